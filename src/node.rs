@@ -7,7 +7,7 @@
 //! use fishplate::{Cmp, Node, Notice, Signal};
 //! use std::time::Duration;
 //!
-//! # fn exchange(_: &[u8]) -> std::io::Result<Vec<u8>> { unimplemented!() }
+//! # fn exchange(_: impl AsRef<[u8]>) -> std::io::Result<Vec<u8>> { unimplemented!() }
 //! let mut node = Node::builder().open()?;
 //! let peer = node.connect(exchange(node.address())?)?;
 //! let inbox = node.alloc(4096)?;
@@ -98,6 +98,7 @@ use device::OnDevice;
 use home::Home;
 use messages::Own;
 use operations::CONTEXT;
+use rail::NodeRail;
 use worker::Driver;
 
 /// While a peer of this host is not connected: calls of `progress` between two clock reads, and the
@@ -192,9 +193,21 @@ impl Node {
     }
 
     /// Returns the address that peers [connect](Self::connect) to: opaque, at most [`ADDRESS_MAX`]
-    /// bytes.
-    pub fn address(&self) -> &[u8] {
-        &self.encoded
+    /// bytes. It changes when a libfabric rail fails: ask again before a peer connects anew. Slow
+    /// path: allocates.
+    pub fn address(&self) -> Vec<u8> {
+        if let Driver::Worker(worker) = &self.driver {
+            return worker.call(|node| node.address()).unwrap_or_else(|_| self.encoded.clone());
+        }
+        let mut address = self.address.clone();
+        for (rail, info) in address.rails.iter_mut().zip(&self.rails) {
+            if let Some(NodeRail::Fabric(guard)) = self.home.engine.rail(info.id)
+                && let Ok(own) = guard.inner().address()
+            {
+                rail.address = own;
+            }
+        }
+        address.encode().unwrap_or_else(|| self.encoded.clone())
     }
 
     /// Makes progress without waiting: posts what is queued and applies arrivals. Returns the

@@ -2,7 +2,7 @@
 //! random puts, put-signals, signals, atomics of all widths, fetches, gets, fences and quiets
 //! between up to three engines, themselves included.
 
-use fishplate_core::engine::Config;
+use fishplate_core::engine::{Config, Engine};
 use fishplate_core::mem::Peer;
 use fishplate_sys::fabric::raw::FI_HMEM;
 use fishplate_sys::fabric::{Ask, FabricConfig, FabricRail, negotiate};
@@ -31,13 +31,26 @@ pub fn join<const RAILS: usize>(
     engines: Config,
     size: usize,
 ) -> Vec<fleet::Node<FabricRail, RAILS>> {
+    join_prepared(fake, (name, persona), (seed, true), nodes, engines, size, |_| ())
+}
+
+/// As [`join`], of engines that are prepared before they connect; rails may inject.
+pub fn join_prepared<const RAILS: usize>(
+    fake: &Fake,
+    (name, persona): (&str, &Persona),
+    (seed, inject): (u64, bool),
+    nodes: u16,
+    engines: Config,
+    size: usize,
+    prepare: impl Fn(&mut Engine<'static, FabricRail, RAILS>),
+) -> Vec<fleet::Node<FabricRail, RAILS>> {
     let open = |node: u16, rail: usize| {
         let interface = persona.interfaces[rail % persona.interfaces.len()];
         let devices = persona.caps & FI_HMEM != 0;
         let ask = Ask { interface: Some(interface), devices, ..Ask::new(name) };
         let offer = negotiate(fake.library(), &ask).expect("the persona is offered");
-        FabricRail::open(&offer, config(seed << 16 | (rail as u64) << 8 | u64::from(node)))
-            .expect("a rail on it")
+        let config = config(seed << 16 | (rail as u64) << 8 | u64::from(node));
+        FabricRail::open(&offer, FabricConfig { inject, ..config }).expect("a rail on it")
     };
     let mut rails: Vec<[FabricRail; RAILS]> =
         (0..nodes).map(|node| std::array::from_fn(|rail| open(node, rail))).collect();
@@ -54,7 +67,7 @@ pub fn join<const RAILS: usize>(
             }
         }
     }
-    fleet::join(rails, engines, size, fleet::alike, |_| None)
+    fleet::join_prepared(rails, engines, size, fleet::alike, |_| None, prepare)
 }
 
 fn streams(name: &str, persona: Persona) {

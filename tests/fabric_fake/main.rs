@@ -13,6 +13,7 @@ mod fixture;
 mod given_up;
 mod goodbye;
 mod guard;
+mod pulled;
 mod reattach;
 mod rows;
 #[path = "../../shm/tests/support/mod.rs"]

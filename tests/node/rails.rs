@@ -134,3 +134,64 @@ fn a_rail_that_loses_a_living_peer_is_named_and_says_why() {
     assert_eq!(a.peer_error(peer), Ok(Some(PeerError::Rail(rail))));
     assert!(a.last_error(rail).is_some_and(|text| !text.is_empty()));
 }
+
+#[test]
+fn a_rail_taken_out_of_use_goes_unused_until_both_ends_connect_anew() {
+    for worker in [false, true] {
+        let interfaces = ["eth0", "eth1"];
+        let provider = Fake::new(Persona::tcp(), 5 + worker as u64);
+        let over = || {
+            let settings = fishplate::config::Settings {
+                providers: vec!["tcp".into()],
+                interfaces: interfaces.map(String::from).into(),
+                ..Default::default()
+            };
+            let node = builder().library(provider.library()).settings(settings).shared_memory(false);
+            if worker { node.worker(Default::default()) } else { node }
+        };
+        let [mut a, mut b] = [over().open().unwrap(), over().open().unwrap()];
+        let inbox = b.alloc(64).unwrap();
+        let handle = b.handle(inbox).unwrap();
+        let meet = |a: &mut fishplate::Node, b: &mut fishplate::Node| {
+            (a.connect(b.address()).unwrap(), b.connect(a.address()).unwrap())
+        };
+        let mut round = 0;
+        let mut add = |a: &mut fishplate::Node, b: &mut fishplate::Node, there: fishplate::node::Remote| {
+            for _ in 0..40 {
+                a.signal(Signal::add(there.at(0), 1), Notice::Silent).unwrap();
+                round += 1;
+            }
+            let deadline = Instant::now() + SOON;
+            while b.load(inbox.at(0)).unwrap() != round {
+                assert!(Instant::now() < deadline, "{round} were sent");
+                a.progress();
+                b.progress();
+            }
+        };
+        let posted = || interfaces.map(|name| provider.posted_on(name));
+        let (to_b, to_a) = meet(&mut a, &mut b);
+        let there = a.import(to_b, &handle).unwrap();
+        add(&mut a, &mut b, there);
+        assert_eq!((a.rail_errors(to_b), b.rail_errors(to_a)), (Ok(vec![]), Ok(vec![])));
+        let rails: Vec<_> = a.rails().iter().map(|rail| rail.id).collect();
+        a.disable_rail(to_b, rails[0]).unwrap();
+        add(&mut a, &mut b, there);
+        let errors = a.rail_errors(to_b).unwrap();
+        assert_eq!(errors.iter().map(|error| error.rail).collect::<Vec<_>>(), rails[..1]);
+        assert_eq!(errors[0].to_string(), format!("rail {} is out of use: it was disabled", rails[0].0));
+        let before = posted();
+        add(&mut a, &mut b, there);
+        assert_eq!(posted()[0], before[0], "it is out of use");
+        assert!(a.disable_rail(to_b, rails[1]).is_err(), "the last one");
+        assert_eq!((a.peer_error(to_b), b.peer_error(to_a)), (Ok(None), Ok(None)));
+        // Both have other endpoints on that rail by now.
+        a.disconnect(to_b).unwrap();
+        b.disconnect(to_a).unwrap();
+        let (to_b, _) = meet(&mut a, &mut b);
+        let there = a.import(to_b, &handle).unwrap();
+        add(&mut a, &mut b, there);
+        assert_eq!(a.rail_errors(to_b), Ok(vec![]));
+        assert!(posted()[0] > before[0], "it is in use again");
+        assert_eq!(provider.violations(), [] as [String; 0]);
+    }
+}

@@ -210,7 +210,7 @@ pub unsafe extern "C" fn fp_node_close(node: *mut FpNode, timeout_ms: i64) -> c_
 /// The node's address.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_node_address(node: *mut FpNode, into: *mut c_void, len: *mut usize) -> c_int {
-    enter(node, |inner| hand_out(inner.node.address(), into, len))
+    enter(node, |inner| hand_out(&inner.node.address(), into, len))
 }
 
 /// Makes progress.

@@ -86,7 +86,7 @@ impl Shared {
         [patience, connect_timeout, timeout]: [Duration; 3],
     ) -> Result<Shared, Fault> {
         let node = catch_unwind(|| builder.open()).map_err(|_| Fault::Broken)?.map_err(Fault::Open)?;
-        let address = node.address().to_vec();
+        let address = node.address();
         let (flights, registered) = (Flights::default(), Registered::default());
         let peers = vec![];
         let inner =

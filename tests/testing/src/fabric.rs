@@ -123,6 +123,19 @@ impl Fake {
         self.state().cut.push(interface.to_owned());
     }
 
+    /// Pulls the cable of an interface where that breaks connections: every operation on it ends
+    /// with `FI_ECONNRESET`, those under way and those to come, or in silence where it was
+    /// injected. Of the writes and messages some land nevertheless, within `late` reads of a queue,
+    /// unless the endpoint that they go to is closed by then.
+    pub fn pull(&self, interface: &str, late: u32) {
+        self.state().pull(interface, late);
+    }
+
+    /// Puts the cable of an interface back.
+    pub fn plug(&self, interface: &str) {
+        self.state().pulled.retain(|(name, _)| name != interface);
+    }
+
     /// What was done that must not be, in words.
     pub fn violations(&self) -> Vec<String> {
         self.state().violations.clone()
@@ -173,4 +186,8 @@ pub struct Counts {
     pub held_back: u64,
     /// Posts with `FI_MORE` whose endpoint was then left alone until somebody read its queue.
     pub left_open: u64,
+    /// Writes and messages that a pulled cable has left in the network.
+    pub strays: u64,
+    /// How many of them have landed.
+    pub landed_late: u64,
 }

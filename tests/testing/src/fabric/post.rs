@@ -189,6 +189,8 @@ unsafe fn accept(state: &mut State, id: u32, post: Post) -> Result<Op, i32> {
         wait: 0,
         landed: false,
         fault: None,
+        torn: false,
+        stray: false,
     })
 }
 

@@ -119,6 +119,10 @@ pub(super) struct Op {
     pub wait: u32,
     pub landed: bool,
     pub fault: Option<Fault>,
+    /// Its connection is gone: its origin gets an error, whatever becomes of what it carries.
+    pub torn: bool,
+    /// What a torn operation has left in the network. Its origin knows nothing of it.
+    pub stray: bool,
 }
 
 #[derive(Debug)]
@@ -140,6 +144,8 @@ pub(super) struct State {
     /// Whether registrations are refused to be closed.
     pub keeps_registrations: bool,
     pub cut: Vec<String>,
+    /// Interfaces whose connections are torn, and how late what was under way may land.
+    pub pulled: Vec<(String, u32)>,
     pub bus: Option<Arc<dyn Bus>>,
     /// Domains that may register memory of devices.
     pub reaching: BTreeSet<u32>,
@@ -171,6 +177,7 @@ impl World {
                 faults: vec![],
                 keeps_registrations: false,
                 cut: vec![],
+                pulled: vec![],
                 bus: None,
                 reaching: BTreeSet::new(),
                 violations: vec![],
@@ -360,6 +367,69 @@ impl State {
         self.eps.get(&ep).is_some_and(|ep| self.cut.contains(&ep.interface))
     }
 
+    /// How late what is under way between two endpoints may land, if their connection is torn.
+    fn torn(&self, src: u32, dst: Option<u32>) -> Option<u32> {
+        let of = |ep: u32| {
+            let interface = &self.eps.get(&ep)?.interface;
+            self.pulled.iter().find(|(name, _)| name == interface).map(|&(_, late)| late)
+        };
+        of(src).or_else(|| of(dst?))
+    }
+
+    /// Tears the connections of an interface. Of what is under way each write and message is lost,
+    /// or lands within `late` reads of a queue. Its origin gets an error in both cases, and also
+    /// for what has landed and was not reported yet.
+    pub fn pull(&mut self, interface: &str, late: u32) {
+        self.pulled.push((interface.to_owned(), late));
+        let mut ops = std::mem::take(&mut self.ops);
+        for op in &mut ops {
+            if self.torn(op.src, op.dst).is_some() && !op.stray {
+                self.tear(op, late);
+            }
+        }
+        self.ops.append(&mut ops);
+    }
+
+    /// Tears an operation off its connection.
+    pub(super) fn tear(&mut self, op: &mut Op, late: u32) {
+        if std::mem::replace(&mut op.torn, true) {
+            return;
+        }
+        let carries = matches!(op.verb, Verb::Write | Verb::Send) && !op.of_device;
+        if carries && !op.landed && self.draw(3) != 0 {
+            // SAFETY: readable until the completion, which was not given yet; or copied.
+            let copy = Some(unsafe { self.source(op) });
+            let wait = self.draw(late + 1);
+            let (context, fault, stage) = (std::ptr::null_mut(), None, Stage::Flying);
+            let Op { number, src, dst, verb, local, len, data, addr, key, .. } = *op;
+            self.counts.strays += 1;
+            self.ops.push(Op {
+                number,
+                src,
+                dst,
+                verb,
+                context,
+                completes: false,
+                delivery: false,
+                local,
+                len,
+                of_device: false,
+                copy,
+                data,
+                addr,
+                key,
+                stage,
+                wait,
+                landed: false,
+                fault,
+                torn: true,
+                stray: true,
+            });
+        }
+        op.stage = Stage::Flying;
+        op.wait = self.delay();
+    }
+
     /// Ends an endpoint, whose address comes last in what it is named by.
     pub fn kill(&mut self, address: &[u8]) {
         if let Some(ep) = ep_of(&address[address.len().saturating_sub(NAME_LEN)..]) {
@@ -378,10 +448,12 @@ impl State {
     pub fn forget(&mut self, ep: u32) {
         let mut contexts: Vec<*mut c_void> = vec![];
         self.ops.retain(|op| {
-            if op.src == ep {
+            // What is in the network already is beyond its origin.
+            let held = op.src == ep && !op.stray;
+            if held {
                 contexts.push(op.context);
             }
-            op.src != ep
+            !held
         });
         if let Some(ep) = self.eps.get_mut(&ep) {
             contexts.extend(ep.recvs.drain(..).map(|receive| receive.context));

@@ -38,7 +38,8 @@ impl State {
             }
         }
         ops.retain(|op| op.stage != Stage::Over);
-        // Nothing is posted meanwhile: the lock is held.
+        // Nothing is posted meanwhile: the lock is held. There may be strays.
+        ops.append(&mut self.ops);
         self.ops = ops;
     }
 
@@ -46,7 +47,7 @@ impl State {
     fn lane(&self, op: &Op) -> Option<(u32, Option<u32>)> {
         let in_order =
             self.persona.is_ordered() || self.persona.order & FI_ORDER_SAS != 0 && op.verb == Verb::Send;
-        in_order.then_some((op.src, op.dst))
+        (in_order && !op.torn).then_some((op.src, op.dst))
     }
 
     /// The next stage of an operation, if it can be had.
@@ -55,7 +56,29 @@ impl State {
         if self.is_cut(src) || dst.is_some_and(|dst| self.is_cut(dst)) {
             return;
         }
+        if let Some(late) = self.torn(src, dst)
+            && !ops[at].torn
+        {
+            self.tear(&mut ops[at], late);
+            return;
+        }
         match ops[at].stage {
+            Stage::Flying if ops[at].stray => {
+                // Into the endpoint that it was sent to, or nowhere.
+                match self.is_alive(dst).then(|| self.carry_out(&ops[at])) {
+                    Some(Outcome::Later) => {}
+                    landed => {
+                        self.counts.landed_late += u64::from(matches!(landed, Some(Outcome::Done)));
+                        ops[at].stage = Stage::Over;
+                    }
+                }
+            }
+            // One that was copied is not reported.
+            Stage::Flying if ops[at].torn && !ops[at].completes => {
+                ops[at].stage = Stage::Over;
+                self.disown(ops[at].context);
+            }
+            Stage::Flying if ops[at].torn => self.fail(&mut ops[at], libc::ECONNRESET),
             Stage::Leaving => {
                 if !ops[at].delivery && ops[at].fault.is_none() && ops[at].verb_sends() {
                     // SAFETY: the source is readable until the completion that is given now.
