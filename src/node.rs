@@ -63,6 +63,7 @@
 mod address;
 mod builder;
 mod connect;
+mod descriptor;
 mod device;
 mod error;
 mod home;

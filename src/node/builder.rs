@@ -161,6 +161,7 @@ pub struct Builder {
     machine: Option<Machine>,
     policy: Policy,
     pub(super) worker: Option<Options>,
+    wait_fd: bool,
     pub(super) connect_timeout: Duration,
     pub(super) patience: Duration,
     pub(super) local: bool,
@@ -180,6 +181,7 @@ impl Default for Builder {
             machine: None,
             policy: Policy::BALANCED,
             worker: None,
+            wait_fd: false,
             connect_timeout: Duration::from_secs(10),
             patience: Duration::from_secs(10),
             local: true,
@@ -247,6 +249,14 @@ impl Builder {
     /// How long a wait spins before it sleeps. Default: [`Policy::BALANCED`].
     pub fn policy(mut self, policy: Policy) -> Self {
         self.policy = policy;
+        self
+    }
+
+    /// Gives the node a descriptor that an event loop waits on, [`Node::wait_fd`], also where it
+    /// has no libfabric rails. Peers on this host wake such a node by a packet, which costs more
+    /// than the futex that it would sleep on otherwise. Default: only with libfabric rails.
+    pub fn wait_fd(mut self) -> Self {
+        self.wait_fd = true;
         self
     }
 
@@ -345,7 +355,7 @@ impl Builder {
         let (local, profile, agrees, wait_object) = match self.gpu {
             None => {
                 let mut rail = ShmRail::new(machine, shm)?;
-                let wait_object = match waits.filter(|_| network) {
+                let wait_object = match waits.filter(|_| network || self.wait_fd) {
                     None => NodeWaitObject::Local(rail.wait_object()),
                     Some(waits) => {
                         let sleep = Sleep::new(waits).map_err(|errno| AttachError::System(errno.raw()))?;

@@ -170,6 +170,12 @@ impl Home {
         })
     }
 
+    /// What the node sleeps on.
+    pub fn wait_object(&self) -> &NodeWaitObject {
+        // SAFETY: the parts live as long as this value, and this field of theirs is only shared.
+        unsafe { &*addr_of!((*self.parts.as_ptr()).wait_object) }
+    }
+
     /// The machine.
     pub fn host(&self) -> &LinuxHost {
         self.waiter.host()

@@ -1,12 +1,12 @@
-//! How a node sleeps that has libfabric rails: on a set of descriptors (`epoll(7)`) of the
-//! completion queues, the sockets of the peers of this host, and one that the program rings for a
-//! worker. One wait for all of them.
+//! How a node sleeps that has libfabric rails, or whose program has an event loop: on a set of
+//! descriptors (`epoll(7)`) of the completion queues, the sockets of the peers of this host, and
+//! one that the program rings for a worker. One wait for all of them.
 //!
 //! Setting it up and sleeping make system calls; only [`Sleep::park`] blocks. Peers of this host
 //! learn from the event page that it does not wake this process, and send a packet instead.
 
 use std::cell::Cell;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -53,6 +53,11 @@ impl Sleep {
     /// The set, for the sockets of peers.
     pub fn set(&self) -> Arc<OwnedFd> {
         self.set.clone()
+    }
+
+    /// The set, to wait on.
+    pub fn as_fd(&self) -> BorrowedFd<'_> {
+        self.set.as_fd()
     }
 
     /// Ends the sleep, or the next one.
@@ -110,6 +115,12 @@ impl Sleep {
         if readable == 0 {
             return Woken::Deadline;
         }
+        self.drain();
+        Woken::Called
+    }
+
+    /// Makes the set unreadable until the next change of something in it.
+    fn drain(&self) {
         let mut told = [libc::epoll_event { events: 0, u64: 0 }; 16];
         let mut rings = 0u64;
         // SAFETY: room for as many events as said, and for eight bytes. If nobody has rung, the
@@ -118,7 +129,25 @@ impl Sleep {
             libc::epoll_wait(self.set.as_raw_fd(), told.as_mut_ptr(), told.len() as libc::c_int, 0);
             libc::read(self.called.as_raw_fd(), (&raw mut rings).cast(), size_of_val(&rings));
         }
-        Woken::Called
+    }
+
+    /// Prepares a sleep on the set by other means. `busy` looks for work. How long the sleep may
+    /// last, at most `timeout_ns`. `None`: there is work, or a provider says to poll again first.
+    ///
+    /// # Safety
+    /// As for [`advised`](Self::advised).
+    pub unsafe fn arm<H: Host + ?Sized>(
+        &self,
+        event: &EventCount,
+        host: &H,
+        timeout_ns: u64,
+        busy: impl FnOnce() -> bool,
+    ) -> Option<u64> {
+        // Before the look for work: what comes after it makes the set readable again.
+        self.drain();
+        // SAFETY: our caller's promise.
+        let advised = |timeout_ns| unsafe { self.advised(timeout_ns) };
+        EventCount::arm_elsewhere([event], host, busy).then(|| advised(timeout_ns)).flatten()
     }
 }
 

@@ -2,6 +2,7 @@
 //! worker; `tests/node_worker.rs` is the same with one.
 
 mod atomics;
+mod descriptor;
 mod edges;
 mod gpu;
 mod lent;

@@ -204,15 +204,32 @@ impl EventCount {
         work: impl FnOnce() -> bool,
         sleep: impl FnOnce() -> Woken,
     ) -> Option<Woken> {
-        let announced = events.map(|event| event.announce(ELSEWHERE));
-        // As in `prepare`: the barrier stands between all announcements and the look for work.
-        host.sleeper_barrier();
-        if work() {
+        if !Self::arm_elsewhere(events, host, work) {
             return None;
         }
         let woken = sleep();
-        let stood = announced.map(|announced| announced.withdraw());
+        let stood = events.map(|event| Announced { event }.withdraw());
         Some(if stood.contains(&false) { Woken::Called } else { woken })
+    }
+
+    /// The first two phases of a sleep on a descriptor, for an owner that sleeps by other means:
+    /// whoever notifies one of `events` then makes it readable, once. `false` if `work` finds some;
+    /// then the announcements are withdrawn. One that stands while the owner is awake costs the
+    /// next notifier its call, no more.
+    pub fn arm_elsewhere<H: Host + ?Sized, const N: usize>(
+        events: [&Self; N],
+        host: &H,
+        work: impl FnOnce() -> bool,
+    ) -> bool {
+        let announced = events.map(|event| event.announce(ELSEWHERE));
+        // As in `prepare`: the barrier stands between all announcements and the look for work.
+        host.sleeper_barrier();
+        let nothing = !work();
+        if nothing {
+            // They stand until a notifier or the next sleep changes the words.
+            announced.into_iter().for_each(core::mem::forget);
+        }
+        nothing
     }
 
     fn announce(&self, how: u32) -> Announced<'_> {

@@ -176,4 +176,10 @@ fn a_thread_that_sleeps_elsewhere_is_told_there_once_and_without_a_call() {
     assert_eq!(EventCount::park_elsewhere(both, &host, || true, || panic!("there is work")), None);
     assert!(!tell(0) && !tell(1));
     assert_eq!((host.wakes.get(), host.waits.get(), host.barriers.get()), (0, 0, (3, 4)));
+    // Armed alone, it stands until the first notifier. With work it is taken back.
+    assert!(EventCount::arm_elsewhere(both, &host, || false));
+    assert!(tell(0) && !tell(0) && tell(1));
+    assert_eq!(told.get(), 3);
+    assert!(!EventCount::arm_elsewhere(both, &host, || true));
+    assert!(!tell(0) && !tell(1));
 }

@@ -1,0 +1,71 @@
+//! A node in an event loop: the descriptor that becomes readable when there is something to do, and
+//! the protocol that makes a wait on it safe.
+//!
+//! ```no_run
+//! use fishplate::Node;
+//! use std::{os::fd::AsRawFd, time::Duration};
+//! # fn wait_readable(_: i32, _: Duration) {}
+//! # fn act(_: &mut Node) -> bool { true }
+//!
+//! let mut node = Node::builder().wait_fd().open()?;
+//! let fd = node.wait_fd().ok_or("a rail of this node cannot end a sleep")?.as_raw_fd();
+//! loop {
+//!     // `act` tests all that the program waits for: words, receives, completions, peers.
+//!     while act(&mut node) {}
+//!     if let Some(timeout) = node.arm() && !act(&mut node) {
+//!         wait_readable(fd, timeout); // poll(2), epoll_wait(2), or the program's event loop
+//!     }
+//! }
+//! # #[allow(unreachable_code)]
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! A readable descriptor says that the node may have something to do, not what. [`Node::arm`] comes
+//! before each wait: without it nobody makes the descriptor readable. A test comes after it: a peer
+//! that wrote a word just before `arm` has woken nobody. What comes later makes the descriptor
+//! readable, so no wake-up is lost.
+
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
+
+use super::home::NodeWaitObject;
+use super::worker::Driver;
+use super::{MEETING_SLICE, Node, SLICE};
+
+/// How long a wait lasts at most while the node has work that no event announces, in nanoseconds.
+const DUE_NS: u64 = 1_000_000;
+
+impl Node {
+    /// Returns the descriptor to wait on until it is readable. Only wait on it, after
+    /// [`arm`](Self::arm) and in any way: never read it, nor change its flags. It stays the same
+    /// while the node lives.
+    ///
+    /// `None`: the node was opened without [`Builder::wait_fd`](super::Builder::wait_fd) and has no
+    /// libfabric rails, or one of these cannot end a sleep (`RailInfo::wakes`), or it has a device
+    /// or a worker. Such a program calls `progress` every now and then.
+    pub fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        match self.driver {
+            Driver::Program => self.home.wait_object().elsewhere().map(|sleep| sleep.as_fd()),
+            _ => None,
+        }
+    }
+
+    /// Prepares a wait on [`wait_fd`](Self::wait_fd), and makes progress. Returns how long to wait
+    /// at most: 20 ms, and less while peers connect. Test once more what the program waits for, and
+    /// then wait. `None`: something has come, or a provider must be polled first; do not wait.
+    ///
+    /// A wait that lasts longer than this says delays acknowledgements, and what a peer that dies
+    /// leaves undone. Makes system calls, does not block.
+    pub fn arm(&mut self) -> Option<Duration> {
+        self.wait_fd()?;
+        self.meet();
+        let NodeWaitObject::Network(event, sleep) = self.home.wait_object().clone() else { return None };
+        let longest_ns = if self.meeting { MEETING_SLICE } else { SLICE };
+        let (engine, host) = (&mut self.home.engine, self.home.waiter.host());
+        // As after each sleep: reads what peers on this host sent to wake us, and looks who lives.
+        engine.check_peers();
+        // SAFETY: the driver is the program, so no other thread uses the rails.
+        let timeout_ns = unsafe { sleep.arm(&event, host, longest_ns, || engine.progress() != 0) }?;
+        Some(Duration::from_nanos(if engine.has_due() { timeout_ns.min(DUE_NS) } else { timeout_ns }))
+    }
+}

@@ -1,0 +1,160 @@
+//! Nodes in event loops: what ends a wait on their descriptor.
+
+use std::os::fd::AsRawFd;
+use std::sync::Mutex;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fishplate::core::engine::tag::Tag;
+use fishplate::core::op::Outcome;
+use fishplate::{Cmp, Issued, Node, Notice, Signal};
+
+use super::{SOON, Side, WORKER, Way, two, ways};
+
+/// Turns an event loop until `done`. Returns how often a wait ended, and how often by the
+/// descriptor.
+fn turn(node: &mut Node, mut done: impl FnMut(&mut Node) -> bool) -> [u32; 2] {
+    let (fd, begun, mut waits) = (node.wait_fd().unwrap().as_raw_fd(), Instant::now(), [0; 2]);
+    while !done(node) {
+        assert!(begun.elapsed() < SOON * 3, "{waits:?}");
+        let Some(timeout) = node.arm() else { continue };
+        if done(node) {
+            break;
+        }
+        let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        // SAFETY: one structure.
+        let ready = unsafe { libc::poll(&mut poll, 1, timeout.as_millis() as libc::c_int + 1) };
+        waits[0] += 1;
+        waits[1] += ready as u32;
+    }
+    waits
+}
+
+fn holds(node: &mut Node, at: fishplate::LocalAddr, value: u64) -> bool {
+    matches!(node.load(at), Ok(now) if Cmp::Ge.holds(now, value))
+}
+
+fn connected(side: &mut Side) -> (fishplate::node::Memory, fishplate::node::Remote) {
+    let inbox = side.node.alloc(64).unwrap();
+    let handle = side.node.handle(inbox).unwrap();
+    let handle = side.exchange(&handle);
+    let there = side.node.import(side.peer, handle).unwrap();
+    side.exchange(&[]);
+    (inbox, there)
+}
+
+/// How long a sender waits before it sends: longer than any of its peer's waits.
+const LATE: Duration = Duration::from_millis(70);
+const ROUNDS: u64 = 10;
+
+#[test]
+fn signals_and_messages_end_a_wait() {
+    if WORKER {
+        return;
+    }
+    for way in ways() {
+        let all = Mutex::new(vec![]);
+        two(
+            way,
+            |builder| builder.wait_fd(),
+            |mut side| {
+                let (inbox, there) = connected(&mut side);
+                let mut ended = 0;
+                for n in 1..=ROUNDS {
+                    if n % 2 == side.rank as u64 {
+                        thread::sleep(LATE);
+                        side.node.signal(Signal::set(there.at(0), n), Notice::Silent).unwrap();
+                        side.node.send(side.peer, n, b"ping", Notice::Silent).unwrap();
+                        side.node.quiet(side.peer, SOON).unwrap();
+                        continue;
+                    }
+                    // Idle, it waits as long as it is told, and no descriptor ends that.
+                    let begun = Instant::now();
+                    let idle = turn(&mut side.node, |_| begun.elapsed() > LATE / 2);
+                    assert!(idle[0] < 60, "{way:?}: {idle:?}");
+                    ended += turn(&mut side.node, |node| holds(node, inbox.at(0), n))[1];
+                    let mut bytes = [0; 8];
+                    let mut got = None;
+                    let peer = side.peer;
+                    turn(&mut side.node, |node| {
+                        got = got.or(node.recv(Some(peer), n, Tag::ZERO, &mut bytes, Duration::ZERO).ok());
+                        got.is_some()
+                    });
+                    assert_eq!((got.unwrap().len, &bytes[..4]), (4, &b"ping"[..]));
+                }
+                side.exchange(&[]);
+                side.node.close(SOON).unwrap();
+                all.lock().unwrap().push(ended);
+            },
+        );
+        let ended = all.into_inner().unwrap();
+        println!("{way:?}: {ended:?} waits ended by the descriptor");
+        assert!(ended.iter().all(|&ended| ended > 0), "{way:?}: {ended:?}");
+    }
+}
+
+#[test]
+fn completions_end_a_wait() {
+    if WORKER {
+        return;
+    }
+    for way in ways() {
+        two(
+            way,
+            |builder| builder.wait_fd(),
+            |mut side| {
+                let (_, there) = connected(&mut side);
+                side.node
+                    .put_signal(&[7; 4096], there.at(8), Signal::set(there.at(0), 1), Notice::Report(5))
+                    .unwrap_err();
+                let issued = side.node.signal(Signal::set(there.at(0), 1), Notice::Report(5)).unwrap();
+                // Over shared memory it is done at once, and nothing is left to report.
+                if let Issued::Done { .. } = issued {
+                    side.exchange(&[]);
+                    return side.node.close(SOON).unwrap();
+                }
+                let mut completion = None;
+                turn(&mut side.node, |node| {
+                    completion = completion.or_else(|| node.next_completion());
+                    completion.is_some()
+                });
+                assert_eq!(completion.unwrap().outcome, Outcome::Done);
+                side.exchange(&[]);
+                side.node.close(SOON).unwrap();
+            },
+        );
+    }
+}
+
+#[test]
+fn the_death_of_a_peer_ends_a_wait() {
+    if WORKER {
+        return;
+    }
+    // Over libfabric an idle node learns of it once it sends.
+    for way in [Way::SharedMemory] {
+        two(
+            way,
+            |builder| builder.wait_fd(),
+            |mut side| {
+                connected(&mut side);
+                if side.rank == 1 {
+                    // Without a goodbye, as a process that is killed.
+                    thread::sleep(LATE);
+                    return drop(side.node);
+                }
+                let peer = side.peer;
+                turn(&mut side.node, |node| !matches!(node.peer_error(peer), Ok(None)));
+            },
+        );
+    }
+}
+
+#[test]
+fn a_node_without_one_says_so() {
+    let mut node = super::builder().fabric(fishplate::node::Fabric::Off).open().unwrap();
+    assert!(node.wait_fd().is_none() && node.arm().is_none());
+    let mut node = Node::builder().wait_fd().fabric(fishplate::node::Fabric::Off).open().unwrap();
+    assert_eq!(node.wait_fd().is_some(), true);
+    assert!(node.arm().is_some());
+}
