@@ -66,7 +66,7 @@ pub enum BootstrapError {
         /// The maximum.
         max: usize,
     },
-    /// A card with an invalid field.
+    /// A received card has an invalid field.
     BadCard(&'static str),
     /// A setting that must be the same on both sides differs.
     Differs {
@@ -91,14 +91,14 @@ pub enum BootstrapError {
 impl fmt::Display for BootstrapError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            BootstrapError::Address => {
-                f.write_str("not an address of the form HOST:PORT, or an unknown host")
-            }
+            BootstrapError::Address => f.write_str("invalid address: not HOST:PORT, or the host is unknown"),
             BootstrapError::System(code) => write!(f, "{}", std::io::Error::from_raw_os_error(*code)),
-            BootstrapError::Deadline => f.write_str("no answer in time"),
-            BootstrapError::HungUp => f.write_str("the other side hung up"),
+            BootstrapError::Deadline => f.write_str("no answer before the deadline"),
+            BootstrapError::HungUp => f.write_str("the other side closed the connection"),
             BootstrapError::Stopped => f.write_str("the wait was stopped"),
-            BootstrapError::Stranger => f.write_str("the program that answers there is not fishplate"),
+            BootstrapError::Stranger => {
+                f.write_str("the program at this address is not fishplate; check HOST:PORT")
+            }
             BootstrapError::Version { theirs, ours } => {
                 write!(
                     f,
@@ -106,16 +106,16 @@ impl fmt::Display for BootstrapError {
                 )
             }
             BootstrapError::TooLong { len, max } => {
-                write!(f, "a message of {len} bytes, where {max} are allowed")
+                write!(f, "message too long: {len} bytes; at most {max} are allowed")
             }
             BootstrapError::BadCard(field) => write!(f, "the other side sent an invalid {field}"),
             BootstrapError::Differs { what, theirs, ours } => {
-                write!(f, "the other side has {what} {theirs} and this one {ours}: give both the same")
+                write!(f, "different {what}: {theirs} at the other side, {ours} here; use the same value")
             }
             BootstrapError::Rails(mismatch) => mismatch.fmt(f),
             BootstrapError::Providers { ours, theirs } => write!(
                 f,
-                "rail {ours} here and rail {theirs} there belong to different providers: give both sides the same"
+                "rail {ours} here and rail {theirs} at the other side belong to different providers; use the same"
             ),
         }
     }

@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_descriptor_that_a_peer_should_not_have_sent_is_closed() {
+    fn an_unwanted_descriptor_of_a_peer_is_closed() {
         close_in_background();
         let rail = ShmRail::new(fishplate_sys::host::LinuxHost::shared(), ShmConfig::default()).unwrap();
         let (reads, writes) = std::io::pipe().unwrap();
@@ -111,8 +111,8 @@ mod tests {
         assert!(Link::over(ours, Role::First, &rail.profile(), deadline).is_err());
         // The closing thread has the last copy of the pipe's other end.
         let mut ready = libc::pollfd { fd: reads.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: `ready` is the one entry that the call is told.
-        assert_eq!(unsafe { libc::poll(&mut ready, 1, 10_000) }, 1, "nobody closed it");
+        // SAFETY: `ready` is one entry, the count that the call gets.
+        assert_eq!(unsafe { libc::poll(&mut ready, 1, 10_000) }, 1, "it was not closed");
         assert_eq!(File::from(OwnedFd::from(reads)).read(&mut [0]).unwrap(), 0);
     }
 }

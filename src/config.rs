@@ -122,7 +122,7 @@ impl Settings {
             (self.batch >= 1, "batch", "at least 1"),
             ((1..=1 << 31).contains(&self.stripe_chunk), "stripe_chunk", "from 1 byte to 2 GiB"),
             ((1..=256).contains(&self.contexts), "contexts", "from 1 to 256"),
-            (!self.deadline.is_zero(), "deadline", "longer than nothing"),
+            (!self.deadline.is_zero(), "deadline", "longer than zero"),
         ];
         match checks.into_iter().find(|&(good, ..)| !good) {
             Some((_, field, allowed)) => Err(BadSetting { field, allowed }),
@@ -142,12 +142,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_defaults_are_the_engines() {
+    fn the_defaults_are_those_of_the_engine() {
         assert_eq!(Settings::DEFAULT.engine(0), Ok(Config::DEFAULT));
     }
 
     #[test]
-    fn what_is_out_of_range_is_named() {
+    fn a_field_out_of_range_is_named() {
         let good = || Settings::DEFAULT;
         for (bad, field) in [
             (Settings { window: 3, ..good() }, "window"),

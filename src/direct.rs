@@ -45,7 +45,7 @@ unsafe impl DeviceMemory for StandIn {
     }
 
     unsafe fn write_device(&mut self, to: NonNull<u8>, from: Untrusted<'_>) -> Result<(), PostError> {
-        // SAFETY: the stand-in's memory is host memory, and our caller promises that the range is
+        // SAFETY: the stand-in's memory is host memory, and the caller guarantees that the range is
         // valid.
         unsafe { copy_bytes(from.as_ptr(), to.as_ptr(), from.len()) };
         Ok(())
@@ -71,9 +71,9 @@ fn at(ptr: NonNull<u8>) -> DevicePtr {
     DevicePtr(ptr.as_ptr().addr() as u64)
 }
 
-// SAFETY: `Device` makes the same promises for these calls: a descriptor names the requested range,
-// a copy that returns has completed, and a flush makes earlier writes visible. A copy that exceeds
-// its deadline uses the device's own pinned memory, not the caller's.
+// SAFETY: `Device` gives the same guarantees: a descriptor names the requested range, a copy that
+// returns has completed, and a flush makes earlier writes visible. A copy that exceeds its deadline
+// uses the device's own pinned memory, not the caller's.
 unsafe impl<D: Device> DeviceMemory for Direct<D> {
     fn interface(&self) -> Interface {
         self.interface
@@ -101,12 +101,12 @@ unsafe impl<D: Device> DeviceMemory for Direct<D> {
     }
 
     unsafe fn write_device(&mut self, to: NonNull<u8>, from: Untrusted<'_>) -> Result<(), PostError> {
-        // SAFETY: handed on to our caller.
+        // SAFETY: same contract.
         unsafe { self.device.write_device(at(to), from) }
     }
 
     unsafe fn read_device(&mut self, from: NonNull<u8>, into: &mut [u8]) -> Result<(), PostError> {
-        // SAFETY: handed on to our caller.
+        // SAFETY: same contract.
         unsafe { self.device.read_device(at(from), into) }
     }
 

@@ -1,5 +1,5 @@
-//! A rail that also watches what its provider may never report: whether its interface has a link,
-//! and whether the process at the other end is alive.
+//! A rail that also watches what its provider may not report: whether the interface has a link, and
+//! whether the process at the other end is alive.
 //!
 //! Providers over TCP retry for ever on a link that is down, and do not report a killed peer.
 //! [`Guard`] checks both in [`Rail::check_peers`], which waits call every 10 ms: two system calls,
@@ -42,7 +42,7 @@ impl LinkWatch {
         if socket < 0 {
             return None;
         }
-        // SAFETY: just opened, and nobody else's.
+        // SAFETY: just opened, and not owned elsewhere.
         let watch = LinkWatch { socket: unsafe { OwnedFd::from_raw_fd(socket) }, name: padded };
         watch.flags().map(|_| watch)
     }
@@ -57,12 +57,12 @@ impl LinkWatch {
         // SAFETY: zeros are an empty request.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
         request.ifr_name = self.name;
-        // SAFETY: the request is whole, names an interface, and is written only here.
+        // SAFETY: the request is complete, names an interface, and is written only here.
         let done = unsafe { libc::ioctl(self.socket.as_raw_fd(), libc::SIOCGIFFLAGS as _, &raw mut request) };
         if done != 0 {
             return None;
         }
-        // SAFETY: what this request fills in.
+        // SAFETY: the call has filled this field of the union.
         Some(unsafe { request.ifr_ifru.ifru_flags })
     }
 }
@@ -73,7 +73,7 @@ pub struct Guard<R> {
     rail: R,
     pub(crate) id: RailId,
     link: Option<LinkWatch>,
-    /// Peers that are attached and not reported yet, with their lifelines if they have some.
+    /// Attached peers without a reported failure, with their lifelines if they have any.
     peers: Vec<(Peer, Option<Lifeline>)>,
 }
 
@@ -83,7 +83,7 @@ impl<R> Guard<R> {
         Guard { rail, id, link, peers: vec![] }
     }
 
-    /// Watches a peer that was attached to the rail, by this lifeline from now on.
+    /// Watches an attached peer through this lifeline from now on.
     pub fn watch(&mut self, peer: Peer, lifeline: Option<Lifeline>) {
         match self.peers.iter_mut().find(|(other, _)| *other == peer) {
             Some((_, before)) => *before = lifeline,
@@ -105,7 +105,7 @@ struct Judge<'a, S> {
     peers: &'a mut Vec<(Peer, Option<Lifeline>)>,
 }
 
-#[deny(clippy::missing_trait_methods, reason = "what is not passed on comes one by one")]
+#[deny(clippy::missing_trait_methods, reason = "a report that is not forwarded arrives one by one")]
 impl<S: Sink> Sink for Judge<'_, S> {
     #[inline(always)]
     fn done(&mut self, cx: u64, result: Result<(), CompleteError>) {
@@ -140,7 +140,7 @@ impl<S: Sink> Sink for Judge<'_, S> {
     }
 }
 
-/// What the owner of an engine may do with a [`Guard`] in it.
+/// The setup calls of a [`Guard`] in an engine.
 pub struct GuardSetup<'a, R: Rail + 'a>(&'a mut Guard<R>);
 
 impl<R: Rail> GuardSetup<'_, R> {
@@ -157,10 +157,10 @@ impl<R: Rail> GuardSetup<'_, R> {
 
 #[deny(
     clippy::missing_trait_methods,
-    reason = "a call that is not passed on gets the default, which knows nothing of the rail"
+    reason = "a call that is not forwarded would use the default, which ignores the rail"
 )]
-// SAFETY: every call goes to the one rail inside, and every report of it to the sink; `setup` lends
-// out no more than that rail does.
+// SAFETY: forwards every call to the same rail, and all its reports to the sink. `setup` gives out
+// no more than that rail does.
 unsafe impl<R: Rail> Rail for Guard<R> {
     type Setup<'a>
         = GuardSetup<'a, R>
@@ -226,7 +226,7 @@ unsafe impl<R: Rail> Rail for Guard<R> {
         data: Option<u32>,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: same contract.
         unsafe { self.rail.post_write(peer, local, remote, data, cx) }
     }
 
@@ -239,7 +239,7 @@ unsafe impl<R: Rail> Rail for Guard<R> {
         data: u32,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: same contract.
         unsafe { self.rail.post_write_checked(peer, local, remote, data, cx) }
     }
 
@@ -251,7 +251,7 @@ unsafe impl<R: Rail> Rail for Guard<R> {
         remote: Remote,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: same contract.
         unsafe { self.rail.post_read(peer, local, remote, cx) }
     }
 
@@ -263,7 +263,7 @@ unsafe impl<R: Rail> Rail for Guard<R> {
         remote: Remote,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: same contract.
         unsafe { self.rail.post_rendezvous_read(peer, local, remote, cx) }
     }
 
@@ -287,7 +287,7 @@ unsafe impl<R: Rail> Rail for Guard<R> {
         fetch: Option<NonNull<u64>>,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: same contract.
         unsafe { self.rail.post_atomic(peer, amo, remote, fetch, cx) }
     }
 
@@ -304,7 +304,7 @@ unsafe impl<R: Rail> Rail for Guard<R> {
 
     #[inline(always)]
     unsafe fn copy_to(&mut self, peer: Peer, local: Local, remote: Remote) -> Option<Result<(), PostError>> {
-        // SAFETY: the caller's promise.
+        // SAFETY: same contract.
         unsafe { self.rail.copy_to(peer, local, remote) }
     }
 
@@ -315,19 +315,19 @@ unsafe impl<R: Rail> Rail for Guard<R> {
         local: Local,
         remote: Remote,
     ) -> Option<Result<(), PostError>> {
-        // SAFETY: the caller's promise.
+        // SAFETY: same contract.
         unsafe { self.rail.copy_from(peer, local, remote) }
     }
 
     #[cold]
     unsafe fn write_device(&mut self, to: Local, from: Untrusted<'_>) -> Result<(), PostError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: same contract.
         unsafe { self.rail.write_device(to, from) }
     }
 
     #[cold]
     unsafe fn read_device(&mut self, from: Local, into: &mut [u8]) -> Result<(), PostError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: same contract.
         unsafe { self.rail.read_device(from, into) }
     }
 

@@ -1,15 +1,15 @@
-//! Fishplate, assembled: `fishplate-core`'s engine over `fishplate-shm`'s rails,
-//! on `fishplate-sys`'s Linux.
+//! Fishplate, assembled: `fishplate-core`'s engine over `fishplate-shm`'s rails, on
+//! `fishplate-sys`'s Linux.
 //!
 //! Most programs want a [`Node`]: one object per process, whose peers are other processes on this
-//! host or elsewhere. Those that bring their own memory, rails or threads take the parts, which are
-//! re-exported under their own names, and what this package adds to them: [`Storage`] and
-//! [`MatchStorage`], which own the memory that an engine borrows; [`worker`], a thread that drives
-//! an engine; [`rails`], which opens libfabric rails near a process, under a [`guard`]; and
-//! [`topology`], which chooses them. The command-line tool `fishplate` is the package
-//! `fishplate-tool`; `fishplate-testing` has a libfabric provider for tests.
+//! host or elsewhere. Programs with their own memory, rails or threads use the parts. They are
+//! re-exported under their own names, and this package adds [`Storage`] and [`MatchStorage`], which
+//! own an engine's memory; [`worker`], a thread that drives an engine; [`rails`], which opens
+//! libfabric rails near a process, under a [`guard`]; and [`topology`], which chooses them. The
+//! command-line tool `fishplate` is the package `fishplate-tool`; `fishplate-testing` has a
+//! libfabric provider for tests.
 //!
-//! Two processes; each writes to the other, then signals:
+//! Two processes that each write to the other, then signal:
 //!
 //! ```no_run
 //! use fishplate::{Cmp, Node, Notice, Job, Signal};
@@ -39,7 +39,7 @@
 //! }
 //! ```
 //!
-//! More programs are in `examples/`. Of the parts, an engine over one rail that leads back to it:
+//! More programs are in `examples/`. The parts alone, with an engine over one loopback rail:
 //!
 //! ```
 //! use fishplate::core::engine::{Config, ContextId, Issued, Notice, Signal};

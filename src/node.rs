@@ -32,17 +32,17 @@
 //! | `import`, first `send`     | until the peer is connected  | yes             |
 //! | all others                 | no                           | yes             |
 //!
-//! # Memory of a device
+//! # Device memory
 //!
-//! A node that is opened with [`Builder::gpu`] has memory of that device beside the host's: see
+//! A node that is opened with [`Builder::gpu`] has device memory as well as host memory: see
 //! [`Node::alloc_device`] and [`Node::register_device`].
 //!
-//! | with slices of a device's memory | carried | not carried |
+//! | with slices of device memory | carried | not carried |
 //! |---|---|---|
 //! | `import` of their handle | yes | [`Error::NoGpuRail`] |
-//! | `put`, `put_signal`, `get` | yes | refused, or end as failed |
-//! | messages from it | yes | yes, through memory of the host |
-//! | messages into it | yes | short ones; longer ones end as failed |
+//! | `put`, `put_signal`, `get` | yes | refused, or fail |
+//! | messages from it | yes | yes, through host memory |
+//! | messages into it | yes | short ones; longer ones fail |
 //!
 //! Shared memory carries it if both nodes have a device. Libfabric carries it if the provider of
 //! the node that owns the memory supports `FI_HMEM`; the other end needs no device.
@@ -50,8 +50,8 @@
 //! Signals, atomics and unregistered bytes cannot target it: [`OpError::DeviceMemory`].
 //!
 //! Freed memory returns to the device once no peer has it open: peers close it in `progress` and in
-//! waits, and the owner gives it back there. A device's copies do not wake a sleeping thread: a
-//! wait polls them every 20 microseconds to 10 milliseconds.
+//! waits, and the owner frees it there. A device's copies do not wake a sleeping thread: a wait
+//! polls them every 20 microseconds to 10 milliseconds.
 //!
 //! # Waits
 //!
@@ -112,7 +112,8 @@ const MEETING_PAUSE: u64 = 50_000;
 const MEETING_SLICE: u64 = 2_000_000;
 const SLICE: u64 = 20_000_000;
 
-/// Forwards a call to the worker's node, if this is a front: for calls that a front would accept.
+/// Forwards a call to the worker's node if this is a front. For calls that a front would accept
+/// itself.
 macro_rules! behind {
     ($node:expr, $call:expr) => {
         if let super::Driver::Worker(worker) = &$node.driver {
@@ -211,11 +212,11 @@ impl Node {
         address.encode().unwrap_or_else(|| self.encoded.clone())
     }
 
-    /// Makes progress without waiting: posts what is queued and applies arrivals. Returns the
+    /// Makes progress without waiting: posts queued operations and applies arrivals. Returns the
     /// number of events that the rails reported. Hot path. While a peer of this host is not
     /// connected, some calls make system calls to meet it, at most every 50 microseconds. Between
-    /// nodes with devices a call does once in a millisecond at most, to close and give back memory
-    /// that was freed; then it may wait for the device.
+    /// nodes with devices, a call at most once per millisecond closes and frees device memory,
+    /// which may wait for the device.
     #[inline]
     pub fn progress(&mut self) -> u32 {
         if self.meeting {
@@ -241,15 +242,15 @@ impl Node {
         self.home.engine.stats()
     }
 
-    /// Shuts the node down: waits until all that it sent is applied and every peer knows that it
+    /// Shuts the node down: waits until everything it sent is applied and every peer knows that it
     /// leaves, so that none reports it as dead. Peers answer in any of their calls. Their later
     /// operations to this node fail as closed, so processes that may still need each other use a
     /// barrier first.
     ///
     /// # Errors
-    /// [`Error::Unfinished`]: what was missing when the deadline expired. [`Error::StillOpen`]:
-    /// peers have not closed device memory. [`Error::Wait`]: silent operations have failed. The
-    /// node is dropped in each case.
+    /// [`Error::Unfinished`] names what was missing when the deadline expired.
+    /// [`Error::StillOpen`]: peers have not closed device memory. [`Error::Wait`]: silent
+    /// operations have failed. The node is dropped in each case.
     pub fn close(mut self, timeout: Duration) -> Result<(), Error> {
         if let Driver::Worker(worker) = mem::replace(&mut self.driver, Driver::Program) {
             return worker.stop()?.close(timeout);
@@ -258,7 +259,7 @@ impl Node {
         let deadline = Instant::now().checked_add(timeout);
         for contact in &self.contacts {
             let engine = &mut self.home.engine;
-            // It has not connected and nothing was sent to it, so it expects no goodbye.
+            // The peer has not connected and nothing was sent to it, so it expects no Bye.
             if engine.peer_error(contact.peer) == Ok(None)
                 && engine.has_answered(contact.peer) == Ok(false)
                 && engine.is_quiet(CONTEXT, contact.peer) == Ok(true)
@@ -266,14 +267,14 @@ impl Node {
                 engine.remove_peer(contact.peer)?;
             }
         }
-        // Without sleeps: an end that waits for nothing still makes some passes.
+        // Without sleeps: a node that waits for nothing still makes some passes.
         self.home.engine.shutdown(&mut self.home.waiter, deadline_ns).map_err(Error::Unfinished)?;
         self.revoke_device(deadline)?;
         // Reports operations that were lost with failed peers.
         self.quiet_all(Duration::ZERO)
     }
 
-    /// If this is a front, the worker's node may know what this one does not.
+    /// If this is a front, asks the worker's node, which may know what this one does not.
     #[cold]
     fn else_behind<T, E: From<OpError>>(
         &self,

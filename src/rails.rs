@@ -57,7 +57,7 @@ pub enum RailsError {
 impl fmt::Display for RailsError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            RailsError::Load(error) => write!(f, "{error}; install it, or say where it is"),
+            RailsError::Load(error) => write!(f, "{error}; install libfabric, or set its path"),
             RailsError::Provider(errors) => {
                 for (at, error) in errors.iter().enumerate() {
                     write!(f, "{}{error}", if at == 0 { "" } else { "; " })?;
@@ -65,32 +65,29 @@ impl fmt::Display for RailsError {
                 Ok(())
             }
             RailsError::TooMany { rails, limit, .. } if rails > limit => {
-                write!(f, "{rails} rails, but the settings allow {limit} at most")
+                write!(f, "cannot open {rails} rails: the settings allow at most {limit}")
             }
             RailsError::TooMany { rails, provider, there, named, passed_over, .. } => {
                 let (list, count) = (there.join(", "), there.len());
                 let interfaces = if count == 1 { "interface" } else { "interfaces" };
                 match named {
-                    true => write!(f, "{rails} rails, but {count} {interfaces} named: {list}")?,
+                    true => write!(f, "cannot open {rails} rails: {count} {interfaces} named: {list}")?,
                     false => write!(
                         f,
-                        "{rails} rails, but provider {provider:?} has {count} {interfaces} to choose from: {list}"
+                        "cannot open {rails} rails: provider {provider:?} has {count} {interfaces}: {list}"
                     )?,
                 }
                 for (at, (interface, why)) in passed_over.iter().enumerate() {
-                    let before = if at == 0 { " (not taken unless named: " } else { "; " };
+                    let before = if at == 0 { " (used only if named: " } else { "; " };
                     write!(f, "{before}{interface}, {why}")?;
                 }
                 if !passed_over.is_empty() {
                     write!(f, ")")?;
                 }
-                write!(
-                    f,
-                    "; ask for fewer rails, or name an interface once for each rail that it shall carry"
-                )
+                write!(f, "; use fewer rails, or name an interface once per rail")
             }
             RailsError::Setup { provider, interface, error } => {
-                write!(f, "provider {provider:?} on {interface:?}: {error}")
+                write!(f, "cannot open a rail of provider {provider:?} on {interface:?}: {error}")
             }
         }
     }
@@ -157,7 +154,7 @@ pub unsafe fn load(settings: &Settings) -> Result<Library, LoadError> {
         path: settings.library.as_ref().map_or_else(String::new, |path| path.display().to_string()),
         reason: "a zero byte in the path".into(),
     })?;
-    // SAFETY: our caller's promise.
+    // SAFETY: the caller's guarantee.
     unsafe { Library::open(path.as_deref()) }
 }
 
@@ -345,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn rails_are_opened_on_the_interfaces_that_were_named() {
+    fn rails_are_opened_on_the_named_interfaces() {
         let fake = Fake::new(Persona::efa_direct(), 1);
         let rails = open_on(&fake, &settings(&["efa-direct"], &["rdmap2-rdm", "rdmap0-rdm"]), 2).unwrap();
         let told: Vec<_> = rails.iter().map(|rail| (rail.interface.as_str(), rail.mbit)).collect();
@@ -355,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_passed_over_is_told_apart_from_what_may_be_chosen() {
+    fn interfaces_used_only_if_named_are_listed_separately() {
         let error = RailsError::TooMany {
             rails: 2,
             provider: "tcp".into(),
@@ -366,8 +363,8 @@ mod tests {
         };
         assert_eq!(
             error.to_string(),
-            "2 rails, but provider \"tcp\" has 1 interface to choose from: eth0 (not taken unless named: lo, loopback: reaches this \
-             host only; eth1, no link); ask for fewer rails, or name an interface once for each rail that it shall carry"
+            "cannot open 2 rails: provider \"tcp\" has 1 interface: eth0 (used only if named: lo, loopback: reaches this \
+             host only; eth1, no link); use fewer rails, or name an interface once per rail"
         );
         // One of the interfaces has no link.
         let fake = Fake::new(Persona::cxi(), 1);
@@ -386,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn more_rails_than_there_are_near_nics_go_over_far_ones() {
+    fn rails_beyond_the_near_nics_use_distant_ones() {
         let fake = Fake::new(Persona::cxi(), 1);
         let nics = (0..4).map(|at| nic(at, Some(at / 2), LinkState::Up)).collect();
         let machine = Machine { nics, ..Machine::default() };
@@ -408,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_provider_that_is_there_is_taken() {
+    fn the_first_available_provider_is_used() {
         let fake = Fake::new(Persona::cxi(), 1);
         for asked in [&["efa", "cxi"][..], &["cxi"], &[]] {
             let rails = open_on(&fake, &settings(asked, &[]), 3).unwrap();
@@ -417,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_says_what_was_looked_for_and_what_is_there() {
+    fn errors_name_what_was_requested_and_what_is_available() {
         let fake = Fake::new(Persona::cxi(), 1);
         let library = settings(&[], &[]);
         let missing = Settings { library: Some("/nowhere/libfabric.so.1".into()), ..library };
@@ -428,8 +425,8 @@ mod tests {
             (settings(&["efa"], &[]), 1, &["efa", "cxi"][..]),
             (settings(&["cxi"], &["mlx5_0"]), 1, &["mlx5_0", "cxi0", "cxi3"]),
             (settings(&["cxi"], &["cxi0"]), 2, &["2 rails", "1 interface named", "cxi0"]),
-            (settings(&["cxi"], &[]), 5, &["5 rails", "4 interfaces to choose from", "cxi3"]),
-            (Settings { max_rails: 1, ..settings(&["cxi"], &[]) }, 2, &["2 rails", "allow 1"]),
+            (settings(&["cxi"], &[]), 5, &["5 rails", "4 interfaces:", "cxi3"]),
+            (Settings { max_rails: 1, ..settings(&["cxi"], &[]) }, 2, &["2 rails", "at most 1"]),
         ] {
             let told = open_on(&fake, &settings, count).unwrap_err().to_string();
             assert!(says.iter().all(|what| told.contains(what)), "{told}");

@@ -1,5 +1,5 @@
 //! The heap memory of an engine, allocated once. Memory for a peer's messages is not touched before
-//! it sends some: a silent peer costs its state, and no memory for its windows.
+//! the peer sends any: a silent peer costs its state, and no memory for its windows.
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -17,13 +17,13 @@ use fishplate_core::rail::{Rail, Rails};
 /// The sizes of an engine's tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Peers at once.
+    /// Most peers.
     pub peers: u16,
-    /// Regions registered at once.
+    /// Most registered regions.
     pub locals: u16,
-    /// Regions imported at once.
+    /// Most imported regions.
     pub remotes: u16,
-    /// Operations in flight at once.
+    /// Most operations in flight.
     pub operations: u32,
 }
 
@@ -203,7 +203,7 @@ mod tests {
     use fishplate_core::rail::loopback::Loopback;
 
     #[test]
-    fn memory_can_be_used_again_and_one_too_small_is_refused() {
+    fn memory_is_reusable_and_refused_if_too_small() {
         let config = Config { window: 8, ..Config::DEFAULT };
         let mut storage = Storage::<2>::new(&config, Limits { peers: 2, ..Limits::DEFAULT });
         let rails = || [Loopback::<16>::new(), Loopback::<16>::new()];

@@ -18,14 +18,14 @@ use fishplate_core::sync::event::EventCount;
 use fishplate_core::sync::spin::{Counts, Policy};
 use fishplate_sys::{Errno, LinuxHost, affinity};
 
-/// The wake channels of a worker: one that its queues ring, and one that its rail rings.
+/// The eventcounts of a worker: one that its queues notify, and one that its rail notifies.
 #[derive(Clone, Copy)]
 pub struct Wakes<'a> {
     /// Parks and wakes threads.
     pub host: &'a LinuxHost,
-    /// Rung by queues on submission.
+    /// Notified by queues on submission.
     pub send: &'a EventCount,
-    /// Rung on arrivals. Without it the worker never parks.
+    /// Notified on arrivals. Without it the worker never parks.
     pub arrivals: Option<&'a EventCount>,
 }
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The C library as packagers install it: its header in C11 and C++17, its symbols, the examples as
-# two and four processes, what programs do wrong, and all of it under Valgrind's memcheck.
+# two and four processes, misuse by programs, and all of it under Valgrind's memcheck.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 source tests/need.sh
@@ -42,7 +42,7 @@ say "the version of header and library" "$place/layout"
 say "the same, linked statically" "$place/static"
 
 export place
-# Exported is what the list says, and no more than 40 functions.
+# The exported symbols are those of the list, at most 40 functions.
 export c
 symbols() {
     nm -D --defined-only "$place/root/usr/lib/libfishplate.so.0" | awk '{ print $3 }' | sort | diff "$c/tests/symbols.txt" - &&

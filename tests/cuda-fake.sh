@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The CUDA backend over a libcuda.so without a GPU: its functions, the way in which the library is
-# found and loaded, and memory that two processes share. In several moods of that driver; and what
-# is said where there is no driver, or none that will do.
+# The CUDA backend over a libcuda.so without a GPU: its functions, how the library is found and
+# loaded, and memory that two processes share. Runs in several modes of that driver, and checks the
+# errors if there is no driver or an unusable one.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 target=${CARGO_TARGET_DIR:-target}
@@ -30,39 +30,38 @@ nodes=$(cargo test --locked --quiet -p fishplate --test node --no-run --message-
 mkdir "$place/fake" "$place/old" "$place/none"
 cp "$target/debug/libfishplate_fake_cuda.so" "$place/fake/libcuda.so"
 
-# suite MOOD: a device's tests over that driver;
-# nothing skipped, left open, or done that must not be
+# suite MODE: the device tests over that driver; nothing skipped, left open or misused
 suite() {
     rm -f "$place/report"
     env LD_LIBRARY_PATH="$place/fake" FAKE_CUDA="$1" FAKE_CUDA_REPORT="$place/report" \
         timeout 120 "$tests" cuda --nocapture || return
     ! env LD_LIBRARY_PATH="$place/fake" timeout 120 "$tests" cuda --show-output | grep SKIPPED || return
-    # The tests and two children each for two kinds of memory.
+    # The tests and two children, for each of two kinds of memory.
     cat "$place/report"
     [ "$(wc -l <"$place/report")" -ge 5 ] && ! grep -v 'held 0 violations \[\]$' "$place/report"
 }
-for mood in "" late late,differ,reopen flush,nowords,devices=1; do
-    say "the suite over a fake driver${mood:+: $mood}" suite "$mood"
+for mode in "" late late,differ,reopen flush,nowords,devices=1; do
+    say "the suite over a fake driver${mode:+: $mode}" suite "$mode"
 done
 
-# node MOOD: nodes with devices over that driver, which does not learn of processes that are killed
+# node MODE: nodes with devices over that driver, which does not learn of processes that are killed
 node() {
     local over=(env "LD_LIBRARY_PATH=$place/fake" "FAKE_CUDA=$1" FISHPLATE_TEST_GPU=cuda timeout 120 "$nodes")
-    "${over[@]}" gpu::a_process_that_is_killed || return
+    "${over[@]}" gpu::a_killed_process || return
     rm -f "$place/report"
-    FAKE_CUDA_REPORT="$place/report" "${over[@]}" gpu:: --skip is_killed || return
-    # The tests, and three children. Nodes that are dropped leave allocated what peers have open.
+    FAKE_CUDA_REPORT="$place/report" "${over[@]}" gpu:: --skip a_killed_process || return
+    # The tests and three children. Dropped nodes leave memory allocated that peers have open.
     cat "$place/report"
     [ "$(wc -l <"$place/report")" -eq 4 ] && ! grep -v ' violations \[\]$' "$place/report"
-    # What was lent goes back, unless a peer makes no call.
+    # Lent memory is freed, unless a peer makes no call.
     FAKE_CUDA_REPORT="$place/report" "${over[@]}" lent:: --skip makes_no_call || return
     tail -n 1 "$place/report" | grep -q 'held 0 violations \[\]$' || return
-    # Over NICs: nothing leaves the process.
+    # Over NICs: all within one process.
     FAKE_CUDA_REPORT="$place/report" "${over[@]}" nics:: || return
     tail -n 1 "$place/report" | grep -q 'held 0 violations \[\]$'
 }
-for mood in "" late,differ,reopen flush,nowords,devices=1; do
-    say "nodes over a fake driver${mood:+: $mood}" node "$mood"
+for mode in "" late,differ,reopen flush,nowords,devices=1; do
+    say "nodes over a fake driver${mode:+: $mode}" node "$mode"
 done
 
 # example: two processes of the first program with a device
@@ -84,14 +83,14 @@ info() {
 }
 say "what the tool tells of it" info
 
-# perf MOOD OPTIONS...: two processes over that driver;
-# every payload verified, nothing left open or forbidden
+# perf MODE OPTIONS...: two processes over that driver; every payload verified, nothing left open or
+# misused
 perf() {
-    local mood=$1 test
+    local mode=$1 test
     shift
     rm -f "$place/report"
     for test in put-signal put get tag; do
-        env LD_LIBRARY_PATH="$place/fake" FAKE_CUDA="$mood" FAKE_CUDA_REPORT="$place/report" \
+        env LD_LIBRARY_PATH="$place/fake" FAKE_CUDA="$mode" FAKE_CUDA_REPORT="$place/report" \
             timeout 120 "$target/debug/fishplate" perf "$test" --transport gpu --device cuda:0,cuda:1 "$@" \
             -s 8,5K,300K -n 40 -w 4 --window 4 --region 1M --check --pin none || return
     done
@@ -106,7 +105,7 @@ done
 say "perf over memory in physical segments" perf segments --ipc-path direct
 say "perf over memory in physical segments: late" perf late,segments --ipc-path direct
 
-# fails MOOD TEXT: an error of the driver ends the tool with that text, and no panic
+# fails MODE TEXT: an error of the driver ends the tool with that text and without a panic
 fails() {
     env LD_LIBRARY_PATH="$place/fake" FAKE_CUDA="$1" timeout 60 "$target/debug/fishplate" perf put --transport gpu \
         --device cuda:0 --region 1M -n 1 --pin none >"$place/seen" 2>&1
@@ -117,20 +116,20 @@ fails() {
 say "a device that is lost" fails fail=Alloc:0:700 "the device is lost (driver code 700)"
 say "a device without memory" fails fail=Alloc:0:2 "choose a smaller --region"
 say "a code that is newer than the program" fails fail=Alloc:0:7777 "the driver refused (code 7777)"
-# cut: memory of a peer of which the third segment does not open is not left half open
+# cut: if the third segment of a peer's memory does not open, none stays open
 cut() {
     rm -f "$place/report"
     FAKE_CUDA_REPORT="$place/report" fails segments,fail=Open:2:2 "cannot open the memory of the other process" || return
-    # The other process is killed, or ends by itself, whichever comes first.
+    # The other process is killed, or ends by itself.
     cat "$place/report"
-    # What it had exported itself stays allocated: the peer may have that open.
+    # Memory that it exported stays allocated, because the peer may have it open.
     grep -q 'opens 2 closes 2 ' "$place/report" && ! grep -v ' violations \[\]$' "$place/report"
 }
 say "a segment that does not open" cut
 say "no devices" fails devices=0 "--device cuda:0: no such device: there are 0"
 
-# none: no driver where the loader looks.
-# A machine with one has it in the loader's cache, and cannot show this.
+# none: no driver where the loader looks. A machine with a driver has it in the loader's cache, and
+# cannot test this.
 none() {
     env LD_LIBRARY_PATH="$place/none" timeout 60 "$tests" cuda --show-output >"$place/seen" 2>&1 || return
     cat "$place/seen"
@@ -142,7 +141,7 @@ else
     say "no driver" none
 fi
 
-# old: a library that lacks what is needed
+# old: a library that lacks required functions
 old() {
     env LD_LIBRARY_PATH="$place/old" timeout 60 "$tests" cuda --show-output >"$place/seen" 2>&1 || return
     cat "$place/seen"

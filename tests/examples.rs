@@ -1,4 +1,4 @@
-//! Runs the examples as a user does: as real processes, whose output is checked.
+//! Runs the examples as real processes and checks their output.
 //!
 //! `cargo test` builds the examples; `cargo test --test examples` alone does not.
 
@@ -6,7 +6,7 @@ use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-/// Starts an example.
+/// Starts an example process.
 fn start(name: &str, arguments: &[String]) -> Child {
     start_in(&[], name, arguments)
 }
@@ -27,7 +27,7 @@ fn start_in(variables: &[(&str, &str)], name: &str, arguments: &[String]) -> Chi
     })
 }
 
-/// What an example printed, line by line. It must have ended well.
+/// Returns the lines that an example printed. Checks that it exited with success.
 fn output(child: Child) -> Vec<String> {
     let output = child.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
@@ -35,12 +35,12 @@ fn output(child: Child) -> Vec<String> {
     said.lines().map(str::to_owned).collect()
 }
 
-/// An address where nobody listens.
+/// Returns an address with no listener.
 fn address() -> String {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
 }
 
-/// What `size` processes of an example printed, in alphabetical order.
+/// Runs `size` processes of an example and returns their lines in alphabetical order.
 fn job(name: &str, size: usize, arguments: &[String]) -> Vec<String> {
     let children: Vec<Child> = (0..size).map(|_| start(name, arguments)).collect();
     let mut lines: Vec<String> = children.into_iter().flat_map(output).collect();

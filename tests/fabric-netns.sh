@@ -39,7 +39,7 @@ program=$(readlink -f "$program")
 
 here=fpa$$ there=fpb$$
 work=$(mktemp -d)
-# shellcheck disable=SC2317  # called by trap
+# shellcheck disable=SC2317  # called by the trap
 down() {
     local pids
     pids=$(jobs -p)
@@ -85,7 +85,7 @@ shape() {
 port=7000
 options=(--transport fabric --provider tcp)
 
-# listen INTERFACES ARGUMENTS...: the side that answers, in the background
+# listen INTERFACES ARGUMENTS...: the answering side, in the background
 listen() {
     local interfaces=$1
     shift
@@ -95,7 +95,7 @@ listen() {
     listener=$!
 }
 
-# connect INTERFACES ARGUMENTS...: the side that measures; rows to $work/rows
+# connect INTERFACES ARGUMENTS...: the measuring side; rows to $work/rows
 connect() {
     local interfaces=$1
     shift
@@ -117,7 +117,7 @@ check() {
     fi
 }
 
-# field NAME: of every row
+# field NAME: prints it for every row
 field() {
     sed -n "s/.*\"$1\":\([0-9.eE+-]*\).*/\1/p" "$work/rows"
 }
@@ -133,8 +133,8 @@ run() {
     return "$status"
 }
 
-# speed INTERFACES: puts of 1 MiB; megabytes per second to $mb. As many in flight as there are in a
-# half, since at the end of those the faster rail waits for the slower.
+# speed INTERFACES: puts of 1 MiB; megabytes per second to $mb. All puts of a half are in flight at
+# once, because at its end the faster rail waits for the slower.
 speed() {
     mb=0
     if run "$1" put -s 1M -n 512 -w 0 --window 256 -T 120; then
@@ -144,7 +144,7 @@ speed() {
     fi
 }
 
-# ratio A B: how many times B goes into A
+# ratio A B: prints B / A
 ratio() {
     awk -v a="$1" -v b="$2" 'BEGIN { printf "%.3f", (b > 0 ? a / b : 0) }'
 }
@@ -153,8 +153,8 @@ at_least() {
     awk -v a="$1" -v b="$2" 'BEGIN { exit !(a >= b) }'
 }
 
-# together LEAST: rails 0 and 1 together against the sum of what each carries alone. Whatever else
-# the machine does only makes both slower than they are, so the best of three attempts counts.
+# together LEAST: rails 0 and 1 together against the sum of their separate speeds. Other load only
+# slows both, so the best of three attempts counts.
 together() {
     local alone0 alone1 sum attempt
     for attempt in 1 2 3; do
@@ -183,7 +183,7 @@ check "two rails of 3:1 carry 0.9 of their sum" together 0.9
 shape 0 1000
 shape 1 20
 # Sizes on both sides of every limit, most of them small: a payload may wait on the slow rail while
-# its signal passes on the fast one.
+# its signal arrives on the fast one.
 done=0 wrong=0 disorder=0
 for share in "8 40" "200 31" "1000 20" "8K 9" "300K 1"; do
     read -r size percent <<<"$share"
@@ -198,13 +198,13 @@ echo "# one rail slow: $done put-signals checked, $disorder arrivals out of orde
 check "no put-signal is misordered while one rail is slow" [ "$wrong" = 0 ]
 check "as many as were asked for were checked" [ "$done" -ge "$count" ]
 
-# sent: packets that this end has sent over both rails
+# sent: prints the packets that this end has sent over both rails
 sent() {
     ip netns exec "$here" cat /proc/net/dev | awk '/rail[01]:/ { sum += $11 } END { print sum + 0 }'
 }
 
-# lost_within SECONDS COMMAND...:
-# after the command both sides of an endless run fail in time, naming peer and rail
+# lost_within SECONDS COMMAND...: after the command both sides of an endless run fail in time and
+# name peer and rail
 lost_within() {
     local limit=$1 begun status=0 connector before
     shift
@@ -212,14 +212,14 @@ lost_within() {
     listen rail0,rail1 put-signal -n 1e11 --rails 2 -T 600
     connect rail0,rail1 put-signal -n 1e11 --rails 2 -T 600 &
     connector=$!
-    # Traffic flows before anything is done to it, however busy the machine is.
+    # Wait until traffic flows.
     for _ in {1..300}; do
         [ $(($(sent) - before)) -ge 1000 ] && break
         sleep 0.1
     done
     begun=$(date +%s%N)
     "$@"
-    # Whoever is killed is not to be announced.
+    # Suppress the shell's message about the killed process.
     { wait "$connector" && status=1; wait "$listener" && status=1; } 2>/dev/null
     took=$((($(date +%s%N) - begun) / 1000000))
     [ "$status" = 0 ] && [ "$took" -le $((limit * 1000)) ]

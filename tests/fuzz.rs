@@ -1,9 +1,9 @@
-//! Every parser of what a peer can write: it never panics, never reads beyond its input, and writes
-//! again what it has accepted.
+//! Runs every parser of peer-controlled input: it must not panic or read beyond its input, and must
+//! re-encode what it has accepted.
 //!
-//! `FISHPLATE_FUZZ_SECONDS`: how long, for all parsers together (5). `FISHPLATE_SEED`: a run again.
-//! The parsers are those of `tests/fuzz`, where cargo-fuzz finds them too. `FISHPLATE_FUZZ_SAVE`
-//! adds a few inputs of each to the corpus there.
+//! `FISHPLATE_FUZZ_SECONDS` (5): the time for all parsers together. `FISHPLATE_SEED` repeats a run.
+//! cargo-fuzz finds the same parsers in `tests/fuzz`. `FISHPLATE_FUZZ_SAVE` adds a few inputs of
+//! each parser to the corpus there.
 
 use std::path::Path;
 use std::time::Duration;
@@ -29,14 +29,14 @@ fn targets() -> impl Iterator<Item = &'static Target> {
 
 fn variable(name: &str, default: u64) -> u64 {
     env::var(name)
-        .map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name}: {text:?} is no number")))
+        .map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name}: {text:?} is not a number")))
 }
 
 #[test]
-fn no_parser_panics_reads_beyond_its_input_or_changes_what_it_accepts() {
+fn parsers_neither_panic_nor_overread_nor_alter_input() {
     let seed = variable("FISHPLATE_SEED", u64::from(process::id()));
     let seconds = variable("FISHPLATE_FUZZ_SECONDS", 5);
-    // Said at once: a read beyond the input ends the process.
+    // Printed first, because a read beyond the input ends the process.
     eprintln!("FISHPLATE_SEED={seed} FISHPLATE_FUZZ_SECONDS={seconds}");
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fuzz/corpus");
     let time = Duration::from_secs(seconds) / targets().count() as u32;
@@ -48,7 +48,10 @@ fn no_parser_panics_reads_beyond_its_input_or_changes_what_it_accepts() {
                 println!("{}: {count:?}", target.name);
                 let worth = count.accepted > 0 && count.accepted < count.inputs;
                 if !worth {
-                    wrong.push(format!("{}: all inputs fare alike: {count:?}", target.name));
+                    wrong.push(format!(
+                        "{}: all inputs were accepted, or all rejected: {count:?}",
+                        target.name
+                    ));
                 }
             }
             Err(error) => wrong.push(error),
@@ -64,7 +67,7 @@ fn cargo_fuzz_has_a_target_for_each_parser() {
     assert_eq!(bins.collect::<Vec<_>>(), targets().map(|target| target.name).collect::<Vec<_>>());
 }
 
-/// A parser that is wrong in one of three ways is found out.
+/// Parsers with a bug each, which the driver must detect.
 mod planted {
     use super::*;
 
@@ -75,15 +78,15 @@ mod planted {
         1 + len
     }
 
-    /// What the driver says of a parser.
+    /// Runs the driver over a parser and returns its message.
     fn told(read: fn(&[u8], &mut [u8]) -> Option<usize>) -> String {
         let target = Target { name: "planted", sample, read };
         let told = driver::drive(&target, Path::new("/nonexistent"), 1, Duration::from_secs(5));
-        told.expect_err("a planted bug is found")
+        told.expect_err("the planted bug was not found")
     }
 
     #[test]
-    fn a_length_that_is_believed_is_found() {
+    fn an_unchecked_length_is_found() {
         let told = told(|input, again| {
             let len = usize::from(*input.first()?);
             Some(fuzzing::put(again, &input[..1 + len]))
@@ -92,22 +95,22 @@ mod planted {
     }
 
     #[test]
-    fn a_field_that_comes_back_otherwise_is_found() {
+    fn a_field_that_changes_in_a_round_trip_is_found() {
         let told = told(|input, again| {
             let len = usize::from(*input.first()? & 0x7f);
             let body = input.get(1..1 + len)?;
             again[0] = len as u8;
             Some(1 + fuzzing::put(&mut again[1..], body))
         });
-        assert!(told.contains("otherwise"), "{told}");
+        assert!(told.contains("changes in a round trip"), "{told}");
     }
 
-    /// In a process of its own, since that dies.
+    /// In a separate process, because it dies.
     #[test]
     fn a_read_beyond_the_input_is_found() {
         if env::var_os("FISHPLATE_PLANTED").is_some() {
             told(|input, _| {
-                // SAFETY: none: this is the bug.
+                // SAFETY: not safe: this is the planted bug.
                 let _beyond = unsafe { input.as_ptr().add(input.len()).read_volatile() };
                 Some(0)
             });

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# On a machine with an NVIDIA GPU: the tests of a device over its real driver, with two processes,
-# and every payload of the tool's measurements verified. Elsewhere it says so, and why.
+# On a machine with an NVIDIA GPU: the device tests over its driver, with two processes, and the
+# tool's measurements with every payload verified. On other machines it prints SKIPPED and why.
 #
 # usage: tests/gpu.sh            tests
 #        tests/gpu.sh --figures  and the table of figures, from a release build

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Runs every model of what crosses a thread or a process under loom, then again with each ordering
-# weakened in turn, and demands that the models notice. A model is a test in a module named `races`;
-# an edge is whatever the source names by `edge!` or `edge_fence!`, so none can be forgotten. Of an
-# AcqRel each half is weakened too: NAME/acquire, NAME/release.
+# Runs every model of memory shared between threads or processes under loom, then again with each
+# ordering weakened in turn, and checks that a model fails each time. A model is a test in a module
+# named `races`. An edge is whatever the source names by `edge!` or `edge_fence!`, so none can be
+# forgotten. For AcqRel each half is weakened separately: NAME/acquire, NAME/release.
 #
 # usage: tests/loom-edges.sh [edge...]     (default: all of them)
 set -u
@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 
 export RUSTFLAGS="${RUSTFLAGS:-} --cfg fishplate_loom"
 export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/loom"
-# Loom runs each thread of a model on a small stack, which the frames of unoptimized code overflow.
+# Loom runs each thread of a model on a small stack, which unoptimized code overflows.
 export CARGO_PROFILE_TEST_OPT_LEVEL=1
 export RUST_BACKTRACE=0
 export LOOM_MAX_PREEMPTIONS="${LOOM_MAX_PREEMPTIONS:-3}"

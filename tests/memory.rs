@@ -1,5 +1,5 @@
-//! What peers cost in memory, with the default settings and tag matching: one that was never talked
-//! to, one that is connected, one that had a few messages, and a busy one.
+//! Memory cost of peers with the default settings and tag matching: never used, connected, after a
+//! few messages, and busy.
 #![cfg(target_os = "linux")]
 
 use std::fs;
@@ -16,21 +16,21 @@ use fishplate_core::rail::faulty::{Faults, Faulty};
 use fishplate_core::rail::loopback::Loopback;
 
 const PEERS: u16 = 1000;
-/// One number means nobody.
+/// One number is reserved for "no peer".
 const MOST: u16 = u16::MAX;
 const CX: ContextId = ContextId(0);
 const MATCHING: MatchConfig = MatchConfig::for_streams(PEERS as usize);
 
 type Rail = Faulty<Loopback<256>, 64>;
 
-/// Memory of this process that is in use and belongs to no file, in bytes.
+/// Anonymous memory of this process, in bytes.
 fn resident() -> i64 {
     let rollup = fs::read_to_string("/proc/self/smaps_rollup").unwrap();
     let line = rollup.lines().find_map(|line| line.strip_prefix("Anonymous:")).unwrap();
     1024 * line.trim().trim_end_matches(" kB").parse::<i64>().unwrap()
 }
 
-/// What is laid out for one peer, in bytes: state, and the room for messages that it begins with.
+/// Memory reserved per peer, in bytes: its state, and its initial room for messages.
 fn laid_out(config: &Config) -> (usize, usize) {
     let contexts = usize::from(config.contexts);
     let state = size_of::<PeerSlot>() + size_of::<Pairing>();
@@ -43,7 +43,7 @@ fn laid_out(config: &Config) -> (usize, usize) {
     (state + contexts * stream, contexts * room)
 }
 
-/// An engine whose peers are all itself, behind one rail.
+/// An engine whose peers are all itself, over one rail.
 struct World<'m> {
     engine: Engine<'m, Rail, 1>,
     peers: Vec<(PeerId, RemoteId)>,
@@ -51,7 +51,7 @@ struct World<'m> {
 }
 
 impl World<'_> {
-    /// Posts something to each peer, so many times, and makes passes until all has arrived.
+    /// Posts something to each peer this many times, and makes passes until all has arrived.
     fn each(
         &mut self,
         times: u32,
@@ -92,14 +92,13 @@ impl World<'_> {
     }
 
     fn faults(&mut self, faults: Faults) {
-        // SAFETY: the errors touch nothing that the engine has registered, imported or posted.
+        // SAFETY: the injected faults affect nothing registered, imported or posted.
         unsafe { self.engine.rail_unchecked(RailId(0)) }.unwrap().set_faults(faults);
     }
 }
 
-/// Bytes resident for `count` peers: never talked to, connected, after one put-signal and one
-/// tagged message that waits, and after a disorderly window and as many messages as there are
-/// credits.
+/// Resident bytes for `count` peers: unused, connected, after one put-signal and one waiting tagged
+/// message, and after a full reordered window with as many messages as credits.
 fn stages(count: u16, busy: bool) -> [i64; 4] {
     let config = Config::DEFAULT;
     let limits = Limits { peers: count, remotes: count, ..Limits::DEFAULT };
@@ -113,7 +112,7 @@ fn stages(count: u16, busy: bool) -> [i64; 4] {
     engine.attach_matching(MATCHING, matching.memory()).unwrap();
     let unused = resident() - before;
 
-    // SAFETY: the memory lives longer than the engine and is touched through it alone.
+    // SAFETY: the memory outlives the engine and is accessed only through it.
     let region = unsafe { Region::new(NonNull::from(&mut memory[0]).cast(), 4096, RegionKind::Private) };
     let here = engine.register(region).unwrap();
     let mut handle = [0; 512];
@@ -144,20 +143,20 @@ fn stages(count: u16, busy: bool) -> [i64; 4] {
 
 #[test]
 fn peers_cost_little_before_they_are_busy() {
-    // Large tables come from the system and go back to it, whatever was freed before.
+    // Large tables are allocated from the system and returned to it, whatever was freed before.
     // SAFETY: a setting of the allocator.
     assert_eq!(unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, 32 << 10) }, 1);
-    // Stack and allocator take their own first; so does an engine, for any number of peers.
+    // The first run includes one-time costs of stack, allocator and engine.
     stages(1, true);
     let one = stages(1, false);
     let all = stages(PEERS, true);
     let each = |stage: usize| (all[stage] - one[stage]) / i64::from(PEERS - 1);
     let (state, room) = laid_out(&Config::DEFAULT);
-    println!("laid out for each of {PEERS} peers: {state} bytes of state, {room} for its messages");
+    println!("reserved for each of {PEERS} peers: {state} bytes of state, {room} for its messages");
     assert!(state + room <= 16 << 10, "{state} + {room}");
-    println!("resident for each: never talked to {} bytes, connected {},", each(0), each(1));
-    println!("with a put-signal and a message that waits {}, busy {}", each(2), each(3));
-    assert!(each(0) <= 650, "a peer that was never talked to costs {} bytes", each(0));
+    println!("resident for each: unused {} bytes, connected {},", each(0), each(1));
+    println!("with a put-signal and a waiting message {}, busy {}", each(2), each(3));
+    assert!(each(0) <= 650, "an unused peer costs {} bytes", each(0));
     assert!(each(1) <= 700, "a connected peer costs {} bytes", each(1));
     assert!(each(2) <= 6 << 10, "a peer that sent one message costs {} bytes", each(2));
     assert!(each(3) <= (state + room) as i64, "a busy peer costs {} bytes", each(3));
@@ -168,6 +167,6 @@ fn peers_cost_little_before_they_are_busy() {
     let mut engine = storage.engine(Config::DEFAULT, [Loopback::<16>::new()]).unwrap();
     assert!(engine.reserve_peer().is_ok());
     let each = (resident() - before) / i64::from(MOST);
-    println!("without matching, each of {MOST} that were never talked to: {each} bytes");
+    println!("without matching, each of {MOST} unused peers: {each} bytes");
     assert!(each <= 330, "one of {MOST} peers costs {each} bytes");
 }

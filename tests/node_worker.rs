@@ -1,4 +1,4 @@
-//! The tests of `Node`, with nodes that have workers, and what only such nodes do.
+//! The tests of `Node` with workers, and tests of workers.
 
 #[path = "node/main.rs"]
 mod node;
@@ -16,10 +16,10 @@ use fishplate::worker::Options;
 use fishplate::{Cmp, Node, Notice, PeerId, Signal};
 use node::{SOON, Side, two, ways};
 
-/// A program that sleeps, as far as its node can tell.
+/// How long a program sleeps outside the node's calls.
 const ASLEEP: Duration = Duration::from_millis(300);
 
-/// A message that no rail carries in one piece.
+/// A message too long for one piece on any rail.
 const LONG: usize = 700_000;
 
 fn same(builder: Builder) -> Builder {
@@ -37,7 +37,7 @@ fn a_peer_is_answered_while_the_program_sleeps() {
             let there = node.import(*peer, handle).unwrap();
             if *rank == 0 {
                 receive.recv().unwrap();
-                // None of these ends without progress at the other side.
+                // None of these completes without progress at the other side.
                 let begun = Instant::now();
                 for n in 0..10 {
                     assert_eq!(node.fetch_add(there.at(8), 1, SOON), Ok(n));
@@ -49,7 +49,7 @@ fn a_peer_is_answered_while_the_program_sleeps() {
             } else {
                 let request = node.post_recv(Some(*peer), 1, Tag::ZERO, memory.slice(64..), 5).unwrap();
                 send.send(vec![]).unwrap();
-                // Outside of the node.
+                // Sleeps outside the node's calls.
                 receive.recv().unwrap();
                 let status = node.test_recv(request).unwrap().expect("it has been received meanwhile");
                 assert_eq!((status.outcome, status.delivered), (Received::Ok, LONG as u64));
@@ -62,7 +62,7 @@ fn a_peer_is_answered_while_the_program_sleeps() {
 }
 
 #[test]
-fn what_a_sleeping_program_began_goes_on_and_its_peers_are_met() {
+fn operations_of_a_sleeping_program_continue_and_its_peers_connect() {
     for way in ways() {
         let (begun, wait) = channel();
         let wait = Mutex::new(wait);
@@ -70,7 +70,7 @@ fn what_a_sleeping_program_began_goes_on_and_its_peers_are_met() {
             let Side { node, peer, rank, .. } = &mut side;
             let memory = node.alloc(1 << 20).unwrap();
             if *rank == 0 {
-                // Waits for the peer to be met, and then not for the peer to have read it.
+                // Waits for the connection, but not for the peer to read the message.
                 node.send(*peer, 1, memory.slice(..LONG), Notice::Silent).unwrap();
                 begun.send(()).unwrap();
                 thread::sleep(ASLEEP);
@@ -87,9 +87,9 @@ fn what_a_sleeping_program_began_goes_on_and_its_peers_are_met() {
     }
 }
 
-/// What all threads of this process have used of the processor, and how often they have slept.
+/// Processor time and number of sleeps of all threads of this process.
 fn used() -> (Duration, i64) {
-    // SAFETY: all zeros is a value of it.
+    // SAFETY: all zeros is a valid value.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     // SAFETY: the call fills one structure, which is ours.
     assert_eq!(unsafe { libc::getrusage(libc::RUSAGE_SELF, &mut usage) }, 0);
@@ -99,19 +99,19 @@ fn used() -> (Duration, i64) {
     (time(usage.ru_utime) + time(usage.ru_stime), usage.ru_nvcsw)
 }
 
-/// Runs in a process of its own, where nobody else uses the processor.
+/// Runs in a process of its own, so that nothing else uses processor time.
 #[test]
-fn an_idle_worker_uses_next_to_no_processor() {
+fn an_idle_worker_uses_little_processor_time() {
     const ALONE: &str = "FISHPLATE_TEST_ALONE";
     if std::env::var_os(ALONE).is_none() {
-        let name = "an_idle_worker_uses_next_to_no_processor";
+        let name = "an_idle_worker_uses_little_processor_time";
         let mut again = std::process::Command::new(std::env::current_exe().unwrap());
         let output = again.args(["--exact", name, "--nocapture"]).env(ALONE, "1").output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
         return;
     }
     idle(same);
-    // Devices ring nobody, and are looked at.
+    // Devices do not notify, so they are polled.
     idle(|builder| builder.gpu(Gpu::StandIn));
 }
 
@@ -124,22 +124,22 @@ fn idle(change: impl Fn(Builder) -> Builder) {
     let before = used();
     thread::sleep(Duration::from_secs(1));
     rested("two idle workers", before);
-    // The worker of a program that waits sleeps too.
+    // The worker of a waiting program sleeps too.
     let before = used();
     assert!(b.wait(memory.at(0), Cmp::Eq, 2, Some(me), Duration::from_secs(1)).is_err());
     rested("a wait and two workers", before);
 }
 
-/// Fails if two workers did more within a second than to sleep 10 ms, look, and sleep again.
+/// Fails if two workers did more within a second than sleep for 10 ms, poll, and sleep again.
 fn rested(who: &str, before: (Duration, i64)) {
     let now = used();
     let (time, sleeps) = (now.0 - before.0, now.1 - before.1);
     assert!(sleeps < 240, "{who} slept {sleeps} times within a second");
-    // What a look costs depends on what else the machine does: up to 0.1 ms was seen.
+    // A poll costs up to 0.1 ms on a loaded machine.
     assert!(time < Duration::from_millis(60), "{who} used {time:?} of a second");
 }
 
-/// Two nodes of this process, each with a worker and memory of the other.
+/// Two nodes of this process, each with a worker and the other's memory imported.
 struct Pair {
     nodes: [Node; 2],
     peers: [PeerId; 2],
@@ -158,20 +158,20 @@ fn pair(change: impl Fn(Builder) -> Builder) -> Pair {
     Pair { nodes, peers, inboxes, theirs: [at_b, at_a] }
 }
 
-/// The middle one of the times that so many rounds take.
+/// The median time of this many rounds.
 fn median(rounds: usize, round: impl FnMut(usize) -> Duration) -> Duration {
     let mut times: Vec<_> = (0..rounds).map(round).collect();
     times.sort();
     times[rounds / 2]
 }
 
-/// A worker that has nothing to do sleeps by now, for at most 10 ms.
+/// Waits until an idle worker sleeps, for at most 10 ms.
 fn let_it_sleep() {
     thread::sleep(Duration::from_millis(2));
 }
 
 #[test]
-fn a_wait_hears_the_bell_on_which_its_worker_slept() {
+fn a_wait_is_woken_through_the_wait_object_of_its_worker() {
     let Pair { nodes: [mut a, mut b], peers, inboxes, theirs } = pair(same);
     let (ask, asked) = channel();
     let other = thread::spawn(move || {
@@ -184,7 +184,7 @@ fn a_wait_hears_the_bell_on_which_its_worker_slept() {
     });
     static SIGNALLED: Mutex<Option<Instant>> = Mutex::new(None);
     let late = median(41, |round| {
-        // At all times of its sleep.
+        // At different points of its sleep.
         thread::sleep(Duration::from_micros(2000 + round as u64 * 617 % 8000));
         let round = round as u64 + 1;
         ask.send(round).unwrap();
@@ -199,7 +199,7 @@ fn a_wait_hears_the_bell_on_which_its_worker_slept() {
 }
 
 #[test]
-fn calls_do_not_wait_for_a_worker_that_sleeps() {
+fn calls_do_not_wait_for_a_sleeping_worker() {
     let Pair { nodes: [mut a, _b], peers, inboxes, .. } = pair(same);
     let took = median(21, |_| {
         let_it_sleep();
@@ -220,15 +220,15 @@ fn calls_do_not_wait_for_a_worker_that_sleeps() {
 }
 
 #[test]
-fn workers_meet_peers_by_themselves() {
+fn workers_connect_peers_by_themselves() {
     let [mut a, mut b] = [(); 2].map(|()| node::builder().fabric(Fabric::Off).open().unwrap());
     let (to_a, to_b) = (a.address().to_vec(), b.address().to_vec());
     let_it_sleep();
     let peers = [a.connect(to_b).unwrap(), b.connect(to_a).unwrap()];
     let deadline = Instant::now() + SOON;
-    // This call makes no progress.
+    // `reach` makes no progress.
     while !(a.reach(peers[0]).unwrap().shared_memory && b.reach(peers[1]).unwrap().shared_memory) {
-        assert!(Instant::now() < deadline, "not met");
+        assert!(Instant::now() < deadline, "not connected");
         thread::sleep(Duration::from_millis(1));
     }
 }
@@ -251,7 +251,7 @@ fn a_node_with_a_worker_is_dropped_and_closed_with_work_in_flight() {
                     _ = side.node.post_recv(None, 1000 + tag, Tag::ZERO, memory.slice(..), 0);
                 }
                 match closes {
-                    // The sends are received by nobody.
+                    // No receive matches the sends.
                     true => _ = side.node.close(Duration::from_millis(100)),
                     false => drop(side.node),
                 }

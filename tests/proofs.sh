@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The long runs behind the promises: each prints its figures and fails when one is off.
+# The long-running checks of the contract: each prints its figures and fails if one is wrong.
 #
 #   tests/proofs.sh            in full
 #   tests/proofs.sh --short    a tenth of it, as in .ci/run
@@ -30,7 +30,7 @@ log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 failed=()
 
-# proof NAME COMMAND...: says what came out, and how long it took
+# proof NAME COMMAND...: prints the result, and the time that it took
 proof() {
     local name=$1 start=$SECONDS
     shift
@@ -66,7 +66,7 @@ tagged_seeds() {
     return $status
 }
 
-# A debug build, which checks more and is there already.
+# A debug build, which has more checks and exists already.
 memory_oracle() {
     FISHPLATE_PROGRAMS=$programs timeout 3000 cargo test --locked --quiet --test oracle -- memory_is --nocapture >"$log" 2>&1
     local status=$?
@@ -90,8 +90,8 @@ tagged_flood() {
     return $status
 }
 
-# Either side is killed at a random moment; the other must end with an error in less than 100 ms,
-# and the next pair, under the same name, must connect.
+# Either side is killed at a random moment. The other must fail within 100 ms, and the next pair
+# under the same name must connect.
 kill_nine() {
     local pair=@fishplate-proof-$$ before after victim survivor began us status worst=0 n
     local run=("$fishplate" perf put-signal --transport shm -s 8 -n 1000000000 --pin none --region 1M --timeout 600)
@@ -123,7 +123,7 @@ kill_nine() {
     [ "$before" = "$after" ]
 } 2>/dev/null # where bash reports each kill
 
-# Device memory: every open is closed, and nothing is left of a peer that is killed.
+# Device memory: every open is closed, and nothing is left of a killed peer.
 memory_cycles() {
     FISHPLATE_STRESS=$cycles timeout 3000 cargo test --release --locked --quiet --package fishplate-gpu --test memory -- \
         b20_ --nocapture >"$log" 2>&1

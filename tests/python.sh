@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The Python wheel as users install it: built by maturin, installed into a fresh environment, and
-# tested there by pytest, with two and four processes. Then its examples as two processes.
+# The Python wheel as users install it: built by maturin, installed into a new environment, and
+# tested there by pytest with two and four processes. Then its examples as two processes.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 source tests/need.sh
@@ -40,7 +40,7 @@ say "the wheel is installed" pip install --quiet --disable-pip-version-check "$p
 say "its licences and stubs are inside" bash -c "for file in LICENSE-MIT LICENSE-APACHE py.typed _native.pyi; do
     python3 -m zipfile -l $place/wheels/*.whl | grep -q /\$file || exit 1; done"
 
-# Each test says ok or FAILED; what is skipped says so.
+# Each test prints ok, FAILED or SKIPPED.
 cd "$place" || exit
 timeout --kill-after=10 1500 python3 -m pytest -p no:cacheprovider -rs -q --rootdir "$package" "$package/tests" >"$place/log" 2>&1 </dev/null
 status=$?
@@ -53,7 +53,7 @@ else
     tail -n 100 "$place/log"
 fi
 
-# two EXAMPLE: two processes of it
+# two EXAMPLE: runs it as two processes
 two() {
     local port status=0
     port=$(python3 -c 'import socket; s = socket.create_server(("127.0.0.1", 0)); print(s.getsockname()[1])')
@@ -65,7 +65,7 @@ two() {
 export -f two
 for example in "$package"/examples/*.py; do
     say "$(basename "$example") as two processes" bash -c 'two "$0"' "$example"
-    # What it costs.
+    # Prints its costs.
     grep 'one way\|the call' "$place/log"
 done
 exit $failed

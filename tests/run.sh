@@ -1,10 +1,9 @@
 #!/usr/bin/env bash
-# Passes all tests on a Debian or Ubuntu machine that has Rust (rustup): the tests of every package,
-# with the import rules, the command-line tool and the processes that share memory among them; the
-# program without std; and the instruction budgets. What is missing is installed by package name;
-# each installation is announced.
+# Runs all tests on a Debian or Ubuntu machine with Rust (rustup): the tests of every package, the
+# import rules, the command-line tool, processes that share memory, the program without std, and the
+# instruction budgets. Missing packages are installed by name, and each installation is announced.
 #
-# The last line counts what ran. Of the full output, target/test.log keeps a copy.
+# The last line counts the tests. target/test.log has the full output.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 source tests/need.sh
@@ -34,7 +33,7 @@ need ucx_info ucx-utils || echo "UCX is missing and cannot be installed: what co
 need cc gcc || { echo "no C compiler to link with, and none could be installed"; exit 1; }
 
 printf '== cargo test --workspace\n'
-# Each test says ok or FAILED; of passing tests only lines that start with SKIPPED are shown.
+# Each test prints ok or FAILED; of passing tests only lines that start with SKIPPED are shown.
 RUST_BACKTRACE=${RUST_BACKTRACE:-0} timeout --kill-after=10 1500 \
     cargo test --workspace --locked --no-fail-fast -- --show-output </dev/null 2>&1 | tee "$log" |
     awk '/^successes:$/ { quiet = 1 } /^(failures:|test result:.*)$/ { quiet = 0 } !quiet || /^SKIPPED/'
@@ -44,7 +43,7 @@ read -r passed failed skipped < <(awk '
     /^test result:/ { passed += $4; failed += $6; skipped += $8 }
     /^SKIPPED/ { skipped++; passed-- }
     END { print passed + 0, failed + 0, skipped + 0 }' "$log")
-# Not built, killed for time, or a test program that died: then the lines above do not tell.
+# Not built, killed at the time limit, or a test program that died: the lines above do not show it.
 if [ "$status" != 0 ] && [ "$failed" = 0 ]; then
     failed=1
     echo "FAILED cargo test (status $status)"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Plants one bug after the other in a copy of the matcher, and demands that a test fails each time.
-# A mutant is a line of the table below: its name, the file under core/src/engine/tag, and an
-# expression that occurs there exactly once with what stands in its place. One whose expression is
-# not found, or no longer once, fails the run: adapt it to the code.
+# Plants one bug after the other in a copy of the matcher, and checks that a test fails each time. A
+# mutant is a line of the table below: its name, the file under core/src/engine/tag, an expression
+# that occurs there exactly once, and its replacement. The run fails if an expression is not found
+# exactly once: then adapt it to the code.
 #
 # usage: tests/tag-mutants.sh [name...]     (default: all of them; about four minutes on two cores)
 set -u

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What vendors do: each package, copied out of this tree with those it names,
-# builds; cargo can package it.
+# Vendoring: each package builds when it is copied out of this tree with its dependencies, and cargo
+# can package it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -15,21 +15,21 @@ vendored() {
     mkdir "$copy/vendor"
     shift
     cp -r --parents "$@" "$copy/vendor"
-    # The versions that the tree is tested with; none of them has to be looked up.
+    # The tested versions, so that none is looked up.
     cp Cargo.lock "$copy/vendor/$1"
     cargo build --quiet --all-features --manifest-path "$copy/vendor/$1/Cargo.toml"
     echo "builds out of the tree: $package"
 }
 
 vendored fishplate-core core
-# Their tests name fishplate-sys, and cargo wants to see what tests name.
+# Their tests name fishplate-sys, and cargo needs all packages that tests name.
 vendored fishplate-shm shm core sys
 vendored fishplate-sys sys core
 vendored fishplate-gpu gpu shm core sys
 vendored fishplate-testing tests/testing sys core
 
-# Every package builds from what cargo packs of it, over the others as they are packed.
-# What they need is downloaded by now.
+# Every package builds from its cargo package, over the other packages. All dependencies are
+# downloaded by now.
 cargo package --workspace --exclude fishplate-fake-cuda --quiet --allow-dirty --offline
 for package in fishplate-core fishplate-sys fishplate-shm fishplate-gpu fishplate fishplate-tool fishplate-testing fishplate-c fishplate-python; do
     cargo package --quiet --no-verify --allow-dirty --list --package "$package" >"$copy/files"

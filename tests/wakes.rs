@@ -1,6 +1,6 @@
-//! Who wakes whom: sends wake workers, completions wake the queue they are for and nobody else, and
-//! whoever waits for another worker's queue sleeps until that has something for it. Sleeps have no
-//! deadline here, so a lost wake-up hangs, and the patience of [`until`] ends it.
+//! Wake-ups: submissions wake the worker, completions wake only the queue that they belong to, and
+//! a thread that waits for another worker's queue sleeps until there is something for it. Sleeps
+//! have no deadline here, so a lost wake-up hangs until the time limit of [`until`].
 #[path = "../core/tests/support/mod.rs"]
 mod support;
 
@@ -32,18 +32,18 @@ const NEVER: u64 = u64::MAX;
 const QUEUES: usize = 4;
 const MATCHING: MatchConfig =
     MatchConfig { eager: 128, credits: 4, headers: 8, shared_credits: 0, shared_headers: 0, seed: 5 };
-/// Parks at once, and until it is woken.
+/// Parks at once, until it is woken.
 const SLEEPY: Policy = Policy { park_ns: u64::MAX, ..Policy::EFFICIENT };
 
-/// A host that knows who sleeps, and on which word each wake-up call was made.
+/// A host that records which threads sleep, and which word each wake-up was for.
 struct Counting {
     inner: LinuxHost,
-    /// The words that threads sleep on, and what they hold as long as nobody has notified them.
+    /// The words that threads sleep on, and their values without a notification.
     asleep: Mutex<Vec<[(usize, u32); 2]>>,
     wakes: Mutex<HashMap<usize, u64>>,
 }
 
-/// As long as no test takes: the kernel knows no sleep without end.
+/// As long as any test takes: the kernel has no unlimited sleep here.
 const LONG_NS: u64 = 600_000_000_000;
 
 fn address(word: &AtomicU32) -> usize {
@@ -56,9 +56,9 @@ impl Counting {
         Counting { inner: LinuxHost::private(), asleep: Mutex::default(), wakes: Mutex::default() }
     }
 
-    /// Waits until this many threads sleep, or are about to and only a wake-up stops them.
+    /// Waits until this many threads sleep, or are about to.
     fn until_asleep(&self, threads: usize) {
-        // SAFETY: a sleeper keeps its words in place, and unlists them before it goes on.
+        // SAFETY: a sleeper's words stay in place until it has removed them from the list.
         let stands = |&(word, expected): &(usize, u32)| unsafe {
             (*(word as *const AtomicU32)).load(Ordering::SeqCst) == expected
         };
@@ -96,12 +96,12 @@ fn until(what: &str, mut ready: impl FnMut() -> bool) {
     }
 }
 
-/// A panic ends the process: threads that sleep for good would keep it from ending the test.
+/// A panic ends the process, because sleeping threads would keep the test from ending.
 fn panics_end_all() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         std::panic::set_hook(Box::new(|panic| {
-            // Past what the harness captures, and would lose.
+            // Not through the harness's capture, which would lose it.
             let _ = writeln!(std::io::stderr(), "{panic}");
             std::process::exit(101);
         }));
@@ -142,8 +142,8 @@ type Rails = Loopback<64>;
 struct Site {
     own: Own<Rails, 1>,
     channels: &'static Channels<QUEUES>,
-    /// The rail's wait object, which nobody rings:
-    /// loopback reports in the pass that posts or in the next one.
+    /// The rail's wait object, which nobody notifies: loopback reports in the pass that posts or in
+    /// the next one.
     arrivals: &'static EventCount,
     queues: Vec<Hosted>,
     consumers: Vec<CommandConsumer<'static>>,
@@ -175,7 +175,7 @@ fn fill(at: LocalAddr, pattern: u64) -> Command {
 }
 
 #[test]
-fn a_worker_and_a_thread_that_wait_for_another_workers_event_sleep_until_it_comes() {
+fn a_worker_and_a_thread_sleep_until_another_worker_s_event() {
     for _ in 0..100 {
         let host = &*leak(Counting::new());
         let (mut first, mut second) = (site(host, 1), site(host, 2));
@@ -195,15 +195,15 @@ fn a_worker_and_a_thread_that_wait_for_another_workers_event_sleep_until_it_come
             });
             let mut queues = queues.drain(..);
             let (mut waits, mut after) = (queues.next().unwrap(), queues.next().unwrap());
-            // One thread waits for it; the worker has a command of the other queue
-            // that follows it, and one behind that.
+            // One thread waits for the event. The worker has a command of the other queue after it,
+            // and another one after that.
             let made_here = made.clone();
             let waiting = scope.spawn(move || (waits.wait(&made_here, NEVER), waits.counts()));
             let filled = submit(&mut after, fill(target.at(0), 5), &[&made]);
             let behind = submit(&mut after, Command::Marker, &[]);
             host.until_asleep(2);
             assert!(!filled.is_done() && !behind.is_done());
-            // Its own worker is woken by neither of the others.
+            // Neither of the others wakes its own worker.
             let before = host.all_wakes();
             assert_eq!(host.wakes(&channels.recv[0]), 0);
             Worker::new(&mut first.own.engine, &mut first.consumers, SLEEPY).turn(host);
@@ -224,7 +224,7 @@ fn a_worker_and_a_thread_that_wait_for_another_workers_event_sleep_until_it_come
 }
 
 #[test]
-fn a_send_wakes_the_worker_alone_and_a_completion_its_queue_alone() {
+fn a_submission_wakes_only_the_worker_and_a_completion_only_its_queue() {
     let host = &*leak(Counting::new());
     let mut site = site(host, 3);
     let stop = AtomicBool::new(false);
@@ -243,7 +243,7 @@ fn a_send_wakes_the_worker_alone_and_a_completion_its_queue_alone() {
         let mut queues = queues.drain(..);
         let (mut busy, mut waits, mut idle) =
             (queues.next().unwrap(), queues.next().unwrap(), queues.next().unwrap());
-        // A thread that sleeps on what only the end of this test brings.
+        // A thread that sleeps until the end of this test.
         let tag = Tag::new(7, 0);
         let recv = Command::Recv { source: None, tag, ignore: Tag::ZERO, into: None };
         let waiting = scope.spawn(move || {
@@ -261,7 +261,7 @@ fn a_send_wakes_the_worker_alone_and_a_completion_its_queue_alone() {
             host.until_asleep(2);
             assert!(host.wakes(&channels.recv[0]) <= before[1] + 1);
         }
-        // The receive side's sleeper and the idle queue were left alone; so was the rail's wait
+        // The receive side's sleeper and the idle queue were not woken; nor was the rail's wait
         // object.
         assert_eq!([1, 2].map(|queue| host.wakes(&channels.recv[queue])), [0, 0]);
         assert_eq!(host.wakes(arrivals), 0);
@@ -306,7 +306,7 @@ fn a_worker_sleeps_while_a_marker_waits_for_the_engine() {
     });
 }
 
-/// Runs `user` beside a worker that sleeps, and which sleeps again before it is stopped.
+/// Runs `user` beside a sleeping worker, which sleeps again before it is stopped.
 fn beside_a_sleeping_worker(
     contexts: usize,
     user: impl FnOnce(&'static Counting, &mut Vec<Hosted>, LocalId),
@@ -335,19 +335,19 @@ fn beside_a_sleeping_worker(
 }
 
 #[test]
-fn what_was_left_untold_in_a_queue_that_is_dropped_is_done_at_once() {
+fn unannounced_commands_of_a_dropped_queue_are_executed_at_once() {
     beside_a_sleeping_worker(1, |_, queues, target| {
         let mut queue = queues.pop().unwrap();
         let command = queue.create(fill(target.at(0), 9)).unwrap();
         let event = queue.enqueue(command);
         drop(queue);
-        until("a command of a queue that is gone", || event.is_done());
+        until("a command of a dropped queue", || event.is_done());
         assert_eq!(event.reply(), Some(Reply::Done(0)));
     });
 }
 
 #[test]
-fn pending_counts_what_either_side_has_not_taken() {
+fn pending_counts_entries_that_are_not_taken() {
     let host = &*leak(Counting::new());
     let Site { own: Own { mut engine, target, .. }, mut queues, mut consumers, .. } = site(host, 1);
     let queue = &mut queues[0];
@@ -365,11 +365,10 @@ fn pending_counts_what_either_side_has_not_taken() {
     }
 }
 
-/// Commands come after events of queues of either worker, in whatever way threads happen to run.
-/// Every command comes after others that were submitted before it alone, so there is no circle, and
-/// all end.
+/// Commands depend on events of queues of either worker, in any thread timing. Every command
+/// depends only on earlier ones, so there is no circle, and all complete.
 #[test]
-fn commands_that_come_after_each_other_over_two_workers_all_end() {
+fn commands_that_depend_on_each_other_over_two_workers_all_complete() {
     for seed in seeds(20) {
         let host = &*leak(Counting::new());
         let mut sites = [site(host, 2), site(host, 2)];
@@ -403,7 +402,7 @@ fn commands_that_come_after_each_other_over_two_workers_all_end() {
                             let command = loop {
                                 match queue.create(fill(target.at(64 * i as u64), round)) {
                                     Ok(command) => break command,
-                                    // Room comes with the ends of others.
+                                    // Completions of other commands make room.
                                     Err(_) => queue.finish(NEVER).unwrap(),
                                 }
                             };
@@ -412,7 +411,7 @@ fn commands_that_come_after_each_other_over_two_workers_all_end() {
                             let event = queue.submit(command.unwrap());
                             let mut recent = submitted.lock().unwrap();
                             recent.push(event.clone());
-                            // Let go of, or slots run out.
+                            // Drop old events, so that slots do not run out.
                             let old = recent.len().saturating_sub(8);
                             let old: Vec<_> = recent.drain(..old).collect();
                             drop((recent, after));

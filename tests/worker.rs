@@ -1,5 +1,5 @@
-//! Contexts, a worker and its engine on threads:
-//! nothing is lost, answers reach their callers, sleepers wake.
+//! Contexts, a worker and its engine on threads: nothing is lost, answers reach their callers,
+//! sleepers are woken.
 #[path = "../core/tests/support/mod.rs"]
 mod support;
 
@@ -67,8 +67,8 @@ fn patiently(mut ask: impl FnMut() -> Result<Ticket, OpError>) -> Ticket {
     }
 }
 
-/// Runs `user` on a thread per context;
-/// a worker serves them with a disordered engine that talks to itself.
+/// Runs `user` on a thread per context; a worker serves them with a reordering engine that is its
+/// own peer.
 fn with_worker(
     seed: u64,
     contexts: u8,
@@ -99,7 +99,7 @@ fn with_worker(
             })
             .collect();
         let ends: Vec<_> = users.into_iter().map(|user| user.join()).collect();
-        // Release: the worker that sees it has everything that was submitted before in its rings.
+        // Release: a worker that sees it also sees all earlier submissions in its rings.
         stop.store(true, Ordering::Release);
         send.notify(host);
         assert!(running.join().unwrap(), "seed {seed}");
@@ -130,7 +130,7 @@ fn every_context_gets_the_answers_to_its_own_requests() {
                     waiting.push((patiently(|| context.fetch(word, amo)), sum));
                     sum += operand;
                     if waiting.len() == 8 {
-                        // All seats are taken; the answers may be fetched in any order.
+                        // All slots are in use; the replies may be taken in any order.
                         while !waiting.is_empty() {
                             let (ticket, before) =
                                 waiting.swap_remove(random.below(waiting.len() as u64) as usize);
@@ -167,7 +167,7 @@ fn a_signal_wakes_the_context_that_watches_it() {
 }
 
 #[test]
-fn what_was_submitted_before_the_stop_is_done() {
+fn submissions_before_the_stop_are_executed() {
     for seed in seeds(50) {
         let word = OnceLock::new();
         with_worker(seed, 2, Policy::BALANCED, |i, context, at| {
@@ -180,7 +180,7 @@ fn what_was_submitted_before_the_stop_is_done() {
             }
             if i == 0 {
                 let _ = word.set(());
-                // All of this context's increments are in; the other's may still be on their way.
+                // All increments of this context are applied; the other's may be in flight.
                 context.quiet(at.peer, NEVER).unwrap();
                 let ticket = patiently(|| context.fetch(at.remote.at(0), Amo { op: AmoOp::Fetch, ..amo }));
                 let Ok(Reply::Done(sum)) = context.wait(ticket, NEVER) else { panic!("seed {seed}") };
@@ -191,7 +191,7 @@ fn what_was_submitted_before_the_stop_is_done() {
 }
 
 #[test]
-fn refusals_and_deadlines_come_back_as_such() {
+fn refusals_and_expired_deadlines_are_reported() {
     with_worker(1, 1, Policy::BALANCED, |_, context, at| {
         let ticket = patiently(|| context.put(at.source.at(0), 5000, at.remote.at(0)));
         let Ok(Reply::Refused(OpError::OutOfBounds { len: 5000, size: 4096, .. })) =
@@ -202,7 +202,7 @@ fn refusals_and_deadlines_come_back_as_such() {
         let soon = 1;
         let late = context.wait_signal(at.target.at(0), Cmp::Eq, 9, None, soon);
         assert!(matches!(late, Err(WaitError::Deadline(_))), "{late:?}");
-        // The watch stands until its word comes.
+        // The watch stays until its word arrives.
         let signal = Signal { at: at.remote.at(0), op: SignalOp::Set, value: 9 };
         let ticket = patiently(|| context.signal(signal));
         assert_eq!(context.wait(ticket, NEVER), Ok(Reply::Done(0)));
@@ -210,10 +210,10 @@ fn refusals_and_deadlines_come_back_as_such() {
 }
 
 #[test]
-fn tagged_messages_go_through_a_worker_and_every_receive_is_answered_once() {
+fn every_receive_through_a_worker_is_answered_once() {
     for seed in seeds(10) {
         with_worker(seed, 3, Policy::BALANCED, |i, context, at| {
-            // Each context has tags and memory of its own; they share the queue.
+            // Each context has its own tags and memory; they share the queue.
             let tag = |n: u64| Tag::new(n, i as u32);
             let (from, into) = (at.source.at(1024 * i as u64), at.target.at(1024 * i as u64));
             for (n, len) in [0, 8, 128, 129, 1000].into_iter().enumerate() {
@@ -233,7 +233,7 @@ fn tagged_messages_go_through_a_worker_and_every_receive_is_answered_once() {
                     other => panic!("seed {seed}: {other:?}"),
                 }
                 assert_eq!(context.wait(sync, NEVER), Ok(Reply::Done(len as u64)), "seed {seed}");
-                // Unexpected: seen, claimed, received by its name.
+                // Unexpected: probed, claimed, and received by its id.
                 let sent = patiently(|| context.send(at.peer, tag(n), Some((from, len))));
                 let any = Tag::new(u64::MAX, 0);
                 let found = loop {
@@ -252,7 +252,7 @@ fn tagged_messages_go_through_a_worker_and_every_receive_is_answered_once() {
                 assert!(matches!(context.wait(sent, NEVER), Ok(Reply::Done(_))));
                 let again = patiently(|| context.mrecv(claimed, None));
                 assert_eq!(context.wait(again, NEVER), Ok(Reply::Refused(OpError::StaleToken)));
-                // Taken back: the receive is answered too.
+                // Cancelled: the receive is answered too.
                 let open = patiently(|| context.recv(None, tag(99), Tag::ZERO, None));
                 assert_eq!(context.cancel(open, NEVER), Ok(Cancelled::Removed));
                 match context.wait(open, NEVER) {
@@ -266,7 +266,7 @@ fn tagged_messages_go_through_a_worker_and_every_receive_is_answered_once() {
 }
 
 #[test]
-fn a_request_given_up_at_its_deadline_gives_its_place_back_once_it_is_answered() {
+fn an_expired_request_frees_its_slot_once_answered() {
     let Own { mut engine, peer, source, target, remote, .. } =
         own(Config::default(), [Loopback::<64>::new()], 4096);
     let matching = MatchStorage::new(&MATCHING, engine.config().contexts as usize * 4, 64, 4);
@@ -282,7 +282,7 @@ fn a_request_given_up_at_its_deadline_gives_its_place_back_once_it_is_answered()
         late(context.probe(None, Tag::ZERO, Tag::ZERO, 1).map(drop));
         late(context.mprobe(None, Tag::ZERO, Tag::ZERO, 1).map(drop));
         late(context.cancel(receive, 1).map(drop));
-        // The answers are nobody's; that of a ticket is still its holder's.
+        // The replies are dropped, except that of a ticket still held.
         let put = context.put(source.at(0), 8, remote.at(64)).unwrap();
         late(context.wait(put, 1).map(drop));
         for _ in 0..20 {
@@ -294,8 +294,8 @@ fn a_request_given_up_at_its_deadline_gives_its_place_back_once_it_is_answered()
 }
 
 #[test]
-fn a_queue_that_waits_for_commands_without_answers_is_not_left_to_sleep() {
-    /// Sleeps, and until it is woken.
+fn a_queue_waiting_for_silent_commands_is_woken() {
+    /// Parks until it is woken.
     const SLEEPY: Policy = Policy { park_ns: u64::MAX, ..Policy::EFFICIENT };
     with_worker(1, 1, SLEEPY, |_, context, at| {
         for n in 0..1000 {

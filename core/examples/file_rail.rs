@@ -1,5 +1,5 @@
-//! A rail of one's own: two ends that append to each other's file. `docs/writing-a-rail.md` walks
-//! through it, and `core/tests/rails` puts it through the conformance suite.
+//! A custom rail: two ends that append to each other's file. `docs/writing-a-rail.md` walks through
+//! it, and `core/tests/rails` runs the conformance suite on it.
 //!
 //! It is short, not fast: a post is a system call, and `poll` copies what it reads.
 //!
@@ -21,26 +21,26 @@ use fishplate_core::rail::{Caps, Local, Order, Posted, Rail, RailKey, Remote, Si
 const MESSAGE: usize = 4096;
 /// Longest write or read, in bytes.
 const RMA: usize = 64 << 10;
-/// Posts in flight at once.
+/// Most posts in flight.
 const DEPTH: usize = 64;
-/// Regions registered at once.
+/// Most registered regions.
 const REGIONS: usize = 64;
 
-/// What a frame asks for. Each is answered by a `DONE`.
+/// The kind of a frame. Each is answered by a `DONE`.
 const WRITE: u64 = 1;
 const WRITE_WITH_WORD: u64 = 2;
 const READ: u64 = 3;
 const MESSAGE_FRAME: u64 = 4;
 const DONE: u64 = 5;
 
-/// The head of a frame: six numbers, then `len` bytes of payload.
+/// The header of a frame: six numbers, followed by `len` bytes of payload.
 struct Frame {
     kind: u64,
-    /// Number of the post, as its origin counts.
+    /// Number of the post at its origin.
     post: u64,
     key: u64,
     offset: u64,
-    /// A completion word, the length of a read, or the result of a post (0: it succeeded).
+    /// A completion word, the length of a read, or the result of a post (0: success).
     arg: u64,
     len: u64,
 }
@@ -53,7 +53,7 @@ impl Frame {
         fields.iter().flat_map(|field| field.to_le_bytes()).collect()
     }
 
-    /// Copies a frame out of bytes that a peer wrote. `None`: it is not all there yet.
+    /// Copies a frame out of bytes that a peer wrote. `None`: it is not complete yet.
     fn take(bytes: &mut Vec<u8>) -> Result<Option<(Frame, Vec<u8>)>, Violation> {
         if bytes.len() < Frame::SIZE {
             return Ok(None);
@@ -61,7 +61,7 @@ impl Frame {
         let field = |n: usize| u64::from_le_bytes(bytes[n * 8..n * 8 + 8].try_into().unwrap());
         let (kind, post, key) = (field(0), field(1), field(2));
         let frame = Frame { kind, post, key, offset: field(3), arg: field(4), len: field(5) };
-        // Checked before it is believed: a length decides how much we keep.
+        // Check the length first, because it limits how much is buffered.
         if frame.len > RMA as u64 || kind == MESSAGE_FRAME && frame.len > MESSAGE as u64 {
             return Err(Violation::Length);
         }
@@ -75,19 +75,19 @@ impl Frame {
     }
 }
 
-/// The two files that lead to a peer and back.
+/// The two files of a peer: one to write, one to read.
 struct Link {
     to: File,
     from: File,
-    /// What was read and not handled yet.
+    /// Bytes that were read and not handled yet.
     read: Vec<u8>,
-    /// Why the link is broken. It is reported once, by the next poll.
+    /// Why the link is broken. The next poll reports it once.
     broken: Option<PeerError>,
     reported: bool,
 }
 
 impl Link {
-    /// Appends a frame. After an error nothing more is written: the peer may see half a frame, and
+    /// Appends a frame. After an error nothing more is written: the peer may see half a frame but
     /// never the rest, so nothing of it lands.
     fn send(&mut self, frame: Frame, payload: &[u8]) -> Result<(), PostError> {
         if self.broken.is_some() {
@@ -101,12 +101,12 @@ impl Link {
     }
 }
 
-/// A post that is not answered yet.
+/// A post without an answer yet.
 struct Pending {
     post: u64,
     peer: Peer,
     cx: u64,
-    /// Where a read goes.
+    /// The destination of a read.
     into: Option<Local>,
 }
 
@@ -114,10 +114,10 @@ struct Pending {
 pub struct FileRail {
     /// By peer.
     links: Vec<Option<Link>>,
-    /// With how often each place was used, so that a key that was taken back stays dead.
+    /// With the number of times that each slot was used, so that an old key stays invalid.
     regions: [(Option<Region>, u64); REGIONS],
     pending: Vec<Pending>,
-    /// Ends of posts to peers that were detached, to be reported by the next poll.
+    /// Completions of posts to detached peers, for the next poll to report.
     ended: Vec<u64>,
     posts: u64,
 }
@@ -130,14 +130,14 @@ impl Default for FileRail {
 }
 
 impl FileRail {
-    /// Names the region at a place: its number, its length and how often the place was used.
+    /// The key of a slot: its index, the region's length, and the number of uses of the slot.
     fn key(&self, place: usize) -> u64 {
         let (region, uses) = &self.regions[place];
         let len = region.as_ref().map_or(0, Region::len) as u64;
         uses << 40 | len << 8 | place as u64
     }
 
-    /// The memory that a peer names, if all of it is registered.
+    /// Returns the memory that a peer names, if all of it is registered.
     fn resolve(&self, key: u64, offset: u64, len: u64) -> Option<NonNull<u8>> {
         let place = key as usize & 0xff;
         let region = self.regions.get(place)?.0.as_ref()?;
@@ -145,7 +145,7 @@ impl FileRail {
         if self.key(place) != key || end > region.len() as u64 {
             return None;
         }
-        // SAFETY: `offset <= end <= region.len()`, so the place lies in the region.
+        // SAFETY: `offset <= end <= region.len()`, so the address lies in the region.
         Some(unsafe { region.ptr().add(offset as usize) })
     }
 
@@ -167,7 +167,7 @@ impl FileRail {
         Ok(Posted::Pending)
     }
 
-    /// Carries out one frame of a peer and reports it.
+    /// Executes one frame of a peer and reports it.
     fn handle<S: Sink>(
         &mut self,
         peer: Peer,
@@ -180,7 +180,7 @@ impl FileRail {
         match frame.kind {
             WRITE | WRITE_WITH_WORD => match self.resolve(frame.key, frame.offset, frame.len) {
                 Some(to) => {
-                    // SAFETY: all of it lies in a registered region, which is writable.
+                    // SAFETY: the range lies in a registered region, which is writable.
                     unsafe { ptr::copy(payload.as_ptr(), to.as_ptr(), payload.len()) };
                     if frame.kind == WRITE_WITH_WORD {
                         sink.landed(peer, frame.arg as u32);
@@ -192,7 +192,7 @@ impl FileRail {
             READ => match self.resolve(frame.key, frame.offset, frame.arg) {
                 Some(from) => {
                     answer.resize(frame.arg as usize, 0);
-                    // SAFETY: all of it lies in a registered region, which is readable.
+                    // SAFETY: the range lies in a registered region, which is readable.
                     unsafe { ptr::copy(from.as_ptr(), answer.as_mut_ptr(), answer.len()) };
                 }
                 None => failed = true,
@@ -200,7 +200,7 @@ impl FileRail {
             MESSAGE_FRAME => sink.message(peer, Untrusted::from_slice(payload)),
             DONE => {
                 let is = |pending: &Pending| (pending.post, pending.peer) == (frame.post, peer);
-                // An answer to a post of an earlier attachment has nobody to go to.
+                // The post may belong to an earlier attachment.
                 let Some(at) = self.pending.iter().position(is) else { return Ok(()) };
                 let Pending { cx, into, .. } = self.pending[at];
                 if frame.arg == 0 && into.map_or(0, |local| local.len) != payload.len() {
@@ -212,7 +212,7 @@ impl FileRail {
                     return Ok(());
                 }
                 if let Some(local) = into {
-                    // SAFETY: as long as the payload, and writable until the post is done.
+                    // SAFETY: as long as the payload, and writable until the post is complete.
                     unsafe { ptr::copy(payload.as_ptr(), local.ptr.as_ptr(), local.len) };
                 }
                 sink.done(cx, Ok(()));
@@ -263,7 +263,7 @@ impl FileRail {
         true
     }
 
-    /// Ends what is pending to a peer: its local memory is not touched any more.
+    /// Completes what is pending to a peer. Its local memory is not accessed any more.
     fn end_all(&mut self, peer: Peer) {
         let ended = &mut self.ended;
         self.pending.retain(|pending| {
@@ -275,12 +275,12 @@ impl FileRail {
     }
 }
 
-/// What the owner of an engine may do with this rail while the engine drives it.
+/// The setup calls of this rail while an engine drives it.
 pub struct FileSetup<'a>(&'a mut FileRail);
 
 impl FileSetup<'_> {
-    /// Attaches a peer by two files: one that we append to, and one that the peer does. Give each
-    /// attachment files of its own. Blocks as `open` does, and allocates.
+    /// Attaches a peer through two files: one that we append to, and one that the peer appends to.
+    /// Use new files for each attachment. Blocks as `open` does, and allocates.
     pub fn attach(&mut self, peer: Peer, to: &Path, from: &Path) -> io::Result<()> {
         let links = &mut self.0.links;
         let place = usize::from(peer.0);
@@ -298,9 +298,9 @@ impl FileSetup<'_> {
     }
 }
 
-// SAFETY: nothing is imported as a pointer. A write and a message are copied when they are posted.
-// Only a read touches local memory later, and only while it is in `pending`: it leaves that with
-// its end, or with its peer. `FileSetup` fills places that are free, and does nothing else.
+// SAFETY: nothing is mapped. Writes and messages are copied when they are posted. Only a pending
+// read accesses local memory later; it is removed when it completes or its peer is detached.
+// `FileSetup` only fills free slots.
 unsafe impl Rail for FileRail {
     type Setup<'a> = FileSetup<'a>;
 
@@ -314,7 +314,7 @@ unsafe impl Rail for FileRail {
         Caps {
             max_message: MESSAGE,
             max_rma: RMA,
-            // A write's source is copied at once, but the write is not done before its answer.
+            // The source of a write is copied at once, but the write completes with its answer.
             inject: 0,
             data_bytes: 4,
             // Frames are handled in the order in which they were appended.
@@ -348,7 +348,7 @@ unsafe impl Rail for FileRail {
         reads.into_iter().any(|into| into.overlaps(memory.ptr.as_ptr(), memory.len))
     }
 
-    /// Nothing is mapped. The key tells how long the region is; its owner checks each access.
+    /// Nothing is mapped. The key contains the region's length; the owner checks each access.
     fn import(&mut self, _: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
         match (key.key & 0xff, key.key >> 8 & 0xffff_ffff) {
             (place, _) if place >= REGIONS as u64 => Err(AttachError::BadHandle),
@@ -378,7 +378,7 @@ unsafe impl Rail for FileRail {
             return Err(PostError::TooLong { len: local.len, max: RMA });
         }
         let mut payload = vec![0; local.len];
-        // SAFETY: the source is readable, by this function's contract.
+        // SAFETY: the source is readable, as the caller guarantees.
         unsafe { ptr::copy(local.ptr.as_ptr(), payload.as_mut_ptr(), local.len) };
         let (kind, arg) = data.map_or((WRITE, 0), |data| (WRITE_WITH_WORD, data.into()));
         let (key, offset, len) = (remote.key.key, remote.offset, local.len as u64);
@@ -450,7 +450,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     b.connect_peer(to_a, 0b1)?;
 
     let (mut source, mut target) = ([7u64; 4], [0u64; 4]);
-    // SAFETY: both arrays outlive the engines' use of them, and are read again only after it.
+    // SAFETY: both arrays outlive the engines' use of them, and are read only afterwards.
     let region =
         |words: &mut [u64; 4]| unsafe { Region::new(NonNull::from(words).cast(), 32, RegionKind::Private) };
     let from = a.register(region(&mut source))?;
@@ -459,7 +459,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     let len = b.export(into, &mut handle)?;
     let theirs = a.import(to_b, &handle[..len])?;
 
-    // Three words, and then a signal in the fourth.
+    // Three words, followed by a signal in the fourth.
     let signal = Signal::set(theirs.at(24), 1);
     a.put_signal(ContextId(0), from.at(0), 24, theirs.at(0), signal, Notice::Silent)
         .map_err(|e| format!("{e:?}"))?;

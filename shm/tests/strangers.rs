@@ -78,7 +78,7 @@ fn meets_beside<T>(
 }
 
 #[test]
-fn silent_strangers_cost_only_their_own_connections() {
+fn silent_clients_cost_only_their_own_connections() {
     let _alone = alone();
     for count in [4, 64, 200] {
         meets_beside(config(), |strangers| strangers.many(count, |raw| raw.socket));
@@ -207,7 +207,7 @@ fn a_full_backlog_delays_and_does_not_refuse() {
 
 /// What a listener does that has no room for us.
 #[test]
-fn a_client_that_is_hung_up_on_tries_again() {
+fn a_client_whose_connection_is_closed_tries_again() {
     let _alone = alone();
     let (near, far) = (rail(config()), rail(config()));
     let name = name();

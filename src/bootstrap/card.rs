@@ -50,7 +50,7 @@ pub struct Card {
     pub rails: Vec<RailCard>,
 }
 
-/// The result of two cards that fit.
+/// The result of two matching descriptions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Agreement {
     /// Which local rail is connected to which remote one.
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_card_comes_back() {
+    fn cards_survive_a_round_trip() {
         for rails in [1, 2, 16] {
             assert_eq!(Card::decode(&card(rails).encode().unwrap()), Ok(card(rails)));
         }
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_card_has_the_bytes_of_its_description() {
+    fn a_card_is_encoded_as_documented() {
         let card = Card { id: 0x0807_0605_0403_0201, first_sequence: 5, user: u64::MAX, ..card(1) };
         let mut golden = vec![1, 2, 3, 4, 5, 6, 7, 8, 128, 0, 0, 0, 1, 0, 5, 0, 0, 0, 0, 0, 0, 0];
         golden.extend([0xff; 8]);
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn cards_cut_short_too_long_or_out_of_range_are_refused_by_field() {
+    fn invalid_cards_are_refused_by_field() {
         let bytes = card(3).encode().unwrap();
         for cut in 0..bytes.len() {
             assert!(matches!(Card::decode(&bytes[..cut]), Err(BootstrapError::BadCard(_))), "cut to {cut}");
@@ -238,7 +238,7 @@ mod tests {
         assert_eq!(bad(30, 17), Err(BootstrapError::BadCard("number of rails")));
         assert_eq!(bad(36, 0xff), Err(BootstrapError::BadCard("provider")), "not UTF-8");
         assert_eq!(bad(36, 0x1b), Err(BootstrapError::BadCard("provider")), "an escape sequence");
-        assert_eq!(bad(30, 2), Err(BootstrapError::BadCard("length")), "something behind it");
+        assert_eq!(bad(30, 2), Err(BootstrapError::BadCard("length")), "trailing bytes");
         let mut none = card(1);
         none.rails[0].address.clear();
         assert_eq!(none.encode(), Err(BootstrapError::BadCard("address")));
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn random_bytes_are_refused_without_a_panic() {
+    fn random_bytes_are_rejected_without_a_panic() {
         let mut state = 88_172_645_463_325_252u64;
         for _ in 0..20_000 {
             let mut bytes = card(2).encode().unwrap();
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_is_named_with_both_values() {
+    fn a_differing_setting_is_named_with_both_values() {
         let differs = |what, theirs, ours| Err(BootstrapError::Differs { what, theirs, ours });
         let ours = card(2);
         let with = |change: fn(&mut Card)| {
@@ -287,18 +287,18 @@ mod tests {
             Err(BootstrapError::Providers { .. })
         ));
         let agreed = with(|c| c.rails[1].mbit = 10).unwrap();
-        assert_eq!(agreed.pairing.uneven.len(), 1, "speeds may differ, and it is told");
+        assert_eq!(agreed.pairing.uneven.len(), 1, "speeds may differ, and are reported");
         let rails = agreed.in_our_order(&["a", "b"]);
         assert!(rails == [&"a", &"b"] || rails == [&"b", &"a"]);
     }
 
     #[test]
-    fn processes_that_were_forked_have_numbers_of_their_own() {
+    fn forked_processes_have_different_ids() {
         // Creates the keys that the fork copies.
         random_id();
         let mut ends = [0; 2];
-        // SAFETY: `pipe` fills an array of two, `write` and `read` get eight bytes each. The child
-        // uses no lock that another thread may hold, and exits.
+        // SAFETY: `pipe` fills an array of two descriptors; `write` and `read` get eight bytes
+        // each. The child takes no lock that another thread may hold, and exits.
         let theirs = unsafe {
             assert_eq!(libc::pipe(ends.as_mut_ptr()), 0);
             let child = libc::fork();

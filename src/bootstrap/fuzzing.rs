@@ -42,7 +42,7 @@ fn sample_card(seed: u64, into: &mut [u8]) -> usize {
 
 fn read_card(input: &[u8], again: &mut [u8]) -> Option<usize> {
     let theirs = Card::decode(input).ok()?;
-    // Any two cards agree or tell why not, and both sides compute the same.
+    // Any two cards agree or are rejected, and both sides compute the same result.
     for ours in [Card::new(&Config::DEFAULT, 0, card(1).rails), card(input.len() as u64)] {
         let (here, there) = (ours.agree(&theirs), theirs.agree(&ours));
         assert_eq!(here.is_ok(), there.is_ok(), "{here:?} {there:?}");
@@ -50,8 +50,8 @@ fn read_card(input: &[u8], again: &mut [u8]) -> Option<usize> {
             assert_eq!(agreement.in_our_order(&theirs.rails).len(), ours.rails.len());
         }
     }
-    let len = put(again, &theirs.encode().expect("what was read can be written"));
-    assert_eq!(len, input.len(), "something behind it");
+    let len = put(again, &theirs.encode().expect("a decoded card can be encoded"));
+    assert_eq!(len, input.len(), "trailing bytes");
     Some(len)
 }
 

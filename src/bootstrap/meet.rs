@@ -165,7 +165,7 @@ impl Greeting {
             let (nonce, rest) =
                 message.split_first_chunk::<16>().ok_or(BootstrapError::BadCard("random bytes"))?;
             if self.greeted {
-                // A card for another handshake.
+                // The card belongs to another handshake.
                 if *nonce != self.nonce {
                     return Err(BootstrapError::BadCard("random bytes"));
                 }
@@ -222,7 +222,7 @@ impl HalfOpen for Greeting {
 
 fn random() -> Result<Nonce, BootstrapError> {
     let mut nonce = [0; 16];
-    // SAFETY: `nonce` has the 16 writable bytes that the call is told.
+    // SAFETY: `nonce` has 16 writable bytes, the length that the call gets.
     let n = unsafe { libc::getrandom(nonce.as_mut_ptr().cast(), nonce.len(), 0) };
     // The call waits for the generator's seed, then returns up to 256 bytes at once.
     if n == nonce.len() as isize { Ok(nonce) } else { Err(code(std::io::Error::last_os_error())) }

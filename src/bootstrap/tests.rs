@@ -46,7 +46,7 @@ fn pair() -> (Wire, Wire) {
 }
 
 #[test]
-fn both_sides_say_something_at_once_however_long_it_is() {
+fn both_sides_send_long_messages_at_once() {
     let (mut here, mut there) = pair();
     for len in [0, 1, 4096, MESSAGE_MAX] {
         let (a, b) = (vec![1; len], vec![2; len]);
@@ -67,7 +67,7 @@ fn both_sides_say_something_at_once_however_long_it_is() {
 }
 
 #[test]
-fn nobody_there_is_told_in_time() {
+fn an_absent_peer_is_reported_at_the_deadline() {
     let (mut listener, at) = listener();
     assert_eq!(listener.accept(&card(1), at_once()).unwrap_err(), BootstrapError::Deadline);
     drop(listener);
@@ -80,7 +80,7 @@ fn nobody_there_is_told_in_time() {
 }
 
 #[test]
-fn who_waits_makes_progress_meanwhile_and_gives_up_in_time() {
+fn waits_run_the_closure_and_end_at_the_deadline() {
     let (mut here, _there) = pair();
     let mut turns = 0;
     let result = here.exchange(b"hello", at_once(), || {
@@ -93,7 +93,7 @@ fn who_waits_makes_progress_meanwhile_and_gives_up_in_time() {
 }
 
 #[test]
-fn a_side_that_goes_away_is_noticed_and_what_it_said_before_is_not_lost() {
+fn a_closed_connection_is_detected_after_its_last_message() {
     let (mut here, mut there) = pair();
     let lifeline = here.lifeline().unwrap();
     assert!(here.is_open() && lifeline.holds());
@@ -108,13 +108,13 @@ fn a_side_that_goes_away_is_noticed_and_what_it_said_before_is_not_lost() {
     assert_eq!(here.exchange(b"", soon(), || Some(0)), Err(BootstrapError::HungUp));
 }
 
-/// Two ends of a socket pair, the second in our own hands.
+/// The two ends of a socket pair; the test drives the second one itself.
 fn half() -> (Wire, UnixStream) {
     let (here, there) = UnixStream::pair().unwrap();
     (Wire::over(OwnedFd::from(here)), there)
 }
 
-/// A message as it travels.
+/// A message with its header.
 fn framed(version: u16, len: u32, message: &[u8]) -> Vec<u8> {
     let mut bytes = b"FPBS".to_vec();
     bytes.extend(version.to_le_bytes());
@@ -128,13 +128,12 @@ fn said(message: &[u8]) -> Vec<u8> {
     framed(WIRE_VERSION, message.len() as u32, message)
 }
 
-/// The other side sends two messages at once, as one that is ahead does, hears our last one, and
-/// leaves.
+/// The other side sends two messages at once, reads our last one, and leaves.
 #[test]
-fn a_message_that_came_before_the_other_side_left_is_heard() {
+fn a_message_sent_before_the_other_side_left_is_received() {
     let (mut here, mut there) = half();
     there.write_all(&[said(b"first"), said(b"last")].concat()).unwrap();
-    // As much of its leaving as can be seen before it hears us.
+    // Half-closed, so that the end of stream shows before it has read our message.
     there.shutdown(std::net::Shutdown::Write).unwrap();
     assert!(!here.is_open());
     assert_eq!(here.exchange(b"", soon(), || Some(0)).unwrap(), b"first");
@@ -143,12 +142,11 @@ fn a_message_that_came_before_the_other_side_left_is_heard() {
 }
 
 #[test]
-fn a_message_that_came_while_the_other_side_was_found_gone_is_heard() {
+fn a_message_that_arrives_with_the_end_of_stream_is_received() {
     let (mut here, there) = half();
     let mut there = Some(there);
     let heard = here.exchange(b"done", soon(), || {
-        // The other side hears us, says its last word and leaves; only then it is noticed that it
-        // has gone.
+        // The other side reads our message, sends its last one and leaves before we look again.
         let mut there = there.take()?;
         let mut ours = [0; 12 + 4];
         there.read_exact(&mut ours).unwrap();
@@ -159,14 +157,14 @@ fn a_message_that_came_while_the_other_side_was_found_gone_is_heard() {
     assert_eq!(here.exchange(b"", soon(), || None), Err(BootstrapError::HungUp));
 }
 
-/// A side that reads nothing and sends without end: once a message is whole, the rest stays in the
+/// A side that sends without end and reads nothing: after one whole message, the rest stays in the
 /// socket.
 #[test]
-fn a_flood_while_our_own_message_is_stuck_stays_in_the_socket() {
+fn a_flood_stays_in_the_socket_while_our_message_is_unsent() {
     let (here, mut there) = UnixStream::pair().unwrap();
     let here = OwnedFd::from(here);
     let little = 4096i32;
-    // SAFETY: an option that is a number, as long as said.
+    // SAFETY: the option is a number of the given size.
     let set = unsafe {
         let (fd, len) = (here.as_raw_fd(), size_of_val(&little) as u32);
         libc::setsockopt(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, (&raw const little).cast(), len)
@@ -183,11 +181,11 @@ fn a_flood_while_our_own_message_is_stuck_stays_in_the_socket() {
         (turns < 2000 && flooded < 8 << 20).then_some(1)
     });
     assert_eq!(outcome, Err(BootstrapError::Stopped));
-    assert!(flooded < 2 << 20, "{flooded} bytes were taken in");
+    assert!(flooded < 2 << 20, "{flooded} bytes were received");
 }
 
-/// Strangers who connect to a listener beside the right process, in threads of their own until they
-/// are told to stop.
+/// Unrelated clients, each in a thread of its own, that connect to a listener until they are told
+/// to stop.
 struct Strangers<'s, 't> {
     scope: &'s thread::Scope<'s, 't>,
     at: SocketAddr,
@@ -195,7 +193,7 @@ struct Strangers<'s, 't> {
 }
 
 impl Strangers<'_, '_> {
-    /// Connects again and again, and does the same each time.
+    /// Connects repeatedly, and does the same each time.
     fn flood(&self, each: impl Fn(TcpStream) + Send + 'static + Copy) {
         let (at, stop) = (self.at, self.stop);
         self.scope.spawn(move || {
@@ -208,7 +206,7 @@ impl Strangers<'_, '_> {
     }
 }
 
-/// Ends the strangers, whatever becomes of the test.
+/// Stops the clients, even if the test fails.
 struct Stop<'s>(&'s AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -217,8 +215,8 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// How long the right process takes to meet us beside strangers, at most half a greeting: none of
-/// them has been waited for.
+/// Measures how long the right process takes to connect while unrelated clients do, and checks that
+/// this is at most half a handshake timeout.
 #[track_caller]
 fn meets_beside(strangers: impl FnOnce(&Strangers<'_, '_>) -> Vec<TcpStream>) -> Vec<BootstrapError> {
     let (mut listener, at) = listener();
@@ -236,13 +234,13 @@ fn meets_beside(strangers: impl FnOnce(&Strangers<'_, '_>) -> Vec<TcpStream>) ->
         assert!(begun.elapsed() < Duration::from_millis(2500), "after {:?}", begun.elapsed());
         drop(held);
         let refused = listener.refused().into_iter().map(|(_, why)| why).collect();
-        // Nobody listens any more, so that no stranger waits to be accepted.
+        // The listener is closed, so no client waits to be accepted.
         drop(listener);
         refused
     })
 }
 
-/// Each connects and says that.
+/// Clients that connect and each send one message.
 fn say(at: SocketAddr, each: &[&[u8]]) -> Vec<TcpStream> {
     let connect = |says: &&[u8]| {
         let mut stream = TcpStream::connect(at).unwrap();
@@ -253,21 +251,21 @@ fn say(at: SocketAddr, each: &[&[u8]]) -> Vec<TcpStream> {
 }
 
 #[test]
-fn silent_strangers_cost_only_their_own_connections() {
+fn silent_clients_cost_only_their_own_connections() {
     for count in [4, 64, 120] {
         meets_beside(|strangers| say(strangers.at, &vec![&b""[..]; count]));
     }
 }
 
 #[test]
-fn strangers_who_begin_well_and_then_say_nothing_cost_only_their_own_connections() {
+fn clients_that_stop_during_the_handshake_cost_only_their_own_connections() {
     meets_beside(|strangers| say(strangers.at, &vec![&said(&[3; 16])[..]; 64]));
     let half = said(&[3; 16]);
     meets_beside(|strangers| say(strangers.at, &vec![&half[..half.len() - 1]; 64]));
 }
 
 #[test]
-fn strangers_who_say_what_does_not_fit_are_refused_by_what_it_is() {
+fn clients_with_invalid_messages_are_refused_by_reason() {
     let refused = |says: &[&[u8]], error| {
         let errors = meets_beside(|strangers| say(strangers.at, says));
         assert_eq!(errors, vec![error; says.len()]);
@@ -282,8 +280,8 @@ fn strangers_who_say_what_does_not_fit_are_refused_by_what_it_is() {
     let hello = said(&[3; 16]);
     let error = BootstrapError::TooLong { len: MESSAGE_MAX as u64 + 1, max: MESSAGE_MAX };
     refused(&[&[&hello[..], &framed(WIRE_VERSION, MESSAGE_MAX as u32 + 1, &[])].concat()], error);
-    // Nothing, too little, a card of an earlier version of the greeting, random bytes that are not
-    // ours.
+    // No message, too short a message, a message of an earlier protocol version, and random bytes
+    // that are not ours.
     let bad = BootstrapError::BadCard("random bytes");
     let alone = said(&card(2).encode().unwrap());
     let stale = said(&[&[9; 16][..], &card(2).encode().unwrap()].concat());
@@ -293,8 +291,7 @@ fn strangers_who_say_what_does_not_fit_are_refused_by_what_it_is() {
     }
 }
 
-/// Speaks the greeting by its bytes, and says in place of a card what `spoil` makes of the right
-/// message.
+/// Performs the handshake byte by byte, with `spoil` applied to the card message.
 fn greets(at: SocketAddr, spoil: impl FnOnce(Vec<u8>) -> Vec<u8>) -> TcpStream {
     let mut stream = TcpStream::connect(at).unwrap();
     stream.write_all(&said(&[3; 16])).unwrap();
@@ -307,7 +304,7 @@ fn greets(at: SocketAddr, spoil: impl FnOnce(Vec<u8>) -> Vec<u8>) -> TcpStream {
 }
 
 #[test]
-fn a_right_greeting_with_a_wrong_card_is_refused_and_the_next_is_heard() {
+fn a_client_with_an_invalid_card_is_refused_and_the_next_is_accepted() {
     let refused = |spoil: fn(Vec<u8>) -> Vec<u8>| {
         let (mut listener, at) = listener();
         thread::scope(|scope| {
@@ -356,7 +353,7 @@ fn floods_cost_only_their_own_connections() {
 }
 
 #[test]
-fn strangers_who_trickle_cost_only_their_own_connections() {
+fn clients_that_send_slowly_cost_only_their_own_connections() {
     meets_beside(|strangers| {
         let mut held = say(strangers.at, &vec![&b"F"[..]; 64]);
         let stop = strangers.stop;
@@ -375,7 +372,7 @@ fn strangers_who_trickle_cost_only_their_own_connections() {
     });
 }
 
-/// More wait to be accepted than the listener's queue holds, and nobody accepts for a while.
+/// More clients wait than the listener's queue holds, and nobody accepts for a while.
 #[test]
 fn a_full_backlog_delays_and_does_not_refuse() {
     let (mut listener, at) = listener();
@@ -390,9 +387,9 @@ fn a_full_backlog_delays_and_does_not_refuse() {
     assert!(held.len() > 64);
 }
 
-/// What a listener does that has no room for us: the one that connects tries again.
+/// A listener without room closes the connection; the client tries again.
 #[test]
-fn a_client_that_is_hung_up_on_tries_again() {
+fn a_client_whose_connection_is_closed_tries_again() {
     let socket = TcpListener::bind("127.0.0.1:0").unwrap();
     socket.set_nonblocking(true).unwrap();
     let at = socket.local_addr().unwrap().to_string();
@@ -419,7 +416,7 @@ fn a_client_that_is_hung_up_on_tries_again() {
 }
 
 #[test]
-fn a_socket_pair_serves_as_well() {
+fn a_socket_pair_works_too() {
     let (here, there) = UnixStream::pair().unwrap();
     thread::scope(|scope| {
         let other = scope.spawn(move || over(there.into(), &card(2), soon()).map(|(_, card)| card.id));
@@ -430,7 +427,7 @@ fn a_socket_pair_serves_as_well() {
 }
 
 #[test]
-fn last_words_of_a_peer_that_has_closed_the_connection_are_heard() {
+fn the_last_message_of_a_peer_that_closed_the_connection_is_received() {
     let (here, there) = UnixStream::pair().unwrap();
     let mut there = Wire::over(there.into());
     there.say(b"bye").unwrap();

@@ -97,7 +97,7 @@ impl Wire {
         is_open(self.socket.as_fd())
     }
 
-    /// Returns a second handle that tells whether the peer still has the connection open.
+    /// Returns a second handle that reports whether the peer still has the connection open.
     ///
     /// # Errors
     /// [`BootstrapError::System`].
@@ -150,8 +150,8 @@ impl Wire {
         Ok(sent? || moved)
     }
 
-    /// Sends as much as the socket takes. Returns whether any byte moved. A peer that has closed
-    /// the connection takes nothing: what it said before counts as an answer.
+    /// Sends as much as the socket takes. Returns whether any byte moved. A closed connection takes
+    /// nothing; the peer's last message still counts as its answer.
     fn push(&mut self) -> Result<bool, BootstrapError> {
         let mut moved = false;
         while self.sent < self.outward.len() {
@@ -170,7 +170,7 @@ impl Wire {
         Ok(moved)
     }
 
-    /// Returns the next message once it is complete and ours was sent.
+    /// Returns the next message, once it is complete and our own was sent.
     pub(super) fn hear(&mut self) -> Result<Option<Vec<u8>>, BootstrapError> {
         let Some(end) = self.whole()?.filter(|_| self.sent == self.outward.len()) else {
             return Ok(None);
@@ -220,7 +220,7 @@ impl Lifeline {
 
 fn is_open(socket: BorrowedFd<'_>) -> bool {
     let mut look = libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLRDHUP, revents: 0 };
-    // SAFETY: `look` is the one entry that the call is told.
+    // SAFETY: `look` is one entry, the count that the call gets.
     let found = unsafe { libc::poll(&mut look, 1, 0) };
     found <= 0 || look.revents & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) == 0
 }

@@ -1,6 +1,6 @@
 //! The address of a node, which a program passes to its peers out of band.
 //!
-//! A secret of the job: who has it may pose as the node to other nodes of its host.
+//! A secret of the job: a process that has it can pose as the node on its host.
 //!
 //! Opaque to the program, at most [`ADDRESS_MAX`] bytes, constant while the node lives. It contains
 //! the node's id, its host, the limits that its peers must respect, and its libfabric rails.
@@ -46,7 +46,7 @@ pub(super) struct RailAddress {
 /// A node's address, decoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Address {
-    /// The node's random id. Secret: who dials another node says it, and is believed.
+    /// The node's random id. Secret: a node that dials proves itself by it.
     pub id: u64,
     /// A random number in the name of its socket, which every process of the host sees.
     pub door: u64,

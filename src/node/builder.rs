@@ -131,7 +131,7 @@ pub struct NoSuchGpu;
 
 impl fmt::Display for NoSuchGpu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("no device of that name: say `stand-in`, or `cuda:N` with the feature `cuda`")
+        f.write_str("no such device; use `stand-in`, or `cuda:N` with the feature `cuda`")
     }
 }
 
@@ -301,7 +301,8 @@ impl Builder {
         self
     }
 
-    /// Opens a node without a worker, boxed because it is large. Its peers notify the wait object.
+    /// Opens a node without a worker, boxed because it is large. Also returns the wait object that
+    /// peers notify.
     pub(super) fn open_here(self) -> Result<(Box<Node>, NodeWaitObject), OpenError> {
         let config = self.settings.engine(0).map_err(OpenError::Setting)?;
         let host = LinuxHost::shared();
@@ -429,7 +430,7 @@ mod tests {
     use fishplate_testing::fabric::{Fake, Persona};
 
     #[test]
-    fn a_device_is_named_as_it_is_told() {
+    fn device_names_survive_a_round_trip() {
         #[cfg(feature = "cuda")]
         assert_eq!("cuda:7".parse(), Ok(Gpu::Cuda(7)));
         assert_eq!(Gpu::StandIn.to_string().parse(), Ok(Gpu::StandIn));
@@ -439,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn guards_bear_the_numbers_by_which_the_engine_counts_their_rails() {
+    fn guards_have_the_rail_numbers_of_the_engine() {
         let provider = Fake::new(Persona::cxi(), 1);
         let settings = Settings { providers: vec!["cxi".into()], ..Settings::DEFAULT };
         let node = Node::builder().library(provider.library()).settings(settings).open().unwrap();

@@ -190,8 +190,8 @@ impl Node {
         }
     }
 
-    /// Waits until a peer is attached here, for as long as
-    /// [`Builder::connect_timeout`](super::Builder::connect_timeout) says.
+    /// Waits until a peer is attached here, at most
+    /// [`Builder::connect_timeout`](super::Builder::connect_timeout).
     #[cold]
     pub(super) fn connected(&mut self, peer: PeerId) -> Result<(), Error> {
         let deadline_ns = self.deadline_ns(self.builder.connect_timeout);
@@ -211,7 +211,7 @@ impl Node {
         }
     }
 
-    /// Whether a peer that is known has been met, and can be sent to.
+    /// Whether a known peer is connected, so that operations can be sent to it.
     pub(super) fn is_met(&self, peer: PeerId) -> Option<bool> {
         let contact = self.contacts.iter().find(|contact| contact.peer == peer)?;
         Some(matches!(contact.stage, Stage::Joined(_)))
@@ -227,8 +227,8 @@ impl Node {
         }
     }
 
-    /// Meets peers of this host, if some are to be met: accepts those that dial us, and dials those
-    /// that we are to dial. Never waits.
+    /// Connects peers of this host if some are unconnected: accepts those that dial, and dials the
+    /// others. Never waits.
     pub(super) fn meet(&mut self) {
         if !self.meeting {
             return;
@@ -255,7 +255,7 @@ impl Node {
                 Stage::Dials(at) if at <= now => {
                     contact.stage = match self.listener.dial(socket(contact.door), &self.profile) {
                         Ok(()) => Stage::Dialled,
-                        // Nobody listens there yet.
+                        // The peer does not listen yet.
                         Err(_) => contact.later(now),
                     };
                 }
@@ -265,7 +265,7 @@ impl Node {
         self.meeting = self.contacts.iter().any(|contact| contact.stage.is_meeting());
     }
 
-    /// Takes in the processes of this host that have shaken hands by now.
+    /// Accepts the peers of this host whose handshake is complete.
     fn accept(&mut self, now: Instant) {
         for _ in 0..self.contacts.len() + 1 {
             let Ok(link) = self.listener.accept(&self.profile, now) else { break };
@@ -273,7 +273,7 @@ impl Node {
         }
     }
 
-    /// A process of this host has shaken hands.
+    /// Handles a link to a peer of this host.
     fn met(&mut self, link: Link) {
         let id = link.peer_id();
         let waiting = |contact: &&mut Contact| contact.id == id && contact.stage.is_meeting();
@@ -285,8 +285,8 @@ impl Node {
                     contact.stage = stage;
                 }
             }
-            // It dialled before we were told of it. The last link counts, and there are no more
-            // than there can be peers.
+            // It dialled before the program connected it. The last link counts, and there are at
+            // most as many as peers.
             None => {
                 self.early.retain(|early| early.peer_id() != id);
                 if self.early.len() < usize::from(self.builder.limits.peers) {
@@ -296,7 +296,7 @@ impl Node {
         }
     }
 
-    /// Attaches a peer of this host, or begins to agree with it on what concerns devices.
+    /// Attaches a peer of this host, or starts the agreement on device memory.
     fn take_link(
         &mut self,
         peer: PeerId,
@@ -313,14 +313,14 @@ impl Node {
             join_local(&mut self.home, peer, limits)?;
             return Ok(Stage::local(false));
         };
-        // A peer that has gone meanwhile is met again.
+        // The peer has failed: connect to it again.
         if let Ok(agreement) = profile.begin(link) {
             self.agreements.push((peer, agreement));
         }
         Ok(Stage::Agrees)
     }
 
-    /// Goes on with the agreements under way.
+    /// Continues pending agreements.
     fn agree(&mut self, now: Instant) {
         for contact in self.contacts.iter_mut().filter(|contact| contact.stage == Stage::Agrees) {
             let Some(at) = self.agreements.iter().position(|(peer, _)| *peer == contact.peer) else {
@@ -353,7 +353,7 @@ impl Node {
             join_local(&mut self.home, peer, limits(address))?;
             return Ok(Stage::local(gpu));
         }
-        // It may have given up the link that is here, and dialled again.
+        // The peer may have closed this link and dialled again.
         self.accept(Instant::now());
         self.early.retain_mut(|link| !link.has_ended());
         if let Some(at) = self.early.iter().position(|link| link.peer_id() == address.id) {
@@ -363,7 +363,7 @@ impl Node {
         Ok(if self.address.id < address.id { Stage::Dials(Instant::now()) } else { Stage::Waits })
     }
 
-    /// Attaches the libfabric rails that join the two nodes.
+    /// Attaches the libfabric rails that connect the two nodes.
     fn join_fabric(&mut self, peer: PeerId, address: &Address) -> Result<(Stage, Vec<RailPair>), Error> {
         let ends =
             |address: &Address| -> Vec<FabricEnd> { address.rails.iter().map(|rail| rail.end).collect() };
@@ -399,7 +399,7 @@ fn join_local(home: &mut Home, peer: PeerId, limits: MatchLimits) -> Result<(), 
     Ok(home.engine.join_peer(peer, &[joint(LOCAL, LOCAL, usize::MAX)], Some(limits))?)
 }
 
-/// Whether a handshake fails again, however often the two try.
+/// Whether a handshake would fail again at every attempt.
 fn is_final(why: HandshakeError) -> bool {
     use HandshakeError::{Mismatch, Process, Segment, User, Version};
     matches!(why, Version { .. } | Mismatch { .. } | User(_) | Process { .. } | Segment(_))
@@ -409,7 +409,7 @@ fn joint(ours: RailId, theirs: RailId, max_message: usize) -> Joint {
     Joint { ours, theirs: theirs.0, max_message }
 }
 
-/// What the peer takes of tagged messages.
+/// The limits of tagged messages that the peer accepts.
 fn limits(address: &Address) -> MatchLimits {
     let Address { eager, credits, headers, .. } = *address;
     MatchLimits { eager, credits, headers }

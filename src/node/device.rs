@@ -1,6 +1,6 @@
-//! Memory of a node's device, where it was opened with one. Peers put into it and get from it, and
-//! tagged messages go from it and into it, over the rails that [carry](super) it. Signals do
-//! not, nor bytes that are not registered; the processor does not touch it. Slow paths.
+//! Device memory of a node. Peers put to it and get from it, and tagged messages are sent from it
+//! and received into it, over the rails that [carry](super) it. Signals and unregistered bytes
+//! cannot target it, and the processor does not access it. Slow paths.
 
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
@@ -15,20 +15,20 @@ use super::memory::Memory;
 use super::rail::NodeSetup;
 use super::{Error, Node, behind};
 
-/// What a node has of its device's memory.
+/// The device memory of a node.
 #[derive(Default)]
 pub(super) struct OnDevice {
-    /// Registered; `true`: allocated here.
+    /// Registered memory. `true`: allocated here.
     regions: Vec<(LocalId, DevicePtr, bool)>,
 }
 
 impl Node {
-    /// Takes `len` bytes of the device's memory, which peers can reach. The handle, copies and
-    /// messages are those of any [`Memory`]. May wait for the device.
+    /// Allocates `len` bytes of device memory that peers can access. Handles, copies and messages
+    /// work as for any [`Memory`]. May wait for the device.
     ///
     /// # Errors
-    /// [`Error::NoGpu`]; an empty region; [`Error::Device`]: the device has not that much memory;
-    /// or [`Error::Full`].
+    /// [`Error::NoGpu`]; an empty region; [`Error::Device`]: the device lacks the memory; or
+    /// [`Error::Full`].
     pub fn alloc_device(&mut self, len: usize) -> Result<Memory, Error> {
         behind!(self, |node| node.alloc_device(len));
         let mut gpu = self.gpu()?;
@@ -36,8 +36,8 @@ impl Node {
             return Err(AttachError::BadRange.into());
         }
         let at = gpu.alloc(len as u64)?;
-        // SAFETY: the rail keeps its device, and gives this memory back only when it is registered
-        // no more and no peer has it open. Nobody else knows of it.
+        // SAFETY: the rail keeps its device, and frees this memory only once it is deregistered and
+        // no peer has it open. No other code knows its address.
         let registered = unsafe { self.register_on_device(at, len) };
         match registered {
             Ok(memory) => {
@@ -48,7 +48,7 @@ impl Node {
                 let mut gpu = self.gpu()?;
                 match error {
                     Error::Attach(AttachError::Kept(_)) => gpu.keep(at),
-                    // SAFETY: allocated here, and registered nowhere.
+                    // SAFETY: allocated here, and not registered.
                     _ => unsafe { gpu.give_back(at) },
                 }
                 Err(error)
@@ -56,19 +56,19 @@ impl Node {
         }
     }
 
-    /// Registers memory that the program has from the driver of the node's device: `cuMemAlloc`'s,
-    /// or virtual memory that can be exported. May wait for the device.
+    /// Registers memory that the program allocated from the driver of the node's device: by
+    /// `cuMemAlloc`, or as exportable virtual memory. May wait for the device.
     ///
     /// # Errors
     /// [`Error::NoGpu`]; [`Error::Device`]: the device does not know the memory, or cannot export
     /// it; or [`Error::Full`].
     ///
     /// # Safety
-    /// As for [`Region::new`], until the memory was [freed](Node::free) without an error, or the
-    /// node was dropped; for ever if freeing it says [`AttachError::Kept`]. It also stays until
-    /// each peer that has imported it has [released](Node::release) it, or is gone.
+    /// As for [`Region::new`], until the memory was [freed](Node::free) without an error or the
+    /// node was dropped; for ever if freeing it returns [`AttachError::Kept`]. It also stays valid
+    /// until each peer that imported it has [released](Node::release) it, or has failed.
     pub unsafe fn register_device(&mut self, at: DevicePtr, len: usize) -> Result<Memory, Error> {
-        // SAFETY: our caller's promise.
+        // SAFETY: the caller's guarantee.
         behind!(self, |node| unsafe { node.register_device(at, len) });
         // SAFETY: as above.
         let memory = unsafe { self.register_on_device(at, len) }?;
@@ -81,7 +81,7 @@ impl Node {
     unsafe fn register_on_device(&mut self, at: DevicePtr, len: usize) -> Result<Memory, Error> {
         let ordinal = self.gpu()?.device().caps().ordinal;
         let start = NonNull::new(at.0 as *mut u8).ok_or(DeviceError::NotDeviceMemory)?;
-        // SAFETY: our caller's promise.
+        // SAFETY: the caller's guarantee.
         let region = unsafe { Region::new(start, len, RegionKind::Device { ordinal }) };
         let registered = self.registered(region);
         if let Err(Error::Attach(AttachError::Unsupported | AttachError::System(_))) = registered
@@ -92,18 +92,18 @@ impl Node {
         Ok(Memory { id: registered?, len })
     }
 
-    /// Copies bytes into memory of this node's device, and waits for the device.
+    /// Copies bytes into this node's device memory, and waits for the device.
     ///
     /// # Errors
-    /// The range does not lie in its region, that was freed, or it is not the device's; or the
-    /// device refuses.
+    /// The range is not inside its region, the region was freed or is not device memory, or the
+    /// device fails.
     pub fn write_device(&mut self, at: LocalAddr, bytes: &[u8]) -> Result<(), Error> {
         behind!(self, |node| node.write_device(at, bytes));
         let (mut gpu, place) = self.place_on_device(at, bytes.len())?;
         Ok(gpu.write(place, bytes).map_err(refused)?)
     }
 
-    /// Copies bytes out of memory of this node's device, and waits for the device.
+    /// Copies bytes out of this node's device memory, and waits for the device.
     ///
     /// # Errors
     /// As [`write_device`](Self::write_device).
@@ -113,9 +113,9 @@ impl Node {
         Ok(gpu.read(place, into).map_err(refused)?)
     }
 
-    /// Where memory of this node's device lies, as its driver counts: for kernels, and for copies
-    /// of the program's own. Valid until the memory is [freed](Node::free) or the node is dropped.
-    /// Nothing here is ordered with what the program queues on a stream: that must have ended
+    /// Returns the driver's address of this node's device memory, for kernels and the program's own
+    /// copies. Valid until the memory is [freed](Node::free) or the node is dropped. Work that the
+    /// program queues on a stream is not ordered with the node's operations: it must have finished
     /// before the memory is put, sent or freed.
     ///
     /// # Errors
@@ -132,7 +132,7 @@ impl Node {
     ) -> Result<(GpuSetup<'_, AnyDevice, LinuxHost>, DevicePtr), Error> {
         let known = self.on_device.regions.iter().find(|(id, ..)| *id == at.region);
         let start = match (self.home.engine.local_ptr(at, len), known) {
-            // `Ok`: there are no bytes to touch.
+            // `Ok`: the range is empty.
             (Ok(_) | Err(OpError::DeviceMemory), Some(&(_, start, _))) => start,
             (Ok(_), None) => return Err(DeviceError::NotDeviceMemory.into()),
             (Err(error), _) => return Err(error.into()),
@@ -147,7 +147,7 @@ impl Node {
         }
     }
 
-    /// A region was deregistered. `kept`: something may still use its memory.
+    /// Handles the deregistration of a region. `kept`: something may still use its memory.
     pub(super) fn forget_on_device(&mut self, id: LocalId, kept: bool) {
         let Some(at) = self.on_device.regions.iter().position(|(known, ..)| *known == id) else { return };
         let (_, start, ours) = self.on_device.regions.swap_remove(at);
@@ -159,7 +159,7 @@ impl Node {
         }
     }
 
-    /// Has peers close what they have open of the device's memory. `None`: waits for ever.
+    /// Asks peers to close all device memory of this node. `None`: waits without a deadline.
     pub(super) fn revoke_device(&mut self, deadline: Option<Instant>) -> Result<(), Error> {
         let deadline = deadline.unwrap_or(Instant::now() + Duration::from_secs(1 << 32));
         match self.gpu().map(|mut gpu| gpu.revoke_all(deadline)) {

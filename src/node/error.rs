@@ -1,4 +1,4 @@
-//! What can go wrong with a node: [`OpenError`] when it is opened, [`Error`] from then on.
+//! The errors of a node: [`OpenError`] when it is opened, [`Error`] from then on.
 
 use std::fmt;
 
@@ -13,23 +13,23 @@ use super::Gpu;
 use crate::config::BadSetting;
 use crate::rails::RailsError;
 
-/// Why there is no node.
+/// Why a node did not open.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum OpenError {
     /// A setting is out of range.
     Setting(BadSetting),
-    /// The libfabric rails that were asked for cannot be opened.
+    /// The requested libfabric rails cannot be opened.
     Rails(RailsError),
-    /// A rail's own address is too long, or its provider does not tell it.
+    /// A rail's own address is too long, or the provider does not return one.
     RailAddress,
-    /// The device that was asked for cannot be opened.
+    /// The requested device cannot be opened.
     Gpu(Gpu, DeviceError),
     /// Shared memory or the engine cannot be set up.
     Attach(AttachError),
     /// The socket for peers of this host cannot be opened.
     Listen(HandshakeError),
-    /// The thread of [`Builder::worker`](super::Builder::worker) cannot be started, or not pinned.
+    /// The thread of [`Builder::worker`](super::Builder::worker) cannot be started or pinned.
     Worker(Errno),
 }
 
@@ -38,7 +38,9 @@ impl fmt::Display for OpenError {
         match self {
             OpenError::Setting(error) => write!(f, "cannot open a node: {error}"),
             OpenError::Rails(error) => write!(f, "cannot open the libfabric rails: {error}"),
-            OpenError::RailAddress => f.write_str("a libfabric rail does not tell an address that fits"),
+            OpenError::RailAddress => f.write_str(
+                "cannot use a libfabric rail: the provider returns no address, or one that is too long",
+            ),
             OpenError::Gpu(gpu, error) => write!(f, "cannot open the GPU {gpu}: {error}"),
             OpenError::Attach(error) => write!(f, "cannot open a node: {error}"),
             OpenError::Listen(error) => write!(f, "cannot listen for peers of this host: {error}"),
@@ -55,13 +57,13 @@ impl From<AttachError> for OpenError {
     }
 }
 
-/// What a call of a [`Node`](super::Node) did not do.
+/// Why a call of a [`Node`](super::Node) failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Error {
-    /// Not the address of a node, or one cut short.
+    /// The bytes are not a node's address, or are truncated.
     BadAddress,
-    /// The address of a node of another version.
+    /// The address is of another version.
     Version {
         /// Theirs.
         theirs: u16,
@@ -77,11 +79,11 @@ pub enum Error {
         /// Ours.
         ours: u32,
     },
-    /// No rail joins the two nodes: they are on different hosts and no libfabric fabric is common.
+    /// No rail connects the two nodes: they are on different hosts and share no libfabric fabric.
     NoRail,
-    /// The peer has not connected before the deadline expired.
+    /// The peer did not connect before the deadline.
     NotConnected(PeerId),
-    /// The peer of this host and this node refuse each other, for good.
+    /// The handshake with a peer of this host failed for good.
     Handshake(HandshakeError),
     /// A table of the node is full: a limit of [`Builder::limits`](super::Builder::limits).
     Full {
@@ -92,67 +94,69 @@ pub enum Error {
     },
     /// The node was opened without a device: see [`Builder::gpu`](super::Builder::gpu).
     NoGpu,
-    /// Memory of a device that no rail between this node and the peer carries: shared memory does
-    /// where both were opened with [`Builder::gpu`](super::Builder::gpu), libfabric where the
-    /// provider of its owner takes memory of devices.
+    /// No rail between this node and the peer carries the device memory. Shared memory does if both
+    /// nodes were opened with [`Builder::gpu`](super::Builder::gpu), libfabric if the owner's
+    /// provider supports device memory.
     NoGpuRail(PeerId),
-    /// The device refuses.
+    /// The device's error.
     Device(DeviceError),
-    /// The deadline expired and this many peers have not said that they closed memory of this
-    /// node's device. They close it in `progress` and in waits.
+    /// The deadline expired before this many peers closed memory of this node's device. They close
+    /// it in `progress` and in waits.
     StillOpen(usize),
     /// A peer, region or rail cannot be attached.
     Attach(AttachError),
     /// An operation was refused.
     Op(OpError),
-    /// A wait ended without what it waited for.
+    /// A wait ended without success.
     Wait(WaitError),
-    /// An operation that was waited for has failed.
+    /// The awaited operation has failed.
     Failed(Outcome),
-    /// The node has closed with something left to do.
+    /// The node was closed with work left.
     Unfinished(Unfinished),
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::BadAddress => {
-                f.write_str("not the address of a node: hand over all bytes of `Node::address`")
-            }
+            Error::BadAddress => f.write_str("not a node's address; pass all bytes of `Node::address`"),
             Error::Version { theirs, ours } => write!(
                 f,
-                "the peer's address is of version {theirs}, and this program reads {ours}: run the same build"
+                "the peer's address has version {theirs}, and this program reads {ours}; run the same build"
             ),
             Error::Differs { what, theirs, ours } => {
-                write!(f, "the peer was opened with {what} {theirs}, this node with {ours}: use the same")
+                write!(f, "different {what}: {theirs} at the peer, {ours} here; use the same value")
             }
             Error::NoRail => f.write_str(
-                "no rail joins the two nodes: they are on different hosts, and share no libfabric fabric",
+                "no rail connects the two nodes: they are on different hosts and share no libfabric fabric",
             ),
             Error::NotConnected(peer) => {
-                write!(f, "peer {} has not connected before the deadline; it must connect too", peer.peer().0)
+                write!(
+                    f,
+                    "peer {} did not connect before the deadline; check that it calls `connect` too",
+                    peer.peer().0
+                )
             }
-            Error::Handshake(error) => write!(f, "the peer of this host was not met: {error}"),
+            Error::Handshake(error) => write!(f, "cannot connect to the peer on this host: {error}"),
             Error::Full { limit, value } => {
-                write!(f, "no room for another: `Limits::{limit}` is {value}; raise it in `Builder::limits`")
+                write!(f, "limit reached: `Limits::{limit}` is {value}; raise it in `Builder::limits`")
             }
-            Error::NoGpu => f.write_str("the node was opened without a GPU: ask for one by `Builder::gpu`"),
+            Error::NoGpu => f.write_str("the node was opened without a GPU; set one with `Builder::gpu`"),
             Error::NoGpuRail(peer) => write!(
                 f,
-                "no rail carries memory of a device between this node and peer {}: on one host, open both with \
+                "no rail carries device memory between this node and peer {}: on one host, open both with \
                  `Builder::gpu`; over libfabric, its owner needs a provider with FI_HMEM",
                 peer.peer().0
             ),
             Error::Device(error) => error.fmt(f),
             Error::StillOpen(peers) => write!(
                 f,
-                "{peers} peers have not closed memory of the device: they do in `progress` and in waits, unless \
+                "{peers} peers have not closed memory of the device; they close it in `progress` and in waits, unless \
                  they still copy"
             ),
             Error::Attach(error) => error.fmt(f),
             Error::Op(error) => error.fmt(f),
             Error::Wait(error) => error.fmt(f),
-            Error::Failed(outcome) => write!(f, "an operation has {outcome}"),
+            Error::Failed(outcome) => write!(f, "the operation has {outcome}"),
             Error::Unfinished(unfinished) => write!(f, "closed before everything was done: {unfinished}"),
         }
     }
@@ -167,7 +171,7 @@ impl From<AttachError> for Error {
 }
 
 impl Error {
-    /// What an error of setup says where a full table is the one of this limit.
+    /// Converts an error of setup. A full table is that of the given limit.
     pub(super) fn of(error: AttachError, limit: &'static str, value: impl Into<u32>) -> Error {
         match error {
             AttachError::Full => Error::Full { limit, value: value.into() },

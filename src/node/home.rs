@@ -26,7 +26,7 @@ pub(super) type NodeEngine = Engine<'static, NodeRail, RAILS_LIMIT>;
 /// How a node waits.
 pub(super) type NodeWaiter = Waiter<'static, LinuxHost, NodeWaitObject>;
 
-/// What a node sleeps on: the wait object of its first rail, or a set of descriptors.
+/// The wait object of a node: that of its first rail, or a set of descriptors.
 #[derive(Clone)]
 pub(super) enum NodeWaitObject {
     Local(WaitObject),
@@ -35,7 +35,7 @@ pub(super) enum NodeWaitObject {
 }
 
 impl NodeWaitObject {
-    /// What peers ring, and how long the next sleep lasts at most.
+    /// Returns the eventcount that peers notify, and the longest next sleep.
     pub fn next_sleep(&self, timeout_ns: u64) -> (&EventCount, u64) {
         match self {
             NodeWaitObject::Local(wait_object) | NodeWaitObject::Network(wait_object, _) => {
@@ -54,7 +54,7 @@ impl NodeWaitObject {
         }
     }
 
-    /// What it sleeps on if not on the wait object.
+    /// The set of descriptors that it sleeps on, if there is one.
     pub fn elsewhere(&self) -> Option<&Sleep> {
         match self {
             NodeWaitObject::Network(_, sleep) => Some(sleep),
@@ -74,13 +74,13 @@ impl Park for NodeWaitObject {
         let Some(sleep) = self.elsewhere() else { return wait_object.park(host, timeout_ns, work) };
         sleep.park([wait_object], host, || match work() {
             true => None,
-            // SAFETY: a waiter sleeps in a call that has the node.
+            // SAFETY: a waiter sleeps only inside a call that has exclusive access to the node.
             false => unsafe { sleep.advised(timeout_ns) },
         })
     }
 }
 
-/// What the engine and the waiters borrow.
+/// The parts that the engine and the waiters borrow.
 struct Parts {
     storage: Storage<RAILS_LIMIT>,
     matching: MatchStorage<RAILS_LIMIT>,
@@ -100,12 +100,12 @@ pub(super) struct Sizes {
     pub failover: bool,
 }
 
-/// The engine and the waiter of a node, and what they borrow.
+/// The engine and the waiters of a node, with the parts that they borrow.
 pub(super) struct Home {
     pub engine: ManuallyDrop<NodeEngine>,
-    /// For the beginning of a wait.
+    /// For the start of a wait.
     pub waiter: ManuallyDrop<NodeWaiter>,
-    /// For the rest of a long one.
+    /// For the rest of a long wait.
     pub sleeper: ManuallyDrop<NodeWaiter>,
     parts: NonNull<Parts>,
 }
@@ -114,12 +114,12 @@ static_assertions::assert_impl_all!(NodeEngine: Send);
 static_assertions::assert_impl_all!(NodeWaiter: Send);
 static_assertions::assert_impl_all!(Parts: Send);
 
-// SAFETY: everything inside is `Send`, as asserted above, but for the pointer to the parts, which
-// are reached through this value alone.
+// SAFETY: everything inside is `Send`, as asserted above, except the pointer to the parts, which
+// only this value uses.
 unsafe impl Send for Home {}
 
 impl Home {
-    /// Builds the engine over `rails`. `wait_object` is that of the first.
+    /// Builds the engine over `rails`. `wait_object` belongs to the first.
     ///
     /// # Errors
     /// As [`Engine::new`], [`Engine::attach_matching`] and [`Engine::attach_failover`].
@@ -140,9 +140,9 @@ impl Home {
             wait_object,
         });
         let parts = Parked(NonNull::from(Box::leak(parts)));
-        // SAFETY: the five fields are disjoint, and each is borrowed once, here. They stay where
-        // they are and are not touched otherwise until `Parked` is dropped, which is after the
-        // engine and the waiters: they are declared later here, and `Home` drops them first.
+        // SAFETY: the five fields are disjoint, and each is borrowed once, here. They do not move
+        // and are not accessed otherwise until `Parked` is dropped. That is after the engine and
+        // the waiters, which are declared later here, and which `Home` drops first.
         let (storage, memory, failover, host, wait_object) = unsafe {
             let parts = parts.0.as_ptr();
             (
@@ -182,17 +182,16 @@ impl Home {
     }
 }
 
-/// Payloads of slices that wait for their receive at once, as
+/// Most payloads from slices that wait for their receive, as
 /// [`MatchMemory::outgoing`](fishplate_core::engine::protocol::MatchMemory::outgoing).
 const OUTGOING: usize = 64;
 
-/// Frees the parts unless they go to a [`Home`].
+/// Frees the parts, unless a [`Home`] takes them.
 struct Parked(NonNull<Parts>);
 
 impl Drop for Parked {
     fn drop(&mut self) {
-        // SAFETY: leaked from a box by `Home::new`, and given back once; whatever borrowed from it
-        // is gone.
+        // SAFETY: leaked from a box by `Home::new`, and freed once; their borrowers were dropped.
         drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 }

@@ -1,7 +1,7 @@
 //! Memory of a node and of its peers.
 //!
-//! Peers write a node's memory at any time, so it is never lent as a slice: it is read and written
-//! by copies and atomics. A place that is freed, or whose peer is gone, is an error.
+//! Peers write a node's memory at any time, so it is never lent as a slice: it is accessed by
+//! copies and atomics. Access to memory that was freed, or whose peer has failed, is an error.
 
 use std::ops::{Bound, RangeBounds};
 use std::ptr::NonNull;
@@ -14,7 +14,7 @@ use fishplate_shm::Segment;
 
 use super::{Error, Node, behind};
 
-/// Registered memory of a node. A name: it stays valid until it is [freed](Node::free).
+/// Registered memory of a node, by id. Valid until it is [freed](Node::free).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
     pub(super) id: LocalId,
@@ -29,28 +29,28 @@ pub struct Slice {
 }
 
 impl Slice {
-    /// `len` bytes from a place on. A range beyond the region's end is refused when it is used.
+    /// `len` bytes from an address. Bounds are checked when the slice is used.
     #[inline(always)]
     pub const fn new(at: LocalAddr, len: usize) -> Slice {
         Slice { at, len }
     }
 }
 
-/// Imported memory of a peer. A name: it stays valid until it is [released](Node::release), or its
-/// peer is gone.
+/// Imported memory of a peer, by id. Valid until it is [released](Node::release), or its peer is
+/// removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Remote {
     id: RemoteId,
 }
 
 impl Memory {
-    /// The place `offset` bytes from the start.
+    /// The address `offset` bytes from the start.
     #[inline(always)]
     pub fn at(self, offset: u64) -> LocalAddr {
         self.id.at(offset)
     }
 
-    /// A range, in bytes from the start. One that goes beyond the end is refused when it is used.
+    /// A range, in bytes from the start. Bounds are checked when it is used.
     #[inline(always)]
     pub fn slice(self, range: impl RangeBounds<usize>) -> Slice {
         let start = match range.start_bound() {
@@ -71,14 +71,14 @@ impl Memory {
         self.len
     }
 
-    /// Whether it has no bytes.
+    /// Whether it is empty.
     pub fn is_empty(self) -> bool {
         self.len == 0
     }
 }
 
 impl Remote {
-    /// The place `offset` bytes from the start.
+    /// The address `offset` bytes from the start.
     #[inline(always)]
     pub fn at(self, offset: u64) -> RemoteAddr {
         self.id.at(offset)
@@ -86,11 +86,11 @@ impl Remote {
 }
 
 impl Node {
-    /// Takes `len` bytes of zeroed memory that peers of this host can map and NICs can reach. Slow
-    /// path: allocates, makes system calls.
+    /// Allocates `len` bytes of zeroed memory that peers of this host can map and NICs can reach.
+    /// Slow path: allocates, makes system calls.
     ///
     /// # Errors
-    /// There is no memory; or [`Error::Full`]: long messages from and into slices take regions too.
+    /// Out of memory; or [`Error::Full`]: long messages from and into slices also use regions.
     pub fn alloc(&mut self, len: usize) -> Result<Memory, Error> {
         behind!(self, |node| node.alloc(len));
         self.alloc_with(len, |region| region)
@@ -113,17 +113,17 @@ impl Node {
 
     fn alloc_with(&mut self, len: usize, kind: impl FnOnce(Region) -> Region) -> Result<Memory, Error> {
         let segment = Segment::create(len).map_err(AttachError::from)?;
-        // SAFETY: the segment is kept in `segments` until the region is deregistered, or for ever
-        // where a provider keeps it. The node lends no reference into it.
+        // SAFETY: `segments` keeps the segment until the region is deregistered, or for ever if a
+        // provider keeps it. The node lends no reference into it.
         let region = unsafe { segment.region(0, len) }.map_err(AttachError::from)?;
         let id = self.registered(kind(region))?;
         self.segments.push((id, segment));
         Ok(Memory { id, len })
     }
 
-    /// A handle of the pages of memory from [`alloc`](Self::alloc), for bindings that lend it to
-    /// programs. They stay mapped here as long as it lives, even when the memory was freed or the
-    /// node is gone.
+    /// Returns a handle of the pages of memory from [`alloc`](Self::alloc), for bindings that lend
+    /// it to programs. They stay mapped as long as the handle lives, even if the memory is freed or
+    /// the node is dropped.
     ///
     /// # Errors
     /// The memory was freed, or is not from `alloc`.
@@ -133,19 +133,19 @@ impl Node {
         known.map(|(_, segment)| segment.clone()).ok_or(AttachError::UnknownRegion.into())
     }
 
-    /// Registers memory that the program owns. Peers of this host reach it through the kernel,
+    /// Registers memory that the program owns. Peers of this host access it through the kernel,
     /// which is slower than memory from [`alloc`](Self::alloc). Slow path.
     ///
     /// # Errors
     /// As [`alloc`](Self::alloc); or the memory is not aligned to 8 bytes.
     ///
     /// # Safety
-    /// As for [`Region::new`], until the memory was [freed](Self::free) without an error, or the
-    /// node was dropped; for ever if freeing it says [`AttachError::Kept`]. Peers of this host
-    /// write it by the kernel, which does not ask this node: it also stays until each that has
-    /// imported it has [released](Self::release) it, or is gone.
+    /// As for [`Region::new`], until the memory was [freed](Self::free) without an error or the
+    /// node was dropped; for ever if freeing it returns [`AttachError::Kept`]. Peers of this host
+    /// write it through the kernel, without this node. So it also stays valid until each peer that
+    /// imported it has [released](Self::release) it, or has failed.
     pub unsafe fn register(&mut self, start: NonNull<u8>, len: usize) -> Result<Memory, Error> {
-        // SAFETY: handed on to our caller.
+        // SAFETY: same contract.
         let region = unsafe { Region::new(start, len, RegionKind::Private) };
         Ok(Memory { id: self.registered(region)?, len })
     }
@@ -154,7 +154,7 @@ impl Node {
         behind!(self, |node| node.registered(region));
         loop {
             match self.home.engine.register(region) {
-                // Copies that are kept for messages give way.
+                // Free the copies that are cached for messages, and retry.
                 Err(AttachError::Full) if self.drop_kept_copy() => {}
                 registered => {
                     let locals = self.builder.limits.locals;
@@ -164,10 +164,10 @@ impl Node {
         }
     }
 
-    /// Takes memory back. Slow path.
+    /// Frees memory. Slow path.
     ///
     /// # Errors
-    /// [`AttachError::InUse`] says which operation still uses it: the memory stays.
+    /// [`AttachError::InUse`] names the operation that still uses it: the memory stays.
     /// [`AttachError::Kept`]: a provider still holds it; memory of [`register`](Self::register)
     /// must then never be reused.
     pub fn free(&mut self, memory: Memory) -> Result<(), Error> {
@@ -192,7 +192,7 @@ impl Node {
         Ok(freed?)
     }
 
-    /// The handle by which peers [import](Self::import) the memory: at most 512 bytes.
+    /// Returns the handle with which peers [import](Self::import) the memory: at most 512 bytes.
     ///
     /// # Errors
     /// The memory was freed.
@@ -203,13 +203,12 @@ impl Node {
         Ok(bytes[..len].to_vec())
     }
 
-    /// Makes memory of a peer reachable by the handle that the peer exported. Waits until the peer
-    /// is connected, as long as [`Builder::connect_timeout`](super::Builder::connect_timeout) says.
-    /// Slow path.
+    /// Imports memory of a peer by its handle. Waits until the peer is connected, at most
+    /// [`Builder::connect_timeout`](super::Builder::connect_timeout). Slow path.
     ///
     /// # Errors
-    /// [`Error::NotConnected`]; what is wrong with the handle; [`Error::NoGpuRail`]: it is a
-    /// device's that cannot be reached; or [`Error::Full`].
+    /// [`Error::NotConnected`]; the handle is invalid; [`Error::NoGpuRail`]: no rail reaches this
+    /// device memory; or [`Error::Full`].
     pub fn import(&mut self, peer: PeerId, handle: impl AsRef<[u8]>) -> Result<Remote, Error> {
         behind!(self, |node| node.import(peer, handle));
         self.connected(peer)?;
@@ -222,7 +221,7 @@ impl Node {
         Ok(Remote { id: imported.map_err(refused)? })
     }
 
-    /// Gives imported memory up. Slow path.
+    /// Releases imported memory. Slow path.
     ///
     /// # Errors
     /// Operations in flight still use it, or it was released before.
@@ -231,21 +230,23 @@ impl Node {
         Ok(self.home.engine.release(memory.id)?)
     }
 
-    /// Copies bytes into memory of this node. Peers that read it meanwhile may see a part.
+    /// Copies bytes into memory of this node. A peer that reads at the same time may see a part of
+    /// them.
     ///
     /// # Errors
-    /// The range does not lie in its region, or that was freed.
+    /// The range is not inside its region, or the region was freed.
     pub fn write(&mut self, at: LocalAddr, bytes: &[u8]) -> Result<(), Error> {
         let place = match self.home.engine.local_ptr(at, bytes.len()) {
             Ok(place) => place,
             Err(error) => return self.else_behind(error, |node| node.write(at, bytes)),
         };
-        // SAFETY: `place` is valid for as many bytes, which are not a Rust reference anywhere.
+        // SAFETY: `place` is valid for `bytes.len()` bytes, to which no Rust reference exists.
         unsafe { copy_bytes(bytes.as_ptr(), place.as_ptr(), bytes.len()) };
         Ok(())
     }
 
-    /// Copies bytes out of memory of this node. Bytes that peers write meanwhile may come as a mix.
+    /// Copies bytes out of memory of this node. Bytes that peers write at the same time may be
+    /// mixed with older ones.
     ///
     /// # Errors
     /// As [`write`](Self::write).
@@ -254,25 +255,25 @@ impl Node {
             Ok(place) => place,
             Err(error) => return self.else_behind(error, |node| node.read(at, into)),
         };
-        // SAFETY: as in `write`; `into` is the caller's alone.
+        // SAFETY: as in `write`; `into` is exclusive.
         unsafe { copy_bytes(place.as_ptr(), into.as_mut_ptr(), into.len()) };
         Ok(())
     }
 
-    /// The 64-bit word at a multiple of 8 bytes, with acquire ordering: what was sent before the
-    /// signal that wrote it is visible.
+    /// Loads a 64-bit word with acquire ordering: data sent before the signal that wrote it is
+    /// visible.
     ///
     /// # Errors
-    /// As [`write`](Self::write), or the place is misaligned.
+    /// As [`write`](Self::write), or the address is not a multiple of 8.
     pub fn load(&self, at: LocalAddr) -> Result<u64, Error> {
         match self.word(at) {
-            // Acquire: pairs with the release store of whoever applies a signal.
+            // Acquire: pairs with the release store of the thread that applies a signal.
             Ok(word) => Ok(word.load(Ordering::Acquire)),
             Err(error) => self.else_behind(error, |node| node.load(at)),
         }
     }
 
-    /// Stores the 64-bit word at a multiple of 8 bytes, with release ordering.
+    /// Stores a 64-bit word with release ordering.
     ///
     /// # Errors
     /// As [`load`](Self::load).
@@ -293,8 +294,8 @@ impl Node {
             return Err(OpError::Misaligned { offset: at.offset, width: 8 }.into());
         }
         let place = self.home.engine.local_ptr(at, 8)?;
-        // SAFETY: eight bytes of a region that stays while `self` is borrowed, aligned because
-        // regions begin at a multiple of 8; they are only accessed by atomics and raw copies.
+        // SAFETY: eight bytes of a region that exists while `self` is borrowed, aligned because
+        // regions are aligned to 8. They are only accessed by atomics and raw copies.
         Ok(unsafe { place.cast::<AtomicU64>().as_ref() })
     }
 }

@@ -1,8 +1,8 @@
-//! Tagged messages, matched as MPI matches: in the order in which a peer sent them.
+//! Tagged messages, matched as in MPI: in the order in which a peer sent them.
 //!
-//! The simple forms take any buffer: [`Node::send`] copies what it cannot send at once, and
-//! [`Node::recv`] waits and copies into a slice. The posted forms name registered memory, copy
-//! nothing, and end with a status.
+//! The simple calls take any buffer: [`Node::send`] copies what it cannot send at once, and
+//! [`Node::recv`] waits and copies into a slice. The posted calls use registered memory, copy
+//! nothing, and return a status.
 
 use std::time::Duration;
 
@@ -14,30 +14,31 @@ use fishplate_core::mem::PeerId;
 use fishplate_core::op::{Completion, Outcome, Token};
 
 use super::memory::{Memory, Slice};
-use super::operations::{CONTEXT, Room, Source, issue};
+use super::operations::{CONTEXT, RoomWait, Source, issue};
 use super::{Driver, Error, Node, behind};
 
-/// Free copies that are kept for the next message, and the longest of them in bytes.
+/// Number of free copies that are cached for the next message, and the size limit of a cached copy
+/// in bytes.
 const KEPT: usize = 16;
 const KEPT_LEN: usize = 1 << 20;
 
-/// What the node has in flight for itself, so that nobody asks how it ended, and its memory for
-/// messages from and into slices.
+/// The node's own operations in flight, whose completions the program does not see, and its memory
+/// for messages from and into slices.
 #[derive(Default)]
 pub(super) struct Own {
-    /// Copies that nothing uses.
+    /// Copies that are not in use.
     free: Vec<Memory>,
-    /// Sends with the copy that their receiver has not read yet, and fetches that were given up.
+    /// Sends whose copy the receiver has not read yet, and abandoned fetches.
     pub operations: Vec<(Token, Option<Memory>)>,
-    /// Receives that were given up after they had matched.
+    /// Receives that were abandoned after they had matched.
     receives: Vec<(Request, Memory)>,
 }
 
 impl Node {
-    /// Sends a message. Bytes may be reused on return; long ones are copied. Memory must stay as it
-    /// is until the completion, or a quiet. The first message to a peer waits until that is
-    /// connected. Allocates for bytes longer than [`eager_max`](Self::eager_max), and waits
-    /// for the peer to read earlier ones where there is no region left.
+    /// Sends a message. Bytes may be reused on return; long ones are copied. Registered memory must
+    /// not change until the completion, or a quiet. The first message to a peer waits until it is
+    /// connected. For bytes longer than [`eager_max`](Self::eager_max) this allocates, and waits
+    /// for the peer to read earlier ones if no region is left.
     ///
     /// # Errors
     /// [`Error::Op`]: nothing was sent. [`Error::NotConnected`]. Bytes cannot be
@@ -63,8 +64,7 @@ impl Node {
         }
     }
 
-    /// A message to a peer that is not connected yet, or from bytes that are too long to be copied
-    /// into it.
+    /// Sends to a peer that is not connected yet, or from bytes too long for an eager message.
     #[cold]
     fn send_slow(
         &mut self,
@@ -101,13 +101,13 @@ impl Node {
         }
     }
 
-    /// Waits for the oldest message that matches, and copies it into `into`. `source`: from this
-    /// peer, or from anybody. Bits that are set in `ignore` are not compared.
+    /// Waits for the oldest message that matches, and copies it into `into`. `source`: the sender;
+    /// `None`: any peer. Bits set in `ignore` are not compared.
     ///
     /// # Errors
-    /// [`Error::Wait`]: no message matched before the deadline. One that matches at the very end
-    /// has another [`Builder::patience`](super::Builder::patience) to come in, and is lost if it
-    /// does not. [`OpError::TooLong`]: the message was longer than `into` and is lost.
+    /// [`Error::Wait`]: no message matched before the deadline. A message that matches just before
+    /// has another [`Builder::patience`](super::Builder::patience) to arrive, and is lost
+    /// otherwise. [`OpError::TooLong`]: the message was longer than `into` and is lost.
     #[doc(alias = "MPI_Recv")]
     pub fn recv(
         &mut self,
@@ -154,9 +154,9 @@ impl Node {
         }
     }
 
-    /// Posts a receive into memory of the node. `word` comes back in the status. Waits for room, as
-    /// long as [`Builder::patience`](super::Builder::patience) says, and until `source` is
-    /// connected. Does not allocate.
+    /// Posts a receive into memory of the node. The status contains `word`. Waits for room, at most
+    /// [`Builder::patience`](super::Builder::patience), and until `source` is connected. Does not
+    /// allocate.
     ///
     /// # Errors
     /// [`Error::Op`]: nothing was posted. [`Error::NotConnected`].
@@ -188,17 +188,17 @@ impl Node {
     /// Waits for a receive, and takes its status.
     ///
     /// # Errors
-    /// [`Error::Wait`]: it has not ended before the deadline.
+    /// [`Error::Wait`]: it did not complete before the deadline.
     #[doc(alias = "MPI_Wait")]
     #[inline]
     pub fn wait_recv(&mut self, request: Request, timeout: Duration) -> Result<Status, Error> {
         self.wait_with(timeout, |engine, waiter, until| engine.wait_recv(request, waiter, until))
     }
 
-    /// The status of a receive, if it has ended. Makes no progress.
+    /// Takes the status of a receive, if it is complete. Makes no progress.
     ///
     /// # Errors
-    /// It was taken before, or never given.
+    /// The request is unknown, or its status was taken.
     #[doc(alias = "MPI_Test")]
     pub fn test_recv(&mut self, request: Request) -> Result<Option<Status>, Error> {
         match self.home.engine.test_recv(request) {
@@ -207,7 +207,7 @@ impl Node {
         }
     }
 
-    /// The next receive that has ended and was not taken. Makes no progress.
+    /// Takes the status of the next complete receive. Makes no progress.
     pub fn next_recv(&mut self) -> Option<Status> {
         if let Driver::Worker(worker) = &self.driver {
             return worker.call(Node::next_recv).ok()?;
@@ -224,21 +224,21 @@ impl Node {
         }
     }
 
-    /// Ends a receive that nothing has matched.
+    /// Cancels a receive that no message has matched.
     ///
     /// # Errors
-    /// It has ended and was taken, or was never given.
+    /// The request is unknown, or its status was taken.
     #[doc(alias = "MPI_Cancel")]
     pub fn cancel(&mut self, request: Request) -> Result<Cancelled, Error> {
         behind!(self, |node| node.cancel(request));
         Ok(self.home.engine.cancel(request)?)
     }
 
-    /// What the oldest message that matches says of itself. Makes one pass if none is here. There
-    /// is none of a peer that is still to be met.
+    /// Describes the oldest message that matches. Makes one pass if none has arrived. There is none
+    /// from a peer that is not connected.
     ///
     /// # Errors
-    /// The peer is not known, or has failed.
+    /// The peer is unknown, or has failed.
     #[doc(alias = "MPI_Iprobe")]
     pub fn probe(
         &mut self,
@@ -252,7 +252,7 @@ impl Node {
         self.probed(source, found)
     }
 
-    /// [`probe`](Self::probe) that claims the message: no other receive gets it.
+    /// As [`probe`](Self::probe), and claims the message: no other receive gets it.
     ///
     /// # Errors
     /// As [`probe`](Self::probe).
@@ -269,7 +269,7 @@ impl Node {
         self.probed(source, found)
     }
 
-    /// A program may make all its progress by probes, so they meet peers.
+    /// A program may make all its progress by probes, so they connect peers too.
     fn probed<T>(
         &mut self,
         source: Option<PeerId>,
@@ -288,14 +288,14 @@ impl Node {
     /// Receives a claimed message, as [`post_recv`](Self::post_recv) does.
     ///
     /// # Errors
-    /// As there.
+    /// As [`post_recv`](Self::post_recv).
     #[doc(alias = "MPI_Imrecv")]
     pub fn post_mrecv(&mut self, message: Claimed, into: Slice, word: u64) -> Result<Request, Error> {
         behind!(self, |node| node.post_mrecv(message, into, word));
         Ok(self.home.engine.mrecv(message, Some((into.at, into.len)), word)?)
     }
 
-    /// Longest payload that travels in its message to this peer, in bytes. 0 until it is connected.
+    /// Returns the longest eager payload to this peer, in bytes. 0 until it is connected.
     pub fn eager_max(&self, peer: PeerId) -> usize {
         if let Driver::Worker(worker) = &self.driver {
             return worker.call(|node| node.eager_max(peer)).unwrap_or(0);
@@ -303,10 +303,10 @@ impl Node {
         self.home.engine.eager_max(peer)
     }
 
-    /// Memory of at least `len` bytes for a message from or into a slice. Makes progress while
-    /// there is none because peers have not read the copies before.
+    /// Returns memory of at least `len` bytes for a message from or into a slice. Makes progress
+    /// while there is none because peers have not read earlier copies.
     fn copy_of(&mut self, len: usize) -> Result<Memory, Error> {
-        let mut room = Room { looked_ns: 0, deadline_ns: self.deadline_ns(self.builder.patience) };
+        let mut room = RoomWait { looked_ns: 0, deadline_ns: self.deadline_ns(self.builder.patience) };
         loop {
             self.reap();
             let fits = |(_, memory): &(usize, &Memory)| memory.len() >= len;
@@ -324,7 +324,7 @@ impl Node {
         }
     }
 
-    /// A copy is not used any more.
+    /// Returns a copy to the cache.
     fn give_back(&mut self, copy: Memory) {
         match self.own.free.len() < KEPT && copy.len() <= KEPT_LEN {
             true => self.own.free.push(copy),
@@ -332,20 +332,19 @@ impl Node {
         }
     }
 
-    /// Frees a copy that is kept for a message to come. Whether there was one.
+    /// Frees a cached copy. Returns whether there was one.
     pub(super) fn drop_kept_copy(&mut self) -> bool {
         self.reap();
         let kept = self.own.free.pop();
         kept.map(|copy| self.drop_copy(copy)).is_some()
     }
 
-    /// Frees a copy that no message will use again. Should a provider keep it, it stays with the
-    /// node.
+    /// Frees a copy for good. If a provider keeps it, it stays with the node.
     fn drop_copy(&mut self, copy: Memory) {
         let _ = self.free(copy);
     }
 
-    /// Takes what has ended of the node's own.
+    /// Reaps completions of the node's own operations.
     pub(super) fn reap(&mut self) {
         for at in (0..self.own.operations.len()).rev() {
             if let Ok(Some(end)) = self.home.engine.test(self.own.operations[at].0) {
@@ -360,12 +359,12 @@ impl Node {
         }
     }
 
-    /// After an operation has ended: whether it was one of the node's own.
+    /// Reaps a completion. Returns whether it was the node's own.
     pub(super) fn reap_operation(&mut self, end: &Completion) -> bool {
         let own = self.own.operations.iter().position(|(token, _)| *token == end.token);
         let Some(at) = own else { return false };
         match (self.own.operations.swap_remove(at), end.outcome) {
-            // Something may still read it: not for another message.
+            // A rail may still read it, so it is not used again.
             ((_, Some(copy)), Outcome::Unknown(_)) => self.drop_copy(copy),
             ((_, Some(copy)), _) => self.give_back(copy),
             _ => {}
@@ -373,10 +372,10 @@ impl Node {
         true
     }
 
-    /// After the receive into a copy has ended.
+    /// Handles the completion of a receive into a copy.
     fn received(&mut self, copy: Memory, outcome: Received) {
         match outcome {
-            // Something may still write it: not for another message.
+            // A rail may still write it, so it is not used again.
             Received::Unknown(_) => self.drop_copy(copy),
             _ => self.give_back(copy),
         }

@@ -1,8 +1,8 @@
 //! One-sided operations: put, get, put-signal, signals, atomics, fence, quiet, and waiting for a
 //! signal. Their order and completion are the engine's: see the contract of `fishplate-core`.
 //!
-//! An operation that finds no room makes progress until there is, as long as [`Builder::patience`]
-//! says. Nothing else here waits, unless it takes a timeout.
+//! An operation without room makes progress until there is some, at most [`Builder::patience`] of
+//! time. Other calls wait only if they take a timeout.
 //!
 //! [`Builder::patience`]: super::Builder::patience
 
@@ -23,8 +23,8 @@ use super::{Driver, Error, Node, behind};
 /// The context of a node's operations.
 pub(super) const CONTEXT: ContextId = ContextId(0);
 
-/// Issues an operation of a node's engine; makes progress while there is no room for it. The first
-/// attempt is inlined where it stands.
+/// Issues an operation of a node's engine, and makes progress while there is no room for it.
+/// Inlines the first attempt.
 macro_rules! issue {
     ($node:expr, $engine:ident => $call:expr) => {
         match {
@@ -38,28 +38,28 @@ macro_rules! issue {
 }
 pub(super) use issue;
 
-/// How long a wait is early, in nanoseconds.
+/// Length of the early part of a wait, in nanoseconds.
 pub(super) const EARLY: u64 = 50_000_000;
 
-/// Time between two looks of a call that waits for room whether peers live, in nanoseconds.
+/// Interval at which a call that waits for room checks that peers are alive, in nanoseconds.
 const LOOK: u64 = 10_000_000;
 
-/// Looks at a signal word before the clock is read.
+/// Loads of a signal word between two clock reads.
 const LOOKS: u32 = 256;
 
-/// A wait for room.
-pub(super) struct Room {
-    /// When it was last asked whether peers live.
+/// The state of a call that waits for room.
+pub(super) struct RoomWait {
+    /// When peers were last checked.
     pub looked_ns: u64,
     pub deadline_ns: u64,
 }
 
-/// What a put or a send takes its payload from.
+/// The source of a put's or send's payload.
 #[derive(Clone, Copy, Debug)]
 pub enum Source<'a> {
     /// Bytes that may be reused when the call returns.
     Bytes(&'a [u8]),
-    /// Registered memory, which stays as it is until the operation is done.
+    /// Registered memory, which must not change until the operation is complete.
     Memory(Slice),
 }
 
@@ -83,11 +83,11 @@ impl From<Slice> for Source<'_> {
 }
 
 impl Node {
-    /// Writes to memory of a peer. Bytes travel in pieces that rails copy at once.
+    /// Writes to a peer's memory. Unregistered bytes are sent in pieces that rails copy at once.
     ///
     /// # Errors
-    /// Nothing of a slice of memory was written then. Bytes cannot be
-    /// [reported](Notice::Report): [`OpError::Unreported`].
+    /// No registered memory was written. Bytes cannot be [reported](Notice::Report):
+    /// [`OpError::Unreported`].
     #[doc(alias = "shmem_put_nbi")]
     #[inline(always)]
     pub fn put<'a>(
@@ -105,8 +105,8 @@ impl Node {
         }
     }
 
-    /// [`put`](Self::put), and then a signal that is applied only once the data, and all that was
-    /// sent to the peer before, has landed.
+    /// [`put`](Self::put), followed by a signal. The signal is applied once the data, and
+    /// everything sent to the peer before, has landed.
     ///
     /// # Errors
     /// As [`put`](Self::put); but bytes may be reported: the completion is the signal's.
@@ -130,9 +130,9 @@ impl Node {
         }
     }
 
-    /// The half of [`put_signal`](Self::put_signal) that is over at once, as the memory is mapped
-    /// here. Bindings call it first: it holds no panic. `None`: nothing was done, and `put_signal`
-    /// does the rest or says why not. Hot path.
+    /// The part of [`put_signal`](Self::put_signal) that completes at once, if the memory is mapped
+    /// here. Bindings call it first because it cannot panic. `None`: nothing was done; call
+    /// `put_signal`. Hot path.
     #[inline(always)]
     pub fn put_signal_mapped(&mut self, from: Slice, to: RemoteAddr, signal: Signal) -> Option<Issued> {
         self.home.engine.put_signal_mapped(CONTEXT, from.at, from.len, to, signal)
@@ -162,7 +162,7 @@ impl Node {
         self.signal(signal, notice)
     }
 
-    /// Applies a signal after everything that was sent to its peer before has landed.
+    /// Applies a signal after everything sent to its peer before has landed.
     ///
     /// # Errors
     /// Nothing was done.
@@ -179,8 +179,8 @@ impl Node {
         issue!(self, engine => engine.signal_posted(CONTEXT, signal, notice))
     }
 
-    /// Reads memory of a peer into memory of this node. It is there after [`quiet`](Self::quiet),
-    /// or when its completion says so.
+    /// Reads a peer's memory into memory of this node. The data is there after
+    /// [`quiet`](Self::quiet), or with the completion.
     ///
     /// # Errors
     /// Nothing was done.
@@ -190,7 +190,7 @@ impl Node {
         issue!(self, engine => engine.get(CONTEXT, into.at, into.len, from, notice))
     }
 
-    /// Executes an atomic at a peer, in the order of operations, without fetching.
+    /// Executes an atomic at a peer in stream order, without fetching.
     ///
     /// # Errors
     /// Nothing was done.
@@ -199,8 +199,7 @@ impl Node {
         issue!(self, engine => engine.amo(CONTEXT, at, amo, notice))
     }
 
-    /// Executes an atomic at a peer, in the order of operations, and waits for the value from
-    /// before.
+    /// Executes an atomic at a peer in stream order, and waits for the previous value.
     ///
     /// # Errors
     /// [`Error::Op`]: nothing was done. [`Error::Wait`]: the atomic may still be executed.
@@ -213,7 +212,7 @@ impl Node {
         }
     }
 
-    /// [`fetch`](Self::fetch) that does not wait: the completion has the value from before.
+    /// As [`fetch`](Self::fetch), without waiting: the completion contains the previous value.
     ///
     /// # Errors
     /// Nothing was done.
@@ -222,7 +221,8 @@ impl Node {
         issue!(self, engine => engine.fetch(CONTEXT, at, amo, 0))
     }
 
-    /// Waits for an operation of the node's own. One that does not end in time is reaped later.
+    /// Waits for one of the node's own operations. If it does not complete in time, it is reaped
+    /// later.
     fn finish(&mut self, token: Token, timeout: Duration) -> Result<Completion, Error> {
         match self.wait_completion(token, timeout) {
             Ok(end) if end.outcome == Outcome::Done => Ok(end),
@@ -234,7 +234,7 @@ impl Node {
         }
     }
 
-    /// Adds to a 64-bit word of a peer, and waits for the value from before.
+    /// Adds to a 64-bit word of a peer, and returns the previous value.
     ///
     /// # Errors
     /// As [`fetch`](Self::fetch).
@@ -243,10 +243,11 @@ impl Node {
         self.fetch(at, Amo { op: AmoOp::Add, width: 8, operand: value, compare: 0 }, timeout)
     }
 
-    /// Orders: writes to the peer issued after it land after everything issued before it.
+    /// Orders writes: those to the peer issued after the fence land after everything issued before
+    /// it.
     ///
     /// # Errors
-    /// The peer is not known or has failed.
+    /// The peer is unknown or has failed.
     #[doc(alias = "shmem_fence")]
     #[inline]
     pub fn fence(&mut self, peer: PeerId) -> Result<(), OpError> {
@@ -256,8 +257,8 @@ impl Node {
         }
     }
 
-    /// Waits until everything sent to the peer is applied there, and everything asked of it is
-    /// here.
+    /// Waits until everything sent to the peer is applied there, and all reads from it are
+    /// complete.
     ///
     /// # Errors
     /// [`Error::Wait`] says what is missing, or how many silent operations have failed.
@@ -269,7 +270,7 @@ impl Node {
         }
     }
 
-    /// Nothing is in flight to a peer that is still to be met.
+    /// Succeeds for a peer that is not connected yet, because nothing is in flight to it.
     #[cold]
     pub(super) fn unmet(&mut self, peer: PeerId) -> Result<(), OpError> {
         behind!(self, |node| node.fence(peer));
@@ -285,16 +286,16 @@ impl Node {
     /// [`quiet`](Self::quiet) for every peer.
     ///
     /// # Errors
-    /// As there, of the first peer with one.
+    /// As [`quiet`](Self::quiet), of the first peer with an error.
     #[doc(alias = "shmem_quiet")]
     pub fn quiet_all(&mut self, timeout: Duration) -> Result<(), Error> {
         behind!(self, |node| node.quiet_all(timeout));
         self.wait_with(timeout, |engine, waiter, until| engine.quiet_all(CONTEXT, waiter, until))
     }
 
-    /// Waits until the 64-bit word at `at` compares as asked, and returns it. Everything that its
-    /// sender sent before the signal is visible then. `from`, if given, is the peer that sends the
-    /// signal: the wait ends when that fails.
+    /// Waits until the 64-bit word at `at` meets the condition, and returns it. Everything that its
+    /// sender sent before the signal is then visible. `from`, if given, is the peer that sends the
+    /// signal: the wait ends if it fails.
     ///
     /// # Errors
     /// [`Error::Wait`] says what is missing, or that the peer has failed.
@@ -310,7 +311,7 @@ impl Node {
     ) -> Result<u64, Error> {
         let Ok(word) = self.word(at) else { return self.wait_later(at, cmp, value, from, timeout) };
         for _ in 0..LOOKS {
-            // Acquire: pairs with the release store of whoever applies the signal.
+            // Acquire: pairs with the release store of the thread that applies the signal.
             let now = word.load(Ordering::Acquire);
             if cmp.holds(now, value) {
                 return Ok(now);
@@ -335,11 +336,11 @@ impl Node {
         })
     }
 
-    /// The completion of an operation that was issued with [`Notice::Report`], if it has ended.
+    /// Takes the completion of an operation issued with [`Notice::Report`], if it is complete.
     /// Makes no progress.
     ///
     /// # Errors
-    /// The token was taken before, or never given.
+    /// The token is unknown, or its completion was taken.
     pub fn test(&mut self, token: Token) -> Result<Option<Completion>, OpError> {
         match self.home.engine.test(token) {
             Ok(end) => Ok(end),
@@ -347,17 +348,17 @@ impl Node {
         }
     }
 
-    /// Waits for an operation that was issued with [`Notice::Report`], and takes its completion.
+    /// Waits for an operation issued with [`Notice::Report`], and takes its completion.
     ///
     /// # Errors
-    /// [`Error::Wait`]: it has not ended before the deadline. [`Error::Op`]: as
+    /// [`Error::Wait`]: it did not complete before the deadline. [`Error::Op`]: as
     /// [`test`](Self::test).
     #[inline]
     pub fn wait_completion(&mut self, token: Token, timeout: Duration) -> Result<Completion, Error> {
         self.wait_with(timeout, |engine, waiter, until| engine.wait(token, waiter, until))
     }
 
-    /// The next completion that was not taken, in the order of completion. Makes no progress.
+    /// Takes the next completion, in the order of completion. Makes no progress.
     pub fn next_completion(&mut self) -> Option<Completion> {
         if let Driver::Worker(worker) = &self.driver {
             return worker.call(Node::next_completion).ok()?;
@@ -370,7 +371,7 @@ impl Node {
         }
     }
 
-    /// Writes bytes that may be reused on return: in one piece, or as many as it takes.
+    /// Writes bytes that may be reused on return, in as many pieces as needed.
     fn inject(&mut self, bytes: &[u8], to: RemoteAddr) -> Result<(), OpError> {
         match issue!(self, engine => engine.inject(CONTEXT, bytes, to)) {
             Err(OpError::TooLong { max, .. }) if max != 0 => {
@@ -385,8 +386,8 @@ impl Node {
         }
     }
 
-    /// After a refusal: makes progress while there is no room, and tries again. The node's own
-    /// operations that have ended make room too.
+    /// After a refusal: makes progress and retries until there is room. Completions of the node's
+    /// own operations also make room.
     #[cold]
     #[inline(never)]
     pub(super) fn issue_later<T>(
@@ -398,7 +399,7 @@ impl Node {
             Ok(issued) => Ok(issued),
             Err(error) => node.issue_later(error, issue),
         });
-        let mut room = Room { looked_ns: 0, deadline_ns: self.deadline_ns(self.builder.patience) };
+        let mut room = RoomWait { looked_ns: 0, deadline_ns: self.deadline_ns(self.builder.patience) };
         while error == OpError::Again {
             self.reap();
             match issue(&mut self.home.engine) {
@@ -422,9 +423,9 @@ impl Node {
         Ok(())
     }
 
-    /// A pass of a call that waits for room. Now and then asks whether peers live: what waits for
-    /// one that is gone makes room. `false`: the time is up.
-    pub(super) fn waits_for(&mut self, room: &mut Room) -> bool {
+    /// One pass of a call that waits for room. From time to time checks that peers are alive,
+    /// because a failed peer frees room. Returns `false` if the time is up.
+    pub(super) fn waits_for(&mut self, room: &mut RoomWait) -> bool {
         let now_ns = self.home.host().now_ns();
         if now_ns >= room.deadline_ns {
             return false;
@@ -439,14 +440,14 @@ impl Node {
         true
     }
 
-    /// Waits in slices, and meets peers in between.
+    /// Waits in slices, and connects peers in between.
     #[inline(always)]
     pub(super) fn wait_with<T>(
         &mut self,
         timeout: Duration,
         mut wait: impl FnMut(&mut NodeEngine, &mut NodeWaiter, u64) -> Result<T, WaitError>,
     ) -> Result<T, Error> {
-        // What is there already is had without a look at the clock.
+        // Look once without reading the clock.
         match wait(&mut self.home.engine, &mut self.home.waiter, 0) {
             Ok(found) => Ok(found),
             Err(error) => self.wait_longer(error, timeout, wait),
@@ -467,7 +468,7 @@ impl Node {
             return Ok(result?);
         }
         if timeout.is_zero() {
-            // A program may make all its progress by looks like this one.
+            // A program may make all its progress by calls like this one.
             if self.meeting {
                 self.meet_now_and_then();
             }
@@ -477,7 +478,7 @@ impl Node {
             Driver::Turns(seat) => Some(seat.clone()),
             _ => None,
         };
-        // The worker sleeps elsewhere as long as this lives.
+        // The worker sleeps on another word as long as this lives.
         let _taken = seat.as_ref().map(|seat| seat.take());
         let deadline_ns = self.deadline_ns(timeout);
         let late_ns = self.home.host().now_ns().saturating_add(EARLY);

@@ -1,4 +1,4 @@
-//! The kinds of rail that a node has, as one type: chosen once, so that no call is indirect.
+//! The kinds of rail of a node as one type, with static dispatch.
 
 use std::ptr::NonNull;
 
@@ -13,24 +13,24 @@ use fishplate_sys::fabric::FabricRail;
 
 use crate::guard::{Guard, GuardSetup};
 
-/// What a libfabric rail says of memory of a device that it cannot register: the key that travels
-/// to peers, and the descriptor of posts.
+/// Returned for device memory that a libfabric rail cannot register: the key that travels to peers,
+/// and the descriptor of posts.
 const ELSEWHERE: RailKey = RailKey { key: u64::MAX, base: u64::MAX };
 const NOT_HERE: u64 = u64::MAX;
 
-/// A rail of a node. With a tag of its own: a niche would cost every call one instruction more.
+/// A rail of a node. The explicit tag saves an instruction per call over a niche.
 #[repr(u8)]
 #[expect(clippy::large_enum_variant, reason = "a box would cost every post a load, to save little")]
 pub(super) enum NodeRail {
     /// Shared memory.
     Local(ShmRail<LinuxHost>),
-    /// Libfabric. Carries memory of the device if the provider does.
+    /// Libfabric. Carries device memory if the provider does.
     Fabric(Guard<FabricRail>),
-    /// Shared memory, and the memory of a device.
+    /// Shared memory and device memory.
     Gpu(Box<GpuRail<AnyDevice, LinuxHost>>),
 }
 
-/// What a node may do with a rail in its engine.
+/// The setup calls of a rail in a node's engine.
 pub(super) enum NodeSetup<'a> {
     Local(ShmSetup<'a, LinuxHost>),
     Fabric(GuardSetup<'a, FabricRail>),
@@ -38,7 +38,7 @@ pub(super) enum NodeSetup<'a> {
 }
 
 impl NodeSetup<'_> {
-    /// Attaches a peer of this host, whose rail has no device.
+    /// Attaches a peer of this host through a rail without a device.
     pub fn attach(&mut self, peer: Peer, link: Link) -> Result<(), AttachError> {
         match self {
             NodeSetup::Local(shm) => shm.attach(peer, link),
@@ -57,7 +57,7 @@ impl NodeSetup<'_> {
     }
 }
 
-/// A call of the rail with a device, kept out of the code of the others.
+/// A call of the rail with a device, kept out of line.
 #[cold]
 #[inline(never)]
 fn aside<T>(call: impl FnOnce() -> T) -> T {
@@ -88,10 +88,10 @@ macro_rules! moves {
 
 #[deny(
     clippy::missing_trait_methods,
-    reason = "a call that is not passed on gets the default, which knows nothing of the rail"
+    reason = "a call that is not forwarded would use the default, which ignores the rail"
 )]
-// SAFETY: each call goes to the one rail inside, which stays the same, and `setup` lends out no
-// more than that rail does. What is refused has changed nothing.
+// SAFETY: forwards every call to the same rail, and `setup` gives out no more than that rail does.
+// A refused call has changed nothing.
 unsafe impl Rail for NodeRail {
     type Setup<'a> = NodeSetup<'a>;
 
@@ -179,7 +179,7 @@ unsafe impl Rail for NodeRail {
         data: Option<u32>,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        // SAFETY: passed on.
+        // SAFETY: same contract.
         moves!(self, local, remote, rail => unsafe { rail.post_write(peer, local, remote, data, cx) })
     }
 
@@ -192,7 +192,7 @@ unsafe impl Rail for NodeRail {
         data: u32,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        // SAFETY: passed on.
+        // SAFETY: same contract.
         moves!(self, local, remote, rail => unsafe { rail.post_write_checked(peer, local, remote, data, cx) })
     }
 
@@ -204,7 +204,7 @@ unsafe impl Rail for NodeRail {
         remote: Remote,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        // SAFETY: passed on.
+        // SAFETY: same contract.
         moves!(self, local, remote, rail => unsafe { rail.post_read(peer, local, remote, cx) })
     }
 
@@ -216,7 +216,7 @@ unsafe impl Rail for NodeRail {
         remote: Remote,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        // SAFETY: passed on.
+        // SAFETY: same contract.
         moves!(self, local, remote, rail => unsafe { rail.post_rendezvous_read(peer, local, remote, cx) })
     }
 
@@ -240,7 +240,7 @@ unsafe impl Rail for NodeRail {
         fetch: Option<NonNull<u64>>,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        // SAFETY: passed on.
+        // SAFETY: same contract.
         each!(self, rail => unsafe { rail.post_atomic(peer, amo, remote, fetch, cx) })
     }
 
@@ -256,7 +256,7 @@ unsafe impl Rail for NodeRail {
 
     #[inline(always)]
     unsafe fn copy_to(&mut self, peer: Peer, local: Local, remote: Remote) -> Option<Result<(), PostError>> {
-        // SAFETY: passed on.
+        // SAFETY: same contract.
         each!(self, rail => unsafe { rail.copy_to(peer, local, remote) })
     }
 
@@ -267,19 +267,19 @@ unsafe impl Rail for NodeRail {
         local: Local,
         remote: Remote,
     ) -> Option<Result<(), PostError>> {
-        // SAFETY: passed on.
+        // SAFETY: same contract.
         each!(self, rail => unsafe { rail.copy_from(peer, local, remote) })
     }
 
     #[cold]
     unsafe fn write_device(&mut self, to: Local, from: Untrusted<'_>) -> Result<(), PostError> {
-        // SAFETY: passed on.
+        // SAFETY: same contract.
         each!(self, rail => unsafe { rail.write_device(to, from) })
     }
 
     #[cold]
     unsafe fn read_device(&mut self, from: Local, into: &mut [u8]) -> Result<(), PostError> {
-        // SAFETY: passed on.
+        // SAFETY: same contract.
         each!(self, rail => unsafe { rail.read_device(from, into) })
     }
 

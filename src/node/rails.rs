@@ -1,4 +1,5 @@
-//! What a node's rails are, which of them lead to a peer, and how a peer beyond them is watched.
+//! Descriptions of a node's rails, which of them reach a peer, and lifelines of peers on other
+//! hosts.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -16,15 +17,15 @@ use crate::rails::OpenRail;
 /// A libfabric rail of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RailInfo {
-    /// Its number, by which errors name it. Rail 0 leads to peers of this host.
+    /// Its number, which errors use. Rail 0 reaches peers of this host.
     pub id: RailId,
-    /// The provider, as libfabric calls it.
+    /// The provider's name.
     pub provider: String,
-    /// The interface, as the provider calls it.
+    /// The provider's name of the interface.
     pub interface: String,
-    /// Megabits per second; 0 where not known.
+    /// Megabits per second; 0 if unknown.
     pub mbit: u32,
-    /// Whether it is given memory of the node's device. It may refuse some:
+    /// Whether the rail registers memory of the node's device. It may refuse some:
     /// [`last_error`](Node::last_error) says why.
     pub device: bool,
     /// The atomics that its provider executes: none without
@@ -36,14 +37,14 @@ pub struct RailInfo {
     pub wakes: bool,
 }
 
-/// A rail here and the rail of a peer that it leads to.
+/// A rail here and the peer's rail that it reaches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RailPair {
     /// The rail here.
     pub ours: RailId,
     /// The rail there.
     pub theirs: RailId,
-    /// Megabits per second of the rail there; 0 where not known.
+    /// Megabits per second of the peer's rail; 0 if unknown.
     pub their_mbit: u32,
 }
 
@@ -84,13 +85,13 @@ impl RailInfo {
 }
 
 impl Node {
-    /// The libfabric rails, in the order of their numbers.
+    /// Returns the libfabric rails in the order of their numbers.
     pub fn rails(&self) -> &[RailInfo] {
         &self.rails
     }
 
-    /// The last error of a libfabric rail, in libfabric's and the provider's words. `None`: there
-    /// was none, or there is no such rail. Slow path: allocates.
+    /// Returns the last error of a libfabric rail, in libfabric's and the provider's words. `None`:
+    /// no error, or no such rail. Slow path: allocates.
     pub fn last_error(&self, rail: RailId) -> Option<String> {
         if let Driver::Worker(worker) = &self.driver {
             return worker.call(|node| node.last_error(rail)).ok().flatten();
@@ -101,11 +102,11 @@ impl Node {
         }
     }
 
-    /// Which libfabric rails lead to a peer, in the order of ours: none to one of this host. Slow
-    /// path: allocates.
+    /// Returns which libfabric rails reach a peer, in the order of ours; none for a peer of this
+    /// host. Slow path: allocates.
     ///
     /// # Errors
-    /// It is not known, or was given up.
+    /// The peer is unknown or was removed.
     pub fn rail_pairs(&self, peer: PeerId) -> Result<Vec<RailPair>, Error> {
         behind!(self, |node| node.rail_pairs(peer));
         Ok(self.contact(peer)?.pairs.clone())
@@ -138,14 +139,15 @@ impl Node {
         Ok(errors)
     }
 
-    /// Takes a descriptor whose end of stream means that the process of a peer is gone, such as a
-    /// TCP connection to it. Waits and [`peer_error`](Self::peer_error) look at it from then on:
-    /// providers may never tell. Nothing is read from it or written to it. A peer of this host
-    /// needs none, and the descriptor is closed. Slow path: system calls.
+    /// Watches a peer through a descriptor whose end of stream means that the peer's process has
+    /// ended, such as a TCP connection to it. Waits and [`peer_error`](Self::peer_error) poll it
+    /// from then on, because a provider may not report the end. Nothing is read from it or written
+    /// to it. A peer of this host needs none, and the descriptor is closed. Slow path: system
+    /// calls.
     ///
     /// # Errors
-    /// The peer is not known, or was given up; or the system has no more descriptors: each rail to
-    /// the peer takes one.
+    /// The peer is unknown or was removed; or the system has no descriptors left: each rail to the
+    /// peer takes one.
     pub fn watch(&mut self, peer: PeerId, lifeline: impl Into<OwnedFd>) -> Result<(), Error> {
         let lifeline = lifeline.into();
         behind!(self, |node| node.watch(peer, lifeline));
@@ -161,8 +163,8 @@ impl Node {
         Ok(())
     }
 
-    /// What is missing of what peers send: of `from`, or of any. What is missing of what this node
-    /// sends is told by a [`quiet`](Self::quiet) that ends without success.
+    /// Returns what is missing from peers: from `from`, or from any. A [`quiet`](Self::quiet) that
+    /// fails says what is missing of what this node sent.
     pub fn missing(&self, from: Option<PeerId>) -> Stuck {
         if let Driver::Worker(worker) = &self.driver {
             return worker.call(|node| node.missing(from)).unwrap_or_default();

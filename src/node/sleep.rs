@@ -1,9 +1,10 @@
-//! How a node sleeps that has libfabric rails, or whose program has an event loop: on a set of
-//! descriptors (`epoll(7)`) of the completion queues, the sockets of the peers of this host, and
-//! one that the program rings for a worker. One wait for all of them.
+//! The sleep of a node with libfabric rails, or of a program with an event loop: one wait for a set
+//! of descriptors (`epoll(7)`). The set holds the completion queues, the sockets of peers of this
+//! host, and an eventfd with which the program wakes a worker.
 //!
-//! Setting it up and sleeping make system calls; only [`Sleep::park`] blocks. Peers of this host
-//! learn from the event page that it does not wake this process, and send a packet instead.
+//! Setting it up and sleeping make system calls; only [`Sleep::park`] blocks. The event page tells
+//! peers of this host that a notification does not wake this process, so they send a packet
+//! instead.
 
 use std::cell::Cell;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -15,19 +16,19 @@ use fishplate_core::sync::host::{Host, Woken};
 use fishplate_sys::Errno;
 use fishplate_sys::fabric::cq::CqWait;
 
-/// How long a sleep lasts that a provider advises against again and again, in nanoseconds.
+/// How long a node sleeps after repeated provider advice against sleeping, in nanoseconds.
 const NAP_NS: u64 = 100_000;
 
-/// Advice against sleep in a row, after which a node naps.
+/// Consecutive advice against sleeping, after which a node sleeps for [`NAP_NS`].
 const REFUSALS: u32 = 16;
 
-/// The set, and what is in it.
+/// The set and its contents.
 pub(super) struct Sleep {
     set: Arc<OwnedFd>,
-    /// Readable once the program has rung.
+    /// Readable after [`ring`](Self::ring).
     called: OwnedFd,
     queues: Vec<CqWait>,
-    /// How often in a row a provider has advised against sleep.
+    /// Consecutive times that a provider has advised against sleeping.
     refused: AtomicU32,
 }
 
@@ -43,7 +44,7 @@ impl Sleep {
         };
         add(&set, called.as_raw_fd(), 0)?;
         for queue in &queues {
-            // Told once for each change: `fi_trywait` of tcp before 1.18 leaves the descriptor
+            // Edge-triggered, because `fi_trywait` of tcp before 1.18 leaves the descriptor
             // readable.
             add(&set, queue.fd(), libc::EPOLLET)?;
         }
@@ -62,13 +63,14 @@ impl Sleep {
 
     /// Ends the sleep, or the next one.
     pub fn ring(&self) {
-        // SAFETY: eight bytes of ours. If it fails, the count is full, and the descriptor readable.
+        // SAFETY: eight bytes of ours. If it fails, the counter is at its maximum, and the
+        // descriptor readable.
         unsafe { libc::write(self.called.as_raw_fd(), (&raw const ONE).cast(), size_of_val(&ONE)) };
     }
 
-    /// All three phases of a sleep, as those of
-    /// [`Park::park`](fishplate_core::sync::event::Park::park). Whoever notifies one of
-    /// `wait_objects` ends it. `look` looks for work, and says how long to sleep if there is none.
+    /// Runs all phases of a sleep, as [`Park::park`](fishplate_core::sync::event::Park::park). A
+    /// notification of one of `wait_objects` ends it. `look` looks for work, and returns how long
+    /// to sleep if there is none.
     pub fn park<H: Host + ?Sized, const N: usize>(
         &self,
         wait_objects: [&EventCount; N],
@@ -86,14 +88,15 @@ impl Sleep {
         EventCount::park_elsewhere(wait_objects, host, work, || self.sleep(timeout_ns.get()))
     }
 
-    /// How long a sleep of `timeout_ns` may last. `None`: poll again first, a provider says.
+    /// Returns how long a sleep of `timeout_ns` may last. `None`: a provider asks to be polled
+    /// first.
     ///
     /// # Safety
     /// No other thread uses the node's rails during the call.
     pub unsafe fn advised(&self, timeout_ns: u64) -> Option<u64> {
-        // SAFETY: our caller's promise.
+        // SAFETY: the caller's guarantee.
         let advised = self.queues.iter().all(|queue| unsafe { queue.may_sleep() });
-        // Relaxed: a count, which one thread at a time changes and by which nothing is handed over.
+        // Relaxed: a counter that one thread at a time changes, and that publishes nothing.
         let refused = if advised { 0 } else { self.refused.load(Ordering::Relaxed).saturating_add(1) };
         self.refused.store(refused, Ordering::Relaxed);
         match refused {
@@ -103,7 +106,7 @@ impl Sleep {
         }
     }
 
-    /// Sleeps until something in the set can be read, for at most `timeout_ns`.
+    /// Sleeps until a descriptor of the set is readable, for at most `timeout_ns`.
     fn sleep(&self, timeout_ns: u64) -> Woken {
         let mut set = libc::pollfd { fd: self.set.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         let timeout = libc::timespec {
@@ -123,8 +126,8 @@ impl Sleep {
     fn drain(&self) {
         let mut told = [libc::epoll_event { events: 0, u64: 0 }; 16];
         let mut rings = 0u64;
-        // SAFETY: room for as many events as said, and for eight bytes. If nobody has rung, the
-        // second call fails and changes nothing.
+        // SAFETY: room for that many events, and for eight bytes. If the eventfd is not readable,
+        // the second call fails and changes nothing.
         unsafe {
             libc::epoll_wait(self.set.as_raw_fd(), told.as_mut_ptr(), told.len() as libc::c_int, 0);
             libc::read(self.called.as_raw_fd(), (&raw mut rings).cast(), size_of_val(&rings));
@@ -156,13 +159,13 @@ static ONE: u64 = 1;
 /// # Safety
 /// `fd` is new, or negative if the call that made it has just failed.
 unsafe fn owned(fd: RawFd) -> Result<OwnedFd, Errno> {
-    // SAFETY: our caller's promise.
+    // SAFETY: the caller's guarantee.
     if fd < 0 { Err(Errno::last()) } else { Ok(unsafe { OwnedFd::from_raw_fd(fd) }) }
 }
 
 fn add(set: &OwnedFd, fd: RawFd, flags: i32) -> Result<(), Errno> {
     let mut event = libc::epoll_event { events: (libc::EPOLLIN | flags) as u32, u64: 0 };
-    // SAFETY: two open descriptors, and a structure that is read during the call.
+    // SAFETY: two open descriptors, and a structure that is only read during the call.
     match unsafe { libc::epoll_ctl(set.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &mut event) } {
         0 => Ok(()),
         _ => Err(Errno::last()),

@@ -1,16 +1,17 @@
 //! Worker mode: a thread makes progress while the program computes.
 //!
-//! The node behind belongs to a lock. Whoever holds it drives the engine: the program inside of its
-//! calls, as if there were no thread, and the thread at all other times. So no call waits for the
-//! thread to answer, and all of them do and say what they do without one.
+//! The node with the peers, the *node behind*, belongs to a lock. The holder of the lock drives the
+//! engine: the program inside its calls, the thread at all other times. So no call waits for an
+//! answer of the thread, and all calls behave as without one.
 //!
-//! What the program holds, the front, is a node that has no peers and no memory. Hot paths need not
-//! ask what they stand in: the front's engine refuses what names a peer, memory or an operation of
-//! the node behind, and the refusal leads to the cold half, which takes the lock.
+//! The program holds the *front*, a node without peers and memory. Hot paths need no extra check:
+//! the front's engine refuses operations that name a peer, memory or an operation of the node
+//! behind. The refusal leads to the cold path, which takes the lock.
 //!
 //! One thread at a time may sleep on the wait object that peers notify. The worker sleeps on it
-//! under [`Seat::taken`], and on a word that the program rings. A call that may sleep takes the
-//! seat first; the worker finds the lock held, and sleeps on that until the call returns.
+//! while it holds [`SleepLock::taken`], and on an eventcount that the program notifies. A call that
+//! may sleep takes that lock first. The worker finds it held, and sleeps on the lock until the call
+//! returns.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -36,25 +37,25 @@ use crate::worker::Options;
 pub(super) enum Driver {
     /// The program, in its calls.
     Program,
-    /// This is a front: the node behind has a worker.
+    /// This is a front; the node behind has a worker.
     Worker(Worker),
     /// This is the node behind.
-    Turns(Arc<Seat>),
+    Turns(Arc<SleepLock>),
 }
 
-/// Where one thread at a time sleeps.
-pub(super) struct Seat {
+/// Limits the wait object to one sleeping thread at a time.
+pub(super) struct SleepLock {
     host: LinuxHost,
-    /// Rung by the program for the worker.
+    /// Notified by the program for the worker.
     called: EventCount,
-    /// Rung by peers.
+    /// Notified by peers.
     wait_object: NodeWaitObject,
     taken: Mutex<()>,
 }
 
-impl Seat {
-    /// For the program, which holds the lock of the node: until the guard goes, the worker does not
-    /// sleep on the wait object.
+impl SleepLock {
+    /// For the program, which holds the lock of the node: until the guard is dropped, the worker
+    /// does not sleep on the wait object.
     pub fn take(&self) -> MutexGuard<'_, ()> {
         self.call();
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
@@ -71,28 +72,28 @@ impl Seat {
 }
 
 struct Shared {
-    /// Boxed: a node is large, and stacks are not.
+    /// Boxed, because a node is large for a stack.
     node: Mutex<Box<Node>>,
-    seat: Arc<Seat>,
-    /// The program waits for the lock, so the worker leaves it alone.
+    sleep_lock: Arc<SleepLock>,
+    /// The program waits for the lock, so the worker does not take it.
     wanted: AtomicBool,
     stop: AtomicBool,
 }
 
-/// A thread that makes progress, and the node that it does it for.
+/// A thread that makes progress, and its node.
 pub(super) struct Worker {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Worker {
-    /// Calls the node behind, and has the worker do what the call leaves to be done.
+    /// Calls the node behind, and wakes the worker for the work that the call leaves.
     ///
     /// # Errors
     /// [`OpError::Abandoned`]: the worker has panicked.
     pub fn call<T>(&self, work: impl FnOnce(&mut Node) -> T) -> Result<T, OpError> {
-        let Shared { node, seat, wanted, .. } = &*self.shared;
-        // Relaxed: a hint, by which nothing is handed over.
+        let Shared { node, sleep_lock, wanted, .. } = &*self.shared;
+        // Relaxed: a hint that publishes nothing.
         wanted.store(true, Ordering::Relaxed);
         let locked = node.lock();
         wanted.store(false, Ordering::Relaxed);
@@ -101,12 +102,12 @@ impl Worker {
         let due = node.meeting || node.home.engine.has_due();
         drop(node);
         if due {
-            seat.call();
+            sleep_lock.call();
         }
         Ok(result)
     }
 
-    /// Ends the thread, and returns the node, which the program drives from then on.
+    /// Stops the thread, and returns the node for the program to drive.
     ///
     /// # Errors
     /// As [`call`](Self::call).
@@ -120,11 +121,11 @@ impl Worker {
 
     fn join(&mut self) {
         let Some(thread) = self.thread.take() else { return };
-        // Relaxed: nothing is handed over but by the lock; the wait object's barriers order it
+        // Relaxed: the lock publishes everything; the barriers of the wait object order this store
         // before the look for sleepers.
         self.shared.stop.store(true, Ordering::Relaxed);
-        self.shared.seat.call();
-        // A panic has poisoned the lock, which says so to whoever calls.
+        self.shared.sleep_lock.call();
+        // A panic has poisoned the lock, so later calls report it.
         _ = thread.join();
     }
 }
@@ -139,7 +140,7 @@ impl Builder {
     /// Opens the node.
     ///
     /// # Errors
-    /// [`OpenError`] says what could not be opened, and why.
+    /// [`OpenError`] names what could not be opened, and why.
     pub fn open(mut self) -> Result<Node, OpenError> {
         match self.worker.take() {
             Some(options) => open(self, options),
@@ -150,7 +151,7 @@ impl Builder {
 
 /// Opens a node behind a worker, and returns its front.
 fn open(builder: Builder, options: Options) -> Result<Node, OpenError> {
-    // A node that reaches nobody.
+    // A node without peers or rails to them.
     let nothing =
         MatchConfig { eager: 0, credits: 0, headers: 1, seed: 0, shared_credits: 0, shared_headers: 0 };
     let (mut front, _) = Builder::default()
@@ -163,13 +164,13 @@ fn open(builder: Builder, options: Options) -> Result<Node, OpenError> {
     let policies = parks(options.policy, wait_object.longest(!node.address.rails.is_empty()));
     front.encoded.clone_from(&node.encoded);
     front.rails.clone_from(&node.rails);
-    // The cold half of `progress` is what goes to the node behind.
+    // The cold path of `progress` forwards to the node behind.
     front.meeting = true;
     let (host, called) = (LinuxHost::shared(), EventCount::new());
-    let seat = Arc::new(Seat { host, called, wait_object, taken: Mutex::new(()) });
-    node.driver = Driver::Turns(seat.clone());
+    let sleep_lock = Arc::new(SleepLock { host, called, wait_object, taken: Mutex::new(()) });
+    node.driver = Driver::Turns(sleep_lock.clone());
     let (wanted, stop) = (AtomicBool::new(false), AtomicBool::new(false));
-    let shared = Arc::new(Shared { node: Mutex::new(node), seat, wanted, stop });
+    let shared = Arc::new(Shared { node: Mutex::new(node), sleep_lock, wanted, stop });
 
     let (ready, begun) = mpsc::channel();
     let theirs = shared.clone();
@@ -192,16 +193,16 @@ fn open(builder: Builder, options: Options) -> Result<Node, OpenError> {
 /// The worker's thread.
 struct Idler<'a> {
     shared: &'a Shared,
-    /// The program holds the lock, or is about to.
+    /// The program holds the lock, or waits for it.
     locked_out: Cell<bool>,
-    /// It has slept since the last turn.
+    /// The thread has slept since the last turn.
     slept: Cell<bool>,
 }
 
 impl Idler<'_> {
     fn run(&self, policies: [Policy; 2]) {
-        let Shared { node, seat, stop, .. } = self.shared;
-        let host = &seat.host;
+        let Shared { node, sleep_lock, stop, .. } = self.shared;
+        let host = &sleep_lock.host;
         let mut idles = policies.map(Idle::new);
         let mut late_ns = host.now_ns().saturating_add(EARLY);
         loop {
@@ -261,23 +262,23 @@ impl Park for Idler<'_> {
         timeout_ns: u64,
         work: impl FnOnce() -> bool,
     ) -> Option<Woken> {
-        let Shared { node, seat, .. } = self.shared;
+        let Shared { node, sleep_lock, .. } = self.shared;
         if self.locked_out.get() {
             drop(node.lock());
             return Some(Woken::Called);
         }
-        let _taken = seat.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        // A program that holds the lock may be waiting for the seat.
-        let (wait_object, timeout_ns) = seat.wait_object.next_sleep(timeout_ns);
-        let wait_objects = [&seat.called, wait_object];
+        let _taken = sleep_lock.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        // A program that holds the lock may be waiting to sleep.
+        let (wait_object, timeout_ns) = sleep_lock.wait_object.next_sleep(timeout_ns);
+        let wait_objects = [&sleep_lock.called, wait_object];
         let busy = || work() || self.locked_out.get();
-        let woken = match seat.wait_object.elsewhere() {
+        let woken = match sleep_lock.wait_object.elsewhere() {
             None => wait_objects.park(host, timeout_ns, busy),
             Some(sleep) => sleep.park(wait_objects, host, || match busy() {
                 true => None,
                 false => {
                     let _node = node.try_lock().ok()?;
-                    // SAFETY: whoever uses the rails holds the lock.
+                    // SAFETY: every user of the rails holds the lock.
                     unsafe { sleep.advised(timeout_ns) }
                 }
             }),
@@ -301,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_has_panicked_is_an_error_of_every_call() {
+    fn every_call_reports_a_panicked_worker() {
         let mut node = opened();
         let Driver::Worker(worker) = &node.driver else { panic!("it has a worker") };
         let panicked = catch_unwind(AssertUnwindSafe(|| worker.call(|_| panic!("as planned"))));
@@ -313,11 +314,11 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_sleeps_does_what_a_call_leaves_to_be_done() {
+    fn a_sleeping_worker_finishes_the_work_of_a_call() {
         is_called(&opened());
     }
 
-    /// A builder of nodes that sleep on descriptors.
+    /// A builder for nodes that sleep on descriptors.
     fn network() -> Option<Builder> {
         let settings =
             Settings { providers: vec!["tcp".into()], interfaces: vec!["lo".into()], ..Settings::DEFAULT };
@@ -332,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_sleeps_on_descriptors_does_what_a_call_leaves_to_be_done() {
+    fn a_worker_sleeping_on_descriptors_finishes_the_work_of_a_call() {
         let Some(builder) = network() else { return };
         is_called(&builder.worker(Options::default()).open().unwrap());
     }
@@ -351,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_sleeps_again_once_a_peer_of_this_host_has_rung_or_left() {
+    fn a_worker_sleeps_again_after_a_peer_of_this_host_notified_it_or_left() {
         let Some(builder) = network() else { return };
         let mut node = builder.clone().worker(Options::default()).open().unwrap();
         let mut peer = builder.open().unwrap();
@@ -365,7 +366,7 @@ mod tests {
             thread::sleep(Duration::from_millis(25));
         }
         let rung = used(&node) - before;
-        assert!(rung < Duration::from_millis(60), "used {rung:?} of 500 ms, rung every 25 ms");
+        assert!(rung < Duration::from_millis(60), "used {rung:?} of 500 ms, notified every 25 ms");
         drop(peer);
         thread::sleep(Duration::from_millis(100));
         let before = used(&node);
@@ -380,7 +381,7 @@ mod tests {
             .map(|_| {
                 thread::sleep(Duration::from_millis(2));
                 let begun = Instant::now();
-                // Until it is found that there is nobody to meet.
+                // Until it finds that no peer is left to connect.
                 worker.call(|node| node.meeting = true).unwrap();
                 while worker.shared.node.lock().unwrap().meeting {
                     thread::sleep(Duration::from_micros(50));
@@ -393,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn the_front_refuses_what_names_something_of_the_node_behind() {
+    fn the_front_refuses_names_of_the_node_behind() {
         let mut node = opened();
         let own = node.address().to_vec();
         let me = node.connect(own).unwrap();

@@ -74,7 +74,7 @@ impl Machine {
         usable.sort_unstable();
         usable.dedup();
         if anchor != Anchor::Anywhere {
-            // However near, the port of the management network is none.
+            // The port of a management network does not qualify, however near it is.
             let fastest = usable.iter().filter_map(|&nic| self.nics[nic].mbit).max();
             let slow =
                 |nic: usize| self.nics[nic].mbit.is_some_and(|own| Some(own) < fastest.map(|most| most / 4));
@@ -177,7 +177,7 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn a_thread_that_may_run_on_two_nodes_is_near_neither() {
+    fn a_thread_allowed_on_two_nodes_has_no_anchor() {
         let sys = std::env::temp_dir().join(format!("fishplate-nodes-{}", std::process::id()));
         for (node, cpu) in [(0, 0), (0, 1), (1, 2), (1, 3)] {
             fs::create_dir_all(sys.join(format!("devices/system/node/node{node}/cpu{cpu}"))).unwrap();
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_near_port_of_a_slow_network_is_no_reason_to_leave_a_fast_one() {
+    fn a_slow_near_nic_does_not_displace_a_fast_one() {
         let nic = |node, mbit| Nic {
             name: "n".into(),
             interface: None,

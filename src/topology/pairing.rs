@@ -27,9 +27,9 @@ pub enum Mismatch {
 impl fmt::Display for Mismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Mismatch::Count { rails } => write!(f, "{rails} rails: 1 to 16 are possible"),
+            Mismatch::Count { rails } => write!(f, "invalid number of rails: {rails}; use 1 to 16"),
             Mismatch::Rails { theirs, ours } => {
-                write!(f, "the other side has {theirs} rails and this one {ours}: give both the same")
+                write!(f, "different numbers of rails: {theirs} at the other side, {ours} here; use the same")
             }
         }
     }
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn both_ends_come_to_the_same_pairs_and_every_rail_is_used_once() {
+    fn both_ends_compute_the_same_pairs_and_use_every_rail_once() {
         let speeds: [&[u32]; 4] = [&[100; 4], &[100, 400, 100, 400], &[0, 0, 0, 25], &[400, 400, 100, 0]];
         let fabrics = ["", "a", "b", "c"];
         for seed in 0..2000u64 {
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn rails_on_one_fabric_meet_whatever_their_speed_and_order() {
+    fn rails_on_one_fabric_are_paired_in_any_order() {
         let ours = [("left", 100), ("right", 400), ("", 0)].map(|(fabric, mbit)| RailEnd { fabric, mbit });
         let theirs =
             [("right", 25), ("other", 400), ("left", 100)].map(|(fabric, mbit)| RailEnd { fabric, mbit });
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_with_different_numbers_of_rails_come_to_the_same_pairs() {
+    fn ends_with_different_numbers_of_rails_compute_the_same_pairs() {
         let end = |count: usize, seed: u64| -> Vec<FabricEnd> {
             let rail = |at: u64| FabricEnd {
                 provider: (mix(seed, at) % 2) as u32,
@@ -261,20 +261,20 @@ mod tests {
     }
 
     #[test]
-    fn rails_of_one_fabric_are_joined_as_many_as_both_have_and_others_only_without_one() {
+    fn rails_on_other_fabrics_are_paired_only_without_a_common_one() {
         let rail = |provider, fabric| FabricEnd { provider, fabric, mbit: 100 };
         let four = [rail(1, 1), rail(1, 2), rail(1, 1), rail(1, 3)];
         let two = [rail(1, 3), rail(1, 1)];
         let mut pairs = joined(&four, &two, 1, 2);
         pairs.sort_unstable();
         assert!(pairs == [(0, 1), (3, 0)] || pairs == [(2, 1), (3, 0)], "{pairs:?}");
-        assert_eq!(joined(&four, &[rail(1, 9)], 1, 2).len(), 1, "by a router");
+        assert_eq!(joined(&four, &[rail(1, 9)], 1, 2).len(), 1, "through a router");
         assert_eq!(joined(&four, &[rail(2, 1)], 1, 2), [], "another provider");
         assert_eq!(joined(&four, &[], 1, 2), []);
     }
 
     #[test]
-    fn fast_rails_meet_fast_rails_and_uneven_ones_are_named() {
+    fn fast_rails_pair_with_fast_ones_and_uneven_pairs_are_named() {
         let joined = pairing(&[100, 400], &[400, 100], 1, 2).unwrap();
         assert_eq!((joined.theirs, joined.uneven), (vec![1, 0], vec![]));
         let joined = pairing(&[100, 25, 0], &[100, 100, 100], 1, 2).unwrap();
@@ -282,17 +282,17 @@ mod tests {
     }
 
     #[test]
-    fn starts_differ_from_pair_to_pair() {
+    fn rotation_differs_between_pairs_of_ends() {
         let firsts: Vec<u8> =
             (0..32).map(|peer| pairing(&[100; 4], &[100; 4], 77, peer).unwrap().theirs[0]).collect();
         for rail in 0..4 {
             let share = firsts.iter().filter(|&&first| first == rail).count();
-            assert!((2..=16).contains(&share), "rail {rail} is met by {share} of 32: {firsts:?}");
+            assert!((2..=16).contains(&share), "rail {rail} is paired with {share} of 32: {firsts:?}");
         }
     }
 
     #[test]
-    fn each_rail_of_the_end_with_more_serves_some_of_many_peers() {
+    fn each_rail_of_the_larger_end_serves_some_peers() {
         let rail = FabricEnd { provider: 1, fabric: 1, mbit: 100 };
         let shares = |peers: Range<u64>, pair: &dyn Fn(u64) -> usize| {
             let mut shares = [0; 4];

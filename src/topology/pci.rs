@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_read_as_the_kernel_and_cuda_write_them() {
+    fn addresses_parse_in_the_kernel_s_and_cuda_s_form() {
         let address: PciAddress = "0000:3B:00.1".parse().unwrap();
         assert_eq!(address.to_string(), "0000:3b:00.1");
         assert!("10000:e1:1f.7".parse::<PciAddress>().is_ok(), "domains beyond 16 bits");
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn functions_of_one_device_share_its_bridges_and_not_the_device() {
+    fn functions_of_one_device_share_only_bridges() {
         let port = |n| path(&format!("/d/pci0000:00/0000:00:01.0/0000:01:00.{n}"));
         assert_eq!(port(0).shared_bridges(&port(1)), 1);
         assert!(port(0).address().same_device(&port(1).address()));

@@ -110,13 +110,13 @@ impl Machine {
                 continue;
             }
             let Ok(address) = name.parse::<PciAddress>() else {
-                self.notes.push(format!("{name}: a GPU whose name is no PCI address"));
+                self.notes.push(format!("{name}: ignored a GPU whose name is not a PCI address"));
                 continue;
             };
             let resolved = fs::canonicalize(&entry).ok();
             let path = resolved.as_deref().and_then(PciPath::parse);
             if path.is_none() {
-                self.notes.push(format!("{name}: where this GPU is plugged in cannot be found out"));
+                self.notes.push(format!("{name}: cannot resolve the PCI path of this GPU"));
             }
             self.gpus.push(Gpu { address, path, node: node(&entry), vendor: vendor as u16 });
         }
@@ -139,7 +139,7 @@ impl Machine {
                 (path, of_device.and_then(node))
             }
             Err(error) => {
-                self.notes.push(format!("{name}: its device cannot be found: {error}"));
+                self.notes.push(format!("{name}: cannot resolve its device: {error}"));
                 (None, None)
             }
         }

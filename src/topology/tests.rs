@@ -1,4 +1,4 @@
-//! Trees in a few lines each, written out as files and symbolic links and read back.
+//! Sysfs trees described in a few lines each, created as files and symbolic links, and read.
 //!
 //! | line | makes |
 //! |---|---|
@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::*;
 
-/// A folder that goes away with its owner.
+/// A folder that is removed with its owner.
 struct Tree(PathBuf);
 
 impl Drop for Tree {
@@ -75,7 +75,8 @@ impl Tree {
         symlink(self.0.join(to), self.make(path)).unwrap();
     }
 
-    /// An entry of a class: a folder below its device, linked to it, and linked from the class.
+    /// Creates an entry of a class: a folder below its device, linked to it, and linked from the
+    /// class.
     fn class(&self, device: &str, class: &str, name: &str) -> String {
         let entry = match device {
             "-" => format!("devices/virtual/{class}/{name}"),
@@ -116,7 +117,7 @@ fn hands(machine: &Machine, limit: usize) -> BTreeMap<String, Vec<String>> {
     machine.gpus.iter().map(|gpu| (gpu.address.to_string(), hand(gpu))).collect()
 }
 
-/// How many GPUs hold each NIC.
+/// How many GPUs use each NIC.
 fn load(machine: &Machine, limit: usize) -> BTreeMap<String, usize> {
     let mut load: BTreeMap<String, usize> =
         hardware(machine).into_iter().map(|nic| (machine.nics[nic].name.clone(), 0)).collect();
@@ -156,18 +157,18 @@ fn a_gpu_with_a_nic_on_its_switch_gets_that_one() {
 }
 
 #[test]
-fn thirty_two_nics_are_dealt_four_to_each_of_eight_gpus() {
+fn thirty_two_nics_give_four_to_each_of_eight_gpus() {
     let machine = read(&switches(4, "rdmap", "100_Gb/sec_(4X_EDR)"));
     let hands = hands(&machine, 16);
     for (at, nics) in hands.values().enumerate() {
         let want: Vec<String> = (0..4).map(|nic| format!("rdmap{}", at * 4 + nic)).collect();
-        assert_eq!(*nics, want, "all four, and near ones only");
+        assert_eq!(*nics, want, "all four, and only near ones");
     }
     assert!(load(&machine, 16).values().all(|&gpus| gpus == 1));
     assert!(super::tests::hands(&machine, 2).values().all(|nics| nics.len() == 2), "the limit holds");
 }
 
-/// Four GPUs and four NICs at one root complex: every NIC is as near as any other.
+/// Four GPUs and four NICs at one root complex: every NIC is equally near.
 const FLAT: &str = "
     pci pci0000:00/0000:00:01.0/0000:01:00.0 0x030200 0x10de 0
     pci pci0000:00/0000:00:02.0/0000:02:00.0 0x030200 0x10de 0
@@ -179,14 +180,14 @@ const FLAT: &str = "
     net pci0000:00/0000:00:08.0/0000:08:00.0 d 100000 up";
 
 #[test]
-fn equally_near_nics_are_dealt_evenly_though_every_process_computes_alone() {
+fn equally_near_nics_are_assigned_evenly() {
     let machine = read(FLAT);
     assert!(load(&machine, 16).values().all(|&gpus| gpus == 1), "{:?}", hands(&machine, 16));
     assert_eq!(machine.distance(0, gpu("0000:01:00.0")), Distance::RootComplex);
 }
 
 #[test]
-fn of_equally_near_nics_the_one_that_nobody_holds_is_taken() {
+fn an_unused_nic_is_preferred_among_equally_near_ones() {
     // The first GPU is nearest to `a`; the second has both at its node.
     let machine = read(
         "pci pci0000:00/0000:00:01.0/0000:01:00.0 0x030200 0x10de 0
@@ -200,11 +201,11 @@ fn of_equally_near_nics_the_one_that_nobody_holds_is_taken() {
     );
     let hands = hands(&machine, 16);
     assert_eq!(hands["0000:01:00.0"], ["a"], "same root complex");
-    assert_eq!(hands["0000:41:00.0"], ["b"], "{hands:?}: both are at its node, and `a` is held already");
+    assert_eq!(hands["0000:41:00.0"], ["b"], "{hands:?}: both are at its node, and `a` is used already");
 }
 
 #[test]
-fn balance_never_costs_distance() {
+fn balancing_never_chooses_a_more_distant_nic() {
     let machine = read(
         "pci pci0000:00/0000:00:01.0/0000:01:00.0 0x030200 0x10de 0
          pci pci0000:00/0000:00:02.0/0000:02:00.0 0x030200 0x10de 0
@@ -218,7 +219,7 @@ fn balance_never_costs_distance() {
 }
 
 #[test]
-fn two_ports_of_one_adapter_come_after_two_adapters() {
+fn two_adapters_are_preferred_to_two_ports_of_one() {
     let machine = read(
         "pci pci0000:00/0000:00:01.0/0000:01:00.0 0x030200 0x1002 0
          net pci0000:00/0000:00:05.0/0000:05:00.0 a0 100000 up
@@ -243,7 +244,7 @@ fn two_sockets_and_one_nic() {
     let distance = |node| machine.distance(0, Anchor::Node(node));
     assert_eq!((distance(1), distance(0)), (Distance::Node, Distance::System));
     assert_eq!(machine.choose(&[0, 1, 2], Anchor::Node(1), 16), [0]);
-    assert_eq!(machine.choose(&[0, 1, 2], Anchor::Node(0), 16), [0, 1, 2], "none is nearer than another");
+    assert_eq!(machine.choose(&[0, 1, 2], Anchor::Node(0), 16), [0, 1, 2], "all are equally near");
     assert_eq!(machine.choose(&[2, 1, 1, 9], Anchor::Anywhere, 1), [1]);
 }
 
@@ -264,7 +265,7 @@ fn one_function_with_interface_and_verbs_is_one_nic() {
 }
 
 #[test]
-fn a_machine_without_any_is_empty_and_one_without_a_tree_an_error() {
+fn a_machine_without_devices_is_empty_and_a_missing_tree_an_error() {
     let machine = read("");
     assert_eq!(machine, Machine::default());
     assert_eq!(machine.choose(&[0], Anchor::Anywhere, 16), [] as [usize; 0]);
@@ -273,7 +274,7 @@ fn a_machine_without_any_is_empty_and_one_without_a_tree_an_error() {
 }
 
 #[test]
-fn gpus_without_nics_get_none_and_a_foreign_gpu_gets_what_there_is() {
+fn gpus_without_nics_get_none_and_an_unknown_gpu_gets_all() {
     let machine = read("pci pci0000:00/0000:00:01.0/0000:01:00.0 0x030000 0x10de -1");
     assert_eq!(hands(&machine, 16)["0000:01:00.0"], [] as [String; 0]);
     let machine = read(FLAT);
@@ -294,7 +295,7 @@ fn only_gpus_count_as_gpus() {
 }
 
 #[test]
-fn broken_trees_cost_what_they_would_have_told_and_no_more() {
+fn malformed_files_lose_only_their_own_information() {
     let machine = read(
         "file class/net/bonding_masters bond0
          link class/net/dangling devices/gone
@@ -312,7 +313,7 @@ fn broken_trees_cost_what_they_would_have_told_and_no_more() {
          file bus/pci/devices/0000:03:00.0/vendor 0x10de",
     );
     let names: Vec<&str> = machine.nics.iter().map(|nic| nic.name.as_str()).collect();
-    assert_eq!(names, ["loop", "odd", "x"], "a link to nothing is nothing, a file no interface");
+    assert_eq!(names, ["loop", "odd", "x"], "a dangling link and a plain file are ignored");
     for nic in &machine.nics {
         assert_eq!((&nic.path, nic.node, nic.mbit), (&None, None, None), "{nic:?}");
     }
@@ -331,10 +332,10 @@ fn this_machine_can_be_read() {
     }
 }
 
-/// Random machines: whatever they look like, every GPU gets its share, nothing farther than it has
-/// to be, and no NIC is held by two more than one that would do as well.
+/// Random machines: every GPU gets its share of the nearest NICs, and no NIC is used by two more
+/// GPUs than an equally near one.
 #[test]
-fn deals_are_fair_on_random_machines() {
+fn assignments_are_balanced_on_random_machines() {
     let mut state = 0x1234_5678_9abc_def1u64;
     let mut random = move |below: u64| {
         state ^= state << 13;

@@ -1,5 +1,5 @@
-//! Memory of devices that NICs reach: a provider with `FI_HMEM` and a driver, both fake, of which
-//! the driver shows what a NIC wrote only once it was flushed.
+//! Device memory that NICs reach, over a fake provider with `FI_HMEM` and a fake driver. The driver
+//! shows what a NIC wrote only after a flush.
 
 use std::env;
 use std::ptr::NonNull;
@@ -27,7 +27,7 @@ use crate::two::CX;
 
 const SIZE: u64 = 1 << 20;
 
-/// What the NICs see: the devices of both processes.
+/// The bus between NICs and the devices of both processes.
 #[derive(Debug)]
 pub struct Devices(pub [FakeProcess; 2]);
 
@@ -56,11 +56,11 @@ impl Bus for Devices {
     }
 }
 
-/// Two engines, each with a device's memory on all of its rails; the first talks to the second.
+/// Two engines, each with device memory on all of its rails; the first sends to the second.
 struct Two<const RAILS: usize> {
     nodes: Vec<Node<FabricRail, RAILS>>,
     processes: [FakeProcess; 2],
-    /// By node: what it has registered, where that is, and what it has imported of the other.
+    /// Per node: its registered memory, the address, and the imported memory of the other.
     memory: [(LocalId, DevicePtr); 2],
     theirs: [RemoteId; 2],
     _devices: [FakeDevice; 2],
@@ -71,7 +71,7 @@ const FLUSHED: Behaviour = Behaviour { must_flush: true, ..Behaviour::LATE };
 
 pub fn region(at: DevicePtr, len: u64) -> Region {
     let start = NonNull::new(at.0 as *mut u8).unwrap();
-    // SAFETY: a device's: the rails know what to do with it, and the test outlives them.
+    // SAFETY: device memory, which the rails do not dereference; the test outlives them.
     unsafe { Region::new(start, len as usize, RegionKind::Device { ordinal: 0 }) }
 }
 
@@ -102,12 +102,12 @@ impl<const RAILS: usize> Two<RAILS> {
         Two { nodes, processes, memory, theirs, _devices: devices, fake: Checked(fake) }
     }
 
-    /// Fills memory of a node's device.
+    /// Fills device memory of a node.
     fn fill(&self, node: usize, at: u64, bytes: &[u8]) {
         self.processes[node].poke(self.memory[node].1.at(at), bytes).unwrap();
     }
 
-    /// What a node's device sees.
+    /// Reads device memory of a node.
     fn seen(&self, node: usize, at: u64, len: usize) -> Vec<u8> {
         self.processes[node].peek(self.memory[node].1.at(at), len).unwrap()
     }
@@ -120,18 +120,18 @@ impl<const RAILS: usize> Two<RAILS> {
                 Err(error) => panic!("{error:?}"),
             }
         }
-        panic!("no room for ever");
+        panic!("no room after many passes");
     }
 
     fn quiet(&mut self) {
         turn_until(&mut self.nodes, "quiet", |nodes| {
             let peer = nodes[0].peers[1];
-            nodes[0].engine.is_quiet(CX, peer).expect("the peer is well")
+            nodes[0].engine.is_quiet(CX, peer).expect("the peer has not failed")
         });
     }
 }
 
-/// Providers that tell of arrivals in each of the three ways.
+/// Providers that report arrivals in each of the three ways.
 fn personas() -> [(&'static str, Persona); 5] {
     [
         ("efa-direct", Persona::efa_direct()),
@@ -146,8 +146,8 @@ fn bytes(random: &mut Random, len: usize) -> Vec<u8> {
     (0..len).map(|_| random.next() as u8).collect()
 }
 
-/// Put-signals of mixed lengths from memory of a device into that of another; whenever a signal is
-/// seen, so is all that was put before it.
+/// Put-signals of mixed lengths from device memory to device memory. When a signal is visible, all
+/// earlier puts are.
 fn put_signals(name: &str, persona: Persona, seed: u64, count: u64) {
     const SLOTS: u64 = 16;
     const SLOT: u64 = SIZE / SLOTS;
@@ -176,13 +176,10 @@ fn put_signals(name: &str, persona: Persona, seed: u64, count: u64) {
             for n in (checked + 1).max(arrived.saturating_sub(SLOTS / 2))..=arrived {
                 let payload = &sent[n as usize - 1];
                 let there = two.seen(1, (n % SLOTS) * SLOT, payload.len());
-                assert!(
-                    there == *payload,
-                    "{name}: seed {seed}: what was put before signal {n} is not there"
-                );
+                assert!(there == *payload, "{name}: seed {seed}: data put before signal {n} is missing");
             }
             checked = checked.max(arrived);
-            // A few are under way at any time.
+            // A few are in flight at any time.
             if checked + random.below(6) >= n && (n != count || checked == n) {
                 break;
             }
@@ -192,7 +189,7 @@ fn put_signals(name: &str, persona: Persona, seed: u64, count: u64) {
     assert_eq!(two.fake.0.device_registrations(), (2 * 4, 0));
 }
 
-/// Put-signals of each provider: `FISHPLATE_STRESS`, or a few.
+/// Put-signals per provider: `FISHPLATE_STRESS`, or a few.
 fn rounds() -> u64 {
     env::var("FISHPLATE_STRESS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(500)
 }
@@ -208,7 +205,7 @@ fn put_signals_between_devices_are_visible_in_order_over_four_rails() {
 }
 
 #[test]
-fn what_was_read_into_a_device_is_visible_when_the_get_has_ended() {
+fn a_get_into_device_memory_is_visible_at_its_completion() {
     for (name, persona) in personas() {
         for seed in seeds(4) {
             println!("{name}: seed {seed}");
@@ -233,7 +230,7 @@ fn what_was_read_into_a_device_is_visible_when_the_get_has_ended() {
 }
 
 #[test]
-fn messages_go_from_devices_into_devices() {
+fn messages_between_devices_arrive() {
     const MATCHING: MatchConfig = MatchConfig::DEFAULT;
     for (name, persona) in personas() {
         for seed in seeds(2) {
@@ -254,7 +251,7 @@ fn messages(name: &str, mut two: Two<2>, seed: u64) {
         let len = [1, 64, 5000, 70_000][random.below(4) as usize];
         let payload = bytes(&mut random, len);
         two.fill(0, 0, &payload);
-        // The receive comes first, or the message.
+        // Either the receive or the message comes first.
         let early = round % 2 == 0;
         let post = |two: &mut Two<2>| {
             let (node, into) = (&mut two.nodes[1], two.memory[1].0.at(0));
@@ -284,7 +281,7 @@ fn messages(name: &str, mut two: Two<2>, seed: u64) {
 }
 
 #[test]
-fn memory_is_registered_by_a_descriptor_where_driver_and_provider_have_that() {
+fn memory_is_registered_by_dmabuf_if_supported() {
     for (driver, provider) in [(false, true), (true, false), (true, true)] {
         let persona = Persona { dmabuf: provider, ..Persona::efa_direct() };
         let mut two =
@@ -301,7 +298,7 @@ fn memory_is_registered_by_a_descriptor_where_driver_and_provider_have_that() {
 }
 
 #[test]
-fn memory_of_a_device_is_refused_where_the_rail_does_not_reach_it() {
+fn device_memory_is_refused_by_rails_that_cannot_reach_it() {
     let persona = Persona::efa_direct().with_devices();
     let fake = Checked(Fake::new(persona.clone(), 1));
     let driver = FakeDriver::new(Behaviour::PLAIN, 1);
@@ -314,7 +311,7 @@ fn memory_of_a_device_is_refused_where_the_rail_does_not_reach_it() {
         FabricRail::open(&negotiate(fake.0.library(), &ask).unwrap(), FabricConfig::default()).unwrap()
     };
     let reached = |ordinal| direct(processes[0].device(ordinal).unwrap(), Interface::Cuda);
-    // It has no device; it was not asked for such memory; it has another device.
+    // A rail without a device; one opened without device memory; one with another device.
     let mut without = open(true);
     assert_eq!(without.register(&memory), Err(AttachError::Unsupported));
     let mut unasked = open(false);
@@ -327,7 +324,7 @@ fn memory_of_a_device_is_refused_where_the_rail_does_not_reach_it() {
     rail.reach(reached(0)).unwrap();
     assert_eq!(rail.reach(reached(1)), Err(AttachError::Full));
     assert!(rail.register(&memory).is_ok());
-    // The processor's memory is no device's.
+    // Host memory, claimed to be device memory.
     let mut host = vec![0u8; 4096];
     // SAFETY: it is refused.
     let claimed =
@@ -384,7 +381,7 @@ fn a_short_write_from_a_device_is_posted_and_one_from_the_processor_copied() {
         let posted = memories.map(|memory| {
             let (_, desc) = rail.register(&memory).unwrap();
             let local = Local { ptr: memory.ptr(), len: 8, desc };
-            // SAFETY: neither memory goes before the end of the test.
+            // SAFETY: both live until the end of the test.
             unsafe { rail.post_write(Peer(0), local, rail::Remote { key, offset: 0 }, Some(1), 7) }
         });
         assert_eq!(posted, [Ok(Posted::Pending), Ok(Posted::Done)]);

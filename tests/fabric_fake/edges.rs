@@ -1,5 +1,4 @@
-//! The edge cases of the ordering specification, section 2.3, by number,
-//! where a provider takes part.
+//! The numbered edge cases of the ordering specification, section 2.3, that involve a provider.
 
 use fishplate::bootstrap::{BootstrapError, Card, RailCard};
 use fishplate::topology::Mismatch;
@@ -17,7 +16,7 @@ use crate::fixture::{Checked, rail};
 use crate::two::{CX, Two, amo, efa};
 
 #[test]
-fn e1_streams_run_through_every_wrap() {
+fn e1_streams_work_across_every_wrap() {
     for first_sequence in STARTS {
         let mut two = efa::<4>(Config { window: 16, first_sequence, ..Config::DEFAULT }, 1);
         for n in 1..=100 {
@@ -48,7 +47,7 @@ fn e2_a_signal_never_overtakes_its_data_on_another_rail() {
 }
 
 #[test]
-fn e8_two_that_saturate_each_other_both_get_through() {
+fn e8_two_saturating_peers_both_progress() {
     let mut two = efa::<2>(Config { window: 32, ..Config::DEFAULT }, 8);
     let mut sent = [0u64; 2];
     turn_until(&mut two.nodes, "both sides", |nodes| {
@@ -79,34 +78,34 @@ fn e10_a_fetch_after_a_quiet_sees_the_put_before_it() {
 }
 
 #[test]
-fn e11_many_senders_do_not_overrun_a_queue_that_nobody_protects() {
+fn e11_many_senders_do_not_overrun_an_unprotected_queue() {
     let persona = Persona::efa_direct();
     assert!(!persona.protects_queue);
     let fake = Checked(Fake::new(persona.clone(), 11));
     let mut nodes = join::<1>(&fake.0, ("efa-direct", &persona), 11, 8, Config::DEFAULT, 4096);
-    // Everybody writes to node 0, which looks at nothing.
+    // All others write to node 0, which does not poll.
     for _ in 0..500 {
         for node in &mut nodes[1..] {
             let _ = node.engine.put(CX, node.source.at(0), 64, node.remotes[0].at(0), Notice::Silent);
             node.engine.progress();
         }
     }
-    turn_until(&mut nodes, "all of it", |nodes| {
+    turn_until(&mut nodes, "all writes", |nodes| {
         nodes[1..].iter_mut().all(|node| node.engine.is_quiet(CX, node.peers[0]).unwrap())
     });
 }
 
 #[test]
-fn e12_ends_of_sends_and_arrivals_are_told_apart_in_one_queue() {
+fn e12_send_completions_and_arrivals_in_one_queue_are_distinguished() {
     let mut two = efa::<2>(Config::DEFAULT, 12);
     for n in 0..200u64 {
-        // The reply arrives in the queue that has the ends of the requests.
+        // The reply arrives in the queue that holds the completions of the requests.
         assert_eq!(two.fetch(8, amo(AmoOp::Add, 8, 1, 0)), n);
     }
 }
 
 #[test]
-fn e14_a_target_that_only_receives_serves_as_long_as_it_makes_progress() {
+fn e14_a_target_that_only_polls_executes_operations() {
     for (name, persona) in [("cxi", Persona::cxi()), ("psm3", Persona::psm3()), ("efa", Persona::efa())] {
         let mut two = Two::<2>::new(name, persona, Config::DEFAULT, 14);
         let bytes = two.fill(50_000, 14);
@@ -115,14 +114,14 @@ fn e14_a_target_that_only_receives_serves_as_long_as_it_makes_progress() {
             two.nodes[0].engine.progress();
         }
         let peer = two.nodes[0].peers[1];
-        assert_eq!(two.nodes[0].engine.is_quiet(CX, peer), Ok(false), "{name}: nobody drives the target");
+        assert_eq!(two.nodes[0].engine.is_quiet(CX, peer), Ok(false), "{name}: the target makes no progress");
         two.quiet();
         assert_eq!(two.there(0, 50_000), bytes, "{name}");
     }
 }
 
 #[test]
-fn e15_a_number_that_was_posted_and_failed_breaks_the_peer() {
+fn e15_a_failed_numbered_post_fails_the_peer() {
     let mut two = efa::<2>(Config::DEFAULT, 15);
     two.fake.0.fail(0, libc::EIO, 1, b"");
     two.put(0, 4096, 0);
@@ -131,7 +130,7 @@ fn e15_a_number_that_was_posted_and_failed_breaks_the_peer() {
 }
 
 #[test]
-fn e16_a_process_reaches_itself_over_the_same_path() {
+fn e16_a_process_reaches_itself() {
     for (name, persona) in Persona::all() {
         let mut two = Two::<2>::new(name, persona, Config::DEFAULT, 16);
         let node = &mut two.nodes[0];
@@ -144,7 +143,7 @@ fn e16_a_process_reaches_itself_over_the_same_path() {
 }
 
 #[test]
-fn e17_a_region_is_imported_with_the_keys_of_all_rails_that_join_the_two_or_not_at_all() {
+fn e17_an_import_needs_the_keys_of_all_common_rails() {
     let card = |rails: usize, mbit: u32| {
         let rail = |at: usize| RailCard {
             provider: "efa".into(),
@@ -158,7 +157,7 @@ fn e17_a_region_is_imported_with_the_keys_of_all_rails_that_join_the_two_or_not_
     let refused = card(2, 100).agree(&card(3, 100)).unwrap_err();
     assert_eq!(refused, BootstrapError::Rails(Mismatch::Rails { theirs: 3, ours: 2 }));
     let uneven = card(2, 100).agree(&card(2, 400)).unwrap();
-    assert_eq!(uneven.pairing.uneven.len(), 2, "speeds that differ are told");
+    assert_eq!(uneven.pairing.uneven.len(), 2, "differing speeds are reported");
     let mut handle = [0; HANDLE_MAX];
     let two = efa::<2>(Config::DEFAULT, 17);
     let len = two.nodes[0].engine.export(two.nodes[0].target, &mut handle).unwrap();
@@ -169,7 +168,7 @@ fn e17_a_region_is_imported_with_the_keys_of_all_rails_that_join_the_two_or_not_
 }
 
 #[test]
-fn e18_what_comes_from_nobody_who_is_attached_is_dropped_and_counted() {
+fn e18_arrivals_from_unattached_senders_are_dropped_and_counted() {
     let mut two = efa::<1>(Config::DEFAULT, 18);
     let mut stranger = rail(&two.fake.0, "efa-direct", "rdmap0-rdm", 99);
     let target = two.nodes[1].engine.rail(RailId(0)).unwrap();
@@ -185,12 +184,12 @@ fn e18_what_comes_from_nobody_who_is_attached_is_dropped_and_counted() {
     assert!(two.nodes[1].engine.rail(RailId(0)).unwrap().stats().strangers > 0);
     two.signal(0, SignalOp::Set, 4);
     two.quiet();
-    assert_eq!(two.word(0), 4, "whoever belongs here is served as before");
+    assert_eq!(two.word(0), 4, "attached peers are served as before");
     drop(stranger);
 }
 
 #[test]
-fn e20_rails_are_closed_in_the_midst_of_traffic() {
+fn e20_rails_are_closed_during_traffic() {
     for seed in seeds(10) {
         for (name, persona) in Persona::all() {
             let mut two = Two::<2>::new(name, persona, Config::DEFAULT, seed);
@@ -202,7 +201,7 @@ fn e20_rails_are_closed_in_the_midst_of_traffic() {
                     turn(&mut two.nodes);
                 }
             }
-            // The target first, then the origin: nothing is waited for.
+            // The target is dropped first, then the origin, without waiting.
             drop(two.nodes.pop());
             for _ in 0..20 {
                 two.nodes[0].engine.progress();

@@ -1,6 +1,6 @@
-//! Engines over fake networks, several rails each, against the model that the core's own tests use:
-//! random puts, put-signals, signals, atomics of all widths, fetches, gets, fences and quiets
-//! between up to three engines, themselves included.
+//! Engines over fake networks with several rails each, checked against the model of the core's own
+//! tests: random puts, put-signals, signals, atomics of all widths, fetches, gets, fences and
+//! quiets between up to three engines, including to themselves.
 
 use fishplate_core::engine::{Config, Engine};
 use fishplate_core::mem::Peer;
@@ -10,7 +10,7 @@ use fishplate_testing::fabric::{Fake, Persona};
 
 use crate::behaviour::{fleet, oracle, seeds};
 
-/// Sizes that run out.
+/// Small sizes, so that everything runs out.
 fn config(seed: u64) -> FabricConfig {
     FabricConfig {
         depth: 32,
@@ -22,7 +22,7 @@ fn config(seed: u64) -> FabricConfig {
     }
 }
 
-/// Engines whose rail i is on interface i, all joined to all.
+/// Connects all engines to each other; rail i is on interface i.
 pub fn join<const RAILS: usize>(
     fake: &Fake,
     (name, persona): (&str, &Persona),

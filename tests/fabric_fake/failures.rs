@@ -1,4 +1,4 @@
-//! A peer that is silent, a cable that is cut, a write that is too long.
+//! A silent peer, a cut cable, a write that is too long.
 
 use std::ptr::NonNull;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::behaviour::fleet::turn;
 use crate::fixture::{pair, rail};
 use crate::two::{CX, efa};
 
-/// What a rail reports.
+/// The reports of a rail.
 #[derive(Default)]
 struct Seen {
     down: Vec<(Peer, PeerError)>,
@@ -37,7 +37,7 @@ impl Sink for Seen {
     }
 }
 
-/// A silent peer fails at the deadline, whether the rail is asked about its peers or only polled.
+/// A silent peer fails at the deadline, with or without calls of `check_peers`.
 fn a_silent_peer(persona: Persona, name: &str, interface: &str, asked: bool) {
     let fake = Fake::new(persona.calm(), 1);
     let offer = negotiate(fake.library(), &Ask { interface: Some(interface), ..Ask::new(name) }).unwrap();
@@ -54,7 +54,7 @@ fn a_silent_peer(persona: Persona, name: &str, interface: &str, asked: bool) {
         if asked {
             origin.check_peers(&mut seen);
         }
-        assert!(begun.elapsed() < Duration::from_secs(20), "{name}: no end of waiting");
+        assert!(begun.elapsed() < Duration::from_secs(20), "{name}: not reported in time");
     }
     assert_eq!(seen.down, [(Peer(0), PeerError::Lost)], "{name}");
     assert!(seen.done.len() == 1 && seen.done[0].is_err(), "{name}: {:?}", seen.done);
@@ -63,19 +63,19 @@ fn a_silent_peer(persona: Persona, name: &str, interface: &str, asked: bool) {
 }
 
 #[test]
-fn a_silent_peer_is_given_up_at_the_deadline() {
+fn a_silent_peer_fails_at_the_deadline() {
     a_silent_peer(Persona::verbs_rxm(), "verbs;ofi_rxm", "mlx5_0", true);
 }
 
 #[test]
-fn a_silent_peer_is_given_up_by_polls_alone() {
+fn a_silent_peer_fails_with_polls_alone() {
     a_silent_peer(Persona::verbs_rxm(), "verbs;ofi_rxm", "mlx5_0", false);
     a_silent_peer(Persona::efa_direct(), "efa-direct", "rdmap0-rdm", false);
 }
 
-/// One poll takes what its budget allows, in however many reads, and no more.
+/// One poll handles as many entries as its budget allows, in several reads if needed.
 #[test]
-fn a_poll_reads_on_behind_a_full_batch() {
+fn a_poll_reads_on_after_a_full_batch() {
     for (persona, name, interface) in [
         (Persona::verbs_rxm(), "verbs;ofi_rxm", "mlx5_0"),
         (Persona::efa_direct(), "efa-direct", "rdmap0-rdm"),
@@ -98,7 +98,7 @@ fn a_poll_reads_on_behind_a_full_batch() {
 }
 
 #[test]
-fn a_cut_cable_is_silence_and_nothing_lands_any_more() {
+fn after_a_cut_cable_nothing_lands() {
     let mut two = efa::<1>(Config::DEFAULT, 40);
     two.put(0, 64, 0);
     two.quiet();
@@ -113,7 +113,7 @@ fn a_cut_cable_is_silence_and_nothing_lands_any_more() {
 }
 
 #[test]
-fn a_longer_write_than_the_provider_takes_is_refused_by_the_rail() {
+fn a_write_beyond_the_provider_s_limit_is_refused_by_the_rail() {
     let small = Persona { max_rma: 4096, ..Persona::efa_direct() };
     let fake = Fake::new(small, 41);
     let mut link = pair(&fake, "efa-direct", "rdmap0-rdm", 41);
@@ -128,10 +128,10 @@ fn a_longer_write_than_the_provider_takes_is_refused_by_the_rail() {
     assert!(refused.is_err(), "{refused:?}");
 }
 
-/// On one of two rails: the region is gone all the same, and nobody else learns that its memory is
-/// not free.
+/// One of two rails keeps the registration: the region is deregistered anyway, and the error says
+/// that the memory must not be reused.
 #[test]
-fn a_registration_that_the_provider_keeps_is_told() {
+fn a_registration_that_the_provider_keeps_is_reported() {
     let mut two = efa::<2>(Config::DEFAULT, 31);
     let region = two.nodes[0].source.at(0).region;
     two.fake.0.keep_registrations(true);
@@ -140,12 +140,12 @@ fn a_registration_that_the_provider_keeps_is_told() {
     assert_eq!(engine.deregister(region), Err(AttachError::UnknownRegion));
     let stats = [RailId(0), RailId(1)].map(|id| engine.rail(id).unwrap().stats().kept);
     assert_eq!(stats, [1, 1]);
-    // The rails try again when they are dropped.
+    // The rails retry when they are dropped.
     two.fake.0.keep_registrations(false);
 }
 
 #[test]
-fn a_post_in_flight_keeps_its_own_memory_and_no_other() {
+fn a_post_in_flight_keeps_only_its_own_memory() {
     let mut two = efa::<1>(Config::DEFAULT, 8);
     let mut other = vec![0u64; 512];
     // SAFETY: it outlives its registration, and nothing else uses it.

@@ -10,12 +10,11 @@ use fishplate_testing::fabric::{Dead, Fake, Persona};
 use crate::conformance::{Fixture, Link};
 
 thread_local! {
-    /// The network of the pair that this test made last.
-    /// Checked when it is replaced and at the end.
+    /// The network of this test's last pair. Checked when it is replaced and at the end.
     static NETWORK: RefCell<Option<Checked>> = const { RefCell::new(None) };
 }
 
-/// A network on which nothing forbidden may happen.
+/// A network that checks for violations when it is dropped.
 pub struct Checked(pub Fake);
 
 impl Drop for Checked {
@@ -26,7 +25,7 @@ impl Drop for Checked {
     }
 }
 
-/// A rail of moderate size on an interface of a network.
+/// A rail of medium size on an interface of a network.
 pub fn rail(fake: &Fake, persona: &str, interface: &str, seed: u64) -> FabricRail {
     let ask = Ask { interface: Some(interface), ..Ask::new(persona) };
     let offer = negotiate(fake.library(), &ask).expect("the persona is offered");
@@ -41,7 +40,7 @@ pub fn rail(fake: &Fake, persona: &str, interface: &str, seed: u64) -> FabricRai
     FabricRail::open(&offer, config).expect("a rail on it")
 }
 
-/// Two rails that know each other under different numbers.
+/// Two rails attached to each other, with different peer numbers.
 pub fn pair(fake: &Fake, persona: &str, interface: &str, seed: u64) -> Link<FabricRail> {
     let (mut a, mut b) =
         (rail(fake, persona, interface, 2 * seed), rail(fake, persona, interface, 2 * seed + 1));
@@ -68,7 +67,7 @@ macro_rules! fixtures {
             type Rail = FabricRail;
 
             const IMPORTS_UNSEEN: Option<&'static str> =
-                Some("the length of a region is known at the target alone");
+                Some("only the target knows the length of a region");
 
             const LANDS_LATE: Option<&'static str> = Some("a provider may still carry out what it has accepted");
 
@@ -88,14 +87,14 @@ macro_rules! fixtures {
 fixtures! {
     EfaDirect = "efa-direct", Persona::efa_direct();
     Efa = "efa", Persona::efa();
-    /// Silence of the dead is for the deadline, which these tests do not wait for.
+    /// Silent death is detected at the deadline, for which these tests do not wait.
     VerbsRxm = "verbs;ofi_rxm", Persona { dead: Dead::Errors, ..Persona::verbs_rxm() };
     Cxi = "cxi", Persona::cxi();
     Psm3 = "psm3", Persona { dead: Dead::Errors, ..Persona::psm3() };
     Tcp = "tcp", Persona::tcp();
     Shm = "shm", Persona::shm();
     Shm2 = "shm", Persona::shm2();
-    /// As plain verbs: a write with data takes a receive.
+    /// Like plain verbs: a write with data consumes a receive.
     TakesReceives = "tcp", Persona { data_takes_receive: true, mode: FI_RX_CQ_DATA, ..Persona::tcp() };
     Calm = "efa-direct", Persona::efa_direct().calm();
 }

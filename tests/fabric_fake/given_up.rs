@@ -1,4 +1,4 @@
-//! A copy between the processor and a device that was given up: the memory stays in use.
+//! Memory stays in use while an abandoned copy between processor and device continues.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -18,10 +18,10 @@ use crate::conformance::leaked;
 use crate::devices::{Devices, region};
 use crate::fixture::Checked;
 
-/// A device whose copies into its memory are given up, and go on while the flag is set.
+/// A device whose copies into its memory fail, and continue while the flag is set.
 struct Slow(Box<dyn DeviceMemory>, Arc<AtomicBool>);
 
-// SAFETY: the promises of the device inside; nothing is copied by what fails.
+// SAFETY: the inner device's guarantees; a failing call copies nothing.
 unsafe impl DeviceMemory for Slow {
     fn interface(&self) -> Interface {
         self.0.interface()
@@ -48,7 +48,7 @@ unsafe impl DeviceMemory for Slow {
     }
 
     unsafe fn read_device(&mut self, from: NonNull<u8>, into: &mut [u8]) -> Result<(), PostError> {
-        // SAFETY: handed on to our caller.
+        // SAFETY: same contract.
         unsafe { self.0.read_device(from, into) }
     }
 
@@ -58,7 +58,7 @@ unsafe impl DeviceMemory for Slow {
 }
 
 #[test]
-fn memory_stays_in_use_until_a_copy_into_it_that_was_given_up_has_ended() {
+fn memory_stays_in_use_until_an_abandoned_copy_finishes() {
     let persona = Persona::efa_direct().with_devices();
     let fake = Checked(Fake::new(persona.clone(), 1));
     let process = FakeDriver::new(Behaviour::PLAIN, 1).process();
@@ -76,10 +76,10 @@ fn memory_stays_in_use_until_a_copy_into_it_that_was_given_up_has_ended() {
                 (key, Local { ptr: memory.ptr(), len: memory.len(), desc })
             });
     assert!(!rail.touches(used.1));
-    // SAFETY: registered, and the device's.
+    // SAFETY: registered device memory.
     let placed = unsafe { rail.write_device(used.1, Untrusted::from_slice(&[1; 8])) };
     assert_eq!(placed, Err(PostError::Provider(libc::ETIMEDOUT)));
-    // Which memory of the device it is, the rail does not know.
+    // The rail does not know which device memory the copy uses.
     assert_eq!([used, freed, host].map(|(_, local)| rail.touches(local)), [true, true, false]);
     assert_eq!(rail.deregister(freed.0), Err(AttachError::Kept(libc::EBUSY)));
     assert!(!rail.touches(freed.1));

@@ -1,4 +1,4 @@
-//! Engines over fake networks shut down at any time, and their processes end right after it.
+//! Engines over fake networks shut down at any time, and their processes end right after.
 
 use fishplate_core::engine::Config;
 use fishplate_core::mem::RailId;
@@ -9,7 +9,7 @@ use crate::behaviour::fleet::Node;
 use crate::behaviour::{goodbye, seeds};
 use crate::engines::join;
 
-/// Each process makes no progress once its engine is done. `dies`: it is gone.
+/// Each process stops its progress once its engine is done. `dies`: its endpoint is killed too.
 fn run<const RAILS: usize>(fake: &Fake, seed: u64, nodes: Vec<Node<FabricRail, RAILS>>, dies: bool) -> u64 {
     let address = |node: &Node<FabricRail, RAILS>, rail| {
         node.engine.rail(RailId(rail as u8)).map(|rail: &FabricRail| rail.address().unwrap())
@@ -39,8 +39,8 @@ fn runs(name: &str, persona: Persona, dies: bool) {
 }
 
 #[test]
-fn whoever_shuts_down_first_on_whatever_network_nobody_seems_dead() {
-    // The other fakes lose what a dead end has sent, though they have reported its end.
+fn no_peer_is_reported_dead_after_a_shutdown_in_any_order() {
+    // The other fakes lose messages of a killed end whose completion they have reported.
     for (name, persona, dies) in [
         ("efa-direct", Persona::efa_direct(), true),
         ("efa", Persona::efa(), true),

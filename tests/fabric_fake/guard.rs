@@ -1,4 +1,4 @@
-//! What a guard makes of a lost peer: the process is gone, or the rail is.
+//! How a guard classifies a lost peer: its process has ended, or the rail has failed.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -49,7 +49,7 @@ impl Sink for Down {
     }
 }
 
-/// Rail 2 of a process, with a peer on a line.
+/// A guarded rail number 2, with a peer that has a lifeline.
 fn guarded(fake: &Fake, wire: &Wire) -> (Guard<FabricRail>, FabricRail) {
     let [mut here, there] = [1, 2].map(|seed| rail(fake, "efa-direct", "rdmap0-rdm", seed));
     here.attach(Peer(4), &there.address().unwrap()).unwrap();
@@ -63,7 +63,7 @@ fn lost(guard: &mut Guard<FabricRail>, seen: &mut Down) {
     while seen.0.is_empty() {
         guard.poll(8, seen);
         guard.check_peers(seen);
-        assert!(Instant::now() < deadline, "nobody is lost");
+        assert!(Instant::now() < deadline, "no peer is lost");
     }
     for _ in 0..100 {
         guard.poll(8, seen);
@@ -72,7 +72,7 @@ fn lost(guard: &mut Guard<FabricRail>, seen: &mut Down) {
 }
 
 #[test]
-fn a_process_that_hangs_up_has_died_though_its_rail_says_nothing() {
+fn a_closed_lifeline_is_reported_as_died() {
     let fake = Checked(Fake::new(Persona::efa_direct(), 1));
     let (here, there) = wires();
     let (mut guard, _peer) = guarded(&fake.0, &here);
@@ -81,14 +81,14 @@ fn a_process_that_hangs_up_has_died_though_its_rail_says_nothing() {
         guard.poll(8, &mut seen);
         guard.check_peers(&mut seen);
     }
-    assert_eq!(seen.0, [], "nothing is wrong");
+    assert_eq!(seen.0, [], "no peer is lost");
     drop(there);
     lost(&mut guard, &mut seen);
     assert_eq!(seen.0, [(Peer(4), PeerError::Died)], "and is reported once");
 }
 
 #[test]
-fn a_peer_that_is_lost_while_its_process_lives_was_lost_by_the_rail() {
+fn a_lost_peer_with_an_open_lifeline_is_a_rail_failure() {
     for alive in [true, false] {
         let fake = Checked(Fake::new(Persona::efa_direct(), 1));
         let (here, there) = wires();

@@ -1,5 +1,5 @@
-//! The libfabric rail over the fake provider, as each of the providers that have no hardware here:
-//! the contract of `Rail`, clause by clause, and what the provider does to it beyond.
+//! The libfabric rail over the fake provider, with the persona of each provider that has no
+//! hardware here: the contract of `Rail`, clause by clause, and further behaviour of providers.
 
 #[path = "../../core/tests/support/mod.rs"]
 mod behaviour;

@@ -1,5 +1,5 @@
-//! Engines over fake networks that attach each other anew while much of what they sent is still
-//! under way, or waits in a completion queue that nobody polls.
+//! Engines over fake networks that reattach while earlier traffic is in flight, or in a completion
+//! queue that is not polled.
 
 use fishplate_core::engine::{Config, Engine, Notice, Signal};
 use fishplate_core::mem::{PeerId, RailId};
@@ -11,7 +11,7 @@ use crate::behaviour::{self, CX, lives, read, seeds, word};
 
 fn rail(fake: &Fake, (name, persona): (&str, &Persona), seed: u64) -> FabricRail {
     let ask = Ask { interface: Some(persona.interfaces[0]), ..Ask::new(name) };
-    let offer = negotiate(fake.library(), &ask).expect("the persona is offered");
+    let offer = negotiate(fake.library(), &ask).expect("the fake offers the persona");
     let config = FabricConfig {
         depth: 32,
         receives: 32,
@@ -45,7 +45,7 @@ fn runs(name: &str, persona: &Persona, count: u64) {
 }
 
 #[test]
-fn on_every_network_what_was_sent_to_an_earlier_attachment_counts_no_more() {
+fn traffic_of_an_earlier_attachment_is_dropped_on_every_network() {
     for (name, persona) in [
         ("efa-direct", Persona::efa_direct()),
         ("efa", Persona::efa()),
@@ -60,7 +60,7 @@ fn on_every_network_what_was_sent_to_an_earlier_attachment_counts_no_more() {
 }
 
 #[test]
-fn a_completion_that_an_earlier_attachment_left_in_the_queue_is_no_number_of_the_next() {
+fn a_queued_completion_of_an_earlier_attachment_is_not_counted_in_the_next() {
     let persona = Persona { jitter: 50, ..Persona::efa_direct() };
     let mut stale = 0;
     for seed in seeds(200) {
@@ -86,7 +86,7 @@ fn a_completion_that_an_earlier_attachment_left_in_the_queue_is_no_number_of_the
             a.progress();
             b.progress();
         }
-        // The target does not look before it is attached again.
+        // The target does not poll before it is attached again.
         a.put(CX, source.at(0), 1024, remote.at(4096), Notice::Silent).unwrap();
         behaviour::passes(&mut a, 3000);
         a.remove_peer(to).unwrap();
@@ -105,5 +105,5 @@ fn a_completion_that_an_earlier_attachment_left_in_the_queue_is_no_number_of_the
         assert_eq!((a.peer_error(to), b.peer_error(from)), (Ok(None), Ok(None)), "seed {seed}");
         stale += b.stats().stale;
     }
-    assert!(stale >= 100, "{stale}: seldom is anything left in the queue");
+    assert!(stale >= 100, "{stale}: the queue rarely held anything");
 }

@@ -1,5 +1,5 @@
-//! One test for each row of the feature table in the ordering specification, section 3, by its
-//! number: two engines over fake providers.
+//! One test per row of the feature table in the ordering specification, section 3: two engines over
+//! fake providers.
 
 mod data;
 mod order;

@@ -1,4 +1,4 @@
-//! Two engines over a fake network, of which the first talks to the second.
+//! Two engines over a fake network; the first sends to the second.
 
 use fishplate_core::engine::{Config, ContextId, Issued, Notice, Signal};
 use fishplate_core::error::OpError;
@@ -14,7 +14,7 @@ use crate::fixture::Checked;
 pub const CX: ContextId = ContextId(0);
 const SIZE: usize = 1 << 20;
 
-/// Node 0 talks to node 1.
+/// Node 0 sends to node 1.
 pub struct Two<const RAILS: usize> {
     pub nodes: Vec<Node<FabricRail, RAILS>>,
     pub fake: Checked,
@@ -27,7 +27,7 @@ impl<const RAILS: usize> Two<RAILS> {
         Two { nodes, fake: Checked(fake) }
     }
 
-    /// Issues until there is room.
+    /// Issues an operation, and retries until there is room.
     pub fn issue(
         &mut self,
         mut call: impl FnMut(&mut Node<FabricRail, RAILS>) -> Result<Issued, OpError>,
@@ -39,7 +39,7 @@ impl<const RAILS: usize> Two<RAILS> {
                 Err(error) => panic!("{error:?}"),
             }
         }
-        panic!("no room for ever");
+        panic!("no room after many passes");
     }
 
     pub fn put(&mut self, from: u64, len: usize, to: u64) {
@@ -76,7 +76,7 @@ impl<const RAILS: usize> Two<RAILS> {
         };
         let mut ended = None;
         turn_until(&mut self.nodes, "an operation", |nodes| {
-            ended = nodes[0].engine.test(token).expect("its token is good");
+            ended = nodes[0].engine.test(token).expect("its token is valid");
             ended.is_some()
         });
         ended.filter(|completion| completion.outcome == Outcome::Done).map(|completion| completion.value)
@@ -85,7 +85,7 @@ impl<const RAILS: usize> Two<RAILS> {
     pub fn quiet(&mut self) {
         turn_until(&mut self.nodes, "quiet", |nodes| {
             let peer = nodes[0].peers[1];
-            nodes[0].engine.is_quiet(CX, peer).expect("the peer is well")
+            nodes[0].engine.is_quiet(CX, peer).expect("the peer has not failed")
         });
     }
 

@@ -1,5 +1,5 @@
-//! Rails around other rails: whatever is called on the outer one is called on the inner one, and
-//! whatever that reports comes out.
+//! Rails around other rails: every call on the outer rail reaches the inner one, and every report
+//! comes out unchanged.
 
 use std::cell::RefCell;
 use std::ptr::NonNull;
@@ -18,7 +18,7 @@ use crate::shared;
 
 type Log = Rc<RefCell<Vec<&'static str>>>;
 
-/// Writes down what is called.
+/// Records the calls.
 struct Recorder(Log);
 
 impl Recorder {
@@ -40,14 +40,14 @@ const CAPS: Caps = Caps {
 };
 const KEY: RailKey = RailKey { key: 3, base: 9 };
 
-#[deny(clippy::missing_trait_methods, reason = "what is not here is not looked for in the rails under test")]
+#[deny(clippy::missing_trait_methods, reason = "the tested rails do not use the rest")]
 // SAFETY: it keeps no pointer and maps nothing.
 unsafe impl Rail for Recorder {
     type Setup<'a> = ();
 
     const COPIES: bool = true;
 
-    // A view is taken of the inner rail only once it is used.
+    // Obtaining a setup view is not a call of the inner rail.
     fn setup(&mut self) {}
     fn caps(&self) -> Caps {
         self.note("caps", CAPS)
@@ -156,10 +156,10 @@ unsafe impl Rail for Recorder {
     }
 }
 
-/// What is reported, in words.
+/// The reports as text.
 struct Words(Vec<String>);
 
-#[deny(clippy::missing_trait_methods, reason = "what is not here is not looked for in the rails under test")]
+#[deny(clippy::missing_trait_methods, reason = "the tested rails do not use the rest")]
 impl Sink for Words {
     fn done(&mut self, cx: u64, result: Result<(), CompleteError>) {
         self.0.push(format!("done {cx} {result:?}"));
@@ -178,13 +178,13 @@ impl Sink for Words {
     }
 }
 
-/// Calls everything that a rail has, and writes down each answer and report.
+/// Makes every call of a rail, and records each result and report.
 fn everything<R: Rail>(mut rail: R) -> Vec<String> {
     let (peer, mut words) = (Peer(1), Words(vec![]));
     let mut memory = [0u64; 8];
     let ptr = NonNull::from(&mut memory[0]).cast::<u8>();
     let (local, remote) = (Local { ptr, len: 8, desc: 4 }, Remote { key: KEY, offset: 0 });
-    // SAFETY: the recorder looks at no memory.
+    // SAFETY: the recorder accesses no memory.
     let region = unsafe { Region::new(ptr, 64, RegionKind::Private) };
     let amo = Amo { op: AmoOp::Add, width: 8, operand: 1, compare: 0 };
     let mut told = vec![format!("copies {}", R::COPIES)];
@@ -220,7 +220,7 @@ fn everything<R: Rail>(mut rail: R) -> Vec<String> {
 }
 
 #[test]
-fn every_call_and_every_report_goes_through() {
+fn every_call_and_every_report_is_forwarded() {
     let run = |wrap: &dyn Fn(Recorder) -> Vec<String>| {
         let log = Log::default();
         let told = wrap(Recorder(Rc::clone(&log)));
@@ -257,7 +257,8 @@ macro_rules! guarded {
 guarded! {
     EfaDirect = fixture::EfaDirect::link, fishplate_sys::fabric::FabricRail;
     Tcp = fixture::Tcp::link, fishplate_sys::fabric::FabricRail;
-    /// Memory that the kernel copies: a rail that copies at once and has payloads brought.
+    /// Memory that the kernel copies: the rail copies at once, and payloads arrive through the
+    /// lane.
     Shm = private, shared::TestRail;
 }
 

@@ -1,12 +1,11 @@
-//! Memory between two pages that nobody may touch: what is read or written beyond it ends the test
-//! with SIGSEGV.
+//! Memory between two inaccessible pages: an access beyond it ends the test with SIGSEGV.
 #![allow(dead_code, reason = "not every test that includes this uses all of it")]
 
 use std::ptr::{self, NonNull};
 
 use fishplate_core::mem::{Region, RegionKind};
 
-/// Bytes that end where a forbidden page begins, in pages behind another forbidden page.
+/// Bytes that end at an inaccessible page, in pages that follow another inaccessible page.
 pub struct Fence {
     base: *mut u8,
     mapped: usize,
@@ -14,17 +13,17 @@ pub struct Fence {
     len: usize,
 }
 
-// SAFETY: the pages belong to this value alone.
+// SAFETY: only this value uses the pages.
 unsafe impl Send for Fence {}
 
 impl Fence {
-    /// Room for `len` bytes, all zero.
+    /// Allocates `len` bytes, all zero.
     pub fn new(len: usize) -> Fence {
-        // SAFETY: takes a number.
+        // SAFETY: the call takes a number.
         let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
         let inner = len.div_ceil(page).max(1) * page;
         let mapped = inner + 2 * page;
-        // SAFETY: fresh pages, of which the inner ones are opened; all are ours.
+        // SAFETY: a new mapping of ours, whose inner pages become accessible.
         unsafe {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
             let base = libc::mmap(ptr::null_mut(), mapped, libc::PROT_NONE, flags, -1, 0);
@@ -37,17 +36,17 @@ impl Fence {
     }
 
     fn start(&self) -> *mut u8 {
-        // SAFETY: within the mapping: the last page is forbidden, and in front of it there is room.
+        // SAFETY: inside the mapping: `len` bytes fit in front of the last, inaccessible page.
         unsafe { self.base.add(self.mapped - self.page - self.len) }
     }
 
-    /// All bytes; behind them is the forbidden page.
+    /// All bytes; an inaccessible page follows them.
     pub fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: open, ours, and borrowed by this value's borrow.
+        // SAFETY: accessible, ours, and borrowed with this value.
         unsafe { std::slice::from_raw_parts_mut(self.start(), self.len) }
     }
 
-    /// `bytes`, which are no more than there is room for, with the forbidden page behind them.
+    /// Copies `bytes` so that they end at the inaccessible page.
     pub fn end(&mut self, bytes: &[u8]) -> &[u8] {
         let skip = self.len - bytes.len();
         let place = &mut self.bytes()[skip..];
@@ -55,23 +54,23 @@ impl Fence {
         place
     }
 
-    /// `bytes` with a forbidden page in front of them.
+    /// Copies `bytes` so that they begin after the inaccessible page.
     pub fn front(&mut self, bytes: &[u8]) -> &[u8] {
         assert!(bytes.len() <= self.len);
-        // SAFETY: the open pages begin here and hold `len` bytes; ours, and borrowed by this
-        // value's borrow.
+        // SAFETY: the accessible pages begin here and hold `len` bytes; ours, and borrowed with
+        // this value.
         let place = unsafe { std::slice::from_raw_parts_mut(self.base.add(self.page), bytes.len()) };
         place.copy_from_slice(bytes);
         place
     }
 
-    /// The bytes as memory to be registered.
+    /// The bytes as memory to register.
     ///
     /// # Safety
-    /// The region is deregistered, and nobody uses it any more, before this value is dropped.
+    /// The region is deregistered, and not used any more, before this value is dropped.
     pub unsafe fn region(&mut self) -> Region {
         let ptr = NonNull::new(self.start()).expect("not null");
-        // SAFETY: open and ours; it stays by our caller's promise.
+        // SAFETY: accessible and ours; the caller keeps this value alive.
         unsafe { Region::new(ptr, self.len, RegionKind::Private) }
     }
 }

@@ -1,6 +1,5 @@
-//! Drives parsers with valid inputs that were changed, on the stable toolchain. Each input lies
-//! between two pages that nobody may touch, at the end of the bytes between them and at their front
-//! in turn.
+//! Runs parsers on mutated valid inputs, with the stable toolchain. Each input lies between two
+//! inaccessible pages, alternately at the end and at the start of the bytes between them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -14,7 +13,7 @@ use super::fence::Fence;
 /// Longest input, in bytes.
 pub const LONGEST: usize = 1 << 16;
 
-/// What became of the inputs of a parser.
+/// How many inputs of a parser were accepted and rejected.
 #[derive(Debug, Default)]
 pub struct Count {
     pub inputs: u64,
@@ -22,7 +21,7 @@ pub struct Count {
     pub saved: usize,
 }
 
-/// Numbers from a seed.
+/// Seeded random numbers.
 struct Random {
     seed: u64,
     n: u64,
@@ -39,8 +38,8 @@ impl Random {
     }
 }
 
-/// Runs a parser over its saved corpus, over its own samples, and over changed ones until `time` is
-/// up. `Err`: what went wrong, with the input.
+/// Runs a parser over its saved corpus, its samples, and mutations until `time` is up. `Err`: the
+/// failure, with the input.
 pub fn drive(target: &Target, corpus: &Path, seed: u64, time: Duration) -> Result<Count, String> {
     let mut bench =
         Bench { target, fence: Fence::new(LONGEST), again: vec![0; LONGEST], count: Count::default() };
@@ -54,7 +53,7 @@ pub fn drive(target: &Target, corpus: &Path, seed: u64, time: Duration) -> Resul
     bench.count.saved = saved.len();
     let (end, mut sample) = (Instant::now() + time, vec![0; LONGEST]);
     for n in 0u64.. {
-        // The clock only after a while: a reader takes less time than it does.
+        // Reads the clock rarely, because a parser is faster than a clock read.
         if n >= 256 && n.is_multiple_of(64) && Instant::now() >= end {
             break;
         }
@@ -103,14 +102,17 @@ impl Bench<'_> {
             && input.get(..same) != Some(&again[..same])
         {
             let again = hex(&again[..same]);
-            return Err(format!("{name}: an input ({what}) is written otherwise: {} as {again}", hex(input)));
+            return Err(format!(
+                "{name}: an input ({what}) changes in a round trip: {} to {again}",
+                hex(input)
+            ));
         }
         count.accepted += u64::from(accepted.is_some());
         Ok(accepted.is_some())
     }
 }
 
-/// Numbers that often lie at an edge.
+/// Numbers at frequent limits.
 const EDGES: [u64; 16] = [
     0,
     1,
@@ -130,15 +132,15 @@ const EDGES: [u64; 16] = [
     u64::MAX,
 ];
 
-/// One change: of bits, of numbers, of lengths, of order.
+/// One mutation: of bits, numbers, lengths or order.
 fn change(input: &mut Vec<u8>, target: &Target, sample: &mut [u8], random: &mut Random) {
     let len = input.len();
     let at = random.below(len);
     match random.below(12) {
         0 if len > 0 => input[at] ^= 1 << random.below(8),
         1 if len > 0 => input[at] = random.next() as u8,
-        // A number of 1, 2, 4 or 8 bytes: an edge, the length, or the one that is there and one
-        // more or less.
+        // A number of 1, 2, 4 or 8 bytes: a limit, the length, or the present value plus or minus
+        // one.
         2..=4 if len > 0 => {
             let width = (1 << random.below(4)).min(len);
             let at = random.below(len - width + 1);
@@ -165,7 +167,7 @@ fn change(input: &mut Vec<u8>, target: &Target, sample: &mut [u8], random: &mut 
             let to = random.below(len);
             input.splice(to..to, piece);
         }
-        // A field behind its length: both become longer or shorter.
+        // A field after its length: both become longer or shorter.
         9 | 10 if len > 2 => {
             let width = (1 << random.below(2)).min(len - 1);
             let at = at.min(len - width);
@@ -180,7 +182,7 @@ fn change(input: &mut Vec<u8>, target: &Target, sample: &mut [u8], random: &mut 
                 input.splice(start + other.min(there)..start + there, filler);
             }
         }
-        // The front of this one and the rest of another.
+        // The start of this input and the end of another.
         _ => {
             let other = (target.sample)(random.next(), sample);
             input.truncate(at);
@@ -189,7 +191,7 @@ fn change(input: &mut Vec<u8>, target: &Target, sample: &mut [u8], random: &mut 
     }
 }
 
-/// Inputs that were kept, in the order of their names.
+/// Saved inputs, sorted by name.
 fn saved(corpus: &Path, name: &str) -> Vec<Vec<u8>> {
     let files = fs::read_dir(corpus.join(name)).map(|dir| dir.flatten().map(|file| file.path()).collect());
     let mut files: Vec<_> = files.unwrap_or_default();
@@ -197,7 +199,7 @@ fn saved(corpus: &Path, name: &str) -> Vec<Vec<u8>> {
     files.iter().map(|file| fs::read(file).expect("a file of the corpus")).collect()
 }
 
-/// Adds valid inputs to the corpus, and some of them changed.
+/// Adds valid inputs and some mutations to the corpus.
 fn save(target: &Target, corpus: &Path) {
     let (place, mut sample) = (corpus.join(target.name), vec![0; LONGEST]);
     fs::create_dir_all(&place).expect("a folder of the corpus");

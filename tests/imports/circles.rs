@@ -1,18 +1,20 @@
-//! Modules beside each other import in one direction: no circle, at any level of any package.
+//! Modules of one folder import each other in one direction: no circle, at any level of any
+//! package.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{PACKAGES, product_code, sources, tokens};
 
-/// A module, by its path from the root of its crate.
+/// A module: its path from the crate root.
 type Module = Vec<String>;
 
-/// The circles that are left: package, parent, and the modules on the circle. No others may come.
+/// The known circles: package, parent, and the modules on the circle. No others are allowed.
 const KNOWN: [(&str, &str, &[&str]); 2] = [
     (
         "core",
         "engine",
-        // Five small types lie too high: `Parting`, `Meeting`, `MatchLimits`, `Form`, `Notice`.
+        // Five small types belong to a lower layer: `Parting`, `Meeting`, `MatchLimits`, `Form`,
+        // `Notice`.
         &["close", "epoch", "failover", "joint", "pending", "post", "protocol", "submit", "table", "wait"],
     ),
     // The provider's objects refer to each other, as a real one's do.
@@ -28,7 +30,7 @@ fn modules(package: &str) -> BTreeMap<Module, String> {
     sources(package).into_iter().map(|source| (path(&source), source.code)).collect()
 }
 
-/// The paths that begin at `crate`, `super` or `self`, each branch of a use tree on its own.
+/// The paths that begin with `crate`, `super` or `self`; each branch of a use tree separately.
 fn paths(code: &str) -> Vec<Vec<&str>> {
     let tokens = tokens(code);
     let (mut found, mut at) = (vec![], 0);
@@ -42,7 +44,7 @@ fn paths(code: &str) -> Vec<Vec<&str>> {
     found
 }
 
-/// Reads a path, or a tree of them, behind `prefix`. Returns where it ends.
+/// Reads a path, or a tree of them, after `prefix`. Returns where it ends.
 fn branch<'a>(tokens: &[&'a str], mut at: usize, prefix: &[&'a str], found: &mut Vec<Vec<&'a str>>) -> usize {
     let mut path = prefix.to_vec();
     while at < tokens.len() {
@@ -50,7 +52,7 @@ fn branch<'a>(tokens: &[&'a str], mut at: usize, prefix: &[&'a str], found: &mut
             at += 1;
             while at < tokens.len() && tokens[at] != "}" {
                 at = branch(tokens, at, &path, found);
-                // A name that the branch is given, and what parts it from the next.
+                // Skips the branch's alias and separator.
                 while at < tokens.len() && tokens[at] != "," && tokens[at] != "}" {
                     at += 1;
                 }
@@ -69,7 +71,7 @@ fn branch<'a>(tokens: &[&'a str], mut at: usize, prefix: &[&'a str], found: &mut
     at
 }
 
-/// The module that a path written in `from` leads into.
+/// Resolves a path of `from` to a module.
 fn target(modules: &BTreeMap<Module, String>, from: &Module, path: &[&str]) -> Module {
     let ups = path.iter().take_while(|part| **part == "super").count();
     let (mut at, rest) = match path[0] {
@@ -87,7 +89,7 @@ fn target(modules: &BTreeMap<Module, String>, from: &Module, path: &[&str]) -> M
     at
 }
 
-/// The modules below `parent` that import each other in circles, or lie between two circles.
+/// The modules below `parent` on import circles, or between two circles.
 fn circle(modules: &BTreeMap<Module, String>, parent: &[String]) -> BTreeSet<String> {
     let below = |module: &Module| {
         (module.len() > parent.len() && module.starts_with(parent)).then(|| module[parent.len()].clone())
@@ -100,7 +102,7 @@ fn circle(modules: &BTreeMap<Module, String>, parent: &[String]) -> BTreeSet<Str
             imports.extend(to.filter(|to| *to != from).map(|to| (from.clone(), to)));
         }
     }
-    // Whoever imports nothing here, or is imported by nobody, is on no circle.
+    // A module without imports or importers is on no circle.
     loop {
         let left: BTreeSet<_> = imports.iter().map(|(from, _)| from.clone()).collect();
         let right: BTreeSet<_> = imports.iter().map(|(_, to)| to.clone()).collect();
@@ -155,7 +157,7 @@ fn a_planted_circle_is_found() {
         of(&[root, ("a", "use crate::b::B;\n"), ("b", "use super::c::C;\n"), ("c", "fn f() {}\n")]),
         []
     );
-    // By way of what lies inside, and one floor down.
+    // Through nested modules.
     assert_eq!(
         of(&[root, ("a", ""), ("a/x", "use crate::b;\n"), ("b", "use crate::a::x::X;\n")]),
         found("", "a b")
@@ -164,7 +166,7 @@ fn a_planted_circle_is_found() {
         of(&[root, ("a", ""), ("a/x", "use super::y::Y;\n"), ("a/y", "fn f() -> super::x::X {}\n")]),
         found("a", "x y")
     );
-    // A parent may name its children, and they it. Tests may name anything.
+    // A parent and its children may name each other. Tests may name anything.
     assert_eq!(of(&[root, ("a", "use self::x::X;\n"), ("a/x", "use super::A;\n")]), []);
     let tested = "#[cfg(test)]\nmod tests {\n    use crate::a;\n}\n";
     assert_eq!(of(&[root, ("a", "use crate::b;\n"), ("b", tested)]), []);

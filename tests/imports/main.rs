@@ -1,4 +1,4 @@
-//! The import rules of the tree, read from the sources: who may name whom.
+//! Checks the import rules of the tree in the sources.
 //!
 //! | rule | read from |
 //! |---|---|
@@ -19,7 +19,7 @@ mod circles;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A source file without comments and without what only tests see.
+/// A source file without comments and test-only items.
 struct Source {
     path: PathBuf,
     code: String,
@@ -57,9 +57,9 @@ fn sources(package: &str) -> Vec<Source> {
     sources
 }
 
-/// The code of a file as rustfmt writes it, without comments and items under `#[cfg(test)]`, a
-/// `cfg(all(test, ..))` or `#[cfg(fishplate_loom)]`, and the names of the modules among those items
-/// that lie in files of their own.
+/// The code of a file without comments and items under `#[cfg(test)]`, `cfg(all(test, ..))` or
+/// `#[cfg(fishplate_loom)]`; and the names of those modules among them that have their own files.
+/// The file is formatted by rustfmt.
 fn product_code(text: &str) -> (String, Vec<String>) {
     let mut code = String::new();
     let mut modules = vec![];
@@ -74,7 +74,7 @@ fn product_code(text: &str) -> (String, Vec<String>) {
             code.push('\n');
             continue;
         }
-        // The item ends with a semicolon, or with the brace in the column of its attribute.
+        // The item ends with a semicolon, or with a brace in the column of its attribute.
         for line in lines.by_ref() {
             let item = line.trim_start();
             if let Some(module) = item.split("mod ").nth(1).and_then(|rest| rest.strip_suffix(';')) {
@@ -90,7 +90,7 @@ fn product_code(text: &str) -> (String, Vec<String>) {
     (code, modules)
 }
 
-/// Identifiers and the punctuation that paths need.
+/// Splits code into identifiers and path punctuation.
 fn tokens(code: &str) -> Vec<&str> {
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
     let mut tokens = vec![];
@@ -109,7 +109,7 @@ fn tokens(code: &str) -> Vec<&str> {
     tokens
 }
 
-/// What follows `prefix::`, at least `times` in a row, with the branches of a use tree.
+/// The names after `prefix::`, repeated at least `times`, with the branches of a use tree.
 fn named_behind<'a>(prefix: &str, times: usize, tokens: &[&'a str]) -> Vec<&'a str> {
     let mut named = vec![];
     for at in 0..tokens.len().saturating_sub(2) {
@@ -135,7 +135,7 @@ fn named_behind<'a>(prefix: &str, times: usize, tokens: &[&'a str]) -> Vec<&'a s
     named
 }
 
-/// Modules of core that the module may not name.
+/// The modules of core that this module may not name.
 fn above(module: &str) -> &'static [&'static str] {
     match module {
         "bytes" => &["sync", "rail", "engine", "queue", "context", "psm", "op", "mem", "error"],
@@ -161,7 +161,7 @@ fn layer_breaches(path: &Path, code: &str) -> Vec<String> {
         .collect()
 }
 
-/// The packages that a Cargo.toml depends on, tests apart.
+/// The packages that a Cargo.toml depends on, except dev-dependencies.
 fn dependencies(manifest: &str) -> Vec<String> {
     let mut found = vec![];
     let mut in_dependencies = false;
@@ -191,7 +191,7 @@ fn manifest(package: &str) -> String {
 fn core_names_no_std_and_no_system() {
     for source in sources("core") {
         let tokens = tokens(&source.code);
-        // Compiled with the feature `alloc` alone, as its `mod` line says.
+        // Compiled only with the feature `alloc`, as its `mod` line says.
         let allocates = source.path == Path::new("sync/pool/heap.rs");
         for word in ["std", "alloc", "libc"].into_iter().filter(|word| !(allocates && *word == "alloc")) {
             let named = tokens.windows(2).any(|pair| pair == [word, "::"] || pair == ["crate", word]);
@@ -199,7 +199,10 @@ fn core_names_no_std_and_no_system() {
         }
     }
     let pool = fs::read_to_string(root().join("core/src/sync/pool.rs")).unwrap();
-    assert!(pool.contains("#[cfg(feature = \"alloc\")]\nmod heap;\n"), "the heap form is no feature");
+    assert!(
+        pool.contains("#[cfg(feature = \"alloc\")]\nmod heap;\n"),
+        "the heap form is not behind its feature"
+    );
     let lib = fs::read_to_string(root().join("core/src/lib.rs")).unwrap();
     assert!(lib.lines().any(|line| line == "#![no_std]"), "core is not no_std");
     for package in dependencies(&manifest("core")) {
@@ -209,13 +212,13 @@ fn core_names_no_std_and_no_system() {
 }
 
 #[test]
-fn layers_of_core_name_only_what_lies_below() {
+fn layers_of_core_name_only_lower_layers() {
     let breaches: Vec<_> =
         sources("core").iter().flat_map(|source| layer_breaches(&source.path, &source.code)).collect();
     assert!(breaches.is_empty(), "{breaches:#?}");
 }
 
-/// The folders of the packages, and the packages of this tree that each may depend on.
+/// The packages, and those of this tree that each may depend on.
 const PACKAGES: [(&str, &[&str]); 9] = [
     ("core", &[]),
     ("sys", &["fishplate-core"]),
@@ -229,7 +232,7 @@ const PACKAGES: [(&str, &[&str]); 9] = [
 ];
 
 #[test]
-fn packages_depend_only_on_what_lies_below() {
+fn packages_depend_only_on_lower_packages() {
     for (package, below) in PACKAGES {
         for other in dependencies(&manifest(package)).iter().filter(|name| name.starts_with("fishplate")) {
             assert!(below.contains(&other.as_str()), "{package} depends on {other}");
@@ -259,13 +262,13 @@ fn libraries_start_no_thread_read_no_environment_and_set_no_handler() {
     }
 }
 
-/// Orderings stronger than relaxed, and fences, that are not named by `edge!` or `edge_fence!`.
+/// Orderings stronger than relaxed, and fences, without `edge!` or `edge_fence!`.
 fn unnamed_orderings(code: &str) -> Vec<String> {
     let tokens = tokens(code);
     let mut found = vec![];
     for at in 2..tokens.len().saturating_sub(2) {
         match tokens[at..at + 3] {
-            // It orders the compiler alone.
+            // A compiler fence.
             ["Ordering", "::", _] if tokens[at - 2..at] == ["compiler_fence", "("] => {}
             ["Ordering", "::", "Relaxed" | "$"] => {}
             ["Ordering", "::", order @ ("Acquire" | "Release" | "AcqRel" | "SeqCst" | "{" | "*")] => {
@@ -283,7 +286,7 @@ fn unnamed_orderings(code: &str) -> Vec<String> {
 fn every_ordering_is_relaxed_or_an_edge() {
     for package in ["core", "sys", "shm", "gpu"] {
         for source in sources(package) {
-            // The facade; and a driver's stand-in, in which every access is SeqCst.
+            // The facade; and the fake driver, which uses SeqCst throughout.
             let seq_cst = source.path.starts_with("fake");
             if source.path == Path::new("sync/primitive.rs") {
                 continue;
@@ -305,7 +308,7 @@ fn every_ordering_is_relaxed_or_an_edge() {
     }
 }
 
-/// Sources, scripts and manifests below a folder; builds and what git keeps are left out.
+/// Collects sources, scripts and manifests below a folder, except build output and git's own files.
 fn texts(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -318,8 +321,8 @@ fn texts(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The numbers and lengths of comment lines that end beyond column 100. A line of which an address
-/// makes up that much cannot be broken.
+/// The numbers and lengths of comment lines longer than 100 columns. A line that is long because of
+/// a URL is exempt.
 fn long_comments(text: &str, comment: &str) -> Vec<(usize, usize)> {
     let lines = text.lines().zip(1..).filter(|(line, _)| line.trim_start().starts_with(comment));
     lines

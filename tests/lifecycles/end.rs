@@ -1,4 +1,4 @@
-//! One end: an engine in memory of its own, and the regions registered with it.
+//! One end: an engine with its own memory and regions.
 
 use fishplate::{Limits, MatchStorage, Storage};
 use fishplate_core::engine::protocol::{Claimed, MatchConfig, Request};
@@ -15,27 +15,27 @@ const MATCHING: MatchConfig =
 const LIMITS: Limits = Limits { peers: 3, locals: 12, remotes: 7, operations: 24 };
 const RECEIVES: usize = 8;
 
-/// What a region is for.
+/// The use of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// Peers write its own word there, and nothing else.
     Target,
-    /// Holds the word of one target, and is sent and put from. Nobody writes there.
+    /// Holds the word of one target, and is the source of sends and puts. Never written.
     Source,
-    /// Receives and gets end there.
+    /// Receives and gets write there.
     Scratch,
 }
 
 pub struct Registered {
     pub id: LocalId,
     pub role: Role,
-    /// Of a target its own, of a source that of its target.
+    /// A target's own word; for a source, that of its target.
     pub word: u64,
     pub memory: Memory,
 }
 
 impl Registered {
-    /// Says what must not be in it.
+    /// Checks that it holds no unexpected word.
     pub fn check(&self) {
         for found in self.memory.words() {
             let foreign = match self.role {
@@ -48,7 +48,7 @@ impl Registered {
     }
 }
 
-/// A region of an end, imported by another or by the same.
+/// A region imported from another end, or from the same one.
 #[derive(Clone, Copy)]
 pub struct Imported {
     pub id: RemoteId,
@@ -60,9 +60,9 @@ pub struct End<R: Rail> {
     storage: *mut (Storage<1>, MatchStorage<1>),
     pub regions: Vec<Registered>,
     pub imports: Vec<Imported>,
-    /// Which peer each end is.
+    /// The peer number of each end.
     pub peers: Vec<Option<PeerId>>,
-    /// Names that were good once.
+    /// Ids that were valid once.
     pub old_locals: Vec<LocalId>,
     pub old_remotes: Vec<RemoteId>,
     pub old_peers: Vec<PeerId>,
@@ -75,7 +75,7 @@ impl<R: Rail> End<R> {
         let streams = LIMITS.peers as usize;
         let storage = (Storage::new(&CONFIG, LIMITS), MatchStorage::new(&MATCHING, streams, RECEIVES, 2));
         let storage = Box::into_raw(Box::new(storage));
-        // SAFETY: just made; it is freed behind the engine.
+        // SAFETY: just created; freed after the engine.
         let (tables, matching) = unsafe { &mut *storage };
         let mut engine = tables.engine(CONFIG, [rail]).unwrap();
         engine.attach_matching(MATCHING, matching.memory()).unwrap();
@@ -103,10 +103,10 @@ impl<R: Rail> Drop for End<R> {
         if !std::thread::panicking() {
             self.regions.iter().for_each(Registered::check);
         }
-        // What a device had goes with its rail.
+        // Device memory is freed with its rail.
         self.regions.retain(|region| !matches!(region.memory, Memory::Device(..)));
         drop(self.engine.take());
-        // SAFETY: made by `new`, and borrowed by the engine alone, which is gone.
+        // SAFETY: created by `new`, and borrowed only by the engine, which was dropped.
         drop(unsafe { Box::from_raw(self.storage) });
     }
 }

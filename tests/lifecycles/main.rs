@@ -1,12 +1,12 @@
-//! Lifecycles: random sequences of register, export, import, every verb, deregister, release,
-//! remove, attach again, and drop with traffic outstanding, by both ends, over every rail. Whatever
-//! safe calls come in whatever order, each is carried out, refused with an error, or without
-//! effect: memory that `deregister` gave back is taken away at once, so a late access faults, and
-//! data never turns up in a region that it was not put into.
+//! Lifecycles: random sequences of register, export, import, all operations, deregister, release,
+//! remove, reattach, and drop during traffic, by both ends, over every rail. Safe calls in any
+//! order are executed, refused with an error, or without effect. Memory that `deregister` returned
+//! is unmapped at once, so a late access faults. Data never appears in a region that it was not put
+//! into.
 //!
-//! Each program prints its seed if it fails; `FISHPLATE_SEED=n` runs one, `FISHPLATE_SEEDS=n` that
-//! many over each rail. A fault says no seed: the last line that starts with `lifecycle` does, with
-//! `--nocapture`. `tests/sanitize.sh address` runs these as well.
+//! A failing program prints its seed; `FISHPLATE_SEED=n` runs one, `FISHPLATE_SEEDS=n` that many
+//! over each rail. After a fault, the last line that starts with `lifecycle` has the seed, with
+//! `--nocapture`. `tests/sanitize.sh address` runs these tests too.
 
 #[path = "../../core/tests/support/mod.rs"]
 #[allow(unused_imports, reason = "this uses its random numbers and seeds alone")]
@@ -19,7 +19,7 @@ mod worlds;
 use behaviour::seeds;
 use program::{Tally, World};
 
-/// Runs programs over one kind of rail, and says what they did.
+/// Runs programs over one kind of rail, and prints their counters.
 fn run<W: World>(count: u64) -> Tally {
     let mut tally = Tally::default();
     for seed in seeds(count) {
@@ -30,7 +30,7 @@ fn run<W: World>(count: u64) -> Tally {
     tally
 }
 
-/// Whether programs did all that they are for; a few of them need not.
+/// Checks that the programs covered everything; a few of them need not.
 fn is_whole(tally: &Tally) {
     if tally.programs >= 50 {
         assert!(tally.is_whole(), "{tally:?}");

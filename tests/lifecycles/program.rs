@@ -17,33 +17,33 @@ use super::memory::{Memory, SIZE};
 const CX: ContextId = ContextId(0);
 const STEPS: u64 = 250;
 
-/// Where ends get rails and meet.
+/// Provides rails, and connects ends.
 pub trait World: Sized {
     type Rail: Rail;
     const NAME: &'static str;
-    /// Ends that can meet each other. One end meets only itself.
+    /// Number of ends that can connect. One end connects only to itself.
     const ENDS: usize = 2;
-    /// Whether an end can have itself for a peer.
+    /// Whether an end can be its own peer.
     const OWN: bool = true;
-    /// Whether a rail may keep memory that was posted to a peer that is gone, until it is dropped.
+    /// Whether a rail may keep memory posted to a failed peer until it is dropped.
     const KEEPS: bool = false;
 
     fn new(seed: u64) -> Self;
 
-    /// A rail for end `end`, which has none or has just lost it.
+    /// Creates a rail for end `end`, which has none.
     fn rail(&mut self, end: usize) -> Self::Rail;
 
-    /// Attaches the rail of end `a` to that of `b`, which may be the same one. Each is told under
-    /// which number it has the other.
+    /// Attaches the rails of two ends, which may be the same. Each gets the peer number that it
+    /// uses for the other.
     fn attach(&mut self, ends: [(usize, PeerId); 2], engines: &mut [End<Self::Rail>]);
 
-    /// Memory of the device of a rail, if it has one.
+    /// Device memory of the rail, if it has any.
     fn device(_engine: &mut Engine<'static, Self::Rail, 1>) -> Option<(NonNull<u8>, RegionKind)> {
         None
     }
 }
 
-/// What programs did.
+/// Counters of the programs.
 #[derive(Debug, Default)]
 pub struct Tally {
     pub programs: u64,
@@ -64,7 +64,7 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Whether everything has happened that these programs are for.
+    /// Whether the programs covered everything.
     pub fn is_whole(&self) -> bool {
         let Tally { done, received, deregistered, operations_in_use, receives_in_use, .. } = *self;
         let Tally { release_in_use, stale, removed, dropped, failed, .. } = *self;
@@ -84,7 +84,7 @@ struct Program<'t, W: World> {
     world: W,
 }
 
-/// Runs one.
+/// Runs one program.
 pub fn run<W: World>(seed: u64, tally: &mut Tally) {
     let mut world = W::new(seed);
     let ends = (0..W::ENDS).map(|end| End::new(world.rail(end), W::ENDS)).collect();
@@ -103,12 +103,12 @@ impl<W: World> Program<'_, W> {
         self.random.below(n as u64) as usize
     }
 
-    /// One of some, or none if there are none.
+    /// Picks one at random, if there are any.
     fn one_of<T: Copy>(&mut self, of: &[T]) -> Option<T> {
         if of.is_empty() { None } else { Some(of[self.below(of.len())]) }
     }
 
-    /// Attaches all ends that do not have each other.
+    /// Attaches all pairs of ends that are not attached.
     fn meet(&mut self) {
         for a in 0..W::ENDS {
             for b in a..W::ENDS {
@@ -129,7 +129,7 @@ impl<W: World> Program<'_, W> {
         }
     }
 
-    /// As [`meet`](Self::meet), also of those of which one has given up the other.
+    /// As [`meet`](Self::meet), and also pairs of which one end has removed the other.
     fn meet_again(&mut self) {
         for a in 0..W::ENDS {
             for b in 0..W::ENDS {
@@ -181,7 +181,7 @@ impl<W: World> Program<'_, W> {
         Some(id)
     }
 
-    /// A region of a role; now and then a name that is none of those.
+    /// A region with this role; sometimes an invalid id.
     fn local(&mut self, end: usize, role: Role) -> Option<LocalId> {
         let fit: Vec<_> = self.ends[end].regions.iter().filter(|r| r.role == role).map(|r| r.id).collect();
         match self.below(16) {
@@ -213,7 +213,7 @@ impl<W: World> Program<'_, W> {
         }
     }
 
-    /// Deregisters, and takes the memory away if the engine says that it may be. Whether it did.
+    /// Deregisters a region, and unmaps its memory if the engine permits. Returns whether it did.
     fn deregister_at(&mut self, end: usize, at: usize) -> bool {
         let id = self.ends[end].regions[at].id;
         match self.ends[end].engine().deregister(id) {
@@ -252,7 +252,7 @@ impl<W: World> Program<'_, W> {
             handle[at] ^= 1 << bit;
         }
         match self.ends[end].engine().import(peer, &handle[..len]) {
-            // What is done to it would be done to another region of the peer, for all we know.
+            // Operations on it could reach another region of the peer.
             Ok(id) if changed => {
                 self.ends[end].engine().release(id).unwrap();
             }
@@ -278,7 +278,7 @@ impl<W: World> Program<'_, W> {
         }
     }
 
-    /// One of the verbs on imported memory. What a target gets is always its own word.
+    /// One operation on imported memory. A target only ever gets its own word.
     fn post(&mut self, end: usize) {
         let imports = self.ends[end].imports.clone();
         let stale = self.one_of(&self.ends[end].old_remotes.clone()).filter(|_| self.below(16) == 0);
@@ -312,7 +312,7 @@ impl<W: World> Program<'_, W> {
         }
     }
 
-    /// A peer of an end; now and then one that is not.
+    /// A peer of an end; sometimes an invalid one.
     fn peer(&mut self, end: usize) -> Option<PeerId> {
         let known: Vec<_> = self.ends[end].peers.iter().flatten().copied().collect();
         match self.below(16) {
@@ -321,7 +321,7 @@ impl<W: World> Program<'_, W> {
         }
     }
 
-    /// Tagged messages.
+    /// Sends, receives, probes or cancels tagged messages.
     fn message(&mut self, end: usize) {
         let tag = Tag::from(self.random.below(3));
         let ignore = if self.below(3) == 0 { Tag::ALL } else { Tag::ZERO };
@@ -402,7 +402,7 @@ impl<W: World> Program<'_, W> {
         let End { imports, .. } = &mut self.ends[end];
         let imports = std::mem::take(imports);
         for import in imports {
-            // Those of other peers are still there; they are given up as well.
+            // Those of other peers still exist; release them too.
             let released = self.ends[end].engine().release(import.id);
             match released {
                 Ok(()) | Err(AttachError::UnknownRegion) => self.ends[end].old_remotes.push(import.id),
@@ -412,17 +412,16 @@ impl<W: World> Program<'_, W> {
         }
     }
 
-    /// Drops an end in the midst of whatever it does, and begins it anew. The other one is not
-    /// told.
+    /// Drops an end during traffic, and creates it anew. The other end is not told.
     fn replace(&mut self, end: usize) {
         self.tally.dropped += 1;
-        // Its rail goes first: the new one may take its place.
+        // Drop its rail first, because the new one may need its place.
         self.ends.remove(end);
         let fresh = End::new(self.world.rail(end), W::ENDS);
         self.ends.insert(end, fresh);
     }
 
-    /// Everything ends: then nothing is in use any more.
+    /// Ends everything and checks that nothing is in use any more.
     fn finish(&mut self) {
         for end in 0..W::ENDS {
             for other in 0..W::ENDS {

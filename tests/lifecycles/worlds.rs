@@ -19,14 +19,14 @@ use super::end::End;
 use super::memory::SIZE;
 use super::program::World;
 
-/// Gives the owner of an engine its rail.
+/// Lends an engine's owner its rail.
 macro_rules! rail {
     ($ends:ident[$end:expr]) => {
         $ends[$end].engine().rail_mut(RailId(0)).unwrap()
     };
 }
 
-/// A rail to oneself, as a network.
+/// A loopback rail that acts as a network.
 pub struct Network(u64);
 
 impl World for Network {
@@ -45,7 +45,7 @@ impl World for Network {
     fn attach(&mut self, _: [(usize, PeerId); 2], _: &mut [End<Self::Rail>]) {}
 }
 
-/// A rail to oneself that maps.
+/// A loopback rail that maps memory.
 pub struct Mapped(u64);
 
 impl World for Mapped {
@@ -64,7 +64,7 @@ impl World for Mapped {
     fn attach(&mut self, _: [(usize, PeerId); 2], _: &mut [End<Self::Rail>]) {}
 }
 
-/// The memory of a fabric and the fabric in it, freed in this order.
+/// The memory of a simulated fabric, and the fabric; dropped in the right order.
 struct Owned {
     sim: *mut Sim<'static>,
     packets: *mut [Packet],
@@ -73,7 +73,7 @@ struct Owned {
 impl Owned {
     fn new(dials: Dials, seed: u64) -> Self {
         let packets: *mut [Packet] = Box::into_raw(vec![Packet::EMPTY; 48].into_boxed_slice());
-        // SAFETY: just made, and freed behind the fabric.
+        // SAFETY: just created, and freed after the fabric.
         let sim = Sim::new(unsafe { &mut *packets }, 2, 1, dials, seed).unwrap();
         Owned { sim: Box::into_raw(Box::new(sim)), packets }
     }
@@ -86,7 +86,7 @@ impl Owned {
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        // SAFETY: made by `new`; all rails are gone.
+        // SAFETY: created by `new`; all rails were dropped.
         unsafe {
             drop(Box::from_raw(self.sim));
             drop(Box::from_raw(self.packets));
@@ -117,12 +117,12 @@ impl World for Simulated {
     }
 }
 
-/// A simulated fabric below a rail that misbehaves.
+/// A simulated fabric below a faulty rail.
 pub struct Disordered(Owned, u64);
 
 impl World for Disordered {
     type Rail = Faulty<SimRail<'static, 'static>, 16>;
-    const NAME: &'static str = "a simulated fabric that disorders";
+    const NAME: &'static str = "a simulated fabric that reorders";
 
     fn new(seed: u64) -> Self {
         Disordered(Owned::new(Dials::WILD, seed), seed)
@@ -193,7 +193,7 @@ impl World for Shared {
     }
 }
 
-/// Shared memory, private memory through the lane.
+/// Shared memory that carries private memory through the lane.
 pub struct Staged;
 
 impl World for Staged {
@@ -213,7 +213,7 @@ impl World for Staged {
     }
 }
 
-/// Devices that are memory of the processor, reached directly or through bounce slots.
+/// Devices backed by host memory, reached directly or through bounce slots.
 pub struct Devices(u64);
 
 impl World for Devices {
@@ -267,7 +267,7 @@ impl World for Devices {
     }
 }
 
-/// A fake provider of libfabric, as each that there is.
+/// A fake libfabric provider with each persona.
 pub struct Fabric {
     fake: Fake,
     name: &'static str,
@@ -279,7 +279,7 @@ impl World for Fabric {
     type Rail = FabricRail;
     const NAME: &'static str = "libfabric";
     const OWN: bool = false;
-    // A provider may be silent of those who are gone.
+    // A provider may not report dead peers.
     const KEEPS: bool = true;
 
     fn new(seed: u64) -> Self {

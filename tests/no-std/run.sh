@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds and runs the program without std, and looks that no allocator is linked.
+# Builds and runs the program without std, and checks that no allocator is linked.
 set -euo pipefail
 cd "$(dirname "$0")"
 target=${CARGO_TARGET_DIR:-target}

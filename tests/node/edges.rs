@@ -1,4 +1,4 @@
-//! Settings at their ends, and waits that end in the very moment in which something comes.
+//! Settings at their limits, and waits that expire at the moment when something arrives.
 
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use fishplate_testing::fabric::{Fake, Persona};
 use super::{SOON, Side, WORKER, Way, fake, two};
 
 #[test]
-fn settings_out_of_range_are_errors_and_endless_times_are_none() {
+fn settings_out_of_range_are_errors_and_unlimited_times_work() {
     let settings = Settings { max_rails: 0, ..Settings::DEFAULT };
     let opened = super::builder().settings(settings).open();
     assert!(matches!(opened, Err(OpenError::Setting(bad)) if bad.field == "max_rails"));
@@ -38,7 +38,7 @@ fn settings_out_of_range_are_errors_and_endless_times_are_none() {
 }
 
 #[test]
-fn rails_that_were_named_and_are_not_there_are_an_error() {
+fn named_rails_that_do_not_exist_are_an_error() {
     let fake = Fake::new(Persona::cxi(), 1);
     let named = |providers: &[&str], interfaces: &[&str]| {
         let own = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
@@ -53,7 +53,7 @@ fn rails_that_were_named_and_are_not_there_are_an_error() {
 }
 
 #[test]
-fn nodes_meet_over_a_provider_inside_the_process() {
+fn nodes_connect_over_a_provider_inside_the_process() {
     let provider = Fake::new(Persona::cxi(), 5);
     let open = |interfaces: &[&str]| fake(&provider, interfaces).open().unwrap();
     let (mut a, mut b) = (open(&["cxi0"]), open(&["cxi1", "cxi2"]));
@@ -75,7 +75,7 @@ fn nodes_meet_over_a_provider_inside_the_process() {
 }
 
 #[test]
-fn a_message_that_comes_as_its_wait_ends_is_received_once() {
+fn a_message_that_arrives_as_its_wait_expires_is_received_once() {
     const MESSAGES: u64 = 3000;
     for len in [8, 20_000] {
         two(
@@ -93,7 +93,7 @@ fn a_message_that_comes_as_its_wait_ends_is_received_once() {
                 } else {
                     let (mut next, mut late, mut into) = (0u64, 0u64, vec![0; len]);
                     while next < MESSAGES {
-                        // As short as a look, and some lengths that messages come in.
+                        // From the length of one look to typical arrival times.
                         let timeout = Duration::from_nanos(next % 4 * 1000);
                         match side.node.recv(Some(peer), 1, Tag::ZERO, &mut into, timeout) {
                             Ok(message) => {
@@ -114,13 +114,13 @@ fn a_message_that_comes_as_its_wait_ends_is_received_once() {
 }
 
 #[test]
-fn memory_of_the_program_is_reached_and_its_bounds_are_named() {
+fn registered_program_memory_works_and_its_bounds_are_checked() {
     two(
         Way::SharedMemory,
         |builder| builder.limits(Limits { operations: 4, ..Limits::DEFAULT }).patience(Duration::ZERO),
         |mut side| {
             let words: &'static mut [u64] = Box::leak(vec![0; 512].into());
-            // SAFETY: leaked, and touched by the node alone.
+            // SAFETY: leaked, and accessed only by the node.
             let memory = unsafe { side.node.register(NonNull::from(&mut words[0]).cast(), 4096) }.unwrap();
             let beyond = OpError::OutOfBounds { offset: 4090, len: 8, size: 4096 };
             assert_eq!(side.node.write(memory.at(4090), &[0; 8]), Err(beyond.into()));
@@ -146,7 +146,7 @@ fn memory_of_the_program_is_reached_and_its_bounds_are_named() {
                 }
                 assert!(begun == 4 || WORKER);
                 side.send.send(vec![]).unwrap();
-                // Every place comes free again, and what had expired was executed.
+                // Every slot becomes free again, and the expired operations were executed.
                 let deadline = Instant::now() + SOON;
                 let before = loop {
                     match side.node.fetch_add(there.at(0), 1, SOON) {
@@ -168,7 +168,7 @@ fn memory_of_the_program_is_reached_and_its_bounds_are_named() {
 }
 
 #[test]
-fn memory_kept_for_messages_gives_way_to_the_programs() {
+fn cached_message_memory_is_freed_for_the_program() {
     let limits = Limits { locals: 8, ..Limits::default() };
     let mut node = super::builder().fabric(Fabric::Off).limits(limits).open().unwrap();
     let own = node.address().to_vec();
@@ -190,14 +190,14 @@ fn memory_kept_for_messages_gives_way_to_the_programs() {
 }
 
 #[test]
-fn words_of_the_program_come_back_whatever_they_are() {
+fn any_context_word_of_the_program_is_returned() {
     two(
         Way::SharedMemory,
         |builder| builder,
         |mut side| {
             let memory = side.node.alloc(1 << 20).unwrap();
             let request = side.node.post_recv(None, 1, Tag::ZERO, memory.slice(..), u64::MAX).unwrap();
-            // From a copy of the node's own: its completion is not the program's.
+            // From a copy of the node's own, whose completion the program does not see.
             side.node.send(side.peer, 1, &[1; 200_000][..], Notice::Silent).unwrap();
             let sent =
                 side.node.send(side.peer, 2, memory.slice(..100_000), Notice::Report(u64::MAX)).unwrap();
@@ -229,7 +229,7 @@ fn words_of_the_program_come_back_whatever_they_are() {
 }
 
 #[test]
-fn a_close_says_that_operations_were_lost_with_a_peer_that_died() {
+fn close_reports_operations_lost_with_a_dead_peer() {
     two(
         Way::SharedMemory,
         |builder| builder.patience(Duration::ZERO),
@@ -259,16 +259,16 @@ fn a_close_says_that_operations_were_lost_with_a_peer_that_died() {
 }
 
 #[test]
-fn a_peer_that_dialled_again_is_met_by_its_last_link() {
+fn a_peer_that_dialled_again_is_connected_by_its_last_link() {
     let open = || super::builder().fabric(Fabric::Off).open().unwrap();
     let silent = open();
-    // Whichever of the two dials: the one with the smaller number does.
+    // Either may dial: the one with the smaller id does.
     let mut nodes = [open(), open()];
     let mut dialled = 0;
     for first in [0, 1] {
         let [x, y] = &mut nodes;
         let (x, y) = if first == 0 { (x, y) } else { (y, x) };
-        // Goes on meeting whoever comes.
+        // Keeps accepting connections.
         let nobody = y.connect(silent.address()).unwrap();
         let drive = |x: &mut Node, y: &mut Node, peer| {
             let deadline = Instant::now() + SOON / 10;
@@ -304,7 +304,7 @@ fn a_peer_that_dialled_again_is_met_by_its_last_link() {
 }
 
 #[test]
-fn a_call_that_waits_for_room_hears_that_its_peer_has_died() {
+fn a_call_waiting_for_room_detects_the_death_of_its_peer() {
     for copied in [false, true] {
         two(
             Way::SharedMemory,
@@ -317,7 +317,7 @@ fn a_call_that_waits_for_room_hears_that_its_peer_has_died() {
                 side.exchange(&[]);
                 let Side { mut node, peer, rank, receive, send } = side;
                 if rank == 1 {
-                    // Goes without a word once the other has nothing left to send with.
+                    // Ends without a Bye once the other has no room left to send.
                     receive.recv().unwrap();
                     std::thread::sleep(Duration::from_millis(100));
                     return;

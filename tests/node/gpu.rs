@@ -1,6 +1,6 @@
-//! Memory of devices through [`Node`], between real processes and with peers that do not reach it.
-//! The host's memory stands in for the device. `FISHPLATE_TEST_GPU=cuda` takes CUDA's first
-//! instead, which `tests/cuda-fake.sh` has.
+//! Device memory through [`Node`], between real processes and with peers that do not reach it. Host
+//! memory stands in for the device. `FISHPLATE_TEST_GPU=cuda` uses the first CUDA device instead,
+//! as `tests/cuda-fake.sh` does.
 
 use std::env;
 use std::net::TcpListener;
@@ -21,10 +21,10 @@ use super::{SOON, Way, builder, fake, two};
 
 pub const LEN: usize = 300_000;
 
-/// Payloads: what the processor stores itself, what the device copies, whole chunks and more.
+/// Payloads that the processor stores, that the device copies, and of whole chunks and more.
 const SIZES: [usize; 7] = [1, 8, 1000, 4096, 4097, 65_536, LEN];
 
-/// Says where a child process of a test meets its parent.
+/// Names the variable that tells a child process where to meet its parent.
 const PLACE: &str = "FISHPLATE_TEST_PLACE";
 
 pub fn device() -> Gpu {
@@ -40,12 +40,12 @@ fn open() -> Node {
     builder().fabric(Fabric::Off).gpu(device()).open().unwrap()
 }
 
-/// A process of a test, which has met the other.
+/// A process of a test that has met the other.
 struct Process {
     node: Node,
     peer: PeerId,
     job: Job,
-    /// The other process, at the parent.
+    /// At the parent: the other process.
     child: Option<Child>,
     device: Memory,
     words: Memory,
@@ -54,7 +54,7 @@ struct Process {
 }
 
 impl Process {
-    /// Starts the other process, with the test of this name alone, or is it.
+    /// Starts the other process with only the test of this name, or is that process.
     fn new(test: &str) -> Process {
         let place = env::var(PLACE).ok();
         let child = place.is_none().then(|| {
@@ -90,7 +90,7 @@ impl Process {
         seen
     }
 
-    /// How an operation ends that was reported.
+    /// Waits for the outcome of a reported operation.
     fn end(&mut self, issued: Issued) -> Outcome {
         let Issued::Pending(token) = issued else { return Outcome::Done };
         let end = Instant::now() + SOON;
@@ -99,13 +99,13 @@ impl Process {
             if let Some(completion) = self.node.test(token).unwrap() {
                 return completion.outcome;
             }
-            // Asks whether the peer lives, too.
+            // Also checks that the peer is alive.
             self.node.peer_error(self.peer).unwrap();
-            assert!(Instant::now() < end, "it does not end");
+            assert!(Instant::now() < end, "it does not complete");
         }
     }
 
-    /// Ends both in good order.
+    /// Closes both nodes in good order.
     fn close(mut self) {
         self.barrier();
         self.node.close(SOON).unwrap();
@@ -125,13 +125,13 @@ fn puts_and_gets_of_device_memory_between_two_processes() {
     let from = own.node.alloc_device(LEN).unwrap();
     let (me, other) = (own.job.rank(), 1 - own.job.rank());
     for (round, len) in (1..).zip(SIZES) {
-        // From the device into theirs, told by a signal in memory of the host.
+        // From this device to the peer's, with a signal in host memory.
         own.node.write_device(from.at(0), &pattern(me + round, len)).unwrap();
         let arrived = Signal::set(own.their_words.at(0), round as u64);
         own.node.put_signal(from.slice(..len), own.theirs.at(0), arrived, Notice::Silent).unwrap();
         own.node.wait(own.words.at(0), Cmp::Eq, round as u64, Some(own.peer), SOON).unwrap();
         assert!(own.seen(len) == pattern(other + round, len), "{len} bytes put");
-        // And from theirs into memory of the host, and of the device.
+        // From the peer's device to host memory, and to this device.
         for into in [own.words, from] {
             let issued = own.node.get(into.slice(..len), own.theirs.at(0), Notice::Report(0)).unwrap();
             assert_eq!(own.end(issued), Outcome::Done);
@@ -143,7 +143,7 @@ fn puts_and_gets_of_device_memory_between_two_processes() {
             assert!(got == pattern(me + round, len), "{len} bytes got");
         }
         own.barrier();
-        // From memory of the host into theirs, and the other way.
+        // From host memory to the peer's device, and the reverse.
         own.node.write(own.words.at(0), &pattern(me + 100, len)).unwrap();
         own.node.put(own.words.slice(..len), own.theirs.at(0), Notice::Silent).unwrap();
         own.node.quiet(own.peer, SOON).unwrap();
@@ -174,7 +174,7 @@ fn tagged_messages_from_and_into_device_memory_between_two_processes() {
         let status = own.node.wait_recv(request, SOON).unwrap();
         assert_eq!((status.outcome, status.delivered), (Received::Ok, len as u64));
         assert!(own.seen(len) == pattern(other + round, len), "{len} bytes into the device");
-        // Into memory of the host, and from there.
+        // To host memory, and back.
         own.node.send(own.peer, tag, from.slice(..len), Notice::Silent).unwrap();
         let mut got = vec![0; len];
         own.node.recv(Some(own.peer), tag, Tag::ZERO, &mut got, SOON).unwrap();
@@ -189,13 +189,13 @@ fn tagged_messages_from_and_into_device_memory_between_two_processes() {
 }
 
 #[test]
-fn memory_that_is_freed_while_it_is_imported_takes_no_more_and_the_peer_stays() {
-    let mut own = Process::new("memory_that_is_freed_while_it_is_imported_takes_no_more_and_the_peer_stays");
+fn freed_memory_refuses_puts_and_the_peer_stays() {
+    let mut own = Process::new("freed_memory_refuses_puts_and_the_peer_stays");
     if own.job.rank() == 0 {
         own.node.free(own.device).unwrap();
         own.barrier();
         own.barrier();
-        // What a peer has closed is the device's again.
+        // Memory that a peer has closed returns to the device.
         own.device = own.node.alloc_device(LEN).unwrap();
     } else {
         own.fill(&[5; 8192]);
@@ -211,15 +211,15 @@ fn memory_that_is_freed_while_it_is_imported_takes_no_more_and_the_peer_stays() 
         own.node.release(own.theirs).unwrap();
         own.barrier();
     }
-    // Memory of the host is as before.
+    // Host memory still works.
     own.node.signal(Signal::set(own.their_words.at(0), 1), Notice::Silent).unwrap();
     own.node.wait(own.words.at(0), Cmp::Eq, 1, Some(own.peer), SOON).unwrap();
     own.close();
 }
 
 #[test]
-fn a_process_that_is_killed_takes_its_device_memory_along_and_nothing_else() {
-    let mut own = Process::new("a_process_that_is_killed_takes_its_device_memory_along_and_nothing_else");
+fn a_killed_process_invalidates_only_its_own_device_memory() {
+    let mut own = Process::new("a_killed_process_invalidates_only_its_own_device_memory");
     own.barrier();
     let Some(mut child) = own.child.take() else {
         loop {
@@ -237,13 +237,13 @@ fn a_process_that_is_killed_takes_its_device_memory_along_and_nothing_else() {
     own.end(pending);
     let end = Instant::now() + SOON;
     while own.node.peer_error(own.peer).unwrap().is_none() {
-        assert!(Instant::now() < end, "nobody says that the peer has died");
+        assert!(Instant::now() < end, "the death of the peer was not reported");
         own.node.progress();
     }
     assert_eq!(own.node.peer_error(own.peer), Ok(Some(PeerError::Died)));
     assert_eq!(put(&mut own), Err(OpError::PeerFailed(PeerError::Died)));
     own.node.disconnect(own.peer).unwrap();
-    // Nobody is waited for who had it open.
+    // The free does not wait for the dead process that had it open.
     own.node.free(own.device).unwrap();
     let address = own.node.address().to_vec();
     let me = own.node.connect(&address).unwrap();
@@ -255,7 +255,7 @@ fn a_process_that_is_killed_takes_its_device_memory_along_and_nothing_else() {
 }
 
 #[test]
-fn what_a_node_that_has_closed_had_lent_takes_no_more() {
+fn device_memory_of_a_closed_node_refuses_puts() {
     two(
         Way::SharedMemory,
         |builder| builder.gpu(device()),
@@ -266,7 +266,7 @@ fn what_a_node_that_has_closed_had_lent_takes_no_more() {
             let theirs = side.node.import(side.peer, handle).unwrap();
             side.exchange(&[]);
             if side.rank == 0 {
-                // The other makes progress alone, and does not wait.
+                // The other side only makes progress.
                 assert_eq!(side.node.close(SOON), Ok(()));
                 side.send.send(vec![]).unwrap();
             } else {
@@ -279,7 +279,7 @@ fn what_a_node_that_has_closed_had_lent_takes_no_more() {
 }
 
 #[test]
-fn a_node_without_a_device_has_no_such_memory_and_reaches_none() {
+fn a_node_without_a_device_has_and_reaches_no_device_memory() {
     two(
         Way::SharedMemory,
         |builder| builder,
@@ -295,13 +295,13 @@ fn a_node_without_a_device_has_no_such_memory_and_reaches_none() {
     let (inbox, outbox, device) = (plain.alloc(64).unwrap(), gpu.alloc(64).unwrap(), gpu.alloc_device(LEN));
     let device = device.unwrap();
     let handles = [plain.handle(inbox).unwrap(), gpu.handle(outbox).unwrap(), gpu.handle(device).unwrap()];
-    // Both are to be met, so one of them in a thread of its own.
+    // Both wait for the connection, so one of them runs in a thread of its own.
     let (sent, received) = thread::scope(|scope| {
         let plain_side = scope.spawn(|| {
             let theirs = plain.import(there, &handles[1]).unwrap();
             assert_eq!(plain.import(there, &handles[2]), Err(Error::NoGpuRail(there)));
             plain.signal(Signal::set(theirs.at(0), 7), Notice::Silent).unwrap();
-            // Messages from the device come, and short ones go into it.
+            // Messages from the device arrive, and short ones to it.
             for len in [64, LEN] {
                 let mut got = vec![0; len];
                 plain.recv(Some(there), len as u64, Tag::ZERO, &mut got, SOON).unwrap();
@@ -315,9 +315,9 @@ fn a_node_without_a_device_has_no_such_memory_and_reaches_none() {
         let theirs = gpu.import(here, &handles[0]).unwrap();
         assert!(!gpu.reach(here).unwrap().gpu && gpu.reach(here).unwrap().shared_memory);
         let received = gpu.wait(outbox.at(0), Cmp::Eq, 7, Some(here), SOON);
-        // It is not told of more either.
+        // The peer is not told of more allocations either.
         gpu.alloc_device(64).unwrap();
-        // What is a device's cannot go to it.
+        // Device memory cannot be put to it.
         let issued = gpu.put(device.slice(..), theirs.at(0), Notice::Report(0));
         let mut failed = issued.is_err();
         while let (false, Ok(Issued::Pending(token))) = (failed, issued) {
@@ -341,7 +341,7 @@ fn a_node_without_a_device_has_no_such_memory_and_reaches_none() {
 }
 
 #[test]
-fn a_node_tells_where_memory_of_its_device_lies_and_of_nothing_else() {
+fn device_ptr_works_for_device_memory_only() {
     let mut node = open();
     let (device, host) = (node.alloc_device(4096).unwrap(), node.alloc(4096).unwrap());
     let start = node.device_ptr(device.at(0)).unwrap();
@@ -349,8 +349,8 @@ fn a_node_tells_where_memory_of_its_device_lies_and_of_nothing_else() {
     assert_eq!(node.device_ptr(device.at(4000)), Ok(start.at(4000)));
     assert_eq!(node.device_ptr(device.at(4097)), Err(Error::Op(beyond)));
     assert_eq!(node.device_ptr(host.at(0)), Err(Error::Device(DeviceError::NotDeviceMemory)));
-    // What is registered by its address is the same memory.
-    // SAFETY: inside an allocation that outlives it.
+    // Memory registered by its address is the same memory. SAFETY: inside an allocation that
+    // outlives it.
     let part = unsafe { node.register_device(start.at(1024), 1024) }.unwrap();
     assert_eq!(node.device_ptr(part.at(8)), Ok(start.at(1032)));
     node.write_device(part.at(8), &[7; 16]).unwrap();
@@ -367,18 +367,18 @@ fn a_node_tells_where_memory_of_its_device_lies_and_of_nothing_else() {
 }
 
 #[test]
-fn a_peer_that_leaves_while_the_two_agree_is_met_again() {
-    // A pass in which peers are looked for.
+fn a_peer_that_leaves_during_the_agreement_is_connected_again() {
+    // A pass that looks for peers.
     let look = |node: &mut Node| {
         thread::sleep(Duration::from_micros(60));
         (0..16).for_each(|_| _ = node.progress());
     };
     for looks in 0..12 {
         let mut nodes = [open(), open()];
-        // After magic and version comes the number. The smaller one dials.
+        // The id follows magic and version. The node with the smaller id dials.
         nodes.sort_by_key(|node| u64::from_le_bytes(node.address()[6..14].try_into().unwrap()));
         let [mut dials, mut waits] = nodes;
-        // A node that still meets somebody shakes hands with everybody.
+        // A node with an unconnected peer accepts every handshake.
         let silent = builder().fabric(Fabric::Off).open().unwrap();
         waits.connect(silent.address()).unwrap();
         let mut there = dials.connect(waits.address()).unwrap();
@@ -390,10 +390,10 @@ fn a_peer_that_leaves_while_the_two_agree_is_met_again() {
         let here = waits.connect(dials.address()).unwrap();
         let end = Instant::now() + SOON;
         while !(dials.reach(there).unwrap().gpu && waits.reach(here).unwrap().gpu) {
-            assert!(Instant::now() < end, "{looks}: they do not meet");
+            assert!(Instant::now() < end, "{looks}: they do not connect");
             look(&mut dials);
             look(&mut waits);
-            // It had met the peer before that left, and is told.
+            // It had connected the peer before that left, and sees the Bye.
             if dials.peer_error(there).unwrap().is_some() {
                 dials.disconnect(there).unwrap();
                 there = dials.connect(waits.address()).unwrap();
@@ -405,12 +405,12 @@ fn a_peer_that_leaves_while_the_two_agree_is_met_again() {
 }
 
 #[test]
-fn a_peer_that_had_no_room_for_the_link_is_dialled_again() {
+fn a_peer_without_room_for_the_link_is_dialled_again() {
     let limits = Limits { peers: 1, ..Limits::DEFAULT };
     let open = || builder().fabric(Fabric::Off).gpu(device()).limits(limits).open().unwrap();
     let mut nodes = [open(), open(), open(), open()];
     nodes.sort_by_key(|node| u64::from_le_bytes(node.address()[6..14].try_into().unwrap()));
-    // The smaller numbers dial. The last node keeps one link whose peer it was not told of.
+    // The smaller ids dial. The last node keeps one link for a peer that was not connected yet.
     let [silent, mut first, mut dials, mut waits] = nodes;
     let nobody = waits.connect(silent.address()).unwrap();
     let there = dials.connect(waits.address()).unwrap();
@@ -426,14 +426,14 @@ fn a_peer_that_had_no_room_for_the_link_is_dialled_again() {
     let here = waits.connect(dials.address()).unwrap();
     let end = Instant::now() + SOON;
     while !(dials.reach(there).unwrap().gpu && waits.reach(here).unwrap().gpu) {
-        assert!(Instant::now() < end, "they do not meet");
+        assert!(Instant::now() < end, "they do not connect");
         dials.progress();
         waits.progress();
     }
 }
 
 #[test]
-fn libfabric_without_fi_hmem_carries_no_memory_of_a_gpu_and_says_so() {
+fn libfabric_without_fi_hmem_refuses_gpu_memory() {
     if device() == Gpu::StandIn {
         println!("SKIPPED: memory of the stand-in goes over any provider; see tests/cuda-fake.sh");
         return;
@@ -463,7 +463,7 @@ fn libfabric_without_fi_hmem_carries_no_memory_of_a_gpu_and_says_so() {
         };
         assert!(matches!(outcome, Outcome::Failed(_)), "{outcome:?}");
     }
-    // Messages from the device, and short ones into it, pass through memory of the host.
+    // Messages from the device, and short ones to it, pass through host memory.
     a.write_device(device.at(0), &pattern(1, LEN)).unwrap();
     let mut told = vec![];
     for (from_device, len) in [(true, 100), (true, 8192), (true, LEN), (false, 100), (false, LEN)] {
@@ -498,7 +498,7 @@ fn libfabric_without_fi_hmem_carries_no_memory_of_a_gpu_and_says_so() {
     let told: Vec<_> = told.into_iter().map(|(sent, outcome)| sent.and(outcome).unwrap()).collect();
     assert_eq!(told[..4], [Received::Ok; 4]);
     assert!(matches!(told[4], Received::Failed(_)), "{told:?}");
-    // The peer, and memory of the host, are as before.
+    // The peer and host memory still work.
     assert_eq!(a.peer_error(b_at_a), Ok(None));
     a.signal(Signal::set(there.at(0), 3), Notice::Silent).unwrap();
     while b.load(inbox.at(0)).unwrap() != 3 {
@@ -508,7 +508,7 @@ fn libfabric_without_fi_hmem_carries_no_memory_of_a_gpu_and_says_so() {
 }
 
 #[test]
-fn messages_arrive_from_memory_of_which_the_peer_has_not_heard() {
+fn messages_arrive_from_memory_not_yet_announced() {
     // A socket holds some hundred announcements.
     let limits = Limits { locals: 1000, ..Limits::DEFAULT };
     for on_device in [true, false] {
@@ -517,7 +517,7 @@ fn messages_arrive_from_memory_of_which_the_peer_has_not_heard() {
         let (b_at_a, a_at_b) = (a.connect(b.address()).unwrap(), b.connect(a.address()).unwrap());
         let end = Instant::now() + SOON;
         while !(a.reach(b_at_a).unwrap().gpu && b.reach(a_at_b).unwrap().gpu) {
-            assert!(Instant::now() < end, "they do not meet");
+            assert!(Instant::now() < end, "they do not connect");
             a.progress();
             b.progress();
         }
@@ -533,7 +533,7 @@ fn messages_arrive_from_memory_of_which_the_peer_has_not_heard() {
         let request = b.post_recv(Some(a_at_b), 1, Tag::ZERO, into.slice(..), 0).unwrap();
         a.send(b_at_a, 1, from.slice(..), Notice::Silent).unwrap();
         let status = loop {
-            // What does not fit a socket goes out in waits; this looks like one.
+            // Announcements that do not fit the socket are sent by waits; this call acts like one.
             assert_eq!(a.peer_error(b_at_a), Ok(None));
             b.progress();
             if let Some(status) = b.test_recv(request).unwrap() {
@@ -541,7 +541,7 @@ fn messages_arrive_from_memory_of_which_the_peer_has_not_heard() {
             }
             assert!(
                 Instant::now() < end,
-                "it does not arrive: {on_device} {:?} {:?} {:?}",
+                "not received: {on_device} {:?} {:?} {:?}",
                 b.stats(),
                 b.peer_error(a_at_b),
                 a.stats()
@@ -555,7 +555,7 @@ fn messages_arrive_from_memory_of_which_the_peer_has_not_heard() {
 }
 
 #[test]
-fn what_a_device_cannot_do_is_refused_by_name() {
+fn unsupported_device_operations_are_refused() {
     let mut node = open();
     let address = node.address().to_vec();
     let me = node.connect(&address).unwrap();
@@ -578,7 +578,7 @@ fn what_a_device_cannot_do_is_refused_by_name() {
     node.close(SOON).unwrap();
 }
 
-/// The addresses of the one mean nothing to the other.
+/// The addresses of one device mean nothing to the other.
 #[cfg(feature = "cuda")]
 #[test]
 fn devices_of_two_kinds_in_one_process_do_not_reach_each_other() {
@@ -620,7 +620,7 @@ fn devices_of_two_kinds_in_one_process_do_not_reach_each_other() {
 
 #[cfg(feature = "cuda")]
 #[test]
-fn a_device_that_is_not_there_is_named() {
+fn a_missing_device_is_named_in_the_error() {
     match builder().fabric(Fabric::Off).gpu(Gpu::Cuda(1000)).open() {
         Ok(_) => panic!("there are not so many"),
         Err(error) => {

@@ -1,6 +1,6 @@
-//! Memory of a node's device that goes back to the device, while peers were given it: beside peers
-//! that make progress and nothing else, and beside peers that make no call. As in
-//! [`gpu`](super::gpu), the host's memory stands in for the device, or CUDA's is taken.
+//! Device memory that is freed while peers have imported it: peers that only make progress, and
+//! peers that make no call. As in [`gpu`](super::gpu), host memory stands in for the device, or
+//! CUDA is used.
 
 use std::fs;
 use std::ops::Range;
@@ -17,7 +17,7 @@ use super::{SOON, WORKER, builder, fake};
 
 const LEN: usize = 64 << 10;
 
-/// Two nodes with devices that have met, and what each calls the other.
+/// Two connected nodes with devices, and their peer ids.
 struct Two {
     nodes: [Node; 2],
     peers: [PeerId; 2],
@@ -30,13 +30,13 @@ impl Two {
         let [a, b] = &mut nodes;
         let peers = [a.connect(b.address()).unwrap(), b.connect(a.address()).unwrap()];
         let mut two = Two { nodes, peers };
-        two.until("they do not meet", |two| {
+        two.until("they do not connect", |two| {
             two.nodes.iter().zip(two.peers).all(|(node, peer)| node.reach(peer).unwrap().gpu)
         });
         two
     }
 
-    /// Calls `progress` alone.
+    /// Calls only `progress`.
     fn until(&mut self, what: &str, mut reached: impl FnMut(&mut Two) -> bool) {
         let end = Instant::now() + SOON;
         while !reached(self) {
@@ -45,7 +45,7 @@ impl Two {
         }
     }
 
-    /// The second imports memory of the first.
+    /// The second node imports memory of the first.
     fn import(&mut self, memory: &[Memory]) {
         let [a, b] = &mut self.nodes;
         let handles: Vec<_> = memory.iter().map(|memory| a.handle(*memory).unwrap()).collect();
@@ -60,8 +60,8 @@ impl Two {
     }
 }
 
-/// The memory of the stand-in's that is mapped: addresses and the file's number, which never comes
-/// again. What CUDA's driver holds it tells when the test ends: `tests/cuda-fake.sh` looks.
+/// The mapped memory of the stand-in: addresses, and the file's number, which is never reused. For
+/// CUDA the fake driver reports at its end what it still holds: `tests/cuda-fake.sh` checks it.
 fn mapped() -> Vec<(Range<u64>, u64)> {
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     let of_memory = maps.lines().filter(|line| line.contains("memfd:"));
@@ -74,7 +74,7 @@ fn mapped() -> Vec<(Range<u64>, u64)> {
     parsed.collect()
 }
 
-/// The number of the file of which this memory is.
+/// The file number of this memory.
 fn file(node: &mut Node, memory: Memory) -> u64 {
     let at = node.device_ptr(memory.at(0)).unwrap().0;
     mapped().into_iter().find(|(range, _)| range.contains(&at)).unwrap().1
@@ -84,7 +84,7 @@ fn is_mapped(file: u64) -> bool {
     mapped().iter().any(|(_, other)| *other == file)
 }
 
-/// The processor time of this thread.
+/// Processor time of this thread.
 fn used() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: fills a structure of ours.
@@ -114,7 +114,7 @@ fn a_node_closes_beside_a_peer_that_only_makes_progress() {
 }
 
 #[test]
-fn memory_goes_back_while_both_nodes_only_make_progress() {
+fn freed_memory_returns_to_the_device_by_progress_alone() {
     for imports in [false, true] {
         let mut two = Two::new();
         let memory: Vec<_> = (0..20).map(|_| two.nodes[0].alloc_device(LEN).unwrap()).collect();
@@ -129,18 +129,18 @@ fn memory_goes_back_while_both_nodes_only_make_progress() {
             two.nodes[0].free(memory).unwrap();
         }
         match device() {
-            Gpu::StandIn => two.until("it does not go back", |_| !files.iter().any(|&file| is_mapped(file))),
+            Gpu::StandIn => two.until("it is not freed", |_| !files.iter().any(|&file| is_mapped(file))),
             _ => {
                 let end = Instant::now() + Duration::from_millis(50);
                 two.until("", |_| Instant::now() > end);
             }
         }
-        // Dropped together, so that what the driver still holds was not given back before.
+        // Dropped together, so that memory still held by the driver was not freed before.
     }
 }
 
 #[test]
-fn a_block_costs_the_same_however_many_wait_for_a_peer_that_makes_no_call() {
+fn freeing_stays_cheap_beside_a_peer_that_makes_no_call() {
     if WORKER {
         println!("SKIPPED a peer that makes no call: its worker does");
         return;
@@ -163,7 +163,7 @@ fn a_block_costs_the_same_however_many_wait_for_a_peer_that_makes_no_call() {
 }
 
 #[test]
-fn device_memory_that_a_provider_keeps_stays_when_the_node_is_dropped() {
+fn device_memory_that_a_provider_keeps_survives_the_node() {
     if device() != Gpu::StandIn {
         println!("SKIPPED kept memory: of the stand-in alone the maps tell that it stays");
         return;
@@ -183,7 +183,7 @@ fn device_memory_that_a_provider_keeps_stays_when_the_node_is_dropped() {
 }
 
 #[test]
-fn an_allocation_that_cannot_be_says_why() {
+fn a_failed_allocation_names_the_reason() {
     let mut node = builder().fabric(Fabric::Off).gpu(device()).open().unwrap();
     assert_eq!(node.alloc_device(0), Err(Error::Attach(AttachError::BadRange)));
     assert_eq!(node.alloc_device(0), node.alloc(0));

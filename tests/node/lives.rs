@@ -1,8 +1,8 @@
-//! Random lives of two nodes: they meet in any order, work, lose each other with work in flight,
-//! and meet again, under the same addresses or new ones. Both run in one thread, so a seed says
-//! all.
+//! Random histories of two nodes: they connect in any order, exchange data, disconnect with
+//! operations in flight, and connect again, under the same addresses or new ones. Both run in one
+//! thread, so the seed determines everything.
 //!
-//! `FISHPLATE_SEED=n` runs one life over each way, `FISHPLATE_SEEDS=n` that many.
+//! `FISHPLATE_SEED=n` runs one history over each kind of rail, `FISHPLATE_SEEDS=n` that many.
 
 #[path = "../../core/tests/support/mod.rs"]
 #[allow(unused, reason = "this uses its random numbers and seeds alone")]
@@ -20,10 +20,10 @@ use fishplate_testing::fabric::{Fake, Persona};
 use super::{SOON, fake};
 use behaviour::{Random, seeds};
 
-/// Bytes of each region. Its first word is the signal's, its second one is counted in.
+/// Bytes of each region. The first word is for signals, the second for counting.
 const SIZE: usize = 64 << 10;
 
-/// Where payloads are.
+/// Offset of the payloads.
 const PAYLOAD: u64 = 64;
 
 struct End {
@@ -36,15 +36,15 @@ struct End {
 
 struct Life {
     random: Random,
-    /// The provider, where the nodes are to meet over one.
+    /// The provider, if the nodes connect over one.
     fake: Option<Fake>,
-    /// Answers nobody. A node that waits for it is still meeting somebody when it meets the other.
+    /// Never answers. A node that waits for it is still connecting when it connects to the other.
     silent: Node,
     word: u64,
     lost_in_flight: u32,
 }
 
-/// What an end has before it has met the other.
+/// An end before it has connected.
 struct Alone {
     node: Node,
     memory: Memory,
@@ -57,7 +57,7 @@ impl Life {
             Some(provider) => fake(provider, [&["cxi0"][..], &["cxi1", "cxi2"]][rank]),
             None => super::builder().fabric(Fabric::Off),
         };
-        // Those that both have a device have more to agree on.
+        // Two nodes with devices have more to agree on.
         let builder = if self.random.below(2) == 0 { builder } else { builder.gpu(Gpu::StandIn) };
         let mut node = builder.limits(limits).patience(Duration::ZERO).open().unwrap();
         if self.random.below(2) == 0 {
@@ -73,7 +73,7 @@ impl Life {
         }
     }
 
-    /// Both ends connect, either first, and import each other's memory.
+    /// Both ends connect in either order, and import each other's memory.
     fn meet(&mut self, mut ends: [Alone; 2]) -> [End; 2] {
         let mut peers = [None; 2];
         let first = self.random.below(2) as usize;
@@ -91,7 +91,7 @@ impl Life {
         };
         let deadline = Instant::now() + SOON;
         while !(there(0, &ends) && there(1, &ends)) {
-            assert!(Instant::now() < deadline, "they do not meet");
+            assert!(Instant::now() < deadline, "they do not connect");
             ends.iter_mut().for_each(|end| _ = end.node.progress());
         }
         let handles = [0, 1].map(|rank| ends[rank].node.handle(ends[rank].memory).unwrap());
@@ -105,7 +105,7 @@ impl Life {
         })
     }
 
-    /// Something that one end does and the other sees.
+    /// One operation of one end, with its effect at the other.
     fn step(&mut self, ends: &mut [End; 2]) {
         let from = self.random.below(2) as usize;
         let len = [0, 8, 3000, 20_000][self.random.below(4) as usize];
@@ -116,7 +116,7 @@ impl Life {
             0 => {
                 let theirs = ends[from].theirs;
                 let signal = Signal::set(theirs.at(0), word);
-                // Bytes travel in pieces: a refusal may leave some of them behind.
+                // Bytes are sent in pieces, of which a refusal may leave some sent.
                 eventually(ends, |ends| {
                     ends[from].node.put_signal(&bytes[..], theirs.at(PAYLOAD), signal, Notice::Silent)
                 });
@@ -167,7 +167,7 @@ impl Life {
                 assert_eq!(got, bytes);
             }
             _ => {
-                // Whether or not the wait ends in time, it is executed, once.
+                // Whether or not the wait expires, the operation is executed once.
                 let at = ends[from].theirs.at(8);
                 let before = ends_word(&ends[1 - from]);
                 match ends[from].node.fetch_add(at, 1, Duration::ZERO) {
@@ -182,7 +182,7 @@ impl Life {
         }
     }
 
-    /// Work that nobody waits for.
+    /// Starts operations without waiting for them.
     fn leave_in_flight(&mut self, ends: &mut [End; 2]) {
         for _ in 0..self.random.below(12) {
             let End { node, memory, peer, theirs } = &mut ends[self.random.below(2) as usize];
@@ -200,26 +200,26 @@ impl Life {
         }
     }
 
-    /// Both ends give each other up, or one goes and another comes in its place.
+    /// Both ends remove each other, or one is replaced by a new node.
     fn part(&mut self, ends: [End; 2]) -> [Alone; 2] {
         let first = self.random.below(2) as usize;
         let how = self.random.below(3);
         let mut ends = ends.map(Some);
         let mut alone = [None, None];
         for rank in [first, 1 - first] {
-            let mut end = ends[rank].take().expect("each parts once");
+            let mut end = ends[rank].take().expect("each disconnects once");
             if how == 0 && rank == first {
                 drop(end);
                 alone[rank] = Some(self.open(rank));
             } else if how == 1 && rank == first {
-                // Nobody answers: the other makes no progress now.
+                // The other makes no progress now, so nobody answers.
                 _ = end.node.close(Duration::ZERO);
                 alone[rank] = Some(self.open(rank));
             } else {
                 end.node.disconnect(end.peer).unwrap();
                 assert!(end.node.put(b"gone", end.theirs.at(0), Notice::Silent).is_err());
                 assert!(end.node.release(end.theirs).is_err(), "it went with its peer");
-                // What was in flight has ended; the receives from anybody are still there.
+                // Operations in flight have completed; receives from any peer are still posted.
                 while end.node.next_completion().is_some() {}
                 while end.node.next_recv().is_some() {}
                 let memory = end.node.alloc(SIZE).unwrap();
@@ -235,7 +235,7 @@ impl Life {
                 }
             }
         }
-        alone.map(|end| end.expect("both have parted"))
+        alone.map(|end| end.expect("both have disconnected"))
     }
 }
 
@@ -243,7 +243,7 @@ fn ends_word(end: &End) -> u64 {
     end.node.load(end.memory.at(8)).unwrap()
 }
 
-/// Makes both ends progress until it is done.
+/// Makes progress at both ends until the attempt succeeds.
 fn eventually<T>(ends: &mut [End; 2], mut attempt: impl FnMut(&mut [End; 2]) -> Result<T, OpError>) -> T {
     let deadline = Instant::now() + SOON;
     loop {
@@ -274,13 +274,13 @@ fn live(seed: u64, fake: Option<Fake>) -> u32 {
 }
 
 #[test]
-fn nodes_part_with_work_in_flight_and_meet_again_over_shared_memory() {
+fn nodes_reconnect_with_operations_in_flight_over_shared_memory() {
     let lost: u32 = seeds(150).into_iter().map(|seed| live(seed, None)).sum();
     assert!(lost > 0 || std::env::var_os("FISHPLATE_SEED").is_some());
 }
 
 #[test]
-fn nodes_part_with_work_in_flight_and_meet_again_over_a_provider() {
+fn nodes_reconnect_with_operations_in_flight_over_a_provider() {
     let lost: u32 =
         seeds(150).into_iter().map(|seed| live(seed, Some(Fake::new(Persona::cxi(), seed)))).sum();
     assert!(lost > 0 || std::env::var_os("FISHPLATE_SEED").is_some());

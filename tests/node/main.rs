@@ -1,5 +1,5 @@
-//! [`Node`], as programs use it: over shared memory, over libfabric's tcp, and to itself. Without a
-//! worker; `tests/node_worker.rs` is the same with one.
+//! [`Node`] as programs use it: over shared memory, over libfabric's tcp, and to itself. Without a
+//! worker; `tests/node_worker.rs` runs the same tests with one.
 
 mod atomics;
 mod descriptor;
@@ -27,7 +27,7 @@ use fishplate_testing::fabric::Fake;
 /// Whether nodes have workers.
 const WORKER: bool = matches!(env!("CARGO_CRATE_NAME").as_bytes(), b"node_worker");
 
-/// Settings of any node here.
+/// Settings of every node here.
 pub(crate) fn builder() -> Builder {
     match WORKER {
         true => Node::builder().worker(Options::default()),
@@ -42,11 +42,11 @@ pub(crate) const SOON: Duration = Duration::from_secs(20);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     SharedMemory,
-    /// This many rails of libfabric's tcp, at either end.
+    /// This many rails of libfabric's tcp at each end.
     Tcp(usize, usize),
 }
 
-/// All ways that this machine has.
+/// All ways that this machine supports.
 pub(crate) fn ways() -> Vec<Way> {
     let tcp = tcp(1).open();
     if let Err(error) = &tcp {
@@ -78,7 +78,7 @@ impl Way {
     }
 }
 
-/// What a process of a test has.
+/// One side of a test.
 pub(crate) struct Side {
     pub(crate) node: Node,
     pub(crate) peer: PeerId,
@@ -89,7 +89,7 @@ pub(crate) struct Side {
 }
 
 impl Side {
-    /// Swaps bytes with the other side. Makes progress meanwhile.
+    /// Exchanges bytes with the other side. Makes progress meanwhile.
     pub(crate) fn exchange(&mut self, bytes: &[u8]) -> Vec<u8> {
         self.send.send(bytes.to_vec()).expect("the other side is gone");
         loop {

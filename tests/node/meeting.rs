@@ -1,4 +1,4 @@
-//! Meeting peers: whoever is first, whatever the program waits with, and however often.
+//! Connecting peers: in any order, with any kind of wait, and repeatedly.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -22,8 +22,8 @@ fn pair(limits: [Limits; 2]) -> [Node; 2] {
     nodes
 }
 
-/// Lets a node meet another, which waits for that, by `poll` alone: as the one that dials and as
-/// the one that is dialled.
+/// Connects a node by `poll` alone to another node that waits; once as the dialling side and once
+/// as the other.
 fn met_by(poll: impl Fn(&mut Node, PeerId) -> bool) {
     for turned in [false, true] {
         let mut nodes = pair([Limits::DEFAULT; 2]);
@@ -41,7 +41,7 @@ fn met_by(poll: impl Fn(&mut Node, PeerId) -> bool) {
         let peer = a.connect(to_b).unwrap();
         let begun = Instant::now();
         while !poll(&mut a, peer) {
-            assert!(begun.elapsed() < SOON, "not met, turned: {turned}");
+            assert!(begun.elapsed() < SOON, "not connected, turned: {turned}");
             thread::yield_now();
         }
         while !other.is_finished() {
@@ -52,7 +52,7 @@ fn met_by(poll: impl Fn(&mut Node, PeerId) -> bool) {
 }
 
 #[test]
-fn a_program_that_only_polls_meets_its_peers() {
+fn a_program_that_only_polls_connects_its_peers() {
     met_by(|node, _| node.recv(None, 1, Tag::ZERO, &mut [0; 8], Duration::ZERO).is_ok());
     met_by(|node, _| node.probe(None, 1, Tag::ZERO).unwrap().is_some());
     met_by(|node, peer| node.probe(Some(peer), 1, Tag::ZERO).unwrap().is_some());
@@ -72,7 +72,7 @@ fn a_program_that_only_polls_meets_its_peers() {
 }
 
 #[test]
-fn nodes_of_other_limits_meet() {
+fn nodes_with_different_limits_connect() {
     let limits = Limits { peers: 3, locals: 2, remotes: 2, operations: 20 };
     for limits in [[Limits::DEFAULT, limits], [limits, Limits::DEFAULT]] {
         let mut nodes = pair(limits);
@@ -86,7 +86,7 @@ fn both_talk([a, b]: &mut [Node; 2]) {
     let (b_at_a, a_at_b) = (a.connect(to_b).unwrap(), b.connect(to_a).unwrap());
     let deadline = Instant::now() + SOON;
     while !(a.reach(b_at_a).unwrap().shared_memory && b.reach(a_at_b).unwrap().shared_memory) {
-        assert!(Instant::now() < deadline, "not met");
+        assert!(Instant::now() < deadline, "not connected");
         a.progress();
         b.progress();
     }
@@ -108,7 +108,7 @@ fn both_talk([a, b]: &mut [Node; 2]) {
 }
 
 #[test]
-fn peers_that_gave_each_other_up_meet_again() {
+fn peers_that_removed_each_other_connect_again() {
     let mut nodes = pair([Limits { peers: 1, ..Limits::DEFAULT }; 2]);
     let stranger = open(Limits::DEFAULT);
     for round in 0..24 {
@@ -118,7 +118,7 @@ fn peers_that_gave_each_other_up_meet_again() {
         let (b_at_a, a_at_b) = (a.connect(&to_b).unwrap(), b.connect(&to_a).unwrap());
         let few = |node: &mut Node| (0..100).for_each(|_| _ = node.progress());
         match round % 6 {
-            // One after the other, with and without time in between.
+            // One after the other, with and without a pause.
             0 => {
                 a.disconnect(b_at_a).unwrap();
                 b.disconnect(a_at_b).unwrap();
@@ -128,7 +128,7 @@ fn peers_that_gave_each_other_up_meet_again() {
                 few(a);
                 a.disconnect(b_at_a).unwrap();
             }
-            // One connects again, and goes again, before the other has.
+            // One connects and disconnects again before the other has connected.
             2 | 3 => {
                 let [(one, other, to), (two, first, _)] = match round % 6 {
                     2 => [(&mut *a, b_at_a, &to_b), (&mut *b, a_at_b, &to_a)],
@@ -144,7 +144,7 @@ fn peers_that_gave_each_other_up_meet_again() {
                 one.connect(to).unwrap();
                 two.disconnect(first).unwrap();
             }
-            // The other looks for somebody meanwhile, and so answers early.
+            // The other looks for another peer meanwhile, and so answers early.
             _ => {
                 let [(one, other, to), (two, first, _)] = match round % 6 {
                     4 => [(&mut *a, b_at_a, &to_b), (&mut *b, a_at_b, &to_a)],
@@ -162,7 +162,7 @@ fn peers_that_gave_each_other_up_meet_again() {
                         two.progress();
                     }
                 }
-                // And once more, which it does not hear of.
+                // Once more, without the peer noticing.
                 let now = one.connect(to).unwrap();
                 one.disconnect(now).unwrap();
                 one.connect(to).unwrap();
@@ -174,7 +174,7 @@ fn peers_that_gave_each_other_up_meet_again() {
 }
 
 #[test]
-fn a_program_that_never_waits_hears_that_its_peer_is_gone() {
+fn a_program_that_never_waits_detects_a_dead_peer() {
     let mut nodes = pair([Limits::DEFAULT; 2]);
     both_talk(&mut nodes);
     let [mut a, b] = nodes;
@@ -183,13 +183,13 @@ fn a_program_that_never_waits_hears_that_its_peer_is_gone() {
     drop(b);
     let deadline = Instant::now() + Duration::from_secs(2);
     while a.peer_error(peer).unwrap().is_none() {
-        assert!(Instant::now() < deadline, "never heard");
+        assert!(Instant::now() < deadline, "never detected");
         a.progress();
     }
 }
 
 #[test]
-fn many_peers_that_never_come_hold_up_nobody() {
+fn many_absent_peers_delay_no_other() {
     const MANY: u64 = 2000;
     let mut node = open(Limits { peers: MANY as u16 + 1, ..Limits::DEFAULT });
     let mut address = node.address().to_vec();
@@ -204,21 +204,21 @@ fn many_peers_that_never_come_hold_up_nobody() {
     }
     // Dialling all of them all the time takes 13 s and more.
     assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
-    // One that does come is met among them.
+    // A peer that does come is connected among them.
     let mut other = open(Limits::DEFAULT);
     let (to_node, to_other) = (node.address().to_vec(), other.address().to_vec());
     let peer = node.connect(to_other).unwrap();
     other.connect(to_node).unwrap();
     let deadline = Instant::now() + SOON;
     while !node.reach(peer).unwrap().shared_memory {
-        assert!(Instant::now() < deadline, "not met");
+        assert!(Instant::now() < deadline, "not connected");
         node.progress();
         other.progress();
     }
 }
 
 #[test]
-fn a_program_that_only_waits_meets_its_peer() {
+fn a_program_that_only_waits_connects_its_peer() {
     let [mut a, mut b] = pair([Limits::DEFAULT; 2]);
     let (to_a, to_b) = (a.address().to_vec(), b.address().to_vec());
     let inbox = a.alloc(64).unwrap();
@@ -236,9 +236,9 @@ fn a_program_that_only_waits_meets_its_peer() {
     other.join().unwrap();
 }
 
-/// All processes of a host see the names of the sockets there.
+/// All processes of a host can see the names of its sockets.
 #[test]
-fn who_knows_the_sockets_of_two_nodes_does_not_take_the_place_of_one() {
+fn knowing_the_socket_names_of_two_nodes_does_not_allow_posing_as_one() {
     let [mut a, mut b] = pair([Limits::DEFAULT; 2]);
     let (to_a, to_b) = (a.address().to_vec(), b.address().to_vec());
     let door = |address: &[u8]| u64::from_le_bytes(address[14..22].try_into().unwrap());
@@ -248,7 +248,7 @@ fn who_knows_the_sockets_of_two_nodes_does_not_take_the_place_of_one() {
     let profile = ShmRail::new(host, config).unwrap().profile();
     let name = format!("@fishplate-{:016x}", door(&to_b));
     thread::scope(|scope| {
-        // It comes first, and waits for whatever comes of it.
+        // It dials first, and waits for the outcome.
         let stranger = scope.spawn(|| connect(&name, &profile, Instant::now() + SOON));
         let peer = b.connect(&to_a).unwrap();
         let end = Instant::now() + Duration::from_millis(300);

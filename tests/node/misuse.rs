@@ -1,4 +1,4 @@
-//! What a program does wrong is an error that says what, never undefined behaviour.
+//! Misuse by a program is an error that names it, never undefined behaviour.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ fn alone() -> Node {
 }
 
 #[test]
-fn addresses_that_are_none_are_refused() {
+fn invalid_addresses_are_refused() {
     let mut node = alone();
     let good = node.address().to_vec();
     assert!(good.len() <= ADDRESS_MAX);
@@ -28,11 +28,11 @@ fn addresses_that_are_none_are_refused() {
     let other = super::builder().fabric(Fabric::Off).settings(settings).open().unwrap();
     let differs = Error::Differs { what: "window", theirs: 64, ours: 128 };
     assert_eq!(node.connect(other.address()), Err(differs));
-    // Another host, and no rail leads there.
+    // An address of another host that no rail reaches.
     let mut elsewhere = alone().address().to_vec();
     elsewhere[22] ^= 1;
     assert_eq!(node.connect(&elsewhere), Err(Error::NoRail));
-    // Nothing of all this took a place.
+    // The refused addresses used no table entries.
     assert!(node.connect(&good).is_ok());
 }
 
@@ -47,7 +47,7 @@ fn a_peer_that_never_connects_is_named_at_the_deadline() {
     assert_eq!(node.send(peer, 1, b"x", Notice::Silent), Err(Error::NotConnected(peer)));
     assert!(begun.elapsed() >= Duration::from_millis(100));
     assert_eq!(node.peer_error(peer), Ok(None));
-    // A peer that was never known is told apart from one that is still to be met.
+    // An unknown peer is distinguished from an unconnected one.
     let own = node.address().to_vec();
     let me = node.connect(&own).unwrap();
     node.disconnect(me).unwrap();
@@ -58,9 +58,9 @@ fn a_peer_that_never_connects_is_named_at_the_deadline() {
 }
 
 #[test]
-fn a_peer_that_refuses_for_good_is_named_at_once_and_not_dialled_again() {
+fn a_peer_that_refuses_for_good_is_reported_and_not_dialled_again() {
     let mut node = alone();
-    // The number of a node, after its magic and version. The node with the smaller one dials.
+    // The id of a node, after magic and version. The node with the smaller one dials.
     let mut address = node.address().to_vec();
     address[6..22].copy_from_slice(&[u8::MAX; 16]);
     let listener = Listener::bind(format!("@fishplate-{:016x}", u64::MAX)).unwrap();
@@ -86,7 +86,7 @@ fn a_peer_that_refuses_for_good_is_named_at_once_and_not_dialled_again() {
 }
 
 #[test]
-fn a_table_that_is_full_names_its_limit() {
+fn a_full_table_names_its_limit() {
     let limits = Limits { peers: 1, locals: 2, remotes: 1, ..Limits::DEFAULT };
     let mut node = super::builder().fabric(Fabric::Off).limits(limits).open().unwrap();
     let own = node.address().to_vec();
@@ -102,7 +102,7 @@ fn a_table_that_is_full_names_its_limit() {
     assert_eq!(node.import(me, &handle), Err(Error::Full { limit: "remotes", value: 1 }));
     let told = node.import(me, &handle).unwrap_err().to_string();
     assert!(told.contains("Limits::remotes") && told.contains("Builder::limits"), "{told}");
-    // A receive into a slice takes a region as well.
+    // A receive into a slice uses a region too.
     let received = node.recv(None, 1, Tag::ZERO, &mut [0; 8], Duration::ZERO);
     assert_eq!(received, Err(Error::Full { limit: "locals", value: 2 }));
     node.release(there).unwrap();
@@ -125,7 +125,7 @@ fn memory_that_is_freed_foreign_or_too_short_is_an_error() {
     assert_eq!(node.put(&bytes, there.at(0), Notice::Report(1)), Err(OpError::Unreported));
     assert!(node.signal(Signal::set(there.at(3), 1), Notice::Silent).is_err());
     assert!(node.wait(memory.at(8192), Cmp::Eq, 1, None, SOON).is_err());
-    // It is imported by this very process.
+    // This process itself has imported it.
     assert!(matches!(node.free(memory), Err(Error::Attach(AttachError::InUse(_)))));
     node.release(there).unwrap();
     assert!(node.release(there).is_err());
@@ -138,7 +138,7 @@ fn memory_that_is_freed_foreign_or_too_short_is_an_error() {
 }
 
 #[test]
-fn a_node_that_closes_is_never_taken_for_dead_and_its_last_words_arrive() {
+fn a_closing_node_is_not_reported_dead_and_its_last_message_arrives() {
     for way in super::ways() {
         for first in [0, 1] {
             two(
@@ -149,10 +149,10 @@ fn a_node_that_closes_is_never_taken_for_dead_and_its_last_words_arrive() {
                     let handle = side.node.handle(memory).unwrap();
                     let handle = side.exchange(&handle);
                     let there = side.node.import(side.peer, handle).unwrap();
-                    // The first to leave takes its memory along.
+                    // The first to leave frees its memory.
                     side.exchange(&[]);
                     if side.rank == first {
-                        // Without a quiet, and the last word right before the end.
+                        // Without a quiet, and the last message right before the end.
                         for _ in 0..10 {
                             side.node.put(memory.slice(64..90_000), there.at(64), Notice::Silent).unwrap();
                         }
@@ -177,7 +177,7 @@ fn a_node_that_closes_is_never_taken_for_dead_and_its_last_words_arrive() {
 }
 
 #[test]
-fn a_close_that_nobody_answers_names_the_peer_and_one_that_nobody_needs_does_not_wait() {
+fn an_unanswered_close_names_the_peer() {
     for way in super::ways() {
         two(
             way,
@@ -193,10 +193,10 @@ fn a_close_that_nobody_answers_names_the_peer_and_one_that_nobody_needs_does_not
                 side.exchange(&[]);
                 let Side { node, peer, rank, send, receive } = side;
                 if rank == 0 {
-                    // The other side has ended its exchange, and makes no progress.
+                    // The other side has finished its exchange, and makes no progress.
                     receive.recv().unwrap();
                     let closed = node.close(Duration::from_millis(100));
-                    // A worker answers, whatever its program does.
+                    // A worker answers even if its program makes no call.
                     assert!(
                         WORKER && closed.is_ok()
                             || matches!(closed, Err(Error::Unfinished(left)) if left.peer == peer && left.peers == 1),
@@ -233,14 +233,14 @@ fn a_node_can_be_dropped_with_everything_in_flight() {
                     let sent = side.node.send(side.peer, tag, memory.slice(..100_000), Notice::Silent);
                     let put = side.node.put(memory.slice(..), there.at(0), Notice::Silent);
                     let Err(refusal) = sent.and(put.map_err(Error::Op)) else { continue };
-                    // A worker hears that the other side is gone.
+                    // A worker may detect that the other side is gone.
                     let gone = WORKER && matches!(refusal, Error::Op(OpError::PeerFailed(_)));
                     assert!(gone || refusal == OpError::Again.into(), "{refusal}");
                     break;
                 }
                 side.node.post_recv(None, 7, Tag::ALL, memory.slice(..), 0).unwrap();
                 if side.rank != drop_first {
-                    // The other side goes without a word.
+                    // The other side ends without a Bye.
                     let waited = side.node.wait(memory.at(0), Cmp::Eq, 99, Some(side.peer), SOON);
                     assert!(matches!(waited, Err(Error::Wait(_))), "{waited:?}");
                     assert!(side.node.peer_error(side.peer).unwrap().is_some());

@@ -1,6 +1,6 @@
-//! Memory of a node's device over libfabric, between nodes that share no memory. As in
-//! [`gpu`](super::gpu), the host's memory stands in for the device, which goes over any provider,
-//! or `FISHPLATE_TEST_GPU=cuda` takes CUDA's, which goes over those with `FI_HMEM`.
+//! Device memory of a node over libfabric, between nodes that share no memory. As in
+//! [`gpu`](super::gpu), host memory stands in for the device and works with any provider.
+//! `FISHPLATE_TEST_GPU=cuda` uses CUDA, which works with providers that have `FI_HMEM`.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -16,10 +16,10 @@ use fishplate_testing::fabric::{Fake, Persona};
 use super::gpu::{LEN, device, pattern};
 use super::{Builder, SOON, Side, Way, fake, two, ways};
 
-/// Lengths that a provider copies at once, and that go in pieces over all rails.
+/// Lengths that a provider copies at once, and lengths that are striped over all rails.
 const SIZES: [usize; 6] = [1, 8, 1000, 4097, 65_536, LEN];
 
-/// A network whose NICs reach memory of devices.
+/// A network whose NICs reach device memory.
 fn network(seed: u64) -> Fake {
     let provider = Fake::new(Persona::cxi().with_devices(), seed);
     #[cfg(feature = "cuda")]
@@ -29,8 +29,8 @@ fn network(seed: u64) -> Fake {
     provider
 }
 
-/// Runs a program over this many rails of a network of its own, and over those of real providers
-/// that take memory of the device.
+/// Runs a program over this many rails of a simulated network, and over real providers that accept
+/// device memory.
 fn over_nics(change: impl Fn(Builder) -> Builder + Sync, program: impl Fn(Side) + Sync) {
     for (seed, rails) in [(1, 1), (2, 4)] {
         println!("{rails} simulated rails, seed {seed}");
@@ -47,7 +47,7 @@ fn over_nics(change: impl Fn(Builder) -> Builder + Sync, program: impl Fn(Side) 
     }
 }
 
-/// A side's memory, and what it has imported of the other's.
+/// A side's memory, and its imports of the other's.
 struct Memories {
     device: Memory,
     host: Memory,
@@ -74,7 +74,7 @@ fn seen(side: &mut Side, memory: Memory, len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn puts_and_gets_reach_device_memory_of_a_peer_on_no_host_of_ours() {
+fn puts_and_gets_reach_device_memory_on_another_host() {
     over_nics(
         |builder| builder.gpu(device()),
         |mut side| {
@@ -83,7 +83,7 @@ fn puts_and_gets_reach_device_memory_of_a_peer_on_no_host_of_ours() {
             assert!(side.node.rails().iter().all(|rail| rail.device));
             let from = side.node.alloc_device(LEN).unwrap();
             for (round, len) in (1..).zip(SIZES) {
-                // From the device into theirs, told by a signal in memory of the host.
+                // From this device to the peer's, with a signal in host memory.
                 side.node.write_device(from.at(0), &pattern(side.rank + round, len)).unwrap();
                 let told = Signal::set(their_host.at(0), round as u64);
                 side.node.put_signal(from.slice(..len), their_device.at(0), told, Notice::Silent).unwrap();
@@ -92,7 +92,7 @@ fn puts_and_gets_reach_device_memory_of_a_peer_on_no_host_of_ours() {
                     seen(&mut side, device, len) == pattern(1 - side.rank + round, len),
                     "{len} bytes put"
                 );
-                // Back into the device that they came from, which holds something else by now.
+                // Back to the device of origin, whose contents have changed.
                 side.node.quiet(side.peer, SOON).unwrap();
                 side.node.write_device(from.at(0), &vec![0; len]).unwrap();
                 side.node.get(from.slice(..len), their_device.at(0), Notice::Silent).unwrap();
@@ -100,7 +100,7 @@ fn puts_and_gets_reach_device_memory_of_a_peer_on_no_host_of_ours() {
                 assert!(seen(&mut side, from, len) == pattern(side.rank + round, len), "{len} bytes got");
                 side.exchange(&[]);
             }
-            // Signals are for memory of the host.
+            // Signals must target host memory.
             let signal = Signal::set(their_device.at(0), 1);
             assert_eq!(side.node.signal(signal, Notice::Silent), Err(OpError::DeviceMemory));
             side.exchange(&[]);
@@ -109,7 +109,7 @@ fn puts_and_gets_reach_device_memory_of_a_peer_on_no_host_of_ours() {
 }
 
 #[test]
-fn messages_go_from_device_memory_into_that_of_a_peer_on_no_host_of_ours() {
+fn messages_reach_device_memory_on_another_host() {
     over_nics(
         |builder| builder.gpu(device()),
         |mut side| {
@@ -132,7 +132,7 @@ fn messages_go_from_device_memory_into_that_of_a_peer_on_no_host_of_ours() {
 }
 
 #[test]
-fn a_put_into_device_memory_that_was_freed_ends_without_success() {
+fn a_put_to_freed_device_memory_fails() {
     over_nics(
         |builder| builder.gpu(device()),
         |mut side| {
@@ -152,7 +152,7 @@ fn a_put_into_device_memory_that_was_freed_ends_without_success() {
                         if let Some(completion) = side.node.test(token).unwrap() {
                             break completion.outcome;
                         }
-                        assert!(Instant::now() < end, "it does not end");
+                        assert!(Instant::now() < end, "it does not complete");
                     }
                 });
                 assert!(!matches!(outcome, Ok(Outcome::Done)), "{outcome:?}");
@@ -163,8 +163,8 @@ fn a_put_into_device_memory_that_was_freed_ends_without_success() {
 }
 
 #[test]
-fn a_node_without_a_device_puts_into_that_of_a_peer_and_gets_from_it() {
-    // Every other node has one.
+fn a_node_without_a_device_accesses_device_memory_of_a_peer() {
+    // Every other node has a device.
     let turn = AtomicBool::new(false);
     over_nics(
         |builder| if turn.fetch_xor(true, Ordering::Relaxed) { builder } else { builder.gpu(device()) },
@@ -232,7 +232,7 @@ mod cuda {
     }
 
     #[test]
-    fn a_node_with_a_gpu_uses_the_nics_near_it_unless_some_are_named() {
+    fn a_node_with_a_gpu_uses_near_nics_unless_some_are_named() {
         if std::env::var_os("FISHPLATE_TEST_GPU").is_none() {
             println!("SKIPPED NICs near a GPU: FISHPLATE_TEST_GPU=cuda runs it (tests/cuda-fake.sh)");
             return;
@@ -247,14 +247,14 @@ mod cuda {
         assert_eq!(used(machine(address, 0), &[]), ["cxi0", "cxi1"]);
         assert_eq!(used(machine(address, 1), &[]), ["cxi2", "cxi3"]);
         assert_eq!(used(machine(address, 1), &["cxi0", "cxi3"]), ["cxi0", "cxi3"]);
-        // The machine does not list the GPU: all are equally far.
+        // The machine does not list the GPU: all NICs are equally far.
         let elsewhere = PciAddress { domain: 9, ..address };
         assert_eq!(used(machine(elsewhere, 1), &[]).len(), 4);
     }
 
-    /// The second refuses to register the memory.
+    /// The second NIC refuses to register the memory.
     #[test]
-    fn memory_of_a_device_that_one_of_two_nics_takes_goes_over_that_one() {
+    fn device_memory_uses_the_nic_that_accepts_it() {
         if std::env::var_os("FISHPLATE_TEST_GPU").is_none() {
             println!(
                 "SKIPPED a NIC that refuses a GPU: FISHPLATE_TEST_GPU=cuda runs it (tests/cuda-fake.sh)"
@@ -281,11 +281,11 @@ mod cuda {
         reached.answers.store(i64::MAX, Ordering::Relaxed);
         let refused: Vec<_> = a.rails().iter().filter_map(|rail| a.last_error(rail.id)).collect();
         assert_eq!(refused.len(), 1, "one NIC has refused: {refused:?}");
-        // Both ways, short and striped.
+        // In both directions, short and striped.
         let pattern: Vec<u8> = (0..LEN).map(|at| ((at * 7) >> 3) as u8 | 1).collect();
         a.write_device(memory.at(0), &pattern).unwrap();
         for (n, len) in [512, LEN, 512, 4096, 512, 512, 512].into_iter().enumerate() {
-            // Nothing orders puts, so each has a place of its own.
+            // Puts are unordered, so each has its own place.
             let at = if len == LEN { LEN } else { n * 8192 };
             a.put(memory.slice(..len), remote.at(at as u64), Notice::Silent).unwrap();
         }
@@ -321,7 +321,7 @@ mod cuda {
     #[derive(Debug)]
     pub struct Reached {
         handles: Mutex<Handles>,
-        /// How many questions for the device of memory are answered yet.
+        /// How many `device_of` questions are still answered.
         answers: AtomicI64,
     }
 

@@ -1,4 +1,4 @@
-//! What a node says of its rails, and how it hears of a peer beyond them that is gone.
+//! Descriptions of a node's rails, and detection of failed peers on other hosts.
 
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use fishplate_testing::fabric::{Fake, Persona};
 
 use super::{SOON, builder, fake};
 
-/// Two nodes over these interfaces of a provider, that know each other.
+/// Two connected nodes over these interfaces of a provider.
 fn two(provider: &Fake, interfaces: [&[&str]; 2]) -> ([Node; 2], [PeerId; 2]) {
     let [mut a, mut b] = interfaces.map(|names| fake(provider, names).open().unwrap());
     let (to_a, to_b) = (a.address().to_vec(), b.address().to_vec());
@@ -21,7 +21,7 @@ fn two(provider: &Fake, interfaces: [&[&str]; 2]) -> ([Node; 2], [PeerId; 2]) {
 }
 
 #[test]
-fn rails_are_listed_with_what_they_lead_to() {
+fn rails_are_listed_with_the_peer_s_rails() {
     let provider = Fake::new(Persona::cxi(), 1);
     let ([a, b], [b_at_a, a_at_b]) = two(&provider, [&["cxi3", "cxi1", "cxi0"], &["cxi0", "cxi2", "cxi3"]]);
     let name = |rail: &RailInfo| (rail.id.0, rail.provider.clone(), rail.interface.clone());
@@ -33,7 +33,7 @@ fn rails_are_listed_with_what_they_lead_to() {
     );
     let mbit = a.rails()[0].mbit;
     assert!(mbit > 0);
-    // Each rail leads to another one, and back.
+    // Each rail is paired with another one, and back.
     let (there, mut back) = (a.rail_pairs(b_at_a).unwrap(), b.rail_pairs(a_at_b).unwrap());
     back.sort_by_key(|pair| pair.theirs.0);
     for (at, (there, back)) in there.iter().zip(&back).enumerate() {
@@ -46,12 +46,12 @@ fn rails_are_listed_with_what_they_lead_to() {
 }
 
 #[test]
-fn a_peer_of_this_host_is_reached_by_no_libfabric_rail() {
+fn no_libfabric_rail_reaches_a_peer_of_this_host() {
     let open = || builder().fabric(Fabric::Off).open().unwrap();
     let (mut node, other) = (open(), open());
     let peer = node.connect(other.address()).unwrap();
     assert_eq!((node.rails(), node.rail_pairs(peer)), (&[][..], Ok(vec![])));
-    // It has its own way to tell, so that this stream means nothing.
+    // It has its own death detection, so this stream is ignored.
     let (lifeline, end) = UnixStream::pair().unwrap();
     assert_eq!(node.watch(peer, lifeline), Ok(()));
     drop(end);
@@ -63,7 +63,7 @@ fn a_peer_of_this_host_is_reached_by_no_libfabric_rail() {
 }
 
 #[test]
-fn as_many_rails_are_opened_as_were_asked_for_or_none() {
+fn the_exact_number_of_rails_is_opened_or_none() {
     let provider = Fake::new(Persona::cxi(), 2);
     let open = |count| fake(&provider, &["cxi0", "cxi1"]).fabric(Fabric::Exactly(count)).open();
     for count in [1, 2] {
@@ -76,14 +76,14 @@ fn as_many_rails_are_opened_as_were_asked_for_or_none() {
 }
 
 #[test]
-fn a_peer_whose_lifeline_ends_is_gone_at_once() {
+fn a_peer_whose_lifeline_ends_fails_at_once() {
     let provider = Fake::new(Persona::cxi(), 3);
     let ([mut a, b], [peer, _]) = two(&provider, [&["cxi0", "cxi1"], &["cxi2", "cxi3"]]);
     assert_eq!(a.rail_pairs(peer).unwrap().len(), 2);
     let inbox = a.alloc(64).unwrap();
     let ends = [0, 1].map(|_| UnixStream::pair().unwrap());
     let [(first, gone), (second, held)] = ends;
-    // The last that was given counts.
+    // The last lifeline counts.
     a.watch(peer, first).unwrap();
     a.watch(peer, second).unwrap();
     drop(gone);
@@ -100,7 +100,7 @@ fn a_peer_whose_lifeline_ends_is_gone_at_once() {
 }
 
 #[test]
-fn a_rail_that_loses_a_living_peer_is_named_and_says_why() {
+fn a_rail_that_loses_a_living_peer_is_named_with_its_error() {
     let provider = Fake::new(Persona::efa_direct(), 4);
     let over = |interface: &str| {
         let settings = fishplate::config::Settings {
@@ -126,7 +126,7 @@ fn a_rail_that_loses_a_living_peer_is_named_and_says_why() {
     provider.kill(&to_b);
     let deadline = Instant::now() + SOON;
     while a.peer_error(peer).unwrap().is_none() {
-        assert!(Instant::now() < deadline, "never heard");
+        assert!(Instant::now() < deadline, "never detected");
         _ = a.send(peer, 1, &[0; 500], Notice::Silent);
         a.progress();
     }

@@ -12,14 +12,14 @@ use super::{SOON, Way, two, ways};
 
 const ROUNDS: u64 = 11;
 
-/// Longer than a wait is early: early sleeps may be short.
+/// Longer than the early part of a wait, in which sleeps may be short.
 const LATE: Duration = Duration::from_millis(70);
 
 /// A sleep that nothing ends lasts 10 ms, so half of the arrivals would wait for 5 ms.
 const WOKEN: Duration = Duration::from_millis(2);
 
-/// Two nodes signal each other in turn, each when the other has slept for some time. In the median
-/// each is woken at once.
+/// Two nodes signal each other in turn, each after the other has slept for some time. The median
+/// wake-up must be immediate.
 fn wake_each_other(way: Way, change: impl Fn(Builder) -> Builder + Sync) {
     let sent = Mutex::new(Instant::now());
     let took = [const { Mutex::new(vec![]) }; 2];
@@ -64,7 +64,7 @@ fn arrivals_over_libfabric_end_a_sleep() {
 }
 
 #[test]
-fn arrivals_by_shared_memory_end_the_sleep_of_a_node_with_libfabric_rails() {
+fn arrivals_in_shared_memory_end_the_sleep_of_a_node_with_libfabric_rails() {
     for way in network() {
         wake_each_other(way, |builder| builder.shared_memory(true));
     }

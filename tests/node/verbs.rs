@@ -1,4 +1,4 @@
-//! Every verb, over every way.
+//! Every operation, over every kind of rail.
 
 use std::time::{Duration, Instant};
 
@@ -11,13 +11,13 @@ use fishplate::{Cmp, Issued, Limits, Notice, Signal};
 
 use super::{SOON, Side, two, ways};
 
-/// Bytes that tell their sender and their place.
+/// Bytes that depend on sender and index.
 fn pattern(rank: usize, len: usize) -> Vec<u8> {
     (0..len).map(|at| (at * 31 + rank * 7 + at / 251) as u8).collect()
 }
 
 #[test]
-fn puts_gets_signals_and_atomics_arrive_in_order_from_bytes_and_from_memory() {
+fn puts_gets_signals_and_atomics_are_ordered_from_bytes_and_memory() {
     for way in ways() {
         two(
             way,
@@ -53,7 +53,7 @@ fn puts_gets_signals_and_atomics_arrive_in_order_from_bytes_and_from_memory() {
                     node.read(inbox.at(500_000), &mut got).unwrap();
                     assert_eq!(got, theirs, "{way:?}, {len} bytes from memory");
 
-                    // What the peer has sent, read back from here.
+                    // Reads back what the peer has sent.
                     node.quiet(*peer, SOON).unwrap();
                     node.get(outbox.slice(..len), there.at(64), Notice::Silent).unwrap();
                     node.quiet(*peer, SOON).unwrap();
@@ -70,11 +70,11 @@ fn puts_gets_signals_and_atomics_arrive_in_order_from_bytes_and_from_memory() {
                 assert_eq!(node.wait(inbox.at(24), Cmp::Eq, 9, None, SOON).unwrap(), 9);
                 assert_eq!((node.load(inbox.at(8)).unwrap(), node.load(inbox.at(16)).unwrap()), (30, 0xf0));
 
-                // A completion that is reported.
+                // A reported completion.
                 let issued = node.put(outbox.slice(..4096), there.at(4096), Notice::Report(77)).unwrap();
                 if let Issued::Pending(token) = issued {
                     node.quiet(*peer, SOON).unwrap();
-                    let end = node.test(token).unwrap().expect("quiet, so it has ended");
+                    let end = node.test(token).unwrap().expect("complete after a quiet");
                     assert_eq!((end.tag, end.outcome), (77, Outcome::Done));
                 }
                 assert_eq!(node.next_completion(), None);
@@ -98,7 +98,7 @@ fn messages_match_by_source_and_tag_from_slices_and_memory_short_and_long() {
                 for (tag, len) in lengths.into_iter().enumerate() {
                     node.send(peer, tag as u64, &pattern(rank, len)[..], Notice::Silent).unwrap();
                 }
-                // The last first; the tags but for the lowest bit.
+                // In reverse order, ignoring the lowest bit of the tag.
                 for (tag, len) in lengths.into_iter().enumerate().rev() {
                     let mut got = vec![0; len];
                     let message = node.recv(Some(peer), tag as u64, Tag::ZERO, &mut got, SOON).unwrap();
@@ -116,7 +116,7 @@ fn messages_match_by_source_and_tag_from_slices_and_memory_short_and_long() {
                 node.read(into.at(0), &mut got).unwrap();
                 assert_eq!(got, pattern(1 - rank, 700_000), "{way:?}");
 
-                // Nothing is there: the wait ends at its deadline, and a later message is not lost.
+                // There is no message: the wait expires, and a later message is not lost.
                 let begun = Instant::now();
                 let mut text = [0; 8];
                 let waited = node.recv(Some(peer), 1000, Tag::ZERO, &mut text, Duration::from_millis(30));
@@ -226,7 +226,7 @@ fn a_node_reaches_itself() {
 }
 
 #[test]
-fn a_fetch_is_waited_for_by_its_token_once() {
+fn the_completion_of_a_fetch_is_taken_once() {
     for way in ways() {
         two(
             way,
@@ -258,7 +258,7 @@ fn a_fetch_is_waited_for_by_its_token_once() {
 }
 
 #[test]
-fn pages_stay_mapped_as_long_as_their_segment() {
+fn pages_stay_mapped_while_their_segment_lives() {
     let mut node = super::builder().fabric(Fabric::Off).open().unwrap();
     let memories = [node.alloc(4096).unwrap(), node.alloc(4096).unwrap()];
     let segments = memories.map(|memory| node.segment(memory).unwrap());
@@ -269,7 +269,7 @@ fn pages_stay_mapped_as_long_as_their_segment() {
     assert_eq!(node.segment(memories[0]).map(drop), Err(Error::Attach(AttachError::UnknownRegion)));
     node.close(SOON).unwrap();
     for segment in segments {
-        // SAFETY: the segment is mapped, has more bytes, and nobody writes them.
+        // SAFETY: the segment is mapped and longer, and nobody writes these bytes.
         assert_eq!(unsafe { segment.ptr().add(8).cast::<[u8; 4]>().read() }, *b"kept");
     }
 }
@@ -285,7 +285,7 @@ fn patience_changes_while_a_node_is_open() {
     for patience in [Duration::ZERO, Duration::from_millis(200)] {
         node.set_patience(patience).unwrap();
         let begun = Instant::now();
-        // The first one still has the only region.
+        // The first message still uses the only region.
         assert!(node.send(me, 1, &long[..], Notice::Silent).is_err());
         assert!((patience..Duration::from_secs(8)).contains(&begun.elapsed()), "{:?}", begun.elapsed());
     }

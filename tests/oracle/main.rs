@@ -1,10 +1,10 @@
-//! Memory as the oracle: random programs over the rails that a machine without a NIC has, in one
-//! process, and after each step a look at whether the contract allows what is in the target's
-//! memory.
+//! Checks memory against the contract: random programs over the rails available without a NIC, in
+//! one process. After each step the model checks whether the contract allows the contents of the
+//! target's memory.
 //!
-//! A program is made from its seed. Programs of one group run one after the other over the same
-//! pair of engines; `FISHPLATE_SEED` runs the one of that seed, after those of its group that come
-//! before it. `FISHPLATE_PROGRAMS` sets how many run.
+//! The seed determines a program. Programs of one group run one after the other over the same pair
+//! of engines. `FISHPLATE_SEED` runs one program, after the earlier ones of its group.
+//! `FISHPLATE_PROGRAMS` sets how many run.
 
 mod model;
 mod program;
@@ -19,11 +19,11 @@ use fishplate_core::rail::Rail;
 use program::Counts;
 use rig::{Pair, Room};
 
-/// Programs that run over one pair.
+/// Programs per pair of engines.
 const GROUP: u64 = 25;
 
-/// Runs the groups of programs that are asked for, `usual` of them unless the environment says
-/// otherwise. `pair` makes what a group runs over; the number of the group says what it is like.
+/// Runs the requested groups of programs, `usual` programs by default. `pair` creates a pair of
+/// engines, whose settings depend on the number of the group.
 fn programs<R: Rail, const RAILS: usize>(
     name: &str,
     usual: u64,
@@ -47,6 +47,9 @@ fn programs<R: Rail, const RAILS: usize>(
     println!("{name}: programs {first} to {last}: {total:?}");
     if last - first >= 2 * GROUP {
         let Counts { operations, fences, waiting, messages, .. } = total;
-        assert!(fences > 0 && messages > 0 && waiting > operations / 10, "nothing was under way: {total:?}");
+        assert!(
+            fences > 0 && messages > 0 && waiting > operations / 10,
+            "nothing was ever in flight: {total:?}"
+        );
     }
 }

@@ -1,8 +1,8 @@
-//! What a target's memory may be. Operations are numbered in the order in which they were issued.
-//! Each write has a place and a value of its own there, each word takes a value that it never had
-//! before, so what is in memory tells which operations are visible.
+//! The permitted contents of a target's memory. Operations are numbered in issue order. Each write
+//! has a location and a new value for it, and each word takes a new value with each change. So the
+//! contents of memory show which operations are visible.
 //!
-//! | what is seen                                 | what must be in place then                 |
+//! | observed                                     | required then                              |
 //! |----------------------------------------------|--------------------------------------------|
 //! | a signal or atomic                           | its own data, and all operations before it |
 //! | a byte of a write after a fence              | all operations before the fence            |
@@ -10,32 +10,31 @@
 //! | a completion, or an operation done on return | that operation                             |
 //! | quiet                                        | all operations                             |
 //!
-//! Everything else may be in place or not. Nothing goes back, and nothing changes that was not
-//! written.
+//! Everything else may or may not be visible. Values never go back, and bytes that no operation
+//! writes never change.
 
 use std::ptr::NonNull;
 
-/// Bytes behind each place that nobody writes.
+/// Unused bytes after each location.
 pub const GAP: usize = 8;
 
 /// The number of an operation.
 pub type Number = usize;
 
-/// A place in one of the target's regions, written to once or, with fences in between, several
-/// times.
+/// A location in one of the target's regions, written once or, with fences in between, repeatedly.
 struct Place {
     region: usize,
     offset: usize,
     len: usize,
-    /// The values that it takes, and whose they are.
+    /// The values that it takes, and the operations that write them.
     values: Vec<(u8, Number)>,
-    /// How many of them each byte has taken, and all have, and some have.
+    /// How many of them each byte has taken; all bytes; and at least one byte.
     seen: Vec<u8>,
     all: u8,
     some: u8,
 }
 
-/// A word, and the values that it takes, in order.
+/// A word, and its values in order.
 struct Word {
     region: usize,
     offset: usize,
@@ -46,15 +45,15 @@ struct Word {
 
 #[derive(Clone, Copy, Default)]
 struct Op {
-    /// A place, and which of its values.
+    /// A location, and the index of its value.
     data: Option<(usize, u8)>,
-    /// A word, and which of its values.
+    /// A word, and the index of its value.
     word: Option<(usize, usize)>,
-    /// How many operations a fence stands behind that is before this one.
+    /// How many operations precede the last fence before this one.
     fenced: Number,
-    /// It must be in place.
+    /// It must be visible.
     done: bool,
-    /// Its data is a tagged message: in place once it is received, whatever comes later.
+    /// Its data is a tagged message: visible once it is received, whatever comes later.
     message: bool,
 }
 
@@ -65,15 +64,14 @@ pub struct Model {
     words: Vec<Word>,
     ops: Vec<Op>,
     fence: Number,
-    /// Below this number all must be in place.
+    /// All operations below this number must be visible.
     floor: Number,
     /// The next free byte of each region.
     free: Vec<usize>,
 }
 
 impl Model {
-    /// A model of regions that are all zero, with words as `(region, offset, width)` at their
-    /// start.
+    /// Creates a model of zeroed regions with words `(region, offset, width)` at their start.
     pub fn new(regions: Vec<NonNull<u8>>, words: &[(usize, usize, usize)], first: usize) -> Model {
         let word = |&(region, offset, width)| Word { region, offset, width, values: vec![], seen: 0 };
         let free = vec![first; regions.len()];
@@ -81,7 +79,7 @@ impl Model {
         Model { regions, places: vec![], words, ops: vec![], fence: 0, floor: 0, free }
     }
 
-    /// Operations issued.
+    /// Number of operations issued.
     pub fn issued(&self) -> Number {
         self.ops.len()
     }
@@ -91,7 +89,7 @@ impl Model {
         self.free[region]
     }
 
-    /// A place that nobody has written to.
+    /// Allocates a location.
     pub fn place(&mut self, region: usize, len: usize) -> (usize, usize) {
         let offset = self.free[region];
         self.free[region] = (offset + len + GAP).next_multiple_of(8);
@@ -99,7 +97,7 @@ impl Model {
         (self.places.len() - 1, offset)
     }
 
-    /// The places that a write may go to once more: all before it is ordered by a fence.
+    /// The locations that may be written again, because a fence orders all earlier writes to them.
     pub fn rewritable(&self) -> Vec<(usize, usize, usize, usize)> {
         let mut found = vec![];
         for (at, place) in self.places.iter().enumerate() {
@@ -111,17 +109,17 @@ impl Model {
         found
     }
 
-    /// The next value of a place. Not 0, and not the one that it has.
+    /// The next value of a location, which is neither 0 nor its present one.
     pub fn value(&self, place: usize) -> u8 {
         (place * 7 + self.places[place].values.len() * 101) as u8 % 255 + 1
     }
 
-    /// The value that a word takes with its next change: 1, 2, 3 and so on.
+    /// The next value of a word: 1, 2, 3 and so on.
     pub fn next(&self, word: usize) -> u64 {
         self.words[word].values.len() as u64 + 1
     }
 
-    /// An operation was issued that writes to a place, changes a word, or both.
+    /// Records an operation that writes to a location, changes a word, or both.
     pub fn issue(&mut self, place: Option<usize>, word: Option<usize>) -> Number {
         let number = self.ops.len();
         let data = place.map(|at| {
@@ -138,35 +136,35 @@ impl Model {
         number
     }
 
-    /// A tagged message was sent; the receive that it matches fills this place.
+    /// Records a tagged message; the matching receive writes this location.
     pub fn send(&mut self, place: usize) -> Number {
         let number = self.issue(Some(place), None);
         self.ops[number].message = true;
         number
     }
 
-    /// A fence.
+    /// Records a fence.
     pub fn fence(&mut self) {
         self.fence = self.ops.len();
     }
 
-    /// An operation is said to be in place.
+    /// Records a completion.
     pub fn done(&mut self, number: Number) {
         self.ops[number].done = true;
     }
 
-    /// A message was received: it is in place, and so is all that was issued before it.
+    /// Records a received message: it and everything issued before it must be visible.
     pub fn received(&mut self, number: Number) {
         self.done(number);
         self.floor = self.floor.max(number);
     }
 
-    /// All is said to be in place.
+    /// Records a quiet.
     pub fn quiet(&mut self) {
         self.floor = self.ops.len();
     }
 
-    /// Whether everything that was issued is in place, as far as was seen.
+    /// Whether all issued operations have been seen.
     pub fn is_complete(&self) -> bool {
         self.ops.iter().all(|op| self.landed(op) && self.applied(op))
     }
@@ -179,7 +177,7 @@ impl Model {
         op.word.is_none_or(|(at, n)| self.words[at].seen >= n)
     }
 
-    /// Looks at the memory. Says what the contract does not allow.
+    /// Checks the memory. Returns what the contract does not allow.
     pub fn check(&mut self) -> Result<(), String> {
         for place in &mut self.places {
             place.look(self.regions[place.region])?;
@@ -188,14 +186,14 @@ impl Model {
             word.look(self.regions[word.region])?;
         }
         let mut floor = self.floor;
-        let mut because = String::from("it was said to be quiet, or a message was received");
+        let mut because = String::from("after a quiet or a received message");
         for (number, op) in self.ops.iter().enumerate() {
             let (landed, applied) = (self.landed(op), self.applied(op));
             if op.word.is_some() && applied && !landed {
                 return Err(format!("operation {number}: its signal overtook its data"));
             }
             if op.done && !(landed && applied) {
-                return Err(format!("operation {number} is said to be done and is not in place"));
+                return Err(format!("operation {number} has completed and is not visible"));
             }
             if op.word.is_some() && applied && number > floor {
                 (floor, because) = (number, format!("the word of operation {number} is visible"));
@@ -203,13 +201,13 @@ impl Model {
             let visible = op.data.is_some_and(|(at, n)| self.places[at].some >= n);
             if visible && !op.message && op.fenced > floor {
                 (floor, because) =
-                    (op.fenced, format!("operation {number} is visible, which is after a fence"));
+                    (op.fenced, format!("operation {number}, which follows a fence, is visible"));
             }
         }
         self.floor = floor;
         for (number, op) in self.ops[..floor].iter().enumerate() {
             if !(op.message || self.landed(op)) || !self.applied(op) {
-                return Err(format!("operation {number} is not in place, although {because}"));
+                return Err(format!("operation {number} is not visible, although {because}"));
             }
         }
         Ok(())
@@ -218,7 +216,7 @@ impl Model {
 
 fn read(base: NonNull<u8>, offset: usize, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
-    // SAFETY: places and words lie inside their regions, which outlive the model. Providers and
+    // SAFETY: locations and words lie inside their regions, which outlive the model. Providers and
     // peers write them from this thread.
     unsafe { std::ptr::copy(base.as_ptr().add(offset), bytes.as_mut_ptr(), len) };
     bytes
@@ -229,7 +227,7 @@ impl Place {
         let Place { region, offset, len, .. } = *self;
         let bytes = read(base, offset, len + GAP);
         if bytes[len..] != [0; GAP] {
-            return Err(format!("region {region}, behind {offset}+{len}: written and nobody's"));
+            return Err(format!("region {region}, after {offset}+{len}: unexpected write"));
         }
         let bytes = &bytes[..len];
         if self.all == self.some && bytes[1..] == bytes[..len - 1] && self.taken(bytes[0]) == Some(self.all) {
@@ -251,7 +249,7 @@ impl Place {
         Ok(())
     }
 
-    /// How many values a byte has taken that is this now.
+    /// The latest index of this value of a byte, if it is one of its values.
     fn taken(&self, byte: u8) -> Option<u8> {
         match byte {
             0 => Some(0),

@@ -1,5 +1,5 @@
-//! One random program: operations of every kind towards a target that seldom polls, a look at the
-//! target's memory after each step, and at the end a quiet after which everything must be there.
+//! One random program: operations of every kind to a target that polls rarely, a check of the
+//! target's memory after each step, and a final quiet after which everything must be visible.
 
 use std::collections::HashMap;
 
@@ -20,47 +20,47 @@ use crate::support::Random;
 const WORDS: [(usize, usize, usize); 6] =
     [(0, 0, 8), (1, 0, 8), (0, 8, 8), (1, 8, 8), (0, 16, 4), (1, 20, 4)];
 
-/// Where the places begin.
+/// Where locations begin.
 const FIRST: usize = 64;
 
-/// Tagged messages of a program at most.
+/// Most tagged messages of a program.
 const MESSAGES: usize = 6;
 
-/// Lengths of data: in a message, at the limit of what goes in one, in one write, in pieces, more
-/// than a small lane holds.
+/// Lengths of data: inside a message, at its limit, in one write, in pieces, and more than a small
+/// lane holds.
 const LENGTHS: [usize; 9] = [1, 8, 8, 40, 192, 193, 600, 3000, 9000];
 
-/// Turns after which what has not come never will.
+/// Turns after which something that has not arrived counts as lost.
 const PATIENCE: u32 = 200_000;
 
 /// The context word of a send.
 const SEND: u64 = u64::MAX;
 
-/// What programs did, so that a test can demand that it was worth something.
+/// Counters of programs, so that a test can check its coverage.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
     pub steps: u64,
     pub operations: u64,
     pub fences: u64,
-    /// Operations that were done when the call returned.
+    /// Operations that completed within the call.
     pub direct: u64,
-    /// Looks at memory at which something was not in place yet.
+    /// Checks of memory with some operation not visible yet.
     pub waiting: u64,
     pub messages: u64,
 }
 
-/// A tagged message, and the place where it is received.
+/// A tagged message, and its receive location.
 struct Message {
     region: usize,
     place: usize,
     offset: usize,
     len: usize,
-    /// Once it is sent.
+    /// Set once it is sent.
     number: Option<Number>,
 }
 
 impl Counts {
-    /// Adds those of another program.
+    /// Adds the counters of another program.
     pub fn add(&mut self, other: Counts) {
         let Counts { steps, operations, fences, direct, waiting, messages } = other;
         self.steps += steps;
@@ -79,17 +79,17 @@ struct Run<'p, 'm, R: Rail, const RAILS: usize> {
     counts: Counts,
     /// The next free byte of the source.
     free: usize,
-    /// What fetches bring back.
+    /// Expected results of fetches.
     fetches: HashMap<Number, u64>,
     messages: Vec<Message>,
-    /// Receives that were posted.
+    /// Posted receives.
     posted: Vec<Request>,
     received: usize,
     ended: usize,
     reported: usize,
 }
 
-/// Runs the program of a seed. Says what was wrong.
+/// Runs the program of a seed. Returns what was wrong.
 pub fn run<R: Rail, const RAILS: usize>(pair: &mut Pair<'_, R, RAILS>, seed: u64) -> Result<Counts, String> {
     let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     let mut model = Model::new(pair.targets.map(|target| target.base).to_vec(), &WORDS, FIRST);
@@ -114,8 +114,7 @@ pub fn run<R: Rail, const RAILS: usize>(pair: &mut Pair<'_, R, RAILS>, seed: u64
         ended: 0,
         reported: 0,
     };
-    // Often none at all: only a program without traffic of its own leaves the way free for direct
-    // operations.
+    // Often no polls at all: direct operations need a program without other traffic.
     let polls = [0, 2, 10][run.random.below(3) as usize];
     let steps = 8 + run.random.below(32);
     for step in 0..steps {
@@ -159,7 +158,7 @@ impl<R: Rail, const RAILS: usize> Run<'_, '_, R, RAILS> {
         }
     }
 
-    /// A place, new or one that may be written again: the region, the place, its offset and length.
+    /// Chooses a location, new or rewritable: region, location, offset and length.
     fn place(&mut self, lengths: &[usize]) -> (usize, usize, usize, usize) {
         let again = self.model.rewritable();
         if !again.is_empty() && self.random.below(3) == 0 {
@@ -178,7 +177,7 @@ impl<R: Rail, const RAILS: usize> Run<'_, '_, R, RAILS> {
     fn fill(&mut self, value: u8, len: usize) -> LocalAddr {
         let at = self.free;
         self.free += len.next_multiple_of(8);
-        // SAFETY: inside the region: a program has at most 40 operations. It was never used, so
+        // SAFETY: inside the region, because a program has at most 40 operations; unused so far, so
         // nothing reads it.
         unsafe { self.pair.source.as_ptr().add(at).write_bytes(value, len) };
         self.pair.from.at(at as u64)
@@ -195,7 +194,7 @@ impl<R: Rail, const RAILS: usize> Run<'_, '_, R, RAILS> {
         }
     }
 
-    /// What an operation that was taken means for the model.
+    /// Records an issued operation in the model.
     fn issued(
         &mut self,
         issued: Result<Issued, OpError>,
@@ -259,7 +258,7 @@ impl<R: Rail, const RAILS: usize> Run<'_, '_, R, RAILS> {
         let (region, place, offset, len) = self.place(&[1, 8, 40, 192]);
         let (bytes, to) = (vec![self.model.value(place); len], self.remote(region, offset));
         let issued = self.pair.a.engine.inject(CX, &bytes, to);
-        // Whether it was done at once it does not say.
+        // It does not say whether it completed at once.
         let issued = issued.map(|()| Issued::Pending(fishplate_core::op::Token::NONE));
         self.issued(issued, Some(place), None, Notice::Silent);
         "inject"
@@ -293,8 +292,8 @@ impl<R: Rail, const RAILS: usize> Run<'_, '_, R, RAILS> {
         "fetch"
     }
 
-    /// A quiet whose deadline comes soon, during which nobody but the origin polls. Half of them
-    /// come when all may be in place, and what follows those is done directly.
+    /// A quiet with a short deadline, during which only the origin polls. Half of them are issued
+    /// when everything may be visible, and later operations can be direct.
     fn quiet(&mut self) -> &'static str {
         if self.random.below(2) == 0 {
             for _ in 0..8 {
@@ -330,7 +329,7 @@ impl<R: Rail, const RAILS: usize> Run<'_, '_, R, RAILS> {
         "send"
     }
 
-    /// The target posts the next receive.
+    /// Posts the next receive at the target.
     fn post(&mut self) {
         let Some(&Message { region, offset, len, .. }) = self.messages.get(self.posted.len()) else { return };
         let (b, into) = (&mut self.pair.b, self.pair.targets[region].local.at(offset as u64));
@@ -339,7 +338,7 @@ impl<R: Rail, const RAILS: usize> Run<'_, '_, R, RAILS> {
         self.posted.push(request);
     }
 
-    /// Takes what has ended at both ends, and looks at the memory.
+    /// Takes completions at both ends, and checks the memory.
     fn look(&mut self) -> Result<(), String> {
         while let Some(end) = self.pair.a.engine.next_completion() {
             assert_eq!(end.outcome, Outcome::Done);
@@ -355,7 +354,7 @@ impl<R: Rail, const RAILS: usize> Run<'_, '_, R, RAILS> {
             }
         }
         while let Some(status) = self.pair.b.engine.next_recv() {
-            // They match in the order sent, and may complete in another.
+            // Receives match in the order sent, and may complete in another.
             let Message { len, number, .. } = self.messages[status.word as usize];
             if status.outcome != Received::Ok || status.delivered != len as u64 {
                 return Err(format!("receive {}: {status:?}", status.word));
@@ -368,7 +367,7 @@ impl<R: Rail, const RAILS: usize> Run<'_, '_, R, RAILS> {
         Ok(())
     }
 
-    /// Lets everything come to its end: after a quiet all must be there.
+    /// Completes everything: after a quiet all must be visible.
     fn finish(&mut self) -> Result<(), String> {
         let sent = self.messages.iter().filter(|message| message.number.is_some()).count();
         while self.posted.len() < sent {
@@ -399,7 +398,7 @@ impl<R: Rail, const RAILS: usize> Run<'_, '_, R, RAILS> {
         ))
     }
 
-    /// Takes back receives that nothing was sent to. Nothing was written behind what was used.
+    /// Cancels unmatched receives, and checks that nothing was written after the used bytes.
     fn nothing_else(&mut self) -> Result<(), String> {
         for &request in &self.posted[self.received..] {
             let cancelled = self.pair.b.engine.cancel(request);
@@ -411,19 +410,19 @@ impl<R: Rail, const RAILS: usize> Run<'_, '_, R, RAILS> {
         self.model.check()?;
         for (region, target) in self.pair.targets.iter().enumerate() {
             let used = self.model.used(region);
-            // SAFETY: inside the region, of which far less than all is used.
+            // SAFETY: inside the region, of which only a part is used.
             let behind = unsafe { std::slice::from_raw_parts(target.base.as_ptr().add(used), 4096) };
             if behind.iter().any(|&byte| byte != 0) {
-                return Err(format!("region {region}: written behind everything"));
+                return Err(format!("region {region}: written after the last location"));
             }
         }
         Ok(())
     }
 
-    /// Makes the memory what it was.
+    /// Zeroes the memory.
     fn clear(&mut self) {
         for (region, target) in self.pair.targets.iter().enumerate() {
-            // SAFETY: inside the region; all operations are over.
+            // SAFETY: inside the region; all operations are complete.
             unsafe { target.base.as_ptr().write_bytes(0, self.model.used(region)) };
         }
     }

@@ -1,5 +1,4 @@
-//! Two engines in one process over a rail of their own, driven by one thread, and the memory of
-//! both.
+//! Two engines in one process, connected by a rail, driven by one thread, and the memory of both.
 
 use std::ptr::NonNull;
 
@@ -22,7 +21,8 @@ const MATCHING: MatchConfig =
     MatchConfig { eager: 128, credits: 4, headers: 8, shared_credits: 30, shared_headers: 30, seed: 3 };
 const LIMITS: Limits = Limits { peers: 1, locals: 4, remotes: 8, operations: 48 };
 
-/// What pairs borrow, one after the other: the tables of both engines, private memory, a waiter.
+/// Memory that pairs borrow, one after the other: the tables of both engines, private memory, a
+/// waiter.
 pub struct Room<const RAILS: usize> {
     tables: [(Storage<RAILS>, MatchStorage<RAILS>); 2],
     memory: [Vec<u64>; 3],
@@ -31,7 +31,7 @@ pub struct Room<const RAILS: usize> {
 }
 
 impl<const RAILS: usize> Room<RAILS> {
-    /// Room for pairs of [`CONFIG`] or less. The memory is all zero.
+    /// Enough for pairs of [`CONFIG`] or smaller. The memory is all zero.
     pub fn new() -> Self {
         let tables = || (Storage::new(&CONFIG, LIMITS), MatchStorage::new(&MATCHING, 1, 32, 8));
         Room {
@@ -44,8 +44,8 @@ impl<const RAILS: usize> Room<RAILS> {
 }
 
 fn private(words: &mut [u64]) -> Region {
-    // SAFETY: the words stay while the pair borrows them, and are touched through raw copies and
-    // the engines alone.
+    // SAFETY: the words live while the pair borrows them, and are accessed only through raw copies
+    // and the engines.
     unsafe { Region::new(NonNull::from(&mut words[0]).cast(), SIZE, RegionKind::Private) }
 }
 
@@ -56,7 +56,7 @@ pub struct End<'m, R: Rail, const RAILS: usize> {
 }
 
 impl<'m, R: Rail, const RAILS: usize> End<'m, R, RAILS> {
-    /// An engine over rails that have the other end attached as peer 0.
+    /// An engine over rails whose peer 0 is the other end.
     fn new(
         config: Config,
         rails: [R; RAILS],
@@ -71,7 +71,7 @@ impl<'m, R: Rail, const RAILS: usize> End<'m, R, RAILS> {
     }
 }
 
-/// A region of the target: where it lies, its name there, and its name at the origin.
+/// A region of the target: its address, its id there, and its id at the origin.
 #[derive(Clone, Copy)]
 pub struct Target {
     pub base: NonNull<u8>,
@@ -92,8 +92,8 @@ pub struct Pair<'m, R: Rail, const RAILS: usize> {
 }
 
 impl<'m, R: Rail, const RAILS: usize> Pair<'m, R, RAILS> {
-    /// A pair over rails that are attached to each other. The second region of the target lies in
-    /// the segment, if there is one.
+    /// A pair over rails that are attached to each other. The second region of the target is in the
+    /// segment, if there is one.
     pub fn new(
         room: &'m mut Room<RAILS>,
         config: Config,

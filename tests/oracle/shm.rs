@@ -1,4 +1,4 @@
-//! The rail between processes, with memory that the origin has mapped and memory that it has not.
+//! The rail between processes, with mapped and unmapped target memory.
 
 use std::time::{Duration, Instant};
 
@@ -33,7 +33,7 @@ fn ends<const RAILS: usize>(config: &ShmConfig) -> [Rails<RAILS>; 2] {
     [near, far].map(|rails| rails.try_into().unwrap_or_else(|_| unreachable!()))
 }
 
-/// What a group of programs is like: how private memory is written, and how much room there is.
+/// The settings of a group of programs: how private memory is written, and how much room there is.
 fn config(group: u64) -> ShmConfig {
     let config = ShmConfig {
         max_regions: 8,
@@ -42,7 +42,7 @@ fn config(group: u64) -> ShmConfig {
         ..ShmConfig::default()
     };
     match group % 4 {
-        // The kernel copies, if it does here.
+        // The kernel copies, if it can.
         0 => config,
         1 => ShmConfig { force_staging: true, ..config },
         2 => ShmConfig { force_staging: true, lane_cells: 64, max_message: 512, ..config },
@@ -52,7 +52,7 @@ fn config(group: u64) -> ShmConfig {
 
 fn pair<const RAILS: usize>(group: u64, room: &mut Room<RAILS>) -> Pair<'_, ShmRail<SpinHost>, RAILS> {
     let first_sequence = [0, (1 << 20) - 40, u64::MAX - 100][group as usize % 3];
-    // In pieces over both rails, or whole on one, in several chunks where it is staged.
+    // Striped over both rails or whole on one, in several chunks if staged.
     let stripe_threshold = [512, CONFIG.stripe_threshold][group as usize / 4 % 2];
     let engine = Config { first_sequence, stripe_threshold, stripe_chunk: 256, ..CONFIG };
     Pair::new(room, engine, ends(&config(group)), Some(Segment::create(SIZE).unwrap()))
@@ -68,9 +68,9 @@ fn memory_is_what_the_contract_allows_over_two_rails_of_shared_memory() {
     programs("two rails of shared memory", 1000, pair::<2>);
 }
 
-/// The reverse of what a removal could promise: the peer lives, and what lies in the lane lands.
+/// A removed peer that is alive still applies what is in the lane, so the outcome is unknown.
 #[test]
-fn what_a_removed_peer_still_applies_was_not_reported_as_over() {
+fn operations_that_a_removed_peer_still_applies_have_an_unknown_outcome() {
     let config = ShmConfig { force_staging: true, ..ShmConfig::default() };
     let mut room = Room::new();
     let mut pair = Pair::new(&mut room, CONFIG, ends::<1>(&config), None);
@@ -83,7 +83,7 @@ fn what_a_removed_peer_still_applies_was_not_reported_as_over() {
     engine.progress();
     let end = engine.next_completion().unwrap();
     assert_eq!((end.tag, end.outcome), (5, Outcome::Unknown(Fault::Peer(PeerError::Removed))));
-    // SAFETY: inside the target's region; written by this thread alone.
+    // SAFETY: inside the target's region; only this thread writes it.
     let word = |at: usize| unsafe { pair.targets[0].base.add(at).cast::<u64>().read_volatile() };
     assert_eq!([word(0), word(64)], [0, 0]);
     pair.b.engine.progress();

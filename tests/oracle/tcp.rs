@@ -10,7 +10,7 @@ use fishplate::sys::fabric::{Ask, FabricConfig, FabricRail, Library, negotiate};
 use crate::programs;
 use crate::rig::{CONFIG, Pair, Room};
 
-/// Time enough for a busy machine: nobody dies here.
+/// Long enough for a loaded machine, as no process dies here.
 const FABRIC: FabricConfig = FabricConfig {
     max_peers: 1,
     max_message: 1024,
@@ -54,7 +54,7 @@ fn pair<'m, const RAILS: usize>(
 
 fn over<const RAILS: usize>(name: &str, usual: u64) {
     let path = std::env::var("FISHPLATE_LIBFABRIC").ok().and_then(|path| CString::new(path).ok());
-    // SAFETY: what the linker finds under this name, or whoever runs the tests names, is a
+    // SAFETY: the file that the linker finds under this name, or that the tests' user names, is a
     // libfabric.
     match unsafe { Library::open(path.as_deref()) } {
         Ok(library) => programs::<_, RAILS>(name, usual, |group, room| pair(&library, group, room)),

@@ -1,4 +1,4 @@
-//! What each kind of command does, and what is wrong with one.
+//! Each kind of command, and its errors.
 
 use fishplate_core::engine::Signal;
 use fishplate_core::engine::command::Reply;
@@ -13,7 +13,7 @@ use crate::rig::{NOW, Places, bench, create, submit, tag};
 use crate::support::{read, seeds, word, write};
 
 #[test]
-fn every_kind_of_command_does_what_it_says() {
+fn every_kind_of_command_works() {
     let mut bench = bench(1, 1);
     let Places { peer, source, target, remote } = bench.at;
     let len = 300_000;
@@ -25,7 +25,7 @@ fn every_kind_of_command_does_what_it_says() {
     let into = source.at(500_000);
     assert_eq!(bench.run(0, Command::Get { from: remote.at(0), len, into }), Reply::Done(0));
     assert_eq!(read(bench.engine(), into, len), bytes);
-    // Longer than what one turn does, and towards lower addresses where they overlap.
+    // Longer than one turn copies, and overlapping towards lower addresses.
     assert_eq!(
         bench.run(0, Command::Copy { from: source.at(0), len, to: target.at(400_001) }),
         Reply::Done(0)
@@ -83,7 +83,7 @@ fn tagged_commands_send_and_receive() {
             };
             let send = |sync| Command::Send { to: peer, tag: tag(n), from: Some((source.at(0), len)), sync };
             let early = submit(&mut bench.queues[0], recv(len));
-            // What comes after a receive begins once a message is there.
+            // A command after a receive begins once a message has arrived.
             let copy = Command::Copy { from: into, len: len.max(1), to: target.at(100_000) };
             let copy = create(&mut bench.queues[1], copy).after(&early).unwrap();
             let sent = submit(&mut bench.queues[1], send(true));
@@ -94,7 +94,7 @@ fn tagged_commands_send_and_receive() {
             let Some(Reply::Received(status)) = early.reply() else { panic!("{early:?}") };
             assert_eq!((status.outcome, status.delivered), (Received::Ok, len as u64), "seed {seed}");
             assert_eq!(read(bench.engine(), target.at(100_000), len), bytes, "seed {seed}");
-            // Truncated is not well: what comes after it does not begin.
+            // A truncated message is a failure, so the next command does not begin.
             if len > 1 {
                 let short = recv(1);
                 let sent = submit(&mut bench.queues[1], send(false));
@@ -112,7 +112,7 @@ fn tagged_commands_send_and_receive() {
 }
 
 #[test]
-fn a_receive_that_nothing_matches_holds_up_no_slot_but_its_own_and_is_taken_back() {
+fn an_unmatched_receive_uses_one_slot_and_is_cancelled() {
     let mut bench = bench(1, 2);
     let recv = Command::Recv { source: None, tag: tag(99), ignore: Tag::ZERO, into: None };
     let open = submit(&mut bench.queues[0], recv);
@@ -124,11 +124,11 @@ fn a_receive_that_nothing_matches_holds_up_no_slot_but_its_own_and_is_taken_back
     let foreign = bench.queues[1].cancel(&open);
     assert_eq!(foreign.err(), Some(CreateError::Refused(CommandError::OtherQueue)));
     let cancel = bench.queues[0].cancel(&open).unwrap();
-    bench.turns_until("a receive taken back", || open.is_done());
+    bench.turns_until("a cancelled receive", || open.is_done());
     assert_eq!(cancel.reply(), Some(Reply::Cancelled(Cancelled::Removed)));
     let Some(Reply::Received(status)) = open.reply() else { panic!("{open:?}") };
     assert_eq!((status.outcome, status.envelope), (Received::Cancelled, None));
-    // Ended, and no receive at all.
+    // An ended command, and a command that is not a receive.
     let marker = submit(&mut bench.queues[0], Command::Marker);
     for event in [&open, &marker] {
         let cancel = bench.queues[0].cancel(event).unwrap();
@@ -138,7 +138,7 @@ fn a_receive_that_nothing_matches_holds_up_no_slot_but_its_own_and_is_taken_back
 }
 
 #[test]
-fn arguments_that_make_no_sense_are_refused_and_take_no_slot() {
+fn invalid_arguments_are_refused_and_take_no_slot() {
     let mut bench = bench(1, 1);
     let Places { source, target, remote, .. } = bench.at;
     let queue = &mut bench.queues[0];
@@ -154,7 +154,7 @@ fn arguments_that_make_no_sense_are_refused_and_take_no_slot() {
     }
     let counts = queue.pool_counts();
     assert_eq!(counts.allocs, counts.local_frees);
-    // Out of bounds is seen by the worker, before anything is written.
+    // The worker checks bounds before anything is written.
     let before = read(bench.engine(), target.at(0), 1 << 20);
     let far = Command::Fill { at: target.at(8), len: 1 << 20, pattern: !0, width: 8 };
     assert!(matches!(bench.run(0, far), Reply::Refused(OpError::OutOfBounds { .. })));

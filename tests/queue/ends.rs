@@ -1,4 +1,4 @@
-//! Workers that stop or go away before their queues are empty.
+//! Workers that stop or are dropped before their queues are empty.
 
 use std::sync::atomic::AtomicBool;
 
@@ -16,7 +16,7 @@ use crate::rig::{NEVER, Places, Rails, bench, create, leak, queue_of, scene, sub
 use crate::support::Own;
 
 #[test]
-fn an_open_receive_does_not_keep_a_worker_from_stopping_nor_reach_the_next_one() {
+fn a_worker_with_an_open_receive_can_stop() {
     let Own { mut engine, peer, source, .. } = scene(1, 1);
     let (host, channels) = (&*leak(LinuxHost::private()), &*leak(Channels::new()));
     let stop = AtomicBool::new(true);
@@ -35,7 +35,8 @@ fn an_open_receive_does_not_keep_a_worker_from_stopping_nor_reach_the_next_one()
     drop(consumers);
     assert_eq!(open.reply(), Some(Reply::Abandoned));
 
-    // The engine still has it and its message. A receive in the same slot of another queue differs.
+    // The engine still has the receive and its message. A receive in the same slot of another queue
+    // is distinguished.
     let (mut queue, consumer) = queue_of::<4>(host, channels, 0);
     let mut consumers = [consumer];
     let other = submit(&mut queue, recv(2));
@@ -46,7 +47,7 @@ fn an_open_receive_does_not_keep_a_worker_from_stopping_nor_reach_the_next_one()
 }
 
 #[test]
-fn a_command_that_has_ended_keeps_nothing_of_what_it_came_after() {
+fn an_ended_command_releases_its_dependencies() {
     let mut bench = bench(4, 1);
     let Places { source, remote, .. } = bench.at;
     let refused = Command::Put { from: source.at(u64::MAX), len: 8, to: remote.at(0) };
@@ -71,7 +72,7 @@ fn a_command_that_has_ended_keeps_nothing_of_what_it_came_after() {
 }
 
 #[test]
-fn a_worker_that_goes_away_leaves_nothing_waiting() {
+fn a_dropped_worker_leaves_nothing_waiting() {
     let mut bench = bench(3, 1);
     let Places { source, remote, .. } = bench.at;
     let put = Command::Put { from: source.at(0), len: 50_000, to: remote.at(0) };
@@ -89,7 +90,7 @@ fn a_worker_that_goes_away_leaves_nothing_waiting() {
     assert_eq!(unseen.reply(), Some(Reply::Abandoned));
     let after = submit(&mut queue, Command::Marker);
     assert_eq!(queue.wait(&after, NEVER), Ok(Reply::Abandoned));
-    // The engine still has the put; whoever drives it next is not disturbed by its end.
+    // The engine still has the put; its completion does not disturb the next worker.
     bench.turns_until("the engine", {
         let mut turns = 0;
         move || {

@@ -1,5 +1,5 @@
-//! Queues of commands: what each kind does, what orders them, and what happens when queue,
-//! worker or events end at odd moments.
+//! Queues of commands: what each kind does, what orders them, and what happens when a queue, worker
+//! or event is dropped.
 
 #[path = "../../core/tests/support/mod.rs"]
 mod support;

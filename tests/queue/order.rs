@@ -12,7 +12,7 @@ use crate::rig::{NOW, Places, bench, create, leak, queue_of, submit, tag};
 use crate::support::{seeds, word};
 
 #[test]
-fn a_marker_is_done_after_everything_before_it_and_before_everything_behind() {
+fn a_marker_separates_earlier_and_later_commands() {
     for seed in seeds(20) {
         let mut bench = bench(seed, 1);
         let Places { source, remote, .. } = bench.at;
@@ -36,7 +36,7 @@ fn a_command_begins_after_events_of_other_queues() {
         let mut bench = bench(seed, 2);
         let Places { source, remote, target, .. } = bench.at;
         let fill = |at, pattern| Command::Fill { at, len: 64, pattern, width: 8 };
-        // The second queue moves what the first one makes, and the first what the second moved.
+        // The second queue moves data of the first, and the first moves it again.
         let made = create(&mut bench.queues[0], fill(source.at(0), 7));
         let moved =
             create(&mut bench.queues[1], Command::Put { from: source.at(0), len: 64, to: remote.at(0) });
@@ -58,7 +58,7 @@ fn a_command_begins_after_events_of_other_queues() {
 }
 
 #[test]
-fn what_comes_after_a_failure_is_not_begun() {
+fn commands_after_a_failure_are_not_begun() {
     let mut bench = bench(1, 2);
     let Places { source, target, .. } = bench.at;
     let far =
@@ -79,7 +79,7 @@ fn what_comes_after_a_failure_is_not_begun() {
 }
 
 #[test]
-fn waits_end_at_their_deadline_and_say_so() {
+fn waits_expire_at_their_deadline() {
     let mut bench = bench(1, 1);
     let event = submit(&mut bench.queues[0], Command::Marker);
     assert!(matches!(bench.queues[0].wait(&event, NOW), Err(WaitError::Deadline(_))));
@@ -90,7 +90,7 @@ fn waits_end_at_their_deadline_and_say_so() {
 }
 
 #[test]
-fn a_wait_that_ends_at_its_deadline_leaves_word_of_what_holds_the_worker_up() {
+fn an_expired_wait_says_what_blocks_the_worker() {
     let mut bench = bench(1, 2);
     let Places { target, .. } = bench.at;
     let host = bench.host;
@@ -109,7 +109,7 @@ fn a_wait_that_ends_at_its_deadline_leaves_word_of_what_holds_the_worker_up() {
     let event = Held { command: after.index(), by: HeldBy::Event(marker.index()) };
     assert_eq!(bench.queues[1].held(), Some(event));
     let message = Command::Send { to: bench.at.peer, tag: tag(99), from: None, sync: false };
-    // Behind what waits for the message, it would never be sent.
+    // After a command that waits for the message, it would never be sent.
     let (mut third, consumer) = queue_of::<4>(host, leak(Channels::new()), 0);
     let sent = submit(&mut third, message);
     let mut consumers = [consumer];

@@ -1,5 +1,4 @@
-//! The tests' base: an engine that talks to itself, queues that feed it,
-//! and a worker turned by hand.
+//! The fixture: an engine that is its own peer, queues that feed it, and a worker driven by hand.
 
 use std::thread;
 
@@ -22,11 +21,11 @@ use fishplate_sys::LinuxHost;
 use crate::support::{Own, own};
 
 pub const NEVER: u64 = u64::MAX;
-/// Queues of one worker, at most.
+/// Most queues of one worker.
 pub const QUEUES: usize = 8;
 pub const MATCHING: MatchConfig =
     MatchConfig { eager: 128, credits: 4, headers: 8, shared_credits: 0, shared_headers: 0, seed: 5 };
-/// Too early for anything.
+/// A deadline before anything can happen.
 pub const NOW: u64 = 1;
 
 pub type Rails = Faulty<Loopback<64>, 32>;
@@ -36,7 +35,7 @@ pub fn leak<T>(value: T) -> &'static mut T {
     Box::leak(Box::new(value))
 }
 
-/// An engine that talks to itself over two disordered rails.
+/// An engine that is its own peer over two reordering rails.
 pub fn scene(seed: u64, contexts: u16) -> Own<Rails, 2> {
     let rails = std::array::from_fn(|i| Faulty::new(Loopback::new(), Faults::DISORDER, seed * 2 + i as u64));
     let mut own = own(Config { contexts, window: 16, eager: 0, ..Config::default() }, rails, 1 << 20);
@@ -54,7 +53,7 @@ pub fn queue_of<const N: usize>(
     Queue::new(ContextId(id), host, channels.queue(id.into()), memory, Policy::BALANCED).unwrap()
 }
 
-/// Queues, and the worker that serves them in this thread, turn by turn.
+/// Queues, and the worker that serves them in this thread.
 pub struct Bench {
     pub host: &'static LinuxHost,
     pub queues: Vec<Hosted>,

@@ -1,4 +1,4 @@
-//! Queues in threads of their own, beside a worker in another.
+//! Queues in threads of their own, with a worker in another.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -38,7 +38,7 @@ fn with_worker(seed: u64, queues: u8, user: impl Fn(usize, Hosted, Places) + Syn
             })
             .collect();
         let ends: Vec<_> = users.into_iter().map(|user| user.join()).collect();
-        // Release: the worker that sees it has everything that was submitted before in its rings.
+        // Release: a worker that sees it also sees all earlier submissions in its rings.
         stop.store(true, Ordering::Release);
         channels.send.notify(host);
         assert!(running.join().unwrap(), "seed {seed}");
@@ -78,7 +78,7 @@ fn many_queues_feed_one_worker_and_get_their_own_events() {
 }
 
 #[test]
-fn a_queue_dropped_with_live_commands_has_them_done_all_the_same() {
+fn commands_of_a_dropped_queue_are_still_executed() {
     for seed in seeds(10) {
         let kept = std::sync::Mutex::new(vec![]);
         with_worker(seed, 3, |i, mut queue, at| {
@@ -92,7 +92,7 @@ fn a_queue_dropped_with_live_commands_has_them_done_all_the_same() {
     }
 }
 
-/// The processors of the one worker that runs. One that was joined may be listed a while longer.
+/// The processors that the running worker may use. A joined worker may still be listed for a while.
 fn cpus_of_the_worker() -> String {
     let late = Instant::now() + Duration::from_secs(10);
     loop {
@@ -116,7 +116,7 @@ fn cpus_of_workers() -> Vec<String> {
 }
 
 #[test]
-fn a_worker_thread_does_what_was_submitted_before_it_is_stopped_and_gives_everything_back() {
+fn a_stopped_worker_thread_has_executed_all_submissions() {
     let cpu = fishplate_sys::affinity::allowed().unwrap().iter().next();
     let (host, channels, arrivals) = (LinuxHost::private(), <Channels>::new(), EventCount::new());
     let wakes = Wakes { host: &host, send: &channels.send, arrivals: Some(&arrivals) };
@@ -139,7 +139,7 @@ fn a_worker_thread_does_what_was_submitted_before_it_is_stopped_and_gives_everyt
                     })
                     .collect();
                 let cpus = (round == 0).then(|| {
-                    // What it has done, it has done pinned.
+                    // Its work was executed with the pinning in effect.
                     queue.finish(NEVER).unwrap();
                     cpus_of_the_worker()
                 });

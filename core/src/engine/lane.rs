@@ -55,7 +55,7 @@ type Ends<P, C> = UnsafeCell<MaybeUninit<(P, C)>>;
 
 /// The shared state of queue and worker besides the rings: where the first to leave puts its ends.
 pub struct Lane<'m> {
-    /// The sides that exist: [`QUEUE`], [`DESK`].
+    /// The sides that exist: [`QUEUE`], [`CONSUMER`].
     there: AtomicU32,
     /// Written by the queue as it leaves, and the worker's from then on.
     queue: Ends<Producer<'m, Posted<'m>>, Consumer<'m, Posted<'m>>>,
@@ -69,7 +69,7 @@ pub struct Lane<'m> {
 }
 
 const QUEUE: u32 = 1;
-const DESK: u32 = 2;
+const CONSUMER: u32 = 2;
 
 // SAFETY: the cells are handed over by edge `lane.left`, and what they hold may go to any thread.
 unsafe impl Sync for Lane<'_> {}
@@ -78,7 +78,7 @@ impl Lane<'_> {
     /// A lane whose two sides are there.
     pub fn new() -> Self {
         Lane {
-            there: AtomicU32::new(QUEUE | DESK),
+            there: AtomicU32::new(QUEUE | CONSUMER),
             queue: UnsafeCell::new(MaybeUninit::uninit()),
             consumer: UnsafeCell::new(MaybeUninit::uninit()),
             listeners: Listeners::new(),
@@ -130,7 +130,7 @@ impl<'m> Side<'m> {
             side,
             left: None,
         };
-        [side(to_worker.0, from_worker.1, QUEUE), side(from_worker.0, to_worker.1, DESK)]
+        [side(to_worker.0, from_worker.1, QUEUE), side(from_worker.0, to_worker.1, CONSUMER)]
     }
 
     /// Sends a command to the other side.
@@ -190,7 +190,7 @@ impl<'m> Side<'m> {
     /// Once, and the other side has left.
     unsafe fn take_left(&self) -> Consumer<'m, Posted<'m>> {
         let cell = if self.side == QUEUE { &self.lane.consumer } else { &self.lane.queue };
-        self.lane.watch.read((self.side ^ (QUEUE | DESK)) as usize);
+        self.lane.watch.read((self.side ^ (QUEUE | CONSUMER)) as usize);
         // SAFETY: the caller's promise; a producer's end is not needed.
         unsafe { (*cell.get()).assume_init_read().1 }
     }
@@ -226,7 +226,7 @@ impl Drop for Side<'_> {
         }
         while let Some(posted) = self.incoming.pop() {
             // SAFETY: just popped.
-            abandon(unsafe { posted.open() }, self.side == DESK);
+            abandon(unsafe { posted.open() }, self.side == CONSUMER);
         }
     }
 }

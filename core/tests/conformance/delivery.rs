@@ -1,5 +1,5 @@
-//! Clauses 1 to 6: what is accepted ends and arrives once, whole, from the right peer;
-//! what is refused has changed nothing.
+//! Clauses 1 to 6: an accepted post completes and arrives once, whole, from the right peer; a
+//! refused one has changed nothing.
 
 use std::ptr::NonNull;
 
@@ -15,7 +15,7 @@ pub fn c1_a_refused_post_has_changed_nothing_and_again_goes_away<F: Fixture>() {
         let (mut seen, mut accepted, mut pending, mut refused) = (Seen::default(), vec![], vec![], 0);
         let to = link.to;
         for round in 0..3u64 {
-            // Without a poll in between, until it is refused a few times; some rails never refuse.
+            // Without polls in between, until it is refused a few times; some rails never refuse.
             for i in 0..1000u64 {
                 let n = round * 1000 + i;
                 let at = (n % 1024) as usize * 8;
@@ -24,7 +24,7 @@ pub fn c1_a_refused_post_has_changed_nothing_and_again_goes_away<F: Fixture>() {
                     set(&field.source, at, &(n + 1).to_le_bytes());
                 }
                 let word = Some(n as u32);
-                // SAFETY: the source is never freed, and a part of it is set once.
+                // SAFETY: the source is never freed, and each part of it is written once.
                 let result = unsafe {
                     link.origin().post_write(to, field.local(at, 8), field.remote(at as u64), word, n)
                 };
@@ -50,7 +50,7 @@ pub fn c1_a_refused_post_has_changed_nothing_and_again_goes_away<F: Fixture>() {
         });
         let mut landed: Vec<u64> = seen.landed.iter().map(|&(_, data)| data as u64).collect();
         landed.sort_unstable();
-        assert_eq!(landed, accepted, "seed {seed}: what was refused arrived, or what was accepted did not");
+        assert_eq!(landed, accepted, "seed {seed}: a refused message arrived, or an accepted one did not");
         let mut ended: Vec<u64> = seen.done.iter().map(|&(cx, _)| cx).collect();
         ended.sort_unstable();
         assert_eq!(ended, pending, "seed {seed}");

@@ -1,4 +1,4 @@
-//! What a rail may offer beside posts: mapped memory, copies at once, atomics of its own.
+//! Optional capabilities of a rail: mapped memory, copies at once, native atomics.
 
 use fishplate_core::error::PostError;
 use fishplate_core::op::{Amo, AmoOp};
@@ -10,7 +10,7 @@ pub fn mapped_memory_is_the_peers_memory<F: Fixture>() {
     let mut link = F::link(1);
     let field = Field::new::<F>(&mut link, 64);
     let Some(mapped) = field.mapped else { return };
-    // SAFETY: the mapping is as long as the region was imported.
+    // SAFETY: the mapping is as long as the imported region.
     unsafe { std::ptr::write_bytes(mapped.as_ptr(), 0x66, 64) };
     assert_eq!(field.inside(), [0x66; 64]);
     field.check_canaries("mapped");
@@ -24,7 +24,7 @@ pub fn copies_at_once_are_whole_and_checked<F: Fixture>() {
     let field = Field::new::<F>(&mut link, 64);
     let to = link.to;
     set(&field.source, 0, &[0x77; 64]);
-    // SAFETY: the source is as long as said.
+    // SAFETY: the source has the given length.
     unsafe {
         if let Some(done) = link.origin().copy_to(to, field.local(0, 16), field.remote(48)) {
             assert_eq!(done, Ok(()));
@@ -79,7 +79,7 @@ pub fn native_atomics_are_atomics_or_unsupported<F: Fixture>() {
     if native.has(AmoOp::Set, 8) {
         let amo = Amo { op: AmoOp::Set, width: 8, operand: u64::MAX, compare: 0 };
         for offset in [64, 57, u64::MAX - 3] {
-            // SAFETY: nothing is fetched.
+            // SAFETY: it does not fetch.
             assert!(unsafe { link.origin().post_atomic(to, amo, field.remote(offset), None, 9) }.is_err());
         }
         field.check_canaries("atomics");

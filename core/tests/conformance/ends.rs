@@ -1,4 +1,4 @@
-//! A peer that is detached, and one that dies: everything pending ends once, and nothing follows.
+//! A detached peer, and one that dies: every pending post completes once, and nothing follows.
 
 use fishplate_core::error::{CompleteError, PeerError, PostError};
 use fishplate_core::mem::Peer;
@@ -34,10 +34,10 @@ pub fn detach_ends_what_is_pending_and_reports_nothing_else<F: Fixture>() {
             after.landed.is_empty() && after.messages.is_empty() && after.down.is_empty(),
             "seed {seed}: {after:?}"
         );
-        // Once more is harmless, and so is a peer that never was.
+        // Repeating it is harmless, and so is detaching an unknown peer.
         link.origin().detach(to);
         link.origin().detach(Peer(9));
-        // What ended as failed does not land later.
+        // A post that failed does not land later.
         if skipped("that what failed does not land later", F::LANDS_LATE) {
             continue;
         }
@@ -49,7 +49,7 @@ pub fn detach_ends_what_is_pending_and_reports_nothing_else<F: Fixture>() {
             assert_eq!(
                 field.inside()[place.clone()],
                 then[place],
-                "seed {seed}: write {n} landed after its end"
+                "seed {seed}: write {n} landed after it failed"
             );
         }
     }
@@ -77,7 +77,7 @@ pub fn a_dead_peer_is_reported_once_and_what_is_pending_to_it_fails<F: Fixture>(
         }
         assert_eq!(after.ends().into_keys().collect::<Vec<_>>(), pending, "seed {seed}");
         let ok = after.done.iter().filter(|(_, result)| result.is_ok()).count();
-        // What an origin reaches without asking, it reaches until it knows.
+        // Some rails reach a dead target until they detect its death.
         if F::REACHES_ON.is_none() {
             assert!(
                 after.done.iter().all(|&(cx, result)| cx % 3 != 2 || result.is_err()),

@@ -7,7 +7,7 @@ use fishplate_core::rail::{Local, Rail, RailKey, Remote};
 
 use super::{Fixture, Link};
 
-/// What lies around a region under test, and in it before anything is written.
+/// The byte around a region under test, and in it before it is written.
 pub const CANARY: u8 = 0xc5;
 
 /// Bytes on either side of a region.
@@ -61,14 +61,14 @@ impl Field {
     pub fn check_canaries(&self, what: &str) {
         let bytes = look(&self.whole);
         assert!(bytes[..PAD].iter().all(|&b| b == CANARY), "{what}: written before the region");
-        assert!(bytes[PAD + self.len..].iter().all(|&b| b == CANARY), "{what}: written behind the region");
+        assert!(bytes[PAD + self.len..].iter().all(|&b| b == CANARY), "{what}: written after the region");
     }
 }
 
 /// Zeroed memory of this process that is never freed.
 pub fn leaked(len: usize) -> Region {
     let words = Box::leak(vec![0u64; len.div_ceil(8).max(1)].into_boxed_slice());
-    // SAFETY: leaked, so valid for ever; the tests touch it through raw copies alone.
+    // SAFETY: leaked, so always valid; the tests access it only through raw copies.
     unsafe { Region::new(NonNull::new(words.as_mut_ptr().cast()).unwrap(), len, RegionKind::Private) }
 }
 
@@ -87,6 +87,6 @@ pub fn fill(region: &Region, byte: u8) {
 
 pub fn set(region: &Region, offset: usize, bytes: &[u8]) {
     assert!(offset + bytes.len() <= region.len());
-    // SAFETY: checked just now.
+    // SAFETY: the bounds were checked above.
     unsafe { std::ptr::copy(bytes.as_ptr(), region.ptr().as_ptr().add(offset), bytes.len()) };
 }

@@ -1,4 +1,4 @@
-//! Capabilities: they are constant, and what is longer than they say is refused.
+//! Capabilities are constant, and longer posts are refused.
 
 use fishplate_core::error::PostError;
 use fishplate_core::mem::Untrusted;
@@ -34,12 +34,12 @@ pub fn too_long_is_said_and_nothing_is_posted<F: Fixture>() {
         link.until(&mut seen, "the longest message", |seen| seen.messages.len() == 1);
         assert_eq!(seen.messages[0].1.len(), max_message);
         if max_rma <= 1 << 30 {
-            // One byte more than the rail carries; never touched, so never really there.
+            // One byte more than the rail accepts. It is never accessed, so it need not exist.
             let field = Field::new::<F>(&mut link, 64);
             let long = leaked(max_rma + 1);
             let local = Local { ptr: long.ptr(), len: max_rma + 1, desc: field.desc };
             let mut pending = false;
-            // SAFETY: the source is as long as said and never freed.
+            // SAFETY: the source has the given length and is never freed.
             match unsafe { link.origin().post_write(to, local, field.remote(0), Some(1), 77) } {
                 Ok(posted) => {
                     assert_eq!(posted, Posted::Pending);
@@ -62,7 +62,7 @@ pub fn too_long_is_said_and_nothing_is_posted<F: Fixture>() {
             if max_rma <= 1 << 20 {
                 let field = Field::new::<F>(&mut link, max_rma + 1);
                 let local = field.local(0, max_rma + 1);
-                // SAFETY: the source is as long as said and never freed.
+                // SAFETY: the source has the given length and is never freed.
                 match unsafe { link.origin().post_write(to, local, field.remote(0), Some(1), 78) } {
                     Ok(posted) => assert_eq!(posted, Posted::Pending),
                     Err(error) => {
@@ -71,7 +71,7 @@ pub fn too_long_is_said_and_nothing_is_posted<F: Fixture>() {
                     }
                 }
                 link.linger(&mut seen);
-                assert!(seen.landed.is_empty(), "seed {seed}: longer than it says it carries");
+                assert!(seen.landed.is_empty(), "seed {seed}: accepted more than its limit");
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The ends under test, what they report, and posts that are made until they are accepted.
+//! The ends under test, their reports, and posts that are repeated until they are accepted.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -28,14 +28,14 @@ impl Patience {
     }
 }
 
-/// Two ends that are connected, or one that is connected to itself.
+/// Two connected ends, or one that is its own peer.
 pub struct Link<R> {
-    /// The ends; one if the rail is connected to itself.
+    /// The ends; one if the rail is its own peer.
     pub rails: Vec<R>,
-    /// Which of `rails` posts, and which is posted to.
+    /// The indexes of the posting end and of the target.
     pub origin: usize,
     pub target: usize,
-    /// The target as the origin numbers it, and the origin as the target does.
+    /// The target's number at the origin, and the origin's at the target.
     pub to: Peer,
     pub from: Peer,
 }
@@ -53,7 +53,8 @@ impl<R: Rail> Link<R> {
         self.origin().caps()
     }
 
-    /// Polls every end once and collects the reports; posts may have been held back to go together.
+    /// Polls every end once and collects the reports. Several polls may be needed, because posts
+    /// may be batched.
     pub fn turn(&mut self, budget: u32, seen: &mut Seen) -> u32 {
         let mut most = 0;
         for rail in &mut self.rails {
@@ -71,7 +72,7 @@ impl<R: Rail> Link<R> {
         most
     }
 
-    /// Polls until `enough`, and then some, so that what comes twice is seen.
+    /// Polls until `enough`, and some more, to detect repeated reports.
     pub fn until(&mut self, seen: &mut Seen, what: &str, enough: impl Fn(&Seen) -> bool) {
         let mut patience = Patience::new();
         while !enough(seen) {
@@ -88,17 +89,17 @@ impl<R: Rail> Link<R> {
     }
 }
 
-/// What a rail has reported.
+/// The reports of a rail.
 #[derive(Default)]
 pub struct Seen {
     pub done: Vec<(u64, Result<(), CompleteError>)>,
     pub landed: Vec<(Peer, u32)>,
     pub messages: Vec<(Peer, Vec<u8>)>,
-    /// Of each arrival in turn: whether it was a message.
+    /// For each arrival in order: whether it was a message.
     pub arrivals: Vec<bool>,
     pub down: Vec<(Peer, PeerError)>,
     pub events: u32,
-    /// Looks at memory at the moment when a write is reported.
+    /// Reads memory when a write is reported.
     pub on_landed: Option<Box<dyn FnMut(u32)>>,
 }
 
@@ -181,7 +182,8 @@ pub fn write<R: Rail>(
     cx: u64,
 ) -> Posted {
     let to = link.to;
-    // SAFETY: the sources of these tests are never freed, and unchanged until the post is done.
+    // SAFETY: the sources of these tests are never freed, and do not change until the post
+    // completes.
     accept(link, seen, |rail| unsafe { rail.post_write(to, local, remote, data, cx) })
 }
 
@@ -190,7 +192,7 @@ pub fn message<R: Rail>(link: &mut Link<R>, seen: &mut Seen, head: &[u8], body: 
     accept(link, seen, |rail| rail.post_message(to, head, Untrusted::from_slice(body), cx))
 }
 
-/// Posts 4 writes, 4 messages and 4 reads in turn, 64 bytes each; returns those still pending.
+/// Posts 4 writes, 4 messages and 4 reads of 64 bytes each in turn. Returns those still pending.
 pub fn posts_of_each_kind<R: Rail>(link: &mut Link<R>, field: &Field) -> Vec<u64> {
     let (mut seen, mut pending, to) = (Seen::default(), vec![], link.to);
     for n in 0..12u64 {

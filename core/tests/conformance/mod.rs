@@ -1,4 +1,4 @@
-//! The contract of `Rail`, clause by clause, as tests that any rail can be put through.
+//! The contract of `Rail`, clause by clause, as tests for any rail.
 //!
 //! A package includes this file by `#[path]`, implements [`Fixture`] for its rail, and adds one
 //! line: `rail_conformance!(name, MyFixture);`. Every test is a named function over the fixture;
@@ -31,27 +31,27 @@ use std::ptr::NonNull;
 use fishplate_core::mem::Region;
 use fishplate_core::rail::{Rail, RailKey};
 
-/// How to make a rail for the tests.
+/// How to create a rail for the tests.
 pub trait Fixture {
     type Rail: Rail;
 
-    /// Why an origin may still reach memory that it imported when that is taken back, if it may. A
-    /// region registered later is out of its reach all the same.
+    /// Why an origin may still reach imported memory after its deregistration, if it may. It never
+    /// reaches a region that is registered later.
     const REACHES_ON: Option<&'static str> = None;
 
-    /// Why a write whose end a detach reported as failed may land later, if it may.
+    /// Why a write that a detach reported as failed may land later, if it may.
     const LANDS_LATE: Option<&'static str> = None;
 
-    /// Why an import longer than what was registered is not refused, if it is not. What is posted
-    /// through it is refused all the same.
+    /// Why an import longer than the region is accepted, if it is. Posts beyond the region are
+    /// refused anyway.
     const IMPORTS_UNSEEN: Option<&'static str> = None;
 
-    /// Why there is no such rail on this machine, if there is none.
+    /// Why this machine has no such rail, if so.
     fn absent() -> Option<String> {
         None
     }
 
-    /// A fresh pair; randomness, if there is any, comes from `seed`.
+    /// Creates a new pair; `seed` determines all randomness.
     fn link(seed: u64) -> Link<Self::Rail>;
 
     /// A fresh pair whose origin soon gives up a peer that leaves its posts incomplete.
@@ -59,32 +59,32 @@ pub trait Fixture {
         Self::link(seed)
     }
 
-    /// Memory that the rail can serve: `len` bytes, aligned to 8, zeroed, never freed.
+    /// Memory that the rail can register: `len` bytes, aligned to 8, zeroed, never freed.
     fn memory(_link: &mut Link<Self::Rail>, len: usize) -> Region {
         leaked(len)
     }
 
-    /// Prepares the origin's access to what the target registered.
+    /// Prepares the origin's access to a region of the target.
     fn import(link: &mut Link<Self::Rail>, key: RailKey, len: usize) -> Option<NonNull<u8>> {
         let to = link.to;
-        link.origin().import(to, key, len as u64).expect("a key just given is imported")
+        link.origin().import(to, key, len as u64).expect("a new key can be imported")
     }
 
-    /// Ends the target as if its process had died. `false`: this fixture cannot.
+    /// Ends the target as if its process had died. `false`: not supported.
     fn kill_target(_link: &mut Link<Self::Rail>) -> bool {
         false
     }
 }
 
-/// Seeds of a test that is random.
+/// Seeds of a randomised test.
 const SEEDS: std::ops::Range<u64> = 1..6;
 
 thread_local! {
-    /// What this test has said that it does not test.
+    /// The skipped checks that this test has printed.
     static SKIPPED: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Says what is not tested, once per test, if there is a reason not to.
+/// Prints that a check is skipped, once per test, if there is a reason to skip it.
 fn skipped(what: &str, why: Option<&str>) -> bool {
     if let Some(why) = why {
         let line = format!("SKIPPED {what}: {why}");
@@ -98,7 +98,7 @@ fn skipped(what: &str, why: Option<&str>) -> bool {
     why.is_some()
 }
 
-/// Every test of the suite for one fixture, in a module of its own.
+/// All tests of the suite for one fixture, in a module of its own.
 #[macro_export]
 macro_rules! rail_conformance {
     ($name:ident, $fixture:ty) => {

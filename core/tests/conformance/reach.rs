@@ -1,4 +1,4 @@
-//! Clause 7: nothing outside of what is registered can be reached, by any key, offset or length.
+//! Clause 7: no key, offset or length reaches memory outside of registered regions.
 
 use fishplate_core::error::{CompleteError, PostError};
 use fishplate_core::rail::{Posted, Rail, RailKey, Remote};
@@ -101,7 +101,7 @@ pub fn c7_a_region_taken_back_in_flight_is_not_written_any_more<F: Fixture>() {
         link.target().deregister(field.key).unwrap();
         let then = field.inside();
         link.until(&mut seen, "ends", |seen| seen.done.len() >= pending);
-        assert_eq!(field.inside(), then, "seed {seed}: written after it was taken back");
+        assert_eq!(field.inside(), then, "seed {seed}: written after its deregistration");
         assert_eq!(seen.done.len(), pending, "seed {seed}");
     }
 }

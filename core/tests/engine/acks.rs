@@ -1,5 +1,5 @@
-//! Acknowledgements: a cumulative cursor, sent in time, never ahead of what is applied,
-//! and no number without credit.
+//! Acknowledgements: a cumulative cursor, sent in time and never ahead of what is applied; and
+//! every number is credited.
 
 use fishplate_core::engine::{Config, Notice};
 use fishplate_core::error::{OpError, PostError};
@@ -43,7 +43,7 @@ fn i2_every_number_is_credited_and_the_window_never_closes() {
                     tries += 1;
                     assert!(
                         tries < 10_000,
-                        "window {window}: closed for ever after {n}: {:?}",
+                        "window {window}: never reopened after {n}: {:?}",
                         own.engine.stats()
                     );
                 }
@@ -56,7 +56,7 @@ fn i2_every_number_is_credited_and_the_window_never_closes() {
 }
 
 #[test]
-fn i1_no_more_than_a_window_is_in_flight() {
+fn i1_at_most_a_window_is_in_flight() {
     for window in [1u32, 2, 8] {
         let control = shared();
         let config = Config { window, ..Config::DEFAULT };
@@ -133,7 +133,7 @@ fn e4_runs_of_puts_shorter_than_half_a_window_are_credited_too() {
 }
 
 #[test]
-fn an_ack_goes_out_alone_at_half_a_window_on_request_or_by_age() {
+fn an_ack_is_sent_at_half_a_window_on_request_or_by_age() {
     let start = |ack_age| {
         let control = shared();
         let config = Config { window: 8, ack_age, ..Config::DEFAULT };
@@ -216,7 +216,7 @@ fn repeated_and_stale_acks_change_nothing() {
 }
 
 #[test]
-fn an_unsolicited_ack_that_is_lost_is_made_up_for() {
+fn a_lost_unsolicited_ack_is_recovered() {
     let control = shared();
     let config = Config { window: 8, ack_age: 4, ..Config::DEFAULT };
     let mut own = own(config, tap(Network::new(), &control), 4096);
@@ -230,7 +230,7 @@ fn an_unsolicited_ack_that_is_lost_is_made_up_for() {
 }
 
 #[test]
-fn i12_again_leaves_everything_as_it_was() {
+fn i12_again_changes_nothing() {
     for seed in seeds(40) {
         let control = shared();
         let config = Config { window: 8, first_sequence: STARTS[seed as usize % 4], ..Config::DEFAULT };
@@ -261,7 +261,7 @@ fn i12_again_leaves_everything_as_it_was() {
 }
 
 #[test]
-fn e8_two_nodes_that_saturate_each_other_both_get_through() {
+fn e8_two_saturating_nodes_both_progress() {
     for seed in seeds(25) {
         let config = Config { window: 8, ..Config::DEFAULT };
         let sim = fleet::fabric(2, 2, 8, Dials::WILD, seed);
@@ -283,7 +283,7 @@ fn e8_two_nodes_that_saturate_each_other_both_get_through() {
 }
 
 #[test]
-fn e5_while_one_peers_acks_are_withheld_the_others_go_on() {
+fn e5_withheld_acks_of_one_peer_do_not_block_others() {
     let control = shared();
     let sim = fleet::fabric(3, 1, 64, Dials::CALM, 1);
     let mut nodes =
@@ -291,7 +291,7 @@ fn e5_while_one_peers_acks_are_withheld_the_others_go_on() {
             let control = if node == 0 { control.clone() } else { shared() };
             tap::Tap::new(end, rail as usize, &control)
         });
-    // Node 0 hears nothing from node 1.
+    // Node 0 receives nothing from node 1.
     let _held = hold(&control, |event| matches!(event, Event::Message(Peer(1), _)));
     let node = &mut nodes[0];
     for _ in 0..20 {
@@ -316,7 +316,7 @@ fn e5_while_one_peers_acks_are_withheld_the_others_go_on() {
 }
 
 #[test]
-fn a_request_is_answered_once_what_it_asks_for_is_applied() {
+fn an_ack_request_is_answered_once_its_number_is_applied() {
     let config = Config { window: 8, ack_age: u32::MAX, ..Config::DEFAULT };
     let (_, mut nodes) = fleet::plain::<1>(2, Dials::CALM, config, 4096, 1);
     let to = nodes[0].peers[1];

@@ -1,4 +1,4 @@
-//! Atomics: every operation at every width, once, in order, by message or by the rail itself.
+//! Atomics: every operation at every width, executed once, in order, by message or natively.
 
 use fishplate_core::engine::{Config, Notice};
 use fishplate_core::error::{AttachError, CompleteError, OpError, PeerError, PostError};
@@ -77,7 +77,7 @@ fn every_operation_in_disorder<const RAILS: usize>() {
 }
 
 #[test]
-fn an_atomic_keeps_its_place_between_signals() {
+fn an_atomic_is_ordered_between_signals() {
     for fetch in [false, true] {
         let control = shared();
         let mut own = own(Config::DEFAULT, tap(Network::new(), &control), 4096);
@@ -101,7 +101,7 @@ fn an_atomic_keeps_its_place_between_signals() {
 }
 
 #[test]
-fn a_fetch_is_executed_once_although_its_reply_finds_no_room() {
+fn a_fetch_is_executed_once_even_if_its_reply_finds_no_room() {
     let control = shared();
     let mut own = own(Config::DEFAULT, tap(Network::new(), &control), 4096);
     let mut refusals = 0;
@@ -148,7 +148,7 @@ fn a_fetch_reads_what_the_stream_wrote_before_it() {
 
 /// Whatever is late, what is applied is a part of what was issued, from its start on.
 #[test]
-fn native_atomics_keep_their_place_in_the_order() {
+fn native_atomics_are_ordered() {
     for seed in seeds(60) {
         let control = shared();
         let config = Config { window: 4, first_sequence: STARTS[seed as usize % 4], ..Config::DEFAULT };

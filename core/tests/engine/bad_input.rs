@@ -1,4 +1,4 @@
-//! What is asked wrongly is refused with its exact name, and nothing is done.
+//! Invalid arguments are refused with an exact error, and nothing is done.
 
 use std::ptr::NonNull;
 
@@ -17,11 +17,11 @@ use super::support::tap::{Event, shared, tap};
 use super::support::*;
 
 type Network = Loopback<64>;
-/// Where many lie on the stack.
+/// Small, because many are on the stack.
 type Small = Loopback<4>;
 
 #[test]
-fn operations_asked_wrongly_are_refused_by_name() {
+fn invalid_operations_are_refused_by_name() {
     for mapped in [false, true] {
         let rail = if mapped { Network::mapped() } else { Network::new() };
         let mut own = own(Config { contexts: 2, ..Config::DEFAULT }, [rail], 4096);
@@ -107,9 +107,9 @@ fn operations_asked_wrongly_are_refused_by_name() {
 }
 
 #[test]
-fn peers_asked_for_wrongly_are_refused_by_name() {
+fn invalid_peers_are_refused_by_name() {
     let mut own = own(Config::DEFAULT, [Network::new(), Network::new()], 4096);
-    // A name of another engine with more peers.
+    // An id of another engine with more peers.
     let mut more = Engine::new(Config::DEFAULT, [Network::new()], memory(&Config::DEFAULT, 9, 8)).unwrap();
     let foreign = (0..9).map(|_| more.reserve_peer().unwrap()).last().unwrap();
     {
@@ -142,11 +142,11 @@ fn peers_asked_for_wrongly_are_refused_by_name() {
 }
 
 #[test]
-fn regions_and_handles_asked_for_wrongly_are_refused_by_name() {
+fn invalid_regions_and_handles_are_refused_by_name() {
     let mut own = own(Config::DEFAULT, [Network::new(), Network::new()], 4096);
     let words = Box::leak(Box::new([0u64; 8]));
     let at = NonNull::new(words.as_mut_ptr().cast::<u8>()).unwrap();
-    // SAFETY: the true descriptions are leaked; the others are refused before anything is touched.
+    // SAFETY: the valid descriptions are leaked; the others are refused before any access.
     let (empty, odd, endless) = unsafe {
         let odd = NonNull::new(at.as_ptr().add(4)).unwrap();
         let private = RegionKind::Private;
@@ -171,7 +171,7 @@ fn regions_and_handles_asked_for_wrongly_are_refused_by_name() {
         assert_eq!(own.engine.import(own.peer, &handle[..cut]), Err(AttachError::BadHandle));
     }
     assert!(own.engine.export(own.target, &mut handle[..len - 1]).is_err());
-    // Ends may have different numbers of rails, but each rail that joins them has a key.
+    // Ends may have different numbers of rails, but the handle needs a key for each joint.
     let mut one = super::support::own(Config::DEFAULT, [Network::new()], 4096);
     let len = one.engine.export(one.target, &mut handle).unwrap();
     assert_eq!(own.engine.import(own.peer, &handle[..len]), Err(AttachError::BadHandle), "e17");
@@ -183,7 +183,7 @@ fn regions_and_handles_asked_for_wrongly_are_refused_by_name() {
         let got = own.engine.import(own.peer, &wrong[..len]);
         assert_eq!(got, Err(AttachError::BadHandle), "{count} rails");
     }
-    // A length or key that is not what was registered.
+    // A length or key that differs from the registration.
     for at in [8, 24, 40] {
         let mut wrong = handle;
         wrong[at] ^= 0x80;
@@ -253,10 +253,10 @@ fn configurations_out_of_range_are_refused_by_name() {
 }
 
 #[test]
-fn rails_are_joined_each_once_and_when_the_peer_is_connected() {
+fn rails_are_joined_once_and_before_the_peer_is_used() {
     let mut engine: Engine<'_, Network, 2> = engine(Config::DEFAULT, [Network::new(), Network::new()]);
-    // From here on the rails have different keys for one region.
-    // SAFETY: one more region, which is never freed.
+    // From here on the rails have different keys for one region. SAFETY: another region, which is
+    // never freed.
     unsafe { engine.rail_unchecked(RailId(1)) }.unwrap().register(&region(64)).unwrap();
     let target = engine.register(region(64)).unwrap();
     let mut handle = [0; 512];
@@ -288,7 +288,7 @@ fn rails_are_joined_each_once_and_when_the_peer_is_connected() {
     engine.remove_peer(other).unwrap();
     assert_eq!(engine.join_peer(other, &alike, None), Err(AttachError::UnknownPeer));
     let crossed = other;
-    // Whoever gets its place is counted alike again.
+    // The next peer in this slot starts with equal numbering again.
     let next: PeerId = engine.reserve_peer().unwrap();
     assert_eq!(next.peer(), crossed.peer());
     engine.connect_peer(next, 3).unwrap();
@@ -296,7 +296,7 @@ fn rails_are_joined_each_once_and_when_the_peer_is_connected() {
 }
 
 #[test]
-fn what_an_earlier_engine_left_in_the_memory_beyond_ours_is_nobody_s_context() {
+fn memory_left_by_an_earlier_engine_is_no_context() {
     const PEERS: usize = 2;
     let two = Config { contexts: 2, window: 8, ..Config::DEFAULT };
     let one = Config { contexts: 1, ..two };

@@ -1,5 +1,5 @@
-//! Bounds: small windows, queues and pools never block each other for ever,
-//! a pass does a batch and no more, nothing recurses.
+//! Bounds: small windows, queues and pools never block each other for ever, a pass handles at most
+//! a batch, and nothing recurses.
 
 use fishplate_core::engine::{Config, Notice};
 use fishplate_core::error::OpError;
@@ -11,7 +11,7 @@ use super::order::{add, hold, set};
 use super::support::tap::{Event, Tap, shared, tap};
 use super::support::*;
 
-/// A bit of everything, as often as it is accepted.
+/// Operations of all kinds, as often as they are accepted.
 fn traffic<R: Rail, const RAILS: usize>(own: &mut Own<R, RAILS>, count: u64, seed: u64) {
     let mut random = Random(seed);
     let amo = Amo { op: AmoOp::Inc, width: 8, operand: 0, compare: 0 };
@@ -70,7 +70,7 @@ fn small<const RAILS: usize>() {
 }
 
 #[test]
-fn i9_the_smallest_rails_windows_and_batches_get_everything_through() {
+fn i9_the_smallest_rails_windows_and_batches_work() {
     small::<1>();
     small::<2>();
     small::<3>();
@@ -78,7 +78,7 @@ fn i9_the_smallest_rails_windows_and_batches_get_everything_through() {
 }
 
 #[test]
-fn i9_and_so_does_a_pool_of_one_operation() {
+fn i9_a_pool_of_one_operation_works() {
     let config = Config { window: 1, batch: 1, ..Config::DEFAULT };
     let mut engine =
         fishplate_core::engine::Engine::new(config, [Loopback::<4>::new()], memory(&config, 1, 1)).unwrap();
@@ -91,13 +91,13 @@ fn i9_and_so_does_a_pool_of_one_operation() {
 }
 
 #[test]
-fn i10_a_poll_is_asked_for_a_batch_and_e7_nothing_recurses() {
+fn i10_a_poll_gets_a_batch_as_budget_and_e7_nothing_recurses() {
     for batch in [1, 3, 32] {
         let control = shared();
         let rails: [_; 3] = std::array::from_fn(|i| Tap::new(Loopback::<8>::new(), i, &control));
         let config = Config { batch, window: 16, stripe_threshold: 100, stripe_chunk: 40, ..Config::DEFAULT };
         traffic(&mut own(config, rails, 4096), 300, batch as u64);
-        // That nothing is posted from inside a report is asserted by the tap.
+        // The tap asserts that no report posts anything.
         assert_eq!(control.borrow().budget, batch);
         assert!(control.borrow().reported <= batch && control.borrow().reported > 0);
     }
@@ -123,7 +123,7 @@ fn i10_a_pass_applies_at_most_a_batch_of_a_stream() {
             assert!(now - before <= batch as u64, "{} in one pass of {batch}", now - before);
             before = now;
             count += 1;
-            assert!(count < 100, "parked messages are not looked at again");
+            assert!(count < 100, "parked messages were examined again");
         }
     }
 }
@@ -167,7 +167,7 @@ fn a_put_in_many_pieces_is_posted_over_several_passes() {
 }
 
 #[test]
-fn e6_a_parked_message_is_the_engines_copy() {
+fn e6_a_parked_message_is_a_copy() {
     // The tap frees each message's bytes after its report; 60 of them wait for one write.
     let control = shared();
     let mut own = own(Config::DEFAULT, tap(Loopback::<64>::new(), &control), 4096);
@@ -185,7 +185,7 @@ fn e6_a_parked_message_is_the_engines_copy() {
 }
 
 #[test]
-fn an_inject_that_finds_no_room_has_changed_nothing() {
+fn an_inject_without_room_changes_nothing() {
     let control = shared();
     let rails: [_; 2] = std::array::from_fn(|i| Tap::new(Loopback::<64>::new(), i, &control));
     let config = Config { window: 2, stripe_threshold: 16, stripe_chunk: 8, ..Config::DEFAULT };

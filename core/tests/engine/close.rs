@@ -1,5 +1,5 @@
-//! Connections close in order: what was accepted is applied once,
-//! and a close is not taken for a failure.
+//! Connections close in order: what was accepted is applied once, and a close is not mistaken for a
+//! failure.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -42,7 +42,7 @@ fn settings(seed: u64) -> (Config, Dials) {
 }
 
 #[test]
-fn whoever_shuts_down_first_everything_accepted_is_applied_and_nobody_seems_dead() {
+fn shutdown_in_any_order_applies_everything_and_reports_no_death() {
     let mut applied = 0;
     for seed in seeds(2000) {
         let (config, dials) = settings(seed);
@@ -78,7 +78,7 @@ fn whoever_shuts_down_first_everything_accepted_is_applied_and_nobody_seems_dead
     assert!(applied >= 20 * seeds(2000).len() as u64, "{applied}");
 }
 
-/// An engine that is its own peer over a rail that does not keep attachments apart, looked at.
+/// An engine that is its own peer, over a tapped rail that does not separate attachments.
 fn alone(config: Config) -> (Shared, Own<Tap<Loopback<64>>, 1>) {
     let control = shared();
     control.borrow_mut().caps = Some(|caps| Caps { fresh: false, inject: 0, ..caps });
@@ -89,10 +89,10 @@ fn alone(config: Config) -> (Shared, Own<Tap<Loopback<64>>, 1>) {
 
 fn meet<R: Rail>(own: &mut Own<R, 1>) {
     let peer = own.peer;
-    pass_until(&mut own.engine, "it meets itself", |engine| engine.has_answered(peer) == Ok(true));
+    pass_until(&mut own.engine, "it connects to itself", |engine| engine.has_answered(peer) == Ok(true));
 }
 
-/// Two of each operation; returns how much they add.
+/// Two of each operation; returns the sum that they add.
 fn operations<R: Rail>(own: &mut Own<R, 1>) -> u64 {
     let (e, remote, from) = (&mut own.engine, own.remote, own.source.at(0));
     let signal = Signal { at: remote.at(0), op: SignalOp::Add, value: 1 };
@@ -110,7 +110,7 @@ fn operations<R: Rail>(own: &mut Own<R, 1>) -> u64 {
     8
 }
 
-/// Every way to issue an operation is refused.
+/// Checks that every operation is refused.
 fn refused<R: Rail>(own: &mut Own<R, 1>) {
     let refused = |error: Option<OpError>| error == Some(CLOSED);
     let (e, remote, from) = (&mut own.engine, own.remote, own.source.at(0));
@@ -151,7 +151,7 @@ fn to_oneself<R: Rail>(mut own: Own<R, 1>) {
     refused(&mut own);
     assert_eq!(own.engine.close_peer(own.peer), Err(OpError::PeerFailed(PeerError::Closed)));
     assert_eq!(own.engine.shutdown(&mut own.waiter, 0), Ok(()), "nothing is left to close");
-    // The slot serves another.
+    // The slot is free for another peer.
     own.engine.remove_peer(own.peer).unwrap();
     assert_eq!(own.engine.has_left(own.peer), Err(AttachError::UnknownPeer));
     own.peer = own.engine.reserve_peer().unwrap();
@@ -165,7 +165,7 @@ fn to_oneself<R: Rail>(mut own: Own<R, 1>) {
 }
 
 #[test]
-fn an_engine_takes_leave_of_itself_over_every_kind_of_loopback() {
+fn an_engine_that_is_its_own_peer_shuts_down_over_every_loopback() {
     let config = Config { window: 8, ..Config::DEFAULT };
     to_oneself(own(config, [Loopback::<64>::new()], SIZE));
     to_oneself(own(config, [Loopback::<64>::new().with_native_atomics()], SIZE));
@@ -177,10 +177,10 @@ fn an_engine_takes_leave_of_itself_over_every_kind_of_loopback() {
 }
 
 #[test]
-fn a_deadline_names_who_has_not_left_and_what_is_missing() {
+fn an_expired_deadline_names_the_peer_and_what_is_missing() {
     let config = Config { window: 8, ..Config::DEFAULT };
     let (_, mut nodes) = fleet::plain::<1>(4, Dials::CALM, config, SIZE, 1);
-    // Node 1 makes no progress, and has what it owes us; nodes 2 and 3 do not have it.
+    // Node 1 makes no progress but has received everything; nodes 2 and 3 have not.
     let [first, _, _, last] = &mut nodes[..] else { unreachable!() };
     let mut waiter = waiter();
     let signal = |node| Signal { at: node, op: SignalOp::Add, value: 1 };
@@ -209,7 +209,7 @@ fn a_deadline_names_who_has_not_left_and_what_is_missing() {
 }
 
 #[test]
-fn a_peer_that_is_killed_meanwhile_holds_up_nothing() {
+fn a_killed_peer_does_not_delay_a_shutdown() {
     for seed in seeds(300) {
         let mut random = Random(seed);
         let (sim, mut nodes) = fleet::plain::<1>(3, Dials::WILD, settings(seed).0, SIZE, seed);
@@ -236,7 +236,7 @@ fn a_peer_that_is_killed_meanwhile_holds_up_nothing() {
 }
 
 #[test]
-fn a_peer_that_is_not_there_yet_is_closed_once_it_has_answered() {
+fn an_unanswered_peer_is_closed_once_it_has_answered() {
     let control = shared();
     control.borrow_mut().caps = Some(|caps| Caps { fresh: false, ..caps });
     let mut own = own(Config::DEFAULT, tap(Loopback::<64>::new(), &control), SIZE);
@@ -253,7 +253,7 @@ fn a_peer_that_is_not_there_yet_is_closed_once_it_has_answered() {
     assert_eq!(word(&own.engine, own.target.at(0)), adds);
 }
 
-/// What can be issued before the peer has answered.
+/// Operations that can be issued before the peer has answered.
 fn operations_queued<R: Rail>(own: &mut Own<R, 1>) -> u64 {
     for _ in 0..5 {
         let signal = Signal { at: own.remote.at(0), op: SignalOp::Add, value: 1 };
@@ -262,21 +262,21 @@ fn operations_queued<R: Rail>(own: &mut Own<R, 1>) -> u64 {
     5
 }
 
-/// What words carry beside their number, in a window of 128 and the first context.
+/// The bits beside a word's number, in a window of 128 and the first context.
 fn stamp(control: &Shared) -> u32 {
     let control = control.borrow();
     let hello = control.posts.iter().find(|post| post.bytes.first() == Some(&7));
     hello.map_or(0, |post| u32::from_le_bytes(post.bytes[4..8].try_into().unwrap()) << 9 & 0xff_ffff)
 }
 
-/// The Byes among the messages that were posted.
+/// The Byes among the posted messages.
 fn byes(control: &Shared) -> Vec<Vec<u8>> {
     let posts = &control.borrow().posts;
     posts.iter().filter(|post| post.bytes.first() == Some(&8)).map(|post| post.bytes.clone()).collect()
 }
 
 #[test]
-fn a_goodbye_of_an_earlier_attachment_is_dropped_and_counted() {
+fn a_bye_of_an_earlier_attachment_is_dropped_and_counted() {
     let (control, mut own) = alone(Config { contexts: 2, ..Config::DEFAULT });
     own.engine.shutdown(&mut own.waiter, SOON).unwrap();
     let old = byes(&control);
@@ -285,7 +285,7 @@ fn a_goodbye_of_an_earlier_attachment_is_dropped_and_counted() {
     own.peer = own.engine.reserve_peer().unwrap();
     own.engine.connect_peer(own.peer, 1).unwrap();
     own.remote = import(&mut own.engine, own.peer, own.target);
-    // Before it has met the new one, and after.
+    // Before and after the new attachment is connected.
     for round in 1..3 {
         for bye in &old {
             control.borrow_mut().inject.push_back(Event::Message(own.peer.peer(), bye.clone()));
@@ -300,12 +300,12 @@ fn a_goodbye_of_an_earlier_attachment_is_dropped_and_counted() {
 }
 
 #[test]
-fn a_goodbye_acknowledges_by_itself_and_ends_waits_for_its_sender() {
+fn a_bye_acknowledges_and_ends_waits_for_its_sender() {
     let (control, mut own) = alone(Config { ack_age: u32::MAX, ..Config::DEFAULT });
     let heard = Rc::new(RefCell::new(vec![]));
     let notes = heard.clone();
     control.borrow_mut().edit = Some(Box::new(move |_, event| match &event {
-        // Nothing but Byes tells of the cursor.
+        // Only Byes report the cursor.
         Event::Message(_, bytes) if bytes[0] == 5 => vec![],
         Event::Message(_, bytes) if bytes[0] == 8 => {
             notes.borrow_mut().push(event);
@@ -317,7 +317,7 @@ fn a_goodbye_acknowledges_by_itself_and_ends_waits_for_its_sender() {
     own.engine.signal(CX, signal, Notice::Report(3)).unwrap();
     passes(&mut own.engine, 50);
     assert_eq!(own.engine.next_completion(), None);
-    // What the other end of this stream would say.
+    // The message that the other end of this stream would send.
     let mut bye: Vec<u8> = [8, stamp(&control), 1, 0].map(u32::to_le_bytes).as_flattened().to_vec();
     bye.extend([1u64.to_le_bytes().as_slice(), &[0; 4]].concat());
     control.borrow_mut().inject.push_back(Event::Message(own.peer.peer(), bye.clone()));
@@ -328,16 +328,16 @@ fn a_goodbye_acknowledges_by_itself_and_ends_waits_for_its_sender() {
     assert_eq!(end, Err(WaitError::PeerFailed(own.peer, PeerError::Closed)));
     passes(&mut own.engine, 2000);
     assert_eq!(own.engine.has_left(own.peer), Ok(true));
-    // Its own says the same.
+    // Its own Bye is the same.
     assert_eq!(byes(&control), [bye]);
 }
 
 #[test]
-fn whatever_a_rail_reports_of_a_peer_that_said_goodbye_it_has_closed() {
+fn a_peer_that_sent_a_bye_counts_as_closed_whatever_the_rail_reports() {
     for why in [PeerError::Died, PeerError::Lost, PeerError::Closed, PeerError::Rail(RailId(0))] {
         for says in [true, false] {
             let (control, mut own) = alone(Config::DEFAULT);
-            // Its answer never goes out.
+            // Its answer is never sent.
             control.borrow_mut().refuse =
                 Some(Box::new(|post| (post.bytes.first() == Some(&8)).then_some(PostError::Again)));
             own.engine.close_peer(own.peer).unwrap();
@@ -358,7 +358,7 @@ fn whatever_a_rail_reports_of_a_peer_that_said_goodbye_it_has_closed() {
 }
 
 #[test]
-fn a_goodbye_that_no_engine_says_ends_its_peer() {
+fn an_invalid_bye_fails_its_peer() {
     for (what, context, op, [ack, fins], end, len, violation) in [
         ("an end ahead", 0, 0, [0, 0], 1, 28, Violation::Sequence),
         ("an end far behind", 0, 0, [0, 0], u64::MAX, 28, Violation::Sequence),
@@ -396,7 +396,7 @@ fn a_goodbye_that_no_engine_says_ends_its_peer() {
 }
 
 #[test]
-fn a_goodbye_that_is_said_again_and_again_changes_nothing() {
+fn a_repeated_bye_changes_nothing() {
     let (control, mut own) = alone(Config::DEFAULT);
     control.borrow_mut().edit = Some(Box::new(|_, event| match &event {
         Event::Message(_, bytes) if bytes[0] == 8 => vec![event; 5],

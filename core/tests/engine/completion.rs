@@ -1,4 +1,4 @@
-//! Completion: three outcomes, once per operation, and no token but a living one is an answer.
+//! Completion: three outcomes, once per operation, and only a valid token gets an answer.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ type Network = Loopback<64>;
 
 const ADD: Amo = Amo { op: AmoOp::Add, width: 8, operand: 1, compare: 0 };
 
-/// Holds every post back for a poll, so that each is pending.
+/// Delays every post until a poll, so that each is pending.
 const LATER: Faults = Faults { hold: 1000, ..Faults::NONE };
 
 fn slow() -> (Shared, Own<Tap<Faulty<Network>>, 1>) {
@@ -106,7 +106,7 @@ fn stale_silent_and_foreign_tokens_are_errors() {
     a.engine.wait(token, &mut a.waiter, SOON).unwrap();
     assert_eq!(a.engine.test(token), Err(OpError::StaleToken));
     assert_eq!(a.engine.wait(token, &mut a.waiter, SOON), Err(WaitError::Op(OpError::StaleToken)));
-    // The slot is used again: the old token stays stale.
+    // The slot is reused: the old token stays stale.
     for _ in 0..10 {
         let next = pending(a.engine.signal(CX, set(a.remote, 0, 2), Notice::Report(1)));
         assert_ne!(next, token);
@@ -116,7 +116,7 @@ fn stale_silent_and_foreign_tokens_are_errors() {
 }
 
 #[test]
-fn a_full_pool_is_again_with_nothing_changed() {
+fn a_full_pool_returns_again_and_changes_nothing() {
     let config = Config::DEFAULT;
     let mut engine =
         fishplate_core::engine::Engine::new(config, [Network::new()], memory(&config, 1, 3)).unwrap();
@@ -133,7 +133,8 @@ fn a_full_pool_is_again_with_nothing_changed() {
     assert_eq!(engine.fetch(CX, remote.at(8), ADD, 1), Err(OpError::Again));
     assert_eq!(engine.stats(), before);
     passes(&mut engine, 50);
-    // Ended operations keep their slots until they are taken; silent ones of one post need none.
+    // Completed operations keep their slots until they are taken; silent ones of one post need
+    // none.
     assert_eq!(engine.signal(CX, add(remote, 0, 1), Notice::Report(9)), Err(OpError::Again));
     assert!(engine.signal(CX, add(remote, 0, 1), Notice::Silent).is_ok());
     assert!(engine.inject(CX, &[1; 8], remote.at(8)).is_ok());
@@ -147,7 +148,7 @@ fn a_full_pool_is_again_with_nothing_changed() {
 }
 
 #[test]
-fn silent_operations_are_open_until_acknowledged_and_until_their_posts_are_over() {
+fn silent_operations_are_open_until_acknowledged_and_posted() {
     let (control, mut own) = slow();
     for n in 0..3 {
         pending(own.engine.put(CX, own.source.at(0), 8, own.remote.at(8 * n), Notice::Silent));
@@ -173,7 +174,7 @@ fn silent_operations_are_open_until_acknowledged_and_until_their_posts_are_over(
 }
 
 #[test]
-fn an_operation_is_not_over_while_a_post_of_it_is_not() {
+fn an_operation_completes_after_all_its_posts() {
     let (control, mut own) = slow();
     let held = hold(&control, |event| matches!(event, Event::Done(..)));
     let put = pending(own.engine.put(CX, own.source.at(0), 32, own.remote.at(64), Notice::Report(1)));
@@ -194,7 +195,7 @@ fn an_operation_is_not_over_while_a_post_of_it_is_not() {
 }
 
 #[test]
-fn i8_nor_while_it_is_not_acknowledged() {
+fn i8_an_operation_completes_after_its_acknowledgement() {
     let (control, mut own) = slow();
     let held = hold(&control, |event| matches!(event, Event::Landed(..)));
     let put = pending(own.engine.put(CX, own.source.at(0), 32, own.remote.at(64), Notice::Report(1)));
@@ -206,7 +207,7 @@ fn i8_nor_while_it_is_not_acknowledged() {
 }
 
 #[test]
-fn e9_a_fetch_needs_its_reply_whatever_is_acknowledged() {
+fn e9_a_fetch_completes_with_its_reply() {
     let control = shared();
     let mut own = own(Config::DEFAULT, tap(Network::new(), &control), 4096);
     let held = hold(&control, |event| matches!(event, Event::Message(_, bytes) if bytes[0] == 4));
@@ -225,7 +226,7 @@ fn e9_a_fetch_needs_its_reply_whatever_is_acknowledged() {
 }
 
 #[test]
-fn a_read_that_fails_is_failed_and_over_and_harms_nobody() {
+fn a_failed_read_affects_no_other_operation() {
     for (result, want) in [
         (CompleteError::Failed(-5), Outcome::Failed(Fault::Rail(RailId(0), CompleteError::Failed(-5)))),
         (CompleteError::Unknown(-6), Outcome::Unknown(Fault::Rail(RailId(0), CompleteError::Unknown(-6)))),
@@ -246,7 +247,7 @@ fn a_read_that_fails_is_failed_and_over_and_harms_nobody() {
 }
 
 #[test]
-fn a_post_refused_for_good_fails_its_operation_alone() {
+fn a_permanently_refused_post_fails_only_its_operation() {
     let control = shared();
     let mut own = own(Config::DEFAULT, tap(Network::new(), &control), 4096);
     control.borrow_mut().refuse =
@@ -296,10 +297,10 @@ fn quiet_counts_silent_failures_once() {
 }
 
 #[test]
-fn a_numbered_post_that_fails_breaks_the_stream_and_its_fate_is_unknown() {
+fn a_failed_numbered_post_breaks_the_stream_with_unknown_outcome() {
     let (control, mut own) = slow();
     control.borrow_mut().edit = Some(Box::new(|_, event| match event {
-        // Acknowledgements, which belong to no operation, fare well.
+        // Acknowledgements, which belong to no operation, succeed.
         Event::Done(cx, _) if cx >> 63 == 0 => vec![Event::Done(cx, Err(CompleteError::Failed(-5)))],
         event => vec![event],
     }));
@@ -317,7 +318,7 @@ fn a_numbered_post_that_fails_breaks_the_stream_and_its_fate_is_unknown() {
 }
 
 #[test]
-fn an_empty_operation_is_over_at_once_and_in_order() {
+fn an_empty_operation_completes_at_once_and_in_order() {
     let mut own = own(Config::DEFAULT, [Network::new()], 4096);
     let put = pending(own.engine.put(CX, own.source.at(0), 0, own.remote.at(4096), Notice::Report(1)));
     let get = pending(own.engine.get(CX, own.source.at(4096), 0, own.remote.at(0), Notice::Report(2)));

@@ -1,5 +1,5 @@
-//! Memory that the processor may not touch: always posted, in order with everything else, and
-//! refused where it cannot be. A touch would fault: see [`veil`].
+//! Memory that the processor cannot access is always posted, in order with everything else, and
+//! refused where unsupported. An access would fault: see [`veil`].
 
 use fishplate_core::engine::{Config, Issued, Notice, Signal};
 use fishplate_core::error::{AttachError, OpError};
@@ -14,7 +14,7 @@ use super::support::*;
 
 const SIZE: usize = 4096;
 
-/// One engine to itself, with two regions on the device beside the two on the host.
+/// An engine that is its own peer, with two device regions and two host regions.
 struct Rig<R: Rail, const RAILS: usize> {
     own: Own<R, RAILS>,
     out: Region,
@@ -59,7 +59,7 @@ fn puts_gets_and_signals_move_device_memory_in_any_pairing() {
             let issued =
                 own.engine.put_signal(CX, source_at, len, remote_at, signal, Notice::Silent).unwrap();
             let what = format!("seed {seed} round {round}: {len} bytes, device {here} to device {there}");
-            // The word is looked at directly: a signal that overtook its data is seen here.
+            // Reads the word directly, to detect a signal that overtook its data.
             for _ in 0..10_000 {
                 if word(&own.engine, own.target.at(0)) == round {
                     break;
@@ -75,7 +75,7 @@ fn puts_gets_and_signals_move_device_memory_in_any_pairing() {
             if (here || there) && len > 0 {
                 assert!(matches!(issued, Issued::Pending(_)), "{what}");
             }
-            // And back, to another place.
+            // Back again, to another place.
             let back = SIZE as u64 / 2;
             let into = if here { rig.source } else { own.source };
             let issued =
@@ -98,7 +98,7 @@ fn puts_gets_and_signals_move_device_memory_in_any_pairing() {
 }
 
 #[test]
-fn a_silent_put_to_a_device_is_one_post_and_quiet_waits_for_it() {
+fn a_silent_put_to_a_device_is_one_post_and_awaited_by_quiet() {
     let mut rig = rig(Config::DEFAULT, mapped());
     let own = &mut rig.own;
     write(&own.engine, own.source.at(0), b"to the device");
@@ -111,7 +111,7 @@ fn a_silent_put_to_a_device_is_one_post_and_quiet_waits_for_it() {
 }
 
 #[test]
-fn what_a_device_cannot_do_is_refused_by_name_and_changes_nothing() {
+fn unsupported_device_operations_are_refused_and_change_nothing() {
     let mut rig = rig(Config::DEFAULT, mapped());
     let own = &mut rig.own;
     let before = own.engine.stats();

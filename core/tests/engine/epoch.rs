@@ -1,4 +1,4 @@
-//! What one attachment of a peer sent never counts in a later one, however late it comes.
+//! Traffic of one attachment of a peer is never counted in a later one, however late it arrives.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -15,7 +15,7 @@ use fishplate_core::rail::sim::Dials;
 use super::support::tap::{Event, Shared, Tap, shared, tap};
 use super::support::*;
 
-/// The delays of a rail on which what was sent may outlive its attachment.
+/// Delays of a rail on which traffic may outlive its attachment.
 fn dials(seed: u64) -> Dials {
     let late = Dials { late: true, ..Dials::WILD };
     match seed % 4 {
@@ -44,7 +44,7 @@ fn lives<const RAILS: usize>(seed: u64) -> lives::Seen {
 }
 
 #[test]
-fn whenever_the_ends_attach_anew_what_was_sent_before_counts_no_more() {
+fn traffic_before_a_reattachment_is_dropped() {
     let mut all = lives::Seen::default();
     for seed in seeds(200) {
         let seen = if seed % 3 == 0 { lives::<2>(seed) } else { lives::<1>(seed) };
@@ -56,7 +56,7 @@ fn whenever_the_ends_attach_anew_what_was_sent_before_counts_no_more() {
     assert!(all.stale > 100 && all.renewed > 20 && all.applied > 1000, "{all:?}");
 }
 
-/// An engine that is its own peer over a rail which does not keep attachments apart.
+/// An engine that is its own peer over a rail that does not separate attachments.
 fn meeting(config: Config, control: &Shared) -> Own<Tap<Loopback<64>>, 1> {
     control.borrow_mut().caps = Some(|caps| Caps { fresh: false, inject: 0, ..caps });
     let mut own = own(config, tap(Loopback::new(), control), 4096);
@@ -79,7 +79,7 @@ fn renew(own: &mut Own<Tap<Loopback<64>>, 1>) {
     meet(own);
 }
 
-/// Notes what arrives; holds it back too, if asked to.
+/// Records arrivals, and holds them back if `holds`.
 fn listen(control: &Shared, holds: bool) -> Rc<RefCell<Vec<Event>>> {
     let heard = Rc::new(RefCell::new(vec![]));
     let notes = heard.clone();
@@ -93,8 +93,8 @@ fn listen(control: &Shared, holds: bool) -> Rc<RefCell<Vec<Event>>> {
     heard
 }
 
-/// Two of each operation that sends something. Fetches are reported, and signals, which only an
-/// acknowledgement ends.
+/// Two of each operation that sends something. Fetches are reported, and so are signals, which
+/// complete with an acknowledgement.
 fn one_of_each(own: &mut Own<Tap<Loopback<64>>, 1>) {
     let (e, remote, from) = (&mut own.engine, own.remote, own.source.at(0));
     let inc = Amo { op: AmoOp::Inc, width: 8, operand: 0, compare: 0 };
@@ -114,10 +114,11 @@ fn signal(at: RemoteAddr) -> Signal {
 }
 
 #[test]
-fn nothing_of_an_earlier_attachment_writes_counts_acknowledges_or_answers() {
+fn traffic_of_an_earlier_attachment_has_no_effect() {
     for first_sequence in STARTS {
         let control = shared();
-        // The same numbers are under way in both lives: what is old says exactly what is awaited.
+        // Both attachments use the same numbers, so the old messages match exactly what is
+        // expected.
         let config = Config { window: 64, eager: 64, first_sequence, ..Config::DEFAULT };
         let mut own = meeting(config, &control);
         write(&own.engine, own.source.at(0), &[7; 4096]);
@@ -137,7 +138,7 @@ fn nothing_of_an_earlier_attachment_writes_counts_acknowledges_or_answers() {
         one_of_each(&mut own);
         assert_eq!(own.engine.is_quiet(CX, own.peer), Ok(false));
         passes(&mut own.engine, 50);
-        // What the rail itself has written is there; nothing was told of it.
+        // Writes by the rail itself have landed, without a report.
         let before = (read(&own.engine, own.target.at(0), 4096), own.engine.stats());
         assert_eq!((before.1.stale, word(&own.engine, own.target.at(0))), (0, 0));
         for event in &old {
@@ -167,7 +168,7 @@ fn nothing_of_an_earlier_attachment_writes_counts_acknowledges_or_answers() {
     }
 }
 
-/// A Hello as the wire has it.
+/// A Hello as encoded on the wire.
 fn hello(mine: u32, yours: u32, bond: u8) -> Vec<u8> {
     let mut bytes = vec![7, 0, bond, 0];
     for word in [mine, yours, 4] {
@@ -176,7 +177,7 @@ fn hello(mine: u32, yours: u32, bond: u8) -> Vec<u8> {
     bytes
 }
 
-/// What a Hello says: mine, yours and bond.
+/// The fields of a Hello: mine, yours and bond.
 fn said(bytes: &[u8]) -> Option<(u32, u32, u8)> {
     let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
     (bytes[0] == 7).then(|| (word(4), word(8), bytes[2]))
@@ -186,13 +187,13 @@ fn hellos(control: &Shared) -> Vec<(u32, u32, u8)> {
     control.borrow().posts.iter().filter_map(|post| said(&post.bytes)).collect()
 }
 
-/// Met, with its own epoch.
+/// Connected, with its own epoch.
 fn met() -> (Shared, Own<Tap<Loopback<64>>, 1>, u32) {
     let control = shared();
     let own = meeting(Config { seed: 77, ..Config::DEFAULT }, &control);
     let epoch = hellos(&control)[0].0;
     control.borrow_mut().posts.clear();
-    // Its answers to made-up Hellos would come back to itself.
+    // Its answers to forged Hellos would come back to itself.
     control.borrow_mut().edit = Some(Box::new(|_, event| match &event {
         Event::Message(_, bytes) if bytes[0] == 7 => vec![],
         _ => vec![event],
@@ -201,12 +202,11 @@ fn met() -> (Shared, Own<Tap<Loopback<64>>, 1>, u32) {
 }
 
 #[test]
-fn hellos_that_prove_nothing_change_nothing_however_many_come() {
+fn hellos_without_proof_change_nothing() {
     let (control, mut own, epoch) = met();
     let mut random = Random(5);
     for n in 0..5000u32 {
-        // Of nobody, of an earlier life, of a later one, and with the right epoch in the wrong
-        // place.
+        // From unknown, earlier and later attachments, and with the right epoch in the wrong field.
         let other = random.next() as u32 | 1;
         let bytes = match n % 4 {
             0 => hello(other, 0, 0),
@@ -231,7 +231,7 @@ fn hellos_that_prove_nothing_change_nothing_however_many_come() {
                 .unwrap();
         }
     }
-    // The last of the bound one's earlier lives, late.
+    // The last earlier epoch of the bound peer, late.
     control.borrow_mut().inject.push_back(Event::Message(own.peer.peer(), hello(epoch - 1, epoch, 1)));
     passes(&mut own.engine, 50);
     own.engine.quiet(CX, own.peer, &mut own.waiter, SOON).unwrap();
@@ -239,7 +239,7 @@ fn hellos_that_prove_nothing_change_nothing_however_many_come() {
     assert_eq!(word(&own.engine, own.target.at(0)), 50);
     let answers = hellos(&control);
     assert!(answers.len() <= 5000, "{}", answers.len());
-    // To others only the question whether they live now.
+    // Others are only asked whether they are alive.
     assert!(
         answers
             .iter()
@@ -248,7 +248,7 @@ fn hellos_that_prove_nothing_change_nothing_however_many_come() {
 }
 
 #[test]
-fn hellos_that_no_engine_sends_end_their_peer() {
+fn invalid_hellos_fail_their_peer() {
     let (_, _, epoch) = met();
     let mut long = hello(5, 0, 0);
     long.push(0);
@@ -270,7 +270,7 @@ fn hellos_that_no_engine_sends_end_their_peer() {
 }
 
 #[test]
-fn a_peer_that_proves_to_have_attached_anew_is_given_up_and_what_was_sent_is_unknown() {
+fn a_reattached_peer_fails_and_operations_to_it_are_unknown() {
     let (control, mut own, epoch) = met();
     let held = listen(&control, true);
     let token = pending(own.engine.signal(CX, signal(own.remote.at(0)), Notice::Report(1)));
@@ -289,7 +289,7 @@ fn a_peer_that_proves_to_have_attached_anew_is_given_up_and_what_was_sent_is_unk
 }
 
 #[test]
-fn until_the_peer_has_answered_operations_queue_and_waits_say_so() {
+fn operations_queue_until_the_peer_has_answered() {
     let sim = fleet::fabric(2, 1, 64, Dials::WILD, 3);
     let mut nodes = [0u16, 1].map(|me| {
         let mut end = sim.endpoint(me, 0);
@@ -305,7 +305,7 @@ fn until_the_peer_has_answered_operations_queue_and_waits_say_so() {
     a.connect_peer(*to, 1).unwrap();
     let remote = a.import(*to, &handle[..len]).unwrap();
     write(a, from.at(0), &[7; 256]);
-    // The other end does not know of this one yet: it hears nothing of this, and is heard later.
+    // The other end has not connected yet: it receives nothing of this, and is received later.
     for n in 0..10 {
         let issued = a.put_signal(CX, from.at(0), 256, remote.at(1024), signal(remote.at(0)), Notice::Silent);
         assert!(matches!(issued, Ok(Issued::Pending(_))), "{n}: {issued:?}");
@@ -334,7 +334,7 @@ fn until_the_peer_has_answered_operations_queue_and_waits_say_so() {
 }
 
 #[test]
-fn an_end_that_attaches_anew_alone_is_met_again_once_the_other_does_too() {
+fn an_end_that_reattaches_alone_connects_once_the_other_does_too() {
     for (seed, dials) in [(1, Dials::CALM), (2, Dials::WILD), (3, dials(3)), (4, dials(1))] {
         let (_, mut nodes) = fleet::plain::<1>(2, dials, Config::DEFAULT, 4096, seed);
         for round in 1..=6u64 {
@@ -370,7 +370,7 @@ fn an_end_that_attaches_anew_alone_is_met_again_once_the_other_does_too() {
 }
 
 #[test]
-fn a_word_from_nobody_is_no_answer_even_if_it_has_the_right_epoch() {
+fn a_word_of_an_unknown_sender_is_no_answer() {
     let control = shared();
     control.borrow_mut().caps = Some(|caps| Caps { fresh: false, ..caps });
     control.borrow_mut().edit = Some(Box::new(|_, _| vec![]));
@@ -382,7 +382,7 @@ fn a_word_from_nobody_is_no_answer_even_if_it_has_the_right_epoch() {
     control.borrow_mut().inject.push_back(Event::Landed(own.peer.peer(), word));
     passes(&mut own.engine, 1);
     assert_eq!((own.engine.has_answered(own.peer), own.engine.stats().stale), (Ok(false), 1));
-    // Once it has proved to live, that word is its first.
+    // Once it has proved to be alive, that word is its first.
     control.borrow_mut().inject.push_back(Event::Message(own.peer.peer(), hello(5, epoch, 0)));
     control.borrow_mut().inject.push_back(Event::Landed(own.peer.peer(), word));
     passes(&mut own.engine, 1);

@@ -1,4 +1,4 @@
-//! Rails that fail while others are left: every operation happens once, in order.
+//! Rails that fail while others remain: every operation happens once, in order.
 
 use fishplate_core::engine::{Config, Engine, Notice, Signal};
 use fishplate_core::error::{AttachError, PeerError, Use};
@@ -34,7 +34,7 @@ fn run<const RAILS: usize>(seed: u64) {
 }
 
 #[test]
-fn streams_are_what_the_model_says_while_rails_fail() {
+fn streams_match_the_model_while_rails_fail() {
     for seed in seeds(1000) {
         match seed % 3 {
             0 => run::<2>(seed),
@@ -44,8 +44,7 @@ fn streams_are_what_the_model_says_while_rails_fail() {
     }
 }
 
-/// Reads what does not change meanwhile, again and again into the same buffer, which nothing may
-/// touch between two reads.
+/// Repeatedly reads constant memory into the same buffer, which must not change between two reads.
 fn reads<const RAILS: usize>(seed: u64) {
     const LEN: usize = 500;
     let mut random = Random(!seed);
@@ -81,7 +80,7 @@ fn reads<const RAILS: usize>(seed: u64) {
 }
 
 #[test]
-fn reads_bring_what_is_there_and_nothing_afterwards_while_rails_fail() {
+fn reads_are_correct_and_end_once_while_rails_fail() {
     for seed in seeds(1000) {
         match seed % 3 {
             0 => reads::<2>(seed),
@@ -93,7 +92,7 @@ fn reads_bring_what_is_there_and_nothing_afterwards_while_rails_fail() {
 
 type Kept = Own<Tap<Loopback<64>>, 3>;
 
-/// An engine with a peer, itself, which lives on while one of three rails is left.
+/// An engine that is its own peer and survives while one of three rails is left.
 fn own_kept(control: &Shared) -> Kept {
     let rails = std::array::from_fn(|rail| Tap::new(Loopback::new(), rail, control));
     let mut engine = engine(Config::DEFAULT, rails);
@@ -107,7 +106,7 @@ fn own_kept(control: &Shared) -> Kept {
 }
 
 #[test]
-fn a_rail_that_is_taken_out_of_use_is_not_posted_to_and_the_last_one_stays() {
+fn a_disabled_rail_is_not_used_and_the_last_one_stays() {
     let control = shared();
     let mut own = own_kept(&control);
     for rail in [1, 2] {
@@ -134,7 +133,7 @@ fn a_rail_that_is_taken_out_of_use_is_not_posted_to_and_the_last_one_stays() {
 }
 
 #[test]
-fn a_rail_that_cannot_fence_costs_the_peer_and_so_does_the_last_one() {
+fn the_failure_of_a_rail_without_fencing_or_of_the_last_one_fails_the_peer() {
     for (fence, why) in [(Some(Fence::Unknown), RailId(1)), (None, RailId(0))] {
         let control = shared();
         let mut own = own_kept(&control);
@@ -172,7 +171,7 @@ fn a_fence_that_would_cost_another_peer_costs_the_one_whose_rail_has_failed() {
 }
 
 #[test]
-fn a_peer_that_died_is_lost_whichever_rail_says_so() {
+fn a_dead_peer_is_lost_whichever_rail_reports_it() {
     let control = shared();
     let mut own = own_kept(&control);
     control.borrow_mut().inject.push_back(Event::Down(own.peer.peer(), PeerError::Died));
@@ -181,7 +180,7 @@ fn a_peer_that_died_is_lost_whichever_rail_says_so() {
 }
 
 #[test]
-fn what_may_have_to_be_posted_again_keeps_its_memory() {
+fn memory_that_may_be_posted_again_stays_in_use() {
     let control = shared();
     let mut own = own_kept(&control);
     let bytes = own.engine.register(region(64)).unwrap();
@@ -211,7 +210,7 @@ fn failover_is_attached_once_before_peers_connect_and_with_enough_memory() {
 }
 
 #[test]
-fn what_was_told_in_an_earlier_attachment_is_dropped() {
+fn failover_messages_of_an_earlier_attachment_are_dropped() {
     const TOLD: u8 = 9;
     let control = shared();
     let sim = fleet::fabric(2, 2, 64, Dials::CALM, 1);
@@ -255,7 +254,7 @@ fn what_was_told_in_an_earlier_attachment_is_dropped() {
     }
     met(&mut nodes);
     let before: Vec<_> = nodes.iter().map(|(engine, _)| engine.stats().stale).collect();
-    // Rail 0 of either end, whichever polls first, says the old message again.
+    // Rail 0 of the end that polls first repeats the old message.
     for told in &told {
         control.borrow_mut().inject.push_back(Event::Message(Peer(0), told.bytes.clone()));
         nodes.iter_mut().for_each(|(engine, _)| _ = engine.progress());

@@ -1,4 +1,4 @@
-//! Two ends that meet over several rails, some of which fail meanwhile. One end or both have
+//! Two ends that connect over several rails, some of which fail meanwhile. One end or both have
 //! failover.
 
 use fishplate_core::engine::{Config, Engine, Notice, Signal};
@@ -16,7 +16,7 @@ struct Side<const RAILS: usize> {
     source: LocalId,
     target: LocalId,
     remote: Option<RemoteId>,
-    /// Operations that it posts before it knows the other, and what became of them.
+    /// Operations posted before the connection, and their outcomes.
     ops: u64,
     done: u64,
     failed: u64,
@@ -40,7 +40,7 @@ impl<const RAILS: usize> Side<RAILS> {
         Side { engine, peer, source, target, remote: None, ops, done: 0, failed: 0 }
     }
 
-    /// Connects, and posts at once what waits until both have met.
+    /// Connects, and posts at once operations that wait until both have connected.
     fn connect(&mut self, handle: &[u8]) {
         self.engine.connect_peer(self.peer, (1 << RAILS) - 1).unwrap();
         let remote = self.engine.import(self.peer, handle).unwrap();
@@ -63,12 +63,12 @@ impl<const RAILS: usize> Side<RAILS> {
     }
 }
 
-/// What became of a meeting.
+/// The outcome of a connection.
 #[derive(Debug, Default)]
 struct Met {
-    /// Rails that failed and cost nothing.
+    /// Rails that failed without consequences.
     failed: u64,
-    /// Ends that gave the other up.
+    /// Ends that removed the other.
     given_up: u64,
 }
 
@@ -93,8 +93,8 @@ fn meets<const RAILS: usize>(seed: u64, keeps: [bool; 2], cuts: bool, all: &mut 
     let settled = |side: &Side<RAILS>| side.done + side.failed == ops;
     let mut turns = 0u64;
     let lasts = keeps == [true; 2];
-    // Long enough that every cut is reported and told of. One end may have given the other up
-    // before that has heard of it, which then waits.
+    // Long enough that every cut is reported and announced. One end may have removed the other
+    // before it knew, and then waits.
     let waits = lasts || !cuts;
     while turns < 1500 || (waits && !sides.iter().all(settled)) {
         assert!(turns < 100_000, "seed {seed}: no end; {:?}", sides.each_ref().map(|s| s.engine.stats()));
@@ -148,7 +148,7 @@ fn all(seed: u64, keeps: [bool; 2], cuts: bool, met: &mut Met) {
 }
 
 #[test]
-fn a_rail_that_fails_while_the_two_ends_meet_costs_nothing() {
+fn a_rail_that_fails_during_the_connection_loses_nothing() {
     let mut met = Met::default();
     let seeds = seeds(1000);
     for &seed in &seeds {
@@ -159,7 +159,7 @@ fn a_rail_that_fails_while_the_two_ends_meet_costs_nothing() {
 }
 
 #[test]
-fn an_end_with_failover_meets_one_without_and_loses_it_with_the_first_rail() {
+fn without_failover_at_both_ends_the_first_failed_rail_fails_the_peer() {
     let mut met = Met::default();
     let seeds = seeds(1000);
     for &seed in &seeds {

@@ -1,5 +1,4 @@
-//! Failure: it ends the operations of that peer alone,
-//! and a slot used again has no trace of its past.
+//! Failure of a peer ends only the operations to it, and a reused slot has no trace of it.
 
 use fishplate_core::engine::{Config, ContextId, Notice};
 use fishplate_core::error::{AttachError, CompleteError, OpError, PeerError, PostError, WaitError};
@@ -19,7 +18,7 @@ type Network = Loopback<64>;
 const INC: Amo = Amo { op: AmoOp::Inc, width: 8, operand: 0, compare: 0 };
 
 #[test]
-fn a_dead_peer_ends_what_is_outstanding_to_it_and_others_go_on() {
+fn a_dead_peer_fails_only_operations_to_it() {
     for seed in seeds(60) {
         let config = Config { contexts: 2, window: 4, ..Config::DEFAULT };
         let (sim, mut nodes) = fleet::plain::<2>(3, Dials::WILD, config, 8192, seed);
@@ -66,7 +65,7 @@ fn a_dead_peer_ends_what_is_outstanding_to_it_and_others_go_on() {
         );
         assert_eq!(node.engine.fence(CX, dead), Err(OpError::PeerFailed(why)));
         assert_eq!(node.engine.quiet(CX, dead, &mut waiter(), SOON), Err(WaitError::PeerFailed(dead, why)));
-        // The third node is not concerned.
+        // The third node is not affected.
         for n in 0..20 {
             let node = &mut nodes[0];
             node.engine.signal(CX, add(node.remotes[2], 0, 1), Notice::Silent).unwrap();
@@ -78,7 +77,7 @@ fn a_dead_peer_ends_what_is_outstanding_to_it_and_others_go_on() {
 }
 
 #[test]
-fn a_peer_reported_down_fails_what_was_never_posted_as_over() {
+fn a_down_peer_fails_unposted_operations_as_quiescent() {
     let control = shared();
     let mut own = own(Config { window: 1, ..Config::DEFAULT }, tap(Network::new(), &control), 4096);
     control.borrow_mut().mute = true;
@@ -96,7 +95,7 @@ fn a_peer_reported_down_fails_what_was_never_posted_as_over() {
 }
 
 #[test]
-fn a_removed_peers_name_and_regions_are_dead_and_its_slot_is_used_again() {
+fn ids_and_regions_of_a_removed_peer_are_stale_and_its_slot_is_reused() {
     let mut own = own(Config { first_sequence: (1 << 20) - 3, ..Config::DEFAULT }, [Network::new()], 4096);
     for round in 0..20u64 {
         let (old, region) = (own.peer, own.remote);
@@ -126,9 +125,9 @@ fn a_removed_peers_name_and_regions_are_dead_and_its_slot_is_used_again() {
     }
 }
 
-/// The peer is this engine, which lives: what lay in the rail when it was removed is seen to land.
+/// The peer is this engine, so operations in the rail still land after it was removed.
 #[test]
-fn what_was_sent_to_a_peer_that_lives_when_it_is_removed_is_not_reported_as_over() {
+fn operations_to_a_removed_living_peer_have_an_unknown_outcome() {
     for (why, numbered) in [
         (None, true),
         (Some(PeerError::Lost), true),
@@ -162,7 +161,7 @@ fn what_was_sent_to_a_peer_that_lives_when_it_is_removed_is_not_reported_as_over
 }
 
 #[test]
-fn late_completions_of_a_removed_peer_do_its_successor_no_harm() {
+fn late_completions_of_a_removed_peer_do_not_affect_its_successor() {
     for result in [
         Ok(()),
         Err(CompleteError::PeerDown),
@@ -201,7 +200,7 @@ fn late_completions_of_a_removed_peer_do_its_successor_no_harm() {
 }
 
 #[test]
-fn e15_a_number_that_was_posted_and_failed_breaks_the_peer() {
+fn e15_a_failed_numbered_post_fails_the_peer() {
     for verb in [Verb::Write, Verb::Message] {
         let control = shared();
         let later =
@@ -225,7 +224,7 @@ fn e15_a_number_that_was_posted_and_failed_breaks_the_peer() {
 }
 
 #[test]
-fn a_write_whose_rest_is_refused_when_its_first_pieces_are_acknowledged_ends() {
+fn a_write_whose_last_pieces_are_refused_completes() {
     let control = shared();
     control.borrow_mut().caps = Some(|caps| Caps { max_rma: 8, ..caps });
     let mut own = own(Config { window: 1, ..Config::DEFAULT }, tap(Network::new(), &control), 4096);
@@ -239,7 +238,7 @@ fn a_write_whose_rest_is_refused_when_its_first_pieces_are_acknowledged_ends() {
 }
 
 #[test]
-fn a_rail_that_refuses_acks_or_replies_for_good_loses_the_peer() {
+fn a_rail_that_permanently_refuses_acks_or_replies_loses_the_peer() {
     for kind in [4u8, 5] {
         let control = shared();
         let mut own = own(Config { ack_age: 1, ..Config::DEFAULT }, tap(Network::new(), &control), 4096);
@@ -269,7 +268,7 @@ fn a_control_message_that_fails_loses_the_peer() {
 }
 
 #[test]
-fn a_post_to_a_peer_that_is_down_fails_it_whatever_was_posted() {
+fn a_post_to_a_down_peer_fails_the_peer() {
     let control = shared();
     let mut own = own(Config::DEFAULT, tap(Network::new(), &control), 4096);
     control.borrow_mut().refuse = Some(Box::new(|_| Some(PostError::PeerDown)));
@@ -282,7 +281,7 @@ fn a_post_to_a_peer_that_is_down_fails_it_whatever_was_posted() {
 }
 
 #[test]
-fn an_inject_that_finds_the_peer_down_leaves_no_trace() {
+fn an_inject_to_a_down_peer_changes_nothing() {
     let control = shared();
     let mut own = own(Config::DEFAULT, tap(Network::new(), &control), 4096);
     control.borrow_mut().refuse = Some(Box::new(|_| Some(PostError::PeerDown)));
@@ -298,7 +297,7 @@ fn an_inject_that_finds_the_peer_down_leaves_no_trace() {
 }
 
 #[test]
-fn e20_peers_can_be_removed_in_the_midst_of_traffic() {
+fn e20_peers_can_be_removed_during_traffic() {
     for seed in seeds(60) {
         let config = Config { window: 8, first_sequence: STARTS[seed as usize % 4], ..Config::DEFAULT };
         let (_, mut nodes) = fleet::plain::<2>(3, Dials::WILD, config, 8192, seed);
@@ -319,7 +318,7 @@ fn e20_peers_can_be_removed_in_the_midst_of_traffic() {
                 node.engine.remove_peer(peer).unwrap();
             }
         }
-        // Everything that was accepted comes to an end.
+        // All accepted operations complete.
         let mut ends = [0; 3];
         for _ in 0..2000 {
             for (node, ends) in nodes.iter_mut().zip(&mut ends) {
@@ -337,7 +336,7 @@ fn e20_peers_can_be_removed_in_the_midst_of_traffic() {
 }
 
 #[test]
-fn a_peer_that_was_only_reserved_is_detached_too() {
+fn a_reserved_peer_is_detached_too() {
     let control = shared();
     let config = Config::DEFAULT;
     let mut engine = engine(config, [Tap::new(Network::new(), 0, &control)]);
@@ -348,7 +347,7 @@ fn a_peer_that_was_only_reserved_is_detached_too() {
 }
 
 #[test]
-fn what_waited_from_a_removed_peer_is_forgotten() {
+fn parked_messages_of_a_removed_peer_are_dropped() {
     for first_sequence in STARTS {
         let control = shared();
         let mut own =
@@ -375,10 +374,10 @@ fn what_waited_from_a_removed_peer_is_forgotten() {
     }
 }
 
-/// What rails refuse for good, of operations of every kind, in pieces and whole, fails those alone;
-/// each ends once, tells truly what became of it, and leaves no slot behind.
+/// Permanent refusals of operations of every kind, whole and in pieces, fail only those. Each
+/// completes once with a true outcome, and no slot leaks.
 #[test]
-fn whatever_rails_refuse_for_good_every_operation_ends_once_and_tells_the_truth() {
+fn permanently_refused_operations_complete_once_with_a_true_outcome() {
     const OPS: u64 = 200;
     const LIMIT: u64 = 300_000;
     for seed in seeds(60) {
@@ -421,7 +420,7 @@ fn whatever_rails_refuse_for_good_every_operation_ends_once_and_tells_the_truth(
             let notice = if silent { Notice::Silent } else { Notice::Report(n << 8 | kind) };
             let len = [8, 64, 200, 300, 1000][random.below(5) as usize];
             let (from, to) = (own.source.at(0), own.remote.at(4096));
-            // Words of operations that are told of, and of those that are not.
+            // Separate words for reported and silent operations.
             let at = if silent { 16 } else { 0 };
             if random.below(5) == 0 {
                 own.engine.fence(CX, own.peer).unwrap();
@@ -459,7 +458,8 @@ fn whatever_rails_refuse_for_good_every_operation_ends_once_and_tells_the_truth(
         take(&mut own, &mut open, &mut words);
         assert!(open.iter().all(|open| !open), "seed {seed}: {open:?}");
         assert_eq!(own.engine.peer_error(own.peer), Ok(None), "seed {seed}");
-        // What is done was done once; the others were not begun, since nothing was lost on the way.
+        // A done operation was executed once; a failed one was not started, because no message was
+        // lost.
         for (at, total) in [(0, words[0]), (8, words[1])] {
             assert_eq!(word(&own.engine, own.target.at(at)), total, "seed {seed}");
         }

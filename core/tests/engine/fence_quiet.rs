@@ -1,5 +1,5 @@
-//! Fence orders without waiting, quiet waits without cost when there is nothing to wait for, and a
-//! wait that ends in vain says why.
+//! Fence orders without waiting, quiet costs little when nothing is outstanding, and a wait that
+//! expires says why.
 
 use fishplate_core::engine::{Config, ContextId, Notice};
 use fishplate_core::error::{Stuck, WaitError};
@@ -18,7 +18,7 @@ type Network = Loopback<64>;
 const LATER: Faults = Faults { hold: 1000, ..Faults::NONE };
 
 #[test]
-fn a_write_after_a_fence_never_lands_before_one_from_before_it() {
+fn writes_after_a_fence_never_land_before_earlier_ones() {
     for seed in seeds(150) {
         let config = Config { window: 16, first_sequence: STARTS[seed as usize % 4], ..Config::DEFAULT };
         let (_, mut nodes) = fleet::plain::<3>(2, Dials::WILD, config, 8192, seed);
@@ -40,7 +40,7 @@ fn a_write_after_a_fence_never_lands_before_one_from_before_it() {
                             .unwrap(),
                     ),
                     _ => {
-                        // What lies between must not lift the fence.
+                        // An operation in between must not lift the fence.
                         node.engine.signal(CX, set(word, 8000, 2), Notice::Silent).unwrap();
                         node.engine.get(CX, node.source.at(8000), 8, word.at(8008), Notice::Silent).unwrap();
                         node.engine.put(CX, from, len, to, Notice::Silent).unwrap();
@@ -83,7 +83,7 @@ fn i4_signals_and_atomics_do_not_wait_for_a_fence() {
 }
 
 #[test]
-fn a_fence_delays_nothing_on_one_rail_that_orders_all_or_without_traffic() {
+fn a_fence_delays_nothing_on_an_ordered_rail_or_without_traffic() {
     let control = shared();
     let sim = fleet::fabric(1, 1, 32, Dials::CALM, 1);
     let mut nodes = fleet::fleet::<_, 1>(sim, 1, Config::DEFAULT, 4096, |_, rail, end| {
@@ -104,7 +104,7 @@ fn a_fence_delays_nothing_on_one_rail_that_orders_all_or_without_traffic() {
 }
 
 #[test]
-fn a_fence_delays_writes_and_no_messages_where_a_rail_orders_its_reports() {
+fn a_fence_delays_writes_but_not_messages() {
     // This rail copies a write when it is posted, and delivers a message when it is polled.
     let control = shared();
     let mut own = own(Config::DEFAULT, tap(Network::new(), &control), 4096);
@@ -119,7 +119,7 @@ fn a_fence_delays_writes_and_no_messages_where_a_rail_orders_its_reports() {
     assert_eq!([64, 72, 80].map(|offset| at(&own, offset)), [[0; 8]; 3]);
     own.engine.quiet(CX, own.peer, &mut own.waiter, SOON).unwrap();
     assert_eq!([64, 72, 80].map(|offset| at(&own, offset)), [[1; 8]; 3]);
-    // The write has taken the fence with it.
+    // The write has consumed the fence.
     let before = control.borrow().posts.len();
     own.engine.put_signal(CX, from, 8, own.remote.at(64), signal, Notice::Silent).unwrap();
     own.engine.put(CX, from, 8, own.remote.at(80), Notice::Silent).unwrap();
@@ -237,7 +237,7 @@ fn a_deadline_names_the_peer_the_rail_and_the_hole() {
         assert_eq!(own.engine.quiet(CX, second, &mut own.waiter, deadline), Err(want));
         let deadline = soon(&own);
         assert_eq!(own.engine.wait(late, &mut own.waiter, deadline), Err(want));
-        // The operation is still in flight, and ends when it may.
+        // The operation is still in flight, and completes once permitted.
         control.borrow_mut().mute = false;
         own.engine.wait(late, &mut own.waiter, u64::MAX).unwrap();
         own.engine.quiet_all(CX, &mut own.waiter, u64::MAX).unwrap();
@@ -254,8 +254,8 @@ fn a_missing_acknowledgement_names_no_rail() {
     own.engine.signal(CX, set(own.remote, 0, 1), Notice::Silent).unwrap();
     let want = Stuck { peer: Some(own.peer), hole: Some(0), ..Stuck::default() };
     assert_eq!(own.engine.quiet(CX, own.peer, &mut own.waiter, 20_000), Err(WaitError::Deadline(want)));
-    // A signal wait says the first number that is missing here, and the rail, since there is only
-    // one.
+    // A signal wait names the first number that is missing here, and the rail, because there is
+    // only one.
     let want = Stuck { rail: Some(RailId(0)), ..want };
     let end = own.engine.wait_signal(own.target.at(0), Cmp::Ge, 1, Some(own.peer), &mut own.waiter, 60_000);
     assert_eq!(end, Err(WaitError::Deadline(want)));

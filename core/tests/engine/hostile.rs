@@ -1,5 +1,5 @@
-//! Peers are not trusted: what one sends is refused by name, puts it in quarantine,
-//! and touches nothing else.
+//! Peers are not trusted: an invalid message is refused by name, quarantines its sender, and
+//! touches nothing else.
 
 use fishplate_core::engine::{Config, Notice};
 use fishplate_core::error::{OpError, PeerError, Violation, WaitError};
@@ -16,7 +16,8 @@ type Network = Loopback<64>;
 
 const SIZE: usize = 4096;
 
-/// A message on the wire: kind, context, op, width, sequence, ack, region, generation, then words.
+/// A message on the wire: kind, context, op, width, sequence, ack, region, generation, followed by
+/// words.
 fn message(head: [u8; 4], seq: u32, ack: u32, region: (u16, u16), words: &[u64]) -> Vec<u8> {
     let mut bytes = head.to_vec();
     bytes.extend(seq.to_le_bytes());
@@ -43,7 +44,7 @@ impl Bench {
         let control = shared();
         let config = Config { window: 8, contexts: 2, first_sequence, ..Config::DEFAULT };
         let mut own = own(config, tap(Network::new(), &control), SIZE);
-        // A region that was given back, and one that nobody was given.
+        // A region that was deregistered, and one that never existed.
         let gone = own.engine.register(region(64)).unwrap();
         own.engine.deregister(gone).unwrap();
         let honest = own.engine.reserve_peer().unwrap();
@@ -76,9 +77,9 @@ impl Bench {
 }
 
 #[test]
-fn every_violation_has_its_name() {
+fn every_violation_is_named() {
     let size = SIZE as u64;
-    // The target is region 1 of generation 0; region 2 was given back; there are 8 places.
+    // The target is region 1 of generation 0; region 2 was deregistered; there are 8 slots.
     let target = (1, 0);
     let signal = |seq, region, offset| message([1, 0, 1, 8], seq, 0, region, &[offset, 7]);
     let amo = |op, width, offset| message([3, 0, op, width], 0, 0, target, &[offset, 7, 0, 0]);
@@ -158,10 +159,10 @@ fn every_violation_has_its_name() {
 }
 
 #[test]
-fn a_reply_is_taken_once_and_only_from_its_peer_and_for_a_fetch() {
+fn a_reply_is_accepted_once_from_its_peer_for_a_fetch() {
     let inc = Amo { op: AmoOp::Inc, width: 8, operand: 0, compare: 0 };
     let reply = |token: u64| message([4, 0, 0, 0], 0, 0, (0, 0), &[token, 7]);
-    // Tokens are generation and slot; the first operation has slot 0 of generation 1.
+    // A token is generation and slot; the first operation has slot 0 of generation 1.
     for (what, signal_first) in [("to a signal", true), ("of another peer", false)] {
         let mut bench = Bench::new(0);
         let held = hold(&bench.control, |event| matches!(event, Event::Message(..) | Event::Landed(..)));
@@ -224,7 +225,7 @@ fn numbers_seen_before_change_nothing() {
 }
 
 #[test]
-fn a_request_for_an_acknowledgement_that_is_as_late_as_it_likes_does_no_harm() {
+fn a_late_request_for_an_acknowledgement_is_harmless() {
     let control = shared();
     let config = Config { window: 256, ..Config::DEFAULT };
     let mut own = own(config, tap(Network::new(), &control), SIZE);
@@ -234,7 +235,7 @@ fn a_request_for_an_acknowledgement_that_is_as_late_as_it_likes_does_no_harm() {
     passes(&mut own.engine, 2);
     assert_eq!(held.borrow().len(), 1);
     control.borrow_mut().edit = None;
-    // More numbers than half of what a message's own number tells apart.
+    // More numbers than half of the range that a message's own number can distinguish.
     for n in 1..600_000u64 {
         own.engine.put(CX, own.source.at(0), 8, own.remote.at(64), Notice::Silent).unwrap();
         if n % 128 == 0 {
@@ -251,7 +252,7 @@ fn a_request_for_an_acknowledgement_that_is_as_late_as_it_likes_does_no_harm() {
 }
 
 #[test]
-fn a_rail_that_names_peers_that_do_not_exist_is_not_believed() {
+fn reports_about_unknown_peers_are_ignored() {
     let mut bench = Bench::new(0);
     for peer in [2, 3, 4, 100, 65535] {
         bench.hear(Event::Landed(Peer(peer), 0x0010_0000));
@@ -268,7 +269,7 @@ fn a_rail_that_names_peers_that_do_not_exist_is_not_believed() {
 }
 
 #[test]
-fn what_a_quarantined_peer_sends_is_not_heard() {
+fn messages_of_a_quarantined_peer_are_ignored() {
     let mut bench = Bench::new(0);
     let from = bench.own.peer.peer();
     bench.hear(Event::Message(from, vec![]));
@@ -279,7 +280,7 @@ fn what_a_quarantined_peer_sends_is_not_heard() {
 }
 
 #[test]
-fn a_region_taken_back_while_a_signal_waits_is_not_written() {
+fn a_waiting_signal_does_not_write_a_deregistered_region() {
     let mut bench = Bench::new(0);
     let target = bench.own.target;
     let from = bench.own.peer.peer();
@@ -289,12 +290,12 @@ fn a_region_taken_back_while_a_signal_waits_is_not_written() {
     bench.own.engine.deregister(target).unwrap();
     bench.hear(Event::Landed(from, 0));
     assert_eq!(bench.own.engine.peer_error(bench.own.peer), Ok(Some(PeerError::Protocol(Violation::Region))));
-    // SAFETY: the memory was registered until just now and is never freed.
+    // SAFETY: the memory was registered until now and is never freed.
     assert_eq!(unsafe { memory.cast::<u64>().read() }, 0);
 }
 
 #[test]
-fn noise_is_refused_whatever_it_is() {
+fn random_messages_are_refused() {
     for seed in seeds(3000) {
         let mut random = Random(seed);
         let control = shared();
@@ -331,15 +332,15 @@ fn numbers_repeated_while_they_wait_change_nothing() {
             let config = Config { window: 8, batch, first_sequence, ..Config::DEFAULT };
             let mut own = own(config, tap(Network::new(), &control), SIZE);
             let from = own.peer.peer();
-            // What is heard was made up here, so nothing may be said of it.
+            // The arrivals were forged here, so no answers may be sent.
             control.borrow_mut().refuse = Some(Box::new(|_| Some(fishplate_core::error::PostError::Again)));
             let signal = |n: u32| {
                 let seq = sequence(first_sequence.wrapping_add(n as u64), 8);
                 Event::Message(from, message([1, 0, 2, 8], seq, first_sequence as u32, (1, 0), &[0, 1]))
             };
             let all: Vec<Event> = (1..6).map(signal).collect();
-            // Each three times while number 0 is missing,
-            // and again in every pass that applies them.
+            // Each three times while number 0 is missing, and again in every pass that applies
+            // them.
             for _ in 0..3 {
                 control.borrow_mut().inject.extend(all.iter().cloned());
                 passes(&mut own.engine, 5);
@@ -354,7 +355,7 @@ fn numbers_repeated_while_they_wait_change_nothing() {
             }
             passes(&mut own.engine, 200);
             assert_eq!(word(&own.engine, own.target.at(0)), 5, "from {first_sequence:#x}, batch {batch}");
-            // Places are free again, the whole window round.
+            // The slots of the whole window are free again.
             for n in 6..40 {
                 control.borrow_mut().inject.push_back(signal(n));
                 passes(&mut own.engine, 3);
@@ -374,7 +375,7 @@ fn data_of_a_repeated_message_is_not_copied_again() {
     let mut own = own(Config { window: 8, ..Config::DEFAULT }, tap(Network::new(), &control), SIZE);
     let from = own.peer.peer();
     control.borrow_mut().refuse = Some(Box::new(|_| Some(fishplate_core::error::PostError::Again)));
-    // A put-signal with eight bytes of data, and a write that travels as a message.
+    // A put-signal with eight bytes of data, and a write sent as a message.
     let mut with_signal = message([2, 0, 1, 8], 0, 0, (1, 0), &[0, 7, 64, 8 | 1 << 32]);
     with_signal.extend([0xaa; 8]);
     let mut alone = message([6, 0, 0, 0], 1, 0, (1, 0), &[72]);

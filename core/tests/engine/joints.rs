@@ -1,4 +1,4 @@
-//! Rails that differ in one engine: a peer's limits follow from the rails that reach it alone.
+//! Different rails in one engine: a peer's limits follow only from the rails that reach it.
 
 use fishplate_core::engine::{Config, Engine, Issued, Notice, RailPolicy};
 use fishplate_core::error::OpError;
@@ -13,7 +13,8 @@ use super::support::*;
 
 type Network = Loopback<32>;
 
-/// One engine over two rails, and as peers itself: by the first rail, by the second, and by both.
+/// One engine over two rails that is its own peer three times: by the first rail, by the second,
+/// and by both.
 struct Bench {
     engine: Engine<'static, Tap<Network>, 4>,
     controls: [Shared; 2],
@@ -43,7 +44,7 @@ impl Bench {
         Bench { engine, controls, peers, remotes, source }
     }
 
-    /// What each rail was given since the last time, as verbs and lengths.
+    /// The posts of each rail since the last call, as verbs and lengths.
     fn posts(&mut self) -> [Vec<(Verb, usize)>; 2] {
         [0, 1].map(|rail: usize| {
             let posts = std::mem::take(&mut self.controls[rail].borrow_mut().posts);
@@ -51,7 +52,7 @@ impl Bench {
         })
     }
 
-    /// Ends everything, and forgets what that took.
+    /// Completes everything, and discards the recorded posts.
     fn rest(&mut self) {
         for peer in self.peers {
             pass_until(&mut self.engine, "quiet", |engine| engine.is_quiet(CX, peer).unwrap());
@@ -72,7 +73,7 @@ fn wide(caps: Caps) -> Caps {
 const EACH: Config = Config { policy: RailPolicy::RoundRobin, ..Config::DEFAULT };
 
 #[test]
-fn what_is_injected_goes_where_it_is_copied_or_in_a_message_that_fits() {
+fn injected_bytes_use_a_rail_that_copies_or_a_message() {
     let mut bench = Bench::new(EACH, [narrow, wide]);
     let [a, b, c] = bench.remotes;
     let most = bench.peers.map(|peer| bench.engine.inject_max(peer));
@@ -97,7 +98,7 @@ fn what_is_injected_goes_where_it_is_copied_or_in_a_message_that_fits() {
 }
 
 #[test]
-fn a_put_signal_is_one_message_where_a_rail_to_the_peer_takes_it() {
+fn a_put_signal_is_one_message_if_a_rail_to_the_peer_permits() {
     let mut bench = Bench::new(EACH, [narrow, wide]);
     let from = bench.source.at(0);
     for _ in 0..4 {
@@ -119,7 +120,7 @@ fn a_put_signal_is_one_message_where_a_rail_to_the_peer_takes_it() {
 }
 
 #[test]
-fn a_long_put_is_cut_as_the_rails_to_its_peer_need_it() {
+fn a_long_put_is_split_for_the_rails_to_its_peer() {
     let config = Config { stripe_threshold: 2048, stripe_chunk: 1024, ..EACH };
     let mut bench = Bench::new(config, [narrow, wide]);
     let from = bench.source.at(0);
@@ -138,7 +139,7 @@ fn a_long_put_is_cut_as_the_rails_to_its_peer_need_it() {
 }
 
 #[test]
-fn order_and_atomics_are_what_the_rails_to_the_peer_keep_and_have() {
+fn order_and_atomics_depend_on_the_rails_to_the_peer() {
     let ordered = |caps| Caps { order: Order::All, ..caps };
     let loose = |caps| Caps { order: Order::None, native_atomics: AmoSet::NONE, ..caps };
     let mut bench = Bench::new(EACH, [ordered, loose]);
@@ -161,7 +162,7 @@ fn order_and_atomics_are_what_the_rails_to_the_peer_keep_and_have() {
         done(&mut bench.engine, Issued::Pending(token), "a fetch");
         bench.rest();
     }
-    // Where everything stays in order a fence holds nothing back.
+    // Where everything stays in order, a fence delays nothing.
     for (remote, peer, at_once) in [(a, 0, 2), (b, 1, 1), (c, 2, 1)] {
         bench.engine.put(CX, from, 8, remote.at(64), Notice::Silent).unwrap();
         bench.engine.fence(CX, bench.peers[peer]).unwrap();

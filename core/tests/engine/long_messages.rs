@@ -1,4 +1,4 @@
-//! A rail whose messages may be longer than the tag of a silent operation's post can tell: 16 MiB.
+//! A rail whose messages may be longer than the tag of a silent post can express: 16 MiB.
 
 use fishplate_core::engine::{Config, Notice};
 use fishplate_core::rail::loopback::Loopback;
@@ -8,12 +8,12 @@ use super::order::add;
 use super::support::tap::{Verb, shared, tap};
 use super::support::*;
 
-/// What the tag can tell, and what of it the head of a message takes.
+/// The largest length in the tag, and the message header's share of it.
 const TOLD: usize = (1 << 24) - 1;
 const HEAD: usize = 48;
 
 #[test]
-fn a_silent_put_signal_longer_than_its_tag_can_tell_ends() {
+fn a_silent_put_signal_longer_than_its_tag_can_express_completes() {
     let config = Config { eager: 1 << 25, ..Config::DEFAULT };
     for len in [TOLD - HEAD, TOLD - HEAD + 1, TOLD, TOLD + 1, (17 << 20) + 5] {
         let control = shared();
@@ -31,7 +31,7 @@ fn a_silent_put_signal_longer_than_its_tag_can_tell_ends() {
         let control = control.borrow();
         let messages = control.posts.iter().filter(|post| post.verb == Verb::Message);
         let longest = messages.map(|post| post.len).max().unwrap();
-        // As long a message as the tag can tell; what is longer is written.
+        // A message is at most as long as the tag can express; longer data is written.
         assert_eq!(longest == TOLD, len == TOLD - HEAD, "{len}: {longest}");
     }
 }

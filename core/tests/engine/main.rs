@@ -1,6 +1,5 @@
-//! What the engine promises, over loopback, faulty and simulated rails. Names say the behaviour;
-//! `iN_` and `eN_` are the invariants and edge cases of the ordering specification that a test
-//! stands for.
+//! The engine's contract, over loopback, faulty and simulated rails. In test names `iN_` and `eN_`
+//! are invariants and edge cases of the ordering specification.
 //!
 //! Randomised tests run over [`support::seeds`] and name the seed when they fail;
 //! `FISHPLATE_SEED=n` runs one, `FISHPLATE_SEEDS=n` that many.

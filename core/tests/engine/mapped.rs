@@ -1,4 +1,4 @@
-//! Mapped memory: the same behaviour done at once, and no way past what is in flight.
+//! Mapped memory: the same behaviour, completed at once, never ahead of operations in flight.
 
 use std::ptr::NonNull;
 
@@ -18,7 +18,7 @@ type Network = Loopback<64>;
 const DONE: Result<Issued, OpError> = Ok(Issued::Done { value: 0 });
 
 #[test]
-fn everything_is_done_on_return_and_posts_nothing() {
+fn mapped_operations_complete_on_return_without_posts() {
     let control = shared();
     let mut own = own(Config::DEFAULT, tap(Network::mapped(), &control), 4096);
     write(&own.engine, own.source.at(0), b"at once");
@@ -65,7 +65,7 @@ fn atomics_are_the_same_as_by_message() {
 fn shared_region(len: usize) -> Region {
     let words = Box::leak(vec![0u64; len.div_ceil(8)].into_boxed_slice());
     let kind = RegionKind::Shared { segment: 0, offset: 0 };
-    // SAFETY: leaked, and touched through the helpers and the engine alone.
+    // SAFETY: leaked, and accessed only through the helpers and the engine.
     unsafe { Region::new(NonNull::new(words.as_mut_ptr().cast()).unwrap(), len, kind) }
 }
 
@@ -84,7 +84,7 @@ fn a_direct_operation_never_overtakes_numbered_ones_of_its_stream() {
             issued += 1;
             let (from, value) = (own.source.at(0), issued);
             let e = &mut own.engine;
-            // The data of a step lies in unmapped memory, its number in mapped or unmapped memory.
+            // The data of a step is in unmapped memory, its number in mapped or unmapped memory.
             let done = match random.below(5) {
                 0 => {
                     let place = own.remote.at(64 + issued * 8);
@@ -115,13 +115,13 @@ fn a_direct_operation_never_overtakes_numbered_ones_of_its_stream() {
             if random.below(3) == 0 {
                 e.progress();
             }
-            // Never a step that is not there yet, and never backwards.
+            // Never a future step, and never backwards.
             let now = word(e, mapped.at(0));
             assert!(now <= issued && now >= *state.first().unwrap(), "seed {seed}");
             if state[0] != now {
                 state.retain(|&step| step >= now);
             }
-            // All numbered data from before the step that is seen has landed.
+            // All numbered data from before the visible step has landed.
             for step in 1..=now {
                 let data = word(e, own.target.at(64 + step * 8));
                 let was_put = word(e, own.source.at(step * 8)) == step;
@@ -163,7 +163,7 @@ fn a_signal_on_mapped_memory_waits_for_a_write_that_has_not_landed() {
 }
 
 #[test]
-fn the_memory_of_a_failed_or_removed_peer_is_not_touched() {
+fn memory_of_a_failed_or_removed_peer_is_not_accessed() {
     let control = shared();
     let mut own = own(Config::DEFAULT, tap(Network::mapped(), &control), 4096);
     control.borrow_mut().inject.push_back(Event::Down(own.peer.peer(), PeerError::Died));
@@ -187,7 +187,7 @@ fn the_memory_of_a_failed_or_removed_peer_is_not_touched() {
 }
 
 #[test]
-fn memory_that_a_peer_says_begins_amid_a_word_is_not_imported() {
+fn misaligned_mapped_memory_of_a_peer_is_not_imported() {
     let control = shared();
     let mut own = own(Config::DEFAULT, tap(Network::mapped(), &control), 4096);
     let mut handle = [0; HANDLE_MAX];

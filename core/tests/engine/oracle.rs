@@ -1,4 +1,4 @@
-//! The whole against a model ([`support::oracle`](super::support::oracle)), over wild rails.
+//! All operations against a model ([`support::oracle`](super::support::oracle)), over faulty rails.
 
 use fishplate_core::rail::sim::Dials;
 
@@ -13,7 +13,7 @@ fn run<const RAILS: usize>(seed: u64) {
 }
 
 #[test]
-fn streams_between_ends_that_differ_are_what_the_model_says() {
+fn streams_between_different_ends_match_the_model() {
     for seed in seeds(200) {
         match seed % 2 {
             0 => oracle::run(seed, 100_000, |nodes, config, size| {
@@ -27,7 +27,7 @@ fn streams_between_ends_that_differ_are_what_the_model_says() {
 }
 
 #[test]
-fn streams_of_engines_with_fewer_rails_than_they_have_room_for_are_what_the_model_says() {
+fn streams_of_engines_with_few_rails_match_the_model() {
     for seed in seeds(90) {
         let count = 1 + (seed % 3) as u16;
         oracle::run(seed, 100_000, |nodes, config, size| {
@@ -37,7 +37,7 @@ fn streams_of_engines_with_fewer_rails_than_they_have_room_for_are_what_the_mode
 }
 
 #[test]
-fn streams_are_what_the_model_says() {
+fn streams_match_the_model() {
     for seed in seeds(400) {
         match seed % 4 {
             0 => run::<1>(seed),

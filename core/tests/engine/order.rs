@@ -1,4 +1,4 @@
-//! Order: signals and atomics are applied in the order of issue, once everything before has landed.
+//! Order: signals and atomics are applied in issue order, once everything before has landed.
 
 use fishplate_core::engine::{Config, ContextId, Notice, Signal};
 use fishplate_core::mem::RemoteId;
@@ -21,7 +21,7 @@ pub fn add(region: RemoteId, offset: u64, value: u64) -> Signal {
     Signal { at: region.at(offset), op: SignalOp::Add, value }
 }
 
-/// Holds back, in a list, what `which` says; everything else passes.
+/// Holds back, in a list, the events that `which` selects; others pass.
 pub fn hold(
     control: &Shared,
     mut which: impl FnMut(&Event) -> bool + 'static,
@@ -92,7 +92,7 @@ fn i4_a_put_signal_waits_for_each_of_its_own_writes() {
 }
 
 #[test]
-fn i5_arrivals_may_come_in_every_order() {
+fn i5_arrivals_may_come_in_any_order() {
     let orders: Vec<Vec<usize>> = permutations(5);
     for first_sequence in STARTS {
         for order in &orders {
@@ -168,7 +168,7 @@ fn i7_contexts_and_peers_are_independent_streams() {
     assert_eq!(word(&own.engine, own.target.at(0)), 1);
 }
 
-/// Put-signals of all lengths to oneself: when the signal is seen, the data is there.
+/// Put-signals of all lengths to the engine itself: when the signal is visible, so is the data.
 fn data_is_there_with_its_signal<R: Rail, const RAILS: usize>(config: Config, rails: [R; RAILS], seed: u64) {
     let mut own = own(config, rails, 4096);
     let mut random = Random(seed);
@@ -224,7 +224,7 @@ fn e2_a_signal_never_overtakes_its_data_on_another_rail() {
 }
 
 #[test]
-fn e2_nor_between_two_nodes_of_a_wild_fabric() {
+fn e2_a_signal_never_overtakes_its_data_between_two_nodes() {
     for seed in seeds(150) {
         let config = Config { window: 32, first_sequence: STARTS[seed as usize % 4], ..Config::DEFAULT };
         let (_, mut nodes) = fleet::plain::<4>(2, Dials::WILD, config, 8192, seed);
@@ -300,7 +300,7 @@ fn e3_a_put_signal_has_any_number_of_segments() {
 }
 
 #[test]
-fn e1_streams_run_through_every_wrap() {
+fn e1_streams_work_across_every_wrap() {
     for first_sequence in STARTS {
         for window in [1, 2, 4, 8, 128] {
             let config = Config { first_sequence, window, batch: 3, ..Config::DEFAULT };
@@ -322,11 +322,11 @@ fn e1_streams_run_through_every_wrap() {
 }
 
 #[test]
-fn i6_numbers_follow_each_other_across_the_wrap_and_none_is_left_out() {
+fn i6_numbers_are_consecutive_across_the_wrap() {
     for first_sequence in STARTS {
         let (control, mut own) = tapped(Config { first_sequence, window: 4, ..Config::DEFAULT });
         let mut random = Random(first_sequence);
-        // Refusals in between must not use numbers up.
+        // Refusals in between must not consume numbers.
         control.borrow_mut().refuse = Some(Box::new(move |_| {
             (random.below(3) == 0).then_some(fishplate_core::error::PostError::Again)
         }));

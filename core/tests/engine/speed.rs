@@ -1,5 +1,5 @@
-//! Rails of different speed, on a simulated fabric that has rates:
-//! what they carry together, with the default configuration.
+//! Rails of different speed on a simulated fabric with rates: their combined throughput, with the
+//! default configuration.
 
 use fishplate_core::engine::{Config, ContextId, Notice, RailPolicy};
 use fishplate_core::rail::sim::Dials;
@@ -49,8 +49,8 @@ fn two_unequal_rails_carry_nine_tenths_of_their_sum() {
 }
 
 #[test]
-fn in_turns_the_slower_rail_sets_the_pace() {
-    // What the figure above is to be seen against.
+fn with_round_robin_the_slower_rail_sets_the_pace() {
+    // For comparison with the figure above.
     let got = together([6144, 2048], RailPolicy::RoundRobin, QUICK);
     assert!(got < 0.6 * 8192.0, "{:.3} of the sum", got / 8192.0);
 }

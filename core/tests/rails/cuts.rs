@@ -1,5 +1,5 @@
-//! Links that are cut, and peers that are fenced: each post still ends once, what it carries lands
-//! once at most, and nothing lands behind a fence.
+//! Cut links and fenced peers: each post still completes once, lands at most once, and nothing
+//! lands after a fence.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ const A: Peer = Peer(0);
 const B: Peer = Peer(1);
 const LATE: u32 = 500;
 
-/// What was seen of posts to a link that is cut.
+/// Counters of posts to a link that is cut.
 #[derive(Debug, Default)]
 struct Fates {
     lost: u32,
@@ -25,8 +25,8 @@ struct Fates {
     refused: u32,
 }
 
-/// Posts to a link before and after it is cut, and says what became of each. With `fence` the
-/// target cuts the origin off.
+/// Posts to a link before and after it is cut, and counts the outcomes. With `fence` the target
+/// fences the origin.
 fn fates(seed: u64, fence: bool, fates: &mut Fates) {
     let packets = Box::leak(vec![Packet::EMPTY; 256].into_boxed_slice());
     let sim: &Sim<'_> = Box::leak(Box::new(Sim::new(packets, 2, 1, Dials::WILD, seed).unwrap()));
@@ -49,7 +49,7 @@ fn fates(seed: u64, fence: bool, fates: &mut Fates) {
             let result = match turn % 3 {
                 // SAFETY: the memory is never freed.
                 0 => unsafe { a.post_write(B, local, remote, Some(posted as u32), posted) },
-                // SAFETY: likewise.
+                // SAFETY: as above.
                 1 => unsafe { a.post_read(B, local, remote, posted) },
                 _ => a.post_message(B, &[posted as u8], Untrusted::from_slice(&[]), posted),
             };
@@ -73,7 +73,11 @@ fn fates(seed: u64, fence: bool, fates: &mut Fates) {
         a.poll(4, &mut here);
         b.poll(4, &mut there);
         if let Some(fenced) = fenced {
-            assert_eq!((there.landed.len(), there.messages.len()), fenced, "seed {seed}: behind the fence");
+            assert_eq!(
+                (there.landed.len(), there.messages.len()),
+                fenced,
+                "seed {seed}: landed after the fence"
+            );
         }
     }
     assert!(
@@ -82,7 +86,7 @@ fn fates(seed: u64, fence: bool, fates: &mut Fates) {
     assert!(there.down.is_empty());
     let mut ends = BTreeMap::new();
     for (cx, result) in here.done {
-        assert!(ends.insert(cx, result).is_none(), "seed {seed}: {cx} ended twice");
+        assert!(ends.insert(cx, result).is_none(), "seed {seed}: {cx} completed twice");
     }
     assert_eq!(ends.len() as u64, posted, "seed {seed}");
     let mut landed: Vec<u64> = there.landed.iter().map(|(_, data)| *data as u64).collect();
@@ -103,7 +107,7 @@ fn fates(seed: u64, fence: bool, fates: &mut Fates) {
 }
 
 #[test]
-fn posts_to_a_link_that_is_cut_end_once_and_land_once_at_most_in_every_way() {
+fn posts_to_a_cut_link_complete_once_and_land_at_most_once() {
     for fence in [false, true] {
         let mut seen = Fates::default();
         (0..200).for_each(|seed| fates(seed, fence, &mut seen));
@@ -125,7 +129,7 @@ fn a_link_that_does_not_exist_is_not_cut() {
 }
 
 #[test]
-fn an_endpoint_that_is_attached_anew_is_heard_again() {
+fn a_reattached_endpoint_is_heard_again() {
     let packets = Box::leak(vec![Packet::EMPTY; 64].into_boxed_slice());
     let sim = Sim::new(packets, 2, 1, Dials::CALM, 3).unwrap();
     let (mut a, mut b) = (sim.endpoint(0, 0), sim.endpoint(1, 0));
@@ -143,7 +147,7 @@ fn an_endpoint_that_is_attached_anew_is_heard_again() {
 }
 
 #[test]
-fn what_a_loopback_or_a_faulty_rail_has_for_a_peer_that_is_fenced_is_dropped_and_ends() {
+fn posts_held_back_for_a_fenced_peer_are_dropped_and_complete() {
     let faults = Faults { hold: 1000, keep: 0, ..Faults::NONE };
     let mut rail = Faulty::<_, 8>::new(Loopback::<16>::new(), Faults::NONE, 1);
     for n in 0..6 {

@@ -1,5 +1,5 @@
-//! What the simulated fabric and the faulty rail promise beyond the contract: the same again for
-//! the same seed, the rates asked for, and no way from one node's key to another node's memory.
+//! Properties of the simulated fabric and the faulty rail beyond the contract: determinism by seed,
+//! the requested rates, and no access by a key of another node.
 
 use fishplate_core::error::{CompleteError, PostError};
 use fishplate_core::mem::{Peer, Untrusted};
@@ -32,7 +32,7 @@ fn chatter(seed: u64, count: u8) -> (u64, Vec<Vec<u8>>) {
 }
 
 #[test]
-fn the_same_seed_does_the_same_again_and_another_does_not() {
+fn runs_are_determined_by_the_seed() {
     for seed in 1..20 {
         assert_eq!(chatter(seed, 30), chatter(seed, 30), "seed {seed}");
         assert_ne!(chatter(seed, 30).1, chatter(seed + 1000, 30).1, "seed {seed}");
@@ -40,7 +40,7 @@ fn the_same_seed_does_the_same_again_and_another_does_not() {
 }
 
 #[test]
-fn a_wild_rail_reorders_and_a_calm_one_does_not() {
+fn a_faulty_rail_reorders_and_a_calm_one_does_not() {
     let sorted = |messages: &[Vec<u8>]| messages.is_sorted();
     assert!((1..20).all(|seed| !sorted(&chatter(seed, 60).1)));
     let ordered = Dials { ordered: true, ..Dials::WILD };
@@ -62,7 +62,7 @@ fn a_wild_rail_reorders_and_a_calm_one_does_not() {
 }
 
 #[test]
-fn a_key_of_one_node_opens_nothing_at_another() {
+fn a_key_of_one_node_is_invalid_at_another() {
     let sim = sim(3, 1, Dials::CALM, 1);
     let (mut a, _b, mut c) = (sim.endpoint(0, 0), sim.endpoint(1, 0), sim.endpoint(2, 0));
     a.attach(Peer(0), 1).unwrap();
@@ -95,7 +95,7 @@ fn several_deaths_are_reported_within_the_budget() {
 }
 
 #[test]
-fn a_faulty_rail_fails_as_often_as_asked_and_reports_it() {
+fn a_faulty_rail_fails_as_often_as_requested() {
     let mut rail = Faulty::<_, 32>::new(Loopback::<64>::new(), Faults { fail: 300, ..Faults::NONE }, 5);
     let (mut seen, mut failed) = (Seen::default(), 0);
     for n in 0..1000u64 {
@@ -111,7 +111,7 @@ fn a_faulty_rail_fails_as_often_as_asked_and_reports_it() {
 }
 
 #[test]
-fn a_faulty_rail_without_faults_is_the_rail_inside() {
+fn a_faulty_rail_without_faults_is_transparent() {
     let mut rail = Faulty::<_, 4>::new(Loopback::<64>::new(), Faults::NONE, 5);
     let mut seen = Seen::default();
     for n in 0..50u8 {

@@ -1,4 +1,4 @@
-//! Every rail of this package against the contract of `Rail`, and what the fakes promise beyond it.
+//! Every rail of this package against the contract of `Rail`, and further properties of the fakes.
 
 #[path = "../conformance/mod.rs"]
 mod conformance;
@@ -33,7 +33,7 @@ fn own<R: Rail>(rail: R) -> Link<R> {
     Link { rails: vec![rail], origin: 0, target: 0, to: Peer(0), from: Peer(0) }
 }
 
-/// Two nodes that number each other differently.
+/// Two nodes with different peer numbers.
 fn pair(dials: Dials, seed: u64) -> (&'static Sim<'static>, Link<SimRail<'static, 'static>>) {
     let packets = Box::leak(vec![Packet::EMPTY; 64].into_boxed_slice());
     let sim: &Sim<'_> = Box::leak(Box::new(Sim::new(packets, 2, 1, dials, seed).unwrap()));
@@ -135,7 +135,7 @@ impl Fixture for Files {
 }
 
 #[test]
-fn the_example_of_a_rail_runs() {
+fn the_example_rail_runs() {
     file_rail::main().unwrap();
 }
 

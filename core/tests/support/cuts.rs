@@ -1,4 +1,4 @@
-//! When links of a fabric are cut, and rails taken out of use.
+//! Schedules of cut links and disabled rails.
 
 use fishplate_core::mem::RailId;
 use fishplate_core::rail::sim::Sim;
@@ -6,20 +6,20 @@ use fishplate_core::rail::sim::Sim;
 use super::Random;
 use super::fleet::{End, Node};
 
-/// Longest time, in polls, that what was on a link may land after that was cut.
+/// Most polls after a cut in which traffic of the link may still land.
 pub const LATE: u32 = 2000;
 
-/// What happens to a rail between two nodes, and in which turn.
+/// The event of a rail between two nodes, and its turn.
 #[derive(Clone, Copy, Debug)]
 enum Cut {
     /// The link from the first to the second.
     OneWay,
     BothWays,
-    /// The first takes the rail out of use.
+    /// The first node disables the rail.
     Disabled,
 }
 
-/// What happens, by turn.
+/// The events by turn.
 pub struct Plan {
     sim: &'static Sim<'static>,
     rails: u16,
@@ -27,8 +27,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Some of the rails between each two nodes, a node and itself among them, fail in the first
-    /// `turns` turns. One is left.
+    /// Some of the rails between each two nodes, including a node and itself, fail in the first
+    /// `turns` turns. One remains.
     pub fn new(sim: &'static Sim<'static>, nodes: u16, rails: u16, turns: u64, seed: u64) -> Plan {
         let mut random = Random(seed ^ 0xfa11);
         let mut cuts = vec![];
@@ -53,7 +53,7 @@ impl Plan {
         Plan { sim, rails, cuts }
     }
 
-    /// Does what is to happen in a turn.
+    /// Executes the events of a turn.
     pub fn turn<const RAILS: usize>(&self, turn: u64, fleet: &mut [Node<End, RAILS>]) {
         for &(_, cut, from, to, rail) in self.cuts.iter().filter(|cut| cut.0 == turn) {
             match cut {
@@ -63,7 +63,7 @@ impl Plan {
                     self.sim.cut(to, from, rail, LATE).unwrap();
                 }
                 Cut::Disabled => {
-                    // Each counts the rails of the fabric from another one.
+                    // Each node numbers the rails of the fabric differently.
                     let ours = (rail + self.rails - from % self.rails) % self.rails;
                     let node = &mut fleet[from as usize];
                     let peer = node.peers[to as usize];

@@ -1,5 +1,5 @@
-//! A peer whose traffic is damaged on its way, repeated and lost; or that makes up messages which a
-//! correct one might send, at another time.
+//! Damages, repeats and drops the traffic of a peer, or adds messages that a correct peer might
+//! send at another time.
 
 use fishplate_core::mem::Peer;
 
@@ -11,13 +11,12 @@ const ANSWERS: [u8; 7] = [19, 20, 21, 22, 23, 24, 25];
 
 const PULLS: [u8; 2] = [20, 24];
 
-/// What to do to the traffic of a peer, one event in `rate`. `first` is the first number of all
-/// streams.
+/// Damages one event in `rate` of a peer. `first` is the first number of all streams.
 pub fn damage(bad: Peer, rate: u64, first: u64, seed: u64) -> Edit {
     let mut random = Random(seed ^ 0xdead);
     let mut old: Vec<Event> = vec![];
-    // Half of all peers add what they have made up and change nothing, so they are believed for
-    // longer. Then, best once they have asked for chunks, they say nothing else, after a while.
+    // Half of the peers only add forged messages, so they are quarantined later. Some of those send
+    // nothing else after they have requested chunks.
     let lies = (seed / 2).is_multiple_of(2);
     let mut mute = None;
     Box::new(move |_, event| {
@@ -72,8 +71,8 @@ pub fn damage(bad: Peer, rate: u64, first: u64, seed: u64) -> Edit {
     })
 }
 
-/// A message whose head, and the token it names, were in earlier ones: an answer, or what has
-/// arrived. `calm`: the end of what was asked for, and on one rail, which is believed for longer.
+/// A message with the header and token of earlier ones: an answer, or a report of arrivals. `calm`:
+/// completes an open request, and uses one rail, so that it is quarantined later.
 fn made_up(old: &[Event], first: u64, calm: bool, random: &mut Random) -> Vec<Event> {
     let (kinds, about) = if calm { (&ANSWERS[..1], &PULLS[..]) } else { (&ANSWERS[..], &ANSWERS[..]) };
     let pick = |random: &mut Random, wanted: &dyn Fn(&[u8]) -> bool| {
@@ -105,7 +104,7 @@ fn made_up(old: &[Event], first: u64, calm: bool, random: &mut Random) -> Vec<Ev
             bytes
         }
         (0, None) => {
-            // A question for a reply, a request for an acknowledgement, or a goodbye.
+            // A request for a reply or an acknowledgement, or a Bye.
             let (kind, len) = [(10, 32), (5, 24), (8, 28)][random.below(3) as usize];
             let mut bytes = vec![kind, head[1], (kind == 5) as u8, 0];
             bytes.extend_from_slice(&head[4..16]);
@@ -115,7 +114,7 @@ fn made_up(old: &[Event], first: u64, calm: bool, random: &mut Random) -> Vec<Ev
             bytes
         }
         _ => {
-            // What has arrived: of a few numbers, on some rails, and nothing behind them.
+            // A report of arrivals: a few numbers, on some rails, and nothing after them.
             let mut bytes = vec![9, head[1], 1, 0];
             bytes.extend_from_slice(&head[4..16]);
             bytes.extend(near(random).to_le_bytes());

@@ -18,7 +18,7 @@ pub type End = SimRail<'static, 'static>;
 pub struct Node<R: Rail, const RAILS: usize> {
     pub engine: Engine<'static, R, RAILS>,
     pub peers: Vec<PeerId>,
-    /// What it sends from, and what others write to.
+    /// The source region, and the region that others write to.
     pub source: LocalId,
     pub target: LocalId,
     /// The targets of all nodes, imported.
@@ -30,7 +30,7 @@ pub fn fabric(nodes: u16, rails: u16, packets: usize, dials: Dials, seed: u64) -
     Box::leak(Box::new(Sim::new(packets, nodes, rails, dials, seed).unwrap()))
 }
 
-/// Engines on a fabric; `wrap` makes a rail of each node's end.
+/// Engines on a fabric; `wrap` wraps each node's end in a rail.
 pub fn fleet<R: Rail, const RAILS: usize>(
     sim: &'static Sim<'static>,
     nodes: u16,
@@ -41,7 +41,7 @@ pub fn fleet<R: Rail, const RAILS: usize>(
     prepared(sim, nodes, config, size, wrap, |_| ())
 }
 
-/// As [`fleet`], of engines that are prepared before they connect.
+/// As [`fleet`], with a function that prepares each engine before it connects.
 pub fn prepared<R: Rail, const RAILS: usize>(
     sim: &'static Sim<'static>,
     nodes: u16,
@@ -56,7 +56,7 @@ pub fn prepared<R: Rail, const RAILS: usize>(
     join_prepared((0..nodes).map(rails).collect(), config, size, alike, |_| None, prepare)
 }
 
-/// The end of a node on a rail of the fabric, attached to those of all nodes.
+/// A node's end of a rail of the fabric, attached to all nodes' ends.
 fn attached(sim: &'static Sim<'static>, node: u16, rail: u16, nodes: u16) -> End {
     let mut end = sim.endpoint(node, rail);
     for peer in 0..nodes {
@@ -65,7 +65,7 @@ fn attached(sim: &'static Sim<'static>, node: u16, rail: u16, nodes: u16) -> End
     end
 }
 
-/// Engines on plain ends of fewer rails than they have room for.
+/// Engines with fewer rails than they have room for.
 pub fn few<const RAILS: usize>(
     nodes: u16,
     count: u16,
@@ -85,7 +85,7 @@ pub fn few<const RAILS: usize>(
     join((0..nodes).map(rails).collect(), config, size, alike, |_| None)
 }
 
-/// Engines on plain ends that count the fabric's rails from different ones: node `n` from rail `n`.
+/// Engines that number the fabric's rails differently: node `n` starts with rail `n`.
 pub fn crossed<const RAILS: usize>(
     nodes: u16,
     dials: Dials,
@@ -104,19 +104,19 @@ pub fn crossed<const RAILS: usize>(
     join((0..nodes).map(rails).collect(), config, size, joints, |_| None)
 }
 
-/// Our rail that leads to their rail.
+/// The joint of our rail with theirs.
 pub fn joint(ours: usize, theirs: usize, max_message: usize) -> Joint {
     Joint { ours: RailId(ours as u8), theirs: theirs as u8, max_message }
 }
 
-/// Each rail leads to the one with its number.
+/// Pairs rails with equal numbers.
 pub fn alike<R>(_: usize, _: usize, rails: &[R]) -> Vec<Joint> {
     (0..rails.len()).map(|rail| joint(rail, rail, usize::MAX)).collect()
 }
 
 /// Engines over the rails of each node, which are attached to each other: node `n` is everyone's
-/// `Peer(n)`, itself included. `joints` says how a node's rails lead to another's, `takes` what a
-/// node takes of tagged messages. All have met when it returns.
+/// `Peer(n)`, including its own. `joints` returns how a node's rails reach another's, `takes` a
+/// node's limits of tagged messages. All are connected on return.
 pub fn join<R: Rail, const RAILS: usize>(
     rails: Vec<impl Into<Rails<R, RAILS>>>,
     config: Config,
@@ -127,7 +127,7 @@ pub fn join<R: Rail, const RAILS: usize>(
     join_prepared(rails, config, size, joints, takes, |_| ())
 }
 
-/// As [`join`], of engines that are prepared before they connect.
+/// As [`join`], with a function that prepares each engine before it connects.
 pub fn join_prepared<R: Rail, const RAILS: usize>(
     rails: Vec<impl Into<Rails<R, RAILS>>>,
     config: Config,
@@ -163,13 +163,13 @@ pub fn join_prepared<R: Rail, const RAILS: usize>(
             node.remotes.push(remote);
         }
     }
-    turn_until(&mut fleet, "all have met", |fleet| {
+    turn_until(&mut fleet, "all are connected", |fleet| {
         fleet.iter().all(|node| node.peers.iter().all(|&peer| node.engine.has_answered(peer) == Ok(true)))
     });
     fleet
 }
 
-/// Engines on plain ends, which live on while one rail is left.
+/// Engines that survive while one rail is left.
 pub fn lasting<const RAILS: usize>(
     sim: &'static Sim<'static>,
     nodes: u16,
@@ -178,7 +178,7 @@ pub fn lasting<const RAILS: usize>(
     prepare: impl Fn(&mut Engine<'static, End, RAILS>),
 ) -> Vec<Node<End, RAILS>> {
     let rails = |node| -> [End; RAILS] {
-        // Each counts the rails of the fabric from another one.
+        // Each node numbers the rails of the fabric differently.
         std::array::from_fn(|rail| attached(sim, node, (rail as u16 + node) % RAILS as u16, nodes))
     };
     let joints = |node: usize, other: usize, rails: &[End]| {
@@ -204,7 +204,7 @@ pub fn plain<const RAILS: usize>(
     (sim, fleet(sim, nodes, config, size, |_, _, end| end))
 }
 
-/// What rails of a [`mixed`] fleet say of themselves, each something else.
+/// The different capabilities of the rails of a [`mixed`] fleet.
 pub const KINDS: [fn(Caps) -> Caps; 4] = [
     |caps| caps,
     |caps| Caps { max_message: 128, inject: 0, ..caps },
@@ -212,10 +212,9 @@ pub const KINDS: [fn(Caps) -> Caps; 4] = [
     |caps| Caps { max_message: 200, max_rma: 1000, inject: 32, ..caps },
 ];
 
-/// Engines that differ: each has some of the rails of one fabric, at least one of them in common
-/// with every other, in an order of its own, and its end of a rail takes other lengths than the
-/// others' ends. Some rails keep order. A post that is longer than either end takes is the end of
-/// the test.
+/// Different engines: each has some of the rails of one fabric, in an order of its own, with at
+/// least one in common with every other, and different length limits at each end. Some rails keep
+/// order. A post longer than either end's limit fails the test.
 pub fn mixed<const RAILS: usize>(
     nodes: u16,
     config: Config,
@@ -232,7 +231,7 @@ pub fn mixed<const RAILS: usize>(
             sim.set_dials(rail, Dials { ordered: true, ..Dials::CALM });
         }
     }
-    // By node: the rails of the fabric that it has, and what kind its end of each is.
+    // By node: its rails of the fabric, and the kind of its end of each.
     let plan: Vec<Vec<(u16, usize)>> = (0..nodes)
         .map(|_| {
             let mut rails: Vec<u16> = (0..FABRIC).filter(|&rail| rail == common).collect();
@@ -281,7 +280,7 @@ pub fn mixed<const RAILS: usize>(
     join((0..nodes).map(rails).collect(), config, size, joints, takes)
 }
 
-/// What a plain end says of itself.
+/// The capabilities of a plain end.
 const END: Caps = Caps {
     max_message: 256,
     max_rma: 1 << 16,
@@ -300,7 +299,7 @@ pub fn turn<R: Rail, const RAILS: usize>(fleet: &mut [Node<R, RAILS>]) {
     }
 }
 
-/// Passes of every node until `ready`, or says what did not happen.
+/// Passes of every node until `ready`; panics with the state otherwise.
 pub fn turn_until<R: Rail, const RAILS: usize>(
     fleet: &mut [Node<R, RAILS>],
     what: &str,

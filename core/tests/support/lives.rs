@@ -1,11 +1,10 @@
-//! Two engines that attach each other, put, signal, fetch and send to each other, and attach each
-//! other again with all of that under way: alone, one after the other, or both at once.
+//! Two engines that repeatedly attach each other while puts, signals, fetches and messages are in
+//! flight: one alone, one after the other, or both at once.
 //!
-//! Every life of a node, from one attachment to the next, has words and slots of its own at the
-//! other node. Operation `n` of a life fills a slot and then adds 1 to the life's word. So a word
-//! that is `n` says that `n` operations were applied, in order, and the slots of all of them must
-//! be filled. What counts for a later life than its own shows as a word that runs ahead of its
-//! slots.
+//! Each attachment of a node has its own words and slots at the other node. Operation `n` fills a
+//! slot and then adds 1 to the attachment's word. So a word with the value `n` says that `n`
+//! operations were applied in order, and all their slots must be filled. An operation that is
+//! counted in a later attachment shows as a word ahead of its slots.
 
 use fishplate_core::engine::protocol::{Payload, Received};
 use fishplate_core::engine::tag::Tag;
@@ -17,13 +16,14 @@ use fishplate_core::rail::Rail;
 
 use super::*;
 
-/// Lives of a node, operations of a life, bytes of a slot.
+/// Attachments of a node, operations of an attachment, bytes of a slot.
 const LIVES: u64 = 24;
 const OPS: u64 = 24;
 const SENDS: u64 = 60;
 const SLOT: u64 = 96;
 
-/// Of a life's part of the target: the word of its signals, that of its fetches, then its slots.
+/// Layout of an attachment's part of the target: the word of its signals, that of its fetches, and
+/// its slots.
 const PART: u64 = 16 + OPS * SLOT;
 const SIZE: usize = (LIVES * PART) as usize;
 
@@ -36,24 +36,25 @@ struct Node<R: Rail, const RAILS: usize> {
     target: LocalId,
     peer: Option<PeerId>,
     remote: Option<RemoteId>,
-    /// Counts lives; operations, fetches and messages of this one.
+    /// Number of attachments; operations, fetches and messages of the present one.
     life: u64,
     ops: u64,
     fetches: u64,
     sends: u64,
-    /// The life of the peer that the last message came from, and by bit which of it have come.
+    /// The attachment of the peer that the last message came from, and a bit for each of its
+    /// messages that arrived.
     heard: (u64, u64),
-    /// Signals of each life of the peer that were applied here when it was looked last.
+    /// Signals of each attachment of the peer that were applied here at the last look.
     applied: [u64; LIVES as usize],
     renewed: u64,
 }
 
-/// What a run has seen.
+/// Counters of a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Seen {
-    /// Arrivals of an earlier life.
+    /// Arrivals of an earlier attachment.
     pub stale: u64,
-    /// Peers that were given up because they attached anew.
+    /// Peers that failed because they reattached.
     pub renewed: u64,
     /// Signals applied.
     pub applied: u64,
@@ -81,7 +82,7 @@ impl<R: Rail, const RAILS: usize> Node<R, RAILS> {
         }
     }
 
-    /// Issues something, if there is room for it.
+    /// Issues an operation, if there is room.
     fn issue(&mut self, random: &mut Random) {
         let (Some(peer), Some(remote)) = (self.peer, self.remote) else { return };
         let part = self.life * PART;
@@ -96,7 +97,7 @@ impl<R: Rail, const RAILS: usize> Node<R, RAILS> {
                 write(&self.engine, self.source.at(part + at), &fill(self.life, self.ops));
                 let add = Signal { at: remote.at(part), op: SignalOp::Add, value: 1 };
                 let from = self.source.at(part + at);
-                // The rest of the slot, then what the signal follows.
+                // The rest of the slot, then the data before the signal.
                 let (e, to) = (&mut self.engine, remote.at(part + at));
                 if len != SLOT as usize {
                     let rest = (from.region.at(from.offset + 8), remote.at(part + at + 8));
@@ -133,7 +134,8 @@ impl<R: Rail, const RAILS: usize> Node<R, RAILS> {
         }
     }
 
-    /// A pass, and a look at everything that it may have changed. `peer_life` is the peer's.
+    /// A pass, and a check of everything that it may have changed. `peer_life` is the peer's
+    /// attachment.
     fn pass(&mut self, seed: u64, peer_life: u64) {
         self.engine.progress();
         while let Some(done) = self.engine.next_completion() {
@@ -177,7 +179,8 @@ impl<R: Rail, const RAILS: usize> Node<R, RAILS> {
     }
 }
 
-/// One run over two nodes' rails, which `attach` attaches to each other. `prepare` is for matching.
+/// One run over two nodes' rails, which `attach` attaches to each other. `prepare` enables
+/// matching.
 pub fn run<R: Rail, const RAILS: usize>(
     seed: u64,
     config: Config,
@@ -220,7 +223,7 @@ pub fn run<R: Rail, const RAILS: usize>(
             nodes[at].attach(at, &handles[1 - at], attach);
         }
     };
-    // Each node goes on for a while alone, so that much of what it sends is not looked at in time.
+    // Each node makes passes alone for a while, so that the other does not read in time.
     for _ in 0..160 {
         let at = random.below(2) as usize;
         for _ in 0..random.below(30) {
@@ -235,7 +238,7 @@ pub fn run<R: Rail, const RAILS: usize>(
             }
         }
     }
-    // Whatever happened, two that both attach anew get everything through.
+    // Finally both reattach, and everything must arrive.
     for at in 0..2 {
         nodes[at].detach();
         nodes[at].attach(at, &handles[1 - at], attach);
@@ -246,7 +249,7 @@ pub fn run<R: Rail, const RAILS: usize>(
         from.ops < OPS || word(&to.engine, to.target.at(from.life * PART)) < OPS
     }) {
         turns += 1;
-        assert!(turns < 2_000_000, "seed {seed}: not over: {:?}", nodes.map(|node| node.engine.stats()));
+        assert!(turns < 2_000_000, "seed {seed}: not complete: {:?}", nodes.map(|node| node.engine.stats()));
         for at in 0..2 {
             nodes[at].issue(&mut random);
             step(&mut nodes, at);

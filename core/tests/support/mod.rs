@@ -1,8 +1,8 @@
-//! What the engine tests share: engines with leaked memory, regions, a host, a generator of random
-//! numbers; a rail that looks at and changes what passes through it ([`tap`]), a peer that lies
-//! ([`damage`]), a rail with memory that no processor may touch ([`veil`]), several engines on a
-//! simulated fabric ([`fleet`]) and how they shut down ([`goodbye`]); a model of what they do
-//! ([`oracle`]); and engines that attach each other again and again ([`lives`]).
+//! Shared by the engine tests: engines with leaked memory, regions, a host, random numbers; a rail
+//! that observes and changes traffic ([`tap`]), a faulty peer ([`damage`]), a rail with memory that
+//! the processor cannot access ([`veil`]), several engines on a simulated fabric ([`fleet`]) and
+//! their shutdown ([`goodbye`]); a model of operations ([`oracle`]); and engines that reattach
+//! repeatedly ([`lives`]).
 #![allow(dead_code, reason = "each test file uses its part of this")]
 
 pub mod cuts;
@@ -28,7 +28,7 @@ use fishplate_core::sync::host::SpinHost;
 
 pub const CX: ContextId = ContextId(0);
 
-/// Far away for [`SpinHost`], which counts calls: some millions of turns.
+/// A distant deadline for [`SpinHost`], whose clock counts calls: some millions of turns.
 pub const SOON: u64 = 50_000_000;
 
 /// The tables of an engine, leaked.
@@ -69,7 +69,7 @@ pub fn failover(config: &Config, peers: usize) -> FailoverMemory<'static> {
 /// Zeroed memory that is never freed.
 pub fn region(len: usize) -> Region {
     let words = Box::leak(vec![0u64; len.div_ceil(8)].into_boxed_slice());
-    // SAFETY: leaked, so valid for ever; only the helpers below and the engine touch it.
+    // SAFETY: leaked, so always valid; only the helpers below and the engine access it.
     unsafe { Region::new(NonNull::new(words.as_mut_ptr().cast()).unwrap(), len, RegionKind::Private) }
 }
 
@@ -82,7 +82,7 @@ pub fn waiter() -> Waiter<'static, SpinHost, Asleep> {
     Waiter::awake(host(), Box::leak(Box::new(Asleep::new())))
 }
 
-/// One engine that talks to itself.
+/// An engine that is its own peer.
 pub struct Own<R: Rail, const RAILS: usize> {
     pub engine: Engine<'static, R, RAILS>,
     pub peer: PeerId,
@@ -102,7 +102,7 @@ pub fn own<R: Rail, const RAILS: usize>(config: Config, rails: [R; RAILS], size:
     Own { engine, peer, waiter: waiter(), source, target, remote }
 }
 
-/// Exports a region of an engine and imports it into the same one.
+/// Exports a region of an engine and imports it into the same engine.
 pub fn import<R: Rail, const RAILS: usize>(
     engine: &mut Engine<'static, R, RAILS>,
     peer: PeerId,
@@ -140,7 +140,7 @@ pub fn word<R: Rail, const RAILS: usize>(engine: &Engine<'_, R, RAILS>, at: Loca
     unsafe { ptr.as_ptr().read_unaligned() }
 }
 
-/// Makes passes until `ready`, or says what did not happen.
+/// Makes passes until `ready`; panics with the state otherwise.
 pub fn pass_until<R: Rail, const RAILS: usize>(
     engine: &mut Engine<'static, R, RAILS>,
     what: &str,
@@ -155,14 +155,14 @@ pub fn pass_until<R: Rail, const RAILS: usize>(
     panic!("{what}: not after 100000 passes; {:?}", engine.stats());
 }
 
-/// `count` passes.
+/// Makes `count` passes.
 pub fn passes<R: Rail, const RAILS: usize>(engine: &mut Engine<'static, R, RAILS>, count: u32) {
     for _ in 0..count {
         engine.progress();
     }
 }
 
-/// The token of an operation that must be under way.
+/// The token of an operation that must be in flight.
 pub fn pending(issued: Result<Issued, OpError>) -> Token {
     match issued {
         Ok(Issued::Pending(token)) => token,
@@ -170,7 +170,7 @@ pub fn pending(issued: Result<Issued, OpError>) -> Token {
     }
 }
 
-/// Makes passes until an operation is done, and well.
+/// Makes passes until an operation has succeeded.
 pub fn done<R: Rail, const RAILS: usize>(engine: &mut Engine<'static, R, RAILS>, issued: Issued, what: &str) {
     let Issued::Pending(token) = issued else { return };
     let mut end = None;
@@ -184,7 +184,7 @@ pub fn done<R: Rail, const RAILS: usize>(engine: &mut Engine<'static, R, RAILS>,
 /// First sequence numbers: zero, and just before each wrap.
 pub const STARTS: [u64; 4] = [0, (1 << 20) - 5, (1 << 32) - 5, u64::MAX - 5];
 
-/// The bits of a word that are its sequence.
+/// The sequence bits of a word.
 pub fn sequence(seq: u64, window: u32) -> u32 {
     seq as u32 & (4 * window - 1)
 }

@@ -1,7 +1,6 @@
-//! The whole against a model: random operations by several contexts and peers, over whatever rails
-//! a test brings. Each stream has words of its own, so the model is one sequence of states per
-//! stream; whatever is seen must be one of them, never an earlier one than before, with all data of
-//! earlier writes there.
+//! A model of random operations by several contexts and peers over any rails. Each stream has its
+//! own words, so the model is a sequence of states per stream. The observed state must be one of
+//! them, never earlier than the last one, with the data of all earlier writes.
 
 use fishplate_core::engine::{Config, ContextId, Issued, Notice, RailPolicy, Signal};
 use fishplate_core::error::OpError;
@@ -21,7 +20,7 @@ pub const OPS: [AmoOp; 9] = [
     AmoOp::Fetch,
 ];
 
-/// What an atomic makes of a word, written the slow way.
+/// The result of an atomic, computed by the model.
 pub fn model(amo: &Amo, old: u64) -> u64 {
     let mask = if amo.width == 8 { u64::MAX } else { (1 << (8 * amo.width)) - 1 };
     let (x, c) = (amo.operand & mask, amo.compare & mask);
@@ -37,7 +36,7 @@ pub fn model(amo: &Amo, old: u64) -> u64 {
     }
 }
 
-/// Bytes of a stream's part of each region: words, slots for data, and a constant to read.
+/// Bytes of a stream's part of each region: words, data slots, and a constant to read.
 const PART: u64 = 1024;
 const WORDS: usize = 5;
 const SLOTS: u64 = 12;
@@ -54,18 +53,18 @@ struct Model {
     context: ContextId,
     to: usize,
     part: u64,
-    /// Its part of the origin's source.
+    /// Its part of the origin's source region.
     from: u64,
-    /// What the words are after each ordered operation, and how many writes were issued before it.
+    /// The words after each ordered operation, and the number of writes issued before it.
     states: Vec<(Words, usize)>,
     seen: usize,
-    /// Writes in order of issue: slot, byte, length.
+    /// Writes in issue order: slot, byte, length.
     writes: Vec<(u64, u8, usize)>,
-    /// Fences so far, and at how many the slot was written last; `None`: never.
+    /// Number of fences, and its value when each slot was last written; `None`: never.
     fences: u32,
     written: [Option<u32>; SLOTS as usize],
     ops: u64,
-    /// Tag → value that a fetch must bring.
+    /// Tag → expected value of a fetch.
     waiting: Vec<(u64, Option<u64>)>,
     quiet: bool,
 }
@@ -83,7 +82,7 @@ impl Model {
         let e = &mut node.engine;
         let fill = |len: u64, ops: u64| (ops as u8 | 1, len as usize);
         let slot = random.below(SLOTS);
-        // A slot is written again only behind a fence: writes themselves land in any order.
+        // A slot is written again only after a fence, because writes land in any order.
         let free = self.written[slot as usize].is_none_or(|fences| fences < self.fences);
         let (byte, len) = fill(1 + random.below(SLOT), self.ops);
         let from = node.source.at(self.from + self.ops * SLOT);
@@ -172,7 +171,7 @@ impl Model {
         }
     }
 
-    /// Checks the target: its words are in no earlier state than before, and the data is there.
+    /// Checks the target: the state of its words is not earlier than before, and the data is there.
     fn check<R: Rail, const RAILS: usize>(&mut self, nodes: &[fleet::Node<R, RAILS>], seed: u64) {
         let target = &nodes[self.to];
         let now = words(target, self.part);
@@ -219,8 +218,8 @@ pub fn run<R: Rail, const RAILS: usize>(
     run_disturbed(seed, turns, 0, make, |_, _| ());
 }
 
-/// As [`run`], with something that happens before each turn, and so many turns afterwards in which
-/// nothing may change any more.
+/// As [`run`], with a function that is called before each turn, and further turns at the end in
+/// which nothing may change.
 pub fn run_disturbed<R: Rail, const RAILS: usize>(
     seed: u64,
     turns: u64,
@@ -280,7 +279,7 @@ pub fn run_disturbed<R: Rail, const RAILS: usize>(
     for turn in 0.. {
         assert!(
             turn < turns,
-            "seed {seed}: not over; {:?}",
+            "seed {seed}: not complete; {:?}",
             fleet.iter().map(|n| n.engine.stats()).collect::<Vec<_>>()
         );
         disturb(turn, &mut fleet);
@@ -293,7 +292,11 @@ pub fn run_disturbed<R: Rail, const RAILS: usize>(
                     stream.fences += 1;
                     let target = &fleet[stream.to];
                     let last = *stream.states.last().unwrap();
-                    assert_eq!(words(target, stream.part), last.0, "seed {seed}: quiet, but not applied");
+                    assert_eq!(
+                        words(target, stream.part),
+                        last.0,
+                        "seed {seed}: quiet returned before everything was applied"
+                    );
                     stream.check_data(target, stream.writes.len(), seed);
                     stream.seen = stream.states.len() - 1;
                 }
@@ -307,15 +310,15 @@ pub fn run_disturbed<R: Rail, const RAILS: usize>(
             fleet[me].engine.progress();
             while let Some(done) = fleet[me].engine.next_completion() {
                 assert_eq!(done.outcome, Outcome::Done, "seed {seed}");
-                // Streams of one origin and context differ by target:
-                // tags are compared over all of them.
+                // Streams of one origin and context differ by target: tags are compared over all of
+                // them.
                 let found = streams.iter_mut().filter(|(node, _)| *node == me).find_map(|(_, stream)| {
                     let at = stream.waiting.iter().position(|&(tag, value)| {
                         tag == done.tag && value.is_none_or(|value| value == done.value)
                     })?;
                     Some(stream.waiting.remove(at))
                 });
-                assert!(found.is_some(), "seed {seed}: {done:?} was not awaited, or not with that value");
+                assert!(found.is_some(), "seed {seed}: {done:?} was unexpected");
             }
             for (_, stream) in &mut streams {
                 stream.check(&fleet, seed);

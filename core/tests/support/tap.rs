@@ -1,8 +1,8 @@
-//! A rail around a rail, for tests:
-//! counts what passes, refuses posts, changes, drops, repeats and makes up what is reported.
+//! A test rail around another rail: counts traffic, refuses posts, and changes, drops, repeats or
+//! forges reports.
 //!
-//! Several taps may share one [`Control`]. It also checks what the engine promises every rail: that
-//! nothing is posted or polled from inside a report, and that no poll asks for more than a batch.
+//! Several taps may share one [`Control`]. It also checks the engine's side of the contract:
+//! nothing is posted or polled from inside a report, and no poll asks for more than a batch.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -14,7 +14,7 @@ use fishplate_core::mem::{Peer, Region, Untrusted};
 use fishplate_core::op::Amo;
 use fishplate_core::rail::{Caps, Fence, Local, Posted, Rail, RailKey, Remote, Sink};
 
-/// Something that a rail reports.
+/// A report of a rail.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     Done(u64, Result<(), CompleteError>),
@@ -23,7 +23,7 @@ pub enum Event {
     Down(Peer, PeerError),
 }
 
-/// What a post is.
+/// The kind of a post.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
     Write,
@@ -32,7 +32,7 @@ pub enum Verb {
     Atomic,
 }
 
-/// A post on its way in.
+/// A post before the rail gets it.
 #[derive(Clone, Debug)]
 pub struct Post {
     pub rail: usize,
@@ -47,7 +47,7 @@ pub struct Post {
 type Refuse = Box<dyn FnMut(&Post) -> Option<PostError>>;
 pub type Edit = Box<dyn FnMut(usize, Event) -> Vec<Event>>;
 
-/// What the test sets and sees.
+/// Settings and counters of a test.
 #[derive(Default)]
 pub struct Control {
     /// Posts accepted.
@@ -57,26 +57,26 @@ pub struct Control {
     /// The largest budget of a poll, and the most events reported in one.
     pub budget: u32,
     pub reported: u32,
-    /// Makes of the rail's capabilities what it says of itself. Messages longer than the rail
-    /// inside carries are carried here.
+    /// Changes the reported capabilities. The tap itself carries messages that are longer than the
+    /// inner rail's limit.
     pub caps: Option<fn(Caps) -> Caps>,
-    /// Nothing can be imported, so payloads come in messages.
+    /// Imports fail, so payloads come in messages.
     pub unreadable: bool,
-    /// Looks at each post before the rail does.
+    /// May refuse each post.
     pub refuse: Option<Refuse>,
-    /// Puts something in the place of each event.
+    /// Replaces each event.
     pub edit: Option<Edit>,
-    /// To be reported by the next polls of rail 0.
+    /// Events for the next polls of rail 0 to report.
     pub inject: VecDeque<Event>,
-    /// Polls report nothing and the rail inside is not polled.
+    /// Polls report nothing, and the inner rail is not polled.
     pub mute: bool,
-    /// What fencing a peer answers, whatever the rail says.
+    /// The result of fencing a peer, whatever the rail returns.
     pub fence: Option<Fence>,
     /// A fence is said to cut off all peers.
     pub fences_all: bool,
     /// Peers detached.
     pub detached: Vec<Peer>,
-    /// How far off, in bytes, memory is reported as mapped; and imports that were not released.
+    /// Offset of mapped addresses, in bytes; and imports that were not released.
     pub shift: usize,
     pub imported: i32,
     inside: bool,
@@ -84,7 +84,7 @@ pub struct Control {
 
 pub type Shared = Rc<RefCell<Control>>;
 
-/// `R`, looked at. `rail` is its number among those that share the control.
+/// Wraps `R`. `rail` is its number among those that share the control.
 pub struct Tap<R> {
     inner: R,
     rail: usize,
@@ -96,7 +96,7 @@ pub fn shared() -> Shared {
     Shared::default()
 }
 
-/// One rail, tapped.
+/// One tapped rail.
 pub fn tap<R>(inner: R, control: &Shared) -> [Tap<R>; 1] {
     [Tap::new(inner, 0, control)]
 }
@@ -128,7 +128,7 @@ impl<R> Tap<R> {
         refused.map_or(Ok(post), Err)
     }
 
-    /// Nothing of a peer is reported any more.
+    /// Stops all reports about a peer.
     fn hush(&mut self, peer: Peer) {
         self.backlog.retain(|event| match event {
             Event::Landed(from, _) | Event::Message(from, _) | Event::Down(from, _) => *from != peer,
@@ -144,7 +144,7 @@ impl<R> Tap<R> {
     }
 }
 
-/// Takes events down.
+/// Records events.
 struct Notes<'a>(&'a mut VecDeque<Event>);
 
 impl Sink for Notes<'_> {
@@ -167,8 +167,7 @@ impl Sink for Notes<'_> {
     }
 }
 
-// SAFETY: the rail inside keeps the promises. What a test makes up with `Control` it answers for
-// itself.
+// SAFETY: the inner rail keeps the contract. A test is responsible for events that it forges.
 unsafe impl<R: Rail> Rail for Tap<R> {
     type Setup<'a>
         = R::Setup<'a>
@@ -239,7 +238,7 @@ unsafe impl<R: Rail> Rail for Tap<R> {
         cx: u64,
     ) -> Result<Posted, PostError> {
         let post = self.look(Verb::Write, peer, local.len, data, vec![], cx)?;
-        // SAFETY: passed on.
+        // SAFETY: same contract.
         let result = unsafe { self.inner.post_write(peer, local, remote, data, cx) };
         self.note(post, result)
     }
@@ -252,7 +251,7 @@ unsafe impl<R: Rail> Rail for Tap<R> {
         cx: u64,
     ) -> Result<Posted, PostError> {
         let post = self.look(Verb::Read, peer, local.len, None, vec![], cx)?;
-        // SAFETY: passed on.
+        // SAFETY: same contract.
         let result = unsafe { self.inner.post_read(peer, local, remote, cx) };
         self.note(post, result)
     }
@@ -285,7 +284,7 @@ unsafe impl<R: Rail> Rail for Tap<R> {
         cx: u64,
     ) -> Result<Posted, PostError> {
         let post = self.look(Verb::Atomic, peer, amo.width as usize, None, vec![], cx)?;
-        // SAFETY: passed on.
+        // SAFETY: same contract.
         let result = unsafe { self.inner.post_atomic(peer, amo, remote, fetch, cx) };
         self.note(post, result)
     }
@@ -339,20 +338,20 @@ unsafe impl<R: Rail> Rail for Tap<R> {
         self.inner.flush();
     }
 
-    // SAFETY: passed on.
+    // SAFETY: same contract.
     unsafe fn copy_to(&mut self, peer: Peer, local: Local, remote: Remote) -> Option<Result<(), PostError>> {
-        // SAFETY: passed on.
+        // SAFETY: same contract.
         unsafe { self.inner.copy_to(peer, local, remote) }
     }
 
-    // SAFETY: passed on.
+    // SAFETY: same contract.
     unsafe fn copy_from(
         &mut self,
         peer: Peer,
         local: Local,
         remote: Remote,
     ) -> Option<Result<(), PostError>> {
-        // SAFETY: passed on.
+        // SAFETY: same contract.
         unsafe { self.inner.copy_from(peer, local, remote) }
     }
 

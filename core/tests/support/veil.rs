@@ -1,6 +1,6 @@
-//! A rail around a rail, for tests: serves "device" memory, which is memory of this process under
-//! addresses that no processor may touch. Whoever copies to or from one faults; only the rail knows
-//! where it really lies.
+//! A test rail around another rail that provides "device" memory: memory of this process under
+//! addresses that the processor cannot access. An access faults; only the rail knows the real
+//! address.
 
 use std::ptr::NonNull;
 
@@ -9,19 +9,19 @@ use fishplate_core::mem::{Peer, Region, RegionKind, Untrusted};
 use fishplate_core::op::Amo;
 use fishplate_core::rail::{Caps, Fence, Local, Posted, Rail, RailKey, Remote, Sink};
 
-/// No processor of today has addresses with this bit set and the highest clear.
+/// No present processor has addresses with this bit set and the highest one clear.
 const VEIL: usize = 1 << 62;
 
-/// `R`, with devices.
+/// Wraps `R`, with devices.
 pub struct Veiled<R> {
     inner: R,
     devices: Vec<RailKey>,
-    /// What the engine asked for beyond posts.
+    /// Number of device writes that the engine requested.
     pub placed: u32,
     pub fetched: u32,
-    /// Answers to this many calls of either kind: there is no room.
+    /// This many more calls of either kind find no room.
     pub full: u32,
-    /// The next reads are refused for good.
+    /// Reads are refused permanently.
     pub unreadable: bool,
 }
 
@@ -36,11 +36,11 @@ pub fn device_region(len: usize) -> Region {
     let bytes = Box::leak(vec![0u8; len].into_boxed_slice());
     let ptr = NonNull::from(bytes).cast::<u8>();
     let ptr = NonNull::new(ptr.as_ptr().map_addr(|addr| addr | VEIL)).unwrap();
-    // SAFETY: leaked, and touched only with the veil taken off.
+    // SAFETY: leaked, and accessed only at its real address.
     unsafe { Region::new(ptr, len, RegionKind::Device { ordinal: 0 }) }
 }
 
-/// Where a place in device memory really is.
+/// Returns the real address of device memory.
 pub fn unveil(ptr: NonNull<u8>) -> NonNull<u8> {
     NonNull::new(ptr.as_ptr().map_addr(|addr| addr & !VEIL)).unwrap()
 }
@@ -65,8 +65,8 @@ fn clear(local: Local) -> Local {
     Local { ptr: unveil(local.ptr), ..local }
 }
 
-// SAFETY: the rail inside keeps the promises; memory of a device is never mapped. Tests set its
-// fields and do no more.
+// SAFETY: the inner rail keeps the contract; device memory is never mapped. Tests only set its
+// fields.
 unsafe impl<R: Rail> Rail for Veiled<R> {
     type Setup<'a>
         = &'a mut Self
@@ -85,7 +85,7 @@ unsafe impl<R: Rail> Rail for Veiled<R> {
 
     fn register(&mut self, region: &Region) -> Result<(RailKey, u64), AttachError> {
         let device = matches!(region.kind(), RegionKind::Device { .. });
-        // SAFETY: what the region's maker promised.
+        // SAFETY: as the creator of the region guarantees.
         let real = unsafe { Region::new(unveil(region.ptr()), region.len(), RegionKind::Private) };
         let (key, desc) = self.inner.register(if device { &real } else { region })?;
         if device {
@@ -132,7 +132,7 @@ unsafe impl<R: Rail> Rail for Veiled<R> {
         data: Option<u32>,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        // SAFETY: passed on.
+        // SAFETY: same contract.
         unsafe { self.inner.post_write(peer, clear(local), remote, data, cx) }
     }
 
@@ -146,7 +146,7 @@ unsafe impl<R: Rail> Rail for Veiled<R> {
         if self.unreadable {
             return Err(PostError::BadKey);
         }
-        // SAFETY: passed on.
+        // SAFETY: same contract.
         unsafe { self.inner.post_read(peer, clear(local), remote, cx) }
     }
 
@@ -168,7 +168,7 @@ unsafe impl<R: Rail> Rail for Veiled<R> {
         fetch: Option<NonNull<u64>>,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        // SAFETY: passed on.
+        // SAFETY: same contract.
         unsafe { self.inner.post_atomic(peer, amo, remote, fetch, cx) }
     }
 
@@ -182,7 +182,7 @@ unsafe impl<R: Rail> Rail for Veiled<R> {
             return Err(PostError::Again);
         }
         self.placed += 1;
-        // SAFETY: passed on.
+        // SAFETY: same contract.
         unsafe { self.inner.write_device(clear(to), from) }
     }
 
@@ -192,7 +192,7 @@ unsafe impl<R: Rail> Rail for Veiled<R> {
             return Err(PostError::Again);
         }
         self.fetched += 1;
-        // SAFETY: passed on.
+        // SAFETY: same contract.
         unsafe { self.inner.read_device(clear(from), into) }
     }
 }

@@ -1,4 +1,4 @@
-//! Every call by itself: ids, widths, and refusals that change nothing.
+//! Each call alone: ids, widths, and refusals that change nothing.
 
 use fishplate_core::engine::tag::{
     Arrive, Arrived, Cancel, Matcher, MatcherConfig, MatcherMemory, Post, PostedSlot, ReceiveId, Tag,
@@ -98,7 +98,7 @@ fn a_receive_is_cancelled_once() {
 }
 
 #[test]
-fn a_matched_receive_cannot_be_cancelled_nor_one_in_whose_slot_another_waits() {
+fn a_matched_receive_and_a_stale_id_cannot_be_cancelled() {
     let mut matcher = small(MatcherConfig::DEFAULT);
     let first = waiting(matcher.post(None, T, Tag::ZERO, 1));
     assert!(matches!(arrive(&mut matcher, 0), Ok(Arrive::Matched { receive, .. }) if receive == first));
@@ -127,7 +127,7 @@ fn ids_of_another_matcher_are_stale() {
 }
 
 #[test]
-fn a_full_array_refuses_and_nothing_changes() {
+fn a_full_array_refuses_and_changes_nothing() {
     let mut matcher = small(MatcherConfig::DEFAULT);
     for n in 0..4 {
         assert_eq!((matcher.posted_room(), matcher.unexpected_room()), (4 - n, 4 - n));
@@ -141,14 +141,14 @@ fn a_full_array_refuses_and_nothing_changes() {
     }
     assert_eq!((matcher.posted(), matcher.unexpected()), (4, 4));
     assert_eq!((matcher.stats().unexpected, matcher.stats().expected), (before.unexpected, before.expected));
-    // What needs no slot goes on.
+    // Calls that need no slot still work.
     assert_eq!(matcher.post(Some(1), T, Tag::ZERO, 4), Ok(Post::Matched(message(0))));
     assert!(matches!(matcher.arrive(9, T, 0, 0), Ok(Arrive::Matched { context: 0, .. })));
     assert_eq!(matcher.verify(), Ok(()));
 }
 
 #[test]
-fn claimed_messages_take_room_and_are_received_in_any_order() {
+fn claimed_messages_use_room_and_are_received_in_any_order() {
     let mut matcher = small(MatcherConfig::DEFAULT);
     for n in 0..4 {
         stored(arrive(&mut matcher, n));
@@ -157,7 +157,7 @@ fn claimed_messages_take_room_and_are_received_in_any_order() {
     let claimed: Vec<_> = (0..3).map(|_| claim(&mut matcher).unwrap()).collect();
     assert_eq!((matcher.unexpected(), matcher.claimed(), matcher.unexpected_room()), (1, 3, 0));
     assert_eq!(arrive(&mut matcher, 9), Err(TagError::Full));
-    // Nobody else gets them.
+    // No other call gets them.
     assert_eq!(matcher.probe(None, T, Tag::ALL).unwrap().map(|(_, found)| found), Some(message(3)));
     assert_eq!(matcher.take(claimed[2].0), Ok(message(2)));
     assert_eq!(matcher.take(claimed[2].0), Err(TagError::Stale));
@@ -171,7 +171,7 @@ fn claimed_messages_take_room_and_are_received_in_any_order() {
 }
 
 #[test]
-fn a_message_that_waits_is_not_taken_but_can_be_discarded_and_moved() {
+fn a_waiting_message_cannot_be_taken_but_discarded_and_moved() {
     let mut matcher = small(MatcherConfig::DEFAULT);
     let first = stored(arrive(&mut matcher, 0));
     let second = stored(arrive(&mut matcher, 1));
@@ -184,7 +184,7 @@ fn a_message_that_waits_is_not_taken_but_can_be_discarded_and_moved() {
 }
 
 #[test]
-fn a_failed_source_takes_its_directed_receives_and_no_other() {
+fn a_failed_source_removes_only_its_directed_receives() {
     let mut matcher = small(MatcherConfig { unhashed: 1, ..MatcherConfig::DEFAULT });
     waiting(matcher.post(Some(0), T, Tag::ZERO, 1));
     waiting(matcher.post(Some(3), T, Tag::ZERO, 2));
@@ -202,7 +202,7 @@ fn a_failed_source_takes_its_directed_receives_and_no_other() {
 }
 
 #[test]
-fn a_forgotten_source_leaves_no_message_claimed_or_not() {
+fn a_forgotten_source_leaves_no_message() {
     let mut matcher = small(MatcherConfig::DEFAULT);
     let ids: Vec<_> = (0..4).map(|n| stored(matcher.arrive(n as u32 % 2, T, 0, n))).collect();
     for source in 0..2 {
@@ -211,7 +211,7 @@ fn a_forgotten_source_leaves_no_message_claimed_or_not() {
     matcher.forget_source(1);
     assert_eq!((matcher.unexpected(), matcher.claimed(), matcher.verify()), (1, 1, Ok(())));
     assert_eq!((matcher.take(ids[1]), matcher.message(ids[3])), (Err(TagError::Stale), Err(TagError::Stale)));
-    // What is another's is still there, and their room is free.
+    // Messages of others are still there, and their room is free.
     assert!(matches!(matcher.take(ids[0]), Ok(Arrived { cookie: 0, .. })));
     assert!(matches!(matcher.message(ids[2]), Ok(Arrived { cookie: 2, .. })));
     for n in 0..3 {
@@ -243,7 +243,7 @@ fn a_pinned_shape_keeps_its_place() {
     let shapes: Vec<_> = (0..4).map(|n| matcher.shape(n % 2 == 0, Tag::from(n)).unwrap()).collect();
     assert_eq!(matcher.shape(true, Tag::from(0)), Ok(shapes[0]));
     assert_eq!(matcher.shape(true, Tag::from(99)), Err(TagError::Full));
-    // Masks without a place work all the same, and do not take one.
+    // Masks without a slot work all the same, and do not take one.
     waiting(matcher.post(None, T, Tag::from(99), 1));
     assert_eq!(matcher.stats().overflowed, 1);
     waiting(matcher.post_shaped(shapes[2], 1, T, 2));

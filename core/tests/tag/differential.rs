@@ -1,5 +1,5 @@
-//! Random operations with tiny alphabets:
-//! 2 communicators, 2 sources, 4 tags, 2 values of bits 64 to 95, 48 shapes.
+//! Random operations with small alphabets: 2 communicators, 2 sources, 4 tags, 2 values of bits 64
+//! to 95, 48 shapes.
 
 use fishplate_core::engine::tag::{Arrived, Tag};
 
@@ -7,7 +7,7 @@ use super::engines::{Build, Ours};
 use super::model::Model;
 use super::ops::{Answers, Op, Random, Seen, Wanted, setting};
 
-/// Operations after which a phase with more posts gives way to one with more arrivals.
+/// Operations after which a phase with more posts is followed by one with more arrivals.
 const PERIOD: u64 = 8192;
 
 /// Sources other than these send nothing.
@@ -17,8 +17,9 @@ pub fn tag(random: &mut Random) -> Tag {
     Tag::new(random.below(2) << 40 | random.below(4) | 1 << 63, random.below(2) as u32)
 }
 
-/// One of 24 masks: any of the communicator and of the two bits of the tag are compared or not; a
-/// bit that all share is compared or not with half of these; bits 64 to 95 are compared or not.
+/// One of 24 masks: each of the communicator and the two bits of the tag is compared or ignored; a
+/// bit common to all is compared or ignored with half of these; bits 64 to 95 are compared or
+/// ignored.
 pub fn ignore(random: &mut Random) -> Tag {
     let kind = random.below(12);
     let lo = (kind & 1) << 40 | kind >> 1 & 3 | (kind >> 3) << 63;
@@ -27,12 +28,12 @@ pub fn ignore(random: &mut Random) -> Tag {
 
 pub fn wanted(random: &mut Random) -> Wanted {
     let source = (random.below(2) == 0).then(|| random.below(SOURCES) as u32);
-    // Half of the receives are of four shapes, as in programs; the others of any.
+    // Half of the receives have four shapes, as in programs; the others have any.
     let ignore = if random.below(2) == 0 { Tag::ZERO } else { ignore(random) };
     Wanted { source, tag: tag(random), ignore }
 }
 
-/// The next operation. What is cancelled or taken is picked from what the model holds.
+/// The next operation. Cancels and takes choose from the model's entries.
 pub fn operation(random: &mut Random, number: u64, model: &Model) -> Op {
     let share = if (number / PERIOD).is_multiple_of(2) { 60 } else { 40 };
     match random.below(100) {
@@ -59,7 +60,7 @@ pub fn operation(random: &mut Random, number: u64, model: &Model) -> Op {
     }
 }
 
-/// Runs operations against the model and compares what is seen of each.
+/// Runs operations on matcher and model, and compares the results of each.
 fn agree<const SHAPES: usize, const INDEXES: usize>(build: Build, seed: u64, count: u64) {
     let mut random = Random(seed);
     let mut ours = Ours::<SHAPES, INDEXES>::new(build);
@@ -78,7 +79,7 @@ fn agree<const SHAPES: usize, const INDEXES: usize>(build: Build, seed: u64, cou
         assert_eq!((matcher.posted(), matcher.unexpected(), matcher.claimed()), counts, "{}", named());
         most_posted = most_posted.max(counts.0);
         most_unexpected = most_unexpected.max(counts.1);
-        // Claimed messages do not pile up for ever.
+        // Claimed messages are taken from time to time.
         if counts.2 > build.room / 2 {
             let op = Op::Take { cookie: model.claimed[0].cookie };
             assert!(matches!(model.answer(&op), Seen::Message(_)));
@@ -86,7 +87,7 @@ fn agree<const SHAPES: usize, const INDEXES: usize>(build: Build, seed: u64, cou
         }
     }
     if count >= 2 * PERIOD {
-        // Both sides were deep, or full.
+        // Both queues became deep, or full.
         let deep = build.room.min(100);
         assert!(
             most_posted >= deep && most_unexpected >= deep,
@@ -97,8 +98,8 @@ fn agree<const SHAPES: usize, const INDEXES: usize>(build: Build, seed: u64, cou
 }
 
 #[test]
-fn any_configuration_answers_as_two_lists_do() {
-    let mut random = Random::seeded("any_configuration_answers_as_two_lists_do");
+fn any_configuration_agrees_with_two_lists() {
+    let mut random = Random::seeded("any_configuration_agrees_with_two_lists");
     // 16 runs; the lists cost more the deeper they are.
     let each = setting("FISHPLATE_TAG_OPS", 16 * 20_000).div_ceil(16);
     let build = |room: usize, buckets: usize, unhashed: u32, walked: u32, seed: u64| Build {
@@ -117,7 +118,7 @@ fn any_configuration_answers_as_two_lists_do() {
     // Wraps of the ids' generation, and of a sign.
     agree::<16, 4>(from((1 << 32) - each / 4, build(300, 512, 4, 8, seed())), seed(), each);
     agree::<16, 4>(from((1 << 63) - 1 - each / 4, build(300, 512, 0, 0, seed())), seed(), each);
-    // Degenerate: all in one chain, one shape, one index, none.
+    // Degenerate: all in one chain, one shape, one index, or none.
     agree::<32, 4>(build(120, 2, 0, 0, seed()), seed(), each);
     agree::<2, 2>(build(120, 4, 0, 0, seed()), seed(), each);
     agree::<1, 1>(build(120, 2, 0, 0, seed()), seed(), each);

@@ -1,4 +1,4 @@
-//! Matchers of every configuration behind one face. Their memory is leaked.
+//! Matchers of every configuration behind one interface. Their memory is leaked.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use fishplate_core::engine::tag::{
 
 use super::ops::{Answers, Op, Seen};
 
-/// How a matcher is built.
+/// The configuration of a matcher.
 #[derive(Clone, Copy, Debug)]
 pub struct Build {
     pub room: usize,
@@ -27,7 +27,7 @@ impl Build {
     }
 }
 
-/// A matcher, and the ids of what waits in it.
+/// A matcher, and the ids of its waiting messages.
 pub struct Ours<const SHAPES: usize, const INDEXES: usize> {
     pub matcher: Matcher<'static, SHAPES, INDEXES>,
     pub receives: HashMap<u64, ReceiveId>,
@@ -46,7 +46,7 @@ impl<const SHAPES: usize, const INDEXES: usize> Ours<SHAPES, INDEXES> {
             unexpected: leak(UnexpectedSlot::EMPTY, room),
             buckets: leak(0, buckets),
         };
-        // Half of all seeds hash as late as may be.
+        // Half of all seeds hash as late as possible.
         let lazily = if seed % 2 == 1 { 5 * unhashed + 3 } else { 0 };
         let config =
             MatcherConfig { seed, first_sequence, unhashed, lazily, walked, ..MatcherConfig::DEFAULT };

@@ -56,12 +56,12 @@ impl Queue {
     }
 }
 
-/// What is right after some letters of a word.
+/// The expected state after some letters of a word.
 #[derive(Clone, Copy, Default)]
 struct Model {
     posted: Queue,
     unexpected: Queue,
-    /// With whom the last letter ended: a position, or [`NONE`].
+    /// The partner of the last letter: a position, or [`NONE`].
     with: u8,
     probes: [u8; POSTS],
 }
@@ -98,7 +98,7 @@ impl Model {
     }
 }
 
-/// Goes through all words of a length.
+/// Checks all words of a length.
 fn all_words(length: usize, config: MatcherConfig, buckets: usize) {
     let mut word = [0u8; LONGEST];
     let mut right = [Model::default(); LONGEST + 1];
@@ -173,13 +173,13 @@ fn try_word(
             }
         };
         if with != after.with {
-            return Err((position, "the wrong pair"));
+            return Err((position, "wrong pair"));
         }
         for (wanted, right) in after.probes.iter().enumerate() {
             let (source, tag, ignore) = ask(wanted as u8);
             let found = matcher.probe(source, tag, ignore).map_err(|_| (position, "a refusal"))?;
             if found.map_or(NONE, |(_, message)| message.cookie as u8) != *right {
-                return Err((position, "the wrong message for a probe"));
+                return Err((position, "wrong message for a probe"));
             }
         }
     }
@@ -187,11 +187,11 @@ fn try_word(
 }
 
 #[test]
-fn every_word_pairs_as_two_lists_do() {
+fn every_word_agrees_with_two_lists() {
     let length = setting("FISHPLATE_TAG_WORDS", 4) as usize;
     assert!(length < LONGEST, "FISHPLATE_TAG_WORDS: at most {}", LONGEST - 1);
     let config = MatcherConfig { first_sequence: Some((1 << 32) - 2), ..MatcherConfig::DEFAULT };
-    // Everything hashed and indexed, in a bucket each side; one of each not; and as it comes.
+    // All hashed and indexed, with one bucket each; partly so; and the defaults.
     all_words(length, MatcherConfig { unhashed: 0, walked: 0, ..config }, 2);
     all_words(length, MatcherConfig { unhashed: 1, walked: 1, ..config }, 16);
     all_words(length.min(6), config, 16);

@@ -1,5 +1,5 @@
-//! One sequence of operations, every configuration, the same answers: sizes and seeds change what a
-//! search costs, and nothing else.
+//! One sequence of operations, every configuration, the same results: sizes and seeds only change
+//! the cost of a search.
 
 use super::differential::operation;
 use super::engines::{Build, Ours};
@@ -18,8 +18,8 @@ fn replay<const SHAPES: usize, const INDEXES: usize>(trace: &[(Op, Seen)], build
 }
 
 #[test]
-fn no_size_and_no_seed_changes_an_answer() {
-    let mut random = Random::seeded("no_size_and_no_seed_changes_an_answer");
+fn sizes_and_seeds_do_not_change_results() {
+    let mut random = Random::seeded("sizes_and_seeds_do_not_change_results");
     let seed = random.0;
     let mut model = Model::new(150);
     let trace: Vec<(Op, Seen)> = (0..8_000)

@@ -1,4 +1,4 @@
-//! Depth, wraps, counters, and what a search costs in entries looked at.
+//! Depth, wraps, counters, and the entries that a search examines.
 
 use fishplate_core::engine::tag::{
     Arrive, Cancel, MatchStats, Matcher, MatcherConfig, MatcherMemory, Post, PostedSlot, Tag, UnexpectedSlot,
@@ -42,8 +42,8 @@ fn the_oldest_wins_across_wraps_of_32_and_of_63_bits() {
             let config =
                 MatcherConfig { first_sequence: Some(first), unhashed, walked: 0, ..MatcherConfig::DEFAULT };
             let mut matcher = matcher(64, config);
-            // Three shapes in turn; every message fits all.
-            // A receive of another source stays oldest.
+            // Three shapes in turn; every message fits all. A receive of another source stays the
+            // oldest.
             let other = matcher.post(Some(9), Tag::ZERO, Tag::ZERO, 99).unwrap();
             assert!(matches!(other, Post::Waiting(_)));
             for n in 0..24 {
@@ -55,7 +55,7 @@ fn the_oldest_wins_across_wraps_of_32_and_of_63_bits() {
                 assert_eq!(context(matcher.arrive(1, Tag::ZERO, 0, 0).unwrap()), Some(n), "from {first:#x}");
                 assert_eq!(matcher.verify(), Ok(()));
             }
-            // And of messages: whichever shape asks gets the oldest.
+            // The same for messages: whichever shape asks gets the oldest.
             assert_eq!(context(matcher.arrive(8, Tag::ZERO, 0, 100).unwrap()), None);
             for n in 0..24 {
                 assert_eq!(context(matcher.arrive(1, Tag::from(1), 0, n).unwrap()), None);
@@ -72,10 +72,10 @@ fn the_oldest_wins_across_wraps_of_32_and_of_63_bits() {
 }
 
 #[test]
-fn a_search_looks_at_a_few_entries_whatever_the_depth() {
+fn a_search_examines_few_entries_at_any_depth() {
     const DEPTH: u64 = 1 << 16;
     let mut matcher = matcher(DEPTH as usize + 8, MatcherConfig::DEFAULT);
-    // As MPICH does it: a bit that every receive ignores; tags all alike, sources all different.
+    // As MPICH does it: a bit that every receive ignores; equal tags, different sources.
     let ignore = Tag::from(1 << 40);
     for n in 0..DEPTH {
         let source = if n % 2 == 0 { Some(n as u32) } else { None };
@@ -107,7 +107,7 @@ fn a_search_looks_at_a_few_entries_whatever_the_depth() {
 }
 
 #[test]
-fn receives_alike_are_one_group_and_never_walked() {
+fn equal_receives_form_one_group_and_are_not_scanned() {
     const DEPTH: u64 = 10_000;
     let mut matcher = matcher(DEPTH as usize + 1, MatcherConfig::DEFAULT);
     let other = matcher.post(Some(9), Tag::ZERO, Tag::ZERO, 99).unwrap();

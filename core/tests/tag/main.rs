@@ -1,15 +1,14 @@
-//! The matcher against the rule it implements. Two lists that are searched from the oldest on
-//! (`model`) say what is right; the matcher, in every configuration (`engines`), must answer the
-//! same.
+//! The matcher against its specification. The model (`model`) is two lists that are searched from
+//! the oldest entry; the matcher, in every configuration (`engines`), must give the same results.
 //!
 //! | file           | what                                                                     |
 //! |----------------|--------------------------------------------------------------------------|
 //! | `differential` | random operations, tiny alphabets; `FISHPLATE_TAG_OPS=n` sets how many   |
 //! | `exhaustive`   | all sequences over 15 letters; `FISHPLATE_TAG_WORDS=n` sets their length |
-//! | `invariance`   | one sequence, every configuration, the same answers                      |
-//! | `properties`   | what holds without a model: nothing lost, order per pair, duality        |
-//! | `calls`        | every call by itself, ids, errors that change nothing                    |
-//! | `limits`       | wraps, depth, counters, what a search costs                              |
+//! | `invariance`   | one sequence, every configuration, the same results                      |
+//! | `properties`   | properties without a model: nothing lost, order per pair, duality         |
+//! | `calls`        | each call alone, ids, errors that change nothing                          |
+//! | `limits`       | wraps, depth, counters, search costs                                      |
 //!
 //! Randomised tests print their seed; `FISHPLATE_SEED=n` runs that one.
 

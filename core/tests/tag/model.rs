@@ -1,4 +1,4 @@
-//! What is right: two lists, searched from the oldest on.
+//! The specification: two lists, searched from the oldest entry.
 
 use fishplate_core::engine::tag::{Arrived, Cancel, Tag, TagError};
 
@@ -21,7 +21,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// With room for so many receives, and as many messages.
+    /// Room for this many receives, and as many messages.
     pub fn new(room: usize) -> Self {
         Model { room, posted: vec![], unexpected: vec![], claimed: vec![] }
     }
@@ -57,7 +57,8 @@ impl Answers for Model {
                     }
                 }
             }
-            // Only of receives that wait: the others' answer depends on whose slot was used again.
+            // Only waiting receives are cancelled: the result for others depends on the reuse of
+            // their slot.
             Op::Cancel { context } => match self.posted.iter().position(|(c, _)| *c == context) {
                 Some(at) => {
                     self.posted.remove(at);

@@ -1,9 +1,9 @@
-//! Operations and what is seen of them, in words that any engine understands: receives by their
-//! context, messages by their cookie.
+//! Operations and their results, in terms common to all engines: receives by context, messages by
+//! cookie.
 
 use fishplate_core::engine::tag::{Arrived, Cancel, Tag, TagError};
 
-/// What a receive or a probe asks for.
+/// The criteria of a receive or a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted {
     pub source: Option<u32>,
@@ -24,14 +24,14 @@ pub enum Op {
     FailSource(u32),
 }
 
-/// What is seen of an operation.
+/// The result of an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Seen {
-    /// The receive, or the message, waits.
+    /// The receive or the message waits.
     Waits,
-    /// The receive got this message; the probe found it; it was taken or thrown away.
+    /// The receive got this message; the probe found it; it was taken or discarded.
     Message(Arrived),
-    /// The message went to this receive.
+    /// The message matched this receive.
     Receive(u64),
     /// The probe found nothing.
     Nothing,
@@ -40,7 +40,7 @@ pub enum Seen {
     Refused(TagError),
 }
 
-/// Whatever answers operations.
+/// Executes operations.
 pub trait Answers {
     fn answer(&mut self, op: &Op) -> Seen;
 }
@@ -50,7 +50,7 @@ pub trait Answers {
 pub struct Random(pub u64);
 
 impl Random {
-    /// From `FISHPLATE_SEED`, or else the time; printed.
+    /// Seeded from `FISHPLATE_SEED` or the time; prints the seed.
     pub fn seeded(test: &str) -> Self {
         let seed =
             std::env::var("FISHPLATE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(|| {

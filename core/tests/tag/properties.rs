@@ -1,4 +1,4 @@
-//! What holds of every sequence, without a model to compare with.
+//! Properties of every sequence, without a model.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +10,7 @@ use super::ops::{Answers, Op, Random, Seen, Wanted};
 
 type Engine = Ours<16, 4>;
 
-/// Who went to whom, of a sequence: (context, cookie), in order.
+/// The pairs (context, cookie) of a sequence, in order.
 fn pairs(ops: &[Op]) -> Vec<(u64, u64)> {
     let mut engine = Engine::new(Build { unhashed: 1, walked: 1, ..Build::new(ops.len()) });
     let mut pairs = vec![];
@@ -30,7 +30,7 @@ fn message(random: &mut Random, cookie: u64) -> Arrived {
 }
 
 #[test]
-fn every_message_is_delivered_once_or_still_there_and_every_receive_ends_once() {
+fn every_message_and_every_receive_ends_once() {
     let mut random = Random::seeded("every_message_is_delivered_once");
     let mut engine = Engine::new(Build::new(400));
     let (mut waiting, mut there) = (BTreeSet::new(), BTreeMap::new());
@@ -56,7 +56,7 @@ fn every_message_is_delivered_once_or_still_there_and_every_receive_ends_once() 
         }
         assert_eq!((engine.matcher.posted(), engine.matcher.unexpected()), (waiting.len(), there.len()));
     }
-    // What is still there comes out whole, oldest first.
+    // The remaining messages are complete, oldest first.
     let everything = Wanted { source: None, tag: Tag::ZERO, ignore: Tag::ALL };
     for context in waiting {
         assert!(matches!(engine.answer(&Op::Cancel { context }), Seen::Cancelled(_)));
@@ -69,8 +69,8 @@ fn every_message_is_delivered_once_or_still_there_and_every_receive_ends_once() 
 }
 
 #[test]
-fn messages_of_one_pair_never_overtake() {
-    let mut random = Random::seeded("messages_of_one_pair_never_overtake");
+fn messages_of_one_pair_are_not_reordered() {
+    let mut random = Random::seeded("messages_of_one_pair_are_not_reordered");
     let ops: Vec<Op> = (0..4000)
         .map(|number| match random.below(2) {
             0 => Op::Post { wanted: wanted(&mut random), context: number },
@@ -79,9 +79,8 @@ fn messages_of_one_pair_never_overtake() {
         .collect();
     let pairs: BTreeMap<u64, u64> =
         pairs(&ops).into_iter().map(|(context, cookie)| (cookie, context)).collect();
-    // Of two messages alike, the second never reaches a receive without the first having reached
-    // one before; and the first never a receive posted later that both accept, while the second
-    // gets one posted earlier.
+    // Of two equal messages, the second reaches no receive before the first has reached one. And
+    // the first never gets a later receive than the second, if both accept both.
     let mut last: BTreeMap<(u32, Tag), (u64, Option<u64>)> = BTreeMap::new();
     for op in &ops {
         let Op::Arrive(message) = op else { continue };
@@ -101,9 +100,9 @@ fn messages_of_one_pair_never_overtake() {
 }
 
 #[test]
-fn how_independent_pairs_interleave_changes_no_pairing() {
+fn interleaving_of_independent_pairs_does_not_change_pairs() {
     let mut random = Random::seeded("how_independent_pairs_interleave");
-    // Each source has receives of its own: whatever names it is independent of the other.
+    // Each source has its own receives, so operations that name it are independent of the other.
     let streams: [Vec<Op>; 2] = [0, 1].map(|source| {
         (0..300)
             .map(|n| match random.below(2) {
@@ -131,8 +130,8 @@ fn how_independent_pairs_interleave_changes_no_pairing() {
 }
 
 #[test]
-fn exact_receives_and_messages_can_change_places() {
-    let mut random = Random::seeded("exact_receives_and_messages_can_change_places");
+fn exact_receives_and_messages_are_symmetric() {
+    let mut random = Random::seeded("exact_receives_and_messages_are_symmetric");
     let halves: Vec<(bool, Arrived)> =
         (0..3000).map(|n| (random.below(2) == 0, message(&mut random, n))).collect();
     let run = |swapped: bool| -> BTreeSet<(u64, u64)> {
@@ -153,14 +152,14 @@ fn exact_receives_and_messages_can_change_places() {
 }
 
 #[test]
-fn an_index_that_was_given_up_and_built_again_finds_the_same() {
+fn a_rebuilt_index_finds_the_same() {
     let mut engine = Ours::<8, 1>::new(Build::new(200));
     let mut random = Random::seeded("an_index_that_was_given_up");
     let messages: Vec<Arrived> = (0..200).map(|n| message(&mut random, n)).collect();
     for message in &messages {
         assert_eq!(engine.answer(&Op::Arrive(*message)), Seen::Waits);
     }
-    // Two shapes take the only index from each other, again and again: each asks often enough.
+    // Two shapes repeatedly take the only index from each other: each searches often enough.
     for _ in 0..6 {
         for ignore in [Tag::from(1), Tag::from(2)] {
             for _ in 0..100 {

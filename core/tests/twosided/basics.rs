@@ -77,19 +77,19 @@ fn exchange<R: Rail, const RAILS: usize>(own: &mut Own1<R, RAILS>, what: &str) {
 }
 
 #[test]
-fn every_length_arrives_whole_or_cut_over_loopback() {
+fn every_length_arrives_whole_or_truncated_over_loopback() {
     exchange(&mut loopback(SMALL), "loopback");
 }
 
 #[test]
-fn every_length_arrives_whole_or_cut_over_faulty_rails() {
+fn every_length_arrives_whole_or_truncated_over_faulty_rails() {
     for seed in 1..4 {
         exchange(&mut faulty(SMALL, seed), "faulty");
     }
 }
 
 #[test]
-fn a_cancelled_receive_ends_once_and_says_so() {
+fn a_cancelled_receive_completes_once_as_cancelled() {
     let mut own = loopback(SMALL);
     let first = own.recv(1, EXACT, 0, 8);
     let second = own.recv(1, EXACT, 8, 8);
@@ -106,18 +106,18 @@ fn a_cancelled_receive_ends_once_and_says_so() {
 }
 
 #[test]
-fn a_long_message_arrives_although_every_slot_for_operations_is_taken() {
+fn a_long_message_arrives_with_all_operation_slots_in_use() {
     let mut own = loopback(SMALL);
     let (me, into) = (own.me, own.into);
     let word = import(&mut own.engine, me, into).at(SIZE as u64 - 8);
-    // One with slots enough before.
+    // A message with enough free slots first.
     let before = own.recv(9, EXACT, 0, 5000);
     let sent = own.send_region(9, 0, 5000, false).unwrap();
     check(&own.finish(before), Received::Ok, 9, 5000, 5000);
     done(&mut own.engine, sent, "the send before");
     assert_eq!(own.engine.matching_stats().pulled, 0);
     let sent = pending(own.send_region(1, 0, 5000, false));
-    // They end, and nobody takes their ends: who waits for a message alone does not.
+    // Operations complete without being reaped: a receive-only waiter never reaps them.
     let amo = Amo { op: AmoOp::Add, width: 8, operand: 1, compare: 0 };
     for _ in 0..1000 {
         let _ = own.engine.amo(CX, word, amo, Notice::Report(2));

@@ -1,4 +1,5 @@
-//! What a message that is sent at once carries back to its receiver, and how it is counted.
+//! Acknowledgements and credits that a message carries back to its receiver, and how they are
+//! counted.
 
 use fishplate_core::engine::protocol::{MatchConfig, Payload, Received};
 use fishplate_core::engine::{Config, Issued, Notice};
@@ -8,7 +9,7 @@ use super::rig::*;
 use super::support::fleet::{self, End, Node};
 use super::support::*;
 
-/// Passes after which an acknowledgement goes out alone.
+/// Passes after which an acknowledgement is sent alone.
 const AGE: u32 = 40;
 const CONFIG: Config = Config { ack_age: AGE, ..Config::DEFAULT };
 const MATCHING: MatchConfig = MatchConfig { credits: 64, ..SMALL };
@@ -39,10 +40,10 @@ fn turns(nodes: &mut [Node<End, 1>], count: u32) {
 }
 
 #[test]
-fn a_message_back_saves_the_acknowledgement_and_begins_its_time_anew() {
+fn a_message_back_carries_the_acknowledgement_and_restarts_its_timer() {
     let mut nodes = pair();
     for lo in 0..10 {
-        // A write, of which no credit is owed.
+        // A write, which consumes no credit.
         let Node { engine, source, remotes, .. } = &mut nodes[0];
         engine.put(CX, source.at(0), 8, remotes[1].at(64), Notice::Silent).unwrap();
         // Nearly due.
@@ -51,23 +52,23 @@ fn a_message_back_saves_the_acknowledgement_and_begins_its_time_anew() {
         receive(&mut nodes, 0, lo);
     }
     assert_eq!(nodes[1].engine.stats().acks_alone, 0);
-    // What the last message has told is not told again.
+    // What the last message carried is not sent again.
     turns(&mut nodes, 3 * AGE);
     assert_eq!(nodes[1].engine.stats().acks_alone, 0);
 }
 
 #[test]
-fn a_message_back_gives_credits_back_when_nothing_else_is_owed() {
+fn a_message_back_returns_credits_when_nothing_else_is_owed() {
     let mut nodes = pair();
     send(&mut nodes, 0, 1);
     turns(&mut nodes, 5);
-    // It has come and waits for its receive: this says so, and gives no credit back.
+    // It has arrived and waits for its receive: this acknowledges it, and returns no credit.
     send(&mut nodes, 1, 2);
     receive(&mut nodes, 1, 1);
     send(&mut nodes, 1, 3);
     turns(&mut nodes, 3 * AGE);
     assert_eq!(nodes[1].engine.stats().acks_alone, 0);
-    // All credits are there: none of these waits for one.
+    // All credits are available: none of these waits for one.
     for lo in 0..u64::from(MATCHING.credits) {
         send(&mut nodes, 0, 100 + lo);
     }

@@ -1,5 +1,6 @@
-//! Peers that fail, go and come back amid traffic of every kind: each receive ends once, with what
-//! was sent or as failed, nothing lands after that, and in the end all room is there again.
+//! Peers that fail, leave and reconnect during traffic of every kind: each receive completes once,
+//! with a sent message or as failed; nothing lands after that; and at the end all room is free
+//! again.
 
 use std::collections::HashMap;
 
@@ -18,14 +19,14 @@ use super::support::*;
 
 type Network = Veiled<Tap<Faulty<Loopback<64>, 16>>>;
 
-/// Bytes of each receive's place, and of the longest message.
+/// Bytes of each receive buffer, and of the longest message.
 const ROOM: usize = 700;
 const PEERS: usize = 3;
 const UNTOUCHED: u8 = 0xee;
-/// Blocks for payloads that wait at their sender, as [`own1`] has them.
+/// Blocks for payloads that wait at their sender, as in [`own1`].
 const OUTGOING: u64 = 4;
 
-/// Every other place is in the device.
+/// Every other buffer is device memory.
 fn in_device(place: u64) -> bool {
     !(place / ROOM as u64).is_multiple_of(2)
 }
@@ -38,7 +39,7 @@ struct Churn {
     peers: Vec<PeerId>,
     /// As large as the memory that others receive into.
     device: (LocalId, Region),
-    /// Open receives, and the place and room of each.
+    /// Open receives, with the place and size of their buffers.
     open: HashMap<Request, (u64, usize)>,
     free: Vec<u64>,
     claimed: Vec<Claimed>,
@@ -99,7 +100,7 @@ impl Churn {
         self.peers[self.random.below(PEERS as u64) as usize]
     }
 
-    /// A message that says in its tag where its bytes are from.
+    /// Sends a message whose tag says where its bytes are from.
     fn send(&mut self) {
         let to = self.some_peer();
         let len = [0, 8, 100, 128, 129, 300, 650][self.random.below(7) as usize];
@@ -117,7 +118,7 @@ impl Churn {
         assert!(sent.is_ok() || lost, "{}: {sent:?}", self.what);
     }
 
-    /// What lies in a place.
+    /// The contents of a buffer.
     fn bytes(&self, at: u64, len: usize) -> Vec<u8> {
         match in_device(at) {
             false => self.own.bytes(at, len),
@@ -135,7 +136,7 @@ impl Churn {
         let at = (!self.free.is_empty()).then(|| self.free.swap_remove(nth))?;
         assert!(
             self.bytes(at, ROOM).iter().all(|byte| *byte == UNTOUCHED),
-            "{}: something landed after the end",
+            "{}: something landed after the completion",
             self.what
         );
         Some((at, [0, 64, ROOM][self.random.below(3) as usize]))
@@ -169,7 +170,7 @@ impl Churn {
         let into = Some((self.addr(at), room));
         match self.own.engine.mrecv(message, into, at) {
             Ok(request) => {
-                assert!(there, "{}: of a peer that was removed", self.what);
+                assert!(there, "{}: from a removed peer", self.what);
                 assert_eq!(self.open.insert(request, (at, room)), None);
             }
             Err(OpError::StaleToken) => {
@@ -205,14 +206,14 @@ impl Churn {
     fn replace(&mut self) {
         let nth = self.random.below(PEERS as u64) as usize;
         self.own.engine.remove_peer(self.peers[nth]).unwrap();
-        // What was to be said of it is not said of the next.
+        // Messages to the removed peer are not sent to the next one.
         self.control.borrow_mut().inject.clear();
         let peer = self.own.engine.reserve_peer().unwrap();
         self.own.engine.connect_peer(peer, 3).unwrap();
         self.peers[nth] = peer;
     }
 
-    /// Takes what has ended, and looks at it.
+    /// Takes completed receives, and checks them.
     fn take(&mut self) {
         while self.own.engine.next_completion().is_some() {}
         while let Some(status) = self.own.engine.next_recv() {
@@ -243,7 +244,7 @@ impl Churn {
         self.free.push(at);
     }
 
-    /// Nothing is left: every peer is new, and takes and gives as much as there is room for.
+    /// Nothing is left: every peer is new, and sends and receives as much as there is room for.
     fn finish(&mut self) {
         for _ in 0..PEERS {
             let peer = self.peers.remove(0);
@@ -258,11 +259,11 @@ impl Churn {
         }
         passes(&mut self.own.engine, 300);
         self.take();
-        assert!(self.open.is_empty(), "{}: {} receives never end", self.what, self.open.len());
+        assert!(self.open.is_empty(), "{}: {} receives never complete", self.what, self.open.len());
         for message in std::mem::take(&mut self.claimed) {
             assert_eq!(self.own.engine.mrecv(message, None, 0), Err(OpError::StaleToken), "{}", self.what);
         }
-        // All blocks of the senders but the one for devices.
+        // All blocks of the senders, except the one for devices.
         let (peer, bytes) = (self.peers[0], pattern(0, 64));
         for n in 0..OUTGOING - 1 {
             let sent = self.own.engine.send_sync(CX, peer, tag(n), Payload::Bytes(&bytes), Notice::Silent);
@@ -273,7 +274,7 @@ impl Churn {
             let request = self.own.engine.recv(Some(peer), tag(n), EXACT, into, n).unwrap();
             check(&self.own.finish(request), Received::Ok, n, 64, 64);
         }
-        // Each has the room of its own, and the first gets all that is shared.
+        // Each stream has its own room, and the first gets all of the shared room.
         let MatchConfig { credits, headers, shared_credits, shared_headers, .. } = self.matching;
         let most = |nth: usize| match nth {
             0 => u64::from(grown(credits, shared_credits) + grown(headers, shared_headers)),
@@ -303,7 +304,7 @@ impl Churn {
 }
 
 #[test]
-fn peers_that_come_and_go_amid_traffic_leave_nothing_behind() {
+fn peers_that_come_and_go_during_traffic_leave_nothing_behind() {
     for seed in seeds(if cfg!(debug_assertions) { 60 } else { 2000 }) {
         let mut churn = Churn::new(seed);
         let rare = [20, 100, 400][churn.random.below(3) as usize];

@@ -1,4 +1,4 @@
-//! Messages and goodbyes: what was sent is received, what nobody receives fails, nothing hangs.
+//! Messages and Byes: sent messages are received, unreceived ones fail, nothing hangs.
 
 use std::collections::BTreeSet;
 
@@ -14,15 +14,15 @@ use super::support::*;
 
 const CLOSED: Outcome = Outcome::Failed(Fault::Peer(PeerError::Closed));
 
-/// Node 0 sends, both close at random times, node 1 receives whatever it can. Returns how many
-/// messages were received, and how many sends failed.
+/// Node 0 sends, both close at random times, node 1 receives all it can. Returns how many messages
+/// were received, and how many sends failed.
 fn chatter<const RAILS: usize>(seed: u64) -> (u64, u64) {
     let mut random = Random(seed);
     let config = Config { window: [1, 4, 128][seed as usize % 3], ..Config::DEFAULT };
     let dials = Dials { ordered: seed.is_multiple_of(4), ..Dials::WILD };
     let mut nodes = tagged_fleet::<RAILS>(2, dials, config, SMALL, seed);
     let closes = [0, 1].map(|_| random.below(600));
-    // Node 1 stops to receive before it closes.
+    // Node 1 stops receiving before it closes.
     let quits = random.below(closes[1] + 1);
     let (mut ended, mut taken, mut missed, mut failed) = (BTreeSet::new(), BTreeSet::new(), vec![], 0);
     let (mut sent, mut posted) = (0, 0);
@@ -47,7 +47,7 @@ fn chatter<const RAILS: usize>(seed: u64) -> (u64, u64) {
             let (to, notice) = (a.peers[1], Notice::Report(sent));
             let issued = match random.below(3) {
                 0 => a.engine.send(CX, to, tag(sent), payload, notice),
-                // Without a credit it comes in chunks: its receiver cannot read it.
+                // Without a credit it is sent in chunks, because its receiver cannot read it.
                 1 => a.engine.send(CX, to, tag(sent), Payload::Bytes(&pattern(at, 100)), notice),
                 _ => a.engine.send_sync(CX, to, tag(sent), payload, notice),
             };
@@ -109,21 +109,21 @@ fn chatter<const RAILS: usize>(seed: u64) -> (u64, u64) {
             break;
         }
         assert!(now < 100_000, "seed {seed}: no end; closes {closes:?}, quits {quits}");
-        // What the sender waits for is received, or its receiver closes.
+        // Messages that the sender waits for are received, or the receiver closes.
         if now == 20_000 {
             let sender = nodes[1].peers[0];
             let _ = nodes[1].engine.close_peer(sender);
         }
     }
-    assert_eq!(ended.len() as u64 + failed, sent, "seed {seed}: each send has ended once");
+    assert_eq!(ended.len() as u64 + failed, sent, "seed {seed}: a send did not complete exactly once");
     for n in missed {
-        assert!(!ended.contains(&n), "seed {seed}: message {n} was sent well, and its receive has failed");
+        assert!(!ended.contains(&n), "seed {seed}: message {n} was sent, but its receive failed");
     }
     (taken.len() as u64, failed)
 }
 
 #[test]
-fn sends_end_as_received_or_closed_whenever_either_end_closes() {
+fn sends_complete_as_received_or_closed_whenever_either_end_closes() {
     let mut all = (0, 0);
     for seed in seeds(600) {
         let (taken, failed) = if seed % 3 == 0 { chatter::<2>(seed) } else { chatter::<1>(seed) };
@@ -134,7 +134,7 @@ fn sends_end_as_received_or_closed_whenever_either_end_closes() {
 }
 
 #[test]
-fn a_payload_that_its_receiver_has_not_read_is_an_operation_that_has_not_ended() {
+fn an_unread_payload_keeps_its_send_open() {
     let mut nodes = tagged_fleet::<1>(2, Dials::CALM, Config::DEFAULT, SMALL, 1);
     let (to, from) = (nodes[0].peers[1], nodes[1].peers[0]);
     write(&nodes[0].engine, nodes[0].source.at(0), &pattern(0, 3000));
@@ -160,13 +160,13 @@ fn a_payload_that_its_receiver_has_not_read_is_an_operation_that_has_not_ended()
 }
 
 #[test]
-fn what_came_before_a_goodbye_is_received_after_it_and_what_cannot_come_fails() {
+fn messages_before_a_bye_are_received_and_others_fail() {
     let mut nodes = tagged_fleet::<1>(2, Dials::WILD, Config::DEFAULT, SMALL, 3);
     let (to, from) = (nodes[0].peers[1], nodes[1].peers[0]);
     nodes[0].engine.send(CX, to, tag(1), Payload::Bytes(b"first"), Notice::Silent).unwrap();
     let into = Some((nodes[1].target.at(0), 64));
     let never = nodes[1].engine.recv(Some(from), tag(2), EXACT, into, 2).unwrap();
-    // Its own send, which nobody receives.
+    // A send of its own that no receive matches.
     nodes[1].engine.send_sync(CX, from, tag(3), Payload::Bytes(b"lost"), Notice::Report(3)).unwrap();
     nodes[0].engine.close_peer(to).unwrap();
     turn_until(&mut nodes, "both have left", |nodes| {

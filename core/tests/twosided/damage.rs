@@ -1,5 +1,5 @@
-//! Tagged messages beside a peer whose traffic is damaged, repeated, lost and made up: nothing
-//! panics, nobody else is reached, and no byte of a payload goes out after its send has ended. Half
+//! Tagged messages beside a peer with damaged, repeated, lost and forged traffic: nothing panics,
+//! no other peer is affected, and no byte of a payload is sent after its send has completed. Half
 //! of the engines have failover.
 
 use std::collections::VecDeque;
@@ -17,22 +17,22 @@ use super::support::fleet::{self, Node};
 use super::support::tap::{Tap, shared};
 use super::support::*;
 
-/// What memory is filled with whose send has ended.
+/// Fills memory whose send has completed.
 const GONE: u8 = 0x5e;
 
-/// Bytes of each place in the regions; and how many messages to each peer are on their way at most.
+/// Bytes of each place in the regions; and most messages in flight to each peer.
 const PLACE: u64 = 2048;
 const MOST: usize = 4;
 
-/// What one node sends to another, in its own places of both regions, from `first` on.
+/// The traffic from one node to another, in its own part of both regions, from `first` on.
 struct Pair {
     to: PeerId,
     from: PeerId,
     first: u64,
-    /// Places free to send from, and what was sent, by its number.
+    /// Free places to send from, and the sent messages by number.
     free: Vec<u64>,
     sent: Vec<Vec<u8>>,
-    /// Completion tags of sends that have not ended, with their places.
+    /// Completion tags of open sends, with their places.
     open: Vec<(u64, u64)>,
     receives: VecDeque<(Request, u64)>,
     posted: usize,
@@ -90,7 +90,7 @@ impl Pair {
         }
     }
 
-    /// Takes the oldest receive if it has ended. `honest`: with what was sent.
+    /// Takes the oldest receive if it is complete. `honest`: checks the contents.
     fn take(&mut self, node: &mut Node<Tap<fleet::End>, 2>, honest: bool, what: &str) {
         let Some(&(request, place)) = self.receives.front() else { return };
         let Some(status) = node.engine.test_recv(request).unwrap() else { return };
@@ -105,8 +105,8 @@ impl Pair {
     }
 }
 
-/// Damages what one node hears from another, on a wild fabric of three. Returns how much was posted
-/// again.
+/// Damages the traffic from one node to another, on a faulty fabric of three. Returns how much was
+/// posted again.
 fn run(seed: u64) -> u64 {
     let what = format!("seed {seed}");
     let controls = [(); 3].map(|()| shared());
@@ -127,14 +127,14 @@ fn run(seed: u64) -> u64 {
         }
         engine.attach_matching(matching, match_memory(matching, 3, 8)).unwrap();
     });
-    // Rail 0 between two of them fails, where they live on without.
+    // Rail 0 between two of them fails, and they continue without it.
     let mut fails = vec![];
     for ends in [(0, 1), (1, 0), (0, 2), (2, 0)] {
         if keeps && random.below(2) == 0 {
             fails.push((random.below(150), ends));
         }
     }
-    // Memory that has been given back is full of one byte, of which no message has many.
+    // Memory of completed sends is filled with one byte that few messages contain often.
     control.borrow_mut().refuse = Some(Box::new(move |post| {
         let gone = post.bytes.windows(8).any(|bytes| bytes == [GONE; 8]);
         assert!(!gone, "seed {seed}: a payload goes out whose send has ended");
@@ -148,7 +148,7 @@ fn run(seed: u64) -> u64 {
     for turn in 0..30_000 {
         for &(_, (me, to)) in fails.iter().filter(|fails| fails.0 == turn) {
             let peer = nodes[me].peers[to];
-            // Refused where it has failed already, or the peer has.
+            // Refused if the rail or the peer has failed already.
             let _ = nodes[me].engine.disable_rail(peer, RailId(0));
         }
         // Payloads cannot be read for a while, so they are pulled.
@@ -185,7 +185,7 @@ fn run(seed: u64) -> u64 {
             return nodes.iter().map(|node| node.engine.stats().reposted).sum();
         }
     }
-    panic!("{what}: not over; {:?}", nodes[0].engine.stats());
+    panic!("{what}: not complete; {:?}", nodes[0].engine.stats());
 }
 
 #[test]

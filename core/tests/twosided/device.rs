@@ -1,5 +1,5 @@
-//! Tagged messages to and from memory that the processor may not touch;
-//! a touch faults, see [`veil`].
+//! Tagged messages to and from memory that the processor cannot access; an access faults, see
+//! [`veil`].
 
 use fishplate_core::engine::protocol::{Payload, Received};
 use fishplate_core::engine::{Config, Notice};
@@ -34,8 +34,8 @@ fn plain() -> Rig<Loopback<256>, 1> {
 }
 
 impl<R: Rail, const RAILS: usize> Rig<R, RAILS> {
-    /// Sends `bytes` from the device or from the host, and receives them into either.
-    #[expect(clippy::too_many_arguments, reason = "one message in every way there is")]
+    /// Sends `bytes` from the device or the host, and receives them into either.
+    #[expect(clippy::too_many_arguments, reason = "one message in every way")]
     fn exchange(&mut self, n: u64, bytes: &[u8], room: usize, from: bool, to: bool, first: bool, what: &str) {
         let own = &mut self.own;
         let into = if to { self.target } else { own.into };
@@ -91,13 +91,13 @@ fn every_way<R: Rail, const RAILS: usize>(mut rig: Rig<R, RAILS>, what: &str) {
 }
 
 #[test]
-fn every_length_from_and_into_a_device() {
+fn every_length_to_and_from_a_device() {
     every_way(plain(), "loopback");
     every_way(rig(Config::DEFAULT, [Veiled::new(Loopback::<256>::new())]), "loopback, unmapped");
 }
 
 #[test]
-fn every_length_from_and_into_a_device_over_faulty_rails() {
+fn every_length_to_and_from_a_device_over_faulty_rails() {
     for seed in seeds(3) {
         let rail = |n| Veiled::new(Faulty::<_, 16>::new(Loopback::<64>::new(), Faults::DISORDER, seed + n));
         every_way(
@@ -108,7 +108,7 @@ fn every_length_from_and_into_a_device_over_faulty_rails() {
 }
 
 #[test]
-fn a_payload_that_came_in_a_message_is_placed_by_the_rail_when_it_has_room() {
+fn the_rail_writes_an_eager_payload_to_the_device_once_it_has_room() {
     let mut rig = plain();
     let own = &mut rig.own;
     let request = own.engine.recv(None, tag(1), EXACT, Some((rig.target.at(0), 64)), 1).unwrap();
@@ -124,11 +124,11 @@ fn a_payload_that_came_in_a_message_is_placed_by_the_rail_when_it_has_room() {
 }
 
 #[test]
-fn credits_come_back_from_what_was_placed_and_what_had_none_is_pulled() {
+fn credits_return_after_device_writes_and_the_rest_is_pulled() {
     let mut rig = plain();
     let own = &mut rig.own;
     // More than there are credits: the rest stays with its sender, where no rail can read it. One
-    // block of those for such payloads is left to the receives, so that they always end.
+    // block of those for such payloads is reserved for the receives, so that they always complete.
     let count = SMALL.credits as u64 + 3;
     for round in 0..5u64 {
         for n in 0..count {
@@ -157,7 +157,7 @@ fn a_device_s_payload_that_cannot_be_read_is_sent_in_chunks() {
 }
 
 #[test]
-fn a_receive_into_a_device_fails_with_its_peer_and_frees_what_it_held() {
+fn a_receive_into_a_device_fails_with_its_peer_and_frees_its_block() {
     let mut rig = plain();
     let own = &mut rig.own;
     let open = own.engine.recv(Some(own.me), tag(1), EXACT, Some((rig.target.at(0), 64)), 1).unwrap();

@@ -1,4 +1,4 @@
-//! Tagged messages of one attachment never match, end or pay anything in a later one.
+//! Tagged messages of one attachment never match, complete or credit anything in a later one.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -18,7 +18,7 @@ use super::support::*;
 const CONFIG: Config = Config { window: 16, ..Config::DEFAULT };
 
 #[test]
-fn whenever_the_ends_attach_anew_messages_of_before_match_no_more() {
+fn messages_before_a_reattachment_do_not_match() {
     let mut all = lives::Seen::default();
     for seed in seeds(100) {
         let dials = Dials { late: true, max_delay: [0, 40, 300][seed as usize % 3], ..Dials::WILD };
@@ -40,10 +40,10 @@ type Looped = Own1<Tap<Loopback<64>>, 1>;
 
 fn meet(own: &mut Looped) {
     let me = own.me;
-    pass_until(&mut own.engine, "it meets itself", |engine| engine.has_answered(me) == Ok(true));
+    pass_until(&mut own.engine, "it connects to itself", |engine| engine.has_answered(me) == Ok(true));
 }
 
-/// Receives, and a message for each, by every way that there is.
+/// Posts receives, and sends a message for each, by every protocol.
 fn one_of_each(own: &mut Looped) {
     for (n, len) in [(1, 100), (2, 100), (3, 1000)] {
         own.recv(n, EXACT, 4096 * n, 1000);
@@ -52,7 +52,7 @@ fn one_of_each(own: &mut Looped) {
 }
 
 #[test]
-fn no_message_of_an_earlier_attachment_matches_ends_a_send_or_frees_a_credit() {
+fn messages_of_an_earlier_attachment_have_no_effect() {
     for unreadable in [false, true] {
         let control = shared();
         control.borrow_mut().caps = Some(|caps| Caps { fresh: false, ..caps });
@@ -91,7 +91,7 @@ fn no_message_of_an_earlier_attachment_matches_ends_a_send_or_frees_a_credit() {
         own.engine.connect_peer(own.me, 1).unwrap();
         meet(&mut own);
         write(&own.engine, own.into.at(0), &[0; SIZE]);
-        // Sends and receives of the same names wait for messages just like these.
+        // Sends and receives with the same ids wait for messages like these.
         let held = listen(true);
         one_of_each(&mut own);
         passes(&mut own.engine, 20);
@@ -116,7 +116,7 @@ fn no_message_of_an_earlier_attachment_matches_ends_a_send_or_frees_a_credit() {
             assert_eq!(status.unwrap().outcome, Received::Ok, "{n}");
         }
         assert_eq!(own.bytes(4096 * 3, 1000), pattern(0, 1000));
-        // All credits are there, and no more: as many messages as there are go out before their
+        // All credits are available, and no more: that many messages are sent before their
         // receives.
         for n in 0..3 * u64::from(SMALL.credits) {
             own.engine.send(CX, own.me, tag(n), Payload::Bytes(&[1; 8]), Notice::Silent).unwrap();
@@ -129,7 +129,7 @@ fn no_message_of_an_earlier_attachment_matches_ends_a_send_or_frees_a_credit() {
 }
 
 #[test]
-fn an_old_message_that_would_be_the_next_of_its_stream_meets_no_receive() {
+fn an_old_message_with_the_next_number_is_not_matched() {
     let control = shared();
     control.borrow_mut().caps = Some(|caps| Caps { fresh: false, ..caps });
     let mut own = own1(CONFIG, SMALL, tap(Loopback::new(), &control));

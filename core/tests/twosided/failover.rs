@@ -1,5 +1,5 @@
-//! Tagged messages while rails fail: each is received once, whole, and in order, however it
-//! travels; and the ends part in good order.
+//! Tagged messages while rails fail: each is received once, whole and in order, by every protocol;
+//! and the ends shut down in good order.
 
 use std::collections::HashMap;
 
@@ -27,19 +27,20 @@ const CONTEXTS: u16 = 2;
 /// One node.
 #[derive(Default)]
 struct End1 {
-    /// Places free to send from, and to receive into.
+    /// Free places to send from, and to receive into.
     out: Vec<u64>,
     into: Vec<u64>,
-    /// By completion tag: the place that it was sent from, and its length where the receiver tells.
+    /// By completion tag: the place that it was sent from, and its length if the receiver reports
+    /// it.
     sends: HashMap<u64, (Option<u64>, u64)>,
-    /// Receives that have not ended: source and tag, how many of these came before, and the place.
+    /// Open receives: source and tag, how many of these came before, and the place.
     receives: Vec<(Request, (usize, u64), usize, u64)>,
     /// How many were posted, by source and tag.
     posted: HashMap<(usize, u64), usize>,
     sent: u64,
 }
 
-/// Messages that were sent, by source, target and tag: what they are filled with, and their length.
+/// Sent messages by source, target and tag: the fill value and the length.
 type Sent = HashMap<(usize, usize, u64), Vec<(u64, usize)>>;
 
 fn send<const RAILS: usize>(
@@ -137,7 +138,7 @@ fn run<const RAILS: usize>(seed: u64) {
     let (mut received, mut closing) = (0, 0);
     let while_closing = random.below(4) == 0;
     for turn in 0.. {
-        assert!(turn < 40_000, "seed {seed}: not over; {:?}", fleet[0].engine.stats());
+        assert!(turn < 40_000, "seed {seed}: not complete; {:?}", fleet[0].engine.stats());
         match while_closing {
             false if closing == 0 => plan.turn(turn, &mut fleet),
             true if closing != 0 && turn >= closing + SETTLE => {
@@ -149,7 +150,7 @@ fn run<const RAILS: usize>(seed: u64) {
             if turn < 150 && random.below(2) == 0 {
                 send(&mut fleet, &mut ends, &mut sent, me, &mut random);
             }
-            // Of what is on its way, as much is received as is sent, sooner or later.
+            // Receives keep up with the sends in the long run.
             let wanted = |from: usize, lo: u64| sent.get(&(from, me, lo)).map_or(0, Vec::len);
             let (from, lo) = (
                 random.below(nodes.into()) as usize,

@@ -1,4 +1,5 @@
-//! A receiver that sleeps: what it is sent stays within the bound, nothing is lost, nothing hangs.
+//! A receiver that sleeps: unexpected messages stay within the bound, nothing is lost, nothing
+//! hangs.
 
 use fishplate_core::engine::protocol::{MatchConfig, Payload, Received};
 use fishplate_core::engine::{Config, Issued, Notice};
@@ -9,7 +10,7 @@ use super::rig::*;
 use super::support::fleet;
 use super::support::*;
 
-/// Messages in all: `FISHPLATE_FLOOD`, or a million in release.
+/// Total number of messages: `FISHPLATE_FLOOD`, or a million in release.
 fn messages() -> u64 {
     let default = if cfg!(debug_assertions) { 20_000 } else { 1_000_000 };
     std::env::var("FISHPLATE_FLOOD").map_or(default, |n| n.parse().expect("FISHPLATE_FLOOD is a number"))
@@ -22,7 +23,7 @@ fn flood<const RAILS: usize>(dials: Dials, count: u64) {
     let bound = matching.unexpected(2);
     let (mut sent, mut received, mut sleeps, mut exhausted) = (0u64, 0u64, 0u64, 0u64);
     while received < count {
-        // The receiver sleeps, though its engine is driven, until the sender can send no more.
+        // The receiver posts nothing, though its engine is driven, until the sender is blocked.
         let mut idle = 0;
         while sent < count && idle < 2000 {
             let node = &mut fleet[0];
@@ -44,7 +45,7 @@ fn flood<const RAILS: usize>(dials: Dials, count: u64) {
         let stats = fleet[1].engine.matching_stats().matching;
         assert!(stats.unexpected_peak as usize <= bound, "{} of {bound}", stats.unexpected_peak);
         exhausted = exhausted.max(sent - received);
-        // It wakes up, and takes all there is, in order.
+        // It receives everything, in order.
         while received < sent {
             let node = &mut fleet[1];
             let into = Some((node.target.at(0), 8));
@@ -71,11 +72,11 @@ fn flood<const RAILS: usize>(dials: Dials, count: u64) {
 }
 
 #[test]
-fn a_flood_against_a_sleeping_receiver_stays_within_its_bound_and_comes_in_order() {
+fn a_flood_against_a_sleeping_receiver_is_bounded_and_in_order() {
     flood::<1>(Dials::CALM, messages());
 }
 
 #[test]
-fn a_flood_over_four_wild_rails_comes_in_order_too() {
+fn a_flood_over_four_faulty_rails_is_in_order() {
     flood::<4>(Dials::WILD, messages() / 20);
 }

@@ -1,5 +1,5 @@
-//! A sender is not trusted: what no correct one sends is refused by its name, ends in its
-//! quarantine, and touches nothing else. What a user does wrong is refused with nothing changed.
+//! A sender is not trusted: an invalid message is refused by name, quarantines its sender, and
+//! touches nothing else. Misuse by the program is refused with nothing changed.
 
 use fishplate_core::engine::protocol::{MatchConfig, Payload, Received};
 use fishplate_core::engine::tag::MatcherMemory;
@@ -56,8 +56,8 @@ impl Bench {
         let mut own = own1(config, SMALL, tap(Network::new(), &control));
         let honest = own.engine.reserve_peer().unwrap();
         own.engine.connect_peer(honest, 1).unwrap();
-        // The bad peer's messages were forged:
-        // what they trigger must not reach this engine again through it.
+        // The bad peer's messages were forged: their answers must not reach this engine again
+        // through it.
         let me = own.me.peer();
         control.borrow_mut().edit = Some(Box::new(move |_, event| match event {
             Event::Message(from, mut bytes) if from == me && bytes.len() >= 12 => {
@@ -84,7 +84,7 @@ impl Bench {
         let refused = self.own.send(1, &[1]);
         assert_eq!(refused, Err(OpError::PeerFailed(why)), "{what}");
         assert!(self.own.bytes(0, SIZE).iter().all(|&b| b == 0), "{what}: wrote");
-        // The honest one still gets through, by every way.
+        // The honest one still works, by every protocol.
         for (n, len) in [(1, 8), (2, 5000)] {
             let into = Some((self.own.into.at(0), len));
             let receive = self.own.engine.recv(Some(honest), tag(n), EXACT, into, n).unwrap();
@@ -98,7 +98,7 @@ impl Bench {
 }
 
 #[test]
-fn every_violation_has_its_name() {
+fn every_violation_is_named() {
     let none = 0xffff;
     let cases: Vec<(&str, Vec<u8>, Violation)> = vec![
         ("half a head", tagged(0, 1, 0)[..31].to_vec(), Violation::Length),
@@ -165,7 +165,7 @@ fn every_violation_has_its_name() {
 }
 
 #[test]
-fn a_sender_that_ignores_its_credits_is_stopped_at_the_bound() {
+fn a_sender_without_credits_is_stopped_at_the_bound() {
     for (what, make) in [
         ("payloads", Box::new(|n: u32| tagged(n, 1, 8)) as Box<dyn Fn(u32) -> Vec<u8>>),
         ("headers", Box::new(|n: u32| request(n, 1, 8, 0, 8, 0xffff, &[]))),
@@ -179,7 +179,7 @@ fn a_sender_that_ignores_its_credits_is_stopped_at_the_bound() {
         }
         bench.hear(make(SMALL.credits));
         bench.check(what, Violation::Credit);
-        // Its memory is free again for the one that comes next.
+        // Its memory is free again for the next peer.
         let next = bench.own.engine.reserve_peer().unwrap();
         bench.own.engine.connect_peer(next, 1).unwrap();
         for n in 0..SMALL.credits as u64 {
@@ -196,7 +196,7 @@ fn a_sender_that_ignores_its_credits_is_stopped_at_the_bound() {
 }
 
 #[test]
-fn a_repeated_message_takes_no_room_however_little_is_left() {
+fn a_repeated_message_takes_no_room() {
     let payload = |n: u32| tagged(n, 1, 8);
     let header = |n: u32| request(n, 1, 8, 0, 8, 0xffff, &[]);
     for (what, make) in [("payloads", &payload as &dyn Fn(u32) -> Vec<u8>), ("headers", &header)] {
@@ -219,7 +219,7 @@ fn a_repeated_message_takes_no_room_however_little_is_left() {
 }
 
 #[test]
-fn answers_that_do_not_belong_are_refused() {
+fn unmatched_answers_are_refused() {
     // A send of ours is open: its token is the first operation's of the first generation.
     let token = 1u64 << 32;
     for (what, answer, want) in [
@@ -258,14 +258,14 @@ fn answers_that_do_not_belong_are_refused() {
 }
 
 #[test]
-fn chunks_outside_of_what_was_asked_for_are_refused_and_the_receive_fails() {
+fn unrequested_chunks_are_refused_and_the_receive_fails() {
     for (what, offset, len) in
         [("beyond", 64, 1), ("across the end", 60, 8), ("far", u64::MAX - 3, 8), ("empty", 0, 0)]
     {
         let mut bench = Bench::new();
         let into = Some((bench.own.into.at(0), 64));
         let receive = bench.own.engine.recv(Some(bench.own.me), tag(1), EXACT, into, 0).unwrap();
-        // Its region cannot be read, so it is pulled; but its sender answers with this.
+        // Its region cannot be read, so it is pulled; its sender answers with this.
         bench.control.borrow_mut().edit = Some(Box::new(|_, event| match &event {
             Event::Message(_, bytes) if bytes[0] == 20 => vec![],
             _ => vec![event],
@@ -284,11 +284,11 @@ fn chunks_outside_of_what_was_asked_for_are_refused_and_the_receive_fails() {
 }
 
 #[test]
-fn an_offer_of_memory_that_cannot_be_read_is_fetched_by_messages_or_fails() {
+fn an_unreadable_payload_is_pulled_or_fails() {
     let mut bench = Bench::new();
     let into = Some((bench.own.into.at(0), 64));
     let receive = bench.own.engine.recv(Some(bench.own.me), tag(1), EXACT, into, 0).unwrap();
-    // Keys that name nothing: the import is refused, and the pull names a send that does not exist.
+    // Keys of nothing: the import is refused, and the pull names a send that does not exist.
     bench.hear(request(0, 77, 64, 0, 64, 5 | 1 << 32, &[0xdead_beef, 0]));
     let why = PeerError::Protocol(Violation::Reply);
     assert_eq!(bench.own.engine.peer_error(bench.own.me), Ok(Some(why)));
@@ -297,7 +297,7 @@ fn an_offer_of_memory_that_cannot_be_read_is_fetched_by_messages_or_fails() {
 }
 
 #[test]
-fn noise_is_refused_whatever_it_is() {
+fn random_messages_are_refused() {
     for seed in seeds(if cfg!(debug_assertions) { 2000 } else { 20_000 }) {
         let mut random = Random(seed);
         let mut bench = Bench::new();
@@ -330,7 +330,7 @@ fn noise_is_refused_whatever_it_is() {
 }
 
 #[test]
-fn what_a_user_does_wrong_is_refused_with_nothing_changed() {
+fn misuse_is_refused_with_nothing_changed() {
     let mut own = loopback(SMALL);
     let (out, into, me) = (own.out, own.into, own.me);
     let gone = own.engine.register(region(64)).unwrap();
@@ -373,7 +373,7 @@ fn an_engine_without_matching_refuses_by_name() {
 }
 
 #[test]
-fn memory_that_is_too_short_is_refused_by_name() {
+fn memory_that_is_too_small_is_refused_by_name() {
     let attach = |change: &dyn Fn(&mut fishplate_core::engine::protocol::MatchMemory<'static, 1>)| {
         let mut engine: Engine<'static, Network, 1> = engine(Config::DEFAULT, [Network::new()]);
         let mut lent = match_memory(SMALL, 4, 4);

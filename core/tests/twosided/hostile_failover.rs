@@ -1,5 +1,5 @@
-//! A peer is not trusted with failover either: whatever it says of what has arrived, a send keeps
-//! its memory until no chunk of it may be posted again, and is pulled once.
+//! A peer is not trusted with failover either: whatever it reports, a send keeps its memory until
+//! none of its chunks may be posted again, and is pulled once.
 
 use fishplate_core::engine::protocol::{Payload, Received};
 use fishplate_core::engine::{Config, Engine, Notice};
@@ -17,7 +17,7 @@ const ACK: u8 = 5;
 const BYE: u8 = 8;
 const FIN: u8 = 19;
 const PULL: u8 = 20;
-/// With a number.
+/// Numbered.
 const CHUNK: u8 = 25;
 const NUMBERED_FIN: u8 = 23;
 
@@ -26,7 +26,7 @@ const IN_USE: Result<(), AttachError> = Err(AttachError::InUse(Use::Operations))
 /// Bytes of the payload: several chunks.
 const LEN: usize = 600;
 
-/// An engine with failover that talks to itself, on two rails that cannot read its memory.
+/// An engine with failover that is its own peer, on two rails that cannot read its memory.
 struct Bench {
     control: Shared,
     engine: Engine<'static, Tap<Loopback<64>>, 2>,
@@ -52,7 +52,7 @@ impl Bench {
         Bench { control, engine, me, out, into }
     }
 
-    /// Messages of these kinds do not arrive.
+    /// Drops messages of these kinds.
     fn lose(&mut self, kinds: &'static [u8]) {
         self.control.borrow_mut().edit = Some(Box::new(move |_, event| match &event {
             Event::Message(_, bytes) if kinds.contains(&bytes[0]) => vec![],
@@ -69,7 +69,7 @@ impl Bench {
         pending(self.engine.send(CX, self.me, tag(1), payload, Notice::Report(1)))
     }
 
-    /// A send whose chunks are all out, and lost.
+    /// A send whose chunks are all sent, and lost.
     fn pulled(&mut self) -> Token {
         self.lose(&[CHUNK]);
         self.recv(1, LEN);
@@ -79,14 +79,15 @@ impl Bench {
         sent
     }
 
-    /// The payloads of the chunks posted since there were so many posts.
+    /// The payloads of the chunks posted since the given number of posts.
     fn chunked(&self, since: usize) -> Vec<u8> {
         let control = self.control.borrow();
         let chunks = control.posts[since..].iter().filter(|post| post.bytes.first() == Some(&CHUNK));
         chunks.flat_map(|post| post.bytes[32..].to_vec()).collect()
     }
 
-    /// The peer says something: kind, op, acknowledged, and what follows the head of 16 bytes.
+    /// Delivers a message of the peer: kind, op, acknowledged, and the words after the header of 16
+    /// bytes.
     fn hear(&mut self, kind: u8, ack: u32, rest: &[u64]) {
         let mut bytes = vec![kind, 0, 0, 0, 0, 0, 0, 0];
         bytes.extend(ack.to_le_bytes());
@@ -96,7 +97,7 @@ impl Bench {
         passes(&mut self.engine, 3);
     }
 
-    /// The peer says that it has fenced rail 0, and that nothing from number 2 on has arrived.
+    /// The peer reports that it has fenced rail 0, and that nothing from number 2 on has arrived.
     fn tell(&mut self) {
         let mut told = vec![9, 0, 1, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0];
         told.extend([2, 1 | 1 << 16, 0].iter().flat_map(|word: &u64| word.to_le_bytes()));
@@ -106,7 +107,7 @@ impl Bench {
     }
 }
 
-/// The word of a token, as it travels.
+/// The word of a token on the wire.
 fn word_of(bench: &Bench) -> u64 {
     let control = bench.control.borrow();
     let request = control.posts.iter().find(|post| post.bytes.first() == Some(&18)).expect("a request");
@@ -114,12 +115,12 @@ fn word_of(bench: &Bench) -> u64 {
 }
 
 #[test]
-fn a_send_that_its_receiver_ends_keeps_its_memory_until_its_chunks_are_acknowledged() {
+fn a_finished_send_keeps_its_memory_until_its_chunks_are_acknowledged() {
     let mut bench = Bench::new(4);
     let sent = bench.pulled();
     assert_eq!(bench.engine.deregister(bench.out), IN_USE);
     let token = word_of(&bench);
-    // It has all, it says, and goes on to say that it has not.
+    // The peer reports that it has everything, and then that it has not.
     bench.hear(FIN, 2, &[token, LEN as u64]);
     assert_eq!(bench.engine.peer_error(bench.me), Ok(None));
     assert_eq!(bench.engine.test(sent), Ok(None));
@@ -139,7 +140,7 @@ fn a_send_that_its_receiver_ends_keeps_its_memory_until_its_chunks_are_acknowled
 }
 
 #[test]
-fn a_send_is_ended_by_one_end_alone_while_its_chunks_are_on_their_way() {
+fn a_send_with_chunks_in_flight_is_finished_once() {
     for kind in [FIN, PULL] {
         let mut bench = Bench::new(4);
         let sent = bench.pulled();
@@ -149,7 +150,7 @@ fn a_send_is_ended_by_one_end_alone_while_its_chunks_are_on_their_way() {
         bench.hear(kind, 2, more);
         let why = PeerError::Protocol(Violation::Reply);
         assert_eq!(bench.engine.peer_error(bench.me), Ok(Some(why)));
-        // What the first one said holds; nothing is posted to a peer that has failed.
+        // The first report counts; nothing is posted to a failed peer.
         let end = bench.engine.test(sent).unwrap().expect("ended with its peer");
         assert_eq!((end.outcome, end.value), (Outcome::Done, LEN as u64));
         assert_eq!(bench.engine.deregister(bench.out), Ok(()));
@@ -157,7 +158,7 @@ fn a_send_is_ended_by_one_end_alone_while_its_chunks_are_on_their_way() {
 }
 
 #[test]
-fn a_block_that_is_sent_from_is_not_used_again_before_its_chunks_are_acknowledged() {
+fn a_block_is_reused_after_its_chunks_are_acknowledged() {
     let mut bench = Bench::new(1);
     bench.lose(&[CHUNK]);
     let bytes = Payload::Bytes(&[0xaa; 100]);
@@ -182,10 +183,10 @@ fn a_block_that_is_sent_from_is_not_used_again_before_its_chunks_are_acknowledge
 }
 
 #[test]
-fn a_send_that_fails_as_its_peer_leaves_keeps_its_memory_until_its_chunks_are_acknowledged() {
+fn a_failed_send_keeps_its_memory_until_its_chunks_are_acknowledged() {
     let mut bench = Bench::new(4);
     let sent = bench.pulled();
-    // It has sent two numbers and no Fin, it says: so the send has not matched.
+    // The peer reports two numbers and no Fin: so the send has not matched.
     let mut bye = vec![BYE, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0];
     bye.extend([0; 4]);
     bench.control.borrow_mut().inject.push_back(Event::Message(bench.me.peer(), bye));
@@ -216,12 +217,12 @@ fn a_send_is_pulled_once() {
 }
 
 #[test]
-fn a_fin_that_overtakes_the_acknowledgement_of_chunks_ends_the_send_once_that_is_there() {
+fn a_fin_before_the_acknowledgement_of_chunks_completes_the_send_after_it() {
     let mut bench = Bench::new(4);
     let remote = import_readable(&mut bench);
     let sent = bench.send();
     passes(&mut bench.engine, 40);
-    // The request has arrived. A write behind it is late, and holds up the cursor.
+    // The request has arrived. A write after it is late, and holds up the cursor.
     let late = std::rc::Rc::new(std::cell::RefCell::new(vec![]));
     let held = late.clone();
     bench.control.borrow_mut().edit = Some(Box::new(move |_, event| match &event {
@@ -255,7 +256,7 @@ fn a_fin_that_overtakes_the_acknowledgement_of_chunks_ends_the_send_once_that_is
     assert_eq!(bench.engine.deregister(bench.out), Ok(()));
 }
 
-/// Memory to write to, where payloads cannot be read.
+/// Imports memory to write to, on rails that cannot read payloads.
 fn import_readable(bench: &mut Bench) -> fishplate_core::mem::RemoteId {
     let target = bench.engine.register(region(64)).unwrap();
     bench.control.borrow_mut().unreadable = false;

@@ -1,5 +1,5 @@
-//! Memory that something still uses is neither deregistered nor released: the call says what uses
-//! it, and succeeds once that has ended.
+//! Memory in use is neither deregistered nor released: the call says what uses it, and succeeds
+//! once that is complete.
 
 use fishplate_core::engine::protocol::Payload;
 use fishplate_core::engine::{Config, Notice};
@@ -18,7 +18,7 @@ fn in_use(by: Use) -> Result<(), AttachError> {
     Err(AttachError::InUse(by))
 }
 
-/// Longer than a message may be with its payload.
+/// Longer than an eager payload.
 const LONG: usize = 5000;
 
 fn mapped() -> Own1<Loopback<256>, 1> {
@@ -26,7 +26,7 @@ fn mapped() -> Own1<Loopback<256>, 1> {
 }
 
 #[test]
-fn puts_that_wait_for_the_window_keep_source_and_target() {
+fn puts_waiting_for_the_window_keep_source_and_target() {
     let mut own = own1(TIGHT, SMALL, [Loopback::<256>::new()]);
     let (me, out, into) = (own.me, own.out, own.into);
     let remote = import(&mut own.engine, me, into);
@@ -42,7 +42,7 @@ fn puts_that_wait_for_the_window_keep_source_and_target() {
 }
 
 #[test]
-fn eager_puts_and_atomics_that_wait_keep_what_they_name() {
+fn waiting_eager_puts_and_atomics_keep_their_memory() {
     let mut own = own1(TIGHT, SMALL, [Loopback::<256>::new().with_native_atomics()]);
     let (me, out, into) = (own.me, own.out, own.into);
     let words = own.engine.register(region(64).with_native_atomics()).unwrap();
@@ -84,13 +84,13 @@ fn a_posted_receive_keeps_its_buffer_until_it_is_cancelled() {
     own.engine.cancel(request).unwrap();
     assert_eq!(own.engine.deregister(own.into), Ok(()), "its status is yet to be taken");
     own.engine.test_recv(request).unwrap().expect("ended");
-    // One without room fills nothing.
+    // One without room writes nothing.
     own.engine.recv(None, tag(1), EXACT, Some((own.out.at(0), 0)), 1).unwrap();
     assert_eq!(own.engine.deregister(own.out), Ok(()));
 }
 
 #[test]
-fn a_payload_that_stayed_with_its_sender_is_kept_until_it_was_read() {
+fn a_rendezvous_payload_is_kept_until_it_was_read() {
     for rail in [Loopback::<64>::new(), Loopback::mapped()] {
         let mut own = own1(Config::DEFAULT, SMALL, [rail]);
         own.send_region(1, 0, LONG, false).unwrap();
@@ -100,7 +100,7 @@ fn a_payload_that_stayed_with_its_sender_is_kept_until_it_was_read() {
         own.finish(request);
         passes(&mut own.engine, 5);
         assert!(own.engine.next_completion().is_some());
-        // It was imported to be read, and mapped, by nobody's wish.
+        // The engine imported it to read it, and it was mapped.
         assert_eq!(own.engine.deregister(own.out), Ok(()));
     }
 }
@@ -111,7 +111,7 @@ fn an_own_import_that_is_mapped_keeps_the_region_that_it_maps() {
     let (me, into) = (own.me, own.into);
     let mut handle = [0; 512];
     let len = own.engine.export(into, &mut handle).unwrap();
-    // The number that it gives the region is no more than an allegation.
+    // The region index in a peer's handle is not trusted.
     handle[4] = 200;
     let remote = own.engine.import(me, &handle[..len]).unwrap();
     assert_eq!(own.engine.deregister(into), in_use(Use::Import));
@@ -122,7 +122,7 @@ fn an_own_import_that_is_mapped_keeps_the_region_that_it_maps() {
 }
 
 #[test]
-fn a_failed_peer_lets_go_of_the_memory_of_its_operations() {
+fn a_failed_peer_releases_the_memory_of_its_operations() {
     let mut own = own1(TIGHT, SMALL, [Loopback::<256>::new()]);
     let (me, out, into) = (own.me, own.out, own.into);
     let remote = import(&mut own.engine, me, into);
@@ -135,7 +135,7 @@ fn a_failed_peer_lets_go_of_the_memory_of_its_operations() {
     assert_eq!(own.engine.deregister(out), Ok(()));
 }
 
-/// Has the payload of a region read by way of every peer.
+/// Has the payload of a region read through every peer.
 fn read_by_all<R: Rail>(own: &mut Own1<R, 1>, peers: &[fishplate_core::mem::PeerId], from: LocalId) {
     for &peer in peers {
         let request = own.engine.recv(Some(peer), tag(1), EXACT, Some((own.into.at(0), LONG)), 1).unwrap();
@@ -146,9 +146,8 @@ fn read_by_all<R: Rail>(own: &mut Own1<R, 1>, peers: &[fishplate_core::mem::Peer
 }
 
 #[test]
-fn imports_that_nobody_asked_for_make_room_for_those_of_the_user() {
-    // Every peer is this engine; its tables hold 16 imports, one of which is in use from the
-    // beginning.
+fn the_engine_s_own_imports_make_room_for_those_of_the_user() {
+    // Every peer is this engine; its tables hold 16 imports, one of which is in use from the start.
     let mut own = loopback(SMALL);
     let mut peers = vec![own.me];
     while let Ok(peer) = own.engine.reserve_peer() {
@@ -169,7 +168,7 @@ fn imports_that_nobody_asked_for_make_room_for_those_of_the_user() {
     let len = own.engine.export(regions[0], &mut handle).unwrap();
     let full = own.engine.import(peers[0], &handle[..len]);
     assert_eq!(full, Err(AttachError::Full), "the user's own imports stay");
-    // Payloads come in pieces now.
+    // Payloads come in chunks now.
     read_by_all(&mut own, &peers[..1], regions[1]);
     assert!(own.engine.matching_stats().pulled > 0);
     for remote in remotes {
@@ -178,11 +177,11 @@ fn imports_that_nobody_asked_for_make_room_for_those_of_the_user() {
 }
 
 #[test]
-fn a_peer_is_not_removed_before_the_regions_in_the_segment_in_common_with_it() {
+fn a_peer_with_regions_in_the_common_segment_is_not_removed() {
     let mut own = mapped();
     let plain = region(64);
     let kind = RegionKind::Common { peer: own.me.peer(), offset: 0 };
-    // SAFETY: as what `region` gives.
+    // SAFETY: as for the region of `region`.
     let common = own.engine.register(unsafe { Region::new(plain.ptr(), 64, kind) }).unwrap();
     assert_eq!(own.engine.remove_peer(own.me), in_use(Use::Common));
     assert_eq!(own.engine.peer_error(own.me), Ok(None), "nothing has changed");

@@ -1,4 +1,4 @@
-//! Ends that take different things: a sender keeps to what its receiver takes of tagged messages.
+//! Ends with different limits: a sender respects its receiver's limits of tagged messages.
 
 use fishplate_core::engine::protocol::{MatchLimits, Payload, Received};
 use fishplate_core::engine::{Config, Engine, Issued, Joint, Notice};
@@ -12,7 +12,7 @@ use super::support::fleet;
 use super::support::*;
 
 #[test]
-fn a_sender_keeps_to_the_eager_limit_the_credits_and_the_headers_of_its_receiver() {
+fn a_sender_respects_its_receiver_s_limits() {
     for before in [false, true] {
         let mut engine: Engine<'static, Loopback<64>, 1> = engine(Config::DEFAULT, [Loopback::new()]);
         let out = engine.register(region(SIZE)).unwrap();
@@ -58,7 +58,7 @@ fn a_sender_keeps_to_the_eager_limit_the_credits_and_the_headers_of_its_receiver
             check(&status, Received::Ok, 1, len as u64, len as u64);
             assert_eq!(read(&engine, into_at, len), bytes[..len]);
         }
-        // Of the same as ours, the message of the rail is the limit.
+        // With equal limits, the rail's message size decides.
         let sent = engine.send(CX, short, tag(2), Payload::Bytes(&bytes[..88]), Notice::Silent);
         assert_eq!(sent, Ok(Issued::Done { value: 88 }));
         let long = engine.send(CX, short, tag(2), Payload::Bytes(&bytes[..89]), Notice::Silent);
@@ -68,7 +68,7 @@ fn a_sender_keeps_to_the_eager_limit_the_credits_and_the_headers_of_its_receiver
 }
 
 #[test]
-fn long_payloads_are_read_between_ends_that_differ() {
+fn long_payloads_are_read_between_different_ends() {
     let config = Config { stripe_threshold: 256, stripe_chunk: 100, ..Config::DEFAULT };
     for seed in seeds(40) {
         let mut fleet = fleet::mixed::<16>(3, config, SIZE, seed, |_| None);
@@ -94,7 +94,7 @@ fn long_payloads_are_read_between_ends_that_differ() {
 }
 
 #[test]
-fn a_payload_whose_keys_do_not_fit_in_a_message_comes_in_chunks() {
+fn a_payload_whose_keys_exceed_a_message_comes_in_chunks() {
     // A message of 256 bytes has room for the keys of eleven rails.
     for (count, pulled) in [(11, 0), (12, 1)] {
         let mut rails = Rails::<Loopback<8>, 16>::new();

@@ -1,5 +1,5 @@
-//! What a lost peer leaves behind is freed once, whatever state it was in: nobody who comes after
-//! it has less room, or somebody else's.
+//! The state of a lost peer is freed once, whatever it was: later peers have neither less room nor
+//! state of others.
 
 use fishplate_core::engine::protocol::{Payload, Received};
 use fishplate_core::engine::{Config, Notice};
@@ -15,7 +15,7 @@ use super::support::*;
 /// Streams of an engine of these tests.
 const PEERS: u32 = 4;
 
-/// Another peer that leads back to the engine.
+/// Another peer that is this engine.
 fn another<R: Rail>(own: &mut Own1<R, 1>) -> PeerId {
     let peer = own.engine.reserve_peer().unwrap();
     own.engine.connect_peer(peer, 1).unwrap();
@@ -27,12 +27,12 @@ fn send_to<R: Rail>(own: &mut Own1<R, 1>, to: PeerId, n: u64) {
     passes(&mut own.engine, 2);
 }
 
-/// Has a peer acknowledge what was never sent.
+/// Makes a peer acknowledge something that was never sent.
 fn fail<R: Rail>(own: &mut Own1<R, 1>, peer: PeerId) {
     let mut ack = [0u8; 16];
     ack[0] = 5;
     ack[8..12].copy_from_slice(&0x4000_0000u32.to_le_bytes());
-    // SAFETY: one message, which has no end to be reported.
+    // SAFETY: one message, which has no completion to report.
     let rail = unsafe { own.engine.rail_unchecked(RailId(0)) }.unwrap();
     rail.post_message(peer.peer(), &ack, Untrusted::from_slice(&[]), 0).unwrap();
     passes(&mut own.engine, 3);
@@ -40,7 +40,7 @@ fn fail<R: Rail>(own: &mut Own1<R, 1>, peer: PeerId) {
 }
 
 #[test]
-fn messages_that_were_claimed_and_never_received_take_no_room_once_their_sender_is_removed() {
+fn claimed_messages_of_a_removed_sender_take_no_room() {
     let mut own = loopback(SMALL);
     let room = SMALL.unexpected(PEERS as usize);
     let mut claimed = vec![];
@@ -61,9 +61,9 @@ fn messages_that_were_claimed_and_never_received_take_no_room_once_their_sender_
 }
 
 #[test]
-fn a_header_of_a_lost_peer_that_a_receive_still_has_is_freed_once() {
+fn a_header_of_a_lost_peer_held_by_a_receive_is_freed_once() {
     let control = shared();
-    // One step a pass: what waits behind something that finds no room stays where it is.
+    // One step per pass: entries behind one without room stay.
     let config = Config { batch: 1, ..Config::DEFAULT };
     let mut own = own1(config, SMALL, tap(Loopback::<64>::new(), &control));
     control.borrow_mut().unreadable = true;
@@ -76,7 +76,7 @@ fn a_header_of_a_lost_peer_that_a_receive_still_has_is_freed_once() {
         own.engine.send(CX, to, tag(n), Payload::Region(own.out.at(n * 600), 600), Notice::Silent).unwrap();
         passes(&mut own.engine, 20);
     };
-    // A receive whose payload cannot be asked for stands before that of the lost one's message.
+    // A receive whose payload cannot be requested precedes that of the lost one's message.
     let first = own.recv(1, EXACT, 600, 600);
     send(&mut own, honest, 1);
     send(&mut own, lost, 2);
@@ -88,7 +88,7 @@ fn a_header_of_a_lost_peer_that_a_receive_still_has_is_freed_once() {
     let status = own.finish(second);
     assert!(matches!(status.outcome, Received::Failed(_)), "{status:?}");
     check(&own.finish(first), Received::Ok, 1, 600, 600);
-    // As many headers as there are, all at once: each is its own message's.
+    // All headers at once: each belongs to its own message.
     passes(&mut own.engine, 20);
     for n in 3..3 + u64::from(SMALL.headers) {
         send(&mut own, honest, n);
@@ -101,13 +101,13 @@ fn a_header_of_a_lost_peer_that_a_receive_still_has_is_freed_once() {
 }
 
 #[test]
-fn nobody_looks_for_a_message_of_a_failed_peer_in_vain() {
+fn a_search_for_messages_of_a_failed_peer_returns_at_once() {
     let mut own = loopback(SMALL);
     let peer = another(&mut own);
     send_to(&mut own, peer, 1);
     fail(&mut own, peer);
     let gone = OpError::PeerFailed(PeerError::Protocol(Violation::Ack));
-    // What it left can be found; what it did not leave never comes.
+    // Messages that have arrived can be found; others never come.
     assert_eq!(own.engine.probe(Some(peer), tag(1), EXACT).unwrap().unwrap().len, 8);
     assert_eq!(own.engine.probe(Some(peer), tag(2), EXACT), Err(gone));
     assert_eq!(own.engine.mprobe(Some(peer), tag(2), EXACT), Err(gone));

@@ -1,4 +1,4 @@
-//! One sender's messages never overtake each other on any rails; none is lost or delivered twice.
+//! Messages of one sender never overtake each other on any rails; none is lost or delivered twice.
 
 use fishplate_core::engine::protocol::{MatchConfig, Payload, Received, Request};
 use fishplate_core::engine::tag::Tag;
@@ -14,13 +14,13 @@ use super::support::fleet::{self, Node};
 use super::support::tap::{shared, tap};
 use super::support::*;
 
-/// Messages that each node sends in all, and bytes set aside for each.
+/// Messages that each node sends in all, and bytes reserved for each.
 const MESSAGES: u64 = 24;
 const ROOM: u64 = 640;
 /// A receiver's buffers, used in turn: more than can be open at once, or than a node is sent.
 const PLACES: u64 = 100;
 
-/// A message as its sender made it.
+/// A sent message.
 #[derive(Clone, Copy)]
 struct Sent {
     to: usize,
@@ -45,13 +45,13 @@ impl Posted {
     }
 }
 
-/// Everybody sends to everybody over `RAILS` wild rails.
+/// All nodes send to all over `RAILS` faulty rails.
 fn traffic<const RAILS: usize>(seed: u64) {
     run(seed, |nodes, config, matching| tagged_fleet::<RAILS>(nodes, Dials::WILD, config, matching, seed));
 }
 
-/// Everybody sends to everybody over what `make` makes,
-/// whose nodes take as much as the configuration says, or less.
+/// All nodes send to all over the nodes of `make`, whose limits are those of the configuration or
+/// less.
 fn run<R: Rail, const RAILS: usize>(
     seed: u64,
     make: impl FnOnce(u16, Config, MatchConfig) -> Vec<Node<R, RAILS>>,
@@ -90,8 +90,8 @@ fn run<R: Rail, const RAILS: usize>(
                 .collect(),
         );
     }
-    // Receives of every kind, no more than messages are to come; those that nothing satisfies are
-    // taken back in the end, and receives of anything follow.
+    // Receives of every kind, at most as many as messages to come. Unmatched ones are cancelled at
+    // the end, and receives of any message follow.
     let mut sent = vec![0usize; nodes];
     let mut open: Vec<usize> = vec![0; nodes];
     let mut places: Vec<u64> = vec![0; nodes];
@@ -110,7 +110,7 @@ fn run<R: Rail, const RAILS: usize>(
             while let Some(end) = fleet[me].engine.next_completion() {
                 assert_eq!(end.outcome, Outcome::Done, "seed {seed}");
             }
-            // The receiver sleeps at first, and in between.
+            // The receiver pauses at first, and in between.
             if turn < hold || turn % 512 < hold {
                 continue;
             }
@@ -130,7 +130,7 @@ fn run<R: Rail, const RAILS: usize>(
                 open[me] += 1;
             }
             if turn > 2000 && turn % 500 == 0 {
-                // Receives that nothing can satisfy any more.
+                // Receives that no message can match any more.
                 for receive in posted[me].iter_mut().filter(|receive| receive.got.is_none()) {
                     let _ = fleet[me].engine.cancel(receive.request);
                 }
@@ -170,7 +170,7 @@ fn run<R: Rail, const RAILS: usize>(
         }
         assert!(turn < 399_999, "seed {seed}: nothing comes any more");
     }
-    // Everything the senders were owed comes too.
+    // Everything owed to the senders arrives too.
     let peers: Vec<_> = fleet[0].peers.clone();
     fleet::turn_until(&mut fleet, &format!("seed {seed}: quiet"), |fleet| {
         fleet.iter_mut().all(|node| {
@@ -221,7 +221,7 @@ fn post<R: Rail, const RAILS: usize>(node: &mut Node<R, RAILS>, message: Sent, n
     match issued {
         Ok(Issued::Done { .. }) => {
             assert!(!message.sync);
-            // What is done may be changed at once.
+            // A done message may be changed at once.
             write(&node.engine, node.source.at(at), &vec![0xff; message.len]);
             true
         }
@@ -232,14 +232,14 @@ fn post<R: Rail, const RAILS: usize>(node: &mut Node<R, RAILS>, message: Sent, n
 }
 
 #[test]
-fn messages_match_in_the_order_sent_over_four_wild_rails() {
+fn messages_match_in_the_order_sent_over_four_faulty_rails() {
     for seed in seeds(if cfg!(debug_assertions) { 60 } else { 2000 }) {
         traffic::<4>(seed);
     }
 }
 
 #[test]
-fn messages_match_in_the_order_sent_over_one_two_and_three_wild_rails() {
+fn messages_match_in_the_order_sent_over_one_two_and_three_faulty_rails() {
     for seed in seeds(if cfg!(debug_assertions) { 20 } else { 300 }) {
         traffic::<1>(seed);
         traffic::<2>(seed);
@@ -248,7 +248,7 @@ fn messages_match_in_the_order_sent_over_one_two_and_three_wild_rails() {
 }
 
 #[test]
-fn messages_match_in_the_order_sent_between_ends_that_differ() {
+fn messages_match_in_the_order_sent_between_different_ends() {
     for seed in seeds(if cfg!(debug_assertions) { 60 } else { 1000 }) {
         run(seed, |nodes, config, matching| {
             let takes = |node: usize| {
@@ -272,7 +272,7 @@ fn messages_match_in_the_order_sent_between_ends_that_differ() {
 }
 
 #[test]
-fn payloads_are_read_over_rails_that_both_ends_count_differently() {
+fn payloads_are_read_over_rails_numbered_differently() {
     let config = Config { stripe_threshold: 256, stripe_chunk: 100, ..Config::DEFAULT };
     let mut fleet = tagged_fleet::<3>(3, Dials::WILD, config, SMALL, 7);
     let pairs = [(0, 1), (1, 0), (1, 2), (2, 0), (2, 2)];
@@ -291,7 +291,7 @@ fn payloads_are_read_over_rails_that_both_ends_count_differently() {
     assert!(stats.iter().all(|stats| stats.pulled == 0), "a key of another rail: {stats:?}");
 }
 
-/// A rail that is full for a moment: what was sent first waits, and bytes behind it do too.
+/// A rail that is briefly full: the first message waits, and so do later bytes.
 #[test]
 fn bytes_do_not_overtake_a_message_that_waits_for_room() {
     for len in [8, 100] {

@@ -1,5 +1,5 @@
-//! A receive like the one before it is posted at once, without a look at anything else; every other
-//! is not. Here each of the others comes right after one like it.
+//! The fast path of posting applies only to a receive like the previous one. Here each other kind
+//! follows one like it.
 
 use fishplate_core::engine::Notice;
 use fishplate_core::engine::protocol::{Cancelled, Payload, Received};
@@ -23,7 +23,7 @@ fn rig() -> (Rig, PeerId) {
     (own, other)
 }
 
-/// Posts a receive that nothing matches and cancels it: the next one may then take the short cut.
+/// Posts an unmatched receive and cancels it: the next one may then take the fast path.
 fn prime(own: &mut Rig, source: Option<PeerId>, ignore: Tag) {
     let request = own.engine.recv(source, tag(0xdead), ignore, Some((own.into.at(0), 8)), 0).unwrap();
     assert_eq!(own.engine.cancel(request), Ok(Cancelled::Removed));
@@ -56,7 +56,7 @@ fn send(own: &mut Rig, to: PeerId, tag: Tag) {
 }
 
 #[test]
-fn one_from_anybody_and_one_from_somebody_after_the_other() {
+fn directed_and_any_source_receives_alternate() {
     let (mut own, other) = rig();
     let me = own.me;
     for (before, source) in [(None, None), (None, Some(me)), (Some(me), None), (Some(me), Some(other))] {
@@ -68,7 +68,7 @@ fn one_from_anybody_and_one_from_somebody_after_the_other() {
         senders.into_iter().for_each(|from| send(&mut own, from, tag(1)));
         let status = own.finish(request);
         assert_eq!(status.envelope.unwrap().source, source.unwrap_or(other), "{before:?} then {source:?}");
-        // The other is still there.
+        // The other message is still there.
         let left = own.engine.mprobe(None, tag(1), EXACT).unwrap().expect("the other");
         own.engine.discard(left).unwrap();
         passes(&mut own.engine, 5);
@@ -77,7 +77,7 @@ fn one_from_anybody_and_one_from_somebody_after_the_other() {
 }
 
 #[test]
-fn one_with_another_mask() {
+fn a_receive_with_another_mask() {
     let (mut own, _) = rig();
     let me = own.me;
     let low = tag(0xff);
@@ -103,7 +103,7 @@ fn one_with_another_mask() {
 }
 
 #[test]
-fn one_for_which_a_message_waits() {
+fn a_receive_with_a_waiting_message() {
     let (mut own, _) = rig();
     let me = own.me;
     prime(&mut own, Some(me), EXACT);
@@ -117,7 +117,7 @@ fn one_for_which_a_message_waits() {
 }
 
 #[test]
-fn one_that_finds_no_free_slot() {
+fn a_receive_without_a_free_slot() {
     let (mut own, _) = rig();
     let (me, into) = (own.me, own.into.at(0));
     prime(&mut own, Some(me), EXACT);
@@ -126,11 +126,11 @@ fn one_that_finds_no_free_slot() {
     }
     let last = own.recv(1, EXACT, 0, 8);
     assert_eq!(post(&mut own, Some(me), EXACT, into), Err(OpError::Again));
-    // One that is over has its slot until its status is taken.
+    // A complete receive keeps its slot until its status is taken.
     assert_eq!(own.engine.cancel(last), Ok(Cancelled::Removed));
     assert_eq!(post(&mut own, Some(me), EXACT, into), Err(OpError::Again));
     assert_eq!(own.engine.next_recv().unwrap().request, last);
-    // The others are what they were: each ends once.
+    // The others are unchanged: each completes once.
     for _ in 1..RECEIVES {
         send(&mut own, me, tag(1));
         assert_eq!(own.engine.next_recv().expect("one for each message").outcome, Received::Ok);
@@ -141,16 +141,16 @@ fn one_that_finds_no_free_slot() {
 }
 
 #[test]
-fn one_from_a_peer_that_is_not_there() {
+fn a_receive_from_a_missing_peer() {
     let (mut own, other) = rig();
     let into = own.into.at(0);
     let reserved = own.engine.reserve_peer().unwrap();
     prime(&mut own, Some(other), EXACT);
     assert_eq!(post(&mut own, Some(reserved), EXACT, into), Err(OpError::UnknownPeer), "never connected");
-    // It acknowledges what was never sent.
+    // It acknowledges something that was never sent.
     let mut ack = [0u8; 16];
     (ack[0], ack[11]) = (5, 0x40);
-    // SAFETY: one message, which has no end to be reported.
+    // SAFETY: one message, which has no completion to report.
     let rail = unsafe { own.engine.rail_unchecked(RailId(0)) }.unwrap();
     rail.post_message(other.peer(), &ack, Untrusted::from_slice(&[]), 0).unwrap();
     passes(&mut own.engine, 3);
@@ -165,7 +165,7 @@ fn one_from_a_peer_that_is_not_there() {
 }
 
 #[test]
-fn one_into_memory_that_is_not_there() {
+fn a_receive_into_invalid_memory() {
     let (mut own, _) = rig();
     let me = own.me;
     prime(&mut own, Some(me), EXACT);
@@ -179,7 +179,7 @@ fn one_into_memory_that_is_not_there() {
 }
 
 #[test]
-fn one_into_a_device() {
+fn a_receive_into_device_memory() {
     let (mut own, _) = rig();
     let me = own.me;
     let memory = device_region(64);

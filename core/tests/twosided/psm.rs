@@ -1,5 +1,5 @@
-//! The compatibility layer keeps PSM's rules: two words or three, fields of statuses, oldest
-//! completed first, cancel before wait.
+//! The compatibility layer follows PSM's rules: two words or three, status fields, oldest completed
+//! first, cancel before wait.
 
 use fishplate_core::engine::protocol::MatchConfig;
 use fishplate_core::engine::{Config, Waiter};
@@ -47,7 +47,7 @@ impl Bench {
 }
 
 #[test]
-fn a_receive_of_two_words_takes_any_third_and_the_status_tells_all_three() {
+fn a_two_word_receive_accepts_any_third_word() {
     let mut bench = bench(16, ROOMY);
     let sent = bench.mq.isend2(bench.me, 0, [5, 6, 9], bench.from(8), 1).unwrap();
     let narrow = bench.mq.irecv(5 | 6 << 32, ALL, bench.to(8), 2).unwrap();
@@ -63,7 +63,7 @@ fn a_receive_of_two_words_takes_any_third_and_the_status_tells_all_three() {
     assert_eq!(status, want);
     assert_eq!(Status::from(status).msg_tag, 5 | 6 << 32);
     assert_eq!(bench.wait(sent), Status2 { context: 1, ..want });
-    // Three words are compared where three are selected.
+    // Three words are compared if three are selected.
     bench.mq.isend2(bench.me, 0, [5, 6, 8], bench.from(4), 3).unwrap();
     let mut other = Some(bench.mq.irecv2(Some(bench.me), [5, 6, 9], ALL3, bench.to(8), 4).unwrap());
     bench.mq.poll();
@@ -73,7 +73,7 @@ fn a_receive_of_two_words_takes_any_third_and_the_status_tells_all_three() {
 }
 
 #[test]
-fn a_message_that_is_cut_off_is_truncation_with_both_lengths() {
+fn truncation_reports_both_lengths() {
     for (len, posted_first) in [(8, true), (8, false), (5000, true), (5000, false)] {
         let mut bench = bench(16, ROOMY);
         let early = posted_first.then(|| bench.mq.irecv(1, ALL, bench.to(4), 7).unwrap());
@@ -90,14 +90,14 @@ fn a_message_that_is_cut_off_is_truncation_with_both_lengths() {
 }
 
 #[test]
-fn peek_tells_the_oldest_completed_of_sends_and_receives_and_leaves_it() {
+fn peek_returns_the_oldest_completed_request_and_leaves_it() {
     let mut bench = bench(16, ROOMY);
     assert_eq!(bench.mq.ipeek(), Err(Code::NoCompletions));
     let long = bench.mq.irecv(1, ALL, bench.to(5000), 1).unwrap();
     let short = bench.mq.irecv(2, ALL, Some((bench.into.at(6000), 8)), 2).unwrap();
     let first = bench.mq.isend(bench.me, 0, 1, bench.from(5000), 3).unwrap();
     let second = bench.mq.isend(bench.me, 0, 2, bench.from(8), 4).unwrap();
-    // The short send is complete at once; the long ones follow.
+    // The short send completes at once; the long ones follow.
     let mut order = vec![];
     for _ in 0..4 {
         while bench.mq.ipeek().is_err() {}
@@ -115,7 +115,7 @@ fn peek_tells_the_oldest_completed_of_sends_and_receives_and_leaves_it() {
 }
 
 #[test]
-fn a_dequeued_request_is_freed_once_and_by_no_other_call() {
+fn a_dequeued_request_is_freed_once() {
     let mut bench = bench(2, ROOMY);
     bench.mq.isend(bench.me, 0, 1, bench.from(8), 1).unwrap();
     let (req, status) = bench.mq.ipeek_dequeue().unwrap();
@@ -128,7 +128,7 @@ fn a_dequeued_request_is_freed_once_and_by_no_other_call() {
 }
 
 #[test]
-fn a_cancelled_receive_completes_and_is_still_to_be_taken() {
+fn a_cancelled_receive_completes_and_must_be_taken() {
     let mut bench = bench(4, ROOMY);
     let recv = bench.mq.irecv(1, ALL, bench.to(8), 11).unwrap();
     assert_eq!(bench.mq.cancel(&Some(recv)), Ok(()));
@@ -147,7 +147,7 @@ fn a_cancelled_receive_completes_and_is_still_to_be_taken() {
 }
 
 #[test]
-fn a_synchronous_send_to_oneself_is_not_complete_before_its_match_however_often_it_is_tested() {
+fn a_synchronous_send_to_oneself_completes_with_its_match() {
     let mut bench = bench(4, ROOMY);
     let send = bench.mq.isend(bench.me, FLAG_SENDSYNC, 1, bench.from(8), 0).unwrap();
     for _ in 0..100 {
@@ -190,7 +190,7 @@ fn probes_find_claim_and_fill_every_field() {
 }
 
 #[test]
-fn sends_that_find_no_room_wait_in_order_and_requests_run_out_by_name() {
+fn deferred_sends_keep_order_and_full_requests_are_an_error() {
     // Four headers at once, and no payload is kept: most of these wait.
     let mut bench = bench(40, MatchConfig { credits: 0, headers: 4, ..SMALL });
     for n in 0..30u32 {
@@ -220,7 +220,7 @@ fn sends_that_find_no_room_wait_in_order_and_requests_run_out_by_name() {
 }
 
 #[test]
-fn a_short_send_without_a_credit_is_counted_by_the_way_it_travels() {
+fn a_short_send_without_a_credit_counts_as_rendezvous() {
     for (credits, eager, fetched) in [(32, 3, 0), (2, 2, 1), (0, 0, 3)] {
         let mut bench = bench(16, MatchConfig { credits, ..ROOMY });
         for n in 0..3 {
@@ -232,7 +232,7 @@ fn a_short_send_without_a_credit_is_counted_by_the_way_it_travels() {
     }
 }
 
-/// Counts how often it is slept on.
+/// Counts its sleeps.
 struct Bed(std::cell::Cell<u32>);
 
 impl Park for Bed {
@@ -244,7 +244,7 @@ impl Park for Bed {
 }
 
 #[test]
-fn a_wait_sleeps_on_what_its_waiter_has_and_not_while_a_send_is_deferred() {
+fn a_wait_sleeps_on_its_wait_object_unless_a_send_is_deferred() {
     for deferred in [false, true] {
         let mut bench = bench(8, MatchConfig { credits: 0, headers: 1, ..SMALL });
         for n in 0..1 + u64::from(deferred) {
@@ -261,11 +261,11 @@ fn a_wait_sleeps_on_what_its_waiter_has_and_not_while_a_send_is_deferred() {
 }
 
 #[test]
-fn a_blocking_send_is_done_when_its_buffer_is_free() {
+fn a_blocking_send_returns_when_its_buffer_is_free() {
     let mut bench = bench(4, ROOMY);
     let (me, from) = (bench.me, bench.from(8));
     bench.mq.send(me, 0, 1, from, &mut waiter(), SOON).unwrap();
-    // Nobody receives it, so it never ends, and the slot is given back when it does.
+    // No receive matches it, so it expires, and its slot is freed when it completes.
     let late = bench.mq.send(me, FLAG_SENDSYNC, 2, from, &mut waiter(), 2000);
     assert_eq!(late, Err(Code::NoCompletions));
     let recv = bench.mq.irecv(2, ALL, bench.to(8), 0).unwrap();
@@ -277,7 +277,7 @@ fn a_blocking_send_is_done_when_its_buffer_is_free() {
 }
 
 #[test]
-fn the_size_from_which_payloads_stay_at_the_sender_can_be_changed_at_any_time() {
+fn the_rendezvous_threshold_can_be_changed_at_any_time() {
     let mut bench = bench(16, ROOMY);
     let most = bench.mq.getopt(Opt::RndvShmSz);
     assert_eq!(bench.mq.getopt(Opt::RndvHfiSz), most);
@@ -300,9 +300,9 @@ fn the_size_from_which_payloads_stay_at_the_sender_can_be_changed_at_any_time() 
 }
 
 #[test]
-fn completions_are_offered_oldest_first_and_those_not_taken_over_stay() {
+fn completions_are_offered_oldest_first_and_unaccepted_ones_stay() {
     let mut bench = bench(8, ROOMY);
-    // Seven sends to a queue of eight; each is complete at once.
+    // Seven sends to a queue of eight; each completes at once.
     let send = |bench: &mut Bench, context| {
         let from = bench.from(8);
         bench.mq.fp_msg(Fast::Send(bench.me, 0), [1, 0, 0], from, context).unwrap()
@@ -316,7 +316,7 @@ fn completions_are_offered_oldest_first_and_those_not_taken_over_stay() {
     });
     assert_eq!(stored, 2);
     assert_eq!(seen, [0, 1, 2, 3].map(|n| (requests[n], n as u64, [0, 1, 1, 2][n])));
-    // What was taken over is over; the one that was refused is the oldest again.
+    // An accepted request is finished; a refused one is the oldest again.
     assert_eq!(bench.mq.test(&mut Some(requests[1])), Err(Code::ParamErr));
     let mut contexts = vec![];
     let mut offer = |bench: &mut Bench, entries, answer| {
@@ -331,7 +331,7 @@ fn completions_are_offered_oldest_first_and_those_not_taken_over_stay() {
     assert_eq!(offer(&mut bench, 2, Copied::Stored), 1);
     assert_eq!(offer(&mut bench, 2, Copied::Stored), 0);
     assert_eq!(contexts, [3, 4, 5, 6]);
-    // With nothing complete it polls: the messages are there, and each finds its receive.
+    // Without a completion it polls: the messages are there, and each matches its receive.
     let into = bench.to(8);
     let recv = bench.mq.fp_msg(Fast::Receive(Some(bench.me), ALL3), [1, 0, 0], into, 9).unwrap();
     let mut got = None;

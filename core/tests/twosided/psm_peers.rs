@@ -1,5 +1,5 @@
-//! The compatibility layer and its peers:
-//! none holds up another, and none leaves requests that nobody can end.
+//! The compatibility layer and its peers: none delays another, and none leaves requests that cannot
+//! be completed.
 
 use fishplate_core::engine::Config;
 use fishplate_core::engine::protocol::MatchConfig;
@@ -16,7 +16,7 @@ const ALL3: [u32; 3] = [u32::MAX; 3];
 
 struct Bench {
     mq: Mq<'static, 'static, Loopback<256>, 1>,
-    /// All of them lead back here.
+    /// All of them are this engine.
     peers: [PeerId; 3],
     out: LocalId,
     into: LocalId,
@@ -46,7 +46,7 @@ impl Bench {
         self.mq.isend(self.peers[to], 0, tag, self.from(8), tag).unwrap()
     }
 
-    /// Whether a receive from that peer under that tag is done soon.
+    /// Whether a receive from that peer with that tag completes soon.
     fn receives(&mut self, from: usize, tag: u32) -> bool {
         let req = self.mq.irecv2(Some(self.peers[from]), [tag, 0, 0], ALL3, self.to(8), 0).unwrap();
         (0..200).any(|_| {
@@ -56,17 +56,17 @@ impl Bench {
     }
 }
 
-/// Nothing is kept at the receiver but a header.
+/// Only a header is kept at the receiver.
 const TIGHT: MatchConfig = MatchConfig { credits: 0, headers: 1, ..SMALL };
 
 #[test]
-fn a_send_without_room_holds_up_none_to_another_peer() {
+fn a_send_without_room_delays_none_to_another_peer() {
     for blocked in [1, 5] {
         let mut bench = bench(32, TIGHT);
         for n in 0..1 + blocked {
             bench.send(0, n);
         }
-        // Nobody receives those; these are received at once.
+        // The former are not received; the latter are received at once.
         for n in 0..3 {
             bench.send(1, 10 + n);
             bench.send(2, 20 + n);
@@ -75,7 +75,7 @@ fn a_send_without_room_holds_up_none_to_another_peer() {
             assert!(bench.receives(2, 20 + n), "message {n} to the third waits for the first");
             assert!(bench.receives(1, 10 + n), "message {n} to the second waits for the first");
         }
-        // Those to one peer wait for each other.
+        // Sends to one peer wait for each other.
         for n in 0..1 + blocked as u32 {
             let found = (0..200).find_map(|_| bench.mq.iprobe2(Some(bench.peers[0]), [0; 3], [0; 3]).ok());
             assert_eq!(found.unwrap().msg_tag[0], n);
@@ -85,7 +85,7 @@ fn a_send_without_room_holds_up_none_to_another_peer() {
 }
 
 #[test]
-fn whoever_probes_sends_what_found_no_room() {
+fn probes_retry_deferred_sends() {
     for claim in [false, true] {
         let mut bench = bench(32, TIGHT);
         let (first, second) = (bench.send(0, 1), bench.send(0, 2));
@@ -101,10 +101,10 @@ fn whoever_probes_sends_what_found_no_room() {
     }
 }
 
-/// A pass that frees room for a deferred send, and whatever runs it leaves that send where it is: a
-/// probe that finds its message in that pass, or the owner of the engine.
+/// A pass that frees room for a deferred send may not retry it: a probe that finds its message in
+/// that pass, or a pass of the engine's owner.
 #[test]
-fn a_send_does_not_overtake_one_that_is_deferred_when_there_is_room_for_both() {
+fn a_send_does_not_overtake_a_deferred_one() {
     let mut found_both = 0;
     for passes in 0..24 {
         for probes in [false, true] {
@@ -132,7 +132,7 @@ fn a_send_does_not_overtake_one_that_is_deferred_when_there_is_room_for_both() {
 }
 
 #[test]
-fn sends_deferred_before_and_after_others_were_sent_keep_their_order() {
+fn deferred_sends_keep_their_order() {
     let mut bench = bench(64, TIGHT);
     let mut next = 1..;
     let mut send = |bench: &mut Bench, count| {
@@ -151,7 +151,7 @@ fn sends_deferred_before_and_after_others_were_sent_keep_their_order() {
 }
 
 #[test]
-fn a_claimed_message_whose_sender_is_gone_ends_as_failed() {
+fn a_claimed_message_of_a_removed_sender_fails() {
     let mut bench = bench(2, MatchConfig { credits: 8, ..SMALL });
     for _ in 0..5 {
         let sent = bench.send(1, 1);
@@ -172,7 +172,7 @@ fn a_claimed_message_whose_sender_is_gone_ends_as_failed() {
 }
 
 impl Bench {
-    /// The contexts of all that has completed, in order.
+    /// The contexts of all completions, in order.
     fn completed(&mut self) -> Vec<u64> {
         let mut contexts = vec![];
         while let Ok((req, status)) = self.mq.ipeek_dequeue() {
@@ -182,21 +182,20 @@ impl Bench {
         contexts
     }
 
-    /// The peer breaks the protocol.
+    /// Makes the peer break the protocol.
     fn fail(&mut self, peer: usize) {
         let mut ack = [0u8; 16];
         (ack[0], ack[11]) = (5, 0x40);
-        // SAFETY: one message, which has no end to be reported.
+        // SAFETY: one message, which has no completion to report.
         let rail = unsafe { self.mq.engine_mut().rail_unchecked(RailId(0)) }.unwrap();
         rail.post_message(self.peers[peer].peer(), &ack, Untrusted::from_slice(&[]), 0).unwrap();
         self.mq.poll();
     }
 }
 
-/// The engine's owner makes passes of its own, so that something has ended that the queue was not
-/// told of.
+/// The engine's owner makes passes, so that requests complete without the queue's knowledge.
 #[test]
-fn what_ended_before_a_request_that_is_done_at_once_is_told_before_it() {
+fn earlier_completions_are_reported_before_a_request_that_completes_at_once() {
     for claimed in [false, true] {
         let mut bench = bench(8, MatchConfig { credits: 8, ..SMALL });
         let (into, from) = (bench.to(8), bench.from(8));
@@ -221,7 +220,7 @@ fn what_ended_before_a_request_that_is_done_at_once_is_told_before_it() {
 }
 
 #[test]
-fn all_sends_that_are_deferred_to_a_peer_end_when_it_fails() {
+fn deferred_sends_to_a_failed_peer_fail() {
     let mut bench = bench(16, TIGHT);
     for tag in 1..5 {
         bench.send(1, tag);
@@ -241,7 +240,7 @@ fn all_sends_that_are_deferred_to_a_peer_end_when_it_fails() {
 }
 
 #[test]
-fn a_failed_peer_is_no_bad_parameter() {
+fn a_failed_peer_is_not_a_parameter_error() {
     let mut bench = bench(4, SMALL);
     let (gone, into, from) = (bench.peers[1], bench.to(8), bench.from(8));
     bench.fail(1);
@@ -255,7 +254,7 @@ fn a_failed_peer_is_no_bad_parameter() {
 }
 
 #[test]
-fn what_an_earlier_queue_left_in_the_engine_ends_no_request_of_a_later_one() {
+fn state_of_an_earlier_queue_completes_no_request_of_a_later_one() {
     let Own1 { mut engine, me, out, into } = own1(Config::DEFAULT, SMALL, [Loopback::<256>::new()]);
     let mut slots = [MqSlot::EMPTY; 4];
     let to = Some((into.at(0), 8));

@@ -1,6 +1,6 @@
-//! Rails that refuse. An answer for good, while a pass has a receive in hand: the peer fails in the
-//! middle of it, and every receive that waits for it ends, once. A message for good: it costs
-//! nothing. A message for now: it holds up none to others.
+//! Rails that refuse. An answer refused permanently while a pass handles a receive: the peer fails,
+//! and each receive that waits for it completes once. A message refused permanently has no effect.
+//! A message refused temporarily delays no others.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -21,8 +21,8 @@ const FIN: u8 = 19;
 const PULL: u8 = 20;
 const CHUNK: u8 = 21;
 
-/// Sends three messages that are matched at once, of which each takes an answer of `kind`; the
-/// second such answer is refused. How the receives ended.
+/// Sends three messages that match at once, each with an answer of `kind`; the second answer is
+/// refused. Returns the outcomes of the receives.
 fn refused(kind: u8, len: usize, sync: bool) -> Vec<Received> {
     let control = shared();
     let mut own = own1(Config::DEFAULT, SMALL, tap(Loopback::<64>::new(), &control));
@@ -51,18 +51,18 @@ fn refused(kind: u8, len: usize, sync: bool) -> Vec<Received> {
 }
 
 #[test]
-fn a_refusal_to_pull_ends_every_receive_that_waits_for_that_peer_once() {
+fn a_refused_pull_fails_each_receive_of_that_peer_once() {
     let failed = Received::Failed(Fault::Peer(PeerError::Rail(RailId(0))));
     assert_eq!(refused(PULL, 600, false), [failed; 3]);
 }
 
 #[test]
-fn a_refusal_to_tell_leaves_what_has_been_received() {
+fn a_refused_fin_keeps_received_messages() {
     assert_eq!(refused(FIN, 100, true), [Received::Ok; 3]);
 }
 
 #[test]
-fn a_message_that_a_rail_refuses_for_good_costs_no_credit() {
+fn a_permanently_refused_message_costs_no_credit() {
     let control = shared();
     let mut own = own1(Config::DEFAULT, SMALL, tap(Loopback::<64>::new(), &control));
     let refuse = |post: &Post| (post.verb == Verb::Message).then_some(PostError::Provider(-5));
@@ -88,7 +88,7 @@ fn a_message_that_a_rail_refuses_for_good_costs_no_credit() {
 }
 
 #[test]
-fn bytes_that_a_rail_refuses_for_good_are_refused_by_name_and_not_for_ever() {
+fn permanently_refused_bytes_are_an_error_and_not_retried() {
     for (error, want) in [
         (PostError::Provider(-5), OpError::Rail(RailId(0), PostError::Provider(-5))),
         (PostError::PeerDown, OpError::PeerFailed(PeerError::Rail(RailId(0)))),
@@ -107,7 +107,7 @@ fn bytes_that_a_rail_refuses_for_good_are_refused_by_name_and_not_for_ever() {
 }
 
 #[test]
-fn chunks_to_a_peer_that_takes_none_hold_up_no_others() {
+fn chunks_to_a_blocked_peer_delay_no_others() {
     const LEN: usize = 3000;
     let control = shared();
     let mut own = own1(Config::DEFAULT, SMALL, tap(Loopback::<64>::new(), &control));
@@ -138,7 +138,7 @@ fn chunks_to_a_peer_that_takes_none_hold_up_no_others() {
 }
 
 #[test]
-fn a_send_that_is_refused_counts_for_nothing() {
+fn a_refused_send_is_not_counted() {
     let mut own = loopback(MatchConfig { credits: 0, headers: 1, ..SMALL });
     own.send_region(1, 0, 8, false).unwrap();
     let before = own.engine.matching_stats();
@@ -148,13 +148,12 @@ fn a_send_that_is_refused_counts_for_nothing() {
 }
 
 #[test]
-fn a_send_that_is_pulled_when_its_peer_is_lost_ends_once_its_own_post_is_reported() {
+fn a_pulled_send_of_a_lost_peer_completes_with_its_post() {
     let control = shared();
     let rail = Faulty::<_, 16>::new(Loopback::<64>::new(), Faults { hold: 1000, ..Faults::NONE }, 1);
     let mut own = own1(Config::DEFAULT, SMALL, tap(rail, &control));
     control.borrow_mut().unreadable = true;
-    // The rail reports posts late; the request itself arrives and is answered.
-    // But no chunk goes out.
+    // The rail reports posts late; the request arrives and is answered, but no chunk is sent.
     let late = Rc::new(RefCell::new(vec![]));
     let ends = late.clone();
     control.borrow_mut().edit = Some(Box::new(move |_, event| match event {

@@ -1,4 +1,5 @@
-//! Engines that send and receive tagged messages: one to itself, or a fleet on a simulated fabric.
+//! Engines that exchange tagged messages: one that is its own peer, or a fleet on a simulated
+//! fabric.
 
 use fishplate_core::engine::protocol::{
     Account, BlockSlot, HeaderSlot, MatchConfig, MatchMemory, Payload, Received, RecvSlot, Request, Status,
@@ -19,7 +20,7 @@ use super::support::*;
 pub const SMALL: MatchConfig =
     MatchConfig { eager: 128, credits: 4, headers: 4, shared_credits: 0, shared_headers: 0, seed: 7 };
 
-/// What a stream comes to that begins with `each` and needs all that is shared.
+/// The final size of a stream that begins with `each` and needs all of the shared room.
 pub fn grown(each: u32, mut shared: u32) -> u32 {
     let mut has = each;
     while has != 0 && has <= shared {
@@ -29,10 +30,10 @@ pub fn grown(each: u32, mut shared: u32) -> u32 {
     has
 }
 
-/// Receives that can be open at once in these tests.
+/// Most open receives in these tests.
 pub const RECEIVES: usize = 64;
 
-/// Leaked memory for so many streams.
+/// Leaked memory for this many streams.
 pub fn match_memory<const RAILS: usize>(
     config: MatchConfig,
     streams: usize,
@@ -59,11 +60,11 @@ pub fn match_memory<const RAILS: usize>(
     }
 }
 
-/// One engine that sends to itself.
+/// An engine that is its own peer.
 pub struct Own1<R: Rail, const RAILS: usize> {
     pub engine: Engine<'static, R, RAILS>,
     pub me: PeerId,
-    /// What is sent, and where it is received.
+    /// The source region, and the destination region.
     pub out: LocalId,
     pub into: LocalId,
 }
@@ -90,7 +91,7 @@ pub fn faulty(matching: MatchConfig, seed: u64) -> Own1<Faulty<Loopback<64>, 16>
     own1(Config { window: 16, ..Config::DEFAULT }, matching, [rail(0), rail(1000)])
 }
 
-/// A fleet whose nodes all match.
+/// A fleet whose nodes all match messages.
 pub fn tagged_fleet<const RAILS: usize>(
     nodes: u16,
     dials: Dials,
@@ -110,12 +111,12 @@ pub fn tag(lo: u64) -> Tag {
     Tag::from(lo)
 }
 
-/// Nothing ignored, and everything.
+/// Nothing ignored, and everything ignored.
 pub const EXACT: Tag = Tag::ZERO;
 pub const ANY: Tag = Tag::ALL;
 
 impl<R: Rail, const RAILS: usize> Own1<R, RAILS> {
-    /// A receive of up to `len` bytes at `at`.
+    /// Posts a receive of up to `len` bytes at `at`.
     pub fn recv(&mut self, lo: u64, ignore: Tag, at: u64, len: usize) -> Request {
         self.engine.recv(Some(self.me), tag(lo), ignore, Some((self.into.at(at), len)), lo).unwrap()
     }
@@ -124,7 +125,7 @@ impl<R: Rail, const RAILS: usize> Own1<R, RAILS> {
         self.engine.send(CX, self.me, tag(lo), Payload::Bytes(bytes), Notice::Silent)
     }
 
-    /// Sends `len` bytes of the source region, which are a function of their place.
+    /// Sends `len` bytes of the source region, whose values depend on their offset.
     pub fn send_region(&mut self, lo: u64, at: u64, len: usize, sync: bool) -> Result<Issued, OpError> {
         write(&self.engine, self.out.at(at), &pattern(at, len));
         let payload = Payload::Region(self.out.at(at), len);
@@ -134,7 +135,7 @@ impl<R: Rail, const RAILS: usize> Own1<R, RAILS> {
         }
     }
 
-    /// Passes until a receive has ended.
+    /// Makes passes until a receive completes.
     pub fn finish(&mut self, request: Request) -> Status {
         let mut status = None;
         pass_until(&mut self.engine, "receive", |engine| {
@@ -149,12 +150,12 @@ impl<R: Rail, const RAILS: usize> Own1<R, RAILS> {
     }
 }
 
-/// Bytes that say where they lie.
+/// Bytes that depend on their offset.
 pub fn pattern(at: u64, len: usize) -> Vec<u8> {
     (at..at + len as u64).map(|n| (n.wrapping_mul(0x9e37_79b9) >> 13) as u8).collect()
 }
 
-/// Says what a status must be.
+/// Checks a status.
 pub fn check(status: &Status, outcome: Received, tag_lo: u64, len: u64, delivered: u64) {
     let envelope = status.envelope.expect("matched");
     assert_eq!(

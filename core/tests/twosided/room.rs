@@ -1,4 +1,4 @@
-//! Room for messages that wait: what streams share goes to those that need it, and comes back.
+//! Room for unexpected messages: the shared part goes to streams that need it, and returns.
 
 use fishplate_core::engine::protocol::{MatchConfig, Payload, Received};
 use fishplate_core::engine::{Config, Issued, Notice};
@@ -13,11 +13,11 @@ use super::support::fleet;
 use super::support::tap::{Event, shared, tap};
 use super::support::*;
 
-/// Little for each stream, much for all.
+/// Little for each stream, much in common.
 const SHARED: MatchConfig =
     MatchConfig { credits: 2, headers: 2, shared_credits: 600, shared_headers: 120, ..SMALL };
 
-/// Messages to a peer that nobody receives, numbered from `first`, until there is room for no more.
+/// Sends unmatched messages to a peer, numbered from `first`, until there is no room.
 fn fill<R: Rail, const RAILS: usize>(own: &mut Own1<R, RAILS>, to: PeerId, first: u64) -> u64 {
     let (mut n, mut refused) = (first, 0);
     while refused < 1000 {
@@ -50,20 +50,20 @@ fn most(config: &MatchConfig) -> u64 {
 }
 
 #[test]
-fn a_receiver_takes_hundreds_of_messages_in_reverse_from_a_stream_that_began_with_room_for_four() {
+fn a_stream_s_room_grows_to_hundreds_of_messages() {
     let mut own = loopback(SHARED);
     let me = own.me;
     let sent = fill(&mut own, me, 0);
     assert_eq!(sent, most(&SHARED), "as far as doubling goes");
     assert!(sent > 500);
     drain(&mut own, me, 0, sent);
-    // The room is still there, and no more of it.
+    // The room has not changed.
     assert_eq!(fill(&mut own, me, 0), sent);
     drain(&mut own, me, 0, sent);
 }
 
 #[test]
-fn a_peer_that_takes_all_that_is_shared_leaves_the_others_their_own_and_gives_it_back_when_it_goes() {
+fn a_greedy_peer_leaves_others_their_own_room() {
     let mut own = loopback(SHARED);
     let greedy = own.me;
     let mut next = || {
@@ -74,7 +74,7 @@ fn a_peer_that_takes_all_that_is_shared_leaves_the_others_their_own_and_gives_it
     let (modest, patient) = (next(), next());
     let all = fill(&mut own, greedy, 0);
     assert_eq!(all, most(&SHARED));
-    // What is left of the shared room is less than the greedy one asks for.
+    // The rest of the shared room is less than the greedy stream requests.
     let left = |each: u32, shared: u32| shared - (grown(each, shared) - each);
     let rest = MatchConfig {
         shared_credits: left(SHARED.credits, SHARED.shared_credits),
@@ -98,7 +98,7 @@ fn a_peer_that_takes_all_that_is_shared_leaves_the_others_their_own_and_gives_it
 }
 
 #[test]
-fn traffic_one_way_comes_to_few_acknowledgements_and_to_no_more_room_than_that_takes() {
+fn one_way_traffic_needs_few_acknowledgements_and_little_room() {
     const EACH: u64 = 66;
     let config = Config { window: 1024, ack_age: u32::MAX, ..Config::DEFAULT };
     let mut fleet = tagged_fleet::<1>(2, Dials::CALM, config, SHARED, 3);
@@ -119,18 +119,18 @@ fn traffic_one_way_comes_to_few_acknowledgements_and_to_no_more_room_than_that_t
         }
         alone.push(fleet[1].engine.stats().acks_alone - before);
     }
-    // One after 2 messages, after 3, 5, 9 and 17, and from then on after 33: half of 64, and one.
+    // After 2 messages, then after 3, 5, 9 and 17, and from then on after 33: half of 64, plus one.
     assert_eq!(alone[0], 5, "{alone:?}");
     assert_eq!(alone[10..].iter().sum::<u64>(), 20, "{alone:?}");
     assert_eq!(fleet[1].engine.matching_stats().kept, 0);
 }
 
 #[test]
-fn a_message_about_room_that_was_overtaken_takes_none_away() {
+fn a_late_room_message_does_not_shrink_room() {
     let control = shared();
     let mut own = own1(Config::DEFAULT, SMALL, tap(Loopback::<64>::new(), &control));
     let from = own.me.peer();
-    // The head, then credits and headers.
+    // The header, then credits and headers.
     for (credits, headers) in [(6u64, 5u64), (1, 1)] {
         let mut bytes = vec![22, 0, 0, 0];
         bytes.resize(16, 0);
@@ -149,7 +149,7 @@ fn a_message_about_room_that_was_overtaken_takes_none_away() {
 }
 
 #[test]
-fn without_shared_room_a_stream_has_what_it_began_with() {
+fn without_shared_room_a_stream_keeps_its_initial_room() {
     for (credits, headers) in [(0, 1), (1, 1), (4, 4), (7, 3)] {
         let mut own =
             own1(Config::DEFAULT, MatchConfig { credits, headers, ..SMALL }, [Loopback::<256>::new()]);

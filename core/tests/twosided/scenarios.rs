@@ -1,5 +1,5 @@
-//! What other stacks get wrong or leave open:
-//! sections 1, 2 and 7 of the matching specification, a test each.
+//! Known errors and ambiguities of other stacks: sections 1, 2 and 7 of the matching specification,
+//! a test each.
 
 use std::collections::HashMap;
 
@@ -14,7 +14,7 @@ use fishplate_core::rail::loopback::Loopback;
 use super::rig::*;
 use super::support::*;
 
-/// One engine and four sources, all of which lead back to it.
+/// One engine with four sources, all of which are itself.
 struct Many {
     own: Own1<Loopback<256>, 1>,
     sources: Vec<PeerId>,
@@ -56,7 +56,7 @@ impl Many {
 const ROOMY: MatchConfig = MatchConfig { credits: 32, ..SMALL };
 
 #[test]
-fn o1_the_oldest_receive_wins_between_directed_ones_and_those_from_anybody() {
+fn o1_the_oldest_receive_wins_between_directed_and_any_source() {
     for directed_first in [true, false] {
         let mut many = Many::new(ROOMY);
         let [first, second] = match directed_first {
@@ -71,7 +71,7 @@ fn o1_the_oldest_receive_wins_between_directed_ones_and_those_from_anybody() {
 }
 
 #[test]
-fn o2_a_directed_receive_with_low_bits_ignored_takes_nothing_from_others() {
+fn o2_a_directed_receive_with_ignored_bits_matches_only_its_source() {
     let mut many = Many::new(ROOMY);
     many.send(2, tag(0x1234), b"other");
     many.send(1, tag(0x1299), b"right");
@@ -84,7 +84,7 @@ fn o2_a_directed_receive_with_low_bits_ignored_takes_nothing_from_others() {
 }
 
 #[test]
-fn o3_a_receive_of_64_bits_takes_any_third_word_and_one_of_96_only_its_own() {
+fn o3_a_64_bit_receive_ignores_the_third_word() {
     let mut many = Many::new(ROOMY);
     let wide = Tag::new(7, 9);
     many.send(0, wide, b"x");
@@ -96,8 +96,8 @@ fn o3_a_receive_of_64_bits_takes_any_third_word_and_one_of_96_only_its_own() {
 }
 
 #[test]
-fn o4_a_message_that_is_cut_off_tells_both_lengths_however_it_came() {
-    // Also by rendezvous, posted first, where others overwrite the length.
+fn o4_truncation_reports_both_lengths_in_every_protocol() {
+    // Also by rendezvous and posted first, where other stacks overwrite the length.
     for (len, posted_first) in [(8, true), (8, false), (4000, true), (4000, false)] {
         let mut own = loopback(ROOMY);
         let early = posted_first.then(|| own.recv(1, EXACT, 0, 4));
@@ -114,7 +114,7 @@ fn o4_a_message_that_is_cut_off_tells_both_lengths_however_it_came() {
 }
 
 #[test]
-fn o5_a_probe_leaves_the_message_and_says_everything_true() {
+fn o5_a_probe_is_correct_and_leaves_the_message() {
     let mut many = Many::new(ROOMY);
     assert_eq!(many.own.engine.probe(None, tag(1), ANY), Ok(None));
     many.send(3, Tag::new(1, 2), b"hello");
@@ -129,7 +129,7 @@ fn o5_a_probe_leaves_the_message_and_says_everything_true() {
 }
 
 #[test]
-fn o6_claimed_messages_are_received_in_any_order_and_by_nobody_else() {
+fn o6_claimed_messages_are_received_in_any_order() {
     let mut many = Many::new(ROOMY);
     for n in 0..4u8 {
         many.send(0, tag(1), &vec![n; 1 + n as usize]);
@@ -150,7 +150,7 @@ fn o6_claimed_messages_are_received_in_any_order_and_by_nobody_else() {
 }
 
 #[test]
-fn o7_a_synchronous_send_to_oneself_is_not_done_before_its_match() {
+fn o7_a_synchronous_send_to_oneself_completes_with_its_match() {
     for len in [0, 8, 4000] {
         for claim in [false, true] {
             let mut own = loopback(ROOMY);
@@ -163,7 +163,7 @@ fn o7_a_synchronous_send_to_oneself_is_not_done_before_its_match() {
                 true => {
                     let message = own.engine.mprobe(None, tag(1), EXACT).unwrap().unwrap();
                     passes(&mut own.engine, 100);
-                    // Claimed is matched by nobody yet.
+                    // A claim is not a match.
                     assert_eq!(own.engine.test(token), Ok(None));
                     own.engine.discard(message).unwrap();
                 }
@@ -180,7 +180,7 @@ fn o7_a_synchronous_send_to_oneself_is_not_done_before_its_match() {
 }
 
 #[test]
-fn o8_a_cancelled_receive_is_told_from_one_that_matched_by_its_status_alone() {
+fn o8_the_status_distinguishes_cancelled_from_matched() {
     let mut many = Many::new(ROOMY);
     let matched = many.recv(None, tag(1), EXACT);
     let open = many.recv(None, tag(2), EXACT);
@@ -190,13 +190,13 @@ fn o8_a_cancelled_receive_is_told_from_one_that_matched_by_its_status_alone() {
     let ends: Vec<_> = std::iter::from_fn(|| many.own.engine.next_recv()).collect();
     assert_eq!(ends.iter().map(|end| end.outcome).collect::<Vec<_>>(), [Received::Ok, Received::Cancelled]);
     assert_eq!((ends[1].envelope, ends[1].delivered), (None, 0));
-    // What comes later for it waits for another.
+    // A later message for it waits for another receive.
     many.send(0, tag(2), b"late");
     assert!(many.own.engine.probe(None, tag(2), EXACT).unwrap().is_some());
 }
 
 #[test]
-fn o9_directed_receives_are_cancelled_from_the_middle_of_everything() {
+fn o9_directed_receives_are_cancelled_at_any_position() {
     let mut many = Many::new(ROOMY);
     let requests: Vec<_> =
         (0..12).map(|n| many.recv((n % 3 != 0).then_some(n % 4), tag(n as u64 % 2), EXACT)).collect();
@@ -214,9 +214,9 @@ fn o9_directed_receives_are_cancelled_from_the_middle_of_everything() {
 }
 
 #[test]
-fn o10_the_oldest_completed_is_first_whatever_matched_first() {
+fn o10_completions_are_reported_in_completion_order() {
     let mut own = loopback(ROOMY);
-    // The long one matches first, and is complete later.
+    // The long one matches first, and completes later.
     let long = own.recv(1, EXACT, 0, 5000);
     let short = own.recv(2, EXACT, 6000, 8);
     own.send_region(1, 0, 5000, false).unwrap();
@@ -268,12 +268,12 @@ fn o11_a_receiver_may_wait_for_the_thousandth_message_first() {
 }
 
 #[test]
-fn o12_a_failed_peer_ends_what_names_it_and_nothing_else() {
+fn o12_a_failed_peer_ends_only_receives_that_name_it() {
     let mut many = Many::new(ROOMY);
     let directed = many.recv(Some(1), tag(1), EXACT);
     let anybody = many.recv(None, tag(1), EXACT);
     let other = many.recv(Some(2), tag(3), EXACT);
-    // Left behind: one whole message, and one that stayed at its sender.
+    // Left behind: a whole message, and one that stayed at its sender.
     many.send(1, tag(7), b"here");
     let payload = Payload::Region(many.own.out.at(0), 4000);
     let gone = many.sources[1];
@@ -285,14 +285,14 @@ fn o12_a_failed_peer_ends_what_names_it_and_nothing_else() {
     assert_eq!((end.outcome, end.envelope), (Received::Failed(Fault::Peer(why)), None));
     assert_eq!(many.own.engine.test_recv(anybody), Ok(None));
     assert_eq!(many.own.engine.test_recv(other), Ok(None));
-    // What is here can be received, what is not cannot.
+    // Messages that have arrived can be received, others cannot.
     let request = many.recv(Some(1), tag(7), EXACT);
     check(&many.status(request), Received::Ok, 7, 4, 4);
     let request = many.recv(None, tag(8), EXACT);
     assert!(matches!(many.status(request).outcome, Received::Failed(Fault::Peer(_))));
     let refused = many.own.engine.recv(Some(gone), tag(9), EXACT, None, 0);
     assert_eq!(refused, Err(OpError::PeerFailed(why)));
-    // The others go on.
+    // The others continue.
     many.send(2, tag(1), b"anybody");
     many.send(2, tag(3), b"two");
     check(&many.status(anybody), Received::Ok, 1, 7, 7);
@@ -301,11 +301,11 @@ fn o12_a_failed_peer_ends_what_names_it_and_nothing_else() {
     assert_eq!(many.own.engine.recv(Some(gone), tag(9), EXACT, None, 0), Err(OpError::UnknownPeer));
 }
 
-/// Has a source acknowledge what was never sent.
+/// Makes a source acknowledge something that was never sent.
 fn fail(many: &mut Many, source: usize) {
     use fishplate_core::mem::Untrusted;
     use fishplate_core::rail::Rail;
-    // SAFETY: one message, which has no end to be reported.
+    // SAFETY: one message, which has no completion to report.
     let rail = unsafe { many.own.engine.rail_unchecked(fishplate_core::mem::RailId(0)) }.unwrap();
     let mut ack = [0u8; 16];
     ack[0] = 5;
@@ -316,12 +316,12 @@ fn fail(many: &mut Many, source: usize) {
 }
 
 #[test]
-fn o13_an_empty_message_needs_no_buffer_and_matches_in_its_place() {
+fn o13_an_empty_message_needs_no_buffer_and_matches_in_order() {
     let mut own = loopback(ROOMY);
     let empty = own.engine.recv(None, tag(1), EXACT, None, 11).unwrap();
     own.send(1, &[]).unwrap();
     check(&own.finish(empty), Received::Ok, 1, 0, 0);
-    // Something for a receive without a buffer is cut to nothing.
+    // A message for a receive without a buffer is truncated to zero bytes.
     let none = own.engine.recv(None, tag(1), EXACT, None, 12).unwrap();
     own.send(1, &[1, 2, 3]).unwrap();
     check(&own.finish(none), Received::Truncated, 1, 3, 0);
@@ -334,7 +334,7 @@ fn o13_an_empty_message_needs_no_buffer_and_matches_in_its_place() {
 }
 
 #[test]
-fn o14_any_tag_with_the_sign_bit_kept_does_not_take_internal_messages() {
+fn o14_any_tag_with_the_sign_bit_compared_matches_no_internal_messages() {
     let mut many = Many::new(ROOMY);
     many.send(0, tag(1 << 31 | 5), b"internal");
     many.send(0, tag(5), b"user");
@@ -345,7 +345,7 @@ fn o14_any_tag_with_the_sign_bit_kept_does_not_take_internal_messages() {
 }
 
 #[test]
-fn o15_masks_that_hide_protocol_bits_keep_the_order_between_sources() {
+fn o15_masks_that_ignore_protocol_bits_keep_order_between_sources() {
     let mut many = Many::new(ROOMY);
     let hidden = Tag::new(0b11 << 60, 0);
     let requests: Vec<_> = (0..8).map(|n| many.recv(Some(n % 4), tag(42), hidden)).collect();
@@ -362,7 +362,7 @@ fn o15_masks_that_hide_protocol_bits_keep_the_order_between_sources() {
 }
 
 #[test]
-fn o16_after_a_flood_searches_cost_what_they_did_before() {
+fn o16_a_flood_does_not_make_later_searches_slower() {
     let matching = MatchConfig { credits: 600, ..SMALL };
     let mut own = own1(Config { window: 256, ..Config::DEFAULT }, matching, [Loopback::<256>::new()]);
     let cost = |own: &mut Own1<Loopback<256>, 1>| {

@@ -1,5 +1,4 @@
-//! Workers that stop: what they promise to have done;
-//! no stop waits for a worker that stopped before.
+//! Workers that stop: what is complete then; and no stop waits for a worker that has stopped.
 
 use std::sync::atomic::AtomicBool;
 
@@ -20,13 +19,13 @@ use super::rig::*;
 use super::support::fleet::{self, End, Node};
 use super::support::*;
 
-/// Acknowledgements go out on request or at half a window; neither happens by itself here.
+/// Acknowledgements are sent on request or at half a window; neither happens by itself here.
 const CONFIG: Config = Config { window: 64, ack_age: u32::MAX, ..Config::DEFAULT };
 
-/// Looks at something that must have come to an end long before.
+/// Looks after which something must have finished long before.
 const PATIENCE: u32 = 20_000;
 
-/// One engine with a worker, whose turns the test takes, and its one user.
+/// One engine with a worker, driven by the test, and its one user.
 struct Place<const RAILS: usize> {
     node: Node<End, RAILS>,
     context: Context<'static, SpinHost>,
@@ -55,7 +54,7 @@ impl<const RAILS: usize> Place<RAILS> {
         }
     }
 
-    /// Has its worker stop, and gives it a few turns for that.
+    /// Asks its worker to stop, with a few turns for that.
     fn stop(&mut self) -> bool {
         let mut worker = Worker::new(&mut self.node.engine, &mut self.consumers, Policy::BALANCED);
         self.stopped |= worker.run(host(), &self.channels.send, None, &AtomicBool::new(true), 0);
@@ -109,7 +108,7 @@ fn until<const RAILS: usize>(
     panic!("{what}: not after {PATIENCE} turns; {:?}", places.each_ref().map(|p| p.node.engine.stats()));
 }
 
-/// What one user does and the other waits for.
+/// The last operation of one user, which the other waits for.
 #[derive(Clone, Copy, Debug)]
 enum Last {
     Send(usize),
@@ -117,8 +116,8 @@ enum Last {
     Amo,
 }
 
-/// `from` sends and waits only until its payload is free again;
-/// the other has received it on return.
+/// `from` sends and waits only until its payload is free again; the other has received it on
+/// return.
 fn carry_out<const RAILS: usize>(places: &mut [Place<RAILS>; 2], from: usize, last: Last, what: &str) {
     let to = 1 - from;
     let before = places[to].word();
@@ -144,10 +143,10 @@ fn carry_out<const RAILS: usize>(places: &mut [Place<RAILS>; 2], from: usize, la
     until(places, what, |places| places[to].word() == before + 1);
 }
 
-/// Whose worker is told to stop, and when.
+/// Which worker is told to stop, and when.
 #[derive(Clone, Copy, Debug)]
 enum Order {
-    /// This one, while the other runs; the other after a long time in which nobody drove the first.
+    /// This one while the other runs; the other after a long time in which the first is not driven.
     First(usize),
     Together,
 }
@@ -179,8 +178,8 @@ fn every_order<const RAILS: usize>(dials: Dials, config: Config, seed: u64) {
         for order in [Order::First(0), Order::First(1), Order::Together] {
             let what = format!("{RAILS} rails, seed {seed}, {last:?}, {order:?}");
             let mut places = Place::<RAILS>::pair(dials, config, seed);
-            // A few exchanges, and one that nothing answers.
-            // Then workers again, over the same engines.
+            // A few exchanges, and one without an answer. Then workers again, over the same
+            // engines.
             for _ in 0..3 {
                 for n in 0..7 {
                     carry_out(&mut places, n % 2, last, &what);
@@ -199,10 +198,10 @@ fn every_order<const RAILS: usize>(dials: Dials, config: Config, seed: u64) {
 }
 
 #[test]
-fn workers_stop_in_any_order_once_their_users_have_what_was_sent_to_them() {
+fn workers_stop_in_any_order_once_all_messages_are_received() {
     every_order::<1>(Dials::CALM, CONFIG, 1);
-    // A send that a rail refused at first is answered on its acknowledgement,
-    // which nobody asks for.
+    // A send that a rail refused at first is answered on its acknowledgement, which nobody
+    // requests.
     let config = Config { ack_age: 1000, ..CONFIG };
     for seed in seeds(5) {
         every_order::<1>(Dials::WILD, config, seed);
@@ -211,7 +210,7 @@ fn workers_stop_in_any_order_once_their_users_have_what_was_sent_to_them() {
 }
 
 #[test]
-fn a_stop_waits_until_what_was_sent_is_there() {
+fn a_stop_waits_until_messages_have_arrived() {
     for last in [Last::Send(8), Last::PutSignal(8), Last::PutSignal(600), Last::Amo] {
         let mut places = Place::<1>::pair(Dials::CALM, CONFIG, 1);
         // The other's worker does not run yet.
@@ -234,8 +233,8 @@ fn a_stop_waits_until_what_was_sent_is_there() {
 
 #[test]
 fn a_worker_that_stops_gives_credits_back() {
-    // A signal acknowledges what came before, but says nothing of credits;
-    // it is acknowledged itself before anybody asks.
+    // A signal acknowledges earlier messages, but returns no credits; it is acknowledged itself
+    // before a request.
     for signal in [false, true] {
         let mut places = Place::<1>::pair(Dials::CALM, Config { ack_age: 4, ..CONFIG }, 1);
         for _ in 0..2 {
@@ -256,8 +255,8 @@ fn a_worker_that_stops_gives_credits_back() {
 }
 
 #[test]
-fn an_acknowledgement_is_sent_that_was_asked_for_before_its_message_came() {
-    // The question goes to the rail that has less to do, and is faster where that is.
+fn an_acknowledgement_requested_before_its_message_is_sent() {
+    // The request uses the rail with less load, and arrives first if that is faster.
     let slow = Dials { min_delay: 60, max_delay: 60, ..Dials::CALM };
     for policy in [RailPolicy::RoundRobin, RailPolicy::LeastOutstanding] {
         for late in [0, 1] {

@@ -32,7 +32,7 @@ fn row_02_keys_by_address_and_keys_by_offset() {
         assert_eq!(persona.mr_mode & FI_MR_VIRT_ADDR != 0, by_address);
         let mut two = Two::<2>::new(name, persona, Config::DEFAULT, 2);
         let device = std::ptr::NonNull::new(0x0A5A_0000_0000_1000 as *mut u8).unwrap();
-        // SAFETY: nobody touches it: it is refused.
+        // SAFETY: it is refused, so nothing accesses it.
         let region = unsafe { Region::new(device, 4096, RegionKind::Device { ordinal: 0 }) };
         assert_eq!(two.nodes[0].engine.register(region), Err(AttachError::Unsupported), "{name}");
         let bytes = two.fill(5000, 2);
@@ -43,10 +43,10 @@ fn row_02_keys_by_address_and_keys_by_offset() {
 }
 
 #[test]
-fn row_03_memory_that_was_never_exported_is_for_local_use() {
+fn row_03_unexported_memory_works_locally() {
     let mut two = efa::<2>(Config::DEFAULT, 3);
     let bytes = two.fill(256, 3);
-    // The source is registered with the engine, which is enough to send from and to get into.
+    // The source is registered with the engine, which is enough to send from it and to get into it.
     two.put(0, 256, 0);
     two.quiet();
     let issued = two.issue(|node| {
@@ -57,7 +57,7 @@ fn row_03_memory_that_was_never_exported_is_for_local_use() {
 }
 
 #[test]
-fn row_04_a_handle_of_fixed_size_carries_the_keys_of_16_rails() {
+fn row_04_a_handle_holds_the_keys_of_16_rails() {
     let mut two = efa::<16>(Config { policy: RailPolicy::RoundRobin, ..Config::DEFAULT }, 4);
     let mut handle = [0; HANDLE_MAX];
     let len = two.nodes[1].engine.export(two.nodes[1].target, &mut handle).unwrap();
@@ -71,7 +71,7 @@ fn row_04_a_handle_of_fixed_size_carries_the_keys_of_16_rails() {
 }
 
 #[test]
-fn row_05_two_engines_of_a_process_progress_each_by_its_own_turns() {
+fn row_05_two_engines_of_a_process_progress_separately() {
     let fake = Fake::new(Persona::efa_direct(), 5);
     let persona = Persona::efa_direct();
     let this = ("efa-direct", &persona);
@@ -86,16 +86,16 @@ fn row_05_two_engines_of_a_process_progress_each_by_its_own_turns() {
         other[0].engine.signal(CX, at, Notice::Silent).unwrap();
         let there = |nodes: &[Node<FabricRail, 2>]| word(&nodes[1].engine, nodes[1].target.at(0));
         let before = there(&other);
-        turn_until(&mut one, "the one", |nodes| word(&nodes[1].engine, nodes[1].target.at(0)) == value);
-        assert_eq!(there(&other), before, "the turns of one engine move the other's signal");
-        turn_until(&mut other, "the other", |nodes| there(nodes) == 100 + value);
+        turn_until(&mut one, "the first", |nodes| word(&nodes[1].engine, nodes[1].target.at(0)) == value);
+        assert_eq!(there(&other), before, "progress of one engine moved the other's signal");
+        turn_until(&mut other, "the second", |nodes| there(nodes) == 100 + value);
     }
     drop((one, other));
     assert_eq!(fake.violations(), [] as [String; 0]);
 }
 
 #[test]
-fn row_06_puts_and_gets_of_any_size_are_cut_to_what_the_provider_takes() {
+fn row_06_puts_and_gets_are_split_at_the_provider_s_limit() {
     let small = Persona { max_rma: 4096, ..Persona::efa_direct() };
     let mut two = Two::<2>::new("efa-direct", small, Config::DEFAULT, 6);
     for len in [1, 4095, 4096, 4097, 100_001, 300_000] {
@@ -114,7 +114,7 @@ fn row_06_puts_and_gets_of_any_size_are_cut_to_what_the_provider_takes() {
 }
 
 #[test]
-fn row_07_scalars_are_copied_by_the_call_and_got_back() {
+fn row_07_scalars_are_copied_by_the_call() {
     let mut two = efa::<2>(Config::DEFAULT, 7);
     for value in 1..100u64 {
         let mut bytes = value.to_ne_bytes();
@@ -122,7 +122,7 @@ fn row_07_scalars_are_copied_by_the_call_and_got_back() {
             let to = node.remotes[1].at(value * 8);
             node.engine.inject(CX, &bytes, to).map(|()| Issued::Done { value: 0 })
         });
-        // The source is free at once, whether the provider has taken it or not.
+        // The source is free at once, whether or not the provider has accepted it.
         bytes.fill(0xee);
         std::hint::black_box(&bytes);
         two.quiet();

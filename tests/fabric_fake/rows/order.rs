@@ -1,4 +1,4 @@
-//! Rows 8 to 16, and 28 to 30: signals, atomics, and when they are done.
+//! Rows 8 to 16 and 28 to 30: signals, atomics, and their completion.
 
 use fishplate_core::engine::{Config, Issued, Notice, RailPolicy, Signal};
 use fishplate_core::error::OpError;
@@ -23,7 +23,7 @@ fn put_signals(name: &str, persona: Persona) {
             assert_eq!(
                 two.there(64, len),
                 bytes,
-                "{name}, seed {seed}: {len} bytes come before their signal"
+                "{name}, seed {seed}: the signal came before its {len} bytes"
             );
             two.quiet();
         }
@@ -69,13 +69,13 @@ fn row_10_signals_come_in_order_across_rails_after_earlier_puts() {
             let now = two.word(0);
             assert!(now >= last, "seed {seed}: {now} after {last}");
             for n in last..now {
-                assert_eq!(two.word(64 + n * 8), n + 1, "seed {seed}: a put before its signal");
+                assert_eq!(two.word(64 + n * 8), n + 1, "seed {seed}: the signal came before its put");
             }
             last = now;
         }
         assert!(
             two.nodes[1].engine.stats().arrivals_out_of_order > 0,
-            "seed {seed}: nothing was out of order below"
+            "seed {seed}: the network kept order, so nothing was tested"
         );
     }
 }
@@ -103,7 +103,7 @@ fn row_11_atomics_and_their_fetching_forms() {
 }
 
 #[test]
-fn row_12_increments() {
+fn row_12_increments_are_supported() {
     atomics("efa-direct", Persona::efa_direct(), &[AmoOp::Inc], &[4, 8]);
     let mut two = efa::<2>(Config::DEFAULT, 12);
     for n in 0..100 {
@@ -118,7 +118,7 @@ fn row_13_atomics_of_every_width() {
 }
 
 #[test]
-fn row_14_a_fetch_answers_with_its_value_and_a_flag() {
+fn row_14_a_fetch_returns_its_value_and_a_completion() {
     let mut two = efa::<2>(Config::DEFAULT, 14);
     let issued = two.issue(|node| node.engine.fetch(CX, node.remotes[1].at(0), amo(AmoOp::Add, 8, 5, 0), 77));
     let Issued::Pending(token) = issued else { panic!("{issued:?}") };
@@ -174,7 +174,7 @@ fn row_28_a_put_signal_of_no_bytes() {
 }
 
 #[test]
-fn row_29_the_targets_processor_applies_what_the_network_cannot() {
+fn row_29_the_target_executes_atomics_that_the_network_lacks() {
     let calm = Persona { mr_mode: 0, ..Persona::cxi().calm() };
     let mut two = Two::<1>::new("cxi", calm, Config::DEFAULT, 29);
     two.signal(0, SignalOp::Set, 3);

@@ -1,4 +1,4 @@
-//! Rows 21 to 27 and 32: windows, passes, refusals, errors, and what is counted.
+//! Rows 21 to 27 and 32: windows, passes, refusals, errors and counters.
 
 use fishplate_core::engine::{Config, Notice, Signal};
 use fishplate_core::error::{OpError, PostError};
@@ -15,7 +15,7 @@ use crate::fixture::pair;
 use crate::two::{CX, Two, efa};
 
 #[test]
-fn row_21_a_full_window_is_again_until_acknowledgements_come() {
+fn row_21_a_full_window_returns_again_until_acknowledged() {
     let mut two = efa::<2>(Config { window: 4, ..Config::DEFAULT }, 21);
     let mut refused = false;
     for n in 1..=100 {
@@ -24,7 +24,8 @@ fn row_21_a_full_window_is_again_until_acknowledgements_come() {
             Ok(_) => {}
             Err(OpError::Again) => {
                 refused = true;
-                // The target alone does not help: the origin must hear of it.
+                // Progress at the target alone is not enough: the origin must receive the
+                // acknowledgement.
                 turn(&mut two.nodes);
             }
             Err(error) => panic!("{error:?}"),
@@ -39,7 +40,7 @@ fn row_21_a_full_window_is_again_until_acknowledgements_come() {
 }
 
 #[test]
-fn row_22_puts_alone_are_acknowledged_without_being_asked_for_each() {
+fn row_22_puts_are_acknowledged_in_batches() {
     let mut two = efa::<2>(Config { window: 64, ..Config::DEFAULT }, 22);
     for _ in 0..1000 {
         two.put(0, 256, 0);
@@ -50,7 +51,7 @@ fn row_22_puts_alone_are_acknowledged_without_being_asked_for_each() {
 }
 
 #[test]
-fn row_23_automatic_progress_is_asked_for_first_and_manual_accepted() {
+fn row_23_automatic_progress_is_requested_first_and_manual_accepted() {
     for (name, persona) in Persona::all() {
         let fake = Fake::new(persona.clone(), 23);
         let offer = negotiate(fake.library(), &Ask::new(name)).unwrap();
@@ -61,7 +62,7 @@ fn row_23_automatic_progress_is_asked_for_first_and_manual_accepted() {
 }
 
 #[test]
-fn row_24_no_lock_is_asked_for_where_one_thread_owns_the_endpoint() {
+fn row_24_single_threaded_endpoints_request_no_lock() {
     for (persona, threading) in
         [(Persona::efa_direct(), FI_THREAD_COMPLETION), (Persona::cxi(), FI_THREAD_SAFE)]
     {
@@ -73,7 +74,7 @@ fn row_24_no_lock_is_asked_for_where_one_thread_owns_the_endpoint() {
 }
 
 #[test]
-fn row_25_a_pass_handles_a_batch_and_no_more() {
+fn row_25_a_pass_handles_at_most_a_batch() {
     let calm = Persona::tcp().calm();
     let config = Config { batch: 8, window: 128, ..Config::DEFAULT };
     let mut two = Two::<1>::new("tcp", calm, config, 25);
@@ -90,7 +91,7 @@ fn row_25_a_pass_handles_a_batch_and_no_more() {
 }
 
 #[test]
-fn row_26_refusals_are_retried_and_end_with_a_peer_that_never_takes_any() {
+fn row_26_refusals_are_retried_and_permanent_ones_fail_the_peer() {
     let grudging = Persona { refuse: 90, ..Persona::efa_direct() };
     let mut two = Two::<2>::new("efa-direct", grudging, Config::DEFAULT, 26);
     let bytes = two.fill(100_000, 26);
@@ -98,7 +99,7 @@ fn row_26_refusals_are_retried_and_end_with_a_peer_that_never_takes_any() {
     two.quiet();
     assert_eq!((two.there(64, 100_000), two.word(0)), (bytes, 1));
     assert!(two.fake.0.counts().refused > 10);
-    // For good: the post says Again with nothing changed, for as long as one asks.
+    // Refuses for ever: each post returns `Again` and changes nothing.
     let never = Fake::new(Persona { refuse: 100, ..Persona::tcp() }, 26);
     let mut rail = pair(&never, "tcp", "eth0", 26).rails.swap_remove(0);
     for _ in 0..1000 {
@@ -109,7 +110,7 @@ fn row_26_refusals_are_retried_and_end_with_a_peer_that_never_takes_any() {
 }
 
 #[test]
-fn row_27_errors_are_decoded_with_the_providers_number() {
+fn row_27_errors_include_the_provider_s_code() {
     let mut two = efa::<2>(Config::DEFAULT, 27);
     two.fake.0.fail(0, libc::EIO, 4711, b"hardware says no");
     two.put(0, 4096, 0);
@@ -134,7 +135,7 @@ fn row_27_errors_are_decoded_with_the_providers_number() {
 }
 
 #[test]
-fn row_32_what_happened_is_counted() {
+fn row_32_events_are_counted() {
     println!("SKIPPED tracepoints: there are counters instead");
     let mut two = efa::<2>(Config::DEFAULT, 32);
     for _ in 0..100 {

@@ -1,4 +1,4 @@
-//! Rows 17 to 20, 31 and 34: which rails there are, and what goes over which.
+//! Rows 17 to 20, 31 and 34: the rails, and which traffic uses which.
 
 use fishplate::Limits;
 use fishplate::config::Settings;
@@ -22,7 +22,7 @@ fn row_17_round_robin_uses_every_one_of_16_rails() {
     }
     two.quiet();
     for (name, before) in interfaces.iter().zip(before) {
-        // An even share is 20; one post in ten is refused, and goes to the rail after.
+        // An even share is 20; one post in ten is refused, and goes to the next rail.
         let posted = two.fake.0.posted_on(name) - before;
         assert!((18..=24).contains(&posted), "{name}: {posted}");
     }
@@ -65,7 +65,7 @@ fn open(settings: &Settings, fake: &Fake, anchor: Anchor) -> Vec<OpenRail> {
 }
 
 #[test]
-fn row_19_rails_are_chosen_by_distance() {
+fn row_19_near_rails_are_chosen() {
     let fake = Fake::new(Persona::cxi(), 19);
     let settings = Settings { providers: vec!["cxi".into()], ..Settings::DEFAULT };
     for (node, want) in [(0, ["cxi0", "cxi1"]), (1, ["cxi2", "cxi3"])] {
@@ -101,11 +101,11 @@ fn row_31_doorbells_are_shared_and_no_batch_is_left_open() {
 }
 
 #[test]
-fn row_34_rails_are_wired_up_and_taken_down_without_a_trace() {
+fn row_34_rails_open_and_close_without_leaks() {
     for (name, persona) in Persona::all() {
         let mut two = Two::<2>::new(name, persona, Config::DEFAULT, 34);
         two.put(0, 10_000, 0);
-        // In the midst of traffic.
+        // During traffic.
         turn(&mut two.nodes);
         let Two { nodes, fake } = two;
         assert!(fake.0.open_objects() > 0);

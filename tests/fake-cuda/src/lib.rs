@@ -1,19 +1,17 @@
-//! A `libcuda.so` without a GPU: the functions that the CUDA backend uses, over the fake driver's
-//! engine. Memory is real, also between processes of one user; copies are the processor's.
+//! A `libcuda.so` without a GPU: the functions that the CUDA backend uses, over the fake driver.
+//! Memory is real and shared between processes of one user; the processor makes the copies.
 //!
-//! It is put under that name into a folder of its own and that folder into `LD_LIBRARY_PATH`, by
-//! `tests/cuda-fake.sh`. What is not here is missing: a program that uses another function of the
-//! driver does not find it.
+//! `tests/cuda-fake.sh` installs it under that name in a folder of `LD_LIBRARY_PATH`. A program
+//! that uses other functions of the driver does not find them.
 //!
-//! `FAKE_CUDA` chooses how it behaves: words separated by commas. `devices=N`; `late` for copies
-//! that end late and out of order, moved on by a thread; `differ` for handles as HIP's; `reopen`
-//! for opens that are counted; `flush` for NICs whose writes must be flushed; `nowords` for streams
-//! that cannot store words; `segments` for a `cuMemAlloc` that gives virtual memory in physical
-//! segments side by side, as a framework's allocator in front of it may; `fail=CALL:SKIP:CODE` for
-//! an error to come. With `FAKE_CUDA_REPORT` a process adds a line to that file when it ends: what
-//! it did, and what it has not given back.
+//! `FAKE_CUDA` selects its behaviour, as words separated by commas. `devices=N`; `late`: copies
+//! finish late and out of order, advanced by a thread; `differ`: handles as HIP's; `reopen`: opens
+//! are counted; `flush`: writes of NICs must be flushed; `nowords`: streams cannot store words;
+//! `segments`: `cuMemAlloc` allocates virtual memory in adjacent physical segments, as a
+//! framework's allocator may; `fail=CALL:SKIP:CODE`: injects an error. With `FAKE_CUDA_REPORT` a
+//! process appends a line to that file at its end: its calls, and what it has not freed.
 //!
-//! `context` has devices and contexts, `memory` memory of all kinds, `stream` streams and events.
+//! `context` has devices and contexts, `memory` all kinds of memory, `stream` streams and events.
 
 mod context;
 mod memory;
@@ -29,7 +27,7 @@ use std::time::Duration;
 use fishplate_gpu::DeviceError;
 use fishplate_gpu::fake::{Behaviour, Call, FakeDriver, FakePhysical, FakeProcess, MemoryKind, StreamId};
 
-/// What the driver answers: its code.
+/// A driver's error code.
 type Code = u32;
 
 const INVALID_VALUE: Code = 1;
@@ -41,40 +39,40 @@ const NOT_FOUND: Code = 500;
 const NOT_READY: Code = 600;
 const NOT_SUPPORTED: Code = 801;
 
-/// Size of physical segments, where `cuMemAlloc` gives such.
+/// Size of physical segments, if `cuMemAlloc` allocates them.
 const SEGMENT: u64 = 1 << 16;
 
-/// A pinned range of the processor: where, how long, and where the device sees it.
+/// A pinned host range: address, length, and device address.
 type Pin = (usize, usize, u64);
 
-/// What this process has of the driver.
+/// The driver's state in this process.
 struct Library {
     process: FakeProcess,
-    /// What `cuMemAlloc` gives.
+    /// The kind that `cuMemAlloc` allocates.
     kind: MemoryKind,
     handles: Mutex<Handles>,
 }
 
-/// What handles stand for. A handle is a place here, counted from 1.
+/// The objects behind handles. A handle is an index plus 1.
 #[derive(Default)]
 struct Handles {
     streams: Vec<Option<StreamId>>,
-    /// The stream and moment that an event was recorded at last.
+    /// The stream and position that each event last recorded.
     events: Vec<Option<Option<(StreamId, u64)>>>,
     physical: Vec<Option<FakePhysical>>,
     pins: Vec<Pin>,
-    /// Streams for who names none, by device.
+    /// The default stream of each device.
     defaults: Vec<(u32, StreamId)>,
 }
 
 static LIBRARY: OnceLock<Library> = OnceLock::new();
 
 thread_local! {
-    /// Contexts that are current, the last one on top: ordinals of devices.
+    /// The stack of current contexts, as device ordinals.
     static CONTEXTS: RefCell<Vec<u32>> = const { RefCell::new(vec![]) };
 }
 
-/// The library, if it was started.
+/// The library, if it was initialised.
 fn library() -> Result<&'static Library, Code> {
     LIBRARY.get().ok_or(NOT_INITIALIZED)
 }
@@ -85,7 +83,7 @@ impl Library {
     }
 }
 
-/// Starts it.
+/// Initialises it.
 fn start() {
     LIBRARY.get_or_init(|| {
         let words = std::env::var("FAKE_CUDA").unwrap_or_default();
@@ -113,7 +111,7 @@ fn start() {
         }
         if behaviour.late > 0 {
             let driver = process.driver().clone();
-            // What a GPU does by itself. Ends with the process.
+            // Advances copies as a GPU would. Ends with the process.
             std::thread::spawn(move || {
                 loop {
                     driver.advance(1);
@@ -134,12 +132,12 @@ fn fault(what: &str) -> Option<(Call, u64, i32)> {
     Some((call, parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
-/// Writes what the process did.
+/// Appends the report of the process.
 extern "C" fn report() {
     let Some(path) = std::env::var_os("FAKE_CUDA_REPORT") else { return };
     let Ok(library) = library() else { return };
     let (counts, violations) = (library.process.counts(), library.process.driver().violations());
-    // Handles of memory without addresses are taken too, and to be given back.
+    // Handles of unmapped memory must be released too.
     let physical = library.handles().physical.iter().flatten().count() as u64;
     let line = format!(
         "pid {} calls {} opens {} closes {} held {} violations {violations:?}\n",
@@ -150,20 +148,20 @@ extern "C" fn report() {
         counts.held() + physical,
     );
     if let Ok(mut file) = OpenOptions::new().append(true).create(true).open(path) {
-        // One write, so that lines of several processes do not mix.
-        // Nobody can be told that it failed.
+        // One write, so that lines of several processes do not mix. There is nobody to report an
+        // error to.
         let _ = file.write_all(line.as_bytes());
     }
 }
 
-/// The device whose context is current.
+/// The device of the current context.
 fn current() -> Result<(&'static Library, u32), Code> {
     let library = library()?;
     let top = CONTEXTS.with_borrow(|contexts| contexts.last().copied());
     Ok((library, top.ok_or(INVALID_CONTEXT)?))
 }
 
-/// The driver's code for an error of the engine.
+/// Converts an error to the driver's code.
 fn code(error: DeviceError) -> Code {
     match error {
         DeviceError::NoDevice(_) => INVALID_DEVICE,
@@ -178,37 +176,37 @@ fn code(error: DeviceError) -> Code {
     }
 }
 
-/// The answer of a function.
+/// Converts a result to a code.
 fn answer(outcome: Result<(), Code>) -> Code {
     outcome.err().unwrap_or(0)
 }
 
-/// A handle for something new.
+/// Adds an object and returns its handle.
 fn add<T>(list: &mut Vec<Option<T>>, what: T) -> usize {
     list.push(Some(what));
     list.len()
 }
 
-/// What a handle stands for.
+/// Returns the object of a handle.
 fn find<T>(list: &mut [Option<T>], handle: usize) -> Result<&mut Option<T>, Code> {
     let there = handle.checked_sub(1).and_then(|at| list.get_mut(at));
     there.filter(|there| there.is_some()).ok_or(INVALID_HANDLE)
 }
 
-/// Writes a result where the caller wants it.
+/// Writes a result.
 ///
 /// # Safety
-/// If it is not null, there is a place for it.
+/// `place` is null or writable.
 unsafe fn put<T>(place: *mut T, value: T) -> Result<(), Code> {
     if place.is_null() {
         return Err(INVALID_VALUE);
     }
-    // SAFETY: our caller's promise. It need not be aligned: some results are written into bytes.
+    // SAFETY: writable, as the caller guarantees. It may be misaligned: some results are bytes.
     unsafe { place.write_unaligned(value) };
     Ok(())
 }
 
-/// An ordinal, from what the driver calls a device.
+/// Converts the driver's device number to an ordinal.
 fn ordinal(library: &Library, device: c_int) -> Result<u32, Code> {
     u32::try_from(device).ok().filter(|&ordinal| ordinal < library.process.devices()).ok_or(INVALID_DEVICE)
 }

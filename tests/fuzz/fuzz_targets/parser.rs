@@ -1,4 +1,4 @@
-//! The parser that has this program's name, under libFuzzer.
+//! Runs the parser with this program's name under libFuzzer.
 #![no_main]
 
 use std::cell::RefCell;
@@ -29,7 +29,7 @@ fuzz_target!(|input: &[u8]| {
     let target = TARGET.get_or_init(find);
     AGAIN.with_borrow_mut(|again| {
         if let Some(same) = (target.read)(input, again) {
-            assert_eq!(input.get(..same), Some(&again[..same]), "written again otherwise");
+            assert_eq!(input.get(..same), Some(&again[..same]), "changed in a round trip");
         }
     });
 });

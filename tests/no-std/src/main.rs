@@ -1,6 +1,5 @@
-//! Uses the ring and the engine where there is no std, no allocator and no operating system to ask:
-//! all memory is on the stack, time is counted in calls. Exits 0, or with the number of the first
-//! check that failed.
+//! Uses the ring and the engine without std, allocator or operating system: all memory is on the
+//! stack, and time counts calls. Exits with 0, or with the number of the first failed check.
 #![no_std]
 #![no_main]
 
@@ -20,7 +19,7 @@ use fishplate_core::rail::loopback::Loopback;
 use fishplate_core::sync::host::SpinHost;
 use fishplate_core::sync::ring::{self, Header};
 
-// The C library starts the program and brings memcpy; nothing else of it is used.
+// Only the C library's startup code, memcpy and abort are used.
 #[link(name = "c")]
 unsafe extern "C" {
     fn abort() -> !;
@@ -32,7 +31,7 @@ fn panic(_: &PanicInfo<'_>) -> ! {
     unsafe { abort() }
 }
 
-/// What the C runtime calls.
+/// Called by the C runtime.
 #[unsafe(no_mangle)]
 pub extern "C" fn main() -> i32 {
     if ring_past_its_wrap().is_none() {
@@ -98,7 +97,7 @@ fn put_signal_over(rail: impl Rail) -> Option<()> {
     let mut waiter = Waiter::awake(&host, &never);
     let context = ContextId(0);
     for round in 1..=ROUNDS {
-        // Relaxed: one thread.
+        // Relaxed: a single thread.
         words[0].store(!round, Ordering::Relaxed);
         let signal = Signal { at: remote.at(16), op: SignalOp::Add, value: 1 };
         engine.put_signal(context, local.at(0), 8, remote.at(8), signal, Notice::Silent).ok()?;

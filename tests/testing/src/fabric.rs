@@ -1,24 +1,22 @@
-//! A libfabric provider inside the process, for tests: the tables behind the `fid`s, implemented
-//! here, reached through the very calls that reach the real ones. No libfabric is needed, no
-//! network and no hardware.
+//! A libfabric provider inside the process, for tests. It implements the function tables behind the
+//! `fid`s, and is called through the same wrappers as real providers. It needs no libfabric,
+//! network or hardware.
 //!
-//! A [`Fake`] is one network of endpoints. Its [`Persona`] says which provider it pretends to be,
-//! and how it behaves: which modes it demands, what it orders, how often it refuses with
-//! `-FI_EAGAIN`, whether completions come late, in any order and a few at a time. Everything random
-//! comes from one seed. Time is calls: an operation moves when somebody reads a completion queue,
-//! the right one if the persona has manual progress.
+//! A [`Fake`] is one network of endpoints. Its [`Persona`] selects the imitated provider and its
+//! behaviour: required modes, ordering, how often it refuses with `-FI_EAGAIN`, and whether
+//! completions come late, reordered or a few at a time. All randomness comes from one seed. Time
+//! passes by calls: an operation advances when a completion queue is read; with manual progress,
+//! only the right one.
 //!
-//! It is strict where a real provider would corrupt something in silence: a context that is used
-//! twice or written while the provider owns it, a buffer outside of its registration, a missing
-//! descriptor, a queue that overruns, an object closed under what uses it. What it found is in
-//! [`Fake::violations`]; a good program leaves that empty.
+//! The fake detects what a real provider would not: a context that is used twice or written while
+//! the provider owns it, a buffer outside its registration, a missing descriptor, an overrun queue,
+//! an object closed while in use. [`Fake::violations`] lists what it found; a correct program
+//! leaves it empty.
 //!
-//! A lock makes all of it safe to call from several threads. It allocates freely:
-//! do not measure with it.
+//! A lock makes all calls thread-safe. The fake allocates freely, so do not measure with it.
 //!
-//! `persona` describes, `info` answers `fi_getinfo`, `object` has the tables of everything that is
-//! opened and closed, `post` takes operations, `queue` gives completions, `world` is the network
-//! between.
+//! `persona` describes providers, `info` implements `fi_getinfo`, `object` the objects that are
+//! opened and closed, `post` operations, `queue` completions, and `world` the network.
 
 mod info;
 mod object;
@@ -38,26 +36,26 @@ use fishplate_sys::fabric::Library;
 
 use world::{Fault, State, World};
 
-/// Networks that can exist at once in a process.
+/// Most networks at once in a process.
 pub const FAKES_MAX: usize = 64;
 
-/// The networks that `fi_getinfo` finds: one entry point per place.
+/// The networks that `fi_getinfo` finds: one entry point each.
 static WORLDS: [Mutex<Option<Arc<World>>>; FAKES_MAX] = [const { Mutex::new(None) }; FAKES_MAX];
 
-/// How the NICs of a network reach memory of devices. Addresses are told apart by it alone.
+/// How the NICs of a network reach device memory. It classifies addresses.
 pub trait Bus: fmt::Debug + Send + Sync {
-    /// The device, by its owner's number for it, in whose memory these bytes lie.
+    /// Returns the number of the device whose memory holds these bytes.
     fn device_of(&self, at: u64, len: usize) -> Option<u32>;
 
-    /// Writes as a NIC does: whoever must flush does not see it before.
+    /// Writes as a NIC does: visible to the owner after a flush, if it needs one.
     fn write(&self, at: u64, bytes: &[u8]);
 
     /// Reads as a NIC does.
     fn read(&self, at: u64, into: &mut [u8]);
 }
 
-/// A network of simulated endpoints. Those opened in it outlive it;
-/// nothing new can be opened after.
+/// A network of simulated endpoints. Open endpoints outlive it; afterwards nothing new can be
+/// opened.
 #[derive(Debug)]
 pub struct Fake {
     place: usize,
@@ -65,7 +63,7 @@ pub struct Fake {
 }
 
 impl Fake {
-    /// A network of its own.
+    /// Creates a network.
     ///
     /// # Panics
     /// If there are [`FAKES_MAX`] already.
@@ -81,44 +79,43 @@ impl Fake {
         panic!("{FAKES_MAX} fake networks at once, and one more");
     }
 
-    /// What to open fabrics with. It answers as long as this network is there.
+    /// The library to open fabrics with. It answers while this network exists.
     pub fn library(&self) -> Library {
-        // SAFETY: the functions do what `fi_getinfo(3)` and others promise;
-        // every table begins with its size.
+        // SAFETY: the functions behave as `fi_getinfo(3)` and other pages say; every table begins
+        // with its size.
         unsafe { Library::from_entries(info::entries(self.place)) }
     }
 
-    /// Lets the operation after `skip` more end with an error: libfabric's code, the provider's,
-    /// and what the provider has to say.
+    /// Makes the operation after `skip` more fail: libfabric's code, the provider's, and its error
+    /// data.
     pub fn fail(&self, skip: u32, code: i32, provider: i32, data: &[u8]) {
         self.state().faults.push(Fault { skip, code, provider, data: data.to_vec() });
     }
 
-    /// Lets the provider refuse to close registrations from now on, or no longer.
+    /// Sets whether the provider refuses to close registrations.
     pub fn keep_registrations(&self, keep: bool) {
         self.state().keeps_registrations = keep;
     }
 
-    /// Joins the NICs to devices, where the persona has `FI_HMEM`.
+    /// Connects the NICs to devices, if the persona has `FI_HMEM`.
     pub fn join_devices(&self, bus: Arc<dyn Bus>) {
         self.state().bus = Some(bus);
     }
 
-    /// Registrations open that are memory of devices, and how many of them were made by a
-    /// descriptor.
+    /// Open registrations of device memory, and how many of them use a dmabuf descriptor.
     pub fn device_registrations(&self) -> (usize, usize) {
         let state = self.state();
         let of_devices = state.mrs.iter().filter(|mr| mr.device);
         (of_devices.clone().count(), of_devices.filter(|mr| mr.by_descriptor).count())
     }
 
-    /// Ends an endpoint as if its process had died, by what `fi_getname` gave, or anything that
-    /// ends with that. Its persona says what others see of that.
+    /// Ends an endpoint as if its process had died. `address` is the result of `fi_getname`, or
+    /// ends with it. The persona determines what others see.
     pub fn kill(&self, address: &[u8]) {
         self.state().kill(address);
     }
 
-    /// Pulls the cable of an interface: nothing gets in or out any more, and nobody is told.
+    /// Cuts the cable of an interface: nothing passes any more, and no error is reported.
     pub fn cut(&self, interface: &str) {
         self.state().cut.push(interface.to_owned());
     }
@@ -141,7 +138,7 @@ impl Fake {
         self.state().violations.clone()
     }
 
-    /// Objects that are open: fabrics, domains, endpoints, queues, address vectors, registrations.
+    /// Number of open objects: fabrics, domains, endpoints, queues, address vectors, registrations.
     pub fn open_objects(&self) -> usize {
         self.state().open
     }
@@ -151,7 +148,7 @@ impl Fake {
         self.state().by_interface.get(interface).copied().unwrap_or(0)
     }
 
-    /// What happened so far.
+    /// The counters.
     pub fn counts(&self) -> Counts {
         self.state().counts
     }
@@ -167,7 +164,7 @@ impl Drop for Fake {
     }
 }
 
-/// What a network counted.
+/// Counters of a network.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Operations accepted.
@@ -176,7 +173,7 @@ pub struct Counts {
     pub refused: u64,
     /// Operations that overtook an earlier one of the same endpoint to the same target.
     pub overtaken: u64,
-    /// Completions given while older ones of the queue's endpoint were outstanding.
+    /// Completions reported while older operations of the queue's endpoint were outstanding.
     pub early: u64,
     /// Completions of all kinds.
     pub completed: u64,
@@ -184,7 +181,7 @@ pub struct Counts {
     pub reads: u64,
     /// Posts with `FI_MORE`.
     pub held_back: u64,
-    /// Posts with `FI_MORE` whose endpoint was then left alone until somebody read its queue.
+    /// Posts with `FI_MORE` that no further post followed before the queue was read.
     pub left_open: u64,
     /// Writes and messages that a pulled cable has left in the network.
     pub strays: u64,

@@ -1,5 +1,5 @@
-//! `fi_getinfo` and what belongs to it. Structures are Rust's own boxes, strings are the C
-//! library's, as who fills hints in expects.
+//! `fi_getinfo` and related calls. Structures are Rust boxes; strings are the C library's, as
+//! callers that fill in hints expect.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr;
@@ -28,7 +28,7 @@ pub(super) fn entries(place: usize) -> Entries {
     }
 }
 
-/// The network at a place.
+/// Returns the network with this number.
 pub(super) fn world(place: usize) -> Option<Arc<World>> {
     WORLDS.get(place)?.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
@@ -42,9 +42,9 @@ macro_rules! of_each_place {
     };
 }
 
-/// One function per place, since it takes nothing by which to tell networks apart.
+/// One function per network, because the call has no argument that identifies one.
 static GETINFO: [getinfo; FAKES_MAX] = of_each_place!(getinfo);
-/// Likewise.
+/// As above.
 static OPEN_FABRIC: [fabric; FAKES_MAX] = of_each_place!(open_fabric);
 
 unsafe extern "C" fn getinfo<const PLACE: usize>(
@@ -61,7 +61,7 @@ unsafe extern "C" fn getinfo<const PLACE: usize>(
     let persona = world.state().persona.clone();
     let mut first = ptr::null_mut();
     for interface in persona.interfaces.iter().rev() {
-        // SAFETY: the caller's hints are null or whole.
+        // SAFETY: the caller's hints are null or complete.
         if let Some(mut info) = unsafe { offer(&persona, interface, hints) } {
             info.next = first;
             first = Box::into_raw(info);
@@ -70,19 +70,19 @@ unsafe extern "C" fn getinfo<const PLACE: usize>(
     if first.is_null() {
         return -FI_ENODATA;
     }
-    // SAFETY: the caller's place for the answer.
+    // SAFETY: the caller's result is writable.
     unsafe { *out = first };
     0
 }
 
-/// What an interface has to offer, if that answers to the hints.
+/// What an interface offers, if it matches the hints.
 ///
 /// # Safety
-/// `hints` is null or whole.
+/// `hints` is null or complete.
 unsafe fn offer(persona: &Persona, interface: &str, hints: *const fi_info) -> Option<Box<fi_info>> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the arguments are valid, as libfabric's manual requires.
     let hints = unsafe { hints.as_ref() };
-    // SAFETY: parts of hints are null or whole.
+    // SAFETY: parts of hints are null or complete.
     let asked = hints.map(|h| unsafe {
         (
             h,
@@ -96,7 +96,7 @@ unsafe fn offer(persona: &Persona, interface: &str, hints: *const fi_info) -> Op
     let mut progress = persona.progress;
     let mut threading = FI_THREAD_SAFE;
     let mut mr_mode = persona.mr_mode;
-    // It wants that of who asks for memory of devices, and of nobody else.
+    // The mode applies only to callers that request device memory.
     if asked.is_none_or(|(hints, ..)| hints.caps & FI_HMEM == 0) {
         mr_mode &= !FI_MR_HMEM;
     }
@@ -107,7 +107,7 @@ unsafe fn offer(persona: &Persona, interface: &str, hints: *const fi_info) -> Op
             return None;
         }
         if hints.caps != 0 {
-            // What is not asked for is not given, secondary capabilities apart.
+            // Capabilities that are not requested are not granted, except secondary ones.
             caps = hints.caps | persona.caps & (FI_LOCAL_COMM | FI_REMOTE_COMM);
         }
         if let Some(fabric) = fabric {
@@ -161,7 +161,7 @@ unsafe fn offer(persona: &Persona, interface: &str, hints: *const fi_info) -> Op
         }
     }
     let mut info = empty();
-    // SAFETY: all parts were just made.
+    // SAFETY: all parts were just created.
     unsafe {
         info.caps = caps;
         info.mode = persona.mode;
@@ -194,24 +194,24 @@ unsafe fn offer(persona: &Persona, interface: &str, hints: *const fi_info) -> Op
     Some(info)
 }
 
-/// A string as the C library allocates it.
+/// Allocates a string as the C library does.
 fn string(text: &str) -> *mut c_char {
     let text = CString::new(text).unwrap_or_default();
     // SAFETY: a C string.
     unsafe { libc::strdup(text.as_ptr()) }
 }
 
-/// A zeroed structure.
+/// Allocates a zeroed structure.
 ///
 /// # Safety
-/// All zeros are a value of `T`.
+/// All zeros is a valid `T`.
 unsafe fn zeroed<T>() -> *mut T {
-    // SAFETY: the caller's promise.
+    // SAFETY: the arguments are valid, as libfabric's manual requires.
     Box::into_raw(Box::new(unsafe { std::mem::zeroed() }))
 }
 
 fn empty() -> Box<fi_info> {
-    // SAFETY: zeros are null pointers, numbers and the first of every enumeration.
+    // SAFETY: zeros are null pointers, numbers, and the first value of every enumeration.
     unsafe {
         let mut info = Box::from_raw(zeroed::<fi_info>());
         info.tx_attr = zeroed();
@@ -223,7 +223,7 @@ fn empty() -> Box<fi_info> {
     }
 }
 
-/// An adapter on PCI, numbered by its place among the interfaces.
+/// A PCI adapter whose address depends on the interface's index.
 fn nic(persona: &Persona, interface: &str) -> *mut fid_nic {
     let at = persona.interfaces.iter().position(|name| *name == interface).unwrap_or(0);
     // SAFETY: as in `empty`.
@@ -240,19 +240,19 @@ fn nic(persona: &Persona, interface: &str) -> *mut fid_nic {
 }
 
 unsafe extern "C" fn dupinfo(info: *const fi_info) -> *mut fi_info {
-    // SAFETY: null or whole.
+    // SAFETY: null or complete.
     let Some(source) = (unsafe { info.as_ref() }) else {
         return Box::into_raw(empty());
     };
-    // SAFETY: null or whole, and plain data.
+    // SAFETY: null or complete, and plain data.
     unsafe fn copy<T: Copy>(part: *mut T) -> *mut T {
         if part.is_null() {
             return part;
         }
-        // SAFETY: whole, by the caller's promise.
+        // SAFETY: complete, as the caller guarantees.
         Box::into_raw(Box::new(unsafe { *part }))
     }
-    // SAFETY: parts are null or whole; strings null or C strings.
+    // SAFETY: parts are null or complete; strings are null or C strings.
     unsafe {
         let again = |text: *mut c_char| if text.is_null() { text } else { libc::strdup(text) };
         let mut twin = Box::new(*source);
@@ -292,13 +292,13 @@ unsafe extern "C" fn freeinfo(info: *mut fi_info) {
     // SAFETY: null or a box of ours.
     unsafe fn free<T>(part: *mut T) {
         if !part.is_null() {
-            // SAFETY: made by `zeroed` or `copy`, and freed once.
+            // SAFETY: created by `zeroed` or `copy`, and freed once.
             drop(unsafe { Box::from_raw(part) });
         }
     }
     let mut next = info;
     while !next.is_null() {
-        // SAFETY: a list of whole entries made by `getinfo` or `dupinfo`.
+        // SAFETY: a list of complete entries of `getinfo` or `dupinfo`.
         unsafe {
             let entry = Box::from_raw(next);
             next = entry.next;

@@ -1,7 +1,8 @@
-//! All that opens and closes: fabrics, domains, queues, address vectors, endpoints, registrations.
+//! Objects that are opened and closed: fabrics, domains, queues, address vectors, endpoints,
+//! registrations.
 //!
-//! Each object is a box that begins with libfabric's structure for it, and holds on to its network.
-//! Here are fabrics, domains and queues; `endpoint`, `vector` and `registration` have the rest.
+//! Each object is a box that begins with libfabric's structure, and keeps its network alive. This
+//! file has fabrics, domains and queues; `endpoint`, `vector` and `registration` have the rest.
 
 mod endpoint;
 mod registration;
@@ -48,7 +49,7 @@ fn head(class: usize, ops: &'static fi_ops) -> fid {
     fid { fclass: class, context: ptr::null_mut(), ops: table(ops) }
 }
 
-/// A table as C takes it. Nobody writes to it.
+/// A table as C expects it. It is never written.
 fn table<T>(ops: &'static T) -> *mut T {
     ptr::from_ref(ops).cast_mut()
 }
@@ -104,7 +105,7 @@ pub(super) unsafe extern "C" fn open_fabric<const PLACE: usize>(
     out: *mut *mut fid_fabric,
     _context: *mut c_void,
 ) -> c_int {
-    // SAFETY: whole attributes that a fake `fi_getinfo` gave; the caller's place for the answer.
+    // SAFETY: complete attributes of a fake `fi_getinfo`; the caller's result is writable.
     unsafe {
         let Some(world) = world(PLACE) else {
             return -FI_ENODATA;
@@ -120,7 +121,7 @@ pub(super) unsafe extern "C" fn open_fabric<const PLACE: usize>(
     0
 }
 
-/// Counts an object, and gives it a number.
+/// Counts an object, and numbers it.
 fn begin(state: &mut State) -> u32 {
     state.open += 1;
     state.number()
@@ -132,7 +133,7 @@ unsafe extern "C" fn open_domain(
     out: *mut *mut fid_domain,
     _context: *mut c_void,
 ) -> c_int {
-    // SAFETY: an open fabric of ours; the caller's place for the answer.
+    // SAFETY: an open fabric of ours; the caller's result is writable.
     unsafe {
         let world = Arc::clone(&(*fabric.cast::<FakeFabric>()).world);
         let raw = fid_domain { fid: head(FI_CLASS_DOMAIN, &DOMAIN), ops: table(&IN_DOMAIN), mr: table(&MR) };
@@ -153,7 +154,7 @@ unsafe extern "C" fn open_cq(
     out: *mut *mut fid_cq,
     _context: *mut c_void,
 ) -> c_int {
-    // SAFETY: an open domain of ours; whole attributes; the caller's place for the answer.
+    // SAFETY: an open domain of ours; complete attributes; the caller's result is writable.
     unsafe {
         let domain = &*domain.cast::<FakeDomain>();
         if (*attr).format != FI_CQ_FORMAT_DATA {

@@ -1,17 +1,17 @@
-//! Which provider to be, and how to behave.
+//! Which provider to imitate, and how it behaves.
 
 use fishplate_sys::fabric::raw::*;
 
 /// What others see of an endpoint whose process died.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dead {
-    /// Operations towards it end with `FI_ECONNRESET`.
+    /// Operations to it fail with `FI_ECONNRESET`.
     Errors,
-    /// Operations towards it never complete; once queues are full, posts are refused for ever.
+    /// Operations to it never complete; once queues are full, posts are refused for ever.
     Silence,
 }
 
-/// A provider: what it claims, and what it does. Start from one of the functions and change fields.
+/// A provider's claims and behaviour. Start from one of the functions and change fields.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Persona {
     /// As in `fi_fabric_attr.prov_name`.
@@ -28,13 +28,13 @@ pub struct Persona {
     pub mode: u64,
     /// Registration modes that the program must support.
     pub mr_mode: i32,
-    /// Whether memory of devices can be registered by a descriptor (`FI_MR_DMABUF`).
+    /// Whether device memory can be registered by a descriptor (`FI_MR_DMABUF`).
     pub dmabuf: bool,
     /// Its data progress. A provider with `FI_PROGRESS_AUTO` also accepts a request for manual.
     pub progress: i32,
-    /// The order of messages that it keeps; [`FI_ORDER_NONE`]: anything overtakes anything.
+    /// The message order that it keeps; [`FI_ORDER_NONE`]: none.
     pub order: u64,
-    /// Bytes of completion data. More is cut off.
+    /// Bytes of completion data. The rest is cut off.
     pub data_bytes: usize,
     /// Longest injected operation, in bytes.
     pub inject: usize,
@@ -44,29 +44,28 @@ pub struct Persona {
     pub rx_size: usize,
     /// Longest message, in bytes.
     pub max_message: usize,
-    /// Longest write or read, in bytes; this is what `max_msg_size` tells.
+    /// Longest write or read, in bytes; the value of `max_msg_size`.
     pub max_rma: usize,
-    /// Bytes of a key that the program may choose.
+    /// Bytes of a key, if the program chooses it.
     pub key_bytes: usize,
-    /// Whether it waits while a queue is full.
-    /// If not, completions that do not fit are lost: an overrun.
+    /// Whether it waits while a queue is full. Otherwise completions that do not fit are lost: an
+    /// overrun.
     pub protects_queue: bool,
-    /// Whether a write with data uses up a receive at the target: `mode` then has `FI_RX_CQ_DATA`.
+    /// Whether a write with data consumes a receive at the target: `mode` then has `FI_RX_CQ_DATA`.
     pub data_takes_receive: bool,
-    /// Whether the completion of an arriving write that belongs to no operation here has a context
-    /// that is not ours, as that of shm 1.17 has.
+    /// Whether the completion of an incoming write has a foreign context, as with shm of 1.17.
     pub stray_context: bool,
-    /// An arrived write says only that it has data, as that of libfabric 2's shm does.
+    /// The completion of an incoming write has only the data flag, as with shm of libfabric 2.
     pub data_flag_alone: bool,
     /// Whether it executes only additions and compare-and-swaps of 8 bytes, as InfiniBand's NICs.
     pub few_atomics: bool,
-    /// Longest delay of each stage of an operation, in reads of the queue that moves it.
+    /// Longest delay of each stage of an operation, in reads of the queue that advances it.
     pub jitter: u32,
-    /// Percent of the posts that are refused with `-FI_EAGAIN` for no reason.
+    /// Percentage of posts that are refused with `-FI_EAGAIN` at random.
     pub refuse: u32,
-    /// Whether a read of a queue gives only some of the completions that are there.
+    /// Whether a read of a queue returns only some of the available completions.
     pub short_reads: bool,
-    /// What is seen of the dead.
+    /// What others see of dead endpoints.
     pub dead: Dead,
 }
 
@@ -93,8 +92,8 @@ const ALL_ORDERS: u64 = FI_ORDER_RAR
     | FI_ORDER_SAS;
 
 impl Persona {
-    /// EFA's own fabric: no order, no atomics, 4 bytes of data,
-    /// 32 bytes inline, automatic progress.
+    /// EFA's own fabric: no order, no atomics, 4 bytes of data, 32 bytes inline, automatic
+    /// progress.
     pub fn efa_direct() -> Persona {
         Persona {
             provider: "efa",
@@ -126,7 +125,7 @@ impl Persona {
         }
     }
 
-    /// EFA with libfabric's layer on it: messages in order, atomics in software, manual progress.
+    /// EFA with libfabric's RDM layer: ordered messages, software atomics, manual progress.
     pub fn efa() -> Persona {
         Persona {
             fabric: "efa",
@@ -140,7 +139,7 @@ impl Persona {
         }
     }
 
-    /// InfiniBand and RoCE: everything in order on one connection, native atomics, 4 bytes of data.
+    /// InfiniBand and RoCE: ordered connections, native atomics, 4 bytes of data.
     pub fn verbs_rxm() -> Persona {
         Persona {
             provider: "verbs;ofi_rxm",
@@ -160,8 +159,8 @@ impl Persona {
         }
     }
 
-    /// Slingshot: registrations belong to an endpoint,
-    /// keys count from the memory's start, manual progress.
+    /// Slingshot: registrations bound to an endpoint, keys relative to the memory's start, manual
+    /// progress.
     pub fn cxi() -> Persona {
         Persona {
             provider: "cxi",
@@ -182,7 +181,7 @@ impl Persona {
         }
     }
 
-    /// PSM3: a context per operation, keys of the program's choice.
+    /// PSM3: a context per operation, keys chosen by the program.
     pub fn psm3() -> Persona {
         Persona {
             provider: "psm3",
@@ -203,7 +202,7 @@ impl Persona {
         }
     }
 
-    /// Plain tcp: nothing demanded, everything in order, automatic progress.
+    /// Plain tcp: no requirements, ordered, automatic progress.
     pub fn tcp() -> Persona {
         Persona {
             provider: "tcp",
@@ -223,7 +222,7 @@ impl Persona {
         }
     }
 
-    /// Shared memory: addresses as keys count, contexts of the sender at the target.
+    /// Shared memory: keys by address, the sender's context at the target.
     pub fn shm() -> Persona {
         Persona {
             provider: "shm",
@@ -239,12 +238,12 @@ impl Persona {
         }
     }
 
-    /// Shared memory as libfabric 2 has it.
+    /// Shared memory of libfabric 2.
     pub fn shm2() -> Persona {
         Persona { stray_context: false, data_flag_alone: true, ..Self::shm() }
     }
 
-    /// All of them, by name.
+    /// All personas, by name.
     pub fn all() -> [(&'static str, Persona); 8] {
         [
             ("efa-direct", Self::efa_direct()),
@@ -258,7 +257,7 @@ impl Persona {
         ]
     }
 
-    /// The same, reaching memory of devices.
+    /// The same, with access to device memory.
     pub fn with_devices(self) -> Persona {
         Persona { caps: self.caps | FI_HMEM, mr_mode: self.mr_mode | FI_MR_HMEM, ..self }
     }

@@ -1,4 +1,4 @@
-//! Posting: messages, writes, reads, atomics, receives. A post that is refused has changed nothing.
+//! Posts: messages, writes, reads, atomics, receives. A refused post has changed nothing.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -53,7 +53,7 @@ pub(super) static ATOMIC: fi_ops_atomic = fi_ops_atomic {
     compwritevalid: Some(compare_valid),
 };
 
-/// What a post says, whatever the call.
+/// The arguments of a post, whatever the call.
 struct Post {
     verb: Verb,
     local: *mut u8,
@@ -65,7 +65,7 @@ struct Post {
     data: Option<u64>,
     context: *mut c_void,
     flags: u64,
-    /// The calls without a context: copy the source, and complete only on failure.
+    /// Injected calls have no context: they copy the source, and complete only on failure.
     inject: bool,
 }
 
@@ -108,9 +108,9 @@ impl Post {
 }
 
 /// # Safety
-/// `ep` is an open endpoint of ours; the rest as the call's manual page says.
+/// `ep` is an open endpoint of ours; the rest as the manual page of the call says.
 unsafe fn post(ep: *mut fid_ep, post: Post) -> isize {
-    // SAFETY: the caller's promise.
+    // SAFETY: the arguments are valid, as libfabric's manual requires.
     let this = unsafe { &*ep.cast::<FakeEp>() };
     let mut state = this.world.state();
     // SAFETY: as above.
@@ -135,7 +135,7 @@ unsafe fn accept(state: &mut State, id: u32, post: Post) -> Result<Op, i32> {
     };
     let (selective, op_flags) = (ep.selective, ep.op_flags);
     let known = ep.av.and_then(|av| state.avs.get(&av));
-    // An address that the vector never gave, or has taken back.
+    // An address that the vector never returned, or has removed.
     let Some(dst) = known.and_then(|known| *known.get(to as usize)?) else {
         state.violation("a post to an address that is not in the vector");
         return Err(libc::EINVAL);
@@ -161,7 +161,7 @@ unsafe fn accept(state: &mut State, id: u32, post: Post) -> Result<Op, i32> {
     }
     let of_device = len > 0 && state.device_of(local as usize, len).is_some();
     if of_device && (injects || verb == Verb::Send) {
-        state.violation("a device's memory given to the processor to be copied");
+        state.violation("device memory passed to a call that copies on the processor");
         return Err(libc::EFAULT);
     }
     if !inject && !state.own(context) {
@@ -228,12 +228,12 @@ unsafe extern "C" fn send(
     to: u64,
     context: *mut c_void,
 ) -> isize {
-    // SAFETY: the caller's promises.
+    // SAFETY: the arguments are valid, as libfabric's manual requires.
     unsafe { post(ep, Post::new(Verb::Send, buf, len, desc, to, context)) }
 }
 
 unsafe extern "C" fn sendmsg(ep: *mut fid_ep, msg: *const fi_msg, flags: u64) -> isize {
-    // SAFETY: a whole message; one part, as the offer said.
+    // SAFETY: a complete message with one part, as offered.
     unsafe {
         let msg = &*msg;
         if msg.iov_count != 1 {
@@ -247,7 +247,7 @@ unsafe extern "C" fn sendmsg(ep: *mut fid_ep, msg: *const fi_msg, flags: u64) ->
 }
 
 unsafe extern "C" fn inject(ep: *mut fid_ep, buf: *const c_void, len: usize, to: u64) -> isize {
-    // SAFETY: the caller's promises.
+    // SAFETY: the arguments are valid, as libfabric's manual requires.
     unsafe { post(ep, Post::new(Verb::Send, buf, len, ptr::null_mut(), to, ptr::null_mut()).injected()) }
 }
 
@@ -261,7 +261,7 @@ unsafe extern "C" fn read(
     key: u64,
     context: *mut c_void,
 ) -> isize {
-    // SAFETY: the caller's promises.
+    // SAFETY: the arguments are valid, as libfabric's manual requires.
     unsafe { post(ep, Post::new(Verb::Read, buf, len, desc, from, context).at(addr, key)) }
 }
 
@@ -275,7 +275,7 @@ unsafe extern "C" fn write(
     key: u64,
     context: *mut c_void,
 ) -> isize {
-    // SAFETY: the caller's promises.
+    // SAFETY: the arguments are valid, as libfabric's manual requires.
     unsafe { post(ep, Post::new(Verb::Write, buf, len, desc, to, context).at(addr, key)) }
 }
 
@@ -291,7 +291,7 @@ unsafe extern "C" fn writedata(
     key: u64,
     context: *mut c_void,
 ) -> isize {
-    // SAFETY: the caller's promises.
+    // SAFETY: the arguments are valid, as libfabric's manual requires.
     unsafe { post(ep, Post::new(Verb::Write, buf, len, desc, to, context).at(addr, key).with(data)) }
 }
 
@@ -304,7 +304,7 @@ unsafe extern "C" fn inject_write(
     key: u64,
 ) -> isize {
     let (desc, context) = (ptr::null_mut(), ptr::null_mut());
-    // SAFETY: the caller's promises.
+    // SAFETY: the arguments are valid, as libfabric's manual requires.
     unsafe { post(ep, Post::new(Verb::Write, buf, len, desc, to, context).at(addr, key).injected()) }
 }
 
@@ -318,14 +318,14 @@ unsafe extern "C" fn inject_writedata(
     key: u64,
 ) -> isize {
     let (desc, context) = (ptr::null_mut(), ptr::null_mut());
-    // SAFETY: the caller's promises.
+    // SAFETY: the arguments are valid, as libfabric's manual requires.
     unsafe {
         post(ep, Post::new(Verb::Write, buf, len, desc, to, context).at(addr, key).with(data).injected())
     }
 }
 
 unsafe extern "C" fn writemsg(ep: *mut fid_ep, msg: *const fi_msg_rma, flags: u64) -> isize {
-    // SAFETY: a whole message; one part on each side, as the offer said.
+    // SAFETY: a complete message with one part on each side, as offered.
     unsafe {
         let msg = &*msg;
         if msg.iov_count != 1 || msg.rma_iov_count != 1 {
@@ -345,7 +345,7 @@ unsafe extern "C" fn writemsg(ep: *mut fid_ep, msg: *const fi_msg_rma, flags: u6
 /// # Safety
 /// Null, or at least one descriptor.
 unsafe fn first(desc: *mut *mut c_void) -> *mut c_void {
-    // SAFETY: the caller's promise.
+    // SAFETY: the arguments are valid, as libfabric's manual requires.
     if desc.is_null() { ptr::null_mut() } else { unsafe { *desc } }
 }
 
@@ -359,31 +359,31 @@ fn width(datatype: c_int) -> Option<u8> {
     }
 }
 
-/// An operand of that width.
+/// Reads an operand of that width.
 ///
 /// # Safety
 /// `from` is null or readable for `width` bytes.
 unsafe fn operand(from: *const c_void, width: u8) -> u64 {
     let mut bytes = [0u8; 8];
     if !from.is_null() {
-        // SAFETY: the caller's promise.
+        // SAFETY: the arguments are valid, as libfabric's manual requires.
         unsafe { ptr::copy_nonoverlapping(from.cast::<u8>(), bytes.as_mut_ptr(), width.into()) };
     }
     u64::from_ne_bytes(bytes)
 }
 
-/// Executes an atomic in place. Returns the old value;
-/// `None` for an unknown operation or an odd address.
+/// Executes an atomic in place. Returns the old value; `None` for an unknown operation or a
+/// misaligned address.
 ///
 /// # Safety
-/// `at` is valid for `width` bytes, which are only accessed atomically or raw.
+/// `at` is valid for `width` bytes, which are only accessed atomically or by raw copies.
 pub(super) unsafe fn apply(at: *mut u8, width: u8, op: i32, operand: u64, compare: u64) -> Option<u64> {
     if !(at as usize).is_multiple_of(width.into()) {
         return None;
     }
     macro_rules! on {
         ($atomic:ty, $int:ty) => {{
-            // SAFETY: the caller's promise; aligned, as just checked.
+            // SAFETY: valid, as the caller guarantees; alignment was just checked.
             let word = unsafe { <$atomic>::from_ptr(at.cast()) };
             let (x, expected) = (operand as $int, compare as $int);
             let order = Ordering::SeqCst;
@@ -411,8 +411,8 @@ pub(super) unsafe fn apply(at: *mut u8, width: u8, op: i32, operand: u64, compar
 }
 
 /// # Safety
-/// The manual page's promises.
-#[allow(clippy::too_many_arguments, reason = "what the three calls have in common")]
+/// As the manual page says.
+#[allow(clippy::too_many_arguments, reason = "the common arguments of three calls")]
 unsafe fn post_atomic(
     ep: *mut fid_ep,
     buf: *const c_void,
@@ -430,8 +430,8 @@ unsafe fn post_atomic(
     let Some(width) = width(datatype).filter(|_| count == 1 && (!few || is_of_few(datatype, op))) else {
         return -(libc::EOPNOTSUPP as isize);
     };
-    // SAFETY: the caller's promises:
-    // operands readable during the call, the result writable until the completion.
+    // SAFETY: as the caller guarantees: operands are readable during the call, the result is
+    // writable until the completion.
     unsafe {
         let (operand, compare) = (operand(buf, width), operand(compare, width));
         let verb = Verb::Atomic { width, op, operand, compare, result: result.cast() };
@@ -454,7 +454,7 @@ unsafe extern "C" fn atomic(
     context: *mut c_void,
 ) -> isize {
     let none = (ptr::null_mut(), desc);
-    // SAFETY: the caller's promises.
+    // SAFETY: the arguments are valid, as libfabric's manual requires.
     unsafe { post_atomic(ep, buf, ptr::null(), none, count, to, (addr, key), datatype, op, context) }
 }
 
@@ -474,7 +474,7 @@ unsafe extern "C" fn fetch_atomic(
     context: *mut c_void,
 ) -> isize {
     let into = (result, result_desc);
-    // SAFETY: the caller's promises.
+    // SAFETY: the arguments are valid, as libfabric's manual requires.
     unsafe { post_atomic(ep, buf, ptr::null(), into, count, to, (addr, key), datatype, op, context) }
 }
 
@@ -496,7 +496,7 @@ unsafe extern "C" fn compare_atomic(
     context: *mut c_void,
 ) -> isize {
     let into = (result, result_desc);
-    // SAFETY: the caller's promises.
+    // SAFETY: the arguments are valid, as libfabric's manual requires.
     unsafe { post_atomic(ep, buf, compare, into, count, to, (addr, key), datatype, op, context) }
 }
 
@@ -523,7 +523,7 @@ unsafe fn valid(ep: *mut fid_ep, datatype: c_int, ops: &[c_int], op: c_int, coun
         return -libc::EOPNOTSUPP;
     }
     if !count.is_null() {
-        // SAFETY: the caller's promise.
+        // SAFETY: the arguments are valid, as libfabric's manual requires.
         unsafe { count.write(1) };
     }
     0

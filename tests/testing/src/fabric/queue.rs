@@ -1,4 +1,4 @@
-//! Completion queues: what the program reads.
+//! Completion queues, as the program reads them.
 
 use std::collections::VecDeque;
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -32,7 +32,7 @@ pub(super) struct Queue {
     size: usize,
     items: VecDeque<Item>,
     overrun: bool,
-    /// Data of the last error that was read: valid until the next read.
+    /// Data of the last error that was read, valid until the next read.
     last: Vec<u8>,
 }
 
@@ -66,7 +66,7 @@ pub(super) static CQ: fi_ops_cq = fi_ops_cq {
 };
 
 unsafe extern "C" fn read(cq: *mut fid_cq, buf: *mut c_void, count: usize) -> isize {
-    // SAFETY: the caller's promises, with no room for sources.
+    // SAFETY: as the caller guarantees, without room for sources.
     unsafe { readfrom(cq, buf, count, ptr::null_mut()) }
 }
 
@@ -97,8 +97,8 @@ unsafe extern "C" fn readfrom(cq: *mut fid_cq, buf: *mut c_void, count: usize, s
         match queue.items.front() {
             Some(&Item::Good { entry, source }) => {
                 queue.items.pop_front();
-                // SAFETY: the caller has room for `count` entries of the format that the queue was
-                // opened with, and for as many sources, if for any.
+                // SAFETY: the caller has room for `count` entries of the queue's format, and for as
+                // many sources if `sources` is not null.
                 unsafe {
                     buf.cast::<fi_cq_data_entry>().add(given).write(entry);
                     if !sources.is_null() {
@@ -135,7 +135,7 @@ unsafe extern "C" fn readerr(cq: *mut fid_cq, out: *mut fi_cq_err_entry, _flags:
     (out.len, out.olen, out.data, out.tag) = (0, 0, 0, 0);
     queue.last = data;
     if out.err_data_size == 0 {
-        // No room was offered: a pointer to ours.
+        // Without a buffer of the caller, point to ours.
         out.err_data = queue.last.as_mut_ptr().cast();
     } else {
         let len = queue.last.len().min(out.err_data_size);
@@ -156,7 +156,7 @@ unsafe extern "C" fn strerror(
 ) -> *const c_char {
     let said = match data.is_null() {
         true => String::new(),
-        // SAFETY: what `readerr` gave, with a zero behind.
+        // SAFETY: the data of `readerr`, which ends with a zero.
         false => format!(": {}", unsafe { CStr::from_ptr(data.cast()) }.to_string_lossy()),
     };
     let text = format!("fake provider error {code}{said}\0");

@@ -19,7 +19,7 @@ use super::*;
 const LEN: usize = 4096;
 const ACCESS: u64 = FI_READ | FI_WRITE | FI_SEND | FI_RECV | FI_REMOTE_READ | FI_REMOTE_WRITE;
 
-/// One side: an endpoint, and memory that everything goes from and to. Dropped in this order.
+/// One side: an endpoint, and the memory of all its operations. Dropped in this order.
 struct Side {
     mr: MemoryRegion,
     ep: Endpoint,
@@ -46,10 +46,10 @@ impl Side {
         let ep = Endpoint::open(&domain, &info, cq, av).unwrap();
         let mut memory = vec![0u64; LEN / 8];
         let start = NonNull::new(memory.as_mut_ptr().cast()).unwrap();
-        // SAFETY: the memory lives in the same structure, behind the registration.
+        // SAFETY: the memory is in the same structure, after the registration.
         let mut mr = unsafe { MemoryRegion::register(&domain, start, LEN, ACCESS, 77) }.unwrap();
         if info.domain().mr_mode & FI_MR_ENDPOINT != 0 {
-            // SAFETY: the fields are dropped in the order of the structure: the registration first.
+            // SAFETY: the fields are dropped in order: the registration first.
             unsafe { mr.bind(&ep) }.unwrap();
         }
         let contexts = vec![fi_context2 { internal: [null_mut(); 8] }; 1024];
@@ -76,7 +76,7 @@ impl Side {
         self.memory.iter().flat_map(|word| word.to_ne_bytes()).skip(at).take(len).collect()
     }
 
-    /// What completed: contexts, flags, data; or the code, and what the provider says.
+    /// Completions: contexts, flags, data; or the error code and the provider's text.
     fn read(&mut self) -> Vec<Result<fi_cq_data_entry, (i32, String)>> {
         let mut entries = [EMPTY; 16];
         let mut seen = vec![];
@@ -100,7 +100,7 @@ impl Side {
     }
 }
 
-/// Two sides that know each other: everybody is number 0 to everybody.
+/// Two connected sides; each is number 0 to the other.
 fn pair(fake: &Fake, completions: usize) -> (Side, Side) {
     let (mut a, mut b) = (Side::new(fake, completions), Side::new(fake, completions));
     a.ep.insert(&b.ep.name().unwrap()).unwrap();
@@ -119,7 +119,7 @@ fn insist(mut post: impl FnMut() -> Result<(), Code>) {
 }
 
 #[test]
-fn every_persona_moves_bytes_and_is_left_clean() {
+fn every_persona_moves_bytes_without_leaks() {
     for (name, persona) in Persona::all() {
         for seed in 1..20 {
             let fake = Fake::new(persona.clone(), seed);
@@ -128,8 +128,8 @@ fn every_persona_moves_bytes_and_is_left_clean() {
             b.memory[64..80].fill(0x5555_6666_7777_8888);
             let (from, into, room) = (a.buffer(0, 256), a.buffer(1024, 128), b.buffer(2048, 256));
             let context = b.context();
-            // SAFETY: memory and contexts live in the sides,
-            // and nothing touches them until they return.
+            // SAFETY: memory and contexts live in the sides, and are not accessed until they
+            // complete.
             unsafe {
                 insist(|| b.ep.recv(room, context));
                 let (to, source, cx) = (b.target(0), b.target(512), [a.context(), a.context(), a.context()]);
@@ -164,7 +164,7 @@ fn every_persona_moves_bytes_and_is_left_clean() {
     }
 }
 
-/// Numbers in the order in which they arrive.
+/// The numbers in their order of arrival.
 fn arrivals(fake: &Fake, count: u64) -> Vec<u64> {
     let (mut a, mut b) = pair(fake, 1024);
     let (from, to) = (a.buffer(0, 8), b.target(0));
@@ -186,7 +186,7 @@ fn arrivals(fake: &Fake, count: u64) -> Vec<u64> {
 }
 
 #[test]
-fn efa_overtakes_and_refuses_and_tcp_keeps_order() {
+fn efa_reorders_and_refuses_and_tcp_keeps_order() {
     let fake = Fake::new(Persona::efa_direct(), 3);
     let seen = arrivals(&fake, 200);
     let mut sorted = seen.clone();
@@ -203,7 +203,7 @@ fn efa_overtakes_and_refuses_and_tcp_keeps_order() {
 }
 
 #[test]
-fn four_bytes_of_data_are_all_there_is() {
+fn completion_data_is_cut_to_four_bytes() {
     let fake = Fake::new(Persona::efa_direct().calm(), 1);
     let (mut a, mut b) = pair(&fake, 64);
     let (from, to, context) = (a.buffer(0, 8), b.target(0), a.context());
@@ -214,7 +214,7 @@ fn four_bytes_of_data_are_all_there_is() {
 }
 
 #[test]
-fn manual_progress_waits_for_the_target_and_automatic_does_not() {
+fn manual_progress_needs_the_target_and_automatic_does_not() {
     for (persona, moves) in [(Persona::cxi(), false), (Persona::efa_direct(), true)] {
         let fake = Fake::new(persona.calm(), 1);
         let (mut a, mut b) = pair(&fake, 64);
@@ -229,7 +229,7 @@ fn manual_progress_waits_for_the_target_and_automatic_does_not() {
 }
 
 #[test]
-fn errors_come_with_the_providers_words_and_nothing_lands() {
+fn a_failed_write_reports_the_provider_s_text_and_does_not_land() {
     let fake = Fake::new(Persona::efa_direct().calm(), 1);
     let (mut a, mut b) = pair(&fake, 64);
     a.memory[0] = 9;
@@ -249,7 +249,7 @@ fn errors_come_with_the_providers_words_and_nothing_lands() {
 }
 
 #[test]
-fn foreign_memory_cannot_be_reached() {
+fn unregistered_memory_cannot_be_accessed() {
     for (name, persona) in Persona::all() {
         let fake = Fake::new(persona.calm(), 1);
         let (mut a, mut b) = pair(&fake, 64);
@@ -268,7 +268,7 @@ fn foreign_memory_cannot_be_reached() {
 }
 
 #[test]
-fn the_dead_are_silent_or_not() {
+fn dead_endpoints_are_silent_or_report_errors() {
     for (persona, ends) in [(Persona::efa_direct(), 1), (Persona::verbs_rxm(), 0)] {
         let fake = Fake::new(persona.calm(), 1);
         let (mut a, b) = pair(&fake, 64);
@@ -282,7 +282,7 @@ fn the_dead_are_silent_or_not() {
 }
 
 #[test]
-fn a_queue_that_is_too_short_overruns_where_nobody_protects_it() {
+fn an_unprotected_short_queue_overruns() {
     for (persona, overruns) in [(Persona::efa_direct(), true), (Persona::tcp(), false)] {
         let fake = Fake::new(persona.calm(), 1);
         let (mut a, mut b) = pair(&fake, 4);
@@ -304,18 +304,18 @@ fn a_queue_that_is_too_short_overruns_where_nobody_protects_it() {
 }
 
 #[test]
-fn what_must_not_be_done_is_found_out() {
+fn violations_are_detected() {
     let fake = Fake::new(Persona::efa_direct().calm(), 1);
     let (mut a, b) = pair(&fake, 64);
     let (from, to, context) = (a.buffer(0, 8), b.target(0), a.context());
-    // SAFETY: as above; what is wrong here is refused before anything is touched.
+    // SAFETY: as above; the misuse is rejected before any access.
     unsafe {
         assert!(a.ep.write(Buffer { desc: null_mut(), ..from }, to, None, context).is_err());
         assert!(a.ep.write(from, to, None, null_mut()).is_err());
         assert!(a.ep.write(from, Target { peer: 5, ..to }, None, context).is_err());
         a.ep.write(from, to, None, context).unwrap();
         assert!(a.ep.write(from, to, None, context).is_err());
-        // Writes into the context that the provider has.
+        // Writes into a context that the provider owns.
         context.cast::<u64>().write(1);
     }
     (0..10).for_each(|_| drop(a.read()));
@@ -326,7 +326,7 @@ fn what_must_not_be_done_is_found_out() {
 }
 
 #[test]
-fn only_what_answers_to_the_hints_is_offered() {
+fn only_matching_interfaces_are_offered() {
     let fake = Fake::new(Persona::efa_direct(), 1);
     assert_eq!(offers(&fake, |_| {}).len(), 4);
     assert_eq!(offers(&fake, |hints| hints.set_domain(c"rdmap2-rdm")).len(), 1);
@@ -350,7 +350,7 @@ fn only_what_answers_to_the_hints_is_offered() {
 }
 
 #[test]
-fn networks_do_not_see_each_other_and_places_are_used_again() {
+fn networks_are_isolated_and_their_slots_are_reused() {
     for _ in 0..2 * FAKES_MAX {
         let fakes = [Fake::new(Persona::tcp(), 1), Fake::new(Persona::tcp(), 2)];
         let name = Side::new(&fakes[0], 16).ep.name().unwrap();

@@ -1,11 +1,12 @@
-//! The network: operations on their way, and the memory and queues that they touch.
+//! The network: operations in flight, and the memory and queues that they access.
 //!
-//! An operation leaves (`Leaving`), travels (`Flying`), is carried out at its target, and its end
-//! travels back (`Returning`). Each stage lasts some reads of a completion queue. With automatic
-//! progress any read moves everything; with manual progress the origin's reads move the first and
-//! the last stage, the target's reads the middle one.
+//! An operation leaves (`Leaving`), travels (`Flying`), is executed at its target, and its
+//! completion returns (`Returning`). Each stage lasts some reads of a completion queue. With
+//! automatic progress any read advances everything. With manual progress the origin's reads advance
+//! the first and the last stage, the target's reads the middle one.
 //!
-//! Here is what there is, and how operations begin; `step` moves them, `target` carries them out.
+//! This file has the state and the start of operations; `step` advances them, `target` executes
+//! them.
 
 mod step;
 mod target;
@@ -20,7 +21,7 @@ use super::persona::Persona;
 use super::queue::Queue;
 use super::{Bus, Counts};
 
-/// What every address begins with.
+/// The start of every address.
 const NAME: [u8; 4] = *b"fake";
 
 /// Length of an address, in bytes.
@@ -32,7 +33,7 @@ pub(super) struct World {
     state: Mutex<State>,
 }
 
-/// An error to come.
+/// An injected error.
 #[derive(Debug)]
 pub(super) struct Fault {
     pub skip: u32,
@@ -55,7 +56,7 @@ pub(super) struct Ep {
     pub av: Option<u32>,
     pub tx: Option<u32>,
     pub rx: Option<u32>,
-    /// Only what asks for a completion gets one.
+    /// Only operations that request a completion get one.
     pub selective: bool,
     pub op_flags: u64,
     pub enabled: bool,
@@ -73,7 +74,7 @@ pub(super) struct Mr {
     pub len: usize,
     pub access: u64,
     pub key: u64,
-    /// Memory of a device.
+    /// Device memory.
     pub device: bool,
     pub by_descriptor: bool,
 }
@@ -88,7 +89,7 @@ pub(super) enum Verb {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// Posted with `FI_MORE`: waits for one without.
+    /// Posted with `FI_MORE`: waits for a post without.
     Held,
     Leaving,
     Flying,
@@ -100,7 +101,7 @@ pub(super) enum Stage {
 pub(super) struct Op {
     pub number: u64,
     pub src: u32,
-    /// `None`: nobody has that address.
+    /// `None`: no endpoint has that address.
     pub dst: Option<u32>,
     pub verb: Verb,
     pub context: *mut c_void,
@@ -108,9 +109,9 @@ pub(super) struct Op {
     pub delivery: bool,
     pub local: *mut u8,
     pub len: usize,
-    /// Whether `local` is a device's.
+    /// Whether `local` is device memory.
     pub of_device: bool,
-    /// What was copied out of `local`, once it may be reused.
+    /// A copy of `local`, once the source may be reused.
     pub copy: Option<Vec<u8>>,
     pub data: Option<u64>,
     pub addr: u64,
@@ -136,18 +137,18 @@ pub(super) struct State {
     pub eps: BTreeMap<u32, Ep>,
     pub mrs: Vec<Mr>,
     pub ops: Vec<Op>,
-    /// Contexts that the provider owns, and what it wrote there.
+    /// Contexts that the provider owns, and the values that it wrote there.
     contexts: HashMap<usize, usize>,
-    /// Connections that an error has ended: what was posted up to that number is lost with them.
+    /// Connections that an error has ended: operations posted up to that number are lost with them.
     ended: HashMap<(u32, Option<u32>), u64>,
     pub faults: Vec<Fault>,
-    /// Whether registrations are refused to be closed.
+    /// Whether closing registrations is refused.
     pub keeps_registrations: bool,
     pub cut: Vec<String>,
     /// Interfaces whose connections are torn, and how late what was under way may land.
     pub pulled: Vec<(String, u32)>,
     pub bus: Option<Arc<dyn Bus>>,
-    /// Domains that may register memory of devices.
+    /// Domains that may register device memory.
     pub reaching: BTreeSet<u32>,
     pub violations: Vec<String>,
     pub open: usize,
@@ -155,8 +156,8 @@ pub(super) struct State {
     pub counts: Counts,
 }
 
-// SAFETY: the pointers are those of the program's posts. They are followed under the lock, while
-// the program's promises to the provider hold, which are not tied to a thread.
+// SAFETY: the pointers come from the program's posts. They are used under the lock, while the
+// program keeps its promises to the provider, which do not depend on a thread.
 unsafe impl Send for State {}
 
 impl World {
@@ -208,7 +209,7 @@ pub(super) fn ep_of(name: &[u8]) -> Option<u32> {
 }
 
 impl State {
-    /// A number below `bound`, which is not 0.
+    /// Draws a number below `bound`, which is not 0.
     pub fn draw(&mut self, bound: u32) -> u32 {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
@@ -216,7 +217,7 @@ impl State {
         ((self.random >> 32) % u64::from(bound)) as u32
     }
 
-    /// A number for something new.
+    /// Returns the next object number.
     pub fn number(&mut self) -> u32 {
         self.next += 1;
         self.next
@@ -229,14 +230,14 @@ impl State {
         }
     }
 
-    /// Takes a context into the provider's possession. `false`: it must not be used.
+    /// Marks a context as owned by the provider. `false`: it must not be used.
     pub fn own(&mut self, context: *mut c_void) -> bool {
         let words = self.context_words();
         if words == 0 {
             return true;
         }
         if context.is_null() {
-            self.violation("a post without a context, where the mode demands one");
+            self.violation("a post without a context, although the mode requires one");
             return false;
         }
         let mark = self.random as usize | 1;
@@ -244,7 +245,7 @@ impl State {
             self.violation("a context used for two operations at once");
             return false;
         }
-        // SAFETY: a context of that many words is the provider's until the operation is over:
+        // SAFETY: the provider owns that many words of a context until the operation completes:
         // `fi_getinfo(3)`, FI_CONTEXT.
         (0..words).for_each(|at| unsafe { context.cast::<usize>().add(at).write(mark) });
         true
@@ -253,9 +254,9 @@ impl State {
     fn disown(&mut self, context: *mut c_void) {
         let words = self.context_words();
         if let Some(mark) = self.contexts.remove(&(context as usize)) {
-            // SAFETY: as in `own`; it is the provider's until now.
+            // SAFETY: as in `own`; the provider owned it until now.
             if (0..words).any(|at| unsafe { context.cast::<usize>().add(at).read() } != mark) {
-                self.violation("a context written while the provider had it");
+                self.violation("a context written while the provider owned it");
             }
         }
     }
@@ -268,7 +269,7 @@ impl State {
         }
     }
 
-    /// Whether local memory may be used under a descriptor.
+    /// Whether local memory may be used with a descriptor.
     pub fn may_use(&mut self, ep: u32, ptr: *const u8, len: usize, desc: *mut c_void, what: &str) -> bool {
         let of_device = self.device_of(ptr as usize, len).is_some();
         if self.persona.mr_mode & FI_MR_LOCAL == 0 && !of_device {
@@ -289,46 +290,46 @@ impl State {
         good
     }
 
-    /// The device in whose memory these bytes lie.
+    /// The device whose memory holds these bytes.
     pub fn device_of(&self, at: usize, len: usize) -> Option<u32> {
         self.bus.as_ref()?.device_of(at as u64, len)
     }
 
-    /// What an operation carries, or finds in memory of its origin.
+    /// The payload of an operation: its copy, or the bytes in its origin's memory.
     ///
     /// # Safety
     /// Local memory is readable.
     pub unsafe fn source(&self, op: &Op) -> Vec<u8> {
         match &op.copy {
             Some(bytes) => bytes.clone(),
-            // SAFETY: the caller's promise.
+            // SAFETY: the arguments are valid, as libfabric's manual requires.
             None => unsafe { self.load(op.local, op.len, op.of_device) },
         }
     }
 
     /// # Safety
-    /// Readable.
+    /// `from` is readable.
     pub unsafe fn load(&self, from: *const u8, len: usize, of_device: bool) -> Vec<u8> {
         let mut bytes = vec![0; len];
         match &self.bus {
             Some(bus) if of_device => bus.read(from as u64, &mut bytes),
-            // SAFETY: the caller's promise.
+            // SAFETY: the arguments are valid, as libfabric's manual requires.
             _ => unsafe { std::ptr::copy(from, bytes.as_mut_ptr(), len) },
         }
         bytes
     }
 
     /// # Safety
-    /// Writable.
+    /// `to` is writable.
     pub unsafe fn store(&self, to: *mut u8, bytes: &[u8], of_device: bool) {
         match &self.bus {
             Some(bus) if of_device => bus.write(to as u64, bytes),
-            // SAFETY: the caller's promise.
+            // SAFETY: the arguments are valid, as libfabric's manual requires.
             _ => unsafe { std::ptr::copy(bytes.as_ptr(), to, bytes.len()) },
         }
     }
 
-    /// Puts an accepted operation on its way.
+    /// Starts an accepted operation.
     pub fn launch(&mut self, mut op: Op) {
         self.posted += 1;
         op.number = self.posted;
@@ -434,7 +435,7 @@ impl State {
     pub fn kill(&mut self, address: &[u8]) {
         if let Some(ep) = ep_of(&address[address.len().saturating_sub(NAME_LEN)..]) {
             self.forget(ep);
-            // What came from it and is not complete yet does not get there any more.
+            // Its operations that are not complete never arrive.
             for op in self.ops.iter_mut().filter(|op| op.dst == Some(ep) && op.verb == Verb::Read) {
                 op.stage = Stage::Flying;
             }
@@ -444,7 +445,7 @@ impl State {
         }
     }
 
-    /// Lets go of everything that an endpoint has outstanding. Nothing is told.
+    /// Drops all outstanding operations of an endpoint, without completions.
     pub fn forget(&mut self, ep: u32) {
         let mut contexts: Vec<*mut c_void> = vec![];
         self.ops.retain(|op| {
@@ -464,7 +465,7 @@ impl State {
     }
 }
 
-/// What local posts name a registration by: no pointer to anything.
+/// The descriptor of a registration for local posts; not a pointer.
 pub(super) fn descriptor(mr: u32) -> *mut c_void {
     std::ptr::without_provenance_mut((mr as usize) << 8 | 0xd5)
 }

@@ -43,7 +43,7 @@ pub(super) unsafe extern "C" fn open_ep(
     out: *mut *mut fid_ep,
     _context: *mut c_void,
 ) -> c_int {
-    // SAFETY: as in `open_cq`; a whole information.
+    // SAFETY: as in `open_cq`; the information is complete.
     unsafe {
         let domain = &*domain.cast::<FakeDomain>();
         let interface = CStr::from_ptr((*(*info).domain_attr).name).to_string_lossy().into_owned();
@@ -82,7 +82,7 @@ pub(super) unsafe extern "C" fn open_ep(
 }
 
 unsafe extern "C" fn bind_ep(ep: *mut fid, to: *mut fid, flags: u64) -> c_int {
-    // SAFETY: an open endpoint, and an open object of the class that it says.
+    // SAFETY: an open endpoint, and an open object of the stated class.
     unsafe {
         let this = &*ep.cast::<FakeEp>();
         let mut state = this.world.state();
@@ -145,7 +145,7 @@ unsafe extern "C" fn setopt(
 }
 
 unsafe extern "C" fn getname(ep: *mut fid, out: *mut c_void, len: *mut usize) -> c_int {
-    // SAFETY: an open endpoint of ours; the caller has as much room as it says.
+    // SAFETY: an open endpoint of ours; the caller has the stated room.
     unsafe {
         let this = &*ep.cast::<FakeEp>();
         let room = *len;
@@ -163,7 +163,7 @@ unsafe extern "C" fn close_ep(object: *mut fid) -> c_int {
     let this = unsafe { Box::from_raw(object.cast::<FakeEp>()) };
     let mut state = this.world.state();
     if state.mrs.iter().any(|mr| mr.ep == Some(this.id)) {
-        state.violation("an endpoint closed before a registration that is bound to it");
+        state.violation("an endpoint closed before a registration bound to it");
     }
     state.forget(this.id);
     state.eps.remove(&this.id);

@@ -1,4 +1,4 @@
-//! Registrations of memory, with keys as the persona has them.
+//! Memory registrations, with keys as the persona requires.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -25,28 +25,25 @@ unsafe extern "C" fn register(
     out: *mut *mut fid_mr,
     _context: *mut c_void,
 ) -> c_int {
-    // SAFETY: an open domain of ours; the caller's place for the answer.
+    // SAFETY: an open domain of ours; the caller's result is writable.
     unsafe {
         let of_device = (*domain.cast::<FakeDomain>()).world.state().device_of(buf as usize, len).is_some();
         if of_device {
-            (*domain.cast::<FakeDomain>())
-                .world
-                .state()
-                .violation("a device's memory registered as the processor's");
+            (*domain.cast::<FakeDomain>()).world.state().violation("device memory registered as host memory");
             return -libc::EFAULT;
         }
         add(domain, (buf, len), access, requested, None, out)
     }
 }
 
-/// By attributes: memory of a device, by its address or by a descriptor.
+/// By attributes: device memory, by its address or by a descriptor.
 unsafe extern "C" fn register_attr(
     domain: *mut fid,
     attr: *const fi_mr_attr,
     flags: u64,
     out: *mut *mut fid_mr,
 ) -> c_int {
-    // SAFETY: an open domain of ours; whole attributes; the caller's place for the answer.
+    // SAFETY: an open domain of ours; complete attributes; the caller's result is writable.
     unsafe {
         let attr = &*attr;
         if attr.iov_count != 1 || flags & !FI_MR_DMABUF != 0 {
@@ -69,7 +66,7 @@ unsafe extern "C" fn register_attr(
             return -libc::EOPNOTSUPP;
         }
         if !state.reaching.contains(&this.id) {
-            state.violation("a device's memory in a domain that was not asked for with FI_HMEM");
+            state.violation("device memory in a domain without FI_HMEM");
             return -libc::EINVAL;
         }
         match state.device_of(buf as usize, len) {
@@ -81,10 +78,10 @@ unsafe extern "C" fn register_attr(
     }
 }
 
-/// Adds a registration; of a device's memory, if it is said whether by a descriptor.
+/// Adds a registration. For device memory, `dmabuf` says whether by a descriptor.
 ///
 /// # Safety
-/// An open domain of ours; a place for the answer.
+/// An open domain of ours; the result is writable.
 unsafe fn add(
     domain: *mut fid,
     (buf, len): (*const c_void, usize),
@@ -93,7 +90,7 @@ unsafe fn add(
     device: Option<bool>,
     out: *mut *mut fid_mr,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the arguments are valid, as libfabric's manual requires.
     unsafe {
         let domain = &*domain.cast::<FakeDomain>();
         let mut state = domain.world.state();
@@ -139,7 +136,7 @@ unsafe fn add(
 }
 
 unsafe extern "C" fn bind_mr(mr: *mut fid, to: *mut fid, _flags: u64) -> c_int {
-    // SAFETY: an open registration, and an open object of the class that it says.
+    // SAFETY: an open registration, and an open object of the stated class.
     unsafe {
         if (*to).fclass != FI_CLASS_EP {
             return -libc::EINVAL;
@@ -168,7 +165,7 @@ unsafe extern "C" fn control_mr(mr: *mut fid, command: c_int, _argument: *mut c_
             return -libc::EINVAL;
         }
         mr.enabled = true;
-        // The key exists from here on.
+        // The key is valid from here on.
         (*this).raw.key = mr.key;
     }
     0

@@ -1,4 +1,4 @@
-//! Address vectors: the places of a vector are the numbers of its addresses.
+//! Address vectors: an address's number is its index.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
@@ -52,8 +52,8 @@ unsafe extern "C" fn insert(
     _flags: u64,
     _context: *mut c_void,
 ) -> c_int {
-    // SAFETY: an open vector of ours;
-    // the caller gives `count` addresses and room for as many numbers.
+    // SAFETY: an open vector of ours; the caller provides `count` addresses and room for as many
+    // numbers.
     unsafe {
         let this = &*av.cast::<FakeAv>();
         let mut state = this.world.state();
@@ -107,7 +107,7 @@ unsafe extern "C" fn straddr(
     out: *mut c_char,
     len: *mut usize,
 ) -> *const c_char {
-    // SAFETY: an address of our form; the caller has as much room as it says.
+    // SAFETY: an address of our form; the caller has the stated room.
     unsafe {
         let bytes = std::slice::from_raw_parts(address.cast::<u8>(), NAME_LEN);
         let text = format!("fake://{}\0", ep_of(bytes).unwrap_or(0));

@@ -1,4 +1,4 @@
-//! Operations by stage: what a read of a completion queue moves, and what the origin is told.
+//! Stages of operations: what a read of a completion queue advances, and what the origin sees.
 
 use std::collections::HashSet;
 
@@ -10,7 +10,7 @@ use crate::fabric::persona::Dead;
 use crate::fabric::queue::{Item, Queue};
 
 impl State {
-    /// Moves what a read of a queue moves.
+    /// Advances everything that a read of this queue advances.
     pub fn step(&mut self, reader: u32) {
         let auto = self.persona.progress == FI_PROGRESS_AUTO;
         let mut ops = std::mem::take(&mut self.ops);
@@ -25,7 +25,7 @@ impl State {
             let moves = match stage {
                 Stage::Held | Stage::Over => false,
                 Stage::Leaving | Stage::Returning => from_here,
-                // Whoever does not exist any more moves nothing; that is noticed at the origin.
+                // A dead target does not read; the origin detects that.
                 Stage::Flying => to_here || (from_here && !self.is_alive(dst)),
             };
             if moves && ops[at].wait > 0 {
@@ -43,14 +43,14 @@ impl State {
         self.ops = ops;
     }
 
-    /// Operations of one lane are carried out in the order posted.
+    /// Operations with the same order key are executed in the order posted.
     fn lane(&self, op: &Op) -> Option<(u32, Option<u32>)> {
         let in_order =
             self.persona.is_ordered() || self.persona.order & FI_ORDER_SAS != 0 && op.verb == Verb::Send;
         (in_order && !op.torn).then_some((op.src, op.dst))
     }
 
-    /// The next stage of an operation, if it can be had.
+    /// Advances an operation by one stage, if possible.
     fn advance(&mut self, ops: &mut [Op], at: usize) {
         let (src, dst) = (ops[at].src, ops[at].dst);
         if self.is_cut(src) || dst.is_some_and(|dst| self.is_cut(dst)) {
@@ -81,7 +81,7 @@ impl State {
             Stage::Flying if ops[at].torn => self.fail(&mut ops[at], libc::ECONNRESET),
             Stage::Leaving => {
                 if !ops[at].delivery && ops[at].fault.is_none() && ops[at].verb_sends() {
-                    // SAFETY: the source is readable until the completion that is given now.
+                    // SAFETY: the source is readable until the completion, which is reported now.
                     let copy = unsafe { self.source(&ops[at]) };
                     ops[at].copy = Some(copy);
                     if !self.complete(ops, at) {
@@ -105,8 +105,8 @@ impl State {
                     Outcome::Later => {}
                     Outcome::Failed(code) => {
                         if self.persona.is_ordered() {
-                            // On a connection that keeps order nothing can come after what failed.
-                            // The next post opens another.
+                            // On an ordered connection nothing can follow a failed operation. The
+                            // next post opens another connection.
                             self.ended.insert((src, dst), self.posted);
                         }
                         self.fail(&mut ops[at], code);
@@ -136,7 +136,7 @@ impl State {
         }
     }
 
-    /// Gives the origin its completion. `false`: its queue is full.
+    /// Reports a completion to the origin. `false`: its queue is full.
     fn complete(&mut self, ops: &mut [Op], at: usize) -> bool {
         let op = &ops[at];
         if !op.completes {
@@ -165,7 +165,7 @@ impl State {
         true
     }
 
-    /// Ends an operation with an error, whether or not it wants a completion.
+    /// Completes an operation with an error, whether or not it requests a completion.
     fn fail(&mut self, op: &mut Op, code: i32) {
         let (provider, data) = op.fault.take().map_or((0, vec![]), |fault| (fault.provider, fault.data));
         let Some(queue) = self.eps.get(&op.src).and_then(|ep| ep.tx) else {
@@ -184,7 +184,7 @@ impl State {
         }
     }
 
-    /// Puts an item into a queue. `false`: it is full, and who has the item shall wait.
+    /// Adds an item to a queue. `false`: it is full, and the item must wait.
     pub(super) fn push(&mut self, queue: u32, item: Item) -> bool {
         let protects = self.persona.protects_queue;
         let Some(held) = self.cqs.get_mut(&queue) else {
@@ -197,7 +197,7 @@ impl State {
         }
         if !protects {
             held.overrun();
-            self.violation("a completion queue has overrun");
+            self.violation("a completion queue overran");
         }
         !protects
     }
@@ -209,7 +209,7 @@ impl State {
 }
 
 impl Op {
-    /// Whether the origin's memory is only read.
+    /// Whether the operation only reads the origin's memory.
     fn verb_sends(&self) -> bool {
         matches!(self.verb, Verb::Send | Verb::Write)
     }

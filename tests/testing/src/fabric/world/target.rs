@@ -1,4 +1,4 @@
-//! What an operation does at its target: memory, receives, and what the target is told.
+//! Execution of an operation at its target: memory, receives and completions.
 
 use fishplate_sys::fabric::raw::*;
 
@@ -6,7 +6,7 @@ use super::{Op, State, Verb};
 use crate::fabric::post;
 use crate::fabric::queue::Item;
 
-/// How carrying out went.
+/// The result of an execution.
 pub(super) enum Outcome {
     Done,
     /// There is no receive, or no room in the target's queue.
@@ -15,7 +15,7 @@ pub(super) enum Outcome {
 }
 
 impl State {
-    /// Does at the target what the operation says.
+    /// Executes an operation at the target.
     pub(super) fn carry_out(&mut self, op: &Op) -> Outcome {
         let Some(dst) = op.dst.filter(|dst| self.eps.contains_key(dst)) else {
             return Outcome::Failed(libc::ECONNRESET);
@@ -40,8 +40,8 @@ impl State {
         let Some((at, of_device)) = self.remote(dst, op.addr, op.key, op.len, access) else {
             return Outcome::Failed(libc::EACCES);
         };
-        // SAFETY: the target registered that range for this access, and it stays valid until that
-        // is closed; the origin's memory is the provider's until the completion.
+        // SAFETY: the target registered that range for this access, and it stays valid until the
+        // registration is closed; the provider owns the origin's memory until the completion.
         unsafe {
             match op.verb {
                 Verb::Write => self.store(at, &self.source(op), of_device),
@@ -62,7 +62,7 @@ impl State {
         if let Some(data) = op.data {
             let receive =
                 if takes { self.eps.get_mut(&dst).and_then(|ep| ep.recvs.pop_front()) } else { None };
-            // An event that belongs to no operation has no context, or one that nobody may look at.
+            // An event without an operation has no context, or an arbitrary one.
             let none = if self.persona.stray_context { 0x5a5a_5a5a } else { 0 };
             let context = receive.map_or(std::ptr::without_provenance_mut(none), |receive| receive.context);
             let says = if self.persona.data_flag_alone { 0 } else { FI_RMA | FI_REMOTE_WRITE };
@@ -87,7 +87,7 @@ impl State {
         };
         let flags = FI_MSG | FI_RECV;
         let len = op.len.min(receive.len);
-        // SAFETY: the receive's memory is the provider's until its completion, like the sender's.
+        // SAFETY: the provider owns the receive's memory until its completion, like the sender's.
         unsafe { self.store(receive.buf, &self.source(op)[..len], false) };
         if len < op.len {
             self.push(rx, Item::bad(receive.context, flags, FI_ETRUNC, 0, vec![]));
@@ -103,14 +103,14 @@ impl State {
         Outcome::Done
     }
 
-    /// What the target's address vector calls the origin.
+    /// The origin's number in the target's address vector.
     fn address_of(&self, dst: u32, src: u32) -> u64 {
         let known = self.eps[&dst].av.and_then(|av| self.avs.get(&av));
         let at = known.and_then(|known| known.iter().position(|&ep| ep == Some(src)));
         at.map_or(FI_ADDR_NOTAVAIL, |at| at as u64)
     }
 
-    /// Registered memory of a target, and whether it is a device's.
+    /// Registered memory of a target, and whether it is device memory.
     fn remote(&self, dst: u32, addr: u64, key: u64, len: usize, access: u64) -> Option<(*mut u8, bool)> {
         let domain = self.eps[&dst].domain;
         let per_endpoint = self.persona.mr_mode & FI_MR_ENDPOINT != 0;
