@@ -70,6 +70,7 @@ mod home;
 mod memory;
 mod messages;
 mod operations;
+mod queue;
 mod rail;
 mod rails;
 mod sleep;
@@ -91,14 +92,14 @@ pub use connect::Reach;
 pub use error::{Error, OpenError};
 pub use memory::{Memory, Remote, Slice};
 pub use operations::Source;
+pub use queue::Queue;
 pub use rails::{RailError, RailInfo, RailPair};
 
 use address::Address;
 use connect::Contact;
 use device::OnDevice;
-use home::Home;
+use home::{CONTEXT, Home};
 use messages::Own;
-use operations::CONTEXT;
 use rail::NodeRail;
 use worker::Driver;
 

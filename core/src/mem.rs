@@ -144,6 +144,47 @@ impl Region {
     }
 }
 
+/// Bytes of this process that are not registered, for two-sided messages. No peer can name them: a
+/// rail copies them into and out of messages, or the kernel copies them by address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    ptr: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: what `Span::new` was promised holds for every thread of the process.
+unsafe impl Send for Span {}
+// SAFETY: a span only tells where memory is; reading that from two threads is harmless.
+unsafe impl Sync for Span {}
+
+impl Span {
+    /// Describes memory. Needs no alignment.
+    ///
+    /// # Safety
+    /// `ptr` is valid for `len` bytes, in any thread, from each call that takes the span until the
+    /// send or receive which that call began has ended: for reads, unchanged, where it is sent; for
+    /// reads and writes, and touched by nothing else, where it is received into. Dropping the
+    /// engine ends every send and receive.
+    pub const unsafe fn new(ptr: NonNull<u8>, len: usize) -> Self {
+        Span { ptr, len }
+    }
+
+    /// First byte.
+    pub const fn ptr(&self) -> NonNull<u8> {
+        self.ptr
+    }
+
+    /// Size in bytes.
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no bytes.
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
 /// Defines the name of a region: its slot in a table and the generation of that, in one number, so
 /// that an address is two numbers, which calls hand over in registers.
 macro_rules! region_id {

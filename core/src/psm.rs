@@ -38,49 +38,105 @@ pub use provider::{Copied, Fast, Opt};
 pub use request::{MqReq, MqSlot};
 pub use status::{Code, Stats, Status, Status2};
 
+use crate::engine::protocol::Destination;
 use crate::engine::tag::Tag;
 use crate::engine::wait::Drive;
 use crate::engine::{ContextId, Engine};
-use crate::mem::LocalAddr;
+use crate::mem::{LocalAddr, Span};
 use crate::rail::Rail;
 
 use request::Requests;
 
-/// Bytes of registered memory: where they begin, and how many. Without it, none.
-pub type Buffer = Option<(LocalAddr, u32)>;
+/// The bytes of a send, or the room of a receive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Buffer {
+    /// None.
+    Nothing,
+    /// This many bytes of registered memory.
+    Region(LocalAddr, u32),
+    /// Memory that is not registered, at most 4 GiB - 1.
+    Span(Span),
+}
+
+impl Buffer {
+    /// PSM's lengths have 32 bits.
+    fn len(self) -> Result<u32, Code> {
+        match self {
+            Buffer::Nothing => Ok(0),
+            Buffer::Region(_, len) => Ok(len),
+            Buffer::Span(span) => u32::try_from(span.len()).map_err(|_| Code::ParamErr),
+        }
+    }
+}
+
+impl From<Option<(LocalAddr, u32)>> for Buffer {
+    fn from(buffer: Option<(LocalAddr, u32)>) -> Self {
+        buffer.map_or(Buffer::Nothing, |(at, len)| Buffer::Region(at, len))
+    }
+}
+
+impl From<Span> for Buffer {
+    fn from(span: Span) -> Self {
+        Buffer::Span(span)
+    }
+}
+
+impl From<Buffer> for Destination {
+    fn from(buffer: Buffer) -> Self {
+        match buffer {
+            Buffer::Nothing => Destination::Nothing,
+            Buffer::Region(at, len) => Destination::Region(at, len as usize),
+            Buffer::Span(span) => Destination::Span(span),
+        }
+    }
+}
 
 /// A send completes only once it has matched.
 #[doc(alias = "PSM2_MQ_FLAG_SENDSYNC")]
 pub const FLAG_SENDSYNC: u32 = 0x01;
 
-/// A matched queue.
-#[doc(alias = "psm2_mq_t")]
-pub struct Mq<'e, 'm, R: Rail, const RAILS: usize> {
-    engine: &'e mut Engine<'m, R, RAILS>,
+/// What a matched queue keeps between calls: its requests and its counters. Use it with one engine
+/// for as long as requests are open.
+pub struct MqState<'m> {
     context: ContextId,
-    requests: Requests<'e>,
+    requests: Requests<'m>,
     stats: Stats,
     /// An option without effect.
     max_sysbuf_mbytes: u32,
 }
 
-impl<'e, 'm, R: Rail, const RAILS: usize> Mq<'e, 'm, R, RAILS> {
-    /// A queue over an engine that matches.
-    /// It sends in `context` and has one slot per open request.
+impl<'m> MqState<'m> {
+    /// A queue that sends in `context` and has one slot per open request.
     ///
     /// # Errors
-    /// [`Code::ParamErr`] if the engine does not match, or there is no slot.
+    /// [`Code::ParamErr`] if there is no slot.
     #[doc(alias = "psm2_mq_init")]
-    pub fn new(
-        engine: &'e mut Engine<'m, R, RAILS>,
-        context: ContextId,
-        slots: &'e mut [MqSlot],
-    ) -> Result<Self, Code> {
-        if !engine.has_matching() || slots.is_empty() || context.0 as u16 >= engine.config().contexts {
+    pub fn new(context: ContextId, slots: &'m mut [MqSlot]) -> Result<Self, Code> {
+        if slots.is_empty() {
             return Err(Code::ParamErr);
         }
         let requests = Requests::new(slots);
-        Ok(Mq { engine, context, requests, stats: Stats::default(), max_sysbuf_mbytes: u32::MAX })
+        Ok(MqState { context, requests, stats: Stats::default(), max_sysbuf_mbytes: u32::MAX })
+    }
+}
+
+/// A matched queue and its engine.
+#[doc(alias = "psm2_mq_t")]
+pub struct Mq<'e, 'm, R: Rail, const RAILS: usize> {
+    engine: &'e mut Engine<'m, R, RAILS>,
+    state: &'e mut MqState<'m>,
+}
+
+impl<'e, 'm, R: Rail, const RAILS: usize> Mq<'e, 'm, R, RAILS> {
+    /// A queue over an engine that matches.
+    ///
+    /// # Errors
+    /// [`Code::ParamErr`] if the engine does not match, or has no such context.
+    pub fn new(engine: &'e mut Engine<'m, R, RAILS>, state: &'e mut MqState<'m>) -> Result<Self, Code> {
+        if !engine.has_matching() || state.context.0 as u16 >= engine.config().contexts {
+            return Err(Code::ParamErr);
+        }
+        Ok(Mq { engine, state })
     }
 
     /// The engine, between calls.
@@ -88,10 +144,11 @@ impl<'e, 'm, R: Rail, const RAILS: usize> Mq<'e, 'm, R, RAILS> {
         self.engine
     }
 
-    /// Makes one pass of the engine and collects completions.
+    /// Makes one pass of the engine and collects completions. Returns the number of events that the
+    /// rails reported; without one, PSM says `PSM2_OK_NO_PROGRESS`.
     #[doc(alias = "psm2_poll")]
-    pub fn poll(&mut self) {
-        self.pass();
+    pub fn poll(&mut self) -> u32 {
+        self.pass()
     }
 
     /// Collects completions of a pass, and issues deferred sends.
@@ -109,7 +166,7 @@ impl<'e, 'm, R: Rail, const RAILS: usize> Mq<'e, 'm, R, RAILS> {
             rx_user_num: matching.expected,
             rx_sys_bytes: matching.unexpected_bytes,
             rx_sys_num: matching.unexpected,
-            ..self.stats
+            ..self.state.stats
         }
     }
 
@@ -124,12 +181,12 @@ impl<'e, 'm, R: Rail, const RAILS: usize> Mq<'e, 'm, R, RAILS> {
             };
             if first {
                 if let Some(end) = send {
-                    self.requests.sent(end);
+                    self.state.requests.sent(end);
                 }
                 send = self.engine.next_completion();
             } else {
                 if let Some(end) = receive {
-                    self.requests.received(end);
+                    self.state.requests.received(end);
                 }
                 receive = self.engine.next_recv();
             }

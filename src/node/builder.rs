@@ -154,6 +154,7 @@ pub struct Builder {
     settings: Settings,
     pub(super) limits: Limits,
     receives: usize,
+    requests: usize,
     matching: Option<MatchConfig>,
     fabric: Fabric,
     library: Option<Library>,
@@ -174,6 +175,7 @@ impl Default for Builder {
             settings: Settings::DEFAULT,
             limits: Limits::DEFAULT,
             receives: 1024,
+            requests: 0,
             matching: None,
             fabric: Fabric::default(),
             library: None,
@@ -207,6 +209,12 @@ impl Builder {
     /// Maximum receives posted at once, including those whose status was not taken. Default: 1024.
     pub fn receives(mut self, receives: usize) -> Self {
         self.receives = receives;
+        self
+    }
+
+    /// Maximum open requests of the node's [matched queue](Node::queue). Default: 0, no queue.
+    pub fn requests(mut self, requests: usize) -> Self {
+        self.requests = requests;
         self
     }
 
@@ -382,7 +390,8 @@ impl Builder {
             // Cannot fail: `fabric_rails` opens one rail less than the limit.
             drop(rails.push(rail));
         }
-        let sizes = Sizes { config, matching, limits: self.limits, receives: self.receives, failover };
+        let Builder { limits, receives, requests, .. } = self;
+        let sizes = Sizes { config, matching, limits, receives, requests, failover };
         let home = Home::new(
             sizes,
             rails,

@@ -20,7 +20,7 @@ use fishplate_shm::{HandshakeError, Link};
 use super::address::{Address, socket};
 use super::home::Home;
 use super::rail::NodeSetup;
-use super::{Error, MEETING_PASSES, MEETING_PAUSE, Node, RailPair, behind};
+use super::{Driver, Error, MEETING_PASSES, MEETING_PAUSE, Node, RailPair, behind};
 use crate::topology::{FabricEnd, joined};
 
 /// The rail to peers of this host.
@@ -176,6 +176,21 @@ impl Node {
             Some(contact) if contact.stage.is_meeting() => Ok(None),
             _ => Ok(self.home.engine.peer_error(peer)?),
         }
+    }
+
+    /// Checks that peers are alive, as [`peer_error`](Self::peer_error) does, and returns those
+    /// that have failed. A peer that has closed is not among them. Slow path: allocates.
+    pub fn failed_peers(&mut self) -> Vec<(PeerId, PeerError)> {
+        if let Driver::Worker(worker) = &self.driver {
+            return worker.call(Node::failed_peers).unwrap_or_default();
+        }
+        self.home.engine.check_peers();
+        let engine = &self.home.engine;
+        let failed = |contact: &Contact| match engine.peer_error(contact.peer) {
+            Ok(Some(error)) if error != PeerError::Closed => Some((contact.peer, error)),
+            _ => None,
+        };
+        self.contacts.iter().filter_map(failed).collect()
     }
 
     /// Returns which rails reach a peer.

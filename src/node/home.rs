@@ -5,8 +5,9 @@ use std::ptr::{NonNull, addr_of, addr_of_mut};
 use std::sync::Arc;
 
 use fishplate_core::engine::protocol::MatchConfig;
-use fishplate_core::engine::{Config, Engine, Waiter};
+use fishplate_core::engine::{Config, ContextId, Engine, Waiter};
 use fishplate_core::error::AttachError;
+use fishplate_core::psm::{MqSlot, MqState};
 use fishplate_core::rail::Rails;
 use fishplate_core::sync::event::{EventCount, Park};
 use fishplate_core::sync::host::{Host, Woken};
@@ -19,6 +20,9 @@ use super::rail::NodeRail;
 use super::sleep::Sleep;
 use crate::config::RAILS_LIMIT;
 use crate::storage::{FailoverStorage, Limits, MatchStorage, Storage};
+
+/// The context of a node's operations.
+pub(super) const CONTEXT: ContextId = ContextId(0);
 
 /// The engine of a node.
 pub(super) type NodeEngine = Engine<'static, NodeRail, RAILS_LIMIT>;
@@ -85,6 +89,7 @@ struct Parts {
     storage: Storage<RAILS_LIMIT>,
     matching: MatchStorage<RAILS_LIMIT>,
     failover: Option<FailoverStorage>,
+    requests: Vec<MqSlot>,
     host: LinuxHost,
     wait_object: NodeWaitObject,
 }
@@ -96,6 +101,7 @@ pub(super) struct Sizes {
     pub matching: MatchConfig,
     pub limits: Limits,
     pub receives: usize,
+    pub requests: usize,
     /// Whether peers outlive a rail.
     pub failover: bool,
 }
@@ -107,11 +113,14 @@ pub(super) struct Home {
     pub waiter: ManuallyDrop<NodeWaiter>,
     /// For the rest of a long wait.
     pub sleeper: ManuallyDrop<NodeWaiter>,
+    /// The matched queue, if there are requests.
+    pub queue: ManuallyDrop<Option<MqState<'static>>>,
     parts: NonNull<Parts>,
 }
 
 static_assertions::assert_impl_all!(NodeEngine: Send);
 static_assertions::assert_impl_all!(NodeWaiter: Send);
+static_assertions::assert_impl_all!(MqState<'static>: Send);
 static_assertions::assert_impl_all!(Parts: Send);
 
 // SAFETY: everything inside is `Send`, as asserted above, except the pointer to the parts, which
@@ -130,25 +139,27 @@ impl Home {
         wait_object: NodeWaitObject,
         [policy, later]: [Policy; 2],
     ) -> Result<Home, AttachError> {
-        let Sizes { config, matching, limits, receives, failover } = sizes;
+        let Sizes { config, matching, limits, receives, requests, failover } = sizes;
         let streams = usize::from(limits.peers) * usize::from(config.contexts);
         let parts = Box::new(Parts {
             storage: Storage::new(&config, limits),
-            matching: MatchStorage::new(&matching, streams, receives, OUTGOING),
+            matching: MatchStorage::new(&matching, streams, receives, OUTGOING.max(requests)),
             failover: failover.then(|| FailoverStorage::new(&config, limits)),
+            requests: vec![MqSlot::EMPTY; requests],
             host,
             wait_object,
         });
         let parts = Parked(NonNull::from(Box::leak(parts)));
-        // SAFETY: the five fields are disjoint, and each is borrowed once, here. They do not move
+        // SAFETY: the six fields are disjoint, and each is borrowed once, here. They do not move
         // and are not accessed otherwise until `Parked` is dropped. That is after the engine and
         // the waiters, which are declared later here, and which `Home` drops first.
-        let (storage, memory, failover, host, wait_object) = unsafe {
+        let (storage, memory, failover, requests, host, wait_object) = unsafe {
             let parts = parts.0.as_ptr();
             (
                 &mut *addr_of_mut!((*parts).storage),
                 (*addr_of_mut!((*parts).matching)).memory(),
                 (*addr_of_mut!((*parts).failover)).as_mut(),
+                &mut *addr_of_mut!((*parts).requests),
                 &*addr_of!((*parts).host),
                 &*addr_of!((*parts).wait_object),
             )
@@ -160,12 +171,14 @@ impl Home {
         }
         let waiter = Waiter::new(host, wait_object, policy);
         let sleeper = Waiter::new(host, wait_object, later).napping();
+        let queue = MqState::new(CONTEXT, requests).ok();
         let place = parts.0;
         std::mem::forget(parts);
         Ok(Home {
             engine: ManuallyDrop::new(engine),
             waiter: ManuallyDrop::new(waiter),
             sleeper: ManuallyDrop::new(sleeper),
+            queue: ManuallyDrop::new(queue),
             parts: place,
         })
     }
@@ -183,7 +196,8 @@ impl Home {
 }
 
 /// Most payloads from slices that wait for their receive, as
-/// [`MatchMemory::outgoing`](fishplate_core::engine::protocol::MatchMemory::outgoing).
+/// [`MatchMemory::outgoing`](fishplate_core::engine::protocol::MatchMemory::outgoing): at least
+/// this many, and one for each request of the queue.
 const OUTGOING: usize = 64;
 
 /// Frees the parts, unless a [`Home`] takes them.
@@ -202,6 +216,7 @@ impl Drop for Home {
         unsafe {
             ManuallyDrop::drop(&mut self.waiter);
             ManuallyDrop::drop(&mut self.sleeper);
+            ManuallyDrop::drop(&mut self.queue);
             ManuallyDrop::drop(&mut self.engine);
         }
         drop(Parked(self.parts));

@@ -13,8 +13,9 @@ use fishplate_core::error::OpError;
 use fishplate_core::mem::PeerId;
 use fishplate_core::op::{Completion, Outcome, Token};
 
+use super::home::CONTEXT;
 use super::memory::{Memory, Slice};
-use super::operations::{CONTEXT, RoomWait, Source, issue};
+use super::operations::{RoomWait, Source, issue};
 use super::{Driver, Error, Node, behind};
 
 /// Number of free copies that are cached for the next message, and the size limit of a cached copy

@@ -10,18 +10,15 @@ use std::hint;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use fishplate_core::engine::{ContextId, Issued, Notice, Signal};
+use fishplate_core::engine::{Issued, Notice, Signal};
 use fishplate_core::error::{OpError, WaitError};
 use fishplate_core::mem::{LocalAddr, PeerId, RemoteAddr};
 use fishplate_core::op::{Amo, AmoOp, Cmp, Completion, Outcome, Token};
 use fishplate_core::sync::host::Host;
 
-use super::home::{NodeEngine, NodeWaiter};
+use super::home::{CONTEXT, NodeEngine, NodeWaiter};
 use super::memory::Slice;
 use super::{Driver, Error, Node, behind};
-
-/// The context of a node's operations.
-pub(super) const CONTEXT: ContextId = ContextId(0);
 
 /// Issues an operation of a node's engine, and makes progress while there is no room for it.
 /// Inlines the first attempt.

@@ -10,6 +10,7 @@ mod lives;
 mod meeting;
 mod misuse;
 mod nics;
+mod queue;
 mod rails;
 mod sleep;
 mod verbs;

@@ -46,7 +46,7 @@ mod stock;
 pub(crate) use head::FIRST_KIND;
 pub use receive::Claimed;
 pub(crate) use rendezvous::HINTS;
-pub use request::{Cancelled, Envelope, Received, RecvSlot, Request, Status};
+pub use request::{Cancelled, Destination, Envelope, Received, RecvSlot, Request, Status};
 pub(crate) use send::Form;
 pub use send::Payload;
 pub(crate) use stock::Kept;

@@ -23,7 +23,7 @@ impl<R: Rail, const RAILS: usize> Drive for Mq<'_, '_, R, RAILS> {
 
     fn is_due(&self) -> bool {
         // No event announces room for a deferred send.
-        self.requests.waiting() != 0 || self.engine.is_due()
+        self.state.requests.waiting() != 0 || self.engine.is_due()
     }
 }
 
@@ -45,11 +45,11 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
     #[doc(alias = "psm2_mq_ipeek2")]
     pub fn ipeek2(&mut self) -> Result<(MqReq, Status2), Code> {
         self.collect();
-        if self.requests.oldest().is_none() {
+        if self.state.requests.oldest().is_none() {
             self.poll();
         }
-        let index = self.requests.oldest().ok_or(Code::NoCompletions)?;
-        Ok((self.requests.name(index), self.requests.slots[index as usize].status))
+        let index = self.state.requests.oldest().ok_or(Code::NoCompletions)?;
+        Ok((self.state.requests.name(index), self.state.requests.slots[index as usize].status))
     }
 
     /// Takes the request that completed first off the queue of completions;
@@ -60,8 +60,8 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
     #[doc(alias = "psm2_mq_ipeek_dequeue")]
     pub fn ipeek_dequeue(&mut self) -> Result<(MqReq, Status2), Code> {
         let (req, status) = self.ipeek2()?;
-        if let Some(index) = self.requests.find(req) {
-            self.requests.dequeue(index);
+        if let Some(index) = self.state.requests.find(req) {
+            self.state.requests.dequeue(index);
         }
         Ok((req, status))
     }
@@ -72,9 +72,9 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
     /// [`Code::ParamErr`] for any other.
     #[doc(alias = "psm2_mq_req_free")]
     pub fn req_free(&mut self, req: MqReq) -> Result<(), Code> {
-        match self.requests.find(req) {
-            Some(index) if self.requests.slots[index as usize].state == State::Dequeued => {
-                self.requests.free(index);
+        match self.state.requests.find(req) {
+            Some(index) if self.state.requests.slots[index as usize].state == State::Dequeued => {
+                self.state.requests.free(index);
                 Ok(())
             }
             _ => Err(Code::ParamErr),
@@ -98,13 +98,13 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
     pub fn test2(&mut self, req: &mut Option<MqReq>) -> Result<Status2, Code> {
         let Some(name) = *req else { return Ok(Status2::EMPTY) };
         self.collect();
-        let index = self.requests.find(name).ok_or(Code::ParamErr)?;
-        match self.requests.slots[index as usize].state {
+        let index = self.state.requests.find(name).ok_or(Code::ParamErr)?;
+        match self.state.requests.slots[index as usize].state {
             State::Completed => {
                 *req = None;
-                let status = self.requests.slots[index as usize].status;
-                self.requests.dequeue(index);
-                self.requests.free(index);
+                let status = self.state.requests.slots[index as usize].status;
+                self.state.requests.dequeue(index);
+                self.state.requests.free(index);
                 Ok(status)
             }
             State::Claimed(_) | State::Dequeued => Err(Code::ParamErr),

@@ -70,19 +70,19 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
     }
 
     fn claim(&mut self, source: Option<PeerId>, tag: Tag, ignore: Tag) -> Result<(MqReq, Status2), Code> {
-        let index = self.requests.take(0, true).ok_or(Code::NoMemory)?;
+        let index = self.state.requests.take(0, true).ok_or(Code::NoMemory)?;
         match self.engine.mprobe(source, tag, ignore) {
             Ok(Some(message)) => {
-                self.requests.slots[index as usize].state = State::Claimed(message);
-                Ok((self.requests.name(index), found(message.envelope)))
+                self.state.requests.slots[index as usize].state = State::Claimed(message);
+                Ok((self.state.requests.name(index), found(message.envelope)))
             }
             Ok(None) => {
-                self.requests.free(index);
+                self.state.requests.free(index);
                 self.after_pass();
                 Err(Code::NoCompletions)
             }
             Err(error) => {
-                self.requests.free(index);
+                self.state.requests.free(index);
                 Err(error.into())
             }
         }

@@ -66,7 +66,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
     pub fn getopt(&self, option: Opt) -> u32 {
         match option {
             Opt::RndvHfiSz | Opt::RndvShmSz => self.engine.eager_setting(),
-            Opt::MaxSysbufMbytes => self.max_sysbuf_mbytes,
+            Opt::MaxSysbufMbytes => self.state.max_sysbuf_mbytes,
         }
     }
 
@@ -76,7 +76,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
     pub fn setopt(&mut self, option: Opt, value: u32) {
         match option {
             Opt::RndvHfiSz | Opt::RndvShmSz => self.engine.set_eager_max(value),
-            Opt::MaxSysbufMbytes => self.max_sysbuf_mbytes = value,
+            Opt::MaxSysbufMbytes => self.state.max_sysbuf_mbytes = value,
         }
     }
 
@@ -91,18 +91,22 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
     ) -> usize {
         let mut stored = 0;
         self.collect();
-        if self.requests.oldest().is_none() {
+        if self.state.requests.oldest().is_none() {
             self.poll();
         }
         while stored < entries
-            && let Some(index) = self.requests.oldest()
+            && let Some(index) = self.state.requests.oldest()
         {
-            let copied = copy(self.requests.name(index), &self.requests.slots[index as usize].status, stored);
+            let copied = copy(
+                self.state.requests.name(index),
+                &self.state.requests.slots[index as usize].status,
+                stored,
+            );
             if copied == Copied::Refused {
                 break;
             }
-            self.requests.dequeue(index);
-            self.requests.free(index);
+            self.state.requests.dequeue(index);
+            self.state.requests.free(index);
             stored += matches!(copied, Copied::Stored | Copied::StoredLast) as usize;
             if copied == Copied::StoredLast {
                 break;
@@ -120,7 +124,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         &mut self,
         message: Fast,
         tag: [u32; 3],
-        buffer: Buffer,
+        buffer: impl Into<Buffer>,
         context: u64,
     ) -> Result<MqReq, Code> {
         match message {

@@ -18,8 +18,14 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
     /// left nothing that matches, [`Code::ParamErr`] for a bad peer or buffer.
     #[doc(alias = "psm2_mq_irecv")]
     #[doc(alias = "psm_mq_irecv")]
-    pub fn irecv(&mut self, tag: u64, tagsel: u64, into: Buffer, context: u64) -> Result<MqReq, Code> {
-        self.post(None, Tag::from(tag), narrow(tagsel), into, context)
+    pub fn irecv(
+        &mut self,
+        tag: u64,
+        tagsel: u64,
+        into: impl Into<Buffer>,
+        context: u64,
+    ) -> Result<MqReq, Code> {
+        self.post(None, Tag::from(tag), narrow(tagsel), into.into(), context)
     }
 
     /// Posts a receive of 96 bits, from one peer or, with none, from anybody.
@@ -32,10 +38,10 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         source: Option<PeerId>,
         tag: [u32; 3],
         tagsel: [u32; 3],
-        into: Buffer,
+        into: impl Into<Buffer>,
         context: u64,
     ) -> Result<MqReq, Code> {
-        self.post(source, Tag::from_words(tag), !Tag::from_words(tagsel), into, context)
+        self.post(source, Tag::from_words(tag), !Tag::from_words(tagsel), into.into(), context)
     }
 
     /// Receives a message that [`improbe`](Self::improbe) has claimed. The handle becomes that of
@@ -45,25 +51,26 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
     /// [`Code::ParamErr`] for a bad buffer or a handle of anything else, [`Code::NoMemory`] as in
     /// [`irecv`](Self::irecv): the message stays claimed.
     #[doc(alias = "psm2_mq_imrecv")]
-    pub fn imrecv(&mut self, into: Buffer, context: u64, req: MqReq) -> Result<(), Code> {
-        let index = self.requests.find(req).ok_or(Code::ParamErr)?;
-        let State::Claimed(message) = self.requests.slots[index as usize].state else {
+    pub fn imrecv(&mut self, into: impl Into<Buffer>, context: u64, req: MqReq) -> Result<(), Code> {
+        let index = self.state.requests.find(req).ok_or(Code::ParamErr)?;
+        let State::Claimed(message) = self.state.requests.slots[index as usize].state else {
             return Err(Code::ParamErr);
         };
-        let into = into.map(|(at, len)| (at, len as usize));
-        match self.engine.mrecv(message, into, self.requests.word(index)) {
+        let into = into.into();
+        into.len()?;
+        match self.engine.mrecv(message, into, self.state.requests.word(index)) {
             Ok(request) => {
-                let slot = &mut self.requests.slots[index as usize];
+                let slot = &mut self.state.requests.slots[index as usize];
                 (slot.state, slot.context) = (State::Receiving(request), context);
                 Ok(())
             }
             Err(OpError::StaleToken) => {
                 // Preserves completion order.
                 self.collect();
-                let slot = &mut self.requests.slots[index as usize];
+                let slot = &mut self.state.requests.slots[index as usize];
                 slot.context = context;
                 slot.status = Status2 { error_code: Code::InternalErr, context, ..Status2::EMPTY };
-                self.requests.complete(index);
+                self.state.requests.complete(index);
                 Ok(())
             }
             Err(error) => Err(error.into()),
@@ -78,8 +85,8 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
     #[doc(alias = "psm2_mq_cancel")]
     pub fn cancel(&mut self, req: &Option<MqReq>) -> Result<(), Code> {
         let Some(req) = *req else { return Err(Code::NoCompletions) };
-        let index = self.requests.find(req).ok_or(Code::ParamErr)?;
-        let slot = &self.requests.slots[index as usize];
+        let index = self.state.requests.find(req).ok_or(Code::ParamErr)?;
+        let slot = &self.state.requests.slots[index as usize];
         match slot.state {
             State::Receiving(request) => match self.engine.cancel(request) {
                 Ok(Cancelled::Removed) => {
@@ -101,15 +108,15 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         into: Buffer,
         context: u64,
     ) -> Result<MqReq, Code> {
-        let index = self.requests.take(context, true).ok_or(Code::NoMemory)?;
-        let into = into.map(|(at, len)| (at, len as usize));
-        match self.engine.recv(source, tag, ignore, into, self.requests.word(index)) {
+        into.len()?;
+        let index = self.state.requests.take(context, true).ok_or(Code::NoMemory)?;
+        match self.engine.recv(source, tag, ignore, into, self.state.requests.word(index)) {
             Ok(request) => {
-                self.requests.slots[index as usize].state = State::Receiving(request);
-                Ok(self.requests.name(index))
+                self.state.requests.slots[index as usize].state = State::Receiving(request);
+                Ok(self.state.requests.name(index))
             }
             Err(error) => {
-                self.requests.free(index);
+                self.state.requests.free(index);
                 Err(error.into())
             }
         }

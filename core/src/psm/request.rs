@@ -15,18 +15,32 @@ use super::status::{Code, Status2};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MqReq(u64);
 
+impl MqReq {
+    /// As a number, for languages without types. Never 0. Of a table of `2^n` slots, bits `n` to 31
+    /// are 0.
+    pub const fn to_raw(self) -> u64 {
+        self.0
+    }
+
+    /// The reverse. A number that was never given names no request.
+    pub const fn from_raw(raw: u64) -> MqReq {
+        MqReq(raw)
+    }
+}
+
 /// A send that found no room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Deferred {
     pub to: PeerId,
     pub tag: Tag,
     pub from: super::Buffer,
+    pub len: u32,
     pub sync: bool,
 }
 
 impl Deferred {
     pub(super) fn status(self, context: u64, error_code: Code) -> Status2 {
-        let len = self.from.map_or(0, |(_, len)| len);
+        let len = self.len;
         Status2 {
             msg_peer: Some(self.to),
             msg_tag: self.tag.words(),

@@ -1,5 +1,7 @@
 //! Sends. What finds no room waits its turn: later polls send it, to each peer in order.
 
+use core::slice;
+
 use crate::engine::protocol::Payload;
 use crate::engine::tag::Tag;
 use crate::engine::{Issued, Notice, Waiter};
@@ -25,10 +27,10 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         to: PeerId,
         flags: u32,
         tag: u64,
-        from: Buffer,
+        from: impl Into<Buffer>,
         context: u64,
     ) -> Result<MqReq, Code> {
-        self.begin(to, flags, Tag::from(tag), from, context)
+        self.begin(to, flags, Tag::from(tag), from.into(), context)
     }
 
     /// Begins a send under a tag of 96 bits. What finds no room now is sent by later polls and
@@ -43,10 +45,10 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         to: PeerId,
         flags: u32,
         tag: [u32; 3],
-        from: Buffer,
+        from: impl Into<Buffer>,
         context: u64,
     ) -> Result<MqReq, Code> {
-        self.begin(to, flags, Tag::from_words(tag), from, context)
+        self.begin(to, flags, Tag::from_words(tag), from.into(), context)
     }
 
     /// [`isend`](Self::isend), and waits for it.
@@ -59,7 +61,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         to: PeerId,
         flags: u32,
         tag: u64,
-        from: Buffer,
+        from: impl Into<Buffer>,
         waiter: &mut Waiter<'_, H, P>,
         deadline_ns: u64,
     ) -> Result<(), Code> {
@@ -77,7 +79,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         to: PeerId,
         flags: u32,
         tag: [u32; 3],
-        from: Buffer,
+        from: impl Into<Buffer>,
         waiter: &mut Waiter<'_, H, P>,
         deadline_ns: u64,
     ) -> Result<(), Code> {
@@ -95,7 +97,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
             Ok(status) if status.error_code == Code::Ok => Ok(()),
             Ok(status) => Err(status.error_code),
             Err(error) => {
-                self.requests.forget(req);
+                self.state.requests.forget(req);
                 Err(error)
             }
         }
@@ -105,44 +107,56 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         if flags & !FLAG_SENDSYNC != 0 {
             return Err(Code::ParamErr);
         }
-        let index = self.requests.take(context, false).ok_or(Code::NoMemory)?;
-        let send = Deferred { to, tag, from, sync: flags & FLAG_SENDSYNC != 0 };
+        let len = from.len()?;
+        let index = self.state.requests.take(context, false).ok_or(Code::NoMemory)?;
+        let send = Deferred { to, tag, from, len, sync: flags & FLAG_SENDSYNC != 0 };
         // Behind those to the same peer that found no room.
-        let begun = match self.requests.deferred_to(to) {
+        let begun = match self.state.requests.deferred_to(to) {
             Some(_) => Err(OpError::Again),
             None => self.start(index, send),
         };
         match begun {
             Ok(()) => {}
-            Err(OpError::Again) => self.requests.defer(index, send),
+            Err(OpError::Again) => self.state.requests.defer(index, send),
             Err(error) => {
-                self.requests.free(index);
+                self.state.requests.free(index);
                 return Err(error.into());
             }
         }
-        Ok(self.requests.name(index))
+        Ok(self.state.requests.name(index))
     }
 
     /// Hands a send to the engine.
     fn start(&mut self, index: u32, send: Deferred) -> Result<(), OpError> {
-        let payload = match send.from {
-            Some((at, len)) => Payload::Region(at, len as usize),
-            None => Payload::Bytes(&[]),
+        let short = send.len as usize <= self.engine.eager_max(send.to);
+        let (payload, copied) = match send.from {
+            Buffer::Region(at, len) => (Payload::Region(at, len as usize), false),
+            Buffer::Span(span) if short && !send.sync => {
+                // SAFETY: the span is valid and unchanged during this call, and not null.
+                let bytes = unsafe { slice::from_raw_parts(span.ptr().as_ptr(), span.len()) };
+                (Payload::Bytes(bytes), true)
+            }
+            Buffer::Span(span) => (Payload::Span(span), false),
+            Buffer::Nothing => (Payload::Bytes(&[]), false),
         };
-        let notice = Notice::Report(self.requests.word(index));
+        // Without a credit the engine keeps a copy, so the send is done all the same.
+        let notice = match copied {
+            true => Notice::Silent,
+            false => Notice::Report(self.state.requests.word(index)),
+        };
         let issued = match send.sync {
-            true => self.engine.send_sync(self.context, send.to, send.tag, payload, notice)?,
-            false => self.engine.send(self.context, send.to, send.tag, payload, notice)?,
+            true => self.engine.send_sync(self.state.context, send.to, send.tag, payload, notice)?,
+            false => self.engine.send(self.state.context, send.to, send.tag, payload, notice)?,
         };
         self.count(send, issued);
-        let slot = &mut self.requests.slots[index as usize];
+        let slot = &mut self.state.requests.slots[index as usize];
         slot.status = send.status(slot.context, Code::Ok);
         match issued {
-            Issued::Pending(token) => slot.state = State::Sending(token),
-            Issued::Done { .. } => {
+            Issued::Pending(token) if !copied => slot.state = State::Sending(token),
+            Issued::Pending(_) | Issued::Done { .. } => {
                 // What completed before it comes before it.
                 self.collect();
-                self.requests.complete(index);
+                self.state.requests.complete(index);
             }
         }
         Ok(())
@@ -151,36 +165,36 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
     /// Counts a message that the engine has taken, by the way it travels: without a credit a short
     /// one stays here, too.
     fn count(&mut self, send: Deferred, issued: Issued) {
-        let len = send.from.map_or(0, |(_, len)| len as u64);
+        let len = u64::from(send.len);
         let stays = matches!(issued, Issued::Pending(token) if self.engine.is_fetched(token));
-        let Stats { tx_eager_num, tx_eager_bytes, tx_rndv_num, tx_rndv_bytes, .. } = &mut self.stats;
+        let Stats { tx_eager_num, tx_eager_bytes, tx_rndv_num, tx_rndv_bytes, .. } = &mut self.state.stats;
         let (num, bytes) = match stays {
             true => (tx_rndv_num, tx_rndv_bytes),
             false => (tx_eager_num, tx_eager_bytes),
         };
         (*num, *bytes) = (*num + 1, *bytes + len);
-        self.stats.tx_num += 1;
+        self.state.stats.tx_num += 1;
     }
 
     /// Sends what found no room, to each peer in order; at most a batch, peer by peer in turn.
     pub(super) fn send_deferred(&mut self) {
         let mut stuck = 0;
         for _ in 0..self.engine.config().batch {
-            if stuck >= self.requests.waiting() {
+            if stuck >= self.state.requests.waiting() {
                 return;
             }
-            let Some((index, send)) = self.requests.pop_deferred() else { return };
+            let Some((index, send)) = self.state.requests.pop_deferred() else { return };
             stuck = match self.start(index, send) {
                 Err(OpError::Again) => {
-                    self.requests.push_deferred(index);
+                    self.state.requests.push_deferred(index);
                     stuck + 1
                 }
                 sent => {
-                    self.requests.behind_deferred(index);
+                    self.state.requests.behind_deferred(index);
                     if sent.is_err() {
-                        let slot = &mut self.requests.slots[index as usize];
+                        let slot = &mut self.state.requests.slots[index as usize];
                         slot.status = send.status(slot.context, Code::InternalErr);
-                        self.requests.complete(index);
+                        self.state.requests.complete(index);
                     }
                     0
                 }

@@ -4,7 +4,9 @@
 use fishplate_core::engine::protocol::MatchConfig;
 use fishplate_core::engine::{Config, Waiter};
 use fishplate_core::mem::{LocalId, PeerId};
-use fishplate_core::psm::{Buffer, Code, Copied, FLAG_SENDSYNC, Fast, Mq, MqSlot, Opt, Status, Status2};
+use fishplate_core::psm::{
+    Buffer, Code, Copied, FLAG_SENDSYNC, Fast, Mq, MqSlot, MqState, Opt, Status, Status2,
+};
 use fishplate_core::rail::loopback::Loopback;
 use fishplate_core::sync::event::Park;
 use fishplate_core::sync::host::{Host, Woken};
@@ -27,18 +29,19 @@ fn bench(slots: usize, matching: MatchConfig) -> Bench {
     let Own1 { engine, me, out, into } = own1(Config::DEFAULT, matching, [Loopback::new()]);
     let engine = Box::leak(Box::new(engine));
     let slots = Box::leak(vec![MqSlot::EMPTY; slots].into_boxed_slice());
-    Bench { mq: Mq::new(engine, CX, slots).unwrap(), me, out, into }
+    let state = Box::leak(Box::new(MqState::new(CX, slots).unwrap()));
+    Bench { mq: Mq::new(engine, state).unwrap(), me, out, into }
 }
 
 const ROOMY: MatchConfig = MatchConfig { credits: 32, ..SMALL };
 
 impl Bench {
     fn from(&self, len: u32) -> Buffer {
-        Some((self.out.at(0), len))
+        Buffer::Region(self.out.at(0), len)
     }
 
     fn to(&self, len: u32) -> Buffer {
-        Some((self.into.at(0), len))
+        Buffer::Region(self.into.at(0), len)
     }
 
     fn wait(&mut self, req: fishplate_core::psm::MqReq) -> Status2 {

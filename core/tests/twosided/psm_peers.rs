@@ -4,7 +4,7 @@
 use fishplate_core::engine::Config;
 use fishplate_core::engine::protocol::MatchConfig;
 use fishplate_core::mem::{LocalId, PeerId, RailId, Untrusted};
-use fishplate_core::psm::{Buffer, Code, Mq, MqReq, MqSlot};
+use fishplate_core::psm::{Buffer, Code, Mq, MqReq, MqSlot, MqState};
 use fishplate_core::rail::Rail;
 use fishplate_core::rail::loopback::Loopback;
 
@@ -30,16 +30,17 @@ fn bench(slots: usize, matching: MatchConfig) -> Bench {
     }
     let engine = Box::leak(Box::new(engine));
     let slots = Box::leak(vec![MqSlot::EMPTY; slots].into_boxed_slice());
-    Bench { mq: Mq::new(engine, CX, slots).unwrap(), peers, out, into }
+    let state = Box::leak(Box::new(MqState::new(CX, slots).unwrap()));
+    Bench { mq: Mq::new(engine, state).unwrap(), peers, out, into }
 }
 
 impl Bench {
     fn from(&self, len: u32) -> Buffer {
-        Some((self.out.at(0), len))
+        Buffer::Region(self.out.at(0), len)
     }
 
     fn to(&self, len: u32) -> Buffer {
-        Some((self.into.at(0), len))
+        Buffer::Region(self.into.at(0), len)
     }
 
     fn send(&mut self, to: usize, tag: u64) -> MqReq {
@@ -258,8 +259,11 @@ fn state_of_an_earlier_queue_completes_no_request_of_a_later_one() {
     let Own1 { mut engine, me, out, into } = own1(Config::DEFAULT, SMALL, [Loopback::<256>::new()]);
     let mut slots = [MqSlot::EMPTY; 4];
     let to = Some((into.at(0), 8));
-    Mq::new(&mut engine, CX, &mut slots).unwrap().irecv(1, ALL, to, 1).unwrap();
-    let mut later = Mq::new(&mut engine, CX, &mut slots).unwrap();
+    let mut state = MqState::new(CX, &mut slots).unwrap();
+    Mq::new(&mut engine, &mut state).unwrap().irecv(1, ALL, to, 1).unwrap();
+    let mut slots = [MqSlot::EMPTY; 4];
+    let mut state = MqState::new(CX, &mut slots).unwrap();
+    let mut later = Mq::new(&mut engine, &mut state).unwrap();
     let other = later.irecv(2, ALL, Some((into.at(64), 8)), 2).unwrap();
     let sent = later.isend(me, 0, 1, Some((out.at(0), 8)), 3).unwrap();
     for _ in 0..20 {

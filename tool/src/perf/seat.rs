@@ -217,6 +217,7 @@ impl<R: Rail, const RAILS: usize> Seat<'_, R, RAILS> {
                 // and the call below is over before anything writes there.
                 Payload::Bytes(bytes) => Payload::Bytes(unsafe { &*(bytes as *const [u8]) }),
                 Payload::Region(at, len) => Payload::Region(at, len),
+                Payload::Span(span) => Payload::Span(span),
             };
             match self.engine.send(CONTEXT, self.peer, Tag::from(tag), payload, Notice::Report(tag)) {
                 Ok(issued) => return Ok(matches!(issued, fishplate_core::engine::Issued::Pending(_))),

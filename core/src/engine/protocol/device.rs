@@ -4,7 +4,7 @@
 //! places it. Slow paths that wait only for a device.
 
 use crate::error::{AttachError, OpError, PostError, Violation};
-use crate::mem::{LocalAddr, RailId, Untrusted, copy_bytes};
+use crate::mem::{RailId, Untrusted, copy_bytes};
 use crate::op::Fault;
 use crate::rail::{Local, Rail};
 
@@ -15,7 +15,7 @@ use super::super::wire::NO_TOKEN;
 use super::super::{Engine, State};
 use super::arrive::HeaderOf;
 use super::head;
-use super::request::{Buffer, DEVICE, Received, Sender, Stage};
+use super::request::{Buffer, DEVICE, Destination, Received, Sender, Stage};
 use super::stock::Kept;
 
 /// Longest chunk from device memory, in bytes: it is staged on the stack.
@@ -25,11 +25,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// The buffer of a receive in memory that the engine does not touch. Returns any other `error`.
     #[cold]
     #[inline(never)]
-    pub(super) fn device_buffer(
-        &mut self,
-        into: Option<(LocalAddr, usize)>,
-        error: OpError,
-    ) -> Result<Buffer, OpError> {
+    pub(super) fn device_buffer(&mut self, into: Destination, error: OpError) -> Result<Buffer, OpError> {
         match error {
             OpError::DeviceMemory | OpError::NativeAtomics => {
                 self.buffer_anywhere(into).map(|(buffer, _)| buffer)
@@ -41,12 +37,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// The memory that a receive fills, wherever it lies. `true`: device memory.
     #[cold]
     #[inline(never)]
-    pub(super) fn buffer_anywhere(
-        &mut self,
-        into: Option<(LocalAddr, usize)>,
-    ) -> Result<(Buffer, bool), OpError> {
-        let Some((at, len)) = into else {
-            return Ok((Buffer { ptr: core::ptr::null_mut(), len: 0, region: u16::MAX }, false));
+    pub(super) fn buffer_anywhere(&mut self, into: Destination) -> Result<(Buffer, bool), OpError> {
+        let (at, len) = match into {
+            Destination::Region(at, len) => (at, len),
+            Destination::Span(span) => return Ok((Buffer::span(span), false)),
+            Destination::Nothing => return Ok((Buffer::NONE, false)),
         };
         let (place, device) = locate(self.state.locals, at, len as u64)?;
         Ok((Buffer { ptr: place.as_ptr(), len: len as u64, region: at.region.index() as u16 }, device))

@@ -1,7 +1,7 @@
 //! The calls that receive. Only the wait blocks; after an error nothing was done.
 
 use crate::error::{OpError, PeerError, WaitError};
-use crate::mem::{LocalAddr, PeerId};
+use crate::mem::PeerId;
 use crate::rail::Rail;
 use crate::sync::event::Park;
 use crate::sync::host::Host;
@@ -10,7 +10,7 @@ use super::super::table::{PeerSlot, PeerState, resolve_local};
 use super::super::tag::{Arrived, Cancel, Post, ReceiveId, Tag, TagError, UnexpectedId};
 use super::super::wait::Waiter;
 use super::super::{Engine, State};
-use super::request::{Buffer, Cancelled, DEVICE, Envelope, Received, Request, Stage, Status};
+use super::request::{Buffer, Cancelled, DEVICE, Destination, Envelope, Received, Request, Stage, Status};
 use super::stock::Kept;
 
 /// Passes before a wait reads the clock or sleeps.
@@ -27,14 +27,13 @@ pub struct Claimed {
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Receives the oldest matching message, now or when it arrives, into `len` bytes at `into`;
-    /// without `into`, nothing is copied. A message matches if it comes from `source` (`None`: any)
-    /// and agrees with `tag` in every bit that is not set in `ignore` (PSM's `tagsel` is
-    /// `!ignore`). The status returns `word`.
+    /// Receives the oldest matching message, now or when it arrives, into `into`. A message matches
+    /// if it comes from `source` (`None`: any) and agrees with `tag` in every bit that is not set
+    /// in `ignore` (PSM's `tagsel` is `!ignore`). The status returns `word`.
     ///
-    /// Neither blocks nor allocates. Keep the buffer registered and untouched until the receive has
-    /// ended. It ends exactly once, whatever happens to its peer; one from any source outlives
-    /// failed peers. It uses a slot of [`MatchMemory::receives`](super::MatchMemory::receives)
+    /// Neither blocks nor allocates. Leave the buffer alone until the receive has ended. It ends
+    /// exactly once, whatever happens to its peer; one from any source outlives failed peers. It
+    /// uses a slot of [`MatchMemory::receives`](super::MatchMemory::receives)
     /// until its status is taken by [`test_recv`](Self::test_recv), [`next_recv`](Self::next_recv)
     /// or [`wait_recv`](Self::wait_recv).
     ///
@@ -50,9 +49,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         source: Option<PeerId>,
         tag: Tag,
         ignore: Tag,
-        into: Option<(LocalAddr, usize)>,
+        into: impl Into<Destination>,
         word: u64,
     ) -> Result<Request, OpError> {
+        let into = into.into();
         match self.recv_now(source, tag, ignore, into, word) {
             Some(request) => Ok(request),
             None => self.recv_slow(source, tag, ignore, into, word),
@@ -67,7 +67,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         source: Option<PeerId>,
         tag: Tag,
         ignore: Tag,
-        into: Option<(LocalAddr, usize)>,
+        into: Destination,
         word: u64,
     ) -> Option<Request> {
         let buffer = self.buffer(into).ok()?;
@@ -93,7 +93,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         source: Option<PeerId>,
         tag: Tag,
         ignore: Tag,
-        into: Option<(LocalAddr, usize)>,
+        into: Destination,
         word: u64,
     ) -> Result<Request, OpError> {
         let (buffer, mark) = match self.buffer(into) {
@@ -168,10 +168,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     pub fn mrecv(
         &mut self,
         message: Claimed,
-        into: Option<(LocalAddr, usize)>,
+        into: impl Into<Destination>,
         word: u64,
     ) -> Result<Request, OpError> {
-        let (buffer, device) = self.buffer_anywhere(into)?;
+        let (buffer, device) = self.buffer_anywhere(into.into())?;
         let state = &mut self.state;
         let protocol = state.protocol.as_mut().ok_or(OpError::NoMatching)?;
         let index = protocol.requests.slots.first_free().ok_or(OpError::Again)?;
@@ -192,7 +192,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// As [`mrecv`](Self::mrecv), because it briefly uses a receive slot.
     #[doc(alias = "FI_DISCARD")]
     pub fn discard(&mut self, message: Claimed) -> Result<(), OpError> {
-        self.mrecv(message, None, 0).map(|request| self.forget(request))
+        self.mrecv(message, Destination::Nothing, 0).map(|request| self.forget(request))
     }
 
     /// Detaches a receive: its status is dropped when it ends.
@@ -326,13 +326,14 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 
     /// The memory that a receive fills.
     #[inline(always)]
-    fn buffer(&self, into: Option<(LocalAddr, usize)>) -> Result<Buffer, OpError> {
+    fn buffer(&self, into: Destination) -> Result<Buffer, OpError> {
         match into {
-            Some((at, len)) => {
+            Destination::Region(at, len) => {
                 let ptr = resolve_local(self.state.locals, at, len as u64)?.as_ptr();
                 Ok(Buffer { ptr, len: len as u64, region: at.region.index() as u16 })
             }
-            None => Ok(Buffer { ptr: core::ptr::null_mut(), len: 0, region: u16::MAX }),
+            Destination::Span(span) => Ok(Buffer::span(span)),
+            Destination::Nothing => Ok(Buffer::NONE),
         }
     }
 

@@ -13,7 +13,7 @@ use super::super::submit::Notice;
 use super::super::table::{Access, Handle, PeerState, RemoteSlot};
 use super::super::{Engine, State};
 use super::head::{self, Offer, UNREADABLE};
-use super::request::{Received, Stage};
+use super::request::{Received, Stage, UNREGISTERED};
 use super::stock::Kept;
 
 /// Sends that their receivers pull: a list through the slots of operations.
@@ -206,16 +206,21 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     fn read(&mut self, index: u32, want: u64) -> Read {
         let Some(protocol) = &self.state.protocol else { return Read::Unable };
         let slot = &protocol.requests.slots[index as usize];
-        let ptr = slot.ptr;
+        let (ptr, region) = (slot.ptr, slot.region);
         let header = &protocol.headers.slots[slot.header as usize];
         let (source, offer) = (header.source, header.offer);
         let Ok(remote) = self.reach(source, &offer) else { return Read::Unable };
         let mapped = self.state.remotes[remote as usize].mapped;
         if !mapped.is_null() {
             // SAFETY: the offer lies inside its region, which is mapped here with the size that the
-            // offer says; the buffer was checked against its region, and `want` against the buffer.
+            // offer says; the buffer is a span, or was checked against its region, and `want`
+            // against the buffer.
             unsafe { copy_bytes(mapped.add(offer.offset as usize), ptr, want as usize) };
             return Read::Copied;
+        }
+        if region == UNREGISTERED {
+            // A rail may need its key, so the sender sends it.
+            return Read::Unable;
         }
         if self.start_read(index, want, remote, Stage::Reading) {
             return Read::Started;

@@ -7,7 +7,7 @@
 use core::fmt;
 
 use crate::error::OpError;
-use crate::mem::PeerId;
+use crate::mem::{LocalAddr, PeerId, Span};
 use crate::op::Fault;
 
 use super::super::list::{Fifo, Links, Listed, NONE};
@@ -94,12 +94,51 @@ pub enum Cancelled {
     AlreadyMatched,
 }
 
+/// Where a receive puts its message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Destination {
+    /// Nowhere: the message is taken, and nothing of it is kept.
+    Nothing,
+    /// This many bytes at an address. Keep them registered and untouched until the receive has
+    /// ended.
+    Region(LocalAddr, usize),
+    /// Memory that is not registered.
+    Span(Span),
+}
+
+impl From<Option<(LocalAddr, usize)>> for Destination {
+    #[inline(always)]
+    fn from(into: Option<(LocalAddr, usize)>) -> Self {
+        into.map_or(Destination::Nothing, |(at, len)| Destination::Region(at, len))
+    }
+}
+
+impl From<Span> for Destination {
+    #[inline(always)]
+    fn from(span: Span) -> Self {
+        Destination::Span(span)
+    }
+}
+
+/// The region of memory that is not registered.
+pub(in super::super) const UNREGISTERED: u16 = u16::MAX;
+
 /// The checked buffer of a receive.
 #[derive(Clone, Copy)]
 pub(super) struct Buffer {
     pub ptr: *mut u8,
     pub len: u64,
     pub region: u16,
+}
+
+impl Buffer {
+    /// Of a receive that keeps nothing.
+    pub const NONE: Buffer = Buffer { ptr: core::ptr::null_mut(), len: 0, region: UNREGISTERED };
+
+    #[inline(always)]
+    pub fn span(span: Span) -> Self {
+        Buffer { ptr: span.ptr().as_ptr(), len: span.len() as u64, region: UNREGISTERED }
+    }
 }
 
 /// The state of a receive.

@@ -4,7 +4,7 @@
 use core::ptr::NonNull;
 
 use crate::error::OpError;
-use crate::mem::{LocalAddr, Peer, PeerId, Untrusted};
+use crate::mem::{LocalAddr, Peer, PeerId, Span, Untrusted};
 use crate::op::Token;
 use crate::rail::{Posted, Rail};
 use crate::sync::seq::truncate;
@@ -20,6 +20,7 @@ use super::super::tag::Tag;
 use super::super::wire::{GENERATION_MASK, Owner, PostTag};
 use super::super::{ContextId, Engine, State};
 use super::head::{self, Head, LONGEST, Offer};
+use super::request::UNREGISTERED;
 
 /// The payload of a send.
 #[derive(Clone, Copy, Debug)]
@@ -29,6 +30,8 @@ pub enum Payload<'a> {
     Bytes(&'a [u8]),
     /// This many bytes at an address. Keep them registered and unchanged until the send is done.
     Region(LocalAddr, usize),
+    /// Memory that is not registered, of any length.
+    Span(Span),
 }
 
 /// How a send travels.
@@ -115,6 +118,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     ) -> Option<Issued> {
         let (from, len) = match *payload {
             Payload::Bytes(bytes) => (bytes.as_ptr(), bytes.len()),
+            Payload::Span(span) => (span.ptr().as_ptr().cast_const(), span.len()),
             Payload::Region(at, len) => {
                 let from = resolve_local(self.state.locals, at, len as u64).ok()?;
                 (from.as_ptr().cast_const(), len)
@@ -152,7 +156,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let short = state.too_short(to.index, bytes);
         let rail = state.pick(to.index, short, bytes as u64)?;
         let owner = Owner::Control(Peer(to.index), to.generation & GENERATION_MASK);
-        // SAFETY: a slice, or a range that was checked against its region.
+        // SAFETY: a slice, a span, or a range that was checked against its region.
         let body = unsafe { Untrusted::new(from, len) };
         let cx = PostTag { owner, bytes }.pack();
         let posted = self.rails[rail].post_message(Peer(to.index), &head.write(), body, cx).ok()?;
@@ -182,7 +186,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
         let protocol = state.protocol.as_mut().ok_or(OpError::NoMatching)?;
         let (len, region, device) = match payload {
-            Payload::Bytes(bytes) => (bytes.len(), u16::MAX, false),
+            Payload::Bytes(bytes) => (bytes.len(), UNREGISTERED, false),
+            Payload::Span(span) => (span.len(), UNREGISTERED, false),
             Payload::Region(at, len) => {
                 let (_, device) = locate(state.locals, at, len as u64)?;
                 (len, at.region.index() as u16, device)
@@ -194,7 +199,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let account = &mut protocol.accounts[stream as usize];
         // Payloads in device memory are never eager.
         let eager = len <= account.takes.eager as usize && !device;
-        if !eager && region == u16::MAX {
+        if !eager && matches!(payload, Payload::Bytes(_)) {
             return Err(OpError::TooLong { len, max: account.takes.eager as usize });
         }
         let credit = account.used() < account.takes.credits;
@@ -216,6 +221,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let mut outgoing = NONE;
         let local = match payload {
             Payload::Region(at, len) => locate(state.locals, at, len as u64)?.0.as_ptr(),
+            Payload::Span(span) => span.ptr().as_ptr(),
             Payload::Bytes([]) => NonNull::dangling().as_ptr(),
             // The last block is reserved for receives into device memory, which can end without
             // help of a send.
@@ -344,8 +350,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             }
             Form::Request => (self.state.offer(peer, slot, token).write(&mut out), 0),
         };
-        // SAFETY: the source of a send was checked against its region, or is a block of its own,
-        // and stays until the send ends.
+        // SAFETY: the source of a send was checked against its region, or is a span or a block of
+        // its own, and stays until the send ends.
         let payload = unsafe { Untrusted::new(slot.local, payload as usize) };
         self.post_headed(stream, peer, head, &mut out, len, payload, Owner::Op(index))
     }

@@ -28,6 +28,7 @@ impl<R: Rail, const RAILS: usize> Solo<'_, R, RAILS> {
                     Payload::Bytes(unsafe { &*(bytes as *const [u8]) })
                 }
                 Payload::Region(at, len) => Payload::Region(at, len),
+                Payload::Span(span) => Payload::Span(span),
             };
             match seat.engine.send(CONTEXT, seat.peer, Tag::from(tag), payload, Notice::Silent) {
                 Ok(_) => {

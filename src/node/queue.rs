@@ -1,0 +1,152 @@
+//! The matched queue of a node: sends, receives and probes by PSM2's rules, as
+//! [`fishplate_core::psm`] defines them, to the peers of the node.
+//!
+//! Nothing here blocks or allocates. A node whose queue is used sends and receives messages through
+//! it alone: the queue takes all completions of the node.
+
+use fishplate_core::mem::PeerId;
+use fishplate_core::psm::{Buffer, Code, Mq, MqReq, Opt, Stats, Status2};
+
+use super::Node;
+use super::rail::NodeRail;
+use crate::config::RAILS_LIMIT;
+
+/// The matched queue of a [`Node`], between two other calls of the node.
+pub struct Queue<'n>(Mq<'n, 'static, NodeRail, RAILS_LIMIT>);
+
+impl Node {
+    /// The matched queue, if the node was opened with [requests](super::Builder::requests) and
+    /// without a worker. While a peer of this host is not connected, some calls make system calls
+    /// to meet it, as [`progress`](Self::progress) does.
+    #[doc(alias = "psm2_mq_init")]
+    #[inline]
+    pub fn queue(&mut self) -> Option<Queue<'_>> {
+        if self.meeting {
+            self.meet_now_and_then();
+        }
+        let state = self.home.queue.as_mut()?;
+        Some(Queue(Mq::new(&mut self.home.engine, state).ok()?))
+    }
+}
+
+impl Queue<'_> {
+    /// Begins a send. One that finds no room is sent by later passes, to each peer in order.
+    ///
+    /// # Errors
+    /// As [`Mq::isend2`].
+    #[doc(alias = "psm2_mq_isend2")]
+    pub fn isend2(
+        &mut self,
+        to: PeerId,
+        flags: u32,
+        tag: [u32; 3],
+        from: impl Into<Buffer>,
+        context: u64,
+    ) -> Result<MqReq, Code> {
+        self.0.isend2(to, flags, tag, from, context)
+    }
+
+    /// Posts a receive from one peer or, with none, from anybody.
+    ///
+    /// # Errors
+    /// As [`Mq::irecv2`].
+    #[doc(alias = "psm2_mq_irecv2")]
+    pub fn irecv2(
+        &mut self,
+        source: Option<PeerId>,
+        tag: [u32; 3],
+        tagsel: [u32; 3],
+        into: impl Into<Buffer>,
+        context: u64,
+    ) -> Result<MqReq, Code> {
+        self.0.irecv2(source, tag, tagsel, into, context)
+    }
+
+    /// Receives a message that [`improbe2`](Self::improbe2) has claimed.
+    ///
+    /// # Errors
+    /// As [`Mq::imrecv`].
+    #[doc(alias = "psm2_mq_imrecv")]
+    pub fn imrecv(&mut self, into: impl Into<Buffer>, context: u64, req: MqReq) -> Result<(), Code> {
+        self.0.imrecv(into, context, req)
+    }
+
+    /// Finds a message that no receive has taken, and leaves it.
+    ///
+    /// # Errors
+    /// As [`Mq::iprobe2`].
+    #[doc(alias = "psm2_mq_iprobe2")]
+    pub fn iprobe2(
+        &mut self,
+        source: Option<PeerId>,
+        tag: [u32; 3],
+        tagsel: [u32; 3],
+    ) -> Result<Status2, Code> {
+        self.0.iprobe2(source, tag, tagsel)
+    }
+
+    /// Finds a message that no receive has taken, and claims it.
+    ///
+    /// # Errors
+    /// As [`Mq::improbe2`].
+    #[doc(alias = "psm2_mq_improbe2")]
+    pub fn improbe2(
+        &mut self,
+        source: Option<PeerId>,
+        tag: [u32; 3],
+        tagsel: [u32; 3],
+    ) -> Result<(MqReq, Status2), Code> {
+        self.0.improbe2(source, tag, tagsel)
+    }
+
+    /// Returns the oldest completed request. Makes a pass if there is none.
+    ///
+    /// # Errors
+    /// As [`Mq::ipeek2`].
+    #[doc(alias = "psm2_mq_ipeek2")]
+    pub fn ipeek2(&mut self) -> Result<(MqReq, Status2), Code> {
+        self.0.ipeek2()
+    }
+
+    /// Takes a request if it has completed. Makes no progress.
+    ///
+    /// # Errors
+    /// As [`Mq::test2`].
+    #[doc(alias = "psm2_mq_test2")]
+    pub fn test2(&mut self, req: &mut Option<MqReq>) -> Result<Status2, Code> {
+        self.0.test2(req)
+    }
+
+    /// Cancels a receive that nothing has matched.
+    ///
+    /// # Errors
+    /// As [`Mq::cancel`].
+    #[doc(alias = "psm2_mq_cancel")]
+    pub fn cancel(&mut self, req: &Option<MqReq>) -> Result<(), Code> {
+        self.0.cancel(req)
+    }
+
+    /// Makes one pass. Returns the number of events that the rails reported.
+    #[doc(alias = "psm2_poll")]
+    pub fn poll(&mut self) -> u32 {
+        self.0.poll()
+    }
+
+    /// Returns the counters.
+    #[doc(alias = "psm2_mq_get_stats")]
+    pub fn stats(&self) -> Stats {
+        self.0.stats()
+    }
+
+    /// Returns an option.
+    #[doc(alias = "psm2_mq_getopt")]
+    pub fn getopt(&self, option: Opt) -> u32 {
+        self.0.getopt(option)
+    }
+
+    /// Changes an option.
+    #[doc(alias = "psm2_mq_setopt")]
+    pub fn setopt(&mut self, option: Opt, value: u32) {
+        self.0.setopt(option, value);
+    }
+}
