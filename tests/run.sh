@@ -57,6 +57,7 @@ part "CUDA on a GPU" tests/gpu.sh
 part "two rails between two network namespaces" tests/fabric-netns.sh --short "${CARGO_TARGET_DIR:-target}/debug/fishplate"
 part "the C library" tests/c.sh
 part "the Python wheel" tests/python.sh
+part "MPI programs over libpsm2.so.2" tests/psm2.sh
 part "nodes on two hosts" tests/node-netns.sh "${CARGO_TARGET_DIR:-target}/debug/examples/all_to_all"
 part "jobs of several processes" tests/jobs.sh 10 "${CARGO_TARGET_DIR:-target}/debug/examples/all_to_all"
 part "nodes whose cables are pulled" tests/failover-netns.sh "${CARGO_TARGET_DIR:-target}/debug/examples/outlive"

@@ -4,7 +4,8 @@
 //! |---|---|
 //! | core is `no_std`: no `std`, no `libc`; `alloc` in one file, by its feature | core/src |
 //! | `sync <- rail <- engine <- queue <- context, psm` within core | core/src |
-//! | `core <- sys`, `core <- shm <- gpu`, all `<- fishplate <- tool, bindings` | the Cargo.tomls |
+//! | `core <- sys`, `core <- shm <- gpu`, all `<- fishplate` | the Cargo.tomls |
+//! | `fishplate <- tool, bindings, adapters` | the Cargo.tomls |
 //! | `sys <- tests/testing`; sys and shm never see each other | the Cargo.tomls |
 //! | nothing depends on benches or tests | the Cargo.tomls |
 //! | libraries start no thread, read no environment, set no signal handler | the libraries' src |
@@ -219,7 +220,7 @@ fn layers_of_core_name_only_lower_layers() {
 }
 
 /// The packages, and those of this tree that each may depend on.
-const PACKAGES: [(&str, &[&str]); 9] = [
+const PACKAGES: [(&str, &[&str]); 11] = [
     ("core", &[]),
     ("sys", &["fishplate-core"]),
     ("shm", &["fishplate-core"]),
@@ -229,6 +230,8 @@ const PACKAGES: [(&str, &[&str]); 9] = [
     ("tool", &["fishplate-core", "fishplate-sys", "fishplate-shm", "fishplate-gpu", "fishplate"]),
     ("bindings/c", &["fishplate"]),
     ("bindings/python", &["fishplate"]),
+    ("adapters/psm2", &["fishplate"]),
+    ("adapters/hfi1", &[]),
 ];
 
 #[test]

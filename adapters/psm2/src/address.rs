@@ -1,0 +1,51 @@
+//! What a program keeps with the address of a peer. Nothing here waits.
+
+use std::ffi::c_void;
+use std::ptr::null_mut;
+
+use crate::error::Error;
+use crate::handle::EpAddr;
+use crate::table::{find_address, guard};
+
+/// The word that the program keeps with a peer. Null for an address that is none.
+#[unsafe(no_mangle)]
+pub extern "C" fn psm2_epaddr_getctxt(address: *mut EpAddr) -> *mut c_void {
+    let mut context = null_mut();
+    guard(|| {
+        if let Some((endpoint, id)) = find_address(address)
+            && let Some(peer) = endpoint.peers.iter().find(|peer| peer.id == id)
+        {
+            context = peer.context as *mut c_void;
+        }
+        Error::OK
+    });
+    context
+}
+
+/// Keeps a word with a peer.
+#[unsafe(no_mangle)]
+pub extern "C" fn psm2_epaddr_setctxt(address: *mut EpAddr, context: *mut c_void) {
+    guard(|| {
+        if let Some((mut endpoint, id)) = find_address(address)
+            && let Some(peer) = endpoint.peers.iter_mut().find(|peer| peer.id == id)
+        {
+            peer.context = context.addr();
+        }
+        Error::OK
+    });
+}
+
+/// The endpoint id of a peer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn psm2_epaddr_to_epid(address: *mut EpAddr, epid: *mut u64) -> Error {
+    if epid.is_null() {
+        return Error::PARAM;
+    }
+    guard(|| {
+        let Some((endpoint, id)) = find_address(address) else { return Error::PARAM };
+        let Some(peer) = endpoint.peers.iter().find(|peer| peer.id == id) else { return Error::PARAM };
+        // SAFETY: not null, and the caller's.
+        unsafe { epid.write(peer.epid) };
+        Error::OK
+    })
+}

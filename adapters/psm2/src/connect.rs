@@ -1,0 +1,150 @@
+//! Connects endpoints. One deadline covers all of them, and none holds up another: each is asked
+//! for its address, then met, in steps that do not wait.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fishplate::PeerId;
+
+use crate::dial::Dial;
+use crate::error::Error;
+use crate::frame::Frame;
+use crate::handle::{Ep, EpAddr};
+use crate::table::{Home, find, guard};
+
+/// Time between two rounds in which nothing has happened.
+const ROUND: Duration = Duration::from_micros(200);
+
+/// What is waited for where a timeout is none.
+const FOREVER: Duration = Duration::from_secs(24 * 3600);
+
+enum Stage {
+    /// It is asked for its address.
+    Asks(Dial),
+    /// It is being met.
+    Meets(PeerId),
+    Reached(PeerId),
+    Failed(Error),
+}
+
+impl Stage {
+    fn is_over(&self) -> bool {
+        matches!(self, Stage::Reached(_) | Stage::Failed(_))
+    }
+}
+
+/// Connects endpoints by their ids; those that are connected stay so.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn psm2_ep_connect(
+    ep: *mut Ep,
+    count: i32,
+    epids: *const u64,
+    mask: *const i32,
+    errors: *mut Error,
+    addresses: *mut *mut EpAddr,
+    timeout: i64,
+) -> Error {
+    let Ok(count) = usize::try_from(count) else { return Error::PARAM };
+    if count == 0 || epids.is_null() || errors.is_null() || addresses.is_null() {
+        return Error::PARAM;
+    }
+    let timeout = match u64::try_from(timeout) {
+        Ok(ns @ 1..) => Duration::from_nanos(ns).min(FOREVER),
+        _ => FOREVER,
+    };
+    guard(|| {
+        // SAFETY: not null, and `count` ids and, if it is not null, as many numbers of the caller.
+        let wanted =
+            (0..count).map(|at| unsafe { (mask.is_null() || *mask.add(at) != 0).then(|| *epids.add(at)) });
+        let wanted: Vec<Option<u64>> = wanted.collect();
+        let Some((home, stages)) = connect(ep, &wanted, Instant::now() + timeout) else {
+            return Error::PARAM;
+        };
+        let mut first = Error::OK;
+        for (at, stage) in stages.iter().enumerate() {
+            let (error, address) = match stage {
+                None => (Error::UNKNOWN, std::ptr::null_mut()),
+                Some(Stage::Reached(peer)) => (Error::OK, home.address(*peer)),
+                Some(Stage::Failed(error)) => (*error, std::ptr::null_mut()),
+                Some(Stage::Asks(_)) => (Error::UNREACHABLE, std::ptr::null_mut()),
+                Some(Stage::Meets(_)) => (Error::TIMEOUT, std::ptr::null_mut()),
+            };
+            if stage.is_some() && first == Error::OK {
+                first = error;
+            }
+            // SAFETY: not null, and room for `count` of the caller's.
+            unsafe {
+                errors.add(at).write(error);
+                if stage.is_some() {
+                    addresses.add(at).write(address);
+                }
+            }
+        }
+        first
+    })
+}
+
+/// `None`: the endpoint is not open, or was closed meanwhile.
+fn connect(ep: *mut Ep, wanted: &[Option<u64>], deadline: Instant) -> Option<(Home, Vec<Option<Stage>>)> {
+    let endpoint = find(ep)?;
+    let home = endpoint.home;
+    let address = endpoint.node.address().to_vec();
+    let own = Frame { verdict: 0, uuid: endpoint.uuid, epid: endpoint.epid, address };
+    drop(endpoint);
+    let mut stages: Vec<Option<Stage>> = vec![];
+    for epid in wanted {
+        stages.push(match epid {
+            None => None,
+            Some(epid) => Some(begin(home, *epid, &own)?),
+        });
+    }
+    loop {
+        let now = Instant::now();
+        let mut moved = false;
+        for stage in stages.iter_mut().flatten() {
+            if let Some(next) = step(home, stage, now)? {
+                (*stage, moved) = (next, true);
+            }
+        }
+        if stages.iter().flatten().all(Stage::is_over) || now >= deadline {
+            return Some((home, stages));
+        }
+        let events = home.find()?.node.progress();
+        if !moved && events == 0 {
+            thread::sleep(ROUND);
+        }
+    }
+}
+
+/// The first stage of an endpoint.
+fn begin(home: Home, epid: u64, own: &Frame) -> Option<Stage> {
+    let mut endpoint = home.find()?;
+    // It may have connected to us before.
+    if let Some(peer) = endpoint.peer(epid) {
+        return Some(Stage::Meets(peer.id));
+    }
+    if epid != own.epid {
+        return Some(Stage::Asks(Dial::new(epid, own)));
+    }
+    Some(endpoint.admit(epid, &own.address).map_or_else(Stage::Failed, Stage::Meets))
+}
+
+/// The next stage, if there is one now.
+fn step(home: Home, stage: &mut Stage, now: Instant) -> Option<Option<Stage>> {
+    Some(match stage {
+        Stage::Asks(dial) => match dial.step(now) {
+            Ok(None) => None,
+            Ok(Some(frame)) => {
+                let admitted = home.find()?.admit(frame.epid, &frame.address);
+                Some(admitted.map_or_else(Stage::Failed, Stage::Meets))
+            }
+            Err(error) => Some(Stage::Failed(error)),
+        },
+        Stage::Meets(peer) => match home.find()?.reached(*peer) {
+            Ok(true) => Some(Stage::Reached(*peer)),
+            Ok(false) => None,
+            Err(error) => Some(Stage::Failed(error)),
+        },
+        Stage::Reached(_) | Stage::Failed(_) => None,
+    })
+}

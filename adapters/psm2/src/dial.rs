@@ -1,0 +1,189 @@
+//! Asks an endpoint for the address of its node, knowing nothing but its id. Never waits: a step
+//! does what can be done at once.
+//!
+//! The id of an endpoint says where it answers:
+//!
+//! | bits | what |
+//! |---|---|
+//! | 32..64 | the IPv4 address of its host, or 0: it answers on its own host only |
+//! | 16..32 | the TCP port |
+//! | 0..32 without an address, 0..16 with one | random |
+//!
+//! On its own host it answers on an abstract AF_UNIX socket that the id and the user name, too.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, TcpStream};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
+use std::time::{Duration, Instant};
+
+use crate::error::Error;
+use crate::frame::{Frame, LEN};
+
+/// Time between two attempts.
+const REDIAL: Duration = Duration::from_millis(10);
+
+/// How long one attempt to connect over TCP may take, which waits: the only call here that does.
+const TCP: Duration = Duration::from_millis(500);
+
+/// The name of the socket on which an endpoint of this host and user answers.
+pub(crate) fn name(epid: u64) -> io::Result<SocketAddr> {
+    SocketAddr::from_abstract_name(format!("fishplate-psm2-{}-{epid:016x}", user()))
+}
+
+/// The user whose processes are believed.
+fn user() -> u32 {
+    // SAFETY: takes nothing, and always succeeds.
+    unsafe { libc::geteuid() }
+}
+
+/// Whether the process at the other end of a socket of this host is one of this user.
+pub(crate) fn is_own(stream: &UnixStream) -> bool {
+    let mut cred = libc::ucred { pid: 0, uid: u32::MAX, gid: 0 };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: the call fills a structure of ours, whose length it is told.
+    let got = unsafe {
+        let cred = (&raw mut cred).cast();
+        libc::getsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, cred, &raw mut len)
+    };
+    got == 0 && cred.uid == user()
+}
+
+/// A question under way.
+pub(crate) struct Dial {
+    epid: u64,
+    uuid: [u8; 16],
+    question: Box<[u8; LEN]>,
+    /// Any stream socket: the type only sends and receives.
+    stream: Option<UnixStream>,
+    sent: usize,
+    answer: Box<[u8; LEN]>,
+    got: usize,
+    again: Instant,
+    /// Whether the last attempt was over TCP.
+    tcp: bool,
+}
+
+impl Dial {
+    /// Asks the endpoint `epid`, on behalf of the one that `own` introduces.
+    pub fn new(epid: u64, own: &Frame) -> Dial {
+        Dial {
+            epid,
+            uuid: own.uuid,
+            question: Box::new(own.encode()),
+            stream: None,
+            sent: 0,
+            answer: Box::new([0; LEN]),
+            got: 0,
+            again: Instant::now(),
+            tcp: false,
+        }
+    }
+
+    /// Does what can be done now. `None`: no answer yet. An endpoint that does not answer is asked
+    /// again.
+    ///
+    /// # Errors
+    /// The endpoint refuses, for good.
+    pub fn step(&mut self, now: Instant) -> Result<Option<Frame>, Error> {
+        if self.stream.is_none() && now >= self.again {
+            (self.sent, self.got) = (0, 0);
+            self.again = now + REDIAL;
+            self.stream = self.open().ok();
+        }
+        match self.talk() {
+            Ok(false) => Ok(None),
+            Ok(true) => {
+                self.stream = None;
+                let frame = Frame::decode(&self.answer, &self.uuid)?;
+                match frame.verdict {
+                    0 if frame.epid == self.epid => Ok(Some(frame)),
+                    0 => Err(Error::EPID_NETWORK),
+                    verdict => Err(Error(verdict.into())),
+                }
+            }
+            Err(_) => {
+                self.stream = None;
+                Ok(None)
+            }
+        }
+    }
+
+    /// Whether the answer is there.
+    fn talk(&mut self) -> io::Result<bool> {
+        let Some(stream) = &mut self.stream else { return Ok(false) };
+        Ok(put(stream, &self.question[..], &mut self.sent)?
+            && get(stream, &mut self.answer[..], &mut self.got)?)
+    }
+
+    fn open(&mut self) -> io::Result<UnixStream> {
+        let host = Ipv4Addr::from((self.epid >> 32) as u32);
+        self.tcp = !self.tcp && !host.is_unspecified();
+        if self.tcp {
+            let stream = TcpStream::connect_timeout(&(host, (self.epid >> 16) as u16).into(), TCP)?;
+            stream.set_nonblocking(true)?;
+            return Ok(UnixStream::from(OwnedFd::from(stream)));
+        }
+        let stream = connect_local(self.epid)?;
+        match is_own(&stream) {
+            true => Ok(stream),
+            false => Err(ErrorKind::PermissionDenied.into()),
+        }
+    }
+}
+
+/// Connects to an endpoint of this host. Fails where its backlog is full, rather than wait.
+fn connect_local(epid: u64) -> io::Result<UnixStream> {
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: takes numbers. What it returns is a descriptor of ours alone.
+    let stream = unsafe {
+        let fd = libc::socket(libc::AF_UNIX, kind, 0);
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        UnixStream::from_raw_fd(fd)
+    };
+    let name = name(epid)?;
+    let name = name.as_abstract_name().unwrap_or_default();
+    // SAFETY: all zeros are a valid address.
+    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    // The first byte stays 0: an abstract name.
+    for (to, from) in address.sun_path[1..].iter_mut().zip(name) {
+        *to = *from as libc::c_char;
+    }
+    let len = size_of::<libc::sa_family_t>() + 1 + name.len();
+    // SAFETY: the address is as long as said, and lives during the call.
+    let connected =
+        unsafe { libc::connect(stream.as_raw_fd(), (&raw const address).cast(), len as libc::socklen_t) };
+    if connected == 0 { Ok(stream) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Sends the rest. Whether all is sent.
+pub(crate) fn put(stream: &mut UnixStream, bytes: &[u8], sent: &mut usize) -> io::Result<bool> {
+    while *sent < bytes.len() {
+        match stream.write(&bytes[*sent..]) {
+            Ok(0) => return Err(ErrorKind::WriteZero.into()),
+            Ok(n) => *sent += n,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(true)
+}
+
+/// Receives the rest. Whether all is here.
+pub(crate) fn get(stream: &mut UnixStream, bytes: &mut [u8], got: &mut usize) -> io::Result<bool> {
+    while *got < bytes.len() {
+        match stream.read(&mut bytes[*got..]) {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(n) => *got += n,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(true)
+}

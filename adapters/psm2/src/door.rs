@@ -1,0 +1,248 @@
+//! Answers endpoints that ask for the address of our node: a thread of each endpoint, which does
+//! nothing else. So a program may connect to one that computes.
+//!
+//! The thread sleeps until somebody asks. It never waits for one of them: each has its own state
+//! and its deadline. It takes the endpoint's lock for as long as a connection takes to begin.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io::{self, Read};
+use std::net::{Ipv4Addr, TcpListener};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use fishplate::PeerId;
+
+use crate::dial::{get, is_own, name, put};
+use crate::error::Error;
+use crate::frame::{Frame, LEN};
+use crate::table::Home;
+
+/// Askers that are served at once; others wait in the backlog.
+const CALLS: usize = 256;
+
+/// How long an asker may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The sockets on which an endpoint answers, and the id that names them.
+pub(crate) struct Sockets {
+    pub epid: u64,
+    local: UnixListener,
+    network: Option<TcpListener>,
+}
+
+impl Sockets {
+    /// Opens the sockets; the one for other hosts under this address.
+    pub fn open(host: Option<Ipv4Addr>) -> io::Result<Sockets> {
+        let network = host.map(|host| TcpListener::bind((host, 0))).transpose()?;
+        let place = match &network {
+            None => None,
+            Some(listener) => {
+                listener.set_nonblocking(true)?;
+                Some((host.unwrap_or(Ipv4Addr::UNSPECIFIED), listener.local_addr()?.port()))
+            }
+        };
+        let mut tries = 0;
+        loop {
+            let random = RandomState::new().build_hasher().finish();
+            let epid = match place {
+                Some((host, port)) => {
+                    u64::from(u32::from(host)) << 32 | u64::from(port) << 16 | random & 0xffff
+                }
+                None => u64::from(random as u32 | 1),
+            };
+            tries += 1;
+            match UnixListener::bind_addr(&name(epid)?) {
+                Ok(local) => {
+                    local.set_nonblocking(true)?;
+                    return Ok(Sockets { epid, local, network });
+                }
+                Err(error) if error.kind() != io::ErrorKind::AddrInUse || tries == 100 => return Err(error),
+                Err(_) => {}
+            }
+        }
+    }
+}
+
+/// The thread of an endpoint. Dropping it ends the thread, which takes the endpoint's lock.
+pub(crate) struct Door {
+    /// Closed to end the thread.
+    wake: Option<UnixStream>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Door {
+    /// Starts to answer for the endpoint that `own` introduces.
+    pub fn start(sockets: Sockets, home: Home, own: Frame) -> io::Result<Door> {
+        let (wake, woken) = UnixStream::pair()?;
+        woken.set_nonblocking(true)?;
+        let keeper = Keeper { sockets, home, own, woken, calls: vec![], meeting: vec![] };
+        let run = move || keeper.run();
+        let thread = without_signals(|| thread::Builder::new().name("libpsm2".into()).spawn(run))?;
+        Ok(Door { wake: Some(wake), thread: Some(thread) })
+    }
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        self.wake = None;
+        if let Some(thread) = self.thread.take() {
+            _ = thread.join();
+        }
+    }
+}
+
+/// Runs `begin` with all signals blocked, so that a thread started in it runs no handler of the
+/// program.
+fn without_signals<T>(begin: impl FnOnce() -> T) -> T {
+    // SAFETY: the calls fill our two sets, which all zeros are valid for.
+    let (all, mut before) = unsafe {
+        let mut all: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&raw mut all);
+        (all, std::mem::zeroed::<libc::sigset_t>())
+    };
+    // SAFETY: as above.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before) };
+    let begun = begin();
+    // SAFETY: as above.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut()) };
+    begun
+}
+
+/// One that asks.
+struct Call {
+    /// Any stream socket: the type only sends and receives.
+    stream: UnixStream,
+    question: Box<[u8; LEN]>,
+    got: usize,
+    answer: Option<Box<[u8; LEN]>>,
+    sent: usize,
+    until: Instant,
+}
+
+struct Keeper {
+    sockets: Sockets,
+    home: Home,
+    own: Frame,
+    woken: UnixStream,
+    calls: Vec<Call>,
+    /// Peers that asked, and are not reached yet.
+    meeting: Vec<PeerId>,
+}
+
+impl Keeper {
+    fn run(mut self) {
+        loop {
+            self.sleep();
+            match self.woken.read(&mut [0]) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                _ => return,
+            }
+            self.accept();
+            self.serve();
+            self.meet();
+        }
+    }
+
+    /// Sleeps until something is to be done.
+    fn sleep(&self) {
+        let entry = |fd: RawFd, events| libc::pollfd { fd, events, revents: 0 };
+        let mut fds = vec![entry(self.woken.as_raw_fd(), libc::POLLIN)];
+        if self.calls.len() < CALLS {
+            fds.push(entry(self.sockets.local.as_raw_fd(), libc::POLLIN));
+            fds.extend(self.sockets.network.iter().map(|socket| entry(socket.as_raw_fd(), libc::POLLIN)));
+        }
+        fds.extend(self.calls.iter().map(|call| {
+            let events = if call.answer.is_some() { libc::POLLOUT } else { libc::POLLIN };
+            entry(call.stream.as_raw_fd(), events)
+        }));
+        let timeout = match (self.meeting.is_empty(), self.calls.is_empty()) {
+            (false, _) => 1,
+            (true, false) => 100,
+            (true, true) => -1,
+        };
+        // SAFETY: as many entries as said, which live during the call.
+        unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout) };
+    }
+
+    fn accept(&mut self) {
+        let until = Instant::now() + PATIENCE;
+        let mut streams = vec![];
+        while self.calls.len() + streams.len() < CALLS {
+            match self.sockets.local.accept() {
+                Ok((stream, _)) if is_own(&stream) => streams.push(stream),
+                Ok(_) => {}
+                Err(_) => break,
+            }
+        }
+        while let Some(socket) = &self.sockets.network
+            && self.calls.len() + streams.len() < CALLS
+        {
+            match socket.accept() {
+                Ok((stream, _)) => streams.push(UnixStream::from(OwnedFd::from(stream))),
+                Err(_) => break,
+            }
+        }
+        for stream in streams {
+            if stream.set_nonblocking(true).is_ok() {
+                let question = Box::new([0; LEN]);
+                self.calls.push(Call { stream, question, got: 0, answer: None, sent: 0, until });
+            }
+        }
+    }
+
+    /// Goes on with each call; drops those that are over.
+    fn serve(&mut self) {
+        let now = Instant::now();
+        let mut calls = std::mem::take(&mut self.calls);
+        calls.retain_mut(|call| call.until > now && matches!(self.step(call), Ok(false)));
+        self.calls = calls;
+    }
+
+    /// Whether a call is over.
+    fn step(&mut self, call: &mut Call) -> io::Result<bool> {
+        if call.answer.is_none() {
+            if !get(&mut call.stream, &mut call.question[..], &mut call.got)? {
+                return Ok(false);
+            }
+            let verdict = match Frame::decode(&call.question, &self.own.uuid) {
+                Ok(frame) => self.admit(&frame).err(),
+                Err(error) => Some(error),
+            };
+            let verdict = verdict.map_or(0, |error| error.0 as u8);
+            let mut answer = self.own.clone();
+            answer.verdict = verdict;
+            if verdict == Error::BAD_UUID.0 as u8 {
+                // Of another job: it learns nothing of ours.
+                answer = Frame { uuid: [0; 16], address: vec![], ..answer };
+            }
+            call.answer = Some(Box::new(answer.encode()));
+        }
+        let Some(answer) = &call.answer else { return Ok(false) };
+        put(&mut call.stream, &answer[..], &mut call.sent)
+    }
+
+    /// Begins to connect to one that asks.
+    fn admit(&mut self, frame: &Frame) -> Result<(), Error> {
+        let mut endpoint = self.home.find().ok_or(Error::UNREACHABLE)?;
+        let peer = endpoint.admit(frame.epid, &frame.address)?;
+        drop(endpoint);
+        self.meeting.push(peer);
+        Ok(())
+    }
+
+    /// Goes on connecting to those that asked, while the program makes no calls.
+    fn meet(&mut self) {
+        if self.meeting.is_empty() {
+            return;
+        }
+        match self.home.find() {
+            Some(mut endpoint) => {
+                endpoint.node.progress();
+                self.meeting.retain(|peer| endpoint.reached(*peer) == Ok(false));
+            }
+            None => self.meeting.clear(),
+        }
+    }
+}

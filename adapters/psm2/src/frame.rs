@@ -1,0 +1,93 @@
+//! What two endpoints exchange before they connect: each its id, and the address of its node.
+//!
+//! A frame has one length, whatever is in it. Little-endian, without padding:
+//!
+//! ```text
+//! "FPps", version u16, verdict u8, 0 u8, uuid [16], epid u64, len u16, address [1024]
+//! ```
+//!
+//! The uuid is the key of the job: a frame with another one is refused. It goes in the clear, as it
+//! does in PSM2.
+
+use fishplate::node::ADDRESS_MAX;
+
+use crate::error::Error;
+
+/// Bytes of a frame.
+pub(crate) const LEN: usize = HEAD + ADDRESS_MAX;
+const HEAD: usize = 34;
+
+const MAGIC: &[u8; 4] = b"FPps";
+const VERSION: u16 = 1;
+
+/// A frame, decoded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Frame {
+    /// In an answer, why the asker is refused; 0 if it is not.
+    pub verdict: u8,
+    pub uuid: [u8; 16],
+    pub epid: u64,
+    pub address: Vec<u8>,
+}
+
+impl Frame {
+    pub fn encode(&self) -> [u8; LEN] {
+        let mut out = [0; LEN];
+        out[..4].copy_from_slice(MAGIC);
+        out[4..6].copy_from_slice(&VERSION.to_le_bytes());
+        out[6] = self.verdict;
+        out[8..24].copy_from_slice(&self.uuid);
+        out[24..32].copy_from_slice(&self.epid.to_le_bytes());
+        let len = self.address.len().min(ADDRESS_MAX);
+        out[32..34].copy_from_slice(&(len as u16).to_le_bytes());
+        out[HEAD..HEAD + len].copy_from_slice(&self.address[..len]);
+        out
+    }
+
+    /// Decodes what a peer sent, for the job with this key.
+    ///
+    /// # Errors
+    /// [`Error::EPID_VERSION`], [`Error::BAD_UUID`], or [`Error::EPID_NETWORK`] for anything else.
+    pub fn decode(bytes: &[u8; LEN], uuid: &[u8; 16]) -> Result<Frame, Error> {
+        let word = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+        let (len, version) = (usize::from(word(32)), word(4));
+        if &bytes[..4] != MAGIC || len > ADDRESS_MAX {
+            return Err(Error::EPID_NETWORK);
+        }
+        if version != VERSION {
+            return Err(Error::EPID_VERSION);
+        }
+        let mut frame = Frame { verdict: bytes[6], uuid: [0; 16], epid: 0, address: vec![] };
+        frame.uuid.copy_from_slice(&bytes[8..24]);
+        if frame.uuid != *uuid {
+            return Err(Error::BAD_UUID);
+        }
+        let mut epid = [0; 8];
+        epid.copy_from_slice(&bytes[24..32]);
+        frame.epid = u64::from_le_bytes(epid);
+        frame.address = bytes[HEAD..HEAD + len].to_vec();
+        Ok(frame)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frame_comes_back_and_a_wrong_one_is_refused() {
+        for len in [0, 70, ADDRESS_MAX] {
+            let frame = Frame { verdict: 3, uuid: [7; 16], epid: 9, address: vec![5; len] };
+            let mut bytes = frame.encode();
+            assert_eq!(Frame::decode(&bytes, &[7; 16]), Ok(frame));
+            assert_eq!(Frame::decode(&bytes, &[8; 16]), Err(Error::BAD_UUID));
+            bytes[33] = 0xff;
+            assert_eq!(Frame::decode(&bytes, &[7; 16]), Err(Error::EPID_NETWORK));
+            bytes[33] = 0;
+            bytes[4] = 2;
+            assert_eq!(Frame::decode(&bytes, &[7; 16]), Err(Error::EPID_VERSION));
+            bytes[0] = 0;
+            assert_eq!(Frame::decode(&bytes, &[7; 16]), Err(Error::EPID_NETWORK));
+        }
+    }
+}

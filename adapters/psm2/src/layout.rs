@@ -1,0 +1,156 @@
+//! The structures of `psm2.h` and `psm2_mq.h` that programs were compiled with. `tests/layout.c`
+//! compares them with the headers of Debian's `libpsm2-dev`.
+
+use std::ffi::c_void;
+use std::mem::offset_of;
+
+use fishplate::core::psm::{Code, Stats, Status2};
+
+use crate::error::Error;
+use crate::handle::EpAddr;
+use crate::table::Home;
+
+/// `psm2_mq_tag_t`: three words are compared.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C, align(4))]
+pub struct MqTag {
+    /// The words.
+    pub words: [u32; 4],
+}
+
+/// `psm2_mq_status_t`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct MqStatus {
+    tag: u64,
+    length: u32,
+    nbytes: u32,
+    error: Error,
+    context: *mut c_void,
+}
+
+/// `psm2_mq_status2_t`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(16))]
+pub struct MqStatus2 {
+    peer: *mut EpAddr,
+    /// The header aligns the tag.
+    aligns: u64,
+    tag: MqTag,
+    length: u32,
+    nbytes: u32,
+    error: Error,
+    context: *mut c_void,
+}
+
+/// `struct psm2_mq_stats`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct MqStats {
+    counters: [u64; 13],
+    reserved: [u64; 16],
+}
+
+/// `struct psm2_ep_open_opts`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct OpenOptions {
+    /// Nanoseconds to open a device in. Nothing here takes long.
+    pub timeout: i64,
+    unit: i32,
+    affinity: i32,
+    shm_mbytes: i32,
+    sendbufs_num: i32,
+    network_pkey: u64,
+    port: i32,
+    outsl: i32,
+    service_id: u64,
+    path_res_type: u32,
+    senddesc_num: i32,
+    imm_size: i32,
+}
+
+const _: () = {
+    assert!(size_of::<MqTag>() == 16);
+    assert!(size_of::<MqStatus>() == 32 && offset_of!(MqStatus, error) == 16);
+    assert!(size_of::<MqStatus2>() == 64 && offset_of!(MqStatus2, tag) == 16);
+    assert!(offset_of!(MqStatus2, length) == 32 && offset_of!(MqStatus2, context) == 48);
+    assert!(size_of::<MqStats>() == 29 * 8);
+    assert!(size_of::<OpenOptions>() == 64 && offset_of!(OpenOptions, imm_size) == 56);
+};
+
+impl OpenOptions {
+    /// The defaults of PSM2.
+    pub(crate) const DEFAULT: OpenOptions = OpenOptions {
+        timeout: 30_000_000_000,
+        unit: -1,
+        affinity: 0,
+        shm_mbytes: 10,
+        sendbufs_num: 1024,
+        network_pkey: u64::MAX,
+        port: 0,
+        outsl: 0,
+        service_id: 0x1000_1175_0000_0000,
+        path_res_type: 0,
+        senddesc_num: 4096,
+        imm_size: 128,
+    };
+}
+
+impl MqStatus2 {
+    pub(crate) fn new(status: &Status2, home: Home) -> Self {
+        let [a, b, c] = status.msg_tag;
+        MqStatus2 {
+            peer: status.msg_peer.map_or(std::ptr::null_mut(), |peer| home.address(peer)),
+            aligns: 0,
+            tag: MqTag { words: [a, b, c, 0] },
+            length: status.msg_length,
+            nbytes: status.nbytes,
+            error: Error::from(status.error_code),
+            context: status.context as usize as *mut c_void,
+        }
+    }
+}
+
+impl MqStatus {
+    pub(crate) fn new(status: &Status2) -> Self {
+        let [low, high, _] = status.msg_tag.map(u64::from);
+        MqStatus {
+            tag: low | high << 32,
+            length: status.msg_length,
+            nbytes: status.nbytes,
+            error: Error::from(status.error_code),
+            context: status.context as usize as *mut c_void,
+        }
+    }
+}
+
+impl MqStats {
+    pub(crate) fn new(stats: Stats) -> Self {
+        let Stats { rx_user_bytes, rx_user_num, rx_sys_bytes, rx_sys_num, .. } = stats;
+        let Stats { tx_num, tx_eager_num, tx_eager_bytes, tx_rndv_num, tx_rndv_bytes, .. } = stats;
+        let counters = [
+            rx_user_bytes,
+            rx_user_num,
+            rx_sys_bytes,
+            rx_sys_num,
+            tx_num,
+            tx_eager_num,
+            tx_eager_bytes,
+            tx_rndv_num,
+            tx_rndv_bytes,
+            0,
+            0,
+            0,
+            0,
+        ];
+        MqStats { counters, reserved: [0; 16] }
+    }
+}
+
+impl From<Code> for Error {
+    fn from(code: Code) -> Self {
+        // The core has PSM2's numbers.
+        Error(code as u32)
+    }
+}

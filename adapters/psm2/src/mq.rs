@@ -1,0 +1,442 @@
+//! Matched queues: what an endpoint sends and receives. Only [`psm2_mq_send2`] and
+//! [`psm2_mq_wait2`] wait, for as long as it takes: PSM2 has no deadline there. They release the
+//! lock between looks.
+
+use std::ffi::c_void;
+use std::ptr::{NonNull, null_mut};
+
+use fishplate::PeerId;
+use fishplate::core::mem::Span;
+use fishplate::core::psm::{Buffer, Code, FLAG_SENDSYNC, MqReq, Status2};
+
+use crate::error::Error;
+use crate::handle::{Ep, EpAddr, Mq, Req};
+use crate::layout::{MqStats, MqStatus, MqStatus2, MqTag};
+use crate::table::{After, Endpoint, Found, Home, find, find_mq, find_request, guard};
+
+/// The bytes that a call was given.
+///
+/// # Errors
+/// Bytes at null.
+///
+/// # Safety
+/// PSM2's promise: until the request ends, `at` is valid for `len` bytes, unchanged where they are
+/// sent, and the library's alone where they are received.
+unsafe fn buffer(at: *mut c_void, len: u32) -> Result<Buffer, Error> {
+    match NonNull::new(at.cast::<u8>()) {
+        _ if len == 0 => Ok(Buffer::Nothing),
+        // SAFETY: the caller's promise.
+        Some(at) => Ok(Buffer::Span(unsafe { Span::new(at, len as usize) })),
+        None => Err(Error::PARAM),
+    }
+}
+
+/// The three words of a tag.
+///
+/// # Safety
+/// Null, or a tag of the caller.
+unsafe fn words(tag: *const MqTag) -> Result<[u32; 3], Error> {
+    // SAFETY: the caller's promise.
+    let tag = unsafe { tag.as_ref() }.ok_or(Error::PARAM)?;
+    let [a, b, c, _] = tag.words;
+    Ok([a, b, c])
+}
+
+/// Turns a result into what functions return.
+fn code(result: Result<(), Error>) -> Error {
+    result.err().unwrap_or(Error::OK)
+}
+
+/// Initializes the queue of an endpoint, which has one. Options mean nothing here.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn psm2_mq_init(
+    ep: *mut Ep,
+    _tag_order_mask: u64,
+    _options: *const c_void,
+    _count: i32,
+    mq: *mut *mut Mq,
+) -> Error {
+    if mq.is_null() {
+        return Error::PARAM;
+    }
+    guard(|| {
+        let Some(mut endpoint) = find(ep) else { return Error::PARAM };
+        if std::mem::replace(&mut endpoint.has_queue, true) {
+            return Error::PARAM;
+        }
+        // SAFETY: not null, and the caller's.
+        unsafe { mq.write(endpoint.home.mq()) };
+        Error::OK
+    })
+}
+
+/// Gives the queue up. What is open stays open until the endpoint closes.
+#[unsafe(no_mangle)]
+pub extern "C" fn psm2_mq_finalize(mq: *mut Mq) -> Error {
+    guard(|| match find_mq(mq) {
+        Ok(mut endpoint) if endpoint.has_queue => {
+            endpoint.has_queue = false;
+            Error::OK
+        }
+        _ => Error::PARAM,
+    })
+}
+
+/// Writes the counters. Zeros for a queue that is none.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn psm2_mq_get_stats(mq: *mut Mq, stats: *mut MqStats) {
+    if stats.is_null() {
+        return;
+    }
+    let mut read = MqStats::default();
+    guard(|| {
+        code(find_mq(mq).and_then(|mut endpoint| {
+            read = MqStats::new(endpoint.queue()?.stats());
+            Ok(())
+        }))
+    });
+    // SAFETY: not null, and the caller's.
+    unsafe { stats.write(read) };
+}
+
+fn isend(
+    endpoint: &mut Endpoint,
+    to: *mut EpAddr,
+    flags: u32,
+    tag: [u32; 3],
+    from: Buffer,
+    context: *mut c_void,
+) -> Result<MqReq, Error> {
+    let to = endpoint.named(to)?.ok_or(Error::PARAM)?;
+    Ok(endpoint.queue()?.isend2(to, flags, tag, from, context.addr() as u64)?)
+}
+
+/// Begins a send. As with PSM2, one to the endpoint itself completes only once it has matched.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn psm2_mq_isend2(
+    mq: *mut Mq,
+    to: *mut EpAddr,
+    flags: u32,
+    tag: *const MqTag,
+    bytes: *mut c_void,
+    len: u32,
+    context: *mut c_void,
+    req: *mut *mut Req,
+) -> Error {
+    guard(|| {
+        let begin = || {
+            if req.is_null() {
+                return Err(Error::PARAM);
+            }
+            // SAFETY: as PSM2 demands of our caller.
+            let (tag, from) = unsafe { (words(tag)?, buffer(bytes, len)?) };
+            let mut endpoint = find_mq(mq)?;
+            let flags = if endpoint.is_own(to) { flags | FLAG_SENDSYNC } else { flags };
+            let begun = isend(&mut endpoint, to, flags, tag, from, context)?;
+            // SAFETY: not null, and the caller's.
+            unsafe { req.write(endpoint.home.request(begun)) };
+            Ok(())
+        };
+        code(begin())
+    })
+}
+
+/// Sends, and waits until the bytes may be reused.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn psm2_mq_send2(
+    mq: *mut Mq,
+    to: *mut EpAddr,
+    flags: u32,
+    tag: *const MqTag,
+    bytes: *mut c_void,
+    len: u32,
+) -> Error {
+    guard(|| {
+        let send = || {
+            // SAFETY: as PSM2 demands of our caller.
+            let (tag, from) = unsafe { (words(tag)?, buffer(bytes, len)?) };
+            let mut endpoint = find_mq(mq)?;
+            let begun = isend(&mut endpoint, to, flags, tag, from, null_mut())?;
+            let home = endpoint.home;
+            let status = wait(home, endpoint, begun)?;
+            match Error::from(status.error_code) {
+                Error::OK => Ok(()),
+                error => Err(error),
+            }
+        };
+        code(send())
+    })
+}
+
+/// Waits for a request of the endpoint, and takes it.
+fn wait(home: Home, mut endpoint: Found, req: MqReq) -> Result<Status2, Error> {
+    loop {
+        let mut queue = endpoint.queue()?;
+        match queue.test2(&mut Some(req)) {
+            Err(Code::NoCompletions) => {}
+            ended => return Ok(ended?),
+        }
+        let found = queue.poll() != 0;
+        match endpoint.after(found) {
+            // The lock goes to another thread only if it is released for a while.
+            After::Nothing => {}
+            after => {
+                drop(endpoint);
+                after.act();
+                endpoint = home.find().ok_or(Error::PARAM)?;
+            }
+        }
+    }
+}
+
+/// From whom a receive or a probe takes messages.
+fn source(endpoint: &Endpoint, from: *mut EpAddr) -> Result<Option<PeerId>, Error> {
+    endpoint.named(from)
+}
+
+/// Posts a receive.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn psm2_mq_irecv2(
+    mq: *mut Mq,
+    from: *mut EpAddr,
+    tag: *const MqTag,
+    tagsel: *const MqTag,
+    _flags: u32,
+    bytes: *mut c_void,
+    len: u32,
+    context: *mut c_void,
+    req: *mut *mut Req,
+) -> Error {
+    guard(|| {
+        let post = || {
+            if req.is_null() {
+                return Err(Error::PARAM);
+            }
+            // SAFETY: as PSM2 demands of our caller.
+            let (tag, tagsel, into) = unsafe { (words(tag)?, words(tagsel)?, buffer(bytes, len)?) };
+            let mut endpoint = find_mq(mq)?;
+            let source = source(&endpoint, from)?;
+            let posted = endpoint.queue()?.irecv2(source, tag, tagsel, into, context.addr() as u64)?;
+            // SAFETY: not null, and the caller's.
+            unsafe { req.write(endpoint.home.request(posted)) };
+            Ok(())
+        };
+        code(post())
+    })
+}
+
+/// Receives a message that [`psm2_mq_improbe2`] has claimed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn psm2_mq_imrecv(
+    mq: *mut Mq,
+    _flags: u32,
+    bytes: *mut c_void,
+    len: u32,
+    context: *mut c_void,
+    req: *mut *mut Req,
+) -> Error {
+    guard(|| {
+        let receive = || {
+            // SAFETY: null, or the caller's.
+            let claimed = unsafe { req.as_ref() }.ok_or(Error::PARAM)?;
+            // SAFETY: as PSM2 demands of our caller.
+            let into = unsafe { buffer(bytes, len)? };
+            let mut endpoint = of_queue(mq, *claimed)?;
+            Ok(endpoint.0.queue()?.imrecv(into, context.addr() as u64, endpoint.1)?)
+        };
+        code(receive())
+    })
+}
+
+/// The endpoint of a queue, and its request of that handle.
+fn of_queue(mq: *mut Mq, req: *mut Req) -> Result<(Found, MqReq), Error> {
+    let (endpoint, req) = find_request(req)?;
+    match endpoint.home.mq() == mq {
+        true => Ok((endpoint, req)),
+        false => Err(Error::PARAM),
+    }
+}
+
+/// Finds a message that no receive has taken, and leaves it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn psm2_mq_iprobe2(
+    mq: *mut Mq,
+    from: *mut EpAddr,
+    tag: *const MqTag,
+    tagsel: *const MqTag,
+    status: *mut MqStatus2,
+) -> Error {
+    look(mq, |endpoint| {
+        // SAFETY: null, or tags of the caller.
+        let (tag, tagsel) = unsafe { (words(tag)?, words(tagsel)?) };
+        let source = source(endpoint, from)?;
+        let found = endpoint.queue()?.iprobe2(source, tag, tagsel)?;
+        // SAFETY: null, or the caller's.
+        unsafe { tell2(status, &found, endpoint.home) };
+        Ok(())
+    })
+}
+
+/// Finds a message that no receive has taken, and claims it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn psm2_mq_improbe2(
+    mq: *mut Mq,
+    from: *mut EpAddr,
+    tag: *const MqTag,
+    tagsel: *const MqTag,
+    req: *mut *mut Req,
+    status: *mut MqStatus2,
+) -> Error {
+    look(mq, |endpoint| {
+        if req.is_null() {
+            return Err(Error::PARAM);
+        }
+        // SAFETY: null, or tags of the caller.
+        let (tag, tagsel) = unsafe { (words(tag)?, words(tagsel)?) };
+        let source = source(endpoint, from)?;
+        let (claimed, found) = endpoint.queue()?.improbe2(source, tag, tagsel)?;
+        // SAFETY: not null, and the caller's; the status may be null.
+        unsafe {
+            req.write(endpoint.home.request(claimed));
+            tell2(status, &found, endpoint.home);
+        }
+        Ok(())
+    })
+}
+
+/// The oldest request that has completed, which stays.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn psm2_mq_ipeek2(mq: *mut Mq, req: *mut *mut Req, status: *mut MqStatus2) -> Error {
+    look(mq, |endpoint| {
+        if req.is_null() {
+            return Err(Error::PARAM);
+        }
+        let (oldest, found) = endpoint.queue()?.ipeek2()?;
+        // SAFETY: not null, and the caller's; the status may be null.
+        unsafe {
+            req.write(endpoint.home.request(oldest));
+            tell2(status, &found, endpoint.home);
+        }
+        Ok(())
+    })
+}
+
+/// A call that looks for something: a program that finds nothing calls again at once.
+#[inline]
+fn look(mq: *mut Mq, call: impl FnOnce(&mut Endpoint) -> Result<(), Error>) -> Error {
+    guard(|| {
+        let mut endpoint = match find_mq(mq) {
+            Ok(endpoint) => endpoint,
+            Err(error) => return error,
+        };
+        let result = call(&mut endpoint);
+        let after = endpoint.after(result != Err(Error::NO_COMPLETIONS));
+        drop(endpoint);
+        after.act();
+        code(result)
+    })
+}
+
+/// Takes a request if it has completed. Makes no progress.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn psm2_mq_test2(req: *mut *mut Req, status: *mut MqStatus2) -> Error {
+    // SAFETY: as PSM2 demands of our caller.
+    unsafe { take(req, |found, home| tell2(status, found, home)) }
+}
+
+/// [`psm2_mq_test2`] for tags of 64 bits.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn psm2_mq_test(req: *mut *mut Req, status: *mut MqStatus) -> Error {
+    // SAFETY: as PSM2 demands of our caller.
+    unsafe {
+        take(req, |found, _| {
+            if !status.is_null() {
+                status.write(MqStatus::new(found));
+            }
+        })
+    }
+}
+
+/// # Safety
+/// `req` is null, or the caller's.
+unsafe fn take(req: *mut *mut Req, tell: impl FnOnce(&Status2, Home)) -> Error {
+    guard(|| {
+        let test = || {
+            // SAFETY: null, or the caller's.
+            let req = unsafe { req.as_mut() }.ok_or(Error::PARAM)?;
+            if req.is_null() {
+                return Ok(());
+            }
+            let (mut endpoint, number) = find_request(*req)?;
+            let status = endpoint.queue()?.test2(&mut Some(number))?;
+            *req = null_mut();
+            tell(&status, endpoint.home);
+            Ok(())
+        };
+        code(test())
+    })
+}
+
+/// Waits for a request, and takes it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn psm2_mq_wait2(req: *mut *mut Req, status: *mut MqStatus2) -> Error {
+    guard(|| {
+        let wait = || {
+            // SAFETY: null, or the caller's.
+            let req = unsafe { req.as_mut() }.ok_or(Error::PARAM)?;
+            if req.is_null() {
+                return Ok(());
+            }
+            let (endpoint, number) = find_request(*req)?;
+            let home = endpoint.home;
+            let found = wait(home, endpoint, number)?;
+            *req = null_mut();
+            // SAFETY: null, or the caller's.
+            unsafe { tell2(status, &found, home) };
+            Ok(())
+        };
+        code(wait())
+    })
+}
+
+/// Cancels a receive that nothing has matched. It completes, and is still to be taken.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn psm2_mq_cancel(req: *mut *mut Req) -> Error {
+    guard(|| {
+        let cancel = || {
+            // SAFETY: null, or the caller's.
+            let req = unsafe { req.as_ref() }.ok_or(Error::PARAM)?;
+            if req.is_null() {
+                return Err(Error::NO_COMPLETIONS);
+            }
+            let (mut endpoint, number) = find_request(*req)?;
+            Ok(endpoint.queue()?.cancel(&Some(number))?)
+        };
+        code(cancel())
+    })
+}
+
+/// # Safety
+/// `status` is null, or the caller's.
+unsafe fn tell2(status: *mut MqStatus2, found: &Status2, home: Home) {
+    if !status.is_null() {
+        // SAFETY: not null, and room for a status, as our caller promises.
+        unsafe { status.write(MqStatus2::new(found, home)) };
+    }
+}
+
+/// Makes one pass on an endpoint.
+#[unsafe(no_mangle)]
+pub extern "C" fn psm2_poll(ep: *mut Ep) -> Error {
+    guard(|| {
+        let Some(mut endpoint) = find(ep) else { return Error::PARAM };
+        let found = match endpoint.node.queue() {
+            Some(mut queue) => queue.poll() != 0,
+            None => return Error::INTERNAL,
+        };
+        let after = endpoint.after(found);
+        drop(endpoint);
+        after.act();
+        if found { Error::OK } else { Error::NO_PROGRESS }
+    })
+}

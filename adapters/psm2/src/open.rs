@@ -1,0 +1,212 @@
+//! The library and its endpoints: setup and teardown. Slow paths, which allocate. Closing waits, up
+//! to its timeout.
+
+use std::io::Write;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use fishplate::core::engine::protocol::MatchConfig;
+use fishplate::node::Fabric;
+use fishplate::{Limits, Node};
+
+use crate::door::{Door, Sockets};
+use crate::error::{Error, global, report, set_global};
+use crate::frame::Frame;
+use crate::handle::Ep;
+use crate::layout::OpenOptions;
+use crate::table::{Endpoint, REQUESTS, find, guard, home, open, reserve};
+
+/// The version of the interface.
+const MAJOR: i32 = 2;
+const MINOR: i32 = 2;
+
+/// How often the library was initialized and not finalized.
+static USERS: AtomicU32 = AtomicU32::new(0);
+
+/// `PSM2_MULTI_EP_CAP` and `PSM2_LIB_REFCOUNT_CAP`.
+const CAPABILITIES: u64 = 0x1 | 0x2;
+
+/// Peers that an endpoint can have at once.
+const PEERS: u16 = 256;
+
+/// Limits of messages: what waits for its receive shares most of them.
+const MATCHING: MatchConfig = MatchConfig {
+    credits: 64,
+    headers: 64,
+    shared_credits: 1 << 16,
+    shared_headers: 1 << 18,
+    ..MatchConfig::DEFAULT
+};
+
+/// The longest that closing an endpoint waits for its peers.
+const CLOSE: Duration = Duration::from_secs(30);
+
+/// Initializes the library; each call is to be matched by one of [`psm2_finalize`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn psm2_init(major: *mut i32, minor: *mut i32) -> Error {
+    // SAFETY: null, or two numbers of the caller.
+    let (Some(major), Some(minor)) = (unsafe { (major.as_mut(), minor.as_mut()) }) else {
+        return Error::PARAM;
+    };
+    if !(1..=MAJOR).contains(major) {
+        return Error::BAD_VERSION;
+    }
+    (*major, *minor) = (MAJOR, MINOR);
+    // Relaxed: only counted.
+    USERS.fetch_add(1, Ordering::Relaxed);
+    Error::OK
+}
+
+/// Ends one use of the library. The last closes what is open.
+#[unsafe(no_mangle)]
+pub extern "C" fn psm2_finalize() -> Error {
+    let last = USERS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |users| users.checked_sub(1));
+    match last {
+        Err(_) => Error::NOT_INIT,
+        Ok(1) => guard(|| {
+            for home in open() {
+                close(home.ep(), Duration::ZERO);
+            }
+            Error::OK
+        }),
+        Ok(_) => Error::OK,
+    }
+}
+
+/// Registers the handler of an endpoint or, without one, of the process and of the endpoints that
+/// it opens later.
+#[unsafe(no_mangle)]
+pub extern "C" fn psm2_error_register_handler(ep: *mut Ep, handler: usize) -> Error {
+    if handler == 0 {
+        return Error::PARAM;
+    }
+    if ep.is_null() {
+        set_global(handler);
+        return Error::OK;
+    }
+    guard(|| match find(ep) {
+        Some(mut endpoint) => {
+            endpoint.handler = handler;
+            Error::OK
+        }
+        None => Error::PARAM,
+    })
+}
+
+/// Which of these capabilities the library has.
+#[unsafe(no_mangle)]
+pub extern "C" fn psm2_get_capability_mask(wanted: u64) -> u64 {
+    wanted & CAPABILITIES
+}
+
+/// Writes the default options.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn psm2_ep_open_opts_get_defaults(options: *mut OpenOptions) -> Error {
+    if options.is_null() {
+        return Error::PARAM;
+    }
+    if USERS.load(Ordering::Relaxed) == 0 {
+        return Error::NOT_INIT;
+    }
+    // SAFETY: not null, and the caller's structure, which may hold anything before.
+    unsafe { options.write(OpenOptions::DEFAULT) };
+    Error::OK
+}
+
+/// Opens an endpoint of the job with this key. Of the options, none means anything here.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn psm2_ep_open(
+    key: *const [u8; 16],
+    _options: *const OpenOptions,
+    ep: *mut *mut Ep,
+    epid: *mut u64,
+) -> Error {
+    if key.is_null() || ep.is_null() || epid.is_null() {
+        return Error::PARAM;
+    }
+    if USERS.load(Ordering::Relaxed) == 0 {
+        return Error::NOT_INIT;
+    }
+    // SAFETY: not null, and 16 bytes of the caller.
+    let uuid = unsafe { *key };
+    guard(|| match open_endpoint(uuid) {
+        Ok((opened, id)) => {
+            // SAFETY: not null, and the caller's.
+            unsafe { (*ep, *epid) = (opened, id) };
+            Error::OK
+        }
+        Err((error, text)) => report(std::ptr::null_mut(), global(), error, text),
+    })
+}
+
+fn open_endpoint(uuid: [u8; 16]) -> Result<(*mut Ep, u64), (Error, String)> {
+    let failed = |text| (Error::DEVICE_FAILURE, text);
+    let reserved = reserve()
+        .ok_or_else(|| (Error::TOO_MANY_ENDPOINTS, "every endpoint of this process is in use".into()))?;
+    let home = reserved.home();
+    let sockets = Sockets::open(None)
+        .map_err(|error| failed(format!("cannot open a socket for peers of this host: {error}")))?;
+    let limits = Limits { peers: PEERS, operations: 2 * REQUESTS as u32, ..Limits::DEFAULT };
+    let node = Node::builder()
+        .fabric(Fabric::Off)
+        .limits(limits)
+        .receives(REQUESTS)
+        .requests(REQUESTS)
+        .matching(MATCHING)
+        .open()
+        .map_err(|error| failed(error.to_string()))?;
+    let epid = sockets.epid;
+    let own = Frame { verdict: 0, uuid, epid, address: node.address().to_vec() };
+    reserved.insert(Endpoint::new(home, epid, uuid, node));
+    match Door::start(sockets, home, own) {
+        Ok(door) => {
+            if let Some(mut endpoint) = home.find() {
+                endpoint.door = Some(Box::new(door));
+            }
+            Ok((home.ep(), epid))
+        }
+        Err(error) => {
+            drop(home.take());
+            Err(failed(format!("cannot start the thread that answers peers: {error}")))
+        }
+    }
+}
+
+/// Closes an endpoint. In the graceful mode, waits for peers to receive what was sent.
+#[unsafe(no_mangle)]
+pub extern "C" fn psm2_ep_close(ep: *mut Ep, mode: i32, timeout: i64) -> Error {
+    let limit = match u64::try_from(timeout) {
+        Ok(ns @ 1..) => Duration::from_nanos(ns).min(CLOSE),
+        _ => CLOSE,
+    };
+    guard(|| close(ep, if mode == 0 { limit } else { Duration::ZERO }))
+}
+
+/// Zero: waits for nobody.
+fn close(ep: *mut Ep, timeout: Duration) -> Error {
+    let Some(home) = home(ep) else { return Error::PARAM };
+    // The thread takes the lock that `find` holds: it is joined without.
+    let Some(mut found) = find(ep) else { return Error::PARAM };
+    let door = found.door.take();
+    drop(found);
+    drop(door);
+    let Some(endpoint) = home.take() else { return Error::PARAM };
+    let Endpoint { mut node, epid, .. } = *endpoint;
+    if std::env::var_os("FISHPLATE_PSM2_STATS").is_some()
+        && let Some(queue) = node.queue()
+    {
+        let stats = queue.stats();
+        let text = format!(
+            "fishplate-psm2 {epid:016x}: sent {} ({} with their payload), received {}\n",
+            stats.tx_num,
+            stats.tx_eager_num,
+            stats.rx_user_num + stats.rx_sys_num
+        );
+        // In one piece, for a terminal that many processes write to.
+        _ = std::io::stderr().write_all(text.as_bytes());
+    }
+    match node.close(timeout) {
+        Err(fishplate::node::Error::Unfinished(_)) if !timeout.is_zero() => Error::CLOSE_TIMEOUT,
+        _ => Error::OK,
+    }
+}

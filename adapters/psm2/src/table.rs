@@ -1,0 +1,350 @@
+//! The endpoints of the process, and the handles by which programs name what belongs to them.
+//!
+//! | bits of a handle | endpoint, queue | address of a peer | request |
+//! |---|---|---|---|
+//! | 56..64 | kind | kind | the queue's number of the request, |
+//! | 52..56 | slot in the table | slot | but for |
+//! | 32..52 | how often the slot was used | the same | 28..32: slot |
+//! | 0..32 | 0 | the node's number of the peer | 20..28: how often it was used |
+//!
+//! Each slot has a lock. A panic under it poisons it, and every later call on that endpoint fails.
+
+use std::ops::{Deref, DerefMut};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::null_mut;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use fishplate::core::psm::MqReq;
+use fishplate::node::Queue;
+use fishplate::{Node, PeerId};
+
+use crate::error::{Error, global, report};
+use crate::handle::{Ep, EpAddr, Mq, Req};
+use crate::pause::{Idle, Next};
+
+const _: () = assert!(size_of::<usize>() == 8, "handles have 64 bits");
+
+/// Endpoints that a process may have open at once.
+const SLOTS: usize = 16;
+
+/// Open requests of an endpoint.
+pub(crate) const REQUESTS: usize = 1 << 14;
+const _: () = assert!(REQUESTS <= 1 << 20, "a request's number ends where the slot's begins");
+
+const GENERATION: u64 = (1 << 20) - 1;
+
+/// The kinds of handles.
+const EP: u64 = 0xe1;
+const MQ: u64 = 0xe2;
+const ADDRESS: u64 = 0xe3;
+
+/// The slot of an endpoint, and how often it was used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Home {
+    slot: usize,
+    generation: u64,
+}
+
+impl Home {
+    fn handle<T>(self, kind: u64, low: u32) -> *mut T {
+        let handle = kind << 56 | (self.slot as u64) << 52 | self.generation << 32 | u64::from(low);
+        handle as usize as *mut T
+    }
+
+    fn of<T>(handle: *mut T, kind: u64) -> Option<(Home, u32)> {
+        let bits = handle.addr() as u64;
+        let home = Home { slot: (bits >> 52) as usize % SLOTS, generation: bits >> 32 & GENERATION };
+        (bits >> 56 == kind).then_some((home, bits as u32))
+    }
+
+    pub fn ep(self) -> *mut Ep {
+        self.handle(EP, 0)
+    }
+
+    pub fn mq(self) -> *mut Mq {
+        self.handle(MQ, 0)
+    }
+
+    pub fn address(self, peer: PeerId) -> *mut EpAddr {
+        self.handle(ADDRESS, peer.to_raw())
+    }
+
+    pub fn request(self, req: MqReq) -> *mut Req {
+        let bits = req.to_raw() | (self.slot as u64) << 28 | (self.generation & 0xff) << 20;
+        bits as usize as *mut Req
+    }
+
+    /// The endpoint, if it is open.
+    pub fn find(self) -> Option<Found> {
+        let slot = TABLE[self.slot].lock().ok()?;
+        let open = slot.generation == self.generation && slot.endpoint.is_some();
+        open.then_some(Found(slot))
+    }
+
+    /// Takes the endpoint out of the table.
+    pub fn take(self) -> Option<Box<Endpoint>> {
+        let mut slot = TABLE[self.slot].lock().ok()?;
+        if slot.generation != self.generation {
+            return None;
+        }
+        slot.endpoint.take()
+    }
+}
+
+/// A peer of an endpoint.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    pub id: PeerId,
+    pub epid: u64,
+    /// What the program keeps with it.
+    pub context: usize,
+    /// Its failure was reported.
+    reported: bool,
+}
+
+/// An endpoint.
+pub(crate) struct Endpoint {
+    pub home: Home,
+    pub epid: u64,
+    pub uuid: [u8; 16],
+    /// Its handler of errors: an address, or a value of PSM2.
+    pub handler: usize,
+    pub has_queue: bool,
+    pub node: Node,
+    pub peers: Vec<Peer>,
+    /// The address by which it names itself, or null.
+    own: *mut EpAddr,
+    pub idle: Idle,
+    /// The thread that answers for it. Dropping this ends the thread, which takes the lock.
+    pub door: Option<Box<dyn Send>>,
+}
+
+// SAFETY: the pointer is a number that is never followed.
+unsafe impl Send for Endpoint {}
+
+impl Endpoint {
+    /// An endpoint without peers.
+    pub fn new(home: Home, epid: u64, uuid: [u8; 16], node: Node) -> Endpoint {
+        let (handler, peers, own, idle) = (global(), vec![], null_mut(), Idle::new());
+        Endpoint { home, epid, uuid, handler, has_queue: false, node, peers, own, idle, door: None }
+    }
+
+    /// Whether an address is that of the endpoint itself.
+    #[inline]
+    pub fn is_own(&self, address: *mut EpAddr) -> bool {
+        address == self.own && !address.is_null()
+    }
+
+    /// The peer with this id.
+    pub fn peer(&self, epid: u64) -> Option<&Peer> {
+        self.peers.iter().find(|peer| peer.epid == epid)
+    }
+
+    /// Connects to a peer, and remembers it. Does not wait until it is reached.
+    pub fn admit(&mut self, epid: u64, address: &[u8]) -> Result<PeerId, Error> {
+        let id = self.node.connect(address).map_err(|error| match error {
+            fishplate::node::Error::Version { .. } => Error::EPID_VERSION,
+            fishplate::node::Error::NoRail => Error::UNREACHABLE,
+            _ => Error::EPID_NETWORK,
+        })?;
+        if self.peers.iter().all(|peer| peer.id != id) {
+            self.peers.push(Peer { id, epid, context: 0, reported: false });
+            if epid == self.epid {
+                self.own = self.home.address(id);
+            }
+        }
+        Ok(id)
+    }
+
+    /// Whether a peer can be sent to; an error if it never will.
+    pub fn reached(&mut self, peer: PeerId) -> Result<bool, Error> {
+        let reach = self.node.reach(peer).map_err(|_| Error::EPID_NETWORK)?;
+        Ok(reach.shared_memory || reach.fabric != 0)
+    }
+
+    /// The matched queue.
+    #[inline]
+    pub fn queue(&mut self) -> Result<Queue<'_>, Error> {
+        match self.has_queue {
+            true => self.node.queue().ok_or(Error::INTERNAL),
+            false => Err(Error::PARAM),
+        }
+    }
+
+    /// The number of the peer that an address names. Null: none.
+    pub fn named(&self, address: *mut EpAddr) -> Result<Option<PeerId>, Error> {
+        match Home::of(address, ADDRESS) {
+            Some((home, raw)) if home == self.home => Ok(Some(PeerId::from_raw(raw))),
+            None if address.is_null() => Ok(None),
+            _ => Err(Error::PARAM),
+        }
+    }
+
+    /// After a call that found something or not: what to do once the lock is released.
+    #[inline]
+    pub fn after(&mut self, found: bool) -> After {
+        if found {
+            self.idle.busy();
+            return After::Nothing;
+        }
+        match self.idle.idle() {
+            Next::Spin => After::Nothing,
+            Next::Yield => After::Yield,
+            Next::Look => self.look(),
+        }
+    }
+
+    /// Looks whether peers live.
+    #[cold]
+    fn look(&mut self) -> After {
+        let mut texts = vec![];
+        for (id, error) in self.node.failed_peers() {
+            let peer = self.peers.iter_mut().find(|peer| peer.id == id && !peer.reported);
+            if let Some(peer) = peer {
+                peer.reported = true;
+                texts.push(format!("peer {:016x} has failed: {error}", peer.epid));
+            }
+        }
+        match texts.is_empty() {
+            true => After::Yield,
+            false => After::Report(self.home.ep(), self.handler, texts),
+        }
+    }
+}
+
+/// What a call does once it has released the lock.
+#[must_use]
+pub(crate) enum After {
+    Nothing,
+    Yield,
+    /// Tells a handler of failed peers.
+    Report(*mut Ep, usize, Vec<String>),
+}
+
+impl After {
+    #[inline]
+    pub fn act(self) {
+        match self {
+            After::Nothing => {}
+            After::Yield => std::thread::yield_now(),
+            After::Report(ep, handler, texts) => {
+                for text in texts {
+                    report(ep, handler, Error::NO_NETWORK, text);
+                }
+            }
+        }
+    }
+}
+
+struct Slot {
+    generation: u64,
+    /// A slot is reserved while its endpoint opens.
+    reserved: bool,
+    endpoint: Option<Box<Endpoint>>,
+}
+
+static TABLE: [Mutex<Slot>; SLOTS] =
+    [const { Mutex::new(Slot { generation: 0, reserved: false, endpoint: None }) }; SLOTS];
+
+/// An endpoint under its lock.
+pub(crate) struct Found(MutexGuard<'static, Slot>);
+
+impl Deref for Found {
+    type Target = Endpoint;
+
+    fn deref(&self) -> &Endpoint {
+        self.0.endpoint.as_ref().expect("found open, under the same lock")
+    }
+}
+
+impl DerefMut for Found {
+    fn deref_mut(&mut self) -> &mut Endpoint {
+        self.0.endpoint.as_mut().expect("found open, under the same lock")
+    }
+}
+
+/// Reserves a slot for an endpoint that opens.
+pub(crate) fn reserve() -> Option<Reserved> {
+    for (at, slot) in TABLE.iter().enumerate() {
+        let Ok(mut slot) = slot.lock() else { continue };
+        if slot.endpoint.is_none() && !slot.reserved {
+            slot.reserved = true;
+            // Never 0, so no handle is that of a fresh slot.
+            slot.generation = (slot.generation % GENERATION) + 1;
+            return Some(Reserved(Home { slot: at, generation: slot.generation }));
+        }
+    }
+    None
+}
+
+/// A reserved slot.
+pub(crate) struct Reserved(Home);
+
+impl Reserved {
+    pub fn home(&self) -> Home {
+        self.0
+    }
+
+    /// Opens the endpoint to calls.
+    pub fn insert(self, endpoint: Endpoint) {
+        if let Ok(mut slot) = TABLE[self.0.slot].lock() {
+            slot.endpoint = Some(Box::new(endpoint));
+        }
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        let mut slot = TABLE[self.0.slot].lock().unwrap_or_else(PoisonError::into_inner);
+        slot.reserved = false;
+    }
+}
+
+/// The endpoint of a handle.
+pub(crate) fn find(ep: *mut Ep) -> Option<Found> {
+    Home::of(ep, EP)?.0.find()
+}
+
+/// The place of an endpoint, for calls that take it out of the table.
+pub(crate) fn home(ep: *mut Ep) -> Option<Home> {
+    Some(Home::of(ep, EP)?.0)
+}
+
+/// The endpoint of a queue.
+#[inline]
+pub(crate) fn find_mq(mq: *mut Mq) -> Result<Found, Error> {
+    let (home, _) = Home::of(mq, MQ).ok_or(Error::PARAM)?;
+    home.find().ok_or(Error::PARAM)
+}
+
+/// The endpoint of a peer's address, and the peer.
+pub(crate) fn find_address(address: *mut EpAddr) -> Option<(Found, PeerId)> {
+    let (home, raw) = Home::of(address, ADDRESS)?;
+    Some((home.find()?, PeerId::from_raw(raw)))
+}
+
+/// The endpoint of a request, and its number there.
+#[inline]
+pub(crate) fn find_request(request: *mut Req) -> Result<(Found, MqReq), Error> {
+    let bits = request.addr() as u64;
+    let slot = TABLE[(bits >> 28) as usize % SLOTS].lock().map_err(|_| Error::PARAM)?;
+    if slot.generation & 0xff != bits >> 20 & 0xff || slot.endpoint.is_none() {
+        return Err(Error::PARAM);
+    }
+    Ok((Found(slot), MqReq::from_raw(bits & !(0xfff << 20))))
+}
+
+/// All open endpoints.
+pub(crate) fn open() -> Vec<Home> {
+    let homes = TABLE.iter().enumerate().filter_map(|(at, slot)| {
+        let slot = slot.lock().ok()?;
+        slot.endpoint.is_some().then_some(Home { slot: at, generation: slot.generation })
+    });
+    homes.collect()
+}
+
+/// Runs a function of the library. A panic is an error.
+#[inline]
+pub(crate) fn guard(call: impl FnOnce() -> Error) -> Error {
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or(Error::INTERNAL)
+}

@@ -1,0 +1,80 @@
+/* A ring, an exchange of all with all from 1 byte to 8 MiB, and messages received in reverse: each
+   checked.
+
+     mpi REVERSED: so many messages, sent before the first is received */
+#include <mpi.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static void must (int holds, const char *what)
+{
+  if (!holds)
+    {
+      puts (what);
+      MPI_Abort (MPI_COMM_WORLD, 1);
+    }
+}
+
+static char byte (int rank, size_t at)
+{
+  return (char) (rank * 31 + at * 7 + (at >> 9));
+}
+
+static void ring (int rank, int size)
+{
+  long value = rank, next;
+  for (int turn = 0; turn < size * 300; turn++)
+    {
+      MPI_Sendrecv (&value, 1, MPI_LONG, (rank + 1) % size, 1, &next, 1, MPI_LONG, (rank + size - 1) % size, 1,
+                    MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+      value = next;
+    }
+  must (value == rank, "the ring brought another value back");
+}
+
+static void all_to_all (int rank, int size)
+{
+  for (size_t len = 1; len <= 8 << 20; len *= 8)
+    {
+      char *out = malloc (len * size), *in = malloc (len * size);
+      for (size_t at = 0; at < len * size; at++)
+        out[at] = byte (rank, at);
+      MPI_Alltoall (out, len, MPI_CHAR, in, len, MPI_CHAR, MPI_COMM_WORLD);
+      for (int peer = 0; peer < size; peer++)
+        for (size_t at = 0; at < len; at++)
+          must (in[peer * len + at] == byte (peer, rank * len + at), "all to all brought other bytes");
+      free (out);
+      free (in);
+    }
+}
+
+/* Blocking sends, each of which must complete before one is received. */
+static void reverse (int rank, int count)
+{
+  int value, tags = 30000;
+  for (int at = 0; rank == 0 && at < count; at++)
+    MPI_Send (&at, 1, MPI_INT, 1, at % tags, MPI_COMM_WORLD);
+  MPI_Status status;
+  for (int at = count - 1; rank == 1 && at >= 0; at--)
+    {
+      /* Of one tag the oldest comes first. */
+      int same = (count - 1 - at % tags) / tags, oldest = at % tags + tags * (same - at / tags);
+      MPI_Recv (&value, 1, MPI_INT, 0, at % tags, MPI_COMM_WORLD, &status);
+      must (value == oldest, "a message in reverse is another");
+    }
+}
+
+int main (int argc, char **argv)
+{
+  int rank, size;
+  MPI_Init (&argc, &argv);
+  MPI_Comm_rank (MPI_COMM_WORLD, &rank);
+  MPI_Comm_size (MPI_COMM_WORLD, &size);
+  ring (rank, size);
+  all_to_all (rank, size);
+  reverse (rank, argc > 1 ? atoi (argv[1]) : 0);
+  MPI_Barrier (MPI_COMM_WORLD);
+  printf ("rank %d of %d is done\n", rank, size);
+  MPI_Finalize ();
+  return 0;
+}

@@ -1,0 +1,115 @@
+#!/usr/bin/env bash
+# libpsm2.so.2 as programs find it: its symbols and layouts, by Debian's headers; wrong calls; a
+# killed peer; and stock Open MPI over it, with a program of ours and mpi4py's tests. That a job ran
+# over ours is told by our counters.
+#
+#   tests/psm2.sh [--long]
+#
+# --long: also 3 and 8 ranks, 100 killed peers, and more messages. Without, it takes two minutes.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit
+source tests/need.sh
+
+long=false
+[ "${1:-}" != --long ] || long=true
+skip() {
+    echo "SKIPPED libpsm2: $*"
+    exit 77
+}
+need gcc gcc || skip "no C compiler, and it could not be installed"
+need readelf binutils || skip "no readelf, and it could not be installed"
+need_file /usr/include/psm2_mq.h libpsm2-dev || skip "the package libpsm2-dev could not be installed"
+
+work=$(mktemp -d)
+trap 'rm -r "$work"' EXIT
+failed=0
+tests=$PWD/adapters/psm2/tests
+cache=${CARGO_TARGET_DIR:-$PWD/target}/psm2
+PROFILE=${PROFILE:-dev} adapters/psm2/build.sh "$work/lib" || { echo "FAILED to build libpsm2.so.2"; exit 1; }
+library=$work/lib/libpsm2.so.2
+export LD_LIBRARY_PATH=$work/lib work
+
+# say NAME COMMAND...: one line for one check
+say() {
+    local name=$1
+    shift
+    if timeout --kill-after=5 "${limit:-120}" "$@" >"$work/log" 2>&1 </dev/null; then
+        echo "ok $name"
+    else
+        failed=1
+        echo "FAILED $name (status $?)"
+        tail -n 40 "$work/log"
+    fi
+}
+
+names() {
+    nm -D --defined-only "$work/lib/libpsm2.so.2" | awk '{ print $3 }' | sort | diff "$1" -
+}
+export -f names
+say "symbols, with their version" bash -c "names $tests/symbols.txt"
+say "SONAME" grep -q 'libpsm2\.so\.2\]' <(readelf -d "$library")
+say "the preload exports glob alone" [ "$(nm -D --defined-only "$work/lib/libfishplate_hfi1.so" | awk '{ print $3 }')" = glob ]
+for name in layout misuse killed; do
+    say "$name.c" gcc -std=gnu11 -Wall -Wextra -Werror -O1 -g "$tests/$name.c" "$library" -o "$work/$name"
+done
+say "wrong calls" "$work/misuse"
+rounds=5
+$long && rounds=100
+limit=600 say "$rounds killed peers" "$work/killed" $rounds
+tail -n 1 "$work/log"
+
+need mpirun.openmpi openmpi-bin && need mpicc.openmpi libopenmpi-dev ||
+    { echo "SKIPPED MPI over libpsm2: Open MPI could not be installed"; exit $failed; }
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
+
+# job RANKS PROGRAM...: that each rank ran over ours is told by its counters
+job() {
+    local ranks=$1
+    shift
+    mpirun.openmpi -n "$ranks" --mca pml cm --mca mtl psm2 -x LD_LIBRARY_PATH -x LD_PRELOAD="$work/lib/libfishplate_hfi1.so" \
+        -x FISHPLATE_PSM2_STATS=1 "$@"
+    # mpi4py's tests end with a failure where the real library has the same.
+    [ "$(grep -cE '^fishplate-psm2 .*: sent [1-9]' "$work/log")" = "$ranks" ]
+}
+export -f job
+
+say "the MPI program" mpicc.openmpi -Wall -Wextra -Werror -O1 "$tests/mpi.c" -o "$work/mpi"
+# program RANKS REVERSED
+program() {
+    job "$1" "$work/mpi" "$2" && [ "$(grep -c "^rank . of $1 is done" "$work/log")" = "$1" ]
+}
+export -f program
+say "2 ranks: ring, all to all, 20000 messages in reverse" bash -c "program 2 20000"
+say "4 ranks" bash -c "program 4 1000"
+$long && say "8 ranks, 80000 messages in reverse" bash -c "program 8 80000"
+
+# mpi4py's own tests, of the version that the package has.
+need_file /usr/lib/python3/dist-packages/mpi4py/MPI.*.so python3-mpi4py ||
+    { echo "SKIPPED mpi4py over libpsm2: python3-mpi4py could not be installed"; exit $failed; }
+version=$(/usr/bin/python3 -c 'import mpi4py; print(mpi4py.__version__)')
+source=$cache/mpi4py-$version
+if [ ! -d "$source/test" ]; then
+    mkdir -p "$cache"
+    need pip3 python3-pip && timeout 120 pip3 download --quiet --no-deps --no-binary :all: \
+        --dest "$cache" "mpi4py==$version" >/dev/null 2>"$work/log" </dev/null
+    tar -C "$cache" -xf "$source.tar.gz" ||
+        { echo "SKIPPED mpi4py over libpsm2: its tests are not to be had from PyPI"; tail -n 3 "$work/log"; exit $failed; }
+fi
+# suite RANKS: only those tests fail that fail over the real library, too. Left out is what is not
+# about messages, or not of Open MPI's mtl: files, windows, other programs, pickles.
+suite() {
+    job "$1" /usr/bin/python3 "$source/test/runtests.py" -q --no-threads -e spawn -e io -e rma -e win -e cco_vec -e test_pickle
+    local ran=$? others
+    others=$(grep -aE '^(ERROR|FAIL): ' "$work/log" | grep -vc testTestSomeRecv)
+    [ $ran = 0 ] && [ "$others" = 0 ] && [ "$(grep -acE '^Ran 1[0-9]{3} tests' "$work/log")" = "$1" ]
+}
+export -f suite
+export source
+counts=(2 4)
+$long && counts=(2 3 4 8)
+for ranks in "${counts[@]}"; do
+    limit=400 say "mpi4py $version, $ranks ranks" bash -c "suite $ranks"
+    grep -aE '^Ran ' "$work/log" | sort | uniq -c
+done
+say "nothing is left in /dev/shm" bash -c '! ls /dev/shm | grep -i "fishplate\|psm2"'
+exit $failed
