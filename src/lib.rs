@@ -82,6 +82,7 @@ pub use fishplate_sys as sys;
 pub mod bootstrap;
 mod closer;
 pub mod config;
+pub mod counters;
 mod direct;
 pub mod guard;
 pub mod job;

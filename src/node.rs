@@ -95,6 +95,7 @@ pub use operations::Source;
 pub use queue::Queue;
 pub use rails::{RailError, RailInfo, RailPair};
 
+use crate::counters::Page;
 use address::Address;
 use connect::Contact;
 use device::OnDevice;
@@ -151,6 +152,8 @@ pub struct Node {
     own: Own,
     builder: Builder,
     passes: u32,
+    /// Its counters, for other processes.
+    page: Option<Page>,
     driver: Driver,
 }
 
@@ -170,6 +173,7 @@ impl Node {
         encoded: Vec<u8>,
         listener: Listener,
         (profile, agrees): (Profile, Option<GpuProfile>),
+        page: Option<Page>,
         builder: Builder,
     ) -> Node {
         Node {
@@ -191,6 +195,7 @@ impl Node {
             own: Own::default(),
             builder,
             passes: 0,
+            page,
             driver: Driver::Program,
         }
     }
@@ -241,6 +246,20 @@ impl Node {
             return worker.call(|node| node.stats()).unwrap_or_default();
         }
         self.home.engine.stats()
+    }
+
+    /// Copies the counters to the page of a node with
+    /// [`Builder::counters`](Builder::counters), unless that was done in the last 10 ms. Waits do
+    /// so themselves: this is for programs that only poll.
+    pub fn publish_counters(&mut self) {
+        if let Driver::Worker(worker) = &self.driver {
+            return worker.call(Node::publish_counters).unwrap_or(());
+        }
+        let Some(page) = &mut self.page else { return };
+        let (home, contacts, rails) = (&self.home, &self.contacts, &self.rails);
+        page.publish(home.host().now_ns(), || {
+            (home.engine.stats(), [contacts.len() as u64, rails.len() as u64 + 1])
+        });
     }
 
     /// Shuts the node down: waits until everything it sent is applied and every peer knows that it

@@ -26,6 +26,7 @@ use super::rail::NodeRail;
 use super::sleep::Sleep;
 use super::{Node, OpenError, RailInfo};
 use crate::config::{RAILS_LIMIT, Settings};
+use crate::counters::Page;
 use crate::direct::StandIn;
 use crate::rails::{self, OpenRail, RailsError, Wanted};
 use crate::storage::Limits;
@@ -163,6 +164,7 @@ pub struct Builder {
     policy: Policy,
     pub(super) worker: Option<Options>,
     wait_fd: bool,
+    counters: bool,
     pub(super) connect_timeout: Duration,
     pub(super) patience: Duration,
     pub(super) local: bool,
@@ -184,6 +186,7 @@ impl Default for Builder {
             policy: Policy::BALANCED,
             worker: None,
             wait_fd: false,
+            counters: false,
             connect_timeout: Duration::from_secs(10),
             patience: Duration::from_secs(10),
             local: true,
@@ -265,6 +268,13 @@ impl Builder {
     /// than the futex that it would sleep on otherwise. Default: only with libfabric rails.
     pub fn wait_fd(mut self) -> Self {
         self.wait_fd = true;
+        self
+    }
+
+    /// Gives the node a page of [counters](crate::counters), which `fishplate stat` and other
+    /// processes of this user read while the program runs. Default: none.
+    pub fn counters(mut self) -> Self {
+        self.counters = true;
         self
     }
 
@@ -400,7 +410,14 @@ impl Builder {
             parks(self.policy, wait_object.longest(network)),
         )?;
         crate::close_in_background();
-        Ok((Box::new(Node::new(home, infos, own, address, listener, (profile, agrees), self)), wait_object))
+        let page = match self.counters {
+            true => Some(Page::create().map_err(|errno| AttachError::System(errno.raw()))?),
+            false => None,
+        };
+        Ok((
+            Box::new(Node::new(home, infos, own, address, listener, (profile, agrees), page, self)),
+            wait_object,
+        ))
     }
 
     /// Opens the requested libfabric rails.

@@ -59,6 +59,7 @@ impl Node {
     pub fn arm(&mut self) -> Option<Duration> {
         self.wait_fd()?;
         self.meet();
+        self.publish_counters();
         let NodeWaitObject::Network(event, sleep) = self.home.wait_object().clone() else { return None };
         let longest_ns = if self.meeting { MEETING_SLICE } else { SLICE };
         let (engine, host) = (&mut self.home.engine, self.home.waiter.host());

@@ -480,12 +480,14 @@ impl Node {
         let deadline_ns = self.deadline_ns(timeout);
         let late_ns = self.home.host().now_ns().saturating_add(EARLY);
         let mut until = 0;
+        self.publish_counters();
         while matches!(result, Err(WaitError::Deadline(_))) && until < deadline_ns {
             self.meet();
             let early = until < late_ns;
             until = self.slice_ns(deadline_ns);
             let waiter = if early { &mut self.home.waiter } else { &mut self.home.sleeper };
             result = wait(&mut self.home.engine, waiter, until);
+            self.publish_counters();
         }
         Ok(result?)
     }

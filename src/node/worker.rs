@@ -210,6 +210,7 @@ impl Idler<'_> {
             let (meeting, until_ns) = {
                 let Ok(mut node) = node.lock() else { return };
                 node.meet();
+                node.publish_counters();
                 node.home.engine.check_peers();
                 (node.meeting, node.slice_ns(u64::MAX))
             };

@@ -48,6 +48,8 @@ pub enum Command {
     Info(InfoArgs),
     /// Find what makes the transport slow or unusable here, and what to do about it.
     Doctor(DoctorArgs),
+    /// Show the counters of running programs whose nodes have them (Builder::counters).
+    Stat(StatArgs),
     /// The process that `perf` starts to have somebody to talk to.
     #[command(hide = true)]
     Peer(PeerArgs),
@@ -73,6 +75,25 @@ pub struct DoctorArgs {
     /// Read proc, sys and dev/shm below this folder, of another machine or a test.
     #[arg(long, value_name = "DIR", default_value = "/")]
     pub root: PathBuf,
+}
+
+/// Options of `fishplate stat`.
+#[derive(Debug, Args)]
+pub struct StatArgs {
+    /// The process [default: all that may be read].
+    pub pid: Option<u32>,
+    /// One JSON object a line instead of text.
+    #[arg(long, conflicts_with = "prom")]
+    pub json: bool,
+    /// Prometheus' text format.
+    #[arg(long)]
+    pub prom: bool,
+    /// Again every so many seconds, with rates.
+    #[arg(short, long, value_name = "SECONDS", value_parser = sizes::parse_seconds)]
+    pub interval: Option<f64>,
+    /// So many times; without it until it is interrupted.
+    #[arg(short = 'n', long, value_name = "N", requires = "interval", value_parser = clap::value_parser!(u64).range(1..))]
+    pub count: Option<u64>,
 }
 
 /// Options of the hidden second process.

@@ -7,7 +7,7 @@
 //! The parts, in the order in which they use each other: what the user asks for (`args`,
 //! `sizes`, `variables`), where it runs (`cpu`, `clock`, `room`), what it is measured with
 //! (`histogram`, `instructions`, `floor`, `payload`, `layout`), the tests (`perf`), and what is
-//! told (`report`, `info`, `doctor`, `demo`).
+//! told (`report`, `info`, `doctor`, `stat`, `demo`).
 
 mod args;
 mod clock;
@@ -26,6 +26,7 @@ mod progress;
 mod report;
 mod room;
 mod sizes;
+mod stat;
 mod variables;
 
 use std::process::ExitCode;
@@ -56,6 +57,7 @@ fn run() -> ExitCode {
             perf::run(&plan)
         }),
         Some(Command::Info(args)) => info::run(&args),
+        Some(Command::Stat(args)) => stat::run(&args),
         Some(Command::Doctor(args)) => match doctor::run(&args) {
             Ok(code) => return code,
             Err(failure) => Err(failure),

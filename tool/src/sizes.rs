@@ -62,6 +62,14 @@ pub fn show(bytes: usize) -> String {
     }
 }
 
+/// Reads a time in seconds, from a millisecond to a day.
+pub fn parse_seconds(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(seconds) if (0.001..=86_400.0).contains(&seconds) => Ok(seconds),
+        _ => Err("use 0.001 to 86400 seconds".into()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

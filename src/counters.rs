@@ -1,0 +1,283 @@
+//! A page of counters for each node that was opened with
+//! [`Builder::counters`](crate::node::Builder::counters), which other processes of the same user
+//! read while the program runs. `fishplate stat` shows it.
+//!
+//! The page is a memfd of 4096 bytes named [`NAME`], so it ends with its process. Readers find it
+//! in `/proc/PID/fd`. It has native words of 64 bits:
+//!
+//! | word | what |
+//! |---|---|
+//! | 0 | [`MAGIC`] |
+//! | 1 | a count that is odd while the page changes |
+//! | 2 | the process, by the number that it has for itself |
+//! | 3 | the node: 0 for the first of the process |
+//! | 4 | when the page was written, in nanoseconds of `CLOCK_MONOTONIC` |
+//! | 5 | how many counters follow |
+//! | 8.. | the counters, in the order of [`NAMES`] |
+//!
+//! Later versions may add counters at the end. The node copies its counters there outside its hot
+//! paths, at most every [`INTERVAL`]: in waits, in [`Node::arm`](crate::Node::arm), by its worker,
+//! and in [`Node::publish_counters`](crate::Node::publish_counters). Copying makes no system call.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::time::Duration;
+
+use fishplate_core::engine::Stats;
+use fishplate_sys::Errno;
+
+/// The name of the memfd.
+pub const NAME: &str = "fishplate-counters";
+
+/// The first word: "FPstat" and the version of the layout, 1.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"FPstat\0\x01");
+
+/// Time between two copies, at least.
+pub const INTERVAL: Duration = Duration::from_millis(10);
+
+/// What the counters are, in the order of the page. The last two are gauges.
+pub const NAMES: [&str; 15] = [
+    "posted",
+    "arrived",
+    "arrivals_out_of_order",
+    "duplicates",
+    "stale",
+    "applied",
+    "acks_alone",
+    "refused",
+    "failed",
+    "rails_failed",
+    "reposted",
+    "replied_again",
+    "passes",
+    "peers",
+    "rails",
+];
+
+/// The last of [`NAMES`] that go up and down; the others only grow.
+pub const GAUGES: usize = 2;
+
+const BYTES: usize = 4096;
+const FIRST: usize = 8;
+
+/// Numbers the nodes of this process.
+static NODES: AtomicU64 = AtomicU64::new(0);
+
+type Words = [AtomicU64; BYTES / 8];
+
+/// A node's page, mapped.
+pub(crate) struct Page {
+    words: NonNull<Words>,
+    _fd: OwnedFd,
+    published_ns: u64,
+}
+
+// SAFETY: the mapping is this value's alone, and atomic.
+unsafe impl Send for Page {}
+
+impl Page {
+    /// Makes one.
+    pub fn create() -> Result<Page, Errno> {
+        let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+        // SAFETY: a C string; the descriptor, if there is one, is new.
+        let fd = unsafe {
+            match libc::memfd_create(c"fishplate-counters".as_ptr(), flags) {
+                -1 => return Err(Errno::last()),
+                fd => OwnedFd::from_raw_fd(fd),
+            }
+        };
+        let (access, shared) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
+        // SAFETY: an open descriptor, and a new mapping of as much as the file has.
+        let at = unsafe {
+            if libc::ftruncate(fd.as_raw_fd(), BYTES as libc::off_t) != 0 {
+                return Err(Errno::last());
+            }
+            libc::mmap(std::ptr::null_mut(), BYTES, access, shared, fd.as_raw_fd(), 0)
+        };
+        if at == libc::MAP_FAILED {
+            return Err(Errno::last());
+        }
+        // Others can only read it. Without the seals they could change the page, and nothing else.
+        // SAFETY: an open descriptor.
+        unsafe {
+            let seals = libc::F_SEAL_GROW | libc::F_SEAL_SHRINK | libc::F_SEAL_FUTURE_WRITE;
+            libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, seals);
+        }
+        let words = NonNull::new(at.cast::<Words>()).ok_or(Errno::ENOMEM)?;
+        let page = Page { words, _fd: fd, published_ns: 0 };
+        let node = NODES.fetch_add(1, Ordering::Relaxed);
+        for (at, value) in [(2, std::process::id().into()), (3, node), (5, NAMES.len() as u64), (0, MAGIC)] {
+            page.words()[at].store(value, Ordering::Relaxed);
+        }
+        Ok(page)
+    }
+
+    fn words(&self) -> &Words {
+        // SAFETY: the mapping lives as long as this value, is aligned to a page, and any bytes are
+        // valid words.
+        unsafe { self.words.as_ref() }
+    }
+
+    /// Copies the counters, unless that was done a moment ago.
+    pub fn publish(&mut self, now_ns: u64, stats: impl FnOnce() -> (Stats, [u64; GAUGES])) {
+        if now_ns.saturating_sub(self.published_ns) < INTERVAL.as_nanos() as u64 {
+            return;
+        }
+        self.published_ns = now_ns;
+        let (stats, gauges) = stats();
+        let values = in_order(&stats, gauges);
+        let words = self.words();
+        let count = words[1].load(Ordering::Relaxed);
+        // A sequence lock: a reader that sees a word of these stores sees the odd count before it,
+        // or the even one after it.
+        words[1].store(count.wrapping_add(1), Ordering::Relaxed);
+        fence(Ordering::Release);
+        words[4].store(now_ns, Ordering::Relaxed);
+        words[FIRST..].iter().zip(values).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
+        words[1].store(count.wrapping_add(2), Ordering::Release);
+    }
+}
+
+impl Drop for Page {
+    fn drop(&mut self) {
+        // SAFETY: the mapping that `create` made, which nothing refers to any more.
+        unsafe { libc::munmap(self.words.as_ptr().cast(), BYTES) };
+    }
+}
+
+/// The values in the order of [`NAMES`].
+fn in_order(stats: &Stats, [peers, rails]: [u64; GAUGES]) -> [u64; NAMES.len()] {
+    let Stats { posted, arrived, arrivals_out_of_order, duplicates, stale, applied, acks_alone, .. } = *stats;
+    let Stats { refused, failed, rails_failed, reposted, replied_again, passes, .. } = *stats;
+    [
+        posted,
+        arrived,
+        arrivals_out_of_order,
+        duplicates,
+        stale,
+        applied,
+        acks_alone,
+        refused,
+        failed,
+        rails_failed,
+        reposted,
+        replied_again,
+        passes,
+        peers,
+        rails,
+    ]
+}
+
+/// What a page said at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Snapshot {
+    /// The process, by the number under which it was found.
+    pub pid: u32,
+    /// The node: 0 for the first of its process.
+    pub node: u64,
+    /// When the page was written, in nanoseconds of `CLOCK_MONOTONIC`. 0: not yet.
+    pub written_ns: u64,
+    /// The counters, in the order of [`NAMES`].
+    pub values: [u64; NAMES.len()],
+}
+
+/// Reads the pages of a process, in the order of its nodes. Makes system calls; the process is
+/// neither stopped nor told.
+///
+/// # Errors
+/// There is no such process, or it belongs to another user.
+pub fn read(pid: u32) -> io::Result<Vec<Snapshot>> {
+    let folder = format!("/proc/{pid}/fd");
+    let target = format!("/memfd:{NAME} (deleted)");
+    let own = own_number(pid);
+    let mut found: Vec<Snapshot> = vec![];
+    for entry in fs::read_dir(&folder)?.flatten() {
+        if fs::read_link(entry.path()).is_ok_and(|link| link.as_os_str() == target.as_str())
+            && let Ok(file) = File::open(entry.path())
+            && let Some((owner, snapshot)) = snapshot(&file, pid)
+            // A forked process has its parent's pages too.
+            && own.is_none_or(|own| owner == own)
+            && found.iter().all(|known| known.node != snapshot.node)
+        {
+            found.push(snapshot);
+        }
+    }
+    found.sort_by_key(|snapshot| snapshot.node);
+    Ok(found)
+}
+
+/// The pages of all processes that this one may look into.
+pub fn read_all() -> Vec<Snapshot> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let mut pids: Vec<u32> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    pids.sort_unstable();
+    pids.into_iter().filter_map(|pid| read(pid).ok()).flatten().collect()
+}
+
+/// The number that a process has for itself.
+fn own_number(pid: u32) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    line.split_whitespace().last()?.parse().ok()
+}
+
+/// Reads a page, and its owner. `None`: it is no page, or changes all the time.
+fn snapshot(file: &File, pid: u32) -> Option<(u64, Snapshot)> {
+    for _ in 0..100 {
+        let (mut page, mut count) = ([0; BYTES], [0; 8]);
+        file.read_exact_at(&mut page, 0).ok()?;
+        file.read_exact_at(&mut count, 8).ok()?;
+        let word = |at: usize| u64::from_ne_bytes(page[at * 8..at * 8 + 8].try_into().expect("8 bytes"));
+        if word(0) != MAGIC {
+            return None;
+        }
+        if word(1) != u64::from_ne_bytes(count) || word(1) % 2 != 0 {
+            continue;
+        }
+        let there = (word(5) as usize).min(NAMES.len());
+        let values = std::array::from_fn(|at| if at < there { word(FIRST + at) } else { 0 });
+        return Some((word(2), Snapshot { pid, node: word(3), written_ns: word(4), values }));
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_is_read_while_it_changes_and_never_half() {
+        let mut page = Page::create().unwrap();
+        let node = page.words()[3].load(Ordering::Relaxed);
+        let mine = || read(std::process::id()).unwrap().into_iter().find(|one| one.node == node);
+        assert_eq!(mine().unwrap().written_ns, 0);
+        let done = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for n in 1..=200_000u64 {
+                    let stats = Stats { posted: n, arrived: n, passes: n, ..Stats::default() };
+                    page.publish(n * INTERVAL.as_nanos() as u64, || (stats, [n, n]));
+                }
+                done.store(true, Ordering::Relaxed);
+            });
+            let mut before = 0;
+            while !done.load(Ordering::Relaxed) {
+                // One that changes all the time may not be read at this moment.
+                let Some(now) = mine() else { continue };
+                let [posted, arrived, .., passes, peers, rails] = now.values;
+                assert_eq!([arrived, passes, peers, rails], [posted; 4]);
+                assert_eq!(now.written_ns, posted * INTERVAL.as_nanos() as u64);
+                assert!(posted >= before);
+                before = posted;
+            }
+        });
+        assert_eq!(mine().unwrap().values[0], 200_000);
+        page.publish(200_001 * INTERVAL.as_nanos() as u64 - 1, || panic!("a moment after the last"));
+        drop(page);
+        assert_eq!(mine(), None);
+    }
+}

@@ -1,0 +1,103 @@
+//! The counters of running programs, from the pages of their nodes: once, or again and again with
+//! the rate of each. Reads only; the programs are neither stopped nor told.
+
+use std::io;
+use std::thread::sleep;
+use std::time::Duration;
+
+use fishplate::counters::{self, GAUGES, NAMES, Snapshot};
+use serde_json::{Map, Value, json};
+
+use super::args::StatArgs;
+use super::failure::{Failure, Outcome};
+use super::report::{self, SCHEMA_VERSION};
+
+/// Reads and writes.
+pub fn run(args: &StatArgs) -> Outcome {
+    let mut before = look(args)?;
+    report::print(&written(args, &before, &[])?)?;
+    let Some(seconds) = args.interval else { return Ok(()) };
+    let mut left = args.count;
+    while left != Some(1) {
+        sleep(Duration::from_secs_f64(seconds));
+        let now = look(args)?;
+        report::print(&written(args, &now, &before)?)?;
+        before = now;
+        left = left.map(|left| left - 1);
+    }
+    Ok(())
+}
+
+fn look(args: &StatArgs) -> Outcome<Vec<Snapshot>> {
+    let Some(pid) = args.pid else { return Ok(counters::read_all()) };
+    let pages = counters::read(pid).map_err(|error| {
+        let remedy = match error.kind() {
+            io::ErrorKind::NotFound => "there is no such process",
+            _ => "run this as its user, or as root",
+        };
+        Failure::run(format!("cannot read the counters of process {pid}: {error}; {remedy}"))
+    })?;
+    match pages.is_empty() {
+        true => {
+            Err(Failure::run(format!("process {pid} has no counters: open its node with Builder::counters")))
+        }
+        false => Ok(pages),
+    }
+}
+
+fn written(args: &StatArgs, now: &[Snapshot], before: &[Snapshot]) -> Outcome<String> {
+    match (args.json, args.prom) {
+        (true, _) => as_json(now),
+        (_, true) => Ok(as_prom(now)),
+        _ => Ok(as_text(now, before)),
+    }
+}
+
+fn as_text(now: &[Snapshot], before: &[Snapshot]) -> String {
+    let mut text = String::new();
+    for page in now {
+        text += &format!("process {} node {}\n", page.pid, page.node);
+        let earlier = before.iter().find(|one| (one.pid, one.node) == (page.pid, page.node));
+        let seconds = earlier.map(|one| page.written_ns.saturating_sub(one.written_ns) as f64 / 1e9);
+        for (at, (name, value)) in NAMES.iter().zip(page.values).enumerate() {
+            text += &format!("  {name:<22} {value:>16}");
+            if let (Some(earlier), Some(seconds)) = (earlier, seconds)
+                && seconds > 0.0
+                && at < NAMES.len() - GAUGES
+            {
+                text += &format!(" {:>14.0}/s", value.saturating_sub(earlier.values[at]) as f64 / seconds);
+            }
+            text.push('\n');
+        }
+    }
+    if now.is_empty() {
+        text += "no process of this user has counters: open nodes with Builder::counters\n";
+    }
+    text
+}
+
+fn as_json(now: &[Snapshot]) -> Outcome<String> {
+    let page = |page: &Snapshot| {
+        let values = NAMES.iter().zip(page.values);
+        let values: Map<String, Value> = values.map(|(name, value)| ((*name).into(), value.into())).collect();
+        json!({ "pid": page.pid, "node": page.node, "written_ns": page.written_ns, "counters": values })
+    };
+    let all: Vec<Value> = now.iter().map(page).collect();
+    Ok(json!({ "schema_version": SCHEMA_VERSION, "nodes": all }).to_string() + "\n")
+}
+
+/// Prometheus' text format.
+fn as_prom(now: &[Snapshot]) -> String {
+    let mut text = String::new();
+    for (at, name) in NAMES.iter().enumerate() {
+        let (kind, name) = match at < NAMES.len() - GAUGES {
+            true => ("counter", format!("fishplate_{name}_total")),
+            false => ("gauge", format!("fishplate_{name}")),
+        };
+        text += &format!("# TYPE {name} {kind}\n");
+        for page in now {
+            text += &format!("{name}{{pid=\"{}\",node=\"{}\"}} {}\n", page.pid, page.node, page.values[at]);
+        }
+    }
+    text
+}
