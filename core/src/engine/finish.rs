@@ -192,14 +192,10 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
         let rail = RailId(rail as u8);
         let slot = &mut self.pending.slots[index as usize];
-        let gone = || match self.streams.get(slot.stream as usize).map(|s| self.peers[s.peer as usize].state)
-        {
-            Some(PeerState::Failed(why)) => why.is_gone(),
-            _ => false,
-        };
         let quiescent = match error {
             CompleteError::Failed(_) => true,
-            CompleteError::PeerDown => slot.kind == OpKind::Read || gone(),
+            // Where the peer has failed already, that says whether anything may still land.
+            CompleteError::PeerDown => slot.kind == OpKind::Read || slot.outcome != Outcome::Done,
             CompleteError::Unknown(_) => false,
         };
         slot.fail(Fault::Rail(rail, error), quiescent);

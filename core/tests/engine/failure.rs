@@ -4,10 +4,10 @@ use fishplate_core::engine::{Config, ContextId, Notice};
 use fishplate_core::error::{AttachError, CompleteError, OpError, PeerError, PostError, WaitError};
 use fishplate_core::mem::{Peer, RailId};
 use fishplate_core::op::{Amo, AmoOp, Fault, Outcome};
-use fishplate_core::rail::Caps;
 use fishplate_core::rail::faulty::{Faults, Faulty};
 use fishplate_core::rail::loopback::Loopback;
 use fishplate_core::rail::sim::Dials;
+use fishplate_core::rail::{Caps, Order, Rail};
 
 use super::order::{add, hold, set};
 use super::support::tap::{Event, Tap, Verb, shared, tap};
@@ -196,6 +196,77 @@ fn late_completions_of_a_removed_peer_do_not_affect_its_successor() {
         assert!(own.engine.test(get).unwrap().is_some());
         own.engine.quiet(CX, fresh, &mut own.waiter, SOON).unwrap();
         assert_eq!(word(&own.engine, own.target.at(8)), 1);
+    }
+}
+
+/// What an operation ends as whose post has not completed and that is not acknowledged, after
+/// these events of its peer and of the context word of its post.
+fn outcome<R: Rail>(rail: R, verb: Verb, events: impl Fn(Peer, u64) -> Vec<Event>) -> Outcome {
+    const ACK: u8 = 5;
+    let control = shared();
+    // The order that the engine asks of a rail that it hands atomics to.
+    control.borrow_mut().caps = Some(|caps| Caps { order: Order::All, ..caps });
+    let mut own = own(Config::DEFAULT, tap(rail, &control), 4096);
+    let held = hold(&control, |event| match event {
+        Event::Done(..) => true,
+        Event::Message(_, bytes) => bytes[0] == ACK,
+        _ => false,
+    });
+    let (at, to) = (own.source.at(0), own.remote.at(64));
+    let token = pending(match verb {
+        Verb::Read => own.engine.get(CX, at, 300, to, Notice::Report(1)),
+        Verb::Write => own.engine.put(CX, at, 300, to, Notice::Report(1)),
+        _ => own.engine.fetch(CX, to, INC, 1),
+    });
+    passes(&mut own.engine, 60);
+    let posted = control.borrow().posts.iter().find(|post| post.verb == verb).map(|post| post.cx);
+    let cx = posted.unwrap_or_else(|| panic!("{verb:?}: {:?}", control.borrow().posts));
+    assert!(held.borrow().contains(&Event::Done(cx, Ok(()))), "{verb:?}: {held:?}");
+    for event in events(own.peer.peer(), cx) {
+        control.borrow_mut().inject.push_back(event);
+        own.engine.progress();
+    }
+    own.engine.test(token).unwrap().expect("ended").outcome
+}
+
+/// As [`outcome`], over a rail that completes each post later, or executes atomics.
+fn outcome_of(verb: Verb, events: impl Fn(Peer, u64) -> Vec<Event>) -> Outcome {
+    let later = Faults { hold: 1000, ..Faults::NONE };
+    match verb {
+        Verb::Atomic => outcome(Network::new().with_native_atomics(), verb, events),
+        _ => outcome(Faulty::<_, 32>::new(Network::new(), later, 1), verb, events),
+    }
+}
+
+#[test]
+fn a_post_without_a_number_that_fails_is_over_where_its_rail_says_so() {
+    let (refused, down, unknown) =
+        (CompleteError::Failed(-5), CompleteError::PeerDown, CompleteError::Unknown(-6));
+    for (verb, error, over) in [
+        (Verb::Read, refused, true),
+        (Verb::Read, down, true),
+        (Verb::Read, unknown, false),
+        (Verb::Atomic, refused, true),
+        // It may have been executed.
+        (Verb::Atomic, down, false),
+        (Verb::Atomic, unknown, false),
+    ] {
+        let fault = Fault::Rail(RailId(0), error);
+        let want = if over { Outcome::Failed(fault) } else { Outcome::Unknown(fault) };
+        let outcome = outcome_of(verb, |_, cx| vec![Event::Done(cx, Err(error))]);
+        assert_eq!(outcome, want, "{verb:?}, {error:?}");
+    }
+}
+
+#[test]
+fn what_was_in_flight_to_a_peer_is_over_if_that_has_died_and_perhaps_not_if_it_was_lost() {
+    for verb in [Verb::Write, Verb::Atomic] {
+        for (why, over) in [(PeerError::Died, true), (PeerError::Lost, false)] {
+            let down = |peer, cx| vec![Event::Down(peer, why), Event::Done(cx, Err(CompleteError::PeerDown))];
+            let fault = Fault::Peer(why);
+            let want = if over { Outcome::Failed(fault) } else { Outcome::Unknown(fault) };
+            assert_eq!(outcome_of(verb, down), want, "{verb:?}, {why:?}");
+        }
     }
 }
 
