@@ -429,3 +429,37 @@ fn limits(address: &Address) -> MatchLimits {
     let Address { eager, credits, headers, .. } = *address;
     MatchLimits { eager, credits, headers }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::Fabric;
+    use fishplate_shm::Listener;
+
+    #[test]
+    fn a_peer_that_is_given_up_before_it_has_answered_is_hung_up_on() {
+        let open = || Node::builder().fabric(Fabric::Off).open().unwrap();
+        let (mut node, silent) = (open(), open());
+        // Goes on meeting somebody.
+        node.connect(silent.address()).unwrap();
+        // The number of a node, which is the larger one and waits to be dialled; then its socket.
+        let door = u64::MAX - u64::from(std::process::id());
+        let mut address = node.address().to_vec();
+        address[6..14].copy_from_slice(&u64::MAX.to_le_bytes());
+        address[14..22].copy_from_slice(&door.to_le_bytes());
+        let listener = Listener::bind(socket(door)).unwrap();
+        let peer = node.connect(&address).unwrap();
+        node.disconnect(peer).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let refused = loop {
+            node.progress();
+            let link = listener.accept(&node.profile, Instant::now());
+            assert!(link.is_err(), "the handshake went on");
+            match listener.refused() {
+                refused if refused.is_empty() => assert!(Instant::now() < deadline, "not hung up"),
+                refused => break refused,
+            }
+        };
+        assert!(refused.iter().all(|(_, why)| *why == HandshakeError::HungUp), "{refused:?}");
+    }
+}

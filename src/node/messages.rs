@@ -382,3 +382,40 @@ impl Node {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::Fabric;
+    use fishplate_core::error::{AttachError, PeerError};
+    use fishplate_core::op::Fault;
+
+    #[test]
+    fn a_copy_that_something_may_still_access_serves_no_other_message() {
+        let mut node = Node::builder().fabric(Fabric::Off).open().unwrap();
+        let fault = Fault::Peer(PeerError::Lost);
+        let gone = Err(AttachError::UnknownRegion.into());
+        for (outcome, again) in
+            [(Outcome::Done, true), (Outcome::Failed(fault), true), (Outcome::Unknown(fault), false)]
+        {
+            let copy = node.copy_of(100_000).unwrap();
+            let token = Token::from_raw(77);
+            node.own.operations.push((token, Some(copy)));
+            let end = Completion { token, tag: 0, outcome, value: 0, order: 0 };
+            assert!(node.reap_operation(&end) && !node.reap_operation(&end));
+            assert_eq!(node.own.free.pop(), again.then_some(copy), "{outcome:?}");
+            assert!(again || node.segment(copy).map(drop) == gone);
+        }
+        for (outcome, again) in [
+            (Received::Ok, true),
+            (Received::Truncated, true),
+            (Received::Failed(fault), true),
+            (Received::Unknown(fault), false),
+        ] {
+            let copy = node.copy_of(100_000).unwrap();
+            node.received(copy, outcome);
+            assert_eq!(node.own.free.pop(), again.then_some(copy), "{outcome:?}");
+            assert!(again || node.segment(copy).map(drop) == gone);
+        }
+    }
+}

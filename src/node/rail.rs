@@ -292,3 +292,59 @@ unsafe impl Rail for NodeRail {
         each!(self, rail => rail.check_peers(sink))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fishplate_core::mem::RailId;
+    use fishplate_sys::fabric::{Ask, FabricConfig, negotiate};
+    use fishplate_testing::fabric::{Fake, Persona};
+
+    #[test]
+    fn what_libfabric_did_not_register_is_refused_in_every_call_that_names_it() {
+        let fake = Fake::new(Persona::cxi(), 1);
+        let offer = negotiate(fake.library(), &Ask::new("cxi")).unwrap();
+        let open = || {
+            let rail = FabricRail::open(&offer, FabricConfig::default()).unwrap();
+            NodeRail::Fabric(Guard::new(rail, RailId(0), None))
+        };
+        let (mut rail, other) = (open(), open());
+        let peer = Peer(1);
+        let NodeRail::Fabric(guard) = &other else { unreachable!() };
+        let address = guard.inner().address().unwrap();
+        let NodeSetup::Fabric(mut setup) = rail.setup() else { unreachable!() };
+        setup.inner_mut().attach(peer, &address).unwrap();
+
+        let mut memory = [0u64; 8];
+        let start = NonNull::from(&mut memory).cast::<u8>();
+        let region = |kind| {
+            // SAFETY: outlives the rail, and nothing is posted from or into it.
+            unsafe { Region::new(start, 64, kind) }
+        };
+        let device = region(RegionKind::Device { ordinal: 0 });
+        assert_eq!(rail.register(&device), Ok((ELSEWHERE, NOT_HERE)));
+        let (key, desc) = rail.register(&region(RegionKind::Private)).unwrap();
+        assert!(key != ELSEWHERE && desc != NOT_HERE);
+
+        let post = |rail: &mut NodeRail, desc, key| {
+            let (local, remote) = (Local { ptr: start, len: 8, desc }, Remote { key, offset: 0 });
+            // SAFETY: what is posted is refused.
+            unsafe {
+                [
+                    rail.post_write(peer, local, remote, Some(0), 1),
+                    rail.post_write_checked(peer, local, remote, 0, 1),
+                    rail.post_read(peer, local, remote, 1),
+                    rail.post_rendezvous_read(peer, local, remote, 1),
+                ]
+            }
+        };
+        let refused = [Err(PostError::Unsupported); 4];
+        assert_eq!(post(&mut rail, NOT_HERE, key), refused);
+        assert_eq!(post(&mut rail, desc, ELSEWHERE), refused);
+        assert_eq!(rail.import(peer, ELSEWHERE, 64), Err(AttachError::Unsupported));
+        assert_eq!(rail.try_import(peer, ELSEWHERE, 64), Err(AttachError::Unsupported));
+        rail.release(peer, ELSEWHERE);
+        assert_eq!(rail.deregister(ELSEWHERE), Ok(()));
+        assert_eq!(rail.deregister(key), Ok(()));
+    }
+}

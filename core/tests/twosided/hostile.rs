@@ -3,10 +3,10 @@
 
 use fishplate_core::engine::protocol::{MatchConfig, Payload, Received};
 use fishplate_core::engine::tag::MatcherMemory;
-use fishplate_core::engine::{Config, ContextId, Engine, Notice};
+use fishplate_core::engine::{Config, ContextId, Engine, Notice, Signal};
 use fishplate_core::error::{AttachError, OpError, PeerError, Violation};
 use fishplate_core::mem::PeerId;
-use fishplate_core::op::{Fault, Outcome};
+use fishplate_core::op::{Amo, AmoOp, Fault, Outcome, SignalOp, Token};
 use fishplate_core::rail::loopback::Loopback;
 
 use super::rig::*;
@@ -253,6 +253,56 @@ fn unmatched_answers_are_refused() {
                     "{what} twice"
                 );
             }
+        }
+    }
+}
+
+fn send_of(own: &mut Own1<Tap<Network>, 1>, to: PeerId, len: usize) -> Token {
+    let payload = Payload::Region(own.out.at(0), len);
+    pending(own.engine.send(CX, to, tag(9), payload, Notice::Report(1)))
+}
+
+#[test]
+fn answers_to_what_waits_for_none_of_this_peer_are_refused_and_end_nothing() {
+    type Begin = fn(&mut Own1<Tap<Network>, 1>, PeerId) -> Token;
+    let cases: [(&str, Begin); 4] = [
+        ("a send to another peer", |own, honest| send_of(own, honest, 5000)),
+        ("a put", |own, _| {
+            let remote = import(&mut own.engine, own.me, own.into);
+            pending(own.engine.put(CX, own.out.at(0), 300, remote.at(0), Notice::Report(1)))
+        }),
+        ("an atomic", |own, _| {
+            let remote = import(&mut own.engine, own.me, own.into);
+            let amo = Amo { op: AmoOp::Add, width: 8, operand: 0, compare: 0 };
+            pending(own.engine.fetch(CX, remote.at(0), amo, 1))
+        }),
+        ("a send that is not posted yet", |own, _| {
+            // The window is full.
+            let remote = import(&mut own.engine, own.me, own.into);
+            for _ in 0..8 {
+                let nothing = Signal { at: remote.at(0), op: SignalOp::Add, value: 0 };
+                own.engine.signal(CX, nothing, Notice::Silent).unwrap();
+            }
+            send_of(own, own.me, 5000)
+        }),
+    ];
+    for (what, begin) in cases {
+        for kind in [19, 20] {
+            let mut bench = Bench::new();
+            // Nothing is acknowledged or answered.
+            bench.control.borrow_mut().edit = Some(Box::new(|_, event| match &event {
+                Event::Message(_, bytes) if [4, 5].contains(&bytes[0]) => vec![],
+                _ => vec![event],
+            }));
+            let token = begin(&mut bench.own, bench.honest);
+            passes(&mut bench.own.engine, 3);
+            let words = [token.to_raw(), 8, 8];
+            bench.hear(message(kind, 0, 0, 0, &words[..if kind == 19 { 2 } else { 3 }]));
+            let why = PeerError::Protocol(Violation::Reply);
+            assert_eq!(bench.own.engine.peer_error(bench.own.me), Ok(Some(why)), "{what}: kind {kind}");
+            assert_eq!(bench.own.engine.peer_error(bench.honest), Ok(None), "{what}");
+            let end = bench.own.engine.test(token).unwrap();
+            assert!(end.is_none_or(|end| end.outcome != Outcome::Done), "{what}: kind {kind}: {end:?}");
         }
     }
 }

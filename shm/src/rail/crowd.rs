@@ -161,6 +161,22 @@ fn a_cold_peer_that_is_given_up_is_reported_and_looked_at_no_more() {
 }
 
 #[test]
+fn a_peer_is_hot_once_whichever_of_the_two_ends_talks_first_and_not_when_it_has_left() {
+    let (mut hub, mut spokes, _alone) = crowd();
+    cool(&mut hub);
+    hub.post_message(Peer(3), &[1], Untrusted::from_slice(&[]), 0).unwrap();
+    assert_eq!(hub.roster.hot, [Peer(3)]);
+    say(&mut spokes[3], 2);
+    let mut seen = Seen::default();
+    for _ in 0..=ROUND {
+        hub.poll(32, &mut seen);
+    }
+    assert_eq!((&hub.roster.hot[..], seen.messages.len()), (&[Peer(3)][..], 1));
+    hub.detach(Peer(3));
+    assert_eq!(hub.roster.hot, []);
+}
+
+#[test]
 fn what_waits_for_room_or_an_answer_keeps_its_peer_hot() {
     let config = ShmConfig { force_staging: true, ..config() };
     let mut rails = couple(config);
