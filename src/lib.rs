@@ -99,7 +99,7 @@ pub use fishplate_core::mem::{LocalAddr, PeerId, RemoteAddr};
 pub use fishplate_core::op::Cmp;
 pub use job::Job;
 pub use node::Node;
-pub use storage::{Limits, MatchStorage, Storage};
+pub use storage::{FailoverStorage, Limits, MatchStorage, Storage};
 
 /// The examples of the documentation, compiled.
 #[cfg(doctest)]

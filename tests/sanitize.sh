@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The unit tests of every package under AddressSanitizer or ThreadSanitizer; under the former also
-# the lifecycles and device memory behind NICs: tests/sanitize.sh address|thread. Needs a nightly
-# toolchain; std is not instrumented.
+# the lifecycles of engines and of nodes, and device memory behind NICs:
+# tests/sanitize.sh address|thread. Needs a nightly toolchain; std is not instrumented.
 #
 # ThreadSanitizer does not understand fences. The eventcount's fences order only atomics, so that is
 # no loss. It checks that plain memory is passed on by an acquire and a release of the same word, as
@@ -30,4 +30,6 @@ cargo "+$toolchain" test --workspace --lib --bins "${programs[@]}" --locked --no
 if [ "$1" = address ]; then
     # Its engines live as long as the process.
     ASAN_OPTIONS=detect_leaks=0 cargo "+$toolchain" test --test fabric_fake --locked --target $host -- devices::
+    # Nodes that meet, work, part with traffic outstanding, and meet again.
+    FISHPLATE_SEEDS=${FISHPLATE_SEEDS:-60} cargo "+$toolchain" test --test node --locked --target $host -- lives::
 fi

@@ -1,6 +1,6 @@
 //! One end: an engine with its own memory and regions.
 
-use fishplate::{Limits, MatchStorage, Storage};
+use fishplate::{FailoverStorage, Limits, MatchStorage, Storage};
 use fishplate_core::engine::protocol::{Claimed, MatchConfig, Request};
 use fishplate_core::engine::{Config, Engine};
 use fishplate_core::mem::{LocalId, PeerId, RemoteId};
@@ -55,9 +55,9 @@ pub struct Imported {
     pub word: u64,
 }
 
-pub struct End<R: Rail> {
-    engine: Option<Engine<'static, R, 1>>,
-    storage: *mut (Storage<1>, MatchStorage<1>),
+pub struct End<R: Rail, const RAILS: usize> {
+    engine: Option<Engine<'static, R, RAILS>>,
+    storage: *mut Own<RAILS>,
     pub regions: Vec<Registered>,
     pub imports: Vec<Imported>,
     /// The peer number of each end.
@@ -70,14 +70,21 @@ pub struct End<R: Rail> {
     pub claimed: Vec<Claimed>,
 }
 
-impl<R: Rail> End<R> {
-    pub fn new(rail: R, ends: usize) -> Self {
+/// What the engine borrows.
+type Own<const RAILS: usize> = (Storage<RAILS>, MatchStorage<RAILS>, FailoverStorage);
+
+impl<R: Rail, const RAILS: usize> End<R, RAILS> {
+    pub fn new(rails: [R; RAILS], ends: usize, failover: bool) -> Self {
         let streams = LIMITS.peers as usize;
-        let storage = (Storage::new(&CONFIG, LIMITS), MatchStorage::new(&MATCHING, streams, RECEIVES, 2));
+        let matching = MatchStorage::new(&MATCHING, streams, RECEIVES, 2);
+        let storage = (Storage::new(&CONFIG, LIMITS), matching, FailoverStorage::new(&CONFIG, LIMITS));
         let storage = Box::into_raw(Box::new(storage));
         // SAFETY: just created; freed after the engine.
-        let (tables, matching) = unsafe { &mut *storage };
-        let mut engine = tables.engine(CONFIG, [rail]).unwrap();
+        let (tables, matching, sent) = unsafe { &mut *storage };
+        let mut engine = tables.engine(CONFIG, rails).unwrap();
+        if failover {
+            engine.attach_failover(sent.memory()).unwrap();
+        }
         engine.attach_matching(MATCHING, matching.memory()).unwrap();
         End {
             engine: Some(engine),
@@ -93,12 +100,12 @@ impl<R: Rail> End<R> {
         }
     }
 
-    pub fn engine(&mut self) -> &mut Engine<'static, R, 1> {
+    pub fn engine(&mut self) -> &mut Engine<'static, R, RAILS> {
         self.engine.as_mut().expect("there until it is dropped")
     }
 }
 
-impl<R: Rail> Drop for End<R> {
+impl<R: Rail, const RAILS: usize> Drop for End<R, RAILS> {
     fn drop(&mut self) {
         if !std::thread::panicking() {
             self.regions.iter().for_each(Registered::check);

@@ -20,11 +20,11 @@ use behaviour::seeds;
 use program::{Tally, World};
 
 /// Runs programs over one kind of rail, and prints their counters.
-fn run<W: World>(count: u64) -> Tally {
+fn run<W: World<RAILS>, const RAILS: usize>(count: u64) -> Tally {
     let mut tally = Tally::default();
     for seed in seeds(count) {
         println!("lifecycle over {}: seed {seed}", W::NAME);
-        program::run::<W>(seed, &mut tally);
+        program::run::<W, RAILS>(seed, &mut tally);
     }
     println!("lifecycles over {}: {tally:?}", W::NAME);
     tally
@@ -39,41 +39,53 @@ fn is_whole(tally: &Tally) {
 
 #[test]
 fn over_loopback() {
-    is_whole(&run::<worlds::Network>(300));
+    is_whole(&run::<worlds::Network, 1>(300));
 }
 
 #[test]
 fn over_loopback_that_maps() {
-    let tally = run::<worlds::Mapped>(300);
+    let tally = run::<worlds::Mapped, 1>(300);
     assert!(tally.programs < 50 || tally.imported_in_use > 0, "{tally:?}");
 }
 
 #[test]
 fn over_a_simulated_fabric() {
-    is_whole(&run::<worlds::Simulated>(300));
+    is_whole(&run::<worlds::Simulated, 1>(300));
 }
 
 #[test]
 fn over_a_simulated_fabric_that_disorders() {
-    is_whole(&run::<worlds::Disordered>(200));
+    is_whole(&run::<worlds::Disordered, 1>(200));
+}
+
+#[test]
+fn over_two_rails_that_disorder() {
+    is_whole(&run::<worlds::Two<false>, 2>(200));
+}
+
+#[test]
+fn over_two_rails_of_which_one_is_disabled() {
+    let tally = run::<worlds::Two<true>, 2>(200);
+    is_whole(&tally);
+    assert!(tally.programs < 50 || tally.disabled > 0 && tally.reposted > 0, "{tally:?}");
 }
 
 #[test]
 fn over_shared_memory() {
-    is_whole(&run::<worlds::Shared>(150));
+    is_whole(&run::<worlds::Shared, 1>(150));
 }
 
 #[test]
 fn over_shared_memory_in_chunks() {
-    is_whole(&run::<worlds::Staged>(200));
+    is_whole(&run::<worlds::Staged, 1>(200));
 }
 
 #[test]
 fn over_devices() {
-    is_whole(&run::<worlds::Devices>(300));
+    is_whole(&run::<worlds::Devices, 1>(300));
 }
 
 #[test]
 fn over_libfabric() {
-    is_whole(&run::<worlds::Fabric>(300));
+    is_whole(&run::<worlds::Fabric, 1>(300));
 }

@@ -6,7 +6,7 @@ use fishplate_core::engine::protocol::Payload;
 use fishplate_core::engine::tag::Tag;
 use fishplate_core::engine::{ContextId, Engine, HANDLE_MAX, Notice, Signal};
 use fishplate_core::error::{AttachError, OpError, Use};
-use fishplate_core::mem::{LocalId, PeerId, RegionKind};
+use fishplate_core::mem::{LocalId, PeerId, RailId, RegionKind};
 use fishplate_core::op::{Amo, AmoOp, Outcome, SignalOp};
 use fishplate_core::rail::Rail;
 
@@ -18,27 +18,29 @@ const CX: ContextId = ContextId(0);
 const STEPS: u64 = 250;
 
 /// Provides rails, and connects ends.
-pub trait World: Sized {
+pub trait World<const RAILS: usize>: Sized {
     type Rail: Rail;
     const NAME: &'static str;
     /// Number of ends that can connect. One end connects only to itself.
     const ENDS: usize = 2;
     /// Whether an end can be its own peer.
     const OWN: bool = true;
+    /// Whether ends have failover, and disable rails.
+    const FAILOVER: bool = false;
     /// Whether a rail may keep memory posted to a failed peer until it is dropped.
     const KEEPS: bool = false;
 
     fn new(seed: u64) -> Self;
 
-    /// Creates a rail for end `end`, which has none.
-    fn rail(&mut self, end: usize) -> Self::Rail;
+    /// Creates rail `rail` of end `end`, which has none.
+    fn rail(&mut self, end: usize, rail: usize) -> Self::Rail;
 
     /// Attaches the rails of two ends, which may be the same. Each gets the peer number that it
     /// uses for the other.
-    fn attach(&mut self, ends: [(usize, PeerId); 2], engines: &mut [End<Self::Rail>]);
+    fn attach(&mut self, ends: [(usize, PeerId); 2], engines: &mut [End<Self::Rail, RAILS>]);
 
     /// Device memory of the rail, if it has any.
-    fn device(_engine: &mut Engine<'static, Self::Rail, 1>) -> Option<(NonNull<u8>, RegionKind)> {
+    fn device(_engine: &mut Engine<'static, Self::Rail, RAILS>) -> Option<(NonNull<u8>, RegionKind)> {
         None
     }
 }
@@ -61,6 +63,8 @@ pub struct Tally {
     stale: u64,
     removed: u64,
     dropped: u64,
+    pub disabled: u64,
+    pub reposted: u64,
 }
 
 impl Tally {
@@ -75,9 +79,9 @@ impl Tally {
     }
 }
 
-struct Program<'t, W: World> {
+struct Program<'t, W: World<RAILS>, const RAILS: usize> {
     random: Random,
-    ends: Vec<End<W::Rail>>,
+    ends: Vec<End<W::Rail, RAILS>>,
     words: u64,
     tally: &'t mut Tally,
     // Last: rails may need it until they are dropped.
@@ -85,9 +89,9 @@ struct Program<'t, W: World> {
 }
 
 /// Runs one program.
-pub fn run<W: World>(seed: u64, tally: &mut Tally) {
+pub fn run<W: World<RAILS>, const RAILS: usize>(seed: u64, tally: &mut Tally) {
     let mut world = W::new(seed);
-    let ends = (0..W::ENDS).map(|end| End::new(world.rail(end), W::ENDS)).collect();
+    let ends = (0..W::ENDS).map(|end| fresh(&mut world, end)).collect();
     let random = Random(seed);
     let mut program = Program { random, ends, words: seed << 20, tally, world };
     program.tally.programs += 1;
@@ -98,7 +102,12 @@ pub fn run<W: World>(seed: u64, tally: &mut Tally) {
     program.finish();
 }
 
-impl<W: World> Program<'_, W> {
+/// Creates an end without peers.
+fn fresh<W: World<RAILS>, const RAILS: usize>(world: &mut W, end: usize) -> End<W::Rail, RAILS> {
+    End::new(std::array::from_fn(|rail| world.rail(end, rail)), W::ENDS, W::FAILOVER)
+}
+
+impl<W: World<RAILS>, const RAILS: usize> Program<'_, W, RAILS> {
     fn below(&mut self, n: usize) -> usize {
         self.random.below(n as u64) as usize
     }
@@ -119,10 +128,10 @@ impl<W: World> Program<'_, W> {
                 let of_b = if a == b { Ok(of_a) } else { self.ends[b].engine().reserve_peer() };
                 let Ok(of_b) = of_b else { continue };
                 self.world.attach([(a, of_a), (b, of_b)], &mut self.ends);
-                self.ends[a].engine().connect_peer(of_a, 1).unwrap();
+                self.ends[a].engine().connect_peer(of_a, (1 << RAILS) - 1).unwrap();
                 self.ends[a].peers[b] = Some(of_a);
                 if a != b {
-                    self.ends[b].engine().connect_peer(of_b, 1).unwrap();
+                    self.ends[b].engine().connect_peer(of_b, (1 << RAILS) - 1).unwrap();
                     self.ends[b].peers[a] = Some(of_b);
                 }
             }
@@ -155,6 +164,7 @@ impl<W: World> Program<'_, W> {
             38..64 => self.post(end),
             64..76 => self.message(end),
             76..95 => self.progress(end),
+            95 if W::FAILOVER => self.disable(end),
             95..97 => self.meet_again(),
             97..99 => self.remove(end),
             _ => self.replace(end),
@@ -412,12 +422,21 @@ impl<W: World> Program<'_, W> {
         }
     }
 
+    /// Disables a rail to a peer, if another is left.
+    fn disable(&mut self, end: usize) {
+        let (other, rail) = (self.below(W::ENDS), self.below(RAILS));
+        let Some(peer) = self.ends[end].peers[other] else { return };
+        let disabled = self.ends[end].engine().disable_rail(peer, RailId(rail as u8));
+        self.tally.disabled += u64::from(disabled.is_ok());
+    }
+
     /// Drops an end during traffic, and creates it anew. The other end is not told.
     fn replace(&mut self, end: usize) {
         self.tally.dropped += 1;
+        self.tally.reposted += self.ends[end].engine().stats().reposted;
         // Drop its rail first, because the new one may need its place.
         self.ends.remove(end);
-        let fresh = End::new(self.world.rail(end), W::ENDS);
+        let fresh = fresh(&mut self.world, end);
         self.ends.insert(end, fresh);
     }
 
@@ -438,6 +457,7 @@ impl<W: World> Program<'_, W> {
             }
         }
         for end in 0..W::ENDS {
+            self.tally.reposted += self.ends[end].engine().stats().reposted;
             while let Some(import) = self.ends[end].imports.pop() {
                 self.ends[end].engine().release(import.id).expect("all operations have ended");
             }

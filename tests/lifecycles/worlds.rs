@@ -29,7 +29,7 @@ macro_rules! rail {
 /// A loopback rail that acts as a network.
 pub struct Network(u64);
 
-impl World for Network {
+impl World<1> for Network {
     type Rail = Loopback<32>;
     const NAME: &'static str = "loopback";
     const ENDS: usize = 1;
@@ -38,17 +38,17 @@ impl World for Network {
         Network(seed)
     }
 
-    fn rail(&mut self, _: usize) -> Self::Rail {
+    fn rail(&mut self, _: usize, _: usize) -> Self::Rail {
         if self.0.is_multiple_of(2) { Loopback::new() } else { Loopback::new().with_native_atomics() }
     }
 
-    fn attach(&mut self, _: [(usize, PeerId); 2], _: &mut [End<Self::Rail>]) {}
+    fn attach(&mut self, _: [(usize, PeerId); 2], _: &mut [End<Self::Rail, 1>]) {}
 }
 
 /// A loopback rail that maps memory.
 pub struct Mapped(u64);
 
-impl World for Mapped {
+impl World<1> for Mapped {
     type Rail = Loopback<32>;
     const NAME: &'static str = "loopback that maps";
     const ENDS: usize = 1;
@@ -57,11 +57,11 @@ impl World for Mapped {
         Mapped(seed)
     }
 
-    fn rail(&mut self, _: usize) -> Self::Rail {
+    fn rail(&mut self, _: usize, _: usize) -> Self::Rail {
         if self.0.is_multiple_of(2) { Loopback::mapped() } else { Loopback::mapped_where_shared() }
     }
 
-    fn attach(&mut self, _: [(usize, PeerId); 2], _: &mut [End<Self::Rail>]) {}
+    fn attach(&mut self, _: [(usize, PeerId); 2], _: &mut [End<Self::Rail, 1>]) {}
 }
 
 /// The memory of a simulated fabric, and the fabric; dropped in the right order.
@@ -71,16 +71,16 @@ struct Owned {
 }
 
 impl Owned {
-    fn new(dials: Dials, seed: u64) -> Self {
+    fn new(dials: Dials, rails: u16, seed: u64) -> Self {
         let packets: *mut [Packet] = Box::into_raw(vec![Packet::EMPTY; 48].into_boxed_slice());
         // SAFETY: just created, and freed after the fabric.
-        let sim = Sim::new(unsafe { &mut *packets }, 2, 1, dials, seed).unwrap();
+        let sim = Sim::new(unsafe { &mut *packets }, 2, rails, dials, seed).unwrap();
         Owned { sim: Box::into_raw(Box::new(sim)), packets }
     }
 
-    fn rail(&self, end: usize) -> SimRail<'static, 'static> {
+    fn rail(&self, end: usize, rail: usize) -> SimRail<'static, 'static> {
         // SAFETY: programs drop their rails before their world.
-        unsafe { &*self.sim }.endpoint(end as u16, 0)
+        unsafe { &*self.sim }.endpoint(end as u16, rail as u16)
     }
 }
 
@@ -97,19 +97,19 @@ impl Drop for Owned {
 /// A simulated fabric.
 pub struct Simulated(Owned);
 
-impl World for Simulated {
+impl World<1> for Simulated {
     type Rail = SimRail<'static, 'static>;
     const NAME: &'static str = "a simulated fabric";
 
     fn new(seed: u64) -> Self {
-        Simulated(Owned::new(if seed.is_multiple_of(2) { Dials::WILD } else { Dials::CALM }, seed))
+        Simulated(Owned::new(if seed.is_multiple_of(2) { Dials::WILD } else { Dials::CALM }, 1, seed))
     }
 
-    fn rail(&mut self, end: usize) -> Self::Rail {
-        self.0.rail(end)
+    fn rail(&mut self, end: usize, _: usize) -> Self::Rail {
+        self.0.rail(end, 0)
     }
 
-    fn attach(&mut self, [(a, of_a), (b, of_b)]: [(usize, PeerId); 2], ends: &mut [End<Self::Rail>]) {
+    fn attach(&mut self, [(a, of_a), (b, of_b)]: [(usize, PeerId); 2], ends: &mut [End<Self::Rail, 1>]) {
         rail!(ends[a]).attach(of_a.peer(), b as u16).unwrap();
         if a != b {
             rail!(ends[b]).attach(of_b.peer(), a as u16).unwrap();
@@ -120,22 +120,49 @@ impl World for Simulated {
 /// A simulated fabric below a faulty rail.
 pub struct Disordered(Owned, u64);
 
-impl World for Disordered {
+impl World<1> for Disordered {
     type Rail = Faulty<SimRail<'static, 'static>, 16>;
     const NAME: &'static str = "a simulated fabric that reorders";
 
     fn new(seed: u64) -> Self {
-        Disordered(Owned::new(Dials::WILD, seed), seed)
+        Disordered(Owned::new(Dials::WILD, 1, seed), seed)
     }
 
-    fn rail(&mut self, end: usize) -> Self::Rail {
-        Faulty::new(self.0.rail(end), Faults { fail: 2, ..Faults::DISORDER }, self.1 + end as u64)
+    fn rail(&mut self, end: usize, _: usize) -> Self::Rail {
+        Faulty::new(self.0.rail(end, 0), Faults { fail: 2, ..Faults::DISORDER }, self.1 + end as u64)
     }
 
-    fn attach(&mut self, [(a, of_a), (b, of_b)]: [(usize, PeerId); 2], ends: &mut [End<Self::Rail>]) {
+    fn attach(&mut self, [(a, of_a), (b, of_b)]: [(usize, PeerId); 2], ends: &mut [End<Self::Rail, 1>]) {
         rail!(ends[a]).inner_mut().attach(of_a.peer(), b as u16).unwrap();
         if a != b {
             rail!(ends[b]).inner_mut().attach(of_b.peer(), a as u16).unwrap();
+        }
+    }
+}
+
+/// Two rails of a simulated fabric that disorders, with failover or without.
+pub struct Two<const FAILOVER: bool>(Owned);
+
+impl<const FAILOVER: bool> World<2> for Two<FAILOVER> {
+    type Rail = SimRail<'static, 'static>;
+    const NAME: &'static str = if FAILOVER { "two rails with failover" } else { "two rails" };
+    const FAILOVER: bool = FAILOVER;
+
+    fn new(seed: u64) -> Self {
+        Two(Owned::new(Dials::WILD, 2, seed))
+    }
+
+    fn rail(&mut self, end: usize, rail: usize) -> Self::Rail {
+        self.0.rail(end, rail)
+    }
+
+    fn attach(&mut self, [a, b]: [(usize, PeerId); 2], ends: &mut [End<Self::Rail, 2>]) {
+        let both = [(a.0, a.1, b.0), (b.0, b.1, a.0)];
+        for &(end, peer, other) in &both[..1 + usize::from(a.0 != b.0)] {
+            for rail in [0, 1].map(RailId) {
+                let mut setup = ends[end].engine().rail_mut(rail).unwrap();
+                setup.attach(peer.peer(), other as u16).unwrap();
+            }
         }
     }
 }
@@ -157,7 +184,7 @@ fn shm_config(staging: bool) -> ShmConfig {
 
 type Shm = ShmRail<LinuxHost>;
 
-fn attach_shm([(a, of_a), (b, of_b)]: [(usize, PeerId); 2], ends: &mut [End<Shm>]) {
+fn attach_shm([(a, of_a), (b, of_b)]: [(usize, PeerId); 2], ends: &mut [End<Shm, 1>]) {
     if a == b {
         return rail!(ends[a]).attach_self(of_a.peer()).unwrap();
     }
@@ -176,7 +203,7 @@ fn attach_shm([(a, of_a), (b, of_b)]: [(usize, PeerId); 2], ends: &mut [End<Shm>
 /// Shared memory, with copies by the kernel.
 pub struct Shared;
 
-impl World for Shared {
+impl World<1> for Shared {
     type Rail = Shm;
     const NAME: &'static str = "shared memory";
 
@@ -184,11 +211,11 @@ impl World for Shared {
         Shared
     }
 
-    fn rail(&mut self, _: usize) -> Shm {
+    fn rail(&mut self, _: usize, _: usize) -> Shm {
         ShmRail::new(LinuxHost::shared(), shm_config(false)).unwrap()
     }
 
-    fn attach(&mut self, links: [(usize, PeerId); 2], ends: &mut [End<Shm>]) {
+    fn attach(&mut self, links: [(usize, PeerId); 2], ends: &mut [End<Shm, 1>]) {
         attach_shm(links, ends);
     }
 }
@@ -196,7 +223,7 @@ impl World for Shared {
 /// Shared memory that carries private memory through the lane.
 pub struct Staged;
 
-impl World for Staged {
+impl World<1> for Staged {
     type Rail = Shm;
     const NAME: &'static str = "shared memory in chunks";
 
@@ -204,11 +231,11 @@ impl World for Staged {
         Staged
     }
 
-    fn rail(&mut self, _: usize) -> Shm {
+    fn rail(&mut self, _: usize, _: usize) -> Shm {
         ShmRail::new(LinuxHost::shared(), shm_config(true)).unwrap()
     }
 
-    fn attach(&mut self, links: [(usize, PeerId); 2], ends: &mut [End<Shm>]) {
+    fn attach(&mut self, links: [(usize, PeerId); 2], ends: &mut [End<Shm, 1>]) {
         attach_shm(links, ends);
     }
 }
@@ -216,7 +243,7 @@ impl World for Staged {
 /// Devices backed by host memory, reached directly or through bounce slots.
 pub struct Devices(u64);
 
-impl World for Devices {
+impl World<1> for Devices {
     type Rail = GpuRail<HostDevice, LinuxHost>;
     const NAME: &'static str = "devices";
 
@@ -224,7 +251,7 @@ impl World for Devices {
         Devices(seed)
     }
 
-    fn rail(&mut self, _: usize) -> Self::Rail {
+    fn rail(&mut self, _: usize, _: usize) -> Self::Rail {
         let gpu = GpuConfig {
             ops: 16,
             max_regions: 16,
@@ -241,7 +268,7 @@ impl World for Devices {
             .unwrap()
     }
 
-    fn attach(&mut self, [(a, of_a), (b, of_b)]: [(usize, PeerId); 2], ends: &mut [End<Self::Rail>]) {
+    fn attach(&mut self, [(a, of_a), (b, of_b)]: [(usize, PeerId); 2], ends: &mut [End<Self::Rail, 1>]) {
         if a == b {
             return rail!(ends[a]).attach_self(of_a.peer()).unwrap();
         }
@@ -275,7 +302,7 @@ pub struct Fabric {
     opened: u64,
 }
 
-impl World for Fabric {
+impl World<1> for Fabric {
     type Rail = FabricRail;
     const NAME: &'static str = "libfabric";
     const OWN: bool = false;
@@ -289,7 +316,7 @@ impl World for Fabric {
         Fabric { fake: Fake::new(persona, seed), name, interface, opened: seed << 16 }
     }
 
-    fn rail(&mut self, _: usize) -> FabricRail {
+    fn rail(&mut self, _: usize, _: usize) -> FabricRail {
         let ask = Ask { interface: Some(self.interface), ..Ask::new(self.name) };
         let offer = negotiate(self.fake.library(), &ask).unwrap();
         self.opened += 1;
@@ -305,7 +332,7 @@ impl World for Fabric {
         FabricRail::open(&offer, config).unwrap()
     }
 
-    fn attach(&mut self, [(a, of_a), (b, of_b)]: [(usize, PeerId); 2], ends: &mut [End<Self::Rail>]) {
+    fn attach(&mut self, [(a, of_a), (b, of_b)]: [(usize, PeerId); 2], ends: &mut [End<Self::Rail, 1>]) {
         let [of, by] = [a, b].map(|end| ends[end].engine().rail(RailId(0)).unwrap().address().unwrap());
         let mut attach =
             |end: usize, peer: Peer, address: &[u8]| rail!(ends[end]).attach(peer, address).unwrap();
