@@ -35,6 +35,9 @@ mod leader;
 mod meet;
 mod pmi;
 mod pmix;
+#[cfg(test)]
+#[path = "../tests/port/mod.rs"]
+mod port;
 mod round;
 #[cfg(test)]
 mod tests;

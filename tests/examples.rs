@@ -2,9 +2,10 @@
 //!
 //! `cargo test` builds the examples; `cargo test --test examples` alone does not.
 
-use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+
+mod port;
 
 /// Starts an example process.
 fn start(name: &str, arguments: &[String]) -> Child {
@@ -37,7 +38,7 @@ fn output(child: Child) -> Vec<String> {
 
 /// Returns an address with no listener.
 fn address() -> String {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+    format!("127.0.0.1:{}", port::free_port())
 }
 
 /// Runs `size` processes of an example and returns their lines in alphabetical order.

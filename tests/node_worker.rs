@@ -16,9 +16,6 @@ use fishplate::worker::Options;
 use fishplate::{Cmp, Node, Notice, PeerId, Signal};
 use node::{SOON, Side, two, ways};
 
-/// How long a program sleeps outside the node's calls.
-const ASLEEP: Duration = Duration::from_millis(300);
-
 /// A message too long for one piece on any rail.
 const LONG: usize = 700_000;
 
@@ -37,14 +34,13 @@ fn a_peer_is_answered_while_the_program_sleeps() {
             let there = node.import(*peer, handle).unwrap();
             if *rank == 0 {
                 receive.recv().unwrap();
-                // None of these completes without progress at the other side.
-                let begun = Instant::now();
+                // None of these completes without progress at the other side, whose program
+                // waits for us meanwhile.
                 for n in 0..10 {
                     assert_eq!(node.fetch_add(there.at(8), 1, SOON), Ok(n));
                 }
                 node.send(*peer, 1, memory.slice(..LONG), Notice::Silent).unwrap();
                 node.quiet(*peer, SOON).unwrap();
-                assert!(begun.elapsed() < ASLEEP, "{way:?}: {:?}", begun.elapsed());
                 send.send(vec![]).unwrap();
             } else {
                 let request = node.post_recv(Some(*peer), 1, Tag::ZERO, memory.slice(64..), 5).unwrap();
@@ -67,19 +63,21 @@ fn operations_of_a_sleeping_program_continue_and_its_peers_connect() {
         let (begun, wait) = channel();
         let wait = Mutex::new(wait);
         two(way, same, |mut side| {
-            let Side { node, peer, rank, .. } = &mut side;
+            let Side { node, peer, rank, send, receive } = &mut side;
             let memory = node.alloc(1 << 20).unwrap();
             if *rank == 0 {
                 // Waits for the connection, but not for the peer to read the message.
                 node.send(*peer, 1, memory.slice(..LONG), Notice::Silent).unwrap();
                 begun.send(()).unwrap();
-                thread::sleep(ASLEEP);
+                // Outside of the node, until the peer has it.
+                receive.recv().unwrap();
             } else {
                 let mut into = vec![1; LONG];
                 wait.lock().unwrap().recv().unwrap();
-                let received = node.recv(Some(*peer), 1, Tag::ZERO, &mut into, ASLEEP * 2 / 3);
+                let received = node.recv(Some(*peer), 1, Tag::ZERO, &mut into, SOON);
                 assert_eq!(received.unwrap().len, LONG as u64, "{way:?}");
                 assert!(into.iter().all(|&byte| byte == 0));
+                send.send(vec![]).unwrap();
             }
             side.exchange(&[]);
             side.node.close(SOON).unwrap();
@@ -135,8 +133,9 @@ fn rested(who: &str, before: (Duration, i64)) {
     let now = used();
     let (time, sleeps) = (now.0 - before.0, now.1 - before.1);
     assert!(sleeps < 240, "{who} slept {sleeps} times within a second");
-    // A poll costs up to 0.1 ms on a loaded machine.
-    assert!(time < Duration::from_millis(60), "{who} used {time:?} of a second");
+    // A poll costs up to 0.1 ms on a loaded machine. A worker that never slept would use all of a
+    // second.
+    assert!(time < Duration::from_millis(200), "{who} used {time:?} of a second");
 }
 
 /// Two nodes of this process, each with a worker and the other's memory imported.
@@ -158,11 +157,17 @@ fn pair(change: impl Fn(Builder) -> Builder) -> Pair {
     Pair { nodes, peers, inboxes, theirs: [at_b, at_a] }
 }
 
-/// The median time of this many rounds.
-fn median(rounds: usize, round: impl FnMut(usize) -> Duration) -> Duration {
-    let mut times: Vec<_> = (0..rounds).map(round).collect();
-    times.sort();
-    times[rounds / 2]
+/// Fails unless the median of `rounds` rounds is below the limit in one of several attempts. Other
+/// load delays the rounds of some attempts; what is missing delays those of all.
+#[track_caller]
+fn takes_less_than(limit: Duration, rounds: usize, mut round: impl FnMut(usize) -> Duration) {
+    let mut attempt = || {
+        let mut times: Vec<_> = (0..rounds).map(&mut round).collect();
+        times.sort();
+        times[rounds / 2]
+    };
+    let took: Vec<_> = (0..10).map(|_| attempt()).take_while(|took| *took >= limit).collect();
+    assert!(took.len() < 10, "{took:?}, not less than {limit:?}");
 }
 
 /// Waits until an idle worker sleeps, for at most 10 ms.
@@ -183,40 +188,38 @@ fn a_wait_is_woken_through_the_wait_object_of_its_worker() {
         }
     });
     static SIGNALLED: Mutex<Option<Instant>> = Mutex::new(None);
-    let late = median(41, |round| {
+    let mut rounds = 0;
+    takes_less_than(Duration::from_millis(2), 41, |round| {
         // At different points of its sleep.
         thread::sleep(Duration::from_micros(2000 + round as u64 * 617 % 8000));
-        let round = round as u64 + 1;
-        ask.send(round).unwrap();
-        a.wait(inboxes[0].at(0), Cmp::Eq, round, Some(peers[0]), SOON).unwrap();
+        rounds += 1;
+        ask.send(rounds).unwrap();
+        a.wait(inboxes[0].at(0), Cmp::Eq, rounds, Some(peers[0]), SOON).unwrap();
         let now = Instant::now();
         thread::sleep(Duration::from_millis(1));
         now - SIGNALLED.lock().unwrap().take().unwrap()
     });
     drop(ask);
     other.join().unwrap();
-    assert!(late < Duration::from_millis(2), "{late:?} late");
 }
 
 #[test]
 fn calls_do_not_wait_for_a_sleeping_worker() {
     let Pair { nodes: [mut a, _b], peers, inboxes, .. } = pair(same);
-    let took = median(21, |_| {
+    takes_less_than(Duration::from_millis(2), 21, |_| {
         let_it_sleep();
         let begun = Instant::now();
         let timeout = Duration::from_micros(100);
         assert!(a.wait(inboxes[0].at(0), Cmp::Eq, 1, Some(peers[0]), timeout).is_err());
         begun.elapsed()
     });
-    assert!(took < Duration::from_millis(2), "a wait took {took:?}");
-    let took = median(21, |_| {
+    takes_less_than(Duration::from_millis(3), 21, |_| {
         let node = node::builder().fabric(Fabric::Off).open().unwrap();
         let_it_sleep();
         let begun = Instant::now();
         drop(node);
         begun.elapsed()
     });
-    assert!(took < Duration::from_millis(3), "a drop took {took:?}");
 }
 
 #[test]
@@ -270,7 +273,7 @@ fn a_worker_that_spins_leaves_the_node_to_its_program() {
             let memory = node.alloc(4096).unwrap();
             node.free(memory).unwrap();
         }
-        assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+        assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
         node.close(SOON).unwrap();
     }
 }

@@ -304,7 +304,8 @@ fn b2_b3_row_10_waiting_for_a_silent_peer_takes_little_processor_time() {
         let used = cpu() - began;
         println!("{way}: {used:?} of processor in 2 s; {:?}", waiter.counts());
         assert!(matches!(waited, Err(WaitError::Deadline(_))), "{way}: {waited:?}");
-        assert!(used < Duration::from_millis(50), "{way}: {used:?}");
+        // Never asleep, it would use both seconds of a free processor.
+        assert!(used < Duration::from_millis(400), "{way}: {used:?}");
         drop(far);
     }
 }

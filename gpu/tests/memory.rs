@@ -319,6 +319,7 @@ fn b2_waiting_for_a_silent_peer_takes_little_processor_time() {
     assert_eq!(error, ImportError { peer: Peer(0), alloc: None, why: Fault::Deadline });
     assert!(Instant::now() >= deadline);
     let took = used() - before;
-    assert!(took < Duration::from_millis(50), "{took:?}");
+    // Never asleep, it would use both seconds of a free processor.
+    assert!(took < Duration::from_millis(400), "{took:?}");
     drop(child);
 }

@@ -208,13 +208,13 @@ fn a_sleeper_is_woken_by_the_other_process_and_not_by_its_deadline() {
         rail.post_message(PEER, &this_thread().to_ne_bytes(), Untrusted::from_slice(&[]), 0).unwrap();
         rail.flush();
         while seen.messages.len() < n {
-            let woken = wait_object.park(&host, 10_000_000_000, || rail.poll(32, &mut seen) > 0);
+            let woken = wait_object.park(&host, 60_000_000_000, || rail.poll(32, &mut seen) > 0);
             assert_ne!(woken, Some(Woken::Deadline));
             slept += u32::from(woken.is_some());
             rail.poll(32, &mut seen);
         }
         // Where the wait object had rung by the deadline, that is not told as one.
-        assert!(began.elapsed() < Duration::from_secs(10), "slept through it");
+        assert!(began.elapsed() < Duration::from_secs(60), "slept through it");
     }
     assert!(slept >= 30, "slept only {slept} times: the test proves nothing");
 }

@@ -8,7 +8,7 @@ use std::thread::{self, sleep};
 use super::*;
 
 fn free_address() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+    SocketAddr::from(([127, 0, 0, 1], super::port::free_port()))
 }
 
 const SOON: Duration = Duration::from_secs(60);

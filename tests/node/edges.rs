@@ -308,7 +308,10 @@ fn a_call_waiting_for_room_detects_the_death_of_its_peer() {
     for copied in [false, true] {
         two(
             Way::SharedMemory,
-            |builder| builder.limits(Limits { operations: 4, locals: 4, ..Limits::DEFAULT }),
+            |builder| {
+                let limits = Limits { operations: 4, locals: 4, ..Limits::DEFAULT };
+                builder.limits(limits).patience(Duration::from_secs(3600))
+            },
             |mut side| {
                 let memory = side.node.alloc(1 << 20).unwrap();
                 let handle = side.node.handle(memory).unwrap();
@@ -336,7 +339,7 @@ fn a_call_waiting_for_room_detects_the_death_of_its_peer() {
                     })
                     .unwrap();
                 assert!(matches!(failed, Error::Op(OpError::PeerFailed(_))), "{failed}");
-                assert!(begun.elapsed() < Duration::from_secs(5), "the patience is 10 s");
+                assert!(begun.elapsed() < Duration::from_secs(60), "the patience is an hour");
             },
         );
     }

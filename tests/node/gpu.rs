@@ -3,7 +3,6 @@
 //! as `tests/cuda-fake.sh` does.
 
 use std::env;
-use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -17,6 +16,7 @@ use fishplate::node::{Error, Fabric, Gpu, Memory, Remote};
 use fishplate::{Cmp, Issued, Job, Limits, Node, Notice, PeerId, Signal};
 use fishplate_testing::fabric::{Fake, Persona};
 
+use super::port::free_port;
 use super::{SOON, Way, builder, fake, two};
 
 pub const LEN: usize = 300_000;
@@ -59,7 +59,7 @@ impl Process {
         let place = env::var(PLACE).ok();
         let child = place.is_none().then(|| {
             let (_, module) = module_path!().split_once("::").unwrap();
-            let place = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+            let place = format!("127.0.0.1:{}", free_port());
             let mut child = Command::new(env::current_exe().unwrap());
             child.args([&format!("{module}::{test}"), "--exact", "--nocapture"]).env(PLACE, &place);
             (child.stdin(Stdio::null()).spawn().unwrap(), place)

@@ -85,7 +85,7 @@ fn is_mapped(file: u64) -> bool {
 }
 
 /// Processor time of this thread.
-fn used() -> Duration {
+pub(super) fn used() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: fills a structure of ours.
     assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) }, 0);

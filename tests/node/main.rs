@@ -10,6 +10,8 @@ mod lives;
 mod meeting;
 mod misuse;
 mod nics;
+#[path = "../port/mod.rs"]
+mod port;
 mod queue;
 mod rails;
 mod sleep;

@@ -10,6 +10,7 @@ use fishplate_shm::{ShmConfig, ShmRail, connect};
 use fishplate_sys::LinuxHost;
 
 use super::SOON;
+use super::lent::used;
 
 fn open(limits: Limits) -> Node {
     super::builder().fabric(Fabric::Off).limits(limits).open().unwrap()
@@ -181,7 +182,7 @@ fn a_program_that_never_waits_detects_a_dead_peer() {
     let peer = a.connect(b.address()).unwrap();
     assert_eq!(a.peer_error(peer), Ok(None));
     drop(b);
-    let deadline = Instant::now() + Duration::from_secs(2);
+    let deadline = Instant::now() + SOON;
     while a.peer_error(peer).unwrap().is_none() {
         assert!(Instant::now() < deadline, "never detected");
         a.progress();
@@ -193,7 +194,7 @@ fn many_absent_peers_delay_no_other() {
     const MANY: u64 = 2000;
     let mut node = open(Limits { peers: MANY as u16 + 1, ..Limits::DEFAULT });
     let mut address = node.address().to_vec();
-    let begun = Instant::now();
+    let before = used();
     for n in 0..MANY {
         address[6..14].copy_from_slice(&n.to_le_bytes());
         address[14..22].copy_from_slice(&n.to_le_bytes());
@@ -203,7 +204,8 @@ fn many_absent_peers_delay_no_other() {
         node.progress();
     }
     // Dialling all of them all the time takes 13 s and more.
-    assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
+    let used = used() - before;
+    assert!(used < Duration::from_secs(6), "{used:?}");
     // A peer that does come is connected among them.
     let mut other = open(Limits::DEFAULT);
     let (to_node, to_other) = (node.address().to_vec(), other.address().to_vec());

@@ -18,9 +18,20 @@ const LATE: Duration = Duration::from_millis(70);
 /// A sleep that nothing ends lasts 10 ms, so half of the arrivals would wait for 5 ms.
 const WOKEN: Duration = Duration::from_millis(2);
 
-/// Two nodes signal each other in turn, each after the other has slept for some time. The median
-/// wake-up must be immediate.
+/// Attempts to wake each other at once. Other load delays some; what is missing delays all.
+const ATTEMPTS: usize = 6;
+
+/// In the median each is woken at once.
+#[track_caller]
 fn wake_each_other(way: Way, change: impl Fn(Builder) -> Builder + Sync) {
+    let attempt = || signal_in_turn(way, &change);
+    let late: Vec<_> = (0..ATTEMPTS).map(|_| attempt()).take_while(|median| *median >= WOKEN).collect();
+    assert!(late.len() < ATTEMPTS, "{way:?}: {late:?}");
+}
+
+/// Two nodes signal each other in turn, each when the other has slept for some time. Returns how
+/// long it takes in the median until the slower one is awake.
+fn signal_in_turn(way: Way, change: impl Fn(Builder) -> Builder + Sync) -> Duration {
     let sent = Mutex::new(Instant::now());
     let took = [const { Mutex::new(vec![]) }; 2];
     two(way, change, |mut side| {
@@ -43,13 +54,13 @@ fn wake_each_other(way: Way, change: impl Fn(Builder) -> Builder + Sync) {
         side.exchange(&[]);
         side.node.close(SOON).unwrap();
     });
-    for took in took {
+    let medians = took.map(|took| {
         let mut took = took.into_inner().unwrap();
         took.sort();
-        let median = took[took.len() / 2];
-        println!("{way:?}: {median:?}");
-        assert!(median < WOKEN, "{way:?}: {took:?}");
-    }
+        took[took.len() / 2]
+    });
+    println!("{way:?}: {medians:?}");
+    medians[0].max(medians[1])
 }
 
 fn network() -> impl Iterator<Item = Way> {
@@ -74,7 +85,7 @@ fn arrivals_in_shared_memory_end_the_sleep_of_a_node_with_libfabric_rails() {
 fn a_node_that_sleeps_on_descriptors_and_one_that_does_not_wake_each_other() {
     for way in network() {
         let one = AtomicBool::new(false);
-        wake_each_other(way, |builder| match one.swap(true, Ordering::Relaxed) {
+        wake_each_other(way, |builder| match one.fetch_xor(true, Ordering::Relaxed) {
             true => builder.shared_memory(true),
             false => builder.shared_memory(true).fabric(Fabric::Off),
         });

@@ -251,7 +251,8 @@ fn strangers_and_sides_that_do_not_fit_do_not_end_a_side_that_listens() {
     assert!(told.contains("--region"), "{told}");
     let begun = Instant::now();
     rows(&format!("perf put --region 1M -n 100 --connect {}", path.display()));
-    assert!(begun.elapsed() < Duration::from_secs(4), "after {:?}", begun.elapsed());
+    // Each of the 64 silent ones has 5 s to speak.
+    assert!(begun.elapsed() < Duration::from_secs(20), "after {:?}", begun.elapsed());
     let output = side.wait_with_output().unwrap();
     let told = text(&output.stderr);
     assert!(output.status.success(), "{told}");

@@ -14,7 +14,10 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 mod command;
+#[path = "../../tests/port/mod.rs"]
+mod port;
 use command::{fishplate, run, text};
+use port::free_port;
 
 /// Within which a side must end once it can know that it has to. The machine may have more to do
 /// than this test.
@@ -134,10 +137,6 @@ impl Pair {
         }
         told
     }
-}
-
-fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 /// A path in the target's own temporary folder that nobody else uses.

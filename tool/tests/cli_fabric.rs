@@ -9,7 +9,10 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 mod command;
+#[path = "../../tests/port/mod.rs"]
+mod port;
 use command::{fishplate, rows, run, text};
+use port::free_port;
 
 fn info() -> Value {
     serde_json::from_slice(&run("info --json").stdout).expect("info is JSON")
@@ -100,11 +103,6 @@ fn a_machine_that_gets_slower_in_mid_run_makes_fewer_iterations_of_it() {
     assert!(output.status.success(), "{}", text(&output.stderr));
 }
 
-/// A port that was free a moment ago.
-fn port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
-
 fn listen(line: &str) -> Child {
     fishplate(line).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts")
 }
@@ -116,7 +114,7 @@ fn two_sides_started_apart_find_each_other() {
     if absent("fabric, listen and connect") {
         return;
     }
-    let port = port();
+    let port = free_port();
     let side = listen(&format!("perf put-signal {LO} --listen 127.0.0.1:{port}"));
     verified(&format!("perf put-signal -s 8,1K {LO} -n 200 -w 10 --connect 127.0.0.1:{port}"));
     let output = side.wait_with_output().unwrap();
@@ -133,7 +131,7 @@ fn sides_that_do_not_fit_say_what_differs() {
         ("--rails 2 --interface lo,lo", "", "2 rails and this one 1"),
         ("--provider tcp;ofi_rxm --interface lo", "--provider tcp --interface lo", "different providers"),
     ] {
-        let port = port();
+        let port = free_port();
         let with = |more: &str| match more {
             more if more.contains("--provider") => format!("--transport fabric {more}"),
             more if more.contains("--interface") => format!("--transport fabric --provider tcp {more}"),
@@ -150,7 +148,7 @@ fn sides_that_do_not_fit_say_what_differs() {
         let told = text(&output.stderr);
         assert!(output.status.success() && told.contains("turned away"), "{told}");
     }
-    let port = port();
+    let port = free_port();
     let mut environment = listen(&format!("perf put {LO} --listen 127.0.0.1:{port}"));
     let output = fishplate(&format!("perf put {LO} -n 100 --connect 127.0.0.1:{port}"))
         .env("FISHPLATE_WINDOW", "64")
@@ -166,7 +164,7 @@ fn strangers_do_not_end_a_side_that_listens_nor_make_it_wait() {
     if absent("fabric, strangers") {
         return;
     }
-    let port = port();
+    let port = free_port();
     let side = listen(&format!("perf put {LO} --listen 127.0.0.1:{port}"));
     let deadline = Instant::now() + Duration::from_secs(20);
     let connect = |says: &[u8]| loop {
@@ -186,7 +184,8 @@ fn strangers_do_not_end_a_side_that_listens_nor_make_it_wait() {
     drop(connect(b""));
     let begun = Instant::now();
     rows(&format!("perf put {LO} -n 100 --connect 127.0.0.1:{port}"));
-    assert!(begun.elapsed() < Duration::from_secs(4), "after {:?}", begun.elapsed());
+    // Each of the 64 silent ones has 5 s to speak.
+    assert!(begun.elapsed() < Duration::from_secs(20), "after {:?}", begun.elapsed());
     let output = side.wait_with_output().unwrap();
     let told = text(&output.stderr);
     assert!(output.status.success() && told.contains("is not fishplate"), "{told}");
@@ -294,7 +293,7 @@ fn a_side_that_stands_still_for_12_s_is_waited_for_as_long_as_the_run_has() {
     if absent("fabric, a side that stands still") {
         return;
     }
-    let port = port();
+    let port = free_port();
     let side = listen(&format!("perf put {LO} --listen 127.0.0.1:{port}"));
     // Long enough that posts stay in flight.
     let line = format!("perf put -s 256K -n 16000 -T 90 {LO} --connect 127.0.0.1:{port}");
@@ -322,7 +321,7 @@ fn a_killed_side_is_reported_by_the_other_with_peer_and_rail() {
     }
     // While the two talk about what to measure, and while they do.
     for measuring in [false, true] {
-        let port = port();
+        let port = free_port();
         let mut side = listen(&format!("perf put-signal {LO} --listen 127.0.0.1:{port}"));
         let mut other = listen(&format!("perf put-signal -n 1e11 -T 600 {LO} --connect 127.0.0.1:{port}"));
         // What is measured is announced once the two have met.

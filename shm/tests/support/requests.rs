@@ -17,7 +17,7 @@ const MATCHING: MatchConfig =
     MatchConfig { eager: 4096, credits: 4, headers: 8, shared_credits: 0, shared_headers: 0, seed: 3 };
 
 /// An import that waits does so for this long.
-pub const TIMEOUT: Duration = Duration::from_secs(2);
+pub const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// An engine over `near`, whose peer is a bare rail that sends what it likes: with each of these
 /// keys, a request for a payload.
