@@ -1,5 +1,5 @@
-//! [`ShmRail`] against the contract of `Rail`: two ends in one process, by each kind of memory and
-//! each way to reach it, and a process that is its own peer.
+//! [`ShmRail`] against the contract of `Rail`: two ends in one process, with each kind of memory
+//! and each way to reach it, and a process that is its own peer.
 
 use std::cell::RefCell;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -15,33 +15,33 @@ use support::{TestRail, meet, rail};
 
 type Ends = Link<TestRail>;
 
-/// Another end, with memory in segments: mapped.
+/// Another process, with memory in segments: mapped.
 struct Mapped;
-/// Another end, with memory in the segment that both have in common: mapped.
+/// Another process, with memory in the common segment: mapped.
 struct Common;
-/// Another end, with private memory that the kernel copies.
+/// Another process, with private memory that the kernel copies.
 struct Private;
-/// Another end, with private memory that goes through the lane.
+/// Another process, with private memory that is staged through the lane.
 struct Staged;
-/// Ourselves, with private memory.
+/// The same process, with private memory.
 struct Own;
-/// Ourselves, with memory in segments.
+/// The same process, with memory in segments.
 struct OwnMapped;
 
-const MAPPED: &str = "a peer writes what it has mapped without asking";
+const MAPPED: &str = "a peer writes mapped memory without the target's check";
 const COPIED: &str = "the kernel copies without asking the target";
-const STAGED: &str = "what lies in the lane stays there for the target";
+const STAGED: &str = "bytes in the lane stay there for the target";
 
 /// The two ends, as they number each other.
 const TO: Peer = Peer(5);
 const FROM: Peer = Peer(2);
 
-/// What a test keeps beside its link.
+/// State of a test beside its link.
 #[derive(Default)]
 struct Aside {
     /// The target's socket.
     socket: Option<OwnedFd>,
-    /// What is left of the common segment.
+    /// The unused part of the common segment.
     common: Option<Region>,
 }
 
@@ -54,7 +54,7 @@ fn config(seed: u64) -> ShmConfig {
     ShmConfig { lane_cells: 64 << (seed % 3), max_message: 1024, ..ShmConfig::default() }
 }
 
-/// Two ends that met in two threads, and are driven by this one.
+/// Two ends that met in two threads; this thread drives both.
 fn pair(config: &ShmConfig) -> Ends {
     let (mut origin, mut target) = (rail(config.clone()), rail(config.clone()));
     let sockets = socket_pair().unwrap();
@@ -63,8 +63,8 @@ fn pair(config: &ShmConfig) -> Ends {
     origin.attach(TO, second).unwrap();
     let common = match config.common_len {
         0 => None,
-        // SAFETY: the target stays attached to the end of the test,
-        // or is killed and its memory left alone.
+        // SAFETY: the target stays attached to the end of the test, or is killed and its memory not
+        // used.
         len => Some(unsafe { first.common_region(FROM, 0, len) }.unwrap()),
     };
     target.attach(FROM, first).unwrap();
@@ -78,21 +78,21 @@ fn own(seed: u64) -> Ends {
     Link { rails: vec![rail], origin: 0, target: 0, to: FROM, from: FROM }
 }
 
-/// Memory in a segment that is never given back.
+/// Memory in a segment that is never freed.
 fn segment(len: usize) -> Region {
     let segment = Box::leak(Box::new(Segment::create(len + 64).unwrap()));
-    // SAFETY: the segment is never dropped, and the tests touch it through raw copies alone.
+    // SAFETY: the segment is never dropped, and the tests access it only through raw copies.
     unsafe { segment.region(64, len) }.unwrap()
 }
 
-/// The next part of the segment that both ends have in common.
+/// The next part of the common segment.
 fn common(len: usize) -> Region {
     ASIDE.with_borrow_mut(|aside| {
         let rest = aside.common.expect("a common segment");
         let RegionKind::Common { peer, offset } = rest.kind() else { panic!("{rest:?}") };
         let step = len.next_multiple_of(64);
         assert!(step <= rest.len(), "the common segment is used up");
-        // SAFETY: two parts of what was described before, which do not overlap.
+        // SAFETY: two parts of the region above, which do not overlap.
         let part = |skip: usize, len: usize| unsafe {
             let kind = RegionKind::Common { peer, offset: offset + skip as u64 };
             Region::new(rest.ptr().add(skip), len, kind)
@@ -102,7 +102,7 @@ fn common(len: usize) -> Region {
     })
 }
 
-/// Ends the target without a good-bye: all that the origin sees of it is that its socket closes.
+/// Ends the target without a Bye: the origin only sees its socket close.
 fn kill(link: &mut Ends) -> bool {
     let Some(socket) = ASIDE.take().socket else { return false };
     // SAFETY: a call on our descriptor.
@@ -148,7 +148,7 @@ impl Fixture for Common {
 impl Fixture for Private {
     type Rail = TestRail;
     const REACHES_ON: Option<&'static str> = Some(COPIED);
-    // Where the kernel refuses to copy, this is `Staged`.
+    // If the kernel refuses to copy, this behaves like `Staged`.
     const LANDS_LATE: Option<&'static str> = Some(STAGED);
 
     fn link(seed: u64) -> Ends {

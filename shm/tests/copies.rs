@@ -1,4 +1,4 @@
-//! Copies that begin or end at a page that cannot be touched: no byte beyond is read or written.
+//! Copies that begin or end at an inaccessible page: no byte beyond is read or written.
 
 use std::ptr::{NonNull, null_mut};
 
@@ -8,14 +8,14 @@ const PAGE: usize = 4096;
 /// Long enough for a copy past the caches.
 const ROOM: usize = (12 << 20) + PAGE;
 
-/// Memory of [`ROOM`] bytes between two pages that cannot be touched.
+/// Memory of [`ROOM`] bytes between two inaccessible pages.
 struct Guarded(NonNull<u8>);
 
 impl Guarded {
     fn new() -> Self {
         let (none, both) = (libc::PROT_NONE, libc::PROT_READ | libc::PROT_WRITE);
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        // SAFETY: a fresh mapping; nothing else knows of it.
+        // SAFETY: a new mapping that nothing else uses.
         let whole = unsafe { libc::mmap(null_mut(), ROOM + 2 * PAGE, none, flags, -1, 0) };
         assert_ne!(whole, libc::MAP_FAILED);
         let room = NonNull::new(whole.cast::<u8>()).unwrap();
@@ -26,9 +26,9 @@ impl Guarded {
         Guarded(room)
     }
 
-    /// Where `len` bytes lie at the beginning, or at the end.
+    /// An address with `len` bytes at the start or at the end.
     fn place(&self, len: usize, at_end: bool) -> *mut u8 {
-        // SAFETY: the place is inside the room.
+        // SAFETY: the address is inside the memory.
         unsafe { self.0.add(if at_end { ROOM - len } else { 0 }).as_ptr() }
     }
 }
@@ -37,7 +37,7 @@ impl Guarded {
 fn no_copy_reaches_beyond_either_end() {
     const PIECE: usize = 256 << 10;
     let (source, target) = (Guarded::new(), Guarded::new());
-    // SAFETY: the room is as long as that, and nothing else refers to it.
+    // SAFETY: the memory has that length, and nothing else refers to it.
     let bytes = unsafe { std::slice::from_raw_parts_mut(source.0.as_ptr(), ROOM) };
     for (i, byte) in bytes.iter_mut().enumerate() {
         *byte = (i.wrapping_mul(0x9e37_79b9) >> 13) as u8;

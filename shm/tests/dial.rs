@@ -1,4 +1,4 @@
-//! Handshakes that a listener begins itself, and never waits for.
+//! Handshakes that a listener starts itself, without waiting.
 
 use std::ffi::OsString;
 use std::thread;
@@ -16,7 +16,7 @@ fn config(id: u64) -> ShmConfig {
     ShmConfig { lane_cells: 64, max_message: 1024, id, ..ShmConfig::default() }
 }
 
-/// One process, as far as meeting goes.
+/// One process and its handshakes.
 struct Party {
     profile: Profile,
     name: String,
@@ -34,7 +34,7 @@ impl Party {
         self.listener.dial(address, &self.profile)
     }
 
-    /// Looks once. It takes far less than a handshake may.
+    /// Polls once. That takes far less time than a handshake may.
     #[track_caller]
     fn look(&self) -> Option<Link> {
         let begun = Instant::now();
@@ -47,7 +47,7 @@ impl Party {
         }
     }
 
-    /// Looks until a dial has failed.
+    /// Polls until a dial has failed.
     fn fails(&self) -> Vec<(OsString, HandshakeError)> {
         let end = soon();
         loop {
@@ -60,7 +60,7 @@ impl Party {
         }
     }
 
-    /// A raw peer that this one dials.
+    /// Dials a raw peer.
     fn dials_raw(&self, name: &str, listener: &RawListener) -> Raw {
         self.dial(name).unwrap();
         assert!(self.look().is_none());
@@ -68,9 +68,9 @@ impl Party {
     }
 }
 
-/// Each dials those before it, while all accept: nobody waits for anybody.
+/// Each dials those before it, while all accept, and none waits for another.
 #[test]
-fn all_dial_each_other_at_once_and_learn_who_is_who() {
+fn all_dial_each_other_at_once() {
     let _alone = alone();
     let parties: Vec<_> = (0..6).map(|id| Party::new(1000 + id)).collect();
     thread::scope(|scope| {
@@ -121,7 +121,7 @@ fn one_process_dials_128_at_once() {
 }
 
 #[test]
-fn dialling_nobody_fails_at_once() {
+fn dialling_without_a_listener_fails_at_once() {
     let _alone = alone();
     let party = Party::new(1);
     let system = |code| Err(HandshakeError::System(code));
@@ -137,7 +137,7 @@ fn dialling_nobody_fails_at_once() {
 }
 
 #[test]
-fn one_who_accepts_and_says_nothing_holds_up_nobody_and_fails_in_time() {
+fn a_silent_listener_delays_no_other_and_fails_at_its_deadline() {
     let _alone = alone();
     let (party, other) = (Party::new(1), Party::new(2));
     let silent = name();
@@ -155,14 +155,14 @@ fn one_who_accepts_and_says_nothing_holds_up_nobody_and_fails_in_time() {
     let waits = party.listener.accept(&party.profile, begun + Duration::from_millis(5500));
     assert_eq!(waits.map(drop), Err(HandshakeError::Deadline));
     assert_eq!(party.listener.failed(), [(silent.clone().into(), HandshakeError::Deadline)]);
-    // One who hangs up is told at once.
+    // A peer that hangs up is reported at once.
     let begun = Instant::now();
     drop(raw.accept());
     party.dial(&silent).unwrap();
     drop(raw.accept());
     assert_eq!(party.fails(), [(silent.clone().into(), HandshakeError::HungUp)]);
     assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
-    // And so is a dial with a profile that nobody goes on with.
+    // And so is a dial with a profile that is not used again.
     let elsewhere = rail(config(3));
     party.listener.dial(&silent, &elsewhere.profile()).unwrap();
     assert!(party.look().is_none());
@@ -170,7 +170,7 @@ fn one_who_accepts_and_says_nothing_holds_up_nobody_and_fails_in_time() {
 }
 
 #[test]
-fn a_peer_that_stalls_halfway_never_holds_a_look_up() {
+fn a_peer_that_stalls_halfway_never_delays_a_poll() {
     let _alone = alone();
     let party = Party::new(1);
     let name = name();
@@ -191,7 +191,7 @@ fn a_peer_that_stalls_halfway_never_holds_a_look_up() {
             }
             (0..100).for_each(|_| assert!(party.look().is_none(), "{dialled} {steps}"));
             drop(raw);
-            // Hung up.
+            // It hangs up.
             let end = soon();
             let ended = || party.listener.refused().len() + party.listener.failed().len() > 0;
             while !ended() {
@@ -202,7 +202,7 @@ fn a_peer_that_stalls_halfway_never_holds_a_look_up() {
 }
 
 #[test]
-fn strangers_do_not_end_what_was_dialled() {
+fn other_clients_do_not_end_a_dialled_handshake() {
     let _alone = alone();
     let party = Party::new(1);
     let name = name();
@@ -213,7 +213,7 @@ fn strangers_do_not_end_what_was_dialled() {
         strangers.extend((0..16).map(|_| knock(&party.name, 0).unwrap()));
         assert!(party.look().is_none());
     }
-    assert!(party.listener.refused().len() == 8, "strangers take each other's places");
+    assert!(party.listener.refused().len() == 8, "other clients displace each other");
     assert_eq!(party.listener.failed(), []);
     thread::scope(|scope| {
         let here = scope.spawn(|| party.listener.accept(&party.profile, soon()));

@@ -1,5 +1,5 @@
-//! Two real processes that send each other puts, signals, atomics and messages, shut down at any
-//! time, and exit at once: everything accepted is there, and neither takes the other for dead.
+//! Two real processes that exchange puts, signals, atomics and messages, shut down at any time, and
+//! exit at once: everything accepted arrives, and neither reports the other as dead.
 
 use std::ffi::OsStr;
 use std::time::Duration;
@@ -25,7 +25,7 @@ fn sizes(staged: bool) -> ShmConfig {
     ShmConfig { force_staging: staged, lane_cells: 256, ..ShmConfig::default() }
 }
 
-/// How one end fares: what it sent, and what it got.
+/// The counters of one end.
 struct Fate {
     sent: u64,
     got: u64,
@@ -33,8 +33,8 @@ struct Fate {
     error: Option<PeerError>,
 }
 
-/// Takes completions. Returns how many sends no receive has matched before the other end said
-/// goodbye; all else was applied.
+/// Takes completions. Returns how many sends no receive had matched before the other end's Bye; all
+/// else was applied.
 fn unmatched(engine: &mut Engine<'static, TestRail, 1>) -> u64 {
     let mut count = 0;
     while let Some(end) = engine.next_completion() {
@@ -46,8 +46,8 @@ fn unmatched(engine: &mut Engine<'static, TestRail, 1>) -> u64 {
     count
 }
 
-/// Sends for a while, and shuts down. `mapped`:
-/// what it exports lies in shared memory, so that signals go there directly.
+/// Sends for a while, and shuts down. `mapped`: exports shared memory, so that signals are written
+/// directly.
 fn live(rail: TestRail, link: Link, seed: u64, mapped: bool, rounds: u64) -> Fate {
     let matching =
         MatchConfig { eager: 1024, credits: 4, headers: 8, shared_credits: 0, shared_headers: 0, seed: 3 };
@@ -58,7 +58,7 @@ fn live(rail: TestRail, link: Link, seed: u64, mapped: bool, rounds: u64) -> Fat
     let segment: &Segment = Box::leak(Box::new(Segment::create(SIZE).unwrap()));
     let words = leak(0u64, SIZE / 8);
     let private = fishplate_core::mem::RegionKind::Private;
-    // SAFETY: leaked, so valid for ever, and touched through the engine alone.
+    // SAFETY: leaked, so always valid, and accessed only by the engine.
     let region = unsafe {
         match mapped {
             true => segment.region(0, SIZE).unwrap(),
@@ -110,12 +110,12 @@ fn live(rail: TestRail, link: Link, seed: u64, mapped: bool, rounds: u64) -> Fat
     while let Some(status) = engine.next_recv() {
         received += u64::from(status.outcome == Received::Ok);
     }
-    // What came and was matched by no receive is here still.
+    // Messages that no receive matched are still here.
     while let Ok(Some(_)) = engine.probe(Some(peer), Tag::ZERO, Tag::ALL) {
         let late = engine.recv(Some(peer), Tag::ZERO, Tag::ALL, Some((mine.at(4096), 512)), 0).unwrap();
         received += u64::from(engine.test_recv(late).unwrap().unwrap().outcome == Received::Ok);
     }
-    // SAFETY: the word is registered memory, which nobody writes any more.
+    // SAFETY: the word is registered memory, which no process writes any more.
     let word = unsafe { at.cast::<u64>().as_ptr().read_volatile() };
     Fate { sent, got: word + received, shut, error: engine.peer_error(peer).unwrap() }
 }
@@ -124,8 +124,8 @@ fn number(role: &str, at: usize) -> u64 {
     role.split(' ').nth(at).unwrap().parse().unwrap()
 }
 
-/// The other process: plays its role,
-/// returns by its exit code how many sends succeeded, and exits at once.
+/// The other process: plays its role, and exits at once; its exit code is the number of successful
+/// sends.
 fn lives(role: &str, address: &OsStr) {
     let (staged, mapped) = (number(role, 1) == 1, number(role, 2) == 1);
     let rail = rail(sizes(staged));
@@ -134,7 +134,7 @@ fn lives(role: &str, address: &OsStr) {
     assert_eq!((fate.shut, fate.error), (Ok(()), Some(PeerError::Closed)));
     let results = std::env::var("FISHPLATE_RESULTS").unwrap();
     std::fs::write(results, format!("{} {}", fate.sent, fate.got)).unwrap();
-    // SAFETY: nothing is left to do; the rail's drop is left out on purpose.
+    // SAFETY: nothing is left to do; the rail's drop is skipped on purpose.
     unsafe { libc::_exit(0) };
 }
 
@@ -153,13 +153,13 @@ fn child() {
 }
 
 #[test]
-fn processes_that_shut_down_and_exit_at_any_time_lose_nothing_and_seem_dead_to_nobody() {
+fn processes_that_shut_down_and_exit_lose_nothing_and_are_not_reported_dead() {
     let _alone = alone();
     for seed in 0..24u64 {
         let (staged, mapped) = (seed & 1, seed >> 1 & 1);
         let (ours, theirs) = ([0, 40, 700][seed as usize % 3], [300, 0, 1500, 20][(seed / 3) as usize % 4]);
         let results = std::env::temp_dir().join(format!("fishplate-goodbye-{}-{seed}", std::process::id()));
-        // SAFETY: one test of this process runs, and no thread reads the environment meanwhile.
+        // SAFETY: this process runs a single test, and no thread reads the environment meanwhile.
         unsafe { std::env::set_var("FISHPLATE_RESULTS", &results) };
         let rail = rail(sizes(staged == 1));
         let address = name();
@@ -177,7 +177,7 @@ fn processes_that_shut_down_and_exit_at_any_time_lose_nothing_and_seem_dead_to_n
 }
 
 #[test]
-fn a_process_that_makes_no_progress_is_named_by_the_deadline_and_holds_up_nothing_once_it_is_killed() {
+fn an_expired_shutdown_names_the_silent_process() {
     let _alone = alone();
     let rail = rail(sizes(false));
     let address = name();

@@ -1,6 +1,7 @@
-//! The handshake and its failures: typed errors, within the deadline, and nothing left open.
+//! The handshake and its failures: typed errors within the deadline, and no leaks.
 //!
-//! The raw peer speaks the protocol in bytes, not through the crate, so the layout is checked too.
+//! The raw peer implements the protocol byte by byte, without the crate, so the layout is checked
+//! too.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::mpsc;
@@ -24,14 +25,14 @@ const VERSION: u16 = 4;
 const HELLO: u16 = 1;
 const OFFER: u16 = 2;
 const READY: u16 = 3;
-/// Where the nonce lies in a Hello.
+/// Offset of the nonce in a Hello.
 const NONCE: usize = 60;
 
 fn config() -> ShmConfig {
     ShmConfig { lane_cells: CELLS, max_message: 1024, ..ShmConfig::default() }
 }
 
-/// A peer that is not this crate.
+/// A peer that does not use this crate.
 struct Raw {
     fd: OwnedFd,
     theirs: [u8; 16],
@@ -72,16 +73,16 @@ impl Raw {
         }
     }
 
-    /// Receives a packet; descriptors that come with it are not taken, and so close.
+    /// Receives a packet. Its descriptors are not received, so the kernel closes them.
     fn recv(&self) -> Vec<u8> {
         let mut bytes = vec![0; 70_000];
-        // SAFETY: the buffer is ours and as long as said.
+        // SAFETY: the buffer is ours and has the given length.
         let n = unsafe { libc::recv(self.fd.as_raw_fd(), bytes.as_mut_ptr().cast(), bytes.len(), 0) };
         bytes.truncate(n.max(0) as usize);
         bytes
     }
 
-    /// Their Hello as ours, with the other role and another nonce.
+    /// Answers with their own Hello, with the other role and another nonce.
     fn hello(&mut self) -> Vec<u8> {
         let mut hello = self.recv();
         assert_eq!(hello.len(), NONCE + 16);
@@ -95,7 +96,7 @@ impl Raw {
         hello
     }
 
-    /// As far as the peer's Offer.
+    /// Runs the handshake up to the peer's Offer.
     fn greet(&mut self) {
         let hello = self.hello();
         self.send(&hello, &[]);
@@ -139,7 +140,7 @@ fn event_page() -> OwnedFd {
     memory(4096, &[], SEALS)
 }
 
-/// Lets a raw peer play `script` against a handshake, which must be quick and leave nothing open.
+/// Runs a handshake against a raw peer with `script`. It must be fast and leave nothing open.
 fn against(script: impl FnOnce(&mut Raw) + Send + 'static) -> Result<Link, HandshakeError> {
     let rail = rail(config());
     let profile = rail.profile();
@@ -166,7 +167,7 @@ fn refused(want: HandshakeError, script: impl FnOnce(&mut Raw) + Send + 'static)
 }
 
 #[test]
-fn a_correct_raw_peer_is_met() {
+fn a_correct_raw_peer_connects() {
     let _alone = alone();
     let link = against(|raw| {
         raw.greet();
@@ -181,7 +182,7 @@ fn a_correct_raw_peer_is_met() {
 }
 
 #[test]
-fn hanging_up_at_any_step_is_seen() {
+fn hanging_up_at_any_step_is_detected() {
     let _alone = alone();
     let gone = HandshakeError::HungUp;
     let bye = |raw: &Raw| {
@@ -228,7 +229,7 @@ fn garbage_at_any_step_is_refused() {
     refused(bad, |raw| raw.send(&packet(HELLO, &[0; 7]), &[]));
     refused(bad, |raw| raw.send(&packet(99, &[]), &[]));
     refused(bad, |raw| raw.send(&packet(READY, &[0; 16]), &[]));
-    // A wrong length, a byte too many, the same role, the same nonce, an unknown flag.
+    // A wrong length, an extra byte, the same role, the same nonce, an unknown flag.
     for spoil in [
         |hello: &mut Vec<u8>| hello[12] += 1,
         |hello: &mut Vec<u8>| {
@@ -253,7 +254,7 @@ fn garbage_at_any_step_is_refused() {
 }
 
 #[test]
-fn another_version_is_named_whatever_else_it_says() {
+fn another_version_is_named() {
     let _alone = alone();
     refused(HandshakeError::Version { theirs: 7, ours: VERSION }, |raw| {
         let mut hello = raw.hello();
@@ -281,7 +282,7 @@ fn different_sizes_are_named() {
     });
 }
 
-/// B9: whoever answers with anything but our own fresh nonce is not the one that we are talking to.
+/// B9: an answer without our own new nonce does not come from the peer of this handshake.
 #[test]
 fn b9_a_wrong_echo_and_a_stale_segment_are_refused() {
     let _alone = alone();
@@ -295,7 +296,7 @@ fn b9_a_wrong_echo_and_a_stale_segment_are_refused() {
         raw.offer(&[&raw.lane(|_| ()), &event_page()]);
         raw.send(&packet(READY, &raw.ours), &[]);
     });
-    // Of an earlier run of ours, of an earlier run of theirs, and not finished.
+    // A nonce of an earlier run of ours or theirs, and an unfinished segment.
     for byte in [16, 32, 0, 8] {
         refused(HandshakeError::Segment(SegmentError::Foreign), move |raw| {
             raw.greet();
@@ -304,7 +305,7 @@ fn b9_a_wrong_echo_and_a_stale_segment_are_refused() {
     }
 }
 
-/// B10, B20: descriptors that must not be mapped are refused, and whatever came is closed.
+/// B10, B20: descriptors that must not be mapped are refused, and all received ones are closed.
 #[test]
 fn b10_b20_wrong_descriptors_are_refused_and_closed() {
     let _alone = alone();
@@ -327,7 +328,7 @@ fn b10_b20_wrong_descriptors_are_refused_and_closed() {
         let wait_object = event_page();
         raw.send(&hello, &[wait_object.as_raw_fd(); 100]);
     });
-    // Longer than any packet: what came with it closes all the same.
+    // Longer than any packet: its descriptors are closed too.
     refused(bad, |raw| {
         let wait_object = event_page();
         raw.send(&[0xee; 70_000], &[wait_object.as_raw_fd(); 3]);
@@ -369,7 +370,7 @@ fn a_user_who_is_not_listed_is_refused() {
     }
 }
 
-/// B19: a path that exists is somebody's, and stays; ours goes with us.
+/// B19: an existing path belongs to another program and stays; our own is removed.
 #[test]
 fn b19_a_path_in_use_is_left_alone() {
     let _alone = alone();
@@ -405,7 +406,7 @@ fn b19_a_path_in_use_is_left_alone() {
 }
 
 #[test]
-fn a_listener_outlasts_peers_that_fail_and_connecting_waits_for_it() {
+fn a_listener_survives_failed_peers_and_clients_wait_for_it() {
     let _alone = alone();
     let address = name();
     let mut near = rail(config());
@@ -421,14 +422,14 @@ fn a_listener_outlasts_peers_that_fail_and_connecting_waits_for_it() {
         begins.send(this_thread()).unwrap();
         connect(&there, &profile, soon())
     });
-    // Nobody listens, so it has been refused.
+    // There is no listener yet, so the connection was refused.
     until_asleep(began.recv().unwrap());
     let listener = Listener::bind(&address).unwrap();
     let link = listener.accept(&near.profile(), soon()).unwrap();
     let other = connecting.join().unwrap().unwrap();
     assert_eq!(link.nonces(), [other.nonces()[1], other.nonces()[0]]);
     near.attach(PEER, link).unwrap();
-    // Leaving without ever attaching is leaving, too.
+    // Dropping a link without attaching it hangs up too.
     drop(other);
     let mut seen = Seen::default();
     near.check_peers(&mut seen);
@@ -437,14 +438,14 @@ fn a_listener_outlasts_peers_that_fail_and_connecting_waits_for_it() {
     assert_eq!(listener.accept(&near.profile(), quick()).map(drop), Err(HandshakeError::Deadline));
 }
 
-/// The descriptors that a program started from here would get.
+/// The descriptors that a child process would inherit.
 fn inherited() -> Vec<i32> {
-    // SAFETY: a call with plain numbers; whether the descriptor exists, it says.
+    // SAFETY: a call with plain numbers, which reports whether the descriptor exists.
     let flags = |fd| unsafe { libc::fcntl(fd, libc::F_GETFD) };
     (0..1000).filter(|fd| flags(*fd) >= 0 && flags(*fd) & libc::FD_CLOEXEC == 0).collect()
 }
 
-/// B20: nothing is left of a peer that has come and gone, however often; everything closes on exec.
+/// B20: peers that come and go leave nothing; all descriptors close on exec.
 #[test]
 fn b20_a_thousand_peers_come_and_go_and_leave_nothing() {
     let _alone = alone();
@@ -475,7 +476,7 @@ fn b20_a_thousand_peers_come_and_go_and_leave_nothing() {
     }
 }
 
-/// Leaves this process no descriptor for as long as it lives.
+/// Uses up all descriptors of this process while it lives.
 struct Exhausted {
     limit: libc::rlimit,
     _filled: Vec<OwnedFd>,
@@ -509,13 +510,13 @@ impl Drop for Exhausted {
 }
 
 #[test]
-fn lack_of_descriptors_here_is_said_and_not_put_down_to_the_peer() {
+fn lack_of_descriptors_is_not_blamed_on_the_peer() {
     let _alone = alone();
     let victim = this_thread();
     refused(HandshakeError::System(libc::EMFILE), move |raw| {
         raw.greet();
         let (lane, wait_object) = (raw.lane(|_| ()), event_page());
-        // It has let go of what it needed to send its Offer.
+        // It has closed the descriptors that it needed to send its Offer.
         until_asleep(victim);
         let _exhausted = Exhausted::new();
         raw.offer(&[&lane, &wait_object]);
@@ -542,5 +543,5 @@ fn lack_of_descriptors_here_is_said_and_not_put_down_to_the_peer() {
     assert_eq!(seen.down, []);
     far.deregister(key).unwrap();
     let (key, _) = far.register(&regions[1]).unwrap();
-    assert!(near.import(PEER, key, 64).unwrap().is_some(), "once there are some again");
+    assert!(near.import(PEER, key, 64).unwrap().is_some(), "once descriptors are free again");
 }

@@ -1,5 +1,5 @@
-//! Whatever a peer sends, withholds or passes as a descriptor, no call on the path of progress
-//! takes long, and honest peers get on.
+//! No call on the path of progress takes long, whatever a peer sends, withholds or passes as a
+//! descriptor, and honest peers make progress.
 //!
 //! The victim is an engine over [`ShmRail`](fishplate_shm::ShmRail) in this process; the honest
 //! peer and the hostile one are processes of their own. The hostile one plays one [trick](tricks)
@@ -35,7 +35,7 @@ use raw::Raw;
 use support::*;
 use tricks::{End, SIZE, TRICKS, Trick, played};
 
-/// What no call may take.
+/// Upper limit of a call.
 const LIMIT: Duration = Duration::from_millis(10);
 
 const CX: ContextId = ContextId(0);
@@ -43,19 +43,19 @@ const CONFIG: Config = Config { window: 16, ..Config::DEFAULT };
 const MATCHING: MatchConfig =
     MatchConfig { eager: 1024, credits: 4, headers: 8, shared_credits: 0, shared_headers: 0, seed: 3 };
 
-/// Tags: what anybody may send, what goes to the honest peer, what it answers.
+/// Tags: for messages of any peer, to the honest peer, and for its answers.
 const ANY: Tag = Tag { lo: 1, hi: 0 };
 const THERE: Tag = Tag { lo: 2, hi: 0 };
 const BACK: Tag = Tag { lo: 3, hi: 0 };
 
-/// Receives that are posted for anybody, and where the honest peer's answers go.
+/// Any-source receives, and the place of the honest peer's answers.
 const POSTED: u64 = 6;
 const ANSWERS: u64 = 32 << 10;
 
-/// Rounds with the honest peer that each trick must leave room for.
+/// Rounds with the honest peer that must complete during each trick.
 const ROUNDS: u64 = 10;
 
-/// Memory before and behind what is registered.
+/// Memory before and after the registered memory.
 const EDGE: usize = 4096;
 const CANARY: u8 = 0xc5;
 
@@ -66,12 +66,12 @@ fn config() -> ShmConfig {
 /// Connects to the victim, as any process can.
 fn connect_raw(address: &OsStr) -> OwnedFd {
     let name = address.as_encoded_bytes();
-    // SAFETY: the address is built in place, no longer than it may be; the descriptor is made here.
+    // SAFETY: the address is built in place, within its size; the descriptor is created here.
     unsafe {
         let fd = libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0);
         let mut at: libc::sockaddr_un = std::mem::zeroed();
         at.sun_family = libc::AF_UNIX as libc::sa_family_t;
-        // An abstract name: a zero byte in the place of `@`.
+        // An abstract name: a zero byte replaces `@`.
         for (to, from) in at.sun_path[1..].iter_mut().zip(&name[1..]) {
             *to = *from as libc::c_char;
         }
@@ -99,13 +99,13 @@ fn child() {
     wait_for_the_end();
 }
 
-/// Waits until the victim lets go, or kills this process.
+/// Waits until the victim hangs up, or kills this process.
 fn wait_for_the_end() {
-    // SAFETY: descriptor 0 leads to the victim; a byte of ours.
+    // SAFETY: descriptor 0 is the connection to the victim; a byte of ours.
     unsafe { libc::read(0, [0u8; 1].as_mut_ptr().cast(), 1) };
 }
 
-/// The honest peer: sends back whatever it gets.
+/// The honest peer: sends back everything that it receives.
 fn echo(address: &OsStr) {
     let rail = rail(config());
     let link = connect(address, &rail.profile(), soon()).unwrap();
@@ -114,7 +114,7 @@ fn echo(address: &OsStr) {
     engine.rail_mut(RailId(0)).unwrap().attach(peer.peer(), link).unwrap();
     engine.connect_peer(peer, 1).unwrap();
     let at = leak(0u64, 8);
-    // SAFETY: leaked, and touched through raw copies and the engine alone.
+    // SAFETY: leaked, and accessed only through raw copies and the engine.
     let region = unsafe { Region::new(NonNull::from(&mut at[0]).cast(), 64, RegionKind::Private) };
     let bytes = region.ptr();
     let region = engine.register(region).unwrap();
@@ -133,7 +133,7 @@ fn echo(address: &OsStr) {
     }
 }
 
-/// A process that plays a role until this is dropped, and the line to it.
+/// A process that plays a role until this is dropped, and the connection to it.
 struct Process {
     _child: Killed,
     line: UnixStream,
@@ -154,7 +154,7 @@ fn begin(role: &str, address: &str) -> Process {
 }
 
 impl Process {
-    /// Whether it has played its trick, or is gone.
+    /// Whether it has played its trick, or has ended.
     fn has_played(&mut self) -> bool {
         match self.line.read(&mut [0; 1]) {
             Err(error) if error.kind() == ErrorKind::WouldBlock => false,
@@ -172,7 +172,7 @@ struct Victim {
     region: LocalId,
     memory: &'static mut [u8],
     posted: u64,
-    /// Rounds with the honest peer that have ended.
+    /// Completed rounds with the honest peer.
     rounds: u64,
     meter: Meter,
 }
@@ -184,10 +184,10 @@ impl Victim {
         let listener = Listener::bind(&address).unwrap();
         let mut engine = engine_of(rail, 2, CONFIG, MATCHING);
         let memory = leak(CANARY, 2 * EDGE + SIZE);
-        // The canaries begin so that what lies between them is aligned.
+        // The canaries are placed so that the memory between them is aligned.
         let at = memory[EDGE - 8..].as_ptr().align_offset(8) + EDGE - 8;
         let first = NonNull::from(&mut memory[at]);
-        // SAFETY: leaked, and looked at while no call of the engine is made.
+        // SAFETY: leaked, and read only between calls of the engine.
         let region = unsafe { Region::new(first, SIZE, RegionKind::Private) };
         let region = engine.register(region).unwrap();
         let honest = begin("honest", &address);
@@ -214,12 +214,12 @@ impl Victim {
         (victim, honest)
     }
 
-    /// What is sent to the honest peer in a round.
+    /// The payload of a round.
     fn payload(round: u64) -> [u8; 64] {
         std::array::from_fn(|i| (round as u8).wrapping_mul(31).wrapping_add(i as u8))
     }
 
-    /// Begins a round with the honest peer.
+    /// Starts a round with the honest peer.
     fn ask(&mut self) {
         let into = Some((self.region.at(ANSWERS), 64));
         self.engine.recv(Some(self.honest), BACK, Tag::ZERO, into, ANSWERS).unwrap();
@@ -227,7 +227,7 @@ impl Victim {
         self.engine.send(CX, self.honest, THERE, Payload::Bytes(&bytes), Notice::Silent).unwrap();
     }
 
-    /// One turn of what a process does all day, each call measured.
+    /// One turn of a process's normal work, with each call measured.
     fn turn(&mut self) {
         let Victim { engine, meter, .. } = self;
         let events = meter.call("progress", || engine.progress());
@@ -256,7 +256,7 @@ impl Victim {
         }
     }
 
-    /// Has a hostile process play its trick, and returns what was said of it and the longest call.
+    /// Has a hostile process play its trick. Returns the reported error and the longest call.
     fn suffers(&mut self, (name, end, _): &Trick) -> (Option<PeerError>, (Duration, &'static str)) {
         let mut hostile = begin(name, &self.address);
         let link = self.listener.accept(&self.profile, soon()).unwrap();
@@ -269,7 +269,7 @@ impl Victim {
         let why = loop {
             self.turn();
             let Victim { engine, meter, .. } = self;
-            // It is written to as well, whether or not it reads that.
+            // Send to it as well, whether or not it reads that.
             let bytes = Payload::Bytes(&[7; 100]);
             let _ = meter.call("send", || engine.send(CX, peer, ANY, bytes, Notice::Silent));
             let why = engine.peer_error(peer).unwrap();
@@ -296,7 +296,7 @@ impl Victim {
     }
 }
 
-/// As [`alone`], with a thread that closes what may take long, as programs have it.
+/// As [`alone`], with a thread that closes descriptors which may block, as programs have one.
 fn alone_with_a_closer() -> MutexGuard<'static, ()> {
     let alone = alone();
     fishplate_shm::set_closer(|| drop(std::thread::spawn(fishplate_shm::close_aside)));
@@ -337,17 +337,17 @@ fn play(config: ShmConfig) {
 }
 
 #[test]
-fn no_trick_holds_progress_up() {
+fn no_trick_delays_progress() {
     play(config());
 }
 
 #[test]
-fn no_trick_holds_progress_up_where_all_is_staged() {
+fn no_trick_delays_progress_with_staging() {
     play(ShmConfig { force_staging: true, ..config() });
 }
 
 #[test]
-fn a_planted_wait_is_found_and_a_busy_machine_is_not() {
+fn a_planted_wait_is_detected_and_load_is_not() {
     let _alone = alone_with_a_closer();
     let mut meter = Meter::new();
     meter.call("sleeps", || std::thread::sleep(Duration::from_millis(20)));
@@ -355,7 +355,7 @@ fn a_planted_wait_is_found_and_a_busy_machine_is_not() {
     let mut meter = Meter::new();
     meter.call("works", || (0..100_000_000u64).fold(1, |x, n| std::hint::black_box(x ^ n)));
     assert!(meter.longest.0 > LIMIT, "{:?}", meter.longest);
-    // Four threads to a processor: each is kept waiting much longer than it works.
+    // Four threads per processor: each waits for the processor much longer than it works.
     let end = Instant::now() + Duration::from_millis(300);
     let count = 4 * std::thread::available_parallelism().unwrap().get();
     let busy: Vec<_> =
@@ -407,7 +407,7 @@ fn handshakes() -> [Approach; 5] {
     ]
 }
 
-/// Hears whoever has connected, without waiting, until somebody is refused. The longest call.
+/// Polls a listener until it refuses a client. Returns the longest call.
 fn refuses(listener: &Listener, profile: &Profile, name: &str) -> (Duration, &'static str) {
     let (mut meter, end) = (Meter::new(), soon());
     loop {
@@ -424,7 +424,7 @@ fn refuses(listener: &Listener, profile: &Profile, name: &str) -> (Duration, &'s
 }
 
 #[test]
-fn no_trick_in_a_handshake_holds_a_listener_up() {
+fn no_trick_in_a_handshake_delays_a_listener() {
     let _alone = alone_with_a_closer();
     let rail = rail(config());
     let (profile, address) = (rail.profile(), name());
@@ -445,7 +445,7 @@ fn no_trick_in_a_handshake_holds_a_listener_up() {
 }
 
 #[test]
-fn what_was_never_accepted_does_not_hold_up_who_hangs_up() {
+fn unaccepted_descriptors_do_not_delay_a_hang_up() {
     let _alone = alone_with_a_closer();
     let address = name();
     let listener = Listener::bind(&address).unwrap();

@@ -1,4 +1,4 @@
-//! Who is at the other end: the process that speaks, not the one that made the socket.
+//! The identity of the peer is that of the process that sends, not the one that created the socket.
 
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
@@ -12,10 +12,10 @@ mod support;
 use raw::{Raw, packet};
 use support::*;
 
-/// Bytes that a child forked from this process finds where its parent has them.
+/// Bytes that a forked child has at the same address as its parent.
 static KNOWN: [u8; 16] = *b"sixteen bytes ok";
 
-/// Memory of this process that is registered nowhere.
+/// Memory of this process that is never registered.
 static mut NEVER_LENT: [u64; 8] = [7; 8];
 
 /// A child that is killed and reaped.
@@ -23,7 +23,7 @@ struct Forked(i32);
 
 impl Drop for Forked {
     fn drop(&mut self) {
-        // SAFETY: our own child, which has not been waited for.
+        // SAFETY: our own child, which has not been reaped.
         unsafe {
             libc::kill(self.0, libc::SIGKILL);
             libc::waitpid(self.0, std::ptr::null_mut(), 0);
@@ -31,11 +31,11 @@ impl Drop for Forked {
     }
 }
 
-/// Runs `play` in a child forked from here, with one end of a pair that this process has made.
-/// Returns the other.
+/// Runs `play` in a forked child, with one end of a socket pair of this process. Returns the other
+/// end.
 fn forked(play: impl FnOnce(OwnedFd) -> Raw) -> (OwnedFd, Forked) {
     let (ours, theirs) = socket_pair().unwrap();
-    // SAFETY: the child makes system calls and allocates, which glibc allows, and never returns
+    // SAFETY: the child makes system calls and allocates, which glibc permits, and never returns
     // from here.
     match unsafe { libc::fork() } {
         0 => {
@@ -50,10 +50,10 @@ fn forked(play: impl FnOnce(OwnedFd) -> Raw) -> (OwnedFd, Forked) {
 }
 
 #[test]
-fn a_forked_peer_that_names_our_own_memory_is_not_written_to_by_the_kernel() {
+fn a_forked_peer_cannot_make_the_kernel_write_our_memory() {
     let _alone = alone();
     let config = ShmConfig::default();
-    // Its probe is an address at which this process has the bytes that it calls its nonce.
+    // Its probe is an address at which this process has the bytes of its nonce.
     let (socket, child) = forked(|socket| {
         let mut raw = Raw::new(socket, &ShmConfig::default());
         raw.hello(KNOWN, KNOWN.as_ptr() as u64);
@@ -65,22 +65,22 @@ fn a_forked_peer_that_names_our_own_memory_is_not_written_to_by_the_kernel() {
     let link = Link::over(socket, Role::First, &rail.profile(), soon()).unwrap();
     assert_eq!(link.pid(), child.0, "the process that speaks");
     rail.attach(PEER, link).unwrap();
-    // A key of private memory, in generation 1 and slot 0, that begins where this process has
-    // something else.
+    // A key of private memory, in generation 1 and slot 0, with the address of other memory of this
+    // process.
     let key = RailKey { key: 1 << 60 | 1 << 48, base: &raw const NEVER_LENT as u64 };
     rail.import(PEER, key, 64).unwrap();
     let mut bytes = [0x41u8; 64];
     let local = Local { ptr: NonNull::from(&mut bytes).cast(), len: 64, desc: 0 };
     // SAFETY: the bytes outlive the rail.
     let posted = unsafe { rail.post_write(PEER, local, Remote { key, offset: 0 }, None, 1) };
-    // The kernel carries it out, into the child, or it goes through the lane.
+    // The kernel writes to the child, or the lane is used.
     assert!(matches!(posted, Ok(Posted::Done | Posted::Pending)), "{posted:?}");
     // SAFETY: nothing else uses it.
     assert_eq!(unsafe { (&raw const NEVER_LENT).read_volatile() }, [7; 8]);
 }
 
 #[test]
-fn a_forked_peer_that_tells_the_truth_is_reached_where_the_kernel_names_processes() {
+fn an_honest_forked_peer_is_reached_if_the_kernel_identifies_it() {
     let _alone = alone();
     let (socket, child) = forked(|socket| {
         let mut raw = Raw::new(socket, &ShmConfig::default());
@@ -112,7 +112,7 @@ fn a_forked_peer_that_tells_the_truth_is_reached_where_the_kernel_names_processe
 }
 
 #[test]
-fn a_handshake_that_another_process_ends_is_refused() {
+fn a_handshake_finished_by_another_process_is_refused() {
     let _alone = alone();
     let (socket, child) = forked(|socket| {
         let mut raw = Raw::new(socket, &ShmConfig::default());
@@ -143,13 +143,14 @@ fn a_peer_in_this_process_is_reached() {
     }
 }
 
-/// Sends a packet as another process, which the kernel lets the superuser do. Whether it did.
+/// Sends a packet with another process's credentials, which the kernel permits to the superuser.
+/// Returns whether it was sent.
 fn send_as(raw: &Raw, bytes: &[u8], pid: i32) -> bool {
     use std::os::fd::AsRawFd;
 
     let mut control = [0u64; 4];
     let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-    // SAFETY: a structure of plain numbers and null pointers; the control buffer holds a head and
+    // SAFETY: a structure of plain numbers and null pointers; the control buffer holds a header and
     // the credentials.
     unsafe {
         let mut message: libc::msghdr = std::mem::zeroed();
@@ -167,9 +168,9 @@ fn send_as(raw: &Raw, bytes: &[u8], pid: i32) -> bool {
     }
 }
 
-/// Only the superuser may lie so: for others the kernel refuses to send.
+/// Only the superuser can send such credentials; for others the kernel refuses.
 #[test]
-fn a_peer_that_calls_itself_this_process_is_not_believed() {
+fn a_peer_that_claims_to_be_this_process_is_refused() {
     let _alone = alone();
     // SAFETY: calls without arguments.
     let (this, root) = unsafe { (libc::getpid(), libc::geteuid() == 0) };
@@ -188,7 +189,7 @@ fn a_peer_that_calls_itself_this_process_is_not_believed() {
     }
     let rail = rail(ShmConfig::default());
     let link = Link::over(socket, Role::First, &rail.profile(), soon()).unwrap();
-    assert_eq!(link.pid(), this, "what the kernel was told");
+    assert_eq!(link.pid(), this, "the claimed credentials");
     assert!(!link.reaches_private());
 }
 

@@ -1,5 +1,5 @@
-//! Many handshakes at once: each has its own deadline, and too many make the one that has got least
-//! far end.
+//! Many handshakes at once: each has its own deadline, and at the limit the one with the least
+//! progress ends.
 
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use fishplate_shm::meeting::{HalfOpen, MOST, Meetings, Step, meet};
 
-/// Wants a long word, byte by byte, and fails at any other.
+/// Expects a long word, byte by byte, and fails on any other byte.
 #[derive(Debug)]
 struct Word {
     stream: UnixStream,
@@ -74,7 +74,7 @@ impl HalfOpen for Word {
     }
 }
 
-/// A listener of its own name.
+/// A listener with a name of its own.
 fn listener(name: &str) -> (UnixListener, SocketAddr) {
     let address = SocketAddr::from_abstract_name(format!("meeting-{name}-{}", std::process::id())).unwrap();
     let listener = UnixListener::bind_addr(&address).unwrap();
@@ -94,14 +94,13 @@ fn ended(stream: &mut UnixStream) -> bool {
 }
 
 #[test]
-fn a_deadline_is_of_one_handshake_and_a_byte_now_and_then_does_not_renew_it() {
+fn occasional_bytes_do_not_renew_the_deadline_of_a_handshake() {
     let (listener, address) = listener("deadline");
     let patience = Duration::from_millis(150);
     let mut meetings = Meetings::<Word>::new(patience);
     let mut slow = says(&address, b"h");
     thread::scope(|scope| {
-        // The whole word would take five seconds, and comes to its end if every byte renews the
-        // deadline.
+        // The whole word takes five seconds, and completes if every byte renews the deadline.
         let trickle = scope.spawn(|| {
             while slow.write_all(&WORD[..1]).is_ok() {
                 thread::sleep(Duration::from_millis(20));
@@ -114,13 +113,13 @@ fn a_deadline_is_of_one_handshake_and_a_byte_now_and_then_does_not_renew_it() {
         trickle.join().unwrap();
     });
     assert!(ended(&mut slow));
-    // The next one has all the time that one may take.
+    // The next one has its full time.
     let _fast = says(&address, WORD);
     assert!(meetings.next(listener.as_fd(), Instant::now(), Word::new).unwrap().is_some());
 }
 
 #[test]
-fn one_too_many_ends_the_oldest_of_those_that_have_got_least_far() {
+fn at_the_limit_the_oldest_handshake_with_the_least_progress_ends() {
     let (listener, address) = listener("evict");
     let mut meetings = Meetings::<Word>::new(Duration::from_secs(60));
     let mut far = says(&address, b"hh");
@@ -146,7 +145,7 @@ fn one_too_many_ends_the_oldest_of_those_that_have_got_least_far() {
 }
 
 #[test]
-fn failures_are_kept_by_name_and_the_last_of_them_only() {
+fn the_last_failures_are_kept_by_name() {
     let (listener, address) = listener("refused");
     let mut meetings = Meetings::<Word>::new(Duration::from_secs(60));
     let _held: Vec<_> = (b'a'..b'a' + 5).chain(b'p'..b'p' + 8).map(|byte| says(&address, &[byte])).collect();
@@ -161,7 +160,7 @@ fn failures_are_kept_by_name_and_the_last_of_them_only() {
 }
 
 #[test]
-fn alone_a_handshake_ends_by_its_deadline() {
+fn a_single_handshake_ends_at_its_deadline() {
     let (here, mut there) = UnixStream::pair().unwrap();
     let quick = Instant::now() + Duration::from_millis(20);
     assert_eq!(meet(Word::new(here.into()).unwrap(), quick).map(drop), Err(Failed::Late));

@@ -1,5 +1,5 @@
-//! Signals: a process that handles them all the time, as one under a profiler does,
-//! sees nothing else than one that has peace.
+//! Signals: a process that handles them constantly, as under a profiler, behaves like one without
+//! signals.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
@@ -18,9 +18,9 @@ extern "C" fn handle(_: i32) {
     HANDLED.fetch_add(1, Relaxed);
 }
 
-/// Runs `work` while this thread is sent signals, each as soon as the one before was handled.
+/// Runs `work` while this thread is sent signals, each as soon as the previous one was handled.
 fn under_signals(work: impl FnOnce()) {
-    // SAFETY: the handler does nothing but count, atomically.
+    // SAFETY: the handler only counts, atomically.
     unsafe { libc::signal(libc::SIGUSR1, handle as extern "C" fn(i32) as libc::sighandler_t) };
     // SAFETY: the call has no arguments.
     let me = unsafe { libc::pthread_self() };
@@ -30,7 +30,7 @@ fn under_signals(work: impl FnOnce()) {
             let mut sent = 0;
             while !over.load(Relaxed) {
                 if HANDLED.load(Relaxed) == sent {
-                    // SAFETY: the thread waits for this one in its scope, so it lives.
+                    // SAFETY: the thread waits for this one in its scope, so it is alive.
                     unsafe { libc::pthread_kill(me, libc::SIGUSR1) };
                     sent += 1;
                 }
@@ -41,7 +41,7 @@ fn under_signals(work: impl FnOnce()) {
     });
 }
 
-/// Ends the signals, also where the work panics.
+/// Ends the signals, even if the work panics.
 struct Over<'a>(&'a AtomicBool);
 
 impl Drop for Over<'_> {
@@ -51,7 +51,7 @@ impl Drop for Over<'_> {
 }
 
 #[test]
-fn a_peer_that_lives_is_not_taken_for_dead_in_a_call_that_a_signal_ends() {
+fn an_interrupted_call_does_not_report_a_living_peer_as_dead() {
     let config = ShmConfig::default();
     let (mut a, mut b) = (rail(config.clone()), rail(config));
     let [near, far] = meet(&a, &b, socket_pair().unwrap());
@@ -62,7 +62,7 @@ fn a_peer_that_lives_is_not_taken_for_dead_in_a_call_that_a_signal_ends() {
     a.attach(PEER, near).unwrap();
     b.attach(PEER, far).unwrap();
     let mut memory = [7u8; 64];
-    // SAFETY: outlives the rails; nobody writes it.
+    // SAFETY: outlives the rails; no other code writes it.
     let region = unsafe { Region::new(NonNull::from(&mut memory).cast(), 64, RegionKind::Private) };
     let (key, _) = b.register(&region).unwrap();
     a.import(PEER, key, 64).unwrap();
@@ -70,7 +70,7 @@ fn a_peer_that_lives_is_not_taken_for_dead_in_a_call_that_a_signal_ends() {
     let local = Local { ptr: NonNull::from(&mut back).cast(), len: 64, desc: 0 };
     under_signals(|| {
         while HANDLED.load(Relaxed) < 2000 {
-            // SAFETY: `back` outlives the post, which ends at once.
+            // SAFETY: `back` outlives the post, which completes at once.
             let post = unsafe { a.post_read(PEER, local, Remote { key, offset: 0 }, 1) };
             assert_eq!(post, Ok(Posted::Done));
         }

@@ -1,5 +1,4 @@
-//! Processes that connect to a listener beside the right one, and what they cost it: no more than
-//! their own connection.
+//! Unrelated clients of a listener, and their cost: only their own connection.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +18,7 @@ fn config() -> ShmConfig {
     ShmConfig { lane_cells: 64, max_message: 1024, ..ShmConfig::default() }
 }
 
-/// Strangers at a name, in threads of their own until they are told to stop.
+/// Clients of a name, each in a thread of its own until told to stop.
 struct Strangers<'s, 'e> {
     scope: &'s Scope<'s, 'e>,
     name: &'s str,
@@ -27,7 +26,7 @@ struct Strangers<'s, 'e> {
 }
 
 impl<'s> Strangers<'s, '_> {
-    /// Many who connect once. Returns when all have done `each`, with what they hold.
+    /// Many clients that connect once. Returns when all have done `each`, with their results.
     fn many<T: Send + 's>(&self, count: usize, each: impl Fn(Raw) -> T + Send + Copy + 's) -> Vec<T> {
         let (done, all) = mpsc::channel();
         for _ in 0..count {
@@ -38,7 +37,7 @@ impl<'s> Strangers<'s, '_> {
         all.into_iter().collect()
     }
 
-    /// One who connects again and again.
+    /// A client that connects repeatedly.
     fn flood(&self, each: impl Fn(OwnedFd) + Send + 's) {
         let (name, stop) = (self.name, self.stop);
         self.scope.spawn(move || {
@@ -49,8 +48,8 @@ impl<'s> Strangers<'s, '_> {
     }
 }
 
-/// The right process meets the listener beside strangers in less than half the time that one
-/// handshake may take, so it waited for none of them. Returns why strangers were refused.
+/// The right process connects beside other clients in less than half of a handshake's time limit,
+/// so it waited for none of them. Returns why the others were refused.
 #[track_caller]
 fn meets_beside<T>(
     config: ShmConfig,
@@ -86,7 +85,7 @@ fn silent_clients_cost_only_their_own_connections() {
 }
 
 #[test]
-fn strangers_who_stop_halfway_cost_only_their_own_connections() {
+fn clients_that_stop_halfway_cost_only_their_own_connections() {
     let _alone = alone();
     meets_beside(config(), |strangers| {
         strangers.many(64, |mut raw| {
@@ -104,7 +103,7 @@ fn strangers_who_stop_halfway_cost_only_their_own_connections() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_by_what_it_is() {
+fn invalid_handshakes_are_refused_by_reason() {
     let _alone = alone();
     // Returns when the listener has hung up.
     fn says(raw: Raw, bytes: &[u8]) {
@@ -126,7 +125,7 @@ fn what_does_not_fit_is_refused_by_what_it_is() {
     }
     let told = meets_beside(config(), |strangers| strangers.many(1, |raw| says(raw, &version())));
     assert!(matches!(told[..], [HandshakeError::Version { theirs: 77, .. }]), "{told:?}");
-    // An answer to somebody else: replayed.
+    // An answer to another listener, replayed.
     refused(
         |mut raw| {
             raw.hello([7; 16], 0);
@@ -160,10 +159,10 @@ fn floods_cost_only_their_own_connections() {
     });
 }
 
-/// A listener takes no memory for those who have only said Hello, however much a peer is to have in
-/// common with it.
+/// A listener allocates nothing for clients that have only sent a Hello, whatever the size of the
+/// common segment.
 #[test]
-fn strangers_who_say_hello_cost_no_memory() {
+fn clients_that_only_send_a_hello_cost_no_memory() {
     let _alone = alone();
     let config = ShmConfig { common_len: 64 << 20, ..config() };
     let near = rail(config);
@@ -186,7 +185,7 @@ fn strangers_who_say_hello_cost_no_memory() {
     assert_eq!(held().0, before.0 - 1, "only the listener itself has gone");
 }
 
-/// More have connected than the kernel lets wait, and nobody accepts for a while.
+/// More clients have connected than the kernel queues, and nobody accepts for a while.
 #[test]
 fn a_full_backlog_delays_and_does_not_refuse() {
     let _alone = alone();
@@ -205,7 +204,7 @@ fn a_full_backlog_delays_and_does_not_refuse() {
     });
 }
 
-/// What a listener does that has no room for us.
+/// A listener without room hangs up.
 #[test]
 fn a_client_whose_connection_is_closed_tries_again() {
     let _alone = alone();
@@ -226,7 +225,7 @@ fn a_client_whose_connection_is_closed_tries_again() {
 }
 
 #[test]
-fn a_handshake_goes_on_in_the_next_call() {
+fn a_handshake_continues_in_the_next_call() {
     let _alone = alone();
     let near = rail(config());
     let name = name();
@@ -244,14 +243,14 @@ fn a_handshake_goes_on_in_the_next_call() {
         assert_eq!(here.join().unwrap(), Ok([7; 16]));
     });
     assert_eq!(listener.refused(), []);
-    // With another profile it is another rail: whoever was halfway is hung up on.
+    // Another profile is another rail: unfinished handshakes are hung up.
     let mut raw = Raw::new(knock(&name, 0).unwrap(), &config());
     assert_eq!(looks().map(drop), Err(HandshakeError::Deadline));
     raw.hello([7; 16], 0);
     let other = rail(config());
     let other = listener.accept(&other.profile(), Instant::now()).map(drop);
     assert_eq!(other, Err(HandshakeError::Deadline));
-    // SAFETY: a byte of ours. Nothing for a connection that is open, 0 for one that is not.
+    // SAFETY: a byte of ours. The call fails on an open connection, and returns 0 on a closed one.
     let n = unsafe { libc::recv(raw.socket.as_raw_fd(), [0u8].as_mut_ptr().cast(), 1, libc::MSG_DONTWAIT) };
     assert_eq!(n, 0, "hung up");
 }

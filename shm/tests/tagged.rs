@@ -1,5 +1,5 @@
-//! Tagged messages over shared memory: two engines in one process, by each kind of memory and each
-//! way to reach it, and an engine that sends to itself.
+//! Tagged messages over shared memory: two engines in one process, with each kind of memory and
+//! each way to reach it, and an engine that is its own peer.
 
 use std::ptr::NonNull;
 
@@ -30,13 +30,13 @@ struct End {
 
 fn private() -> Region {
     let words = leak(0u64, SIZE / 8);
-    // SAFETY: leaked, so valid for ever, and touched through raw copies and the engine alone.
+    // SAFETY: leaked, so always valid, and accessed only through raw copies and the engine.
     unsafe { Region::new(NonNull::from(&mut words[0]).cast(), SIZE, RegionKind::Private) }
 }
 
 fn segment() -> Region {
     let segment = Box::leak(Box::new(Segment::create(SIZE).unwrap()));
-    // SAFETY: the segment is never dropped, and touched through raw copies and the engine alone.
+    // SAFETY: the segment is never dropped, and is accessed only through raw copies and the engine.
     unsafe { segment.region(0, SIZE) }.unwrap()
 }
 
@@ -50,7 +50,7 @@ fn end(rail: TestRail, region: Region, attach: impl FnOnce(ShmSetup<'_, LinuxHos
     End { engine, peer, region, at }
 }
 
-/// Two ends that met in two threads, and are driven by this one.
+/// Two ends that met in two threads; this thread drives both.
 fn pair(config: &ShmConfig, region: fn() -> Region) -> Vec<End> {
     let (near, far) = (rail(config.clone()), rail(config.clone()));
     let [ours, theirs] = meet(&near, &far, socket_pair().unwrap());
@@ -72,7 +72,7 @@ fn turns(ends: &mut [End], count: u32) {
     }
 }
 
-/// Sends and receives by every length, order and fit; the sender's memory begins at 0, the
+/// Sends and receives in every length, order and fit. The sender's memory begins at 0, the
 /// receiver's buffer in the middle.
 fn exchange(mut ends: Vec<End>, what: &str) {
     let half = (SIZE / 2) as u64;
@@ -86,7 +86,7 @@ fn exchange(mut ends: Vec<End>, what: &str) {
                     let what = format!("{what}: {len} into {room}, posted first {posted_first}, sync {sync}");
                     let (from, to) = (n % 2 % ends.len(), (n + 1) % 2 % ends.len());
                     let sent = bytes(n, len);
-                    // SAFETY: both ranges lie inside the regions, and nothing is under way.
+                    // SAFETY: both ranges lie inside the regions, and no transfer uses them.
                     unsafe {
                         std::ptr::copy(sent.as_ptr(), ends[from].at.as_ptr(), len);
                         std::ptr::write_bytes(ends[to].at.as_ptr().add(half as usize), 0xa5, len + 64);
@@ -110,7 +110,7 @@ fn exchange(mut ends: Vec<End>, what: &str) {
                     assert_eq!((status.outcome, status.delivered), (outcome, want as u64), "{what}");
                     assert_eq!(status.envelope.unwrap().len, len as u64, "{what}");
                     let mut got = vec![0u8; len + 64];
-                    // SAFETY: inside the region; the receive is over.
+                    // SAFETY: inside the region; the receive is complete.
                     unsafe {
                         std::ptr::copy(ends[to].at.as_ptr().add(half as usize), got.as_mut_ptr(), len + 64);
                     }
@@ -147,19 +147,19 @@ fn finish(ends: &mut [End], at: usize, request: Request, what: &str) -> Status {
 }
 
 #[test]
-fn messages_from_segments_arrive_whole_or_cut() {
+fn messages_from_segments_arrive_whole_or_truncated() {
     let ends = pair(&ShmConfig::default(), segment);
     exchange(ends, "segments");
 }
 
 #[test]
-fn messages_from_private_memory_arrive_whole_or_cut() {
+fn messages_from_private_memory_arrive_whole_or_truncated() {
     exchange(pair(&ShmConfig { read_from: 0, ..ShmConfig::default() }, private), "private, read");
     exchange(pair(&ShmConfig::default(), private), "private, either way");
 }
 
 #[test]
-fn long_payloads_are_read_wherever_they_lie() {
+fn long_payloads_are_read_from_any_memory() {
     let config = ShmConfig { read_from: 50_000, ..ShmConfig::default() };
     for region in [private as fn() -> Region, segment] {
         let mut ends = pair(&config, region);
@@ -177,7 +177,7 @@ fn long_payloads_are_read_wherever_they_lie() {
 }
 
 #[test]
-fn by_default_8_kib_and_no_more_travel_in_one_message() {
+fn by_default_the_eager_limit_is_8_kib() {
     let rail = rail(ShmConfig::default());
     let mut engine = engine(rail, CONFIG, MatchConfig::DEFAULT);
     let peer = engine.reserve_peer().unwrap();
@@ -186,25 +186,25 @@ fn by_default_8_kib_and_no_more_travel_in_one_message() {
 }
 
 #[test]
-fn messages_through_a_small_lane_arrive_whole_or_cut() {
+fn messages_through_a_small_lane_arrive_whole_or_truncated() {
     let config = ShmConfig { force_staging: true, lane_cells: 64, max_message: 1024, ..ShmConfig::default() };
     exchange(pair(&config, private), "staged");
 }
 
 #[test]
-fn messages_to_oneself_arrive_whole_or_cut() {
+fn messages_to_oneself_arrive_whole_or_truncated() {
     exchange(own(), "own");
 }
 
 #[test]
-fn a_stream_that_outruns_its_receiver_comes_in_order() {
+fn a_stream_faster_than_its_receiver_arrives_in_order() {
     let mut ends = pair(&ShmConfig::default(), private);
     let (mut sent, mut got) = (0u64, 0u64);
     while got < 3000 {
         for _ in 0..40 {
             let End { engine, peer, region, at } = &mut ends[0];
             let place = sent % 512 * 16;
-            // SAFETY: inside the region; the send that used this place last is long over.
+            // SAFETY: inside the region; the last send from this place is complete.
             unsafe { at.as_ptr().add(place as usize).cast::<u64>().write(sent) };
             let payload = Payload::Region(region.at(place), 8);
             if engine.send(CX, *peer, Tag::from(sent), payload, Notice::Report(sent)).is_ok() {
@@ -218,7 +218,7 @@ fn a_stream_that_outruns_its_receiver_comes_in_order() {
             let into = Some((region.at(0), 8));
             let request = engine.recv(Some(*peer), Tag::ZERO, Tag::ALL, into, 0).unwrap();
             let status = finish(&mut ends, 1, request, "a message that was sent");
-            // SAFETY: inside the region; the receive is over.
+            // SAFETY: inside the region; the receive is complete.
             let word = unsafe { ends[1].at.as_ptr().cast::<u64>().read() };
             assert_eq!((status.envelope.unwrap().tag.lo, word), (got, got));
             got += 1;
@@ -228,7 +228,7 @@ fn a_stream_that_outruns_its_receiver_comes_in_order() {
 }
 
 #[test]
-fn the_end_of_a_process_ends_what_names_it() {
+fn the_end_of_a_process_fails_operations_to_it() {
     let mut ends = pair(&ShmConfig::default(), private);
     let End { engine, peer, region, .. } = &mut ends[0];
     let into = Some((region.at(0), 8));

@@ -1,4 +1,4 @@
-//! Two real processes: data by every path, waking up, and dying.
+//! Two real processes: data by every path, wake-ups, and death.
 
 use std::io::Read;
 use std::os::linux::net::SocketAddrExt;
@@ -18,7 +18,7 @@ mod support;
 use support::asleep::{this_thread, until_asleep};
 use support::*;
 
-/// Bytes that depend on place and seed.
+/// Bytes that depend on index and seed.
 fn pattern(seed: u8, len: usize) -> Vec<u8> {
     (0..len).map(|i| (i as u32).wrapping_mul(2_654_435_761).to_le_bytes()[3] ^ seed).collect()
 }
@@ -45,7 +45,7 @@ fn sizes(staged: bool) -> ShmConfig {
     ShmConfig { force_staging: staged, common_len: 1 << 16, lane_cells: 256, ..ShmConfig::default() }
 }
 
-/// Exports a segment, private and common memory, then echoes every message reversed until stopped.
+/// Exports a segment, private and common memory, then returns every message reversed until stopped.
 fn serve(address: &std::ffi::OsStr, staged: bool) {
     let mut rail = rail(sizes(staged));
     let link = connect(address, &rail.profile(), soon()).unwrap();
@@ -68,7 +68,7 @@ fn serve(address: &std::ffi::OsStr, staged: bool) {
     loop {
         until(&mut rail, &mut seen, |seen| seen.messages.len() > echoed || seen.landed.len() > landed);
         while landed < seen.landed.len() {
-            // The word says which region, the seed, and so what must be there.
+            // The word contains the region and the seed, which determine the expected bytes.
             let word = seen.landed[landed];
             landed += 1;
             let region = &regions[(word >> 8) as usize];
@@ -120,7 +120,7 @@ fn data_arrives(staged: bool) {
                 let word = (i as u32) << 8 | u32::from(seed);
                 let remote = Remote { key, offset: 0 };
                 let (answers, ends) = (seen.messages.len(), seen.done.len());
-                // SAFETY: `data` stays until the post is done, which is waited for.
+                // SAFETY: `data` lives until the post is complete, which is awaited.
                 let posted = insist(&mut rail, &mut seen, |rail| unsafe {
                     rail.post_write(PEER, local(&data), remote, Some(word), 1)
                 });
@@ -134,7 +134,7 @@ fn data_arrives(staged: bool) {
                 let mut back = vec![0; len];
                 let ends = seen.done.len();
                 let into = Local { ptr: NonNull::from(&mut back[..]).cast(), len, desc: 0 };
-                // SAFETY: `back` stays, unread, until the post is done, which is waited for.
+                // SAFETY: `back` lives, unread, until the post is complete, which is awaited.
                 let posted =
                     insist(&mut rail, &mut seen, |rail| unsafe { rail.post_read(PEER, into, remote, 2) });
                 rail.flush();
@@ -192,7 +192,7 @@ fn slow(address: &std::ffi::OsStr) {
 }
 
 #[test]
-fn a_sleeper_is_woken_by_the_other_process_and_not_by_its_deadline() {
+fn a_sleeper_is_woken_by_the_other_process_before_its_deadline() {
     let _alone = alone();
     let mut rail = rail(ShmConfig::default());
     let address = name();
@@ -219,13 +219,13 @@ fn a_sleeper_is_woken_by_the_other_process_and_not_by_its_deadline() {
     assert!(slept >= 30, "slept only {slept} times: the test proves nothing");
 }
 
-/// Sends without end, and works on what it is sent, until it is killed.
+/// Sends without end, and processes what it receives, until it is killed.
 fn busy(address: &std::ffi::OsStr) {
     let mut rail = rail(ShmConfig { force_staging: true, ..small() });
     let link = connect(address, &rail.profile(), soon()).unwrap();
     let segment = Segment::create(1 << 16).unwrap();
     let mut private = vec![0u8; 1 << 16];
-    // SAFETY: both outlive the rail, and nobody reads them.
+    // SAFETY: both outlive the rail, and are not read.
     let regions = unsafe {
         [
             Region::new(NonNull::from(&mut private[..]).cast(), 1 << 16, RegionKind::Private),
@@ -258,8 +258,8 @@ fn small() -> ShmConfig {
     ShmConfig { lane_cells: 128, max_message: 2048, ..ShmConfig::default() }
 }
 
-/// Does everything that a rail can do with a peer, until the peer is killed.
-/// Returns the posts pending then.
+/// Performs every operation of a rail with a peer until the peer is killed. Returns the number of
+/// posts pending then.
 fn survive(child: Killed, address_listener: &Listener, rail: &mut TestRail, seed: u64) -> usize {
     let mut child = child;
     let link = address_listener.accept(&rail.profile(), soon()).unwrap();
@@ -288,7 +288,7 @@ fn survive(child: Killed, address_listener: &Listener, rail: &mut TestRail, seed
         }
         n += 1;
         let remote = Remote { key: staged, offset: 0 };
-        // SAFETY: `data` and `back` outlive all posts, whose ends are waited for.
+        // SAFETY: `data` and `back` outlive all posts, whose completions are awaited.
         let posts = unsafe {
             let into =
                 Local { ptr: NonNull::from(&mut back[..]).cast(), len: 1 + n as usize % 20_000, desc: 0 };
@@ -314,7 +314,7 @@ fn survive(child: Killed, address_listener: &Listener, rail: &mut TestRail, seed
     while rail.poll(32, &mut seen) > 0 {}
     let mut ended: Vec<u64> = seen.done.iter().map(|(cx, _)| *cx).collect();
     ended.sort_unstable();
-    assert_eq!(ended, accepted, "every post ends, once");
+    assert_eq!(ended, accepted, "every post completes once");
     // SAFETY: mapped until the peer is detached.
     unsafe { pointer.write(1) };
     rail.detach(PEER);
@@ -322,7 +322,7 @@ fn survive(child: Killed, address_listener: &Listener, rail: &mut TestRail, seed
     seen.done.iter().filter(|(_, result)| *result == Err(CompleteError::PeerDown)).count()
 }
 
-/// B17, B20: a peer killed at any moment leaves nothing stuck or leaked, and the next one connects.
+/// B17, B20: a peer killed at any moment leaves no stuck posts or leaks, and the next one connects.
 #[test]
 fn b17_b20_a_killed_peer_leaves_nothing_behind() {
     let _alone = alone();
@@ -337,10 +337,10 @@ fn b17_b20_a_killed_peer_leaves_nothing_behind() {
         cut += survive(child, &listener, &mut rail, round.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32);
         nothing_left(before, &format!("round {round}"));
     }
-    assert!(cut > 0, "no post was ever under way: the test proves nothing");
+    assert!(cut > 0, "no post was ever in flight: the test proves nothing");
 }
 
-/// The victim of the test below: prints what it holds at the end, as its exit status.
+/// The survivor of the test below; its exit status counts what it holds at the end.
 fn bereaved(address: &std::ffi::OsStr) {
     let mut rail = rail(ShmConfig::default());
     let before = held();
@@ -356,7 +356,7 @@ fn bereaved(address: &std::ffi::OsStr) {
     assert_eq!(std::io::stdin().read(&mut line).unwrap(), 0);
 }
 
-/// Where the side that connected says that the two have met.
+/// Where the connecting side reports that the two have connected.
 fn met_at(address: &std::ffi::OsStr) -> SocketAddr {
     SocketAddr::from_abstract_name([address.as_encoded_bytes(), b"-met"].concat()).unwrap()
 }
@@ -370,14 +370,15 @@ fn hang(address: &std::ffi::OsStr) {
 }
 
 #[test]
-fn the_side_that_connected_sees_the_listening_side_die_too() {
+fn the_connecting_side_detects_the_death_of_the_listening_side() {
     let _alone = alone();
     for _ in 0..3 {
         let address = name();
         let met = UnixListener::bind_addr(&met_at(address.as_ref())).unwrap();
         let listening = spawn("hang", &address);
         let mut connected = spawn("bereaved", &address);
-        // Killed before they meet, the connecting side fails to connect, which is tested elsewhere.
+        // Killed before the handshake, the connecting side fails to connect, which is tested
+        // elsewhere.
         met.accept().unwrap();
         drop(listening);
         drop(connected.0.stdin.take());
@@ -385,7 +386,7 @@ fn the_side_that_connected_sees_the_listening_side_die_too() {
     }
 }
 
-/// Not a test by itself: what the children of the others do.
+/// The body of the child processes.
 #[test]
 fn child() {
     let Some((role, address)) = role() else { return };

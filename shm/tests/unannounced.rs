@@ -1,4 +1,4 @@
-//! What a message names and its sender has not announced: progress does not wait for it.
+//! Progress does not wait for segments that messages name and that were not announced.
 
 use fishplate_core::engine::Engine;
 use fishplate_core::mem::{PeerId, RailId};
@@ -14,7 +14,7 @@ use requests::{TIMEOUT, requests};
 use support::*;
 
 #[test]
-fn a_segment_that_was_never_announced_is_not_waited_for() {
+fn progress_does_not_wait_for_an_unannounced_segment() {
     let _alone = alone();
     let config = ShmConfig { timeout: TIMEOUT, ..ShmConfig::default() };
     let (near, far) = (rail(config.clone()), rail(config));

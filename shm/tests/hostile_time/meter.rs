@@ -1,15 +1,16 @@
-//! How long a call takes that nobody else holds up.
+//! Measures the time of a call without the influence of other threads.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-/// Measures calls of one thread: the time that passes, less what the thread spends ready to run
-/// while others do. So a busy machine does not count, and both waiting and working do.
+/// Measures calls of one thread: the elapsed time, minus the time in which the thread was ready but
+/// not running. So load does not count, but waiting and working do.
 pub struct Meter {
-    /// Says of this thread, in nanoseconds: how long it ran, and how long it was kept from it.
+    /// The kernel's statistics of this thread in nanoseconds: run time, and time waiting for a
+    /// processor.
     schedule: Option<File>,
-    /// The longest call so far, and what it was.
+    /// The longest call so far, and its name.
     pub longest: (Duration, &'static str),
 }
 
@@ -18,7 +19,7 @@ impl Meter {
         Meter { schedule: File::open("/proc/thread-self/schedstat").ok(), longest: Default::default() }
     }
 
-    /// How long this thread was ready and did not run, up to now.
+    /// Time that this thread has been ready without running.
     fn kept(&self) -> Duration {
         let mut text = [0; 64];
         let read = self.schedule.as_ref().and_then(|file| file.read_at(&mut text, 0).ok()).unwrap_or(0);

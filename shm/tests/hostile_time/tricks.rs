@@ -1,4 +1,4 @@
-//! What a hostile process does once it has met its victim, by name.
+//! The tricks that a hostile process plays once it has connected to its victim.
 
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
@@ -7,21 +7,21 @@ use std::sync::atomic::Ordering;
 
 use crate::raw::*;
 
-/// How a trick ends.
+/// The outcome of a trick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// The victim gives the peer up, and says that it broke the protocol.
+    /// The peer fails for breaking the protocol.
     Blamed,
-    /// The victim says that the peer is gone.
+    /// The peer fails as dead.
     Gone,
-    /// Nothing comes of it.
+    /// Nothing happens.
     Harmless,
-    /// One of these, by chance.
+    /// Either, depending on timing.
     Either,
 }
 use End::{Blamed, Either, Gone, Harmless};
 
-/// A trick, and how it ends.
+/// A trick, and its outcome.
 pub type Trick = (&'static str, End, fn(&mut Raw));
 
 /// The victim's private region: its first, so its key is known.
@@ -57,16 +57,16 @@ fn head(kind: u8, seq: u32, rest: &[u64]) -> Vec<u8> {
 
 fn made(fd: i32) -> OwnedFd {
     assert!(fd >= 0, "{}", std::io::Error::last_os_error());
-    // SAFETY: just made, and known to nobody else.
+    // SAFETY: just created, and not used elsewhere.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
-/// Keeps something until the process is killed.
+/// Keeps a value until the process is killed.
 fn keep<T>(thing: T) {
     std::mem::forget(thing);
 }
 
-/// A TCP connection full of bytes that nobody reads, which lingers for a minute when it is closed.
+/// A TCP connection full of unread bytes, which lingers for a minute when it is closed.
 pub fn lingering() -> OwnedFd {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -92,7 +92,7 @@ fn announce_as_segment(raw: &mut Raw, fd: OwnedFd) {
     raw.send(&announce(1, 4096), &[&fd]);
 }
 
-/// A segment of so many bytes, announced as `number`; what it is mapped as here.
+/// Announces a segment of this size as `number`, and maps it here.
 fn segment(raw: &mut Raw, number: u32, len: usize) -> OwnedFd {
     let fd = memory(len, 0, SEALS);
     raw.send(&announce(number, len as u64), &[&fd]);
@@ -104,8 +104,7 @@ fn request_from(raw: &mut Raw, segment: u32, size: u64) {
     raw.message(&request_to_send(0, 64, size, shared_key(0, segment), 0));
 }
 
-/// Waits until the victim has done with what was sent over the socket: it has received a packet
-/// that follows.
+/// Waits until the victim has received everything sent over the socket so far.
 fn until_taken(raw: &Raw) {
     say(raw, &packet(BLOB, &[]));
     let mut unread = 1;
@@ -129,13 +128,13 @@ fn flood(raw: &mut Raw, packets: &[Vec<u8>]) {
     }
 }
 
-/// Tells the victim that the trick has been played.
+/// Tells the victim that the trick was played.
 pub fn played() {
-    // SAFETY: a byte of ours; the descriptor leads to the victim.
+    // SAFETY: a byte of ours; the descriptor is the connection to the victim.
     unsafe { libc::write(0, b"p".as_ptr().cast(), 1) };
 }
 
-/// Numbers that look random.
+/// Pseudo-random numbers.
 fn noise(seed: u64) -> impl Iterator<Item = u64> {
     std::iter::successors(Some(seed), |x| {
         let x = x ^ x << 13;
@@ -363,7 +362,7 @@ pub const TRICKS: &[Trick] = &[
         raw.begin(1 | 32 << 32, &[9; 32]);
         let at = raw.lane as usize;
         std::thread::spawn(move || {
-            // SAFETY: the first header of our segment, which stays mapped; an atomic on both sides.
+            // SAFETY: the first header of our segment, which stays mapped; both sides use atomics.
             let header = unsafe { &*((at + 4096 + 8) as *const std::sync::atomic::AtomicU64) };
             noise(7).for_each(|value| header.store(value, Ordering::Relaxed));
         });
@@ -381,7 +380,7 @@ pub const TRICKS: &[Trick] = &[
         unsafe { libc::raise(libc::SIGKILL) };
     }),
     ("dead without a good-bye, its socket held by a child", Gone, |_| {
-        // SAFETY: the child goes on here in the place of its parent.
+        // SAFETY: the child continues here in place of its parent.
         if unsafe { libc::fork() } > 0 {
             // SAFETY: ends this process.
             unsafe { libc::raise(libc::SIGKILL) };

@@ -1,6 +1,6 @@
-//! What the tests share: rails over Linux, and links between two of them in one process; engines
-//! with leaked tables; children that are this very test binary, a sink that remembers, and counts
-//! of what a process holds.
+//! Shared by the tests: rails over Linux, and links between two of them in one process; engines
+//! with leaked tables; children that are this test binary; a recording sink; and counts of
+//! descriptors and mappings.
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
@@ -30,17 +30,17 @@ use fishplate_sys::LinuxHost;
 /// The other end.
 pub const PEER: Peer = Peer(0);
 
-/// Far enough for anything that is expected to happen.
+/// A deadline long enough for anything expected.
 pub fn soon() -> Instant {
     Instant::now() + Duration::from_secs(20)
 }
 
-/// One test at a time: they count what the whole process holds.
+/// One test at a time, because they count what the whole process holds.
 pub fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    // At once, so that what a test counts is exact. A test whose peer sends what closes slowly
-    // takes a thread instead.
+    // Close at once, so that counts are exact. A test whose peer sends descriptors that are slow to
+    // close uses a thread instead.
     fishplate_shm::set_closer(fishplate_shm::close_aside);
     alone
 }
@@ -48,13 +48,13 @@ pub fn alone() -> MutexGuard<'static, ()> {
 /// A rail over Linux.
 pub type TestRail = ShmRail<LinuxHost>;
 
-/// Makes one.
+/// Creates one.
 pub fn rail(config: ShmConfig) -> TestRail {
     let (host, config) = linux(config);
     ShmRail::new(host, config).unwrap()
 }
 
-/// The host of such a rail, and what its configuration says of it.
+/// The host and the configuration of such a rail.
 pub fn linux(config: ShmConfig) -> (LinuxHost, ShmConfig) {
     let host = LinuxHost::shared().peer_uses_membarrier(true);
     let membarrier = host.sleeper_uses_membarrier();
@@ -74,12 +74,12 @@ pub fn leak<T: Clone>(value: T, n: usize) -> &'static mut [T] {
     Box::leak(vec![value; n].into_boxed_slice())
 }
 
-/// An engine over one rail, with one peer, that matches. Nothing has much room.
+/// An engine over one rail, with one peer, tag matching, and little room.
 pub fn engine<R: Rail>(rail: R, config: Config, matching: MatchConfig) -> Engine<'static, R, 1> {
     engine_of(rail, 1, config, matching)
 }
 
-/// The same with so many peers.
+/// The same with this many peers.
 pub fn engine_of<R: Rail>(
     rail: R,
     peers: usize,
@@ -116,12 +116,12 @@ pub fn engine_of<R: Rail>(
     engine
 }
 
-/// Bytes that depend on place and seed.
+/// Bytes that depend on index and seed.
 pub fn bytes(seed: usize, len: usize) -> Vec<u8> {
     (seed..seed + len).map(|n| (n.wrapping_mul(0x9e37_79b9) >> 11) as u8).collect()
 }
 
-/// A name to meet at that no other test uses.
+/// A name that no other test uses.
 pub fn name() -> String {
     use std::sync::atomic::{AtomicU32, Ordering};
     static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -141,7 +141,7 @@ pub fn spawn(role: &str, address: &str) -> Killed {
     Killed(child)
 }
 
-/// What this process is to play, and where to meet, if it is a child.
+/// If this process is a child: its role, and where to connect.
 pub fn role() -> Option<(String, OsString)> {
     Some((std::env::var("FISHPLATE_ROLE").ok()?, std::env::var_os("FISHPLATE_ADDRESS")?))
 }
@@ -150,7 +150,7 @@ pub fn role() -> Option<(String, OsString)> {
 pub struct Killed(pub Child);
 
 impl Killed {
-    /// Waits for the child to end by itself, well.
+    /// Waits until the child exits, and checks that it succeeded.
     pub fn join(mut self) {
         let status = self.0.wait().unwrap();
         assert!(status.success(), "child: {status}");
@@ -164,14 +164,14 @@ impl Drop for Killed {
     }
 }
 
-/// Descriptors and mappings of this process; of the mappings those of shared memory.
+/// Descriptors and shared-memory mappings of this process.
 pub fn held() -> (usize, usize) {
     let fds = std::fs::read_dir("/proc/self/fd").unwrap().count();
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     (fds, maps.lines().filter(|line| line.contains("memfd:")).count())
 }
 
-/// Waits until this process holds what it held before: a thread may be closing the rest still.
+/// Waits until this process holds as much as before: a thread may still be closing the rest.
 #[track_caller]
 pub fn nothing_left(before: (usize, usize), what: &str) {
     let deadline = soon();
@@ -181,7 +181,7 @@ pub fn nothing_left(before: (usize, usize), what: &str) {
     }
 }
 
-/// What a rail has reported.
+/// The reports of a rail.
 #[derive(Debug, Default)]
 pub struct Seen {
     pub messages: Vec<Vec<u8>>,
@@ -210,7 +210,7 @@ impl Sink for Seen {
     }
 }
 
-/// Polls, and sleeps on the event page in between, until `enough`. Panics when nothing comes of it.
+/// Polls, and sleeps on the event page in between, until `enough`. Panics after a time limit.
 pub fn until(rail: &mut TestRail, seen: &mut Seen, mut enough: impl FnMut(&Seen) -> bool) {
     let host = LinuxHost::shared();
     let wait_object = rail.wait_object();
@@ -224,7 +224,7 @@ pub fn until(rail: &mut TestRail, seen: &mut Seen, mut enough: impl FnMut(&Seen)
     }
 }
 
-/// Posts again until there is room.
+/// Posts repeatedly until there is room.
 pub fn insist<T>(
     rail: &mut TestRail,
     seen: &mut Seen,

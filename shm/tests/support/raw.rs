@@ -1,6 +1,5 @@
-//! A peer that is not this crate: it speaks the protocol by its bytes, and breaks it where a test
-//! wants. It panics where nobody listens any more, but for what is sent to a victim that has hung
-//! up already.
+//! A peer that does not use this crate: it implements the protocol byte by byte, and violates it as
+//! tests need. It panics if the listener is gone, but not if a victim has hung up.
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
@@ -21,11 +20,11 @@ pub const WITHDRAW: u16 = 6;
 pub const BYE: u16 = 7;
 pub const RING: u16 = 8;
 
-/// Where the address of the nonce, and the nonce itself, lie in a Hello.
+/// Offsets of the nonce's address and of the nonce in a Hello.
 const PROBE: usize = 52;
 const NONCE: usize = 60;
 
-/// Seals of memory that this crate takes.
+/// The seals that this crate accepts.
 pub const SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
 
 /// A packet of the socket.
@@ -48,9 +47,9 @@ pub fn withdraw(number: u32) -> Vec<u8> {
     packet(WITHDRAW, &number.to_ne_bytes())
 }
 
-/// A memfd of that size with all its pages, those flags and those seals.
+/// A memfd of that size with all its pages, with these flags and seals.
 pub fn memory(len: usize, flags: u32, seals: i32) -> OwnedFd {
-    // SAFETY: calls with plain numbers, on a descriptor that is made here.
+    // SAFETY: calls with plain numbers, on a descriptor that is created here.
     unsafe {
         let fd = libc::memfd_create(c"raw".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | flags);
         assert!(fd >= 0);
@@ -60,7 +59,7 @@ pub fn memory(len: usize, flags: u32, seals: i32) -> OwnedFd {
     }
 }
 
-/// Sends a packet with descriptors. Whether there was room for it, and somebody to take it.
+/// Sends a packet with descriptors. Returns whether it was sent.
 pub fn send(socket: &OwnedFd, bytes: &[u8], fds: &[i32], flags: i32) -> bool {
     let mut control = [0u64; 130];
     let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
@@ -86,7 +85,7 @@ pub fn send(socket: &OwnedFd, bytes: &[u8], fds: &[i32], flags: i32) -> bool {
 
 /// A socket of the listener's kind, and the address of an abstract name.
 pub fn socket(name: &str, flags: i32) -> (OwnedFd, libc::sockaddr_un, u32) {
-    // SAFETY: an address of zeros is a value.
+    // SAFETY: an address of zeros is valid.
     let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
     address.sun_family = libc::AF_UNIX as libc::sa_family_t;
     let bytes = name.strip_prefix('@').unwrap().as_bytes();
@@ -99,8 +98,8 @@ pub fn socket(name: &str, flags: i32) -> (OwnedFd, libc::sockaddr_un, u32) {
     (fd, address, len as u32)
 }
 
-/// Connects, waiting for room. `None`: nobody listens any more, or with `SOCK_NONBLOCK` the queue
-/// is full.
+/// Connects, and waits for room. `None`: there is no listener, or with `SOCK_NONBLOCK` its queue is
+/// full.
 pub fn knock(name: &str, flags: i32) -> Option<OwnedFd> {
     let (fd, address, len) = socket(name, flags);
     // SAFETY: an address of that length.
@@ -108,10 +107,10 @@ pub fn knock(name: &str, flags: i32) -> Option<OwnedFd> {
     (rc == 0).then_some(fd)
 }
 
-/// A raw listener at an abstract name. It accepts nobody by itself.
+/// A raw listener at an abstract name, which accepts no connections by itself.
 pub struct RawListener(OwnedFd);
 
-/// Makes one, for which at most eight wait.
+/// Creates one with a queue of at most eight.
 pub fn listen(name: &str) -> RawListener {
     let (listener, address, len) = socket(name, 0);
     let limit = libc::timeval { tv_sec: 20, tv_usec: 0 };
@@ -130,7 +129,7 @@ impl RawListener {
     /// The next connection, waiting for it at most 20 seconds.
     pub fn accept(&self) -> OwnedFd {
         let null = std::ptr::null_mut();
-        // SAFETY: a null address; what is accepted is new.
+        // SAFETY: a null address; the accepted descriptor is new.
         unsafe { OwnedFd::from_raw_fd(libc::accept(self.0.as_raw_fd(), null, null.cast())) }
     }
 }
@@ -153,28 +152,28 @@ impl Raw {
         Raw { socket, cells: config.lane_cells, theirs: [0; 16], ours: [0; 16], lane, at: 0 }
     }
 
-    /// Receives a packet; descriptors that come with it are not taken, and so close.
+    /// Receives a packet. Its descriptors are not received, so the kernel closes them.
     pub fn recv(&self) -> Vec<u8> {
         let mut bytes = vec![0; 70_000];
-        // SAFETY: the buffer is ours and as long as said.
+        // SAFETY: the buffer is ours and has the given length.
         let n = unsafe { libc::recv(self.socket.as_raw_fd(), bytes.as_mut_ptr().cast(), bytes.len(), 0) };
         bytes.truncate(n.max(0) as usize);
         bytes
     }
 
-    /// Sends a packet with descriptors, waiting for room. Whether somebody was there to take it.
+    /// Sends a packet with descriptors, and waits for room. Returns whether it was sent.
     pub fn send(&self, bytes: &[u8], fds: &[&OwnedFd]) -> bool {
         let fds: Vec<i32> = fds.iter().map(|fd| fd.as_raw_fd()).collect();
         send(&self.socket, bytes, &fds, 0)
     }
 
-    /// Answers the victim's Hello with one of this nonce, which is said to lie at `probe`.
+    /// Answers the victim's Hello with one that has this nonce, at the address `probe`.
     pub fn hello(&mut self, nonce: [u8; 16], probe: u64) {
         let hello = self.answer(nonce, probe);
         self.send(&hello, &[]);
     }
 
-    /// That answer.
+    /// Builds that answer.
     pub fn answer(&mut self, nonce: [u8; 16], probe: u64) -> Vec<u8> {
         let mut hello = self.recv();
         assert_eq!(hello.len(), NONCE + 16);
@@ -186,7 +185,7 @@ impl Raw {
         hello
     }
 
-    /// Sends a correct Offer, and takes the victim's.
+    /// Sends a correct Offer, and receives the victim's.
     pub fn offer(&mut self) {
         self.send_offer();
         self.recv();
@@ -197,8 +196,8 @@ impl Raw {
         let len = 4096 + self.cells as usize * 64;
         let lane = memory(len, 0, 0);
         let access = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new mapping of memory of that length, which stays for the life of the process;
-        // it is page-aligned.
+        // SAFETY: a new mapping of memory of that length, page-aligned, which stays for the life of
+        // the process.
         unsafe {
             let at = libc::mmap(std::ptr::null_mut(), len, access, libc::MAP_SHARED, lane.as_raw_fd(), 0);
             assert_ne!(at, libc::MAP_FAILED);
@@ -216,13 +215,13 @@ impl Raw {
         self.send(&packet(OFFER, &self.theirs), &[&lane, &memory(4096, 0, SEALS)]);
     }
 
-    /// Sends a correct Ready, and takes the victim's.
+    /// Sends a correct Ready, and receives the victim's.
     pub fn ready(&self) {
         self.send(&packet(READY, &self.theirs), &[]);
         self.recv();
     }
 
-    /// The whole handshake, well.
+    /// Performs the whole handshake correctly.
     pub fn meet(&mut self) {
         let nonce: [u8; 16] = std::array::from_fn(|i| i as u8 ^ std::process::id() as u8);
         self.hello(nonce, nonce.as_ptr() as u64);
@@ -233,11 +232,11 @@ impl Raw {
     /// A word of our segment, by its offset in bytes.
     pub fn word(&self, offset: usize) -> &AtomicU64 {
         assert!(offset.is_multiple_of(8) && offset < 4096 + self.cells as usize * 64);
-        // SAFETY: inside our segment, which stays mapped; atomics on both sides.
+        // SAFETY: inside our segment, which stays mapped; both sides use atomics.
         unsafe { &*self.lane.add(offset).cast() }
     }
 
-    /// Writes payload and header of the next record, of whatever lengths, but not its stamp.
+    /// Writes payload and header of the next record without its stamp. The lengths may be wrong.
     pub fn begin(&self, header: u64, payload: &[u8]) {
         let ring = self.cells as usize * 64;
         let first = self.at as usize * 64;
@@ -248,10 +247,10 @@ impl Raw {
         self.word(4096 + (first + 8) % ring).store(header, Ordering::Relaxed);
     }
 
-    /// Stamps the record that was begun, as one of so many cells.
+    /// Stamps the record, as one of this many cells.
     pub fn publish(&mut self, cells: u64) {
         let ring = self.cells as usize * 64;
-        // What was there before must not look like the stamp of what comes next.
+        // Old contents must not look like the stamp of the next record.
         self.word(4096 + ((self.at + cells) as usize * 64) % ring).store(0, Ordering::Relaxed);
         self.word(4096 + (self.at as usize * 64) % ring).store(self.at << 1 | 1, Ordering::Release);
         self.at += cells;
@@ -269,15 +268,15 @@ impl Raw {
     }
 }
 
-/// A request to send, as the engine reads it: number `seq` in its stream, tag 1, with a payload of
-/// `len` bytes at the start of a region of `size` bytes that this key and base name.
+/// A request to send, as the engine decodes it: number `seq` in its stream, tag 1, with a payload
+/// of `len` bytes at the start of a region of `size` bytes with this key and base.
 pub fn request_to_send(seq: u32, len: u64, size: u64, key: u64, base: u64) -> Vec<u8> {
     let mut message = vec![18u8, 0, 0, 0];
     message.extend(seq.to_le_bytes());
-    // Nothing acknowledged, no credit freed.
+    // Acknowledges nothing and frees no credit.
     message.extend([0; 8]);
-    // The tag, our token, length, offset; then the region by its number here, generation 0, with
-    // one key.
+    // The tag, our token, length, offset; then the region's number here, generation 0, with one
+    // key.
     let last = u64::from(seq) | 1 << 32;
     for word in [1, 0, 77 + u64::from(seq), len, 0, size, last, key, base] {
         message.extend(word.to_le_bytes());

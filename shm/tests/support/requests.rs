@@ -1,4 +1,4 @@
-//! A peer that asks for payloads which it has not announced.
+//! A peer that sends requests for payloads in unannounced memory.
 
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
@@ -16,11 +16,11 @@ const CONFIG: Config = Config { window: 16, ..Config::DEFAULT };
 const MATCHING: MatchConfig =
     MatchConfig { eager: 4096, credits: 4, headers: 8, shared_credits: 0, shared_headers: 0, seed: 3 };
 
-/// An import that waits does so for this long.
+/// Time limit of a waiting import.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// An engine over `near`, whose peer is a bare rail that sends what it likes: with each of these
-/// keys, a request for a payload.
+/// An engine over `near`, whose peer is a raw rail that sends requests to send with each of these
+/// keys.
 pub fn requests<R: Rail>(
     near: R,
     mut far: R,
@@ -32,7 +32,7 @@ pub fn requests<R: Rail>(
     attach(&mut far, &mut victim, peer);
     victim.connect_peer(peer, 1).unwrap();
     let words = leak(0u64, 512);
-    // SAFETY: leaked, so valid for ever, and touched by the engine alone.
+    // SAFETY: leaked, so always valid, and accessed only by the engine.
     let region = unsafe { Region::new(NonNull::from(&mut words[0]).cast(), 4096, RegionKind::Private) };
     let region = victim.register(region).unwrap();
     for (n, key) in (0..).zip(keys) {
@@ -45,7 +45,7 @@ pub fn requests<R: Rail>(
         assert!(took < TIMEOUT / 2, "{took:?} for key {key:#x}");
         assert_eq!(victim.peer_error(peer), Ok(None));
     }
-    // Each is asked for in chunks instead.
+    // Each payload is pulled in chunks instead.
     let mut seen = Seen::default();
     while far.poll(32, &mut seen) > 0 {}
     let pulls = seen.messages.iter().filter(|message| message[0] == 20).count();
