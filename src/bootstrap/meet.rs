@@ -8,9 +8,13 @@
 //! A replayed card does not contain our random bytes, so it is rejected. The listening side also
 //! checks that the two cards agree.
 
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -28,31 +32,60 @@ const RETRY: Duration = Duration::from_millis(20);
 
 type Nonce = [u8; 16];
 
-/// Accepts processes at an address.
+/// Accepts processes at an address. Dropping it removes the file of a path.
 #[derive(Debug)]
 pub struct Listener {
-    socket: TcpListener,
+    socket: OwnedFd,
     meetings: Meetings<Greeting>,
+    /// The path, and the file that this listener made there.
+    file: Option<(PathBuf, FileId)>,
 }
 
+/// Device and number of a file.
+type FileId = (u64, u64);
+
 impl Listener {
-    /// Listens at HOST:PORT. Port 0 selects a free one.
+    /// Listens at HOST:PORT, where port 0 selects a free one; at a path, which contains a slash; or
+    /// at `@NAME`, an abstract socket of this host. Replaces the socket file of a process that has
+    /// ended without removing it.
     ///
     /// # Errors
-    /// [`BootstrapError::Address`] or [`BootstrapError::System`].
+    /// [`BootstrapError::Address`] or [`BootstrapError::System`]: `EADDRINUSE` if a process listens
+    /// there or another file is there.
     pub fn bind(at: &str) -> Result<Listener, BootstrapError> {
-        let addresses: Vec<_> = at.to_socket_addrs().map_err(|_| BootstrapError::Address)?.collect();
-        let socket = TcpListener::bind(&addresses[..]).map_err(code)?;
-        socket.set_nonblocking(true).map_err(code)?;
-        Ok(Listener { socket, meetings: Meetings::new(GREETING) })
+        let mut file = None;
+        let socket = match Place::of(at) {
+            Place::Network(at) => {
+                let addresses: Vec<_> = at.to_socket_addrs().map_err(|_| BootstrapError::Address)?.collect();
+                let socket = TcpListener::bind(&addresses[..]).map_err(code)?;
+                socket.set_nonblocking(true).map_err(code)?;
+                OwnedFd::from(socket)
+            }
+            place => {
+                let address = place.local()?;
+                let socket = match UnixListener::bind_addr(&address) {
+                    Err(error) if error.kind() == ErrorKind::AddrInUse && is_abandoned(&address) => {
+                        address.as_pathname().map_or(Ok(()), std::fs::remove_file).map_err(code)?;
+                        UnixListener::bind_addr(&address)
+                    }
+                    bound => bound,
+                };
+                let socket = socket.map_err(code)?;
+                socket.set_nonblocking(true).map_err(code)?;
+                file = address.as_pathname().and_then(|path| Some((path.to_owned(), file_id(path)?)));
+                OwnedFd::from(socket)
+            }
+        };
+        Ok(Listener { socket, meetings: Meetings::new(GREETING), file })
     }
 
     /// Returns the port.
     ///
     /// # Errors
-    /// [`BootstrapError::System`].
+    /// [`BootstrapError::System`]; [`BootstrapError::Address`] if it does not listen at a port.
     pub fn port(&self) -> Result<u16, BootstrapError> {
-        Ok(self.socket.local_addr().map_err(code)?.port())
+        let socket = TcpListener::from(self.socket.try_clone().map_err(code)?);
+        Ok(socket.local_addr().map_err(|_| BootstrapError::Address)?.port())
     }
 
     /// Waits for a process whose card agrees with ours, and sends it ours. Serves many handshakes
@@ -76,34 +109,98 @@ impl Listener {
     }
 }
 
-/// Connects to the process that listens at HOST:PORT, and exchanges cards with it. Retries until
-/// the deadline while no process listens there, or the listener closes the connection before it
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if let Some((path, made)) = &self.file
+            && file_id(path) == Some(*made)
+        {
+            // If it fails the file stays, and the next listener replaces it.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+fn file_id(path: &Path) -> Option<FileId> {
+    let found = std::fs::symlink_metadata(path).ok()?;
+    Some((found.dev(), found.ino()))
+}
+
+/// Whether the path is that of a socket at which no process listens.
+fn is_abandoned(address: &SocketAddr) -> bool {
+    let is_socket =
+        |path: &Path| std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
+    address.as_pathname().is_some_and(is_socket)
+        && UnixStream::connect_addr(address).is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
+}
+
+/// Where a process listens.
+enum Place<'a> {
+    /// HOST:PORT.
+    Network(&'a str),
+    /// A path.
+    File(&'a str),
+    /// An abstract socket.
+    Abstract(&'a str),
+}
+
+impl Place<'_> {
+    fn of(at: &str) -> Place<'_> {
+        match at.strip_prefix('@') {
+            Some(name) => Place::Abstract(name),
+            None if at.contains('/') => Place::File(at),
+            None => Place::Network(at),
+        }
+    }
+
+    /// The address of a socket of this host.
+    fn local(&self) -> Result<SocketAddr, BootstrapError> {
+        let address = match self {
+            Place::Abstract("") | Place::Network(_) => Err(io::ErrorKind::InvalidInput.into()),
+            Place::Abstract(name) => SocketAddr::from_abstract_name(name),
+            Place::File(path) => SocketAddr::from_pathname(path),
+        };
+        address.map_err(|_| BootstrapError::Address)
+    }
+}
+
+/// Connects to the process that listens at an address, as that of [`Listener::bind`], and exchanges
+/// cards with it. Retries until the deadline while no process listens there, or the listener closes the connection before it
 /// has sent its card.
 ///
 /// # Errors
 /// [`BootstrapError::System`] if no process listened in time; or why the peer does not fit.
 pub fn connect(at: &str, ours: &Card, deadline: Instant) -> Result<(Wire, Card), BootstrapError> {
     let card = Shown::new(ours)?;
-    let addresses: Vec<_> = at.to_socket_addrs().map_err(|_| BootstrapError::Address)?.collect();
-    if addresses.is_empty() {
+    let (local, addresses) = match Place::of(at) {
+        Place::Network(at) => {
+            let addresses: Vec<_> = at.to_socket_addrs().map_err(|_| BootstrapError::Address)?.collect();
+            (None, addresses)
+        }
+        place => (Some(place.local()?), vec![]),
+    };
+    if local.is_none() && addresses.is_empty() {
         return Err(BootstrapError::Address);
     }
-    let mut last = BootstrapError::Deadline;
+    let mut last;
     loop {
-        for (at, address) in addresses.iter().enumerate() {
+        let sockets = local.iter().map(|address| UnixStream::connect_addr(address).map(OwnedFd::from));
+        let streams = addresses.iter().enumerate().map(|(at, address)| {
             let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(last);
-            }
             // An address that does not answer must leave time for the others.
             let share = left / (addresses.len() - at) as u32;
-            match TcpStream::connect_timeout(address, share.max(Duration::from_millis(1))) {
-                Ok(stream) => match meet(Greeting::new(stream.into(), &card, false)?, deadline) {
+            TcpStream::connect_timeout(address, share.max(Duration::from_millis(1))).map(OwnedFd::from)
+        });
+        for connected in sockets.chain(streams) {
+            match connected {
+                Ok(socket) => match meet(Greeting::new(socket, &card, false)?, deadline) {
                     Err(BootstrapError::HungUp) => last = BootstrapError::HungUp,
                     met => return met,
                 },
                 Err(error) if error.kind() == ErrorKind::TimedOut => last = BootstrapError::Deadline,
                 Err(error) => last = code(error),
+            }
+            if Instant::now() >= deadline {
+                return Err(last);
             }
         }
         thread::sleep(RETRY);
@@ -204,7 +301,7 @@ impl HalfOpen for Greeting {
     }
 
     fn socket(&self) -> BorrowedFd<'_> {
-        self.wire.socket()
+        self.wire.as_fd()
     }
 
     fn events(&self) -> i16 {

@@ -422,7 +422,7 @@ fn a_socket_pair_works_too() {
         let other = scope.spawn(move || over(there.into(), &card(2), soon()).map(|(_, card)| card.id));
         let (wire, theirs) = over(here.into(), &card(1), soon()).unwrap();
         assert_eq!((theirs.id, other.join().unwrap()), (2, Ok(1)));
-        assert_eq!(wire.peer(), "an unknown address");
+        assert_eq!(wire.peer(), format!("pid {}", std::process::id()));
     });
 }
 
@@ -436,4 +436,37 @@ fn the_last_message_of_a_peer_that_closed_the_connection_is_received() {
     let mut here = Wire::over(here.into());
     assert_eq!(here.exchange(b"hi", soon(), || Some(0)), Ok(b"bye".to_vec()));
     assert_eq!(here.exchange(b"hi", soon(), || Some(0)), Err(BootstrapError::HungUp));
+}
+
+#[test]
+fn two_processes_of_one_host_meet_at_a_path_or_a_name() {
+    let path = std::env::temp_dir().join(format!("fishplate-bootstrap-{}", std::process::id()));
+    let path = path.to_str().unwrap().to_owned();
+    for at in [path.clone(), format!("@fishplate-bootstrap-{}", std::process::id())] {
+        let mut listener = Listener::bind(&at).unwrap();
+        assert_eq!(Listener::bind(&at).unwrap_err(), BootstrapError::System(libc::EADDRINUSE));
+        let theirs = std::thread::scope(|scope| {
+            let other = scope.spawn(|| connect(&at, &card(2), soon()).unwrap());
+            let (wire, theirs) = listener.accept(&card(1), soon()).unwrap();
+            assert_eq!(wire.pid(), Some(std::process::id()));
+            assert_eq!(other.join().unwrap().1, card(1));
+            theirs
+        });
+        assert_eq!(theirs, card(2));
+    }
+    assert!(!std::path::Path::new(&path).exists(), "the listener has removed its file");
+}
+
+#[test]
+fn a_socket_file_that_nobody_listens_at_is_replaced_and_any_other_file_is_kept() {
+    let path = std::env::temp_dir().join(format!("fishplate-abandoned-{}", std::process::id()));
+    let at = path.to_str().unwrap();
+    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+    assert!(path.exists());
+    drop(Listener::bind(at).unwrap());
+    assert!(!path.exists());
+    std::fs::write(&path, "precious").unwrap();
+    assert_eq!(Listener::bind(at).unwrap_err(), BootstrapError::System(libc::EADDRINUSE));
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
+    std::fs::remove_file(&path).unwrap();
 }

@@ -86,10 +86,24 @@ impl Wire {
         }
     }
 
-    /// Returns the peer's HOST:PORT.
+    /// Returns the peer's HOST:PORT; of a socket of this host, the process that made it.
     pub fn peer(&self) -> String {
         let address = self.socket.try_clone().and_then(|socket| TcpStream::from(socket).peer_addr());
-        address.map_or_else(|_| "an unknown address".into(), |address| address.to_string())
+        match (address, self.pid()) {
+            (Ok(address), _) => address.to_string(),
+            (_, Some(pid)) => format!("pid {pid}"),
+            _ => "an unknown address".into(),
+        }
+    }
+
+    /// Returns the process that made the other end, if that is a socket of this host.
+    pub fn pid(&self) -> Option<u32> {
+        let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+        let mut len = size_of_val(&peer) as libc::socklen_t;
+        let (fd, level, name) = (self.socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED);
+        // SAFETY: the call writes at most `len` bytes, which `peer` has.
+        let got = unsafe { libc::getsockopt(fd, level, name, (&raw mut peer).cast(), &mut len) };
+        u32::try_from(peer.pid).ok().filter(|&pid| got == 0 && pid != 0)
     }
 
     /// Returns whether the peer still has the connection open. Does not wait or consume a message.
@@ -109,11 +123,6 @@ impl Wire {
     pub(super) fn heard(socket: OwnedFd, inward: &[u8]) -> Result<Option<Vec<u8>>, BootstrapError> {
         let mut wire = Wire { inward: inward.to_vec(), ..Wire::over(socket) };
         wire.hear()
-    }
-
-    /// The socket to poll.
-    pub(super) fn socket(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
     }
 
     /// The events to poll for.
@@ -198,6 +207,12 @@ impl Wire {
             return Err(BootstrapError::TooLong { len: len as u64, max: self.longest });
         }
         Ok((self.inward.len() >= HEAD + len).then_some(HEAD + len))
+    }
+}
+
+impl AsFd for Wire {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 }
 

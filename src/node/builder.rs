@@ -160,6 +160,7 @@ pub struct Builder {
     fabric: Fabric,
     library: Option<Library>,
     gpu: Option<Gpu>,
+    gpu_config: GpuConfig,
     machine: Option<Machine>,
     policy: Policy,
     pub(super) worker: Option<Options>,
@@ -182,6 +183,7 @@ impl Default for Builder {
             fabric: Fabric::default(),
             library: None,
             gpu: None,
+            gpu_config: GpuConfig::default(),
             machine: None,
             policy: Policy::BALANCED,
             worker: None,
@@ -246,6 +248,14 @@ impl Builder {
     /// devices cannot copy directly.
     pub fn gpu(mut self, gpu: Gpu) -> Self {
         self.gpu = Some(gpu);
+        self
+    }
+
+    /// Settings of the rail that carries device memory between nodes of this host. Both ends need the
+    /// same bounce slots. [`GpuConfig::max_regions`] is ignored: see [`limits`](Self::limits).
+    /// Default: [`GpuConfig::default`].
+    pub fn gpu_config(mut self, config: GpuConfig) -> Self {
+        self.gpu_config = config;
         self
     }
 
@@ -387,7 +397,7 @@ impl Builder {
             }
             Some(gpu) => {
                 let device = gpu.open().map_err(|error| OpenError::Gpu(gpu, error))?;
-                let config = GpuConfig { max_regions, ..GpuConfig::default() };
+                let config = GpuConfig { max_regions, ..self.gpu_config };
                 let rail = Box::new(GpuRail::new(device, machine, shm, config)?);
                 let (agrees, wait_object) = (rail.profile(), NodeWaitObject::Gpu(rail.wait_object()));
                 (NodeRail::Gpu(rail), agrees.profile().clone(), Some(agrees), wait_object)

@@ -7,13 +7,15 @@ use std::time::{Duration, Instant};
 
 use fishplate_core::error::{AttachError, OpError, PostError};
 use fishplate_core::mem::{LocalAddr, LocalId, Region, RegionKind};
-use fishplate_gpu::{AnyDevice, Device, DeviceError, DevicePtr, ExportError, GpuSetup, Refused, RevokeError};
+use fishplate_gpu::{
+    AnyDevice, Device, DeviceError, DevicePtr, ExportError, GpuSetup, GpuStats, Refused, RevokeError,
+};
 use fishplate_sys::LinuxHost;
 
 use super::connect::LOCAL;
 use super::memory::Memory;
-use super::rail::NodeSetup;
-use super::{Error, Node, behind};
+use super::rail::{NodeRail, NodeSetup};
+use super::{Driver, Error, Node, behind};
 
 /// The device memory of a node.
 #[derive(Default)]
@@ -123,6 +125,18 @@ impl Node {
     pub fn device_ptr(&mut self, at: LocalAddr) -> Result<DevicePtr, Error> {
         behind!(self, |node| node.device_ptr(at));
         Ok(self.place_on_device(at, 0)?.1)
+    }
+
+    /// Returns how device memory travelled between this node and peers of this host. `None`: the node
+    /// was opened without a device.
+    pub fn gpu_stats(&self) -> Option<GpuStats> {
+        if let Driver::Worker(worker) = &self.driver {
+            return worker.call(|node| node.gpu_stats()).ok().flatten();
+        }
+        match self.home.engine.rail(LOCAL)? {
+            NodeRail::Gpu(gpu) => Some(gpu.stats()),
+            _ => None,
+        }
     }
 
     fn place_on_device(

@@ -12,7 +12,7 @@ use fishplate_core::error::{AttachError, OpError};
 use fishplate_core::mem::{LocalAddr, LocalId, PeerId, Region, RegionKind, RemoteAddr, RemoteId, copy_bytes};
 use fishplate_shm::Segment;
 
-use super::{Error, Node, behind};
+use super::{Driver, Error, Node, behind};
 
 /// Registered memory of a node, by id. Valid until it is [freed](Node::free).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -228,6 +228,20 @@ impl Node {
     pub fn release(&mut self, memory: Remote) -> Result<(), Error> {
         behind!(self, |node| node.release(memory));
         Ok(self.home.engine.release(memory.id)?)
+    }
+
+    /// Returns where imported memory of a peer is mapped in this process: that of a peer on this host
+    /// from [`alloc`](Self::alloc) is. `None`: it is not mapped, or the range does not lie in its
+    /// region. It stays mapped until it is [released](Self::release) or its peer is gone.
+    ///
+    /// Accesses through the pointer are not ordered with operations of the node. The peer uses the
+    /// memory at any time: atomics and raw copies only.
+    #[doc(alias = "shmem_ptr")]
+    pub fn remote_ptr(&self, at: RemoteAddr, len: usize) -> Option<NonNull<u8>> {
+        if let Driver::Worker(worker) = &self.driver {
+            return worker.call(|node| node.remote_ptr(at, len)).ok().flatten();
+        }
+        self.home.engine.remote_ptr(at, len)
     }
 
     /// Copies bytes into memory of this node. A peer that reads at the same time may see a part of

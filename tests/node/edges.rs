@@ -1,6 +1,7 @@
 //! Settings at their limits, and waits that expire at the moment when something arrives.
 
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use fishplate::config::Settings;
@@ -161,6 +162,33 @@ fn registered_program_memory_works_and_its_bounds_are_checked() {
                 side.send.send(vec![]).unwrap();
                 side.receive.recv().unwrap();
             }
+            side.exchange(&[]);
+            side.node.close(SOON).unwrap();
+        },
+    );
+}
+
+#[test]
+fn imported_memory_of_a_peer_on_this_host_is_mapped_and_its_bounds_are_checked() {
+    two(
+        Way::SharedMemory,
+        |builder| builder,
+        |mut side| {
+            let ours = side.node.alloc(100).unwrap();
+            let handle = side.node.handle(ours).unwrap();
+            let handle = side.exchange(&handle);
+            let theirs = side.node.import(side.peer, handle).unwrap();
+            let number = 17 + side.rank as u64;
+            let there = side.node.remote_ptr(theirs.at(8), 8).unwrap();
+            // SAFETY: eight bytes of the peer's memory, aligned, which it only accesses by atomics.
+            unsafe { there.cast::<AtomicU64>().as_ref() }.store(number, Ordering::Release);
+            side.exchange(&[]);
+            assert_eq!(side.node.load(ours.at(8)), Ok(35 - number));
+            assert!(side.node.remote_ptr(theirs.at(93), 8).is_none());
+            assert!(side.node.remote_ptr(theirs.at(u64::MAX), 8).is_none());
+            side.node.release(theirs).unwrap();
+            assert!(side.node.remote_ptr(theirs.at(8), 8).is_none());
+            assert!(side.node.gpu_stats().is_none());
             side.exchange(&[]);
             side.node.close(SOON).unwrap();
         },

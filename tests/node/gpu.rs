@@ -630,3 +630,18 @@ fn a_missing_device_is_named_in_the_error() {
         }
     }
 }
+
+#[test]
+fn device_memory_that_travels_is_counted() {
+    let mut node = open();
+    let address = node.address().to_vec();
+    let me = node.connect(address).unwrap();
+    let [from, to] = [(); 2].map(|()| node.alloc_device(LEN).unwrap());
+    let handle = node.handle(to).unwrap();
+    let there = node.import(me, handle).unwrap();
+    node.put(from.slice(..), there.at(0), Notice::Silent).unwrap();
+    node.quiet(me, SOON).unwrap();
+    let stats = node.gpu_stats().unwrap();
+    assert!(stats.direct + stats.stored == 1 && stats.relayed == 0, "{stats:?}");
+    node.close(SOON).unwrap();
+}

@@ -14,7 +14,6 @@ pub use choices::{DeviceName, Format, IpcPath, Layout, Mode, SignalKind, Test, T
 use given::Given;
 pub use plan::{Effort, Meeting, Plan};
 
-use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
@@ -126,6 +125,12 @@ pub struct PeerArgs {
     /// How they get from one device to the other.
     #[arg(long, value_enum, default_value_t = IpcPath::Direct)]
     pub ipc_path: IpcPath,
+    /// Who drives the node.
+    #[arg(long, value_enum, default_value_t = Mode::Inline)]
+    pub mode: Mode,
+    /// Both sides share one processor.
+    #[arg(long)]
+    pub crowded: bool,
 }
 
 /// Options of `fishplate perf`.
@@ -204,23 +209,23 @@ pub struct PerfArgs {
     /// What signal-rate does to the word.
     #[arg(long, value_enum, default_value_t = SignalKind::Add)]
     pub signal: SignalKind,
-    /// Who drives the engine, on both sides; worker:
-    /// put-signal, put, get, amo and tag over shm, fabric or loopback.
+    /// Who makes progress on this side, and on the side that it starts. worker: a thread, too, over
+    /// shm, fabric or gpu.
     #[arg(long, value_enum, default_value_t = Mode::Inline)]
     pub mode: Mode,
     /// How to write the results.
     #[arg(long, value_enum, default_value_t = Format::Table)]
     pub format: Format,
 
-    /// Be the side that answers, and wait here: a path, or @NAME for an abstract socket;
-    /// HOST:PORT with --transport fabric.
-    #[arg(long, value_name = "ADDR", conflicts_with = "connect")]
-    pub listen: Option<OsString>,
+    /// Be the side that answers, and wait here: HOST:PORT, a path with a slash, or @NAME for an
+    /// abstract socket of this host.
+    #[arg(long, value_name = "ADDR", conflicts_with = "connect", value_parser = address)]
+    pub listen: Option<String>,
     /// Be the side that measures, and find the other here.
-    #[arg(long, value_name = "ADDR")]
-    pub connect: Option<OsString>,
+    #[arg(long, value_name = "ADDR", value_parser = address)]
+    pub connect: Option<String>,
     /// Memory for the payloads of one direction; the same on both sides.
-    #[arg(long, value_name = "SIZE", value_parser = sizes::parse, default_value = "64M")]
+    #[arg(long, value_name = "SIZE", value_parser = sizes::parse, default_value_t = REGION)]
     pub region: usize,
     /// Give up after so many seconds: for the other side to appear, for each measurement, and for
     /// each operation over libfabric unless FISHPLATE_DEADLINE says less.
@@ -247,16 +252,28 @@ Latency:
   tag         half of a round trip, from one send to the next; receives are posted while a message is in flight.
   tag-bw      time per message, averaged over a window; with --check every window is answered.
   ring        half of a round trip through two rings; rates are of a stream through one.
-  With --mode worker, every window of puts ends with a quiet. Operations and answers pass through rings to and
-  from the engine's thread, and that time is included; who waits longer than some microseconds sleeps.
+  With --mode worker a thread makes progress beside the one that measures; each call takes a lock, and waits
+  longer than some microseconds sleep.
   floor_ns is half of a round trip of two bare atomics between the same processors, the best of four ways,
   measured before, between the halves, and after. A row whose floor moved by more than 20 % is repeated. There is
   none where the two sides do not run at the same time, because other programs need their processors.";
 
+/// Checks the form of an address.
+fn address(text: &str) -> Result<String, String> {
+    let port = text.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+    match text.starts_with('@') && text.len() > 1 || text.contains('/') || port {
+        true => Ok(text.into()),
+        false => Err("use HOST:PORT, a path with a slash such as ./name, or @NAME".into()),
+    }
+}
+
+/// The default size of a region.
+pub const REGION: usize = 64 << 20;
 /// The largest region: beyond it, two of them and the page of signals may not fit an address.
 const REGION_MAX: usize = 64 << 30;
-/// The most rails an engine is compiled for.
-pub const RAILS_MAX: usize = 4;
+/// The most rails within one process, for which the tool is compiled, and between two.
+const RAILS_IN_PROCESS: usize = 4;
+const RAILS_BETWEEN: usize = 15;
 
 impl PerfArgs {
     fn sizes(&self) -> Outcome<Vec<usize>> {
@@ -288,10 +305,15 @@ impl PerfArgs {
         if self.rails == 0 {
             return Err(Failure::usage("--rails 0: there must be a way to the other side; use at least 1"));
         }
-        if self.rails > RAILS_MAX {
+        let most = match self.transport {
+            Transport::Loopback | Transport::Sim => RAILS_IN_PROCESS,
+            _ => RAILS_BETWEEN,
+        };
+        if self.rails > most {
             return Err(Failure::usage(format!(
-                "--rails {}: this build knows at most {RAILS_MAX}",
-                self.rails
+                "--rails {}: --transport {} has at most {most}",
+                self.rails,
+                name(self.transport)
             )));
         }
         if self.streams.iter().any(|streams| !(1..=1024).contains(streams)) {

@@ -11,6 +11,8 @@ pub enum Failure {
     Run(String),
     /// The other side went away: exit code 1.
     Lost(String),
+    /// The user interrupted the run: exit code 130, as shells report SIGINT.
+    Interrupted(String),
 }
 
 /// What most of the tool returns.
@@ -40,6 +42,7 @@ impl Failure {
             Failure::Usage(message) => Failure::Usage(message),
             Failure::Run(message) => Failure::Run(told(message)),
             Failure::Lost(message) => Failure::Lost(told(message)),
+            Failure::Interrupted(message) => Failure::Interrupted(told(message)),
         }
     }
 
@@ -48,6 +51,7 @@ impl Failure {
         match self {
             Failure::Usage(_) => 2,
             Failure::Run(_) | Failure::Lost(_) => 1,
+            Failure::Interrupted(_) => 130,
         }
     }
 }
@@ -55,7 +59,10 @@ impl Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Failure::Usage(message) | Failure::Run(message) | Failure::Lost(message) => f.write_str(message),
+            Failure::Usage(message)
+            | Failure::Run(message)
+            | Failure::Lost(message)
+            | Failure::Interrupted(message) => f.write_str(message),
         }
     }
 }

@@ -2,10 +2,10 @@
 //! measures and checks the transport, and describes this machine.
 //!
 //! Without arguments it demonstrates the main job: two processes, put-signal over shared memory,
-//! data checked. Exit codes: 0 done, 1 the run failed or data was wrong, 2 the command line was.
+//! data checked. Exit statuses are in `--help`.
 //!
 //! The parts, in the order in which they use each other: what the user asks for (`args`,
-//! `sizes`, `variables`), where it runs (`cpu`, `clock`, `room`), what it is measured with
+//! `sizes`, `variables`), where it runs (`cpu`, `clock`, `limits`, `interrupt`), what it is measured with
 //! (`histogram`, `instructions`, `floor`, `payload`, `layout`), the tests (`perf`), and what is
 //! told (`report`, `info`, `doctor`, `stat`, `demo`).
 
@@ -19,12 +19,13 @@ mod floor;
 mod histogram;
 mod info;
 mod instructions;
+mod interrupt;
 mod layout;
+mod limits;
 mod payload;
 mod perf;
 mod progress;
 mod report;
-mod room;
 mod sizes;
 mod stat;
 mod variables;
@@ -34,10 +35,10 @@ use std::process::ExitCode;
 use args::{Cli, Command};
 
 #[global_allocator]
-static HEAP: room::Heap = room::Heap;
+static HEAP: limits::Heap = limits::Heap;
 
 fn main() -> ExitCode {
-    room::within_limits(run)
+    limits::within_limits(run)
 }
 
 /// Runs the command line and says how it went.
@@ -47,6 +48,7 @@ fn run() -> ExitCode {
         return say("fishplate", perf::matching::run(&words));
     }
     fishplate::close_in_background();
+    interrupt::watch();
     let command = Cli::read(words).unwrap_or_else(|error| error.exit()).command;
     let speaker =
         if matches!(command, Some(Command::Peer(_))) { "fishplate, second process" } else { "fishplate" };

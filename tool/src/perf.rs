@@ -1,63 +1,113 @@
-//! Measuring. `pair`, `gpu` and `fabric` bring two processes together, at a `table` where both run
-//! the same legs; `solo` plays both sides in one thread. `pool` has no sides. The tests themselves
-//! (`put_signal`, `put`, `get`, `amo`, `signal_rate`, `tag`, `tag_bw`, `ring`) do not know which.
-//! `worker` runs some of them with a second thread per side, which drives the engine. `matching`
+//! Measuring. `meet` brings two processes together, `open` joins their nodes to an `endpoint` at
+//! either side, and in a `session` both run the same jobs; `in_process` plays both sides in one
+//! thread. The tests (`put_signal`, `put`, `get`, `amo`, `signal_rate`, `tag`, `tag_bw`) are loops
+//! over `verbs`, which both have; `ring` needs two processes, and `pool` has no sides. `matching`
 //! stands apart: it measures tag matching without a transport, beside other engines.
 
 mod amo;
-mod fabric;
+mod endpoint;
 #[cfg(test)]
 mod fuzz;
 mod get;
-mod gpu;
-mod leg;
+mod in_process;
+mod job;
 pub mod matching;
 mod meet;
-mod pair;
+mod open;
 mod pool;
 mod put;
 mod put_signal;
 mod ring;
-mod seat;
+mod session;
 mod signal_rate;
-mod solo;
-mod table;
 mod tag;
 mod tag_bw;
+mod verbs;
 mod watch;
 mod who;
-mod worker;
 
-use fishplate_core::rail::Rail;
-
-use super::args::{Mode, PeerArgs, Plan, Test, Transport, name};
+use super::args::{Meeting, PeerArgs, Plan, Test, Transport, name};
 use super::clock::Clock;
 use super::failure::{Failure, Outcome};
 use super::histogram::Histogram;
+use super::interrupt;
+use super::limits;
 use super::report::{Report, Row};
+use super::variables;
 
-use leg::{Leg, Side, Tally};
-use seat::Seat;
-
-/// The process that a measuring process starts.
-pub fn answer(args: &PeerArgs) -> Outcome {
-    match args.transport {
-        Transport::Fabric => fabric::answer(args),
-        Transport::Gpu => gpu::answer(args),
-        _ => pair::answer(args),
-    }
-}
+use job::{Job, SLOTS_AT, Side, Tally};
+use open::Setup;
+use session::Session;
+use verbs::Verbs;
 
 /// Runs a plan and writes its rows.
 pub fn run(plan: &Plan) -> Outcome {
     match plan.transport {
         _ if plan.test == Test::Pool => pool::run(plan),
-        Transport::Shm => pair::run(plan),
-        Transport::Fabric => fabric::run(plan),
-        Transport::Gpu => gpu::run(plan),
-        Transport::Loopback | Transport::Sim => solo::run(plan),
+        Transport::Shm | Transport::Fabric | Transport::Gpu => two_processes(plan),
+        Transport::Loopback | Transport::Sim => in_process::run(plan),
     }
 }
+
+/// Runs a plan as the side that its meeting says.
+fn two_processes(plan: &Plan) -> Outcome {
+    let sides = if plan.meeting == Meeting::Spawn { 2 } else { 1 };
+    let own = 2 * Job::arena(plan.region);
+    limits::demand(plan.region, own, sides * own)?;
+    let mut plan = plan.clone();
+    if plan.transport == Transport::Gpu {
+        let first = plan.devices.first().copied().unwrap_or_else(open::usual_device);
+        plan.devices = vec![first, plan.devices.get(1).copied().unwrap_or(first)];
+    }
+    let setup = Setup {
+        transport: plan.transport,
+        rails: plan.rails,
+        settings: plan.settings.clone(),
+        device: plan.devices.first().copied(),
+        relay: plan.ipc_path == super::args::IpcPath::Relay,
+        mode: plan.mode,
+        crowded: plan.meeting == Meeting::Spawn && plan.places.crowded(),
+        region: plan.region,
+        timeout: plan.timeout,
+    };
+    let opened = setup.open()?;
+    // Providers of libfabric install handlers of their own.
+    interrupt::watch();
+    // A second process starts before this one is pinned, so that it does not inherit that.
+    let met = meet::meet(&plan, &setup, &opened.card)?;
+    if let Meeting::Listen(_) = plan.meeting {
+        return Session::<false>::join(&setup, opened, met)?.follow(plan.region, Some(plan.test));
+    }
+    let _pinned = plan.places.pin_first()?;
+    Session::<true>::join(&setup, opened, met)?.lead(&plan)
+}
+
+/// The process that a measuring process starts.
+pub fn answer(args: &PeerArgs) -> Outcome {
+    let socket = meet::inherited(args.socket)?;
+    let mut settings = variables::for_run(args.timeout)?;
+    settings.providers.clone_from(&args.provider);
+    settings.interfaces.clone_from(&args.interface);
+    let setup = Setup {
+        transport: args.transport,
+        rails: args.rails,
+        settings,
+        device: (args.transport == Transport::Gpu).then_some(args.device),
+        relay: args.ipc_path == super::args::IpcPath::Relay,
+        mode: args.mode,
+        crowded: args.crowded,
+        region: args.region,
+        // The first process says what went wrong, so it gives up first.
+        timeout: args.timeout + PATIENCE,
+    };
+    let opened = setup.open()?;
+    interrupt::leave_to_parent();
+    let met = meet::answer(socket, &opened.card)?;
+    Session::<false>::join(&setup, opened, met)?.follow(args.region, None)
+}
+
+/// How much longer than its leader a second process waits, in seconds.
+const PATIENCE: u64 = 5;
 
 /// Says what is measured, above the table.
 fn headline(report: &mut Report, plan: &Plan, clock: &Clock) -> Outcome {
@@ -82,74 +132,47 @@ fn finish_row(report: &mut Report, row: &Row, check: bool) -> Outcome {
     row.fault(check).map_or(Ok(()), |fault| Err(Failure::run(fault)))
 }
 
-fn no_sides() -> Failure {
-    Failure::usage("pool has no sides: it stays within one thread or more of one process")
-}
-
 /// Whether the test verifies every iteration without being asked.
 fn always_checks(test: Test) -> bool {
     matches!(test, Test::Amo | Test::SignalRate | Test::Ring)
 }
 
-/// Gets a side's memory ready for a leg. The other side does nothing meanwhile but the same.
-fn prepare_leg<R: Rail, const RAILS: usize>(seat: &mut Seat<'_, R, RAILS>, leg: &Leg, side: Side) -> Outcome {
-    match leg.test {
-        Test::PutSignal => put_signal::prepare(seat, leg, side),
-        Test::Put => put::prepare(seat, leg, side),
-        Test::Get => get::prepare(seat, leg, side),
-        Test::Amo => amo::prepare(seat, leg, side),
-        Test::SignalRate => signal_rate::prepare(seat, leg, side),
-        // Messages find their own place. Workers part by signals.
-        Test::Tag => put::prepare(seat, leg, side),
-        Test::TagBw => Ok(()),
-        Test::Ring => ring::prepare(seat, leg, side),
-        Test::Pool => Err(no_sides()),
+/// Gets the memory of the sides that this process plays ready. The other process does nothing
+/// meanwhile but the same.
+fn prepare<V: Verbs>(verbs: &mut V, job: &Job) -> Outcome {
+    for side in Side::BOTH {
+        if !verbs.plays(side) {
+            continue;
+        }
+        let from = side.other() as usize;
+        match job.test {
+            Test::PutSignal => verbs.set_word(side, job.placement().signal[from], 0)?,
+            Test::Ring => drop(verbs.ring(job, None)?),
+            _ => verbs.set_word(side, put::SIGNALS[from], 0)?,
+        }
+        match (job.test, side) {
+            (Test::Amo | Test::SignalRate, Side::Answers) => verbs.set_word(side, SLOTS_AT, 0)?,
+            (Test::Get, Side::Answers) => get::prepare(verbs, job)?,
+            _ => {}
+        }
     }
+    Ok(())
 }
 
-/// Runs a leg as the side that measures.
-fn start_leg<R: Rail + Send, const RAILS: usize>(
-    seat: &mut Seat<'_, R, RAILS>,
-    leg: &Leg,
-    histogram: &mut Histogram,
-) -> Outcome<Tally> {
-    seat.watch.set(leg.timeout_ns);
-    let before = seat.engine.stats().arrivals_out_of_order;
-    let mut tally = match leg.test {
-        _ if leg.mode == Mode::Worker => worker::run(seat, leg, &[Side::Starts], histogram),
-        Test::PutSignal => put_signal::start(seat, leg, histogram),
-        Test::Put => put::start(seat, leg, histogram),
-        Test::Get => get::start(seat, leg, histogram),
-        Test::Amo => amo::start(seat, leg, histogram),
-        Test::SignalRate => signal_rate::start(seat, leg, histogram),
-        Test::Tag => tag::start(seat, leg, histogram),
-        Test::TagBw => tag_bw::start(seat, leg, histogram),
-        Test::Ring => ring::start(seat, leg, histogram),
-        Test::Pool => Err(no_sides()),
+/// Runs a job as the sides that this process plays.
+fn run_job<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Outcome<Tally> {
+    verbs.set_timeout(job.timeout_ns);
+    let before = verbs.out_of_order();
+    let tally = match job.test {
+        Test::PutSignal => put_signal::run(verbs, job, histogram),
+        Test::Put => put::run(verbs, job, histogram),
+        Test::Get => get::run(verbs, job, histogram),
+        Test::Amo => amo::run(verbs, job, histogram),
+        Test::SignalRate => signal_rate::run(verbs, job, histogram),
+        Test::Tag => tag::run(verbs, job, histogram),
+        Test::TagBw => tag_bw::run(verbs, job, histogram),
+        Test::Ring => verbs.ring(job, Some(histogram)),
+        Test::Pool => Err(Failure::usage("pool has no sides")),
     }?;
-    tally.out_of_order = seat.engine.stats().arrivals_out_of_order - before;
-    Ok(tally)
-}
-
-/// Runs a leg as the side that answers.
-fn answer_leg<R: Rail + Send, const RAILS: usize>(
-    seat: &mut Seat<'_, R, RAILS>,
-    leg: &Leg,
-) -> Outcome<Tally> {
-    seat.watch.set(leg.timeout_ns);
-    let before = seat.engine.stats().arrivals_out_of_order;
-    let mut tally = match leg.test {
-        _ if leg.mode == Mode::Worker => worker::run(seat, leg, &[Side::Answers], &mut Histogram::new()),
-        Test::PutSignal => put_signal::answer(seat, leg),
-        Test::Put => put::answer(seat, leg),
-        Test::Get => get::answer(seat, leg),
-        Test::Amo => amo::answer(seat, leg),
-        Test::SignalRate => signal_rate::answer(seat, leg),
-        Test::Tag => tag::answer(seat, leg),
-        Test::TagBw => tag_bw::answer(seat, leg),
-        Test::Ring => ring::answer(seat, leg),
-        Test::Pool => Err(no_sides()),
-    }?;
-    tally.out_of_order = seat.engine.stats().arrivals_out_of_order - before;
-    Ok(tally)
+    Ok(Tally { out_of_order: verbs.out_of_order() - before, ..tally })
 }

@@ -37,6 +37,11 @@ impl Progress {
         self.bar.inc(1);
     }
 
+    /// There are more steps.
+    pub fn extend(&self, steps: u64) {
+        self.bar.inc_length(steps);
+    }
+
     /// Takes the bar away while `write` writes to the terminal.
     pub fn around<T>(&self, write: impl FnOnce() -> T) -> T {
         self.bar.suspend(write)

@@ -7,13 +7,14 @@ use serde::Serialize;
 use super::args::{self, Format, IpcPath, Layout, Mode, Plan, Test, Transport};
 use super::failure::{Failure, Outcome};
 use super::histogram::Latency;
+use super::limits;
 use super::sizes;
 
 /// Goes up when a field changes its meaning or disappears.
 pub const SCHEMA_VERSION: u32 = 1;
 
 /// How payloads got from one device's memory into another process's, on the side that measures.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Moved {
     /// Copies of a device.
     pub direct: u64,
@@ -21,6 +22,17 @@ pub struct Moved {
     pub relayed: u64,
     /// Stores of the processor.
     pub stored: u64,
+}
+
+impl Moved {
+    /// What came on top of what had moved before.
+    pub fn since(self, before: Moved) -> Moved {
+        Moved {
+            direct: self.direct - before.direct,
+            relayed: self.relayed - before.relayed,
+            stored: self.stored - before.stored,
+        }
+    }
 }
 
 /// One line of results.
@@ -146,12 +158,14 @@ impl Report {
         Report { format, started: false }
     }
 
-    /// A line about the run. Programs that read JSON do not see it.
+    /// A line about the run, for people: above a table, or on standard error beside CSV.
     pub fn comment(&mut self, text: &str) -> Outcome {
         match self.format {
-            Format::Json => Ok(()),
-            Format::Table | Format::Csv => print(&format!("# {text}\n")),
+            Format::Json => {}
+            Format::Csv => eprintln!("# {text}"),
+            Format::Table => print(&format!("# {text}\n"))?,
         }
+        Ok(())
     }
 
     /// A row, after the header if it is the first.
@@ -176,12 +190,14 @@ impl Report {
     }
 }
 
-/// Writes to standard output; a reader that went away ends the run.
+/// Writes to standard output. A reader that went away, such as `head`, ends the process by SIGPIPE
+/// and without a word, as it ends other tools.
 pub fn print(text: &str) -> Outcome {
     let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes())
-        .and_then(|()| out.flush())
-        .map_err(|error| Failure::run(format!("cannot write results: {error}")))
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => limits::end_by(libc::SIGPIPE),
+        written => written.map_err(|error| Failure::run(format!("cannot write results: {error}"))),
+    }
 }
 
 fn header() -> String {

@@ -27,7 +27,7 @@ fn every_test_runs_on_every_transport_and_verifies_everything() {
                 let [iters, checked, errors, misordered] =
                     ["iters", "checked", "errors", "signals_misordered"]
                         .map(|field| row[field].as_u64().unwrap());
-                assert!(iters >= 300, "{line}: {row}");
+                assert_eq!(iters, 300, "{line}: {row}");
                 assert_eq!((checked, errors, misordered), (iters, 0, 0), "{line}: {row}");
                 assert!(row["msgs_per_s"].as_f64().unwrap() > 0.0, "{line}: {row}");
             }
@@ -37,8 +37,21 @@ fn every_test_runs_on_every_transport_and_verifies_everything() {
 
 #[test]
 fn a_worker_drives_the_engine_and_everything_is_verified() {
-    for transport in ["loopback", "loopback --rails 2", "shm"] {
-        for test in ["put-signal", "put-signal -s 5K", "put", "get", "amo", "tag", "tag -s 5K"] {
+    for transport in ["shm", "gpu --device host"] {
+        for test in [
+            "put-signal",
+            "put-signal -s 5K",
+            "put",
+            "get",
+            "amo",
+            "tag",
+            "tag -s 5K",
+            "signal-rate",
+            "tag-bw",
+        ] {
+            if transport != "shm" && ["amo", "signal-rate", "tag-bw"].contains(&test) {
+                continue;
+            }
             let line = format!("perf {test} --transport {transport} -n 64 -w 16 --window 16 --mode worker");
             for row in rows(&format!("{line} --check")) {
                 let fields = ["checked", "errors", "signals_misordered"].map(|field| &row[field]);
@@ -124,7 +137,7 @@ fn many_seeds_show_disorder_below_and_order_above() {
 #[test]
 fn csv_and_table_have_headers() {
     let csv = text(&run("perf amo --transport loopback -n 100 --format csv").stdout);
-    let lines: Vec<&str> = csv.lines().filter(|line| !line.starts_with('#')).collect();
+    let lines: Vec<&str> = csv.lines().collect();
     assert_eq!(lines.len(), 2, "{csv}");
     assert!(lines[0].starts_with("schema_version,test,"), "{csv}");
     assert_eq!(lines[0].split(',').count(), lines[1].split(',').count(), "{csv}");
@@ -147,11 +160,11 @@ fn bad_input_is_told_with_a_remedy() {
         ("perf put --transport carrier-pigeon", 2, "carrier-pigeon"),
         ("perf teleport", 2, "teleport"),
         ("fly", 2, "fly"),
-        ("perf ring --mode worker", 2, "put-signal, put, get, amo and tag"),
-        ("perf put-signal --mode worker --transport sim", 2, "shm, fabric or loopback"),
+        ("perf ring --mode worker", 2, "--mode inline"),
+        ("perf put-signal --mode worker --transport sim", 2, "two processes"),
         ("perf pool --listen @fishplate-nobody", 2, "--listen means nothing to pool"),
         ("perf put-signal --transport sim --seed 18446744073709551615 --seeds 3", 2, "smaller --seed"),
-        ("perf put --listen /nowhere/at/all/socket -T 1", 1, "/nowhere/at/all/socket"),
+        ("perf put --listen /nowhere/at/all/socket -T 1", 2, "/nowhere/at/all/socket"),
         ("perf put --connect @fishplate-nobody-is-here -T 1", 1, "--listen @fishplate-nobody-is-here"),
         ("perf put --listen @fishplate-nobody-comes -T 1", 1, "nobody connected"),
     ] {
@@ -220,7 +233,7 @@ fn strangers(path: &Path, each: &[&[u8]]) -> Vec<OwnedFd> {
         // SAFETY: plain numbers; an address of zeros is a value; the name is shorter than it; the
         // descriptor is new.
         unsafe {
-            let fd = OwnedFd::from_raw_fd(libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET, 0));
+            let fd = OwnedFd::from_raw_fd(libc::socket(libc::AF_UNIX, libc::SOCK_STREAM, 0));
             let mut address: libc::sockaddr_un = std::mem::zeroed();
             address.sun_family = libc::AF_UNIX as _;
             std::ptr::copy_nonoverlapping(name.as_ptr(), address.sun_path.as_mut_ptr().cast(), name.len());
@@ -241,8 +254,8 @@ fn strangers(path: &Path, each: &[&[u8]]) -> Vec<OwnedFd> {
 fn strangers_and_sides_that_do_not_fit_do_not_end_a_side_that_listens() {
     let path = socket("strangers");
     let side = listen("perf put --region 1M", &path);
-    let mut version = b"fishplat".to_vec();
-    version.extend([77, 0, 1, 0, 12, 0, 0, 0]);
+    let mut version = b"FPBS".to_vec();
+    version.extend([77, 0, 0, 0, 0, 0, 0, 0]);
     let _bad = strangers(&path, &[b"GET / HTTP/1.1", &[0xee; 1000], &version, b"x"]);
     let _silent = strangers(&path, &[&b""[..]; 64]);
     let output = run(&format!("perf put -n 100 --connect {}", path.display()));
@@ -256,24 +269,25 @@ fn strangers_and_sides_that_do_not_fit_do_not_end_a_side_that_listens() {
     let output = side.wait_with_output().unwrap();
     let told = text(&output.stderr);
     assert!(output.status.success(), "{told}");
-    for says in ["turned away", "does not speak", "--region", "protocol version 77"] {
+    for says in ["turned away", "is not fishplate", "--region", "version 77"] {
         assert!(told.contains(says), "{says}: {told}");
     }
 }
 
 /// Two processes that one has started are joined by a pair of sockets of which neither listens, so
-/// nobody else can connect. (Linux may name a socket that asks for credentials; without a listener
-/// the name leads nowhere.)
+/// no other process can order jobs. Their nodes listen for each other, and for nobody else: a node
+/// takes only peers that the program has named.
 #[test]
-fn nobody_can_connect_to_a_pair_that_started_itself() {
+fn a_pair_that_started_itself_listens_only_for_peers_of_its_nodes() {
     for transport in ["shm", "gpu --device host"] {
         let mut first = fishplate(&format!("perf put-signal --transport {transport} -n 1e11 -T 3600"))
-            .stdout(Stdio::null())
+            .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
             .expect("the binary starts");
-        let second = soon("a second process", || child_of(first.id()));
-        // Its socket is there from the first moment.
+        // What is measured is announced once the two have met.
+        first.stdout.as_mut().unwrap().read_exact(&mut [0]).expect("the two meet");
+        let second = child_of(first.id()).expect("a second process");
         let held: Vec<String> = [first.id(), second].map(sockets).concat();
         let all = std::fs::read_to_string("/proc/net/unix").unwrap();
         first.kill().unwrap();
@@ -282,7 +296,9 @@ fn nobody_can_connect_to_a_pair_that_started_itself() {
         let ours: Vec<_> = ours.filter(|line| line.len() > 6 && held.iter().any(|n| n == line[6])).collect();
         // Num RefCount Protocol Flags Type St Inode [Path]: a listener has __SO_ACCEPTCON, 0x10000,
         // in its flags.
-        assert!(!ours.is_empty() && ours.iter().all(|line| line[3] == "00000000"), "{ours:?}");
+        let listens: Vec<_> = ours.iter().filter(|line| line[3] != "00000000").collect();
+        let doors = listens.iter().filter(|line| line[7].starts_with("@fishplate-")).count();
+        assert!(ours.len() > 2 && listens.len() == 2 && doors == 2, "{ours:?}");
     }
 }
 

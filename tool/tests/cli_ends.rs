@@ -53,17 +53,16 @@ fn cases() -> Vec<Case> {
     let mut add = |tests: &[&str], how: &str, port: bool| {
         cases.extend(tests.iter().map(|test| Case { words: format!("{test} {how}"), port }));
     };
-    let worker = ["put-signal", "put", "put --check", "get", "amo", "tag"];
-    let inline = ["put-signal", "put", "put --check", "get", "amo", "tag", "signal-rate", "tag-bw"];
-    add(&inline, "", false);
+    let all = ["put-signal", "put", "put --check", "get", "amo", "tag", "signal-rate", "tag-bw"];
+    add(&all, "", false);
     add(&["ring"], "", false);
-    add(&worker, "--mode worker", false);
+    add(&all, "--mode worker", false);
     add(&["put-signal", "put", "get", "tag"], "--transport gpu --device host", false);
     let info: Value = serde_json::from_slice(&run("info --json").stdout).expect("info is JSON");
     if info["fabric"]["usable"] == "usable" {
         let tcp = "--transport fabric --provider tcp --interface lo";
-        add(&inline, tcp, true);
-        add(&worker, &format!("{tcp} --mode worker"), true);
+        add(&all, tcp, true);
+        add(&all, &format!("{tcp} --mode worker"), true);
     } else {
         println!("SKIPPED cases over libfabric: {}", info["fabric"]["usable"]);
     }
@@ -248,13 +247,11 @@ fn a_side_whose_time_is_up_ends_and_so_does_the_other() {
 fn one_process_alone_ends_when_its_time_is_up() {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let mut runs = vec![];
-    for transport in ["loopback", "sim", "loopback --mode worker"] {
+    for transport in ["loopback", "sim"] {
         for test in ["put-signal", "put", "get", "amo", "tag", "signal-rate", "tag-bw"] {
-            if !transport.contains("worker") || !["signal-rate", "tag-bw"].contains(&test) {
-                let line = format!("perf {test} --transport {transport} -n 1e11 -T 1");
-                let child = fishplate(&line).stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
-                runs.push((line, child.expect("the binary starts")));
-            }
+            let line = format!("perf {test} --transport {transport} -n 1e11 -T 1");
+            let child = fishplate(&line).stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
+            runs.push((line, child.expect("the binary starts")));
         }
     }
     // All are ended before anything is asserted.

@@ -55,7 +55,7 @@ fn payloads_in_memory_of_a_device_arrive_whole_directly_and_through_bounce_slots
 fn a_missing_device_is_named_in_the_error() {
     for (device, says) in [("cuda:99", "cuda:99"), ("host,cuda:99", "cuda:99")] {
         let output = run(&format!("perf put --transport gpu --device {device} -n 1"));
-        assert_eq!(output.status.code(), Some(1));
+        assert_eq!(output.status.code(), Some(2));
         let told = text(&output.stderr);
         assert!(told.contains(says) && !told.contains("panicked"), "{told}");
     }

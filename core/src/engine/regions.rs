@@ -4,7 +4,7 @@
 use core::ptr::NonNull;
 
 use crate::error::{AttachError, OpError, Use};
-use crate::mem::{LocalAddr, LocalId, Peer, PeerId, RailId, Region, RegionKind, RemoteId};
+use crate::mem::{LocalAddr, LocalId, Peer, PeerId, RailId, Region, RegionKind, RemoteAddr, RemoteId};
 use crate::rail::{Local, Rail, RailKey};
 
 use super::table::{self, Access, Handle, LocalSlot, NO_RAIL, RemoteSlot};
@@ -236,6 +236,18 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
         self.state.remotes[index] =
             RemoteSlot { generation: slot.generation.wrapping_add(1), ..RemoteSlot::EMPTY };
+    }
+
+    /// Returns where imported memory of a peer is mapped in this process. `None`: no rail maps it, or
+    /// the range does not lie in an imported region. It stays mapped until the region is released or
+    /// its peer is removed. The peer uses it at any time: atomics and raw copies only.
+    #[doc(alias = "shmem_ptr")]
+    pub fn remote_ptr(&self, at: RemoteAddr, len: usize) -> Option<NonNull<u8>> {
+        let slot = self.state.remotes.get(at.region.index())?;
+        let end = at.offset.checked_add(len as u64)?;
+        let known = slot.generation as u32 == at.region.generation() && end <= slot.len;
+        let start = NonNull::new(slot.mapped).filter(|_| known)?;
+        NonNull::new(start.as_ptr().wrapping_add(at.offset as usize))
     }
 
     /// The memory of a registered region from `addr` on. Peers may write it at any time: use

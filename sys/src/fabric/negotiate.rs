@@ -260,6 +260,20 @@ pub fn providers(library: Library) -> Result<Vec<String>, CallError> {
     Ok(names)
 }
 
+/// The names that can be asked for: of layered providers, such as `tcp;ofi_rxm`, also the lowest.
+fn askable(names: Vec<String>) -> Vec<String> {
+    let mut all = Vec::<String>::new();
+    for name in names {
+        let lowest = name.split(';').next().map(str::to_owned);
+        for name in lowest.into_iter().chain([name]) {
+            if !all.contains(&name) {
+                all.push(name);
+            }
+        }
+    }
+    all
+}
+
 /// Lists the interfaces of a provider, without duplicates.
 ///
 /// # Errors
@@ -287,7 +301,7 @@ pub fn negotiate(library: Library, ask: &Ask<'_>) -> Result<Offer, NegotiateErro
     }
     let asked = ask.provider.to_owned();
     if rejected.iter().all(|offer| offer.why == Why::Provider) {
-        return Err(NegotiateError::NoProvider { asked, there: providers(library)? });
+        return Err(NegotiateError::NoProvider { asked, there: askable(providers(library)?) });
     }
     if let Some(interface) = ask.interface
         && rejected.iter().all(|offer| matches!(offer.why, Why::Provider | Why::Interface | Why::Fabric))

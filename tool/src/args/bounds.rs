@@ -32,11 +32,11 @@ pub fn test(test: Test, transport: Transport) -> Outcome {
 
 /// Checks that a mode can run a test over a transport.
 pub fn mode(mode: Mode, test: Test, transport: Transport) -> Outcome {
-    let driven = matches!(test, Test::PutSignal | Test::Put | Test::Get | Test::Amo | Test::Tag)
-        && matches!(transport, Transport::Shm | Transport::Loopback | Transport::Fabric);
+    let driven = !matches!(test, Test::Ring | Test::Pool)
+        && !matches!(transport, Transport::Loopback | Transport::Sim);
     match mode {
         Mode::Worker if !driven => Err(Failure::usage(format!(
-            "--mode worker runs put-signal, put, get, amo and tag over shm, fabric or loopback: use --mode inline for {} over {}",
+            "--mode worker needs two processes with a node each: use --mode inline for {} over {}",
             name(test),
             name(transport)
         ))),

@@ -39,7 +39,7 @@ const OPTIONS: [(&str, &str, Counts); 17] = [
 ];
 
 /// The options that the side that connects decides for both.
-const LEADERS: [(&str, &str); 13] = [
+const LEADERS: [(&str, &str); 12] = [
     ("size", "--size"),
     ("begin", "--begin"),
     ("end", "--end"),
@@ -51,7 +51,6 @@ const LEADERS: [(&str, &str); 13] = [
     ("window", "--window"),
     ("pin", "--pin"),
     ("layout", "--layout"),
-    ("mode", "--mode"),
     ("format", "--format"),
 ];
 

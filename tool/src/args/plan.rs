@@ -1,7 +1,5 @@
 //! What the command line comes to: a [`Plan`] of what to run, or what is wrong.
 
-use std::ffi::OsString;
-
 use fishplate::config::Settings;
 
 use super::{DeviceName, Format, IpcPath, Layout, Mode, PerfArgs, SignalKind, Test, Transport};
@@ -88,9 +86,9 @@ pub enum Meeting {
     /// The tool starts the other side itself.
     Spawn,
     /// The other side is started by somebody else and will connect here.
-    Listen(OsString),
+    Listen(String),
     /// The other side is started by somebody else and listens here.
-    Connect(OsString),
+    Connect(String),
 }
 
 impl PerfArgs {

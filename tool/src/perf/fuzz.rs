@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use fishplate_core::engine::fuzzing::{Target, number, put};
 
-use super::leg::Leg;
-use super::table::Order;
-use crate::args::{Mode, SignalKind, Test, Transport};
+use super::job::Job;
+use super::session::Order;
+use crate::args::{SignalKind, Test, Transport};
 use crate::layout;
 
 #[path = "../../../tests/fuzz/driver.rs"]
@@ -21,7 +21,7 @@ fn sample(seed: u64, into: &mut [u8]) -> usize {
     let [a, b] = [1, 2].map(|n| number(seed, n));
     let tests = [Test::PutSignal, Test::Put, Test::Get, Test::Amo, Test::SignalRate, Test::Tag, Test::TagBw];
     let size = 8 << (b % 10);
-    let leg = Leg {
+    let job = Job {
         test: tests[a as usize % tests.len()],
         size,
         iters: 1 + (a >> 40),
@@ -30,14 +30,13 @@ fn sample(seed: u64, into: &mut [u8]) -> usize {
         window: 1 << (b % 7),
         layout: layout::fitting(size),
         signal: if a & 16 == 0 { SignalKind::Add } else { SignalKind::Set },
-        mode: if a & 32 == 0 { Mode::Inline } else { Mode::Worker },
         seed: b,
         timeout_ns: 10_000_000_000,
     };
     let order = match a % 8 {
         0 => Order::Floor,
         1 => Order::Done,
-        _ => Order::Leg(leg),
+        _ => Order::Measure(job),
     };
     put(into, &serde_json::to_vec(&order).expect("an order can be written"))
 }
@@ -47,15 +46,15 @@ fn read(input: &[u8], _: &mut [u8]) -> Option<usize> {
     let again = serde_json::to_vec(&order).expect("an order can be written");
     let again: Order = serde_json::from_slice(&again).expect("and read again");
     assert_eq!(format!("{again:?}"), format!("{order:?}"));
-    let Order::Leg(leg) = order else { return Some(0) };
+    let Order::Measure(job) = order else { return Some(0) };
     for transport in [Transport::Shm, Transport::Fabric] {
-        if leg.check_bounds(transport, REGION).is_err() {
+        if job.check_bounds(transport, REGION).is_err() {
             continue;
         }
         // What the sides compute of it before they measure.
-        assert!(leg.slots() > 0 && leg.per_window() > 0 && leg.divisor() > 0.0, "{leg:?}");
-        assert!(leg.size <= REGION && leg.size as u64 * leg.slots() < Leg::arena(REGION) as u64, "{leg:?}");
-        let _ = (leg.placement(), leg.with_iters(leg.iters, leg.warmup));
+        assert!(job.slots() > 0 && job.per_window() > 0 && job.divisor() > 0.0, "{job:?}");
+        assert!(job.size <= REGION && job.size as u64 * job.slots() < Job::arena(REGION) as u64, "{job:?}");
+        let _ = (job.placement(), job.halves());
     }
     Some(0)
 }

@@ -1,47 +1,207 @@
-//! How the two processes of a run meet:
-//! one starts the other, or one listens and the other connects.
+//! How the two processes of a run meet: one starts the other, or one listens and the other
+//! connects. Both keep the connection, over which they talk beside what they measure.
 
-use std::ffi::OsStr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use fishplate_core::engine::Config;
-use fishplate_shm::{
-    HandshakeError, Link, Listener, Profile, Role, SegmentError, ShmConfig, connect, socket_pair,
-};
-use fishplate_sys::LinuxHost;
+use fishplate::bootstrap::{self, BootstrapError, Card, Listener, Wire};
 
-use crate::args::{PeerArgs, Plan};
+use super::open::Setup;
+use crate::args::{Meeting, Mode, Plan, REGION, Transport, name};
 use crate::failure::{Failure, Outcome};
-use crate::room;
+use crate::interrupt;
+use crate::limits;
 use crate::sizes;
 
-/// How long a process that has nothing more to do may take to end: it gives its memory back first.
+/// Time for a process that has nothing more to do to end: it gives its memory back first.
 const LEAVE: Duration = Duration::from_secs(10);
 
-/// How long a process that hung up may take to end.
+/// Time for a process that hung up to end.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// How long a process that was started may take to answer, in seconds.
-const START: u64 = 10;
+/// Time for a process that was started to answer.
+const START: Duration = Duration::from_secs(10);
 
-/// How often a listener says whom it has turned away.
-pub const LOOK: Duration = Duration::from_millis(100);
+/// Time for a listener to appear, in seconds.
+const APPEAR: u64 = 5;
+
+/// How often a listener prints whom it turned away, and checks for Ctrl-C.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// How many of those it names.
 const NAMED: u32 = 16;
 
-/// The engine's settings where the two share memory.
-pub const SHARING: Config = Config { window: 256, ..Config::DEFAULT };
+/// The other side, met.
+pub struct Met {
+    pub wire: Wire,
+    pub theirs: Card,
+    /// How to name the other side.
+    pub name: String,
+    /// Its process, if this one started it.
+    pub second: Option<Second>,
+    /// How the two sides are joined, to be printed above the rows.
+    pub notes: Vec<String>,
+}
 
-/// What a shared-memory rail to one other process is opened with.
-pub fn sharing(common_len: usize) -> (LinuxHost, ShmConfig) {
-    // The rail itself fences towards peers that sleep without membarrier.
-    let host = LinuxHost::shared().peer_uses_membarrier(true);
-    let membarrier = host.sleeper_uses_membarrier();
-    (host, ShmConfig { max_peers: 1, common_len, membarrier, ..ShmConfig::default() })
+impl Met {
+    fn new((wire, theirs): (Wire, Card), name: String) -> Met {
+        Met { wire, theirs, name, second: None, notes: vec![] }
+    }
+}
+
+/// Meets the other side as the plan says.
+pub fn meet(plan: &Plan, setup: &Setup, card: &Card) -> Outcome<Met> {
+    let met = match &plan.meeting {
+        Meeting::Listen(at) => listen(plan, at, card),
+        Meeting::Connect(at) => find(plan, at, card),
+        Meeting::Spawn => spawn(plan, setup, card),
+    }?;
+    card.agree(&met.theirs).map_err(|error| Failure::run(explain(error, &met.name)))?;
+    Ok(met)
+}
+
+/// Meets the process that started this one, over the socket that it [inherited].
+pub fn answer(socket: OwnedFd, card: &Card) -> Outcome<Met> {
+    let met = bootstrap::over(socket, card, Instant::now() + START);
+    let met = met.map_err(|error| Failure::run(explain(error, "the first process")))?;
+    Ok(Met::new(met, "the first process".into()))
+}
+
+/// What went wrong between two processes that reached each other.
+fn explain(error: BootstrapError, who: &str) -> String {
+    match error {
+        BootstrapError::Differs { what: "region size", theirs, ours } => format!(
+            "{who} was started with another --region: its region size is {}, and here it is {}; give both the same",
+            sizes::show(theirs as usize),
+            sizes::show(ours as usize)
+        ),
+        error => format!("{who}: {error}"),
+    }
+}
+
+/// Waits for the other side.
+fn listen(plan: &Plan, at: &str, card: &Card) -> Outcome<Met> {
+    let mut listener = Listener::bind(at).map_err(|error| {
+        Failure::usage(match error {
+            BootstrapError::System(libc::EADDRINUSE) if at.contains('/') => {
+                format!("--listen {at}: it exists already; remove it, or choose another name")
+            }
+            BootstrapError::System(libc::EADDRINUSE) => {
+                format!("--listen {at}: another process listens there; choose another name or port")
+            }
+            BootstrapError::Address if at.contains('/') || at.starts_with('@') => {
+                format!("--listen {at}: too long for a socket; use at most 107 bytes")
+            }
+            BootstrapError::Address => {
+                format!("--listen {at}: the host is unknown; use one of its addresses")
+            }
+            error => format!("--listen {at}: {error}"),
+        })
+    })?;
+    eprintln!("# waiting at {at} for: {}", command(plan, card, &reachable(at)));
+    let deadline = Instant::now() + Duration::from_secs(plan.timeout);
+    let mut turned_away = 0u32;
+    loop {
+        let met = listener.accept(card, deadline.min(Instant::now() + LOOK));
+        interrupt::check()?;
+        for (who, why) in listener.refused() {
+            turned_away = turned_away.saturating_add(1);
+            match turned_away {
+                ..=NAMED => eprintln!("# turned away: {}", explain(why, &format!("the process at {who}"))),
+                n if n == NAMED + 1 => eprintln!("# turned away more, which are not named"),
+                _ => {}
+            }
+        }
+        match met {
+            Err(BootstrapError::Deadline) if Instant::now() < deadline => {}
+            Err(BootstrapError::Deadline) => {
+                let others = match turned_away {
+                    0 => String::new(),
+                    n => format!(" but {n} that were turned away"),
+                };
+                return Err(Failure::run(format!(
+                    "nobody connected to {at} within {} s{others}; start the other side, or wait longer with --timeout",
+                    plan.timeout
+                )));
+            }
+            Err(error) => return Err(Failure::run(format!("--listen {at}: {error}"))),
+            Ok((wire, card)) => {
+                let name = match wire.pid() {
+                    Some(pid) => format!("the other process (pid {pid})"),
+                    None => format!("the process at {}", wire.peer()),
+                };
+                return Ok(Met::new((wire, card), name));
+            }
+        }
+    }
+}
+
+/// The command line of the other side, whose options are those of this one.
+fn command(plan: &Plan, card: &Card, at: &str) -> String {
+    let mut line = format!("fishplate perf {}", name(plan.test));
+    if plan.transport != Transport::Shm {
+        line += &format!(" --transport {}", name(plan.transport));
+    }
+    if plan.transport == Transport::Fabric {
+        let mut providers: Vec<&str> = card.rails.iter().map(|rail| rail.provider.as_str()).collect();
+        providers.dedup();
+        line += &format!(" --rails {} --provider {}", plan.rails, quoted(&providers.join(",")));
+        if !plan.settings.interfaces.is_empty() {
+            line += &format!(" --interface {}", quoted(&plan.settings.interfaces.join(",")));
+        }
+    }
+    if plan.region != REGION {
+        line += &format!(" --region {}", sizes::show(plan.region));
+    }
+    if plan.mode == Mode::Worker {
+        line += " --mode worker";
+    }
+    format!("{line} --connect {at}")
+}
+
+/// A word as a shell takes it.
+fn quoted(word: &str) -> String {
+    match word.contains(|c: char| !(c.is_alphanumeric() || "_-.,:/@".contains(c))) {
+        true => format!("'{word}'"),
+        false => word.into(),
+    }
+}
+
+/// The address by which the other side finds a process that listens at `at`.
+fn reachable(at: &str) -> String {
+    match at.rsplit_once(':') {
+        Some(("0.0.0.0" | "[::]" | "::" | "*" | "", port)) => format!("HOST:{port}"),
+        _ => at.to_owned(),
+    }
+}
+
+/// Finds the other side, which is given some time to appear.
+fn find(plan: &Plan, at: &str, card: &Card) -> Outcome<Met> {
+    let deadline = Instant::now() + Duration::from_secs(plan.timeout.min(APPEAR));
+    let met = bootstrap::connect(at, card, deadline);
+    interrupt::check()?;
+    let (wire, theirs) = met.map_err(|error| match error {
+        BootstrapError::Address if at.contains('/') || at.starts_with('@') => {
+            Failure::usage(format!("--connect {at}: too long for a socket; use at most 107 bytes"))
+        }
+        BootstrapError::Address => {
+            Failure::usage(format!("--connect {at}: the host is unknown; use one of its addresses"))
+        }
+        BootstrapError::System(libc::ECONNREFUSED | libc::ENOENT) => Failure::run(format!(
+            "--connect {at}: nobody listens there; start the other side with --listen {at} first"
+        )),
+        error => {
+            Failure::run(format!("--connect {at}: {}", explain(error, "the process that listens there")))
+        }
+    })?;
+    let name = match wire.pid() {
+        Some(pid) => format!("the other process (pid {pid})"),
+        None => format!("the process at {at}"),
+    };
+    Ok(Met::new((wire, theirs), name))
 }
 
 /// The second process, when this one started it. Dropping it ends it.
@@ -49,8 +209,24 @@ pub struct Second {
     child: Child,
 }
 
-/// Starts the second process, which inherits a socket to this one, and ends when this one does.
-pub fn launch(plan: &Plan, socket: OwnedFd, more: &[String]) -> Outcome<Second> {
+/// Starts the second process and meets it, over a socket that it inherits: there is no name at
+/// which another process could connect.
+fn spawn(plan: &Plan, setup: &Setup, card: &Card) -> Outcome<Met> {
+    let (here, there) = UnixStream::pair()
+        .map_err(|error| Failure::run(format!("cannot make a socket for a second process: {error}")))?;
+    let mut second = launch(plan, setup, card, there.into())?;
+    let met = bootstrap::over(here.into(), card, Instant::now() + START);
+    interrupt::check()?;
+    match met {
+        Ok(met) => {
+            let name = format!("the other process (pid {})", second.id());
+            Ok(Met { second: Some(second), ..Met::new(met, name) })
+        }
+        Err(error) => Err(second.did_not_answer(error)),
+    }
+}
+
+fn launch(plan: &Plan, setup: &Setup, card: &Card, socket: OwnedFd) -> Outcome<Second> {
     let exe = std::env::current_exe().map_err(|error| {
         Failure::run(format!("cannot find the program to start a second process: {error}"))
     })?;
@@ -60,9 +236,25 @@ pub fn launch(plan: &Plan, socket: OwnedFd, more: &[String]) -> Outcome<Second> 
         .args(["--socket", &socket.as_raw_fd().to_string()])
         .args(["--region", &plan.region.to_string()])
         .args(["--timeout", &plan.timeout.to_string()])
-        .args(more)
+        .args(["--transport", &name(plan.transport)])
+        .args(["--mode", &name(plan.mode)])
+        .args(["--ipc-path", &name(plan.ipc_path)])
         .stdin(Stdio::null())
         .stdout(Stdio::null());
+    if setup.crowded {
+        command.arg("--crowded");
+    }
+    if plan.transport == Transport::Fabric {
+        // What this side has found, so that the other looks no further.
+        let interfaces: Vec<&str> = card.rails.iter().map(|rail| rail.interface.as_str()).collect();
+        command
+            .args(["--rails", &plan.rails.to_string()])
+            .args(["--provider", &card.rails[0].provider])
+            .args(["--interface", &interfaces.join(",")]);
+    }
+    if let Some(device) = plan.devices.get(1) {
+        command.args(["--device", &device.to_string()]);
+    }
     let (parent, inherited) = (std::process::id(), socket.as_raw_fd());
     // SAFETY: between fork and exec only async-signal-safe calls are made: prctl, fcntl, getppid,
     // _exit.
@@ -81,115 +273,9 @@ pub fn launch(plan: &Plan, socket: OwnedFd, more: &[String]) -> Outcome<Second> 
         });
     }
     let child = command.spawn().map_err(|error| {
-        Failure::run(format!("cannot start a second process: {error}{}", room::remedy(&error)))
+        Failure::run(format!("cannot start a second process: {error}{}", limits::remedy(&error)))
     })?;
     Ok(Second { child })
-}
-
-/// Starts the second process, with `more` on its command line, and shakes hands with it over a
-/// socket that it inherits: there is no name at which anybody else could connect.
-pub fn spawn(plan: &Plan, profile: &Profile, more: &[String]) -> Outcome<(Link, Second)> {
-    let (here, there) = socket_pair()
-        .map_err(|error| Failure::run(format!("cannot make a socket for a second process: {error}")))?;
-    let mut second = launch(plan, there, more)?;
-    match Link::over(here, Role::First, profile, soon(plan.timeout)) {
-        Ok(link) => Ok((link, second)),
-        Err(HandshakeError::HungUp) => Err(second.did_not_answer(true, HandshakeError::HungUp)),
-        Err(error) => Err(explain(error, "the second process", plan.region)),
-    }
-}
-
-/// Shakes hands with the process that started this one.
-pub fn answer(args: &PeerArgs, profile: &Profile) -> Outcome<Link> {
-    Link::over(inherited(args.socket)?, Role::Second, profile, soon(args.timeout))
-        .map_err(|error| explain(error, "the first process", args.region))
-}
-
-/// When a process that was started must have answered: it is given some time to start, not all
-/// there is.
-pub fn soon(timeout: u64) -> Instant {
-    Instant::now() + Duration::from_secs(timeout.min(START))
-}
-
-/// Waits for the other side at an address.
-pub fn listen(plan: &Plan, at: &OsStr, profile: &Profile) -> Outcome<Link> {
-    let shown = at.to_string_lossy();
-    let listener = Listener::bind(at).map_err(|error| match error {
-        HandshakeError::InUse => Failure::usage(format!(
-            "--listen {shown}: it exists already; if no other process listens there, remove it, or choose another name"
-        )),
-        HandshakeError::Address => Failure::usage(format!(
-            "--listen {shown}: not a usable socket address; use a path of at most 107 bytes, or @NAME"
-        )),
-        HandshakeError::System(code) => Failure::run(format!(
-            "--listen {shown}: {}",
-            std::io::Error::from_raw_os_error(code)
-        )),
-        error => Failure::run(format!("--listen {shown}: {error}")),
-    })?;
-    eprintln!("# waiting at {shown} for: fishplate perf {} --connect {shown}", crate::args::name(plan.test));
-    let deadline = Instant::now() + Duration::from_secs(plan.timeout);
-    let mut refusals = Refusals::default();
-    loop {
-        let met = listener.accept(profile, deadline.min(Instant::now() + LOOK));
-        for (who, why) in listener.refused() {
-            refusals.tell(&explain(why, &who, plan.region));
-        }
-        match met {
-            Err(HandshakeError::Deadline) if Instant::now() < deadline => {}
-            Err(HandshakeError::Deadline) => return Err(refusals.nobody(&shown, plan.timeout)),
-            Err(error) => return Err(Failure::run(format!("--listen {shown}: {error}"))),
-            Ok(link) => return Ok(link),
-        }
-    }
-}
-
-/// Finds the other side at an address.
-pub fn find(at: &OsStr, region: usize, timeout: u64, profile: &Profile) -> Outcome<Link> {
-    let shown = at.to_string_lossy();
-    // A listener is given some time to appear, not all there is.
-    let deadline = Instant::now() + Duration::from_secs(timeout.min(5));
-    connect(at, profile, deadline).map_err(|error| match error {
-        HandshakeError::Address => Failure::usage(format!(
-            "--connect {shown}: not a usable socket address; use a path of at most 107 bytes, or @NAME"
-        )),
-        HandshakeError::System(libc::ENOENT | libc::ECONNREFUSED) => Failure::run(format!(
-            "--connect {shown}: nobody listens there; start the other side with --listen {shown} first"
-        )),
-        HandshakeError::System(code) => {
-            Failure::run(format!("--connect {shown}: {}", std::io::Error::from_raw_os_error(code)))
-        }
-        error => explain(error, &format!("the process that listens at {shown}"), region),
-    })
-}
-
-/// What went wrong between two processes that reached each other.
-fn explain(error: HandshakeError, who: &str, region: usize) -> Failure {
-    if let HandshakeError::Segment(
-        error @ (SegmentError::Room { .. }
-        | SegmentError::FileSize { .. }
-        | SegmentError::System(libc::ENOMEM)),
-    ) = error
-    {
-        return room::lack(region, error);
-    }
-    Failure::run(match error {
-        HandshakeError::Version { theirs, ours } => format!(
-            "{who} speaks protocol version {theirs} and this program {ours}: run the same build on both sides"
-        ),
-        HandshakeError::Mismatch { what: "common length", .. } => format!(
-            "{who} was started with another --region; here it is {}: give both the same",
-            sizes::show(region)
-        ),
-        HandshakeError::Mismatch { what, theirs, ours } => {
-            format!("{who} has {what} {theirs} and this program {ours}: run the same build on both sides")
-        }
-        HandshakeError::User(uid) => format!("{who} belongs to user {uid}, who is not admitted"),
-        HandshakeError::HungUp => format!("{who} hung up before it was ready"),
-        HandshakeError::Deadline => format!("{who} did not answer in time"),
-        HandshakeError::BadPacket => format!("{who} does not speak fishplate's protocol"),
-        error => format!("{who}: {error}"),
-    })
 }
 
 /// The socket that this process inherited from the one that started it. To be called before this
@@ -212,42 +298,20 @@ pub fn inherited(socket: i32) -> Outcome<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(socket) })
 }
 
-/// Whom a listener has turned away.
-#[derive(Default)]
-pub struct Refusals(u32);
-
-impl Refusals {
-    /// Says so, of the first few.
-    pub fn tell(&mut self, why: &Failure) {
-        self.0 = self.0.saturating_add(1);
-        match self.0 {
-            ..=NAMED => eprintln!("# turned away: {why}"),
-            n if n == NAMED + 1 => eprintln!("# turned away more, which are not named"),
-            _ => {}
-        }
-    }
-
-    /// Nobody came who fits.
-    pub fn nobody(&self, at: &str, timeout: u64) -> Failure {
-        let others = match self.0 {
-            0 => String::new(),
-            n => format!(" but {n} that were turned away"),
-        };
-        Failure::run(format!(
-            "nobody connected to {at} within {timeout} s{others}; start the other side, or wait longer with --timeout"
-        ))
-    }
-}
-
 impl Second {
     /// Why it did not answer. One that dies hangs up first, and is seen to have ended a moment
     /// later.
-    pub fn did_not_answer(&mut self, hung_up: bool, why: impl std::fmt::Display) -> Failure {
-        let within = if hung_up { LAST_WORDS } else { Duration::ZERO };
-        Failure::run(match self.ends(within) {
-            Some(how) => format!("the second process (pid {}) {how} before it answered", self.id()),
-            None => format!("the second process: {why}"),
-        })
+    fn did_not_answer(&mut self, why: BootstrapError) -> Failure {
+        let within = if why == BootstrapError::HungUp { LAST_WORDS } else { Duration::ZERO };
+        let Some(status) = self.ends(within) else {
+            return Failure::run(explain(why, "the second process"));
+        };
+        let told = format!("the second process (pid {}) {} before it answered", self.id(), describe(status));
+        // It has said what is wrong with the command line.
+        match status.code() {
+            Some(2) => Failure::usage(told),
+            _ => Failure::run(told),
+        }
     }
 
     /// Its process number.
@@ -255,37 +319,35 @@ impl Second {
         self.child.id()
     }
 
-    /// How it ended, if it has.
-    pub fn ended(&mut self) -> Option<String> {
-        self.child.try_wait().ok().flatten().map(describe)
-    }
-
     /// How it ended, if it does within a moment.
-    pub fn ends(&mut self, within: Duration) -> Option<String> {
+    fn ends(&mut self, within: Duration) -> Option<ExitStatus> {
         let deadline = Instant::now() + within;
         loop {
-            match self.ended() {
+            match self.child.try_wait().ok().flatten() {
                 None if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(1)),
                 ended => return ended,
             }
         }
     }
 
+    /// How it ended, in words.
+    pub fn fate(&mut self, within: Duration) -> String {
+        self.ends(within).map_or_else(|| "has not ended".into(), describe)
+    }
+
     /// Lets it end by itself.
     pub fn leave(mut self) -> Outcome {
         match self.ends(LEAVE) {
-            Some(status) if status == SUCCESS => Ok(()),
-            Some(status) => Err(Failure::run(format!("the second process {status}"))),
+            Some(status) if status.success() => Ok(()),
+            Some(status) => Err(Failure::run(format!("the second process {}", describe(status)))),
             None => Err(Failure::run("the second process did not end")),
         }
     }
 }
 
-const SUCCESS: &str = "ended";
-
 fn describe(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
-        (Some(0), _) => SUCCESS.into(),
+        (Some(0), _) => "ended".into(),
         (Some(code), _) => format!("ended with exit code {code}"),
         (_, Some(signal)) => format!("was killed by signal {signal}"),
         _ => "ended for no known reason".into(),
@@ -297,5 +359,30 @@ impl Drop for Second {
         // An error means that it has ended already, which is what is wanted.
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_that_means_every_one_of_this_host_is_not_shown_as_one_to_connect_to() {
+        for (at, shown) in [
+            ("0.0.0.0:7000", "HOST:7000"),
+            ("[::]:7000", "HOST:7000"),
+            ("10.0.0.2:7000", "10.0.0.2:7000"),
+            ("node7:80", "node7:80"),
+            ("[fe80::1]:7000", "[fe80::1]:7000"),
+            ("/tmp/x", "/tmp/x"),
+        ] {
+            assert_eq!(reachable(at), shown);
+        }
+    }
+
+    #[test]
+    fn words_are_quoted_where_a_shell_would_split_them() {
+        assert_eq!(quoted("tcp;ofi_rxm"), "'tcp;ofi_rxm'");
+        assert_eq!(quoted("eth0,eth1"), "eth0,eth1");
     }
 }

@@ -1,135 +1,103 @@
-//! A stream of puts. Unchecked, nothing holds it up but the transport itself, and a quiet ends it.
-//! Checked, every window ends with a signal, and the other side verifies all of it before the next
-//! begins.
+//! A stream of puts. Unchecked, only the transport delays it, and a quiet ends it. Checked, every
+//! window ends with a signal, and the other side verifies all of it before the next begins.
 
-use fishplate_core::engine::{Notice, Signal};
 use fishplate_core::op::{Cmp, SignalOp};
-use fishplate_core::rail::Rail;
 
-use super::leg::{Leg, SLOTS_AT, Side, Tally};
-use super::seat::{CONTEXT, Memory, Seat, issue};
+use super::job::{Job, SLOTS_AT, Side, Tally};
+use super::verbs::{Area, Verbs};
 use crate::failure::Outcome;
 use crate::histogram::Histogram;
 use crate::payload::Pattern;
 
-/// Where the two signals are: a window is there; it was seen. On own lines, away from payloads.
+/// The words of the two signals: a window is there; it was verified. On lines of their own, away
+/// from payloads.
 pub const SIGNALS: [usize; 2] = [0, 128];
 
-/// Clears this side's word.
-pub fn prepare<R: Rail, const RAILS: usize>(
-    seat: &mut Seat<'_, R, RAILS>,
-    _leg: &Leg,
-    side: Side,
-) -> Outcome {
-    seat.set_word(SIGNALS[1 - side as usize], 0);
-    Ok(())
-}
-
-/// Sends one of the two signals.
-pub fn signal<R: Rail, const RAILS: usize>(seat: &mut Seat<'_, R, RAILS>, side: Side, value: u64) -> Outcome {
-    let signal = Signal { at: seat.theirs.at(SIGNALS[side as usize] as u64), op: SignalOp::Set, value };
-    issue!(seat, engine => engine.signal(CONTEXT, signal, Notice::Silent));
-    Ok(())
-}
-
-/// The side that sends.
-pub fn start<R: Rail, const RAILS: usize>(
-    seat: &mut Seat<'_, R, RAILS>,
-    leg: &Leg,
-    histogram: &mut Histogram,
-) -> Outcome<Tally> {
-    let mut discarded = Histogram::new();
-    let warm = leg.warmup / leg.per_window();
-    let windows = leg.iters / leg.per_window();
-    windows_of(seat, leg, 1, warm, &mut discarded)?;
-    let ticks = windows_of(seat, leg, warm + 1, windows, histogram)?;
-    // Ends the other side's wait when nothing is checked.
-    if !leg.check {
-        signal(seat, Side::Starts, 1)?;
-        seat.wait(SIGNALS[1], Cmp::Eq, 1)?;
+/// Signals `number` to the side that answers, which does `look` and signals back.
+pub fn hand_over<V: Verbs>(verbs: &mut V, number: u64, look: impl FnOnce(&mut V) -> Outcome) -> Outcome {
+    let [there, seen] = SIGNALS;
+    if verbs.plays(Side::Starts) {
+        verbs.signal(Side::Starts, there, SignalOp::Set, number)?;
     }
-    Ok(Tally { ticks, ops: leg.iters, ..Tally::default() })
+    if verbs.plays(Side::Answers) {
+        verbs.wait(Side::Answers, there, Cmp::Eq, number)?;
+        look(verbs)?;
+        verbs.signal(Side::Answers, seen, SignalOp::Set, number)?;
+    }
+    if verbs.plays(Side::Starts) {
+        verbs.wait(Side::Starts, seen, Cmp::Eq, number)?;
+    }
+    Ok(())
 }
 
-/// Sends windows from number `first` on. Ticks from the first post to quiet.
+/// Ends a test in which the side that answers has nothing to do but progress.
+pub fn finish<V: Verbs>(verbs: &mut V, look: impl FnOnce(&mut V) -> Outcome) -> Outcome {
+    hand_over(verbs, 1, look)?;
+    verbs.quiet_all()
+}
+
+/// Runs the sides that this process plays.
+pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Outcome<Tally> {
+    let mut tally = Tally { ops: job.iters, ..Tally::default() };
+    windows(verbs, job, 0, job.warmup, &mut Histogram::new(), &mut tally)?;
+    tally.checked = 0;
+    let first = job.warmup.div_ceil(job.per_window());
+    tally.ticks = windows(verbs, job, first, job.iters, histogram, &mut tally)?;
+    if !job.check {
+        finish(verbs, |_| Ok(()))?;
+    }
+    Ok(tally)
+}
+
+/// Sends `count` puts, in windows after number `last_window`. Returns the ticks from the first post
+/// to quiet.
 #[inline(never)]
-fn windows_of<R: Rail, const RAILS: usize>(
-    seat: &mut Seat<'_, R, RAILS>,
-    leg: &Leg,
-    first: u64,
+fn windows<V: Verbs>(
+    verbs: &mut V,
+    job: &Job,
+    last_window: u64,
     count: u64,
     histogram: &mut Histogram,
+    tally: &mut Tally,
 ) -> Outcome<u64> {
-    let (len, stride, slots, per_window) =
-        (leg.size, leg.stride(), leg.slots() as usize, leg.per_window() as usize);
-    let clock = seat.clock;
-    let begun = clock.now();
-    let mut last = begun;
-    for window in first..first + count {
-        if leg.check {
-            fill(seat, leg, window)?;
-        }
-        let mut slot = 0;
-        for _ in 0..per_window {
-            let offset = slot * stride;
-            slot = if slot + 1 == slots { 0 } else { slot + 1 };
-            let (from, to) = (seat.buffer.at(offset as u64), seat.there.at((SLOTS_AT + offset) as u64));
-            issue!(seat, engine => engine.put(CONTEXT, from, len, to, Notice::Silent));
-        }
-        if leg.check {
-            signal(seat, Side::Starts, window)?;
-            seat.wait(SIGNALS[1], Cmp::Eq, window)?;
-        }
-        // Memory of a peer that is gone takes what is written to it without complaint: this looks.
-        seat.lap(histogram, &mut last)?;
+    let (len, stride, slots, per_window) = (job.size, job.stride(), job.slots(), job.per_window());
+    if !job.check && !verbs.plays(Side::Starts) {
+        return Ok(0);
     }
-    seat.quiet()?;
-    Ok(clock.now().wrapping_sub(begun))
-}
-
-/// The contents of one slot in one window.
-fn pattern(leg: &Leg, window: u64, slot: u64) -> Pattern {
-    Pattern::new(leg.seed, window, slot)
-}
-
-fn fill<R: Rail, const RAILS: usize>(seat: &mut Seat<'_, R, RAILS>, leg: &Leg, window: u64) -> Outcome {
-    for slot in 0..leg.slots() {
-        // SAFETY: the slots lie inside the buffer, which is as large as the arena; the window
-        // before was answered, so nothing reads them now.
-        unsafe {
-            let at = seat.bytes.as_ptr().add(slot as usize * leg.stride());
-            pattern(leg, window, slot).fill(at, leg.size);
+    let begun = verbs.clock().now();
+    let (mut last, mut left, mut window) = (begun, count, last_window);
+    while left > 0 {
+        let now = left.min(per_window);
+        (left, window) = (left - now, window + 1);
+        let pattern = |slot| Pattern::new(job.seed, window, slot);
+        if verbs.plays(Side::Starts) {
+            for slot in (0..now).filter(|_| job.check) {
+                verbs.fill(Side::Starts, Area::Buffer, slot as usize * stride, pattern(slot), len)?;
+            }
+            let mut slot = 0;
+            for _ in 0..now {
+                let offset = slot as usize * stride;
+                slot = if slot + 1 == slots { 0 } else { slot + 1 };
+                verbs.put(Side::Starts, offset, len, SLOTS_AT + offset)?;
+            }
         }
-        seat.give(Memory::Buffer, slot as usize * leg.stride(), leg.size)?;
-    }
-    Ok(())
-}
-
-/// The side that receives.
-pub fn answer<R: Rail, const RAILS: usize>(seat: &mut Seat<'_, R, RAILS>, leg: &Leg) -> Outcome<Tally> {
-    let mut tally = Tally::default();
-    if !leg.check {
-        seat.wait(SIGNALS[0], Cmp::Eq, 1)?;
-        signal(seat, Side::Answers, 1)?;
-        seat.quiet()?;
-        return Ok(tally);
-    }
-    let warm = leg.warmup / leg.per_window();
-    for window in 1..=warm + leg.iters / leg.per_window() {
-        seat.wait(SIGNALS[0], Cmp::Eq, window)?;
-        for slot in 0..leg.slots() {
-            seat.take(Memory::Landing, SLOTS_AT + slot as usize * leg.stride(), leg.size)?;
-            // SAFETY: the slots lie inside the memory where payloads land.
-            let whole = unsafe {
-                let at = seat.landing.as_ptr().add(SLOTS_AT + slot as usize * leg.stride());
-                pattern(leg, window, slot).verify(at, leg.size)
-            };
-            tally.checked += u64::from(whole && window > warm);
-            tally.errors += u64::from(!whole);
+        if job.check {
+            hand_over(verbs, window, |verbs| {
+                for slot in 0..now {
+                    let offset = SLOTS_AT + slot as usize * stride;
+                    let whole = verbs.is_whole(Side::Answers, Area::Landing, offset, pattern(slot), len)?;
+                    tally.checked += u64::from(whole);
+                    tally.errors += u64::from(!whole);
+                }
+                Ok(())
+            })?;
         }
-        signal(seat, Side::Answers, window)?;
-        seat.turn()?;
+        // Memory of a peer that is gone takes what is written to it: this checks the peer.
+        match now == per_window {
+            true => verbs.lap(histogram, &mut last)?,
+            false => verbs.turn()?,
+        }
     }
-    seat.quiet()?;
-    Ok(tally)
+    verbs.quiet_all()?;
+    Ok(verbs.clock().now().wrapping_sub(begun))
 }

@@ -4,243 +4,133 @@
 
 use std::hint::black_box;
 
-use fishplate_core::engine::{Notice, Signal};
-use fishplate_core::op::{Cmp, SignalOp};
-use fishplate_core::rail::Rail;
+use fishplate_core::op::Cmp;
 
-use super::leg::{Leg, Side, Tally};
-use super::seat::{CONTEXT, Memory, Seat, issue};
+use super::job::{Job, Side, Tally};
+use super::verbs::{Area, Verbs};
 use crate::failure::Outcome;
 use crate::histogram::Histogram;
 use crate::payload::Pattern;
 
-/// Looks at a payload that should have been there before its signal.
-const SECOND_LOOKS: u32 = 1_000_000;
+/// Looks at a payload that was not there with its signal, to tell a late one from a wrong one.
+const SECOND_LOOKS: u32 = 1000;
 
-/// The same where each look is a copy.
-const COPIES: u32 = 100;
-
-/// Clears this side's words before the leg.
-pub fn prepare<R: Rail, const RAILS: usize>(seat: &mut Seat<'_, R, RAILS>, leg: &Leg, side: Side) -> Outcome {
-    seat.set_word(leg.placement().signal[1 - side as usize], 0);
-    Ok(())
+/// Runs the sides that this process plays.
+pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Outcome<Tally> {
+    match job.check {
+        true => play::<V, true>(verbs, job, histogram),
+        false => play::<V, false>(verbs, job, histogram),
+    }
 }
 
-/// The side that measures.
-pub fn start<R: Rail, const RAILS: usize>(
-    seat: &mut Seat<'_, R, RAILS>,
-    leg: &Leg,
+fn play<V: Verbs, const CHECK: bool>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Outcome<Tally> {
+    let mut tally = Tally::default();
+    rounds::<V, CHECK>(verbs, job, 1, job.warmup, &mut Histogram::new(), &mut tally)?;
+    tally.checked = 0;
+    tally.ticks = rounds::<V, CHECK>(verbs, job, job.warmup + 1, job.iters, histogram, &mut tally)?;
+    // One message each way.
+    tally.ops = 2 * job.iters;
+    verbs.quiet_all()?;
+    Ok(tally)
+}
+
+/// Iterations from number `first` on. Returns the ticks from the first post to the last arrival.
+#[inline(never)]
+fn rounds<V: Verbs, const CHECK: bool>(
+    verbs: &mut V,
+    job: &Job,
+    first: u64,
+    count: u64,
     histogram: &mut Histogram,
-) -> Outcome<Tally> {
-    let mut play = Play::new(leg, Side::Starts);
-    match leg.check {
-        true => play.start::<R, RAILS, true>(seat, leg, histogram)?,
-        false => play.start::<R, RAILS, false>(seat, leg, histogram)?,
+    tally: &mut Tally,
+) -> Outcome<u64> {
+    use Side::{Answers, Starts};
+    let (place, len, seed, clock) = (job.placement(), job.size, job.seed, verbs.clock());
+    // The operation before may still read its source while the next payload is made. The offset is
+    // kept rather than computed from the number: a branch on an alternating bit, after a wait of
+    // random length, is mispredicted half of the time.
+    let (mut from, stride) = (0, if CHECK { len.next_multiple_of(64) } else { 0 });
+    let sent = |side: Side, seq| Pattern::new(seed, side as u64, seq);
+    let (mut begun, mut last) = (0, 0);
+    if CHECK && verbs.plays(Starts) {
+        verbs.fill(Starts, Area::Buffer, from, sent(Starts, first), len)?;
     }
-    Ok(play.tally)
-}
-
-/// The side that answers.
-pub fn answer<R: Rail, const RAILS: usize>(seat: &mut Seat<'_, R, RAILS>, leg: &Leg) -> Outcome<Tally> {
-    let mut play = Play::new(leg, Side::Answers);
-    match leg.check {
-        true => play.answer::<R, RAILS, true>(seat, leg)?,
-        false => play.answer::<R, RAILS, false>(seat, leg)?,
-    }
-    Ok(play.tally)
-}
-
-/// What does not change from iteration to iteration.
-struct Play {
-    len: usize,
-    seed: u64,
-    /// Offsets: our payload and signal at the other side, theirs here.
-    out: (u64, u64),
-    inward: (usize, usize),
-    directions: (u64, u64),
-    /// The source of the next post, and the distance to that of the one after: checked, the
-    /// operation before may still read its own while the next payload is made. Unchecked, nothing
-    /// is made, and one will do. Kept rather than computed from the number: a branch on an
-    /// alternating bit, in the wake of a wait of random length, is mispredicted half of the time.
-    from: usize,
-    stride: usize,
-    tally: Tally,
-}
-
-impl Play {
-    fn new(leg: &Leg, side: Side) -> Self {
-        let place = leg.placement();
-        let (mine, theirs) = (side as usize, 1 - side as usize);
-        Play {
-            len: leg.size,
-            seed: leg.seed,
-            out: (place.payload[mine] as u64, place.signal[mine] as u64),
-            inward: (place.payload[theirs], place.signal[theirs]),
-            directions: (mine as u64, theirs as u64),
-            from: 0,
-            stride: if leg.check { leg.size.next_multiple_of(64) } else { 0 },
-            tally: Tally::default(),
-        }
-    }
-
-    fn start<R: Rail, const RAILS: usize, const CHECK: bool>(
-        &mut self,
-        seat: &mut Seat<'_, R, RAILS>,
-        leg: &Leg,
-        histogram: &mut Histogram,
-    ) -> Outcome {
-        self.fill::<R, RAILS, CHECK>(seat, 1)?;
-        let mut discarded = Histogram::new();
-        self.run::<R, RAILS, CHECK>(seat, 1, leg.warmup, &mut discarded)?;
-        self.tally = Tally::default();
-        self.run::<R, RAILS, CHECK>(seat, leg.warmup + 1, leg.iters, histogram)?;
-        // One message each way.
-        self.tally.ops = 2 * leg.iters;
-        seat.quiet()
-    }
-
-    /// Iterations from `first` on. The payload of the first is ready.
-    #[inline(never)]
-    fn run<R: Rail, const RAILS: usize, const CHECK: bool>(
-        &mut self,
-        seat: &mut Seat<'_, R, RAILS>,
-        first: u64,
-        count: u64,
-        histogram: &mut Histogram,
-    ) -> Outcome {
-        if count == 0 {
-            return Ok(());
-        }
-        let clock = seat.clock;
-        self.post(seat, first)?;
-        let begun = clock.now();
-        let mut last = begun;
-        for seq in first..first + count {
-            if seq != first {
-                self.post(seat, seq)?;
-                seat.lap(histogram, &mut last)?;
-            }
-            // In flight.
-            self.fill::<R, RAILS, CHECK>(seat, seq + 1)?;
-            // Made before the wait, not where the compiler would put it:
-            // between the signal and its answer.
-            let expected = black_box(Pattern::new(self.seed, self.directions.1, seq));
-            seat.wait(self.inward.1, Cmp::Eq, seq)?;
-            self.verify::<R, RAILS, CHECK>(seat, expected)?;
-        }
-        seat.lap(histogram, &mut last)?;
-        self.tally.ticks = last.wrapping_sub(begun);
-        Ok(())
-    }
-
-    #[inline(never)]
-    fn answer<R: Rail, const RAILS: usize, const CHECK: bool>(
-        &mut self,
-        seat: &mut Seat<'_, R, RAILS>,
-        leg: &Leg,
-    ) -> Outcome {
-        for seq in 1..=leg.warmup + leg.iters {
-            self.fill::<R, RAILS, CHECK>(seat, seq)?;
-            // Made before the wait, not where the compiler would put it:
-            // between the signal and its answer.
-            let expected = black_box(Pattern::new(self.seed, self.directions.1, seq));
-            seat.wait(self.inward.1, Cmp::Eq, seq)?;
-            self.verify::<R, RAILS, CHECK>(seat, expected)?;
-            self.post(seat, seq)?;
-            seat.turn()?;
-        }
-        self.tally.checked = self.tally.checked.saturating_sub(leg.warmup);
-        seat.quiet()
-    }
-
-    #[inline(always)]
-    fn post<R: Rail, const RAILS: usize>(&mut self, seat: &mut Seat<'_, R, RAILS>, seq: u64) -> Outcome {
-        let signal = Signal { at: seat.theirs.at(self.out.1), op: SignalOp::Set, value: seq };
-        let (from, to) = (seat.buffer.at(self.from as u64), seat.there.at(self.out.0));
-        issue!(seat, engine =>
-            engine.put_signal(CONTEXT, from, self.len, to, signal, Notice::Silent));
-        self.from ^= self.stride;
-        Ok(())
-    }
-
-    #[inline(always)]
-    fn fill<R: Rail, const RAILS: usize, const CHECK: bool>(
-        &self,
-        seat: &mut Seat<'_, R, RAILS>,
-        seq: u64,
-    ) -> Outcome {
-        if CHECK {
-            // SAFETY: two sources of `stride` bytes lie inside the buffer. This one belonged to the
-            // operation before the last, which was answered and is over.
-            let at = unsafe { seat.bytes.as_ptr().add(self.from) };
-            // SAFETY: as above; `len <= stride`.
-            unsafe { Pattern::new(self.seed, self.directions.0, seq).fill(at, self.len) };
-            seat.give(Memory::Buffer, self.from, self.len)?;
-        }
-        Ok(())
-    }
-
-    #[inline(always)]
-    fn verify<R: Rail, const RAILS: usize, const CHECK: bool>(
-        &mut self,
-        seat: &mut Seat<'_, R, RAILS>,
-        expected: Pattern,
-    ) -> Outcome {
-        if CHECK {
-            seat.take(Memory::Landing, self.inward.0, self.len)?;
-            // SAFETY: the placement of the payload lies inside the memory where payloads land.
-            let at = unsafe { seat.landing.as_ptr().add(self.inward.0) };
-            // SAFETY: as above.
-            if unsafe { expected.verify(at, self.len) } {
-                self.tally.checked += 1;
-            } else if seat.is_mirrored() {
-                self.wrong_there(seat, at, expected)?;
+    for seq in first..first + count {
+        let mut whole = true;
+        if verbs.plays(Starts) {
+            verbs.put_signal(Starts, from, len, place.payload[0], place.signal[0], seq)?;
+            if seq == first {
+                last = clock.now();
+                begun = last;
             } else {
-                self.wrong(at, expected);
+                verbs.lap(histogram, &mut last)?;
+            }
+            if CHECK {
+                verbs.fill(Starts, Area::Buffer, from ^ stride, sent(Starts, seq + 1), len)?;
             }
         }
-        Ok(())
-    }
-
-    /// The same of memory of a device, which is looked at again by copying it again.
-    #[cold]
-    #[inline(never)]
-    fn wrong_there<R: Rail, const RAILS: usize>(
-        &mut self,
-        seat: &mut Seat<'_, R, RAILS>,
-        at: *const u8,
-        expected: Pattern,
-    ) -> Outcome {
-        for _ in 0..COPIES {
-            seat.take(Memory::Landing, self.inward.0, self.len)?;
-            // SAFETY: as in `verify`.
-            if unsafe { expected.verify(at, self.len) } {
-                self.tally.misordered += 1;
-                return Ok(());
+        if verbs.plays(Answers) {
+            if CHECK {
+                verbs.fill(Answers, Area::Buffer, from, sent(Answers, seq), len)?;
+            }
+            whole &= arrival::<V, CHECK>(verbs, job, Answers, seq, tally)?;
+            verbs.put_signal(Answers, from, len, place.payload[1], place.signal[1], seq)?;
+            if !verbs.plays(Starts) {
+                verbs.turn()?;
             }
         }
-        self.tally.errors += 1;
-        Ok(())
-    }
-
-    /// Finds out whether the payload comes late or is wrong.
-    #[cold]
-    #[inline(never)]
-    fn wrong(&mut self, at: *const u8, expected: Pattern) {
-        // SAFETY: as in `verify`.
-        match unsafe { comes_late(at, self.len, expected) } {
-            true => self.tally.misordered += 1,
-            false => self.tally.errors += 1,
+        if verbs.plays(Starts) {
+            whole &= arrival::<V, CHECK>(verbs, job, Starts, seq, tally)?;
+        }
+        from ^= stride;
+        if CHECK {
+            tally.checked += u64::from(whole);
         }
     }
+    if count != 0 && verbs.plays(Starts) {
+        verbs.lap(histogram, &mut last)?;
+    }
+    Ok(last.wrapping_sub(begun))
 }
 
-/// Whether a payload that was not there with its signal comes after it.
-///
-/// # Safety
-/// `at` is readable for `len` bytes.
+/// Waits at `side` for message `seq` of the other side. Returns whether its payload is right.
+#[inline(always)]
+fn arrival<V: Verbs, const CHECK: bool>(
+    verbs: &mut V,
+    job: &Job,
+    side: Side,
+    seq: u64,
+    tally: &mut Tally,
+) -> Outcome<bool> {
+    let sender = 1 - side as usize;
+    let (place, len) = (job.placement(), job.size);
+    // Made before the wait, not where the compiler would put it: between the signal and its answer.
+    let expected =
+        if CHECK { black_box(Pattern::new(job.seed, sender as u64, seq)) } else { Pattern::new(0, 0, 0) };
+    verbs.wait(side, place.signal[sender], Cmp::Eq, seq)?;
+    if !CHECK || verbs.is_whole(side, Area::Landing, place.payload[sender], expected, len)? {
+        return Ok(true);
+    }
+    wrong(verbs, side, place.payload[sender], expected, len, tally)
+}
+
+/// Finds out whether a payload is late or wrong.
 #[cold]
-pub unsafe fn comes_late(at: *const u8, len: usize, expected: Pattern) -> bool {
-    // SAFETY: the caller's promise.
-    (0..SECOND_LOOKS).any(|_| unsafe { expected.verify(black_box(at), len) })
+#[inline(never)]
+fn wrong<V: Verbs>(
+    verbs: &mut V,
+    side: Side,
+    offset: usize,
+    expected: Pattern,
+    len: usize,
+    tally: &mut Tally,
+) -> Outcome<bool> {
+    for _ in 0..SECOND_LOOKS {
+        if verbs.is_whole(side, Area::Landing, offset, expected, len)? {
+            tally.misordered += 1;
+            return Ok(false);
+        }
+    }
+    tally.errors += 1;
+    Ok(false)
 }

@@ -4,11 +4,11 @@
 
 use std::ptr::NonNull;
 
-use fishplate_core::rail::Rail;
 use fishplate_core::sync::ring::{Consumer, Header, Producer, Shared};
 
-use super::leg::{Leg, RING_ARENA, Side, Tally};
-use super::seat::Seat;
+use super::endpoint::{AREAS_AT, Endpoint};
+use super::job::{Job, RING_ARENA, Tally};
+use super::verbs::Verbs;
 use crate::failure::{Failure, Outcome};
 use crate::histogram::Histogram;
 
@@ -24,63 +24,57 @@ const HEADERS: [usize; 2] = [0, 512];
 const SLOTS: [usize; 2] = [4096, RING_ARENA / 2];
 const _: () = assert!(SLOTS[1] - SLOTS[0] >= CAPACITY * 64 && RING_ARENA - SLOTS[1] >= CAPACITY * 64);
 
-/// Empties both rings, which only one side does.
-pub fn prepare<R: Rail, const RAILS: usize>(
-    seat: &mut Seat<'_, R, RAILS>,
-    _leg: &Leg,
-    side: Side,
-) -> Outcome {
-    if side == Side::Answers {
-        for header in HEADERS {
-            for at in (0..size_of::<Header>()).step_by(8) {
-                seat.set_word(header + at, 0);
-            }
-        }
+/// Runs the side that this process plays. Without a histogram: empties both rings, which only one
+/// side does.
+pub fn run<const STARTS: bool>(
+    side: &mut Endpoint<STARTS>,
+    job: &Job,
+    histogram: Option<&mut Histogram>,
+) -> Outcome<Tally> {
+    let Some(histogram) = histogram else {
+        return if STARTS { Ok(Tally::default()) } else { empty(side).map(|()| Tally::default()) };
+    };
+    match job.size / 8 {
+        1 => Ends::<_, 1>::attach(side)?.run(job, histogram),
+        2 => Ends::<_, 2>::attach(side)?.run(job, histogram),
+        4 => Ends::<_, 4>::attach(side)?.run(job, histogram),
+        _ => Ends::<_, 8>::attach(side)?.run(job, histogram),
+    }
+}
+
+/// First byte of the rings' memory.
+fn memory<const STARTS: bool>(side: &Endpoint<STARTS>) -> Outcome<NonNull<u8>> {
+    let common = side.common.ok_or_else(|| Failure::run("the two processes have no memory in common"))?;
+    // SAFETY: the areas, of RING_ARENA bytes at least, begin there.
+    Ok(unsafe { common.add(AREAS_AT) })
+}
+
+fn empty<const STARTS: bool>(side: &Endpoint<STARTS>) -> Outcome {
+    let memory = memory(side)?;
+    for header in HEADERS {
+        // SAFETY: inside the rings' memory. The other side does not use it before this one is ready.
+        unsafe { memory.add(header).write_bytes(0, size_of::<Header>()) };
     }
     Ok(())
 }
 
-/// The side that measures.
-pub fn start<R: Rail, const RAILS: usize>(
-    seat: &mut Seat<'_, R, RAILS>,
-    leg: &Leg,
-    histogram: &mut Histogram,
-) -> Outcome<Tally> {
-    match leg.size / 8 {
-        1 => Ends::<_, _, 1>::attach(seat, Side::Starts)?.start(leg, histogram),
-        2 => Ends::<_, _, 2>::attach(seat, Side::Starts)?.start(leg, histogram),
-        4 => Ends::<_, _, 4>::attach(seat, Side::Starts)?.start(leg, histogram),
-        _ => Ends::<_, _, 8>::attach(seat, Side::Starts)?.start(leg, histogram),
-    }
-}
-
-/// The side that answers.
-pub fn answer<R: Rail, const RAILS: usize>(seat: &mut Seat<'_, R, RAILS>, leg: &Leg) -> Outcome<Tally> {
-    match leg.size / 8 {
-        1 => Ends::<_, _, 1>::attach(seat, Side::Answers)?.answer(leg),
-        2 => Ends::<_, _, 2>::attach(seat, Side::Answers)?.answer(leg),
-        4 => Ends::<_, _, 4>::attach(seat, Side::Answers)?.answer(leg),
-        _ => Ends::<_, _, 8>::attach(seat, Side::Answers)?.answer(leg),
-    }
-}
-
 /// One side's ends of both rings; slots of `N` words.
-struct Ends<'s, 'm, R: Rail, const RAILS: usize, const N: usize> {
+struct Ends<'s, E, const N: usize> {
     tx: Producer<'s, [u64; N], Shared>,
     rx: Consumer<'s, [u64; N], Shared>,
-    seat: &'s mut Seat<'m, R, RAILS>,
+    side: &'s mut E,
     /// Looks that count as one turn.
     looks: u32,
 }
 
-impl<'s, 'm, R: Rail, const RAILS: usize, const N: usize> Ends<'s, 'm, R, RAILS, N> {
-    fn attach(seat: &'s mut Seat<'m, R, RAILS>, side: Side) -> Outcome<Self> {
-        let arena: NonNull<u8> = seat.arena;
-        let looks = if seat.crowded { 1 } else { LOOKS };
-        let (out, inward) = (side as usize, 1 - side as usize);
-        // SAFETY: the arena has RING_ARENA bytes and stays mapped longer than the leg; both rings
-        // lie inside it and do not overlap. Each side makes one end of each, once per leg, and the
-        // ends of the leg before are gone. Words have no invalid values.
+impl<'s, const STARTS: bool, const N: usize> Ends<'s, Endpoint<STARTS>, N> {
+    fn attach(side: &'s mut Endpoint<STARTS>) -> Outcome<Self> {
+        let arena = memory(side)?;
+        let looks = if side.crowded { 1 } else { LOOKS };
+        let (out, inward) = if STARTS { (0, 1) } else { (1, 0) };
+        // SAFETY: the arena has RING_ARENA bytes and stays mapped longer than the job; both rings
+        // lie inside it and do not overlap. Each side makes one end of each, once per job, and the
+        // ends of the job before are gone. Words have no invalid values.
         let ends = unsafe {
             (
                 Producer::from_raw(arena.add(HEADERS[out]).cast(), arena.add(SLOTS[out]).cast(), CAPACITY),
@@ -92,7 +86,7 @@ impl<'s, 'm, R: Rail, const RAILS: usize, const N: usize> Ends<'s, 'm, R, RAILS,
             )
         };
         match ends {
-            (Ok(tx), Ok(rx)) => Ok(Ends { tx, rx, seat, looks }),
+            (Ok(tx), Ok(rx)) => Ok(Ends { tx, rx, side, looks }),
             (Err(error), _) | (_, Err(error)) => {
                 Err(Failure::run(format!("the ring cannot be laid out: {error}")))
             }
@@ -106,7 +100,7 @@ impl<'s, 'm, R: Rail, const RAILS: usize, const N: usize> Ends<'s, 'm, R, RAILS,
         while self.tx.push(slot).is_err() {
             self.fruitless(&mut looks)?;
         }
-        self.seat.turn()
+        self.side.turn()
     }
 
     #[inline(always)]
@@ -127,32 +121,35 @@ impl<'s, 'm, R: Rail, const RAILS: usize, const N: usize> Ends<'s, 'm, R, RAILS,
             return Ok(());
         }
         *looks = 0;
-        self.seat.idle()
+        self.side.idle()
     }
 
-    fn start(mut self, leg: &Leg, histogram: &mut Histogram) -> Outcome<Tally> {
-        let clock = self.seat.clock;
+    fn run(mut self, job: &Job, histogram: &mut Histogram) -> Outcome<Tally> {
+        if !STARTS {
+            return self.answer(job);
+        }
+        let clock = self.side.clock;
         let mut tally = Tally::default();
         let mut discarded = Histogram::new();
-        self.bounce(1, leg.warmup, &mut discarded, &mut Tally::default())?;
-        self.bounce(leg.warmup + 1, leg.iters, histogram, &mut tally)?;
-        self.stream(leg.warmup)?;
+        self.bounce(1, job.warmup, &mut discarded, &mut Tally::default())?;
+        self.bounce(job.warmup + 1, job.iters, histogram, &mut tally)?;
+        self.stream(job.warmup)?;
         let begun = clock.now();
-        self.stream(leg.iters)?;
+        self.stream(job.iters)?;
         tally.ticks = clock.now().wrapping_sub(begun);
-        tally.ops = leg.iters;
+        tally.ops = job.iters;
         Ok(tally)
     }
 
     #[inline(never)]
     fn bounce(&mut self, first: u64, count: u64, histogram: &mut Histogram, tally: &mut Tally) -> Outcome {
-        let clock = self.seat.clock;
+        let clock = self.side.clock;
         let mut last = clock.now();
         for value in first..first + count {
             self.send(value)?;
             match value == first {
                 true => last = clock.now(),
-                false => self.seat.lap(histogram, &mut last)?,
+                false => self.side.lap(histogram, &mut last)?,
             }
             let right = self.receive()? == [value; N];
             tally.checked += u64::from(right);
@@ -173,13 +170,13 @@ impl<'s, 'm, R: Rail, const RAILS: usize, const N: usize> Ends<'s, 'm, R, RAILS,
         Ok(())
     }
 
-    fn answer(mut self, leg: &Leg) -> Outcome<Tally> {
+    fn answer(mut self, job: &Job) -> Outcome<Tally> {
         let mut tally = Tally::default();
-        for _ in 0..leg.warmup + leg.iters {
+        for _ in 0..job.warmup + job.iters {
             let value = self.receive()?[0];
             self.send(value)?;
         }
-        for count in [leg.warmup, leg.iters] {
+        for count in [job.warmup, job.iters] {
             tally.errors += self.drain(count)?;
             if count > 0 {
                 self.send(count)?;

@@ -6,124 +6,115 @@
 
 use std::hint::black_box;
 
-use fishplate_core::rail::Rail;
-
-use super::leg::{Leg, Side, Tally};
-use super::seat::{Memory, Seat};
+use super::job::{Job, Side, Tally};
+use super::verbs::{Area, Verbs};
 use crate::failure::Outcome;
 use crate::histogram::Histogram;
 use crate::payload::Pattern;
 
 /// From one sent payload to the next. Large ones share one place: each is answered before the next.
-pub fn stride(len: usize) -> usize {
+fn stride(len: usize) -> usize {
     if len <= 4096 { len.next_multiple_of(64) } else { 0 }
 }
 
-/// The side that measures.
-pub fn start<R: Rail, const RAILS: usize>(
-    seat: &mut Seat<'_, R, RAILS>,
-    leg: &Leg,
-    histogram: &mut Histogram,
-) -> Outcome<Tally> {
-    let mut tally = Tally::default();
-    let mut discarded = Histogram::new();
-    rounds(seat, leg, 1, leg.warmup, &mut discarded, &mut tally)?;
-    tally = Tally::default();
-    tally.ticks = rounds(seat, leg, leg.warmup + 1, leg.iters, histogram, &mut tally)?;
+/// Where payloads are received.
+fn inward(len: usize) -> usize {
+    (2 * stride(len)).max(len.next_multiple_of(64))
+}
+
+/// Runs the sides that this process plays.
+pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Outcome<Tally> {
     // One message each way.
-    tally.ops = 2 * leg.iters;
+    let mut tally = Tally { ops: 2 * job.iters, ..Tally::default() };
+    rounds(verbs, job, 1, job.warmup, &mut Histogram::new(), &mut tally)?;
+    tally.checked = 0;
+    tally.ticks = rounds(verbs, job, job.warmup + 1, job.iters, histogram, &mut tally)?;
     Ok(tally)
 }
 
+/// Iterations from number `first` on. Returns the ticks from the first send to the last arrival.
 #[inline(never)]
-fn rounds<R: Rail, const RAILS: usize>(
-    seat: &mut Seat<'_, R, RAILS>,
-    leg: &Leg,
+fn rounds<V: Verbs>(
+    verbs: &mut V,
+    job: &Job,
     first: u64,
     count: u64,
     histogram: &mut Histogram,
     tally: &mut Tally,
 ) -> Outcome<u64> {
-    let clock = seat.clock;
-    let begun = clock.now();
-    let mut last = begun;
-    let mut from = 0;
-    for seq in first..first + count {
-        fill(seat, leg, Side::Starts, seq, from)?;
-        let pending = seat.send(seq, from, leg.size)?;
-        from ^= stride(leg.size);
-        if seq != first {
-            seat.lap(histogram, &mut last)?;
-        }
-        let request = seat.recv(seq, inward_of(leg), leg.size)?;
-        // Made before the wait, not between the message and the answer to it.
-        let expected = black_box(Pattern::new(leg.seed, Side::Answers as u64, seq));
-        seat.received(request)?;
-        verify(seat, leg, expected, tally)?;
-        seat.sent(pending as u64)?;
+    use Side::{Answers, Starts};
+    if count == 0 {
+        return Ok(0);
     }
-    seat.lap(histogram, &mut last)?;
+    let (len, end) = (job.size, first + count);
+    let (stride, inward) = (stride(len), inward(len));
+    let tag = |side: Side, seq: u64| 2 * seq + side as u64;
+    let begun = verbs.clock().now();
+    let (mut last, mut from) = (begun, 0);
+    let mut posted = match verbs.plays(Answers) {
+        true => Some(verbs.recv(Answers, tag(Starts, first), inward, len, 0)?),
+        false => None,
+    };
+    for seq in first..end {
+        let (mut whole, mut answer, mut pending) = (true, None, 0);
+        if verbs.plays(Starts) {
+            fill(verbs, job, Starts, seq, from)?;
+            pending = verbs.send(Starts, tag(Starts, seq), from, len)?;
+            if seq != first {
+                verbs.lap(histogram, &mut last)?;
+            }
+            answer = Some(verbs.recv(Starts, tag(Answers, seq), inward, len, 0)?);
+        }
+        if let Some(request) = posted.take() {
+            fill(verbs, job, Answers, seq, from)?;
+            let expected = black_box(Pattern::new(job.seed, Starts as u64, seq));
+            verbs.received(Answers, request)?;
+            whole &= verify(verbs, job, Answers, expected, tally)?;
+            let pending = verbs.send(Answers, tag(Answers, seq), from, len)?;
+            if seq + 1 != end {
+                posted = Some(verbs.recv(Answers, tag(Starts, seq + 1), inward, len, 0)?);
+            }
+            verbs.sent(Answers, pending)?;
+            if answer.is_none() {
+                verbs.turn()?;
+            }
+        }
+        if let Some(request) = answer {
+            // Made before the wait, not between the message and the answer to it.
+            let expected = black_box(Pattern::new(job.seed, Answers as u64, seq));
+            verbs.received(Starts, request)?;
+            whole &= verify(verbs, job, Starts, expected, tally)?;
+            verbs.sent(Starts, pending)?;
+        }
+        from ^= stride;
+        tally.checked += u64::from(job.check && whole);
+    }
+    if verbs.plays(Starts) {
+        verbs.lap(histogram, &mut last)?;
+    }
     Ok(last.wrapping_sub(begun))
 }
 
-/// The side that answers.
-#[inline(never)]
-pub fn answer<R: Rail, const RAILS: usize>(seat: &mut Seat<'_, R, RAILS>, leg: &Leg) -> Outcome<Tally> {
-    let mut tally = Tally::default();
-    let mut from = 0;
-    let last = leg.warmup + leg.iters;
-    let mut request = seat.recv(1, inward_of(leg), leg.size)?;
-    for seq in 1..=last {
-        fill(seat, leg, Side::Answers, seq, from)?;
-        let expected = black_box(Pattern::new(leg.seed, Side::Starts as u64, seq));
-        seat.received(request)?;
-        verify(seat, leg, expected, &mut tally)?;
-        let pending = seat.send(seq, from, leg.size)?;
-        from ^= stride(leg.size);
-        if seq != last {
-            request = seat.recv(seq + 1, inward_of(leg), leg.size)?;
-        }
-        seat.sent(pending as u64)?;
-        seat.turn()?;
+#[inline(always)]
+fn fill<V: Verbs>(verbs: &mut V, job: &Job, side: Side, seq: u64, from: usize) -> Outcome {
+    match job.check {
+        true => verbs.fill(side, Area::Buffer, from, Pattern::new(job.seed, side as u64, seq), job.size),
+        false => Ok(()),
     }
-    tally.checked = tally.checked.saturating_sub(leg.warmup);
-    Ok(tally)
-}
-
-/// Where the payload of this leg is received.
-pub fn inward_of(leg: &Leg) -> usize {
-    (2 * stride(leg.size)).max(leg.size.next_multiple_of(64))
 }
 
 #[inline(always)]
-fn fill<R: Rail, const RAILS: usize>(
-    seat: &mut Seat<'_, R, RAILS>,
-    leg: &Leg,
+fn verify<V: Verbs>(
+    verbs: &mut V,
+    job: &Job,
     side: Side,
-    seq: u64,
-    from: usize,
-) -> Outcome {
-    if leg.check {
-        // SAFETY: the sources lie inside the buffer. This one belonged to a send that is over.
-        unsafe { Pattern::new(leg.seed, side as u64, seq).fill(seat.bytes.as_ptr().add(from), leg.size) };
-        seat.give(Memory::Buffer, from, leg.size)?;
-    }
-    Ok(())
-}
-
-#[inline(always)]
-fn verify<R: Rail, const RAILS: usize>(
-    seat: &mut Seat<'_, R, RAILS>,
-    leg: &Leg,
     expected: Pattern,
     tally: &mut Tally,
-) -> Outcome {
-    if leg.check {
-        seat.take(Memory::Buffer, inward_of(leg), leg.size)?;
-        // SAFETY: the payload lies inside the buffer, and its receive is over.
-        let whole = unsafe { expected.verify(seat.bytes.as_ptr().add(inward_of(leg)), leg.size) };
-        tally.checked += u64::from(whole);
-        tally.errors += u64::from(!whole);
+) -> Outcome<bool> {
+    if !job.check {
+        return Ok(true);
     }
-    Ok(())
+    let whole = verbs.is_whole(side, Area::Buffer, inward(job.size), expected, job.size)?;
+    tally.errors += u64::from(!whole);
+    Ok(whole)
 }

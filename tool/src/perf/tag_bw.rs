@@ -3,13 +3,9 @@
 //! verified before that. Unchecked, all messages are sent from one place and received into one
 //! place, as those of `ucx_perftest` and `osu_bw` are.
 
-use fishplate_core::engine::protocol::{Received, Status};
-use fishplate_core::engine::tag::Tag;
-use fishplate_core::rail::Rail;
-
-use super::leg::{Leg, SLOTS_AT, Tally};
-use super::seat::Seat;
-use crate::failure::{Failure, Outcome};
+use super::job::{Job, SLOTS_AT, Side, Tally};
+use super::verbs::{Area, Verbs};
+use crate::failure::Outcome;
 use crate::histogram::Histogram;
 use crate::payload::Pattern;
 
@@ -17,138 +13,148 @@ use crate::payload::Pattern;
 const STREAM: u64 = 1;
 const ANSWER: u64 = 2;
 
+/// The most receives posted at once.
+pub const POSTED: u64 = 512;
+
+/// The most messages that are sent before some are received, where one process plays both sides.
+const PIECE: u64 = 32;
+
 /// From one payload to the next, in bytes.
-fn stride(leg: &Leg) -> usize {
-    if leg.check { leg.stride() } else { 0 }
+fn stride(job: &Job) -> usize {
+    if job.check { job.stride() } else { 0 }
 }
 
-/// The side that sends.
-pub fn start<R: Rail, const RAILS: usize>(
-    seat: &mut Seat<'_, R, RAILS>,
-    leg: &Leg,
-    histogram: &mut Histogram,
-) -> Outcome<Tally> {
-    let mut discarded = Histogram::new();
-    // The other side has its receives posted.
-    answered(seat)?;
-    stream(seat, leg, 0, leg.warmup, &mut discarded)?;
-    let ticks = stream(seat, leg, leg.warmup, leg.iters, histogram)?;
-    Ok(Tally { ticks, ops: leg.iters, ..Tally::default() })
-}
-
-fn answered<R: Rail, const RAILS: usize>(seat: &mut Seat<'_, R, RAILS>) -> Outcome {
-    let request = seat.recv(ANSWER, 0, 0)?;
-    seat.received(request).map(drop)
-}
-
-/// Sends `count` messages, and waits until the other side has the last.
-#[inline(never)]
-fn stream<R: Rail, const RAILS: usize>(
-    seat: &mut Seat<'_, R, RAILS>,
-    leg: &Leg,
-    first: u64,
-    count: u64,
-    histogram: &mut Histogram,
-) -> Outcome<u64> {
-    let clock = seat.clock;
-    let (stride, per_window) = (stride(leg), leg.per_window());
-    if count == 0 {
-        return Ok(0);
+/// Runs the sides that this process plays.
+pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Outcome<Tally> {
+    let mut tally = Tally { ops: job.iters, ..Tally::default() };
+    let mut receiver = Receiver { posted: 0, got: 0, next: 0 };
+    if verbs.plays(Side::Answers) {
+        receiver.post(verbs, job, job.window.min(POSTED))?;
     }
-    let begun = clock.now();
-    let mut last = begun;
-    let mut pending = 0;
-    for window in 0..count / per_window {
-        for k in 0..per_window {
-            // Checked, a window has as many messages as there are slots.
-            let at = SLOTS_AT + k as usize * stride;
-            if leg.check {
-                let pattern = Pattern::new(leg.seed, STREAM, first + window * per_window + k);
-                // SAFETY: the slots lie inside the buffer;
-                // the window before was answered, so nothing reads them.
-                unsafe { pattern.fill(seat.bytes.as_ptr().add(at), leg.size) };
-            }
-            pending += u64::from(seat.send(STREAM, at, leg.size)?);
-            // As many as the window are under way.
-            if pending >= leg.window {
-                seat.sent(1)?;
-                pending -= 1;
-            }
-        }
-        if leg.check {
-            seat.sent(std::mem::take(&mut pending))?;
-            answered(seat)?;
-        }
-        seat.lap(histogram, &mut last)?;
-    }
-    seat.sent(pending)?;
-    if !leg.check {
-        answered(seat)?;
-    }
-    Ok(clock.now().wrapping_sub(begun))
-}
-
-/// The side that receives.
-#[inline(never)]
-pub fn answer<R: Rail, const RAILS: usize>(seat: &mut Seat<'_, R, RAILS>, leg: &Leg) -> Outcome<Tally> {
-    let (stride, slots, per_window) = (stride(leg) as u64, leg.slots(), leg.per_window());
-    let mut tally = Tally::default();
-    let total = leg.warmup + leg.iters;
-    // Where the next receive goes: the slots in turn, without a division for each message.
-    let mut next = 0;
-    let behind = |at: u64| if at + stride == slots * stride { 0 } else { at + stride };
-    let (mut posted, mut got) = (0, 0);
-    while posted < total.min(leg.window.min(super::seat::RECEIVES as u64 / 2)) {
-        post(seat, leg, posted, next)?;
-        posted += 1;
-        next = behind(next);
-    }
-    seat.send(ANSWER, 0, 0)?;
-    while got < total {
-        let Some(Status { outcome, word: number, .. }) = seat.engine.next_recv() else {
-            seat.engine.progress();
-            seat.idle()?;
-            continue;
-        };
-        if outcome != Received::Ok {
-            return Err(seat.name.receive_ended(outcome));
-        }
-        seat.turn()?;
-        if leg.check {
-            // Messages match in the order sent: the receive posted as this number got this number.
-            let at = SLOTS_AT + (number % slots * stride) as usize;
-            let pattern = Pattern::new(leg.seed, STREAM, number);
-            // SAFETY: the slots lie inside the buffer, and the receive is over.
-            let whole = unsafe { pattern.verify(seat.bytes.as_ptr().add(at), leg.size) };
-            tally.checked += u64::from(whole && got >= leg.warmup);
-            tally.errors += u64::from(!whole);
-        }
-        got += 1;
-        if posted < total {
-            post(seat, leg, posted, next)?;
-            posted += 1;
-            next = behind(next);
-        }
-        let answers = match leg.check {
-            true => got % per_window == 0,
-            false => got == leg.warmup || got == total,
-        };
-        if answers {
-            seat.send(ANSWER, 0, 0)?;
-        }
-    }
+    // The receives are posted.
+    answer(verbs)?;
+    stream(verbs, job, 0, job.warmup, &mut receiver, &mut Histogram::new(), &mut tally)?;
+    tally.checked = 0;
+    tally.ticks = stream(verbs, job, job.warmup, job.iters, &mut receiver, histogram, &mut tally)?;
     Ok(tally)
 }
 
-/// Posts the receive of message `number`, into the slots from `offset` on.
-#[inline(always)]
-fn post<R: Rail, const RAILS: usize>(
-    seat: &mut Seat<'_, R, RAILS>,
-    leg: &Leg,
-    number: u64,
-    offset: u64,
-) -> Outcome {
-    let into = Some((seat.buffer.at(SLOTS_AT as u64 + offset), leg.size));
-    let posted = seat.engine.recv(Some(seat.peer), Tag::from(STREAM), Tag::ZERO, into, number);
-    posted.map(drop).map_err(|error| Failure::run(format!("a receive was refused: {error}")))
+/// The side that answers sends an empty message, and the other waits for it.
+fn answer<V: Verbs>(verbs: &mut V) -> Outcome {
+    if verbs.plays(Side::Answers) {
+        verbs.send(Side::Answers, ANSWER, 0, 0)?;
+    }
+    if verbs.plays(Side::Starts) {
+        let request = verbs.recv(Side::Starts, ANSWER, 0, 0, 0)?;
+        verbs.received(Side::Starts, request)?;
+    }
+    Ok(())
+}
+
+/// Sends `count` messages after the first `done`, and waits until the other side has the last.
+#[inline(never)]
+fn stream<V: Verbs>(
+    verbs: &mut V,
+    job: &Job,
+    done: u64,
+    count: u64,
+    receiver: &mut Receiver,
+    histogram: &mut Histogram,
+    tally: &mut Tally,
+) -> Outcome<u64> {
+    if count == 0 {
+        return Ok(0);
+    }
+    let (stride, per_window) = (stride(job), job.per_window());
+    let both = Side::BOTH.iter().all(|&side| verbs.plays(side));
+    let begun = verbs.clock().now();
+    let (mut last, mut pending, mut sent) = (begun, 0, done);
+    while sent < done + count {
+        let now = per_window.min(done + count - sent);
+        let mut slot = 0;
+        while slot < now {
+            let piece = if both { PIECE.min(now - slot) } else { now - slot };
+            if verbs.plays(Side::Starts) {
+                for slot in slot..slot + piece {
+                    // Checked, a window has as many messages as there are slots.
+                    let at = SLOTS_AT + slot as usize * stride;
+                    if job.check {
+                        let pattern = Pattern::new(job.seed, STREAM, sent + slot);
+                        verbs.fill(Side::Starts, Area::Buffer, at, pattern, job.size)?;
+                    }
+                    pending += verbs.send(Side::Starts, STREAM, at, job.size)?;
+                    // As many as the window are under way.
+                    if pending >= job.window {
+                        verbs.sent(Side::Starts, 1)?;
+                        pending -= 1;
+                    }
+                }
+            }
+            slot += piece;
+            if verbs.plays(Side::Answers) {
+                receiver.until(verbs, job, sent + slot, tally)?;
+            }
+        }
+        sent += now;
+        if job.check {
+            if verbs.plays(Side::Starts) {
+                verbs.sent(Side::Starts, std::mem::take(&mut pending))?;
+            }
+            answer(verbs)?;
+        }
+        match now == per_window {
+            true => verbs.lap(histogram, &mut last)?,
+            false => verbs.turn()?,
+        }
+    }
+    if verbs.plays(Side::Starts) {
+        verbs.sent(Side::Starts, pending)?;
+    }
+    if !job.check {
+        answer(verbs)?;
+    }
+    Ok(verbs.clock().now().wrapping_sub(begun))
+}
+
+/// The side that receives.
+struct Receiver {
+    /// Receives posted, and ended.
+    posted: u64,
+    got: u64,
+    /// Offset of the next receive, without a division for each.
+    next: usize,
+}
+
+impl Receiver {
+    /// Posts receives until there were `count`, or as many as there will be messages.
+    #[inline(always)]
+    fn post<V: Verbs>(&mut self, verbs: &mut V, job: &Job, count: u64) -> Outcome {
+        let stride = stride(job);
+        while self.posted < count.min(job.warmup + job.iters) {
+            verbs.recv(Side::Answers, STREAM, SLOTS_AT + self.next, job.size, self.posted)?;
+            self.posted += 1;
+            self.next =
+                if self.next + stride == job.slots() as usize * stride { 0 } else { self.next + stride };
+        }
+        Ok(())
+    }
+
+    /// Receives until there were `count`.
+    #[inline(always)]
+    fn until<V: Verbs>(&mut self, verbs: &mut V, job: &Job, count: u64, tally: &mut Tally) -> Outcome {
+        while self.got < count {
+            let number = verbs.next_recv(Side::Answers)?;
+            if job.check {
+                // Messages match in the order sent: the receive posted as this number got it.
+                let at = SLOTS_AT + (number % job.slots()) as usize * job.stride();
+                let pattern = Pattern::new(job.seed, STREAM, number);
+                let whole = verbs.is_whole(Side::Answers, Area::Buffer, at, pattern, job.size)?;
+                tally.checked += u64::from(whole);
+                tally.errors += u64::from(!whole);
+            }
+            self.got += 1;
+            self.post(verbs, job, self.posted + 1)?;
+        }
+        Ok(())
+    }
 }

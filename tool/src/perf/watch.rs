@@ -38,12 +38,6 @@ impl Watch {
         self.deadline_ns = monotonic_ns().saturating_add(ns);
     }
 
-    /// When to give up, as the monotonic clock counts.
-    #[inline(always)]
-    pub fn deadline_ns(&self) -> u64 {
-        self.deadline_ns
-    }
-
     /// Whether the time is up.
     pub fn is_up(&self) -> bool {
         monotonic_ns() > self.deadline_ns

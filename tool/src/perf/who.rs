@@ -2,12 +2,11 @@
 
 use std::fmt;
 
-use fishplate_core::engine::command::Reply;
+use fishplate::node::Error;
 use fishplate_core::engine::protocol::Received;
 use fishplate_core::error::{CompleteError, OpError, PeerError, PostError, Stuck, WaitError};
 use fishplate_core::mem::RailId;
 use fishplate_core::op::{Fault, Outcome as Ended};
-use fishplate_shm::HandshakeError;
 
 use crate::failure::Failure;
 
@@ -15,7 +14,7 @@ use crate::failure::Failure;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Who {
     name: String,
-    /// What each rail is: empty where there is only one, which everybody knows.
+    /// The libfabric rails, from the node's rail 1 on. Empty where shared memory is the only rail.
     rails: Vec<String>,
 }
 
@@ -50,18 +49,20 @@ impl Who {
         }
     }
 
-    /// The run failed because the two could not talk over their link.
+    /// The run failed because `what` did.
     #[cold]
-    pub fn fell_silent(&self, error: HandshakeError) -> Failure {
+    pub fn failed(&self, what: &str, error: Error) -> Failure {
         match error {
-            HandshakeError::Deadline => Failure::run(format!("{self} did not answer in time")),
-            error => Failure::lost(&self.name, error),
+            Error::Op(OpError::PeerFailed(why)) => self.lost(why),
+            Error::Wait(error) => self.wait_failed(error),
+            Error::Failed(outcome) => self.ended(what, outcome),
+            error => Failure::run(format!("{what} with {self} failed: {error}")),
         }
     }
 
     /// Says what became of a wait for it.
     #[cold]
-    pub fn wait_failed(&self, error: WaitError) -> Failure {
+    fn wait_failed(&self, error: WaitError) -> Failure {
         match error {
             WaitError::PeerFailed(_, why) => self.lost(why),
             WaitError::Deadline(stuck) => Failure::run(format!(
@@ -83,7 +84,7 @@ impl Who {
 
     /// The run failed because an operation with it did not end well.
     #[cold]
-    pub fn ended(&self, what: &str, outcome: Ended) -> Failure {
+    fn ended(&self, what: &str, outcome: Ended) -> Failure {
         match outcome {
             Ended::Failed(fault) | Ended::Unknown(fault) => self.fault(what, outcome, fault),
             Ended::Done => Failure::run(format!("{what} with {self} ended: {outcome}")),
@@ -96,20 +97,6 @@ impl Who {
         match outcome {
             Received::Failed(fault) | Received::Unknown(fault) => self.fault("a receive", outcome, fault),
             _ => Failure::run(format!("a receive from {self} ended: {outcome}")),
-        }
-    }
-
-    /// The run failed because of how the engine's thread answered.
-    #[cold]
-    pub fn replied(&self, what: &str, reply: Reply) -> Failure {
-        match reply {
-            Reply::Failed(outcome) => self.ended(what, outcome),
-            Reply::Received(status) => self.receive_ended(status.outcome),
-            Reply::Refused(OpError::PeerFailed(why)) => self.lost(why),
-            Reply::Refused(error) => Failure::run(format!("{what} with {self} was refused: {error}")),
-            Reply::Wait(error) => self.wait_failed(error),
-            Reply::Abandoned => Failure::run(format!("{what} with {self} was left by the engine's thread")),
-            _ => Failure::run(format!("{what} with {self} got the answer of another operation")),
         }
     }
 
@@ -137,7 +124,8 @@ impl Who {
     }
 
     fn rail(&self, rail: RailId) -> String {
-        match self.rails.get(usize::from(rail.0)) {
+        let number = usize::from(rail.0).checked_sub(1);
+        match number.and_then(|number| self.rails.get(number)) {
             Some(name) => name.clone(),
             None => format!("rail {}", rail.0),
         }
@@ -152,7 +140,7 @@ mod tests {
     fn messages_name_peer_and_rail() {
         let rails = vec!["rail 0 (tcp on a)".to_owned(), "rail 1 (tcp on b)".to_owned()];
         let who = Who::new("the process at 10.0.0.2:7", rails);
-        let told = who.lost(PeerError::Rail(RailId(1))).to_string();
+        let told = who.lost(PeerError::Rail(RailId(2))).to_string();
         assert!(
             told.contains("10.0.0.2") && told.contains("tcp on b") && !told.contains("tcp on a"),
             "{told}"
@@ -164,7 +152,7 @@ mod tests {
         );
         let told = who.gone("it hung up").to_string();
         assert!(told.contains("10.0.0.2") && told.contains("tcp on a") && told.contains("hung up"), "{told}");
-        let stuck = Stuck { rail: Some(RailId(0)), hole: Some(17), ..Stuck::default() };
+        let stuck = Stuck { rail: Some(RailId(1)), hole: Some(17), ..Stuck::default() };
         let told = who.wait_failed(WaitError::Deadline(stuck)).to_string();
         assert!(told.contains("tcp on a") && told.contains("17") && told.contains("--timeout"), "{told}");
         let told = who.wait_failed(WaitError::Deadline(Stuck::default())).to_string();

@@ -99,6 +99,17 @@ pub fn within_limits(program: fn() -> ExitCode) -> ExitCode {
     }
 }
 
+/// Ends this process by a signal.
+#[cold]
+pub fn end_by(signal: libc::c_int) -> ! {
+    // SAFETY: the default action of the signal is to end the process; nothing else runs after it.
+    unsafe {
+        libc::signal(signal, libc::SIG_DFL);
+        libc::raise(signal);
+        libc::_exit(128 + signal)
+    }
+}
+
 /// A limit of this process, in bytes.
 fn limit(of: libc::__rlimit_resource_t) -> libc::rlim_t {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
@@ -151,15 +162,26 @@ pub fn lack(region: usize, error: SegmentError) -> Failure {
 /// Why something cannot be set up, and what to do where a limit stands in the way.
 #[cold]
 pub fn attach_failed(what: &str, error: AttachError) -> Failure {
-    let remedy = match error {
+    Failure::run(format!("cannot set up {what}: {error}{}", attach_remedy(error)))
+}
+
+/// What to do where a limit stands in the way of a setup.
+#[cold]
+pub fn attach_remedy(error: AttachError) -> &'static str {
+    match error {
         AttachError::System(libc::EFBIG) => "; memory in common is limited as files are: raise ulimit -f",
         AttachError::System(libc::ENOMEM) => {
             "; there is no memory: choose a smaller --region, or raise ulimit -v"
         }
         AttachError::System(libc::EMFILE) => "; too many files are open: raise ulimit -n",
         _ => "",
-    };
-    Failure::run(format!("cannot set up {what}: {error}{remedy}"))
+    }
+}
+
+/// What to do where two processes do not meet, if descriptors may be the reason.
+#[cold]
+pub fn descriptors() -> &'static str {
+    if limit(libc::RLIMIT_NOFILE) < 64 { "; few files may be open: raise ulimit -n" } else { "" }
 }
 
 /// What to do where no process can be started.

@@ -1,15 +1,15 @@
-//! A [`Leg`]: one uninterrupted measurement, as the leading side orders it and both sides run it;
-//! and what they tell each other afterwards.
+//! A [`Job`]: one uninterrupted measurement, as the leading side orders it and both sides run it;
+//! and the [`Tally`] that each makes of it.
 
 use serde::{Deserialize, Serialize};
 
-use crate::args::{Layout, Mode, Plan, SignalKind, Test, Transport, bounds};
+use crate::args::{Layout, Plan, SignalKind, Test, Transport, bounds};
 use crate::failure::{Failure, Outcome};
 use crate::layout::{self, Placement};
 
 /// One measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Leg {
+pub struct Job {
     /// What to measure.
     pub test: Test,
     /// Payload in bytes.
@@ -26,21 +26,29 @@ pub struct Leg {
     pub layout: Layout,
     /// What `signal-rate` does.
     pub signal: SignalKind,
-    /// Who drives the engine, on both sides.
-    pub mode: Mode,
     /// What payloads are made from.
     pub seed: u64,
     /// Time for it, in nanoseconds.
     pub timeout_ns: u64,
 }
 
-/// Which side of a leg one is.
+/// Which side of a job a process plays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// The side that starts, and measures.
     Starts,
     /// The side that answers.
     Answers,
+}
+
+impl Side {
+    /// Both.
+    pub const BOTH: [Side; 2] = [Side::Starts, Side::Answers];
+
+    /// The side that is not this one.
+    pub fn other(self) -> Side {
+        Side::BOTH[1 - self as usize]
+    }
 }
 
 /// What a side found.
@@ -61,7 +69,7 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Both sides of one leg: an iteration counts as verified when both say so.
+    /// Both sides of one job: an iteration counts as verified when both say so.
     pub fn both(self, answer: Tally, two_way: bool) -> Tally {
         Tally {
             ticks: self.ticks,
@@ -76,7 +84,7 @@ impl Tally {
         }
     }
 
-    /// This leg and another of the same row.
+    /// This job and another of the same row.
     pub fn and(self, other: Tally) -> Tally {
         Tally {
             ticks: self.ticks + other.ticks,
@@ -97,26 +105,31 @@ const SLOTS_BYTES: usize = 32 << 10;
 /// places in pages are the fastest.
 pub const SLOTS_AT: usize = 4096;
 
-impl Leg {
-    /// The legs of one row: both halves, alike.
-    pub fn half(plan: &Plan, size: usize) -> Leg {
+impl Job {
+    /// All iterations of one row. [`halves`](Self::halves) are measured.
+    pub fn of(plan: &Plan, size: usize) -> Job {
         let iters =
             plan.iters.unwrap_or_else(|| (plan.effort.bytes / size as u64).clamp(100, plan.effort.iters));
-        let warmup = plan.warmup.unwrap_or((iters / 10).min(10_000));
-        let leg = Leg {
+        // At least one whole window in each half, because samples are of whole windows.
+        let fits = 1 << (iters / 2).max(1).ilog2();
+        Job {
             test: plan.test,
             size,
-            iters: 0,
-            warmup: 0,
+            iters,
+            warmup: plan.warmup.unwrap_or((iters / 10).min(10_000)),
             check: plan.check,
-            window: u64::from(plan.window).min(iters.div_ceil(2).next_power_of_two()),
+            window: u64::from(plan.window).min(fits),
             layout: plan.layout.unwrap_or_else(|| layout::fitting(size)),
             signal: plan.signal,
-            mode: plan.mode,
             seed: plan.seed,
             timeout_ns: plan.timeout.saturating_mul(1_000_000_000),
-        };
-        leg.with_iters(iters.div_ceil(2), warmup)
+        }
+    }
+
+    /// The two halves of a row. The second has no iterations if there is only one.
+    pub fn halves(self) -> [Job; 2] {
+        let second = self.iters / 2;
+        [Job { iters: self.iters - second, ..self }, Job { iters: second, ..self }]
     }
 
     /// Checks what another process orders, or this one is about to, as the command line is checked.
@@ -125,18 +138,11 @@ impl Leg {
             return Err(Failure::usage("pool has no sides"));
         }
         bounds::test(self.test, transport)?;
-        bounds::mode(self.mode, self.test, transport)?;
         bounds::size(self.size, self.test, region)?;
         bounds::iterations(self.iters, self.warmup)?;
         bounds::window(self.window)?;
         bounds::seconds(self.timeout_ns.div_ceil(1_000_000_000))?;
         bounds::layout(self.layout, transport)
-    }
-
-    /// The same with this many iterations and warm-up ones: whole windows, where there are windows.
-    pub fn with_iters(self, iters: u64, warmup: u64) -> Leg {
-        let unit = if self.is_windowed() { self.per_window() } else { 1 };
-        Leg { iters: iters.next_multiple_of(unit), warmup: warmup.next_multiple_of(unit), ..self }
     }
 
     /// Whether samples are of whole windows.
@@ -191,8 +197,8 @@ pub const RING_ARENA: usize = 256 << 10;
 mod tests {
     use super::*;
 
-    fn leg(test: Test, size: usize, window: u64, check: bool) -> Leg {
-        Leg {
+    fn job(test: Test, size: usize, window: u64, check: bool) -> Job {
+        Job {
             test,
             size,
             iters: 1,
@@ -201,9 +207,16 @@ mod tests {
             window,
             layout: layout::fitting(size),
             signal: SignalKind::Add,
-            mode: Mode::Inline,
             seed: 0,
             timeout_ns: 0,
+        }
+    }
+
+    #[test]
+    fn halves_are_as_many_iterations_as_the_row() {
+        for (iters, halves) in [(1, [1, 0]), (2, [1, 1]), (7, [4, 3]), (100, [50, 50])] {
+            let whole = Job { iters, ..job(Test::Put, 8, 1, false) };
+            assert_eq!(whole.halves().map(|half| half.iters), halves);
         }
     }
 
@@ -211,11 +224,11 @@ mod tests {
     fn slots_fit_and_a_checked_window_uses_each_once() {
         for size in [1, 8, 9, 63, 64, 65, 4096, 40_000, 1 << 20] {
             for window in [1, 64, 65_536] {
-                let leg = leg(Test::Put, size, window, true);
-                assert!(leg.slots() >= 1 && leg.slots() <= window);
-                assert_eq!(leg.per_window(), leg.slots());
-                let end = SLOTS_AT + (leg.slots() as usize - 1) * leg.stride() + size;
-                assert!(end <= Leg::arena(size), "{size} {window}");
+                let job = job(Test::Put, size, window, true);
+                assert!(job.slots() >= 1 && job.slots() <= window);
+                assert_eq!(job.per_window(), job.slots());
+                let end = SLOTS_AT + (job.slots() as usize - 1) * job.stride() + size;
+                assert!(end <= Job::arena(size), "{size} {window}");
             }
         }
     }

@@ -1,0 +1,41 @@
+//! Ctrl-C and SIGTERM: the first ends the run with a message and exit status 130, the second ends
+//! the process at once. Loops and waits ask at least ten times a second.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::failure::{Failure, Outcome};
+
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn note(_: libc::c_int) {
+    // Relaxed: nothing is handed over but the flag.
+    INTERRUPTED.store(true, Ordering::Relaxed);
+}
+
+/// Notes interruptions from now on.
+pub fn watch() {
+    // SAFETY: a structure of zeros is a value; the handler only stores to an atomic.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = note as extern "C" fn(libc::c_int) as libc::sighandler_t;
+        action.sa_flags = libc::SA_RESETHAND | libc::SA_RESTART;
+        for signal in [libc::SIGINT, libc::SIGTERM] {
+            libc::sigaction(signal, &action, std::ptr::null_mut());
+        }
+    }
+}
+
+/// Leaves Ctrl-C to the process that started this one, which ends both.
+pub fn leave_to_parent() {
+    // SAFETY: no handler is installed.
+    unsafe { libc::signal(libc::SIGINT, libc::SIG_IGN) };
+}
+
+/// Fails if the run was interrupted.
+pub fn check() -> Outcome {
+    // Relaxed: as in `note`.
+    match INTERRUPTED.load(Ordering::Relaxed) {
+        true => Err(Failure::Interrupted("interrupted".into())),
+        false => Ok(()),
+    }
+}

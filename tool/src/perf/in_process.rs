@@ -1,0 +1,560 @@
+//! [`InProcess`]: both sides of a run in one thread, over engines of their own: one over a loopback
+//! rail to itself, or two over the simulated fabric.
+//!
+//! Nothing waits here: while something is outstanding, every engine makes one pass after the other.
+//! Passes are bounded, so an operation that never ends is found out and told with its seed.
+//! `ordered` has the tests of order.
+
+use std::array;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use fishplate::{Limits, MatchStorage, Storage};
+use fishplate_core::engine::protocol::{MatchConfig, Payload, Received, Request, Status};
+use fishplate_core::engine::tag::Tag;
+use fishplate_core::engine::{Config, ContextId, Engine, HANDLE_MAX, Issued, Notice, RailPolicy, Signal};
+use fishplate_core::error::{AttachError, OpError};
+use fishplate_core::mem::{LocalAddr, LocalId, PeerId, RailId, Region, RegionKind, RemoteAddr, RemoteId};
+use fishplate_core::op::{Amo, AmoOp, Cmp, Outcome as Ended, SignalOp};
+use fishplate_core::rail::Rail;
+use fishplate_core::rail::loopback::Loopback;
+use fishplate_core::rail::sim::{Dials, Packet, Sim, SimRail};
+
+use super::endpoint::Mapped;
+use super::job::{Job, SLOTS_AT, Side, Tally};
+use super::verbs::{Area, Verbs};
+use super::watch::Watch;
+use super::{always_checks, finish_row, headline, prepare, run_job};
+use crate::args::{Plan, Test, Transport, name};
+use crate::clock::Clock;
+use crate::failure::{Failure, Outcome};
+use crate::histogram::Histogram;
+use crate::interrupt;
+use crate::limits;
+use crate::progress::Progress;
+use crate::report::{Report, Row};
+use crate::sizes;
+
+mod ordered;
+
+/// Default iterations: all of them, and for each of many seeds.
+const SIM_ITERS: u64 = 100_000;
+const SEED_ITERS: u64 = 200;
+
+/// Passes without an end after which something hangs.
+const PATIENCE: u64 = 2_000_000;
+
+/// What one loopback rail, and the whole simulated fabric, hold in flight.
+const DEPTH: usize = 256;
+const PACKETS: usize = 1024;
+
+/// Fewer messages than between two processes: each seed has tables of its own.
+const MATCHING: MatchConfig = MatchConfig { eager: 192, credits: 96, headers: 96, ..MatchConfig::DEFAULT };
+const RECEIVES: usize = 1024;
+
+const CONTEXT: ContextId = ContextId(0);
+
+/// Runs a plan and writes its rows.
+pub fn run(plan: &Plan) -> Outcome {
+    let _pinned = plan.places.pin_first()?;
+    match plan.rails {
+        1 => rows::<1>(plan),
+        2 => rows::<2>(plan),
+        3 => rows::<3>(plan),
+        _ => rows::<4>(plan),
+    }
+}
+
+fn rows<const RAILS: usize>(plan: &Plan) -> Outcome {
+    let clock = Clock::calibrate();
+    let mut report = Report::new(plan.format);
+    headline(&mut report, plan, &clock)?;
+    let steps = plan.sizes.len() as u64 * plan.seeds.unwrap_or(1);
+    let progress = Progress::new(steps.div_ceil(100), plan.transport == Transport::Sim);
+    let mut fault = Ok(());
+    for &size in &plan.sizes {
+        progress.begin(format!("{} {}", name(plan.test), sizes::show(size)));
+        let row = row::<RAILS>(plan, size, clock, &progress)?;
+        let check = plan.check || plan.transport == Transport::Sim || always_checks(plan.test);
+        let written = progress.around(|| finish_row(&mut report, &row, check));
+        fault = fault.and(written);
+    }
+    fault
+}
+
+fn row<const RAILS: usize>(plan: &Plan, size: usize, clock: Clock, progress: &Progress) -> Outcome<Row> {
+    let default = match (plan.transport, plan.seeds) {
+        (_, Some(_)) => Some(SEED_ITERS),
+        (Transport::Sim, None) => Some(SIM_ITERS),
+        _ => None,
+    };
+    let simulated = plan.transport == Transport::Sim;
+    let job = Job::of(&Plan { iters: plan.iters.or(default), ..plan.clone() }, size);
+    // What is simulated has no speed, so it is always checked, and needs no warm-up.
+    let job = Job { check: plan.check || simulated, warmup: if simulated { 0 } else { job.warmup }, ..job };
+    let mut histogram = Histogram::new();
+    let mut total = Tally::default();
+    let mut packets = vec![Packet::EMPTY; if simulated { PACKETS } else { 0 }];
+    let seeds = plan.seeds.unwrap_or(1);
+    for number in 0..seeds {
+        let seed = plan.seed + number;
+        let job = Job { seed, ..job };
+        let tally = match simulated {
+            true => simulate::<RAILS>(&job, &mut packets, clock, &mut histogram),
+            false => loop_back::<RAILS>(&job, clock, &mut histogram),
+        };
+        let tally = tally.map_err(|error| match error {
+            Failure::Run(message) if simulated => Failure::Run(format!(
+                "{message}; to see it again: --rails {RAILS} --seed {seed} --size {size}"
+            )),
+            error => error,
+        })?;
+        if simulated && tally.errors + tally.misordered > 0 {
+            eprintln!("# seed {seed}: {} errors, {} signals misordered", tally.errors, tally.misordered);
+        }
+        total = total.and(tally);
+        if number % 100 == 99 {
+            progress.step();
+        }
+    }
+    let mut row = Row::new(plan, size);
+    row.rate(total.ops, clock.ns(total.ticks) * 1e-9);
+    row.iters = job.iters * seeds;
+    row.lat_ns = if simulated { None } else { histogram.summary(&clock, job.divisor()) };
+    row.checked = total.checked;
+    row.errors = total.errors;
+    row.signals_misordered = total.misordered;
+    row.arrivals_out_of_order = total.out_of_order;
+    row.layout = (plan.test == Test::PutSignal && !simulated).then_some(job.layout);
+    Ok(row)
+}
+
+fn attach_failed(error: AttachError) -> Failure {
+    limits::attach_failed("the engine", error)
+}
+
+fn loop_back<const RAILS: usize>(job: &Job, clock: Clock, histogram: &mut Histogram) -> Outcome<Tally> {
+    let config = Config { window: (job.window as u32).max(16), ..Config::DEFAULT };
+    let mut parts = Parts::<RAILS>::new(&config, job, 2)?;
+    let rails = array::from_fn(|_| Loopback::<DEPTH>::new());
+    let (mut one, handle) = One::new(&mut parts, config, rails, |_, _, _| Ok(())).map_err(attach_failed)?;
+    one.import(&handle).map_err(attach_failed)?;
+    let mut both = InProcess::new(vec![one], clock);
+    both.set_timeout(job.timeout_ns);
+    prepare(&mut both, job)?;
+    run_job(&mut both, job, histogram)
+}
+
+fn simulate<const RAILS: usize>(
+    job: &Job,
+    packets: &mut [Packet],
+    clock: Clock,
+    histogram: &mut Histogram,
+) -> Outcome<Tally> {
+    // Numbers begin where counters are likely to go wrong, and rails are chosen in every way.
+    let begins = [0, (1 << 20) - 9, (1 << 32) - 9, 1 << 40];
+    let policies = [RailPolicy::LeastOutstanding, RailPolicy::RoundRobin, RailPolicy::Fixed];
+    let config = Config {
+        window: (job.window as u32).max(16),
+        stripe_threshold: 2048,
+        stripe_chunk: 1024,
+        first_sequence: begins[(job.seed % begins.len() as u64) as usize],
+        policy: policies[(job.seed / 4 % policies.len() as u64) as usize],
+        seed: job.seed,
+        ..Config::DEFAULT
+    };
+    let sim = Sim::new(packets, 2, RAILS as u16, Dials::WILD, job.seed).map_err(attach_failed)?;
+    let (mut near, mut far) = (Parts::<RAILS>::new(&config, job, 1)?, Parts::<RAILS>::new(&config, job, 1)?);
+    let rails = |node| array::from_fn(|rail| sim.endpoint(node, rail as u16));
+    let attach = |node| {
+        move |engine: &mut Engine<'_, SimRail<'_, '_>, RAILS>, rail, peer: PeerId| match engine.rail_mut(rail)
+        {
+            Some(mut rail) => rail.attach(peer.peer(), node),
+            None => Ok(()),
+        }
+    };
+    let (mut a, a_handle) = One::new(&mut near, config, rails(0), attach(1)).map_err(attach_failed)?;
+    let (mut b, b_handle) = One::new(&mut far, config, rails(1), attach(0)).map_err(attach_failed)?;
+    a.import(&b_handle).map_err(attach_failed)?;
+    b.import(&a_handle).map_err(attach_failed)?;
+    let mut both = InProcess::new(vec![a, b], clock);
+    both.set_timeout(job.timeout_ns);
+    let begun = clock.now();
+    match job.test {
+        Test::PutSignal => both.put_signals(job)?,
+        Test::Tag => both.messages(job)?,
+        _ => {
+            prepare(&mut both, job)?;
+            return run_job(&mut both, job, histogram);
+        }
+    }
+    let (ticks, out_of_order) = (clock.now().wrapping_sub(begun), both.out_of_order());
+    Ok(Tally { ticks, ops: job.iters, out_of_order, ..both.tally })
+}
+
+/// The memory of an engine.
+struct Parts<const RAILS: usize> {
+    storage: Storage<RAILS>,
+    matching: MatchStorage<RAILS>,
+    landing: Mapped,
+    buffer: Mapped,
+    /// Size of the landing area; the buffer has one for each side that it serves.
+    len: usize,
+}
+
+impl<const RAILS: usize> Parts<RAILS> {
+    fn new(config: &Config, job: &Job, sides: usize) -> Outcome<Self> {
+        let len = Job::arena(job.size).max(SLOTS_AT + job.window as usize * job.stride());
+        let limits = Limits { peers: 1, locals: 2, remotes: 8, operations: 4 * config.window.max(64) };
+        Ok(Parts {
+            storage: Storage::new(config, limits),
+            matching: MatchStorage::new(&MATCHING, 1, RECEIVES, 1),
+            landing: Mapped::new(job.size, len)?,
+            buffer: Mapped::new(job.size, sides * len)?,
+            len,
+        })
+    }
+}
+
+/// An engine, its peer, and its memory.
+struct One<'m, R: Rail, const RAILS: usize> {
+    engine: Engine<'m, R, RAILS>,
+    peer: PeerId,
+    landing: (LocalId, NonNull<u8>),
+    buffer: (LocalId, NonNull<u8>),
+    len: usize,
+    /// The landing area of the other side, once it is imported.
+    theirs: Option<RemoteId>,
+}
+
+impl<'m, R: Rail, const RAILS: usize> One<'m, R, RAILS> {
+    /// Sets an engine up, and returns the handle of its landing area; `attach` connects its rails.
+    fn new(
+        parts: &'m mut Parts<RAILS>,
+        config: Config,
+        rails: [R; RAILS],
+        mut attach: impl FnMut(&mut Engine<'m, R, RAILS>, RailId, PeerId) -> Result<(), AttachError>,
+    ) -> Result<(Self, Vec<u8>), AttachError> {
+        let Parts { storage, matching, landing, buffer, len } = parts;
+        let mut engine = storage.engine(config, rails)?;
+        engine.attach_matching(MATCHING, matching.memory())?;
+        let peer = engine.reserve_peer()?;
+        for rail in 0..RAILS {
+            attach(&mut engine, RailId(rail as u8), peer)?;
+        }
+        engine.connect_peer(peer, (1 << RAILS) - 1)?;
+        let mut register = |memory: &Mapped| {
+            // SAFETY: the memory belongs to the parts, which the engine borrows; it is accessed only
+            // raw and by atomics.
+            let region = unsafe { Region::new(memory.ptr(), memory.len(), RegionKind::Private) };
+            engine.register(region).map(|id| (id, memory.ptr()))
+        };
+        let (landing, buffer) = (register(landing)?, register(buffer)?);
+        let mut handle = [0; HANDLE_MAX];
+        let written = engine.export(landing.0, &mut handle)?;
+        Ok((One { engine, peer, landing, buffer, len: *len, theirs: None }, handle[..written].to_vec()))
+    }
+
+    fn import(&mut self, handle: &[u8]) -> Result<(), AttachError> {
+        self.theirs = Some(self.engine.import(self.peer, handle)?);
+        Ok(())
+    }
+}
+
+/// Both sides; over one engine, which is its own peer, or over two.
+pub struct InProcess<'m, R: Rail, const RAILS: usize> {
+    engines: Vec<One<'m, R, RAILS>>,
+    clock: Clock,
+    watch: Watch,
+    tally: Tally,
+    /// Passes since something ended.
+    passes: u64,
+}
+
+impl<'m, R: Rail, const RAILS: usize> InProcess<'m, R, RAILS> {
+    fn new(engines: Vec<One<'m, R, RAILS>>, clock: Clock) -> Self {
+        InProcess { engines, clock, watch: Watch::new(clock), tally: Tally::default(), passes: 0 }
+    }
+
+    /// The engine of a side.
+    #[inline(always)]
+    fn one(&mut self, side: Side) -> &mut One<'m, R, RAILS> {
+        let at = side as usize % self.engines.len();
+        &mut self.engines[at]
+    }
+
+    /// A place in the buffer of a side. One engine's buffer has a half for each.
+    #[inline(always)]
+    fn buffer_at(&mut self, side: Side, offset: usize) -> LocalAddr {
+        let skip = if self.engines.len() == 1 { side as usize } else { 0 };
+        let one = self.one(side);
+        one.buffer.0.at((skip * one.len + offset) as u64)
+    }
+
+    /// A place in the landing area of the side that is not `side`.
+    #[inline(always)]
+    fn there(&mut self, side: Side, offset: usize) -> Outcome<RemoteAddr> {
+        let theirs = self.one(side).theirs.ok_or_else(|| Failure::run("the two sides have not met"))?;
+        Ok(theirs.at(offset as u64))
+    }
+
+    /// One pass of every engine.
+    #[inline(always)]
+    fn pass(&mut self) -> Outcome {
+        for one in &mut self.engines {
+            one.engine.progress();
+        }
+        self.turn()?;
+        self.passes += 1;
+        if self.passes > PATIENCE {
+            Err(Failure::run("nothing happens any more: an operation hangs"))
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Makes passes until `done` returns a value.
+    #[inline(always)]
+    fn until<T>(
+        &mut self,
+        side: Side,
+        what: &str,
+        mut done: impl FnMut(&mut One<'m, R, RAILS>) -> Result<Option<T>, OpError>,
+    ) -> Outcome<T> {
+        loop {
+            match done(self.one(side)) {
+                Ok(Some(value)) => {
+                    self.passes = 0;
+                    return Ok(value);
+                }
+                Ok(None) | Err(OpError::Again) => self.pass()?,
+                Err(error) => return Err(Failure::run(format!("{what} failed: {error}"))),
+            }
+        }
+    }
+
+    /// Makes passes until an operation of `side` has ended; the value it fetched.
+    fn finish(&mut self, side: Side, issued: Issued) -> Outcome<u64> {
+        let token = match issued {
+            Issued::Done { value } => return Ok(value),
+            Issued::Pending(token) => token,
+        };
+        let end = self.until(side, "an operation", |one| one.engine.test(token))?;
+        match end.outcome {
+            Ended::Done => Ok(end.value),
+            outcome => Err(Failure::run(format!("an operation ended: {outcome}"))),
+        }
+    }
+
+    /// Makes passes until a receive has ended.
+    fn status(&mut self, side: Side, request: Request) -> Outcome<Status> {
+        let status = self.until(side, "a receive", |one| one.engine.test_recv(request))?;
+        match status.outcome {
+            Received::Ok => Ok(status),
+            outcome => Err(Failure::run(format!("a receive ended: {outcome}"))),
+        }
+    }
+
+    /// Takes the completions of sends that nobody waits for.
+    fn forget_ends(&mut self, side: Side) {
+        while self.one(side).engine.next_completion().is_some() {}
+    }
+}
+
+impl<R: Rail, const RAILS: usize> Verbs for InProcess<'_, R, RAILS> {
+    #[inline(always)]
+    fn plays(&self, _: Side) -> bool {
+        true
+    }
+
+    #[inline(always)]
+    fn clock(&self) -> Clock {
+        self.clock
+    }
+
+    fn out_of_order(&self) -> u64 {
+        self.engines.iter().map(|one| one.engine.stats().arrivals_out_of_order).sum()
+    }
+
+    fn set_timeout(&mut self, ns: u64) {
+        self.watch.set(ns);
+    }
+
+    #[inline(always)]
+    fn area(&self, side: Side, area: Area) -> (NonNull<u8>, usize) {
+        let one = &self.engines[side as usize % self.engines.len()];
+        match area {
+            Area::Landing => (one.landing.1, one.len),
+            Area::Buffer if self.engines.len() == 1 => {
+                // SAFETY: the buffer of one engine has an area for each side.
+                (unsafe { one.buffer.1.add(side as usize * one.len) }, one.len)
+            }
+            Area::Buffer => (one.buffer.1, one.len),
+        }
+    }
+
+    fn write_device(&mut self, _: Area, _: usize, _: usize) -> Outcome {
+        Ok(())
+    }
+
+    fn read_device(&mut self, _: Area, _: usize, _: usize) -> Outcome {
+        Ok(())
+    }
+
+    fn set_word(&mut self, side: Side, offset: usize, value: u64) -> Outcome {
+        self.landing_word(side, offset).store(value, Ordering::Release);
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn word(&self, side: Side, offset: usize) -> Outcome<u64> {
+        Ok(self.landing_word(side, offset).load(Ordering::Acquire))
+    }
+
+    #[inline(always)]
+    fn put(&mut self, side: Side, from: usize, len: usize, to: usize) -> Outcome {
+        let (from, to) = (self.buffer_at(side, from), self.there(side, to)?);
+        self.until(side, "a put", |one| one.engine.put(CONTEXT, from, len, to, Notice::Silent).map(Some))
+            .map(drop)
+    }
+
+    #[inline(always)]
+    fn put_signal(
+        &mut self,
+        side: Side,
+        from: usize,
+        len: usize,
+        to: usize,
+        word: usize,
+        value: u64,
+    ) -> Outcome {
+        let (from, to) = (self.buffer_at(side, from), self.there(side, to)?);
+        let signal = Signal::set(self.there(side, word)?, value);
+        self.until(side, "a put-signal", |one| {
+            one.engine.put_signal(CONTEXT, from, len, to, signal, Notice::Silent).map(Some)
+        })
+        .map(drop)
+    }
+
+    #[inline(always)]
+    fn signal(&mut self, side: Side, word: usize, op: SignalOp, value: u64) -> Outcome {
+        let signal = Signal { at: self.there(side, word)?, op, value };
+        self.until(side, "a signal", |one| one.engine.signal(CONTEXT, signal, Notice::Silent).map(Some))
+            .map(drop)
+    }
+
+    #[inline(always)]
+    fn get(&mut self, side: Side, into: usize, len: usize, from: usize) -> Outcome {
+        let (into, from) = (self.buffer_at(side, into), self.there(side, from)?);
+        let issued = self.until(side, "a get", |one| {
+            one.engine.get(CONTEXT, into, len, from, Notice::Report(0)).map(Some)
+        })?;
+        self.finish(side, issued).map(drop)
+    }
+
+    #[inline(always)]
+    fn fetch_add(&mut self, side: Side, word: usize) -> Outcome<u64> {
+        let (at, amo) = (self.there(side, word)?, Amo { op: AmoOp::Add, width: 8, operand: 1, compare: 0 });
+        let issued = self.until(side, "an atomic", |one| one.engine.fetch(CONTEXT, at, amo, 0).map(Some))?;
+        self.finish(side, issued)
+    }
+
+    #[inline(always)]
+    fn wait(&mut self, side: Side, offset: usize, cmp: Cmp, value: u64) -> Outcome<u64> {
+        loop {
+            let now = self.word(side, offset)?;
+            if cmp.holds(now, value) {
+                self.passes = 0;
+                return Ok(now);
+            }
+            self.pass()?;
+        }
+    }
+
+    fn quiet(&mut self, side: Side) -> Outcome {
+        self.until(side, "a quiet", |one| Ok(one.engine.is_quiet(CONTEXT, one.peer)?.then_some(())))
+    }
+
+    #[inline(always)]
+    fn send(&mut self, side: Side, tag: u64, offset: usize, len: usize) -> Outcome<u64> {
+        let at = self.buffer_at(side, offset);
+        let (start, _) = self.area(side, Area::Buffer);
+        // SAFETY: the tests use offsets inside the buffer, and nothing writes there during the call.
+        let bytes = unsafe { std::slice::from_raw_parts(start.as_ptr().add(offset), len) };
+        let issued = self.until(side, "a send", |one| {
+            let (payload, notice) = match len <= one.engine.eager_max(one.peer) {
+                true => (Payload::Bytes(bytes), Notice::Silent),
+                false => (Payload::Region(at, len), Notice::Report(tag)),
+            };
+            let issued = one.engine.send(CONTEXT, one.peer, Tag::from(tag), payload, notice);
+            issued.map(|issued| Some(matches!((issued, notice), (Issued::Pending(_), Notice::Report(_)))))
+        })?;
+        Ok(u64::from(issued))
+    }
+
+    fn sent(&mut self, side: Side, count: u64) -> Outcome {
+        for _ in 0..count {
+            let end = self.until(side, "a send", |one| Ok(one.engine.next_completion()))?;
+            if end.outcome != Ended::Done {
+                return Err(Failure::run(format!("a send ended: {}", end.outcome)));
+            }
+        }
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn recv(&mut self, side: Side, tag: u64, offset: usize, len: usize, word: u64) -> Outcome<Request> {
+        let into = self.buffer_at(side, offset);
+        self.until(side, "a receive", |one| {
+            one.engine.recv(Some(one.peer), Tag::from(tag), Tag::ZERO, Some((into, len)), word).map(Some)
+        })
+    }
+
+    #[inline(always)]
+    fn received(&mut self, side: Side, request: Request) -> Outcome {
+        self.status(side, request).map(drop)
+    }
+
+    #[inline(always)]
+    fn next_recv(&mut self, side: Side) -> Outcome<u64> {
+        let status = self.until(side, "a receive", |one| Ok(one.engine.next_recv()))?;
+        match status.outcome {
+            Received::Ok => Ok(status.word),
+            outcome => Err(Failure::run(format!("a receive ended: {outcome}"))),
+        }
+    }
+
+    #[inline(always)]
+    fn lap(&mut self, histogram: &mut Histogram, last: &mut u64) -> Outcome {
+        if self.watch.lap(histogram, last) { self.check() } else { Ok(()) }
+    }
+
+    #[inline(always)]
+    fn turn(&mut self) -> Outcome {
+        if self.watch.turn() { self.check() } else { Ok(()) }
+    }
+}
+
+impl<R: Rail, const RAILS: usize> InProcess<'_, R, RAILS> {
+    /// Checks whether to go on: the time is not up, nobody has pressed Ctrl-C.
+    #[cold]
+    #[inline(never)]
+    fn check(&mut self) -> Outcome {
+        std::thread::yield_now();
+        interrupt::check()?;
+        match self.watch.is_up() {
+            true => Err(Failure::run("not done in time; a longer --timeout helps")),
+            false => Ok(()),
+        }
+    }
+
+    /// A word of the landing area of a side.
+    #[inline(always)]
+    fn landing_word(&self, side: Side, offset: usize) -> &AtomicU64 {
+        let (start, len) = self.area(side, Area::Landing);
+        assert!(offset.is_multiple_of(8) && offset + 8 <= len);
+        // SAFETY: inside the area, as just checked, which is mapped as long as the engines; aligned,
+        // because areas begin at a page; words are only accessed atomically.
+        unsafe { start.add(offset).cast::<AtomicU64>().as_ref() }
+    }
+}

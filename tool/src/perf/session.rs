@@ -1,0 +1,505 @@
+//! Two processes that measure together:
+//! the leader orders each job and writes the rows; the other follows.
+//!
+//! They talk over the connection by which they [met](super::meet), in steps: the leader's order
+//! against nothing, then both are ready, then both tell what they found. Neither talks while a job
+//! is timed. The floor is measured before, between and after the halves of a row, where both have
+//! memory in common.
+
+use std::ptr::NonNull;
+use std::time::{Duration, Instant};
+
+use fishplate::bootstrap::BootstrapError;
+use fishplate_core::error::PeerError;
+use fishplate_core::mem::RailId;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::endpoint::Endpoint;
+use super::job::{Job, SLOTS_AT, Tally};
+use super::meet::Met;
+use super::open::{Opened, Setup};
+use super::{always_checks, finish_row, headline, prepare, run_job};
+use crate::args::{Plan, Test, Transport, name};
+use crate::clock::monotonic_ns;
+use crate::cpu::{self, Pinned, Places};
+use crate::failure::{Failure, Outcome};
+use crate::floor::{AMPLE, Floors, PAD_LEN, Pad};
+use crate::histogram::Histogram;
+use crate::interrupt;
+use crate::progress::Progress;
+use crate::report::{Moved, Report, Row};
+use crate::sizes;
+
+const _: () = assert!(PAD_LEN <= super::endpoint::AREAS_AT);
+
+#[cfg(test)]
+mod orders;
+
+/// How often a row is measured again because the floor moved.
+const REPEATS: u32 = 3;
+
+/// What memcpy copies between two looks at the clock, in bytes.
+const COPY_BYTES: usize = 64 << 20;
+
+/// Time for a second process that gives up to say why.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// How much longer than its leader a second process waits, so that the leader says what went wrong.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Iterations that tell how many there is time for, as long as there is time for more of them.
+const TRIALS: [u64; 4] = [1, 16, 128, 1024];
+
+/// Iterations before the measured ones of a step that follows another.
+const STEP_WARMUP: u64 = 100;
+
+/// How often a side that waits for words checks whether the other lives, in nanoseconds.
+const LOOK_NS: u64 = 10_000_000;
+
+/// How long a side that lost the other waits for its last word, and to learn whether its process is
+/// gone.
+const GRACE: Duration = Duration::from_millis(500);
+
+/// Time to close a node.
+const PART: Duration = Duration::from_secs(10);
+
+/// Iterations from which a run is long enough for a progress bar.
+const LONG: u64 = 20_000_000;
+
+/// What the leader asks of the follower.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Order {
+    /// Who follows, and where it shall run.
+    Hello { version: String, test: Test, places: Places },
+    /// Measure the floor.
+    Floor,
+    /// Run a job.
+    Measure(Job),
+    /// It was all.
+    Done,
+}
+
+/// What the follower says to a greeting.
+#[derive(Debug, Serialize, Deserialize)]
+struct Greeting {
+    refusal: Option<String>,
+}
+
+/// One side of a run, joined with the other.
+pub struct Session<const STARTS: bool> {
+    side: Endpoint<STARTS>,
+    met: Met,
+    transport: Transport,
+    /// Memory for the floor, if both have some in common.
+    pad: Option<Pad>,
+    /// Time for a job.
+    timeout: Duration,
+    /// How device memory had travelled when the last row began.
+    moved: Option<Moved>,
+}
+
+impl<const STARTS: bool> Session<STARTS> {
+    /// Joins the node of this side to that of the side it met.
+    pub fn join(setup: &Setup, opened: Opened, mut met: Met) -> Outcome<Self> {
+        let side = match setup.join::<STARTS>(opened, &mut met) {
+            Ok(side) => side,
+            Err(failure) => return Err(met.explain(failure)),
+        };
+        // SAFETY: page-aligned and mapped as long as the node; the words of the areas begin behind.
+        let pad = side.common.map(|start| unsafe { Pad::new(start) });
+        let (transport, timeout) = (setup.transport, Duration::from_secs(setup.timeout));
+        Ok(Session { side, met, transport, pad, timeout, moved: None })
+    }
+
+    /// Tells the other side bytes and hears some, while the node makes progress.
+    fn talk(&mut self, word: &[u8], deadline: Instant) -> Outcome<Vec<u8>> {
+        let (side, mut looked, mut lost) = (&mut self.side, monotonic_ns(), None);
+        let heard = self.met.wire.exchange(word, deadline, || {
+            let events = side.node.progress();
+            let now = monotonic_ns();
+            if now.wrapping_sub(looked) >= LOOK_NS {
+                looked = now;
+                interrupt::check().ok()?;
+                let why = side.node.peer_error(side.peer).unwrap_or(Some(PeerError::Closed));
+                lost = lost.or(why.map(|why| (why, Instant::now() + GRACE)));
+            }
+            // A side that has said its last word closes its rails, and that may be seen before the
+            // word has come.
+            match lost {
+                Some((_, until)) if Instant::now() >= until => None,
+                _ => Some(events),
+            }
+        });
+        interrupt::check()?;
+        heard.map_err(|error| match (error, lost) {
+            (BootstrapError::Stopped | BootstrapError::HungUp, Some((why, _))) => self.side.who.lost(why),
+            (BootstrapError::Deadline, _) => {
+                Failure::run(format!("{} did not answer in time", self.side.who))
+            }
+            (error, _) => self.side.who.gone(error),
+        })
+    }
+
+    /// Tells the other side something and hears something from it.
+    fn exchange<W: Serialize, A: DeserializeOwned>(&mut self, word: &W) -> Outcome<A> {
+        let text = serde_json::to_vec(word)
+            .map_err(|error| Failure::run(format!("cannot write a message: {error}")))?;
+        // A job may take all the time there is, on either side.
+        let deadline = Instant::now() + self.timeout + Duration::from_secs(5);
+        let answer = self.talk(&text, deadline)?;
+        serde_json::from_slice(&answer).map_err(|error| {
+            Failure::run(format!(
+                "{} said what was not understood ({}): run the same build on both sides",
+                self.side.who,
+                plain(&error.to_string())
+            ))
+        })
+    }
+
+    fn order(&mut self, order: Order) -> Outcome {
+        self.exchange::<Order, ()>(&order)
+    }
+
+    /// Both sides are ready to go.
+    fn ready(&mut self) -> Outcome {
+        self.exchange::<(), ()>(&())
+    }
+
+    /// Nanoseconds; `None` where both sides share one processor, or no memory,
+    /// and there is no floor.
+    fn floor(&mut self) -> Outcome<Option<f64>> {
+        let Some(pad) = self.pad.filter(|_| !self.side.crowded) else {
+            return Ok(None);
+        };
+        self.order(Order::Floor)?;
+        let clock = self.side.clock;
+        self.side.watch.set(self.timeout.as_nanos() as u64);
+        let limit = AMPLE.min(self.timeout / 2);
+        pad.measure(limit, &clock, &mut || self.side.check())
+    }
+
+    /// As [`floor`](Self::floor), after another, without which there is no use in it.
+    fn floor_after(&mut self, before: Option<f64>) -> Outcome<Option<f64>> {
+        before.map_or(Ok(None), |_| self.floor())
+    }
+
+    fn job(&mut self, job: &Job, histogram: &mut Histogram) -> Outcome<Tally> {
+        job.check_bounds(self.transport, job.size)?;
+        self.order(Order::Measure(*job))?;
+        prepare(&mut self.side, job)?;
+        self.ready()?;
+        let before = histogram.samples();
+        let tally = run_job(&mut self.side, job, histogram).map_err(|failure| {
+            let each = if job.is_windowed() { job.per_window() } else { 1 };
+            failure.after((histogram.samples() - before) * each, job.iters)
+        })?;
+        let answer: Tally = self.exchange(&tally)?;
+        Ok(tally.both(answer, job.is_two_way()))
+    }
+
+    /// What memcpy makes of the same buffers, in bytes per second.
+    fn copy(&self, job: &Job) -> f64 {
+        let count = (COPY_BYTES / job.size).clamp(1, 1 << 20);
+        let (slots, clock) = (job.slots() as usize, self.side.clock);
+        let [landing, buffer] = self.side.views;
+        let begun = clock.now();
+        for k in 0..count {
+            let offset = k % slots * job.stride();
+            // SAFETY: the slots lie inside both areas, which do not overlap; the follower waits for
+            // an order.
+            unsafe { copy(buffer.add(offset), landing.add(SLOTS_AT + offset), job.size) };
+        }
+        (count * job.size) as f64 / (clock.ns(clock.now().wrapping_sub(begun)) * 1e-9)
+    }
+
+    /// Orders and writes.
+    fn lead_all(&mut self, plan: &Plan) -> Outcome<Outcome> {
+        let hello =
+            Order::Hello { version: env!("CARGO_PKG_VERSION").into(), test: plan.test, places: plan.places };
+        self.order(hello)?;
+        let greeting: Greeting = self.exchange(&())?;
+        if let Some(refusal) = greeting.refusal {
+            return Err(Failure::run(plain(&refusal)));
+        }
+        let mut report = Report::new(plan.format);
+        headline(&mut report, plan, &self.side.clock)?;
+        for note in &self.met.notes {
+            report.comment(note)?;
+        }
+        let total: u64 = plan.sizes.iter().map(|&size| Job::of(plan, size).iters).sum();
+        let progress = Progress::new(plan.sizes.len() as u64 * 2, total >= LONG);
+        let mut fault = Ok(());
+        for &size in &plan.sizes {
+            let row = self.measure(plan, size, &progress)?;
+            let check = plan.check || always_checks(plan.test);
+            let written = progress.around(|| finish_row(&mut report, &row, check));
+            fault = fault.and(written);
+        }
+        drop(progress);
+        self.order(Order::Done)?;
+        Ok(fault)
+    }
+
+    /// Ends the run. Neither side closes its node before both need nothing more of the other.
+    fn part(mut self) -> Outcome<Met> {
+        self.ready()?;
+        let Session { side: Endpoint { node, who, .. }, met, timeout, .. } = self;
+        node.close(timeout.min(PART)).map_err(|error| who.failed("the end", error))?;
+        Ok(met)
+    }
+
+    /// Half of a row: as many iterations as were asked for, or as there is time for. Returns how
+    /// many.
+    fn half(&mut self, plan: &Plan, job: Job, histogram: &mut Histogram) -> Outcome<(Tally, u64)> {
+        match plan.iters {
+            Some(_) => Ok((self.job(&job, histogram)?, job.iters)),
+            None => self.in_steps(job, histogram),
+        }
+    }
+
+    /// Runs a job in steps, each a small part of the time there is by what the one before took, and
+    /// stops when a quarter of that time is over. A machine that gets slower makes fewer iterations
+    /// of it, not an error.
+    fn in_steps(&mut self, job: Job, histogram: &mut Histogram) -> Outcome<(Tally, u64)> {
+        let until = Instant::now() + self.timeout / 4;
+        let most = self.timeout / 64;
+        let mut discarded = Histogram::new();
+        let mut each = Duration::ZERO;
+        for few in TRIALS {
+            if job.iters <= few {
+                break;
+            }
+            each = self.step(Job { iters: few, warmup: 0, ..job }, &mut discarded)?.1;
+            if each.saturating_mul(8 * few as u32) > most {
+                break;
+            }
+        }
+        let (mut tally, mut done) = (Tally::default(), 0);
+        let unit = if job.is_windowed() { job.per_window() } else { 1 };
+        let mut warmup = job.warmup;
+        while done < job.iters {
+            let fit = most.as_nanos().checked_div(each.as_nanos()).map_or(job.iters, |fit| fit as u64);
+            let fit = fit.min(job.iters);
+            // Samples are of whole windows.
+            let iters = fit.max(1).next_multiple_of(unit).min(job.iters - done);
+            let step = Job { iters, warmup: warmup.min(iters), ..job };
+            let (found, took) = self.step(step, histogram)?;
+            (tally, done, each) = (tally.and(found), done + step.iters, took);
+            // What follows at once need not warm up for long.
+            warmup = job.warmup.min(STEP_WARMUP);
+            if Instant::now() >= until {
+                break;
+            }
+        }
+        Ok((tally, done))
+    }
+
+    /// Runs a job. Returns what an iteration of it took, those before the measured ones included.
+    fn step(&mut self, job: Job, histogram: &mut Histogram) -> Outcome<(Tally, Duration)> {
+        let begun = Instant::now();
+        let tally = self.job(&job, histogram)?;
+        let count = u32::try_from(job.iters + job.warmup).unwrap_or(u32::MAX);
+        Ok((tally, begun.elapsed() / count.max(1)))
+    }
+
+    /// One row: two halves between three floors, again if the floor moved.
+    fn measure(&mut self, plan: &Plan, size: usize, progress: &Progress) -> Outcome<Row> {
+        let mut histogram = Histogram::new();
+        let job = Job::of(plan, size);
+        let [one, two] = job.halves();
+        let mut repeats = 0;
+        loop {
+            histogram.clear();
+            progress.begin(format!("{} {}", name(plan.test), sizes::show(size)));
+            let compare = plan.test == Test::Put && self.side.device.is_none();
+            let mut copied = Vec::new();
+            let mut copy = |session: &Self| {
+                if compare {
+                    copied.push(session.copy(&job))
+                }
+            };
+            let before = self.floor()?;
+            copy(self);
+            let (first, some) = self.half(plan, one, &mut histogram)?;
+            progress.step();
+            copy(self);
+            let between = self.floor_after(before)?;
+            let (second, more) = match two.iters {
+                0 => (Tally::default(), 0),
+                _ => self.half(plan, two, &mut histogram)?,
+            };
+            progress.step();
+            copy(self);
+            let after = self.floor_after(between)?;
+            let floors = before.zip(between).zip(after).map(|((a, b), c)| Floors { taken: [a, b, c] });
+            if let Some(Floors { taken: [a, b, c] }) = floors.filter(|floors| !floors.steady())
+                && repeats < REPEATS
+            {
+                repeats += 1;
+                progress.extend(2);
+                progress.around(|| {
+                    eprintln!(
+                        "# floor moved ({a:.1}, {b:.1}, {c:.1} ns): measuring {} again",
+                        sizes::show(size)
+                    );
+                });
+                continue;
+            }
+            let tally = first.and(second);
+            let clock = &self.side.clock;
+            let mut row = Row::new(plan, size);
+            row.rate(tally.ops, clock.ns(tally.ticks) * 1e-9);
+            row.iters = some + more;
+            row.lat_ns = histogram.summary(clock, job.divisor());
+            row.floor_ns = floors.map(|floors| floors.median());
+            row.checked = tally.checked;
+            row.errors = tally.errors;
+            row.signals_misordered = tally.misordered;
+            row.arrivals_out_of_order = tally.out_of_order;
+            row.window = plan.window;
+            row.layout = (plan.test == Test::PutSignal).then_some(job.layout);
+            row.p50_over_floor = match (plan.test, row.lat_ns, row.floor_ns) {
+                (Test::PutSignal | Test::Tag | Test::Ring, Some(latency), Some(floor)) => {
+                    Some(latency.p50 / floor)
+                }
+                _ => None,
+            };
+            copied.sort_by(f64::total_cmp);
+            row.memcpy_bytes_per_s = copied.get(copied.len() / 2).copied();
+            row.repeats = repeats;
+            row.floor_unsteady = floors.is_some_and(|floors| !floors.steady());
+            let moved = self.side.moved();
+            row.moved = moved.map(|now| now.since(self.moved.unwrap_or_default()));
+            self.moved = moved;
+            return Ok(row);
+        }
+    }
+
+    /// Does what the leader says.
+    pub fn follow(mut self, region: usize, expected: Option<Test>) -> Outcome {
+        let wrong = match self.follow_all(region, expected) {
+            Ok(wrong) => wrong,
+            Err(failure) => return Err(self.explain(failure)),
+        };
+        self.part()?;
+        match wrong == 0 || expected.is_none() {
+            true => Ok(()),
+            false => Err(Failure::run(format!("{wrong} iterations had wrong data"))),
+        }
+    }
+
+    /// Does what the leader says. Returns how many iterations had wrong data.
+    fn follow_all(&mut self, region: usize, expected: Option<Test>) -> Outcome<u64> {
+        let _pinned = self.greet(expected)?;
+        let mut wrong = 0;
+        loop {
+            match self.exchange::<(), Order>(&())? {
+                Order::Hello { .. } => return Err(Failure::run("the other process greeted twice")),
+                Order::Floor => {
+                    self.side.watch.set(self.timeout.as_nanos() as u64);
+                    let Session { pad, side, .. } = self;
+                    let pad = pad.ok_or_else(|| {
+                        Failure::run("the other process asks for a floor, and there is no memory for it")
+                    })?;
+                    pad.answer(&mut || side.check())?;
+                }
+                Order::Measure(job) => {
+                    job.check_bounds(self.transport, region).map_err(|failure| {
+                        Failure::run(format!("{} orders what cannot be done: {failure}", self.side.who))
+                    })?;
+                    // This side gives up when its own user said. One that was started by the other
+                    // leaves that to it.
+                    let own = self.timeout + if expected.is_some() { Duration::ZERO } else { PATIENCE };
+                    let job = Job { timeout_ns: own.as_nanos() as u64, ..job };
+                    prepare(&mut self.side, &job)?;
+                    self.ready()?;
+                    let tally = run_job(&mut self.side, &job, &mut Histogram::new())?;
+                    wrong += tally.errors + tally.misordered;
+                    let _: Tally = self.exchange(&tally)?;
+                }
+                Order::Done => return Ok(wrong),
+            }
+        }
+    }
+
+    /// Hears who leads, agrees or refuses, and goes where it is told to.
+    fn greet(&mut self, expected: Option<Test>) -> Outcome<Option<Pinned>> {
+        let Order::Hello { version, test, places } = self.exchange(&())? else {
+            return Err(Failure::run("the other process did not greet"));
+        };
+        let ours = env!("CARGO_PKG_VERSION");
+        let refusal = match expected {
+            _ if version != ours => Some(format!(
+                "one side is version {}, the other {ours}: run the same build on both sides",
+                plain(&version)
+            )),
+            Some(expected) if expected != test => Some(format!(
+                "one side was started for {}, the other for {}: give both the same test",
+                name(expected),
+                name(test)
+            )),
+            _ => None,
+        };
+        let () = self.exchange(&Greeting { refusal: refusal.clone() })?;
+        if let Some(refusal) = refusal {
+            return Err(Failure::run(refusal));
+        }
+        places.cpus.map(|(_, second)| cpu::pin(second)).transpose()
+    }
+}
+
+impl<const STARTS: bool> Session<STARTS> {
+    /// Runs the plan as the side that leads, and sees the second process off if this one started it.
+    pub fn lead(mut self, plan: &Plan) -> Outcome {
+        let fault = match self.lead_all(plan) {
+            Ok(fault) => fault,
+            Err(failure) => return Err(self.explain(failure)),
+        };
+        let met = self.part()?;
+        fault.and(met.second.map_or(Ok(()), |second| second.leave()))
+    }
+
+    /// Adds what is known of the other side's process and of the rails to the news that it is lost.
+    fn explain(&mut self, failure: Failure) -> Failure {
+        let Failure::Lost(mut message) = self.met.explain(failure.clone()) else { return failure };
+        for (number, info) in self.side.node.rails().iter().enumerate() {
+            if let Some(text) = self.side.node.last_error(RailId(info.id.0)) {
+                message += &format!("; rail {number} says: {text}");
+            }
+        }
+        Failure::Lost(message)
+    }
+}
+
+impl Met {
+    /// Adds what is known of the other side's process to the news that it is lost.
+    fn explain(&mut self, failure: Failure) -> Failure {
+        let Failure::Lost(message) = failure else { return failure };
+        if let Some(second) = &mut self.second {
+            let (id, fate) = (second.id(), second.fate(LAST_WORDS));
+            return Failure::Lost(format!("{message}; process {id} {fate}"));
+        }
+        let until = Instant::now() + GRACE;
+        while self.wire.is_open() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Failure::Lost(match self.wire.is_open() {
+            true => format!("{message}; its process still lives"),
+            false => format!("{message}; its process has ended"),
+        })
+    }
+}
+
+/// What another process said, fit to be shown: not long, and nothing that a terminal obeys.
+fn plain(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).take(200).collect()
+}
+
+/// # Safety
+/// Both are valid for `len` bytes and do not overlap.
+#[inline(never)]
+unsafe fn copy(from: NonNull<u8>, to: NonNull<u8>, len: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_ptr(), len) };
+}

@@ -1,0 +1,162 @@
+//! [`Verbs`]: the operations that the tests use. A test is one loop over them: it names the side
+//! that does something, and the process does it if it plays that side.
+//!
+//! Two processes play a side each, as an [`Endpoint`](super::endpoint::Endpoint); one process plays
+//! both, as [`InProcess`](super::in_process::InProcess). Every call ends by the job's deadline.
+
+use std::ptr::NonNull;
+
+use fishplate_core::engine::protocol::Request;
+use fishplate_core::op::{Cmp, SignalOp};
+
+use super::job::{Job, Side, Tally};
+use crate::clock::Clock;
+use crate::failure::{Failure, Outcome};
+use crate::histogram::Histogram;
+use crate::payload::Pattern;
+
+/// Memory of a side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Area {
+    /// The other side writes to it.
+    Landing,
+    /// This side sends from it, and receives and gets into it.
+    Buffer,
+}
+
+/// The operations. Offsets are in bytes from the start of an area; words lie in the landing area,
+/// or beside it where that is memory of a device.
+pub trait Verbs {
+    /// Whether this process plays a side.
+    fn plays(&self, side: Side) -> bool;
+
+    /// The clock of samples.
+    fn clock(&self) -> Clock;
+
+    /// Arrivals out of order, as the engine counts.
+    fn out_of_order(&self) -> u64;
+
+    /// Gives this many nanoseconds from now on.
+    fn set_timeout(&mut self, ns: u64);
+
+    /// An area of a side as the processor sees it, and its size.
+    fn area(&self, side: Side, area: Area) -> (NonNull<u8>, usize);
+
+    /// Copies a part of an area to the device whose memory it stands for, if it does.
+    fn write_device(&mut self, area: Area, offset: usize, len: usize) -> Outcome;
+
+    /// Copies a part of an area from the device whose memory it stands for, if it does.
+    fn read_device(&mut self, area: Area, offset: usize, len: usize) -> Outcome;
+
+    /// Stores a word of a side, before a test begins.
+    fn set_word(&mut self, side: Side, offset: usize, value: u64) -> Outcome;
+
+    /// Loads a word of a side.
+    fn word(&self, side: Side, offset: usize) -> Outcome<u64>;
+
+    /// Puts from the buffer of `side` into the landing area of the other.
+    fn put(&mut self, side: Side, from: usize, len: usize, to: usize) -> Outcome;
+
+    /// [`put`](Self::put), then sets a word of the other side.
+    fn put_signal(
+        &mut self,
+        side: Side,
+        from: usize,
+        len: usize,
+        to: usize,
+        word: usize,
+        value: u64,
+    ) -> Outcome;
+
+    /// Applies a signal to a word of the other side.
+    fn signal(&mut self, side: Side, word: usize, op: SignalOp, value: u64) -> Outcome;
+
+    /// Gets from the landing area of the other side into the buffer of `side`, and waits for it.
+    fn get(&mut self, side: Side, into: usize, len: usize, from: usize) -> Outcome;
+
+    /// Adds 1 to a word of the other side, and waits for the value from before.
+    fn fetch_add(&mut self, side: Side, word: usize) -> Outcome<u64>;
+
+    /// Waits until a word of `side` has a value, and returns it.
+    fn wait(&mut self, side: Side, word: usize, cmp: Cmp, value: u64) -> Outcome<u64>;
+
+    /// Waits until all that `side` sent is applied.
+    fn quiet(&mut self, side: Side) -> Outcome;
+
+    /// Sends a message from the buffer of `side`. Returns how many completions will report its end.
+    fn send(&mut self, side: Side, tag: u64, offset: usize, len: usize) -> Outcome<u64>;
+
+    /// Waits for this many completions of sends.
+    fn sent(&mut self, side: Side, count: u64) -> Outcome;
+
+    /// Posts a receive into the buffer of `side`. `word` comes back when it ends.
+    fn recv(&mut self, side: Side, tag: u64, offset: usize, len: usize, word: u64) -> Outcome<Request>;
+
+    /// Waits for a receive.
+    fn received(&mut self, side: Side, request: Request) -> Outcome;
+
+    /// Waits for the next receive that ends, and returns its word.
+    fn next_recv(&mut self, side: Side) -> Outcome<u64>;
+
+    /// Records a sample from `last` to now, where the next begins. Sometimes checks the deadline and
+    /// the peer.
+    fn lap(&mut self, histogram: &mut Histogram, last: &mut u64) -> Outcome;
+
+    /// Counts a turn of a loop that records nothing. Sometimes checks the deadline and the peer.
+    fn turn(&mut self) -> Outcome;
+
+    /// Runs the ring test, or prepares it.
+    fn ring(&mut self, _job: &Job, _histogram: Option<&mut Histogram>) -> Outcome<Tally> {
+        Err(Failure::usage("ring needs two processes: use --transport shm"))
+    }
+
+    /// [`quiet`](Self::quiet) for every side that this process plays.
+    fn quiet_all(&mut self) -> Outcome {
+        for side in Side::BOTH {
+            if self.plays(side) {
+                self.quiet(side)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes a payload that no operation uses.
+    #[inline(always)]
+    fn fill(&mut self, side: Side, area: Area, offset: usize, pattern: Pattern, len: usize) -> Outcome {
+        let (start, size) = self.area(side, area);
+        assert!(offset + len <= size);
+        // SAFETY: inside the area, as just checked; the peer and the engine access it raw, too.
+        unsafe { pattern.fill(start.as_ptr().add(offset), len) };
+        self.write_device(area, offset, len)
+    }
+
+    /// Whether a payload is there.
+    #[inline(always)]
+    fn is_whole(
+        &mut self,
+        side: Side,
+        area: Area,
+        offset: usize,
+        pattern: Pattern,
+        len: usize,
+    ) -> Outcome<bool> {
+        self.read_device(area, offset, len)?;
+        let (start, size) = self.area(side, area);
+        assert!(offset + len <= size);
+        // SAFETY: as in `fill`.
+        Ok(unsafe { pattern.verify(start.as_ptr().add(offset), len) })
+    }
+
+    /// Changes the first byte of a payload that was verified, so that the next one is not taken for
+    /// it.
+    fn spoil(&mut self, side: Side, area: Area, offset: usize) -> Outcome {
+        let (start, size) = self.area(side, area);
+        assert!(offset < size);
+        // SAFETY: as in `fill`.
+        unsafe {
+            let at = start.as_ptr().add(offset);
+            at.write(!at.read());
+        }
+        self.write_device(area, offset, 1)
+    }
+}
