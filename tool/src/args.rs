@@ -238,10 +238,9 @@ Environment:
   FISHPLATE_* set what rails are made of and when an operation is lost: fishplate info tells of each.
 
 Layouts:
-  adjacent  The signal lies directly behind the payload. Up to 24 bytes, payload and signal of both directions
-            share one cache line; up to 56 bytes each direction has a line of its own; above, the signal is in
-            the line where the payload ends or in the next.
-  split     Signals lie in one cache line, payloads in others (up to 32 bytes, both directions' in one).
+  adjacent  The signal lies directly behind the payload: up to 56 bytes in one cache line with it, above in the line
+            where the payload ends or in the next.
+  split     The signal lies in another cache line than the payload.
 
 Latency:
   put-signal  half of a round trip, measured from one post to the next. With --check both sides verify each

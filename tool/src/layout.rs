@@ -1,7 +1,7 @@
-//! Where payloads and signals of the two directions lie in the memory that is written to.
+//! Where the payload and the signal of a side lie in the area that the other side writes to.
 //!
-//! See `--help` for the two layouts and why they differ. Offsets are in bytes from the start of the
-//! arena, which is aligned to a page.
+//! See `--help` for the two layouts and why they differ. Offsets are in bytes from the start of
+//! the area, which is aligned to a page.
 
 use super::args::Layout;
 
@@ -11,14 +11,13 @@ const LINE: usize = 64;
 /// Payloads that fill one begin at one, as their sources do.
 const PAGE: usize = 4096;
 
-/// Where one test's payloads and signals lie. Index 0: written by the starting side;
-/// 1: by the answering one.
+/// Where a side's payload and signal arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placement {
-    /// First byte of each payload.
-    pub payload: [usize; 2],
-    /// Each signal's word.
-    pub signal: [usize; 2],
+    /// First byte of the payload.
+    pub payload: usize,
+    /// The signal's word.
+    pub signal: usize,
 }
 
 /// The layout that is taken when none is asked for.
@@ -31,31 +30,20 @@ impl Placement {
     pub fn of(layout: Layout, size: usize) -> Self {
         let behind = size.next_multiple_of(8);
         match layout {
-            Layout::Adjacent if behind + 8 <= LINE / 2 => {
-                Placement { payload: [0, LINE / 2], signal: [LINE / 2 - 8, LINE - 8] }
-            }
             Layout::Adjacent => {
-                let stride = (behind + 8).next_multiple_of(APART);
-                let signal = if behind + 8 <= LINE { LINE - 8 } else { behind };
-                Placement { payload: [0, stride], signal: [signal, stride + signal] }
+                Placement { payload: 0, signal: if behind + 8 <= LINE { LINE - 8 } else { behind } }
             }
-            Layout::Split if behind <= LINE / 2 => {
-                Placement { payload: [0, LINE / 2], signal: [APART, APART + 8] }
-            }
-            Layout::Split => {
-                let apart = apart(size);
-                Placement { payload: [apart, apart + size.next_multiple_of(apart)], signal: [0, 8] }
-            }
+            Layout::Split => Placement { payload: apart(size), signal: 0 },
         }
     }
 
-    /// Bytes of arena that any placement of payloads up to `size` bytes stays within.
+    /// Bytes of an area that any placement of payloads up to `size` bytes stays within.
     pub fn arena(size: usize) -> usize {
-        2 * (size + 8).next_multiple_of(apart(size)) + apart(size)
+        (size + 8).next_multiple_of(apart(size)) + apart(size)
     }
 }
 
-/// What separates payloads of `size` bytes from each other and from their signals.
+/// What separates payloads of `size` bytes from their signals.
 fn apart(size: usize) -> usize {
     if size < PAGE { APART } else { PAGE }
 }
@@ -68,41 +56,23 @@ mod tests {
     fn nothing_overlaps_and_everything_fits() {
         for layout in [Layout::Adjacent, Layout::Split] {
             for size in (1..600).chain([4096, 65536, 1 << 20]) {
-                let p = Placement::of(layout, size);
-                let mut parts: Vec<_> = p.payload.iter().map(|&at| (at, at + size)).collect();
-                parts.extend(p.signal.iter().map(|&at| (at, at + 8)));
-                parts.sort_unstable();
-                assert!(parts.windows(2).all(|w| w[0].1 <= w[1].0), "{layout:?} {size} {parts:?}");
-                assert!(parts[3].1 <= Placement::arena(size), "{layout:?} {size}");
-                assert!(p.signal.iter().all(|at| at % 8 == 0));
+                let Placement { payload, signal } = Placement::of(layout, size);
+                let apart = payload + size <= signal || signal + 8 <= payload;
+                assert!(apart && signal % 8 == 0, "{layout:?} {size}");
+                assert!((payload + size).max(signal + 8) <= Placement::arena(size), "{layout:?} {size}");
             }
         }
     }
 
     #[test]
-    fn adjacent_shares_lines_as_far_as_it_can() {
+    fn adjacent_shares_a_line_as_long_as_it_can_and_split_never_does() {
         let line = |at: usize| at / LINE;
-        for size in 1..=24 {
+        for size in 1..300 {
             let p = Placement::of(Layout::Adjacent, size);
-            assert!(p.payload.iter().chain(&p.signal).all(|&at| line(at) == 0), "{size}");
-        }
-        for size in 25..=56 {
-            let p = Placement::of(Layout::Adjacent, size);
-            for side in 0..2 {
-                assert_eq!(line(p.payload[side]), line(p.signal[side]), "{size}");
-            }
-            assert_ne!(line(p.payload[0]), line(p.payload[1]), "{size}");
+            assert_eq!(line(p.payload) == line(p.signal), size <= 56, "{size}");
+            let p = Placement::of(Layout::Split, size);
+            assert!([p.payload, p.payload + size - 1].iter().all(|&at| line(at) != line(p.signal)), "{size}");
         }
         assert_eq!((fitting(56), fitting(57)), (Layout::Adjacent, Layout::Split));
-    }
-
-    #[test]
-    fn split_never_shares() {
-        for size in 1..300 {
-            let p = Placement::of(Layout::Split, size);
-            for at in p.payload.iter().flat_map(|&at| [at, at + size - 1]) {
-                assert!(p.signal.iter().all(|&signal| signal / LINE != at / LINE), "{size}");
-            }
-        }
     }
 }

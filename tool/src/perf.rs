@@ -52,7 +52,7 @@ pub fn run(plan: &Plan) -> Outcome {
 /// Runs a plan as the side that its meeting says.
 fn two_processes(plan: &Plan) -> Outcome {
     let sides = if plan.meeting == Meeting::Spawn { 2 } else { 1 };
-    let own = 2 * Job::arena(plan.region);
+    let own = Job::arena(plan.region) + Job::buffer(plan.region);
     limits::demand(plan.region, own, sides * own)?;
     let mut plan = plan.clone();
     if plan.transport == Transport::Gpu {
@@ -144,11 +144,10 @@ fn prepare<V: Verbs>(verbs: &mut V, job: &Job) -> Outcome {
         if !verbs.plays(side) {
             continue;
         }
-        let from = side.other() as usize;
         match job.test {
-            Test::PutSignal => verbs.set_word(side, job.placement().signal[from], 0)?,
+            Test::PutSignal => verbs.set_word(side, job.placement().signal, 0)?,
             Test::Ring => drop(verbs.ring(job, None)?),
-            _ => verbs.set_word(side, put::SIGNALS[from], 0)?,
+            _ => verbs.set_word(side, put::SIGNALS[side.other() as usize], 0)?,
         }
         match (job.test, side) {
             (Test::Amo | Test::SignalRate, Side::Answers) => verbs.set_word(side, SLOTS_AT, 0)?,

@@ -82,7 +82,7 @@ fn a_machine_that_gets_slower_in_mid_run_makes_fewer_iterations_of_it() {
     if absent("fabric, a slower machine") {
         return;
     }
-    let mut first = listen(&format!("perf put-signal {LO} -T 4 --format json"));
+    let mut first = listen(&format!("perf put-signal {LO} -T 12 --format json"));
     let (pid, mut second) = (first.id(), None);
     while second.is_none() && first.try_wait().unwrap().is_none() {
         second = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))

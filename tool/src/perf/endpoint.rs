@@ -45,7 +45,7 @@ pub struct Endpoint<const STARTS: bool> {
     /// The areas as the processor sees them: landing, then buffer.
     pub views: [NonNull<u8>; 2],
     /// Size of each.
-    pub len: usize,
+    pub lens: [usize; 2],
     /// Memory that both processes have mapped: words of the side that starts.
     pub common: Option<NonNull<u8>>,
     /// Messages up to this length are sent as bytes.
@@ -189,7 +189,7 @@ impl<const STARTS: bool> Verbs for Endpoint<STARTS> {
 
     #[inline(always)]
     fn area(&self, _: Side, area: Area) -> (NonNull<u8>, usize) {
-        (self.views[area as usize], self.len)
+        (self.views[area as usize], self.lens[area as usize])
     }
 
     #[inline(always)]

@@ -198,20 +198,22 @@ struct Parts<const RAILS: usize> {
     matching: MatchStorage<RAILS>,
     landing: Mapped,
     buffer: Mapped,
-    /// Size of the landing area; the buffer has one for each side that it serves.
-    len: usize,
+    /// Size of the areas of one side: landing, then buffer.
+    lens: [usize; 2],
 }
 
 impl<const RAILS: usize> Parts<RAILS> {
     fn new(config: &Config, job: &Job, sides: usize) -> Outcome<Self> {
-        let len = Job::arena(job.size).max(SLOTS_AT + job.window as usize * job.stride());
+        // The tests of order use a slot for each operation in flight.
+        let slots = SLOTS_AT + job.window as usize * job.stride();
+        let lens = [Job::arena(job.size), Job::buffer(job.size)].map(|len| len.max(slots));
         let limits = Limits { peers: 1, locals: 2, remotes: 8, operations: 4 * config.window.max(64) };
         Ok(Parts {
             storage: Storage::new(config, limits),
             matching: MatchStorage::new(&MATCHING, 1, RECEIVES, 1),
-            landing: Mapped::new(job.size, len)?,
-            buffer: Mapped::new(job.size, sides * len)?,
-            len,
+            landing: Mapped::new(job.size, sides * lens[0])?,
+            buffer: Mapped::new(job.size, sides * lens[1])?,
+            lens,
         })
     }
 }
@@ -220,10 +222,10 @@ impl<const RAILS: usize> Parts<RAILS> {
 struct One<'m, R: Rail, const RAILS: usize> {
     engine: Engine<'m, R, RAILS>,
     peer: PeerId,
-    landing: (LocalId, NonNull<u8>),
-    buffer: (LocalId, NonNull<u8>),
-    len: usize,
-    /// The landing area of the other side, once it is imported.
+    /// Landing, then buffer. Each has an area for each side that the engine serves.
+    memory: [(LocalId, NonNull<u8>); 2],
+    lens: [usize; 2],
+    /// The landing memory of the other side, once it is imported.
     theirs: Option<RemoteId>,
 }
 
@@ -235,7 +237,7 @@ impl<'m, R: Rail, const RAILS: usize> One<'m, R, RAILS> {
         rails: [R; RAILS],
         mut attach: impl FnMut(&mut Engine<'m, R, RAILS>, RailId, PeerId) -> Result<(), AttachError>,
     ) -> Result<(Self, Vec<u8>), AttachError> {
-        let Parts { storage, matching, landing, buffer, len } = parts;
+        let Parts { storage, matching, landing, buffer, lens } = parts;
         let mut engine = storage.engine(config, rails)?;
         engine.attach_matching(MATCHING, matching.memory())?;
         let peer = engine.reserve_peer()?;
@@ -249,10 +251,10 @@ impl<'m, R: Rail, const RAILS: usize> One<'m, R, RAILS> {
             let region = unsafe { Region::new(memory.ptr(), memory.len(), RegionKind::Private) };
             engine.register(region).map(|id| (id, memory.ptr()))
         };
-        let (landing, buffer) = (register(landing)?, register(buffer)?);
+        let memory = [register(landing)?, register(buffer)?];
         let mut handle = [0; HANDLE_MAX];
-        let written = engine.export(landing.0, &mut handle)?;
-        Ok((One { engine, peer, landing, buffer, len: *len, theirs: None }, handle[..written].to_vec()))
+        let written = engine.export(memory[0].0, &mut handle)?;
+        Ok((One { engine, peer, memory, lens: *lens, theirs: None }, handle[..written].to_vec()))
     }
 
     fn import(&mut self, handle: &[u8]) -> Result<(), AttachError> {
@@ -283,19 +285,26 @@ impl<'m, R: Rail, const RAILS: usize> InProcess<'m, R, RAILS> {
         &mut self.engines[at]
     }
 
-    /// A place in the buffer of a side. One engine's buffer has a half for each.
+    /// Where an area of a side begins in its memory: one engine serves both sides.
+    #[inline(always)]
+    fn start(&self, side: Side, area: Area) -> usize {
+        let before = if self.engines.len() == 1 { side as usize } else { 0 };
+        before * self.engines[0].lens[area as usize]
+    }
+
+    /// A place in the buffer of a side.
     #[inline(always)]
     fn buffer_at(&mut self, side: Side, offset: usize) -> LocalAddr {
-        let skip = if self.engines.len() == 1 { side as usize } else { 0 };
-        let one = self.one(side);
-        one.buffer.0.at((skip * one.len + offset) as u64)
+        let start = self.start(side, Area::Buffer);
+        self.one(side).memory[Area::Buffer as usize].0.at((start + offset) as u64)
     }
 
     /// A place in the landing area of the side that is not `side`.
     #[inline(always)]
     fn there(&mut self, side: Side, offset: usize) -> Outcome<RemoteAddr> {
+        let start = self.start(side.other(), Area::Landing);
         let theirs = self.one(side).theirs.ok_or_else(|| Failure::run("the two sides have not met"))?;
-        Ok(theirs.at(offset as u64))
+        Ok(theirs.at((start + offset) as u64))
     }
 
     /// One pass of every engine.
@@ -383,14 +392,8 @@ impl<R: Rail, const RAILS: usize> Verbs for InProcess<'_, R, RAILS> {
     #[inline(always)]
     fn area(&self, side: Side, area: Area) -> (NonNull<u8>, usize) {
         let one = &self.engines[side as usize % self.engines.len()];
-        match area {
-            Area::Landing => (one.landing.1, one.len),
-            Area::Buffer if self.engines.len() == 1 => {
-                // SAFETY: the buffer of one engine has an area for each side.
-                (unsafe { one.buffer.1.add(side as usize * one.len) }, one.len)
-            }
-            Area::Buffer => (one.buffer.1, one.len),
-        }
+        // SAFETY: the memory has an area for each side that the engine serves.
+        (unsafe { one.memory[area as usize].1.add(self.start(side, area)) }, one.lens[area as usize])
     }
 
     fn write_device(&mut self, _: Area, _: usize, _: usize) -> Outcome {

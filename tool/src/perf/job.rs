@@ -184,13 +184,18 @@ impl Job {
         }
     }
 
-    /// Bytes of arena that payloads up to `region` bytes may need.
+    /// Bytes of buffer that payloads up to `region` bytes need: two are used in turn.
+    pub fn buffer(region: usize) -> usize {
+        2 * Job::arena(region)
+    }
+
+    /// Bytes of landing area that payloads up to `region` bytes need.
     pub fn arena(region: usize) -> usize {
         (Placement::arena(region) + SLOTS_AT + SLOTS_BYTES).max(RING_ARENA).next_multiple_of(4096)
     }
 }
 
-/// What the ring test takes of the arena.
+/// What the ring test takes of the landing area.
 pub const RING_ARENA: usize = 256 << 10;
 
 #[cfg(test)]

@@ -186,7 +186,7 @@ impl Setup {
         let shared = self.transport == Transport::Shm;
         let common = match STARTS {
             true => Some(memory.start),
-            false => node.remote_ptr(words.at(0), AREAS_AT + self.len()),
+            false => node.remote_ptr(words.at(0), AREAS_AT + self.lens()[0]),
         };
         let (eager, clock) =
             (if memory.device.is_some() { 0 } else { node.eager_max(peer) }, Clock::calibrate());
@@ -198,7 +198,7 @@ impl Setup {
             buffer: memory.buffer,
             device: memory.device,
             views: memory.views,
-            len: self.len(),
+            lens: self.lens(),
             common: common.filter(|_| shared),
             eager,
             clock,
@@ -213,23 +213,23 @@ impl Setup {
         Duration::from_secs(self.timeout.max(SETUP))
     }
 
-    /// Size of an area.
-    fn len(&self) -> usize {
-        Job::arena(self.region)
+    /// Size of the areas: landing, then buffer.
+    fn lens(&self) -> [usize; 2] {
+        [Job::arena(self.region), Job::buffer(self.region)]
     }
 
     /// Takes the memory of a side.
     fn take(&self, node: &mut Node) -> Outcome<Taken> {
-        let len = self.len();
+        let [len, buffer_len] = self.lens();
         let failed = |error| self.failed(error);
         let on_device = self.device.is_some();
         let words = node.alloc(AREAS_AT + if on_device { AREAS_AT } else { len }).map_err(failed)?;
         let start = node.segment(words).map_err(failed)?.ptr();
-        let (mut device, mut kept) = (None, vec![Mapped::new(self.region, len)?]);
+        let (mut device, mut kept) = (None, vec![Mapped::new(self.region, buffer_len)?]);
         let (buffer, views) = if on_device {
             kept.push(Mapped::new(self.region, len)?);
             device = Some(node.alloc_device(AREAS_AT + len).map_err(failed)?);
-            (node.alloc_device(len).map_err(failed)?, [kept[0].ptr(), kept[1].ptr()])
+            (node.alloc_device(buffer_len).map_err(failed)?, [kept[1].ptr(), kept[0].ptr()])
         } else {
             // SAFETY: mapped until the node is dropped, and accessed only raw.
             let buffer = unsafe { node.register(kept[0].ptr(), kept[0].len()) }.map_err(failed)?;
@@ -244,7 +244,7 @@ impl Setup {
             (Error::Attach(error), _) => limits::attach_failed("the node", error),
             (Error::Device(error), Some(device)) => Failure::run(format!(
                 "--device {device}: {} bytes for payloads: {error}; choose a smaller --region",
-                self.len()
+                self.lens()[1]
             )),
             (error, _) => Failure::run(format!("cannot set up the node: {error}")),
         }

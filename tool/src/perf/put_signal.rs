@@ -58,7 +58,7 @@ fn rounds<V: Verbs, const CHECK: bool>(
     for seq in first..first + count {
         let mut whole = true;
         if verbs.plays(Starts) {
-            verbs.put_signal(Starts, from, len, place.payload[0], place.signal[0], seq)?;
+            verbs.put_signal(Starts, from, len, place.payload, place.signal, seq)?;
             if seq == first {
                 last = clock.now();
                 begun = last;
@@ -74,7 +74,7 @@ fn rounds<V: Verbs, const CHECK: bool>(
                 verbs.fill(Answers, Area::Buffer, from, sent(Answers, seq), len)?;
             }
             whole &= arrival::<V, CHECK>(verbs, job, Answers, seq, tally)?;
-            verbs.put_signal(Answers, from, len, place.payload[1], place.signal[1], seq)?;
+            verbs.put_signal(Answers, from, len, place.payload, place.signal, seq)?;
             if !verbs.plays(Starts) {
                 verbs.turn()?;
             }
@@ -107,11 +107,11 @@ fn arrival<V: Verbs, const CHECK: bool>(
     // Made before the wait, not where the compiler would put it: between the signal and its answer.
     let expected =
         if CHECK { black_box(Pattern::new(job.seed, sender as u64, seq)) } else { Pattern::new(0, 0, 0) };
-    verbs.wait(side, place.signal[sender], Cmp::Eq, seq)?;
-    if !CHECK || verbs.is_whole(side, Area::Landing, place.payload[sender], expected, len)? {
+    verbs.wait(side, place.signal, Cmp::Eq, seq)?;
+    if !CHECK || verbs.is_whole(side, Area::Landing, place.payload, expected, len)? {
         return Ok(true);
     }
-    wrong(verbs, side, place.payload[sender], expected, len, tally)
+    wrong(verbs, side, place.payload, expected, len, tally)
 }
 
 /// Finds out whether a payload is late or wrong.
