@@ -39,7 +39,7 @@ fn without_addresses_there_is_a_remedy() {
     ] {
         let (mut refused, mut went_well) = (0, 0);
         // KiB. With the first few not even the libraries fit in, with the last everything does.
-        for limit in [14, 18, 24, 40, 100, 150, 250, 270, 280, 290, 420].map(|mib| mib << 10) {
+        for limit in [14, 18, 24, 40, 100, 150, 250, 270, 280, 290, 640].map(|mib| mib << 10) {
             let set = format!("ulimit -v {limit}");
             if limited(&set, "--version").status.success() {
                 let well = ended(&format!("{set}; {line}"), &limited(&set, line), &["ulimit -v"]);
