@@ -169,8 +169,7 @@ impl Node {
     fn new(
         home: Home,
         rails: Vec<RailInfo>,
-        address: Address,
-        encoded: Vec<u8>,
+        (address, encoded): (Address, Vec<u8>),
         listener: Listener,
         (profile, agrees): (Profile, Option<GpuProfile>),
         page: Option<Page>,

@@ -425,7 +425,7 @@ impl Builder {
             false => None,
         };
         Ok((
-            Box::new(Node::new(home, infos, own, address, listener, (profile, agrees), page, self)),
+            Box::new(Node::new(home, infos, (own, address), listener, (profile, agrees), page, self)),
             wait_object,
         ))
     }

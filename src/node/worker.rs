@@ -406,7 +406,7 @@ mod tests {
         let memory = node.alloc(64).unwrap();
         let there = node.import(me, node.handle(memory).unwrap()).unwrap();
         let engine = &mut node.home.engine;
-        let context = super::super::operations::CONTEXT;
+        let context = super::super::home::CONTEXT;
         assert_eq!(engine.inject(context, &[], there.at(0)), Err(OpError::UnknownRegion));
         assert_eq!(engine.local_ptr(memory.at(0), 0), Err(OpError::UnknownRegion));
         assert_eq!(engine.fence(context, me), Err(OpError::UnknownPeer));

@@ -5,7 +5,6 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-#[allow(dead_code, reason = "not every program of tests reads rows")]
 mod command;
 use command::{run, text};
 

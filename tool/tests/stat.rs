@@ -13,7 +13,8 @@ use serde_json::Value;
 /// A node that talks to itself until its page says so.
 fn node() -> Node {
     let mut node = Node::builder().counters().fabric(Fabric::Off).open().unwrap();
-    let me = node.connect(node.address().to_vec()).unwrap();
+    let address = node.address().to_vec();
+    let me = node.connect(address).unwrap();
     let memory = node.alloc(64).unwrap();
     let handle = node.handle(memory).unwrap();
     let there = node.import(me, &handle).unwrap();
