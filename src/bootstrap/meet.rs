@@ -164,8 +164,8 @@ impl Place<'_> {
 }
 
 /// Connects to the process that listens at an address, as that of [`Listener::bind`], and exchanges
-/// cards with it. Retries until the deadline while no process listens there, or the listener closes the connection before it
-/// has sent its card.
+/// cards with it. Retries until the deadline while no process listens there, or the listener closes
+/// the connection before it has sent its card.
 ///
 /// # Errors
 /// [`BootstrapError::System`] if no process listened in time; or why the peer does not fit.

@@ -251,8 +251,8 @@ impl Builder {
         self
     }
 
-    /// Settings of the rail that carries device memory between nodes of this host. Both ends need the
-    /// same bounce slots. [`GpuConfig::max_regions`] is ignored: see [`limits`](Self::limits).
+    /// Settings of the rail that carries device memory between nodes of this host. Both ends need
+    /// the same bounce slots. [`GpuConfig::max_regions`] is ignored: see [`limits`](Self::limits).
     /// Default: [`GpuConfig::default`].
     pub fn gpu_config(mut self, config: GpuConfig) -> Self {
         self.gpu_config = config;

@@ -127,8 +127,8 @@ impl Node {
         Ok(self.place_on_device(at, 0)?.1)
     }
 
-    /// Returns how device memory travelled between this node and peers of this host. `None`: the node
-    /// was opened without a device.
+    /// Returns how device memory travelled between this node and peers of this host. `None`: the
+    /// node was opened without a device.
     pub fn gpu_stats(&self) -> Option<GpuStats> {
         if let Driver::Worker(worker) = &self.driver {
             return worker.call(|node| node.gpu_stats()).ok().flatten();

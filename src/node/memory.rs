@@ -230,9 +230,9 @@ impl Node {
         Ok(self.home.engine.release(memory.id)?)
     }
 
-    /// Returns where imported memory of a peer is mapped in this process: that of a peer on this host
-    /// from [`alloc`](Self::alloc) is. `None`: it is not mapped, or the range does not lie in its
-    /// region. It stays mapped until it is [released](Self::release) or its peer is gone.
+    /// Returns where imported memory of a peer is mapped in this process: that of a peer on this
+    /// host from [`alloc`](Self::alloc) is. `None`: it is not mapped, or the range does not lie in
+    /// its region. It stays mapped until it is [released](Self::release) or its peer is gone.
     ///
     /// Accesses through the pointer are not ordered with operations of the node. The peer uses the
     /// memory at any time: atomics and raw copies only.

@@ -4,8 +4,8 @@
 //! Without arguments it demonstrates the main job: two processes, put-signal over shared memory,
 //! data checked. Exit statuses are in `--help`.
 //!
-//! The parts, in the order in which they use each other: what the user asks for (`args`,
-//! `sizes`, `variables`), where it runs (`cpu`, `clock`, `limits`, `interrupt`), what it is measured with
+//! The parts, in the order in which they use each other: what the user asks for (`args`, `sizes`,
+//! `variables`), where it runs (`cpu`, `clock`, `limits`, `interrupt`), what it is measured with
 //! (`histogram`, `instructions`, `floor`, `payload`, `layout`), the tests (`perf`), and what is
 //! told (`report`, `info`, `doctor`, `stat`, `demo`).
 

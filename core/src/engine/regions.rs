@@ -238,9 +238,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             RemoteSlot { generation: slot.generation.wrapping_add(1), ..RemoteSlot::EMPTY };
     }
 
-    /// Returns where imported memory of a peer is mapped in this process. `None`: no rail maps it, or
-    /// the range does not lie in an imported region. It stays mapped until the region is released or
-    /// its peer is removed. The peer uses it at any time: atomics and raw copies only.
+    /// Returns where imported memory of a peer is mapped in this process. `None`: no rail maps it,
+    /// or the range does not lie in an imported region. It stays mapped until the region is
+    /// released or its peer is removed. The peer uses it at any time: atomics and raw copies only.
     #[doc(alias = "shmem_ptr")]
     pub fn remote_ptr(&self, at: RemoteAddr, len: usize) -> Option<NonNull<u8>> {
         let slot = self.state.remotes.get(at.region.index())?;

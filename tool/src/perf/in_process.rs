@@ -246,8 +246,8 @@ impl<'m, R: Rail, const RAILS: usize> One<'m, R, RAILS> {
         }
         engine.connect_peer(peer, (1 << RAILS) - 1)?;
         let mut register = |memory: &Mapped| {
-            // SAFETY: the memory belongs to the parts, which the engine borrows; it is accessed only
-            // raw and by atomics.
+            // SAFETY: the memory belongs to the parts, which the engine borrows; it is accessed
+            // only raw and by atomics.
             let region = unsafe { Region::new(memory.ptr(), memory.len(), RegionKind::Private) };
             engine.register(region).map(|id| (id, memory.ptr()))
         };
@@ -482,7 +482,8 @@ impl<R: Rail, const RAILS: usize> Verbs for InProcess<'_, R, RAILS> {
     fn send(&mut self, side: Side, tag: u64, offset: usize, len: usize) -> Outcome<u64> {
         let at = self.buffer_at(side, offset);
         let (start, _) = self.area(side, Area::Buffer);
-        // SAFETY: the tests use offsets inside the buffer, and nothing writes there during the call.
+        // SAFETY: the tests use offsets inside the buffer, and nothing writes there during the
+        // call.
         let bytes = unsafe { std::slice::from_raw_parts(start.as_ptr().add(offset), len) };
         let issued = self.until(side, "a send", |one| {
             let (payload, notice) = match len <= one.engine.eager_max(one.peer) {
@@ -556,8 +557,8 @@ impl<R: Rail, const RAILS: usize> InProcess<'_, R, RAILS> {
     fn landing_word(&self, side: Side, offset: usize) -> &AtomicU64 {
         let (start, len) = self.area(side, Area::Landing);
         assert!(offset.is_multiple_of(8) && offset + 8 <= len);
-        // SAFETY: inside the area, as just checked, which is mapped as long as the engines; aligned,
-        // because areas begin at a page; words are only accessed atomically.
+        // SAFETY: inside the area, as just checked, which is mapped as long as the engines;
+        // aligned, because areas begin at a page; words are only accessed atomically.
         unsafe { start.add(offset).cast::<AtomicU64>().as_ref() }
     }
 }

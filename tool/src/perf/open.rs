@@ -89,8 +89,8 @@ impl Setup {
             .shared_memory(!fabric)
             .fabric(if fabric { Fabric::Exactly(self.rails) } else { Fabric::Off });
         if fabric {
-            // SAFETY: a library is loaded only from where the linker looks, or where the user of this
-            // program says that a libfabric is.
+            // SAFETY: a library is loaded only from where the linker looks, or where the user of
+            // this program says that a libfabric is.
             let library = unsafe { rails::load(&settings) };
             let library = library.map_err(|error| self.refused(OpenError::Rails(RailsError::Load(error))))?;
             builder = builder.library(library);

@@ -52,7 +52,8 @@ fn memory<const STARTS: bool>(side: &Endpoint<STARTS>) -> Outcome<NonNull<u8>> {
 fn empty<const STARTS: bool>(side: &Endpoint<STARTS>) -> Outcome {
     let memory = memory(side)?;
     for header in HEADERS {
-        // SAFETY: inside the rings' memory. The other side does not use it before this one is ready.
+        // SAFETY: inside the rings' memory. The other side does not use it before this one is
+        // ready.
         unsafe { memory.add(header).write_bytes(0, size_of::<Header>()) };
     }
     Ok(())

@@ -450,7 +450,8 @@ impl<const STARTS: bool> Session<STARTS> {
 }
 
 impl<const STARTS: bool> Session<STARTS> {
-    /// Runs the plan as the side that leads, and sees the second process off if this one started it.
+    /// Runs the plan as the side that leads, and sees the second process off if this one started
+    /// it.
     pub fn lead(mut self, plan: &Plan) -> Outcome {
         let fault = match self.lead_all(plan) {
             Ok(fault) => fault,

@@ -98,8 +98,8 @@ pub trait Verbs {
     /// Waits for the next receive that ends, and returns its word.
     fn next_recv(&mut self, side: Side) -> Outcome<u64>;
 
-    /// Records a sample from `last` to now, where the next begins. Sometimes checks the deadline and
-    /// the peer.
+    /// Records a sample from `last` to now, where the next begins. Sometimes checks the deadline
+    /// and the peer.
     fn lap(&mut self, histogram: &mut Histogram, last: &mut u64) -> Outcome;
 
     /// Counts a turn of a loop that records nothing. Sometimes checks the deadline and the peer.

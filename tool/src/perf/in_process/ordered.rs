@@ -16,8 +16,8 @@ use crate::payload::Pattern;
 const WORD: usize = 0;
 
 impl<R: Rail, const RAILS: usize> InProcess<'_, R, RAILS> {
-    /// Rounds of put-signals, `window` of them in flight, to and fro. After every pass, all that the
-    /// signal announces must be there, and the signal may not go back.
+    /// Rounds of put-signals, `window` of them in flight, to and fro. After every pass, all that
+    /// the signal announces must be there, and the signal may not go back.
     pub(super) fn put_signals(&mut self, job: &Job) -> Outcome {
         let (stride, len) = (job.stride(), job.size);
         let mut sent = 0;
@@ -62,8 +62,8 @@ impl<R: Rail, const RAILS: usize> InProcess<'_, R, RAILS> {
         Ok(())
     }
 
-    /// Windows of messages under different tags to and fro, received half of the time by receives of
-    /// any tag that were posted before them: the k-th of those must get the k-th message.
+    /// Windows of messages under different tags to and fro, received half of the time by receives
+    /// of any tag that were posted before them: the k-th of those must get the k-th message.
     pub(super) fn messages(&mut self, job: &Job) -> Outcome {
         let (stride, len) = (job.stride(), job.size);
         let place = |k: u64| SLOTS_AT + k as usize * stride;
