@@ -59,7 +59,11 @@ fn open(peers: u16) -> Node {
 
 /// What every process says: the addresses of its nodes, each behind its length.
 fn pack(nodes: &[Node]) -> Vec<u8> {
-    nodes.iter().flat_map(|node| [&[node.address().len() as u8], node.address()].concat()).collect()
+    nodes
+        .iter()
+        .map(Node::address)
+        .flat_map(|address| [&[address.len() as u8], &address[..]].concat())
+        .collect()
 }
 
 fn unpack(mut bytes: &[u8]) -> Vec<Vec<u8>> {
