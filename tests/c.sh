@@ -62,6 +62,15 @@ put_signal() {
     wait $! && [ $status = 0 ] && grep -qx "hello world" "$folder/out"
 }
 
+# events COMMAND...: two processes in epoll loops, the second of which dies
+events() {
+    local folder status=0
+    folder=$(mktemp -d -p "$place")
+    "$@" "$place/events" 1 "$folder" &
+    "$@" "$place/events" 0 "$folder" >"$folder/out" || status=1
+    wait $! && [ $status = 0 ] && grep -q '^100 messages, the peer is gone: ' "$folder/out"
+}
+
 # tagged COMMAND...: four processes in a ring
 tagged() {
     local folder rank pids=() status=0
@@ -74,13 +83,16 @@ tagged() {
     [ $status = 0 ] && [ "$(grep -c ': 6$' "$folder/out")" = 4 ]
 }
 
-export -f put_signal tagged
+export -f put_signal events tagged
 memcheck="valgrind --quiet --error-exitcode=9 --leak-check=no --fair-sched=yes"
 say "put_signal as two processes, one of which dies" bash -c put_signal
 say "tagged as four processes" bash -c tagged
+say "events as two processes, one of which dies" bash -c events
+say "events.c has at most 80 lines" test "$(wc -l <"$c/examples/events.c")" -le 80
 for seed in 1 2 3; do
     say "misuse, seed $seed" "$place/misuse" $seed
 done
 say "put_signal under memcheck" bash -c "put_signal $memcheck"
+say "events under memcheck" bash -c "events $memcheck"
 say "misuse under memcheck" $memcheck "$place/misuse" 4
 exit $failed

@@ -60,6 +60,8 @@ const char *fp_last_error (void);
 /* No libfabric rails; or at least one, without which fp_node_open fails. */
 #define FP_NO_FABRIC 2u
 #define FP_REQUIRE_FABRIC 4u
+/* The node has a descriptor to wait on also without libfabric rails: fp_node_fd. */
+#define FP_WAIT_FD 8u
 
 /* Settings. Set all to zero, then struct_size; what stays 0 has its default. */
 typedef struct fp_options {
@@ -89,6 +91,12 @@ int fp_node_address (fp_node *node, void *address, size_t *len);
 /* Sends and applies what is due, without waiting. Returns the number of events. */
 int fp_progress (fp_node *node);
 
+/* For event loops: prepares a wait, makes progress, and returns the descriptor to wait on until it is
+ * readable; never read it. `*timeout_ms` is how long to wait at most, or 0: do not wait, there is
+ * something to do. Call it before each wait, then test once more what the program waits for.
+ * -ENOTSUP: there is none, as the node was opened without FP_WAIT_FD or a provider has none. */
+int fp_node_fd (fp_node *node, int *timeout_ms);
+
 /* ---- Peers ----------------------------------------------------------------------------------- */
 
 /* Takes a peer in by its address. The peer does the same with ours, before or after. Does not wait. */
@@ -117,8 +125,7 @@ int fp_mem_release (fp_node *node, fp_remote remote);
 /* Copy bytes into memory of this node, and out of it. */
 int fp_mem_write (fp_node *node, fp_mem memory, uint64_t offset, const void *from, size_t len);
 int fp_mem_read (fp_node *node, fp_mem memory, uint64_t offset, void *into, size_t len);
-/* A 64-bit word at a multiple of 8 bytes: with acquire, and with release ordering. */
-int fp_mem_load (fp_node *node, fp_mem memory, uint64_t offset, uint64_t *value);
+/* Stores a 64-bit word at a multiple of 8 bytes with release ordering. fp_wait_signal loads one. */
 int fp_mem_store (fp_node *node, fp_mem memory, uint64_t offset, uint64_t value);
 
 /* ---- One-sided operations ---------------------------------------------------------------------

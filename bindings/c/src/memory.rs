@@ -132,16 +132,6 @@ pub unsafe extern "C" fn fp_mem_read(
     })
 }
 
-/// Loads a word of 64 bits.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn fp_mem_load(node: *mut FpNode, memory: u64, offset: u64, value: *mut u64) -> c_int {
-    enter(node, |inner| {
-        let at = inner.here(memory, offset);
-        place(value, "value")?.write(inner.node.load(at)?);
-        Ok(0)
-    })
-}
-
 /// Stores a word of 64 bits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_mem_store(node: *mut FpNode, memory: u64, offset: u64, value: u64) -> c_int {

@@ -2,6 +2,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
+use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 use fishplate::config::Settings;
@@ -46,6 +47,9 @@ pub const FP_NO_SHARED_MEMORY: u32 = 1;
 pub const FP_NO_FABRIC: u32 = 2;
 /// A node without a libfabric rail does not open.
 pub const FP_REQUIRE_FABRIC: u32 = 4;
+
+/// The node has a descriptor to wait on, also without libfabric rails.
+pub const FP_WAIT_FD: u32 = 8;
 
 const DEFAULTS: u32 = 0;
 
@@ -163,7 +167,7 @@ pub unsafe extern "C" fn fp_node_open(given: *const FpOptions, node: *mut *mut F
         let node = place(node, "node")?;
         node.write(std::ptr::null_mut());
         let options = options(given)?;
-        let most = FP_NO_SHARED_MEMORY | FP_NO_FABRIC | FP_REQUIRE_FABRIC;
+        let most = FP_NO_SHARED_MEMORY | FP_NO_FABRIC | FP_REQUIRE_FABRIC | FP_WAIT_FD;
         if options.flags & !most != 0 || options.flags & (FP_NO_FABRIC | FP_REQUIRE_FABRIC) == 6 {
             return Err(fail(libc::EINVAL, "flags: unknown, or at odds with each other"));
         }
@@ -186,6 +190,9 @@ pub unsafe extern "C" fn fp_node_open(given: *const FpOptions, node: *mut *mut F
         };
         let mut builder = Node::builder().limits(limits).settings(settings).fabric(fabric);
         builder = builder.shared_memory(options.flags & FP_NO_SHARED_MEMORY == 0);
+        if options.flags & FP_WAIT_FD != 0 {
+            builder = builder.wait_fd();
+        }
         if options.patience_ms != DEFAULTS {
             builder = builder.patience(Duration::from_millis(options.patience_ms.into()));
         }
@@ -211,6 +218,21 @@ pub unsafe extern "C" fn fp_node_close(node: *mut FpNode, timeout_ms: i64) -> c_
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_node_address(node: *mut FpNode, into: *mut c_void, len: *mut usize) -> c_int {
     enter(node, |inner| hand_out(&inner.node.address(), into, len))
+}
+
+/// Prepares a wait on the node's descriptor.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fp_node_fd(node: *mut FpNode, timeout_ms: *mut c_int) -> c_int {
+    enter(node, |inner| {
+        let timeout_ms = place(timeout_ms, "timeout_ms")?;
+        let longest = inner.node.arm();
+        let Some(fd) = inner.node.wait_fd() else {
+            return Err(fail(libc::ENOTSUP, "the node has no descriptor: open it with FP_WAIT_FD"));
+        };
+        // Rounded up: 0 means that there is something to do.
+        timeout_ms.write(longest.map_or(0, |longest| longest.as_millis() as c_int + 1));
+        Ok(fd.as_raw_fd())
+    })
 }
 
 /// Makes progress.

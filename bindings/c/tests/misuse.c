@@ -10,6 +10,12 @@
 #include <string.h>
 #include <sys/time.h>
 
+/* A word, by the wait that it satisfies at once. */
+static int load (fp_node *node, fp_mem memory, uint64_t offset, uint64_t *value)
+{
+  return fp_wait_signal (node, memory, offset, FP_GE, 0, FP_ANY, 0, value);
+}
+
 static fp_node *open_node (void);
 static int failed, cases;
 static uint64_t random_state = 1;
@@ -48,6 +54,7 @@ static char buffer[20000];
 /* Calls a function with arguments by chance. */
 static int call (int which, fp_node *node)
 {
+  int waits;
   uint64_t seen, *token = below (2) ? &PICK (tokens) : NULL, *request = &PICK (requests);
   size_t len = PICK (lengths), room = below (4) ? FP_ADDRESS_MAX : 3;
   uint64_t memory = PICK (memories), offset = PICK (offsets), remote = PICK (remotes);
@@ -72,7 +79,7 @@ static int call (int which, fp_node *node)
   case 10: return fp_mem_release (node, remotes[1 + below (7)]);
   case 11: return fp_mem_write (node, memory, offset, buffer, len);
   case 12: return fp_mem_read (node, memory, offset, buffer, len);
-  case 13: return fp_mem_load (node, memory, offset, &seen);
+  case 13: return fp_node_fd (node, &waits);
   case 14: return fp_mem_store (node, memory, offset, 1);
   case 15: return fp_put (node, memory, offset, len, remote, remote_offset, token);
   case 16: return fp_put_bytes (node, buffer, len, remote, remote_offset);
@@ -153,13 +160,13 @@ static void foreign (fp_node *node)
   fp_mem memory;
   fp_completion end;
   EXPECT (fp_mem_alloc (other, 4096, &memory), 0);
-  EXPECT (fp_mem_load (node, memory, 0, &value), -EBADR);
+  EXPECT (load (node, memory, 0, &value), -EBADR);
   EXPECT (fp_mem_free (node, memory), -EBADR);
-  EXPECT (fp_mem_load (other, memories[0], 0, &value), -EBADR);
+  EXPECT (load (other, memories[0], 0, &value), -EBADR);
   EXPECT (fp_put (other, memory, 0, 8, remotes[0], 0, NULL), -EBADR);
   EXPECT (fp_put_signal (other, memory, 0, 8, remotes[0], 0, remotes[0], 8, FP_SIGNAL_SET, 1, NULL), -EBADR);
   EXPECT (fp_send (other, peers[0], (fp_tag) { 1, 0 }, "x", 1), -ENXIO);
-  EXPECT (fp_mem_load (node, 0, 0, &value), -EBADR);
+  EXPECT (load (node, 0, 0, &value), -EBADR);
   EXPECT (fp_peer_state (node, 0), -ENXIO);
   EXPECT (fp_test (other, tokens[1], &end), -EBADR);
   EXPECT (fp_mem_free (other, memory), 0);
@@ -168,7 +175,7 @@ static void foreign (fp_node *node)
 
 static fp_node *open_node (void)
 {
-  fp_options options = { .struct_size = sizeof options, .flags = FP_NO_FABRIC, .patience_ms = 1, .connect_timeout_ms = 1 };
+  fp_options options = { .struct_size = sizeof options, .flags = FP_NO_FABRIC | FP_WAIT_FD, .patience_ms = 1, .connect_timeout_ms = 1 };
   fp_node *node = NULL;
   EXPECT (fp_node_open (&options, &node), 0);
   return node;
@@ -185,7 +192,7 @@ static void wrong_options (void)
   BAD (struct_size, 0);
   BAD (struct_size, 7);
   BAD (struct_size, 1u << 20);
-  BAD (flags, 8);
+  BAD (flags, 16);
   BAD (flags, FP_NO_FABRIC | FP_REQUIRE_FABRIC);
   BAD (peers, 65536);
   BAD (regions, 65536);
@@ -238,7 +245,7 @@ static void wrong_arguments (fp_node *node, fp_peer me)
   EXPECT (fp_mem_write (node, memory, UINT64_MAX, buffer, 8), -ERANGE);
   EXPECT (fp_mem_write (node, memory, 0, NULL, 8), -EINVAL);
   EXPECT (fp_mem_read (node, memory, 4096, buffer, 1), -ERANGE);
-  EXPECT (fp_mem_load (node, memory, 4, &value), -EINVAL);
+  EXPECT (load (node, memory, 4, &value), -EINVAL);
   EXPECT (fp_mem_store (node, 9, 0, 1), -EBADR);
   EXPECT (fp_put (node, memory, 0, 5000, remote, 0, NULL), -ERANGE);
   EXPECT (fp_put (node, memory, 0, 8, remote, 4090, NULL), -ERANGE);
@@ -269,7 +276,7 @@ static void wrong_arguments (fp_node *node, fp_peer me)
   EXPECT (fp_put (node, memory, 0, 8, remote, 64, &token), 0);
   EXPECT (fp_quiet (node, me, 1000), 0);
   EXPECT (fp_atomic_fetch (node, remote, 128, FP_AMO_ADD, 8, 5, 0, &value, 1000), 0);
-  EXPECT (fp_mem_load (node, memory, 128, &value), 0);
+  EXPECT (load (node, memory, 128, &value), 0);
   EXPECT (value == 5, 1);
   EXPECT (fp_send (node, me, tag, "claimed", 8), 0);
   EXPECT (fp_quiet (node, me, 1000), 0);
