@@ -63,32 +63,32 @@ const char *fp_last_error (void);
 /* The node has a descriptor to wait on also without libfabric rails: fp_node_fd. */
 #define FP_WAIT_FD 8u
 
-/* Settings. Set all to zero, then struct_size; what stays 0 has its default. */
+/* Settings. Set all to zero, then struct_size; fields that stay 0 have their defaults. */
 typedef struct fp_options {
   size_t struct_size;          /* sizeof (fp_options) */
   uint32_t flags;              /* FP_NO_SHARED_MEMORY and so on */
-  uint32_t peers;              /* peers at once: 64 */
-  uint32_t regions;            /* regions at once: 64; long messages from and into buffers take some */
-  uint32_t imports;            /* imported regions at once: 256 */
-  uint32_t operations;         /* operations in flight at once: 1024 */
+  uint32_t peers;              /* most peers: 64 */
+  uint32_t regions;            /* most regions: 64; long messages from and into buffers use some */
+  uint32_t imports;            /* most imported regions: 256 */
+  uint32_t operations;         /* most operations in flight: 1024 */
   uint32_t patience_ms;        /* how long an operation waits for room: 10,000 */
-  uint32_t connect_timeout_ms; /* how long the first use of a peer waits for it: 10,000 */
-  uint32_t max_rails;          /* libfabric rails at most: 16 */
-  const char *providers;       /* of libfabric, separated by commas: the first that is usable */
-  const char *interfaces;      /* one rail for each time that one is named: those that are near */
+  uint32_t connect_timeout_ms; /* how long the first use waits for a peer: 10,000 */
+  uint32_t max_rails;          /* most libfabric rails: 16 */
+  const char *providers;       /* separated by commas; default: the first that is usable */
+  const char *interfaces;      /* one rail per mention; default: near ones */
 } fp_options;
 
 /* Opens a node. `options` may be null. A process may have 64. Slow: loads libfabric. */
 int fp_node_open (const fp_options *options, fp_node **node);
-/* Ends a node: everything sent is applied, and every peer knows that this node leaves. The node is
- * gone, whatever this returns. -ETIMEDOUT: something was not finished in time. */
+/* Closes a node: waits until everything sent is applied and every peer knows that this node leaves.
+ * The handle is invalid afterwards, even on errors. -ETIMEDOUT: something was not finished in time. */
 int fp_node_close (fp_node *node, int64_t timeout_ms);
 /* The next thread that calls into the node owns it. */
 int fp_node_unbind (fp_node *node);
-/* Copies the address out by which peers connect. `*len` is the room there is, and then the bytes
- * that are needed: -EMSGSIZE if those are more. */
+/* Copies out the address that peers connect to. `*len` is the size of the buffer, and on return the
+ * size that is needed: -EMSGSIZE if that is larger. */
 int fp_node_address (fp_node *node, void *address, size_t *len);
-/* Sends and applies what is due, without waiting. Returns the number of events. */
+/* Makes progress without waiting. Returns the number of events. */
 int fp_progress (fp_node *node);
 
 /* For event loops: prepares a wait, makes progress, and returns the descriptor to wait on until it is
@@ -99,27 +99,27 @@ int fp_node_fd (fp_node *node, int *timeout_ms);
 
 /* ---- Peers ----------------------------------------------------------------------------------- */
 
-/* Takes a peer in by its address. The peer does the same with ours, before or after. Does not wait. */
+/* Connects a peer by its address. The peer does the same with ours, in any order. Does not wait. */
 int fp_peer_connect (fp_node *node, const void *address, size_t len, fp_peer *peer);
-/* 1: connected. 0: still to be met. -ECONNRESET: failed. -ESHUTDOWN: closed in good order. */
+/* 1: connected. 0: not connected yet. -ECONNRESET: failed. -ESHUTDOWN: closed in good order. */
 int fp_peer_state (fp_node *node, fp_peer peer);
-/* Gives a peer up: what is in flight to it fails, its memory is gone. */
+/* Disconnects a peer: operations in flight to it fail, and its memory is released. */
 int fp_peer_disconnect (fp_node *node, fp_peer peer);
 
 /* ---- Memory ---------------------------------------------------------------------------------- */
 
-/* Takes zeroed memory that peers of this host can map and NICs can reach. */
+/* Allocates zeroed memory that peers of this host can map and NICs can reach. */
 int fp_mem_alloc (fp_node *node, size_t len, fp_mem *memory);
 /* Registers memory of the program, at a multiple of 8 bytes. Peers write it at any time; it must
  * stay until fp_mem_free returned 0 or the node was closed, and until every peer that has imported
  * it has released it. */
 int fp_mem_register (fp_node *node, void *start, size_t len, fp_mem *memory);
-/* -EBUSY: an operation, a receive or an import still uses it. -EADDRINUSE: it is gone, but a
- * provider still holds memory that was registered: never give that back. */
+/* -EBUSY: an operation, a receive or an import still uses it. -EADDRINUSE: it is freed, but a
+ * provider still holds registered memory: never reuse that. */
 int fp_mem_free (fp_node *node, fp_mem memory);
-/* Copies the handle out by which peers import the memory; as fp_node_address. */
+/* Copies out the handle with which peers import the memory; see fp_node_address for `*len`. */
 int fp_mem_export (fp_node *node, fp_mem memory, void *handle, size_t *len);
-/* Waits until the peer is connected, as long as connect_timeout_ms says. */
+/* Waits until the peer is connected, at most connect_timeout_ms. */
 int fp_mem_import (fp_node *node, fp_peer peer, const void *handle, size_t len, fp_remote *remote);
 int fp_mem_release (fp_node *node, fp_remote remote);
 /* Copy bytes into memory of this node, and out of it. */
@@ -129,9 +129,9 @@ int fp_mem_read (fp_node *node, fp_mem memory, uint64_t offset, void *into, size
 int fp_mem_store (fp_node *node, fp_mem memory, uint64_t offset, uint64_t value);
 
 /* ---- One-sided operations ---------------------------------------------------------------------
- * Those that find no room make progress, as long as patience_ms says, and then fail with -EAGAIN.
- * With a token, fp_poll or fp_test tells the end; with a null token, fp_quiet alone does. Memory
- * stays as it is until then. */
+ * Without room they make progress for up to patience_ms, and then fail with -EAGAIN. With a token,
+ * fp_poll or fp_test report the completion; with a null token only fp_quiet does. Memory must not
+ * change until then. */
 
 #define FP_SIGNAL_SET 1
 #define FP_SIGNAL_ADD 2

@@ -1,11 +1,11 @@
-//! Nodes as C programs name them, and who may call into one.
+//! The handles of nodes in C programs, and which thread may call into a node.
 //!
-//! A handle is a number that looks like a pointer and is never followed: the slot of a fixed table,
-//! and how often that slot was used before. A null, closed or invented one is found out by a
-//! compare. A node belongs to the thread that opened it, until that thread gives it up
-//! ([`fp_node_unbind`]); then to the first that calls into it. A call of any other thread is
-//! refused, and so is one from a signal handler that has interrupted another. A call costs some
-//! loads and compares, and no read-modify-write.
+//! A handle is a number typed as a pointer and never dereferenced: the slot of a fixed table, and
+//! the number of uses of that slot. A null, closed or invented one is detected by a comparison. A
+//! node belongs to the thread that opened it, until that thread gives it up ([`fp_node_unbind`]);
+//! then to the first that calls into it. A call of any other thread is refused, and so is one from
+//! a signal handler that has interrupted another. A call costs some loads and compares, and no
+//! read-modify-write.
 //!
 //! Numbers of memory, peers, operations and receives are mixed with one of the node, so that those
 //! of another node, and zeros, name nothing.
@@ -30,41 +30,42 @@ use fishplate::{LocalAddr, Node, PeerId, RemoteAddr};
 
 use crate::status::{Status, fail};
 
-/// A node, to C. Never followed.
+/// A node for C. Never dereferenced.
 #[repr(C)]
 pub struct FpNode {
     _opaque: [u8; 0],
 }
 
-/// Nodes that a process may have open at once.
+/// Most open nodes of a process.
 const SLOTS: usize = 64;
 
-/// A node, and what its C program names by number.
+/// A node, and the objects that its C program names by number.
 pub(crate) struct Inner {
     pub node: Node,
     /// By their raw numbers.
     pub memories: HashMap<u64, Memory>,
     pub remotes: HashMap<u64, Remote>,
-    /// Claimed messages that were not received yet, by the numbers given out for them.
+    /// Claimed messages that were not received yet, by their number.
     pub claims: HashMap<u64, Claimed>,
     pub next_claim: u64,
-    /// What its numbers are mixed with: 1 to 0x7fff.
+    /// The value that its numbers are mixed with: 1 to 0x7fff.
     mixed: u64,
 }
 
 struct Slot {
-    /// The handle that is good, or 0. Changes only while the slot has an owner, by that.
+    /// The valid handle, or 0. Only the slot's owner changes it.
     name: AtomicUsize,
     /// The thread that may call, or 0.
     owner: AtomicUsize,
-    /// A call is under way. Its owner alone looks, whom a signal handler may have interrupted.
+    /// A call is in progress. Only the owner checks it, which a signal handler may have
+    /// interrupted.
     busy: AtomicBool,
-    /// None of an open node: a panic has passed through, and it was left where it was.
+    /// `None` while the node is closed, or after a panic in it.
     inner: UnsafeCell<Option<Box<Inner>>>,
 }
 
-// SAFETY: `inner` is touched by the thread in `owner` alone, and handed over by its edges; what it
-// holds is `Send`.
+// SAFETY: only the thread in `owner` accesses `inner`, and the edges of `owner` pass it on; its
+// contents are `Send`.
 unsafe impl Sync for Slot {}
 const _: () = {
     const fn send<T: Send>() {}
@@ -80,13 +81,13 @@ static TABLE: [Slot; SLOTS] = [const {
     }
 }; SLOTS];
 
-/// Nodes that a panic has passed through. Nothing inside is believed any more, so none is dropped.
+/// Nodes that panicked. Their state may be inconsistent, so they are never dropped.
 static LEFT: Mutex<Vec<Box<Inner>>> = Mutex::new(Vec::new());
 
-/// Counts nodes, so that no handle comes twice.
+/// Counts nodes, so that no handle is reused.
 static OPENED: AtomicUsize = AtomicUsize::new(0);
 
-/// A number that no two threads have at once, and that is not 0.
+/// Returns a number that is unique among live threads, and not 0.
 #[inline(always)]
 fn me() -> usize {
     #[cfg(target_arch = "x86_64")]
@@ -110,7 +111,7 @@ fn slot(node: *mut FpNode) -> &'static Slot {
     &TABLE[node.addr() % SLOTS]
 }
 
-/// Puts a node into the table. Its owner is this thread.
+/// Adds a node to the table. This thread becomes its owner.
 pub(crate) fn insert(node: Node) -> Result<*mut FpNode, Status> {
     let number = OPENED.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
     let inner = Inner {
@@ -126,7 +127,7 @@ pub(crate) fn insert(node: Node) -> Result<*mut FpNode, Status> {
             continue;
         }
         if slot.name.load(Ordering::Relaxed) != 0 {
-            // An open node that belongs to nobody.
+            // An open node without an owner.
             slot.owner.store(0, Ordering::Release);
             continue;
         }
@@ -139,7 +140,7 @@ pub(crate) fn insert(node: Node) -> Result<*mut FpNode, Status> {
     Err(fail(libc::ENOSPC, format_args!("{SLOTS} nodes are open in this process")))
 }
 
-/// Takes a node out of the table. Nobody can call into it any more.
+/// Removes a node from the table. No call can enter it afterwards.
 pub(crate) fn remove(node: *mut FpNode) -> Result<Box<Inner>, Status> {
     owned(node)?;
     let slot = slot(node);
@@ -153,7 +154,7 @@ pub(crate) fn remove(node: *mut FpNode) -> Result<Box<Inner>, Status> {
     inner.ok_or_else(broken)
 }
 
-/// Whether the handle is good, and this thread owns the node.
+/// Whether the handle is valid and this thread owns the node.
 #[inline(always)]
 fn owned(node: *mut FpNode) -> Result<(), Status> {
     let slot = slot(node);
@@ -163,7 +164,7 @@ fn owned(node: *mut FpNode) -> Result<(), Status> {
     adopt(node)
 }
 
-/// A handle that is not this thread's: it may be nobody's.
+/// Takes over a node without an owner; otherwise an error.
 #[cold]
 fn adopt(node: *mut FpNode) -> Result<(), Status> {
     let slot = slot(node);
@@ -171,12 +172,9 @@ fn adopt(node: *mut FpNode) -> Result<(), Status> {
         return Err(stranger());
     }
     if slot.owner.compare_exchange(0, me(), Ordering::Acquire, Ordering::Relaxed).is_err() {
-        return Err(fail(
-            libc::EPERM,
-            "the node belongs to another thread, which has not called fp_node_unbind",
-        ));
+        return Err(fail(libc::EPERM, "the node belongs to another thread; call fp_node_unbind there first"));
     }
-    // It may have been closed meanwhile.
+    // It may have been closed in between.
     if slot.name.load(Ordering::Relaxed) != node.addr() {
         slot.owner.store(0, Ordering::Release);
         return Err(stranger());
@@ -186,11 +184,11 @@ fn adopt(node: *mut FpNode) -> Result<(), Status> {
 
 #[cold]
 fn stranger() -> Status {
-    fail(libc::EBADF, "no node has this handle: it is null, closed, or was never given")
+    fail(libc::EBADF, "invalid node handle: null, closed or never returned")
 }
 
 /// Makes a call, which does not unwind, into the node of a slot that this thread owns. `None`:
-/// another is under way, or the node is no more.
+/// another call is in progress, or the node was closed.
 #[inline(always)]
 fn during<T>(slot: &Slot, call: impl FnOnce(&mut Inner) -> T) -> Option<T> {
     if slot.busy.load(Ordering::Relaxed) {
@@ -198,15 +196,15 @@ fn during<T>(slot: &Slot, call: impl FnOnce(&mut Inner) -> T) -> Option<T> {
     }
     slot.busy.store(true, Ordering::Relaxed);
     compiler_fence(Ordering::SeqCst);
-    // SAFETY: this thread owns the slot, and none of its calls is under way: a signal handler that
-    // interrupts this one finds the mark.
+    // SAFETY: this thread owns the slot, and no other call is in progress: a signal handler that
+    // interrupts this one finds `busy` set.
     let done = unsafe { (*slot.inner.get()).as_deref_mut() }.map(call);
     compiler_fence(Ordering::SeqCst);
     slot.busy.store(false, Ordering::Relaxed);
     done
 }
 
-/// Makes a call into a node that cannot panic. `None`: it was not made, and [`enter`] says why.
+/// Makes a call that cannot panic. `None`: it was not made, and [`enter`] returns why.
 #[inline(always)]
 pub(crate) fn at_once<T>(node: *mut FpNode, call: impl FnOnce(&mut Inner) -> T) -> Option<T> {
     let slot = slot(node);
@@ -216,7 +214,7 @@ pub(crate) fn at_once<T>(node: *mut FpNode, call: impl FnOnce(&mut Inner) -> T) 
     during(slot, call)
 }
 
-/// Makes a call into a node. What `call` returns is what C gets; a panic ends the node.
+/// Makes a call into a node, and returns its result to C. A panic ends the node.
 #[inline(always)]
 pub(crate) fn enter(node: *mut FpNode, call: impl FnOnce(&mut Inner) -> Result<c_int, Status>) -> c_int {
     if let Err(status) = owned(node) {
@@ -231,7 +229,7 @@ pub(crate) fn enter(node: *mut FpNode, call: impl FnOnce(&mut Inner) -> Result<c
     }
 }
 
-/// Why a node that this thread owns cannot be entered.
+/// Why this thread cannot enter a node that it owns.
 #[cold]
 fn refused(node: *mut FpNode) -> Status {
     if slot(node).busy.load(Ordering::Relaxed) { interrupted() } else { broken() }
@@ -239,52 +237,55 @@ fn refused(node: *mut FpNode) -> Status {
 
 #[cold]
 fn interrupted() -> Status {
-    fail(libc::EBUSY, "this thread is in a call of the node, which a signal handler has interrupted")
+    fail(
+        libc::EBUSY,
+        "this thread is in a call of the node, interrupted by a signal handler; call from outside the handler",
+    )
 }
 
 impl Inner {
-    /// A region's number as C has it; or the reverse.
+    /// Converts a region's number between the node and C. The conversion is its own inverse.
     #[inline(always)]
     pub fn region(&self, raw: u64) -> u64 {
-        // Regions are counted by 16 bits of the lower half: that of another node lies beyond them.
+        // Regions use 16 bits of the lower half, so that of another node is out of range.
         raw ^ self.mixed << 16
     }
 
-    /// The same of an operation or a receive, whose upper half tells it from earlier ones.
+    /// The same for an operation or a receive, whose upper half distinguishes it from earlier ones.
     #[inline(always)]
     pub fn token(&self, raw: u64) -> u64 {
         raw ^ self.mixed << 48
     }
 
-    /// The same of a peer, likewise.
+    /// The same for a peer.
     pub fn peer(&self, raw: u32) -> u32 {
         raw ^ (self.mixed as u32) << 16
     }
 
-    /// A place in memory of the node.
+    /// An address in memory of the node.
     #[inline(always)]
     pub fn here(&self, memory: u64, offset: u64) -> LocalAddr {
         LocalId::from_raw(self.region(memory)).at(offset)
     }
 
-    /// A place in imported memory.
+    /// An address in imported memory.
     #[inline(always)]
     pub fn there(&self, remote: u64, offset: u64) -> RemoteAddr {
         RemoteId::from_raw(self.region(remote)).at(offset)
     }
 
-    /// A peer that C names.
+    /// A peer from C.
     pub fn named(&self, peer: u32) -> PeerId {
         PeerId::from_raw(self.peer(peer))
     }
 
-    /// The same, or anybody.
+    /// A peer, or any peer.
     pub fn anyone(&self, peer: u32) -> Option<PeerId> {
         (peer != ANY).then(|| self.named(peer))
     }
 }
 
-/// The peer that stands for every peer.
+/// The number that means any peer.
 pub(crate) const ANY: u32 = u32::MAX;
 
 #[cold]
@@ -297,7 +298,7 @@ fn panicked(slot: &Slot) -> c_int {
 
 #[cold]
 fn broken() -> Status {
-    fail(libc::ENOTRECOVERABLE, "a defect of the library ended this node; please report it")
+    fail(libc::ENOTRECOVERABLE, "an internal error of the library ended this node; please report it")
 }
 
 /// Makes a call without a node.
@@ -309,7 +310,7 @@ pub(crate) fn outside(call: impl FnOnce() -> Result<c_int, Status>) -> c_int {
     }
 }
 
-/// Gives the node up: the next thread that calls into it owns it.
+/// Releases the node: the next thread that calls into it owns it.
 #[unsafe(no_mangle)]
 pub extern "C" fn fp_node_unbind(node: *mut FpNode) -> c_int {
     match owned(node) {
@@ -342,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn a_handle_never_comes_twice_and_there_are_no_more_than_slots() {
+    fn handles_are_unique_and_limited() {
         let open = || insert(Node::builder().fabric(Fabric::Off).open().unwrap());
         let mut seen = vec![];
         for _ in 0..3 {

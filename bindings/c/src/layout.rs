@@ -1,4 +1,5 @@
-//! The layout of what C programs were compiled with: `tests/layout.c` holds the header to the same.
+//! The layout that C programs were compiled with; `tests/layout.c` checks the header against the
+//! same.
 
 use std::mem::offset_of;
 

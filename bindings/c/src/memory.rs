@@ -7,7 +7,7 @@ use crate::handle::{FpNode, enter};
 use crate::node::{buffer, bytes, hand_out, place, unknown_region};
 use crate::status::fail;
 
-/// Takes memory.
+/// Allocates memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_mem_alloc(node: *mut FpNode, len: usize, memory: *mut u64) -> c_int {
     enter(node, |inner| {
@@ -40,13 +40,13 @@ pub unsafe extern "C" fn fp_mem_register(
     })
 }
 
-/// Gives memory back.
+/// Frees memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_mem_free(node: *mut FpNode, memory: u64) -> c_int {
     enter(node, |inner| {
         let named = *inner.memories.get(&memory).ok_or_else(unknown_region)?;
         let freed = inner.node.free(named);
-        // Gone, unless something still uses it.
+        // It is freed, unless something still uses it.
         if inner.node.handle(named).is_err() {
             inner.memories.remove(&memory);
         }
@@ -55,7 +55,7 @@ pub unsafe extern "C" fn fp_mem_free(node: *mut FpNode, memory: u64) -> c_int {
     })
 }
 
-/// The handle by which peers import memory.
+/// Returns the handle with which peers import memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_mem_export(
     node: *mut FpNode,
@@ -89,7 +89,7 @@ pub unsafe extern "C" fn fp_mem_import(
     })
 }
 
-/// Gives imported memory up.
+/// Releases imported memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_mem_release(node: *mut FpNode, remote: u64) -> c_int {
     enter(node, |inner| {

@@ -13,7 +13,7 @@ use crate::node::{buffer, bytes, millis, place};
 use crate::status::Status;
 use crate::verbs::issued;
 
-/// 96 bits that a receiver matches.
+/// A tag of 96 bits.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FpTag {
@@ -23,15 +23,15 @@ pub struct FpTag {
     pub high: u32,
 }
 
-/// What a message says of itself.
+/// Description of a message.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct FpMessage {
     /// The sender's tag.
     pub tag: FpTag,
-    /// What was sent, in bytes.
+    /// Its length at the sender, in bytes.
     pub len: u64,
-    /// Names a claimed message.
+    /// The number of a claimed message.
     pub claim: u64,
     /// The sender.
     pub source: u32,
@@ -44,7 +44,7 @@ impl FpTag {
 }
 
 impl Inner {
-    /// What a message says of itself, to C.
+    /// Describes a message for C.
     pub fn message(&self, envelope: Envelope) -> FpMessage {
         let Envelope { source, tag, len } = envelope;
         let source = self.peer(source.to_raw());
@@ -133,7 +133,7 @@ pub unsafe extern "C" fn fp_post_recv(
     })
 }
 
-/// Takes a receive back.
+/// Cancels a receive.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_cancel(node: *mut FpNode, request: u64) -> c_int {
     enter(node, |inner| {
@@ -142,7 +142,7 @@ pub unsafe extern "C" fn fp_cancel(node: *mut FpNode, request: u64) -> c_int {
     })
 }
 
-/// Looks for a message, and claims it if asked.
+/// Looks for a message, and optionally claims it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_probe(
     node: *mut FpNode,

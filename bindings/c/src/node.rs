@@ -17,23 +17,23 @@ use crate::status::{Status, fail};
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct FpOptions {
-    /// The size of the structure that the caller knows, in bytes.
+    /// Size of the structure as the caller was compiled with, in bytes.
     pub struct_size: usize,
     /// `FP_*` flags.
     pub flags: u32,
-    /// Peers at once.
+    /// Most peers.
     pub peers: u32,
-    /// Regions registered at once.
+    /// Most registered regions.
     pub regions: u32,
-    /// Regions imported at once.
+    /// Most imported regions.
     pub imports: u32,
-    /// Operations in flight at once.
+    /// Most operations in flight.
     pub operations: u32,
-    /// Milliseconds that an operation waits for room.
+    /// How long an operation waits for room, in milliseconds.
     pub patience_ms: u32,
-    /// Milliseconds that the first use of a peer waits for it.
+    /// How long the first use of a peer waits for its connection, in milliseconds.
     pub connect_timeout_ms: u32,
-    /// Libfabric rails at most.
+    /// Most libfabric rails.
     pub max_rails: u32,
     /// Names, separated by commas.
     pub providers: *const c_char,
@@ -41,11 +41,11 @@ pub struct FpOptions {
     pub interfaces: *const c_char,
 }
 
-/// Peers of this host are not reached through shared memory.
+/// Does not use shared memory for peers of this host.
 pub const FP_NO_SHARED_MEMORY: u32 = 1;
 /// No libfabric rails.
 pub const FP_NO_FABRIC: u32 = 2;
-/// A node without a libfabric rail does not open.
+/// Does not open a node without a libfabric rail.
 pub const FP_REQUIRE_FABRIC: u32 = 4;
 
 /// The node has a descriptor to wait on, also without libfabric rails.
@@ -60,7 +60,7 @@ pub(crate) fn millis(timeout: i64) -> Duration {
     }
 }
 
-/// Whether a pointer may be followed at all.
+/// Checks that a pointer may be dereferenced.
 #[inline(always)]
 pub(crate) fn check<T>(pointer: *const T, name: &str) -> Result<(), Status> {
     match pointer.is_null() || !pointer.is_aligned() {
@@ -69,12 +69,12 @@ pub(crate) fn check<T>(pointer: *const T, name: &str) -> Result<(), Status> {
     }
 }
 
-/// Where a result goes.
+/// The destination of a result.
 #[inline(always)]
 pub(crate) fn place<'a, T>(pointer: *mut T, name: &str) -> Result<&'a mut MaybeUninit<T>, Status> {
     check(pointer, name)?;
-    // SAFETY: the caller's promise, as the header says: it is writable for one value, and nobody
-    // else uses it during the call. It may hold anything.
+    // SAFETY: as the header requires: writable for one value, and not used elsewhere during the
+    // call. It may be uninitialised.
     Ok(unsafe { &mut *pointer.cast() })
 }
 
@@ -84,9 +84,9 @@ pub(crate) fn bytes<'a>(pointer: *const c_void, len: usize) -> Result<&'a [u8], 
         return Ok(&[]);
     }
     if pointer.is_null() || len > isize::MAX as usize {
-        return Err(fail(libc::EINVAL, "the bytes are null, or longer than memory can be"));
+        return Err(fail(libc::EINVAL, "invalid bytes: null, or too long"));
     }
-    // SAFETY: the caller's promise, as the header says: readable during the call, and not written.
+    // SAFETY: as the header requires: readable during the call, and not written.
     Ok(unsafe { std::slice::from_raw_parts(pointer.cast(), len) })
 }
 
@@ -96,21 +96,24 @@ pub(crate) fn buffer<'a>(pointer: *mut c_void, len: usize) -> Result<&'a mut [u8
         return Ok(&mut []);
     }
     if pointer.is_null() || len > isize::MAX as usize {
-        return Err(fail(libc::EINVAL, "the buffer is null, or longer than memory can be"));
+        return Err(fail(libc::EINVAL, "invalid buffer: null, or too long"));
     }
-    // SAFETY: the caller's promise, as the header says: readable and writable during the call, the
-    // call's alone, and initialised.
+    // SAFETY: as the header requires: readable and writable during the call, not used elsewhere,
+    // and initialised.
     Ok(unsafe { std::slice::from_raw_parts_mut(pointer.cast(), len) })
 }
 
-/// Copies out bytes of which the caller says how much room it has, and learns how much it needs.
+/// Copies bytes into the caller's buffer, and returns the size that is needed.
 pub(crate) fn hand_out(from: &[u8], into: *mut c_void, len: *mut usize) -> Result<c_int, Status> {
     let len = place(len, "len")?;
-    // SAFETY: the header says that it holds the room there is.
+    // SAFETY: the header requires that it holds the size of the buffer.
     let room = unsafe { len.assume_init_read() };
     len.write(from.len());
     if room < from.len() {
-        return Err(fail(libc::EMSGSIZE, format_args!("{} bytes are needed, {room} are there", from.len())));
+        return Err(fail(
+            libc::EMSGSIZE,
+            format_args!("buffer too small: {room} bytes; {} are needed", from.len()),
+        ));
     }
     buffer(into, from.len())?.copy_from_slice(from);
     Ok(0)
@@ -121,13 +124,13 @@ fn names(list: *const c_char, what: &str) -> Result<Vec<String>, Status> {
     if list.is_null() {
         return Ok(vec![]);
     }
-    // SAFETY: the caller's promise: a string that ends with a zero byte.
+    // SAFETY: as the header requires: a string that ends with a zero byte.
     let list = unsafe { CStr::from_ptr(list) };
     let list = list.to_str().map_err(|_| fail(libc::EINVAL, format_args!("{what} is not UTF-8")))?;
     Ok(list.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect())
 }
 
-/// As much of the options as the caller knows; the rest is 0.
+/// The options that the caller knows; the rest is 0.
 fn options(given: *const FpOptions) -> Result<FpOptions, Status> {
     // SAFETY: numbers and raw pointers, all of which may be zero.
     let mut options: FpOptions = unsafe { std::mem::zeroed() };
@@ -135,18 +138,21 @@ fn options(given: *const FpOptions) -> Result<FpOptions, Status> {
         return Ok(options);
     }
     check(given, "options")?;
-    // SAFETY: the caller's promise: options that begin with their size.
+    // SAFETY: as the header requires: options that begin with their size.
     let size = unsafe { (*given).struct_size };
     if !(size_of::<usize>()..=4096).contains(&size) {
         return Err(fail(libc::EINVAL, "struct_size: set it to sizeof (fp_options)"));
     }
     let known = size_of::<FpOptions>();
-    // SAFETY: the caller's promise: `size` bytes are readable.
+    // SAFETY: as the header requires: `size` bytes are readable.
     let all = unsafe { std::slice::from_raw_parts(given.cast::<u8>(), size) };
     if all.iter().skip(known).any(|&byte| byte != 0) {
-        return Err(fail(libc::EINVAL, "an option is set that this library does not know"));
+        return Err(fail(
+            libc::EINVAL,
+            "unknown option set: this library is older than the header; set only options that it knows",
+        ));
     }
-    // SAFETY: both are as long, and one is ours; any bytes of the caller's are a valid value.
+    // SAFETY: both have this length, and one is ours; all bytes are valid values.
     unsafe {
         std::ptr::copy_nonoverlapping(given.cast(), (&raw mut options).cast::<u8>(), size.min(known));
     }
@@ -204,7 +210,7 @@ pub unsafe extern "C" fn fp_node_open(given: *const FpOptions, node: *mut *mut F
     })
 }
 
-/// Ends a node.
+/// Closes a node.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_node_close(node: *mut FpNode, timeout_ms: i64) -> c_int {
     outside(|| {
@@ -214,7 +220,7 @@ pub unsafe extern "C" fn fp_node_close(node: *mut FpNode, timeout_ms: i64) -> c_
     })
 }
 
-/// The node's address.
+/// Returns the node's address.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_node_address(node: *mut FpNode, into: *mut c_void, len: *mut usize) -> c_int {
     enter(node, |inner| hand_out(&inner.node.address(), into, len))
@@ -241,7 +247,7 @@ pub unsafe extern "C" fn fp_progress(node: *mut FpNode) -> c_int {
     enter(node, |inner| Ok(inner.node.progress().min(c_int::MAX as u32) as c_int))
 }
 
-/// Takes a peer in.
+/// Connects a peer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_peer_connect(
     node: *mut FpNode,
@@ -257,7 +263,7 @@ pub unsafe extern "C" fn fp_peer_connect(
     })
 }
 
-/// Whether a peer is there.
+/// Returns the state of a peer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_peer_state(node: *mut FpNode, named: u32) -> c_int {
     enter(node, |inner| {
@@ -270,7 +276,7 @@ pub unsafe extern "C" fn fp_peer_state(node: *mut FpNode, named: u32) -> c_int {
     })
 }
 
-/// Gives a peer up.
+/// Disconnects a peer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_peer_disconnect(node: *mut FpNode, named: u32) -> c_int {
     enter(node, |inner| {
@@ -280,7 +286,7 @@ pub unsafe extern "C" fn fp_peer_disconnect(node: *mut FpNode, named: u32) -> c_
     })
 }
 
-/// Makes a region's number an error where it is none.
+/// The error for an unknown region.
 pub(crate) fn unknown_region() -> Status {
     Error::from(AttachError::UnknownRegion).into()
 }

@@ -1,4 +1,4 @@
-//! What has ended, and counters.
+//! Completions and counters.
 
 use std::ffi::c_int;
 
@@ -10,7 +10,7 @@ use crate::messages::{FpMessage, FpTag};
 use crate::node::{check, place};
 use crate::status::{fail, of_outcome};
 
-/// The end of an operation or of a receive.
+/// The completion of an operation or a receive.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct FpCompletion {
@@ -20,19 +20,19 @@ pub struct FpCompletion {
     pub status: i32,
     /// The token, or the request.
     pub id: u64,
-    /// The word that was given with a receive.
+    /// The context word of a receive.
     pub word: u64,
-    /// What a fetch found, or bytes received.
+    /// The value of a fetch, or the received bytes.
     pub value: u64,
-    /// What was received.
+    /// The received message.
     pub message: FpMessage,
-    /// It failed, and may still land.
+    /// The operation failed, and may still land.
     pub may_land: u32,
 }
 
-/// An operation has ended.
+/// An operation is complete.
 pub const FP_OPERATION: u32 = 1;
-/// A receive has ended.
+/// A receive is complete.
 pub const FP_RECEIVE: u32 = 2;
 
 const NOBODY: FpMessage =
@@ -72,7 +72,7 @@ impl FpCompletion {
     }
 }
 
-/// Makes a pass, and takes what has ended.
+/// Makes a pass, and takes completions.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_poll(node: *mut FpNode, into: *mut FpCompletion, count: usize) -> c_int {
     enter(node, |inner| {
@@ -89,7 +89,7 @@ pub unsafe extern "C" fn fp_poll(node: *mut FpNode, into: *mut FpCompletion, cou
                     None => break,
                 },
             };
-            // SAFETY: the header says that there is room for `count`.
+            // SAFETY: the header requires room for `count`.
             unsafe { into.add(taken).write(end) };
             taken += 1;
         }
@@ -97,7 +97,7 @@ pub unsafe extern "C" fn fp_poll(node: *mut FpNode, into: *mut FpCompletion, cou
     })
 }
 
-/// Takes the end of one operation, if it has ended.
+/// Takes the completion of an operation, if it is complete.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_test(node: *mut FpNode, token: u64, into: *mut FpCompletion) -> c_int {
     enter(node, |inner| {
@@ -117,27 +117,27 @@ pub unsafe extern "C" fn fp_test(node: *mut FpNode, token: u64, into: *mut FpCom
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FpStats {
-    /// The size of the structure that the caller knows, in bytes.
+    /// Size of the structure as the caller was compiled with, in bytes.
     pub struct_size: usize,
     /// Writes and messages posted.
     pub posted: u64,
     /// Writes and messages that arrived.
     pub arrived: u64,
-    /// Of these, before an earlier one.
+    /// Arrivals before an earlier number.
     pub out_of_order: u64,
-    /// Twice.
+    /// Repeated arrivals.
     pub duplicates: u64,
-    /// Of an earlier attachment.
+    /// Arrivals of an earlier attachment.
     pub stale: u64,
     /// Signals and atomics applied.
     pub applied: u64,
-    /// Acknowledgements that went out alone.
+    /// Acknowledgements sent on their own.
     pub acks_alone: u64,
-    /// Posts without room.
+    /// Posts refused for lack of room.
     pub refused: u64,
     /// Posts that failed.
     pub failed: u64,
-    /// Passes.
+    /// Progress passes.
     pub passes: u64,
 }
 
@@ -146,7 +146,7 @@ pub struct FpStats {
 pub unsafe extern "C" fn fp_stats(node: *mut FpNode, into: *mut FpStats) -> c_int {
     enter(node, |inner| {
         check(into, "stats")?;
-        // SAFETY: the header says that it holds the size that the caller knows.
+        // SAFETY: the header requires that it holds the size of the structure.
         let size = unsafe { (*into).struct_size };
         if !(size_of::<usize>()..=4096).contains(&size) {
             return Err(fail(libc::EINVAL, "struct_size: set it to sizeof (fp_stats_t)"));

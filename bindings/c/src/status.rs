@@ -1,5 +1,5 @@
-//! What functions return: 0 or more, or a negative number of `errno.h`. What exactly was wrong is
-//! said by [`fp_last_error`], thread by thread.
+//! Return values: 0 or more, or a negative number of `errno.h`. [`fp_last_error`] has the exact
+//! error of each thread.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int};
@@ -17,47 +17,47 @@ thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }
 
-/// Keeps the text of an error for [`fp_last_error`]. Slow path: allocates.
+/// Stores the text of an error for [`fp_last_error`]. Slow path: allocates.
 #[cold]
 pub(crate) fn fail(code: c_int, text: impl Display) -> Status {
     let text = CString::new(text.to_string().replace('\0', " ")).unwrap_or_default();
-    // A thread that is being torn down has no place for it any more.
+    // A thread that is being torn down cannot store it any more.
     let _ = LAST.try_with(|last| last.replace(text));
     Status(-code)
 }
 
-/// What the last function of this thread that failed says of it. Valid until the next one fails.
+/// Returns the text of this thread's last error. Valid until the next one.
 #[unsafe(no_mangle)]
 pub extern "C" fn fp_last_error() -> *const c_char {
     LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }
 
-/// What a status means, in a few words. A constant.
+/// Returns a short description of a status, a constant.
 #[unsafe(no_mangle)]
 pub extern "C" fn fp_strerror(status: c_int) -> *const c_char {
     let text: &CStr = match status.wrapping_neg() {
         ..=0 => c"done",
-        libc::EAGAIN => c"no room for now: make progress, then try again",
+        libc::EAGAIN => c"no room: make progress, then retry",
         libc::ETIMEDOUT => c"the deadline has expired",
-        libc::ENOTCONN => c"the peer has not connected",
+        libc::ENOTCONN => c"the peer is not connected",
         libc::ECONNRESET => c"the peer has failed",
         libc::ESHUTDOWN => c"the peer has closed in good order",
-        libc::EHOSTUNREACH => c"no rail joins the two nodes",
-        libc::EPROTO => c"the two nodes do not fit together",
+        libc::EHOSTUNREACH => c"no rail connects the two nodes",
+        libc::EPROTO => c"the two nodes are incompatible",
         libc::ENXIO => c"no such peer",
         libc::EBADF => c"no such node",
         libc::EBADR => c"no such region, operation, receive or message",
-        libc::ERANGE => c"the range does not lie in its region",
+        libc::ERANGE => c"the range is outside its region",
         libc::EMSGSIZE => c"too long",
         libc::EBUSY => c"in use",
-        libc::EADDRINUSE => c"gone, but a provider holds its memory: never reuse that",
+        libc::EADDRINUSE => c"freed, but a provider holds the memory: never reuse it",
         libc::EPERM => c"the node belongs to another thread",
-        libc::ENOSPC => c"no room for another: see fp_options",
+        libc::ENOSPC => c"limit reached: raise it in fp_options",
         libc::ENOTSUP => c"not supported",
-        libc::EINVAL => c"a wrong argument",
+        libc::EINVAL => c"invalid argument",
         libc::ECANCELED => c"cancelled",
         libc::EIO => c"failed",
-        libc::ENOTRECOVERABLE => c"a defect of the library ended the node",
+        libc::ENOTRECOVERABLE => c"an internal error of the library ended the node",
         _ => c"the system's own error",
     };
     text.as_ptr()
@@ -107,7 +107,7 @@ fn of_fault(fault: Fault) -> c_int {
     }
 }
 
-/// How an operation ended: 0 or a negative number, and whether something of it may land later.
+/// The result of an operation: 0 or a negative number, and whether it may still land.
 pub(crate) fn of_outcome(outcome: Outcome) -> (c_int, bool) {
     match outcome {
         Outcome::Done => (0, false),

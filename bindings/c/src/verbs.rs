@@ -10,11 +10,11 @@ use crate::handle::{FpNode, Inner, at_once, enter};
 use crate::node::{bytes, millis, place};
 use crate::status::{Status, fail};
 
-/// The token of an operation that is over already. No other has all bits set: a slot's number has
-/// fewer than 32.
+/// The token of an operation that is already complete. No other token has all bits set, because
+/// slot numbers have fewer than 32.
 const OVER: u64 = u64::MAX;
 
-/// Whether an operation is to be reported: with a place for its token.
+/// How an operation is reported: with a place for its token, or not.
 #[inline(always)]
 fn notice(token: *mut u64) -> Result<Notice, Status> {
     match token.is_null() {
@@ -39,15 +39,15 @@ fn signal(inner: &Inner, remote: u64, offset: u64, op: c_int, value: u64) -> Res
     let op = match op {
         1 => SignalOp::Set,
         2 => SignalOp::Add,
-        _ => return Err(fail(libc::EINVAL, "op: neither FP_SIGNAL_SET nor FP_SIGNAL_ADD")),
+        _ => return Err(fail(libc::EINVAL, "invalid op: use FP_SIGNAL_SET or FP_SIGNAL_ADD")),
     };
     Ok(Signal { at: inner.there(remote, offset), op, value })
 }
 
 fn amo(op: c_int, width: u32, operand: u64, compare: u64) -> Result<Amo, Status> {
     let op = u8::try_from(op).ok().and_then(AmoOp::from_wire);
-    let op = op.ok_or_else(|| fail(libc::EINVAL, "op: none of FP_AMO_*"))?;
-    let width = u8::try_from(width).map_err(|_| fail(libc::EINVAL, "width: 1, 2, 4 or 8"))?;
+    let op = op.ok_or_else(|| fail(libc::EINVAL, "invalid op: use one of FP_AMO_*"))?;
+    let width = u8::try_from(width).map_err(|_| fail(libc::EINVAL, "invalid width: use 1, 2, 4 or 8"))?;
     Ok(Amo { op, width, operand, compare })
 }
 
@@ -86,7 +86,7 @@ pub unsafe extern "C" fn fp_put_bytes(
     })
 }
 
-/// Writes, if there are bytes, then signals.
+/// Writes, unless there are no bytes, then signals.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_put_signal(
     node: *mut FpNode,
@@ -101,7 +101,7 @@ pub unsafe extern "C" fn fp_put_signal(
     value: u64,
     token: *mut u64,
 ) -> c_int {
-    // Most are over at once, and then cost no more than this.
+    // Fast path: most complete at once.
     let usual = token.is_null() && len != 0 && op == SignalOp::Set as c_int;
     let over = usual.then(|| {
         at_once(node, |inner| {
@@ -118,7 +118,7 @@ pub unsafe extern "C" fn fp_put_signal(
     put_signal_later(node, &whole, op, value, token)
 }
 
-/// What a put-signal names.
+/// The arguments of a put-signal.
 struct PutSignal {
     memory: u64,
     offset: u64,
@@ -184,7 +184,7 @@ pub unsafe extern "C" fn fp_atomic(
     })
 }
 
-/// Executes an atomic at a peer, and waits for the value before.
+/// Executes an atomic at a peer, and waits for the previous value.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_atomic_fetch(
     node: *mut FpNode,
@@ -215,7 +215,7 @@ pub unsafe extern "C" fn fp_fence(node: *mut FpNode, named: u32) -> c_int {
     })
 }
 
-/// Waits until everything is done.
+/// Waits until all operations are complete.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_quiet(node: *mut FpNode, named: u32, timeout_ms: i64) -> c_int {
     enter(node, |inner| {
@@ -247,7 +247,7 @@ pub unsafe extern "C" fn fp_wait_signal(
             4 => Cmp::Gt,
             5 => Cmp::Le,
             6 => Cmp::Lt,
-            _ => return Err(fail(libc::EINVAL, "compare: none of FP_EQ .. FP_LT")),
+            _ => return Err(fail(libc::EINVAL, "invalid compare: use one of FP_EQ to FP_LT")),
         };
         let seen = if seen.is_null() { None } else { Some(place(seen, "seen")?) };
         let (at, from) = (inner.here(memory, offset), inner.anyone(from));

@@ -1,4 +1,4 @@
-//! Reads what calls are given.
+//! Reads the arguments of calls.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::peer::{Peer, Place, Remote};
 use crate::shared::{HELD_MAX, Shared};
 use crate::view::View;
 
-/// What is put or sent.
+/// The source of a put or a send.
 pub(crate) enum Data<'py> {
     /// Memory of the node, and its length.
     Region(Range, usize),
@@ -27,7 +27,7 @@ pub(crate) enum Data<'py> {
     View(View),
 }
 
-/// The same without Python, so that calls outside of the GIL can read it.
+/// The same without Python objects, for calls without the GIL.
 pub(crate) enum Payload<'a> {
     Region(Range),
     Bytes(&'a [u8]),
@@ -41,7 +41,7 @@ impl Payload<'_> {
         }
     }
 
-    /// Whether it is copied in no time.
+    /// Whether the copy is too short to release the GIL for.
     pub fn is_short(&self) -> bool {
         match self {
             Payload::Region(_) => true,
@@ -69,11 +69,13 @@ impl Data<'_> {
     }
 }
 
-/// Refuses what belongs to another node.
+/// Refuses objects of another node.
 pub(crate) fn same(py: Python<'_>, node: &Arc<Shared>, other: &Arc<Shared>, what: &str) -> PyResult<()> {
     match Arc::ptr_eq(node, other) {
         true => Ok(()),
-        false => Err(misuse(py, "other_node", format!("the {what} belongs to another node"))),
+        false => {
+            Err(misuse(py, "other_node", format!("the {what} belongs to another node; use it with that one")))
+        }
     }
 }
 
@@ -111,7 +113,7 @@ pub(crate) fn target(node: &Arc<Shared>, object: &Bound<'_, PyAny>) -> PyResult<
     })
 }
 
-/// A place in memory of the node.
+/// An address in memory of the node.
 pub(crate) fn here(node: &Arc<Shared>, object: &Bound<'_, PyAny>) -> PyResult<LocalAddr> {
     if let Ok(slice) = object.cast::<Slice>() {
         let slice = slice.get();
@@ -123,7 +125,7 @@ pub(crate) fn here(node: &Arc<Shared>, object: &Bound<'_, PyAny>) -> PyResult<Lo
     Ok(memory.memory.at(0))
 }
 
-/// A place in memory of a peer.
+/// An address in memory of a peer.
 pub(crate) fn there(node: &Arc<Shared>, object: &Bound<'_, PyAny>) -> PyResult<RemoteAddr> {
     if let Ok(place) = object.cast::<Place>() {
         let place = place.get();
@@ -142,12 +144,12 @@ pub(crate) fn peer(node: &Arc<Shared>, peer: &Bound<'_, Peer>) -> PyResult<PeerI
     Ok(given.id)
 }
 
-/// A peer, or anybody.
+/// A peer, or any peer.
 pub(crate) fn anyone(node: &Arc<Shared>, given: Option<&Bound<'_, Peer>>) -> PyResult<Option<PeerId>> {
     given.map(|given| peer(node, given)).transpose()
 }
 
-/// Seconds; without any, the node's default.
+/// Seconds; the node's default if omitted.
 pub(crate) fn timeout(py: Python<'_>, default: Duration, seconds: Option<f64>) -> PyResult<Duration> {
     match seconds {
         None => Ok(default),

@@ -7,16 +7,16 @@ use fishplate::node::{Error, OpenError};
 use pyo3::types::PyAnyMethods;
 use pyo3::{PyErr, Python};
 
-/// What a call did not do. Made without Python, so that calls outside of the GIL can say it.
+/// Why a call failed. Created without Python, so that calls without the GIL can return it.
 #[derive(Debug)]
 pub(crate) enum Fault {
-    /// The node says so.
+    /// An error of the node.
     Node(Error),
     /// The node did not open.
     Open(OpenError),
     /// The job failed.
     System(std::io::Error),
-    /// A wrong argument.
+    /// An invalid argument.
     Misuse(&'static str, String),
     /// The receive was cancelled.
     Cancelled,
@@ -33,24 +33,24 @@ pub(crate) enum Fault {
 }
 
 impl Fault {
-    /// Whether it says that the deadline has expired.
+    /// Whether the deadline expired.
     pub fn is_deadline(&self) -> bool {
         matches!(self, Fault::Node(Error::Wait(WaitError::Deadline(_))))
     }
 
-    /// Whether it says that the peer is not connected.
+    /// Whether the peer is not connected.
     pub fn is_unmet(&self) -> bool {
         matches!(self, Fault::Node(Error::NotConnected(_)))
     }
 
-    /// Whether the call may succeed later: once there is room, or its peer is connected.
+    /// Whether a retry may succeed: once there is room, or the peer is connected.
     pub fn may_pass(&self) -> bool {
         let Fault::Node(error) = self else { return false };
         let full = matches!(error, Error::Op(OpError::Again) | Error::Full { limit: "locals", .. });
         full || self.is_unmet()
     }
 
-    /// The exception.
+    /// Creates the exception.
     #[cold]
     pub fn raise(self, py: Python<'_>) -> PyErr {
         let (class, kind) = self.names();
@@ -61,11 +61,13 @@ impl Fault {
             Fault::Misuse(_, text) => text,
             Fault::Cancelled => "the receive was cancelled".into(),
             Fault::Truncated { len, max } => {
-                format!("a message of {len} bytes was cut to a buffer of {max}: receive into a longer one")
+                format!(
+                    "a message of {len} bytes was truncated to a buffer of {max}; receive into a longer one"
+                )
             }
             Fault::Closed => "the node is closed".into(),
-            Fault::Forked => "the node belongs to the parent of this process: open one after the fork".into(),
-            Fault::Broken => "a defect of the library ended this node; please report it".into(),
+            Fault::Forked => "the node belongs to the parent of this process; open one after the fork".into(),
+            Fault::Broken => "an internal error of the library ended this node; please report it".into(),
             Fault::Busy => "this thread is in a call of the node, which runs this code".into(),
         };
         let made = py
@@ -174,12 +176,12 @@ fn of_cause(cause: Cause, kind: &'static str) -> (&'static str, &'static str) {
     }
 }
 
-/// The exception of a wrong argument.
+/// The exception of an invalid argument.
 pub(crate) fn misuse(py: Python<'_>, kind: &'static str, text: impl Into<String>) -> PyErr {
     Fault::Misuse(kind, text.into()).raise(py)
 }
 
-/// What the end of an operation says.
+/// Converts the outcome of an operation.
 pub(crate) fn of_outcome(outcome: Outcome) -> Result<(), Fault> {
     match outcome {
         Outcome::Done => Ok(()),
@@ -187,7 +189,7 @@ pub(crate) fn of_outcome(outcome: Outcome) -> Result<(), Fault> {
     }
 }
 
-/// What the end of a receive says, but for its length.
+/// Converts the outcome of a receive, except its length.
 pub(crate) fn of_received(outcome: Received) -> Result<(), Fault> {
     match outcome {
         Received::Ok | Received::Truncated => Ok(()),

@@ -19,21 +19,21 @@ use crate::view::View;
 
 /// A node and what belongs to it.
 pub(crate) struct Inner {
-    /// Waits for no room, but in [`Inner::patiently`].
+    /// Never waits for room itself: [`Inner::patiently`] does.
     pub node: Node,
     pub flights: Flights,
     /// How long an operation waits for room, and for its peer to connect.
     pub patience: Duration,
     pub connect_timeout: Duration,
     pub registered: Registered,
-    /// Peers that were connected, and whether one of them was disconnected: it may write what was
-    /// lent to it.
+    /// The connected peers, and whether one was disconnected, which may still write memory lent to
+    /// it.
     pub peers: Vec<PeerId>,
     pub disconnected: bool,
 }
 
 impl Inner {
-    /// Makes a call that may wait for room as long. What has ended makes room too.
+    /// Makes a call that may wait for room for `patience`. Completions make room too.
     pub fn patiently<T>(
         &mut self,
         patience: Duration,
@@ -47,7 +47,7 @@ impl Inner {
         done
     }
 
-    /// How long a call is repeated that is refused so.
+    /// How long a call with this error is repeated.
     pub fn limit(&self, fault: &Fault) -> Duration {
         match (fault.is_unmet(), fault.may_pass()) {
             (true, _) => self.connect_timeout,
@@ -56,8 +56,8 @@ impl Inner {
         }
     }
 
-    /// Begins an operation on memory of the node, or on a buffer, which is lent to it as long as
-    /// it takes. `writes`: the operation writes it.
+    /// Starts an operation on memory of the node or on a buffer, which is lent to the node until it
+    /// completes. `writes`: the operation writes it.
     pub fn begin(
         &mut self,
         held: &Held,
@@ -102,7 +102,7 @@ impl Inner {
         Ok((memory.slice(..len), Lease { memory, view, copies_out: writes }))
     }
 
-    /// Takes note of an operation that was issued with a report.
+    /// Records an operation that was issued with a report.
     pub fn issued(&mut self, issued: Issued, brings: Brings, lease: Option<Lease>) -> Arc<Flight> {
         let value = match issued {
             Issued::Done { value } => value,
@@ -123,7 +123,7 @@ impl Inner {
         flight
     }
 
-    /// Takes what has ended.
+    /// Takes completions.
     pub fn reap(&mut self) {
         while let Some(end) = self.node.next_completion() {
             self.ended(Number::Operation(end.token.to_raw()), End::Operation(end));
@@ -141,11 +141,11 @@ impl Inner {
         if let Some(lease) = lease {
             self.land(lease, end);
         }
-        // Last: who sees the end finds the bytes where they belong.
+        // Last, because a thread that sees the completion expects the bytes in place.
         let _ = flight.end.set(end);
     }
 
-    /// Waits for a flight, and says how it ended.
+    /// Waits for an operation, and returns its outcome.
     pub fn wait_for(&mut self, flight: &Flight, timeout: Duration) -> Result<End, Fault> {
         if let Some(end) = flight.end.get() {
             return Ok(*end);
@@ -164,7 +164,7 @@ impl Inner {
         flight.end.get().copied().ok_or(OpError::StaleToken.into())
     }
 
-    /// Copies out what a flight has brought, and takes its memory back.
+    /// Copies out received bytes, and frees the operation's memory.
     fn land(&mut self, lease: Lease, end: End) {
         let arrived = match end {
             End::Receive(Status { outcome: Received::Ok | Received::Truncated, delivered, .. }) => delivered,
@@ -175,13 +175,13 @@ impl Inner {
             let len = view.len().min(usize::try_from(arrived).unwrap_or(usize::MAX));
             // SAFETY: such leases are of views to write, and each view has one lease.
             let into = unsafe { &mut view.bytes_mut()[..len] };
-            // Cannot fail: the copy is as long, and was not freed.
+            // Cannot fail: the copy has that length, and was not freed.
             let _ = self.node.read(lease.memory.at(0), into);
         }
         self.leave(lease);
     }
 
-    /// Takes the memory of a lease back, now or later.
+    /// Frees the memory of a lease, now or later.
     fn leave(&mut self, lease: Lease) {
         match self.node.free(lease.memory) {
             Err(Error::Attach(AttachError::InUse(_))) => self.flights.leaving.push(lease),

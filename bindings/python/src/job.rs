@@ -40,9 +40,10 @@ impl Job {
         let done = py.detach(|| match self.job.try_lock() {
             Ok(mut job) => call(&mut job).map_err(Fault::System),
             Err(TryLockError::Poisoned(job)) => call(&mut job.into_inner()).map_err(Fault::System),
-            Err(TryLockError::WouldBlock) => {
-                Err(Fault::Misuse("busy", "another thread is in a call of this job".into()))
-            }
+            Err(TryLockError::WouldBlock) => Err(Fault::Misuse(
+                "busy",
+                "another thread is in a call of this job; call from one thread at a time".into(),
+            )),
         });
         done.map_err(|fault| fault.raise(py))
     }

@@ -1,4 +1,4 @@
-//! What operations in flight hold, how they ended, and what is lent to peers.
+//! What operations in flight hold, their outcomes, and what is lent to peers.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -10,23 +10,23 @@ use fishplate::node::{Memory, Slice};
 
 use crate::view::View;
 
-/// How something ended.
+/// The result of an operation or a receive.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum End {
-    /// At once, with the value that a fetch found.
+    /// At once, with the value of a fetch.
     Done(u64),
     Operation(Completion),
     Receive(Status),
 }
 
-/// What is asked for by its number.
+/// The number of an operation or a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Number {
     Operation(u64),
     Receive(u64),
 }
 
-/// An operation or a receive, to the object that stands for it.
+/// An operation or a receive, as its Python object sees it.
 #[derive(Debug)]
 pub(crate) struct Flight {
     pub number: Option<Number>,
@@ -34,13 +34,13 @@ pub(crate) struct Flight {
     pub brings: Brings,
 }
 
-/// What a flight ends with, if all is well.
+/// The result of a successful operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Brings {
     Nothing,
-    /// The value that an atomic found.
+    /// The value of a fetch.
     Value,
-    /// A message, for a buffer of so many bytes.
+    /// A message, for a buffer of this many bytes.
     Message(u64),
 }
 
@@ -60,37 +60,38 @@ impl Held {
     }
 }
 
-/// A buffer of the program, in the hands of the node.
+/// A buffer of the program that the node uses.
 pub(crate) struct Lease {
     pub memory: Memory,
-    /// What is registered, or what the memory is copied to in the end. None: a copy that is read.
+    /// The registered view, or the one that the memory is copied to. `None`: a copy that is only
+    /// read.
     pub view: Option<Arc<View>>,
     pub copies_out: bool,
 }
 
-/// Buffers of the program that it has registered, by the number of their region.
+/// Registered buffers of the program, by the number of their region.
 #[derive(Default)]
 pub(crate) struct Registered {
-    /// Registered, and whether the handle was given out.
+    /// Registered buffers, and whether their handle was exported.
     pub now: HashMap<u64, (Arc<View>, bool)>,
-    /// Not registered any more; but peers that have imported them write them without asking.
+    /// Deregistered buffers that peers may still write, because they have imported them.
     pub lent: Vec<Arc<View>>,
 }
 
 impl Registered {
-    /// Takes note of memory that was registered.
+    /// Records registered memory.
     pub fn insert(&mut self, memory: Memory, view: Arc<View>) {
         self.now.insert(memory.at(0).region.to_raw(), (view, false));
     }
 
-    /// The handle of memory was given out.
+    /// Records that the handle of memory was exported.
     pub fn exported(&mut self, memory: Memory) {
         if let Some((_, exported)) = self.now.get_mut(&memory.at(0).region.to_raw()) {
             *exported = true;
         }
     }
 
-    /// Splits them once the node is gone: those that nothing uses, and those that peers may still
+    /// Splits them after the node is closed: those without users, and those that peers may still
     /// write.
     pub fn into_views(self) -> (Vec<Arc<View>>, Vec<Arc<View>>) {
         let (lent, own): (Vec<_>, Vec<_>) = self.now.into_values().partition(|(_, exported)| *exported);
@@ -99,30 +100,30 @@ impl Registered {
     }
 }
 
-/// All that is in flight.
+/// All operations in flight.
 #[derive(Default)]
 pub(crate) struct Flights {
     pub under_way: HashMap<Number, (Arc<Flight>, Option<Lease>)>,
-    /// Ended, but the node still uses the memory.
+    /// Complete, but the node still uses the memory.
     pub leaving: Vec<Lease>,
-    /// To be released outside of the node's lock: an exporter may run Python.
+    /// To be released without the node's lock, because an exporter may run Python.
     pub released: Vec<Arc<View>>,
 }
 
 impl Flights {
-    /// Views that nothing uses any more. Dropped outside of the node's lock.
+    /// Views without users. Drop them without the node's lock.
     pub fn take_released(&mut self) -> Vec<Arc<View>> {
         std::mem::take(&mut self.released)
     }
 
-    /// The same after the node is gone: nothing uses any.
+    /// All views, after the node is closed.
     pub fn into_views(self) -> Vec<Arc<View>> {
         let leases = self.under_way.into_values().filter_map(|(_, lease)| lease).chain(self.leaving);
         leases.filter_map(|lease| lease.view).chain(self.released).collect()
     }
 }
 
-/// What the node has begun to do.
+/// An operation that was started.
 pub(crate) enum Begun {
     Issued(Issued),
     Posted(Request),

@@ -1,5 +1,5 @@
 //! Fishplate for Python: the module `fishplate._native`, which `python/fishplate` re-exports and
-//! `_native.pyi` describes. Each method is a call of [`fishplate::Node`]; what is added is
+//! `_native.pyi` describes. Each method is a call of [`fishplate::Node`]. This package adds
 //! conversion, lifetimes, and turns of threads.
 //!
 //! Nothing that a Python program passes is believed. Objects name their node and are refused by any
@@ -10,8 +10,8 @@
 //!
 //! `shared` is a node behind a lock, and how calls take turns and wait; `inner` is what the lock
 //! guards, `lease` what operations in flight hold, `view` a buffer of the program; `node`, `peer`,
-//! `memory`, `request` and `job` are the classes; `arguments` and `settings` read what calls
-//! are given, `error` makes exceptions.
+//! `memory`, `request` and `job` are the classes; `arguments` and `settings` read what calls are
+//! given, `error` makes exceptions.
 
 mod arguments;
 mod error;

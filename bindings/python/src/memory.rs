@@ -18,7 +18,7 @@ use crate::inner::Inner;
 use crate::shared::{HELD_MAX, Shared};
 use crate::view::View;
 
-/// What keeps the bytes of memory where they are, longer than the node if need be.
+/// Keeps the bytes of memory in place, longer than the node if needed.
 pub(crate) enum Pages {
     Own(Segment),
     Lent(Arc<View>),
@@ -38,7 +38,7 @@ impl Memory {
         Memory { shared: shared.clone(), memory, pages, freed: AtomicBool::new(false) }
     }
 
-    /// A place with `len` bytes behind it.
+    /// An address with `len` bytes.
     fn place(&self, py: Python<'_>, offset: u64, len: usize) -> PyResult<LocalAddr> {
         let size = self.memory.len() as u64;
         match offset.checked_add(len as u64) {
@@ -99,7 +99,7 @@ impl Memory {
         let range = range.cast::<PySlice>()?;
         let found = range.indices(slf.get().memory.len() as isize)?;
         if found.step != 1 {
-            return Err(PyIndexError::new_err("memory is cut in steps of 1 only"));
+            return Err(PyIndexError::new_err("invalid slice: memory supports only a step of 1"));
         }
         Memory::part(slf, found.start as u64, (found.stop - found.start).max(0) as usize)
     }
@@ -187,7 +187,7 @@ impl Memory {
     /// Python's: `view` is null, or valid for a structure.
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let this = slf.get();
-        // SAFETY: our caller's promise.
+        // SAFETY: Python's contract for this call.
         unsafe { this.fill(slf.as_any(), (0, this.memory.len()), view, flags) }
     }
 }
@@ -224,7 +224,7 @@ impl Slice {
     /// Python's: `view` is null, or valid for a structure.
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let this = slf.get();
-        // SAFETY: our caller's promise.
+        // SAFETY: Python's contract for this call.
         unsafe { this.memory.get().fill(slf.as_any(), (this.start, this.len), view, flags) }
     }
 }
