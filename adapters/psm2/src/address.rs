@@ -4,8 +4,9 @@ use std::ffi::c_void;
 use std::ptr::null_mut;
 
 use crate::error::Error;
-use crate::handle::EpAddr;
-use crate::table::{find_address, guard};
+use crate::handle::{Ep, EpAddr};
+use crate::layout::EpConn;
+use crate::table::{find, find_address, guard};
 
 /// The word that the program keeps with a peer. Null for an address that is none.
 #[unsafe(no_mangle)]
@@ -46,6 +47,22 @@ pub unsafe extern "C" fn psm2_epaddr_to_epid(address: *mut EpAddr, epid: *mut u6
         let Some(peer) = endpoint.peers.iter().find(|peer| peer.id == id) else { return Error::PARAM };
         // SAFETY: not null, and the caller's.
         unsafe { epid.write(peer.epid) };
+        Error::OK
+    })
+}
+
+/// The address of the peer with an id, among those of an endpoint.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn psm2_ep_epid_lookup2(ep: *mut Ep, epid: u64, found: *mut EpConn) -> Error {
+    if found.is_null() {
+        return Error::PARAM;
+    }
+    guard(|| {
+        let Some(endpoint) = find(ep) else { return Error::PARAM };
+        let Some(peer) = endpoint.peer(epid) else { return Error::UNKNOWN };
+        let home = endpoint.home;
+        // SAFETY: not null, and the caller's.
+        unsafe { found.write(EpConn { address: home.address(peer.id), ep, mq: home.mq() }) };
         Error::OK
     })
 }

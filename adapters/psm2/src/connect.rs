@@ -135,7 +135,11 @@ fn step(home: Home, stage: &mut Stage, now: Instant) -> Option<Option<Stage>> {
         Stage::Asks(dial) => match dial.step(now) {
             Ok(None) => None,
             Ok(Some(frame)) => {
-                let admitted = home.find()?.admit(frame.epid, &frame.address);
+                let mut endpoint = home.find()?;
+                let admitted = endpoint.admit(frame.epid, &frame.address);
+                if let (Ok(peer), Some(line)) = (admitted, dial.take_stream()) {
+                    endpoint.keep(peer, line);
+                }
                 Some(admitted.map_or_else(Stage::Failed, Stage::Meets))
             }
             Err(error) => Some(Stage::Failed(error)),
@@ -146,5 +150,43 @@ fn step(home: Home, stage: &mut Stage, now: Instant) -> Option<Option<Stage>> {
             Err(error) => Some(Stage::Failed(error)),
         },
         Stage::Reached(_) | Stage::Failed(_) => None,
+    })
+}
+
+/// Disconnects peers. What is open to them ends; neither mode waits for it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn psm2_ep_disconnect2(
+    ep: *mut Ep,
+    count: i32,
+    addresses: *const *mut EpAddr,
+    mask: *const i32,
+    errors: *mut Error,
+    _mode: i32,
+    _timeout: i64,
+) -> Error {
+    let Ok(count) = usize::try_from(count) else { return Error::PARAM };
+    if count == 0 || addresses.is_null() || errors.is_null() {
+        return Error::PARAM;
+    }
+    guard(|| {
+        let Some(mut endpoint) = find(ep) else { return Error::PARAM };
+        let mut first = Error::OK;
+        for at in 0..count {
+            // SAFETY: not null, and `count` addresses and, if it is not null, as many numbers.
+            let wanted = unsafe { (mask.is_null() || *mask.add(at) != 0).then(|| *addresses.add(at)) };
+            let error = match wanted {
+                None => Error::UNKNOWN,
+                Some(address) => match endpoint.named(address) {
+                    Ok(Some(peer)) => endpoint.dismiss(peer),
+                    _ => Error::PARAM,
+                },
+            };
+            if wanted.is_some() && first == Error::OK {
+                first = error;
+            }
+            // SAFETY: not null, and room for `count` of the caller's.
+            unsafe { errors.add(at).write(error) };
+        }
+        first
     })
 }

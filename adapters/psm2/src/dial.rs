@@ -11,9 +11,9 @@
 //!
 //! On its own host it answers on an abstract AF_UNIX socket that the id and the user name, too.
 
-use std::io::{self, ErrorKind, Read, Write};
-use std::net::{Ipv4Addr, TcpStream};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::io::{self, ErrorKind, Read};
+use std::net::Ipv4Addr;
+use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::time::{Duration, Instant};
@@ -23,9 +23,6 @@ use crate::frame::{Frame, LEN};
 
 /// Time between two attempts.
 const REDIAL: Duration = Duration::from_millis(10);
-
-/// How long one attempt to connect over TCP may take, which waits: the only call here that does.
-const TCP: Duration = Duration::from_millis(500);
 
 /// The name of the socket on which an endpoint of this host and user answers.
 pub(crate) fn name(epid: u64) -> io::Result<SocketAddr> {
@@ -95,7 +92,6 @@ impl Dial {
         match self.talk() {
             Ok(false) => Ok(None),
             Ok(true) => {
-                self.stream = None;
                 let frame = Frame::decode(&self.answer, &self.uuid)?;
                 match frame.verdict {
                     0 if frame.epid == self.epid => Ok(Some(frame)),
@@ -110,6 +106,11 @@ impl Dial {
         }
     }
 
+    /// The stream over which the answer came.
+    pub fn take_stream(&mut self) -> Option<UnixStream> {
+        self.stream.take()
+    }
+
     /// Whether the answer is there.
     fn talk(&mut self) -> io::Result<bool> {
         let Some(stream) = &mut self.stream else { return Ok(false) };
@@ -121,9 +122,7 @@ impl Dial {
         let host = Ipv4Addr::from((self.epid >> 32) as u32);
         self.tcp = !self.tcp && !host.is_unspecified();
         if self.tcp {
-            let stream = TcpStream::connect_timeout(&(host, (self.epid >> 16) as u16).into(), TCP)?;
-            stream.set_nonblocking(true)?;
-            return Ok(UnixStream::from(OwnedFd::from(stream)));
+            return connect_tcp(host, (self.epid >> 16) as u16);
         }
         let stream = connect_local(self.epid)?;
         match is_own(&stream) {
@@ -133,17 +132,38 @@ impl Dial {
     }
 }
 
-/// Connects to an endpoint of this host. Fails where its backlog is full, rather than wait.
-fn connect_local(epid: u64) -> io::Result<UnixStream> {
+/// A stream socket that never waits.
+fn socket(family: i32) -> io::Result<UnixStream> {
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: takes numbers. What it returns is a descriptor of ours alone.
-    let stream = unsafe {
-        let fd = libc::socket(libc::AF_UNIX, kind, 0);
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
+    unsafe {
+        match libc::socket(family, kind, 0) {
+            fd @ 0.. => Ok(UnixStream::from_raw_fd(fd)),
+            _ => Err(io::Error::last_os_error()),
         }
-        UnixStream::from_raw_fd(fd)
-    };
+    }
+}
+
+/// Begins to connect over TCP. Until that is done, nothing can be sent.
+fn connect_tcp(host: Ipv4Addr, port: u16) -> io::Result<UnixStream> {
+    let stream = socket(libc::AF_INET)?;
+    // SAFETY: all zeros are a valid address.
+    let mut address: libc::sockaddr_in = unsafe { std::mem::zeroed() };
+    address.sin_family = libc::AF_INET as libc::sa_family_t;
+    (address.sin_port, address.sin_addr.s_addr) = (port.to_be(), u32::from(host).to_be());
+    let len = size_of::<libc::sockaddr_in>() as libc::socklen_t;
+    // SAFETY: the address is as long as said, and lives during the call.
+    let connected = unsafe { libc::connect(stream.as_raw_fd(), (&raw const address).cast(), len) };
+    match io::Error::last_os_error() {
+        _ if connected == 0 => Ok(stream),
+        error if error.raw_os_error() == Some(libc::EINPROGRESS) => Ok(stream),
+        error => Err(error),
+    }
+}
+
+/// Connects to an endpoint of this host. Fails where its backlog is full, rather than wait.
+fn connect_local(epid: u64) -> io::Result<UnixStream> {
+    let stream = socket(libc::AF_UNIX)?;
     let name = name(epid)?;
     let name = name.as_abstract_name().unwrap_or_default();
     // SAFETY: all zeros are a valid address.
@@ -161,10 +181,14 @@ fn connect_local(epid: u64) -> io::Result<UnixStream> {
 }
 
 /// Sends the rest. Whether all is sent.
-pub(crate) fn put(stream: &mut UnixStream, bytes: &[u8], sent: &mut usize) -> io::Result<bool> {
+pub(crate) fn put(stream: &UnixStream, bytes: &[u8], sent: &mut usize) -> io::Result<bool> {
     while *sent < bytes.len() {
-        match stream.write(&bytes[*sent..]) {
-            Ok(0) => return Err(ErrorKind::WriteZero.into()),
+        let rest = &bytes[*sent..];
+        // SAFETY: reads as many bytes as there are. A program may die of SIGPIPE, so none is sent.
+        let n =
+            unsafe { libc::send(stream.as_raw_fd(), rest.as_ptr().cast(), rest.len(), libc::MSG_NOSIGNAL) };
+        let written = usize::try_from(n).map_err(|_| io::Error::last_os_error());
+        match written {
             Ok(n) => *sent += n,
             Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
             Err(error) if error.kind() == ErrorKind::Interrupted => {}

@@ -117,6 +117,8 @@ struct Call {
     question: Box<[u8; LEN]>,
     got: usize,
     answer: Option<Box<[u8; LEN]>>,
+    /// The asker, if it was admitted.
+    peer: Option<PeerId>,
     sent: usize,
     until: Instant,
 }
@@ -187,7 +189,7 @@ impl Keeper {
         for stream in streams {
             if stream.set_nonblocking(true).is_ok() {
                 let question = Box::new([0; LEN]);
-                self.calls.push(Call { stream, question, got: 0, answer: None, sent: 0, until });
+                self.calls.push(Call { stream, question, got: 0, answer: None, peer: None, sent: 0, until });
             }
         }
     }
@@ -207,7 +209,11 @@ impl Keeper {
                 return Ok(false);
             }
             let verdict = match Frame::decode(&call.question, &self.own.uuid) {
-                Ok(frame) => self.admit(&frame).err(),
+                Ok(frame) => {
+                    let admitted = self.admit(&frame);
+                    call.peer = admitted.ok();
+                    admitted.err()
+                }
                 Err(error) => Some(error),
             };
             let verdict = verdict.map_or(0, |error| error.0 as u8);
@@ -220,16 +226,22 @@ impl Keeper {
             call.answer = Some(Box::new(answer.encode()));
         }
         let Some(answer) = &call.answer else { return Ok(false) };
-        put(&mut call.stream, &answer[..], &mut call.sent)
+        if !put(&call.stream, &answer[..], &mut call.sent)? {
+            return Ok(false);
+        }
+        if let (Some(peer), Some(mut endpoint)) = (call.peer, self.home.find()) {
+            endpoint.keep(peer, call.stream.try_clone()?);
+        }
+        Ok(true)
     }
 
     /// Begins to connect to one that asks.
-    fn admit(&mut self, frame: &Frame) -> Result<(), Error> {
+    fn admit(&mut self, frame: &Frame) -> Result<PeerId, Error> {
         let mut endpoint = self.home.find().ok_or(Error::UNREACHABLE)?;
         let peer = endpoint.admit(frame.epid, &frame.address)?;
         drop(endpoint);
         self.meeting.push(peer);
-        Ok(())
+        Ok(peer)
     }
 
     /// Goes on connecting to those that asked, while the program makes no calls.

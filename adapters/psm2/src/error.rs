@@ -30,6 +30,7 @@ impl Error {
     pub(crate) const BAD_UUID: Error = Error(45);
     pub(crate) const EPID_VERSION: Error = Error(46);
     pub(crate) const EPID_NETWORK: Error = Error(49);
+    pub(crate) const INVALID_QUERY: Error = Error(71);
     pub(crate) const NO_COMPLETIONS: Error = Error(60);
 }
 

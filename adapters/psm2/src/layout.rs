@@ -7,7 +7,7 @@ use std::mem::offset_of;
 use fishplate::core::psm::{Code, Stats, Status2};
 
 use crate::error::Error;
-use crate::handle::EpAddr;
+use crate::handle::{Ep, EpAddr, Mq};
 use crate::table::Home;
 
 /// `psm2_mq_tag_t`: three words are compared.
@@ -51,6 +51,18 @@ pub struct MqStats {
     reserved: [u64; 16],
 }
 
+/// `psm2_epconn_t`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct EpConn {
+    /// The address of the peer.
+    pub address: *mut EpAddr,
+    /// The endpoint.
+    pub ep: *mut Ep,
+    /// Its queue.
+    pub mq: *mut Mq,
+}
+
 /// `struct psm2_ep_open_opts`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -75,6 +87,7 @@ const _: () = {
     assert!(size_of::<MqStatus>() == 32 && offset_of!(MqStatus, error) == 16);
     assert!(size_of::<MqStatus2>() == 64 && offset_of!(MqStatus2, tag) == 16);
     assert!(offset_of!(MqStatus2, length) == 32 && offset_of!(MqStatus2, context) == 48);
+    assert!(size_of::<EpConn>() == 24 && offset_of!(EpConn, mq) == 16);
     assert!(size_of::<MqStats>() == 29 * 8);
     assert!(size_of::<OpenOptions>() == 64 && offset_of!(OpenOptions, imm_size) == 56);
 };

@@ -10,13 +10,14 @@
 //! # Files
 //!
 //! `table` holds the endpoints, `handle` the types by which programs name them, `error` the codes
-//! and handlers, `layout` the structures of the headers. `open`, `connect`, `address` and `mq` are
-//! the functions as the headers group them. `frame` is what two endpoints exchange before they
-//! connect, `dial` and `door` its two ends; `pause` is how a call waits.
+//! and handlers, `layout` the structures of the headers. `open`, `connect`, `address`, `mq` and
+//! `am` are the functions as the headers group them. `frame` is what two endpoints exchange before
+//! they connect, `dial` and `door` its two ends; `pause` is how a call waits.
 
 #![allow(clippy::missing_safety_doc, reason = "the headers of PSM2 say what each function demands")]
 
 mod address;
+mod am;
 mod connect;
 mod dial;
 mod door;
@@ -30,6 +31,7 @@ mod pause;
 mod table;
 
 pub use address::*;
+pub use am::*;
 pub use connect::*;
 pub use error::{Handler, Token, psm2_error_defer, psm2_error_get_string};
 pub use handle::{Ep, EpAddr, Mq, Req};

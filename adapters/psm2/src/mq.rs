@@ -321,6 +321,25 @@ pub unsafe extern "C" fn psm2_mq_ipeek2(mq: *mut Mq, req: *mut *mut Req, status:
     })
 }
 
+/// [`psm2_mq_ipeek2`] for tags of 64 bits.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn psm2_mq_ipeek(mq: *mut Mq, req: *mut *mut Req, status: *mut MqStatus) -> Error {
+    look(mq, |endpoint| {
+        if req.is_null() {
+            return Err(Error::PARAM);
+        }
+        let (oldest, found) = endpoint.queue()?.ipeek2()?;
+        // SAFETY: not null, and the caller's; the status may be null.
+        unsafe {
+            req.write(endpoint.home.request(oldest));
+            if !status.is_null() {
+                status.write(MqStatus::new(&found));
+            }
+        }
+        Ok(())
+    })
+}
+
 /// A call that looks for something: a program that finds nothing calls again at once.
 #[inline]
 fn look(mq: *mut Mq, call: impl FnOnce(&mut Endpoint) -> Result<(), Error>) -> Error {

@@ -2,6 +2,7 @@
 //! to its timeout.
 
 use std::io::Write;
+use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -144,17 +145,18 @@ fn open_endpoint(uuid: [u8; 16]) -> Result<(*mut Ep, u64), (Error, String)> {
     let reserved = reserve()
         .ok_or_else(|| (Error::TOO_MANY_ENDPOINTS, "every endpoint of this process is in use".into()))?;
     let home = reserved.home();
-    let sockets = Sockets::open(None)
-        .map_err(|error| failed(format!("cannot open a socket for peers of this host: {error}")))?;
     let limits = Limits { peers: PEERS, operations: 2 * REQUESTS as u32, ..Limits::DEFAULT };
     let node = Node::builder()
-        .fabric(Fabric::Off)
+        .fabric(if asked_for_hosts() { Fabric::IfThere } else { Fabric::Off })
         .limits(limits)
         .receives(REQUESTS)
         .requests(REQUESTS)
         .matching(MATCHING)
         .open()
         .map_err(|error| failed(error.to_string()))?;
+    let host = if node.rails().is_empty() { None } else { host() };
+    let sockets = Sockets::open(host)
+        .map_err(|error| failed(format!("cannot open a socket that answers peers: {error}")))?;
     let epid = sockets.epid;
     let own = Frame { verdict: 0, uuid, epid, address: node.address().to_vec() };
     reserved.insert(Endpoint::new(home, epid, uuid, node));
@@ -170,6 +172,45 @@ fn open_endpoint(uuid: [u8; 16]) -> Result<(*mut Ep, u64), (Error, String)> {
             Err(failed(format!("cannot start the thread that answers peers: {error}")))
         }
     }
+}
+
+/// Whether peers may be on other hosts. Open MPI says `self,shm` if all of a job are on one.
+fn asked_for_hosts() -> bool {
+    let devices = std::env::var("PSM2_DEVICES").unwrap_or_default();
+    devices.is_empty() || devices.split(',').any(|device| device == "hfi")
+}
+
+/// The IPv4 address at which other hosts reach this one: the one that the user names, or the first
+/// that is not a loopback's.
+fn host() -> Option<Ipv4Addr> {
+    if let Ok(named) = std::env::var("FISHPLATE_PSM2_ADDRESS") {
+        return named.parse().ok();
+    }
+    let mut first = std::ptr::null_mut();
+    // SAFETY: fills a pointer of ours with a list, which is freed below.
+    if unsafe { libc::getifaddrs(&raw mut first) } != 0 {
+        return None;
+    }
+    let (mut found, mut at) = (None, first);
+    // SAFETY: the entries of the list are valid until it is freed, and so are the addresses in
+    // them, each of the type that its family says.
+    unsafe {
+        while let Some(entry) = at.as_ref()
+            && found.is_none()
+        {
+            if let Some(address) = entry.ifa_addr.as_ref()
+                && i32::from(address.sa_family) == libc::AF_INET
+                && entry.ifa_flags & libc::IFF_UP as u32 != 0
+            {
+                let address = entry.ifa_addr.cast::<libc::sockaddr_in>().read_unaligned();
+                let address = Ipv4Addr::from(u32::from_be(address.sin_addr.s_addr));
+                found = (!address.is_loopback()).then_some(address);
+            }
+            at = entry.ifa_next;
+        }
+        libc::freeifaddrs(first);
+    }
+    found
 }
 
 /// Closes an endpoint. In the graceful mode, waits for peers to receive what was sent.

@@ -8,7 +8,7 @@ const SPINS: u32 = 500;
 /// Time between two looks whether peers live.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Passes between two reads of the clock.
+/// Passes between two reads of the clock, before the first yield.
 const PASSES: u32 = 256;
 
 /// What an endpoint found nothing in, and for how long.
@@ -32,8 +32,10 @@ impl Idle {
     /// Nothing has: what the caller does next.
     #[inline]
     pub fn idle(&mut self) -> Next {
-        self.passes = self.passes.wrapping_add(1);
-        if self.passes.is_multiple_of(PASSES) && self.looked.elapsed() >= LOOK {
+        self.passes = self.passes.saturating_add(1);
+        // A yield may take long, so the clock is read after each.
+        let reads = self.passes >= SPINS || self.passes.is_multiple_of(PASSES);
+        if reads && self.looked.elapsed() >= LOOK {
             self.looked = Instant::now();
             return Next::Look;
         }

@@ -10,6 +10,7 @@
 //! Each slot has a lock. A panic under it poisons it, and every later call on that endpoint fails.
 
 use std::ops::{Deref, DerefMut};
+use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -100,6 +101,8 @@ pub(crate) struct Peer {
     pub context: usize,
     /// Its failure was reported.
     reported: bool,
+    /// Streams that close when its process ends. Closed here, they would look so there.
+    lines: Vec<UnixStream>,
 }
 
 /// An endpoint.
@@ -148,12 +151,35 @@ impl Endpoint {
             _ => Error::EPID_NETWORK,
         })?;
         if self.peers.iter().all(|peer| peer.id != id) {
-            self.peers.push(Peer { id, epid, context: 0, reported: false });
+            self.peers.push(Peer { id, epid, context: 0, reported: false, lines: vec![] });
             if epid == self.epid {
                 self.own = self.home.address(id);
             }
         }
         Ok(id)
+    }
+
+    /// Keeps the stream over which a peer was found, if that is on another host: it tells of its
+    /// death.
+    pub fn keep(&mut self, id: PeerId, line: UnixStream) {
+        let elsewhere = self.node.reach(id).is_ok_and(|reach| reach.fabric != 0);
+        let Some(peer) = self.peers.iter_mut().find(|peer| peer.id == id && elsewhere) else { return };
+        if peer.lines.is_empty()
+            && let Ok(copy) = line.try_clone()
+        {
+            // Without, its death is noticed once something is sent to it.
+            _ = self.node.watch(id, copy);
+        }
+        peer.lines.push(line);
+    }
+
+    /// Disconnects a peer, and forgets it.
+    pub fn dismiss(&mut self, id: PeerId) -> Error {
+        if self.node.disconnect(id).is_err() {
+            return Error::PARAM;
+        }
+        self.peers.retain(|peer| peer.id != id);
+        Error::OK
     }
 
     /// Whether a peer can be sent to; an error if it never will.

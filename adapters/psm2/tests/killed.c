@@ -1,10 +1,13 @@
 /* Three processes connect by their ids alone; one is killed. Each other one hears of it within a
-   second, through its handler. The rank of a process and a pipe to each are inherited.
+   second, through its handler. With network namespaces, processes take turns to live in them: they
+   are on different hosts then.
 
-     killed ROUNDS */
-#include <poll.h>
+     killed ROUNDS [NAMESPACE NAMESPACE] */
+#define _GNU_SOURCE
+#include <fcntl.h>
 #include <psm2.h>
 #include <psm2_mq.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -41,7 +44,7 @@ static void must (int holds, const char *what)
 }
 
 /* One process: says its id, hears those of all, connects, receives from all, reports. */
-static int process (int rank, int in, int out)
+static int process (int rank, int in, int out, const char *space)
 {
   int major = 2, minor = 2;
   psm2_uuid_t key = { 9 };
@@ -55,6 +58,12 @@ static int process (int rank, int in, int out)
   psm2_mq_req_t reqs[RANKS], never, req;
   psm2_mq_status2_t status;
   double end;
+  if (space != NULL)
+    {
+      char path[99];
+      snprintf (path, sizeof path, "/run/netns/%s", space);
+      must (setns (open (path, O_RDONLY), CLONE_NEWNET) == 0, "no such namespace");
+    }
   psm2_error_register_handler (NULL, handler);
   must (psm2_init (&major, &minor) == PSM2_OK && psm2_ep_open_opts_get_defaults (&opts) == PSM2_OK, "init");
   must (psm2_ep_open (key, &opts, &ep, &ids[rank]) == PSM2_OK, "open");
@@ -102,7 +111,7 @@ int main (int argc, char **argv)
           if (pipe (to[rank]) != 0 || pipe (from[rank]) != 0)
             return perror ("pipe"), 1;
           if ((pids[rank] = fork ()) == 0)
-            _exit (process (rank, to[rank][0], from[rank][1]));
+            _exit (process (rank, to[rank][0], from[rank][1], argc > 3 ? argv[2 + rank % 2] : NULL));
         }
       int good = 1;
       char ready;

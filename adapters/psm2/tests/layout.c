@@ -12,6 +12,7 @@ HOLDS (offsetof (psm2_mq_status2_t, msg_length) == 32 && offsetof (psm2_mq_statu
 HOLDS (sizeof (psm2_mq_stats_t) == 29 * 8 && offsetof (psm2_mq_stats_t, tx_rndv_bytes) == 64);
 HOLDS (sizeof (struct psm2_ep_open_opts) == 64 && offsetof (struct psm2_ep_open_opts, imm_size) == 56);
 HOLDS (sizeof (psm2_epid_t) == 8 && sizeof (psm2_uuid_t) == 16 && sizeof (psm2_error_t) == 4);
+HOLDS (sizeof (psm2_epconn_t) == 24 && offsetof (psm2_epconn_t, mq) == 16 && PSM2_IQ_INVALID_QUERY == 71);
 HOLDS (sizeof (psm2_ep_t) == 8 && sizeof (psm2_mq_t) == 8 && sizeof (psm2_mq_req_t) == 8);
 HOLDS (PSM2_PARAM_ERR == 3 && PSM2_NO_MEMORY == 4 && PSM2_INIT_NOT_INIT == 5 && PSM2_INTERNAL_ERR == 8);
 HOLDS (PSM2_TIMEOUT == 11 && PSM2_TOO_MANY_ENDPOINTS == 12 && PSM2_EP_DEVICE_FAILURE == 23);

@@ -137,6 +137,25 @@ int main (void)
   if (absent != epid)
     return puts ("a peer has another id"), 1;
 
+  {
+    psm2_epconn_t conn;
+    unsigned units = 9;
+    IS (psm2_ep_epid_lookup2 (ep, epid, &conn), PSM2_OK);
+    IS (psm2_ep_epid_lookup2 (ep, 77, &conn), PSM2_EPID_UNKNOWN);
+    IS (psm2_ep_epid_lookup2 (ep, epid, NULL), PSM2_PARAM_ERR);
+    if (conn.addr != self || conn.ep != ep || conn.mq != mq)
+      return puts ("a lookup found something else"), 1;
+    IS (psm2_ep_disconnect2 (second, 1, &foreign, NULL, errors, 0, 1), PSM2_OK);
+    IS (psm2_ep_disconnect2 (second, 1, &foreign, NULL, errors, 0, 1), PSM2_PARAM_ERR);
+    IS (psm2_ep_disconnect2 (second, 1, &self, NULL, errors, 0, 1), PSM2_PARAM_ERR);
+    IS (psm2_mq_send2 (mq2, foreign, 0, &tag, out, 16), PSM2_PARAM_ERR);
+    IS (psm2_info_query (PSM2_INFO_QUERY_NUM_UNITS, &units, 0, NULL), PSM2_OK);
+    IS (psm2_info_query (PSM2_INFO_QUERY_NUM_UNITS, NULL, 0, NULL), PSM2_IQ_INVALID_QUERY);
+    IS (psm2_info_query (PSM2_INFO_QUERY_MTU, &units, 0, NULL), PSM2_IQ_INVALID_QUERY);
+    if (units != 0)
+      return puts ("there is a device"), 1;
+  }
+
   /* After the end. */
   IS (psm2_mq_irecv2 (mq, self, &tag, &all, 0, in, 16, in, &stale), PSM2_OK);
   IS (psm2_mq_finalize (mq), PSM2_OK);
