@@ -299,8 +299,11 @@ impl<const RAILS: usize> State<'_, RAILS> {
                     let slot = &mut self.pending.slots[index as usize];
                     let next = slot.links.next;
                     // An acknowledged operation is done, even while a post of it is outstanding.
-                    if !slot.acked || slot.fetch || !slot.numbered {
-                        let sent = slot.numbered || (slot.kind == OpKind::Atomic && slot.posts != 0);
+                    // A rail takes an atomic without a number, and may have executed it already.
+                    let native = slot.kind == OpKind::Atomic && !slot.numbered && slot.message.is_none();
+                    let executed = native && slot.posts == 0;
+                    if !executed && (!slot.acked || slot.fetch || !slot.numbered) {
+                        let sent = slot.numbered || native;
                         slot.fail(Fault::Peer(why), gone || !sent);
                     }
                     (slot.posted, slot.acked, slot.fetch, slot.stream) = (true, true, false, NONE);

@@ -2,7 +2,7 @@
 
 use fishplate_core::engine::{Config, Notice};
 use fishplate_core::error::{AttachError, CompleteError, OpError, PeerError, PostError};
-use fishplate_core::mem::{LocalId, RailId, RemoteId};
+use fishplate_core::mem::RailId;
 use fishplate_core::op::{Amo, AmoOp, AmoSet, Fault, Outcome};
 use fishplate_core::rail::faulty::{Faults, Faulty};
 use fishplate_core::rail::loopback::Loopback;
@@ -19,12 +19,6 @@ type Network = Loopback<64>;
 fn native<const DEPTH: usize, const RAILS: usize>(control: &Shared) -> [Tap<Loopback<DEPTH>>; RAILS] {
     control.borrow_mut().caps = Some(|caps| Caps { order: Order::None, ..caps });
     std::array::from_fn(|rail| Tap::new(Loopback::new().with_native_atomics(), rail, control))
-}
-
-/// A region whose atomics a rail executes, and its import.
-fn words<R: Rail, const RAILS: usize>(own: &mut Own<R, RAILS>) -> (LocalId, RemoteId) {
-    let words = own.engine.register(region(256).with_native_atomics()).unwrap();
-    (words, import(&mut own.engine, own.peer, words))
 }
 
 fn every_operation<R: Rail, const RAILS: usize>(rails: [R; RAILS]) {

@@ -7,7 +7,7 @@ use fishplate_core::op::{Amo, AmoOp, Fault, Outcome};
 use fishplate_core::rail::faulty::{Faults, Faulty};
 use fishplate_core::rail::loopback::Loopback;
 use fishplate_core::rail::sim::Dials;
-use fishplate_core::rail::{Caps, Order, Rail};
+use fishplate_core::rail::{Caps, Rail};
 
 use super::order::{add, hold, set};
 use super::support::tap::{Event, Tap, Verb, shared, tap};
@@ -204,15 +204,14 @@ fn late_completions_of_a_removed_peer_do_not_affect_its_successor() {
 fn outcome<R: Rail>(rail: R, verb: Verb, events: impl Fn(Peer, u64) -> Vec<Event>) -> Outcome {
     const ACK: u8 = 5;
     let control = shared();
-    // The order that the engine asks of a rail that it hands atomics to.
-    control.borrow_mut().caps = Some(|caps| Caps { order: Order::All, ..caps });
     let mut own = own(Config::DEFAULT, tap(rail, &control), 4096);
     let held = hold(&control, |event| match event {
         Event::Done(..) => true,
         Event::Message(_, bytes) => bytes[0] == ACK,
         _ => false,
     });
-    let (at, to) = (own.source.at(0), own.remote.at(64));
+    let to = if verb == Verb::Atomic { words(&mut own).1 } else { own.remote };
+    let (at, to) = (own.source.at(0), to.at(64));
     let token = pending(match verb {
         Verb::Read => own.engine.get(CX, at, 300, to, Notice::Report(1)),
         Verb::Write => own.engine.put(CX, at, 300, to, Notice::Report(1)),
@@ -222,10 +221,8 @@ fn outcome<R: Rail>(rail: R, verb: Verb, events: impl Fn(Peer, u64) -> Vec<Event
     let posted = control.borrow().posts.iter().find(|post| post.verb == verb).map(|post| post.cx);
     let cx = posted.unwrap_or_else(|| panic!("{verb:?}: {:?}", control.borrow().posts));
     assert!(held.borrow().contains(&Event::Done(cx, Ok(()))), "{verb:?}: {held:?}");
-    for event in events(own.peer.peer(), cx) {
-        control.borrow_mut().inject.push_back(event);
-        own.engine.progress();
-    }
+    control.borrow_mut().inject.extend(events(own.peer.peer(), cx));
+    own.engine.progress();
     own.engine.test(token).unwrap().expect("ended").outcome
 }
 
@@ -267,6 +264,14 @@ fn what_was_in_flight_to_a_peer_is_over_if_that_has_died_and_perhaps_not_if_it_w
             let want = if over { Outcome::Failed(fault) } else { Outcome::Unknown(fault) };
             assert_eq!(outcome_of(verb, down), want, "{verb:?}, {why:?}");
         }
+    }
+}
+
+#[test]
+fn an_atomic_that_its_rail_has_executed_is_done_though_the_peer_fails_in_the_same_poll() {
+    for why in [PeerError::Died, PeerError::Lost] {
+        let events = |peer, cx| vec![Event::Done(cx, Ok(())), Event::Down(peer, why)];
+        assert_eq!(outcome_of(Verb::Atomic, events), Outcome::Done, "{why:?}");
     }
 }
 

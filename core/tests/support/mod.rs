@@ -113,6 +113,12 @@ pub fn import<R: Rail, const RAILS: usize>(
     engine.import(peer, &handle[..len]).unwrap()
 }
 
+/// Registers a region whose atomics a rail executes, and imports it into the same engine.
+pub fn words<R: Rail, const RAILS: usize>(own: &mut Own<R, RAILS>) -> (LocalId, RemoteId) {
+    let words = own.engine.register(region(256).with_native_atomics()).unwrap();
+    (words, import(&mut own.engine, own.peer, words))
+}
+
 /// Reads registered memory.
 pub fn read<R: Rail, const RAILS: usize>(
     engine: &Engine<'_, R, RAILS>,
