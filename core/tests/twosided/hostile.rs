@@ -4,7 +4,7 @@
 use fishplate_core::engine::protocol::{MatchConfig, Payload, Received};
 use fishplate_core::engine::tag::MatcherMemory;
 use fishplate_core::engine::{Config, ContextId, Engine, Notice, Signal};
-use fishplate_core::error::{AttachError, OpError, PeerError, Violation};
+use fishplate_core::error::{AttachError, OpError, PeerError, PostError, Violation};
 use fishplate_core::mem::PeerId;
 use fishplate_core::op::{Amo, AmoOp, Fault, Outcome, SignalOp, Token};
 use fishplate_core::rail::loopback::Loopback;
@@ -305,6 +305,59 @@ fn answers_to_what_waits_for_none_of_this_peer_are_refused_and_end_nothing() {
             assert!(end.is_none_or(|end| end.outcome != Outcome::Done), "{what}: kind {kind}: {end:?}");
         }
     }
+}
+
+#[test]
+fn a_send_whose_chunks_are_not_all_out_is_not_ended_by_its_receiver() {
+    let mut bench = Bench::new();
+    let sent = pending(bench.own.send_region(9, 0, 5000, false));
+    passes(&mut bench.own.engine, 3);
+    // No rail has room for chunks.
+    bench.control.borrow_mut().refuse =
+        Some(Box::new(|post| (post.bytes.first() == Some(&21)).then_some(PostError::Again)));
+    bench.hear(message(20, 0, 0, 0, &[sent.to_raw(), 1 << 32, 5000]));
+    assert_eq!(bench.own.engine.peer_error(bench.own.me), Ok(None));
+    bench.hear(message(19, 0, 0, 0, &[sent.to_raw(), 100]));
+    let why = PeerError::Protocol(Violation::Reply);
+    assert_eq!(bench.own.engine.peer_error(bench.own.me), Ok(Some(why)));
+    let end = bench.own.engine.test(sent).unwrap().expect("ended with its peer");
+    assert_ne!(end.outcome, Outcome::Done);
+}
+
+#[test]
+fn a_chunk_of_another_peer_than_the_sender_s_is_refused() {
+    let mut bench = Bench::new();
+    let into = Some((bench.own.into.at(0), 64));
+    let receive = bench.own.engine.recv(Some(bench.honest), tag(1), EXACT, into, 0).unwrap();
+    // The payload is asked for in chunks, which do not come.
+    bench.control.borrow_mut().edit = Some(Box::new(|_, event| match &event {
+        Event::Message(_, bytes) if bytes[0] == 20 => vec![],
+        _ => vec![event],
+    }));
+    let offer = Event::Message(bench.honest.peer(), request(0, 77, 64, 0, 64, 0xffff, &[]));
+    bench.control.borrow_mut().inject.push_back(offer);
+    passes(&mut bench.own.engine, 3);
+    let mut chunk = message(21, 0, 0, 0, &[1 << 32, 0]);
+    chunk.resize(32 + 8, 0xee);
+    bench.hear(chunk);
+    let why = PeerError::Protocol(Violation::Reply);
+    assert_eq!(bench.own.engine.peer_error(bench.own.me), Ok(Some(why)));
+    assert_eq!(bench.own.engine.peer_error(bench.honest), Ok(None));
+    assert_eq!(bench.own.engine.test_recv(receive), Ok(None));
+    assert!(bench.own.bytes(0, SIZE).iter().all(|&b| b == 0));
+}
+
+#[test]
+fn a_payload_that_went_in_its_message_is_not_pulled_as_well() {
+    let mut bench = Bench::new();
+    let sent = pending(bench.own.send_region(9, 0, 8, true));
+    passes(&mut bench.own.engine, 3);
+    let posts = bench.control.borrow().posts.len();
+    bench.hear(message(20, 0, 0, 0, &[sent.to_raw(), 1 << 32, 8]));
+    let why = PeerError::Protocol(Violation::Reply);
+    assert_eq!(bench.own.engine.peer_error(bench.own.me), Ok(Some(why)));
+    let control = bench.control.borrow();
+    assert!(control.posts[posts..].iter().all(|post| post.bytes.first() != Some(&21)));
 }
 
 #[test]

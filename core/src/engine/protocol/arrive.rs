@@ -8,7 +8,7 @@ use crate::op::Outcome;
 
 use super::super::State;
 use super::super::list::NONE;
-use super::super::pending::{OpKind, State as Open};
+use super::super::pending::OpKind;
 use super::super::tag::{Arrive, Tag, UnexpectedId};
 use super::super::window::{Action, Arrival, Parked};
 use super::super::wire::{NO_TOKEN, Place};
@@ -267,14 +267,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
 
     fn park_kept(&mut self, stream: u32, word: u32, tag: Tag, kept: Kept) -> Result<(), Violation> {
         let what = Action::Tagged { lo: tag.lo, hi: tag.hi, kept: kept.pack() };
-        match self.park(stream, word, Parked { at: Place::default(), what }) {
-            Ok(true) => Ok(()),
-            // A duplicate, or beyond the window: release what was kept for it.
-            other => {
-                self.give_back(kept, false);
-                other.map(drop)
-            }
-        }
+        // Callers have found that it is no duplicate and within the window.
+        self.park(stream, word, Parked { at: Place::default(), what }).map(drop)
     }
 
     /// Matches a kept message when its turn comes.
@@ -408,7 +402,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let index = self.pending.find(crate::op::Token(token)).map_err(|_| Violation::Reply)?;
         let slot = &self.pending.slots[index as usize];
         let theirs = slot.stream != NONE && self.streams[slot.stream as usize].peer == peer;
-        let waits = slot.kind == OpKind::Send && slot.fetch && slot.posted && slot.state == Open::Open;
+        let waits = slot.kind == OpKind::Send && slot.fetch && slot.posted;
         if theirs && waits && slot.outcome == Outcome::Done { Ok(index) } else { Err(Violation::Reply) }
     }
 
