@@ -94,3 +94,10 @@ fn streams_over_tcp_are_what_the_model_says_while_cables_are_pulled() {
     // Otherwise nothing was put to the test. A fence keeps the others out.
     assert!(seeds.len() < 100 || (late > 0 && late < strays), "{strays} strays, {late} landed late");
 }
+
+/// Each end tells the other of a rail over the one that is dead at the other end. Both messages are
+/// lost in silence.
+#[test]
+fn two_ends_that_lose_two_rails_at_once_tell_each_other_until_they_are_heard() {
+    run::<4>(4642);
+}

@@ -14,7 +14,9 @@
 //!    for the acknowledgement of all that is in flight.
 //! 2. *Fence*: [`Rail::fence`], until nothing of the peer can land by that rail.
 //! 3. *Tell*: over another rail the peer gets the cursor of each stream, and a bitmap of what has
-//!    arrived behind it. What is not in there and went by that rail never arrives.
+//!    arrived behind it. What is not in there and went by that rail never arrives. That other rail
+//!    may be dead too without anybody knowing, so the peer is told again, over one rail after the
+//!    other and ever more rarely, until it says that it has heard.
 //! 4. *Resume*: an end that is told posts what is missing again, under the same numbers and in
 //!    their order, on the rails that are left.
 //!
@@ -81,6 +83,11 @@ pub struct FailoverPeer {
     fenced: u16,
     /// The context, and the number, from which on the peer is to be told.
     telling: Option<(u16, Option<Seq>)>,
+    /// Rails of which the peer is known to have been told.
+    confirmed: u16,
+    /// It was told so often of what it has not confirmed; passes until it is told again.
+    told: u16,
+    wait: u32,
     /// Longest write that each of them takes, in bytes.
     pub(super) longest: u64,
     /// Why each failed.
@@ -89,8 +96,17 @@ pub struct FailoverPeer {
 
 impl FailoverPeer {
     /// Memory for a peer.
-    pub const EMPTY: FailoverPeer =
-        FailoverPeer { joined: 0, fencing: 0, fenced: 0, telling: None, longest: 0, why: [None; RAILS_MAX] };
+    pub const EMPTY: FailoverPeer = FailoverPeer {
+        joined: 0,
+        fencing: 0,
+        fenced: 0,
+        telling: None,
+        confirmed: 0,
+        told: 0,
+        wait: 0,
+        longest: 0,
+        why: [None; RAILS_MAX],
+    };
 }
 
 /// One stream.

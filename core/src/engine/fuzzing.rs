@@ -131,11 +131,13 @@ fn sample_told(seed: u64, into: &mut [u8]) -> usize {
     let told = Told {
         context: (a >> 32) as u8 & 3,
         last: a >> 63 != 0,
+        asks: c & 4 != 0,
         word: a as u32,
         ack: b as u32,
         freed: (b >> 32) as u32,
         from: Seq(c),
         rails: (a >> 40) as u16,
+        heard: (c >> 24) as u16,
         count: count as u16,
         words: core::array::from_fn(|at| if at < count { number(seed, 4 + at as u64) } else { 0 }),
     };

@@ -18,7 +18,18 @@ use super::super::wire::{Body, HEAD_MAX, Message, NO_TOKEN, Owner, PostTag};
 use super::super::{Engine, State};
 use super::sent::{Carried, Sent};
 use super::told::{LONGEST, WORDS};
-use super::{Asks, Failover, FailoverStream, SentSlot, Told};
+use super::{Asks, Failover, FailoverPeer, FailoverStream, SentSlot, Told};
+
+/// Passes until a peer is told again what it has not confirmed; doubled so often.
+const AGAIN: u32 = 64;
+const RARELY: u16 = 10;
+
+impl FailoverPeer {
+    /// Whether the peer is not known to have been told of all rails that are fenced.
+    fn is_unconfirmed(&self) -> bool {
+        self.fenced & !self.confirmed != 0
+    }
+}
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Goes on with what failed rails have left of a stream, and for the first of a peer's streams
@@ -53,6 +64,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                     kept.fenced |= 1 << rail;
                     // Also of those fenced before: what the peer was told may have been lost.
                     kept.telling = Some((0, None));
+                    (kept.told, kept.wait) = (0, AGAIN);
                 }
                 Fence::Pending => {}
                 Fence::Unknown => {
@@ -65,6 +77,15 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 
     /// Tells a peer what has arrived of each of its streams.
     fn tell_fenced(&mut self, peer: u16) {
+        let Some(kept) = self.state.kept_peer_mut(peer) else { return };
+        if kept.telling.is_none() && kept.is_unconfirmed() {
+            kept.wait = kept.wait.saturating_sub(1);
+            if kept.wait == 0 {
+                kept.told = kept.told.saturating_add(1);
+                (kept.telling, kept.wait) = (Some((0, None)), AGAIN << kept.told.min(RARELY));
+            }
+        }
+        let turn = self.state.turn_to_tell(peer);
         for _ in 0..self.state.config.batch {
             let Some(kept) = self.state.kept_peer(peer) else { return };
             let (Some((context, from)), rails) = (kept.telling, kept.fenced) else { return };
@@ -74,7 +95,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             let len = told.encode(&mut out);
             let owner = self.state.control(peer);
             let cursor = self.state.streams[stream as usize].window.expected();
-            match self.post_bytes(stream, peer, &out[..len], Untrusted::from_slice(&[]), owner, cursor) {
+            let (bytes, nothing) = (&out[..len], Untrusted::from_slice(&[]));
+            let posted = match turn {
+                Some(rail) if self.post_on(rail, stream, peer, bytes, owner, cursor) => Ok(Posted::Done),
+                _ => self.post_bytes(stream, peer, bytes, nothing, owner, cursor),
+            };
+            match posted {
                 Ok(_) => {}
                 Err(Blocked::Refused(rail, _)) => {
                     self.state.fail_peer(peer, PeerError::Rail(rail));
@@ -91,6 +117,28 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 from => Some((context, from)),
             };
         }
+    }
+
+    /// Posts a message on this rail. `false`: it has no room, or another one is to be tried.
+    fn post_on(
+        &mut self,
+        rail: usize,
+        stream: u32,
+        peer: u16,
+        bytes: &[u8],
+        owner: Owner,
+        cursor: Seq,
+    ) -> bool {
+        let (len, nothing) = (bytes.len() as u32, Untrusted::from_slice(&[]));
+        let tag = PostTag { owner, bytes: len }.pack();
+        match self.rails[rail].post_message(Peer(peer), bytes, nothing, tag) {
+            Ok(Posted::Pending) => self.state.loads.posted(rail, u64::from(len)),
+            Ok(Posted::Done) => {}
+            Err(_) => return false,
+        }
+        let s = &mut self.state.streams[stream as usize];
+        (s.ack_sent, s.age) = (cursor, 0);
+        true
     }
 
     /// Posts numbers again that never arrive, in their order.
@@ -312,7 +360,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let s = &self.streams[stream as usize];
         let (Some(kept), Some(failover)) = (self.kept_peer(s.peer), &self.failover) else { return false };
         let FailoverStream { lost, answers, reads, .. } = failover.streams[stream as usize];
-        let peer = s.context == 0 && (kept.fencing != 0 || kept.telling.is_some());
+        let telling = kept.telling.is_some() || kept.is_unconfirmed();
+        let peer = s.context == 0 && (kept.fencing != 0 || telling);
         s.live && (peer || lost || answers || reads)
     }
 
@@ -347,7 +396,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
     fn told(&mut self, stream: u32, from: Option<Seq>, rails: u16) -> (Told, Option<Seq>) {
         let freed = self.returned(stream);
         let s = &self.streams[stream as usize];
-        let (context, word) = (s.context, s.stamp);
+        let (context, word, peer) = (s.context, s.stamp, s.peer);
+        let asks = self.kept_peer(peer).is_some_and(FailoverPeer::is_unconfirmed);
+        let heard = self.heard(peer);
         let (size, mask) = (self.config.window as u64, self.mask);
         let (window, mut cells) = self.window(stream);
         let (expected, stamp) = (window.expected(), window.stamp());
@@ -364,8 +415,42 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
         let last = 64 * count >= rest;
         let ack = truncate::<32>(expected.0);
-        let told = Told { context, last, word, ack, freed, from, rails, count: count as u16, words };
-        (told, (!last).then(|| from.plus(64 * count)))
+        let count = count as u16;
+        let told = Told { context, last, asks, word, ack, freed, from, rails, heard, count, words };
+        (told, (!last).then(|| from.plus(64 * u64::from(count))))
+    }
+
+    /// The rails that a peer has told of: in all streams, and of each number that is in flight on
+    /// them.
+    fn heard(&self, peer: u16) -> u16 {
+        let Some(failover) = &self.failover else { return 0 };
+        let mut heard = self.joined_rails(peer);
+        for context in 0..self.config.contexts {
+            let stream = self.stream_of(context as u8, peer) as usize;
+            heard &= failover.streams[stream].told;
+            let s = &self.streams[stream];
+            if heard == 0 || !s.live {
+                continue;
+            }
+            let sent = &failover.sent[stream * failover.window as usize..];
+            for n in 0..s.in_flight() {
+                let at = s.acked.plus(n).0 as usize & (failover.window as usize - 1);
+                if let Carried::By(rail) = sent[at].carried {
+                    heard &= !(1 << rail);
+                }
+            }
+        }
+        heard
+    }
+
+    /// The rail over which a peer is told again: another one each time, because which of them is
+    /// dead is not known. `None`, the first time: any.
+    fn turn_to_tell(&self, peer: u16) -> Option<usize> {
+        let kept = self.kept_peer(peer).filter(|kept| kept.told != 0)?;
+        let rails = self.peers[peer as usize].rails;
+        let skipped = u32::from(kept.told).checked_rem(rails.count_ones())?;
+        let rest = (0..skipped).fold(rails, |rails, _| rails & (rails - 1));
+        Some(rest.trailing_zeros() as usize)
     }
 
     /// A peer has said that it has fenced rails, and what has arrived there.
@@ -385,6 +470,14 @@ impl<const RAILS: usize> State<'_, RAILS> {
             let why = Fault::Rail(id, crate::error::CompleteError::PeerDown);
             self.rail_failed(peer.0, rail, why, PeerError::Rail(id));
         }
+        let confirmed = self.pairings[peer.0 as usize].as_ours(told.heard) & joined;
+        if let Some(kept) = self.kept_peer_mut(peer.0) {
+            kept.confirmed |= confirmed;
+            if told.asks && kept.telling.is_none() && kept.fenced != 0 {
+                kept.telling = Some((0, None));
+            }
+        }
+        self.ask(self.stream_of(0, peer.0));
         let s = &self.streams[stream as usize];
         if !s.live {
             return Ok(());

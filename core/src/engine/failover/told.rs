@@ -1,13 +1,14 @@
 //! The messages of failover: the one in which an end that has fenced rails says what has arrived.
 //!
 //! ```text
-//! 32 bytes: kind u8 | context u8 | last u8 | 0 u8 | word u32 | ack u32 | freed u32 | from u64
-//!           | rails u16 | words u16 | 0 u32; then as many words of 64 bits
+//! 32 bytes: kind u8 | context u8 | last u8 | asks u8 | word u32 | ack u32 | freed u32 | from u64
+//!           | rails u16 | words u16 | heard u16 | 0 u16; then as many words of 64 bits
 //! ```
 //!
 //! Bit n of the words says that the number `from + n` has arrived, all below the cursor among them.
 //! Where `last` is 1, nothing beyond them has. `rails` are those that the sender has fenced, as it
-//! counts them, by bit.
+//! counts them, by bit, and so are `heard`, of which the receiver has told it all. Where `asks` is
+//! 1, the sender does not know yet that the receiver has heard of all of `rails`, and wants to.
 //!
 //! The other message asks for the reply to a fetching atomic again, by the whole of its number: it
 //! may be so late that the sequence in a word means another one.
@@ -33,11 +34,13 @@ pub(in super::super) const LONGEST: usize = HEAD + 8 * WORDS;
 pub(in super::super) struct Told {
     pub context: u8,
     pub last: bool,
+    pub asks: bool,
     pub word: u32,
     pub ack: u32,
     pub freed: u32,
     pub from: Seq,
     pub rails: u16,
+    pub heard: u16,
     /// How many words there are, and they.
     pub count: u16,
     pub words: [u64; WORDS],
@@ -47,8 +50,9 @@ impl Told {
     /// Writes the message; returns its length in bytes.
     pub(in super::super) fn encode(&self, out: &mut [u8; LONGEST]) -> usize {
         let mut out = Writer::new(out);
-        out.put(&[KIND_TOLD, self.context, self.last as u8, 0]).put_u32(self.word).put_u32(self.ack);
-        out.put_u32(self.freed).put_u64(self.from.0).put_u16(self.rails).put_u16(self.count).put_u32(0);
+        out.put(&[KIND_TOLD, self.context, self.last as u8, self.asks as u8]);
+        out.put_u32(self.word).put_u32(self.ack).put_u32(self.freed).put_u64(self.from.0);
+        out.put_u16(self.rails).put_u16(self.count).put_u16(self.heard).put_u16(0);
         for &word in &self.words[..self.count as usize] {
             out.put_u64(word);
         }
@@ -66,8 +70,8 @@ impl Told {
         let mut fields = Reader::new(raw);
         let first = fields.u32()?;
         let (word, ack, freed, from) = (fields.u32()?, fields.u32()?, fields.u32()?, Seq(fields.u64()?));
-        let (rails, count, zero) = (fields.u16()?, fields.u16()?, fields.u32()?);
-        if first >> 17 != 0 || zero != 0 {
+        let (rails, count, heard, zero) = (fields.u16()?, fields.u16()?, fields.u16()?, fields.u16()?);
+        if first & 0xfefe_0000 != 0 || zero != 0 {
             return Err(Violation::Kind);
         }
         if count as usize > WORDS || len != HEAD + 8 * count as usize {
@@ -77,8 +81,8 @@ impl Told {
         for word in &mut words[..count as usize] {
             *word = fields.u64()?;
         }
-        let (context, last) = ((first >> 8) as u8, first >> 16 != 0);
-        Ok(Told { context, last, word, ack, freed, from, rails, count, words })
+        let (context, last, asks) = ((first >> 8) as u8, first >> 16 & 1 != 0, first >> 24 != 0);
+        Ok(Told { context, last, asks, word, ack, freed, from, rails, heard, count, words })
     }
 
     /// Whether a number has arrived; `None`: another message says so.
@@ -144,11 +148,13 @@ mod tests {
     const TOLD: Told = Told {
         context: 9,
         last: true,
+        asks: true,
         word: 0x0403_0201,
         ack: 0x0807_0605,
         freed: 0x0c0b_0a09,
         from: Seq(0x1817_1615_1413_1211),
         rails: 0x2221,
+        heard: 0x2423,
         count: 2,
         words: [0x31, 0x41, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
     };
@@ -161,8 +167,8 @@ mod tests {
         let len = TOLD.encode(&mut out);
         let word = |low| [low, 0, 0, 0, 0, 0, 0, 0];
         let head = [
-            9, 9, 1, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17,
-            0x18, 0x21, 0x22, 2, 0, 0, 0, 0, 0,
+            9, 9, 1, 1, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17,
+            0x18, 0x21, 0x22, 2, 0, 0x23, 0x24, 0, 0,
         ];
         assert_eq!((&out[..HEAD], &out[HEAD..len]), (&head[..], [word(0x31), word(0x41)].as_flattened()));
         assert_eq!(Told::decode(Untrusted::from_slice(&out[..len])), Some(Ok(TOLD)));
@@ -182,7 +188,7 @@ mod tests {
         for cut in (1..=LONGEST + 8).filter(|&cut| cut != len) {
             assert_eq!(told(&out[..cut]), Some(Err(Violation::Length)), "{cut} bytes");
         }
-        for at in [2, 3, 28, 31] {
+        for at in [2, 3, 30, 31] {
             let mut bad = out;
             bad[at] ^= 0x82;
             assert_eq!(told(&bad[..len]), Some(Err(Violation::Kind)), "byte {at}");

@@ -2,9 +2,9 @@
 //! Slow path: opens and closes an endpoint, which makes system calls and allocates.
 //!
 //! Removing a peer from the address vector is no fence: its connection stays, and what it has sent
-//! still lands (libfabric 1.17, `net` and `tcp;ofi_rxm`). A closed endpoint has no connections, and
-//! nobody knows the address of the next one. So a fence costs all peers of the rail, which are
-//! reported as lost. All of them are then fenced, until they are attached again.
+//! still lands (`net` of libfabric 1.17). A closed endpoint has no connections, and nobody knows
+//! the address of the next one. So a fence costs all peers of the rail, which are reported as lost.
+//! All of them are then fenced, until they are attached again.
 
 use fishplate_core::error::{CompleteError, PeerError};
 use fishplate_core::mem::Peer;
