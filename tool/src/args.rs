@@ -28,8 +28,9 @@ use super::sizes;
 #[command(
     after_help = "Without a command: a demonstration. Two processes, put-signal over shared memory with every \
     payload checked, then a latency and a bandwidth table.\n\nperf match, tag matching alone, has options of \
-    its own: fishplate perf match --help.\n\nExit codes: 0 done; 1 the run failed or data was wrong; \
-    2 the command line was."
+    its own: fishplate perf match --help.\n\nExit status: 0 done; 1 the run failed, the other side was lost, or \
+    data was wrong; 2 an option has no meaning here or its value cannot be used on this machine; 130 interrupted; \
+    141 the reader of the output went away. doctor has its own."
 )]
 pub struct Cli {
     /// What to do.
@@ -60,6 +61,9 @@ pub struct InfoArgs {
     /// One JSON object instead of text.
     #[arg(long)]
     pub json: bool,
+    /// The same: json, or table for text.
+    #[arg(long, value_parser = ["table", "json"], conflicts_with = "json")]
+    pub format: Option<String>,
 }
 
 /// Options of `fishplate doctor`.
@@ -144,7 +148,7 @@ pub struct PerfArgs {
     #[arg(skip)]
     pub given: Given,
 
-    /// Payload sizes in bytes, with K, M, G for powers of 1024 [default: 8].
+    /// Payload sizes in bytes, such as 8, 64K, 1M (powers of 1024) or 1e6 [default: 8].
     #[arg(short, long, value_name = "LIST", value_delimiter = ',', value_parser = sizes::parse, conflicts_with_all = ["begin", "end", "factor"])]
     pub size: Vec<usize>,
     /// First payload size of a range.
@@ -157,8 +161,8 @@ pub struct PerfArgs {
     #[arg(short, long, value_name = "N")]
     pub factor: Option<usize>,
 
-    /// Measured iterations per size; by default one million, fewer for large payloads, and as many
-    /// as half of --timeout is enough for.
+    /// Measured iterations per size, such as 5000, 100K (powers of 1000) or 1e6; by default one
+    /// million, fewer for large payloads, and as many as half of --timeout is enough for.
     #[arg(short = 'n', long, value_name = "N", value_parser = sizes::parse_count)]
     pub iters: Option<u64>,
     /// Iterations before measuring; by default a tenth of the measured ones, at most 10000.
@@ -216,6 +220,9 @@ pub struct PerfArgs {
     /// How to write the results.
     #[arg(long, value_enum, default_value_t = Format::Table)]
     pub format: Format,
+    /// The same as --format json.
+    #[arg(long, conflicts_with = "format")]
+    pub json: bool,
 
     /// Be the side that answers, and wait here: HOST:PORT, a path with a slash, or @NAME for an
     /// abstract socket of this host.
@@ -229,13 +236,20 @@ pub struct PerfArgs {
     pub region: usize,
     /// Give up after so many seconds: for the other side to appear, for each measurement, and for
     /// each operation over libfabric unless FISHPLATE_DEADLINE says less.
-    #[arg(short = 'T', long, value_name = "SECONDS", default_value_t = 60)]
+    /// With a suffix: 90s, 5m or 1h.
+    #[arg(short = 'T', long, value_name = "SECONDS", value_parser = sizes::parse_time, default_value = "60")]
     pub timeout: u64,
 }
 
 const LAYOUT_HELP: &str = "\
-Environment:
-  FISHPLATE_* set what rails are made of and when an operation is lost: fishplate info tells of each.
+Another test: fishplate perf match measures tag matching alone; see fishplate perf match --help.
+
+Environment: FISHPLATE_PROVIDER, _INTERFACES, _MAX_RAILS, _LIBFABRIC, _POLICY, _WINDOW, _BATCH, _EAGER,
+  _STRIPE_THRESHOLD, _STRIPE_CHUNK, _ACK_AGE, _CONTEXTS, _NATIVE_ATOMICS and _DEADLINE are settings of rails;
+  fishplate info shows each with its value, default and meaning.
+
+Exit status: 0 done; 1 the run failed, the other side was lost, or data was wrong; 2 an option has no meaning here
+  or its value cannot be used on this machine; 130 interrupted; 141 the reader of the output went away.
 
 Layouts:
   adjacent  The signal lies directly behind the payload: up to 56 bytes in one cache line with it, above in the line
@@ -255,7 +269,9 @@ Latency:
   longer than some microseconds sleep.
   floor_ns is half of a round trip of two bare atomics between the same processors, the best of four ways,
   measured before, between the halves, and after. A row whose floor moved by more than 20 % is repeated. There is
-  none where the two sides do not run at the same time, because other programs need their processors.";
+  none where the two sides do not run at the same time, because other programs need their processors.
+  p50/fl is p50 over the floor. Below 1 the floor was measured while the processors were slower or busier than
+  during the test: repeat the run, with --pin on idle processors.";
 
 /// Checks the form of an address.
 fn address(text: &str) -> Result<String, String> {

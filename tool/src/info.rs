@@ -24,7 +24,7 @@ use super::variables::{self, VARIABLES};
 /// Finds out and writes.
 pub fn run(args: &InfoArgs) -> Outcome {
     let info = gather()?;
-    if args.json {
+    if args.json || args.format.as_deref() == Some("json") {
         let text = serde_json::to_string_pretty(&info)
             .map_err(|e| Failure::run(format!("cannot write JSON: {e}")))?;
         return report::print(&format!("{text}\n"));

@@ -48,7 +48,6 @@ fn run() -> ExitCode {
         return say("fishplate", perf::matching::run(&words));
     }
     fishplate::close_in_background();
-    interrupt::watch();
     let command = Cli::read(words).unwrap_or_else(|error| error.exit()).command;
     let speaker =
         if matches!(command, Some(Command::Peer(_))) { "fishplate, second process" } else { "fishplate" };

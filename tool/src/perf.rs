@@ -42,8 +42,11 @@ use verbs::Verbs;
 
 /// Runs a plan and writes its rows.
 pub fn run(plan: &Plan) -> Outcome {
+    if plan.test == Test::Pool {
+        return pool::run(plan);
+    }
+    interrupt::watch();
     match plan.transport {
-        _ if plan.test == Test::Pool => pool::run(plan),
         Transport::Shm | Transport::Fabric | Transport::Gpu => two_processes(plan),
         Transport::Loopback | Transport::Sim => in_process::run(plan),
     }

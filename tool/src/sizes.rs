@@ -1,34 +1,52 @@
-//! Sizes as users write them: `8`, `4K`, `1M`, lists of them, and ranges by a factor.
+//! Numbers as users write them: sizes (`8`, `4K`, `1M`) and their ranges, counts (`100K`, `1e6`)
+//! and times (`90s`, `5m`).
 //!
-//! Suffixes are binary (1K = 1024 bytes) and may be lower case or written out (`KiB`, `KB`).
+//! Suffixes of sizes are binary (1K = 1024 bytes) and may be written out (`KiB`, `KB`).
 
 /// Parses a size in bytes. Zero is allowed; callers that need at least one byte check that.
 pub fn parse(text: &str) -> Result<usize, String> {
-    let text = text.trim();
-    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
-    let (number, suffix) = text.split_at(digits);
-    let number: usize = number.parse().map_err(|_| {
-        format!("`{text}` is not a size: write bytes, or a number with K, M or G, such as 8 or 64K")
-    })?;
-    let shift = match suffix.to_ascii_lowercase().as_str() {
-        "" | "b" => 0,
-        "k" | "kb" | "kib" => 10,
-        "m" | "mb" | "mib" => 20,
-        "g" | "gb" | "gib" => 30,
-        _ => return Err(format!("`{text}`: unknown suffix `{suffix}`, use K, M or G")),
-    };
-    number.checked_mul(1 << shift).ok_or_else(|| format!("`{text}` is larger than this machine can address"))
+    const SUFFIXES: [(&str, u64); 10] = [
+        ("b", 1),
+        ("k", 1 << 10),
+        ("kb", 1 << 10),
+        ("kib", 1 << 10),
+        ("m", 1 << 20),
+        ("mb", 1 << 20),
+        ("mib", 1 << 20),
+        ("g", 1 << 30),
+        ("gb", 1 << 30),
+        ("gib", 1 << 30),
+    ];
+    let bytes = number(text, &SUFFIXES).and_then(|bytes| usize::try_from(bytes).ok());
+    bytes.ok_or_else(|| {
+        format!("`{text}` is not a size: write whole bytes, or a number with K, M or G, such as 64K")
+    })
 }
 
-/// Parses a count: like a size, but also `1e6`.
+/// Parses a count, with K, M or G for powers of 1000.
 pub fn parse_count(text: &str) -> Result<u64, String> {
-    let bad = || format!("`{text}` is not a count: write a whole number, such as 100000 or 1e6");
-    if let Some((mantissa, exponent)) = text.split_once(['e', 'E']) {
-        let mantissa: u64 = mantissa.parse().map_err(|_| bad())?;
-        let exponent: u32 = exponent.parse().map_err(|_| bad())?;
-        return 10u64.checked_pow(exponent).and_then(|p| p.checked_mul(mantissa)).ok_or_else(bad);
-    }
-    text.parse().map_err(|_| bad())
+    number(text, &[("k", 1000), ("m", 1_000_000), ("g", 1_000_000_000)])
+        .ok_or_else(|| format!("`{text}` is not a count: write a whole number, such as 100000, 100K or 1e6"))
+}
+
+/// Parses a time in whole seconds: `90`, `90s`, `5m` or `1h`.
+pub fn parse_time(text: &str) -> Result<u64, String> {
+    number(text, &[("s", 1), ("m", 60), ("h", 3600)])
+        .ok_or_else(|| format!("`{text}` is not a time: write whole seconds, such as 90, 90s, 5m or 1h"))
+}
+
+/// A whole number, which may have an exponent (`1e6`) or one of these suffixes, in either case.
+pub fn number(text: &str, suffixes: &[(&str, u64)]) -> Option<u64> {
+    let text = text.trim().to_ascii_lowercase();
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, rest) = text.split_at(digits);
+    let exponent = || 10u64.checked_pow(rest.strip_prefix('e')?.parse().ok()?);
+    let scale = match suffixes.iter().find(|(suffix, _)| *suffix == rest) {
+        Some(&(_, scale)) => scale,
+        None if rest.is_empty() => 1,
+        None => exponent()?,
+    };
+    number.parse::<u64>().ok()?.checked_mul(scale)
 }
 
 /// `begin`, `begin * factor`, ... up to `end`, which is included when the steps meet it.
@@ -76,9 +94,16 @@ mod tests {
 
     #[test]
     fn sizes_are_read_with_their_suffixes() {
-        for (text, bytes) in
-            [("8", 8), ("4K", 4096), ("4k", 4096), ("1MiB", 1 << 20), ("2g", 2 << 30), ("0", 0), ("7b", 7)]
-        {
+        for (text, bytes) in [
+            ("8", 8),
+            ("4K", 4096),
+            ("4k", 4096),
+            ("1MiB", 1 << 20),
+            ("2g", 2 << 30),
+            ("0", 0),
+            ("7b", 7),
+            ("1e3", 1000),
+        ] {
             assert_eq!(parse(text), Ok(bytes), "{text}");
         }
     }
@@ -110,6 +135,9 @@ mod tests {
     fn counts_may_have_an_exponent() {
         assert_eq!(parse_count("1e6"), Ok(1_000_000));
         assert_eq!(parse_count("10000"), Ok(10_000));
+        assert_eq!([parse_count("100K"), parse_count("2m")], [Ok(100_000), Ok(2_000_000)]);
+        assert_eq!(["90", "90s", "5m", "1h", "1e3"].map(parse_time), [90, 90, 300, 3600, 1000].map(Ok));
+        assert!(parse_time("1d").is_err() && parse_time("").is_err());
         assert!(parse_count("1e40").is_err() && parse_count("x").is_err() && parse_count("-3").is_err());
     }
 }

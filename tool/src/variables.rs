@@ -139,8 +139,12 @@ pub const VARIABLES: [Variable; 14] = [
     },
     Variable {
         name: "DEADLINE",
-        meaning: "milliseconds after which an operation that does not end is lost, and its peer failed; perf: --timeout",
-        set: |s, text| number(text).map(|n| s.deadline = Duration::from_millis(n)),
+        meaning: "milliseconds, or seconds as 5s, after which an operation is lost, and its peer failed; perf: --timeout",
+        set: |s, text| {
+            let ms = sizes::number(text, &[("ms", 1), ("s", 1000), ("m", 60_000)]);
+            let ms = ms.ok_or("a whole number of milliseconds, or a time such as 500ms or 5s");
+            Ok(s.deadline = Duration::from_millis(ms?))
+        },
         show: |s| s.deadline.as_millis().to_string(),
     },
 ];

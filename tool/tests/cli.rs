@@ -412,3 +412,60 @@ fn without_arguments_it_demonstrates() {
     assert!(output.status.success(), "{told}\n{}", text(&output.stderr));
     assert!(told.contains("Latency") && told.contains("Bandwidth") && told.contains("memcpy"), "{told}");
 }
+
+/// Sends Ctrl-C once it is there.
+fn interrupt(child: &Child) {
+    // SAFETY: a call with plain numbers. The process is a child that is not waited for yet.
+    assert_eq!(unsafe { libc::kill(child.id() as i32, libc::SIGINT) }, 0);
+}
+
+#[test]
+fn an_interrupted_run_says_how_far_it_came_and_ends_with_status_130() {
+    let info: Value = serde_json::from_slice(&run("info --json").stdout).unwrap();
+    let tcp = "put --transport fabric --provider tcp --interface lo";
+    let mut lines = vec!["put-signal", "tag --mode worker", "put --transport loopback"];
+    match info["fabric"]["usable"] == "usable" {
+        true => lines.push(tcp),
+        false => println!("SKIPPED an interrupted run over libfabric: {}", info["fabric"]["usable"]),
+    }
+    for line in lines {
+        let line = format!("perf {line} -n 1e11 -T 3600");
+        let mut child = fishplate(&line).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        child.stdout.as_mut().unwrap().read_exact(&mut [0]).expect("a headline");
+        interrupt(&child);
+        let output = child.wait_with_output().unwrap();
+        let told = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(130), "{line}: {told}");
+        assert!(told.contains("interrupted"), "{line}: {told}");
+    }
+}
+
+#[test]
+fn a_listener_that_is_interrupted_or_killed_does_not_block_the_next() {
+    let path = socket("left");
+    let side = listen("perf put", &path);
+    interrupt(&side);
+    let output = side.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{}", text(&output.stderr));
+    assert!(!path.exists());
+    let mut side = listen("perf put", &path);
+    side.kill().unwrap();
+    side.wait().unwrap();
+    assert!(path.exists());
+    let output = run(&format!("perf put --listen {} -T 1", path.display()));
+    assert!(text(&output.stderr).contains("nobody connected"), "{}", text(&output.stderr));
+    assert!(!path.exists());
+}
+
+#[test]
+fn a_reader_that_goes_away_ends_the_run_by_sigpipe_and_without_a_word() {
+    let mut child = fishplate("perf put --transport loopback -b 1 -e 4K -n 1000")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    let signal = std::os::unix::process::ExitStatusExt::signal(&output.status);
+    assert_eq!((signal, text(&output.stderr)), (Some(libc::SIGPIPE), String::new()));
+}

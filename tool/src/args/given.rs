@@ -110,12 +110,16 @@ impl PerfArgs {
     /// What is to be told of options that count for the other side alone, or change nothing here.
     pub(super) fn notes(&self) -> Vec<String> {
         if self.given.has("warmup") && self.transport == Transport::Sim {
-            return vec!["--warmup: what is simulated has no speed to get up to; not looked at".into()];
+            return vec!["--warmup: a simulation needs none; not used".into()];
+        }
+        let windowed = matches!(self.test, Test::Put | Test::SignalRate | Test::TagBw);
+        if self.given.has("window") && !windowed && self.transport != Transport::Sim {
+            return vec![format!("--window: {} has one operation in flight; not used", name(self.test))];
         }
         let idle: Vec<&str> =
             LEADERS.iter().filter(|(id, _)| self.given.has(id)).map(|(_, option)| *option).collect();
         match self.listen.is_some() && !idle.is_empty() {
-            true => vec![format!("{}: the side that connects decides; not looked at here", idle.join(", "))],
+            true => vec![format!("{}: the side that connects decides; not used here", idle.join(", "))],
             false => vec![],
         }
     }

@@ -138,7 +138,7 @@ impl PerfArgs {
             },
             signal: self.signal,
             mode: self.mode,
-            format: self.format,
+            format: if self.json { Format::Json } else { self.format },
             devices: self.device,
             ipc_path: self.ipc_path.unwrap_or(IpcPath::Direct),
             meeting,

@@ -105,6 +105,8 @@ fn what_the_other_side_decides_is_told() {
     let notes = |line| plan(line).unwrap().notes.join("; ");
     assert!(notes("put --listen @x -s 8 -n 5").starts_with("--size, --iters: the side that connects"));
     assert!(notes("put --transport sim -w 5").starts_with("--warmup: "));
+    assert!(notes("get --window 8").starts_with("--window: get has one"));
+    assert_eq!(notes("tag --transport sim --window 8"), "");
     assert_eq!(notes("put --listen @x --region 1M -T 5"), "");
     assert_eq!(notes("put --connect @x -s 8 -n 5"), "");
 }

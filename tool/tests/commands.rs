@@ -1,0 +1,79 @@
+//! Command lines, right and wrong, with their exit status and what they print: `commands.txt`.
+//!
+//! A block there is `$ ` and the command line, `? ` and the status, then each line of standard
+//! output behind `> ` and of standard error behind `! `. `#` stands for figures and what depends on
+//! the machine. A run with `BLESS=1` writes the file anew.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+#[allow(dead_code, reason = "this program uses a part")]
+mod command;
+use command::{fishplate, text};
+
+#[test]
+fn every_command_line_prints_what_is_written_down() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/commands.txt");
+    let wanted = std::fs::read_to_string(&path).expect("the file of command lines");
+    let lines: Vec<&str> = wanted.lines().filter_map(|line| line.strip_prefix("$ ")).collect();
+    assert!(lines.len() >= 75, "{} command lines", lines.len());
+    let mut found = String::new();
+    for line in &lines {
+        let _ = write!(found, "{}\n", block(line));
+    }
+    if std::env::var_os("BLESS").is_some() {
+        std::fs::write(&path, found).expect("the file can be written");
+        return;
+    }
+    let blocks = |text: &str| text.split("\n\n").map(str::to_owned).collect::<Vec<_>>();
+    for (wanted, found) in blocks(&wanted).iter().zip(blocks(&found)) {
+        assert_eq!(*wanted, found, "\nwanted:\n{wanted}\nfound:\n{found}");
+    }
+}
+
+/// Runs a line, and writes its block.
+fn block(line: &str) -> String {
+    // A libfabric that is not there, so that lines over it are alike on every machine.
+    let command = line.strip_prefix("fishplate").expect("a line runs fishplate");
+    let output = fishplate(command).env("FISHPLATE_LIBFABRIC", "/nowhere/libfabric.so.1").output().unwrap();
+    let status = output.status.code().expect("no signal ends it");
+    let mut block = format!("$ {line}\n? {status}\n");
+    for (mark, bytes) in [('>', &output.stdout), ('!', &output.stderr)] {
+        for line in text(bytes).lines().filter(|line| !line.starts_with("# floor moved")) {
+            let _ = write!(block, "{}\n", format!("{mark} {}", plain(line)).trim_end());
+        }
+    }
+    block
+}
+
+/// The line without what differs from run to run and from machine to machine.
+fn plain(line: &str) -> String {
+    if let Ok(serde_json::Value::Object(row)) = serde_json::from_str(line) {
+        let field = |(name, value): (&String, &serde_json::Value)| match value {
+            serde_json::Value::Number(number) if number.is_f64() => format!("{name}=#"),
+            _ if name == "pin" => format!("{name}=#"),
+            serde_json::Value::Object(fields) => {
+                format!("{name}={{{}}}", fields.keys().cloned().collect::<Vec<_>>().join(","))
+            }
+            value => format!("{name}={value}"),
+        };
+        return row.iter().map(field).collect::<Vec<_>>().join(" ");
+    }
+    // A row of CSV: six fields are known.
+    if line.matches(',').count() == 19 && line.starts_with(|c: char| c.is_ascii_digit()) {
+        return line.split(',').take(6).collect::<Vec<_>>().join(",") + ",#";
+    }
+    let words: Vec<&str> = line.split_whitespace().collect();
+    match &words[..] {
+        // A row of a table: size, iterations, figures.
+        [size, iters, figures @ ..]
+            if figures.len() >= 11 && size.starts_with(|c: char| c.is_ascii_digit()) =>
+        {
+            format!("{size} {iters} #")
+        }
+        _ => {
+            let end = [" pin=", "it may use "].iter().filter_map(|mark| line.find(mark)).min();
+            line[..end.unwrap_or(line.len())].replace(env!("CARGO_PKG_VERSION"), "VERSION")
+        }
+    }
+}
