@@ -26,7 +26,7 @@ int main (void)
   struct psm2_ep_open_opts opts;
   int major = PSM2_VERNO_MAJOR, minor = PSM2_VERNO_MINOR, old = 9;
   psm2_uuid_t key = { 7 };
-  psm2_ep_t ep, second;
+  psm2_ep_t ep, second, before;
   psm2_epid_t epid, other, absent = 0x123456789;
   psm2_error_t errors[2];
   psm2_epaddr_t self, foreign;
@@ -166,8 +166,11 @@ int main (void)
   IS (psm2_mq_test2 (&stale, &status), PSM2_PARAM_ERR);
   IS (psm2_mq_isend2 (mq, self, 0, &tag, out, 16, NULL, &req), PSM2_PARAM_ERR);
   IS (psm2_poll (ep), PSM2_PARAM_ERR);
+  before = ep;
   IS (psm2_ep_open (key, &opts, &ep, &epid), PSM2_OK);
   IS (psm2_mq_init (ep, 0, NULL, 0, &mq2), PSM2_OK);
+  IS (psm2_poll (before), PSM2_PARAM_ERR);
+  IS (psm2_mq_iprobe2 (mq, NULL, &tag, &all, &status), PSM2_PARAM_ERR);
   IS (psm2_mq_test2 (&stale, &status), PSM2_PARAM_ERR);
   IS (psm2_mq_isend2 (mq, self, 0, &tag, out, 16, NULL, &req), PSM2_PARAM_ERR);
   IS (psm2_mq_isend2 (mq2, self, 0, &tag, out, 16, NULL, &req), PSM2_PARAM_ERR);
