@@ -194,7 +194,7 @@ fn one_stream_of_commands(pool: &mut Pool<'static, Body>) {
     }
 }
 
-/// Counts what streams do, on whichever threads they run, and nothing else.
+/// Counts only the streams' work, on any thread.
 fn counting_threads(path: &str) -> LibraryBenchmarkConfig {
     let mut callgrind = Callgrind::default();
     callgrind

@@ -59,7 +59,7 @@ fn leak<T>(value: T) -> *mut T {
 
 /// A structure of which every field may be zero.
 unsafe fn zeroed<T>() -> *mut T {
-    // SAFETY: handed on to our caller.
+    // SAFETY: same contract.
     leak(unsafe { std::mem::zeroed() })
 }
 
@@ -283,7 +283,7 @@ unsafe extern "C" fn read(cq: *mut fid_cq, into: *mut c_void, count: usize) -> i
 }
 
 unsafe extern "C" fn readfrom(cq: *mut fid_cq, into: *mut c_void, count: usize, _: *mut u64) -> isize {
-    // SAFETY: handed on to our caller.
+    // SAFETY: same contract.
     unsafe { read(cq, into, count) }
 }
 
@@ -365,12 +365,12 @@ unsafe extern "C" fn send(
     _: u64,
     context: *mut c_void,
 ) -> isize {
-    // SAFETY: handed on to our caller.
+    // SAFETY: same contract.
     unsafe { posted(ep, context, FI_MSG | FI_SEND) }
 }
 
 unsafe extern "C" fn sendmsg(ep: *mut fid_ep, message: *const fi_msg, _: u64) -> isize {
-    // SAFETY: handed on to our caller.
+    // SAFETY: same contract.
     unsafe { posted(ep, (*message).context, FI_MSG | FI_SEND) }
 }
 
@@ -405,7 +405,7 @@ unsafe extern "C" fn rma_read(
     _: u64,
     context: *mut c_void,
 ) -> isize {
-    // SAFETY: handed on to our caller.
+    // SAFETY: same contract.
     unsafe { posted(ep, context, FI_RMA | FI_READ) }
 }
 
@@ -420,7 +420,7 @@ unsafe extern "C" fn rma_write(
     _: u64,
     context: *mut c_void,
 ) -> isize {
-    // SAFETY: handed on to our caller.
+    // SAFETY: same contract.
     unsafe { posted(ep, context, FI_RMA | FI_WRITE) }
 }
 
@@ -436,7 +436,7 @@ unsafe extern "C" fn rma_writedata(
     _: u64,
     context: *mut c_void,
 ) -> isize {
-    // SAFETY: handed on to our caller.
+    // SAFETY: same contract.
     unsafe {
         (*(*ep.cast::<End>()).queue).accepted += 1;
         posted(ep, context, FI_RMA | FI_WRITE)
@@ -444,7 +444,7 @@ unsafe extern "C" fn rma_writedata(
 }
 
 unsafe extern "C" fn rma_writemsg(ep: *mut fid_ep, message: *const fi_msg_rma, _: u64) -> isize {
-    // SAFETY: handed on to our caller.
+    // SAFETY: same contract.
     unsafe { posted(ep, (*message).context, FI_RMA | FI_WRITE) }
 }
 

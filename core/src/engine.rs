@@ -233,8 +233,8 @@ pub(crate) struct State<'m, const RAILS: usize> {
     /// Longest write that each rail copies before the post returns, in bytes.
     pub inject: [u64; RAILS],
     // The limits that hold for every peer: what keeps them needs no look at its own.
-    /// Longest write, in bytes, that every rail takes in one post, that is not striped, and that
-    /// fits the tag of a silent post.
+    /// The longest write, in bytes, that every rail accepts as one post, that is not striped, and
+    /// that fits the tag of a silent post.
     pub single_max: u64,
     /// Payload up to which a put-signal to any peer is one message, in bytes.
     pub eager: u32,
@@ -402,8 +402,8 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         Stats { posted: self.state.stats.posted + at_once, ..self.state.stats }
     }
 
-    /// One bounded pass: takes in what the rails have, then acts on what became due. Returns how
-    /// many events came in. Never blocks.
+    /// One bounded pass: handles the events of the rails, then acts on what became due. Returns the
+    /// number of events. Never blocks.
     #[inline]
     pub fn progress(&mut self) -> u32 {
         self.state.stats.passes += 1;

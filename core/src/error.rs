@@ -35,7 +35,7 @@ pub enum PostError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CompleteError {
-    /// It failed and is over: nothing of it will land later. The provider's own code.
+    /// It failed, and nothing of it lands later. The provider's own code.
     Failed(i32),
     /// The peer failed or was detached, and with it the operation. The local memory may be reused.
     /// Whether something that was sent can still land depends on the peer: see
@@ -61,7 +61,7 @@ pub enum PeerError {
     Lost,
     /// It was removed here. Its process may live.
     Removed,
-    /// It has attached this process anew: the attachment that was in use here is over.
+    /// It has attached this process again, so the attachment in use here has ended.
     Reattached,
 }
 
@@ -138,8 +138,8 @@ pub enum AttachError {
     Config(&'static str),
     /// The system's or the provider's own code.
     System(i32),
-    /// The region is gone, but the provider or the device, whose code this is, still holds its
-    /// memory: never give that back.
+    /// The region is deregistered, but the provider or the device, whose code this is, still holds
+    /// its memory: never reuse it.
     Kept(i32),
 }
 
@@ -216,7 +216,7 @@ pub enum OpError {
     NoMatching,
     /// The tag or the mask has bits beyond the width chosen at setup.
     TagTooWide,
-    /// The bytes are copied on the way, so that no completion tells when they have arrived.
+    /// The bytes are copied on the way, so no completion reports their arrival.
     Unreported,
     /// The thread that drives the engine for its program has panicked. Whether what was begun
     /// before is done is not known, so its memory must not be reused.

@@ -26,7 +26,8 @@ pub struct RailId(pub u8);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Peer(pub u16);
 
-/// A peer as the user names it. The generation tells a peer from the one that had its slot before.
+/// A peer as the program names it. The generation distinguishes it from an earlier peer in its
+/// slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PeerId {
     pub(crate) index: u16,
@@ -90,7 +91,7 @@ pub struct Region {
 
 // SAFETY: what `Region::new` was promised holds for every thread of the process.
 unsafe impl Send for Region {}
-// SAFETY: a region only tells where memory is; reading that from two threads is harmless.
+// SAFETY: a region only describes where memory is; reading that from two threads is harmless.
 unsafe impl Sync for Region {}
 
 impl Region {
@@ -154,7 +155,7 @@ pub struct Span {
 
 // SAFETY: what `Span::new` was promised holds for every thread of the process.
 unsafe impl Send for Span {}
-// SAFETY: a span only tells where memory is; reading that from two threads is harmless.
+// SAFETY: a span only describes where memory is; reading that from two threads is harmless.
 unsafe impl Sync for Span {}
 
 impl Span {
@@ -283,7 +284,7 @@ impl<'a> Untrusted<'a> {
         Untrusted { ptr, len, bytes: PhantomData }
     }
 
-    /// A view of memory that nobody is writing.
+    /// A view of memory that no thread is writing.
     #[inline(always)]
     pub fn from_slice(bytes: &'a [u8]) -> Self {
         Untrusted { ptr: bytes.as_ptr(), len: bytes.len(), bytes: PhantomData }
@@ -305,8 +306,8 @@ impl<'a> Untrusted<'a> {
     #[inline(always)]
     pub fn copy_out(&self, into: &mut [u8]) -> usize {
         let n = self.len.min(into.len());
-        // SAFETY: `n` is within both; `into` is ours alone, so the two do not overlap. A raw copy
-        // makes no claim that the source holds still.
+        // SAFETY: `n` is within both; `into` is exclusive, so the two do not overlap. A raw copy
+        // does not require that the source stays unchanged.
         unsafe { copy_bytes(self.ptr, into.as_mut_ptr(), n) };
         n
     }

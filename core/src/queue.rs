@@ -312,8 +312,8 @@ impl<'m, H: Host> Queue<'m, H> {
         event.reply().ok_or(WaitError::Deadline(Stuck::default()))
     }
 
-    /// Entries submitted that the worker has not taken,
-    /// and ended ones not taken back by this queue.
+    /// Submitted entries that the worker has not taken, and ended ones that this queue has not
+    /// taken.
     pub fn pending(&mut self) -> Pending {
         self.side.pending()
     }

@@ -314,7 +314,7 @@ pub unsafe trait Rail {
         remote: Remote,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        // SAFETY: handed on to our caller.
+        // SAFETY: same contract.
         unsafe { self.post_read(peer, local, remote, cx) }
     }
 

@@ -57,7 +57,7 @@ impl<D: Device> GpuDirect<D> {
             Some(view) => unsafe { copy_to_window(from.as_ptr(), view.as_ptr(), from.len()) },
             None => {
                 let deadline = Instant::now() + self.timeout;
-                // SAFETY: handed on to our caller.
+                // SAFETY: same contract.
                 unsafe { self.stage.write_device(&mut self.device, to, from, deadline)? };
             }
         }
@@ -77,7 +77,7 @@ impl<D: Device> GpuDirect<D> {
             Some(view) => unsafe { copy_bytes(view.as_ptr(), into.as_mut_ptr(), into.len()) },
             None => {
                 let deadline = Instant::now() + self.timeout;
-                // SAFETY: handed on to our caller.
+                // SAFETY: same contract.
                 unsafe { self.stage.read_device(&mut self.device, from, into, deadline)? };
             }
         }

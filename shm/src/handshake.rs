@@ -202,7 +202,7 @@ impl Link {
     ) -> Result<Region, SegmentError> {
         let mapping = self.common.as_ref().ok_or(SegmentError::Range)?;
         let kind = RegionKind::Common { peer, offset: offset as u64 };
-        // SAFETY: handed on to our caller.
+        // SAFETY: same contract.
         unsafe { segment::cut(mapping, offset, len, kind) }
     }
 

@@ -158,7 +158,7 @@ impl Pair {
     /// # Safety
     /// They are used only while the pair, wherever it is moved to, lives, and this is called once.
     pub(crate) unsafe fn open(&self, start: u64) -> (Producer, Consumer) {
-        // SAFETY: handed on to our caller.
+        // SAFETY: same contract.
         unsafe { ends(&self.outgoing, &self.incoming, start) }
     }
 }

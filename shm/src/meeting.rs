@@ -310,7 +310,7 @@ pub(crate) fn accept_now(listener: BorrowedFd<'_>) -> Result<OwnedFd, i32> {
     if fd < 0 {
         return Err(errno());
     }
-    // SAFETY: just made, and known to nobody else.
+    // SAFETY: just created, and not used elsewhere.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -318,7 +318,7 @@ pub(crate) fn accept_now(listener: BorrowedFd<'_>) -> Result<OwnedFd, i32> {
 pub(crate) fn poll(polls: &mut [libc::pollfd], until: Instant) -> Result<(), i32> {
     loop {
         let left = until.saturating_duration_since(Instant::now());
-        // Rounded up: a deadline is never met early by polling in vain.
+        // Rounded up, so that no poll ends before the deadline.
         let ms = i32::try_from(left.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX);
         // SAFETY: as many structures as said, which are ours.
         if unsafe { libc::poll(polls.as_mut_ptr(), polls.len() as libc::nfds_t, ms) } >= 0 {

@@ -38,7 +38,7 @@ pub(crate) const MAX_PACKET: usize = HEAD + MAX_BLOB;
 /// The kind of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PacketKind {
-    /// Who I am, and my sizes and nonce.
+    /// The sender's identity, sizes and nonce.
     Hello,
     /// Your nonce back, and my descriptors.
     Offer,

@@ -64,7 +64,7 @@ pub(crate) struct Attached {
     pub(crate) hot: bool,
     /// A record has arrived since peers last became cold.
     pub(crate) heard: bool,
-    /// By place in the key, as far as places were used; at most `max_imports`.
+    /// Indexed by the slot in the key, up to the highest slot in use; at most `max_imports`.
     imports: Vec<Option<Import>>,
     max_imports: usize,
     pub(crate) staged: Staged,

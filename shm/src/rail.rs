@@ -188,8 +188,8 @@ impl<H: Host> ShmRail<H> {
         Ok(())
     }
 
-    /// The socket to an attached peer, as packages use it that have [packets of their
-    /// own](crate::extension). `None`: nobody is attached there, or this rail itself.
+    /// The socket to an attached peer, for packages with [packets of their own](crate::extension).
+    /// `None`: no peer is attached there, or it is this rail itself.
     pub fn line(&mut self, peer: Peer) -> Option<Line<'_>> {
         let peer::Remote { control, pidfd, .. } = self.remote(peer)?;
         Some(Line::new(control, pidfd.as_ref()))
@@ -470,7 +470,7 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
         data: Option<u32>,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        // SAFETY: handed on to our caller.
+        // SAFETY: same contract.
         unsafe { self.post(peer, Way::Put, local, remote, data, cx) }
     }
 
@@ -482,7 +482,7 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
         remote: Remote,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        // SAFETY: handed on to our caller.
+        // SAFETY: same contract.
         unsafe { self.post(peer, Way::Get, local, remote, None, cx) }
     }
 
@@ -493,7 +493,7 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
         remote: Remote,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        // SAFETY: handed on to our caller.
+        // SAFETY: same contract.
         unsafe { self.read_payload(peer, local, remote, cx) }
     }
 
@@ -576,7 +576,7 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
     }
 
     unsafe fn copy_to(&mut self, peer: Peer, local: Local, remote: Remote) -> Option<Result<(), PostError>> {
-        // SAFETY: handed on to our caller.
+        // SAFETY: same contract.
         unsafe { self.copy(peer, Way::Put, local, remote) }
     }
 
@@ -586,7 +586,7 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
         local: Local,
         remote: Remote,
     ) -> Option<Result<(), PostError>> {
-        // SAFETY: handed on to our caller.
+        // SAFETY: same contract.
         unsafe { self.copy(peer, Way::Get, local, remote) }
     }
 

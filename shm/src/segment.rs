@@ -133,8 +133,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: exactly the range that `own` took over; whoever was given a pointer into it was
-        // told that it dies with the mapping.
+        // SAFETY: exactly the range that `own` took over; pointers into it are valid only as long
+        // as the mapping.
         unsafe { libc::munmap(self.ptr.as_ptr().cast(), self.len) };
     }
 }
@@ -154,7 +154,7 @@ pub fn create(len: usize) -> Result<OwnedFd, SegmentError> {
     if fd < 0 {
         return Err(SegmentError::System(errno()));
     }
-    // SAFETY: just made, and known to nobody else.
+    // SAFETY: just created, and not used elsewhere.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     loop {
         // SAFETY: a call on our descriptor with plain numbers.
@@ -173,8 +173,8 @@ pub fn seal(fd: BorrowedFd<'_>) -> Result<(), SegmentError> {
     add_seals(fd, FIXED)
 }
 
-/// Fixes the size for good and allows no more writable mappings than exist: whoever is handed the
-/// descriptor from now on can only read.
+/// Fixes the size for good and permits no writable mappings beyond the existing ones: a later
+/// holder of the descriptor can only read.
 pub(crate) fn seal_against_writers(fd: BorrowedFd<'_>) -> Result<(), SegmentError> {
     add_seals(fd, FIXED | libc::F_SEAL_FUTURE_WRITE)
 }
@@ -205,7 +205,7 @@ fn stat(fd: BorrowedFd<'_>) -> Result<libc::stat, SegmentError> {
     }
 }
 
-/// Size in bytes of a descriptor that is memory, sealed or not. Nobody but the kernel is asked.
+/// Size in bytes of a descriptor that is memory, sealed or not. Only the kernel is asked.
 pub fn memory_size(fd: BorrowedFd<'_>) -> Result<u64, SegmentError> {
     seals(fd)?;
     u64::try_from(stat(fd)?.st_size).map_err(|_| SegmentError::Length)
@@ -347,7 +347,7 @@ impl Segment {
     /// As for [`Region::new`]; the memory lives as long as a handle of the segment does.
     pub unsafe fn region(&self, offset: usize, len: usize) -> Result<Region, SegmentError> {
         let kind = RegionKind::Shared { segment: self.inner.number, offset: offset as u64 };
-        // SAFETY: handed on to our caller.
+        // SAFETY: same contract.
         unsafe { cut(&self.inner.mapping, offset, len, kind) }
     }
 

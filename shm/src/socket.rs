@@ -22,7 +22,7 @@ pub(crate) type Result<T> = std::result::Result<T, HandshakeError>;
 /// that a peer that sends more than the protocol knows cannot make us lose track of any.
 pub const MAX_FDS: usize = 253;
 
-/// How long a connecting process sleeps before it tries again, while nobody listens.
+/// Pause of a connecting process between attempts while there is no listener.
 const RETRY: Duration = Duration::from_millis(1);
 
 pub(crate) fn system() -> HandshakeError {
@@ -42,7 +42,7 @@ pub fn socket_pair() -> Result<(OwnedFd, OwnedFd)> {
     if rc != 0 {
         return Err(system());
     }
-    // SAFETY: both were just made and are known to nobody else.
+    // SAFETY: both were just created and are not used elsewhere.
     unsafe { Ok((OwnedFd::from_raw_fd(fds[0]), OwnedFd::from_raw_fd(fds[1]))) }
 }
 
@@ -58,8 +58,7 @@ pub(crate) struct Sender {
 }
 
 impl Sender {
-    /// Nobody has said. The user is the one that the kernel uses for those that have no number
-    /// here.
+    /// Unknown. The user is the one that the kernel uses for users without a number here.
     const UNKNOWN: Sender = Sender { pid: 0, uid: u32::MAX, pidfd: None };
 
     fn is_named(&self) -> bool {
@@ -431,11 +430,11 @@ pub(crate) fn stream() -> Result<OwnedFd> {
     if fd < 0 {
         return Err(system());
     }
-    // SAFETY: just made, and known to nobody else.
+    // SAFETY: just created, and not used elsewhere.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Connects, trying again until the deadline while nobody listens there.
+/// Connects. Retries until the deadline while there is no listener.
 pub(crate) fn connect_socket(address: &OsStr, deadline: Instant) -> Result<Socket> {
     let address = Address::parse(address)?;
     loop {

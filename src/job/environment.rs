@@ -65,7 +65,7 @@ impl fmt::Display for Way {
     }
 }
 
-/// Finds out how the job meets by these variables. Meets nobody.
+/// Determines from these variables how the job connects. Does not connect.
 pub(super) fn way(get: impl Fn(&str) -> Option<String>, timeout: Duration) -> io::Result<Way> {
     let get = |name: &str| get(name).filter(|value| !value.is_empty());
     if let Some(place) = get("FISHPLATE_RENDEZVOUS") {

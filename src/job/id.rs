@@ -31,7 +31,7 @@ impl Cookie {
 
     pub(super) fn random() -> io::Result<Cookie> {
         let mut bytes = [0; 32];
-        // SAFETY: room for as many bytes as said. So few never come in part.
+        // SAFETY: the buffer has that many bytes. Requests this small are never cut short.
         let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
         if got == bytes.len() as isize { Ok(Cookie(bytes)) } else { Err(io::Error::last_os_error()) }
     }
@@ -91,7 +91,7 @@ impl UniqueId {
         UniqueId(bytes)
     }
 
-    /// Returns the bytes to hand over.
+    /// Returns the bytes to pass to other processes.
     pub fn as_bytes(&self) -> &[u8; ID_LEN] {
         &self.0
     }
@@ -134,7 +134,7 @@ impl UniqueId {
     }
 }
 
-/// Does not tell the cookie.
+/// Omits the cookie.
 impl fmt::Debug for UniqueId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("UniqueId").field(&self.addresses()).finish()

@@ -110,7 +110,7 @@ pub(super) fn meet(
                 Ok(Err(Failed::Over(error))) => return Err(error),
                 Ok(Err(Failed::Again(error))) | Err(error) => error,
             };
-            // An attempt that the deadline cuts short tells less than the one before.
+            // An attempt that the deadline interrupts says less than the one before.
             if refusal.is_none() || !entry.has_expired() {
                 refusal = Some(error);
             }
@@ -134,7 +134,7 @@ pub(super) fn at_address(addresses: &[SocketAddr], entry: &Entry) -> io::Result<
     meet(entry, claim, || Ok((addresses.to_vec(), entry.cookie)))
 }
 
-/// Meets at the leader that an id tells of.
+/// Joins at the leader that an id names.
 pub(super) fn at_leader(id: &UniqueId, entry: &Entry) -> io::Result<Job> {
     meet(entry, |_| Ok(None), || Ok((id.addresses(), id.cookie())))
 }

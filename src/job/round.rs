@@ -15,10 +15,10 @@ use super::{CONTRIBUTION_MAX, PAUSE, Ranks};
 pub(super) const DATA: u32 = 0;
 /// The ranks that rank 0 waits for. Waiters remember the last such frame.
 pub(super) const MISSING: u32 = 1;
-/// The job is over: these ranks have not come by the deadline. The first process whose deadline
-/// expires says so, through rank 0.
+/// The job has ended: these ranks had not joined at the deadline. The first process whose deadline
+/// expires reports it, through rank 0.
 pub(super) const EXPIRED: u32 = 2;
-/// The job is over: these ranks are gone.
+/// The job has ended: these ranks have exited.
 pub(super) const GONE: u32 = 3;
 /// The cookie is right: say size and rank.
 pub(super) const WELCOME: u32 = 4;
@@ -27,7 +27,7 @@ pub(super) const REFUSED: u32 = 5;
 /// The process's rank: all are there.
 pub(super) const RANK: u32 = 6;
 
-/// How often rank 0 tells waiters who is missing.
+/// Interval at which rank 0 sends waiters the missing ranks.
 pub(super) const TELL: Duration = Duration::from_millis(250);
 
 /// A connection between rank 0 and another process.
@@ -167,7 +167,7 @@ pub(super) fn gone(ranks: &Ranks) -> io::Error {
     io::Error::new(ErrorKind::UnexpectedEof, text)
 }
 
-/// Tells the others why the job is over.
+/// Sends the others the reason why the job has ended.
 fn end(others: &mut [Conn], kind: u32, ranks: Ranks, timeout: Duration) -> io::Error {
     others.iter_mut().for_each(|conn| conn.mention(kind, &ranks.encode()));
     if kind == GONE { gone(&ranks) } else { expired(&ranks, timeout) }
@@ -294,7 +294,7 @@ pub(super) enum Heard {
     Frame(u32, Vec<u8>),
 }
 
-/// Receives what rank 0 says, if the job goes on.
+/// Receives a message of rank 0, if the job continues.
 pub(super) fn hear(leader: &mut Conn, timeout: Duration) -> io::Result<Option<Heard>> {
     let lost = || gone(&Ranks::one(0));
     let Some((kind, bytes)) = leader.frame().map_err(|_| lost())? else { return Ok(None) };

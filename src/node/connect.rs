@@ -440,7 +440,7 @@ mod tests {
     fn a_peer_that_is_given_up_before_it_has_answered_is_hung_up_on() {
         let open = || Node::builder().fabric(Fabric::Off).open().unwrap();
         let (mut node, silent) = (open(), open());
-        // Goes on meeting somebody.
+        // Keeps connecting to another peer.
         node.connect(silent.address()).unwrap();
         // The number of a node, which is the larger one and waits to be dialled; then its socket.
         let door = u64::MAX - u64::from(std::process::id());

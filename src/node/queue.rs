@@ -46,7 +46,7 @@ impl Queue<'_> {
         self.0.isend2(to, flags, tag, from, context)
     }
 
-    /// Posts a receive from one peer or, with none, from anybody.
+    /// Posts a receive from one peer, or from any if `None`.
     ///
     /// # Errors
     /// As [`Mq::irecv2`].

@@ -148,7 +148,7 @@ impl Sleep {
     ) -> Option<u64> {
         // Before the look for work: what comes after it makes the set readable again.
         self.drain();
-        // SAFETY: our caller's promise.
+        // SAFETY: as this function requires.
         let advised = |timeout_ns| unsafe { self.advised(timeout_ns) };
         EventCount::arm_elsewhere([event], host, busy).then(|| advised(timeout_ns)).flatten()
     }

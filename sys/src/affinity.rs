@@ -9,7 +9,7 @@ use crate::errno::Errno;
 pub struct CpuSet(libc::cpu_set_t);
 
 impl CpuSet {
-    /// Processors beyond this number are not seen; a kernel with more refuses the calls below with
+    /// Processors beyond this number are ignored; a kernel with more refuses the calls below with
     /// [`Errno::EINVAL`].
     pub const MAX: usize = libc::CPU_SETSIZE as usize;
 

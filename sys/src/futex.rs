@@ -12,7 +12,7 @@ use static_assertions::const_assert_eq;
 
 use crate::{clock, errno::Errno};
 
-/// Who may wake whom.
+/// Which threads may wake each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
     /// Threads of one process.
@@ -104,7 +104,7 @@ pub fn wait_two(scope: Scope, words: [(&AtomicU32, u32); 2], timeout_ns: u64) ->
     Errno::check(returned).map(drop)
 }
 
-/// Wakes everybody who sleeps on `word`. Returns how many there were; zero if the kernel refused.
+/// Wakes all threads that sleep on `word`. Returns their number; zero if the kernel refused.
 #[doc(alias = "FUTEX_WAKE")]
 pub fn wake(scope: Scope, word: &AtomicU32) -> u32 {
     // SAFETY: the kernel uses the address to find sleepers, and does not write the word.

@@ -63,7 +63,7 @@ pub(crate) struct Dial {
 }
 
 impl Dial {
-    /// Asks the endpoint `epid`, on behalf of the one that `own` introduces.
+    /// Requests the address of the endpoint `epid`, for the endpoint that `own` describes.
     pub fn new(epid: u64, own: &Frame) -> Dial {
         Dial {
             epid,

@@ -194,7 +194,7 @@ impl Keeper {
         }
     }
 
-    /// Goes on with each call; drops those that are over.
+    /// Continues each call; drops finished ones.
     fn serve(&mut self) {
         let now = Instant::now();
         let mut calls = std::mem::take(&mut self.calls);
@@ -202,7 +202,7 @@ impl Keeper {
         self.calls = calls;
     }
 
-    /// Whether a call is over.
+    /// Whether a call is finished.
     fn step(&mut self, call: &mut Call) -> io::Result<bool> {
         if call.answer.is_none() {
             if !get(&mut call.stream, &mut call.question[..], &mut call.got)? {

@@ -25,7 +25,7 @@ use crate::table::{After, Endpoint, Found, Home, find, find_mq, find_request, gu
 unsafe fn buffer(at: *mut c_void, len: u32) -> Result<Buffer, Error> {
     match NonNull::new(at.cast::<u8>()) {
         _ if len == 0 => Ok(Buffer::Nothing),
-        // SAFETY: the caller's promise.
+        // SAFETY: as this function requires.
         Some(at) => Ok(Buffer::Span(unsafe { Span::new(at, len as usize) })),
         None => Err(Error::PARAM),
     }
@@ -36,7 +36,7 @@ unsafe fn buffer(at: *mut c_void, len: u32) -> Result<Buffer, Error> {
 /// # Safety
 /// Null, or a tag of the caller.
 unsafe fn words(tag: *const MqTag) -> Result<[u32; 3], Error> {
-    // SAFETY: the caller's promise.
+    // SAFETY: as this function requires.
     let tag = unsafe { tag.as_ref() }.ok_or(Error::PARAM)?;
     let [a, b, c, _] = tag.words;
     Ok([a, b, c])

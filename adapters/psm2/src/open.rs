@@ -223,7 +223,7 @@ pub extern "C" fn psm2_ep_close(ep: *mut Ep, mode: i32, timeout: i64) -> Error {
     guard(|| close(ep, if mode == 0 { limit } else { Duration::ZERO }))
 }
 
-/// Zero: waits for nobody.
+/// Zero: does not wait.
 fn close(ep: *mut Ep, timeout: Duration) -> Error {
     let Some(home) = home(ep) else { return Error::PARAM };
     // The thread takes the lock that `find` holds: it is joined without.

@@ -129,7 +129,7 @@ pub enum Command {
     },
     /// [`Engine::recv`](super::Engine::recv); the answer is its status.
     Recv {
-        /// The sender, or anybody.
+        /// The sender, or any peer.
         source: Option<PeerId>,
         /// The tag,
         tag: Tag,
@@ -141,7 +141,7 @@ pub enum Command {
     /// [`Engine::probe`](super::Engine::probe), or with `claim`
     /// [`Engine::mprobe`](super::Engine::mprobe).
     Probe {
-        /// The sender, or anybody.
+        /// The sender, or any peer.
         source: Option<PeerId>,
         /// The tag,
         tag: Tag,
@@ -244,9 +244,8 @@ pub(super) enum Relay {
 const PENDING: u32 = 0;
 const DONE: u32 = 1;
 
-// SAFETY: `reply` and `work` are written as their fields say: by whoever holds the entry alone,
-// then by the one worker it was submitted to; `reply` is read by others only behind edge
-// `queue.done`.
+// SAFETY: only the holder of the entry writes `reply` and `work`, and then the one worker it was
+// submitted to; others read `reply` only after edge `queue.done`.
 unsafe impl Sync for Entry<'_> {}
 // SAFETY: as above.
 unsafe impl Send for Entry<'_> {}
@@ -291,7 +290,7 @@ impl<'m> Entry<'m> {
     /// # Safety
     /// As for [`work`](Self::work).
     pub(super) unsafe fn looks_ready(&self, worker: &'m EventCount) -> Readiness {
-        // SAFETY: the caller's promise.
+        // SAFETY: as this function requires.
         let work = unsafe { self.work() };
         for after in &mut work.after {
             let Some(event) = after else { continue };
@@ -324,10 +323,10 @@ impl<'m> Entry<'m> {
     /// Once, by the worker to which the entry was submitted, or whoever takes its place.
     pub(crate) unsafe fn finish(&self, reply: Reply) {
         self.watch.write(0);
-        // SAFETY: nobody reads it before the store below.
+        // SAFETY: nothing reads it before the store below.
         unsafe { *self.reply.get() = reply };
-        // Release, edge `queue.done`: pairs with the load in `reply`. Whoever observes the end
-        // observes how it ended, and what the command did to memory.
+        // Release, edge `queue.done`: pairs with the load in `reply`. A thread that observes the
+        // end observes the result, and what the command did to memory.
         self.state.store(DONE, edge!("queue.done.store", Release));
     }
 
@@ -384,7 +383,7 @@ impl Event<'_> {
         self.0.reply()
     }
 
-    /// Whether the command has ended, well or not.
+    /// Whether the command has ended, with success or failure.
     #[inline]
     pub fn is_done(&self) -> bool {
         self.0.is_done()

@@ -46,7 +46,7 @@ impl<'m> Posted<'m> {
     /// # Safety
     /// Once for each that was popped.
     pub(crate) unsafe fn open(self) -> Shared<'m, Entry<'m>> {
-        // SAFETY: the caller's promise.
+        // SAFETY: as this function requires.
         unsafe { self.raw.open() }
     }
 }
@@ -281,7 +281,7 @@ pub struct CommandConsumer<'m> {
     side: Side<'m>,
     channel: Channel<'m>,
     flights: &'m mut [Flight<'m>],
-    /// Commands in the engine,
+    /// Commands in the engine.
     pub(super) flying: u32,
     /// and how many of them are receives.
     receiving: u32,

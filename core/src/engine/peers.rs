@@ -74,7 +74,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 continue;
             }
             let caps = rail.caps();
-            // The tag of a silent operation's post tells so many bytes and no more.
+            // The tag of a silent post can express at most this length.
             let message = caps.max_message.min(STREAM_POST_MAX as usize) as u32;
             pairing.messages[i] = pairing.messages[i].min(message);
             shortest = shortest.min(pairing.messages[i]);

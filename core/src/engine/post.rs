@@ -160,7 +160,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             let local = Local { ptr: local, len: len as usize, desc };
             let remote = Remote { key: state.remotes[remote as usize].keys[rail], offset };
             let cx = PostTag { owner: Owner::Op(index), bytes: len as u32 }.pack();
-            // SAFETY: both ranges were checked when the operation was taken in, and the source or
+            // SAFETY: both ranges were checked when the operation was accepted, and the source or
             // target of an operation stays as it is until it ends (the promise of `Region::new`);
             // an inject goes only to rails that copy it at once. Checked by the rail as well: the
             // remote region may have been released since.

@@ -175,9 +175,9 @@ pub struct MatchMemory<'m, const RAILS: usize> {
     pub block_bytes: &'m mut [u8],
     /// [`MatchConfig::waiting`]`(S)`.
     pub headers: &'m mut [HeaderSlot<RAILS>],
-    /// One per payload that is sent from a slice and has to wait for its receive: in a synchronous
-    /// send, or without a credit. And one per receive into a device's memory whose payload comes in
-    /// chunks; the last is kept for those.
+    /// Blocks for payloads sent from a slice that wait for their receive (synchronous sends, or
+    /// without a credit), and for receives into device memory whose payload comes in chunks. The
+    /// last block is reserved for the receives.
     pub outgoing: &'m mut [BlockSlot],
     /// [`MatchConfig::block`] bytes for each of them.
     pub outgoing_bytes: &'m mut [u8],
@@ -212,7 +212,7 @@ pub(crate) struct Protocol<'m, const RAILS: usize> {
     pub outgoing: Blocks<'m>,
     /// Sends that their receivers pull, by slot; linked through the slots.
     pub pulled: rendezvous::Pulled,
-    /// Operations of ours that read payloads.
+    /// Number of our operations that read payloads.
     pub reads: u32,
     /// Longest payload that travels in its message where rails
     /// and peer take it, and the upper limit.

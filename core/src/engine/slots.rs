@@ -133,8 +133,8 @@ mod tests {
         }
     }
 
-    /// Whatever is taken and given back, in whatever order: a name is that of one holder, for as
-    /// long as it holds its slot.
+    /// A random sequence of takes and releases: a name is that of one holder while it holds its
+    /// slot.
     #[test]
     fn names_and_slots_are_those_of_a_map_with_serial_numbers() {
         let mut random = Random::new("slots");

@@ -247,7 +247,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     pub fn fence(&mut self, context: ContextId, peer: PeerId) -> Result<(), OpError> {
         // Release: mapped memory of the peer is written by this processor, and what was written
         // before this fence must be visible before what is written after it. Pairs with the acquire
-        // load of whoever polls the later data.
+        // load of the thread that polls the later data.
         edge_fence!("engine.fence", Release);
         let slot = self.state.peer_mut(peer).ok_or(OpError::UnknownPeer)?;
         slot.usable()?;

@@ -88,7 +88,7 @@ pub(crate) enum Body {
     Signal { at: Place, op: SignalOp, value: u64, data: Option<(Place, u32)> },
     /// A write that is small enough to travel as a message: the payload goes to this place.
     Data { at: Place },
-    /// Execute an atomic; `token` comes back with the fetched value unless it is [`NO_TOKEN`].
+    /// Execute an atomic; `token` returns with the fetched value unless it is [`NO_TOKEN`].
     Amo { at: Place, amo: Amo, token: u64 },
     /// The fetched value.
     Reply { token: u64, value: u64 },

@@ -432,7 +432,7 @@ unsafe fn fill(to: NonNull<u8>, len: usize, pattern: u64, width: u8) {
     let bytes = pattern.to_le_bytes();
     let mask = usize::from(width).wrapping_sub(1) & 7;
     for index in 0..len {
-        // SAFETY: the caller's promise.
+        // SAFETY: as this function requires.
         unsafe { to.add(index).write(bytes[index & mask]) };
     }
 }

@@ -69,7 +69,7 @@ unsafe fn long(from: *const u8, to: *mut u8, len: usize) {
     }
     #[cfg(target_arch = "x86_64")]
     if len >= stream::STREAM_MIN {
-        // SAFETY: the caller's promise; the ranges do not overlap.
+        // SAFETY: the same contract; the ranges do not overlap.
         return unsafe { stream::copy(from, to, len) };
     }
     for at in (0..len).step_by(PIECE) {
@@ -85,7 +85,7 @@ unsafe fn long(from: *const u8, to: *mut u8, len: usize) {
 /// As for [`copy_bytes`].
 #[inline(always)]
 pub unsafe fn copy_to_window(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: as this function requires.
     unsafe { copy_bytes(from, to, len) };
     // A release store does not wait for write-combining stores on x86-64; elsewhere it does.
     #[cfg(target_arch = "x86_64")]
@@ -106,10 +106,10 @@ pub unsafe fn copy_message(from: *const u8, to: *mut u8, len: usize) {
     /// As for `copy_bytes`.
     #[inline(never)]
     unsafe fn longer(from: *const u8, to: *mut u8, len: usize) {
-        // SAFETY: the caller's promise.
+        // SAFETY: as this function requires.
         unsafe { copy_bytes(from, to, len) };
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: as this function requires.
     unsafe {
         match len {
             8 => copy_bytes(from, to, 8),

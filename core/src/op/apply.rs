@@ -16,14 +16,14 @@ impl SignalOp {
     /// Changes the word of a signal.
     ///
     /// # Safety
-    /// `word` is valid for reads and writes of 8 bytes and a multiple of 8; nobody accesses it
-    /// other than atomically.
+    /// `word` is valid for reads and writes of 8 bytes and a multiple of 8; all accesses to it are
+    /// atomic.
     #[inline(always)]
     pub(crate) unsafe fn apply(self, word: *mut u8, value: u64) {
         // SAFETY: valid, aligned and only accessed atomically, as the caller promised.
         let word = unsafe { &*word.cast::<AtomicU64>() };
-        // Release, edge `signal`: everything that was copied or applied before is visible to
-        // whoever acquires this value.
+        // Release, edge `signal`: a thread that acquires this value sees everything copied or
+        // applied before.
         match self {
             SignalOp::Set => word.store(value, edge!("signal.set", Release)),
             SignalOp::Add => {
@@ -66,8 +66,8 @@ impl Amo {
                 let word = unsafe { &*word.cast::<$atomic>() };
                 let operand = self.operand as $int;
                 // AcqRel, edge `amo`: the release half orders the stream's earlier writes before
-                // this word, for whoever acquires it; the acquire half orders what the fetched
-                // value stands for before what the caller does next.
+                // this word, for a thread that acquires it; the acquire half orders what the
+                // fetched value stands for before what the caller does next.
                 let order = edge!("amo.change", AcqRel);
                 let old: $int = match self.op {
                     AmoOp::Set | AmoOp::Swap => word.swap(operand, order),

@@ -20,7 +20,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         self.probe(None, Tag::from(tag), narrow(tagsel)).map(Status::from)
     }
 
-    /// Looks for a message of 96 bits that nobody has received, as [`iprobe`](Self::iprobe) does.
+    /// Looks for an unreceived message of 96 bits, as [`iprobe`](Self::iprobe) does.
     ///
     /// # Errors
     /// [`Code::NoCompletions`] if there is none, [`Code::InternalErr`] if there is none and the

@@ -56,7 +56,7 @@ pub enum Copied {
 pub enum Fast {
     /// It is sent: to whom, and the flags of [`Mq::isend2`].
     Send(PeerId, u32),
-    /// It is received: from whom, or from anybody, and the bits that are compared.
+    /// It is received: from one peer or any, and the bits that are compared.
     Receive(Option<PeerId>, [u32; 3]),
 }
 

@@ -11,7 +11,7 @@ use super::status::{Code, Status2};
 use super::{Buffer, Mq, narrow};
 
 impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
-    /// Posts a receive of 64 bits, from anybody.
+    /// Posts a receive of 64 bits, from any peer.
     ///
     /// # Errors
     /// [`Code::NoMemory`] without a free request, [`Code::InternalErr`] if the peer has failed and
@@ -28,7 +28,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         self.post(None, Tag::from(tag), narrow(tagsel), into.into(), context)
     }
 
-    /// Posts a receive of 96 bits, from one peer or, with none, from anybody.
+    /// Posts a receive of 96 bits, from one peer, or from any if `None`.
     ///
     /// # Errors
     /// As [`irecv`](Self::irecv).
@@ -81,7 +81,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
     ///
     /// # Errors
     /// [`Code::NoCompletions`] if it has matched, or there is none: nothing changed.
-    /// [`Code::ParamErr`] for a send, a claimed message, or a request that is over.
+    /// [`Code::ParamErr`] for a send, a claimed message, or a finished request.
     #[doc(alias = "psm2_mq_cancel")]
     pub fn cancel(&mut self, req: &Option<MqReq>) -> Result<(), Code> {
         let Some(req) = *req else { return Err(Code::NoCompletions) };

@@ -10,7 +10,7 @@ use crate::op::{Completion, Outcome, Token};
 
 use super::status::{Code, Status2};
 
-/// A request. One that is over is a parameter error, never "done".
+/// A request. Using a finished one is a parameter error, never "done".
 #[doc(alias = "psm2_mq_req_t")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MqReq(u64);
@@ -78,7 +78,7 @@ pub struct MqSlot {
     behind: u32,
     /// Of the first of them: the last.
     last: u32,
-    /// Nobody has its handle any more.
+    /// The program has no handle to it any more.
     forgotten: bool,
 }
 
@@ -145,7 +145,7 @@ impl<'m> Requests<'m> {
         self.slots.free(index);
     }
 
-    /// What the engine gives back with the end of a request.
+    /// The context word that the engine returns with the end of a request.
     pub(super) fn word(&self, index: u32) -> u64 {
         self.slots[index as usize].name.word()
     }
@@ -176,7 +176,7 @@ impl<'m> Requests<'m> {
         self.completed.first()
     }
 
-    /// Nobody will ask for it.
+    /// Marks a request whose handle the program has dropped.
     pub(super) fn forget(&mut self, req: MqReq) {
         if let Some(index) = self.find(req) {
             self.slots[index as usize].forgotten = true;

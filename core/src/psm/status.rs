@@ -82,7 +82,7 @@ impl Status2 {
     /// Of a receive.
     pub(super) fn received(end: &Ended, context: u64) -> Self {
         let error_code = match end.outcome {
-            // As PSM has it: who cancelled it knows.
+            // As in PSM: the caller knows that it cancelled it.
             Received::Ok | Received::Cancelled => Code::Ok,
             Received::Truncated => Code::Truncation,
             Received::Failed(_) | Received::Unknown(_) => Code::InternalErr,

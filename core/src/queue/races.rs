@@ -51,7 +51,7 @@ impl Scene {
 
 impl Drop for Scene {
     fn drop(&mut self) {
-        // SAFETY: from a box, and nobody uses it any more.
+        // SAFETY: from a box, and not used any more.
         drop(unsafe { Box::from_raw(self.room) });
     }
 }
@@ -153,7 +153,7 @@ fn a_worker_does_not_stop_before_what_was_submitted_before_it_was_told_to() {
             drop(queue);
             assert_eq!(event.reply(), Some(Reply::Abandoned));
             drop(event);
-            // SAFETY: from a box, and nobody uses it any more.
+            // SAFETY: from a box, and not used any more.
             drop(unsafe { Box::from_raw(shared) });
         }
     });

@@ -26,7 +26,7 @@ const EINVAL: i32 = -22;
 pub struct Faults {
     /// Posts that are held back, to be posted in some later poll, in any order.
     pub hold: u16,
-    /// Polls in which a post that is held back goes on being held.
+    /// Polls for which a post is held back.
     pub keep: u16,
     /// Posts refused with [`PostError::Again`].
     pub again: u16,
@@ -70,7 +70,7 @@ enum Fate {
     Held,
     /// The inner rail has it, and will report its end.
     Passed,
-    /// It is over.
+    /// It is complete.
     Over(Result<(), CompleteError>),
 }
 
@@ -140,7 +140,7 @@ impl<R: Rail, const HELD: usize> Faulty<R, HELD> {
         Ok(Posted::Pending)
     }
 
-    /// What is held back for a peer is over.
+    /// Completes the held-back posts of a peer.
     fn drop_held(&mut self, peer: Peer) {
         for held in self.held.iter_mut().flatten().filter(|held| held.peer == peer) {
             held.post = Post::Over(Err(CompleteError::PeerDown));
@@ -277,7 +277,7 @@ unsafe impl<R: Rail, const HELD: usize> Rail for Faulty<R, HELD> {
         }
         match hold {
             true => self.hold(peer, cx, Post::Write { local, remote, data }),
-            // SAFETY: passed on.
+            // SAFETY: same contract.
             false => unsafe { self.inner.post_write(peer, local, remote, data, cx) },
         }
     }
@@ -295,7 +295,7 @@ unsafe impl<R: Rail, const HELD: usize> Rail for Faulty<R, HELD> {
         }
         match hold {
             true => self.hold(peer, cx, Post::Read { local, remote }),
-            // SAFETY: passed on.
+            // SAFETY: same contract.
             false => unsafe { self.inner.post_read(peer, local, remote, cx) },
         }
     }

@@ -52,7 +52,7 @@ impl<R, const MAX: usize> DerefMut for Rails<R, MAX> {
 impl<R, const MAX: usize> Drop for Rails<R, MAX> {
     fn drop(&mut self) {
         for rail in self.iter_mut().rev() {
-            // SAFETY: it is there, and nobody looks at it again.
+            // SAFETY: the rail exists, and is not used again.
             unsafe { ptr::drop_in_place(rail) }
         }
     }

@@ -130,15 +130,16 @@ impl<'m> Sim<'m> {
         }
     }
 
-    /// Ends a node as if its process had died: tells its peers, and fails what is in flight to it.
+    /// Ends a node as if its process had died: its peers are notified, and operations in flight to
+    /// it fail.
     pub fn kill(&self, node: u16) {
         self.world.borrow_mut().dead |= 1u64.unbounded_shl(node as u32);
     }
 
-    /// Cuts a rail's link from node `from` to node `to`, one way, for good. Of what is under way on
-    /// it, and of what is posted later, each is lost, or still lands within `late` polls although
-    /// its post has ended in an error, or is lost although its post has ended well. A read crosses
-    /// both links. The rail tells `from` of it some polls later, as [`PeerError::Lost`].
+    /// Cuts a rail's link from node `from` to node `to`, one way, for good. Each operation in
+    /// flight on it, or posted later, is lost, or still lands within `late` polls although its post
+    /// has ended in an error, or is lost although its post has ended well. A read crosses both
+    /// links. The rail tells `from` of it some polls later, as [`PeerError::Lost`].
     ///
     /// # Errors
     /// [`AttachError::Config`]: there is no such node or rail.

@@ -65,8 +65,8 @@ pub struct EventCount {
 }
 
 /// The eventcounts of a worker and its queues, one per direction and sleeper, so that work in one
-/// direction wakes nobody for the other: `send` at byte 0, each `recv` 128 bytes behind the one
-/// before.
+/// direction does not wake the sleeper of the other: `send` at byte 0, each `recv` 128 bytes behind
+/// the one before.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Channels<const QUEUES: usize = 1> {
@@ -195,7 +195,7 @@ impl EventCount {
         PreparedTwo { announced }
     }
 
-    /// All three phases of a sleep on a descriptor, which whoever notifies one of `events` makes
+    /// All three phases of a sleep on a descriptor, which a notification of one of `events` makes
     /// readable: see [`notify_with`](Self::notify_with). `sleep` is not called if `work` finds
     /// some: then `None`. [`Woken::Deadline`] is as for [`Armed::commit`].
     pub fn park_elsewhere<H: Host + ?Sized, const N: usize>(

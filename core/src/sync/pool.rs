@@ -105,7 +105,7 @@ pub struct Header {
 #[derive(Debug)]
 #[repr(C)]
 struct Line {
-    /// Link of the slot given back last, or [`CLOSED`].
+    /// Link of the last released slot, or [`CLOSED`].
     head: AtomicU32,
     capacity: AtomicU32,
     /// The reference count of the slab: [`OWNER`] while it has an owner, then one per slot in use.
@@ -193,8 +193,8 @@ impl Header {
         while head != CLOSED {
             // Relaxed: published by the exchange.
             last.store(head, Ordering::Relaxed);
-            // Release, edge `pool.freed`: pairs with the swap in `Pool::take_back`. Whoever takes
-            // the list observes the links in it, and may overwrite the slots.
+            // Release, edge `pool.freed`: pairs with the swap in `Pool::take_back`. A thread that
+            // takes the list observes the links in it, and may overwrite the slots.
             let pushed = header.line.head.compare_exchange_weak(
                 head,
                 first,
@@ -233,7 +233,7 @@ impl Header {
         for link in 1..=capacity {
             header.watch_write(link);
         }
-        // SAFETY: `reclaim` was given for this slab, which nobody uses any more.
+        // SAFETY: `reclaim` was given for this slab, which is not used any more.
         unsafe { (reclaim.call)(reclaim.data) };
     }
 }
@@ -252,7 +252,7 @@ unsafe impl Sync for Header {}
 unsafe impl Send for Header {}
 
 impl Reclaim {
-    /// Calls `call(data)`, on whichever thread lets go last.
+    /// Calls `call(data)`, on the thread that releases last.
     pub fn new(call: fn(*mut ()), data: *mut ()) -> Self {
         Self { call, data }
     }

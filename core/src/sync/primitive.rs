@@ -43,7 +43,7 @@ mod imp {
     pub struct Watch;
 
     impl Watch {
-        /// A watch over slots that nobody has touched.
+        /// A watch over unused slots.
         pub const fn new() -> Self {
             Self
         }
@@ -165,7 +165,7 @@ pub mod modelled {
     }
 
     impl Watch {
-        /// A watch over slots that nobody has touched. Models use at most sixteen slots.
+        /// A watch over unused slots. Models use at most sixteen slots.
         pub fn new() -> Self {
             Self(array::from_fn(|_| UnsafeCell::new(())))
         }

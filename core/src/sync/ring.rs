@@ -124,7 +124,7 @@ pub fn split<'m, T: Copy>(
 ) -> Result<(Producer<'m, T>, Consumer<'m, T>), AttachError> {
     let span = Span::of_slice(slots)?;
     let header = &*header;
-    // Relaxed: the header is borrowed exclusively, so nobody else has a side yet. Emptied, because
+    // Relaxed: the header is borrowed exclusively, so neither side exists yet. Emptied, because
     // values counted under an earlier `split` may lie in other slots.
     let start = header.tail.load(Ordering::Relaxed);
     header.head.store(start, Ordering::Relaxed);

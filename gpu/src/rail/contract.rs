@@ -114,10 +114,10 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
         cx: u64,
     ) -> Result<Posted, PostError> {
         if memory::is_host(&local, &remote) {
-            // SAFETY: handed on to our caller.
+            // SAFETY: same contract.
             return unsafe { self.inner.post_write(peer, local, remote, data, cx) };
         }
-        // SAFETY: handed on to our caller.
+        // SAFETY: same contract.
         unsafe { self.post(peer, Way::Put, local, remote, data, cx) }
     }
 
@@ -130,10 +130,10 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
         cx: u64,
     ) -> Result<Posted, PostError> {
         if memory::is_host(&local, &remote) {
-            // SAFETY: handed on to our caller.
+            // SAFETY: same contract.
             return unsafe { self.inner.post_read(peer, local, remote, cx) };
         }
-        // SAFETY: handed on to our caller.
+        // SAFETY: same contract.
         unsafe { self.post(peer, Way::Get, local, remote, None, cx) }
     }
 
@@ -145,10 +145,10 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
         cx: u64,
     ) -> Result<Posted, PostError> {
         if memory::is_host(&local, &remote) {
-            // SAFETY: handed on to our caller.
+            // SAFETY: same contract.
             return unsafe { self.inner.post_rendezvous_read(peer, local, remote, cx) };
         }
-        // SAFETY: handed on to our caller.
+        // SAFETY: same contract.
         unsafe { self.post(peer, Way::Get, local, remote, None, cx) }
     }
 
@@ -198,7 +198,7 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
         if !memory::is_host(&local, &remote) {
             return None;
         }
-        // SAFETY: handed on to our caller.
+        // SAFETY: same contract.
         unsafe { self.inner.copy_to(peer, local, remote) }
     }
 
@@ -211,19 +211,19 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
         if !memory::is_host(&local, &remote) {
             return None;
         }
-        // SAFETY: handed on to our caller.
+        // SAFETY: same contract.
         unsafe { self.inner.copy_from(peer, local, remote) }
     }
 
     #[cold]
     unsafe fn write_device(&mut self, to: Local, from: Untrusted<'_>) -> Result<(), PostError> {
-        // SAFETY: handed on to our caller.
+        // SAFETY: same contract.
         unsafe { self.write_device_bytes(to, from) }
     }
 
     #[cold]
     unsafe fn read_device(&mut self, from: Local, into: &mut [u8]) -> Result<(), PostError> {
-        // SAFETY: handed on to our caller.
+        // SAFETY: same contract.
         unsafe { self.read_device_bytes(from, into) }
     }
 

@@ -131,7 +131,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
     /// # Safety
     /// As for [`free`](Self::free), and no peer has it open.
     unsafe fn free_closed(&mut self, at: DevicePtr) -> Result<(), DeviceError> {
-        // SAFETY: our caller's promise.
+        // SAFETY: as this function requires.
         unsafe { self.sharing.driver().free(at) }?;
         self.owned.allocated.retain(|&allocated| allocated != at);
         Ok(())

@@ -90,7 +90,7 @@ impl<D: Device, H: Host> GpuSetup<'_, D, H> {
     /// # Safety
     /// As for [`GpuRail::free`].
     pub unsafe fn free(&mut self, at: DevicePtr, deadline: Instant) -> Result<(), RevokeError> {
-        // SAFETY: handed on to our caller.
+        // SAFETY: same contract.
         unsafe { self.0.free(at, deadline) }
     }
 
@@ -99,7 +99,7 @@ impl<D: Device, H: Host> GpuSetup<'_, D, H> {
     /// # Safety
     /// As for [`GpuRail::free`].
     pub unsafe fn give_back(&mut self, at: DevicePtr) {
-        // SAFETY: handed on to our caller.
+        // SAFETY: same contract.
         unsafe { self.0.give_back(at) }
     }
 

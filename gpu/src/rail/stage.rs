@@ -100,7 +100,7 @@ impl Stage {
         len: u64,
         deadline: Instant,
     ) -> Result<(), PostError> {
-        // SAFETY: handed on to our caller.
+        // SAFETY: same contract.
         unsafe { device.copy(0, to, from, len) }.map_err(post_error)?;
         let mark = loop {
             match device.mark(0) {

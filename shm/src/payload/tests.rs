@@ -160,7 +160,7 @@ fn a_trial_of_the_lane_that_brings_nothing_is_given_up() {
             link.now += 100_000;
         }
         assert!(link.went[1] <= 12, "after {known} that came: {:?}", link.went);
-        // It goes on when that comes at last, and is found to be quick again.
+        // The lane continues once it is tried again and measured as fast.
         (0..link.went[1]).for_each(|_| link.end(LEN));
         link.one_by_one(LEN, 3000);
         assert!(link.one_by_one(LEN, 1000)[0] <= 40, "after {known} that came");

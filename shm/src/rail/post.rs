@@ -58,7 +58,7 @@ impl<H: Host> ShmRail<H> {
         let (attached, place) = resolve(&mut self.peers, peer, local.len, remote)?;
         let ptr = match place {
             Place::Mapped(ptr) => ptr,
-            // SAFETY: handed on.
+            // SAFETY: same contract.
             Place::Private(address) => unsafe {
                 return self.post_private(peer, way, local, address, remote, data, cx);
             },
@@ -158,14 +158,14 @@ impl<H: Host> ShmRail<H> {
         let (attached, place) = resolve(&mut self.peers, peer, local.len, remote)?;
         let (len, host) = (local.len, &self.host);
         if matches!(place, Place::Mapped(_)) || !attached.cma || len >= self.config.read_from {
-            // SAFETY: handed on.
+            // SAFETY: same contract.
             return unsafe { self.post(peer, Way::Get, local, remote, None, cx) };
         }
         let (by, measured) = attached.payloads.choose(len, || host.now_ns());
         let began = measured.then(|| host.now_ns());
         match by {
             By::Kernel => {
-                // SAFETY: handed on.
+                // SAFETY: same contract.
                 let posted = unsafe { self.post(peer, Way::Get, local, remote, None, cx) }?;
                 let took = began.map(|began| self.host.now_ns().saturating_sub(began));
                 // Pending: the kernel stopped permitting copies, or the memory is not mapped there.
@@ -286,7 +286,7 @@ unsafe fn direct(
     if !remote.lives(host.now_ns()) {
         return Err(CmaError::Gone);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: as this function requires.
     let result = unsafe { cma::copy(remote.pid, way, local.ptr, address, local.len) };
     if result == Err(CmaError::Refused) {
         attached.cma = false;

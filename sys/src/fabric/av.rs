@@ -152,8 +152,8 @@ impl AddressVector {
 
 impl Drop for AddressVector {
     fn drop(&mut self) {
-        // If the provider keeps it, there is nobody to tell.
-        // SAFETY: open until here; the endpoint that was bound to it owned it, and is closed.
+        // If the provider keeps it open, the error cannot be reported. SAFETY: open until here; the
+        // endpoint that was bound to it owned it, and is closed.
         let _ = unsafe { object::close(self.fid.as_ptr().cast()) };
     }
 }

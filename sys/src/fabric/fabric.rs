@@ -53,7 +53,7 @@ impl Fabric {
 
 impl Drop for Fabric {
     fn drop(&mut self) {
-        // If the provider keeps it, there is nobody to tell.
+        // If the provider keeps it, the error cannot be reported.
         // SAFETY: open until here, and what was opened in it holds a reference to this value.
         let _ = unsafe { object::close(self.fid.as_ptr().cast()) };
     }

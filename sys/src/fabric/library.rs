@@ -154,6 +154,6 @@ pub(super) unsafe fn copy_string(text: *const c_char) -> Option<String> {
     if text.is_null() {
         return None;
     }
-    // SAFETY: handed on to our caller.
+    // SAFETY: same contract.
     Some(unsafe { CStr::from_ptr(text) }.to_string_lossy().as_ref().to_owned())
 }

@@ -78,7 +78,7 @@ impl Ends {
 /// Readable.
 unsafe fn copy(from: NonNull<u8>, into: &mut [u8]) {
     for (at, byte) in into.iter_mut().enumerate() {
-        // SAFETY: the caller's promise.
+        // SAFETY: as this function requires.
         *byte = unsafe { from.as_ptr().add(at).read_volatile() };
     }
 }

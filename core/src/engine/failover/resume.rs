@@ -1,5 +1,5 @@
-//! What is done about failed rails in a pass: fence, tell, post again. Bounded; what finds no room
-//! goes on in the next pass.
+//! The handling of failed rails in a pass: fence, report, post again. Bounded; work without room
+//! continues in the next pass.
 
 use core::ptr::NonNull;
 
@@ -32,8 +32,8 @@ impl FailoverPeer {
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Goes on with what failed rails have left of a stream, and for the first of a peer's streams
-    /// with the rails themselves.
+    /// Continues the failover of a stream; for the first stream of a peer, also that of the rails
+    /// themselves.
     #[cold]
     #[inline(never)]
     pub(in super::super) fn mend(&mut self, stream: u32) {
@@ -75,7 +75,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Tells a peer what has arrived of each of its streams.
+    /// Reports to a peer which numbers of its streams have arrived.
     fn tell_fenced(&mut self, peer: u16) {
         let Some(kept) = self.state.kept_peer_mut(peer) else { return };
         if kept.telling.is_none() && kept.is_unconfirmed() {

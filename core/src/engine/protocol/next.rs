@@ -75,8 +75,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 let into = receive.ptr;
                 protocol.requests.end(context as u32, &mut self.pending.ends);
                 // SAFETY: the buffer was checked against its region when the receive was posted,
-                // and `n` against the buffer; the payload is readable during this call. Nobody
-                // looks at the buffer before this returns.
+                // and `n` against the buffer; the payload is readable during this call. Nothing
+                // reads the buffer before this returns.
                 unsafe { copy_message(payload.as_ptr(), into, n as usize) };
             }
             Ok(Arrive::Stored(id)) => self.next_unexpected(stream as u32, Some(id), payload),

@@ -217,7 +217,7 @@ pub struct Account {
     /// Payloads and headers of the peer that are kept here.
     pub(crate) kept: u32,
     pub(crate) headers: u32,
-    /// Credits returned to the peer, and how many of them it knows of.
+    /// Credits returned to the peer, and how many of them were announced.
     pub(crate) returned: u32,
     pub(crate) told: u32,
     /// The peer's limits: longest eager payload, credits and headers.

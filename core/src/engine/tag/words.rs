@@ -119,7 +119,7 @@ pub struct ShapeId(pub(super) u8);
 /// A message, as it was given to [`arrive`](super::Matcher::arrive).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arrived {
-    /// Who sent it.
+    /// The sender.
     pub source: u32,
     /// The sender's tag, every bit of it.
     pub tag: Tag,

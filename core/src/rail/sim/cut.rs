@@ -47,7 +47,7 @@ impl World<'_> {
         self.end_each(index, late);
     }
 
-    /// Goes on with fencing off a node at an endpoint.
+    /// Continues to fence a node at an endpoint.
     pub(super) fn fence(&mut self, own: u16, node: u16) -> Fence {
         let (at, bit) = (own as usize, 1 << node);
         if self.cuts.fenced[at] & bit != 0 {
@@ -111,8 +111,8 @@ impl World<'_> {
         }
     }
 
-    /// Ends a post in one of the ways that a broken link has. With `late` it may still land, so
-    /// many polls later at most: also a read, in the memory of its origin.
+    /// Ends a post in one of the ways of a broken link. With `late` it may still land within that
+    /// many polls; a read lands in the memory of its origin.
     fn end(&mut self, index: u16, late: u32) {
         let Packet { kind, from, to_node, late: is_over, .. } = self.packets[index as usize];
         let (node, rail) = (from / self.rails, from % self.rails);

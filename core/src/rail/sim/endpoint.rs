@@ -325,8 +325,8 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
                 }
                 world.packets[link as usize].kind = PacketKind::Done(Err(CompleteError::PeerDown));
                 world.schedule(link, self.node, self.rail, 0);
-                // Unordered, it was put first; ordered, last:
-                // the walk goes on where it was, and passes over it if it comes.
+                // Unordered, it was put first; ordered, last: the walk continues where it was, and
+                // skips it.
                 if last == NONE && world.heads[endpoint as usize] == link {
                     last = link;
                 }

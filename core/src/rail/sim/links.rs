@@ -5,7 +5,8 @@ pub(super) const ENDPOINTS: usize = 64;
 
 /// By endpoint, and in its words by node.
 pub(super) struct Cuts {
-    /// The link from there to the node is cut, and what was posted on it may be so many polls late.
+    /// The link from there to the node is cut, and traffic posted on it may be this many polls
+    /// late.
     pub(super) cut: [u64; ENDPOINTS],
     pub(super) late: [u32; ENDPOINTS],
     /// When that is reported.

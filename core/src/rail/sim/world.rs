@@ -181,8 +181,7 @@ impl World<'_> {
         self.free = index;
     }
 
-    /// Forgets what an endpoint has registered and posted. What is under way to it comes back as
-    /// failed.
+    /// Drops the registrations and posts of an endpoint. Operations in flight to it fail.
     pub(super) fn withdraw(&mut self, node: u16, rail: u16) {
         for place in &mut self.regions {
             if place.memory.is_some_and(|(owner, ..)| owner == (node, rail)) {

@@ -80,13 +80,13 @@ impl<'e, const N: usize> Listeners<'e, N> {
     /// notifier's ([`Host::notifier_barrier`]), such as notifying an eventcount has. Returns how
     /// many wake-up calls were made.
     ///
-    /// A load per place if nobody listens.
+    /// One load per slot if there are no listeners.
     #[inline]
     pub fn notify<H: Host + ?Sized>(&self, host: &H) -> u64 {
         if self.is_empty() { 0 } else { self.notify_all(host) }
     }
 
-    /// Whether nobody listens.
+    /// Whether there are no listeners.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
         // Relaxed: orders nothing itself;

@@ -180,7 +180,8 @@ fn a_listener_is_notified_of_everything_that_it_waits_for() {
             move || {
                 let Elsewhere { host, work, listeners } = &*elsewhere;
                 let owned = Arc::new(EventCount::new());
-                // SAFETY: it goes back to the test, which drops it when nobody notifies any more.
+                // SAFETY: it returns to the test, which drops it once no thread notifies it any
+                // more.
                 let event: &'static EventCount = unsafe { &*Arc::as_ptr(&owned) };
                 for want in 1..=ALL {
                     let done = || work.load(Ordering::Relaxed) >= want;
@@ -253,7 +254,7 @@ fn a_listener_is_seen_as_its_thread_made_it() {
             }
         });
         let host = Asymmetric(LockHost::new());
-        // Nobody has announced a sleep.
+        // No thread has announced a sleep.
         while listeners.is_empty() {
             thread::yield_now();
         }

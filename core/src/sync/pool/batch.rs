@@ -1,4 +1,4 @@
-//! Giving slots back by the handful, for threads that end many values of the same pool: one
+//! Releases slots in batches, for threads that end many values of the same pool: one
 //! compare-and-swap for up to [`Batch::LIMIT`] of them. Never blocks, never allocates.
 
 use core::{marker::PhantomData, ptr::NonNull};
@@ -6,7 +6,7 @@ use core::{marker::PhantomData, ptr::NonNull};
 use super::{EMPTY, Header, Lease, NotSync, Shared, Slot};
 use crate::sync::primitive::Ordering;
 
-/// Slots of one pool, free and not given back yet. Dropping it gives them back.
+/// Free slots of one pool that are not released yet. Dropping it releases them.
 #[derive(Debug)]
 pub struct Batch<'m, T> {
     header: Option<NonNull<Header>>,
@@ -19,7 +19,7 @@ pub struct Batch<'m, T> {
     kind: NotSync,
 }
 
-// SAFETY: holds no values, only free slots, which any thread may give back.
+// SAFETY: holds no values, only free slots, which any thread may release.
 unsafe impl<T: Send> Send for Batch<'_, T> {}
 
 impl<'m, T> Batch<'m, T> {
@@ -38,8 +38,8 @@ impl<'m, T> Batch<'m, T> {
         }
     }
 
-    /// Ends a value and adds its slot to the batch.
-    /// A full batch, or one of another pool, is given back first.
+    /// Ends a value and adds its slot to the batch. A full batch, or one of another pool, is
+    /// released first.
     #[inline]
     pub fn release(&mut self, lease: Lease<'m, T>) {
         let Some(header) = lease.header() else { return drop(lease) };
@@ -61,7 +61,7 @@ impl<'m, T> Batch<'m, T> {
         }
     }
 
-    /// Gives everything back that is held: one compare-and-swap, or none if nothing is.
+    /// Releases all slots of the batch: one compare-and-swap, or none if it is empty.
     #[inline]
     pub fn flush(&mut self) {
         let Some(header) = self.header.take() else { return };

@@ -10,7 +10,7 @@ use alloc::{boxed::Box, vec::Vec};
 use super::{AttachError, Header, Lease, OWNER, Pool, Reclaim, Slot};
 use crate::sync::primitive::Ordering;
 
-/// What the last one to let go frees.
+/// What the last holder frees.
 struct HeapSlab<T> {
     header: Header,
     slots: Box<[Slot<T>]>,
@@ -21,7 +21,7 @@ impl<T> HeapSlab<T> {
     /// `slab` came from `Box::into_raw` of a slab of this type, holds no values, and has no other
     /// user.
     unsafe fn free(slab: *mut ()) {
-        // SAFETY: the caller's promise.
+        // SAFETY: as this function requires.
         drop(unsafe { Box::from_raw(slab.cast::<Self>()) });
     }
 }
@@ -63,7 +63,7 @@ impl<'m, T> Pool<'m, T> {
         self.counts_mut().overflow += 1;
         let mut slot = Box::new(Slot::new());
         *slot.body.get_mut() = MaybeUninit::new(value);
-        // SAFETY: on the heap by itself, with a value, and nobody else knows it.
+        // SAFETY: a separate heap slot with a value, unknown to other code.
         unsafe { Lease::from_raw(NonNull::from(Box::leak(slot)), None) }
     }
 }
@@ -73,6 +73,6 @@ impl<'m, T> Pool<'m, T> {
 /// # Safety
 /// It was, its value has ended, and nobody uses it any more.
 pub(super) unsafe fn free_alone<T>(slot: NonNull<Slot<T>>) {
-    // SAFETY: the caller's promise.
+    // SAFETY: as this function requires.
     drop(unsafe { Box::from_raw(slot.as_ptr()) });
 }

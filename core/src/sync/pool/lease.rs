@@ -60,7 +60,7 @@ impl<'m, T> Lease<'m, T> {
     /// Makes it a handle that can be cloned.
     #[inline]
     pub fn share(self) -> Shared<'m, T> {
-        // Relaxed: the only holder; whoever gets a clone gets it by an edge of its own.
+        // Relaxed: this is the only holder; a clone is published by an edge of its own.
         self.slot().holders.store(1, Ordering::Relaxed);
         let (slot, header) = (self.slot, self.header);
         mem::forget(self);
@@ -109,7 +109,7 @@ impl<'m, T> Lease<'m, T> {
 }
 
 impl<T> Drop for Lease<'_, T> {
-    /// Ends the value and gives its slot back: one compare-and-swap.
+    /// Ends the value and releases its slot: one compare-and-swap.
     #[inline]
     fn drop(&mut self) {
         self.watch_write();
@@ -120,7 +120,7 @@ impl<T> Drop for Lease<'_, T> {
     }
 }
 
-/// A slot without a value that is out. Dropping it gives it back.
+/// A slot in use without a value. Dropping it releases it.
 struct Back<T> {
     slot: NonNull<Slot<T>>,
     header: Option<NonNull<Header>>,
@@ -130,7 +130,7 @@ impl<T> Drop for Back<T> {
     #[inline(always)]
     fn drop(&mut self) {
         let Some(header) = self.header else { return free_alone(self.slot) };
-        // SAFETY: out, so in place until given back.
+        // SAFETY: in use, so in place until it is released.
         let slot = unsafe { self.slot.as_ref() };
         // SAFETY: the slot is out and this its only holder. The link was written at setup.
         unsafe { Header::give_back(header, slot.link.get(), &slot.next, 1) };
@@ -235,7 +235,7 @@ impl<'m, T> Shared<'m, T> {
         }
     }
 
-    /// Lets go, and gives the value to the caller if this was the last holder.
+    /// Drops this holder, and returns the value if it was the last.
     #[inline]
     pub(super) fn let_go(self) -> Option<Lease<'m, T>> {
         let alone = self.is_last();
@@ -252,7 +252,7 @@ impl<'m, T> Shared<'m, T> {
     /// Counts this holder out. Whether it was the last.
     #[inline]
     fn is_last(&self) -> bool {
-        // Release, edge `pool.refs`: pairs with the load below, of whoever is last.
+        // Release, edge `pool.refs`: pairs with the load below, by the last holder.
         if self.slot().holders.fetch_sub(1, edge!("pool.refs.drop", Release)) != 1 {
             return false;
         }
@@ -291,7 +291,7 @@ impl<'m, T> RawShared<'m, T> {
     /// Once for each that [`Shared::into_raw`] made.
     #[inline(always)]
     pub(crate) unsafe fn open(self) -> Shared<'m, T> {
-        // SAFETY: the holder that was wrapped, and that nobody else unwraps.
+        // SAFETY: the holder that was wrapped, and that no other code unwraps.
         unsafe { Shared::from_raw(self.slot, self.header) }
     }
 }

@@ -1,7 +1,6 @@
-//! The list of free places of a table: the place given back last is taken next, and those never
-//! used come last. One owner, no atomics; never blocks, never allocates. A [`Pool`](super::Pool)
-//! keeps its own slots in one, and so does every table whose places nobody but its owner gives
-//! back.
+//! The free list of a table: the last released slot is taken first, and unused ones come last. One
+//! owner, no atomics; never blocks, never allocates. A [`Pool`](super::Pool) keeps its own slots in
+//! one, and so does every table whose places nobody but its owner gives back.
 //!
 //! The list runs through the places themselves: each has a word for the link of the next, which its
 //! table reads and writes here. A link is an index plus one, and 0 the end, so zeroed memory is an
@@ -14,7 +13,7 @@ pub(super) const EMPTY: u32 = 0;
 /// Free places of a table, by index.
 #[derive(Clone, Debug, Default)]
 pub struct FreeList {
-    /// Link of the place given back last.
+    /// Link of the last released slot.
     head: u32,
     /// Places that were ever used. Those beyond are free, and in no list.
     fresh: u32,
@@ -77,7 +76,7 @@ impl FreeList {
         ((self.fresh as usize) < len).then_some(self.fresh)
     }
 
-    /// Gives a place back. The caller writes the link that this returns into it.
+    /// Releases a slot. The caller writes the returned link into it.
     #[inline(always)]
     #[must_use = "the link of the place given back"]
     pub fn give(&mut self, index: u32) -> u32 {

@@ -1,4 +1,4 @@
-//! The owner's side: takes slots, gives them back without atomics, closes. Never blocks, never
+//! The owner's side: takes slots, releases them without atomics, closes. Never blocks, never
 //! allocates; used by one thread at a time.
 
 use core::{error::Error, fmt, marker::PhantomData, mem, ptr::NonNull};
@@ -40,7 +40,7 @@ pub struct Pool<'m, T> {
 /// The owner's line.
 #[derive(Debug)]
 struct Own<T> {
-    /// Slots given back by the owner, or taken back from others.
+    /// Slots released by the owner, or collected from others.
     free: FreeList,
     capacity: u32,
     slots: NonNull<Slot<T>>,
@@ -72,7 +72,7 @@ pub struct Counts {
     pub full: u64,
     /// Values created on the heap instead. They are no slots, and in no other count.
     pub overflow: u64,
-    /// The most slots out at once, those given back by others and not taken yet among them.
+    /// The most slots in use at once, including those released by others and not collected yet.
     pub high_water: u64,
 }
 
@@ -184,8 +184,8 @@ impl<'m, T> Pool<'m, T> {
             return drop(lease);
         }
         let taken = Taken { slot: lease.vacate(), pool: self };
-        // SAFETY: `vacate` gave up the only access to the value.
-        // If its drop panics, the guard still gives the slot back.
+        // SAFETY: `vacate` gave up the only access to the value. If its drop panics, the guard
+        // still releases the slot.
         unsafe { (*taken.slot.as_ref().body.get()).assume_init_drop() };
     }
 
@@ -197,7 +197,7 @@ impl<'m, T> Pool<'m, T> {
         }
     }
 
-    /// Ends an id, and gives the holder back that it stood for.
+    /// Ends an id, and returns its holder.
     ///
     /// # Errors
     ///
@@ -257,7 +257,7 @@ impl<'m, T> Pool<'m, T> {
         }
     }
 
-    /// Ends an id and lets go of the value.
+    /// Ends an id and releases its holder.
     ///
     /// # Errors
     ///
@@ -287,7 +287,7 @@ impl<'m, T> Pool<'m, T> {
         self.own.capacity as usize
     }
 
-    /// Slots that are out, or were given back by others and not taken yet.
+    /// Slots in use, or released by others and not collected yet.
     pub fn outstanding(&self) -> u64 {
         let Counts { allocs, local_frees, remote_frees, .. } = self.own.counts;
         allocs.saturating_sub(local_frees + remote_frees)
@@ -323,7 +323,7 @@ impl<'m, T> Pool<'m, T> {
     #[inline(always)]
     fn take(&mut self) -> Option<u32> {
         let mut index = self.own.free.head_index();
-        // One comparison for the empty list and for a link that somebody overwrote.
+        // One comparison for the empty list and for an overwritten link.
         if index >= self.own.capacity {
             index = self.refill()?;
         }
@@ -405,7 +405,7 @@ fn redeemed(state: u64) -> u64 {
     (state & !ID_OUT).wrapping_add(GENERATION)
 }
 
-/// A slot that is neither free nor out. Dropping it gives the slot back to the owner's list.
+/// A slot that is neither free nor in use. Dropping it releases the slot to the owner's list.
 struct Taken<'p, 'm, T> {
     pool: &'p mut Pool<'m, T>,
     slot: NonNull<Slot<T>>,

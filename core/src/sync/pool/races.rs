@@ -13,7 +13,7 @@ use std::{
 use super::*;
 use crate::sync::testing::{model, rounds, thread};
 
-/// What the last one to let go frees.
+/// What the last holder frees.
 struct PoolMemory<const N: usize> {
     header: Header,
     slots: [Slot<u64>; N],
@@ -23,7 +23,7 @@ struct PoolMemory<const N: usize> {
 /// A pool in memory that is freed, and counted in `ended`, when the slab comes to its end.
 fn pool_of<const N: usize>(ended: &Arc<AtomicUsize>) -> Pool<'static, u64> {
     fn free<const N: usize>(memory: *mut ()) {
-        // SAFETY: from `Box::into_raw`, below, and called once, when nobody uses it any more.
+        // SAFETY: from `Box::into_raw`, below, and called once, when it is not used any more.
         let memory = unsafe { Box::from_raw(memory.cast::<PoolMemory<N>>()) };
         memory.ended.fetch_add(1, core::sync::atomic::Ordering::Relaxed);
     }

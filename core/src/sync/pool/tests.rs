@@ -346,7 +346,7 @@ fn bodies_need_not_be_sendable() {
     assert_eq!(Rc::strong_count(&counted), 1);
 }
 
-/// A list that an honest program never writes makes the pool smaller, and nothing else.
+/// A corrupt list makes the pool smaller, and nothing else.
 #[test]
 fn links_that_somebody_overwrote_lead_nowhere() {
     for planted in [5, 4000, u32::MAX - 1, u32::MAX, 3] {

@@ -60,19 +60,19 @@ mod sealed {
 impl sealed::Copies for Private {
     #[inline(always)]
     unsafe fn read<T: Copy>(from: *const T) -> T {
-        // SAFETY: the caller's promise.
+        // SAFETY: as this function requires.
         unsafe { from.read() }
     }
 
     #[inline(always)]
     unsafe fn write<T: Copy>(to: *mut T, value: T) {
-        // SAFETY: the caller's promise.
+        // SAFETY: as this function requires.
         unsafe { to.write(value) }
     }
 
     #[inline(always)]
     unsafe fn copy<T: Copy>(from: *const T, to: *mut T, len: usize) {
-        // SAFETY: the caller's promise.
+        // SAFETY: as this function requires.
         unsafe { to.copy_from_nonoverlapping(from, len) }
     }
 }
@@ -81,13 +81,13 @@ impl sealed::Copies for Private {
 impl sealed::Copies for Shared {
     #[inline(always)]
     unsafe fn read<T: Copy>(from: *const T) -> T {
-        // SAFETY: the caller's promise.
+        // SAFETY: as this function requires.
         unsafe { from.read_volatile() }
     }
 
     #[inline(always)]
     unsafe fn write<T: Copy>(to: *mut T, value: T) {
-        // SAFETY: the caller's promise.
+        // SAFETY: as this function requires.
         unsafe { to.write_volatile(value) }
     }
 }

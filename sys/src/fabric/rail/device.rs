@@ -51,7 +51,7 @@ impl Dmabuf {
     /// Takes ownership of a descriptor. The memory begins at `offset` in it.
     ///
     /// # Safety
-    /// The descriptor is open, and nobody else closes it.
+    /// The descriptor is open, and it is not closed elsewhere.
     pub unsafe fn new(fd: c_int, offset: u64) -> Dmabuf {
         Dmabuf { fd, offset }
     }

@@ -34,7 +34,7 @@ impl FabricRail {
         }
         self.drain();
         self.take_back();
-        // The caller knows of this one.
+        // The caller handles this one.
         self.peers.take_down(peer.0);
         for other in 0..self.peers.slots.len() as u16 {
             if self.peers.slots[other as usize].attached {
@@ -87,7 +87,7 @@ impl FabricRail {
         }
     }
 
-    /// Ends a post that the provider has let go of.
+    /// Ends a post that the provider has completed.
     fn give_up(&mut self, slot: *mut Slot, result: Result<(), CompleteError>) {
         // SAFETY: contexts that come back are ours and stay in place; the provider is done with
         // this one, because its endpoint is closed.

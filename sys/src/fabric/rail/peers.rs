@@ -252,7 +252,7 @@ impl Peers {
     #[inline(always)]
     pub unsafe fn place(&mut self, peer: u16) -> &mut PeerSlot {
         debug_assert!((peer as usize) < self.slots.len());
-        // SAFETY: our caller's promise.
+        // SAFETY: as this function requires.
         unsafe { self.slots.get_unchecked_mut(peer as usize) }
     }
 

@@ -149,7 +149,7 @@ impl Pool {
         if slot.is_null() {
             return None;
         }
-        // SAFETY: from the free list, so one of ours, and nobody else's.
+        // SAFETY: from the free list, so one of ours, and not owned elsewhere.
         self.free = unsafe { (*slot).next };
         Some(slot)
     }
@@ -160,7 +160,7 @@ impl Pool {
     /// It was taken from this pool, and the provider no longer holds it.
     #[inline(always)]
     pub unsafe fn give(&mut self, slot: *mut Slot) {
-        // SAFETY: handed on to our caller.
+        // SAFETY: same contract.
         unsafe {
             (*slot).kind = ContextKind::Free;
             (*slot).next = self.free;

@@ -40,7 +40,7 @@ impl FabricRail {
     #[inline(always)]
     fn begin(&mut self, peer: Peer, kind: ContextKind, cx: u64) -> Result<*mut Slot, PostError> {
         let Some(slot) = self.pool.take() else { return Err(PostError::Again) };
-        // SAFETY: just taken, so nobody else has it.
+        // SAFETY: just taken, so it is not used elsewhere.
         unsafe {
             (*slot).cx = cx;
             (*slot).peer = peer.0;
@@ -59,7 +59,7 @@ impl FabricRail {
         at: *mut u8,
     ) -> Result<*mut Slot, PostError> {
         let slot = self.begin(peer, kind, cx)?;
-        // SAFETY: just taken, so nobody else has it.
+        // SAFETY: just taken, so it is not used elsewhere.
         unsafe { (*slot).words[0] = at.addr() as u64 };
         Ok(slot)
     }
@@ -122,7 +122,7 @@ impl FabricRail {
     ) -> Result<Posted, PostError> {
         let to = self.target(peer, remote, local.len)?;
         let (ptr, desc) = (local.ptr.as_ptr(), local.desc as *mut c_void);
-        // SAFETY: handed on to our caller; the rest was checked just now.
+        // SAFETY: same contract; the rest was checked just now.
         unsafe { self.write_to(peer, ptr, local.len, desc, to.addr, to.key, data, cx) }
     }
 
@@ -142,7 +142,7 @@ impl FabricRail {
         debug_assert!(!matches!(self.target(peer, remote, local.len), Err(PostError::BadKey)));
         let addr = remote.key.base.wrapping_add(remote.offset);
         let (ptr, desc) = (local.ptr.as_ptr(), local.desc as *mut c_void);
-        // SAFETY: handed on to our caller.
+        // SAFETY: same contract.
         unsafe { self.write_to(peer, ptr, local.len, desc, addr, remote.key.key, Some(data), cx) }
     }
 
@@ -170,7 +170,7 @@ impl FabricRail {
         let slot = unsafe { self.peers.slots.get_unchecked(peer.0 as usize) };
         let short = len < slot.short_below;
         if !short && !slot.plain {
-            // SAFETY: handed on to our caller.
+            // SAFETY: same contract.
             return unsafe { self.unusual_write(peer, ptr, len, desc, addr, key, data, cx) };
         }
         let word = data.map(|data| self.signature | data as u64);
@@ -210,7 +210,7 @@ impl FabricRail {
         let (from, to) = (Buffer { ptr, len, desc }, Target { peer: slot.addr, addr, key });
         let word = match data {
             Some(data) if self.notify == Notify::Message => {
-                // SAFETY: handed on to our caller.
+                // SAFETY: same contract.
                 return unsafe { self.write_and_word(peer, from, to, data, cx) };
             }
             Some(data) => Some(self.signature | data as u64),
@@ -243,7 +243,7 @@ impl FabricRail {
         word: Option<u64>,
         slot: *mut Slot,
     ) -> Result<(), Code> {
-        // SAFETY: handed on to our caller.
+        // SAFETY: same contract.
         unsafe {
             match self.say_level {
                 Some(flags) => {
@@ -502,7 +502,7 @@ impl FabricRail {
 /// `into` has room for all three and overlaps none of them.
 #[inline(always)]
 unsafe fn compose(number: u32, head: &[u8], body: Untrusted<'_>, into: *mut u8) {
-    // SAFETY: handed on to our caller. A raw copy makes no claim that the body holds still.
+    // SAFETY: same contract. A raw copy does not require that the body stays unchanged.
     unsafe {
         into.cast::<[u8; 4]>().write(number.to_le_bytes());
         into.add(4).cast::<[u8; 4]>().write(USER.to_le_bytes());

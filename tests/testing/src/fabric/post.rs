@@ -425,7 +425,7 @@ unsafe fn post_atomic(
     op: c_int,
     context: *mut c_void,
 ) -> isize {
-    // SAFETY: the caller's promise.
+    // SAFETY: as this function requires.
     let few = unsafe { has_few(ep) };
     let Some(width) = width(datatype).filter(|_| count == 1 && (!few || is_of_few(datatype, op))) else {
         return -(libc::EOPNOTSUPP as isize);
@@ -505,7 +505,7 @@ unsafe extern "C" fn compare_atomic(
 /// # Safety
 /// `ep` is an open endpoint of ours.
 unsafe fn has_few(ep: *mut fid_ep) -> bool {
-    // SAFETY: the caller's promise.
+    // SAFETY: as this function requires.
     unsafe { &*ep.cast::<FakeEp>() }.world.state().persona.few_atomics
 }
 
@@ -517,7 +517,7 @@ fn is_of_few(datatype: c_int, op: c_int) -> bool {
 /// # Safety
 /// `ep` is an open endpoint of ours; `count` is null or writable.
 unsafe fn valid(ep: *mut fid_ep, datatype: c_int, ops: &[c_int], op: c_int, count: *mut usize) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: as this function requires.
     let few = unsafe { has_few(ep) };
     if width(datatype).is_none() || !ops.contains(&op) || (few && !is_of_few(datatype, op)) {
         return -libc::EOPNOTSUPP;
@@ -530,17 +530,17 @@ unsafe fn valid(ep: *mut fid_ep, datatype: c_int, ops: &[c_int], op: c_int, coun
 }
 
 unsafe extern "C" fn atomic_valid(ep: *mut fid_ep, datatype: c_int, op: c_int, count: *mut usize) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: as this function requires.
     unsafe { valid(ep, datatype, &[FI_SUM, FI_BOR, FI_BAND, FI_BXOR, FI_ATOMIC_WRITE], op, count) }
 }
 
 unsafe extern "C" fn fetch_valid(ep: *mut fid_ep, datatype: c_int, op: c_int, count: *mut usize) -> c_int {
     let ops = [FI_SUM, FI_BOR, FI_BAND, FI_BXOR, FI_ATOMIC_READ, FI_ATOMIC_WRITE];
-    // SAFETY: the caller's promise.
+    // SAFETY: as this function requires.
     unsafe { valid(ep, datatype, &ops, op, count) }
 }
 
 unsafe extern "C" fn compare_valid(ep: *mut fid_ep, datatype: c_int, op: c_int, count: *mut usize) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: as this function requires.
     unsafe { valid(ep, datatype, &[FI_CSWAP], op, count) }
 }
