@@ -93,8 +93,8 @@ impl<H: HalfOpen> Meetings<H> {
     }
 
     /// Waits for the first handshake to complete, and accepts connections meanwhile. `begin` starts
-    /// the handshake over one. The others stay open for the next call. `None`: the deadline has
-    /// passed. It looks once even if that was before the call.
+    /// the handshake over one. The others stay open for the next call. `None`: the deadline
+    /// expired. Polls at least once, even after the deadline.
     ///
     /// # Errors
     /// [`HalfOpen::system`], if the listener fails.

@@ -214,7 +214,7 @@ impl Attached {
                     1
                 }
                 kind if kind as u8 == MESSAGE as u8 => {
-                    // Behind a gap only longer payloads lie.
+                    // Only longer payloads follow a gap.
                     self.input.prefetch_record(cells_for(value as usize));
                     match self.message(peer, value as usize, (kind >> GAP_SHIFT) as usize, sink) {
                         Some(cells) => cells,

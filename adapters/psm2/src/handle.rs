@@ -1,4 +1,4 @@
-//! The types that handles point to, which have nothing inside: no handle is ever followed.
+//! The types that handles point to. They are empty, because no handle is ever dereferenced.
 
 /// `struct psm2_ep`.
 #[repr(C)]

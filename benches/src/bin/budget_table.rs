@@ -36,7 +36,7 @@ fn main() -> io::Result<ExitCode> {
     }
     for (ours, theirs) in NO_MORE_THAN {
         let (Some(a), Some(b)) = (measured.get(*ours), measured.get(*theirs)) else { continue };
-        // Half an instruction is the benchmark around the repeats, not the path.
+        // Half an instruction is the benchmark's own loop, not the path.
         let more = *a > b + 0.5;
         println!("{ours} {a:.1}, no more than {theirs} {b:.1}: {}", if more { "FAILS" } else { "holds" });
         failures += u32::from(more);

@@ -1,5 +1,5 @@
-//! Requests: a fixed table of slots, a list of the completed in their order, and the sends that
-//! found no room: for each peer those to it in their order, and a list of the first of each.
+//! Requests: a fixed table of slots; a list of completed ones in completion order; and the deferred
+//! sends, a queue per peer and a list of the queues' first entries.
 
 use crate::engine::list::{Fifo, Links, Listed, NONE};
 use crate::engine::protocol::{Claimed, Request, Status as Ended};

@@ -82,8 +82,8 @@ pub struct CqWait {
 }
 
 impl CqWait {
-    /// The descriptor, open as long as this is held: readable once the queue may have something.
-    /// Only for `poll(2)` and its kin.
+    /// The descriptor, open while this value lives: readable once the queue may have an entry. Only
+    /// for `poll(2)` and similar calls.
     pub fn fd(&self) -> c_int {
         self.fd
     }

@@ -236,7 +236,7 @@ impl Endpoint {
         unsafe { self.av.remove(number) }
     }
 
-    /// What a thread sleeps on until the queue has something, if it has that.
+    /// The wait object of the queue, if it has one.
     pub fn wait(&self) -> Option<&CqWait> {
         self.cq.wait()
     }

@@ -1,6 +1,6 @@
-//! Engines over real providers, several rails each, against the model that the core's own tests
-//! use: random puts, put-signals, signals, atomics of all widths, fetches, gets, fences and quiets
-//! between up to three engines, themselves included.
+//! Engines over real providers with several rails each, checked against the model of the core's own
+//! tests: random puts, put-signals, signals, atomics of all widths, fetches, gets, fences and
+//! quiets between up to three engines, including to themselves.
 
 use std::time::Duration;
 

@@ -16,8 +16,8 @@ impl World<'_> {
         self.cuts.cut[own as usize] |= 1 << to;
         self.cuts.late[own as usize] = late;
         self.cuts.told_at[own as usize] = self.now + self.random.below(NOTICE);
-        // What is under way lies before the endpoint that it goes to, reads before the one that
-        // they come from. Those of the other end fail as well.
+        // Operations in flight wait at their target's endpoint, reads at their origin's. Those of
+        // the other end fail as well.
         let sent = self.take(there, |packet| packet.from == own && packet.to_node == to);
         self.end_each(sent, late);
         for (endpoint, node) in [(own, to), (there, from)] {

@@ -247,7 +247,7 @@ fn a_head_that_no_consumer_wrote_leaves_the_ring_full_for_ever() {
             head.store(lie, Ordering::Relaxed);
             assert_eq!(tx.free(), 0);
             assert!(tx.is_corrupt(), "start {start:#x}, head {lie:#x}");
-            // Neither a believable head nor any other brings it back.
+            // Neither a plausible head nor any other repairs it.
             for head_now in [start, start.wrapping_add(3), lie, 0, u64::MAX] {
                 head.store(head_now, Ordering::Relaxed);
                 assert_eq!(tx.push(9), Err(Full(9)));
