@@ -17,6 +17,19 @@
 //! | `wire`, `record`    | the messages over the handshake's socket                               |
 //! | `share`            | [`Sharing`]: all of it together, over [`Links`]                        |
 //!
+//! # Example
+//!
+//! ```
+//! use fishplate_gpu::{Device, HostDevice};
+//!
+//! let mut device = HostDevice::new();
+//! let memory = device.alloc(4096)?;
+//! assert_eq!(device.allocation(memory)?.base, memory);
+//! // SAFETY: nothing uses the memory.
+//! unsafe { device.free(memory) }?;
+//! # Ok::<(), fishplate_gpu::DeviceError>(())
+//! ```
+//!
 //! # From a buffer to a transfer
 //!
 //! The owner [registers](Sharing::register) a range, which exports its allocation once, and

@@ -1,5 +1,5 @@
 //! Thin FFI under fishplate, over libc. Wrappers are one C call each; nothing here starts a thread
-//! or reads the environment, and but for [`fabric`] nothing allocates.
+//! or reads the environment, and only [`fabric`] allocates.
 //!
 //! | module         | wraps | blocks |
 //! |----------------|---|---|
@@ -10,6 +10,15 @@
 //! | [`affinity`]   | `sched_setaffinity(2)`: which processors a thread may run on | no |
 //! | [`fabric`]     | libfabric: its objects, and a rail over them | in its slow paths |
 //! | [`host`]       | these as [`Host`](fishplate_core::sync::host::Host) | in its two waits |
+//!
+//! ```
+//! use fishplate_core::sync::host::Host;
+//! use fishplate_sys::LinuxHost;
+//!
+//! let host = LinuxHost::private();
+//! let start = host.now_ns();
+//! assert!(host.now_ns() >= start);
+//! ```
 
 #![no_std]
 
