@@ -13,12 +13,14 @@ mod in_process;
 mod job;
 pub mod matching;
 mod meet;
+mod node_verbs;
 mod open;
 mod pool;
 mod put;
 mod put_signal;
 mod ring;
 mod session;
+mod setup;
 mod signal_rate;
 mod tag;
 mod tag_bw;
@@ -36,8 +38,8 @@ use super::report::{Report, Row};
 use super::variables;
 
 use job::{Job, SLOTS_AT, Side, Tally};
-use open::Setup;
 use session::Session;
+use setup::Setup;
 use verbs::Verbs;
 
 /// Runs a plan and writes its rows.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use fishplate::bootstrap::{self, BootstrapError, Card, Listener, Wire};
 
-use super::open::Setup;
+use super::setup::Setup;
 use crate::args::{Meeting, Mode, Plan, REGION, Transport, name};
 use crate::failure::{Failure, Outcome};
 use crate::interrupt;

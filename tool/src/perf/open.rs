@@ -6,7 +6,6 @@ use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
 use fishplate::bootstrap::{BootstrapError, Card, RailCard, Wire};
-use fishplate::config::Settings;
 use fishplate::core::engine::protocol::MatchConfig;
 use fishplate::core::sync::spin::Policy;
 use fishplate::node::{Error, Fabric, Gpu, Memory, OpenError};
@@ -18,6 +17,7 @@ use fishplate_gpu::{DeviceError, GpuConfig};
 use super::endpoint::{AREAS_AT, Endpoint, Mapped};
 use super::job::Job;
 use super::meet::Met;
+use super::setup::Setup;
 use super::watch::Watch;
 use super::who::Who;
 use crate::args::{DeviceName, Mode, Transport};
@@ -38,24 +38,6 @@ const RECEIVES: usize = 1024;
 
 /// The window of a stream between two processes that share memory.
 const SHARED_WINDOW: u32 = 256;
-
-/// What a side is opened with.
-#[derive(Clone, Debug)]
-pub struct Setup {
-    pub transport: Transport,
-    pub rails: usize,
-    pub settings: Settings,
-    /// Where payloads are, with `--transport gpu`.
-    pub device: Option<DeviceName>,
-    /// Payloads on a device travel through bounce slots.
-    pub relay: bool,
-    pub mode: Mode,
-    /// Both sides share one processor.
-    pub crowded: bool,
-    pub region: usize,
-    /// Seconds.
-    pub timeout: u64,
-}
 
 /// The shortest time to set up, in seconds: a short `--timeout` is for what is measured.
 const SETUP: u64 = 10;

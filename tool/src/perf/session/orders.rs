@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::super::job::{Job, Tally};
 use super::super::meet::Met;
-use super::super::open::Setup;
+use super::super::setup::Setup;
 use super::{Order, Session};
 use crate::args::{Layout, Mode, SignalKind, Test, Transport};
 use crate::cpu::Places;
