@@ -123,11 +123,11 @@ missing() {
     local rank pids=()
     for rank in 0 1 3; do
         FISHPLATE_RANK=$rank FISHPLATE_SIZE=4 FISHPLATE_RENDEZVOUS=file://$meet \
-            timeout --kill-after=5 60 "$program" 100 3 >"$work/out$rank" 2>&1 &
+            timeout --kill-after=5 60 "$program" 100 8 >"$work/out$rank" 2>&1 &
         pids+=($!)
     done
     for rank in "${pids[@]}"; do wait "$rank"; [ $? = 1 ] || return 1; done
-    [ "$(cat "$work"/out* | grep -c 'rank 2 did not come within 3s')" = 3 ]
+    [ "$(cat "$work"/out* | grep -c 'rank 2 did not come within 8s')" = 3 ]
 }
 say "a missing rank is named by those who wait" missing
 

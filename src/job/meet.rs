@@ -176,6 +176,8 @@ struct Newcomer {
 pub(super) fn lead(listener: &TcpListener, entry: &Entry) -> io::Result<Vec<Conn>> {
     listener.set_nonblocking(true)?;
     let mut seats: Vec<Option<Conn>> = (1..entry.size).map(|_| None).collect();
+    // Those whose own deadline expires first leave again, and are not the ones to name.
+    let mut came = vec![false; seats.len()];
     let mut newcomers: Vec<Newcomer> = vec![];
     let mut told = Instant::now();
     loop {
@@ -193,11 +195,14 @@ pub(super) fn lead(listener: &TcpListener, entry: &Entry) -> io::Result<Vec<Conn
         for newcomer in std::mem::take(&mut newcomers) {
             newcomers.extend(seat(newcomer, &mut seats, entry));
         }
-        let missing = missing(&seats, entry);
+        came.iter_mut().zip(&seats).for_each(|(came, seat)| *came |= seat.is_some());
+        let missing = ranks_without(seats.iter().map(Option::is_some), entry);
         if missing.count == 0 {
             break;
         }
         if entry.has_expired() {
+            let never = ranks_without(came.iter().copied(), entry);
+            let missing = if never.count == 0 { missing } else { never };
             seats.iter_mut().flatten().for_each(|conn| conn.mention(round::EXPIRED, &missing.encode()));
             return Err(round::expired(&missing, entry.timeout));
         }
@@ -218,8 +223,9 @@ pub(super) fn lead(listener: &TcpListener, entry: &Entry) -> io::Result<Vec<Conn
     Ok(others)
 }
 
-fn missing(seats: &[Option<Conn>], entry: &Entry) -> Ranks {
-    let absent = (1..).zip(seats).filter(|(_, seat)| seat.is_none()).map(|(rank, _)| rank);
+/// Returns the ranks from 1 on for which there is no `true`.
+fn ranks_without(there: impl Iterator<Item = bool>, entry: &Entry) -> Ranks {
+    let absent = (1..).zip(there).filter(|(_, there)| !there).map(|(rank, _)| rank);
     let missing = Ranks::new(absent);
     if entry.rank.is_some() { missing } else { Ranks { first: vec![], ..missing } }
 }
@@ -260,7 +266,7 @@ fn seat(mut newcomer: Newcomer, seats: &mut [Option<Conn>], entry: &Entry) -> Op
     match at.and_then(|at| seats.get_mut(at)) {
         Some(free) if free.is_none() => {
             *free = Some(newcomer.conn);
-            let missing = missing(seats, entry).encode();
+            let missing = ranks_without(seats.iter().map(Option::is_some), entry).encode();
             // It knows by this that it is in.
             seats[at?].as_mut()?.mention(MISSING, &missing);
             None

@@ -261,10 +261,9 @@ fn without_the_cookie_nothing_else_is_read() {
 fn the_missing_are_named_to_all_who_wait() {
     let leader = Leader::open().unwrap();
     let id = leader.id();
-    let second = Duration::from_secs(1);
     let threads = [
-        thread::spawn(move || leader.lead(5, second)),
-        thread::spawn(move || Job::follow(&id, 2, 5, second * 20)),
+        thread::spawn(move || leader.lead(5, Duration::from_secs(4))),
+        thread::spawn(move || Job::follow(&id, 2, 5, SOON)),
     ];
     for thread in threads {
         let error = thread.join().unwrap().unwrap_err();
@@ -382,15 +381,17 @@ fn a_host_that_does_not_answer_is_waited_for_no_longer_than_asked() {
 #[test]
 fn rounds_are_not_mixed_up_after_one_that_failed() {
     let address = free_address();
+    let (failed, has_failed) = std::sync::mpsc::channel();
     let leader = thread::spawn(move || {
         let mut job = Job::join(address, 2, SOON).unwrap();
-        sleep(Duration::from_millis(300));
+        has_failed.recv().unwrap();
         job.timeout = Duration::from_millis(500);
         job.exchange(b"a")
     });
     let mut job = Job::join(address, 2, SOON).unwrap();
     job.timeout = Duration::from_millis(100);
     assert_eq!(job.exchange(b"first").unwrap_err().kind(), ErrorKind::TimedOut);
+    failed.send(()).unwrap();
     job.timeout = SOON;
     assert_eq!(job.exchange(b"second").unwrap_err().kind(), ErrorKind::NotConnected);
     let _ = leader.join().unwrap();
@@ -488,7 +489,7 @@ fn a_launcher_with_pmi_makes_a_job() {
 fn pmi_that_fails_is_an_error() {
     let (ours, theirs): (Vec<_>, Vec<_>) = (0..3).map(|_| UnixStream::pair().unwrap()).unzip();
     let launcher = launcher(theirs, false);
-    let error = by_pmi(&ours[1], 1, Duration::from_millis(200)).unwrap_err();
+    let error = by_pmi(&ours[1], 1, Duration::from_secs(2)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut);
     assert!(error.to_string().contains("not all 3 ranks"), "{error}");
     drop(ours);
