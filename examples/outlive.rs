@@ -26,7 +26,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let interfaces = nics.iter().flat_map(|names| names.split(',')).map(String::from).collect();
     let mut job = Job::join(to, 2, timeout)?;
     let settings = Settings { interfaces, ..Settings::DEFAULT };
-    let mut node = Node::builder().settings(settings).shared_memory(false).open()?;
+    let mut node = Node::builder().settings(settings).shared_memory(false).failover(true).open()?;
     let (me, it) = (job.rank(), 1 - job.rank());
     let addresses = job.allgather(node.address())?;
     let peer = node.connect(&addresses[it])?;

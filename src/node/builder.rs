@@ -192,7 +192,7 @@ impl Default for Builder {
             connect_timeout: Duration::from_secs(10),
             patience: Duration::from_secs(10),
             local: true,
-            failover: true,
+            failover: false,
         }
     }
 }
@@ -323,7 +323,11 @@ impl Builder {
     /// if the other node has it too. It costs about 23 KiB for each of [`Limits::peers`] and each
     /// context, and an operation to such a peer occupies one of [`Limits::operations`] until it is
     /// acknowledged. A node with a device or with [`Settings::native_atomics`] has none, nor one
-    /// without two libfabric rails of a provider that can fence: `tcp`. Default: yes.
+    /// without two libfabric rails of a provider that can fence: `tcp`.
+    ///
+    /// Default: no, because a fence takes the rail from all peers until they are connected anew.
+    /// An error on the connection to one peer causes a fence, and the end of its process is such
+    /// an error. Two processes lose nothing by it; many lose a rail with each process that dies.
     pub fn failover(mut self, failover: bool) -> Self {
         self.failover = failover;
         self

@@ -144,7 +144,8 @@ fn a_rail_taken_out_of_use_goes_unused_until_both_ends_connect_anew() {
                 interfaces: interfaces.map(String::from).into(),
                 ..Default::default()
             };
-            let node = builder().library(provider.library()).settings(settings).shared_memory(false);
+            let node = builder().library(provider.library()).settings(settings);
+            let node = node.shared_memory(false).failover(true);
             if worker { node.worker(Default::default()) } else { node }
         };
         let [mut a, mut b] = [over().open().unwrap(), over().open().unwrap()];
@@ -177,6 +178,13 @@ fn a_rail_taken_out_of_use_goes_unused_until_both_ends_connect_anew() {
         let errors = a.rail_errors(to_b).unwrap();
         assert_eq!(errors.iter().map(|error| error.rail).collect::<Vec<_>>(), rails[..1]);
         assert_eq!(errors[0].to_string(), format!("rail {} is out of use: it was disabled", rails[0].0));
+        // Until it has heard, the other end may acknowledge over that rail.
+        let deadline = Instant::now() + SOON;
+        while b.rail_errors(to_a).unwrap().is_empty() {
+            assert!(Instant::now() < deadline, "the other end was not told");
+            a.progress();
+            b.progress();
+        }
         let before = posted();
         add(&mut a, &mut b, there);
         assert_eq!(posted()[0], before[0], "it is out of use");
