@@ -143,7 +143,8 @@ pub const VARIABLES: [Variable; 14] = [
         set: |s, text| {
             let ms = sizes::number(text, &[("ms", 1), ("s", 1000), ("m", 60_000)]);
             let ms = ms.ok_or("a whole number of milliseconds, or a time such as 500ms or 5s");
-            Ok(s.deadline = Duration::from_millis(ms?))
+            s.deadline = Duration::from_millis(ms?);
+            Ok(())
         },
         show: |s| s.deadline.as_millis().to_string(),
     },
