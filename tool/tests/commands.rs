@@ -7,7 +7,6 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-#[allow(dead_code, reason = "this program uses a part")]
 mod command;
 use command::{fishplate, text};
 
@@ -19,7 +18,7 @@ fn every_command_line_prints_what_is_written_down() {
     assert!(lines.len() >= 75, "{} command lines", lines.len());
     let mut found = String::new();
     for line in &lines {
-        let _ = write!(found, "{}\n", block(line));
+        let _ = writeln!(found, "{}", block(line));
     }
     if std::env::var_os("BLESS").is_some() {
         std::fs::write(&path, found).expect("the file can be written");
@@ -40,7 +39,7 @@ fn block(line: &str) -> String {
     let mut block = format!("$ {line}\n? {status}\n");
     for (mark, bytes) in [('>', &output.stdout), ('!', &output.stderr)] {
         for line in text(bytes).lines().filter(|line| !line.starts_with("# floor moved")) {
-            let _ = write!(block, "{}\n", format!("{mark} {}", plain(line)).trim_end());
+            let _ = writeln!(block, "{}", format!("{mark} {}", plain(line)).trim_end());
         }
     }
     block
