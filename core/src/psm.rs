@@ -38,14 +38,14 @@ pub use provider::{Copied, Fast, Opt};
 pub use request::{MqReq, MqSlot};
 pub use status::{Code, Stats, Status, Status2};
 
-use crate::engine::protocol::Destination;
+use crate::engine::protocol::{Cancelled, Destination};
 use crate::engine::tag::Tag;
 use crate::engine::wait::Drive;
 use crate::engine::{ContextId, Engine};
 use crate::mem::{LocalAddr, Span};
 use crate::rail::Rail;
 
-use request::Requests;
+use request::{Requests, State};
 
 /// The bytes of a send, or the room of a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,6 +149,28 @@ impl<'e, 'm, R: Rail, const RAILS: usize> Mq<'e, 'm, R, RAILS> {
     #[doc(alias = "psm2_poll")]
     pub fn poll(&mut self) -> u32 {
         self.pass()
+    }
+
+    /// Ends the use of the queue: cancels every receive that nothing has matched, and frees every
+    /// completed request. Returns whether nothing is left that accesses the program's memory: no
+    /// deferred send, none in flight, and no matched receive. Slow path: looks at all slots.
+    #[doc(alias = "psm2_mq_finalize")]
+    pub fn finish(&mut self) -> bool {
+        self.collect();
+        let mut over = true;
+        for index in 0..self.state.requests.slots.len() {
+            over &= match self.state.requests.slots[index].state {
+                State::Receiving(request) => self.engine.cancel(request) == Ok(Cancelled::Removed),
+                State::Sending(_) | State::Deferred(_) => false,
+                State::Claimed(_) | State::Completed | State::Dequeued => true,
+            };
+        }
+        self.collect();
+        while let Some(index) = self.state.requests.oldest() {
+            self.state.requests.dequeue(index);
+            self.state.requests.free(index);
+        }
+        over
     }
 
     /// Collects completions of a pass, and issues deferred sends.

@@ -126,6 +126,14 @@ impl Queue<'_> {
         self.0.cancel(req)
     }
 
+    /// Ends the use of the queue.
+    ///
+    /// Returns whether nothing is left that accesses the program's memory, as [`Mq::finish`] does.
+    #[doc(alias = "psm2_mq_finalize")]
+    pub fn finish(&mut self) -> bool {
+        self.0.finish()
+    }
+
     /// Makes one pass. Returns the number of events that the rails reported.
     #[doc(alias = "psm2_poll")]
     pub fn poll(&mut self) -> u32 {

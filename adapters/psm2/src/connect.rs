@@ -109,7 +109,7 @@ fn connect(ep: *mut Ep, wanted: &[Option<u64>], deadline: Instant) -> Option<(Ho
         if stages.iter().flatten().all(Stage::is_over) || now >= deadline {
             return Some((home, stages));
         }
-        let events = home.find()?.node.progress();
+        let events = home.find()?.progress();
         if !moved && events == 0 {
             thread::sleep(ROUND);
         }

@@ -209,6 +209,7 @@ impl Keeper {
                 return Ok(false);
             }
             let verdict = match Frame::decode(&call.question, &self.own.uuid) {
+                Ok(frame) if frame.verdict != 0 => Some(Error::EPID_NETWORK),
                 Ok(frame) => {
                     let admitted = self.admit(&frame);
                     call.peer = admitted.ok();
@@ -217,11 +218,10 @@ impl Keeper {
                 Err(error) => Some(error),
             };
             let verdict = verdict.map_or(0, |error| error.0 as u8);
-            let mut answer = self.own.clone();
-            answer.verdict = verdict;
-            if verdict == Error::BAD_UUID.0 as u8 {
-                // Of another job: it learns nothing of ours.
-                answer = Frame { uuid: [0; 16], address: vec![], ..answer };
+            let mut answer = Frame { verdict, ..self.own.clone() };
+            if verdict != 0 {
+                // One that is refused learns neither the key of the job nor the node's address.
+                (answer.uuid, answer.address) = ([0; 16], vec![]);
             }
             call.answer = Some(Box::new(answer.encode()));
         }
@@ -251,7 +251,7 @@ impl Keeper {
         }
         match self.home.find() {
             Some(mut endpoint) => {
-                endpoint.node.progress();
+                endpoint.progress();
                 self.meeting.retain(|peer| endpoint.reached(*peer) == Ok(false));
             }
             None => self.meeting.clear(),

@@ -44,7 +44,7 @@ impl Frame {
         out
     }
 
-    /// Decodes what a peer sent, for the job with this key.
+    /// Decodes what a peer sent, for the job with this key. A refusal has no key.
     ///
     /// # Errors
     /// [`Error::EPID_VERSION`], [`Error::BAD_UUID`], or [`Error::EPID_NETWORK`] for anything else.
@@ -59,7 +59,7 @@ impl Frame {
         }
         let mut frame = Frame { verdict: bytes[6], uuid: [0; 16], epid: 0, address: vec![] };
         frame.uuid.copy_from_slice(&bytes[8..24]);
-        if frame.uuid != *uuid {
+        if frame.verdict == 0 && frame.uuid != *uuid {
             return Err(Error::BAD_UUID);
         }
         let mut epid = [0; 8];
@@ -77,7 +77,9 @@ mod tests {
     #[test]
     fn a_frame_comes_back_and_a_wrong_one_is_refused() {
         for len in [0, 70, ADDRESS_MAX] {
-            let frame = Frame { verdict: 3, uuid: [7; 16], epid: 9, address: vec![5; len] };
+            let refusal = Frame { verdict: 3, uuid: [0; 16], epid: 9, address: vec![] };
+            assert_eq!(Frame::decode(&refusal.encode(), &[7; 16]), Ok(refusal));
+            let frame = Frame { verdict: 0, uuid: [7; 16], epid: 9, address: vec![5; len] };
             let mut bytes = frame.encode();
             assert_eq!(Frame::decode(&bytes, &[7; 16]), Ok(frame));
             assert_eq!(Frame::decode(&bytes, &[8; 16]), Err(Error::BAD_UUID));

@@ -61,7 +61,7 @@ pub unsafe extern "C" fn psm2_mq_init(
     }
     guard(|| {
         let Some(mut endpoint) = find(ep) else { return Error::PARAM };
-        if std::mem::replace(&mut endpoint.has_queue, true) {
+        if endpoint.retired || std::mem::replace(&mut endpoint.has_queue, true) {
             return Error::PARAM;
         }
         // SAFETY: not null, and the caller's.
@@ -70,12 +70,13 @@ pub unsafe extern "C" fn psm2_mq_init(
     })
 }
 
-/// Gives the queue up. What is open stays open until the endpoint closes.
+/// Frees the queue: cancels its receives, and drops what has completed. If a send or a matched
+/// receive is still open, the endpoint makes no more progress, and its peers see it fail.
 #[unsafe(no_mangle)]
 pub extern "C" fn psm2_mq_finalize(mq: *mut Mq) -> Error {
     guard(|| match find_mq(mq) {
         Ok(mut endpoint) if endpoint.has_queue => {
-            endpoint.has_queue = false;
+            endpoint.finish();
             Error::OK
         }
         _ => Error::PARAM,
@@ -449,6 +450,9 @@ unsafe fn tell2(status: *mut MqStatus2, found: &Status2, home: Home) {
 pub extern "C" fn psm2_poll(ep: *mut Ep) -> Error {
     guard(|| {
         let Some(mut endpoint) = find(ep) else { return Error::PARAM };
+        if endpoint.retired {
+            return Error::NO_PROGRESS;
+        }
         let found = match endpoint.node.queue() {
             Some(mut queue) => queue.poll() != 0,
             None => return Error::INTERNAL,

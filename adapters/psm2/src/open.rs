@@ -232,7 +232,7 @@ fn close(ep: *mut Ep, timeout: Duration) -> Error {
     drop(found);
     drop(door);
     let Some(endpoint) = home.take() else { return Error::PARAM };
-    let Endpoint { mut node, epid, .. } = *endpoint;
+    let Endpoint { mut node, epid, retired, .. } = *endpoint;
     if std::env::var_os("FISHPLATE_PSM2_STATS").is_some()
         && let Some(queue) = node.queue()
     {
@@ -245,6 +245,11 @@ fn close(ep: *mut Ep, timeout: Duration) -> Error {
         );
         // In one piece, for a terminal that many processes write to.
         _ = std::io::stderr().write_all(text.as_bytes());
+    }
+    if retired {
+        // Without a pass, as if the process had ended.
+        drop(node);
+        return Error::OK;
     }
     match node.close(timeout) {
         Err(fishplate::node::Error::Unfinished(_)) if !timeout.is_zero() => Error::CLOSE_TIMEOUT,

@@ -113,6 +113,9 @@ pub(crate) struct Endpoint {
     /// Its handler of errors: an address, or a value of PSM2.
     pub handler: usize,
     pub has_queue: bool,
+    /// Its queue was finalized with requests that still name memory of the program, which may be
+    /// gone. The node makes no pass any more.
+    pub retired: bool,
     pub node: Node,
     pub peers: Vec<Peer>,
     /// The address by which it names itself, or null.
@@ -129,7 +132,8 @@ impl Endpoint {
     /// An endpoint without peers.
     pub fn new(home: Home, epid: u64, uuid: [u8; 16], node: Node) -> Endpoint {
         let (handler, peers, own, idle) = (global(), vec![], null_mut(), Idle::new());
-        Endpoint { home, epid, uuid, handler, has_queue: false, node, peers, own, idle, door: None }
+        let (has_queue, retired) = (false, false);
+        Endpoint { home, epid, uuid, handler, has_queue, retired, node, peers, own, idle, door: None }
     }
 
     /// Whether an address is that of the endpoint itself.
@@ -186,6 +190,20 @@ impl Endpoint {
     pub fn reached(&mut self, peer: PeerId) -> Result<bool, Error> {
         let reach = self.node.reach(peer).map_err(|_| Error::EPID_NETWORK)?;
         Ok(reach.shared_memory || reach.fabric != 0)
+    }
+
+    /// Makes one pass. Returns the number of events that the rails reported.
+    pub fn progress(&mut self) -> u32 {
+        if self.retired {
+            return 0;
+        }
+        self.node.progress()
+    }
+
+    /// Ends the use of the queue. Nothing accesses the program's memory from here on.
+    pub fn finish(&mut self) {
+        self.has_queue = false;
+        self.retired = self.node.queue().is_some_and(|mut queue| !queue.finish());
     }
 
     /// The matched queue.

@@ -156,6 +156,23 @@ int main (void)
       return puts ("there is a device"), 1;
   }
 
+  /* A queue that ends forgets its receives: what comes later goes to none of them. */
+  {
+    char *lent = malloc (16);
+    IS (psm2_ep_connect (second, 1, &other, NULL, errors, &foreign, 5000000000), PSM2_OK);
+    memset (lent, 0, 16);
+    IS (psm2_mq_irecv2 (mq2, foreign, &tag, &all, 0, lent, 16, NULL, &stale), PSM2_OK);
+    IS (psm2_mq_finalize (mq2), PSM2_OK);
+    IS (psm2_mq_init (second, 0, NULL, 0, &mq2), PSM2_OK);
+    IS (psm2_mq_test2 (&stale, &status), PSM2_PARAM_ERR);
+    IS (psm2_mq_send2 (mq2, foreign, 0, &tag, out, 16), PSM2_OK);
+    IS (psm2_mq_ipeek2 (mq2, &req, &status), PSM2_MQ_NO_COMPLETIONS);
+    IS (psm2_mq_iprobe2 (mq2, foreign, &tag, &all, &status), PSM2_OK);
+    if (lent[0] != 0)
+      return puts ("a message went to a receive of a queue that has ended"), 1;
+    free (lent);
+  }
+
   /* After the end. */
   IS (psm2_mq_irecv2 (mq, self, &tag, &all, 0, in, 16, in, &stale), PSM2_OK);
   IS (psm2_mq_finalize (mq), PSM2_OK);

@@ -9,8 +9,8 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use fishplate_core::engine::{
-    Asleep, Config, ContextId, Engine, HANDLE_MAX, LocalSlot, EngineMemory, Notice, Pairing, Parked, PeerSlot,
-    PendingSlot, RemoteSlot, Signal, Stream, Waiter,
+    Asleep, Config, ContextId, Engine, EngineMemory, HANDLE_MAX, LocalSlot, Notice, Pairing, Parked,
+    PeerSlot, PendingSlot, RemoteSlot, Signal, Stream, Waiter,
 };
 use fishplate_core::mem::{Region, RegionKind};
 use fishplate_core::op::{Cmp, SignalOp};
