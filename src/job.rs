@@ -62,6 +62,11 @@ pub const SIZE_MAX: usize = 1024;
 /// Interval at which `meanwhile` runs.
 const PAUSE: Duration = Duration::from_millis(1);
 
+/// Reads an environment variable. A cookie that is not UTF-8 must not count as none.
+fn variable(name: &str) -> Option<String> {
+    Some(std::env::var_os(name)?.to_string_lossy().into_owned())
+}
+
 /// A process's place in a job, and its connections.
 #[derive(Debug)]
 pub struct Job {
@@ -102,7 +107,7 @@ impl Job {
     /// nothing says how they meet. [`ErrorKind::TimedOut`] names the ranks that are missing. What
     /// PMI or PMIx report.
     pub fn from_env(timeout: Duration) -> io::Result<Job> {
-        environment::way(|name| std::env::var(name).ok(), timeout)?.join(timeout)
+        environment::way(variable, timeout)?.join(timeout)
     }
 
     /// Says how [`from_env`](Self::from_env) would meet, without meeting: for people to read.
@@ -110,7 +115,7 @@ impl Job {
     /// # Errors
     /// As there, if the variables are unusable.
     pub fn describe_env() -> io::Result<String> {
-        environment::way(|name| std::env::var(name).ok(), Duration::ZERO).map(|way| way.to_string())
+        environment::way(variable, Duration::ZERO).map(|way| way.to_string())
     }
 
     /// Joins a job of `size` processes at `address` (HOST:PORT), which the host of rank 0 owns, and

@@ -8,7 +8,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use super::id::{Cookie, UniqueId};
@@ -52,6 +52,8 @@ impl Claim {
             let error = io::Error::last_os_error();
             return if error.kind() == ErrorKind::WouldBlock { Ok(None) } else { Err(error) };
         }
+        // It holds the cookie, and may be an older one.
+        file.set_permissions(fs::Permissions::from_mode(0o600))?;
         let ours = file.metadata()?;
         // Its last owner may have removed it in between.
         let same =
@@ -71,10 +73,15 @@ fn open(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
     let file = options.custom_flags(flags).open(path).map_err(named)?;
     // SAFETY: no conditions.
-    let own = file.metadata()?.uid() == unsafe { libc::geteuid() };
-    let text =
-        || format!("job file refused: {} belongs to another user; use a folder of your own", path.display());
-    if own { Ok(file) } else { Err(io::Error::new(ErrorKind::PermissionDenied, text())) }
+    let user = unsafe { libc::geteuid() };
+    let there = file.metadata()?;
+    let refused = match () {
+        () if there.uid() != user => "belongs to another user; use a folder of your own",
+        () if !there.is_file() || there.nlink() > 1 => "is not a file of its own; remove it",
+        () => return Ok(file),
+    };
+    let text = format!("job file refused: {} {refused}", path.display());
+    Err(io::Error::new(ErrorKind::PermissionDenied, text))
 }
 
 /// Reads where rank 0 is.

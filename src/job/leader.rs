@@ -56,8 +56,8 @@ impl Leader {
     }
 }
 
-/// Returns this host's addresses that fit into an id. The loopback address comes last, for
-/// processes of this host without any network.
+/// Returns this host's addresses that fit into an id. The loopback address only where there is no
+/// other.
 fn own_addresses() -> io::Result<Vec<IpAddr>> {
     let mut list = std::ptr::null_mut();
     // SAFETY: the call writes the head of a list, which is freed below.
@@ -94,7 +94,10 @@ fn own_addresses() -> io::Result<Vec<IpAddr>> {
     unsafe { libc::freeifaddrs(list) };
     v4.append(&mut v6);
     v4.retain(|address| !address.is_loopback());
-    v4.truncate(ADDRESSES - 1);
-    v4.push(IpAddr::V4(Ipv4Addr::LOCALHOST));
+    v4.truncate(ADDRESSES);
+    // On another host this is another process, which would be shown the cookie.
+    if v4.is_empty() {
+        v4.push(IpAddr::V4(Ipv4Addr::LOCALHOST));
+    }
     Ok(v4)
 }

@@ -34,11 +34,11 @@ struct Process {
     rank: u32,
 }
 
-/// `pmix_value_t`, whose union is at most this long.
+/// `pmix_value_t`: 32 bytes, of which only the first word of the union is used.
 #[repr(C)]
 struct Value {
     kind: u16,
-    data: [u64; 8],
+    data: [u64; 3],
 }
 
 type Callback = extern "C" fn(c_int, *mut Value, *mut c_void);
@@ -135,7 +135,7 @@ fn size(library: &Library, own: &Process) -> io::Result<usize> {
 fn lead(library: &Library, entry: &Entry) -> io::Result<Job> {
     let leader = Leader::open()?;
     let text = CString::new(leader.id().to_hex()).expect("digits have no NUL");
-    let mut value = Value { kind: STRING, data: [0; 8] };
+    let mut value = Value { kind: STRING, data: [0; 3] };
     value.data[0] = text.as_ptr() as u64;
     // SAFETY: a C string, and a value whose string the call copies.
     check("PMIx_Put", unsafe { (library.put)(GLOBAL, KEY.as_ptr(), &mut value) })?;

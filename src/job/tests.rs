@@ -200,8 +200,14 @@ fn a_folder_makes_jobs_one_after_another_and_keeps_nothing() {
     // A link is not followed: it may lead to a file of the user's.
     let other = folder.0.join("other");
     std::fs::write(&other, "precious").unwrap();
-    std::os::unix::fs::symlink(&other, &path).unwrap();
-    assert!(by(&folder.variables(2), Duration::from_millis(100)).is_err());
+    for hard in [false, true] {
+        match hard {
+            false => std::os::unix::fs::symlink(&other, &path).unwrap(),
+            true => std::fs::hard_link(&other, &path).unwrap(),
+        }
+        assert!(by(&folder.variables(2), Duration::from_millis(100)).is_err());
+        std::fs::remove_file(&path).unwrap();
+    }
     assert_eq!(std::fs::read(&other).unwrap(), b"precious");
 }
 
