@@ -24,6 +24,9 @@ use crate::frame::{Frame, LEN};
 /// Time between two attempts.
 const REDIAL: Duration = Duration::from_millis(10);
 
+/// Time for one attempt. A host that drops what is sent to it never refuses it.
+const ATTEMPT: Duration = Duration::from_secs(2);
+
 /// The name of the socket on which an endpoint of this host and user answers.
 pub(crate) fn name(epid: u64) -> io::Result<SocketAddr> {
     SocketAddr::from_abstract_name(format!("fishplate-psm2-{}-{epid:016x}", user()))
@@ -58,6 +61,8 @@ pub(crate) struct Dial {
     answer: Box<[u8; LEN]>,
     got: usize,
     again: Instant,
+    /// When this attempt is given up.
+    until: Instant,
     /// Whether the last attempt was over TCP.
     tcp: bool,
 }
@@ -74,7 +79,9 @@ impl Dial {
             answer: Box::new([0; LEN]),
             got: 0,
             again: Instant::now(),
-            tcp: false,
+            until: Instant::now(),
+            // The first attempt is within this host.
+            tcp: true,
         }
     }
 
@@ -84,9 +91,12 @@ impl Dial {
     /// # Errors
     /// The endpoint refuses, for good.
     pub fn step(&mut self, now: Instant) -> Result<Option<Frame>, Error> {
+        if now >= self.until {
+            self.stream = None;
+        }
         if self.stream.is_none() && now >= self.again {
             (self.sent, self.got) = (0, 0);
-            self.again = now + REDIAL;
+            (self.again, self.until) = (now + REDIAL, now + ATTEMPT);
             self.stream = self.open().ok();
         }
         match self.talk() {

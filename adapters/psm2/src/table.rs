@@ -188,6 +188,9 @@ impl Endpoint {
 
     /// Whether a peer can be sent to; an error if it never will.
     pub fn reached(&mut self, peer: PeerId) -> Result<bool, Error> {
+        if !matches!(self.node.peer_error(peer), Ok(None)) {
+            return Err(Error::EPID_NETWORK);
+        }
         let reach = self.node.reach(peer).map_err(|_| Error::EPID_NETWORK)?;
         Ok(reach.shared_memory || reach.fabric != 0)
     }
