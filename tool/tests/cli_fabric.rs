@@ -128,7 +128,7 @@ fn sides_that_do_not_fit_say_what_differs() {
     }
     for (theirs, ours, says) in [
         ("--region 1M", "", "region size"),
-        ("--rails 2 --interface lo,lo", "", "2 rails and this one 1"),
+        ("--rails 2 --interface lo,lo", "", "2 at the other side, 1 here"),
         ("--provider tcp;ofi_rxm --interface lo", "--provider tcp --interface lo", "different providers"),
     ] {
         let port = free_port();
@@ -154,7 +154,11 @@ fn sides_that_do_not_fit_say_what_differs() {
         .env("FISHPLATE_WINDOW", "64")
         .output()
         .unwrap();
-    assert!(text(&output.stderr).contains("window 128 and this one 64"), "{}", text(&output.stderr));
+    assert!(
+        text(&output.stderr).contains("window: 128 at the other side, 64 here"),
+        "{}",
+        text(&output.stderr)
+    );
     environment.kill().unwrap();
     environment.wait().unwrap();
 }
