@@ -146,7 +146,7 @@ fi
 old() {
     env LD_LIBRARY_PATH="$place/old" timeout 60 "$tests" cuda --show-output >"$place/seen" 2>&1 || return
     cat "$place/seen"
-    grep -q 'SKIPPED on_cuda::copies_arrive_whole: no usable CUDA driver: libcuda has no cuInit' "$place/seen"
+    grep -q 'SKIPPED on_cuda::copies_arrive_whole: no usable CUDA driver: libcuda lacks cuInit' "$place/seen"
 }
 echo 'int something;' | cc -shared -fPIC -x c - -o "$place/old/libcuda.so" && say "a driver that is too old" old
 
