@@ -40,13 +40,14 @@ export LD_LIBRARY_PATH=$work/lib work
 
 # say NAME COMMAND...: one line for one check
 say() {
-    local name=$1
+    local name=$1 status=0
     shift
-    if timeout --kill-after=5 "${limit:-120}" "$@" >"$work/log" 2>&1 </dev/null; then
+    timeout --kill-after=5 "${limit:-120}" "$@" >"$work/log" 2>&1 </dev/null || status=$?
+    if [ $status = 0 ]; then
         echo "ok $name"
     else
         failed=1
-        echo "FAILED $name (status $?)"
+        echo "FAILED $name (status $status)"
         tail -n 40 "$work/log"
     fi
 }
@@ -76,7 +77,14 @@ hosts() {
             ip -n "$here" addr add 10.77.$pair.1/24 dev fpp$pair && ip -n "$there" addr add 10.77.$pair.2/24 dev fpq$pair &&
             ip -n "$here" link set fpp$pair up && ip -n "$there" link set fpq$pair up || return
     done
-    ip -n "$here" link set lo up && ip -n "$there" link set lo up
+    ip -n "$here" link set lo up && ip -n "$there" link set lo up || return
+    # A node that opens before its interfaces are up gives their rails up.
+    for end in "$here" "$there"; do
+        for _ in {1..100}; do
+            [ "$(ip -n "$end" -o link show type veth | grep -c 'state UP')" = 2 ] && break
+            sleep 0.05
+        done
+    done
 }
 if hosts; then
     two_hosts=true
