@@ -242,36 +242,47 @@ pub struct PerfArgs {
 }
 
 const LAYOUT_HELP: &str = "\
-Another test: fishplate perf match measures tag matching alone; see fishplate perf match --help.
+Another test: \"fishplate perf match\" measures tag matching alone, and has its
+  own --help.
 
-Environment: FISHPLATE_PROVIDER, _INTERFACES, _MAX_RAILS, _LIBFABRIC, _POLICY, _WINDOW, _BATCH, _EAGER,
-  _STRIPE_THRESHOLD, _STRIPE_CHUNK, _ACK_AGE, _CONTEXTS, _NATIVE_ATOMICS and _DEADLINE are settings of rails;
-  fishplate info shows each with its value, default and meaning.
+Environment: FISHPLATE_PROVIDER, _INTERFACES, _MAX_RAILS, _LIBFABRIC, _POLICY,
+  _WINDOW, _BATCH, _EAGER, _STRIPE_THRESHOLD, _STRIPE_CHUNK, _ACK_AGE,
+  _CONTEXTS, _NATIVE_ATOMICS and _DEADLINE are settings of rails; fishplate
+  info shows each with its value, default and meaning.
 
-Exit status: 0 done; 1 the run failed, the other side was lost, or data was wrong; 2 an option has no meaning here
-  or its value cannot be used on this machine; 130 interrupted; 141 the reader of the output went away.
+Exit status: 0 done; 1 the run failed, the other side was lost, or data was
+  wrong; 2 an option has no meaning here or its value cannot be used on this
+  machine; 130 interrupted; 141 the reader of the output went away.
 
 Layouts:
-  adjacent  The signal lies directly behind the payload: up to 56 bytes in one cache line with it, above in the line
-            where the payload ends or in the next.
+  adjacent  The signal lies directly behind the payload: up to 56 bytes in one
+            cache line with it, above in the line where the payload ends or in
+            the next.
   split     The signal lies in another cache line than the payload.
 
 Latency:
-  put-signal  half of a round trip, measured from one post to the next. With --check both sides verify each
-              payload before they answer, and that time is included.
-  put         time per put, averaged over a window; with --check the other side verifies every window.
+  put-signal  half of a round trip, measured from one post to the next. With
+              --check both sides verify each payload before they answer, and
+              that time is included.
+  put         time per put, averaged over a window; with --check the other
+              side verifies every window.
   get, amo    from the call to its completion.
   signal-rate time per signal, averaged over a window.
-  tag         half of a round trip, from one send to the next; receives are posted while a message is in flight.
-  tag-bw      time per message, averaged over a window; with --check every window is answered.
-  ring        half of a round trip through two rings; rates are of a stream through one.
-  With --mode worker a thread makes progress beside the one that measures; each call takes a lock, and waits
-  longer than some microseconds sleep.
-  floor_ns is half of a round trip of two bare atomics between the same processors, the best of four ways,
-  measured before, between the halves, and after. A row whose floor moved by more than 20 % is repeated. There is
-  none where the two sides do not run at the same time, because other programs need their processors.
-  p50/fl is p50 over the floor. Below 1 the floor was measured while the processors were slower or busier than
-  during the test: repeat the run, with --pin on idle processors.";
+  tag         half of a round trip, from one send to the next; receives are
+              posted while a message is in flight.
+  tag-bw      time per message, averaged over a window; with --check every
+              window is answered.
+  ring        half of a round trip through two rings; rates are of a stream
+              through one.
+  With --mode worker a thread makes progress beside the one that measures;
+  each call takes a lock, and waits longer than some microseconds sleep.
+  floor_ns is half of a round trip of two bare atomics between the same
+  processors, the best of four ways, measured before, between the halves, and
+  after. A row whose floor moved by more than 20 % is repeated. There is none
+  where the two sides do not run at the same time, because other programs need
+  their processors. p50/fl is p50 over the floor. Below 1 the floor was
+  measured while the processors were slower or busier than during the test:
+  repeat the run, with --pin on idle processors.";
 
 /// Checks the form of an address.
 fn address(text: &str) -> Result<String, String> {

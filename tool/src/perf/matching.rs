@@ -63,19 +63,27 @@ pub struct MatchArgs {
 }
 
 const HELP: &str = "\
-A unit is a receive with its message: post, arrival, match, completion. D is the depth.
-  P1-P5   a receive behind D others: exact behind exact, behind any source, behind any tag, behind both of
-          another communicator; any source behind any source
-  P6-P9   D receives, then D messages in order, in reverse, at random; all with one key
+A unit is a receive with its message: post, arrival, match, completion. D is
+the depth.
+  P1-P5   a receive behind D others: exact behind exact, behind any source,
+          behind any tag, behind both of another communicator; any source
+          behind any source
+  P6-P9   D receives, then D messages in order, in reverse, at random; all with
+          one key
   P10     one bit always ignored; the same tag from D other sources before it
   P11     32 masks in turn
-  U1-U4   D messages, then receives in reverse: exact, any source, any tag, both
+  U1-U4   D messages, then receives in reverse: exact, any source, any tag,
+          both
   U5      a mask not seen before, behind D messages, for 16 receives
-  U6      a probe that misses, and a matched probe with its receive, for D messages
+  U6      a probe that misses, and a matched probe with its receive, for D
+          messages
   C1      post and cancel: from the oldest on, from the youngest on, at random
-  T1-T6   traces: halo exchange, all to all, master and workers, many to one, threads, a runtime that takes anything
-max_ns is the longest single call, or unit where there is a background. instr_per_op is null where the kernel counts no
-instructions for this program (virtual machines, mostly); benches/budgets.sh counts them everywhere. ucx is found at run time (package libucx0) and runs over its transport to itself.";
+  T1-T6   traces: halo exchange, all to all, master and workers, many to one,
+          threads, a runtime that takes anything
+max_ns is the longest single call, or unit where there is a background.
+instr_per_op is null where the kernel counts no instructions for this program
+(virtual machines, mostly); benches/budgets.sh counts them everywhere. ucx is
+found at run time (package libucx0) and runs over its transport to itself.";
 
 /// The engines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
