@@ -362,6 +362,27 @@ fn a_payload_that_went_in_its_message_is_not_pulled_as_well() {
 }
 
 #[test]
+fn a_pull_of_more_than_was_sent_or_of_nothing_of_it_sends_no_chunk() {
+    for len in [0, 5001] {
+        let mut bench = Bench::new();
+        // No chunk comes back, so that the Pull alone is refused.
+        bench.control.borrow_mut().edit = Some(Box::new(|_, event| match &event {
+            Event::Message(_, bytes) if bytes[0] == 21 => vec![],
+            _ => vec![event],
+        }));
+        let sent = pending(bench.own.send_region(9, 0, 5000, false));
+        passes(&mut bench.own.engine, 3);
+        let posts = bench.control.borrow().posts.len();
+        bench.hear(message(20, 0, 0, 0, &[sent.to_raw(), 1 << 32, len]));
+        passes(&mut bench.own.engine, 40);
+        let why = PeerError::Protocol(Violation::Reply);
+        assert_eq!(bench.own.engine.peer_error(bench.own.me), Ok(Some(why)), "{len}");
+        let control = bench.control.borrow();
+        assert!(control.posts[posts..].iter().all(|post| post.bytes.first() != Some(&21)), "{len}");
+    }
+}
+
+#[test]
 fn unrequested_chunks_are_refused_and_the_receive_fails() {
     for (what, offset, len) in
         [("beyond", 64, 1), ("across the end", 60, 8), ("far", u64::MAX - 3, 8), ("empty", 0, 0)]
