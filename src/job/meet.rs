@@ -181,12 +181,19 @@ pub(super) fn lead(listener: &TcpListener, entry: &Entry) -> io::Result<Vec<Conn
     let mut newcomers: Vec<Newcomer> = vec![];
     let mut told = Instant::now();
     loop {
-        while let Ok((stream, _)) = listener.accept() {
-            // The one that has been silent for longest goes.
-            if newcomers.len() == seats.len() + STRANGERS {
-                newcomers.remove(0);
-            }
-            newcomers.extend(Conn::new(stream).ok().map(|conn| Newcomer { conn, welcome: false }));
+        let most = seats.len() + STRANGERS;
+        while newcomers.len() < most {
+            let accepted = match listener.accept() {
+                Ok((stream, _)) => Conn::new(stream),
+                Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
+                    if !evict(&mut newcomers) {
+                        return Err(no_descriptors(&error));
+                    }
+                    continue;
+                }
+                Err(_) => break,
+            };
+            newcomers.extend(accepted.ok().map(|conn| Newcomer { conn, welcome: false }));
         }
         // A process that died before the job began may be started again.
         for seat in &mut seats {
@@ -194,6 +201,10 @@ pub(super) fn lead(listener: &TcpListener, entry: &Entry) -> io::Result<Vec<Conn
         }
         for newcomer in std::mem::take(&mut newcomers) {
             newcomers.extend(seat(newcomer, &mut seats, entry));
+        }
+        // Only now: whoever has the cookie was heard.
+        if newcomers.len() == most {
+            evict(&mut newcomers);
         }
         came.iter_mut().zip(&seats).for_each(|(came, seat)| *came |= seat.is_some());
         let missing = ranks_without(seats.iter().map(Option::is_some), entry);
@@ -221,6 +232,17 @@ pub(super) fn lead(listener: &TcpListener, entry: &Entry) -> io::Result<Vec<Conn
         let _ = conn.flush();
     }
     Ok(others)
+}
+
+/// Drops the connection that has not presented the cookie for longest, if there is one.
+fn evict(newcomers: &mut Vec<Newcomer>) -> bool {
+    let at = newcomers.iter().position(|newcomer| !newcomer.welcome);
+    at.map(|at| newcomers.remove(at)).is_some()
+}
+
+fn no_descriptors(error: &io::Error) -> io::Error {
+    let text = format!("rank 0 cannot accept a process of its job: {error}; raise ulimit -n");
+    io::Error::new(error.kind(), text)
 }
 
 /// Returns the ranks from 1 on for which there is no `true`.
