@@ -148,12 +148,22 @@ impl Endpoint {
     }
 
     /// Connects to a peer, and remembers it. Does not wait until it is reached.
+    ///
+    /// # Errors
+    /// The id is that of this endpoint or of a known peer, and the address of another node.
     pub fn admit(&mut self, epid: u64, address: &[u8]) -> Result<PeerId, Error> {
+        if epid == self.epid && address != self.node.address() {
+            return Err(Error::EPID_NETWORK);
+        }
         let id = self.node.connect(address).map_err(|error| match error {
             fishplate::node::Error::Version { .. } => Error::EPID_VERSION,
             fishplate::node::Error::NoRail => Error::UNREACHABLE,
             _ => Error::EPID_NETWORK,
         })?;
+        if self.peers.iter().any(|peer| peer.epid == epid && peer.id != id) {
+            _ = self.node.disconnect(id);
+            return Err(Error::EPID_NETWORK);
+        }
         if self.peers.iter().all(|peer| peer.id != id) {
             self.peers.push(Peer { id, epid, context: 0, reported: false, lines: vec![] });
             if epid == self.epid {
@@ -188,9 +198,6 @@ impl Endpoint {
 
     /// Whether a peer can be sent to; an error if it never will.
     pub fn reached(&mut self, peer: PeerId) -> Result<bool, Error> {
-        if !matches!(self.node.peer_error(peer), Ok(None)) {
-            return Err(Error::EPID_NETWORK);
-        }
         let reach = self.node.reach(peer).map_err(|_| Error::EPID_NETWORK)?;
         Ok(reach.shared_memory || reach.fabric != 0)
     }
