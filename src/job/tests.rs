@@ -310,8 +310,8 @@ fn three<T: Send + 'static>(of: impl Fn(usize, Job) -> T + Send + Copy + 'static
 
 #[test]
 fn a_rank_that_stays_away_from_a_round_is_named_by_all() {
-    for away in 0..3 {
-        let ended: &_ = Box::leak(Box::new(AtomicU32::new(0)));
+    static ENDED: [AtomicU32; 3] = [const { AtomicU32::new(0) }; 3];
+    for (away, ended) in ENDED.iter().enumerate() {
         let ends = three(move |rank, mut job| {
             job.timeout = Duration::from_secs(1);
             if rank != away {
