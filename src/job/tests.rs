@@ -387,17 +387,19 @@ fn a_host_that_does_not_answer_is_waited_for_no_longer_than_asked() {
 #[test]
 fn rounds_are_not_mixed_up_after_one_that_failed() {
     let address = free_address();
-    let (failed, has_failed) = std::sync::mpsc::channel();
+    static FAILED: AtomicU32 = AtomicU32::new(0);
     let leader = thread::spawn(move || {
         let mut job = Job::join(address, 2, SOON).unwrap();
-        has_failed.recv().unwrap();
+        while FAILED.load(Ordering::Relaxed) == 0 {
+            sleep(PAUSE);
+        }
         job.timeout = Duration::from_millis(500);
         job.exchange(b"a")
     });
     let mut job = Job::join(address, 2, SOON).unwrap();
     job.timeout = Duration::from_millis(100);
     assert_eq!(job.exchange(b"first").unwrap_err().kind(), ErrorKind::TimedOut);
-    failed.send(()).unwrap();
+    FAILED.store(1, Ordering::Relaxed);
     job.timeout = SOON;
     assert_eq!(job.exchange(b"second").unwrap_err().kind(), ErrorKind::NotConnected);
     let _ = leader.join().unwrap();
