@@ -4,6 +4,7 @@
 //! endpoint that cannot be opened, and a peer that has failed.
 
 use std::ffi::{CStr, CString, c_char};
+use std::io::Write;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::handle::Ep;
@@ -104,7 +105,8 @@ pub(crate) fn set_global(handler: usize) {
 pub unsafe extern "C" fn psm2_error_defer(token: *mut Token) -> Error {
     // SAFETY: null, or the token that a handler of the program was called with, and still is.
     let Some(token) = (unsafe { token.as_ref() }) else { return Error::PARAM };
-    eprintln!("libpsm2: {}", token.text.to_string_lossy());
+    // A panic, where nothing can be written, must not cross the border.
+    _ = writeln!(std::io::stderr(), "libpsm2: {}", token.text.to_string_lossy());
     std::process::exit(i32::try_from(token.error.0).unwrap_or(1).max(1));
 }
 
