@@ -11,7 +11,7 @@
 //! `shared` is a node behind a lock, and how calls take turns and wait; `inner` is what the lock
 //! guards, `lease` what operations in flight hold, `view` a buffer of the program; `node`, `peer`,
 //! `memory`, `request` and `job` are the classes; `arguments` and `settings` read what calls are
-//! given, `error` makes exceptions.
+//! given, `error` makes exceptions; `waker` is what an event loop sleeps on.
 
 mod arguments;
 mod error;
@@ -25,6 +25,7 @@ mod request;
 mod settings;
 mod shared;
 mod view;
+mod waker;
 
 /// The native part of the package `fishplate`.
 #[pyo3::pymodule(name = "_native")]
@@ -39,6 +40,8 @@ mod native {
     use crate::peer::{Peer, Place, Remote};
     #[pymodule_export]
     use crate::request::{Message, Request};
+    #[pymodule_export]
+    use crate::waker::Waker;
 
     #[pymodule_init]
     fn init(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {

@@ -21,6 +21,7 @@ use crate::request::{Message, Request};
 use crate::settings::{self, Rails, Tables, Wanted, Worker};
 use crate::shared::Shared;
 use crate::view::View;
+use crate::waker::Waker;
 
 /// The assembled transport of one process.
 #[pyclass(frozen, module = "fishplate")]
@@ -314,6 +315,10 @@ impl Node {
         timeout: Option<f64>,
     ) -> PyResult<Bound<'py, PyAny>> {
         slf.py().import("fishplate._aio")?.call_method1("until", (slf, at, compare, value, peer, timeout))
+    }
+
+    fn _waker(&self) -> Waker {
+        Waker { shared: self.shared.clone() }
     }
 
     #[pyo3(signature = (peer=None, timeout=None))]

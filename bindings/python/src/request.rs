@@ -13,6 +13,7 @@ use crate::inner::Inner;
 use crate::lease::{Brings, End, Flight, Number};
 use crate::peer::Peer;
 use crate::shared::Shared;
+use crate::waker::Waker;
 
 /// An operation or a receive in flight. It goes on without this object.
 #[pyclass(frozen, module = "fishplate")]
@@ -87,6 +88,10 @@ impl Request {
             }
             _ => Err(Fault::Misuse("argument", "only receives can be cancelled".into())),
         })
+    }
+
+    fn _waker(&self) -> Waker {
+        Waker { shared: self.shared.clone() }
     }
 
     fn __await__<'py>(slf: Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {

@@ -98,7 +98,7 @@ pub(crate) fn builder(
         .connect_timeout(Duration::ZERO)
         .receives(limit(py, tables.receives, 1024, TABLE_MAX, "receives")? as usize);
     Ok(match worker {
-        None | Some(Worker::Wanted(false)) => builder,
+        None | Some(Worker::Wanted(false)) => builder.wait_fd(),
         Some(Worker::Wanted(true)) => builder.worker(Options::default()),
         Some(Worker::Cpu(cpu)) => builder.worker(Options { cpu: Some(cpu), ..Options::default() }),
     })

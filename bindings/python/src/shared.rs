@@ -23,6 +23,7 @@ use crate::error::Fault;
 use crate::inner::Inner;
 use crate::lease::{Flights, Registered};
 use crate::view::View;
+use crate::waker::Calls;
 
 /// How long a wait is inside without a look at signals; and while other threads call.
 const SLICE: Duration = Duration::from_millis(100);
@@ -76,6 +77,8 @@ pub(crate) struct Shared {
     /// How long calls wait that are given no timeout.
     pub timeout: Duration,
     pub address: Vec<u8>,
+    /// What an event loop sleeps on. `None`: the node has no descriptor.
+    pub calls: Option<Calls>,
 }
 
 impl Shared {
@@ -87,6 +90,7 @@ impl Shared {
     ) -> Result<Shared, Fault> {
         let node = catch_unwind(|| builder.open()).map_err(|_| Fault::Broken)?.map_err(Fault::Open)?;
         let address = node.address();
+        let calls = node.wait_fd().map(Calls::new).transpose().map_err(Fault::System)?;
         let (flights, registered) = (Flights::default(), Registered::default());
         let peers = vec![];
         let inner =
@@ -98,6 +102,7 @@ impl Shared {
             forks: FORKS.load(Ordering::Relaxed),
             timeout,
             address,
+            calls,
         })
     }
 
@@ -201,6 +206,7 @@ impl Shared {
                 }
             };
             drop(state);
+            self.made();
             let Inner { mut node, flights, registered, peers, disconnected, .. } = inner;
             let (own, lent) = registered.into_views();
             // Peers write what was lent to them until they know that this node leaves.
@@ -309,12 +315,20 @@ impl Shared {
         self.holder.store(me(), Ordering::Relaxed);
         let done = catch_unwind(AssertUnwindSafe(|| call(inner)));
         self.holder.store(0, Ordering::Relaxed);
+        self.made();
         match done {
             Ok(done) => (done, inner.flights.take_released()),
             Err(_) => {
                 mem::forget(mem::replace(state, State::Broken));
                 (Err(Fault::Broken), vec![])
             }
+        }
+    }
+
+    /// A call was made, and may have taken what an event loop sleeps for.
+    fn made(&self) {
+        if let Some(calls) = &self.calls {
+            calls.made();
         }
     }
 

@@ -44,6 +44,65 @@ def test_other_tasks_run_while_a_signal_is_awaited(own):
     asyncio.run(main())
 
 
+def test_an_await_sleeps(own):
+    async def main():
+        await own.node.until(own.memory, "==", 1, timeout=1.0)
+
+    before = own.node.stats()["passes"]
+    with pytest.raises(fishplate.Timeout):
+        asyncio.run(main())
+    assert own.node.stats()["passes"] - before < 500
+
+
+@pytest.mark.parametrize("away", [False, True], ids=["task", "thread"])
+def test_a_call_elsewhere_wakes_who_awaits_what_it_takes(own, away):
+    async def main():
+        waits = []
+        for _ in range(20):
+            receive = asyncio.ensure_future(own.node.irecv(bytearray(8), own.peer, 1))
+            await asyncio.sleep(0.005)
+            begun = time.monotonic()
+            if away:
+                await asyncio.to_thread(own.node.send, own.peer, 1, b"call")
+            else:
+                own.node.send(own.peer, 1, b"call")
+            await receive
+            waits.append(time.monotonic() - begun)
+        # A sleep lasts up to 20 ms if nobody ends it.
+        assert min(waits) < 0.005
+
+    asyncio.run(main())
+
+
+def test_many_await_at_once(own):
+    async def main():
+        into = [bytearray(8) for _ in range(10)]
+        tasks = [asyncio.ensure_future(_one(own, tag, at)) for tag, at in enumerate(into)]
+        await asyncio.sleep(0.01)
+        tasks[7].cancel()
+        for tag in reversed(range(10)):
+            own.node.send(own.peer, tag, bytes([tag]) * 8)
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        assert isinstance(ended[7], asyncio.CancelledError)
+        assert all(into[tag] == bytes([tag]) * 8 for tag in range(10) if tag != 7)
+
+    async def _one(own, tag, into):
+        return await own.node.irecv(into, own.peer, tag)
+
+    asyncio.run(main())
+
+
+def test_who_awaits_is_told_that_the_node_was_closed(own):
+    async def main():
+        task = asyncio.create_task(own.node.until(own.memory, "==", 1))
+        await asyncio.sleep(0.01)
+        own.node.close()
+        with pytest.raises(fishplate.Closed):
+            await task
+
+    asyncio.run(main())
+
+
 def test_an_await_uses_little_of_the_processor(own):
     async def main():
         await own.node.until(own.memory, "==", 1, timeout=1.0)

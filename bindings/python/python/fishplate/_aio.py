@@ -1,33 +1,115 @@
-"""Waits of asyncio programs. A node has no descriptor to sleep on, so each awaits by looks: at every
-turn of the loop for a while, then every millisecond. A look makes progress and does not wait."""
+"""Waits of asyncio programs. For each node and event loop one task, the pump, runs while somebody
+awaits something of that node: it makes progress and looks for all. It looks at every turn of the
+loop for a while, and then sleeps on the node's descriptor; on a clock where a node has none, since
+a worker makes its progress."""
 
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from ._errors import Timeout
-from ._native import Memory, Node, Peer, Request, Slice
-
-T = TypeVar("T")
+from ._native import Memory, Node, Peer, Request, Slice, _Waker
 
 EAGER = 0.001
 PAUSE = 0.001
 
+_pumps: dict[tuple[asyncio.AbstractEventLoop, int], "_Pump"] = {}
 
-async def _look(look: Callable[[], T | None], timeout: float) -> T:
-    begun = time.monotonic()
-    while (found := look()) is None:
-        spent = time.monotonic() - begun
-        if spent >= timeout:
-            raise Timeout(f"nothing came within {timeout} seconds", "deadline")
-        await asyncio.sleep(0 if spent < EAGER else PAUSE)
-    return found
+
+class _Pump:
+    def __init__(self, loop: asyncio.AbstractEventLoop, waker: _Waker) -> None:
+        self.loop = loop
+        self.waker = waker
+        self.waiting: dict[asyncio.Future[Any], Callable[[], Any]] = {}
+        self.task = loop.create_task(self.run())
+
+    async def run(self) -> None:
+        try:
+            eager = time.monotonic() + EAGER
+            while self.waiting:
+                if self.look():
+                    eager = time.monotonic() + EAGER
+                elif time.monotonic() >= eager:
+                    await self.sleep()
+                    continue
+                await asyncio.sleep(0)
+        except Exception as error:
+            for future in self.waiting:
+                if not future.done():
+                    future.set_exception(error)
+        finally:
+            del _pumps[self.loop, self.waker.key]
+            # Cancelled by itself: nobody looks any more.
+            for future in self.waiting:
+                future.cancel()
+
+    def look(self) -> bool:
+        """Looks for all who wait. Whether somebody's wait has ended."""
+        ended = False
+        for future, look in list(self.waiting.items()):
+            if future.done():
+                continue
+            try:
+                found = look()
+            except Exception as error:
+                future.set_exception(error)
+            else:
+                if found is None:
+                    continue
+                future.set_result(found)
+            ended = True
+        return ended
+
+    async def sleep(self) -> None:
+        """Sleeps until there may be something to do."""
+        fd = self.waker.fd
+        if fd is None:
+            await asyncio.sleep(PAUSE)
+            return
+        longest, calls = self.waker.arm()
+        if self.look() or longest == 0 or not self.waker.sleep(calls + len(self.waiting)):
+            await asyncio.sleep(0)
+            return
+        woken = self.loop.create_future()
+
+        def wake() -> None:
+            if not woken.done():
+                woken.set_result(None)
+
+        self.loop.add_reader(fd, wake)
+        timer = self.loop.call_later(longest, wake)
+        try:
+            await woken
+        finally:
+            timer.cancel()
+            self.loop.remove_reader(fd)
+
+
+async def _wait(waker: _Waker, look: Callable[[], Any], timeout: float | None) -> Any:
+    if (found := look()) is not None:
+        return found
+    loop = asyncio.get_running_loop()
+    pump = _pumps.get((loop, waker.key))
+    if pump is None:
+        pump = _pumps[loop, waker.key] = _Pump(loop, waker)
+    future = loop.create_future()
+    pump.waiting[future] = look
+    limit = asyncio.timeout(timeout)
+    try:
+        async with limit:
+            return await future
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise Timeout(f"nothing came within {timeout} seconds", "deadline") from None
+    finally:
+        del pump.waiting[future]
 
 
 async def finished(request: Request) -> Any:
     """Awaits the end of a request, without a timeout: use `asyncio.wait_for`."""
-    await _look(lambda: request.done() or None, float("inf"))
+    await _wait(request._waker(), lambda: request.done() or None, None)
     return request.wait(0)
 
 
@@ -41,4 +123,5 @@ async def until(
 ) -> int:
     """`Node.until`."""
     limit = node.timeout if timeout is None else timeout
-    return await _look(lambda: node.test(at, compare, value, peer), limit)
+    found: int = await _wait(node._waker(), lambda: node.test(at, compare, value, peer), limit)
+    return found

@@ -18,6 +18,7 @@ __all__ = [
     "Request",
     "Slice",
     "__version__",
+    "_Waker",
 ]
 __version__: str
 ADDRESS_MAX: int
@@ -164,6 +165,8 @@ class Node:
         timeout: float | None = None,
     ) -> Coroutine[Any, Any, int]:
         """`wait` for asyncio."""
+
+    def _waker(self) -> _Waker: ...
 
     def quiet(self, peer: Peer | None = None, timeout: float | None = None) -> None:
         """Waits until everything sent to the peer, or to all, is applied there, and everything
@@ -321,6 +324,26 @@ class Request:
         """Takes a receive back, if nothing has matched it. Whether that was so."""
 
     def __await__(self) -> Generator[Any, None, Any]: ...
+    def _waker(self) -> _Waker: ...
+
+@final
+class _Waker:
+    """What an event loop needs of a node to sleep until there is something to do."""
+
+    @property
+    def key(self) -> int:
+        """The same for all wakers of a node, and for no other while one of them lives."""
+
+    @property
+    def fd(self) -> int | None:
+        """What to wait on until it is readable, after `arm`, a look, and `sleep`."""
+
+    def arm(self) -> tuple[float, int]:
+        """Prepares a wait. Returns for how long at most, 0 if there is something to do, and the
+        count of calls of the node."""
+
+    def sleep(self, calls: int) -> bool:
+        """Whether to wait: the node has seen no other call than `calls` tells."""
 
 @final
 class Message:
