@@ -1,5 +1,5 @@
-//! Jobs: how the processes of a program find each other, and exchange the bytes that nodes need,
-//! such as addresses and handles.
+//! A job is the group of processes that run one program. It lets them find each other and exchange
+//! the bytes that nodes need, such as addresses and handles.
 //!
 //! ```no_run
 //! use fishplate::{Job, Node};
@@ -12,21 +12,21 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! However the processes meet, they exchange bytes over TCP through rank 0. They differ in how the
-//! others learn where rank 0 listens:
+//! All processes exchange bytes over TCP through rank 0. The calls below differ in how the others
+//! learn where rank 0 listens:
 //!
-//! | call | how a process learns the place |
+//! | call | how a process learns the address |
 //! |---|---|
-//! | [`Job::join`] | all are given one HOST:PORT; the first process there is rank 0 |
-//! | [`Leader::open`], [`Job::follow`] | a [`UniqueId`], which the program hands over |
+//! | [`Job::join`] | all are given one HOST:PORT; the first to listen there is rank 0 |
+//! | [`Leader::open`], [`Job::follow`] | a [`UniqueId`] that the program hands over |
 //! | [`Job::from_env`] | `FISHPLATE_RENDEZVOUS`, PMI-1, PMIx or torchrun's variables |
 //!
 //! `docs/jobs.md` lists the variables and the launchers.
 //!
-//! Setup only: every call allocates, and blocks until its deadline at the latest. A deadline that
-//! expires names the ranks that are missing; a process that dies is named at once. A process must
-//! present the job's [`Cookie`] before anything else that it says is read, and a stranger costs
-//! only its own connection. The connections are not encrypted.
+//! For set-up only: every call allocates, and blocks until its deadline at the latest. An expired
+//! deadline reports the ranks that are missing; a process that dies is reported at once. Each
+//! connection must first present the job's [`Cookie`]; until then nothing else from it is read. The
+//! connections are not encrypted.
 
 mod environment;
 mod file;
@@ -56,13 +56,14 @@ use round::Conn;
 /// Longest contribution to [`Job::allgather`], in bytes.
 pub const CONTRIBUTION_MAX: usize = 64 << 10;
 
-/// Processes of one job, at most. Rank 0 needs a descriptor for each.
+/// Maximum number of processes in a job. Rank 0 needs a descriptor for each.
 pub const SIZE_MAX: usize = 1024;
 
 /// Interval at which `meanwhile` runs.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Reads an environment variable. A cookie that is not UTF-8 must not count as none.
+/// Reads an environment variable. Invalid UTF-8 is kept (lossily), so that a malformed cookie is
+/// not mistaken for a missing one.
 fn variable(name: &str) -> Option<String> {
     Some(std::env::var_os(name)?.to_string_lossy().into_owned())
 }
@@ -76,66 +77,69 @@ pub struct Job {
     timeout: Duration,
 }
 
-/// The connections of a process.
 #[derive(Debug)]
 enum Links {
-    /// Rank 0: to ranks 1 and up, in order.
+    /// Rank 0: the connections to ranks 1 and up, in order.
     Leader(Vec<Conn>),
-    /// The others: to rank 0.
+    /// The other ranks: the connection to rank 0.
     Follower(Conn),
-    /// A call has failed. Half a round cannot be told from the next one.
+    /// A call has failed. The rest of a failed round could be mistaken for the next round.
     Over,
 }
 
 impl Job {
-    /// Joins the job that the environment describes, and waits until all processes are there. The
+    /// Joins the job that the environment describes, and waits until all processes have joined. The
     /// first of these that applies decides:
     ///
     /// 1. `FISHPLATE_RENDEZVOUS`: `tcp://HOST:PORT` or `file:///DIR`. Rank and size come from
-    ///    `FISHPLATE_RANK` and `FISHPLATE_SIZE`, torchrun, Open MPI, PMI or Slurm. Without a rank
-    ///    the first process there is rank 0.
-    /// 2. `PMI_FD`: PMI-1, as `mpiexec.hydra` has it.
+    ///    `FISHPLATE_RANK` and `FISHPLATE_SIZE`, torchrun, Open MPI, PMI or Slurm. Without a rank,
+    ///    the first process to arrive is rank 0.
+    /// 2. `PMI_FD`: PMI-1, as `mpiexec.hydra` provides it.
     /// 3. `PMIX_NAMESPACE`: PMIx, if the system has `libpmix.so.2`.
-    /// 4. `MASTER_ADDR` and `MASTER_PORT`, torchrun's: the job meets at the port after that one.
-    /// 5. Nothing: a job of this process alone.
+    /// 4. `MASTER_ADDR` and `MASTER_PORT`, as set by torchrun: the job meets at the next port.
+    /// 5. Otherwise: a job with only this process.
     ///
     /// `FISHPLATE_COOKIE` is the job's cookie for 1 and 4. `timeout` bounds this call and each
     /// later one.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidInput`]: a variable is unusable, or there are several processes and
-    /// nothing says how they meet. [`ErrorKind::TimedOut`] names the ranks that are missing. What
-    /// PMI or PMIx report.
+    /// - [`ErrorKind::InvalidInput`]: a variable is malformed, or there are several processes and
+    ///   no variable says how they meet.
+    /// - [`ErrorKind::TimedOut`]: the message lists the missing ranks.
+    /// - Any error that PMI or PMIx reports.
     pub fn from_env(timeout: Duration) -> io::Result<Job> {
         environment::way(variable, timeout)?.join(timeout)
     }
 
-    /// Says how [`from_env`](Self::from_env) would meet, without meeting: for people to read.
+    /// Describes how [`from_env`](Self::from_env) would meet, for people to read. Does not connect.
     ///
     /// # Errors
-    /// As there, if the variables are unusable.
+    /// [`ErrorKind::InvalidInput`]: a variable is malformed.
     pub fn describe_env() -> io::Result<String> {
         environment::way(variable, Duration::ZERO).map(|way| way.to_string())
     }
 
-    /// Joins a job of `size` processes at `address` (HOST:PORT), which the host of rank 0 owns, and
-    /// waits until all are there. The first process that listens there is rank 0. The job has no
+    /// Joins a job of `size` processes at `address` (HOST:PORT), an address of rank 0's host, and
+    /// waits until all have joined. The first process that listens there is rank 0. The job has no
     /// cookie.
     ///
     /// # Errors
-    /// [`ErrorKind::TimedOut`]: how many are missing, or why this process could not join.
-    /// [`ErrorKind::InvalidInput`]: a size of 0 or beyond [`SIZE_MAX`], or no such host.
+    /// - [`ErrorKind::TimedOut`]: the message says how many are missing, or why this process could
+    ///   not join.
+    /// - [`ErrorKind::InvalidInput`]: the size is 0 or exceeds [`SIZE_MAX`], or the host does not
+    ///   resolve.
     pub fn join(address: impl ToSocketAddrs, size: usize, timeout: Duration) -> io::Result<Job> {
         let entry = Entry::new(None, size, Cookie::NONE, timeout)?;
         meet::at_address(&address.to_socket_addrs()?.collect::<Vec<_>>(), &entry)
     }
 
-    /// Joins the job of the [`Leader`] with this id, as rank `rank` from 1 to `size - 1`, and waits
-    /// until all are there.
+    /// Joins the job of the [`Leader`] with this id as rank `rank`, from 1 to `size - 1`, and waits
+    /// until all have joined.
     ///
     /// # Errors
-    /// [`ErrorKind::TimedOut`]: the ranks that are missing, or why this process could not join.
-    /// [`ErrorKind::InvalidInput`]: the rank or size is out of range.
+    /// - [`ErrorKind::TimedOut`]: the message lists the missing ranks, or says why this process
+    ///   could not join.
+    /// - [`ErrorKind::InvalidInput`]: the rank or size is out of range.
     pub fn follow(id: &UniqueId, rank: usize, size: usize, timeout: Duration) -> io::Result<Job> {
         let entry = Entry::new(Some(rank), size, id.cookie(), timeout)?;
         if rank == 0 {
@@ -144,7 +148,7 @@ impl Job {
         meet::at_leader(id, &entry)
     }
 
-    /// Returns a job of this process alone.
+    /// Returns a job with only this process.
     pub fn alone() -> Job {
         Job { rank: 0, size: 1, links: Links::Leader(vec![]), timeout: Duration::ZERO }
     }
@@ -159,25 +163,25 @@ impl Job {
         Job { rank: rank as usize, size: entry.size as usize, links, timeout: entry.timeout }
     }
 
-    /// The number of this process, from 0.
+    /// Returns the rank of this process, from 0.
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// Processes of the job.
+    /// Returns the number of processes in the job.
     pub fn size(&self) -> usize {
         self.size
     }
 
-    /// Sends this process's bytes to all, and returns those of all processes, by rank. All
-    /// processes call it the same number of times. `meanwhile` runs while this one waits; make a
-    /// node's progress there.
+    /// Sends this process's bytes to all, and returns the bytes of all processes, by rank. A
+    /// collective call: all processes call it the same number of times. `meanwhile` runs while this
+    /// process waits; drive a node's progress there.
     ///
     /// # Errors
-    /// The error names the ranks that are missing ([`ErrorKind::TimedOut`]) or gone
-    /// ([`ErrorKind::UnexpectedEof`]). The job is over then, and later calls fail with
-    /// [`ErrorKind::NotConnected`]. [`ErrorKind::InvalidInput`]: more than [`CONTRIBUTION_MAX`]
-    /// bytes; the job goes on.
+    /// - [`ErrorKind::TimedOut`] lists the missing ranks, and [`ErrorKind::UnexpectedEof`] those
+    ///   that exited. The job has then ended, and later calls fail with
+    ///   [`ErrorKind::NotConnected`].
+    /// - [`ErrorKind::InvalidInput`]: more than [`CONTRIBUTION_MAX`] bytes. The job continues.
     pub fn allgather_with(&mut self, bytes: &[u8], mut meanwhile: impl FnMut()) -> io::Result<Vec<Vec<u8>>> {
         if bytes.len() > CONTRIBUTION_MAX {
             return Err(invalid("a contribution has at most 64 KiB"));
@@ -199,19 +203,19 @@ impl Job {
         }
     }
 
-    /// [`allgather_with`](Self::allgather_with) nothing to do meanwhile.
+    /// Calls [`allgather_with`](Self::allgather_with) without a `meanwhile`.
     ///
     /// # Errors
-    /// As there.
+    /// The same as `allgather_with`.
     pub fn allgather(&mut self, bytes: impl AsRef<[u8]>) -> io::Result<Vec<Vec<u8>>> {
         self.allgather_with(bytes.as_ref(), || {})
     }
 
-    /// In a job of two: exchanges bytes with the other process.
+    /// Exchanges bytes with the other process of a job of two.
     ///
     /// # Errors
-    /// As [`allgather_with`](Self::allgather_with); [`ErrorKind::InvalidInput`] in a job that is
-    /// not of two.
+    /// The same as [`allgather_with`](Self::allgather_with), and [`ErrorKind::InvalidInput`] if the
+    /// job does not have two processes.
     pub fn exchange(&mut self, bytes: impl AsRef<[u8]>) -> io::Result<Vec<u8>> {
         if self.size != 2 {
             return Err(invalid("exchange is for a job of two processes"));
@@ -219,17 +223,16 @@ impl Job {
         Ok(self.allgather(bytes)?.swap_remove(1 - self.rank))
     }
 
-    /// Waits until all processes have called it. `meanwhile` as in
-    /// [`allgather_with`](Self::allgather_with).
+    /// Waits until all processes have called it. `meanwhile` runs while this process waits.
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`allgather_with`](Self::allgather_with).
     pub fn barrier_with(&mut self, meanwhile: impl FnMut()) -> io::Result<()> {
         self.allgather_with(&[], meanwhile).map(drop)
     }
 }
 
-/// Returns the end of a timeout that begins now. One of more than a century is cut.
+/// Returns the deadline of a timeout that starts now. Timeouts are capped at a century.
 fn deadline(timeout: Duration) -> Instant {
     Instant::now() + timeout.min(Duration::from_secs(u32::MAX.into()))
 }
@@ -238,16 +241,16 @@ fn invalid(why: impl Into<String>) -> io::Error {
     io::Error::new(ErrorKind::InvalidInput, why.into())
 }
 
-/// Ranks that a wait is waiting for.
+/// The ranks that a wait still misses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Ranks {
     count: u32,
-    /// The first of them. Empty: processes get their ranks later.
+    /// The first missing ranks. Empty while ranks are not assigned yet.
     first: Vec<u32>,
 }
 
 impl Ranks {
-    /// Ranks that are listed.
+    /// Most ranks that an error lists.
     const LISTED: usize = 16;
 
     fn new(ranks: impl Iterator<Item = u32>) -> Ranks {

@@ -1,7 +1,7 @@
-//! What launchers say in the environment, and how the job meets by it. `docs/jobs.md` has the
+//! Determines from the launcher's environment variables how the job meets. `docs/jobs.md` has the
 //! table.
 //!
-//! Reads variables by a function that is passed in.
+//! A function that is passed in reads the variables, so tests need not change the environment.
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::RawFd;
@@ -13,14 +13,14 @@ use super::id::Cookie;
 use super::meet::{self, Entry};
 use super::{Job, file, invalid, pmi, pmix};
 
-/// Rank and size as launchers name them. The innermost launcher comes first: torchrun may run under
-/// Slurm, and Open MPI in an allocation of it.
+/// Names of the rank and size variables of each launcher. The innermost launcher comes first:
+/// torchrun may run under Slurm, and Open MPI inside a Slurm allocation.
 const LAUNCHERS: [[&str; 2]; 5] = [
     ["FISHPLATE_RANK", "FISHPLATE_SIZE"],
     ["RANK", "WORLD_SIZE"],
     ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"],
     ["PMI_RANK", "PMI_SIZE"],
-    // Slurm's size of a step is set in steps alone; its other variables also in a batch script.
+    // Slurm sets the step's size only in steps; it sets its other variables in batch scripts too.
     ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS"],
 ];
 
@@ -35,7 +35,7 @@ pub(super) enum Way {
 }
 
 impl Way {
-    /// Meets.
+    /// Joins the job, and waits until all processes have joined.
     pub fn join(self, timeout: Duration) -> io::Result<Job> {
         match self {
             Way::Address(host, port, entry) => {
@@ -65,7 +65,7 @@ impl fmt::Display for Way {
     }
 }
 
-/// Determines from these variables how the job connects. Does not connect.
+/// Determines how the job meets. Does not connect.
 pub(super) fn way(get: impl Fn(&str) -> Option<String>, timeout: Duration) -> io::Result<Way> {
     let get = |name: &str| get(name).filter(|value| !value.is_empty());
     if let Some(place) = get("FISHPLATE_RENDEZVOUS") {
@@ -123,7 +123,7 @@ fn cookie(get: &impl Fn(&str) -> Option<String>) -> io::Result<Cookie> {
     get("FISHPLATE_COOKIE").map_or(Ok(Cookie::NONE), |text| text.parse())
 }
 
-/// At HOST:PORT. Without a host it is torchrun's.
+/// Parses `HOST:PORT`. Without a host, uses torchrun's `MASTER_ADDR`.
 fn at_address(address: &str, get: &impl Fn(&str) -> Option<String>, entry: Entry) -> io::Result<Way> {
     let wanted = "tcp://HOST:PORT, or tcp://:PORT with MASTER_ADDR";
     let refusal = || unusable("FISHPLATE_RENDEZVOUS", address, wanted);
@@ -136,7 +136,7 @@ fn at_address(address: &str, get: &impl Fn(&str) -> Option<String>, entry: Entry
     Ok(Way::Address(host, port, entry))
 }
 
-/// Rank, if there is one, and size, by the first launcher that says the size.
+/// Returns the rank, if set, and the size, from the first launcher that sets the size.
 #[allow(clippy::type_complexity)]
 fn place_in_job(get: &impl Fn(&str) -> Option<String>) -> io::Result<Option<(Option<usize>, usize)>> {
     let number = |name: &str| match get(name) {
@@ -144,7 +144,7 @@ fn place_in_job(get: &impl Fn(&str) -> Option<String>) -> io::Result<Option<(Opt
         None => Ok(None),
     };
     for [rank, size] in LAUNCHERS {
-        // Others may use names as plain as RANK alone.
+        // Other programs may also set a name as common as RANK, so the size must be there too.
         match (number(rank), number(size)?) {
             (Ok(Some(rank)), Some(size)) => return Ok(Some((Some(rank), size))),
             (Ok(None), Some(size)) if rank == LAUNCHERS[0][0] => return Ok(Some((None, size))),

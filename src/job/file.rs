@@ -1,8 +1,8 @@
-//! Jobs that meet in a folder: rank 0 writes its id into a file there, which the others read.
+//! Jobs that meet in a folder: rank 0 writes its id to a file there, and the others read it.
 //!
-//! Rank 0 holds a lock on the file, which ends with the process, and removes the file once the job
-//! is there. A process that gives up removes the file of a rank 0 that has died. Only the user who
-//! made the file can read it, and others' files are refused.
+//! Rank 0 holds a lock on the file until its process ends, and removes the file once the job has
+//! formed. A process that gives up removes the file if its rank 0 has died. The file is readable
+//! only by its owner, and files of other users are refused.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
@@ -16,10 +16,9 @@ use super::leader::Leader;
 use super::meet::{self, Entry};
 use super::{ID_LEN, Job};
 
-/// The file's name.
 const NAME: &str = "fishplate-job";
 
-/// Meets in the folder.
+/// Joins the job that meets in this folder.
 pub(super) fn in_folder(folder: &Path, entry: &Entry) -> io::Result<Job> {
     let path = folder.join(NAME);
     let claim = |entry: &Entry| {
@@ -31,31 +30,31 @@ pub(super) fn in_folder(folder: &Path, entry: &Entry) -> io::Result<Job> {
     };
     let met = meet::meet(entry, claim, || find(&path));
     if met.is_err() {
-        // Of a rank 0 that has died. That of a living one stays.
+        // Removes the file of a rank 0 that has died; a live one still holds the lock.
         drop(Claim::take(&path));
     }
     met
 }
 
-/// The locked file, which is removed with this.
+/// The locked file. Dropping this removes it.
 struct Claim {
     path: PathBuf,
     file: File,
 }
 
 impl Claim {
-    /// `None`: another process holds it.
+    /// Creates and locks the file. Returns `None` if another process holds the lock.
     fn take(path: &Path) -> io::Result<Option<Claim>> {
         let file = open(OpenOptions::new().write(true).create(true).mode(0o600), path)?;
-        // SAFETY: an open descriptor.
+        // SAFETY: `file` keeps the descriptor open.
         if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
             let error = io::Error::last_os_error();
             return if error.kind() == ErrorKind::WouldBlock { Ok(None) } else { Err(error) };
         }
-        // It holds the cookie, and may be an older one.
+        // The file holds the cookie, and an older file may have a looser mode.
         file.set_permissions(fs::Permissions::from_mode(0o600))?;
         let ours = file.metadata()?;
-        // Its last owner may have removed it in between.
+        // The previous owner may have removed the file between our open and our lock.
         let same =
             fs::metadata(path).is_ok_and(|there| (there.dev(), there.ino()) == (ours.dev(), ours.ino()));
         Ok(same.then(|| Claim { path: path.to_owned(), file }))
@@ -72,7 +71,7 @@ fn open(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
     let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
     let file = options.custom_flags(flags).open(path).map_err(named)?;
-    // SAFETY: no conditions.
+    // SAFETY: the call takes no pointers and cannot fail.
     let user = unsafe { libc::geteuid() };
     let there = file.metadata()?;
     let refused = match () {
@@ -84,7 +83,7 @@ fn open(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     Err(io::Error::new(ErrorKind::PermissionDenied, text))
 }
 
-/// Reads where rank 0 is.
+/// Reads the addresses and the cookie of rank 0.
 fn find(path: &Path) -> io::Result<(Vec<SocketAddr>, Cookie)> {
     let file = open(OpenOptions::new().read(true), path)?;
     let mut bytes = vec![];

@@ -1,7 +1,7 @@
-//! What a job is known by: a cookie that its processes present, and an id of fixed size with the
-//! addresses of rank 0, which any channel can hand over.
+//! The identity of a job: a cookie that its processes present, and an id of fixed size that any
+//! channel can carry. The id holds the addresses of rank 0 and the cookie.
 //!
-//! Waits for nothing. A random cookie comes from the system.
+//! Never blocks. A random cookie comes from `getrandom`.
 
 use std::fmt;
 use std::io;
@@ -14,7 +14,7 @@ use super::invalid;
 pub const ID_LEN: usize = 128;
 
 const MAGIC: [u8; 4] = *b"FPid";
-/// Addresses of 16 bytes each that fit into an id.
+/// Maximum number of addresses in an id; each takes 16 bytes.
 pub(super) const ADDRESSES: usize = 5;
 
 /// The secret of a job, of up to 32 bytes. Rank 0 refuses a connection that does not present it.
@@ -31,13 +31,14 @@ impl Cookie {
 
     pub(super) fn random() -> io::Result<Cookie> {
         let mut bytes = [0; 32];
-        // SAFETY: the buffer has that many bytes. Requests this small are never cut short.
+        // SAFETY: the buffer has that many bytes. The kernel never returns less for so small a
+        // request.
         let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
         if got == bytes.len() as isize { Ok(Cookie(bytes)) } else { Err(io::Error::last_os_error()) }
     }
 }
 
-/// From a text of at most 32 bytes.
+/// Parses a text of at most 32 bytes.
 impl FromStr for Cookie {
     type Err = io::Error;
 
@@ -52,14 +53,14 @@ impl FromStr for Cookie {
     }
 }
 
-/// Does not tell the secret.
+/// Omits the secret.
 impl fmt::Debug for Cookie {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Cookie(..)")
     }
 }
 
-/// Identifies a job: where rank 0 listens, and the job's cookie. Keep it within the job.
+/// Identifies a job: the addresses of rank 0, and the job's cookie. Keep it secret.
 ///
 /// | offset | size | what |
 /// |---|---|---|
@@ -96,10 +97,10 @@ impl UniqueId {
         &self.0
     }
 
-    /// Takes the bytes of an id.
+    /// Parses the bytes of an id.
     ///
     /// # Errors
-    /// [`InvalidInput`](io::ErrorKind::InvalidInput): no id has these bytes.
+    /// [`InvalidInput`](io::ErrorKind::InvalidInput): the bytes are not a valid id.
     pub fn from_bytes(bytes: &[u8]) -> io::Result<UniqueId> {
         let valid = |id: &[u8; ID_LEN]| {
             id[..4] == MAGIC && id[4] == 1 && (1..=ADDRESSES as u8).contains(&id[5]) && id[120..] == [0; 8]
@@ -109,7 +110,7 @@ impl UniqueId {
         bytes.filter(valid).map(UniqueId).ok_or_else(refusal)
     }
 
-    /// The bytes as hexadecimal digits, for channels that carry text.
+    /// Returns the bytes as hexadecimal digits, for channels that carry text.
     pub(super) fn to_hex(self) -> String {
         self.0.iter().map(|byte| format!("{byte:02x}")).collect()
     }

@@ -1,15 +1,15 @@
-//! How the processes of a job meet: rank 0 listens, the others connect and say who they are.
+//! How the processes of a job meet: rank 0 listens; the others connect and identify themselves.
 //!
 //! | step | rank 0 | another process |
 //! |---|---|---|
 //! | 1 | | sends a magic word and the job's cookie |
-//! | 2 | hangs up if they are wrong, else says [`WELCOME`] | |
+//! | 2 | closes the connection if they are wrong, else sends [`WELCOME`] | |
 //! | 3 | | sends the job's size, and its rank if it has one |
-//! | 4 | says who is [`MISSING`] now and then, or [`REFUSED`] | waits |
-//! | 5 | says [`RANK`] once all are there | |
+//! | 4 | sends [`MISSING`] ranks now and then, or [`REFUSED`] | waits |
+//! | 5 | sends [`RANK`] once all have joined | |
 //!
-//! A process that cannot join tries again until its deadline: an earlier job may still be at the
-//! place.
+//! A process that cannot join tries again until its deadline, because an earlier job may still use
+//! the address.
 
 use std::fmt;
 use std::io::{self, ErrorKind};
@@ -22,32 +22,31 @@ use super::id::{Cookie, UniqueId};
 use super::round::{self, Conn, Heard, MISSING, RANK, REFUSED, TELL, WELCOME, sleep_on};
 use super::{Job, Ranks, SIZE_MAX, deadline, invalid};
 
-/// The first bytes of a process; the cookie follows.
+/// The first bytes that a process sends; the cookie follows.
 const HELLO: [u8; 8] = *b"FPjob\0\0\x01";
-/// Bytes of the hello with the cookie, and of size and rank after it.
+/// Length of the hello with the cookie, in bytes, and of the size and rank that follow.
 const HELLO_LEN: usize = 40;
 const CLAIM_LEN: usize = 8;
 
-/// The rank of a process that takes any.
+/// Sent instead of a rank by a process that accepts any.
 const ANY: u32 = u32::MAX;
 
-/// Time between two attempts to join, and the longest attempt to connect to one address.
+/// Time between two attempts to join, and the connect timeout for one address.
 const AGAIN: Duration = Duration::from_millis(20);
 const CONNECT: Duration = Duration::from_secs(2);
 
-/// How long a process waits for a word of welcome. What listens there may be no job.
+/// How long a process waits for the welcome. Something other than a job may listen there.
 const WELCOME_TIME: Duration = Duration::from_secs(5);
 
-/// How long a sleep lasts at most that a socket ends.
+/// Longest sleep between two checks of the sockets.
 const SLICE: Duration = Duration::from_millis(50);
 
-/// Connections beyond a job's size that may be saying hello at one time.
+/// Unidentified connections that rank 0 keeps at once, beyond the size of the job.
 const STRANGERS: usize = 64;
 
-/// What a process knows of its job before it joins.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry {
-    /// `None`: the process takes any.
+    /// `None`: the process accepts any rank.
     pub rank: Option<u32>,
     pub size: u32,
     pub cookie: Cookie,
@@ -89,8 +88,8 @@ impl fmt::Display for Entry {
     }
 }
 
-/// Meets by the rank of the entry. Without one, the first process there is rank 0. `claim` becomes
-/// rank 0 if the place is free; `find` returns where rank 0 is, and its cookie.
+/// Joins as the entry's rank. Without one, the first process to arrive is rank 0. `claim` tries to
+/// become rank 0, and `find` returns the addresses of rank 0 and its cookie.
 pub(super) fn meet(
     entry: &Entry,
     mut claim: impl FnMut(&Entry) -> io::Result<Option<Job>>,
@@ -110,7 +109,7 @@ pub(super) fn meet(
                 Ok(Err(Failed::Over(error))) => return Err(error),
                 Ok(Err(Failed::Again(error))) | Err(error) => error,
             };
-            // An attempt that the deadline interrupts says less than the one before.
+            // If the deadline cut this attempt short, the error of the one before explains more.
             if refusal.is_none() || !entry.has_expired() {
                 refusal = Some(error);
             }
@@ -123,18 +122,18 @@ pub(super) fn meet(
     }
 }
 
-/// Meets at an address that all processes know.
+/// Joins at an address that all processes know.
 pub(super) fn at_address(addresses: &[SocketAddr], entry: &Entry) -> io::Result<Job> {
     let claim = |entry: &Entry| match listen(addresses) {
         Ok(Some(listener)) => Ok(Some(Job::leader(lead(&listener, entry)?, entry))),
-        // Without a rank, this process may be on another host than rank 0.
+        // Without a rank, rank 0 may be on another host, so failing to listen here is no error.
         Err(error) if entry.rank.is_some() => Err(error),
         _ => Ok(None),
     };
     meet(entry, claim, || Ok((addresses.to_vec(), entry.cookie)))
 }
 
-/// Joins at the leader that an id names.
+/// Joins the job of the leader that an id names.
 pub(super) fn at_leader(id: &UniqueId, entry: &Entry) -> io::Result<Job> {
     meet(entry, |_| Ok(None), || Ok((id.addresses(), id.cookie())))
 }
@@ -149,13 +148,14 @@ fn not_joined(entry: &Entry, why: &io::Error) -> io::Error {
     io::Error::new(ErrorKind::TimedOut, text)
 }
 
-/// Listens at the first address that is of this host. `None`: it is in use.
+/// Listens at the first address that belongs to this host. Returns `None` if it is in use.
 fn listen(addresses: &[SocketAddr]) -> io::Result<Option<TcpListener>> {
     let mut refusal = invalid("rank 0 cannot listen: its host has no address");
     for address in addresses {
         match TcpListener::bind(address) {
             Ok(listener) => return Ok(Some(listener)),
-            // Rank 0 does. A second address of its name must not make a second rank 0.
+            // Rank 0 already listens there. Trying its other addresses could create a second rank
+            // 0.
             Err(error) if error.kind() == ErrorKind::AddrInUse => return Ok(None),
             Err(error) => {
                 let text = format!("rank 0 cannot listen at {address}: {error}; name an address of its host");
@@ -172,11 +172,11 @@ struct Newcomer {
     welcome: bool,
 }
 
-/// Waits as rank 0 until all other processes are there, and returns their connections by rank.
+/// Runs rank 0 until all other processes have joined. Returns their connections, by rank.
 pub(super) fn lead(listener: &TcpListener, entry: &Entry) -> io::Result<Vec<Conn>> {
     listener.set_nonblocking(true)?;
     let mut seats: Vec<Option<Conn>> = (1..entry.size).map(|_| None).collect();
-    // Those whose own deadline expires first leave again, and are not the ones to name.
+    // A rank whose own deadline expires first closes its connection; it is not a missing one.
     let mut came = vec![false; seats.len()];
     let mut newcomers: Vec<Newcomer> = vec![];
     let mut told = Instant::now();
@@ -195,14 +195,14 @@ pub(super) fn lead(listener: &TcpListener, entry: &Entry) -> io::Result<Vec<Conn
             };
             newcomers.extend(accepted.ok().map(|conn| Newcomer { conn, welcome: false }));
         }
-        // A process that died before the job began may be started again.
+        // A process that died before the job formed may be restarted.
         for seat in &mut seats {
             seat.take_if(|conn| !conn.is_silent());
         }
         for newcomer in std::mem::take(&mut newcomers) {
             newcomers.extend(seat(newcomer, &mut seats, entry));
         }
-        // Only now: whoever has the cookie was heard.
+        // After the reads, so a process that has already sent the cookie is not evicted.
         if newcomers.len() == most {
             evict(&mut newcomers);
         }
@@ -228,13 +228,13 @@ pub(super) fn lead(listener: &TcpListener, entry: &Entry) -> io::Result<Vec<Conn
     let mut others: Vec<Conn> = seats.into_iter().flatten().collect();
     for (rank, conn) in (1u32..).zip(&mut others) {
         conn.say(RANK, &rank.to_le_bytes());
-        // If the socket has no room, the first round sends the rest.
+        // If the socket is full, the first round sends the rest.
         let _ = conn.flush();
     }
     Ok(others)
 }
 
-/// Drops the connection that has not presented the cookie for longest, if there is one.
+/// Drops the oldest connection that has not presented the cookie. Returns false if none is left.
 fn evict(newcomers: &mut Vec<Newcomer>) -> bool {
     let at = newcomers.iter().position(|newcomer| !newcomer.welcome);
     at.map(|at| newcomers.remove(at)).is_some()
@@ -245,20 +245,20 @@ fn no_descriptors(error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), text)
 }
 
-/// Returns the ranks from 1 on for which there is no `true`.
+/// Returns the ranks, from 1 on, for which `there` is false.
 fn ranks_without(there: impl Iterator<Item = bool>, entry: &Entry) -> Ranks {
     let absent = (1..).zip(there).filter(|(_, there)| !there).map(|(rank, _)| rank);
     let missing = Ranks::new(absent);
     if entry.rank.is_some() { missing } else { Ranks { first: vec![], ..missing } }
 }
 
-/// Goes on with a connection that says hello. Returns it if there is more to wait for.
+/// Continues the handshake of a connection. Returns it if more bytes are needed.
 fn seat(mut newcomer: Newcomer, seats: &mut [Option<Conn>], entry: &Entry) -> Option<Newcomer> {
     if !newcomer.welcome {
         if !newcomer.conn.fill(HELLO_LEN).ok()? {
             return Some(newcomer);
         }
-        // Judged as a whole: the time it takes does not tell how much of a guess is right.
+        // Compared only when complete, so timing does not reveal a partly correct cookie.
         let wanted = [&HELLO[..], &entry.cookie.bytes()[..]].concat();
         let said = newcomer.conn.take();
         let differs = wanted.iter().zip(&said).fold(0, |differs, (a, b)| differs | (a ^ b));
@@ -289,7 +289,7 @@ fn seat(mut newcomer: Newcomer, seats: &mut [Option<Conn>], entry: &Entry) -> Op
         Some(free) if free.is_none() => {
             *free = Some(newcomer.conn);
             let missing = ranks_without(seats.iter().map(Option::is_some), entry).encode();
-            // It knows by this that it is in.
+            // Tells the process that it has been accepted.
             seats[at?].as_mut()?.mention(MISSING, &missing);
             None
         }
@@ -314,14 +314,13 @@ fn refusal(bytes: &[u8]) -> &'static str {
     }
 }
 
-/// Why an attempt to follow failed.
 enum Failed {
     Again(io::Error),
     Over(io::Error),
 }
 
-/// Joins the leader at one of these addresses, and waits until all are there. Returns this
-/// process's rank.
+/// Joins the leader at one of these addresses, and waits until all have joined. Returns this
+/// process's rank and its connection.
 fn follow(addresses: &[SocketAddr], entry: &Entry) -> Result<(u32, Conn), Failed> {
     let again = |why: String| Failed::Again(io::Error::other(why));
     let mut refused = again("no address is known".into());

@@ -1,8 +1,8 @@
-//! PMI-1, the protocol of `mpiexec.hydra` and others: lines of text over an inherited socket. It
-//! carries the id of rank 0 to the others; they meet by that.
+//! PMI-1, the protocol of `mpiexec.hydra` and other launchers: lines of text over an inherited
+//! socket. It carries rank 0's id to the other ranks, which then join rank 0 over TCP.
 //!
-//! Waits until the entry's deadline. PMI-1 has one barrier of all processes and does not say who is
-//! missing from it; those that come after it are named.
+//! Blocks until the entry's deadline at the latest. PMI-1's only barrier does not report who is
+//! missing; once it is passed, errors list the missing ranks.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::RawFd;
@@ -15,10 +15,10 @@ use super::meet::{self, Entry};
 
 const KEY: &str = "fishplate-job";
 
-/// Longest answer that is taken, in bytes.
+/// Longest answer that is accepted, in bytes.
 const LINE_MAX: usize = 4096;
 
-/// Joins the job of the launcher at the other end of `fd`, with the rank of the entry.
+/// Joins the job of the launcher at the other end of `fd`, as the entry's rank.
 pub(super) fn join(fd: RawFd, entry: &Entry) -> io::Result<Job> {
     let mut pmi = Pmi { fd, entry, received: vec![] };
     pmi.ask("cmd=init pmi_version=1 pmi_subversion=1", "response_to_init")?;
@@ -38,7 +38,7 @@ pub(super) fn join(fd: RawFd, entry: &Entry) -> io::Result<Job> {
             meet::at_leader(&UniqueId::from_hex(id)?, entry)?
         }
     };
-    // A process that exits without it counts as failed.
+    // The launcher treats a process that exits without `finalize` as failed.
     pmi.ask("cmd=finalize", "finalize_ack")?;
     Ok(job)
 }
@@ -50,12 +50,12 @@ struct Pmi<'a> {
 }
 
 impl Pmi<'_> {
-    /// Sends a line, and returns the line that answers it.
+    /// Sends a line, and returns the answer.
     fn ask(&mut self, line: &str, wanted: &str) -> io::Result<String> {
         let line = format!("{line}\n");
         let mut rest = line.as_bytes();
         while !rest.is_empty() {
-            // SAFETY: as many bytes as said.
+            // SAFETY: `rest` is readable for its length.
             let sent = unsafe {
                 let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
                 libc::send(self.fd, rest.as_ptr().cast(), rest.len(), flags)
@@ -70,7 +70,7 @@ impl Pmi<'_> {
                 break end;
             }
             let mut bytes = [0; 1024];
-            // SAFETY: room for as many bytes as said.
+            // SAFETY: `bytes` is writable for its length.
             let got =
                 unsafe { libc::recv(self.fd, bytes.as_mut_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT) };
             match usize::try_from(got) {
@@ -88,7 +88,7 @@ impl Pmi<'_> {
         if good { Ok(answer) } else { Err(failed(wanted, &answer)) }
     }
 
-    /// After a call has failed: waits until the socket may be ready.
+    /// Waits after an `EAGAIN` until the socket may be ready.
     fn not_ready(&self, events: i16, wanted: &str) -> io::Result<()> {
         let error = io::Error::last_os_error();
         match error.kind() {
@@ -99,7 +99,7 @@ impl Pmi<'_> {
         let left = self.entry.deadline.saturating_duration_since(Instant::now());
         let mut poll = libc::pollfd { fd: self.fd, events, revents: 0 };
         let pause = left.as_millis().clamp(1, 1000) as libc::c_int;
-        // SAFETY: one structure.
+        // SAFETY: `poll` is one initialized structure.
         unsafe { libc::poll(&mut poll, 1, pause) };
         if !self.entry.has_expired() || poll.revents != 0 {
             return Ok(());

@@ -1,8 +1,8 @@
-//! PMIx, the interface of the launchers of Open MPI and Slurm, through `libpmix.so.2` if the system
-//! has it. It carries the id of rank 0 to the others; they meet by that.
+//! PMIx, the interface of the launchers of Open MPI and Slurm, through `libpmix.so.2` if it is
+//! installed. It carries rank 0's id to the other ranks, which then join rank 0 over TCP.
 //!
-//! The library starts a thread of its own until the job is there. Waits until the deadline, but for
-//! `PMIx_Init` and `PMIx_Finalize`, which talk to the launcher's process on this host.
+//! The library runs a thread of its own until the job has formed. Blocks until the deadline at the
+//! latest, except in `PMIx_Init` and `PMIx_Finalize`, which talk to the launcher's local daemon.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::io::{self, ErrorKind};
@@ -51,7 +51,7 @@ type Get =
 type GetNb =
     unsafe extern "C" fn(*const Process, *const c_char, *const c_void, usize, Callback, *mut c_void) -> c_int;
 
-/// The functions that are used. Their signatures are those of every `libpmix.so.2`.
+/// The functions that we call. Every `libpmix.so.2` has these signatures.
 pub(super) struct Library {
     init: Init,
     finalize: Finalize,
@@ -62,18 +62,18 @@ pub(super) struct Library {
 }
 
 impl Library {
-    /// Loads the library, which stays loaded.
+    /// Loads the library, and never unloads it.
     ///
     /// # Errors
-    /// Says what is missing.
+    /// The message names the missing library or symbol.
     pub fn load() -> Result<Library, String> {
-        // SAFETY: a C string; the system's library of this name is PMIx.
+        // SAFETY: a C string. Loading runs only the initializers of the system's own PMIx library.
         let handle = unsafe { libc::dlopen(c"libpmix.so.2".as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
             return Err("PMIX_NAMESPACE is set, and libpmix.so.2 cannot be loaded".into());
         }
         let find = |name: &CStr| {
-            // SAFETY: an open library and a C string.
+            // SAFETY: `handle` is an open library, and `name` is a C string.
             let symbol = unsafe { libc::dlsym(handle, name.as_ptr()) };
             if symbol.is_null() {
                 Err(format!("libpmix.so.2 has no {}", name.to_string_lossy()))
@@ -81,7 +81,7 @@ impl Library {
                 Ok(symbol)
             }
         };
-        // SAFETY: the C signatures of these functions.
+        // SAFETY: the types are the C signatures of these functions.
         unsafe {
             Ok(Library {
                 init: mem::transmute::<*mut c_void, Init>(find(c"PMIx_Init")?),
@@ -98,14 +98,14 @@ impl Library {
 /// Joins the job of the launcher that started this process.
 pub(super) fn join(library: &Library, timeout: Duration) -> io::Result<Job> {
     let mut own = Process { space: [0; 256], rank: 0 };
-    // SAFETY: room for the answer, and no settings.
+    // SAFETY: `own` has room for the answer; zero settings may be null.
     check("PMIx_Init", unsafe { (library.init)(&mut own, null(), 0) })?;
     let entry = Entry::new(Some(own.rank as usize), size(library, &own)?, Cookie::NONE, timeout)?;
     let job = match own.rank {
         0 => lead(library, &entry),
         _ => follow(library, &own, &entry),
     }?;
-    // SAFETY: no settings. No call is in progress: `follow` has had its answer.
+    // SAFETY: zero settings may be null. No request is pending: `follow` has received its answer.
     check("PMIx_Finalize", unsafe { (library.finalize)(null(), 0) })?;
     Ok(job)
 }
@@ -121,9 +121,10 @@ fn failed(call: &str, status: c_int) -> io::Error {
 
 fn size(library: &Library, own: &Process) -> io::Result<usize> {
     let (all, mut value) = (Process { rank: WILDCARD, ..*own }, null_mut());
-    // SAFETY: a process, a C string, no settings, and room for a pointer.
+    // SAFETY: the process and the C string live until the call returns, and `value` receives a
+    // pointer.
     check("PMIx_Get", unsafe { (library.get)(&all, JOB_SIZE.as_ptr(), null(), 0, &mut value) })?;
-    // SAFETY: the library allocated the value for us. It is small, and never freed.
+    // SAFETY: null, or a value that the library allocated for us. It is small, and never freed.
     match unsafe { value.as_ref() } {
         Some(Value { kind: UINT32, data }) => {
             Ok(u32::from_ne_bytes(data[0].to_ne_bytes()[..4].try_into().expect("4 bytes")) as usize)
@@ -139,23 +140,24 @@ fn lead(library: &Library, entry: &Entry) -> io::Result<Job> {
     value.data[0] = text.as_ptr() as u64;
     // SAFETY: a C string, and a value whose string the call copies.
     check("PMIx_Put", unsafe { (library.put)(GLOBAL, KEY.as_ptr(), &mut value) })?;
-    // SAFETY: no conditions.
+    // SAFETY: the call takes no arguments; the library is initialized.
     check("PMIx_Commit", unsafe { (library.commit)() })?;
     leader.lead_as(entry)
 }
 
-/// What the library's thread hands over.
+/// The slot through which the library's thread delivers an answer.
 #[derive(Default)]
 struct Answer {
     value: Mutex<Option<Result<String, c_int>>>,
     there: Condvar,
 }
 
-/// Called by the library's thread, once for each call.
+/// The callback that delivers an answer. The library's thread calls it once for each request.
 extern "C" fn answered(status: c_int, value: *mut Value, answer: *mut c_void) {
-    // SAFETY: `follow` gave this reference away.
+    // SAFETY: `ask` turned this reference into a pointer for this one call.
     let answer = unsafe { Arc::from_raw(answer.cast_const().cast::<Answer>()) };
-    // SAFETY: null or a value that lives during the call; a string's pointer is null or a C string.
+    // SAFETY: null or a value that lives until this returns; its string pointer is null or a C
+    // string.
     let text = unsafe {
         match value.as_ref() {
             Some(Value { kind: STRING, data }) if data[0] != 0 => {
@@ -168,10 +170,10 @@ extern "C" fn answered(status: c_int, value: *mut Value, answer: *mut c_void) {
     answer.there.notify_one();
 }
 
-/// The key is not there yet: `PMIX_ERR_NOT_FOUND`. Some launchers answer so instead of waiting.
+/// `PMIX_ERR_NOT_FOUND`: the key is not there yet. Some launchers return this instead of waiting.
 const NOT_FOUND: c_int = -46;
 
-/// Time between two questions for the key.
+/// Time between two requests for the key.
 const AGAIN: Duration = Duration::from_millis(10);
 
 fn follow(library: &Library, own: &Process, entry: &Entry) -> io::Result<Job> {
@@ -185,15 +187,15 @@ fn follow(library: &Library, own: &Process, entry: &Entry) -> io::Result<Job> {
     }
 }
 
-/// Asks for the text of rank 0.
+/// Requests rank 0's text.
 fn ask(library: &Library, own: &Process, entry: &Entry) -> io::Result<Result<String, c_int>> {
     let (leader, answer) = (Process { rank: 0, ..*own }, Arc::new(Answer::default()));
     let given = Arc::into_raw(answer.clone()).cast_mut().cast();
-    // SAFETY: a process, a C string, no settings; the answer lives until the callback drops it. The
-    // library copies what it keeps of the process and the key.
+    // SAFETY: the pointers are valid during the call, which copies the process and the key. The
+    // answer lives until the callback drops it.
     match unsafe { (library.get_nb)(&leader, KEY.as_ptr(), null(), 0, answered, given) } {
         0 => {}
-        // There will be no callback, and the answer that it would drop is lost.
+        // The request failed, so no callback will run; the answer's memory leaks.
         status => return Ok(Err(status)),
     }
     let mut value = answer.value.lock().unwrap_or_else(PoisonError::into_inner);

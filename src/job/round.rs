@@ -1,8 +1,8 @@
-//! A round of a job: every process sends its bytes to rank 0, which sends all of them back; and the
-//! frames that both ends write.
+//! One round of a job: every process sends its bytes to rank 0, which sends all of them back. Also
+//! the frames that both sides exchange.
 //!
-//! A frame is two little-endian words, its kind and its length, and then its bytes. Both ends poll
-//! sockets that never block. Lengths are checked before anything is stored.
+//! A frame is two little-endian words, kind and length, and then its bytes. The sockets never
+//! block, and lengths are checked before anything is stored.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -13,21 +13,21 @@ use super::{CONTRIBUTION_MAX, PAUSE, Ranks};
 
 /// A contribution.
 pub(super) const DATA: u32 = 0;
-/// The ranks that rank 0 waits for. Waiters remember the last such frame.
+/// The ranks that rank 0 still waits for. Waiting processes keep the latest such frame.
 pub(super) const MISSING: u32 = 1;
-/// The job has ended: these ranks had not joined at the deadline. The first process whose deadline
+/// The job has ended: these ranks had not joined by the deadline. The first process whose deadline
 /// expires reports it, through rank 0.
 pub(super) const EXPIRED: u32 = 2;
 /// The job has ended: these ranks have exited.
 pub(super) const GONE: u32 = 3;
-/// The cookie is right: say size and rank.
+/// The cookie is correct: send size and rank.
 pub(super) const WELCOME: u32 = 4;
-/// The process cannot join; a word says why.
+/// The process cannot join. One word gives the reason.
 pub(super) const REFUSED: u32 = 5;
-/// The process's rank: all are there.
+/// The process's rank, sent when all have joined.
 pub(super) const RANK: u32 = 6;
 
-/// Interval at which rank 0 sends waiters the missing ranks.
+/// Interval at which rank 0 sends the missing ranks to waiting processes.
 pub(super) const TELL: Duration = Duration::from_millis(250);
 
 /// A connection between rank 0 and another process.
@@ -35,7 +35,7 @@ pub(super) const TELL: Duration = Duration::from_millis(250);
 pub(super) struct Conn {
     stream: TcpStream,
     inbox: Vec<u8>,
-    /// What is left of frames that the socket had no room for.
+    /// Bytes of frames that the socket had no room for.
     outbox: Vec<u8>,
 }
 
@@ -46,7 +46,7 @@ impl Conn {
         Ok(Conn { stream, inbox: vec![], outbox: vec![] })
     }
 
-    /// Receives bytes until `want` are there. `false`: not yet.
+    /// Receives until `want` bytes are buffered. Returns `false` if more are needed.
     pub fn fill(&mut self, want: usize) -> io::Result<bool> {
         let mut bytes = [0; 16 << 10];
         while self.inbox.len() < want {
@@ -62,12 +62,12 @@ impl Conn {
         Ok(true)
     }
 
-    /// Takes what [`fill`](Self::fill) received.
+    /// Takes the bytes that [`fill`](Self::fill) received.
     pub fn take(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.inbox)
     }
 
-    /// Receives a frame: its kind and its bytes. `None`: not yet.
+    /// Receives a frame: its kind and its bytes. Returns `None` if it is incomplete.
     pub fn frame(&mut self) -> io::Result<Option<(u32, Vec<u8>)>> {
         if !self.fill(8)? {
             return Ok(None);
@@ -83,7 +83,7 @@ impl Conn {
         Ok(Some((kind, self.take().split_off(8))))
     }
 
-    /// Whether the process lives and has said nothing, as it should while it waits.
+    /// Returns whether the process is alive and has sent nothing. A waiting process sends nothing.
     pub fn is_silent(&mut self) -> bool {
         self.inbox.is_empty() && matches!(self.fill(1), Ok(false))
     }
@@ -93,15 +93,14 @@ impl Conn {
         frame(&mut self.outbox, kind, bytes);
     }
 
-    /// Sends what is queued. `true`: all of it.
+    /// Sends queued bytes. Returns whether all were sent.
     pub fn flush(&mut self) -> io::Result<bool> {
         let sent = write(&mut self.stream, &self.outbox)?;
         self.outbox.drain(..sent);
         Ok(self.outbox.is_empty())
     }
 
-    /// Sends a frame that nothing depends on, if there is room for it. A failure shows at the next
-    /// read.
+    /// Sends an optional frame if the socket has room. A failure shows at the next read.
     pub fn mention(&mut self, kind: u32, bytes: &[u8]) {
         if let Ok(true) = self.flush() {
             self.say(kind, bytes);
@@ -114,7 +113,7 @@ impl Conn {
     }
 }
 
-/// Bytes without a frame, which begin a connection.
+/// Appends raw bytes without a frame, as used at the start of a connection.
 impl Extend<u8> for Conn {
     fn extend<T: IntoIterator<Item = u8>>(&mut self, bytes: T) {
         self.outbox.extend(bytes);
@@ -127,7 +126,7 @@ fn frame(into: &mut Vec<u8>, kind: u32, bytes: &[u8]) {
     into.extend(bytes);
 }
 
-/// Writes as much as there is room for.
+/// Writes as many bytes as the socket has room for.
 fn write(stream: &mut TcpStream, bytes: &[u8]) -> io::Result<usize> {
     let mut sent = 0;
     while sent < bytes.len() {
@@ -142,17 +141,17 @@ fn write(stream: &mut TcpStream, bytes: &[u8]) -> io::Result<usize> {
     Ok(sent)
 }
 
-/// Sleeps until one of the descriptors can be read (or written, for those that are told `true`), or
+/// Sleeps until one of the descriptors is readable (or writable, if its flag is `true`), at most
 /// for `pause`.
 pub(super) fn sleep_on(fds: impl Iterator<Item = (RawFd, bool)>, pause: Duration) {
     let events = |write| if write { libc::POLLIN | libc::POLLOUT } else { libc::POLLIN };
     let mut set: Vec<_> =
         fds.map(|(fd, write)| libc::pollfd { fd, events: events(write), revents: 0 }).collect();
-    // SAFETY: the array has as many entries as said. A failure is an early return.
+    // SAFETY: `set` has that many entries. A failure only ends the sleep early.
     unsafe { libc::poll(set.as_mut_ptr(), set.len() as libc::nfds_t, pause.as_millis() as libc::c_int) };
 }
 
-/// A deadline, and the timeout that it is the end of.
+/// A deadline, and the timeout from which it was computed.
 type Wait = (Instant, Duration);
 
 pub(super) fn expired(missing: &Ranks, timeout: Duration) -> io::Error {
@@ -167,7 +166,7 @@ pub(super) fn gone(ranks: &Ranks) -> io::Error {
     io::Error::new(ErrorKind::UnexpectedEof, text)
 }
 
-/// Sends the others the reason why the job has ended.
+/// Sends the reason why the job has ended to the others.
 fn end(others: &mut [Conn], kind: u32, ranks: Ranks, timeout: Duration) -> io::Error {
     others.iter_mut().for_each(|conn| conn.mention(kind, &ranks.encode()));
     if kind == GONE { gone(&ranks) } else { expired(&ranks, timeout) }
@@ -187,7 +186,7 @@ pub(super) fn lead(
             match (conn.frame(), &mut all[at]) {
                 (Ok(None), _) => {}
                 (Ok(Some((DATA, bytes))), place @ None) => *place = Some(bytes),
-                // Its deadline has expired before ours.
+                // The peer's deadline expired before ours.
                 (Ok(Some((EXPIRED, bytes))), _) => {
                     let ranks = Ranks::decode(&bytes).unwrap_or_else(|| Ranks::one(at as u32 + 1));
                     return Err(end(others, EXPIRED, ranks, timeout));
@@ -235,7 +234,7 @@ fn answer(
             };
             let Ok(written) = written else {
                 let rank = Ranks::one(at as u32 + 1);
-                // The others still get this round; half of it is with some of them.
+                // Skips ranks that hold part of the reply: they would take this frame for the rest.
                 let whole = others.iter_mut().zip(&sent).filter(|(_, sent)| [0, reply.len()].contains(sent));
                 whole.for_each(|(conn, _)| conn.mention(GONE, &rank.encode()));
                 return Err(gone(&rank));
@@ -255,7 +254,6 @@ fn answer(
     }
 }
 
-/// The others' side of a round.
 pub(super) fn follow(
     leader: &mut Conn,
     ours: &[u8],
@@ -265,10 +263,10 @@ pub(super) fn follow(
 ) -> io::Result<Vec<Vec<u8>>> {
     let mut all = Vec::with_capacity(size);
     leader.say(DATA, ours);
-    // Until rank 0 says more, it is the one that has not come.
+    // Until rank 0 reports missing ranks, rank 0 itself is the missing one.
     let mut missing = Ranks::one(0);
     while all.len() < size {
-        // What rank 0 said before it closed comes before the error.
+        // A failed write is reported after reading: rank 0 may have sent a reason before it closed.
         let written = leader.flush();
         match hear(leader, timeout)? {
             Some(Heard::Missing(ranks)) => missing = ranks,
@@ -288,13 +286,13 @@ pub(super) fn follow(
     Ok(all)
 }
 
-/// What rank 0 says while a process waits.
+/// A message from rank 0 to a waiting process.
 pub(super) enum Heard {
     Missing(Ranks),
     Frame(u32, Vec<u8>),
 }
 
-/// Receives a message of rank 0, if the job continues.
+/// Receives a message from rank 0. Fails if it says that the job has ended.
 pub(super) fn hear(leader: &mut Conn, timeout: Duration) -> io::Result<Option<Heard>> {
     let lost = || gone(&Ranks::one(0));
     let Some((kind, bytes)) = leader.frame().map_err(|_| lost())? else { return Ok(None) };

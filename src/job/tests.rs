@@ -27,7 +27,7 @@ fn rounds(job: &mut Job) {
     job.barrier_with(|| {}).unwrap();
 }
 
-/// Runs one thread per process. Each rank must come up once.
+/// Runs one thread per process, and checks that each rank occurs once.
 fn run(size: usize, join: impl Fn(usize) -> Job + Sync) {
     let mut ranks: Vec<usize> = thread::scope(|scope| {
         let join = &join;
@@ -101,7 +101,7 @@ fn launchers_are_understood() {
             job
         });
     }
-    // torchrun alone, whose own store has the port before; and its host with a port of ours.
+    // torchrun's own store listens at the port before ours. The host is torchrun's, the port ours.
     let port = free_address().port() - 1;
     let torch = |at: usize| {
         [("RANK", at.to_string()), ("WORLD_SIZE", "2".into()), ("MASTER_ADDR", "127.0.0.1".into())]
@@ -138,8 +138,8 @@ fn variables_that_make_no_sense_are_named() {
     }
 }
 
-/// Fails with this text sooner or later: a busy machine does not answer in time, or another process
-/// is not where it will be. In between there is time for that one to join.
+/// Retries until joining fails with this text. On a loaded machine an attempt may fail differently:
+/// a reply is late, or the other process has not joined yet.
 fn refused(join: impl Fn(Duration) -> io::Result<Job>, text: &str) {
     let begun = Instant::now();
     for attempt in 1.. {
@@ -152,7 +152,7 @@ fn refused(join: impl Fn(Duration) -> io::Result<Job>, text: &str) {
     }
 }
 
-/// A folder of its own, removed at the end.
+/// A temporary folder, removed when dropped.
 struct Folder(std::path::PathBuf);
 
 impl Folder {
@@ -186,18 +186,18 @@ fn a_folder_makes_jobs_one_after_another_and_keeps_nothing() {
     let path = folder.0.join("fishplate-job");
     run(4, |_| by(&folder.variables(4), SOON).unwrap());
     assert!(folder.is_empty());
-    // A rank 0 that was killed leaves a file that nobody has locked, of a port where nobody is.
+    // A rank 0 that was killed leaves an unlocked file, which names a port where nothing listens.
     std::fs::write(&path, Leader::open().unwrap().id().as_bytes()).unwrap();
     run(3, |at| {
         by(&[&folder.variables(3)[..], &[("FISHPLATE_RANK", at.to_string())]].concat(), SOON).unwrap()
     });
     assert!(folder.is_empty());
-    // The others of that rank 0 remove its file once they give up.
+    // The other ranks remove that file when they give up.
     std::fs::write(&path, Leader::open().unwrap().id().as_bytes()).unwrap();
     let ranked = [&folder.variables(2)[..], &[("FISHPLATE_RANK", "1".into())]].concat();
     assert_eq!(by(&ranked, Duration::from_millis(100)).unwrap_err().kind(), ErrorKind::TimedOut);
     assert!(folder.is_empty());
-    // A link is not followed: it may lead to a file of the user's.
+    // A symbolic link is not followed, because it may point to one of the user's files.
     let other = folder.0.join("other");
     std::fs::write(&other, "precious").unwrap();
     for hard in [false, true] {
@@ -228,7 +228,7 @@ fn strangers_hold_up_nobody_and_take_no_rank() {
     half.write_all(b"FPj").unwrap();
     let mut crowd: Vec<_> = (0..200).map(|_| connect()).collect();
     for (at, one) in crowd.iter_mut().enumerate() {
-        // Less than a hello, so that rank 0 goes on waiting for more.
+        // Shorter than a hello, so rank 0 keeps waiting for the rest.
         let _ = one.write_all(&vec![at as u8; at % 40]);
     }
     refused(|timeout| Job::join(address, 9, timeout), "another size");
@@ -252,7 +252,7 @@ fn without_the_cookie_nothing_else_is_read() {
     for wrong in ["", "swordfisg", "swordfish1", "Swordfish"] {
         refused(|timeout| by(&variables(1, wrong), timeout), "no job with this cookie");
     }
-    // All that a process says in one piece: rank 0 hangs up without a word.
+    // A stranger sends a whole hello with a wrong cookie: rank 0 closes the connection silently.
     let mut stranger = TcpStream::connect(address).unwrap();
     let hello = [&b"FPjob\0\0\x01"[..], &[7; 32], &2u32.to_le_bytes(), &1u32.to_le_bytes()].concat();
     stranger.write_all(&hello).unwrap();
@@ -276,7 +276,7 @@ fn the_missing_are_named_to_all_who_wait() {
         assert_eq!(error.kind(), ErrorKind::TimedOut);
         assert!(error.to_string().contains("ranks 1, 3, 4 did not come"), "{error}");
     }
-    // Without ranks they are counted.
+    // Without ranks, the error says how many are missing.
     let error = Job::join(free_address(), 3, Duration::from_millis(30)).unwrap_err();
     assert!(error.to_string().contains("2 processes did not come"), "{error}");
     for size in [0, SIZE_MAX + 1] {
@@ -293,7 +293,7 @@ fn the_missing_are_named_to_all_who_wait() {
     assert_eq!([Ranks::decode(&[]), Ranks::decode(&[1, 0, 0]), Ranks::decode(&[0; 8])], [None, None, None]);
 }
 
-/// A job of three whose ranks run `of(rank)`, and how each ends.
+/// Runs a job of three, with `of(rank, job)` on each rank, and returns the results.
 fn three<T: Send + 'static>(of: impl Fn(usize, Job) -> T + Send + Copy + 'static) -> Vec<T> {
     let address = free_address();
     let one = move |rank: usize| {
@@ -356,7 +356,7 @@ fn a_process_that_died_before_the_job_began_may_be_started_again() {
     let leader = thread::spawn(move || leader.lead(3, SOON).map(|job| job.rank()));
     refused(|timeout| Job::follow(&id, 1, 3, timeout), "rank 2 did not come");
     let first = thread::spawn(move || Job::follow(&id, 1, 3, SOON).map(|job| job.rank()));
-    // While rank 1 waits, another process cannot have its rank.
+    // While rank 1 waits, no other process can take its rank.
     refused(|timeout| Job::follow(&id, 1, 3, timeout), "another process has that rank");
     assert_eq!(Job::follow(&id, 2, 3, SOON).unwrap().rank(), 2);
     assert_eq!(leader.join().unwrap().unwrap() + first.join().unwrap().unwrap(), 1);
@@ -375,7 +375,7 @@ fn a_name_with_two_addresses_makes_one_job() {
 fn a_host_that_does_not_answer_is_waited_for_no_longer_than_asked() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
-    // SAFETY: the call takes no pointers. It lets the kernel hold few connections.
+    // SAFETY: the call takes no pointers. It shrinks the backlog so that connections queue up.
     assert_eq!(unsafe { libc::listen(listener.as_raw_fd(), 0) }, 0);
     let short = Duration::from_millis(200);
     let held: Vec<_> = (0..8).map_while(|_| TcpStream::connect_timeout(&address, short).ok()).collect();
@@ -422,7 +422,8 @@ fn the_longest_contributions_of_many_pass() {
     threads.into_iter().for_each(|thread| thread.join().unwrap());
 }
 
-/// A launcher with PMI-1: one thread, which answers each line. `stays_away` has no barrier.
+/// A PMI-1 launcher: one thread that answers each line. Without `complete`, one process never
+/// reaches the barrier.
 fn launcher(sockets: Vec<UnixStream>, complete: bool) -> thread::JoinHandle<usize> {
     thread::spawn(move || {
         let mut store = std::collections::HashMap::new();

@@ -1,5 +1,5 @@
-//! Atomics executed by the provider against the model of core's tests:
-//! each operation, width and form.
+//! Checks atomics that the provider executes against the model of core's tests, for each operation,
+//! width and form.
 
 use fishplate_core::error::PostError;
 use fishplate_core::op::{Amo, AmoOp, AmoSet};
@@ -36,14 +36,14 @@ fn every_operation(name: &str, ask: &Ask<'_>) {
                     let amo = Amo { op, width, operand: random.next(), compare };
                     let what = format!("{name}, seed {seed}: {amo:?} on {old:#x}");
                     let place = memory.ptr().cast::<u64>();
-                    // SAFETY: 64 bytes; nobody else is writing.
+                    // SAFETY: the place has 64 bytes, and no other code writes them now.
                     unsafe { place.as_ptr().add(1).write((old & mask) | (around & !mask)) };
                     *fetched = !0;
                     let mut seen = Seen::default();
                     let result = fetch.then_some((&mut *fetched).into());
                     let remote = Remote { key, offset: 8 };
                     ends += 1;
-                    // SAFETY: the place for the result is leaked, and read after the end.
+                    // SAFETY: the result's memory is leaked, and read only after the completion.
                     while unsafe { link.rails[0].post_atomic(TO, amo, remote, result, ends) }
                         == Err(PostError::Again)
                     {
@@ -60,7 +60,7 @@ fn every_operation(name: &str, ask: &Ask<'_>) {
                         assert!(turns < 5_000_000, "{what}: no end");
                     }
                     assert_eq!(seen.done, [(ends, Ok(()))], "{what}");
-                    // SAFETY: 64 bytes; nobody else is writing.
+                    // SAFETY: the place has 64 bytes, and no other code writes them now.
                     let (before, now, after) = unsafe {
                         let place = place.as_ptr();
                         (place.read(), place.add(1).read(), place.add(2).read())
@@ -72,7 +72,7 @@ fn every_operation(name: &str, ask: &Ask<'_>) {
             }
         }
         let odd = Amo { op: AmoOp::Add, width: 3, operand: 1, compare: 0 };
-        // SAFETY: nothing is fetched.
+        // SAFETY: no result is fetched, so there is no memory to keep.
         let result = unsafe { link.rails[0].post_atomic(TO, odd, Remote { key, offset: 8 }, None, 0) };
         assert_eq!(result, Err(PostError::Unsupported));
     }
@@ -88,7 +88,7 @@ fn atomics_over_shm_are_what_the_model_says() {
     every_operation("shm", &with_atomics("shm"));
 }
 
-/// `net` of 1.17 advertises atomics and has none; 2.x does not offer them.
+/// `net` of 1.17 advertises atomics but does not implement them; 2.x does not advertise them.
 #[test]
 fn advertised_atomics_without_operations_are_not_believed() {
     if let Some(why) = support::absent() {

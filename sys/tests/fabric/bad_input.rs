@@ -1,5 +1,5 @@
-//! What is asked wrongly: a library that is not there or is none, unknown providers and interfaces,
-//! configuration out of range, addresses that are none or of another kind of rail.
+//! Invalid input: a missing library, a file that is no library, unknown providers and interfaces,
+//! configuration out of range, malformed addresses, and addresses of another kind of rail.
 
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
@@ -26,7 +26,7 @@ macro_rules! needs_library {
 
 #[test]
 fn a_missing_library_is_named() {
-    // SAFETY: nothing lies there.
+    // SAFETY: the file does not exist, so nothing is loaded.
     let error = unsafe { Library::open(Some(c"/nowhere/libfabric.so.1")) }.unwrap_err();
     assert!(
         matches!(&error, LoadError::NotFound { path, .. } if path == "/nowhere/libfabric.so.1"),
@@ -37,7 +37,7 @@ fn a_missing_library_is_named() {
 
 #[test]
 fn something_else_than_libfabric_is_refused() {
-    // SAFETY: the C library is loaded already: nothing new runs.
+    // SAFETY: the C library is loaded already, so no initializer runs.
     let error = unsafe { Library::open(Some(c"libc.so.6")) }.unwrap_err();
     assert!(matches!(error, LoadError::NoSymbol { symbol: "fi_getinfo", .. }), "{error:?}");
 }
@@ -68,7 +68,7 @@ fn hardware_that_is_not_there_is_answered_likewise() {
     needs_library!("hardware");
     for provider in ["efa-direct", "cxi", "verbs;ofi_rxm", "psm3"] {
         match choose(support::library(), &Ask::new(provider)) {
-            // A machine that has it.
+            // This machine has the provider.
             Ok(offer) => assert_eq!(offer.persona.name, provider),
             Err(error) => assert!(error.to_string().contains(provider), "{provider}: {error}"),
         }
@@ -101,7 +101,7 @@ fn offers_are_refused_with_a_reason_and_another_provider_is_never_taken() {
         }
         assert!(rejected.iter().all(|no| !no.why.to_string().is_empty()));
     }
-    // Plain tcp of 1.x is layered under rxm when asked for reliable datagrams: this is refused.
+    // When asked for reliable datagrams, 1.x layers tcp under rxm; the plain provider is refused.
     if library.version() < (2, 0) {
         let (_, rejected) = negotiate::offers(library, &Ask::new("tcp")).unwrap();
         assert!(
@@ -109,7 +109,7 @@ fn offers_are_refused_with_a_reason_and_another_provider_is_never_taken() {
             "{rejected:?}"
         );
     }
-    // shm does not drive itself.
+    // shm does not support automatic progress.
     let ask = Ask { progress: Some(Progress::Auto), ..Ask::new("shm") };
     assert!(choose(library, &ask).is_err());
     assert_eq!(choose(library, &Ask::new("shm")).unwrap().progress, Progress::Manual);
@@ -172,8 +172,8 @@ fn addresses_that_are_none_attach_nobody() {
     assert!(matches!(a.attach(Peer(0), &own), Err(AttachError::Config(_))), "our own, under another number");
 }
 
-/// The provider is not told how long an address is. What is cut off lies on a page that nobody may
-/// read.
+/// The provider is not told how long an address is. Truncated addresses end at a page that is not
+/// readable.
 #[test]
 fn addresses_are_as_long_as_the_provider_takes_them_to_be() {
     needs_library!("addresses_are_as_long");
@@ -193,7 +193,7 @@ fn addresses_are_as_long_as_the_provider_takes_them_to_be() {
     }
 }
 
-/// Memory, heads and bodies that end where a page begins that nobody may touch, on both sides.
+/// Memory, headers and bodies end at an inaccessible page, on both sides.
 #[test]
 fn nothing_beyond_what_was_handed_over_is_touched() {
     needs_library!("nothing_beyond");
@@ -206,7 +206,7 @@ fn nothing_beyond_what_was_handed_over_is_touched() {
             let (mut here, mut there) = (Seen::default(), Seen::default());
             for len in [1usize, 7, 8, 64, 65, 128, 129, 1000, 4096, 4097, 20_000] {
                 let (mut from, mut to) = (Fence::new(len), Fence::new(len));
-                // SAFETY: deregistered below, when nothing is outstanding.
+                // SAFETY: deregistered below, when nothing is in flight.
                 let (ours, theirs) = unsafe { (from.region(), to.region()) };
                 let (mine, desc) = a.register(&ours).unwrap();
                 let (key, _) = b.register(&theirs).unwrap();
@@ -226,7 +226,7 @@ fn nothing_beyond_what_was_handed_over_is_touched() {
                         there.landed.clear();
                         there.messages.clear();
                     };
-                // SAFETY: source and target stay until the write is over and has landed.
+                // SAFETY: source and target stay valid until the write has completed and landed.
                 let posted =
                     insist(&mut a, &mut b, |a| unsafe { a.post_write(Peer(0), local, remote, Some(3), 9) });
                 both(&mut a, &mut b, &|here, there| {
@@ -234,7 +234,7 @@ fn nothing_beyond_what_was_handed_over_is_touched() {
                 });
                 assert!(to.bytes().iter().all(|&byte| byte == len as u8 | 1), "{provider}: {len} bytes");
                 from.bytes().fill(0);
-                // SAFETY: as above.
+                // SAFETY: source and target stay valid until the read has completed.
                 insist(&mut a, &mut b, |a| unsafe { a.post_read(Peer(0), local, remote, 9) });
                 both(&mut a, &mut b, &|here, _| !here.done.is_empty());
                 assert!(from.bytes().iter().all(|&byte| byte == len as u8 | 1), "{provider}: {len} bytes");
@@ -254,7 +254,7 @@ fn nothing_beyond_what_was_handed_over_is_touched() {
     }
 }
 
-/// Posts; where the two must connect first, both work on that.
+/// Posts. If the two rails must connect first, polls both until the post is accepted.
 fn insist(
     rail: &mut FabricRail,
     other: &mut FabricRail,
@@ -294,7 +294,7 @@ fn tables_fill_up_and_say_so() {
 
     let memory = Box::leak(Box::new([0u64; 8]));
     let ptr = NonNull::from(&mut memory[0]).cast();
-    // SAFETY: leaked, and touched by nobody.
+    // SAFETY: the memory is leaked, and nothing else accesses it.
     let region = |len| unsafe { Region::new(ptr, len, RegionKind::Private) };
     assert_eq!(rail.register(&region(0)), Err(AttachError::BadRange));
     let keys: Vec<_> = (0..SMALL.max_regions).map(|_| rail.register(&region(64)).unwrap().0).collect();

@@ -1,4 +1,4 @@
-//! What a fence cuts off: whatever the peer has sent or sends, nothing lands behind it.
+//! Fencing a peer: once the fence has completed, nothing that the peer sends lands.
 
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
@@ -38,13 +38,13 @@ impl Ends {
         Ends { a, b, source, desc, memory, key, here: Seen::default(), there: Seen::default(), written: 0 }
     }
 
-    /// Writes other bytes to the next slot, if there is room for a post.
+    /// Writes new bytes to the next slot. Returns whether the post was accepted.
     fn write(&mut self) -> bool {
         let n = self.written;
         let local = Local { ptr: self.source.ptr(), len: LEN, desc: self.desc };
         let remote = Remote { key: self.key, offset: (n as usize % SLOTS * LEN) as u64 };
-        // SAFETY: the memory is never freed. That it changes under earlier writes is the point:
-        // each byte that lands late is told apart from what was there.
+        // SAFETY: the memory is never freed. It changes under earlier writes on purpose: a late
+        // write shows as bytes that differ from those there before.
         let posted = unsafe {
             self.source.ptr().as_ptr().write_bytes(n as u8, LEN);
             self.a.post_write(TO, local, remote, Some(n), u64::from(n))
@@ -68,22 +68,23 @@ impl Ends {
 
     fn bytes(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.memory.len()];
-        // SAFETY: never freed; a racing write of the provider is what the test looks for.
+        // SAFETY: the memory is never freed. The test looks for exactly this race with the
+        // provider.
         unsafe { copy(self.memory.ptr(), &mut bytes) };
         bytes
     }
 }
 
 /// # Safety
-/// Readable.
+/// `from` is readable for `into.len()` bytes.
 unsafe fn copy(from: NonNull<u8>, into: &mut [u8]) {
     for (at, byte) in into.iter_mut().enumerate() {
-        // SAFETY: as this function requires.
+        // SAFETY: `at` is below `into.len()`, which this function's contract covers.
         *byte = unsafe { from.as_ptr().add(at).read_volatile() };
     }
 }
 
-/// The origin goes on writing, before the fence and behind it, and knows nothing of it.
+/// The origin keeps writing before and after the fence, and is not told of it.
 fn nothing_lands_behind(ask: &Ask<'_>, config: FabricConfig, seed: u64) {
     let mut random = Random(!seed);
     let mut ends = Ends::new(ask, config, seed);
@@ -91,7 +92,7 @@ fn nothing_lands_behind(ask: &Ask<'_>, config: FabricConfig, seed: u64) {
         ends.write();
         !ends.there.landed.is_empty()
     });
-    // Some are posted, some under way, some in the sockets.
+    // Some are only posted, some are in flight, and some sit in socket buffers.
     for _ in 0..random.below(60) {
         ends.write();
         if random.below(3) == 0 {
@@ -113,7 +114,7 @@ fn nothing_lands_behind(ask: &Ask<'_>, config: FabricConfig, seed: u64) {
     assert!(ends.bytes() == before, "seed {seed}: memory was written behind the fence");
     assert_eq!(ends.there.landed.len(), landed, "seed {seed}: a write was reported behind the fence");
     assert_eq!(ends.there.down, [], "seed {seed}: the caller knows that this peer is cut off");
-    // Both attach each other anew, and all is as before.
+    // Both attach each other again; traffic flows as before.
     ends.a.detach(TO);
     ends.b.detach(FROM);
     ends.until("the posts of the old attachment", |ends| ends.here.done.len() as u32 == ends.written);
@@ -128,7 +129,7 @@ fn nothing_lands_behind(ask: &Ask<'_>, config: FabricConfig, seed: u64) {
     assert_eq!(ends.there.landed.last().map(|&(peer, n)| (peer, n + 1)), Some((FROM, ends.written)));
 }
 
-/// What the end that fences has outstanding itself ends once, and leaves its memory alone.
+/// Operations of the fencing end complete exactly once, and leave their memory alone afterwards.
 fn own_posts_end(ask: &Ask<'_>, config: FabricConfig, seed: u64) {
     let mut random = Random(!seed);
     let mut ends = Ends::new(ask, config, seed);
@@ -142,7 +143,7 @@ fn own_posts_end(ask: &Ask<'_>, config: FabricConfig, seed: u64) {
             ends.a.poll(1, &mut ends.here);
         }
     }
-    // A peer beside it, which does not answer.
+    // A third peer, which never answers.
     let third = support::open(ask, config, seed ^ 0xbeef);
     ends.a.attach(Peer(7), &third.address().unwrap()).unwrap();
     assert_eq!(ends.a.fence(TO), Fence::Fenced, "seed {seed}");
@@ -189,7 +190,7 @@ fn other_providers_do_not_claim_to_fence() {
         let mut link = pair(&manual(provider), TRACKED, 1);
         assert_eq!(link.rails[1].fence(FROM), Fence::Unknown, "{provider}");
         assert_eq!(link.rails[1].fence(Peer(9)), Fence::Unknown, "{provider}: nobody");
-        // Nothing has changed.
+        // Nothing may have changed.
         let mut seen = Seen::default();
         link.rails[1].poll(8, &mut seen);
         assert_eq!(seen.down, [], "{provider}");

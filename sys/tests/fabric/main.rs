@@ -1,5 +1,5 @@
-//! [`FabricRail`](fishplate_sys::fabric::FabricRail) on the providers that work on any machine, in
-//! one process: the contract of `Rail`. Each module of tests is a provider and a choice of ways.
+//! The contract of `Rail` for [`FabricRail`](fishplate_sys::fabric::FabricRail) on the providers
+//! that work on any machine, in one process. Each test module is one provider and configuration.
 
 mod atomics;
 mod bad_input;
@@ -27,7 +27,7 @@ use fishplate_sys::fabric::persona::Notify;
 use fishplate_sys::fabric::{Ask, FabricConfig, FabricRail};
 use support::{open, rails};
 
-/// The two ends, as they number each other.
+/// The number by which each end knows the other.
 const TO: Peer = Peer(5);
 const FROM: Peer = Peer(2);
 
@@ -39,13 +39,13 @@ fn pair(ask: &Ask<'_>, config: FabricConfig, seed: u64) -> Link<FabricRail> {
     Link { rails: ends.into(), origin: 0, target: 1, to: TO, from: FROM }
 }
 
-/// Ends the target without a good-bye.
-/// One that drives itself may have served everything before, and then nothing is missing.
+/// Ends the target without a goodbye. Returns false if nothing was lost: a provider with automatic
+/// progress may have served everything before.
 fn kill(link: &mut Link<FabricRail>) -> bool {
     let info = &link.rails[0].offer().info;
     let (major, minor) = info.library().version();
     if info.provider() == "shm" && major >= 2 {
-        // Across processes it does not; `processes` kills one.
+        // Between processes it would be noticed; `processes` kills one.
         println!(
             "SKIPPED a peer that dies in the same process over shm: that of libfabric {major}.{minor} goes on reading the memory of an \
              endpoint that this process has closed, and crashes"
@@ -61,7 +61,7 @@ fn kill(link: &mut Link<FabricRail>) -> bool {
 
 const TAKEN: &str = "what the provider has taken it carries out";
 
-/// Polled by its owner and by nobody else, so that what a test does not poll for does not happen.
+/// Manual progress: only the owner polls, so nothing happens between a test's polls.
 const fn manual(provider: &'static str) -> Ask<'static> {
     Ask { progress: Some(Progress::Manual), ..Ask::new(provider) }
 }
@@ -74,7 +74,8 @@ const fn with_atomics(provider: &'static str) -> Ask<'static> {
     Ask { atomics: true, ..manual(provider) }
 }
 
-/// Writes that the provider copies end at once without an error: a refusal of one goes unseen.
+/// Writes that the provider copies complete at once, and a later refusal of one goes unseen. So
+/// this configuration does not inject.
 const TRACKED: FabricConfig = FabricConfig { inject: false, ..support::SMALL };
 const MORE: FabricConfig = FabricConfig { more: Some(true), ..TRACKED };
 const ATOMICS: FabricConfig = FabricConfig { native_atomics: true, ..TRACKED };
@@ -99,7 +100,7 @@ rails! {
     shm_atomics: with_atomics("shm"), ATOMICS, None;
 }
 
-/// What is held back goes out with the flush: nobody polls the origin after it.
+/// The flush posts what was held back; nobody polls the origin after it.
 #[test]
 fn a_flush_closes_the_batch() {
     if let Some(why) = support::absent() {
@@ -114,10 +115,10 @@ fn a_flush_closes_the_batch() {
     origin.import(TO, key, 4096).unwrap();
     let (local, remote) = (Local { ptr: source.ptr(), len: 1024, desc }, Remote { key, offset: 0 });
     let (mut there, mut here) = (conformance::Seen::default(), conformance::Seen::default());
-    // The first one also connects the two.
+    // The first write also makes the two connect.
     for n in 0..3 {
         let before = there.landed.len();
-        // SAFETY: the source is never freed, and nobody changes it.
+        // SAFETY: the source is never freed or changed.
         while unsafe { origin.post_write(TO, local, remote, Some(n), 0) } == Err(PostError::Again) {
             origin.poll(8, &mut here);
         }
@@ -128,7 +129,7 @@ fn a_flush_closes_the_batch() {
         origin.flush();
         let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
         while there.landed.len() == before {
-            // It takes both to connect.
+            // Connecting needs progress on both sides.
             if n == 0 {
                 origin.poll(8, &mut here);
             }
@@ -141,7 +142,7 @@ fn a_flush_closes_the_batch() {
     }
 }
 
-/// Looks, whenever something is reported, how often the hook was called.
+/// A sink that records, at each event, how often the hook has been called.
 struct Looks(Arc<AtomicU32>, Vec<(&'static str, u32)>);
 
 impl Sink for Looks {
@@ -178,7 +179,7 @@ fn a_device_is_flushed_before_arrivals_are_reported_and_not_for_ends() {
     let local = Local { ptr: source.ptr(), len: 64, desc };
     for n in 0..10u32 {
         let (landed, ended) = (there.1.len(), here.1.len());
-        // SAFETY: the source is never freed, and nobody changes it.
+        // SAFETY: the source is never freed or changed.
         while unsafe { origin.post_write(TO, local, Remote { key, offset: 0 }, Some(n), 0) }
             == Err(PostError::Again)
         {

@@ -1,4 +1,5 @@
-//! Two processes: data both ways, and a peer killed midway. The child is this test binary again.
+//! Two processes: data in both directions, and a peer killed in between. The child runs this same
+//! test binary.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
@@ -18,7 +19,7 @@ const LEN: usize = 1 << 20;
 const DEADLINE: Duration = Duration::from_millis(500);
 const CONFIG: FabricConfig = FabricConfig { deadline: Some(DEADLINE), depth: 64, ..support::SMALL };
 
-/// Far enough for anything that is expected to happen.
+/// A deadline for anything that must happen.
 fn soon() -> Instant {
     Instant::now() + Duration::from_secs(30)
 }
@@ -93,7 +94,8 @@ fn say(rail: &mut FabricRail, seen: &mut Seen, bytes: &[u8]) {
 fn memory() -> (&'static mut [u8], Region) {
     let bytes = Box::leak(vec![0u8; LEN].into_boxed_slice());
     let ptr = NonNull::new(bytes.as_mut_ptr()).unwrap();
-    // SAFETY: leaked; looked at only after a word said that nobody is writing, through raw copies.
+    // SAFETY: leaked. It is read by raw copies, after a message has said that no write is in
+    // flight.
     (bytes, unsafe { Region::new(ptr, LEN, RegionKind::Private) })
 }
 
@@ -101,13 +103,13 @@ fn pattern(round: u32, len: usize) -> Vec<u8> {
     (0..len).map(|i| (i as u32).wrapping_mul(2_654_435_761).wrapping_add(round).to_le_bytes()[2]).collect()
 }
 
-/// How much is written in a round.
+/// Bytes written in a round.
 fn length(round: u32) -> usize {
     [8, 100, 4096, 70_000, LEN, 1][round as usize % 6]
 }
 
-/// The child's part, if this process is one: tells its address and its memory, then answers each
-/// word with whether the data was there, until it is killed.
+/// The child's part, if this process is the child: sends its address and region, then answers each
+/// message with whether the data has arrived, until it is killed.
 #[test]
 fn child() {
     let Ok(provider) = env::var("FISHPLATE_TEST_PROVIDER") else { return };
@@ -188,7 +190,7 @@ fn two_processes(name: &str, provider: &str, config: FabricConfig) {
         bytes[..len].copy_from_slice(&pattern(round, len));
         let local = Local { ptr: region.ptr(), len, desc };
         let ends = seen.done.len();
-        // SAFETY: the source is leaked, and changed only after the post is done and answered.
+        // SAFETY: the source is leaked, and changes only after the write is complete and answered.
         let posted = insist(&mut rail, &mut seen, |rail| unsafe {
             rail.post_write(PEER, local, remote, Some(round), round as u64)
         });
@@ -199,7 +201,7 @@ fn two_processes(name: &str, provider: &str, config: FabricConfig) {
         });
         assert_eq!(seen.messages.last().unwrap().1, [1], "{name}: round {round} of {len} bytes");
         bytes[..len].fill(0);
-        // SAFETY: likewise.
+        // SAFETY: the target is leaked, and nothing reads it before the completion.
         insist(&mut rail, &mut seen, |rail| unsafe { rail.post_read(PEER, local, remote, 1000) });
         until(&mut rail, &mut seen, |seen| seen.done.len() == ends + pending + 1);
         assert!(bytes[..len] == pattern(round, len), "{name}: read back in round {round}");
@@ -207,7 +209,7 @@ fn two_processes(name: &str, provider: &str, config: FabricConfig) {
     assert!(seen.done.iter().all(|(_, result)| result.is_ok()), "{seen:?}");
     assert!(seen.down.is_empty(), "{seen:?}");
 
-    // Killed with reads under way, which it cannot answer any more.
+    // Kills the child while reads are in flight.
     child.0.kill().unwrap();
     child.0.wait().unwrap();
     let began = Instant::now();
@@ -215,7 +217,7 @@ fn two_processes(name: &str, provider: &str, config: FabricConfig) {
     let local = Local { ptr: region.ptr(), len: 4096, desc };
     while posts < 8 {
         assert!(began.elapsed() < 20 * DEADLINE, "{name}: refused for ever, and nothing said: {rail:?}");
-        // SAFETY: likewise.
+        // SAFETY: the target is leaked, and nothing reads it before the completion.
         match unsafe { rail.post_read(PEER, local, remote, posts) } {
             Ok(_) => posts += 1,
             Err(PostError::Again) => {
@@ -227,7 +229,7 @@ fn two_processes(name: &str, provider: &str, config: FabricConfig) {
         }
     }
     until(&mut rail, &mut seen, |seen| !seen.down.is_empty() && seen.done.len() == ends + posts as usize);
-    // Two deadlines: one until it is seen, one more for what it still owes.
+    // One deadline to detect the failure, one more to fail the outstanding operations.
     assert!(began.elapsed() < 20 * DEADLINE, "{name}: after {:?}", began.elapsed());
     assert_eq!(seen.down, [(PEER, PeerError::Lost)], "{name}");
     for (_, result) in &seen.done[ends..] {
@@ -236,7 +238,7 @@ fn two_processes(name: &str, provider: &str, config: FabricConfig) {
             "{name}: {result:?}"
         );
     }
-    // SAFETY: likewise.
+    // SAFETY: the target is leaked, and nothing reads it before the completion.
     let late = unsafe { rail.post_read(PEER, local, remote, 5000) };
     assert_eq!(late, Err(PostError::PeerDown), "{name}");
     rail.detach(PEER);

@@ -1,4 +1,4 @@
-//! A libfabric for the tests, and rails on it. `FISHPLATE_LIBFABRIC` names another library.
+//! The libfabric under test, and rails on it. `FISHPLATE_LIBFABRIC` names another library.
 
 use std::env;
 use std::ffi::CString;
@@ -11,11 +11,11 @@ use fishplate_core::mem::Untrusted;
 use fishplate_sys::fabric::rail::{DeviceMemory, Dmabuf, Interface};
 use fishplate_sys::fabric::{Ask, FabricConfig, FabricRail, Library, LoadError, negotiate};
 
-/// A deadline that tests wait for. Longer than a peer takes to connect on a loaded machine: rxm
-/// looks for connections every 10 ms only.
+/// A deadline for tests that wait until it expires. It exceeds the time to connect on a loaded
+/// machine: rxm looks for connections only every 10 ms.
 pub const SHORT: Duration = Duration::from_millis(300);
 
-/// Small enough that everything runs out.
+/// So small that every table runs out.
 pub const SMALL: FabricConfig = FabricConfig {
     max_peers: 16,
     max_message: 1024,
@@ -35,21 +35,21 @@ pub const SMALL: FabricConfig = FabricConfig {
 fn loaded() -> &'static Result<Library, LoadError> {
     static LIBRARY: OnceLock<Result<Library, LoadError>> = OnceLock::new();
     let path = env::var("FISHPLATE_LIBFABRIC").ok().and_then(|path| CString::new(path).ok());
-    // SAFETY: what the linker finds by this name, or the tester names, is a libfabric.
+    // SAFETY: the linker's library of this name, or the one that the tester names, is a libfabric.
     LIBRARY.get_or_init(|| unsafe { Library::open(path.as_deref()) })
 }
 
-/// Why there is no library, if there is none.
+/// Returns the reason if there is no library.
 pub fn absent() -> Option<String> {
     loaded().as_ref().err().map(LoadError::to_string)
 }
 
-/// The installed library.
+/// Returns the installed library.
 pub fn library() -> Library {
     loaded().clone().unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// A rail on the loopback interface, where the provider has interfaces.
+/// Opens a rail, on the loopback interface if the provider has interfaces.
 pub fn open(ask: &Ask<'_>, config: FabricConfig, seed: u64) -> FabricRail {
     let interface = if ask.provider == "shm" { None } else { Some("lo") };
     let offer = negotiate(library(), &Ask { interface, ..*ask }).unwrap_or_else(|error| panic!("{error}"));
@@ -57,8 +57,8 @@ pub fn open(ask: &Ask<'_>, config: FabricConfig, seed: u64) -> FabricRail {
     FabricRail::open(&offer, config).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// One module of conformance tests per line: name, what is asked, configuration, and why a region
-/// that was taken back may still be written.
+/// One module of conformance tests per line: name, request, configuration, and the reason if a
+/// deregistered region may still be written.
 macro_rules! rails {
     ($($name:ident: $ask:expr, $config:expr, $reaches_on:expr;)*) => {$(
         mod $name {
@@ -96,10 +96,11 @@ macro_rules! rails {
 }
 pub(crate) use rails;
 
-/// A device of which nothing is registered: the rail flushes it, and this is called.
+/// Device memory without any registrations. The rail still flushes it, and each flush calls the
+/// closure.
 pub struct Flushed<F>(pub F);
 
-// SAFETY: there is no memory of it.
+// SAFETY: it describes no memory.
 unsafe impl<F: FnMut() + Send> DeviceMemory for Flushed<F> {
     fn interface(&self) -> Interface {
         Interface::Cuda

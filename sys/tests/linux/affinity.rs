@@ -1,4 +1,4 @@
-//! Pinning, and what the kernel says of it.
+//! Pinning threads, and the affinity that the kernel reports.
 
 use fishplate_sys::{Errno, affinity};
 

@@ -1,19 +1,20 @@
-//! Whether a thread sleeps, in this process or another.
+//! Detects whether a thread sleeps, in this process or another.
 
 use std::time::{Duration, Instant};
 
-/// The number by which others can ask for this thread. That of a process is its first thread's.
+/// Returns this thread's kernel id, by which others can look it up. A process has the id of its
+/// first thread.
 pub fn this_thread() -> i32 {
-    // SAFETY: a call without arguments.
+    // SAFETY: the call takes no pointers and cannot fail.
     unsafe { libc::gettid() }
 }
 
-/// Returns when a thread sleeps: it has announced that, and a wake-up call must reach it.
+/// Returns once the thread sleeps. By then it has announced its sleep, so a notify must wake it.
 pub fn until_asleep(thread: i32) {
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {
         let stat = std::fs::read_to_string(format!("/proc/{thread}/stat")).expect("the thread is there");
-        // The state is behind the name, which is in parentheses.
+        // In `/proc/.../stat` the state follows the name, which is in parentheses.
         if stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('S')) {
             return;
         }

@@ -1,4 +1,4 @@
-//! The wrappers on the Linux they run on: parking, rings between processes, affinity.
+//! Tests the wrappers on this machine's Linux: parking, rings between processes, affinity.
 
 mod affinity;
 mod asleep;

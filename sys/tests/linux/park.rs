@@ -1,6 +1,6 @@
-//! Sleeping and waking on real futexes: nothing is lost between threads or between processes,
-//! whichever barrier is used; sleeping costs no processor time; a thread that is awake is notified
-//! without a system call.
+//! Sleeping and waking on real futexes. No wake-up is lost between threads or processes, with
+//! either barrier. Sleeping takes no processor time, and notifying an awake thread makes no system
+//! call.
 
 use std::{
     hint,
@@ -22,10 +22,10 @@ use fishplate_core::sync::{
 };
 use fishplate_sys::{LinuxHost, clock};
 
-/// Long enough that only a lost wake-up is noticed by it.
+/// So long that a test notices it only after a lost wake-up.
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// One direction of a ping-pong: how many were sent, and what the other side sleeps on.
+/// One direction of a ping-pong: a counter, and the event that the other side sleeps on.
 #[repr(C)]
 #[derive(Default)]
 struct Lane {
@@ -33,9 +33,9 @@ struct Lane {
     sent: AtomicU64,
 }
 
-/// Answers `rounds` times. Between its steps it dawdles for random moments, from nothing to some
-/// microseconds, and now and then gives up the processor, so that each side is met in every state.
-/// Returns false after a lost wake-up.
+/// Answers `rounds` times. Delays between the steps are random, from nothing to some microseconds,
+/// and sometimes a yield, so that each side meets the other in every state. Returns false after a
+/// lost wake-up.
 fn play(
     host: &LinuxHost,
     idle: &mut Idle,
@@ -44,7 +44,7 @@ fn play(
     rounds: u64,
     random: &mut Random,
 ) -> bool {
-    // Half of the time no delay at all: that is where the races are.
+    // No delay at all in half of the cases: most races are there.
     fn dawdle(host: &LinuxHost, random: &mut Random) {
         for _ in 0..random.below(2) * random.below(200) {
             hint::spin_loop();
@@ -76,9 +76,9 @@ fn play(
     idle.counts().deadline_with_work == 0
 }
 
-/// One thread announces its sleep at about the moment at which another publishes work, over and
-/// over: both leave a common start, and one of them dawdles for a random number of pauses. This is
-/// where a missing barrier shows.
+/// Makes one thread announce its sleep at the moment when another publishes work, again and again:
+/// both start together, and one of them first pauses a random number of times. A missing barrier
+/// shows here.
 fn meet(name: &str, make_host: fn() -> LinuxHost, usual_rounds: u64) {
     let rounds = rounds(usual_rounds);
     let seed = seed(name);
@@ -106,7 +106,7 @@ fn meet(name: &str, make_host: fn() -> LinuxHost, usual_rounds: u64) {
                 while !arrived() {
                     match lane.event.park(&host, SECOND_NS, arrived) {
                         Some(Woken::Deadline) if arrived() => {
-                            // One is enough: lets the notifier run to its end alone.
+                            // One failure is enough: lets the notifier finish alone.
                             start[0].store(u64::MAX, Ordering::SeqCst);
                             return (slept, Some(round));
                         }
@@ -202,13 +202,13 @@ fn no_wake_up_is_lost_on_shared_futexes() {
 fn no_wake_up_is_lost_between_processes() {
     for peer_uses_membarrier in [false, true] {
         let mapping = Mapping::new(4096);
-        // SAFETY: zeroed memory is a lane, inside the mapping and aligned;
-        // both processes use atomics.
+        // SAFETY: both offsets are aligned and inside the mapping; zeroed memory is a valid lane,
+        // and both processes use only atomics.
         let lanes = unsafe { [mapping.at::<Lane>(0).as_ref(), mapping.at::<Lane>(2048).as_ref()] };
         let rounds = rounds(20_000);
         let seed = seed("processes");
         let side = |lanes, serves: bool| {
-            // Made after the fork: registration is a property of the process.
+            // Created after the fork, because membarrier registration belongs to the process.
             let host = LinuxHost::shared().peer_uses_membarrier(peer_uses_membarrier);
             let mut idle = Idle::new(policy_that_parks(0));
             let whole =
@@ -225,7 +225,7 @@ fn no_wake_up_is_lost_between_processes() {
 #[test]
 fn a_sleeper_in_another_process_is_woken() {
     let mapping = Mapping::new(4096);
-    // SAFETY: zeroed memory is an eventcount, inside the mapping and aligned.
+    // SAFETY: aligned and inside the mapping; zeroed memory is a valid eventcount.
     let event: &EventCount = unsafe { mapping.at(0).as_ref() };
     let child =
         Child::run(|| event.park(&LinuxHost::shared(), 30 * SECOND_NS, || false) == Some(Woken::Called));
@@ -239,7 +239,7 @@ fn a_sleeper_in_another_process_is_woken() {
 #[test]
 fn a_sleeper_on_two_eventcounts_is_woken_from_another_process() {
     let mapping = Mapping::new(4096);
-    // SAFETY: zeroed memory is a pair of eventcounts, inside the mapping and aligned.
+    // SAFETY: aligned and inside the mapping; zeroed memory is a valid pair of eventcounts.
     let channels: &Channels = unsafe { mapping.at(0).as_ref() };
     let [send, recv] = [&channels.send, &channels.recv[0]];
     for event in [send, recv] {
@@ -259,9 +259,9 @@ fn a_sleeper_on_two_eventcounts_is_woken_from_another_process() {
 
 #[test]
 fn a_private_wake_up_does_not_reach_a_shared_sleeper() {
-    // Why `LinuxHost::shared` exists: the same call with the private flag wakes nobody.
+    // This is why `LinuxHost::shared` exists: with the private flag, the same call wakes nobody.
     let mapping = Mapping::new(4096);
-    // SAFETY: as above.
+    // SAFETY: aligned and inside the mapping; zeroed memory is a valid eventcount.
     let event: &EventCount = unsafe { mapping.at(0).as_ref() };
     let (sleeps, sleeping) = mpsc::channel();
     let sleeper = thread::scope(|scope| {
@@ -275,7 +275,7 @@ fn a_private_wake_up_does_not_reach_a_shared_sleeper() {
         event.notify(&LinuxHost::private());
         sleeper.join().unwrap()
     });
-    // The word did change, hence not `Deadline`; but the time had to pass.
+    // The word did change, so the result is not `Deadline`, but the time had to pass.
     assert_eq!(sleeper.0, Some(Woken::Called));
     assert!(sleeper.1 >= SECOND_NS / 2);
 }

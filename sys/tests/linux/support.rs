@@ -1,4 +1,4 @@
-//! What the tests of this package share.
+//! Helpers that these tests share.
 
 use std::{
     env,
@@ -6,12 +6,12 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-/// Rounds of a stress test: `FISHPLATE_STRESS`, or else the number given.
+/// Returns the rounds of a stress test: `FISHPLATE_STRESS`, or else `usual`.
 pub fn rounds(usual: u64) -> u64 {
     env::var("FISHPLATE_STRESS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(usual)
 }
 
-/// A seed that differs from run to run, printed so that `FISHPLATE_SEED` can bring it back.
+/// Returns a seed that differs from run to run, and prints it. `FISHPLATE_SEED` repeats a run.
 pub fn seed(test: &str) -> u64 {
     let clock = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_nanos() as u64);
     let seed = env::var("FISHPLATE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(clock);
@@ -19,7 +19,7 @@ pub fn seed(test: &str) -> u64 {
     seed
 }
 
-/// Numbers that look random (xorshift64*).
+/// A pseudo-random generator (xorshift64*).
 pub struct Random(u64);
 
 impl Random {
@@ -35,7 +35,7 @@ impl Random {
     }
 }
 
-/// A memfd mapped into this process and into the children it makes from now on. Starts zeroed.
+/// A memfd mapped into this process and into children forked later. Starts zeroed.
 pub struct Mapping {
     start: NonNull<u8>,
     len: usize,
@@ -43,7 +43,7 @@ pub struct Mapping {
 
 impl Mapping {
     pub fn new(len: usize) -> Self {
-        // SAFETY: plain calls, whose results are checked; the mapping outlives the descriptor.
+        // SAFETY: each result is checked, and the mapping survives closing the descriptor.
         unsafe {
             let fd = libc::memfd_create(c"fishplate-test".as_ptr(), libc::MFD_CLOEXEC);
             assert!(fd >= 0 && libc::ftruncate(fd, len as libc::off_t) == 0);
@@ -55,32 +55,32 @@ impl Mapping {
         }
     }
 
-    /// The `T` at `offset`.
+    /// Returns a pointer to the `T` at `offset`.
     pub fn at<T>(&self, offset: usize) -> NonNull<T> {
         assert!(offset.is_multiple_of(align_of::<T>()) && offset + size_of::<T>() <= self.len);
-        // SAFETY: inside the mapping, as just checked.
+        // SAFETY: the assertion above keeps the `T` inside the mapping.
         unsafe { self.start.add(offset).cast() }
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: mapped by `new`, and nothing borrowed from it outlives it in these tests.
+        // SAFETY: mapped by `new`; these tests keep no reference beyond the mapping.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
     }
 }
 
-/// A child process that runs `body` and says whether it returned true.
+/// A forked child that runs `body` and exits with its result.
 pub struct Child(libc::pid_t);
 
 impl Child {
-    /// Forks. `body` must not allocate, lock or panic:
-    /// another thread may hold a lock at this moment.
+    /// Forks. `body` must not allocate, lock or panic, because another thread may hold a lock
+    /// during the fork.
     pub fn run(body: impl FnOnce() -> bool) -> Self {
-        // SAFETY: the child calls `body`, which does only what a forked child may,
-        // and leaves by `_exit`.
+        // SAFETY: the child calls only `body`, which keeps to what a forked child may do, and
+        // `_exit`.
         match unsafe { libc::fork() } {
-            // SAFETY: as above.
+            // SAFETY: `_exit` runs no handlers of the parent.
             0 => unsafe { libc::_exit(if body() { 0 } else { 1 }) },
             pid => {
                 assert!(pid > 0);
@@ -89,7 +89,7 @@ impl Child {
         }
     }
 
-    /// Its process number.
+    /// Returns the process id.
     pub fn id(&self) -> libc::pid_t {
         self.0
     }
@@ -99,10 +99,10 @@ impl Child {
         let until = Instant::now() + Duration::from_secs(60);
         loop {
             let mut status = 0;
-            // SAFETY: our own child, which nobody else waits for.
+            // SAFETY: our own child, which nothing else waits for.
             match unsafe { libc::waitpid(self.0, &mut status, libc::WNOHANG) } {
                 0 if Instant::now() > until => {
-                    // SAFETY: as above.
+                    // SAFETY: the child has not been reaped, so its id is not reused.
                     unsafe { libc::kill(self.0, libc::SIGKILL) };
                 }
                 0 => std::thread::sleep(Duration::from_millis(1)),
