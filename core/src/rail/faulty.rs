@@ -1,10 +1,10 @@
-//! A rail that misbehaves on purpose: wraps any other, holds posts back, lets them overtake each
-//! other, refuses, fails, and reports little at a time. Seeded: the same seed and use do the same
-//! again.
+//! A rail that misbehaves on purpose. It wraps another rail, holds posts back, reorders them,
+//! refuses or fails some, and reports few events at a time. The same seed and use repeat the same
+//! faults.
 //!
-//! Always built, because users test their own stacks with it. Never blocks or allocates: what is
-//! held back lies inside the value. Every wrapped rail keeps the [contract](super); this one keeps
-//! all of it but order.
+//! Always built, because users test their own code with it. Never blocks or allocates: posts that
+//! are held back are stored inside the value. The wrapped rail keeps the whole [contract](super);
+//! this one keeps all of it except order.
 
 use core::ptr::NonNull;
 
@@ -17,30 +17,30 @@ use crate::op::AmoSet;
 /// Longest message, in bytes.
 const MESSAGE: usize = 256;
 
-/// Linux's codes for the failures made up here.
+/// Linux's `EIO`, the code of the failures made up here.
 const EIO: i32 = -5;
 const EINVAL: i32 = -22;
 
-/// What goes wrong, each out of 1000.
+/// Fault rates, each per 1000.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Faults {
-    /// Posts that are held back, to be posted in some later poll, in any order.
+    /// Posts that are held back, and posted at a later poll, in any order.
     pub hold: u16,
-    /// Polls for which a post is held back.
+    /// Chance at each poll that a post stays held back.
     pub keep: u16,
     /// Posts refused with [`PostError::Again`].
     pub again: u16,
     /// Posts that are accepted, dropped, and end with [`CompleteError::Failed`].
     pub fail: u16,
-    /// Polls cut to one event.
+    /// Polls that report only one event.
     pub short: u16,
 }
 
 impl Faults {
-    /// Nothing goes wrong.
+    /// No faults.
     pub const NONE: Faults = Faults { hold: 0, keep: 0, again: 0, fail: 0, short: 0 };
 
-    /// Everything late and out of order, queues often full, nothing lost.
+    /// Everything arrives late and out of order, and queues are often full. Nothing is lost.
     pub const DISORDER: Faults = Faults { hold: 700, keep: 700, again: 100, fail: 0, short: 300 };
 }
 
@@ -60,15 +60,15 @@ enum Post {
         len: u16,
     },
     Fail,
-    /// Posted, and over at once: only its end is to be reported.
+    /// Already executed; only its completion is left to report.
     Over(Result<(), CompleteError>),
 }
 
-/// What became of a post that was held back.
+/// The fate of a post that was held back.
 enum Fate {
     /// The inner rail has no room yet.
     Held,
-    /// The inner rail has it, and will report its end.
+    /// The inner rail has accepted it, and will report its completion.
     Passed,
     /// It is complete.
     Over(Result<(), CompleteError>),
@@ -82,11 +82,10 @@ struct Held {
     bytes: [u8; MESSAGE],
 }
 
-// SAFETY: the pointers name memory of accepted posts,
-// which the rail's driver may touch on any thread.
+// SAFETY: the pointers come from accepted posts, and the rail's driver may use them on any thread.
 unsafe impl Send for Held {}
 
-/// `R`, misbehaving. Holds back at most `HELD` posts at a time.
+/// Wraps `R` and adds faults. Holds back at most `HELD` posts at a time.
 pub struct Faulty<R, const HELD: usize = 32> {
     inner: R,
     faults: Faults,
@@ -96,22 +95,22 @@ pub struct Faulty<R, const HELD: usize = 32> {
 }
 
 impl<R: Rail, const HELD: usize> Faulty<R, HELD> {
-    /// Wraps a rail.
+    /// Wraps `inner`.
     pub fn new(inner: R, faults: Faults, seed: u64) -> Self {
         Faulty { inner, faults, random: Random::new(seed), held: [None; HELD], count: 0 }
     }
 
-    /// The rail inside.
+    /// Returns the inner rail.
     pub fn inner_mut(&mut self) -> &mut R {
         &mut self.inner
     }
 
-    /// Changes what goes wrong from now on.
+    /// Changes the fault rates.
     pub fn set_faults(&mut self, faults: Faults) {
         self.faults = faults;
     }
 
-    /// Decides what becomes of a post: refused, held back (`true`), or let through.
+    /// Decides the fate of a post: refused, held back (`true`) or passed on (`false`).
     fn fate(&mut self) -> Result<bool, PostError> {
         if self.random.permille(self.faults.again) {
             return Err(PostError::Again);
@@ -140,18 +139,18 @@ impl<R: Rail, const HELD: usize> Faulty<R, HELD> {
         Ok(Posted::Pending)
     }
 
-    /// Completes the held-back posts of a peer.
+    /// Fails the held-back posts of a peer.
     fn drop_held(&mut self, peer: Peer) {
         for held in self.held.iter_mut().flatten().filter(|held| held.peer == peer) {
             held.post = Post::Over(Err(CompleteError::PeerDown));
         }
     }
 
-    /// Posts what was held back.
+    /// Tries to post a held-back post.
     fn let_go(&mut self, held: &Held) -> Fate {
         let Held { peer, cx, post, bytes } = held;
-        // SAFETY: the held-back post's caller keeps the memory until its completion,
-        // which is not reported yet.
+        // SAFETY: the caller of this post keeps its memory until the completion, which is not
+        // reported yet.
         let posted = unsafe {
             match post {
                 Post::Write { local, remote, data } => {
@@ -176,23 +175,23 @@ impl<R: Rail, const HELD: usize> Faulty<R, HELD> {
     }
 }
 
-/// What the owner of an engine may do with a [`Faulty`] rail in it.
+/// Access to a [`Faulty`] rail inside an engine.
 pub struct FaultySetup<'a, R: Rail + 'a, const HELD: usize>(&'a mut Faulty<R, HELD>);
 
 impl<R: Rail, const HELD: usize> FaultySetup<'_, R, HELD> {
-    /// The rail inside.
+    /// Returns the setup access of the inner rail.
     pub fn inner_mut(&mut self) -> R::Setup<'_> {
         self.0.inner.setup()
     }
 
-    /// Changes what goes wrong from now on.
+    /// Changes the fault rates.
     pub fn set_faults(&mut self, faults: Faults) {
         self.0.set_faults(faults);
     }
 }
 
-// SAFETY: a post that is held back is pending, its end is reported once, and after that nothing
-// here remembers it. Memory is never mapped. The rest is the inner rail's, which stays the same.
+// SAFETY: a held-back post stays pending, completes once, and is forgotten after that. Nothing is
+// mapped. Everything else is up to the inner rail, which stays the same.
 unsafe impl<R: Rail, const HELD: usize> Rail for Faulty<R, HELD> {
     type Setup<'a>
         = FaultySetup<'a, R, HELD>
@@ -224,7 +223,7 @@ unsafe impl<R: Rail, const HELD: usize> Rail for Faulty<R, HELD> {
         self.inner.deregister(key)
     }
 
-    /// Never maps: what is mapped would go past this rail.
+    /// Never maps: access through a mapping would bypass this rail.
     fn touches(&mut self, memory: Local) -> bool {
         let held = self.held.iter().flatten().any(|held| match held.post {
             Post::Write { local, .. } | Post::Read { local, .. } => {
@@ -277,7 +276,7 @@ unsafe impl<R: Rail, const HELD: usize> Rail for Faulty<R, HELD> {
         }
         match hold {
             true => self.hold(peer, cx, Post::Write { local, remote, data }),
-            // SAFETY: same contract.
+            // SAFETY: forwards the arguments; the inner method has the same contract.
             false => unsafe { self.inner.post_write(peer, local, remote, data, cx) },
         }
     }
@@ -295,7 +294,7 @@ unsafe impl<R: Rail, const HELD: usize> Rail for Faulty<R, HELD> {
         }
         match hold {
             true => self.hold(peer, cx, Post::Read { local, remote }),
-            // SAFETY: same contract.
+            // SAFETY: forwards the arguments; the inner method has the same contract.
             false => unsafe { self.inner.post_read(peer, local, remote, cx) },
         }
     }

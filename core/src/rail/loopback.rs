@@ -1,7 +1,7 @@
 //! A rail to oneself: every peer is this process. For tests, and to measure the engine alone.
 //!
-//! Never blocks, allocates or calls the system; memory is inside the value. Events come in the
-//! order posted. Wrap it in [`Faulty`](super::faulty::Faulty) for disorder.
+//! Never blocks, allocates or makes system calls; its memory is inside the value. Events arrive in
+//! the order posted. Wrap it in [`Faulty`](super::faulty::Faulty) for disorder.
 
 use core::ptr::{self, NonNull};
 
@@ -19,8 +19,8 @@ const RMA: usize = 1 << 30;
 /// Regions that can be registered at once.
 const REGIONS: usize = 16;
 
-/// A place for a region: where it lies, whether it is mapped for its importers, and how often the
-/// place was used, which is part of its key.
+/// A registration: the region's address, whether importers get a mapping, and how often this slot
+/// has been used. The use count is part of the key.
 #[derive(Clone, Copy)]
 struct Registered {
     memory: Option<(NonNull<u8>, usize)>,
@@ -34,7 +34,7 @@ impl Registered {
     }
 }
 
-/// Which regions are mapped when they are imported.
+/// Which regions importers get a mapping of.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Maps {
     None,
@@ -42,13 +42,13 @@ enum Maps {
     All,
 }
 
-/// What lies in the queue between post and poll.
+/// An entry of the queue between post and poll.
 #[derive(Clone, Copy)]
 enum Event {
     Landed(u32),
     Message(u16),
     Done(u64),
-    /// Not reported: its peer was detached.
+    /// Dropped: its peer was detached.
     Gone,
 }
 
@@ -59,7 +59,7 @@ struct Slot {
     bytes: [u8; MESSAGE],
 }
 
-/// A rail to oneself with room for `DEPTH` undelivered events, a power of two.
+/// A rail to oneself that can queue `DEPTH` events, a power of two.
 pub struct Loopback<const DEPTH: usize> {
     slots: [Slot; DEPTH],
     head: u32,
@@ -69,8 +69,8 @@ pub struct Loopback<const DEPTH: usize> {
     native_atomics: AmoSet,
 }
 
-// SAFETY: the pointers name registered memory,
-// which any thread may touch as `Region::new` requires.
+// SAFETY: the pointers name registered memory, which `Region::new` requires to be accessible from
+// any thread.
 unsafe impl<const DEPTH: usize> Send for Loopback<DEPTH> {}
 
 impl<const DEPTH: usize> Loopback<DEPTH> {
@@ -82,7 +82,7 @@ impl<const DEPTH: usize> Loopback<DEPTH> {
         DEPTH as u32 - 1
     };
 
-    /// A rail that behaves as a network does: everything crosses its queue.
+    /// Creates a rail that behaves like a network: everything crosses its queue.
     pub const fn new() -> Self {
         let slot = Slot { peer: Peer(0), event: Event::Done(0), bytes: [0; MESSAGE] };
         let regions = [Registered { memory: None, mapped: false, uses: 0 }; REGIONS];
@@ -96,18 +96,18 @@ impl<const DEPTH: usize> Loopback<DEPTH> {
         }
     }
 
-    /// A rail that behaves as shared memory does: what is imported is mapped.
+    /// Creates a rail that behaves like shared memory: imported regions are mapped.
     pub const fn mapped() -> Self {
         Loopback { maps: Maps::All, ..Self::new() }
     }
 
-    /// A rail that maps what is registered as [`RegionKind::Shared`] or [`RegionKind::Common`], and
-    /// behaves as a network for the rest.
+    /// Creates a rail that maps regions registered as [`RegionKind::Shared`] or
+    /// [`RegionKind::Common`], and behaves like a network for all others.
     pub const fn mapped_where_shared() -> Self {
         Loopback { maps: Maps::Shared, ..Self::new() }
     }
 
-    /// The same rail, offering [`Rail::post_atomic`].
+    /// Adds [`Rail::post_atomic`] to this rail.
     pub const fn with_native_atomics(self) -> Self {
         Loopback { native_atomics: AmoSet::ALL, ..self }
     }
@@ -126,14 +126,14 @@ impl<const DEPTH: usize> Loopback<DEPTH> {
         &mut slot.bytes
     }
 
-    /// The place that a key names.
+    /// Returns the index of the registration that a key names.
     #[inline(always)]
     fn registered(&self, key: RailKey) -> Option<usize> {
         let index = (key.key as usize & 0xff).wrapping_sub(1);
         (self.regions.get(index)?.key(index) == key.key).then_some(index)
     }
 
-    /// The memory that `remote` names, if `len` bytes of it lie inside what is registered.
+    /// Returns the memory that `remote` names, if `len` bytes of it are inside the registration.
     #[inline(always)]
     fn resolve(&self, remote: Remote, len: usize) -> Result<*mut u8, PostError> {
         if len > RMA {
@@ -155,9 +155,9 @@ impl<const DEPTH: usize> Default for Loopback<DEPTH> {
     }
 }
 
-// SAFETY: what is imported lies in a region that is registered here, in this process; the engine
-// keeps a region registered while an import of it is in use. Nothing touches local memory after a
-// post has returned. A shared reference changes nothing.
+// SAFETY: an imported region is registered here, in this process, and the engine keeps it
+// registered while an import is in use. Local memory is not accessed after a post returns. A shared
+// reference cannot modify the rail.
 unsafe impl<const DEPTH: usize> Rail for Loopback<DEPTH> {
     type Setup<'a> = &'a Self;
 
@@ -202,7 +202,7 @@ unsafe impl<const DEPTH: usize> Rail for Loopback<DEPTH> {
     }
 
     fn touches(&mut self, memory: Local) -> bool {
-        // Every copy is made when it is posted.
+        // All copies were made when the operations were posted.
         let _ = memory;
         false
     }
@@ -225,7 +225,7 @@ unsafe impl<const DEPTH: usize> Rail for Loopback<DEPTH> {
         }
     }
 
-    /// Every copy is made when it is posted, so only reports are left to be dropped.
+    /// All copies were made when the operations were posted, so only reports are dropped.
     #[cold]
     fn fence(&mut self, peer: Peer) -> Fence {
         self.detach(peer);
@@ -243,8 +243,8 @@ unsafe impl<const DEPTH: usize> Rail for Loopback<DEPTH> {
     ) -> Result<Posted, PostError> {
         self.room(1)?;
         let target = self.resolve(remote, local.len)?;
-        // SAFETY: the source is readable by this function's contract,
-        // the target was checked; `copy` takes overlap.
+        // SAFETY: the source is readable by this function's contract, and the target was checked.
+        // `copy` allows overlap.
         unsafe { ptr::copy(local.ptr.as_ptr(), target, local.len) };
         if let Some(data) = data {
             self.push(peer, Event::Landed(data));
@@ -262,8 +262,8 @@ unsafe impl<const DEPTH: usize> Rail for Loopback<DEPTH> {
     ) -> Result<Posted, PostError> {
         self.room(1)?;
         let source = self.resolve(remote, local.len)?;
-        // SAFETY: the target is writable by this function's contract,
-        // the source was checked; `copy` takes overlap.
+        // SAFETY: the target is writable by this function's contract, and the source was checked.
+        // `copy` allows overlap.
         unsafe { ptr::copy(source, local.ptr.as_ptr(), local.len) };
         self.push(peer, Event::Done(cx));
         Ok(Posted::Pending)
@@ -302,11 +302,11 @@ unsafe impl<const DEPTH: usize> Rail for Loopback<DEPTH> {
         }
         self.room(1)?;
         let word = self.resolve(remote, amo.width as usize)?;
-        // SAFETY: the word was checked against the region;
-        // the engine checks alignment before posting.
+        // SAFETY: the word was checked against the region, and the engine checks alignment before
+        // posting.
         let old = unsafe { amo.apply(word) };
         if let Some(fetch) = fetch {
-            // SAFETY: writable until the post is done, by this function's contract.
+            // SAFETY: writable until the completion, by this function's contract.
             unsafe { fetch.as_ptr().write(old) };
         }
         self.push(peer, Event::Done(cx));

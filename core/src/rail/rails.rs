@@ -1,32 +1,32 @@
-//! The rails of one engine, up to a bound set at compile time. Nothing here allocates or blocks.
+//! The rails of one engine, up to a limit fixed at compile time. Nothing here allocates or blocks.
 
 use core::mem::MaybeUninit;
 use core::ops::{Deref, DerefMut};
 use core::{fmt, ptr, slice};
 
-/// An owned list of at most `MAX` rails, in the order that they were added in. The last is dropped
-/// first: it may use memory of those before it.
+/// An owned list of at most `MAX` rails, in the order of insertion. Drops the last rail first,
+/// because it may use memory of earlier ones.
 pub struct Rails<R, const MAX: usize> {
-    /// The first `len` are there.
+    /// The first `len` are initialized.
     slots: MaybeUninit<[R; MAX]>,
     len: usize,
 }
 
 impl<R, const MAX: usize> Rails<R, MAX> {
-    /// No rails.
+    /// Creates an empty list.
     pub const fn new() -> Self {
         Rails { slots: MaybeUninit::uninit(), len: 0 }
     }
 
-    /// Adds a rail behind the others.
+    /// Appends a rail.
     ///
     /// # Errors
-    /// The rail itself, where there are `MAX` already.
+    /// Returns the rail if the list already holds `MAX`.
     pub fn push(&mut self, rail: R) -> Result<(), R> {
         if self.len == MAX {
             return Err(rail);
         }
-        // SAFETY: there is room behind those that are there, and nothing in it to drop.
+        // SAFETY: `len < MAX`, and the slot is uninitialized, so nothing needs to be dropped.
         unsafe { self.slots.as_mut_ptr().cast::<R>().add(self.len).write(rail) };
         self.len += 1;
         Ok(())
@@ -37,14 +37,14 @@ impl<R, const MAX: usize> Deref for Rails<R, MAX> {
     type Target = [R];
 
     fn deref(&self) -> &[R] {
-        // SAFETY: `push` or `from` wrote the first `len`, and only the drop takes them out.
+        // SAFETY: `push` or `from` initialized the first `len`; only `drop` takes them out.
         unsafe { slice::from_raw_parts(self.slots.as_ptr().cast(), self.len) }
     }
 }
 
 impl<R, const MAX: usize> DerefMut for Rails<R, MAX> {
     fn deref_mut(&mut self) -> &mut [R] {
-        // SAFETY: as in `deref`.
+        // SAFETY: the first `len` are initialized, as in `deref`.
         unsafe { slice::from_raw_parts_mut(self.slots.as_mut_ptr().cast(), self.len) }
     }
 }
@@ -52,7 +52,7 @@ impl<R, const MAX: usize> DerefMut for Rails<R, MAX> {
 impl<R, const MAX: usize> Drop for Rails<R, MAX> {
     fn drop(&mut self) {
         for rail in self.iter_mut().rev() {
-            // SAFETY: the rail exists, and is not used again.
+            // SAFETY: the rail is initialized, and not used again.
             unsafe { ptr::drop_in_place(rail) }
         }
     }
@@ -76,14 +76,14 @@ impl<R: fmt::Debug, const MAX: usize> fmt::Debug for Rails<R, MAX> {
     }
 }
 
-/// At least one rail: with a bound of one, the compiler knows that there is exactly one.
+/// At least one rail. If `MAX` is 1, the compiler knows that there is exactly one.
 pub(crate) struct SomeRails<R, const MAX: usize>(Rails<R, MAX>);
 
 impl<R, const MAX: usize> SomeRails<R, MAX> {
-    /// Takes the rails over.
+    /// Wraps a list of rails.
     ///
     /// # Safety
-    /// There is at least one.
+    /// The list is not empty.
     #[inline(always)]
     pub(crate) unsafe fn new(rails: Rails<R, MAX>) -> Self {
         SomeRails(rails)
@@ -100,7 +100,8 @@ impl<R, const MAX: usize> Deref for SomeRails<R, MAX> {
 
     #[inline(always)]
     fn deref(&self) -> &[R] {
-        // SAFETY: as in `Rails`; with a bound of one there is one, for there is at least one.
+        // SAFETY: `Rails` keeps `len` initialized. If `MAX` is 1, `len` is 1, because the list is
+        // not empty.
         unsafe { slice::from_raw_parts(self.0.slots.as_ptr().cast(), self.count()) }
     }
 }
@@ -108,7 +109,7 @@ impl<R, const MAX: usize> Deref for SomeRails<R, MAX> {
 impl<R, const MAX: usize> DerefMut for SomeRails<R, MAX> {
     #[inline(always)]
     fn deref_mut(&mut self) -> &mut [R] {
-        // SAFETY: as in `deref`.
+        // SAFETY: as many are initialized as in `deref`.
         unsafe { slice::from_raw_parts_mut(self.0.slots.as_mut_ptr().cast(), self.count()) }
     }
 }
@@ -119,7 +120,7 @@ mod tests {
 
     use super::*;
 
-    /// Counts what is dropped, and keeps the number of the last.
+    /// Records its drop: the count, and the number of the rail dropped last.
     struct Counted<'c>(u8, &'c Cell<(u32, u8)>);
 
     impl Drop for Counted<'_> {
@@ -141,7 +142,7 @@ mod tests {
         assert_eq!(drops.get().0, 1);
         assert!(rails.iter().map(|rail| rail.0).eq(0..3));
         rails[1].0 = 9;
-        // SAFETY: there are three.
+        // SAFETY: the list has three rails.
         let rails = unsafe { SomeRails::new(rails) };
         assert_eq!((rails[1].0, rails.len(), drops.get().0), (9, 3, 1));
         drop(rails);
@@ -161,7 +162,7 @@ mod tests {
         assert_eq!(drops.get(), (2, 0), "the first goes last");
         drop(part);
         assert_eq!(drops.get(), (7, 0));
-        // SAFETY: there is one.
+        // SAFETY: the list has one rail.
         let one = unsafe { SomeRails::new(Rails::from([7u8])) };
         assert_eq!(*one, [7]);
     }

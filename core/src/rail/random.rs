@@ -1,4 +1,5 @@
-//! The generator of the fakes: small, seeded, the same everywhere. Not for secrets.
+//! The random generator of the simulated rails: small, seeded, the same on all machines. Not for
+//! secrets.
 
 /// splitmix64.
 #[derive(Clone, Debug)]
@@ -9,7 +10,7 @@ impl Random {
         Random(seed)
     }
 
-    /// The next 64 bits.
+    /// Returns the next 64 bits.
     pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -18,12 +19,12 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number below `n`, which is not 0. The bias is below `n / 2^64`.
+    /// Returns a number below `n`, which must not be 0. The bias is below `n / 2^64`.
     pub(crate) fn below(&mut self, n: u64) -> u64 {
         ((self.next() as u128 * n as u128) >> 64) as u64
     }
 
-    /// True in `n` of 1000 cases.
+    /// Returns true in `n` of 1000 cases.
     pub(crate) fn permille(&mut self, n: u16) -> bool {
         n != 0 && self.below(1000) < n as u64
     }

@@ -1,17 +1,17 @@
-//! A simulated fabric: several nodes, several rails, one thread, one seed. Anything that a real
-//! network may do to order and timing happens here, and the same seed does it again.
+//! A simulated fabric: several nodes and rails on one thread, driven by one seed. It reorders and
+//! delays traffic as a real network may, and the same seed repeats a run exactly.
 //!
-//! Time is counted in polls. A write's bytes are copied when it arrives, not when it is posted, so
-//! a signal that overtakes its data is seen for what it is. Nothing blocks or allocates: what is in
-//! flight lies in borrowed [`Packet`]s, and when they are used up a post is refused. Not `Sync`:
-//! all endpoints of a [`Sim`] live on one thread.
+//! Time is counted in polls. A write is copied when it arrives, not when it is posted, so a signal
+//! that overtakes its data is detected. Nothing blocks or allocates: operations in flight are kept
+//! in borrowed [`Packet`]s, and a post is refused when none is free. Not `Sync`: all endpoints of a
+//! [`Sim`] share one thread.
 //!
-//! Links of a rail can be [cut](Sim::cut), one way or both. What was under way is lost, or lands
-//! although its post ends in an error, soon or long after, until the target
-//! [fences](super::Rail::fence) the rail.
+//! Links of a rail can be [cut](Sim::cut), in one direction or both. Operations in flight are lost,
+//! or land late although their post has failed, until the target [fences](super::Rail::fence) the
+//! peer on this rail.
 //!
-//! `world` has what all endpoints share, `endpoint` posts and polls, `cut` is what becomes of a
-//! link that is cut and how it is fenced.
+//! `world` holds the state that endpoints share, `endpoint` posts and polls, and `cut` handles cut
+//! links and fences.
 
 mod cut;
 mod endpoint;
@@ -32,48 +32,47 @@ use endpoint::PEERS;
 use links::{Cuts, ENDPOINTS};
 use world::{NONE, REGIONS, Registered, World};
 
-/// How one rail treats what is posted on it. Delays are in polls of any endpoint.
+/// The behavior of one rail. Delays are in polls of any endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dials {
-    /// The shortest time from post to arrival, and from arrival to its report at the origin.
+    /// Shortest delay from post to arrival, and from arrival to the completion at the origin.
     pub min_delay: u32,
-    /// The longest.
+    /// Longest such delay.
     pub max_delay: u32,
-    /// Of 1000 posts, how many are refused with `Again`.
+    /// Posts per 1000 that are refused with `Again`.
     pub again: u16,
-    /// Of 1000 polls, how many report nothing.
+    /// Polls per 1000 that report nothing.
     pub idle: u16,
-    /// Whether what is posted to one peer arrives in the order posted.
+    /// Whether posts to one peer arrive in the order posted.
     pub ordered: bool,
-    /// Bytes that reach one node per poll of any endpoint, one post after the other; 0: as many as
-    /// there are. The delay comes on top.
+    /// Bandwidth into one node: bytes per poll of any endpoint. 0 is unlimited. Delays come on top.
     pub rate: u32,
-    /// What was posted to a peer still arrives after that is detached, up to 256 bytes of it. Its
-    /// post has ended as unknown by then.
+    /// After a peer is detached, posts to it of up to 256 bytes still arrive. They have completed
+    /// as unknown by then.
     pub late: bool,
 }
 
 impl Dials {
-    /// Prompt, in order, never full.
+    /// No delay, in order, never full.
     pub const CALM: Dials =
         Dials { min_delay: 0, max_delay: 0, again: 0, idle: 0, ordered: true, rate: 0, late: false };
 
-    /// Late, out of order, now and then full.
+    /// Late, out of order, sometimes full.
     pub const WILD: Dials =
         Dials { min_delay: 0, max_delay: 40, again: 50, idle: 100, ordered: false, rate: 0, late: false };
 }
 
-/// The fabric. Endpoints borrow it.
+/// The fabric, which endpoints borrow.
 pub struct Sim<'m> {
     world: RefCell<World<'m>>,
 }
 
 impl<'m> Sim<'m> {
-    /// A fabric of `nodes` nodes with `rails` rails each, at most 64 in all,
-    /// which behave as `dials` says.
+    /// Creates a fabric of `nodes` nodes with `rails` rails each, at most 64 endpoints in all. All
+    /// rails behave as `dials` says.
     ///
     /// # Errors
-    /// [`AttachError::Config`] names what is out of range.
+    /// [`AttachError::Config`] names the parameter that is out of range.
     pub fn new(
         packets: &'m mut [Packet],
         nodes: u16,
@@ -110,17 +109,17 @@ impl<'m> Sim<'m> {
         })
     }
 
-    /// Node `node`'s end of rail `rail`.
+    /// Returns node `node`'s end of rail `rail`.
     pub fn endpoint(&self, node: u16, rail: u16) -> SimRail<'_, 'm> {
         SimRail { sim: self, node, rail, peers: [NONE; PEERS], told: 0 }
     }
 
-    /// Changes how one rail behaves.
+    /// Changes the behavior of one rail.
     pub fn set_dials(&self, rail: u16, dials: Dials) {
         let world = &mut *self.world.borrow_mut();
         if let Some(slot) = world.dials.get_mut(rail as usize) {
             *slot = dials;
-            // It is told in polls of the rate from before.
+            // Backlogs are counted in polls times the old rate, so they start over.
             world
                 .busy
                 .iter_mut()
@@ -130,19 +129,19 @@ impl<'m> Sim<'m> {
         }
     }
 
-    /// Ends a node as if its process had died: its peers are notified, and operations in flight to
+    /// Kills a node as if its process had died. Its peers are notified, and operations in flight to
     /// it fail.
     pub fn kill(&self, node: u16) {
         self.world.borrow_mut().dead |= 1u64.unbounded_shl(node as u32);
     }
 
-    /// Cuts a rail's link from node `from` to node `to`, one way, for good. Each operation in
-    /// flight on it, or posted later, is lost, or still lands within `late` polls although its post
-    /// has ended in an error, or is lost although its post has ended well. A read crosses both
-    /// links. The rail tells `from` of it some polls later, as [`PeerError::Lost`].
+    /// Cuts a rail's link from node `from` to node `to`, in this direction, for good. Each
+    /// operation in flight on it, or posted later, gets one of three fates: it is lost; it fails
+    /// but still lands within `late` polls; or it completes well but is lost. A read needs both
+    /// directions. Some polls later the rail reports the cut to `from` as [`PeerError::Lost`].
     ///
     /// # Errors
-    /// [`AttachError::Config`]: there is no such node or rail.
+    /// [`AttachError::Config`]: no such node or rail.
     pub fn cut(&self, from: u16, to: u16, rail: u16, late: u32) -> Result<(), AttachError> {
         let world = &mut *self.world.borrow_mut();
         let node = |node: u16| (node as usize + 1) * world.rails as usize <= ENDPOINTS;
@@ -153,12 +152,12 @@ impl<'m> Sim<'m> {
         Ok(())
     }
 
-    /// Polls of any endpoint so far: the time.
+    /// Returns the time: the number of polls of any endpoint so far.
     pub fn now(&self) -> u64 {
         self.world.borrow().now
     }
 
-    /// A number that stands for everything that has happened: equal for equal seeds and equal use.
+    /// Returns a hash of all events so far. Equal seeds and equal use give equal values.
     pub fn trace(&self) -> u64 {
         self.world.borrow().trace
     }

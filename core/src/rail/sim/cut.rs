@@ -1,23 +1,23 @@
-//! What becomes of packets on links that are cut, and where a peer was fenced.
+//! The fate of packets on cut links, and where a peer is fenced.
 
 use super::world::{NONE, Packet, PacketKind, World};
 use crate::error::CompleteError;
 use crate::rail::Fence;
 
-/// The longest time, in polls, from a cut to its report at the node that posts on the link, and
-/// from the first call of `fence` to its effect.
+/// Longest delay, in polls, from a cut to its report at the posting node, and from the first call
+/// of `fence` until it takes effect.
 const NOTICE: u64 = 200;
 const FENCE: u64 = 60;
 
 impl World<'_> {
-    /// Cuts the link from a node to another.
+    /// Cuts the link from one node to another.
     pub(super) fn cut(&mut self, from: u16, to: u16, rail: u16, late: u32) {
         let (own, there) = (from * self.rails + rail, to * self.rails + rail);
         self.cuts.cut[own as usize] |= 1 << to;
         self.cuts.late[own as usize] = late;
         self.cuts.told_at[own as usize] = self.now + self.random.below(NOTICE);
-        // Operations in flight wait at their target's endpoint, reads at their origin's. Those of
-        // the other end fail as well.
+        // Packets of operations wait at their target's endpoint, those of reads at the origin's.
+        // Reads by the other end fail too.
         let sent = self.take(there, |packet| packet.from == own && packet.to_node == to);
         self.end_each(sent, late);
         for (endpoint, node) in [(own, to), (there, from)] {
@@ -27,7 +27,7 @@ impl World<'_> {
         }
     }
 
-    /// Whether a post from an endpoint to a node will never be carried as it should.
+    /// Returns whether a post from an endpoint to a node crosses a cut link.
     pub(super) fn is_broken(&self, own: u16, to: u16, read: bool) -> bool {
         let there = to * self.rails + own % self.rails;
         let from = own / self.rails;
@@ -36,7 +36,7 @@ impl World<'_> {
         cut || fenced(own, to) || fenced(there, from)
     }
 
-    /// Decides what becomes of a packet that was posted on a link which is cut.
+    /// Decides the fate of a packet that was posted on a cut link.
     pub(super) fn doom(&mut self, index: u16) {
         let Packet { from, to_node, .. } = self.packets[index as usize];
         let there = to_node * self.rails + from % self.rails;
@@ -47,7 +47,7 @@ impl World<'_> {
         self.end_each(index, late);
     }
 
-    /// Continues to fence a node at an endpoint.
+    /// Advances the fence of a node at an endpoint.
     pub(super) fn fence(&mut self, own: u16, node: u16) -> Fence {
         let (at, bit) = (own as usize, 1 << node);
         if self.cuts.fenced[at] & bit != 0 {
@@ -62,13 +62,13 @@ impl World<'_> {
         }
         self.cuts.fenced[at] |= bit;
         let there = node * self.rails + own % self.rails;
-        // Nothing of the node lands here any more.
+        // Drops everything of the node that would land here.
         let is_done = |packet: &Packet| matches!(packet.kind, PacketKind::Done(_));
         let here = own / self.rails;
         let theirs =
             self.take(own, |packet| packet.from == there && packet.to_node == here && !is_done(packet));
         self.end_each(theirs, 0);
-        // Reads of this end are over, and what it has sent takes no bytes from here.
+        // Fails reads by this end. What it has sent no longer reads memory here.
         let is_read = |packet: &Packet| matches!(packet.kind, PacketKind::Read { .. });
         let reads = self.take(own, |packet| packet.from == own && packet.to_node == node && is_read(packet));
         self.end_each(reads, 0);
@@ -80,7 +80,7 @@ impl World<'_> {
         Fence::Fenced
     }
 
-    /// Takes packets out of those before an endpoint; returns the first, linked to the others.
+    /// Removes the chosen packets from an endpoint's list. Returns the first, linked to the others.
     fn take(&mut self, endpoint: u16, chosen: impl Fn(&Packet) -> bool) -> u16 {
         let (mut last, mut taken) = (NONE, NONE);
         let mut link = self.heads[endpoint as usize];
@@ -101,7 +101,7 @@ impl World<'_> {
         taken
     }
 
-    /// Ends posts that are in no list, linked to each other: see [`end`](Self::end).
+    /// Completes a linked list of posts that are in no other list: see [`end`](Self::end).
     fn end_each(&mut self, first: u16, late: u32) {
         let mut link = first;
         while link != NONE {
@@ -111,8 +111,8 @@ impl World<'_> {
         }
     }
 
-    /// Ends a post in one of the ways of a broken link. With `late` it may still land within that
-    /// many polls; a read lands in the memory of its origin.
+    /// Completes a post in one of the ways of a broken link. With `late`, it may still land within
+    /// that many polls. A read lands in its origin's memory.
     fn end(&mut self, index: u16, late: u32) {
         let Packet { kind, from, to_node, late: is_over, .. } = self.packets[index as usize];
         let (node, rail) = (from / self.rails, from % self.rails);
@@ -135,7 +135,7 @@ impl World<'_> {
             return self.release(index);
         }
         let result = match self.random.below(3) {
-            // It has left its origin, and is done there wherever it is.
+            // It has left the origin, so it completes there even though it is lost.
             0 if lands && !read => Ok(()),
             1 => Err(CompleteError::Unknown(-1)),
             _ => Err(CompleteError::PeerDown),

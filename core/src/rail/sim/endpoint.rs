@@ -1,4 +1,4 @@
-//! One node's end of one rail: what is posted there, and the fate of a packet when it is polled.
+//! One node's end of one rail: posts packets, and executes them when polled.
 
 use core::ptr::{self, NonNull};
 
@@ -10,7 +10,7 @@ use crate::mem::{Peer, Region, Untrusted};
 use crate::op::AmoSet;
 use crate::rail::{Caps, Fence, Local, Order, Posted, Rail, RailKey, Remote, Sink};
 
-/// Peers that one endpoint can have.
+/// Maximum number of peers of an endpoint.
 pub(super) const PEERS: usize = 16;
 
 /// Longest write that is copied when it is posted, in bytes.
@@ -29,14 +29,14 @@ pub struct SimRail<'s, 'm> {
 }
 
 impl<'s, 'm> SimRail<'s, 'm> {
-    /// The fabric that this is an end of.
+    /// Returns the fabric of this endpoint.
     pub fn sim(&self) -> &'s Sim<'m> {
         self.sim
     }
 }
 
 impl SimRail<'_, '_> {
-    /// Peer number `peer` of this endpoint is node `node`; the node itself is allowed.
+    /// Maps peer number `peer` of this endpoint to node `node`, which may be the endpoint's own.
     ///
     /// # Errors
     /// [`AttachError::Full`] beyond 16 peers.
@@ -104,7 +104,7 @@ impl SimRail<'_, '_> {
         Ok(Posted::Pending)
     }
 
-    /// Takes the next packet that is due here out of the world.
+    /// Takes the next packet that is due at this endpoint.
     fn next_due(&self) -> Option<(u16, Packet)> {
         let world = &mut *self.sim.world.borrow_mut();
         let endpoint = (self.node * world.rails + self.rail) as usize;
@@ -125,7 +125,7 @@ impl SimRail<'_, '_> {
         None
     }
 
-    /// A packet has been dealt with here: its end goes back to where it was posted.
+    /// Sends the completion of a packet that was handled here back to its origin.
     fn give_back(&self, index: u16, result: Result<(), CompleteError>) {
         let world = &mut *self.sim.world.borrow_mut();
         let packet = &mut world.packets[index as usize];
@@ -146,7 +146,7 @@ impl SimRail<'_, '_> {
         self.peers.iter().position(|&n| n == node).map(|i| Peer(i as u16))
     }
 
-    /// Reports the nodes that the link to is cut, at most `budget` of them.
+    /// Reports up to `budget` nodes whose link was cut.
     fn report_cuts<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
         let cut = {
             let world = self.sim.world.borrow();
@@ -164,7 +164,7 @@ impl SimRail<'_, '_> {
         reported
     }
 
-    /// Ends what is in flight or reported to dead nodes, at most `budget` of them.
+    /// Completes up to `budget` packets that are in flight to dead nodes.
     fn reap<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
         let mut peers_down = 0u16;
         {
@@ -207,21 +207,21 @@ impl SimRail<'_, '_> {
 }
 
 impl Drop for SimRail<'_, '_> {
-    /// The end of the node on this rail: its memory cannot be reached any more, and nothing touches
-    /// what it had posted.
+    /// Withdraws the endpoint: its memory becomes unreachable, and its posts no longer access
+    /// memory.
     fn drop(&mut self) {
         self.sim.world.borrow_mut().withdraw(self.node, self.rail);
     }
 }
 
-/// What the owner of an engine may do with a [`SimRail`] in it.
+/// Access to a [`SimRail`] inside an engine.
 pub struct SimSetup<'a, 's, 'm>(&'a mut SimRail<'s, 'm>);
 
 impl SimSetup<'_, '_, '_> {
-    /// Names a peer that has no node yet: see [`SimRail::attach`].
+    /// Maps a peer that has no node yet: see [`SimRail::attach`].
     ///
     /// # Errors
-    /// [`AttachError::Full`] beyond 16 peers, and where `peer` has a node.
+    /// [`AttachError::Full`] beyond 16 peers, or if `peer` already has a node.
     pub fn attach(&mut self, peer: Peer, node: u16) -> Result<(), AttachError> {
         match self.0.node_of(peer) {
             Err(PostError::PeerDown) => self.0.attach(peer, node),
@@ -230,8 +230,8 @@ impl SimSetup<'_, '_, '_> {
     }
 }
 
-// SAFETY: nothing is ever mapped. Packets in flight hold pointers until their ends are reported,
-// which is done once each, by `poll`. `SimSetup` only fills places that are free.
+// SAFETY: nothing is ever mapped. Packets in flight hold pointers until their completion, which
+// `poll` reports once. `SimSetup` fills only free slots.
 unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
     type Setup<'a>
         = SimSetup<'a, 's, 'm>
@@ -302,7 +302,7 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
         self.peers[peer.0 as usize] = NONE;
         let world = &mut *self.sim.world.borrow_mut();
         let own = self.node * world.rails + self.rail;
-        // What is under way to the node lies before its endpoint, reads before this one.
+        // Operations to the node wait at its endpoint, reads at this one.
         for endpoint in [node * world.rails + self.rail, own] {
             let (mut last, mut link) = (NONE, world.heads[endpoint as usize]);
             while link != NONE {
@@ -325,8 +325,8 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
                 }
                 world.packets[link as usize].kind = PacketKind::Done(Err(CompleteError::PeerDown));
                 world.schedule(link, self.node, self.rail, 0);
-                // Unordered, it was put first; ordered, last: the walk continues where it was, and
-                // skips it.
+                // The new packet went to the front of an unordered list: the walk goes on and skips
+                // it. In an ordered list it went to the back.
                 if last == NONE && world.heads[endpoint as usize] == link {
                     last = link;
                 }
@@ -354,8 +354,8 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
         let from = (len > INJECT).then_some(ptr);
         self.post(peer, PacketKind::Write { from, len, remote, data }, cx, |bytes| {
             if from.is_none() {
-                // SAFETY: the source is readable by this function's contract;
-                // the packet exceeds `INJECT`.
+                // SAFETY: the source is readable by this function's contract, and the packet has
+                // that many bytes.
                 unsafe { ptr::copy(ptr.as_ptr(), bytes.as_mut_ptr(), len) };
             }
         })
@@ -423,9 +423,9 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
                         _ if dead => Err(CompleteError::PeerDown),
                         None => Err(CompleteError::Failed(-1)),
                         Some(source) => {
-                            // SAFETY: the source is registered; the target is writable until the
-                            // post is done, which it is now, or has ended as unknown, and then
-                            // until the peer is fenced.
+                            // SAFETY: the source is registered. The target is writable until the
+                            // completion, which is sent only now, or if that was unknown, until the
+                            // peer is fenced.
                             unsafe { ptr::copy(source, into, len) };
                             Ok(())
                         }
@@ -438,8 +438,8 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
                     let target = self.sim.world.borrow().resolve((self.node, self.rail), remote, len);
                     if let Some(target) = target {
                         let from = from.map_or(packet.bytes.as_ptr(), |from| from.as_ptr().cast_const());
-                        // SAFETY: the target is registered;
-                        // the source is readable until the post ends, or is ours.
+                        // SAFETY: the target is registered. The source is readable until the
+                        // completion, or is the packet's own.
                         unsafe { ptr::copy(from, target, len) };
                         if let (Some(data), Some(peer)) = (data, self.peer_at(origin)) {
                             sink.landed(peer, data);

@@ -1,17 +1,17 @@
-//! Which links were cut, and which ends have fenced a peer.
+//! Which links are cut, and which endpoints have fenced a peer.
 
-/// Nodes times rails.
+/// Maximum of nodes times rails.
 pub(super) const ENDPOINTS: usize = 64;
 
-/// By endpoint, and in its words by node.
+/// Indexed by endpoint; each word has one bit per node.
 pub(super) struct Cuts {
-    /// The link from there to the node is cut, and traffic posted on it may be this many polls
-    /// late.
+    /// The link from this endpoint to the node is cut. Traffic posted on it may be late by so many
+    /// polls.
     pub(super) cut: [u64; ENDPOINTS],
     pub(super) late: [u32; ENDPOINTS],
-    /// When that is reported.
+    /// When the cut is reported.
     pub(super) told_at: [u64; ENDPOINTS],
-    /// The node was fenced there, or is going to be, once time has come.
+    /// The node is fenced at this endpoint, or will be at the given time.
     pub(super) fenced: [u64; ENDPOINTS],
     pub(super) fencing: [u64; ENDPOINTS],
     pub(super) fenced_at: [u64; ENDPOINTS],
@@ -27,12 +27,12 @@ impl Cuts {
         fenced_at: [0; ENDPOINTS],
     };
 
-    /// The nodes that an endpoint is to be told of, by bit.
+    /// Returns the nodes whose cut is due to be reported to an endpoint, as bits.
     pub(super) fn reported(&self, endpoint: usize, now: u64) -> u64 {
         if now < self.told_at[endpoint] { 0 } else { self.cut[endpoint] }
     }
 
-    /// An endpoint is attached to a node anew.
+    /// Clears the state of an endpoint towards a node, when it is attached again.
     pub(super) fn open(&mut self, endpoint: usize, node: u16) {
         self.fenced[endpoint] &= !(1 << node);
         self.fencing[endpoint] &= !(1 << node);

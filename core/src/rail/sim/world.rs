@@ -1,4 +1,4 @@
-//! What is in flight, what is registered, and the time. All endpoints share it.
+//! Packets in flight, registrations, and the time. All endpoints share them.
 
 use core::ptr::{self, NonNull};
 
@@ -8,7 +8,7 @@ use crate::error::CompleteError;
 use crate::rail::random::Random;
 use crate::rail::{RailKey, Remote};
 
-/// Regions of all nodes that can be registered at once.
+/// Regions that can be registered at once, over all nodes.
 pub(super) const REGIONS: usize = 128;
 
 /// Longest message, in bytes.
@@ -19,15 +19,15 @@ pub(super) const NONE: u16 = u16::MAX;
 #[derive(Clone, Copy, Debug)]
 pub(super) enum PacketKind {
     Free,
-    /// At the target: copy, report the word if there is one, report the end to the origin.
-    /// No source: the bytes are here.
+    /// At the target: copies, reports the data word if there is one, and sends the completion.
+    /// Without a source pointer, the packet holds the bytes.
     Write {
         from: Option<NonNull<u8>>,
         len: usize,
         remote: Remote,
         data: Option<u32>,
     },
-    /// At the origin, which stands for the target's hardware: copy and report the end.
+    /// At the origin, which stands for the target's hardware: copies and completes.
     Read {
         into: *mut u8,
         len: usize,
@@ -41,23 +41,23 @@ pub(super) enum PacketKind {
     Done(Result<(), CompleteError>),
 }
 
-/// Something in flight.
+/// An operation in flight.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet {
     pub(super) kind: PacketKind,
     pub(super) at: u64,
     pub(super) cx: u64,
-    /// The endpoint that posted it, and the node it goes to.
+    /// The endpoint that posted it, and the node that it goes to.
     pub(super) from: u16,
     pub(super) to_node: u16,
     pub(super) next: u16,
-    /// Its post has ended already.
+    /// Its post has completed already.
     pub(super) late: bool,
     pub(super) bytes: [u8; MESSAGE],
 }
 
 impl Packet {
-    /// Memory for one packet.
+    /// An unused packet.
     pub const EMPTY: Packet = Packet {
         kind: PacketKind::Free,
         at: 0,
@@ -73,11 +73,11 @@ impl Packet {
 pub(super) struct World<'m> {
     pub(super) packets: &'m mut [Packet],
     pub(super) free: u16,
-    /// What each endpoint will do or see, in no particular order.
+    /// The packets that each endpoint has yet to execute or report, in no particular order.
     pub(super) heads: [u16; ENDPOINTS],
     pub(super) regions: [Registered; REGIONS],
     pub(super) dials: [Dials; 16],
-    /// When the way to each endpoint is free again, in polls times its rate.
+    /// When each endpoint's link is free again, in polls times its rate.
     pub(super) busy: [u64; ENDPOINTS],
     pub(super) dead: u64,
     pub(super) cuts: Cuts,
@@ -87,8 +87,8 @@ pub(super) struct World<'m> {
     pub(super) trace: u64,
 }
 
-/// A place for a region: the node and the rail that registered it, where it lies, and how often the
-/// place was used, which is part of its key.
+/// A registration: its node and rail, the memory, and how often this slot has been used. The use
+/// count is part of the key.
 #[derive(Clone, Copy)]
 pub(super) struct Registered {
     pub(super) memory: Option<((u16, u16), NonNull<u8>, usize)>,
@@ -111,7 +111,7 @@ impl World<'_> {
         min_delay as u64 + self.random.below(max_delay.saturating_sub(min_delay) as u64 + 1)
     }
 
-    /// Polls until `len` more bytes have come through to an endpoint.
+    /// Returns the number of polls until `len` more bytes have reached an endpoint.
     pub(super) fn carry(&mut self, node: u16, rail: u16, len: usize) -> u64 {
         let rate = self.dials[rail as usize].rate as u64;
         if rate == 0 {
@@ -122,7 +122,7 @@ impl World<'_> {
         (*busy - now).div_ceil(rate)
     }
 
-    /// Puts a packet of `len` bytes before an endpoint, and in its order if the rail keeps one.
+    /// Queues a packet of `len` bytes at an endpoint, in order if the rail is ordered.
     pub(super) fn schedule(&mut self, index: u16, node: u16, rail: u16, len: usize) {
         let mut at = self.now + self.carry(node, rail, len) + self.delay(rail);
         let endpoint = (node * self.rails + rail) as usize;
@@ -149,8 +149,8 @@ impl World<'_> {
         self.packets[index as usize].at = at;
     }
 
-    /// Ends the post of a packet under way, which still arrives. Returns the packet that says so;
-    /// `None` if there is none free, or the packet has no bytes of its own to arrive with.
+    /// Completes the post of a packet that will still arrive. Returns the completion's packet, or
+    /// `None` if no packet is free or this one does not hold its own bytes.
     pub(super) fn make_late(&mut self, index: u16) -> Option<u16> {
         let Packet { kind, cx, from, to_node, late, .. } = self.packets[index as usize];
         let end = self.free;
@@ -161,8 +161,7 @@ impl World<'_> {
         match kind {
             PacketKind::Message { .. } | PacketKind::Write { from: None, .. } | PacketKind::Read { .. } => {}
             PacketKind::Write { from: Some(bytes), len, remote, data } if len <= MESSAGE => {
-                // SAFETY: the source is readable until the end of the post is reported, which is to
-                // come.
+                // SAFETY: the source is readable until the post completes, and it has not.
                 unsafe { ptr::copy(bytes.as_ptr(), packet.bytes.as_mut_ptr(), len) };
                 packet.kind = PacketKind::Write { from: None, len, remote, data };
             }
@@ -218,7 +217,7 @@ impl World<'_> {
         }
     }
 
-    /// The place that a key of an endpoint, a node's on a rail, names.
+    /// Returns the index of the registration that a key of an endpoint (node, rail) names.
     pub(super) fn registered(&self, endpoint: (u16, u16), key: RailKey) -> Option<usize> {
         let index = (key.key as usize & 0xff).checked_sub(1)?;
         let place = self.regions.get(index)?;
@@ -226,7 +225,8 @@ impl World<'_> {
             .then_some(index)
     }
 
-    /// The memory that a key of an endpoint names, if `len` bytes from the offset lie inside it.
+    /// Returns the memory that a key of an endpoint names, if `len` bytes from the offset are
+    /// inside it.
     pub(super) fn resolve(&self, endpoint: (u16, u16), remote: Remote, len: usize) -> Option<*mut u8> {
         let (_, base, size) = self.regions[self.registered(endpoint, remote.key)?].memory?;
         let end = remote.offset.checked_add(len as u64)?;
