@@ -1,12 +1,12 @@
-//! What a message from one processor to another takes at the least: a ping-pong through rings of
-//! cells, one each way, that keeps no state, checks nothing and matches nothing, beside one through
-//! a single cache line. Payloads are copied as a lane copies them, to lines as the other side left
-//! them, or to lines that were claimed behind the message before.
+//! The lower bound for a message between two processors. Measures a ping-pong through two rings of
+//! cells, one per direction, that keeps no state, checks nothing and matches nothing; and one
+//! through a single cache line. Payloads are copied as a lane copies them, to lines that the other
+//! side still caches, or to lines that the sender claimed after the message before.
 //!
 //! cargo run --release --example bare-lane [PROCESSOR PROCESSOR]
 //!
-//! Each figure is half a round trip in nanoseconds: the median of many short batches with the pause
-//! between two looks that served best, none to three.
+//! Each figure is half a round trip in nanoseconds: the median of many short batches. Each variant
+//! runs with 0 to 3 pauses between two polls, and the best result is printed.
 
 use std::hint::{black_box, spin_loop};
 use std::ops::Range;
@@ -17,28 +17,28 @@ use std::time::Instant;
 use fishplate_benches::processors::{chosen, pin};
 use fishplate_core::mem::copy_message;
 
-/// Words of a line.
+/// Words per cache line.
 const LINE: usize = 8;
-/// Lines of a ring: twice what the longest payload takes, and 64 KiB at least.
+/// Lines per ring: twice the longest payload, and at least 64 KiB.
 const LINES: usize = 1024;
 const ROUNDS: u64 = 2_000;
 const BATCHES: u64 = 25;
 
-/// Where the word of a message lies, and how many bytes go with it.
+/// A variant: where a message's word is stored, and how many bytes follow it.
 #[derive(Clone, Copy)]
 struct Way {
     name: &'static str,
-    /// Words from the first word of one direction to that of the other.
+    /// Distance between the first words of the two directions, in words.
     apart: usize,
-    /// The next message lies behind this one, not in its place.
+    /// Each message goes behind the one before, not into the same cells.
     goes_on: bool,
     payload: usize,
-    /// After each message, stores to the next one's lines,
-    /// which takes them back from the other side.
+    /// After each message, stores to the lines of the next one, which takes them from the other
+    /// side's cache.
     claims: bool,
 }
 
-/// Two rings, one each way.
+/// A variant with two rings, one per direction.
 const fn rings(name: &'static str, payload: usize, claims: bool) -> Way {
     Way { name, apart: LINE * LINES, goes_on: true, payload, claims }
 }
@@ -61,12 +61,13 @@ struct Side<'m> {
     memory: &'m [AtomicU64],
     way: Way,
     pauses: u32,
-    /// What is sent, and what was received.
+    /// The bytes sent, and the bytes received.
     private: [Vec<u64>; 2],
 }
 
 impl Side<'_> {
-    /// The words of message `number` in a direction: the first tells that it is there.
+    /// Returns the words of message `number` in a direction. The first one says that it has
+    /// arrived.
     fn place(&self, direction: usize, number: u64) -> Range<usize> {
         let words = (1 + self.way.payload / 8).next_multiple_of(LINE);
         let turn = if self.way.goes_on { number as usize % (LINES * LINE / words) } else { 0 };
@@ -76,14 +77,14 @@ impl Side<'_> {
 
     fn send(&self, direction: usize, number: u64) {
         let cells = &self.memory[self.place(direction, number)];
-        // SAFETY: as many bytes as both have. The other side touches these cells only between the
-        // number stored below and its answer, and this one only after the answer.
+        // SAFETY: both buffers have `payload` bytes. The other side accesses these cells only
+        // between the store below and its answer, and this side only after the answer.
         unsafe { copy_message(self.private[0].as_ptr().cast(), payload(cells), self.way.payload) };
-        // Release: the payload comes before. Its partner is the acquire load in `receive`.
+        // Release: publishes the payload. Pairs with the acquire load in `receive`.
         cells[0].store(number, Ordering::Release);
         if self.way.claims {
-            // The other side finished with them a lap ago. Relaxed:
-            // the next number's release store follows.
+            // The other side finished with these lines a lap ago. Relaxed: the release store of the
+            // next number follows.
             let next = &self.memory[self.place(direction, number + 1)];
             next.iter().step_by(LINE).for_each(|word| word.store(0, Ordering::Relaxed));
         }
@@ -91,18 +92,18 @@ impl Side<'_> {
 
     fn receive(&mut self, direction: usize, number: u64) {
         let cells = &self.memory[self.place(direction, number)];
-        // Acquire: what was stored before `number` is seen.
+        // Acquire: makes the payload that was stored before `number` visible.
         while cells[0].load(Ordering::Acquire) != number {
             (0..self.pauses).for_each(|_| spin_loop());
         }
-        // SAFETY: as many bytes as both have.
-        // The other side is done with these cells, and touches them again after our answer.
+        // SAFETY: both buffers have `payload` bytes. The other side has finished with these cells,
+        // and accesses them again only after our answer.
         unsafe { copy_message(payload(cells), self.private[1].as_mut_ptr().cast(), self.way.payload) };
         black_box(&self.private[1]);
     }
 }
 
-/// What follows the first word.
+/// The cells after the first word.
 fn payload(cells: &[AtomicU64]) -> *mut u8 {
     cells[1..].as_ptr().cast_mut().cast()
 }
@@ -115,7 +116,7 @@ fn main() {
     }
 }
 
-/// Half a round trip in nanoseconds.
+/// Returns half a round trip, in nanoseconds.
 fn ping_pong(way: Way, pauses: u32, here: usize, there: usize) -> f64 {
     let memory: Vec<AtomicU64> = (0..2 * LINE * LINES).map(|_| AtomicU64::new(0)).collect();
     let side = || Side { memory: &memory, way, pauses, private: [(); 2].map(|()| vec![1; way.payload / 8]) };

@@ -1,12 +1,12 @@
-//! What a message of a stream takes at the least, by what its sender stores elsewhere: one line of
-//! a ring each, from one processor to another, with so many stores to lines of the sender's own
-//! between two messages. Plainly; with each line prefetched for writing eight messages before; and
-//! with the next eight lines stored to in a row, once for eight messages, as a lane of the
-//! shared-memory rail does.
+//! The lower bound for a stream of messages, one line of a ring each, from one processor to
+//! another. Between two messages the sender stores to a number of lines of its own. Three variants:
+//! plain; with each line prefetched for writing eight messages ahead; and with the next eight lines
+//! stored to at once, after every eighth message, as a lane of the shared-memory rail does.
 //!
 //! cargo run --release --example bare-stream [PROCESSOR PROCESSOR]
 //!
-//! Each figure is in nanoseconds for a message: the median of several runs, which take turns.
+//! Each figure is nanoseconds per message: the median of several runs, which alternate between the
+//! variants.
 
 use std::hint::spin_loop;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,17 +15,18 @@ use std::time::Instant;
 
 use fishplate_benches::processors::{chosen, pin};
 
-/// Words of a line.
+/// Words per cache line.
 const LINE: usize = 8;
-/// Lines of the ring, and how many of them the sender uses before it looks how far the receiver is.
+/// Lines of the ring, and how many of them the sender fills before it reads the receiver's
+/// progress.
 const LINES: u64 = 1024;
 const MOST: u64 = LINES - 2 * AHEAD;
-/// Messages ahead, in both ways.
+/// How many messages ahead both variants go.
 const AHEAD: u64 = 8;
 const MESSAGES: u64 = 500_000;
 const RUNS: usize = 7;
 
-/// How the sender gets its lines.
+/// How the sender takes ownership of its lines.
 #[derive(Clone, Copy)]
 enum Way {
     Plain,
@@ -35,7 +36,7 @@ enum Way {
 
 const WAYS: [(Way, &str); 3] =
     [(Way::Plain, "plain"), (Way::Prefetched, "prefetched"), (Way::Claimed, "claimed")];
-/// Stores between two messages, eight to a line.
+/// Stores to other memory between two messages, eight to a line.
 const ELSEWHERE: [usize; 3] = [0, 16, 40];
 
 #[repr(align(128))]
@@ -47,7 +48,7 @@ struct Ring {
 }
 
 impl Ring {
-    /// The line of a message, the first word of which is its number and one.
+    /// Returns the line of a message. Its first word becomes the message's number plus one.
     fn line(&self, message: u64) -> &[AtomicU64] {
         let first = (message % LINES) as usize * LINE;
         &self.words[first..first + LINE]
@@ -57,8 +58,8 @@ impl Ring {
         let mut freed = 0;
         for message in 0..MESSAGES {
             while message - freed >= MOST {
-                // Acquire: the receiver is done with what is overwritten.
-                // Its partner is the release store in `receive`.
+                // Acquire: the receiver has finished with the lines to be overwritten. Pairs with
+                // the release store in `receive`.
                 freed = self.freed.0.load(Ordering::Acquire);
             }
             for word in private {
@@ -66,7 +67,7 @@ impl Ring {
             }
             let line = self.line(message);
             line[1].store(message, Ordering::Relaxed);
-            // Release: the payload comes before. Its partner is the acquire load in `receive`.
+            // Release: publishes the payload. Pairs with the acquire load in `receive`.
             line[0].store(message + 1, Ordering::Release);
             match way {
                 Way::Plain => {}
@@ -97,7 +98,7 @@ impl Ring {
 
 #[cfg(target_arch = "x86_64")]
 fn prefetch_write(line: &[AtomicU64]) {
-    // SAFETY: a prefetch has no effect that can be seen, whatever the address.
+    // SAFETY: a prefetch cannot fault, whatever the address.
     unsafe {
         std::arch::asm!("prefetchw [{}]", in(reg) line.as_ptr(), options(nostack, preserves_flags, readonly));
     }
@@ -124,7 +125,7 @@ fn main() {
     }
 }
 
-/// Nanoseconds for a message.
+/// Returns nanoseconds per message.
 fn stream(way: Way, stores: usize, here: usize, there: usize) -> f64 {
     let words = (0..LINES as usize * LINE).map(|_| AtomicU64::new(0)).collect();
     let ring = Ring { words, freed: Cursor(AtomicU64::new(0)) };

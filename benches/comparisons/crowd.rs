@@ -1,14 +1,14 @@
-//! A node with one peer beside a node with 128, over shared memory, in one interleaved run of real
-//! processes: the half round trip of an 8-byte put-signal to one of them, and what the silent ones
-//! cost in memory.
+//! Compares a node that has one peer with a node that has 128, over shared memory, in one
+//! interleaved run of real processes: half the round trip of an 8-byte put-signal to one peer, and
+//! the memory that the silent peers cost.
 //!
-//! Usage: crowd [ROUNDS]; it starts two more processes itself.
+//! Usage: crowd [ROUNDS]. It starts the other two processes itself.
 //!
 //! | process | its nodes                                                                |
 //! |---------|--------------------------------------------------------------------------|
-//! | leader  | `alone`, whose peer is the partner's first; `crowded`, which has 128 peers |
-//! | partner | one for each of the leader's                                               |
-//! | crowd   | 127, each connected to `crowded`, and silent                               |
+//! | leader  | `alone`, connected to the partner's first; `crowded`, which has 128 peers |
+//! | partner | two, one for each node of the leader                                      |
+//! | crowd   | 127, each connected to `crowded`, and silent                              |
 
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
@@ -35,7 +35,7 @@ fn main() {
     };
     match role.as_str() {
         "" => {
-            // Whoever listens first is rank 0.
+            // The first process to listen is rank 0.
             let leader = std::thread::spawn({
                 let at = at.clone();
                 move || Job::join(at, 3, SOON).expect("the others")
@@ -57,7 +57,7 @@ fn open(peers: u16) -> Node {
     Node::builder().fabric(Fabric::Off).limits(limits).open().expect("a node")
 }
 
-/// What every process says: the addresses of its nodes, each behind its length.
+/// Packs the addresses of a process's nodes, each with its length in front.
 fn pack(nodes: &[Node]) -> Vec<u8> {
     nodes
         .iter()
@@ -75,19 +75,19 @@ fn unpack(mut bytes: &[u8]) -> Vec<Vec<u8>> {
     all
 }
 
-/// Whoever says so: a leader's first address is `alone`'s, a partner's two come first of two.
+/// Exchanges addresses, and returns them by role.
 fn addresses(job: &mut Job, role: u8, nodes: &[Node]) -> [Vec<Vec<u8>>; 3] {
     let said = job.allgather([&[role], &pack(nodes)[..]].concat()).expect("all addresses");
     let of = |role: u8| unpack(&said.iter().find(|said| said[0] == role).expect("every role")[1..]);
     [of(0), of(1), of(2)]
 }
 
-/// Descriptors that this process has open.
+/// Returns the number of open descriptors of this process.
 fn descriptors() -> usize {
     fs::read_dir("/proc/self/fd").expect("Linux").count()
 }
 
-/// Memory of this process that is there, shared memory included, in bytes.
+/// Returns this process's resident memory in bytes, shared memory included.
 fn resident() -> u64 {
     let rollup = fs::read_to_string("/proc/self/smaps_rollup").expect("Linux");
     let line = rollup.lines().find_map(|line| line.strip_prefix("Rss:")).expect("a size");
@@ -102,7 +102,7 @@ struct Side {
     trips: u64,
 }
 
-/// Connects the two nodes of leader and partner; all make progress until both are connected.
+/// Connects the nodes of leader and partner. Both drive progress until all are connected.
 fn sides(job: &mut Job, nodes: Vec<Node>, theirs: &[Vec<u8>]) -> Vec<Side> {
     let mut nodes = nodes;
     let peers: Vec<PeerId> =
@@ -147,7 +147,7 @@ impl Side {
         self.node.wait(self.ours.at(0), Cmp::Eq, self.trips, Some(self.peer), SOON).expect("an answer");
     }
 
-    /// Nanoseconds of half a round trip, the mean of a round.
+    /// Returns half a round trip in nanoseconds, the mean of one round.
     fn ping(&mut self) -> f64 {
         let begun = Instant::now();
         for _ in 0..TRIPS {
@@ -231,6 +231,6 @@ fn crowd(mut job: Job) {
     };
     job.allgather_with(&[], &mut meet).expect("handles");
     job.barrier_with(&mut meet).expect("all");
-    // Silent from here on, and asleep but for the rendezvous.
+    // From here on silent, and asleep except in the rendezvous.
     job.barrier_with(|| {}).expect("all");
 }

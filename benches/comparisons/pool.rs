@@ -1,9 +1,9 @@
-//! Our pool beside everything else that hands out blocks,
-//! in the scenarios of `fishplate perf pool`, as the same JSON rows.
+//! Compares our pool with other allocators and pools in the scenarios of `fishplate perf pool`.
+//! Prints the same JSON rows.
 //!
 //! cargo run --release --example pool-comparison [OPERATIONS PER STREAM [STREAMS...]]
 
-// Shared with the tool, which compares with the contenders that need no other package.
+// Shared with the tool, which compares only the contenders that need no extra package.
 #[path = "../../tool/src/perf/pool/contenders.rs"]
 mod contenders;
 #[path = "../../tool/src/perf/pool/rows.rs"]
@@ -51,12 +51,12 @@ fn main() {
     }
 }
 
-/// Boxes from mimalloc.
+/// Boxes allocated by mimalloc.
 struct Mimalloc;
 
 struct OfMimalloc(NonNull<Body>);
 
-// SAFETY: the only handle to its block, which any thread may free.
+// SAFETY: this is the only handle to its block, and any thread may free it.
 unsafe impl Send for OfMimalloc {}
 
 const LAYOUT: Layout = Layout::new::<Body>();
@@ -64,7 +64,7 @@ const LAYOUT: Layout = Layout::new::<Body>();
 impl Drop for OfMimalloc {
     #[inline(always)]
     fn drop(&mut self) {
-        // SAFETY: allocated with that layout, and this its only handle.
+        // SAFETY: the block was allocated with that layout, and this is its only handle.
         unsafe { MiMalloc.dealloc(self.0.as_ptr().cast(), LAYOUT) };
     }
 }
@@ -80,9 +80,9 @@ impl Pools for Mimalloc {
 
     #[inline(always)]
     fn take(_own: &mut ()) -> Option<OfMimalloc> {
-        // SAFETY: the layout is not of size zero.
+        // SAFETY: the layout's size is not zero.
         let block = NonNull::new(unsafe { MiMalloc.alloc(LAYOUT) })?.cast::<Body>();
-        // SAFETY: just allocated with the layout of a body.
+        // SAFETY: the block was just allocated with the layout of a body.
         unsafe { block.write(Body::new(1)) };
         Some(OfMimalloc(black_box(block)))
     }
@@ -96,14 +96,14 @@ impl Pools for Mimalloc {
     fn twice(own: &mut ()) -> bool {
         let held = Self::take(own);
         held.is_some_and(|held| {
-            // SAFETY: written as it was taken.
+            // SAFETY: `take` initialized the block.
             first_lets_go(unsafe { &held.0.as_ref().first });
             true
         })
     }
 }
 
-/// A slab whose free indices are in a bounded queue of crossbeam, one per stream.
+/// A slab whose free indices are in a bounded crossbeam queue, one per stream.
 struct ArrayQueues;
 
 struct Slab {
@@ -111,7 +111,7 @@ struct Slab {
     blocks: Box<[UnsafeCell<MaybeUninit<Body>>]>,
 }
 
-// SAFETY: a block is touched by whoever has its index alone.
+// SAFETY: only the holder of a block's index accesses the block.
 unsafe impl Sync for Slab {}
 
 struct OfSlab {
@@ -146,7 +146,7 @@ impl Pools for ArrayQueues {
     #[inline(always)]
     fn take(own: &mut Arc<Slab>) -> Option<OfSlab> {
         let index = own.free.pop()?;
-        // SAFETY: the index was free, so nobody else touches the block.
+        // SAFETY: the index was free, so no other holder accesses the block.
         unsafe { black_box((*own.blocks[index].get()).write(Body::new(1)) as *const Body) };
         Some(OfSlab { index, slab: own.clone() })
     }
@@ -159,14 +159,14 @@ impl Pools for ArrayQueues {
     #[inline(always)]
     fn twice(own: &mut Arc<Slab>) -> bool {
         Self::take(own).is_some_and(|held| {
-            // SAFETY: written as it was taken.
+            // SAFETY: `take` initialized the block.
             first_lets_go(unsafe { &(*held.slab.blocks[held.index].get()).assume_init_ref().first });
             true
         })
     }
 }
 
-/// sharded-slab, one for all streams: it is sharded by thread.
+/// sharded-slab: one for all streams, because it shards by thread.
 struct ShardedSlab;
 
 struct OfShards {
@@ -213,7 +213,7 @@ impl Pools for ShardedSlab {
     }
 }
 
-/// object-pool, one per stream: a stack under a mutex, which makes a new object when it is empty.
+/// object-pool: one per stream. It is a stack under a mutex that creates an object when empty.
 struct ObjectPool;
 
 type OfStack = object_pool::ReusableOwned<Box<Body>>;

@@ -1,16 +1,15 @@
-//! Jobs of many processes on one host: how long they take to start, and what a rank costs in
-//! memory.
+//! Measures jobs with many processes on one host: start-up time, and memory per rank.
 //!
-//! Usage: ranks [SIZE...]; 4, 16 and 64 by default. It starts the processes itself, which meet in a
-//! folder (`file://`). Every rank then writes to every other one, and checks what it gets.
+//! Usage: ranks [SIZE...], by default 4, 16 and 64. It starts the processes itself, and they meet
+//! in a folder (`file://`). Every rank writes to every other one and checks what it receives.
 //!
-//! | column  | the slowest rank, or the largest                                             |
-//! |---------|------------------------------------------------------------------------------|
-//! | join    | from the start of the process until `Job::from_env` returns                  |
-//! | open    | until its node is open and it has all addresses and handles                  |
-//! | first   | until the first put-signal of its left neighbour has arrived                 |
-//! | all     | until those of all ranks have                                                |
-//! | memory  | its share of resident memory (Pss): node open, with one neighbour, all peers |
+//! | column | maximum over all ranks of                                                      |
+//! |--------|--------------------------------------------------------------------------------|
+//! | join   | time from the start of the process until `Job::from_env` returns               |
+//! | open   | time until the node is open and has all addresses and handles                  |
+//! | first  | time until the first put-signal of the left neighbour has arrived              |
+//! | all    | time until the put-signals of all ranks have arrived                           |
+//! | memory | share of resident memory (Pss): with the node open, one neighbour, all peers   |
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -50,14 +49,14 @@ fn main() {
     }
 }
 
-/// This process's share of resident memory, in KiB.
+/// Returns this process's share of resident memory (Pss), in KiB.
 fn resident() -> u64 {
     let text = fs::read_to_string("/proc/self/smaps_rollup").expect("smaps_rollup");
     let line = text.lines().find_map(|line| line.strip_prefix("Pss:")).expect("Pss");
     line.split_whitespace().next().expect("a number").parse().expect("a number")
 }
 
-/// What `from` writes at `to`.
+/// The value that rank `from` writes at rank `to`.
 fn word(from: usize, to: usize) -> u64 {
     (from * 1000 + to) as u64 + 1
 }
@@ -73,7 +72,7 @@ fn rank() {
     let handles = job.allgather(node.handle(memory).expect("a handle")).expect("handles");
     let (opened, bare) = (spent(), resident());
 
-    // Payloads lie behind the words of signals.
+    // The payloads follow the signal words.
     let mut told = vec![false; size];
     let mut peers = vec![None; size];
     let mut tell = |node: &mut Node, to: usize| {
@@ -89,14 +88,14 @@ fn rank() {
         assert_eq!(node.load(memory.at(8 * (size + from) as u64)), Ok(word(from, me)), "of rank {from}");
     };
     let (left, right) = ((me + size - 1) % size, (me + 1) % size);
-    // Connecting takes both ends.
+    // Connecting needs both ends, so even ranks go right first and odd ranks left.
     for to in if me % 2 == 0 { [right, left] } else { [left, right] } {
         tell(&mut node, to);
     }
     hear(&mut node, left);
     let (first, neighbour) = (spent(), resident());
     job.barrier_with(|| _ = node.progress()).expect("a barrier");
-    // In turn every rank meets one other, so that none waits for one that waits for a third.
+    // In each step every rank meets exactly one other, so no chain of waiting ranks forms.
     for step in 0..size {
         tell(&mut node, (step + size - me) % size);
     }

@@ -1,10 +1,11 @@
 //! Instruction counts of the engine: arrivals in the receive window, signals, a put-signal from
-//! post to completion, quiet, and the notification of a worker that is awake.
+//! post to completion, quiet, and notifying a worker that is awake.
 //!
-//! Arrivals are what another engine posted, played from a [`Tape`] in order or not. Every count has
-//! its share of a bounded pass ([`Engine::progress`]) and of the acknowledgements in it.
+//! Arrivals are recorded posts of another engine, replayed from a [`Tape`] in order or reordered.
+//! Every count includes its share of a bounded pass ([`Engine::progress`]) and of the
+//! acknowledgements in that pass.
 
-// The attribute macros expect the crate's current name.
+// The attribute macros refer to the crate by its current name.
 extern crate iai_callgrind as gungraun;
 
 use std::hint::black_box;
@@ -24,13 +25,13 @@ use iai_callgrind::{library_benchmark, library_benchmark_group, main};
 mod budget;
 use budget::budget;
 
-/// Numbers that the streams here may have in flight: more than any benchmark sends.
+/// Size of the window: more numbers than any benchmark sends.
 const WINDOW: usize = 2048;
 const CONTEXT: ContextId = ContextId(0);
-/// Of the region: the payload is at 0, the signal here.
+/// Offset of the signal in the region; the payload is at 0.
 const SIGNAL: u64 = 64;
 
-/// An engine with one peer, a region of its own, and the peer's imported.
+/// An engine with one peer, a region, and the peer's imported region.
 struct Side<R: Rail + 'static> {
     engine: Engine<'static, R, 1>,
     peer: PeerId,
@@ -38,7 +39,7 @@ struct Side<R: Rail + 'static> {
     theirs: RemoteId,
 }
 
-/// An engine on `rail`, connected to one that is set up in the same way, or to itself.
+/// Creates an engine on `rail`, connected to one with the same set-up, or to itself.
 fn side<R: Rail>(rail: R) -> &'static mut Side<R> {
     let config = Config { window: WINDOW as u32, ..Config::DEFAULT };
     let mut engine = Engine::new(config, [rail], memory(&config, WINDOW)).unwrap();
@@ -62,8 +63,8 @@ impl<R: Rail> Side<R> {
     }
 }
 
-/// A receiver whose tape holds what `send` posted, once for each repeat,
-/// in the order that `order` makes of it.
+/// Creates a receiver whose tape holds the posts of `send`, repeated, in the order that `order`
+/// gives them.
 fn receiver(
     posts: u64,
     send: impl Fn(&mut Side<Tape>),
@@ -142,8 +143,8 @@ fn put_signal_post(side: &'static mut Side<Tape>) {
     assert_eq!(side.engine.stats().posted, REPEATS);
 }
 
-/// A sender whose rail reports each post's end,
-/// and after [`PACE`] of them the receiver's acknowledgement.
+/// Creates a sender whose rail reports the completion of each post, and after every [`PACE`] posts
+/// the receiver's acknowledgement.
 fn sender(send: impl Fn(&mut Side<Tape>)) -> &'static mut Side<Tape> {
     let recorder = side(Tape::recording());
     for _ in 0..REPEATS {
@@ -162,7 +163,8 @@ fn sender(send: impl Fn(&mut Side<Tape>)) -> &'static mut Side<Tape> {
     side(Tape::paced(answers))
 }
 
-/// All of a sender's work: posts, their ends, acknowledgements, and completions taken one by one.
+/// All the work of a sender: posts, completions, acknowledgements, and taking completions one by
+/// one.
 fn send_to_completion(side: &mut Side<Tape>, post: impl Fn(&mut Side<Tape>, Notice) -> Issued) {
     let (mut posted, mut completed) = (0, 0);
     while posted < REPEATS {
@@ -176,7 +178,7 @@ fn send_to_completion(side: &mut Side<Tape>, post: impl Fn(&mut Side<Tape>, Noti
             completed += 1;
         }
     }
-    // The last posts, too few for an acknowledgement, are still on their way.
+    // The last few posts do not fill an acknowledgement, so they are still in flight.
     assert_eq!(completed, REPEATS / PACE as u64 * PACE as u64);
 }
 
@@ -222,7 +224,7 @@ fn put_signal_to_completion(side: &'static mut Side<Network>) {
     }
 }
 
-// As a stream: a pass after each, a quiet after 32.
+// Like a stream: one pass after each put, and a quiet after 32.
 #[library_benchmark(config = budget("put_signal_32_and_quiet"))]
 #[bench::run(side(Network::new()))]
 fn put_signal_32_and_quiet(side: &'static mut Side<Network>) {
@@ -271,7 +273,7 @@ fn quiet_idle_4(side: &'static mut Side<Network>) {
     let (host, never) = (SpinHost::new(1), Asleep::new());
     let mut waiter = Waiter::awake(&host, &never);
     for _ in 0..REPEATS {
-        // Four, so that the loop around them weighs little.
+        // Four, so that the loop's own instructions weigh little.
         for _ in 0..4 {
             let side = black_box(&mut *side);
             side.engine.quiet(CONTEXT, side.peer, &mut waiter, u64::MAX).unwrap();

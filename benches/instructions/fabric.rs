@@ -1,10 +1,9 @@
-//! Instruction counts of the rail over libfabric, in the guard that users have around it, on a
-//! provider that does nothing ([`noop`]): what it adds to the provider's own calls. Beside each
-//! path the same calls made directly through the tables (`bare_`), without a rail; the difference
-//! is the rail's share. `put_` are whole: an engine over the rail, puts in passes of 16 until they
-//! are acknowledged, and beside them the provider's calls that this takes.
+//! Instruction counts of the libfabric rail inside its guard, as users have it, over a provider
+//! that does nothing ([`noop`]). Beside each path, `bare_` makes the same provider calls without a
+//! rail; the difference is the rail's share. The `put_` paths run an engine over the rail: puts in
+//! passes of 16, until all are acknowledged.
 
-// The macros name the crate by the name it goes by now.
+// The attribute macros refer to the crate by its current name.
 extern crate iai_callgrind as gungraun;
 
 use std::hint::black_box;
@@ -34,7 +33,7 @@ use budget::budget;
 
 const PEER: Peer = Peer(0);
 
-/// Counts what is reported.
+/// Counts events.
 #[derive(Default)]
 struct Count(u64);
 
@@ -51,7 +50,7 @@ impl Sink for Count {
     fn peer_down(&mut self, _: Peer, _: PeerError) {}
 }
 
-/// A rail with itself as its peer, in the guard that users have around it.
+/// A guarded rail, as users have it, that is its own peer.
 struct Own {
     rail: Guard<FabricRail>,
     local: Local,
@@ -69,7 +68,7 @@ fn own(inject: bool) -> &'static mut Own {
     rail.attach_self(PEER).unwrap();
     let bytes = Box::leak(Box::new([0u8; 64]));
     let ptr = NonNull::new(bytes.as_mut_ptr()).unwrap();
-    // SAFETY: leaked; nobody writes to it.
+    // SAFETY: the memory is leaked, and nothing writes to it.
     let region = unsafe { Region::new(ptr, 64, RegionKind::Private) };
     let (key, desc) = rail.register(&region).unwrap();
     rail.import(PEER, key, 64).unwrap();
@@ -78,7 +77,7 @@ fn own(inject: bool) -> &'static mut Own {
     Box::leak(Box::new(Own { rail, local, remote: Remote { key, offset: 8 } }))
 }
 
-/// The same, with writes of its own to come in.
+/// The same rail, with peer writes about to arrive.
 fn expecting() -> &'static mut Own {
     let own = own(true);
     let address = own.rail.inner().address().unwrap();
@@ -119,7 +118,7 @@ fn bare_write_to_completion(endpoint: &'static mut Endpoint) {
     let to = Target { peer: 0, addr: 8, key: 1 };
     for n in 0..REPEATS {
         let context = ptr::without_provenance_mut(n as usize);
-        // SAFETY: the source outlives the loop; the provider does not follow contexts.
+        // SAFETY: the source outlives the loop, and the provider does not dereference contexts.
         unsafe { endpoint.write(black_box(from), to, Some(n), context) }.unwrap();
         let got = endpoint.completions(&mut entries).unwrap();
         for entry in &entries[..got] {
@@ -177,26 +176,26 @@ fn fabric_landed_32(own: &'static mut Own) {
     assert_eq!(count.0, REPEATS * 32);
 }
 
-/// An engine over a guarded rail with itself as its peer.
+/// An engine over a guarded rail that is its own peer.
 struct Whole {
     engine: Engine<'static, Guard<FabricRail>, 1>,
     peer: PeerId,
-    // What is put, and where to: known when the program runs, as it is to a user's.
+    // Source and target of the puts. Known only at run time, as in a user's program.
     from: LocalAddr,
     len: usize,
     to: RemoteAddr,
 }
 
-/// Writes that a peer acknowledges together: half a window, as an engine does.
+/// Writes per acknowledgement: half a window, as in an engine.
 const ACKNOWLEDGED: u64 = Config::DEFAULT.window as u64 / 2;
 
 /// Puts between two passes.
 const PACE: u64 = 16;
 
-/// Puts of one benchmark: all of them are acknowledged in the end.
+/// Puts of one benchmark: a multiple of `ACKNOWLEDGED`, so that all are acknowledged in the end.
 const PUTS: u64 = REPEATS / ACKNOWLEDGED * ACKNOWLEDGED;
 
-/// What the peer's engine sends: from this number, an acknowledgement in context 0 and this epoch.
+/// Makes the peer's engine send acknowledgements from this number on, for context 0 and this epoch.
 fn acknowledge(number: u32, epoch: u32) {
     const USER: u64 = 0x6d_7367;
     const ACK: u64 = 5;
@@ -208,7 +207,7 @@ fn acknowledge(number: u32, epoch: u32) {
 fn whole(inject: bool) -> &'static mut Whole {
     let Own { rail, .. } = own(inject);
     let address = rail.inner().address().unwrap();
-    // SAFETY: leaked, and used here alone.
+    // SAFETY: the rail is leaked, and this is its only user from here on.
     let rail = unsafe { ptr::read(rail) };
     let config = Config::DEFAULT;
     let mut engine = Engine::new(config, [rail], memory(&config, 1)).unwrap();
@@ -228,7 +227,8 @@ fn whole(inject: bool) -> &'static mut Whole {
     Box::leak(Box::new(Whole { engine, peer, from, len: 8, to }))
 }
 
-/// Silent puts, a pass after every 16, until the last is acknowledged and the engine owes nothing.
+/// Posts silent puts, with a pass after every 16, until the last is acknowledged and nothing is
+/// left to send.
 fn puts(whole: &'static mut Whole) {
     for _ in 0..PUTS / PACE {
         for _ in 0..PACE {
@@ -253,20 +253,20 @@ fn put_over_fabric_inject(whole: &'static mut Whole) {
     puts(whole);
 }
 
-/// The calls of [`puts`]: writes, reads of the queue, and a receive for each acknowledgement.
+/// The provider calls of [`puts`]: writes, queue reads, and a receive per acknowledgement.
 fn bare_puts(endpoint: &'static mut Endpoint, inject: bool) {
     let (bytes, buffer) = (leak(0u8, 8), leak(0u8, 64));
     let (mut entries, mut ended, mut acknowledged) = ([EMPTY; 32], 0, 0);
     let from = Buffer { ptr: bytes.as_mut_ptr(), len: 8, desc: ptr::null_mut() };
     let into = Buffer { ptr: buffer.as_mut_ptr(), len: 64, desc: ptr::null_mut() };
     let to = Target { peer: 0, addr: 8, key: 1 };
-    // SAFETY: buffers are leaked; the provider does not follow contexts.
+    // SAFETY: the buffers are leaked, and the provider does not dereference contexts.
     unsafe { endpoint.recv(into, ptr::null_mut()) }.unwrap();
     for pass in 0..PUTS / PACE {
         for n in 0..PACE {
             let context = ptr::without_provenance_mut(n as usize);
             let data = Some(pass * PACE + n);
-            // SAFETY: as above.
+            // SAFETY: the buffers are leaked, and the provider does not dereference contexts.
             let posted = unsafe {
                 match inject {
                     true => endpoint.inject_write(black_box(from), to, data),
@@ -279,7 +279,8 @@ fn bare_puts(endpoint: &'static mut Endpoint, inject: bool) {
             for entry in &entries[..got] {
                 if entry.flags & FI_RECV != 0 {
                     acknowledged += ACKNOWLEDGED;
-                    // SAFETY: as above.
+                    // SAFETY: the buffers are leaked, and the provider does not dereference
+                    // contexts.
                     unsafe { endpoint.recv(into, ptr::null_mut()) }.unwrap();
                 } else {
                     ended += 1;

@@ -1,6 +1,5 @@
-//! What `fishplate perf match` runs: the workloads, and the engines that have budgets. These are
-//! the tool's own files, compiled into the benchmark itself: from another crate they are inlined
-//! otherwise, and counts are of that.
+//! The workloads and engines of `fishplate perf match` that have budgets. Includes the tool's own
+//! files, because code from another crate would be inlined differently and count differently.
 
 #[path = "../../tool/src/perf/matching/engine.rs"]
 pub mod engine;

@@ -1,7 +1,7 @@
-//! What users of a [`Node`] call, over its mixed rails: to itself, in memory that is mapped. Beside
-//! each path that has one, the engine's own is `..._mapped` in `engine.rs`.
+//! The calls of a [`Node`] over its mixed rails, with itself as peer and mapped memory. Where a
+//! path exists for the engine alone, it is `..._mapped` in `engine.rs`.
 
-// The macros name the crate by the name it goes by now.
+// The attribute macros refer to the crate by its current name.
 extern crate iai_callgrind as gungraun;
 
 use std::hint::black_box;
@@ -36,7 +36,7 @@ fn side() -> &'static mut Side {
     Box::leak(Box::new(Side { node, me, ours, theirs }))
 }
 
-/// The engine over shared memory alone, with itself as peer.
+/// An engine over shared memory alone that is its own peer.
 struct Bare {
     engine: Engine<'static, ShmRail<LinuxHost>, 1>,
     ours: LocalId,
@@ -53,7 +53,7 @@ fn bare() -> &'static mut Bare {
     engine.rail_mut(RailId(0)).unwrap().attach_self(me.peer()).unwrap();
     engine.connect_peer(me, 1).unwrap();
     let segment = Box::leak(Box::new(Segment::create(4096).unwrap()));
-    // SAFETY: the segment is never given back, and only the engine touches it.
+    // SAFETY: the segment is never freed, and only the engine accesses it.
     let ours = engine.register(unsafe { segment.region(0, 4096) }.unwrap()).unwrap();
     let mut handle = [0; HANDLE_MAX];
     let len = engine.export(ours, &mut handle).unwrap();
@@ -89,7 +89,7 @@ fn shm_progress_idle(side: &'static mut Bare) {
     }
 }
 
-/// The same with 127 more peers, which have been silent for long.
+/// The same with 127 more peers, all silent.
 fn crowd() -> Engine<'static, ShmRail<LinuxHost>, 1> {
     const PEERS: u16 = 128;
     let limits = Limits { peers: PEERS, ..Limits::DEFAULT };

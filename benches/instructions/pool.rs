@@ -1,10 +1,10 @@
-//! Instruction counts of the pool: taking and giving back a slot by its owner, from elsewhere, in
-//! batches and by id; of a queue's commands; and of the allocator of the system, for comparison.
+//! Instruction counts of the pool: taking and returning slots, by the owner, by others, in batches
+//! and by id; of queue commands; and, for comparison, of the system allocator.
 //!
-//! One thread does both sides. Given back from elsewhere, slots come home when the owner's list is
-//! empty: a share of that is in the count of every pair.
+//! One thread runs both sides. The owner collects slots returned by others only when its own list
+//! is empty, so each count includes a share of that.
 
-// The macros name the crate by the name it goes by now.
+// The attribute macros refer to the crate by its current name.
 extern crate iai_callgrind as gungraun;
 
 use std::hint::black_box;
@@ -27,7 +27,7 @@ use iai_callgrind::{
 mod budget;
 use budget::budget;
 
-/// The body that all benchmarks use: 128 bytes, of which a constructor writes the first word.
+/// The body used by all benchmarks: 128 bytes, of which the constructor writes the first word.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(8))]
 struct Body(#[expect(dead_code, reason = "room")] [MaybeUninit<u64>; 16]);
@@ -39,7 +39,7 @@ impl Body {
     }
 }
 
-/// A pool of 64 slots that have all been used.
+/// Creates a pool of 64 slots that have all been used.
 fn pool() -> Pool<'static, Body> {
     pool_of(64)
 }
@@ -52,7 +52,7 @@ fn pool_of(capacity: usize) -> Pool<'static, Body> {
     pool
 }
 
-/// Values that are out, and their pool.
+/// Values that have been taken, and their pool.
 fn out() -> (Pool<'static, Body>, Vec<Lease<'static, Body>>) {
     let mut pool = pool_of(1024);
     let leases = (0..REPEATS).map(|_| pool.create(Body::new()).unwrap()).collect();
@@ -70,7 +70,7 @@ fn pool_local_pair(mut pool: Pool<'static, Body>) -> Pool<'static, Body> {
     pool
 }
 
-// 32 out at once, kept in memory, so that the compiler knows nothing about a returning lease.
+// Takes 32 at once and keeps them in memory, so the compiler cannot track a returning lease.
 #[library_benchmark(config = budget("pool_window_32"))]
 #[bench::run(pool())]
 fn pool_window_32(mut pool: Pool<'static, Body>) -> Pool<'static, Body> {
@@ -80,7 +80,7 @@ fn pool_window_32(mut pool: Pool<'static, Body>) -> Pool<'static, Body> {
             place.write(pool.create(Body::new()).unwrap());
         }
         for place in black_box(&held) {
-            // SAFETY: just written, and read once.
+            // SAFETY: written above, and read once.
             pool.release(unsafe { place.assume_init_read() });
         }
     }
@@ -135,7 +135,7 @@ fn pool_of_words() -> Pool<'static, u64> {
     Pool::new(Box::leak(Box::new(Header::new())), slots, None).unwrap()
 }
 
-/// A queue and its worker in one thread.
+/// A queue and its worker, on one thread.
 struct Served {
     queue: Queue<'static, SpinHost>,
     worker: Worker<'static, 'static, 'static, Loopback<16>, 1>,
@@ -154,8 +154,8 @@ fn served() -> Served {
     Served { queue, worker, host }
 }
 
-// Per command: created, submitted, done by the worker, its event looked at, its slot back.
-// A worker's turn has its share.
+// Per command: create, submit, execute, read the event, and return the slot, plus a share of the
+// worker's turn.
 #[library_benchmark(config = budget("queue_32_commands"))]
 #[bench::run(served())]
 fn queue_32_commands(mut served: Served) -> Served {
@@ -179,7 +179,7 @@ fn box_pair() {
     }
 }
 
-/// One stream: rounds of 16 commands, all out at once, from a pool that no other stream knows.
+/// One stream: rounds of 16 commands in flight, from a pool of its own.
 #[inline(never)]
 fn one_stream_of_commands(pool: &mut Pool<'static, Body>) {
     let mut held = [const { MaybeUninit::<Lease<'static, Body>>::uninit() }; 16];
@@ -188,13 +188,13 @@ fn one_stream_of_commands(pool: &mut Pool<'static, Body>) {
             place.write(pool.create(Body::new()).unwrap());
         }
         for place in black_box(&held) {
-            // SAFETY: just written, and read once.
+            // SAFETY: written above, and read once.
             pool.release(unsafe { place.assume_init_read() });
         }
     }
 }
 
-/// Counts only the streams' work, on any thread.
+/// Counts only the work of the streams, on all threads.
 fn counting_threads(path: &str) -> LibraryBenchmarkConfig {
     let mut callgrind = Callgrind::default();
     callgrind
@@ -207,7 +207,7 @@ fn streams(count: usize) -> Vec<Pool<'static, Body>> {
     (0..count).map(|_| pool()).collect()
 }
 
-/// A thread per stream.
+/// Runs one thread per stream.
 fn run_streams(pools: Vec<Pool<'static, Body>>) {
     std::thread::scope(|scope| {
         for mut pool in pools {

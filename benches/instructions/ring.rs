@@ -1,10 +1,10 @@
-//! Instruction counts of the SPSC ring, and of four other queues doing the same.
+//! Instruction counts of the SPSC ring, and of four other queues with the same workload.
 //!
-//! One thread does both sides, so a push and pop pair finds the ring empty each time: the consumer
-//! looks at the producer's counter on every pop, the producer at the consumer's once per lap.
-//! Queues are built, and dropped, outside of what is counted.
+//! One thread runs both sides, so a push-and-pop pair finds the ring empty each time: the consumer
+//! reads the producer's counter at every pop, and the producer reads the consumer's once per lap.
+//! Creating and dropping queues is not counted.
 
-// The macros name the crate by the name it goes by now.
+// The attribute macros refer to the crate by its current name.
 extern crate iai_callgrind as gungraun;
 
 use std::hint::black_box;
@@ -18,12 +18,12 @@ mod budget;
 use budget::budget;
 use ringbuf::traits::{Consumer as _, Producer as _, Split as _};
 
-/// Slots of every queue but those that hold all repeats at once.
+/// Slots per queue, except for queues that hold all repeats at once.
 const SLOTS: usize = 64;
 
 type Ring = (Producer<'static, u64>, Consumer<'static, u64>);
 
-/// A ring of `slots` that holds `filled` values.
+/// Creates a ring of `slots` that holds `filled` values.
 fn ring_of(slots: usize, filled: u64) -> Ring {
     let header = Box::leak(Box::new(Header::new()));
     let slots = Box::leak(vec![MaybeUninit::uninit(); slots].into_boxed_slice());

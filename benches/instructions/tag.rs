@@ -1,8 +1,8 @@
-//! Instruction counts of tag matching: the unit at depth 0, and the workloads of `fishplate perf
-//! match` at depth 64 and 65,536, where the second may take 5 % more at most. The lists that the
-//! matcher is compared with run the same.
+//! Instruction counts of tag matching: the matcher at depth 0, and the workloads of `fishplate perf
+//! match` at depths 64 and 65,536, where the second may take at most 5 % more. The linear lists
+//! that it is compared with run the same workloads.
 
-// The macros name the crate by the name it goes by now.
+// The attribute macros refer to the crate by its current name.
 extern crate iai_callgrind as gungraun;
 
 use std::hint::black_box;
@@ -32,7 +32,7 @@ fn matcher() -> Matcher<'static> {
     Matcher::new(memory, 1).unwrap()
 }
 
-// Receive posted first. Both slots are free again after it.
+// The receive is posted first.
 #[library_benchmark(config = budget("tag_expected"))]
 #[bench::run(matcher())]
 fn tag_expected(mut matcher: Matcher<'static>) -> Matcher<'static> {
@@ -46,7 +46,7 @@ fn tag_expected(mut matcher: Matcher<'static>) -> Matcher<'static> {
     matcher
 }
 
-// Message first.
+// The message arrives first.
 #[library_benchmark(config = budget("tag_unexpected"))]
 #[bench::run(matcher())]
 fn tag_unexpected(mut matcher: Matcher<'static>) -> Matcher<'static> {
@@ -66,7 +66,7 @@ fn shaped() -> (Matcher<'static>, ShapeId) {
     (matcher, shape)
 }
 
-// As `tag_expected`, with the mask known beforehand.
+// Like `tag_expected`, with the mask registered beforehand.
 #[library_benchmark(config = budget("tag_expected_shaped"))]
 #[bench::run(shaped())]
 fn tag_expected_shaped((mut matcher, shape): (Matcher<'static>, ShapeId)) -> Matcher<'static> {

@@ -1,10 +1,10 @@
-//! Instruction counts of tagged messages:
-//! sending one, receiving one whose receive was posted first, and a round of both.
+//! Instruction counts of tagged messages: sending one, receiving one that is expected, and a round
+//! of both.
 //!
-//! Arrivals are another engine's messages, played from a [`Tape`].
-//! A receive lasts from its post to its status.
+//! Arrivals are recorded messages of another engine, replayed from a [`Tape`]. A receive is counted
+//! from its post to its status.
 
-// The macros name the crate by the name it goes by now.
+// The attribute macros refer to the crate by its current name.
 extern crate iai_callgrind as gungraun;
 
 use std::hint::black_box;
@@ -25,21 +25,21 @@ use iai_callgrind::{library_benchmark, library_benchmark_group, main};
 mod budget;
 use budget::budget;
 
-/// Numbers that the streams here may have in flight: more than any benchmark sends.
+/// Size of the window: more numbers than any benchmark sends.
 const WINDOW: usize = 2048;
 const CONTEXT: ContextId = ContextId(0);
 const MATCHING: MatchConfig =
     MatchConfig { eager: 192, credits: 2048, headers: 1, shared_credits: 0, shared_headers: 0, seed: 7 };
 const RECEIVES: usize = 64;
 
-/// An engine that matches, with one peer and a region.
+/// An engine with tag matching, one peer and a region.
 struct Side<R: Rail + 'static> {
     engine: Engine<'static, R, 1>,
     peer: PeerId,
     region: LocalId,
 }
 
-/// An engine on `rail`, connected to one that is set up in the same way, or to itself.
+/// Creates an engine on `rail`, connected to one with the same set-up, or to itself.
 fn side<R: Rail>(rail: R) -> &'static mut Side<R> {
     // One arrival per pass.
     let config = Config { window: WINDOW as u32, batch: 1, ..Config::DEFAULT };
@@ -90,7 +90,7 @@ fn tagged_send(side: &'static mut Side<Tape>) {
     }
 }
 
-/// A receiver to which one message arrives per pass.
+/// Creates a receiver to which one message arrives per pass.
 fn receiver() -> &'static mut Side<Tape> {
     let sender = side(Tape::recording());
     for _ in 0..REPEATS {

@@ -1,9 +1,9 @@
-//! The instruction budgets: one line per path, with its limit and what was measured for it.
+//! The instruction budgets: one line per path, with its limit and the measured count.
 //!
-//! Counts are exact for a compiler, so a limit is the measured value plus at most 5 % or two
-//! instructions, whichever is more. A path that exceeds its limit fails the run; raising a limit is
-//! a change to this file that somebody reads. Each benchmark runs its path [`REPEATS`] times and
-//! setup is not counted, so figures here are per repeat.
+//! Counts are exact for a given compiler, so a limit is the measured value plus 5 % or two
+//! instructions, whichever is more. A path that exceeds its limit fails the run, and raising a
+//! limit is a change to this file that gets reviewed. Each benchmark runs its path [`REPEATS`]
+//! times, set-up is not counted, and the figures here are per repeat.
 
 pub mod noop;
 pub mod processors;
@@ -13,20 +13,20 @@ pub mod tape;
 /// How often a benchmark repeats its path, unless its budget says otherwise.
 pub const REPEATS: u64 = 1000;
 
-/// Units per workload of tag matching: rounds of 64, or one of the greatest depth.
-/// Where every unit walks, a 16th.
+/// Units per workload of tag matching: rounds of 64, or one round at the greatest depth. Workloads
+/// in which every unit scans run a 16th of this.
 pub const UNITS: u64 = 65_536;
 
-/// Instructions that one path may take.
+/// The instruction limit of one path.
 #[derive(Clone, Copy, Debug)]
 pub struct Budget {
     /// The function in `instructions/`.
     pub name: &'static str,
-    /// Values that one repeat moves: figures are printed per value as well.
+    /// Values that one repeat moves. The table also prints figures per value.
     pub per: u64,
-    /// How often its benchmark repeats it.
+    /// Repeats per benchmark.
     pub repeats: u64,
-    /// Instructions per repeat. More fail the run. Rivals have none.
+    /// Instructions per repeat; more fail the run. `None` for other libraries.
     pub limit: Option<f64>,
     /// Instructions per repeat when the limit was set.
     pub measured: f64,
@@ -50,7 +50,8 @@ impl Budget {
     }
 }
 
-/// Every path. Compiler: the one that `rust-toolchain.toml` pins; x86-64 without target features.
+/// All paths. Measured with the compiler of `rust-toolchain.toml`, on x86-64 without extra target
+/// features.
 #[rustfmt::skip]
 pub const BUDGETS: &[Budget] = &[
     //   path                               limit measured
@@ -139,14 +140,14 @@ pub const BUDGETS: &[Budget] = &[
     ours("pool_1_stream",                 532.3,    507.0).per(16),
     ours("pool_32_streams",               532.3,    507.0).per(16).repeats(32 * REPEATS),
     rival("box_pair",                               138.1),
-    // Over a provider that does nothing;
-    // bare_ is the same calls without a rail, so the difference is ours.
+    // Over a provider that does nothing. `bare_` makes the same calls without a rail, so the
+    // difference is the rail's share.
     ours("fabric_write_to_completion",   238.3,    227.0),
     rival("bare_write_to_completion",               125.1),
     ours("fabric_write_inject",            80.8,     77.0),
     rival("bare_write_inject",                       26.0),
-    // A silent put of 8 bytes, from call to acknowledgement:
-    // at most 150 more than the provider's calls.
+    // A silent 8-byte put, from the call to its acknowledgement: at most 150 more than the
+    // provider's calls.
     ours("put_over_fabric",              217.4,    216.4).repeats(960),
     rival("bare_put",                                67.4).repeats(960),
     ours("put_over_fabric_inject",       146.7,    139.8).repeats(960),
@@ -159,15 +160,15 @@ pub const BUDGETS: &[Budget] = &[
     ours("tagged_round",                 604.2,    575.5),
 ];
 
-/// Pairs of which the first must take no more instructions than the second.
+/// Pairs of paths. The first must not take more instructions than the second.
 pub const NO_MORE_THAN: &[(&str, &str)] = &[
     ("ring_push_pop", "rtrb_push_pop"),
     ("window_1000_holes", "window_one_hole"),
     ("pool_local_pair", "box_pair"),
 ];
 
-/// Triples of which the first must take no more instructions than the second times the third:
-/// matching does not grow with depth, and 32 masks cost a quarter of a list.
+/// Triples. The first path must not take more instructions than the second times the third:
+/// matching must not grow with depth, and 32 masks may cost a quarter of a list.
 pub const AT_MOST: &[(&str, f64, &str)] = &[
     ("tag_p1_64k", 1.05, "tag_p1_64"),
     ("tag_p2_64k", 1.05, "tag_p2_64"),
@@ -188,10 +189,10 @@ pub const AT_MOST: &[(&str, f64, &str)] = &[
     ("pool_32_streams", 1.01, "pool_1_stream"),
 ];
 
-/// The limit of a path for all its repeats.
+/// Returns the limit of a path for all its repeats.
 ///
 /// # Panics
-/// When [`BUDGETS`] has no such path, or it is a rival's.
+/// If [`BUDGETS`] has no limit for this path.
 pub fn limit(name: &str) -> u64 {
     let budget = BUDGETS.iter().find(|budget| budget.name == name);
     let of_ours = budget.and_then(|budget| Some((budget.limit?, budget.repeats)));

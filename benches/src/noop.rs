@@ -1,9 +1,9 @@
-//! A provider that does nothing, as tables behind the real wrappers: every post is accepted and is
-//! complete when the queue is read next. What is counted over it is our own share.
+//! A provider that does nothing, installed behind the real wrappers: it accepts every post, and
+//! reports it complete at the next queue read. Counts over it are our own share.
 //!
-//! [`arrive`] makes the queue report writes of a peer as well, [`answer`] messages that say how
-//! many writes were accepted. [`echo`] has short messages come back to their sender, so that an
-//! engine which is its own peer meets itself.
+//! [`arrive`] makes the queue report peer writes as well. [`answer`] adds messages that acknowledge
+//! accepted writes. [`echo`] returns short messages to their sender, so that an engine can be its
+//! own peer.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
@@ -13,40 +13,39 @@ use fishplate_sys::fabric::Library;
 use fishplate_sys::fabric::library::Entries;
 use fishplate_sys::fabric::raw::*;
 
-/// Posts that are not read yet, at most.
+/// Most completions that wait to be read.
 const ROOM: usize = 256;
 
-/// Arrivals still to be made, and their data. One thread uses this: the benchmark's.
+/// Peer writes still to be reported, and their data. Only the benchmark's thread uses these.
 static ARRIVALS: AtomicU64 = AtomicU64::new(0);
 static DATA: AtomicU64 = AtomicU64::new(0);
 
-/// Writes answered together, or 0 for none; and the answer, except for the count behind it.
+/// How many writes one answer acknowledges (0: no answers), and the answer's bytes without its
+/// count.
 static EVERY: AtomicU64 = AtomicU64::new(0);
 static ANSWER: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
 
-/// The calls for messages of the endpoint that was opened last, and the last message that came
-/// back.
+/// The message calls of the endpoint opened last, and the last message that was echoed.
 static MESSAGES: AtomicPtr<fi_ops_msg> = AtomicPtr::new(ptr::null_mut());
 static ECHOED: [AtomicU64; 3] = [AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0)];
 
-/// Bytes of a message that comes back: of the rail's own head and an engine's Hello.
+/// Length of an echoed message: the rail's header and an engine's Hello.
 const ECHO: usize = 24;
 
-/// A queue: contexts of posts.
+/// A completion queue: the contexts of posts.
 #[repr(C)]
 struct Queue {
     fid: fid_cq,
     posts: [(*mut c_void, u64); ROOM],
     head: usize,
     tail: usize,
-    /// Writes accepted, and of these answered.
+    /// Writes accepted, and how many of these were answered.
     accepted: u64,
     answered: u64,
-    /// The receive that was posted last: buffer and context.
+    /// The receive that was posted last: its buffer and context.
     receive: (*mut c_void, *mut c_void),
 }
 
-/// An endpoint.
 #[repr(C)]
 struct End {
     fid: fid_ep,
@@ -57,9 +56,9 @@ fn leak<T>(value: T) -> *mut T {
     Box::into_raw(Box::new(value))
 }
 
-/// A structure of which every field may be zero.
+/// Allocates a zeroed structure.
 unsafe fn zeroed<T>() -> *mut T {
-    // SAFETY: same contract.
+    // SAFETY: the caller promises that all fields may be zero.
     leak(unsafe { std::mem::zeroed() })
 }
 
@@ -71,7 +70,7 @@ unsafe extern "C" fn getinfo(
     hints: *const fi_info,
     list: *mut *mut fi_info,
 ) -> c_int {
-    // SAFETY: the hints are whole, and what is filled in is made here.
+    // SAFETY: the hints are valid, and everything else is created here.
     unsafe {
         let info = dupinfo(hints);
         (*info).mode = 0;
@@ -91,14 +90,14 @@ unsafe extern "C" fn getinfo(
 unsafe extern "C" fn freeinfo(_: *mut fi_info) {}
 
 unsafe extern "C" fn dupinfo(from: *const fi_info) -> *mut fi_info {
-    // SAFETY: null, or whole; all are structures that may be zero.
+    // SAFETY: each part is null or valid, and may be zero.
     unsafe {
         let info: *mut fi_info = zeroed();
         if !from.is_null() {
             *info = *from;
         }
         fn copy<T: Copy>(part: *mut T, otherwise: *mut T) -> *mut T {
-            // SAFETY: null, or whole.
+            // SAFETY: the part is not null, so it is valid.
             if part.is_null() { otherwise } else { leak(unsafe { *part }) }
         }
         (*info).tx_attr = copy((*info).tx_attr, zeroed());
@@ -107,7 +106,7 @@ unsafe extern "C" fn dupinfo(from: *const fi_info) -> *mut fi_info {
         (*info).domain_attr = copy((*info).domain_attr, zeroed());
         (*info).fabric_attr = copy((*info).fabric_attr, zeroed());
         (*info).next = ptr::null_mut();
-        // Strings are the copy's own.
+        // The copy owns its strings.
         let name = &mut (*(*info).fabric_attr).prov_name;
         *name = if name.is_null() { ptr::null_mut() } else { libc::strdup(*name) };
         info
@@ -144,12 +143,12 @@ unsafe extern "C" fn control(_: *mut fid, _: c_int, _: *mut c_void) -> c_int {
     0
 }
 
-/// A table: zero but for its size and what is given.
+/// Creates a table of calls: zeroed except for its size and the calls given.
 macro_rules! table {
     ($table:ident { $($entry:ident: $function:expr),* $(,)? }) => {{
-        // SAFETY: a table of nullable functions.
+        // SAFETY: the table consists of nullable functions.
         let table: *mut $table = unsafe { zeroed() };
-        // SAFETY: just made.
+        // SAFETY: just allocated.
         unsafe {
             (*table).size = size_of::<$table>();
             $((*table).$entry = Some($function);)*
@@ -168,7 +167,7 @@ fn object(class: usize) -> fid {
 
 unsafe extern "C" fn fabric(_: *mut fi_fabric_attr, fabric: *mut *mut fid_fabric, _: *mut c_void) -> c_int {
     let ops = table!(fi_ops_fabric { domain: domain });
-    // SAFETY: the place for the answer is the caller's.
+    // SAFETY: the caller passes a valid output pointer.
     unsafe { *fabric = leak(fid_fabric { fid: object(FI_CLASS_FABRIC), ops, api_version: 0 }) };
     0
 }
@@ -181,7 +180,7 @@ unsafe extern "C" fn domain(
 ) -> c_int {
     let ops = table!(fi_ops_domain { av_open: av_open, cq_open: cq_open, endpoint: endpoint });
     let mr = table!(fi_ops_mr { reg: register });
-    // SAFETY: the place for the answer is the caller's.
+    // SAFETY: the caller passes a valid output pointer.
     unsafe { *domain = leak(fid_domain { fid: object(FI_CLASS_DOMAIN), ops, mr }) };
     0
 }
@@ -198,7 +197,7 @@ unsafe extern "C" fn register(
     mr: *mut *mut fid_mr,
     _: *mut c_void,
 ) -> c_int {
-    // SAFETY: the place for the answer is the caller's.
+    // SAFETY: the caller passes a valid output pointer.
     unsafe { *mr = leak(fid_mr { fid: object(FI_CLASS_MR), mem_desc: ptr::null_mut(), key }) };
     0
 }
@@ -210,7 +209,7 @@ unsafe extern "C" fn av_open(
     _: *mut c_void,
 ) -> c_int {
     let ops = table!(fi_ops_av { insert: insert });
-    // SAFETY: the place for the answer is the caller's.
+    // SAFETY: the caller passes a valid output pointer.
     unsafe { *av = leak(fid_av { fid: object(FI_CLASS_AV), ops }) };
     0
 }
@@ -223,7 +222,7 @@ unsafe extern "C" fn insert(
     _: u64,
     _: *mut c_void,
 ) -> c_int {
-    // SAFETY: the place for the answer is the caller's.
+    // SAFETY: the caller passes a valid output pointer.
     unsafe { *number = 0 };
     1
 }
@@ -237,7 +236,7 @@ unsafe extern "C" fn cq_open(
     let ops = table!(fi_ops_cq { read: read, readfrom: readfrom, readerr: readerr });
     let fid = fid_cq { fid: object(FI_CLASS_CQ), ops };
     let posts = [(ptr::null_mut(), 0); ROOM];
-    // SAFETY: the place for the answer is the caller's.
+    // SAFETY: the caller passes a valid output pointer.
     unsafe {
         let receive = (ptr::null_mut(), ptr::null_mut());
         *cq = leak(Queue { fid, posts, head: 0, tail: 0, accepted: 0, answered: 0, receive }).cast();
@@ -246,14 +245,14 @@ unsafe extern "C" fn cq_open(
 }
 
 unsafe extern "C" fn read(cq: *mut fid_cq, into: *mut c_void, count: usize) -> isize {
-    // SAFETY: a queue of this file, and room for `count` entries.
+    // SAFETY: a queue of this file, with room for `count` entries.
     unsafe {
         let queue = &mut *cq.cast::<Queue>();
         let entries = into.cast::<fi_cq_data_entry>();
         let mut n = 0;
         while n < count && queue.head != queue.tail {
             let (op_context, flags) = queue.posts[queue.head % ROOM];
-            // The length counts for messages alone.
+            // Only messages report a length.
             *entries.add(n) =
                 fi_cq_data_entry { op_context, flags, len: ECHO, buf: ptr::null_mut(), data: 0 };
             queue.head += 1;
@@ -283,7 +282,7 @@ unsafe extern "C" fn read(cq: *mut fid_cq, into: *mut c_void, count: usize) -> i
 }
 
 unsafe extern "C" fn readfrom(cq: *mut fid_cq, into: *mut c_void, count: usize, _: *mut u64) -> isize {
-    // SAFETY: same contract.
+    // SAFETY: forwards the caller's arguments under the same contract.
     unsafe { read(cq, into, count) }
 }
 
@@ -315,13 +314,13 @@ unsafe extern "C" fn endpoint(
         collective: ptr::null_mut(),
     };
     MESSAGES.store(fid.msg, Relaxed);
-    // SAFETY: the place for the answer is the caller's.
+    // SAFETY: the caller passes a valid output pointer.
     unsafe { *ep = leak(End { fid, queue: ptr::null_mut() }).cast() };
     0
 }
 
 unsafe extern "C" fn getname(_: *mut fid, name: *mut c_void, len: *mut usize) -> c_int {
-    // SAFETY: there is room for one byte at least.
+    // SAFETY: the caller's buffer has at least one byte.
     unsafe {
         name.cast::<u8>().write(1);
         *len = 1;
@@ -329,10 +328,10 @@ unsafe extern "C" fn getname(_: *mut fid, name: *mut c_void, len: *mut usize) ->
     0
 }
 
-/// Notes a post as complete.
+/// Records a post as complete.
 #[inline(always)]
 unsafe fn posted(ep: *mut fid_ep, context: *mut c_void, flags: u64) -> isize {
-    // SAFETY: an endpoint of this file, with its queue.
+    // SAFETY: an endpoint of this file, with its queue bound.
     unsafe {
         let queue = &mut *(*ep.cast::<End>()).queue;
         if queue.tail - queue.head == ROOM {
@@ -352,7 +351,7 @@ unsafe extern "C" fn recv(
     _: u64,
     context: *mut c_void,
 ) -> isize {
-    // SAFETY: an endpoint of this file, with its queue.
+    // SAFETY: an endpoint of this file, with its queue bound.
     unsafe { (*(*ep.cast::<End>()).queue).receive = (buffer, context) };
     0
 }
@@ -365,12 +364,12 @@ unsafe extern "C" fn send(
     _: u64,
     context: *mut c_void,
 ) -> isize {
-    // SAFETY: same contract.
+    // SAFETY: forwards the caller's arguments under the same contract.
     unsafe { posted(ep, context, FI_MSG | FI_SEND) }
 }
 
 unsafe extern "C" fn sendmsg(ep: *mut fid_ep, message: *const fi_msg, _: u64) -> isize {
-    // SAFETY: same contract.
+    // SAFETY: forwards the caller's arguments under the same contract.
     unsafe { posted(ep, (*message).context, FI_MSG | FI_SEND) }
 }
 
@@ -378,11 +377,11 @@ unsafe extern "C" fn inject(_: *mut fid_ep, _: *const c_void, _: usize, _: u64) 
     0
 }
 
-/// As [`inject`]; the message comes back, in the receive that was posted last.
+/// Like [`inject`], but delivers the message into the receive that was posted last.
 unsafe extern "C" fn inject_echo(ep: *mut fid_ep, bytes: *const c_void, len: usize, _: u64) -> isize {
     assert_eq!(len, ECHO, "only a Hello is expected");
-    // SAFETY: an endpoint of this file, with its queue; the message has as many bytes, and so has
-    // the buffer of a receive.
+    // SAFETY: an endpoint of this file, with its queue bound. Message and receive buffer have that
+    // many bytes.
     unsafe {
         let said = bytes.cast::<[u64; 3]>().read_unaligned();
         let (buffer, context) = (*(*ep.cast::<End>()).queue).receive;
@@ -405,7 +404,7 @@ unsafe extern "C" fn rma_read(
     _: u64,
     context: *mut c_void,
 ) -> isize {
-    // SAFETY: same contract.
+    // SAFETY: forwards the caller's arguments under the same contract.
     unsafe { posted(ep, context, FI_RMA | FI_READ) }
 }
 
@@ -420,7 +419,7 @@ unsafe extern "C" fn rma_write(
     _: u64,
     context: *mut c_void,
 ) -> isize {
-    // SAFETY: same contract.
+    // SAFETY: forwards the caller's arguments under the same contract.
     unsafe { posted(ep, context, FI_RMA | FI_WRITE) }
 }
 
@@ -436,7 +435,7 @@ unsafe extern "C" fn rma_writedata(
     _: u64,
     context: *mut c_void,
 ) -> isize {
-    // SAFETY: same contract.
+    // SAFETY: forwards the caller's arguments under the same contract.
     unsafe {
         (*(*ep.cast::<End>()).queue).accepted += 1;
         posted(ep, context, FI_RMA | FI_WRITE)
@@ -444,7 +443,7 @@ unsafe extern "C" fn rma_writedata(
 }
 
 unsafe extern "C" fn rma_writemsg(ep: *mut fid_ep, message: *const fi_msg_rma, _: u64) -> isize {
-    // SAFETY: same contract.
+    // SAFETY: forwards the caller's arguments under the same contract.
     unsafe { posted(ep, (*message).context, FI_RMA | FI_WRITE) }
 }
 
@@ -461,20 +460,20 @@ unsafe extern "C" fn rma_injectdata(
     _: u64,
     _: u64,
 ) -> isize {
-    // SAFETY: an endpoint of this file, with its queue.
+    // SAFETY: an endpoint of this file, with its queue bound.
     unsafe { (*(*ep.cast::<End>()).queue).accepted += 1 };
     0
 }
 
-/// The library.
+/// Returns the fake library.
 pub fn library() -> Library {
     let entries = Entries { getinfo, freeinfo, dupinfo, fabric, version, strerror: words, tostr: show };
-    // SAFETY: they behave as libfabric's do, as far as is needed here.
+    // SAFETY: for the calls made here, the entries behave like libfabric's.
     unsafe { Library::from_entries(entries) }
 }
 
-/// Makes every queue report a message after each `every` writes that were accepted with data, as
-/// long as a receive is posted: `head`, and how many writes have been answered.
+/// Makes every queue report a message after each `every` accepted writes with data, if a receive is
+/// posted. The message is `head` and the number of writes answered so far.
 pub fn answer(every: u64, head: [u64; 2]) {
     for (word, value) in ANSWER.iter().zip(head) {
         word.store(value, Relaxed);
@@ -482,8 +481,8 @@ pub fn answer(every: u64, head: [u64; 2]) {
     EVERY.store(every, Relaxed);
 }
 
-/// Has messages that are injected at the endpoint that was opened last come back to it, or no
-/// longer. Returns the last that came back.
+/// Turns on or off that messages injected at the endpoint opened last come back to it. Returns the
+/// last such message.
 pub fn echo(on: bool) -> [u64; 3] {
     // SAFETY: the table of an endpoint is never freed, and one thread uses this: the benchmark's.
     unsafe { (*MESSAGES.load(Relaxed)).inject = Some(if on { inject_echo } else { inject }) };

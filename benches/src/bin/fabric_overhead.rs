@@ -1,13 +1,13 @@
-//! What the rail over libfabric adds to the bare provider, in one interleaved run: two endpoints in
-//! this process, driven by one thread, once as rails and once by the same `fi_*` calls through the
-//! tables. Rounds alternate between the two; medians are compared.
+//! Measures what the libfabric rail adds to the bare provider, in one interleaved run: two
+//! endpoints in this process, driven by one thread, first as rails and then by the same `fi_*`
+//! calls. Rounds alternate between the two, and medians are compared.
 //!
 //! Usage: fabric-overhead PROVIDER [ROUNDS]
 //!
 //! | figure  | one round                                                            |
 //! |---------|----------------------------------------------------------------------|
-//! | latency | 1000 writes of 8 bytes with data, each seen to arrive, then one back  |
-//! | bandwidth | 64 writes of 1 MiB with data, all seen to arrive and to end        |
+//! | latency | 1000 8-byte writes with data, each awaited, then one back            |
+//! | bandwidth | 64 writes of 1 MiB with data, until all have arrived and completed |
 
 use std::ptr;
 use std::ptr::NonNull;
@@ -30,13 +30,13 @@ use fishplate_sys::fabric::{Ask, FabricConfig, FabricRail, Library, Offer, negot
 const LEN: usize = 1 << 20;
 const PEER: Peer = Peer(0);
 
-/// What both kinds of ends can do.
+/// The operations of either kind of endpoint pair.
 trait Ends {
-    /// Writes from one end; `false`: not now.
+    /// Posts a write from one end. Returns `false` if there is no room.
     fn write(&mut self, from: usize, len: usize) -> bool;
     /// Polls one end.
     fn poll(&mut self, end: usize);
-    /// Arrivals at an end so far, and writes of it that are over.
+    /// Returns the arrivals at an end so far, and its completed writes.
     fn counts(&self, end: usize) -> (u64, u64);
 }
 
@@ -80,7 +80,7 @@ impl Rails {
         let mut keys = vec![];
         let mut local = vec![];
         for (rail, ptr) in rails.iter_mut().zip(pointers) {
-            // SAFETY: leaked, and looked at by nobody.
+            // SAFETY: the memory is leaked, and nothing reads it.
             let region = unsafe { Region::new(ptr, LEN, RegionKind::Private) };
             let (key, desc) = rail.register(&region).unwrap();
             keys.push(key);
@@ -98,8 +98,8 @@ impl Rails {
 impl Ends for Rails {
     fn write(&mut self, from: usize, len: usize) -> bool {
         let local = Local { len, ..self.local[from] };
-        // SAFETY: the source is leaked. The other end is attached, and its region imported, of
-        // which this is a part: an engine knows as much.
+        // SAFETY: the source is leaked. The other end is attached, and the target is inside its
+        // imported region, which is all that an engine would check.
         match unsafe { self.rails[from].post_write_checked(PEER, local, self.remote[from], 7, 0) } {
             Ok(Posted::Done) => self.counts[from].1 += 1,
             Ok(Posted::Pending) => {}
@@ -141,7 +141,7 @@ impl Bare {
             let av = AddressVector::open(&domain, FI_AV_TABLE, 4).unwrap();
             let ptr = memory();
             pointers.push(ptr);
-            // SAFETY: leaked, and looked at by nobody.
+            // SAFETY: the memory is leaked, and nothing reads it.
             regions.push(unsafe { MemoryRegion::register(&domain, ptr, LEN, access, key) }.unwrap());
             ends.push(Endpoint::open(&domain, info, cq, av).unwrap());
         }
@@ -179,7 +179,7 @@ impl Ends for Bare {
             return result.is_ok();
         }
         let context = (&raw mut self.contexts[from][self.next[from] % 256]).cast();
-        // SAFETY: the source is leaked, and no more than 64 writes are under way.
+        // SAFETY: the source is leaked, and at most 64 writes are in flight.
         let result = unsafe {
             match self.level {
                 Some(level) => {
@@ -210,7 +210,7 @@ impl Ends for Bare {
     }
 }
 
-/// One round of writes there and back; nanoseconds per write.
+/// Runs one round of writes there and back. Returns nanoseconds per write.
 fn latency(ends: &mut impl Ends) -> f64 {
     let began = Instant::now();
     for n in 0..1000 {
@@ -228,7 +228,7 @@ fn latency(ends: &mut impl Ends) -> f64 {
     began.elapsed().as_nanos() as f64 / 1000.0
 }
 
-/// One round of long writes; nanoseconds per write.
+/// Runs one round of long writes. Returns nanoseconds per write.
 fn bandwidth(ends: &mut impl Ends) -> f64 {
     let (before, over) = (ends.counts(1).0, ends.counts(0).1);
     let began = Instant::now();
@@ -251,7 +251,7 @@ fn median(mut times: Vec<f64>) -> f64 {
 fn main() {
     let provider = std::env::args().nth(1).unwrap_or("shm".into());
     let rounds: usize = std::env::args().nth(2).map_or(31, |n| n.parse().expect("a number of rounds"));
-    // SAFETY: what the linker finds under this name is a libfabric.
+    // SAFETY: the library that the linker finds under this name is a libfabric.
     let library = unsafe { Library::open(None) }.unwrap_or_else(|error| panic!("{error}"));
     let interface = if provider == "shm" { None } else { Some("lo") };
     let ask = Ask { interface, ..Ask::new(&provider) };
@@ -260,7 +260,7 @@ fn main() {
     let mut times: [Vec<f64>; 4] = Default::default();
     for round in 0..rounds + 2 {
         let all = [latency(&mut rails), latency(&mut bare), bandwidth(&mut rails), bandwidth(&mut bare)];
-        // The first two connect and warm up.
+        // The first two rounds connect and warm up.
         if round >= 2 {
             all.into_iter().zip(&mut times).for_each(|(time, times)| times.push(time));
         }
