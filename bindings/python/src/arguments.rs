@@ -1,4 +1,4 @@
-//! Reads the arguments of calls.
+//! Converts the arguments of calls.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,15 +19,15 @@ use crate::view::View;
 
 /// The source of a put or a send.
 pub(crate) enum Data<'py> {
-    /// Memory of the node, and its length.
+    /// A range of the node's memory, and its length.
     Region(Range, usize),
-    /// Bytes, which never change.
+    /// A `bytes` object, which is immutable.
     Bytes(Bound<'py, PyBytes>),
     /// Any other buffer.
     View(View),
 }
 
-/// The same without Python objects, for calls without the GIL.
+/// A [`Data`] without Python objects, for calls without the GIL.
 pub(crate) enum Payload<'a> {
     Region(Range),
     Bytes(&'a [u8]),
@@ -41,7 +41,7 @@ impl Payload<'_> {
         }
     }
 
-    /// Whether the copy is too short to release the GIL for.
+    /// Returns whether the copy is too short to be worth releasing the GIL.
     pub fn is_short(&self) -> bool {
         match self {
             Payload::Region(_) => true,
@@ -59,7 +59,7 @@ impl Data<'_> {
         }
     }
 
-    /// The same, to be lent to the node.
+    /// Converts into memory that an operation can hold.
     pub fn held(self) -> PyResult<Held> {
         Ok(match self {
             Data::Region(range, len) => Held::Region(range, len),
@@ -69,7 +69,7 @@ impl Data<'_> {
     }
 }
 
-/// Refuses objects of another node.
+/// Rejects objects of another node.
 pub(crate) fn same(py: Python<'_>, node: &Arc<Shared>, other: &Arc<Shared>, what: &str) -> PyResult<()> {
     match Arc::ptr_eq(node, other) {
         true => Ok(()),
@@ -94,7 +94,7 @@ fn region(node: &Arc<Shared>, object: &Bound<'_, PyAny>) -> PyResult<Option<(Ran
     Ok(None)
 }
 
-/// Memory of the node, or any buffer.
+/// Converts memory of the node, or any buffer.
 pub(crate) fn data<'py>(node: &Arc<Shared>, object: &Bound<'py, PyAny>) -> PyResult<Data<'py>> {
     if let Ok(bytes) = object.cast::<PyBytes>() {
         return Ok(Data::Bytes(bytes.clone()));
@@ -105,7 +105,7 @@ pub(crate) fn data<'py>(node: &Arc<Shared>, object: &Bound<'py, PyAny>) -> PyRes
     })
 }
 
-/// Memory of the node, or any writable buffer.
+/// Converts memory of the node, or any writable buffer.
 pub(crate) fn target(node: &Arc<Shared>, object: &Bound<'_, PyAny>) -> PyResult<Held> {
     Ok(match region(node, object)? {
         Some((range, len)) => Held::Region(range, len),
@@ -113,7 +113,7 @@ pub(crate) fn target(node: &Arc<Shared>, object: &Bound<'_, PyAny>) -> PyResult<
     })
 }
 
-/// An address in memory of the node.
+/// Converts an address in the node's memory.
 pub(crate) fn here(node: &Arc<Shared>, object: &Bound<'_, PyAny>) -> PyResult<LocalAddr> {
     if let Ok(slice) = object.cast::<Slice>() {
         let slice = slice.get();
@@ -125,7 +125,7 @@ pub(crate) fn here(node: &Arc<Shared>, object: &Bound<'_, PyAny>) -> PyResult<Lo
     Ok(memory.memory.at(0))
 }
 
-/// An address in memory of a peer.
+/// Converts an address in a peer's memory.
 pub(crate) fn there(node: &Arc<Shared>, object: &Bound<'_, PyAny>) -> PyResult<RemoteAddr> {
     if let Ok(place) = object.cast::<Place>() {
         let place = place.get();
@@ -137,19 +137,19 @@ pub(crate) fn there(node: &Arc<Shared>, object: &Bound<'_, PyAny>) -> PyResult<R
     Ok(remote.remote.at(0))
 }
 
-/// A peer.
+/// Converts a peer.
 pub(crate) fn peer(node: &Arc<Shared>, peer: &Bound<'_, Peer>) -> PyResult<PeerId> {
     let given = peer.get();
     same(peer.py(), node, &given.shared, "peer")?;
     Ok(given.id)
 }
 
-/// A peer, or any peer.
+/// Converts a peer, or `None` for any peer.
 pub(crate) fn anyone(node: &Arc<Shared>, given: Option<&Bound<'_, Peer>>) -> PyResult<Option<PeerId>> {
     given.map(|given| peer(node, given)).transpose()
 }
 
-/// Seconds; the node's default if omitted.
+/// Converts seconds. Without them, returns the node's default.
 pub(crate) fn timeout(py: Python<'_>, default: Duration, seconds: Option<f64>) -> PyResult<Duration> {
     match seconds {
         None => Ok(default),
@@ -158,7 +158,7 @@ pub(crate) fn timeout(py: Python<'_>, default: Duration, seconds: Option<f64>) -
     }
 }
 
-/// 96 bits.
+/// Converts a tag of 96 bits.
 pub(crate) fn tag(object: Option<&Bound<'_, PyAny>>) -> PyResult<Tag> {
     let Some(object) = object else { return Ok(Tag::ZERO) };
     if let Ok(low) = object.extract::<u64>() {

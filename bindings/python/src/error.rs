@@ -1,4 +1,4 @@
-//! Errors as exceptions: the classes of `python/fishplate/_errors.py`, each with a `kind`.
+//! Turns errors into exceptions: the classes of `python/fishplate/_errors.py`, each with a `kind`.
 
 use fishplate::core::engine::protocol::Received;
 use fishplate::core::error::{AttachError, OpError, PeerError, WaitError};
@@ -12,7 +12,7 @@ use pyo3::{PyErr, Python};
 pub(crate) enum Fault {
     /// An error of the node.
     Node(Error),
-    /// The node did not open.
+    /// The node could not be opened.
     Open(OpenError),
     /// The job failed.
     System(std::io::Error),
@@ -20,30 +20,30 @@ pub(crate) enum Fault {
     Misuse(&'static str, String),
     /// The receive was cancelled.
     Cancelled,
-    /// The message was longer than its buffer.
+    /// The message was longer than the buffer.
     Truncated { len: u64, max: u64 },
     /// The node was closed.
     Closed,
-    /// The node belongs to the process that this one was forked from.
+    /// The node was opened before this process was forked.
     Forked,
     /// A panic has ended the node.
     Broken,
-    /// This thread is in a call of the node.
+    /// This thread is already inside a call of the node.
     Busy,
 }
 
 impl Fault {
-    /// Whether the deadline expired.
+    /// Returns whether the deadline expired.
     pub fn is_deadline(&self) -> bool {
         matches!(self, Fault::Node(Error::Wait(WaitError::Deadline(_))))
     }
 
-    /// Whether the peer is not connected.
+    /// Returns whether the peer is not connected.
     pub fn is_unmet(&self) -> bool {
         matches!(self, Fault::Node(Error::NotConnected(_)))
     }
 
-    /// Whether a retry may succeed: once there is room, or the peer is connected.
+    /// Returns whether a retry may succeed: when there is room, or when the peer has connected.
     pub fn may_pass(&self) -> bool {
         let Fault::Node(error) = self else { return false };
         let full = matches!(error, Error::Op(OpError::Again) | Error::Full { limit: "locals", .. });
@@ -77,7 +77,7 @@ impl Fault {
         made.map_or_else(|error| error, PyErr::from_value)
     }
 
-    /// The class and the kind.
+    /// Returns the class and the kind.
     fn names(&self) -> (&'static str, &'static str) {
         match self {
             Fault::Node(error) => of_node(error),
@@ -176,7 +176,7 @@ fn of_cause(cause: Cause, kind: &'static str) -> (&'static str, &'static str) {
     }
 }
 
-/// The exception of an invalid argument.
+/// Creates the exception for an invalid argument.
 pub(crate) fn misuse(py: Python<'_>, kind: &'static str, text: impl Into<String>) -> PyErr {
     Fault::Misuse(kind, text.into()).raise(py)
 }
@@ -189,7 +189,7 @@ pub(crate) fn of_outcome(outcome: Outcome) -> Result<(), Fault> {
     }
 }
 
-/// Converts the outcome of a receive, except its length.
+/// Converts the outcome of a receive, without its length.
 pub(crate) fn of_received(outcome: Received) -> Result<(), Fault> {
     match outcome {
         Received::Ok | Received::Truncated => Ok(()),

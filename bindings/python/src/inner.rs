@@ -1,8 +1,8 @@
-//! A node and what its operations hold. Its caller has the lock of the node, with the GIL or not.
+//! A node, and what its operations hold. Callers hold the node's lock, with or without the GIL.
 //!
-//! A buffer of the program that an operation reads or writes is registered with the node for as
-//! long. Its view is released only when the node has deregistered it; where a provider keeps such
-//! memory for good, so does this process. A buffer that cannot be registered is copied.
+//! A buffer of the program is registered for as long as an operation reads or writes it. Its view
+//! is released only when the node has deregistered it. If a provider keeps such memory for good,
+//! the process keeps the view for good too. A buffer that cannot be registered is copied.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -17,23 +17,24 @@ use crate::error::Fault;
 use crate::lease::{Begun, Brings, End, Flight, Flights, Held, Lease, Number, Registered};
 use crate::view::View;
 
-/// A node and what belongs to it.
+/// A node, its peers and its operations.
 pub(crate) struct Inner {
-    /// Never waits for room itself: [`Inner::patiently`] does.
+    /// Never waits for room; [`Inner::patiently`] does.
     pub node: Node,
     pub flights: Flights,
     /// How long an operation waits for room, and for its peer to connect.
     pub patience: Duration,
     pub connect_timeout: Duration,
     pub registered: Registered,
-    /// The connected peers, and whether one was disconnected, which may still write memory lent to
-    /// it.
+    /// The connected peers, and whether one was disconnected: it may still write memory that it has
+    /// imported.
     pub peers: Vec<PeerId>,
     pub disconnected: bool,
 }
 
 impl Inner {
-    /// Makes a call that may wait for room for `patience`. Completions make room too.
+    /// Repeats a call for up to `patience` until there is room. Reaps completions in between, which
+    /// also makes room.
     pub fn patiently<T>(
         &mut self,
         patience: Duration,
@@ -47,7 +48,7 @@ impl Inner {
         done
     }
 
-    /// How long a call with this error is repeated.
+    /// Returns how long a call that fails with this error is retried.
     pub fn limit(&self, fault: &Fault) -> Duration {
         match (fault.is_unmet(), fault.may_pass()) {
             (true, _) => self.connect_timeout,
@@ -56,8 +57,8 @@ impl Inner {
         }
     }
 
-    /// Starts an operation on memory of the node or on a buffer, which is lent to the node until it
-    /// completes. `writes`: the operation writes it.
+    /// Starts an operation on the node's memory or on a buffer. A buffer stays registered until the
+    /// operation completes. `writes`: the operation writes to it.
     pub fn begin(
         &mut self,
         held: &Held,
@@ -84,10 +85,10 @@ impl Inner {
     fn lend(&mut self, view: &Arc<View>, writes: bool) -> Result<(Slice, Lease), Fault> {
         let (len, view) = (view.len(), view.clone());
         if len != 0 && !view.is_readonly() && view.start().as_ptr().addr().is_multiple_of(8) {
-            // SAFETY: the lease holds the view, which keeps the bytes where they are, until `leave`
-            // has deregistered them, or the node is gone, or for ever. They are writable. This
-            // process touches them as Python does, outside of Rust, and by raw copies. Their
-            // handle is never given out, so no peer imports them.
+            // SAFETY: the lease holds the view, which keeps the bytes in place until `leave` has
+            // deregistered them, the node is closed, or forever. They are writable. This process
+            // accesses them as Python does, outside of Rust, and by raw copies. Their handle is
+            // never exported, so no peer imports them.
             let memory = unsafe { self.node.register(view.start(), len) }?;
             return Ok((memory.slice(..), Lease { memory, view: Some(view), copies_out: false }));
         }
@@ -102,7 +103,7 @@ impl Inner {
         Ok((memory.slice(..len), Lease { memory, view, copies_out: writes }))
     }
 
-    /// Records an operation that was issued with a report.
+    /// Records an operation that will report its completion.
     pub fn issued(&mut self, issued: Issued, brings: Brings, lease: Option<Lease>) -> Arc<Flight> {
         let value = match issued {
             Issued::Done { value } => value,
@@ -123,7 +124,7 @@ impl Inner {
         flight
     }
 
-    /// Takes completions.
+    /// Takes completions from the node.
     pub fn reap(&mut self) {
         while let Some(end) = self.node.next_completion() {
             self.ended(Number::Operation(end.token.to_raw()), End::Operation(end));
@@ -141,7 +142,7 @@ impl Inner {
         if let Some(lease) = lease {
             self.land(lease, end);
         }
-        // Last, because a thread that sees the completion expects the bytes in place.
+        // Set last, because a thread that sees the completion expects the bytes in place.
         let _ = flight.end.set(end);
     }
 
@@ -164,7 +165,7 @@ impl Inner {
         flight.end.get().copied().ok_or(OpError::StaleToken.into())
     }
 
-    /// Copies out received bytes, and frees the operation's memory.
+    /// Copies received bytes to their buffer, and releases the operation's memory.
     fn land(&mut self, lease: Lease, end: End) {
         let arrived = match end {
             End::Receive(Status { outcome: Received::Ok | Received::Truncated, delivered, .. }) => delivered,
@@ -173,25 +174,25 @@ impl Inner {
         };
         if let Some(view) = lease.view.as_ref().filter(|_| lease.copies_out) {
             let len = view.len().min(usize::try_from(arrived).unwrap_or(usize::MAX));
-            // SAFETY: such leases are of views to write, and each view has one lease.
+            // SAFETY: such a lease has a writable view, which no other lease shares.
             let into = unsafe { &mut view.bytes_mut()[..len] };
-            // Cannot fail: the copy has that length, and was not freed.
+            // Cannot fail: the copy has that length, and is still registered.
             let _ = self.node.read(lease.memory.at(0), into);
         }
         self.leave(lease);
     }
 
-    /// Frees the memory of a lease, now or later.
+    /// Releases the memory of a lease, now or once the node no longer uses it.
     fn leave(&mut self, lease: Lease) {
         match self.node.free(lease.memory) {
             Err(Error::Attach(AttachError::InUse(_))) => self.flights.leaving.push(lease),
-            // A provider still holds it, so its object must stay for ever.
+            // The provider still uses the memory, so its object must stay forever.
             Err(Error::Attach(AttachError::Kept(_))) => std::mem::forget(lease.view),
             _ => self.flights.released.extend(lease.view),
         }
     }
 
-    /// The node has freed memory. `kept`: a provider still holds it.
+    /// Forgets memory that the node has released. `kept`: a provider still uses it.
     pub fn forget(&mut self, memory: Memory, kept: bool) {
         match self.registered.now.remove(&memory.at(0).region.to_raw()) {
             Some((view, _)) if kept => std::mem::forget(view),

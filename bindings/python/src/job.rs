@@ -1,4 +1,4 @@
-//! How the processes of a job find each other.
+//! The class `Job`: how processes find each other.
 
 use std::io;
 use std::sync::{Mutex, TryLockError};
@@ -11,7 +11,8 @@ use crate::arguments::timeout;
 use crate::error::Fault;
 use crate::node::Node;
 
-/// A process's place in a job. A call waits, without the GIL, until all processes have made it.
+/// A process's membership in a job. Each call waits, without the GIL, until all processes have made
+/// it.
 #[pyclass(frozen, module = "fishplate")]
 pub(crate) struct Job {
     job: Mutex<fishplate::Job>,

@@ -1,4 +1,5 @@
-//! What operations in flight hold, their outcomes, and what is lent to peers.
+//! Operations in flight with the buffers that they hold, their outcomes, and buffers exported to
+//! peers.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -13,7 +14,7 @@ use crate::view::View;
 /// The result of an operation or a receive.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum End {
-    /// At once, with the value of a fetch.
+    /// Complete; with the fetched value, if any.
     Done(u64),
     Operation(Completion),
     Receive(Status),
@@ -26,7 +27,7 @@ pub(crate) enum Number {
     Receive(u64),
 }
 
-/// An operation or a receive, as its Python object sees it.
+/// The state of an operation or a receive, shared with its Python object.
 #[derive(Debug)]
 pub(crate) struct Flight {
     pub number: Option<Number>,
@@ -51,7 +52,7 @@ pub(crate) enum Held {
 }
 
 impl Held {
-    /// Its length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         match self {
             Held::Region(_, len) => *len,
@@ -63,18 +64,18 @@ impl Held {
 /// A buffer of the program that the node uses.
 pub(crate) struct Lease {
     pub memory: Memory,
-    /// The registered view, or the one that the memory is copied to. `None`: a copy that is only
-    /// read.
+    /// The registered view, or the one that received bytes are copied to. `None` for a copy that is
+    /// only read.
     pub view: Option<Arc<View>>,
     pub copies_out: bool,
 }
 
-/// Registered buffers of the program, by the number of their region.
+/// Registered buffers of the program, by region number.
 #[derive(Default)]
 pub(crate) struct Registered {
-    /// Registered buffers, and whether their handle was exported.
+    /// Buffers that are registered now, and whether their handles were exported.
     pub now: HashMap<u64, (Arc<View>, bool)>,
-    /// Deregistered buffers that peers may still write, because they have imported them.
+    /// Deregistered buffers that peers may still write, because their handles were exported.
     pub lent: Vec<Arc<View>>,
 }
 
@@ -91,7 +92,7 @@ impl Registered {
         }
     }
 
-    /// Splits them after the node is closed: those without users, and those that peers may still
+    /// After the node is closed, splits the views: unused ones, and ones that peers may still
     /// write.
     pub fn into_views(self) -> (Vec<Arc<View>>, Vec<Arc<View>>) {
         let (lent, own): (Vec<_>, Vec<_>) = self.now.into_values().partition(|(_, exported)| *exported);
@@ -104,26 +105,25 @@ impl Registered {
 #[derive(Default)]
 pub(crate) struct Flights {
     pub under_way: HashMap<Number, (Arc<Flight>, Option<Lease>)>,
-    /// Complete, but the node still uses the memory.
+    /// Leases of completed operations whose memory the node still uses.
     pub leaving: Vec<Lease>,
-    /// To be released without the node's lock, because an exporter may run Python.
+    /// Views to release without the node's lock, because an exporter may run Python code.
     pub released: Vec<Arc<View>>,
 }
 
 impl Flights {
-    /// Views without users. Drop them without the node's lock.
+    /// Takes the unused views. Drop them without the node's lock.
     pub fn take_released(&mut self) -> Vec<Arc<View>> {
         std::mem::take(&mut self.released)
     }
 
-    /// All views, after the node is closed.
+    /// Takes all views, after the node is closed.
     pub fn into_views(self) -> Vec<Arc<View>> {
         let leases = self.under_way.into_values().filter_map(|(_, lease)| lease).chain(self.leaving);
         leases.filter_map(|lease| lease.view).chain(self.released).collect()
     }
 }
 
-/// An operation that was started.
 pub(crate) enum Begun {
     Issued(Issued),
     Posted(Request),

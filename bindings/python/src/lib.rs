@@ -1,17 +1,17 @@
 //! Fishplate for Python: the module `fishplate._native`, which `python/fishplate` re-exports and
-//! `_native.pyi` describes. Each method is a call of [`fishplate::Node`]. This package adds
-//! conversion, lifetimes, and turns of threads.
+//! `_native.pyi` describes. Each method calls one of [`fishplate::Node`]. This package adds
+//! conversion, lifetimes and locking.
 //!
-//! Nothing that a Python program passes is believed. Objects name their node and are refused by any
-//! other; buffers are held by their views as long as the node may touch them; a closed node, one
-//! that was inherited by a forked process, and one that a panic has ended refuse every call.
+//! No input from Python can cause undefined behavior. Objects belong to one node, and other nodes
+//! reject them. Views hold buffers for as long as the node may access them. A node rejects every
+//! call once it is closed, inherited by a forked process, or ended by a panic.
 //!
 //! # Files
 //!
-//! `shared` is a node behind a lock, and how calls take turns and wait; `inner` is what the lock
-//! guards, `lease` what operations in flight hold, `view` a buffer of the program; `node`, `peer`,
-//! `memory`, `request` and `job` are the classes; `arguments` and `settings` read what calls are
-//! given, `error` makes exceptions; `waker` is what an event loop sleeps on.
+//! `shared` puts a node behind a lock, and makes calls take turns and wait. `inner` is the data
+//! under the lock, `lease` the operations in flight, `view` a buffer of the program. `node`,
+//! `peer`, `memory`, `request` and `job` are the classes. `arguments` and `settings` convert
+//! arguments, `error` makes exceptions, and an event loop sleeps on `waker`.
 
 mod arguments;
 mod error;

@@ -1,4 +1,4 @@
-//! Memory of the node.
+//! The classes for memory of the node.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::inner::Inner;
 use crate::shared::{HELD_MAX, Shared};
 use crate::view::View;
 
-/// Keeps the bytes of memory in place, longer than the node if needed.
+/// Owns the pages of memory, possibly for longer than the node.
 pub(crate) enum Pages {
     Own(Segment),
     Lent(Arc<View>),
@@ -38,7 +38,7 @@ impl Memory {
         Memory { shared: shared.clone(), memory, pages, freed: AtomicBool::new(false) }
     }
 
-    /// An address with `len` bytes.
+    /// Returns the address of `len` bytes at an offset, after a bounds check.
     fn place(&self, py: Python<'_>, offset: u64, len: usize) -> PyResult<LocalAddr> {
         let size = self.memory.len() as u64;
         match offset.checked_add(len as u64) {
@@ -52,10 +52,10 @@ impl Memory {
         Ok(Slice { memory: slf.clone().unbind(), start, len })
     }
 
-    /// Fills a view of a part of it for `object`, which keeps it alive.
+    /// Fills a `Py_buffer` with a part of the memory. The buffer keeps `object` alive.
     ///
     /// # Safety
-    /// `view` is null, or valid for a structure.
+    /// `view` is null or points to a `Py_buffer`.
     unsafe fn fill(
         &self,
         object: &Bound<'_, PyAny>,
@@ -71,8 +71,8 @@ impl Memory {
             Pages::Lent(lent) => lent.start(),
         };
         let at = pages.as_ptr().wrapping_add(start as usize).cast();
-        // SAFETY: the caller's structure is filled with a reference to the object, which holds the
-        // pages as long as it lives. The part lies inside of them, and may be written.
+        // SAFETY: the caller's structure receives a reference to the object, which keeps the pages
+        // alive. The part lies inside of them, and is writable.
         match unsafe { ffi::PyBuffer_FillInfo(view, object.as_ptr(), at, len as ffi::Py_ssize_t, 0, flags) } {
             0 => Ok(()),
             _ => Err(PyErr::fetch(object.py())),
@@ -184,10 +184,10 @@ impl Memory {
     }
 
     /// # Safety
-    /// Python's: `view` is null, or valid for a structure.
+    /// As Python promises: `view` is null or points to a `Py_buffer`.
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let this = slf.get();
-        // SAFETY: Python's contract for this call.
+        // SAFETY: `view` is as this function requires.
         unsafe { this.fill(slf.as_any(), (0, this.memory.len()), view, flags) }
     }
 }
@@ -221,10 +221,10 @@ impl Slice {
     }
 
     /// # Safety
-    /// Python's: `view` is null, or valid for a structure.
+    /// As Python promises: `view` is null or points to a `Py_buffer`.
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let this = slf.get();
-        // SAFETY: Python's contract for this call.
+        // SAFETY: `view` is as this function requires.
         unsafe { this.memory.get().fill(slf.as_any(), (this.start, this.len), view, flags) }
     }
 }

@@ -1,4 +1,4 @@
-//! The node.
+//! The class `Node`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ impl Node {
         arguments::timeout(py, self.shared.timeout, seconds)
     }
 
-    /// Begins an operation on memory of the node, or on a buffer.
+    /// Starts an operation on the node's memory, or on a buffer.
     fn begin(
         &self,
         py: Python<'_>,
@@ -54,7 +54,8 @@ impl Node {
         (tag, ignore): (Tag, Tag),
         timeout: Duration,
     ) -> PyResult<Message> {
-        // No look with the GIL: a message that matches at the end of a wait gets the patience.
+        // Never tries with the GIL first, so that a receive which matches during the wait is given
+        // `patience`.
         let envelope = self.shared.wait(py, timeout, false, |inner, slice| {
             Ok(inner.node.recv(from, tag, ignore, into, slice)?)
         })?;
@@ -133,9 +134,10 @@ impl Node {
     fn register(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>) -> PyResult<Memory> {
         let view = Arc::new(View::to_write(buffer)?);
         let memory = self.shared.blocking(py, |inner| {
-            // SAFETY: `registered` holds the view until the node has freed the memory; after that,
-            // if peers may have imported it, until they know that the node has closed, or for ever.
-            // This process touches the bytes as Python does, outside of Rust, and by raw copies.
+            // SAFETY: `registered` holds the view until the node has released the memory. If peers
+            // may have imported it, the view stays until they know that the node is closed, or
+            // forever. This process accesses the bytes as Python does, outside of Rust, and by raw
+            // copies.
             let memory = unsafe { inner.node.register(view.start(), view.len()) }?;
             inner.registered.insert(memory, view.clone());
             Ok(memory)
@@ -364,7 +366,7 @@ impl Node {
         let data = self::data(&self.shared, data)?.held()?;
         let flight = self.shared.issue(py, true, |inner| {
             match &data {
-                // Copied: at once, or by the node, which need not be told that it stays as it is.
+                // Copied at once, or by the node, so the buffer may change afterwards.
                 Held::View(view) if view.is_readonly() || view.len() <= inner.node.eager_max(to) => {
                     let sent = inner.node.send(to, tag, view.bytes(), Notice::Silent)?;
                     Ok(inner.issued(sent, Brings::Nothing, None))
@@ -409,7 +411,7 @@ impl Node {
         let (from, timeout) = (anyone(&self.shared, source)?, self.timeout_of(py, timeout)?);
         let (tag, ignore) = (self::tag(tag)?, self::tag(ignore)?);
         let view = View::to_write(into)?;
-        // SAFETY: taken to be written, and this is the only such slice of it.
+        // SAFETY: the view was taken as writable, and this is its only slice.
         let into = unsafe { view.bytes_mut() };
         self.receive(py, into, from, (tag, ignore), timeout)
     }
@@ -427,7 +429,8 @@ impl Node {
         let (from, timeout) = (anyone(&self.shared, source)?, self.timeout_of(py, timeout)?);
         let (tag, ignore) = (self::tag(tag)?, self::tag(ignore)?);
         let mut bytes = vec![];
-        // More than half of all memory there can be is no buffer, and what is less can be refused.
+        // No buffer can be larger than half the address space; a smaller one may still fail to
+        // allocate.
         if max > isize::MAX as usize / 2 || bytes.try_reserve_exact(max).is_err() {
             return Err(PyMemoryError::new_err(format!("no memory for messages of {max} bytes")));
         }
@@ -494,7 +497,7 @@ impl Node {
     #[pyo3(signature = (*error))]
     fn __exit__(&self, py: Python<'_>, error: &Bound<'_, PyTuple>) -> PyResult<()> {
         match error.get_item(0).is_ok_and(|class| !class.is_none()) {
-            // What went wrong inside is to be seen, and peers may be part of it: no wait for them.
+            // After a panic peers may be affected too, so closing does not wait for them.
             true => _ = self.shared.close(py, Duration::ZERO),
             false => self.shared.close(py, self.shared.timeout)?,
         }

@@ -1,4 +1,4 @@
-//! Peers of a node, and their memory.
+//! The classes for peers and their memory.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -122,7 +122,7 @@ impl Remote {
     }
 }
 
-/// A place in memory of a peer.
+/// An address in a peer's memory.
 #[pyclass(frozen, module = "fishplate")]
 pub(crate) struct Place {
     pub shared: Arc<Shared>,

@@ -1,4 +1,4 @@
-//! Operations and receives in flight, and messages.
+//! The classes for operations in flight and for messages.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::peer::Peer;
 use crate::shared::Shared;
 use crate::waker::Waker;
 
-/// An operation or a receive in flight. It goes on without this object.
+/// An operation or a receive in flight. Dropping this object does not stop it.
 #[pyclass(frozen, module = "fishplate")]
 pub(crate) struct Request {
     shared: Arc<Shared>,
@@ -27,7 +27,7 @@ impl Request {
         Request { shared: shared.clone(), flight }
     }
 
-    /// Waits for the end.
+    /// Waits for completion, and returns the result.
     pub fn finish(&self, py: Python<'_>, timeout: Duration) -> PyResult<Py<PyAny>> {
         if let Some(end) = self.flight.end.get() {
             return self.result(py, *end);
@@ -107,7 +107,7 @@ impl Request {
     }
 }
 
-/// What a message says of itself.
+/// The envelope of a message.
 #[pyclass(frozen, module = "fishplate")]
 pub(crate) struct Message {
     shared: Arc<Shared>,

@@ -1,4 +1,4 @@
-//! Settings of a node, as Python gives them.
+//! Converts the settings of a node.
 
 use std::time::Duration;
 
@@ -10,25 +10,24 @@ use pyo3::prelude::*;
 
 use crate::error::misuse;
 
-/// The most of what takes memory when a node is opened.
+/// Upper limits of the tables that take memory when a node is opened.
 const PEERS_MAX: u16 = 4096;
 const TABLE_MAX: u32 = 1 << 20;
 
-/// Libfabric rails, by a name or their number.
+/// Libfabric rails, by name or by count.
 #[derive(FromPyObject)]
 pub(crate) enum Wanted {
     Count(usize),
     Name(String),
 }
 
-/// Whether there is a worker, and its processor.
+/// Whether a worker runs, and on which processor.
 #[derive(FromPyObject)]
 pub(crate) enum Worker {
     Wanted(bool),
     Cpu(usize),
 }
 
-/// The rails of a node.
 pub(crate) struct Rails {
     pub fabric: Option<Wanted>,
     pub shared_memory: bool,
@@ -37,7 +36,7 @@ pub(crate) struct Rails {
     pub max_rails: Option<usize>,
 }
 
-/// The sizes of its tables.
+/// The sizes of the node's tables.
 pub(crate) struct Tables {
     pub peers: Option<u32>,
     pub regions: Option<u32>,
@@ -71,7 +70,7 @@ fn fabric(py: Python<'_>, wanted: Option<Wanted>) -> PyResult<Fabric> {
     }
 }
 
-/// Turns settings into those of a [`Node`], which waits neither for room nor for peers.
+/// Converts settings into a builder whose [`Node`] waits neither for room nor for peers.
 pub(crate) fn builder(
     py: Python<'_>,
     rails: Rails,
@@ -93,7 +92,7 @@ pub(crate) fn builder(
         .shared_memory(shared_memory)
         .settings(Settings { providers, interfaces, max_rails, ..Settings::DEFAULT })
         .limits(limits)
-        // The calls wait, in slices.
+        // The calls of this package wait themselves, in slices.
         .patience(Duration::ZERO)
         .connect_timeout(Duration::ZERO)
         .receives(limit(py, tables.receives, 1024, TABLE_MAX, "receives")? as usize);

@@ -1,12 +1,12 @@
-//! A node, to all objects that stand for parts of it.
+//! A node that all its Python objects share.
 //!
-//! Any thread may call; one at a time is inside. A call that cannot wait keeps the GIL. One that
-//! waits gives it up, in slices: in between it lets other threads have their turn and has Python
-//! handle signals, so that Ctrl-C ends it. Nobody blocks on the node's lock with the GIL in hand,
+//! Any thread may call; one at a time is inside. A call that cannot wait keeps the GIL. A call that
+//! waits releases the GIL and waits in slices: in between, other threads take their turn and Python
+//! handles signals, so Ctrl-C works. No thread waits for the node's lock while it holds the GIL,
 //! and no Python code runs under the lock.
 //!
-//! A forked child inherits memory that two processes must not use at once. It is told apart by a
-//! count of forks, and neither uses nor closes the node.
+//! A forked child inherits memory that two processes must not use at once. A fork count detects the
+//! child, which then neither uses nor closes the node.
 
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -25,20 +25,20 @@ use crate::lease::{Flights, Registered};
 use crate::view::View;
 use crate::waker::Calls;
 
-/// How long a wait is inside without a look at signals; and while other threads call.
+/// Longest wait without handling signals, or without giving other threads a turn.
 const SLICE: Duration = Duration::from_millis(100);
 const SHORT: Duration = Duration::from_millis(1);
 
-/// How long a call first waits for room before it reaps what has ended. Then twice as long.
+/// First wait for room before reaping completions; each further one is twice as long.
 const ROOM: Duration = Duration::from_millis(10);
 
-/// Between two looks whether there is room, or another thread has had its turn.
+/// Pause between two checks for room, or for another thread's turn.
 const NAP: Duration = Duration::from_micros(50);
 
-/// More bytes than this are not copied with the GIL in hand.
+/// Copies of more bytes release the GIL.
 pub(crate) const HELD_MAX: usize = 64 << 10;
 
-/// Forks that this process has come through as a child.
+/// Number of forks between the first process and this one.
 static FORKS: AtomicU64 = AtomicU64::new(0);
 
 extern "C" fn in_child() {
@@ -46,14 +46,14 @@ extern "C" fn in_child() {
     FORKS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Counts forks from now on.
+/// Starts counting forks.
 pub(crate) fn watch_forks() {
     static ONCE: Once = Once::new();
-    // SAFETY: the handler does one atomic addition, which a child may do.
+    // SAFETY: the handler makes one atomic addition, which is allowed in a forked child.
     ONCE.call_once(|| _ = unsafe { libc::pthread_atfork(None, None, Some(in_child)) });
 }
 
-/// A number that no two threads have at once, and that is not 0.
+/// Returns a number for this thread: unique among live threads, and never 0.
 fn me() -> usize {
     thread_local!(static HERE: u8 = const { 0 });
     HERE.with(|here| std::ptr::from_ref(here).addr())
@@ -65,16 +65,15 @@ enum State {
     Broken,
 }
 
-/// A node behind a lock.
 pub(crate) struct Shared {
     state: Mutex<State>,
-    /// The thread that is inside, or 0. Others read it at any time and compare it with themselves.
+    /// The thread that is inside, or 0. Other threads only compare it with their own number.
     holder: AtomicUsize,
     /// Threads that wait for their turn.
     wanted: AtomicUsize,
-    /// The count of forks when the node was opened.
+    /// The fork count when the node was opened.
     forks: u64,
-    /// How long calls wait that are given no timeout.
+    /// The timeout of calls that are given none.
     pub timeout: Duration,
     pub address: Vec<u8>,
     /// What an event loop sleeps on. `None`: the node has no descriptor.
@@ -82,8 +81,8 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// Opens a node, which by itself waits neither for room nor for peers: its calls do, for the
-    /// patience and the timeout to connect. The last is the default of waits.
+    /// Opens a node that itself waits neither for room nor for peers. Calls wait instead: for
+    /// `patience`, and for the connect timeout, which is also the default timeout of waits.
     pub fn open(
         builder: Builder,
         [patience, connect_timeout, timeout]: [Duration; 3],
@@ -125,8 +124,8 @@ impl Shared {
         self.apart(py, patient).map_err(|fault| fault.raise(py))
     }
 
-    /// Makes a call that is refused while there is no room, or its peer is not connected: with the
-    /// GIL if `at_once`, and then without it, until it succeeds or the time is up.
+    /// Makes a call that fails while there is no room or its peer is not connected. Tries first
+    /// with the GIL if `at_once`, then without it until the call succeeds or the time is up.
     pub fn issue<T: Send>(
         &self,
         py: Python<'_>,
@@ -153,13 +152,13 @@ impl Shared {
             }
             slice = SLICE.min(2 * slice);
             self.between(py)?;
-            // Not all that is refused has waited.
+            // A refused call need not have waited.
             py.detach(|| thread::sleep(NAP));
         }
     }
 
-    /// Waits for something that `call` waits for, in slices. With `look`, it is called with a
-    /// timeout of zero before, with the GIL.
+    /// Repeats `call` in slices until it is done. With `look`, first tries it once with the GIL and
+    /// a timeout of zero.
     pub fn wait<T: Send>(
         &self,
         py: Python<'_>,
@@ -193,7 +192,7 @@ impl Shared {
         }
     }
 
-    /// Ends the node. Returns how that went, and what belonged to it.
+    /// Closes the node. Returns the result, and releases what belonged to it.
     pub fn close(&self, py: Python<'_>, timeout: Duration) -> PyResult<()> {
         self.may_enter().map_err(|fault| fault.raise(py))?;
         let (closed, views) = py.detach(|| {
@@ -209,7 +208,7 @@ impl Shared {
             self.made();
             let Inner { mut node, flights, registered, peers, disconnected, .. } = inner;
             let (own, lent) = registered.into_views();
-            // Peers write what was lent to them until they know that this node leaves.
+            // Peers may write exported buffers until they know that this node is closing.
             let gone = |peer: PeerId| match node.peer_error(peer) {
                 Ok(Some(error)) => error.is_gone(),
                 Ok(None) => true,
@@ -230,7 +229,7 @@ impl Shared {
         closed.map_err(|fault| fault.raise(py))
     }
 
-    /// Makes progress, without the GIL, unless another thread is inside.
+    /// Makes progress without the GIL, unless another thread is inside.
     pub fn progress(&self) {
         if self.may_enter().is_ok()
             && let Ok(mut state) = self.state.try_lock()
@@ -245,16 +244,16 @@ impl Shared {
         }
     }
 
-    /// Whether no call can succeed any more.
+    /// Returns whether every further call fails.
     pub fn is_closed(&self) -> bool {
         match self.state.try_lock() {
             Ok(state) => !matches!(*state, State::Open(_)) || self.forks != FORKS.load(Ordering::Relaxed),
-            // A call is under way.
+            // Another call is in progress.
             Err(_) => false,
         }
     }
 
-    /// Whether this thread may ask for its turn.
+    /// Checks that this thread may wait for its turn.
     fn may_enter(&self) -> Result<(), Fault> {
         if self.forks != FORKS.load(Ordering::Relaxed) {
             return Err(Fault::Forked);
@@ -272,7 +271,7 @@ impl Shared {
         state
     }
 
-    /// Calls with the GIL; or without it, where another thread is inside.
+    /// Makes a call with the GIL, or without it if another thread is inside.
     fn at_once<T: Send>(
         &self,
         py: Python<'_>,
@@ -288,7 +287,7 @@ impl Shared {
         done
     }
 
-    /// Calls without the GIL.
+    /// Makes a call without the GIL.
     fn apart<T: Send>(
         &self,
         py: Python<'_>,
@@ -300,8 +299,8 @@ impl Shared {
         done
     }
 
-    /// Calls under the lock. A panic ends the node, which is left as it is: nothing inside is
-    /// believed any more. Returns views to be released without the lock.
+    /// Makes a call under the lock. A panic ends the node, whose state is then no longer used.
+    /// Returns views to release without the lock.
     fn inside<T>(
         &self,
         state: &mut State,
@@ -332,8 +331,8 @@ impl Shared {
         }
     }
 
-    /// Between two slices: handles signals, and lets other threads have their turn. Whether there
-    /// were some.
+    /// Runs between two slices: handles signals, and lets other threads take their turn. Returns
+    /// whether there were any.
     fn between(&self, py: Python<'_>) -> PyResult<bool> {
         py.check_signals()?;
         if self.wanted.load(Ordering::Relaxed) == 0 {
@@ -353,14 +352,14 @@ impl Drop for Shared {
     fn drop(&mut self) {
         let state = mem::replace(self.state.get_mut().unwrap_or_else(PoisonError::into_inner), State::Closed);
         match state {
-            // It belongs to the parent, or nothing inside is believed.
+            // The parent's node, or one whose state a panic may have damaged: never dropped.
             State::Open(inner) if self.forks != FORKS.load(Ordering::Relaxed) => mem::forget(inner),
             State::Open(inner) => {
                 let Inner { node, flights, registered, .. } = *inner;
                 let (own, lent) = registered.into_views();
                 drop(node);
                 drop((flights.into_views(), own));
-                // Peers write it until they find that this node has gone.
+                // Peers may write these until they notice that this node has closed.
                 mem::forget(lent);
             }
             State::Closed | State::Broken => {}
