@@ -107,10 +107,8 @@ fn launchers_are_understood() {
         [("RANK", at.to_string()), ("WORLD_SIZE", "2".into()), ("MASTER_ADDR", "127.0.0.1".into())]
     };
     run(2, |at| by(&[&torch(at)[..], &[("MASTER_PORT", port.to_string())]].concat(), SOON).unwrap());
-    let port = free_address().port();
-    run(2, |at| {
-        by(&[&torch(at)[..], &[("FISHPLATE_RENDEZVOUS", format!("tcp://:{port}"))]].concat(), SOON).unwrap()
-    });
+    let meet_at = ("FISHPLATE_RENDEZVOUS", format!("tcp://:{}", free_address().port()));
+    run(2, |at| by(&[&torch(at)[..], std::slice::from_ref(&meet_at)].concat(), SOON).unwrap());
     assert_eq!(by(&[], SOON).unwrap().size(), 1);
     assert_eq!(by(&[("RANK", "7".into())], SOON).unwrap().size(), 1, "a rank without a size");
 }
