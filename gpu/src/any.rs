@@ -39,7 +39,7 @@ unsafe impl Device for AnyDevice {
     }
 
     unsafe fn free(&mut self, base: DevicePtr) -> Result<(), DeviceError> {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         each!(self, device => unsafe { device.free(base) })
     }
 
@@ -60,12 +60,12 @@ unsafe impl Device for AnyDevice {
     }
 
     unsafe fn open(&mut self, handle: &Handle, size: u64) -> Result<DevicePtr, DeviceError> {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         each!(self, device => unsafe { device.open(handle, size) })
     }
 
     unsafe fn close(&mut self, base: DevicePtr) -> Result<(), DeviceError> {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         each!(self, device => unsafe { device.close(base) })
     }
 
@@ -74,12 +74,12 @@ unsafe impl Device for AnyDevice {
     }
 
     unsafe fn pin(&mut self, ptr: NonNull<u8>, len: usize) -> Result<DevicePtr, DeviceError> {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         each!(self, device => unsafe { device.pin(ptr, len) })
     }
 
     unsafe fn unpin(&mut self, ptr: NonNull<u8>) -> Result<(), DeviceError> {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         each!(self, device => unsafe { device.unpin(ptr) })
     }
 
@@ -95,13 +95,13 @@ unsafe impl Device for AnyDevice {
         from: DevicePtr,
         len: u64,
     ) -> Result<(), DeviceError> {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         each!(self, device => unsafe { device.copy(stream, to, from, len) })
     }
 
     #[inline]
     unsafe fn write_word(&mut self, stream: u8, word: DevicePtr, value: u64) -> Result<(), DeviceError> {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         each!(self, device => unsafe { device.write_word(stream, word, value) })
     }
 

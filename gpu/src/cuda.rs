@@ -193,7 +193,7 @@ unsafe impl Device for CudaDevice {
     }
 
     unsafe fn free(&mut self, base: DevicePtr) -> Result<(), DeviceError> {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         unsafe { self.free_owned(base) }
     }
 
@@ -216,12 +216,12 @@ unsafe impl Device for CudaDevice {
     }
 
     unsafe fn open(&mut self, handle: &Handle, size: u64) -> Result<DevicePtr, DeviceError> {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         unsafe { self.open_handle(handle, size) }
     }
 
     unsafe fn close(&mut self, base: DevicePtr) -> Result<(), DeviceError> {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         unsafe { self.close_opened(base) }
     }
 
@@ -232,12 +232,12 @@ unsafe impl Device for CudaDevice {
     }
 
     unsafe fn pin(&mut self, ptr: NonNull<u8>, len: usize) -> Result<DevicePtr, DeviceError> {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         unsafe { self.register(ptr, len) }
     }
 
     unsafe fn unpin(&mut self, ptr: NonNull<u8>) -> Result<(), DeviceError> {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         unsafe { self.unregister(ptr) }
     }
 

@@ -57,27 +57,27 @@ impl<D: Device> GpuDirect<D> {
             Some(view) => unsafe { copy_to_window(from.as_ptr(), view.as_ptr(), from.len()) },
             None => {
                 let deadline = Instant::now() + self.timeout;
-                // SAFETY: same contract.
+                // SAFETY: our caller guarantees the same contract.
                 unsafe { self.stage.write_device(&mut self.device, to, from, deadline)? };
             }
         }
         Ok(())
     }
 
-    /// As [`write_device`](Self::write_device), the other way.
+    /// Copies bytes out of device memory, and waits for the copy.
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`write_device`](Self::write_device).
     ///
     /// # Safety
-    /// As there.
+    /// `into.len()` bytes at `from` are device memory.
     pub unsafe fn read_device(&mut self, from: DevicePtr, into: &mut [u8]) -> Result<(), PostError> {
         match self.device.host_view(from, into.len() as u64) {
             // SAFETY: the processor may read `into.len()` bytes there.
             Some(view) => unsafe { copy_bytes(view.as_ptr(), into.as_mut_ptr(), into.len()) },
             None => {
                 let deadline = Instant::now() + self.timeout;
-                // SAFETY: same contract.
+                // SAFETY: our caller guarantees the same contract.
                 unsafe { self.stage.read_device(&mut self.device, from, into, deadline)? };
             }
         }

@@ -165,7 +165,7 @@ pub(crate) fn tell(word: &AtomicU64, value: u64) {
 }
 
 impl Receiver {
-    /// As [`Sender::new`]; the words are the peer's, the cursor is ours.
+    /// Like [`Sender::new`], but the words are the peer's and the cursor is ours.
     ///
     /// # Safety
     /// As for [`Sender::new`].
@@ -222,7 +222,7 @@ impl Receiver {
         Ok((count, tell))
     }
 
-    /// Loads the word of a ticket once. Returns it if it is there.
+    /// Loads the word of a ticket, once. Returns its contents if it has been stored.
     #[inline(always)]
     fn look(&self, ticket: u64) -> Result<Option<(Status, u32)>, Corrupt> {
         // SAFETY: the masked index is among the words, mapped as `new` requires. The peer may write

@@ -72,7 +72,7 @@ pub(crate) fn leave_home(base: DevicePtr) {
     }
 }
 
-/// Whether importers in this process use the memory that starts there.
+/// Returns whether importers in this process use the memory that starts there.
 pub(crate) fn is_used_at_home(base: DevicePtr) -> bool {
     home().users.contains_key(&base)
 }
@@ -216,14 +216,14 @@ impl Exports {
         Ok(alloc)
     }
 
-    /// Live entries that overlap some memory.
+    /// Returns the live entries that overlap some memory.
     fn across(&self, run: &Run) -> Vec<AllocId> {
         let whole = run.whole();
         let all = self.near(whole.base.0, whole.size);
         all.filter(|alloc| self.entries.get(alloc).is_some_and(|entry| entry.run.overlaps(run))).collect()
     }
 
-    /// Entries that may overlap some bytes, last one first.
+    /// Returns the entries that may overlap some bytes, last one first.
     fn near(&self, base: u64, len: u64) -> impl Iterator<Item = AllocId> {
         let first = DevicePtr(base.saturating_sub(self.longest));
         let behind = DevicePtr(base.saturating_add(len));

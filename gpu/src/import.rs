@@ -6,7 +6,7 @@
 //! |----------|--------------------|----------------------|--------------------------------------|
 //! | open     | yes                | yes                  | room is needed, if nobody imports it |
 //! | draining | no                 | no                   | the last transfer has ended          |
-//! | closed   | no                 | no                   | is; forgotten when nobody imports it |
+//! | closed   | no                 | no                   | closed; forgotten without importers  |
 //!
 //! An import protects its mapping from eviction but not from revocation, which makes the import
 //! useless. To hand out an address, begin a transfer and end it when the address is no longer used.
@@ -406,7 +406,7 @@ impl Imports {
             mapping.state = State::Closed;
             self.draining.remove(&key);
             if mapping.opened {
-                // SAFETY: no transfer to it is under way, and none begins in this state.
+                // SAFETY: no transfer to it is in flight, and none can begin in this state.
                 self.stats.close_errors += u64::from(unsafe { device.close(mapping.base) }.is_err());
                 self.stats.closes += 1;
                 self.open -= 1;

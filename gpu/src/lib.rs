@@ -1,21 +1,21 @@
 //! Device memory across processes: the driver interface of a GPU, and the names of its memory.
 //!
-//! Everything here stands on the small trait [`Device`], which the host stand-in, the fakes and
-//! CUDA implement. A device belongs to one thread. Its methods call the driver. Those marked
-//! *queue* return at once and do not allocate or wait, if the driver keeps its promises. All others
+//! Everything here builds on the small trait [`Device`]. CUDA, processor memory and the fake driver
+//! implement it. A device belongs to one thread, and its methods call the driver. Methods marked
+//! *queue* return at once and do not allocate or wait, as far as the driver does not. All others
 //! are slow paths and may take a millisecond.
 //!
 //! | module             | gives                                                                  |
 //! |--------------------|------------------------------------------------------------------------|
 //! | `host`             | [`HostDevice`]: memory of the processor as a device                    |
-//! | `any`              | [`AnyDevice`]: a device of a kind chosen when the program runs         |
+//! | `any`              | [`AnyDevice`]: a device of a kind chosen at run time                   |
 //! | [`fake`]           | a driver for tests                                                     |
 //! | `export`, `import` | [`Exports`], [`Imports`]: what peers may open, and what is open here   |
 //! | `run`              | the memory under a range: an allocation, or adjacent physical segments |
 //! | `publish`          | [`Publications`], [`DirectToken`]: buffers by name, in versions        |
 //! | `revoke`           | revocation of memory before it is freed                                |
 //! | `wire`, `record`    | the messages over the handshake's socket                               |
-//! | `share`            | [`Sharing`]: all of it together, over [`Links`]                        |
+//! | `share`            | [`Sharing`]: all of this together, over [`Links`]                      |
 //!
 //! # Example
 //!
@@ -52,7 +52,8 @@
 //! - **Buffer ids.** Addresses are reused after a free. The driver's buffer id, which never repeats
 //!   within a process, distinguishes an allocation from earlier ones at its address.
 //! - **Not in the same process.** A process does not open its own handles: it uses the address.
-//! - **Once.** A process opens an allocation at most once, through one cache that counts users.
+//! - **Opened once.** A process opens an allocation at most once, through a cache that counts
+//!   users.
 //! - **Closing is slow.** It may wait for all streams of the device, so never close during a
 //!   transfer.
 //! - **Close before free.** Freeing memory that a peer has mapped is undefined behaviour, so the

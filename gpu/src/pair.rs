@@ -2,10 +2,10 @@
 //! words and bounce buffers, and the agreement to use them. Slow path: one exchange over the
 //! handshake socket, in steps that do not wait.
 //!
-//! Neither end infers anything from silence. Both send an offer with an *epoch* that is random for
-//! this link. Then both echo the other's epoch, and send what they have mapped and will use. A
-//! feature is active at both ends if both sent it, otherwise at neither; without done words,
-//! records through the lane report writes. An exchange that does not finish ends the link.
+//! Neither end infers anything from silence. Each sends an offer with an *epoch* that is random for
+//! this link. Then each echoes the other's epoch, together with the features that it has mapped and
+//! will use. A feature is active if both ends sent it. Without done words, records through the lane
+//! report writes. An exchange that does not finish ends the link.
 //!
 //! An end's segment holds what that end writes, including its cursor over the peer's done words:
 //!
@@ -14,7 +14,7 @@
 //! | cursor                         | 128 | done words of the peer consumed | yes |
 //! | done words                     | 4096, 128 bytes each | [`done`](super::done) | yes |
 //! | descriptors of bounce slots    | next, 128 bytes each | [`relay`](super::relay) | yes |
-//! | acknowledgements of the peer's | next, 128 bytes each | the same | yes |
+//! | acknowledgements to the peer   | next, 128 bytes each | [`relay`](super::relay) | yes |
 //! | bounce slots                   | next page | the device, or the processor | yes |
 //!
 //! Both ends agree on the sizes under this epoch and keep them privately; they read none from the

@@ -120,7 +120,7 @@ fn a_reported_write_has_landed_and_its_word_is_reused_after_consumption() {
             }
         });
         let mut told = take(&channel, &mut channel.receiver(start), 3, start);
-        // Between two looks at an earlier word, a later one may be found.
+        // The receiver may find a later word before an earlier one.
         told.sort_unstable_by_key(|(ticket, _)| *ticket);
         assert_eq!(told, [0, 1, 2].map(|number| (start + number, Status::Landed)));
         writes.join().unwrap();

@@ -109,18 +109,19 @@ struct GpuPeer {
 
 /// A rail between processes of one machine, with device memory.
 ///
-/// Posting, polling and notifying do not block, allocate, lock, or make system calls of their own.
-/// They call the driver only to queue copies and words, and to query them. While peers with devices
-/// are attached, a poll is something else once in a millisecond at most: it answers those who take
-/// memory back, which is closed, and frees what others have closed. Registering, importing,
-/// attaching, detaching, [`write_device`](Rail::write_device), [`read_device`](Rail::read_device)
-/// and [`check_peers`](Rail::check_peers) are slow paths. One thread owns the rail.
+/// Posting, polling and notifying do not block, allocate, lock, or make system calls. They call the
+/// driver only to queue copies and words, and to query them. There is one exception: while peers
+/// with devices are attached, one poll per millisecond at most may be slow. It answers peers that
+/// revoke memory, closes that memory, and frees our own memory once peers have closed it.
+/// Registering, importing, attaching, detaching, [`write_device`](Rail::write_device),
+/// [`read_device`](Rail::read_device) and [`check_peers`](Rail::check_peers) are slow paths. One
+/// thread owns the rail.
 ///
 /// | local memory | memory of the peer | moved by |
 /// |---|---|---|
 /// | host | host | [`ShmRail`] |
 /// | device, or pinned host | device, reached | the device, in chunks over several streams |
-/// | seen by the processor | device that it sees | processor, if [short](GpuConfig::mapped_store) |
+/// | mapped here | device, mapped here | processor, if [short](GpuConfig::mapped_store) |
 /// | any | device, not reached; host | both ends, through bounce slots |
 ///
 /// A write is reported to its target once all of it has landed: by a word in the [done
@@ -131,8 +132,8 @@ struct GpuPeer {
 /// its buffer stays in use. If the device does not finish in time, or is lost, the outcome is
 /// [unknown](CompleteError::Unknown).
 ///
-/// Stores of a device do not notify: sleep on [`wait_object`](GpuRail::wait_object), which takes
-/// naps instead.
+/// A word that a device stores does not notify: sleep on [`wait_object`](GpuRail::wait_object),
+/// which wakes up now and then to check.
 #[derive(Debug)]
 pub struct GpuRail<D: Device, H: Host> {
     inner: ShmRail<H>,
@@ -167,11 +168,12 @@ pub struct GpuRail<D: Device, H: Host> {
     silent: u32,
     stats: GpuStats,
     why: Option<Refused>,
-    /// Calls of poll. Every other one starts with the device.
+    /// Calls of `poll`. The device and the inner rail take turns at going first.
     passes: u32,
-    /// Whether a peer may say something of device memory, so that polls take turns.
+    /// Whether peers may send messages about device memory, so that some polls must take a slow
+    /// turn.
     hears: bool,
-    /// Time of the next such turn.
+    /// Time of the next slow turn.
     next_turn_ns: u64,
 }
 
@@ -236,7 +238,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         })
     }
 
-    /// This rail's part of the handshake and of the agreement after it.
+    /// Returns this rail's settings for the handshake and for the agreement after it.
     pub fn profile(&self) -> GpuProfile {
         GpuProfile {
             profile: self.inner.profile(),
@@ -245,22 +247,22 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// The eventcount that the owner sleeps on. It may outlive the rail.
+    /// Returns the wait object that the owner sleeps on. It may outlive the rail.
     pub fn wait_object(&self) -> GpuWaitObject {
         GpuWaitObject { wait_object: self.inner.wait_object(), pace: Arc::clone(&self.pace) }
     }
 
-    /// The machine under the rail.
+    /// Returns the host under the rail.
     pub fn host(&self) -> &H {
         self.inner.host()
     }
 
-    /// The device.
+    /// Returns the device.
     pub fn device(&self) -> &D {
         self.sharing.device()
     }
 
-    /// The device, mutable, to free its memory.
+    /// Returns the device, mutable, to free its memory.
     ///
     /// # Safety
     /// As for [`Sharing::device_mut`].
@@ -268,12 +270,12 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.sharing.driver()
     }
 
-    /// The rail's counters.
+    /// Returns the rail's counters.
     pub fn stats(&self) -> GpuStats {
         self.stats
     }
 
-    /// Why device memory was last rejected.
+    /// Returns why device memory was last rejected.
     pub fn why(&self) -> Option<Refused> {
         self.why
     }
@@ -299,13 +301,13 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             // which unpins them or leaves them mapped for good.
             let mut pin = |record: PairSegment| unsafe { device.pin(record.ptr(), record.len()) }.ok();
             let (mine_at, theirs_at) = (pin(mine), pin(theirs));
-            // SAFETY: ours holds the words that we store and our cursor, theirs the words that they
-            // store and theirs; both are mapped as long as these are used.
+            // SAFETY: our segment holds the words that we store and our cursor; the peer's segment
+            // holds its words and its cursor. Both stay mapped while these are used.
             let done = agreed.done.then(|| unsafe {
                 let sender = Sender::new(mine.words(), layout.words, theirs.cursor(), 0);
                 (sender, Receiver::new(theirs.words(), layout.words, mine.cursor(), 0))
             });
-            // SAFETY: likewise.
+            // SAFETY: both segments stay mapped while this is used, and no other relay uses them.
             let relay = agreed.relay.then(|| unsafe { Relay::new(&mine, &theirs, layout, &self.config) });
             Shared { segment, mine, theirs, number, mine_at, theirs_at, done, relay }
         });
@@ -343,12 +345,12 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.peer(peer)?.shared.as_mut()
     }
 
-    /// Whether the device may use memory beyond that of operations in flight.
+    /// Returns whether the device may still use memory of operations that have completed.
     fn is_unsure(&self) -> bool {
         self.unsure || self.stage.is_unsure()
     }
 
-    /// Updates what polls and sleeps expect, when peers come or go.
+    /// Updates what polls and sleeps must expect, after a peer was attached or detached.
     fn expect(&mut self) {
         self.hears = self.peers.iter().flatten().any(|peer| peer.device && !peer.own);
         let told =

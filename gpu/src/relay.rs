@@ -1,6 +1,6 @@
-//! Bounce slots: pieces of a transfer that no device can copy across. One end copies a piece into
-//! the slot, the other copies it out; several are in flight at once. Neither end blocks, allocates,
-//! locks or makes a system call.
+//! Bounce slots carry pieces of a transfer that no device can copy directly. One end copies a piece
+//! into a slot, and the other copies it out; several pieces are in flight at once. Neither end
+//! blocks, allocates, locks or makes a system call.
 //!
 //! Each direction has a power of two of slots, used in turn. Piece n uses slot n modulo their
 //! number. The sender writes the bytes into the slot, and their purpose into the slot's
@@ -201,7 +201,8 @@ impl Outgoing {
 }
 
 impl Incoming {
-    /// As [`Outgoing::new`]; the descriptors are the peer's, the acknowledgements ours.
+    /// Like [`Outgoing::new`], but the descriptors are the peer's and the acknowledgements are
+    /// ours.
     ///
     /// # Safety
     /// As for [`Outgoing::new`].

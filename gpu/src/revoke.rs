@@ -104,7 +104,7 @@ impl Revocations {
         }
     }
 
-    /// The peers that have not acknowledged yet.
+    /// Returns the peers that have not acknowledged yet.
     pub(crate) fn awaited(&self, alloc: AllocId) -> impl Iterator<Item = Peer> {
         self.pending.get(&alloc).into_iter().flat_map(|pending| pending.awaited.iter().map(|(peer, _)| *peer))
     }

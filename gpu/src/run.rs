@@ -62,7 +62,7 @@ impl Run {
         Ok(Run { whole, segments: segments.into() })
     }
 
-    /// The run as one allocation, with the buffer id of the first segment.
+    /// Returns the run as one allocation, with the buffer id of the first segment.
     pub(crate) fn whole(&self) -> &Allocation {
         &self.whole
     }
@@ -75,7 +75,7 @@ impl Run {
         overlap(&self.whole, &other.whole)
     }
 
-    /// Whether both runs are the same memory where they overlap.
+    /// Returns whether both runs are the same memory where they overlap.
     pub(crate) fn agrees(&self, other: &Run) -> bool {
         let all_in = |a: &Run, b: &Run| {
             let mut there = a.segments.iter().filter(|segment| overlap(segment, &b.whole));
@@ -84,8 +84,8 @@ impl Run {
         all_in(self, other) && all_in(other, self)
     }
 
-    /// Whether the driver still has the same memory there. One or two driver calls per segment, up
-    /// to the first mismatch.
+    /// Returns whether the driver still has the same memory there. Makes one or two driver calls
+    /// per segment, up to the first mismatch.
     pub(crate) fn is_there<D: Device>(&self, device: &D) -> Result<bool, DeviceError> {
         for segment in &self.segments {
             match device.allocation(segment.base) {

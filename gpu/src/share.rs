@@ -1,13 +1,13 @@
 //! The memory side of a device: what this process exports and imports through it, over links to its
 //! peers. Slow path, except [`Imports::begin`] and [`Imports::end`]: allocates, makes system calls,
-//! calls the driver. Only calls that take a deadline wait. They sleep, never past the deadline, and
-//! serve every peer meanwhile, so processes that wait for each other in a circle make progress.
+//! calls the driver. Only calls with a deadline wait. They serve every peer while they sleep, so
+//! processes that wait for each other in a circle still make progress.
 //!
 //! In steady state no packet is sent: publishing again, importing memory that is open, and
 //! beginning a transfer send nothing and make no driver call.
 //!
-//! `exporting` is for the owner of memory, `importing` for its peers. This file has the links, and
-//! the pass that serves both.
+//! `exporting` is the side of the owner of memory, `importing` the side of its peers. This file has
+//! the links, and the pass that serves both sides.
 
 mod exporting;
 mod importing;
@@ -89,7 +89,7 @@ pub struct Sharing<D: Device> {
 }
 
 impl<D: Device> Sharing<D> {
-    /// Creates an empty one.
+    /// Creates one without exports and imports.
     pub fn new(device: D, limits: ImportLimits) -> Self {
         Sharing {
             device,
@@ -102,21 +102,21 @@ impl<D: Device> Sharing<D> {
         }
     }
 
-    /// The device.
+    /// Returns the device.
     pub fn device(&self) -> &D {
         &self.device
     }
 
-    /// The device, mutable, to queue work.
+    /// Returns the device, mutable, to queue work.
     ///
     /// # Safety
-    /// The device is not replaced. Exported memory is revoked before it is freed. Memory opened or
-    /// pinned here, and work queued here, is left alone.
+    /// The caller does not replace the device, revokes exported memory before freeing it, and
+    /// leaves alone memory opened or pinned here and work queued here.
     pub unsafe fn device_mut(&mut self) -> &mut D {
         &mut self.device
     }
 
-    /// The device, for this crate, which keeps that contract.
+    /// Returns the device to this crate, which keeps the contract of `device_mut`.
     #[inline(always)]
     pub(crate) fn driver(&mut self) -> &mut D {
         &mut self.device
@@ -157,8 +157,8 @@ impl<D: Device> Sharing<D> {
         (self.exports.stats(), self.imports.stats())
     }
 
-    /// One pass over all peers: handles and answers messages, closes drained mappings, detects
-    /// failed peers. Does not wait.
+    /// Makes one pass over all peers: handles and answers messages, closes drained mappings,
+    /// detects failed peers. Does not wait.
     pub fn turn<L: Links + ?Sized>(&mut self, links: &mut L) {
         self.poll(links, 0);
         self.revoke_superseded(links);
@@ -221,8 +221,8 @@ impl<D: Device> Sharing<D> {
         true
     }
 
-    /// Polls all sockets for at most this many milliseconds, takes in what came,
-    /// and detects ended processes.
+    /// Polls all sockets for at most `ms` milliseconds, receives messages, and detects ended
+    /// processes.
     fn poll<L: Links + ?Sized>(&mut self, links: &mut L, ms: i32) {
         self.polls.clear();
         for number in 0..links.bound() {
@@ -249,7 +249,7 @@ impl<D: Device> Sharing<D> {
                 line.pump()
             };
             if dead && heard {
-                // Messages that it sent before its end were handled above.
+                // Messages that it sent before it died were handled above.
                 line.died();
             }
         }

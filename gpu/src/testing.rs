@@ -9,7 +9,7 @@ use fishplate_core::rail::Sink;
 use fishplate_core::sync::host::SpinHost;
 use fishplate_shm::{Link, Role, ShmConfig, ShmRail, socket_pair};
 
-/// A deadline that is long enough for anything expected.
+/// A deadline for anything that must happen.
 pub(crate) fn soon() -> Instant {
     Instant::now() + Duration::from_secs(10)
 }

@@ -21,7 +21,7 @@ use super::share::record;
 use super::*;
 use crate::testing::{Random, met, soon};
 
-/// A deadline short enough to let it expire.
+/// A deadline that expires soon.
 fn at_once() -> Instant {
     Instant::now() + Duration::from_millis(20)
 }
@@ -114,7 +114,7 @@ fn link<D: Device, E: Device>(a: &mut End<D>, j: u16, b: &mut End<E>, i: u16) {
     b.links[usize::from(i)] = two;
 }
 
-/// The other end, for both ends of a [`pair`].
+/// How both ends of a [`pair`] number each other.
 const PEER: Peer = Peer(0);
 
 /// Two processes of a fake machine, each with the first device.

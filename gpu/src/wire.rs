@@ -155,7 +155,7 @@ fn segments(
     if end == size { Ok(segments) } else { Err(HandshakeError::BadPacket) }
 }
 
-/// Decodes a packet. `home`: it comes from this process.
+/// Decodes a packet. `home`: the peer is this process.
 pub(crate) fn read(
     kind: u16,
     mut body: Reader<'_>,

@@ -64,12 +64,13 @@ macro_rules! functions {
 
         impl Driver {
             fn load() -> Result<Driver, Absent> {
-                // SAFETY: loading the library runs its initialisers, as any use of a GPU does.
+                // SAFETY: loading the library runs its initializers, as in any program that uses a
+                // GPU.
                 if !unsafe { sys::is_culib_present() } {
                     return Err(Absent::NoLibrary);
                 }
-                // SAFETY: as above. It was found just before, so this panics only if it is removed
-                // in between.
+                // SAFETY: the library was found just above. This panics only if it is deleted in
+                // between.
                 let library = unsafe { sys::culib() };
                 $(
                     // SAFETY: the function of that name has this signature in every driver, as

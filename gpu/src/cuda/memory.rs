@@ -90,7 +90,8 @@ impl CudaDevice {
                 let stream = self.stream(0)?;
                 // SAFETY: the result is writable; the stream lives as long as `self`.
                 check(unsafe { (self.driver.cuMemAllocAsync)(&raw mut base, bytes, stream) })?;
-                // SAFETY: as above. Afterwards the memory is valid on every stream.
+                // SAFETY: the stream lives as long as `self`. Afterwards the memory is valid on
+                // every stream.
                 check(unsafe { (self.driver.cuStreamSynchronize)(stream) })?;
             }
             CudaMemory::Managed => {

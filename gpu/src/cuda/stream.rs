@@ -78,7 +78,7 @@ impl CudaDevice {
         let (place, round) = (mark.0 as u16, (mark.0 >> 16) as u16);
         let there = self.marks.events.get_mut(usize::from(place));
         let (event, now, marks) = there.filter(|(_, now, marks)| *now == round && *marks).ok_or(NO_SUCH)?;
-        // SAFETY: as above.
+        // SAFETY: created by `make_streams`, and lives as long as `self`.
         let code = unsafe { (self.driver.cuEventQuery)(*event) };
         if code == driver::NOT_READY {
             return Ok(false);

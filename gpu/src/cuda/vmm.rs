@@ -51,7 +51,7 @@ impl CudaDevice {
         while left > 0 {
             let size = each.min(left);
             let mut handle = 0;
-            // SAFETY: as above.
+            // SAFETY: the result is writable, and the request is complete.
             check(unsafe { (self.driver.cuMemCreate)(&raw mut handle, size as usize, &raw const asked, 0) })?;
             parts.parts.push((handle, size));
             left -= size;
@@ -94,7 +94,7 @@ impl CudaDevice {
     /// This module mapped it, and it is not used any more.
     pub(super) unsafe fn unmap_virtual(&self, mapped: &Held) -> Result<(), DeviceError> {
         let size = mapped.segments.iter().sum::<u64>() as usize;
-        // SAFETY: the caller's guarantee.
+        // SAFETY: our caller guarantees it, and `size` bytes were reserved for the mapping.
         unsafe { self.unmap_reserved(mapped, size) }
     }
 
@@ -105,11 +105,13 @@ impl CudaDevice {
     unsafe fn unmap_reserved(&self, mapped: &Held, size: usize) -> Result<(), DeviceError> {
         let (mut at, mut result) = (mapped.base.0, Ok(()));
         for &segment in &mapped.segments {
-            // SAFETY: the caller's guarantee. Each unmap matches one map.
+            // SAFETY: our caller guarantees that nothing uses the memory. Each unmap matches one
+            // map.
             result = result.and(check(unsafe { (self.driver.cuMemUnmap)(at, segment as usize) }));
             at += segment;
         }
-        // SAFETY: the caller's guarantee.
+        // SAFETY: our caller guarantees that this range was reserved; nothing is mapped in it any
+        // more.
         result.and(check(unsafe { (self.driver.cuMemAddressFree)(mapped.base.0, size) }))
     }
 

@@ -123,7 +123,7 @@ unsafe impl Device for FakeDevice {
     }
 
     unsafe fn pin(&mut self, ptr: NonNull<u8>, len: usize) -> Result<DevicePtr, DeviceError> {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         unsafe { self.process.pin(self.caps.ordinal, ptr, len) }
     }
 
@@ -143,13 +143,13 @@ unsafe impl Device for FakeDevice {
         len: u64,
     ) -> Result<(), DeviceError> {
         let stream = self.stream(stream)?;
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         unsafe { self.process.copy(stream, to, from, len) }
     }
 
     unsafe fn write_word(&mut self, stream: u8, word: DevicePtr, value: u64) -> Result<(), DeviceError> {
         let stream = self.stream(stream)?;
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         unsafe { self.process.write_word(stream, word, value) }
     }
 

@@ -33,8 +33,8 @@ pub(super) enum JobKind {
     Write { op: u32, key: RailKey, data: Option<u32> },
     /// The request for one of our reads.
     Ask { op: u32, key: RailKey, id: u64 },
-    /// Pieces of a peer's read: the number of the requesting piece, the peer's name of the read,
-    /// and its start.
+    /// Pieces that answer a peer's read: the number of the requesting piece, the peer's id of the
+    /// read, and the start of the bytes.
     Reply { number: u64, id: u64, key: RailKey, from: u64 },
 }
 
@@ -91,7 +91,8 @@ pub(super) struct Relay {
     failed: Option<u64>,
 }
 
-// SAFETY: its addresses belong to no thread: they are lent until an operation ends, or registered.
+// SAFETY: its addresses belong to no thread. They stay valid until an operation completes, or are
+// registered.
 unsafe impl Send for Relay {}
 
 impl Relay {
@@ -108,9 +109,9 @@ impl Relay {
         let slots = layout.slots as usize;
         let most_jobs = usize::from(config.ops);
         Relay {
-            // SAFETY: both segments have the layout's places; the rest is handed on to our caller.
+            // SAFETY: both segments have this layout; our caller guarantees the rest.
             out: unsafe { Outgoing::new(mine.descriptors(), theirs.acks(), layout.slots) },
-            // SAFETY: likewise.
+            // SAFETY: both segments have this layout; our caller guarantees the rest.
             input: unsafe { Incoming::new(theirs.descriptors(), mine.acks(), layout.slots) },
             jobs: VecDeque::with_capacity(most_jobs + slots),
             most_jobs,
@@ -143,8 +144,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.shared(peer)?.relay.as_mut()
     }
 
-    /// Checks which of our pieces were taken, refills slots, and takes the peer's pieces. Returns
-    /// whether anything moved.
+    /// Checks which of our pieces the peer has taken, refills slots, and takes the peer's pieces.
+    /// Returns whether there was anything to do.
     pub(super) fn bounce(&mut self, peer: Peer) -> bool {
         let Some(relay) = self.relay_of(peer) else { return false };
         let mut moved = false;
@@ -185,7 +186,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         for slot in 0..slots {
             let Some(relay) = self.relay_of(peer) else { return };
             let Some(sent) = &mut relay.sent[slot as usize] else { continue };
-            // Its last piece needs no answer.
+            // The peer's last piece needs no answer.
             sent.answers = None;
             if sent.filled {
                 if let Some(op) = sent.op.and_then(|op| self.ops.get_mut(op)) {

@@ -46,9 +46,9 @@ impl<S: Sink> Sink for Watch<'_, S> {
     }
 }
 
-// SAFETY: host memory is the inner rail's. Device memory is never mapped for the processor, and a
-// pending transfer ends when the device has finished with it. `GpuSetup` gives away neither the
-// inner rail nor the device.
+// SAFETY: host memory is handled by the inner rail. Device memory is never mapped for the
+// processor, and a pending transfer completes only when the device has finished with it. `GpuSetup`
+// gives out neither the inner rail nor the device.
 unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
     type Setup<'a>
         = GpuSetup<'a, D, H>
@@ -114,10 +114,10 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
         cx: u64,
     ) -> Result<Posted, PostError> {
         if memory::is_host(&local, &remote) {
-            // SAFETY: same contract.
+            // SAFETY: our caller guarantees the same contract.
             return unsafe { self.inner.post_write(peer, local, remote, data, cx) };
         }
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         unsafe { self.post(peer, Way::Put, local, remote, data, cx) }
     }
 
@@ -130,10 +130,10 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
         cx: u64,
     ) -> Result<Posted, PostError> {
         if memory::is_host(&local, &remote) {
-            // SAFETY: same contract.
+            // SAFETY: our caller guarantees the same contract.
             return unsafe { self.inner.post_read(peer, local, remote, cx) };
         }
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         unsafe { self.post(peer, Way::Get, local, remote, None, cx) }
     }
 
@@ -145,10 +145,10 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
         cx: u64,
     ) -> Result<Posted, PostError> {
         if memory::is_host(&local, &remote) {
-            // SAFETY: same contract.
+            // SAFETY: our caller guarantees the same contract.
             return unsafe { self.inner.post_rendezvous_read(peer, local, remote, cx) };
         }
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         unsafe { self.post(peer, Way::Get, local, remote, None, cx) }
     }
 
@@ -165,7 +165,7 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
 
     #[inline]
     fn poll<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
-        // The second gets the rest of the budget, so they take turns.
+        // The second part gets the rest of the budget, so the two take turns at going first.
         self.passes = self.passes.wrapping_add(1);
         let device_first = self.passes & 1 == 0;
         let mut count = 0;
@@ -198,7 +198,7 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
         if !memory::is_host(&local, &remote) {
             return None;
         }
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         unsafe { self.inner.copy_to(peer, local, remote) }
     }
 
@@ -211,19 +211,19 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
         if !memory::is_host(&local, &remote) {
             return None;
         }
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         unsafe { self.inner.copy_from(peer, local, remote) }
     }
 
     #[cold]
     unsafe fn write_device(&mut self, to: Local, from: Untrusted<'_>) -> Result<(), PostError> {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         unsafe { self.write_device_bytes(to, from) }
     }
 
     #[cold]
     unsafe fn read_device(&mut self, from: Local, into: &mut [u8]) -> Result<(), PostError> {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         unsafe { self.read_device_bytes(from, into) }
     }
 

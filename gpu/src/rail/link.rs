@@ -69,12 +69,13 @@ impl GpuAgreement {
 }
 
 impl GpuLink {
-    /// A link to a peer with a [`ShmRail`](fishplate_shm::ShmRail): host memory only.
+    /// Wraps a link to a peer with a [`ShmRail`](fishplate_shm::ShmRail): host memory only.
     pub fn plain(link: Link) -> GpuLink {
         GpuLink { link, agreed: Agreed::NOTHING, device: false }
     }
 
-    /// Whether done words report writes, and whether bounce slots exist. Equal at both ends.
+    /// Returns whether done words report writes, and whether bounce slots exist. Equal at both
+    /// ends.
     pub fn active(&self) -> (bool, bool) {
         (self.agreed.done, self.agreed.relay)
     }

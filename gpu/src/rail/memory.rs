@@ -3,11 +3,11 @@
 //!
 //! | bits of a key | what                                                                       |
 //! |---------------|----------------------------------------------------------------------------|
-//! | 60..64        | 4: device memory. Others are those of [`ShmRail`](fishplate_shm::ShmRail)    |
-//! | 32..60        | version of the registration, so that a key of an earlier one is refused    |
+//! | 60..64        | 4: device memory; others: see [`ShmRail`](fishplate_shm::ShmRail)            |
+//! | 32..60        | version of the registration, so that keys of an earlier one are refused    |
 //! | 0..32         | the allocation                                                             |
 //!
-//! The base that goes with it counts from the start of the allocation.
+//! The key's base is an offset from the start of the allocation.
 
 use std::ptr::NonNull;
 use std::time::Instant;
@@ -29,19 +29,19 @@ const DEVICE: u64 = 4;
 /// Marks the descriptor of a device region.
 const DEVICE_DESC: u64 = 1 << 63;
 
-/// Whether a key that [`register`](Rail::register) returned names device memory.
+/// Returns whether a key that [`register`](Rail::register) returned names device memory.
 #[inline(always)]
 pub fn is_device(key: RailKey) -> bool {
     key.key >> 60 == DEVICE
 }
 
-/// Whether a transfer is between host memories.
+/// Returns whether both ends of a transfer are host memory.
 #[inline(always)]
 pub(super) fn is_host(local: &Local, remote: &Remote) -> bool {
     !is_device(remote.key) && local.desc & DEVICE_DESC == 0
 }
 
-/// The content of a slot.
+/// The memory of a registration.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum What {
     Nothing,
@@ -165,7 +165,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         else {
             return Ok((key, 0));
         };
-        // SAFETY: registered memory stays mapped until it is taken back, which unpins it.
+        // SAFETY: registered memory stays mapped until it is deregistered, which unpins it.
         match unsafe { self.sharing.driver().pin(region.ptr(), region.len()) } {
             Ok(at) => {
                 let (ptr, len) = (region.ptr().as_ptr() as u64, region.len() as u64);
@@ -193,7 +193,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         device | u64::from(local.generation & 0x7fff_ffff) << 32 | (slot as u64 + 1)
     }
 
-    /// The slot that a descriptor names.
+    /// Returns the index of the registration that a descriptor names.
     #[inline(always)]
     pub(super) fn local_of(&self, desc: u64) -> Option<u32> {
         let slot = (desc as u32).wrapping_sub(1);
@@ -202,7 +202,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             .then_some(slot)
     }
 
-    /// The slot of a device region that a peer names.
+    /// Returns the index of the device registration that a peer's key names.
     pub(super) fn local_by_key(&self, key: RailKey) -> Option<u32> {
         self.locals.iter().position(|local| !local.is_free() && local.key == key).map(|slot| slot as u32)
     }
@@ -253,7 +253,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Whether an operation in flight accesses any of these bytes.
+    /// Returns whether an operation in flight accesses any of these bytes.
     pub(super) fn touches_memory(&mut self, memory: Local) -> bool {
         self.stage.look(self.sharing.driver());
         let unsure = self.is_unsure();
@@ -281,7 +281,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             && !unsure
             && let Some(ptr) = NonNull::new(local.ptr as *mut u8)
         {
-            // SAFETY: nothing that uses it is under way.
+            // SAFETY: no operation in flight uses it.
             unpinned = unsafe { self.sharing.driver().unpin(ptr) };
         }
         let local = &mut self.locals[slot];
@@ -376,7 +376,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// The registered device region that holds these bytes.
+    /// Finds the registered device region that holds these bytes.
     pub(super) fn registered(&self, at: DevicePtr, len: usize) -> Option<Local> {
         let holds = |known: &Registered| {
             matches!(known.what, What::Device(..)) && known.place(at.0, len as u64).is_some()
@@ -418,7 +418,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
 }
 
 impl Shared {
-    /// Whether the device can access both segments.
+    /// Returns whether the device can access both segments.
     pub(super) fn is_pinned(&self) -> bool {
         self.mine_at.is_some() && self.theirs_at.is_some()
     }

@@ -1,7 +1,7 @@
-//! Memory that the rail allocated, and the turns in which it goes back to the device once no peer
-//! has it open. Slow paths: they make system calls and call the driver, which may wait for the
-//! device. [`GpuRail::revoke_all`], [`GpuRail::revoke`], [`GpuRail::free`] and
-//! [`GpuRail::close_revoked`] wait for peers; nothing else here does.
+//! Memory that the rail has allocated, and slow turns that free it once no peer has it open. Slow
+//! paths: they make system calls and call the driver, which may wait for the device. Only
+//! [`GpuRail::revoke_all`], [`GpuRail::revoke`], [`GpuRail::free`] and [`GpuRail::close_revoked`]
+//! wait for peers.
 
 use std::time::Instant;
 
@@ -15,12 +15,12 @@ use crate::{AllocId, Device, DeviceError, DevicePtr, ExportError, RevokeError};
 pub(super) const TURN_PASSES: u32 = 16;
 const TURN_PAUSE: u64 = 1_000_000;
 
-/// What the rail has of the device's memory.
+/// Device memory that the rail owns.
 #[derive(Debug, Default)]
 pub(super) struct Owned {
-    /// Allocated and not freed.
+    /// Allocated, and not to be freed yet.
     allocated: Vec<DevicePtr>,
-    /// Those to be freed when they are exported no more.
+    /// To be freed once they are no longer exported.
     leaving: Vec<(DevicePtr, AllocId)>,
 }
 
@@ -28,7 +28,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
     /// Allocates `size` bytes of device memory. Slow path.
     ///
     /// # Errors
-    /// The device's.
+    /// Any error of the device.
     pub fn alloc(&mut self, size: u64) -> Result<DevicePtr, DeviceError> {
         let mut taken = self.sharing.driver().alloc(size);
         if taken == Err(DeviceError::Exhausted) && !self.owned.leaving.is_empty() {
@@ -94,12 +94,13 @@ impl<D: Device, H: Host> GpuRail<D, H> {
     /// `at` is what `alloc` returned. It is not registered, and nothing queued uses it.
     pub unsafe fn free(&mut self, at: DevicePtr, deadline: Instant) -> Result<(), RevokeError> {
         self.revoke(at, deadline)?;
-        // SAFETY: our caller's promise, and no peer has it open.
+        // SAFETY: our caller guarantees that nothing uses it, and no peer has it open.
         Ok(unsafe { self.free_closed(at) }.map_err(ExportError::Device)?)
     }
 
-    /// As [`free`](Self::free), without waiting: what a peer has open is freed in a later poll,
-    /// once the peer has closed it. What the device does not free goes with the device. Slow path.
+    /// Like [`free`](Self::free), without waiting: memory that a peer has open is freed in a later
+    /// poll, once the peer has closed it. Memory that is never closed is freed with the device.
+    /// Slow path.
     ///
     /// # Safety
     /// As for [`free`](Self::free).
@@ -112,13 +113,12 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                 return self.turn_now_and_then();
             }
         }
-        // SAFETY: our caller's promise, and no peer has it open.
+        // SAFETY: our caller guarantees that nothing uses it, and no peer has it open.
         let _ = unsafe { self.free_closed(at) };
     }
 
-    /// Leaves memory of [`alloc`](Self::alloc) allocated for good, also beyond the drop of the
-    /// rail, because something that is no peer of this rail may still use it. Peers are asked to
-    /// close it. Slow path.
+    /// Leaks memory of [`alloc`](Self::alloc), even beyond the drop of the rail, because something
+    /// other than a peer may still use it. Asks peers to close it. Slow path.
     pub fn keep(&mut self, at: DevicePtr) {
         if let Some((alloc, _)) = self.sharing.exports().find(at, 1) {
             // Cannot fail: it is exported. Whether peers close it changes nothing.
@@ -131,7 +131,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
     /// # Safety
     /// As for [`free`](Self::free), and no peer has it open.
     unsafe fn free_closed(&mut self, at: DevicePtr) -> Result<(), DeviceError> {
-        // SAFETY: as this function requires.
+        // SAFETY: our caller guarantees that nothing uses it, and that no peer has it open.
         unsafe { self.sharing.driver().free(at) }?;
         self.owned.allocated.retain(|&allocated| allocated != at);
         Ok(())
@@ -157,13 +157,13 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         let closed = |&mut (_, alloc): &mut (DevicePtr, AllocId)| exports.allocation(alloc).is_none();
         let closed: Vec<_> = self.owned.leaving.extract_if(.., closed).collect();
         for (at, _) in closed {
-            // SAFETY: `give_back` was promised that nothing here uses it, and every peer that was
-            // given it has answered, or is gone.
+            // SAFETY: the caller of `give_back` guarantees that nothing here uses it, and every
+            // peer that had it open has closed it or is gone.
             let _ = unsafe { self.free_closed(at) };
         }
     }
 
-    /// A [`turn`](Self::turn), unless the last one of this kind was a moment ago.
+    /// Takes a [`turn`](Self::turn), unless the last one was less than a millisecond ago.
     #[cold]
     pub(super) fn turn_now_and_then(&mut self) {
         let now = self.inner.host().now_ns();
@@ -173,9 +173,9 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Detaches all peers, then leaves to the device what it can free when it is dropped.
+    /// Detaches all peers, and frees what can be freed; the device keeps the rest.
     pub(super) fn end(&mut self) {
-        // Whoever is detached no longer counts as having something open, so look before.
+        // A detached peer no longer counts as a user of memory, so check before.
         let revoked = self.begin_to_revoke_all().is_ok();
         self.turn();
         let Owned { allocated, .. } = std::mem::take(&mut self.owned);
@@ -185,7 +185,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         for peer in 0..self.peers.len() as u16 {
             self.detach_peer(Peer(peer));
         }
-        // What has not ended by now may go on.
+        // Work that has not finished by now may still access memory.
         let unsure = self.is_unsure() || self.streams.out() > 0;
         for (at, open) in allocated {
             if unsure {

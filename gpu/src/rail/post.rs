@@ -79,12 +79,13 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             (Far::Near(_, Some(there), import), _, Some(here))
                 if len <= self.config.mapped_store || len == 0 =>
             {
-                // SAFETY: both ranges were checked against what is registered and imported, and the
-                // processor sees them; the local one is the caller's promise otherwise.
+                // SAFETY: the remote range was checked against the imports, and is mapped for the
+                // processor. The local range was checked against the registrations, or is valid by
+                // our caller's guarantee.
                 unsafe { self.store(&transfer, here, there, import) }
             }
             (Far::Near(ptr, _, import), Place::Device(here), _) if len > 0 => {
-                // SAFETY: as above, for the device.
+                // SAFETY: both ranges are valid as above, and the device can access them.
                 unsafe { self.queue(&transfer, here, ptr, import) }
             }
             (Far::Near(..), Place::Device(_), _) => self.tell_only(&transfer),
@@ -133,8 +134,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         })
     }
 
-    /// Reserves the means to report a write to its target, and returns the done word's ticket if
-    /// that is the means.
+    /// Reserves the means to report a write to its target. Returns the ticket if that is a done
+    /// word.
     #[inline]
     fn can_tell(&mut self, peer: Peer) -> Result<Option<u64>, PostError> {
         let known = self.peers.get_mut(usize::from(peer.0)).and_then(Option::as_deref_mut);
@@ -190,7 +191,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
     /// Executes a transfer by processor stores and loads.
     ///
     /// # Safety
-    /// `len` bytes are valid at both, for reads and writes by `way`, as long as `import` is open.
+    /// `len` bytes are valid at both addresses, for reads and writes according to `way`, while
+    /// `import` is open.
     unsafe fn store(
         &mut self,
         transfer: &Transfer,
@@ -210,7 +212,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         if import.is_some_and(|id| !self.sharing.imports().is_open(id)) {
             return Err(self.is_closed(transfer.peer));
         }
-        // SAFETY: the caller's promise. The two may overlap where a process is its own peer.
+        // SAFETY: our caller guarantees both ranges. They may overlap if a process is its own peer.
         unsafe { copy_to_window(from, to, transfer.len as usize) };
         self.stats.stored += 1;
         if let (Some(ticket), Some(data)) = (ticket, transfer.data) {
@@ -222,7 +224,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
     /// Queues a transfer on the device.
     ///
     /// # Safety
-    /// `len` bytes are valid at both until the operation ends, for reads and writes by `way`.
+    /// `len` bytes are valid at both addresses until the operation completes, for reads and writes
+    /// according to `way`.
     unsafe fn queue(
         &mut self,
         transfer: &Transfer,
@@ -256,7 +259,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             let piece = self.config.chunk.min(len - done);
             let turn = (done / self.config.chunk % u64::from(spread)) as u8;
             let stream = (first + turn) % self.streams.count();
-            // SAFETY: the caller's promise, for a part of both ranges.
+            // SAFETY: our caller guarantees both ranges, and this is a part of them.
             match unsafe { self.sharing.driver().copy(stream, to.at(done), from.at(done), piece) } {
                 Ok(()) => used = used.max(turn + 1),
                 Err(refused) if done == 0 => {
@@ -308,7 +311,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         Ok(Posted::Pending)
     }
 
-    /// Why a peer's memory is no longer open: the peer has failed, or revoked it.
+    /// Returns why a peer's memory is no longer open: the peer has failed, or has revoked it.
     #[cold]
     fn is_closed(&mut self, peer: Peer) -> PostError {
         match self.inner.line(peer).is_none_or(|line| line.ended().is_some()) {
@@ -327,8 +330,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         let (Some(at), Some((sender, _))) = (shared.mine_at, shared.done.as_ref()) else { return false };
         let place = at.at(shared.mine.words_at() + sender.offset(ticket));
         let value = word(ticket, Status::Landed, data);
-        // SAFETY: the word is in our segment, pinned until the device has finished;
-        // it is a multiple of 8.
+        // SAFETY: the word is in our segment, aligned to 8, and pinned until the device has
+        // finished.
         unsafe { self.sharing.driver().write_word(stream, place, value) }.is_ok()
     }
 
@@ -396,13 +399,13 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.ops.insert(op)
     }
 
-    /// Whether the queue of completions is full, so that no more transfers are accepted.
+    /// Returns whether the queue of completions is full, so that no more transfers are accepted.
     fn is_owed(&self) -> bool {
         self.ended.len() >= usize::from(self.config.ops)
     }
 }
 
-/// Whether a descriptor names host memory, pinned or not.
+/// Returns whether a descriptor names host memory, pinned or not.
 #[inline(always)]
 fn is_host_desc(desc: u64) -> bool {
     desc >> 63 == 0

@@ -232,7 +232,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                 // The peer has failed, and the completion says so.
                 Err(_) => {}
             },
-            // Nothing has landed, so there is nothing to report.
+            // The write failed, so there is nothing to report.
             (None, Some(_)) => {}
         }
         true
@@ -294,7 +294,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         if let Some(shared) = known.shared {
             for (at, record) in [(shared.mine_at, shared.mine), (shared.theirs_at, shared.theirs)] {
                 if at.is_some() && !moving {
-                    // SAFETY: nothing that uses it is under way.
+                    // SAFETY: no operation in flight uses it.
                     let _ = unsafe { self.sharing.driver().unpin(record.ptr()) };
                 }
             }

@@ -200,7 +200,7 @@ pub(super) struct Ops {
     free: Vec<u32>,
 }
 
-// SAFETY: operations' addresses belong to no thread: they are lent until the operation ends.
+// SAFETY: the addresses belong to no thread, and stay valid until their operation completes.
 unsafe impl Send for Ops {}
 
 impl Ops {
@@ -250,18 +250,18 @@ impl Ops {
         Some(op)
     }
 
-    /// The name of an operation towards a peer.
+    /// Returns the id of an operation, as sent to a peer.
     pub(super) fn id(&self, index: u32) -> u64 {
         u64::from(self.slots[index as usize].0) << 32 | u64::from(index)
     }
 
-    /// Finds the operation that a peer names.
+    /// Finds the operation that a peer's message names.
     pub(super) fn find(&self, id: u64) -> Option<u32> {
         let (generation, op) = self.slots.get(id as u32 as usize)?;
         (u64::from(*generation) == id >> 32 && op.is_some()).then_some(id as u32)
     }
 
-    /// Whether a peer names a completed operation.
+    /// Returns whether a peer's message names an operation that has completed.
     pub(super) fn was(&self, id: u64) -> bool {
         let Some(&(generation, _)) = self.slots.get(id as u32 as usize) else { return false };
         let age = generation.wrapping_sub((id >> 32) as u32);

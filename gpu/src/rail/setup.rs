@@ -47,7 +47,7 @@ impl<D: Device, H: Host> GpuSetup<'_, D, H> {
     /// See [`GpuRail::alloc`].
     ///
     /// # Errors
-    /// The device's.
+    /// Any error of the device.
     pub fn alloc(&mut self, size: u64) -> Result<DevicePtr, DeviceError> {
         self.0.alloc(size)
     }
@@ -68,7 +68,7 @@ impl<D: Device, H: Host> GpuSetup<'_, D, H> {
     /// The range is not registered, or the device is busy or fails.
     pub fn write(&mut self, at: DevicePtr, bytes: &[u8]) -> Result<(), PostError> {
         let local = self.0.registered(at, bytes.len()).ok_or(PostError::BadKey)?;
-        // SAFETY: the range is registered; the bytes are not the device's.
+        // SAFETY: `write_device_bytes` checks the range; `bytes` is not device memory.
         unsafe { self.0.write_device_bytes(local, Untrusted::from_slice(bytes)) }
     }
 
@@ -78,7 +78,7 @@ impl<D: Device, H: Host> GpuSetup<'_, D, H> {
     /// As [`write`](Self::write).
     pub fn read(&mut self, at: DevicePtr, into: &mut [u8]) -> Result<(), PostError> {
         let local = self.0.registered(at, into.len()).ok_or(PostError::BadKey)?;
-        // SAFETY: as above.
+        // SAFETY: `read_device_bytes` checks the range; `into` is not device memory.
         unsafe { self.0.read_device_bytes(local, into) }
     }
 
@@ -90,7 +90,7 @@ impl<D: Device, H: Host> GpuSetup<'_, D, H> {
     /// # Safety
     /// As for [`GpuRail::free`].
     pub unsafe fn free(&mut self, at: DevicePtr, deadline: Instant) -> Result<(), RevokeError> {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         unsafe { self.0.free(at, deadline) }
     }
 
@@ -99,7 +99,7 @@ impl<D: Device, H: Host> GpuSetup<'_, D, H> {
     /// # Safety
     /// As for [`GpuRail::free`].
     pub unsafe fn give_back(&mut self, at: DevicePtr) {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         unsafe { self.0.give_back(at) }
     }
 

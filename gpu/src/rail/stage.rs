@@ -45,7 +45,7 @@ impl Stage {
     pub(crate) fn end<D: Device>(&mut self, device: &mut D) {
         let Some((segment, _)) = self.memory.take() else { return };
         let over = self.late.is_none_or(|mark| device.reached(mark) == Ok(true));
-        // SAFETY: nothing queued uses it any more.
+        // SAFETY: no queued work uses it any more.
         if !over || unsafe { device.unpin(segment.ptr()) }.is_err() {
             std::mem::forget(segment);
         }
@@ -100,7 +100,7 @@ impl Stage {
         len: u64,
         deadline: Instant,
     ) -> Result<(), PostError> {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         unsafe { device.copy(0, to, from, len) }.map_err(post_error)?;
         let mark = loop {
             match device.mark(0) {
@@ -144,8 +144,8 @@ impl Stage {
         while done < from.len() {
             let piece = (from.len() - done).min(LEN);
             let (bytes, at) = self.free(device)?;
-            // SAFETY: the piece fits the staging memory, which is ours,
-            // and lies inside both ranges.
+            // SAFETY: the piece fits into the staging buffer, which we own, and lies inside both
+            // ranges.
             unsafe {
                 copy_bytes(from.as_ptr().add(done), bytes.as_ptr(), piece);
                 self.copy(device, to.at(done as u64), at, piece as u64, deadline)?;
@@ -170,7 +170,7 @@ impl Stage {
         while done < into.len() {
             let piece = (into.len() - done).min(LEN);
             let (bytes, at) = self.free(device)?;
-            // SAFETY: as in `write_device`.
+            // SAFETY: the piece lies inside the buffer and both ranges, as in `write_device`.
             unsafe {
                 self.copy(device, at, from.at(done as u64), piece as u64, deadline)?;
                 copy_bytes(bytes.as_ptr(), into.as_mut_ptr().add(done), piece);
@@ -195,14 +195,14 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         let local = local.ok_or(PostError::BadKey)?;
         let target = local.place(addr, len as u64).ok_or(PostError::BadKey)?;
         if let Some(view) = local.view(addr) {
-            // SAFETY: `len` bytes from there are inside the registered memory,
-            // which the processor sees.
+            // SAFETY: the range was checked against the registration, and is mapped for the
+            // processor.
             unsafe { copy_to_window(from.as_ptr(), view, len) };
             return Ok(());
         }
         let Some((from, _)) = from.split_at(len) else { return Ok(()) };
         let deadline = Instant::now() + self.config.timeout;
-        // SAFETY: `len` bytes from there are inside the registered memory.
+        // SAFETY: the range was checked against the registration.
         unsafe { self.stage.write_device(self.sharing.driver(), target, from, deadline) }
     }
 
@@ -215,13 +215,13 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         let local = local.ok_or(PostError::BadKey)?;
         let source = local.place(addr, len as u64).ok_or(PostError::BadKey)?;
         if let Some(view) = local.view(addr) {
-            // SAFETY: `len` bytes from there are inside the registered memory,
-            // which the processor sees.
+            // SAFETY: the range was checked against the registration, and is mapped for the
+            // processor.
             unsafe { copy_bytes(view, into.as_mut_ptr(), len) };
             return Ok(());
         }
         let deadline = Instant::now() + self.config.timeout;
-        // SAFETY: as in `write_device_bytes`.
+        // SAFETY: the range was checked against the registration.
         unsafe { self.stage.read_device(self.sharing.driver(), source, &mut into[..len], deadline) }
     }
 }

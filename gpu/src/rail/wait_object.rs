@@ -1,7 +1,7 @@
 //! The eventcount that the owner of a rail with a device sleeps on. A word that a device stores, or
-//! a copy that completes, does not notify. While either may come, the owner sleeps in naps, each
+//! a copy that completes, does not notify. While either may happen, the owner sleeps in naps, each
 //! twice as long as the last, up to a limit. Any event makes the next nap short again. So long
-//! waits cost little, and no fixed sleep delays the discovery of an event.
+//! waits cost little, and the delay is in proportion to the wait.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -14,8 +14,8 @@ use fishplate_shm::WaitObject;
 /// The first nap, in nanoseconds.
 const FIRST: u64 = 20_000;
 
-/// What the rail tells its wait object. Only the sleeping thread writes it; atomic, because the
-/// wait object may outlive the rail.
+/// The state that the rail shares with its wait object. Only the sleeping thread writes it. Atomic
+/// because the wait object may outlive the rail.
 #[derive(Debug)]
 pub(super) struct Pace {
     /// Possible events that do not notify: copies in flight, and peers whose devices store
@@ -33,20 +33,20 @@ impl Pace {
 
     /// Sets the number of possible silent events.
     pub(super) fn expect(&self, silent: u32) {
-        // Relaxed: read by this thread, or by one that it was handed to.
+        // Relaxed: only the owner's thread reads it, or one that the rail was handed to.
         self.silent.store(silent, Ordering::Relaxed);
     }
 
     /// Records an event.
     #[inline(always)]
     pub(super) fn found(&self) {
-        // Relaxed: as above.
+        // Relaxed: only the owner's thread reads it, or one that the rail was handed to.
         self.nap.store(FIRST, Ordering::Relaxed);
     }
 
     /// Returns the next nap in nanoseconds, and lengthens the one after.
     fn nap(&self) -> Option<u64> {
-        // Relaxed: as above.
+        // Relaxed: only the owner's thread writes it, or one that the rail was handed to.
         if self.silent.load(Ordering::Relaxed) == 0 {
             return None;
         }
@@ -65,7 +65,8 @@ pub struct GpuWaitObject {
 }
 
 impl GpuWaitObject {
-    /// The eventcount and the longest next sleep, for owners that also sleep on something else.
+    /// Returns the eventcount and the longest next sleep, for owners that also sleep on other
+    /// events.
     pub fn next_sleep(&self, timeout_ns: u64) -> (&EventCount, u64) {
         (&self.wait_object, self.pace.nap().map_or(timeout_ns, |nap| nap.min(timeout_ns)))
     }

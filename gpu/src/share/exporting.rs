@@ -22,9 +22,9 @@ const RECLAIMED: usize = 32;
 /// The result of publishing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Published {
-    /// Where the buffer is.
+    /// The buffer's location.
     pub binding: Binding,
-    /// Whether a packet was sent. Otherwise the peer knew already.
+    /// Whether a packet was sent. Otherwise the peer knew the version already.
     pub told: bool,
 }
 
@@ -61,8 +61,8 @@ impl<D: Device> Sharing<D> {
         registered
     }
 
-    /// Deregisters a range. Peers may still have the allocation open: [`revoke`](Sharing::revoke)
-    /// it before it is freed.
+    /// Deregisters a range. Peers may still have the allocation open, so
+    /// [`revoke`](Sharing::revoke) it before freeing it.
     pub fn deregister(&mut self, registration: &Registration) -> bool {
         self.exports.deregister(registration)
     }
@@ -86,12 +86,12 @@ impl<D: Device> Sharing<D> {
         }
     }
 
-    /// Publishes a buffer's location to a peer, unless it knows. The version is the caller's, or an
-    /// automatic one that is greater than all before. The allocation's handle goes before the first
-    /// version that lies in it, so the peer can open it without a request.
+    /// Publishes a buffer's location to a peer that does not know it yet. The version is the
+    /// caller's, or an automatic one that is greater than all before. The allocation's handle is
+    /// sent before the first version that lies in it, so the peer can open it without a request.
     ///
     /// # Errors
-    /// See [`TellError`]. If the link has no room, the peer is not told, and may ask.
+    /// See [`TellError`]. If the link has no room, nothing is sent, and the peer may ask later.
     pub fn publish<L: Links + ?Sized>(
         &mut self,
         links: &mut L,
@@ -110,7 +110,7 @@ impl<D: Device> Sharing<D> {
         }
         let (binding, new) = self.publications.publish(buffer, version, at).map_err(TellError::Publish)?;
         let told = record(&mut line).told.get(&buffer) != Some(&Some(binding));
-        // Published from here on: a peer that was not told may ask.
+        // Published from here on, so a peer that was not told may ask.
         let room = !told || line.has_room();
         if told && room {
             tell(&self.exports, &self.device, &mut line, buffer, binding);
@@ -159,7 +159,7 @@ impl<D: Device> Sharing<D> {
     }
 
     /// Starts to revoke an allocation from all peers that may have it open. Do not free it before
-    /// [`awaited`](Sharing::awaited) is empty. Repeating it changes nothing.
+    /// [`awaited`](Sharing::awaited) is empty. Repeating the call changes nothing.
     pub fn revoke<L: Links + ?Sized>(&mut self, links: &mut L, alloc: AllocId) -> Result<(), ExportError> {
         if self.exports.retire(alloc)? {
             self.take_back(links, alloc);
@@ -197,7 +197,7 @@ impl<D: Device> Sharing<D> {
         Ok(())
     }
 
-    /// The peers that may still have an allocation open that is being revoked.
+    /// Returns the peers that may still have open an allocation that is being revoked.
     pub fn awaited(&self, alloc: AllocId) -> impl Iterator<Item = Peer> {
         self.revocations.awaited(alloc)
     }

@@ -103,7 +103,7 @@ impl<D: Device> Sharing<D> {
     ) -> Result<Option<(DirectToken, Imported)>, ImportError> {
         let Some(token) = self.query(links, peer, buffer, wanted)? else { return Ok(None) };
         let Binding { alloc, offset, len, .. } = token.binding;
-        // Found in this incarnation of the peer: no message was handled since.
+        // The binding is of this incarnation of the peer, because no message was handled since.
         let imported = self.try_import(links, peer, alloc, offset, len)?;
         Ok(imported.map(|imported| (token, imported)))
     }
@@ -164,7 +164,7 @@ impl<D: Device> Sharing<D> {
         offset: u64,
         len: u64,
     ) -> Result<Option<Imported>, ImportError> {
-        // An open allocation needs no look at a socket.
+        // Memory that is already open needs no message.
         if let Some(found) = self.open_already(links, peer, alloc, offset, len) {
             return found.map(Some);
         }

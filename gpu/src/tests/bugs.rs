@@ -153,7 +153,7 @@ fn b13_sizes_are_checked_at_every_use() {
         let size = 1 << 16;
         let base = a.alloc(size);
         let at = a.register(base, size).unwrap();
-        // Too long, both while the handle is requested and once it is open.
+        // Ranges that are too long: while the handle is requested, and once it is open.
         for (offset, len) in [(0, size + 1), (size, 1), (size - 7, 8), (u64::MAX, 2), (1, u64::MAX), (0, 0)] {
             for _ in 0..2 {
                 let wrong = Registration { offset, len, ..at };

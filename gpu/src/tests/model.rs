@@ -54,7 +54,7 @@ struct Run {
     random: Random,
     sides: Vec<Side>,
     words: u64,
-    /// Allocations freed without a revocation, possibly while open.
+    /// Number of allocations freed without a revocation, possibly while open.
     behind: usize,
     /// How often each event happened.
     seen: BTreeMap<&'static str, u64>,
@@ -66,8 +66,8 @@ impl Side {
         Side { end, own: vec![], published: BTreeMap::new(), held: vec![], flights: vec![] }
     }
 
-    /// Whether the allocation may be imported, and could be as long as any message has been in
-    /// flight.
+    /// Returns whether the allocation may be imported now, and was importable for as long as any
+    /// message has been in flight.
     fn steady(&self, alloc: AllocId) -> bool {
         self.own.iter().any(|own| own.alloc == Some(alloc) && !own.revoking && !own.unsettled)
     }
@@ -90,7 +90,7 @@ impl Run {
         self.driver.behaviour().kind == MemoryKind::Segments
     }
 
-    /// How often the driver opens, closes or frees memory of this size.
+    /// Returns how often the driver opens, closes or frees memory of this size.
     fn pieces(&self, pieces: u64, bytes: u64) -> u64 {
         if self.segments() { bytes / 4096 } else { pieces }
     }
@@ -99,7 +99,7 @@ impl Run {
         *self.seen.entry(what).or_default() += 1;
     }
 
-    /// Memory filled with a new word.
+    /// Allocates memory filled with a new word.
     fn fill(&mut self, s: usize, size: u64) -> (DevicePtr, u64) {
         self.words += 1;
         let base = self.sides[s].end.alloc(size);

@@ -1,5 +1,5 @@
-//! Our half: cuts jobs into pieces and puts pieces into our slots;
-//! a slot is free when the peer has answered.
+//! The sending half: cuts jobs into pieces, and puts the pieces into our slots. A slot is free once
+//! the peer has answered.
 
 use fishplate_core::error::CompleteError;
 use fishplate_core::mem::{Peer, copy_bytes};
@@ -47,7 +47,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                 }
             };
             let (source, local) = match job.kind {
-                // It may be taken back at any time.
+                // Checked for each piece, because the region may be deregistered at any time.
                 JobKind::Reply { key, from, .. } => {
                     let Named::At(source, local) = self.named(peer, key, from + job.done, len.into()) else {
                         self.break_off(peer, job, libc::EFAULT);
@@ -65,8 +65,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                     }
                     let Some(base) = mine_at else { return };
                     let (stream, to) = (self.streams.idle(), base.at(mine.bounce_at(slot)));
-                    // SAFETY: the source is registered, and lent until the operation ends, or
-                    // checked when it was asked for; the slot is free, and pinned.
+                    // SAFETY: the source is valid until the operation completes, or was checked
+                    // just above. The slot is free, and pinned.
                     let queued =
                         unsafe { self.sharing.driver().copy(stream, to, from, u64::from(piece.len)) };
                     if let Err(error) = queued {
@@ -83,7 +83,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                     }
                 }
                 Place::Host(from) if piece.len > 0 => {
-                    // SAFETY: as above, for the processor; the slot is ours until it is filled.
+                    // SAFETY: the source is valid as above, and the slot is ours until it is
+                    // filled.
                     unsafe { copy_bytes(from, mine.bounce(slot), piece.len as usize) };
                     sent.filled = true;
                 }
@@ -107,7 +108,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// A piece is in its slot: the peer is told.
+    /// Publishes a piece that is in its slot.
     fn send(&mut self, peer: Peer, slot: u32) {
         let Some(relay) = self.relay_of(peer) else { return };
         let Some(sent) = &mut relay.sent[slot as usize] else { return };
@@ -121,7 +122,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.inner.mark_due(peer);
     }
 
-    /// A job cannot go on.
+    /// Abandons a job, with an error code for whoever waits for it.
     #[cold]
     fn break_off(&mut self, peer: Peer, job: Job, code: i32) {
         let Some(relay) = self.relay_of(peer) else { return };
@@ -142,7 +143,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// The device has copied a piece into its slot, or says that it cannot tell.
+    /// Handles a piece that the device has copied into its slot, or whose copy has an unknown
+    /// outcome.
     pub(in super::super) fn filled(&mut self, peer: Peer, number: u64, error: Option<CompleteError>) {
         let Some(relay) = self.relay_of(peer) else { return };
         let slot = (number & (relay.sent.len() as u64 - 1)) as u32;
@@ -158,15 +160,15 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
         let down = self.peer(peer).is_none_or(|known| known.down);
         match down {
-            // Nobody will take it out.
+            // The peer will not take it.
             true => self.slot_over(peer, slot, 0),
-            // Of a piece that failed too: the slots are used in turn. Whoever reads it was told of
-            // the failure, or is by the end.
+            // Failed pieces are sent too, because slots are used in order. The reader has been told
+            // of the failure, or is told at the end.
             false => self.send(peer, slot),
         }
     }
 
-    /// A slot is free again.
+    /// Frees a slot.
     pub(super) fn slot_over(&mut self, peer: Peer, slot: u32, code: u16) {
         let Some(relay) = self.relay_of(peer) else { return };
         let Some(sent) = relay.sent[slot as usize].take() else { return };

@@ -1,4 +1,5 @@
-//! The peer's half: what it put into its slots is checked, moved to where it belongs, and answered.
+//! The receiving half: checks the pieces in the peer's slots, copies them to their targets, and
+//! answers.
 
 use fishplate_core::error::{CompleteError, PeerError, Violation};
 use fishplate_core::mem::{Peer, copy_bytes};
@@ -13,18 +14,18 @@ use crate::Device;
 use crate::relay::What;
 use crate::within;
 
-/// Memory here that a peer names.
+/// The result of looking up memory that a peer names.
 pub(super) enum Named {
-    /// It, and the registration if the device needs it.
+    /// The memory, and its registration if the device needs one.
     At(Place, Option<u32>),
-    /// It is not registered, or no longer.
+    /// It is not registered, or not any more.
     Nothing,
-    /// The range does not lie inside it.
+    /// The range does not lie inside the region.
     Outside,
 }
 
 impl<D: Device, H: Host> GpuRail<D, H> {
-    /// Takes the next piece of a peer in, if there is one.
+    /// Takes the next piece of a peer, if there is one.
     pub(super) fn take_piece(&mut self, peer: Peer) -> bool {
         let Some(relay) = self.relay_of(peer) else { return false };
         let Some((number, slot, piece)) = relay.input.next() else { return false };
@@ -76,7 +77,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                     if !self.ops.was(id) {
                         return self.blame(peer, Violation::Reply);
                     }
-                    // A read that either end cancelled ends before its pieces that were in flight.
+                    // The read was cancelled by either end while this piece was in flight.
                     self.answer(peer, number, 0);
                     return true;
                 };
@@ -100,7 +101,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         true
     }
 
-    /// Moves the bytes of a slot of the peer to where they belong.
+    /// Copies the bytes of a peer's slot to their target.
     fn take_out(&mut self, peer: Peer, slot: u32, len: u32, to: Place, taken: Taken) {
         let Some(known) = self.peers.get_mut(usize::from(peer.0)).and_then(Option::as_deref_mut) else {
             return;
@@ -111,19 +112,20 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         let to = match to {
             _ if len == 0 => return self.taken_out(peer, taken, Ok(())),
             Place::Host(to) => {
-                // SAFETY: the target was checked against what is registered, or lent with a read;
-                // the slot is mapped and holds `len` bytes. The peer may be changing them: a raw
-                // copy makes no claim that they hold still.
+                // SAFETY: the target was checked against the registrations, or belongs to a read in
+                // flight. The slot is mapped and holds `len` bytes. The peer may change them at any
+                // time, so this is a raw copy.
                 unsafe { copy_bytes(theirs.bounce(slot), to, len as usize) };
                 return self.taken_out(peer, taken, Ok(()));
             }
             Place::Device(to) => to,
         };
         let Some(base) = theirs_at else { return self.taken_out(peer, taken, Err(libc::ENOTSUP)) };
-        // One stream for each peer: its pieces end in order, so a write's last ends when all have.
+        // One stream per peer: its copies complete in order, so a write has landed when its last
+        // has.
         let stream = (peer.0 % u16::from(self.streams.count())) as u8;
         let from = base.at(theirs.bounce_at(slot));
-        // SAFETY: as above, for the device, which has the slot pinned.
+        // SAFETY: the target is valid as above, and the slot is pinned for the device.
         match unsafe { self.sharing.driver().copy(stream, to, from, len.into()) } {
             Ok(()) => {
                 known.pieces += 1;
@@ -140,7 +142,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// The device has copied a piece out of its slot, or says that it cannot tell.
+    /// Handles a piece that the device has copied out of its slot, or whose copy has an unknown
+    /// outcome.
     pub(in super::super) fn emptied(&mut self, peer: Peer, number: u64, error: Option<CompleteError>) {
         let Some(relay) = self.relay_of(peer) else { return };
         let slot = (number & (relay.taken.len() as u64 - 1)) as usize;
@@ -162,7 +165,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.taken_out(peer, taken, result);
     }
 
-    /// A piece of the peer is out of its slot, or never will be.
+    /// Ends a piece of the peer: it was copied, or never will be.
     fn taken_out(&mut self, peer: Peer, taken: Taken, result: Result<(), i32>) {
         let mut result = result;
         if let Some((index, _)) = taken.read {
@@ -180,7 +183,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             relay.failed = relay.failed.max(Some(taken.number));
         }
         if let Some((began, data)) = taken.last {
-            // A write of which a piece failed has not landed.
+            // A write has not landed if any of its pieces failed.
             if relay.failed.is_some_and(|failed| failed >= began) {
                 result = result.and(Err(libc::EIO));
             }
@@ -199,7 +202,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Memory of this process that a peer names.
+    /// Looks up memory of this process that a peer names.
     pub(super) fn named(&self, peer: Peer, key: RailKey, offset: u64, len: u64) -> Named {
         if is_device(key) {
             let Some(slot) = self.local_by_key(key) else { return Named::Nothing };
@@ -219,7 +222,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// A peer did what no correct peer does.
+    /// Fails a peer that violated the protocol.
     #[cold]
     fn blame(&mut self, peer: Peer, violation: Violation) -> bool {
         self.inner.quarantine(peer, PeerError::Protocol(violation));

@@ -70,12 +70,12 @@ fn device_and_host_memory_of_any_kind_reach_each_other() {
     };
     for (n, region) in regions.iter().enumerate() {
         let set = |sent: &[u8]| {
-            // SAFETY: as above.
+            // SAFETY: the memory is accessed only between transfers.
             unsafe { std::ptr::copy(sent.as_ptr(), region.ptr().as_ptr(), sent.len()) };
         };
         let get = || {
             let mut got = vec![0; 20_000];
-            // SAFETY: as above.
+            // SAFETY: the memory is accessed only between transfers.
             unsafe { std::ptr::copy(region.ptr().as_ptr(), got.as_mut_ptr(), got.len()) };
             got
         };
@@ -91,7 +91,7 @@ fn device_and_host_memory_of_any_kind_reach_each_other() {
         pair.until("a write", |pair| pair.seen[1].landed.contains(&(n as u32)) && pair.ended(n).is_some());
         assert!(get() == bytes(n, 20_000), "device to host");
         set(&bytes(n + 1, 20_000));
-        // SAFETY: as above.
+        // SAFETY: the memory outlives the pair.
         unsafe { pair.rails[0].post_read(PEER, local, remote, n + 1) }.unwrap();
         pair.until("a read", |pair| pair.ended(n + 1).is_some());
         assert!(peek(&pair.rails[0], &pair.memory[0], 3, 20_000) == bytes(n + 1, 20_000), "host to device");
@@ -102,12 +102,12 @@ fn device_and_host_memory_of_any_kind_reach_each_other() {
         let local = Local { ptr: region.ptr(), len: 20_000, desc };
         set(&bytes(n + 2, 20_000));
         let remote = pair.memory[1].remote(7);
-        // SAFETY: as above.
+        // SAFETY: the memory outlives the pair.
         unsafe { pair.rails[0].post_write(PEER, local, remote, Some(n as u32 + 2), n + 2) }.unwrap();
         pair.until("a write", |pair| pair.ended(n + 2).is_some());
         assert!(peek(&pair.rails[1], &pair.memory[1], 7, 20_000) == bytes(n + 2, 20_000), "host to device");
         set(&bytes(n + 3, 20_000));
-        // SAFETY: as above.
+        // SAFETY: the memory outlives the pair.
         unsafe { pair.rails[0].post_read(PEER, local, remote, n + 3) }.unwrap();
         pair.until("a read", |pair| pair.ended(n + 3).is_some());
         assert!(get() == bytes(n + 2, 20_000), "device to host");
@@ -284,7 +284,7 @@ fn memory_deregistered_during_a_relayed_read_is_not_read_again() {
             pair.rails[1].poll(8, &mut pair.seen[1]);
         }
         poke(&pair.rails[1], &device, 0, &[2; 60_000]);
-        // SAFETY: as above.
+        // SAFETY: accessed only between polls.
         unsafe { region.ptr().as_ptr().write_bytes(2, 60_000) };
         pair.until("its end", |pair| pair.ended(1).is_some());
         assert_eq!(pair.ended(1), Some(Err(CompleteError::Failed(libc::EFAULT))), "seed {seed}");
@@ -292,7 +292,7 @@ fn memory_deregistered_during_a_relayed_read_is_not_read_again() {
         assert!(!peek(&pair.rails[0], &pair.memory[0], 0, 60_000).contains(&2), "seed {seed}: what is over");
         let other = memory(&mut pair.rails[1], 4096);
         pair.rails[0].import(PEER, other.key, 4096).unwrap();
-        // SAFETY: as above.
+        // SAFETY: the memory outlives the pair.
         let post = unsafe {
             pair.rails[0].post_write(PEER, pair.memory[0].local(0, 100), other.remote(0), Some(9), 9)
         };

@@ -5,7 +5,7 @@ use fishplate_core::error::Violation;
 use super::*;
 use crate::relay::{Outgoing, Piece, What};
 
-/// Builds a piece from a region's key and length.
+/// Builds the contents of a piece from a region's key and length.
 type Says = fn(RailKey, u64) -> What;
 
 /// Makes the second end send the first a piece that no rail would send.
@@ -87,7 +87,7 @@ fn b13_a_reply_that_does_not_match_its_read_writes_nothing() {
     assert!(pair.seen[0].down.is_empty());
     let shared = pair.rails[1].shared(PEER).unwrap();
     let (mine, theirs) = (shared.mine, shared.theirs);
-    // SAFETY: as in `say`.
+    // SAFETY: both segments are mapped while the pair lives; the rail itself has sent no piece.
     let out = unsafe { Outgoing::new(mine.descriptors(), theirs.acks(), 4) };
     out.fill(1, &Piece { what: What::Reply { id }, offset: 0, len: 60 });
     for _ in 0..100 {

@@ -6,7 +6,7 @@ use crate::RevokeError;
 /// More steps than any copy of a test waits for by itself.
 const NEVER: u32 = 1_000_000;
 
-/// The second end owns the memory; the first copies into it and does not finish.
+/// A pair whose second end owns memory that the first is still copying into.
 fn copying() -> Pair {
     let mut pair = Pair::new(Behaviour::LATE, GpuConfig { timeout: Duration::from_secs(20), ..small() }, 8);
     pair.driver.behave(|behaviour| behaviour.late = NEVER);
@@ -35,7 +35,7 @@ fn memory_given_back_is_freed_by_polls_once_the_peer_has_finished() {
     pair.until("it is freed", |pair| frees(pair) > before);
     // Memory that no peer imported is freed at once.
     let other = pair.rails[1].alloc(64).unwrap();
-    // SAFETY: as above.
+    // SAFETY: allocated there, and not registered.
     unsafe { pair.rails[1].give_back(other) };
     assert_eq!(frees(&pair), before + 2);
     pair.check();
