@@ -1,10 +1,9 @@
 //! Direct copies between the private memory of two processes: `process_vm_readv(2)` and
-//! `process_vm_writev(2)`. One system call per GiB or so; nothing allocates. The call blocks if
-//! another program (`userfaultfd`, FUSE) provides the peer's pages: see
+//! `process_vm_writev(2)`. Makes one system call per GiB, and allocates nothing. A copy blocks if
+//! the peer's pages come from another program (`userfaultfd`, FUSE): see
 //! [`ShmConfig::force_staging`](crate::ShmConfig::force_staging).
-//!
 //! Processes are named by process ID, which the kernel may reuse after an exit. Callers check the
-//! pidfd and the socket at most shortly before.
+//! peer's pidfd and socket shortly before each copy.
 
 use std::ptr::NonNull;
 
@@ -43,12 +42,13 @@ pub(crate) unsafe fn copy(
 ) -> Result<(), CmaError> {
     let mut done = 0;
     while done < len {
-        // SAFETY: `done < len`, within what the caller promised.
+        // SAFETY: `done < len`, and our caller guarantees `len` bytes.
         let here = unsafe { local.add(done) };
         let here = libc::iovec { iov_base: here.as_ptr().cast(), iov_len: len - done };
         let there = (remote as usize).wrapping_add(done) as *mut libc::c_void;
         let there = libc::iovec { iov_base: there, iov_len: len - done };
-        // SAFETY: one element each; the kernel touches only `here` in this process,
+        // SAFETY: one element each. The kernel accesses only `here` in this process, and checks the
+        // peer's addresses.
         // and checks addresses there.
         let n = unsafe {
             match way {

@@ -9,35 +9,36 @@ use crate::lane;
 /// Whose processes may be peers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Users {
-    /// Those of our own effective user.
+    /// Only those of our own effective user.
     Own,
-    /// Those of these users, by number.
+    /// Those of the listed user ids.
     Listed(Vec<u32>),
 }
 
-/// How a [`ShmRail`](crate::ShmRail) is made. Sizes marked * must be equal at both ends of a link.
+/// The settings of a [`ShmRail`](crate::ShmRail). Sizes marked * must be equal at both ends of a
+/// link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShmConfig {
     /// Peers that can be attached at once; they are numbered below this.
     pub max_peers: u16,
     /// Regions that can be registered here, and imported from each peer, at once.
     pub max_regions: u16,
-    /// Segments in which the regions registered at one time lie.
+    /// Segments that may hold registered regions at one time.
     pub max_segments: u16,
     /// * Cells of 64 bytes in each lane: a power of two from 64 to 65536.
     pub lane_cells: u32,
-    /// * Longest message, in bytes: from 256 to what three quarters of a lane hold.
+    /// * Longest message, in bytes: from 256 to three quarters of a lane.
     pub max_message: usize,
     /// * Size of each pair's common segment, in bytes; a multiple of 4096, or 0 for none.
     pub common_len: usize,
     /// Whether this process is registered for `membarrier(2)` of other processes and its own
-    /// sleepers call it: the value of `sleeper_uses_membarrier` of `LinuxHost::shared()`. If either
-    /// end does not, the rail notifies with a full fence. So the rail's host may omit that fence
-    /// (`peer_uses_membarrier(true)`).
+    /// sleepers call it. Use the value of `sleeper_uses_membarrier` of `LinuxHost::shared()`. If
+    /// either end does not use it, the rail notifies with a full fence itself, so its host may omit
+    /// that fence (`peer_uses_membarrier(true)`).
     pub membarrier: bool,
-    /// Payloads of two-sided messages from this length on are always copied by the kernel if they
-    /// lie in private memory. Shorter ones take the way that was recently faster: the kernel, or
-    /// the lane while the sender makes progress. In bytes; 0: always by the kernel.
+    /// Payloads of two-sided messages of at least this length, in bytes, are always copied by the
+    /// kernel if they are in private memory. Shorter ones take the path that was faster recently:
+    /// the kernel, or the lane while the sender makes progress. 0: always the kernel.
     pub read_from: usize,
     /// Stages private memory through the lane even where the kernel could copy it directly.
     ///
@@ -45,12 +46,12 @@ pub struct ShmConfig {
     /// the peer's pages: a process that serves them through `userfaultfd(2)`, or maps a FUSE file,
     /// can block the copy and its caller.
     pub force_staging: bool,
-    /// The identifier of this process for its peers: see [`Link::peer_id`](crate::Link::peer_id).
+    /// The number by which peers know this process: see [`Link::peer_id`](crate::Link::peer_id).
     pub id: u64,
     /// Whose processes may be peers.
     pub users: Users,
-    /// How long a user's import waits for the announcement of its segment. An import for a message
-    /// never waits.
+    /// How long an import waits for the announcement of its segment. An import on behalf of a
+    /// message never waits.
     pub timeout: Duration,
 }
 
@@ -61,7 +62,7 @@ impl Default for ShmConfig {
             max_regions: 256,
             max_segments: 64,
             lane_cells: 1024,
-            // A tagged message with 8 KiB of payload, and its head.
+            // A tagged message with 8 KiB of payload and its header.
             max_message: (8 << 10) + 64,
             common_len: 0,
             membarrier: false,

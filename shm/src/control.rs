@@ -1,9 +1,9 @@
-//! The socket after the handshake. It carries blobs of the layer above, announcements of segments,
-//! packets of other packages (see [`extension`]), rings and the Bye, in one order. Slow path:
+//! The socket after the handshake. It carries blobs for the layer above, announcements of segments,
+//! packets of other packages (see [`extension`]), rings and the Bye, all in one order. Slow path:
 //! allocates, makes system calls, and waits only in calls with a deadline.
 //!
-//! The number of announced segments and of blobs not yet taken is bounded. A peer that exceeds
-//! either violates the protocol; a correct one is at most one blob ahead.
+//! The number of announced segments and of pending blobs is bounded. A peer that exceeds either
+//! violates the protocol; a correct peer is at most one blob ahead.
 
 mod extension;
 
@@ -26,10 +26,10 @@ use extension::Extensions;
 
 pub use extension::{Descriptors, Extension, Line};
 
-/// Most blobs that wait to be taken.
+/// Most pending blobs.
 const MAX_BLOBS: usize = 8;
 
-/// Packets that one [`pump`](Control::pump) receives; the rest stays in the socket.
+/// Most packets that one [`pump`](Control::pump) receives; the rest stays in the socket.
 const PASS: usize = 64;
 
 /// A segment that the peer has announced.
@@ -56,7 +56,7 @@ enum Notice {
 /// One end of the socket, and the state received through it.
 #[derive(Debug)]
 pub(crate) struct Control {
-    /// Before the socket, which is closed after it.
+    /// Before the socket, so that it is dropped first.
     watch: Option<Watch>,
     socket: Socket,
     blobs: VecDeque<Vec<u8>>,
@@ -100,7 +100,8 @@ impl Control {
         Ok(())
     }
 
-    /// Wakes a peer that sleeps on its sockets. If there is no room, there is something to read.
+    /// Wakes a peer that sleeps on its sockets. Ignores a full socket, because then the peer has
+    /// something to read.
     #[cold]
     pub(crate) fn ring(&self) {
         let _ = self.socket.try_send(&Writer::new(PacketKind::Ring).finish(), &[]);
@@ -116,8 +117,8 @@ impl Control {
         self.ended
     }
 
-    /// Sends a blob and waits for the peer's. Returns once ours has left too: the caller may drop
-    /// the link at once.
+    /// Sends a blob and waits for the peer's. Returns only once ours has been sent too, so the
+    /// caller may drop the link at once.
     pub(crate) fn exchange(&mut self, blob: &[u8], deadline: Instant) -> Result<Vec<u8>, HandshakeError> {
         self.send_blob(blob)?;
         loop {
@@ -170,8 +171,8 @@ impl Control {
         self.send_notices();
     }
 
-    /// Withdraws a segment in which no region lies any more. Drops an unsent announcement instead,
-    /// so that a peer that does not read cannot keep the memory alive.
+    /// Withdraws a segment that holds no region any more. If its announcement has not been sent,
+    /// drops that instead, so that a peer which does not read cannot keep the memory alive.
     pub(crate) fn withdraw(&mut self, number: u32) {
         let is_it =
             |notice: &Notice| matches!(notice, Notice::Announce(segment) if segment.number() == number);
@@ -267,7 +268,7 @@ impl Control {
 
     fn end_as(&mut self, why: PeerError) {
         self.ended = Some(why);
-        // A socket that is hung up can be read for ever.
+        // A closed socket stays readable, and would wake the owner again and again.
         self.watch = None;
     }
 
@@ -350,7 +351,7 @@ impl Control {
         self.map(number, offset, len, Mapping::quickly)
     }
 
-    /// A segment that may be imported.
+    /// Finds a segment that may be imported.
     fn announced(&mut self, number: u32) -> Option<&mut Announced> {
         self.segments.iter_mut().find(|known| known.number == number && !known.withdrawn)
     }

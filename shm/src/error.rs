@@ -6,44 +6,45 @@ use std::io;
 
 use fishplate_core::error::AttachError;
 
-/// Why memory could not be created, attached or split into regions. Nothing is mapped.
+/// Why memory could not be created, attached, or divided into regions. Nothing is mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SegmentError {
-    /// No bytes, or more than an address space has.
+    /// The length is zero, or exceeds the address space.
     Length,
     /// The range does not lie inside the segment.
     Range,
-    /// The descriptor is not sealed against shrinking and growing, or not memory at all.
+    /// The descriptor is not memory, or is not sealed against shrinking and growing.
     Unsealed,
-    /// The memory is not of ordinary pages.
+    /// The memory consists of huge pages.
     Pages,
-    /// The size, in bytes, is not the one agreed.
+    /// The size differs from the agreed one.
     Size {
-        /// What the descriptor has, in bytes.
+        /// Actual size, in bytes.
         actual: u64,
-        /// What was agreed, in bytes.
+        /// Agreed size, in bytes.
         expected: u64,
     },
-    /// Some of its pages do not exist yet.
+    /// Some pages are not allocated.
     Sparse,
-    /// Not the memory that was announced: a magic number, version, size or nonce in it differs.
+    /// Not the announced memory: a magic number, version, size or nonce differs.
     Foreign,
-    /// More than the machine or the control groups of this process have left.
+    /// The machine or a control group of this process has too little memory left.
     Room {
-        /// What was asked, in bytes.
+        /// Requested size, in bytes.
         asked: u64,
-        /// What can be had, in bytes.
+        /// Available memory, in bytes.
         there: u64,
     },
-    /// More than files of this process may have (RLIMIT_FSIZE), which shared memory counts as.
+    /// The size exceeds the file size limit of this process (RLIMIT_FSIZE), which applies to shared
+    /// memory.
     FileSize {
-        /// What was asked, in bytes.
+        /// Requested size, in bytes.
         asked: u64,
-        /// What is allowed, in bytes.
+        /// The limit, in bytes.
         limit: u64,
     },
-    /// The system's own code.
+    /// An error code of the system.
     System(i32),
 }
 
@@ -78,7 +79,7 @@ pub enum HandshakeError {
     },
     /// The two ends were configured with different sizes.
     Mismatch {
-        /// Which size.
+        /// The name of the size.
         what: &'static str,
         /// Theirs.
         theirs: u64,
@@ -87,31 +88,31 @@ pub enum HandshakeError {
     },
     /// The peer echoed another nonce: it answers another process, or an earlier run.
     Nonce,
-    /// The peer belongs to a user who is not admitted: the user's number.
+    /// The peer belongs to a user who is not admitted; its user id.
     User(u32),
     /// The packets of the handshake came from more than one process.
     Process {
-        /// The one that sent the first, or 0 if it is not known.
+        /// The process that sent the first packet, or 0 if unknown.
         hello: i32,
-        /// The one that sent the last, likewise.
+        /// The process that sent the last packet, or 0 if unknown.
         ready: i32,
     },
     /// The peer offered invalid memory.
     Segment(SegmentError),
     /// The path or name to listen on is in use.
     InUse,
-    /// Not a path or name that fits a socket address.
+    /// The address is neither a path nor a name that fits into a socket address.
     Address,
-    /// More bytes than one packet carries.
+    /// A packet cannot carry this many bytes.
     TooLong {
-        /// What was asked, in bytes.
+        /// Requested length, in bytes.
         len: usize,
-        /// What fits, in bytes.
+        /// The limit, in bytes.
         max: usize,
     },
     /// No such peer is attached over a socket.
     UnknownPeer,
-    /// The system's own code.
+    /// An error code of the system.
     System(i32),
 }
 

@@ -1,8 +1,9 @@
-//! The word on which a process sleeps, in memory that every peer maps: one page, one
-//! [`EventCount`]. Making one allocates and makes system calls; ringing it is
-//! [`EventCount::notify`], a load and a branch while the owner is awake.
+//! The event page: one page with one [`EventCount`], on which a process sleeps and which every peer
+//! maps. Creating it allocates and makes system calls. Ringing it is [`EventCount::notify`]: a load
+//! and a branch while the owner is awake.
 //!
-//! Peers can write the page: at worst the owner wakes for nothing or sleeps until its deadline.
+//! Peers can write to the page. At worst the owner wakes without reason, or sleeps until its
+//! deadline.
 
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,7 +16,7 @@ use crate::error::SegmentError;
 use crate::foreign::Foreign;
 use crate::segment::{self, Access, Mapping, PAGE};
 
-/// Size of the page that travels, in bytes; the eventcount lies at its start.
+/// Size of the shared page, in bytes. The eventcount is at its start.
 const LEN: usize = PAGE;
 
 const_assert!(size_of::<EventCount>() <= LEN);
@@ -52,15 +53,15 @@ impl EventPage {
 
     #[inline(always)]
     pub(crate) fn event(&self) -> &EventCount {
-        // SAFETY: the page is mapped as long as `self` lives and aligned beyond what the type asks.
-        // Zeroed memory is a valid eventcount, it consists of atomics, and any value in them is one
-        // that it copes with.
+        // SAFETY: the page stays mapped while `self` exists, and is aligned beyond the type's
+        // alignment. An eventcount consists of atomics; zeroed memory is a valid one, and any other
+        // value is safe too.
         unsafe { self.page.ptr().cast::<EventCount>().as_ref() }
     }
 }
 
-/// The eventcount of a [`ShmRail`](crate::ShmRail), on which its owner sleeps. A handle: it
-/// outlives the rail, and clones are the same eventcount.
+/// The eventcount of a [`ShmRail`](crate::ShmRail), on which its owner sleeps. A handle: it may
+/// outlive the rail, and clones share the eventcount.
 #[derive(Clone, Debug)]
 pub struct WaitObject {
     event_page: Arc<EventPage>,

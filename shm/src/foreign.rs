@@ -137,12 +137,13 @@ static CLOSER: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
 /// Sets the function that is called after a resource was set aside. It runs on the progress path:
 /// it must not block, but start or wake a thread that calls [`close_aside`].
 ///
-/// Without one, large memory of a peer is unmapped and freed on the path of progress, at 0.15 ms
+/// Without a closer, large memory of a peer is unmapped and freed on the progress path, at 0.15 ms
 /// per MiB. Descriptors that a peer should not have sent stay open until [`close_aside`] is called.
-/// An attached peer can leave 253 of them, those of one packet, but whoever connects to a
-/// [`Listener`](crate::Listener) leaves as many each time, up to all that this process may open.
+/// An attached peer can leave at most the 253 of one packet. A stranger that connects to a
+/// [`Listener`](crate::Listener) can leave as many each time, up to the descriptor limit of this
+/// process.
 pub fn set_closer(closer: fn()) {
-    // Relaxed: a function's address carries nothing with it.
+    // Relaxed: the address of a function publishes no other data.
     CLOSER.store(closer as *mut (), Ordering::Relaxed);
 }
 
@@ -152,7 +153,8 @@ fn closer() -> Option<fn()> {
     unsafe { mem::transmute::<*mut (), Option<fn()>>(closer) }
 }
 
-/// Closes and unmaps what was put aside. May wait for whoever made a file, without a bound.
+/// Closes and unmaps the resources that were set aside. May block without a bound, for example on
+/// the server of a FUSE file.
 pub fn close_aside() {
     ASIDE.take().for_each(drop);
 }

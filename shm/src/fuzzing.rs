@@ -1,6 +1,6 @@
-//! A door for fuzzing: see [`fishplate_core::engine::fuzzing`]. Packets are read as the handshake
-//! and the control channel read them, behind the same head; descriptors that would come with them
-//! are of `/dev/null`.
+//! Entry points for fuzzing: see [`fishplate_core::engine::fuzzing`]. Packets are decoded as in the
+//! handshake and the control channel, after the same header. `/dev/null` stands in for received
+//! descriptors.
 
 use fishplate_core::engine::fuzzing::{Target, number, put};
 

@@ -10,7 +10,8 @@
 //! | Offer | *the other's nonce*, descriptors | own nonce; seals, sizes; the lane's header |
 //! | Ready | the other's nonce again | own nonce, from the Hello's process |
 //!
-//! Descriptors are those of the lane, the event page and, from the first end, the common segment.
+//! The descriptors are those of the lane, the event page and, from the first end, the common
+//! segment.
 //! [`identity`](crate::identity) says how the Hello's process is proven.
 //!
 //! The listening end creates its lane and the common segment only after the other's Offer, so a
@@ -112,10 +113,10 @@ impl Listener {
     /// [`accept`](Self::accept) with the same profile continues it and returns its link. It has the
     /// same time limit as the handshake of a peer that connects.
     ///
-    /// # Errors
-    /// [`HandshakeError::System`]: `ECONNREFUSED` or `ENOENT` if nobody listens there, `EAGAIN` if
-    /// too many wait there to be accepted. Dial again later. [`HandshakeError::User`] if the
-    /// listener's user is not admitted, [`HandshakeError::Address`] if it is none.
+    /// - [`HandshakeError::System`]: `ECONNREFUSED` or `ENOENT` if nothing listens there, `EAGAIN`
+    ///   if the backlog is full. Dial again later.
+    /// - [`HandshakeError::User`]: the listener's user is not admitted.
+    /// - [`HandshakeError::Address`]: not a valid address.
     pub fn dial(&self, address: impl AsRef<OsStr>, profile: &Profile) -> Result<(), HandshakeError> {
         let socket = Address::parse(address.as_ref())?.connect()?;
         let shake = Shake::new(socket, Role::Second, profile)?;
@@ -129,19 +130,20 @@ impl Listener {
         self.lock_meetings().hang_up(address.as_ref());
     }
 
-    /// The dialled handshakes that failed since the last call: address and reason.
+    /// Returns the dialled handshakes that failed since the last call: address and reason.
     pub fn failed(&self) -> Vec<(OsString, HandshakeError)> {
         self.lock_meetings().failed()
     }
 
-    /// The peers refused since the last call, and why: at most the last eight.
+    /// Returns the peers refused since the last call, and why: at most the last eight.
     pub fn refused(&self) -> Vec<(String, HandshakeError)> {
         self.lock_meetings().refused()
     }
 }
 
-/// Connects to a path, or to an abstract name if it begins with `@`, and shakes hands. Tries again
-/// until the deadline while nobody listens there, and when the listener hangs up, as one with too
+/// Connects to a path, or to an abstract name if it begins with `@`, and shakes hands. Retries
+/// until the deadline while nothing listens there, or while the listener hangs up because it has
+/// too many connections.
 /// many connections does.
 pub fn connect(
     address: impl AsRef<OsStr>,
@@ -160,7 +162,7 @@ pub fn connect(
 }
 
 impl Link {
-    /// Shakes hands over a SEQPACKET socket that is connected already, such as one end of
+    /// Shakes hands over a connected SEQPACKET socket, such as one end of
     /// [`socket_pair`](crate::socket_pair).
     pub fn over(
         socket: OwnedFd,
@@ -178,19 +180,19 @@ impl Link {
         self.control.exchange(blob, deadline)
     }
 
-    /// The socket, as packages use it that have [packets of their own](crate::extension).
+    /// Returns the socket, for packages with [packets of their own](crate::extension).
     pub fn line(&mut self) -> Line<'_> {
         Line::new(&mut self.control, self.peer.pidfd.as_ref())
     }
 
-    /// First byte and size of the common segment, if one is configured. It is mapped until the peer
-    /// is detached. Both ends write it: use atomics and raw copies only.
+    /// Returns the first byte and the size of the common segment, if one is configured. It stays
+    /// mapped until the peer is detached. Both ends write to it: use atomics and raw copies only.
     pub fn common(&self) -> Option<(NonNull<u8>, usize)> {
         self.common.as_ref().map(|mapping| (mapping.ptr(), mapping.len()))
     }
 
-    /// The `len` bytes at `offset` of the common segment,
-    /// to register once this link is attached as `peer`.
+    /// Returns the region of `len` bytes at `offset` of the common segment. Register it once this
+    /// link is attached as `peer`.
     ///
     /// # Safety
     /// As for [`Region::new`]; the memory lives until the peer is detached.
@@ -202,43 +204,46 @@ impl Link {
     ) -> Result<Region, SegmentError> {
         let mapping = self.common.as_ref().ok_or(SegmentError::Range)?;
         let kind = RegionKind::Common { peer, offset: offset as u64 };
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         unsafe { segment::cut(mapping, offset, len, kind) }
     }
 
-    /// Whether the peer has hung up or died, so that attaching it is useless. Does not wait.
+    /// Returns whether the peer has hung up or died, so that attaching it is useless. Does not
+    /// wait.
     pub fn has_ended(&mut self) -> bool {
         self.control.pump();
         self.control.ended().is_some()
     }
 
-    /// The peer's process, or 0 if it lives in a process namespace that we cannot see.
+    /// Returns the peer's process ID, or 0 if it is in a process namespace that we cannot see.
     pub fn pid(&self) -> i32 {
         self.peer.pid
     }
 
-    /// The peer's user.
+    /// Returns the peer's user ID.
     pub fn uid(&self) -> u32 {
         self.peer.uid
     }
 
-    /// The peer's [`ShmConfig::id`]. It proves nothing: an admitted peer can claim any number.
+    /// Returns the peer's [`ShmConfig::id`]. It proves nothing: an admitted peer can claim any
+    /// number.
     pub fn peer_id(&self) -> u64 {
         self.peer_id
     }
 
-    /// Our nonce and the peer's: no other link has either.
+    /// Returns our nonce and the peer's. Nonces are unique to a link.
     pub fn nonces(&self) -> [Nonce; 2] {
         self.nonces
     }
 
-    /// Whether the peer's private memory can be accessed directly; otherwise the lane stages it.
+    /// Returns whether the peer's private memory can be accessed directly; otherwise the lane
+    /// stages it.
     pub fn reaches_private(&self) -> bool {
         self.cma
     }
 }
 
-/// The same for both ends: folds both nonces without regard to their order.
+/// Combines both nonces into the same value at both ends.
 fn pair_id(a: &Nonce, b: &Nonce) -> u32 {
     (u128::from_ne_bytes(*a) ^ u128::from_ne_bytes(*b)) as u32
 }

@@ -58,14 +58,14 @@ impl Credentials {
     }
 }
 
-/// A pidfd of the process that has this number now.
+/// Opens a pidfd of the process that has this ID now.
 fn open(pid: i32) -> Option<OwnedFd> {
     if pid <= 0 {
         return None;
     }
     // SAFETY: a call with plain numbers.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
-    // SAFETY: made for us just now, and known to nobody else.
+    // SAFETY: the call above returned this descriptor to us.
     (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 

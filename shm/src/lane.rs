@@ -1,25 +1,25 @@
-//! A lane: records of any length from one producer to one consumer, through memory that the
-//! producer alone can write. Neither end blocks, allocates, locks or makes a system call; each end
+//! A lane carries records of any length from one producer to one consumer, through memory that only
+//! the producer can write. Neither end blocks, allocates, locks or makes a system call; each end
 //! belongs to one thread.
 //!
-//! A record lies in 1 to n contiguous cells of 64 bytes. Its first cell begins with a *stamp*,
-//! derived from the record's absolute position, and the stamp is stored last: a consumer that waits
-//! for the next record polls the cache line that the record arrives in, so a short record costs one
-//! line transfer, where a ring with a shared tail costs two. The cells are mapped twice in a row,
-//! so a record may wrap.
+//! A record occupies contiguous cells of 64 bytes. Its first cell begins with a *stamp*, which is
+//! derived from the record's absolute position and stored last. A consumer that waits for the next
+//! record polls the cache line that the record arrives in. So a short record costs one line
+//! transfer; a ring with a shared tail costs two. The cells are mapped twice in a row, so a record
+//! may wrap.
 //!
 //! | byte of the first cell | what |
 //! |---|---|
 //! | 0..8 | stamp: twice the position, plus one. Never 0, so fresh memory holds no record |
 //! | 8..16 | header: the kind in the low half, a value that depends on it in the high half |
 //! | 16..64 | payload, going on in the cells that follow |
-//!
+//! | 16..64 | payload, which continues in the following cells |
 //! # Stale stamps
 //!
-//! A cell that was in the middle of a record holds payload where a stamp would be, and payload can
-//! be anything. So the cell *behind* a record, where the consumer will look next, is cleared of a
-//! stamp that it happens to hold before the record becomes visible. That cell must not be in use,
-//! which is why a lane of n cells holds n - 1.
+//! A cell in the middle of a record holds payload where a stamp would be, and that payload may
+//! equal a valid stamp. The consumer looks at the cell *behind* the record next. So the producer
+//! clears a valid stamp from that cell before it publishes the record. The cell must be free for
+//! this, so a lane of n cells holds n - 1.
 //!
 //! # Claimed cells
 //!
@@ -27,12 +27,12 @@
 //! and stores retire in program order. So a record that needs one such line stalls for a whole
 //! transfer, even if the line was prefetched for writing. Adjacent stores to several lines overlap
 //! their transfers (`bare-stream` in `benches/` shows both). So [`Producer::publish`] clears the
-//! stamps of several free cells behind a record at once. Later records find their lines, and clean
-//! cells behind them, in place.
+//! stamps of several free cells behind a record at once, which *claims* them. Later records find
+//! their lines owned, and the cells behind them clean.
 //!
-//! Behind a long record it claims as many cells as that took, because a copy mostly waits for its
-//! lines (`bare-lane`). This pays in a stream of long records too: 4 to 16 KiB take a tenth to a
-//! third less time.
+//! After a long record the producer claims as many cells as the record took, because a copy mostly
+//! waits for its lines (`bare-lane`). This helps streams of long records too: 4 to 16 KiB take a
+//! tenth to a third less time.
 //!
 //! # Edges
 //!
@@ -44,14 +44,14 @@
 //!
 //! # Segment
 //!
-//! Each end makes the segment of its *outgoing* lane and seals it against other writers; it also
-//! keeps in it the cursor of its *incoming* lane, so that neither end ever writes into the other's
-//! segment. Positions are absolute, never reset, and wrap at 2^64. Sizes are constants agreed in
-//! the handshake, never read from the segment.
+//! Each end creates the segment of its *outgoing* lane and seals it against other writers. That
+//! segment also holds the cursor of its *incoming* lane, so neither end writes to the other's
+//! segment. Positions are absolute, never reset, and wrap at 2^64. Sizes are agreed in the
+//! handshake, and never read from the segment.
 //!
-//! The consumer trusts nothing: a stamp only says "look here", the header is loaded once and
-//! checked, the payload is copied out once. The producer trusts the consumer's cursor only as far
-//! as it moves forward and not past the end.
+//! The consumer trusts nothing: a stamp only tells it to look, the header is loaded once and
+//! checked, and the payload is copied once. The producer accepts the consumer's cursor only if it
+//! moves forward and not past the end.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -74,15 +74,14 @@ mod tests;
 pub(crate) use ends::{CELL, Consumer, PAYLOAD, Producer, Refused, Watch, cells_for};
 use header::Header;
 
-/// The longest message, in bytes, that an empty lane always accepts, at any position of its first
-/// byte.
+/// Returns the longest message, in bytes, that always fits into an empty lane, wherever it begins.
 ///
 /// A consumer holds back up to a quarter of the lane before it frees it, and one cell stays unused.
 pub(crate) const fn max_message(cells: u32) -> usize {
     (cells as usize / 4 * 3 - 1) * CELL
 }
 
-/// Where the cells begin in the segment, in bytes.
+/// Offset of the first cell in the segment, in bytes.
 const CELLS: usize = PAGE;
 
 /// The segment of one lane, mapped.
@@ -122,9 +121,8 @@ impl LaneMemory {
     }
 
     fn header(&self) -> &Header {
-        // SAFETY: the first page is mapped as long as `self` lives, page-aligned, and consists of
-        // atomics only, for which every value is valid. On a read-only mapping they are only
-        // loaded.
+        // SAFETY: the first page stays mapped while `self` exists. It is page-aligned and consists
+        // of atomics, which may have any value. On a read-only mapping they are only loaded.
         unsafe { self.mapping.ptr().cast::<Header>().as_ref() }
     }
 
@@ -146,53 +144,54 @@ fn words(nonce: Nonce) -> [u64; 2] {
 /// The two segments between two ends.
 #[derive(Debug)]
 pub(crate) struct Pair {
-    /// Made here.
+    /// Created here.
     pub(crate) outgoing: LaneMemory,
-    /// Made by the peer.
+    /// Created by the peer.
     pub(crate) incoming: LaneMemory,
 }
 
 impl Pair {
-    /// Both cursors, at position `start`.
+    /// Returns the producer and the consumer, both at position `start`.
     ///
     /// # Safety
-    /// They are used only while the pair, wherever it is moved to, lives, and this is called once.
+    /// Called once. Both are used only while the pair exists, even if it has moved.
     pub(crate) unsafe fn open(&self, start: u64) -> (Producer, Consumer) {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees that the segments outlive the ends, and that there are no
+        // others.
         unsafe { ends(&self.outgoing, &self.incoming, start) }
     }
 }
 
-/// The producer of `outgoing` and the consumer of `incoming`, each of whose segments holds the
-/// cursor of the other lane. With one segment for both: the two ends of one lane.
+/// Returns the producer of `outgoing` and the consumer of `incoming`. Each segment holds the cursor
+/// of the other lane. With the same segment for both, they are the two ends of one lane.
 ///
 /// # Safety
-/// They are used only while both segments live; `outgoing` is mapped writable and has no other
-/// producer here, `incoming` no other consumer.
+/// Both are used only while the segments exist. `outgoing` is mapped writable and has no other
+/// producer here, and `incoming` has no other consumer.
 pub(crate) unsafe fn ends(outgoing: &LaneMemory, incoming: &LaneMemory, start: u64) -> (Producer, Consumer) {
     let cursors = [incoming, outgoing].map(|memory| &raw const memory.header().freed.0);
-    // SAFETY: each segment has as many cells as it says, mapped twice in a row, and a cursor; all
-    // else is the caller's promise.
+    // SAFETY: each segment has its stated number of cells, mapped twice in a row, and a cursor. Our
+    // caller guarantees the rest.
     let (producer, consumer) = unsafe {
         (
             Producer::new(outgoing.first_cell(), outgoing.cells, cursors[0], start),
             Consumer::new(incoming.first_cell(), incoming.cells, cursors[1], start),
         )
     };
-    // Relaxed: the handshake, still to be finished, orders it before any use.
+    // Relaxed: the rest of the handshake orders it before any use.
     outgoing.header().freed.0.store(start, Ordering::Relaxed);
     (producer, consumer)
 }
 
-/// Copies the head of a message: whole words where it consists of them, as it was written. Loaded
-/// in a greater width than it was stored in, it would have to wait until every store before it is
-/// in the cache, those to the lane included.
+/// Copies the header of a message, word by word if its length allows, just as it was written. A
+/// wider load than the stores before it would wait until all earlier stores, including those to the
+/// lane, have reached the cache.
 ///
 /// # Safety
 /// `from` is readable and `to` writable for `len` bytes, and they do not overlap.
 #[inline(always)]
 pub(crate) unsafe fn copy_words(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: each access lies within `len` bytes; nothing has to be aligned.
+    // SAFETY: each access lies within `len` bytes, and accesses may be unaligned.
     unsafe {
         if !len.is_multiple_of(8) {
             return copy_message(from, to, len);

@@ -1,27 +1,27 @@
-//! Same-node rails: sealed segments, a handshake,
-//! a [`Rail`](fishplate_core::rail::Rail) over shared memory.
+//! The rail between processes of one machine: sealed segments, a handshake, and a
+//! [`Rail`](fishplate_core::rail::Rail) over shared memory.
 //!
 //! | module | gives |
 //! |---|---|
-//! | `error` | what can go wrong at setup |
+//! | `error` | errors of set-up |
 //! | `segment` | anonymous memory of fixed size, checked before it is mapped |
-//! | `event_page` | the word on which a process sleeps |
-//! | `lane` | records from one producer to one consumer, one line transfer for a short one |
-//! | `packet`, `socket` | what travels over AF_UNIX sockets, with descriptors |
-//! | `foreign` | descriptors that peers have sent, closed without waiting |
+//! | `event_page` | the page with the word on which a process sleeps |
+//! | `lane` | a ring of records from one producer to one consumer |
+//! | `packet`, `socket` | packets over AF_UNIX sockets, with descriptors |
+//! | `foreign` | descriptors received from peers, closed without waiting |
 //! | `handshake` | [`Listener`], [`connect`], [`Link`]: how two processes meet |
-//! | [`meeting`] | handshakes with many peers at once, none of which makes another wait |
-//! | `identity` | which process is at the other end of a socket |
+//! | [`meeting`] | handshakes with many peers at once, without waiting for any of them |
+//! | `identity` | identifies the process at the other end of a socket |
 //! | `control` | the socket after the handshake |
 //! | `record`, `staged`, `regions`, `cma`, `peer` | parts of the rail |
-//! | `payload` | how payloads leave private memory: by kernel copy or lane, as measured |
+//! | `payload` | chooses how payloads leave private memory: kernel copy or lane |
 //! | `rail` | [`ShmRail`] |
-//! | [`extension`] | what packages use that stand on this one, with packets of their own |
+//! | [`extension`] | the interface for packages that add packets of their own |
 //!
 //! # Example
 //!
-//! Two ends, here in two threads of one process. One exports a segment;
-//! the other writes and signals.
+//! Two ends, here in two threads of one process. One exports a segment; the other writes and
+//! signals.
 //!
 //! ```
 //! use std::time::{Duration, Instant};
@@ -63,10 +63,10 @@
 //! # Ok::<(), fishplate_shm::HandshakeError>(())
 //! ```
 //!
-//! Nothing here reads the environment, sets a signal handler or leaves a name in the file system;
-//! the one exception to the last is a [`Listener`] on a path, which removes it again. No thread is
-//! started: a program that meets peers it does not trust lends one by [`set_closer`]. A peer is not
-//! trusted: see `lane` and `staged` for what is checked where. Linux 5.3 and later.
+//! Nothing here reads the environment, sets a signal handler, starts a thread, or leaves a name in
+//! the file system, except for a [`Listener`] on a path, which removes the path again. A program
+//! that meets untrusted peers provides a thread with [`set_closer`]. Peers are not trusted: `lane`
+//! and `staged` say what is checked where. Needs Linux 5.3 or later.
 
 mod cma;
 mod config;

@@ -5,8 +5,8 @@
 //! alone. At most [`MOST`] are open. One more evicts the least advanced, and of those the oldest.
 //! Handshakes that this process [dialled](Meetings::dial) are counted apart and never evicted.
 //!
-//! Slow path: allocates and makes system calls. [`Meetings::next`] waits until its deadline at the
-//! latest; nothing else waits.
+//! Slow path: allocates and makes system calls. Only [`Meetings::next`] waits, until its deadline
+//! at the latest.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -16,10 +16,10 @@ use std::time::{Duration, Instant};
 
 use crate::segment::errno;
 
-/// Handshakes that are open at once, without those that were dialled.
+/// Most open handshakes, not counting dialled ones.
 pub const MOST: usize = 64;
 
-/// Connections accepted in one pass.
+/// Most connections accepted in one pass.
 const PASS: usize = 16;
 
 /// Refusals kept for the user; older ones are dropped.
@@ -39,13 +39,13 @@ pub trait HalfOpen: Sized {
     fn system(code: i32) -> Self::Error;
     /// Sends and receives as much as it can without waiting.
     fn step(self) -> Step<Self>;
-    /// The socket to wait for.
+    /// Returns the socket to wait for.
     fn socket(&self) -> BorrowedFd<'_>;
-    /// What to wait for: `POLLIN`, `POLLOUT` or both.
+    /// Returns the events to wait for: `POLLIN`, `POLLOUT` or both.
     fn events(&self) -> i16;
-    /// How many messages of the peer were valid so far.
+    /// Returns the number of valid messages received so far.
     fn heard(&self) -> u32;
-    /// Names the peer, for people.
+    /// Returns a name of the peer, for people.
     fn who(&self) -> String;
 }
 
@@ -87,14 +87,14 @@ enum Who {
 }
 
 impl<H: HalfOpen> Meetings<H> {
-    /// No handshakes. Each may take as long as `patience`.
+    /// Creates an empty set. Each handshake may take as long as `patience`.
     pub fn new(patience: Duration) -> Self {
         Meetings { open: Vec::new(), refused: VecDeque::new(), failed: Vec::new(), patience }
     }
 
-    /// Waits for the first handshake to complete, and accepts connections meanwhile. `begin` starts
-    /// the handshake over one. The others stay open for the next call. `None`: the deadline
-    /// expired. Polls at least once, even after the deadline.
+    /// Waits for the first handshake to complete, and accepts connections meanwhile; `begin` starts
+    /// the handshake over a new connection. The other handshakes stay open for the next call.
+    /// Returns `None` if the deadline expired. Polls at least once, even after the deadline.
     ///
     /// # Errors
     /// [`HalfOpen::system`], if the listener fails.
@@ -107,7 +107,7 @@ impl<H: HalfOpen> Meetings<H> {
         loop {
             let first = self.open.iter().map(|entry| entry.deadline).fold(deadline, Instant::min);
             let ready = self.poll(listener, first)?;
-            // From the end, because a finished one is swapped with the last.
+            // Backwards, because a finished handshake is swapped with the last one.
             for at in (0..self.open.len()).rev().filter(|&at| ready[at]) {
                 if let Some(met) = self.step(at) {
                     return Ok(Some(met));
@@ -129,8 +129,8 @@ impl<H: HalfOpen> Meetings<H> {
         }
     }
 
-    /// The handshakes that failed since the last call, the newest last, with the peer's name: at
-    /// most the last eight.
+    /// Returns the handshakes that failed since the last call, the newest last, with the peer's
+    /// name: at most the last eight.
     pub fn refused(&mut self) -> Vec<(String, H::Error)> {
         self.refused.drain(..).collect()
     }
@@ -145,12 +145,12 @@ impl<H: HalfOpen> Meetings<H> {
         self.open.retain(|entry| !matches!(&entry.who, Who::Dialled(dialled) if dialled == address));
     }
 
-    /// The dialled handshakes that failed since the last call, and why.
+    /// Returns the dialled handshakes that failed since the last call, and why.
     pub fn failed(&mut self) -> Vec<(OsString, H::Error)> {
         std::mem::take(&mut self.failed)
     }
 
-    /// Hangs up on every peer for which `keep` is false. A dialled one [fails](Self::failed) as
+    /// Drops every handshake for which `keep` is false. A dialled one [fails](Self::failed) as
     /// late.
     pub fn retain(&mut self, mut keep: impl FnMut(&H) -> bool) {
         for entry in self.open.extract_if(.., |entry| !keep(&entry.handshake)) {
@@ -160,12 +160,12 @@ impl<H: HalfOpen> Meetings<H> {
         }
     }
 
-    /// Takes all of them out, and leaves none.
+    /// Takes all handshakes out.
     pub fn take(&mut self) -> Self {
         std::mem::replace(self, Meetings::new(self.patience))
     }
 
-    /// Takes over those of another.
+    /// Takes over the handshakes of another set.
     pub fn absorb(&mut self, mut other: Self) {
         self.open.append(&mut other.open);
         self.failed.append(&mut other.failed);
@@ -190,7 +190,7 @@ impl<H: HalfOpen> Meetings<H> {
         };
         let who = Who::Stranger(handshake.who());
         self.enter(handshake, who, now);
-        // The first packet of a correct peer has often arrived already.
+        // A correct peer's first packet has often arrived already.
         self.step(self.open.len() - 1)
     }
 
@@ -198,7 +198,7 @@ impl<H: HalfOpen> Meetings<H> {
         self.open.push(Entry { handshake, who, deadline: now + self.patience });
     }
 
-    /// The indexes of handshakes with peers that connected.
+    /// Returns the indexes of the handshakes with peers that connected.
     fn strangers(&self) -> impl Iterator<Item = usize> {
         (0..self.open.len()).filter(|&at| matches!(self.open[at].who, Who::Stranger(_)))
     }
@@ -243,8 +243,8 @@ impl<H: HalfOpen> Meetings<H> {
         }
     }
 
-    /// Waits for a connection, for a peer to go on, or until a time. Which of the open handshakes
-    /// can go on.
+    /// Waits for a connection, for an open handshake to become ready, or until a time. Returns
+    /// which open handshakes are ready.
     fn poll(&self, listener: BorrowedFd<'_>, until: Instant) -> Result<Vec<bool>, H::Error> {
         let entry = |fd: BorrowedFd<'_>, events| libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 };
         let mut polls: Vec<_> =
@@ -254,7 +254,7 @@ impl<H: HalfOpen> Meetings<H> {
         Ok(polls.iter().map(|poll| poll.revents != 0).collect())
     }
 
-    /// The next connection that waits to be accepted.
+    /// Accepts the next pending connection.
     fn accept(&mut self, listener: BorrowedFd<'_>) -> Result<Option<OwnedFd>, H::Error> {
         loop {
             let code = match accept_now(listener) {
@@ -264,8 +264,8 @@ impl<H: HalfOpen> Meetings<H> {
             match code {
                 libc::EINTR => {}
                 libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM if self.evict() => {}
-                // The peer's connection failed before it was accepted, which accept(2) reports; it
-                // says nothing of the listener.
+                // The peer's connection failed before it was accepted, and accept(2) reports that.
+                // It says nothing about the listener.
                 libc::EAGAIN
                 | libc::ECONNABORTED
                 | libc::EPROTO
@@ -285,7 +285,7 @@ impl<H: HalfOpen> Meetings<H> {
 /// Completes one handshake, waiting for the peer until the deadline.
 ///
 /// # Errors
-/// What the handshake failed with, or [`HalfOpen::LATE`].
+/// The error of the handshake, or [`HalfOpen::LATE`].
 pub fn meet<H: HalfOpen>(mut handshake: H, deadline: Instant) -> Result<H::Met, H::Error> {
     loop {
         handshake = match handshake.step() {
@@ -302,10 +302,10 @@ pub fn meet<H: HalfOpen>(mut handshake: H, deadline: Instant) -> Result<H::Met, 
     }
 }
 
-/// The next connection that waits to be accepted, or the system's code.
+/// Accepts the next pending connection, or returns the system's code.
 pub(crate) fn accept_now(listener: BorrowedFd<'_>) -> Result<OwnedFd, i32> {
     let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    // SAFETY: null pointers: the peer's address is not asked for.
+    // SAFETY: null pointers are allowed: the peer's address is not requested.
     let fd = unsafe { libc::accept4(listener.as_raw_fd(), ptr::null_mut(), ptr::null_mut(), flags) };
     if fd < 0 {
         return Err(errno());
@@ -314,13 +314,13 @@ pub(crate) fn accept_now(listener: BorrowedFd<'_>) -> Result<OwnedFd, i32> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Waits for an event, a hang-up or a time.
+/// Waits for an event, a hang-up, or until a time.
 pub(crate) fn poll(polls: &mut [libc::pollfd], until: Instant) -> Result<(), i32> {
     loop {
         let left = until.saturating_duration_since(Instant::now());
         // Rounded up, so that no poll ends before the deadline.
         let ms = i32::try_from(left.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX);
-        // SAFETY: as many structures as said, which are ours.
+        // SAFETY: the slice has that many structures.
         if unsafe { libc::poll(polls.as_mut_ptr(), polls.len() as libc::nfds_t, ms) } >= 0 {
             return Ok(());
         }

@@ -1,6 +1,5 @@
-//! The packets of the socket. Slow path: writing one allocates. Reading one checks magic, version,
-//! kind and length, in this order, before anything else; the body is read in fields of fixed width.
-//!
+//! The packets of the socket. Slow path: encoding allocates. Decoding first checks magic, version,
+//! kind and length, in this order; the body consists of fields of fixed width.
 //! | bytes | field                                          |
 //! |-------|------------------------------------------------|
 //! | 0..8  | magic                                          |
@@ -9,24 +8,24 @@
 //! | 12..16| length of the whole packet, in bytes           |
 //! | 16..  | body                                           |
 //!
-//! Both ends are processes of one machine: numbers are in its byte order.
-//! Magic and version keep their place in every version.
+//! Both ends run on one machine, so numbers are in native byte order. Magic and version keep their
+//! place in every version.
 
 use std::ops::RangeInclusive;
 
 use crate::error::HandshakeError;
 
-/// Begins every packet and every lane segment.
+/// The first word of every packet and of every lane segment.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"fishplat");
 
-/// Version of the protocol: of the packets, the lane's layout, its records, and the engine's
-/// messages in them.
+/// Version of the protocol. It covers the packets, the layout of lanes, their records, and the
+/// engine's messages in them.
 pub(crate) const VERSION: u16 = 4;
 
-/// 128 random bits that name one end of one link.
+/// 128 random bits that identify one end of one link.
 pub type Nonce = [u8; 16];
 
-/// Size of the head, in bytes.
+/// Size of the header, in bytes.
 pub(crate) const HEAD: usize = 16;
 
 /// Longest blob that [`exchange`](crate::Link::exchange) carries, in bytes.
@@ -40,25 +39,26 @@ pub(crate) const MAX_PACKET: usize = HEAD + MAX_BLOB;
 pub(crate) enum PacketKind {
     /// The sender's identity, sizes and nonce.
     Hello,
-    /// Your nonce back, and my descriptors.
+    /// Echoes the peer's nonce, and carries our descriptors.
     Offer,
-    /// All of yours is mapped and checked.
+    /// We have mapped and checked all of the peer's memory.
     Ready,
-    /// Bytes of the layer above.
+    /// Bytes for the layer above.
     Blob,
-    /// A segment that regions may lie in, with its descriptor.
+    /// A segment that may hold regions, with its descriptor.
     Announce,
-    /// No region lies in that segment any more.
+    /// The segment holds no region any more.
     Withdraw,
-    /// I leave in good order.
+    /// The sender leaves in good order.
     Bye,
-    /// Look into your lane: you sleep where your event page does not wake you.
+    /// Asks the peer to check its lane, because it sleeps on its sockets rather than its event
+    /// page.
     Ring,
-    /// Another package's: one of [`EXTENSIONS`].
+    /// A packet of another package: one of [`EXTENSIONS`].
     Extension(u16),
 }
 
-/// Kinds of packets that other packages may give a meaning to.
+/// Packet kinds that other packages may define.
 pub const EXTENSIONS: RangeInclusive<u16> = 0x100..=u16::MAX;
 
 impl PacketKind {
@@ -92,7 +92,7 @@ impl PacketKind {
     }
 }
 
-/// Writes a packet.
+/// Encodes a packet.
 #[derive(Debug)]
 pub struct Writer {
     bytes: Vec<u8>,
@@ -133,14 +133,14 @@ impl Writer {
     }
 }
 
-/// Reads a packet.
+/// Decodes a packet.
 #[derive(Clone, Copy, Debug)]
 pub struct Reader<'a> {
     rest: &'a [u8],
 }
 
 impl<'a> Reader<'a> {
-    /// Checks the head; what is left to read is the body.
+    /// Checks the header. The body remains to be read.
     pub(crate) fn open(packet: &'a [u8]) -> Result<(PacketKind, Self), HandshakeError> {
         let mut head = Reader { rest: packet };
         if u64::from_ne_bytes(head.take()?) != MAGIC {
@@ -158,10 +158,10 @@ impl<'a> Reader<'a> {
         Ok((kind, head))
     }
 
-    /// Checks the head of an extension's packet: returns its kind and body.
+    /// Checks the header of an extension's packet. Returns its kind and body.
     ///
     /// # Errors
-    /// Not a packet of this protocol, or not of an extension.
+    /// The packet is malformed, or is not an extension's.
     pub fn extension(packet: &'a [u8]) -> Result<(u16, Self), HandshakeError> {
         match Self::open(packet)? {
             (PacketKind::Extension(kind), body) => Ok((kind, body)),
@@ -169,7 +169,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The next field.
+    /// Takes the next field.
     ///
     /// # Errors
     /// Fewer bytes are left.
@@ -179,7 +179,7 @@ impl<'a> Reader<'a> {
         Ok(*field)
     }
 
-    /// The remaining bytes.
+    /// Takes the remaining bytes.
     pub fn rest(self) -> &'a [u8] {
         self.rest
     }

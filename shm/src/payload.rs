@@ -2,26 +2,26 @@
 //! its sender puts it into the lane. Nothing here blocks, allocates or reads a clock; callers pass
 //! the times.
 //!
-//! Which way is faster depends on the caches that the two processors share. For 1 MiB, lane and
-//! kernel take 66 and 97 us with a shared core, 150 and 90 with a shared last-level cache, 510 and
-//! 90 with none. Processes move and other load varies, so both are measured per peer and length:
+//! The faster path depends on the caches that the two processors share. For 1 MiB, lane and kernel
+//! take 66 and 97 us with a shared core, 150 and 90 with a shared last-level cache, 510 and 90 with
+//! none. Processes migrate and the load varies, so both are measured, per peer and length:
 //!
-//! - The faster way is in use, and measured again every [`AGAIN`] payloads.
-//! - The other is *tried* from time to time, until it has been measured once: less often, the
-//!   slower it was, so that trials cost at most some 3 %.
+//! - The faster path is in use, and is measured again every [`AGAIN`] payloads.
+//! - The other path is *tried* from time to time, until one measurement is complete. The slower it
+//!   was, the rarer the trials, so that they cost at most some 3 %.
 //! - A kernel copy takes as long as its call. The lane carries several payloads at once, so its
 //!   cost is the busy time divided by all bytes that arrived in it.
-//! - If the sender puts nothing into the lane, later payloads give the trial up; those already
-//!   requested wait.
+//! - If the sender puts nothing into the lane, the trial ends with the next payload. Payloads that
+//!   were already requested wait.
 //!
-//! Costs are in nanoseconds per KiB. A lower sample has the weight of the average. A higher one has
-//! an eighth, because this thread may have been preempted. After a much higher one the next payload
-//! is measured as well.
+//! Costs are in nanoseconds per KiB. A sample below the average counts as much as the average. A
+//! sample above counts an eighth, because this thread may have been preempted. After a much higher
+//! sample the next payload is measured as well.
 
 /// How a payload is transferred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum By {
-    /// `process_vm_readv(2)`.
+    /// By `process_vm_readv(2)`.
     Kernel,
     /// The sender puts it into the lane.
     Lane,
@@ -36,13 +36,13 @@ impl By {
     }
 }
 
-/// Payloads between two measurements of the way in use.
+/// Payloads between two measurements of the path in use.
 const AGAIN: u32 = 32;
 
 /// Payloads through the lane that make one measurement, unless it runs empty before.
 const ENOUGH: u32 = 16;
 
-/// Upper limit of the cost ratio of the two ways.
+/// Upper limit of the cost ratio of the two paths.
 const WORST: u64 = 8;
 
 /// Upper limit of a sample, as a multiple of the average.
@@ -51,8 +51,8 @@ const OUTLIER: u64 = 2;
 /// How long to wait for a trial of the lane while the kernel's speed is unknown, in ns per KiB.
 const SLOW: u64 = 1000;
 
-/// Payloads by the way in use for each payload of a trial, from the first trials to later ones. The
-/// first are short because they measure untouched memory.
+/// Payloads by the path in use for each payload of a trial, for the first and later trials. The
+/// first ratios are small because those trials cover unmeasured paths.
 const PATIENCE: [u32; 5] = [2, 4, 8, 16, 32];
 
 /// Size classes: below 16 KiB, below 32 KiB, and so on to 2 MiB and above.
@@ -72,13 +72,13 @@ struct Class {
     /// Nanoseconds per KiB by the kernel and through the lane; 0: unknown.
     cost: [u64; 2],
     by: By,
-    /// Payloads until the other way is tried.
+    /// Payloads until the other path is tried.
     left: u32,
-    /// Payloads until the way in use is measured.
+    /// Payloads until the path in use is measured.
     measure: u32,
-    /// Payloads of the trial, while there is one.
+    /// Payloads so far in the current trial.
     tried: u32,
-    /// Trials so far: the step of [`PATIENCE`].
+    /// Number of trials so far, which selects the step of [`PATIENCE`].
     trials: u8,
     /// Payloads in flight through the lane.
     open: u32,
@@ -107,7 +107,7 @@ impl PayloadPaths {
         PayloadPaths { classes: [class; CLASSES] }
     }
 
-    /// Chooses the way of the next payload of `len` bytes, and whether to measure it.
+    /// Chooses the path of the next payload of `len` bytes, and whether to measure it.
     pub(crate) fn choose(&mut self, len: usize, now: impl FnOnce() -> u64) -> (By, bool) {
         let class = self.class(len);
         if class.tried == 0 && class.left != 0 {
@@ -165,7 +165,7 @@ impl PayloadPaths {
 }
 
 impl Class {
-    /// Counts a payload by this way.
+    /// Counts a payload by this path.
     fn took(&mut self, by: By) {
         if by == self.by {
             self.left = self.left.saturating_sub(1);
@@ -191,13 +191,13 @@ impl Class {
         }
         let [kernel, lane] = self.cost;
         let quicker = if lane < kernel { By::Lane } else { By::Kernel };
-        // An unknown way stays in use until it is measured.
+        // An unmeasured path stays in use until it is measured.
         if quicker != self.by && kernel != 0 && lane != 0 {
             (self.by, self.left, self.measure, self.tried) = (quicker, AGAIN, AGAIN, 0);
         }
     }
 
-    /// Ends a trial. The longer it took and the slower the way, the later the next trial.
+    /// Ends a trial. The longer it took and the slower the path, the later the next trial.
     fn tried_out(&mut self) {
         let patience = PATIENCE[usize::from(self.trials).min(PATIENCE.len() - 1)];
         self.trials = self.trials.saturating_add(1);
@@ -213,7 +213,7 @@ impl Class {
         }
     }
 
-    /// The cost ratio of the slower to the faster way, 1 to [`WORST`].
+    /// Returns the cost ratio of the slower to the faster path, 1 to [`WORST`].
     fn ratio(&self) -> u32 {
         let [kernel, lane] = self.cost.map(|cost| cost.max(1));
         (kernel.max(lane) / kernel.min(lane)).min(WORST) as u32

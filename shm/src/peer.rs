@@ -30,7 +30,7 @@ pub(crate) struct Remote {
     pub(crate) common: Option<Mapping>,
     event_page: EventPage,
     light: bool,
-    /// Its process ID is trusted until then: see [`lives`](Remote::lives).
+    /// Until then its process ID is trusted: see [`lives`](Remote::lives).
     known_until: u64,
 }
 
@@ -56,13 +56,13 @@ pub(crate) struct Attached {
     pub(crate) out: Producer,
     pub(crate) input: Consumer,
     max_message: usize,
-    /// Nothing may be posted: see [`refusal`](Attached::refusal).
+    /// Posts are refused: see [`refusal`](Attached::refusal).
     pub(crate) blocked: bool,
-    /// The pass has written to it, and notifies it at the end.
+    /// This pass has written to its lane, and will notify it at the end.
     pub(crate) due: bool,
-    /// Every pass looks at it: see [`Roster`](crate::roster::Roster).
+    /// Every pass polls it: see [`Roster`](crate::roster::Roster).
     pub(crate) hot: bool,
-    /// A record has arrived since peers last became cold.
+    /// A record has arrived since the last check for cold peers.
     pub(crate) heard: bool,
     /// Indexed by the slot in the key, up to the highest slot in use; at most `max_imports`.
     imports: Vec<Option<Import>>,
@@ -75,12 +75,12 @@ pub(crate) struct Attached {
     down: Option<PeerError>,
     /// Whether `peer_down` has been reported.
     told: bool,
-    /// Keeps mapped what the cursors point into.
+    /// Keeps the memory mapped that both ends point into.
     _lanes: Box<[LaneMemory]>,
 }
 
-// SAFETY: the addresses in here belong to no thread: they lie in mappings that this value owns, in
-// registered memory, or in memory that is lent until a post is done.
+// SAFETY: the addresses belong to no thread. They lie in mappings that this value owns, in
+// registered memory, or in memory that stays valid until a post completes.
 unsafe impl Send for Attached {}
 
 /// Sizes of one peer's tables.
@@ -94,8 +94,8 @@ impl Attached {
     /// Attaches a link, with both lanes at position `start`.
     pub(crate) fn over(link: Link, sizes: Sizes, start: u64) -> Self {
         let Link { control, peer, pair, event_page, common, pair_id, light, cma, .. } = link;
-        // SAFETY: the new value keeps the pair beside the cursors;
-        // the link is taken apart here, so only once.
+        // SAFETY: the new value keeps the pair as long as the ends, and the link is consumed, so
+        // this happens once.
         let ends = unsafe { pair.open(start) };
         let remote = Remote {
             control,
@@ -114,8 +114,8 @@ impl Attached {
     /// Attaches this process to itself.
     pub(crate) fn own(cells: u32, sizes: Sizes) -> Result<Self, SegmentError> {
         let lane = LaneMemory::create(cells, [0; 16], [0; 16])?;
-        // SAFETY: the new value keeps the lane beside the cursors;
-        // the lane was just made, writable, for both.
+        // SAFETY: the new value keeps the lane as long as the ends. The lane was just created,
+        // writable.
         let ends = unsafe { lane::ends(&lane, &lane, 0) };
         Ok(Self::new(ends, Box::new([lane]), None, false, sizes))
     }
@@ -147,13 +147,13 @@ impl Attached {
         }
     }
 
-    /// Why nothing may be posted.
+    /// Returns why nothing may be posted.
     #[cold]
     pub(crate) fn refusal(&self) -> PostError {
         if self.down.is_some() { PostError::PeerDown } else { PostError::Again }
     }
 
-    /// Finds room in the outgoing lane.
+    /// Reserves cells in the outgoing lane.
     #[inline(always)]
     pub(crate) fn reserve(&mut self, cells: u64) -> Result<*mut u8, PostError> {
         match self.out.reserve(cells) {
@@ -173,7 +173,7 @@ impl Attached {
         }
     }
 
-    /// What was imported under a key.
+    /// Returns the import of a key.
     #[inline(always)]
     pub(crate) fn import_of(&self, key: u64) -> Option<&Import> {
         let place = usize::from((key >> 32) as u16);
@@ -234,7 +234,7 @@ impl Attached {
                     }
                 },
             };
-            // A producer that waits for room may sleep.
+            // The producer may sleep until it has room.
             self.due |= self.input.advance(cells);
             count += 1;
         }
@@ -249,16 +249,16 @@ impl Attached {
             self.fail(PeerError::Protocol(violation));
             return None;
         }
-        // SAFETY: a record may be as long as three quarters of the lane, `max_message` behind any
-        // gap fits that, and the lane is mapped twice in a row. The sink keeps nothing beyond the
-        // call, by its type.
+        // SAFETY: with any gap, `max_message` bytes fit into the three quarters of the lane that a
+        // record may take, and the lane is mapped twice in a row. The sink cannot keep the
+        // reference, by its type.
         sink.message(peer, unsafe { Untrusted::new(self.input.record().add(PAYLOAD + gap), len) });
         Some(cells_for(gap + len))
     }
 
-    /// Rare work: reports the failed posts of a peer that is down, or sends what waits for room.
-    /// Returns the number of reported events, or 1 if it could send: nothing notifies the owner of
-    /// that, so it must not sleep.
+    /// Rare work: reports the failed posts of a peer that is down, or sends records that wait for
+    /// room. Returns the number of reported events, or 1 if it could send. Nothing notifies the
+    /// owner of more room, so it must not sleep then.
     #[cold]
     #[inline(never)]
     pub(crate) fn chores<S: Sink>(
@@ -295,13 +295,13 @@ impl Attached {
         self.blocked || self.staged.owes()
     }
 
-    /// Whether nothing is in flight and nothing is to be done until a record arrives.
+    /// Returns whether nothing is in flight and no work is left until a record arrives.
     pub(crate) fn rests(&self) -> bool {
         let quiet = if self.is_up() { !self.has_chores() } else { self.told };
         quiet && !self.staged.has_posts()
     }
 
-    /// Whether its lane may be read.
+    /// Returns whether its lane may be read.
     #[inline(always)]
     pub(crate) fn is_up(&self) -> bool {
         self.down.is_none()
@@ -314,7 +314,7 @@ impl Attached {
         self.blocked = true;
     }
 
-    /// Reports that the peer failed, then the end of its posts; at most `budget` events.
+    /// Reports that the peer failed, then the completions of its posts; at most `budget` events.
     pub(crate) fn report<S: Sink>(&mut self, peer: Peer, budget: u32, sink: &mut S) -> u32 {
         let Some(why) = self.down else { return 0 };
         let mut count = 0;
@@ -342,9 +342,9 @@ impl Attached {
     pub(crate) fn ring<H: Host>(&self, host: &H) {
         let Some(remote) = &self.remote else { return };
         if !remote.light {
-            // The notifier's half of the race with a sleeper that does not run `membarrier`, or
-            // cannot reach us with it: what was published comes before the look at its event page.
-            // Its partner is the sleeper's own fence.
+            // The notifier's side of the race with a sleeper that does not use `membarrier`, or
+            // cannot reach us with it. Orders the published records before the load of the event
+            // page. Pairs with the fence of the sleeper.
             notifier_fence();
         }
         remote.event_page.event().notify_with(host, || remote.control.ring());
@@ -418,7 +418,7 @@ impl Attached {
 }
 
 impl Import {
-    /// Whether `len` bytes at `offset` lie inside.
+    /// Returns whether `len` bytes at `offset` lie inside.
     #[inline(always)]
     pub(crate) fn holds(&self, offset: u64, len: usize) -> bool {
         within(offset, len as u64, self.len)
@@ -436,10 +436,11 @@ impl Remote {
         Ok(unsafe { mapping.ptr().add(base as usize) })
     }
 
-    /// Whether the process is still the one that we met, and linked to us. The answer is at most
-    /// [`KNOWN`] old, which is no weaker than a fresh one: the caller may be preempted as long
-    /// before it uses it. If the process has exited and its ID is not reused, the kernel itself
-    /// reports an error. Makes a system call of half a microsecond each time the answer expires.
+    /// Returns whether the process is still the one that we met, and is linked to us. The answer is
+    /// at most [`KNOWN`] old. That is no weaker than a fresh answer, because the caller may be
+    /// preempted before it uses it. If the process has exited and its ID is not reused, the kernel
+    /// itself reports an error. Makes a system call of half a microsecond each time the answer
+    /// expires.
     pub(crate) fn lives(&mut self, now: u64) -> bool {
         if now < self.known_until {
             return true;
@@ -454,7 +455,7 @@ impl Remote {
     fn looks_alive(&self) -> bool {
         let pidfd = self.pidfd.as_ref().map_or(-1, AsRawFd::as_raw_fd);
         let mut polls = [
-            // A hang-up is reported without being asked for.
+            // `poll` always reports hang-ups, so no events are requested.
             libc::pollfd { fd: self.control.fd().as_raw_fd(), events: 0, revents: 0 },
             libc::pollfd { fd: pidfd, events: libc::POLLIN, revents: 0 },
         ];
@@ -472,7 +473,7 @@ impl Remote {
 
 #[cfg(test)]
 impl Attached {
-    /// The segment that is ours to write.
+    /// Returns the segment that we write.
     pub(crate) fn outgoing(&self) -> &LaneMemory {
         &self._lanes[0]
     }

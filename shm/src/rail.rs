@@ -1,5 +1,4 @@
-//! The rail: its tables, and the passes over its peers.
-//! [`ShmRail`] says what is hot and what is slow.
+//! The rail: its tables, and the passes over its peers. [`ShmRail`] lists its fast and slow paths.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -29,18 +28,18 @@ use crate::roster::{Places, Roster};
 use crate::segment::Segment;
 use crate::staged;
 
-/// Longest write or read in one post, in bytes: bounds how long a copy keeps its caller.
+/// Longest write or read of one post, in bytes. It bounds how long a copy blocks its caller.
 const MAX_RMA: usize = 1 << 30;
 
-/// Bodies of this length or more begin at a cell boundary, in bytes. Between processors that share
-/// a cache this makes 96 bytes arrive a third sooner and 4 KiB a tenth, and doubles the rate of
-/// 96-byte messages. Shorter bodies gain nothing.
+/// Bodies of at least this length begin at a cell boundary, in bytes. Between processors that share
+/// a cache, 96 bytes then arrive a third sooner, 4 KiB a tenth sooner, and the rate of 96-byte
+/// messages doubles. Shorter bodies gain nothing.
 const ALIGN_FROM: usize = CELL + 1;
 
-/// The longest wait: longer ones are cut to this, so that clocks do not overflow.
+/// The longest wait. Longer ones are cut to this, so that clocks do not overflow.
 pub const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
-/// Peers that one [`check_peers`](Rail::check_peers) asks the kernel about.
+/// Peers checked with the kernel in one call of [`check_peers`](Rail::check_peers).
 const CHECKED: usize = 32;
 
 /// Most failed direct copies with unreported completions; one more is refused.
@@ -49,9 +48,9 @@ const MAX_ENDED: usize = 64;
 /// The rail between processes of one machine.
 ///
 /// Posting a message, polling and notifying neither block, allocate, lock nor make a system call.
-/// Writes and reads of mapped memory are copies made by the caller's processor; those of private
-/// memory are made by the kernel, in two system calls, or go through the lane where it refuses.
-/// Payloads of two-sided messages in private memory take the way that was recently faster:
+/// The caller's processor copies writes and reads of mapped memory. The kernel copies those of
+/// private memory, in two system calls; if it refuses, they go through the lane. Payloads of
+/// two-sided messages in private memory take the path that was faster recently: see
 /// [`ShmConfig::read_from`]. Registering, importing, attaching, detaching and
 /// [`check_peers`](Rail::check_peers) are slow paths. One thread owns the rail.
 ///
@@ -70,13 +69,13 @@ const MAX_ENDED: usize = 64;
 /// every post to it. One call checks 32 peers, the next the following 32. A dead peer's memory
 /// stays mapped until it is detached, so pointers into it stay valid until then.
 ///
-/// Accesses to [deregistered](Rail::deregister) memory through the lane are refused, and so are our
-/// own. A peer that has it mapped, or uses kernel copies, is not checked: it must be done with it
-/// before. Likewise, records in the lane of a peer that is [detached](Rail::detach) may still be
-/// executed there although their posts have failed.
+/// Accesses to [deregistered](Rail::deregister) memory through the lane are refused, at both ends.
+/// A peer that has the memory mapped, or uses kernel copies, is not checked, so it must stop using
+/// the memory first. Likewise, records in the lane of a peer that is [detached](Rail::detach) may
+/// still be executed there although their posts have failed.
 ///
-/// The host may omit the notifier's fence (`LinuxHost::shared().peer_uses_membarrier(true)`): the
-/// rail knows from the handshake which peers need it, and executes it for those.
+/// The host may omit the notifier's fence (`LinuxHost::shared().peer_uses_membarrier(true)`). The
+/// rail learns in the handshake which peers need the fence, and executes it for those.
 #[derive(Debug)]
 pub struct ShmRail<H: Host> {
     host: H,
@@ -84,13 +83,13 @@ pub struct ShmRail<H: Host> {
     event_page: Arc<EventPage>,
     caps: Caps,
     peers: Box<Places>,
-    /// Peers that are attached, in no order.
+    /// The attached peers, unordered.
     active: Vec<Peer>,
-    /// Where in `active` the next [`check_peers`](Rail::check_peers) begins.
+    /// The index in `active` where the next [`check_peers`](Rail::check_peers) begins.
     checked: usize,
     /// The peers that passes poll.
     roster: Roster,
-    /// Where among the hot peers the next pass begins.
+    /// The index among the hot peers where the next pass begins.
     first: usize,
     /// Peers that the next flush notifies.
     due: Due,
@@ -98,7 +97,7 @@ pub struct ShmRail<H: Host> {
     ended: VecDeque<(u64, CompleteError)>,
     regions: Regions,
     polls: Vec<libc::pollfd>,
-    /// What the owner sleeps on, if not on the event page.
+    /// The `epoll` set that the owner sleeps on, if it does not sleep on the event page.
     set: Option<Arc<OwnedFd>>,
 }
 
@@ -139,25 +138,25 @@ impl<H: Host> ShmRail<H> {
         })
     }
 
-    /// The profile of this rail for handshakes. Clones may go to other threads.
+    /// Returns this rail's profile for handshakes. Clones may move to other threads.
     pub fn profile(&self) -> Profile {
         Profile { config: Arc::clone(&self.config), event_page: Arc::clone(&self.event_page) }
     }
 
-    /// The eventcount that peers notify and the owner sleeps on. It outlives the rail.
+    /// Returns the eventcount that peers notify and the owner sleeps on. It may outlive the rail.
     pub fn wait_object(&self) -> WaitObject {
         WaitObject::new(Arc::clone(&self.event_page))
     }
 
-    /// Adds the sockets of the peers that are attached from now on to an `epoll(7)` set. A thread
-    /// that announces on the [wait object](Self::wait_object) that it sleeps elsewhere is woken by
-    /// that set, and calls [`check_peers`](Rail::check_peers) after each sleep, which reads the
+    /// Adds the sockets of all peers attached from now on to an `epoll(7)` set. A thread may
+    /// announce on the [wait object](Self::wait_object) that it sleeps elsewhere; then the set
+    /// wakes it. It must call [`check_peers`](Rail::check_peers) after each sleep, which reads the
     /// sockets.
     pub fn watch_peers(&mut self, set: Arc<OwnedFd>) {
         self.set = Some(set);
     }
 
-    /// The machine under the rail.
+    /// Returns the host under the rail.
     pub fn host(&self) -> &H {
         &self.host
     }
@@ -168,7 +167,7 @@ impl<H: Host> ShmRail<H> {
         self.attach_at(peer, link, 0)
     }
 
-    /// As [`attach`](Self::attach), with both lanes at position `start`, as at the other end.
+    /// Like [`attach`](Self::attach), with both lanes at position `start`, as at the other end.
     pub(crate) fn attach_at(&mut self, peer: Peer, link: Link, start: u64) -> Result<(), AttachError> {
         if !Arc::ptr_eq(&link.config, &self.config) {
             return Err(AttachError::Config("a link made with another rail's profile"));
@@ -188,19 +187,19 @@ impl<H: Host> ShmRail<H> {
         Ok(())
     }
 
-    /// The socket to an attached peer, for packages with [packets of their own](crate::extension).
-    /// `None`: no peer is attached there, or it is this rail itself.
+    /// Returns the socket to an attached peer, for packages with [packets of their
+    /// own](crate::extension). `None`: no peer is attached there, or the peer is this rail itself.
     pub fn line(&mut self, peer: Peer) -> Option<Line<'_>> {
         let peer::Remote { control, pidfd, .. } = self.remote(peer)?;
         Some(Line::new(control, pidfd.as_ref()))
     }
 
-    /// Peers are numbered below this.
+    /// Returns the limit of peer numbers: all are below it.
     pub fn max_peers(&self) -> u16 {
         self.config.max_peers
     }
 
-    /// The state of an attached peer that is another process, or another rail of this one.
+    /// Returns the state of an attached peer that is another process, or another rail of this one.
     pub(crate) fn remote(&mut self, peer: Peer) -> Option<&mut peer::Remote> {
         self.attached(peer)?.remote.as_mut()
     }
@@ -214,7 +213,7 @@ impl<H: Host> ShmRail<H> {
         Ok(())
     }
 
-    /// Fills a free place.
+    /// Puts a peer into a free slot.
     fn enter(&mut self, peer: Peer, place: usize, attached: Box<Attached>) {
         self.peers[place] = Some(attached);
         self.active.push(peer);
@@ -260,7 +259,7 @@ impl<H: Host> ShmRail<H> {
         self.due.insert(peer);
     }
 
-    /// Whether a peer is attached and has not failed.
+    /// Returns whether a peer is attached and has not failed.
     pub fn is_up(&self, peer: Peer) -> bool {
         self.peers.get(usize::from(peer.0)).and_then(Option::as_deref).is_some_and(Attached::is_up)
     }
@@ -274,12 +273,12 @@ impl<H: Host> ShmRail<H> {
         }
     }
 
-    /// The registered memory that one of our keys names, if this peer may use it.
+    /// Returns the registered memory of one of our keys, if this peer may use it.
     pub fn registered(&self, key: u64, peer: Peer) -> Option<(NonNull<u8>, u64)> {
         self.regions.find(key, peer)
     }
 
-    /// Imports memory; what lies in a segment of the peer by `map`.
+    /// Imports memory. `map` maps memory in a segment of the peer.
     fn import_by(
         &mut self,
         peer: Peer,
@@ -301,7 +300,7 @@ impl<H: Host> ShmRail<H> {
         })
     }
 
-    /// Notifies the peers that are due. Out of line: most passes have none.
+    /// Notifies the peers that are due. Not inlined, because most passes have none.
     #[inline(never)]
     fn ring_due(&mut self) {
         self.due.take_each(|peer| {
@@ -324,7 +323,7 @@ impl<H: Host> ShmRail<H> {
     }
 }
 
-/// An attached peer; beside [`ShmRail::attached`] for callers that borrow other fields too.
+/// Finds an attached peer. Unlike [`ShmRail::attached`], it borrows only the table of peers.
 #[inline(always)]
 fn find(peers: &mut Places, peer: Peer) -> Option<&mut Attached> {
     peers.get_mut(usize::from(peer.0))?.as_deref_mut()
@@ -337,10 +336,10 @@ fn tell(due: &mut Due, host: &impl Host, attached: &Attached, peer: Peer) {
     if attached.is_light() { attached.ring(host) } else { due.insert(peer) }
 }
 
-// SAFETY: an import is mapped for as long as its entry is there, which `release` and `detach` alone
-// remove. What is copied is copied before the post returns, or by chunks until its end is reported;
-// `staged` forgets the memory with the end. `ShmSetup` fills places that are free and swaps bytes
-// over the socket.
+// SAFETY: an import stays mapped while its entry exists, and only `release` and `detach` remove
+// entries. Mapped and kernel copies finish before the post returns. Staged copies end with the
+// completion, after which `staged` forgets the memory. `ShmSetup` only fills free slots and
+// exchanges bytes over the socket.
 unsafe impl<H: Host> Rail for ShmRail<H> {
     type Setup<'a>
         = ShmSetup<'a, H>
@@ -363,7 +362,7 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
         if len == 0 || (ptr.as_ptr() as usize).checked_add(len).is_none() {
             return Err(AttachError::BadRange);
         }
-        // Whether the region lies in the memory that its kind claims.
+        // Checks that the region lies in the memory that its kind claims.
         let lies = |start: NonNull<u8>, size: usize, offset: u64| {
             staged::within(offset, len as u64, size as u64)
                 && start.as_ptr().wrapping_add(offset as usize) == ptr.as_ptr()
@@ -412,7 +411,7 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
     }
 
     fn deregister(&mut self, key: RailKey) -> Result<(), AttachError> {
-        // Imports by this process itself can be dropped at once.
+        // This process's own imports of it can be dropped at once.
         for attached in self.peers.iter_mut().flatten().filter(|attached| attached.remote.is_none()) {
             attached.forget(key.key);
         }
@@ -470,7 +469,7 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
         data: Option<u32>,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         unsafe { self.post(peer, Way::Put, local, remote, data, cx) }
     }
 
@@ -482,7 +481,7 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
         remote: Remote,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         unsafe { self.post(peer, Way::Get, local, remote, None, cx) }
     }
 
@@ -493,7 +492,7 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
         remote: Remote,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         unsafe { self.read_payload(peer, local, remote, cx) }
     }
 
@@ -517,9 +516,9 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
         let cells = cells_for(gap + len);
         self.roster.warm(attached, peer);
         let record = attached.reserve(cells)?;
-        // SAFETY: the reserved cells hold 16 bytes, the gap and `len` more; `head` and `body` are
-        // readable, and outside of the lane, which is reachable only from here. The cells are
-        // published right away.
+        // SAFETY: the reserved cells hold 16 bytes, the gap and `len` more bytes. `head` and `body`
+        // are readable, and outside of the lane, which is only reachable from here. The cells are
+        // published right below.
         unsafe {
             let message = record.add(PAYLOAD + gap);
             lane::copy_words(head.as_ptr(), message, head.len());
@@ -576,7 +575,7 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
     }
 
     unsafe fn copy_to(&mut self, peer: Peer, local: Local, remote: Remote) -> Option<Result<(), PostError>> {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         unsafe { self.copy(peer, Way::Put, local, remote) }
     }
 
@@ -586,7 +585,7 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
         local: Local,
         remote: Remote,
     ) -> Option<Result<(), PostError>> {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         unsafe { self.copy(peer, Way::Get, local, remote) }
     }
 
@@ -610,21 +609,21 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
             self.polls.push(libc::pollfd { fd: socket, events: libc::POLLIN, revents: 0 });
             self.polls.push(libc::pollfd { fd: pidfd, events: libc::POLLIN, revents: 0 });
         }
-        // SAFETY: as many structures as the vector holds. If the call fails, nothing is reported.
+        // SAFETY: the vector has that many structures. If the call fails, nothing is reported.
         unsafe { libc::poll(self.polls.as_mut_ptr(), self.polls.len() as libc::nfds_t, 0) };
         for (peer, polls) in self.active[first..self.checked].iter().zip(self.polls.chunks_exact(2)) {
             let peer = *peer;
             let Some(attached) = self.peers[usize::from(peer.0)].as_deref_mut() else { continue };
             let Some(remote) = &mut attached.remote else { continue };
             let [socket, pidfd] = [polls[0].revents, polls[1].revents];
-            // Even if nothing has arrived: announcements may wait for room in the socket.
+            // Even if nothing has arrived, because announcements may wait for room in the socket.
             let heard = (socket == 0 && !remote.control.has_notices()) || remote.control.pump();
             // Its Bye may be queued behind more packets than one pass receives.
             let ended = remote.control.ended().or((pidfd != 0 && heard).then_some(PeerError::Died));
             let Some(why) = ended else { continue };
             if attached.is_up() {
                 self.roster.warm(attached, peer);
-                // It writes nothing more, so this empties the lane.
+                // The peer writes nothing more, so this empties the lane.
                 attached.consume(peer, self.config.lane_cells, &self.regions, &self.host, sink);
                 attached.fail(why);
             }

@@ -11,8 +11,8 @@
 //! | reply   | length of the chunk | id, bytes sent before it; the chunk                         |
 //! | status  | error code or 0     | id                                                          |
 //!
-//! Payload fields are words of 64 bits. Staged operations of one direction carry a number below
-//! [`STAGED`], which is free again once its end (a status, or the last reply) has arrived.
+//! Payload fields are words of 64 bits. Staged operations of one direction have an id below
+//! [`STAGED`], which is free again once the operation has ended with a status or the last reply.
 
 use std::ptr;
 
@@ -30,7 +30,7 @@ pub(crate) const LANDED: u32 = 2;
 pub(crate) const WRITE: u32 = 3;
 /// A staged read.
 pub(crate) const READ: u32 = 4;
-/// A part of what a staged read reads.
+/// A part of the data of a staged read.
 pub(crate) const REPLY: u32 = 5;
 /// The end of a staged operation.
 pub(crate) const STATUS: u32 = 6;
@@ -72,7 +72,8 @@ pub(crate) type Words = [u64; 6];
 /// `record` is the first byte of a readable cell.
 pub(crate) unsafe fn load(record: *const u8) -> Words {
     let mut words = [0; 6];
-    // SAFETY: the fields end where the cell does. A raw copy makes no claim that they hold still.
+    // SAFETY: the fields are inside the cell. The peer may change them meanwhile, so this is a raw
+    // copy.
     unsafe { ptr::copy_nonoverlapping(record.add(PAYLOAD), words.as_mut_ptr().cast(), size_of::<Words>()) };
     words
 }
@@ -82,7 +83,7 @@ pub(crate) unsafe fn load(record: *const u8) -> Words {
 /// # Safety
 /// `record` is the first byte of a reserved cell.
 pub(crate) unsafe fn store(record: *mut u8, words: Words) {
-    // SAFETY: as in `load`.
+    // SAFETY: the fields are inside the cell, which is reserved for us.
     unsafe { ptr::copy_nonoverlapping(words.as_ptr().cast(), record.add(PAYLOAD), size_of::<Words>()) };
 }
 

@@ -8,8 +8,8 @@
 //! | 32..48        | slot in this table                                            |
 //! | 0..32         | shared: the segment's number; common: the pair's; private: 0  |
 //!
-//! The base of a key counts from the start of the segment; for private memory it is an address.
-//! Slots are used in turn, so a key repeats only after 4096 registrations in *each* slot.
+//! The base of a key is an offset from the start of the segment; for private memory it is an
+//! address. Slots are used in turn, so a key repeats only after 4096 registrations in *each* slot.
 
 use std::ptr::NonNull;
 
@@ -62,14 +62,14 @@ impl Key {
     }
 }
 
-/// The owner that keeps registered memory mapped.
+/// What keeps registered memory mapped.
 #[derive(Debug)]
 pub(crate) enum Owner {
     /// The user.
     User,
     /// The segment.
     Segment(Segment),
-    /// The common segment with this peer, and so the attachment.
+    /// The common segment with this peer, so the attachment.
     Peer(Peer, u32),
 }
 
@@ -93,7 +93,7 @@ pub(crate) struct Regions {
     next: usize,
 }
 
-// SAFETY: the addresses belong to no thread; the table itself never touches what they point to.
+// SAFETY: the addresses belong to no thread, and the table never accesses the memory.
 unsafe impl Send for Regions {}
 
 impl Regions {
@@ -149,7 +149,7 @@ impl Regions {
         }
     }
 
-    /// The segments that regions lie in, each once.
+    /// Returns the segments that hold regions, each once.
     pub(crate) fn segments(&self) -> Vec<&Segment> {
         let mut found: Vec<&Segment> = Vec::new();
         for region in self.slots.iter().filter_map(|slot| slot.region.as_ref()) {

@@ -1,13 +1,13 @@
-//! Checks for room before memory is allocated, because the kernel sends a signal instead of an
-//! error: SIGXFSZ beyond the file size limit, SIGKILL beyond the memory of a control group or the
-//! machine. Slow path: reads some small files.
+//! Checks that there is room before memory is allocated, because otherwise the kernel sends a
+//! signal instead of an error: SIGXFSZ beyond the file size limit, SIGKILL beyond the memory of a
+//! control group or the machine. Slow path: reads some small files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::error::SegmentError;
 
-/// Smaller allocations, in bytes, are not checked: the system's reserve suffices.
+/// Smaller allocations, in bytes, are not checked, because the system's reserve suffices.
 const SMALL: usize = 1 << 20;
 
 /// Memory of the machine or group that is left to others, in bytes.
@@ -48,15 +48,15 @@ fn check_within(len: usize, root: &Path) -> Result<(), SegmentError> {
     }
 }
 
-/// Available bytes: the minimum over the machine and each control group. Unreadable files set no
-/// limit.
+/// Returns the available bytes: the minimum over the machine and each control group. Unreadable
+/// files set no limit.
 fn available(root: &Path) -> u64 {
     let machine = meminfo(root).unwrap_or(u64::MAX);
     groups(root).iter().filter_map(|group| left_in(group)).fold(machine, u64::min)
 }
 
-/// Memory that the machine can provide without killing a process: free or reclaimable memory, and
-/// swap.
+/// Returns the memory that the machine can provide without killing a process: free memory,
+/// reclaimable memory and swap.
 fn meminfo(root: &Path) -> Option<u64> {
     let text = fs::read_to_string(root.join("proc/meminfo")).ok()?;
     let kib = |name: &str| -> Option<u64> {
@@ -66,9 +66,9 @@ fn meminfo(root: &Path) -> Option<u64> {
     Some(kib("MemAvailable")?.saturating_add(kib("SwapFree").unwrap_or(0)).saturating_mul(1024))
 }
 
-/// The folders of the memory control groups of this process, up to their root, of either version.
-/// In a container the path may be one of the host's: then its last parts do not exist here, and the
-/// root is that of the container.
+/// Returns the folders of this process's memory control groups, up to their root, of either
+/// version. In a container the path may be one of the host's. Then its last parts do not exist
+/// here, and the root is the container's.
 fn groups(root: &Path) -> Vec<PathBuf> {
     let text = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
     let mut all = vec![];
@@ -88,7 +88,8 @@ fn groups(root: &Path) -> Vec<PathBuf> {
     all
 }
 
-/// Bytes that a group has left, with reclaimable file pages; `None` without a limit.
+/// Returns the bytes that a group has left, including reclaimable file pages; `None` without a
+/// limit.
 fn left_in(group: &Path) -> Option<u64> {
     let number = |name: &str| fs::read_to_string(group.join(name)).ok()?.trim().parse::<u64>().ok();
     let second = |limit| Some((limit, number("memory.current")?, "inactive_file "));

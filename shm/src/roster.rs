@@ -1,15 +1,15 @@
 //! Selects the peers that a pass polls, so that silent peers cost almost nothing. After creation
 //! nothing here blocks or allocates.
 //!
-//! | peer | since                                                      | a pass looks at    |
+//! | peer | condition                                                  | polled by a pass   |
 //! |------|------------------------------------------------------------|--------------------|
-//! | hot  | something came from it, or was posted to it through a lane | all of them        |
-//! | cold | [`LOOKS`] looks at hot peers found nothing of it           | a 64th, at least 4 |
+//! | hot  | it sent a record, or something was posted to its lane      | all of them        |
+//! | cold | [`LOOKS`] polls of hot peers found nothing from it         | a 64th, at least 4 |
 //!
-//! So a cold peer that sends is found within 64 passes, and becomes hot. With up to four cold peers
-//! every pass polls all of them. So does a pass whose owner has announced a sleep, because it must
-//! not sleep through an unpolled record. If the owner is about to sleep and its word says awake, a
-//! peer has notified it meanwhile, and the sleep ends at once.
+//! So a record of a cold peer is found within 64 passes, and makes the peer hot. With up to four
+//! cold peers, every pass polls all of them. So does a pass whose owner has announced a sleep,
+//! because the owner must not sleep while a record waits. If the announcement is gone before the
+//! owner sleeps, a peer has notified it, and the sleep ends at once.
 
 use std::mem;
 
@@ -101,7 +101,8 @@ impl Roster {
                 self.next = 0;
             }
             let Some(cold) = self.cold.get(self.next) else { return };
-            // SAFETY: an attached peer's lane is mapped, and one that is detached has left.
+            // SAFETY: the lane of an attached peer is mapped, and detached peers have left the
+            // roster.
             match unsafe { cold.record.has_come() } {
                 true => self.found(places),
                 false => self.next += 1,

@@ -1,5 +1,5 @@
-//! Sealed anonymous memory that processes can share. Slow path only: every call here is made at
-//! setup, may allocate, and makes system calls; none waits for anybody.
+//! Sealed anonymous memory that processes can share. Slow path only: every call is made at set-up,
+//! may allocate, and makes system calls. None waits for another process.
 //!
 //! A segment is a memfd. It has no name, so a killed process leaves nothing behind, and only
 //! processes that receive the descriptor can open it. Its pages are allocated at creation, so that
@@ -55,10 +55,10 @@ pub struct Mapping {
     len: usize,
 }
 
-// SAFETY: a mapping is an address and a length; nothing about it belongs to a thread, and the type
-// itself never touches the bytes.
+// SAFETY: a mapping is an address and a length. It belongs to no thread, and the type itself never
+// accesses the bytes.
 unsafe impl Send for Mapping {}
-// SAFETY: as above.
+// SAFETY: a shared reference gives only the address and the length.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
@@ -70,8 +70,8 @@ impl Mapping {
         Self::own(at, len)
     }
 
-    /// As [`new`](Mapping::new), but each page of much memory only when it is touched: to map all
-    /// at once takes half a millisecond for each MiB.
+    /// Like [`new`](Mapping::new), but pages of large memory are mapped only when they are
+    /// accessed. Mapping all of it at once takes half a millisecond per MiB.
     pub fn quickly(fd: BorrowedFd<'_>, len: usize, access: Access) -> Result<Self, SegmentError> {
         if len <= POPULATED {
             return Self::new(fd, len, access);
@@ -83,8 +83,8 @@ impl Mapping {
         Self::own(at, len)
     }
 
-    /// Maps `head + ring` bytes, and the last `ring` of them once more right behind: a range that
-    /// starts in the ring and is no longer than it is contiguous.
+    /// Maps `head + ring` bytes, and the last `ring` of them a second time right behind. So any
+    /// range that starts in the ring, and is no longer than the ring, is contiguous.
     pub(crate) fn twice(
         fd: BorrowedFd<'_>,
         head: usize,
@@ -98,8 +98,8 @@ impl Mapping {
         let whole = Self::own(at, len)?;
         for (place, offset, len) in [(0, 0, head + ring), (head + ring, head, ring)] {
             let flags = libc::MAP_SHARED | libc::MAP_POPULATE | libc::MAP_FIXED;
-            // SAFETY: `place + len` lies within the range reserved above,
-            // which is ours and still empty.
+            // SAFETY: `place + len` is inside the range reserved above, which is ours and still
+            // empty.
             let part = unsafe {
                 let at = whole.ptr.as_ptr().add(place).cast();
                 libc::mmap(at, len, access.protection(), flags, fd.as_raw_fd(), offset as libc::off_t)
@@ -133,13 +133,13 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: exactly the range that `own` took over; pointers into it are valid only as long
-        // as the mapping.
+        // SAFETY: exactly the range that `own` took over. Pointers into it are valid only while the
+        // mapping exists.
         unsafe { libc::munmap(self.ptr.as_ptr().cast(), self.len) };
     }
 }
 
-/// Makes a memfd of `len` bytes with all its pages present. Not sealed yet.
+/// Creates a memfd of `len` bytes with all its pages allocated. It is not sealed yet.
 pub fn create(len: usize) -> Result<OwnedFd, SegmentError> {
     let size = libc::off_t::try_from(len).map_err(|_| SegmentError::Length)?;
     if size == 0 {
@@ -168,13 +168,13 @@ pub fn create(len: usize) -> Result<OwnedFd, SegmentError> {
     }
 }
 
-/// Fixes the size for good.
+/// Seals the size.
 pub fn seal(fd: BorrowedFd<'_>) -> Result<(), SegmentError> {
     add_seals(fd, FIXED)
 }
 
-/// Fixes the size for good and permits no writable mappings beyond the existing ones: a later
-/// holder of the descriptor can only read.
+/// Seals the size, and permits no writable mappings beyond the existing ones: a process that
+/// receives the descriptor can only read.
 pub(crate) fn seal_against_writers(fd: BorrowedFd<'_>) -> Result<(), SegmentError> {
     add_seals(fd, FIXED | libc::F_SEAL_FUTURE_WRITE)
 }
@@ -187,8 +187,8 @@ fn add_seals(fd: BorrowedFd<'_>, seals: i32) -> Result<(), SegmentError> {
     Ok(())
 }
 
-/// Seals of a descriptor. The kernel answers this by itself, whatever the descriptor is, and only
-/// memory has any.
+/// Returns the seals of a descriptor. Never blocks, whatever the descriptor is. Only memory has
+/// seals.
 fn seals(fd: BorrowedFd<'_>) -> Result<i32, SegmentError> {
     // SAFETY: a call on a borrowed descriptor with plain numbers.
     let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
@@ -205,34 +205,34 @@ fn stat(fd: BorrowedFd<'_>) -> Result<libc::stat, SegmentError> {
     }
 }
 
-/// Size in bytes of a descriptor that is memory, sealed or not. Only the kernel is asked.
+/// Returns the size of a descriptor that is memory, sealed or not, in bytes. Never blocks.
 pub fn memory_size(fd: BorrowedFd<'_>) -> Result<u64, SegmentError> {
     seals(fd)?;
     u64::try_from(stat(fd)?.st_size).map_err(|_| SegmentError::Length)
 }
 
-/// Bytes that are freed with such a descriptor: its size, or its pages if they are more, since some
-/// can lie beyond its end.
+/// Returns the bytes that are freed with a descriptor: its size, or its pages if they are more,
+/// because some may be beyond its end.
 pub(crate) fn memory_held(fd: BorrowedFd<'_>) -> Result<u64, SegmentError> {
     let size = memory_size(fd)?;
     Ok(size.max(pages(&stat(fd)?)))
 }
 
-/// Bytes of the pages of a file. Blocks have 512 bytes, whatever the page size.
+/// Returns the bytes of the pages of a file. A block has 512 bytes, whatever the page size.
 fn pages(stat: &libc::stat) -> u64 {
     u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512)
 }
 
-/// Size of a huge page in bytes: what one page full of page table entries maps.
+/// Returns the size of a huge page in bytes: the memory mapped by one page of page table entries.
 fn huge_page() -> u64 {
     // SAFETY: a call with a plain number.
     let page = u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(PAGE as u64);
     page * (page / 8)
 }
 
-/// Checks that a descriptor from a peer can be mapped without danger: sealed, of ordinary pages, of
-/// the size agreed, all pages present, and none beyond its end, whose freeing would take as long as
-/// they are many. Waits for nobody, whatever the descriptor is.
+/// Checks that a peer's descriptor is safe to map: it is sealed, has ordinary pages, the agreed
+/// size, and all its pages allocated. It must have no pages beyond its end either, because freeing
+/// them could take long. Never blocks, whatever the descriptor is.
 pub fn verify(fd: BorrowedFd<'_>, expected: u64) -> Result<usize, SegmentError> {
     let needed = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
     if seals(fd)? & needed != needed {
@@ -247,7 +247,7 @@ pub fn verify(fd: BorrowedFd<'_>, expected: u64) -> Result<usize, SegmentError> 
     if system.f_type != libc::TMPFS_MAGIC {
         return Err(SegmentError::Pages);
     }
-    // The size is looked at after the seals: from here on it cannot change.
+    // Read the size after the seals, because only then it cannot change.
     let stat = stat(fd)?;
     let actual = u64::try_from(stat.st_size).map_err(|_| SegmentError::Length)?;
     if actual != expected {
@@ -257,7 +257,7 @@ pub fn verify(fd: BorrowedFd<'_>, expected: u64) -> Result<usize, SegmentError> 
     if held < actual {
         return Err(SegmentError::Sparse);
     }
-    // The kernel itself may have given a huge page for the end.
+    // The kernel may have allocated a huge page for the end.
     if held > actual.next_multiple_of(huge_page()) {
         return Err(SegmentError::Size { actual: held, expected });
     }
@@ -267,11 +267,11 @@ pub fn verify(fd: BorrowedFd<'_>, expected: u64) -> Result<usize, SegmentError> 
     }
 }
 
-/// Sealed shared memory made by this process;
-/// each process that imports a region of it can read and write it.
+/// Sealed shared memory of this process. Each process that imports a region of it can read and
+/// write it.
 ///
-/// Clones are handles to the same memory; it is unmapped with the last of them. A
-/// [`ShmRail`](crate::ShmRail) in which a region of it is registered holds one.
+/// Clones are handles to the same memory, which is unmapped with the last of them. A
+/// [`ShmRail`](crate::ShmRail) holds a handle while a region of it is registered.
 #[derive(Clone, Debug)]
 pub struct Segment {
     inner: Arc<Inner>,
@@ -286,26 +286,25 @@ struct Inner {
 
 assert_impl_all!(Segment: Send, Sync);
 
-/// Number of the next segment of this process.
+/// The number of the next segment of this process.
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
-/// This process's segments, by number: a region carries only the number, and is registered by it.
+/// This process's segments, by number. A region carries only the number.
 static SEGMENTS: Mutex<Vec<(u32, Weak<Inner>)>> = Mutex::new(Vec::new());
 
 fn segments() -> MutexGuard<'static, Vec<(u32, Weak<Inner>)>> {
-    // No panic between lock and unlock leaves the vector half changed,
-    // so a poisoned lock is as good.
+    // No panic under the lock leaves the vector inconsistent, so ignore poisoning.
     SEGMENTS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Segment {
-    /// Makes a segment of `len` bytes, rounded up to whole pages, all zero.
+    /// Creates a segment of `len` bytes, rounded up to whole pages, all zero.
     pub fn create(len: usize) -> Result<Self, SegmentError> {
         let len = len.checked_next_multiple_of(PAGE).ok_or(SegmentError::Length)?;
         let fd = create(len)?;
         let mapping = Mapping::new(fd.as_fd(), len, Access::Write)?;
         seal(fd.as_fd())?;
-        // Relaxed: only the number's being unique matters.
+        // Relaxed: only uniqueness matters.
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let inner = Arc::new(Inner { number, fd, mapping });
         let mut known = segments();
@@ -314,19 +313,20 @@ impl Segment {
         Ok(Segment { inner })
     }
 
-    /// The segment of this process with that number, if it still exists.
+    /// Returns the segment of this process with that number, if it still exists.
     pub(crate) fn find(number: u32) -> Option<Self> {
         let known = segments();
         let (_, segment) = known.iter().find(|(n, _)| *n == number)?;
         segment.upgrade().map(|inner| Segment { inner })
     }
 
-    /// Its number within this process.
+    /// Returns its number within this process.
     pub fn number(&self) -> u32 {
         self.inner.number
     }
 
-    /// First byte. Peers write behind it at any time: atomics and raw copies only.
+    /// Returns the first byte. Peers may write to the memory at any time: use atomics and raw
+    /// copies only.
     pub fn ptr(&self) -> NonNull<u8> {
         self.inner.mapping.ptr()
     }
@@ -336,18 +336,18 @@ impl Segment {
         self.inner.mapping.len()
     }
 
-    /// Never: a segment has at least one page.
+    /// Returns false: a segment has at least one page.
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// The `len` bytes at `offset`, to be registered.
+    /// Returns the region of `len` bytes at `offset`, to be registered.
     ///
     /// # Safety
     /// As for [`Region::new`]; the memory lives as long as a handle of the segment does.
     pub unsafe fn region(&self, offset: usize, len: usize) -> Result<Region, SegmentError> {
         let kind = RegionKind::Shared { segment: self.inner.number, offset: offset as u64 };
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         unsafe { cut(&self.inner.mapping, offset, len, kind) }
     }
 
@@ -356,7 +356,7 @@ impl Segment {
     }
 }
 
-/// The `len` bytes at `offset` of a mapping.
+/// Returns the region of `len` bytes at `offset` of a mapping.
 ///
 /// # Safety
 /// As for [`Region::new`].
@@ -370,12 +370,12 @@ pub(crate) unsafe fn cut(
         Some(end) if end <= mapping.len() => {}
         _ => return Err(SegmentError::Range),
     }
-    // SAFETY: `offset + len <= mapping.len()`; how long it is used is the caller's promise.
+    // SAFETY: `offset + len <= mapping.len()`; our caller guarantees how long it is used.
     Ok(unsafe { Region::new(mapping.ptr().add(offset), len, kind) })
 }
 
-/// Sizes are multiples of this, in bytes: the page size of x86-64, and a divisor of the larger
-/// pages of others, where the kernel rounds the mapping up.
+/// Sizes are multiples of this, in bytes: the page size of x86-64. It divides the larger pages of
+/// other machines, whose kernels round the mapping up.
 pub const PAGE: usize = 4096;
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
-//! AF_UNIX SEQPACKET sockets: ordered packets with descriptors attached. Slow path only. Every wait
-//! has a deadline; no other call blocks, nor does dropping a socket. Received descriptors are
-//! [owned](Foreign) at once and closed on drop, even if their packet is invalid; all are
+//! AF_UNIX SEQPACKET sockets: ordered packets with descriptors. Slow path only. Every wait has a
+//! deadline; no other call blocks, and neither does dropping a socket. Received descriptors are
+//! [owned](Foreign) at once and closed on drop, even if their packet is invalid. All of them are
 //! close-on-exec.
 
 use std::ffi::OsStr;
@@ -18,8 +18,8 @@ use crate::segment::errno;
 
 pub(crate) type Result<T> = std::result::Result<T, HandshakeError>;
 
-/// The most descriptors that the kernel attaches to one packet. Room is made for all of them, so
-/// that a peer that sends more than the protocol knows cannot make us lose track of any.
+/// Most descriptors that the kernel attaches to one packet. Every receive has room for all of them,
+/// so that none is lost even if a peer sends more than the protocol allows.
 pub const MAX_FDS: usize = 253;
 
 /// Pause of a connecting process between attempts while there is no listener.
@@ -29,10 +29,10 @@ pub(crate) fn system() -> HandshakeError {
     HandshakeError::System(errno())
 }
 
-/// Two connected sockets: for both ends in one process, or to hand to processes by other means.
+/// Creates two connected sockets: for both ends in one process, or to pass to other processes.
 ///
-/// A process that hands one to a child must close its own copy of it: otherwise it does not see
-/// that the child hangs up.
+/// A process that passes one to a child must close its own copy, or it does not notice when the
+/// child hangs up.
 pub fn socket_pair() -> Result<(OwnedFd, OwnedFd)> {
     let mut fds = [0i32; 2];
     // SAFETY: the call fills the two numbers.
@@ -49,16 +49,16 @@ pub fn socket_pair() -> Result<(OwnedFd, OwnedFd)> {
 /// The sender of a packet, from the kernel, once [enabled](Socket::name_senders).
 #[derive(Debug)]
 pub(crate) struct Sender {
-    /// Its process, or 0: in a process namespace that we cannot see, or not known.
+    /// Its process, or 0 if it is unknown or in a process namespace that we cannot see.
     pub(crate) pid: i32,
-    /// The user ID that it claimed; the kernel checks that it has it.
+    /// The user ID that the sender claimed; the kernel has checked that it may.
     pub(crate) uid: u32,
     /// A pidfd of the process, if the kernel provides one.
     pub(crate) pidfd: Option<OwnedFd>,
 }
 
 impl Sender {
-    /// Unknown. The user is the one that the kernel uses for users without a number here.
+    /// Unknown. The user ID is the kernel's for users that have no number here.
     const UNKNOWN: Sender = Sender { pid: 0, uid: u32::MAX, pidfd: None };
 
     fn is_named(&self) -> bool {
@@ -76,8 +76,8 @@ pub(crate) struct Packet {
     pub(crate) sender: Sender,
 }
 
-/// From Linux 6.5 on: asks for a pidfd of the sender with each packet, and the kind of what then
-/// comes.
+/// Socket option since Linux 6.5: each packet carries a pidfd of its sender. The second constant is
+/// the kind of that control message.
 const SO_PASSPIDFD: i32 = 76;
 const SCM_PIDFD: i32 = 4;
 
@@ -96,8 +96,8 @@ impl Socket {
         self.fd.as_fd()
     }
 
-    /// The process that connected or made the pair, and its effective user at that time. It may
-    /// have handed the socket on.
+    /// Returns the process that connected, or that made the pair, and its effective user at that
+    /// time. That process may have passed the socket on.
     pub(crate) fn connected_by(&self) -> Result<(i32, u32)> {
         // SAFETY: all zeroes is a value of `ucred`, three plain numbers.
         let mut cred: libc::ucred = unsafe { mem::zeroed() };
@@ -105,7 +105,8 @@ impl Socket {
         Ok((cred.pid, cred.uid))
     }
 
-    /// Turns the senders of received packets on or off. Returns whether pidfds are included.
+    /// Turns the sender information of received packets on or off. Returns whether it includes
+    /// pidfds.
     pub(crate) fn name_senders(&self, on: bool) -> Result<bool> {
         self.switch(libc::SO_PASSCRED, on)?;
         Ok(self.switch(SO_PASSPIDFD, on).is_ok())
@@ -128,8 +129,8 @@ impl Socket {
 
     fn option<T>(&self, name: i32, value: &mut T) -> Result<()> {
         let mut len = size_of::<T>() as libc::socklen_t;
-        // SAFETY: the kernel writes at most `len` bytes to `value`, whose size that is;
-        // every `T` used here is plain numbers.
+        // SAFETY: the kernel writes at most `len` bytes, the size of `value`. Every `T` used here
+        // consists of plain numbers.
         let rc = unsafe {
             libc::getsockopt(
                 self.fd.as_raw_fd(),
@@ -169,7 +170,8 @@ impl Socket {
             message.msg_controllen = used;
         }
         loop {
-            // SAFETY: all that `message` points to lives on this frame; MSG_NOSIGNAL: no SIGPIPE.
+            // SAFETY: everything that `message` points to is in this frame. MSG_NOSIGNAL prevents
+            // SIGPIPE.
             let n = unsafe {
                 libc::sendmsg(self.fd.as_raw_fd(), &message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT)
             };
@@ -199,18 +201,18 @@ impl Socket {
         wait(self.fd(), events, deadline)
     }
 
-    /// Receives one packet, if there is one. `EMFILE`: a packet was lost because this process has
+    /// Receives one packet, if there is one. `EMFILE`: a packet was lost, because this process has
     /// no free descriptors.
     pub(crate) fn try_recv(&self, into: &mut [u8]) -> Result<Option<Packet>> {
         let Some((packet, flags)) = self.recv_now(into)? else { return Ok(None) };
         if flags & libc::MSG_TRUNC != 0 {
             return Err(HandshakeError::BadPacket);
         }
-        // The buffer holds all that a packet can carry, so this process is out of descriptors.
+        // The buffer has room for every descriptor, so this process must be out of descriptors.
         if flags & libc::MSG_CTRUNC != 0 {
             return Err(HandshakeError::System(libc::EMFILE));
         }
-        // Empty packets are never sent: this is the end of the connection.
+        // Empty packets are never sent, so this is the end of the connection.
         if packet.len == 0 { Err(HandshakeError::HungUp) } else { Ok(Some(packet)) }
     }
 
@@ -233,13 +235,13 @@ impl Socket {
             }
             match errno() {
                 libc::EAGAIN | libc::EINTR => return Ok(None),
-                // The peer closed before it had read everything. The kernel says so once, and ahead
-                // of what the peer sent.
+                // The peer closed before it had read everything. The kernel reports this once,
+                // before the packets that the peer sent.
                 libc::ECONNRESET => {}
                 code => return Err(HandshakeError::System(code)),
             }
         };
-        // Before anything can fail, every descriptor gets its owner.
+        // Every descriptor gets its owner before anything can fail.
         let (fds, sender) = control.take(&message);
         Ok(Some((Packet { len: n as usize, fds: fds.into(), sender }, message.msg_flags)))
     }
@@ -259,12 +261,12 @@ impl Socket {
 const LAST: usize = 64;
 
 impl Drop for Socket {
-    /// Drains the socket, so that the kernel does not close descriptors in this thread, which may
-    /// block.
+    /// Drains the socket first. Otherwise the kernel would close queued descriptors in this thread,
+    /// which may block.
     fn drop(&mut self) {
-        // SAFETY: a call on our descriptor. Nothing more comes from here on.
+        // SAFETY: a call on our descriptor. Nothing more arrives after it.
         unsafe { libc::shutdown(self.fd.as_raw_fd(), libc::SHUT_RDWR) };
-        // An empty packet is told from the end by its sender, who is named for every packet.
+        // An empty packet differs from the end of the connection by its sender information.
         let named = self.name_senders(true).is_ok();
         for _ in 0..LAST {
             match self.recv_now(&mut [0; 1]) {
@@ -274,22 +276,23 @@ impl Drop for Socket {
                     unsafe { ManuallyDrop::drop(&mut self.fd) };
                     return;
                 }
-                // Another error may be that of one packet.
+                // Another error may concern one packet only.
                 _ => {}
             }
         }
-        // SAFETY: as above, where the function has returned.
+        // SAFETY: taken out once, because the other branch has returned.
         put_aside(unsafe { ManuallyDrop::take(&mut self.fd) });
     }
 }
 
-/// Room for what goes beside the bytes of one packet: its sender, a pidfd of it, and descriptors.
+/// Room for the control messages of one packet: its sender, a pidfd, and descriptors.
 #[repr(C, align(8))]
 struct Control {
     bytes: [u8; CONTROL],
 }
 
-/// A head of 16 bytes each, then 12, 4, and 4 for each descriptor, all padded to 8.
+/// Each of the three has a header of 16 bytes. Their contents are 12 bytes, 4 bytes, and 4 per
+/// descriptor, padded to 8.
 const CONTROL: usize = (16 + 16) + (16 + 8) + (16 + MAX_FDS.next_multiple_of(2) * 4);
 
 impl Control {
@@ -297,17 +300,17 @@ impl Control {
         Control { bytes: [0; CONTROL] }
     }
 
-    /// Appends a block at byte `at`, which is a multiple of 8, and returns how many bytes it takes.
+    /// Appends a control message at byte `at`, a multiple of 8. Returns the bytes that it takes.
     ///
     /// # Safety
-    /// `T` is plain numbers. The block fits.
+    /// `T` consists of plain numbers, and the message fits.
     unsafe fn put<T>(&mut self, at: usize, kind: i32, values: &[T]) -> usize {
         let len = size_of_val(values);
-        // SAFETY: arithmetic.
+        // SAFETY: these calls only compute lengths.
         let (whole, taken) = unsafe { (libc::CMSG_LEN(len as u32), libc::CMSG_SPACE(len as u32)) };
         assert!(at + taken as usize <= CONTROL);
-        // SAFETY: the block lies inside the buffer by the check above, and is aligned for its head
-        // as the buffer and `at` are.
+        // SAFETY: the message is inside the buffer by the check above. Buffer and `at` give its
+        // header the right alignment.
         unsafe {
             let head = self.bytes.as_mut_ptr().add(at).cast::<libc::cmsghdr>();
             (*head).cmsg_level = libc::SOL_SOCKET;
@@ -322,8 +325,8 @@ impl Control {
         let (mut fds, mut sender) = (Vec::new(), Sender::UNKNOWN);
         // SAFETY: the kernel filled the control buffer, which `message` still points to, and set
         // its length; the macros walk the headers inside it. Each number under SCM_RIGHTS or
-        // SCM_PIDFD is a descriptor made for us by this call, so it has no other owner; a pidfd
-        // that could not be made is a negative number. Numbers may lie unaligned.
+        // SCM_PIDFD is a descriptor that this call made for us, so it has no other owner. A pidfd
+        // that could not be made is negative. Numbers may be unaligned.
         unsafe {
             let mut head = libc::CMSG_FIRSTHDR(message);
             while !head.is_null() {
@@ -362,7 +365,7 @@ fn wait(fd: BorrowedFd<'_>, events: i16, deadline: Instant) -> Result<()> {
     if polls[0].revents == 0 { Err(HandshakeError::Deadline) } else { Ok(()) }
 }
 
-/// A place to meet: a path, or a name without a file if it begins with `@`.
+/// An address: a path, or an abstract name if it begins with `@`.
 pub(crate) struct Address {
     raw: libc::sockaddr_un,
     len: libc::socklen_t,
@@ -376,7 +379,7 @@ impl Address {
         let mut raw: libc::sockaddr_un = unsafe { mem::zeroed() };
         raw.sun_family = libc::AF_UNIX as libc::sa_family_t;
         let named = bytes.first() == Some(&b'@');
-        // A path ends in a zero byte; an abstract name begins with one and ends at the length.
+        // A path ends with a zero byte. An abstract name begins with one, and its length ends it.
         if bytes.len() < 1 + usize::from(named) || bytes.len() >= raw.sun_path.len() || bytes.contains(&0) {
             return Err(HandshakeError::Address);
         }
@@ -391,7 +394,7 @@ impl Address {
         Ok(Address { raw, len: len as libc::socklen_t, path })
     }
 
-    /// Connects at once, or fails: with `EAGAIN` where too many wait to be accepted.
+    /// Connects at once, or fails: with `EAGAIN` if the backlog is full.
     pub(crate) fn connect(&self) -> Result<Socket> {
         let fd = stream()?;
         loop {
@@ -443,7 +446,7 @@ pub(crate) fn connect_socket(address: &OsStr, deadline: Instant) -> Result<Socke
             connected => return connected,
         };
         if Instant::now() + RETRY >= deadline {
-            // More connect than are heard: whoever listens does not answer.
+            // The backlog stays full, so the listener does not answer.
             let full = code == libc::EAGAIN;
             return Err(if full { HandshakeError::Deadline } else { HandshakeError::System(code) });
         }

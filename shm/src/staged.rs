@@ -1,15 +1,15 @@
-//! Staged operations: writes and reads of unmapped memory, sent through the lane in chunks, because
-//! the kernel does not permit copies between the two processes or is slower. Nothing here blocks or
-//! allocates.
+//! Staged operations: writes and reads of unmapped memory that go through the lane in chunks,
+//! because the kernel does not permit copies between the two processes or is slower. Nothing here
+//! blocks or allocates.
 //!
 //! | end    | write                                      | read                               |
 //! |--------|--------------------------------------------|------------------------------------|
-//! | origin | posts chunks, nothing else before the last | posts a request                    |
+//! | origin | posts chunks, and nothing else in between  | posts a request                    |
 //! | target | checks and copies chunks; owes a status    | owes replies, sent with room       |
-//! | origin | the status ends it                         | the last reply or an error ends it |
+//! | origin | completes with the status                  | completes with the last reply      |
 //!
-//! Owed records are kept in a table with one entry per number, so a target never needs room in its
-//! own lane to drain the other. So two ends that write to each other through full lanes cannot
+//! Owed records are kept in a table with one entry per id, so a target never needs room in its own
+//! lane to drain the other. So two ends that write to each other through full lanes cannot
 //! deadlock.
 //!
 //! An unregistered region ends the operation with `EFAULT`, because it may have been deregistered
@@ -33,7 +33,7 @@ const CHUNKS: u32 = 16;
 /// Most reply records in one pass.
 const REPLIES: u32 = 8;
 
-/// A staged operation that was begun here.
+/// A staged operation of this end.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Posted {
     pub(crate) way: Way,
@@ -61,7 +61,7 @@ impl Posted {
     }
 }
 
-/// What we owe the peer for an operation that it began.
+/// A record that we owe the peer for its operation.
 #[derive(Clone, Copy, Debug)]
 enum Owed {
     Status(i32),
@@ -74,9 +74,9 @@ pub(crate) struct Staged {
     posted: [Option<Posted>; STAGED],
     owed: [Option<Owed>; STAGED],
     owed_count: u32,
-    /// Where the next search of `owed` begins.
+    /// The index in `owed` where the next search begins.
     turn: usize,
-    /// The write whose last chunk has not been sent.
+    /// The write whose last chunk has not been sent yet.
     sending: Option<u8>,
     /// The result of the arriving write so far: 0, or its error code.
     arriving: i32,
@@ -96,29 +96,29 @@ impl Staged {
         }
     }
 
-    /// Whether a write is partly sent, which blocks all other posts.
+    /// Returns whether a write is partly sent, which blocks all other posts.
     pub(crate) fn sending(&self) -> bool {
         self.sending.is_some()
     }
 
-    /// Whether an operation that was begun here has not ended.
+    /// Returns whether an operation of this end is in flight.
     pub(crate) fn has_posts(&self) -> bool {
         self.posted.iter().any(Option::is_some)
     }
 
-    /// Whether an operation that was begun here reads or fills any of these bytes.
+    /// Returns whether an operation of this end accesses any of these bytes.
     pub(crate) fn touches(&self, memory: Local) -> bool {
         self.posted.iter().flatten().any(|op| memory.overlaps(op.ptr.as_ptr(), op.len))
     }
 
-    /// Whether a record is owed to the peer.
+    /// Returns whether a record is owed to the peer.
     #[inline(always)]
     pub(crate) fn owes(&self) -> bool {
         self.owed_count != 0
     }
 
-    /// Begins an operation. Refuses, with nothing changed,
-    /// without a free number or room for its first record.
+    /// Begins an operation. Without a free id, or room for its first record, refuses it and changes
+    /// nothing.
     pub(crate) fn post(&mut self, out: &mut Producer, op: Posted) -> Result<(), Refused> {
         let id = self.posted.iter().position(Option::is_none).ok_or(Refused::Full)?;
         match op.way {
@@ -133,11 +133,11 @@ impl Staged {
                 self.posted[id] = Some(op);
             }
             Way::Put => {
-                // Room for the first chunk, or a refusal that changes nothing.
+                // Checks for room first, so that a refusal changes nothing.
                 out.reserve(chunk_cells(op.len.min(self.chunk)))?;
                 self.posted[id] = Some(op);
                 self.sending = Some(id as u8);
-                // The operation is accepted: if this fails, the next pass ends it.
+                // The operation is accepted. If this fails, the next pass fails the operation.
                 let _ = self.send(out);
             }
         }
@@ -162,9 +162,9 @@ impl Staged {
             flags |= if last { LAST } else { 0 };
             flags |= if op.data.is_some() { DATA } else { 0 };
             let words = [op.key, op.offset + op.done as u64, flags, op.data.unwrap_or(0).into(), 0, 0];
-            // SAFETY: `cells` cells were reserved, the first for the words, the others for at least
-            // `len` bytes; they are published here. The source is readable until the post is done,
-            // which it is not.
+            // SAFETY: `cells` cells were reserved: the first for the words, the others for at least
+            // `len` bytes. They are published here. The source is readable until the post
+            // completes, and it has not.
             unsafe {
                 record::store(record, words);
                 let from = op.ptr.as_ptr().add(op.done);
@@ -180,8 +180,8 @@ impl Staged {
         Ok(true)
     }
 
-    /// Sends up to [`REPLIES`] owed records, while there is room, one of each operation in turn.
-    /// The peer reuses a number as soon as it is free, and must not starve others by that. A full
+    /// Sends up to [`REPLIES`] owed records while there is room, one of each operation in turn.
+    /// Taking turns matters, because the peer may reuse an id at once and starve the others. A full
     /// lane is no error. Returns whether more can be sent.
     pub(crate) fn serve(
         &mut self,
@@ -235,9 +235,9 @@ impl Staged {
         let part = (len - sent).min(self.chunk);
         let cells = chunk_cells(part);
         let record = out.reserve(cells)?;
-        // SAFETY: `cells` cells were reserved, the first for the words, the others for at least
-        // `part` bytes; they are published here. `offset + sent + part <= offset + len`, inside the
-        // registered region.
+        // SAFETY: `cells` cells were reserved: the first for the words, the others for at least
+        // `part` bytes. They are published here. `offset + sent + part <= offset + len`, which is
+        // inside the registered region.
         unsafe {
             record::store(record, [id as u64, sent as u64, 0, 0, 0, 0]);
             let from = base.as_ptr().add(offset as usize + sent);
@@ -249,7 +249,7 @@ impl Staged {
     }
 
     fn owe(&mut self, id: usize, owed: Owed) -> Result<(), Violation> {
-        // A violation: the operation with this number is still open.
+        // A violation: an operation with this id is still in flight.
         if self.owed[id].is_some() {
             return Err(Violation::Sequence);
         }
@@ -269,7 +269,7 @@ impl Staged {
         regions: &Regions,
         sink: &mut S,
     ) -> Result<(u64, Option<usize>), Violation> {
-        // SAFETY: the next record's first cell lies in the lane.
+        // SAFETY: the first cell of the next record is in the lane.
         let words = unsafe { record::load(input.record()) };
         let value = (header >> 32) as u32;
         let len = value as usize;
@@ -281,9 +281,8 @@ impl Staged {
                 let data = u32::try_from(data).map_err(|_| Violation::Kind)?;
                 match regions.find(key, peer) {
                     Some((_, size)) if !within(offset, len as u64, size) => return Err(Violation::Bounds),
-                    // SAFETY: `offset + len` lies inside the region, which is registered and so
-                    // mapped and writable; the chunk lies in the lane, as `chunk_cells` has
-                    // checked.
+                    // SAFETY: `offset + len` is inside the region, which is registered, so mapped
+                    // and writable. The chunk is inside the lane, as `chunk_cells` has checked.
                     Some((base, _)) => unsafe {
                         let from = input.record().add(crate::lane::CELL);
                         std::ptr::copy_nonoverlapping(from, base.as_ptr().add(offset as usize), len);
@@ -326,8 +325,8 @@ impl Staged {
                 if at != op.done as u64 || len != (op.len - op.done).min(self.chunk) {
                     return Err(Violation::Length);
                 }
-                // SAFETY: `done + len <= op.len`, which stays writable until the post is done; the
-                // chunk lies in the lane, as `chunk_cells` has checked.
+                // SAFETY: `done + len <= op.len`, which stays writable until the post completes.
+                // The chunk is inside the lane, as `chunk_cells` has checked.
                 unsafe {
                     let from = input.record().add(crate::lane::CELL);
                     std::ptr::copy_nonoverlapping(from, op.ptr.as_ptr().add(op.done), len);
@@ -365,7 +364,7 @@ impl Staged {
         if len > self.chunk || cells > input.most() { Err(Violation::Length) } else { Ok(cells) }
     }
 
-    /// Removes one operation that was begun here, because the peer has failed.
+    /// Removes one operation of this end, because the peer has failed.
     pub(crate) fn abandon(&mut self) -> Option<u64> {
         self.sending = None;
         self.posted.iter_mut().find_map(Option::take).map(|op| op.cx)
@@ -379,13 +378,13 @@ fn number(id: u64) -> Result<usize, Violation> {
     }
 }
 
-/// Whether `len` bytes at `offset` lie inside `size` bytes.
+/// Returns whether `len` bytes at `offset` lie inside `size` bytes.
 #[inline(always)]
 pub(crate) fn within(offset: u64, len: u64, size: u64) -> bool {
     offset.checked_add(len).is_some_and(|end| end <= size)
 }
 
-/// The peer error that a refusal of our own lane implies.
+/// Returns the peer error for a refusal of our own lane.
 pub(crate) fn blame(refused: Refused) -> Option<PeerError> {
     match refused {
         Refused::Full => None,

@@ -1,4 +1,4 @@
-//! Shared by the unit tests: two ends in one process, a recording sink, seeded random numbers.
+//! Helpers of the unit tests: two ends in one process, a recording sink, seeded random numbers.
 
 use std::time::{Duration, Instant};
 
@@ -9,15 +9,15 @@ use fishplate_core::sync::host::{Host, SpinHost};
 
 use crate::{Link, Role, ShmConfig, ShmRail, socket_pair};
 
-/// The other end, as each end of a [`couple`] numbers it.
+/// The number by which each end of a [`couple`] knows the other.
 pub(crate) const PEER: Peer = Peer(3);
 
-/// Far enough for anything that is expected to happen.
+/// A deadline for anything that must happen.
 pub(crate) fn soon() -> Instant {
     Instant::now() + Duration::from_secs(10)
 }
 
-/// What a rail has reported.
+/// The reports of a rail.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
     pub(crate) messages: Vec<Vec<u8>>,
@@ -54,12 +54,12 @@ impl Sink for Seen {
 /// A rail over [`SpinHost`].
 pub(crate) type TestRail = ShmRail<SpinHost>;
 
-/// Two rails, and the link of each that has not been attached.
+/// Creates two rails, each with a link that is not attached yet.
 pub(crate) fn met(config: ShmConfig) -> [(TestRail, Link); 2] {
     meet(config, || SpinHost::new(1))
 }
 
-/// As [`met`], over other hosts.
+/// Like [`met`], over other hosts.
 pub(crate) fn meet<H: Host>(config: ShmConfig, host: impl Fn() -> H) -> [(ShmRail<H>, Link); 2] {
     let rail = || ShmRail::new(host(), config.clone()).unwrap();
     let (a, b) = (rail(), rail());
@@ -70,7 +70,7 @@ pub(crate) fn meet<H: Host>(config: ShmConfig, host: impl Fn() -> H) -> [(ShmRai
     [(a, second), (b, first.join().unwrap())]
 }
 
-/// Two rails attached to each other, with their lanes at position `start`.
+/// Creates two rails attached to each other, with their lanes at position `start`.
 pub(crate) fn couple_at(config: ShmConfig, start: u64) -> [TestRail; 2] {
     met(config).map(|(mut rail, link)| {
         rail.attach_at(PEER, link, start).unwrap();
@@ -78,7 +78,7 @@ pub(crate) fn couple_at(config: ShmConfig, start: u64) -> [TestRail; 2] {
     })
 }
 
-/// Two rails attached to each other.
+/// Creates two rails attached to each other.
 pub(crate) fn couple(config: ShmConfig) -> [TestRail; 2] {
     couple_at(config, 0)
 }
@@ -93,7 +93,7 @@ pub(crate) fn settle(rails: &mut [TestRail; 2], seen: &mut [Seen; 2]) {
     }
 }
 
-/// Random numbers that come again with the same seed (xorshift).
+/// A random generator (xorshift); equal seeds give equal numbers.
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {

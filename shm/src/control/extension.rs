@@ -25,8 +25,8 @@ use crate::segment::Segment;
 /// Packets of extensions that wait for room in the socket, before their senders are refused.
 const MAX_QUEUED: usize = 1024;
 
-/// Notices that wait for room in the socket before the peer fails: it requests replies and does not
-/// read them.
+/// Most notices that wait for room in the socket. Beyond this the peer fails, because it requests
+/// replies without reading them.
 const MAX_NOTICES: usize = 16 * 1024;
 
 /// State and handler of another package's packets at one end of a link. Dropped with the link.
@@ -38,7 +38,7 @@ pub trait Extension: Any + Debug + Send {
     /// Most segments that it announces, in addition to those of the rail's regions.
     const SEGMENTS: u16;
 
-    /// The state at the start of a link. `home`: the peer is this very process.
+    /// Creates the state at the start of a link. `home`: the peer is this very process.
     fn new(home: bool) -> Self;
 
     /// Handles a packet of one of its kinds, with its descriptors, from an untrusted peer. Must not

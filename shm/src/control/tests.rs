@@ -19,14 +19,14 @@ fn withdraw(number: u32) -> Vec<u8> {
     packet.finish()
 }
 
-/// B23: a peer that is stopped, or does not read, holds nothing that is over here.
+/// B23: for a peer that is stopped or does not read, no withdrawn segment is kept.
 #[test]
 fn b23_segments_that_come_and_go_are_not_kept_for_a_peer_that_does_not_read() {
     let [mut a, mut b] = couple(ShmConfig::default());
     let mut numbers = Vec::new();
     for _ in 0..1000 {
         let segment = Segment::create(4096).unwrap();
-        // SAFETY: not used.
+        // SAFETY: the memory is not accessed.
         let region = unsafe { segment.region(0, 64) }.unwrap();
         let (key, _) = a.register(&region).unwrap();
         a.deregister(key).unwrap();
@@ -36,7 +36,7 @@ fn b23_segments_that_come_and_go_are_not_kept_for_a_peer_that_does_not_read() {
     assert_eq!(kept, 0);
     let waiting = control(&mut a).notices.len();
     assert!(waiting <= 2, "{waiting} notices wait");
-    // What it hears, when it reads again, still makes sense to it.
+    // When it reads again, the remaining messages are consistent.
     let segment = Segment::create(4096).unwrap();
     // SAFETY: the segment outlives the rails.
     let region = unsafe { segment.region(0, 64) }.unwrap();
@@ -71,9 +71,10 @@ fn what_a_peer_said_before_it_left_is_heard_though_it_did_not_read_everything() 
     b.send_blob(b"never read").unwrap();
     a.send_blob(b"last words").unwrap();
     a.socket.try_send(&Writer::new(PacketKind::Bye).finish(), &[]).unwrap();
-    // As the kernel closes the socket of a process that ends: nothing is read first.
+    // Like the kernel when a process ends: closes the socket without reading.
     let (other, _) = crate::socket::socket_pair().unwrap();
-    // SAFETY: puts another socket of ours under the number, which `a` owns as before.
+    // SAFETY: replaces the socket under this number, which `a` still owns.
+    // SAFETY: the memory is not accessed, and the rail keeps the segments.
     assert!(unsafe { libc::dup2(other.as_raw_fd(), a.fd().as_raw_fd()) } >= 0);
     assert_eq!(b.take_blob().unwrap().as_deref(), Some(&b"last words"[..]));
     assert_eq!(b.ended(), Some(PeerError::Closed));
@@ -120,7 +121,7 @@ fn more_segments_than_a_peer_takes_are_refused_here_and_cost_no_link() {
     let config = ShmConfig { max_segments: 2, ..ShmConfig::default() };
     let [mut a, mut b] = couple(config);
     let segments = [(); 3].map(|()| Segment::create(4096).unwrap());
-    // SAFETY: not used.
+    // SAFETY: the memory is not accessed.
     let regions = segments.each_ref().map(|s| unsafe { s.region(0, 64) }.unwrap());
     let first = a.register(&regions[0]).unwrap().0;
     a.register(&regions[1]).unwrap();
@@ -143,7 +144,7 @@ fn an_import_may_wait_for_ever() {
     assert!(b.import(PEER, key, 64).unwrap().is_some());
 }
 
-/// Whoever has left in good order is not taken for dead, however much he said before.
+/// A peer that sends a Bye is not reported as dead, no matter how many packets precede the Bye.
 #[test]
 fn a_good_bye_behind_many_packets_is_heard_before_a_process_is_called_dead() {
     let [mut a, mut b] = couple(ShmConfig::default());
@@ -160,7 +161,7 @@ fn a_good_bye_behind_many_packets_is_heard_before_a_process_is_called_dead() {
     assert_eq!(seen.down, [(PEER, PeerError::Closed)]);
 }
 
-/// Remembers what came, and takes so many descriptors of each packet.
+/// Records the packets, and takes this many descriptors of each.
 #[derive(Debug, Default)]
 struct Heard {
     packets: Vec<(u16, Vec<u8>, usize)>,
@@ -186,7 +187,7 @@ impl Extension for Heard {
     }
 }
 
-/// Descriptors of a file that can be closed at once.
+/// Descriptors of files that can be closed without waiting.
 #[derive(Debug)]
 struct Files(Vec<OwnedFd>);
 

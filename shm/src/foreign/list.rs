@@ -9,7 +9,7 @@ use std::ptr;
 
 use super::primitive::{AtomicPtr, Ordering, edge};
 
-/// One thing in the list.
+/// A value in the list.
 #[derive(Debug)]
 pub(crate) struct Node<T> {
     thing: T,
@@ -21,16 +21,16 @@ pub(crate) struct Node<T> {
 pub(crate) struct List<T>(pub(crate) AtomicPtr<Node<T>>);
 
 impl<T> List<T> {
-    /// Adds a thing.
+    /// Adds a value.
     pub(crate) fn add(&self, thing: T) {
         let node = Box::into_raw(Box::new(Node { thing, next: ptr::null_mut() }));
         let mut head = self.0.load(Ordering::Relaxed);
         loop {
             // SAFETY: the node is ours until the exchange succeeds.
             unsafe { (*node).next = head };
-            // Release, edge `aside`: whoever takes the list sees this node, and by the exchanges
-            // before it, which this one continues, all others. The head is only compared, so a
-            // failure needs no order.
+            // Release, edge `aside`: publishes this node to the thread that takes the list. Earlier
+            // nodes are published too, because this exchange continues theirs. The head is only
+            // compared, so a failed exchange needs no ordering.
             let stored = edge!("aside.store", Release);
             match self.0.compare_exchange_weak(head, node, stored, Ordering::Relaxed) {
                 Ok(_) => return,
@@ -39,9 +39,9 @@ impl<T> List<T> {
         }
     }
 
-    /// Takes everything, the newest first.
+    /// Takes all values, the newest first.
     pub(crate) fn take(&self) -> Taken<T> {
-        // Acquire, edge `aside`: the nodes were written before they were added.
+        // Acquire, edge `aside`: the nodes' contents were written before they were added.
         Taken(self.0.swap(ptr::null_mut(), edge!("aside.load", Acquire)))
     }
 
@@ -51,7 +51,7 @@ impl<T> List<T> {
     }
 }
 
-/// What was taken out of a list.
+/// The values taken out of a list.
 pub(crate) struct Taken<T>(*mut Node<T>);
 
 impl<T> Iterator for Taken<T> {
@@ -61,8 +61,8 @@ impl<T> Iterator for Taken<T> {
         if self.0.is_null() {
             return None;
         }
-        // SAFETY: made by `Box::into_raw` in `add`; the swap in `take` gave the whole chain to us
-        // alone.
+        // SAFETY: `add` made it with `Box::into_raw`, and the swap in `take` gave us the whole
+        // chain.
         let Node { thing, next } = *unsafe { Box::from_raw(self.0) };
         self.0 = next;
         Some(thing)

@@ -1,4 +1,4 @@
-//! A model of the list: its very source, over loom's atomics. `tests/loom-edges.sh` runs it.
+//! A loom model of the list: compiles `list.rs` over loom's atomics. `tests/loom-edges.sh` runs it.
 
 use fishplate_core::sync::primitive::modelled as primitive;
 
@@ -11,7 +11,7 @@ use loom::sync::Arc;
 use loom::thread;
 use primitive::AtomicPtr;
 
-/// A thing whose contents loom watches.
+/// A value whose accesses loom checks.
 struct Thing(UnsafeCell<u32>);
 
 // SAFETY: loom checks the accesses.
@@ -25,14 +25,14 @@ fn whoever_takes_the_list_sees_what_was_added() {
             let list = list.clone();
             thread::spawn(move || {
                 let thing = Thing(UnsafeCell::new(0));
-                // SAFETY: nobody else has it yet.
+                // SAFETY: the value has not been shared yet.
                 thing.0.with_mut(|at| unsafe { *at = value });
                 list.add(thing);
             })
         };
         let others = [adds(1), adds(2)];
         let read = |thing: Thing| {
-            // SAFETY: taken out of the list, it is ours; loom checks that.
+            // SAFETY: taken out of the list, the value is ours; loom checks that.
             thing.0.with(|at| unsafe { *at })
         };
         let mut sum: u32 = list.take().map(read).sum();

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use super::*;
 use crate::socket::{Socket, socket_pair};
 
-/// How long a close takes that waits.
+/// How long a blocking close takes.
 const LINGER: Duration = Duration::from_secs(3);
 
-/// A connection full of bytes that nobody reads, whose close waits; and what keeps it so.
+/// Returns a connection full of unread bytes, whose close blocks, and the peer that keeps it open.
 fn lingering() -> (OwnedFd, (TcpListener, TcpStream)) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -32,7 +32,7 @@ fn lingering() -> (OwnedFd, (TcpListener, TcpStream)) {
     (stream.into(), (listener, held))
 }
 
-/// Checks that something does not wait.
+/// Checks that an operation does not block.
 #[track_caller]
 fn at_once(what: impl FnOnce()) {
     let began = Instant::now();
@@ -57,7 +57,7 @@ fn a_socket_that_lingers_in_the_queue_of_another_is_not_waited_for() {
             x.try_send(packet, &[]).unwrap();
         }
         x.try_send(last, &[lingering.as_fd()]).unwrap();
-        // The last copy is the one in the queue.
+        // The last duplicate is the one in the queue.
         drop(Foreign::from(lingering));
         at_once(|| drop(y));
     }
@@ -87,15 +87,15 @@ fn what_is_put_aside_is_dropped_by_whoever_closes() {
         put_aside(Told(told.clone()));
     }
     assert!(has_aside());
-    // Another test may have taken them meanwhile: it drops them too.
+    // A concurrent test may have taken the resources; then it drops them.
     std::thread::spawn(close_aside).join().unwrap();
     for _ in 0..3 {
         assert_ne!(dropped.recv_timeout(2 * LINGER).unwrap(), std::thread::current().id());
     }
 }
 
-/// Memory of `size` bytes, sealed, that holds `held` bytes of pages: those beyond its end too. And
-/// its name.
+/// Creates a sealed memfd of `size` bytes whose pages hold `held` bytes, including pages beyond its
+/// end.
 fn memory(name: &std::ffi::CStr, size: u64, held: u64) -> OwnedFd {
     // SAFETY: the name is a C string; calls with plain numbers on what is made here.
     let fd = unsafe {

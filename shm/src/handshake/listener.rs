@@ -10,7 +10,7 @@ use super::Shake;
 use crate::meeting::{Meetings, accept_now};
 use crate::socket::{Address, Result, Socket, stream, system};
 
-/// How many connections wait to be accepted.
+/// Connections that may wait to be accepted.
 const BACKLOG: i32 = 256;
 
 /// How long one handshake with a listener may take.
@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// A listening socket. Drop removes its path, if it is still the file created here. A killed
 /// process leaves its path behind; an abstract name disappears with it.
 ///
-/// Accept in the process that bound it: connecting peers watch that process.
+/// Accept in the process that called `bind`, because connecting peers watch that process.
 #[derive(Debug)]
 pub struct Listener {
     fd: OwnedFd,
@@ -58,23 +58,23 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // SAFETY: a call on our descriptor. From here on nobody connects any more, so that the loop
+        // SAFETY: a call on our descriptor. Afterwards no new connections arrive, so the loop below
         // ends.
         unsafe { libc::shutdown(self.fd.as_raw_fd(), libc::SHUT_RDWR) };
-        // Connections that wait to be accepted may carry descriptors: see `Socket`.
+        // Pending connections may carry descriptors: see `Socket`.
         while let Ok(socket) = accept_now(self.fd()) {
             drop(Socket::new(socket));
         }
         if let Some((path, id)) = &self.file
             && identity(path) == Some(*id)
         {
-            // Ignored: nothing depends on it.
+            // Ignore errors: at worst the path stays behind.
             let _ = std::fs::remove_file(path);
         }
     }
 }
 
-/// Device and inode of a file, to tell ours from a replacement.
+/// Returns device and inode of a file, to distinguish ours from a replacement.
 fn identity(path: &std::path::Path) -> Option<(u64, u64)> {
     use std::os::unix::fs::MetadataExt;
     let meta = std::fs::symlink_metadata(path).ok()?;

@@ -28,8 +28,8 @@ struct Hello {
     common_len: u64,
     id: u64,
     membarrier: bool,
-    /// The address of the nonce in the sender's memory. A process that can read it there can read
-    /// and write all of that memory.
+    /// The address of the nonce in the sender's memory. A process that can read the nonce there can
+    /// read and write all of that memory.
     probe: u64,
     nonce: Nonce,
 }
@@ -111,9 +111,10 @@ fn echoes(mut body: Reader<'_>, ours: &Nonce) -> Result<(), HandshakeError> {
 
 fn nonce() -> Result<Nonce, HandshakeError> {
     let mut nonce = [0; 16];
-    // SAFETY: 16 bytes, all ours.
+    // SAFETY: the buffer has 16 bytes, all ours.
     let n = unsafe { libc::getrandom(nonce.as_mut_ptr().cast(), nonce.len(), 0) };
-    // Up to 256 bytes come whole once the generator is seeded, which the call waits for.
+    // Requests of up to 256 bytes are never cut short; the call waits until the generator is
+    // seeded.
     if n == nonce.len() as isize { Ok(nonce) } else { Err(HandshakeError::System(errno())) }
 }
 
@@ -125,14 +126,14 @@ struct Mine(Nonce);
 static MINE: Mutex<Vec<Nonce>> = Mutex::new(Vec::new());
 
 impl Mine {
-    /// Registers a nonce for the time of the handshake.
+    /// Registers a nonce for the duration of the handshake.
     fn enter(nonce: Nonce) -> Self {
         MINE.lock().unwrap_or_else(PoisonError::into_inner).push(nonce);
         Mine(nonce)
     }
 
-    /// Whether a handshake of this process has this nonce. The other end keeps its nonce registered
-    /// until we are ready.
+    /// Returns whether an open handshake of this process has this nonce. The other end keeps its
+    /// nonce registered until we are ready.
     fn has(nonce: &Nonce) -> bool {
         MINE.lock().unwrap_or_else(PoisonError::into_inner).contains(nonce)
     }
@@ -152,12 +153,12 @@ pub(crate) struct Shake {
     peer: Credentials,
     buffer: Box<[u8]>,
     ours: Hello,
-    /// Our nonce, for the peer to read until the handshake completes.
+    /// Our nonce, which the peer reads until the handshake completes.
     _probe: Box<Nonce>,
     _mine: Mine,
-    /// Our memory, once it is created.
+    /// Our memory, once created.
     made: Option<Made>,
-    /// Packets to send, and whether our descriptors go with them.
+    /// Packets to send, and whether our descriptors go with each.
     unsent: VecDeque<(Vec<u8>, bool)>,
     stage: Stage,
 }
@@ -223,7 +224,7 @@ impl Shake {
         })
     }
 
-    /// Whether the handshake is for a rail with this profile.
+    /// Returns whether the handshake is for a rail with this profile.
     pub(crate) fn serves(&self, profile: &Profile) -> bool {
         Arc::ptr_eq(&self.profile.config, &profile.config)
             && Arc::ptr_eq(&self.profile.event_page, &profile.event_page)
@@ -312,7 +313,7 @@ impl Shake {
         Ok(Stage::Offer(theirs, Given { lane, event_page, common, home, shown }))
     }
 
-    /// Makes our memory, and offers it.
+    /// Creates our memory, and offers it.
     fn make(&mut self, theirs: &Hello) -> Result<(), HandshakeError> {
         let config = &*self.profile.config;
         let lane = LaneMemory::create(config.lane_cells, self.ours.nonce, theirs.nonce)?;

@@ -13,15 +13,15 @@ pub(super) struct Header {
     pub(super) magic: AtomicU64,
     /// Version, cell size in bytes, number of cells.
     pub(super) sizes: AtomicU64,
-    /// Nonce of the end that made the segment.
+    /// Nonce of the end that created the segment.
     pub(super) maker: [AtomicU64; 2],
-    /// Nonce of the end that it was made for.
+    /// Nonce of the end for which it was created.
     pub(super) guest: [AtomicU64; 2],
     pub(super) freed: Cursor,
 }
 
-/// How far the maker of the segment has consumed its incoming lane: 128 bytes, alone on its line
-/// and on the one that the processor fetches with it.
+/// How far the segment's creator has consumed its incoming lane. It has 128 bytes, so that it
+/// shares neither its cache line nor the adjacent line that the processor prefetches.
 #[repr(C, align(128))]
 pub(super) struct Cursor(pub(super) AtomicU64);
 
@@ -35,19 +35,19 @@ const_assert_eq!(offset_of!(Header, freed), 128);
 impl Header {
     /// Completes a new header.
     pub(super) fn complete(&self, magic: u64, sizes: u64, maker: [u64; 2], guest: [u64; 2]) {
-        // Relaxed: edge `lane.magic` below carries these.
+        // Relaxed: edge `lane.magic` below publishes these.
         self.sizes.store(sizes, Ordering::Relaxed);
         for (cell, words) in [(&self.maker, maker), (&self.guest, guest)] {
             cell[0].store(words[0], Ordering::Relaxed);
             cell[1].store(words[1], Ordering::Relaxed);
         }
-        // Release, edge `lane.magic`: whoever sees the magic sees a complete header.
+        // Release, edge `lane.magic`: publishes the complete header.
         self.magic.store(magic, edge!("lane.magic.store", Release));
     }
 
-    /// Whether it was completed with these values.
+    /// Returns whether the header was completed with these values.
     pub(super) fn is(&self, magic: u64, sizes: u64, maker: [u64; 2], guest: [u64; 2]) -> bool {
-        // Acquire, edge `lane.magic`. The loads behind it are relaxed.
+        // Acquire, edge `lane.magic`, so the loads after it are relaxed.
         self.magic.load(edge!("lane.magic.load", Acquire)) == magic
             && self.sizes.load(Ordering::Relaxed) == sizes
             && [&self.maker, &self.guest]

@@ -1,10 +1,10 @@
-//! Models of the lane: the very source of `ends.rs` and `header.rs`, over loom's atomics.
-//! `tests/loom-edges.sh` runs them as they stand, and with each ordering weakened in turn.
+//! Loom models of the lane. They compile `ends.rs` and `header.rs` over loom's atomics.
+//! `tests/loom-edges.sh` runs them unchanged, and with each ordering weakened in turn.
 //!
-//! A model's payload is one cell of loom's for each cell of the lane, which loom watches: the
-//! producer writes it before it publishes, the consumer reads it before it advances. Whatever of a
-//! long record lies where a stamp would be is the very stamp that the consumer waits for there one
-//! lap later.
+//! Each cell of the lane has a loom cell that stands for its payload. The producer writes it before
+//! it publishes, and the consumer reads it before it advances; loom checks these accesses. Where a
+//! long record has payload in the place of a stamp, the models store the worst value: the stamp
+//! that the consumer expects there one lap later.
 
 use fishplate_core::sync::primitive::modelled as primitive;
 
@@ -23,7 +23,7 @@ use ends::{Consumer, Producer, Refused, stamp};
 use header::{Cursor, Header};
 use primitive::{AtomicU64, Ordering};
 
-/// A cell as `ends.rs` sees it.
+/// A cell, as `ends.rs` accesses it.
 #[repr(C, align(64))]
 struct Cell {
     stamp: AtomicU64,
@@ -41,7 +41,7 @@ struct Lane {
 
 // SAFETY: atomics, and cells whose accesses loom checks.
 unsafe impl Send for Lane {}
-// SAFETY: as above.
+// SAFETY: atomics, and cells whose accesses loom checks.
 unsafe impl Sync for Lane {}
 
 impl Lane {
@@ -56,23 +56,23 @@ impl Lane {
 
     fn producer(&self, start: u64) -> Producer {
         let first = self.cells.as_ptr().cast_mut().cast();
-        // SAFETY: the lane outlives both ends, no other producer is made, and a record is written
-        // by `push` alone, which goes round at the end.
+        // SAFETY: the lane outlives both ends, and there is no other producer. The pointer covers
+        // all cells, and `push` wraps within them.
         unsafe { Producer::new(first, self.cells.len() as u32, &raw const self.cursor, start) }
     }
 
     fn consumer(&self, start: u64) -> Consumer {
         let first = self.cells.as_ptr().cast();
-        // SAFETY: as above, for `pop`.
+        // SAFETY: the lane outlives both ends, and there is no other consumer.
         unsafe { Consumer::new(first, self.cells.len() as u32, &raw const self.cursor, start) }
     }
 
-    /// The place of a position.
+    /// Returns the index of a position.
     fn place(&self, position: u64) -> usize {
         (position % self.cells.len() as u64) as usize
     }
 
-    /// Sends a record of so many cells.
+    /// Sends a record of `cells` cells.
     fn push(&self, producer: &mut Producer, cells: u64) {
         loop {
             match producer.reserve(cells) {
@@ -83,19 +83,19 @@ impl Lane {
         }
         let at = producer.position();
         for position in (0..cells).map(|ahead| at.wrapping_add(ahead)) {
-            // SAFETY: loom fails the run if anybody uses it meanwhile.
+            // SAFETY: loom fails the run on concurrent access.
             self.payload[self.place(position)].with_mut(|payload| unsafe { *payload = position });
             if position != at {
                 let next_lap = stamp(position.wrapping_add(self.cells.len() as u64));
-                // Relaxed: payload is stored without any order.
+                // Relaxed: payload is stored without any ordering.
                 self.cells[self.place(position)].stamp.store(next_lap, Ordering::Relaxed);
             }
         }
-        // SAFETY: so many were just reserved.
+        // SAFETY: the cells were just reserved.
         unsafe { producer.publish(cells, at.wrapping_mul(16).wrapping_add(cells)) };
     }
 
-    /// Takes the next record, of so many cells, once it is there.
+    /// Waits for the next record, of `cells` cells, and takes it.
     fn pop(&self, consumer: &mut Consumer, cells: u64) {
         let header = loop {
             match consumer.header() {
@@ -108,7 +108,7 @@ impl Lane {
         let at = consumer.at;
         assert_eq!(header, at.wrapping_mul(16).wrapping_add(cells), "a record out of nothing");
         for position in (0..cells).map(|ahead| at.wrapping_add(ahead)) {
-            // SAFETY: as in `push`.
+            // SAFETY: loom fails the run on concurrent access.
             let found = self.payload[self.place(position)].with(|payload| unsafe { *payload });
             assert_eq!(found, position, "the payload of another record");
         }
@@ -116,8 +116,9 @@ impl Lane {
     }
 }
 
-/// Sends records of these lengths through a lane, from `start` on. Threads are preempted twice at
-/// most: a third time takes ten times as long, and finds no planted bug that two do not.
+/// Sends records of these lengths through a lane, from position `start` on. Threads are preempted
+/// at most twice. A third preemption takes ten times as long, and finds no planted bug that two do
+/// not.
 fn across(cells: u32, start: u64, lengths: &'static [u64]) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(2);
@@ -131,12 +132,12 @@ fn across(cells: u32, start: u64, lengths: &'static [u64]) {
         let mut consumer = lane.consumer(start);
         lengths.iter().for_each(|&cells| lane.pop(&mut consumer, cells));
         sends.join().unwrap();
-        // What lies behind the last is no record, whatever it looks like.
+        // Nothing after the last record may look like one.
         assert_eq!(consumer.header(), None);
     });
 }
 
-/// Every claim ends where the free cells do. Positions and the ring wrap within the records.
+/// Every claim ends at the last free cell. Both positions and the ring wrap.
 #[test]
 fn records_arrive_whole_and_once_where_every_free_cell_is_claimed() {
     across(4, u64::MAX - 1, &[1, 1, 1, 1, 1]);
@@ -144,12 +145,13 @@ fn records_arrive_whole_and_once_where_every_free_cell_is_claimed() {
     across(4, 3, &[3, 3, 1]);
 }
 
-/// Claims end before the free cells do: some cells are claimed, some cleaned by the record before
-/// them.
+/// Claims end before the last free cell, so some cells are claimed, and some are cleaned by the
+/// record before them.
 #[test]
 fn records_arrive_whole_and_once_where_some_cells_are_claimed() {
     across(16, u64::MAX - 4, &[1, 1, 12, 1, 9, 2]);
-    // The record of nine ends behind the last claimed cell, where the first had payload.
+    // The record of nine cells ends behind the last claimed cell, where the first record had
+    // payload.
     across(16, 9, &[12, 1, 1, 1, 1, 9, 1]);
 }
 
@@ -187,7 +189,7 @@ fn who_sees_the_magic_of_a_segment_sees_all_of_its_head() {
         });
         let made = Arc::clone(&header);
         let maker = thread::spawn(move || made.complete(1, 2, [3, 4], [5, 6]));
-        // Relaxed: only to look again where it is not there yet.
+        // Relaxed: only decides whether to look again.
         if header.magic.load(Ordering::Relaxed) == 1 {
             assert!(header.is(1, 2, [3, 4], [5, 6]), "a part of the head is missing");
         }

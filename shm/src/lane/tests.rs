@@ -11,12 +11,12 @@ use super::*;
 use crate::testing::Random;
 
 impl LaneMemory {
-    /// The whole segment, as its maker sees it: for tests that write what no correct peer writes.
+    /// Returns the whole segment, writable, for tests that write what no correct peer writes.
     pub(crate) fn raw(&self) -> (*mut u8, usize) {
         (self.mapping.ptr().as_ptr(), CELLS + self.cells as usize * CELL)
     }
 
-    /// The cursor of the other lane.
+    /// Returns the cursor of the other lane.
     pub(crate) fn cursor(&self) -> &AtomicU64 {
         &self.header().freed.0
     }
@@ -25,7 +25,7 @@ impl LaneMemory {
 const A: Nonce = [1; 16];
 const B: Nonce = [2; 16];
 
-/// Both ends of one lane, at `start`, and what they lie in.
+/// Creates both ends of one lane at position `start`, and its memory.
 fn lane(cells: u32, start: u64) -> (LaneMemory, Producer, Consumer) {
     let memory = LaneMemory::create(cells, A, B).unwrap();
     // SAFETY: the caller keeps the memory beside the ends.
@@ -37,7 +37,7 @@ fn lane(cells: u32, start: u64) -> (LaneMemory, Producer, Consumer) {
 fn push(producer: &mut Producer, payload: &[u8]) -> Result<(), Refused> {
     let cells = cells_for(payload.len());
     let record = producer.reserve(cells)?;
-    // SAFETY: so many cells were just reserved.
+    // SAFETY: the cells were just reserved.
     unsafe {
         copy_message(payload.as_ptr(), record.add(PAYLOAD), payload.len());
         producer.publish(cells, payload.len() as u64);
@@ -45,7 +45,7 @@ fn push(producer: &mut Producer, payload: &[u8]) -> Result<(), Refused> {
     Ok(())
 }
 
-/// Takes the next record out.
+/// Takes the next record.
 fn pop(consumer: &mut Consumer) -> Option<Vec<u8>> {
     let len = consumer.header()? as usize;
     let mut payload = vec![0; len];
@@ -55,7 +55,7 @@ fn pop(consumer: &mut Consumer) -> Option<Vec<u8>> {
     Some(payload)
 }
 
-/// Two threads that wait for each other, at most a minute, and not once the other has failed.
+/// Lets two threads wait for each other, for at most a minute, and not once either has failed.
 struct Together {
     over: AtomicBool,
     until: Instant,
@@ -66,7 +66,7 @@ impl Together {
         Together { over: AtomicBool::new(false), until: Instant::now() + Duration::from_secs(300) }
     }
 
-    /// Tries again until there is something.
+    /// Retries until `look` returns something.
     fn wait<T>(&self, mut look: impl FnMut() -> Option<T>) -> T {
         loop {
             if let Some(found) = look() {
@@ -78,7 +78,7 @@ impl Together {
     }
 }
 
-/// Held by each thread: says that it failed.
+/// Held by each thread; a panic while it is held tells the other thread.
 struct Side<'t>(&'t Together);
 
 impl Drop for Side<'_> {
@@ -110,8 +110,8 @@ fn any_sequence_of_pushes_and_pops_is_a_queue() {
             } else {
                 assert_eq!(pop(&mut consumer), model.pop_front(), "seed {seed}");
             }
-            // At least the next record's cell is clean,
-            // and none is claimed that the consumer may be reading.
+            // At least the next record's cell is clean, and none is claimed that the consumer may
+            // still read.
             assert!(producer.claimed.wrapping_sub(producer.at) >= 1, "seed {seed}");
             assert!(producer.claimed.wrapping_sub(producer.freed) <= 64, "seed {seed}");
         }
@@ -130,7 +130,7 @@ fn short_records_find_their_cells_claimed() {
         assert_eq!(producer.has_claimed(producer.at + 1), known, "at record {n}");
         pop(&mut consumer).unwrap();
     }
-    // A few more where it is not known yet how much of the lane is free.
+    // A few more, while the producer does not know yet how much of the lane is free.
     assert!((1000 / CLAIMED..1000 / CLAIMED * 2).contains(&claims), "{claims}");
 }
 
@@ -143,8 +143,8 @@ fn a_record_as_long_as_the_last_finds_its_cells_claimed() {
             push(&mut producer, &vec![n as u8; len]).unwrap();
             pop(&mut consumer).unwrap();
             let free = producer.freed + 64 - producer.at;
-            // At most a quarter of the lane and the cell behind it;
-            // at least the next record's cell.
+            // At most a quarter of the lane and the cell behind it; at least the next record's
+            // cell.
             let (most, least) =
                 (1 + cells.clamp(CLAIMED, 15), if cells < CLAIMED { 2 } else { 1 + cells.min(15) });
             let ahead = producer.claimed - producer.at;
@@ -160,9 +160,9 @@ fn a_record_as_long_as_the_last_finds_its_cells_claimed() {
 fn the_longest_message_fits_once_the_lane_is_empty_wherever_it_starts() {
     for offset in 0..64 {
         let (_memory, mut producer, mut consumer) = lane(64, offset);
-        // Behind the longest gap: it begins in the second cell.
+        // With the longest gap, so that the message begins in the second cell.
         let longest = vec![0xa5; max_message(64) + CELL - PAYLOAD];
-        // The consumer may keep up to a quarter of the lane to itself, less one cell.
+        // The consumer may hold back up to a quarter of the lane, less one cell.
         for held in 0..16 {
             for _ in 0..held {
                 push(&mut producer, b"x").unwrap();
@@ -181,17 +181,17 @@ fn payload_that_looks_like_a_stamp_is_not_taken_for_a_record() {
     }
 }
 
-/// With records of 8 bytes and up to so many more behind the forged one.
+/// Runs with records of 8 bytes, and with up to `lengths` longer ones behind the forged record.
 fn payload_that_looks_like_a_stamp(lengths: u64) {
     let (_memory, mut producer, mut consumer) = lane(64, 0);
-    // The second lap starts its records where the first had the middle of one, whose words are the
-    // very stamps that the second lap waits for.
+    // The second lap has records where the first had the middle of one, filled with exactly the
+    // stamps that the second lap waits for.
     for first in 1..40u64 {
         let mut forged = Vec::new();
         let base = producer.position();
         for cell in 0..40u64 {
             for word in 0..8 {
-                // The first cell has two words of its own.
+                // In the first cell, two words belong to the record itself.
                 if cell > 0 || word >= 2 {
                     forged.extend_from_slice(&stamp(base + cell + 64).to_ne_bytes());
                 }
@@ -201,7 +201,7 @@ fn payload_that_looks_like_a_stamp(lengths: u64) {
         assert_eq!(pop(&mut consumer), Some(forged));
         for n in 0..64 + first {
             assert_eq!(consumer.header(), None, "a record out of nothing after {n}");
-            // Where lengths differ, they end on cells that are claimed and on those that are not.
+            // With different lengths, records end on claimed cells and on others.
             let mut payload = n.to_ne_bytes().to_vec();
             payload.resize(8 + (n * first % lengths) as usize, n as u8);
             push(&mut producer, &payload).unwrap();
@@ -219,7 +219,7 @@ fn a_cursor_that_no_correct_consumer_writes_is_refused() {
         memory.cursor().store(wrong.wrapping_add(9), Relaxed);
         assert_eq!(push(&mut producer, b"x"), Err(Refused::Corrupt));
     }
-    // Backwards.
+    // The cursor moves backwards.
     let (memory, mut producer, mut consumer) = lane(64, 10);
     for _ in 0..40 {
         push(&mut producer, b"x").unwrap();
@@ -256,8 +256,8 @@ fn two_threads_lose_and_reorder_nothing() {
     });
 }
 
-/// The cell behind a long record is looked at between the record and the claim behind it: only a
-/// consumer that runs beside sees a stamp that was left there.
+/// The cell behind a long record may hold a stale stamp between publishing and claiming. Only a
+/// concurrent consumer can see it.
 #[test]
 fn a_consumer_beside_never_takes_payload_for_a_record() {
     let (rounds, seed) = (100_000, 0xce11);
@@ -282,7 +282,7 @@ fn a_consumer_beside_never_takes_payload_for_a_record() {
         let mut random = Random(seed);
         for n in 0..rounds {
             let len = len(&mut random);
-            // A record follows too soon for this thread to give its processor away.
+            // The next record follows too soon for this thread to yield.
             let found = (0..1000).find_map(|_| consumer.header());
             let found = found.unwrap_or_else(|| together.wait(|| consumer.header()));
             assert_eq!(found, len as u64, "record {n}, seed {seed}");
@@ -291,8 +291,8 @@ fn a_consumer_beside_never_takes_payload_for_a_record() {
     });
 }
 
-/// B21: what one side writes in a loop shares no line or prefetched pair of lines with
-/// what the other writes.
+/// B21: words that one side writes in a loop share no line, and no prefetched pair of lines, with
+/// words that the other side writes.
 #[test]
 fn b21_cursors_and_cells_share_no_line() {
     assert!(memoffset::offset_of!(Header, freed) >= 128 && size_of::<Cursor>() == 128);
@@ -300,10 +300,10 @@ fn b21_cursors_and_cells_share_no_line() {
     assert_eq!(CELLS % 128, 0);
     assert_eq!(cells_for(48), 1, "a short message is one line");
     assert_eq!(cells_for(49), 2);
-    // Each end writes into its own segment only: there is no line that both write.
+    // Each end writes only to its own segment, so there is no line that both write.
 }
 
-/// B10: a segment that is not complete is refused before anything in it is used.
+/// B10: an incomplete segment is refused before anything in it is used.
 #[test]
 fn b10_an_unfinished_or_foreign_segment_is_refused() {
     let whole = LaneMemory::create(64, A, B).unwrap();
@@ -313,7 +313,7 @@ fn b10_an_unfinished_or_foreign_segment_is_refused() {
     assert_eq!(attach(&whole, 64, A, B), Ok(()));
     let (actual, expected) = (PAGE as u64 + 64 * 64, PAGE as u64 + 128 * 64);
     assert_eq!(attach(&whole, 128, A, B), Err(SegmentError::Size { actual, expected }));
-    // B9: the segment of another run carries another nonce, on either place.
+    // B9: the segment of another run has another nonce, in either place.
     assert_eq!(attach(&whole, 64, B, A), Err(SegmentError::Foreign));
     assert_eq!(attach(&whole, 64, A, A), Err(SegmentError::Foreign));
     whole.header().magic.store(0, Relaxed);

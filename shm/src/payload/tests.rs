@@ -3,7 +3,7 @@ use crate::testing::Random;
 
 const LEN: usize = 64 << 10;
 
-/// A peer whose payloads take so long by either way, in nanoseconds, and a clock.
+/// A simulated peer: the time of a payload on each path, in nanoseconds, and a clock.
 struct Link {
     payloads: PayloadPaths,
     now: u64,
@@ -37,7 +37,7 @@ impl Link {
         self.payloads.came(len, || now);
     }
 
-    /// Payloads one after the other. Returns how many went each way.
+    /// Transfers payloads one after the other. Returns how many took each path.
     fn one_by_one(&mut self, len: usize, count: usize) -> [u64; 2] {
         self.went = [0; 2];
         for _ in 0..count {
@@ -49,8 +49,8 @@ impl Link {
         self.went
     }
 
-    /// Payloads of which up to `window` are in flight through the lane,
-    /// which carries one at a time.
+    /// Transfers payloads with up to `window` in flight through the lane, which carries one at a
+    /// time.
     fn streamed(&mut self, len: usize, window: usize, count: usize) -> [u64; 2] {
         self.went = [0; 2];
         for _ in 0..count {
@@ -64,8 +64,8 @@ impl Link {
     }
 }
 
-/// Most uses of the slower way where it is `ratio` times as slow:
-/// trials may cost 3 %, plus an unfinished one.
+/// Returns the most uses of the slower path if it is `ratio` times as slow: trials may cost 3 %,
+/// plus an unfinished one.
 fn few(count: u64, ratio: u64) -> u64 {
     count / (30 * ratio) + 1
 }
@@ -86,7 +86,7 @@ fn the_quicker_way_is_found_and_the_other_is_seldom_tried() {
 fn in_a_stream_the_lane_is_measured_by_what_comes_through_it_and_not_by_how_long_each_is_under_way() {
     for window in [4, 16, 32] {
         for (kernel, lane) in [(96_000, 29_000), (8_000, 33_000)] {
-            // What the link does otherwise before, so that the stream never pauses.
+            // Measures the other path first, so that the stream has no pause.
             let mut link = Link::new(lane, kernel);
             link.streamed(LEN, window, 4000);
             link.takes = [kernel, lane];
@@ -106,7 +106,7 @@ fn a_link_that_changes_is_followed_within_a_few_hundred_payloads() {
         link.takes = takes;
         let slow = usize::from(takes[0] < takes[1]);
         let went = link.one_by_one(LEN, 2000);
-        // What is in use is seen to be slower at once; what is not, when it is tried.
+        // A path in use that becomes slower is noticed at once; the other, when it is tried.
         assert!(went[slow] < [700, 100][slow], "{takes:?}: {went:?}");
         let went = link.one_by_one(LEN, 2000);
         assert!(went[slow] <= few(2000, 1), "{takes:?}, later: {went:?}");
@@ -147,7 +147,7 @@ fn lengths_are_known_apart() {
     }
 }
 
-/// A sender that computes: nothing comes through the lane, whatever is asked for.
+/// The sender computes and never polls, so nothing comes through the lane.
 #[test]
 fn a_trial_of_the_lane_that_brings_nothing_is_given_up() {
     for known in [0, 200] {

@@ -9,15 +9,15 @@ use super::*;
 use crate::testing::{PEER, Random, Seen, TestRail, couple, settle, soon};
 
 const PEERS: u16 = 40;
-/// Passes in which all of them are looked at: four in each.
+/// Passes in which all cold peers are polled: four in each.
 const ROUND: u32 = 10;
 
 fn config() -> ShmConfig {
     ShmConfig { max_peers: PEERS, lane_cells: 64, max_message: 256, ..ShmConfig::default() }
 }
 
-/// A rail with [`PEERS`] peers, each of them a rail of its own. One crowd at a time: each peer
-/// takes eleven descriptors.
+/// Creates a rail with [`PEERS`] peers, each a rail of its own. Only one crowd at a time exists,
+/// because each peer takes eleven descriptors.
 fn crowd() -> (TestRail, Vec<TestRail>, MutexGuard<'static, ()>) {
     static ALONE: Mutex<()> = Mutex::new(());
     let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -118,7 +118,7 @@ fn what_comes_before_the_last_look_wakes_an_owner_that_passed_it_over() {
             say(spoke, 1);
             hub.poll(32, &mut seen) != 0
         });
-        // It has notified, so this sleep would end at once.
+        // A peer has notified it, so this sleep would end at once.
         assert!(!word.is_announced());
         passed_over += u32::from(armed.is_some());
         drop(armed);
@@ -139,7 +139,7 @@ fn a_cold_peer_that_is_given_up_is_reported_and_looked_at_no_more() {
     assert_eq!(seen.down, [(Peer(9), PeerError::Protocol(Violation::Kind))]);
     say(&mut spokes[9], 1);
     cool(&mut hub);
-    // Of the others those that end are found by some checks, and no check asks after all.
+    // Among the other peers, the checks find those that leave, and no peer is skipped.
     let (gone, left) = spokes.split_at_mut(20);
     gone.iter_mut().for_each(|spoke| spoke.detach(PEER));
     say(&mut left[0], 1);
@@ -153,7 +153,7 @@ fn a_cold_peer_that_is_given_up_is_reported_and_looked_at_no_more() {
     while seen.messages.is_empty() {
         hub.poll(32, &mut seen);
     }
-    // Those that are gone may be detached, hot or cold.
+    // Peers that are gone may be detached, hot or cold.
     (0..30).for_each(|n| hub.detach(Peer(n)));
     cool(&mut hub);
     hub.attach_self(Peer(9)).unwrap();
@@ -181,7 +181,7 @@ fn what_waits_for_room_or_an_answer_keeps_its_peer_hot() {
     let config = ShmConfig { force_staging: true, ..config() };
     let mut rails = couple(config);
     let mut memory = vec![0u8; 50_000];
-    // SAFETY: the memory outlives the rails, and is looked at when the write has ended.
+    // SAFETY: the memory outlives the rails, and is read only after the write has completed.
     let region =
         unsafe { Region::new(NonNull::from(&mut *memory).cast(), memory.len(), RegionKind::Private) };
     let key = rails[1].register(&region).unwrap().0;
@@ -189,7 +189,7 @@ fn what_waits_for_room_or_an_answer_keeps_its_peer_hot() {
     let mut data = Random(3).bytes(50_000);
     let local = Local { ptr: NonNull::from(&mut *data).cast(), len: data.len(), desc: 0 };
     let remote = Remote { key, offset: 0 };
-    // SAFETY: the bytes outlive the rails and are not written.
+    // SAFETY: the bytes outlive the rails, and are not written.
     let posted = unsafe { rails[0].post_write(PEER, local, remote, Some(5), 1) };
     assert_eq!(posted, Ok(Posted::Pending));
     let mut seen = [Seen::default(), Seen::default()];

@@ -1,4 +1,4 @@
-//! Reads of payloads: which way is chosen, and that either way delivers the whole payload.
+//! Reads of payloads: which path is chosen, and that either path delivers the whole payload.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -53,7 +53,7 @@ impl<'c> Ends<'c> {
             rail
         });
         let mut memory = Random(0x5eed_fe7c).bytes(LEN);
-        // SAFETY: the memory stays until the rails are gone, and is not written meanwhile.
+        // SAFETY: the memory outlives the rails, and is not written.
         let region = unsafe { Region::new(NonNull::from(&mut *memory).cast(), LEN, RegionKind::Private) };
         let key = rails[1].register(&region).unwrap().0;
         assert_eq!(rails[0].import(PEER, key, LEN as u64), Ok(None));
@@ -69,11 +69,11 @@ impl<'c> Ends<'c> {
         direct
     }
 
-    /// Reads, and looks at what came. Whatever goes through the lane takes so long.
+    /// Reads, and checks the bytes. A payload through the lane takes `lane` nanoseconds.
     fn read(&mut self, len: usize, lane: u64) -> Posted {
         let mut back = vec![0; len];
         let into = Local { ptr: NonNull::from(&mut *back).cast(), len, desc: 0 };
-        // SAFETY: `back` stays until the end has been reported.
+        // SAFETY: `back` is not accessed until the completion has been reported.
         let posted = unsafe { self.rails[0].post_rendezvous_read(PEER, into, self.remote(), 7) }.unwrap();
         if posted == Posted::Pending {
             let look = self.clock.look.swap(0, Ordering::Relaxed);
@@ -110,8 +110,7 @@ fn payloads_come_the_way_that_was_quicker() {
     if !ends.direct() {
         return;
     }
-    // The kernel's copies last two readings of the clock,
-    // one of them for the liveness check: 20 us.
+    // A kernel copy takes two readings of the clock, 20 us; one of them is for the liveness check.
     for (lane, want) in [(30_000, Posted::Done), (3_000, Posted::Pending), (30_000, Posted::Done)] {
         for _ in 0..600 {
             ends.read(LEN, lane);
@@ -136,7 +135,7 @@ fn from_a_length_on_the_kernel_copies_and_reads_of_others_never_wait_for_the_pee
     let mut back = vec![0; LEN];
     for len in [8, 29_999, LEN] {
         let into = Local { ptr: NonNull::from(&mut *back).cast(), len, desc: 0 };
-        // SAFETY: `back` outlives the read, which is over at once.
+        // SAFETY: `back` outlives the read, which completes at once.
         let posted = unsafe { ends.rails[0].post_read(PEER, into, ends.remote(), 1) };
         assert_eq!(posted, Ok(Posted::Done), "{len} bytes");
     }
@@ -161,12 +160,12 @@ fn a_payload_whose_memory_was_taken_back_ends_as_failed_and_the_next_comes() {
     }
     let mut back = vec![0; LEN];
     let into = Local { ptr: NonNull::from(&mut *back).cast(), len: LEN, desc: 0 };
-    // SAFETY: `back` stays until the end has been reported.
+    // SAFETY: `back` is not accessed until the completion has been reported.
     let posted = unsafe { ends.rails[0].post_rendezvous_read(PEER, into, ends.remote(), 7) };
     assert_eq!(posted, Ok(Posted::Pending));
     ends.rails[1].deregister(ends.key).unwrap();
     assert_eq!(ends.settle().done, [(7, Err(CompleteError::Failed(libc::EFAULT)))]);
-    // SAFETY: as in `Ends::new`.
+    // SAFETY: the memory outlives the rails, and is not written.
     let region = unsafe { Region::new(NonNull::from(&mut *ends.memory).cast(), LEN, RegionKind::Private) };
     ends.key = ends.rails[1].register(&region).unwrap().0;
     assert_eq!(ends.rails[0].import(PEER, ends.key, LEN as u64), Ok(None));
@@ -193,7 +192,7 @@ fn a_link_that_was_cut_is_found_out_before_its_process_can_be_another() {
     let mut back = vec![0; LEN];
     let mut read = || {
         let into = Local { ptr: NonNull::from(&mut *back).cast(), len: LEN, desc: 0 };
-        // SAFETY: `back` outlives the read, which is over at once; `memory` is there to the end.
+        // SAFETY: `back` outlives the read, which completes at once; `memory` exists to the end.
         unsafe { reader.post_read(PEER, into, Remote { key, offset: 0 }, 1) }
     };
     assert_eq!(read(), Ok(Posted::Done));

@@ -18,7 +18,7 @@ use crate::roster::Places;
 use crate::staged;
 
 impl<H: Host> ShmRail<H> {
-    /// Whether a peer's lane has room to announce a write that did not go through it.
+    /// Checks that a peer's lane has room to announce a write that did not go through it.
     #[inline]
     pub fn can_land(&mut self, peer: Peer) -> Result<(), PostError> {
         let attached = find(&mut self.peers, peer).ok_or(PostError::PeerDown)?;
@@ -34,8 +34,8 @@ impl<H: Host> ShmRail<H> {
     pub fn land(&mut self, peer: Peer, data: u32) -> Result<(), PostError> {
         self.can_land(peer)?;
         let attached = self.attached(peer).ok_or(PostError::PeerDown)?;
-        // SAFETY: one cell was reserved just now.
-        // Edge `lane.stamp` carries what this thread has seen, with the write.
+        // SAFETY: one cell was just reserved. Edge `lane.stamp` also publishes the write, which
+        // this thread has observed.
         unsafe { attached.out.publish(1, record::header(LANDED, data)) };
         self.mark_due(peer);
         Ok(())
@@ -58,7 +58,7 @@ impl<H: Host> ShmRail<H> {
         let (attached, place) = resolve(&mut self.peers, peer, local.len, remote)?;
         let ptr = match place {
             Place::Mapped(ptr) => ptr,
-            // SAFETY: same contract.
+            // SAFETY: our caller guarantees the same contract.
             Place::Private(address) => unsafe {
                 return self.post_private(peer, way, local, address, remote, data, cx);
             },
@@ -68,12 +68,12 @@ impl<H: Host> ShmRail<H> {
             self.roster.warm(attached, peer);
             attached.reserve(1)?;
         }
-        // SAFETY: the range lies inside the import, which stays mapped until it is released; the
-        // local side is the caller's promise.
+        // SAFETY: the range is inside the import, which stays mapped until it is released. Our
+        // caller guarantees the local side.
         unsafe { copy_mapped(way, local, ptr) };
         if let Some(data) = data {
-            // SAFETY: one cell was reserved above.
-            // Edge `lane.stamp` carries the data copied before it.
+            // SAFETY: one cell was reserved above. Edge `lane.stamp` publishes the data copied
+            // before it.
             unsafe { attached.out.publish(1, record::header(LANDED, data)) };
             tell(&mut self.due, &self.host, attached, peer);
         }
@@ -82,8 +82,7 @@ impl<H: Host> ShmRail<H> {
 
     /// Like `post`, for memory that is not mapped.
     ///
-    /// # Safety
-    /// As for `post`; the range has been checked.
+    /// The same as `post`; the range has been checked.
     #[expect(clippy::too_many_arguments, reason = "a post and its resolved address")]
     #[inline(never)]
     unsafe fn post_private(
@@ -106,12 +105,12 @@ impl<H: Host> ShmRail<H> {
                 self.roster.warm(attached, peer);
                 attached.reserve(1)?;
             }
-            // SAFETY: the local side is the caller's promise.
+            // SAFETY: our caller guarantees the local side.
             match unsafe { direct(attached, way, local, address, &self.host) } {
                 Ok(()) => {
                     if let Some(data) = data {
-                        // SAFETY: one cell was reserved above.
-                        // This processor has made the kernel's copy before.
+                        // SAFETY: one cell was reserved above. The kernel has made its copy on this
+                        // processor before.
                         unsafe { attached.out.publish(1, record::header(LANDED, data)) };
                     }
                     self.mark_due(peer);
@@ -142,7 +141,7 @@ impl<H: Host> ShmRail<H> {
         }
     }
 
-    /// Reads a payload by the way that was recently faster. See
+    /// Reads a payload by the path that was faster recently. See
     /// [`PayloadPaths`](crate::payload::PayloadPaths).
     ///
     /// # Safety
@@ -158,17 +157,18 @@ impl<H: Host> ShmRail<H> {
         let (attached, place) = resolve(&mut self.peers, peer, local.len, remote)?;
         let (len, host) = (local.len, &self.host);
         if matches!(place, Place::Mapped(_)) || !attached.cma || len >= self.config.read_from {
-            // SAFETY: same contract.
+            // SAFETY: our caller guarantees the same contract.
             return unsafe { self.post(peer, Way::Get, local, remote, None, cx) };
         }
         let (by, measured) = attached.payloads.choose(len, || host.now_ns());
         let began = measured.then(|| host.now_ns());
         match by {
             By::Kernel => {
-                // SAFETY: same contract.
+                // SAFETY: our caller guarantees the same contract.
                 let posted = unsafe { self.post(peer, Way::Get, local, remote, None, cx) }?;
                 let took = began.map(|began| self.host.now_ns().saturating_sub(began));
-                // Pending: the kernel stopped permitting copies, or the memory is not mapped there.
+                // Pending means that the kernel no longer permits copies, or that the memory is not
+                // mapped there.
                 if let (Posted::Done, Some(attached)) = (posted, self.attached(peer)) {
                     attached.payloads.copied(len, took);
                 }
@@ -185,7 +185,7 @@ impl<H: Host> ShmRail<H> {
         }
     }
 
-    /// Copies and completes at once, if possible.
+    /// Copies and completes at once if possible. Otherwise returns `None`.
     ///
     /// # Safety
     /// As for `Rail::copy_to` or `Rail::copy_from`, by `way`.
@@ -206,14 +206,14 @@ impl<H: Host> ShmRail<H> {
             _ => return Some(Err(PostError::BadKey)),
         };
         if let Some(ptr) = import.ptr {
-            // SAFETY: as in `post`.
+            // SAFETY: the range is inside the import, and our caller guarantees the local side.
             unsafe { copy_mapped(way, local, ptr.add(remote.offset as usize)) };
             return Some(Ok(()));
         }
         if !attached.cma {
             return None;
         }
-        // SAFETY: the local side is the caller's promise.
+        // SAFETY: our caller guarantees the local side.
         match unsafe { direct(attached, way, local, import.base + remote.offset, &self.host) } {
             Ok(()) => Some(Ok(())),
             Err(CmaError::Refused) => None,
@@ -223,11 +223,11 @@ impl<H: Host> ShmRail<H> {
     }
 }
 
-/// Where the memory of a peer is.
+/// The location of a peer's memory.
 enum Place {
     /// Mapped here.
     Mapped(NonNull<u8>),
-    /// At this address there.
+    /// Not mapped here; the address in the peer.
     Private(u64),
 }
 
@@ -259,21 +259,21 @@ fn resolve(
 }
 
 /// # Safety
-/// `local` and as many bytes at `remote` are valid, for reads and writes by `way`.
+/// `local`, and as many bytes at `remote`, are valid for reads and writes according to `way`.
 #[inline(always)]
 unsafe fn copy_mapped(way: Way, local: Local, remote: NonNull<u8>) {
     let (from, to) = match way {
         Way::Put => (local.ptr, remote),
         Way::Get => (remote, local.ptr),
     };
-    // SAFETY: the caller's promise. The two may overlap where a process is its own peer.
+    // SAFETY: our caller guarantees both ranges. They may overlap if a process is its own peer.
     unsafe { fishplate_core::mem::copy_bytes(from.as_ptr(), to.as_ptr(), local.len) };
 }
 
-/// Copies by the kernel. Records if the kernel refuses.
+/// Copies through the kernel. Remembers it if the kernel refuses.
 ///
 /// # Safety
-/// `local` is valid, for reads or writes by `way`.
+/// `local` is valid for reads or writes according to `way`.
 unsafe fn direct(
     attached: &mut Attached,
     way: Way,
@@ -286,7 +286,7 @@ unsafe fn direct(
     if !remote.lives(host.now_ns()) {
         return Err(CmaError::Gone);
     }
-    // SAFETY: as this function requires.
+    // SAFETY: our caller guarantees `local`, and the process is still the peer.
     let result = unsafe { cma::copy(remote.pid, way, local.ptr, address, local.len) };
     if result == Err(CmaError::Refused) {
         attached.cma = false;

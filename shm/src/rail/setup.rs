@@ -1,4 +1,4 @@
-//! The part of a [`ShmRail`] that the owner of its engine may use. Slow paths.
+//! The calls that a [`ShmRail`] inside an engine allows. Slow paths.
 
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ use super::ShmRail;
 use crate::error::HandshakeError;
 use crate::handshake::Link;
 
-/// What the owner of an engine may do with a [`ShmRail`] in it.
+/// A [`ShmRail`] inside an engine.
 #[derive(Debug)]
 pub struct ShmSetup<'a, H: Host>(pub(super) &'a mut ShmRail<H>);
 

@@ -76,7 +76,7 @@ fn messages_of_every_length_arrive_whole_and_in_order_also_across_the_wrap_of_po
 
 #[test]
 fn the_body_of_a_long_message_begins_with_a_cell_and_the_longest_always_fits() {
-    /// Where each message lay, and what it was.
+    /// The address and the contents of each message.
     struct Places(Vec<(usize, Vec<u8>)>);
 
     impl Sink for Places {
@@ -154,13 +154,13 @@ fn a_segment_is_imported_as_a_pointer_announced_before_or_after_attaching() {
         let len = region.len() as u64;
         let mapped = b.import(PEER, key, len).unwrap().expect("mapped");
         assert_ne!(mapped, region.ptr(), "a mapping of its own");
-        // SAFETY: both are mapped, and nobody else writes.
+        // SAFETY: both are mapped, and nothing else writes to them.
         unsafe {
             mapped.write(0x5a);
             assert_eq!(region.ptr().read(), 0x5a);
         }
         assert_eq!(write(&mut b, b"put", key, len - 3, 7), Ok(Posted::Done));
-        // SAFETY: as above.
+        // SAFETY: mapped, and nothing else writes to it.
         assert_eq!(unsafe { region.ptr().add(region.len() - 1).read() }, b't');
         assert_eq!(write(&mut b, b"put", key, len - 2, 7), Err(PostError::BadKey));
         assert_eq!(write(&mut b, b"put", key, u64::MAX, 7), Err(PostError::BadKey));
@@ -206,9 +206,9 @@ fn the_common_segment_is_one_memory_for_both_and_only_for_them() {
     let mut ends = met(config.clone()).map(|(mut rail, link)| {
         let (_, len) = link.common().unwrap();
         assert_eq!(len, 8192);
-        // SAFETY: the region is used until the end of the test, before the rail goes.
+        // SAFETY: the region is used only while the rail exists.
         let region = unsafe { link.common_region(PEER, 4096, 128) }.unwrap();
-        // SAFETY: not used.
+        // SAFETY: the call fails, so there is no region to use.
         assert_eq!(unsafe { link.common_region(PEER, 8192, 1) }.map(|_| ()), Err(crate::SegmentError::Range));
         assert_eq!(rail.register(&region).map(|_| ()), Err(AttachError::UnknownPeer), "not attached yet");
         rail.attach(PEER, link).unwrap();
@@ -219,7 +219,7 @@ fn the_common_segment_is_one_memory_for_both_and_only_for_them() {
     assert_eq!(b.import(PEER, *key, 128), Ok(Some(*twin)));
     assert_eq!(b.import(PEER, RailKey { base: 8190, ..*key }, 128), Err(AttachError::BadHandle));
     assert_eq!(write(b, b"x", *key, 0, 1), Ok(Posted::Done));
-    // SAFETY: mapped, and nobody writes.
+    // SAFETY: mapped, and nothing writes to it.
     assert_eq!(unsafe { ptr.read() }, b'x');
     let [mut c, _d] = couple(config);
     assert_eq!(c.import(PEER, *key, 128), Err(AttachError::BadHandle), "the key of another pair");
@@ -324,7 +324,7 @@ fn staged_operations_are_bounded_and_refusals_change_nothing() {
         let want = if cx < depth { Ok(Posted::Pending) } else { Err(PostError::Again) };
         assert_eq!(read(&mut rails[0], into, key, 0, cx as u64), want);
     }
-    // A full lane: neither a write nor a read finds room, and neither leaves a trace.
+    // The lane is full: neither a write nor a read finds room, and a refused post changes nothing.
     settle(&mut rails, &mut seen);
     assert_eq!(seen[0].done.len(), depth);
     while send(&mut rails[0], &[0; 40]).is_ok() {}
@@ -347,7 +347,7 @@ fn a_region_taken_back_fails_what_names_it_and_touches_nothing() {
     rails[0].import(PEER, key, 9000).unwrap();
     let mut back = vec![4u8; 9000];
     assert_eq!(read(&mut rails[0], &mut back, key, 0, 1), Ok(Posted::Pending));
-    // The first chunks of the reply are under way.
+    // The first chunks of the reply are in flight.
     rails[1].poll(32, &mut seen[1]);
     rails[1].deregister(key).unwrap();
     assert_eq!(write(&mut rails[0], &[5; 9000], key, 0, 2), Ok(Posted::Pending));

@@ -1,8 +1,8 @@
-//! Room on machines that are folders of files.
+//! Tests room checks on simulated machines: folders with files as in `/proc` and `/sys`.
 
 use super::*;
 
-/// A machine with these files.
+/// A simulated machine with these files.
 struct Machine(PathBuf);
 
 impl Machine {

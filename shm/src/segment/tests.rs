@@ -14,7 +14,7 @@ fn a_segment_can_neither_shrink_nor_grow_nor_lose_its_seals() {
     assert_eq!(verify(segment.fd(), 4096), Err(SegmentError::Size { actual: 8192, expected: 4096 }));
 }
 
-/// B10: memory that its owner could still cut short, or that is not there yet, is never mapped.
+/// B10: memory that its owner could still truncate, or whose pages are missing, is never mapped.
 #[test]
 fn b10_unsealed_sparse_and_ordinary_descriptors_are_refused() {
     let fd = create(4096).unwrap();
@@ -37,8 +37,8 @@ fn b10_unsealed_sparse_and_ordinary_descriptors_are_refused() {
     assert_eq!(verify(file.as_fd(), file.metadata().unwrap().len()), Err(SegmentError::Unsealed));
 }
 
-/// A hole in huge pages cannot be filled when there are none, which ends the access in SIGBUS.
-/// Kernels without them pass.
+/// Without free huge pages, a hole in them cannot be filled, and an access causes SIGBUS. Passes on
+/// kernels without huge pages.
 #[test]
 fn memory_of_huge_pages_is_refused() {
     let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | libc::MFD_HUGETLB;
@@ -55,7 +55,7 @@ fn memory_of_huge_pages_is_refused() {
     assert_eq!(verify(huge.as_fd(), 1 << 30), Err(SegmentError::Pages));
 }
 
-/// B19: there are no names to guess, squat or leave behind.
+/// B19: a segment has no name that could be guessed, taken or left behind.
 #[test]
 fn b19_a_segment_has_no_name_in_the_file_system() {
     let segment = Segment::create(4096).unwrap();
@@ -69,7 +69,7 @@ fn b19_a_segment_has_no_name_in_the_file_system() {
 #[test]
 fn regions_lie_inside_and_are_found_by_number_while_the_segment_lives() {
     let segment = Segment::create(4096).unwrap();
-    // SAFETY: never used.
+    // SAFETY: the regions are never used.
     let cut = |offset, len| unsafe { segment.region(offset, len) };
     let region = cut(4000, 96).unwrap();
     assert_eq!(region.kind(), RegionKind::Shared { segment: segment.number(), offset: 4000 });
