@@ -314,7 +314,7 @@ pub unsafe trait Rail {
         remote: Remote,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         unsafe { self.post_read(peer, local, remote, cx) }
     }
 

@@ -238,7 +238,7 @@ unsafe impl<R: Rail> Rail for Tap<R> {
         cx: u64,
     ) -> Result<Posted, PostError> {
         let post = self.look(Verb::Write, peer, local.len, data, vec![], cx)?;
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         let result = unsafe { self.inner.post_write(peer, local, remote, data, cx) };
         self.note(post, result)
     }
@@ -251,7 +251,7 @@ unsafe impl<R: Rail> Rail for Tap<R> {
         cx: u64,
     ) -> Result<Posted, PostError> {
         let post = self.look(Verb::Read, peer, local.len, None, vec![], cx)?;
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         let result = unsafe { self.inner.post_read(peer, local, remote, cx) };
         self.note(post, result)
     }
@@ -284,7 +284,7 @@ unsafe impl<R: Rail> Rail for Tap<R> {
         cx: u64,
     ) -> Result<Posted, PostError> {
         let post = self.look(Verb::Atomic, peer, amo.width as usize, None, vec![], cx)?;
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         let result = unsafe { self.inner.post_atomic(peer, amo, remote, fetch, cx) };
         self.note(post, result)
     }
@@ -338,20 +338,20 @@ unsafe impl<R: Rail> Rail for Tap<R> {
         self.inner.flush();
     }
 
-    // SAFETY: same contract.
+    // SAFETY: our caller guarantees the same contract.
     unsafe fn copy_to(&mut self, peer: Peer, local: Local, remote: Remote) -> Option<Result<(), PostError>> {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         unsafe { self.inner.copy_to(peer, local, remote) }
     }
 
-    // SAFETY: same contract.
+    // SAFETY: our caller guarantees the same contract.
     unsafe fn copy_from(
         &mut self,
         peer: Peer,
         local: Local,
         remote: Remote,
     ) -> Option<Result<(), PostError>> {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         unsafe { self.inner.copy_from(peer, local, remote) }
     }
 

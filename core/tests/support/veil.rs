@@ -132,7 +132,7 @@ unsafe impl<R: Rail> Rail for Veiled<R> {
         data: Option<u32>,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         unsafe { self.inner.post_write(peer, clear(local), remote, data, cx) }
     }
 
@@ -146,7 +146,7 @@ unsafe impl<R: Rail> Rail for Veiled<R> {
         if self.unreadable {
             return Err(PostError::BadKey);
         }
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         unsafe { self.inner.post_read(peer, clear(local), remote, cx) }
     }
 
@@ -168,7 +168,7 @@ unsafe impl<R: Rail> Rail for Veiled<R> {
         fetch: Option<NonNull<u64>>,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         unsafe { self.inner.post_atomic(peer, amo, remote, fetch, cx) }
     }
 
@@ -182,7 +182,7 @@ unsafe impl<R: Rail> Rail for Veiled<R> {
             return Err(PostError::Again);
         }
         self.placed += 1;
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         unsafe { self.inner.write_device(clear(to), from) }
     }
 
@@ -192,7 +192,7 @@ unsafe impl<R: Rail> Rail for Veiled<R> {
             return Err(PostError::Again);
         }
         self.fetched += 1;
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         unsafe { self.inner.read_device(clear(from), into) }
     }
 }

@@ -232,7 +232,7 @@ impl Endpoint {
     /// [`insert`](Self::insert) returned the number, and it was not removed since.
     #[doc(alias = "fi_av_remove")]
     pub unsafe fn remove(&mut self, number: u64) -> Result<(), CallError> {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         unsafe { self.av.remove(number) }
     }
 

@@ -73,7 +73,7 @@ impl Info {
     /// # Safety
     /// `entry` points to a valid entry.
     pub(super) unsafe fn copy_of(library: Library, entry: *const fi_info) -> Option<Info> {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         let ptr = NonNull::new(unsafe { (library.entries().dupinfo)(entry) })?;
         let info = Info { library, ptr };
         // SAFETY: just made; every entry that a provider makes has all five parts, or is refused.

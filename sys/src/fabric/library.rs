@@ -154,6 +154,6 @@ pub(super) unsafe fn copy_string(text: *const c_char) -> Option<String> {
     if text.is_null() {
         return None;
     }
-    // SAFETY: same contract.
+    // SAFETY: our caller guarantees the same contract.
     Some(unsafe { CStr::from_ptr(text) }.to_string_lossy().as_ref().to_owned())
 }

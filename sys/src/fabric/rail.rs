@@ -547,7 +547,7 @@ unsafe impl Rail for FabricRail {
         data: Option<u32>,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         unsafe { self.write(peer, local, remote, data, cx) }
     }
 
@@ -560,7 +560,7 @@ unsafe impl Rail for FabricRail {
         data: u32,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         unsafe { self.write_checked(peer, local, remote, data, cx) }
     }
 
@@ -572,7 +572,7 @@ unsafe impl Rail for FabricRail {
         remote: Remote,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         unsafe { self.read(peer, local, remote, cx) }
     }
 
@@ -595,7 +595,7 @@ unsafe impl Rail for FabricRail {
         fetch: Option<NonNull<u64>>,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         unsafe { self.atomic(peer, amo, remote, fetch, cx) }
     }
 
@@ -606,13 +606,13 @@ unsafe impl Rail for FabricRail {
 
     #[cold]
     unsafe fn write_device(&mut self, to: Local, from: Untrusted<'_>) -> Result<(), PostError> {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         unsafe { self.write_device_bytes(to, from) }
     }
 
     #[cold]
     unsafe fn read_device(&mut self, from: Local, into: &mut [u8]) -> Result<(), PostError> {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         unsafe { self.read_device_bytes(from, into) }
     }
 

@@ -160,7 +160,7 @@ impl Pool {
     /// It was taken from this pool, and the provider no longer holds it.
     #[inline(always)]
     pub unsafe fn give(&mut self, slot: *mut Slot) {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         unsafe {
             (*slot).kind = ContextKind::Free;
             (*slot).next = self.free;

@@ -142,7 +142,7 @@ impl FabricRail {
         debug_assert!(!matches!(self.target(peer, remote, local.len), Err(PostError::BadKey)));
         let addr = remote.key.base.wrapping_add(remote.offset);
         let (ptr, desc) = (local.ptr.as_ptr(), local.desc as *mut c_void);
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         unsafe { self.write_to(peer, ptr, local.len, desc, addr, remote.key.key, Some(data), cx) }
     }
 
@@ -170,7 +170,7 @@ impl FabricRail {
         let slot = unsafe { self.peers.slots.get_unchecked(peer.0 as usize) };
         let short = len < slot.short_below;
         if !short && !slot.plain {
-            // SAFETY: same contract.
+            // SAFETY: our caller guarantees the same contract.
             return unsafe { self.unusual_write(peer, ptr, len, desc, addr, key, data, cx) };
         }
         let word = data.map(|data| self.signature | data as u64);
@@ -210,7 +210,7 @@ impl FabricRail {
         let (from, to) = (Buffer { ptr, len, desc }, Target { peer: slot.addr, addr, key });
         let word = match data {
             Some(data) if self.notify == Notify::Message => {
-                // SAFETY: same contract.
+                // SAFETY: our caller guarantees the same contract.
                 return unsafe { self.write_and_word(peer, from, to, data, cx) };
             }
             Some(data) => Some(self.signature | data as u64),
@@ -243,7 +243,7 @@ impl FabricRail {
         word: Option<u64>,
         slot: *mut Slot,
     ) -> Result<(), Code> {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         unsafe {
             match self.say_level {
                 Some(flags) => {
