@@ -320,6 +320,17 @@ unsafe impl<R: Rail> Rail for Guard<R> {
     }
 
     #[cold]
+    fn reads_addresses(&self, peer: Peer) -> bool {
+        self.rail.reads_addresses(peer)
+    }
+
+    #[cold]
+    unsafe fn read_address(&mut self, peer: Peer, local: Local, address: u64) -> bool {
+        // SAFETY: same contract.
+        unsafe { self.rail.read_address(peer, local, address) }
+    }
+
+    #[cold]
     unsafe fn write_device(&mut self, to: Local, from: Untrusted<'_>) -> Result<(), PostError> {
         // SAFETY: same contract.
         unsafe { self.rail.write_device(to, from) }

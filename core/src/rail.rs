@@ -379,6 +379,25 @@ pub unsafe trait Rail {
         None
     }
 
+    /// Whether this rail may copy unregistered memory of a peer's process by
+    /// [`read_address`](Rail::read_address). The engine tells addresses of this process to such
+    /// peers alone. The answer may change.
+    #[cold]
+    fn reads_addresses(&self, _peer: Peer) -> bool {
+        false
+    }
+
+    /// Copies memory of a peer's process that is not registered into `local`, before it returns.
+    /// `address` comes from the peer and may be wrong. Returns whether all of it was copied; if
+    /// not, any part of `local` may have been written, and the peer has to send the bytes.
+    ///
+    /// # Safety
+    /// `local` is writable.
+    #[cold]
+    unsafe fn read_address(&mut self, _peer: Peer, _local: Local, _address: u64) -> bool {
+        false
+    }
+
     /// Writes into registered memory of this process that only a device may access. Slow path: may
     /// wait for the device to copy.
     ///

@@ -452,7 +452,8 @@ impl Remote {
         lives
     }
 
-    fn looks_alive(&self) -> bool {
+    /// The same, asked now.
+    pub(crate) fn looks_alive(&self) -> bool {
         let pidfd = self.pidfd.as_ref().map_or(-1, AsRawFd::as_raw_fd);
         let mut polls = [
             // `poll` always reports hang-ups, so no events are requested.

@@ -51,7 +51,8 @@ const MAX_ENDED: usize = 64;
 /// The caller's processor copies writes and reads of mapped memory. The kernel copies those of
 /// private memory, in two system calls; if it refuses, they go through the lane. Payloads of
 /// two-sided messages in private memory take the path that was faster recently: see
-/// [`ShmConfig::read_from`]. Registering, importing, attaching, detaching and
+/// [`ShmConfig::read_from`]. The kernel copies those in memory that is not registered; if it
+/// refuses, their sender sends them in chunks. Registering, importing, attaching, detaching and
 /// [`check_peers`](Rail::check_peers) are slow paths. One thread owns the rail.
 ///
 /// | memory of the peer                     | imported as     | written and read by           |
@@ -587,6 +588,21 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
     ) -> Option<Result<(), PostError>> {
         // SAFETY: our caller guarantees the same contract.
         unsafe { self.copy(peer, Way::Get, local, remote) }
+    }
+
+    #[cold]
+    fn reads_addresses(&self, peer: Peer) -> bool {
+        let attached = self.peers.get(usize::from(peer.0)).and_then(Option::as_deref);
+        attached.is_some_and(|attached| attached.cma)
+    }
+
+    #[inline(never)]
+    unsafe fn read_address(&mut self, peer: Peer, local: Local, address: u64) -> bool {
+        let Some(attached) = find(&mut self.peers, peer).filter(|attached| attached.cma) else {
+            return false;
+        };
+        // SAFETY: our caller guarantees the same contract.
+        unsafe { post::read_address(attached, local, address) }
     }
 
     #[inline]

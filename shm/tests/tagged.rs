@@ -6,8 +6,9 @@ use std::ptr::NonNull;
 use fishplate_core::engine::protocol::{MatchConfig, Payload, Received, Request, Status};
 use fishplate_core::engine::tag::Tag;
 use fishplate_core::engine::{Config, ContextId, Engine, Issued, Notice};
-use fishplate_core::mem::{LocalId, PeerId, RailId, Region, RegionKind};
+use fishplate_core::mem::{LocalId, PeerId, RailId, Region, RegionKind, Span};
 use fishplate_core::op::{Fault, Outcome};
+use fishplate_core::rail::Rail;
 use fishplate_shm::{Segment, ShmConfig, ShmSetup, socket_pair};
 use fishplate_sys::LinuxHost;
 
@@ -52,7 +53,11 @@ fn end(rail: TestRail, region: Region, attach: impl FnOnce(ShmSetup<'_, LinuxHos
 
 /// Two ends that met in two threads; this thread drives both.
 fn pair(config: &ShmConfig, region: fn() -> Region) -> Vec<End> {
-    let (near, far) = (rail(config.clone()), rail(config.clone()));
+    pair_of(config, config, region)
+}
+
+fn pair_of(near: &ShmConfig, far: &ShmConfig, region: fn() -> Region) -> Vec<End> {
+    let (near, far) = (rail(near.clone()), rail(far.clone()));
     let [ours, theirs] = meet(&near, &far, socket_pair().unwrap());
     vec![
         end(near, region(), |mut rail, peer| rail.attach(peer.peer(), ours).unwrap()),
@@ -174,6 +179,85 @@ fn long_payloads_are_read_from_any_memory() {
             assert_eq!((stats.read, stats.pulled), want, "{len} bytes");
         }
     }
+}
+
+/// Sends bytes that are not registered, and returns what arrived, and how.
+fn send_span(ends: &mut [End], len: usize, room: usize) -> (Status, bool) {
+    // No two MiB are alike.
+    let byte = |n: usize| (n as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()[7];
+    let sent = (0..len).map(byte).collect::<Vec<u8>>().leak();
+    let got = vec![0xa5u8; len + 64].leak();
+    // SAFETY: leaked, and used by nothing else meanwhile.
+    let (from, into) = unsafe {
+        let into = Span::new(NonNull::from(&mut got[0]), room);
+        (Span::new(NonNull::from(&mut sent[0]), len), into)
+    };
+    let before = ends[1].engine.matching_stats().pulled;
+    let End { engine, peer, .. } = &mut ends[1];
+    let request = engine.recv(Some(*peer), Tag::ZERO, Tag::ALL, into, 0).unwrap();
+    let End { engine, peer, .. } = &mut ends[0];
+    let issued = engine.send(CX, *peer, Tag::ZERO, Payload::Span(from), Notice::Report(0)).unwrap();
+    let what = format!("a span of {len} into {room}");
+    let status = finish(ends, 1, request, &what);
+    assert_eq!(status.delivered, len.min(room) as u64, "{what}");
+    assert!(got[..len.min(room)] == sent[..len.min(room)], "{what}");
+    assert!(got[room.min(len)..].iter().all(|&byte| byte == 0xa5), "{what}: wrote outside");
+    if let Issued::Pending(token) = issued {
+        let over = (0..100_000).any(|_| {
+            turns(ends, 1);
+            ends[0].engine.test(token).unwrap().is_some()
+        });
+        assert!(over, "{what}: the send is still open");
+    }
+    (status, ends[1].engine.matching_stats().pulled != before)
+}
+
+#[test]
+fn long_payloads_that_are_not_registered_are_copied_by_the_kernel_if_it_permits_that() {
+    let mut ends = pair(&ShmConfig::default(), private);
+    let (near, peer) = (&ends[0].engine, ends[0].peer.peer());
+    if !near.rail(RailId(0)).unwrap().reads_addresses(peer) {
+        println!("SKIPPED: the kernel refuses process_vm_readv here");
+        return;
+    }
+    for (len, room) in [(4097, 5000), (100_000, 100_000), (3 << 20, 4 << 20), (3_000_001, 2_000_001)] {
+        let (status, pulled) = send_span(&mut ends, len, room);
+        let outcome = if room < len { Received::Truncated } else { Received::Ok };
+        assert_eq!((status.outcome, pulled), (outcome, false), "{len} into {room}");
+    }
+    let refusing = ShmConfig { force_staging: true, ..ShmConfig::default() };
+    for (near, far) in [(refusing.clone(), ShmConfig::default()), (ShmConfig::default(), refusing)] {
+        let mut ends = pair_of(&near, &far, private);
+        for (len, room) in [(100_000, 100_000), (3 << 20, 1 << 20)] {
+            assert!(send_span(&mut ends, len, room).1, "{len} bytes came although one end refuses");
+        }
+    }
+}
+
+#[test]
+fn memory_of_a_sender_that_is_gone_is_not_taken_for_its_message() {
+    let mut ends = pair(&ShmConfig::default(), private);
+    let sent = vec![1u8; 100_000].leak();
+    // SAFETY: leaked, and unchanged until the engine that sends it is dropped.
+    let from = unsafe { Span::new(NonNull::from(&mut sent[0]), 100_000) };
+    let End { engine, peer, .. } = &mut ends[0];
+    engine.send(CX, *peer, Tag::ZERO, Payload::Span(from), Notice::Silent).unwrap();
+    turns(&mut ends, 3);
+    drop(ends.remove(0));
+    sent.fill(2);
+    let End { engine, peer, region, .. } = &mut ends[0];
+    let into = Some((region.at(0), 100_000));
+    let request = engine.recv(Some(*peer), Tag::ZERO, Tag::ALL, into, 0).unwrap();
+    let mut status = None;
+    for _ in 0..1000 {
+        engine.progress();
+        if status.is_none() {
+            status = engine.test_recv(request).unwrap();
+        }
+        engine.check_peers();
+    }
+    let status = status.expect("ended with its peer");
+    assert!(matches!(status.outcome, Received::Failed(Fault::Peer(_))), "{status:?}");
 }
 
 #[test]

@@ -272,6 +272,17 @@ unsafe impl Rail for NodeRail {
     }
 
     #[cold]
+    fn reads_addresses(&self, peer: Peer) -> bool {
+        each!(self, rail => rail.reads_addresses(peer))
+    }
+
+    #[cold]
+    unsafe fn read_address(&mut self, peer: Peer, local: Local, address: u64) -> bool {
+        // SAFETY: same contract.
+        each!(self, rail => unsafe { rail.read_address(peer, local, address) })
+    }
+
+    #[cold]
     unsafe fn write_device(&mut self, to: Local, from: Untrusted<'_>) -> Result<(), PostError> {
         // SAFETY: same contract.
         each!(self, rail => unsafe { rail.write_device(to, from) })

@@ -141,6 +141,12 @@ unsafe impl Rail for Recorder {
     unsafe fn copy_from(&mut self, _: Peer, _: Local, _: Remote) -> Option<Result<(), PostError>> {
         self.note("copy_from", Some(Ok(())))
     }
+    fn reads_addresses(&self, _: Peer) -> bool {
+        self.note("reads_addresses", true)
+    }
+    unsafe fn read_address(&mut self, _: Peer, _: Local, _: u64) -> bool {
+        self.note("read_address", true)
+    }
     unsafe fn write_device(&mut self, _: Local, _: Untrusted<'_>) -> Result<(), PostError> {
         self.note("place", Err(PostError::Again))
     }
@@ -207,6 +213,8 @@ fn everything<R: Rail>(mut rail: R) -> Vec<String> {
         told.push(format!("{:?}", rail.post_atomic(peer, amo, remote, None, 1)));
         told.push(format!("{:?}", rail.copy_to(peer, local, remote)));
         told.push(format!("{:?}", rail.copy_from(peer, local, remote)));
+        told.push(format!("{:?}", rail.reads_addresses(peer)));
+        told.push(format!("{:?}", rail.read_address(peer, local, 7)));
         told.push(format!("{:?}", rail.write_device(local, Untrusted::from_slice(&[1]))));
         told.push(format!("{:?}", rail.read_device(local, &mut [0; 8])));
     }
@@ -227,7 +235,7 @@ fn every_call_and_every_report_is_forwarded() {
         (told, log.take())
     };
     let bare = run(&everything);
-    assert_eq!(bare.1.len(), 24, "as many calls as a rail has: {:?}", bare.1);
+    assert_eq!(bare.1.len(), 26, "as many calls as a rail has: {:?}", bare.1);
     assert_eq!(run(&|rail| everything(Guard::new(rail, RailId(0), None))), bare);
 }
 

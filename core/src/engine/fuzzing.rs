@@ -206,7 +206,10 @@ fn sample_request<const RAILS: usize>(seed: u64, into: &mut [u8]) -> usize {
         len: len.min(size),
         offset: offset.min(size - len.min(size)),
         size,
-        region: if hidden { head::UNREADABLE } else { a as u16 & 0xff },
+        region: match hidden {
+            true => [head::UNREADABLE, head::ADDRESS][a as usize % 2],
+            false => a as u16 & 0xff,
+        },
         generation: (a >> 16) as u16,
         rails: if hidden { 0 } else { (c >> 8) as u16 & low(RAILS) | 1 },
         keys: core::array::from_fn(|rail| RailKey {

@@ -216,6 +216,17 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
     }
 
     #[cold]
+    fn reads_addresses(&self, peer: Peer) -> bool {
+        self.inner.reads_addresses(peer)
+    }
+
+    #[cold]
+    unsafe fn read_address(&mut self, peer: Peer, local: Local, address: u64) -> bool {
+        // SAFETY: our caller guarantees the same contract.
+        unsafe { self.inner.read_address(peer, local, address) }
+    }
+
+    #[cold]
     unsafe fn write_device(&mut self, to: Local, from: Untrusted<'_>) -> Result<(), PostError> {
         // SAFETY: our caller guarantees the same contract.
         unsafe { self.write_device_bytes(to, from) }

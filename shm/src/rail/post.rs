@@ -293,3 +293,21 @@ unsafe fn direct(
     }
     result
 }
+
+/// Copies out of a peer's process by address. Only a peer that is attached keeps the memory of its
+/// sends, so this asks the kernel afterwards whether it still is.
+///
+/// # Safety
+/// `local` is writable.
+pub(super) unsafe fn read_address(attached: &mut Attached, local: Local, address: u64) -> bool {
+    let Some(remote) = &mut attached.remote else { return false };
+    // SAFETY: as this function requires.
+    match unsafe { cma::copy(remote.pid, Way::Get, local.ptr, address, local.len) } {
+        Ok(()) => remote.looks_alive(),
+        Err(CmaError::Refused) => {
+            attached.cma = false;
+            false
+        }
+        Err(CmaError::Gone | CmaError::Failed(_)) => false,
+    }
+}

@@ -6,7 +6,8 @@
 //! Sync        40 bytes and the payload: as Tagged, then token u64
 //! Rts         72 bytes and 16 for each key: as Sync, then length u64, offset u64, size of the
 //!             region u64, region u16, generation u16, rails u32: bit i says that the key of the
-//!             sender's rail i follows, in their order
+//!             sender's rail i follows, in their order; without any, the region is 65535, or 65534
+//!             if the offset is an address in the sender's process
 //! Fin         32 bytes: head, token u64, delivered u64; op 1: the receiver could not take it
 //! Pull        40 bytes: head, token u64, request u64, length u64
 //! Chunk       32 bytes and the payload: head, request u64, offset u64
@@ -52,6 +53,9 @@ pub(crate) const NUMBERED: u8 = 4;
 
 /// A region that no receiver can read: the payload has to be pulled in messages.
 pub(crate) const UNREADABLE: u16 = u16::MAX;
+/// Memory without a region, which only [`Rail::read_address`](crate::rail::Rail::read_address)
+/// reads. A region with keys may have this number.
+pub(crate) const ADDRESS: u16 = u16::MAX - 1;
 
 /// The first 32 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,7 +127,7 @@ pub(crate) struct Offer<const RAILS: usize> {
     pub offset: u64,
     /// Bytes of the region.
     pub size: u64,
-    /// The region at the sender, or [`UNREADABLE`].
+    /// The region at the sender; without keys [`UNREADABLE`] or [`ADDRESS`].
     pub region: u16,
     pub generation: u16,
     /// The region's keys on the rails that join the two ends, and the bitmask of those rails, each
@@ -144,6 +148,11 @@ impl<const RAILS: usize> Offer<RAILS> {
         rails: 0,
         keys: [RailKey { key: 0, base: 0 }; RAILS],
     };
+
+    /// The address of the payload in the sender's process, if the offer says that.
+    pub(crate) fn address(&self) -> Option<u64> {
+        (self.region == ADDRESS && self.rails == 0).then_some(self.offset)
+    }
 
     /// Writes the body after the head; returns the length of both.
     pub(crate) fn write(&self, out: &mut [u8; LONGEST]) -> usize {
@@ -166,7 +175,11 @@ impl<const RAILS: usize> Offer<RAILS> {
         let mut fields = Reader::new(&raw);
         let [token, len, offset, size] = [fields.u64()?, fields.u64()?, fields.u64()?, fields.u64()?];
         let (region, generation, theirs) = (fields.u16()?, fields.u16()?, fields.u32()?);
-        if theirs >> RAILS_MAX != 0 || (theirs == 0) != (region == UNREADABLE) {
+        let known = match theirs {
+            0 => region == UNREADABLE || region == ADDRESS,
+            _ => theirs >> RAILS_MAX == 0 && region != UNREADABLE,
+        };
+        if !known {
             return Err(Violation::Kind);
         }
         if rest.len() != RTS - HEAD + 16 * theirs.count_ones() as usize {
@@ -176,9 +189,11 @@ impl<const RAILS: usize> Offer<RAILS> {
         for (_, key) in all.iter_mut().enumerate().filter(|(rail, _)| theirs >> rail & 1 != 0) {
             *key = Some(RailKey { key: fields.u64()?, base: fields.u64()? });
         }
+        let unread = Offer { token, len, offset, size, generation, ..Offer::NONE };
         let offer = match pairing.in_our_order(ours, |rail| all[rail]) {
-            Some(keys) => Offer { token, len, offset, size, region, generation, rails: ours, keys },
-            None => Offer { token, len, offset, size, region: UNREADABLE, generation, ..Offer::NONE },
+            _ if theirs == 0 => Offer { region, ..unread },
+            Some(keys) if ours != 0 => Offer { region, rails: ours, keys, ..unread },
+            _ => unread,
         };
         // The payload must lie inside its region.
         match offer.offset.checked_add(offer.len) {
@@ -283,6 +298,11 @@ mod tests {
         let kept = Offer { rails: 0, keys: [RailKey::default(); 3], region: UNREADABLE, ..offer };
         let len = kept.write(&mut out);
         assert_eq!((len, read(&out[HEAD..len])), (RTS, Ok(kept)));
+        let told = Offer { region: ADDRESS, ..kept };
+        let mut other = [0; LONGEST];
+        let len = told.write(&mut other);
+        assert_eq!((len, read(&other[HEAD..len]), told.address()), (RTS, Ok(told), Some(5)));
+        assert_eq!((kept.address(), Offer { rails: 1, ..told }.address()), (None, None));
         out[HEAD + 36] = 1;
         assert_eq!(read(&out[HEAD..len]).err(), Some(Violation::Kind));
     }

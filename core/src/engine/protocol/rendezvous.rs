@@ -2,17 +2,19 @@
 //! otherwise, and notifies the sender. Part of a pass and bounded like it; work that finds no room
 //! is retried in the next.
 
+use core::ptr::NonNull;
+
 use crate::error::AttachError;
-use crate::mem::{PeerId, Untrusted, copy_bytes};
+use crate::mem::{Peer, PeerId, Untrusted, copy_bytes};
 use crate::op::{Fault, Outcome};
-use crate::rail::Rail;
+use crate::rail::{Local, Rail};
 
 use super::super::list::NONE;
 use super::super::pending::{OpKind, PendingSlot};
 use super::super::submit::Notice;
 use super::super::table::{Access, Handle, PeerState, RemoteSlot};
 use super::super::{Engine, State};
-use super::head::{self, Offer, UNREADABLE};
+use super::head::{self, Offer};
 use super::request::{Received, Stage, UNREGISTERED};
 use super::stock::Kept;
 
@@ -70,6 +72,9 @@ impl Pulled {
         self.len -= 1;
     }
 }
+
+/// Most bytes that are copied by address at once: bounds how long a pass takes.
+const STEP: u64 = 1 << 20;
 
 /// The result of an attempt to read a payload.
 enum Read {
@@ -209,6 +214,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let (ptr, region) = (slot.ptr, slot.region);
         let header = &protocol.headers.slots[slot.header as usize];
         let (source, offer) = (header.source, header.offer);
+        if let Some(address) = offer.address() {
+            return self.read_address(index, want, source, address);
+        }
         let Ok(remote) = self.reach(source, &offer) else { return Read::Unable };
         let mapped = self.state.remotes[remote as usize].mapped;
         if !mapped.is_null() {
@@ -231,6 +239,27 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             Some(protocol) if protocol.reads != 0 => Read::Later,
             _ => Read::Unable,
         }
+    }
+
+    /// Copies the next part of a receive's message out of its sender's process. What was copied
+    /// before is `delivered`.
+    #[inline(never)]
+    fn read_address(&mut self, index: u32, want: u64, source: PeerId, address: u64) -> Read {
+        let Some(protocol) = &mut self.state.protocol else { return Read::Unable };
+        let slot = &mut protocol.requests.slots[index as usize];
+        let done = slot.delivered;
+        let len = (want - done).min(STEP);
+        // SAFETY: `done + len` is at most `want`, which fits the buffer.
+        let Some(ptr) = NonNull::new(unsafe { slot.ptr.add(done as usize) }) else { return Read::Unable };
+        let local = Local { ptr, len: len as usize, desc: 0 };
+        let joins = self.state.peers[source.index as usize].rails;
+        let mut rails = self.rails.iter_mut().enumerate().filter(|(rail, _)| joins >> rail & 1 != 0);
+        // SAFETY: the buffer is a span, or was checked against its region.
+        if !rails.any(|(_, rail)| unsafe { rail.read_address(Peer(source.index), local, address + done) }) {
+            return Read::Unable;
+        }
+        slot.delivered = done + len;
+        if slot.delivered == want { Read::Copied } else { Read::Later }
     }
 
     /// Posts reads of `want` bytes of a receive's message. `false`: no room; retry later.
@@ -266,7 +295,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 
     /// Returns the imported region of an offer; imports it on first use.
     pub(super) fn reach(&mut self, source: PeerId, offer: &Offer<RAILS>) -> Result<u16, AttachError> {
-        if offer.region == UNREADABLE {
+        if offer.rails == 0 {
             return Err(AttachError::Unsupported);
         }
         let theirs = (offer.region, offer.generation);

@@ -348,7 +348,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 out[head::HEAD..head::SYNC].copy_from_slice(&token.to_le_bytes());
                 (head::SYNC, slot.left)
             }
-            Form::Request => (self.state.offer(peer, slot, token).write(&mut out), 0),
+            Form::Request => (self.offer(peer, slot, token).write(&mut out), 0),
         };
         // SAFETY: the source of a send was checked against its region, or is a span or a block of
         // its own, and stays until the send ends.
@@ -422,6 +422,19 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
+    /// Where the payload of a send lies: in a region, or at an address for a peer that may read
+    /// that.
+    fn offer(&self, peer: u16, slot: &PendingSlot, token: u64) -> Offer<RAILS> {
+        let offer = self.state.offer(peer, slot, token);
+        let address = slot.local.addr() as u64;
+        let joins = self.state.peers[peer as usize].rails;
+        let mut rails = self.rails.iter().enumerate().filter(|(rail, _)| joins >> rail & 1 != 0);
+        if slot.local_region != UNREGISTERED || !rails.any(|(_, rail)| rail.reads_addresses(Peer(peer))) {
+            return offer;
+        }
+        Offer { offset: address, size: address + slot.left, region: head::ADDRESS, ..offer }
+    }
+
     /// Posts a reply of the protocol under the word in its head.
     pub(in super::super) fn post_answer_as(
         &mut self,
