@@ -53,7 +53,7 @@ fn run() {
 
 /// Runs `begin` with all signals blocked, so that a thread started in it never runs a handler of
 /// the program.
-pub(crate) fn without_signals<T>(begin: impl FnOnce() -> T) -> T {
+pub fn without_signals<T>(begin: impl FnOnce() -> T) -> T {
     let (mut all, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
     // SAFETY: the calls fill our two sets; the second is read only if the call filled it.
     let blocked = unsafe {

@@ -226,7 +226,7 @@ unsafe impl<R: Rail> Rail for Guard<R> {
         data: Option<u32>,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         unsafe { self.rail.post_write(peer, local, remote, data, cx) }
     }
 
@@ -239,7 +239,7 @@ unsafe impl<R: Rail> Rail for Guard<R> {
         data: u32,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         unsafe { self.rail.post_write_checked(peer, local, remote, data, cx) }
     }
 
@@ -251,7 +251,7 @@ unsafe impl<R: Rail> Rail for Guard<R> {
         remote: Remote,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         unsafe { self.rail.post_read(peer, local, remote, cx) }
     }
 
@@ -263,7 +263,7 @@ unsafe impl<R: Rail> Rail for Guard<R> {
         remote: Remote,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         unsafe { self.rail.post_rendezvous_read(peer, local, remote, cx) }
     }
 
@@ -287,7 +287,7 @@ unsafe impl<R: Rail> Rail for Guard<R> {
         fetch: Option<NonNull<u64>>,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         unsafe { self.rail.post_atomic(peer, amo, remote, fetch, cx) }
     }
 
@@ -303,20 +303,15 @@ unsafe impl<R: Rail> Rail for Guard<R> {
     }
 
     #[inline(always)]
-    unsafe fn copy_to(&mut self, peer: Peer, local: Local, remote: Remote) -> Option<Result<(), PostError>> {
-        // SAFETY: same contract.
-        unsafe { self.rail.copy_to(peer, local, remote) }
+    unsafe fn copy_to(&mut self, peer: Peer, pieces: &[(Local, Remote)]) -> Option<Result<(), PostError>> {
+        // SAFETY: our caller guarantees the same contract.
+        unsafe { self.rail.copy_to(peer, pieces) }
     }
 
     #[inline(always)]
-    unsafe fn copy_from(
-        &mut self,
-        peer: Peer,
-        local: Local,
-        remote: Remote,
-    ) -> Option<Result<(), PostError>> {
-        // SAFETY: same contract.
-        unsafe { self.rail.copy_from(peer, local, remote) }
+    unsafe fn copy_from(&mut self, peer: Peer, pieces: &[(Local, Remote)]) -> Option<Result<(), PostError>> {
+        // SAFETY: our caller guarantees the same contract.
+        unsafe { self.rail.copy_from(peer, pieces) }
     }
 
     #[cold]
@@ -326,19 +321,19 @@ unsafe impl<R: Rail> Rail for Guard<R> {
 
     #[cold]
     unsafe fn read_address(&mut self, peer: Peer, local: Local, address: u64) -> bool {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         unsafe { self.rail.read_address(peer, local, address) }
     }
 
     #[cold]
     unsafe fn write_device(&mut self, to: Local, from: Untrusted<'_>) -> Result<(), PostError> {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         unsafe { self.rail.write_device(to, from) }
     }
 
     #[cold]
     unsafe fn read_device(&mut self, from: Local, into: &mut [u8]) -> Result<(), PostError> {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         unsafe { self.rail.read_device(from, into) }
     }
 

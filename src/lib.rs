@@ -92,7 +92,7 @@ mod storage;
 pub mod topology;
 pub mod worker;
 
-pub use closer::close_in_background;
+pub use closer::{close_in_background, without_signals};
 pub use direct::direct;
 pub use fishplate_core::engine::{Issued, Notice, Signal};
 pub use fishplate_core::mem::{LocalAddr, PeerId, RemoteAddr};

@@ -31,7 +31,7 @@ vendored fishplate-testing tests/testing sys core
 # Every package builds from its cargo package, over the other packages. All dependencies are
 # downloaded by now.
 cargo package --workspace --exclude fishplate-fake-cuda --quiet --allow-dirty --offline
-for package in fishplate-core fishplate-sys fishplate-shm fishplate-gpu fishplate fishplate-tool fishplate-testing fishplate-c fishplate-python fishplate-psm2 fishplate-hfi1; do
+for package in fishplate-core fishplate-sys fishplate-shm fishplate-gpu fishplate fishplate-tool fishplate-testing fishplate-c fishplate-python fishplate-psm2 fishplate-hfi1 fishplate-nixl; do
     cargo package --quiet --no-verify --allow-dirty --list --package "$package" >"$copy/files"
     for file in README.md LICENSE-MIT LICENSE-APACHE; do
         grep -qx "$file" "$copy/files" || { echo "FAILED: $package is packaged without $file"; exit 1; }

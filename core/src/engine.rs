@@ -59,7 +59,7 @@ pub use failover::{FailoverMemory, FailoverPeer, FailoverStream, SentSlot};
 pub use joint::{Joint, Pairing, RAILS_MAX};
 pub use pending::PendingSlot;
 pub use stream::Stream;
-pub use submit::{Issued, Notice, Signal};
+pub use submit::{Issued, NOW_MAX, Notice, Signal};
 pub use table::{HANDLE_MAX, HANDLE_VERSION, LocalSlot, PeerSlot, RemoteSlot, handle_len};
 pub use tables::Tables;
 pub use wait::{Asleep, Waiter};

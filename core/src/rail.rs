@@ -350,31 +350,25 @@ pub unsafe trait Rail {
     #[inline(always)]
     fn flush(&mut self) {}
 
-    /// Copies into memory that is imported but not mapped, and completes before it returns. `None`:
-    /// the rail cannot; post a write.
+    /// Copies pieces into memory that is imported but not mapped, and completes before it returns.
+    /// `None`: the rail cannot; post writes. After an error a part may have been copied.
     ///
     /// # Safety
-    /// `local` is readable.
+    /// Each local range is readable.
     #[inline(always)]
-    unsafe fn copy_to(
-        &mut self,
-        _peer: Peer,
-        _local: Local,
-        _remote: Remote,
-    ) -> Option<Result<(), PostError>> {
+    unsafe fn copy_to(&mut self, _peer: Peer, _pieces: &[(Local, Remote)]) -> Option<Result<(), PostError>> {
         None
     }
 
     /// Copies out of memory that was imported but not mapped. As [`copy_to`](Rail::copy_to).
     ///
     /// # Safety
-    /// `local` is writable.
+    /// Each local range is writable.
     #[inline(always)]
     unsafe fn copy_from(
         &mut self,
         _peer: Peer,
-        _local: Local,
-        _remote: Remote,
+        _pieces: &[(Local, Remote)],
     ) -> Option<Result<(), PostError>> {
         None
     }

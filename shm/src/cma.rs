@@ -1,11 +1,12 @@
 //! Direct copies between the private memory of two processes: `process_vm_readv(2)` and
-//! `process_vm_writev(2)`. Makes one system call per GiB, and allocates nothing. A copy blocks if
-//! the peer's pages come from another program (`userfaultfd`, FUSE): see
-//! [`ShmConfig::force_staging`](crate::ShmConfig::force_staging).
+//! `process_vm_writev(2)`. One system call for up to 64 ranges, and per GiB or so; nothing
+//! allocates. The call blocks if another program (`userfaultfd`, FUSE) provides the peer's pages:
+//! see [`ShmConfig::force_staging`](crate::ShmConfig::force_staging).
+//!
 //! Processes are named by process ID, which the kernel may reuse after an exit. Callers check the
 //! peer's pidfd and socket shortly before each copy.
 
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 
 use crate::segment::errno;
 
@@ -29,39 +30,61 @@ pub(crate) enum CmaError {
     Failed(i32),
 }
 
-/// Copies `len` bytes between `local` here and address `remote` there.
+/// Ranges that one system call copies at most.
+pub(crate) const PIECES: usize = 64;
+
+/// Bytes here, and as many in the peer's memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Range {
+    pub local: NonNull<u8>,
+    /// Address at the peer.
+    pub remote: u64,
+    /// Size in bytes.
+    pub len: usize,
+}
+
+impl Range {
+    /// An empty range.
+    pub const NONE: Range = Range { local: NonNull::dangling(), remote: 0, len: 0 };
+}
+
+/// Copies up to [`PIECES`] ranges. Nothing of further ones is copied.
 ///
 /// # Safety
-/// `local` is valid for `len` bytes, readable to put, writable to get.
-pub(crate) unsafe fn copy(
-    pid: i32,
-    way: Way,
-    local: NonNull<u8>,
-    remote: u64,
-    len: usize,
-) -> Result<(), CmaError> {
-    let mut done = 0;
-    while done < len {
-        // SAFETY: `done < len`, and our caller guarantees `len` bytes.
-        let here = unsafe { local.add(done) };
-        let here = libc::iovec { iov_base: here.as_ptr().cast(), iov_len: len - done };
-        let there = (remote as usize).wrapping_add(done) as *mut libc::c_void;
-        let there = libc::iovec { iov_base: there, iov_len: len - done };
-        // SAFETY: one element each. The kernel accesses only `here` in this process, and checks the
-        // peer's addresses.
-        // and checks addresses there.
+/// Each `local` is valid for its length, readable to put, writable to get.
+pub(crate) unsafe fn copy(pid: i32, way: Way, ranges: &[Range]) -> Result<(), CmaError> {
+    const EMPTY: libc::iovec = libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 };
+    let (mut here, mut there) = ([EMPTY; PIECES], [EMPTY; PIECES]);
+    let mut left = 0;
+    for ((range, here), there) in ranges.iter().zip(&mut here).zip(&mut there) {
+        *here = libc::iovec { iov_base: range.local.as_ptr().cast(), iov_len: range.len };
+        *there = libc::iovec { iov_base: range.remote as usize as *mut _, iov_len: range.len };
+        left += range.len;
+    }
+    let count = ranges.len().min(PIECES);
+    let (mut here, mut there) = (&mut here[..count], &mut there[..count]);
+    let mut begun = false;
+    while left != 0 {
+        let (ours, theirs, count) = (here.as_ptr(), there.as_ptr(), here.len() as libc::c_ulong);
+        // SAFETY: `count` elements each. The kernel touches only what the caller promised in this
+        // process, and checks addresses there.
         let n = unsafe {
             match way {
-                Way::Put => libc::process_vm_writev(pid, &here, 1, &there, 1, 0),
-                Way::Get => libc::process_vm_readv(pid, &here, 1, &there, 1, 0),
+                Way::Put => libc::process_vm_writev(pid, ours, count, theirs, count, 0),
+                Way::Get => libc::process_vm_readv(pid, ours, count, theirs, count, 0),
             }
         };
         match n {
-            1.. => done += n as usize,
+            1.. => {
+                (begun, left) = (true, left - n as usize);
+                if left != 0 {
+                    (here, there) = (skip(here, n as usize), skip(there, n as usize));
+                }
+            }
             0 => return Err(CmaError::Failed(libc::EFAULT)),
             _ => match errno() {
                 libc::EINTR => {}
-                libc::EPERM | libc::ENOSYS if done == 0 => return Err(CmaError::Refused),
+                libc::EPERM | libc::ENOSYS if !begun => return Err(CmaError::Refused),
                 libc::ESRCH => return Err(CmaError::Gone),
                 code => return Err(CmaError::Failed(code)),
             },
@@ -70,13 +93,28 @@ pub(crate) unsafe fn copy(
     Ok(())
 }
 
+/// What is left of ranges after the first `done` bytes.
+#[cold]
+fn skip(mut ranges: &mut [libc::iovec], mut done: usize) -> &mut [libc::iovec] {
+    while ranges.first().is_some_and(|first| first.iov_len <= done) {
+        done -= ranges[0].iov_len;
+        ranges = &mut ranges[1..];
+    }
+    if let Some(first) = ranges.first_mut() {
+        first.iov_base = first.iov_base.wrapping_byte_add(done);
+        first.iov_len -= done;
+    }
+    ranges
+}
+
 /// Reads `N` bytes of another process; `None` if that fails.
 pub(crate) fn read<const N: usize>(pid: i32, address: u64) -> Option<[u8; N]> {
     if pid <= 0 {
         return None;
     }
     let mut bytes = [0; N];
+    let range = Range { local: NonNull::from(&mut bytes).cast(), remote: address, len: N };
     // SAFETY: the array is ours and `N` bytes long.
-    unsafe { copy(pid, Way::Get, NonNull::from(&mut bytes).cast(), address, N) }.ok()?;
+    unsafe { copy(pid, Way::Get, &[range]) }.ok()?;
     Some(bytes)
 }

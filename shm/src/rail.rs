@@ -575,19 +575,14 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
         }
     }
 
-    unsafe fn copy_to(&mut self, peer: Peer, local: Local, remote: Remote) -> Option<Result<(), PostError>> {
+    unsafe fn copy_to(&mut self, peer: Peer, pieces: &[(Local, Remote)]) -> Option<Result<(), PostError>> {
         // SAFETY: our caller guarantees the same contract.
-        unsafe { self.copy(peer, Way::Put, local, remote) }
+        unsafe { self.copy(peer, Way::Put, pieces) }
     }
 
-    unsafe fn copy_from(
-        &mut self,
-        peer: Peer,
-        local: Local,
-        remote: Remote,
-    ) -> Option<Result<(), PostError>> {
+    unsafe fn copy_from(&mut self, peer: Peer, pieces: &[(Local, Remote)]) -> Option<Result<(), PostError>> {
         // SAFETY: our caller guarantees the same contract.
-        unsafe { self.copy(peer, Way::Get, local, remote) }
+        unsafe { self.copy(peer, Way::Get, pieces) }
     }
 
     #[cold]

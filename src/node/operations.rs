@@ -187,6 +187,31 @@ impl Node {
         issue!(self, engine => engine.get(CONTEXT, into.at, into.len, from, notice))
     }
 
+    /// Writes the first ranges of a list to a peer, and returns how many: at most
+    /// [`NOW_MAX`](fishplate_core::engine::NOW_MAX). They have landed when the call returns. 0: the
+    /// first cannot be written without the peer or the network, so [`put`](Self::put) it. To peers
+    /// of this host the kernel copies all of them in one system call.
+    ///
+    /// The writes overtake what was issued earlier, even if a fence lies between. Later signals and
+    /// messages follow them.
+    ///
+    /// # Errors
+    /// The first range is invalid, and nothing was written; or the peer or a copy has failed, and a
+    /// part may have been written.
+    pub fn put_now(&mut self, ranges: &[(Slice, RemoteAddr)]) -> Result<usize, OpError> {
+        behind!(self, |node| node.put_now(ranges));
+        self.home.engine.put_now(ranges.iter().map(|(from, to)| (from.at, from.len, *to)))
+    }
+
+    /// Reads the first ranges of a list, as [`put_now`](Self::put_now) writes them.
+    ///
+    /// # Errors
+    /// As [`put_now`](Self::put_now).
+    pub fn get_now(&mut self, ranges: &[(Slice, RemoteAddr)]) -> Result<usize, OpError> {
+        behind!(self, |node| node.get_now(ranges));
+        self.home.engine.get_now(ranges.iter().map(|(into, from)| (into.at, into.len, *from)))
+    }
+
     /// Executes an atomic at a peer in stream order, without fetching.
     ///
     /// # Errors

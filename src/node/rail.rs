@@ -179,7 +179,7 @@ unsafe impl Rail for NodeRail {
         data: Option<u32>,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         moves!(self, local, remote, rail => unsafe { rail.post_write(peer, local, remote, data, cx) })
     }
 
@@ -192,7 +192,7 @@ unsafe impl Rail for NodeRail {
         data: u32,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         moves!(self, local, remote, rail => unsafe { rail.post_write_checked(peer, local, remote, data, cx) })
     }
 
@@ -204,7 +204,7 @@ unsafe impl Rail for NodeRail {
         remote: Remote,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         moves!(self, local, remote, rail => unsafe { rail.post_read(peer, local, remote, cx) })
     }
 
@@ -216,7 +216,7 @@ unsafe impl Rail for NodeRail {
         remote: Remote,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         moves!(self, local, remote, rail => unsafe { rail.post_rendezvous_read(peer, local, remote, cx) })
     }
 
@@ -240,7 +240,7 @@ unsafe impl Rail for NodeRail {
         fetch: Option<NonNull<u64>>,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         each!(self, rail => unsafe { rail.post_atomic(peer, amo, remote, fetch, cx) })
     }
 
@@ -255,20 +255,15 @@ unsafe impl Rail for NodeRail {
     }
 
     #[inline(always)]
-    unsafe fn copy_to(&mut self, peer: Peer, local: Local, remote: Remote) -> Option<Result<(), PostError>> {
-        // SAFETY: same contract.
-        each!(self, rail => unsafe { rail.copy_to(peer, local, remote) })
+    unsafe fn copy_to(&mut self, peer: Peer, pieces: &[(Local, Remote)]) -> Option<Result<(), PostError>> {
+        // SAFETY: our caller guarantees the same contract.
+        each!(self, rail => unsafe { rail.copy_to(peer, pieces) })
     }
 
     #[inline(always)]
-    unsafe fn copy_from(
-        &mut self,
-        peer: Peer,
-        local: Local,
-        remote: Remote,
-    ) -> Option<Result<(), PostError>> {
-        // SAFETY: same contract.
-        each!(self, rail => unsafe { rail.copy_from(peer, local, remote) })
+    unsafe fn copy_from(&mut self, peer: Peer, pieces: &[(Local, Remote)]) -> Option<Result<(), PostError>> {
+        // SAFETY: our caller guarantees the same contract.
+        each!(self, rail => unsafe { rail.copy_from(peer, pieces) })
     }
 
     #[cold]
@@ -278,19 +273,19 @@ unsafe impl Rail for NodeRail {
 
     #[cold]
     unsafe fn read_address(&mut self, peer: Peer, local: Local, address: u64) -> bool {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         each!(self, rail => unsafe { rail.read_address(peer, local, address) })
     }
 
     #[cold]
     unsafe fn write_device(&mut self, to: Local, from: Untrusted<'_>) -> Result<(), PostError> {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         each!(self, rail => unsafe { rail.write_device(to, from) })
     }
 
     #[cold]
     unsafe fn read_device(&mut self, from: Local, into: &mut [u8]) -> Result<(), PostError> {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         each!(self, rail => unsafe { rail.read_device(from, into) })
     }
 

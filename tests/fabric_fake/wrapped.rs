@@ -135,10 +135,10 @@ unsafe impl Rail for Recorder {
     fn flush(&mut self) {
         self.note("flush", ());
     }
-    unsafe fn copy_to(&mut self, _: Peer, _: Local, _: Remote) -> Option<Result<(), PostError>> {
+    unsafe fn copy_to(&mut self, _: Peer, _: &[(Local, Remote)]) -> Option<Result<(), PostError>> {
         self.note("copy_to", Some(Err(PostError::BadKey)))
     }
-    unsafe fn copy_from(&mut self, _: Peer, _: Local, _: Remote) -> Option<Result<(), PostError>> {
+    unsafe fn copy_from(&mut self, _: Peer, _: &[(Local, Remote)]) -> Option<Result<(), PostError>> {
         self.note("copy_from", Some(Ok(())))
     }
     fn reads_addresses(&self, _: Peer) -> bool {
@@ -211,10 +211,8 @@ fn everything<R: Rail>(mut rail: R) -> Vec<String> {
         told.push(format!("{:?}", rail.post_read(peer, local, remote, 1)));
         told.push(format!("{:?}", rail.post_rendezvous_read(peer, local, remote, 1)));
         told.push(format!("{:?}", rail.post_atomic(peer, amo, remote, None, 1)));
-        told.push(format!("{:?}", rail.copy_to(peer, local, remote)));
-        told.push(format!("{:?}", rail.copy_from(peer, local, remote)));
-        told.push(format!("{:?}", rail.reads_addresses(peer)));
-        told.push(format!("{:?}", rail.read_address(peer, local, 7)));
+        told.push(format!("{:?}", rail.copy_to(peer, &[(local, remote)])));
+        told.push(format!("{:?}", rail.copy_from(peer, &[(local, remote)])));
         told.push(format!("{:?}", rail.write_device(local, Untrusted::from_slice(&[1]))));
         told.push(format!("{:?}", rail.read_device(local, &mut [0; 8])));
     }

@@ -220,7 +220,7 @@ fn layers_of_core_name_only_lower_layers() {
 }
 
 /// The packages, and those of this tree that each may depend on.
-const PACKAGES: [(&str, &[&str]); 11] = [
+const PACKAGES: [(&str, &[&str]); 12] = [
     ("core", &[]),
     ("sys", &["fishplate-core"]),
     ("shm", &["fishplate-core"]),
@@ -231,6 +231,7 @@ const PACKAGES: [(&str, &[&str]); 11] = [
     ("bindings/c", &["fishplate"]),
     ("bindings/python", &["fishplate"]),
     ("adapters/psm2", &["fishplate"]),
+    ("adapters/nixl", &["fishplate"]),
     ("adapters/hfi1", &[]),
 ];
 
@@ -352,7 +353,8 @@ fn comment_lines_end_at_column_100() {
         "shorten or break these comment lines, which end beyond column 100: {found:#?}"
     );
     let (long, longest) = ("x".repeat(97), "x".repeat(98));
-    let text = format!("let a = 1;\n// {long}\n    // {long}\n/// {longest}\n// {longest} https://x\n");
+    let [longest, linked] = [format!("/// {longest}"), format!("// {longest} https://x")];
+    let text = format!("let a = 1;\n// {long}\n    // {long}\n{longest}\n{linked}\n");
     assert_eq!(long_comments(&text, "//"), [(3, 104), (4, 102)]);
 }
 

@@ -10,6 +10,7 @@ mod lives;
 mod meeting;
 mod misuse;
 mod nics;
+mod now;
 #[path = "../port/mod.rs"]
 mod port;
 mod queue;

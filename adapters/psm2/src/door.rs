@@ -12,7 +12,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use fishplate::PeerId;
+use fishplate::{PeerId, without_signals};
 
 use crate::dial::{get, is_own, name, put};
 use crate::error::Error;
@@ -91,23 +91,6 @@ impl Drop for Door {
             _ = thread.join();
         }
     }
-}
-
-/// Runs `begin` with all signals blocked, so that a thread started in it runs no handler of the
-/// program.
-fn without_signals<T>(begin: impl FnOnce() -> T) -> T {
-    // SAFETY: the calls fill our two sets, which all zeros are valid for.
-    let (all, mut before) = unsafe {
-        let mut all: libc::sigset_t = std::mem::zeroed();
-        libc::sigfillset(&raw mut all);
-        (all, std::mem::zeroed::<libc::sigset_t>())
-    };
-    // SAFETY: as above.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before) };
-    let begun = begin();
-    // SAFETY: as above.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut()) };
-    begun
 }
 
 /// One that asks.

@@ -6,6 +6,8 @@
 mod queue;
 mod single;
 
+pub use queue::NOW_MAX;
+
 use crate::error::OpError;
 use crate::mem::{LocalAddr, Peer, PeerId, RemoteAddr, copy_bytes};
 use crate::op::{Amo, AmoOp, SignalOp, Token};

@@ -26,22 +26,28 @@ pub fn copies_at_once_are_whole_and_checked<F: Fixture>() {
     set(&field.source, 0, &[0x77; 64]);
     // SAFETY: the source has the given length.
     unsafe {
-        if let Some(done) = link.origin().copy_to(to, field.local(0, 16), field.remote(48)) {
+        if let Some(done) = link
+            .origin()
+            .copy_to(to, &[(field.local(0, 5), field.remote(48)), (field.local(5, 11), field.remote(53))])
+        {
             assert_eq!(done, Ok(()));
             assert_eq!(field.inside()[48..], [0x77; 16]);
             assert!(
                 link.origin()
-                    .copy_to(to, field.local(0, 17), field.remote(48))
+                    .copy_to(to, &[(field.local(0, 17), field.remote(48))])
                     .is_none_or(|done| done.is_err())
             );
             field.check_canaries("copy_to");
         }
-        if let Some(done) = link.origin().copy_from(to, field.local(16, 16), field.remote(0)) {
+        if let Some(done) = link
+            .origin()
+            .copy_from(to, &[(field.local(16, 9), field.remote(0)), (field.local(25, 7), field.remote(9))])
+        {
             assert_eq!(done, Ok(()));
             assert_eq!(look(&field.source)[16..32], [CANARY; 16]);
             assert!(
                 link.origin()
-                    .copy_from(to, field.local(0, 17), field.remote(48))
+                    .copy_from(to, &[(field.local(0, 17), field.remote(48))])
                     .is_none_or(|done| done.is_err())
             );
             assert_eq!(look(&field.source)[..16], [0x77; 16]);

@@ -339,20 +339,15 @@ unsafe impl<R: Rail> Rail for Tap<R> {
     }
 
     // SAFETY: our caller guarantees the same contract.
-    unsafe fn copy_to(&mut self, peer: Peer, local: Local, remote: Remote) -> Option<Result<(), PostError>> {
+    unsafe fn copy_to(&mut self, peer: Peer, pieces: &[(Local, Remote)]) -> Option<Result<(), PostError>> {
         // SAFETY: our caller guarantees the same contract.
-        unsafe { self.inner.copy_to(peer, local, remote) }
+        unsafe { self.inner.copy_to(peer, pieces) }
     }
 
     // SAFETY: our caller guarantees the same contract.
-    unsafe fn copy_from(
-        &mut self,
-        peer: Peer,
-        local: Local,
-        remote: Remote,
-    ) -> Option<Result<(), PostError>> {
+    unsafe fn copy_from(&mut self, peer: Peer, pieces: &[(Local, Remote)]) -> Option<Result<(), PostError>> {
         // SAFETY: our caller guarantees the same contract.
-        unsafe { self.inner.copy_from(peer, local, remote) }
+        unsafe { self.inner.copy_from(peer, pieces) }
     }
 
     fn notify(&mut self, peer: Peer) {

@@ -194,25 +194,20 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
         self.inner.flush();
     }
 
-    unsafe fn copy_to(&mut self, peer: Peer, local: Local, remote: Remote) -> Option<Result<(), PostError>> {
-        if !memory::is_host(&local, &remote) {
+    unsafe fn copy_to(&mut self, peer: Peer, pieces: &[(Local, Remote)]) -> Option<Result<(), PostError>> {
+        if pieces.iter().any(|(local, remote)| !memory::is_host(local, remote)) {
             return None;
         }
         // SAFETY: our caller guarantees the same contract.
-        unsafe { self.inner.copy_to(peer, local, remote) }
+        unsafe { self.inner.copy_to(peer, pieces) }
     }
 
-    unsafe fn copy_from(
-        &mut self,
-        peer: Peer,
-        local: Local,
-        remote: Remote,
-    ) -> Option<Result<(), PostError>> {
-        if !memory::is_host(&local, &remote) {
+    unsafe fn copy_from(&mut self, peer: Peer, pieces: &[(Local, Remote)]) -> Option<Result<(), PostError>> {
+        if pieces.iter().any(|(local, remote)| !memory::is_host(local, remote)) {
             return None;
         }
         // SAFETY: our caller guarantees the same contract.
-        unsafe { self.inner.copy_from(peer, local, remote) }
+        unsafe { self.inner.copy_from(peer, pieces) }
     }
 
     #[cold]

@@ -105,8 +105,9 @@ impl<H: Host> ShmRail<H> {
                 self.roster.warm(attached, peer);
                 attached.reserve(1)?;
             }
+            let range = cma::Range { local: local.ptr, remote: address, len: local.len };
             // SAFETY: our caller guarantees the local side.
-            match unsafe { direct(attached, way, local, address, &self.host) } {
+            match unsafe { direct(attached, way, &[range], &self.host) } {
                 Ok(()) => {
                     if let Some(data) = data {
                         // SAFETY: one cell was reserved above. The kernel has made its copy on this
@@ -193,33 +194,39 @@ impl<H: Host> ShmRail<H> {
         &mut self,
         peer: Peer,
         way: Way,
-        local: Local,
-        remote: Remote,
+        pieces: &[(Local, Remote)],
     ) -> Option<Result<(), PostError>> {
         let Some(attached) = find(&mut self.peers, peer) else { return Some(Err(PostError::PeerDown)) };
         if attached.blocked {
             // A staged write is in flight: a copy now would overtake it.
             return if attached.is_up() { None } else { Some(Err(PostError::PeerDown)) };
         }
-        let import = match attached.import_of(remote.key.key) {
-            Some(import) if import.holds(remote.offset, local.len) => *import,
-            _ => return Some(Err(PostError::BadKey)),
-        };
-        if let Some(ptr) = import.ptr {
-            // SAFETY: the range is inside the import, and our caller guarantees the local side.
-            unsafe { copy_mapped(way, local, ptr.add(remote.offset as usize)) };
-            return Some(Ok(()));
+        for pieces in pieces.chunks(cma::PIECES) {
+            let mut ranges = [cma::Range::NONE; cma::PIECES];
+            for (range, (local, remote)) in ranges.iter_mut().zip(pieces) {
+                let import = match attached.import_of(remote.key.key) {
+                    Some(import) if import.holds(remote.offset, local.len) => import,
+                    _ => return Some(Err(PostError::BadKey)),
+                };
+                if let Some(ptr) = import.ptr {
+                    // SAFETY: as in `post`.
+                    unsafe { copy_mapped(way, *local, ptr.add(remote.offset as usize)) };
+                    continue;
+                }
+                if !attached.cma {
+                    return None;
+                }
+                *range = cma::Range { local: local.ptr, remote: import.base + remote.offset, len: local.len };
+            }
+            // SAFETY: our caller guarantees the local side.
+            match unsafe { direct(attached, way, &ranges[..pieces.len()], &self.host) } {
+                Ok(()) => {}
+                Err(CmaError::Refused) => return None,
+                Err(CmaError::Gone) => return Some(Err(PostError::PeerDown)),
+                Err(CmaError::Failed(code)) => return Some(Err(PostError::Provider(code))),
+            }
         }
-        if !attached.cma {
-            return None;
-        }
-        // SAFETY: our caller guarantees the local side.
-        match unsafe { direct(attached, way, local, import.base + remote.offset, &self.host) } {
-            Ok(()) => Some(Ok(())),
-            Err(CmaError::Refused) => None,
-            Err(CmaError::Gone) => Some(Err(PostError::PeerDown)),
-            Err(CmaError::Failed(code)) => Some(Err(PostError::Provider(code))),
-        }
+        Some(Ok(()))
     }
 }
 
@@ -273,12 +280,11 @@ unsafe fn copy_mapped(way: Way, local: Local, remote: NonNull<u8>) {
 /// Copies through the kernel. Remembers it if the kernel refuses.
 ///
 /// # Safety
-/// `local` is valid for reads or writes according to `way`.
+/// The local ranges are valid, for reads or writes by `way`.
 unsafe fn direct(
     attached: &mut Attached,
     way: Way,
-    local: Local,
-    address: u64,
+    ranges: &[cma::Range],
     host: &impl Host,
 ) -> Result<(), CmaError> {
     let remote = attached.remote.as_mut().ok_or(CmaError::Refused)?;
@@ -286,8 +292,8 @@ unsafe fn direct(
     if !remote.lives(host.now_ns()) {
         return Err(CmaError::Gone);
     }
-    // SAFETY: our caller guarantees `local`, and the process is still the peer.
-    let result = unsafe { cma::copy(remote.pid, way, local.ptr, address, local.len) };
+    // SAFETY: as this function requires.
+    let result = unsafe { cma::copy(remote.pid, way, ranges) };
     if result == Err(CmaError::Refused) {
         attached.cma = false;
     }
@@ -301,8 +307,9 @@ unsafe fn direct(
 /// `local` is writable.
 pub(super) unsafe fn read_address(attached: &mut Attached, local: Local, address: u64) -> bool {
     let Some(remote) = &mut attached.remote else { return false };
+    let range = cma::Range { local: local.ptr, remote: address, len: local.len };
     // SAFETY: as this function requires.
-    match unsafe { cma::copy(remote.pid, Way::Get, local.ptr, address, local.len) } {
+    match unsafe { cma::copy(remote.pid, Way::Get, &[range]) } {
         Ok(()) => remote.looks_alive(),
         Err(CmaError::Refused) => {
             attached.cma = false;

@@ -334,7 +334,7 @@ fn staged_operations_are_bounded_and_refusals_change_nothing() {
     assert_eq!(seen[0].done.len(), depth);
     assert_eq!(memory[0], 0);
     // SAFETY: the bytes outlive the call.
-    let copied = unsafe { rails[0].copy_to(PEER, local(&[1]), Remote { key, offset: 0 }) };
+    let copied = unsafe { rails[0].copy_to(PEER, &[(local(&[1]), Remote { key, offset: 0 })]) };
     assert_eq!(copied, None, "not at once");
 }
 

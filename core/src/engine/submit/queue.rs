@@ -19,6 +19,9 @@ use super::{Issued, Mapped, Notice, Signal, Transfer, copy_bytes};
 
 mod device;
 mod native;
+mod now;
+
+pub use now::NOW_MAX;
 
 /// The imported range that an operation names, copied out of the table.
 #[derive(Clone, Copy)]
@@ -272,7 +275,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
         let (rail, local, remote) = self.unmapped(from, len, to)?;
         // SAFETY: the source is a registered region, or the caller's bytes during the call.
-        let done = unsafe { self.rails.get_mut(rail)?.copy_to(Peer(to.peer), local, remote) }?;
+        let done = unsafe { self.rails.get_mut(rail)?.copy_to(Peer(to.peer), &[(local, remote)]) }?;
         self.state.direct = true;
         Some(done.map_err(|error| self.state.refused(rail, to.peer, error)))
     }
@@ -287,7 +290,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
         let (rail, local, remote) = self.unmapped(into, len, from)?;
         // SAFETY: the target of the copy lies in a registered region.
-        let done = unsafe { self.rails.get_mut(rail)?.copy_from(Peer(from.peer), local, remote) }?;
+        let done = unsafe { self.rails.get_mut(rail)?.copy_from(Peer(from.peer), &[(local, remote)]) }?;
         Some(done.map_err(|error| self.state.refused(rail, from.peer, error)))
     }
 

@@ -1,0 +1,66 @@
+//! An agent, from its start to its end.
+
+use std::fs::File;
+use std::io::Read;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::door::{Door, drive, hosts};
+use crate::intro::Info;
+use crate::notes::Notes;
+use crate::options::builder;
+use crate::state::{Shared, State};
+
+/// How long the end of an agent waits for its peers to know.
+const CLOSE: Duration = Duration::from_millis(100);
+
+/// The shortest pause of a progress thread.
+const PAUSE: Duration = Duration::from_micros(100);
+
+/// An agent, as its program holds it.
+pub struct Agent {
+    pub(crate) shared: Arc<Shared>,
+    /// Dropped last.
+    _door: Door,
+}
+
+impl Agent {
+    /// Opens an agent. With `progress`, a thread makes progress with this pause.
+    ///
+    /// # Errors
+    /// A sentence.
+    pub(crate) fn open(
+        name: Vec<u8>,
+        params: &[(String, String)],
+        progress: Option<Duration>,
+    ) -> Result<Agent, String> {
+        let mut node = builder(params)?.open().map_err(|error| error.to_string())?;
+        let random = |error| format!("cannot read /dev/urandom: {error}");
+        let (mut key, mut door) = ([0; 16], [0; 8]);
+        let mut source = File::open("/dev/urandom").map_err(random)?;
+        source.read_exact(&mut key).and_then(|()| source.read_exact(&mut door)).map_err(random)?;
+        let (door, network) = (u64::from_le_bytes(door), !node.rails().is_empty());
+        let told = |error| format!("cannot open a socket that answers peers: {error}");
+        let (opened, port) = Door::open(door, network).map_err(told)?;
+        let hosts = if network { hosts() } else { vec![] };
+        let info = Info { key, door, port, hosts, address: node.address() };
+        let notes = Notes::new(&mut node).map_err(|error| error.to_string())?;
+        let shared = Shared::new(State::new(node, name, info, notes));
+        let threads = |error| format!("cannot start a thread: {error}");
+        opened.answer(&shared).map_err(threads)?;
+        if let Some(pause) = progress {
+            drive(Arc::downgrade(&shared), pause.max(PAUSE)).map_err(threads)?;
+        }
+        Ok(Agent { shared, _door: opened })
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let state = self.shared.take();
+        if let Some(state) = state {
+            // Peers that make no calls meanwhile see it as a process that has ended.
+            _ = state.node.close(CLOSE);
+        }
+    }
+}

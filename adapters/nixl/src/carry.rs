@@ -1,0 +1,299 @@
+//! Carries out transfers.
+//!
+//! Between processes of one host, posting a transfer copies all of it, many ranges by one call of
+//! the kernel. Otherwise it posts what there is room for, and later passes go on. A notification
+//! is sent with the writes, which it follows at the peer, or after the reads.
+
+use fishplate::core::engine::NOW_MAX;
+use fishplate::core::mem::copy_bytes;
+use fishplate::core::op::{Fault, Outcome};
+use fishplate::node::Slice;
+use fishplate::{Issued, LocalAddr, Notice, RemoteAddr};
+
+use crate::state::{Away, Local, State};
+use crate::status::Status;
+use crate::transfer::{Desc, Piece, Regions, Transfer};
+
+impl State {
+    /// Prepares a transfer. Nothing moves.
+    pub fn prepare(
+        &mut self,
+        write: bool,
+        locals: &[Desc],
+        remotes: &[Desc],
+        agent: &[u8],
+    ) -> Result<u64, Status> {
+        let peer = match agent == self.name {
+            true => None,
+            false => Some(self.loaded(agent).ok_or(Status::NOT_FOUND)?),
+        };
+        if locals.len() != remotes.len() || locals.is_empty() {
+            return Err(Status::INVALID_PARAM);
+        }
+        let mut pieces: Vec<Piece> = Vec::with_capacity(locals.len());
+        let (mut ours, mut theirs) = (Regions::default(), Regions::default());
+        for (local, remote) in locals.iter().zip(remotes) {
+            if local.len != remote.len {
+                return Err(Status::MISMATCH);
+            }
+            let (Some(from), Some(to)) = (local.region(), remote.region()) else {
+                return Err(Status::NOT_FOUND);
+            };
+            let known = here(self.locals.get(from))?;
+            let there = match peer {
+                None => here(self.locals.get(to))?,
+                Some(_) => away(self.aways.get(to), peer)?,
+            };
+            if !contains(known, local) || !contains(there, remote) {
+                return Err(Status::INVALID_PARAM);
+            }
+            let (from, to) = (ours.position(from) as u32, theirs.position(to) as u32);
+            match pieces.last_mut() {
+                Some(last)
+                    if (last.local, last.remote) == (from, to)
+                        && last.here + last.len == local.address
+                        && last.there + last.len == remote.address =>
+                {
+                    last.len += local.len;
+                }
+                _ if local.len == 0 => {}
+                _ => pieces.push(Piece {
+                    here: local.address,
+                    there: remote.address,
+                    len: local.len,
+                    local: from,
+                    remote: to,
+                }),
+            }
+        }
+        Ok(self.transfers.insert(Transfer {
+            write,
+            peer,
+            pieces,
+            locals: ours.numbers,
+            remotes: theirs.numbers,
+            here: vec![],
+            there: vec![],
+            next: 0,
+            outstanding: 0,
+            note: None,
+            fault: None,
+            active: false,
+            released: false,
+        }))
+    }
+
+    /// Begins a transfer, with a notification if there is one.
+    pub fn post(&mut self, number: u64, note: Option<&[u8]>) -> Status {
+        let Some(transfer) = self.transfers.get_mut(number) else { return Status::NOT_FOUND };
+        if transfer.active || transfer.outstanding != 0 {
+            return Status::REPOST_ACTIVE;
+        }
+        (transfer.next, transfer.fault, transfer.active) = (0, None, true);
+        transfer.note = note.map(<[u8]>::to_vec);
+        transfer.here.clear();
+        transfer.there.clear();
+        let status = self.advance(number);
+        if status == Status::IN_PROG {
+            self.moving.push(number);
+        }
+        status
+    }
+
+    /// How far a transfer is.
+    pub fn check(&mut self, number: u64) -> Status {
+        let active = |state: &State| state.transfers.get(number).map(|transfer| transfer.active);
+        if active(self) == Some(true) {
+            self.progress();
+        }
+        match self.transfers.get(number) {
+            None => Status::NOT_FOUND,
+            Some(transfer) if transfer.active => Status::IN_PROG,
+            Some(transfer) => transfer.fault.unwrap_or(Status::SUCCESS),
+        }
+    }
+
+    /// Releases a transfer. What is in flight ends later; nothing more of it is posted.
+    pub fn release(&mut self, number: u64) -> Status {
+        let Some(transfer) = self.transfers.get_mut(number) else { return Status::NOT_FOUND };
+        if transfer.outstanding == 0 {
+            self.transfers.remove(number);
+            self.moving.retain(|moving| *moving != number);
+        } else {
+            (transfer.released, transfer.note) = (true, None);
+            transfer.fault.get_or_insert(Status::NOT_FOUND);
+        }
+        Status::SUCCESS
+    }
+
+    /// Goes on with a transfer.
+    pub fn advance(&mut self, number: u64) -> Status {
+        let Some(transfer) = self.transfers.get(number) else { return Status::NOT_FOUND };
+        if transfer.fault.is_none()
+            && let Err(status) = self.carry(number)
+            && status != Status::IN_PROG
+            && let Some(transfer) = self.transfers.get_mut(number)
+        {
+            transfer.fault.get_or_insert(status);
+        }
+        let Some(transfer) = self.transfers.get_mut(number) else { return Status::NOT_FOUND };
+        let moved = transfer.next == transfer.pieces.len() && transfer.note.is_none();
+        if transfer.outstanding != 0 || (transfer.fault.is_none() && !moved) {
+            return Status::IN_PROG;
+        }
+        transfer.active = false;
+        let status = transfer.fault.unwrap_or(Status::SUCCESS);
+        if transfer.released {
+            self.transfers.remove(number);
+        }
+        status
+    }
+
+    /// Posts what is left of a transfer.
+    ///
+    /// # Errors
+    /// [`Status::IN_PROG`]: later.
+    fn carry(&mut self, number: u64) -> Result<(), Status> {
+        let transfer = self.transfers.get(number).ok_or(Status::NOT_FOUND)?;
+        let Some(peer) = transfer.peer else { return self.carry_here(number) };
+        if transfer.next < transfer.pieces.len() || transfer.note.is_some() {
+            if !self.approach(peer)? {
+                return Err(Status::IN_PROG);
+            }
+            if let Err(status) = self.carry_pieces(number, peer) {
+                if status == Status::REMOTE_DISCONNECT {
+                    self.lose(peer);
+                }
+                return Err(status);
+            }
+        }
+        let transfer = self.transfers.get_mut(number).ok_or(Status::NOT_FOUND)?;
+        // Writes are ordered before the message; reads must have ended.
+        if (transfer.write || transfer.outstanding == 0)
+            && let Some(note) = transfer.note.take()
+            && !self.tell(peer, &note)?
+            && let Some(transfer) = self.transfers.get_mut(number)
+        {
+            transfer.note = Some(note);
+        }
+        Ok(())
+    }
+
+    fn carry_pieces(&mut self, number: u64, peer: u64) -> Result<(), Status> {
+        let State { node, transfers, locals, aways, peers, .. } = self;
+        let transfer = transfers.get_mut(number).ok_or(Status::NOT_FOUND)?;
+        if transfer.next == transfer.pieces.len() {
+            return Ok(());
+        }
+        if transfer.there.is_empty() {
+            let id = peers.get(peer).and_then(|peer| peer.id).ok_or(Status::REMOTE_DISCONNECT)?;
+            for local in &transfer.locals {
+                let local = locals.get(*local).ok_or(Status::NOT_FOUND)?;
+                transfer.here.push((local.memory, local.base));
+            }
+            for away in &transfer.remotes {
+                let away = aways.get_mut(*away).ok_or(Status::NOT_FOUND)?;
+                let remote = match away.import {
+                    Some((of, remote)) if of == id => remote,
+                    _ => {
+                        let remote = node.import(id, &away.export.handle)?;
+                        away.import = Some((id, remote));
+                        remote
+                    }
+                };
+                transfer.there.push((remote, away.base));
+            }
+        }
+        let Transfer { write, pieces, here, there, next, outstanding, .. } = transfer;
+        let range = |piece: &Piece| -> (Slice, RemoteAddr) {
+            let (memory, base) = here[piece.local as usize];
+            let (remote, start) = there[piece.remote as usize];
+            let from: LocalAddr = memory.at((piece.here - base) as u64);
+            (Slice::new(from, piece.len), remote.at(piece.there as u64 - start))
+        };
+        let mut at_once = true;
+        while let Some(first) = pieces.get(*next) {
+            if at_once {
+                let mut ranges = [range(first); NOW_MAX];
+                let left = &pieces[*next..];
+                for (place, piece) in ranges.iter_mut().zip(left) {
+                    *place = range(piece);
+                }
+                let ranges = &ranges[..left.len().min(NOW_MAX)];
+                let moved = if *write { node.put_now(ranges) } else { node.get_now(ranges) }?;
+                *next += moved;
+                at_once = moved != 0;
+                continue;
+            }
+            let (slice, remote) = range(first);
+            let issued = match *write {
+                true => node.put(slice, remote, Notice::Report(number)),
+                false => node.get(slice, remote, Notice::Report(number)),
+            };
+            *outstanding += u32::from(matches!(issued?, Issued::Pending(_)));
+            *next += 1;
+        }
+        Ok(())
+    }
+
+    /// A transfer within the agent.
+    fn carry_here(&mut self, number: u64) -> Result<(), Status> {
+        let transfer = self.transfers.get_mut(number).ok_or(Status::NOT_FOUND)?;
+        for region in transfer.locals.iter().chain(&transfer.remotes) {
+            self.locals.get(*region).ok_or(Status::NOT_FOUND)?;
+        }
+        for piece in &transfer.pieces {
+            let (from, to) = match transfer.write {
+                true => (piece.here, piece.there),
+                false => (piece.there, piece.here),
+            };
+            // SAFETY: both ranges were checked to lie in regions, which are still registered, so
+            // the program keeps them valid.
+            unsafe { copy_bytes(from as *const u8, to as *mut u8, piece.len) };
+        }
+        transfer.next = transfer.pieces.len();
+        if let Some(note) = transfer.note.take() {
+            self.notes.arrive((self.name.clone(), note));
+        }
+        Ok(())
+    }
+
+    /// Takes completions.
+    pub fn reap(&mut self) {
+        while let Some(end) = self.node.next_completion() {
+            let Some(transfer) = self.transfers.get_mut(end.tag) else { continue };
+            transfer.outstanding = transfer.outstanding.saturating_sub(1);
+            if let Outcome::Failed(fault) | Outcome::Unknown(fault) = end.outcome {
+                let status = match fault {
+                    Fault::Peer(_) => Status::REMOTE_DISCONNECT,
+                    _ => Status::BACKEND,
+                };
+                transfer.fault.get_or_insert(status);
+            }
+        }
+    }
+
+    /// Fails the transfers in progress to a peer.
+    pub fn fail_transfers(&mut self, peer: u64) {
+        for transfer in self.transfers.values_mut().filter(|transfer| transfer.active) {
+            if transfer.peer == Some(peer) {
+                transfer.fault.get_or_insert(Status::REMOTE_DISCONNECT);
+            }
+        }
+    }
+}
+
+fn here(local: Option<&Local>) -> Result<(usize, usize), Status> {
+    local.map(|local| (local.start, local.len)).ok_or(Status::NOT_FOUND)
+}
+
+fn away(away: Option<&Away>, peer: Option<u64>) -> Result<(usize, usize), Status> {
+    let found = away.filter(|away| Some(away.peer) == peer).ok_or(Status::NOT_FOUND)?;
+    Ok((found.export.start as usize, found.export.len as usize))
+}
+
+/// Whether a descriptor lies in a range of this start and length.
+fn contains((start, len): (usize, usize), desc: &Desc) -> bool {
+    let from = desc.address.checked_sub(start);
+    from.and_then(|from| from.checked_add(desc.len)).is_some_and(|end| end <= len)
+}

@@ -1,0 +1,259 @@
+//! How nodes of agents meet: the one that has the other's info asks at its door to be connected.
+//!
+//! Each end has threads for it, so an agent connects to one that makes no calls. They wait for
+//! sockets, but never with the lock of an agent. They end with the agent, or some seconds after.
+
+use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr as LocalAddr, UnixListener, UnixStream};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fishplate::without_signals;
+
+use crate::intro::{ADMITTED, Info, QUESTION_MAX, Question};
+use crate::state::Shared;
+
+/// How long either end waits for the other.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long two nodes that have been told of each other may take to meet.
+const MEETING: Duration = Duration::from_secs(10);
+
+/// Time between two passes while they meet.
+const PASS: Duration = Duration::from_micros(100);
+
+/// Agents that are answered at once; others are refused, and ask again.
+const CALLS: usize = 256;
+
+/// A stream of either kind: it only sends and receives.
+fn any(stream: TcpStream) -> UnixStream {
+    UnixStream::from(OwnedFd::from(stream))
+}
+
+fn name(door: u64) -> io::Result<LocalAddr> {
+    LocalAddr::from_abstract_name(format!("fishplate-nixl-{door:016x}"))
+}
+
+/// The sockets of an agent's door. Dropping it ends the threads that listen.
+pub(crate) struct Door {
+    local: Arc<UnixListener>,
+    network: Option<Arc<TcpListener>>,
+}
+
+impl Door {
+    /// Opens the sockets, the one for other hosts if `network`. Returns its TCP port.
+    pub fn open(door: u64, network: bool) -> io::Result<(Door, u16)> {
+        let local = Arc::new(UnixListener::bind_addr(&name(door)?)?);
+        let network = match network {
+            true => Some(Arc::new(TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))?)),
+            false => None,
+        };
+        let port = network.as_ref().map_or(Ok(0), |socket| socket.local_addr().map(|at| at.port()))?;
+        Ok((Door { local, network }, port))
+    }
+
+    /// Starts to answer for an agent.
+    pub fn answer(&self, agent: &Arc<Shared>) -> io::Result<()> {
+        let calls = Arc::new(AtomicUsize::new(0));
+        let (local, ours, count) = (self.local.clone(), Arc::downgrade(agent), calls.clone());
+        start(move || listen(ours, count, || local.accept().map(|(stream, _)| stream)))?;
+        if let Some(network) = self.network.clone() {
+            let ours = Arc::downgrade(agent);
+            let accept = move || network.accept().map(|(stream, _)| any(stream));
+            start(move || listen(ours, calls, accept))?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        // `accept` of both fails from then on. The type of a socket does not matter here.
+        for socket in [Some(self.local.as_fd()), self.network.as_ref().map(AsFd::as_fd)].into_iter().flatten()
+        {
+            if let Ok(copy) = socket.try_clone_to_owned() {
+                _ = UnixStream::from(copy).shutdown(Shutdown::Both);
+            }
+        }
+    }
+}
+
+/// Whether the process at the other end of a socket of this host is one of this user.
+fn is_own(stream: &UnixStream) -> bool {
+    let mut cred = libc::ucred { pid: 0, uid: u32::MAX, gid: 0 };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: the call fills a structure of ours, whose length it is told.
+    let got = unsafe {
+        let (fd, cred) = (stream.as_raw_fd(), (&raw mut cred).cast());
+        libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, cred, &raw mut len) == 0
+    };
+    // SAFETY: takes nothing, and always succeeds.
+    got && cred.uid == unsafe { libc::geteuid() }
+}
+
+/// The IPv4 addresses of this host, without those of a loopback.
+pub(crate) fn hosts() -> Vec<Ipv4Addr> {
+    let (mut found, mut first) = (vec![], std::ptr::null_mut());
+    // SAFETY: fills a pointer of ours with a list, whose entries and addresses are valid until it
+    // is freed, each address of the type that its family says.
+    unsafe {
+        if libc::getifaddrs(&raw mut first) != 0 {
+            return found;
+        }
+        let mut at = first;
+        while let Some(entry) = at.as_ref() {
+            if let Some(address) = entry.ifa_addr.as_ref()
+                && i32::from(address.sa_family) == libc::AF_INET
+                && entry.ifa_flags & libc::IFF_UP as u32 != 0
+            {
+                let address = entry.ifa_addr.cast::<libc::sockaddr_in>().read_unaligned();
+                found.push(Ipv4Addr::from(u32::from_be(address.sin_addr.s_addr)));
+            }
+            at = entry.ifa_next;
+        }
+        libc::freeifaddrs(first);
+    }
+    found.retain(|host| !host.is_loopback());
+    found
+}
+
+fn start(run: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    without_signals(|| thread::Builder::new().name("fishplate-nixl".into()).spawn(run)).map(drop)
+}
+
+/// Accepts until the door is dropped. Each that asks has a thread of its own for a moment.
+fn listen(agent: Weak<Shared>, calls: Arc<AtomicUsize>, accept: impl Fn() -> io::Result<UnixStream>) {
+    loop {
+        let stream = match accept() {
+            Ok(stream) => stream,
+            Err(_) if agent.strong_count() == 0 => return,
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => return,
+            // No descriptors are left, or the asker has gone.
+            Err(_) => {
+                thread::sleep(Duration::from_millis(10));
+                continue;
+            }
+        };
+        // Relaxed: only counted.
+        if calls.fetch_add(1, Ordering::Relaxed) >= CALLS {
+            calls.fetch_sub(1, Ordering::Relaxed);
+            continue;
+        }
+        let (agent, done) = (agent.clone(), calls.clone());
+        let started = start(move || {
+            _ = serve(&agent, stream);
+            done.fetch_sub(1, Ordering::Relaxed);
+        });
+        if started.is_err() {
+            calls.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Answers one that asks, and meets it.
+fn serve(agent: &Weak<Shared>, mut stream: UnixStream) -> io::Result<()> {
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let mut len = [0; 4];
+    stream.read_exact(&mut len)?;
+    let len = u32::from_le_bytes(len) as usize;
+    if len > QUESTION_MAX {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let mut bytes = vec![0; len];
+    stream.read_exact(&mut bytes)?;
+    let question = Question::decode(&bytes).map_err(|_| io::ErrorKind::InvalidData)?;
+    let ours = agent.upgrade().ok_or(io::ErrorKind::NotConnected)?;
+    let admitted = ours.with(|state| state.admit(question));
+    drop(ours);
+    match admitted {
+        Some(Ok(peer)) => {
+            stream.write_all(&[ADMITTED])?;
+            meet(agent, peer, Some(stream));
+        }
+        _ => stream.write_all(&[0])?,
+    }
+    Ok(())
+}
+
+/// Starts to ask the agent with this info, as `question` says, for the peer with this number.
+pub(crate) fn ask(agent: Weak<Shared>, peer: u64, info: Info, question: Vec<u8>) -> io::Result<()> {
+    start(move || {
+        let stream = put(&info, &question).ok();
+        let Some(ours) = agent.upgrade() else { return };
+        ours.with(|state| state.answered(peer, stream.is_some()));
+        drop(ours);
+        if stream.is_some() {
+            meet(&agent, peer, stream);
+        }
+    })
+}
+
+/// Asks at each address in turn. Returns the stream once the agent has admitted us.
+fn put(info: &Info, question: &[u8]) -> io::Result<UnixStream> {
+    let local = || {
+        let stream = UnixStream::connect_addr(&name(info.door)?)?;
+        // After the end of the agent, anybody could listen there.
+        if is_own(&stream) { Ok(stream) } else { Err(io::ErrorKind::PermissionDenied.into()) }
+    };
+    let mut streams = vec![Box::new(local) as Box<dyn Fn() -> io::Result<UnixStream>>];
+    for &host in &info.hosts {
+        let at = SocketAddr::from((host, info.port));
+        streams.push(Box::new(move || TcpStream::connect_timeout(&at, PATIENCE).map(any)));
+    }
+    let mut result = Err(io::ErrorKind::ConnectionRefused.into());
+    for open in streams {
+        result = open().and_then(|mut stream| {
+            stream.set_read_timeout(Some(PATIENCE))?;
+            stream.set_write_timeout(Some(PATIENCE))?;
+            stream.write_all(&[&(question.len() as u32).to_le_bytes(), question].concat())?;
+            let mut answer = [0];
+            stream.read_exact(&mut answer)?;
+            match answer {
+                [ADMITTED] => Ok(stream),
+                _ => Err(io::ErrorKind::PermissionDenied.into()),
+            }
+        });
+        if result.is_ok() {
+            break;
+        }
+    }
+    result
+}
+
+/// Makes progress until the peer is reached or has failed. The stream to it tells of the end of
+/// its process, so it is kept.
+fn meet(agent: &Weak<Shared>, peer: u64, mut line: Option<UnixStream>) {
+    let deadline = Instant::now() + MEETING;
+    while let Some(agent) = agent.upgrade() {
+        let late = Instant::now() >= deadline;
+        let met = agent.with(|state| {
+            if let Some(line) = line.take() {
+                state.keep(peer, line);
+            }
+            state.meet(peer, late)
+        });
+        drop(agent);
+        if met != Some(false) {
+            return;
+        }
+        thread::sleep(PASS);
+    }
+}
+
+/// Starts a thread that makes progress at intervals of `pause` until the agent is gone.
+pub(crate) fn drive(agent: Weak<Shared>, pause: Duration) -> io::Result<()> {
+    start(move || {
+        while let Some(agent) = agent.upgrade()
+            && agent.with(|state| state.progress()).is_some()
+        {
+            drop(agent);
+            thread::sleep(pause);
+        }
+    })
+}

@@ -1,0 +1,89 @@
+//! The parameters of a backend, as programs pass them when they create it.
+
+use fishplate::Limits;
+use fishplate::config::Settings;
+use fishplate::core::engine::protocol::MatchConfig;
+use fishplate::node::{Builder, Fabric};
+
+use std::time::Duration;
+
+/// The parameters, with their defaults.
+pub(crate) const DEFAULTS: [(&str, &str); 5] =
+    [("fabric", "auto"), ("providers", ""), ("interfaces", ""), ("shared_memory", "yes"), ("failover", "no")];
+
+/// The tables of an agent's node.
+const LIMITS: Limits = Limits { peers: 128, locals: 4096, remotes: 16384, operations: 4096 };
+
+/// Limits of notifications that no call has taken. More wait at their sender.
+const MATCHING: MatchConfig = MatchConfig {
+    credits: 64,
+    headers: 64,
+    shared_credits: 1 << 16,
+    shared_headers: 1 << 18,
+    ..MatchConfig::DEFAULT
+};
+
+/// The settings of a node for these parameters.
+///
+/// # Errors
+/// A sentence that names the parameter and what it may be.
+pub(crate) fn builder(params: &[(String, String)]) -> Result<Builder, String> {
+    let mut settings = Settings::DEFAULT;
+    let (mut fabric, mut local, mut failover) = (Fabric::IfThere, true, false);
+    for (name, value) in params {
+        let list = || value.split(',').filter(|part| !part.is_empty()).map(String::from).collect();
+        let flag = || match value.as_str() {
+            "yes" => Ok(true),
+            "no" => Ok(false),
+            _ => Err(format!("the parameter {name} is yes or no, not \"{value}\"")),
+        };
+        match name.as_str() {
+            "fabric" => {
+                fabric = match (value.as_str(), value.parse()) {
+                    ("auto", _) => Fabric::IfThere,
+                    ("off", _) => Fabric::Off,
+                    (_, Ok(rails)) => Fabric::Exactly(rails),
+                    _ => {
+                        return Err(format!(
+                            "the parameter fabric is auto, off or a number, not \"{value}\""
+                        ));
+                    }
+                };
+            }
+            "providers" => settings.providers = list(),
+            "interfaces" => settings.interfaces = list(),
+            "shared_memory" => local = flag()?,
+            "failover" => failover = flag()?,
+            _ => {
+                let known = DEFAULTS.map(|(name, _)| name).join(", ");
+                return Err(format!("no parameter {name}; there are {known}"));
+            }
+        }
+    }
+    Ok(fishplate::Node::builder()
+        .settings(settings)
+        .limits(LIMITS)
+        .receives(1024)
+        .matching(MATCHING)
+        .fabric(fabric)
+        .shared_memory(local)
+        .failover(failover)
+        .patience(Duration::ZERO))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrong_parameter_is_named() {
+        let with = |name: &str, value: &str| builder(&[(name.into(), value.into())]).map(drop);
+        for (name, value) in DEFAULTS {
+            assert_eq!(with(name, value), Ok(()));
+        }
+        for name in ["fabric", "shared_memory", "failover", "speed"] {
+            let error = with(name, "fast").unwrap_err();
+            assert!(error.contains(name), "{error}");
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! What is known of a peer.
+
+use std::os::unix::net::UnixStream;
+
+use fishplate::PeerId;
+
+use crate::intro::Info;
+
+/// How far the connection to a peer is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// Nothing was done. `again`: it was connected before.
+    Apart {
+        again: bool,
+    },
+    /// It is being asked.
+    Asked,
+    /// Both nodes know each other, and meet.
+    Meets,
+    Up,
+}
+
+/// A peer.
+pub(crate) struct Peer {
+    pub name: Vec<u8>,
+    pub address: Vec<u8>,
+    /// Present if the program has loaded it.
+    pub info: Option<Info>,
+    pub stage: Stage,
+    /// The node's number of it, unless it is apart.
+    pub id: Option<PeerId>,
+    /// It has asked for the connection, so it may use it.
+    pub asks: bool,
+    /// The stream over which it was found.
+    pub line: Option<UnixStream>,
+}
+
+impl Peer {
+    pub fn new(name: &[u8], address: &[u8]) -> Peer {
+        let (name, address) = (name.to_vec(), address.to_vec());
+        let stage = Stage::Apart { again: false };
+        Peer { name, address, info: None, stage, id: None, asks: false, line: None }
+    }
+}

@@ -1,0 +1,72 @@
+//! Values named by numbers that tell when a value is gone.
+
+/// Values in slots. A number has the slot in its lower half, and in its upper how often the slot
+/// was used, so the number of a removed value names no later one.
+pub(crate) struct Slab<T> {
+    slots: Vec<(u32, Option<T>)>,
+    free: Vec<u32>,
+}
+
+impl<T> Default for Slab<T> {
+    fn default() -> Self {
+        Slab { slots: vec![], free: vec![] }
+    }
+}
+
+impl<T> Slab<T> {
+    /// Keeps a value, and returns its number, which is never 0.
+    pub fn insert(&mut self, value: T) -> u64 {
+        let at = self.free.pop().unwrap_or_else(|| {
+            self.slots.push((0, None));
+            self.slots.len() as u32 - 1
+        });
+        let slot = &mut self.slots[at as usize];
+        *slot = (slot.0.wrapping_add(1).max(1), Some(value));
+        u64::from(slot.0) << 32 | u64::from(at)
+    }
+
+    pub fn get(&self, number: u64) -> Option<&T> {
+        let slot = self.slots.get(number as u32 as usize)?;
+        slot.1.as_ref().filter(|_| u64::from(slot.0) == number >> 32)
+    }
+
+    pub fn get_mut(&mut self, number: u64) -> Option<&mut T> {
+        let slot = self.slots.get_mut(number as u32 as usize)?;
+        slot.1.as_mut().filter(|_| u64::from(slot.0) == number >> 32)
+    }
+
+    pub fn remove(&mut self, number: u64) -> Option<T> {
+        self.get(number)?;
+        self.free.push(number as u32);
+        self.slots[number as u32 as usize].1.take()
+    }
+
+    /// The numbers and values of all slots in use.
+    pub fn iter(&self) -> impl Iterator<Item = (u64, &T)> {
+        self.slots.iter().enumerate().filter_map(|(at, (uses, value))| {
+            value.as_ref().map(|value| (u64::from(*uses) << 32 | at as u64, value))
+        })
+    }
+
+    /// The values of all slots in use.
+    pub fn values_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.slots.iter_mut().filter_map(|(_, value)| value.as_mut())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_number_of_a_removed_value_names_nothing() {
+        let mut slab = Slab::default();
+        let first = slab.insert('a');
+        assert_eq!(slab.remove(first), Some('a'));
+        let second = slab.insert('b');
+        assert_eq!(first as u32, second as u32, "the slot is used again");
+        assert!(slab.get(first).is_none() && slab.remove(first).is_none());
+        assert_eq!((slab.get(second), slab.get(0)), (Some(&'b'), None));
+        assert_eq!(slab.iter().collect::<Vec<_>>(), [(second, &'b')]);
+    }
+}

@@ -1,0 +1,178 @@
+//! The state of an agent: its node, its memory and that of its peers. One lock protects it, which
+//! is never held while something waits for a peer.
+
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use fishplate::node::{Memory, Remote};
+use fishplate::{Node, PeerId};
+
+use crate::intro::{Export, Info};
+use crate::notes::Notes;
+use crate::peer::Peer;
+use crate::slab::Slab;
+use crate::status::Status;
+use crate::transfer::Transfer;
+
+/// How long memory is waited for that operations still use.
+const SETTLE: Duration = Duration::from_secs(5);
+
+/// Between two looks whether peers live.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Memory of the program.
+pub(crate) struct Local {
+    pub memory: Memory,
+    /// Where the region starts: the program's first byte, or up to 7 before.
+    pub base: usize,
+    /// What the program has registered.
+    pub start: usize,
+    pub len: usize,
+}
+
+/// Memory of a peer.
+pub(crate) struct Away {
+    pub peer: u64,
+    pub export: Export,
+    /// Where the region starts there.
+    pub base: u64,
+    /// Its import, from this attachment of the peer.
+    pub import: Option<(PeerId, Remote)>,
+}
+
+/// What is shared with the threads of an agent. `None`: it is closed.
+pub(crate) struct Shared(Mutex<Option<State>>);
+
+impl Shared {
+    /// Shares a state.
+    pub fn new(state: State) -> Arc<Shared> {
+        let shared = Arc::new(Shared(Mutex::new(Some(state))));
+        let itself = Arc::downgrade(&shared);
+        shared.with(|state| state.itself = itself);
+        shared
+    }
+
+    /// Takes the state out: the agent is closed.
+    pub fn take(&self) -> Option<State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Calls with the state. `None`: the agent is closed, or a call on it has panicked.
+    pub fn with<T>(&self, call: impl FnOnce(&mut State) -> T) -> Option<T> {
+        self.0.lock().ok()?.as_mut().map(call)
+    }
+}
+
+/// The state of an agent.
+pub(crate) struct State {
+    pub node: Node,
+    pub name: Vec<u8>,
+    pub info: Info,
+    pub itself: Weak<Shared>,
+    pub peers: Slab<Peer>,
+    pub locals: Slab<Local>,
+    pub aways: Slab<Away>,
+    pub transfers: Slab<Transfer>,
+    /// Transfers in progress.
+    pub moving: Vec<u64>,
+    pub notes: Notes,
+    looked: Instant,
+}
+
+impl State {
+    /// The state of a new agent.
+    pub fn new(node: Node, name: Vec<u8>, info: Info, notes: Notes) -> State {
+        State {
+            node,
+            name,
+            info,
+            itself: Weak::new(),
+            peers: Slab::default(),
+            locals: Slab::default(),
+            aways: Slab::default(),
+            transfers: Slab::default(),
+            moving: vec![],
+            notes,
+            looked: Instant::now(),
+        }
+    }
+
+    /// Makes a pass, and carries on what waits. From time to time, looks whether peers live.
+    pub fn progress(&mut self) {
+        self.node.progress();
+        self.notes.collect(&mut self.node, &self.peers);
+        self.reap();
+        self.tell_later();
+        if !self.moving.is_empty() {
+            for number in std::mem::take(&mut self.moving) {
+                if self.advance(number) == Status::IN_PROG {
+                    self.moving.push(number);
+                }
+            }
+        }
+        if self.looked.elapsed() >= LOOK {
+            self.looked = Instant::now();
+            self.look();
+        }
+    }
+
+    /// Registers memory of the program, which stays valid until it is deregistered.
+    ///
+    /// # Safety
+    /// As for [`Node::register`].
+    pub unsafe fn register(&mut self, start: usize, len: usize) -> Result<u64, Status> {
+        let base = start & !7;
+        let end = start.checked_add(len).ok_or(Status::INVALID_PARAM)?;
+        let Some(first) = NonNull::new(base as *mut u8).filter(|_| len != 0) else {
+            return Err(Status::INVALID_PARAM);
+        };
+        // SAFETY: same contract. The few bytes before the program's lie in its first word, which is
+        // mapped like it; transfers are checked against what the program has registered.
+        let memory = unsafe { self.node.register(first, end - base) }?;
+        Ok(self.locals.insert(Local { memory, base, start, len }))
+    }
+
+    /// Deregisters memory. Waits for transfers of it to end, for some seconds.
+    pub fn deregister(&mut self, number: u64) -> Result<(), Status> {
+        let memory = self.locals.get(number).ok_or(Status::NOT_FOUND)?.memory;
+        let deadline = Instant::now() + SETTLE;
+        loop {
+            match self.node.free(memory).map_err(Status::from) {
+                Err(Status::NOT_ALLOWED) if Instant::now() < deadline => {
+                    self.progress();
+                    std::thread::yield_now();
+                }
+                Err(status) => return Err(status),
+                Ok(()) => break,
+            }
+        }
+        self.locals.remove(number);
+        Ok(())
+    }
+
+    /// The metadata of registered memory.
+    pub fn export(&self, number: u64) -> Result<Vec<u8>, Status> {
+        let local = self.locals.get(number).ok_or(Status::NOT_FOUND)?;
+        let handle = self.node.handle(local.memory)?;
+        Ok(Export { start: local.start as u64, len: local.len as u64, handle }.encode())
+    }
+
+    /// Keeps the metadata of a peer's memory. It is imported once the peer is connected.
+    pub fn load(&mut self, peer: &[u8], bytes: &[u8]) -> Result<u64, Status> {
+        let peer = self.loaded(peer).ok_or(Status::NOT_FOUND)?;
+        let export = Export::decode(bytes)?;
+        let base = export.start & !7;
+        Ok(self.aways.insert(Away { peer, export, base, import: None }))
+    }
+
+    /// Forgets the metadata of a peer's memory.
+    pub fn unload(&mut self, number: u64) -> Result<(), Status> {
+        let away = self.aways.remove(number).ok_or(Status::NOT_FOUND)?;
+        if let Some((_, import)) = away.import {
+            // Transfers in flight keep it; then it goes with the peer.
+            _ = self.node.release(import);
+        }
+        Ok(())
+    }
+}

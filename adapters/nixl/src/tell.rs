@@ -1,0 +1,74 @@
+//! Sends and takes notifications.
+
+use std::collections::VecDeque;
+
+use fishplate::Notice;
+
+use crate::notes::{Note, TAG};
+use crate::peer::Stage;
+use crate::state::State;
+use crate::status::Status;
+
+impl State {
+    /// Makes a pass, and takes all notifications.
+    pub fn take_notes(&mut self) -> VecDeque<Note> {
+        self.progress();
+        std::mem::take(&mut self.notes.ready)
+    }
+
+    /// Notifies a peer. If it is not connected yet, that is done later.
+    pub fn notify(&mut self, name: &[u8], bytes: &[u8]) -> Result<(), Status> {
+        if name == self.name {
+            self.notes.arrive((self.name.clone(), bytes.to_vec()));
+            return Ok(());
+        }
+        let number = self.loaded(name).ok_or(Status::NOT_FOUND)?;
+        let lost = self.is_lost(number);
+        let up = self.approach(number)?;
+        if lost {
+            // The next may reach it.
+            return Err(Status::REMOTE_DISCONNECT);
+        }
+        let queued = self.notes.outgoing.iter().any(|(to, _)| *to == number);
+        if up && !queued && self.tell(number, bytes)? {
+            return Ok(());
+        }
+        self.notes.outgoing.push_back((number, bytes.to_vec()));
+        Ok(())
+    }
+
+    /// Sends a notification to a peer that is up. Whether there was room.
+    pub fn tell(&mut self, number: u64, bytes: &[u8]) -> Result<bool, Status> {
+        let id = self.peers.get(number).and_then(|peer| peer.id).ok_or(Status::REMOTE_DISCONNECT)?;
+        match self.node.send(id, TAG, bytes, Notice::Silent).map_err(Status::from) {
+            Ok(_) => Ok(true),
+            Err(Status::IN_PROG) => Ok(false),
+            Err(status) => {
+                if status == Status::REMOTE_DISCONNECT {
+                    self.lose(number);
+                }
+                Err(status)
+            }
+        }
+    }
+
+    /// Sends what has waited.
+    pub fn tell_later(&mut self) {
+        if self.notes.outgoing.is_empty() {
+            return;
+        }
+        let mut full: Vec<u64> = vec![];
+        for (number, bytes) in std::mem::take(&mut self.notes.outgoing) {
+            let stage = self.peers.get(number).map(|peer| peer.stage);
+            let sent = match stage {
+                None | Some(Stage::Apart { .. }) => continue,
+                Some(Stage::Up) if !full.contains(&number) => self.tell(number, &bytes),
+                _ => Ok(false),
+            };
+            if sent == Ok(false) {
+                full.push(number);
+                self.notes.outgoing.push_back((number, bytes));
+            }
+        }
+    }
+}

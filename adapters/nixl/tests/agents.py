@@ -1,0 +1,92 @@
+"""What the tests of the plugin share: agents of stock NIXL, and memory that they register."""
+
+import os
+import sys
+import time
+import traceback
+
+os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")
+
+import numpy as np
+from nixl_cu12._api import nixl_agent, nixl_agent_config
+
+# Generous: a test may share its processors with many others.
+PATIENCE = 60
+
+
+def params():
+    """The parameters of the backend: FISHPLATE_NIXL_PARAMS has name=value, separated by spaces."""
+    return dict(pair.split("=", 1) for pair in os.environ.get("FISHPLATE_NIXL_PARAMS", "").split())
+
+
+def agent(name, thread=False, given=None, config=None):
+    made = nixl_agent(name, config or nixl_agent_config(enable_prog_thread=thread, backends=[]))
+    made.create_backend("FISHPLATE", params() if given is None else given)
+    return made
+
+
+class Memory:
+    """Bytes that an agent has registered."""
+
+    def __init__(self, owner, size, offset=0):
+        self.whole = np.zeros(size + offset, np.uint8)
+        self.bytes = self.whole[offset:]
+        self.at, self.owner = self.bytes.ctypes.data, owner
+        self.registered = owner.register_memory([(self.at, size, 0, "")], "DRAM")
+
+    def free(self):
+        self.owner.deregister_memory(self.registered)
+
+
+def until(what, holds, passing=lambda: None):
+    """Waits for a condition."""
+    deadline = time.monotonic() + PATIENCE
+    while not holds():
+        passing()
+        if time.monotonic() > deadline:
+            raise TimeoutError(what)
+
+
+def descs(of, ranges):
+    """A list of descriptors of (address, length)."""
+    table = np.zeros((len(ranges), 3), np.uint64)
+    table[:, :2] = ranges
+    return of.get_xfer_descs(table, "DRAM")
+
+
+def finish(of, handle, state):
+    """Waits for a transfer that was posted."""
+    deadline = time.monotonic() + PATIENCE
+    while state == "PROC":
+        state = of.check_xfer_state(handle)
+        if time.monotonic() > deadline:
+            raise TimeoutError("a transfer")
+    assert state == "DONE", state
+
+
+def exchange(folder, name, names, mine):
+    """Gives bytes to other processes by files, and takes theirs."""
+    path = os.path.join(folder, name)
+    with open(path + ".new", "wb") as file:
+        file.write(mine)
+    os.rename(path + ".new", path)
+    found = {}
+    for other in names:
+        theirs = os.path.join(folder, other)
+        until(f"the file of {other}", lambda: os.path.exists(theirs), lambda: time.sleep(0.005))
+        with open(theirs, "rb") as file:
+            found[other] = file.read()
+    return found
+
+
+def leave(run):
+    """Runs a test, and leaves without exit handlers, in which the wheel's UCX crashes."""
+    status = 1
+    try:
+        run()
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

@@ -1,0 +1,135 @@
+"""Agents move random lists of descriptors, and check every byte and every notification.
+
+    transfers.py FOLDER NAME NAMES COUNT SEED
+
+One process of several: NAMES, with commas between them, are all. Each moves COUNT lists to and
+from the others and itself. The processes meet by files in FOLDER.
+
+A target checks the data of a write when its notification is there, and answers. So each notification
+proves that its data came before it.
+"""
+
+import pickle
+import random
+import sys
+import zlib
+
+import numpy as np
+from agents import Memory, agent, descs, exchange, finish, leave, until
+
+AREA = 1 << 20
+CELL = 512
+
+
+def pattern(seed, size):
+    return np.random.default_rng(seed).integers(0, 256, size, np.uint8)
+
+
+def lists(seed):
+    """Ranges of an area, each once, and the same number of bytes elsewhere in another order."""
+    rng = random.Random(seed)
+    cells = AREA // CELL
+    count = rng.choice([1, 2, 5, 30, 300, 1000])
+    if rng.random() < 0.2:
+        # One long range.
+        start, end = sorted(rng.sample(range(cells + 1), 2))
+        return [(start * CELL, start * CELL, (end - start) * CELL)]
+    here, there = rng.sample(range(cells), count), rng.sample(range(cells), count)
+    if rng.random() < 0.3:
+        # Adjacent ones, which are joined.
+        first = rng.randrange(cells - count + 1)
+        here, there = range(first, first + count), range(cells - count, cells)
+    found = []
+    for a, b in zip(here, there):
+        at = rng.randrange(CELL)
+        found.append((a * CELL + at, b * CELL + at, rng.randrange(1, CELL - at + 1)))
+    return found
+
+
+class Process:
+    def __init__(self, folder, name, names, count, seed):
+        self.name, self.names, self.count, self.seed = name, names, count, seed
+        self.agent = agent(name, thread=zlib.crc32(name.encode()) % 2 == 0)
+        # Areas that one process writes, each of one other, and one that all read.
+        self.areas = [Memory(self.agent, AREA, offset=number * 3) for number in range(len(names))]
+        self.book = Memory(self.agent, AREA)
+        self.book.bytes[:] = self.read_from(name)
+        self.scratch = Memory(self.agent, AREA)
+        self.got = {other: [] for other in names}
+        self.acks, self.done = set(), set()
+        mine = (self.agent.get_agent_metadata(), [area.at for area in self.areas], self.book.at)
+        told = exchange(folder, name, names, pickle.dumps(mine))
+        self.places = {}
+        for other, bytes in told.items():
+            metadata, areas, book = pickle.loads(bytes)
+            if other != name:
+                assert self.agent.add_remote_agent(metadata) == other.encode()
+            self.places[other] = (areas[names.index(name)], book)
+
+    def read_from(self, name):
+        return pattern([self.seed, self.names.index(name)], AREA)
+
+    def serve(self):
+        for sender, notes in self.agent.get_new_notifs().items():
+            for note in notes:
+                kind, number, seed, _ = pickle.loads(note)
+                if kind == "ack":
+                    assert number not in self.acks, f"{sender} answered {number} twice"
+                    self.acks.add(number)
+                elif kind == "done":
+                    self.done.add(sender)
+                else:
+                    self.got[sender].append(number)
+                    if kind == "write":
+                        self.check(sender, seed)
+                    self.agent.send_notif(sender, pickle.dumps(("ack", number, 0, b"")))
+
+    def check(self, sender, seed):
+        area = self.areas[self.names.index(sender)].bytes
+        data = pattern(seed, AREA)
+        for here, there, size in lists(seed):
+            assert (area[there : there + size] == data[here : here + size]).all(), f"{sender}: {there}, {size}"
+
+    def move(self, number):
+        rng = random.Random(f"{self.seed} {self.name} {number}")
+        target, seed = rng.choice(self.names), rng.getrandbits(40)
+        write, pieces = rng.random() < 0.6, lists(seed)
+        area, book = self.places[target]
+        padding = bytes(rng.choice([0, 10, 1000, 5000]) if rng.random() < 0.98 else 300_000)
+        note = pickle.dumps(("write" if write else "read", number, seed, padding))
+        self.scratch.bytes[:] = pattern(seed, AREA) if write else 0
+        ours = descs(self.agent, [(self.scratch.at + here, size) for here, _, size in pieces])
+        theirs = descs(self.agent, [((area if write else book) + there, size) for _, there, size in pieces])
+        handle = self.agent.initialize_xfer("WRITE" if write else "READ", ours, theirs, target, note)
+        finish(self.agent, handle, self.agent.transfer(handle))
+        if not write:
+            want, data = np.zeros(AREA, np.uint8), self.read_from(target)
+            for here, there, size in pieces:
+                want[here : here + size] = data[there : there + size]
+            assert (self.scratch.bytes == want).all(), f"read {number} from {target}"
+        self.agent.release_xfer_handle(handle)
+        until(f"the answer of {target} to {number}", lambda: number in self.acks, self.serve)
+        return target
+
+    def run(self):
+        sent = {name: [] for name in self.names}
+        for number in range(self.count):
+            sent[self.move(number)].append(number)
+            self.serve()
+        for name in self.names:
+            self.agent.send_notif(name, pickle.dumps(("done", 0, 0, b"")))
+        until("the others to be done", lambda: self.done == set(self.names), self.serve)
+        # Numbers rise, and each is there once: all were answered, and none twice.
+        for name, numbers in self.got.items():
+            assert numbers == sorted(set(numbers)), f"notifications of {name}"
+        assert self.got[self.name] == sent[self.name]
+        return sum(map(len, self.got.values()))
+
+
+def main():
+    folder, name, names, count, seed = sys.argv[1:]
+    process = Process(folder, name, names.split(","), int(count), int(seed))
+    print(f"{name}: moved {count} lists, seed {seed}, and was notified {process.run()} times")
+
+
+leave(main)
