@@ -118,6 +118,20 @@ impl<'m> MqState<'m> {
         let requests = Requests::new(slots);
         Ok(MqState { context, requests, stats: Stats::default(), max_sysbuf_mbytes: u32::MAX })
     }
+
+    /// Requests that can be open at once.
+    pub fn capacity(&self) -> usize {
+        self.requests.slots.len()
+    }
+
+    /// Moves the requests into longer memory. Afterwards the queue does not refer to the memory
+    /// that it had for them. Shorter memory is not used. Slow path; allocates nothing.
+    ///
+    /// Receives also need [slots of the engine](Engine::grow_receives).
+    #[cold]
+    pub fn grow(&mut self, slots: &'m mut [MqSlot]) {
+        self.requests.slots.grow(slots, MqSlot::EMPTY);
+    }
 }
 
 /// A matched queue and its engine.

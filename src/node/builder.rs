@@ -217,7 +217,8 @@ impl Builder {
         self
     }
 
-    /// Maximum open requests of the node's [matched queue](Node::queue). Default: 0, no queue.
+    /// Maximum open requests of the node's [matched queue](Node::queue). It begins with room for up
+    /// to 16,384, and [`Node::grow_requests`] doubles that. Default: 0, no queue.
     pub fn requests(mut self, requests: usize) -> Self {
         self.requests = requests;
         self

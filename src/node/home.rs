@@ -4,7 +4,8 @@ use std::mem::ManuallyDrop;
 use std::ptr::{NonNull, addr_of, addr_of_mut};
 use std::sync::Arc;
 
-use fishplate_core::engine::protocol::MatchConfig;
+use fishplate_core::engine::protocol::{MatchConfig, RecvSlot};
+use fishplate_core::engine::tag::PostedSlot;
 use fishplate_core::engine::{Config, ContextId, Engine, Waiter};
 use fishplate_core::error::AttachError;
 use fishplate_core::psm::{MqSlot, MqState};
@@ -90,6 +91,8 @@ struct Parts {
     matching: MatchStorage<RAILS_LIMIT>,
     failover: Option<FailoverStorage>,
     requests: Vec<MqSlot>,
+    /// Longer tables, which have taken the place of those above.
+    grown: Option<Grown>,
     host: LinuxHost,
     wait_object: NodeWaitObject,
 }
@@ -115,6 +118,8 @@ pub(super) struct Home {
     pub sleeper: ManuallyDrop<NodeWaiter>,
     /// The matched queue, if there are requests.
     pub queue: ManuallyDrop<Option<MqState<'static>>>,
+    /// Most requests of the queue.
+    requests: usize,
     parts: NonNull<Parts>,
 }
 
@@ -143,9 +148,15 @@ impl Home {
         let streams = usize::from(limits.peers) * usize::from(config.contexts);
         let parts = Box::new(Parts {
             storage: Storage::new(&config, limits),
-            matching: MatchStorage::new(&matching, streams, receives, OUTGOING.max(requests)),
+            matching: MatchStorage::new(
+                &matching,
+                streams,
+                receives.max(requests.min(FIRST_REQUESTS)),
+                OUTGOING.max(requests.min(FIRST_REQUESTS)),
+            ),
             failover: failover.then(|| FailoverStorage::new(&config, limits)),
-            requests: vec![MqSlot::EMPTY; requests],
+            requests: vec![MqSlot::EMPTY; requests.min(FIRST_REQUESTS)],
+            grown: None,
             host,
             wait_object,
         });
@@ -153,7 +164,7 @@ impl Home {
         // SAFETY: the six fields are disjoint, and each is borrowed once, here. They do not move
         // and are not accessed otherwise until `Parked` is dropped. That is after the engine and
         // the waiters, which are declared later here, and which `Home` drops first.
-        let (storage, memory, failover, requests, host, wait_object) = unsafe {
+        let (storage, memory, failover, slots, host, wait_object) = unsafe {
             let parts = parts.0.as_ptr();
             (
                 &mut *addr_of_mut!((*parts).storage),
@@ -171,7 +182,7 @@ impl Home {
         }
         let waiter = Waiter::new(host, wait_object, policy);
         let sleeper = Waiter::new(host, wait_object, later).napping();
-        let queue = MqState::new(CONTEXT, requests).ok();
+        let queue = MqState::new(CONTEXT, slots).ok();
         let place = parts.0;
         std::mem::forget(parts);
         Ok(Home {
@@ -179,8 +190,35 @@ impl Home {
             waiter: ManuallyDrop::new(waiter),
             sleeper: ManuallyDrop::new(sleeper),
             queue: ManuallyDrop::new(queue),
+            requests,
             parts: place,
         })
+    }
+
+    /// Doubles the tables of the queue, up to its limit. Allocates.
+    #[cold]
+    pub fn grow_requests(&mut self) -> bool {
+        let Some(queue) = self.queue.as_mut() else { return false };
+        let len = (2 * queue.capacity()).min(self.requests);
+        if len <= queue.capacity() {
+            return false;
+        }
+        let mut grown = Grown::new(len);
+        // SAFETY: the memory of a vector stays where it is if the vector is moved, as it is below.
+        // Nothing else uses it until the engine and the queue are dropped or have longer tables.
+        let (requests, receives, posted) = unsafe {
+            (
+                &mut *std::ptr::from_mut(&mut grown.requests[..]),
+                &mut *std::ptr::from_mut(&mut grown.receives[..]),
+                &mut *std::ptr::from_mut(&mut grown.posted[..]),
+            )
+        };
+        queue.grow(requests);
+        self.engine.grow_receives(receives, posted);
+        // SAFETY: the parts live as long as this value, and this field is used here alone. What it
+        // held, the engine and the queue have just left.
+        unsafe { *addr_of_mut!((*self.parts.as_ptr()).grown) = Some(grown) };
+        true
     }
 
     /// What the node sleeps on.
@@ -195,9 +233,29 @@ impl Home {
     }
 }
 
+/// Requests of a queue that it has room for from the start, if it may have as many.
+const FIRST_REQUESTS: usize = 1 << 14;
+
+/// Tables of a queue that has grown.
+struct Grown {
+    requests: Vec<MqSlot>,
+    receives: Vec<RecvSlot>,
+    posted: Vec<PostedSlot>,
+}
+
+impl Grown {
+    fn new(len: usize) -> Grown {
+        Grown {
+            requests: vec![MqSlot::EMPTY; len],
+            receives: vec![RecvSlot::EMPTY; len],
+            posted: vec![PostedSlot::EMPTY; len],
+        }
+    }
+}
+
 /// Most payloads from slices that wait for their receive, as
 /// [`MatchMemory::outgoing`](fishplate_core::engine::protocol::MatchMemory::outgoing): at least
-/// this many, and one for each request of the queue.
+/// this many, and one for each request that the queue has room for from the start.
 const OUTGOING: usize = 64;
 
 /// Frees the parts, unless a [`Home`] takes them.

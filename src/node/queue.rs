@@ -27,6 +27,14 @@ impl Node {
         let state = self.home.queue.as_mut()?;
         Some(Queue(Mq::new(&mut self.home.engine, state).ok()?))
     }
+
+    /// Doubles the room for requests of the queue, up to the [limit](super::Builder::requests).
+    /// Returns whether there is more room. Call it when the queue answers [`Code::NoMemory`].
+    /// Allocates, and copies all requests.
+    #[cold]
+    pub fn grow_requests(&mut self) -> bool {
+        self.home.grow_requests()
+    }
 }
 
 impl Queue<'_> {

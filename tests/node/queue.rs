@@ -143,5 +143,8 @@ fn any_memory_is_sent_and_received_whole_and_nothing_else_is_touched() {
 #[test]
 fn a_node_has_a_queue_if_it_was_opened_with_requests() {
     assert!(super::builder().open().unwrap().queue().is_none());
-    assert_eq!(super::builder().requests(8).open().unwrap().queue().is_some(), !WORKER);
+    let mut node = super::builder().requests(8).open().unwrap();
+    assert_eq!(node.queue().is_some(), !WORKER);
+    assert!(!node.grow_requests(), "it has all the room that it may have");
+    assert_eq!(super::builder().requests(1 << 15).open().unwrap().grow_requests(), !WORKER);
 }

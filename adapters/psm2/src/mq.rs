@@ -109,7 +109,7 @@ fn isend(
     context: *mut c_void,
 ) -> Result<MqReq, Error> {
     let to = endpoint.named(to)?.ok_or(Error::PARAM)?;
-    Ok(endpoint.queue()?.isend2(to, flags, tag, from, context.addr() as u64)?)
+    endpoint.request(|queue| queue.isend2(to, flags, tag, from, context.addr() as u64))
 }
 
 /// Begins a send. As with PSM2, one to the endpoint itself completes only once it has matched.
@@ -217,7 +217,8 @@ pub unsafe extern "C" fn psm2_mq_irecv2(
             let (tag, tagsel, into) = unsafe { (words(tag)?, words(tagsel)?, buffer(bytes, len)?) };
             let mut endpoint = find_mq(mq)?;
             let source = source(&endpoint, from)?;
-            let posted = endpoint.queue()?.irecv2(source, tag, tagsel, into, context.addr() as u64)?;
+            let context = context.addr() as u64;
+            let posted = endpoint.request(|queue| queue.irecv2(source, tag, tagsel, into, context))?;
             // SAFETY: not null, and the caller's.
             unsafe { req.write(endpoint.home.request(posted)) };
             Ok(())
@@ -242,8 +243,8 @@ pub unsafe extern "C" fn psm2_mq_imrecv(
             let claimed = unsafe { req.as_ref() }.ok_or(Error::PARAM)?;
             // SAFETY: as PSM2 demands of our caller.
             let into = unsafe { buffer(bytes, len)? };
-            let mut endpoint = of_queue(mq, *claimed)?;
-            Ok(endpoint.0.queue()?.imrecv(into, context.addr() as u64, endpoint.1)?)
+            let (mut endpoint, number) = of_queue(mq, *claimed)?;
+            endpoint.request(|queue| queue.imrecv(into, context.addr() as u64, number))
         };
         code(receive())
     })
@@ -295,7 +296,7 @@ pub unsafe extern "C" fn psm2_mq_improbe2(
         // SAFETY: null, or tags of the caller.
         let (tag, tagsel) = unsafe { (words(tag)?, words(tagsel)?) };
         let source = source(endpoint, from)?;
-        let (claimed, found) = endpoint.queue()?.improbe2(source, tag, tagsel)?;
+        let (claimed, found) = endpoint.request(|queue| queue.improbe2(source, tag, tagsel))?;
         // SAFETY: not null, and the caller's; the status may be null.
         unsafe {
             req.write(endpoint.home.request(claimed));

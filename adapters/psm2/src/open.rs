@@ -30,6 +30,9 @@ const CAPABILITIES: u64 = 0x1 | 0x2;
 /// Peers that an endpoint can have at once.
 const PEERS: u16 = 256;
 
+/// Sends that the engine has in hand. Those beyond wait in the queue.
+const OPERATIONS: u32 = 1 << 15;
+
 /// Limits of messages: what waits for its receive shares most of them.
 const MATCHING: MatchConfig = MatchConfig {
     credits: 64,
@@ -145,11 +148,10 @@ fn open_endpoint(uuid: [u8; 16]) -> Result<(*mut Ep, u64), (Error, String)> {
     let reserved = reserve()
         .ok_or_else(|| (Error::TOO_MANY_ENDPOINTS, "every endpoint of this process is in use".into()))?;
     let home = reserved.home();
-    let limits = Limits { peers: PEERS, operations: 2 * REQUESTS as u32, ..Limits::DEFAULT };
+    let limits = Limits { peers: PEERS, operations: OPERATIONS, ..Limits::DEFAULT };
     let node = Node::builder()
         .fabric(if asked_for_hosts() { Fabric::IfThere } else { Fabric::Off })
         .limits(limits)
-        .receives(REQUESTS)
         .requests(REQUESTS)
         .matching(MATCHING)
         .open()

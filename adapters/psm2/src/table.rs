@@ -15,7 +15,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use fishplate::core::psm::MqReq;
+use fishplate::core::psm::{Code, MqReq};
 use fishplate::node::Queue;
 use fishplate::{Node, PeerId};
 
@@ -28,8 +28,8 @@ const _: () = assert!(size_of::<usize>() == 8, "handles have 64 bits");
 /// Endpoints that a process may have open at once.
 const SLOTS: usize = 16;
 
-/// Open requests of an endpoint.
-pub(crate) const REQUESTS: usize = 1 << 14;
+/// Most open requests of an endpoint: as many as PSM2 has.
+pub(crate) const REQUESTS: usize = 1 << 20;
 const _: () = assert!(REQUESTS <= 1 << 20, "a request's number ends where the slot's begins");
 
 const GENERATION: u64 = (1 << 20) - 1;
@@ -222,6 +222,20 @@ impl Endpoint {
         match self.has_queue {
             true => self.node.queue().ok_or(Error::INTERNAL),
             false => Err(Error::PARAM),
+        }
+    }
+
+    /// A call of the queue that needs a request. If all are in use, the queue gets room for more.
+    #[inline]
+    pub fn request<T>(
+        &mut self,
+        mut call: impl FnMut(&mut Queue<'_>) -> Result<T, Code>,
+    ) -> Result<T, Error> {
+        loop {
+            match call(&mut self.queue()?) {
+                Err(Code::NoMemory) if self.node.grow_requests() => {}
+                result => return Ok(result?),
+            }
         }
     }
 

@@ -57,7 +57,7 @@ use crate::mem::PeerId;
 use crate::rail::Rail;
 
 use super::table::PeerSlot;
-use super::tag::{MatchStats, Matcher, MatcherConfig, MatcherMemory};
+use super::tag::{MatchStats, Matcher, MatcherConfig, MatcherMemory, PostedSlot};
 use super::{Engine, State};
 use request::Requests;
 use stock::{Blocks, Headers, Room};
@@ -301,6 +301,19 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         });
         self.state.open_all_accounts();
         Ok(())
+    }
+
+    /// Moves the tables of receives into longer memory of one length. Afterwards the engine does
+    /// not refer to the memory that it had for them. Shorter memory is not used. Slow path;
+    /// allocates nothing.
+    #[cold]
+    pub fn grow_receives(&mut self, receives: &'m mut [RecvSlot], posted: &'m mut [PostedSlot]) {
+        if let Some(protocol) = &mut self.state.protocol
+            && receives.len() == posted.len()
+        {
+            protocol.matcher.grow(posted);
+            protocol.requests.slots.grow(receives, RecvSlot::EMPTY);
+        }
     }
 
     /// The counters of two-sided messages; zero without matching.

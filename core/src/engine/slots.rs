@@ -58,6 +58,18 @@ impl<'m, T: Slot> Slots<'m, T> {
         Slots { slots, free: FreeList::new() }
     }
 
+    /// Moves the slots into longer memory, with their names. No reference to the old memory
+    /// remains. Does nothing if the new memory is not longer.
+    #[cold]
+    pub(crate) fn grow(&mut self, longer: &'m mut [T], empty: T) {
+        let old = self.slots.len();
+        if longer.len() > old && longer.len() < 1 << 31 {
+            longer[..old].copy_from_slice(self.slots);
+            longer[old..].fill(empty);
+            self.slots = longer;
+        }
+    }
+
     /// The slot that [`take`](Self::take) would take.
     #[inline(always)]
     pub(crate) fn first_free(&self) -> Option<u32> {
@@ -186,6 +198,27 @@ mod tests {
                 assert!(slots.taken().map(|(index, _)| index).eq(taken));
             }
         }
+    }
+
+    #[test]
+    fn slots_keep_their_names_in_longer_memory() {
+        let (mut short, mut longer) = (vec![Name(7); 3], vec![Name(7); 5]);
+        let mut slots = Slots::new(&mut short, Name::FRESH);
+        let mut names = vec![];
+        for _ in 0..3 {
+            let at = slots.take().unwrap();
+            names.push(slots[at as usize].0);
+        }
+        slots.free(1);
+        slots.grow(&mut longer, Name::FRESH);
+        assert_eq!(slots.find(names.remove(1)), None);
+        for _ in 0..3 {
+            let at = slots.take().unwrap();
+            names.push(slots[at as usize].0);
+        }
+        assert!(slots.take().is_none());
+        let found: Vec<_> = names.iter().map(|&name| slots.find(name)).collect();
+        assert_eq!(found, [Some(0), Some(2), Some(1), Some(3), Some(4)]);
     }
 
     #[test]

@@ -94,6 +94,12 @@ pub struct Matcher<'m, const SHAPES: usize = 32, const INDEXES: usize = 4> {
 }
 
 impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES> {
+    /// Moves the receives into longer memory. The hash table keeps its size.
+    #[cold]
+    pub(crate) fn grow(&mut self, posted: &'m mut [PostedSlot]) {
+        self.posted.grow(posted);
+    }
+
     /// A matcher for tags of 96 bits. `seed` is [`MatcherConfig::seed`].
     ///
     /// # Errors

@@ -159,6 +159,22 @@ impl<'m> Posted<'m> {
         }
     }
 
+    /// Moves the receives into longer memory. No reference to the old memory remains. Does nothing
+    /// if the new memory is not longer.
+    #[cold]
+    pub(super) fn grow(&mut self, longer: &'m mut [PostedSlot]) {
+        let old = self.slots.len();
+        if longer.len() <= old || longer.len() >= 1 << 31 {
+            return;
+        }
+        longer[..old].copy_from_slice(self.slots);
+        for (index, slot) in longer.iter_mut().enumerate().skip(old) {
+            *slot = PostedSlot::EMPTY;
+            slot.order.next = core::mem::replace(&mut self.free, index as u32);
+        }
+        self.slots = longer;
+    }
+
     #[inline(always)]
     pub(super) fn id(&self, index: u32) -> ReceiveId {
         ReceiveId { index, generation: self.slots[index as usize].seq as u32 }
