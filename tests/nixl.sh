@@ -29,7 +29,15 @@ if ! "$python" -c "import nixl_cu12, numpy" 2>/dev/null; then
 fi
 
 work=$(mktemp -d)
-trap 'rm -r "$work"' EXIT
+export here=fpn$$ there=fpm$$
+# shellcheck disable=SC2317  # called by trap
+down() {
+    for space in "$here" "$there"; do
+        [ ! -e "/run/netns/$space" ] || ip netns del "$space"
+    done
+    rm -r "$work"
+}
+trap down EXIT
 failed=0
 tests=$PWD/adapters/nixl/tests
 PROFILE=${PROFILE:-dev} adapters/nixl/build.sh "$work/lib" || { echo "FAILED to build libplugin_FISHPLATE.so"; exit 1; }
@@ -50,14 +58,20 @@ say() {
     fi
 }
 
-# transfers PROCESSES COUNT SEED [PARAMS]: each process moves COUNT lists
+# transfers PROCESSES COUNT SEED [PARAMS]: each process moves COUNT lists. With PARAMS, every second
+# process is on the other host.
 transfers() {
-    local names pids=() status=0 folder
+    local names pids=() status=0 folder starter number=0
     names=$(seq -f p%g -s, "$1")
     folder=$(mktemp -d -p "$work")
     export FISHPLATE_NIXL_PARAMS=${4:-fabric=off}
     for name in ${names//,/ }; do
-        "$python" "$tests/transfers.py" "$folder" "$name" "$names" "$2" "$3" &
+        starter=()
+        if [ -n "${4:-}" ]; then
+            starter=(ip netns exec "$here")
+            [ $((number++ % 2)) = 0 ] || starter[3]=$there
+        fi
+        "${starter[@]}" "$python" "$tests/transfers.py" "$folder" "$name" "$names" "$2" "$3" &
         pids+=($!)
     done
     for pid in "${pids[@]}"; do wait "$pid" || status=1; done
@@ -65,13 +79,54 @@ transfers() {
 }
 export -f transfers
 
+# Two hosts: two network namespaces joined by two pairs of interfaces, for two rails of libfabric.
+hosts() {
+    [ "$(id -u)" = 0 ] && need ip iproute2 && need fi_info libfabric-bin &&
+        ip netns add "$here" 2>/dev/null && ip netns add "$there" || return
+    for pair in 0 1; do
+        ip link add fpn$pair netns "$here" type veth peer name fpn$pair netns "$there" &&
+            ip -n "$here" addr add 10.78.$pair.1/24 dev fpn$pair && ip -n "$there" addr add 10.78.$pair.2/24 dev fpn$pair &&
+            ip -n "$here" link set fpn$pair up && ip -n "$there" link set fpn$pair up || return
+    done
+    ip -n "$here" link set lo up && ip -n "$there" link set lo up || return
+    # A node that opens before its interfaces are up gives their rails up.
+    for end in "$here" "$there"; do
+        for _ in {1..100}; do
+            [ "$(ip -n "$end" -o link show type veth | grep -c 'state UP')" = 2 ] && break
+            sleep 0.05
+        done
+    done
+}
+
 symbols() {
     nm -D --defined-only "$work/lib/libplugin_FISHPLATE.so" | awk '{ print $3 }' | sort | diff <(printf 'nixl_plugin_%s\n' fini init) -
 }
 export -f symbols
 say "two functions are exported" bash -c symbols
-lists=100
-$long && lists=5000
+say "engine.cpp" g++ -std=c++20 -Wall -Wextra -Werror -Wno-invalid-offsetof -O1 -g "$tests/engine.cpp" -o "$work/engine"
+say "each status and wrong calls, two agents in one process" "$work/engine" "$work/lib/libplugin_FISHPLATE.so"
+lists=100 rounds=5
+$long && lists=5000 rounds=50
 limit=1800 say "2 processes, $lists lists each, seed $seed" bash -c "transfers 2 $lists $seed"
 limit=1800 say "4 processes, $((lists / 2)) lists each" bash -c "transfers 4 $((lists / 2)) $seed"
+# killed [PARAMS]
+killed() {
+    local starter=()
+    [ -z "${1:-}" ] || starter=(ip netns exec "$there")
+    FISHPLATE_NIXL_PARAMS=${1:-fabric=off} "${starter[@]/$there/$here}" "$python" "$tests/killed.py" "$(mktemp -d -p "$work")" "$rounds" "${starter[@]}"
+}
+export -f killed
+export rounds
+limit=900 say "$rounds killed peers" bash -c killed
+tail -n 1 "$work/log"
+if hosts; then
+    rails="fabric=2 providers=tcp interfaces=fpn0,fpn1"
+    limit=1800 say "2 processes on two hosts, two rails, $lists lists each" bash -c "transfers 2 $lists $seed '$rails'"
+    limit=1800 say "4 processes on two hosts, $((lists / 2)) lists each" bash -c "transfers 4 $((lists / 2)) $seed '$rails'"
+    limit=900 say "$rounds killed peers on another host" bash -c "killed '$rails'"
+    tail -n 1 "$work/log"
+else
+    echo "SKIPPED NIXL on two hosts: namespaces need root, iproute2 and libfabric"
+fi
+say "nothing is left in /dev/shm" bash -c '! ls /dev/shm | grep -i "fishplate\|nixl"'
 exit $failed

@@ -6,7 +6,7 @@
 
 use fishplate::core::engine::NOW_MAX;
 use fishplate::core::mem::copy_bytes;
-use fishplate::core::op::{Fault, Outcome};
+use fishplate::core::op::Outcome;
 use fishplate::node::Slice;
 use fishplate::{Issued, LocalAddr, Notice, RemoteAddr};
 
@@ -36,7 +36,7 @@ impl State {
             if local.len != remote.len {
                 return Err(Status::MISMATCH);
             }
-            let (Some(from), Some(to)) = (local.region(), remote.region()) else {
+            let (Some(from), Some(to)) = (local.region(true), remote.region(peer.is_none())) else {
                 return Err(Status::NOT_FOUND);
             };
             let known = here(self.locals.get(from))?;
@@ -263,12 +263,11 @@ impl State {
         while let Some(end) = self.node.next_completion() {
             let Some(transfer) = self.transfers.get_mut(end.tag) else { continue };
             transfer.outstanding = transfer.outstanding.saturating_sub(1);
-            if let Outcome::Failed(fault) | Outcome::Unknown(fault) = end.outcome {
-                let status = match fault {
-                    Fault::Peer(_) => Status::REMOTE_DISCONNECT,
-                    _ => Status::BACKEND,
-                };
-                transfer.fault.get_or_insert(status);
+            if end.outcome != Outcome::Done {
+                // Where a rail has failed, the peer may have, or only the operation.
+                let peer = transfer.peer.and_then(|peer| self.peers.get(peer)?.id);
+                let lives = peer.is_some_and(|id| self.node.peer_error(id) == Ok(None));
+                transfer.fault.get_or_insert(if lives { Status::BACKEND } else { Status::REMOTE_DISCONNECT });
             }
         }
     }

@@ -121,14 +121,16 @@ impl State {
     /// Keeps the stream over which a peer was found.
     pub fn keep(&mut self, number: u64, line: UnixStream) {
         let Some(peer) = self.peers.get_mut(number) else { return };
-        if let Some(id) = peer.id
-            && self.node.reach(id).is_ok_and(|reach| reach.fabric != 0)
+        let Some(id) = peer.id.filter(|id| self.node.reach(*id).is_ok_and(|reach| reach.fabric != 0)) else {
+            return;
+        };
+        if peer.lines.is_empty()
             && let Ok(copy) = line.try_clone()
         {
             // Without, the end of its process is noticed once something is sent to it.
             _ = self.node.watch(id, copy);
-            peer.line = Some(line);
         }
+        peer.lines.push(line);
     }
 
     /// Goes on meeting a peer; if it is late, gives it up. Whether that has ended.
@@ -155,7 +157,8 @@ impl State {
         if let Some(id) = peer.id.take() {
             _ = self.node.disconnect(id);
         }
-        (peer.stage, peer.line, peer.asks) = (Stage::Apart { again: true }, None, false);
+        (peer.stage, peer.asks) = (Stage::Apart { again: true }, false);
+        peer.lines.clear();
         if peer.info.is_none() {
             self.peers.remove(number);
         }

@@ -31,14 +31,15 @@ pub(crate) struct Peer {
     pub id: Option<PeerId>,
     /// It has asked for the connection, so it may use it.
     pub asks: bool,
-    /// The stream over which it was found.
-    pub line: Option<UnixStream>,
+    /// The streams over which either end has asked. Closed here, they would look at the other as if
+    /// this process had ended.
+    pub lines: Vec<UnixStream>,
 }
 
 impl Peer {
     pub fn new(name: &[u8], address: &[u8]) -> Peer {
         let (name, address) = (name.to_vec(), address.to_vec());
         let stage = Stage::Apart { again: false };
-        Peer { name, address, info: None, stage, id: None, asks: false, line: None }
+        Peer { name, address, info: None, stage, id: None, asks: false, lines: vec![] }
     }
 }

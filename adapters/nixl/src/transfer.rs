@@ -26,10 +26,11 @@ static_assertions::const_assert_eq!(size_of::<Desc>(), 32);
 static_assertions::const_assert_eq!(std::mem::offset_of!(Metadata, number), 16);
 
 impl Desc {
-    /// The number of its region.
-    pub(crate) fn region(&self) -> Option<u64> {
+    /// The number of its region, if that is of this process (`private`), or of a peer.
+    pub(crate) fn region(&self, private: bool) -> Option<u64> {
         // SAFETY: null, or metadata of ours, which lives until NIXL unloads it.
-        unsafe { self.metadata.as_ref() }.map(|metadata| metadata.number)
+        let metadata = unsafe { self.metadata.as_ref() }.filter(|metadata| metadata.private == private);
+        metadata.map(|metadata| metadata.number)
     }
 }
 

@@ -1,0 +1,376 @@
+// Calls a plugin as NIXL does, two engines in one process: each status that the plugin returns, and
+// what programs do wrong.
+//
+//     engine libplugin_FISHPLATE.so
+
+#include "../plugin/abi.hpp"
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <dlfcn.h>
+#include <memory>
+#include <numeric>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <thread>
+#include <unistd.h>
+
+using namespace abi;
+
+namespace {
+
+enum : Status {
+    IN_PROG = 1, SUCCESS = 0, INVALID_PARAM = -2, NOT_FOUND = -4, MISMATCH = -5, NOT_ALLOWED = -6,
+    REPOST_ACTIVE = -7, NOT_SUPPORTED = -9, REMOTE_DISCONNECT = -10,
+};
+
+#define IS(want, ...)                                                                                              \
+    do {                                                                                                           \
+        auto got_ = (__VA_ARGS__);                                                                                 \
+        if (!(got_ == (want))) {                                                                                   \
+            std::fprintf(stderr, "engine.cpp:%d: %s is %ld, not %ld\n", __LINE__, #__VA_ARGS__, long(got_), long(want)); \
+            std::exit(1);                                                                                          \
+        }                                                                                                          \
+    } while (0)
+
+Plugin *plugin;
+
+struct Closes {
+    void operator()(Engine *engine) const { plugin->destroy(engine); }
+};
+using Agent = std::unique_ptr<Engine, Closes>;
+
+Agent create(const std::string &name, Params params = {{"fabric", "off"}}, bool thread = false) {
+    InitParams init{name, "FISHPLATE", &params, thread, 100, Sync::none, false};
+    return Agent(plugin->create(&init));
+}
+
+template <class Holds> void until(const char *what, Holds holds) {
+    auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    while (!holds()) {
+        if (std::chrono::steady_clock::now() > end) {
+            std::fprintf(stderr, "waited in vain: %s\n", what);
+            std::exit(1);
+        }
+        std::this_thread::yield();
+    }
+}
+
+// Memory of an agent, and its metadata there and at a peer.
+struct Memory {
+    Engine &owner;
+    std::vector<char> bytes;
+    Metadata *local = nullptr;
+    BlobDesc desc;
+
+    Memory(Engine &owner, std::size_t size) : owner(owner), bytes(size) {
+        desc.address = reinterpret_cast<std::uintptr_t>(bytes.data());
+        desc.len = size, desc.device = 0;
+        IS(SUCCESS, owner.register_memory(desc, Mem::dram, local));
+    }
+    // What a peer loads.
+    BlobDesc told() const {
+        BlobDesc out = desc;
+        IS(SUCCESS, owner.public_data(local, out.blob));
+        return out;
+    }
+    MetaDesc at(std::size_t offset, std::size_t len, Metadata *metadata) const {
+        MetaDesc out;
+        out.address = desc.address + offset, out.len = len, out.device = 0, out.metadata = metadata;
+        return out;
+    }
+};
+
+List<MetaDesc> list(std::vector<MetaDesc> descs, Mem mem = Mem::dram) { return {nullptr, mem, std::move(descs)}; }
+
+std::string info(Engine &engine) {
+    std::string out;
+    IS(SUCCESS, engine.connection_info(out));
+    return out;
+}
+
+Status prepare(Engine &engine, Op op, const List<MetaDesc> &ours, const List<MetaDesc> &theirs, const std::string &name,
+               Request *&request) {
+    request = nullptr;
+    return engine.prepare(op, ours, theirs, name, request, nullptr);
+}
+
+Status post(Engine &engine, Request *request, const std::string *note = nullptr) {
+    static const List<MetaDesc> none = list({});
+    OptionalArgs args{note == nullptr ? "" : *note, note != nullptr, ""};
+    return engine.post(Op::write, none, none, "", request, &args);
+}
+
+Status finish(Engine &engine, Request *request, Status status) {
+    until("a transfer", [&] { return status != IN_PROG || (status = engine.check(request)) != IN_PROG; });
+    return status;
+}
+
+Notes notes(Engine &engine, std::size_t count) {
+    Notes found;
+    until("notifications", [&] {
+        IS(SUCCESS, engine.take_notes(found));
+        return found.size() >= count;
+    });
+    IS(count, found.size());
+    return found;
+}
+
+void the_table() {
+    IS(api_version, plugin->api_version);
+    IS(0, std::strcmp(plugin->name(), "FISHPLATE"));
+    IS(1u, plugin->mems().size());
+    IS(1u, plugin->options().count("fabric"));
+}
+
+void what_cannot_be_created() {
+    Params params;
+    InitParams good{"a", "FISHPLATE", &params, false, 0, Sync::none, false};
+    alignas(InitParams) char zeros[sizeof(InitParams)] = {};
+    IS(nullptr, plugin->create(reinterpret_cast<InitParams *>(zeros)));
+    IS(nullptr, plugin->create(nullptr));
+    good.sync = static_cast<Sync>(7);
+    IS(nullptr, plugin->create(&good));
+    good.sync = Sync::none;
+    // A vector where the map should be.
+    std::vector<std::string> other(8);
+    good.params = reinterpret_cast<Params *>(&other);
+    IS(nullptr, plugin->create(&good));
+    IS(true, create("a", {{"speed", "high"}}) == nullptr);
+    IS(true, create("a", {{"fabric", "copper"}}) == nullptr);
+    IS(true, create("a", {{"shared_memory", "maybe"}}) == nullptr);
+}
+
+void wrong_metadata(Engine &a, Engine &b, const Memory &theirs) {
+    std::string good = info(b), bad = good;
+    IS(INVALID_PARAM, a.load_connection_info("b", ""));
+    IS(INVALID_PARAM, a.load_connection_info("b", good.substr(0, 20)));
+    bad[0] = 'X';
+    IS(INVALID_PARAM, a.load_connection_info("b", bad));
+    bad[0] = good[0], bad[4] = 77;
+    IS(MISMATCH, a.load_connection_info("b", bad));
+    Metadata *metadata = nullptr;
+    BlobDesc told = theirs.told();
+    IS(NOT_FOUND, a.load_remote(told, Mem::dram, "b", metadata));
+    IS(SUCCESS, a.load_connection_info("b", good));
+    IS(SUCCESS, a.load_connection_info("b", good));
+    IS(NOT_ALLOWED, a.load_connection_info("b", info(a)));
+    IS(NOT_ALLOWED, a.load_connection_info("a", good));
+    IS(NOT_SUPPORTED, a.load_remote(told, Mem::vram, "b", metadata));
+    std::string region = told.blob;
+    told.blob = "nonsense";
+    IS(INVALID_PARAM, a.load_remote(told, Mem::dram, "b", metadata));
+    told.blob = region, told.blob[4] = 77;
+    IS(MISMATCH, a.load_remote(told, Mem::dram, "b", metadata));
+    IS(true, metadata == nullptr);
+}
+
+void wrong_memory(Engine &a) {
+    Metadata *metadata = nullptr;
+    BlobDesc desc;
+    desc.address = 4096, desc.len = 0, desc.device = 0;
+    IS(INVALID_PARAM, a.register_memory(desc, Mem::dram, metadata));
+    desc.address = 0, desc.len = 8;
+    IS(INVALID_PARAM, a.register_memory(desc, Mem::dram, metadata));
+    desc.address = UINTPTR_MAX - 3;
+    IS(INVALID_PARAM, a.register_memory(desc, Mem::dram, metadata));
+    IS(NOT_SUPPORTED, a.register_memory(desc, Mem::vram, metadata));
+    IS(INVALID_PARAM, a.deregister_memory(nullptr));
+}
+
+void wrong_calls(Engine &a, const Memory &ours, const Memory &theirs, Metadata *remote) {
+    Request *request = nullptr;
+    auto from = [&](std::size_t at, std::size_t len) { return list({ours.at(at, len, ours.local)}); };
+    auto to = [&](std::size_t at, std::size_t len) { return list({theirs.at(at, len, remote)}); };
+    auto size = ours.bytes.size();
+    auto refused = [&](Status want, const List<MetaDesc> &local, const List<MetaDesc> &distant, const char *name = "b") {
+        IS(want, prepare(a, Op::write, local, distant, name, request));
+        IS(true, request == nullptr);
+    };
+    refused(INVALID_PARAM, list({}), list({}));
+    refused(INVALID_PARAM, from(0, 8), list({}));
+    refused(INVALID_PARAM, from(size - 7, 8), to(0, 8));
+    refused(INVALID_PARAM, from(0, 8), to(size - 7, 8));
+    refused(INVALID_PARAM, from(0, 8), to(std::size_t(0) - 8, 8));
+    refused(INVALID_PARAM, from(0, SIZE_MAX), to(0, SIZE_MAX));
+    refused(MISMATCH, from(0, 8), to(0, 9));
+    refused(NOT_FOUND, from(0, 8), to(0, 8), "nobody");
+    refused(NOT_FOUND, list({ours.at(0, 8, nullptr)}), to(0, 8));
+    refused(NOT_FOUND, from(0, 8), list({theirs.at(0, 8, nullptr)}));
+    // Memory of a peer as one's own, and the reverse.
+    refused(NOT_FOUND, list({theirs.at(0, 8, remote)}), from(0, 8), "a");
+    refused(NOT_SUPPORTED, list({ours.at(0, 8, ours.local)}, Mem::vram), to(0, 8));
+    IS(INVALID_PARAM, post(a, nullptr));
+    IS(INVALID_PARAM, a.check(nullptr));
+    IS(NOT_FOUND, a.connect("nobody"));
+    IS(NOT_FOUND, a.disconnect("nobody"));
+    IS(NOT_FOUND, a.notify("nobody", "?"));
+    IS(SUCCESS, a.connect("a"));
+    IS(SUCCESS, a.disconnect("a"));
+    void *view = nullptr;
+    IS(NOT_SUPPORTED, a.prepare_view(nullptr, view, nullptr));
+    IS(NOT_SUPPORTED, a.prepare_remote_view(nullptr, view, nullptr));
+    std::vector<Answer> answers;
+    IS(NOT_SUPPORTED, a.query({nullptr, Mem::dram, {}}, answers));
+    std::int64_t micros;
+    Cost cost;
+    IS(NOT_SUPPORTED, a.estimate(Op::read, from(0, 8), to(0, 8), "b", request, micros, micros, cost, nullptr));
+}
+
+void transfers(Engine &a, Engine &b, Memory &ours, Memory &theirs, Metadata *remote) {
+    Request *request = nullptr;
+    std::iota(ours.bytes.begin(), ours.bytes.end(), char(1));
+    // Every second byte pair, 100,000 of them, and some without bytes.
+    std::vector<MetaDesc> from, to;
+    for (std::size_t at = 0; at < 100000; at++) {
+        from.push_back(ours.at(at * 4, at % 3, ours.local));
+        to.push_back(theirs.at(at * 3 + 1, at % 3, remote));
+    }
+    IS(SUCCESS, prepare(a, Op::write, list(from), list(to), "b", request));
+    std::string note;
+    IS(SUCCESS, finish(a, request, post(a, request, &note)));
+    IS(0u, notes(b, 1)[0].second.size());
+    for (std::size_t at = 0; at < 100000; at++)
+        IS(0, std::memcmp(theirs.bytes.data() + at * 3 + 1, ours.bytes.data() + at * 4, at % 3));
+    IS(0, theirs.bytes[0]);
+    // Again, with a long notification.
+    note.assign(3 << 20, 'n');
+    std::memset(theirs.bytes.data(), 0, theirs.bytes.size());
+    IS(SUCCESS, finish(a, request, post(a, request, &note)));
+    Status done = SUCCESS;
+    Notes found;
+    until("the long one", [&] {
+        done = a.take_notes(found);
+        IS(SUCCESS, b.take_notes(found));
+        return !found.empty();
+    });
+    IS(SUCCESS, done);
+    IS(true, found.size() == 1 && found[0] == std::make_pair(std::string("a"), note));
+    IS(ours.bytes[8], theirs.bytes[7]);
+    IS(SUCCESS, a.release(request));
+    // A read, and one within the agent.
+    std::iota(theirs.bytes.begin(), theirs.bytes.end(), char(7));
+    IS(SUCCESS, prepare(a, Op::read, list({ours.at(5, 1000, ours.local)}), list({theirs.at(9, 1000, remote)}), "b", request));
+    note = "read";
+    IS(SUCCESS, finish(a, request, post(a, request, &note)));
+    IS(0, std::memcmp(ours.bytes.data() + 5, theirs.bytes.data() + 9, 1000));
+    IS(0, note.compare(notes(b, 1)[0].second));
+    IS(SUCCESS, a.release(request));
+    Metadata *own = nullptr;
+    IS(SUCCESS, a.load_local(ours.local, own));
+    IS(SUCCESS, prepare(a, Op::write, list({ours.at(0, 100, own)}), list({ours.at(500, 100, own)}), "a", request));
+    IS(SUCCESS, post(a, request, &note));
+    IS(0, std::memcmp(ours.bytes.data(), ours.bytes.data() + 500, 100));
+    IS(0, notes(a, 1)[0].first.compare("a"));
+    IS(SUCCESS, a.release(request));
+    IS(SUCCESS, a.unload(own));
+    // Of one to another: in order.
+    for (char c = 'a'; c <= 'z'; c++) IS(SUCCESS, a.notify("b", std::string(c == 'm' ? 100000 : 1, c)));
+    std::string all;
+    until("26 notifications", [&] {
+        Notes some;
+        IS(SUCCESS, a.take_notes(some));
+        IS(SUCCESS, b.take_notes(some));
+        for (auto &[name, text] : some) all += text[0];
+        return all.size() >= 26;
+    });
+    IS(0, all.compare("abcdefghijklmnopqrstuvwxyz"));
+}
+
+// A peer that does not answer: what is in progress, and released so.
+void what_is_in_progress(Engine &a, const Memory &ours) {
+    Agent silent = create("silent");
+    Memory theirs(*silent, 4096);
+    std::string told = info(*silent);
+    sockaddr_un name{};
+    name.sun_family = AF_UNIX;
+    const std::uint64_t door = 0x1000000000000000 + getpid();
+    std::memcpy(told.data() + 22, &door, sizeof door);
+    int len = std::snprintf(name.sun_path + 1, 64, "fishplate-nixl-%016lx", door);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    IS(0, bind(fd, reinterpret_cast<sockaddr *>(&name), sizeof name.sun_family + 1 + len));
+    IS(0, listen(fd, 1));
+    IS(SUCCESS, a.load_connection_info("silent", told));
+    Metadata *remote = nullptr;
+    IS(SUCCESS, a.load_remote(theirs.told(), Mem::dram, "silent", remote));
+    Request *request = nullptr;
+    IS(SUCCESS, prepare(a, Op::write, list({ours.at(0, 8, ours.local)}), list({theirs.at(0, 8, remote)}), "silent", request));
+    IS(IN_PROG, post(a, request));
+    IS(IN_PROG, a.check(request));
+    IS(REPOST_ACTIVE, post(a, request));
+    IS(SUCCESS, a.release(request));
+    IS(SUCCESS, prepare(a, Op::write, list({ours.at(0, 8, ours.local)}), list({theirs.at(0, 8, remote)}), "silent", request));
+    IS(IN_PROG, post(a, request));
+    close(fd);
+    IS(REMOTE_DISCONNECT, finish(a, request, IN_PROG));
+    IS(REMOTE_DISCONNECT, finish(a, request, post(a, request)));
+    IS(REMOTE_DISCONNECT, a.connect("silent"));
+    IS(SUCCESS, a.release(request));
+    IS(SUCCESS, a.unload(remote));
+    IS(SUCCESS, a.disconnect("silent"));
+    IS(SUCCESS, silent->deregister_memory(theirs.local));
+}
+
+void what_is_gone(Engine &a, Agent &b, Memory &ours, Metadata *remote, const Memory &theirs) {
+    Request *request = nullptr, *other = nullptr;
+    auto there = list({theirs.at(0, 64, remote)});
+    {
+        Memory passing(a, 4096);
+        IS(SUCCESS, prepare(a, Op::write, list({passing.at(0, 64, passing.local)}), there, "b", request));
+        IS(SUCCESS, finish(a, request, post(a, request)));
+        IS(SUCCESS, a.deregister_memory(passing.local));
+        IS(NOT_FOUND, finish(a, request, post(a, request)));
+        IS(SUCCESS, a.release(request));
+    }
+    IS(SUCCESS, prepare(a, Op::write, list({ours.at(0, 64, ours.local)}), there, "b", request));
+    IS(SUCCESS, prepare(a, Op::write, list({ours.at(0, 64, ours.local)}), there, "b", other));
+    b.reset();
+    until("its end to be seen", [&] { return finish(a, request, post(a, request)) == REMOTE_DISCONNECT; });
+    IS(REMOTE_DISCONNECT, finish(a, request, post(a, request)));
+    IS(REMOTE_DISCONNECT, a.notify("b", "?"));
+    IS(SUCCESS, a.unload(remote));
+    IS(SUCCESS, a.disconnect("b"));
+    IS(NOT_FOUND, finish(a, other, post(a, other)));
+    IS(SUCCESS, a.release(request));
+    IS(SUCCESS, a.release(other));
+}
+
+} // namespace
+
+int main(int, char **names) {
+    void *library = dlopen(names[1], RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr) return std::fprintf(stderr, "%s\n", dlerror()), 1;
+    auto init = reinterpret_cast<Plugin *(*)()>(dlsym(library, "nixl_plugin_init"));
+    auto fini = reinterpret_cast<void (*)()>(dlsym(library, "nixl_plugin_fini"));
+    plugin = init();
+    the_table();
+    fini();
+    plugin = init();
+    what_cannot_be_created();
+    Agent a = create("a");
+    Memory ours(*a, 400000);
+    wrong_memory(*a);
+    for (int round = 0; round < 3; round++) {
+        Agent b = create("b", {{"fabric", "off"}}, round == 1);
+        // The program's, which outlives its agent.
+        auto theirs = std::make_unique<Memory>(*b, 400000);
+        if (round == 0) {
+            wrong_metadata(*a, *b, *theirs);
+        } else {
+            IS(SUCCESS, a->load_connection_info("b", info(*b)));
+        }
+        Metadata *remote = nullptr;
+        IS(SUCCESS, a->load_remote(theirs->told(), Mem::dram, "b", remote));
+        wrong_calls(*a, ours, *theirs, remote);
+        transfers(*a, *b, ours, *theirs, remote);
+        if (round == 1) what_is_in_progress(*a, ours);
+        IS(SUCCESS, b->deregister_memory(theirs->local));
+        what_is_gone(*a, b, ours, remote, *theirs);
+    }
+    IS(SUCCESS, a->deregister_memory(ours.local));
+    a.reset();
+    fini();
+    std::puts("all of them");
+}
