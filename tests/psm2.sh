@@ -59,15 +59,18 @@ export -f names
 say "symbols, with their version" bash -c "names $tests/symbols.txt"
 say "SONAME" grep -q 'libpsm2\.so\.2\]' <(readelf -d "$library")
 say "the preload exports glob alone" [ "$(nm -D --defined-only "$work/lib/libfishplate_hfi1.so" | awk '{ print $3 }')" = glob ]
-for name in layout misuse requests killed; do
-    say "$name.c" gcc -std=gnu11 -Wall -Wextra -Werror -O1 -g "$tests/$name.c" "$library" -o "$work/$name"
+for name in layout misuse requests stats vanish killed; do
+    say "$name.c" gcc -std=gnu11 -Wall -Wextra -Werror -O1 -g "$tests/$name.c" "$library" -pthread -o "$work/$name"
 done
 say "Debian's libfabric loads with it" env LD_PRELOAD="$library" LD_BIND_NOW=1 fi_info -l
 say "wrong calls" "$work/misuse"
+say "all 13 statistics" "$work/stats"
 say "40,000 requests" "$work/requests" 40000
 $long && say "1,048,576 requests, and one more" "$work/requests" all
 rounds=5
 $long && rounds=100
+say "$rounds peers killed while they are connected" "$work/vanish" $rounds
+tail -n 1 "$work/log"
 limit=600 say "$rounds killed peers" "$work/killed" $rounds
 tail -n 1 "$work/log"
 

@@ -42,7 +42,7 @@ use crate::engine::protocol::{Cancelled, Destination};
 use crate::engine::tag::Tag;
 use crate::engine::wait::Drive;
 use crate::engine::{ContextId, Engine};
-use crate::mem::{LocalAddr, Span};
+use crate::mem::{LocalAddr, PeerId, Span};
 use crate::rail::Rail;
 
 use request::{Requests, State};
@@ -196,14 +196,23 @@ impl<'e, 'm, R: Rail, const RAILS: usize> Mq<'e, 'm, R, RAILS> {
     /// The counters.
     #[doc(alias = "psm2_mq_get_stats")]
     pub fn stats(&self) -> Stats {
-        let matching = self.engine.matching_stats().matching;
+        let protocol = self.engine.matching_stats();
+        let matching = protocol.matching;
         Stats {
+            rx_sysbuf_num: protocol.kept,
+            rx_sysbuf_bytes: protocol.kept_bytes,
             rx_user_bytes: matching.expected_bytes,
             rx_user_num: matching.expected,
             rx_sys_bytes: matching.unexpected_bytes,
             rx_sys_num: matching.unexpected,
             ..self.state.stats
         }
+    }
+
+    /// Whether the engine's first rail joins a peer.
+    #[inline]
+    fn is_near(&self, peer: PeerId) -> bool {
+        self.engine.rails_to(peer) & 1 != 0
     }
 
     /// Collects completions from the engine, in order.
@@ -222,6 +231,9 @@ impl<'e, 'm, R: Rail, const RAILS: usize> Mq<'e, 'm, R, RAILS> {
                 send = self.engine.next_completion();
             } else {
                 if let Some(end) = receive {
+                    let source = end.envelope.filter(|_| end.outcome.has_message()).map(|sent| sent.source);
+                    self.state.stats.rx_shm_num +=
+                        u64::from(source.is_some_and(|source| self.is_near(source)));
                     self.state.requests.received(end);
                 }
                 receive = self.engine.next_recv();

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use fishplate::PeerId;
 
-use crate::dial::Dial;
+use crate::dial::{Dial, is_absent};
 use crate::error::Error;
 use crate::frame::Frame;
 use crate::handle::{Ep, EpAddr};
@@ -15,6 +15,9 @@ use crate::table::{Home, find, guard};
 /// Time between two rounds in which nothing has happened.
 const ROUND: Duration = Duration::from_micros(200);
 
+/// Time between two looks whether a peer is still there.
+const LOOK: Duration = Duration::from_millis(100);
+
 /// What is waited for where a timeout is none.
 const FOREVER: Duration = Duration::from_secs(24 * 3600);
 
@@ -22,9 +25,33 @@ enum Stage {
     /// It is asked for its address.
     Asks(Dial),
     /// It is being met.
-    Meets(PeerId),
+    Meets(Meeting),
     Reached(PeerId),
     Failed(Error),
+}
+
+/// A peer that has answered, and whose node is being connected.
+struct Meeting {
+    peer: PeerId,
+    /// Its id, if it is of this host: only there is its end known before it is connected.
+    local: Option<u64>,
+    /// When to ask again whether it is still there.
+    look: Instant,
+}
+
+impl Meeting {
+    fn new(peer: PeerId, local: Option<u64>) -> Meeting {
+        Meeting { peer, local, look: Instant::now() + LOOK }
+    }
+
+    /// Whether the peer has gone away.
+    fn is_hopeless(&mut self, now: Instant) -> bool {
+        if now < self.look {
+            return false;
+        }
+        self.look = now + LOOK;
+        self.local.is_some_and(is_absent)
+    }
 }
 
 impl Stage {
@@ -121,12 +148,14 @@ fn begin(home: Home, epid: u64, own: &Frame) -> Option<Stage> {
     let mut endpoint = home.find()?;
     // It may have connected to us before.
     if let Some(peer) = endpoint.peer(epid) {
-        return Some(Stage::Meets(peer.id));
+        let local = Some(epid).filter(|epid| !is_absent(*epid));
+        return Some(Stage::Meets(Meeting::new(peer.id, local)));
     }
     if epid != own.epid {
         return Some(Stage::Asks(Dial::new(epid, own)));
     }
-    Some(endpoint.admit(epid, &own.address).map_or_else(Stage::Failed, Stage::Meets))
+    let admitted = endpoint.admit(epid, &own.address);
+    Some(admitted.map_or_else(Stage::Failed, |peer| Stage::Meets(Meeting::new(peer, None))))
 }
 
 /// The next stage, if there is one now.
@@ -140,12 +169,14 @@ fn step(home: Home, stage: &mut Stage, now: Instant) -> Option<Option<Stage>> {
                 if let (Ok(peer), Some(line)) = (admitted, dial.take_stream()) {
                     endpoint.keep(peer, line);
                 }
-                Some(admitted.map_or_else(Stage::Failed, Stage::Meets))
+                let local = dial.is_local().then_some(frame.epid);
+                Some(admitted.map_or_else(Stage::Failed, |peer| Stage::Meets(Meeting::new(peer, local))))
             }
             Err(error) => Some(Stage::Failed(error)),
         },
-        Stage::Meets(peer) => match home.find()?.reached(*peer) {
-            Ok(true) => Some(Stage::Reached(*peer)),
+        Stage::Meets(meeting) => match home.find()?.reached(meeting.peer) {
+            Ok(true) => Some(Stage::Reached(meeting.peer)),
+            Ok(false) if meeting.is_hopeless(now) => Some(Stage::Failed(Error::EPID_NETWORK)),
             Ok(false) => None,
             Err(error) => Some(Stage::Failed(error)),
         },

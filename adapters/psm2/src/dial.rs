@@ -116,6 +116,11 @@ impl Dial {
         }
     }
 
+    /// Whether the last attempt was within this host.
+    pub fn is_local(&self) -> bool {
+        !self.tcp
+    }
+
     /// The stream over which the answer came.
     pub fn take_stream(&mut self) -> Option<UnixStream> {
         self.stream.take()
@@ -169,6 +174,11 @@ fn connect_tcp(host: Ipv4Addr, port: u16) -> io::Result<UnixStream> {
         error if error.raw_os_error() == Some(libc::EINPROGRESS) => Ok(stream),
         error => Err(error),
     }
+}
+
+/// Whether no endpoint of this host has this id.
+pub(crate) fn is_absent(epid: u64) -> bool {
+    connect_local(epid).is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
 }
 
 /// Connects to an endpoint of this host. Fails where its backlog is full, rather than wait.

@@ -140,22 +140,20 @@ impl MqStatus {
 
 impl MqStats {
     pub(crate) fn new(stats: Stats) -> Self {
-        let Stats { rx_user_bytes, rx_user_num, rx_sys_bytes, rx_sys_num, .. } = stats;
-        let Stats { tx_num, tx_eager_num, tx_eager_bytes, tx_rndv_num, tx_rndv_bytes, .. } = stats;
         let counters = [
-            rx_user_bytes,
-            rx_user_num,
-            rx_sys_bytes,
-            rx_sys_num,
-            tx_num,
-            tx_eager_num,
-            tx_eager_bytes,
-            tx_rndv_num,
-            tx_rndv_bytes,
-            0,
-            0,
-            0,
-            0,
+            stats.rx_user_bytes,
+            stats.rx_user_num,
+            stats.rx_sys_bytes,
+            stats.rx_sys_num,
+            stats.tx_num,
+            stats.tx_eager_num,
+            stats.tx_eager_bytes,
+            stats.tx_rndv_num,
+            stats.tx_rndv_bytes,
+            stats.tx_shm_num,
+            stats.rx_shm_num,
+            stats.rx_sysbuf_num,
+            stats.rx_sysbuf_bytes,
         ];
         MqStats { counters, reserved: [0; 16] }
     }

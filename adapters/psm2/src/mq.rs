@@ -71,7 +71,7 @@ pub unsafe extern "C" fn psm2_mq_init(
 }
 
 /// Frees the queue: cancels its receives, and drops what has completed. If a send or a matched
-/// receive is still open, the endpoint makes no more progress, and its peers see it fail.
+/// receive is still open, the endpoint disconnects all its peers, which see it fail.
 #[unsafe(no_mangle)]
 pub extern "C" fn psm2_mq_finalize(mq: *mut Mq) -> Error {
     guard(|| match find_mq(mq) {

@@ -1,4 +1,5 @@
-//! How a call waits without keeping a processor from others: it spins, then yields.
+//! How a call waits without keeping a processor from others: it spins, then yields. And when a call
+//! looks whether peers live: also while others keep the program busy.
 
 use std::time::{Duration, Instant};
 
@@ -8,48 +9,46 @@ const SPINS: u32 = 500;
 /// Time between two looks whether peers live.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Passes between two reads of the clock, before the first yield.
-const PASSES: u32 = 256;
+/// Calls between two reads of the clock, before the first yield.
+const CALLS: u32 = 256;
 
-/// What an endpoint found nothing in, and for how long.
+/// Counts the calls that look for something on an endpoint.
 #[derive(Debug)]
 pub(crate) struct Idle {
-    passes: u32,
+    /// Calls in a row that found nothing.
+    empty: u32,
+    /// All calls; wraps.
+    calls: u32,
     looked: Instant,
 }
 
 impl Idle {
     pub fn new() -> Self {
-        Idle { passes: 0, looked: Instant::now() }
+        Idle { empty: 0, calls: 0, looked: Instant::now() }
     }
 
-    /// Something has happened.
+    /// A call has found something or not: what it does next.
     #[inline]
-    pub fn busy(&mut self) {
-        self.passes = 0;
-    }
-
-    /// Nothing has: what the caller does next.
-    #[inline]
-    pub fn idle(&mut self) -> Next {
-        self.passes = self.passes.saturating_add(1);
+    pub fn next(&mut self, found: bool) -> Next {
+        self.calls = self.calls.wrapping_add(1);
+        self.empty = if found { 0 } else { self.empty.saturating_add(1) };
         // A yield may take long, so the clock is read after each.
-        let reads = self.passes >= SPINS || self.passes.is_multiple_of(PASSES);
+        let reads = self.empty >= SPINS || self.calls.is_multiple_of(CALLS);
         if reads && self.looked.elapsed() >= LOOK {
             self.looked = Instant::now();
             return Next::Look;
         }
-        if self.passes < SPINS { Next::Spin } else { Next::Yield }
+        if self.empty < SPINS { Next::Return } else { Next::Yield }
     }
 }
 
-/// What a caller that found nothing does.
+/// What a call does before it returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     /// Looks whether peers live.
     Look,
-    /// Tries again.
-    Spin,
+    /// Nothing.
+    Return,
     /// Gives up the processor for once. No lock may be held.
     Yield,
 }

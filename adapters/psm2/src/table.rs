@@ -113,8 +113,8 @@ pub(crate) struct Endpoint {
     /// Its handler of errors: an address, or a value of PSM2.
     pub handler: usize,
     pub has_queue: bool,
-    /// Its queue was finalized with requests that still name memory of the program, which may be
-    /// gone. The node makes no pass any more.
+    /// Its queue was finalized with requests that nothing could end. They name memory of the
+    /// program, which may be gone, so the node makes no more passes.
     pub retired: bool,
     pub node: Node,
     pub peers: Vec<Peer>,
@@ -196,8 +196,14 @@ impl Endpoint {
         Error::OK
     }
 
-    /// Whether a peer can be sent to; an error if it never will.
+    /// Whether a peer can be sent to.
+    ///
+    /// # Errors
+    /// The peer has failed, or could not be attached.
     pub fn reached(&mut self, peer: PeerId) -> Result<bool, Error> {
+        if !matches!(self.node.peer_error(peer), Ok(None)) {
+            return Err(Error::EPID_NETWORK);
+        }
         let reach = self.node.reach(peer).map_err(|_| Error::EPID_NETWORK)?;
         Ok(reach.shared_memory || reach.fabric != 0)
     }
@@ -210,10 +216,19 @@ impl Endpoint {
         self.node.progress()
     }
 
-    /// Ends the use of the queue. Nothing accesses the program's memory from here on.
+    /// Ends the use of the queue. Nothing accesses the program's memory from here on. If a send or
+    /// a matched receive is open, every peer is disconnected, because it may still read that
+    /// memory.
     pub fn finish(&mut self) {
         self.has_queue = false;
-        self.retired = self.node.queue().is_some_and(|mut queue| !queue.finish());
+        let is_over = |node: &mut Node| node.queue().is_none_or(|mut queue| queue.finish());
+        if is_over(&mut self.node) {
+            return;
+        }
+        for peer in self.peers.drain(..) {
+            _ = self.node.disconnect(peer.id);
+        }
+        self.retired = !is_over(&mut self.node);
     }
 
     /// The matched queue.
@@ -251,12 +266,8 @@ impl Endpoint {
     /// After a call that found something or not: what to do once the lock is released.
     #[inline]
     pub fn after(&mut self, found: bool) -> After {
-        if found {
-            self.idle.busy();
-            return After::Nothing;
-        }
-        match self.idle.idle() {
-            Next::Spin => After::Nothing,
+        match self.idle.next(found) {
+            Next::Return => After::Nothing,
             Next::Yield => After::Yield,
             Next::Look => self.look(),
         }
@@ -274,7 +285,7 @@ impl Endpoint {
             }
         }
         match texts.is_empty() {
-            true => After::Yield,
+            true => After::Nothing,
             false => After::Report(self.home.ep(), self.handler, texts),
         }
     }

@@ -1,5 +1,5 @@
 /* Three processes connect by their ids alone; one is killed. Each other one hears of it within a
-   second, through its handler. With network namespaces, processes take turns to live in them: they
+   second, through its handler, also one that is never idle. With network namespaces, processes take turns to live in them: they
    are on different hosts then.
 
      killed ROUNDS [NAMESPACE NAMESPACE] */
@@ -86,6 +86,12 @@ static int process (int rank, int in, int out, const char *space)
   /* Refused if the death is known by now: the thread that answers peers may have seen it. */
   psm2_error_t posted = psm2_mq_irecv2 (mq, peers[RANKS - 1], &tag, &all, 0, ids, 8, NULL, &never);
   must (posted == PSM2_OK || posted == PSM2_INTERNAL_ERR, "second receive");
+  /* The first always finds something: a request that it does not take. */
+  psm2_mq_tag_t own = { { 2, 0, 0, 0 } };
+  if (rank == 0)
+    must (psm2_mq_irecv2 (mq, peers[0], &own, &all, 0, ids, 4, NULL, &reqs[0]) == PSM2_OK
+              && psm2_mq_send2 (mq, peers[0], 0, &own, &rank, 4) == PSM2_OK,
+          "send to oneself");
   double begun = now ();
   while (heard == 0 && now () < begun + 20)
     must (psm2_mq_ipeek2 (mq, &req, &status) != PSM2_PARAM_ERR, "peek");
@@ -94,6 +100,7 @@ static int process (int rank, int in, int out, const char *space)
   must (posted != PSM2_OK
             || (psm2_mq_wait2 (&never, &status) == PSM2_OK && status.error_code == PSM2_INTERNAL_ERR),
         "a receive from the killed peer ended otherwise");
+  must (rank != 0 || psm2_mq_wait2 (&reqs[0], &status) == PSM2_OK, "take");
   must (write (out, &took, 8) == 8, "report");
   must (read (in, ids, 1) == 1, "leave");
   must (psm2_mq_finalize (mq) == PSM2_OK && psm2_ep_close (ep, PSM2_EP_CLOSE_GRACEFUL, 5000000000) == PSM2_OK, "close");

@@ -24,6 +24,13 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         table::reserve_peer(self.state.peers)
     }
 
+    /// The rails that join a peer (bit i: rail i).
+    #[inline]
+    pub(crate) fn rails_to(&self, peer: PeerId) -> u16 {
+        let slot = self.state.peers.get(peer.index as usize);
+        slot.filter(|slot| slot.generation == peer.generation).map_or(0, |slot| slot.rails)
+    }
+
     /// Connects a peer that is attached to the rails of `rails` (bit i: rail i). Like
     /// [`join_peer`](Self::join_peer), where rail i leads to the peer's rail i with equal limits.
     pub fn connect_peer(&mut self, peer: PeerId, rails: u16) -> Result<(), AttachError> {

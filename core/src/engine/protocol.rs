@@ -198,6 +198,8 @@ pub struct ProtocolStats {
     pub pulled: u64,
     /// Payloads kept until their receive.
     pub kept: u64,
+    /// Their bytes.
+    pub kept_bytes: u64,
     /// Counters of the matcher.
     pub matching: MatchStats,
 }

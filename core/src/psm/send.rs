@@ -174,6 +174,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         };
         (*num, *bytes) = (*num + 1, *bytes + len);
         self.state.stats.tx_num += 1;
+        self.state.stats.tx_shm_num += u64::from(self.is_near(send.to));
     }
 
     /// Sends what found no room, to each peer in order; at most a batch, peer by peer in turn.

@@ -120,8 +120,8 @@ impl From<Status2> for Status {
     }
 }
 
-/// What `psm2_mq_get_stats` tells, as far as there is something to tell: user means that the
-/// receive was posted first, sys that it was not.
+/// What `psm2_mq_get_stats` tells. User means that the receive was posted first, sys that it was
+/// not; shm that the first rail of the engine joins the two ends, which is shared memory in a node.
 #[doc(alias = "psm2_mq_stats_t")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
@@ -143,4 +143,12 @@ pub struct Stats {
     pub tx_rndv_num: u64,
     /// Their bytes.
     pub tx_rndv_bytes: u64,
+    /// Messages sent to peers of the first rail.
+    pub tx_shm_num: u64,
+    /// Messages received from them.
+    pub rx_shm_num: u64,
+    /// Payloads that were kept until their receive.
+    pub rx_sysbuf_num: u64,
+    /// Their bytes.
+    pub rx_sysbuf_bytes: u64,
 }

@@ -221,6 +221,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
             account.grow_credits(&mut protocol.credits);
         }
         protocol.stats.kept += 1;
+        protocol.stats.kept_bytes += payload.len() as u64;
         // SAFETY: the block is this message's alone and holds `size` bytes,
         // at least the payload's length.
         unsafe { copy_message(payload.as_ptr(), protocol.blocks.bytes(block), payload.len()) };

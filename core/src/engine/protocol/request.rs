@@ -45,6 +45,14 @@ pub enum Received {
     Unknown(Fault),
 }
 
+impl Received {
+    /// Whether a message is in the buffer, whole or not.
+    #[inline(always)]
+    pub(crate) fn has_message(self) -> bool {
+        matches!(self, Received::Ok | Received::Truncated)
+    }
+}
+
 impl fmt::Display for Received {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -1,0 +1,88 @@
+/* All 13 statistics, of two endpoints of one process: short and long messages that find their receive,
+   or come before it. */
+#include <psm2.h>
+#include <psm2_mq.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MUST(condition)                                         \
+  do                                                            \
+    if (!(condition))                                           \
+      {                                                         \
+        printf ("line %d: not so: %s\n", __LINE__, #condition); \
+        exit (1);                                               \
+      }                                                         \
+  while (0)
+
+static psm2_ep_t ep[2];
+static psm2_mq_t mq[2];
+static psm2_epaddr_t to[2];
+static char out[100000], in[100000];
+
+static psm2_error_t connects (int from, psm2_epid_t id)
+{
+  psm2_error_t error;
+  return psm2_ep_connect (ep[from], 1, &id, NULL, &error, &to[from], 20000000000);
+}
+
+static void message (unsigned len, int early)
+{
+  psm2_mq_tag_t tag = { { len, 0, 0, 0 } }, all = { { -1u, -1u, -1u, 0 } };
+  psm2_mq_req_t reqs[2] = { NULL, NULL };
+  psm2_mq_status2_t status;
+  for (int turn = 0; turn < 2; turn++)
+    if (turn == early)
+      MUST (psm2_mq_isend2 (mq[0], to[0], 0, &tag, out, len, NULL, &reqs[0]) == PSM2_OK);
+    else
+      {
+        /* What is under way arrives. */
+        while (turn == 1 && psm2_mq_iprobe2 (mq[1], to[1], &tag, &all, &status) != PSM2_OK)
+          ;
+        MUST (psm2_mq_irecv2 (mq[1], to[1], &tag, &all, 0, in, len, NULL, &reqs[1]) == PSM2_OK);
+      }
+  while (reqs[0] != NULL || reqs[1] != NULL)
+    for (int side = 0; side < 2; side++)
+      {
+        psm2_poll (ep[side]);
+        psm2_error_t error = psm2_mq_test2 (&reqs[side], &status);
+        MUST (error == PSM2_OK || error == PSM2_MQ_NO_COMPLETIONS);
+      }
+}
+
+int main (void)
+{
+  int major = PSM2_VERNO_MAJOR, minor = PSM2_VERNO_MINOR;
+  struct psm2_ep_open_opts opts;
+  psm2_uuid_t key = { 7 };
+  psm2_epid_t id[2];
+  psm2_mq_stats_t got[2], want[2];
+  MUST (psm2_error_register_handler (NULL, PSM2_ERRHANDLER_NO_HANDLER) == PSM2_OK);
+  MUST (psm2_init (&major, &minor) == PSM2_OK && psm2_ep_open_opts_get_defaults (&opts) == PSM2_OK);
+  for (int side = 0; side < 2; side++)
+    MUST (psm2_ep_open (key, &opts, &ep[side], &id[side]) == PSM2_OK && psm2_mq_init (ep[side], 0, NULL, 0, &mq[side]) == PSM2_OK);
+  MUST (connects (0, id[1]) == PSM2_OK && connects (1, id[0]) == PSM2_OK);
+  message (100, 1);
+  message (200, 0);
+  message (90000, 1);
+  message (50000, 0);
+  memset (want, 0, sizeof want);
+  want[0].tx_num = want[0].tx_shm_num = 4;
+  want[0].tx_eager_num = 2, want[0].tx_eager_bytes = 300;
+  want[0].tx_rndv_num = 2, want[0].tx_rndv_bytes = 140000;
+  want[1].rx_user_num = 2, want[1].rx_user_bytes = 90100;
+  want[1].rx_sys_num = 2, want[1].rx_sys_bytes = 50200;
+  want[1].rx_shm_num = 4;
+  want[1].rx_sysbuf_num = 1, want[1].rx_sysbuf_bytes = 200;
+  for (int side = 0; side < 2; side++)
+    {
+      psm2_mq_get_stats (mq[side], &got[side]);
+      for (unsigned at = 0; at < PSM2_MQ_NUM_STATS; at++)
+        {
+          unsigned long is = ((uint64_t *) &got[side])[at], should = ((uint64_t *) &want[side])[at];
+          if (is != should)
+            return printf ("end %d, counter %u: %lu, not %lu\n", side, at, is, should), 1;
+        }
+    }
+  return 0;
+}
