@@ -5,7 +5,8 @@
 #
 #   tests/psm2.sh [--long]
 #
-# --long: also 3 and 8 ranks, 100 killed peers, and more messages. Without, it takes two minutes.
+# --long: also 3 and 8 ranks, hpcc, 100 killed peers, and more messages. Without, it takes two
+# minutes.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 source tests/need.sh
@@ -69,7 +70,7 @@ say "40,000 requests" "$work/requests" 40000
 $long && say "1,048,576 requests, and one more" "$work/requests" all
 rounds=5
 $long && rounds=100
-say "$rounds peers killed while they are connected" "$work/vanish" $rounds
+limit=600 say "$rounds peers killed while they are connected" "$work/vanish" $rounds
 tail -n 1 "$work/log"
 limit=600 say "$rounds killed peers" "$work/killed" $rounds
 tail -n 1 "$work/log"
@@ -150,6 +151,30 @@ network() {
 export -f network
 $two_hosts && say "4 ranks on two hosts" bash -c network
 $long && say "8 ranks, 80000 messages in reverse" bash -c "program 8 80000"
+
+# NetPIPE compares what arrives, in 32 lengths and those beside them; hpcc verifies its results.
+pipe() {
+    job 2 NPopenmpi -i -u 300000 -n 2 -o "$work/pipe" && ended 2 0 && [ "$(grep -ac 'Integrity check passed' "$work/rank.0")" -gt 30 ]
+}
+# challenge RANKS
+challenge() {
+    mkdir "$work/hpcc.$1" && cd "$work/hpcc.$1" || return
+    # A matrix of 200, on a grid of one row.
+    sed -E "s/^[0-9]+( +)Ns/200\1Ns/; s/^[0-9]+( +)Ps/1\1Ps/; s/^[0-9]+( +)Qs/$1\1Qs/" \
+        /usr/share/doc/hpcc/examples/_hpccinf.txt >hpccinf.txt
+    job "$1" hpcc && ended "$1" 0 && grep -E 'PASSED|Success=1' hpccoutf.txt && ! grep -E 'FAILED|Success=0|ERROR' hpccoutf.txt
+}
+export -f pipe challenge
+if need NPopenmpi netpipe-openmpi; then
+    say "NetPIPE, with its check" bash -c pipe
+else
+    echo "SKIPPED NetPIPE over libpsm2: netpipe-openmpi could not be installed"
+fi
+if $long && need_file /usr/share/doc/hpcc/examples/_hpccinf.txt hpcc; then
+    for ranks in 2 4; do limit=900 say "hpcc, $ranks ranks" bash -c "challenge $ranks"; done
+elif $long; then
+    echo "SKIPPED hpcc over libpsm2: hpcc could not be installed"
+fi
 
 # mpi4py's own tests, of the version that the package has.
 need_file /usr/lib/python3/dist-packages/mpi4py/MPI.*.so python3-mpi4py ||
