@@ -193,6 +193,8 @@ pub struct Stats {
     pub failed: u64,
     /// Rails that failed towards a peer that stayed connected.
     pub rails_failed: u64,
+    /// Rails that returned to a peer after they had failed.
+    pub rails_returned: u64,
     /// Numbers posted again on another rail, and replies sent again, after a rail failed.
     pub reposted: u64,
     /// How many of these were replies.

@@ -87,6 +87,9 @@ pub enum Posted {
     Pending,
 }
 
+/// Longest address of [`Rail::reopen`], in bytes.
+pub const REOPEN_MAX: usize = 112;
+
 /// How far [`Rail::fence`] has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fence {
@@ -154,6 +157,9 @@ pub trait Sink {
     /// The peer has failed on this rail;
     /// each of its pending posts is or will be reported as failed.
     fn peer_down(&mut self, peer: Peer, why: PeerError);
+    /// A [fenced](Rail::fence) peer may be attached again: the link is up. May be repeated until it
+    /// is.
+    fn peer_up(&mut self, _peer: Peer) {}
 }
 
 /// One path to the fabric. See the contract in the module's documentation.
@@ -241,10 +247,34 @@ pub unsafe trait Rail {
     /// - No post to the peer on this rail touches local memory. A later poll reports those that are
     ///   still pending.
     ///
-    /// Posts to the peer may still land there until that end fences the rail too.
+    /// Posts to the peer may still land there until that end fences the rail too. Once both ends
+    /// have fenced it and [attached](Rail::rejoin) each other again, nothing that was posted before
+    /// lands or is reported.
     #[cold]
     fn fence(&mut self, _peer: Peer) -> Fence {
         Fence::Unknown
+    }
+
+    /// Opens the rail for a fenced peer again. Writes the address that the peer passes to
+    /// [`rejoin`](Rail::rejoin) to `into`, and returns its length in bytes. `None`: not now, because
+    /// the link is down or completions of posts to the peer are still to be reported.
+    /// [`Sink::peer_up`] says when to try again. Returns the address also while the peer is attached
+    /// again. Slow path; does not wait.
+    #[cold]
+    fn reopen(&mut self, _peer: Peer, _into: &mut [u8; REOPEN_MAX]) -> Option<usize> {
+        None
+    }
+
+    /// Attaches a fenced peer again, at the address that its [`reopen`](Rail::reopen) has returned,
+    /// or attaches one at another address that was attached like this before. Imports stay. The
+    /// address comes from the peer: the rail checks its length and form. Slow path; does not wait.
+    ///
+    /// # Errors
+    /// The peer is not fenced or the address is invalid, and nothing has changed; or the
+    /// provider's code, and the peer stays fenced.
+    #[cold]
+    fn rejoin(&mut self, _peer: Peer, _address: &[u8]) -> Result<(), AttachError> {
+        Err(AttachError::Unsupported)
     }
 
     /// Whether a [`fence`](Rail::fence) cuts off every peer of this rail. The others are then

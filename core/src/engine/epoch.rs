@@ -34,17 +34,15 @@
 //!
 //! # One rail
 //!
-//! A stream keeps the two epochs in place, as a stamp for what goes out (`Stream::stamp`) and one
-//! for what comes in (`Window::stamp`). To fence one rail of a peer, bump an epoch of that pair of
-//! peer and rail, and xor it into the epoch of both stamps where a word enters or leaves that rail.
-//! The compare stays the same, and with one rail there is nothing to xor.
-
+//! Each rail to a peer has an epoch of its own, which the messages about rails carry: see
+//! `failover`. Words carry none: nothing that was posted before a rail was fenced arrives after it
+//! was attached again, which the rail promises ([`Rail::fence`]).
 use crate::error::{PeerError, Violation};
 use crate::mem::{Peer, Untrusted};
 use crate::rail::Rail;
 
 use super::close::Bye;
-use super::failover::{Asks, Told};
+use super::failover::{Asks, Rejoin, Told};
 use super::post::Blocked;
 use super::table::PeerState;
 use super::wire::{Bond, Hello, stamp};
@@ -235,7 +233,10 @@ impl<const RAILS: usize> State<'_, RAILS> {
                     Some(told) => told.and_then(|told| self.told_arrived(peer, &told)),
                     None => match Asks::decode(bytes) {
                         Some(asks) => asks.and_then(|asks| self.asked_again(peer, &asks)),
-                        None => Err(violation),
+                        None => match Rejoin::decode(bytes) {
+                            Some(rejoin) => rejoin.and_then(|rejoin| self.rejoin_arrived(peer, &rejoin)),
+                            None => Err(violation),
+                        },
                     },
                 },
             },

@@ -11,8 +11,10 @@
 //! [`Engine::disable_rail`], or because the other end says so.
 //!
 //! 1. *Suspect*: nothing is posted to the peer on that rail any more. The other end is asked anew
-//!    for the acknowledgement of all that is in flight.
-//! 2. *Fence*: [`Rail::fence`], until nothing of the peer can land by that rail.
+//!    for the acknowledgement of all that is in flight, and to fence the rail.
+//! 2. *Fence*: [`Rail::fence`], until nothing of the peer can land by that rail. The end that has
+//!    suspected the rail waits until the other is heard over another one: a dead process does not
+//!    answer, so its end costs no other peer a rail.
 //! 3. *Tell*: over another rail the peer gets the cursor of each stream, and a bitmap of what has
 //!    arrived behind it. What is not in there and went by that rail never arrives. That other rail
 //!    may be dead too without anybody knowing, so the peer is told again, over one rail after the
@@ -24,6 +26,13 @@
 //! said that the first copy never lands. So no late write overwrites a later one. Whoever is told
 //! twice finds nothing left to do, and a second failure begins anew for all rails that are fenced.
 //! The words of what was told carry the epoch of the attachment, as all words do.
+//!
+//! 5. *Return*: once each end knows that the other has told it all, and [`Sink::peer_up`] or
+//!    [`Engine::enable_rail`] says so, the rail is attached again and used: see `back`.
+//!
+//! Each rail to a peer has an epoch, which begins when both ends attach it again and which both
+//! know. What an end says of a rail holds in one epoch only: what belongs to an earlier one is
+//! dropped and counted ([`Stats::stale`](super::Stats)).
 //!
 //! # What has no number
 //!
@@ -43,19 +52,27 @@
 //! other ceases to, before anything is posted, and the peer fails with its first rail. Over rails
 //! that need no Hello ([`Caps::fresh`](crate::rail::Caps)) both ends attach failover, or neither.
 
+mod back;
+mod rejoin;
 mod resume;
 mod sent;
+mod tell;
 mod told;
 
+pub(super) use rejoin::Rejoin;
 pub use sent::SentSlot;
 pub(super) use sent::{COPY, Sent};
-pub(super) use told::{Asks, LONGEST as TOLD_MAX, Told, WORDS as TOLD_WORDS};
+pub(super) use told::{Asks, TOLD as LONGEST, Told};
 
 use crate::error::{AttachError, PeerError};
 use crate::mem::{PeerId, RailId};
 use crate::op::Fault;
 use crate::rail::Rail;
+#[cfg(doc)]
+use crate::rail::Sink;
 use crate::sync::seq::Seq;
+
+use back::Back;
 
 use super::joint::RAILS_MAX;
 use super::stream::KEPT;
@@ -73,14 +90,22 @@ pub struct FailoverMemory<'m> {
     pub sent: &'m mut [SentSlot],
 }
 
+/// Passes until a peer is told again what it has not confirmed; doubled so often.
+const AGAIN: u32 = 64;
+const RARELY: u16 = 10;
+
 /// The rails of one peer.
 #[derive(Clone, Copy, Debug)]
 pub struct FailoverPeer {
     /// Those that joined it at first, by bit. 0: its streams are not kept.
     pub(super) joined: u16,
-    /// Those that have failed and are to be fenced; and those that are fenced.
+    /// Those that have failed and are to be fenced once the peer was heard; those that are to be
+    /// fenced now; and those that are fenced.
+    suspect: u16,
     fencing: u16,
     fenced: u16,
+    /// Those that the user has taken out of use.
+    disabled: u16,
     /// The context, and the number, from which on the peer is to be told.
     telling: Option<(u16, Option<Seq>)>,
     /// Rails of which the peer is known to have been told.
@@ -88,6 +113,10 @@ pub struct FailoverPeer {
     /// It was told so often of what it has not confirmed; passes until it is told again.
     told: u16,
     wait: u32,
+    /// Passes for which a fence waits for rails of other peers.
+    patience: u32,
+    /// The return of rails.
+    back: Back,
     /// Longest write that each of them takes, in bytes.
     pub(super) longest: u64,
     /// Why each failed.
@@ -95,15 +124,25 @@ pub struct FailoverPeer {
 }
 
 impl FailoverPeer {
+    /// The peer is to be told of all its rails, now: what it was told may have been lost.
+    fn tell_anew(&mut self) {
+        self.telling = Some((0, None));
+        (self.told, self.wait) = (0, AGAIN);
+    }
+
     /// Memory for a peer.
     pub const EMPTY: FailoverPeer = FailoverPeer {
         joined: 0,
+        suspect: 0,
         fencing: 0,
         fenced: 0,
+        disabled: 0,
         telling: None,
         confirmed: 0,
         told: 0,
         wait: 0,
+        patience: 0,
+        back: Back::NONE,
         longest: 0,
         why: [None; RAILS_MAX],
     };
@@ -169,28 +208,55 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         Ok(())
     }
 
-    /// Takes one of the rails to a peer out of use, as if it had failed. What is in flight on it
-    /// goes by the others, in the passes that follow. Does not block.
+    /// Takes one of the rails to a peer out of use, as if it had failed, until
+    /// [`enable_rail`](Self::enable_rail). What is in flight on it goes by the others, in the passes
+    /// that follow. Does not block.
+    ///
+    /// # Errors
+    /// [`AttachError::UnknownPeer`]; [`AttachError::Config`] if that peer has no
+    /// [failover](Self::attach_failover), or this is not one of several rails that lead to it, or
+    /// the last one in use.
+    pub fn disable_rail(&mut self, peer: PeerId, rail: RailId) -> Result<(), AttachError> {
+        let bit = self.kept_rail(peer, rail)?;
+        if self.state.peers[peer.index as usize].rails & !bit == 0 {
+            return Err(AttachError::Config("rail: not the last one in use"));
+        }
+        if let Some(kept) = self.state.kept_peer_mut(peer.index) {
+            kept.disabled |= bit;
+            kept.back.rest(bit);
+        }
+        let why = PeerError::Removed;
+        self.state.rail_failed(peer.index, rail.0.into(), Fault::Peer(why), why);
+        Ok(())
+    }
+
+    /// Uses a rail to a peer again that was [disabled](Self::disable_rail) or has failed, as soon as
+    /// both ends agree: in passes that follow, if the rail can carry the peer and the other end has
+    /// not disabled it too. A rail that failed returns without this call. Does not block.
     ///
     /// # Errors
     /// [`AttachError::UnknownPeer`]; [`AttachError::Config`] if that peer has no
     /// [failover](Self::attach_failover), or this is not one of several rails that lead to it.
-    pub fn disable_rail(&mut self, peer: PeerId, rail: RailId) -> Result<(), AttachError> {
-        let slot = self.state.peer_mut(peer).ok_or(AttachError::UnknownPeer)?;
-        let (rails, bit) = (slot.rails, 1u16.checked_shl(rail.0.into()).unwrap_or(0));
-        if !slot.state.is_up() || self.state.kept_peer(peer.index).is_none() {
-            return Err(AttachError::Config("peer: connected, with failover"));
+    pub fn enable_rail(&mut self, peer: PeerId, rail: RailId) -> Result<(), AttachError> {
+        let bit = self.kept_rail(peer, rail)?;
+        if let Some(kept) = self.state.kept_peer_mut(peer.index) {
+            kept.disabled &= !bit;
         }
-        if rails & bit == 0 || rails & !bit == 0 {
-            return Err(AttachError::Config("rail: one of several that lead to the peer"));
-        }
-        self.state.rail_failed(
-            peer.index,
-            rail.0.into(),
-            Fault::Peer(PeerError::Removed),
-            PeerError::Removed,
-        );
+        self.state.may_return(peer.index, bit);
         Ok(())
+    }
+
+    /// One of the rails to a peer with failover, by bit.
+    fn kept_rail(&self, peer: PeerId, rail: RailId) -> Result<u16, AttachError> {
+        self.peer_error(peer)?;
+        let up = self.state.peers[peer.index as usize].state.is_up();
+        let Some(kept) = self.state.kept_peer(peer.index).filter(|_| up) else {
+            return Err(AttachError::Config("peer: connected, with failover"));
+        };
+        match kept.joined & 1u16.checked_shl(rail.0.into()).unwrap_or(0) {
+            0 => Err(AttachError::Config("rail: one of several that lead to the peer")),
+            bit => Ok(bit),
+        }
     }
 
     /// Whether a peer outlives a rail: it has [answered](Self::has_answered), and both ends have
@@ -256,7 +322,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
     #[cold]
     pub(super) fn keep_no_more(&mut self, peer: u16) -> bool {
         let Some(kept) = self.kept_peer(peer) else { return true };
-        let lost = kept.fencing | kept.fenced;
+        let lost = kept.suspect | kept.fencing | kept.fenced;
         if lost != 0 {
             self.fail_peer(peer, PeerError::Rail(RailId(lost.trailing_zeros() as u8)));
             return false;
@@ -286,7 +352,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
     pub(super) fn rail_failed(&mut self, peer: u16, rail: usize, why: Fault, cost: PeerError) {
         let Some(slot) = self.peers.get(peer as usize) else { return };
         let (rails, bit) = (slot.rails, 1u16 << rail);
-        if self.kept_peer(peer).is_some_and(|kept| kept.joined & !rails & bit != 0) {
+        let back = self.kept_peer(peer).is_some_and(|kept| kept.back.is_attached(bit));
+        if !back && self.kept_peer(peer).is_some_and(|kept| kept.joined & !rails & bit != 0) {
             // It has failed before.
             return;
         }
@@ -297,7 +364,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
         if left == 0 || !up {
             return self.fail_peer(peer, cost);
         }
-        kept.fencing |= bit;
+        kept.suspect |= bit;
+        kept.back.stop(bit);
+        kept.tell_anew();
         self.stats.rails_failed += 1;
         self.peers[peer as usize].rails = left;
         // What the others take of messages.

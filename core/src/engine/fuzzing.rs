@@ -2,7 +2,7 @@
 //! makes. No part of the interface; the tests in `tests/fuzz` use it.
 
 use super::close::Bye;
-use super::failover::{Asks, TOLD_MAX, TOLD_WORDS, Told};
+use super::failover::{Asks, Rejoin, Told};
 use super::joint::Pairing;
 use super::protocol::head::{self, Head, Offer};
 use super::table::{Access, HANDLE_MAX, Handle};
@@ -31,6 +31,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "bye", sample: sample_bye, read: read_bye },
     Target { name: "told", sample: sample_told, read: read_told },
     Target { name: "asks", sample: sample_asks, read: read_asks },
+    Target { name: "rejoin", sample: sample_rejoin, read: read_rejoin },
     Target { name: "tagged", sample: sample_tagged, read: read_tagged },
     Target { name: "request", sample: sample_request::<2>, read: read_request::<2> },
     Target { name: "request-of-16-rails", sample: sample_request::<16>, read: read_request::<16> },
@@ -127,7 +128,6 @@ fn read_bye(input: &[u8], again: &mut [u8]) -> Option<usize> {
 
 fn sample_told(seed: u64, into: &mut [u8]) -> usize {
     let [a, b, c] = [1, 2, 3].map(|n| number(seed, n));
-    let count = (a >> 48) as usize % (TOLD_WORDS + 1);
     let told = Told {
         context: (a >> 32) as u8 & 3,
         last: a >> 63 != 0,
@@ -138,19 +138,16 @@ fn sample_told(seed: u64, into: &mut [u8]) -> usize {
         from: Seq(c),
         rails: (a >> 40) as u16,
         heard: (c >> 24) as u16,
-        count: count as u16,
-        words: core::array::from_fn(|at| if at < count { number(seed, 4 + at as u64) } else { 0 }),
+        failed: (c >> 40) as u16,
+        epochs: core::array::from_fn(|at| number(seed, 20 + at as u64) as u16),
+        words: core::array::from_fn(|at| number(seed, 4 + at as u64)),
     };
-    let mut bytes = [0; TOLD_MAX];
-    let len = told.encode(&mut bytes);
-    put(into, &bytes[..len])
+    put(into, &told.encode())
 }
 
 fn read_told(input: &[u8], again: &mut [u8]) -> Option<usize> {
     let told = Told::decode(Untrusted::from_slice(input))?.ok()?;
-    let mut bytes = [0; TOLD_MAX];
-    let len = told.encode(&mut bytes);
-    Some(put(again, &bytes[..len]))
+    Some(put(again, &told.encode()))
 }
 
 fn sample_asks(seed: u64, into: &mut [u8]) -> usize {
@@ -162,6 +159,15 @@ fn sample_asks(seed: u64, into: &mut [u8]) -> usize {
 fn read_asks(input: &[u8], again: &mut [u8]) -> Option<usize> {
     let asks = Asks::decode(Untrusted::from_slice(input))?.ok()?;
     Some(put(again, &asks.encode()))
+}
+
+fn sample_rejoin(seed: u64, into: &mut [u8]) -> usize {
+    put(into, &Rejoin::sample([1, 2, 3].map(|n| number(seed, n))).encode())
+}
+
+fn read_rejoin(input: &[u8], again: &mut [u8]) -> Option<usize> {
+    let rejoin = Rejoin::decode(Untrusted::from_slice(input))?.ok()?;
+    Some(put(again, &rejoin.encode()))
 }
 
 fn head(seed: u64) -> Head {

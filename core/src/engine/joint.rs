@@ -83,7 +83,7 @@ impl Pairing {
 
     /// The peer's number for one of our rails.
     #[inline]
-    fn theirs(&self, ours: usize) -> usize {
+    pub(super) fn theirs(&self, ours: usize) -> usize {
         (self.theirs >> (4 * ours) & 15) as usize
     }
 

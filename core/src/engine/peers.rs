@@ -6,7 +6,7 @@ use crate::mem::PeerId;
 use crate::rail::{Order, Rail};
 use crate::sync::seq::Seq;
 
-use super::failover::TOLD_MAX;
+use super::failover;
 use super::joint::{Joint, Pairing};
 use super::protocol::MatchLimits;
 use super::stream::{MESSAGES, Stream, WRITES};
@@ -112,7 +112,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.state.shortest = self.state.shortest.min(shortest);
         self.state.eager = self.state.eager.min(pairing.longest - HEAD_MAX as u32);
         self.state.open_accounts(peer.index);
-        if shortest as usize >= TOLD_MAX {
+        if shortest as usize >= failover::LONGEST {
             let least = self.state.max_rma.iter().enumerate().filter(|(rail, _)| rails >> rail & 1 != 0);
             let least = least.map(|(_, &most)| most).min().unwrap_or(0);
             self.state.keep_peer(peer.index, rails, least);

@@ -320,4 +320,9 @@ impl<const RAILS: usize> Sink for Reports<'_, '_, RAILS> {
             _ => self.state.rail_failed(peer.0, self.rail, Fault::Peer(why), why),
         }
     }
+
+    #[cold]
+    fn peer_up(&mut self, peer: Peer) {
+        self.state.may_return(peer.0, 1 << self.rail);
+    }
 }

@@ -126,7 +126,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     pub fn import(&mut self, peer: PeerId, handle: &[u8]) -> Result<RemoteId, AttachError> {
         let slot = self.state.peer_mut(peer).ok_or(AttachError::UnknownPeer)?;
         slot.usable().map_err(|_| AttachError::UnknownPeer)?;
-        let rails = slot.rails;
+        let rails = self.state.joined_rails(peer.index);
         let handle = Handle::<RAILS>::decode(handle, &self.state.pairings[peer.index as usize], rails)?;
         self.import_evicting(peer, handle, R::import)
     }
@@ -159,7 +159,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if !slot.state.is_up() {
             return Err(AttachError::UnknownPeer);
         }
-        let rails = slot.rails;
+        // Also on those that are out of use: they may return.
+        let (in_use, rails) = (slot.rails, self.state.joined_rails(peer.index));
         let id = table::free_remote(self.state.remotes)?;
         let plain = handle.access == Access::Plain;
         let (len, device) = if plain { (handle.len, 0) } else { (0, handle.len) };
@@ -174,7 +175,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             peer: peer.index,
             generation: id.generation() as u16,
             theirs: handle.theirs,
-            rail: rails.trailing_zeros() as u8,
+            rail: in_use.trailing_zeros() as u8,
             native,
             keys: handle.keys,
             ..RemoteSlot::EMPTY
@@ -230,7 +231,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 
     pub(super) fn release_slot(&mut self, index: usize) {
         let slot = self.state.remotes[index];
-        let rails = self.state.peers[slot.peer as usize].rails;
+        let rails = self.state.joined_rails(slot.peer);
         for i in (0..self.rails.len()).filter(|i| rails & (1 << i) != 0) {
             self.rails[i].release(Peer(slot.peer), slot.keys[i]);
         }

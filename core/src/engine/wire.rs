@@ -17,7 +17,8 @@
 //!             no context, see `epoch`
 //! Bye         28 bytes: head; instead of region and generation credits as in an Ack; end u64,
 //!             fins u32: see `close`
-//! Told        32 bytes and a bitmap; Asks: 32 bytes; see `failover::told`
+//! Told        128 bytes; Asks: 32 bytes; see `failover::told`. Rejoin: 128 bytes; see
+//!             `failover::rejoin`
 //! Ack         16 bytes: head; instead of region and generation the credits given back, u32 (see
 //!             `protocol`, whose messages have kinds from 16 on). 24 bytes where `op` is 1: then
 //!             wanted u64, the number up to which an acknowledgement is asked for
@@ -52,6 +53,7 @@ const KIND_HELLO: u8 = 7;
 pub(super) const KIND_BYE: u8 = 8;
 pub(super) const KIND_TOLD: u8 = 9;
 pub(super) const KIND_ASKS: u8 = 10;
+pub(super) const KIND_REJOIN: u8 = 11;
 
 /// The bits of a word that are its sequence, for a window of `window` numbers.
 pub(crate) const fn sequence_mask(window: u32) -> u32 {
@@ -245,7 +247,7 @@ pub(crate) struct Hello {
 }
 
 /// The layout of words and messages that this version writes and reads.
-const VERSION: u32 = 4;
+const VERSION: u32 = 5;
 
 impl Hello {
     pub(crate) fn encode(&self) -> [u8; 16] {

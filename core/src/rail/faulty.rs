@@ -9,7 +9,7 @@
 use core::ptr::NonNull;
 
 use super::random::Random;
-use super::{Caps, Fence, Local, Order, Posted, Rail, RailKey, Remote, Sink};
+use super::{Caps, Fence, Local, Order, Posted, REOPEN_MAX, Rail, RailKey, Remote, Sink};
 use crate::error::{AttachError, CompleteError, PostError};
 use crate::mem::{Peer, Region, Untrusted};
 use crate::op::AmoSet;
@@ -255,6 +255,20 @@ unsafe impl<R: Rail, const HELD: usize> Rail for Faulty<R, HELD> {
     fn fence(&mut self, peer: Peer) -> Fence {
         self.drop_held(peer);
         self.inner.fence(peer)
+    }
+
+    #[cold]
+    fn reopen(&mut self, peer: Peer, into: &mut [u8; REOPEN_MAX]) -> Option<usize> {
+        let over = |held: &Held| held.peer == peer && matches!(held.post, Post::Over(_));
+        if self.held.iter().flatten().any(over) {
+            return None;
+        }
+        self.inner.reopen(peer, into)
+    }
+
+    #[cold]
+    fn rejoin(&mut self, peer: Peer, address: &[u8]) -> Result<(), AttachError> {
+        self.inner.rejoin(peer, address)
     }
 
     #[cold]

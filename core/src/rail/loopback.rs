@@ -5,7 +5,7 @@
 
 use core::ptr::{self, NonNull};
 
-use super::{Caps, Fence, Local, Order, Posted, Rail, RailKey, Remote, Sink};
+use super::{Caps, Fence, Local, Order, Posted, REOPEN_MAX, Rail, RailKey, Remote, Sink};
 use crate::error::{AttachError, PostError};
 use crate::mem::{Peer, Region, RegionKind, Untrusted};
 use crate::op::{Amo, AmoSet};
@@ -230,6 +230,19 @@ unsafe impl<const DEPTH: usize> Rail for Loopback<DEPTH> {
     fn fence(&mut self, peer: Peer) -> Fence {
         self.detach(peer);
         Fence::Fenced
+    }
+
+    /// There is no address.
+    #[cold]
+    fn reopen(&mut self, peer: Peer, _into: &mut [u8; REOPEN_MAX]) -> Option<usize> {
+        let mut waiting = (0..self.tail.wrapping_sub(self.head)).map(|n| self.head.wrapping_add(n));
+        let reported = !waiting.any(|at| self.slots[(at & Self::MASK) as usize].peer == peer);
+        reported.then_some(0)
+    }
+
+    #[cold]
+    fn rejoin(&mut self, _peer: Peer, address: &[u8]) -> Result<(), AttachError> {
+        if address.is_empty() { Ok(()) } else { Err(AttachError::BadHandle) }
     }
 
     #[inline]

@@ -8,7 +8,7 @@
 //!
 //! Links of a rail can be [cut](Sim::cut), in one direction or both. Operations in flight are lost,
 //! or land late although their post has failed, until the target [fences](super::Rail::fence) the
-//! peer on this rail.
+//! peer on this rail. Links [heal](Sim::heal), and the ends attach each other again.
 //!
 //! `world` holds the state that endpoints share, `endpoint` posts and polls, and `cut` handles cut
 //! links and fences.
@@ -27,6 +27,8 @@ use super::random::Random;
 use crate::error::AttachError;
 #[cfg(doc)]
 use crate::error::PeerError;
+#[cfg(doc)]
+use crate::rail::Sink;
 
 use endpoint::PEERS;
 use links::{Cuts, ENDPOINTS};
@@ -111,7 +113,7 @@ impl<'m> Sim<'m> {
 
     /// Returns node `node`'s end of rail `rail`.
     pub fn endpoint(&self, node: u16, rail: u16) -> SimRail<'_, 'm> {
-        SimRail { sim: self, node, rail, peers: [NONE; PEERS], told: 0 }
+        SimRail { sim: self, node, rail, peers: [NONE; PEERS], told: 0, up_at: 0 }
     }
 
     /// Changes the behavior of one rail.
@@ -135,7 +137,7 @@ impl<'m> Sim<'m> {
         self.world.borrow_mut().dead |= 1u64.unbounded_shl(node as u32);
     }
 
-    /// Cuts a rail's link from node `from` to node `to`, in this direction, for good. Each
+    /// Cuts a rail's link from node `from` to node `to`, in this direction. Each
     /// operation in flight on it, or posted later, gets one of three fates: it is lost; it fails
     /// but still lands within `late` polls; or it completes well but is lost. A read needs both
     /// directions. Some polls later the rail reports the cut to `from` as [`PeerError::Lost`].
@@ -144,11 +146,21 @@ impl<'m> Sim<'m> {
     /// [`AttachError::Config`]: no such node or rail.
     pub fn cut(&self, from: u16, to: u16, rail: u16, late: u32) -> Result<(), AttachError> {
         let world = &mut *self.world.borrow_mut();
-        let node = |node: u16| (node as usize + 1) * world.rails as usize <= ENDPOINTS;
-        if rail >= world.rails || !node(from) || !node(to) {
-            return Err(AttachError::Config("sim: no such link"));
-        }
+        world.check_link(from, to, rail)?;
         world.cut(from, to, rail, late);
+        Ok(())
+    }
+
+    /// Restores a link that was [cut](Self::cut). What the cut broke stays broken: the two ends
+    /// fence each other on the rail and attach each other again. The rail of `from` reports that
+    /// they can, by [`Sink::peer_up`].
+    ///
+    /// # Errors
+    /// As [`cut`](Self::cut).
+    pub fn heal(&self, from: u16, to: u16, rail: u16) -> Result<(), AttachError> {
+        let world = &mut *self.world.borrow_mut();
+        world.check_link(from, to, rail)?;
+        world.cuts.heal((from * world.rails + rail) as usize, to);
         Ok(())
     }
 

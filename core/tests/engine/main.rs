@@ -26,4 +26,5 @@ mod long_messages;
 mod mapped;
 mod oracle;
 mod order;
+mod returns;
 mod speed;

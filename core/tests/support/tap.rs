@@ -12,7 +12,7 @@ use std::rc::Rc;
 use fishplate_core::error::{AttachError, CompleteError, PeerError, PostError};
 use fishplate_core::mem::{Peer, Region, Untrusted};
 use fishplate_core::op::Amo;
-use fishplate_core::rail::{Caps, Fence, Local, Posted, Rail, RailKey, Remote, Sink};
+use fishplate_core::rail::{Caps, Fence, Local, Posted, REOPEN_MAX, Rail, RailKey, Remote, Sink};
 
 /// A report of a rail.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,6 +21,7 @@ pub enum Event {
     Landed(Peer, u32),
     Message(Peer, Vec<u8>),
     Down(Peer, PeerError),
+    Up(Peer),
 }
 
 /// The kind of a post.
@@ -74,6 +75,8 @@ pub struct Control {
     pub fence: Option<Fence>,
     /// A fence is said to cut off all peers.
     pub fences_all: bool,
+    /// Calls of `fence`: the rail and the peer.
+    pub fences: Vec<(usize, Peer)>,
     /// Peers detached.
     pub detached: Vec<Peer>,
     /// Offset of mapped addresses, in bytes; and imports that were not released.
@@ -132,6 +135,7 @@ impl<R> Tap<R> {
     fn hush(&mut self, peer: Peer) {
         self.backlog.retain(|event| match event {
             Event::Landed(from, _) | Event::Message(from, _) | Event::Down(from, _) => *from != peer,
+            Event::Up(from) => *from != peer,
             Event::Done(..) => true,
         });
     }
@@ -164,6 +168,10 @@ impl Sink for Notes<'_> {
 
     fn peer_down(&mut self, peer: Peer, why: PeerError) {
         self.0.push_back(Event::Down(peer, why));
+    }
+
+    fn peer_up(&mut self, peer: Peer) {
+        self.0.push_back(Event::Up(peer));
     }
 }
 
@@ -222,7 +230,19 @@ unsafe impl<R: Rail> Rail for Tap<R> {
     fn fence(&mut self, peer: Peer) -> Fence {
         self.hush(peer);
         let fence = self.inner.fence(peer);
+        self.control.borrow_mut().fences.push((self.rail, peer));
         self.control.borrow().fence.unwrap_or(fence)
+    }
+
+    fn reopen(&mut self, peer: Peer, into: &mut [u8; REOPEN_MAX]) -> Option<usize> {
+        if self.backlog.iter().any(|event| matches!(event, Event::Done(..))) {
+            return None;
+        }
+        self.inner.reopen(peer, into)
+    }
+
+    fn rejoin(&mut self, peer: Peer, address: &[u8]) -> Result<(), AttachError> {
+        self.inner.rejoin(peer, address)
     }
 
     fn fences_all(&self) -> bool {
@@ -325,6 +345,7 @@ unsafe impl<R: Rail> Rail for Tap<R> {
                 Event::Landed(peer, data) => sink.landed(peer, data),
                 Event::Message(peer, bytes) => sink.message(peer, Untrusted::from_slice(&bytes)),
                 Event::Down(peer, why) => sink.peer_down(peer, why),
+                Event::Up(peer) => sink.peer_up(peer),
             }
         }
         let mut control = self.control.borrow_mut();

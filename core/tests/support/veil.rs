@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use fishplate_core::error::{AttachError, PostError};
 use fishplate_core::mem::{Peer, Region, RegionKind, Untrusted};
 use fishplate_core::op::Amo;
-use fishplate_core::rail::{Caps, Fence, Local, Posted, Rail, RailKey, Remote, Sink};
+use fishplate_core::rail::{Caps, Fence, Local, Posted, REOPEN_MAX, Rail, RailKey, Remote, Sink};
 
 /// No present processor has addresses with this bit set and the highest one clear.
 const VEIL: usize = 1 << 62;
@@ -118,6 +118,14 @@ unsafe impl<R: Rail> Rail for Veiled<R> {
 
     fn fence(&mut self, peer: Peer) -> Fence {
         self.inner.fence(peer)
+    }
+
+    fn reopen(&mut self, peer: Peer, into: &mut [u8; REOPEN_MAX]) -> Option<usize> {
+        self.inner.reopen(peer, into)
+    }
+
+    fn rejoin(&mut self, peer: Peer, address: &[u8]) -> Result<(), AttachError> {
+        self.inner.rejoin(peer, address)
     }
 
     fn fences_all(&self) -> bool {

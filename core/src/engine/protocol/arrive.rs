@@ -101,7 +101,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
             }
             (head::REQUEST, 0) => {
                 let tag = head.tag()?;
-                let rails = self.peers[peer.0 as usize].rails;
+                let rails = self.joined_rails(peer.0);
                 let offer = Offer::read(rest, &self.pairings[peer.0 as usize], rails)?;
                 if self.streams[stream as usize].window.take_in_order(head.word, self.mask) {
                     let kept = self.keep_header(stream, offer)?;

@@ -12,7 +12,7 @@ use crate::rail::{Local, Rail};
 use super::super::list::NONE;
 use super::super::pending::{OpKind, PendingSlot};
 use super::super::submit::Notice;
-use super::super::table::{Access, Handle, PeerState, RemoteSlot};
+use super::super::table::{Access, Handle, LocalSlot, NO_RAIL, PeerState, RemoteSlot};
 use super::super::{Engine, State};
 use super::head::{self, Offer};
 use super::request::{Received, Stage, UNREGISTERED};
@@ -345,7 +345,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let peer = self.state.streams[stream as usize].peer;
         let room = self.state.pairings[peer as usize].longest as u64 - head::HEAD as u64;
         let len = (total - sent).min(room);
-        if self.state.locals.get(slot.local_region as usize).is_some_and(|region| region.device != 0) {
+        let of_device = |region: &LocalSlot<RAILS>| region.device != 0 && region.native == NO_RAIL;
+        if self.state.locals.get(slot.local_region as usize).is_some_and(of_device) {
             return self.send_chunk_of_device(index, len);
         }
         // SAFETY: the source of a send stays until it ends; `sent + len` is within its length.

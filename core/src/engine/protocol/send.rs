@@ -489,7 +489,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
     /// Where the payload of a send lies, with its keys if they fit in a message.
     fn offer(&self, peer: u16, slot: &PendingSlot, token: u64) -> Offer<RAILS> {
         let mut offer = Offer { token, len: slot.left, size: slot.left, ..Offer::NONE };
-        let rails = self.peers[peer as usize].rails;
+        let rails = self.joined_rails(peer);
         let keys = 16 * rails.count_ones() as usize;
         if let Some(region) = self.locals.get(slot.local_region as usize)
             && !region.ptr.is_null()

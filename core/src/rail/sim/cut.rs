@@ -14,6 +14,7 @@ impl World<'_> {
     pub(super) fn cut(&mut self, from: u16, to: u16, rail: u16, late: u32) {
         let (own, there) = (from * self.rails + rail, to * self.rails + rail);
         self.cuts.cut[own as usize] |= 1 << to;
+        self.cuts.broken[own as usize] |= 1 << to;
         self.cuts.late[own as usize] = late;
         self.cuts.told_at[own as usize] = self.now + self.random.below(NOTICE);
         // Packets of operations wait at their target's endpoint, those of reads at the origin's.
@@ -27,21 +28,19 @@ impl World<'_> {
         }
     }
 
-    /// Returns whether a post from an endpoint to a node crosses a cut link.
+    /// Returns whether a post from an endpoint to a node meets a broken attachment.
     pub(super) fn is_broken(&self, own: u16, to: u16, read: bool) -> bool {
         let there = to * self.rails + own % self.rails;
         let from = own / self.rails;
-        let fenced = |endpoint: u16, node: u16| self.cuts.fenced[endpoint as usize] & 1 << node != 0;
-        let cut = self.cuts.is_cut(own, to) || (read && self.cuts.is_cut(there, from));
-        cut || fenced(own, to) || fenced(there, from)
+        let broken = self.cuts.is_broken(own, to) || (read && self.cuts.is_broken(there, from));
+        broken || self.cuts.is_fenced(own, to) || self.cuts.is_fenced(there, from)
     }
 
     /// Decides the fate of a packet that was posted on a cut link.
     pub(super) fn doom(&mut self, index: u16) {
         let Packet { from, to_node, .. } = self.packets[index as usize];
         let there = to_node * self.rails + from % self.rails;
-        let fenced = |endpoint: u16, node: u16| self.cuts.fenced[endpoint as usize] & 1 << node != 0;
-        let fenced = fenced(there, from / self.rails) || fenced(from, to_node);
+        let fenced = self.cuts.is_fenced(there, from / self.rails) || self.cuts.is_fenced(from, to_node);
         let late = if fenced { 0 } else { self.cuts.late[from as usize] };
         self.packets[index as usize].next = NONE;
         self.end_each(index, late);
@@ -50,7 +49,7 @@ impl World<'_> {
     /// Advances the fence of a node at an endpoint.
     pub(super) fn fence(&mut self, own: u16, node: u16) -> Fence {
         let (at, bit) = (own as usize, 1 << node);
-        if self.cuts.fenced[at] & bit != 0 {
+        if self.cuts.is_fenced(own, node) {
             return Fence::Fenced;
         }
         if self.cuts.fencing[at] & bit == 0 {
@@ -78,6 +77,14 @@ impl World<'_> {
         });
         self.end_each(sent, late.max(1));
         Fence::Fenced
+    }
+
+    /// Returns whether completions of posts from an endpoint to a node are still to be reported.
+    pub(super) fn has_posts(&self, own: u16, node: u16) -> bool {
+        self.packets.iter().any(|packet| {
+            let posted = !packet.late && !matches!(packet.kind, PacketKind::Free);
+            posted && packet.from == own && packet.to_node == node
+        })
     }
 
     /// Removes the chosen packets from an endpoint's list. Returns the first, linked to the others.

@@ -8,13 +8,16 @@ use super::world::{MESSAGE, NONE, Packet, PacketKind, Registered};
 use crate::error::{AttachError, CompleteError, PeerError, PostError};
 use crate::mem::{Peer, Region, Untrusted};
 use crate::op::AmoSet;
-use crate::rail::{Caps, Fence, Local, Order, Posted, Rail, RailKey, Remote, Sink};
+use crate::rail::{Caps, Fence, Local, Order, Posted, REOPEN_MAX, Rail, RailKey, Remote, Sink};
 
 /// Maximum number of peers of an endpoint.
 pub(super) const PEERS: usize = 16;
 
 /// Longest write that is copied when it is posted, in bytes.
 const INJECT: usize = 64;
+
+/// Polls between two reports that a fenced peer may be attached again.
+const UP: u64 = 300;
 
 /// Longest single write or read, in bytes.
 const RMA: usize = 1 << 16;
@@ -26,6 +29,8 @@ pub struct SimRail<'s, 'm> {
     pub(super) rail: u16,
     pub(super) peers: [u16; PEERS],
     pub(super) told: u16,
+    /// When fenced peers are reported as up again.
+    pub(super) up_at: u64,
 }
 
 impl<'s, 'm> SimRail<'s, 'm> {
@@ -159,6 +164,28 @@ impl SimRail<'_, '_> {
                 self.told |= 1 << i;
                 reported += 1;
                 sink.peer_down(Peer(i as u16), PeerError::Lost);
+            }
+        }
+        reported
+    }
+
+    /// Reports up to `budget` fenced nodes whose link is whole, every [`UP`] polls.
+    fn report_heals<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
+        let up = {
+            let world = self.sim.world.borrow();
+            let own = (self.node * world.rails + self.rail) as usize;
+            let up = world.cuts.fenced[own] & !world.cuts.cut[own] & !world.dead;
+            if up == 0 || world.now < self.up_at {
+                return 0;
+            }
+            self.up_at = world.now + UP;
+            up
+        };
+        let mut reported = 0;
+        for (i, &node) in self.peers.iter().enumerate() {
+            if node != NONE && up & 1u64.unbounded_shl(node as u32) != 0 && reported < budget {
+                reported += 1;
+                sink.peer_up(Peer(i as u16));
             }
         }
         reported
@@ -342,6 +369,28 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
         world.fence(self.node * world.rails + self.rail, node)
     }
 
+    /// Writes the number of this node.
+    #[cold]
+    fn reopen(&mut self, peer: Peer, into: &mut [u8; REOPEN_MAX]) -> Option<usize> {
+        let node = self.node_of(peer).ok()?;
+        let world = self.sim.world.borrow();
+        let own = self.node * world.rails + self.rail;
+        if world.cuts.is_cut(own, node) || (world.cuts.is_fenced(own, node) && world.has_posts(own, node)) {
+            return None;
+        }
+        into[..2].copy_from_slice(&self.node.to_le_bytes());
+        Some(2)
+    }
+
+    #[cold]
+    fn rejoin(&mut self, peer: Peer, address: &[u8]) -> Result<(), AttachError> {
+        let node = self.node_of(peer).map_err(|_| AttachError::UnknownPeer)?;
+        if address != node.to_le_bytes() {
+            return Err(AttachError::BadHandle);
+        }
+        self.attach(peer, node)
+    }
+
     unsafe fn post_write(
         &mut self,
         peer: Peer,
@@ -392,6 +441,7 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
     fn poll<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
         let down = self.reap(budget, sink);
         let down = down + self.report_cuts(budget - down, sink);
+        let down = down + self.report_heals(budget - down, sink);
         {
             let world = &mut *self.sim.world.borrow_mut();
             world.now += 1;

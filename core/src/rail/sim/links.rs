@@ -5,9 +5,11 @@ pub(super) const ENDPOINTS: usize = 64;
 
 /// Indexed by endpoint; each word has one bit per node.
 pub(super) struct Cuts {
-    /// The link from this endpoint to the node is cut. Traffic posted on it may be late by so many
+    /// The link from this endpoint to the node is cut. The attachment that a cut has broken stays
+    /// broken until the endpoint is attached again. Traffic posted on it may be late by so many
     /// polls.
     pub(super) cut: [u64; ENDPOINTS],
+    pub(super) broken: [u64; ENDPOINTS],
     pub(super) late: [u32; ENDPOINTS],
     /// When the cut is reported.
     pub(super) told_at: [u64; ENDPOINTS],
@@ -20,6 +22,7 @@ pub(super) struct Cuts {
 impl Cuts {
     pub(super) const NONE: Cuts = Cuts {
         cut: [0; ENDPOINTS],
+        broken: [0; ENDPOINTS],
         late: [0; ENDPOINTS],
         told_at: [0; ENDPOINTS],
         fenced: [0; ENDPOINTS],
@@ -29,16 +32,30 @@ impl Cuts {
 
     /// Returns the nodes whose cut is due to be reported to an endpoint, as bits.
     pub(super) fn reported(&self, endpoint: usize, now: u64) -> u64 {
-        if now < self.told_at[endpoint] { 0 } else { self.cut[endpoint] }
+        if now < self.told_at[endpoint] { 0 } else { self.broken[endpoint] }
     }
 
     /// Clears the state of an endpoint towards a node, when it is attached again.
     pub(super) fn open(&mut self, endpoint: usize, node: u16) {
         self.fenced[endpoint] &= !(1 << node);
         self.fencing[endpoint] &= !(1 << node);
+        self.broken[endpoint] &= self.cut[endpoint] | !(1 << node);
+    }
+
+    /// Restores the link to a node.
+    pub(super) fn heal(&mut self, endpoint: usize, node: u16) {
+        self.cut[endpoint] &= !(1 << node);
     }
 
     pub(super) fn is_cut(&self, endpoint: u16, node: u16) -> bool {
         self.cut[endpoint as usize] & 1 << node != 0
+    }
+
+    pub(super) fn is_broken(&self, endpoint: u16, node: u16) -> bool {
+        self.broken[endpoint as usize] & 1 << node != 0
+    }
+
+    pub(super) fn is_fenced(&self, endpoint: u16, node: u16) -> bool {
+        self.fenced[endpoint as usize] & 1 << node != 0
     }
 }

@@ -4,7 +4,7 @@ use core::ptr::{self, NonNull};
 
 use super::Dials;
 use super::links::{Cuts, ENDPOINTS};
-use crate::error::CompleteError;
+use crate::error::{AttachError, CompleteError};
 use crate::rail::random::Random;
 use crate::rail::{RailKey, Remote};
 
@@ -178,6 +178,15 @@ impl World<'_> {
         self.packets[index as usize].kind = PacketKind::Free;
         self.packets[index as usize].next = self.free;
         self.free = index;
+    }
+
+    /// Whether a link exists.
+    pub(super) fn check_link(&self, from: u16, to: u16, rail: u16) -> Result<(), AttachError> {
+        let node = |node: u16| (node as usize + 1) * self.rails as usize <= ENDPOINTS;
+        match rail < self.rails && node(from) && node(to) {
+            true => Ok(()),
+            false => Err(AttachError::Config("sim: no such link")),
+        }
     }
 
     /// Drops the registrations and posts of an endpoint. Operations in flight to it fail.

@@ -1,0 +1,332 @@
+//! Fences the rails that have failed, and exchanges what has arrived by them. Bounded; work without
+//! room continues in the next pass.
+
+use crate::error::{PeerError, Violation};
+use crate::mem::{Peer, RailId, Untrusted};
+use crate::op::Fault;
+use crate::rail::{Fence, Posted, Rail};
+use crate::sync::seq::{Seq, expand, truncate};
+
+use super::super::joint::RAILS_MAX;
+use super::super::post::Blocked;
+use super::super::table::PeerSlot;
+use super::super::wire::{Body, NO_TOKEN, Owner, PostTag};
+use super::super::{Engine, State};
+use super::sent::{Carried, Sent};
+use super::told::WORDS;
+use super::{AGAIN, Failover, FailoverPeer, RARELY, Told};
+
+/// Passes for which a fence waits for rails of other peers, before it counts as impossible.
+const PATIENCE: u32 = 1 << 20;
+
+/// What the fence of all peers of a rail would cost another peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Cost {
+    /// Other rails lead to it.
+    Nothing,
+    /// Its last rail, but another one may return, or the peer may be dead.
+    Wait,
+    /// Its last rail.
+    Peer,
+}
+
+impl FailoverPeer {
+    /// Whether the peer is to be told again: it is not known to have heard of all rails that are
+    /// fenced, or it has not fenced a rail that failed.
+    pub(super) fn is_unconfirmed(&self) -> bool {
+        self.suspect | self.fencing | self.fenced & !self.confirmed != 0
+    }
+}
+
+impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
+    /// Fences the rails of a peer that have failed.
+    pub(super) fn fence_rails(&mut self, peer: u16) {
+        let Some(kept) = self.state.kept_peer(peer) else { return };
+        let mut fencing = kept.fencing;
+        while fencing != 0 {
+            let rail = fencing.trailing_zeros() as usize;
+            fencing &= fencing - 1;
+            let cost = match self.rails[rail].fences_all() {
+                true => self.state.cost_of_fence(peer, rail),
+                false => Cost::Nothing,
+            };
+            let Some(kept) = self.state.kept_peer_mut(peer) else { return };
+            let fence = match cost {
+                Cost::Nothing => self.rails[rail].fence(Peer(peer)),
+                Cost::Wait if kept.patience < PATIENCE => {
+                    kept.patience += 1;
+                    Fence::Pending
+                }
+                Cost::Wait | Cost::Peer => Fence::Unknown,
+            };
+            match fence {
+                Fence::Fenced => {
+                    kept.fencing &= !(1 << rail);
+                    kept.fenced |= 1 << rail;
+                    kept.patience = 0;
+                    kept.tell_anew();
+                }
+                Fence::Pending => {}
+                Fence::Unknown => {
+                    self.state.fail_peer(peer, PeerError::Rail(RailId(rail as u8)));
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Reports to a peer which rails have failed, and which numbers of its streams have arrived.
+    pub(super) fn tell_fenced(&mut self, peer: u16) {
+        let Some(kept) = self.state.kept_peer_mut(peer) else { return };
+        if kept.telling.is_none() && kept.is_unconfirmed() {
+            kept.wait = kept.wait.saturating_sub(1);
+            if kept.wait == 0 {
+                kept.told = kept.told.saturating_add(1);
+                (kept.telling, kept.wait) = (Some((0, None)), AGAIN << kept.told.min(RARELY));
+            }
+        }
+        let turn = self.state.turn_to_tell(peer);
+        for _ in 0..self.state.config.batch {
+            let Some((context, from)) = self.state.kept_peer(peer).and_then(|kept| kept.telling) else {
+                return;
+            };
+            let stream = self.state.stream_of(context as u8, peer);
+            let (told, next) = self.state.told(stream, from);
+            let owner = self.state.control(peer);
+            let cursor = self.state.streams[stream as usize].window.expected();
+            let (bytes, nothing) = (&told.encode()[..], Untrusted::from_slice(&[]));
+            let posted = match turn {
+                Some(rail) if self.post_on(rail, stream, peer, bytes, owner, cursor) => Ok(Posted::Done),
+                _ => self.post_bytes(stream, peer, bytes, nothing, owner, cursor),
+            };
+            match posted {
+                Ok(_) => {}
+                Err(Blocked::Refused(rail, _)) => {
+                    self.state.fail_peer(peer, PeerError::Rail(rail));
+                    return;
+                }
+                Err(_) => return,
+            }
+            self.state.credits_told(stream);
+            let contexts = self.state.config.contexts;
+            let Some(kept) = self.state.kept_peer_mut(peer) else { return };
+            kept.telling = match next {
+                None if context + 1 < contexts => Some((context + 1, None)),
+                None => None,
+                from => Some((context, from)),
+            };
+        }
+    }
+
+    /// Posts a message on this rail. `false`: it has no room, or another one is to be tried.
+    fn post_on(
+        &mut self,
+        rail: usize,
+        stream: u32,
+        peer: u16,
+        bytes: &[u8],
+        owner: Owner,
+        cursor: Seq,
+    ) -> bool {
+        let (len, nothing) = (bytes.len() as u32, Untrusted::from_slice(&[]));
+        let tag = PostTag { owner, bytes: len }.pack();
+        match self.rails[rail].post_message(Peer(peer), bytes, nothing, tag) {
+            Ok(Posted::Pending) => self.state.loads.posted(rail, u64::from(len)),
+            Ok(Posted::Done) => {}
+            Err(_) => return false,
+        }
+        let s = &mut self.state.streams[stream as usize];
+        (s.ack_sent, s.age) = (cursor, 0);
+        true
+    }
+}
+
+impl<const RAILS: usize> State<'_, RAILS> {
+    /// What it would cost the other peers of a rail if all were fenced.
+    fn cost_of_fence(&self, peer: u16, rail: usize) -> Cost {
+        let others = (0..self.peers.len() as u16).filter(|&other| other != peer);
+        let cost = |other: u16| {
+            let PeerSlot { state, rails, .. } = self.peers[other as usize];
+            // Nothing is in flight to one that has not answered.
+            if !state.is_up() || self.is_meeting(other) || rails >> rail & 1 == 0 {
+                return Cost::Nothing;
+            }
+            match self.kept_peer(other) {
+                Some(_) if rails.count_ones() > 1 => Cost::Nothing,
+                Some(kept) if (kept.joined & !rails & !kept.disabled) != 0 => Cost::Wait,
+                _ => Cost::Peer,
+            }
+        };
+        others.map(cost).max().unwrap_or(Cost::Nothing)
+    }
+
+    /// What a peer is to be told of a stream from a number on, or from the cursor, and with which
+    /// number that goes on.
+    fn told(&mut self, stream: u32, from: Option<Seq>) -> (Told, Option<Seq>) {
+        let freed = self.returned(stream);
+        let s = &self.streams[stream as usize];
+        let (context, word, peer) = (s.context, s.stamp, s.peer);
+        let (mut rails, mut failed, mut asks, mut epochs) = (0, 0, false, [0; RAILS_MAX]);
+        if let Some(kept) = self.kept_peer(peer) {
+            (rails, failed) = (kept.fenced, kept.suspect | kept.fencing);
+            (asks, epochs) = (kept.fenced & !kept.confirmed != 0, kept.back.epochs());
+        }
+        let heard = self.heard(peer);
+        let (size, mask) = (self.config.window as u64, self.mask);
+        let (window, mut cells) = self.window(stream);
+        let (expected, stamp) = (window.expected(), window.stamp());
+        let from = from.unwrap_or(expected);
+        // Beyond that nothing can have arrived.
+        let end = expected.plus(size);
+        let rest = if from.is_before(end) { end.since(from) } else { 0 };
+        let count = rest.div_ceil(64).min(WORDS as u64);
+        let mut words = [0; WORDS];
+        for n in 0..(64 * count).min(rest) {
+            let seq = from.plus(n);
+            let seen = window.seen(stamp | seq.low(mask), &mut cells);
+            words[(n / 64) as usize] |= u64::from(seen == Ok(true)) << (n % 64);
+        }
+        let last = 64 * count >= rest;
+        let ack = truncate::<32>(expected.0);
+        let told = Told { context, last, asks, word, ack, freed, from, rails, heard, failed, epochs, words };
+        (told, (!last).then(|| from.plus(64 * count)))
+    }
+
+    /// The rails that a peer has told of: in all streams, and of each number that is in flight on
+    /// them.
+    pub(super) fn heard(&self, peer: u16) -> u16 {
+        let Some(failover) = &self.failover else { return 0 };
+        let mut heard = self.joined_rails(peer);
+        for context in 0..self.config.contexts {
+            let stream = self.stream_of(context as u8, peer) as usize;
+            heard &= failover.streams[stream].told;
+            let s = &self.streams[stream];
+            if heard == 0 || !s.live {
+                continue;
+            }
+            let sent = &failover.sent[stream * failover.window as usize..];
+            for n in 0..s.in_flight() {
+                let at = s.acked.plus(n).0 as usize & (failover.window as usize - 1);
+                if let Carried::By(rail) = sent[at].carried {
+                    heard &= !(1 << rail);
+                }
+            }
+        }
+        heard
+    }
+
+    /// The rail over which a peer is told again: another one each time, because which of them is
+    /// dead is not known. `None`, the first time: any.
+    fn turn_to_tell(&self, peer: u16) -> Option<usize> {
+        let kept = self.kept_peer(peer).filter(|kept| kept.told != 0)?;
+        let rails = self.peers[peer as usize].rails;
+        let skipped = u32::from(kept.told).checked_rem(rails.count_ones())?;
+        let rest = (0..skipped).fold(rails, |rails, _| rails & (rails - 1));
+        Some(rest.trailing_zeros() as usize)
+    }
+
+    /// The rails of a bitmask, as the peer counts them, of which it speaks in the epoch that holds
+    /// here; as we count them. A peer may end an epoch that has not begun here.
+    fn of_this_epoch(&mut self, peer: u16, told: &Told, theirs: u16) -> Result<u16, Violation> {
+        let joined = self.joined_rails(peer);
+        let pairing = &self.pairings[peer as usize];
+        let (mut rails, mut epochs) = (pairing.as_ours(theirs) & joined, [0; RAILS_MAX]);
+        for (rail, epoch) in epochs.iter_mut().enumerate() {
+            *epoch = told.epochs[pairing.theirs(rail)];
+        }
+        let mut stale = false;
+        for (rail, &epoch) in epochs.iter().enumerate() {
+            let bit = 1 << rail;
+            if rails & bit == 0 {
+                continue;
+            }
+            let Some(kept) = self.kept_peer_mut(peer) else { return Ok(0) };
+            match epoch.wrapping_sub(kept.back.epoch(rail)).cast_signed() {
+                0 => {}
+                1 if kept.back.may_have_begun(bit) && kept.fenced & bit != 0 => self.begin_epoch(peer, rail),
+                1.. => return Err(Violation::Sequence),
+                _ => {
+                    rails &= !bit;
+                    stale = true;
+                }
+            }
+        }
+        self.stats.stale += u64::from(stale);
+        Ok(rails)
+    }
+
+    /// The peer fences a rail, or has fenced it.
+    pub(super) fn peer_fences(&mut self, peer: u16, rail: usize) {
+        let (id, bit) = (RailId(rail as u8), 1 << rail);
+        let why = Fault::Rail(id, crate::error::CompleteError::PeerDown);
+        self.rail_failed(peer, rail, why, PeerError::Rail(id));
+        let Some(kept) = self.kept_peer_mut(peer) else { return };
+        // It lives.
+        kept.fencing |= kept.suspect & bit;
+        kept.suspect &= !bit;
+    }
+
+    /// A peer has said that it has fenced rails, and what has arrived there; or asks for that.
+    #[cold]
+    pub(in super::super) fn told_arrived(&mut self, peer: Peer, told: &Told) -> Result<(), Violation> {
+        let Some(stream) = self.arrival_stream(peer, told.context, told.word)? else { return Ok(()) };
+        if self.kept_peer(peer.0).is_none() {
+            return Err(Violation::Kind);
+        }
+        let cursor = Seq(expand::<32>(told.ack, self.streams[stream as usize].acked.0));
+        self.credits_freed(stream, told.freed)?;
+        self.acknowledged(stream, told.ack)?;
+        let failed = self.of_this_epoch(peer.0, told, told.rails | told.failed)?;
+        let pairing = &self.pairings[peer.0 as usize];
+        let (ours, asked) = (pairing.as_ours(told.rails) & failed, pairing.as_ours(told.failed) & failed);
+        for rail in (0..RAILS).filter(|rail| failed >> rail & 1 != 0) {
+            self.peer_fences(peer.0, rail);
+        }
+        let confirmed = self.of_this_epoch(peer.0, told, told.heard)?;
+        if let Some(kept) = self.kept_peer_mut(peer.0) {
+            kept.confirmed |= confirmed & kept.fenced;
+            let asked = kept.fenced & asked != 0 || told.asks && kept.fenced != 0;
+            if asked && kept.telling.is_none() {
+                kept.telling = Some((0, None));
+            }
+        }
+        self.ask(self.stream_of(0, peer.0));
+        let s = &self.streams[stream as usize];
+        if !s.live {
+            return Ok(());
+        }
+        let (acked, count) = (s.acked, s.in_flight());
+        let State { failover, pending, .. } = self;
+        let Some(failover) = failover else { return Ok(()) };
+        let resuming = failover.streams[stream as usize];
+        let news = ours & !resuming.told != 0;
+        let mut lost = false;
+        for n in 0..count {
+            let seq = acked.plus(n);
+            let slot = failover.at(stream, seq);
+            if let Carried::By(rail) = slot.carried
+                && ours >> rail & 1 != 0
+            {
+                match told.says(seq, cursor) {
+                    Some(true) => slot.carried = Carried::Arrived,
+                    Some(false) => slot.carried = Carried::Lost,
+                    None => {}
+                }
+            }
+            // The reply may have been on that rail, however the atomic travelled.
+            if news
+                && let Sent::Message { op, body: Body::Amo { token, .. }, .. } = slot.what
+                && token != NO_TOKEN
+                && pending.slots[op as usize].fetch
+            {
+                slot.ask = true;
+            }
+            lost |= slot.carried == Carried::Lost || slot.ask;
+        }
+        let Failover { streams, .. } = failover;
+        let resuming = &mut streams[stream as usize];
+        (resuming.told, resuming.lost) = (resuming.told | ours, resuming.lost | lost);
+        self.ask(stream);
+        Ok(())
+    }
+}
