@@ -1,7 +1,8 @@
 //! Two processes that go on while rails between them fail: in each round either writes, signals,
 //! sends a tagged message and fetches a counter, and checks what the other did: nothing is lost,
 //! nothing comes twice, all is in order. Start it twice:
-//! `... --example outlive -- HOST:PORT ROUNDS [INTERFACE,..]`.
+//! `... --example outlive -- HOST:PORT ROUNDS [INTERFACE,.. [back]]`. With `back` it waits in the
+//! middle and before its last rounds until all rails are in use again.
 
 use fishplate::{Cmp, Job, Node, Notice, Signal, config::Settings, core::engine::tag::Tag};
 use std::time::{Duration, Instant};
@@ -23,7 +24,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let given: Vec<String> = args().skip(1).collect();
     let [to, rounds, nics @ ..] = &given[..] else { return Err("say HOST:PORT ROUNDS".into()) };
     let rounds: u64 = rounds.parse()?;
-    let interfaces = nics.iter().flat_map(|names| names.split(',')).map(String::from).collect();
+    let back = nics.get(1).is_some_and(|word| word == "back");
+    let interfaces = nics.iter().take(1).flat_map(|names| names.split(',')).map(String::from).collect();
     let mut job = Job::join(to, 2, timeout)?;
     let settings = Settings { interfaces, ..Settings::DEFAULT };
     let mut node = Node::builder().settings(settings).shared_memory(false).failover(true).open()?;
@@ -56,7 +58,16 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         stall = stall.max(last.elapsed());
         last = Instant::now();
-        if round % (rounds / 10).max(1) == 0 {
+        let tenth = (rounds / 10).max(1);
+        if back && (round == 5 * tenth || round == 9 * tenth) {
+            let end = Instant::now() + timeout;
+            while !node.rail_errors(peer)?.is_empty() {
+                assert!(Instant::now() < end, "rank {me}: not back: {:?}", node.rail_errors(peer)?);
+                node.peer_error(peer)?;
+                node.progress();
+            }
+        }
+        if round % tenth == 0 {
             println!("rank {me}: round {round}");
         }
     }
@@ -68,8 +79,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let stats = node.stats();
     println!(
-        "rank {me}: {rounds} rounds, {} rails failed, {} posts made again, longest stall {} ms",
+        "rank {me}: {rounds} rounds, {} rails failed, {} returned, {} posts made again, longest stall {} ms",
         stats.rails_failed,
+        stats.rails_returned,
         stats.reposted,
         stall.as_millis()
     );

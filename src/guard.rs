@@ -13,7 +13,7 @@ use std::ptr::NonNull;
 use fishplate_core::error::{AttachError, CompleteError, PeerError, PostError};
 use fishplate_core::mem::{Peer, RailId, Region, Untrusted};
 use fishplate_core::op::Amo;
-use fishplate_core::rail::{Caps, Fence, Local, Posted, Rail, RailKey, Remote, Sink};
+use fishplate_core::rail::{Caps, Fence, Local, Posted, REOPEN_MAX, Rail, RailKey, Remote, Sink};
 
 use crate::bootstrap::Lifeline;
 
@@ -73,8 +73,16 @@ pub struct Guard<R> {
     rail: R,
     pub(crate) id: RailId,
     link: Option<LinkWatch>,
-    /// Attached peers without a reported failure, with their lifelines if they have any.
-    peers: Vec<(Peer, Option<Lifeline>)>,
+    peers: Vec<Watched>,
+}
+
+/// An attached peer whose process is not known to have ended.
+#[derive(Debug)]
+struct Watched {
+    peer: Peer,
+    lifeline: Option<Lifeline>,
+    /// No failure was reported since it was attached.
+    up: bool,
 }
 
 impl<R> Guard<R> {
@@ -85,10 +93,20 @@ impl<R> Guard<R> {
 
     /// Watches an attached peer through this lifeline from now on.
     pub fn watch(&mut self, peer: Peer, lifeline: Option<Lifeline>) {
-        match self.peers.iter_mut().find(|(other, _)| *other == peer) {
-            Some((_, before)) => *before = lifeline,
-            None => self.peers.push((peer, lifeline)),
+        match self.peers.iter_mut().find(|watched| watched.peer == peer) {
+            Some(watched) => watched.lifeline = lifeline,
+            None => self.peers.push(Watched { peer, lifeline, up: true }),
         }
+    }
+
+    fn set_up(&mut self, peer: Peer, up: bool) {
+        if let Some(watched) = self.peers.iter_mut().find(|watched| watched.peer == peer) {
+            watched.up = up;
+        }
+    }
+
+    fn has_link(&self) -> bool {
+        self.link.as_ref().is_none_or(LinkWatch::is_up)
     }
 
     /// The rail itself.
@@ -102,7 +120,8 @@ impl<R> Guard<R> {
 struct Judge<'a, S> {
     sink: &'a mut S,
     id: RailId,
-    peers: &'a mut Vec<(Peer, Option<Lifeline>)>,
+    link: &'a Option<LinkWatch>,
+    peers: &'a mut Vec<Watched>,
 }
 
 #[deny(clippy::missing_trait_methods, reason = "a report that is not forwarded arrives one by one")]
@@ -129,14 +148,27 @@ impl<S: Sink> Sink for Judge<'_, S> {
 
     #[cold]
     fn peer_down(&mut self, peer: Peer, why: PeerError) {
-        let known = self.peers.iter().position(|(other, _)| *other == peer);
-        let lifeline = known.and_then(|at| self.peers.swap_remove(at).1);
-        let why = match (why, lifeline.map(|lifeline| lifeline.holds())) {
+        let known = self.peers.iter().position(|watched| watched.peer == peer);
+        let alive = known.and_then(|at| {
+            self.peers[at].up = false;
+            self.peers[at].lifeline.as_ref().map(Lifeline::holds)
+        });
+        let why = match (why, alive) {
             (PeerError::Lost | PeerError::Died, Some(true)) => PeerError::Rail(self.id),
             (PeerError::Lost, Some(false)) => PeerError::Died,
             _ => why,
         };
+        if let (PeerError::Died, Some(at)) = (why, known) {
+            self.peers.swap_remove(at);
+        }
         self.sink.peer_down(peer, why);
+    }
+
+    #[cold]
+    fn peer_up(&mut self, peer: Peer) {
+        if self.link.as_ref().is_none_or(LinkWatch::is_up) {
+            self.sink.peer_up(peer);
+        }
     }
 }
 
@@ -203,13 +235,29 @@ unsafe impl<R: Rail> Rail for Guard<R> {
     }
 
     fn detach(&mut self, peer: Peer) {
-        self.peers.retain(|(other, _)| *other != peer);
+        self.peers.retain(|watched| watched.peer != peer);
         self.rail.detach(peer);
     }
 
     #[cold]
     fn fence(&mut self, peer: Peer) -> Fence {
-        self.rail.fence(peer)
+        let fence = self.rail.fence(peer);
+        if fence == Fence::Fenced {
+            self.set_up(peer, false);
+        }
+        fence
+    }
+
+    #[cold]
+    fn reopen(&mut self, peer: Peer, into: &mut [u8; REOPEN_MAX]) -> Option<usize> {
+        self.has_link().then(|| self.rail.reopen(peer, into)).flatten()
+    }
+
+    #[cold]
+    fn rejoin(&mut self, peer: Peer, address: &[u8]) -> Result<(), AttachError> {
+        self.rail.rejoin(peer, address)?;
+        self.set_up(peer, true);
+        Ok(())
     }
 
     #[cold]
@@ -293,8 +341,8 @@ unsafe impl<R: Rail> Rail for Guard<R> {
 
     #[inline(always)]
     fn poll<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
-        let Guard { rail, id, peers, .. } = self;
-        rail.poll(budget, &mut Judge { sink, id: *id, peers })
+        let Guard { rail, id, link, peers } = self;
+        rail.poll(budget, &mut Judge { sink, id: *id, link, peers })
     }
 
     #[inline(always)]
@@ -344,16 +392,17 @@ unsafe impl<R: Rail> Rail for Guard<R> {
 
     fn check_peers<S: Sink>(&mut self, sink: &mut S) {
         let Guard { rail, id, link, peers } = self;
-        rail.check_peers(&mut Judge { sink, id: *id, peers });
+        rail.check_peers(&mut Judge { sink, id: *id, link, peers });
         let down = link.as_ref().is_some_and(|link| !link.is_up());
-        peers.retain(|(peer, lifeline)| {
+        peers.retain_mut(|Watched { peer, lifeline, up }| {
             let dead = lifeline.as_ref().is_some_and(|lifeline| !lifeline.holds());
-            match (dead, down) {
-                (true, _) => sink.peer_down(*peer, PeerError::Died),
-                (_, true) => sink.peer_down(*peer, PeerError::Rail(*id)),
-                (false, false) => {}
+            if dead {
+                sink.peer_down(*peer, PeerError::Died);
+            } else if down && *up {
+                *up = false;
+                sink.peer_down(*peer, PeerError::Rail(*id));
             }
-            !dead && !down
+            !dead
         });
     }
 }

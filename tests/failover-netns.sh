@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Cables that are pulled while two nodes talk: two processes in two network namespaces, joined by
 # two veth pairs, with libfabric's tcp on both (examples/outlive.rs). Every put-signal, message and
-# addition is checked: none may be lost, come twice or out of order.
+# addition is checked: none may be lost, come twice or out of order. Cables that are put back are
+# used again: the last tenth of all rounds goes by both.
 #
 #   tests/failover-netns.sh [EXAMPLE [ROUNDS]]
 #
@@ -78,25 +79,46 @@ reached() {
     return 1
 }
 
-# job NAME FAILED: two ends; runs `events` meanwhile; so many rails fail at each end
+# Bytes that the end `here` has sent on each rail.
+sent() {
+    ip netns exec "$here" cat /sys/class/net/rail{0,1}/statistics/tx_bytes
+}
+
+# job NAME FAILED RETURNED [back]: two ends; runs `events` meanwhile; so many rails (patterns) fail and return at
+# each end. With `back` all rails are to return, and to be used in the end.
 job() {
-    local pids=() pid status=0 side
+    local pids=() pid status=0 side before=() after=() use=""
     port=$((port + 1))
     rm -f "$work"/out.*
     for side in 0 1; do
         local netns=$here
         [ $side = 0 ] || netns=$there
+        # shellcheck disable=SC2086  # a word or none
         timeout --kill-after=5 240 ip netns exec "$netns" "$program" "10.97.2.1:$port" "$rounds" rail0,rail1 \
-            >"$work/out.$side" 2>&1 &
+            ${4:-} >"$work/out.$side" 2>&1 &
         pids+=($!)
     done
     events || status=1
+    if [ -n "${4:-}" ]; then
+        reached 9 || status=1
+        mapfile -t before < <(sent)
+    fi
     for pid in "${pids[@]}"; do wait "$pid" || status=$?; done
-    if [ $status = 0 ] && [ "$(cat "$work"/out.* | grep -c "$rounds rounds, $2 rails failed")" = 2 ]; then
+    if [ -n "${4:-}" ]; then
+        mapfile -t after < <(sent)
+        use=$((after[0] - before[0])) both=$((after[1] - before[1]))
+        # Neither carries less than a tenth of what the other does.
+        [ $((10 * use)) -ge $both ] && [ $((10 * both)) -ge $use ] || status=2
+        use="        | last rounds: $use bytes on rail 0, $both on rail 1"
+    fi
+    if [ $status = 0 ] &&
+        [ "$(cat "$work"/out.* | grep -c "$rounds rounds, $2 rails failed, $3 returned")" = 2 ]; then
         echo "ok      $1"
+        [ -z "$use" ] || echo "$use"
         grep -h "rails failed\|out of use" "$work"/out.* | sed 's/^/        | /'
     else
         echo "FAILED  $1 (status $status)"
+        [ -z "$use" ] || echo "$use"
         sed 's/^/        | /' "$work"/out.*
         failed=1
     fi
@@ -109,9 +131,14 @@ job() {
 }
 
 events() { :; }
-job "no cable is pulled" 0
+job "no cable is pulled" 0 0
 events() { reached 2 && ip -n "$here" link set rail0 down; }
-job "the cable of rail 0 is pulled" 1
+job "the cable of rail 0 is pulled" 1 0
 events() { reached 2 && ip -n "$there" link set rail1 down; }
-job "the cable of rail 1 is pulled at the other end" 1
+job "the cable of rail 1 is pulled at the other end" 1 0
+events() {
+    reached 2 && ip -n "$here" link set rail0 down && reached 3 && ip -n "$here" link set rail0 up &&
+        reached 6 && ip -n "$there" link set rail1 down && reached 7 && ip -n "$there" link set rail1 up
+}
+job "both cables are pulled and put back, one after the other" "[2-9]" "[2-9]" back
 exit $failed

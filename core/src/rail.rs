@@ -256,9 +256,9 @@ pub unsafe trait Rail {
     }
 
     /// Opens the rail for a fenced peer again. Writes the address that the peer passes to
-    /// [`rejoin`](Rail::rejoin) to `into`, and returns its length in bytes. `None`: not now, because
-    /// the link is down or completions of posts to the peer are still to be reported.
-    /// [`Sink::peer_up`] says when to try again. Returns the address also while the peer is attached
+    /// [`rejoin`](Rail::rejoin) to `into`, and returns its length in bytes. `None`: not now: the
+    /// link is down or completions of posts to the peer are still to be reported.
+    /// [`Sink::peer_up`] says when to try again. Returns the address also once the peer is attached
     /// again. Slow path; does not wait.
     #[cold]
     fn reopen(&mut self, _peer: Peer, _into: &mut [u8; REOPEN_MAX]) -> Option<usize> {

@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use fishplate_core::error::{AttachError, PostError};
 use fishplate_core::mem::{Peer, Region, RegionKind, Untrusted};
 use fishplate_core::op::Amo;
-use fishplate_core::rail::{Caps, Fence, Local, Posted, Rail, RailKey, Remote, Sink};
+use fishplate_core::rail::{Caps, Fence, Local, Posted, REOPEN_MAX, Rail, RailKey, Remote, Sink};
 use fishplate_gpu::{AnyDevice, GpuLink, GpuRail, GpuSetup, is_device};
 use fishplate_shm::{Link, ShmRail, ShmSetup};
 use fishplate_sys::LinuxHost;
@@ -163,6 +163,16 @@ unsafe impl Rail for NodeRail {
     #[cold]
     fn fence(&mut self, peer: Peer) -> Fence {
         each!(self, rail => rail.fence(peer))
+    }
+
+    #[cold]
+    fn reopen(&mut self, peer: Peer, into: &mut [u8; REOPEN_MAX]) -> Option<usize> {
+        each!(self, rail => rail.reopen(peer, into))
+    }
+
+    #[cold]
+    fn rejoin(&mut self, peer: Peer, address: &[u8]) -> Result<(), AttachError> {
+        each!(self, rail => rail.rejoin(peer, address))
     }
 
     #[cold]

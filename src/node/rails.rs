@@ -112,15 +112,29 @@ impl Node {
         Ok(self.contact(peer)?.pairs.clone())
     }
 
-    /// Takes one of several libfabric rails to a peer out of use, for maintenance. What is in
-    /// flight on it goes by the others, in the calls that follow. Does not wait.
+    /// Takes one of several libfabric rails to a peer out of use until
+    /// [`enable_rail`](Self::enable_rail), for maintenance. What is in flight on it goes by the
+    /// others, in the calls that follow. Does not wait. Other peers lose the rail for some
+    /// milliseconds.
+    ///
+    /// # Errors
+    /// The peer is not known, not connected or has no
+    /// [failover](super::Builder::failover); or the rail is not one of several that lead to it, or
+    /// the last one in use.
+    pub fn disable_rail(&mut self, peer: PeerId, rail: RailId) -> Result<(), Error> {
+        behind!(self, |node| node.disable_rail(peer, rail));
+        Ok(self.home.engine.disable_rail(peer, rail)?)
+    }
+
+    /// Uses a rail to a peer again that was [disabled](Self::disable_rail), once both nodes agree,
+    /// in the calls that follow. A rail that has failed returns without this call. Does not wait.
     ///
     /// # Errors
     /// The peer is not known, not connected or has no
     /// [failover](super::Builder::failover); or the rail is not one of several that lead to it.
-    pub fn disable_rail(&mut self, peer: PeerId, rail: RailId) -> Result<(), Error> {
-        behind!(self, |node| node.disable_rail(peer, rail));
-        Ok(self.home.engine.disable_rail(peer, rail)?)
+    pub fn enable_rail(&mut self, peer: PeerId, rail: RailId) -> Result<(), Error> {
+        behind!(self, |node| node.enable_rail(peer, rail));
+        Ok(self.home.engine.enable_rail(peer, rail)?)
     }
 
     /// Why rails to a peer are out of use, in the order of their numbers; also once the peer has

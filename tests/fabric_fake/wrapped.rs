@@ -9,7 +9,7 @@ use fishplate::guard::Guard;
 use fishplate_core::error::{AttachError, CompleteError, PeerError, PostError};
 use fishplate_core::mem::{Peer, RailId, Region, RegionKind, Untrusted};
 use fishplate_core::op::{Amo, AmoOp, AmoSet};
-use fishplate_core::rail::{Caps, Fence, Local, Order, Posted, Rail, RailKey, Remote, Sink};
+use fishplate_core::rail::{Caps, Fence, Local, Order, Posted, REOPEN_MAX, Rail, RailKey, Remote, Sink};
 use fishplate_shm::{ShmConfig, socket_pair};
 
 use crate::conformance::{Fixture, Link};
@@ -75,6 +75,13 @@ unsafe impl Rail for Recorder {
     }
     fn fence(&mut self, _: Peer) -> Fence {
         self.note("fence", Fence::Pending)
+    }
+    fn reopen(&mut self, _: Peer, into: &mut [u8; REOPEN_MAX]) -> Option<usize> {
+        into[0] = 7;
+        self.note("reopen", Some(1))
+    }
+    fn rejoin(&mut self, _: Peer, _: &[u8]) -> Result<(), AttachError> {
+        self.note("rejoin", Err(AttachError::Full))
     }
     fn fences_all(&self) -> bool {
         self.note("fences_all", true)
@@ -158,6 +165,7 @@ unsafe impl Rail for Recorder {
     }
     fn check_peers<S: Sink>(&mut self, sink: &mut S) {
         sink.peer_down(Peer(8), PeerError::Died);
+        sink.peer_up(Peer(6));
         self.note("check_peers", ());
     }
 }
@@ -182,6 +190,9 @@ impl Sink for Words {
     fn peer_down(&mut self, peer: Peer, why: PeerError) {
         self.0.push(format!("down {} {why:?}", peer.0));
     }
+    fn peer_up(&mut self, peer: Peer) {
+        self.0.push(format!("up {}", peer.0));
+    }
 }
 
 /// Makes every call of a rail, and records each result and report.
@@ -203,6 +214,9 @@ fn everything<R: Rail>(mut rail: R) -> Vec<String> {
     rail.release(peer, KEY);
     told.push(format!("{:?}", rail.fence(peer)));
     told.push(format!("{:?}", rail.fences_all()));
+    let mut address = [0; REOPEN_MAX];
+    told.push(format!("{:?} {}", rail.reopen(peer, &mut address), address[0]));
+    told.push(format!("{:?}", rail.rejoin(peer, &address[..1])));
     rail.detach(peer);
     // SAFETY: as above.
     unsafe {

@@ -134,7 +134,7 @@ fn a_rail_that_loses_a_living_peer_is_named_with_its_error() {
 }
 
 #[test]
-fn a_rail_taken_out_of_use_goes_unused_until_both_ends_connect_anew() {
+fn a_rail_taken_out_of_use_goes_unused_until_it_is_enabled_or_both_ends_connect_anew() {
     for worker in [false, true] {
         // Each end has its own, because either of them may lead to the first of the other end.
         let interfaces = [["eth0", "eth1"], ["eth2", "eth3"]];
@@ -191,6 +191,20 @@ fn a_rail_taken_out_of_use_goes_unused_until_both_ends_connect_anew() {
         add(&mut a, &mut b, there);
         assert_eq!(posted(), before, "it is out of use");
         assert!(a.disable_rail(to_b, rails[1]).is_err(), "the last one");
+        a.enable_rail(to_b, rails[0]).unwrap();
+        let deadline = Instant::now() + SOON;
+        while !(a.rail_errors(to_b).unwrap().is_empty() && b.rail_errors(to_a).unwrap().is_empty()) {
+            assert!(Instant::now() < deadline, "it did not return: {:?}", a.rail_errors(to_b));
+            a.progress();
+            b.progress();
+        }
+        assert_eq!((a.stats().rails_returned, b.stats().rails_returned), (1, 1));
+        let before = posted();
+        add(&mut a, &mut b, there);
+        assert!(posted() > before, "it is in use again");
+        a.disable_rail(to_b, rails[0]).unwrap();
+        add(&mut a, &mut b, there);
+        let before = posted();
         assert_eq!((a.peer_error(to_b), b.peer_error(to_a)), (Ok(None), Ok(None)));
         // Both have other endpoints on that rail by now.
         a.disconnect(to_b).unwrap();

@@ -209,8 +209,8 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
     }
 
     /// Takes one of the rails to a peer out of use, as if it had failed, until
-    /// [`enable_rail`](Self::enable_rail). What is in flight on it goes by the others, in the passes
-    /// that follow. Does not block.
+    /// [`enable_rail`](Self::enable_rail). What is in flight on it goes by the others, in later
+    /// passes. Does not block.
     ///
     /// # Errors
     /// [`AttachError::UnknownPeer`]; [`AttachError::Config`] if that peer has no
@@ -230,9 +230,9 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         Ok(())
     }
 
-    /// Uses a rail to a peer again that was [disabled](Self::disable_rail) or has failed, as soon as
-    /// both ends agree: in passes that follow, if the rail can carry the peer and the other end has
-    /// not disabled it too. A rail that failed returns without this call. Does not block.
+    /// Uses a rail to a peer again that was [disabled](Self::disable_rail) or has failed, once both
+    /// ends agree: in later passes, if the rail can carry the peer and the other end has not
+    /// disabled it too. A rail that failed returns without this call. Does not block.
     ///
     /// # Errors
     /// [`AttachError::UnknownPeer`]; [`AttachError::Config`] if that peer has no

@@ -98,6 +98,7 @@ pub struct Seen {
     /// For each arrival in order: whether it was a message.
     pub arrivals: Vec<bool>,
     pub down: Vec<(Peer, PeerError)>,
+    pub up: Vec<Peer>,
     pub events: u32,
     /// Reads memory when a write is reported.
     pub on_landed: Option<Box<dyn FnMut(u32)>>,
@@ -146,6 +147,10 @@ impl Sink for Seen {
     fn peer_down(&mut self, peer: Peer, why: PeerError) {
         self.events += 1;
         self.down.push((peer, why));
+    }
+
+    fn peer_up(&mut self, peer: Peer) {
+        self.up.push(peer);
     }
 }
 

@@ -21,6 +21,7 @@ mod failover_meeting;
 mod failure;
 mod fence_quiet;
 mod hostile;
+mod hostile_returns;
 mod joints;
 mod long_messages;
 mod mapped;

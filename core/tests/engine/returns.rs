@@ -185,8 +185,8 @@ fn isolated(cuts: &[(u16, u16)], seed: u64) -> (Fences, Vec<Vec<bool>>) {
             }
         }
         fleet::turn(&mut fleet);
-        for from in 0..NODES as usize {
-            let (node, to) = (&mut fleet[from], turn % NODES as usize);
+        for (from, node) in fleet.iter_mut().enumerate() {
+            let to = turn % NODES as usize;
             let at = node.remotes[to].at(8 * from as u64);
             _ = node.engine.signal(CX, Signal::add(at, 1), Notice::Silent);
         }

@@ -44,6 +44,10 @@ impl<S: Sink> Sink for Watch<'_, S> {
         self.fallen.push(peer);
         self.sink.peer_down(peer, why);
     }
+
+    fn peer_up(&mut self, peer: Peer) {
+        self.sink.peer_up(peer);
+    }
 }
 
 // SAFETY: host memory is handled by the inner rail. Device memory is never mapped for the

@@ -8,7 +8,7 @@ use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
 use core::ffi::{c_int, c_void};
-use core::mem::{self, offset_of};
+use core::mem::offset_of;
 use core::ptr::{self, NonNull};
 
 use libc::iovec;
@@ -43,7 +43,8 @@ pub struct Target {
     pub key: u64,
 }
 
-/// An open and enabled endpoint. Drop closes it, then its completion queue and address vector.
+/// An open and enabled endpoint. Drop closes it, then its completion queue and address vector. A
+/// rail may close it and open another one in its place: in between nothing is posted.
 #[derive(Debug)]
 pub struct Endpoint {
     fid: NonNull<fid_ep>,
@@ -99,24 +100,31 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Closes the endpoint and opens another one in its place, under a new address, with the same
-    /// completion queue and address vector. The provider then has no post and no receive buffer of
-    /// the old one; the queue may still have completions of them. Slow path.
+    /// Opens another endpoint in place of the one that was [closed](Self::close), under a new
+    /// address, with the same completion queue and address vector. The queue may still have
+    /// completions of the old one. Slow path.
     ///
     /// # Errors
-    /// The provider's code: the endpoint is the old one, and nothing has changed.
-    pub(super) fn replace(&mut self, domain: &Arc<Domain>, info: &Info) -> Result<(), CallError> {
-        let old = mem::replace(&mut self.fid, Endpoint::open_fid(domain, info)?);
-        let form = self.form.clone();
-        // SAFETY: open, and not used after it was closed.
-        let close = |fid: NonNull<fid_ep>| unsafe { object::close(fid.as_ptr().cast()) };
-        if let Err(error) = self.make_ready(info).and_then(|()| close(old)) {
-            // That it may stay open too is no harm: nobody knows its address.
-            let _ = close(mem::replace(&mut self.fid, old));
-            self.form = form;
-            return Err(error);
+    /// The provider's code: there is no endpoint.
+    pub(super) fn reopen(&mut self, domain: &Arc<Domain>, info: &Info) -> Result<(), CallError> {
+        if !self.closed {
+            return Ok(());
         }
-        Ok(())
+        self.fid = Endpoint::open_fid(domain, info)?;
+        self.closed = false;
+        let ready = self.make_ready(info);
+        if ready.is_err() {
+            self.closed = true;
+            // That it may stay open is no harm: nobody knows its address.
+            // SAFETY: just opened, and not used any more.
+            let _ = unsafe { object::close(self.as_fid()) };
+        }
+        ready
+    }
+
+    /// Whether there is an endpoint to post to.
+    pub(super) fn is_open(&self) -> bool {
+        !self.closed
     }
 
     /// Checks that the tables have all functions of the data path.
@@ -158,18 +166,20 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Closes the endpoint, once; do not use it afterwards. Drop bound registrations first.
-    /// Dropping this value closes completion queue and address vector.
+    /// Closes the endpoint; post nothing until it was [reopened](Self::reopen). The provider then
+    /// has no post and no receive buffer of it. Drop bound registrations first. Dropping this value
+    /// closes completion queue and address vector.
     ///
     /// # Errors
     /// The provider's code: the endpoint stays open, and the provider may still use posted buffers.
     #[doc(alias = "fi_close")]
     pub(super) fn close(&mut self) -> Result<(), CallError> {
-        if mem::replace(&mut self.closed, true) {
-            return Ok(());
+        if !self.closed {
+            // SAFETY: open until here; only `reopen` uses it afterwards, which opens another one.
+            unsafe { object::close(self.as_fid()) }?;
+            self.closed = true;
         }
-        // SAFETY: open until here.
-        unsafe { object::close(self.as_fid()) }
+        Ok(())
     }
 
     pub(super) fn as_fid(&self) -> *mut fid {
@@ -184,6 +194,9 @@ impl Endpoint {
     pub fn name(&self) -> Result<Vec<u8>, CallError> {
         type GetName = unsafe extern "C" fn(*mut fid, *mut c_void, *mut usize) -> c_int;
         let call = "fi_getname";
+        if self.closed {
+            return Err(CallError { call, code: Code(libc::EBADFD) });
+        }
         // SAFETY: the endpoint is open and its table whole; the room is as long as said.
         // The provider tells the needed length.
         unsafe {
@@ -478,7 +491,11 @@ impl Endpoint {
     #[doc(alias = "fi_fetch_atomicvalid")]
     #[doc(alias = "fi_compare_atomicvalid")]
     pub fn has_atomic(&self, kind: AtomicKind, datatype: c_int, op: c_int) -> bool {
-        if !self.atomics || !(0..=FI_UINT64).contains(&datatype) || !(0..=FI_CSWAP).contains(&op) {
+        if self.closed
+            || !self.atomics
+            || !(0..=FI_UINT64).contains(&datatype)
+            || !(0..=FI_CSWAP).contains(&op)
+        {
             return false;
         }
         let mut count = 0;

@@ -73,11 +73,12 @@ use core::ptr::NonNull;
 use fishplate_core::error::{AttachError, CompleteError, PeerError, PostError};
 use fishplate_core::mem::{Peer, Region, RegionKind, Untrusted};
 use fishplate_core::op::Amo;
-use fishplate_core::rail::{Caps, Fence, Local, Posted, Rail, RailKey, Remote, Sink};
+use fishplate_core::rail::{Caps, Fence, Local, Posted, REOPEN_MAX, Rail, RailKey, Remote, Sink};
 use static_assertions::{assert_impl_all, assert_not_impl_any};
 
 use self::address::Address;
 use self::batch::Batch;
+use self::fence::Return;
 use self::imports::Imports;
 use self::peers::Peers;
 use self::pool::{Pool, Slot};
@@ -112,6 +113,7 @@ const MORE: u32 = 16;
 enum Event {
     Done(u64, Result<(), CompleteError>),
     Down(Peer, PeerError),
+    Up(Peer),
 }
 
 /// A registered region.
@@ -203,6 +205,8 @@ pub struct FabricRail {
     owed: VecDeque<(u16, u32)>,
     /// Events to report.
     events: VecDeque<Event>,
+    /// By peer: when it may return.
+    returns: Box<[Return]>,
     entries: Batch,
     sources: [u64; BATCH],
     /// Assembly buffer of injected messages.
@@ -282,6 +286,9 @@ impl FabricRail {
         }
         if !self.endpoint.form().allows(theirs.provider) {
             return Err(AttachError::BadHandle);
+        }
+        if !self.open_again() {
+            return Err(AttachError::System(self.stats.last_error.0));
         }
         let inserted = self.endpoint.insert(theirs.provider);
         let addr = inserted.map_err(|error| AttachError::System(error.code.0))?;
@@ -363,7 +370,7 @@ impl FabricRail {
 
     /// Bytes that the rail has allocated, and how many of them are per peer.
     pub fn memory(&self) -> (usize, usize) {
-        let per_peer = size_of::<peers::PeerSlot>() + 4 * 24;
+        let per_peer = size_of::<peers::PeerSlot>() + size_of::<Return>() + 4 * 24;
         let peers = per_peer * self.peers.slots.len();
         let pool = self.pool.len() * size_of::<Slot>();
         let imports = self.imports.bytes();
@@ -531,6 +538,16 @@ unsafe impl Rail for FabricRail {
     #[cold]
     fn fence(&mut self, peer: Peer) -> Fence {
         self.cut_off(peer)
+    }
+
+    #[cold]
+    fn reopen(&mut self, peer: Peer, into: &mut [u8; REOPEN_MAX]) -> Option<usize> {
+        self.offer_again(peer, into)
+    }
+
+    #[cold]
+    fn rejoin(&mut self, peer: Peer, address: &[u8]) -> Result<(), AttachError> {
+        self.attach_again(peer, address)
     }
 
     #[cold]

@@ -3,9 +3,9 @@
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
-use fishplate_core::error::{CompleteError, PeerError};
+use fishplate_core::error::{AttachError, CompleteError, PeerError};
 use fishplate_core::mem::{Peer, Region};
-use fishplate_core::rail::{Fence, Local, Rail, RailKey, Remote};
+use fishplate_core::rail::{Fence, Local, REOPEN_MAX, Rail, RailKey, Remote};
 use fishplate_sys::fabric::{Ask, FabricConfig, FabricRail};
 
 use crate::behaviour::{Random, seeds};
@@ -115,18 +115,58 @@ fn nothing_lands_behind(ask: &Ask<'_>, config: FabricConfig, seed: u64) {
     assert_eq!(ends.there.landed.len(), landed, "seed {seed}: a write was reported behind the fence");
     assert_eq!(ends.there.down, [], "seed {seed}: the caller knows that this peer is cut off");
     // Both attach each other again; traffic flows as before.
-    ends.a.detach(TO);
-    ends.b.detach(FROM);
-    ends.until("the posts of the old attachment", |ends| ends.here.done.len() as u32 == ends.written);
-    ends.a.attach(TO, &ends.b.address().unwrap()).unwrap();
-    ends.b.attach(FROM, &ends.a.address().unwrap()).unwrap();
-    ends.a.import(TO, ends.key, ends.memory.len() as u64).unwrap();
+    match random.below(2) {
+        0 => {
+            ends.a.detach(TO);
+            ends.b.detach(FROM);
+            ends.until("the posts of the old attachment", |ends| ends.here.done.len() as u32 == ends.written);
+            ends.a.attach(TO, &ends.b.address().unwrap()).unwrap();
+            ends.b.attach(FROM, &ends.a.address().unwrap()).unwrap();
+            ends.a.import(TO, ends.key, ends.memory.len() as u64).unwrap();
+        }
+        _ => rejoin(&mut ends, seed),
+    }
     let mut posted = false;
     ends.until("a write after the return", |ends| {
         posted |= !posted && ends.write();
         ends.there.landed.len() > landed
     });
     assert_eq!(ends.there.landed.last().map(|&(peer, n)| (peer, n + 1)), Some((FROM, ends.written)));
+}
+
+/// Both ends have fenced each other, and attach each other again at their new addresses.
+fn rejoin(ends: &mut Ends, seed: u64) {
+    let before = [ends.a.address().unwrap(), ends.b.address().unwrap()];
+    assert_eq!(ends.a.fence(TO), Fence::Fenced, "seed {seed}");
+    let (mut here, mut there) = (vec![], vec![]);
+    ends.until("both say that they are up", |ends| {
+        // As the waits of an engine do.
+        ends.a.check_peers(&mut ends.here);
+        ends.b.check_peers(&mut ends.there);
+        !ends.here.up.is_empty() && !ends.there.up.is_empty()
+    });
+    ends.until("both are open again", |ends| {
+        let mut into = [0; REOPEN_MAX];
+        here = ends.a.reopen(TO, &mut into).map_or(vec![], |len| into[..len].to_vec());
+        there = ends.b.reopen(FROM, &mut into).map_or(vec![], |len| into[..len].to_vec());
+        !here.is_empty() && !there.is_empty()
+    });
+    assert_eq!(ends.here.done.len() as u32, ends.written, "seed {seed}: all were reported before");
+    assert!(here != before[0] && there == before[1], "seed {seed}: each fence opens another endpoint");
+    // What a peer may say, and must not.
+    for (at, wrong) in [(0, b'x'), (4, 9), (6, 2), (8, !there[8]), (12, 9), (16, 99)] {
+        let mut bad = there.clone();
+        bad[at] = wrong;
+        assert!(ends.a.rejoin(TO, &bad).is_err(), "seed {seed}: byte {at}");
+    }
+    for cut in 0..there.len() {
+        assert!(ends.a.rejoin(TO, &there[..cut]).is_err(), "seed {seed}: cut to {cut}");
+    }
+    assert!(ends.a.rejoin(TO, &[&there[..], &[0]].concat()).is_err(), "seed {seed}");
+    assert_eq!(ends.a.rejoin(Peer(9), &there), Err(AttachError::UnknownPeer));
+    assert!(!ends.write(), "seed {seed}: it is still fenced");
+    ends.a.rejoin(TO, &there).unwrap();
+    ends.b.rejoin(FROM, &here).unwrap();
 }
 
 /// Operations of the fencing end complete exactly once, and leave their memory alone afterwards.

@@ -1,8 +1,8 @@
 //! The message of a rail that returns.
 //!
 //! ```text
-//! 128 bytes: kind u8 | rail u8 | stage u8 | asks u8 | word u32 | epoch u16 | serial u16 | length u8
-//!            | 0 u8 | 0 u16 | address, 112 bytes
+//! 128 bytes: kind u8 | rail u8 | stage u8 | asks u8 | word u32 | epoch u16 | serial u16
+//!            | length u8 | 0 u8 | 0 u16 | address, 112 bytes
 //! ```
 //!
 //! `rail` is the sender's number of the rail, `epoch` the one that begins. Where `asks` is 1, the

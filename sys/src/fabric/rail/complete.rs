@@ -22,7 +22,7 @@ const LOOK: u32 = 4096;
 /// providers repeat a post's flags in its own completion, which has a context; and the shm provider
 /// of libfabric 2 omits `FI_REMOTE_WRITE`, and the context too.
 #[inline(always)]
-fn is_arrival(entry: &Entry) -> bool {
+pub(super) fn is_arrival(entry: &Entry) -> bool {
     const BOTH: u64 = FI_REMOTE_CQ_DATA | FI_REMOTE_WRITE;
     entry.flags & BOTH == BOTH || (entry.flags & FI_REMOTE_CQ_DATA != 0 && entry.op_context.is_null())
 }
@@ -68,6 +68,9 @@ impl FabricRail {
     fn long_poll<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
         self.plan();
         let waited = if self.busy { self.chores(budget, sink) } else { 0 };
+        if !self.endpoint.is_open() {
+            return self.poll_closed(waited);
+        }
         let left = budget - waited;
         let want = (left as usize).min(BATCH);
         if want == 0 {
@@ -89,6 +92,15 @@ impl FabricRail {
             Err(code) => self.trouble(code, left, sink),
         };
         waited + count
+    }
+
+    /// A poll without an endpoint. The queue, which has nothing of a peer, is not read.
+    #[cold]
+    fn poll_closed(&mut self, waited: u32) -> u32 {
+        if self.polls().is_multiple_of(LOOK) {
+            self.look();
+        }
+        waited
     }
 
     /// Reads one batch of at most `want` completions.
@@ -137,7 +149,7 @@ impl FabricRail {
     pub(super) fn plan(&mut self) {
         let polls = self.polls();
         let flushes = self.device.as_ref().is_some_and(|reached| reached.device.must_flush());
-        let plain = !self.busy && !flushes && self.notify != Notify::Source;
+        let plain = !self.busy && !flushes && self.notify != Notify::Source && self.endpoint.is_open();
         self.plain_polls = if plain { LOOK - polls % LOOK } else { 1 };
         self.polls_planned = polls.wrapping_add(self.plain_polls);
     }
@@ -437,7 +449,9 @@ impl FabricRail {
             }
             self.owed.pop_front();
         }
-        while let Some(index) = self.unposted.pop() {
+        while self.endpoint.is_open()
+            && let Some(index) = self.unposted.pop()
+        {
             if self.post_receive(index).is_err() {
                 self.unposted.push(index);
                 break;
@@ -460,5 +474,6 @@ pub(super) fn report<S: Sink>(event: Event, sink: &mut S) {
     match event {
         Event::Done(cx, result) => sink.done(cx, result),
         Event::Down(peer, why) => sink.peer_down(peer, why),
+        Event::Up(peer) => sink.peer_up(peer),
     }
 }

@@ -1,19 +1,48 @@
-//! Fences peers by replacing the endpoint, where the persona says that this ends all arrivals.
-//! Slow path: opens and closes an endpoint, which makes system calls and allocates.
+//! Fences peers by closing the endpoint and opening another one, where the persona says that this
+//! ends all arrivals; and attaches them again. Slow path: makes system calls and allocates.
 //!
 //! Removing a peer from the address vector is no fence: its connection stays, and what it has sent
 //! still lands (`net` of libfabric 1.17). A closed endpoint has no connections, and nobody knows
 //! the address of the next one. So a fence costs all peers of the rail, which are reported as lost.
-//! All of them are then fenced, until they are attached again.
+//! All of them are then fenced, until they are attached again. If no other endpoint can be opened,
+//! because the interface has lost its address, that is tried again when a peer is to return.
+//!
+//! A fenced peer is reported as up after some milliseconds; after ever more, if it is fenced soon
+//! after each return.
 
-use fishplate_core::error::{CompleteError, PeerError};
+use core::time::Duration;
+
+use fishplate_core::error::{AttachError, CompleteError, PeerError};
 use fishplate_core::mem::Peer;
-use fishplate_core::rail::Fence;
+use fishplate_core::rail::{Fence, REOPEN_MAX};
 
+use super::address::Address;
+use super::complete::is_arrival;
+use super::peers::PeerSlot;
 use super::pool::{ContextKind, Slot};
 use super::{BATCH, Event, FabricRail};
+use crate::clock::monotonic_ns;
 use crate::fabric::error::Code;
 use crate::fabric::raw::*;
+
+/// The shortest and the longest time until a fenced peer may return.
+const PAUSE: u64 = Duration::from_millis(5).as_nanos() as u64;
+const PAUSE_MAX: u64 = Duration::from_secs(10).as_nanos() as u64;
+
+/// A rail that has carried a peer for so long has no trouble.
+const CALM: u64 = Duration::from_secs(20).as_nanos() as u64;
+
+/// When a fenced peer may return, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Return {
+    /// When it is reported as up, for the first time after its last fence, and next.
+    from: u64,
+    at: u64,
+    /// The pause after its last fence.
+    pause: u64,
+    /// When it returned last; 0: never.
+    since: u64,
+}
 
 impl FabricRail {
     /// Fences a peer, and with it all others.
@@ -27,29 +56,115 @@ impl FabricRail {
         if !self.offer.persona.fences || bound || self.broken {
             return Fence::Unknown;
         }
-        self.drop_held(Code::ECANCELED);
-        if let Err(error) = self.endpoint.replace(&self.domain, &self.offer.info) {
-            self.note_error(error.code);
+        if let Err(error) = self.endpoint.close() {
+            // The provider may go on with all that was posted.
+            self.break_down(error.code);
             return Fence::Unknown;
         }
+        self.drop_held(Code::ECANCELED);
         self.drain();
         self.take_back();
         // The caller handles this one.
         self.peers.take_down(peer.0);
+        let now = monotonic_ns();
         for other in 0..self.peers.slots.len() as u16 {
             if self.peers.slots[other as usize].attached {
                 self.take_down(Peer(other), PeerError::Lost);
                 let slot = &mut self.peers.slots[other as usize];
                 (slot.fenced, slot.refused, slot.since, slot.ended) = (true, false, 0, slot.posted);
+                self.returns[other as usize].at = now + PAUSE;
             }
         }
+        let back = &mut self.returns[peer.0 as usize];
+        back.pause = match back.since != 0 && now - back.since < CALM {
+            true => (2 * back.pause).min(PAUSE_MAX),
+            false => PAUSE,
+        };
+        back.from = now + back.pause;
+        back.at = back.from;
         self.owed.clear();
+        self.open_again();
+        self.hurry();
+        Fence::Fenced
+    }
+
+    /// Opens an endpoint if there is none. `false`: that is not possible.
+    pub(super) fn open_again(&mut self) -> bool {
+        if self.endpoint.is_open() {
+            return true;
+        }
         self.unposted.clear();
+        if let Err(error) = self.endpoint.reopen(&self.domain, &self.offer.info) {
+            self.note_error(error.code);
+            return false;
+        }
         for index in (self.caps.depth..self.pool.len() as u32).rev() {
             self.unposted.push(index);
         }
         self.hurry();
-        Fence::Fenced
+        true
+    }
+
+    /// Reports a fenced peer that may return.
+    pub(super) fn report_up(&mut self, peer: u16, now: u64) {
+        let back = &mut self.returns[peer as usize];
+        if now >= back.at && !self.broken {
+            back.at = now + back.pause.max(PAUSE);
+            self.tell(Event::Up(Peer(peer)));
+        }
+    }
+
+    /// See [`Rail::reopen`](fishplate_core::rail::Rail::reopen).
+    pub(super) fn offer_again(&mut self, peer: Peer, into: &mut [u8; REOPEN_MAX]) -> Option<usize> {
+        let &PeerSlot { attached, fenced, .. } = self.peers.slots.get(peer.0 as usize)?;
+        if !attached || self.broken {
+            return None;
+        }
+        let early = monotonic_ns() < self.returns[peer.0 as usize].from;
+        if fenced && (early || !self.events.is_empty()) || !self.open_again() {
+            return None;
+        }
+        let address = self.address().ok()?;
+        into.get_mut(..address.len())?.copy_from_slice(&address);
+        Some(address.len())
+    }
+
+    /// See [`Rail::rejoin`](fishplate_core::rail::Rail::rejoin).
+    pub(super) fn attach_again(&mut self, peer: Peer, address: &[u8]) -> Result<(), AttachError> {
+        let theirs = Address::decode(address)?;
+        let slot = self.peers.slots.get(peer.0 as usize).copied().filter(|slot| slot.attached);
+        let slot = slot.ok_or(AttachError::UnknownPeer)?;
+        let same = (theirs.notify, theirs.number) == (self.notify, slot.number);
+        let form = self.endpoint.form();
+        if !same || theirs.format != form.format() || !form.allows(theirs.provider) {
+            return Err(AttachError::BadHandle);
+        }
+        if !self.open_again() {
+            return Err(AttachError::System(self.stats.last_error.0));
+        }
+        self.peers.detach(peer.0);
+        if slot.addr != FI_ADDR_NOTAVAIL {
+            // On an error the provider keeps an unused address, which is harmless.
+            // SAFETY: the peer's number until here, and its place was freed.
+            let _ = unsafe { self.endpoint.remove(slot.addr) };
+        }
+        let inserted = self.endpoint.insert(theirs.provider);
+        let addr = *inserted.as_ref().unwrap_or(&FI_ADDR_NOTAVAIL);
+        self.peers.attach(peer.0, addr, slot.number, self.short_below);
+        let PeerSlot { posted, ended, injected, arrived, .. } = slot;
+        let place = &mut self.peers.slots[peer.0 as usize];
+        *place = PeerSlot { posted, ended, injected, arrived, ..*place };
+        match inserted {
+            Ok(_) => {
+                self.returns[peer.0 as usize].since = monotonic_ns();
+                Ok(())
+            }
+            Err(error) => {
+                self.peers.take_down(peer.0);
+                self.peers.slots[peer.0 as usize].fenced = true;
+                Err(AttachError::System(error.code.0))
+            }
+        }
     }
 
     /// Reads the completions of the closed endpoint. The posts among them are over; arrivals are
@@ -62,7 +177,7 @@ impl FabricRail {
                     for at in 0..count {
                         // The source of an arrival may be a pointer of another process.
                         let entry = self.entries.room(count)[at];
-                        let arrived = entry.flags & (FI_REMOTE_CQ_DATA | FI_RECV) != 0;
+                        let arrived = is_arrival(&entry) || entry.flags & FI_RECV != 0;
                         if !arrived && !entry.op_context.is_null() {
                             self.give_up(entry.op_context.cast(), Ok(()));
                         }

@@ -9,6 +9,7 @@ use fishplate_core::op::AmoSet;
 use fishplate_core::rail::{Caps, Order};
 
 use super::batch::Batch;
+use super::fence::Return;
 use super::imports::Imports;
 use super::peers::Peers;
 use super::pool::Pool;
@@ -124,7 +125,8 @@ impl FabricRail {
             bounces: (0..config.bounces).rev().map(|n| receives + n).collect(),
             unposted: Vec::with_capacity(receives as usize),
             owed: VecDeque::with_capacity(depth as usize),
-            events: VecDeque::with_capacity(depth as usize + 2 * config.max_peers as usize),
+            events: VecDeque::with_capacity(depth as usize + 3 * config.max_peers as usize),
+            returns: vec![Return::default(); config.max_peers as usize].into(),
             entries: Batch::new(),
             sources: [FI_ADDR_NOTAVAIL; BATCH],
             scratch: vec![0; inject_message.max(HEAD + 4)].into(),

@@ -14,10 +14,12 @@ use fishplate_core::mem::Peer;
 use fishplate_core::rail::Sink;
 
 use super::complete::report;
+use super::fence::Return;
 use super::pool::ContextKind;
 use super::{Event, FabricRail};
 use crate::clock::monotonic_ns;
 use crate::fabric::error::Code;
+use crate::fabric::raw::FI_ADDR_NOTAVAIL;
 
 /// Polls needed before a deadline counts.
 const ENOUGH: u32 = 1024;
@@ -43,6 +45,10 @@ impl FabricRail {
         for peer in 0..self.peers.slots.len() {
             let slot = &mut self.peers.slots[peer];
             if !slot.attached {
+                continue;
+            }
+            if slot.fenced {
+                self.report_up(peer as u16, now);
                 continue;
             }
             // A rejection counts only if the rail has room: nothing else is outstanding, or other
@@ -123,14 +129,19 @@ impl FabricRail {
         }
         self.take_down(peer, PeerError::Closed);
         self.abandon(peer, Code::ECANCELED);
-        self.events.retain(|event| !matches!(event, Event::Down(other, _) if *other == peer));
+        self.events
+            .retain(|event| !matches!(event, Event::Down(other, _) | Event::Up(other) if *other == peer));
         self.owed.retain(|(other, _)| *other != peer.0);
         self.imports.forget(peer.0);
         let addr = self.peers.slots[peer.0 as usize].addr;
-        // On an error the provider keeps an unused address, which is harmless.
-        // SAFETY: the peer's number since it was attached, and its place is freed below.
-        let _ = unsafe { self.endpoint.remove(addr) };
+        self.returns[peer.0 as usize] = Return::default();
         self.peers.detach(peer.0);
+        if addr == FI_ADDR_NOTAVAIL {
+            return;
+        }
+        // On an error the provider keeps an unused address, which is harmless.
+        // SAFETY: the peer's number since it was attached, and its place was freed.
+        let _ = unsafe { self.endpoint.remove(addr) };
     }
 
     /// The completion queue itself has failed, so the outcome of every post is unknown.
