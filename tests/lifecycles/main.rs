@@ -67,7 +67,7 @@ fn over_two_rails_that_disorder() {
 fn over_two_rails_of_which_one_is_disabled() {
     let tally = run::<worlds::Two<true>, 2>(200);
     is_whole(&tally);
-    assert!(tally.programs < 50 || tally.disabled > 0 && tally.reposted > 0, "{tally:?}");
+    assert!(tally.programs < 50 || tally.disabled > 0 && tally.returned > 0, "{tally:?}");
 }
 
 #[test]

@@ -64,7 +64,7 @@ pub struct Tally {
     removed: u64,
     dropped: u64,
     pub disabled: u64,
-    pub reposted: u64,
+    pub returned: u64,
 }
 
 impl Tally {
@@ -422,18 +422,26 @@ impl<W: World<RAILS>, const RAILS: usize> Program<'_, W, RAILS> {
         }
     }
 
-    /// Disables a rail to a peer, if another is left.
+    /// Disables a rail to a peer, if another is left, or enables one. The ends make progress
+    /// meanwhile, because a failed rail is fenced once the peer has answered.
     fn disable(&mut self, end: usize) {
-        let (other, rail) = (self.below(W::ENDS), self.below(RAILS));
+        let (other, rail) = (self.below(W::ENDS), RailId(self.below(RAILS) as u8));
         let Some(peer) = self.ends[end].peers[other] else { return };
-        let disabled = self.ends[end].engine().disable_rail(peer, RailId(rail as u8));
-        self.tally.disabled += u64::from(disabled.is_ok());
+        if self.below(3) == 0 {
+            _ = self.ends[end].engine().enable_rail(peer, rail);
+        } else {
+            let disabled = self.ends[end].engine().disable_rail(peer, rail);
+            self.tally.disabled += u64::from(disabled.is_ok());
+        }
+        for _ in 0..self.below(40) {
+            (0..W::ENDS).for_each(|end| self.progress(end));
+        }
     }
 
     /// Drops an end during traffic, and creates it anew. The other end is not told.
     fn replace(&mut self, end: usize) {
         self.tally.dropped += 1;
-        self.tally.reposted += self.ends[end].engine().stats().reposted;
+        self.tally.returned += self.ends[end].engine().stats().rails_returned;
         // Drop its rail first, because the new one may need its place.
         self.ends.remove(end);
         let fresh = fresh(&mut self.world, end);
@@ -457,7 +465,7 @@ impl<W: World<RAILS>, const RAILS: usize> Program<'_, W, RAILS> {
             }
         }
         for end in 0..W::ENDS {
-            self.tally.reposted += self.ends[end].engine().stats().reposted;
+            self.tally.returned += self.ends[end].engine().stats().rails_returned;
             while let Some(import) = self.ends[end].imports.pop() {
                 self.ends[end].engine().release(import.id).expect("all operations have ended");
             }
