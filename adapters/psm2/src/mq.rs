@@ -1,11 +1,10 @@
 //! Matched queues: what an endpoint sends and receives. Only [`psm2_mq_send2`] and
-//! [`psm2_mq_wait2`] wait, for as long as it takes: PSM2 has no deadline there. They release the
-//! lock between looks.
+//! [`psm2_mq_wait2`] block, without a deadline, as in PSM2. They release the lock now and then.
+//! A call that needs a request may allocate, when all are in use.
 
 use std::ffi::c_void;
 use std::ptr::{NonNull, null_mut};
 
-use fishplate::PeerId;
 use fishplate::core::mem::Span;
 use fishplate::core::psm::{Buffer, Code, FLAG_SENDSYNC, MqReq, Status2};
 
@@ -42,12 +41,41 @@ unsafe fn words(tag: *const MqTag) -> Result<[u32; 3], Error> {
     Ok([a, b, c])
 }
 
-/// Turns a result into what functions return.
-fn code(result: Result<(), Error>) -> Error {
-    result.err().unwrap_or(Error::OK)
+/// Runs a function of the library, and returns its result as PSM2 does.
+#[inline]
+fn run(call: impl FnOnce() -> Result<(), Error>) -> Error {
+    guard(|| call().err().unwrap_or(Error::OK))
 }
 
-/// Initializes the queue of an endpoint, which has one. Options mean nothing here.
+/// A status that the program reads.
+trait Report {
+    fn new(found: &Status2, home: Home) -> Self;
+}
+
+impl Report for MqStatus {
+    fn new(found: &Status2, _: Home) -> Self {
+        MqStatus::new(found)
+    }
+}
+
+impl Report for MqStatus2 {
+    fn new(found: &Status2, home: Home) -> Self {
+        MqStatus2::new(found, home)
+    }
+}
+
+/// Writes a status, if the program wants one.
+///
+/// # Safety
+/// `status` is null, or the caller's.
+unsafe fn tell<S: Report>(status: *mut S, found: &Status2, home: Home) {
+    if !status.is_null() {
+        // SAFETY: not null, and room for a status, as our caller promises.
+        unsafe { status.write(S::new(found, home)) };
+    }
+}
+
+/// Initializes the only queue of an endpoint. Ignores the options.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn psm2_mq_init(
     ep: *mut Ep,
@@ -83,18 +111,16 @@ pub extern "C" fn psm2_mq_finalize(mq: *mut Mq) -> Error {
     })
 }
 
-/// Writes the counters. Zeros for a queue that is none.
+/// Writes the counters; zeros if the handle names no queue.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn psm2_mq_get_stats(mq: *mut Mq, stats: *mut MqStats) {
     if stats.is_null() {
         return;
     }
     let mut read = MqStats::default();
-    guard(|| {
-        code(find_mq(mq).and_then(|mut endpoint| {
-            read = MqStats::new(endpoint.queue()?.stats());
-            Ok(())
-        }))
+    run(|| {
+        read = MqStats::new(find_mq(mq)?.queue()?.stats());
+        Ok(())
     });
     // SAFETY: not null, and the caller's.
     unsafe { stats.write(read) };
@@ -112,7 +138,7 @@ fn isend(
     endpoint.request(|queue| queue.isend2(to, flags, tag, from, context.addr() as u64))
 }
 
-/// Begins a send. As with PSM2, one to the endpoint itself completes only once it has matched.
+/// Begins a send. As in PSM2, a send to the endpoint itself completes only when it has matched.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn psm2_mq_isend2(
     mq: *mut Mq,
@@ -124,21 +150,18 @@ pub unsafe extern "C" fn psm2_mq_isend2(
     context: *mut c_void,
     req: *mut *mut Req,
 ) -> Error {
-    guard(|| {
-        let begin = || {
-            if req.is_null() {
-                return Err(Error::PARAM);
-            }
-            // SAFETY: as PSM2 demands of our caller.
-            let (tag, from) = unsafe { (words(tag)?, buffer(bytes, len)?) };
-            let mut endpoint = find_mq(mq)?;
-            let flags = if endpoint.is_own(to) { flags | FLAG_SENDSYNC } else { flags };
-            let begun = isend(&mut endpoint, to, flags, tag, from, context)?;
-            // SAFETY: not null, and the caller's.
-            unsafe { req.write(endpoint.home.request(begun)) };
-            Ok(())
-        };
-        code(begin())
+    run(|| {
+        if req.is_null() {
+            return Err(Error::PARAM);
+        }
+        // SAFETY: as PSM2 demands of our caller.
+        let (tag, from) = unsafe { (words(tag)?, buffer(bytes, len)?) };
+        let mut endpoint = find_mq(mq)?;
+        let flags = if endpoint.is_own(to) { flags | FLAG_SENDSYNC } else { flags };
+        let begun = isend(&mut endpoint, to, flags, tag, from, context)?;
+        // SAFETY: not null, and the caller's.
+        unsafe { req.write(endpoint.home.request(begun)) };
+        Ok(())
     })
 }
 
@@ -152,25 +175,22 @@ pub unsafe extern "C" fn psm2_mq_send2(
     bytes: *mut c_void,
     len: u32,
 ) -> Error {
-    guard(|| {
-        let send = || {
-            // SAFETY: as PSM2 demands of our caller.
-            let (tag, from) = unsafe { (words(tag)?, buffer(bytes, len)?) };
-            let mut endpoint = find_mq(mq)?;
-            let begun = isend(&mut endpoint, to, flags, tag, from, null_mut())?;
-            let home = endpoint.home;
-            let status = wait(home, endpoint, begun)?;
-            match Error::from(status.error_code) {
-                Error::OK => Ok(()),
-                error => Err(error),
-            }
-        };
-        code(send())
+    run(|| {
+        // SAFETY: as PSM2 demands of our caller.
+        let (tag, from) = unsafe { (words(tag)?, buffer(bytes, len)?) };
+        let mut endpoint = find_mq(mq)?;
+        let begun = isend(&mut endpoint, to, flags, tag, from, null_mut())?;
+        let status = wait(endpoint, begun)?;
+        match Error::from(status.error_code) {
+            Error::OK => Ok(()),
+            error => Err(error),
+        }
     })
 }
 
 /// Waits for a request of the endpoint, and takes it.
-fn wait(home: Home, mut endpoint: Found, req: MqReq) -> Result<Status2, Error> {
+fn wait(mut endpoint: Found, req: MqReq) -> Result<Status2, Error> {
+    let home = endpoint.home;
     loop {
         let mut queue = endpoint.queue()?;
         match queue.test2(&mut Some(req)) {
@@ -190,11 +210,6 @@ fn wait(home: Home, mut endpoint: Found, req: MqReq) -> Result<Status2, Error> {
     }
 }
 
-/// From whom a receive or a probe takes messages.
-fn source(endpoint: &Endpoint, from: *mut EpAddr) -> Result<Option<PeerId>, Error> {
-    endpoint.named(from)
-}
-
 /// Posts a receive.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn psm2_mq_irecv2(
@@ -208,22 +223,19 @@ pub unsafe extern "C" fn psm2_mq_irecv2(
     context: *mut c_void,
     req: *mut *mut Req,
 ) -> Error {
-    guard(|| {
-        let post = || {
-            if req.is_null() {
-                return Err(Error::PARAM);
-            }
-            // SAFETY: as PSM2 demands of our caller.
-            let (tag, tagsel, into) = unsafe { (words(tag)?, words(tagsel)?, buffer(bytes, len)?) };
-            let mut endpoint = find_mq(mq)?;
-            let source = source(&endpoint, from)?;
-            let context = context.addr() as u64;
-            let posted = endpoint.request(|queue| queue.irecv2(source, tag, tagsel, into, context))?;
-            // SAFETY: not null, and the caller's.
-            unsafe { req.write(endpoint.home.request(posted)) };
-            Ok(())
-        };
-        code(post())
+    run(|| {
+        if req.is_null() {
+            return Err(Error::PARAM);
+        }
+        // SAFETY: as PSM2 demands of our caller.
+        let (tag, tagsel, into) = unsafe { (words(tag)?, words(tagsel)?, buffer(bytes, len)?) };
+        let mut endpoint = find_mq(mq)?;
+        let source = endpoint.named(from)?;
+        let context = context.addr() as u64;
+        let posted = endpoint.request(|queue| queue.irecv2(source, tag, tagsel, into, context))?;
+        // SAFETY: not null, and the caller's.
+        unsafe { req.write(endpoint.home.request(posted)) };
+        Ok(())
     })
 }
 
@@ -237,16 +249,13 @@ pub unsafe extern "C" fn psm2_mq_imrecv(
     context: *mut c_void,
     req: *mut *mut Req,
 ) -> Error {
-    guard(|| {
-        let receive = || {
-            // SAFETY: null, or the caller's.
-            let claimed = unsafe { req.as_ref() }.ok_or(Error::PARAM)?;
-            // SAFETY: as PSM2 demands of our caller.
-            let into = unsafe { buffer(bytes, len)? };
-            let (mut endpoint, number) = of_queue(mq, *claimed)?;
-            endpoint.request(|queue| queue.imrecv(into, context.addr() as u64, number))
-        };
-        code(receive())
+    run(|| {
+        // SAFETY: null, or the caller's.
+        let claimed = unsafe { req.as_ref() }.ok_or(Error::PARAM)?;
+        // SAFETY: as PSM2 demands of our caller.
+        let into = unsafe { buffer(bytes, len)? };
+        let (mut endpoint, number) = of_queue(mq, *claimed)?;
+        endpoint.request(|queue| queue.imrecv(into, context.addr() as u64, number))
     })
 }
 
@@ -271,10 +280,10 @@ pub unsafe extern "C" fn psm2_mq_iprobe2(
     look(mq, |endpoint| {
         // SAFETY: null, or tags of the caller.
         let (tag, tagsel) = unsafe { (words(tag)?, words(tagsel)?) };
-        let source = source(endpoint, from)?;
+        let source = endpoint.named(from)?;
         let found = endpoint.queue()?.iprobe2(source, tag, tagsel)?;
         // SAFETY: null, or the caller's.
-        unsafe { tell2(status, &found, endpoint.home) };
+        unsafe { tell(status, &found, endpoint.home) };
         Ok(())
     })
 }
@@ -295,37 +304,35 @@ pub unsafe extern "C" fn psm2_mq_improbe2(
         }
         // SAFETY: null, or tags of the caller.
         let (tag, tagsel) = unsafe { (words(tag)?, words(tagsel)?) };
-        let source = source(endpoint, from)?;
+        let source = endpoint.named(from)?;
         let (claimed, found) = endpoint.request(|queue| queue.improbe2(source, tag, tagsel))?;
         // SAFETY: not null, and the caller's; the status may be null.
         unsafe {
             req.write(endpoint.home.request(claimed));
-            tell2(status, &found, endpoint.home);
+            tell(status, &found, endpoint.home);
         }
         Ok(())
     })
 }
 
-/// The oldest request that has completed, which stays.
+/// Returns the request that completed first, and leaves it in the queue.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn psm2_mq_ipeek2(mq: *mut Mq, req: *mut *mut Req, status: *mut MqStatus2) -> Error {
-    look(mq, |endpoint| {
-        if req.is_null() {
-            return Err(Error::PARAM);
-        }
-        let (oldest, found) = endpoint.queue()?.ipeek2()?;
-        // SAFETY: not null, and the caller's; the status may be null.
-        unsafe {
-            req.write(endpoint.home.request(oldest));
-            tell2(status, &found, endpoint.home);
-        }
-        Ok(())
-    })
+    // SAFETY: as PSM2 demands of our caller.
+    unsafe { peek(mq, req, status) }
 }
 
 /// [`psm2_mq_ipeek2`] for tags of 64 bits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn psm2_mq_ipeek(mq: *mut Mq, req: *mut *mut Req, status: *mut MqStatus) -> Error {
+    // SAFETY: as PSM2 demands of our caller.
+    unsafe { peek(mq, req, status) }
+}
+
+/// # Safety
+/// `req` and `status` are null, or the caller's.
+#[inline]
+unsafe fn peek<S: Report>(mq: *mut Mq, req: *mut *mut Req, status: *mut S) -> Error {
     look(mq, |endpoint| {
         if req.is_null() {
             return Err(Error::PARAM);
@@ -334,27 +341,23 @@ pub unsafe extern "C" fn psm2_mq_ipeek(mq: *mut Mq, req: *mut *mut Req, status: 
         // SAFETY: not null, and the caller's; the status may be null.
         unsafe {
             req.write(endpoint.home.request(oldest));
-            if !status.is_null() {
-                status.write(MqStatus::new(&found));
-            }
+            tell(status, &found, endpoint.home);
         }
         Ok(())
     })
 }
 
-/// A call that looks for something: a program that finds nothing calls again at once.
+/// Runs a call that looks for something. A program that finds nothing calls again at once, so this
+/// may yield.
 #[inline]
 fn look(mq: *mut Mq, call: impl FnOnce(&mut Endpoint) -> Result<(), Error>) -> Error {
-    guard(|| {
-        let mut endpoint = match find_mq(mq) {
-            Ok(endpoint) => endpoint,
-            Err(error) => return error,
-        };
+    run(|| {
+        let mut endpoint = find_mq(mq)?;
         let result = call(&mut endpoint);
         let after = endpoint.after(result != Err(Error::NO_COMPLETIONS));
         drop(endpoint);
         after.act();
-        code(result)
+        result
     })
 }
 
@@ -362,88 +365,65 @@ fn look(mq: *mut Mq, call: impl FnOnce(&mut Endpoint) -> Result<(), Error>) -> E
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn psm2_mq_test2(req: *mut *mut Req, status: *mut MqStatus2) -> Error {
     // SAFETY: as PSM2 demands of our caller.
-    unsafe { take(req, |found, home| tell2(status, found, home)) }
+    unsafe { take(req, status, test) }
 }
 
 /// [`psm2_mq_test2`] for tags of 64 bits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn psm2_mq_test(req: *mut *mut Req, status: *mut MqStatus) -> Error {
     // SAFETY: as PSM2 demands of our caller.
-    unsafe {
-        take(req, |found, _| {
-            if !status.is_null() {
-                status.write(MqStatus::new(found));
-            }
-        })
-    }
-}
-
-/// # Safety
-/// `req` is null, or the caller's.
-unsafe fn take(req: *mut *mut Req, tell: impl FnOnce(&Status2, Home)) -> Error {
-    guard(|| {
-        let test = || {
-            // SAFETY: null, or the caller's.
-            let req = unsafe { req.as_mut() }.ok_or(Error::PARAM)?;
-            if req.is_null() {
-                return Ok(());
-            }
-            let (mut endpoint, number) = find_request(*req)?;
-            let status = endpoint.queue()?.test2(&mut Some(number))?;
-            *req = null_mut();
-            tell(&status, endpoint.home);
-            Ok(())
-        };
-        code(test())
-    })
+    unsafe { take(req, status, test) }
 }
 
 /// Waits for a request, and takes it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn psm2_mq_wait2(req: *mut *mut Req, status: *mut MqStatus2) -> Error {
-    guard(|| {
-        let wait = || {
-            // SAFETY: null, or the caller's.
-            let req = unsafe { req.as_mut() }.ok_or(Error::PARAM)?;
-            if req.is_null() {
-                return Ok(());
-            }
-            let (endpoint, number) = find_request(*req)?;
-            let home = endpoint.home;
-            let found = wait(home, endpoint, number)?;
-            *req = null_mut();
-            // SAFETY: null, or the caller's.
-            unsafe { tell2(status, &found, home) };
-            Ok(())
-        };
-        code(wait())
+    // SAFETY: as PSM2 demands of our caller.
+    unsafe { take(req, status, wait) }
+}
+
+fn test(mut endpoint: Found, req: MqReq) -> Result<Status2, Error> {
+    Ok(endpoint.queue()?.test2(&mut Some(req))?)
+}
+
+/// Takes a request by `call`, and clears the handle. Without a request there is nothing to do.
+///
+/// # Safety
+/// `req` and `status` are null, or the caller's.
+#[inline]
+unsafe fn take<S: Report>(
+    req: *mut *mut Req,
+    status: *mut S,
+    call: impl FnOnce(Found, MqReq) -> Result<Status2, Error>,
+) -> Error {
+    run(|| {
+        // SAFETY: null, or the caller's.
+        let req = unsafe { req.as_mut() }.ok_or(Error::PARAM)?;
+        if req.is_null() {
+            return Ok(());
+        }
+        let (endpoint, number) = find_request(*req)?;
+        let home = endpoint.home;
+        let found = call(endpoint, number)?;
+        *req = null_mut();
+        // SAFETY: null, or the caller's.
+        unsafe { tell(status, &found, home) };
+        Ok(())
     })
 }
 
 /// Cancels a receive that nothing has matched. It completes, and is still to be taken.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn psm2_mq_cancel(req: *mut *mut Req) -> Error {
-    guard(|| {
-        let cancel = || {
-            // SAFETY: null, or the caller's.
-            let req = unsafe { req.as_ref() }.ok_or(Error::PARAM)?;
-            if req.is_null() {
-                return Err(Error::NO_COMPLETIONS);
-            }
-            let (mut endpoint, number) = find_request(*req)?;
-            Ok(endpoint.queue()?.cancel(&Some(number))?)
-        };
-        code(cancel())
+    run(|| {
+        // SAFETY: null, or the caller's.
+        let req = unsafe { req.as_ref() }.ok_or(Error::PARAM)?;
+        if req.is_null() {
+            return Err(Error::NO_COMPLETIONS);
+        }
+        let (mut endpoint, number) = find_request(*req)?;
+        Ok(endpoint.queue()?.cancel(&Some(number))?)
     })
-}
-
-/// # Safety
-/// `status` is null, or the caller's.
-unsafe fn tell2(status: *mut MqStatus2, found: &Status2, home: Home) {
-    if !status.is_null() {
-        // SAFETY: not null, and room for a status, as our caller promises.
-        unsafe { status.write(MqStatus2::new(found, home)) };
-    }
 }
 
 /// Makes one pass on an endpoint.
