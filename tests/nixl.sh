@@ -71,7 +71,7 @@ transfers() {
             starter=(ip netns exec "$here")
             [ $((number++ % 2)) = 0 ] || starter[3]=$there
         fi
-        "${starter[@]}" "$python" "$tests/transfers.py" "$folder" "$name" "$names" "$2" "$3" &
+        "${starter[@]}" $python "$tests/transfers.py" "$folder" "$name" "$names" "$2" "$3" &
         pids+=($!)
     done
     for pid in "${pids[@]}"; do wait "$pid" || status=1; done
@@ -113,7 +113,7 @@ limit=1800 say "4 processes, $((lists / 2)) lists each" bash -c "transfers 4 $((
 killed() {
     local starter=()
     [ -z "${1:-}" ] || starter=(ip netns exec "$there")
-    FISHPLATE_NIXL_PARAMS=${1:-fabric=off} "${starter[@]/$there/$here}" "$python" "$tests/killed.py" "$(mktemp -d -p "$work")" "$rounds" "${starter[@]}"
+    FISHPLATE_NIXL_PARAMS=${1:-fabric=off} "${starter[@]/$there/$here}" $python "$tests/killed.py" "$(mktemp -d -p "$work")" "$rounds" "${starter[@]}"
 }
 export -f killed
 export rounds
@@ -127,6 +127,23 @@ if hosts; then
     tail -n 1 "$work/log"
 else
     echo "SKIPPED NIXL on two hosts: namespaces need root, iproute2 and libfabric"
+fi
+# The C++ half under AddressSanitizer, with the allocations of the Rust half, alone and in the wheel,
+# where Python leaks.
+asan=$("${CXX:-g++}" -print-file-name=libasan.so)
+if [ -e "$asan" ]; then
+    flags="-fsanitize=address -fno-omit-frame-pointer"
+    say "built with AddressSanitizer" env CXXFLAGS="$flags" PROFILE="${PROFILE:-dev}" adapters/nixl/build.sh "$work/asan"
+    say "engine.cpp with it" g++ -std=c++20 -Wno-invalid-offsetof -O1 -g $flags "$tests/engine.cpp" -o "$work/engine-asan"
+    say "each status, under AddressSanitizer" "$work/engine-asan" "$work/asan/libplugin_FISHPLATE.so"
+    export NIXL_PLUGIN_DIR=$work/asan ASAN_OPTIONS=detect_leaks=0
+    rounds=3
+    preload="env LD_PRELOAD=$asan:$("${CXX:-g++}" -print-file-name=libstdc++.so.6)"
+    python="$preload $python"
+    say "2 processes, under AddressSanitizer" bash -c "transfers 2 $((lists / 5)) $seed"
+    say "$rounds killed peers, under AddressSanitizer" bash -c killed
+else
+    echo "SKIPPED NIXL under AddressSanitizer: the compiler has no libasan.so"
 fi
 say "nothing is left in /dev/shm" bash -c '! ls /dev/shm | grep -i "fishplate\|nixl"'
 exit $failed

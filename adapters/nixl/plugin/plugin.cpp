@@ -112,10 +112,10 @@ public:
         return fishplate_nixl_disconnect(opened.get(), bytes(name));
     }
 
+    // Takes what `load_local` and `load_remote` have given, perhaps after `deregister_memory`.
     Status unload(Metadata *metadata) override {
-        // The local copy is the region itself, which `deregister_memory` frees.
-        if (metadata == nullptr || metadata->is_private) return success;
-        Status status = fishplate_nixl_unload(opened.get(), number_of(metadata));
+        if (metadata == nullptr) return success;
+        Status status = metadata->is_private ? success : fishplate_nixl_unload(opened.get(), number_of(metadata));
         delete metadata;
         return status;
     }
@@ -176,8 +176,11 @@ public:
     }
 
     Status load_local(Metadata *in, Metadata *&out) override {
-        out = in;
-        return in == nullptr ? invalid : success;
+        if (in == nullptr) return invalid;
+        return with_region(true, out, [&](std::uint64_t *number) {
+            *number = number_of(in);
+            return success;
+        });
     }
 
     Status take_notes(Notes &out) override {

@@ -134,9 +134,9 @@ void what_cannot_be_created() {
     good.sync = static_cast<Sync>(7);
     IS(nullptr, plugin->create(&good));
     good.sync = Sync::none;
-    // A vector where the map should be.
-    std::vector<std::string> other(8);
-    good.params = reinterpret_cast<Params *>(&other);
+    // Strings where the map should be.
+    std::string other[2] = {"other", "fields"};
+    good.params = reinterpret_cast<Params *>(other);
     IS(nullptr, plugin->create(&good));
     IS(true, create("a", {{"speed", "high"}}) == nullptr);
     IS(true, create("a", {{"fabric", "copper"}}) == nullptr);
@@ -369,7 +369,11 @@ int main(int, char **names) {
         IS(SUCCESS, b->deregister_memory(theirs->local));
         what_is_gone(*a, b, ours, remote, *theirs);
     }
+    // As NIXL does when it ends an agent.
+    Metadata *own = nullptr;
+    IS(SUCCESS, a->load_local(ours.local, own));
     IS(SUCCESS, a->deregister_memory(ours.local));
+    IS(SUCCESS, a->unload(own));
     a.reset();
     fini();
     std::puts("all of them");

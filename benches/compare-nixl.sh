@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# Our plugin of stock NIXL beside the wheel's own UCX backend, in turns on the same two processors:
+# two processes, host memory, WRITE and READ. Medians over the rounds, in microseconds. tests/nixl.sh
+# installs the wheel.
+#
+#   benches/compare-nixl.sh [ROUNDS]       3 rounds by default, about five minutes
+#   CPUS=2,3  processors (default 0,1)
+#
+# "default" is UCX as users get it; "best" posix, cma and self without error handling, so without
+# notice of a peer's death; "tcp" that alone, beside ours without shared memory.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+rounds=${1:-3}
+target=$(realpath "${CARGO_TARGET_DIR:-target}")
+python=$target/nixl/venv/bin/python
+[ -x "$python" ] || { echo "run tests/nixl.sh first: it installs the wheel"; exit 1; }
+results=$(mktemp -d)
+trap 'rm -r "$results"' EXIT
+adapters/nixl/build.sh "$results/lib"
+
+# run NAME [VARIABLE=VALUE...] BACKEND [PARAM...]
+run() {
+    local name=$1
+    shift
+    env "$@" >>"$results/$name" || echo "$name failed" >&2
+}
+pair="$python benches/nixl-pair.py"
+for round in $(seq "$rounds"); do
+    echo "round $round of $rounds" >&2
+    # shellcheck disable=SC2086  # several words
+    {
+        run ours NIXL_PLUGIN_DIR="$results/lib" $pair FISHPLATE fabric=off
+        run best UCX_TLS=posix,cma,self $pair UCX ucx_error_handling_mode=none
+        run default $pair UCX
+        run ours-tcp NIXL_PLUGIN_DIR="$results/lib" $pair FISHPLATE shared_memory=no providers=tcp
+        run tcp UCX_TLS=tcp $pair UCX
+    }
+done
+"$python" - "$results" <<'TABLE'
+import collections, json, os, statistics, sys
+
+names = ["ours", "best", "default", "ours-tcp", "tcp"]
+found = collections.defaultdict(dict)
+for name in names:
+    series = collections.defaultdict(list)
+    path = os.path.join(sys.argv[1], name)
+    for line in open(path) if os.path.exists(path) else []:
+        value = json.loads(line)
+        series[value["case"]].append(value["us"])
+    for case, values in series.items():
+        found[case][name] = statistics.median(values)
+print("| case | " + " | ".join(names) + " |")
+print("|---" * (len(names) + 1) + "|")
+for case, values in found.items():
+    text = lambda value: "" if value is None else f"{value:.0f}" if value >= 100 else f"{value:.1f}"
+    cells = [text(values.get(name)) for name in names]
+    print(f"| {case} | " + " | ".join(cells) + " |")
+TABLE
