@@ -192,7 +192,7 @@ impl Default for Builder {
             connect_timeout: Duration::from_secs(10),
             patience: Duration::from_secs(10),
             local: true,
-            failover: false,
+            failover: true,
         }
     }
 }
@@ -326,9 +326,8 @@ impl Builder {
     /// acknowledged. A node with a device or with [`Settings::native_atomics`] has none, nor one
     /// without two libfabric rails of a provider that can fence: `tcp`.
     ///
-    /// Default: no, because a fence takes the rail from all peers until they are connected anew.
-    /// An error on the connection to one peer causes a fence, and the end of its process is such
-    /// an error. Two processes lose nothing by it; many lose a rail with each process that dies.
+    /// Default: yes. [`Node::address`] changes when a rail has failed: peers that connect later need
+    /// the new one.
     pub fn failover(mut self, failover: bool) -> Self {
         self.failover = failover;
         self

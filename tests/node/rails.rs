@@ -8,7 +8,7 @@ use fishplate::core::mem::RailId;
 use fishplate::node::{Error, Fabric, OpenError, RailInfo, RailPair};
 use fishplate::rails::RailsError;
 use fishplate::{Cmp, Node, Notice, PeerId, Signal};
-use fishplate_testing::fabric::{Fake, Persona};
+use fishplate_testing::fabric::{Dead, Fake, Persona};
 
 use super::{SOON, builder, fake};
 
@@ -214,6 +214,103 @@ fn a_rail_taken_out_of_use_goes_unused_until_it_is_enabled_or_both_ends_connect_
         add(&mut a, &mut b, there);
         assert_eq!(a.rail_errors(to_b), Ok(vec![]));
         assert!(posted() > before, "it is in use again");
+        assert_eq!(provider.violations(), [] as [String; 0]);
+    }
+}
+
+/// The addresses of the endpoints of a node, as the fake provider knows them.
+fn endpoints(node: &Node) -> Vec<Vec<u8>> {
+    let address = node.address();
+    let starts = address.windows(4).enumerate().filter(|(_, word)| *word == b"fake");
+    starts.map(|(at, _)| address[at..at + 16].to_vec()).collect()
+}
+
+#[test]
+fn processes_that_end_on_different_rails_take_no_rail_from_others() {
+    let interfaces = ["eth0", "eth1"];
+    let persona = Persona { interfaces: interfaces.to_vec(), dead: Dead::Errors, ..Persona::tcp() };
+    for seed in 0..6 {
+        let provider = Fake::new(persona.clone(), seed);
+        let open = || {
+            let settings = fishplate::config::Settings {
+                providers: vec!["tcp".into()],
+                interfaces: interfaces.map(String::from).into(),
+                ..Default::default()
+            };
+            let node = builder().library(provider.library()).settings(settings).patience(Duration::ZERO);
+            node.shared_memory(false).open().unwrap()
+        };
+        let mut nodes: Vec<Node> = (0..4).map(|_| open()).collect();
+        let addresses: Vec<_> = nodes.iter().map(|node| node.address()).collect();
+        let memory: Vec<_> = nodes.iter_mut().map(|node| node.alloc(4096).unwrap()).collect();
+        let handles: Vec<_> =
+            nodes.iter().zip(&memory).map(|(node, &memory)| node.handle(memory).unwrap()).collect();
+        let others = |me: usize| (0..4).filter(move |&other| other != me);
+        let peers: Vec<Vec<Option<PeerId>>> = (0..4)
+            .map(|me| {
+                let peer = |to: usize| (to != me).then(|| nodes[me].connect(&addresses[to]).unwrap());
+                (0..4).map(peer).collect()
+            })
+            .collect();
+        let there: Vec<Vec<_>> = (0..4)
+            .map(|me| {
+                let import =
+                    |to: usize| peers[me][to].map(|peer| nodes[me].import(peer, &handles[to]).unwrap());
+                (0..4).map(import).collect()
+            })
+            .collect();
+        // Those that live put and read, long enough for a completion, and make progress.
+        let mut rounds = |nodes: &mut Vec<Node>, alive: usize, what: &str, done: &dyn Fn(&[Node]) -> bool| {
+            let deadline = Instant::now() + SOON;
+            while !done(nodes) {
+                assert!(
+                    Instant::now() < deadline,
+                    "seed {seed}: {what}: {:?}",
+                    nodes.iter().map(|node| node.stats()).collect::<Vec<_>>()
+                );
+                for (me, node) in nodes.iter_mut().enumerate().take(alive) {
+                    for to in others(me) {
+                        let there = there[me][to].unwrap();
+                        _ = node.put(&[7; 600][..], there.at(8), Notice::Silent);
+                        _ = node.get(memory[me].slice(1024..1624), there.at(8), Notice::Silent);
+                    }
+                    node.progress();
+                    peers[me].iter().flatten().for_each(|&peer| _ = node.peer_error(peer));
+                }
+            }
+        };
+        let failed = |node: &Node| node.stats().rails_failed;
+        rounds(&mut nodes, 4, "all have met", &|nodes| nodes.iter().all(|node| node.stats().arrived > 100));
+        assert!(nodes.iter().all(|node| failed(node) == 0), "seed {seed}");
+        // The last two nodes end: first one rail of each, a different one, then the others.
+        let gone: Vec<_> = nodes[2..].iter().map(endpoints).collect();
+        assert!(gone.iter().all(|rails| rails.len() == 2), "{gone:?}");
+        provider.kill(&gone[0][0]);
+        provider.kill(&gone[1][1]);
+        rounds(&mut nodes, 2, "both see that", &|nodes| nodes[..2].iter().all(|node| failed(node) >= 2));
+        provider.kill(&gone[0][1]);
+        provider.kill(&gone[1][0]);
+        let mut both = |me: usize, nodes: &mut Vec<Node>| {
+            let lost = [2, 3].map(|to| nodes[me].peer_error(peers[me][to].unwrap()).unwrap());
+            lost.iter().all(Option::is_some)
+        };
+        let deadline = Instant::now() + SOON;
+        while !(both(0, &mut nodes) && both(1, &mut nodes)) {
+            assert!(Instant::now() < deadline, "seed {seed}: they are not lost");
+            let turn = std::cell::Cell::new(0);
+            rounds(&mut nodes, 2, "a turn", &|_| turn.replace(turn.get() + 1) > 10);
+        }
+        // Neither has fenced a rail, and both go on over both.
+        for (me, to) in [(0, 1), (1, 0)] {
+            assert_eq!(nodes[me].rail_errors(peers[me][to].unwrap()), Ok(vec![]), "seed {seed}");
+            assert_eq!(nodes[me].address(), addresses[me], "seed {seed}: an endpoint was replaced");
+            assert_eq!((failed(&nodes[me]), nodes[me].stats().rails_returned), (2, 0), "seed {seed}");
+        }
+        let before = interfaces.map(|interface| provider.posted_on(interface));
+        let turn = std::cell::Cell::new(0);
+        rounds(&mut nodes, 2, "more", &|_| turn.replace(turn.get() + 1) > 200);
+        let after = interfaces.map(|interface| provider.posted_on(interface));
+        assert!(before.iter().zip(&after).all(|(before, after)| after > before), "{before:?} {after:?}");
         assert_eq!(provider.violations(), [] as [String; 0]);
     }
 }
