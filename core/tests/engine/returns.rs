@@ -96,7 +96,7 @@ fn run<const RAILS: usize>(seed: u64) -> (u64, u64) {
     let pairs = (0..nodes).flat_map(|from| (0..nodes).map(move |to| (from, to)));
     let line = |(from, to)| Line { from, to, put: 0, done: 0, added: 0, seen: 0, adding: false };
     let mut lines: Vec<Line> = pairs.map(line).collect();
-    let (busy, mut idle) = (4000, 0);
+    let (busy, mut idle) = (1500, 0);
     for turn in 0.. {
         let over = lines.iter().all(|line| line.done == line.put && !line.adding);
         if turn >= busy && over {
@@ -144,7 +144,7 @@ fn run<const RAILS: usize>(seed: u64) -> (u64, u64) {
 
 #[test]
 fn streams_are_whole_while_rails_fail_and_return() {
-    let seeds = seeds(60);
+    let seeds = seeds(100);
     let (mut returned, mut stale) = (0, 0);
     for &seed in &seeds {
         let (back, old) = match seed % 3 {
@@ -155,7 +155,7 @@ fn streams_are_whole_while_rails_fail_and_return() {
         (returned, stale) = (returned + back, stale + old);
     }
     println!("{} seeds: {returned} rails returned, {stale} messages of earlier epochs", seeds.len());
-    assert!(returned >= 20 * seeds.len() as u64, "{returned}");
+    assert!(returned >= 5 * seeds.len() as u64, "{returned}");
 }
 
 /// The fences at each node: the rail and the peer.
