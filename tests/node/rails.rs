@@ -237,8 +237,9 @@ fn processes_that_end_on_different_rails_take_no_rail_from_others() {
                 interfaces: interfaces.map(String::from).into(),
                 ..Default::default()
             };
-            let node = builder().library(provider.library()).settings(settings).patience(Duration::ZERO);
-            node.shared_memory(false).open().unwrap()
+            // Without a worker, which would go on while its process is to have ended.
+            let node = Node::builder().library(provider.library()).settings(settings);
+            node.patience(Duration::ZERO).shared_memory(false).open().unwrap()
         };
         let mut nodes: Vec<Node> = (0..4).map(|_| open()).collect();
         let addresses: Vec<_> = nodes.iter().map(|node| node.address()).collect();
@@ -260,7 +261,7 @@ fn processes_that_end_on_different_rails_take_no_rail_from_others() {
             })
             .collect();
         // Those that live put and read, long enough for a completion, and make progress.
-        let mut rounds = |nodes: &mut Vec<Node>, alive: usize, what: &str, done: &dyn Fn(&[Node]) -> bool| {
+        let rounds = |nodes: &mut Vec<Node>, alive: usize, what: &str, done: &dyn Fn(&[Node]) -> bool| {
             let deadline = Instant::now() + SOON;
             while !done(nodes) {
                 assert!(
@@ -290,7 +291,7 @@ fn processes_that_end_on_different_rails_take_no_rail_from_others() {
         rounds(&mut nodes, 2, "both see that", &|nodes| nodes[..2].iter().all(|node| failed(node) >= 2));
         provider.kill(&gone[0][1]);
         provider.kill(&gone[1][0]);
-        let mut both = |me: usize, nodes: &mut Vec<Node>| {
+        let both = |me: usize, nodes: &mut Vec<Node>| {
             let lost = [2, 3].map(|to| nodes[me].peer_error(peers[me][to].unwrap()).unwrap());
             lost.iter().all(Option::is_some)
         };
