@@ -141,4 +141,10 @@ events() {
         reached 6 && ip -n "$there" link set rail1 down && reached 7 && ip -n "$there" link set rail1 up
 }
 job "both cables are pulled and put back, one after the other" "[2-9]" "[2-9]" back
+# No other endpoint can be opened meanwhile.
+events() {
+    reached 2 && ip -n "$here" addr del 10.97.0.1/24 dev rail0 && ip -n "$here" link set rail0 down &&
+        reached 4 && ip -n "$here" link set rail0 up && ip -n "$here" addr add 10.97.0.1/24 dev rail0
+}
+job "an interface loses its address and gets it back" "[1-9]" "[1-9]" back
 exit $failed
