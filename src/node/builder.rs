@@ -326,8 +326,8 @@ impl Builder {
     /// acknowledged. A node with a device or with [`Settings::native_atomics`] has none, nor one
     /// without two libfabric rails of a provider that can fence: `tcp`.
     ///
-    /// Default: yes. [`Node::address`] changes when a rail has failed: peers that connect later need
-    /// the new one.
+    /// Default: yes. [`Node::address`] changes when a rail has failed: peers that connect later
+    /// need the new one.
     pub fn failover(mut self, failover: bool) -> Self {
         self.failover = failover;
         self
