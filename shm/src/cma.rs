@@ -118,3 +118,48 @@ pub(crate) fn read<const N: usize>(pid: i32, address: u64) -> Option<[u8; N]> {
     unsafe { copy(pid, Way::Get, &[range]) }.ok()?;
     Some(bytes)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_goes_on_where_it_was_cut_short() {
+        for (done, left) in [
+            (0, &[(0, 3), (9, 0), (20, 5)][..]),
+            (2, &[(2, 1), (9, 0), (20, 5)]),
+            (3, &[(20, 5)]),
+            (7, &[(24, 1)]),
+            (8, &[]),
+        ] {
+            let range = |(at, len): (usize, usize)| libc::iovec { iov_base: at as *mut _, iov_len: len };
+            let mut ranges = [(0, 3), (9, 0), (20, 5)].map(range);
+            let found: Vec<_> =
+                skip(&mut ranges, done).iter().map(|it| (it.iov_base.addr(), it.iov_len)).collect();
+            assert_eq!(found, left, "after {done} bytes");
+        }
+    }
+
+    #[test]
+    fn more_ranges_are_copied_than_bytes_lie_together() {
+        let from: Vec<u8> = (0..=255).collect();
+        let mut to = vec![0u8; 256];
+        let base = to.as_mut_ptr();
+        let range = |n: usize| Range {
+            local: NonNull::from(&from[4 * n..]).cast(),
+            // SAFETY: at most 252 bytes into the vector.
+            remote: unsafe { base.add(252 - 4 * n) } as u64,
+            len: n % 4 + 1,
+        };
+        let ranges: Vec<_> = (0..PIECES).map(range).collect();
+        let pid = std::process::id() as i32;
+        // SAFETY: all ranges lie in the two vectors.
+        match unsafe { copy(pid, Way::Put, &ranges) } {
+            Err(CmaError::Refused) => return println!("SKIPPED: the kernel refuses it here"),
+            copied => assert_eq!(copied, Ok(())),
+        }
+        for n in 0..PIECES {
+            assert_eq!(to[252 - 4 * n..][..n % 4 + 1], from[4 * n..][..n % 4 + 1], "piece {n}");
+        }
+    }
+}

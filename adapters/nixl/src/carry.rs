@@ -14,6 +14,9 @@ use crate::state::{Away, Local, State};
 use crate::status::Status;
 use crate::transfer::{Desc, Piece, Regions, Transfer};
 
+/// The most passes of one look at a transfer.
+const PASSES: usize = 16;
+
 impl State {
     /// Prepares a transfer. Nothing moves.
     pub fn prepare(
@@ -100,17 +103,16 @@ impl State {
         status
     }
 
-    /// How far a transfer is.
+    /// How far a transfer is. Makes some passes if it is in progress.
     pub fn check(&mut self, number: u64) -> Status {
-        let active = |state: &State| state.transfers.get(number).map(|transfer| transfer.active);
-        if active(self) == Some(true) {
-            self.progress();
+        for _ in 0..PASSES {
+            match self.transfers.get(number) {
+                None => return Status::NOT_FOUND,
+                Some(transfer) if transfer.active => self.progress(),
+                Some(transfer) => return transfer.fault.unwrap_or(Status::SUCCESS),
+            }
         }
-        match self.transfers.get(number) {
-            None => Status::NOT_FOUND,
-            Some(transfer) if transfer.active => Status::IN_PROG,
-            Some(transfer) => transfer.fault.unwrap_or(Status::SUCCESS),
-        }
+        Status::IN_PROG
     }
 
     /// Releases a transfer. What is in flight ends later; nothing more of it is posted.

@@ -36,9 +36,11 @@ def lists(seed):
         return [(start * CELL, start * CELL, (end - start) * CELL)]
     here, there = rng.sample(range(cells), count), rng.sample(range(cells), count)
     if rng.random() < 0.3:
-        # Adjacent ones, which are joined.
+        # Adjacent ones, which are joined unless they lie apart at the other end.
         first = rng.randrange(cells - count + 1)
-        here, there = range(first, first + count), range(cells - count, cells)
+        here, there = list(range(first, first + count)), list(range(cells - count, cells))
+        rng.choice([lambda cells: None, rng.shuffle])(rng.choice([here, there]))
+        return [(a * CELL, b * CELL, CELL) for a, b in zip(here, there)]
     found = []
     for a, b in zip(here, there):
         at = rng.randrange(CELL)
