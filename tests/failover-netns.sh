@@ -84,8 +84,8 @@ sent() {
     ip netns exec "$here" cat /sys/class/net/rail{0,1}/statistics/tx_bytes
 }
 
-# job NAME FAILED RETURNED [back]: two ends; runs `events` meanwhile; so many rails (patterns) fail and return at
-# each end. With `back` all rails are to return, and to be used in the end.
+# job NAME FAILED RETURNED [back]: two ends; runs `events` meanwhile; so many rails (patterns) fail
+# and return at each end. With `back` all rails are to return, and to be used in the end.
 job() {
     local pids=() pid status=0 side before=() after=() use=""
     port=$((port + 1))
