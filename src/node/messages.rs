@@ -13,7 +13,7 @@ use fishplate_core::error::OpError;
 use fishplate_core::mem::PeerId;
 use fishplate_core::op::{Completion, Outcome, Token};
 
-use super::home::CONTEXT;
+use super::home::{CONTEXT, NodeEngine};
 use super::memory::{Memory, Slice};
 use super::operations::{RoomWait, Source, issue};
 use super::{Driver, Error, Node, behind};
@@ -45,7 +45,7 @@ impl Node {
     /// [`Error::Op`]: nothing was sent. [`Error::NotConnected`]. Bytes cannot be
     /// [reported](Notice::Report): [`OpError::Unreported`].
     #[doc(alias = "MPI_Isend")]
-    #[inline]
+    #[inline(always)]
     pub fn send<'a>(
         &mut self,
         to: PeerId,
@@ -53,28 +53,49 @@ impl Node {
         from: impl Into<Source<'a>>,
         notice: Notice,
     ) -> Result<Issued, Error> {
-        let (tag, from) = (tag.into(), from.into());
-        let payload = match from {
-            Source::Memory(Slice { at, len }) => Payload::Region(at, len),
-            Source::Bytes(_) if notice != Notice::Silent => return Err(OpError::Unreported.into()),
-            Source::Bytes(bytes) => Payload::Bytes(bytes),
-        };
-        match issue!(self, engine => engine.send(CONTEXT, to, tag, payload, notice)) {
-            Ok(issued) => Ok(issued),
-            Err(error) => self.send_slow(to, tag, from, notice, error),
+        match from.into() {
+            Source::Bytes(_) if notice != Notice::Silent => Err(OpError::Unreported.into()),
+            Source::Bytes(bytes) => self.send_bytes(to, tag.into(), bytes),
+            Source::Memory(slice) => self.send_memory(to, tag.into(), slice, notice),
         }
     }
 
-    /// Sends to a peer that is not connected yet, or from bytes too long for an eager message.
+    #[inline(always)]
+    fn send_bytes(&mut self, to: PeerId, tag: Tag, bytes: &[u8]) -> Result<Issued, Error> {
+        let payload = Payload::Bytes(bytes);
+        match self.home.engine.send_eager(CONTEXT, to, tag, payload) {
+            Some(issued) => Ok(issued),
+            None => self.send_later(to, tag, Source::Bytes(bytes), Notice::Silent),
+        }
+    }
+
+    #[inline(never)]
+    fn send_memory(&mut self, to: PeerId, tag: Tag, from: Slice, notice: Notice) -> Result<Issued, Error> {
+        let payload = Payload::Region(from.at, from.len);
+        match self.home.engine.send_eager(CONTEXT, to, tag, payload) {
+            Some(issued) => Ok(issued),
+            None => self.send_later(to, tag, Source::Memory(from), notice),
+        }
+    }
+
+    /// Sends what cannot be posted at once: waits for room, connects the peer, copies long bytes.
     #[cold]
-    fn send_slow(
+    #[inline(never)]
+    fn send_later(
         &mut self,
         to: PeerId,
         tag: Tag,
         from: Source<'_>,
         notice: Notice,
-        error: OpError,
     ) -> Result<Issued, Error> {
+        let payload = match from {
+            Source::Memory(Slice { at, len }) => Payload::Region(at, len),
+            Source::Bytes(bytes) => Payload::Bytes(bytes),
+        };
+        let error = match issue!(self, engine => engine.send(CONTEXT, to, tag, payload, notice)) {
+            Ok(issued) => return Ok(issued),
+            Err(error) => error,
+        };
         behind!(self, |node| node.send(to, tag, from, notice));
         match (error, from) {
             (OpError::UnknownPeer, _) if self.is_met(to) == Some(false) => {
@@ -172,15 +193,32 @@ impl Node {
         word: u64,
     ) -> Result<Request, Error> {
         let tag = tag.into();
-        let posted =
-            issue!(self, engine => engine.recv(source, tag, ignore, Some((into.at, into.len)), word));
-        match posted {
+        match self.home.engine.recv(source, tag, ignore, Some((into.at, into.len)), word) {
+            Ok(request) => Ok(request),
+            Err(error) => self.post_recv_later(source, tag, ignore, into, word, error),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn post_recv_later(
+        &mut self,
+        source: Option<PeerId>,
+        tag: Tag,
+        ignore: Tag,
+        into: Slice,
+        word: u64,
+        error: OpError,
+    ) -> Result<Request, Error> {
+        let again =
+            move |engine: &mut NodeEngine| engine.recv(source, tag, ignore, Some((into.at, into.len)), word);
+        match self.issue_later(error, again) {
             Err(OpError::UnknownPeer) if matches!(self.driver, Driver::Worker(_)) => {
                 self.else_behind(OpError::UnknownPeer, |node| node.post_recv(source, tag, ignore, into, word))
             }
             Err(OpError::UnknownPeer) if source.and_then(|peer| self.is_met(peer)) == Some(false) => {
                 source.map_or(Ok(()), |peer| self.connected(peer))?;
-                Ok(issue!(self, engine => engine.recv(source, tag, ignore, Some((into.at, into.len)), word))?)
+                self.post_recv(source, tag, ignore, into, word)
             }
             posted => Ok(posted?),
         }
@@ -209,7 +247,18 @@ impl Node {
     }
 
     /// Takes the status of the next complete receive. Makes no progress.
+    #[inline]
     pub fn next_recv(&mut self) -> Option<Status> {
+        match self.own.receives.is_empty() && matches!(self.driver, Driver::Program) {
+            true => self.home.engine.next_recv(),
+            false => self.next_recv_of_others(),
+        }
+    }
+
+    /// [`next_recv`](Self::next_recv) of a front, or of a node with receives of its own.
+    #[cold]
+    #[inline(never)]
+    fn next_recv_of_others(&mut self) -> Option<Status> {
         if let Driver::Worker(worker) = &self.driver {
             return worker.call(Node::next_recv).ok()?;
         }

@@ -57,6 +57,9 @@ impl NodeSetup<'_> {
     }
 }
 
+/// Size of the usual head of a message: that of an eager one.
+const HEAD: usize = 32;
+
 /// A call of the rail with a device, kept out of line.
 #[cold]
 #[inline(never)]
@@ -72,6 +75,38 @@ macro_rules! each {
             NodeRail::Gpu($rail) => aside(|| $call),
         }
     };
+}
+
+/// The hot calls of rails other than shared memory, out of line: inlined, libfabric's code would
+/// take registers from that of shared memory. Cold where the call is in the middle of a path.
+impl NodeRail {
+    #[cold]
+    #[inline(never)]
+    fn post_message_elsewhere(
+        &mut self,
+        peer: Peer,
+        head: &[u8],
+        body: Untrusted<'_>,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        each!(self, rail => rail.post_message(peer, head, body, cx))
+    }
+
+    #[inline(never)]
+    fn poll_elsewhere<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
+        each!(self, rail => rail.poll(budget, sink))
+    }
+
+    #[inline(never)]
+    fn flush_elsewhere(&mut self) {
+        each!(self, rail => rail.flush())
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn notify_elsewhere(&mut self, peer: Peer) {
+        each!(self, rail => rail.notify(peer))
+    }
 }
 
 /// A post between `$local` and `$remote`.
@@ -238,7 +273,12 @@ unsafe impl Rail for NodeRail {
         body: Untrusted<'_>,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        each!(self, rail => rail.post_message(peer, head, body, cx))
+        match (self, <&[u8; HEAD]>::try_from(head)) {
+            (NodeRail::Local(rail), _) => rail.post_message(peer, head, body, cx),
+            // A copy: if the head itself were lent, shared memory's would go through the stack too.
+            (other, Ok(&head)) => other.post_message_elsewhere(peer, &{ head }, body, cx),
+            (other, _) => other.post_message_elsewhere(peer, head, body, cx),
+        }
     }
 
     #[inline(always)]
@@ -256,12 +296,18 @@ unsafe impl Rail for NodeRail {
 
     #[inline(always)]
     fn poll<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
-        each!(self, rail => rail.poll(budget, sink))
+        match self {
+            NodeRail::Local(rail) => rail.poll(budget, sink),
+            other => other.poll_elsewhere(budget, sink),
+        }
     }
 
     #[inline(always)]
     fn flush(&mut self) {
-        each!(self, rail => rail.flush())
+        match self {
+            NodeRail::Local(rail) => rail.flush(),
+            other => other.flush_elsewhere(),
+        }
     }
 
     #[inline(always)]
@@ -301,7 +347,10 @@ unsafe impl Rail for NodeRail {
 
     #[inline(always)]
     fn notify(&mut self, peer: Peer) {
-        each!(self, rail => rail.notify(peer))
+        match self {
+            NodeRail::Local(rail) => rail.notify(peer),
+            other => other.notify_elsewhere(peer),
+        }
     }
 
     fn check_peers<S: Sink>(&mut self, sink: &mut S) {

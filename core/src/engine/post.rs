@@ -320,20 +320,35 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 
 impl<const RAILS: usize> State<'_, RAILS> {
     /// Chooses the rail for the next post to a peer, except those in `exclude`.
-    #[inline]
+    #[inline(always)]
     pub(super) fn pick(&mut self, peer: u16, exclude: u16, bytes: u64) -> Option<usize> {
         if RAILS == 1 {
             // A connected peer is reached by at least one rail.
             return (exclude & 1 == 0).then_some(0);
         }
-        let slot = self.peers.get_mut(peer as usize)?;
-        let rails = slot.rails & !exclude;
-        if rails == 0 {
-            return None;
+        let rails = self.peers.get(peer as usize)?.rails;
+        self.pick_from(peer, rails & !exclude, bytes)
+    }
+
+    /// Chooses one of these rails to a peer.
+    #[inline(always)]
+    pub(super) fn pick_from(&mut self, peer: u16, rails: u16, bytes: u64) -> Option<usize> {
+        match rails & rails.wrapping_sub(1) {
+            _ if RAILS == 1 => (rails != 0).then_some(0),
+            _ if rails == 0 => None,
+            0 => Some(rails.trailing_zeros() as usize),
+            _ => Some(self.pick_of(peer, rails, bytes)),
         }
-        let first = rails.trailing_zeros() as usize;
-        if rails & (rails - 1) == 0 || self.config.policy == RailPolicy::Fixed {
-            return Some(first);
+    }
+
+    /// Chooses one of several rails. Out of line, to keep callers short; cold, to keep their
+    /// registers.
+    #[cold]
+    #[inline(never)]
+    fn pick_of(&mut self, peer: u16, rails: u16, bytes: u64) -> usize {
+        let slot = &mut self.peers[peer as usize];
+        if self.config.policy == RailPolicy::Fixed {
+            return rails.trailing_zeros() as usize;
         }
         // Rotated so that bit 0 is the rail whose turn it is.
         let turn = slot.turn as u32;
@@ -351,7 +366,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
             }
         }
         slot.turn = (rail as u8 + 1) & 15;
-        Some(rail)
+        rail
     }
 
     /// The bitmask of rails to a peer on which a message of this length does not fit; may include

@@ -341,6 +341,21 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         // only accessed atomically.
         unsafe { op.apply(word.ptr, value) };
         self.state.direct = true;
+        self.notify(word);
+    }
+
+    /// Notifies the owner of a mapped word: inline through the first rail, which shared memory is.
+    #[inline(always)]
+    fn notify(&mut self, word: Mapped) {
+        match word.rail {
+            0 => self.rails.first_mut().notify(Peer(word.peer)),
+            _ => self.notify_through(word),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn notify_through(&mut self, word: Mapped) {
         self.rails[word.rail as usize].notify(Peer(word.peer));
     }
 
@@ -369,7 +384,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let value = unsafe { amo.apply(word.ptr) };
         if amo.op != AmoOp::Fetch {
             self.state.direct = true;
-            self.rails[word.rail as usize].notify(Peer(word.peer));
+            self.notify(word);
         }
         if fetch { value } else { 0 }
     }

@@ -89,6 +89,13 @@ impl<R, const MAX: usize> SomeRails<R, MAX> {
         SomeRails(rails)
     }
 
+    /// Returns the first rail, without a bounds check.
+    #[inline(always)]
+    pub(crate) fn first_mut(&mut self) -> &mut R {
+        // SAFETY: the list is not empty, so its first slot is initialized.
+        unsafe { &mut *self.0.slots.as_mut_ptr().cast() }
+    }
+
     #[inline(always)]
     fn count(&self) -> usize {
         if MAX == 1 { 1 } else { self.0.len }
@@ -143,8 +150,10 @@ mod tests {
         assert!(rails.iter().map(|rail| rail.0).eq(0..3));
         rails[1].0 = 9;
         // SAFETY: the list has three rails.
-        let rails = unsafe { SomeRails::new(rails) };
+        let mut rails = unsafe { SomeRails::new(rails) };
         assert_eq!((rails[1].0, rails.len(), drops.get().0), (9, 3, 1));
+        rails.first_mut().0 = 8;
+        assert_eq!(rails[0].0, 8);
         drop(rails);
         assert_eq!(drops.get().0, 4);
     }

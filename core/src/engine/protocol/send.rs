@@ -13,7 +13,7 @@ use super::super::failover::Sent;
 use super::super::list::NONE;
 use super::super::pending::{OpKind, PendingSlot};
 use super::super::post::Blocked;
-use super::super::stream::kept;
+use super::super::stream::{Stream, kept};
 use super::super::submit::{Issued, Notice};
 use super::super::table::{PeerSlot, PeerState, locate, resolve_local};
 use super::super::tag::Tag;
@@ -21,6 +21,7 @@ use super::super::wire::{GENERATION_MASK, Owner, PostTag};
 use super::super::{ContextId, Engine, State};
 use super::head::{self, Head, LONGEST, Offer};
 use super::request::UNREGISTERED;
+use super::stock::Account;
 
 /// The payload of a send.
 #[derive(Clone, Copy, Debug)]
@@ -74,10 +75,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         payload: Payload<'_>,
         notice: Notice,
     ) -> Result<Issued, OpError> {
-        if let Some(issued) = self.send_now(context, to, tag, &payload) {
-            return Ok(issued);
+        match self.send_eager(context, to, tag, payload) {
+            Some(issued) => Ok(issued),
+            None => self.send_slow(context, to, tag, payload, notice, false),
         }
-        self.send_slow(context, to, tag, payload, notice, false)
     }
 
     /// [`send`](Self::send) that ends only once a receive has matched, even if the peer is this
@@ -107,16 +108,18 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         index.is_ok_and(|index| self.state.pending.slots[index as usize].form == Form::Request)
     }
 
-    /// Posts the message if it has a credit, its stream has nothing unposted, and a rail takes it.
+    /// The part of [`send`](Self::send) that posts a short message at once, if it has a credit, its
+    /// stream has nothing unposted, and a rail takes it. `None`: nothing was done; call `send`. Hot
+    /// path.
     #[inline(always)]
-    fn send_now(
+    pub fn send_eager(
         &mut self,
         context: ContextId,
         to: PeerId,
         tag: Tag,
-        payload: &Payload<'_>,
+        payload: Payload<'_>,
     ) -> Option<Issued> {
-        let (from, len) = match *payload {
+        let (from, len) = match payload {
             Payload::Bytes(bytes) => (bytes.as_ptr(), bytes.len()),
             Payload::Span(span) => (span.ptr().as_ptr().cast_const(), span.len()),
             Payload::Region(at, len) => {
@@ -124,19 +127,23 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 (from.as_ptr().cast_const(), len)
             }
         };
+        let bytes = (head::HEAD + len) as u32;
         let state = &mut self.state;
-        let protocol = state.protocol.as_mut()?;
-        match state.peers.get(to.index as usize) {
-            Some(PeerSlot { state: PeerState::Connected, generation, .. })
-                if *generation == to.generation => {}
+        let rails = match state.peers.get(to.index as usize) {
+            Some(PeerSlot { state: PeerState::Connected, generation, rails, .. })
+                if *generation == to.generation =>
+            {
+                *rails
+            }
             _ => return None,
-        }
+        };
         if context.0 as u16 >= state.config.contexts {
             return None;
         }
-        let stream = context.0 as u32 * state.peers.len() as u32 + to.index as u32;
-        let account = &mut protocol.accounts[stream as usize];
-        let s = &mut state.streams[stream as usize];
+        let rail = state.pick_from(to.index, rails & !state.too_short(to.index, bytes), bytes as u64)?;
+        let stream = context.0 as usize * state.peers.len() + to.index as usize;
+        let account = state.protocol.as_mut()?.accounts.get_mut(stream)?;
+        let s = state.streams.get_mut(stream)?;
         if s.unposted != NONE
             || s.fence & kept(RAILS) != 0
             || s.in_flight() >= state.config.window as u64
@@ -145,27 +152,24 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         {
             return None;
         }
-        let cursor = s.window.expected();
         let head = Head {
             word: s.word(state.mask),
-            ack: truncate::<32>(cursor.0),
+            ack: truncate::<32>(s.window.expected().0),
             freed: account.returned,
             ..Head::tagged(head::TAGGED, context.0, tag)
         };
-        let bytes = (head::HEAD + len) as u32;
-        let short = state.too_short(to.index, bytes);
-        let rail = state.pick(to.index, short, bytes as u64)?;
         let owner = Owner::Control(Peer(to.index), to.generation & GENERATION_MASK);
         // SAFETY: a slice, a span, or a range that was checked against its region.
         let body = unsafe { Untrusted::new(from, len) };
         let cx = PostTag { owner, bytes }.pack();
-        let posted = self.rails[rail].post_message(Peer(to.index), &head.write(), body, cx).ok()?;
-        let state = &mut self.state;
+        let through = &mut self.rails[rail];
+        let posted = through.post_message(Peer(to.index), &head.write(), body, cx).ok()?;
+        // The others hold nothing back between two calls.
+        through.flush();
         if posted == Posted::Pending {
             state.loads.posted(rail, bytes as u64);
         }
-        state.sent_at_once(stream);
-        self.flush();
+        sent_at_once(s, account, &mut state.open);
         Some(Issued::Done { value: len as u64 })
     }
 
@@ -294,7 +298,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 return Err(OpError::Again);
             }
         }
-        self.state.sent_at_once(stream);
+        let state = &mut self.state;
+        if let Some(protocol) = &mut state.protocol {
+            let account = &mut protocol.accounts[stream as usize];
+            sent_at_once(&mut state.streams[stream as usize], account, &mut state.open);
+        }
         self.flush();
         Ok(Issued::Done { value: bytes.len() as u64 })
     }
@@ -455,37 +463,29 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     }
 }
 
-impl<const RAILS: usize> State<'_, RAILS> {
-    /// Records an eager message: it takes the next number and a credit, and carries the cursor and
-    /// all returned credits. It needs no slot: the stream counts as open until it is acknowledged.
-    ///
-    /// Writes few cache lines, and only fields that change: stores retire in program order, so a
-    /// store to a lane that waits for its line delays all later ones.
-    #[inline(always)]
-    fn sent_at_once(&mut self, stream: u32) {
-        let s = &mut self.streams[stream as usize];
-        let cursor = s.window.expected();
-        let mut tells = s.ack_sent != cursor;
-        if let Some(protocol) = &mut self.protocol {
-            let account = &mut protocol.accounts[stream as usize];
-            account.sent = account.sent.wrapping_add(1);
-            account.at_once += 1;
-            tells |= account.owed() != 0;
-            if tells {
-                account.told = account.returned;
-            }
-        }
-        // If nothing is owed, `age` is 0 already.
-        if tells {
-            (s.ack_sent, s.age) = (cursor, 0);
-        }
-        s.next = s.next.plus(1);
-        s.silent_end = s.next;
-        if !s.silent {
-            self.open += s.silent_until_next();
-        }
+/// Records an eager message: it takes the next number and a credit, and carries the cursor and all
+/// returned credits. It needs no slot: the stream counts as `open` until it is acknowledged.
+///
+/// Writes few cache lines, and only fields that change: stores retire in program order, so a store
+/// to a lane that waits for its line delays all later ones.
+#[inline(always)]
+fn sent_at_once(s: &mut Stream, account: &mut Account, open: &mut u32) {
+    let cursor = s.window.expected();
+    account.sent = account.sent.wrapping_add(1);
+    account.at_once += 1;
+    // If nothing is owed, `age` is 0 already.
+    if s.ack_sent != cursor || account.owed() != 0 {
+        account.told = account.returned;
+        (s.ack_sent, s.age) = (cursor, 0);
     }
+    s.next = s.next.plus(1);
+    s.silent_end = s.next;
+    if !s.silent {
+        *open += s.silent_until_next();
+    }
+}
 
+impl<const RAILS: usize> State<'_, RAILS> {
     /// Where the payload of a send lies, with its keys if they fit in a message.
     fn offer(&self, peer: u16, slot: &PendingSlot, token: u64) -> Offer<RAILS> {
         let mut offer = Offer { token, len: slot.left, size: slot.left, ..Offer::NONE };
