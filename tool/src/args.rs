@@ -282,7 +282,9 @@ Latency:
   where the two sides do not run at the same time, because other programs need
   their processors. p50/fl is p50 over the floor. Below 1 the floor was
   measured while the processors were slower or busier than during the test:
-  repeat the run, with --pin on idle processors.";
+  repeat the run, with --pin on idle processors.
+  floor_apart_ns (apart, p50/ap) is the best with a cache line for each
+  direction, as both sides of a test have: each writes to memory of the other.";
 
 /// Checks the form of an address.
 fn address(text: &str) -> Result<String, String> {

@@ -3,8 +3,10 @@
 //!
 //! Both sides call with the same [`Pad`] in memory that they share; one starts, the other answers.
 //! Four ways are tried, both words in one cache line or in two, with and without a pause between
-//! looks, and the fastest counts. Each is the median of many short batches, so that an interrupt
-//! spoils a batch and not the figure.
+//! looks, and the fastest counts. The fastest in two lines is the floor of sides that write to
+//! memory of each other: there a store takes the line from the side that reads it, and a load
+//! gives it back, where in one line the answer takes it along. Each way is the median of many short
+//! batches, so that an interrupt spoils a batch and not the figure.
 //!
 //! Sides that the scheduler has put on one processor have no floor: each waits for the other to be
 //! scheduled, and the measurement would take minutes. It is given up then.
@@ -42,6 +44,9 @@ pub struct Pad {
     base: NonNull<AtomicU64>,
 }
 
+/// Words of a cache line.
+const WORDS: usize = 8;
+
 /// One way to do it.
 #[derive(Clone, Copy, Debug)]
 struct Way {
@@ -77,9 +82,9 @@ impl Pad {
 
     /// The side that measures. Nanoseconds;
     /// `None` if it takes longer than `limit`, and so is no floor.
-    pub fn measure(&self, limit: Duration, clock: &Clock, alive: Alive<'_>) -> Outcome<Option<f64>> {
+    pub fn measure(&self, limit: Duration, clock: &Clock, alive: Alive<'_>) -> Outcome<Option<Floor>> {
         let until = Instant::now() + limit;
-        let mut best = f64::INFINITY;
+        let mut best = Floor { ns: f64::INFINITY, apart_ns: f64::INFINITY };
         for way in WAYS {
             let mut batches = [0u64; BATCHES];
             for ticks in &mut batches {
@@ -90,7 +95,11 @@ impl Pad {
                 *ticks = clock.now().wrapping_sub(start);
             }
             batches.sort_unstable();
-            best = best.min(clock.ns(batches[BATCHES / 2]) / (2 * ROUNDS) as f64);
+            let ns = clock.ns(batches[BATCHES / 2]) / (2 * ROUNDS) as f64;
+            best.ns = best.ns.min(ns);
+            if way.words[0] / WORDS != way.words[1] / WORDS {
+                best.apart_ns = best.apart_ns.min(ns);
+            }
         }
         Ok(Some(best))
     }
@@ -165,11 +174,20 @@ fn bounce<const PAUSE: bool>(
     }
 }
 
+/// A floor, in nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Floor {
+    /// The best of all ways.
+    pub ns: f64,
+    /// The best with a line for each direction.
+    pub apart_ns: f64,
+}
+
 /// Floors taken during one row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Floors {
-    /// Before the first half, between the halves, after the second, in nanoseconds.
-    pub taken: [f64; 3],
+    /// Before the first half, between the halves, after the second.
+    pub taken: [Floor; 3],
 }
 
 impl Floors {
@@ -177,16 +195,20 @@ impl Floors {
     const STEADY: f64 = 1.2;
 
     /// The floor of the row: the one in the middle by size.
-    pub fn median(&self) -> f64 {
-        let mut sorted = self.taken;
-        sorted.sort_by(f64::total_cmp);
-        sorted[1]
+    pub fn median(&self) -> Floor {
+        let middle = |pick: fn(&Floor) -> f64| {
+            let mut sorted = self.taken.each_ref().map(pick);
+            sorted.sort_by(f64::total_cmp);
+            sorted[1]
+        };
+        Floor { ns: middle(|floor| floor.ns), apart_ns: middle(|floor| floor.apart_ns) }
     }
 
     /// Whether it stayed where it was.
     pub fn steady(&self) -> bool {
-        let least = self.taken.iter().copied().fold(f64::INFINITY, f64::min);
-        let most = self.taken.iter().copied().fold(0.0, f64::max);
+        let taken = self.taken.map(|floor| floor.ns);
+        let least = taken.into_iter().fold(f64::INFINITY, f64::min);
+        let most = taken.into_iter().fold(0.0, f64::max);
         most <= least * Self::STEADY
     }
 }
@@ -226,7 +248,10 @@ mod tests {
             let clock = Clock::calibrate();
             for _ in 0..2 {
                 let floor = pad().measure(3600 * AMPLE, &clock, &mut yields).unwrap().expect("a floor");
-                assert!(floor > 1.0 && floor.is_finite(), "{floor}");
+                assert!(
+                    floor.ns > 1.0 && floor.ns <= floor.apart_ns && floor.apart_ns.is_finite(),
+                    "{floor:?}"
+                );
             }
         });
     }
@@ -274,8 +299,9 @@ mod tests {
 
     #[test]
     fn floors_are_steady_within_a_fifth() {
-        assert!(Floors { taken: [33.0, 36.0, 39.0] }.steady());
-        assert!(!Floors { taken: [33.0, 36.0, 40.0] }.steady());
-        assert_eq!(Floors { taken: [40.0, 33.0, 36.0] }.median(), 36.0);
+        let floors = |taken: [f64; 3]| Floors { taken: taken.map(|ns| Floor { ns, apart_ns: 100.0 - ns }) };
+        assert!(floors([33.0, 36.0, 39.0]).steady());
+        assert!(!floors([33.0, 36.0, 40.0]).steady());
+        assert_eq!(floors([40.0, 33.0, 36.0]).median(), Floor { ns: 36.0, apart_ns: 64.0 });
     }
 }

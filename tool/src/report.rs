@@ -58,6 +58,8 @@ pub struct Row {
     pub bytes_per_s: f64,
     /// Half of a round trip of bare atomics between the two sides; none within one process.
     pub floor_ns: Option<f64>,
+    /// The same with a cache line for each direction, as the two sides of a test have.
+    pub floor_apart_ns: Option<f64>,
     /// Iterations whose data was verified.
     pub checked: u64,
     /// Iterations whose data was wrong.
@@ -78,6 +80,8 @@ pub struct Row {
     pub pin: Option<(usize, usize)>,
     /// `lat_ns.p50 / floor_ns`, for ping-pong tests.
     pub p50_over_floor: Option<f64>,
+    /// `lat_ns.p50 / floor_apart_ns`, for ping-pong tests.
+    pub p50_over_apart: Option<f64>,
     /// A plain copy of the same buffers, interleaved with the measurement.
     pub memcpy_bytes_per_s: Option<f64>,
     /// Whose memory payloads were in, here and there, if a device's.
@@ -106,6 +110,7 @@ impl Row {
             msgs_per_s: 0.0,
             bytes_per_s: 0.0,
             floor_ns: None,
+            floor_apart_ns: None,
             checked: 0,
             errors: 0,
             arrivals_out_of_order: 0,
@@ -116,6 +121,7 @@ impl Row {
             seed: plan.seed,
             pin: plan.places.cpus,
             p50_over_floor: None,
+            p50_over_apart: None,
             memcpy_bytes_per_s: None,
             devices: plan.devices.iter().map(ToString::to_string).collect(),
             ipc_path: (plan.transport == Transport::Gpu).then_some(plan.ipc_path),
@@ -202,7 +208,7 @@ pub fn print(text: &str) -> Outcome {
 
 fn header() -> String {
     format!(
-        "#{:>6} {:>9} {:>9} {:>9}  {:>8} {:>8} {:>8} {:>8} {:>8} {:>8}  {:>8} {:>7} {:>7}",
+        "#{:>6} {:>9} {:>9} {:>9}  {:>8} {:>8} {:>8} {:>8} {:>8} {:>8}  {:>8} {:>7} {:>8} {:>7} {:>7}",
         "size",
         "iters",
         "Mops/s",
@@ -215,15 +221,18 @@ fn header() -> String {
         "max",
         "floor",
         "p50/fl",
+        "apart",
+        "p50/ap",
         "errors"
     )
 }
 
 fn line(row: &Row) -> String {
     let dash = || "-".to_string();
+    let times = |ratio: f64| format!("{ratio:.2}x");
     let lat = |pick: fn(&Latency) -> f64| row.lat_ns.as_ref().map_or_else(dash, |l| time(pick(l)));
     let mut line = format!(
-        "{:>7} {:>9} {:>9.3} {:>9.3}  {:>8} {:>8} {:>8} {:>8} {:>8} {:>8}  {:>8} {:>7} {:>7}",
+        "{:>7} {:>9} {:>9.3} {:>9.3}  {:>8} {:>8} {:>8} {:>8} {:>8} {:>8}  {:>8} {:>7} {:>8} {:>7} {:>7}",
         sizes::show(row.size),
         row.iters,
         row.msgs_per_s / 1e6,
@@ -235,7 +244,9 @@ fn line(row: &Row) -> String {
         lat(|l| l.p999),
         lat(|l| l.max),
         row.floor_ns.map_or_else(dash, time),
-        row.p50_over_floor.map_or_else(dash, |r| format!("{r:.2}x")),
+        row.p50_over_floor.map_or_else(dash, times),
+        row.floor_apart_ns.map_or_else(dash, time),
+        row.p50_over_apart.map_or_else(dash, times),
         row.errors + row.signals_misordered,
     );
     if let Some(copy) = row.memcpy_bytes_per_s {
@@ -263,7 +274,7 @@ pub fn time(ns: f64) -> String {
     }
 }
 
-const CSV_HEADER: [&str; 20] = [
+const CSV_HEADER: [&str; 21] = [
     "schema_version",
     "test",
     "transport",
@@ -284,12 +295,13 @@ const CSV_HEADER: [&str; 20] = [
     "arrivals_out_of_order",
     "signals_misordered",
     "memcpy_bytes_per_s",
+    "floor_apart_ns",
 ];
 
 fn csv(row: &Row) -> String {
     let number = |value: Option<f64>| value.map_or_else(String::new, |v| format!("{v:.3}"));
     let lat = |pick: fn(&Latency) -> f64| number(row.lat_ns.as_ref().map(pick));
-    let fields: [String; 20] = [
+    let fields: [String; 21] = [
         row.schema_version.to_string(),
         args::name(row.test),
         args::name(row.transport),
@@ -310,6 +322,7 @@ fn csv(row: &Row) -> String {
         row.arrivals_out_of_order.to_string(),
         row.signals_misordered.to_string(),
         number(row.memcpy_bytes_per_s),
+        number(row.floor_apart_ns),
     ];
     fields.join(",")
 }
@@ -368,6 +381,7 @@ mod tests {
             "msgs_per_s",
             "bytes_per_s",
             "floor_ns",
+            "floor_apart_ns",
             "checked",
             "errors",
             "arrivals_out_of_order",

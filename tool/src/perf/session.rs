@@ -25,7 +25,7 @@ use crate::args::{Plan, Test, Transport, name};
 use crate::clock::monotonic_ns;
 use crate::cpu::{self, Pinned, Places};
 use crate::failure::{Failure, Outcome};
-use crate::floor::{AMPLE, Floors, PAD_LEN, Pad};
+use crate::floor::{AMPLE, Floor, Floors, PAD_LEN, Pad};
 use crate::histogram::Histogram;
 use crate::interrupt;
 use crate::progress::Progress;
@@ -167,9 +167,8 @@ impl<const STARTS: bool> Session<STARTS> {
         self.exchange::<(), ()>(&())
     }
 
-    /// Nanoseconds; `None` where both sides share one processor, or no memory,
-    /// and there is no floor.
-    fn floor(&mut self) -> Outcome<Option<f64>> {
+    /// `None` where both sides share one processor, or no memory, and there is no floor.
+    fn floor(&mut self) -> Outcome<Option<Floor>> {
         let Some(pad) = self.pad.filter(|_| !self.side.crowded) else {
             return Ok(None);
         };
@@ -181,7 +180,7 @@ impl<const STARTS: bool> Session<STARTS> {
     }
 
     /// As [`floor`](Self::floor), after another, without which there is no use in it.
-    fn floor_after(&mut self, before: Option<f64>) -> Outcome<Option<f64>> {
+    fn floor_after(&mut self, before: Option<Floor>) -> Outcome<Option<Floor>> {
         before.map_or(Ok(None), |_| self.floor())
     }
 
@@ -341,7 +340,10 @@ impl<const STARTS: bool> Session<STARTS> {
                 progress.extend(2);
                 progress.around(|| {
                     eprintln!(
-                        "# floor moved ({a:.1}, {b:.1}, {c:.1} ns): measuring {} again",
+                        "# floor moved ({:.1}, {:.1}, {:.1} ns): measuring {} again",
+                        a.ns,
+                        b.ns,
+                        c.ns,
                         sizes::show(size)
                     );
                 });
@@ -353,19 +355,19 @@ impl<const STARTS: bool> Session<STARTS> {
             row.rate(tally.ops, clock.ns(tally.ticks) * 1e-9);
             row.iters = some + more;
             row.lat_ns = histogram.summary(clock, job.divisor());
-            row.floor_ns = floors.map(|floors| floors.median());
+            let floor = floors.map(|floors| floors.median());
+            row.floor_ns = floor.map(|floor| floor.ns);
+            row.floor_apart_ns = floor.map(|floor| floor.apart_ns);
             row.checked = tally.checked;
             row.errors = tally.errors;
             row.signals_misordered = tally.misordered;
             row.arrivals_out_of_order = tally.out_of_order;
             row.window = plan.window;
             row.layout = (plan.test == Test::PutSignal).then_some(job.layout);
-            row.p50_over_floor = match (plan.test, row.lat_ns, row.floor_ns) {
-                (Test::PutSignal | Test::Tag | Test::Ring, Some(latency), Some(floor)) => {
-                    Some(latency.p50 / floor)
-                }
-                _ => None,
-            };
+            if let (Test::PutSignal | Test::Tag | Test::Ring, Some(latency)) = (plan.test, row.lat_ns) {
+                row.p50_over_floor = row.floor_ns.map(|floor| latency.p50 / floor);
+                row.p50_over_apart = row.floor_apart_ns.map(|floor| latency.p50 / floor);
+            }
             copied.sort_by(f64::total_cmp);
             row.memcpy_bytes_per_s = copied.get(copied.len() / 2).copied();
             row.repeats = repeats;
