@@ -104,7 +104,7 @@ fn live(rail: TestRail, link: Link, seed: u64, mapped: bool, rounds: u64) -> Fat
     let host = LinuxHost::shared();
     let wait_object = engine.rail(RailId(0)).unwrap().wait_object();
     let mut waiter = Waiter::new(&host, &*wait_object, Policy::LOW_LATENCY);
-    let deadline = host.now_ns() + Duration::from_secs(10).as_nanos() as u64;
+    let deadline = host.now_ns() + Duration::from_secs(20).as_nanos() as u64;
     let shut = engine.shutdown(&mut waiter, deadline);
     sent -= unmatched(&mut engine);
     while let Some(status) = engine.next_recv() {
@@ -194,7 +194,7 @@ fn an_expired_shutdown_names_the_silent_process() {
     let late = engine.shutdown(&mut waiter, host.now_ns() + 50_000_000);
     assert_eq!(late, Err(Unfinished { peer, peers: 1, missing: Missing::Answer }));
     drop(child);
-    let deadline = host.now_ns() + Duration::from_secs(10).as_nanos() as u64;
+    let deadline = host.now_ns() + Duration::from_secs(20).as_nanos() as u64;
     assert_eq!(engine.shutdown(&mut waiter, deadline), Ok(()));
     assert_eq!(engine.peer_error(peer), Ok(Some(PeerError::Died)));
 }

@@ -140,8 +140,14 @@ fn event_page() -> OwnedFd {
     memory(4096, &[], SEALS)
 }
 
-/// Runs a handshake against a raw peer with `script`. It must be fast and leave nothing open.
-fn against(script: impl FnOnce(&mut Raw) + Send + 'static) -> Result<Link, HandshakeError> {
+const SOON: Duration = Duration::from_secs(20);
+
+/// Runs a handshake of this long at most against a raw peer with `script`. It must leave nothing
+/// open.
+fn against(
+    patience: Duration,
+    script: impl FnOnce(&mut Raw) + Send + 'static,
+) -> Result<Link, HandshakeError> {
     let rail = rail(config());
     let profile = rail.profile();
     let before = held();
@@ -152,8 +158,8 @@ fn against(script: impl FnOnce(&mut Raw) + Send + 'static) -> Result<Link, Hands
         raw
     });
     let began = Instant::now();
-    let result = Link::over(x, Role::Second, &profile, began + Duration::from_millis(300));
-    assert!(began.elapsed() < Duration::from_secs(20), "past its deadline");
+    let result = Link::over(x, Role::Second, &profile, began + patience);
+    assert!(began.elapsed() < patience + SOON, "past its deadline");
     drop(peer.join().unwrap());
     if result.is_err() {
         nothing_left(before, "a handshake that failed");
@@ -163,13 +169,15 @@ fn against(script: impl FnOnce(&mut Raw) + Send + 'static) -> Result<Link, Hands
 
 #[track_caller]
 fn refused(want: HandshakeError, script: impl FnOnce(&mut Raw) + Send + 'static) {
-    assert_eq!(against(script).map(|_| "a link"), Err(want));
+    // Whatever else is wrong is found before the deadline, on a busy machine too.
+    let patience = if want == HandshakeError::Deadline { Duration::from_millis(300) } else { SOON };
+    assert_eq!(against(patience, script).map(|_| "a link"), Err(want));
 }
 
 #[test]
 fn a_correct_raw_peer_connects() {
     let _alone = alone();
-    let link = against(|raw| {
+    let link = against(SOON, |raw| {
         raw.greet();
         raw.offer(&[&raw.lane(|_| ()), &event_page()]);
         raw.send(&packet(READY, &raw.theirs), &[]);

@@ -49,12 +49,25 @@ impl<'s> Strangers<'s, '_> {
 }
 
 /// The right process connects beside other clients in less than half of a handshake's time limit,
-/// so it waited for none of them. Returns why the others were refused.
+/// so it waited for none of them. Returns why the others were refused. Other load delays some
+/// attempts; waiting for a client delays all.
 #[track_caller]
-fn meets_beside<T>(
+fn meets_beside<T>(config: ShmConfig, strangers: impl Fn(&Strangers<'_, '_>) -> T) -> Vec<HandshakeError> {
+    let mut late = vec![];
+    while late.len() < 5 {
+        match meets_once(config.clone(), &strangers) {
+            (refused, took) if took < Duration::from_millis(2500) => return refused,
+            (_, took) => late.push(took),
+        }
+    }
+    panic!("{late:?}");
+}
+
+/// Returns also how long it took.
+fn meets_once<T>(
     config: ShmConfig,
-    strangers: impl FnOnce(&Strangers<'_, '_>) -> T,
-) -> Vec<HandshakeError> {
+    strangers: impl Fn(&Strangers<'_, '_>) -> T,
+) -> (Vec<HandshakeError>, Duration) {
     let (near, far) = (rail(config.clone()), rail(config));
     let (name, stop) = (&name(), &AtomicBool::new(false));
     let listener = Listener::bind(name).unwrap();
@@ -70,9 +83,10 @@ fn meets_beside<T>(
         stop.store(true, Ordering::Relaxed);
         let (here, refused) = accepting.join().unwrap();
         assert_eq!(here, there.map(|link| link.nonces()[1]));
-        assert!(here.is_ok() && begun.elapsed() < Duration::from_millis(2500), "{:?}", begun.elapsed());
+        assert!(here.is_ok(), "{here:?}");
+        let took = begun.elapsed();
         drop(held);
-        refused
+        (refused, took)
     })
 }
 

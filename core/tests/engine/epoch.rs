@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use fishplate_core::engine::{Config, Issued, Notice, Signal};
-use fishplate_core::error::{OpError, PeerError, Stuck, Violation, WaitError};
+use fishplate_core::error::{AttachError, OpError, PeerError, Stuck, Violation, WaitError};
 use fishplate_core::mem::{Peer, RailId, RemoteAddr};
 use fishplate_core::op::{Amo, AmoOp, Fault, Outcome, SignalOp};
 use fishplate_core::rail::Caps;
@@ -267,6 +267,37 @@ fn invalid_hellos_fail_their_peer() {
         let why = PeerError::Protocol(want);
         assert_eq!(own.engine.peer_error(own.peer), Ok(Some(why)), "{what}");
     }
+}
+
+#[test]
+fn a_hello_over_rails_that_keep_attachments_apart_fails_its_peer() {
+    for (mine, yours) in [(5, 0), (5, 5)] {
+        let control = shared();
+        let mut own = own(Config::DEFAULT, tap(Loopback::<64>::new(), &control), 4096);
+        let message = Event::Message(own.peer.peer(), hello(mine, yours, 0));
+        control.borrow_mut().inject.push_back(message);
+        passes(&mut own.engine, 3);
+        let why = PeerError::Protocol(Violation::Kind);
+        assert_eq!(own.engine.peer_error(own.peer), Ok(Some(why)));
+        assert_eq!(hellos(&control), []);
+    }
+}
+
+#[test]
+fn what_arrives_before_its_peer_is_connected_does_not_fail_it() {
+    let control = shared();
+    let mut own = meeting(Config::DEFAULT, &control);
+    let early = own.engine.reserve_peer().unwrap();
+    let from = early.peer();
+    // The last is a word of an earlier attachment.
+    let words = [0, 5 << 19].map(|word| Event::Landed(from, word));
+    for event in [Event::Message(from, hello(5, 0, 0))].into_iter().chain(words) {
+        control.borrow_mut().inject.push_back(event.clone());
+        passes(&mut own.engine, 3);
+        assert_eq!(own.engine.peer_error(early), Err(AttachError::UnknownPeer), "{event:?}");
+    }
+    own.engine.connect_peer(early, 1).unwrap();
+    pass_until(&mut own.engine, "it meets itself", |engine| engine.has_answered(early) == Ok(true));
 }
 
 #[test]

@@ -409,6 +409,49 @@ fn unrequested_chunks_are_refused_and_the_receive_fails() {
 }
 
 #[test]
+fn a_chunk_that_comes_twice_is_refused() {
+    let mut bench = Bench::new();
+    let into = Some((bench.own.into.at(0), 64));
+    let receive = bench.own.engine.recv(Some(bench.own.me), tag(1), EXACT, into, 0).unwrap();
+    // The payload is asked for in chunks.
+    bench.control.borrow_mut().edit = Some(Box::new(|_, event| match &event {
+        Event::Message(_, bytes) if bytes[0] == 20 => vec![],
+        _ => vec![event],
+    }));
+    bench.hear(request(0, 77, 64, 0, 64, 0xffff, &[]));
+    let mut chunk = message(21, 0, 0, 0, &[1 << 32, 0]);
+    chunk.resize(32 + 40, 0xee);
+    bench.hear(chunk.clone());
+    assert_eq!(bench.own.engine.peer_error(bench.own.me), Ok(None));
+    bench.hear(chunk);
+    let why = PeerError::Protocol(Violation::Bounds);
+    assert_eq!(bench.own.engine.peer_error(bench.own.me), Ok(Some(why)));
+    let status = bench.own.engine.test_recv(receive).unwrap().expect("ended");
+    assert_eq!(status.outcome, Received::Failed(Fault::Peer(why)));
+}
+
+#[test]
+fn an_answer_to_a_send_to_a_peer_that_has_failed_is_refused() {
+    for kind in [19, 20] {
+        let mut bench = Bench::new();
+        bench.control.borrow_mut().edit = None;
+        let sent = send_of(&mut bench.own, bench.honest, 5000);
+        passes(&mut bench.own.engine, 3);
+        let invalid = Event::Message(bench.honest.peer(), message(255, 0, 0, 0, &[]));
+        bench.control.borrow_mut().inject.push_back(invalid);
+        passes(&mut bench.own.engine, 3);
+        assert!(bench.own.engine.peer_error(bench.honest).unwrap().is_some());
+        // The completion is not taken yet, so the token still names the send.
+        let words = [sent.to_raw(), 0, 8];
+        bench.hear(message(kind, 0, 0, 0, &words[..if kind == 19 { 2 } else { 3 }]));
+        let why = PeerError::Protocol(Violation::Reply);
+        assert_eq!(bench.own.engine.peer_error(bench.own.me), Ok(Some(why)), "kind {kind}");
+        let end = bench.own.engine.test(sent).unwrap().expect("ended with its peer");
+        assert_ne!(end.outcome, Outcome::Done);
+    }
+}
+
+#[test]
 fn an_unreadable_payload_is_pulled_or_fails() {
     let mut bench = Bench::new();
     let into = Some((bench.own.into.at(0), 64));

@@ -149,6 +149,33 @@ fn a_late_room_message_does_not_shrink_room() {
 }
 
 #[test]
+fn credits_of_received_messages_return_without_traffic_the_other_way() {
+    let mut fleet = tagged_fleet::<1>(2, Dials::CALM, Config::DEFAULT, SMALL, 5);
+    let to = fleet[0].peers[1];
+    let most = u64::from(SMALL.credits);
+    for n in 0..most {
+        fleet[0].engine.send(CX, to, tag(n), Payload::Bytes(&[1; 8]), Notice::Silent).unwrap();
+    }
+    fleet::turn_until(&mut fleet, "all are kept", |fleet| {
+        fleet[1].engine.matching_stats().kept == most && fleet[0].engine.is_quiet(CX, to) == Ok(true)
+    });
+    // Nothing is owed now but what receiving them returns.
+    for n in 0..most {
+        let into = Some((fleet[1].target.at(0), 8));
+        let request = fleet[1].engine.recv(None, tag(n), EXACT, into, n).unwrap();
+        check(&fleet[1].engine.test_recv(request).unwrap().unwrap(), Received::Ok, n, 8, 8);
+    }
+    // Longer than an acknowledgement waits for a message to go with.
+    let mut turns = 0;
+    fleet::turn_until(&mut fleet, "some turns", |_| {
+        turns += 1;
+        turns > 1000
+    });
+    fleet[0].engine.send(CX, to, tag(99), Payload::Bytes(&[1; 8]), Notice::Silent).unwrap();
+    assert_eq!(fleet[0].engine.matching_stats().credits_exhausted, 0);
+}
+
+#[test]
 fn without_shared_room_a_stream_keeps_its_initial_room() {
     for (credits, headers) in [(0, 1), (1, 1), (4, 4), (7, 3)] {
         let mut own =

@@ -57,7 +57,7 @@ fn two_ends_that_have_more_to_say_than_the_socket_holds_still_exchange() {
         assert!(control(&mut rail).has_notices(), "the socket is full");
         rail
     });
-    let deadline = Instant::now() + Duration::from_secs(3);
+    let deadline = Instant::now() + Duration::from_secs(20);
     let [a, b] = rails.map(|mut rail| std::thread::spawn(move || rail.exchange(PEER, b"here", deadline)));
     for end in [a, b] {
         assert_eq!(end.join().unwrap().as_deref(), Ok(&b"here"[..]));
@@ -96,6 +96,32 @@ fn a_peer_that_talks_without_end_keeps_nobody_beyond_his_deadline() {
         left += 1;
     }
     assert_eq!(left, 2, "of what came, each call took in one pass");
+}
+
+#[test]
+fn a_peer_that_reads_and_talks_without_end_keeps_nobody_beyond_his_deadline() {
+    let [mut a, mut b] = couple(ShmConfig::default());
+    (0..1000).for_each(|number| control(&mut a).withdraw(number));
+    assert!(control(&mut a).has_notices(), "the socket is full");
+    for _ in 0..2 * PASS + 2 {
+        control(&mut b).socket.try_send(&withdraw(7), &[]).unwrap();
+    }
+    assert_eq!(control(&mut a).exchange(b"", Instant::now()), Err(HandshakeError::Deadline));
+    let mut left = 0;
+    while control(&mut a).socket.try_recv(&mut [0; 64]).unwrap().is_some() {
+        left += 1;
+    }
+    assert_eq!(left, PASS + 2, "of what came, one pass was taken in");
+}
+
+#[test]
+fn nothing_is_awaited_of_a_peer_that_has_ended() {
+    let [mut a, b] = couple(ShmConfig::default());
+    drop(b);
+    let deadline = Instant::now() + Duration::from_secs(40);
+    assert_eq!(control(&mut a).import(7, 0, 1, deadline), Err(HandshakeError::HungUp));
+    assert_eq!(control(&mut a).import(7, 0, 1, deadline), Err(HandshakeError::HungUp));
+    assert!(Instant::now() < deadline - Duration::from_secs(20));
 }
 
 #[test]

@@ -7,7 +7,7 @@ use super::*;
 use crate::socket::{Socket, socket_pair};
 
 /// How long a blocking close takes.
-const LINGER: Duration = Duration::from_secs(3);
+const LINGER: Duration = Duration::from_secs(40);
 
 /// Returns a connection full of unread bytes, whose close blocks, and the peer that keeps it open.
 fn lingering() -> (OwnedFd, (TcpListener, TcpStream)) {

@@ -72,6 +72,22 @@ fn a_peer_that_begins_to_talk_is_found_within_a_round_and_then_by_every_pass() {
 }
 
 #[test]
+fn a_peer_that_pauses_stays_hot() {
+    let (mut hub, mut spokes, _alone) = crowd();
+    for n in 0..20u16 {
+        cool(&mut hub);
+        // At different points of the interval after which peers are looked through.
+        (0..n * 211).for_each(|_| assert_eq!(hub.poll(32, &mut Seen::default()), 0));
+        say(&mut spokes[usize::from(n)], 1);
+        while hub.poll(32, &mut Seen::default()) == 0 {}
+        for pass in 0..1000 {
+            assert_eq!(hub.roster.hot, [Peer(n)], "cold after {pass} silent passes");
+            hub.poll(32, &mut Seen::default());
+        }
+    }
+}
+
+#[test]
 fn peers_that_flood_keep_no_cold_one_from_being_heard() {
     let (mut hub, mut spokes, _alone) = crowd();
     cool(&mut hub);

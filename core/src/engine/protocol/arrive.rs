@@ -4,7 +4,6 @@
 
 use crate::error::Violation;
 use crate::mem::{Peer, PeerId, Untrusted, copy_bytes, copy_message};
-use crate::op::Outcome;
 
 use super::super::State;
 use super::super::list::NONE;
@@ -241,7 +240,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         account.headers += 1;
         if account.headers > most / 2 {
             account.grow_headers(&mut protocol.waiting);
-            self.due.push(self.streams, stream);
         }
         Ok(Kept::Header(header))
     }
@@ -398,13 +396,13 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Ok(())
     }
 
-    /// The slot of a send to this peer that waits for a reply.
+    /// The slot of a send to this peer that waits for a reply. None that has failed waits.
     fn answered(&self, peer: u16, token: u64) -> Result<u32, Violation> {
         let index = self.pending.find(crate::op::Token(token)).map_err(|_| Violation::Reply)?;
         let slot = &self.pending.slots[index as usize];
         let theirs = slot.stream != NONE && self.streams[slot.stream as usize].peer == peer;
         let waits = slot.kind == OpKind::Send && slot.fetch && slot.posted;
-        if theirs && waits && slot.outcome == Outcome::Done { Ok(index) } else { Err(Violation::Reply) }
+        if theirs && waits { Ok(index) } else { Err(Violation::Reply) }
     }
 
     /// Handles a Room: the peer has more room for our messages. A reordered older Room changes
@@ -415,8 +413,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let [credits, headers] = words.map(u32::try_from);
         takes.credits = takes.credits.max(credits.map_err(|_| Violation::Credit)?);
         takes.headers = takes.headers.max(headers.map_err(|_| Violation::Credit)?);
-        // A send may wait for it.
-        self.due.push(self.streams, stream);
         Ok(())
     }
 

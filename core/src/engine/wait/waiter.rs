@@ -191,3 +191,22 @@ pub(crate) fn block<D: Drive, H: Host, P: Park, T>(
         Waited::Expired => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sync::host::SpinHost;
+
+    #[test]
+    fn a_busy_waiter_reads_the_clock_in_few_turns_and_a_woken_one_at_once() {
+        // Its clock counts how often it is read.
+        let (host, mut pulse) = (SpinHost::new(1), Pulse::default());
+        let before = host.now_ns();
+        let due = (0..8 * TURNS).filter(|_| pulse.due(&host, false)).count();
+        assert_eq!((due, host.now_ns() - before), (0, 8 + 1));
+        assert!(pulse.due(&host, true));
+        // And checks again once the interval has passed.
+        let (slow, mut pulse) = (SpinHost::new(CHECK_NS), Pulse::default());
+        assert_eq!((0..8 * TURNS).filter(|_| pulse.due(&slow, false)).count(), 8);
+    }
+}
