@@ -66,7 +66,9 @@ done
 
 # example: two processes of the first program with a device
 example() {
-    local at=127.0.0.1:$((20000 + RANDOM % 10000))
+    local port=$((20000 + RANDOM % 10000))
+    while (: <>/dev/tcp/127.0.0.1/$port) 2>/dev/null; do port=$((port + 1)); done
+    local at=127.0.0.1:$port
     local over=(env "LD_LIBRARY_PATH=$place/fake" timeout 60 "$target/debug/examples/device" "$at" cuda:0)
     "${over[@]}" >"$place/first" &
     "${over[@]}" >"$place/second" && wait $! || return

@@ -80,9 +80,11 @@ four() {
     [ $status = 0 ] && good
 }
 
-# launched COMMAND...: four processes by a launcher
+# launched COMMAND...: four processes by a launcher, each with a file of its own
 launched() {
-    timeout --kill-after=5 120 "$@" "$program" 100 60 >"$work/out" 2>&1 </dev/null && good
+    # shellcheck disable=SC2016  # for the inner shell
+    timeout --kill-after=5 120 "$@" bash -c 'exec "$0" 100 60 >"$1$PMI_RANK$OMPI_COMM_WORLD_RANK" 2>&1' \
+        "$program" "$work/out" >"$work/out-launcher" 2>&1 </dev/null && good
 }
 
 open_mpi=(env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun.openmpi -n 4 --oversubscribe)
@@ -101,9 +103,14 @@ else
     echo "SKIPPED mpirun of Open MPI: it is missing and cannot be installed"
 fi
 
-# Each job has a port of its own, and torchrun's store the one before.
+# Each job has a port of its own where nobody listens, and torchrun's store the one before.
 port=$((20000 + $$ % 9000))
-next() { port=$((port + 2)); }
+next() {
+    port=$((port + 2))
+    while (: <>/dev/tcp/127.0.0.1/$port || : <>/dev/tcp/127.0.0.1/$((port - 1))) 2>/dev/null; do
+        port=$((port + 2))
+    done
+}
 meet=$work/meet
 mkdir "$meet"
 next

@@ -216,9 +216,21 @@ impl Drop for Stop<'_> {
 }
 
 /// Measures how long the right process takes to connect while unrelated clients do, and checks that
-/// this is at most half a handshake timeout.
+/// this is at most half a handshake timeout. Other load delays some attempts; waiting for a client
+/// delays all.
 #[track_caller]
-fn meets_beside(strangers: impl FnOnce(&Strangers<'_, '_>) -> Vec<TcpStream>) -> Vec<BootstrapError> {
+fn meets_beside(strangers: impl Fn(&Strangers<'_, '_>) -> Vec<TcpStream>) -> Vec<BootstrapError> {
+    let mut late = vec![];
+    while late.len() < 5 {
+        match meets_once(&strangers) {
+            (refused, took) if took < Duration::from_millis(2500) => return refused,
+            (_, took) => late.push(took),
+        }
+    }
+    panic!("{late:?}");
+}
+
+fn meets_once(strangers: impl Fn(&Strangers<'_, '_>) -> Vec<TcpStream>) -> (Vec<BootstrapError>, Duration) {
     let (mut listener, at) = listener();
     let stop = AtomicBool::new(false);
     let address: SocketAddr = at.parse().unwrap();
@@ -231,12 +243,12 @@ fn meets_beside(strangers: impl FnOnce(&Strangers<'_, '_>) -> Vec<TcpStream>) ->
         let other = scope.spawn(move || connect(&at, &card(2), soon()).map(|(_, card)| card.id));
         let met = listener.accept(&card(1), soon()).map(|(_, card)| card.id);
         assert_eq!((met, other.join().unwrap()), (Ok(2), Ok(1)));
-        assert!(begun.elapsed() < Duration::from_millis(2500), "after {:?}", begun.elapsed());
+        let took = begun.elapsed();
         drop(held);
         let refused = listener.refused().into_iter().map(|(_, why)| why).collect();
         // The listener is closed, so no client waits to be accepted.
         drop(listener);
-        refused
+        (refused, took)
     })
 }
 

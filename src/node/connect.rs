@@ -433,7 +433,7 @@ fn limits(address: &Address) -> MatchLimits {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node::Fabric;
+    use crate::node::{Fabric, Gpu};
     use fishplate_shm::Listener;
 
     #[test]
@@ -461,5 +461,41 @@ mod tests {
             }
         };
         assert!(refused.iter().all(|(_, why)| *why == HandshakeError::HungUp), "{refused:?}");
+    }
+
+    #[test]
+    fn a_peer_that_dials_again_while_the_two_agree_on_devices_is_connected_by_its_last_link() {
+        let open = || Node::builder().fabric(Fabric::Off).gpu(Gpu::StandIn).open().unwrap();
+        let mut nodes = [open(), open()];
+        // The one with the smaller number dials.
+        nodes.sort_by_key(|node| node.address.id);
+        let [mut dials, mut other] = nodes;
+        let (to_dials, to_other) = (dials.address().to_vec(), other.address().to_vec());
+        let there = other.connect(&to_dials).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let mut here = dials.connect(&to_other).unwrap();
+        for _ in 0..2 {
+            while other.agreements.is_empty() {
+                assert!(Instant::now() < deadline, "no agreement begins");
+                dials.meet();
+                other.meeting = true;
+                other.accept(Instant::now());
+            }
+            dials.disconnect(here).unwrap();
+            here = dials.connect(&to_other).unwrap();
+            // The other node still holds what it had begun.
+            let before = other.early.len();
+            while other.agreements.len() + other.early.len() == before + 1 && dials.agreements.is_empty() {
+                assert!(Instant::now() < deadline, "no second link");
+                dials.meet();
+                other.accept(Instant::now());
+            }
+        }
+        assert_eq!(other.agreements.len(), 1);
+        while !(dials.reach(here).unwrap().gpu && other.reach(there).unwrap().gpu) {
+            assert!(Instant::now() < deadline, "not connected");
+            dials.meet();
+            other.meet();
+        }
     }
 }

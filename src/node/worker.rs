@@ -309,9 +309,9 @@ mod tests {
         let panicked = catch_unwind(AssertUnwindSafe(|| worker.call(|_| panic!("as planned"))));
         assert!(panicked.is_err());
         assert_eq!(node.alloc(64), Err(Error::Op(OpError::Abandoned)));
-        assert_eq!(node.quiet_all(Duration::from_secs(9)), Err(Error::Op(OpError::Abandoned)));
+        assert_eq!(node.quiet_all(Duration::from_secs(20)), Err(Error::Op(OpError::Abandoned)));
         assert_eq!((node.progress(), node.next_completion()), (0, None));
-        assert_eq!(node.close(Duration::from_secs(9)), Err(Error::Op(OpError::Abandoned)));
+        assert_eq!(node.close(Duration::from_secs(20)), Err(Error::Op(OpError::Abandoned)));
     }
 
     #[test]
@@ -361,19 +361,19 @@ mod tests {
         node.connect(peer.address()).unwrap();
         let memory = node.alloc(64).unwrap();
         let word = peer.import(there, node.handle(memory).unwrap()).unwrap().at(0);
-        let before = used(&node);
+        let (before, begun) = (used(&node), Instant::now());
         for n in 0..20 {
-            assert_eq!(peer.fetch_add(word, 1, Duration::from_secs(9)), Ok(n));
+            assert_eq!(peer.fetch_add(word, 1, Duration::from_secs(20)), Ok(n));
             thread::sleep(Duration::from_millis(25));
         }
-        let rung = used(&node) - before;
-        assert!(rung < Duration::from_millis(200), "used {rung:?} of 500 ms, notified every 25 ms");
+        let (rung, took) = (used(&node) - before, begun.elapsed());
+        assert!(rung * 5 < took * 2, "used {rung:?} of {took:?}, notified every 25 ms");
         drop(peer);
         thread::sleep(Duration::from_millis(100));
-        let before = used(&node);
+        let (before, begun) = (used(&node), Instant::now());
         thread::sleep(Duration::from_millis(300));
-        let left = used(&node) - before;
-        assert!(left < Duration::from_millis(120), "used {left:?} of 300 ms after its peer had left");
+        let (left, took) = (used(&node) - before, begun.elapsed());
+        assert!(left * 5 < took * 2, "used {left:?} of {took:?} after its peer had left");
     }
 
     fn is_called(node: &Node) {
@@ -411,6 +411,6 @@ mod tests {
         assert_eq!(engine.local_ptr(memory.at(0), 0), Err(OpError::UnknownRegion));
         assert_eq!(engine.fence(context, me), Err(OpError::UnknownPeer));
         assert!(engine.quiet(context, me, &mut node.home.waiter, 0).is_err());
-        node.close(Duration::from_secs(9)).unwrap();
+        node.close(Duration::from_secs(20)).unwrap();
     }
 }

@@ -145,6 +145,14 @@ fn freeing_stays_cheap_beside_a_peer_that_makes_no_call() {
         println!("SKIPPED a peer that makes no call: its worker does");
         return;
     }
+    // Other load disturbs some attempts; a cost that grows shows in all.
+    let dear: Vec<_> =
+        (0..5).map(|_| cost_of_freeing()).take_while(|[first, last]| *last >= 4 * *first).collect();
+    assert!(dear.len() < 5, "60 blocks first, and beside 320 that were freed: {dear:?}");
+}
+
+/// What 60 blocks cost at first, and beside 320 that were freed.
+fn cost_of_freeing() -> [Duration; 2] {
     let mut two = Two::new();
     let node = &mut two.nodes[0];
     let mut some = |count| {
@@ -158,8 +166,7 @@ fn freeing_stays_cheap_beside_a_peer_that_makes_no_call() {
     some(20);
     let first = some(60);
     some(240);
-    let last = some(60);
-    assert!(last < 4 * first, "60 blocks took {first:?}, and {last:?} beside 320 that were freed");
+    [first, some(60)]
 }
 
 #[test]

@@ -94,7 +94,7 @@ fn commands_of_a_dropped_queue_are_still_executed() {
 
 /// The processors that the running worker may use. A joined worker may still be listed for a while.
 fn cpus_of_the_worker() -> String {
-    let late = Instant::now() + Duration::from_secs(10);
+    let late = Instant::now() + Duration::from_secs(20);
     loop {
         match &mut cpus_of_workers()[..] {
             [cpus] => return mem::take(cpus),

@@ -259,7 +259,7 @@ def test_control_c_ends_a_wait():
                 try:
                     wait()
                 except KeyboardInterrupt:
-                    print(time.monotonic() - begun < 5)
+                    print(time.monotonic() - begun < 20)
     """)
     assert said.split() == ["True"] * 3
 

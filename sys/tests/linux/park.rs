@@ -268,7 +268,7 @@ fn a_private_wake_up_does_not_reach_a_shared_sleeper() {
         let sleeper = scope.spawn(|| {
             let began = clock::monotonic_ns();
             sleeps.send(this_thread()).unwrap();
-            let woken = event.park(&LinuxHost::shared(), SECOND_NS / 2, || false);
+            let woken = event.park(&LinuxHost::shared(), 2 * SECOND_NS, || false);
             (woken, clock::monotonic_ns() - began)
         });
         until_asleep(sleeping.recv().unwrap());
@@ -277,7 +277,7 @@ fn a_private_wake_up_does_not_reach_a_shared_sleeper() {
     });
     // The word did change, so the result is not `Deadline`, but the time had to pass.
     assert_eq!(sleeper.0, Some(Woken::Called));
-    assert!(sleeper.1 >= SECOND_NS / 2);
+    assert!(sleeper.1 >= 2 * SECOND_NS);
 }
 
 #[test]
@@ -299,7 +299,8 @@ fn a_parked_thread_uses_no_processor() {
         let (cpu_ns, counts) = sleeper.join().unwrap();
         eprintln!("{} us of processor time in 2 s: {counts:?}", cpu_ns / 1000);
         assert!(cpu_ns < 20_000_000, "{cpu_ns} ns");
-        assert!(counts.parks >= 15);
+        // One lasts 50 ms, or longer where others keep the processor.
+        assert!(counts.parks >= 5);
     });
 }
 
