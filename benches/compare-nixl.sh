@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Our plugin of stock NIXL beside the wheel's own UCX backend, in turns on the same two processors:
-# two processes, host memory, WRITE and READ. Medians over the rounds, in microseconds. tests/nixl.sh
-# installs the wheel.
+# two processes, host memory, WRITE and READ. Medians over the rounds, in microseconds.
+# tests/nixl.sh installs the wheel.
 #
 #   benches/compare-nixl.sh [ROUNDS]       3 rounds by default, about five minutes
 #   CPUS=2,3  processors (default 0,1)

@@ -128,8 +128,8 @@ if hosts; then
 else
     echo "SKIPPED NIXL on two hosts: namespaces need root, iproute2 and libfabric"
 fi
-# The C++ half under AddressSanitizer, with the allocations of the Rust half, alone and in the wheel,
-# where Python leaks.
+# The C++ half under AddressSanitizer, with the allocations of the Rust half: alone, and in the
+# wheel, where Python leaks.
 asan=$("${CXX:-g++}" -print-file-name=libasan.so)
 if [ -e "$asan" ]; then
     flags="-fsanitize=address -fno-omit-frame-pointer"

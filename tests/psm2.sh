@@ -105,8 +105,9 @@ need mpirun.openmpi openmpi-bin && need mpicc.openmpi libopenmpi-dev ||
     { echo "SKIPPED MPI over libpsm2: Open MPI could not be installed"; exit $failed; }
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
 
-# job RANKS PROGRAM...: that each rank ran over ours is told by its counters. Each writes a file of its
-# own, as mpirun cuts lines, and says how it ended: mpirun kills the others as soon as one exits with 1.
+# job RANKS PROGRAM...: that each rank ran over ours is told by its counters. Each writes a file of
+# its own, as mpirun cuts lines, and says how it ended: mpirun kills the others as soon as one exits
+# with 1.
 job() {
     local ranks=$1
     shift

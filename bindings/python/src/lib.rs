@@ -11,9 +11,11 @@
 //! `shared` puts a node behind a lock, and makes calls take turns and wait. `inner` is the data
 //! under the lock, `lease` the operations in flight, `view` a buffer of the program. `node`,
 //! `peer`, `memory`, `request` and `job` are the classes. `arguments` and `settings` convert
-//! arguments, `error` makes exceptions, and an event loop sleeps on `waker`.
+//! arguments, `error` makes exceptions, and an event loop sleeps on `waker`,
+//! which `calls` wake.
 
 mod arguments;
+mod calls;
 mod error;
 mod inner;
 mod job;

@@ -19,11 +19,11 @@ use fishplate::PeerId;
 use fishplate::node::Builder;
 use pyo3::{PyResult, Python};
 
+use crate::calls::Calls;
 use crate::error::Fault;
 use crate::inner::Inner;
 use crate::lease::{Flights, Registered};
 use crate::view::View;
-use crate::waker::Calls;
 
 /// Longest wait without handling signals, or without giving other threads a turn.
 const SLICE: Duration = Duration::from_millis(100);

@@ -192,7 +192,7 @@ pub struct FabricRail {
     takes_receives: bool,
     /// Whether an arrived write's data names its sender, and the write uses no receive buffer.
     plain_arrivals: bool,
-    /// Whether [`chores`](Self::chores) has work.
+    /// Whether [`chores`](Self::chores) has work. Stays so while there is no endpoint.
     busy: bool,
     /// Polls until the next [long](Self::long_poll) one. The others only read the queue.
     plain_polls: u32,

@@ -68,7 +68,7 @@ impl FabricRail {
     fn long_poll<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
         self.plan();
         let waited = if self.busy { self.chores(budget, sink) } else { 0 };
-        if !self.endpoint.is_open() {
+        if self.busy && !self.endpoint.is_open() {
             return self.poll_closed(waited);
         }
         let left = budget - waited;
@@ -149,7 +149,7 @@ impl FabricRail {
     pub(super) fn plan(&mut self) {
         let polls = self.polls();
         let flushes = self.device.as_ref().is_some_and(|reached| reached.device.must_flush());
-        let plain = !self.busy && !flushes && self.notify != Notify::Source && self.endpoint.is_open();
+        let plain = !self.busy && !flushes && self.notify != Notify::Source;
         self.plain_polls = if plain { LOOK - polls % LOOK } else { 1 };
         self.polls_planned = polls.wrapping_add(self.plain_polls);
     }
@@ -458,7 +458,8 @@ impl FabricRail {
             }
         }
         let closed = self.close_batch();
-        self.busy = !(closed && self.events.is_empty() && self.owed.is_empty() && self.unposted.is_empty());
+        let idle = closed && self.events.is_empty() && self.owed.is_empty() && self.unposted.is_empty();
+        self.busy = !(idle && self.endpoint.is_open());
         self.plan();
         count
     }
