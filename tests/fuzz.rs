@@ -110,7 +110,7 @@ mod planted {
     fn a_read_beyond_the_input_is_found() {
         if env::var_os("FISHPLATE_PLANTED").is_some() {
             told(|input, _| {
-                // SAFETY: not safe: this is the planted bug.
+                // SAFETY: none: this read is the planted bug.
                 let _beyond = unsafe { input.as_ptr().add(input.len()).read_volatile() };
                 Some(0)
             });

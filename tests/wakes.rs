@@ -101,7 +101,7 @@ fn panics_end_all() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         std::panic::set_hook(Box::new(|panic| {
-            // Not through the harness's capture, which would lose it.
+            // Bypasses the harness's capture, which would lose the message.
             let _ = writeln!(std::io::stderr(), "{panic}");
             std::process::exit(101);
         }));

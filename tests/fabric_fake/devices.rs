@@ -1,5 +1,5 @@
 //! Device memory that NICs reach, over a fake provider with `FI_HMEM` and a fake driver. The driver
-//! shows what a NIC wrote only after a flush.
+//! makes a NIC's writes visible only after a flush.
 
 use std::env;
 use std::ptr::NonNull;

@@ -10,7 +10,7 @@ use fishplate_testing::fabric::{Dead, Fake, Persona};
 use crate::conformance::{Fixture, Link};
 
 thread_local! {
-    /// The network of this test's last pair. Checked when it is replaced and at the end.
+    /// The network of this test's last pair. It is checked when it is replaced, and at the end.
     static NETWORK: RefCell<Option<Checked>> = const { RefCell::new(None) };
 }
 
@@ -87,7 +87,7 @@ macro_rules! fixtures {
 fixtures! {
     EfaDirect = "efa-direct", Persona::efa_direct();
     Efa = "efa", Persona::efa();
-    /// Silent death is detected at the deadline, for which these tests do not wait.
+    /// Death without a notice is detected at the deadline, for which these tests do not wait.
     VerbsRxm = "verbs;ofi_rxm", Persona { dead: Dead::Errors, ..Persona::verbs_rxm() };
     Cxi = "cxi", Persona::cxi();
     Psm3 = "psm3", Persona { dead: Dead::Errors, ..Persona::psm3() };

@@ -40,7 +40,7 @@ fn runs(name: &str, persona: Persona, dies: bool) {
 
 #[test]
 fn no_peer_is_reported_dead_after_a_shutdown_in_any_order() {
-    // The other fakes lose messages of a killed end whose completion they have reported.
+    // The other fakes lose messages of a killed endpoint whose completion they have reported.
     for (name, persona, dies) in [
         ("efa-direct", Persona::efa_direct(), true),
         ("efa", Persona::efa(), true),

@@ -1,5 +1,5 @@
-//! Cables that are pulled, under engines that outlive a rail: what was under way ends in an error
-//! and lands nevertheless, soon, late or never. Every operation happens once, in order.
+//! Cables that are pulled, under engines that survive the loss of a rail. Operations in flight
+//! fail, and land nevertheless: soon, late or never. Every operation takes effect once, in order.
 
 use fishplate_core::engine::Config;
 use fishplate_core::mem::RailId;
@@ -10,18 +10,18 @@ use crate::behaviour::fleet::Node;
 use crate::behaviour::{Random, failover, oracle, seeds};
 use crate::engines::join_prepared;
 
-/// Longest time, in reads of a queue, that something lands late.
+/// Longest delay of a late operation, in reads of a queue.
 const LATE: u32 = 4000;
 
-/// When which rail fails, and at which node that is said first, if at one.
+/// When each rail fails, and at which node the failure is reported first, if at any.
 struct Plan {
     cuts: Vec<(u64, usize, bool)>,
     disables: Vec<(u64, usize, usize, usize)>,
 }
 
 impl Plan {
-    /// All rails but one may fail in the first turns. Injected posts are lost in silence, so one
-    /// node at least is told of the cut, as by a watched link.
+    /// All rails but one may fail in the first turns. Injected posts are lost silently, so at least
+    /// one node is told of the cut, as by a watched link.
     fn new(nodes: usize, rails: usize, inject: bool, random: &mut Random) -> Plan {
         let (mut cuts, mut disables) = (vec![], vec![]);
         let spared = random.below(rails as u64) as usize;
@@ -52,7 +52,7 @@ impl Plan {
         }
         for &(_, node, peer, rail) in self.disables.iter().filter(|cut| cut.0 == turn) {
             let Node { engine, peers, .. } = &mut fleet[node];
-            // It may have failed there already, or the peer may have left.
+            // The rail may have failed there already, or the peer may have left.
             _ = engine.disable_rail(peers[peer], RailId(rail as u8));
         }
     }
@@ -91,12 +91,12 @@ fn streams_over_tcp_are_what_the_model_says_while_cables_are_pulled() {
         (strays, late) = (strays + left, late + landed);
     }
     println!("{} seeds, the last is {:?}: {strays} strays, {late} landed late", seeds.len(), seeds.last());
-    // Otherwise nothing was put to the test. A fence keeps the others out.
+    // Otherwise the test has covered nothing. A fence drops the other strays.
     assert!(seeds.len() < 100 || (late > 0 && late < strays), "{strays} strays, {late} landed late");
 }
 
-/// Each end tells the other of a rail over the one that is dead at the other end. Both messages are
-/// lost in silence.
+/// Each end reports a rail failure over the rail that is dead at the other end, so both reports are
+/// lost silently. The ends must repeat them.
 #[test]
 fn two_ends_that_lose_two_rails_at_once_tell_each_other_until_they_are_heard() {
     run::<4>(4642);

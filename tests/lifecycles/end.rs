@@ -15,7 +15,7 @@ const MATCHING: MatchConfig =
 const LIMITS: Limits = Limits { peers: 3, locals: 12, remotes: 7, operations: 24 };
 const RECEIVES: usize = 8;
 
-/// The use of a region.
+/// What a region is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// Peers write its own word there, and nothing else.

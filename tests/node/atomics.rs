@@ -1,5 +1,5 @@
-//! Atomics that a provider executes, on words of a node. Over a provider inside the process, whose
-//! rails report out of order, and over libfabric's, where it has any.
+//! Atomics that a provider executes, on words of a node: over a provider inside the process whose
+//! rails report out of order, and over libfabric's providers, if they have any.
 
 use fishplate::config::Settings;
 use fishplate::core::error::{AttachError, OpError, PostError};
@@ -17,7 +17,7 @@ fn add(operand: u64) -> Amo {
     Amo { op: AmoOp::Add, width: 8, operand, compare: 0 }
 }
 
-/// Rails of a provider that executes atomics.
+/// Settings of rails over a provider that executes atomics.
 fn native(provider: &str, interfaces: &[&str]) -> Settings {
     Settings {
         providers: vec![provider.into()],
@@ -27,7 +27,7 @@ fn native(provider: &str, interfaces: &[&str]) -> Settings {
     }
 }
 
-/// Each side adds to words of the other, by the provider and by the node.
+/// Each side adds to words of the other; some words belong to the provider, some to the node.
 fn both_add(mut side: Side, rails: usize) {
     let atomics = side.node.rails().iter().map(|rail| rail.atomics).collect::<Vec<_>>();
     assert_eq!(atomics, vec![AmoSet::ALL; rails]);
@@ -39,12 +39,12 @@ fn both_add(mut side: Side, rails: usize) {
         side.node.import(side.peer, theirs).unwrap()
     });
     for n in 0..ROUNDS {
-        // One beside the other: the provider's and the node's.
+        // Alternates between a word of the node and one of the provider.
         side.node.amo(plain_there.at(0), add(1), Notice::Silent).unwrap();
         let old = side.node.fetch(words_there.at(8 * (n % 2)), add(1), SOON).unwrap();
-        // This side alone adds there.
+        // Only this side adds to this word.
         assert_eq!(old, n / 2);
-        // A signal that follows an atomic says that it is applied.
+        // A signal that follows an atomic tells the peer that the atomic is applied.
         side.node.amo(words_there.at(16), add(1), Notice::Silent).unwrap();
         side.node.signal(Signal::set(plain_there.at(8), n + 1), Notice::Silent).unwrap();
         side.node.wait(plain.at(8), fishplate::Cmp::Ge, n + 1, Some(side.peer), SOON).unwrap();
@@ -89,7 +89,7 @@ fn a_node_without_a_rail_that_has_atomics_has_no_memory_for_them() {
     let mut node = builder().fabric(Fabric::Off).open().unwrap();
     let none = Err(Error::Attach(AttachError::Unsupported));
     assert_eq!(node.alloc_native_atomics(64), none);
-    // Nor without the setting.
+    // Without the setting there are none either.
     let provider = Fake::new(Persona::cxi(), 3);
     let mut node = fake(&provider, &["cxi0"]).open().unwrap();
     assert!(node.rails().iter().all(|rail| rail.atomics.is_empty()));

@@ -1,4 +1,4 @@
-//! Nodes in event loops: what ends a wait on their descriptor.
+//! Nodes in event loops: which events make their descriptor readable.
 
 use std::os::fd::AsRawFd;
 use std::sync::Mutex;
@@ -68,7 +68,8 @@ fn signals_and_messages_end_a_wait() {
                         side.node.quiet(side.peer, SOON).unwrap();
                         continue;
                     }
-                    // Idle, it waits as long as it is told, and no descriptor ends that.
+                    // While idle, it waits for as long as asked, and the descriptor does not become
+                    // readable.
                     let begun = Instant::now();
                     let idle = turn(&mut side.node, |_| begun.elapsed() > LATE / 2);
                     assert!(idle[0] < 60, "{way:?}: {idle:?}");
@@ -108,7 +109,7 @@ fn completions_end_a_wait() {
                     .put_signal(&[7; 4096], there.at(8), Signal::set(there.at(0), 1), Notice::Report(5))
                     .unwrap_err();
                 let issued = side.node.signal(Signal::set(there.at(0), 1), Notice::Report(5)).unwrap();
-                // Over shared memory it is done at once, and nothing is left to report.
+                // Over shared memory it completes at once, and nothing is left to report.
                 if let Issued::Done { .. } = issued {
                     side.exchange(&[]);
                     return side.node.close(SOON).unwrap();
@@ -131,14 +132,14 @@ fn the_death_of_a_peer_ends_a_wait() {
     if WORKER {
         return;
     }
-    // Over libfabric an idle node learns of it once it sends.
+    // Over libfabric an idle node learns of the loss when it sends.
     two(
         Way::SharedMemory,
         |builder| builder.wait_fd(),
         |mut side| {
             connected(&mut side);
             if side.rank == 1 {
-                // Without a goodbye, as a process that is killed.
+                // Without a Bye, like a process that is killed.
                 thread::sleep(LATE);
                 return drop(side.node);
             }

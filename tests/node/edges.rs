@@ -94,7 +94,7 @@ fn a_message_that_arrives_as_its_wait_expires_is_received_once() {
                 } else {
                     let (mut next, mut late, mut into) = (0u64, 0u64, vec![0; len]);
                     while next < MESSAGES {
-                        // From the length of one look to typical arrival times.
+                        // Timeouts range from the length of one poll to typical arrival times.
                         let timeout = Duration::from_nanos(next % 4 * 1000);
                         match side.node.recv(Some(peer), 1, Tag::ZERO, &mut into, timeout) {
                             Ok(message) => {
@@ -140,7 +140,7 @@ fn registered_program_memory_works_and_its_bounds_are_checked() {
                 for _ in 0..8 {
                     match side.node.fetch_add(there.at(0), 1, Duration::ZERO) {
                         Err(Error::Wait(_)) => begun += 1,
-                        // Its worker makes some.
+                        // Its worker makes progress.
                         Ok(_) if WORKER => begun += 1,
                         other => assert_eq!(other, Err(OpError::Again.into())),
                     }
@@ -225,7 +225,7 @@ fn any_context_word_of_the_program_is_returned() {
         |mut side| {
             let memory = side.node.alloc(1 << 20).unwrap();
             let request = side.node.post_recv(None, 1, Tag::ZERO, memory.slice(..), u64::MAX).unwrap();
-            // From a copy of the node's own, whose completion the program does not see.
+            // Sent from the node's own copy, whose completion the program does not see.
             side.node.send(side.peer, 1, &[1; 200_000][..], Notice::Silent).unwrap();
             let sent =
                 side.node.send(side.peer, 2, memory.slice(..100_000), Notice::Report(u64::MAX)).unwrap();
@@ -268,7 +268,7 @@ fn close_reports_operations_lost_with_a_dead_peer() {
             side.node.import(side.peer, handle).unwrap();
             side.exchange(&[]);
             if side.rank == 0 {
-                // The other side reads none of them.
+                // The other side reads none of the messages.
                 side.receive.recv().unwrap();
                 for tag in 0..20 {
                     side.node.send(side.peer, tag, memory.slice(..200_000), Notice::Silent).unwrap();
@@ -348,7 +348,7 @@ fn a_call_waiting_for_room_detects_the_death_of_its_peer() {
                 side.exchange(&[]);
                 let Side { mut node, peer, rank, receive, send } = side;
                 if rank == 1 {
-                    // Ends without a Bye once the other has no room left to send.
+                    // Ends without a Bye, once the other side has no room left to send.
                     receive.recv().unwrap();
                     std::thread::sleep(Duration::from_millis(100));
                     return;

@@ -74,7 +74,7 @@ fn mapped() -> Vec<(Range<u64>, u64)> {
     parsed.collect()
 }
 
-/// The file number of this memory.
+/// Returns the file number of this memory.
 fn file(node: &mut Node, memory: Memory) -> u64 {
     let at = node.device_ptr(memory.at(0)).unwrap().0;
     mapped().into_iter().find(|(range, _)| range.contains(&at)).unwrap().1

@@ -116,7 +116,7 @@ impl Life {
             0 => {
                 let theirs = ends[from].theirs;
                 let signal = Signal::set(theirs.at(0), word);
-                // Bytes are sent in pieces, of which a refusal may leave some sent.
+                // Streams of bytes are sent in pieces, and a refusal may leave some of them sent.
                 eventually(ends, |ends| {
                     ends[from].node.put_signal(&bytes[..], theirs.at(PAYLOAD), signal, Notice::Silent)
                 });

@@ -119,7 +119,7 @@ fn peers_that_removed_each_other_connect_again() {
         let (b_at_a, a_at_b) = (a.connect(&to_b).unwrap(), b.connect(&to_a).unwrap());
         let few = |node: &mut Node| (0..100).for_each(|_| _ = node.progress());
         match round % 6 {
-            // One after the other, with and without a pause.
+            // One after the other, with or without a pause.
             0 => {
                 a.disconnect(b_at_a).unwrap();
                 b.disconnect(a_at_b).unwrap();
@@ -145,7 +145,7 @@ fn peers_that_removed_each_other_connect_again() {
                 one.connect(to).unwrap();
                 two.disconnect(first).unwrap();
             }
-            // The other looks for another peer meanwhile, and so answers early.
+            // The other polls for another peer meanwhile, and so answers early.
             _ => {
                 let [(one, other, to), (two, first, _)] = match round % 6 {
                     4 => [(&mut *a, b_at_a, &to_b), (&mut *b, a_at_b, &to_a)],
@@ -163,7 +163,7 @@ fn peers_that_removed_each_other_connect_again() {
                         two.progress();
                     }
                 }
-                // Once more, without the peer noticing.
+                // Connects again before the peer notices.
                 let now = one.connect(to).unwrap();
                 one.disconnect(now).unwrap();
                 one.connect(to).unwrap();
@@ -203,10 +203,10 @@ fn many_absent_peers_delay_no_other() {
     for _ in 0..10_000 {
         node.progress();
     }
-    // Dialling all of them all the time takes 13 s and more.
+    // Dialling all of them continuously would take 13 s or more.
     let used = used() - before;
     assert!(used < Duration::from_secs(6), "{used:?}");
-    // A peer that does come is connected among them.
+    // A peer that does answer is connected despite the others.
     let mut other = open(Limits::DEFAULT);
     let (to_node, to_other) = (node.address().to_vec(), other.address().to_vec());
     let peer = node.connect(to_other).unwrap();
@@ -238,7 +238,7 @@ fn a_program_that_only_waits_connects_its_peer() {
     other.join().unwrap();
 }
 
-/// All processes of a host can see the names of its sockets.
+/// Every process of the host can list the names of its sockets.
 #[test]
 fn knowing_the_socket_names_of_two_nodes_does_not_allow_posing_as_one() {
     let [mut a, mut b] = pair([Limits::DEFAULT; 2]);

@@ -1,5 +1,5 @@
-//! The matched queue of a node, between memory that is not registered: any length, synchronous or
-//! not, received in any order, by receives and by claims.
+//! The matched queue of a node, with memory that is not registered: messages of any length,
+//! synchronous or not, received in any order, by receives and by claims.
 
 use std::time::Instant;
 
@@ -13,7 +13,7 @@ use super::{SOON, Side, WORKER, two, ways};
 const ALL: [u32; 3] = [u32::MAX; 3];
 const MESSAGES: u32 = 80;
 
-/// A generator of numbers, from a seed that is printed.
+/// A random generator whose seed is printed.
 struct Random(u64);
 
 impl Random {
@@ -25,7 +25,7 @@ impl Random {
     }
 }
 
-/// The length of message `n`: short ones, some around the eager limit, some long.
+/// Returns the length of message `n`: some short, some around the eager limit, some long.
 fn length(n: u32) -> usize {
     match n % 5 {
         0 => n as usize % 17,
@@ -40,7 +40,7 @@ fn bytes(n: u32) -> Vec<u8> {
 }
 
 fn span(bytes: &mut [u8]) -> Span {
-    // SAFETY: each test keeps the bytes, and leaves them alone, until the request has ended.
+    // SAFETY: each test keeps the bytes, and does not access them, until the request has completed.
     unsafe { Span::new(std::ptr::NonNull::from(&mut *bytes).cast(), bytes.len()) }
 }
 
@@ -56,7 +56,7 @@ fn wait(node: &mut Node, req: MqReq) -> Status2 {
     }
 }
 
-/// Until messages can be sent to the peer.
+/// Waits until messages can be sent to the peer.
 fn reached(node: &mut Node, peer: PeerId) {
     let end = Instant::now() + SOON;
     while node.reach(peer).unwrap() == Default::default() {
@@ -86,7 +86,7 @@ fn receives(side: &mut Side, random: &mut Random) {
     }
     for n in order {
         let len = length(n);
-        // Now and then there is less room than the message has bytes.
+        // Some receives have less room than the message has bytes.
         let room = if random.below(8) == 0 { len / 2 } else { len + 9 };
         let mut memory = vec![0xee; room + 16];
         let into = span(&mut memory[8..8 + room]);

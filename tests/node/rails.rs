@@ -33,7 +33,7 @@ fn rails_are_listed_with_the_peer_s_rails() {
     );
     let mbit = a.rails()[0].mbit;
     assert!(mbit > 0);
-    // Each rail is paired with another one, and back.
+    // The pairings of both ends must agree.
     let (there, mut back) = (a.rail_pairs(b_at_a).unwrap(), b.rail_pairs(a_at_b).unwrap());
     back.sort_by_key(|pair| pair.theirs.0);
     for (at, (there, back)) in there.iter().zip(&back).enumerate() {
@@ -83,7 +83,7 @@ fn a_peer_whose_lifeline_ends_fails_at_once() {
     let inbox = a.alloc(64).unwrap();
     let ends = [0, 1].map(|_| UnixStream::pair().unwrap());
     let [(first, gone), (second, held)] = ends;
-    // The last lifeline counts.
+    // The last lifeline replaces the first.
     a.watch(peer, first).unwrap();
     a.watch(peer, second).unwrap();
     drop(gone);
@@ -136,7 +136,7 @@ fn a_rail_that_loses_a_living_peer_is_named_with_its_error() {
 #[test]
 fn a_rail_taken_out_of_use_goes_unused_until_it_is_enabled_or_both_ends_connect_anew() {
     for worker in [false, true] {
-        // Each end has its own, because either of them may lead to the first of the other end.
+        // Each end has its own interfaces, so either may lead to the first one of the other end.
         let interfaces = [["eth0", "eth1"], ["eth2", "eth3"]];
         let persona = Persona { interfaces: interfaces.concat(), ..Persona::tcp() };
         let provider = Fake::new(persona, 5 + worker as u64);
@@ -180,7 +180,7 @@ fn a_rail_taken_out_of_use_goes_unused_until_it_is_enabled_or_both_ends_connect_
         let errors = a.rail_errors(to_b).unwrap();
         assert_eq!(errors.iter().map(|error| error.rail).collect::<Vec<_>>(), rails[..1]);
         assert_eq!(errors[0].to_string(), format!("rail {} is out of use: it was disabled", rails[0].0));
-        // Until it has heard, the other end may acknowledge over that rail.
+        // Until it learns of the failure, the other end may acknowledge over that rail.
         let deadline = Instant::now() + SOON;
         while b.rail_errors(to_a).unwrap().is_empty() {
             assert!(Instant::now() < deadline, "the other end was not told");
@@ -206,7 +206,7 @@ fn a_rail_taken_out_of_use_goes_unused_until_it_is_enabled_or_both_ends_connect_
         add(&mut a, &mut b, there);
         let before = posted();
         assert_eq!((a.peer_error(to_b), b.peer_error(to_a)), (Ok(None), Ok(None)));
-        // Both have other endpoints on that rail by now.
+        // By now both have new endpoints on that rail.
         a.disconnect(to_b).unwrap();
         b.disconnect(to_a).unwrap();
         let (to_b, _) = meet(&mut a, &mut b);

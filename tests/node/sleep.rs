@@ -1,4 +1,4 @@
-//! What ends the sleep of a node with libfabric rails.
+//! Which events end the sleep of a node with libfabric rails.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,13 +15,13 @@ const ROUNDS: u64 = 11;
 /// Longer than the early part of a wait, in which sleeps may be short.
 const LATE: Duration = Duration::from_millis(70);
 
-/// A sleep that nothing ends lasts 10 ms, so half of the arrivals would wait for 5 ms.
+/// Without a wake-up, a sleep lasts 10 ms, so half of the arrivals would wait for 5 ms or more.
 const WOKEN: Duration = Duration::from_millis(2);
 
-/// Attempts to wake each other at once. Other load delays some; what is missing delays all.
+/// Attempts. Other load delays some of them; a missing wake-up delays all.
 const ATTEMPTS: usize = 6;
 
-/// In the median each is woken at once.
+/// Checks that the median wake-up is immediate.
 #[track_caller]
 fn wake_each_other(way: Way, change: impl Fn(Builder) -> Builder + Sync) {
     let attempt = || signal_in_turn(way, &change);
@@ -29,8 +29,8 @@ fn wake_each_other(way: Way, change: impl Fn(Builder) -> Builder + Sync) {
     assert!(late.len() < ATTEMPTS, "{way:?}: {late:?}");
 }
 
-/// Two nodes signal each other in turn, each when the other has slept for some time. Returns how
-/// long it takes in the median until the slower one is awake.
+/// Two nodes signal each other in turn, each after the other has slept for some time. Returns the
+/// median time until the slower one is awake.
 fn signal_in_turn(way: Way, change: impl Fn(Builder) -> Builder + Sync) -> Duration {
     let sent = Mutex::new(Instant::now());
     let took = [const { Mutex::new(vec![]) }; 2];

@@ -1,19 +1,18 @@
-//! Ports of 127.0.0.1 for tests that must name one before anybody listens there.
+//! Ports of 127.0.0.1, for tests that must name one before anything listens there.
 
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicU16, Ordering};
 
-/// Ports that a test process has for itself.
+/// Ports reserved for each test process.
 const EACH: u16 = 40;
 
-/// A port where nobody listens. The kernel gives it to no other program and this function to no
-/// other process: it lies below the ports that the kernel chooses from, and in a part that the
-/// process id selects.
+/// Returns a port where nothing listens. No other program or test process gets it: it is below the
+/// kernel's ephemeral ports, in a range that the process id selects.
 pub fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let first = 10_000 + (std::process::id() % 500) as u16 * EACH;
     loop {
-        // Relaxed: a count.
+        // Relaxed: only uniqueness matters.
         let port = first + NEXT.fetch_add(1, Ordering::Relaxed) % EACH;
         if TcpListener::bind(("127.0.0.1", port)).is_ok() {
             return port;

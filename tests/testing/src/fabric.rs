@@ -79,15 +79,15 @@ impl Fake {
         panic!("{FAKES_MAX} fake networks at once, and one more");
     }
 
-    /// The library to open fabrics with. It answers while this network exists.
+    /// Returns the library to open fabrics with. It answers while this network exists.
     pub fn library(&self) -> Library {
         // SAFETY: the functions behave as `fi_getinfo(3)` and other pages say; every table begins
         // with its size.
         unsafe { Library::from_entries(info::entries(self.place)) }
     }
 
-    /// Makes the operation after `skip` more fail: libfabric's code, the provider's, and its error
-    /// data.
+    /// Makes an operation fail, after `skip` more of them: with libfabric's code, the provider's
+    /// code, and error data.
     pub fn fail(&self, skip: u32, code: i32, provider: i32, data: &[u8]) {
         self.state().faults.push(Fault { skip, code, provider, data: data.to_vec() });
     }
@@ -102,7 +102,8 @@ impl Fake {
         self.state().bus = Some(bus);
     }
 
-    /// Open registrations of device memory, and how many of them use a dmabuf descriptor.
+    /// Returns the open registrations of device memory, and how many of them use a dmabuf
+    /// descriptor.
     pub fn device_registrations(&self) -> (usize, usize) {
         let state = self.state();
         let of_devices = state.mrs.iter().filter(|mr| mr.device);
@@ -120,20 +121,20 @@ impl Fake {
         self.state().cut.push(interface.to_owned());
     }
 
-    /// Pulls the cable of an interface where that breaks connections: every operation on it ends
-    /// with `FI_ECONNRESET`, those under way and those to come, or in silence where it was
-    /// injected. Of the writes and messages some land nevertheless, within `late` reads of a queue,
-    /// unless the endpoint that they go to is closed by then.
+    /// Pulls the cable of an interface, which breaks its connections. Every operation on it, in
+    /// flight or later, fails with `FI_ECONNRESET`, or silently if it was injected. Some of the
+    /// writes and messages land nevertheless, within `late` reads of a queue, unless their target
+    /// endpoint is closed by then.
     pub fn pull(&self, interface: &str, late: u32) {
         self.state().pull(interface, late);
     }
 
-    /// Puts the cable of an interface back.
+    /// Plugs the cable of an interface in again.
     pub fn plug(&self, interface: &str) {
         self.state().pulled.retain(|(name, _)| name != interface);
     }
 
-    /// What was done that must not be, in words.
+    /// Returns the violations of libfabric's rules so far, in words.
     pub fn violations(&self) -> Vec<String> {
         self.state().violations.clone()
     }

@@ -206,7 +206,7 @@ fn string(text: &str) -> *mut c_char {
 /// # Safety
 /// All zeros is a valid `T`.
 unsafe fn zeroed<T>() -> *mut T {
-    // SAFETY: the arguments are valid, as libfabric's manual requires.
+    // SAFETY: our caller guarantees that zeros are a valid `T`.
     Box::into_raw(Box::new(unsafe { std::mem::zeroed() }))
 }
 

@@ -30,7 +30,7 @@ pub struct Persona {
     pub mr_mode: i32,
     /// Whether device memory can be registered by a descriptor (`FI_MR_DMABUF`).
     pub dmabuf: bool,
-    /// Its data progress. A provider with `FI_PROGRESS_AUTO` also accepts a request for manual.
+    /// Its data progress. With `FI_PROGRESS_AUTO` it also accepts a request for manual progress.
     pub progress: i32,
     /// The message order that it keeps; [`FI_ORDER_NONE`]: none.
     pub order: u64,
@@ -257,12 +257,12 @@ impl Persona {
         ]
     }
 
-    /// The same, with access to device memory.
+    /// Adds access to device memory.
     pub fn with_devices(self) -> Persona {
         Persona { caps: self.caps | FI_HMEM, mr_mode: self.mr_mode | FI_MR_HMEM, ..self }
     }
 
-    /// The same, without delays, refusals or short reads.
+    /// Removes delays, refusals and short reads.
     pub fn calm(self) -> Persona {
         Persona { jitter: 0, refuse: 0, short_reads: false, ..self }
     }

@@ -120,9 +120,9 @@ pub(super) struct Op {
     pub wait: u32,
     pub landed: bool,
     pub fault: Option<Fault>,
-    /// Its connection is gone: its origin gets an error, whatever becomes of what it carries.
+    /// Its connection is broken: its origin gets an error, whether or not it lands.
     pub torn: bool,
-    /// What a torn operation has left in the network. Its origin knows nothing of it.
+    /// A broken operation that is still in the network. Its origin has already seen the error.
     pub stray: bool,
 }
 
@@ -139,13 +139,13 @@ pub(super) struct State {
     pub ops: Vec<Op>,
     /// Contexts that the provider owns, and the values that it wrote there.
     contexts: HashMap<usize, usize>,
-    /// Connections that an error has ended: operations posted up to that number are lost with them.
+    /// Connections that an error has ended. Operations posted up to that number fail with them.
     ended: HashMap<(u32, Option<u32>), u64>,
     pub faults: Vec<Fault>,
     /// Whether closing registrations is refused.
     pub keeps_registrations: bool,
     pub cut: Vec<String>,
-    /// Interfaces whose connections are torn, and how late what was under way may land.
+    /// Interfaces whose connections are broken, and how late operations in flight may land.
     pub pulled: Vec<(String, u32)>,
     pub bus: Option<Arc<dyn Bus>>,
     /// Domains that may register device memory.
@@ -368,7 +368,8 @@ impl State {
         self.eps.get(&ep).is_some_and(|ep| self.cut.contains(&ep.interface))
     }
 
-    /// How late what is under way between two endpoints may land, if their connection is torn.
+    /// Returns how late operations in flight between two endpoints may land, if the connection is
+    /// broken.
     fn torn(&self, src: u32, dst: Option<u32>) -> Option<u32> {
         let of = |ep: u32| {
             let interface = &self.eps.get(&ep)?.interface;
@@ -377,9 +378,9 @@ impl State {
         of(src).or_else(|| of(dst?))
     }
 
-    /// Tears the connections of an interface. Of what is under way each write and message is lost,
-    /// or lands within `late` reads of a queue. Its origin gets an error in both cases, and also
-    /// for what has landed and was not reported yet.
+    /// Breaks the connections of an interface. Each write or message in flight is lost, or lands
+    /// within `late` reads of a queue. Its origin gets an error in both cases, even if the
+    /// operation has landed but was not reported yet.
     pub fn pull(&mut self, interface: &str, late: u32) {
         self.pulled.push((interface.to_owned(), late));
         let mut ops = std::mem::take(&mut self.ops);
@@ -391,14 +392,15 @@ impl State {
         self.ops.append(&mut ops);
     }
 
-    /// Tears an operation off its connection.
+    /// Breaks the connection of an operation.
     pub(super) fn tear(&mut self, op: &mut Op, late: u32) {
         if std::mem::replace(&mut op.torn, true) {
             return;
         }
         let carries = matches!(op.verb, Verb::Write | Verb::Send) && !op.of_device;
         if carries && !op.landed && self.draw(3) != 0 {
-            // SAFETY: readable until the completion, which was not given yet; or copied.
+            // SAFETY: copied already, or readable until the completion, which has not been
+            // reported.
             let copy = Some(unsafe { self.source(op) });
             let wait = self.draw(late + 1);
             let (context, fault, stage) = (std::ptr::null_mut(), None, Stage::Flying);
@@ -431,7 +433,7 @@ impl State {
         op.wait = self.delay();
     }
 
-    /// Ends an endpoint, whose address comes last in what it is named by.
+    /// Kills an endpoint. `address` is its address, or ends with it.
     pub fn kill(&mut self, address: &[u8]) {
         if let Some(ep) = ep_of(&address[address.len().saturating_sub(NAME_LEN)..]) {
             self.forget(ep);
@@ -449,7 +451,7 @@ impl State {
     pub fn forget(&mut self, ep: u32) {
         let mut contexts: Vec<*mut c_void> = vec![];
         self.ops.retain(|op| {
-            // What is in the network already is beyond its origin.
+            // Strays in the network no longer depend on their origin.
             let held = op.src == ep && !op.stray;
             if held {
                 contexts.push(op.context);
@@ -465,7 +467,7 @@ impl State {
     }
 }
 
-/// The descriptor of a registration for local posts; not a pointer.
+/// Returns the descriptor of a registration for local posts; it is not a pointer.
 pub(super) fn descriptor(mr: u32) -> *mut c_void {
     std::ptr::without_provenance_mut((mr as usize) << 8 | 0xd5)
 }

@@ -25,7 +25,7 @@ impl State {
             let moves = match stage {
                 Stage::Held | Stage::Over => false,
                 Stage::Leaving | Stage::Returning => from_here,
-                // A dead target does not read; the origin detects that.
+                // A dead target does not read, so its origin's reads advance the operation.
                 Stage::Flying => to_here || (from_here && !self.is_alive(dst)),
             };
             if moves && ops[at].wait > 0 {
@@ -38,7 +38,7 @@ impl State {
             }
         }
         ops.retain(|op| op.stage != Stage::Over);
-        // Nothing is posted meanwhile: the lock is held. There may be strays.
+        // The lock is held, so only strays can have been added meanwhile.
         ops.append(&mut self.ops);
         self.ops = ops;
     }
@@ -73,7 +73,7 @@ impl State {
                     }
                 }
             }
-            // One that was copied is not reported.
+            // A broken operation that was copied is not reported.
             Stage::Flying if ops[at].torn && !ops[at].completes => {
                 ops[at].stage = Stage::Over;
                 self.disown(ops[at].context);
