@@ -1,4 +1,4 @@
-//! Layer 3: order, on top of rails that have none.
+//! Layer 3: gives rails, which have no order, an order across all of them.
 //!
 //! An [`Engine`] owns its rails and one stream of sequence numbers per (context, peer). It is
 //! driven by one thread: posting an operation, [`Engine::progress`] and the waits. Nothing here
@@ -11,18 +11,18 @@
 //!   has nothing in flight: a copy, an atomic, done on return. Program order is stream order.
 //! - **Numbered**, otherwise: every write and message takes the next number of the stream, whatever
 //!   rail carries it. The target applies signals and atomics in the order of numbers, each only
-//!   when everything before it has landed, and tells the origin by a cumulative cursor. An
-//!   operation is done when the cursor has passed its last number.
+//!   when everything before it has landed, and acknowledges by a cumulative cursor. An operation
+//!   is done when the cursor has passed its last number.
 //!
 //! # Files
 //!
-//! `peers`, `joint` and `regions` set up what operations name; `epoch` tells attachments of a peer
-//! apart, `close` ends them in good order. `failover` goes on where a rail has failed. `submit`
-//! takes operations in, `post` cuts them into posts and picks rails, `receive` handles what rails
-//! report, `service` acts on what became due, `finish` ends operations, `wait` blocks; `window`,
-//! `stream`, `pending`, `table`, `load` and `wire` are the state they share, `list` the lists
-//! through it. `protocol` sends and receives messages, `tag` matches them. `worker` drives an
-//! engine for other threads; `command` is what they ask of it, `lane` how it gets there.
+//! `peers`, `joint` and `regions` set up what operations name. `epoch` distinguishes attachments of
+//! a peer, and `close` ends them in good order. `failover` continues after a rail has failed.
+//! `submit` accepts operations, `post` cuts them into posts and picks rails, `receive` handles
+//! reports of rails, `service` does the work that became due, `finish` completes operations, and
+//! `wait` blocks. They share the state in `window`, `stream`, `pending`, `table`, `load` and
+//! `wire`, with lists from `list`. `protocol` sends and receives tagged messages, and `tag` matches
+//! them. `worker` drives an engine for other threads, which send it `command`s over a `lane`.
 
 mod close;
 pub mod command;
@@ -87,13 +87,13 @@ pub struct ContextId(pub u8);
 pub enum RailPolicy {
     /// Always the lowest rail.
     Fixed,
-    /// One after the other, from a start that differs per pair.
+    /// In turn, from a start that differs per pair.
     RoundRobin,
     /// The rail expected to drain first, by its measured speed; ties round robin.
     LeastOutstanding,
 }
 
-/// Everything that can be set, with its default. Sizes in bytes.
+/// The settings of an engine, with defaults. Sizes are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Number of contexts, 1 to 256. Both ends of a connection use the same.
@@ -102,20 +102,20 @@ pub struct Config {
     pub window: u32,
     /// Events, and due streams, that a pass handles per queue.
     pub batch: u32,
-    /// Longest payload of a put-signal sent as one message; less where a rail to a peer takes less.
+    /// Longest payload of a put-signal that is sent as one message. A rail to a peer may lower it.
     pub eager: u32,
-    /// Size from which a write or read is cut and spread over rails.
+    /// Size from which a write or read is split over rails.
     pub stripe_threshold: u64,
-    /// Size of the pieces it is cut into.
+    /// Size of the pieces of such a transfer.
     pub stripe_chunk: u64,
     /// How rails are chosen.
     pub policy: RailPolicy,
-    /// Passes after which an acknowledgement that is owed goes out alone.
+    /// Passes after which an owed acknowledgement is sent as its own message.
     pub ack_age: u32,
     /// The first sequence number of every stream, the same at both ends.
     /// Tests begin just before a wrap.
     pub first_sequence: u64,
-    /// Spreads the start of round robin over pairs, and seeds the epochs of attachments: use a
+    /// Spreads the start of round robin over pairs, and seeds the epochs of attachments. Use a
     /// different value for each process and each start.
     pub seed: u64,
 }
@@ -135,7 +135,7 @@ impl Config {
         seed: 0,
     };
 
-    /// Words of `u64` that the bitmaps of `streams` streams take together.
+    /// Returns the number of `u64` words in the bitmaps of `streams` streams.
     pub const fn bitmap_words(&self, streams: usize) -> usize {
         2 * streams * bitmap_words(self.window)
     }
@@ -154,7 +154,7 @@ impl Default for Config {
 pub struct EngineMemory<'m, const RAILS: usize> {
     /// One per peer.
     pub peers: &'m mut [PeerSlot],
-    /// The same.
+    /// One per peer.
     pub pairings: &'m mut [Pairing],
     /// One per peer and context.
     pub streams: &'m mut [Stream],
@@ -177,7 +177,7 @@ pub struct Stats {
     pub posted: u64,
     /// Numbered writes and messages that arrived.
     pub arrived: u64,
-    /// Of these, how many came before an earlier one.
+    /// Of these, how many arrived before an earlier one.
     pub arrivals_out_of_order: u64,
     /// Arrivals of a number that had already arrived.
     pub duplicates: u64,
@@ -185,7 +185,7 @@ pub struct Stats {
     pub stale: u64,
     /// Signals and atomics applied from messages.
     pub applied: u64,
-    /// Acknowledgements that went out alone.
+    /// Acknowledgements sent as their own message.
     pub acks_alone: u64,
     /// Posts that a rail had no room for.
     pub refused: u64,
@@ -221,7 +221,7 @@ pub(crate) struct State<'m, const RAILS: usize> {
     pub open: u32,
     /// Failed peers, and streams with failed operations, that quiet has not reported yet.
     pub troubles: u32,
-    /// Memory of a peer was written directly since the last quiet.
+    /// Whether memory of a peer was written directly since the last quiet.
     pub direct: bool,
     /// Peers that are being closed.
     pub closing: u32,
@@ -234,25 +234,25 @@ pub(crate) struct State<'m, const RAILS: usize> {
     pub max_rma: [u64; RAILS],
     /// Longest write that each rail copies before the post returns, in bytes.
     pub inject: [u64; RAILS],
-    // The limits that hold for every peer: what keeps them needs no look at its own.
-    /// The longest write, in bytes, that every rail accepts as one post, that is not striped, and
-    /// that fits the tag of a silent post.
+    // Limits that hold for every peer, so that the fast path need not look at the peer's own.
+    /// Longest write, in bytes, that every rail accepts as one post, that is not striped, and that
+    /// fits the tag of a silent post.
     pub single_max: u64,
-    /// Payload up to which a put-signal to any peer is one message, in bytes.
+    /// Longest payload, in bytes, that makes a put-signal to any peer one message.
     pub eager: u32,
-    /// Longest message that every rail takes to every peer, in bytes.
+    /// Longest message, in bytes, that every rail accepts to every peer.
     pub shortest: u32,
     pub stats: Stats,
-    /// Counts what workers hand over.
+    /// Counts the commands of workers.
     pub stamp: u32,
-    /// Rails that fail, if it lives on without them; and the rail that was posted to last.
+    /// The state of failover, if it is enabled, and the rail of the last post.
     pub failover: Option<Failover<'m>>,
     pub took: u8,
     /// Two-sided messages, if this engine has them.
     pub protocol: Option<Protocol<'m, RAILS>>,
-    /// Regions registered that are a device's.
+    /// Number of registered regions of device memory.
     pub devices: u32,
-    /// Where the regions are that messages were read from.
+    /// A cache of the imported regions from which messages were read.
     pub hints: [u16; protocol::HINTS],
 }
 
@@ -263,7 +263,7 @@ pub struct Engine<'m, R: Rail, const RAILS: usize> {
 }
 
 impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
-    /// An engine over `rails`, with no peers.
+    /// Creates an engine over `rails`, without peers.
     ///
     /// # Errors
     /// [`AttachError::Config`] names the value that is out of range.
@@ -382,30 +382,29 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         self.rails.get_mut(rail.0 as usize).map(|rail| rail.setup())
     }
 
-    /// A rail, without the restrictions of [`rail_mut`](Self::rail_mut): for tests of engines and
-    /// rails.
+    /// Returns a rail without the restrictions of [`rail_mut`](Self::rail_mut), for tests of
+    /// engines and rails.
     ///
     /// # Safety
-    /// The rail stays the same one and keeps what the engine has registered, imported and posted.
-    /// It is not polled, and nothing is posted under a context word that a post of the engine
-    /// carries.
+    /// The caller does not replace the rail, does not undo what the engine has registered, imported
+    /// or posted, does not poll it, and does not post under a context word that the engine uses.
     pub unsafe fn rail_unchecked(&mut self, rail: RailId) -> Option<&mut R> {
         self.rails.get_mut(rail.0 as usize)
     }
 
-    /// The configuration in use.
+    /// Returns the configuration in use.
     pub fn config(&self) -> &Config {
         &self.state.config
     }
 
-    /// The counters. Slow path: some are kept by peer.
+    /// Returns the counters. Slow path: some are kept per peer.
     pub fn stats(&self) -> Stats {
         let at_once = self.state.protocol.as_ref().map_or(0, Protocol::at_once);
         Stats { posted: self.state.stats.posted + at_once, ..self.state.stats }
     }
 
-    /// One bounded pass: handles the events of the rails, then acts on what became due. Returns the
-    /// number of events. Never blocks.
+    /// Makes one bounded pass: handles the events of the rails, then does the work that became due.
+    /// Returns the number of events. Never blocks.
     #[inline]
     pub fn progress(&mut self) -> u32 {
         self.state.stats.passes += 1;
@@ -424,7 +423,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         events
     }
 
-    /// Sends off what rails held back: nothing stays behind between two calls.
+    /// Posts what rails have held back, so that nothing stays behind between two calls.
     #[inline(always)]
     fn flush(&mut self) {
         for rail in self.rails.iter_mut() {
@@ -432,9 +431,9 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         }
     }
 
-    /// Asks the rails whether peers still live; those that do not are failed. Slow path. The waits
-    /// call it; who only writes to mapped memory and never waits calls it now and then, since the
-    /// memory of a dead peer takes writes without complaint.
+    /// Asks the rails whether peers are alive, and fails those that are not. Slow path. The waits
+    /// call it. A program that only writes to mapped memory and never waits should call it now and
+    /// then, because writes to the memory of a dead peer succeed.
     #[cold]
     pub fn check_peers(&mut self) {
         for (i, rail) in self.rails.iter_mut().enumerate() {
@@ -444,7 +443,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// The stream of a context and a peer, by index.
+    /// Returns the index of the stream of a context and a peer.
     #[inline(always)]
     pub(crate) fn stream_of(&self, context: u8, peer: u16) -> u32 {
         context as u32 * self.peers.len() as u32 + peer as u32

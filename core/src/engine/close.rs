@@ -22,7 +22,7 @@
 //! usual. Only a send that waits for a matching receive fails, with `Closed`. It fails once all
 //! Fins of the peer have arrived, because a Bye may overtake them; the Bye says how many there are.
 //!
-//! # What arrives twice, late, or from nobody
+//! # Duplicates, late messages and strangers
 //!
 //! A rail delivers once or reports the peer as down, so a Bye is sent once. A duplicate changes
 //! nothing. A Bye of an earlier attachment is dropped and counted like any message. After a Bye,
@@ -51,12 +51,12 @@ const LINGER: u16 = 1024;
 /// Bytes of a Bye.
 const LEN: usize = 28;
 
-/// How far the closing of a peer has come.
+/// The progress of closing a peer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Parting {
-    /// Our Byes may go out.
+    /// Our Byes may be sent.
     due: bool,
-    /// Byes of contexts below this were sent.
+    /// Byes were sent for contexts below this.
     sent: u16,
     /// Passes made since nothing was missing.
     lingered: u16,
@@ -136,9 +136,8 @@ impl Bye {
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Begins to close the connection to a peer. New operations to it are refused as
-    /// [`PeerError::Closed`], those that were accepted end as usual, and then the peer is told.
-    /// Make progress until [`has_left`](Self::has_left). Does not block. Closing twice changes
-    /// nothing.
+    /// [`PeerError::Closed`]. Accepted ones complete as usual, and then the peer is told. Make
+    /// progress until [`has_left`](Self::has_left). Does not block. Closing twice changes nothing.
     ///
     /// The other end answers in its passes, without a call of its user, and closes as well. What it
     /// has in flight is applied here first. Its sends that no receive has matched fail.
@@ -167,11 +166,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(!self.state.peers[peer.index as usize].state.is_up())
     }
 
-    /// [Closes](Self::close_peer) the connections to all peers and makes progress until they have
-    /// left. Peers that have failed hold up nothing. Blocks until then, or until `deadline_ns`.
+    /// [Closes](Self::close_peer) the connections to all peers, and makes progress until they have
+    /// left. Does not wait for failed peers. Blocks until then, or until `deadline_ns`.
     ///
-    /// On return without an error nothing is in flight and no peer waits for this engine: it may be
-    /// dropped, its memory released, the process may exit.
+    /// After a return without an error nothing is in flight, and no peer waits for this engine. So
+    /// it may be dropped, its memory released, and the process may exit.
     ///
     /// # Errors
     /// [`Unfinished`] says which peer has not left when the deadline expired. It may be called
@@ -206,7 +205,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if !self.state.has_parted(peer) {
             self.state.fail_unmatched(peer);
             if self.state.is_busy(peer) {
-                // The end of the last operation makes nothing due, so stay due.
+                // The completion of the last operation makes nothing due, so stay due.
                 self.state.due.push(self.state.streams, first);
                 return true;
             }
@@ -289,21 +288,22 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Whether a peer has sent its Byes. All it sent has arrived, and it applies only what was in
-    /// flight.
+    /// Returns whether a peer has sent its Byes. Then everything that it sent has arrived, and it
+    /// only applies what was in flight.
     #[cold]
     pub(super) fn has_said_bye(&self, peer: u16) -> bool {
         self.pairings[peer as usize].parting.count_heard() != 0
     }
 
-    /// Whether our Byes to a peer are due or sent: nothing of it is read or answered any more.
+    /// Returns whether our Byes to a peer are due or sent. Then we no longer read its memory or
+    /// answer it.
     #[cold]
     pub(super) fn has_parted(&self, peer: u16) -> bool {
         self.pairings[peer as usize].parting.due
     }
 
-    /// Why a peer failed: `Closed` once it has sent its Byes, unless it broke the protocol or was
-    /// removed.
+    /// Returns why a peer failed: `Closed` once it has sent its Byes, unless it broke the protocol
+    /// or was removed.
     #[cold]
     pub(super) fn after_bye(&self, peer: u16, why: PeerError) -> PeerError {
         match why {
@@ -401,7 +401,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Which peers have not left, if there are any.
+    /// Returns an error with the peers that have not left, if there are any.
     #[cold]
     fn unfinished(&self) -> Result<(), Unfinished> {
         let closing = |peer: &u16| self.peers[*peer as usize].state == PeerState::Closing;

@@ -203,7 +203,7 @@ impl Reply {
     }
 }
 
-/// Events that one command can come after.
+/// Most events that one command can follow.
 pub const MAX_AFTER: usize = 4;
 
 /// A command in its slot.
@@ -224,7 +224,7 @@ pub struct Entry<'m> {
 /// The worker's state of a command that it has begun.
 #[derive(Debug, Default)]
 pub(super) struct Work<'m> {
-    /// What must end before it begins.
+    /// The events that must happen before it begins.
     after: [Option<Event<'m>>; MAX_AFTER],
     /// Bytes of a fill or copy that are done.
     pub progress: usize,
@@ -255,7 +255,7 @@ const _: () =
     assert!(size_of::<crate::sync::pool::Slot<Entry<'static>>>() <= 320, "the size class of commands");
 
 impl<'m> Entry<'m> {
-    /// A command that was not submitted, of the queue whose worker notifies these listeners.
+    /// Creates a command for the queue whose worker notifies these listeners.
     #[inline]
     pub(crate) fn new(command: Command, listeners: &'m Listeners<'m>) -> Self {
         Entry {
@@ -273,7 +273,7 @@ impl<'m> Entry<'m> {
         &self.command
     }
 
-    /// Has it begin only after `event`. `false` if [`MAX_AFTER`] others are set.
+    /// Makes it begin only after `event`. Returns `false` if [`MAX_AFTER`] events are set.
     pub(crate) fn add_after(&mut self, event: Event<'m>) -> bool {
         match self.work.get_mut().after.iter_mut().find(|after| after.is_none()) {
             Some(free) => {
@@ -284,11 +284,11 @@ impl<'m> Entry<'m> {
         }
     }
 
-    /// Whether all its dependencies are done. Drops events that are done, or all of them if one
-    /// failed; `worker` listens for the first that is not done.
+    /// Checks whether all its dependencies are done. Drops events that are done, or all of them if
+    /// one failed. `worker` then listens for the first that is not done.
     ///
     /// # Safety
-    /// As for [`work`](Self::work).
+    /// The same as for [`work`](Self::work).
     pub(super) unsafe fn looks_ready(&self, worker: &'m EventCount) -> Readiness {
         // SAFETY: as this function requires.
         let work = unsafe { self.work() };
@@ -306,14 +306,14 @@ impl<'m> Entry<'m> {
         Readiness::Ready
     }
 
-    /// What the worker keeps.
+    /// Returns the worker's state.
     ///
     /// # Safety
     /// The caller is the worker that was given the entry, and holds no other reference to this.
     #[expect(clippy::mut_from_ref, reason = "one worker at a time, as promised")]
     pub(super) unsafe fn work(&self) -> &mut Work<'m> {
-        // SAFETY: the caller's promise; the submission ring handed over the entry from its only
-        // holder.
+        // SAFETY: our caller is that worker. The submission ring handed over the entry from its
+        // only holder.
         unsafe { &mut *self.work.get() }
     }
 
@@ -333,10 +333,10 @@ impl<'m> Entry<'m> {
     /// Ends the command as abandoned, and drops its dependencies.
     ///
     /// # Safety
-    /// As for [`finish`](Self::finish).
+    /// The same as for [`finish`](Self::finish).
     #[cold]
     pub(crate) unsafe fn abandon(&self) {
-        // SAFETY: the caller's promise; there is no worker any more, or it is the caller.
+        // SAFETY: our caller is the worker, or there is none any more.
         unsafe {
             self.work().after = Default::default();
             self.finish(Reply::Abandoned);
@@ -394,16 +394,15 @@ impl Event<'_> {
         self.0.command()
     }
 
-    /// Its slot in its queue's pool. No other command of that queue uses it while this event
-    /// exists.
+    /// Returns its slot in its queue's pool. No other command of that queue uses the slot while
+    /// this event exists.
     pub fn index(&self) -> u16 {
-        // The slots of a queue are its pool's.
         self.0.index().unwrap_or(u16::MAX)
     }
 }
 
 impl<'m> Event<'m> {
-    /// Has `event` notified when this command, or another of its queue, ends.
+    /// Arranges that `event` is notified when this command, or another of its queue, ends.
     pub(crate) fn listen(&self, event: &'m EventCount) -> Listening {
         self.0.listeners.listen(event)
     }

@@ -29,8 +29,8 @@
 //! that peer knows the epoch.
 //!
 //! A Hello also says whether its sender keeps what `failover` needs. Unless both do, the peer fails
-//! with its first rail. A rail that fails during the exchange may have lost Hellos. Its rail tells
-//! the end that sent them, which says one again, and answers anew what it has answered before.
+//! with its first rail. A rail that fails during the exchange may have lost Hellos. It reports this
+//! to the sender, which sends its Hello again, and repeats the answers that it has given.
 //!
 //! # One rail
 //!
@@ -67,7 +67,7 @@ pub(crate) struct Meeting {
     /// Epochs that a Hello is due to, oldest first.
     answers: [u32; ANSWERS],
     count: u8,
-    /// The streams to the peer are kept here, as Hellos say.
+    /// The streams to the peer are kept for failover, as Hellos say.
     keeps: bool,
 }
 
@@ -76,7 +76,7 @@ impl Meeting {
     pub(crate) const NONE: Meeting =
         Meeting { mine: 0, theirs: 0, told: (0, Bond::None), answers: [0; ANSWERS], count: 0, keeps: false };
 
-    /// Whether this epoch, another or none is bound here.
+    /// Returns whether this epoch, another one or none is bound here.
     fn bond(&self, epoch: u32) -> Bond {
         match self.theirs {
             0 => Bond::None,
@@ -105,7 +105,7 @@ impl Meeting {
         1
     }
 
-    /// The oldest Hello that waits.
+    /// Returns the oldest Hello that waits.
     fn first(&self) -> Option<Hello> {
         let yours = *self.answers[..self.count as usize].first()?;
         Some(Hello { mine: self.mine, yours, bond: self.bond(yours), keeps: self.keeps })
@@ -171,7 +171,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.answer(peer, 0);
     }
 
-    /// Says a Hello again: a rail that has failed may have lost those before.
+    /// Sends a Hello again, because a rail that has failed may have lost the earlier ones.
     pub(super) fn meet_again(&mut self, peer: u16) {
         let meeting = &mut self.pairings[peer as usize].meeting;
         meeting.told = Meeting::NONE.told;
@@ -186,7 +186,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         *meeting = Meeting::NONE;
     }
 
-    /// Whether a peer is connected here and has not answered.
+    /// Returns whether a peer is connected here and has not answered.
     #[cold]
     pub(super) fn is_meeting(&self, peer: u16) -> bool {
         match self.peers[peer as usize].state {
@@ -259,7 +259,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
         if hello.yours == meeting.mine {
             if meeting.bond(hello.mine) == Bond::Other {
-                // A late Hello of an attachment before the bound one proves nothing.
+                // A late Hello from an attachment before the bound one proves nothing.
                 let earlier = (1..EARLIER).contains(&meeting.theirs.wrapping_sub(hello.mine));
                 if !earlier {
                     self.fail_peer(peer, PeerError::Reattached);

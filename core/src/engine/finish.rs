@@ -194,7 +194,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let slot = &mut self.pending.slots[index as usize];
         let quiescent = match error {
             CompleteError::Failed(_) => true,
-            // Where the peer has failed already, that says whether anything may still land.
+            // The peer has failed already: the kind of operation decides whether anything may still
+            // land.
             CompleteError::PeerDown => slot.kind == OpKind::Read || slot.outcome != Outcome::Done,
             CompleteError::Unknown(_) => false,
         };
@@ -208,8 +209,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.end_if_over(index);
     }
 
-    /// Whether a post that has failed with its rail is taken over by others. What has a number they
-    /// post again once the peer has told that it is missing there; a read they post anew.
+    /// Checks whether other rails take over a post that has failed with its rail. They post
+    /// numbered data again once the peer has reported it missing, and repeat reads.
     fn is_taken_over(&mut self, rail: usize, index: u32, error: CompleteError) -> bool {
         let PendingSlot { stream, kind, .. } = self.pending.slots[index as usize];
         if stream == NONE || !self.is_kept(stream) {
@@ -219,7 +220,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let read = kind == OpKind::Read;
         let failed = self.peers[peer as usize].rails >> rail & 1 == 0;
         if read && !failed && matches!(error, CompleteError::Failed(_)) {
-            // The target refuses it.
+            // The target rejects it, so no other rail may carry it.
             return false;
         }
         if read {
@@ -234,7 +235,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.peers[peer as usize].state.is_up()
     }
 
-    /// Ends an operation with nothing outstanding.
+    /// Completes an operation if nothing of it is outstanding.
     #[inline]
     pub(super) fn end_if_over(&mut self, index: u32) {
         let slot = &mut self.pending.slots[index as usize];
@@ -298,8 +299,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 while index != NONE {
                     let slot = &mut self.pending.slots[index as usize];
                     let next = slot.links.next;
-                    // An acknowledged operation is done, even while a post of it is outstanding.
-                    // A rail takes an atomic without a number, and may have executed it already.
+                    // An acknowledged operation is done, even while a post of it is outstanding. A
+                    // rail executes an atomic without a number, and may have done so already.
                     let native = slot.kind == OpKind::Atomic && !slot.numbered && slot.message.is_none();
                     let executed = native && slot.posts == 0;
                     if !executed && (!slot.acked || slot.fetch || !slot.numbered) {

@@ -1,5 +1,5 @@
-//! A door for fuzzing: every parser of what a peer can write, with valid inputs that its own writer
-//! makes. No part of the interface; the tests in `tests/fuzz` use it.
+//! Entry points for fuzzing: every parser of peer-controlled input, with valid inputs made by its
+//! own encoder. Not part of the public interface; the tests in `tests/fuzz` use it.
 
 use super::close::Bye;
 use super::failover::{Asks, Rejoin, Told};
@@ -14,13 +14,13 @@ use crate::sync::seq::Seq;
 
 /// One parser.
 pub struct Target {
-    /// Names it.
+    /// Its name.
     pub name: &'static str,
-    /// Writes a valid input, another for each number, and returns its length.
+    /// Writes a valid input, different for each number, and returns its length.
     pub sample: fn(u64, &mut [u8]) -> usize,
-    /// Reads an input as the parser does. `None`: refused. Otherwise what it understood was written
-    /// anew into the second argument, and the first so many bytes of that are those of the input.
-    /// Panics where an input that was accepted is not understood again.
+    /// Parses an input. Returns `None` if it is rejected. Otherwise encodes the result into the
+    /// second argument, and returns how many bytes of that must equal the input. Panics if the
+    /// parser does not accept what it has accepted before.
     pub read: fn(&[u8], &mut [u8]) -> Option<usize>,
 }
 
@@ -47,7 +47,7 @@ pub fn number(seed: u64, n: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Copies bytes to the front of others, and returns how many.
+/// Copies bytes to the start of a buffer, and returns their number.
 pub fn put(into: &mut [u8], bytes: &[u8]) -> usize {
     into[..bytes.len()].copy_from_slice(bytes);
     bytes.len()
@@ -90,8 +90,7 @@ fn read_message(input: &[u8], _: &mut [u8]) -> Option<usize> {
         _ => 0,
     };
     assert_eq!(rest.len(), payload, "a payload that the message does not speak of");
-    // Bytes that mean nothing in a kind are not looked at, so it is the meaning that comes back,
-    // not every byte.
+    // Bytes that a kind does not use are ignored, so only the meaning survives a round trip.
     let mut head = [0; HEAD_MAX];
     let len = message.encode(&mut head);
     assert_eq!(len + rest.len(), input.len(), "a part of the message was not taken");
@@ -196,7 +195,7 @@ fn read_tagged(input: &[u8], again: &mut [u8]) -> Option<usize> {
     let (head, rest) = Head::read(Untrusted::from_slice(input)).ok()?;
     assert_eq!(rest.len() + head::HEAD, input.len());
     let _ = (head.tag(), head::trailing(rest));
-    // The fourth byte means nothing.
+    // The fourth byte is unused.
     let bytes = head.write();
     assert_eq!(bytes[4..], input[4..head::HEAD]);
     Some(put(again, &bytes[..3]))
@@ -231,7 +230,7 @@ fn sample_request<const RAILS: usize>(seed: u64, into: &mut [u8]) -> usize {
 
 fn read_request<const RAILS: usize>(input: &[u8], again: &mut [u8]) -> Option<usize> {
     let (_, rest) = Head::read(Untrusted::from_slice(input)).ok()?;
-    // Joined by those rails whose keys it brings, which are so all understood.
+    // Pretend that exactly the rails with keys reach the peer, so that all keys are understood.
     let rails = input.get(head::RTS - 4..head::RTS)?;
     let rails = u16::from_le_bytes([rails[0], rails[1]]) & low(RAILS);
     let offer = Offer::<RAILS>::read(rest, &Pairing::ALIKE, rails).ok()?;
@@ -277,7 +276,7 @@ fn read_handle<const RAILS: usize>(input: &[u8], again: &mut [u8]) -> Option<usi
     Some(if skipped { 0 } else { put(again, &bytes[..len]) })
 }
 
-/// The lowest rails, by bit.
+/// Returns the bitmask of the lowest `count` rails.
 fn low(count: usize) -> u16 {
     ((1u32 << count) - 1) as u16
 }

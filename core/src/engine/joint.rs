@@ -1,5 +1,5 @@
-//! Joints: which rails of the peer ours lead to, and the message limit of each. Set when a peer is
-//! connected; hot paths use copies in its streams.
+//! Joints: which rail of the peer each of our rails leads to, with the message limit. Set when a
+//! peer is connected; hot paths use copies in its streams.
 
 use crate::error::AttachError;
 use crate::mem::RailId;
@@ -12,33 +12,33 @@ use super::protocol::MatchLimits;
 /// Most rails of an engine.
 pub const RAILS_MAX: usize = 16;
 
-/// Shortest messages that an end of a joint may take, in bytes.
+/// The smallest message limit of an end of a joint, in bytes.
 const MESSAGE_MIN: usize = 128;
 
 /// One of our rails, and the rail of the peer that it leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Joint {
-    /// Ours.
+    /// Our rail.
     pub ours: RailId,
-    /// The peer's number for it.
+    /// The peer's number of its rail.
     pub theirs: u8,
     /// The longest message that the peer takes on it, in bytes: at least 128.
     pub max_message: usize,
 }
 
-/// What two ends have agreed on: their joints, the epochs, and the closing.
+/// The agreement of two ends: their joints, epochs, and the state of closing.
 #[derive(Clone, Copy, Debug)]
 pub struct Pairing {
     /// The peer's number for each of our rails, four bits each.
     pub(super) theirs: u64,
-    /// Longest message, in bytes, that both ends of each of our rails take;
-    /// 0 where a rail does not reach this peer.
+    /// Longest message, in bytes, that both ends of each of our rails accept; 0 if a rail does not
+    /// reach this peer.
     pub(crate) messages: [u32; RAILS_MAX],
     /// The longest of these.
     pub(crate) longest: u32,
-    /// Longest write, in bytes, that all its rails take in one post and that is not striped.
+    /// Longest write, in bytes, that all its rails accept in one post and that is not striped.
     pub(crate) single: u32,
-    /// What the peer takes of tagged messages.
+    /// The peer's limits of tagged messages.
     pub(crate) matching: MatchLimits,
     pub(crate) meeting: Meeting,
     pub(crate) parting: Parting,
@@ -47,7 +47,7 @@ pub struct Pairing {
 }
 
 impl Pairing {
-    /// Equal rails at both ends, and no exchange yet.
+    /// Both ends have the same rails, and have exchanged nothing yet.
     pub const ALIKE: Pairing = Pairing {
         theirs: 0xfedc_ba98_7654_3210,
         messages: [u32::MAX; RAILS_MAX],
@@ -81,13 +81,13 @@ impl Pairing {
         Ok((pairing, ours))
     }
 
-    /// The peer's number for one of our rails.
+    /// Returns the peer's number for one of our rails.
     #[inline]
     pub(super) fn theirs(&self, ours: usize) -> usize {
         (self.theirs >> (4 * ours) & 15) as usize
     }
 
-    /// The bitmask of our rails that lead to these rails of the peer.
+    /// Returns the bitmask of our rails that lead to these rails of the peer.
     #[cold]
     pub(super) fn as_ours(&self, theirs: u16) -> u16 {
         (0..RAILS_MAX).fold(0, |ours, rail| ours | (theirs >> self.theirs(rail) & 1) << rail)
@@ -107,7 +107,7 @@ impl Pairing {
         Some(keys)
     }
 
-    /// The bitmask of our rails on which a message of this length does not fit.
+    /// Returns the bitmask of our rails on which a message of this length does not fit.
     #[cold]
     pub(crate) fn too_short(&self, bytes: u32) -> u16 {
         let short = |(rail, most): (usize, &u32)| ((*most < bytes) as u16) << rail;

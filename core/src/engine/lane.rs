@@ -44,7 +44,7 @@ impl<'m> Posted<'m> {
     }
 
     /// # Safety
-    /// Once for each that was popped.
+    /// Called once for each command that was popped.
     pub(crate) unsafe fn open(self) -> Shared<'m, Entry<'m>> {
         // SAFETY: as this function requires.
         unsafe { self.raw.open() }
@@ -53,13 +53,14 @@ impl<'m> Posted<'m> {
 
 type Ends<P, C> = UnsafeCell<MaybeUninit<(P, C)>>;
 
-/// The shared state of queue and worker besides the rings: where the first to leave puts its ends.
+/// The state that queue and worker share besides the rings. The first side to leave puts its ends
+/// here.
 pub struct Lane<'m> {
     /// The sides that exist: [`QUEUE`], [`CONSUMER`].
     there: AtomicU32,
-    /// Written by the queue as it leaves, and the worker's from then on.
+    /// Written by the queue when it leaves; from then on the worker's.
     queue: Ends<Producer<'m, Posted<'m>>, Consumer<'m, Posted<'m>>>,
-    /// Written by the worker as it leaves, and the queue's from then on.
+    /// Written by the worker when it leaves; from then on the queue's.
     consumer: Ends<Producer<'m, Posted<'m>>, Consumer<'m, Posted<'m>>>,
     /// Waiters for events of this queue, other than its user.
     pub(crate) listeners: Listeners<'m>,
@@ -71,11 +72,11 @@ pub struct Lane<'m> {
 const QUEUE: u32 = 1;
 const CONSUMER: u32 = 2;
 
-// SAFETY: the cells are handed over by edge `lane.left`, and what they hold may go to any thread.
+// SAFETY: edge `lane.left` hands over the cells, and their contents may move to any thread.
 unsafe impl Sync for Lane<'_> {}
 
 impl Lane<'_> {
-    /// A lane whose two sides are there.
+    /// Creates a lane with both sides.
     pub fn new() -> Self {
         Lane {
             there: AtomicU32::new(QUEUE | CONSUMER),
@@ -103,8 +104,8 @@ pub struct Pending {
     pub recv: usize,
 }
 
-/// One side's ends of the two rings.
-/// Leaves them in the lane when dropped, and empties the rings if the other side left before.
+/// One side's ends of the two rings. Dropping it leaves them in the lane; if the other side has
+/// left before, empties the rings.
 pub(crate) struct Side<'m> {
     pub outgoing: ManuallyDrop<Producer<'m, Posted<'m>>>,
     pub incoming: ManuallyDrop<Consumer<'m, Posted<'m>>>,
@@ -115,7 +116,8 @@ pub(crate) struct Side<'m> {
 }
 
 impl<'m> Side<'m> {
-    /// The two sides of a lane. `to_worker` and `from_worker` are the ends of its two rings.
+    /// Creates the two sides of a lane. `to_worker` and `from_worker` are the ends of its two
+    /// rings.
     pub fn both(
         lane: &'m mut Lane<'m>,
         to_worker: (Producer<'m, Posted<'m>>, Consumer<'m, Posted<'m>>),
@@ -137,7 +139,8 @@ impl<'m> Side<'m> {
     #[inline]
     pub fn push(&mut self, posted: Posted<'m>) {
         if let Err(full) = self.outgoing.push(posted) {
-            // SAFETY: the ring refused it, which cannot happen: it has as many slots as the pool.
+            // SAFETY: the ring returned it. That cannot happen, because the ring is as long as the
+            // pool.
             drop(unsafe { full.0.open() });
         }
     }
@@ -148,7 +151,7 @@ impl<'m> Side<'m> {
         self.incoming.pop()
     }
 
-    /// What either side has not taken.
+    /// Returns how much either side has not taken.
     pub fn pending(&mut self) -> Pending {
         let out = self.outgoing.capacity() - self.outgoing.free();
         let inn = self.incoming.len();
@@ -158,19 +161,20 @@ impl<'m> Side<'m> {
         }
     }
 
-    /// What blocked the worker in its last turn.
+    /// Returns what blocked the worker in its last turn.
     pub fn held(&self) -> Option<Held> {
-        // Relaxed: as in `CommandConsumer::note`.
+        // Relaxed: informational, as in `CommandConsumer::note`.
         Held::unpack(self.lane.held.load(Ordering::Relaxed))
     }
 
-    /// Whether the other side has left. [`unsent`](Self::unsent) then returns what was sent to it.
+    /// Returns whether the other side has left. [`unsent`](Self::unsent) then returns what was sent
+    /// to it.
     #[inline]
     pub fn is_alone(&mut self) -> bool {
         self.left.is_some() || self.other_left()
     }
 
-    /// What was sent and not taken, once the other side has left.
+    /// Returns a command that the other side has not taken before it left.
     pub fn unsent(&mut self) -> Option<Posted<'m>> {
         self.left.as_mut()?.pop()
     }
@@ -187,11 +191,12 @@ impl<'m> Side<'m> {
     }
 
     /// # Safety
-    /// Once, and the other side has left.
+    /// Called once, after the other side has left.
     unsafe fn take_left(&self) -> Consumer<'m, Posted<'m>> {
         let cell = if self.side == QUEUE { &self.lane.consumer } else { &self.lane.queue };
         self.lane.watch.read((self.side ^ (QUEUE | CONSUMER)) as usize);
-        // SAFETY: the caller's promise; a producer's end is not needed.
+        // SAFETY: our caller guarantees that the other side wrote the cell and is gone. Its
+        // producer needs no drop.
         unsafe { (*cell.get()).assume_init_read().1 }
     }
 }
@@ -201,20 +206,20 @@ impl Drop for Side<'_> {
         if self.left.is_none() && !self.other_left() {
             let cell = if self.side == QUEUE { &self.lane.queue } else { &self.lane.consumer };
             self.lane.watch.write(self.side as usize);
-            // SAFETY: `drop` runs once and is the last use of both;
-            // the cell is this side's until the subtraction below.
+            // SAFETY: `drop` runs once and is the last use of both ends. The cell is this side's
+            // until the subtraction below.
             unsafe {
                 let ends = (ManuallyDrop::take(&mut self.outgoing), ManuallyDrop::take(&mut self.incoming));
                 (*cell.get()).write(ends);
             }
-            // Release, edge `lane.left`: hands over the ends. Acquire:
-            // takes the other's ends if it has just left.
+            // Release, edge `lane.left`: hands over the ends. Acquire: takes the other side's if it
+            // has just left.
             let there = self.lane.there.fetch_sub(self.side, edge!("lane.left.drop", AcqRel));
             if there != self.side {
                 return;
             }
-            // SAFETY: as in `other_left`; the cell just written is still this side's,
-            // since the other has left.
+            // SAFETY: the other side has left, so its cell is written, and the cell written above
+            // is still this side's.
             unsafe {
                 self.left = Some(self.take_left());
                 self.incoming = ManuallyDrop::new((*cell.get()).assume_init_read().1);
@@ -234,7 +239,7 @@ impl Drop for Side<'_> {
 /// Releases a command; ends it as abandoned if the worker never took it.
 fn abandon(entry: Shared<'_, Entry<'_>>, was_submitted: bool) {
     if was_submitted {
-        // SAFETY: taken out of the submission ring by the only one left, in place of the worker.
+        // SAFETY: taken from the submission ring by the last side, which acts for the worker.
         unsafe { entry.abandon() };
     }
 }
@@ -275,7 +280,7 @@ impl Job<'_> {
     }
 }
 
-/// The worker's end of one queue.
+/// The worker's side of one queue.
 pub struct CommandConsumer<'m> {
     pub(super) context: ContextId,
     side: Side<'m>,
@@ -283,11 +288,11 @@ pub struct CommandConsumer<'m> {
     flights: &'m mut [Flight<'m>],
     /// Commands in the engine.
     pub(super) flying: u32,
-    /// and how many of them are receives.
+    /// How many of them are receives.
     receiving: u32,
     /// The command that cannot start yet; later ones wait behind it.
     pub(super) held: Option<Job<'m>>,
-    /// Nothing notifies the worker when it can start, so poll.
+    /// Nothing notifies the worker when the held command can start, so it must poll.
     pub(super) restless: bool,
     /// The value last stored in [`Lane::held`].
     noted: u64,
@@ -296,7 +301,8 @@ pub struct CommandConsumer<'m> {
 }
 
 impl<'m> CommandConsumer<'m> {
-    /// The worker's end of the queue that runs in `context`. `flights` is as long as its pool.
+    /// Creates the worker's side of the queue that runs in `context`. `flights` is as long as its
+    /// pool.
     pub(crate) fn new(
         context: ContextId,
         side: Side<'m>,
@@ -306,7 +312,7 @@ impl<'m> CommandConsumer<'m> {
         for flight in flights.iter_mut() {
             flight.write(Flight::default());
         }
-        // SAFETY: just written, every one.
+        // SAFETY: all entries were just written.
         let flights = unsafe { &mut *(&raw mut *flights as *mut [Flight<'m>]) };
         CommandConsumer {
             context,
@@ -323,7 +329,7 @@ impl<'m> CommandConsumer<'m> {
         }
     }
 
-    /// The next command in order, whether held or new.
+    /// Returns the next command in order: the held one, or a new one.
     #[inline]
     pub(super) fn next(&mut self) -> Option<Job<'m>> {
         if let Some(held) = self.held.take() {
@@ -334,13 +340,13 @@ impl<'m> CommandConsumer<'m> {
         Some(Job { report: posted.report, entry: unsafe { posted.open() } })
     }
 
-    /// Whether a command may start, must wait, or fails with a dependency.
+    /// Returns whether a command may start, must wait, or fails with a dependency.
     pub(super) fn readiness(&self, job: &Job<'m>) -> super::command::Readiness {
         // SAFETY: it was submitted to this worker, which holds no other reference to its work.
         unsafe { job.entry.looks_ready(self.channel.send) }
     }
 
-    /// Holds a command back, and with it those behind it.
+    /// Holds a command back, and with it all later ones.
     #[cold]
     pub(super) fn hold(&mut self, job: Job<'m>, by: HeldBy) {
         self.note(Held { command: job.entry.index().unwrap_or(u16::MAX), by }.pack());
@@ -414,19 +420,19 @@ impl<'m> CommandConsumer<'m> {
         Some((Job { entry, report: true }, flight.part))
     }
 
-    /// The ticket of the command in this slot, if the engine has it.
+    /// Returns the ticket of the command in this slot, if the engine has it.
     pub(super) fn flying_ticket(&self, slot: u16) -> Option<u64> {
         let flight = self.flights.get(usize::from(slot))?;
         flight.entry.as_ref().map(|_| u64::from(flight.stamp) << 16 | u64::from(slot))
     }
 
-    /// What either side has not taken.
+    /// Returns how much either side has not taken.
     pub(super) fn pending(&mut self) -> Pending {
         self.side.pending()
     }
 
-    /// Notifies the waiters of events that ended since the last call.
-    /// Returns how many wake-ups it made.
+    /// Notifies the waiters of events that ended since the last call. Returns the number of
+    /// wake-ups.
     #[inline]
     pub(super) fn notify<H: Host + ?Sized>(&mut self, host: &H) -> u64 {
         if !self.answered {
@@ -434,11 +440,11 @@ impl<'m> CommandConsumer<'m> {
         }
         self.answered = false;
         let woke = self.channel.recv.notify(host);
-        // The call above made the barrier.
+        // The notification above included the fence.
         u64::from(woke) + self.side.lane.listeners.notify(host)
     }
 
-    /// Whether nothing is submitted or watched, and the engine has at most receives.
+    /// Returns whether nothing is submitted or watched, and the engine has at most receives.
     pub(super) fn is_idle(&mut self) -> bool {
         let engine_has_receives_alone = self.flying == self.receiving;
         self.held.is_none()
@@ -447,8 +453,8 @@ impl<'m> CommandConsumer<'m> {
             && self.side.incoming.is_empty()
     }
 
-    /// Whether the queue is gone and everything it submitted has ended: the consumer may be
-    /// dropped.
+    /// Returns whether the queue is gone and everything that it submitted has ended, so that the
+    /// consumer may be dropped.
     pub fn is_over(&mut self) -> bool {
         self.is_idle() && self.flying == 0 && self.side.is_alone()
     }

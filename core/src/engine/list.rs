@@ -15,7 +15,7 @@ impl Links {
     pub(crate) const NONE: Links = Links { next: NONE, prev: NONE };
 }
 
-/// Slots that lie in list number `LIST` of their table.
+/// Slots that can be in list number `LIST` of their table.
 pub(crate) trait Listed<const LIST: usize = 0> {
     fn links(&self) -> Links;
     fn links_mut(&mut self) -> &mut Links;
@@ -51,7 +51,7 @@ impl<const LIST: usize> Fifo<LIST> {
         }
     }
 
-    /// The oldest.
+    /// Returns the oldest slot.
     #[inline(always)]
     pub(crate) fn first(&self) -> Option<u32> {
         (self.head != NONE).then_some(self.head)

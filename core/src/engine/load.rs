@@ -141,8 +141,8 @@ impl<const RAILS: usize> Loads<RAILS> {
 mod tests {
     use super::*;
 
-    /// Keeps `depth` pieces outstanding on two rails, of which the first ends `speeds.0` for each
-    /// `speeds.1` of the second, and tells how many of `pieces` each was given.
+    /// Keeps `depth` pieces outstanding on two rails. The first completes `speeds.0` pieces for
+    /// each `speeds.1` of the second. Returns how many of `pieces` each rail was given.
     fn share(loads: &mut Loads<2>, speeds: (u64, u64), depth: u32, pieces: u32) -> (u32, u32) {
         const PIECE: u64 = 64 << 10;
         let (mut given, mut credit) = ([0; 2], [0u64; 2]);
@@ -202,7 +202,7 @@ mod tests {
     #[test]
     fn speeds_stay_in_bounds_however_long_one_rail_runs_dry_beside_a_busy_one() {
         const LEAST: u64 = 256;
-        // Twice, and as much as a rail takes.
+        // Twice the minimum, and the longest post.
         for most in [2 * LEAST, 1 << 31] {
             let mut loads = Loads::<2>::new(2);
             loads.posted(0, LEAST);

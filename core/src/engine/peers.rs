@@ -72,7 +72,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if several {
             pairing.single = config.stripe_threshold.saturating_sub(1).min(STREAM_POST_MAX) as u32;
         }
-        // Between two rails nothing keeps order.
+        // Nothing orders posts on different rails.
         let mut order = if several { Order::None } else { Order::All };
         let (mut fresh, mut shortest) = (true, u32::MAX);
         for (i, rail) in self.rails.iter().enumerate() {
@@ -121,9 +121,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(())
     }
 
-    /// Removes a peer, alive or failed. Operations to it fail; the outcome is unknown where a
-    /// living peer may still apply something. Its regions are released, and its [`PeerId`] becomes
-    /// stale. Slow path.
+    /// Removes a peer, alive or failed. Operations to it fail; their outcome is unknown if a living
+    /// peer may still apply something. Its regions are released, and its [`PeerId`] becomes stale.
+    /// Slow path.
     ///
     /// # Errors
     /// [`AttachError::InUse`] while regions in the segment shared with this peer are registered,
@@ -178,7 +178,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// The slot of a peer that exists under this name.
+    /// Returns the slot of a peer, if the id is current.
     pub(crate) fn peer_mut(&mut self, peer: PeerId) -> Option<&mut PeerSlot> {
         let slot = self.peers.get_mut(peer.index as usize)?;
         (slot.generation == peer.generation && slot.state != PeerState::Free).then_some(slot)

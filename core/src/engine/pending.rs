@@ -15,7 +15,7 @@ use super::submit::Notice;
 use super::tag::Tag;
 use super::wire::Body;
 
-/// Where an operation stands.
+/// The state of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     Open,
@@ -23,7 +23,7 @@ pub(crate) enum State {
     Ended,
 }
 
-/// What is left to post of an operation.
+/// What remains to be posted of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OpKind {
     /// Numbered writes, then perhaps a numbered message.
@@ -38,7 +38,7 @@ pub(crate) enum OpKind {
     Send,
 }
 
-/// One operation. Four cache lines; one that is wholly posted touches only the first.
+/// One operation. Four cache lines; a fully posted one touches only the first.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
 pub struct PendingSlot {
@@ -47,8 +47,8 @@ pub struct PendingSlot {
     pub(crate) stream: u32,
     /// The number after its last, once posted.
     pub(crate) end: Seq,
-    /// Posts outstanding; and the parts of its payload that may have to be posted again by
-    /// another rail (see `failover`).
+    /// Outstanding posts, and parts of the payload that another rail may have to post again (see
+    /// `failover`).
     pub(crate) posts: u32,
     pub(crate) state: State,
     pub(crate) kind: OpKind,
@@ -60,7 +60,7 @@ pub struct PendingSlot {
     pub(crate) report: bool,
     /// Its writes wait until everything before it is acknowledged.
     pub(crate) fenced: bool,
-    /// A reply will come with a value.
+    /// A reply with a value is expected.
     pub(crate) fetch: bool,
     /// It took at least one number.
     pub(crate) numbered: bool,
@@ -68,7 +68,7 @@ pub struct PendingSlot {
     pub(crate) value: u64,
     pub(crate) outcome: Outcome,
 
-    /// The local memory not yet posted, and the region it lies in.
+    /// The local memory that is not posted yet, and its region.
     pub(crate) local: *mut u8,
     pub(crate) local_region: u16,
     /// The imported region of the data, and the offset not yet posted.
@@ -83,8 +83,8 @@ pub struct PendingSlot {
     pub(crate) inner: bool,
     /// The receiver pulls its payload, under this request number.
     pub(crate) pulled: bool,
-    /// It is a read that is to be posted anew: a failed rail has ended a part of it. Until that is
-    /// done `fetch` holds it open; `request` is its length.
+    /// A read that must be posted again, because a failed rail has ended a part of it. Until that
+    /// is done `fetch` holds it open, and `request` is its length.
     pub(crate) again: bool,
     pub(crate) request: u64,
     pub(crate) pull_next: u32,
@@ -94,8 +94,8 @@ pub struct PendingSlot {
     pub(crate) outgoing: u32,
 }
 
-// SAFETY: the pointer names registered memory, which any thread may touch as `Region::new` was
-// promised, or for the length of one call the bytes of an inject.
+// SAFETY: the pointer names registered memory, which any thread may access as `Region::new`
+// requires; or the bytes of an inject, for the duration of one call.
 unsafe impl Send for PendingSlot {}
 
 impl PendingSlot {
@@ -147,13 +147,13 @@ impl PendingSlot {
         };
     }
 
-    /// The token of its operation.
+    /// Returns the token of its operation.
     #[inline(always)]
     pub(crate) fn token(&self) -> Token {
         Token(self.name.word())
     }
 
-    /// Makes it an operation with nothing posted.
+    /// Makes it an operation of which nothing is posted.
     pub(crate) fn set_open(&mut self, stream: u32, kind: OpKind, notice: Notice) {
         let (report, tag) = match notice {
             Notice::Report(tag) => (true, tag),
@@ -163,7 +163,8 @@ impl PendingSlot {
         *self = PendingSlot { name, stream, state: State::Open, kind, report, tag, ..PendingSlot::EMPTY };
     }
 
-    /// Whether it holds a pointer into this registered region. What it has posted, the rails know.
+    /// Returns whether it holds a pointer into this registered region. The rails know about its
+    /// posts.
     #[cold]
     pub(crate) fn uses_local(&self, region: u16) -> bool {
         if self.state != State::Open || self.local_region != region {
@@ -172,13 +173,13 @@ impl PendingSlot {
         match self.kind {
             OpKind::Read if self.fetch => true,
             _ if self.left == 0 => false,
-            // Its receiver reads the payload, or has it sent, until the send has ended.
+            // The receiver reads the payload, or requests chunks of it, until the send has ended.
             OpKind::Send => !self.posted || self.fetch,
             OpKind::Write | OpKind::Read | OpKind::Message | OpKind::Atomic => !self.posted,
         }
     }
 
-    /// Whether something is still to be posted to this imported region.
+    /// Returns whether something remains to be posted to this imported region.
     #[cold]
     pub(crate) fn uses_remote(&self, region: u16) -> bool {
         let again = self.kind == OpKind::Read && self.fetch;
@@ -234,7 +235,7 @@ pub(crate) struct Pending<'m> {
     pub slots: Slots<'m, PendingSlot>,
     /// Ended and not taken, oldest first.
     pub ended: Fifo,
-    /// How many have ended with a report.
+    /// How many operations have ended with a report.
     pub ends: u64,
 }
 
@@ -249,7 +250,7 @@ impl<'m> Pending<'m> {
     pub(crate) fn end(&mut self, index: u32, report: bool) {
         if report {
             let slot = &mut self.slots[index as usize];
-            // An ended operation has no numbers any more: this counts ends now.
+            // An ended operation has no numbers any more, so this field now orders completions.
             (slot.state, slot.end) = (State::Ended, Seq(self.ends));
             self.ends += 1;
             self.ended.push(&mut self.slots, index);
@@ -265,7 +266,7 @@ impl<'m> Pending<'m> {
         self.slots.free(index);
     }
 
-    /// The slot that a token names, if its operation was not taken yet.
+    /// Returns the slot of a token, if its operation was not taken yet.
     #[inline]
     pub(crate) fn find(&self, token: Token) -> Result<u32, OpError> {
         self.slots.find(token.0).ok_or(OpError::StaleToken)

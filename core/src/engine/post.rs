@@ -22,7 +22,7 @@ use super::{Engine, RailPolicy, State};
 
 /// Why posting stopped.
 pub(super) enum Blocked {
-    /// As many numbers are in flight as the window allows; an acknowledgement continues.
+    /// The window is full; an acknowledgement continues.
     Window,
     /// A fence or an atomic waits until everything earlier is acknowledged.
     Fence,
@@ -30,7 +30,7 @@ pub(super) enum Blocked {
     Atomic,
     /// No rail has room; the next pass continues.
     Rail,
-    /// Enough for this pass.
+    /// The pass has done its share.
     Budget,
     /// The operation cannot be posted.
     Refused(RailId, PostError),
@@ -142,11 +142,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let inject = local_region == u16::MAX;
         let mut whole = state.piece(peer, left, inject);
         if state.is_kept(stream) {
-            // The piece must fit one post of any rail that may take it over.
+            // The piece must also fit the rails that may have to take it over.
             whole = state.kept_peer(peer).map_or(whole, |kept| whole.min(kept.longest));
         }
         let mut tried = if inject { !state.injecting(peer, whole) } else { 0 };
-        // A rail that does not reach this memory, if none of those that do lacks only room.
+        // Remembers a rail that does not reach this memory, unless another one only lacks room.
         let (mut unable, mut full) = (None, false);
         let (rail, len, posted) = loop {
             let Some(rail) = state.pick(peer, tried, whole) else {
@@ -160,10 +160,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             let local = Local { ptr: local, len: len as usize, desc };
             let remote = Remote { key: state.remotes[remote as usize].keys[rail], offset };
             let cx = PostTag { owner: Owner::Op(index), bytes: len as u32 }.pack();
-            // SAFETY: both ranges were checked when the operation was accepted, and the source or
-            // target of an operation stays as it is until it ends (the promise of `Region::new`);
-            // an inject goes only to rails that copy it at once. Checked by the rail as well: the
-            // remote region may have been released since.
+            // SAFETY: both ranges were checked when the operation was accepted. `Region::new`
+            // requires that the memory stays valid until the operation ends; an inject goes only to
+            // rails that copy it at once. The rail checks the remote region again, because it may
+            // have been released since.
             let result = unsafe {
                 match (write, fetch) {
                     (true, _) => self.rails[rail].post_write(Peer(peer), local, remote, Some(word), cx),
@@ -191,7 +191,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let slot = &mut state.pending.slots[index as usize];
         slot.left -= len;
         slot.offset += len;
-        // Wrapping: a device address is not a pointer into our memory.
+        // Wrapping, because a device address is not a pointer into our memory.
         slot.local = slot.local.wrapping_add(len as usize);
         slot.numbered |= write;
         if posted == Posted::Pending {
@@ -215,10 +215,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
         let slot = &self.state.pending.slots[index as usize];
         let payload = match body {
-            // SAFETY: as in `post_piece`: the source of an operation stays until it ends.
+            // SAFETY: as in `post_piece`, the source stays valid until the operation ends.
             Body::Signal { data: Some((_, len)), .. } => unsafe { Untrusted::new(slot.local, len as usize) },
-            // SAFETY: likewise; an inject is posted during the call,
-            // while its bytes are there, or not at all.
+            // SAFETY: as in `post_piece`. An inject is posted during the call or not at all, while
+            // its bytes are valid.
             Body::Data { .. } => unsafe { Untrusted::new(slot.local, slot.left as usize) },
             _ => Untrusted::from_slice(&[]),
         };
@@ -269,8 +269,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         owner: Owner,
     ) -> Result<Posted, Blocked> {
         let s = &self.state.streams[stream as usize];
-        // A reply acknowledges the atomic that it answers,
-        // whose turn ends once the reply is posted.
+        // A reply acknowledges the atomic that it answers, whose turn ends once the reply is
+        // posted.
         let cursor = s.window.expected().plus(matches!(body, Body::Reply { .. }) as u64);
         let mut head = [0; HEAD_MAX];
         let len = Message { context: s.context, word, ack: truncate::<32>(cursor.0), body }.encode(&mut head);
@@ -369,34 +369,36 @@ impl<const RAILS: usize> State<'_, RAILS> {
         rail
     }
 
-    /// The bitmask of rails to a peer on which a message of this length does not fit; may include
-    /// rails that do not reach the peer. With one rail the sender already respects its limit.
+    /// Returns the bitmask of rails to a peer on which a message of this length does not fit. May
+    /// include rails that do not reach the peer. With one rail the sender already respects its
+    /// limit.
     #[inline(always)]
     pub(super) fn too_short(&self, peer: u16, bytes: u32) -> u16 {
         if RAILS == 1 || bytes <= self.shortest { 0 } else { self.pairings[peer as usize].too_short(bytes) }
     }
 
-    /// The bitmask of rails to a peer that can inject this many bytes.
+    /// Returns the bitmask of rails to a peer that can inject this many bytes.
     pub(super) fn injecting(&self, peer: u16, bytes: u64) -> u16 {
         let copies = |(rail, most): (usize, &u64)| ((*most >= bytes) as u16) << rail;
         let rails = self.peers.get(peer as usize).map_or(0, |slot| slot.rails);
         rails & self.inject.iter().enumerate().map(copies).sum::<u16>()
     }
 
-    /// Whether this many bytes travel to a peer in the message of their signal.
+    /// Returns whether this many bytes travel to a peer in the message of their signal.
     #[inline(always)]
     pub(super) fn is_eager(&self, peer: u16, bytes: u64) -> bool {
         let most = |limit: u64| bytes <= limit && bytes > 0;
         most(self.eager as u64) || most(self.config.eager as u64) && most(self.room(peer))
     }
 
-    /// Longest payload of a numbered message to a peer, in bytes.
+    /// Returns the longest payload of a numbered message to a peer, in bytes.
     pub(super) fn room(&self, peer: u16) -> u64 {
         let longest = self.pairings.get(peer as usize).map_or(0, |pairing| pairing.longest);
         (longest as u64).saturating_sub(HEAD_MAX as u64)
     }
 
-    /// How much of `left` bytes goes into one post, if the rail takes it. An inject is never cut.
+    /// Returns how much of `left` bytes goes into one post, if the rail accepts it. An inject is
+    /// never cut.
     #[inline(always)]
     fn piece(&self, peer: u16, left: u64, inject: bool) -> u64 {
         let stripe = RAILS > 1 && left >= self.config.stripe_threshold && !inject;
@@ -404,8 +406,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         if stripe && several() { left.min(self.config.stripe_chunk) } else { left }
     }
 
-    /// As [`no_room`](Self::no_room), for a message; the rails that took messages of its length may
-    /// all have failed.
+    /// Like [`no_room`](Self::no_room), for a message. The rails that accepted messages of its
+    /// length may all have failed.
     #[inline]
     fn no_room_for(&mut self, peer: u16, bytes: u32) -> Blocked {
         if RAILS > 1 && self.peers[peer as usize].rails & !self.too_short(peer, bytes) == 0 {
@@ -441,13 +443,13 @@ impl<const RAILS: usize> State<'_, RAILS> {
         if self.peers[peer as usize].state.is_up() { Ok(()) } else { Err(Blocked::PeerDown) }
     }
 
-    /// The owner of a post that carries a message without a number.
+    /// Returns the owner of a post that carries a message without a number.
     #[inline(always)]
     pub(super) fn control(&self, peer: u16) -> Owner {
         Owner::Control(Peer(peer), self.peers[peer as usize].generation & GENERATION_MASK)
     }
 
-    /// Whether this stream's posts are kept for failover: see `failover`.
+    /// Returns whether this stream's posts are kept for failover: see `failover`.
     #[inline(always)]
     pub(super) fn is_kept(&self, stream: u32) -> bool {
         RAILS > 1 && self.streams[stream as usize].fence & KEPT != 0

@@ -12,8 +12,8 @@
 //! | the same, synchronous | *Sync* with the payload, answered by *Fin* | it has matched |
 //! | longer, or without a credit | *Rts* alone, answered by *Fin* | the receiver has all it wants |
 //!
-//! *Rts* says where the payload lies. The receiver reads it over all rails, or asks for *Chunks* by
-//! a *Pull* where it cannot read or chunks are faster.
+//! *Rts* describes where the payload is. The receiver reads it over all rails. If it cannot read,
+//! or chunks are faster, it requests *Chunks* by a *Pull*.
 //!
 //! A *credit* is room at the receiver for one unexpected payload. A stream begins with the number
 //! that its receiver configures. A sender without credits keeps the payload and sends only its
@@ -27,10 +27,11 @@
 //!
 //! # Files
 //!
-//! `head` is the wire, `request` the receives, `stock` what is kept for messages that wait, and the
-//! accounts of both ends; `send` and `receive` are what users call, `arrive` is what rails report,
-//! `next` the usual case of it, `rendezvous` moves payloads that stayed at their sender, `lost`
-//! ends what a peer leaves behind; `device` is for buffers that the processor may not touch.
+//! `head` is the wire format, `request` the receives, `stock` the memory for waiting messages and
+//! the accounts of both ends. `send` and `receive` are the user's calls. `arrive` handles reports
+//! of rails, and `next` their most frequent case. `rendezvous` moves payloads that stayed at their
+//! sender, `lost` ends what a peer leaves behind, and `device` handles buffers that the processor
+//! may not access.
 
 mod arrive;
 mod device;
@@ -65,25 +66,24 @@ use stock::{Blocks, Headers, Room};
 /// Credits that a stream can reach without payloads waiting.
 const ENOUGH_CREDITS: u32 = 64;
 
-/// Receives of a window that are not hashed as long as they match in order.
+/// Receives that are not hashed while they match in order.
 const LAZILY: u32 = 252;
 
 /// Sizes of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MatchConfig {
-    /// Longest payload that travels in its message, in bytes;
-    /// less where a rail's messages are shorter.
+    /// Longest payload that travels in its message, in bytes. A rail may lower it.
     pub eager: u32,
-    /// Messages of each stream whose payload the receiver keeps until they match. With 0 it keeps
-    /// none.
+    /// Unexpected payloads that the receiver keeps per stream. With 0 it keeps none.
     pub credits: u32,
-    /// Messages of each stream that wait at the receiver, their payload at the sender.
+    /// Unexpected headers that the receiver keeps per stream, while their payloads stay at the
+    /// sender.
     pub headers: u32,
     /// Additional credits, shared by all streams and assigned on demand.
     pub shared_credits: u32,
-    /// Additional headers, likewise.
+    /// Additional headers, shared by all streams and assigned on demand.
     pub shared_headers: u32,
-    /// Mixed into hashes: tags are remote input.
+    /// Salts the hashes, because peers choose the tags.
     pub seed: u64,
 }
 
@@ -111,27 +111,27 @@ impl MatchConfig {
         }
     }
 
-    /// Bytes of one block.
+    /// Returns the size of one block, in bytes.
     pub const fn block(&self) -> usize {
         (self.eager as usize).next_multiple_of(64)
     }
 
-    /// The part that peers must know.
+    /// Returns the part that peers must know.
     pub const fn limits(&self) -> MatchLimits {
         MatchLimits { eager: self.eager, credits: self.credits, headers: self.headers }
     }
 
-    /// Payloads that an engine with this number of streams can keep.
+    /// Returns the number of payloads that an engine with this number of streams can keep.
     pub const fn blocks(&self, streams: usize) -> usize {
         streams * self.credits as usize + self.shared_credits as usize
     }
 
-    /// Headers that can wait in such an engine.
+    /// Returns the number of headers that can wait in such an engine.
     pub const fn waiting(&self, streams: usize) -> usize {
         streams * self.headers as usize + self.shared_headers as usize
     }
 
-    /// Messages that can wait in such an engine.
+    /// Returns the number of messages that can wait in such an engine.
     pub const fn unexpected(&self, streams: usize) -> usize {
         self.blocks(streams) + self.waiting(streams)
     }
@@ -162,8 +162,8 @@ impl Default for MatchConfig {
 
 /// The memory of the protocol, borrowed by the engine. With `S` streams (peers times contexts):
 pub struct MatchMemory<'m, const RAILS: usize> {
-    /// Of the matcher: at least as many receives as `receives`, and
-    /// [`MatchConfig::unexpected`]`(S)` messages.
+    /// The matcher's memory: at least `receives` receives, and [`MatchConfig::unexpected`]`(S)`
+    /// messages.
     pub matcher: MatcherMemory<'m>,
     /// One per receive whose status was not taken.
     pub receives: &'m mut [RecvSlot],
@@ -190,9 +190,9 @@ pub struct ProtocolStats {
     pub eager: u64,
     /// Messages sent as a header alone, for any reason.
     pub rendezvous: u64,
-    /// Of these, how many because the receiver had no room left.
+    /// Of these, how many because the receiver had no room.
     pub credits_exhausted: u64,
-    /// Payloads read from the sender's memory, copied from a mapping, or sent by it in chunks.
+    /// Payloads read from the sender's memory, copied from a mapping, or received in chunks.
     pub read: u64,
     /// Of these, how many came in chunks.
     pub pulled: u64,
@@ -216,8 +216,8 @@ pub(crate) struct Protocol<'m, const RAILS: usize> {
     pub pulled: rendezvous::Pulled,
     /// Number of our operations that read payloads.
     pub reads: u32,
-    /// Longest payload that travels in its message where rails
-    /// and peer take it, and the upper limit.
+    /// Longest payload that travels in its message, if rails and peer accept it, and its upper
+    /// limit.
     pub eager: u32,
     pub most_eager: u32,
     pub credits: Room,
@@ -226,7 +226,7 @@ pub(crate) struct Protocol<'m, const RAILS: usize> {
 }
 
 impl<const RAILS: usize> Protocol<'_, RAILS> {
-    /// Messages sent on the fast path to peers that are not removed.
+    /// Returns the number of messages sent on the fast path to peers that are not removed.
     pub(super) fn at_once(&self) -> u64 {
         self.accounts.iter().map(|account| account.at_once).sum()
     }
@@ -347,7 +347,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         posted.is_some()
     }
 
-    /// Whether [matching](Self::attach_matching) is enabled.
+    /// Returns whether [matching](Self::attach_matching) is enabled.
     pub fn has_matching(&self) -> bool {
         self.state.protocol.is_some()
     }
@@ -361,8 +361,9 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         self.state.open_all_accounts();
     }
 
-    /// Longest payload that [`send`](Self::send) to this peer takes from a slice, and that travels
-    /// in its message, in bytes. 0 without matching, and of a peer that is not connected.
+    /// Returns the longest payload, in bytes, that travels in its message to this peer, and so the
+    /// longest that [`send`](Self::send) takes from a slice. 0 without matching, or if the peer is
+    /// not connected.
     pub fn eager_max(&self, peer: PeerId) -> usize {
         let known = |slot: &&PeerSlot| slot.generation == peer.generation;
         let account = || {
@@ -372,7 +373,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         account().unwrap_or(0) as usize
     }
 
-    /// The eager limit before those of rails and receivers. 0 without matching.
+    /// Returns the eager limit without the limits of rails and receivers. 0 without matching.
     pub(crate) fn eager_setting(&self) -> u32 {
         self.state.protocol.as_ref().map_or(0, |protocol| protocol.eager)
     }
@@ -385,7 +386,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         (0..self.peers.len()).for_each(|peer| self.open_accounts(peer as u16));
     }
 
-    /// Sets the limits of a connected peer: at most what its rails carry, and what we allow.
+    /// Sets the limits of a connected peer, bounded by its rails and our own.
     #[cold]
     pub(super) fn open_accounts(&mut self, peer: u16) {
         let pairing = &self.pairings[peer as usize];
@@ -400,7 +401,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
             let takes = &mut protocol.accounts[stream].takes;
             *takes = MatchLimits {
                 eager: theirs.eager.min(protocol.eager).min(longest - head::SYNC as u32),
-                // The peer may have raised it since it connected.
+                // The peer may have grown them since it connected.
                 credits: takes.credits.max(ours(theirs.credits, protocol.credits.each)),
                 headers: takes.headers.max(ours(theirs.headers, protocol.waiting.each)),
             };
@@ -416,13 +417,13 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Whether the protocol has something to post.
+    /// Returns whether the protocol has something to post.
     #[inline(always)]
     pub(super) fn has_chores(&self) -> bool {
         self.protocol.as_ref().is_some_and(|protocol| protocol.requests.due() + protocol.pulled.len() != 0)
     }
 
-    /// The total of credits returned to a stream's peer, which acknowledgements carry.
+    /// Returns the total of credits returned to a stream's peer, which acknowledgements carry.
     #[inline(always)]
     pub(super) fn returned(&self, stream: u32) -> u32 {
         self.protocol.as_ref().map_or(0, |protocol| protocol.accounts[stream as usize].returned)
@@ -437,8 +438,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Credits are about to be returned in a message of their own. Grants more, so that this
-    /// happens less often.
+    /// Called when credits are about to be returned in a message of their own. Grants more, so that
+    /// this happens less often.
     #[cold]
     pub(super) fn credits_alone(&mut self, stream: u32) {
         let Some(protocol) = &mut self.protocol else { return };
@@ -458,13 +459,13 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Whether a Room is due to a stream's peer.
+    /// Returns whether a Room is due to a stream's peer.
     #[inline(always)]
     pub(super) fn has_grown(&self, stream: u32) -> bool {
         self.protocol.as_ref().is_some_and(|protocol| protocol.accounts[stream as usize].grown)
     }
 
-    /// Returned credits that the peer does not know of, and whether it must know soon.
+    /// Returns whether the peer is owed news of returned credits, and whether soon.
     #[inline(always)]
     pub(super) fn credits_owed(&self, stream: u32) -> (bool, bool) {
         match &self.protocol {

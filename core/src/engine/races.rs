@@ -1,7 +1,7 @@
-//! Two engines in two threads over one mapped region, as threads and under the model checker: what
-//! a signal, an atomic, a fence and a quiet promise to whoever looks from the other thread. The
-//! words that they change are atomics of the region; the data is a [`Watch`], which stands for
-//! bytes beside them.
+//! Two engines in two threads over one mapped region, run as threads and by the model checker.
+//! Checks what a signal, an atomic, a fence and a quiet guarantee to the other thread. The words
+//! that they change are atomics of the region; the data is a [`Watch`], which stands for bytes
+//! beside them.
 
 extern crate std;
 
@@ -27,7 +27,7 @@ struct Shared {
 
 // SAFETY: atomics, and a watch whose accesses the model checker checks.
 unsafe impl Sync for Shared {}
-// SAFETY: as above.
+// SAFETY: atomics, and a watch whose accesses the model checker checks.
 unsafe impl Send for Shared {}
 
 impl Shared {
@@ -49,14 +49,14 @@ struct End {
 impl End {
     fn new(rail: Loopback<4>, shared: &Arc<Shared>) -> Self {
         let tables = Box::into_raw(Box::new(Tables::new()));
-        // SAFETY: freed in `drop`, behind the engine's last use.
+        // SAFETY: freed in `drop`, after the last use of the engine.
         let memory = unsafe { &mut *tables }.memory();
         let config = Config { window: 8, ..Config::DEFAULT };
         let mut engine = Box::new(Engine::new(config, [rail], memory).unwrap());
         let peer = engine.reserve_peer().unwrap();
         engine.connect_peer(peer, 1).unwrap();
         let words = NonNull::from(&shared.words);
-        // SAFETY: the words outlive the engine, which holds them by `shared`, and are only used as
+        // SAFETY: the words outlive the engine, because `shared` holds them, and are only used as
         // atomics.
         let region = unsafe { Region::new(words.cast(), size_of_val(&shared.words), RegionKind::Private) };
         let local = engine.register(region).unwrap();
@@ -99,12 +99,12 @@ impl End {
 
 impl Drop for End {
     fn drop(&mut self) {
-        // SAFETY: from a box, and the engine, which does nothing as it goes, is not used again.
+        // SAFETY: created by a box. The engine is not used again, and its drop does nothing.
         drop(unsafe { Box::from_raw(self.tables) });
     }
 }
 
-// SAFETY: the tables belong to the engine beside them, which may go to any thread.
+// SAFETY: the tables belong to the engine beside them, which may move to any thread.
 unsafe impl Send for End {}
 
 /// Runs both sides, each with an engine of its own.
@@ -215,7 +215,7 @@ fn who_sees_what_was_written_behind_a_fence_sees_what_was_written_before_it() {
         |mut end| {
             end.shared.data.write(0);
             end.engine.fence(CONTEXT, end.peer).unwrap();
-            // A put of this word, which is a plain copy. Relaxed: as a copy is.
+            // A put of this word, which is a plain copy. Relaxed: a copy has no ordering either.
             end.shared.words[0].store(1, Ordering::Relaxed);
         },
         |end| {
@@ -234,7 +234,7 @@ fn of_two_that_write_make_quiet_and_look_one_sees_the_other() {
             let look = |end: &mut End, mine: u64, other: usize| {
                 end.signal(mine, SignalOp::Set, 1);
                 end.quiet();
-                // Relaxed: quiet alone orders it behind the signal.
+                // Relaxed: only the quiet orders it after the signal.
                 end.shared.words[other].load(Ordering::Relaxed)
             };
             let other = thread::spawn(move || look(&mut theirs, 0, 1));

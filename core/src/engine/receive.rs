@@ -1,4 +1,4 @@
-//! Handles the reports of rails: changes state and marks work as due. Posts nothing, so progress
+//! Handles the reports of rails: changes state, and marks work as due. Posts nothing, so progress
 //! never recurses.
 //!
 //! Checks everything that a peer sends before it has an effect. A violation quarantines the peer.
@@ -26,7 +26,7 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
         Reports { state: self, rail }
     }
 
-    /// The receive window of a stream with its cells.
+    /// Returns the receive window of a stream with its cells.
     #[inline(always)]
     pub(super) fn window(&mut self, stream: u32) -> (&mut Window, Cells<'_>) {
         let (size, words) = (self.config.window as usize, bitmap_words(self.config.window));
@@ -36,7 +36,7 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
         (&mut self.streams[at].window, Cells { arrived, message, parked, mask: self.mask })
     }
 
-    /// The registered memory that a peer names, if `len` bytes at that place lie in it.
+    /// Resolves the registered memory that a peer names, if `len` bytes lie inside it.
     #[inline(always)]
     pub(super) fn place(&self, place: Place, len: u64) -> Result<*mut u8, Violation> {
         let slot = self.locals.get(place.region as usize).ok_or(Violation::Region)?;
@@ -50,7 +50,7 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
         Ok(unsafe { slot.ptr.add(place.offset as usize) })
     }
 
-    /// The word that a peer names, aligned to its width.
+    /// Resolves the word that a peer names, aligned to its width.
     #[inline(always)]
     pub(super) fn word(&self, place: Place, width: u8) -> Result<*mut u8, Violation> {
         if place.offset & (width as u64 - 1) != 0 {
@@ -63,16 +63,16 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
     #[inline(always)]
     pub(super) fn apply_signal(&mut self, at: Place, op: SignalOp, value: u64) -> Result<(), Violation> {
         let word = self.word(at, 8)?;
-        // This thread, or a rail that has reported to it, has landed the data of this signal and
-        // applied everything earlier. SAFETY: inside a registered region and aligned to 8 bytes, as
+        // The data of this signal, and everything earlier, has been applied by this thread or by a
+        // rail that reported it. SAFETY: inside a registered region and aligned to 8 bytes, as
         // regions are; accessed only atomically.
         unsafe { op.apply(word, value) };
         self.stats.applied += 1;
         Ok(())
     }
 
-    /// The stream of a peer's context, if the word's epoch matches. `None`: it belongs to no
-    /// attachment, or to an earlier one.
+    /// Returns the stream of a peer's context, if the word's epoch matches. `None`: it belongs to
+    /// an earlier attachment, or to none.
     #[inline(always)]
     pub(super) fn arrival_stream(
         &mut self,
@@ -114,8 +114,7 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
         if peer.0 as usize >= self.peers.len() {
             return false;
         }
-        // Of a context that is not configured there is no stream; to one that is shut no word is
-        // next.
+        // An unconfigured context has no stream, and a closed stream expects no word.
         let stream = self.stream_of(context_of(data), peer.0);
         let next = match self.streams.get_mut(stream as usize) {
             Some(s) => s.window.take_in_order(data, self.mask),
@@ -170,9 +169,9 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
                 let next = self.streams[stream as usize].window.take_in_order(message.word, self.mask);
                 let parked = Parked { at, what: Action::Signal { op, value } };
                 if next || self.park(stream, message.word, parked)? {
-                    // Data lands in any order, at once; only the signal waits for its turn.
-                    // SAFETY: the target was checked against its region, the payload against the
-                    // message's length: it is empty where there is no target.
+                    // Data lands at once, in any order; only the signal waits for its turn. SAFETY:
+                    // the target was checked against its region, and the payload against the
+                    // message's length. Without a target the payload is empty.
                     unsafe { copy_bytes(payload.as_ptr(), target, payload.len()) };
                 }
                 if next {
@@ -222,7 +221,7 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
                 }
                 if !wanted.is_before(s.ack_wanted) {
                     s.ack_wanted = wanted;
-                    // The request may have overtaken the numbers that it asks for.
+                    // The request may have overtaken the numbers that it asks about.
                     s.unhurried = !s.window.expected().is_before(wanted);
                 }
                 self.due.push(self.streams, stream);
@@ -238,11 +237,11 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
             return;
         }
         self.stats.failed += 1;
-        // It may have been for the peer that had the slot before.
+        // It may belong to an earlier peer of this slot.
         let slot = self.peers.get(peer.0 as usize);
         if slot.is_some_and(|slot| slot.generation & GENERATION_MASK == generation) {
-            // A lost acknowledgement is repaired by the next one,
-            // but a rail that loses messages cannot be trusted with it.
+            // The next acknowledgement repairs a lost one, but a rail that loses messages must not
+            // be used for it.
             let id = RailId(rail as u8);
             self.rail_failed(peer.0, rail, Fault::Rail(id, error), PeerError::Rail(id));
         }
@@ -302,7 +301,7 @@ impl<const RAILS: usize> Sink for Reports<'_, '_, RAILS> {
 
     #[inline(always)]
     fn message(&mut self, peer: Peer, bytes: Untrusted<'_>) {
-        // Only a dispatch: each branch copies the head out and checks the kind itself.
+        // Only dispatches: each branch copies the header out and checks the kind itself.
         match bytes.first() >= FIRST_KIND {
             true => self.state.tagged_arrived(peer, bytes),
             false => self.state.untagged_arrived(peer, bytes),

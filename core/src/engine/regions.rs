@@ -63,7 +63,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     }
 
     /// Deregisters memory. Later messages that name it are rejected; peers that have it mapped must
-    /// be done with it. Slow path: scans all operations, receives and imports.
+    /// have stopped using it. Slow path: scans all operations, receives and imports.
     ///
     /// # Errors
     /// [`AttachError::InUse`] names what still uses the memory; the region stays registered. After
@@ -180,7 +180,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             keys: handle.keys,
             ..RemoteSlot::EMPTY
         };
-        // Rails that do not reach the memory of that device.
+        // Bitmask of rails that do not reach the memory of that device.
         let mut unable = 0;
         for i in (0..self.rails.len()).filter(|i| rails & (1 << i) != 0) {
             let (imported, error) = match import(&mut self.rails[i], peer.peer(), handle.keys[i], handle.len)
@@ -251,11 +251,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         NonNull::new(start.as_ptr().wrapping_add(at.offset as usize))
     }
 
-    /// The memory of a registered region from `addr` on. Peers may write it at any time: use
-    /// atomics or raw copies; with [native atomics](Region::with_native_atomics), loads alone.
+    /// Returns the memory of a registered region, from `addr` on. Peers may write it at any time:
+    /// use atomics or raw copies; with [native atomics](Region::with_native_atomics), only loads.
     ///
     /// # Errors
-    /// The region is not known, does not hold `len` bytes there, or is a device's.
+    /// The region is unknown, does not hold `len` bytes there, or is device memory.
     #[inline]
     pub fn local_ptr(&self, addr: LocalAddr, len: usize) -> Result<NonNull<u8>, OpError> {
         match table::resolve_local(self.state.locals, addr, len as u64) {

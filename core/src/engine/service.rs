@@ -89,7 +89,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                         self.state.keep_reply(stream, value);
                     }
                     if token != NO_TOKEN && !self.post_control(stream, Body::Reply { token, value }) {
-                        // Executed once: only its reply is outstanding.
+                        // Already executed: only its reply is outstanding.
                         let (window, mut cells) = self.state.window(stream);
                         window.replace(Parked { at, what: Action::Reply { token, value } }, &mut cells);
                         return Ok(Applied::More);
@@ -110,8 +110,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(Applied::More)
     }
 
-    /// Sends an acknowledgement once half a window is owed, the peer has asked, or `ack_age` passes
-    /// went by without a message that carries it.
+    /// Sends an acknowledgement if half a window is owed, if the peer has asked, or after `ack_age`
+    /// passes without a message that carries it.
     fn acknowledge(&mut self, stream: u32) {
         let config = self.state.config;
         let s = &self.state.streams[stream as usize];
@@ -121,7 +121,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             return;
         }
         let s = &mut self.state.streams[stream as usize];
-        // A wrap only delays the retry.
+        // A wrap-around only delays the retry.
         s.age = s.age.wrapping_add(1);
         let asked = s.ack_sent.is_before(s.ack_wanted) && !s.window.expected().is_before(s.ack_wanted);
         let now = asked || many || owed >= (config.window as u64 / 2).max(1) || s.age > config.ack_age;
@@ -191,8 +191,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             }
             self.state.streams[stream as usize].asked = upto;
         }
-        // Ask later for what is not posted yet: an acknowledgement, or room in a rail, makes the
-        // stream due again.
+        // Ask later for numbers that are not posted yet: an acknowledgement, or room in a rail,
+        // makes the stream due again.
         let broken = self.state.is_kept(stream) && self.state.is_broken(stream);
         let s = &mut self.state.streams[stream as usize];
         s.ask = s.unposted != NONE || broken;

@@ -7,11 +7,11 @@ use core::ops::{Deref, DerefMut};
 
 use crate::sync::pool::FreeList;
 
-/// The name of a slot: its holder's generation in the upper half, its index in the lower.
+/// The name of a slot: the generation of its holder in the upper half, its index in the lower.
 ///
 /// While the slot is free, the lower half links the free list, with values that are no index. So
-/// one compare tells whether a name is current. Generations of a slot repeat after 2^32 - 1
-/// holders. No generation is 0, so no name is.
+/// one comparison tells whether a name is current. Generations of a slot repeat after 2^32 - 1
+/// holders. No generation is 0, so no name is 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Name(u64);
 
@@ -51,7 +51,7 @@ pub(crate) struct Slots<'m, T> {
 }
 
 impl<'m, T: Slot> Slots<'m, T> {
-    /// A table of free slots. `empty` has the name [`Name::FRESH`].
+    /// Creates a table of free slots. `empty` has the name [`Name::FRESH`].
     pub(crate) fn new(slots: &'m mut [T], empty: T) -> Self {
         debug_assert!(empty.name() == Name::FRESH && slots.len() < 1 << 31);
         slots.fill(empty);
@@ -97,14 +97,14 @@ impl<'m, T: Slot> Slots<'m, T> {
         }
     }
 
-    /// The slot whose holder has this name.
+    /// Returns the slot whose holder has this name.
     #[inline(always)]
     pub(crate) fn find(&self, name: u64) -> Option<u32> {
         let index = name as u32;
         (self.slots.get(index as usize)?.name().0 == name).then_some(index)
     }
 
-    /// The taken slots and their indexes. Scans the table.
+    /// Returns the taken slots and their indexes. Scans the table.
     pub(crate) fn taken(&self) -> impl Iterator<Item = (u32, &T)> {
         (0..).zip(self.slots.iter()).filter(|&(index, slot)| slot.name().0 as u32 == index)
     }
@@ -145,8 +145,8 @@ mod tests {
         }
     }
 
-    /// A random sequence of takes and releases: a name is that of one holder while it holds its
-    /// slot.
+    /// A random sequence of takes and releases: while a holder has its slot, no other has the same
+    /// name.
     #[test]
     fn names_and_slots_are_those_of_a_map_with_serial_numbers() {
         let mut random = Random::new("slots");

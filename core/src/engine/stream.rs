@@ -12,18 +12,18 @@ pub(crate) const WRITES: u8 = 1;
 /// In [`Stream::fence`]: data that travels in numbered messages.
 pub(crate) const MESSAGES: u8 = 2;
 
-/// In [`Stream::fence`], permanently: everything goes through the queue, which keeps its posts for
-/// failover. See `failover`.
+/// In [`Stream::fence`], permanently: everything goes through the queue, which keeps its posts: see
+/// `failover`.
 pub(crate) const KEPT: u8 = 8;
 
-/// The bits of [`Stream::fence`] that the fast path checks beside those of its data. An engine with
-/// one rail never fails over, and skips the check.
+/// Returns the bits of [`Stream::fence`] that the fast path checks besides those of its data. An
+/// engine with one rail never fails over, and skips the check.
 pub(crate) const fn kept(rails: usize) -> u8 {
     if rails > 1 { KEPT } else { 0 }
 }
 
-/// The state of one (context, peer). Whole cache lines, so that indexing is a shift. The first line
-/// holds everything that the fast path of a message writes.
+/// The state of one (context, peer). Consists of whole cache lines, so that indexing is a shift.
+/// The first line holds everything that the fast path of a message writes.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
 pub struct Stream {
@@ -37,14 +37,14 @@ pub struct Stream {
     pub(crate) ack_sent: Seq,
     /// Passes since an acknowledgement has been owed.
     pub(crate) age: u32,
-    /// Operations in flight. Zero: everything that this context sent to this peer is applied.
+    /// Operations in flight. Zero: everything that this context has sent to this peer is applied.
     pub(crate) open: u32,
-    /// The first operation that is not wholly posted.
+    /// The first operation that is not fully posted.
     pub(crate) unposted: u32,
     /// Outstanding posts of silent operations without a slot.
     pub(crate) silent_posts: u32,
     pub(crate) peer: u16,
-    /// Of the peer.
+    /// The generation of the peer.
     pub(crate) generation: u16,
     pub(crate) context: u8,
     /// It is [open](Self::open).
@@ -57,12 +57,12 @@ pub struct Stream {
     /// Data that must wait for everything earlier: [`WRITES`], [`MESSAGES`] or both after a fence,
     /// otherwise neither. The next operation with such data carries the fence and clears it here.
     pub(crate) fence: u8,
-    /// An acknowledgement is wanted soon; ask for it.
+    /// An acknowledgement is wanted soon, so request it.
     pub(crate) ask: bool,
-    /// On the due list.
+    /// It is on the due list.
     pub(crate) due: bool,
-    /// What the rails to the peer do not order themselves: [`WRITES`] and [`MESSAGES`] that a fence
-    /// must hold back.
+    /// The kinds of data, [`WRITES`] and [`MESSAGES`], that the rails to the peer do not order, so
+    /// that a fence must hold them back.
     pub(crate) holds: u8,
     /// The context and epoch bits of outgoing words.
     pub(crate) stamp: u32,
@@ -90,7 +90,7 @@ impl Stream {
     /// Memory for a stream, before an engine sets it up.
     pub const EMPTY: Stream = Stream::new(0, 0, Seq(0));
 
-    /// A stream that begins at `first`, and is shut.
+    /// Creates a closed stream that begins at `first`.
     pub(crate) const fn new(context: u8, peer: u16, first: Seq) -> Stream {
         let mut stream = Stream {
             peer,
@@ -132,12 +132,13 @@ impl Stream {
         self.window.set_stamp(takes);
     }
 
-    /// Shuts the stream without a check on hot paths: it appears to have more than a window in
+    /// Closes the stream without a check on hot paths: it appears to have more than a window in
     /// flight, and no word equals the expected one.
     pub(crate) const fn shut(&mut self) {
         (self.live, self.unhurried) = (false, false);
         self.acked = self.next.plus(1);
-        // A word with another context leads to another stream. No stamp has a bit of the sequence.
+        // A word with another context belongs to another stream. No stamp has a bit of the
+        // sequence.
         self.window.set_stamp((!self.context as u32) << 24 | 1);
     }
 
@@ -147,8 +148,8 @@ impl Stream {
         self.stamp | self.next.low(mask)
     }
 
-    /// Whether a post with data of this kind, [`WRITES`], [`MESSAGES`] or neither, and [`kept`],
-    /// can take the next number at once. Never in a stream that is shut.
+    /// Returns whether a post with data of this kind, [`WRITES`], [`MESSAGES`] or neither, and
+    /// [`kept`], can take the next number at once. False for a closed stream.
     #[inline(always)]
     pub(crate) fn clear(&self, window: u32, data: u8) -> bool {
         // Never more than a window is in flight, which fits in 32 bits.
@@ -178,13 +179,13 @@ impl Stream {
         over as u32
     }
 
-    /// Numbers sent and not acknowledged; more than any window in a shut stream.
+    /// Returns the numbers sent and not acknowledged; more than any window in a closed stream.
     #[inline(always)]
     pub(crate) fn in_flight(&self) -> u64 {
         self.next.since(self.acked)
     }
 
-    /// Numbers applied here and not acknowledged to the peer.
+    /// Returns how many numbers were applied here and not acknowledged to the peer.
     #[inline(always)]
     pub(crate) fn owed(&self) -> u64 {
         self.window.expected().since(self.ack_sent)
@@ -202,7 +203,7 @@ pub(crate) struct Due {
 impl Due {
     pub(crate) const EMPTY: Due = Due { head: NONE, tail: NONE, len: 0 };
 
-    /// Adds a stream unless it is there already.
+    /// Adds a stream, unless it is already in the list.
     #[inline(always)]
     pub(crate) fn push(&mut self, streams: &mut [Stream], index: u32) {
         let stream = &mut streams[index as usize];
@@ -219,7 +220,7 @@ impl Due {
         self.len += 1;
     }
 
-    /// Removes the first.
+    /// Removes the oldest stream.
     #[inline(always)]
     pub(crate) fn pop(&mut self, streams: &mut [Stream]) -> Option<u32> {
         let index = self.head;

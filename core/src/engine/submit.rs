@@ -1,5 +1,5 @@
-//! Issuing operations: checks them, then completes them here at once or passes them to `queue`,
-//! which posts in order.
+//! Issues operations: checks them, then completes them at once or passes them to `queue`, which
+//! posts in order.
 //!
 //! Nothing here blocks. An error means that nothing was done; progress clears [`OpError::Again`].
 
@@ -40,7 +40,7 @@ impl Signal {
     }
 }
 
-/// The state of an accepted operation.
+/// The result of issuing an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Issued {
     /// It is already applied at its target.
@@ -48,7 +48,7 @@ pub enum Issued {
         /// The fetched value, or 0.
         value: u64,
     },
-    /// It is in flight under this token. The token of a silent operation means nothing.
+    /// It is in flight under this token. For a silent operation the token has no meaning.
     Pending(Token),
 }
 
@@ -133,7 +133,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// The mapped tier of [`put_signal`](Self::put_signal): if the peer's memory is mapped and
     /// nothing is in flight, writes with plain stores. `None`: nothing was done; call
     /// [`put_signal_posted`](Self::put_signal_posted), which posts it or returns the error. For
-    /// callers that keep the refusal out of their hot path.
+    /// callers that want to keep the slow path out of their hot path.
     #[inline(always)]
     pub fn put_signal_mapped(
         &mut self,
@@ -156,8 +156,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     #[inline]
     pub fn inject(&mut self, context: ContextId, bytes: &[u8], to: RemoteAddr) -> Result<(), OpError> {
         if let Some(target) = self.there(context, to, bytes.len()) {
-            // SAFETY: the target was checked against its region,
-            // the source is a slice; the rest as in `put`.
+            // SAFETY: the target was checked against its region, and the source is a slice. The
+            // mapping stays as in `put`.
             unsafe { copy_bytes(bytes.as_ptr(), target.ptr, bytes.len()) };
             self.state.direct = true;
             return Ok(());
@@ -208,7 +208,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if let Some(source) = self.there(context, from, len)
             && let Some(local) = self.here(into, len)
         {
-            // SAFETY: as in `put`, the other way.
+            // SAFETY: the ranges were checked and the mapping stays, as in `put`.
             unsafe { copy_bytes(source.ptr, local, len) };
             return Ok(Issued::Done { value: 0 });
         }

@@ -1,8 +1,8 @@
-//! An engine's tables of peers, registered and imported memory,
-//! and the handle of an exported region.
+//! An engine's tables of peers, registered memory and imported memory, and the handles of exported
+//! regions.
 //!
-//! Look-ups are one index, one compare of the generation, one bounds check;
-//! the slow paths that fill the tables are linear.
+//! A look-up is one index, one comparison of the generation, and one bounds check. The slow paths
+//! that fill the tables scan linearly.
 
 use core::ptr::{self, NonNull};
 
@@ -13,10 +13,10 @@ use crate::rail::RailKey;
 
 use super::joint::{Pairing, RAILS_MAX};
 
-/// Bytes that a region's handle takes at most, for 16 rails.
+/// Longest handle of a region, in bytes: with 16 rails.
 pub const HANDLE_MAX: usize = 512;
 
-/// The layout of a handle that this version writes and reads.
+/// Version of the handle's layout.
 pub const HANDLE_VERSION: u16 = 4;
 
 const HANDLE_MAGIC: u16 = u16::from_le_bytes(*b"FP");
@@ -34,7 +34,7 @@ const _: () = assert!(handle_len(RAILS_MAX) <= HANDLE_MAX);
 pub(crate) enum PeerState {
     Free,
     Reserved,
-    /// Connected; nothing is sent until the other end has answered.
+    /// Connected, but nothing is sent until the other end has answered.
     Meeting,
     Connected,
     /// Refuses new operations: see `close`. It may still be unanswered, as in `Meeting`.
@@ -43,7 +43,7 @@ pub(crate) enum PeerState {
 }
 
 impl PeerState {
-    /// Whether it is connected and has not failed.
+    /// Returns whether it is connected and has not failed.
     #[inline]
     pub(crate) fn is_up(self) -> bool {
         matches!(self, PeerState::Connected | PeerState::Meeting | PeerState::Closing)
@@ -57,7 +57,7 @@ pub struct PeerSlot {
     pub(crate) generation: u16,
     /// Bit i: rail i reaches it.
     pub(crate) rails: u16,
-    /// The next rail in turn.
+    /// The rail whose turn is next.
     pub(crate) turn: u8,
 }
 
@@ -65,7 +65,7 @@ impl PeerSlot {
     /// A slot without a peer.
     pub const EMPTY: PeerSlot = PeerSlot { state: PeerState::Free, generation: 0, rails: 0, turn: 0 };
 
-    /// Whether operations may be posted to it.
+    /// Checks that operations may be posted to it.
     #[inline]
     pub(crate) fn usable(&self) -> Result<(), OpError> {
         match self.state {
@@ -77,32 +77,32 @@ impl PeerSlot {
     }
 }
 
-/// One registered region. At least a cache line, so that the index is a shift.
+/// One registered region. It takes at least a cache line, so that indexing is a shift.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
 pub struct LocalSlot<const RAILS: usize> {
     /// Null: the slot is free.
     pub(crate) ptr: *mut u8,
-    /// Bytes that the processor may touch:
-    /// 0 for device memory, so that every bounds check refuses it.
+    /// Bytes that the processor may access. 0 for device memory, so that every bounds check rejects
+    /// it.
     pub(crate) len: u64,
-    /// Size in bytes of memory that only rails touch: a device's, or with native atomics.
-    /// Otherwise 0.
+    /// Size in bytes of memory that only rails access: device memory, or memory with native
+    /// atomics. Otherwise 0.
     pub(crate) device: u64,
     pub(crate) generation: u16,
     /// The rail that executes atomics in it, or [`NO_RAIL`].
     pub(crate) native: u8,
-    /// The peer that shares the segment it lies in, or [`LocalSlot::OURS`].
+    /// The peer with which its segment is shared, or [`LocalSlot::OURS`].
     pub(crate) common: u16,
     pub(crate) keys: [RailKey; RAILS],
     pub(crate) desc: [u64; RAILS],
 }
 
-// SAFETY: any thread of the process may touch the memory, as `Region::new` requires.
+// SAFETY: any thread of the process may access the memory, as `Region::new` requires.
 unsafe impl<const RAILS: usize> Send for LocalSlot<RAILS> {}
 
 impl<const RAILS: usize> LocalSlot<RAILS> {
-    /// It lies in no segment shared with one peer. No peer has this number.
+    /// The region is in no segment shared with only one peer. No peer has this number.
     pub(crate) const OURS: u16 = u16::MAX;
 
     /// A slot without a region.
@@ -117,14 +117,14 @@ impl<const RAILS: usize> LocalSlot<RAILS> {
         desc: [0; RAILS],
     };
 
-    /// Whether that import maps into this region: an import of the process's own memory.
+    /// Returns whether an import maps into this region: an import of the process's own memory.
     pub(crate) fn holds(&self, remote: &RemoteSlot<RAILS>) -> bool {
         let (start, mapped) = (self.ptr.addr() as u64, remote.mapped.addr() as u64);
         mapped != 0 && start < mapped.saturating_add(remote.len) && mapped < start.saturating_add(self.len)
     }
 }
 
-/// One imported region. At least a cache line, so that the index is a shift.
+/// One imported region. It takes at least a cache line, so that indexing is a shift.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
 pub struct RemoteSlot<const RAILS: usize> {
@@ -143,13 +143,14 @@ pub struct RemoteSlot<const RAILS: usize> {
     pub(crate) rail: u8,
     /// Our rail that executes atomics in it, [`UNREACHED`] or [`NO_RAIL`].
     pub(crate) native: u8,
-    /// Imported to read messages, not by the user; and the number of reads in flight.
+    /// Whether it was imported to read messages, not by the user; and the number of reads in
+    /// flight.
     pub(crate) auto: bool,
     pub(crate) uses: u32,
     pub(crate) keys: [RailKey; RAILS],
 }
 
-// SAFETY: a mapping belongs to the process, not to a thread; only raw copies and atomics touch it.
+// SAFETY: a mapping belongs to the process, not to a thread; only raw copies and atomics access it.
 unsafe impl<const RAILS: usize> Send for RemoteSlot<RAILS> {}
 
 impl<const RAILS: usize> RemoteSlot<RAILS> {
@@ -170,39 +171,39 @@ impl<const RAILS: usize> RemoteSlot<RAILS> {
         keys: [RailKey { key: 0, base: 0 }; RAILS],
     };
 
-    /// Whether it was imported to read messages and no read is in flight.
+    /// Returns whether it was imported to read messages and no read is in flight.
     pub(crate) fn is_idle(&self) -> bool {
         self.auto && self.uses == 0
     }
 }
 
-/// In place of a rail: the processor executes atomics.
+/// Instead of a rail: the processor executes atomics.
 pub(crate) const NO_RAIL: u8 = u8::MAX;
 
-/// In place of a rail: one of the owner's executes atomics, and no rail here leads to it.
+/// Instead of a rail: a rail of the owner executes atomics, and no rail here leads to it.
 pub(crate) const UNREACHED: u8 = u8::MAX - 1;
 
-/// Whether `len` bytes from `offset` lie inside `size` bytes.
+/// Returns whether `len` bytes from `offset` lie inside `size` bytes.
 #[inline(always)]
 pub(crate) fn in_bounds(offset: u64, len: u64, size: u64) -> bool {
     len <= size && offset <= size - len
 }
 
-/// The error for a range that the processor cannot access: out of bounds, device memory, or with
-/// native atomics.
+/// Returns the error for a range that the processor cannot access: out of bounds, device memory, or
+/// memory with native atomics.
 #[cold]
 fn untouchable(offset: u64, len: u64, size: u64, device: u64, native: u8) -> OpError {
     if device != 0 && in_bounds(offset, len, device) {
         return if native == NO_RAIL { OpError::DeviceMemory } else { OpError::NativeAtomics };
     }
     if size == 0 && device == 0 {
-        // Only a closing peer leaves a region without bytes.
+        // Closing a peer sets the length of its regions to 0.
         return OpError::PeerFailed(PeerError::Closed);
     }
     OpError::OutOfBounds { offset, len, size: size.max(device) }
 }
 
-/// The registered region at `addr` and its pointer, if the `len` bytes from there are inside it.
+/// Resolves `len` bytes at `addr` to the registered region and a pointer.
 #[inline(always)]
 pub(crate) fn resolve_local<const RAILS: usize>(
     locals: &[LocalSlot<RAILS>],
@@ -221,7 +222,7 @@ pub(crate) fn resolve_local<const RAILS: usize>(
     Ok(unsafe { base.add(addr.offset as usize) })
 }
 
-/// The imported region behind `addr`, if `len` bytes from there lie inside it.
+/// Resolves `len` bytes at `addr` to the imported region.
 #[inline(always)]
 pub(crate) fn resolve_remote<const RAILS: usize>(
     remotes: &[RemoteSlot<RAILS>],
@@ -238,7 +239,8 @@ pub(crate) fn resolve_remote<const RAILS: usize>(
     Ok(slot)
 }
 
-/// As [`resolve_local`], memory that only rails touch included. `true`: it is such memory.
+/// Like [`resolve_local`], but accepts memory that only rails access too, and returns `true` for
+/// it.
 #[cold]
 pub(crate) fn locate<const RAILS: usize>(
     locals: &[LocalSlot<RAILS>],
@@ -255,15 +257,15 @@ pub(crate) fn locate<const RAILS: usize>(
     }
 }
 
-/// What may touch a region.
+/// Who may access a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
-    /// Everything.
+    /// Processor and rails.
     Plain,
-    /// Rails alone: memory of a device.
+    /// Only rails: device memory.
     Device,
-    /// Rails alone, and one executes atomics: the owner's number in an encoded handle, ours or
-    /// [`UNREACHED`] in a decoded one.
+    /// Only rails, one of which executes atomics. In an encoded handle this is the owner's number
+    /// of that rail, in a decoded one ours or [`UNREACHED`].
     Native(u8),
 }
 
@@ -285,7 +287,7 @@ impl Access {
     }
 }
 
-/// A region's handle, decoded: keys as we count the rails that lead to its owner.
+/// A region's handle, decoded. The keys are in the order of our rails to its owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Handle<const RAILS: usize> {
     pub theirs: (u16, u16),
@@ -313,8 +315,8 @@ impl<const RAILS: usize> Handle<RAILS> {
         Ok(len)
     }
 
-    /// Decodes a peer's handle. `rails` is the bitmask of our rails that reach it. Ignores bytes
-    /// after it.
+    /// Decodes a peer's handle. `rails` is the bitmask of our rails that reach it. Ignores trailing
+    /// bytes.
     pub(crate) fn decode(bytes: &[u8], pairing: &Pairing, rails: u16) -> Result<Self, AttachError> {
         let mut fields = Reader::new(bytes);
         if fields.u16()? != HANDLE_MAGIC {
@@ -358,8 +360,8 @@ pub(crate) fn reserve_peer(peers: &mut [PeerSlot]) -> Result<PeerId, AttachError
     Ok(PeerId { index: index as u16, generation: peers[index].generation })
 }
 
-/// Whether a region can be registered at all: at least one byte, not beyond the address space, and
-/// aligned to 8 where signals and atomics may lie in it.
+/// Checks that a region can be registered: it is not empty, inside the address space, and aligned
+/// to 8 if signals and atomics may be in it.
 pub(crate) fn check_region(region: &Region) -> Result<(), AttachError> {
     let start = region.ptr().as_ptr() as usize;
     if region.is_empty() || region.len() > isize::MAX as usize || start.checked_add(region.len()).is_none() {
@@ -371,13 +373,13 @@ pub(crate) fn check_region(region: &Region) -> Result<(), AttachError> {
     Ok(())
 }
 
-/// The next free slot for a registered region.
+/// Returns the next free slot for a registered region.
 pub(crate) fn free_local<const RAILS: usize>(locals: &[LocalSlot<RAILS>]) -> Result<LocalId, AttachError> {
     let index = locals.iter().position(|l| l.ptr.is_null()).ok_or(AttachError::Full)?;
     Ok(LocalId::new(index as u32, locals[index].generation as u32))
 }
 
-/// The next free slot for an imported region.
+/// Returns the next free slot for an imported region.
 pub(crate) fn free_remote<const RAILS: usize>(
     remotes: &[RemoteSlot<RAILS>],
 ) -> Result<RemoteId, AttachError> {
@@ -414,7 +416,7 @@ mod tests {
             other.encode(3, &mut bytes).unwrap();
             assert_eq!(decode::<3>(&bytes, 0b111), Ok(other));
         }
-        // Of the three, no rail here leads to the one that executes atomics.
+        // Of the three rails, the one that executes atomics is not reachable from here.
         let reached = decode::<3>(&bytes, 0b011).map(|handle| handle.access);
         assert_eq!(reached, Ok(Access::Native(UNREACHED)));
         for code in [2 + 3, 2 + 255, u32::MAX] {

@@ -1,5 +1,5 @@
-//! The memory of a small engine with one context, in one value:
-//! for a static, the stack, or a test. Never allocates.
+//! The memory of a small engine with one context, in one value, for a static, the stack, or a test.
+//! Never allocates.
 
 use core::mem::MaybeUninit;
 
@@ -31,7 +31,7 @@ pub struct Tables<
 impl<const RAILS: usize, const PEERS: usize, const WINDOW: usize, const REGIONS: usize, const OPS: usize>
     Tables<RAILS, PEERS, WINDOW, REGIONS, OPS>
 {
-    /// Empty tables.
+    /// Creates empty tables.
     pub const fn new() -> Self {
         Tables {
             peers: [PeerSlot::EMPTY; PEERS],
@@ -45,7 +45,7 @@ impl<const RAILS: usize, const PEERS: usize, const WINDOW: usize, const REGIONS:
         }
     }
 
-    /// Lends them to an engine.
+    /// Lends the tables to an engine.
     pub fn memory(&mut self) -> EngineMemory<'_, RAILS> {
         EngineMemory {
             peers: &mut self.peers,

@@ -25,10 +25,10 @@
 //!
 //! # The rule
 //!
-//! A receive accepts a message when `(tag ^ message.tag) & !ignore == 0` over 96 bits and it names
-//! no source or the message's. A message goes to the receive posted first among those that accept
-//! it; a receive gets the message that arrived first among those it accepts. Each receive has its
-//! own mask, and any mask is allowed.
+//! A receive accepts a message if `(tag ^ message.tag) & !ignore == 0` over 96 bits, and if it
+//! names no source or the message's source. A message goes to the receive posted first among those
+//! that accept it. A receive gets the message that arrived first among those that it accepts. Each
+//! receive has its own mask, and any mask is allowed.
 //!
 //! | libfabric             | PSM                                     | here                 |
 //! |-----------------------|-----------------------------------------|----------------------|
@@ -39,7 +39,7 @@
 //! | `FI_DISCARD`          |                                         | [`Matcher::discard`] |
 //! | `fi_cancel`           | `psm2_mq_cancel`                        | [`Matcher::cancel`]  |
 //!
-//! # How
+//! # Algorithm
 //!
 //! A *shape* is a mask over source and tag. Receives of one shape accept a message exactly if their
 //! masked key equals the message's. So each shape is a hash table of *groups*: all receives with
@@ -51,9 +51,10 @@
 //!
 //! # Files
 //!
-//! `words` is what goes in and out, `setup` what a matcher is made of; `key` and `group` are keys
-//! and hash tables of groups; `shape` the masks in use; `posted` the receives; `unexpected` and
-//! `index` the messages and how they are found; `verify` checks it all.
+//! `words` has the argument and result types, `setup` the memory and configuration. `key` and
+//! `group` are keys and hash tables of groups, `shape` the masks in use, `posted` the receives.
+//! `unexpected` and `index` are the messages and how they are found. `verify` checks the whole
+//! state.
 
 mod group;
 mod index;
@@ -79,10 +80,10 @@ use posted::{Found, Posted};
 use shape::{NO_INDEX, OVERFLOW, Place, Shapes};
 use unexpected::Unexpected;
 
-/// The matcher. See the module's documentation. `SHAPES` masks (at most 64) can have receives
-/// waiting at one time without cost to each other's depth, and `INDEXES` (at most 4) of them can be
-/// asked for at one time among many unexpected messages; beyond these limits results are the same
-/// and searches walk.
+/// The matcher. See the module's documentation. Up to `SHAPES` masks (at most 64) can have receives
+/// waiting at one time without slowing each other down. Up to `INDEXES` of them (at most 4) can be
+/// searched for at one time among many unexpected messages. Beyond these limits the results are the
+/// same, but searches scan.
 #[doc(alias = "psm2_mq_t")]
 pub struct Matcher<'m, const SHAPES: usize = 32, const INDEXES: usize = 4> {
     shapes: Shapes<SHAPES>,
@@ -108,7 +109,7 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         Self::with_config(memory, MatcherConfig { seed, ..MatcherConfig::DEFAULT })
     }
 
-    /// A matcher.
+    /// Creates a matcher with a configuration.
     ///
     /// # Errors
     /// [`AttachError::Config`] names the value that is out of range.
@@ -133,8 +134,8 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         })
     }
 
-    /// Posts a receive: returns the oldest message it accepts, or queues it. `source` of `None`
-    /// accepts any; bits set in `ignore` are not compared; a match returns `context`.
+    /// Posts a receive: returns the oldest message that it accepts, or queues it. `None` as
+    /// `source` accepts any. Bits set in `ignore` are not compared. A match returns `context`.
     ///
     /// # Errors
     /// [`TagError::Full`] when nothing matches and no slot is free. [`TagError::TooWide`].
@@ -154,7 +155,7 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         self.post_under(shape, mask, Key::new(source.unwrap_or(0), tag), context)
     }
 
-    /// Fast path of [`post`](Self::post): the same mask as the receive before, and no message
+    /// Fast path of [`post`](Self::post), for the same mask as the receive before while no message
     /// waits. `None`: another case, and nothing changed.
     #[inline(always)]
     pub(crate) fn post_alike(
@@ -222,7 +223,7 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
     }
 
     /// Matches an arrived message with the oldest receive that accepts it, or stores it. `cookie`
-    /// is the caller's.
+    /// is for the caller's use.
     ///
     /// # Errors
     /// [`TagError::Full`] when no receive accepts it and no slot is free. [`TagError::TooWide`].
@@ -303,7 +304,7 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         }
     }
 
-    /// Whether a receive still waits.
+    /// Returns whether a receive still waits.
     pub fn is_waiting(&self, receive: ReceiveId) -> bool {
         self.posted.slot(receive).is_some_and(|slot| slot.waits())
     }
@@ -382,7 +383,7 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         Ok(arrived)
     }
 
-    /// A message that waits or is claimed.
+    /// Returns a message that waits or is claimed.
     ///
     /// # Errors
     /// [`TagError::Stale`].
@@ -429,8 +430,8 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         }
     }
 
-    /// Reserves an index for a kind of receive: with or without a source, with this mask.
-    /// Repeated calls return the same id.
+    /// Reserves an index for receives with this mask, with or without a source. Repeated calls
+    /// return the same id.
     ///
     /// # Errors
     /// [`TagError::Full`] when every place is in use. [`TagError::TooWide`].
@@ -453,32 +454,32 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         Ok(())
     }
 
-    /// Receives that wait.
+    /// Returns the number of receives that wait.
     pub fn posted(&self) -> usize {
         self.posted.len() as usize
     }
 
-    /// Messages that wait, without the claimed ones.
+    /// Returns the number of messages that wait, without the claimed ones.
     pub fn unexpected(&self) -> usize {
         self.unexpected.len as usize
     }
 
-    /// Messages that are claimed and neither taken nor discarded.
+    /// Returns the number of claimed messages that are neither taken nor discarded.
     pub fn claimed(&self) -> usize {
         self.unexpected.claimed as usize
     }
 
-    /// How many more receives can wait.
+    /// Returns how many more receives can wait.
     pub fn posted_room(&self) -> usize {
         self.posted.slots.len() - self.posted()
     }
 
-    /// How many more messages can wait.
+    /// Returns how many more messages can wait.
     pub fn unexpected_room(&self) -> usize {
         self.unexpected.slots.len() - self.unexpected() - self.claimed()
     }
 
-    /// The counters.
+    /// Returns the counters.
     pub fn stats(&self) -> MatchStats {
         self.stats
     }
@@ -503,7 +504,7 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         }
     }
 
-    /// The shape of a mask; reserves one if there is none.
+    /// Returns the shape of a mask, and reserves one if needed.
     #[inline(always)]
     fn intern(&mut self, mask: Key) -> u8 {
         match self.shapes.last(mask) {

@@ -1,5 +1,5 @@
-//! The blocking calls: quiet, waiting for an operation, waiting for a signal. Each drives progress
-//! while it waits, spins and then parks as its [`Waiter`] says, and returns a diagnosis at its
+//! The blocking calls: quiet, waiting for an operation, waiting for a signal. Each makes progress
+//! while it waits, spins and then parks according to its [`Waiter`], and returns a diagnosis at its
 //! deadline.
 
 mod waiter;
@@ -36,8 +36,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         block(self, waiter, deadline_ns, ready)
     }
 
-    /// Waits until everything that this context sent to the peer is applied there, and everything
-    /// that it requested has arrived.
+    /// Waits until everything that this context has sent to the peer is applied there, and
+    /// everything that it has requested has arrived.
     ///
     /// With nothing outstanding it takes a few loads. `deadline_ns` is in the clock of
     /// [`Host::now_ns`]; `u64::MAX` means none.
@@ -102,8 +102,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(())
     }
 
-    /// Whether [`quiet`](Self::quiet) would return at once, with or without an error. Requests
-    /// missing acknowledgements; does not make progress.
+    /// Returns whether [`quiet`](Self::quiet) would return at once, with or without an error.
+    /// Requests missing acknowledgements; does not make progress.
     pub fn is_quiet(&mut self, context: ContextId, peer: PeerId) -> Result<bool, OpError> {
         let stream = self.known_stream(context, peer)?;
         let quiet = self.state.streams[stream as usize].open == 0;
@@ -115,14 +115,14 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(quiet)
     }
 
-    /// Makes direct writes into mapped memory visible to all.
+    /// Makes direct writes into mapped memory visible to all threads.
     #[inline(always)]
     pub(super) fn settle(&mut self) {
         if self.state.direct {
             self.state.direct = false;
-            // SeqCst: stores into mapped memory of peers may still sit in this processor's buffer;
-            // whatever this thread reads or tells others by any other way after quiet must come
-            // after them.
+            // SeqCst: stores into mapped memory of peers may still be in this processor's store
+            // buffer. Everything that this thread reads or sends after quiet, by any path, must
+            // come after them.
             edge_fence!("engine.quiet", SeqCst);
         }
     }
@@ -214,7 +214,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     }
 
     /// Waits until the 64-bit word at `at` satisfies the comparison, and returns it. Everything
-    /// sent before the signal that satisfied it is then visible.
+    /// sent before the signal that satisfied it is visible then.
     ///
     /// `from` is the peer that signals, if known: the wait ends when it fails.
     ///
@@ -262,7 +262,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     pub fn missing(&self, from: Option<PeerId>) -> Stuck {
         let state = &self.state;
         let open = |slot: &PeerSlot| slot.state.is_up();
-        // A single connected peer must be the one.
+        // If only one peer is connected, it must be that one.
         let only = || {
             let mut all = (0..state.peers.len()).filter(|&peer| open(&state.peers[peer]));
             all.next().filter(|_| all.next().is_none()).map(|peer| state.peer_id(peer as u16))
@@ -285,8 +285,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// [`wait_signal`](Self::wait_signal) without waiting:
-    /// the word if it compares true, else `None`.
+    /// [`wait_signal`](Self::wait_signal) without waiting: returns the word if the comparison
+    /// holds, else `None`.
     pub(super) fn look(
         &self,
         at: LocalAddr,
@@ -309,12 +309,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             return Err(OpError::Misaligned { offset: at.offset, width: 8 });
         }
         let word = resolve_local(self.state.locals, at, 8)?;
-        // SAFETY: inside a registered region, which stays while it is registered, so while `self`
-        // is borrowed; a multiple of 8 bytes (regions begin at one); accessed only atomically.
+        // SAFETY: inside a region that stays registered while `self` is borrowed, a multiple of 8
+        // bytes (regions begin at one), and accessed only atomically.
         Ok(unsafe { word.cast::<AtomicU64>().as_ref() })
     }
 
-    /// The error if nothing more can arrive from a peer.
+    /// Returns the error if nothing more can arrive from a peer.
     fn lost_peer(&self, from: Option<PeerId>) -> Option<WaitError> {
         let from = from?;
         match self.state.peers.get(from.index as usize) {
@@ -339,17 +339,17 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Whether work is left that no event announces, so that an idle thread must keep making
-    /// progress.
+    /// Returns whether work is left that no event announces, so that an idle thread must keep
+    /// making progress.
     pub fn has_due(&self) -> bool {
         self.state.due.len != 0 || self.state.has_chores()
     }
 
-    /// What a stream is waiting for.
+    /// Describes what a stream is waiting for.
     fn stuck(&self, stream: u32) -> Stuck {
         let s = &self.state.streams[stream as usize];
-        // Rails are indexed over all peers:
-        // of those that reach this peer, prefer the first with a post outstanding.
+        // Rails are indexed over all peers. Of those that reach this peer, prefer the first with a
+        // post outstanding.
         let slots = &self.state.pending.slots;
         let list = |head| {
             core::iter::successors(slots.get(head as usize), |slot| slots.get(slot.links.next as usize))
@@ -368,7 +368,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> super::State<'_, RAILS> {
-    /// Whether a peer is connected here and has not answered.
+    /// Returns whether a peer is connected here and has not answered.
     fn is_unanswered(&self, peer: u16) -> bool {
         (peer as usize) < self.peers.len() && self.is_meeting(peer)
     }

@@ -1,9 +1,9 @@
-//! The receive window of one stream: which numbers have arrived, and messages that wait for their
-//! turn.
+//! The receive window of one stream: which numbers have arrived, and the messages that wait for
+//! their turn.
 //!
 //! A write needs one bit; a message is copied into its own slot, so the rail can reuse its buffer.
 //! The index of number `s` is `s & (W - 1)` for a window of `W`, a power of two. Nothing here
-//! posts, blocks or allocates; an arrival costs the same however many holes there are.
+//! posts, blocks or allocates. An arrival costs the same however many holes there are.
 //!
 //! Numbers below [`Window::expected`] are applied. The sender has at most `W` numbers in flight
 //! from there; others are rejected.
@@ -42,10 +42,10 @@ impl Parked {
     pub const EMPTY: MaybeUninit<Parked> = MaybeUninit::uninit();
 }
 
-/// What an arrival did.
+/// The effect of an arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Arrival {
-    /// It is the next one, and must be taken with [`Window::next`].
+    /// It is the next one, to be taken with [`Window::next`].
     Due,
     /// It waits for an earlier one.
     Early,
@@ -70,13 +70,13 @@ pub struct Window {
     expected: Seq,
     /// Arrivals not yet consumed.
     held: u32,
-    /// What the words of arrivals carry beside their number.
+    /// The part of arriving words that is not their number.
     stamp: u32,
 }
 
-/// The memory of one window: arrived bits, which of them are messages, and the messages; and the
-/// bits of a word that are its number. A slot is written where both bits are set: the bits begin as
-/// zeros, and only [`Window`] sets any.
+/// The memory of one window: which numbers have arrived, which of them are messages, and the
+/// messages; and the bits of a word that are its number. A slot is initialized if both its bits are
+/// set. The bits start as zeros, and only [`Window`] sets them.
 pub(crate) struct Cells<'a> {
     pub arrived: &'a mut [u64],
     pub message: &'a mut [u64],
@@ -85,14 +85,14 @@ pub(crate) struct Cells<'a> {
 }
 
 impl Cells<'_> {
-    /// The slot of a number.
+    /// Returns the slot of a number.
     #[inline(always)]
     fn index(&self, seq: Seq) -> u32 {
-        // As many slots as the window has numbers, a power of two.
+        // There are as many slots as the window has numbers, a power of two.
         seq.0 as u32 & (self.parked.len() as u32).wrapping_sub(1)
     }
 
-    /// The message in a slot, if one waits there.
+    /// Returns the message in a slot, if one waits there.
     pub(crate) fn waiting(&self, index: u32) -> Option<Parked> {
         let (word, bit) = (index as usize / 64, 1u64 << (index % 64));
         let waits = self.arrived[word] & self.message[word] & bit != 0;
@@ -101,7 +101,7 @@ impl Cells<'_> {
     }
 }
 
-/// Words of 64 bits that a window of `size` needs for each of its two bitmaps.
+/// Returns the 64-bit words that a window of `size` needs for each of its two bitmaps.
 pub const fn bitmap_words(size: u32) -> usize {
     (size as usize).div_ceil(64)
 }
@@ -112,7 +112,7 @@ impl Window {
         Window { expected: first, held: 0, stamp }
     }
 
-    /// What the words of arrivals carry beside their number.
+    /// Returns the part of arriving words that is not their number.
     #[inline(always)]
     pub(crate) fn stamp(&self) -> u32 {
         self.stamp
@@ -123,26 +123,26 @@ impl Window {
         self.stamp = stamp;
     }
 
-    /// The word of the number that is next.
+    /// Returns the word of the next number.
     #[inline(always)]
     fn next_word(&self, mask: u32) -> u32 {
         self.stamp | self.expected.low(mask)
     }
 
-    /// The first number that has not been applied.
+    /// Returns the first number that has not been applied.
     #[inline(always)]
     pub(crate) fn expected(&self) -> Seq {
         self.expected
     }
 
-    /// Arrivals that wait for an earlier one.
+    /// Returns how many arrivals wait for an earlier one.
     #[inline(always)]
     pub(crate) fn held(&self) -> u32 {
         self.held
     }
 
-    /// The slot of the number in a word, or its violation. `None`: a duplicate. A word stands for
-    /// the number nearest to the expected one.
+    /// Returns the slot of the number in a word, or its violation. `None`: a duplicate. A word
+    /// stands for the number that is nearest to the expected one.
     #[inline(always)]
     fn place(&self, word: u32, cells: &Cells<'_>) -> Result<Option<u32>, Violation> {
         let ahead = word.wrapping_sub(self.expected.0 as u32) & cells.mask;
@@ -183,7 +183,7 @@ impl Window {
         self.hold(word, Some(parked), cells)
     }
 
-    /// Whether a number had arrived before. Returns the violation of an invalid one.
+    /// Returns whether a number had arrived before, or the violation of an invalid one.
     pub(crate) fn seen(&self, word: u32, cells: &mut Cells<'_>) -> Result<bool, Violation> {
         Ok(match self.place(word, cells)? {
             Some(index) => cells.arrived[index as usize / 64] & 1 << (index % 64) != 0,
@@ -223,7 +223,7 @@ impl Window {
             return Next::Hole;
         }
         if cells.message[word] & bit != 0 {
-            // SAFETY: as in `waiting`.
+            // SAFETY: both bits are set, so `hold` has written the slot.
             return Next::Message(unsafe { cells.parked[index as usize].assume_init() });
         }
         self.consume(cells);

@@ -24,12 +24,14 @@
 //!             wanted u64, the number up to which an acknowledgement is asked for
 //! ```
 //!
-//! The sequence has two bits more than the window needs, at most 20; the epoch gets what is left.
-//! The epoch says which attachment the word belongs to: see `epoch`. A message without a number
-//! (Reply, Ack, and those of `protocol` that answer) carries the word with a sequence of 0.
+//! The sequence has two bits more than the window needs, at most 20; the epoch gets the remaining
+//! bits. The epoch identifies the attachment that the word belongs to: see `epoch`. A message
+//! without a number (Reply, Ack, and the answers of `protocol`) carries the word with a sequence of
+//! 0.
 //!
 //! Every message carries in `ack` the low 32 bits of the reverse stream's cursor: all numbers below
-//! it were applied here. A sequence has fewer bits. A message without a number may be millions of
+//! it were applied here. A sequence has fewer bits than that. A message without a number may be
+//! millions of numbers late on a slow rail, and its cursor must not be mistaken for a new one.
 //! numbers late on a slow rail, and its cursor must not pass for a new one.
 
 use crate::error::Violation;
@@ -37,7 +39,7 @@ use crate::mem::{Peer, Untrusted};
 use crate::op::{Amo, AmoOp, SignalOp};
 use crate::sync::seq::{Seq, WIRE_BITS};
 
-/// Longest head of a message, in bytes. It is copied out before it is checked.
+/// Longest header of a message, in bytes. It is copied out before it is checked.
 pub(crate) const HEAD_MAX: usize = 48;
 
 /// The token of an atomic that does not fetch.
@@ -55,18 +57,19 @@ pub(super) const KIND_TOLD: u8 = 9;
 pub(super) const KIND_ASKS: u8 = 10;
 pub(super) const KIND_REJOIN: u8 = 11;
 
-/// The bits of a word that are its sequence, for a window of `window` numbers.
+/// Returns the bits of a word that are its sequence, for a window of `window` numbers.
 pub(crate) const fn sequence_mask(window: u32) -> u32 {
     let bits = window.trailing_zeros() + 2;
     (1 << if bits < WIRE_BITS { bits } else { WIRE_BITS }) - 1
 }
 
-/// The bits of a word that are not its sequence. Only the low bits of `epoch` that fit are used.
+/// Returns the bits of a word that are not its sequence. Only the low bits of `epoch` that fit are
+/// used.
 pub(crate) const fn stamp(context: u8, epoch: u32, mask: u32) -> u32 {
     (context as u32) << CONTEXT_SHIFT | epoch << mask.count_ones() & ((1 << CONTEXT_SHIFT) - 1)
 }
 
-/// The context of a word.
+/// Returns the context of a word.
 #[inline(always)]
 pub(crate) const fn context_of(word: u32) -> u8 {
     (word >> CONTEXT_SHIFT) as u8
@@ -74,7 +77,7 @@ pub(crate) const fn context_of(word: u32) -> u8 {
 
 const CONTEXT_SHIFT: u32 = 24;
 
-/// A place in the target's registered memory, as the target numbers its regions.
+/// A location in the target's registered memory, by the target's own numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(crate) struct Place {
     pub region: u16,
@@ -85,12 +88,13 @@ pub(crate) struct Place {
 /// The contents of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Body {
-    /// Change a signal word; `data` is where the payload that follows goes,
-    /// and its length in bytes.
+    /// Changes a signal word. `data` is the target of the payload that follows, with its length in
+    /// bytes.
     Signal { at: Place, op: SignalOp, value: u64, data: Option<(Place, u32)> },
-    /// A write that is small enough to travel as a message: the payload goes to this place.
+    /// A write that is short enough to travel as a message. The payload goes to this location.
     Data { at: Place },
-    /// Execute an atomic; `token` returns with the fetched value unless it is [`NO_TOKEN`].
+    /// Executes an atomic. The reply returns `token` with the fetched value, unless it is
+    /// [`NO_TOKEN`].
     Amo { at: Place, amo: Amo, token: u64 },
     /// The fetched value.
     Reply { token: u64, value: u64 },
@@ -111,7 +115,7 @@ pub(crate) struct Message {
 }
 
 impl Message {
-    /// Writes the head and returns its length in bytes.
+    /// Writes the header, and returns its length in bytes.
     #[inline]
     pub(crate) fn encode(&self, out: &mut [u8; HEAD_MAX]) -> usize {
         let (kind, op, width, at, len) = match self.body {
@@ -225,11 +229,11 @@ impl Message {
     }
 }
 
-/// Which attachment of the receiver the sender of a Hello is bound to.
+/// The attachment of the receiver to which the sender of a Hello is bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Bond {
     None,
-    /// To the one that it names.
+    /// The attachment that it names.
     Yours,
     Other,
 }
@@ -242,7 +246,7 @@ pub(crate) struct Hello {
     /// The epoch that the receiver expects, as far as the sender knows; or 0.
     pub yours: u32,
     pub bond: Bond,
-    /// The sender keeps what failover needs.
+    /// Whether the sender keeps what failover needs.
     pub keeps: bool,
 }
 
@@ -306,7 +310,7 @@ fn get16(head: &[u8; HEAD_MAX], at: usize) -> u16 {
     u16::from_le_bytes([head[at], head[at + 1]])
 }
 
-/// Which post a completion belongs to, and the bytes that were outstanding.
+/// The owner of a post, and the bytes that were outstanding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PostTag {
     pub owner: Owner,
@@ -324,17 +328,17 @@ pub(crate) const STREAM_POST_MAX: u64 = (1 << 24) - 1;
 pub(crate) enum Owner {
     /// An operation, by its slot.
     Op(u32),
-    /// A silent operation without a slot:
-    /// its stream, and the low bits ([`GENERATION_MASK`]) of the peer's generation.
+    /// A silent operation without a slot: its stream, and the low bits ([`GENERATION_MASK`]) of the
+    /// peer's generation.
     Stream(u32, u16),
-    /// An acknowledgement or reply to this peer, in this generation of its slot, likewise.
+    /// An acknowledgement or reply to this peer, with the low bits of the generation of its slot.
     Control(Peer, u16),
     /// An atomic that a rail executes, by its slot.
     Atomic(u32),
 }
 
 impl PostTag {
-    /// As the context word of a post.
+    /// Encodes it as the context word of a post.
     ///
     /// ```text
     /// Op       0 2 bits | slot 30 | bytes 32
@@ -357,7 +361,7 @@ impl PostTag {
         }
     }
 
-    /// The reverse of [`pack`](Self::pack).
+    /// Decodes it.
     #[inline(always)]
     pub(crate) fn unpack(cx: u64) -> Self {
         let generation = |from: u32| (cx >> from) as u16 & GENERATION_MASK;
@@ -517,7 +521,7 @@ mod tests {
 
     #[test]
     fn completion_words_and_post_tags_come_back() {
-        // Context, epoch and sequence share 32 bits: none is lost, and none reaches into another.
+        // Context, epoch and sequence share 32 bits without overlap.
         for (window, epochs) in [(1, 22), (128, 15), (2048, 11), (1 << 18, 4), (1 << 19, 4)] {
             let mask = sequence_mask(window);
             assert_eq!(mask.count_ones() + epochs, 24, "window {window}");

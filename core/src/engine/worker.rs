@@ -1,15 +1,16 @@
-//! A thread's loop that drives an engine for other threads. (In UCX, a worker is an object without
-//! a thread.)
+//! The loop of a thread that drives an engine for other threads. (In UCX, a worker is an object
+//! without a thread.)
 //!
-//! Each queue reaches the worker by a [`CommandConsumer`]: a ring of commands in, a ring of their
-//! slots out. The worker takes a bounded number from each consumer in turn, makes one engine pass,
-//! and hands out what has ended. It allocates nothing, starts no thread (the caller's thread runs
-//! it, and may be pinned), and sleeps only in [`Worker::run`], on two words: `send`, which queues
-//! ring when they submit, and the rail's own, which peers ring when something arrives.
+//! Each queue reaches the worker by a [`CommandConsumer`]: a ring of incoming commands, and a ring
+//! that returns their slots. The worker takes a bounded number from each consumer in turn, makes
+//! one engine pass, and returns what has ended. It allocates nothing and starts no thread: the
+//! caller's thread runs it, and may be pinned. It sleeps only in [`Worker::run`], on two words:
+//! `send`, which queues notify when they submit, and the rail's own, which peers notify when
+//! something arrives.
 //!
 //! It may sleep while commands wait for the engine, because the rail notifies it, or for events of
-//! other workers' queues, because those workers do. A command that waits for room in the engine
-//! keeps it awake, because nothing notifies it of room.
+//! other workers' queues, because those workers notify it. While a command waits for room in the
+//! engine it stays awake, because nothing notifies it of room.
 
 use core::cell::Cell;
 use core::ptr::NonNull;
@@ -33,7 +34,7 @@ use super::{Engine, Issued, Notice};
 const TICKET_BITS: u32 = 48;
 const TICKET_MASK: u64 = (1 << TICKET_BITS) - 1;
 
-/// Bytes of a fill or a copy within this process that one turn does.
+/// Bytes of a fill or a local copy that one turn does.
 const PIECE: usize = 256 << 10;
 
 /// An engine, the consumers it serves, and the idle state of its thread. Engine and consumers are
@@ -48,7 +49,7 @@ pub struct Worker<'e, 'm, 'd, R: Rail, const RAILS: usize> {
 }
 
 impl<'e, 'm, 'd, R: Rail, const RAILS: usize> Worker<'e, 'm, 'd, R, RAILS> {
-    /// A worker for at most 65,536 `consumers`, which idles as `policy` says.
+    /// Creates a worker for at most 65,536 `consumers`, which idles as `policy` says.
     pub fn new(
         engine: &'e mut Engine<'m, R, RAILS>,
         consumers: &'e mut [CommandConsumer<'d>],
@@ -57,17 +58,18 @@ impl<'e, 'm, 'd, R: Rail, const RAILS: usize> Worker<'e, 'm, 'd, R, RAILS> {
         Worker { engine, consumers, policy, counts: Counts::default(), wakes: 0, pulse: Pulse::default() }
     }
 
-    /// The engine, between turns.
+    /// Returns the engine, between turns.
     pub fn engine_mut(&mut self) -> &mut Engine<'m, R, RAILS> {
         self.engine
     }
 
-    /// How this thread idled in its last [`run`](Self::run), and the wake-up calls it made in all.
+    /// Returns how this thread idled in its last [`run`](Self::run), and the total of its wake-up
+    /// calls.
     pub fn counts(&self) -> Counts {
         Counts { wake_syscalls: self.wakes, ..self.counts }
     }
 
-    /// Entries in its queues' rings that the other side has not taken.
+    /// Returns how many entries of its queues' rings the other side has not taken.
     pub fn pending(&mut self) -> Pending {
         let each = self.consumers.iter_mut().map(CommandConsumer::pending);
         each.fold(Pending::default(), |all, consumer| Pending {
@@ -76,7 +78,7 @@ impl<'e, 'm, 'd, R: Rail, const RAILS: usize> Worker<'e, 'm, 'd, R, RAILS> {
         })
     }
 
-    /// One bounded round over consumers and engine. Returns whether anything was done. Never
+    /// Makes one bounded round over consumers and engine. Returns whether anything was done. Never
     /// blocks.
     pub fn turn<H: Host>(&mut self, host: &H) -> bool {
         let batch = self.engine.config().batch;
@@ -109,9 +111,9 @@ impl<'e, 'm, 'd, R: Rail, const RAILS: usize> Worker<'e, 'm, 'd, R, RAILS> {
         busy
     }
 
-    /// Turns until `stop` is set and nothing is left to do, or until `deadline_ns`. Sleeps on
-    /// `send`, which queues ring, and on `arrivals`, which the rail rings; without the latter it
-    /// never sleeps. Whoever sets `stop` rings `send` after it.
+    /// Takes turns until `stop` is set and nothing is left to do, or until `deadline_ns`. Sleeps on
+    /// `send`, which queues notify, and on `arrivals`, which the rail notifies; without the latter
+    /// it never sleeps. A thread that sets `stop` must notify `send` afterwards.
     ///
     /// Returns whether it stopped with nothing left to do. Then
     ///
@@ -121,9 +123,9 @@ impl<'e, 'm, 'd, R: Rail, const RAILS: usize> Worker<'e, 'm, 'd, R, RAILS> {
     /// - everything that has arrived and been applied is acknowledged, and credits are returned, so
     ///   no peer waits for this engine.
     ///
-    /// So a stop waits for a peer only until it has received what was sent and has replied. Workers
-    /// whose users have received everything may stop in any order. Operations to a peer that is not
-    /// driven any more delay the stop until `deadline_ns`, and stay in the engine.
+    /// So a stop waits for a peer only until the peer has received what was sent and has replied.
+    /// Workers whose users have received everything may stop in any order. Operations to a peer
+    /// that nobody drives delay the stop until `deadline_ns`, and stay in the engine.
     #[doc(alias = "ucp_worker_flush_nbx")]
     #[doc(alias = "shmem_finalize")]
     pub fn run<H: Host>(
@@ -163,14 +165,14 @@ impl<'e, 'm, 'd, R: Rail, const RAILS: usize> Worker<'e, 'm, 'd, R, RAILS> {
         waited == Waited::Ready
     }
 
-    /// Whether `stop` is set and nothing is left to do.
+    /// Returns whether `stop` is set and nothing is left to do.
     pub(crate) fn may_stop(&mut self, stop: &AtomicBool) -> bool {
-        // Acquire, edge `worker.stop`: pairs with the release store of the stopping thread.
-        // `is_done` then sees everything which that thread submitted before.
+        // Acquire, edge `worker.stop`: pairs with the release store of the stopping thread, so
+        // `is_done` sees everything that was submitted before it.
         stop.load(edge!("worker.stop.load", Acquire)) && self.is_done()
     }
 
-    /// Whether nothing is submitted, watched or in flight except unmatched receives, and no
+    /// Returns whether nothing is submitted, watched or in flight except unmatched receives, and no
     /// acknowledgement is owed. Sends owed acknowledgements, and requests missing ones.
     fn is_done(&mut self) -> bool {
         self.engine.acknowledge_all();
@@ -263,7 +265,7 @@ fn landed(consumer: &mut CommandConsumer<'_>, ticket: u64, reply: Reply) {
     // The first half of a copy between peers; the command itself is held.
     match (reply, consumer.held.take()) {
         (Reply::Done(_), Some(held)) => {
-            // SAFETY: this is its worker, and no other reference to its work is alive.
+            // SAFETY: this is its worker, and no other reference to its work exists.
             unsafe { held.entry.work() }.relay = Relay::Read;
             consumer.held = Some(held);
         }
@@ -296,7 +298,7 @@ fn carry_out<R: Rail, const RAILS: usize>(
 ) -> Step {
     let context = consumer.context;
     let notice = if job.report { Notice::Report(tag) } else { Notice::Silent };
-    // SAFETY: this is its worker, and `carry_out` alone refers to its work.
+    // SAFETY: this is its worker, and only `carry_out` refers to its work.
     let work = unsafe { job.entry.work() };
     let mut relayed = false;
     let issued = match *job.entry.command() {
@@ -356,7 +358,7 @@ fn carry_out<R: Rail, const RAILS: usize>(
         Command::Fill { at, len, pattern, width } => {
             let whole = resolve_local(engine.state.locals, at, len as u64);
             return in_pieces(&mut work.progress, len, whole, |to, done, piece| {
-                // SAFETY: `piece` bytes from `done` on lie inside the region that was resolved.
+                // SAFETY: `piece` bytes from `done` on lie inside the resolved region.
                 unsafe { fill(to.add(done), piece, pattern, width) }
             });
         }
@@ -364,7 +366,8 @@ fn carry_out<R: Rail, const RAILS: usize>(
             let resolve = |addr: LocalAddr| resolve_local(engine.state.locals, addr, len as u64);
             let whole = resolve(from).and_then(|from| Ok((from, resolve(to)?)));
             return in_pieces(&mut work.progress, len, whole, |(from, to), done, piece| {
-                // SAFETY: as for a fill, for both; regions stay valid as `Region::new` requires.
+                // SAFETY: as for a fill, for both ranges. `Region::new` requires that they stay
+                // valid.
                 unsafe { copy_bytes(from.add(done).as_ptr(), to.add(done).as_ptr(), piece) }
             });
         }
@@ -424,10 +427,11 @@ fn in_pieces<M>(
     if *progress == len { Step::Replied(Reply::Done(0)) } else { Step::Later { moved: true } }
 }
 
-/// Repeats a pattern, from its first byte on: pieces are multiples of its width.
+/// Repeats a pattern. The pieces of a fill are multiples of its width, so each starts at its first
+/// byte.
 ///
 /// # Safety
-/// `len` bytes from `to` on may be written.
+/// `len` bytes from `to` on are writable.
 unsafe fn fill(to: NonNull<u8>, len: usize, pattern: u64, width: u8) {
     let bytes = pattern.to_le_bytes();
     let mask = usize::from(width).wrapping_sub(1) & 7;
@@ -437,7 +441,7 @@ unsafe fn fill(to: NonNull<u8>, len: usize, pattern: u64, width: u8) {
     }
 }
 
-/// Looks at a watched word.
+/// Checks a watched word.
 fn look<R: Rail, const RAILS: usize>(engine: &Engine<'_, R, RAILS>, watch: &Command) -> Option<Reply> {
     let Command::Watch { at, cmp, value, from } = *watch else { return None };
     match engine.look(at, cmp, value, from) {

@@ -1,5 +1,5 @@
-//! What blocks a worker, in a word that its queue may read at any time. Informational: it publishes
-//! nothing, and is as old as the worker's last turn.
+//! What blocks a worker, in a word that its queue may read at any time. For information only: it
+//! publishes nothing, and is as old as the worker's last turn.
 
 /// The command that a worker cannot start yet, and that blocks later submissions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,7 +24,7 @@ pub enum HeldBy {
 }
 
 impl Held {
-    /// As a word that is not 0.
+    /// Encodes it as a word that is not 0.
     pub(super) fn pack(self) -> u64 {
         let (kind, event) = match self.by {
             HeldBy::Room => (1, 0),

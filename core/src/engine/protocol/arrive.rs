@@ -45,7 +45,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Slow path: checks everything about a message. Copies the head again, because the fast path
+    /// Slow path: checks everything about a message. Copies the header again, because the fast path
     /// had no effect.
     #[inline(never)]
     fn tagged_in_detail(&mut self, peer: Peer, bytes: Untrusted<'_>) {
@@ -148,7 +148,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Whether a message of this kind is a numbered reply.
+    /// Returns whether a message of this kind is a numbered reply.
     fn is_numbered(&self, stream: u32, kind: u8) -> bool {
         self.is_kept(stream) && (head::FIN + head::NUMBERED..=head::CHUNK + head::NUMBERED).contains(&kind)
     }
@@ -175,7 +175,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 };
                 let (n, fit) = slot.fit(len as u64);
                 // SAFETY: the buffer was checked against its region when the receive was posted,
-                // and `n` against the buffer; the payload is readable during this call.
+                // and `n` against the buffer. The payload is readable during this call.
                 unsafe { copy_message(payload.as_ptr(), slot.ptr, n as usize) };
                 (slot.source, slot.tag, slot.len) = (Sender::new(source), tag, len as u64);
                 (slot.delivered, slot.fit) = (n, fit);
@@ -266,7 +266,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
 
     fn park_kept(&mut self, stream: u32, word: u32, tag: Tag, kept: Kept) -> Result<(), Violation> {
         let what = Action::Tagged { lo: tag.lo, hi: tag.hi, kept: kept.pack() };
-        // Callers have found that it is no duplicate and within the window.
+        // The caller has checked that it is no duplicate and within the window.
         self.park(stream, word, Parked { at: Place::default(), what }).map(drop)
     }
 
@@ -304,7 +304,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 let description = &protocol.blocks.slots[block as usize];
                 let (n, fit) = slot.fit(description.len as u64);
                 // SAFETY: the buffer was checked against its region when the receive was posted,
-                // and `n` against the buffer; a block holds at least the length it was taken for.
+                // and `n` against the buffer. A block holds at least the length for which it was
+                // taken.
                 unsafe { copy_bytes(from, slot.ptr, n as usize) };
                 (slot.source, slot.len) = (Sender::new(description.source), description.len as u64);
                 (slot.delivered, slot.fit) = (n, fit);
@@ -353,8 +354,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Handles a Fin: the receiver of our send has all it wants, or could not take it. It may
-    /// overtake the acknowledgement of chunks, without which a kept send does not end.
+    /// Handles a Fin: the receiver of our send has received all that it wants, or could not take
+    /// it. The Fin may overtake the acknowledgement of chunks; a send that is kept for failover
+    /// ends only with both.
     fn finned(
         &mut self,
         stream: u32,
@@ -386,7 +388,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let index = self.answered(peer, token)?;
         let Some(protocol) = &mut self.protocol else { return Err(Violation::Kind) };
         let slot = &mut self.pending.slots[index as usize];
-        // It is taken once: a kept send waits for its Fin when all is sent.
+        // Accepted only once: a kept send stays open until its Fin even when everything is sent.
         let again = slot.pulled || slot.offset != 0;
         if again || slot.form != super::send::Form::Request || len > slot.left || len == 0 {
             return Err(Violation::Reply);
@@ -469,7 +471,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
     }
 }
 
-/// What a receive takes over from a header.
+/// The part of a header that its receive keeps.
 pub(super) struct HeaderOf {
     pub source: PeerId,
     pub stream: u32,

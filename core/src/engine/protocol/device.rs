@@ -22,7 +22,8 @@ use super::stock::Kept;
 const CHUNK: usize = 2048;
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// The buffer of a receive in memory that the engine does not touch. Returns any other `error`.
+    /// Resolves the buffer of a receive in memory that only rails access. Returns any other
+    /// `error`.
     #[cold]
     #[inline(never)]
     pub(super) fn device_buffer(&mut self, into: Destination, error: OpError) -> Result<Buffer, OpError> {
@@ -34,7 +35,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// The memory that a receive fills, wherever it lies. `true`: device memory.
+    /// Resolves the memory that a receive fills. `true`: device memory.
     #[cold]
     #[inline(never)]
     pub(super) fn buffer_anywhere(&mut self, into: Destination) -> Result<(Buffer, bool), OpError> {
@@ -75,7 +76,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let Some(protocol) = &mut self.state.protocol else { return };
         if want > protocol.outgoing.size() as u64 {
             return match unreached {
-                // The message overtook the announcement of its memory.
+                // The message has overtaken the announcement of its memory.
                 AttachError::Unheard => self.later(index, Stage::ReadDevice),
                 _ => self.state.unreadable(index, Fault::Receiver),
             };
@@ -102,7 +103,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.state.give_back(Kept::Header(header), false);
     }
 
-    /// Places a payload from a block. The receive is in no list.
+    /// Copies a payload from a block to the device. The receive is in no list.
     #[cold]
     #[inline(never)]
     pub(super) fn place(&mut self, index: u32, ours: bool) {
@@ -114,8 +115,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let from = unsafe { Untrusted::new(from, len) };
         let desc = self.state.locals.get(region as usize).map_or(0, |local| local.desc[0]);
         let placed = match core::ptr::NonNull::new(slot.ptr) {
-            // SAFETY: the posted receive had its buffer checked against its region;
-            // `len` was checked against the buffer.
+            // SAFETY: the buffer was checked against its region when the receive was posted, and
+            // `len` against the buffer.
             Some(ptr) => unsafe { self.rails[0].write_device(Local { ptr, len, desc }, from) },
             None => Err(PostError::BadKey),
         };
@@ -150,13 +151,14 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let piece = &mut bytes[..most.min(CHUNK as u64) as usize];
         let desc = self.state.locals.get(region as usize).map_or(0, |local| local.desc[0]);
         let Some(ptr) = core::ptr::NonNull::new(slot.local.wrapping_add(sent as usize)) else { return false };
-        // SAFETY: the source of a send stays until it ends;
-        // `sent` plus the piece stays within its length.
+        // SAFETY: the source of a send stays valid until it ends, and `sent` plus the piece is
+        // within its length.
         match unsafe { self.rails[0].read_device(Local { ptr, len: piece.len(), desc }, piece) } {
             Ok(()) => {}
             Err(PostError::Again) => return false,
             Err(_) => {
-                // The receiver waits for bytes that will not arrive; only a failed peer ends that.
+                // The receiver waits for bytes that will never arrive, so only failing the peer
+                // ends the wait.
                 let peer = self.state.streams[stream as usize].peer;
                 self.state.fail_peer(peer, crate::error::PeerError::Rail(RailId(0)));
                 return false;
@@ -247,7 +249,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
             return Err(Violation::Bounds);
         }
         let block = slot.token as u32;
-        // SAFETY: the block was taken for `want` bytes, within which these lie.
+        // SAFETY: the block was taken for `want` bytes, which include these.
         unsafe {
             copy_bytes(bytes.as_ptr(), protocol.outgoing.bytes(block).add(offset as usize), len as usize)
         };

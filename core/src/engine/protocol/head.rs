@@ -15,11 +15,11 @@
 //! ```
 //!
 //! The first three have a number in the stream and wait for their turn, so that messages match in
-//! the order sent. The others have none: their word says the attachment alone. They answer one of
-//! the first three, by a token or a request that it named; a Room may come at any time. Between
-//! ends that live on without a rail, answers have a number too, and another kind. `freed`
-//! counts the sender's credits that came back, over the life of the stream: the last 32 bits, so
-//! that a late one is told from a new one.
+//! the order sent. The others have no number; their word only identifies the attachment. They
+//! answer one of the first three, by its token or request; a Room may come at any time. Between
+//! ends with failover, answers have a number too, and another kind. `freed` is the total of credits
+//! returned to the sender over the life of the stream. The total has 32 bits, so a late value
+//! differs from a new one.
 
 use crate::bytes::{Put, Reader, Writer};
 use crate::error::Violation;
@@ -29,16 +29,16 @@ use crate::rail::RailKey;
 use super::super::joint::{Pairing, RAILS_MAX};
 use super::super::tag::Tag;
 
-/// Bytes of the head that all of them share.
+/// Length of the header that all of them share, in bytes.
 pub(crate) const HEAD: usize = 32;
 /// Bytes of a synchronous message before its payload.
 pub(crate) const SYNC: usize = 40;
 /// Bytes of a request to send before its keys.
 pub(crate) const RTS: usize = 72;
-/// Bytes of the longest head: it carries a key of every rail.
+/// Length of the longest header, in bytes: it carries a key for every rail.
 pub(crate) const LONGEST: usize = RTS + 16 * RAILS_MAX;
 
-/// The lowest of these kinds; all below belong to one-sided operations.
+/// The lowest of these kinds; all lower ones belong to one-sided operations.
 pub(crate) const FIRST_KIND: u8 = 16;
 pub(crate) const TAGGED: u8 = 16;
 pub(crate) const SYNCHRONOUS: u8 = 17;
@@ -90,7 +90,8 @@ impl Head {
     #[inline(always)]
     pub(crate) fn read(bytes: Untrusted<'_>) -> Result<(Head, Untrusted<'_>), Violation> {
         let (head, rest) = bytes.split_at(HEAD).ok_or(Violation::Length)?;
-        // SAFETY: `head` is 32 readable bytes. One copy, of which everything below is taken.
+        // SAFETY: `head` is 32 readable bytes. They are copied once, and everything below uses the
+        // copy.
         let raw: [u8; HEAD] = unsafe { head.as_ptr().cast::<[u8; HEAD]>().read_unaligned() };
         let mut fields = Reader::new(&raw);
         let (first, second) = (fields.u64()?, fields.u64()?);
@@ -119,7 +120,7 @@ impl Head {
 /// The body of a request to send: where the payload lies at the sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Offer<const RAILS: usize> {
-    /// Names the send to the sender. Never 0.
+    /// Identifies the send at the sender. Never 0.
     pub token: u64,
     /// Bytes.
     pub len: u64,
@@ -130,8 +131,8 @@ pub(crate) struct Offer<const RAILS: usize> {
     /// The region at the sender; without keys [`UNREADABLE`] or [`ADDRESS`].
     pub region: u16,
     pub generation: u16,
-    /// The region's keys on the rails that join the two ends, and the bitmask of those rails, each
-    /// in the numbering of its own end.
+    /// The region's keys on the rails that join the two ends, and the bitmask of those rails: our
+    /// numbers here, the sender's on the wire.
     pub rails: u16,
     pub keys: [RailKey; RAILS],
 }
@@ -165,8 +166,8 @@ impl<const RAILS: usize> Offer<RAILS> {
         HEAD + rest.len()
     }
 
-    /// Copies out and checks the body from a peer that our rails in the bitmask `ours` reach. If a
-    /// key of these is missing, the payload counts as unreadable.
+    /// Copies out and checks the body of a peer's message. `ours` is the bitmask of our rails that
+    /// reach the peer. If a key of one of them is missing, the payload counts as unreadable.
     pub(crate) fn read(rest: Untrusted<'_>, pairing: &Pairing, ours: u16) -> Result<Self, Violation> {
         let mut raw = [0u8; LONGEST - HEAD];
         if rest.copy_out(&mut raw) < RTS - HEAD {
@@ -203,7 +204,7 @@ impl<const RAILS: usize> Offer<RAILS> {
     }
 }
 
-/// One 64-bit word that follows the head, and the rest.
+/// Returns the 64-bit word that follows the header, and the remaining bytes.
 pub(crate) fn trailing(rest: Untrusted<'_>) -> Result<(u64, Untrusted<'_>), Violation> {
     let (front, rest) = rest.split_at(8).ok_or(Violation::Length)?;
     let mut raw = [0u8; 8];

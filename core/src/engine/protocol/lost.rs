@@ -50,9 +50,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
                         self.give_back(Kept::Header(header), false);
                     }
                 }
-                // The payload is already here.
+                // The payload has already arrived.
                 Stage::Place | Stage::PlaceOurs => {}
-                // Its current holder, or its read, ends it.
+                // The pass that holds it, or its read, will end it.
                 Stage::InHand | Stage::Reading | Stage::ReadingDevice => {}
                 Stage::Posted | Stage::Ended => {}
             }

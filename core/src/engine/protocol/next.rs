@@ -23,14 +23,14 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let Some(protocol) = &mut self.protocol else { return false };
         let count = self.peers.len();
         let stream = head.context as usize * count + peer.0 as usize;
-        // An unconfigured context has no stream, and a shut stream is not `unhurried`. If the peer
-        // has requested an acknowledgement of later numbers, it is made due below.
+        // An unconfigured context has no stream, and a closed stream is not `unhurried`. If the
+        // peer has requested an acknowledgement of later numbers, it is made due below.
         let Some(s) = self.streams.get_mut(stream) else { return false };
         let Some(account) = protocol.accounts.get_mut(stream) else { return false };
         let acked = head.ack.wrapping_sub(truncate::<32>(s.acked.0));
         let freed = head.freed.wrapping_sub(account.freed);
-        // One combined check: the kind, an op of 0 or 1, a tag of 96 bits. An operation that is not
-        // fully posted is not acknowledged either. What a kept stream has acknowledged takes more.
+        // One combined check: the kind, an op of 0 or 1, a tag of 96 bits. Operations that are not
+        // fully posted, and streams that are kept for failover, take the slow path.
         if (head.kind ^ head::TAGGED) as u64 | head.op as u64 >> 1 | head.words[1] >> 32 != 0
             || peer.0 as usize >= count
             || !s.unhurried
@@ -89,7 +89,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
     #[inline(never)]
     fn next_unexpected(&mut self, stream: u32, id: Option<UnexpectedId>, payload: Untrusted<'_>) {
         if let Some(protocol) = &mut self.protocol {
-            // Not yet.
+            // The message stays here, so do not return its credit yet.
             let account = &mut protocol.accounts[stream as usize];
             account.returned = account.returned.wrapping_sub(1);
         }
@@ -108,7 +108,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
     #[inline(never)]
     fn next_for_device(&mut self, stream: u32, context: u64, tag: Tag, payload: Untrusted<'_>) {
         if let Some(protocol) = &mut self.protocol {
-            // Not yet.
+            // The message stays here, so do not return its credit yet.
             let account = &mut protocol.accounts[stream as usize];
             account.returned = account.returned.wrapping_sub(1);
         }

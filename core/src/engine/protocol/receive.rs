@@ -1,4 +1,4 @@
-//! The calls that receive. Only the wait blocks; after an error nothing was done.
+//! Receiving. Only the wait blocks. A call that returns an error has done nothing.
 
 use crate::error::{OpError, PeerError, WaitError};
 use crate::mem::PeerId;
@@ -281,12 +281,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     }
 
     /// Waits until a receive has ended or failed, and takes its status. `deadline_ns` is in the
-    /// clock of [`Host::now_ns`]; `u64::MAX` means none. Makes passes meanwhile, the first few
+    /// clock of [`Host::now_ns`]; `u64::MAX` means none. Makes progress meanwhile, the first passes
     /// without reading the clock.
     ///
     /// # Errors
-    /// [`WaitError::Deadline`]: it is still open; wait again. [`OpError::StaleToken`] if its status
-    /// was already taken.
+    /// - [`WaitError::Deadline`]: the receive is still posted; wait again.
+    /// - [`OpError::StaleToken`]: its status was already taken.
     #[doc(alias = "psm2_mq_wait2")]
     #[inline]
     pub fn wait_recv<H: Host, P: Park>(
@@ -324,7 +324,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// The memory that a receive fills.
+    /// Returns the checked buffer of a receive.
     #[inline(always)]
     fn buffer(&self, into: Destination) -> Result<Buffer, OpError> {
         match into {
@@ -337,7 +337,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Searches, makes a pass, searches again.
+    /// Searches; if nothing is found, makes a pass and searches again.
     fn look_for(
         &mut self,
         source: Option<PeerId>,
@@ -378,7 +378,8 @@ fn refused(error: TagError) -> OpError {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Whether a receive may name this peer. A failed one may be named for the messages it left.
+    /// Checks that a receive may name this peer. A failed peer may be named for messages that it
+    /// left.
     #[inline(always)]
     fn receivable(&mut self, source: PeerId, tag: Tag, ignore: Tag) -> Result<(), OpError> {
         match self.peers.get(source.index as usize) {

@@ -116,7 +116,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 stuck = 0;
                 continue;
             }
-            // No room towards one peer does not stop the others.
+            // A lack of room towards one peer does not stop the others.
             let Some(protocol) = &mut self.state.protocol else { return };
             protocol.pulled.turn(&mut self.state.pending.slots, index);
             stuck += 1;
@@ -207,7 +207,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Reads `want` bytes of a receive's message straight into its buffer, over all rails.
+    /// Reads `want` bytes of a receive's message into its buffer, over all rails.
     fn read(&mut self, index: u32, want: u64) -> Read {
         let Some(protocol) = &self.state.protocol else { return Read::Unable };
         let slot = &protocol.requests.slots[index as usize];
@@ -220,9 +220,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let Ok(remote) = self.reach(source, &offer) else { return Read::Unable };
         let mapped = self.state.remotes[remote as usize].mapped;
         if !mapped.is_null() {
-            // SAFETY: the offer lies inside its region, which is mapped here with the size that the
-            // offer says; the buffer is a span, or was checked against its region, and `want`
-            // against the buffer.
+            // SAFETY: the offer lies inside its region, which is mapped here with the size in the
+            // offer. The buffer is a span, or was checked against its region, and `want` was
+            // checked against the buffer.
             unsafe { copy_bytes(mapped.add(offer.offset as usize), ptr, want as usize) };
             return Read::Copied;
         }
@@ -323,7 +323,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     #[cold]
     fn import_offer(&mut self, source: PeerId, offer: &Offer<RAILS>) -> Result<u16, AttachError> {
         let theirs = (offer.region, offer.generation);
-        // An import of an earlier region with this number is stale.
+        // Replaces an import of an earlier region with the same number.
         let stale = |slot: &RemoteSlot<RAILS>| {
             slot.is_idle() && slot.peer == source.index && slot.theirs.0 == offer.region
         };

@@ -14,17 +14,18 @@ use super::super::list::{Fifo, Links, Listed, NONE};
 use super::super::slots::{Name, Slot, Slots};
 use super::super::tag::{ReceiveId, Tag};
 
-/// A receive whose status has not been taken. A stale or foreign one is an error, never "done".
+/// Identifies a receive until its status is taken. A stale or foreign one is an error, never
+/// "done".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Request(pub(crate) u64);
 
 impl Request {
-    /// As a number, for languages without types.
+    /// Returns it as a number, for languages without types.
     pub const fn to_raw(self) -> u64 {
         self.0
     }
 
-    /// The reverse. A number that was never given names no receive.
+    /// Converts back. A number that was never returned names no receive.
     pub const fn from_raw(raw: u64) -> Request {
         Request(raw)
     }
@@ -37,11 +38,11 @@ pub enum Received {
     Ok,
     /// The message was longer than the buffer, which is full.
     Truncated,
-    /// It was cancelled before anything matched. The buffer is untouched.
+    /// It was cancelled before a message matched. The buffer is untouched.
     Cancelled,
-    /// It failed, and is quiescent: nothing will land in the buffer later.
+    /// It failed, and nothing will be written to the buffer later.
     Failed(Fault),
-    /// It failed, and something may land in the buffer later: it must not be reused.
+    /// It failed, and the buffer may still be written later: do not reuse it.
     Unknown(Fault),
 }
 
@@ -81,7 +82,7 @@ pub struct Envelope {
 pub struct Status {
     /// The receive.
     pub request: Request,
-    /// The `word` that was passed with it.
+    /// The `word` that was passed when it was posted.
     pub word: u64,
     /// How it ended.
     pub outcome: Received,
@@ -105,7 +106,7 @@ pub enum Cancelled {
 /// Where a receive puts its message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Destination {
-    /// Nowhere: the message is taken, and nothing of it is kept.
+    /// Nowhere: the message is received and dropped.
     Nothing,
     /// This many bytes at an address. Keep them registered and untouched until the receive has
     /// ended.
@@ -128,7 +129,7 @@ impl From<Span> for Destination {
     }
 }
 
-/// The region of memory that is not registered.
+/// The region number of memory that is not registered.
 pub(in super::super) const UNREGISTERED: u16 = u16::MAX;
 
 /// The checked buffer of a receive.
@@ -140,7 +141,7 @@ pub(super) struct Buffer {
 }
 
 impl Buffer {
-    /// Of a receive that keeps nothing.
+    /// The buffer of a receive that keeps nothing.
     pub const NONE: Buffer = Buffer { ptr: core::ptr::null_mut(), len: 0, region: UNREGISTERED };
 
     #[inline(always)]
@@ -162,15 +163,15 @@ pub(crate) enum Stage {
     Chunks,
     /// The payload has arrived or is lost; a Fin is due.
     Tell,
-    /// As `Read(false)`, into a device's memory.
+    /// Like `Read(false)`, into device memory.
     ReadDevice,
-    /// As `Reading`, into a device's memory.
+    /// Like `Reading`, into device memory.
     ReadingDevice,
-    /// As `Chunks`, into a block of ours, which then goes to a device's memory.
+    /// Like `Chunks`, into a block of ours, which is then copied to device memory.
     ChunksDevice,
-    /// The payload lies in a block kept for its sender, and goes to a device's memory.
+    /// The payload is in a block kept for its sender, and is to be copied to device memory.
     Place,
-    /// As `Place`, from a block of ours.
+    /// Like `Place`, from a block of ours.
     PlaceOurs,
     /// In no list: the pass that took it off the due list continues it, even if its sender fails.
     InHand,
@@ -186,9 +187,9 @@ pub(crate) enum Fit {
     Told,
 }
 
-/// The sender of a message, as one word, so that loads of a slot have the width of the stores. A
-/// load that spans several stores cannot be forwarded: it waits until all earlier stores have
-/// retired, those to a peer's memory included.
+/// The sender of a message, as one word, so that its load is as wide as the store. A load that
+/// spans several stores cannot be forwarded. It waits until all earlier stores have retired,
+/// including those to a peer's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sender(u32);
 
@@ -247,8 +248,8 @@ pub struct RecvSlot {
 
 const _: () = assert!(size_of::<RecvSlot>() == 192);
 
-// SAFETY: the pointer names registered memory,
-// which any thread may touch as `Region::new` requires.
+// SAFETY: the pointer names registered memory, which any thread may access as `Region::new`
+// requires.
 unsafe impl Send for RecvSlot {}
 
 impl RecvSlot {
@@ -276,18 +277,18 @@ impl RecvSlot {
         outcome: Received::Ok,
     };
 
-    /// Whether it fills this registered region.
+    /// Returns whether it fills this registered region.
     #[cold]
     pub(crate) fn uses(&self, region: u16) -> bool {
         self.stage != Stage::Ended && self.capacity != 0 && self.region == region
     }
 
-    /// Whether a message has matched and its payload is in flight.
+    /// Returns whether a message has matched and its payload is in flight.
     pub(crate) fn is_moving(&self) -> bool {
         !matches!(self.stage, Stage::Posted | Stage::Ended)
     }
 
-    /// How a message of `len` bytes fits.
+    /// Returns how many bytes of a message of `len` bytes fit, and how it fits.
     #[inline(always)]
     pub(crate) fn fit(&self, len: u64) -> (u64, Fit) {
         if len <= self.capacity { (len, Fit::Whole) } else { (self.capacity, Fit::Cut) }
@@ -299,7 +300,7 @@ impl RecvSlot {
         (self.fit, self.outcome, self.delivered) = (Fit::Told, outcome, 0);
     }
 
-    /// How it ended.
+    /// Returns the outcome.
     #[inline(always)]
     fn outcome(&self) -> Received {
         match self.fit {
@@ -346,9 +347,9 @@ impl Slot for RecvSlot {
 /// The table.
 pub(crate) struct Requests<'m> {
     pub slots: Slots<'m, RecvSlot>,
-    /// Ended and not taken, oldest first.
+    /// Ended receives whose status is not taken, oldest first.
     ended: Fifo,
-    /// With something to post, and how many.
+    /// Receives with something to post, and their number.
     due: Fifo,
     due_len: u32,
 }
@@ -370,13 +371,13 @@ impl<'m> Requests<'m> {
         Request(slot.name.word())
     }
 
-    /// The name of the receive in a slot.
+    /// Returns the id of the receive in a slot.
     #[inline(always)]
     pub(crate) fn name(&self, index: u32) -> Request {
         Request(self.slots[index as usize].name.word())
     }
 
-    /// The slot of a receive whose status was not taken yet.
+    /// Returns the slot of a receive whose status was not taken yet.
     #[inline(always)]
     pub(crate) fn find(&self, request: Request) -> Result<u32, OpError> {
         self.slots.find(request.0).ok_or(OpError::StaleToken)
@@ -417,19 +418,19 @@ impl<'m> Requests<'m> {
         self.due_len -= 1;
     }
 
-    /// Number of due receives.
+    /// Returns the number of due receives.
     #[inline(always)]
     pub(crate) fn due(&self) -> u32 {
         self.due_len
     }
 
-    /// The one that ended first.
+    /// Returns the receive that ended first.
     #[inline(always)]
     pub(crate) fn oldest(&self) -> Option<u32> {
         self.ended.first()
     }
 
-    /// The status of an ended receive.
+    /// Returns the status of an ended receive.
     #[inline(always)]
     pub(crate) fn status(&self, index: u32) -> Status {
         let slot = &self.slots[index as usize];

@@ -1,5 +1,5 @@
-//! Sending. A message is posted at once if possible; any other is queued on its stream and posted
-//! by later passes. Nothing here blocks; after an error nothing was done.
+//! Sending. A message is posted at once if possible; otherwise it is queued on its stream, and
+//! later passes post it. Nothing here blocks. A call that returns an error has done nothing.
 
 use core::ptr::NonNull;
 
@@ -35,14 +35,14 @@ pub enum Payload<'a> {
     Span(Span),
 }
 
-/// How a send travels.
+/// How a send is carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
-    /// With its payload.
+    /// Sent with its payload.
     Eager,
-    /// With its payload, done once it has matched.
+    /// Sent with its payload; done once it has matched.
     Sync,
-    /// As a header; the receiver reads the payload.
+    /// Sent as a header; the receiver reads the payload.
     Request,
 }
 
@@ -102,7 +102,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.send_slow(context, to, tag, payload, notice, true)
     }
 
-    /// Whether the receiver of a send reads its payload. The send's completion is not taken yet.
+    /// Returns whether the receiver of a send reads its payload. The completion must not be taken
+    /// yet.
     pub(crate) fn is_fetched(&self, token: Token) -> bool {
         let index = self.state.pending.find(token);
         index.is_ok_and(|index| self.state.pending.slots[index as usize].form == Form::Request)
@@ -227,16 +228,16 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             Payload::Region(at, len) => locate(state.locals, at, len as u64)?.0.as_ptr(),
             Payload::Span(span) => span.ptr().as_ptr(),
             Payload::Bytes([]) => NonNull::dangling().as_ptr(),
-            // The last block is reserved for receives into device memory, which can end without
-            // help of a send.
+            // The last block is reserved for receives into device memory, because they can end
+            // without waiting for a send.
             Payload::Bytes(_) if state.devices != 0 && protocol.outgoing.is_last() => {
                 return Err(OpError::Again);
             }
             Payload::Bytes(bytes) => {
                 outgoing = protocol.outgoing.take(stream, source, len as u32, 0).ok_or(OpError::Again)?;
                 let block = protocol.outgoing.bytes(outgoing);
-                // SAFETY: a block holds `eager` bytes, at least the slice's length,
-                // and is this send's alone.
+                // SAFETY: a block holds `eager` bytes, at least the slice's length, and belongs to
+                // this send alone.
                 unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), block, len) };
                 block
             }
@@ -343,7 +344,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             Form::Request => head::REQUEST,
         };
         let head = Head {
-            // The sender waits for its acknowledgement.
+            // The sender waits for the acknowledgement, so request it soon.
             op: (slot.form == Form::Eager) as u8,
             word,
             freed: self.state.returned(stream),
@@ -358,14 +359,14 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             }
             Form::Request => (self.offer(peer, slot, token).write(&mut out), 0),
         };
-        // SAFETY: the source of a send was checked against its region, or is a span or a block of
-        // its own, and stays until the send ends.
+        // SAFETY: the source of a send was checked against its region, or is a span or its own
+        // block, and stays valid until the send ends.
         let payload = unsafe { Untrusted::new(slot.local, payload as usize) };
         self.post_headed(stream, peer, head, &mut out, len, payload, Owner::Op(index))
     }
 
-    /// Sends a message of the protocol on any rail with room;
-    /// `out` holds the bytes after the head, up to `len`.
+    /// Sends a message of the protocol on any rail with room. `out` holds the bytes after the
+    /// header, up to `len`.
     #[expect(clippy::too_many_arguments, reason = "a message in its parts")]
     pub(super) fn post_headed(
         &mut self,
@@ -387,8 +388,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     }
 
     /// Sends a reply of the protocol, with the next number if its stream is kept for failover. A
-    /// Room has no number. The payload is a part of that of the send in this slot, and may be read
-    /// again until that has ended. `None`: no rail has room, or the peer has failed.
+    /// Room has no number. The payload is a part of the payload of the send in this slot, and may
+    /// be read again until that send has ended. `None`: no rail has room, or the peer has failed.
     pub(super) fn post_answer(
         &mut self,
         stream: u32,

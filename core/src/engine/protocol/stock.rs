@@ -10,7 +10,7 @@ use super::super::list::NONE;
 use super::MatchLimits;
 use super::head::Offer;
 
-/// The block or header of an unexpected message.
+/// Where an unexpected message is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kept {
     /// Its payload is here.
@@ -31,18 +31,18 @@ impl Kept {
         }
     }
 
-    /// The reverse.
+    /// Decodes it.
     #[inline(always)]
     pub(crate) fn unpack(word: u64) -> Self {
         if word & Self::HEADER == 0 { Kept::Block(word as u32) } else { Kept::Header(word as u32) }
     }
 }
 
-/// One block's description; its bytes lie elsewhere.
+/// The description of one block; its bytes are elsewhere.
 #[derive(Clone, Copy, Debug)]
 pub struct BlockSlot {
     link: u32,
-    /// The stream that it belongs to; none if it is free or its peer was removed.
+    /// The stream that it belongs to; none if it is free, or if its peer was removed.
     pub(crate) stream: u32,
     pub(crate) len: u32,
     pub(crate) source: PeerId,
@@ -50,7 +50,7 @@ pub struct BlockSlot {
     pub(crate) token: u64,
 }
 
-// SAFETY: numbers alone.
+// SAFETY: it consists of numbers.
 unsafe impl Zeroable for BlockSlot {}
 
 impl BlockSlot {
@@ -69,12 +69,12 @@ pub(crate) struct Blocks<'m> {
 }
 
 impl<'m> Blocks<'m> {
-    /// Blocks of `size` bytes, as many as there are slots.
+    /// Creates a pool of blocks of `size` bytes, one per slot.
     pub(crate) fn new(bytes: &'m mut [u8], slots: &'m mut [BlockSlot], size: usize) -> Self {
         Blocks { bytes, slots, size, free: FreeList::new() }
     }
 
-    /// Bytes that a block holds.
+    /// Returns the size of a block, in bytes.
     #[inline(always)]
     pub(crate) fn size(&self) -> usize {
         self.size
@@ -90,14 +90,14 @@ impl<'m> Blocks<'m> {
         Some(index)
     }
 
-    /// Whether the next one taken is the last.
+    /// Returns whether the next block taken is the last.
     pub(crate) fn is_last(&self) -> bool {
         let (slots, mut free) = (&*self.slots, self.free.clone());
         let mut take = || free.take(slots.len(), |index| slots.get(index as usize).map(|slot| slot.link));
         take().and_then(|_| take()).is_none()
     }
 
-    /// How many blocks were ever taken.
+    /// Returns how many blocks were ever taken.
     pub(crate) fn used(&self) -> u32 {
         self.free.used()
     }
@@ -110,7 +110,7 @@ impl<'m> Blocks<'m> {
         slot.link = self.free.give(index);
     }
 
-    /// The first byte of a block.
+    /// Returns the first byte of a block.
     #[inline]
     pub(crate) fn bytes(&mut self, index: u32) -> *mut u8 {
         let at = index as usize * self.size;
@@ -122,13 +122,13 @@ impl<'m> Blocks<'m> {
 #[derive(Clone, Copy, Debug)]
 pub struct HeaderSlot<const RAILS: usize> {
     link: u32,
-    /// The stream that it came in, or none: it is free.
+    /// The stream of its message, or none if it is free.
     pub(crate) stream: u32,
     pub(crate) source: PeerId,
     pub(crate) offer: Offer<RAILS>,
 }
 
-// SAFETY: numbers alone.
+// SAFETY: it consists of numbers.
 unsafe impl<const RAILS: usize> Zeroable for HeaderSlot<RAILS> {}
 
 impl<const RAILS: usize> HeaderSlot<RAILS> {
@@ -156,7 +156,7 @@ impl<'m, const RAILS: usize> Headers<'m, RAILS> {
         Some(index)
     }
 
-    /// How many headers were ever taken.
+    /// Returns how many headers were ever taken.
     pub(crate) fn used(&self) -> u32 {
         self.free.used()
     }
@@ -169,7 +169,7 @@ impl<'m, const RAILS: usize> Headers<'m, RAILS> {
 }
 
 /// Room of one kind, for payloads or headers: the initial share of each stream, and the shared
-/// rest.
+/// pool.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Room {
     pub each: u32,
@@ -177,13 +177,13 @@ pub(crate) struct Room {
 }
 
 impl Room {
-    /// A stream's room after this many doublings.
+    /// Returns a stream's room after this many doublings.
     #[inline(always)]
     pub(crate) fn after(&self, doublings: u8) -> u32 {
         self.each << doublings
     }
 
-    /// Doubles a stream's room, if enough of the shared rest is left.
+    /// Doubles a stream's room, if the shared pool has enough left.
     fn double(&mut self, doublings: &mut u8) -> bool {
         let more = self.after(*doublings);
         let grows = more != 0 && more <= self.left;
@@ -194,18 +194,18 @@ impl Room {
         grows
     }
 
-    /// Returns a stream's additional room to the shared rest.
+    /// Returns a stream's additional room to the shared pool.
     pub(crate) fn take_back(&mut self, doublings: u8) {
         self.left += self.after(doublings) - self.each;
     }
 }
 
-/// What the two ends of a stream use of each other's memory.
+/// How much of each other's memory the two ends of a stream use.
 ///
-/// `sent` and `freed` count our credits at the peer, `kept` and `returned` the peer's here. A
-/// header is in use from its request to send until the reply, so it needs no count on the wire.
+/// `sent` and `freed` count our credits at the peer, `kept` and `returned` the peer's credits here.
+/// A header is in use from its request to send until the reply, so it needs no count on the wire.
 ///
-/// A cache line, so that the index is a shift.
+/// One cache line, so that indexing is a shift.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(align(64))]
 pub struct Account {
@@ -229,7 +229,7 @@ pub struct Account {
     /// Doublings of the peer's credits, and of its headers.
     pub(crate) credit_doublings: u8,
     pub(crate) header_doublings: u8,
-    /// A Room is due.
+    /// Whether a Room is due.
     pub(crate) grown: bool,
     /// Messages sent on the fast path since the peer was connected: a counter of the engine, kept
     /// in a cache line that such a message writes anyway.
@@ -268,13 +268,13 @@ impl Account {
         self.grown |= room.double(&mut self.header_doublings);
     }
 
-    /// Credits in use.
+    /// Returns the credits in use.
     #[inline(always)]
     pub(crate) fn used(&self) -> u32 {
         self.sent.wrapping_sub(self.freed)
     }
 
-    /// Returned credits that the peer does not know of.
+    /// Returns the returned credits that the peer does not know of.
     #[inline(always)]
     pub(crate) fn owed(&self) -> u32 {
         self.returned.wrapping_sub(self.told)
@@ -304,7 +304,7 @@ mod tests {
             assert_eq!(account.freed(start.wrapping_add(4)), Err(Violation::Credit));
             assert_eq!(account.freed(start.wrapping_add(2)), Ok(()));
             assert_eq!(account.used(), 1);
-            // Late news.
+            // A late message.
             assert_eq!(account.freed(start), Ok(()));
             assert_eq!(account.freed(start.wrapping_sub(1000)), Ok(()));
             assert_eq!(account.used(), 1);

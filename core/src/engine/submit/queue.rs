@@ -218,7 +218,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.enqueue(stream, ask, notice)
     }
 
-    /// The imported range, checked.
+    /// Returns the imported range, after all checks.
     #[inline(always)]
     fn target(&self, addr: RemoteAddr, len: u64) -> Result<Target, OpError> {
         let slot: &RemoteSlot<RAILS> = resolve_remote(self.state.remotes, addr, len)?;
@@ -234,7 +234,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         })
     }
 
-    /// The word of a signal or an atomic, checked.
+    /// Returns the word of a signal or an atomic, after all checks.
     #[inline]
     fn word(&self, addr: RemoteAddr, width: u8) -> Result<Target, OpError> {
         if addr.offset & (width as u64 - 1) != 0 {
@@ -256,13 +256,13 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.state.peers.get(peer as usize).ok_or(OpError::UnknownPeer)?.usable()
     }
 
-    /// Whether nothing of the stream is in flight, so that a direct access preserves order.
+    /// Returns whether nothing of the stream is in flight, so that a direct access preserves order.
     #[inline(always)]
     fn is_idle(&self, stream: u32) -> bool {
         self.state.streams.get(stream as usize).is_some_and(|stream| stream.open == 0)
     }
 
-    /// Writes at once, where the memory is mapped or the rail can. `None`: it must be posted.
+    /// Writes at once, if the memory is mapped or the rail can copy. `None`: it must be posted.
     #[inline]
     fn write_now(&mut self, from: NonNull<u8>, len: usize, to: &Target) -> Option<Result<(), OpError>> {
         if !to.mapped.is_null() {
@@ -280,11 +280,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Some(done.map_err(|error| self.state.refused(rail, to.peer, error)))
     }
 
-    /// As [`write_now`](Self::write_now), the other way.
+    /// Like [`write_now`](Self::write_now), in the other direction.
     #[inline]
     fn read_now(&mut self, into: NonNull<u8>, len: usize, from: &Target) -> Option<Result<(), OpError>> {
         if !from.mapped.is_null() {
-            // SAFETY: as in `write_now`.
+            // SAFETY: both ranges were checked and the mapping stays, as in `write_now`.
             unsafe { copy_bytes(from.mapped, into.as_ptr(), len) };
             return Some(Ok(()));
         }
@@ -294,8 +294,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Some(done.map_err(|error| self.state.refused(rail, from.peer, error)))
     }
 
-    /// The rail and arguments of a direct copy. `None` if the peer has failed: the slow path
-    /// returns why.
+    /// Returns the rail and arguments of a direct copy. `None` if the peer has failed: the slow
+    /// path returns the reason.
     #[inline]
     fn unmapped(&self, local: NonNull<u8>, len: usize, to: &Target) -> Option<(usize, Local, Remote)> {
         self.usable(to.peer).ok()?;
@@ -371,7 +371,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if bytes.is_empty() {
             return Ok(());
         }
-        // A write if a rail copies that much before it returns, otherwise a message.
+        // Use a write if a rail copies that much before it returns, otherwise a message.
         let rails = self.state.injecting(target.peer, bytes.len() as u64);
         let as_write = rails != 0 && !self.state.is_kept(stream);
         let issued = if as_write {
@@ -471,7 +471,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Longest inject to a peer, in bytes.
+    /// Returns the longest inject to a peer, in bytes.
     pub(super) fn inject_max(&self, peer: u16) -> usize {
         if RAILS > 1 && self.kept_peer(peer).is_some() {
             return self.room(peer).min(COPY as u64) as usize;

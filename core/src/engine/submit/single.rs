@@ -1,6 +1,6 @@
-//! The single-post tier of numbered operations: one post, nothing queued before it, room in the
-//! window and the rail. It is posted at once. A reported operation takes its slot afterwards,
-//! already fully posted. A silent one takes none: its stream counts the post, and an
+//! The single-post tier of numbered operations: the operation is one post, nothing is queued before
+//! it, and window and rail have room. It is posted at once. A reported operation takes its slot
+//! afterwards, already fully posted. A silent one takes none: its stream counts the post, and an
 //! acknowledgement of its number ends it.
 //!
 //! `None` means that nothing has changed and that the operation goes to the queue, which also
@@ -35,8 +35,8 @@ struct Way {
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Posts a silent put of one piece, from look-up to post in one function: the hot path of puts
-    /// over a network. `false`: nothing has changed.
+    /// Posts a silent put of one piece, from look-up to post in one function. This is the hot path
+    /// of puts over a network. `false`: nothing has changed.
     #[inline(always)]
     pub(super) fn put_single(
         &mut self,
@@ -74,14 +74,15 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         else {
             return false;
         };
-        // SAFETY: a byte of the region is asked for, so it is one that is registered.
+        // SAFETY: at least one byte is put, so the region is a registered one, and its pointer is
+        // not null.
         let ptr = unsafe { NonNull::new_unchecked(local.ptr.wrapping_add(from.offset as usize)) };
         let (key, desc) = (remote.keys[rail], local.desc[rail]);
         let word = s.word(*mask);
         let (local, remote) = (Local { ptr, len, desc }, Remote { key, offset: to.offset });
-        // SAFETY: both ranges lie in their regions, the local one stays as it is until the
-        // operation ends (the promise of `Region::new`). The remote one was imported on every rail
-        // of its peer, of which this is one; no rail takes less than `single_max`.
+        // SAFETY: both ranges lie in their regions, and `Region::new` requires that the local one
+        // stays valid until the operation ends. The remote one was imported on every rail of its
+        // peer, including this one, and every rail accepts `single_max` bytes.
         match unsafe { self.rails[rail].post_write_checked(Peer(peer), local, remote, word, s.tag | bytes) } {
             Ok(posted) => {
                 let pending = posted == Posted::Pending;
@@ -126,10 +127,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let local = Local { ptr: from, len, desc };
         let remote = Remote { key, offset: to.offset };
         let (peer, word, tag) = (Peer(way.peer), way.word, way.tag | bytes);
-        // SAFETY: the range was checked by the caller, and the source stays as it is until the
-        // operation ends (the promise of `Region::new`), that of an inject during the call. The
-        // target was checked by the caller, too, and imported on every rail of its peer, of which
-        // this is one; none of these takes less than `single`.
+        // SAFETY: our caller has checked both ranges. `Region::new` requires that the source stays
+        // valid until the operation ends; the source of an inject is valid during the call. The
+        // target was imported on every rail of its peer, including this one, and each accepts
+        // `single` bytes.
         let posted = unsafe { self.rails[way.rail].post_write_checked(peer, local, remote, word, tag) };
         self.state.single_posted(stream, &way, posted, bytes, notice)
     }
@@ -163,8 +164,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Whether all rails to a peer take this many bytes in one post;
-    /// not all rails of this engine do.
+    /// Returns whether all rails to a peer accept this many bytes in one post, if not all rails of
+    /// this engine do.
     #[cold]
     #[inline(never)]
     fn is_single(&self, peer: u16, bytes: u64) -> bool {

@@ -10,16 +10,16 @@
 
 use super::super::list::{Links, NONE};
 
-/// In `chain.prev`: first of its chain; the other bits are the bucket.
+/// In `chain.prev`: the leader is the first of its chain; the other bits are the bucket.
 const HEAD: u32 = 1 << 31;
-/// In `chain.prev`: not a leader.
+/// In `chain.prev`: the entry is not a leader.
 const MEMBER: u32 = u32::MAX;
 
 /// The links of an entry in one table.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GroupLinks {
-    /// Leader: the nodes after and before it in its bucket's chain; before the first, [`HEAD`] and
-    /// the bucket. Of others, `prev` is [`MEMBER`].
+    /// For a leader, the nodes after and before it in its bucket's chain; before the first one,
+    /// [`HEAD`] and the bucket. For other entries, `prev` is [`MEMBER`].
     pub chain: Links,
     /// The entries after and before it in the ring.
     pub ring: Links,
@@ -47,7 +47,7 @@ pub(super) struct Buckets<'m, const BITS: u32> {
 }
 
 impl<'m, const BITS: u32> Buckets<'m, BITS> {
-    /// Empty tables over the largest power of two of `heads`, which is not empty.
+    /// Creates empty tables over the largest power of two of `heads`, which must not be empty.
     pub(super) fn new(heads: &'m mut [u32]) -> Self {
         let len = 1 << heads.len().min(HEAD as usize - 1).ilog2();
         let heads = &mut heads[..len];
@@ -64,14 +64,14 @@ impl<'m, const BITS: u32> Buckets<'m, BITS> {
         entry << BITS | table as u32
     }
 
-    /// The entry and the table of a node.
+    /// Returns the entry and the table of a node.
     #[inline(always)]
     pub(super) fn entry(node: u32) -> (u32, usize) {
         (node >> BITS, (node & ((1 << BITS) - 1)) as usize)
     }
 
-    /// The leader of the group in `table` that `same` accepts, or [`NONE`];
-    /// and how many entries preceded it.
+    /// Returns the leader of the group in `table` that `same` accepts, or [`NONE`], and how many
+    /// entries preceded it.
     #[inline(always)]
     pub(super) fn find<T: Grouped>(
         &self,

@@ -17,8 +17,8 @@ use super::unexpected::{Index, Unexpected};
 const PATIENCE: u64 = 64;
 
 impl<const INDEXES: usize> Unexpected<'_, INDEXES> {
-    /// The oldest message that a receive of this key, mask and shape accepts.
-    /// The table is not empty.
+    /// Finds the oldest message that a receive with this key, mask and shape accepts. The table
+    /// must not be empty.
     pub(super) fn find<const S: usize>(
         &mut self,
         shapes: &mut Shapes<S>,
@@ -104,7 +104,7 @@ impl<const INDEXES: usize> Unexpected<'_, INDEXES> {
         }
     }
 
-    /// Updates the cursors of complete indexes: the stored message is the first that they lack.
+    /// Updates the cursors of complete indexes: the stored message is now their first missing one.
     #[inline(never)]
     pub(super) fn wake_indexes(&mut self, at: u32) {
         for (number, index) in self.indexes.iter_mut().enumerate() {

@@ -41,15 +41,15 @@ impl Key {
         Key { lo: self.lo & mask.lo, hi: self.hi & mask.hi }
     }
 
-    /// Whether the two agree in every bit that is compared.
+    /// Returns whether the two agree in every compared bit.
     #[inline(always)]
     pub(super) const fn agrees(self, other: Key, mask: Key) -> bool {
         ((self.lo ^ other.lo) & mask.lo) | ((self.hi ^ other.hi) & mask.hi) == 0
     }
 
-    /// Spreads a masked key over 32 bits: a multiplication of 64 by 64 bits, both halves folded,
-    /// and another to break up what remains of a sequence. Keys come from peers, so the salt is
-    /// secret: with a known one, they could be chosen to collide.
+    /// Hashes a masked key to 32 bits: multiplies 64 by 64 bits and folds both halves, then
+    /// multiplies again to break up sequences. Peers choose the keys, so the salt is secret. With a
+    /// known salt they could choose keys that collide.
     #[inline(always)]
     pub(super) const fn hash(self, salt: Key) -> u32 {
         let product = (self.lo ^ salt.lo) as u128 * (self.hi ^ salt.hi) as u128;

@@ -35,10 +35,10 @@ pub struct PostedSlot {
     pub(super) seq: u64,
     pub(super) context: u64,
     pub(super) order: Links,
-    /// In the hash table. Of shape [`OVERFLOW`]:
-    /// `chain` is the overflow list, `ring` the mask's low half.
+    /// Its links in the hash table. For shape [`OVERFLOW`], `chain` is the overflow list and `ring`
+    /// the mask's low half.
     pub(super) group: GroupLinks,
-    /// Of shape [`OVERFLOW`]: the mask's bits 64 to 95, and whether it names a source.
+    /// For shape [`OVERFLOW`]: the mask's bits 64 to 95, and whether the receive names a source.
     mask_hi: u32,
     exact: bool,
     pub(super) shape: u8,
@@ -61,13 +61,13 @@ impl PostedSlot {
         state: State::Free,
     };
 
-    /// The mask of a receive without a shape.
+    /// Returns the mask of a receive without a shape.
     fn own_mask(&self) -> Key {
         let Links { next, prev } = self.group.ring;
         Key::mask(self.exact, !Tag::from_words([next, prev, self.mask_hi]))
     }
 
-    /// Whether it is a receive that waits.
+    /// Returns whether it is a receive that waits.
     #[inline(always)]
     pub(super) fn waits(&self) -> bool {
         matches!(self.state, State::Fresh | State::Indexed)
@@ -114,18 +114,18 @@ pub(super) struct Found {
 pub(super) struct Posted<'m> {
     pub slots: &'m mut [PostedSlot],
     pub buckets: Buckets<'m, 0>,
-    /// All, oldest first.
+    /// All receives, oldest first.
     pub order: Fifo<0>,
-    /// Those indexed without a shape, oldest first.
+    /// Indexed receives without a shape, oldest first.
     pub overflow: Fifo<1>,
-    /// The oldest that is not indexed, and how many are not.
+    /// The oldest receive that is not indexed, and how many are not.
     pub cursor: u32,
     pub fresh: u32,
-    /// How many need not be indexed, and how many more are not while every message matches the
-    /// oldest receive.
+    /// How many receives need not be indexed; and how many more need not be, while every message
+    /// matches the oldest receive.
     unhashed: u32,
     most_fresh: u32,
-    /// How many are.
+    /// How many receives are indexed.
     pub indexed: u32,
     pub free: u32,
     next_seq: u64,
@@ -180,13 +180,13 @@ impl<'m> Posted<'m> {
         ReceiveId { index, generation: self.slots[index as usize].seq as u32 }
     }
 
-    /// Receives that wait.
+    /// Returns the number of receives that wait.
     #[inline(always)]
     pub(super) fn len(&self) -> u32 {
         self.fresh + self.indexed
     }
 
-    /// The bits that a receive compares.
+    /// Returns the bits that a receive compares.
     #[inline(always)]
     pub(super) fn mask_of<const S: usize>(slot: &PostedSlot, shapes: &Shapes<S>) -> Key {
         match shapes.get(slot.shape) {
@@ -195,7 +195,7 @@ impl<'m> Posted<'m> {
         }
     }
 
-    /// The shapes of receives that are not indexed: bit s is shape s.
+    /// Returns the shapes of receives that are not indexed: bit s is shape s.
     #[cold]
     pub(super) fn fresh_shapes(&self) -> u64 {
         let (mut at, mut shapes) = (self.cursor, 0);
@@ -236,7 +236,8 @@ impl<'m> Posted<'m> {
         Some((ReceiveId { index, generation }, context))
     }
 
-    /// The oldest receive that accepts a message with this key. There is at least one receive.
+    /// Finds the oldest receive that accepts a message with this key. There must be at least one
+    /// receive.
     pub(super) fn find<const S: usize>(&self, shapes: &Shapes<S>, key: Key) -> Found {
         let head = self.order.head;
         let slot = &self.slots[head as usize];
@@ -391,7 +392,7 @@ impl<'m> Posted<'m> {
         self.free = index;
     }
 
-    /// The slot of an id, unless a later receive uses it.
+    /// Returns the slot of an id, unless a later receive uses it.
     #[inline(always)]
     pub(super) fn slot(&self, id: ReceiveId) -> Option<&PostedSlot> {
         self.slots.get(id.index as usize).filter(|slot| slot.seq as u32 == id.generation)

@@ -9,29 +9,30 @@ pub struct MatcherMemory<'m> {
     pub posted: &'m mut [PostedSlot],
     /// One per message that waits or is claimed: 128 bytes each.
     pub unexpected: &'m mut [UnexpectedSlot],
-    /// Heads of hash chains, half for receives and half for messages: at least 2, best
-    /// [`MatcherMemory::buckets`]. With fewer, searches pass over more entries.
+    /// Heads of hash chains, half for receives and half for messages: at least 2, ideally
+    /// [`MatcherMemory::buckets`]. With fewer, searches visit more entries.
     pub buckets: &'m mut [u32],
 }
 
 impl MatcherMemory<'_> {
-    /// A good length of `buckets` for this number of receives and messages.
+    /// Returns a good length of `buckets` for this number of receives and messages.
     pub const fn buckets(posted: usize, unexpected: usize) -> usize {
         let most = if posted > unexpected { posted } else { unexpected };
         2 * if most < 1 { 1 } else { most }.next_power_of_two()
     }
 }
 
-/// What can be set, with its default.
+/// The settings of a matcher, with defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MatcherConfig {
-    /// Width of tags, 1 to 96 bits: wider tags and masks are refused.
+    /// Width of tags, 1 to 96 bits. Wider tags and masks are refused.
     pub tag_bits: u32,
-    /// Keeps peers from choosing tags that collide: a random number, secret to them.
+    /// Salts the hashes, so that peers cannot choose tags that collide. A random number, unknown to
+    /// peers.
     pub seed: u64,
-    /// The number of the first receive and of the first message, below 2^63; by default made from
-    /// the seed, so that ids of one matcher mean nothing to another. Tests begin just before a wrap
-    /// of 32 bits.
+    /// The number of the first receive and of the first message, below 2^63. By default it is
+    /// derived from the seed, so that ids of one matcher are invalid in another. Tests begin just
+    /// before 32 bits wrap.
     pub first_sequence: Option<u64>,
     /// Number of youngest receives that are scanned linearly, not hashed.
     pub unhashed: u32,

@@ -1,5 +1,5 @@
-//! Shapes: the masks in use. Of all receives with one mask, a message matches those whose masked
-//! key equals its own, so one look-up answers for all of them.
+//! Shapes: the masks in use. Among receives with one mask, a message matches those whose masked key
+//! equals its own, so one look-up covers all of them.
 //!
 //! A shape keeps its slot after its last receive until another mask needs it, or for as long as it
 //! is pinned. When shapes in use fill the table, further masks are [`OVERFLOW`].
@@ -22,7 +22,7 @@ pub(super) const NO_INDEX: u8 = u8::MAX;
 pub(super) struct Shape {
     pub mask: Key,
     pub salt: Key,
-    /// A lower bound of the numbers of indexed receives: that of the first since there was none.
+    /// A lower bound of the numbers of its indexed receives.
     pub min_seq: u64,
     /// Receives in the hash table.
     pub indexed: u32,
@@ -55,7 +55,8 @@ pub(super) struct Shapes<const N: usize> {
     pub active: u64,
     /// Where the search for an idle slot starts.
     hand: u32,
-    /// The shape used last, and others by a hash of their mask. Hints: any may be wrong.
+    /// The shape used last, and recent shapes by a hash of their mask. These are hints, and may be
+    /// wrong.
     last: u8,
     hints: [u8; 64],
 }
@@ -90,7 +91,7 @@ impl<const N: usize> Shapes<N> {
         self.all.get_mut(shape as usize)
     }
 
-    /// The shape used last, if it has this mask.
+    /// Returns the shape used last, if it has this mask.
     #[inline(always)]
     pub(super) fn last(&self, mask: Key) -> Option<u8> {
         self.is(self.last, mask).then_some(self.last)

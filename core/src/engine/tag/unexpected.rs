@@ -109,12 +109,12 @@ impl Grouped for UnexpectedSlot {
 pub(super) struct Unexpected<'m, const INDEXES: usize> {
     pub slots: &'m mut [UnexpectedSlot],
     pub buckets: Buckets<'m, 2>,
-    /// All that are stored, oldest first.
+    /// All stored messages, oldest first.
     pub order: Fifo<0>,
     pub len: u32,
     pub claimed: u32,
     pub free: u32,
-    /// Slots that are or were in use, or on the list of free ones. The others are not written.
+    /// Slots that are or were in use, or on the free list. The others were never written.
     pub used: u32,
     next_seq: u64,
     /// Below this many messages a linear scan beats an index.
@@ -251,7 +251,7 @@ impl<'m, const INDEXES: usize> Unexpected<'m, INDEXES> {
         self.free = index;
     }
 
-    /// The slot number of a valid id.
+    /// Returns the slot of an id, if it is current.
     #[inline(always)]
     pub(super) fn slot(&self, id: UnexpectedId) -> Option<&UnexpectedSlot> {
         let slot = self.slots.get(id.index as usize)?;

@@ -66,8 +66,8 @@ fn check_buckets<const BITS: u32, T: group::Grouped>(
 }
 
 impl<const SHAPES: usize, const INDEXES: usize> Matcher<'_, SHAPES, INDEXES> {
-    /// Checks every list, group and counter. Changes nothing. For tests, and to look for
-    /// overwritten memory. Slow: visits everything.
+    /// Checks every list, group and counter. Changes nothing. For tests, and to detect corrupted
+    /// memory. Slow: visits everything.
     ///
     /// # Errors
     /// The first inconsistency.
@@ -146,7 +146,7 @@ impl<const SHAPES: usize, const INDEXES: usize> Matcher<'_, SHAPES, INDEXES> {
     fn verify_unexpected(&self) -> Result<(), &'static str> {
         let messages = &self.unexpected;
         let (mut last, mut linked) = (None, 0);
-        // Bit k: the cursor of index k was not met yet, going from the oldest on.
+        // Bit k: going from the oldest message on, the cursor of index k was not met yet.
         let mut unmet = messages.active & !messages.caught_up;
         let len = check_list(messages.order, messages.slots, |at, slot| {
             if last.is_some_and(|last| slot.seq <= last) || slot.state != unexpected::State::Stored {
@@ -207,7 +207,7 @@ impl<const SHAPES: usize, const INDEXES: usize> Matcher<'_, SHAPES, INDEXES> {
         Ok(())
     }
 
-    /// The length of a list of free slots.
+    /// Returns the length of a list of free slots.
     fn count_free<T: Listed<0>>(
         &self,
         slots: &[T],

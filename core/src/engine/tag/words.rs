@@ -3,8 +3,8 @@
 use core::fmt;
 use core::ops::{BitAnd, BitOr, BitXor, Not};
 
-/// A tag of up to 96 bits, or a mask over one. A mask is written as libfabric's `ignore`: a bit
-/// that is 1 is not compared. PSM's `tagsel` is the other way round: `ignore = !tagsel`.
+/// A tag of up to 96 bits, or a mask over one. A mask is like libfabric's `ignore`: bits that are 1
+/// are not compared. PSM's `tagsel` is the inverse: `ignore = !tagsel`.
 #[doc(alias = "psm2_mq_tag_t")]
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Tag {
@@ -20,22 +20,22 @@ impl Tag {
     /// Every bit set. As a mask: no bit is compared.
     pub const ALL: Tag = Tag { lo: u64::MAX, hi: u32::MAX };
 
-    /// Bits 0 to 63, and bits 64 to 95.
+    /// Creates a tag from bits 0 to 63 and bits 64 to 95.
     pub const fn new(lo: u64, hi: u32) -> Self {
         Tag { lo, hi }
     }
 
-    /// PSM's three words: word 0 is the lowest.
+    /// Converts from PSM's three words; word 0 is the lowest.
     pub const fn from_words(words: [u32; 3]) -> Self {
         Tag { lo: words[0] as u64 | (words[1] as u64) << 32, hi: words[2] }
     }
 
-    /// PSM's three words: word 0 is the lowest.
+    /// Converts to PSM's three words; word 0 is the lowest.
     pub const fn words(self) -> [u32; 3] {
         [self.lo as u32, (self.lo >> 32) as u32, self.hi]
     }
 
-    /// The lowest `bits` bits set; all 96 from 96 on.
+    /// Returns a tag with the lowest `bits` bits set; all 96 from 96 on.
     pub const fn low_bits(bits: u32) -> Self {
         match bits {
             0 => Tag::ZERO,
@@ -45,7 +45,7 @@ impl Tag {
         }
     }
 
-    /// The mask that compares the bits set in `tagsel` and no other: `!tagsel`.
+    /// Returns the mask that compares exactly the bits set in `tagsel`: `!tagsel`.
     #[doc(alias = "tagsel")]
     #[doc(alias = "tag_mask")]
     pub const fn ignore_from_tagsel(tagsel: Tag) -> Self {
@@ -123,9 +123,9 @@ pub struct Arrived {
     pub source: u32,
     /// The sender's tag, every bit of it.
     pub tag: Tag,
-    /// The sender's length, in bytes.
+    /// The message's length at the sender, in bytes.
     pub len: u64,
-    /// The caller's cookie, for example where the payload lies.
+    /// The caller's cookie, for example the location of the payload.
     pub cookie: u64,
 }
 
@@ -170,9 +170,9 @@ pub enum Cancel {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TagError {
-    /// The array for it, sized at setup, is full.
+    /// The table is full. Its size was set at set-up.
     Full,
-    /// The tag or the mask has bits beyond the width chosen at setup.
+    /// The tag or the mask has bits beyond the configured width.
     TooWide,
     /// The id is stale, or of another matcher.
     Stale,
@@ -196,16 +196,16 @@ impl core::error::Error for TagError {}
 /// Counters since setup.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MatchStats {
-    /// Searches: one per arrival that found posted receives,
-    /// one per post or probe that found messages.
+    /// Searches: one per arrival while receives wait, and one per post or probe while messages
+    /// wait.
     pub searches: u64,
     /// Look-ups in a hash table, all searches together. A search does at most one per shape in use.
     pub probes: u64,
     /// Most look-ups in one search.
     pub most_probes: u32,
-    /// Most entries that one search visited without a match: hash neighbours with another key,
-    /// entries not indexed, receives beyond the limit of shapes. Groups of equal keys are never
-    /// walked.
+    /// Most entries that one search visited without a match: entries of the same bucket with
+    /// another key, entries not indexed, and receives beyond the limit of shapes. Groups of equal
+    /// keys are never scanned.
     pub longest_walk: u32,
     /// Messages that found their receive posted, and their bytes.
     pub expected: u64,
@@ -217,7 +217,7 @@ pub struct MatchStats {
     pub unexpected_bytes: u64,
     /// Most messages stored (claimed ones included) at one time.
     pub unexpected_peak: u32,
-    /// Receives posted beyond the limit of shapes: each lengthens the walk of arrivals.
+    /// Receives posted beyond the limit of shapes. Each makes the searches of arrivals longer.
     pub overflowed: u64,
 }
 

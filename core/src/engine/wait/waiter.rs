@@ -34,7 +34,7 @@ pub(crate) struct Pulse {
 }
 
 impl Pulse {
-    /// Whether a check is due. `slept`: the turn follows a sleep.
+    /// Returns whether a check is due. `slept`: the turn follows a sleep.
     #[inline(always)]
     pub(crate) fn due<H: Host>(&mut self, host: &H, slept: bool) -> bool {
         self.turns = self.turns.wrapping_add(1);
@@ -71,13 +71,13 @@ impl<'w, H: Host, P: Park> Waiter<'w, H, P> {
         Waiter { host, event, wakes: true, naps: false, idle: Idle::new(policy), pulse: Pulse::default() }
     }
 
-    /// Sleeps even while work is left that no event announces, such as a refused post. Use it with
-    /// a policy whose sleeps are short.
+    /// Allows sleeping even while work is left that no event announces, such as a refused post. Use
+    /// it with a policy whose sleeps are short.
     pub fn napping(self) -> Self {
         Waiter { naps: true, ..self }
     }
 
-    /// The counters so far.
+    /// Returns the counters so far.
     pub fn counts(&self) -> Counts {
         self.idle.counts()
     }
@@ -87,22 +87,23 @@ impl<'w, H: Host, P: Park> Waiter<'w, H, P> {
         self.idle.set_oversubscribed(oversubscribed);
     }
 
-    /// The host.
+    /// Returns the host.
     pub fn host(&self) -> &'w H {
         self.host
     }
 }
 
 impl<'w, H: Host> Waiter<'w, H, Asleep> {
-    /// Never sleeps: for rails that cannot wake a sleeper. Yields in long waits; for threads that
-    /// own their processor, use `Waiter::new` with [`Policy::EXCLUSIVE`], which does not.
+    /// Creates a waiter that never sleeps, for rails that cannot wake a sleeper. It yields in long
+    /// waits. Threads that own their processor should use `Waiter::new` with [`Policy::EXCLUSIVE`],
+    /// which does not yield.
     pub fn awake(host: &'w H, never: &'w Asleep) -> Self {
         Waiter { wakes: false, ..Waiter::new(host, never, Policy::LOW_LATENCY) }
     }
 }
 
 impl Asleep {
-    /// Nothing to sleep on.
+    /// Creates it.
     #[allow(clippy::new_without_default)]
     pub fn new() -> Self {
         Asleep(EventCount::new())

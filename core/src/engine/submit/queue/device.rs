@@ -50,7 +50,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.enqueue(stream, ask, notice)
     }
 
-    /// As [`put_device`](Self::put_device), the other way.
+    /// Like [`put_device`](Self::put_device), in the other direction.
     #[inline(never)]
     pub(super) fn get_device(
         &mut self,
@@ -78,7 +78,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// The imported range, wherever it lies.
+    /// Returns the imported range, whatever kind of memory it is in.
     pub(super) fn target_anywhere(&self, addr: RemoteAddr, len: u64) -> Result<Target, OpError> {
         let slot: &RemoteSlot<RAILS> = match resolve_remote(self.state.remotes, addr, len) {
             Err(OpError::DeviceMemory | OpError::NativeAtomics) => {

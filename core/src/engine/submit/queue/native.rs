@@ -62,7 +62,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let remote = Remote { key: remote.keys[rail], offset: at.offset };
         let fetch = slot.fetch.then_some(NonNull::from(&mut slot.value));
         let cx = PostTag { owner: Owner::Atomic(index), bytes: amo.width as u32 }.pack();
-        // SAFETY: the slot is in borrowed memory and stays this operation's until the post is done.
+        // SAFETY: the slot is in borrowed memory, and belongs to this operation until its
+        // completion.
         let result = unsafe { self.rails[rail].post_atomic(Peer(peer), amo, remote, fetch, cx) };
         match result {
             Ok(posted) => {
