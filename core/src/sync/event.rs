@@ -3,10 +3,9 @@
 //! [`Armed::commit`] blocks, and only until its deadline.
 //!
 //! Any number of threads may notify; one thread sleeps. Two sleepers on one word are not unsound,
-//! but one may take the other's announcement back, and the other then sleeps until its deadline.
-//! The word may lie in memory shared between processes, and zeroed memory is a valid eventcount.
-//! Whatever value a peer writes there, the worst is a wake-up for nothing, or one that waits for
-//! the deadline.
+//! but one may withdraw the other's announcement, and then the other sleeps until its deadline. The
+//! word may lie in memory shared between processes, and zeroed memory is a valid eventcount.
+//! Whatever value a peer writes there, at worst a wake-up is spurious or waits for the deadline.
 //!
 //! # The race, and who may lose it
 //!
@@ -17,25 +16,25 @@
 //! | 3. looks for work  ([`Prepared::recheck`]) | 3. looks at the word ([`EventCount::notify`]) |
 //! | 4. sleeps while word == sleeping | 4. if sleeping: word = awake, wake-up call |
 //!
-//! Each side stores, then loads what the other stored. Without a full barrier between the two, a
-//! processor may let the load overtake the store: the sleeper finds no work, the notifier finds
-//! nobody asleep, and the work waits for the deadline. With both barriers at least one side sees
-//! the other. If both do, the sleeper finds its work and takes the announcement back, and the
-//! notifier makes a system call for nothing. The barriers are [`Host::sleeper_barrier`] and
+//! Each side stores, then loads what the other stored. Without a full barrier in between, a
+//! processor may let the load overtake the store: the sleeper finds no work, the notifier finds no
+//! sleeper, and the work waits for the deadline. With both barriers at least one side sees the
+//! other. If both do, the sleeper finds its work and withdraws the announcement, and the notifier
+//! makes a needless system call. The barriers are [`Host::sleeper_barrier`] and
 //! [`Host::notifier_barrier`], edges `event.sleeper.fence` and `event.notifier.fence`.
 //!
 //! Every access to the word itself is relaxed: the barriers order it against the work, and the work
-//! brings its own edge. Between step 3 and step 4 of the sleeper, a notifier may change the word;
-//! the sleep then ends at once, because the kernel compares the word under the lock that the
-//! wake-up call takes.
+//! has its own edge. Between steps 3 and 4 of the sleeper a notifier may change the word. Then the
+//! sleep ends at once, because the kernel compares the word under the lock that the wake-up call
+//! takes.
 //!
-//! A thread that waits for descriptors too sleeps on those alone ([`EventCount::park_elsewhere`]):
-//! its word says so, and whoever notifies it makes one of them readable
-//! ([`EventCount::notify_with`]). The race is the same. What was made readable before the sleep
-//! ends it at once, so step 4 needs no comparison.
+//! A thread that also waits for descriptors sleeps only on those ([`EventCount::park_elsewhere`]).
+//! Its word says so, and a notifier then makes one of the descriptors readable
+//! ([`EventCount::notify_with`]). The race is the same. A descriptor that became readable before
+//! the sleep ends it at once, so step 4 needs no comparison.
 //!
-//! A notifier killed between changing the word and the wake-up call leaves the sleeper to its
-//! deadline, which is why there is always one.
+//! If a notifier is killed between changing the word and the wake-up call, the sleeper sleeps until
+//! its deadline. So there is always a deadline.
 
 use super::{
     host::{Host, Woken},
@@ -50,14 +49,14 @@ mod tests;
 
 pub use listeners::{Listeners, Listening};
 
-/// The value of a word whose owner looks for work by itself.
+/// The word while its owner is awake, and looks for work by itself.
 const AWAKE: u32 = 0;
-/// The value of a word whose owner sleeps on it or is about to.
+/// The word while its owner sleeps on it, or is about to.
 const SLEEPING: u32 = 1;
-/// The value of a word whose owner sleeps on a descriptor or is about to.
+/// The word while its owner sleeps on a descriptor, or is about to.
 const ELSEWHERE: u32 = 2;
 
-/// The word on which one thread sleeps: 128 bytes, alone on its line.
+/// The word on which one thread sleeps. It has 128 bytes, so that it shares no cache line.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct EventCount {
@@ -65,23 +64,23 @@ pub struct EventCount {
 }
 
 /// The eventcounts of a worker and its queues, one per direction and sleeper, so that work in one
-/// direction does not wake the sleeper of the other: `send` at byte 0, each `recv` 128 bytes behind
-/// the one before.
+/// direction does not wake the sleeper of the other. `send` is at byte 0, and each `recv` 128 bytes
+/// after the one before.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Channels<const QUEUES: usize = 1> {
-    /// The worker sleeps on it; notified on submission.
+    /// The worker sleeps on it; queues notify it when they submit.
     pub send: EventCount,
-    /// The thread of each queue sleeps on its own; notified when a command of it completes.
+    /// Each queue's thread sleeps on its own; the worker notifies it when a command completes.
     pub recv: [EventCount; QUEUES],
 }
 
 /// One queue's share of its worker's [`Channels`].
 #[derive(Clone, Copy, Debug)]
 pub struct Channel<'e> {
-    /// The worker's.
+    /// The worker's eventcount.
     pub(crate) send: &'e EventCount,
-    /// The queue's own.
+    /// The queue's own eventcount.
     pub(crate) recv: &'e EventCount,
 }
 
@@ -108,7 +107,7 @@ impl<const QUEUES: usize> Channels<QUEUES> {
         }
     }
 
-    /// The channel of one queue. Use each index for one queue only.
+    /// Returns the channel of one queue. Use each index for one queue only.
     ///
     /// # Panics
     /// If there is no such queue.
@@ -139,12 +138,13 @@ impl EventCount {
         self.notify_with(host, || {})
     }
 
-    /// As [`notify`](Self::notify), for an owner that may [sleep elsewhere](Self::park_elsewhere):
-    /// `elsewhere` makes readable what it sleeps on.
+    /// Like [`notify`](Self::notify), for an owner that may [sleep
+    /// elsewhere](Self::park_elsewhere): then calls `elsewhere`, which must make a descriptor of
+    /// that sleep readable.
     #[inline(always)]
     pub fn notify_with<H: Host + ?Sized>(&self, host: &H, elsewhere: impl FnOnce()) -> bool {
-        // The notifier's half of the race. Without it the load below may be answered before the
-        // work published above becomes visible: the sleeper would announce itself, find no work and
+        // The notifier's half of the race. Without it, the load below may execute before the work
+        // published above is visible. Then the sleeper could announce itself, find no work and
         // sleep, while this thread saw it awake.
         host.notifier_barrier();
         // Relaxed: the barrier orders it after the work.
@@ -157,8 +157,8 @@ impl EventCount {
     #[cold]
     #[inline(never)]
     fn wake<H: Host + ?Sized>(&self, host: &H, elsewhere: impl FnOnce()) -> bool {
-        // Of several notifiers the one that changes the word makes the call. Relaxed: the sleeper
-        // learns of the work by the work's own edge; the word only has to differ when the kernel
+        // If there are several notifiers, the one that changes the word makes the call. Relaxed:
+        // the work's own edge publishes the work; the word only has to differ when the kernel
         // compares it.
         match self.word.swap(AWAKE, Ordering::Relaxed) {
             AWAKE => return false,
@@ -168,11 +168,11 @@ impl EventCount {
         true
     }
 
-    /// Whether the owner has announced a sleep that no notifier has seen. For the owner: if this is
-    /// false, the coming sleep ends at once, so work skipped now is found after it.
+    /// Returns whether the owner has announced a sleep that no notifier has seen. For the owner: if
+    /// false, the coming sleep ends at once, so work that is skipped now is found after it.
     #[inline(always)]
     pub fn is_announced(&self) -> bool {
-        // Relaxed: the owner reads back its own store, or what a notifier made of it.
+        // Relaxed: the owner reads its own store, or a notifier's change of it.
         self.word.load(Ordering::Relaxed) != AWAKE
     }
 
@@ -180,24 +180,24 @@ impl EventCount {
     /// [`Prepared::recheck`].
     pub fn prepare<H: Host + ?Sized>(&self, host: &H) -> Prepared<'_> {
         let announced = self.announce(SLEEPING);
-        // The sleeper's half of the race. Without it the look for work may be answered before the
-        // announcement is visible: a notifier would publish its work and see this thread awake,
-        // after it has looked.
+        // The sleeper's half of the race. Without it, the check for work may execute before the
+        // announcement is visible. Then a notifier could publish its work after the check, and
+        // still see this thread awake.
         host.sleeper_barrier();
         Prepared { announced }
     }
 
-    /// Announces that this thread is about to sleep on both `a` and `b`, of which either wakes it.
+    /// Announces that this thread is about to sleep on both `a` and `b`; either of them wakes it.
     pub fn prepare_two<'e, H: Host + ?Sized>(a: &'e Self, b: &'e Self, host: &H) -> PreparedTwo<'e> {
         let announced = [a.announce(SLEEPING), b.announce(SLEEPING)];
-        // As in `prepare`: one barrier stands between both announcements and the look for work.
+        // As in `prepare`: one barrier orders both announcements before the check for work.
         host.sleeper_barrier();
         PreparedTwo { announced }
     }
 
-    /// All three phases of a sleep on a descriptor, which a notification of one of `events` makes
-    /// readable: see [`notify_with`](Self::notify_with). `sleep` is not called if `work` finds
-    /// some: then `None`. [`Woken::Deadline`] is as for [`Armed::commit`].
+    /// Runs all three phases of a sleep on a descriptor, which a notification of one of `events`
+    /// makes readable: see [`notify_with`](Self::notify_with). If `work` finds some, returns `None`
+    /// without calling `sleep`. [`Woken::Deadline`] is as for [`Armed::commit`].
     pub fn park_elsewhere<H: Host + ?Sized, const N: usize>(
         events: [&Self; N],
         host: &H,
@@ -212,28 +212,28 @@ impl EventCount {
         Some(if stood.contains(&false) { Woken::Called } else { woken })
     }
 
-    /// The first two phases of a sleep on a descriptor, for an owner that sleeps by other means:
-    /// whoever notifies one of `events` then makes it readable, once. `false` if `work` finds some;
-    /// then the announcements are withdrawn. One that stands while the owner is awake costs the
-    /// next notifier its call, no more.
+    /// Runs the first two phases of a sleep on a descriptor, for an owner that sleeps by other
+    /// means. A notifier of one of `events` then makes the descriptor readable, once. Returns
+    /// `false` if `work` finds some; then the announcements are withdrawn. An announcement of an
+    /// awake owner only costs the next notifier a call.
     pub fn arm_elsewhere<H: Host + ?Sized, const N: usize>(
         events: [&Self; N],
         host: &H,
         work: impl FnOnce() -> bool,
     ) -> bool {
         let announced = events.map(|event| event.announce(ELSEWHERE));
-        // As in `prepare`: the barrier stands between all announcements and the look for work.
+        // As in `prepare`: the barrier orders all announcements before the check for work.
         host.sleeper_barrier();
         let nothing = !work();
         if nothing {
-            // They stand until a notifier or the next sleep changes the words.
+            // They stay until a notifier or the next sleep changes the words.
             announced.into_iter().for_each(core::mem::forget);
         }
         nothing
     }
 
     fn announce(&self, how: u32) -> Announced<'_> {
-        // Relaxed: the barrier that follows orders it before the look for work.
+        // Relaxed: the barrier that follows orders it before the check for work.
         self.word.store(how, Ordering::Relaxed);
         Announced { event: self }
     }
@@ -241,8 +241,8 @@ impl EventCount {
 
 /// Something to sleep on: one [`EventCount`], or an array of two, either of which wakes the thread.
 pub trait Park {
-    /// All three phases: sleeps for at most `timeout_ns`, unless `work` finds some after the
-    /// announcement. `None` if it did.
+    /// Runs all three phases: sleeps for at most `timeout_ns`, unless `work` finds some after the
+    /// announcement; then returns `None`.
     fn park<H: Host + ?Sized>(&self, host: &H, timeout_ns: u64, work: impl FnOnce() -> bool)
     -> Option<Woken>;
 }
@@ -278,17 +278,17 @@ impl Default for EventCount {
     }
 }
 
-/// A word that says "sleeping". Dropping it takes that back.
+/// A word that says "sleeping". Dropping this withdraws the announcement.
 #[derive(Debug)]
 struct Announced<'e> {
     event: &'e EventCount,
 }
 
 impl Announced<'_> {
-    /// Takes the announcement back. Whether it still stood, that is, no notifier has seen it.
+    /// Withdraws the announcement. Returns whether no notifier had seen it.
     fn withdraw(&self) -> bool {
-        // Relaxed: a notifier that still reads "sleeping" makes a call for nothing; one that reads
-        // "awake" has published its work for a thread that goes on to look for work.
+        // Relaxed: a notifier that still reads "sleeping" makes a needless call. One that reads
+        // "awake" has published its work for a thread that is about to check for work.
         self.event.word.swap(AWAKE, Ordering::Relaxed) != AWAKE
     }
 }
@@ -299,7 +299,7 @@ impl Drop for Announced<'_> {
     }
 }
 
-/// Announced, and not yet looked for work. Dropping it cancels.
+/// The sleep is announced; the check for work is next. Dropping this cancels.
 #[derive(Debug)]
 #[must_use = "dropping it takes the announcement back"]
 pub struct Prepared<'e> {
@@ -307,14 +307,14 @@ pub struct Prepared<'e> {
 }
 
 impl<'e> Prepared<'e> {
-    /// Checks for work again. `None` if there is some: withdraws the announcement, go and do it.
+    /// Checks for work again. Returns `None` if there is some, and withdraws the announcement.
     #[inline]
     pub fn recheck(self, work: impl FnOnce() -> bool) -> Option<Armed<'e>> {
         if work() { None } else { Some(Armed { announced: self.announced }) }
     }
 }
 
-/// Announced, and found no work since. Dropping it cancels.
+/// The sleep is announced, and no work was found since. Dropping this cancels.
 #[derive(Debug)]
 #[must_use = "dropping it takes the announcement back"]
 pub struct Armed<'e> {
@@ -322,18 +322,19 @@ pub struct Armed<'e> {
 }
 
 impl Armed<'_> {
-    /// Sleeps until notified, for at most `timeout_ns`; may return early for no reason. Look for
-    /// work afterwards whatever it returns.
+    /// Sleeps until notified, for at most `timeout_ns`; may return early without a reason. Check
+    /// for work afterwards, whatever it returns.
     ///
-    /// [`Woken::Deadline`] only if the time passed and no notifier has seen the announcement. Work
-    /// that is present then was published in that very moment, or its wake-up was lost.
+    /// Returns [`Woken::Deadline`] only if the time has passed and no notifier has seen the
+    /// announcement. If there is work then, it was published at that very moment, or its wake-up
+    /// was lost.
     pub fn commit<H: Host + ?Sized>(self, host: &H, timeout_ns: u64) -> Woken {
         let woken = host.wait(&self.announced.event.word, SLEEPING, timeout_ns);
         if self.announced.withdraw() { woken } else { Woken::Called }
     }
 }
 
-/// Announced on two eventcounts, and not yet looked for work. Dropping it cancels.
+/// The sleep is announced on two eventcounts; the check for work is next. Dropping this cancels.
 #[derive(Debug)]
 #[must_use = "dropping it takes both announcements back"]
 pub struct PreparedTwo<'e> {
@@ -341,14 +342,15 @@ pub struct PreparedTwo<'e> {
 }
 
 impl<'e> PreparedTwo<'e> {
-    /// Checks for both kinds of work again. `None` if there is some: withdraws both announcements.
+    /// Checks for both kinds of work again. Returns `None` if there is some, and withdraws both
+    /// announcements.
     #[inline]
     pub fn recheck(self, work: impl FnOnce() -> bool) -> Option<ArmedTwo<'e>> {
         if work() { None } else { Some(ArmedTwo { announced: self.announced }) }
     }
 }
 
-/// Announced on two eventcounts, and found no work since. Dropping it cancels.
+/// The sleep is announced on two eventcounts, and no work was found since. Dropping this cancels.
 #[derive(Debug)]
 #[must_use = "dropping it takes both announcements back"]
 pub struct ArmedTwo<'e> {
@@ -360,7 +362,7 @@ impl ArmedTwo<'_> {
     pub fn commit<H: Host + ?Sized>(self, host: &H, timeout_ns: u64) -> Woken {
         let [a, b] = &self.announced;
         let woken = host.wait_two([(&a.event.word, SLEEPING), (&b.event.word, SLEEPING)], timeout_ns);
-        // Both, whatever the first says.
+        // Withdraw both, whatever the first returns.
         let (a, b) = (a.withdraw(), b.withdraw());
         if a && b { woken } else { Woken::Called }
     }

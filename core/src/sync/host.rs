@@ -1,4 +1,4 @@
-//! What the core needs of its host: a clock, a way to yield the processor, and a futex.
+//! The interface of the core to its host: a clock, a way to yield the processor, and a futex.
 //!
 //! The core names no operating system. `fishplate-sys` implements [`Host`] over Linux; a program
 //! without one uses [`SpinHost`], which counts time in calls and never sleeps. Every method may be
@@ -11,18 +11,19 @@ use super::primitive::{AtomicU32, AtomicU64, Ordering, const_new, edge_fence};
 /// Why [`Host::wait`] returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Woken {
-    /// A wake-up, a stale value or a signal: look again.
+    /// A wake-up, a changed value or a signal: check again.
     Called,
     /// The timeout expired.
     Deadline,
 }
 
-/// The machine below: time in nanoseconds, yielding, and sleeping on a word of memory.
+/// The host: time in nanoseconds, yielding, and sleeping on a word of memory.
 ///
 /// The two barriers are the two halves of one store-then-load race (Dekker): a sleeper announces
-/// itself, then looks for work; a notifier publishes work, then looks for sleepers. Each half needs
-/// a full barrier between its store and its load. The defaults are `fence(SeqCst)` on both sides. A
-/// host that can make *every* processor run a barrier from the sleeping side (Linux
+/// itself, then checks for work; a notifier publishes work, then checks for sleepers. Each half
+/// needs a full barrier between its store and its load. The defaults are `fence(SeqCst)` on both
+/// sides. If the sleeping side can make *every* processor execute a barrier (Linux
+/// `membarrier(2)`), the host may reduce the notifier's half to a compiler fence.
 /// `membarrier(2)`) may reduce the notifier's half to a compiler fence.
 pub trait Host {
     /// Monotonic time in nanoseconds. No system call on Linux (vDSO).
@@ -32,51 +33,50 @@ pub trait Host {
     fn yield_now(&self);
 
     /// Sleeps while `*word == expected`, for at most `timeout_ns`. Returns at once if the value
-    /// differs. May return early for no reason. One system call.
+    /// differs. May return early without a reason. One system call.
     fn wait(&self, word: &AtomicU32, expected: u32, timeout_ns: u64) -> Woken;
 
     /// Like [`wait`](Host::wait) on two words: sleeps while both hold their expected values.
     fn wait_two(&self, words: [(&AtomicU32, u32); 2], timeout_ns: u64) -> Woken;
 
-    /// Wakes every thread, of any process, that sleeps on `word`;
-    /// returns how many. One system call.
+    /// Wakes every thread, of any process, that sleeps on `word`. Returns their number. One system
+    /// call.
     fn wake(&self, word: &AtomicU32) -> u32;
 
-    /// The sleeper's half of the race, between announcing itself and looking for work. Slow path.
+    /// The sleeper's half of the race, between its announcement and its check for work. Slow path.
     fn sleeper_barrier(&self) {
         sleeper_fence();
     }
 
-    /// The notifier's half of the race, between publishing work and looking for sleepers. Hot path.
+    /// The notifier's half of the race, between publishing work and checking for sleepers. Hot
+    /// path.
     #[inline(always)]
     fn notifier_barrier(&self) {
         notifier_fence();
     }
 }
 
-/// The sleeper's half as a full fence: what [`Host::sleeper_barrier`] is unless a host has
-/// something better.
+/// The sleeper's half as a full fence: the default of [`Host::sleeper_barrier`].
 #[inline(always)]
 pub fn sleeper_fence() {
-    // Partner: `notifier_fence`. The announcement is visible before the look for work is answered.
+    // Pairs with `notifier_fence`. Orders the announcement before the check for work.
     edge_fence!("event.sleeper.fence", SeqCst);
 }
 
-/// The notifier's half as a full fence: what [`Host::notifier_barrier`] is unless a host has
-/// something better.
+/// The notifier's half as a full fence: the default of [`Host::notifier_barrier`].
 #[inline(always)]
 pub fn notifier_fence() {
-    // Partner: `sleeper_fence`, or `membarrier(2)`. The work is visible before the look for
-    // sleepers is answered.
+    // Pairs with `sleeper_fence`, or with `membarrier(2)`. Orders the work before the check for
+    // sleepers.
     edge_fence!("event.notifier.fence", SeqCst);
 }
 
 /// A host for programs without an operating system: never blocks, never sleeps.
 ///
-/// Its clock advances by a fixed step each time it is read or slept on, so every wait that looks at
-/// the clock comes to its end, and the same calls give the same times. [`wait`](Host::wait) pauses
-/// for a moment and returns [`Woken::Called`], which a waiter must expect anyway;
-/// [`wake`](Host::wake) has nobody to wake.
+/// Its clock advances by a fixed step each time it is read or slept on. So every wait that reads
+/// the clock ends, and the same calls give the same times. [`wait`](Host::wait) pauses for a moment
+/// and returns [`Woken::Called`], which a waiter must expect anyway; [`wake`](Host::wake) does
+/// nothing.
 #[derive(Debug)]
 pub struct SpinHost {
     now_ns: AtomicU64,
@@ -88,7 +88,7 @@ const PAUSES_PER_WAIT: u32 = 64;
 
 impl SpinHost {
     const_new! {
-        /// A clock that starts at zero and advances by `step_ns` per call.
+        /// Creates a host whose clock starts at zero and advances by `step_ns` per call.
         pub fn new(step_ns: u64) -> Self {
             Self { now_ns: AtomicU64::new(0), step_ns }
         }
@@ -97,7 +97,7 @@ impl SpinHost {
 
 impl Host for SpinHost {
     fn now_ns(&self) -> u64 {
-        // Relaxed: a count of calls, by which nothing is handed over.
+        // Relaxed: only counts calls, and publishes nothing.
         self.now_ns.fetch_add(self.step_ns, Ordering::Relaxed).wrapping_add(self.step_ns)
     }
 
@@ -107,7 +107,7 @@ impl Host for SpinHost {
 
     fn wait(&self, word: &AtomicU32, expected: u32, _timeout_ns: u64) -> Woken {
         for _ in 0..PAUSES_PER_WAIT {
-            // Relaxed, like the kernel's own comparison: the waiter looks for work afterwards.
+            // Relaxed, like the kernel's own comparison: the waiter checks for work afterwards.
             if word.load(Ordering::Relaxed) != expected {
                 break;
             }

@@ -3,25 +3,26 @@
 //! on request when the pool is full.
 //!
 //! One thread at a time owns the [`Pool`] and creates values in it. A value is reached through its
-//! [`Lease`], or, with several holders, through [`Shared`] handles; either may go to any thread.
-//! The owner gives a slot back to its own list without atomics ([`Pool::release`]); every other
-//! thread by one compare-and-swap (dropping the handle), or one for many ([`Batch`]). When its own
-//! list is empty, the owner takes everything that came back in the meantime with one swap.
+//! [`Lease`], or, if it has several holders, through [`Shared`] handles; either may move to any
+//! thread. The owner returns a slot to its own list without atomics ([`Pool::release`]). Every
+//! other thread returns it by one compare-and-swap (dropping the handle), or several by one
+//! ([`Batch`]). When its own list is empty, the owner takes everything that was returned in the
+//! meantime with one swap.
 //!
 //! # Why there is no ABA
 //!
 //! Releasing threads only push, and never follow a link. The owner always takes the whole list. So
-//! an equal head means the same list, whatever happened in between: no tag, no double-width
-//! compare.
+//! an equal head means the same list, whatever happened in between. No tag or double-width
+//! comparison is needed.
 //!
 //! # Layout
 //!
-//! The owner's words live in its [`Pool`] and what the others write in the [`Header`], each on
-//! 128-byte lines of its own. Slots lie elsewhere, a power of two of them up to 65,536, each a
+//! The owner's words are in its [`Pool`], and the words that others write are in the [`Header`],
+//! each on their own 128-byte lines. There is a power of two of slots, up to 65,536, each a
 //! multiple of 64 bytes: its generation, its count of holders, the link of its list, its own
-//! number, its value. Links are numbers, not addresses, and checked, so a slot list that somebody
-//! overwrote makes the pool smaller and never reaches outside it. Slots never used are handed out
-//! last, so those not needed stay untouched, and how many were is the high water.
+//! number, its value. Links are checked numbers, not addresses, so a corrupted list makes the pool
+//! smaller but never leads outside it. Unused slots are taken last, so slots that are never needed
+//! stay untouched; the number of touched slots is the high-water mark.
 //!
 //! # Edges
 //!
@@ -33,8 +34,8 @@
 //! | `pool.keep`  | count, by earlier holders | count, by the last | their uses of the slots |
 //! | `pool.claim` | (`pool.keep`) | count, by [`Slab::claim`] | the slots, to a new owner |
 //!
-//! Pushes read and replace the head by one read-modify-write each, so the owner's swap, which reads
-//! the last of them, acquires from all.
+//! Each push replaces the head by one read-modify-write, so the owner's swap, which reads the last
+//! of them, acquires from all.
 //!
 //! # Closing
 //!
@@ -80,7 +81,7 @@ pub use owner::{Counts, CreateError, Full, Pool};
 /// The default number of slots.
 pub const DEFAULT_CAPACITY: usize = 64;
 
-/// The most slots of a pool: their numbers fit 16 bits.
+/// The most slots of a pool: slot numbers have 16 bits.
 pub const MAX_CAPACITY: usize = 1 << 16;
 
 /// The head of a pool whose owner is gone.
@@ -89,7 +90,7 @@ const CLOSED: u32 = u32::MAX;
 /// The owner's share of the reference count: more than the number of slots.
 const OWNER: u64 = 1 << 32;
 
-/// The lowest bit of [`Slot::state`]: an id of the slot's current generation exists.
+/// The lowest bit of [`Slot::state`]: the slot's current generation has an id.
 const ID_OUT: u64 = 1;
 /// The generation lies above an id's index.
 const GENERATION: u64 = 1 << 16;
@@ -130,8 +131,8 @@ pub struct Slot<T> {
     holders: AtomicU64,
     /// Link of the next slot of the list that this one is on.
     next: AtomicU32,
-    /// The slot's own link, written at setup and then read by all.
-    /// [`EMPTY`] for a lone slot on the heap.
+    /// The slot's own link, written at set-up and only read afterwards. [`EMPTY`] for a lone slot
+    /// on the heap.
     link: Cell<u32>,
     body: UnsafeCell<MaybeUninit<T>>,
 }
@@ -182,13 +183,13 @@ impl Header {
     /// Releases the linked list of `count` slots from `first` to `last`, whose values are dropped.
     ///
     /// # Safety
-    /// They are slots of this pool that the caller holds and does not touch again.
+    /// They are slots of this pool that the caller holds, and does not use again.
     #[inline]
     unsafe fn give_back(this: NonNull<Self>, first: u32, last: &AtomicU32, count: u32) {
-        // SAFETY: a held slot keeps the slab and its header.
-        // It is held until the exchange below succeeds.
+        // SAFETY: a held slot keeps the slab and its header alive, and it is held until the
+        // exchange below succeeds.
         let header = unsafe { this.as_ref() };
-        // Relaxed: the value is compared again by the exchange, and never followed.
+        // Relaxed: the exchange compares the value again, and it is never followed.
         let mut head = header.line.head.load(Ordering::Relaxed);
         while head != CLOSED {
             // Relaxed: published by the exchange.
@@ -206,7 +207,7 @@ impl Header {
                 Err(now) => head = now,
             }
         }
-        // SAFETY: the owner leaves one keep to each slot that was out when it closed.
+        // SAFETY: closing left one reference to each slot that was in use.
         unsafe { Self::let_go(this, count.into()) };
     }
 
@@ -217,23 +218,23 @@ impl Header {
     #[cold]
     #[inline(never)]
     unsafe fn let_go(this: NonNull<Self>, count: u64) {
-        // SAFETY: the caller keeps the slab until the subtraction below.
+        // SAFETY: the caller's references keep the slab alive until the subtraction below.
         let header = unsafe { this.as_ref() };
         // Read first: after the subtraction the memory may be gone.
         let (reclaim, capacity) = (header.line.reclaim.get(), header.line.capacity.load(Ordering::Relaxed));
-        // Release, edge `pool.keep`: pairs with the load below, and with the claim of a slab.
+        // Release, edge `pool.keep`: pairs with the load below, and with claiming the slab.
         let keeps = header.line.keeps.fetch_sub(count, edge!("pool.keep.drop", Release));
         if keeps != count {
             return;
         }
         let Some(reclaim) = reclaim else { return };
-        // Acquire, edge `pool.keep`: the last holder observes all uses
-        // of the slots before it ends them.
+        // Acquire, edge `pool.keep`: the last holder sees all uses of the slots before it ends
+        // them.
         header.line.keeps.load(edge!("pool.keep.last", Acquire));
         for link in 1..=capacity {
             header.watch_write(link);
         }
-        // SAFETY: `reclaim` was given for this slab, which is not used any more.
+        // SAFETY: `reclaim` was given for this slab, which is no longer used.
         unsafe { (reclaim.call)(reclaim.data) };
     }
 }
@@ -244,15 +245,14 @@ impl Default for Header {
     }
 }
 
-// SAFETY: `reclaim` is written by an owner who is alone with the header (`Pool::new`,
-// `Slab::claim`) and only read afterwards; its call is promised to be good for any thread. The rest
-// is atomics.
+// SAFETY: `reclaim` is written only by an owner that is alone with the header (`Pool::new`,
+// `Slab::claim`), and only read afterwards; any thread may call it. Everything else is atomics.
 unsafe impl Sync for Header {}
-// SAFETY: as above.
+// SAFETY: the same as for `Sync`.
 unsafe impl Send for Header {}
 
 impl Reclaim {
-    /// Calls `call(data)`, on the thread that releases last.
+    /// Calls `call(data)` on the thread that releases last.
     pub fn new(call: fn(*mut ()), data: *mut ()) -> Self {
         Self { call, data }
     }
@@ -260,14 +260,15 @@ impl Reclaim {
 
 impl<T> Slot<T> {
     const_new! {
-        /// A slot without a value.
+        /// Creates a slot without a value.
         pub fn new() -> Self {
             Self::starting_at(0)
         }
     }
 
     const_new! {
-        /// A slot whose 48-bit generation starts at `generation`: tests begin just below the wrap.
+        /// Creates a slot whose 48-bit generation starts at `generation`. Tests start just below
+        /// the wrap.
         pub fn starting_at(generation: u64) -> Self {
             Self {
                 state: AtomicU64::new(generation.wrapping_mul(GENERATION)),
@@ -286,19 +287,19 @@ impl<T> Default for Slot<T> {
     }
 }
 
-/// A value's number for programs that cannot hold a [`Shared`]: the slot's index in 16 bits, its
-/// generation in 48. It counts as one holder. Once redeemed it is stale, until 2^48 ids of that
-/// slot later. It does not identify its pool: another may use the same number.
+/// A value's number, for programs that cannot hold a [`Shared`]: the slot's index in 16 bits, and
+/// its generation in 48. It counts as one holder. Once redeemed it is stale, until the slot has had
+/// 2^48 more ids. It does not identify its pool: another pool may use the same number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Id(u64);
 
 impl Id {
-    /// The number, for a user's handle.
+    /// Returns it as a number, for a user's handle.
     pub fn to_bits(self) -> u64 {
         self.0
     }
 
-    /// The index of its slot, even if the id is stale.
+    /// Returns the index of its slot, even if the id is stale.
     pub fn index(self) -> u16 {
         self.0 as u16
     }
@@ -344,8 +345,8 @@ pub struct Slab<T, const N: usize = DEFAULT_CAPACITY> {
     slots: [Slot<T>; N],
 }
 
-// SAFETY: its only use is `claim`, which one thread at a time wins; values go to and fro by the
-// handles, for whom `T: Send` is asked again.
+// SAFETY: the only shared use is `claim`, which one thread at a time wins. Handles move values
+// between threads, and they require `T: Send` themselves.
 unsafe impl<T: Send, const N: usize> Sync for Slab<T, N> {}
 
 impl<T, const N: usize> Slab<T, N> {
@@ -353,27 +354,27 @@ impl<T, const N: usize> Slab<T, N> {
         assert!(N.is_power_of_two() && N <= MAX_CAPACITY, "a pool's capacity is a power of two");
 
     const_new! {
-        /// Memory for a pool.
+        /// Creates memory for a pool.
         pub fn new() -> Self {
             let () = Self::CAPACITY;
             Self { header: Header::new(), slots: filled!(Slot::new(); N) }
         }
     }
 
-    /// Makes the pool.
+    /// Creates the pool.
     ///
     /// # Errors
     ///
     /// [`AttachError::Claimed`] while a pool or a slot of it is in use.
     pub fn claim(&self) -> Result<Pool<'_, T>, AttachError> {
-        // Acquire, edge `pool.claim`: pairs with the last holder's `pool.keep.drop`.
-        // The slots are as they were left.
+        // Acquire, edge `pool.claim`: pairs with the last holder's `pool.keep.drop`, so the slots
+        // are as the last holder left them.
         let keeps = &self.header.line.keeps;
         if keeps.compare_exchange(0, OWNER, edge!("pool.claim", Acquire), Ordering::Relaxed).is_err() {
             return Err(AttachError::Claimed);
         }
-        // SAFETY: header and slots belong together, live as long as `self` is borrowed, and are
-        // this caller's alone: everybody who used them before has let go.
+        // SAFETY: header and slots belong together, live as long as `self` is borrowed, and belong
+        // to this caller alone, because all earlier users have released their references.
         Ok(unsafe {
             Pool::from_raw(NonNull::from(&self.header), NonNull::from(&self.slots).cast(), N as u32, None)
         })
@@ -386,16 +387,16 @@ impl<T, const N: usize> Default for Slab<T, N> {
     }
 }
 
-/// Why a pool could not be laid over the memory given. Nothing was written.
+/// Why a pool could not be created over the given memory. Nothing was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AttachError {
     /// The number of slots is not a power of two from 1 to 65,536.
     Capacity {
-        /// Slots given.
+        /// The number of slots given.
         slots: usize,
     },
-    /// The slab has a pool, or values of one are out.
+    /// The slab has a pool, or values of one are still in use.
     Claimed,
 }
 

@@ -1,5 +1,5 @@
-//! The facade: where every crate takes its atomics and names its orderings. The one file that names
-//! loom's types.
+//! The facade: all crates take their atomics from here, and name their orderings here. The only
+//! file that names loom's types.
 //!
 //! A normal build re-exports `core::sync::atomic`, and everything else here vanishes.
 //!
@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | `edge!` | the ordering named | `Relaxed` if `FISHPLATE_WEAKEN` names this edge |
 //! | `edge_fence!` | the fence named | nothing if `FISHPLATE_WEAKEN` names this edge |
-//! | [`Watch`] | nothing, of no size | reports racing accesses to memory that loom does not see |
+//! | [`Watch`] | nothing, with no size | reports racing accesses that loom does not see |
 //! | `const_new!` | a `const fn` | a plain `fn`: loom's atomics are not const-constructible |
 //! | `filled!` | an array of constants | an array of values made one by one, for the same reason |
 //!
@@ -15,22 +15,21 @@
 //!
 //! An *edge* is an ordering that a hand-over between threads or processes depends on. Each is
 //! written `edge!("ring.filled.store", Release)`, with one name per side. `tests/loom-edges.sh`
-//! finds the names by searching the sources of every crate, weakens one at a time and demands that
-//! a model fails. An `AcqRel` is two edges: besides the whole, `NAME/acquire` and `NAME/release`
-//! weaken one half each. `tests/imports.rs` refuses an ordering stronger than `Relaxed` that is not
-//! an edge.
+//! finds the names in the sources of every crate, weakens one at a time, and requires that a model
+//! fails. An `AcqRel` is two edges: besides the whole, `NAME/acquire` and `NAME/release` weaken one
+//! half each. `tests/imports` rejects an ordering stronger than `Relaxed` that is not an edge.
 //!
 //! # How a crate is modelled
 //!
 //! `--cfg fishplate_loom` adds the module `modelled`: the same names over loom's types. Nothing
-//! else changes for a crate that depends on this one: this crate takes its own atomics from
-//! `modelled` in its own tests alone. What lies in a mapped segment could not: the rest of a
-//! program expects plain atomics there.
+//! else changes for a crate that depends on this one, because this crate uses `modelled` only in
+//! its own tests. Memory in a mapped segment could not use loom's types: the rest of a program
+//! expects plain atomics there.
 //!
-//! Another crate (today: `shm`) keeps what hands over in files that take everything from
+//! Another crate (`shm`, `gpu`) keeps its hand-over code in files that take everything from
 //! `super::primitive`, the facade. Its models compile such a file a second time, with `#[path]`,
-//! beside `use fishplate_core::sync::primitive::modelled as primitive`. So they run the source
-//! itself, not a copy.
+//! next to `use fishplate_core::sync::primitive::modelled as primitive`. So the models run the
+//! source itself, not a copy.
 
 #[cfg(not(all(test, fishplate_loom)))]
 mod imp {
@@ -38,7 +37,8 @@ mod imp {
         AtomicBool, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence,
     };
 
-    /// Accesses to plain memory, reported to the model checker. Here: nothing, and of no size.
+    /// Reports accesses to plain memory to the model checker. In this build it does nothing and has
+    /// no size.
     #[derive(Debug, Default)]
     pub struct Watch;
 
@@ -48,11 +48,11 @@ mod imp {
             Self
         }
 
-        /// The calling thread reads slot `index`.
+        /// Reports that the calling thread reads slot `index`.
         #[inline(always)]
         pub fn read(&self, _index: usize) {}
 
-        /// The calling thread writes slot `index`.
+        /// Reports that the calling thread writes slot `index`.
         #[inline(always)]
         pub fn write(&self, _index: usize) {}
     }
@@ -92,7 +92,7 @@ pub(crate) use imp::{const_new, filled};
 
 pub use crate::{__edge as edge, __edge_fence as edge_fence};
 
-/// The ordering of one side of an edge, by name: see the module's documentation.
+/// Returns the ordering of one side of an edge, by name: see the module's documentation.
 #[cfg(not(fishplate_loom))]
 #[doc(hidden)]
 #[macro_export]
@@ -102,7 +102,7 @@ macro_rules! __edge {
     };
 }
 
-/// The ordering of one side of an edge, by name: see the module's documentation.
+/// Returns the ordering of one side of an edge, by name: see the module's documentation.
 #[cfg(fishplate_loom)]
 #[doc(hidden)]
 #[macro_export]
@@ -112,7 +112,7 @@ macro_rules! __edge {
     };
 }
 
-/// One side of an edge that is a fence, by name: see the module's documentation.
+/// Executes the fence that is one side of an edge, by name: see the module's documentation.
 #[cfg(not(fishplate_loom))]
 #[doc(hidden)]
 #[macro_export]
@@ -122,7 +122,7 @@ macro_rules! __edge_fence {
     };
 }
 
-/// One side of an edge that is a fence, by name: see the module's documentation.
+/// Executes the fence that is one side of an edge, by name: see the module's documentation.
 #[cfg(fishplate_loom)]
 #[doc(hidden)]
 #[macro_export]
@@ -135,7 +135,7 @@ macro_rules! __edge_fence {
     };
 }
 
-/// What models take instead: loom's atomics, and a [`Watch`] that watches.
+/// The items that models use instead: loom's atomics, and a [`Watch`] that reports.
 #[cfg(fishplate_loom)]
 pub mod modelled {
     extern crate std;
@@ -150,11 +150,10 @@ pub mod modelled {
 
     pub use crate::{__edge as edge, __edge_fence as edge_fence};
 
-    // Models lay loom's words out where the words of a segment would be.
+    // Models use loom's words in the layout of a segment.
     const _: () = assert!(size_of::<AtomicU64>() == 8 && size_of::<AtomicU8>() == 8);
 
-    /// Plain memory accesses, reported to the model checker,
-    /// which fails a run where two of them race.
+    /// Reports plain memory accesses to the model checker, which fails a run if two of them race.
     #[derive(Debug)]
     pub struct Watch([UnsafeCell<()>; 16]);
 
@@ -170,18 +169,18 @@ pub mod modelled {
             Self(array::from_fn(|_| UnsafeCell::new(())))
         }
 
-        /// The calling thread reads slot `index`.
+        /// Reports that the calling thread reads slot `index`.
         pub fn read(&self, index: usize) {
             self.0[index].with(|_| ());
         }
 
-        /// The calling thread writes slot `index`.
+        /// Reports that the calling thread writes slot `index`.
         pub fn write(&self, index: usize) {
             self.0[index].with_mut(|_| ());
         }
     }
 
-    /// The ordering of an edge, unless `FISHPLATE_WEAKEN` names the edge or half of it.
+    /// Returns the ordering of an edge, unless `FISHPLATE_WEAKEN` names the edge or half of it.
     pub fn order(edge: &str, order: Ordering) -> Ordering {
         static NAMED: OnceLock<Option<String>> = OnceLock::new();
         let named = NAMED.get_or_init(|| env::var("FISHPLATE_WEAKEN").ok()).as_deref();

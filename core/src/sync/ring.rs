@@ -1,14 +1,14 @@
-//! SPSC ring of fixed-size slots. Neither side blocks, allocates or makes a system call, and no
-//! value of either counter makes a side touch memory outside the slots. One thread may own each
-//! side.
+//! An SPSC ring of fixed-size slots. Neither side blocks, allocates or makes a system call.
+//! Whatever the counters say, neither side accesses memory outside the slots. One thread at a time
+//! owns each side.
 //!
 //! The ring borrows its memory: a heap ring, a static and a shared mapping run the same code.
 //!
 //! # Layout
 //!
-//! [`Header`] is 256 bytes, aligned to 128: the producer's counter at 0, the consumer's at 128,
-//! each alone on its line. The slots lie elsewhere, a power of two of them, every one usable.
-//! Counters run free over 64 bits and wrap; a slot's index is its counter modulo the capacity.
+//! [`Header`] has 256 bytes, aligned to 128: the producer's counter at 0, the consumer's at 128,
+//! each on its own line. There is a power of two of slots, stored elsewhere, and every one is
+//! usable. Counters have 64 bits and wrap; a slot's index is its counter modulo the capacity.
 //! Zeroed memory is a valid empty header.
 //!
 //! # Edges
@@ -19,15 +19,14 @@
 //! | `freed`  | head, by [`Consumer::pop`]  | head, by [`Producer::push`] | the room in them |
 //!
 //! The batch forms use the same two edges, once per batch. Each side loads the opposite counter
-//! only when its last look shows too little, so in steady state the two lines move once per batch
-//! rather than once per value.
+//! only when its last known value shows too little. So in steady state the two lines move once per
+//! batch rather than once per value.
 //!
 //! # A hostile peer
 //!
-//! Each side keeps its own counter privately and never reads it back. When a freshly loaded
-//! opposite counter shows more values than there are slots, no honest peer wrote it: the handle
-//! turns corrupt for ever ([`Producer::is_corrupt`]), full on the producer's side and empty on the
-//! consumer's.
+//! Each side keeps its own counter privately and never reads it back. If a newly loaded opposite
+//! counter implies more values than there are slots, the peer is not honest. The handle then stays
+//! corrupt ([`Producer::is_corrupt`]): a producer finds the ring full, a consumer finds it empty.
 
 use core::{error::Error, fmt};
 
@@ -53,9 +52,9 @@ use memory::Span;
 #[repr(C)]
 #[derive(Debug)]
 pub struct Header {
-    /// Values ever published. Written by the producer alone.
+    /// Number of values ever published. Only the producer writes it.
     tail: CachePadded<AtomicU64>,
-    /// Values ever released. Written by the consumer alone.
+    /// Number of values ever released. Only the consumer writes it.
     head: CachePadded<AtomicU64>,
     watch: Watch,
 }
@@ -74,14 +73,15 @@ mod layout {
 
 impl Header {
     const_new! {
-        /// An empty ring whose counters start at zero.
+        /// Creates an empty ring whose counters start at zero.
         pub fn new() -> Self {
             Self::starting_at(0)
         }
     }
 
     const_new! {
-        /// An empty ring whose counters start at `count`: tests begin just below `u64::MAX`.
+        /// Creates an empty ring whose counters start at `count`. Tests start just below
+        /// `u64::MAX`.
         pub fn starting_at(count: u64) -> Self {
             Self {
                 tail: CachePadded::new(AtomicU64::new(count)),
@@ -98,7 +98,7 @@ impl Default for Header {
     }
 }
 
-/// Makes the two sides of a ring over memory that no other process can write.
+/// Creates the two sides of a ring over memory that no other process can write.
 ///
 /// The ring starts empty, whatever the header counted before.
 ///
@@ -124,20 +124,20 @@ pub fn split<'m, T: Copy>(
 ) -> Result<(Producer<'m, T>, Consumer<'m, T>), AttachError> {
     let span = Span::of_slice(slots)?;
     let header = &*header;
-    // Relaxed: the header is borrowed exclusively, so neither side exists yet. Emptied, because
-    // values counted under an earlier `split` may lie in other slots.
+    // Relaxed: the header is borrowed exclusively, so neither side exists yet. The ring is emptied,
+    // because values of an earlier `split` may be in other slots.
     let start = header.tail.load(Ordering::Relaxed);
     header.head.store(start, Ordering::Relaxed);
     Ok((Producer::new(header, span, start), Consumer::new(header, span, start)))
 }
 
-/// Why a ring could not be laid over the memory given. Nothing was written.
+/// Why a ring could not be created over the given memory. Nothing was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AttachError {
     /// The number of slots is not a power of two.
     Capacity {
-        /// Slots given.
+        /// The number of slots given.
         slots: usize,
     },
     /// The header or the slots are not aligned as their types need.

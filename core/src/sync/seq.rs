@@ -1,12 +1,12 @@
-//! Sequence numbers: 64-bit counters at both ends,
-//! truncated to a few bits on the wire. Pure arithmetic.
+//! Sequence numbers: 64-bit counters at both ends, truncated to a few bits on the wire. Pure
+//! arithmetic.
 //!
-//! A wire value names every 2^BITS-th number. The receiver picks the one nearest to a cursor of its
-//! own, which is the one meant as long as the sender keeps all numbers in flight within a window of
-//! half the wire's space. No value is reserved, and both the 64-bit counter and the wire value may
-//! wrap at any time.
+//! A wire value stands for every 2^BITS-th number. The receiver picks the number nearest to its own
+//! cursor. That is the right one as long as the sender keeps all numbers in flight within a window
+//! of half the wire's space. No value is reserved, and both the 64-bit counter and the wire value
+//! may wrap at any time.
 
-/// Bits of a sequence number in a message or in remote CQ data, at most.
+/// Most bits of a sequence number in a message or in remote CQ data.
 pub const WIRE_BITS: u32 = 20;
 
 /// The widest window in which [`WIRE_BITS`] are unambiguous: half their space.
@@ -18,50 +18,50 @@ pub const MAX_WINDOW: u64 = 1 << (WIRE_BITS - 1);
 pub struct Seq(pub u64);
 
 impl Seq {
-    /// The position `n` places later.
+    /// Returns the position `n` places later.
     #[inline(always)]
     #[must_use]
     pub const fn plus(self, n: u64) -> Self {
         Self(self.0.wrapping_add(n))
     }
 
-    /// The distance from `earlier` to this; above 2^63 if this comes before.
+    /// Returns the distance from `earlier` to this; above 2^63 if this comes first.
     #[inline(always)]
     pub const fn since(self, earlier: Self) -> u64 {
         self.0.wrapping_sub(earlier.0)
     }
 
-    /// Whether this comes before `other`, the two being less than 2^63 apart.
+    /// Returns whether this comes before `other`. The two must be less than 2^63 apart.
     #[inline(always)]
     pub const fn is_before(self, other: Self) -> bool {
         self.0.wrapping_sub(other.0).cast_signed() < 0
     }
 
-    /// Whether this is one of the `len` positions from `start` on.
+    /// Returns whether this is one of the `len` positions from `start` on.
     #[inline(always)]
     pub const fn in_window(self, start: Self, len: u64) -> bool {
         self.since(start) < len
     }
 
-    /// Its low bits, masked by `mask`.
+    /// Returns its low bits, masked by `mask`.
     #[inline(always)]
     pub const fn low(self, mask: u32) -> u32 {
         self.0 as u32 & mask
     }
 }
 
-/// The low `BITS` of `seq`.
+/// Returns the low `BITS` of `seq`.
 #[inline(always)]
 pub const fn truncate<const BITS: u32>(seq: u64) -> u32 {
     const { assert!(BITS >= 1 && BITS <= 32) };
     (seq & (u64::MAX >> (64 - BITS))) as u32
 }
 
-/// The number nearest to `near` whose low `BITS` equal those of `wire`.
-/// Ignores `wire`'s higher bits.
+/// Returns the number nearest to `near` whose low `BITS` equal those of `wire`. Ignores higher bits
+/// of `wire`.
 ///
-/// Exactly half the space away on either side, it is the lower one: a window of half the space that
-/// *starts* at `near` reaches only one less than half beyond it.
+/// If two numbers are equally near, it returns the lower one: a window of half the space that
+/// *starts* at `near` does not reach the upper one.
 #[inline(always)]
 pub const fn expand<const BITS: u32>(wire: u32, near: u64) -> u64 {
     const { assert!(BITS >= 1 && BITS <= 32) };
@@ -77,8 +77,8 @@ mod tests {
 
     const STARTS: [u64; 5] = [0, 1 << 31, (1 << 32) - 70, u64::MAX / 2 - 70, u64::MAX - 70];
 
-    /// Every number within half the space of every cursor,
-    /// over a stretch with the 64-bit wrap in it.
+    /// Checks every number within half the space of every cursor, over a range that includes the
+    /// 64-bit wrap.
     fn every_number_in_reach_survives_the_wire<const BITS: u32>() {
         let half = 1i64 << (BITS - 1);
         for start in STARTS {

@@ -1,6 +1,6 @@
-//! How long to spin before sleeping, and the one loop that every waiting thread runs.
+//! How long to spin before sleeping, and the one loop of every waiting thread.
 //!
-//! Nothing here allocates. [`wait_until`] blocks, at most until its deadline; [`Idle`] never does.
+//! Nothing here allocates. [`wait_until`] blocks until its deadline at most; [`Idle`] never does.
 //!
 //! A wait goes through up to four phases, and starts again from the first whenever work turns up:
 //!
@@ -12,14 +12,14 @@
 //! | park  | sleep on an eventcount | each time | notified, or [`Policy::park_ns`] |
 //!
 //! A wait that may not sleep, because the policy does not park or because nothing would wake it,
-//! spins on instead. Once it has done so for [`Policy::yield_after_ns`], each batch of pauses ends
-//! with a `sched_yield`: the thread waited for may need this processor.
+//! keeps spinning. After [`Policy::yield_after_ns`] of this, each batch of pauses ends with a
+//! `sched_yield`, because the awaited thread may need this processor.
 //!
-//! "The usual wait" is a moving average. The spin phase is left out while it rarely pays: when
-//! fewer than [`Policy::min_hits`] of the last 64 waits ended before the yield phase. Every
-//! sixteenth wait spins all the same, to notice when that changes. It is also left out when there
-//! are more threads than processors, since the thread waited for may need this one. Numbers are
-//! integers, and nothing divides.
+//! "The usual wait" is a moving average. The spin phase is skipped while it rarely pays: when fewer
+//! than [`Policy::min_hits`] of the last 64 waits ended before the yield phase. Every sixteenth
+//! wait spins anyway, to notice a change. The spin phase is also skipped when there are more
+//! threads than processors, because the awaited thread may need this one. All numbers are integers,
+//! and nothing divides.
 
 use super::{
     event::EventCount,
@@ -50,10 +50,10 @@ pub struct Policy {
     /// The longest sleep, in nanoseconds. Bounds the delay if a notifier is killed before its
     /// wake-up call, and the time until a sleeper notices that a peer has died.
     pub park_ns: u64,
-    /// Whether to park at all. If not, the last phase goes on until work turns up.
+    /// Whether to park at all. If not, the last phase continues until work appears.
     pub parks: bool,
     /// How long a wait that may not sleep spins before it yields between batches, in nanoseconds.
-    /// `u32::MAX`: for ever.
+    /// `u32::MAX`: never yields.
     pub yield_after_ns: u32,
 }
 
@@ -85,24 +85,24 @@ impl Policy {
 /// Counters of waiting, owned by one thread. Copy them to read them elsewhere.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Pauses.
+    /// Number of pauses.
     pub spins: u64,
-    /// Yields.
+    /// Number of yields.
     pub yields: u64,
-    /// Sleeps.
+    /// Number of sleeps.
     pub parks: u64,
-    /// Sleeps that ended before their deadline with nothing to do.
+    /// Sleeps that ended before their deadline without work.
     pub spurious: u64,
-    /// Sleeps that ended by their deadline.
+    /// Sleeps that ended at their deadline.
     pub deadline_wakes: u64,
-    /// Sleeps that ended by their deadline although there was work: a lost wake-up, or work
-    /// published in that very moment. Stays zero in a healthy program.
+    /// Sleeps that ended at their deadline although there was work: a lost wake-up, or work
+    /// published at that very moment. Stays zero in a healthy program.
     pub deadline_with_work: u64,
     /// Wake-up calls made, through [`Idle::notify`].
     pub wake_syscalls: u64,
 }
 
-/// What to do before looking for work again.
+/// The next step before checking for work again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Pause the processor for a moment.
@@ -127,7 +127,7 @@ pub struct Idle {
     policy: Policy,
     oversubscribed: bool,
     phase: Phase,
-    /// Pauses left before something else is due.
+    /// Pauses left before the next action.
     pauses: u32,
     /// Yields left in this wait.
     yields: u32,
@@ -136,19 +136,19 @@ pub struct Idle {
     since_ns: u64,
     seen_ns: u64,
     spin_until_ns: u64,
-    /// Moving average of past waits, of which each counts for at most `max_spin_ns`.
+    /// Moving average of past waits, each capped at `max_spin_ns`.
     usual_ns: u32,
-    /// One bit per wait, the latest lowest: whether it ended before the yield phase.
+    /// One bit per wait, the latest lowest: whether the wait ended before the yield phase.
     hits: u64,
     waits: u32,
     counts: Counts,
 }
 
-/// Every sixteenth wait spins, whether that has paid lately or not.
+/// Every sixteenth wait spins, whether or not spinning has paid lately.
 const EXPLORE_MASK: u32 = 15;
 
 impl Idle {
-    /// A thread that has not waited yet.
+    /// Creates the state of a thread that has not waited yet.
     pub const fn new(policy: Policy) -> Self {
         Self {
             policy,
@@ -174,7 +174,7 @@ impl Idle {
         }
     }
 
-    /// The next step while there is no work. [`found`](Idle::found) ends the wait.
+    /// Returns the next step while there is no work. [`found`](Idle::found) ends the wait.
     #[inline(always)]
     pub fn step<H: Host + ?Sized>(&mut self, host: &H) -> Step {
         if self.pauses != 0 {
@@ -185,7 +185,8 @@ impl Idle {
         self.next(host)
     }
 
-    /// Like [`step`](Idle::step), but never [`Step::Park`]: for work without a wake-up.
+    /// Like [`step`](Idle::step), but never [`Step::Park`]: for work that arrives without a
+    /// wake-up.
     #[inline(always)]
     pub fn step_awake<H: Host + ?Sized>(&mut self, host: &H) -> Step {
         match self.step(host) {
@@ -198,13 +199,13 @@ impl Idle {
         }
     }
 
-    /// Work has turned up: ends the wait and learns from it. Nearly free outside a wait.
+    /// Ends the wait, because there is work, and learns from it. Nearly free outside a wait.
     #[inline]
     pub fn found(&mut self) {
         if self.phase == Phase::Probe && self.pauses == self.policy.probes {
             return;
         }
-        // As of the last clock reading: a new one would cost more than it improves.
+        // Uses the last clock reading: a new one would cost more than it improves.
         let lasted_ns = match self.phase {
             Phase::Probe => 0,
             Phase::Spin | Phase::Yield => {
@@ -221,7 +222,7 @@ impl Idle {
         self.seen_ns = 0;
     }
 
-    /// Notifies `event`, counting the wake-up call if one is made. Returns whether it was.
+    /// Notifies `event`, and counts the wake-up call if one is made. Returns whether it was.
     #[inline(always)]
     pub fn notify<H: Host + ?Sized>(&mut self, host: &H, event: &EventCount) -> bool {
         let woke = event.notify(host);
@@ -234,17 +235,17 @@ impl Idle {
         self.oversubscribed = oversubscribed;
     }
 
-    /// The constants in use.
+    /// Returns the constants in use.
     pub fn policy(&self) -> &Policy {
         &self.policy
     }
 
-    /// The counters so far.
+    /// Returns the counters so far.
     pub fn counts(&self) -> Counts {
         self.counts
     }
 
-    /// The clock as last read in this wait; zero if it has not been.
+    /// Returns the last clock reading of this wait; zero if there is none.
     #[inline(always)]
     pub fn seen_ns(&self) -> u64 {
         self.seen_ns
@@ -312,7 +313,7 @@ impl Idle {
         Step::Yield
     }
 
-    /// Twice the usual wait, within the bounds.
+    /// Returns twice the usual wait, within the bounds.
     fn budget_ns(&self) -> u32 {
         self.usual_ns.saturating_mul(2).max(self.policy.min_spin_ns).min(self.policy.max_spin_ns)
     }

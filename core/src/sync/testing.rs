@@ -1,5 +1,5 @@
-//! What the tests of this layer share: one body for threads and for the model checker, a futex made
-//! of a lock, and numbers that are random but can be repeated.
+//! Shared by the tests of this layer: one body for threads and for the model checker, a futex made
+//! of a lock, and repeatable random numbers.
 
 use super::{
     host::{Host, Woken},
@@ -14,7 +14,7 @@ pub use self::{random::Random, threads::*};
 #[cfg(not(fishplate_loom))]
 mod random;
 
-/// Plain threads: a scenario runs several times over, with enough rounds for races to show.
+/// Plain threads: a scenario runs several times, with enough rounds to expose races.
 #[cfg(not(fishplate_loom))]
 mod threads {
     extern crate std;
@@ -24,7 +24,7 @@ mod threads {
         thread,
     };
 
-    /// As many rounds of a scenario as are worth it under this checker.
+    /// Returns the number of rounds that is useful under this checker.
     pub const fn rounds(_modelled: u64, threaded: u64) -> u64 {
         threaded
     }
@@ -47,7 +47,7 @@ mod models {
         thread,
     };
 
-    /// As many rounds of a scenario as are worth it under this checker.
+    /// Returns the number of rounds that is useful under this checker.
     pub const fn rounds(modelled: u64, _threaded: u64) -> u64 {
         modelled
     }
@@ -60,8 +60,8 @@ mod models {
     }
 }
 
-/// A host whose futex is a lock and a condition, which both checkers understand. Its sleeps have no
-/// deadline: a lost wake-up hangs, and the model checker calls that a deadlock.
+/// A host whose futex is a lock and a condition variable, which both checkers understand. Its
+/// sleeps have no deadline, so a lost wake-up hangs, and the model checker reports a deadlock.
 #[derive(Debug)]
 pub struct LockHost {
     bucket: Mutex<()>,

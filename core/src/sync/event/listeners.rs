@@ -15,11 +15,12 @@
 //! | 3. `listen` still says `Standing`; no work       | 3. takes every listener, notifies each |
 //! | 4. sleeps                                        |                                        |
 //!
-//! If the notifier's barrier comes first, step 3 of the listener finds the work. If it comes
-//! second, the notifier finds the listener, unless it took it before, for something else: then that
-//! notification, which has a barrier of its own behind the taking, came behind the listener's too
-//! (or step 3 would not have found its place standing), and so saw the announcement. A place taken
-//! in step 3 itself stands before no barrier, which is why `New` is not a reason to sleep.
+//! If the notifier's barrier comes first, the listener finds the work in step 3. If it comes
+//! second, the notifier finds the listener, unless it took the listener earlier, for other work. In
+//! that case the earlier notification saw the announcement: its barrier, which follows the taking,
+//! also came after the listener's barrier, or step 3 would not have found the place still standing.
+//! A place that is taken in step 3 itself is not covered by a barrier, so `New` does not permit a
+//! sleep.
 //!
 //! | edge           | release                  | acquire                  | carries        |
 //! |----------------|--------------------------|--------------------------|----------------|
@@ -37,7 +38,7 @@ use crate::sync::{
 #[derive(Debug)]
 pub struct Listeners<'e, const N: usize = 8> {
     places: [AtomicPtr<EventCount>; N],
-    /// Invariant: a shorter-lived eventcount must not get in.
+    /// Makes the lifetime invariant, so that no shorter-lived eventcount gets in.
     kind: PhantomData<fn(&'e EventCount) -> &'e EventCount>,
 }
 
@@ -45,26 +46,26 @@ pub struct Listeners<'e, const N: usize = 8> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "only who was listening before may sleep"]
 pub enum Listening {
-    /// It was listening before, and may sleep if it finds no work.
+    /// It was listening already, and may sleep if it finds no work.
     Standing,
-    /// It listens from now on, and looks once more before it sleeps.
+    /// It listens from now on, and must check for work once more before it sleeps.
     New,
     /// There are too many listeners: it will not be notified.
     Full,
 }
 
 impl<'e, const N: usize> Listeners<'e, N> {
-    /// No listeners.
+    /// Creates an empty list.
     pub fn new() -> Self {
         Self { places: filled_places(), kind: PhantomData }
     }
 
-    /// Makes the next [`notify`](Self::notify) notify `event` too.
-    /// One thread at a time listens with an `event`.
+    /// Makes the next [`notify`](Self::notify) notify `event` too. Only one thread at a time may
+    /// listen with an `event`.
     #[cold]
     pub fn listen(&self, event: &'e EventCount) -> Listening {
         let listener = ptr::from_ref(event).cast_mut();
-        // Relaxed: compared, and never followed here.
+        // Relaxed: the pointer is only compared, never followed.
         if self.places.iter().any(|place| place.load(Ordering::Relaxed) == listener) {
             return Listening::Standing;
         }
@@ -76,9 +77,9 @@ impl<'e, const N: usize> Listeners<'e, N> {
         if placed { Listening::New } else { Listening::Full }
     }
 
-    /// Notifies all listeners, once. Call it after publishing the work *and* a barrier of the
-    /// notifier's ([`Host::notifier_barrier`]), such as notifying an eventcount has. Returns how
-    /// many wake-up calls were made.
+    /// Notifies all listeners, once. Call it after publishing the work *and* after a notifier's
+    /// barrier ([`Host::notifier_barrier`]); notifying an eventcount includes one. Returns the
+    /// number of wake-up calls.
     ///
     /// One load per slot if there are no listeners.
     #[inline]
@@ -86,11 +87,11 @@ impl<'e, const N: usize> Listeners<'e, N> {
         if self.is_empty() { 0 } else { self.notify_all(host) }
     }
 
-    /// Whether there are no listeners.
+    /// Returns whether there are no listeners.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
-        // Relaxed: orders nothing itself;
-        // for `notify`, the caller's barrier orders it after the work.
+        // Relaxed: orders nothing itself. For `notify`, the caller's barrier orders it after the
+        // work.
         self.places.iter().all(|place| place.load(Ordering::Relaxed).is_null())
     }
 
@@ -99,10 +100,10 @@ impl<'e, const N: usize> Listeners<'e, N> {
     fn notify_all<H: Host + ?Sized>(&self, host: &H) -> u64 {
         let mut calls = 0;
         for place in &self.places {
-            // Acquire, edge `event.listen`: the eventcount is as its thread made it.
+            // Acquire, edge `event.listen`: the eventcount was initialized before it was stored.
             let listener = place.swap(ptr::null_mut(), edge!("event.listen.take", Acquire));
-            // SAFETY: places hold null or what was a `&'e EventCount`,
-            // and `'e` outlives the borrow of `self`.
+            // SAFETY: places hold null or a former `&'e EventCount`, and `'e` outlives the borrow
+            // of `self`.
             if let Some(listener) = unsafe { listener.as_ref() } {
                 calls += u64::from(listener.notify(host));
             }

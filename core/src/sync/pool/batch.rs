@@ -1,5 +1,5 @@
 //! Releases slots in batches, for threads that end many values of the same pool: one
-//! compare-and-swap for up to [`Batch::LIMIT`] of them. Never blocks, never allocates.
+//! compare-and-swap for up to [`Batch::LIMIT`] slots. Never blocks or allocates.
 
 use core::{marker::PhantomData, ptr::NonNull};
 
@@ -10,9 +10,9 @@ use crate::sync::primitive::Ordering;
 #[derive(Debug)]
 pub struct Batch<'m, T> {
     header: Option<NonNull<Header>>,
-    /// Link of the slot that came last, which is first in the list.
+    /// Link of the slot that was added last, which is first in the list.
     first: u32,
-    /// The slot that came first.
+    /// The slot that was added first.
     last: NonNull<Slot<T>>,
     count: u32,
     memory: PhantomData<(&'m (), T)>,
@@ -23,10 +23,10 @@ pub struct Batch<'m, T> {
 unsafe impl<T: Send> Send for Batch<'_, T> {}
 
 impl<'m, T> Batch<'m, T> {
-    /// Slots held back at most.
+    /// Most slots in a batch.
     pub const LIMIT: u32 = 32;
 
-    /// A batch without slots, of any pool.
+    /// Creates an empty batch, which may be used with any pool.
     pub const fn new() -> Self {
         Self {
             header: None,
@@ -48,12 +48,12 @@ impl<'m, T> Batch<'m, T> {
             self.header = Some(header);
         }
         let vacant = Vacant { slot: lease.vacate(), batch: self };
-        // SAFETY: `vacate` gave up the only access to the value.
-        // If its drop panics, the guard takes the slot.
+        // SAFETY: `vacate` gave up the only access to the value. If its drop panics, the guard
+        // releases the slot.
         unsafe { (*vacant.slot.as_ref().body.get()).assume_init_drop() };
     }
 
-    /// [`release`](Self::release) for one of several holders: ends the value if it was the last.
+    /// [`release`](Self::release) for one of several holders: ends the value if this was the last.
     #[inline]
     pub fn release_shared(&mut self, shared: Shared<'m, T>) {
         if let Some(lease) = shared.let_go() {
@@ -68,8 +68,8 @@ impl<'m, T> Batch<'m, T> {
         if self.count == 0 {
             return;
         }
-        // SAFETY: `last` was out, so it is in place;
-        // the slots `first` to `last` are this batch's alone.
+        // SAFETY: `last` is in use, so it stays in place. The slots `first` to `last` belong to
+        // this batch alone.
         unsafe { Header::give_back(header, self.first, &self.last.as_ref().next, self.count) };
         self.count = 0;
     }
@@ -96,9 +96,9 @@ struct Vacant<'b, 'm, T> {
 impl<T> Drop for Vacant<'_, '_, T> {
     #[inline(always)]
     fn drop(&mut self) {
-        // SAFETY: out, so in place.
+        // SAFETY: the slot is in use, so it stays in place.
         let slot = unsafe { self.slot.as_ref() };
-        // Relaxed: published when the batch goes out.
+        // Relaxed: published when the batch is released.
         if self.batch.count == 0 {
             self.batch.last = self.slot;
         } else {

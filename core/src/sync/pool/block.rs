@@ -27,7 +27,7 @@ impl<const BYTES: usize> Block<BYTES> {
             )
         };
         let mut block = Self([MaybeUninit::uninit(); BYTES]);
-        // SAFETY: large enough and aligned, as just checked.
+        // SAFETY: the block is large enough and aligned, as checked above.
         unsafe { block.0.as_mut_ptr().cast::<C>().write(value) };
         block
     }
@@ -38,7 +38,7 @@ impl<const BYTES: usize> Block<BYTES> {
     /// The block was made from a `C`.
     #[inline(always)]
     pub unsafe fn read<C: Copy>(&self) -> C {
-        // SAFETY: the caller's promise; alignment was checked when the block was made.
+        // SAFETY: our caller guarantees the type; alignment was checked when the block was made.
         unsafe { self.0.as_ptr().cast::<C>().read() }
     }
 }

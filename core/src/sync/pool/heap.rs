@@ -1,5 +1,5 @@
-//! Pools on the heap, and values beside them when they are full.
-//! The one file of this crate that allocates; feature `alloc`.
+//! Pools on the heap, and lone values on the heap when a pool is full. The only file of this crate
+//! that allocates; feature `alloc`.
 
 extern crate alloc;
 
@@ -10,7 +10,7 @@ use alloc::{boxed::Box, vec::Vec};
 use super::{AttachError, Header, Lease, OWNER, Pool, Reclaim, Slot};
 use crate::sync::primitive::Ordering;
 
-/// What the last holder frees.
+/// The memory that the last holder frees.
 struct HeapSlab<T> {
     header: Header,
     slots: Box<[Slot<T>]>,
@@ -39,9 +39,9 @@ impl<T: 'static> Pool<'static, T> {
         let slab =
             Box::into_raw(Box::new(HeapSlab { header: Header::new(), slots: slots.into_boxed_slice() }));
         let reclaim = Reclaim { call: HeapSlab::<T>::free, data: slab.cast() };
-        // SAFETY: just made, so this function is alone with it until it hands out the pool; freed
-        // by `reclaim` alone, on any thread, and values have ended before their slots are given
-        // back.
+        // SAFETY: just created, so nothing else uses it until the pool is returned. Only `reclaim`
+        // frees it, on any thread, after all slots are released; values end before their slots are
+        // released.
         unsafe {
             let (header, slots) = (NonNull::from(&(*slab).header), NonNull::from(&*(*slab).slots));
             header.as_ref().line.keeps.store(OWNER, Ordering::Relaxed);
@@ -51,8 +51,8 @@ impl<T: 'static> Pool<'static, T> {
 }
 
 impl<'m, T> Pool<'m, T> {
-    /// [`create`](Self::create), on the heap by itself if every slot is out. Such a value has no id
-    /// and is counted as [`overflow`](super::Counts::overflow).
+    /// [`create`](Self::create), or a lone value on the heap if every slot is in use. Such a value
+    /// has no id, and is counted as [`overflow`](super::Counts::overflow).
     pub fn create_or_spill(&mut self, value: T) -> Lease<'m, T> {
         self.create(value).unwrap_or_else(|full| self.spill(full.0))
     }
@@ -68,10 +68,10 @@ impl<'m, T> Pool<'m, T> {
     }
 }
 
-/// Frees a slot that was made by `spill`.
+/// Frees a slot that `spill` created.
 ///
 /// # Safety
-/// It was, its value has ended, and nobody uses it any more.
+/// `spill` created it, its value has ended, and it is not used any more.
 pub(super) unsafe fn free_alone<T>(slot: NonNull<Slot<T>>) {
     // SAFETY: as this function requires.
     drop(unsafe { Box::from_raw(slot.as_ptr()) });

@@ -1,6 +1,6 @@
-//! Handles to a value: [`Lease`] for its only holder, [`Shared`] for one of several. Each may go to
-//! any thread, outlive the pool, and be dropped anywhere; dropping the last gives the slot back by
-//! one compare-and-swap.
+//! Handles to a value: [`Lease`] for its only holder, [`Shared`] for one of several. Each may move
+//! to any thread, outlive the pool, and be dropped anywhere. Dropping the last one returns the slot
+//! by one compare-and-swap.
 
 use core::{
     fmt,
@@ -19,7 +19,7 @@ use crate::sync::primitive::{Ordering, edge};
 #[must_use = "dropping it ends the value"]
 pub struct Lease<'m, T> {
     slot: NonNull<Slot<T>>,
-    /// `None`: the slot is on the heap by itself.
+    /// `None`: a lone slot on the heap.
     header: Option<NonNull<Header>>,
     memory: PhantomData<(&'m (), T)>,
 }
@@ -38,20 +38,20 @@ assert_not_impl_any!(Lease<'static, u8>: Clone);
 assert_not_impl_any!(Shared<'static, core::cell::Cell<u8>>: Send, Sync);
 assert_not_impl_any!(Lease<'static, *const u8>: Send, Sync);
 
-// SAFETY: a lease is the value's only holder, so it goes where the value may go.
+// SAFETY: a lease is the value's only holder, so it may go wherever the value may.
 unsafe impl<T: Send> Send for Lease<'_, T> {}
-// SAFETY: a shared lease gives shared access to the value alone.
+// SAFETY: a shared reference to a lease gives only shared access to the value.
 unsafe impl<T: Sync> Sync for Lease<'_, T> {}
-// SAFETY: several threads share access, and the last holder, on whichever thread, drops the value.
+// SAFETY: several threads share access, and the last holder drops the value on its thread.
 unsafe impl<T: Send + Sync> Send for Shared<'_, T> {}
 // SAFETY: a reference can be cloned into a handle of its own.
 unsafe impl<T: Send + Sync> Sync for Shared<'_, T> {}
 
 impl<'m, T> Lease<'m, T> {
     /// # Safety
-    /// The slot holds a value and is the caller's, of the pool of that header, whose slab a slot
-    /// that is out keeps for `'m` at least or until it is given back; or without a header, it lies
-    /// on the heap by itself.
+    /// The slot holds a value and belongs to the caller. With a header, it is a slot of that pool,
+    /// whose slab lives at least for `'m` or until the slot is returned. Without a header, it is a
+    /// lone slot on the heap.
     #[inline(always)]
     pub(super) unsafe fn from_raw(slot: NonNull<Slot<T>>, header: Option<NonNull<Header>>) -> Self {
         Self { slot, header, memory: PhantomData }
@@ -60,22 +60,22 @@ impl<'m, T> Lease<'m, T> {
     /// Makes it a handle that can be cloned.
     #[inline]
     pub fn share(self) -> Shared<'m, T> {
-        // Relaxed: this is the only holder; a clone is published by an edge of its own.
+        // Relaxed: this is the only holder; a clone is published by its own edge.
         self.slot().holders.store(1, Ordering::Relaxed);
         let (slot, header) = (self.slot, self.header);
         mem::forget(self);
-        // SAFETY: the one holder that was counted.
+        // SAFETY: this is the one holder that was counted.
         unsafe { Shared::from_raw(slot, header) }
     }
 
-    /// [`share`](Self::share) and a clone, without an atomic addition.
+    /// Shares the value and clones the handle, without an atomic addition.
     #[inline]
     pub fn share_twice(self) -> [Shared<'m, T>; 2] {
-        // Relaxed: as in `share`.
+        // Relaxed: as in `share`, this is the only holder.
         self.slot().holders.store(2, Ordering::Relaxed);
         let (slot, header) = (self.slot, self.header);
         mem::forget(self);
-        // SAFETY: the two holders that were counted.
+        // SAFETY: these are the two holders that were counted.
         [(); 2].map(|()| unsafe { Shared::from_raw(slot, header) })
     }
 
@@ -84,7 +84,7 @@ impl<'m, T> Lease<'m, T> {
         self.header
     }
 
-    /// Leaves the slot, value and all, to the caller.
+    /// Passes the slot, with its value, to the caller.
     #[inline(always)]
     pub(super) fn vacate(self) -> NonNull<Slot<T>> {
         self.watch_write();
@@ -95,14 +95,14 @@ impl<'m, T> Lease<'m, T> {
 
     #[inline(always)]
     fn slot(&self) -> &Slot<T> {
-        // SAFETY: a slot that is out stays in place.
+        // SAFETY: a slot in use stays in place.
         unsafe { self.slot.as_ref() }
     }
 
     #[inline(always)]
     fn watch_write(&self) {
         if let Some(header) = self.header {
-            // SAFETY: a slot that is out keeps the slab. The link was written at setup.
+            // SAFETY: a slot in use keeps the slab alive. The link was written at set-up.
             unsafe { header.as_ref() }.watch_write(self.slot().link.get());
         }
     }
@@ -114,8 +114,8 @@ impl<T> Drop for Lease<'_, T> {
     fn drop(&mut self) {
         self.watch_write();
         let back = Back { slot: self.slot, header: self.header };
-        // SAFETY: the only holder is being dropped.
-        // If the value's drop panics, the guard frees the slot.
+        // SAFETY: this is the only holder, and it is being dropped. If the value's drop panics, the
+        // guard frees the slot.
         unsafe { (*back.slot.as_ref().body.get()).assume_init_drop() };
     }
 }
@@ -130,19 +130,19 @@ impl<T> Drop for Back<T> {
     #[inline(always)]
     fn drop(&mut self) {
         let Some(header) = self.header else { return free_alone(self.slot) };
-        // SAFETY: in use, so in place until it is released.
+        // SAFETY: the slot is in use, so it stays in place until it is released.
         let slot = unsafe { self.slot.as_ref() };
-        // SAFETY: the slot is out and this its only holder. The link was written at setup.
+        // SAFETY: the slot is in use, and this is its only holder. The link was written at set-up.
         unsafe { Header::give_back(header, slot.link.get(), &slot.next, 1) };
     }
 }
 
-/// Frees a slot that is none of a pool.
+/// Frees a lone slot on the heap.
 #[cold]
 #[inline(never)]
 fn free_alone<T>(slot: NonNull<Slot<T>>) {
     #[cfg(feature = "alloc")]
-    // SAFETY: without a header, as it was boxed, and without a value.
+    // SAFETY: it has no header, so `spill` boxed it; it has no value any more.
     unsafe {
         super::heap::free_alone(slot);
     }
@@ -171,24 +171,24 @@ impl<T> DerefMut for Lease<'_, T> {
 
 impl<'m, T> Shared<'m, T> {
     /// # Safety
-    /// As for [`Lease::from_raw`]; and the handle is one of those counted in the slot.
+    /// The same as for [`Lease::from_raw`]. The handle is one of the holders counted in the slot.
     #[inline(always)]
     pub(super) unsafe fn from_raw(slot: NonNull<Slot<T>>, header: Option<NonNull<Header>>) -> Self {
         Self { slot, header, memory: PhantomData }
     }
 
-    /// Whether both hold the same value.
+    /// Returns whether both hold the same value.
     pub fn is_same(&self, other: &Self) -> bool {
         self.slot == other.slot
     }
 
-    /// The slot's index in its pool; `None` for a value on the heap by itself.
+    /// Returns the slot's index in its pool; `None` for a lone value on the heap.
     #[inline]
     pub fn index(&self) -> Option<u16> {
         self.slot().link.get().checked_sub(1).map(|index| index as u16)
     }
 
-    /// This holder in a form that fits a ring. It is lost unless it is opened again.
+    /// Converts this holder to a form that fits a ring. It leaks unless it is opened again.
     #[inline]
     pub(crate) fn into_raw(self) -> RawShared<'m, T> {
         let raw = RawShared { slot: self.slot, header: self.header, memory: PhantomData };
@@ -196,11 +196,11 @@ impl<'m, T> Shared<'m, T> {
         raw
     }
 
-    /// The value alone again, if there is no other holder; otherwise the handle back.
+    /// Returns the lease if there is no other holder; otherwise the handle.
     #[inline]
     pub fn into_lease(self) -> Result<Lease<'m, T>, Self> {
-        // Acquire, edge `pool.refs`: pairs with the decrements of those who were holders. Nobody
-        // can become one now: that takes a holder, and this is the only one.
+        // Acquire, edge `pool.refs`: pairs with the decrements of former holders. No new holder can
+        // appear, because only a holder can clone, and this is the only one.
         if self.slot().holders.load(edge!("pool.refs.alone", Acquire)) != 1 {
             return Err(self);
         }
@@ -209,11 +209,11 @@ impl<'m, T> Shared<'m, T> {
         Ok(lease)
     }
 
-    /// Turns this holder into a number that [`Pool::redeem`](super::Pool::redeem) turns back.
+    /// Converts this holder to a number that [`Pool::redeem`](super::Pool::redeem) converts back.
     ///
     /// # Errors
     ///
-    /// Returns the handle if an id of the same value is out, or if the value is alone on the heap.
+    /// Returns the handle if the value already has an id, or is a lone value on the heap.
     pub fn into_id(self) -> Result<Id, Self>
     where
         T: Sync,
@@ -223,8 +223,7 @@ impl<'m, T> Shared<'m, T> {
         if link == EMPTY || state & ID_OUT != 0 {
             return Err(self);
         }
-        // Release, edge `pool.id`: pairs with `Pool::redeem` and `Pool::get`,
-        // which observe the value.
+        // Release, edge `pool.id`: publishes the value to `Pool::redeem` and `Pool::get`.
         let out = edge!("pool.id.out", Release);
         match self.slot().state.compare_exchange(state, state | ID_OUT, out, Ordering::Relaxed) {
             Ok(_) => {
@@ -249,7 +248,7 @@ impl<'m, T> Shared<'m, T> {
         self.header
     }
 
-    /// Counts this holder out. Whether it was the last.
+    /// Drops this holder's count. Returns whether it was the last.
     #[inline]
     fn is_last(&self) -> bool {
         // Release, edge `pool.refs`: pairs with the load below, by the last holder.
@@ -263,7 +262,7 @@ impl<'m, T> Shared<'m, T> {
 
     #[inline(always)]
     fn slot(&self) -> &Slot<T> {
-        // SAFETY: a slot that is out stays in place.
+        // SAFETY: a slot in use stays in place.
         unsafe { self.slot.as_ref() }
     }
 }
@@ -283,15 +282,16 @@ impl<T> Clone for RawShared<'_, T> {
 
 impl<T> Copy for RawShared<'_, T> {}
 
-// SAFETY: as for `Shared`, which it is made from and back into.
+// SAFETY: the same as for `Shared`, from which it is made and to which it is converted back.
 unsafe impl<T: Send + Sync> Send for RawShared<'_, T> {}
 
 impl<'m, T> RawShared<'m, T> {
     /// # Safety
-    /// Once for each that [`Shared::into_raw`] made.
+    /// Called once for each value of [`Shared::into_raw`].
     #[inline(always)]
     pub(crate) unsafe fn open(self) -> Shared<'m, T> {
-        // SAFETY: the holder that was wrapped, and that no other code unwraps.
+        // SAFETY: this is the holder that was wrapped, and our caller guarantees that it is
+        // unwrapped once.
         unsafe { Shared::from_raw(self.slot, self.header) }
     }
 }
@@ -321,10 +321,10 @@ impl<T> Deref for Shared<'_, T> {
     #[inline(always)]
     fn deref(&self) -> &T {
         if let Some(header) = self.header {
-            // SAFETY: a slot that is out keeps the slab. The link was written at setup.
+            // SAFETY: a slot in use keeps the slab alive. The link was written at set-up.
             unsafe { header.as_ref() }.watch_read(self.slot().link.get());
         }
-        // SAFETY: a slot that is held has a value, to which all holders have shared access alone.
+        // SAFETY: a slot with a holder has a value, to which all holders have only shared access.
         unsafe { (*self.slot().body.get()).assume_init_ref() }
     }
 }

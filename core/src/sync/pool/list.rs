@@ -1,11 +1,11 @@
-//! The free list of a table: the last released slot is taken first, and unused ones come last. One
-//! owner, no atomics; never blocks, never allocates. A [`Pool`](super::Pool) keeps its own slots in
-//! one, and so does every table whose places nobody but its owner gives back.
+//! The free list of a table: the slot released last is taken first, and unused slots come last. One
+//! owner, no atomics; never blocks or allocates. A [`Pool`](super::Pool) keeps its own slots in
+//! one, and so does every table whose slots only its owner releases.
 //!
-//! The list runs through the places themselves: each has a word for the link of the next, which its
-//! table reads and writes here. A link is an index plus one, and 0 the end, so zeroed memory is an
-//! empty list. Links are checked as they are followed: one that somebody overwrote makes the table
-//! smaller and leads nowhere else.
+//! The list runs through the slots themselves: each has a word for the link of the next, which its
+//! table reads and writes here. A link is an index plus one, and 0 ends the list, so zeroed memory
+//! is an empty list. Links are checked as they are followed, so a corrupted one makes the table
+//! smaller but leads nowhere else.
 
 /// The end of a list.
 pub(super) const EMPTY: u32 = 0;
@@ -15,21 +15,21 @@ pub(super) const EMPTY: u32 = 0;
 pub struct FreeList {
     /// Link of the last released slot.
     head: u32,
-    /// Places that were ever used. Those beyond are free, and in no list.
+    /// Number of slots that were ever used. Those beyond are free, and in no list.
     fresh: u32,
 }
 
 impl FreeList {
-    /// The list of a table of which no place was used.
+    /// Creates the list of a table without used slots.
     pub const fn new() -> Self {
         Self { head: EMPTY, fresh: 0 }
     }
 
-    /// Takes a place of a table of `len`.
-    /// `link` reads the link in a place, if the table has that place.
+    /// Takes a slot of a table of `len`. `link` reads the link in a slot, if the table has that
+    /// slot.
     #[inline(always)]
     pub fn take(&mut self, len: usize, link: impl FnOnce(u32) -> Option<u32>) -> Option<u32> {
-        // The table's check stands for the end of the list too.
+        // The table's bounds check also detects the end of the list.
         let index = self.head_index();
         match link(index) {
             None => self.take_fresh(len),
@@ -40,20 +40,20 @@ impl FreeList {
         }
     }
 
-    /// The place freed last. At the list's end, or behind an overwritten link,
-    /// a place that no table has.
+    /// Returns the slot freed last. At the end of the list, or after a corrupted link, returns an
+    /// index that no table has.
     #[inline(always)]
     pub(super) fn head_index(&self) -> u32 {
         self.head.wrapping_sub(1)
     }
 
-    /// Makes the list that begins with this link its own.
+    /// Replaces the list by the one that begins with this link.
     #[inline(always)]
     pub(super) fn set_head(&mut self, link: u32) {
         self.head = link;
     }
 
-    /// Takes a place that was never used, when none that was is left.
+    /// Takes an unused slot, when no used one is free.
     #[cold]
     pub(super) fn take_fresh(&mut self, len: usize) -> Option<u32> {
         self.head = EMPTY;
@@ -64,7 +64,7 @@ impl FreeList {
         })
     }
 
-    /// The place that [`take`](Self::take) would take from a table of `len`.
+    /// Returns the slot that [`take`](Self::take) would take from a table of `len`.
     #[inline(always)]
     pub fn first(&self, len: usize) -> Option<u32> {
         let index = self.head_index();
@@ -76,14 +76,14 @@ impl FreeList {
         ((self.fresh as usize) < len).then_some(self.fresh)
     }
 
-    /// Releases a slot. The caller writes the returned link into it.
+    /// Releases a slot. The caller must write the returned link into it.
     #[inline(always)]
     #[must_use = "the link of the place given back"]
     pub fn give(&mut self, index: u32) -> u32 {
         core::mem::replace(&mut self.head, index + 1)
     }
 
-    /// How many places were ever used.
+    /// Returns how many slots were ever used.
     #[inline]
     pub fn used(&self) -> u32 {
         self.fresh
@@ -107,7 +107,7 @@ mod tests {
     fn the_place_given_back_last_is_taken_next_and_those_never_used_come_last() {
         let mut random = Random::new("free places");
         for len in [0usize, 1, 3, 8] {
-            // A place never used holds anything.
+            // An unused slot may contain anything.
             let (mut list, mut links) = (FreeList::new(), vec![0xdead_beef; len]);
             let (mut out, mut free, mut used) = (Vec::new(), Vec::new(), 0);
             for _ in 0..10_000 {

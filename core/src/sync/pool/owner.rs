@@ -1,5 +1,5 @@
-//! The owner's side: takes slots, releases them without atomics, closes. Never blocks, never
-//! allocates; used by one thread at a time.
+//! The owner's side: takes slots, releases them without atomics, and closes the pool. Never blocks
+//! or allocates; used by one thread at a time.
 
 use core::{error::Error, fmt, marker::PhantomData, mem, ptr::NonNull};
 
@@ -12,9 +12,9 @@ use super::{
 };
 use crate::sync::primitive::{Ordering, edge};
 
-/// Creates values in slots. Dropping it closes the pool; values that are out live on.
+/// Creates values in slots. Dropping it closes the pool; values in use stay valid.
 ///
-/// Used after it was closed, it does not compile:
+/// Using it after it was closed does not compile:
 ///
 /// ```compile_fail,E0382
 /// let slab = fishplate_core::sync::pool::Slab::<u64>::new();
@@ -37,7 +37,7 @@ pub struct Pool<'m, T> {
     kind: NotSync,
 }
 
-/// The owner's line.
+/// The owner's cache line.
 #[derive(Debug)]
 struct Own<T> {
     /// Slots released by the owner, or collected from others.
@@ -51,8 +51,8 @@ struct Own<T> {
 assert_impl_all!(Pool<'static, u64>: Send);
 assert_not_impl_any!(Pool<'static, u64>: Sync, Clone);
 
-// SAFETY: a pool holds no values, only free slots, which any thread may use; `T: Send` since values
-// created here may have been given back, and be dropped, elsewhere.
+// SAFETY: a pool holds no values, only free slots, which any thread may use. `T: Send`, because
+// values created here may be dropped on other threads.
 unsafe impl<T: Send> Send for Pool<'_, T> {}
 
 /// The counters of a pool.
@@ -60,25 +60,25 @@ unsafe impl<T: Send> Send for Pool<'_, T> {}
 pub struct Counts {
     /// Slots taken.
     pub allocs: u64,
-    /// Slots that the owner gave back.
+    /// Slots that the owner released.
     pub local_frees: u64,
-    /// Slots that others gave back, as far as the owner has taken them.
+    /// Slots that others released, as far as the owner has collected them.
     pub remote_frees: u64,
-    /// Times that the owner took back what others gave.
+    /// Times that the owner collected the slots that others released.
     pub drains: u64,
-    /// The longest list taken back at once.
+    /// The longest list collected at once.
     pub max_chain: u64,
     /// Times that no slot was free.
     pub full: u64,
-    /// Values created on the heap instead. They are no slots, and in no other count.
+    /// Lone values created on the heap instead. No other counter includes them.
     pub overflow: u64,
     /// The most slots in use at once, including those released by others and not collected yet.
     pub high_water: u64,
 }
 
 impl<'m, T> Pool<'m, T> {
-    /// Lays a pool over memory that is borrowed for as long as values are out. All slots start
-    /// free. `reclaim` is called when the pool is closed and every slot given back.
+    /// Creates a pool over memory that is borrowed for as long as values are in use. All slots
+    /// start free. `reclaim` is called once the pool is closed and every slot is released.
     ///
     /// # Errors
     ///
@@ -91,13 +91,13 @@ impl<'m, T> Pool<'m, T> {
         let capacity = Self::checked(slots.len())?;
         // Relaxed: the memory is borrowed exclusively.
         header.line.keeps.store(OWNER, Ordering::Relaxed);
-        // SAFETY: both are borrowed exclusively for `'m`, so they belong together and are nobody
-        // else's; what was out of an earlier pool in this memory was leaked, or that borrow would
+        // SAFETY: both are borrowed exclusively for `'m`, so nothing else uses them. Values of an
+        // earlier pool in this memory can only have been leaked, because otherwise its borrow would
         // not have ended.
         Ok(unsafe { Self::from_raw(NonNull::from(header), NonNull::from(slots).cast(), capacity, reclaim) })
     }
 
-    /// The number of slots, if a pool may have so many.
+    /// Checks the number of slots.
     pub(super) fn checked(slots: usize) -> Result<u32, AttachError> {
         match slots.is_power_of_two() && slots <= MAX_CAPACITY {
             true => Ok(slots as u32),
@@ -105,28 +105,28 @@ impl<'m, T> Pool<'m, T> {
         }
     }
 
-    /// Makes a pool of slots that are all free, whatever they were.
+    /// Creates a pool whose slots are all free, whatever they contain.
     ///
     /// # Safety
     ///
-    /// Header and `capacity` slots, a power of two, stay in place until the last lets go. The
-    /// caller is alone with them and has the keep of the header's owner. `reclaim` may be called by
-    /// any thread.
+    /// Header and `capacity` slots, a power of two, stay in place until the last reference is
+    /// dropped. The caller is their only user, and has the owner's reference of the header. Any
+    /// thread may call `reclaim`.
     pub(super) unsafe fn from_raw(
         header: NonNull<Header>,
         slots: NonNull<Slot<T>>,
         capacity: u32,
         reclaim: Option<Reclaim>,
     ) -> Self {
-        // SAFETY: in place, by the caller's promise.
+        // SAFETY: our caller guarantees that the header stays in place.
         let line = unsafe { &header.as_ref().line };
-        // All relaxed: the caller alone has the memory,
-        // and a value is handed out by an edge of its own.
+        // All relaxed: the caller is the only user of the memory, and each value is published by
+        // its own edge.
         line.head.store(EMPTY, Ordering::Relaxed);
         line.capacity.store(capacity, Ordering::Relaxed);
         line.reclaim.set(reclaim);
         for index in 0..capacity {
-            // SAFETY: inside the slots.
+            // SAFETY: `index` is below the number of slots.
             let slot = unsafe { slots.add(index as usize).as_ref() };
             slot.link.set(index + 1);
             let state = slot.state.load(Ordering::Relaxed);
@@ -142,8 +142,8 @@ impl<'m, T> Pool<'m, T> {
     ///
     /// # Errors
     ///
-    /// [`Full`], with the value, if every slot is out.
-    /// The next call finds slots that others give back.
+    /// [`Full`], with the value, if every slot is in use. The next call finds slots that others
+    /// have released since.
     #[inline(always)]
     pub fn create(&mut self, value: T) -> Result<Lease<'m, T>, Full<T>> {
         match self.take() {
@@ -152,13 +152,13 @@ impl<'m, T> Pool<'m, T> {
         }
     }
 
-    /// Makes a value for a free slot, in place where the compiler can.
-    /// If `make` fails or panics, the slot is freed.
+    /// Creates a value in a free slot, in place if the compiler can. If `make` fails or panics, the
+    /// slot is freed.
     ///
     /// # Errors
     ///
-    /// [`CreateError::Full`] if every slot is out, and `make` was not called;
-    /// [`CreateError::Refused`] with its error.
+    /// [`CreateError::Full`] if every slot is in use; then `make` was not called.
+    /// [`CreateError::Refused`] with the error of `make`.
     #[inline]
     pub fn create_with<E>(
         &mut self,
@@ -176,8 +176,8 @@ impl<'m, T> Pool<'m, T> {
         }
     }
 
-    /// Ends a value and frees its slot without atomics.
-    /// Drops a value of another pool into that pool.
+    /// Ends a value and frees its slot without atomics. A value of another pool returns to its own
+    /// pool.
     #[inline(always)]
     pub fn release(&mut self, lease: Lease<'m, T>) {
         if lease.header() != Some(self.own.header) {
@@ -189,7 +189,7 @@ impl<'m, T> Pool<'m, T> {
         unsafe { (*taken.slot.as_ref().body.get()).assume_init_drop() };
     }
 
-    /// [`release`](Self::release) for one of several holders: ends the value if it was the last.
+    /// [`release`](Self::release) for one of several holders: ends the value if this was the last.
     #[inline]
     pub fn release_shared(&mut self, shared: Shared<'m, T>) {
         if let Some(lease) = shared.let_go() {
@@ -201,10 +201,10 @@ impl<'m, T> Pool<'m, T> {
     ///
     /// # Errors
     ///
-    /// [`StaleId`] if it was redeemed before, or never was out.
+    /// [`StaleId`] if it was redeemed before, or never existed.
     pub fn redeem(&mut self, id: Id) -> Result<Shared<'m, T>, StaleId> {
         let (slot, state) = self.find(id)?;
-        // SAFETY: in `find`.
+        // SAFETY: `find` has checked the slot.
         let out = unsafe { slot.as_ref() };
         // Acquire, edge `pool.id`: pairs with `Shared::into_id`, perhaps on another thread.
         match out.state.compare_exchange(
@@ -213,35 +213,34 @@ impl<'m, T> Pool<'m, T> {
             edge!("pool.id.in", Acquire),
             Ordering::Relaxed,
         ) {
-            // SAFETY: the id held the slot, and is gone now.
+            // SAFETY: the id was the slot's holder, and is stale now.
             Ok(_) => Ok(unsafe { Shared::from_raw(slot, Some(self.own.header)) }),
             Err(_) => Err(StaleId),
         }
     }
 
-    /// Looks at the value that an id stands for.
+    /// Returns the value of an id.
     ///
     /// # Errors
     ///
-    /// As for [`redeem`](Self::redeem). An id that came from another thread by nothing that orders
-    /// memory may be taken for stale at first.
+    /// The same as for [`redeem`](Self::redeem). An id that another thread passed without memory
+    /// ordering may look stale at first.
     pub fn get(&mut self, id: Id) -> Result<&T, StaleId> {
         let (slot, state) = self.find(id)?;
-        // SAFETY: in `find`.
+        // SAFETY: `find` has checked the slot.
         let out = unsafe { slot.as_ref() };
         // Acquire, edge `pool.id`, as in `redeem`.
         if out.state.load(edge!("pool.id.get", Acquire)) != state {
             return Err(StaleId);
         }
         self.header().watch_read(out.link.get());
-        // SAFETY: the id is out, so the slot has a value, and somebody holds it as long as the id
-        // is not redeemed, which takes `&mut self`. Holders of a value that has an id have shared
-        // access alone.
+        // SAFETY: the id is valid, so the slot has a value. It keeps its holder until the id is
+        // redeemed, which takes `&mut self`. Holders of a value with an id have only shared access.
         Ok(unsafe { (*out.body.get()).assume_init_ref() })
     }
 
-    /// Looks at the value that an id stands for, and redeems the id if `ready` finds in it what it
-    /// looks for. `None` if not: the id is still out.
+    /// Looks at the value of an id, and redeems the id if `ready` returns something. `None`: the id
+    /// is still valid.
     ///
     /// # Errors
     ///
@@ -261,33 +260,33 @@ impl<'m, T> Pool<'m, T> {
     ///
     /// # Errors
     ///
-    /// As for [`redeem`](Self::redeem): releasing an id twice is [`StaleId`] the second time.
+    /// The same as for [`redeem`](Self::redeem): releasing an id a second time is [`StaleId`].
     pub fn release_id(&mut self, id: Id) -> Result<(), StaleId> {
         let shared = self.redeem(id)?;
         self.release_shared(shared);
         Ok(())
     }
 
-    /// Whether the value lies in this pool.
+    /// Returns whether the value is in this pool.
     pub fn owns(&self, shared: &Shared<'_, T>) -> bool {
         shared.header() == Some(self.own.header)
     }
 
-    /// Closes the pool, as dropping it does. Values that are out stay valid;
-    /// the last one frees the slab.
+    /// Closes the pool, as dropping it does. Values in use stay valid, and the last one frees the
+    /// slab.
     pub fn close(self) {}
 
-    /// What happened so far.
+    /// Returns the counters.
     pub fn counts(&self) -> Counts {
         Counts { high_water: self.own.free.used().into(), ..self.own.counts }
     }
 
-    /// Number of slots.
+    /// Returns the number of slots.
     pub fn capacity(&self) -> usize {
         self.own.capacity as usize
     }
 
-    /// Slots in use, or released by others and not collected yet.
+    /// Returns the slots in use, including those released by others and not collected yet.
     pub fn outstanding(&self) -> u64 {
         let Counts { allocs, local_frees, remote_frees, .. } = self.own.counts;
         allocs.saturating_sub(local_frees + remote_frees)
@@ -299,18 +298,18 @@ impl<'m, T> Pool<'m, T> {
     }
 
     pub(super) fn header(&self) -> &Header {
-        // SAFETY: the owner keeps the slab.
+        // SAFETY: the owner keeps the slab alive.
         unsafe { self.own.header.as_ref() }
     }
 
-    /// The slot with this index.
+    /// Returns the slot with this index.
     #[inline(always)]
     fn slot(&self, index: u32) -> NonNull<Slot<T>> {
         // SAFETY: every caller has checked that the index is below the capacity.
         unsafe { self.own.slots.add(index as usize) }
     }
 
-    /// The slot that an id names, and its state as long as that id is out.
+    /// Returns the slot of an id, and its state while that id is valid.
     fn find(&self, id: Id) -> Result<(NonNull<Slot<T>>, u64), StaleId> {
         let index = id.0 & (GENERATION - 1);
         if index >= self.own.capacity.into() {
@@ -323,12 +322,12 @@ impl<'m, T> Pool<'m, T> {
     #[inline(always)]
     fn take(&mut self) -> Option<u32> {
         let mut index = self.own.free.head_index();
-        // One comparison for the empty list and for an overwritten link.
+        // One comparison detects both the empty list and a corrupted link.
         if index >= self.own.capacity {
             index = self.refill()?;
         }
-        // SAFETY: inside the slots, which the owner keeps. Relaxed:
-        // the owner wrote it, or acquired its list.
+        // SAFETY: inside the slots, which the owner keeps alive. Relaxed: the owner wrote it, or
+        // acquired its list.
         let next = unsafe { self.slot(index).as_ref() }.next.load(Ordering::Relaxed);
         self.own.free.set_head(next);
         self.own.counts.allocs += 1;
@@ -337,7 +336,8 @@ impl<'m, T> Pool<'m, T> {
 
     #[inline(always)]
     fn lease(&self, slot: NonNull<Slot<T>>, value: T) -> Lease<'m, T> {
-        // SAFETY: the owner keeps the slot in place, and it is free: taken, and not handed out yet.
+        // SAFETY: the owner keeps the slot in place, and it is free: taken from the list, and not
+        // in use yet.
         unsafe {
             self.header().watch_write(slot.as_ref().link.get());
             (*slot.as_ref().body.get()).write(value);
@@ -345,12 +345,12 @@ impl<'m, T> Pool<'m, T> {
         }
     }
 
-    /// Finds a free slot when the owner's list is empty:
-    /// one that others gave back, or one never used.
+    /// Finds a free slot when the owner's list is empty: one that others have released, or an
+    /// unused one.
     #[cold]
     #[inline(never)]
     fn refill(&mut self) -> Option<u32> {
-        // Relaxed: only to leave the line alone while there is nothing on it.
+        // Relaxed: only avoids touching the cache line while the list is empty.
         if self.header().line.head.load(Ordering::Relaxed) != EMPTY {
             // Acquire, edge `pool.freed`: pairs with the pushes in `Header::give_back`.
             let first = self.header().line.head.swap(EMPTY, edge!("pool.freed.take", Acquire));
@@ -368,13 +368,14 @@ impl<'m, T> Pool<'m, T> {
             own.counts.full += 1;
             return None;
         };
-        // SAFETY: below the capacity. Relaxed: a slot never used is the owner's alone. The word is
-        // whatever an earlier pool in this memory left there.
+        // SAFETY: below the capacity. Relaxed: an unused slot belongs to the owner alone. Its word
+        // may hold anything from an earlier pool.
         unsafe { self.slot(index).as_ref() }.next.store(EMPTY, Ordering::Relaxed);
         Some(index)
     }
 
-    /// Walks a list that the owner has taken. At most as many steps as slots, whatever it holds.
+    /// Counts the slots of a list that the owner has taken. Takes at most as many steps as there
+    /// are slots.
     fn length(&self, mut link: u32) -> u64 {
         let mut length = 0;
         while link.wrapping_sub(1) < self.own.capacity && length < self.own.capacity.into() {
@@ -392,15 +393,16 @@ impl<T> Drop for Pool<'_, T> {
         // Acquire, edge `pool.freed`, for the links walked next.
         let back = self.header().line.head.swap(CLOSED, edge!("pool.closed.swap", Acquire));
         let back = self.length(back);
-        // What is out now was out when the head was closed, and counts down by itself.
+        // A slot in use now was in use when the head was closed, so its release decrements the
+        // count.
         let out = self.outstanding().saturating_sub(back);
-        // SAFETY: the owner's keep, less what it leaves to slots still out.
-        // It uses neither header nor slots again.
+        // SAFETY: the owner's references, less those that it leaves to slots in use. It uses
+        // neither header nor slots again.
         unsafe { Header::let_go(self.own.header, OWNER - out) };
     }
 }
 
-/// The state of a slot whose id, out so far, is stale: the next generation, and no id of it out.
+/// Returns the state of a slot after its id became stale: the next generation, without an id.
 fn redeemed(state: u64) -> u64 {
     (state & !ID_OUT).wrapping_add(GENERATION)
 }
@@ -414,17 +416,17 @@ struct Taken<'p, 'm, T> {
 impl<T> Drop for Taken<'_, '_, T> {
     #[inline(always)]
     fn drop(&mut self) {
-        // SAFETY: the slot is one of this pool's, which keeps it in place.
+        // SAFETY: the slot belongs to this pool, which keeps it in place.
         let slot = unsafe { self.slot.as_ref() };
         let own = &mut *self.pool.own;
         let next = own.free.give(slot.link.get() - 1);
-        // Relaxed: from the owner to itself.
+        // Relaxed: only the owner reads it.
         slot.next.store(next, Ordering::Relaxed);
         own.counts.local_frees += 1;
     }
 }
 
-/// Every slot is out. Carries the value that found none.
+/// Every slot is in use. Carries the value that found no slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full<T>(pub T);
 
@@ -439,7 +441,7 @@ impl<T: fmt::Debug> Error for Full<T> {}
 /// Why a value was not created. No slot was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CreateError<E> {
-    /// Every slot is out.
+    /// Every slot is in use.
     Full,
     /// Making it failed.
     Refused(E),

@@ -1,6 +1,5 @@
-//! One owner and those who give back, as threads and under the model checker, with pools of two
-//! slots so that full and empty both happen. What races or is used after the end, the model checker
-//! reports.
+//! An owner and threads that release, run as threads and by the model checker, with pools of two
+//! slots so that both full and empty occur. The model checker reports races and uses after the end.
 
 extern crate std;
 
@@ -20,17 +19,17 @@ struct PoolMemory<const N: usize> {
     ended: Arc<AtomicUsize>,
 }
 
-/// A pool in memory that is freed, and counted in `ended`, when the slab comes to its end.
+/// Creates a pool in memory that is freed, and counted in `ended`, when the slab ends.
 fn pool_of<const N: usize>(ended: &Arc<AtomicUsize>) -> Pool<'static, u64> {
     fn free<const N: usize>(memory: *mut ()) {
-        // SAFETY: from `Box::into_raw`, below, and called once, when it is not used any more.
+        // SAFETY: from `Box::into_raw` below; called once, when the memory is no longer used.
         let memory = unsafe { Box::from_raw(memory.cast::<PoolMemory<N>>()) };
         memory.ended.fetch_add(1, core::sync::atomic::Ordering::Relaxed);
     }
     let slots = core::array::from_fn(|_| Slot::starting_at(u64::MAX));
     let memory =
         Box::into_raw(Box::new(PoolMemory::<N> { header: Header::new(), slots, ended: ended.clone() }));
-    // SAFETY: freed by `free` alone, after the last use.
+    // SAFETY: only `free` frees it, after the last use.
     let (header, slots) = unsafe { (&mut (*memory).header, &mut (*memory).slots) };
     Pool::new(header, slots, Some(Reclaim::new(free::<N>, memory.cast()))).unwrap()
 }
@@ -199,7 +198,7 @@ fn an_id_carries_the_value_to_its_owner() {
                 move || {
                     *lease = 2;
                     let id = lease.share().into_id().unwrap();
-                    // Relaxed on purpose: the user's own hand-over carries nothing.
+                    // Relaxed on purpose: the user's own hand-over orders nothing.
                     published.store(id.to_bits(), Ordering::Relaxed);
                 }
             });
@@ -229,7 +228,7 @@ fn an_id_is_redeemed_without_a_look() {
         let ended = Arc::default();
         let mut pool = pool_of::<2>(&ended);
         let mut lease = create(&mut pool, 1);
-        // The first of a slot's ids, guessed: its generation is the one that `pool_of` starts with.
+        // A guess of the slot's first id, with the generation at which `pool_of` starts.
         let id = Id::from_bits(u64::MAX << 16);
         let other = thread::spawn(move || {
             *lease = 2;

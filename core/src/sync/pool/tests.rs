@@ -1,4 +1,4 @@
-//! Single-threaded for the most part: the pool against a simple model, and every misuse it detects.
+//! Mostly single-threaded: the pool against a simple model, and every misuse that it detects.
 
 #![cfg(not(fishplate_loom))]
 
@@ -16,12 +16,12 @@ use std::{
 use super::*;
 use crate::sync::testing::Random;
 
-/// Memory of a pool whose generations start at one number.
+/// Creates slots whose generations start at one number.
 fn slots<T>(capacity: usize, generation: u64) -> Vec<Slot<T>> {
     (0..capacity).map(|_| Slot::starting_at(generation)).collect()
 }
 
-/// A body that counts its end.
+/// A body that counts its drops.
 #[derive(Debug)]
 struct Counted<'c> {
     number: u64,
@@ -36,7 +36,7 @@ impl Drop for Counted<'_> {
 
 const LAST_GENERATION: u64 = (1 << 48) - 1;
 
-/// Every way to take, hold and give back, at random, against sets of what must be out.
+/// Random ways to take, hold and release slots, compared with sets of the values in use.
 #[test]
 fn the_live_set_is_unique_and_generations_never_go_back() {
     let mut random = Random::new("pool against a model");
@@ -229,7 +229,7 @@ fn a_value_of_another_pool_goes_home_and_keeps_its_home_alive() {
     assert_eq!(*reference, 2);
     two.release(a);
     assert_eq!((one.counts().local_frees, two.counts().local_frees), (0, 0));
-    // Both slots of `one` are free again, by way of its remote list.
+    // Both slots of `one` are free again, through its remote list.
     let leases = [one.create(3).unwrap(), one.create(4).unwrap()];
     assert!(one.create(5).is_err());
     two.close();
@@ -258,7 +258,7 @@ fn stale_and_forged_ids_are_refused() {
     let other = other.into_id().unwrap_err();
     assert_eq!(pool.release_id(Id::from_bits(id.to_bits() + (1 << 16))), Err(StaleId));
     assert_eq!(pool.release_id(id), Ok(()));
-    // Released twice: an error, and the other holder still has its value.
+    // Released twice: an error, and the other holder keeps its value.
     assert_eq!(pool.release_id(id), Err(StaleId));
     assert_eq!(*other, 7);
     let next = other.into_id().unwrap();
@@ -356,7 +356,7 @@ fn links_that_somebody_overwrote_lead_nowhere() {
         let leases: Vec<_> = (0..4).map(|value| pool.create(value).unwrap()).collect();
         for lease in leases {
             let slot = lease.vacate();
-            // SAFETY: in place; the lease is gone, and the slot stays out for ever.
+            // SAFETY: the slot stays in place; its lease is gone, so it is never released.
             let slot = unsafe { slot.as_ref() };
             slot.next.store(planted, Ordering::Relaxed);
         }
@@ -402,8 +402,8 @@ mod heap {
         assert_eq!(Pool::<u8>::on_heap(100).err(), Some(AttachError::Capacity { slots: 100 }));
     }
 
-    /// Values live in four threads and in events when their pool goes; run it under
-    /// AddressSanitizer (tests/sanitize.sh) to see that nothing leaks or is used after its end.
+    /// Values are alive in four threads and in events when their pool is dropped. Under
+    /// AddressSanitizer (tests/sanitize.sh) this shows leaks and uses after the end.
     #[test]
     fn pools_destroyed_under_load_leave_nothing_behind() {
         const POOLS: usize = 10_000;
@@ -411,7 +411,7 @@ mod heap {
         type Body = (Counted<'static>, Box<u64>);
         let mut random = Random::new("pools destroyed under load");
         let mut created = 0;
-        // Our own rings: what checks for races does not see into the channels of std.
+        // Our own rings, because race checkers do not see into std's channels.
         let mut memory: [_; 3] = core::array::from_fn(|_| (ring::Header::new(), [MaybeUninit::uninit(); 64]));
         thread::scope(|scope| {
             let lanes = memory.each_mut().map(|(header, slots)| {

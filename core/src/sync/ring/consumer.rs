@@ -15,12 +15,12 @@ use crate::sync::primitive::{Ordering, edge};
 pub struct Consumer<'m, T, M: RingMemory = Private> {
     header: &'m Header,
     slots: Span<'m, T>,
-    /// Values ever released: the truth, of which `header.head` is the published copy.
+    /// Number of values released. This is authoritative; `header.head` is the published copy.
     head: u64,
-    /// The tail as last loaded: the ring is known to hold values up to here.
+    /// The tail as last loaded: the ring holds values up to here.
     seen: u64,
-    /// The most values that an honest tail leaves in the ring; zero once the peer has shown that it
-    /// is not honest. See the same field of the producer.
+    /// The most values that an honest tail can leave in the ring. Zero once the peer was found
+    /// dishonest; see the same field of the producer.
     believed: u64,
     kind: PhantomData<M>,
 }
@@ -28,15 +28,15 @@ pub struct Consumer<'m, T, M: RingMemory = Private> {
 assert_impl_all!(Consumer<'static, u64>: Send);
 assert_not_impl_any!(Consumer<'static, u64>: Sync, Clone);
 
-// SAFETY: the handle is the only one of its side (`split` makes one, `from_raw` is promised it), it
-// reads only slots that edge `filled` has handed over, and `T: Send` lets the values cross from the
+// SAFETY: the handle is the only one of its side (`split` makes one, and `from_raw` requires it).
+// It reads only slots that edge `filled` has handed over. `T: Send` lets the values move from the
 // producer's thread.
 unsafe impl<T: Send, M: RingMemory> Send for Consumer<'_, T, M> {}
 
 impl<'m, T: Copy> Consumer<'m, T, Shared> {
     /// Attaches to the consumer's side of a ring in memory that another process may write.
     ///
-    /// The ring goes on from the head that the header holds; a zeroed header is a new ring.
+    /// Continues from the head in the header; a zeroed header is a new ring.
     ///
     /// # Errors
     ///
@@ -45,20 +45,20 @@ impl<'m, T: Copy> Consumer<'m, T, Shared> {
     /// # Safety
     ///
     /// For all of `'m`: `header` and `capacity` slots from `slots` on stay mapped for reading and
-    /// writing and hold initialised memory (a fresh mapping does); no other `Consumer` of this ring
-    /// exists; nothing in this process makes a reference to the slots; and every pattern of bits is
-    /// a valid `T`, since the peer may write any.
+    /// writing, and hold initialized memory (a fresh mapping does). No other `Consumer` of this
+    /// ring exists. Nothing in this process makes a reference to the slots. Every bit pattern is a
+    /// valid `T`, because the peer may write any.
     pub unsafe fn from_raw(
         header: NonNull<Header>,
         slots: NonNull<T>,
         capacity: usize,
     ) -> Result<Self, AttachError> {
         let slots = Span::of_raw(header, slots, capacity)?;
-        // SAFETY: mapped for `'m` by the caller's promise, and `of_raw` checked alignment;
-        // a header is only atomics.
+        // SAFETY: our caller guarantees that it stays mapped for `'m`, and `of_raw` checked
+        // alignment. A header consists of atomics.
         let header = unsafe { header.as_ref() };
-        // Relaxed: only consumers write the head,
-        // and the hand-over to this one ordered their writes.
+        // Relaxed: only consumers write the head, and the hand-over to this one ordered their
+        // writes.
         let head = header.head.load(Ordering::Relaxed);
         Ok(Self::new(header, slots, head))
     }
@@ -70,8 +70,8 @@ impl<'m, T: Copy, M: RingMemory> Consumer<'m, T, M> {
         Self { header, slots, head, seen: head, believed: slots.capacity(), kind: PhantomData }
     }
 
-    /// Takes the oldest value. `None` if the ring is empty;
-    /// the producer may fill a slot at any time.
+    /// Takes the oldest value. `None` if the ring is empty; the producer may fill a slot at any
+    /// time.
     #[inline(always)]
     pub fn pop(&mut self) -> Option<T> {
         if self.head == self.seen && self.look() == 0 {
@@ -82,7 +82,7 @@ impl<'m, T: Copy, M: RingMemory> Consumer<'m, T, M> {
         Some(value)
     }
 
-    /// A copy of the oldest value, which stays in the ring.
+    /// Returns a copy of the oldest value, which stays in the ring.
     #[inline(always)]
     pub fn peek(&mut self) -> Option<T> {
         if self.head == self.seen && self.look() == 0 {
@@ -91,16 +91,16 @@ impl<'m, T: Copy, M: RingMemory> Consumer<'m, T, M> {
         Some(self.value(0))
     }
 
-    /// Takes out as many values as there are, up to the length of `into`,
-    /// and releases their slots at once. Returns how many.
+    /// Takes as many values as there are, up to the length of `into`, and releases their slots at
+    /// once. Returns their number.
     #[inline]
     pub fn pop_slice(&mut self, into: &mut [T]) -> usize {
         let len = into.len().min(self.filled_for(into.len()));
         let [(a, a_len), (b, b_len)] = self.slots.run(self.head, len);
         self.watch(len);
-        // SAFETY: both runs lie inside the slots and are filled, as checked above (edge `filled`),
-        // and stay so until edge `freed`, or are of any valid bits if a dishonest peer writes them;
-        // together they are as long as `into[..len]`, which lies elsewhere.
+        // SAFETY: both runs are inside the slots and filled, as checked above (edge `filled`), and
+        // stay so until edge `freed`. A dishonest peer may overwrite them, but every bit pattern is
+        // valid then. Together they are as long as `into[..len]`, which is elsewhere.
         unsafe {
             M::copy(a.as_ptr(), into.as_mut_ptr(), a_len);
             M::copy(b.as_ptr(), into.as_mut_ptr().add(a_len), b_len);
@@ -109,7 +109,7 @@ impl<'m, T: Copy, M: RingMemory> Consumer<'m, T, M> {
         len
     }
 
-    /// The oldest values, up to `max` of them, to be read in place and released together. `None` if
+    /// Lends up to `max` of the oldest values, to be read in place and released together. `None` if
     /// the ring is empty. Dropping the result leaves them in the ring.
     #[inline]
     pub fn filled(&mut self, max: usize) -> Option<Filled<'_, 'm, T, M>> {
@@ -117,36 +117,35 @@ impl<'m, T: Copy, M: RingMemory> Consumer<'m, T, M> {
         (len != 0).then_some(Filled { ring: self, len })
     }
 
-    /// Values in the ring by the producer's counter. At least this many stay until the next pop.
+    /// Returns the number of values by the producer's counter. At least this many stay until the
+    /// next pop.
     #[inline]
     pub fn len(&mut self) -> usize {
         self.look() as usize
     }
 
-    /// Whether the ring is empty. Reads the producer's counter only
-    /// if no value is known to be there.
+    /// Returns whether the ring is empty. Reads the producer's counter only if no value is known.
     #[inline(always)]
     pub fn is_empty(&mut self) -> bool {
         self.head == self.seen && self.look() == 0
     }
 
-    /// Number of slots.
+    /// Returns the number of slots.
     pub fn capacity(&self) -> usize {
         self.slots.capacity() as usize
     }
 
-    /// Values ever released, modulo 2^64.
+    /// Returns the number of values ever released, modulo 2^64.
     pub fn released(&self) -> u64 {
         self.head
     }
 
-    /// Whether the producer's counter once held an impossible value.
-    /// The ring is then empty for ever.
+    /// Returns whether the producer's counter had an impossible value. The ring then stays empty.
     pub fn is_corrupt(&self) -> bool {
         self.believed == 0
     }
 
-    /// The known number of values. Loads the tail again only if it is less than `wanted`.
+    /// Returns the known number of values. Loads the tail again only if that is less than `wanted`.
     #[inline(always)]
     fn filled_for(&mut self, wanted: usize) -> usize {
         let known = self.seen.wrapping_sub(self.head) as usize;
@@ -157,7 +156,7 @@ impl<'m, T: Copy, M: RingMemory> Consumer<'m, T, M> {
     #[inline(always)]
     fn look(&mut self) -> u64 {
         // Acquire, edge `filled`: pairs with the store in `Producer::advance`. The contents of the
-        // slots below the tail observed are visible from here on.
+        // slots below this tail are visible from here on.
         let tail = self.header.tail.load(edge!("ring.filled.load", Acquire));
         let filled = tail.wrapping_sub(self.head);
         if filled > self.believed {
@@ -175,15 +174,15 @@ impl<'m, T: Copy, M: RingMemory> Consumer<'m, T, M> {
         0
     }
 
-    /// Copies out the value `at` places beyond the head, which the caller has found filled.
+    /// Copies the value at `at` slots beyond the head, which the caller has found filled.
     #[inline(always)]
     fn value(&self, at: usize) -> T {
         let count = self.head.wrapping_add(at as u64);
         self.header.watch.read(self.slots.index(count));
-        // SAFETY: the caller has found this slot below the tail seen, so the producer has filled it
-        // (edge `filled`) and leaves it alone until edge `freed`. A dishonest peer of a shared ring
-        // may still write it meanwhile: the copy is volatile then, and whatever it yields is a
-        // valid `T` by the promise of `from_raw`.
+        // SAFETY: the caller has found this slot below the tail, so the producer has filled it
+        // (edge `filled`) and does not write it until edge `freed`. A dishonest peer of a shared
+        // ring may still write it. The copy is volatile in that case, and `from_raw` requires that
+        // any bits are a valid `T`.
         unsafe { M::read(self.slots.slot(count)) }
     }
 
@@ -199,8 +198,8 @@ impl<'m, T: Copy, M: RingMemory> Consumer<'m, T, M> {
     #[inline(always)]
     fn advance(&mut self, len: u64) {
         self.head = self.head.wrapping_add(len);
-        // Release, edge `freed`: pairs with the load in `Producer::look`. The copies out of these
-        // slots come before any overwriting by whoever observes this head.
+        // Release, edge `freed`: pairs with the load in `Producer::look`. Orders the copies out of
+        // these slots before any overwriting by a thread that sees this head.
         self.header.head.store(self.head, edge!("ring.freed.store", Release));
     }
 }
@@ -214,43 +213,44 @@ pub struct Filled<'a, 'm, T, M: RingMemory = Private> {
 }
 
 impl<T: Copy> Filled<'_, '_, T, Private> {
-    /// The values, in order: up to the end of the memory, and the rest from its start.
+    /// Returns the values in order: up to the end of the memory, and the rest from its start.
     #[inline]
     pub fn slices(&self) -> (&[T], &[T]) {
         let [(a, a_len), (b, b_len)] = self.parts();
-        // SAFETY: both runs lie inside the slots and are filled (edge `filled`), and the producer,
-        // which is of this process, leaves them alone until `release`, which consumes `self`.
+        // SAFETY: both runs are inside the slots and filled (edge `filled`). The producer, which
+        // belongs to this process, does not write them until `release`, which consumes `self`.
         unsafe { (slice::from_raw_parts(a.as_ptr(), a_len), slice::from_raw_parts(b.as_ptr(), b_len)) }
     }
 }
 
 impl<T: Copy, M: RingMemory> Filled<'_, '_, T, M> {
-    /// How many values are lent; at least one.
+    /// Returns how many values are lent; at least one.
     #[expect(clippy::len_without_is_empty, reason = "never empty")]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// A copy of value `at`, counted from the oldest.
+    /// Returns a copy of value `at`, counted from the oldest.
     #[inline]
     pub fn get(&self, at: usize) -> Option<T> {
         (at < self.len).then(|| self.ring.value(at))
     }
 
-    /// Copies of the values, oldest first.
+    /// Returns copies of the values, oldest first.
     #[inline]
     pub fn iter(&self) -> impl Iterator<Item = T> {
         (0..self.len).map(|at| self.ring.value(at))
     }
 
-    /// The values, in order, as (first, how many): up to the end of the memory, and the rest from
-    /// its start. Read them with raw copies, and make no reference if the memory is [`Shared`].
+    /// Returns the values in order, as (first, number): up to the end of the memory, and the rest
+    /// from its start. If the memory is [`Shared`], read them with raw copies, and make no
+    /// references.
     #[inline]
     pub fn parts(&self) -> [(NonNull<T>, usize); 2] {
         self.ring.slots.run(self.ring.head, self.len)
     }
 
-    /// Frees the slots of the `len` oldest values, or of all if there are fewer; keeps the rest.
+    /// Frees the slots of the `len` oldest values, or of all if there are fewer. Keeps the rest.
     #[inline]
     pub fn release(self, len: usize) {
         let len = len.min(self.len);

@@ -1,9 +1,9 @@
-//! The slots of a ring: where they lie, and how they are read and written.
+//! The slots of a ring: their location, and how they are read and written.
 //!
-//! Memory of this process alone is plain memory: copies are ordinary and slices may be lent. A
-//! mapping that another process can write at any moment is an allegation: it is copied out once, by
-//! volatile accesses, and no reference to it is ever made. The two kinds are types, so lending a
-//! slice of a shared mapping does not compile.
+//! Memory of this process alone is plain memory: copies are ordinary, and slices may be lent. A
+//! mapping that another process can write at any time is not trusted: it is copied out once, by
+//! volatile accesses, and no reference to it is made. The two kinds are types, so lending a slice
+//! of a shared mapping does not compile.
 
 use core::{
     marker::PhantomData,
@@ -13,11 +13,11 @@ use core::{
 
 use super::{AttachError, Header};
 
-/// Memory that only this process writes. The kind [`split`](super::split) gives.
+/// Memory that only this process writes. [`split`](super::split) returns this kind.
 #[derive(Clone, Copy, Debug)]
 pub enum Private {}
 
-/// Memory that another process may write at any moment. The kind `from_raw` gives.
+/// Memory that another process may write at any time. `from_raw` returns this kind.
 #[derive(Clone, Copy, Debug)]
 pub enum Shared {}
 
@@ -33,7 +33,7 @@ mod sealed {
         /// Copies a value out.
         ///
         /// # Safety
-        /// `from` is valid for reads of a `T`, aligned, and what lies there is a valid `T`.
+        /// `from` is valid for reads of a `T`, aligned, and holds a valid `T`.
         unsafe fn read<T: Copy>(from: *const T) -> T;
 
         /// Copies a value in.
@@ -45,12 +45,12 @@ mod sealed {
         /// Copies `len` values from one place to another.
         ///
         /// # Safety
-        /// As for `read` from each of the `len` places from `from` on and `write` to each from `to`
-        /// on. The two do not overlap.
+        /// The same as for `read` from each of the `len` slots from `from` on, and as for `write`
+        /// to each from `to` on. The two do not overlap.
         #[inline]
         unsafe fn copy<T: Copy>(from: *const T, to: *mut T, len: usize) {
             for at in 0..len {
-                // SAFETY: the caller's promise, for the place `at`.
+                // SAFETY: our caller guarantees this for each of the `len` slots.
                 unsafe { Self::write(to.add(at), Self::read(from.add(at))) };
             }
         }
@@ -77,7 +77,7 @@ impl sealed::Copies for Private {
     }
 }
 
-// Volatile: the compiler may not read a value twice and so see a change made after the check.
+// Volatile: the compiler must not read a value twice, because it may change after the check.
 impl sealed::Copies for Shared {
     #[inline(always)]
     unsafe fn read<T: Copy>(from: *const T) -> T {
@@ -92,7 +92,7 @@ impl sealed::Copies for Shared {
     }
 }
 
-/// The slots of one ring: where the first lies, and their number as a mask.
+/// The slots of one ring: the first slot, and their number as a mask.
 #[derive(Debug)]
 pub(super) struct Span<'m, T> {
     first: NonNull<T>,
@@ -109,12 +109,12 @@ impl<T> Clone for Span<'_, T> {
 impl<T> Copy for Span<'_, T> {}
 
 impl<'m, T: Copy> Span<'m, T> {
-    /// Over a slice borrowed for as long as the ring lives.
+    /// Wraps a slice that is borrowed for as long as the ring lives.
     pub(super) fn of_slice(slots: &'m mut [MaybeUninit<T>]) -> Result<Self, AttachError> {
         Self::checked(NonNull::from(&mut *slots).cast(), slots.len())
     }
 
-    /// Over `capacity` slots from `first` on, with a header of which only the alignment is checked.
+    /// Wraps `capacity` slots from `first` on. Checks only the alignment of the header.
     pub(super) fn of_raw(
         header: NonNull<Header>,
         first: NonNull<T>,
@@ -133,28 +133,29 @@ impl<'m, T: Copy> Span<'m, T> {
         Ok(Self { first, mask: slots as u64 - 1, memory: PhantomData })
     }
 
-    /// Number of slots.
+    /// Returns the number of slots.
     #[inline(always)]
     pub(super) fn capacity(&self) -> u64 {
         self.mask + 1
     }
 
-    /// Index of the slot that `count` falls on.
+    /// Returns the index of the slot for `count`.
     #[inline(always)]
     pub(super) fn index(&self, count: u64) -> usize {
         (count & self.mask) as usize
     }
 
-    /// The slot that `count` falls on. Inside the span for every `count`.
+    /// Returns the slot for `count`. It is inside the span for every `count`.
     #[inline(always)]
     pub(super) fn slot(&self, count: u64) -> *mut T {
-        // SAFETY: the index is at most `mask`, and `mask + 1` slots lie from `first` on, in one
-        // object (`of_slice`: the slice; `of_raw`: its caller's promise).
+        // SAFETY: the index is at most `mask`, and there are `mask + 1` slots from `first` on, in
+        // one object: the slice of `of_slice`, or the memory that the caller of `of_raw`
+        // guarantees.
         unsafe { self.first.as_ptr().add(self.index(count)) }
     }
 
-    /// The run of `len <= capacity` slots from `count` on:
-    /// the part up to the end of the memory, and the rest from its start.
+    /// Returns the `len <= capacity` slots from `count` on: the part up to the end of the memory,
+    /// and the rest from its start.
     #[inline]
     pub(super) fn run(&self, count: u64, len: usize) -> [(NonNull<T>, usize); 2] {
         let index = self.index(count);

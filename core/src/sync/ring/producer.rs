@@ -15,13 +15,13 @@ use crate::sync::primitive::{Ordering, edge};
 pub struct Producer<'m, T, M: RingMemory = Private> {
     header: &'m Header,
     slots: Span<'m, T>,
-    /// Values ever published: the truth, of which `header.tail` is the published copy.
+    /// Number of values published. This is authoritative; `header.tail` is the published copy.
     tail: u64,
-    /// The tail at which the ring is full: head as last seen, plus the capacity.
+    /// The tail at which the ring is full: the last known head plus the capacity.
     limit: u64,
-    /// The most values that an honest head leaves in the ring. Zero once the peer has shown that it
-    /// is not honest: then every later look finds the ring full or corrupt, at no cost to the path
-    /// that does not look.
+    /// The most values that an honest head can leave in the ring. Zero once the peer was found
+    /// dishonest. Then every later look finds the ring full or corrupt, at no cost to the path that
+    /// does not look.
     believed: u64,
     kind: PhantomData<M>,
 }
@@ -29,15 +29,15 @@ pub struct Producer<'m, T, M: RingMemory = Private> {
 assert_impl_all!(Producer<'static, u64>: Send);
 assert_not_impl_any!(Producer<'static, u64>: Sync, Clone);
 
-// SAFETY: the handle is the only one of its side (`split` makes one, `from_raw` is promised it),
-// the slots it touches are its own until edge `filled` hands them over, and `T: Send` lets the
-// values cross to the consumer's thread.
+// SAFETY: the handle is the only one of its side (`split` makes one, and `from_raw` requires it).
+// The slots that it writes are its own until edge `filled` hands them over. `T: Send` lets the
+// values move to the consumer's thread.
 unsafe impl<T: Send, M: RingMemory> Send for Producer<'_, T, M> {}
 
 impl<'m, T: Copy> Producer<'m, T, Shared> {
     /// Attaches to the producer's side of a ring in memory that another process may write.
     ///
-    /// The ring goes on from the tail that the header holds; a zeroed header is a new ring.
+    /// Continues from the tail in the header; a zeroed header is a new ring.
     ///
     /// # Errors
     ///
@@ -46,8 +46,8 @@ impl<'m, T: Copy> Producer<'m, T, Shared> {
     /// # Safety
     ///
     /// For all of `'m`: `header` and `capacity` slots from `slots` on stay mapped for reading and
-    /// writing; no other `Producer` of this ring exists; nothing in this process makes a reference
-    /// to the slots or writes them; and every pattern of bits is a valid `T`, since the peer may
+    /// writing. No other `Producer` of this ring exists. Nothing in this process makes a reference
+    /// to the slots, or writes to them. Every bit pattern is a valid `T`, because the peer may
     /// write any.
     pub unsafe fn from_raw(
         header: NonNull<Header>,
@@ -55,11 +55,11 @@ impl<'m, T: Copy> Producer<'m, T, Shared> {
         capacity: usize,
     ) -> Result<Self, AttachError> {
         let slots = Span::of_raw(header, slots, capacity)?;
-        // SAFETY: mapped for `'m` by the caller's promise, and `of_raw` checked alignment;
-        // a header is only atomics.
+        // SAFETY: our caller guarantees that it stays mapped for `'m`, and `of_raw` checked
+        // alignment. A header consists of atomics.
         let header = unsafe { header.as_ref() };
-        // Relaxed: only producers write the tail,
-        // and the hand-over to this one ordered their writes.
+        // Relaxed: only producers write the tail, and the hand-over to this one ordered their
+        // writes.
         let tail = header.tail.load(Ordering::Relaxed);
         Ok(Self::new(header, slots, tail))
     }
@@ -82,23 +82,23 @@ impl<'m, T: Copy, M: RingMemory> Producer<'m, T, M> {
             return Err(Full(value));
         }
         self.header.watch.write(self.slots.index(self.tail));
-        // SAFETY: `limit` is beyond `tail`, so at most capacity - 1 slots are filled and the
-        // consumer has let go of this one (edge `freed`); `&mut self` on the only producer excludes
+        // SAFETY: `limit` is beyond `tail`, so at most capacity - 1 slots are filled, and the
+        // consumer has released this one (edge `freed`). `&mut self` on the only producer excludes
         // a second writer.
         unsafe { M::write(self.slots.slot(self.tail), value) };
         self.advance(1);
         Ok(())
     }
 
-    /// Adds as many of `values` as fit, in order, and publishes them at once. Returns how many.
+    /// Adds as many of `values` as fit, in order, and publishes them at once. Returns their number.
     #[inline]
     pub fn push_slice(&mut self, values: &[T]) -> usize {
         let len = values.len().min(self.free_for(values.len()));
         let [(a, a_len), (b, b_len)] = self.slots.run(self.tail, len);
         self.watch(len);
-        // SAFETY: both runs lie inside the slots and are free, as checked above, so the consumer
-        // does not read them until edge `filled`; together they are as long as `values[..len]`,
-        // which lies elsewhere.
+        // SAFETY: both runs are inside the slots and free, as checked above, so the consumer does
+        // not read them until edge `filled`. Together they are as long as `values[..len]`, which is
+        // elsewhere.
         unsafe {
             M::copy(values.as_ptr(), a.as_ptr(), a_len);
             M::copy(values.as_ptr().add(a_len), b.as_ptr(), b_len);
@@ -107,36 +107,37 @@ impl<'m, T: Copy, M: RingMemory> Producer<'m, T, M> {
         len
     }
 
-    /// Sets `len` free slots aside, to be filled in place and published together. Dropping the
-    /// result gives them back. `None` if fewer are free.
+    /// Reserves `len` free slots, to be filled in place and published together. Dropping the result
+    /// releases them. `None` if fewer are free.
     #[inline]
     pub fn reserve(&mut self, len: usize) -> Option<Reserved<'_, 'm, T, M>> {
         (self.free_for(len) >= len).then_some(Reserved { ring: self, len })
     }
 
-    /// Free slots by the consumer's counter. At least this many stay free until the next push.
+    /// Returns the free slots by the consumer's counter. At least this many stay free until the
+    /// next push.
     #[inline]
     pub fn free(&mut self) -> usize {
         self.look() as usize
     }
 
-    /// Number of slots.
+    /// Returns the number of slots.
     pub fn capacity(&self) -> usize {
         self.slots.capacity() as usize
     }
 
-    /// Values ever published, modulo 2^64.
+    /// Returns the number of values ever published, modulo 2^64.
     pub fn published(&self) -> u64 {
         self.tail
     }
 
-    /// Whether the consumer's counter once held an impossible value.
-    /// The ring is then full for ever.
+    /// Returns whether the consumer's counter had an impossible value. The ring then stays full.
     pub fn is_corrupt(&self) -> bool {
         self.believed == 0
     }
 
-    /// The known number of free slots. Loads the head again only if it is less than `wanted`.
+    /// Returns the known number of free slots. Loads the head again only if that is less than
+    /// `wanted`.
     #[inline(always)]
     fn free_for(&mut self, wanted: usize) -> usize {
         let known = self.limit.wrapping_sub(self.tail) as usize;
@@ -146,9 +147,8 @@ impl<'m, T: Copy, M: RingMemory> Producer<'m, T, M> {
     /// Loads the consumer's counter. Returns the number of free slots.
     #[inline(always)]
     fn look(&mut self) -> u64 {
-        // Acquire, edge `freed`: pairs with the store in `Consumer::advance`. Whoever observes this
-        // head may overwrite the slots below it, since the consumer's copies out of them came
-        // before.
+        // Acquire, edge `freed`: pairs with the store in `Consumer::advance`. The consumer copied
+        // out of the slots below this head before it stored the head, so they may be overwritten.
         let head = self.header.head.load(edge!("ring.freed.load", Acquire));
         let used = self.tail.wrapping_sub(head);
         if used > self.believed {
@@ -166,14 +166,13 @@ impl<'m, T: Copy, M: RingMemory> Producer<'m, T, M> {
         0
     }
 
-    /// Writes the slot `at` places beyond the tail, which the caller has found free.
+    /// Writes the slot at `at` slots beyond the tail, which the caller has found free.
     #[inline(always)]
     fn place(&mut self, at: usize, value: T) {
         let count = self.tail.wrapping_add(at as u64);
         self.header.watch.write(self.slots.index(count));
-        // SAFETY: every slot of the span may be written by this process as far as memory goes; this
-        // one is free as the caller has checked, so the consumer does not read it until edge
-        // `filled`.
+        // SAFETY: the slot is inside the span, which this process may write. It is free, as the
+        // caller has checked, so the consumer does not read it until edge `filled`.
         unsafe { M::write(self.slots.slot(count), value) };
     }
 
@@ -189,13 +188,13 @@ impl<'m, T: Copy, M: RingMemory> Producer<'m, T, M> {
     #[inline(always)]
     fn advance(&mut self, len: u64) {
         self.tail = self.tail.wrapping_add(len);
-        // Release, edge `filled`: pairs with the load in `Consumer::look`. Whoever observes this
-        // tail observes the contents of the slots below it.
+        // Release, edge `filled`: pairs with the load in `Consumer::look`. Publishes the contents
+        // of the slots below this tail.
         self.header.tail.store(self.tail, edge!("ring.filled.store", Release));
     }
 }
 
-/// Free slots set aside by [`Producer::reserve`].
+/// Free slots reserved by [`Producer::reserve`].
 #[derive(Debug)]
 #[must_use = "slots set aside and not published are given back"]
 pub struct Reserved<'a, 'm, T, M: RingMemory = Private> {
@@ -204,12 +203,12 @@ pub struct Reserved<'a, 'm, T, M: RingMemory = Private> {
 }
 
 impl<T: Copy> Reserved<'_, '_, T, Private> {
-    /// The slots, in order: up to the end of the memory, and the rest from its start.
+    /// Returns the slots in order: up to the end of the memory, and the rest from its start.
     #[inline]
     pub fn slices(&mut self) -> (&mut [MaybeUninit<T>], &mut [MaybeUninit<T>]) {
         let [(a, a_len), (b, b_len)] = self.parts();
-        // SAFETY: the two runs lie inside the slots, do not overlap, and are free, so the consumer
-        // does not read them while `self` is borrowed; `MaybeUninit<T>` has the layout of `T`.
+        // SAFETY: the two runs are inside the slots, do not overlap, and are free, so the consumer
+        // does not read them while `self` is borrowed. `MaybeUninit<T>` has the layout of `T`.
         unsafe {
             (
                 slice::from_raw_parts_mut(a.as_ptr().cast(), a_len),
@@ -220,20 +219,21 @@ impl<T: Copy> Reserved<'_, '_, T, Private> {
 }
 
 impl<T: Copy, M: RingMemory> Reserved<'_, '_, T, M> {
-    /// How many slots are set aside.
+    /// Returns how many slots are reserved.
     #[expect(clippy::len_without_is_empty, reason = "an empty reservation is of no use to ask about")]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// The slots, in order, as (first, how many): up to the end of the memory, and the rest from
-    /// its start. Write them with raw copies, and make no reference if the memory is [`Shared`].
+    /// Returns the slots in order, as (first, number): up to the end of the memory, and the rest
+    /// from its start. If the memory is [`Shared`], write them with raw copies, and make no
+    /// references.
     #[inline]
     pub fn parts(&mut self) -> [(NonNull<T>, usize); 2] {
         self.ring.slots.run(self.ring.tail, self.len)
     }
 
-    /// Fills every slot, the value of slot `i` being `value(i)`, and publishes them.
+    /// Fills slot `i` with `value(i)`, for all slots, and publishes them.
     #[inline]
     pub fn fill(self, mut value: impl FnMut(usize) -> T) {
         for at in 0..self.len {
@@ -242,11 +242,11 @@ impl<T: Copy, M: RingMemory> Reserved<'_, '_, T, M> {
         self.ring.advance(self.len as u64);
     }
 
-    /// Publishes the first `len` slots, or all if there are fewer; the rest are given back.
+    /// Publishes the first `len` slots, or all if there are fewer. Releases the rest.
     ///
     /// # Safety
     ///
-    /// Each of these slots has been filled with a valid `T`.
+    /// Each of these slots holds a valid `T`.
     #[inline]
     pub unsafe fn publish(self, len: usize) {
         let len = len.min(self.len);
@@ -255,7 +255,7 @@ impl<T: Copy, M: RingMemory> Reserved<'_, '_, T, M> {
     }
 }
 
-/// The ring was full. Carries the value that did not go in.
+/// The ring was full. Carries the value that found no slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full<T>(pub T);
 

@@ -8,21 +8,20 @@ use std::boxed::Box;
 use super::*;
 use crate::sync::testing::{model, rounds, thread};
 
-/// Runs one side of a ring of `N` slots in its own thread and the other here.
-/// The counters wrap on the way.
+/// Runs one side of a ring of `N` slots in its own thread, and the other side here. The counters
+/// wrap meanwhile.
 fn across<const N: usize>(
     fill: impl FnOnce(Producer<'static, u64>) + Send + 'static,
     drain: impl FnOnce(Consumer<'static, u64>),
 ) {
     let header = Box::into_raw(Box::new(Header::starting_at(u64::MAX - 1)));
     let slots = Box::into_raw(Box::new([MaybeUninit::uninit(); N]));
-    // SAFETY: both boxes stay until the two sides are gone, below.
+    // SAFETY: both boxes live until the two sides are gone, below.
     let (tx, rx) = split(unsafe { &mut *header }, unsafe { &mut *slots }).unwrap();
     let filling = thread::spawn(move || fill(tx));
     drain(rx);
     filling.join().unwrap();
-    // SAFETY: these came from boxes, and both sides are gone:
-    // one with its thread, one with `drain`.
+    // SAFETY: both come from boxes, and both sides are gone: one with its thread, one with `drain`.
     drop(unsafe { (Box::from_raw(header), Box::from_raw(slots)) });
 }
 

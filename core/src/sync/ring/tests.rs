@@ -1,4 +1,4 @@
-//! One thread: the ring against a queue that cannot be wrong, and against a peer that lies.
+//! Single-threaded: the ring compared with a `VecDeque`, and the ring with a peer that lies.
 
 #![cfg(not(fishplate_loom))]
 
@@ -21,7 +21,7 @@ struct Mapping {
 
 impl Mapping {
     fn starting_at(count: u64, slots: usize) -> Self {
-        // A guard slot at each end shows any write outside.
+        // A guard slot at each end detects writes outside.
         Self {
             header: Box::new(Header::starting_at(count)),
             slots: vec![GUARD; slots + 2].into_boxed_slice(),
@@ -32,8 +32,8 @@ impl Mapping {
         let capacity = self.slots.len() - 2;
         let header = NonNull::from(&*self.header);
         let slots = NonNull::from(&mut self.slots[1]);
-        // SAFETY: both live as long as the borrow of `self`,
-        // which excludes other uses; every u64 is valid.
+        // SAFETY: both live as long as the borrow of `self`, which excludes other uses. Every u64
+        // is valid.
         unsafe {
             (
                 Producer::from_raw(header, slots, capacity).unwrap(),
@@ -91,7 +91,7 @@ fn agrees_with_a_queue<M: RingMemory>(
                     let mut at = next;
                     for (first, run) in reserved.parts() {
                         for place in 0..run {
-                            // SAFETY: inside a run that is set aside for us.
+                            // SAFETY: inside a run that is reserved for us.
                             unsafe { first.add(place).write(at) };
                             at += 1;
                         }
@@ -161,7 +161,7 @@ fn slices_lent_in_place_wrap_where_the_memory_ends() {
     let (mut tx, mut rx) = split(&mut header, &mut slots).unwrap();
     let mut reserved = tx.reserve(8).unwrap();
     let (a, b) = reserved.slices();
-    // The counter u64::MAX - 5 falls on slot 2.
+    // The counter u64::MAX - 5 maps to slot 2.
     assert_eq!((a.len(), b.len()), (6, 2));
     for (at, slot) in a.iter_mut().chain(b).enumerate() {
         slot.write(at as u16);
@@ -192,7 +192,7 @@ fn a_static_ring_serves() {
     static mut HEADER: Header = Header::starting_at(u64::MAX);
     static mut SLOTS: [MaybeUninit<u8>; 2] = [MaybeUninit::uninit(); 2];
     let (header, slots) = (&raw mut HEADER, &raw mut SLOTS);
-    // SAFETY: this test runs once and nothing else names the two statics.
+    // SAFETY: this test runs once, and nothing else names the two statics.
     let (mut tx, mut rx) = split(unsafe { &mut *header }, unsafe { &mut *slots }).unwrap();
     assert_eq!((tx.push(1), tx.push(2), tx.push(3)), (Ok(()), Ok(()), Err(Full(3))));
     assert_eq!((rx.pop(), rx.pop(), rx.pop()), (Some(1), Some(2), None));
@@ -223,7 +223,7 @@ fn memory_that_is_not_aligned_is_refused() {
     let mut mapping = Mapping::starting_at(0, 4);
     let header = NonNull::from(&*mapping.header);
     let slots = NonNull::from(&mut mapping.slots[1]);
-    // SAFETY: neither is touched when it is not aligned; else as in `sides`.
+    // SAFETY: misaligned memory is not accessed; the rest is as in `sides`.
     unsafe {
         let askew = Producer::from_raw(header.byte_add(8), slots, 4);
         assert_eq!(askew.err(), Some(AttachError::Misaligned));
@@ -291,7 +291,7 @@ fn random_counters_from_a_peer_never_reach_outside_the_slots() {
         // SAFETY: the header outlives this loop's body.
         let (head, tail) = unsafe { (&header.as_ref().head, &header.as_ref().tail) };
         for _ in 0..50 {
-            // Close to the truth most of the time, so that some lies are believed.
+            // Mostly close to the truth, so that some lies are believed.
             let lie = start.wrapping_add(random.within(0..40) as u64).wrapping_sub(4);
             let lie = if random.within(0..20) == 0 { random.next() } else { lie };
             if random.within(0..2) == 0 { head } else { tail }.store(lie, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! The phases of a wait, step by step on a clock set by the tests; and the loop on faulty hosts.
+//! The phases of a wait, step by step, on a clock set by the tests; and the loop on faulty hosts.
 
 #![cfg(not(fishplate_loom))]
 
@@ -10,7 +10,7 @@ use std::{vec, vec::Vec};
 use super::*;
 use crate::sync::{host::SpinHost, primitive::AtomicU32};
 
-/// A clock that stands still unless told, and sleeps that end as told.
+/// A host whose clock stands still unless told, and whose sleeps end as told.
 #[derive(Default)]
 struct Scripted {
     now_ns: Cell<u64>,
@@ -57,7 +57,7 @@ fn steps(idle: &mut Idle, host: &Scripted, of: Step) -> u32 {
     taken
 }
 
-/// Lets one wait end in the park phase.
+/// Makes one wait end in the park phase.
 fn miss(idle: &mut Idle, host: &Scripted) {
     while idle.step(host) != Step::Park {}
     idle.found();
@@ -78,7 +78,7 @@ fn the_probe_phase_does_not_read_the_clock() {
 fn the_spin_phase_reads_the_clock_once_a_batch_and_ends_by_it() {
     let (host, mut idle) = (Scripted::default(), Idle::new(Policy::BALANCED));
     host.tick_ns.set(500);
-    // No wait is known yet, so the budget is the least one: 2000 ns are over at the fifth reading.
+    // No wait is known yet, so the budget is the minimum: the fifth reading is past 2000 ns.
     assert_eq!(steps(&mut idle, &host, Step::Pause), 64 + 4 * 16);
     assert_eq!(host.clock_reads.get(), 5);
     assert_eq!(idle.counts().spins, 64 + 4 * 16);
@@ -110,7 +110,7 @@ fn spinning_stops_when_it_does_not_pay_and_comes_back_when_it_does() {
     for _ in 0..64 {
         miss(&mut idle, &host);
     }
-    // Fifteen waits of sixteen go straight from the probes to parking.
+    // Fifteen of sixteen waits go straight from the probes to parking.
     let spinning = |idle: &mut Idle| {
         (0..16)
             .filter(|_| {
@@ -159,7 +159,7 @@ fn efficient_parks_at_once_and_goes_on_parking() {
     assert_eq!(idle.counts().spins, 0);
 }
 
-/// The pauses before each of the first yields of a wait that may not sleep.
+/// Returns the pauses before each of the first yields of a wait that may not sleep.
 fn pauses_before_yields<const N: usize>(policy: Policy, tick_ns: u64) -> [u32; N] {
     let (host, mut idle) = (Scripted::default(), Idle::new(policy));
     host.tick_ns.set(tick_ns);
@@ -176,7 +176,7 @@ fn pauses_before_yields<const N: usize>(policy: Policy, tick_ns: u64) -> [u32; N
 #[test]
 fn a_wait_that_may_not_sleep_yields_after_a_bounded_time_and_then_once_a_batch() {
     let Policy { probes, batch, yield_after_ns, .. } = Policy::LOW_LATENCY;
-    // A batch takes 1 µs: the first reading of the clock begins the time.
+    // A batch takes 1 µs, and the time starts at the first clock reading.
     let first = probes + batch * (yield_after_ns / 1_000);
     for policy in [Policy::LOW_LATENCY, Policy::BALANCED] {
         assert_eq!(pauses_before_yields(policy, 1_000), [first, batch - 1, batch - 1], "{policy:?}");
@@ -204,7 +204,7 @@ fn what_gives_no_wake_up_is_never_slept_on() {
     let (host, mut idle) = (Scripted::default(), Idle::new(Policy::BALANCED));
     host.tick_ns.set(1_000_000);
     assert!((0..10_000).all(|_| idle.step_awake(&host) != Step::Park));
-    // The clock is read no more often for it.
+    // It does not read the clock more often.
     assert!(host.clock_reads.get() < 10_000 / 15);
 }
 
@@ -240,7 +240,7 @@ fn a_turn_that_is_always_busy_still_meets_the_deadline() {
 #[test]
 fn work_found_by_the_look_before_sleeping_is_not_lost() {
     let (host, mut idle, event) = (Scripted::default(), Idle::new(Policy::EFFICIENT), EventCount::new());
-    // The second turn is the one between announcing and sleeping.
+    // The second turn is the one between the announcement and the sleep.
     let mut turns = 0;
     let second = || {
         turns += 1;

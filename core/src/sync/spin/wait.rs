@@ -1,25 +1,25 @@
-//! The loop of a waiting thread: look for work, spin, look again, park, until the deadline.
+//! The loop of a waiting thread: check for work, spin, check again, park, until the deadline.
 
 use core::hint;
 
 use super::{Idle, Step};
 use crate::sync::{event::Park, host::Host};
 
-/// What one look for work, or one turn of an engine, has come to.
+/// The result of one check for work, or of one turn of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
-    /// What was waited for is there.
+    /// The awaited event has happened.
     Ready,
-    /// Something was done, and the wait goes on: turn again at once.
+    /// Something was done, and the wait continues: take another turn at once.
     Busy,
-    /// Nothing to do. Whoever brings some will notify the eventcount.
+    /// Nothing to do. New work will notify the eventcount.
     Nothing,
-    /// Nothing to do, but what is awaited may arrive without a notification: do not sleep.
+    /// Nothing to do, but the awaited event may arrive without a notification: do not sleep.
     Unnotified,
 }
 
 impl Turn {
-    /// [`Ready`](Turn::Ready) or [`Nothing`](Turn::Nothing).
+    /// Returns [`Ready`](Turn::Ready) or [`Nothing`](Turn::Nothing).
     #[inline(always)]
     pub fn ready(is_ready: bool) -> Self {
         if is_ready { Self::Ready } else { Self::Nothing }
@@ -35,21 +35,22 @@ impl Turn {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Waited {
-    /// A turn said [`Turn::Ready`].
+    /// A turn returned [`Turn::Ready`].
     Ready,
-    /// The deadline passed, and a turn after it found nothing.
+    /// The deadline passed, and one more turn after it found nothing.
     Expired,
 }
 
-/// Busy turns between two looks at the deadline.
+/// Busy turns between two checks of the deadline.
 const BUSY_BATCH: u32 = 64;
 
-/// Runs `turn` until it is ready or `host.now_ns()` reaches `deadline_ns`; idles as `idle` says.
+/// Runs `turn` until it is ready, or until `host.now_ns()` reaches `deadline_ns`. Idles as `idle`
+/// says.
 ///
 /// `event` is what this thread sleeps on: an [`EventCount`](super::EventCount), or two of them.
-/// Every turn may do work, the one between announcing the sleep and sleeping included; a result of
-/// [`Turn::Ready`] is never lost. `turn` runs at least once, and at most a few microseconds pass
-/// before a deadline that lies in the past is noticed. `u64::MAX` means no deadline.
+/// Every turn may do work, including the one between the announcement and the sleep; a result of
+/// [`Turn::Ready`] is never lost. `turn` runs at least once. A deadline in the past is noticed
+/// within a few microseconds. `u64::MAX` means no deadline.
 #[inline]
 pub fn wait_until<H: Host + ?Sized, P: Park + ?Sized>(
     host: &H,

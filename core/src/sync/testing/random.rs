@@ -1,4 +1,4 @@
-//! Numbers that look random and can be had again.
+//! Repeatable pseudo-random numbers.
 
 extern crate std;
 
@@ -8,8 +8,8 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-/// Random numbers (splitmix64) from a seed that is printed,
-/// so that a failing run can be had again with `FISHPLATE_SEED`.
+/// A random generator (splitmix64). It prints its seed, so that `FISHPLATE_SEED` can repeat a
+/// failing run.
 #[derive(Debug)]
 pub struct Random(u64);
 
