@@ -24,13 +24,13 @@ pub struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Begins at the first of these bytes.
+    /// Creates a reader at the first of these bytes.
     #[inline(always)]
     pub const fn new(bytes: &'a [u8]) -> Self {
         Reader { rest: bytes }
     }
 
-    /// The next `len` bytes.
+    /// Reads the next `len` bytes.
     ///
     /// # Errors
     /// [`Short`]: fewer bytes are left. The same holds for all readers below.
@@ -41,7 +41,7 @@ impl<'a> Reader<'a> {
         Ok(taken)
     }
 
-    /// The next `N` bytes.
+    /// Reads the next `N` bytes.
     #[inline(always)]
     pub fn array<const N: usize>(&mut self) -> Result<[u8; N], Short> {
         let (taken, rest) = self.rest.split_first_chunk::<N>().ok_or(Short)?;
@@ -49,31 +49,31 @@ impl<'a> Reader<'a> {
         Ok(*taken)
     }
 
-    /// A byte.
+    /// Reads a byte.
     #[inline(always)]
     pub fn u8(&mut self) -> Result<u8, Short> {
         self.array().map(u8::from_le_bytes)
     }
 
-    /// A number of two bytes.
+    /// Reads a number of two bytes.
     #[inline(always)]
     pub fn u16(&mut self) -> Result<u16, Short> {
         self.array().map(u16::from_le_bytes)
     }
 
-    /// A number of four bytes.
+    /// Reads a number of four bytes.
     #[inline(always)]
     pub fn u32(&mut self) -> Result<u32, Short> {
         self.array().map(u32::from_le_bytes)
     }
 
-    /// A number of eight bytes.
+    /// Reads a number of eight bytes.
     #[inline(always)]
     pub fn u64(&mut self) -> Result<u64, Short> {
         self.array().map(u64::from_le_bytes)
     }
 
-    /// The unread bytes.
+    /// Returns the unread bytes.
     #[inline(always)]
     pub const fn rest(self) -> &'a [u8] {
         self.rest
@@ -126,20 +126,20 @@ pub struct Writer<'a> {
 }
 
 impl<'a> Writer<'a> {
-    /// Begins at the first of these bytes.
+    /// Creates a writer at the first of these bytes.
     #[inline(always)]
     pub const fn new(out: &'a mut [u8]) -> Self {
         Writer { out, len: 0 }
     }
 
-    /// Bytes that all fields so far need. If this exceeds the size, the first field that did not
-    /// fit and all later ones were dropped.
+    /// Returns the bytes that all fields so far need. If this exceeds the size, the first field
+    /// that did not fit and all later ones were dropped.
     #[inline(always)]
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether nothing was written.
+    /// Returns whether nothing was written.
     #[inline(always)]
     pub const fn is_empty(&self) -> bool {
         self.len == 0

@@ -2,7 +2,7 @@
 //! [`CommandConsumer`].
 //!
 //! A thread that drives its engine itself calls [`Engine`](crate::engine::Engine) directly, which
-//! is faster. A context is for threads beside the one that owns the rails.
+//! is faster. A context is for the other threads.
 //!
 //! A context offers the verbs of an engine over a [`Queue`], with tickets in place of events.
 //! Submitting takes a slot of the queue's pool, writes to its ring, and wakes the worker if it
@@ -37,10 +37,10 @@ pub struct Context<'m, H: Host> {
 }
 
 impl<'m, H: Host> Context<'m, H> {
-    /// A context and the consumer that its worker serves.
+    /// Creates a context, and the consumer that its worker serves.
     ///
     /// # Errors
-    /// As for [`Queue::new`].
+    /// The same as for [`Queue::new`].
     pub fn new(
         id: ContextId,
         host: &'m H,
@@ -52,12 +52,12 @@ impl<'m, H: Host> Context<'m, H> {
         Ok((Context { queue }, consumer))
     }
 
-    /// The queue underneath, for commands with events.
+    /// Returns the underlying queue, for commands with events.
     pub fn queue_mut(&mut self) -> &mut Queue<'m, H> {
         &mut self.queue
     }
 
-    /// How this thread idled so far.
+    /// Returns how this thread idled so far.
     pub fn counts(&self) -> Counts {
         self.queue.counts()
     }
@@ -139,7 +139,7 @@ impl<'m, H: Host> Context<'m, H> {
     /// [`Engine::probe`](crate::engine::Engine::probe).
     ///
     /// # Errors
-    /// What that refuses, and [`WaitError::Deadline`] when the worker does not answer in time.
+    /// The errors of that call, and [`WaitError::Deadline`] if the worker does not answer in time.
     #[doc(alias = "psm2_mq_iprobe2")]
     pub fn probe(
         &mut self,
@@ -231,7 +231,8 @@ impl<'m, H: Host> Context<'m, H> {
     /// The worker polls the word.
     ///
     /// # Errors
-    /// As there. After a deadline the worker still watches; a context has one watch at a time.
+    /// The same as for that call. After a deadline the worker still watches; a context has one
+    /// watch at a time.
     pub fn wait_signal(
         &mut self,
         at: LocalAddr,
@@ -263,7 +264,7 @@ impl<'m, H: Host> Context<'m, H> {
         self.queue.wait_reply(id, deadline_ns)
     }
 
-    /// The number behind a ticket of this context.
+    /// Returns the number behind a ticket of this context.
     fn own(&self, ticket: Ticket) -> Result<Id, OpError> {
         if ticket.of == self.queue.identity() { Ok(ticket.id) } else { Err(OpError::StaleToken) }
     }

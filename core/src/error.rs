@@ -1,6 +1,6 @@
-//! What can go wrong, one small `Copy` enum per phase: posting, completing, attaching, waiting.
+//! Errors: one small `Copy` enum per phase, for posting, completing, attaching and waiting.
 //!
-//! Each says what did *not* happen, and reads as a sentence (`Display`). Codes of a provider or the
+//! Each states what did *not* happen, and `Display` makes it a sentence. Codes of a provider or the
 //! system are kept raw. Nothing here allocates.
 
 mod display;
@@ -14,14 +14,14 @@ use crate::mem::{PeerId, RailId};
 pub enum PostError {
     /// The queue is full for now: poll, then post again.
     Again,
-    /// Longer than the rail carries in one post, in bytes.
+    /// Longer than the rail can carry in one post, in bytes.
     TooLong {
-        /// What was asked, in bytes.
+        /// Requested length, in bytes.
         len: usize,
-        /// What [`Caps`](crate::rail::Caps) allows, in bytes.
+        /// The limit of [`Caps`](crate::rail::Caps), in bytes.
         max: usize,
     },
-    /// The key names no memory that the peer exports on this rail, or the range lies outside of it.
+    /// The key names no memory that the peer exports on this rail, or the range is outside of it.
     BadKey,
     /// The peer is not connected on this rail, or has failed.
     PeerDown,
@@ -31,17 +31,17 @@ pub enum PostError {
     Provider(i32),
 }
 
-/// How a post that was accepted went wrong.
+/// Why an accepted post failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CompleteError {
-    /// It failed, and nothing of it lands later. The provider's own code.
+    /// It failed, and nothing of it will land later. The provider's own code.
     Failed(i32),
-    /// The peer failed or was detached, and with it the operation. The local memory may be reused.
+    /// The peer failed or was detached, so the operation failed. The local memory may be reused.
     /// Whether something that was sent can still land depends on the peer: see
     /// [`PeerError::is_gone`].
     PeerDown,
-    /// It failed and may still land: the buffer must not be reused. The provider's own code.
+    /// It failed but may still land, so the buffer must not be reused. The provider's own code.
     Unknown(i32),
 }
 
@@ -51,28 +51,30 @@ pub enum CompleteError {
 pub enum PeerError {
     /// The process at the other end is gone.
     Died,
-    /// The connection was closed in good order, or is being closed, by either end.
+    /// Either end has closed the connection in good order, or is closing it.
     Closed,
     /// It broke the protocol in a message or in shared memory: it is quarantined.
     Protocol(Violation),
     /// A rail reported an error that leaves a hole in the stream.
     Rail(RailId),
-    /// The connection to it broke, or it did not answer before the deadline. Its process may live.
+    /// The connection broke, or the peer did not answer before the deadline. Its process may be
+    /// alive.
     Lost,
-    /// It was removed here. Its process may live.
+    /// It was removed here. Its process may be alive.
     Removed,
-    /// It has attached this process again, so the attachment in use here has ended.
+    /// It has attached this process again, so the current attachment has ended.
     Reattached,
 }
 
 impl PeerError {
-    /// Whether the peer applies nothing any more, so that nothing sent to it can land later.
+    /// Returns whether the peer applies nothing any more, so that nothing sent to it can land
+    /// later.
     pub const fn is_gone(self) -> bool {
         matches!(self, PeerError::Died | PeerError::Closed)
     }
 }
 
-/// What a peer did that no correct peer does.
+/// A violation of the protocol by a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Violation {
@@ -86,15 +88,15 @@ pub enum Violation {
     Ack,
     /// An address outside the region it names, or a misaligned one.
     Bounds,
-    /// A region that is not registered, or no longer.
+    /// A region that is not registered, or not any more.
     Region,
     /// A context number that is not configured here.
     Context,
     /// A ring counter that no correct peer can have written.
     Counter,
-    /// A reply to nothing.
+    /// A reply to no request.
     Reply,
-    /// More messages than the receiver has promised room for, or credits that were never used.
+    /// More messages than the receiver has room for, or a return of credits that were never used.
     Credit,
 }
 
@@ -109,37 +111,37 @@ impl From<Short> for Violation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AttachError {
-    /// The table for it, sized at setup, is full.
+    /// The table is full. Its size was set at set-up.
     Full,
-    /// Not a handle of this project, or one cut short.
+    /// The bytes are not a handle of this project, or are truncated.
     BadHandle,
     /// A handle or a peer of another version.
     Version {
-        /// Theirs.
+        /// The peer's version.
         theirs: u16,
-        /// Ours.
+        /// Our version.
         ours: u16,
     },
     /// An empty region, or one whose end lies beyond the address space.
     BadRange,
     /// A region whose first byte is not at a multiple of 8.
     Misaligned,
-    /// The peer is not known, or no longer.
+    /// The peer is unknown, or no longer known.
     UnknownPeer,
-    /// The region is not known, or no longer.
+    /// The region is unknown, or no longer known.
     UnknownRegion,
-    /// The rail cannot serve such memory.
+    /// The rail does not support such memory.
     Unsupported,
-    /// The peer has not said where it is: not in time, or not yet.
+    /// The peer has not announced the memory, yet or in time.
     Unheard,
-    /// The region is in use, by this; it must end first.
+    /// The region is still in use; end this use first.
     InUse(Use),
     /// A configuration value out of range.
     Config(&'static str),
     /// The system's or the provider's own code.
     System(i32),
-    /// The region is deregistered, but the provider or the device, whose code this is, still holds
-    /// its memory: never reuse it.
+    /// The region is deregistered, but the provider or the device still holds its memory, so never
+    /// reuse it. Its error code.
     Kept(i32),
 }
 
@@ -147,17 +149,16 @@ pub enum AttachError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Use {
-    /// Operations that were issued and have not ended. They do after progress, or with their peer.
+    /// Operations that have not completed. They complete with progress, or when their peer fails.
     Operations,
-    /// Receives that are posted or under way. They end with a message, or are cancelled.
+    /// Receives that are posted or in flight. They end with a message, or are cancelled.
     Receives,
-    /// Posts that this rail has not finished, or whose end it does not know. The former end after
-    /// progress; the latter keep their memory as long as the rail is there.
+    /// Posts that this rail has not completed, or has completed as unknown. The former complete
+    /// with progress; the latter use their memory until the rail is dropped.
     Posts(RailId),
-    /// An import of it by this process, which maps it at its own address. Release that.
+    /// An import of it by this process, which maps it at its own address. Release that import.
     Import,
-    /// It lies in the segment that this process and the peer to be removed have in common.
-    /// Deregister it.
+    /// It is in the segment that this process shares with the peer to be removed. Deregister it.
     Common,
 }
 
@@ -169,87 +170,87 @@ pub enum OpError {
     Again,
     /// The context number is not configured.
     UnknownContext,
-    /// The peer is not known, or no longer.
+    /// The peer is unknown, or no longer known.
     UnknownPeer,
-    /// The region is not registered, not imported, or no longer.
+    /// The region is not registered or imported, or not any more.
     UnknownRegion,
     /// The range does not lie inside its region, in bytes.
     OutOfBounds {
-        /// First byte asked for.
+        /// Requested offset.
         offset: u64,
-        /// Length asked for, in bytes.
+        /// Requested length, in bytes.
         len: u64,
         /// Size of the region, in bytes.
         size: u64,
     },
-    /// Device memory, which the processor cannot touch:
-    /// no signals, atomics, injected bytes or waits there.
+    /// Device memory, which the processor cannot access. No signals, atomics, injects or waits
+    /// there.
     DeviceMemory,
-    /// A rail of the region's owner executes its atomics: no signals, injected bytes or waits
-    /// there, and no atomics where that rail does not lead here.
+    /// A rail of the region's owner executes its atomics. No signals, injects or waits there, and
+    /// no atomics unless that rail leads here.
     NativeAtomics,
     /// The address of a signal or atomic is not a multiple of its width, in bytes.
     Misaligned {
-        /// The offset asked for.
+        /// The requested offset.
         offset: u64,
         /// The width of the operation, in bytes.
         width: u8,
     },
-    /// Not a width of 1, 2, 4 or 8 bytes.
+    /// The width is not 1, 2, 4 or 8 bytes.
     BadWidth(u8),
-    /// Data and signal lie in regions of different peers.
+    /// Data and signal are in regions of different peers.
     TwoPeers,
     /// Longer than this call can carry, in bytes.
     TooLong {
-        /// What was asked, in bytes.
+        /// Requested length, in bytes.
         len: usize,
-        /// What fits, in bytes.
+        /// The limit, in bytes.
         max: usize,
     },
     /// The peer has failed: remove it.
     PeerFailed(PeerError),
-    /// The token names no operation in flight: it was completed and taken, or never given.
+    /// The token names no operation in flight: its completion was taken, or it never existed.
     StaleToken,
-    /// A rail refused for good.
+    /// A rail refused the operation permanently.
     Rail(RailId, PostError),
     /// Tagged messages need [`Engine::attach_matching`](crate::engine::Engine::attach_matching).
     NoMatching,
-    /// The tag or the mask has bits beyond the width chosen at setup.
+    /// The tag or the mask has bits beyond the configured width.
     TagTooWide,
-    /// The bytes are copied on the way, so no completion reports their arrival.
+    /// The bytes are copied in between, so no completion can report their arrival.
     Unreported,
-    /// The thread that drives the engine for its program has panicked. Whether what was begun
-    /// before is done is not known, so its memory must not be reused.
+    /// The thread that drives the engine for its program has panicked. The outcome of earlier
+    /// operations is unknown, so their memory must not be reused.
     Abandoned,
 }
 
-/// Why a wait ended without what it waited for.
+/// Why a wait ended without the awaited event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WaitError {
-    /// The time given has passed; this is what was outstanding.
+    /// The deadline expired; this was outstanding.
     Deadline(Stuck),
-    /// The peer waited for has failed.
+    /// The awaited peer has failed.
     PeerFailed(PeerId, PeerError),
-    /// This many operations without reports failed since the last quiet; the peer itself is well.
+    /// This many operations without reports failed since the last quiet. The peer itself is alive.
     Failed(u32),
-    /// The wait itself was asked wrongly.
+    /// The wait was called with invalid arguments.
     Op(OpError),
 }
 
-/// What a wait that ran out of time was waiting for.
+/// What an expired wait was waiting for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Stuck {
     /// The peer with the oldest outstanding operation, if any operation is outstanding.
     pub peer: Option<PeerId>,
-    /// The rail with a post to it that has not completed, if there is one; otherwise the peer's
-    /// acknowledgement is missing. On a wait for what a peer sends: the rail that it must come by,
-    /// if only one reaches that peer.
+    /// A rail with an incomplete post to that peer. `None`: the peer's acknowledgement is missing.
+    /// For a wait on what a peer sends: the rail that must deliver it, if only one reaches that
+    /// peer.
     pub rail: Option<RailId>,
-    /// Sent to that peer and not acknowledged: the first sequence number. On a wait for what a peer
-    /// sends: the first number missing here.
+    /// The first sequence number that was sent to that peer and not acknowledged. For a wait on
+    /// what a peer sends: the first number missing here.
     pub hole: Option<u64>,
-    /// That peer has not answered since it was connected here, so nothing was sent to it yet.
+    /// The peer has not answered since it was connected here, so nothing was sent to it yet.
     pub unanswered: bool,
 }
 
@@ -259,14 +260,14 @@ impl From<Short> for AttachError {
     }
 }
 
-/// What a shutdown has not finished before its deadline. Everything else is closed.
+/// The peers that a shutdown could not close before its deadline. Everything else is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unfinished {
     /// The first peer that has not left.
     pub peer: PeerId,
-    /// How many peers have not.
+    /// How many peers have not left.
     pub peers: u16,
-    /// What is missing of the first.
+    /// What the first peer is missing.
     pub missing: Missing,
 }
 
@@ -274,10 +275,11 @@ pub struct Unfinished {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Missing {
-    /// Operations to the peer have not ended: it has not applied them, not received a message, or
-    /// never answered. Or a message of it has matched here and its payload is still on its way.
+    /// Operations to the peer have not completed: it has not applied them, has not received a
+    /// message, or has never answered. Or one of its messages has matched here, and the payload is
+    /// in flight.
     Operations,
-    /// All of that is done, and the peer has not said goodbye.
+    /// Everything else is complete, but the peer has not sent its Bye.
     Answer,
 }
 

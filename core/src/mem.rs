@@ -1,7 +1,8 @@
-//! How memory, peers and rails are named.
+//! Names of memory, peers and rails.
 //!
-//! Memory crosses package borders as a [`Region`]. What a peer can write is never a Rust reference:
-//! it is an [`Untrusted`] view, or atomics, or raw copies. Nothing here blocks or allocates.
+//! Memory crosses package borders as a [`Region`]. Memory that a peer can write is never a Rust
+//! reference: it is an [`Untrusted`] view, or is accessed by atomics or raw copies. Nothing here
+//! blocks or allocates.
 
 mod copy;
 
@@ -11,8 +12,8 @@ use core::fmt;
 use core::marker::PhantomData;
 use core::ptr::NonNull;
 
-/// Slots of a table whose memory may come as zeros from the allocator,
-/// which does not touch it before it is used.
+/// Slots of a table whose memory may come zeroed from the allocator, and stays untouched until
+/// used.
 ///
 /// # Safety
 /// A value all of whose bytes are zero is valid.
@@ -22,7 +23,7 @@ pub unsafe trait Zeroable: Copy {}
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RailId(pub u8);
 
-/// A peer's slot in the engine's tables: the number that rails use.
+/// A peer's slot in the engine's tables, which is the number that rails use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Peer(pub u16);
 
@@ -35,47 +36,46 @@ pub struct PeerId {
 }
 
 impl PeerId {
-    /// The slot, as rails number it.
+    /// Returns the slot, which is the number that rails use.
     pub fn peer(self) -> Peer {
         Peer(self.index)
     }
 
-    /// As a number, for languages without types.
+    /// Returns it as a number, for languages without types.
     pub const fn to_raw(self) -> u32 {
         (self.generation as u32) << 16 | self.index as u32
     }
 
-    /// The reverse. A number that was never given names no peer.
+    /// Converts back. A number that was never returned names no peer.
     pub const fn from_raw(raw: u32) -> PeerId {
         PeerId { index: raw as u16, generation: (raw >> 16) as u16 }
     }
 }
 
-/// What kind of memory a [`Region`] is.
+/// The kind of memory of a [`Region`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RegionKind {
     /// Memory of this process alone.
     Private,
-    /// In a shared segment: the segment's number, in its owner's count, and the offset, in bytes.
+    /// In a shared segment of its owner.
     Shared {
-        /// Number of the segment within the process that made it.
+        /// The owner's number of the segment.
         segment: u32,
-        /// First byte of the region within the segment.
+        /// Offset of the region in the segment, in bytes.
         offset: u64,
     },
-    /// In the segment that this process shares with one peer. Only that peer can import it.
+    /// In a segment that this process shares with one peer. Only that peer can import it.
     Common {
         /// The peer.
         peer: Peer,
-        /// First byte of the region within the segment.
+        /// Offset of the region in the segment, in bytes.
         offset: u64,
     },
-    /// Memory of a device, named by an address that the processor must not touch. Only rails move
-    /// it: nothing of it rides in a message, it holds no signal, and no atomic is carried out in
-    /// it.
+    /// Memory of a device, at an address that the processor must not access. Only rails move it. It
+    /// never travels inside a message, and holds no signals or atomics.
     Device {
-        /// Which device, as this process counts them.
+        /// The device's number in this process.
         ordinal: u32,
     },
 }
@@ -89,7 +89,7 @@ pub struct Region {
     native_atomics: bool,
 }
 
-// SAFETY: what `Region::new` was promised holds for every thread of the process.
+// SAFETY: the guarantees of `Region::new` hold for every thread of the process.
 unsafe impl Send for Region {}
 // SAFETY: a region only describes where memory is; reading that from two threads is harmless.
 unsafe impl Sync for Region {}
@@ -98,62 +98,62 @@ impl Region {
     /// Describes memory.
     ///
     /// # Safety
-    /// `ptr` is valid for reads and writes of `len` bytes for as long as the region is registered
-    /// anywhere, or imported by a peer that reaches it by the kernel (by its device, if it is
-    /// [`RegionKind::Device`]), and meanwhile this process touches those bytes only through
-    /// atomics, raw pointers or the engine: peers write them at any time. They are ordinary cached
-    /// memory, unless they are a device's: a signal does not order what was written before it
-    /// through a write-combining mapping.
+    /// `ptr` is valid for reads and writes of `len` bytes while the region is registered anywhere,
+    /// or imported by a peer that reaches it through the kernel (or, for [`RegionKind::Device`],
+    /// through its device). In that time this process accesses the bytes only through atomics, raw
+    /// pointers or the engine, because peers may write them at any time. They are ordinary cached
+    /// memory, except for device memory: a signal does not order earlier writes through a
+    /// write-combining mapping.
     pub unsafe fn new(ptr: NonNull<u8>, len: usize, kind: RegionKind) -> Self {
         Region { ptr, len, kind, native_atomics: false }
     }
 
-    /// The same memory, with atomics that one rail of its owner executes ([`Rail::post_atomic`]).
-    /// They are not atomic with respect to the processor's, so the engine refuses those: signals,
-    /// injects, waits, and atomics of peers that this rail does not reach. Puts, gets and tagged
-    /// messages work as elsewhere. The owner may load a word; it must not change one that peers
-    /// use.
+    /// Returns the same memory, with atomics that one rail of its owner executes
+    /// ([`Rail::post_atomic`]). These are not atomic with respect to the processor, so the engine
+    /// refuses whatever needs the processor's atomics: signals, injects, waits, and atomics of
+    /// peers that this rail does not reach. Puts, gets and tagged messages work as usual. The owner
+    /// may load a word, but must not change one that peers use.
     ///
     /// [`Rail::post_atomic`]: crate::rail::Rail::post_atomic
     pub fn with_native_atomics(self) -> Self {
         Region { native_atomics: true, ..self }
     }
 
-    /// Whether a rail executes the atomics.
+    /// Returns whether a rail executes the atomics.
     pub fn has_native_atomics(&self) -> bool {
         self.native_atomics
     }
 
-    /// First byte.
+    /// Returns the first byte.
     pub fn ptr(&self) -> NonNull<u8> {
         self.ptr
     }
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it has no bytes.
+    /// Returns whether it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Private, shared, or a device's.
+    /// Returns the kind of memory.
     pub fn kind(&self) -> RegionKind {
         self.kind
     }
 }
 
-/// Bytes of this process that are not registered, for two-sided messages. No peer can name them: a
-/// rail copies them into and out of messages, or the kernel copies them by address.
+/// Memory of this process that is not registered, for two-sided messages. Peers cannot name it. A
+/// rail copies it into and out of messages, or the kernel copies it by address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
     ptr: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: what `Span::new` was promised holds for every thread of the process.
+// SAFETY: the guarantees of `Span::new` hold for every thread of the process.
 unsafe impl Send for Span {}
 // SAFETY: a span only describes where memory is; reading that from two threads is harmless.
 unsafe impl Sync for Span {}
@@ -162,32 +162,32 @@ impl Span {
     /// Describes memory. Needs no alignment.
     ///
     /// # Safety
-    /// `ptr` is valid for `len` bytes, in any thread, from each call that takes the span until the
-    /// send or receive which that call began has ended: for reads, unchanged, where it is sent; for
-    /// reads and writes, and touched by nothing else, where it is received into. Dropping the
-    /// engine ends every send and receive.
+    /// From each call that takes the span until the send or receive of that call has ended, `ptr`
+    /// is valid for `len` bytes, in any thread. For a send the bytes are readable and do not
+    /// change. For a receive they are readable and writable, and nothing else accesses them.
+    /// Dropping the engine ends every send and receive.
     pub const unsafe fn new(ptr: NonNull<u8>, len: usize) -> Self {
         Span { ptr, len }
     }
 
-    /// First byte.
+    /// Returns the first byte.
     pub const fn ptr(&self) -> NonNull<u8> {
         self.ptr
     }
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it has no bytes.
+    /// Returns whether it has no bytes.
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 }
 
-/// Defines the name of a region: its slot in a table and the generation of that, in one number, so
-/// that an address is two numbers, which calls hand over in registers.
+/// Defines the id of a region: its slot in a table and the slot's generation, in one number, so
+/// that an address is two numbers, which calls pass in registers.
 macro_rules! region_id {
     ($(#[$doc:meta])* $id:ident, $addr:ident) => {
         $(#[$doc])*
@@ -210,19 +210,19 @@ macro_rules! region_id {
                 (self.0 >> 32) as u32
             }
 
-            /// As a number, for languages without types.
+            /// Returns it as a number, for languages without types.
             #[inline(always)]
             pub const fn to_raw(self) -> u64 {
                 self.0
             }
 
-            /// The reverse. A number that was never given names no region.
+            /// Converts back. A number that was never returned names no region.
             #[inline(always)]
             pub const fn from_raw(raw: u64) -> Self {
                 $id(raw)
             }
 
-            /// The place `offset` bytes into the region.
+            /// Returns the address `offset` bytes into the region.
             #[inline(always)]
             pub const fn at(self, offset: u64) -> $addr {
                 $addr { region: self, offset }
@@ -248,25 +248,25 @@ region_id!(
     RemoteAddr
 );
 
-/// A place in registered memory of this process.
+/// An address in registered memory of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LocalAddr {
     /// The region.
     pub region: LocalId,
-    /// Bytes from its start.
+    /// Offset from its start, in bytes.
     pub offset: u64,
 }
 
-/// A place in imported memory of a peer.
+/// An address in imported memory of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteAddr {
     /// The region.
     pub region: RemoteId,
-    /// Bytes from its start.
+    /// Offset from its start, in bytes.
     pub offset: u64,
 }
 
-/// Bytes that a peer may be writing meanwhile: copy them out once, then check the copy.
+/// Bytes that a peer may be writing: copy them out once, then check the copy.
 #[derive(Clone, Copy, Debug)]
 pub struct Untrusted<'a> {
     ptr: *const u8,
@@ -275,7 +275,7 @@ pub struct Untrusted<'a> {
 }
 
 impl<'a> Untrusted<'a> {
-    /// A view of memory that a peer can write.
+    /// Creates a view of memory that a peer can write.
     ///
     /// # Safety
     /// `ptr` is readable for `len` bytes during `'a`.
@@ -284,25 +284,25 @@ impl<'a> Untrusted<'a> {
         Untrusted { ptr, len, bytes: PhantomData }
     }
 
-    /// A view of memory that no thread is writing.
+    /// Creates a view of memory that no thread is writing.
     #[inline(always)]
     pub fn from_slice(bytes: &'a [u8]) -> Self {
         Untrusted { ptr: bytes.as_ptr(), len: bytes.len(), bytes: PhantomData }
     }
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     #[inline(always)]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it has no bytes.
+    /// Returns whether it has no bytes.
     #[inline(always)]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Copies the first bytes out, as many as both sides have, and returns how many that was.
+    /// Copies the first bytes out, as many as both sides have. Returns their number.
     #[inline(always)]
     pub fn copy_out(&self, into: &mut [u8]) -> usize {
         let n = self.len.min(into.len());
@@ -312,25 +312,26 @@ impl<'a> Untrusted<'a> {
         n
     }
 
-    /// The first byte as it is now, or 0 of an empty view.
+    /// Returns the first byte as it is now, or 0 for an empty view.
     #[inline(always)]
     pub fn first(&self) -> u8 {
-        // SAFETY: not empty, and readable as `new` requires;
-        // volatile, as it may change at any time.
+        // SAFETY: not empty, and readable as `new` requires. Volatile, because it may change at any
+        // time.
         if self.len == 0 { 0 } else { unsafe { self.ptr.read_volatile() } }
     }
 
-    /// Splits the view after `n` bytes, or `None` when it is shorter.
+    /// Splits the view after `n` bytes. `None` if it is shorter.
     #[inline(always)]
     pub fn split_at(self, n: usize) -> Option<(Self, Self)> {
         if n > self.len {
             return None;
         }
-        // SAFETY: `n <= len`, so both parts lie inside the bytes that `new` was promised.
+        // SAFETY: `n <= len`, so both parts are inside the bytes that `new` requires to be
+        // readable.
         unsafe { Some((Self::new(self.ptr, n), Self::new(self.ptr.add(n), self.len - n))) }
     }
 
-    /// First byte.
+    /// Returns the first byte.
     #[inline(always)]
     pub fn as_ptr(&self) -> *const u8 {
         self.ptr

@@ -1,4 +1,4 @@
-//! What an operation is: atomics, signals, comparisons, and how an operation ends.
+//! Operations: atomics, signals, comparisons, and outcomes.
 
 use core::fmt;
 
@@ -14,17 +14,17 @@ pub use set::AmoSet;
 /// An atomic memory operation on a word of 1, 2, 4 or 8 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Amo {
-    /// What to do.
+    /// The operation.
     pub op: AmoOp,
     /// Width of the word, in bytes: 1, 2, 4 or 8.
     pub width: u8,
-    /// The operand; its low `width` bytes count.
+    /// The operand; only its low `width` bytes are used.
     pub operand: u64,
-    /// What [`AmoOp::CompareSwap`] compares with; its low `width` bytes count.
+    /// The comparand of [`AmoOp::CompareSwap`]; only its low `width` bytes are used.
     pub compare: u64,
 }
 
-/// What an atomic does. Each can also fetch the value from before.
+/// The kind of an atomic. Each can also fetch the old value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum AmoOp {
@@ -58,7 +58,7 @@ pub enum SignalOp {
     Add = 2,
 }
 
-/// A comparison that a signal wait makes. OpenSHMEM: `SHMEM_CMP_EQ` and so on, unsigned.
+/// The comparison of a signal wait. OpenSHMEM: `SHMEM_CMP_EQ` and so on, unsigned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cmp {
     /// Equal.
@@ -76,7 +76,7 @@ pub enum Cmp {
 }
 
 impl Cmp {
-    /// Compares `word` with `value`.
+    /// Returns whether the comparison of `word` with `value` holds.
     #[inline(always)]
     pub fn holds(self, word: u64, value: u64) -> bool {
         match self {
@@ -95,41 +95,41 @@ impl Cmp {
 pub struct Token(pub(crate) u64);
 
 impl Token {
-    /// Names no operation: the token of silent operations.
+    /// Names no operation; silent operations return it.
     pub const NONE: Token = Token(0);
 
-    /// As a number, for languages without types.
+    /// Returns it as a number, for languages without types.
     pub const fn to_raw(self) -> u64 {
         self.0
     }
 
-    /// The reverse. A number that was never given names no operation.
+    /// Converts back. A number that was never returned names no operation.
     pub const fn from_raw(raw: u64) -> Token {
         Token(raw)
     }
 }
 
-/// How an operation ended: done, failed and quiescent, or failed with unknown effect.
+/// The outcome of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Applied at the target; the buffer may be reused.
+    /// It is applied at the target, and the buffer may be reused.
     Done,
-    /// Failed, and quiescent: nothing of it will land later, the buffer may be reused.
+    /// It failed, and nothing of it will land later. The buffer may be reused.
     Failed(Fault),
-    /// Failed, and something of it may land later: the buffer must not be reused.
+    /// It failed, but something of it may land later: do not reuse the buffer.
     Unknown(Fault),
 }
 
-/// What made an operation fail.
+/// Why an operation failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// A rail completed it with an error.
     Rail(RailId, CompleteError),
-    /// A rail refused a part of it permanently.
+    /// A rail permanently refused a part of it.
     Post(RailId, PostError),
     /// The peer was given up.
     Peer(PeerError),
-    /// The receiver could not take the message.
+    /// The receiver could not receive the message.
     Receiver,
 }
 
@@ -162,12 +162,12 @@ impl fmt::Display for Fault {
 pub struct Completion {
     /// The operation.
     pub token: Token,
-    /// The word that the caller gave with [`Notice::Report`](crate::engine::Notice).
+    /// The word that was passed with [`Notice::Report`](crate::engine::Notice).
     pub tag: u64,
-    /// How it ended.
+    /// The outcome.
     pub outcome: Outcome,
-    /// A fetching atomic's old value, or the length that a tagged receive took,
-    /// in bytes; otherwise 0.
+    /// The old value of a fetching atomic, or the length of a received tagged message, in bytes;
+    /// otherwise 0.
     pub value: u64,
     /// Position among all completions, of operations and receives.
     pub order: u64,

@@ -25,7 +25,7 @@
 //! # }
 //! ```
 //!
-//! A command itself can still wait for ever: a receive that nothing matches, for example, and a
+//! A command itself can still wait for ever, for example a receive that nothing matches, or a
 //! marker behind it. Waits end at their deadline, and [`Queue::held`] names the command that blocks
 //! the worker, and why.
 //!
@@ -72,8 +72,8 @@ pub struct QueueStorage<'m, const N: usize = { pool::DEFAULT_CAPACITY }> {
     lane: Lane<'m>,
 }
 
-/// The memory of a queue, borrowed while the queue, its worker's end or an event exists. All slices
-/// have the same length, a power of two: the most commands at once.
+/// The memory of a queue, borrowed while the queue, its worker's side or an event exists. All
+/// slices have the same length, a power of two: the most commands at once.
 pub struct QueueMemory<'m> {
     /// The pool of commands: its header, and its slots.
     pub pool: (&'m mut pool::Header, &'m mut [Slot<Entry<'m>>]),
@@ -83,12 +83,12 @@ pub struct QueueMemory<'m> {
     pub completions: (&'m mut ring::Header, &'m mut [MaybeUninit<Posted<'m>>]),
     /// The worker's state of commands that are in the engine.
     pub flights: &'m mut [MaybeUninit<Flight<'m>>],
-    /// Where the two ends leave their rings when they are dropped.
+    /// The place where the two sides leave their rings when they are dropped.
     pub lane: &'m mut Lane<'m>,
 }
 
 impl<'m, const N: usize> QueueStorage<'m, N> {
-    /// Memory for a queue.
+    /// Creates memory for a queue.
     pub fn new() -> Self {
         QueueStorage {
             header: pool::Header::new(),
@@ -100,7 +100,7 @@ impl<'m, const N: usize> QueueStorage<'m, N> {
         }
     }
 
-    /// The memory, for [`Queue::new`].
+    /// Returns the memory, for [`Queue::new`].
     pub fn memory(&'m mut self) -> QueueMemory<'m> {
         QueueMemory {
             pool: (&mut self.header, &mut self.slots),
@@ -125,7 +125,7 @@ pub struct Queue<'m, H: Host> {
     channel: Channel<'m>,
     pool: Pool<'m, Entry<'m>>,
     side: Side<'m>,
-    /// Commands submitted whose slots have not come back.
+    /// Submitted commands whose slots have not come back.
     pending: u64,
     /// Some submissions have not been announced to the worker.
     untold: bool,
@@ -151,13 +151,13 @@ impl fmt::Debug for Cmd<'_> {
 }
 
 impl<'m> Cmd<'m> {
-    /// The command itself.
+    /// Returns the command itself.
     pub fn command(&self) -> &Command {
         self.lease.command()
     }
 
-    /// Delays it until `event`, of this queue or another. If that command fails, this one ends as
-    /// [`Reply::Dependency`].
+    /// Delays it until the command of `event`, in this queue or another, has succeeded. If that
+    /// command fails, this one ends as [`Reply::Dependency`].
     ///
     /// # Errors
     /// [`CommandError::TooManyEvents`] beyond [`MAX_AFTER`](crate::engine::command::MAX_AFTER).
@@ -170,8 +170,9 @@ impl<'m> Cmd<'m> {
 }
 
 impl<'m, H: Host> Queue<'m, H> {
-    /// A queue and the consumer that its worker serves, in the engine's context `id`. `channel` is
-    /// a share of the worker's [`Channels`](crate::sync::event::Channels) that no other queue has.
+    /// Creates a queue and the consumer that its worker serves, in the engine's context `id`.
+    /// `channel` is a part of the worker's [`Channels`](crate::sync::event::Channels) that no other
+    /// queue uses.
     ///
     /// # Errors
     /// [`AttachError::Config`] unless all slices have the same length, a power of two.
@@ -205,11 +206,12 @@ impl<'m, H: Host> Queue<'m, H> {
         Ok((queue, CommandConsumer::new(id, theirs, channel, flights)))
     }
 
-    /// Makes a command in a slot of this queue's pool.
+    /// Creates a command in a slot of this queue's pool.
     ///
     /// # Errors
-    /// [`CreateError::Full`] if every slot is taken by commands that have not ended or whose events
-    /// are held; [`CreateError::Refused`] if its arguments make no sense. No slot is taken then.
+    /// [`CreateError::Full`] if every slot is in use by commands that have not ended or whose
+    /// events are held. [`CreateError::Refused`] if its arguments are invalid; then no slot is
+    /// taken.
     #[inline]
     pub fn create(&mut self, command: Command) -> Result<Cmd<'m>, CreateError<CommandError>> {
         self.lease(|| commands::check(&command).map(|()| command)).map(|lease| Cmd { lease })
@@ -258,8 +260,8 @@ impl<'m, H: Host> Queue<'m, H> {
     /// command, so put no marker behind a receive that you may cancel.
     ///
     /// # Errors
-    /// [`CreateError::Full`] as for [`create`](Self::create); [`CreateError::Refused`] if the event
-    /// is another queue's. One that has ended, or is no receive, is refused by the worker:
+    /// [`CreateError::Full`] as for [`create`](Self::create). [`CreateError::Refused`] if the event
+    /// belongs to another queue. If it has ended, or is not a receive, the worker refuses with
     /// [`OpError::StaleToken`].
     #[doc(alias = "psm2_mq_cancel")]
     pub fn cancel(&mut self, receive: &Event<'m>) -> Result<Event<'m>, CreateError<CommandError>> {
@@ -312,8 +314,8 @@ impl<'m, H: Host> Queue<'m, H> {
         event.reply().ok_or(WaitError::Deadline(Stuck::default()))
     }
 
-    /// Submitted entries that the worker has not taken, and ended ones that this queue has not
-    /// taken.
+    /// Returns the submitted commands that the worker has not taken, and the ended ones that this
+    /// queue has not taken.
     pub fn pending(&mut self) -> Pending {
         self.side.pending()
     }
@@ -323,12 +325,12 @@ impl<'m, H: Host> Queue<'m, H> {
         self.side.held()
     }
 
-    /// How this thread idled so far.
+    /// Returns how this thread idled so far.
     pub fn counts(&self) -> Counts {
         self.idle.counts()
     }
 
-    /// The pool's counters.
+    /// Returns the pool's counters.
     pub fn pool_counts(&self) -> pool::Counts {
         self.pool.counts()
     }
@@ -397,16 +399,16 @@ impl<'m, H: Host> Queue<'m, H> {
     /// Detaches the command with this number: its slot is released when it completes.
     #[cold]
     pub(crate) fn forget_reply(&mut self, id: Id) {
-        // Stale: it was taken.
+        // Stale if the reply was taken.
         let _ = self.pool.release_id(id);
     }
 
-    /// The slot of the command with this number.
+    /// Returns the slot of the command with this number.
     pub(crate) fn slot_of(&mut self, id: Id) -> Result<u16, OpError> {
         self.pool.get(id).map(|_| id.index()).map_err(|_| OpError::StaleToken)
     }
 
-    /// Identifies this queue among all whose memory is in use.
+    /// Returns a number that identifies this queue among all whose memory is in use.
     #[inline]
     pub(crate) fn identity(&self) -> usize {
         core::ptr::from_ref(self.side.lane) as usize

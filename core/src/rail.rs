@@ -1,8 +1,8 @@
 //! Layer 2: one path to the fabric.
 //!
-//! A [`Rail`] moves bytes and reports what happened; it knows nothing of streams, order or signals.
-//! The engine above owns its rails, drives each from one thread, and puts order on top.
-//! `core/examples/file_rail.rs` is a whole rail to begin from.
+//! A [`Rail`] moves bytes and reports events; it does not know streams, order or signals. The
+//! engine above owns its rails, drives each from one thread, and adds order.
+//! `core/examples/file_rail.rs` is a complete rail to start from.
 //!
 //! # The contract of a rail
 //!
@@ -97,7 +97,7 @@ pub enum Fence {
     Fenced,
     /// Something may still land: call again after the next poll.
     Pending,
-    /// The rail cannot tell: give the peer up.
+    /// The rail cannot tell, so give the peer up.
     Unknown,
 }
 
@@ -108,12 +108,12 @@ pub struct Local {
     pub ptr: NonNull<u8>,
     /// Size in bytes.
     pub len: usize,
-    /// The descriptor that registration gave, or 0.
+    /// The descriptor that registration returned, or 0.
     pub desc: u64,
 }
 
 impl Local {
-    /// Whether this memory overlaps the `len` bytes at `ptr`.
+    /// Returns whether this memory overlaps the `len` bytes at `ptr`.
     pub fn overlaps(&self, ptr: *const u8, len: usize) -> bool {
         let (start, other) = (self.ptr.as_ptr().addr(), ptr.addr());
         start < other.saturating_add(len) && other < start.saturating_add(self.len)
@@ -125,20 +125,20 @@ impl Local {
 pub struct Remote {
     /// The key that [`Rail::register`] returned at the peer.
     pub key: RailKey,
-    /// Bytes from the start of the region.
+    /// Offset from the start of the region, in bytes.
     pub offset: u64,
 }
 
 /// The key that registration returns, for peers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct RailKey {
-    /// Names the region to the rail at both ends.
+    /// Identifies the region to the rail at both ends.
     pub key: u64,
-    /// Address of the region's first byte as this rail counts (0 where keys count from 0).
+    /// Address of the region's first byte in this rail's terms (0 if keys count from 0).
     pub base: u64,
 }
 
-/// Where a rail reports. Methods only change state; none of them posts.
+/// The receiver of a rail's reports. Methods only change state; none of them posts.
 pub trait Sink {
     /// A pending post has completed.
     fn done(&mut self, cx: u64, result: Result<(), CompleteError>);
@@ -154,8 +154,8 @@ pub trait Sink {
     /// A message has arrived. The bytes are valid during the call and may change: copy once, then
     /// check.
     fn message(&mut self, peer: Peer, bytes: Untrusted<'_>);
-    /// The peer has failed on this rail;
-    /// each of its pending posts is or will be reported as failed.
+    /// The peer has failed on this rail. Each of its pending posts is or will be reported as
+    /// failed.
     fn peer_down(&mut self, peer: Peer, why: PeerError);
     /// A [fenced](Rail::fence) peer may be attached again: the link is up. May be repeated until it
     /// is.
@@ -194,26 +194,25 @@ pub unsafe trait Rail {
     /// Borrows the rail for its engine's owner. Slow path.
     fn setup(&mut self) -> Self::Setup<'_>;
 
-    /// What this rail can do.
+    /// Returns what this rail can do.
     fn caps(&self) -> Caps;
 
     /// Makes memory reachable to peers. Returns its key and the local descriptor. Slow path.
     fn register(&mut self, region: &Region) -> Result<(RailKey, u64), AttachError>;
 
-    /// Deregisters memory. Later posts of peers to it are refused where this end executes them. A
-    /// peer that has the memory mapped, or accesses it through the kernel, needs no consent: it
-    /// must have finished before. Slow path.
+    /// Deregisters memory. Later posts of peers to it are refused if this end executes them. A peer
+    /// that has the memory mapped, or accesses it through the kernel, is not stopped, so it must
+    /// have finished before. Slow path.
     ///
     /// # Errors
     /// [`AttachError::Kept`]: the key is invalid, but the provider still holds the memory, which
     /// must never be freed.
     fn deregister(&mut self, key: RailKey) -> Result<(), AttachError>;
 
-    /// Whether a post may still read or write any of these bytes: a pending one, or one that
-    /// completed as [`CompleteError::Unknown`]; or a device, for a
-    /// [`write_device`](Rail::write_device) or [`read_device`](Rail::read_device) that failed,
-    /// until the device says that it has ended. False positives are allowed. Slow path: may scan
-    /// all posts, and ask a driver.
+    /// Returns whether a post may still access any of these bytes: a pending one, or one that
+    /// completed as [`CompleteError::Unknown`]. A failed [`write_device`](Rail::write_device) or
+    /// [`read_device`](Rail::read_device) counts until the device reports its end. False positives
+    /// are allowed. Slow path: may scan all posts, and call a driver.
     fn touches(&mut self, memory: Local) -> bool;
 
     /// Prepares access to `len` bytes that `peer` registered. Returns where they are mapped in this
@@ -302,9 +301,9 @@ pub unsafe trait Rail {
     /// caller has already made.
     ///
     /// # Safety
-    /// As [`post_write`](Rail::post_write). `peer` is attached, [`import`](Rail::import) of this
-    /// rail gave access to the region that `remote` names, all `local.len` bytes from `remote` on
-    /// lie in it, and they are at most [`Caps::max_rma`].
+    /// The same as for [`post_write`](Rail::post_write). `peer` is attached.
+    /// [`import`](Rail::import) of this rail gave access to the region of `remote`, which holds all
+    /// `local.len` bytes from `remote` on. The length is at most [`Caps::max_rma`].
     #[inline(always)]
     unsafe fn post_write_checked(
         &mut self,
@@ -314,7 +313,7 @@ pub unsafe trait Rail {
         data: u32,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        // SAFETY: a part of the caller's promise.
+        // SAFETY: our caller guarantees this, and more.
         unsafe { self.post_write(peer, local, remote, Some(data), cx) }
     }
 
@@ -330,9 +329,8 @@ pub unsafe trait Rail {
         cx: u64,
     ) -> Result<Posted, PostError>;
 
-    /// Reads the payload of a two-sided message. Unlike for [`post_read`](Rail::post_read), the
-    /// sender drives its rail until the payload is read, so a rail may have the sender write it
-    /// where that is faster.
+    /// Reads the payload of a two-sided message. The sender keeps driving its rail until the
+    /// payload is read, so a rail may have the sender write it if that is faster.
     ///
     /// # Safety
     /// As for [`post_read`](Rail::post_read).
@@ -390,7 +388,8 @@ pub unsafe trait Rail {
         None
     }
 
-    /// Copies out of memory that was imported but not mapped. As [`copy_to`](Rail::copy_to).
+    /// Copies out of memory that is imported but not mapped. The reverse of
+    /// [`copy_to`](Rail::copy_to).
     ///
     /// # Safety
     /// Each local range is writable.
@@ -433,8 +432,8 @@ pub unsafe trait Rail {
     #[cold]
     unsafe fn write_device(&mut self, to: Local, from: Untrusted<'_>) -> Result<(), PostError> {
         let len = to.len.min(from.len());
-        // SAFETY: a rail without its own copy serves processor memory only;
-        // both ranges hold `len` bytes.
+        // SAFETY: a rail without an implementation of its own serves only processor memory; both
+        // ranges hold `len` bytes.
         unsafe { copy_bytes(from.as_ptr(), to.ptr.as_ptr(), len) };
         Ok(())
     }
@@ -446,13 +445,13 @@ pub unsafe trait Rail {
     #[cold]
     unsafe fn read_device(&mut self, from: Local, into: &mut [u8]) -> Result<(), PostError> {
         let len = from.len.min(into.len());
-        // SAFETY: as in `write_device`.
+        // SAFETY: both ranges hold `len` bytes of processor memory, as in `write_device`.
         unsafe { copy_bytes(from.ptr.as_ptr(), into.as_mut_ptr(), len) };
         Ok(())
     }
 
-    /// Wakes the peer if it sleeps, after a write to its mapped memory.
-    /// Hot path: a load and a branch.
+    /// Wakes the peer if it sleeps, after a write to its mapped memory. Hot path: a load and a
+    /// branch.
     #[inline(always)]
     fn notify(&mut self, _peer: Peer) {}
 

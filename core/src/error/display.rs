@@ -1,5 +1,5 @@
-//! The text of errors: what did not happen and, where there is one, the remedy.
-//! Nothing here allocates.
+//! The text of errors: what did not happen and, if there is one, the remedy. Nothing here
+//! allocates.
 
 use core::error::Error;
 use core::fmt::{Display, Formatter, Result};
@@ -200,7 +200,7 @@ mod tests {
     use super::*;
     use crate::mem::{PeerId, RailId};
 
-    /// What a person reads when a wait ends names peer, rail and hole, whichever of them are known.
+    /// The text of an expired wait names peer, rail and missing number, as far as they are known.
     #[test]
     fn a_deadline_names_what_was_stuck() {
         let peer = PeerId { index: 3, generation: 9 };

@@ -5,8 +5,8 @@ mod stream;
 
 use core::ptr;
 
-/// The most bytes that one call of `memmove` copies. On Zen, glibc stops using `rep movsb` above
-/// the size of the second-level cache, but only `rep movsb` acquires another core's lines without
+/// Most bytes that one call of `memmove` copies. On Zen, glibc stops using `rep movsb` above the
+/// size of the second-level cache, but only `rep movsb` acquires lines of another core without
 /// reading them.
 ///
 /// Measured on Zen 5 with 1 MiB of second-level cache, copies to memory that another core reads,
@@ -23,11 +23,11 @@ const PIECE: usize = 256 << 10;
 /// `from` is readable and `to` writable for `len` bytes. Other processes may access both meanwhile.
 #[inline(always)]
 pub unsafe fn copy_bytes(from: *const u8, to: *mut u8, len: usize) {
-    /// Two loads and two stores of `T`
-    /// that cover `size_of::<T>() <= len <= 2 * size_of::<T>()` bytes.
+    /// Makes two loads and two stores of `T`, which cover `size_of::<T>() <= len <= 2 *
+    /// size_of::<T>()` bytes.
     ///
     /// # Safety
-    /// As `copy_bytes`, and the bounds on `len`.
+    /// The same as for `copy_bytes`, and `len` is within these bounds.
     #[inline(always)]
     unsafe fn ends<T: Copy>(from: *const u8, to: *mut u8, len: usize) {
         let last = len - size_of::<T>();
@@ -39,7 +39,7 @@ pub unsafe fn copy_bytes(from: *const u8, to: *mut u8, len: usize) {
             to.add(last).cast::<T>().write_unaligned(b);
         }
     }
-    // SAFETY: each arm's length allows its access size; the ranges are the caller's promise.
+    // SAFETY: each arm's access size fits the length, and our caller guarantees the ranges.
     unsafe {
         match len {
             8 => to.cast::<u64>().write_unaligned(from.cast::<u64>().read_unaligned()),
@@ -56,7 +56,7 @@ pub unsafe fn copy_bytes(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// As [`copy_bytes`], of more than [`PIECE`] bytes.
+/// Like [`copy_bytes`], for more than [`PIECE`] bytes.
 ///
 /// # Safety
 /// As for [`copy_bytes`].
@@ -64,12 +64,12 @@ pub unsafe fn copy_bytes(from: *const u8, to: *mut u8, len: usize) {
 #[inline(never)]
 unsafe fn long(from: *const u8, to: *mut u8, len: usize) {
     if from.addr().abs_diff(to.addr()) < len {
-        // SAFETY: the caller's promise. One `memmove` copies ranges that overlap as a whole.
+        // SAFETY: our caller guarantees the ranges. Overlapping ranges are copied by one `memmove`.
         return unsafe { ptr::copy(from, to, len) };
     }
     #[cfg(target_arch = "x86_64")]
     if len >= stream::STREAM_MIN {
-        // SAFETY: the same contract; the ranges do not overlap.
+        // SAFETY: our caller guarantees the ranges, which do not overlap.
         return unsafe { stream::copy(from, to, len) };
     }
     for at in (0..len).step_by(PIECE) {
@@ -141,8 +141,8 @@ mod tests {
         }
     }
 
-    /// Copies in pieces and past the caches: ends of every alignment, no byte beyond them, overlap
-    /// in both directions.
+    /// Checks copies in pieces and past the caches: ends at every alignment, no byte beyond them,
+    /// overlap in both directions.
     #[test]
     fn a_long_copy_is_exact_at_every_alignment_and_may_overlap() {
         extern crate std;
@@ -156,7 +156,7 @@ mod tests {
         for len in [PIECE, PIECE + 1, 2 * PIECE - 1, 2 * PIECE, 2 * PIECE + 1, LONGEST] {
             for (from, to) in [(0, 0), (1, 64), (13, 7), (64, 63)] {
                 target[..len + 512].fill(0xee);
-                // SAFETY: both ranges lie in their vectors.
+                // SAFETY: both ranges are inside their vectors.
                 unsafe { copy_bytes(source.as_ptr().add(from), target.as_mut_ptr().add(to), len) };
                 assert!(target[..to].iter().all(|&b| b == 0xee), "{len} bytes, before {to}");
                 assert!(target[to..][..len] == source[from..][..len], "{len}, {from} to {to}");
@@ -166,7 +166,7 @@ mod tests {
             for (from, to) in [(0, 200), (200, 0)] {
                 target.copy_from_slice(&source);
                 let base = target.as_mut_ptr();
-                // SAFETY: both ranges lie in the one vector, reached through the one pointer.
+                // SAFETY: both ranges are inside the one vector, and use the same pointer.
                 unsafe { copy_bytes(base.add(from), base.add(to), len) };
                 let copied = &target[to..][..len];
                 assert!(copied == &source[from..][..len], "overlap, {len}, {from} to {to}");

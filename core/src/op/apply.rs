@@ -1,8 +1,8 @@
-//! Executes atomics and signals on a word in memory, at the target or at an origin that has it
-//! mapped.
+//! Executes atomics and signals on a word in memory: at the target, or at an origin that has the
+//! word mapped.
 //!
-//! An atomic is one lock-prefixed instruction (or a short compare-and-swap loop for the fetching
-//! bit operations), a signal a store or an addition. Neither blocks.
+//! An atomic is one lock-prefixed instruction, or a short compare-and-swap loop for the fetching
+//! bit operations. A signal is a store or an addition. Neither blocks.
 //!
 //! | edge     | release             | acquire                            | carries          |
 //! |----------|---------------------|------------------------------------|------------------|
@@ -20,7 +20,7 @@ impl SignalOp {
     /// atomic.
     #[inline(always)]
     pub(crate) unsafe fn apply(self, word: *mut u8, value: u64) {
-        // SAFETY: valid, aligned and only accessed atomically, as the caller promised.
+        // SAFETY: our caller guarantees that it is valid, aligned and only accessed atomically.
         let word = unsafe { &*word.cast::<AtomicU64>() };
         // Release, edge `signal`: a thread that acquires this value sees everything copied or
         // applied before.
@@ -42,32 +42,32 @@ pub(crate) fn look_at_signal(word: &AtomicU64) -> u64 {
 }
 
 impl Amo {
-    /// Whether the width is 1, 2, 4 or 8 bytes.
+    /// Returns whether the width is 1, 2, 4 or 8 bytes.
     #[inline(always)]
     pub fn width_is_valid(&self) -> bool {
         matches!(self.width, 1 | 2 | 4 | 8)
     }
 
-    /// Executes the operation and returns the value from before, zero-extended.
+    /// Executes the operation. Returns the old value, zero-extended.
     ///
-    /// Atomic with respect to every other atomic access of the same width, by any process that maps
-    /// the word. Release and acquire: what was written before it is visible to whoever reads the
-    /// new value.
+    /// It is atomic with respect to every other atomic access of the same width, by any process
+    /// that maps the word. Release and acquire: a thread that reads the new value sees everything
+    /// written before the operation.
     ///
     /// # Safety
-    /// The width is valid; `word` is valid for reads and writes of `width` bytes and a multiple of
-    /// `width`; nobody accesses it other than atomically.
+    /// The width is valid. `word` is valid for reads and writes of `width` bytes and a multiple of
+    /// `width`, and is only accessed atomically.
     #[inline]
     pub unsafe fn apply(&self, word: *mut u8) -> u64 {
         macro_rules! on {
             ($atomic:ty, $int:ty) => {{
-                // SAFETY: valid, aligned for this width and only accessed atomically,
-                // as the caller promises.
+                // SAFETY: our caller guarantees that it is valid, aligned for this width and only
+                // accessed atomically.
                 let word = unsafe { &*word.cast::<$atomic>() };
                 let operand = self.operand as $int;
-                // AcqRel, edge `amo`: the release half orders the stream's earlier writes before
-                // this word, for a thread that acquires it; the acquire half orders what the
-                // fetched value stands for before what the caller does next.
+                // AcqRel, edge `amo`. The release half orders the stream's earlier writes before
+                // this word, for a thread that acquires it. The acquire half orders everything that
+                // the fetched value stands for before the caller's next step.
                 let order = edge!("amo.change", AcqRel);
                 let old: $int = match self.op {
                     AmoOp::Set | AmoOp::Swap => word.swap(operand, order),
@@ -78,7 +78,7 @@ impl Amo {
                     AmoOp::Xor => word.fetch_xor(operand, order),
                     AmoOp::CompareSwap => {
                         let compare = self.compare as $int;
-                        // Acquire on failure: the value read is the answer.
+                        // Acquire on failure too, because the value that was read is the result.
                         match word.compare_exchange(compare, operand, order, edge!("amo.differs", Acquire)) {
                             Ok(old) | Err(old) => old,
                         }
@@ -98,7 +98,7 @@ impl Amo {
 }
 
 impl AmoOp {
-    /// The operation with this code on the wire, if there is one.
+    /// Returns the operation with this code on the wire, if there is one.
     #[inline]
     pub fn from_wire(code: u8) -> Option<Self> {
         Some(match code {
@@ -116,7 +116,7 @@ impl AmoOp {
     }
 }
 
-// Loom's words have one width in memory.
+// Loom's words have only one width in memory.
 #[cfg(all(test, not(fishplate_loom)))]
 mod tests {
     use super::*;
@@ -153,7 +153,8 @@ mod tests {
                         let amo = Amo { op, width, operand, compare };
                         let mask = if width == 8 { u64::MAX } else { (1 << (8 * width)) - 1 };
                         let mut memory = [0xa5a5_a5a5_a5a5_a5a5u64, old & mask, 0x5a5a_5a5a_5a5a_5a5a];
-                        // SAFETY: the middle word is aligned for every width and ours alone.
+                        // SAFETY: the middle word is aligned for every width, and nothing else uses
+                        // it.
                         let was = unsafe { amo.apply((&raw mut memory[1]).cast()) };
                         assert_eq!(was, old & mask, "{amo:?}");
                         assert_eq!(memory[1], expected(&amo, old & mask), "{amo:?} on {old:#x}");

@@ -31,7 +31,8 @@ impl AmoSet {
     /// Every operation in every width.
     pub const ALL: AmoSet = AmoSet((1 << (4 * OPS.len())) - 1);
 
-    /// The operations that `has` accepts, in the widths that it accepts, in bytes.
+    /// Returns the set of operations that `has` accepts, given the operation and its width in
+    /// bytes.
     pub fn of(mut has: impl FnMut(AmoOp, u8) -> bool) -> AmoSet {
         let mut set = 0;
         for op in OPS {
@@ -42,13 +43,13 @@ impl AmoSet {
         AmoSet(set)
     }
 
-    /// Whether it contains an operation in this width, in bytes. `false` for other widths than 1,
-    /// 2, 4 and 8.
+    /// Returns whether it contains an operation of this width, in bytes. `false` for widths other
+    /// than 1, 2, 4 and 8.
     pub fn has(self, op: AmoOp, width: u8) -> bool {
         self.0 & bit(op, width) != 0
     }
 
-    /// Whether it contains no operation.
+    /// Returns whether it contains no operation.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
@@ -101,7 +102,7 @@ mod tests {
         assert!(!some.is_empty() && some.has(AmoOp::Add, 4) && some.has(AmoOp::CompareSwap, 8));
         assert!(!some.has(AmoOp::Add, 2) && !some.has(AmoOp::Inc, 4) && !some.has(AmoOp::Fetch, 8));
         assert!([0, 3, 16].iter().all(|&width| !AmoSet::ALL.has(AmoOp::Add, width)));
-        // With std in the tests alone.
+        // Only the tests use std.
         extern crate std;
         assert_eq!(
             std::format!("{some} {} {}", AmoSet::ALL, AmoSet::NONE),

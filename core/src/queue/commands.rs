@@ -1,25 +1,26 @@
-//! Which commands a queue takes.
+//! Checks the arguments of commands.
 
 use core::{error::Error, fmt};
 
 use crate::engine::command::Command;
 
-/// Why a command could not be made.
+/// Why a command could not be created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CommandError {
     /// There are no bytes to move.
     Empty,
-    /// A pattern has 1, 2, 4 or 8 bytes, and fills memory a whole number of times.
+    /// The pattern does not have 1, 2, 4 or 8 bytes, or does not fill the memory a whole number of
+    /// times.
     Pattern {
         /// Bytes of the pattern.
         width: u8,
         /// Bytes to fill.
         len: usize,
     },
-    /// It comes after as many events as it can.
+    /// It already follows the most events.
     TooManyEvents,
-    /// The receive to be taken back is not one of this queue.
+    /// The receive to be cancelled belongs to another queue.
     OtherQueue,
 }
 
@@ -36,7 +37,7 @@ impl fmt::Display for CommandError {
 
 impl Error for CommandError {}
 
-/// Whether the arguments of a command are valid.
+/// Checks that the arguments of a command are valid.
 #[inline]
 pub(super) fn check(command: &Command) -> Result<(), CommandError> {
     match *command {
@@ -54,7 +55,7 @@ pub(super) fn check(command: &Command) -> Result<(), CommandError> {
         {
             Err(CommandError::Pattern { width, len })
         }
-        // A bare slot does not say whose it is: see `Queue::cancel`.
+        // A bare slot number does not identify its queue: see `Queue::cancel`.
         Command::Cancel { .. } => Err(CommandError::OtherQueue),
         _ => Ok(()),
     }

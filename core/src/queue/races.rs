@@ -1,5 +1,5 @@
-//! A queue's thread and its worker's, as threads and under the model checker: events show how
-//! commands ended, and no slot is lost whichever end leaves first.
+//! A queue's thread and its worker's thread, run as threads and by the model checker. Events show
+//! how commands ended, and no slot is lost whichever side leaves first.
 
 extern crate std;
 
@@ -15,7 +15,7 @@ use crate::sync::pool::Reclaim;
 use crate::sync::primitive::{AtomicBool, Ordering};
 use crate::sync::testing::{model, rounds, thread};
 
-/// Everything that two ends share, in memory that is freed with the scene.
+/// The memory that the two sides share. It is freed with the scene.
 struct Scene {
     room: *mut QueueStorage<'static, 4>,
     ended: Box<AtomicUsize>,
@@ -31,13 +31,13 @@ impl Scene {
         unsafe { &mut *self.room }.memory()
     }
 
-    /// A pool that counts how often its slab came to its end.
+    /// Creates a pool that counts how often its slab ends.
     fn pool(
         &self,
         (header, slots): (&'static mut pool::Header, &'static mut [Slot<Entry<'static>>]),
     ) -> Pool<'static, Entry<'static>> {
         fn count(ended: *mut ()) {
-            // SAFETY: the counter of a scene, which outlives its pool.
+            // SAFETY: the counter belongs to a scene, which outlives its pool.
             unsafe { &*ended.cast::<AtomicUsize>() }.fetch_add(1, core::sync::atomic::Ordering::Relaxed);
         }
         let ended = (&raw const *self.ended).cast_mut().cast();
@@ -51,7 +51,7 @@ impl Scene {
 
 impl Drop for Scene {
     fn drop(&mut self) {
-        // SAFETY: from a box, and not used any more.
+        // SAFETY: created by a box, and not used any more.
         drop(unsafe { Box::from_raw(self.room) });
     }
 }
@@ -66,7 +66,7 @@ fn an_event_shows_how_its_command_ended() {
             let [ours, theirs] = pool.create(Entry::new(Command::Marker, listeners)).unwrap().share_twice();
             let event = Event(ours);
             let worker = thread::spawn(move || {
-                // SAFETY: this thread takes the place of the worker, and finishes it once.
+                // SAFETY: this thread acts as the worker, and finishes the command once.
                 unsafe { theirs.finish(Reply::Done(7)) };
             });
             let reply = loop {
@@ -103,7 +103,7 @@ fn whichever_end_leaves_first_no_slot_is_lost() {
                 queue.push(Posted::new(theirs, true));
             }
             let worker = thread::spawn(move || {
-                // One is done and sent home, the other stays in the ring.
+                // One has ended and is sent back; the other stays in the ring.
                 if let Some(posted) = consumer.pop() {
                     // SAFETY: just popped.
                     let entry = unsafe { posted.open() };
@@ -130,7 +130,7 @@ fn a_worker_does_not_stop_before_what_was_submitted_before_it_was_told_to() {
             let mut scene = Scene::new();
             let shared =
                 Box::into_raw(Box::new((Channels::<1>::new(), SpinHost::new(1), AtomicBool::new(false))));
-            // SAFETY: freed below, once both ends are gone.
+            // SAFETY: freed below, once both sides are gone.
             let (channels, host, stop): &'static _ = unsafe { &*shared };
             let channel = channels.queue(0);
             let (mut queue, consumer) =
@@ -142,7 +142,7 @@ fn a_worker_does_not_stop_before_what_was_submitted_before_it_was_told_to() {
                     Box::new(Engine::new(config, [Loopback::<4>::new()], tables.memory()).unwrap());
                 let mut consumers = [consumer];
                 let mut worker = Worker::new(&mut engine, &mut consumers, Policy::EFFICIENT);
-                // It never turns, so a command is never done.
+                // The worker takes no turns, so a command never ends.
                 assert!(!worker.may_stop(stop));
             });
             let marker = queue.create(Command::Marker).unwrap();
@@ -153,7 +153,7 @@ fn a_worker_does_not_stop_before_what_was_submitted_before_it_was_told_to() {
             drop(queue);
             assert_eq!(event.reply(), Some(Reply::Abandoned));
             drop(event);
-            // SAFETY: from a box, and not used any more.
+            // SAFETY: created by a box, and not used any more.
             drop(unsafe { Box::from_raw(shared) });
         }
     });
