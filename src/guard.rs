@@ -71,7 +71,14 @@ impl LinkWatch {
 #[derive(Debug)]
 pub struct Guard<R> {
     rail: R,
-    pub(crate) id: RailId,
+    pub(crate) watch: Watch,
+}
+
+/// What a guard watches.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    /// The number of the rail in its engine.
+    pub id: RailId,
     link: Option<LinkWatch>,
     peers: Vec<Watched>,
 }
@@ -88,25 +95,15 @@ struct Watched {
 impl<R> Guard<R> {
     /// Guards a rail, which is number `id` of its engine.
     pub fn new(rail: R, id: RailId, link: Option<LinkWatch>) -> Guard<R> {
-        Guard { rail, id, link, peers: vec![] }
+        Guard { rail, watch: Watch { id, link, peers: vec![] } }
     }
 
     /// Watches an attached peer through this lifeline from now on.
     pub fn watch(&mut self, peer: Peer, lifeline: Option<Lifeline>) {
-        match self.peers.iter_mut().find(|watched| watched.peer == peer) {
+        match self.watch.find(peer) {
             Some(watched) => watched.lifeline = lifeline,
-            None => self.peers.push(Watched { peer, lifeline, up: true }),
+            None => self.watch.peers.push(Watched { peer, lifeline, up: true }),
         }
-    }
-
-    fn set_up(&mut self, peer: Peer, up: bool) {
-        if let Some(watched) = self.peers.iter_mut().find(|watched| watched.peer == peer) {
-            watched.up = up;
-        }
-    }
-
-    fn has_link(&self) -> bool {
-        self.link.as_ref().is_none_or(LinkWatch::is_up)
     }
 
     /// The rail itself.
@@ -115,13 +112,27 @@ impl<R> Guard<R> {
     }
 }
 
+impl Watch {
+    fn find(&mut self, peer: Peer) -> Option<&mut Watched> {
+        self.peers.iter_mut().find(|watched| watched.peer == peer)
+    }
+
+    fn set_up(&mut self, peer: Peer, up: bool) {
+        if let Some(watched) = self.find(peer) {
+            watched.up = up;
+        }
+    }
+
+    fn has_link(&self) -> bool {
+        self.link.as_ref().is_none_or(LinkWatch::is_up)
+    }
+}
+
 /// Forwards reports. If the rail has lost a peer, the lifeline decides: if the peer's process is
 /// alive, blame the rail.
 struct Judge<'a, S> {
     sink: &'a mut S,
-    id: RailId,
-    link: &'a Option<LinkWatch>,
-    peers: &'a mut Vec<Watched>,
+    watch: &'a mut Watch,
 }
 
 #[deny(clippy::missing_trait_methods, reason = "a report that is not forwarded arrives one by one")]
@@ -148,25 +159,24 @@ impl<S: Sink> Sink for Judge<'_, S> {
 
     #[cold]
     fn peer_down(&mut self, peer: Peer, why: PeerError) {
-        let known = self.peers.iter().position(|watched| watched.peer == peer);
-        let alive = known.and_then(|at| {
-            self.peers[at].up = false;
-            self.peers[at].lifeline.as_ref().map(Lifeline::holds)
+        let alive = self.watch.find(peer).and_then(|watched| {
+            watched.up = false;
+            watched.lifeline.as_ref().map(Lifeline::holds)
         });
         let why = match (why, alive) {
-            (PeerError::Lost | PeerError::Died, Some(true)) => PeerError::Rail(self.id),
+            (PeerError::Lost | PeerError::Died, Some(true)) => PeerError::Rail(self.watch.id),
             (PeerError::Lost, Some(false)) => PeerError::Died,
             _ => why,
         };
-        if let (PeerError::Died, Some(at)) = (why, known) {
-            self.peers.swap_remove(at);
+        if why == PeerError::Died {
+            self.watch.peers.retain(|watched| watched.peer != peer);
         }
         self.sink.peer_down(peer, why);
     }
 
     #[cold]
     fn peer_up(&mut self, peer: Peer) {
-        if self.link.as_ref().is_none_or(LinkWatch::is_up) {
+        if self.watch.has_link() {
             self.sink.peer_up(peer);
         }
     }
@@ -235,7 +245,7 @@ unsafe impl<R: Rail> Rail for Guard<R> {
     }
 
     fn detach(&mut self, peer: Peer) {
-        self.peers.retain(|watched| watched.peer != peer);
+        self.watch.peers.retain(|watched| watched.peer != peer);
         self.rail.detach(peer);
     }
 
@@ -243,20 +253,20 @@ unsafe impl<R: Rail> Rail for Guard<R> {
     fn fence(&mut self, peer: Peer) -> Fence {
         let fence = self.rail.fence(peer);
         if fence == Fence::Fenced {
-            self.set_up(peer, false);
+            self.watch.set_up(peer, false);
         }
         fence
     }
 
     #[cold]
     fn reopen(&mut self, peer: Peer, into: &mut [u8; REOPEN_MAX]) -> Option<usize> {
-        self.has_link().then(|| self.rail.reopen(peer, into)).flatten()
+        self.watch.has_link().then(|| self.rail.reopen(peer, into)).flatten()
     }
 
     #[cold]
     fn rejoin(&mut self, peer: Peer, address: &[u8]) -> Result<(), AttachError> {
         self.rail.rejoin(peer, address)?;
-        self.set_up(peer, true);
+        self.watch.set_up(peer, true);
         Ok(())
     }
 
@@ -341,8 +351,7 @@ unsafe impl<R: Rail> Rail for Guard<R> {
 
     #[inline(always)]
     fn poll<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
-        let Guard { rail, id, link, peers } = self;
-        rail.poll(budget, &mut Judge { sink, id: *id, link, peers })
+        self.rail.poll(budget, &mut Judge { sink, watch: &mut self.watch })
     }
 
     #[inline(always)]
@@ -391,8 +400,8 @@ unsafe impl<R: Rail> Rail for Guard<R> {
     }
 
     fn check_peers<S: Sink>(&mut self, sink: &mut S) {
-        let Guard { rail, id, link, peers } = self;
-        rail.check_peers(&mut Judge { sink, id: *id, link, peers });
+        self.rail.check_peers(&mut Judge { sink, watch: &mut self.watch });
+        let Watch { id, link, peers } = &mut self.watch;
         let down = link.as_ref().is_some_and(|link| !link.is_up());
         peers.retain_mut(|Watched { peer, lifeline, up }| {
             let dead = lifeline.as_ref().is_some_and(|lifeline| !lifeline.holds());

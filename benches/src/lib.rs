@@ -89,7 +89,7 @@ pub const BUDGETS: &[Budget] = &[
     ours("node_signal",                  47.2,     45.0),
     ours("node_wait_arrived",            25.0,     23.0),
     ours("node_quiet_idle",              23.0,     21.0),
-    ours("node_progress_idle",          171.1,    163.0),
+    ours("node_progress_idle",          163.8,    156.0),
     ours("notify_awake",                   10.1,      8.1),
     ours("tag_expected",                165.4,    157.6),
     ours("tag_unexpected",              210.6,    200.6),
@@ -148,9 +148,9 @@ pub const BUDGETS: &[Budget] = &[
     rival("bare_write_inject",                       26.0),
     // A silent 8-byte put, from the call to its acknowledgement: at most 150 more than the
     // provider's calls.
-    ours("put_over_fabric",              217.4,    216.4).repeats(960),
+    ours("put_over_fabric",              215.1,    204.9).repeats(960),
     rival("bare_put",                                67.4).repeats(960),
-    ours("put_over_fabric_inject",       146.7,    139.8).repeats(960),
+    ours("put_over_fabric_inject",       137.0,    130.4).repeats(960),
     rival("bare_put_inject",                         28.9).repeats(960),
     ours("fabric_message",                 43.0,     41.0),
     ours("fabric_poll_idle",               49.3,     47.0),

@@ -597,7 +597,7 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
             return false;
         };
         // SAFETY: our caller guarantees the same contract.
-        unsafe { post::read_address(attached, local, address) }
+        unsafe { post::read_address(attached, local, address, &self.host) }
     }
 
     #[inline]

@@ -342,7 +342,7 @@ impl Builder {
         let (mut infos, mut addresses) = (vec![], vec![]);
         // The first rail is shared memory.
         for (open, id) in opened.iter_mut().zip(1..).map(|(open, id)| (open, RailId(id))) {
-            open.rail.id = id;
+            open.rail.watch.id = id;
             // The stand-in is host memory, which every provider takes; a GPU's memory needs
             // `FI_HMEM`.
             let carried = self.gpu.filter(|gpu| open.devices || *gpu == Gpu::StandIn);
@@ -486,7 +486,7 @@ mod tests {
         let node = Node::builder().library(provider.library()).settings(settings).open().unwrap();
         let guards: Vec<_> = (1..)
             .map_while(|id| match node.home.engine.rail(RailId(id)) {
-                Some(NodeRail::Fabric(guard)) => Some((guard.id, RailId(id))),
+                Some(NodeRail::Fabric(guard)) => Some((guard.watch.id, RailId(id))),
                 _ => None,
             })
             .collect();

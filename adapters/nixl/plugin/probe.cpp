@@ -118,6 +118,7 @@ bool matches(const InitParams *init) {
     }
     std::string folder;
     dl_iterate_phdr(find_library, &folder);
+    bool compared = folder.empty();
     for (const char *backend : {"UCX", "POSIX"}) {
         std::string path = folder + "plugins/libplugin_" + backend + ".so";
         std::size_t size = folder.empty() ? 0 : size_of_symbol(path, "_ZTV17nixlBackendEngine");
@@ -127,6 +128,11 @@ bool matches(const InitParams *init) {
                          size / sizeof(void *) - 2, slots, remedy);
             return false;
         }
+        compared = compared || size != 0;
+    }
+    if (!compared) {
+        std::fprintf(stderr, "fishplate: no backend of this NIXL tells the layout of its classes: %s\n", remedy);
+        return false;
     }
     return true;
 }

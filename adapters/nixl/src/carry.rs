@@ -10,6 +10,7 @@ use fishplate::core::op::Outcome;
 use fishplate::node::Slice;
 use fishplate::{Issued, LocalAddr, Notice, RemoteAddr};
 
+use crate::notes::Notes;
 use crate::state::{Away, Local, State};
 use crate::status::Status;
 use crate::transfer::{Desc, Piece, Regions, Transfer};
@@ -91,6 +92,9 @@ impl State {
         let Some(transfer) = self.transfers.get_mut(number) else { return Status::NOT_FOUND };
         if transfer.active || transfer.outstanding != 0 {
             return Status::REPOST_ACTIVE;
+        }
+        if let Err(status) = Notes::check(note.map_or(0, <[u8]>::len)) {
+            return status;
         }
         (transfer.next, transfer.fault, transfer.active) = (0, None, true);
         transfer.note = note.map(<[u8]>::to_vec);

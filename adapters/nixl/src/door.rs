@@ -27,7 +27,7 @@ const MEETING: Duration = Duration::from_secs(10);
 /// Time between two passes while they meet.
 const PASS: Duration = Duration::from_micros(100);
 
-/// Agents that are answered at once; others are refused, and ask again.
+/// Connections at once that have not been admitted. Others wait in the backlog.
 const CALLS: usize = 256;
 
 /// A stream of either kind: it only sends and receives.
@@ -61,7 +61,12 @@ impl Door {
     pub fn answer(&self, agent: &Arc<Shared>) -> io::Result<()> {
         let calls = Arc::new(AtomicUsize::new(0));
         let (local, ours, count) = (self.local.clone(), Arc::downgrade(agent), calls.clone());
-        start(move || listen(ours, count, || local.accept().map(|(stream, _)| stream)))?;
+        let accept = move || {
+            let (stream, _) = local.accept()?;
+            // Its name is in /proc, so anybody may connect.
+            if is_own(&stream) { Ok(stream) } else { Err(io::ErrorKind::PermissionDenied.into()) }
+        };
+        start(move || listen(ours, count, accept))?;
         if let Some(network) = self.network.clone() {
             let ours = Arc::downgrade(agent);
             let accept = move || network.accept().map(|(stream, _)| any(stream));
@@ -129,25 +134,29 @@ fn start(run: impl FnOnce() + Send + 'static) -> io::Result<()> {
 /// Accepts until the door is dropped. Each that asks has a thread of its own for a moment.
 fn listen(agent: Weak<Shared>, calls: Arc<AtomicUsize>, accept: impl Fn() -> io::Result<UnixStream>) {
     loop {
+        // Relaxed: only counted.
+        while calls.load(Ordering::Relaxed) >= CALLS && agent.strong_count() != 0 {
+            thread::sleep(Duration::from_millis(1));
+        }
         let stream = match accept() {
             Ok(stream) => stream,
             Err(_) if agent.strong_count() == 0 => return,
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => return,
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => continue,
             // No descriptors are left, or the asker has gone.
             Err(_) => {
                 thread::sleep(Duration::from_millis(10));
                 continue;
             }
         };
-        // Relaxed: only counted.
-        if calls.fetch_add(1, Ordering::Relaxed) >= CALLS {
-            calls.fetch_sub(1, Ordering::Relaxed);
-            continue;
-        }
+        calls.fetch_add(1, Ordering::Relaxed);
         let (agent, done) = (agent.clone(), calls.clone());
         let started = start(move || {
-            _ = serve(&agent, stream);
+            let admitted = serve(&agent, stream);
             done.fetch_sub(1, Ordering::Relaxed);
+            if let Ok(Some((peer, stream))) = admitted {
+                meet(&agent, peer, Some(stream));
+            }
         });
         if started.is_err() {
             calls.fetch_sub(1, Ordering::Relaxed);
@@ -155,18 +164,36 @@ fn listen(agent: Weak<Shared>, calls: Arc<AtomicUsize>, accept: impl Fn() -> io:
     }
 }
 
-/// Answers one that asks, and meets it.
-fn serve(agent: &Weak<Shared>, mut stream: UnixStream) -> io::Result<()> {
-    stream.set_read_timeout(Some(PATIENCE))?;
+/// Reads bytes, all of them before the deadline: a stranger may send one at a time.
+fn read_until(stream: &mut UnixStream, mut into: &mut [u8], deadline: Instant) -> io::Result<()> {
+    while !into.is_empty() {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        stream.set_read_timeout(Some(left))?;
+        match stream.read(into) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(count) => into = &mut into[count..],
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Answers one that asks. Returns the peer and the stream to it if it was admitted.
+fn serve(agent: &Weak<Shared>, mut stream: UnixStream) -> io::Result<Option<(u64, UnixStream)>> {
+    let deadline = Instant::now() + PATIENCE;
     stream.set_write_timeout(Some(PATIENCE))?;
     let mut len = [0; 4];
-    stream.read_exact(&mut len)?;
+    read_until(&mut stream, &mut len, deadline)?;
     let len = u32::from_le_bytes(len) as usize;
     if len > QUESTION_MAX {
         return Err(io::ErrorKind::InvalidData.into());
     }
     let mut bytes = vec![0; len];
-    stream.read_exact(&mut bytes)?;
+    read_until(&mut stream, &mut bytes, deadline)?;
     let question = Question::decode(&bytes).map_err(|_| io::ErrorKind::InvalidData)?;
     let ours = agent.upgrade().ok_or(io::ErrorKind::NotConnected)?;
     let admitted = ours.with(|state| state.admit(question));
@@ -174,11 +201,10 @@ fn serve(agent: &Weak<Shared>, mut stream: UnixStream) -> io::Result<()> {
     match admitted {
         Some(Ok(peer)) => {
             stream.write_all(&[ADMITTED])?;
-            meet(agent, peer, Some(stream));
+            Ok(Some((peer, stream)))
         }
-        _ => stream.write_all(&[0])?,
+        _ => stream.write_all(&[0]).map(|()| None),
     }
-    Ok(())
 }
 
 /// Starts to ask the agent with this info, as `question` says, for the peer with this number.
@@ -209,11 +235,11 @@ fn put(info: &Info, question: &[u8]) -> io::Result<UnixStream> {
     let mut result = Err(io::ErrorKind::ConnectionRefused.into());
     for open in streams {
         result = open().and_then(|mut stream| {
-            stream.set_read_timeout(Some(PATIENCE))?;
+            let deadline = Instant::now() + PATIENCE;
             stream.set_write_timeout(Some(PATIENCE))?;
             stream.write_all(&[&(question.len() as u32).to_le_bytes(), question].concat())?;
             let mut answer = [0];
-            stream.read_exact(&mut answer)?;
+            read_until(&mut stream, &mut answer, deadline)?;
             match answer {
                 [ADMITTED] => Ok(stream),
                 _ => Err(io::ErrorKind::PermissionDenied.into()),

@@ -2,6 +2,7 @@
 //! agent's pointer are those of our own C++, which keeps them valid during a call.
 
 use std::ffi::c_void;
+use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::slice;
 use std::time::{Duration, Instant};
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::agent::Agent;
 use crate::connect::CONNECT;
 use crate::options::DEFAULTS;
-use crate::state::State;
+use crate::state::{SETTLE, State};
 use crate::status::Status;
 use crate::transfer::Desc;
 
@@ -103,7 +104,8 @@ pub unsafe extern "C" fn fishplate_nixl_open(
     match catch_unwind(AssertUnwindSafe(open)) {
         Ok(Ok(agent)) => Box::into_raw(Box::new(agent)),
         Ok(Err(error)) => {
-            eprintln!("fishplate: the NIXL backend does not open: {error}");
+            // Standard error may be closed, which is no reason to panic.
+            _ = writeln!(io::stderr(), "fishplate: the NIXL backend does not open: {error}");
             std::ptr::null_mut()
         }
         Err(_) => std::ptr::null_mut(),
@@ -146,7 +148,18 @@ pub unsafe extern "C" fn fishplate_nixl_register(
 /// Deregisters memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn fishplate_nixl_deregister(agent: *const Agent, number: u64) -> i32 {
-    on(agent, |state| state.deregister(number))
+    let deadline = Instant::now() + SETTLE;
+    loop {
+        // Without the agent in between: others go on meanwhile.
+        let status = on(agent, |state| {
+            state.progress();
+            state.deregister(number)
+        });
+        if status != Status::NOT_ALLOWED.0 || Instant::now() >= deadline {
+            return status;
+        }
+        std::thread::yield_now();
+    }
 }
 
 /// Hands out the metadata of memory.

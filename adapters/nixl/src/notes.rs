@@ -1,18 +1,33 @@
 //! Notifications: tagged messages between the nodes of two agents. Each arrives once, after the
 //! data of its transfer, and those of one peer in order.
+//!
+//! What a peer sends and nobody takes has limits: it waits at its sender once the program leaves
+//! [`READY_MAX`] bytes untaken, and no peer has more than its share of what is being received.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
+use std::io::{self, Write};
 
-use fishplate::core::engine::protocol::{Received, Request};
+use fishplate::core::engine::protocol::{Claimed, Received, Request};
 use fishplate::core::engine::tag::Tag;
+use fishplate::core::error::OpError;
 use fishplate::node::{Error, Memory};
 use fishplate::{Node, PeerId};
 
 use crate::peer::Peer;
 use crate::slab::Slab;
+use crate::status::Status;
 
 /// The tag of all notifications.
 pub(crate) const TAG: u64 = 0x4650_6e78;
+
+/// Longest notification, in bytes.
+pub(crate) const NOTE_MAX: usize = 64 << 20;
+
+/// Bytes of notifications that wait for the program. No more are received until it takes them.
+const READY_MAX: usize = 64 << 20;
+
+/// Memory of a notification besides its bytes, roughly.
+const NOTE_COST: usize = 128;
 
 /// Memory for one notification that is kept for the next, in bytes, and how often.
 const SPARE_LEN: usize = 64 << 10;
@@ -21,14 +36,34 @@ const SPARES: usize = 8;
 /// Notifications that one pass begins to receive.
 const BATCH: usize = 256;
 
+/// Notifications of one peer that are being received. Their bytes are at most [`NOTE_MAX`].
+const SHARE: usize = 64;
+
 /// A notification on its way in.
 struct Incoming {
     request: Request,
-    memory: Memory,
+    /// `None`: it is discarded.
+    memory: Option<Memory>,
     from: Vec<u8>,
     source: PeerId,
+    len: usize,
     /// Present once it has ended: its bytes, unless it failed.
     ended: Option<Option<Vec<u8>>>,
+}
+
+/// What is being received from a peer.
+#[derive(Default)]
+struct Source {
+    count: usize,
+    bytes: usize,
+    /// Claimed, in order, until there is room.
+    held: VecDeque<Claimed>,
+}
+
+impl Source {
+    fn has_room(&self, len: usize) -> bool {
+        self.count < SHARE && (self.count == 0 || self.bytes + len <= NOTE_MAX)
+    }
 }
 
 /// A notification: the name of its sender, and its bytes.
@@ -36,53 +71,139 @@ pub(crate) type Note = (Vec<u8>, Vec<u8>);
 
 /// The notifications of an agent.
 pub(crate) struct Notes {
-    pub ready: VecDeque<Note>,
+    ready: VecDeque<Note>,
+    /// The memory of those.
+    ready_bytes: usize,
     incoming: VecDeque<Incoming>,
+    /// By the node's number of the peer. Without entries of no use.
+    sources: HashMap<PeerId, Source>,
     /// Those that wait for their peer, by its number.
     pub outgoing: VecDeque<(u64, Vec<u8>)>,
     spare: Vec<Memory>,
+    /// Where discarded ones go.
+    nowhere: Memory,
+    /// The program was told of a notification that has no memory.
+    told: bool,
 }
 
 impl Notes {
     pub fn new(node: &mut Node) -> Result<Notes, Error> {
-        let spare = vec![node.alloc(SPARE_LEN)?];
-        let (ready, incoming, outgoing) = (VecDeque::new(), VecDeque::new(), VecDeque::new());
-        Ok(Notes { ready, incoming, outgoing, spare })
+        Ok(Notes {
+            ready: VecDeque::new(),
+            ready_bytes: 0,
+            incoming: VecDeque::new(),
+            sources: HashMap::new(),
+            outgoing: VecDeque::new(),
+            spare: vec![node.alloc(SPARE_LEN)?],
+            nowhere: node.alloc(8)?,
+            told: false,
+        })
     }
 
-    /// The agent notifies itself.
+    /// Whether a notification of this length can be sent.
+    pub fn check(len: usize) -> Result<(), Status> {
+        if len <= NOTE_MAX { Ok(()) } else { Err(Status::INVALID_PARAM) }
+    }
+
+    /// The agent notifies itself, or a peer has.
     pub fn arrive(&mut self, note: Note) {
+        self.ready_bytes += NOTE_COST + note.0.len() + note.1.len();
         self.ready.push_back(note);
+    }
+
+    /// Takes all that have arrived.
+    pub fn take(&mut self) -> VecDeque<Note> {
+        self.ready_bytes = 0;
+        std::mem::take(&mut self.ready)
     }
 
     /// Receives what has arrived.
     pub fn collect(&mut self, node: &mut Node, peers: &Slab<Peer>) {
+        if self.sources.values().any(|source| !source.held.is_empty()) {
+            self.begin_held(node, peers);
+        }
         for _ in 0..BATCH {
+            if self.ready_bytes >= READY_MAX {
+                break;
+            }
             let Ok(Some(claimed)) = node.mprobe(None, TAG, Tag::from(0)) else { break };
             let source = claimed.envelope.source;
-            let len = usize::try_from(claimed.envelope.len).unwrap_or(usize::MAX);
-            let fits = self.spare.pop_if(|_| len <= SPARE_LEN);
-            let memory = fits.map_or_else(|| node.alloc(len.max(SPARE_LEN)), Ok);
-            // Without memory it is received into nothing, so that the sender is not held up.
-            let (memory, len) = match memory {
-                Ok(memory) => (memory, len),
-                Err(error) => {
-                    eprintln!("fishplate: no memory for a notification of {len} bytes: {error}");
-                    let Ok(memory) = node.alloc(8) else { return };
-                    (memory, 0)
-                }
-            };
-            let named = peers.iter().find(|(_, peer)| peer.id == Some(source));
-            let from = named.map(|(_, peer)| peer.name.clone()).unwrap_or_default();
-            match node.post_mrecv(claimed, memory.slice(..len), 0) {
-                Ok(request) => {
-                    self.incoming.push_back(Incoming { request, memory, from, source, ended: None });
-                }
-                Err(_) => self.give_back(node, memory),
+            let held = self.sources.get(&source).is_some_and(|source| !source.held.is_empty());
+            if held || !self.begin(node, peers, claimed) {
+                self.sources.entry(source).or_default().held.push_back(claimed);
             }
         }
         if !self.incoming.is_empty() {
             self.finish(node);
+        }
+    }
+
+    /// Begins to receive what was held, as far as there is room now.
+    #[cold]
+    fn begin_held(&mut self, node: &mut Node, peers: &Slab<Peer>) {
+        let holding = self.sources.iter().filter(|(_, source)| !source.held.is_empty());
+        for id in holding.map(|(id, _)| *id).collect::<Vec<_>>() {
+            let next = |notes: &Notes| notes.sources.get(&id).and_then(|source| source.held.front().copied());
+            while self.ready_bytes < READY_MAX
+                && let Some(claimed) = next(self)
+                && self.begin(node, peers, claimed)
+            {
+                if let Some(source) = self.sources.get_mut(&id) {
+                    source.held.pop_front();
+                }
+            }
+            self.tidy(id);
+        }
+    }
+
+    /// Begins to receive a notification. `false`: there is no room, so it stays claimed.
+    fn begin(&mut self, node: &mut Node, peers: &Slab<Peer>, claimed: Claimed) -> bool {
+        let source = claimed.envelope.source;
+        let len = usize::try_from(claimed.envelope.len).ok().filter(|len| *len <= NOTE_MAX);
+        let wanted = len.unwrap_or(0);
+        if self.sources.get(&source).is_some_and(|source| !source.has_room(wanted)) {
+            return false;
+        }
+        let memory = match len {
+            // No agent sends one.
+            None => None,
+            Some(len) => match self
+                .spare
+                .pop_if(|_| len <= SPARE_LEN)
+                .map_or_else(|| node.alloc(len.max(SPARE_LEN)), Ok)
+            {
+                Ok(memory) => Some(memory),
+                Err(error) => {
+                    if !std::mem::replace(&mut self.told, true) {
+                        let text = "no memory for a notification, which waits";
+                        _ = writeln!(io::stderr(), "fishplate: {text} ({len} bytes): {error}");
+                    }
+                    return false;
+                }
+            },
+        };
+        let into = memory.map_or(self.nowhere.slice(..0), |memory| memory.slice(..wanted));
+        match node.post_mrecv(claimed, into, 0) {
+            Ok(request) => {
+                let named = peers.iter().find(|(_, peer)| peer.id == Some(source));
+                let from = named.map(|(_, peer)| peer.name.clone()).unwrap_or_default();
+                let of = self.sources.entry(source).or_default();
+                (of.count, of.bytes) = (of.count + 1, of.bytes + wanted);
+                self.incoming.push_back(Incoming { request, memory, from, source, len: wanted, ended: None });
+                true
+            }
+            Err(error) => {
+                memory.into_iter().for_each(|memory| self.give_back(node, memory));
+                // Its peer was removed, and with it the message.
+                !matches!(error, Error::Op(OpError::Again))
+            }
+        }
+    }
+
+    /// Forgets a peer of which nothing is being received.
+    fn tidy(&mut self, id: PeerId) {
+        if self.sources.get(&id).is_some_and(|source| source.count == 0 && source.held.is_empty()) {
+            self.sources.remove(&id);
         }
     }
 
@@ -93,18 +214,27 @@ impl Notes {
             if note.ended.is_none()
                 && let Ok(Some(status)) = node.test_recv(note.request)
             {
-                let mut bytes = vec![0; status.delivered as usize];
-                let read = node.read(note.memory.at(0), &mut bytes);
-                note.ended = Some((status.outcome == Received::Ok && read.is_ok()).then_some(bytes));
-                match status.outcome {
+                note.ended =
+                    Some(note.memory.filter(|_| status.outcome == Received::Ok).and_then(|memory| {
+                        let mut bytes = vec![0; status.delivered as usize];
+                        node.read(memory.at(0), &mut bytes).is_ok().then_some(bytes)
+                    }));
+                match (note.memory, status.outcome) {
+                    (None, _) => {}
                     // It may still be written.
-                    Received::Unknown(_) => drop(node.free(note.memory)),
-                    _ => self.give_back(node, note.memory),
+                    (Some(memory), Received::Unknown(_)) => drop(node.free(memory)),
+                    (Some(memory), _) => self.give_back(node, memory),
                 }
+                if let Some(source) = self.sources.get_mut(&note.source) {
+                    (source.count, source.bytes) = (source.count - 1, source.bytes - note.len);
+                }
+                self.tidy(note.source);
             }
             match note.ended {
                 Some(bytes) if !waiting.contains(&note.source) => {
-                    self.ready.extend(bytes.map(|bytes| (note.from, bytes)));
+                    if let Some(bytes) = bytes {
+                        self.arrive((note.from, bytes));
+                    }
                 }
                 _ => {
                     waiting.push(note.source);

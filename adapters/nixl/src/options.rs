@@ -14,7 +14,7 @@ pub(crate) const DEFAULTS: [(&str, &str); 5] =
 /// The tables of an agent's node.
 const LIMITS: Limits = Limits { peers: 128, locals: 4096, remotes: 16384, operations: 4096 };
 
-/// Limits of notifications that no call has taken. More wait at their sender.
+/// Limits of notifications that wait to be received. More wait at their sender.
 const MATCHING: MatchConfig = MatchConfig {
     credits: 64,
     headers: 64,

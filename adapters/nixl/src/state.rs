@@ -16,7 +16,7 @@ use crate::status::Status;
 use crate::transfer::Transfer;
 
 /// How long memory is waited for that operations still use.
-const SETTLE: Duration = Duration::from_secs(5);
+pub(crate) const SETTLE: Duration = Duration::from_secs(5);
 
 /// Passes between two reads of the clock.
 const PASSES: u32 = 16;
@@ -139,20 +139,13 @@ impl State {
         Ok(self.locals.insert(Local { memory, base, start, len }))
     }
 
-    /// Deregisters memory. Waits for transfers of it to end, for some seconds.
+    /// Deregisters memory.
+    ///
+    /// # Errors
+    /// [`Status::NOT_ALLOWED`] while transfers use it.
     pub fn deregister(&mut self, number: u64) -> Result<(), Status> {
         let memory = self.locals.get(number).ok_or(Status::NOT_FOUND)?.memory;
-        let deadline = Instant::now() + SETTLE;
-        loop {
-            match self.node.free(memory).map_err(Status::from) {
-                Err(Status::NOT_ALLOWED) if Instant::now() < deadline => {
-                    self.progress();
-                    std::thread::yield_now();
-                }
-                Err(status) => return Err(status),
-                Ok(()) => break,
-            }
-        }
+        self.node.free(memory)?;
         self.locals.remove(number);
         Ok(())
     }

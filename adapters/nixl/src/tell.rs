@@ -3,8 +3,9 @@
 use std::collections::VecDeque;
 
 use fishplate::Notice;
+use fishplate::node::Error;
 
-use crate::notes::{Note, TAG};
+use crate::notes::{Note, Notes, TAG};
 use crate::peer::Stage;
 use crate::state::State;
 use crate::status::Status;
@@ -13,11 +14,12 @@ impl State {
     /// Makes a pass, and takes all notifications.
     pub fn take_notes(&mut self) -> VecDeque<Note> {
         self.progress();
-        std::mem::take(&mut self.notes.ready)
+        self.notes.take()
     }
 
     /// Notifies a peer. If it is not connected yet, that is done later.
     pub fn notify(&mut self, name: &[u8], bytes: &[u8]) -> Result<(), Status> {
+        Notes::check(bytes.len())?;
         if name == self.name {
             self.notes.arrive((self.name.clone(), bytes.to_vec()));
             return Ok(());
@@ -40,7 +42,12 @@ impl State {
     /// Sends a notification to a peer that is up. Whether there was room.
     pub fn tell(&mut self, number: u64, bytes: &[u8]) -> Result<bool, Status> {
         let id = self.peers.get(number).and_then(|peer| peer.id).ok_or(Status::REMOTE_DISCONNECT)?;
-        match self.node.send(id, TAG, bytes, Notice::Silent).map_err(Status::from) {
+        let sent = self.node.send(id, TAG, bytes, Notice::Silent);
+        if matches!(sent, Err(Error::Full { .. })) {
+            // A long one is copied into memory of the node, of which there is none left.
+            return Ok(false);
+        }
+        match sent.map_err(Status::from) {
             Ok(_) => Ok(true),
             Err(Status::IN_PROG) => Ok(false),
             Err(status) => {
@@ -65,7 +72,7 @@ impl State {
                 Some(Stage::Up) if !full.contains(&number) => self.tell(number, &bytes),
                 _ => Ok(false),
             };
-            if sent == Ok(false) {
+            if sent != Ok(true) && sent != Err(Status::REMOTE_DISCONNECT) {
                 full.push(number);
                 self.notes.outgoing.push_back((number, bytes));
             }

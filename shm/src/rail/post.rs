@@ -305,16 +305,14 @@ unsafe fn direct(
 ///
 /// # Safety
 /// `local` is writable.
-pub(super) unsafe fn read_address(attached: &mut Attached, local: Local, address: u64) -> bool {
-    let Some(remote) = &mut attached.remote else { return false };
+pub(super) unsafe fn read_address(
+    attached: &mut Attached,
+    local: Local,
+    address: u64,
+    host: &impl Host,
+) -> bool {
     let range = cma::Range { local: local.ptr, remote: address, len: local.len };
     // SAFETY: as this function requires.
-    match unsafe { cma::copy(remote.pid, Way::Get, &[range]) } {
-        Ok(()) => remote.looks_alive(),
-        Err(CmaError::Refused) => {
-            attached.cma = false;
-            false
-        }
-        Err(CmaError::Gone | CmaError::Failed(_)) => false,
-    }
+    let copied = unsafe { direct(attached, Way::Get, &[range], host) };
+    copied.is_ok() && attached.remote.as_mut().is_some_and(|remote| remote.looks_alive())
 }

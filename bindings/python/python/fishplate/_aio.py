@@ -1,7 +1,7 @@
 """Waits of asyncio programs. For each node and event loop one task, the pump, runs while somebody
 awaits something of that node: it makes progress and looks for all. It looks at every turn of the
 loop for a while, and then sleeps on the node's descriptor; on a clock where a node has none, since
-a worker makes its progress."""
+a worker makes its progress. Of two loops that await the same node one may sleep 20 ms too long."""
 
 import asyncio
 import time
@@ -28,7 +28,7 @@ class _Pump:
         try:
             eager = time.monotonic() + EAGER
             while self.waiting:
-                if self.look():
+                if self.look()[0]:
                     eager = time.monotonic() + EAGER
                 elif time.monotonic() >= eager:
                     await self.sleep()
@@ -44,12 +44,13 @@ class _Pump:
             for future in self.waiting:
                 future.cancel()
 
-    def look(self) -> bool:
-        """Looks for all who wait. Whether somebody's wait has ended."""
-        ended = False
+    def look(self) -> tuple[bool, int]:
+        """Looks for all who wait. Whether somebody's wait has ended, and how many calls it made."""
+        ended, calls = False, 0
         for future, look in list(self.waiting.items()):
             if future.done():
                 continue
+            calls += 1
             try:
                 found = look()
             except Exception as error:
@@ -59,7 +60,7 @@ class _Pump:
                     continue
                 future.set_result(found)
             ended = True
-        return ended
+        return ended, calls
 
     async def sleep(self) -> None:
         """Sleeps until there may be something to do."""
@@ -68,7 +69,8 @@ class _Pump:
             await asyncio.sleep(PAUSE)
             return
         longest, calls = self.waker.arm()
-        if self.look() or longest == 0 or not self.waker.sleep(calls + len(self.waiting)):
+        ended, looks = self.look()
+        if ended or longest == 0 or not self.waker.sleep(calls + looks):
             await asyncio.sleep(0)
             return
         woken = self.loop.create_future()
