@@ -275,6 +275,11 @@ unsafe impl<R: Rail> Rail for Guard<R> {
         self.rail.fences_all()
     }
 
+    #[cold]
+    fn is_fenced(&self, peer: Peer) -> bool {
+        self.rail.is_fenced(peer)
+    }
+
     #[inline(always)]
     unsafe fn post_write(
         &mut self,

@@ -284,6 +284,13 @@ pub unsafe trait Rail {
         false
     }
 
+    /// Whether a peer is fenced, so that [`fence`](Rail::fence) succeeds and costs nobody anything.
+    /// A rail that [fences all](Rail::fences_all) must tell. A wrapper forwards the call.
+    #[cold]
+    fn is_fenced(&self, _peer: Peer) -> bool {
+        false
+    }
+
     /// Posts a one-sided write, with a completion word for the target if `data` is given.
     ///
     /// # Safety

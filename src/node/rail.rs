@@ -215,6 +215,11 @@ unsafe impl Rail for NodeRail {
         each!(self, rail => rail.fences_all())
     }
 
+    #[cold]
+    fn is_fenced(&self, peer: Peer) -> bool {
+        each!(self, rail => rail.is_fenced(peer))
+    }
+
     #[inline(always)]
     unsafe fn post_write(
         &mut self,

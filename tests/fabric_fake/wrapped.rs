@@ -86,6 +86,9 @@ unsafe impl Rail for Recorder {
     fn fences_all(&self) -> bool {
         self.note("fences_all", true)
     }
+    fn is_fenced(&self, _: Peer) -> bool {
+        self.note("is_fenced", true)
+    }
     unsafe fn post_write(
         &mut self,
         _: Peer,

@@ -276,6 +276,11 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 self.establish(peer);
             }
         }
+        let meeting = &mut self.pairings[peer as usize].meeting;
+        if hello.yours != meeting.mine && meeting.told.0 == hello.mine {
+            // Our answer was lost with a rail that failed: it does not know us.
+            meeting.told.0 = 0;
+        }
         self.answer(peer, hello.mine);
         Ok(())
     }

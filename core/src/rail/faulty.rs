@@ -276,6 +276,11 @@ unsafe impl<R: Rail, const HELD: usize> Rail for Faulty<R, HELD> {
         self.inner.fences_all()
     }
 
+    #[cold]
+    fn is_fenced(&self, peer: Peer) -> bool {
+        self.inner.is_fenced(peer)
+    }
+
     unsafe fn post_write(
         &mut self,
         peer: Peer,

@@ -249,6 +249,10 @@ unsafe impl<R: Rail> Rail for Tap<R> {
         self.control.borrow().fences_all || self.inner.fences_all()
     }
 
+    fn is_fenced(&self, peer: Peer) -> bool {
+        self.inner.is_fenced(peer)
+    }
+
     unsafe fn post_write(
         &mut self,
         peer: Peer,

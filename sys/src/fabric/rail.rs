@@ -555,6 +555,11 @@ unsafe impl Rail for FabricRail {
         true
     }
 
+    #[cold]
+    fn is_fenced(&self, peer: Peer) -> bool {
+        self.peers.slots.get(peer.0 as usize).is_some_and(|slot| slot.fenced)
+    }
+
     #[inline]
     unsafe fn post_write(
         &mut self,

@@ -24,7 +24,7 @@ use crate::rail::{Posted, REOPEN_MAX, Rail};
 
 use super::super::joint::RAILS_MAX;
 use super::super::post::Blocked;
-use super::super::table::PeerState;
+use super::super::table::{PeerSlot, PeerState};
 use super::super::wire::PostTag;
 use super::super::{Engine, State};
 use super::rejoin::{Rejoin, Stage};
@@ -322,11 +322,13 @@ impl<const RAILS: usize> State<'_, RAILS> {
 
     /// Whether the return of a rail goes on in the next pass.
     pub(super) fn is_returning(&self, peer: u16) -> bool {
-        let in_use = self.peers[peer as usize].rails;
-        self.kept_peer(peer).is_some_and(|kept| {
-            let able = kept.back.ready & kept.fenced & kept.confirmed & !kept.disabled;
-            kept.back.incoming.is_some() || able | kept.back.attached | kept.back.due & in_use != 0
-        })
+        let PeerSlot { state, rails: in_use, .. } = self.peers[peer as usize];
+        // Nothing returns to one that closes.
+        state == PeerState::Connected
+            && self.kept_peer(peer).is_some_and(|kept| {
+                let able = kept.back.ready & kept.fenced & kept.confirmed & !kept.disabled;
+                kept.back.incoming.is_some() || able | kept.back.attached | kept.back.due & in_use != 0
+            })
     }
 
     fn epoch_of(&self, peer: u16, rail: usize) -> u16 {

@@ -1,7 +1,7 @@
 //! Fences the rails that have failed, and exchanges what has arrived by them. Bounded; work without
 //! room continues in the next pass.
 
-use crate::error::{PeerError, Violation};
+use crate::error::{CompleteError, PeerError, Violation};
 use crate::mem::{Peer, RailId, Untrusted};
 use crate::op::Fault;
 use crate::rail::{Fence, Posted, Rail};
@@ -16,8 +16,10 @@ use super::sent::{Carried, Sent};
 use super::told::WORDS;
 use super::{AGAIN, Failover, FailoverPeer, RARELY, Told};
 
-/// Passes for which a fence waits for rails of other peers, before it counts as impossible.
+/// How long a fence waits for rails of other peers, before it counts as impossible: in passes, of
+/// which there are many while somebody polls, and in looks at the peers, one in 10 ms of waits.
 const PATIENCE: u32 = 1 << 20;
+const LOOK: u32 = PATIENCE / 100;
 
 /// What the fence of all peers of a rail would cost another peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -46,10 +48,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         while fencing != 0 {
             let rail = fencing.trailing_zeros() as usize;
             fencing &= fencing - 1;
-            let cost = match self.rails[rail].fences_all() {
-                true => self.state.cost_of_fence(peer, rail),
-                false => Cost::Nothing,
-            };
+            // A peer that was fenced with another one costs nothing more.
+            let all = self.rails[rail].fences_all() && !self.rails[rail].is_fenced(Peer(peer));
+            let cost = if all { self.state.cost_of_fence(peer, rail) } else { Cost::Nothing };
             let Some(kept) = self.state.kept_peer_mut(peer) else { return };
             let fence = match cost {
                 Cost::Nothing => self.rails[rail].fence(Peer(peer)),
@@ -65,12 +66,26 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                     kept.fenced |= 1 << rail;
                     kept.patience = 0;
                     kept.tell_anew();
+                    if all {
+                        self.state.all_fenced(peer, rail);
+                    }
                 }
                 Fence::Pending => {}
                 Fence::Unknown => {
                     self.state.fail_peer(peer, PeerError::Rail(RailId(rail as u8)));
                     return;
                 }
+            }
+        }
+    }
+
+    /// The rails have been asked who lives: time has passed for fences that wait.
+    pub(in super::super) fn fences_looked(&mut self) {
+        for peer in 0..self.state.peers.len() as u16 {
+            if let Some(kept) = self.state.kept_peer_mut(peer)
+                && kept.patience != 0
+            {
+                kept.patience = kept.patience.saturating_add(LOOK);
             }
         }
     }
@@ -158,6 +173,19 @@ impl<const RAILS: usize> State<'_, RAILS> {
             }
         };
         others.map(cost).max().unwrap_or(Cost::Nothing)
+    }
+
+    /// The fence of a peer has cut off all peers of the rail. What it says of them comes later, and
+    /// the next fence must not count on it.
+    fn all_fenced(&mut self, peer: u16, rail: usize) {
+        let id = RailId(rail as u8);
+        for other in (0..self.peers.len() as u16).filter(|&other| other != peer) {
+            let PeerSlot { state, rails, .. } = self.peers[other as usize];
+            if state.is_up() && rails >> rail & 1 != 0 {
+                let why = Fault::Rail(id, CompleteError::PeerDown);
+                self.rail_failed(other, rail, why, PeerError::Rail(id));
+            }
+        }
     }
 
     /// What a peer is to be told of a stream from a number on, or from the cursor, and with which
@@ -258,7 +286,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
     /// The peer fences a rail, or has fenced it.
     pub(super) fn peer_fences(&mut self, peer: u16, rail: usize) {
         let (id, bit) = (RailId(rail as u8), 1 << rail);
-        let why = Fault::Rail(id, crate::error::CompleteError::PeerDown);
+        let why = Fault::Rail(id, CompleteError::PeerDown);
         self.rail_failed(peer, rail, why, PeerError::Rail(id));
         let Some(kept) = self.kept_peer_mut(peer) else { return };
         // It lives.

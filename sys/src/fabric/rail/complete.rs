@@ -440,8 +440,9 @@ impl FabricRail {
         let mut count = 0;
         while count < budget {
             let Some(event) = self.events.pop_front() else { break };
+            // That a peer may return is no work: a worker may sleep.
+            count += u32::from(!matches!(event, Event::Up(_)));
             report(event, sink);
-            count += 1;
         }
         while let Some(&(peer, data)) = self.owed.front() {
             if !self.send_word(peer, data) {

@@ -8,7 +8,7 @@
 //! because the interface has lost its address, that is tried again when a peer is to return.
 //!
 //! A fenced peer is reported as up after some milliseconds; after ever more, if it is fenced soon
-//! after each return.
+//! after each return. The report is repeated, less often each time.
 
 use core::time::Duration;
 
@@ -29,6 +29,9 @@ use crate::fabric::raw::*;
 const PAUSE: u64 = Duration::from_millis(5).as_nanos() as u64;
 const PAUSE_MAX: u64 = Duration::from_secs(10).as_nanos() as u64;
 
+/// The longest time between two reports of a peer that may return, while it does not.
+const UP_MAX: u64 = Duration::from_secs(1).as_nanos() as u64;
+
 /// A rail that has carried a peer for so long has no trouble.
 const CALM: u64 = Duration::from_secs(20).as_nanos() as u64;
 
@@ -38,6 +41,8 @@ pub(super) struct Return {
     /// When it is reported as up, for the first time after its last fence, and next.
     from: u64,
     at: u64,
+    /// The time between its next two reports.
+    wait: u64,
     /// The pause after its last fence.
     pause: u64,
     /// When it returned last; 0: never.
@@ -72,7 +77,8 @@ impl FabricRail {
                 self.take_down(Peer(other), PeerError::Lost);
                 let slot = &mut self.peers.slots[other as usize];
                 (slot.fenced, slot.refused, slot.since, slot.ended) = (true, false, 0, slot.posted);
-                self.returns[other as usize].at = now + PAUSE;
+                let back = &mut self.returns[other as usize];
+                (back.at, back.wait) = (now + PAUSE, PAUSE);
             }
         }
         let back = &mut self.returns[peer.0 as usize];
@@ -81,7 +87,7 @@ impl FabricRail {
             false => PAUSE,
         };
         back.from = now + back.pause;
-        back.at = back.from;
+        (back.at, back.wait) = (back.from, PAUSE);
         self.owed.clear();
         self.open_again();
         self.hurry();
@@ -109,7 +115,8 @@ impl FabricRail {
     pub(super) fn report_up(&mut self, peer: u16, now: u64) {
         let back = &mut self.returns[peer as usize];
         if now >= back.at && !self.broken {
-            back.at = now + back.pause.max(PAUSE);
+            back.at = now + back.wait.max(PAUSE);
+            back.wait = (2 * back.wait).clamp(PAUSE, UP_MAX);
             self.tell(Event::Up(Peer(peer)));
         }
     }
@@ -134,6 +141,9 @@ impl FabricRail {
         let theirs = Address::decode(address)?;
         let slot = self.peers.slots.get(peer.0 as usize).copied().filter(|slot| slot.attached);
         let slot = slot.ok_or(AttachError::UnknownPeer)?;
+        if !slot.fenced && self.returns[peer.0 as usize].since == 0 {
+            return Err(AttachError::BadHandle);
+        }
         let same = (theirs.notify, theirs.number) == (self.notify, slot.number);
         let form = self.endpoint.form();
         if !same || theirs.format != form.format() || !form.allows(theirs.provider) {
