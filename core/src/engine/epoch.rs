@@ -69,12 +69,21 @@ pub(crate) struct Meeting {
     count: u8,
     /// The streams to the peer are kept for failover, as Hellos say.
     keeps: bool,
+    /// The next Hello says that those before may have been lost.
+    again: bool,
 }
 
 impl Meeting {
     /// Nothing to agree on.
-    pub(crate) const NONE: Meeting =
-        Meeting { mine: 0, theirs: 0, told: (0, Bond::None), answers: [0; ANSWERS], count: 0, keeps: false };
+    pub(crate) const NONE: Meeting = Meeting {
+        mine: 0,
+        theirs: 0,
+        told: (0, Bond::None),
+        answers: [0; ANSWERS],
+        count: 0,
+        keeps: false,
+        again: false,
+    };
 
     /// Returns whether this epoch, another one or none is bound here.
     fn bond(&self, epoch: u32) -> Bond {
@@ -108,12 +117,12 @@ impl Meeting {
     /// Returns the oldest Hello that waits.
     fn first(&self) -> Option<Hello> {
         let yours = *self.answers[..self.count as usize].first()?;
-        Some(Hello { mine: self.mine, yours, bond: self.bond(yours), keeps: self.keeps })
+        Some(Hello { mine: self.mine, yours, bond: self.bond(yours), keeps: self.keeps, again: self.again })
     }
 
     /// Records that it was sent.
     fn sent(&mut self, hello: Hello) {
-        self.told = (hello.yours, hello.bond);
+        (self.told, self.again) = ((hello.yours, hello.bond), false);
         self.answers.copy_within(1.., 0);
         self.count -= 1;
     }
@@ -174,7 +183,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
     /// Sends a Hello again, because a rail that has failed may have lost the earlier ones.
     pub(super) fn meet_again(&mut self, peer: u16) {
         let meeting = &mut self.pairings[peer as usize].meeting;
-        meeting.told = Meeting::NONE.told;
+        (meeting.told, meeting.again) = (Meeting::NONE.told, true);
         let theirs = meeting.theirs;
         self.answer(peer, theirs);
     }
@@ -277,8 +286,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
             }
         }
         let meeting = &mut self.pairings[peer as usize].meeting;
-        if hello.yours != meeting.mine && meeting.told.0 == hello.mine {
-            // Our answer was lost with a rail that failed: it does not know us.
+        if hello.again && meeting.told.0 == hello.mine {
             meeting.told.0 = 0;
         }
         self.answer(peer, hello.mine);
@@ -389,7 +397,7 @@ mod tests {
         meeting.theirs = 3;
         for (yours, bond) in [(2, Bond::Other), (3, Bond::Yours), (4, Bond::Other), (5, Bond::Other)] {
             let hello = meeting.first().unwrap();
-            assert_eq!(hello, Hello { mine: 9, yours, bond, keeps: false });
+            assert_eq!(hello, Hello { mine: 9, yours, bond, keeps: false, again: false });
             meeting.sent(hello);
             assert_eq!(meeting.answer(yours), 0);
         }

@@ -105,7 +105,7 @@ fn read_message(input: &[u8], _: &mut [u8]) -> Option<usize> {
 fn sample_hello(seed: u64, into: &mut [u8]) -> usize {
     let bond = [Bond::None, Bond::Yours, Bond::Other][number(seed, 1) as usize % 3];
     let (mine, yours) = (number(seed, 2) as u32, number(seed, 3) as u32);
-    let hello = Hello { mine, yours, bond, keeps: number(seed, 4) & 1 != 0 };
+    let hello = Hello { mine, yours, bond, keeps: number(seed, 4) & 1 != 0, again: number(seed, 5) & 1 != 0 };
     put(into, &hello.encode())
 }
 

@@ -13,7 +13,7 @@
 //! Data        24 bytes and the payload: head, offset u64; counts as a write
 //! Amo         48 bytes: head, offset u64, operand u64, compare u64, token u64 (0: no fetch)
 //! Reply       32 bytes: head, token u64, value u64
-//! Hello       16 bytes: kind u8 | 0 u8 | bond u8 | keeps u8 | mine u32 | yours u32 | version u32;
+//! Hello       16 bytes: kind u8 | again u8 | bond u8 | keeps u8 | mine u32 | yours u32 | version u32;
 //!             no context, see `epoch`
 //! Bye         28 bytes: head; instead of region and generation credits as in an Ack; end u64,
 //!             fins u32: see `close`
@@ -248,6 +248,8 @@ pub(crate) struct Hello {
     pub bond: Bond,
     /// Whether the sender keeps what failover needs.
     pub keeps: bool,
+    /// Earlier ones, or their answers, may have been lost: answer this one in any case.
+    pub again: bool,
 }
 
 /// The layout of words and messages that this version writes and reads.
@@ -255,7 +257,8 @@ const VERSION: u32 = 5;
 
 impl Hello {
     pub(crate) fn encode(&self) -> [u8; 16] {
-        let mut out = [KIND_HELLO, 0, self.bond as u8, self.keeps as u8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        let mut out = [0; 16];
+        out[..4].copy_from_slice(&[KIND_HELLO, self.again as u8, self.bond as u8, self.keeps as u8]);
         out[4..8].copy_from_slice(&self.mine.to_le_bytes());
         out[8..12].copy_from_slice(&self.yours.to_le_bytes());
         out[12..].copy_from_slice(&VERSION.to_le_bytes());
@@ -272,17 +275,15 @@ impl Hello {
         if len != 16 || bytes.len() != 16 {
             return Some(Err(Violation::Length));
         }
-        let (bond, keeps) = match head[..4] {
-            [_, 0, 0, keeps @ 0..=1] => (Bond::None, keeps),
-            [_, 0, 1, keeps @ 0..=1] => (Bond::Yours, keeps),
-            [_, 0, 2, keeps @ 0..=1] => (Bond::Other, keeps),
-            _ => return Some(Err(Violation::Kind)),
+        let [_, again @ 0..=1, bond @ 0..=2, keeps @ 0..=1] = head[..4] else {
+            return Some(Err(Violation::Kind));
         };
-        let keeps = keeps != 0;
+        let (again, keeps) = (again != 0, keeps != 0);
+        let bond = [Bond::None, Bond::Yours, Bond::Other][bond as usize];
         if get32(&head, 12) != VERSION {
             return Some(Err(Violation::Kind));
         }
-        Some(Ok(Hello { mine: get32(&head, 4), yours: get32(&head, 8), bond, keeps }))
+        Some(Ok(Hello { mine: get32(&head, 4), yours: get32(&head, 8), bond, keeps, again }))
     }
 }
 
@@ -454,8 +455,9 @@ mod tests {
                 "{body:?}"
             );
         }
-        let hello = Hello { mine: 0x0403_0201, yours: 0x0807_0605, bond: Bond::Other, keeps: true };
-        assert_eq!(hello.encode(), [7, 0, 2, 1, 1, 2, 3, 4, 5, 6, 7, 8, 5, 0, 0, 0]);
+        let hello =
+            Hello { mine: 0x0403_0201, yours: 0x0807_0605, bond: Bond::Other, keeps: true, again: true };
+        assert_eq!(hello.encode(), [7, 1, 2, 1, 1, 2, 3, 4, 5, 6, 7, 8, 5, 0, 0, 0]);
     }
 
     #[test]
@@ -499,8 +501,10 @@ mod tests {
 
     #[test]
     fn a_hello_comes_back_and_a_bad_one_is_refused() {
-        for (bond, keeps) in [(Bond::None, false), (Bond::Yours, true), (Bond::Other, true)] {
-            let hello = Hello { mine: 1, yours: u32::MAX, bond, keeps };
+        for (bond, keeps, again) in
+            [(Bond::None, false, true), (Bond::Yours, true, false), (Bond::Other, true, true)]
+        {
+            let hello = Hello { mine: 1, yours: u32::MAX, bond, keeps, again };
             let bytes = hello.encode();
             assert_eq!(Hello::decode(Untrusted::from_slice(&bytes)), Some(Ok(hello)));
             for cut in 1..16 {

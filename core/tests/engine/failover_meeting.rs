@@ -8,6 +8,7 @@ use fishplate_core::op::Outcome;
 use fishplate_core::rail::sim::{Dials, Sim};
 
 use super::support::fleet::End;
+use super::support::tap::{Event, Tap, shared};
 use super::support::*;
 
 struct Side<const RAILS: usize> {
@@ -169,4 +170,42 @@ fn without_failover_at_both_ends_the_first_failed_rail_fails_the_peer() {
     }
     println!("{met:?}");
     assert!(met.given_up >= seeds.len() as u64 / 2, "{met:?}");
+}
+
+#[test]
+fn a_hello_that_was_lost_with_its_rail_is_answered_again() {
+    for seed in seeds(20) {
+        let sim = fleet::fabric(2, 2, 64, Dials::CALM, seed);
+        let controls = [shared(), shared()];
+        let mut ends = [0, 1].map(|node: u16| {
+            let config = Config { seed: node.into(), ..Config::DEFAULT };
+            let rails = std::array::from_fn(|rail| {
+                let mut end = sim.endpoint(node, rail as u16);
+                end.attach(Peer(0), 1 - node).unwrap();
+                Tap::new(end, rail, &controls[node as usize])
+            });
+            let mut engine = engine::<_, 2>(config, rails);
+            engine.attach_failover(failover(&config, 4)).unwrap();
+            let peer = engine.reserve_peer().unwrap();
+            engine.connect_peer(peer, 0b11).unwrap();
+            (engine, peer)
+        });
+        // What arrives at node 1 by its first rail is lost, until that rail is seen to have failed.
+        let drop_first = |rail, event| match (rail, &event) {
+            (0, Event::Message(..)) => vec![],
+            _ => vec![event],
+        };
+        controls[1].borrow_mut().edit = Some(Box::new(drop_first));
+        for turn in 0..20_000 {
+            if turn == 200 {
+                let mut control = controls[1].borrow_mut();
+                control.edit = None;
+                control.inject.push_back(Event::Down(Peer(0), PeerError::Lost));
+            }
+            ends.iter_mut().for_each(|(engine, _)| _ = engine.progress());
+        }
+        for (node, (engine, peer)) in ends.iter().enumerate() {
+            assert_eq!(engine.has_answered(*peer), Ok(true), "seed {seed}: node {node} waits");
+        }
+    }
 }
