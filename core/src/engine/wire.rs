@@ -13,8 +13,8 @@
 //! Data        24 bytes and the payload: head, offset u64; counts as a write
 //! Amo         48 bytes: head, offset u64, operand u64, compare u64, token u64 (0: no fetch)
 //! Reply       32 bytes: head, token u64, value u64
-//! Hello       16 bytes: kind u8 | again u8 | bond u8 | keeps u8 | mine u32 | yours u32 | version u32;
-//!             no context, see `epoch`
+//! Hello       16 bytes: kind u8 | again u8 | bond u8 | keeps u8 | mine u32 | yours u32 |
+//!             version u32; no context, see `epoch`
 //! Bye         28 bytes: head; instead of region and generation credits as in an Ack; end u64,
 //!             fins u32: see `close`
 //! Told        128 bytes; Asks: 32 bytes; see `failover::told`. Rejoin: 128 bytes; see
@@ -32,7 +32,6 @@
 //! Every message carries in `ack` the low 32 bits of the reverse stream's cursor: all numbers below
 //! it were applied here. A sequence has fewer bits than that. A message without a number may be
 //! millions of numbers late on a slow rail, and its cursor must not be mistaken for a new one.
-//! numbers late on a slow rail, and its cursor must not pass for a new one.
 
 use crate::error::Violation;
 use crate::mem::{Peer, Untrusted};
