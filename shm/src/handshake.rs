@@ -144,7 +144,6 @@ impl Listener {
 /// Connects to a path, or to an abstract name if it begins with `@`, and shakes hands. Retries
 /// until the deadline while nothing listens there, or while the listener hangs up because it has
 /// too many connections.
-/// many connections does.
 pub fn connect(
     address: impl AsRef<OsStr>,
     profile: &Profile,

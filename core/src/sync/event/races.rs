@@ -265,7 +265,6 @@ fn a_listener_is_seen_as_its_thread_made_it() {
 /// Models how a node's worker hands the wait object to its program. `node` is the lock of the node
 /// that both drive. `seat` is the right to sleep on `event[1]`, which a peer notifies. `work[0]` is
 /// 1 while the program holds `node`, and 2 after the end.
-/// program holds `node`, and 2 from the end on.
 #[test]
 fn a_program_takes_the_bell_from_its_worker_and_neither_misses_it() {
     model(|| {
