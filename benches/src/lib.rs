@@ -150,7 +150,7 @@ pub const BUDGETS: &[Budget] = &[
     // provider's calls.
     ours("put_over_fabric",              215.1,    204.9).repeats(960),
     rival("bare_put",                                67.4).repeats(960),
-    ours("put_over_fabric_inject",       137.0,    130.4).repeats(960),
+    ours("put_over_fabric_inject",       136.9,    130.4).repeats(960),
     rival("bare_put_inject",                         28.9).repeats(960),
     ours("fabric_message",                 43.0,     41.0),
     ours("fabric_poll_idle",               49.3,     47.0),
