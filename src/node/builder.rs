@@ -320,11 +320,11 @@ impl Builder {
         self
     }
 
-    /// Whether peers that several libfabric rails lead to live on while one of these rails is left,
-    /// if the other node has it too. It costs about 23 KiB for each of [`Limits::peers`] and each
-    /// context, and an operation to such a peer occupies one of [`Limits::operations`] until it is
-    /// acknowledged. A node with a device or with [`Settings::native_atomics`] has none, nor one
-    /// without two libfabric rails of a provider that can fence: `tcp`.
+    /// Whether a peer that several libfabric rails lead to survives the failure of all but one, if
+    /// the other node has failover too. It costs about 23 KiB for each of [`Limits::peers`] and
+    /// each context, and an operation to such a peer occupies one of [`Limits::operations`] until
+    /// it is acknowledged. A node with a device or with [`Settings::native_atomics`] has none, nor
+    /// one without two libfabric rails of a provider that can fence: `tcp`.
     ///
     /// Default: yes. [`Node::address`] changes when a rail has failed: peers that connect later
     /// need the new one.

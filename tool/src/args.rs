@@ -144,7 +144,7 @@ pub struct PerfArgs {
     /// What to measure.
     #[arg(value_enum)]
     pub test: Test,
-    /// Which of the options were written.
+    /// The options given on the command line.
     #[arg(skip)]
     pub given: Given,
 

@@ -128,7 +128,7 @@ fn block<T>() -> Value {
     json!({ "size": size_of::<T>(), "align": align_of::<T>(), "lines": size_of::<T>().div_ceil(64) })
 }
 
-/// Whether shared memory works here, found out by making some.
+/// Says whether shared memory works here. Creates a segment to find out.
 fn shm_usable() -> String {
     match (Segment::create(4096), socket_pair()) {
         (Ok(_), Ok(_)) => "usable".into(),

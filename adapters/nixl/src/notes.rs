@@ -26,10 +26,11 @@ pub(crate) const NOTE_MAX: usize = 64 << 20;
 /// Bytes of notifications that wait for the program. No more are received until it takes them.
 const READY_MAX: usize = 64 << 20;
 
-/// Memory of a notification besides its bytes, roughly.
+/// Overhead of a waiting notification, in bytes, roughly.
 const NOTE_COST: usize = 128;
 
-/// Memory for one notification that is kept for the next, in bytes, and how often.
+/// The size of a receive buffer that is kept for later notifications, in bytes, and how many are
+/// kept.
 const SPARE_LEN: usize = 64 << 10;
 const SPARES: usize = 8;
 
@@ -39,7 +40,7 @@ const BATCH: usize = 256;
 /// Notifications of one peer that are being received. Their bytes are at most [`NOTE_MAX`].
 const SHARE: usize = 64;
 
-/// A notification on its way in.
+/// A notification that is being received.
 struct Incoming {
     request: Request,
     /// `None`: it is discarded.

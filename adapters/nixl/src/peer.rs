@@ -1,4 +1,4 @@
-//! What is known of a peer.
+//! What an agent knows of a peer.
 
 use std::os::unix::net::UnixStream;
 
@@ -9,13 +9,13 @@ use crate::intro::Info;
 /// How far the connection to a peer is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// Nothing was done. `again`: it was connected before.
+    /// Not connected. `again`: it was connected before.
     Apart {
         again: bool,
     },
-    /// It is being asked.
+    /// We have asked it to connect, and wait for its answer.
     Asked,
-    /// Both nodes know each other, and meet.
+    /// It has agreed. The nodes connect.
     Meets,
     Up,
 }

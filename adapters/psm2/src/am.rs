@@ -26,7 +26,7 @@ pub unsafe extern "C" fn psm2_info_query(
     Error::OK
 }
 
-/// Refused.
+/// Always fails: active messages are not supported.
 #[unsafe(no_mangle)]
 pub extern "C" fn psm2_am_get_parameters(_: *mut Ep, _: *mut c_void, _: usize, _: *mut usize) -> Error {
     Error::PARAM

@@ -13,7 +13,7 @@ use crate::handle::{Ep, EpAddr, Mq, Req};
 use crate::layout::{MqStats, MqStatus, MqStatus2, MqTag};
 use crate::table::{After, Endpoint, Found, Home, find, find_mq, find_request, guard};
 
-/// The bytes that a call was given.
+/// Returns the caller's buffer as a slice.
 ///
 /// # Errors
 /// Bytes at null.

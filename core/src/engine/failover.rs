@@ -300,7 +300,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.kept_peer(peer).map_or(self.peers[peer as usize].rails, |kept| kept.joined)
     }
 
-    /// Records that a peer is joined by `rails` rails whose writes have this length at most.
+    /// Records the rails that lead to a peer, and the longest write that all of them accept.
     pub(super) fn keep_peer(&mut self, peer: u16, rails: u16, longest: u64) {
         let Some(failover) = &mut self.failover else { return };
         if rails.count_ones() < 2 {

@@ -19,7 +19,7 @@ use super::wire::Body;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     Open,
-    /// Also while its slot is free.
+    /// Also the state of a free slot.
     Ended,
 }
 

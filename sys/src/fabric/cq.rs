@@ -102,7 +102,7 @@ impl CqWait {
     }
 }
 
-// SAFETY: it is used by the thread that owns its endpoint; that may change.
+// SAFETY: one thread at a time uses it, the owner of its endpoint, which may move to another.
 unsafe impl Send for CompletionQueue {}
 
 impl CompletionQueue {

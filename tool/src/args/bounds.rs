@@ -1,5 +1,5 @@
-//! What a measurement may ask for. The same checks serve the command line and the orders of another
-//! process, which is not trusted more than a user.
+//! Limits of the parameters of a measurement. They apply to the command line and to what the other
+//! process orders, which is trusted no more than a user.
 
 use super::{Layout, Mode, Test, Transport, name};
 use crate::failure::{Failure, Outcome};

@@ -130,7 +130,8 @@ impl Back {
         (self.repeated, self.wait) = (0, AGAIN);
     }
 
-    /// Counts a pass; after some, repeats what is said of `rails`. Offers of `able` lapse.
+    /// Counts a pass. After a number of them, sends the messages about `rails` again; after
+    /// [`OFFERS`] repetitions, stops offering the rails in `able`.
     fn repeat(&mut self, rails: u16, able: u16) {
         self.wait = self.wait.saturating_sub(1);
         if rails == 0 || self.wait != 0 {

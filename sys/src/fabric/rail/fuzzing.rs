@@ -1,4 +1,4 @@
-//! A door for fuzzing: see [`fishplate_core::engine::fuzzing`].
+//! Entry points for fuzzing: see [`fishplate_core::engine::fuzzing`].
 
 use alloc::vec::Vec;
 
