@@ -2,8 +2,9 @@
 //!
 //! A secret of the job: a process that has it can pose as the node on its host.
 //!
-//! Opaque to the program, at most [`ADDRESS_MAX`] bytes. It changes when a rail is fenced. It contains
-//! the node's id, its host, the limits that its peers must respect, and its libfabric rails.
+//! Opaque to the program, at most [`ADDRESS_MAX`] bytes. It changes when a rail is fenced. It
+//! contains the node's id, its host, the limits that its peers must respect, and its libfabric
+//! rails.
 //! Little-endian, without padding:
 //!
 //! ```text
