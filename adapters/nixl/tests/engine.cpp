@@ -279,6 +279,25 @@ void transfers(Engine &a, Engine &b, Memory &ours, Memory &theirs, Metadata *rem
     IS(0, all.compare("abcdefghijklmnopqrstuvwxyz"));
 }
 
+// More long notifications than an agent receives at once, and one that is too long.
+void long_notifications(Engine &a, Engine &b) {
+    IS(INVALID_PARAM, a.notify("b", std::string((64 << 20) + 1, 'x')));
+    constexpr std::size_t count = 100, size = 1200000;
+    for (std::size_t n = 0; n < count; n++) IS(SUCCESS, a.notify("b", std::string(size + n, char(n))));
+    std::size_t found = 0;
+    until("long notifications", [&] {
+        Notes some;
+        IS(SUCCESS, a.take_notes(some));
+        IS(SUCCESS, b.take_notes(some));
+        for (auto &[name, text] : some) {
+            IS(size + found, text.size());
+            IS(true, text.find_first_not_of(char(found)) == std::string::npos);
+            found++;
+        }
+        return found >= count;
+    });
+}
+
 // A peer that does not answer: what is in progress, and released so.
 void what_is_in_progress(Engine &a, const Memory &ours) {
     Agent silent = create("silent");
@@ -365,6 +384,7 @@ int main(int, char **names) {
         IS(SUCCESS, a->load_remote(theirs->told(), Mem::dram, "b", remote));
         wrong_calls(*a, ours, *theirs, remote);
         transfers(*a, *b, ours, *theirs, remote);
+        if (round < 2) long_notifications(*a, *b);
         if (round == 1) what_is_in_progress(*a, ours);
         IS(SUCCESS, b->deregister_memory(theirs->local));
         what_is_gone(*a, b, ours, remote, *theirs);
