@@ -27,7 +27,7 @@ use crate::socket::{Sender, Socket};
 pub(crate) struct Credentials {
     /// Its process, or 0 if it lives in a process namespace that we cannot see.
     pub(crate) pid: i32,
-    /// Its effective user.
+    /// Its user: the effective one of the process that connected, then the real one of the sender.
     pub(crate) uid: u32,
     /// Becomes readable when it dies, if the kernel gave one.
     pub(crate) pidfd: Option<OwnedFd>,

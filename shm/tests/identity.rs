@@ -193,6 +193,29 @@ fn a_peer_that_claims_to_be_this_process_is_refused() {
     assert!(!link.reaches_private());
 }
 
+/// The socket was made by this process, so only the credentials of the Hello show the other user.
+/// Needs the superuser, who can become another user.
+#[test]
+fn another_user_on_a_socket_of_ours_is_refused() {
+    let _alone = alone();
+    const NOBODY: u32 = 65_534;
+    // SAFETY: a call without arguments.
+    if unsafe { libc::geteuid() } != 0 {
+        println!("SKIPPED another user on a socket of ours: not the superuser");
+        return;
+    }
+    let (socket, _child) = forked(|socket| {
+        // SAFETY: a plain number; the child has one thread.
+        assert_eq!(unsafe { libc::setuid(NOBODY) }, 0);
+        let mut raw = Raw::new(socket, &ShmConfig::default());
+        raw.hello(KNOWN, 0);
+        raw
+    });
+    let rail = rail(ShmConfig::default());
+    let link = Link::over(socket, Role::First, &rail.profile(), soon()).map(drop);
+    assert_eq!(link, Err(HandshakeError::User(NOBODY)));
+}
+
 /// Version of the kernel.
 fn kernel() -> [u32; 2] {
     let text = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
