@@ -144,6 +144,11 @@ fn the_death_of_a_peer_closes_its_mappings_without_access() {
     let gone = ImportError { peer: PEER, alloc: Some(at[0].alloc), why: Fault::PeerGone };
     assert_eq!(b.import(PEER, at[0].alloc, 0, 8), Err(gone));
     assert_eq!(b.query(PEER, 1, Wanted::Latest).unwrap_err().why, Fault::PeerGone);
+    let base = b.alloc(4096);
+    let own = b.register(base, 8).unwrap();
+    let published = b.sharing.publish(&mut b.links[..], PEER, 1, None, &own);
+    let why = ImportError { peer: PEER, alloc: Some(own.alloc), why: Fault::PeerGone };
+    assert_eq!(published, Err(TellError::Peer(why)));
     b.links[0] = None;
     assert_eq!(b.import(PEER, at[0].alloc, 0, 8), Err(gone));
     assert_eq!(b.process().counts().orphans_touched, 0);

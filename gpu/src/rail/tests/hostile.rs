@@ -207,3 +207,25 @@ fn bad_input_is_refused_with_its_reason() {
     assert!(pair.seen.iter().all(|seen| seen.down.is_empty()));
     assert_eq!(pair.driver.violations(), []);
 }
+
+#[test]
+fn imports_from_oneself_and_from_a_plain_peer_are_checked() {
+    let (driver, own) = (FakeDriver::new(Behaviour::PLAIN, 1), Peer(1));
+    let mut rail = rail(&driver.process(), small());
+    rail.attach_self(own).unwrap();
+    let Memory { key, .. } = memory(&mut rail, 64);
+    assert_eq!(rail.import(own, key, 65), Err(AttachError::BadRange));
+    assert_eq!(rail.import(own, RailKey { key: key.key + 1, ..key }, 64), Err(AttachError::UnknownRegion));
+    rail.import(own, key, 64).unwrap();
+
+    // A peer that has a rail without a device.
+    let mut plain = ShmRail::new(SpinHost::new(100_000), shm()).unwrap();
+    let (x, y) = socket_pair().unwrap();
+    let profile = plain.profile();
+    let first = std::thread::spawn(move || Link::over(y, Role::First, &profile, soon()).unwrap());
+    let link = Link::over(x, Role::Second, rail.profile().profile(), soon()).unwrap();
+    rail.attach(PEER, GpuLink::plain(link)).unwrap();
+    plain.attach(PEER, first.join().unwrap()).unwrap();
+    assert_eq!(rail.import(PEER, key, 64), Err(AttachError::Unsupported));
+    assert_eq!(driver.violations(), []);
+}
