@@ -1,6 +1,7 @@
 //! The libfabric rail over the fake provider, with the persona of each provider that has no
 //! hardware here: the contract of `Rail`, clause by clause, and further behaviour of providers.
 
+mod bare;
 #[path = "../../core/tests/support/mod.rs"]
 mod behaviour;
 #[path = "../../core/tests/conformance/mod.rs"]

@@ -91,6 +91,7 @@ use super::mr::MemoryRegion;
 use super::negotiate::{Level, Offer, Progress};
 use super::persona::Notify;
 use super::raw::*;
+use crate::clock::monotonic_ns;
 
 /// Longest write or read in one post, in bytes, even if the provider allows more.
 const MAX_RMA: usize = 1 << 30;
@@ -247,7 +248,9 @@ impl FabricRail {
     }
 
     /// Attaches the rail with this address as `peer`. Both ends must have attached each other
-    /// before either posts: arrivals from unknown senders are dropped. Slow path.
+    /// before either posts: arrivals from unknown senders are dropped. While no endpoint can be
+    /// opened, because the interface has lost its address, the peer is attached as one that is
+    /// [fenced](Rail::is_fenced), and polls report it as lost and later as up. Slow path.
     ///
     /// # Errors
     /// The peer number is taken or out of range; the address is malformed, of an incompatible rail,
@@ -288,7 +291,9 @@ impl FabricRail {
             return Err(AttachError::BadHandle);
         }
         if !self.open_again() {
-            return Err(AttachError::System(self.stats.last_error.0));
+            self.peers.attach(peer.0, FI_ADDR_NOTAVAIL, theirs.number, None);
+            self.shut_out(peer, monotonic_ns());
+            return Ok(());
         }
         let inserted = self.endpoint.insert(theirs.provider);
         let addr = inserted.map_err(|error| AttachError::System(error.code.0))?;

@@ -134,6 +134,16 @@ impl Fake {
         self.state().pulled.retain(|(name, _)| name != interface);
     }
 
+    /// Takes the address of an interface away, or gives it back. Meanwhile no endpoint can be
+    /// opened on it. Open ones stay.
+    pub fn set_address(&self, interface: &str, has: bool) {
+        let bare = &mut self.state().bare;
+        bare.retain(|name| name != interface);
+        if !has {
+            bare.push(interface.to_owned());
+        }
+    }
+
     /// Returns the violations of libfabric's rules so far, in words.
     pub fn violations(&self) -> Vec<String> {
         self.state().violations.clone()

@@ -74,11 +74,7 @@ impl FabricRail {
         let now = monotonic_ns();
         for other in 0..self.peers.slots.len() as u16 {
             if self.peers.slots[other as usize].attached {
-                self.take_down(Peer(other), PeerError::Lost);
-                let slot = &mut self.peers.slots[other as usize];
-                (slot.fenced, slot.refused, slot.since, slot.ended) = (true, false, 0, slot.posted);
-                let back = &mut self.returns[other as usize];
-                (back.at, back.wait) = (now + PAUSE, PAUSE);
+                self.shut_out(Peer(other), now);
             }
         }
         let back = &mut self.returns[peer.0 as usize];
@@ -92,6 +88,15 @@ impl FabricRail {
         self.open_again();
         self.hurry();
         Fence::Fenced
+    }
+
+    /// Marks an attached peer as fenced, and as lost if it is up.
+    pub(super) fn shut_out(&mut self, peer: Peer, now: u64) {
+        self.take_down(peer, PeerError::Lost);
+        let slot = &mut self.peers.slots[peer.0 as usize];
+        (slot.fenced, slot.refused, slot.since, slot.ended) = (true, false, 0, slot.posted);
+        let back = &mut self.returns[peer.0 as usize];
+        (back.at, back.wait) = (now + PAUSE, PAUSE);
     }
 
     /// Opens an endpoint if there is none. `false`: that is not possible.
@@ -151,6 +156,9 @@ impl FabricRail {
         }
         if !self.open_again() {
             return Err(AttachError::System(self.stats.last_error.0));
+        }
+        if theirs.provider == self.endpoint.form().own() && theirs.number != self.number {
+            return Err(AttachError::BadHandle);
         }
         self.peers.detach(peer.0);
         if slot.addr != FI_ADDR_NOTAVAIL {

@@ -147,6 +147,8 @@ pub(super) struct State {
     pub cut: Vec<String>,
     /// Interfaces whose connections are broken, and how late operations in flight may land.
     pub pulled: Vec<(String, u32)>,
+    /// Interfaces without an address.
+    pub bare: Vec<String>,
     pub bus: Option<Arc<dyn Bus>>,
     /// Domains that may register device memory.
     pub reaching: BTreeSet<u32>,
@@ -179,6 +181,7 @@ impl World {
                 keeps_registrations: false,
                 cut: vec![],
                 pulled: vec![],
+                bare: vec![],
                 bus: None,
                 reaching: BTreeSet::new(),
                 violations: vec![],

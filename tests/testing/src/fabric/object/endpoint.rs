@@ -48,6 +48,9 @@ pub(super) unsafe extern "C" fn open_ep(
         let domain = &*domain.cast::<FakeDomain>();
         let interface = CStr::from_ptr((*(*info).domain_attr).name).to_string_lossy().into_owned();
         let mut state = domain.world.state();
+        if state.bare.contains(&interface) {
+            return -libc::EADDRNOTAVAIL;
+        }
         let id = begin(&mut state);
         state.eps.insert(
             id,
