@@ -15,6 +15,7 @@ use given::Given;
 pub use plan::{Effort, Meeting, Plan};
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 
@@ -58,7 +59,13 @@ pub enum Command {
 /// Options of `fishplate info`.
 #[derive(Debug, Args)]
 pub struct InfoArgs {
-    /// One JSON object instead of text.
+    /// Everything, one value a line, rather than a summary.
+    #[arg(short, long)]
+    pub verbose: bool,
+    /// Everything about one libfabric provider, such as tcp or efa.
+    #[arg(short, long, value_name = "NAME")]
+    pub provider: Option<String>,
+    /// Everything, as one JSON object.
     #[arg(long)]
     pub json: bool,
     /// The same: json, or table for text.
@@ -91,9 +98,9 @@ pub struct StatArgs {
     /// Prometheus' text format.
     #[arg(long)]
     pub prom: bool,
-    /// Again every so many seconds, with rates.
-    #[arg(short, long, value_name = "SECONDS", value_parser = sizes::parse_seconds)]
-    pub interval: Option<f64>,
+    /// Again every so many seconds, with rates. With a suffix: 500ms, 5s or 1m.
+    #[arg(short, long, value_name = "SECONDS", value_parser = sizes::parse_interval)]
+    pub interval: Option<Duration>,
     /// So many times; without it until it is interrupted.
     #[arg(short = 'n', long, value_name = "N", requires = "interval", value_parser = clap::value_parser!(u64).range(1..))]
     pub count: Option<u64>,

@@ -1,8 +1,9 @@
-//! What is known of this machine and this build, as text or as one JSON object.
-//! `fabric` tells of libfabric, `gpu` of CUDA.
+//! What is known of this machine and this build: a summary, everything as text, or one JSON object.
+//! `fabric` tells of libfabric, `gpu` of CUDA, and `summary` chooses from all of it.
 
 mod fabric;
 mod gpu;
+mod summary;
 
 use std::mem::{align_of, offset_of, size_of};
 
@@ -23,15 +24,38 @@ use super::variables::{self, VARIABLES};
 
 /// Finds out and writes.
 pub fn run(args: &InfoArgs) -> Outcome {
-    let info = gather()?;
+    let (info, whole) = match &args.provider {
+        None => (gather()?, args.verbose),
+        Some(name) => (provider(name)?, true),
+    };
     if args.json || args.format.as_deref() == Some("json") {
         let text = serde_json::to_string_pretty(&info)
             .map_err(|e| Failure::run(format!("cannot write JSON: {e}")))?;
         return report::print(&format!("{text}\n"));
     }
     let mut text = format!("# fishplate {}\n", env!("CARGO_PKG_VERSION"));
-    flatten("", &info, &mut text);
+    match whole {
+        true => flatten("", &info, &mut text),
+        false => summary::write(&info, &mut text),
+    }
     report::print(&text)
+}
+
+/// Everything about one provider.
+fn provider(name: &str) -> Outcome<Value> {
+    let providers = vec![name.to_owned()];
+    let settings = Settings { providers, ..variables::from_environment(Settings::DEFAULT)? };
+    settings.check().map_err(|error| Failure::usage(format!("-p {name}: {error}")))?;
+    let fabric = fabric::gather(&settings, &Machine::here().unwrap_or_default());
+    let told = fabric["providers"][name].clone();
+    if let Value::Null = told {
+        let why = text(&fabric["usable"]);
+        return Err(Failure::usage(format!("-p {name}: {why}; install it, or set FISHPLATE_LIBFABRIC")));
+    }
+    match text(&told["usable"]).as_str() {
+        "usable" => Ok(told),
+        why => Err(Failure::usage(format!("-p {name}: {why}"))),
+    }
 }
 
 fn gather() -> Outcome<Value> {
@@ -124,6 +148,11 @@ fn settings(now: &Settings) -> Value {
     Value::Object(all.collect())
 }
 
+/// A value without quotes.
+fn text(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
 fn block<T>() -> Value {
     json!({ "size": size_of::<T>(), "align": align_of::<T>(), "lines": size_of::<T>().div_ceil(64) })
 }
@@ -146,8 +175,7 @@ fn flatten(path: &str, value: &Value, into: &mut String) {
                 flatten(&path, value, into);
             }
         }
-        Value::String(text) => *into += &format!("{path:<40} {text}\n"),
-        value => *into += &format!("{path:<40} {value}\n"),
+        value => *into += &format!("{path:<40} {}\n", text(value)),
     }
 }
 

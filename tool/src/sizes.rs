@@ -3,6 +3,8 @@
 //!
 //! Suffixes of sizes are binary (1K = 1024 bytes) and may be written out (`KiB`, `KB`).
 
+use std::time::Duration;
+
 /// Parses a size in bytes. Zero is allowed; callers that need at least one byte check that.
 pub fn parse(text: &str) -> Result<usize, String> {
     const SUFFIXES: [(&str, u64); 10] = [
@@ -80,11 +82,19 @@ pub fn show(bytes: usize) -> String {
     }
 }
 
-/// Reads a time in seconds, from a millisecond to a day.
-pub fn parse_seconds(text: &str) -> Result<f64, String> {
-    match text.parse() {
-        Ok(seconds) if (0.001..=86_400.0).contains(&seconds) => Ok(seconds),
-        _ => Err("use 0.001 to 86400 seconds".into()),
+/// Reads a time from a millisecond to a day: seconds, which may have a fraction, or with a suffix.
+pub fn parse_interval(text: &str) -> Result<Duration, String> {
+    let whole = number(text, &[("ms", 1), ("s", 1000), ("m", 60_000), ("h", 3_600_000)]);
+    let suffixed = text.ends_with(|c: char| c.is_ascii_alphabetic());
+    let seconds = match (whole, suffixed) {
+        (Some(ms), true) => ms as f64 / 1000.0,
+        _ => text.parse().unwrap_or(f64::NAN),
+    };
+    match (0.001..=86_400.0).contains(&seconds) {
+        true => Ok(Duration::from_secs_f64(seconds)),
+        false => {
+            Err(format!("`{text}` is not a time from 1ms to 24h: write seconds, or such as 500ms, 5s or 1m"))
+        }
     }
 }
 
@@ -137,6 +147,12 @@ mod tests {
         assert_eq!(parse_count("10000"), Ok(10_000));
         assert_eq!([parse_count("100K"), parse_count("2m")], [Ok(100_000), Ok(2_000_000)]);
         assert_eq!(["90", "90s", "5m", "1h", "1e3"].map(parse_time), [90, 90, 300, 3600, 1000].map(Ok));
+        for (text, ms) in [("0.5", 500), ("2", 2000), ("500ms", 500), ("5s", 5000), ("1m", 60_000)] {
+            assert_eq!(parse_interval(text), Ok(Duration::from_millis(ms)), "{text}");
+        }
+        for text in ["0", "0ms", "2d", "25h", "-1", "nan", "", "1.5s"] {
+            assert!(parse_interval(text).is_err(), "{text}");
+        }
         assert!(parse_time("1d").is_err() && parse_time("").is_err());
         assert!(parse_count("1e40").is_err() && parse_count("x").is_err() && parse_count("-3").is_err());
     }

@@ -3,7 +3,6 @@
 
 use std::io;
 use std::thread::sleep;
-use std::time::Duration;
 
 use fishplate::counters::{self, GAUGES, NAMES, Snapshot};
 use serde_json::{Map, Value, json};
@@ -16,10 +15,10 @@ use super::report::{self, SCHEMA_VERSION};
 pub fn run(args: &StatArgs) -> Outcome {
     let mut before = look(args)?;
     report::print(&written(args, &before, &[])?)?;
-    let Some(seconds) = args.interval else { return Ok(()) };
+    let Some(interval) = args.interval else { return Ok(()) };
     let mut left = args.count;
     while left != Some(1) {
-        sleep(Duration::from_secs_f64(seconds));
+        sleep(interval);
         let now = look(args)?;
         report::print(&written(args, &now, &before)?)?;
         before = now;

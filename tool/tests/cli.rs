@@ -401,8 +401,19 @@ fn info_tells_the_same_as_text_and_as_json() {
     assert_eq!(value["schema_version"], 1);
     assert_eq!(value["transports"]["shm"], "usable");
     assert!(value["machine"]["cpus"].is_string() && value["layout_bytes"]["ring_header"]["size"] == 256);
-    let told = text(&run("info").stdout);
+    let told = text(&run("info -v").stdout);
     assert!(told.contains("machine.cpus") && told.contains("transports.shm"), "{told}");
+    let summary = text(&run("info").stdout);
+    assert!(summary.lines().count() <= 24 && summary.contains("shared memory   usable"), "{summary}");
+    if value["fabric"]["usable"] != "usable" {
+        println!("SKIPPED info of a provider: {}", value["fabric"]["usable"]);
+        return;
+    }
+    let tcp: Value = serde_json::from_slice(&run("info -p tcp --json").stdout).unwrap();
+    assert_eq!(tcp, value["fabric"]["providers"]["tcp"]);
+    let absent = run("info -p foo");
+    let told = text(&absent.stderr);
+    assert!(absent.status.code() == Some(2) && told.contains("no provider \"foo\""), "{told}");
 }
 
 #[test]

@@ -62,6 +62,10 @@ fn plain(line: &str) -> String {
     if line.matches(',').count() == 20 && line.starts_with(|c: char| c.is_ascii_digit()) {
         return line.split(',').take(6).collect::<Vec<_>>().join(",") + ",#";
     }
+    // A row of tag matching: five fields are known.
+    if line.starts_with("1,match,") {
+        return line.split(',').take(5).collect::<Vec<_>>().join(",") + ",#";
+    }
     let words: Vec<&str> = line.split_whitespace().collect();
     match &words[..] {
         // A row of a table: size, iterations, figures.
@@ -71,7 +75,7 @@ fn plain(line: &str) -> String {
             format!("{size} {iters} #")
         }
         _ => {
-            let end = [" pin=", "it may use "].iter().filter_map(|mark| line.find(mark)).min();
+            let end = [" pin=", " clock=", "it may use "].iter().filter_map(|mark| line.find(mark)).min();
             line[..end.unwrap_or(line.len())].replace(env!("CARGO_PKG_VERSION"), "VERSION")
         }
     }

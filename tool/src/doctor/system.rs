@@ -144,10 +144,10 @@ fn nics(machine: &Machine) -> Finding {
         real.iter().filter(|nic| nic.link == LinkState::Down).map(|nic| nic.name.as_str()).collect();
     match (real.len(), down.is_empty()) {
         (0, _) => Finding::pass("nics", "no NIC on the PCI bus; software interfaces alone"),
-        (count, true) => Finding::pass("nics", format!("{count} NICs, none without a link")),
+        (count, true) => Finding::pass("nics", format!("NICs: {count}, each with a link")),
         (count, false) => Finding::warn(
             "nics",
-            format!("{} of {count} NICs have no link: {}", down.len(), down.join(", ")),
+            format!("NICs without a link: {} of {count}: {}", down.len(), down.join(", ")),
             "ip link set NAME up; check the cable and the switch",
         ),
     }
@@ -180,7 +180,7 @@ fn gpus(root: &Root, machine: &Machine) -> Finding {
     match far.is_empty() {
         true => Finding::pass(
             "gpus",
-            format!("{} GPUs, each with a NIC at its root complex or none at all", machine.gpus.len()),
+            format!("GPUs: {}, each with a NIC at its root complex or none at all", machine.gpus.len()),
         ),
         false => Finding::warn(
             "gpus",

@@ -33,16 +33,29 @@ pub fn gather(settings: &Settings, machine: &Machine) -> Value {
         false => settings.providers.iter().map(String::as_str).collect(),
     };
     let anchor = Anchor::here();
-    let providers: Map<String, Value> = asked
+    let providers: Vec<(String, Value)> = asked
         .into_iter()
         .map(|name| (name.to_owned(), provider(library, machine, anchor, settings, name)))
         .collect();
+    let rails = providers.iter().find_map(|(name, told)| rails_of(name, told));
+    let providers: Map<String, Value> = providers.into_iter().collect();
     json!({
         "usable": "usable",
+        "rails": rails,
         "version": format!("{major}.{minor}"),
         "providers_in_library": names.join(", "),
         "providers": providers,
     })
+}
+
+/// The rails that a node opens with a provider, if that is usable. Nodes take shared memory without
+/// libfabric.
+fn rails_of(name: &str, told: &Value) -> Option<String> {
+    let interfaces =
+        told["interfaces"].as_object().filter(|_| name != "shm" && told["usable"] == "usable")?;
+    let taken = interfaces.iter().filter(|(_, interface)| interface["rail"] == "taken");
+    let taken: Vec<&str> = taken.map(|(name, _)| name.as_str()).collect();
+    (!taken.is_empty()).then(|| format!("{name} on {}", taken.join(", ")))
 }
 
 fn provider(library: Library, machine: &Machine, anchor: Anchor, settings: &Settings, name: &str) -> Value {

@@ -35,9 +35,9 @@ use engine::{Engine, Pairs};
 use trace::{Step, Trace};
 use workload::{Bench, Workload};
 
-/// Options of `fishplate perf match`.
+/// Measure tag matching alone, beside other engines.
 #[derive(Debug, Parser)]
-#[command(name = "fishplate perf match", version, max_term_width = 110, after_long_help = HELP)]
+#[command(name = "fishplate perf match", bin_name = "fishplate perf match", max_term_width = 110, after_long_help = HELP)]
 pub struct MatchArgs {
     /// Engines to run beside each other.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "ours,list")]
@@ -60,6 +60,9 @@ pub struct MatchArgs {
     /// How to write the results.
     #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
+    /// The same as --format json.
+    #[arg(long, conflicts_with = "format")]
+    json: bool,
 }
 
 const HELP: &str = "\
@@ -251,7 +254,8 @@ pub fn is_asked_for(words: &[OsString]) -> bool {
 pub fn run(words: &[OsString]) -> Outcome {
     let args = MatchArgs::parse_from(words[2..].iter());
     let (clock, mut counter) = (Clock::calibrate(), Instructions::start());
-    let mut report = Report { format: args.format, started: false };
+    let format = if args.json { Format::Json } else { args.format };
+    let mut report = Report { format, started: false };
     report.comment(&format!(
         "fishplate {} perf match  units={} rounds={} clock={} build={}",
         env!("CARGO_PKG_VERSION"),
@@ -379,7 +383,12 @@ struct Report {
 
 impl Report {
     fn comment(&self, text: &str) -> Outcome {
-        if self.format == Format::Json { Ok(()) } else { print(&format!("# {text}\n")) }
+        match self.format {
+            Format::Json => {}
+            Format::Csv => eprintln!("# {text}"),
+            Format::Table => print(&format!("# {text}\n"))?,
+        }
+        Ok(())
     }
 
     fn row(&mut self, row: &Row) -> Outcome {
