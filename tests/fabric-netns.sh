@@ -16,6 +16,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 source tests/need.sh
+source tests/netns.sh
 
 count=1000000 patience=3600
 [ "${1:-}" = --short ] && { count=50000 patience=600; shift; }
@@ -26,10 +27,7 @@ skip() {
     exit 77
 }
 
-[ "$(id -u)" = 0 ] || skip "namespaces need root"
-for tool in ip tc; do
-    need "$tool" iproute2 || skip "no $tool, and iproute2 could not be installed"
-done
+need tc iproute2 || skip "no tc, and iproute2 could not be installed"
 
 if [ -z "$program" ]; then
     cargo build --release --locked --bin fishplate >&2 || exit 1
@@ -38,7 +36,6 @@ fi
 program=$(readlink -f "$program")
 [ -x "$program" ] || { echo "no such program: $program"; exit 1; }
 
-here=fpa$$ there=fpb$$
 work=$(mktemp -d)
 # shellcheck disable=SC2317  # called by the trap
 down() {
@@ -47,32 +44,13 @@ down() {
     # shellcheck disable=SC2086  # several words
     [ -z "$pids" ] || kill -9 $pids 2>/dev/null
     wait 2>/dev/null
-    ip netns del "$here" 2>/dev/null
-    ip netns del "$there" 2>/dev/null
+    no_hosts
     rm -rf "$work"
 }
 trap down EXIT
 trap 'exit 130' INT TERM
 
-for name in "$here" "$there"; do
-    ip netns add "$name" 2>"$work/why" || skip "$(cat "$work/why")"
-done
-for rail in 0 1; do
-    ip -n "$here" link add "rail$rail" type veth peer name "rail$rail" netns "$there" 2>"$work/why" ||
-        skip "$(cat "$work/why")"
-    ip -n "$here" addr add "10.99.$rail.1/24" dev "rail$rail"
-    ip -n "$there" addr add "10.99.$rail.2/24" dev "rail$rail"
-    for end in "$here" "$there"; do ip -n "$end" link set "rail$rail" up; done
-done
-for end in "$here" "$there"; do
-    ip -n "$end" link set lo up
-    for rail in 0 1; do
-        for _ in {1..100}; do
-            ip -n "$end" link show "rail$rail" | grep -q 'state UP' && break
-            sleep 0.05
-        done
-    done
-done
+hosts 2 99 >"$work/why" || skip "$(cat "$work/why")"
 
 # shape RAIL MBIT: the same speed in both directions
 shape() {

@@ -8,6 +8,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 source tests/need.sh
+source tests/netns.sh
 
 long=false
 [ "${1:-}" != --long ] || long=true
@@ -29,12 +30,9 @@ if ! "$python" -c "import nixl_cu12, numpy" 2>/dev/null; then
 fi
 
 work=$(mktemp -d)
-export here=fpn$$ there=fpm$$
 # shellcheck disable=SC2317  # called by trap
 down() {
-    for space in "$here" "$there"; do
-        [ ! -e "/run/netns/$space" ] || ip netns del "$space"
-    done
+    no_hosts
     rm -r "$work"
 }
 trap down EXIT
@@ -79,25 +77,6 @@ transfers() {
 }
 export -f transfers
 
-# Two hosts: two network namespaces joined by two pairs of interfaces, for two rails of libfabric.
-hosts() {
-    [ "$(id -u)" = 0 ] && need ip iproute2 && need fi_info libfabric-bin &&
-        ip netns add "$here" 2>/dev/null && ip netns add "$there" || return
-    for pair in 0 1; do
-        ip link add fpn$pair netns "$here" type veth peer name fpn$pair netns "$there" &&
-            ip -n "$here" addr add 10.78.$pair.1/24 dev fpn$pair && ip -n "$there" addr add 10.78.$pair.2/24 dev fpn$pair &&
-            ip -n "$here" link set fpn$pair up && ip -n "$there" link set fpn$pair up || return
-    done
-    ip -n "$here" link set lo up && ip -n "$there" link set lo up || return
-    # A node that opens before its interfaces are up gives their rails up.
-    for end in "$here" "$there"; do
-        for _ in {1..100}; do
-            [ "$(ip -n "$end" -o link show type veth | grep -c 'state UP')" = 2 ] && break
-            sleep 0.05
-        done
-    done
-}
-
 symbols() {
     nm -D --defined-only "$work/lib/libplugin_FISHPLATE.so" | awk '{ print $3 }' | sort | diff <(printf 'nixl_plugin_%s\n' fini init) -
 }
@@ -119,14 +98,14 @@ export -f killed
 export rounds
 limit=900 say "$rounds killed peers" bash -c killed
 tail -n 1 "$work/log"
-if hosts; then
-    rails="fabric=2 providers=tcp interfaces=fpn0,fpn1"
+if need fi_info libfabric-bin && hosts 2 78 >"$work/why"; then
+    rails="fabric=2 providers=tcp interfaces=rail0,rail1"
     limit=1800 say "2 processes on two hosts, two rails, $lists lists each" bash -c "transfers 2 $lists $seed '$rails'"
     limit=1800 say "4 processes on two hosts, $((lists / 2)) lists each" bash -c "transfers 4 $((lists / 2)) $seed '$rails'"
     limit=900 say "$rounds killed peers on another host" bash -c "killed '$rails'"
     tail -n 1 "$work/log"
 else
-    echo "SKIPPED NIXL on two hosts: namespaces need root, iproute2 and libfabric"
+    echo "SKIPPED NIXL on two hosts: $(cat "$work/why" 2>/dev/null || echo no libfabric)"
 fi
 # The C++ half under AddressSanitizer, with the allocations of the Rust half: alone, and in the
 # wheel, where Python leaks.

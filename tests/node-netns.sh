@@ -12,14 +12,13 @@
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 source tests/need.sh
+source tests/netns.sh
 
 skip() {
     echo "SKIPPED node-netns: $*"
     exit 77
 }
 
-[ "$(id -u)" = 0 ] || skip "namespaces need root"
-need ip iproute2 || skip "no ip, and iproute2 could not be installed"
 need fi_info libfabric-bin || skip "no libfabric, and it could not be installed"
 
 program=${1:-}
@@ -30,7 +29,6 @@ fi
 program=$(readlink -f "$program")
 [ -x "$program" ] || { echo "no such program: $program"; exit 1; }
 
-here=fpc$$ there=fpd$$
 work=$(mktemp -d)
 # shellcheck disable=SC2317  # called by trap
 down() {
@@ -39,32 +37,13 @@ down() {
     # shellcheck disable=SC2086  # several words
     [ -z "$pids" ] || kill -9 $pids 2>/dev/null
     wait 2>/dev/null
-    ip netns del "$here" 2>/dev/null
-    ip netns del "$there" 2>/dev/null
+    no_hosts
     rm -rf "$work"
 }
 trap down EXIT
 trap 'exit 130' INT TERM
 
-for name in "$here" "$there"; do
-    ip netns add "$name" 2>"$work/why" || skip "$(cat "$work/why")"
-    ip -n "$name" link set lo up
-done
-for rail in 0 1 2 3; do
-    ip -n "$here" link add "rail$rail" type veth peer name "rail$rail" netns "$there" 2>"$work/why" ||
-        skip "$(cat "$work/why")"
-    ip -n "$here" addr add "10.98.$rail.1/24" dev "rail$rail"
-    ip -n "$there" addr add "10.98.$rail.2/24" dev "rail$rail"
-    for end in "$here" "$there"; do ip -n "$end" link set "rail$rail" up; done
-done
-for end in "$here" "$there"; do
-    for rail in 0 1 2 3; do
-        for _ in {1..100}; do
-            ip -n "$end" link show "rail$rail" | grep -q 'state UP' && break
-            sleep 0.05
-        done
-    done
-done
+hosts 4 98 >"$work/why" || skip "$(cat "$work/why")"
 
 port=7200 failed=0
 

@@ -10,6 +10,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 source tests/need.sh
+source tests/netns.sh
 
 long=false
 [ "${1:-}" != --long ] || long=true
@@ -23,12 +24,9 @@ need fi_info libfabric-bin || skip "libfabric could not be installed"
 need_file /usr/include/psm2_mq.h libpsm2-dev || skip "the package libpsm2-dev could not be installed"
 
 work=$(mktemp -d)
-export here=fpp$$ there=fpq$$
 # shellcheck disable=SC2317  # called by trap
 down() {
-    for space in "$here" "$there"; do
-        [ ! -e "/run/netns/$space" ] || ip netns del "$space"
-    done
+    no_hosts
     rm -r "$work"
 }
 trap down EXIT
@@ -75,30 +73,14 @@ tail -n 1 "$work/log"
 limit=600 say "$rounds killed peers" "$work/killed" $rounds
 tail -n 1 "$work/log"
 
-# Two hosts: two network namespaces joined by two pairs of interfaces, for two rails of libfabric.
-hosts() {
-    [ "$(id -u)" = 0 ] && need ip iproute2 && ip netns add "$here" 2>/dev/null && ip netns add "$there" || return
-    for pair in 0 1; do
-        ip link add fpp$pair netns "$here" type veth peer name fpq$pair netns "$there" &&
-            ip -n "$here" addr add 10.77.$pair.1/24 dev fpp$pair && ip -n "$there" addr add 10.77.$pair.2/24 dev fpq$pair &&
-            ip -n "$here" link set fpp$pair up && ip -n "$there" link set fpq$pair up || return
-    done
-    ip -n "$here" link set lo up && ip -n "$there" link set lo up || return
-    # A node that opens before its interfaces are up gives their rails up.
-    for end in "$here" "$there"; do
-        for _ in {1..100}; do
-            [ "$(ip -n "$end" -o link show type veth | grep -c 'state UP')" = 2 ] && break
-            sleep 0.05
-        done
-    done
-}
-if hosts; then
+# Two hosts, with two rails of libfabric.
+if hosts 2 77 >"$work/why"; then
     two_hosts=true
     limit=600 say "2 killed peers on two hosts" "$work/killed" 2 "$here" "$there"
     tail -n 1 "$work/log"
 else
     two_hosts=false
-    echo "SKIPPED libpsm2 on two hosts: namespaces need root and iproute2"
+    echo "SKIPPED libpsm2 on two hosts: $(cat "$work/why")"
 fi
 
 need mpirun.openmpi openmpi-bin && need mpicc.openmpi libopenmpi-dev ||

@@ -1,0 +1,38 @@
+# shellcheck shell=bash
+# Sourced by scripts that need two hosts, after need.sh: two network namespaces, "$here" and
+# "$there", joined by pairs of interfaces named rail0, rail1, and so on.
+#
+# Pair P has the addresses 10.NET.P.1 here and 10.NET.P.2 there. Names of namespaces contain the
+# number of the shell's process, so scripts may run beside each other.
+
+export here=fpa$$ there=fpb$$
+
+# hosts PAIRS NET: makes both. If it fails it says why.
+hosts() {
+    local pair end
+    [ "$(id -u)" = 0 ] || { echo "namespaces need root"; return 1; }
+    need ip iproute2 >&2 || { echo "no ip, and iproute2 could not be installed"; return 1; }
+    for end in "$here" "$there"; do
+        ip netns add "$end" 2>&1 && ip -n "$end" link set lo up || return
+    done
+    for ((pair = 0; pair < $1; pair++)); do
+        ip -n "$here" link add "rail$pair" type veth peer name "rail$pair" netns "$there" 2>&1 || return
+        ip -n "$here" addr add "10.$2.$pair.1/24" dev "rail$pair"
+        ip -n "$there" addr add "10.$2.$pair.2/24" dev "rail$pair"
+        for end in "$here" "$there"; do ip -n "$end" link set "rail$pair" up; done
+    done
+    # A node that opens before its interfaces are up does without them.
+    for end in "$here" "$there"; do
+        for _ in {1..100}; do
+            [ "$(ip -n "$end" -o link show type veth | grep -c 'state UP')" = "$1" ] && break
+            sleep 0.05
+        done
+    done
+}
+
+# no_hosts: removes them, whether or not they are there
+no_hosts() {
+    ip netns del "$here" 2>/dev/null
+    ip netns del "$there" 2>/dev/null
+    return 0
+}
