@@ -514,17 +514,21 @@ fn pmi_that_fails_is_an_error() {
     assert!(error.to_string().contains("not all 3 ranks"), "{error}");
     drop(ours);
     launcher.join().unwrap();
-    for answer in
-        ["", "cmd=response_to_init rc=-1\n", "nonsense\n", "cmd=response_to_init rc=0\ncmd=my_kvsname\n"]
-    {
+    let endless = "x".repeat(8192);
+    for (answer, text) in [
+        ("", "PMI: the launcher hung up"),
+        ("cmd=response_to_init rc=-1\n", "PMI: response_to_init failed"),
+        ("cmd=barrier_out rc=0\n", "PMI: response_to_init failed"),
+        ("nonsense\n", "PMI: response_to_init failed"),
+        ("cmd=response_to_init rc=0\ncmd=my_kvsname\n", "PMI: kvsname failed"),
+        (&endless, "PMI: response_to_init failed: the launcher answered \"an answer beyond 4096 bytes\""),
+    ] {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         theirs.write_all(answer.as_bytes()).unwrap();
         theirs.shutdown(std::net::Shutdown::Write).unwrap();
-        assert!(by_pmi(&ours, 1, SOON).unwrap_err().to_string().starts_with("PMI"), "{answer:?}");
+        let error = by_pmi(&ours, 1, SOON).unwrap_err().to_string();
+        assert!(error.starts_with(text), "{error}");
     }
-    let (ours, mut theirs) = UnixStream::pair().unwrap();
-    theirs.write_all(&[b'x'; 8192]).unwrap();
-    assert!(by_pmi(&ours, 1, SOON).is_err(), "a line without an end");
     let (gone, _) = UnixStream::pair().unwrap();
     let fd = gone.as_raw_fd();
     drop(gone);
