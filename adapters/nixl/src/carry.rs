@@ -100,6 +100,7 @@ impl State {
         transfer.note = note.map(<[u8]>::to_vec);
         transfer.here.clear();
         transfer.there.clear();
+        self.stir();
         let status = self.advance(number);
         if status == Status::IN_PROG {
             self.moving.push(number);
@@ -264,9 +265,11 @@ impl State {
         Ok(())
     }
 
-    /// Takes completions.
-    pub fn reap(&mut self) {
+    /// Takes completions. Whether there was one.
+    pub fn reap(&mut self) -> bool {
+        let mut found = false;
         while let Some(end) = self.node.next_completion() {
+            found = true;
             let Some(transfer) = self.transfers.get_mut(end.tag) else { continue };
             transfer.outstanding = transfer.outstanding.saturating_sub(1);
             if end.outcome != Outcome::Done {
@@ -276,6 +279,7 @@ impl State {
                 transfer.fault.get_or_insert(if lives { Status::BACKEND } else { Status::REMOTE_DISCONNECT });
             }
         }
+        found
     }
 
     /// Fails the transfers in progress to a peer.

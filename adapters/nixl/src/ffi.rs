@@ -56,6 +56,21 @@ fn on(agent: *const Agent, call: impl FnOnce(&mut State) -> Result<(), Status>) 
     result.err().unwrap_or(Status::SUCCESS).0
 }
 
+/// As [`on`], of a call that programs repeat until something has happened. One that has been
+/// repeated in vain for long yields the processor.
+fn polling(agent: *const Agent, call: impl FnOnce(&mut State) -> Result<(), Status>) -> i32 {
+    let mut yields = false;
+    let status = on(agent, |state| {
+        let result = call(state);
+        yields = state.yields;
+        result
+    });
+    if yields {
+        std::thread::yield_now();
+    }
+    status
+}
+
 /// As [`on`], of a call that returns a number.
 ///
 /// # Safety
@@ -293,7 +308,7 @@ pub unsafe extern "C" fn fishplate_nixl_post(
 /// How far a transfer is.
 #[unsafe(no_mangle)]
 pub extern "C" fn fishplate_nixl_check(agent: *const Agent, number: u64) -> i32 {
-    on(agent, |state| Err(state.check(number)))
+    polling(agent, |state| Err(state.check(number)))
 }
 
 /// Releases a transfer.
@@ -305,7 +320,7 @@ pub extern "C" fn fishplate_nixl_release(agent: *const Agent, number: u64) -> i3
 /// Hands out all notifications: the names of their senders, and their bytes.
 #[unsafe(no_mangle)]
 pub extern "C" fn fishplate_nixl_notes(agent: *const Agent, sink: Sink, to: *mut c_void) -> i32 {
-    on(agent, |state| {
+    polling(agent, |state| {
         for (name, note) in state.take_notes() {
             sink(to, Bytes::of(&name), Bytes::of(&note));
         }

@@ -112,6 +112,11 @@ impl Notes {
         self.ready.push_back(note);
     }
 
+    /// Whether some have arrived.
+    pub fn are_there(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
     /// Takes all that have arrived.
     pub fn take(&mut self) -> VecDeque<Note> {
         self.ready_bytes = 0;

@@ -24,6 +24,9 @@ const PASSES: u32 = 16;
 /// Between two looks whether peers live.
 const LOOK: Duration = Duration::from_millis(20);
 
+/// How long calls poll in vain before each yields the processor, which the peer may need.
+const SPIN: Duration = Duration::from_micros(200);
+
 /// Memory of the program.
 pub(crate) struct Local {
     pub memory: Memory,
@@ -82,6 +85,10 @@ pub(crate) struct State {
     pub notes: Notes,
     passes: u32,
     looked: Instant,
+    /// Since when nothing has happened.
+    idle: Option<Instant>,
+    /// Nothing has happened for [`SPIN`].
+    pub yields: bool,
 }
 
 impl State {
@@ -100,6 +107,8 @@ impl State {
             notes,
             passes: 0,
             looked: Instant::now(),
+            idle: None,
+            yields: false,
         }
     }
 
@@ -107,7 +116,9 @@ impl State {
     pub fn progress(&mut self) {
         // Looking for notifications makes the pass.
         self.notes.collect(&mut self.node, &self.peers);
-        self.reap();
+        if self.reap() || self.notes.are_there() {
+            self.stir();
+        }
         self.tell_later();
         if !self.moving.is_empty() {
             for number in std::mem::take(&mut self.moving) {
@@ -117,10 +128,19 @@ impl State {
             }
         }
         self.passes = self.passes.wrapping_add(1);
-        if self.passes.is_multiple_of(PASSES) && self.looked.elapsed() >= LOOK {
-            self.looked = Instant::now();
-            self.look();
+        if self.passes.is_multiple_of(PASSES) {
+            let now = Instant::now();
+            self.yields = now - *self.idle.get_or_insert(now) >= SPIN;
+            if now - self.looked >= LOOK {
+                self.looked = now;
+                self.look();
+            }
         }
+    }
+
+    /// Something has happened.
+    pub fn stir(&mut self) {
+        (self.idle, self.yields) = (None, false);
     }
 
     /// Registers memory of the program, which stays valid until it is deregistered.
