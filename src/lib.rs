@@ -12,7 +12,7 @@
 //! Two processes that each write to the other, then signal:
 //!
 //! ```no_run
-//! use fishplate::{Cmp, Node, Notice, Job, Signal};
+//! use fishplate::{Cmp, Job, Node, Notice, Signal};
 //! use std::{env::args, error::Error, time::Duration};
 //!
 //! fn main() -> Result<(), Box<dyn Error>> {
@@ -101,27 +101,20 @@ pub use job::Job;
 pub use node::Node;
 pub use storage::{FailoverStorage, Limits, MatchStorage, Storage};
 
-/// The examples of the documentation, compiled.
+// Compiles the examples of the pages.
 #[cfg(doctest)]
-#[doc = include_str!("../docs/first-program.md")]
-mod first_program {}
-
-/// Likewise.
-#[cfg(all(doctest, feature = "cuda"))]
-#[doc = include_str!("../docs/devices.md")]
-mod devices {}
-
-/// Likewise.
-#[cfg(doctest)]
-#[doc = include_str!("../docs/jobs.md")]
-mod jobs {}
-
-/// Likewise.
-#[cfg(doctest)]
-#[doc = include_str!("../docs/observing.md")]
-mod observing {}
-
-/// Likewise.
-#[cfg(doctest)]
-#[doc = include_str!("../docs/writing-a-rail.md")]
-mod writing_a_rail {}
+mod pages {
+    #[doc = include_str!("../README.md")]
+    mod readme {}
+    #[doc = include_str!("../docs/first-program.md")]
+    mod first_program {}
+    #[cfg(feature = "cuda")]
+    #[doc = include_str!("../docs/devices.md")]
+    mod devices {}
+    #[doc = include_str!("../docs/jobs.md")]
+    mod jobs {}
+    #[doc = include_str!("../docs/observing.md")]
+    mod observing {}
+    #[doc = include_str!("../docs/writing-a-rail.md")]
+    mod writing_a_rail {}
+}

@@ -36,6 +36,16 @@ for source in "$c"/tests/*.c "$c"/examples/*.c; do
     name=$(basename "$source" .c)
     say "$name.c in C11" gcc -std=c11 -D_GNU_SOURCE "${warnings[@]}" "$source" "${flags[@]}" -lpthread -o "$place/$name"
 done
+# The example of the page, whose `swap` stands for any channel.
+{
+    echo '#include <fishplate.h>'
+    echo 'size_t swap (const void *ours, size_t len, void *theirs);'
+    echo 'void page (void);'
+    echo 'void page (void) {'
+    sed -n '/^```c$/,/^```$/{ /^```/!p }' docs/c.md
+    echo '}'
+} >"$place/page.c"
+say "the example in docs/c.md" gcc -std=c11 "${warnings[@]}" -c "$place/page.c" -I"$c/include" -o "$place/page.o"
 say "the header in C++17" g++ -std=c++17 "${warnings[@]}" -x c++ "$c/tests/layout.c" "${flags[@]}" -o "$place/layout++"
 say "the static library" gcc -std=c11 "${warnings[@]}" "$c/tests/layout.c" -I"$c/include" "$place/root/usr/lib/libfishplate.a" -lpthread -ldl -lm -o "$place/static"
 say "the version of header and library" "$place/layout"

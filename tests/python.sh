@@ -53,6 +53,18 @@ else
     tail -n 100 "$place/log"
 fi
 
+# The examples of the pages, whose names stand for what a program has.
+cd "$package/../.." || exit
+code() { sed -n '/^```python$/,/^```$/{ /^```/!p }' "$1"; }
+{
+    echo 'import fishplate'
+    echo 'async def page(their_address: bytes, their_handle: bytes, array: bytes, buffer: bytearray) -> None:'
+    code docs/python.md | sed 's/^/    /'
+} >"$place/page.py"
+code "$package/README.md" >"$place/readme.py"
+say "the examples in docs/python.md and the README" mypy --strict "$place/page.py" "$place/readme.py"
+cd "$place" || exit
+
 # two EXAMPLE: runs it as two processes
 two() {
     local port status=0

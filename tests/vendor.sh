@@ -28,6 +28,21 @@ vendored fishplate-sys sys core
 vendored fishplate-gpu gpu shm core sys
 vendored fishplate-testing tests/testing sys core
 
+# A project as docs/vendoring.md describes it: the files of its table, its lines of Cargo.toml, and
+# the program of the README.
+row=$(grep '^| `Node`' docs/vendoring.md | cut -d'|' -f3 | tr -d '`,')
+mkdir -p "$copy/project/vendor/fishplate" "$copy/project/src"
+# shellcheck disable=SC2086
+cp -r --parents $row "$copy/project/vendor/fishplate"
+cp Cargo.lock "$copy/project"
+{
+    printf '[package]\nname = "first"\nedition = "2024"\n'
+    sed -n '0,/^```$/{ /^```toml/,/^```$/{ /^```/!p } }' docs/vendoring.md
+} >"$copy/project/Cargo.toml"
+sed -n '/^```rust/,/^```$/{ /^```/!p }' README.md >"$copy/project/src/main.rs"
+cargo build --quiet --manifest-path "$copy/project/Cargo.toml"
+echo "builds as the page on vendoring says: fishplate"
+
 # Every package builds from its cargo package, over the other packages. All dependencies are
 # downloaded by now.
 cargo package --workspace --exclude fishplate-fake-cuda --quiet --allow-dirty --offline

@@ -20,7 +20,8 @@
 //!    a peer, except `register`, `import`, `detach` and `check_peers`, which are slow paths, and
 //!    `write_device` and `read_device`, which may wait for a device.
 //! 7. **Not trusted.** The target checks each access against the memory registered on this rail
-//!    before it writes anything. A peer that breaks the protocol is reported by [`Sink::peer_down`]
+//!    before it writes anything. The post of a refused access returns [`PostError::BadKey`] or
+//!    completes with an error. A peer that breaks the protocol is reported by [`Sink::peer_down`]
 //!    and ignored from then on.
 //! 8. **Sleep.** A rail that can wake a sleeping owner offers its eventcount by a method of its
 //!    own. The eventcount outlives the rail; waits take it as an argument.
