@@ -8,7 +8,8 @@
 //!
 //! Links of a rail can be [cut](Sim::cut), in one direction or both. Operations in flight are lost,
 //! or land late although their post has failed, until the target [fences](super::Rail::fence) the
-//! peer on this rail. Links [heal](Sim::heal), and the ends attach each other again.
+//! peer on this rail. Links [heal](Sim::heal), and the ends attach each other again. A fence ends
+//! one link, or closes [the endpoint](SimRail::with_closing_fence) with all of its links.
 //!
 //! `world` holds the state that endpoints share, `endpoint` posts and polls, and `cut` handles cut
 //! links and fences.
@@ -52,16 +53,25 @@ pub struct Dials {
     /// After a peer is detached, posts to it of up to 256 bytes still arrive. They have completed
     /// as unknown by then.
     pub late: bool,
+    /// Messages that land late on a cut link may arrive twice.
+    pub repeats: bool,
 }
 
 impl Dials {
     /// No delay, in order, never full.
-    pub const CALM: Dials =
-        Dials { min_delay: 0, max_delay: 0, again: 0, idle: 0, ordered: true, rate: 0, late: false };
+    pub const CALM: Dials = Dials {
+        min_delay: 0,
+        max_delay: 0,
+        again: 0,
+        idle: 0,
+        ordered: true,
+        rate: 0,
+        late: false,
+        repeats: false,
+    };
 
     /// Late, out of order, sometimes full.
-    pub const WILD: Dials =
-        Dials { min_delay: 0, max_delay: 40, again: 50, idle: 100, ordered: false, rate: 0, late: false };
+    pub const WILD: Dials = Dials { max_delay: 40, again: 50, idle: 100, ordered: false, ..Dials::CALM };
 }
 
 /// The fabric, which endpoints borrow.
@@ -103,6 +113,8 @@ impl<'m> Sim<'m> {
                 busy: [0; ENDPOINTS],
                 dead: 0,
                 cuts: Cuts::NONE,
+                addresses: [0; ENDPOINTS],
+                nodes,
                 rails,
                 now: 0,
                 random: Random::new(seed),
@@ -113,7 +125,17 @@ impl<'m> Sim<'m> {
 
     /// Returns node `node`'s end of rail `rail`.
     pub fn endpoint(&self, node: u16, rail: u16) -> SimRail<'_, 'm> {
-        SimRail { sim: self, node, rail, peers: [NONE; PEERS], told: 0, up_at: 0 }
+        SimRail {
+            sim: self,
+            node,
+            rail,
+            peers: [NONE; PEERS],
+            addresses: [0; PEERS],
+            closes: false,
+            told: 0,
+            lost: 0,
+            up_at: 0,
+        }
     }
 
     /// Changes the behavior of one rail.
@@ -162,6 +184,31 @@ impl<'m> Sim<'m> {
         world.check_link(from, to, rail)?;
         world.cuts.heal((from * world.rails + rail) as usize, to);
         Ok(())
+    }
+
+    /// Cuts all links of node `node` on a rail, in both directions, as a pulled cable does: see
+    /// [`cut`](Self::cut).
+    ///
+    /// # Errors
+    /// As [`cut`](Self::cut).
+    pub fn unplug(&self, node: u16, rail: u16, late: u32) -> Result<(), AttachError> {
+        let nodes = self.world.borrow().nodes;
+        (0..nodes).try_for_each(|other| {
+            self.cut(node, other, rail, late)?;
+            self.cut(other, node, rail, late)
+        })
+    }
+
+    /// Heals all links of node `node` on a rail: see [`heal`](Self::heal).
+    ///
+    /// # Errors
+    /// As [`cut`](Self::cut).
+    pub fn plug(&self, node: u16, rail: u16) -> Result<(), AttachError> {
+        let nodes = self.world.borrow().nodes;
+        (0..nodes).try_for_each(|other| {
+            self.heal(node, other, rail)?;
+            self.heal(other, node, rail)
+        })
     }
 
     /// Returns the time: the number of polls of any endpoint so far.

@@ -168,21 +168,17 @@ fn isolated(cuts: &[(u16, u16)], seed: u64) -> (Fences, Vec<Vec<bool>>) {
     let config = Config { seed, ..Config::DEFAULT };
     let sim = fleet::fabric(NODES, 2, 512, Dials::WILD, seed);
     let controls: Vec<_> = (0..NODES).map(|_| shared()).collect();
-    controls.iter().for_each(|control| control.borrow_mut().fences_all = true);
     let mut fleet: Vec<fleet::Node<Tap<fleet::End>, 2>> = fleet::prepared(
         sim,
         NODES,
         config,
         4096,
-        |node, rail, end| Tap::new(end, rail.into(), &controls[node as usize]),
+        |node, rail, end| Tap::new(end.with_closing_fence(), rail.into(), &controls[node as usize]),
         |engine| engine.attach_failover(failover(&config, NODES.into())).unwrap(),
     );
     for turn in 0..6000 {
         for &(node, rail) in cuts.iter().filter(|_| turn == 0) {
-            for other in (0..NODES).filter(|&other| other != node) {
-                sim.cut(node, other, rail, LATE).unwrap();
-                sim.cut(other, node, rail, LATE).unwrap();
-            }
+            sim.unplug(node, rail, LATE).unwrap();
         }
         fleet::turn(&mut fleet);
         for (from, node) in fleet.iter_mut().enumerate() {

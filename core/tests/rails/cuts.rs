@@ -8,7 +8,7 @@ use fishplate_core::mem::{Peer, Untrusted};
 use fishplate_core::rail::faulty::{Faults, Faulty};
 use fishplate_core::rail::loopback::Loopback;
 use fishplate_core::rail::sim::{Dials, Packet, Sim};
-use fishplate_core::rail::{Fence, Local, Posted, Rail, Remote};
+use fishplate_core::rail::{Fence, Local, Posted, REOPEN_MAX, Rail, Remote};
 
 use super::conformance::{Seen, leaked};
 
@@ -144,6 +144,80 @@ fn a_reattached_endpoint_is_heard_again() {
     assert!(a.post_message(B, &[1], Untrusted::from_slice(&[]), 0).is_ok());
     b.poll(8, &mut seen);
     assert_eq!(seen.messages.len(), 1);
+}
+
+#[test]
+fn a_closing_fence_cuts_off_all_peers_until_they_attach_the_new_address() {
+    let packets = Box::leak(vec![Packet::EMPTY; 64].into_boxed_slice());
+    let sim = Sim::new(packets, 3, 1, Dials::CALM, 3).unwrap();
+    let mut ends = [0, 1, 2].map(|node| {
+        let mut end = sim.endpoint(node, 0);
+        (0..3).for_each(|peer| end.attach(Peer(peer), peer).unwrap());
+        end
+    });
+    ends[0] = sim.endpoint(0, 0).with_closing_fence();
+    (0..3).for_each(|peer| ends[0].attach(Peer(peer), peer).unwrap());
+    assert!(ends[0].fences_all() && !ends[1].fences_all());
+    let mut seen = [(); 3].map(|()| Seen::default());
+    let old = address(&mut ends[0], B);
+    // In flight from both others when the first closes.
+    for from in [1, 2] {
+        ends[from].post_message(A, &[from as u8], Untrusted::from_slice(&[]), 0).unwrap();
+    }
+    while ends[0].fence(B) != Fence::Fenced {
+        ends[1].poll(1, &mut seen[1]);
+    }
+    for _ in 0..400 {
+        (0..3).for_each(|n| _ = ends[n].poll(4, &mut seen[n]));
+    }
+    assert!(seen[0].messages.is_empty());
+    let down: Vec<_> = seen[0].down.iter().map(|(peer, _)| *peer).collect();
+    assert_eq!(down, [A, Peer(2)], "all but the one that was fenced");
+    assert!((0..3).all(|peer| ends[0].is_fenced(Peer(peer))));
+    // Both ends attach each other again, one of them at the address of the closed endpoint.
+    let new = address(&mut ends[0], B);
+    assert_ne!(old, new);
+    for (node, theirs) in [(1, old), (2, new)] {
+        let peer = Peer(node as u16);
+        while ends[node].fence(A) != Fence::Fenced {
+            ends[node].poll(1, &mut seen[node]);
+        }
+        let own = address(&mut ends[node], A);
+        ends[0].rejoin(peer, &own).unwrap();
+        ends[node].rejoin(A, &theirs).unwrap();
+        _ = ends[node].post_message(A, &[10 + node as u8], Untrusted::from_slice(&[]), 1);
+    }
+    (0..400).for_each(|_| (0..3).for_each(|n| _ = ends[n].poll(4, &mut seen[n])));
+    assert_eq!(seen[0].messages, [(Peer(2), vec![12])]);
+    assert_eq!(ends[1].rejoin(A, b"node"), Err(AttachError::BadHandle));
+}
+
+fn address(end: &mut impl Rail, peer: Peer) -> Vec<u8> {
+    let mut bytes = [0; REOPEN_MAX];
+    let len = end.reopen(peer, &mut bytes).unwrap();
+    bytes[..len].to_vec()
+}
+
+#[test]
+fn an_unplugged_end_is_cut_off_from_all_until_it_is_plugged_in() {
+    let packets = Box::leak(vec![Packet::EMPTY; 64].into_boxed_slice());
+    let sim = Sim::new(packets, 3, 2, Dials::CALM, 3).unwrap();
+    let mut ends: Vec<_> = (0..3).map(|node| sim.endpoint(node, 1)).collect();
+    for end in &mut ends {
+        (0..3).for_each(|peer| end.attach(Peer(peer), peer).unwrap());
+    }
+    let mut seen = [(); 3].map(|()| Seen::default());
+    sim.unplug(2, 1, 0).unwrap();
+    (0..400).for_each(|_| (0..3).for_each(|n| _ = ends[n].poll(4, &mut seen[n])));
+    let down: Vec<Vec<_>> =
+        seen.iter().map(|seen| seen.down.iter().map(|(peer, _)| peer.0).collect()).collect();
+    assert_eq!(down, [vec![2], vec![2], vec![0, 1, 2]]);
+    sim.plug(2, 1).unwrap();
+    assert!((0..3).all(|peer| ends[2].reopen(Peer(peer), &mut [0; REOPEN_MAX]).is_some()));
+    for (node, rail) in [(3, 0), (0, 2)] {
+        assert!(matches!(sim.unplug(node, rail, 0), Err(AttachError::Config(_))));
+        assert!(matches!(sim.plug(node, rail), Err(AttachError::Config(_))));
+    }
 }
 
 #[test]

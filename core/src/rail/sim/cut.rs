@@ -2,7 +2,6 @@
 
 use super::world::{NONE, Packet, PacketKind, World};
 use crate::error::CompleteError;
-use crate::rail::Fence;
 
 /// Longest delay, in polls, from a cut to its report at the posting node, and from the first call
 /// of `fence` until it takes effect.
@@ -26,40 +25,58 @@ impl World<'_> {
             let reads = self.take(endpoint, |packet| is_read(packet) && packet.to_node == node);
             self.end_each(reads, late);
         }
+        self.deny(own, to);
+        self.deny(there, from);
     }
 
-    /// Returns whether a post from an endpoint to a node meets a broken attachment.
+    /// Reports some posts from an endpoint to a node as failed although they have landed.
+    fn deny(&mut self, own: u16, to: u16) {
+        let mut link = self.heads[own as usize];
+        while link != NONE {
+            let packet = &mut self.packets[link as usize];
+            let done = matches!(packet.kind, PacketKind::Done(Ok(())));
+            if done && packet.from == own && packet.to_node == to && self.random.below(2) == 0 {
+                packet.kind = PacketKind::Done(Err(CompleteError::Unknown(-1)));
+            }
+            link = packet.next;
+        }
+    }
+
+    /// Returns whether a post from an endpoint to a node meets a broken link.
     pub(super) fn is_broken(&self, own: u16, to: u16, read: bool) -> bool {
         let there = to * self.rails + own % self.rails;
         let from = own / self.rails;
-        let broken = self.cuts.is_broken(own, to) || (read && self.cuts.is_broken(there, from));
-        broken || self.cuts.is_fenced(own, to) || self.cuts.is_fenced(there, from)
+        self.cuts.is_broken(own, to) || (read && self.cuts.is_broken(there, from))
     }
 
-    /// Decides the fate of a packet that was posted on a cut link.
-    pub(super) fn doom(&mut self, index: u16) {
-        let Packet { from, to_node, .. } = self.packets[index as usize];
-        let there = to_node * self.rails + from % self.rails;
-        let fenced = self.cuts.is_fenced(there, from / self.rails) || self.cuts.is_fenced(from, to_node);
-        let late = if fenced { 0 } else { self.cuts.late[from as usize] };
+    /// Returns whether an endpoint and a node are cut off from each other: one of them has fenced
+    /// the other, or the node is no longer at the address where the endpoint has attached it.
+    pub(super) fn is_cut_off(&self, own: u16, to: u16, address: u16) -> bool {
+        let there = to * self.rails + own % self.rails;
+        let fenced = self.cuts.is_fenced(own, to) || self.cuts.is_fenced(there, own / self.rails);
+        fenced || self.addresses[there as usize] != address
+    }
+
+    /// Decides the fate of a packet that was posted on a broken link. It may land `late`.
+    pub(super) fn doom(&mut self, index: u16, late: u32) {
         self.packets[index as usize].next = NONE;
         self.end_each(index, late);
     }
 
-    /// Advances the fence of a node at an endpoint.
-    pub(super) fn fence(&mut self, own: u16, node: u16) -> Fence {
+    /// Begins the fence of a node at an endpoint, and returns whether it takes effect now.
+    pub(super) fn is_fence_due(&mut self, own: u16, node: u16) -> bool {
         let (at, bit) = (own as usize, 1 << node);
-        if self.cuts.is_fenced(own, node) {
-            return Fence::Fenced;
-        }
         if self.cuts.fencing[at] & bit == 0 {
             self.cuts.fencing[at] |= bit;
             self.cuts.fenced_at[at] = self.now + self.random.below(FENCE);
         }
-        if self.now < self.cuts.fenced_at[at] {
-            return Fence::Pending;
-        }
-        self.cuts.fenced[at] |= bit;
+        self.now >= self.cuts.fenced_at[at]
+    }
+
+    /// Fences a node at an endpoint.
+    pub(super) fn cut_off(&mut self, own: u16, node: u16) {
+        let at = own as usize;
+        self.cuts.fenced[at] |= 1 << node;
         let there = node * self.rails + own % self.rails;
         // Drops everything of the node that would land here.
         let is_done = |packet: &Packet| matches!(packet.kind, PacketKind::Done(_));
@@ -76,7 +93,6 @@ impl World<'_> {
             packet.from == own && packet.to_node == node && !packet.late && !is_done(packet)
         });
         self.end_each(sent, late.max(1));
-        Fence::Fenced
     }
 
     /// Returns whether completions of posts from an endpoint to a node are still to be reported.
@@ -135,6 +151,7 @@ impl World<'_> {
                 }
                 self.schedule(index, if read { node } else { to_node }, rail, 0);
                 self.packets[index as usize].at += self.random.below(late as u64);
+                self.repeat(index, late);
                 return;
             }
         }
@@ -149,5 +166,19 @@ impl World<'_> {
         };
         self.packets[index as usize].kind = PacketKind::Done(result);
         self.schedule(index, node, rail, 0);
+    }
+
+    /// Lets a late message arrive twice, if the rail repeats messages.
+    fn repeat(&mut self, index: u16, late: u32) {
+        let packet = self.packets[index as usize];
+        let (rail, copy) = (packet.from % self.rails, self.free);
+        let repeats = self.dials[rail as usize].repeats && matches!(packet.kind, PacketKind::Message { .. });
+        if !repeats || copy == NONE || self.random.below(2) == 0 {
+            return;
+        }
+        self.free = self.packets[copy as usize].next;
+        self.packets[copy as usize] = packet;
+        self.schedule(copy, packet.to_node, rail, 0);
+        self.packets[copy as usize].at += self.random.below(late as u64);
     }
 }

@@ -27,8 +27,15 @@ pub struct SimRail<'s, 'm> {
     pub(super) sim: &'s Sim<'m>,
     pub(super) node: u16,
     pub(super) rail: u16,
+    /// The node of each peer, and the address at which it is attached.
     pub(super) peers: [u16; PEERS],
+    pub(super) addresses: [u16; PEERS],
+    /// A fence closes this endpoint.
+    pub(super) closes: bool,
+    /// Peers that were reported as down, and those that were cut off by a fence of another one and
+    /// are to be.
     pub(super) told: u16,
+    pub(super) lost: u16,
     /// When fenced peers are reported as up again.
     pub(super) up_at: u64,
 }
@@ -38,6 +45,13 @@ impl<'s, 'm> SimRail<'s, 'm> {
     pub fn sim(&self) -> &'s Sim<'m> {
         self.sim
     }
+
+    /// Lets a fence close this endpoint and open it again under another address, as the rails of
+    /// libfabric do. So it cuts off all peers: see [`Rail::fences_all`].
+    pub fn with_closing_fence(mut self) -> Self {
+        self.closes = true;
+        self
+    }
 }
 
 impl SimRail<'_, '_> {
@@ -46,8 +60,18 @@ impl SimRail<'_, '_> {
     /// # Errors
     /// [`AttachError::Full`] beyond 16 peers.
     pub fn attach(&mut self, peer: Peer, node: u16) -> Result<(), AttachError> {
+        let world = self.sim.world.borrow();
+        let there = (node * world.rails + self.rail) as usize;
+        let address = world.addresses.get(there).copied().unwrap_or(0);
+        drop(world);
+        self.attach_at(peer, node, address)
+    }
+
+    /// Maps a peer to the endpoint of a node that has this address.
+    fn attach_at(&mut self, peer: Peer, node: u16, address: u16) -> Result<(), AttachError> {
         *self.peers.get_mut(peer.0 as usize).ok_or(AttachError::Full)? = node;
-        self.told &= !(1 << peer.0);
+        self.addresses[peer.0 as usize] = address;
+        (self.told, self.lost) = (self.told & !(1 << peer.0), self.lost & !(1 << peer.0));
         let world = &mut *self.sim.world.borrow_mut();
         world.cuts.open((self.node * world.rails + self.rail) as usize, node);
         Ok(())
@@ -81,7 +105,8 @@ impl SimRail<'_, '_> {
             }
         }
         let own = self.node * world.rails + self.rail;
-        let broken = world.is_broken(own, node, matches!(kind, PacketKind::Read { .. }));
+        let off = world.is_cut_off(own, node, self.addresses[peer.0 as usize]);
+        let broken = off || world.is_broken(own, node, matches!(kind, PacketKind::Read { .. }));
         if broken && world.random.below(2) == 0 {
             return Err(PostError::PeerDown);
         }
@@ -96,7 +121,8 @@ impl SimRail<'_, '_> {
         packet.from = own;
         fill(&mut packet.bytes);
         if broken {
-            world.doom(index);
+            let late = if off { 0 } else { world.cuts.late[own as usize] };
+            world.doom(index, late);
             return Ok(Posted::Pending);
         }
         let (place, len) = match kind {
@@ -151,16 +177,17 @@ impl SimRail<'_, '_> {
         self.peers.iter().position(|&n| n == node).map(|i| Peer(i as u16))
     }
 
-    /// Reports up to `budget` nodes whose link was cut.
+    /// Reports up to `budget` nodes whose link was cut, or that the fence of another one cut off.
     fn report_cuts<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
         let cut = {
             let world = self.sim.world.borrow();
             world.cuts.reported((self.node * world.rails + self.rail) as usize, world.now)
         };
         let mut reported = 0;
-        for (i, &node) in self.peers.iter().enumerate().filter(|_| cut != 0) {
+        for (i, &node) in self.peers.iter().enumerate().filter(|_| cut != 0 || self.lost != 0) {
             let known = node == NONE || self.told & (1 << i) != 0;
-            if !known && cut & 1u64.unbounded_shl(node as u32) != 0 && reported < budget {
+            let lost = self.lost & 1 << i != 0 || cut & 1u64.unbounded_shl(node as u32) != 0;
+            if !known && lost && reported < budget {
                 self.told |= 1 << i;
                 reported += 1;
                 sink.peer_down(Peer(i as u16), PeerError::Lost);
@@ -366,10 +393,39 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
     fn fence(&mut self, peer: Peer) -> Fence {
         let Ok(node) = self.node_of(peer) else { return Fence::Fenced };
         let world = &mut *self.sim.world.borrow_mut();
-        world.fence(self.node * world.rails + self.rail, node)
+        let own = self.node * world.rails + self.rail;
+        if world.cuts.is_fenced(own, node) {
+            return Fence::Fenced;
+        }
+        if !world.is_fence_due(own, node) {
+            return Fence::Pending;
+        }
+        world.cut_off(own, node);
+        if self.closes {
+            let address = &mut world.addresses[own as usize];
+            *address = address.wrapping_add(1);
+            for (i, &other) in self.peers.iter().enumerate() {
+                if other != NONE && !world.cuts.is_fenced(own, other) {
+                    world.cut_off(own, other);
+                    self.lost |= 1 << i;
+                }
+            }
+        }
+        Fence::Fenced
     }
 
-    /// Writes the number of this node.
+    fn fences_all(&self) -> bool {
+        self.closes
+    }
+
+    #[cold]
+    fn is_fenced(&self, peer: Peer) -> bool {
+        let world = self.sim.world.borrow();
+        let own = self.node * world.rails + self.rail;
+        self.node_of(peer).is_ok_and(|node| world.cuts.is_fenced(own, node))
+    }
+
+    /// Writes the number of this node, and its address.
     #[cold]
     fn reopen(&mut self, peer: Peer, into: &mut [u8; REOPEN_MAX]) -> Option<usize> {
         let node = self.node_of(peer).ok()?;
@@ -379,16 +435,19 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
             return None;
         }
         into[..2].copy_from_slice(&self.node.to_le_bytes());
-        Some(2)
+        into[2..4].copy_from_slice(&world.addresses[own as usize].to_le_bytes());
+        Some(4)
     }
 
     #[cold]
     fn rejoin(&mut self, peer: Peer, address: &[u8]) -> Result<(), AttachError> {
         let node = self.node_of(peer).map_err(|_| AttachError::UnknownPeer)?;
-        if address != node.to_le_bytes() {
-            return Err(AttachError::BadHandle);
+        match *address {
+            [a, b, c, d] if [a, b] == node.to_le_bytes() => {
+                self.attach_at(peer, node, u16::from_le_bytes([c, d]))
+            }
+            _ => Err(AttachError::BadHandle),
         }
-        self.attach(peer, node)
     }
 
     unsafe fn post_write(

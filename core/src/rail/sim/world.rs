@@ -81,6 +81,9 @@ pub(super) struct World<'m> {
     pub(super) busy: [u64; ENDPOINTS],
     pub(super) dead: u64,
     pub(super) cuts: Cuts,
+    /// The address of each endpoint: how often it was closed.
+    pub(super) addresses: [u16; ENDPOINTS],
+    pub(super) nodes: u16,
     pub(super) rails: u16,
     pub(super) now: u64,
     pub(super) random: Random,
@@ -182,8 +185,7 @@ impl World<'_> {
 
     /// Whether a link exists.
     pub(super) fn check_link(&self, from: u16, to: u16, rail: u16) -> Result<(), AttachError> {
-        let node = |node: u16| (node as usize + 1) * self.rails as usize <= ENDPOINTS;
-        match rail < self.rails && node(from) && node(to) {
+        match rail < self.rails && from < self.nodes && to < self.nodes {
             true => Ok(()),
             false => Err(AttachError::Config("sim: no such link")),
         }
