@@ -45,6 +45,8 @@ pub struct Cli {
 pub enum Command {
     /// Measure and check one operation.
     Perf(PerfArgs),
+    /// Draw latency and bandwidth by size from results that perf --json wrote.
+    Plot(PlotArgs),
     /// Tell what is known of this machine and this build.
     Info(InfoArgs),
     /// Find what makes the transport slow or unusable here, and what to do about it.
@@ -54,6 +56,17 @@ pub enum Command {
     /// The process that `perf` starts to have somebody to talk to.
     #[command(hide = true)]
     Peer(PeerArgs),
+}
+
+/// Options of `fishplate plot`.
+#[derive(Debug, Args)]
+pub struct PlotArgs {
+    /// Files of JSON lines; with several, curves are named by the file.
+    #[arg(required = true, value_name = "RESULTS")]
+    pub results: Vec<PathBuf>,
+    /// The picture to write.
+    #[arg(short, long, value_name = "FILE.svg")]
+    pub output: PathBuf,
 }
 
 /// Options of `fishplate info`.
@@ -172,6 +185,9 @@ pub struct PerfArgs {
     /// million, fewer for large payloads, and as many as half of --timeout is enough for.
     #[arg(short = 'n', long, value_name = "N", value_parser = sizes::parse_count)]
     pub iters: Option<u64>,
+    /// Measure each size for about this long, such as 10s, rather than a number of iterations.
+    #[arg(short = 'D', long, value_name = "TIME", value_parser = sizes::parse_interval, conflicts_with = "iters")]
+    pub duration: Option<Duration>,
     /// Iterations before measuring; by default a tenth of the measured ones, at most 10000.
     #[arg(short, long, value_name = "N", value_parser = sizes::parse_count)]
     pub warmup: Option<u64>,
@@ -207,6 +223,9 @@ pub struct PerfArgs {
     /// Operations in flight (put, signal-rate, tag-bw); receives posted at once (tag-bw).
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub window: u32,
+    /// Both sides send at once (put, tag-bw); rates are of both directions together.
+    #[arg(long)]
+    pub bidirectional: bool,
     /// Processors: auto (none with --mode worker or --transport fabric), none,
     /// or A,B for this side and the other.
     #[arg(long, value_name = "WHERE", default_value = "auto")]
@@ -230,6 +249,12 @@ pub struct PerfArgs {
     /// The same as --format json.
     #[arg(long, conflicts_with = "format")]
     pub json: bool,
+    /// Write each measured duration and how often it occurred to this file, as CSV.
+    #[arg(long, value_name = "FILE")]
+    pub hist: Option<PathBuf>,
+    /// Draw latency and bandwidth by size into this file, as SVG; see also fishplate plot.
+    #[arg(long, value_name = "FILE")]
+    pub plot: Option<PathBuf>,
 
     /// Be the side that answers, and wait here: HOST:PORT, a path with a slash, or @NAME for an
     /// abstract socket of this host.
@@ -273,6 +298,8 @@ Latency:
               that time is included.
   put         time per put, averaged over a window; with --check the other
               side verifies every window.
+  --bidirectional  put and tag-bw as above, of each direction; rates are the
+              sum of both. The row's iterations are those of one direction.
   get, amo    from the call to its completion.
   signal-rate time per signal, averaged over a window.
   tag         half of a round trip, from one send to the next; receives are
@@ -283,6 +310,8 @@ Latency:
               through one.
   With --mode worker a thread makes progress beside the one that measures;
   each call takes a lock, and waits longer than some microseconds sleep.
+  cpu/op is processor time of this side's process, all its threads, per
+  operation; a thread that spins takes all there is.
   floor_ns is half of a round trip of two bare atomics between the same
   processors, the best of four ways, measured before, between the halves, and
   after. A row whose floor moved by more than 20 % is repeated. There is none
@@ -398,6 +427,13 @@ impl PerfArgs {
                 name(self.transport)
             )));
         }
+        if self.transport == Transport::Sim && (self.duration.is_some() || self.hist.is_some()) {
+            let option = if self.duration.is_some() { "--duration" } else { "--hist" };
+            return Err(Failure::usage(format!(
+                "{option}: what is simulated takes no time; use -n, or another --transport"
+            )));
+        }
+        bounds::directions(self.bidirectional, self.test, self.transport)?;
         bounds::mode(self.mode, self.test, self.transport)
     }
 }

@@ -1,7 +1,7 @@
 //! Where the timed loops put their samples.
 //!
 //! [`Histogram::record`] is a comparison and an increment: no allocation, no division, no call for
-//! samples below 4096 ticks (some 1.5 µs), and a few shifts above. Everything that costs happens in
+//! samples below 4096 ticks (some 1.5 us), and a few shifts above. Everything that costs happens in
 //! [`Histogram::summary`].
 
 use serde::{Deserialize, Serialize};
@@ -77,6 +77,14 @@ impl Histogram {
         self.linear.iter().chain(self.coarse.iter()).map(|&count| u64::from(count)).sum()
     }
 
+    /// Each duration that occurred, in ticks and from the shortest on, and how often. Above
+    /// [`LINEAR`] it is the middle of a bucket.
+    pub fn counts(&self) -> impl Iterator<Item = (f64, u32)> {
+        let fine = self.linear.iter().enumerate().map(|(ticks, &count)| (ticks as f64, count));
+        let coarse = self.coarse.iter().enumerate().map(|(index, &count)| (coarse_middle(index), count));
+        fine.chain(coarse).filter(|&(_, count)| count > 0)
+    }
+
     /// Percentiles of `sample / divisor`: 2 when samples are round trips and half of one is asked
     /// for, the number of operations when a sample covers several. `None` when nothing was
     /// recorded.
@@ -91,9 +99,7 @@ impl Histogram {
         sorted.auto(true);
         let mut first = None;
         let mut last = 0.0;
-        let fine = self.linear.iter().enumerate().map(|(ticks, &count)| (ticks as f64, count));
-        let coarse = self.coarse.iter().enumerate().map(|(index, &count)| (coarse_middle(index), count));
-        for (ticks, count) in fine.chain(coarse).filter(|&(_, count)| count > 0) {
+        for (ticks, count) in self.counts() {
             let mut left = u64::from(count);
             for part in (1..=PARTS).rev() {
                 let share = left / part;

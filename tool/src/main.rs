@@ -6,8 +6,8 @@
 //!
 //! The parts, in the order in which they use each other: what the user asks for (`args`, `sizes`,
 //! `variables`), where it runs (`cpu`, `clock`, `limits`, `interrupt`), what it is measured with
-//! (`histogram`, `instructions`, `floor`, `payload`, `layout`), the tests (`perf`), and what is
-//! told (`report`, `info`, `doctor`, `stat`, `demo`).
+//! (`histogram`, `histogram_file`, `instructions`, `floor`, `payload`, `layout`), the tests
+//! (`perf`), and what is told (`report`, `plot`, `info`, `doctor`, `stat`, `demo`).
 
 mod args;
 mod clock;
@@ -17,6 +17,7 @@ mod doctor;
 mod failure;
 mod floor;
 mod histogram;
+mod histogram_file;
 mod info;
 mod instructions;
 mod interrupt;
@@ -24,6 +25,7 @@ mod layout;
 mod limits;
 mod payload;
 mod perf;
+mod plot;
 mod progress;
 mod report;
 mod sizes;
@@ -58,6 +60,7 @@ fn run() -> ExitCode {
             perf::run(&plan)
         }),
         Some(Command::Info(args)) => info::run(&args),
+        Some(Command::Plot(args)) => plot::run(&args),
         Some(Command::Stat(args)) => stat::run(&args),
         Some(Command::Doctor(args)) => match doctor::run(&args) {
             Ok(code) => return code,

@@ -5,6 +5,7 @@
 //! stands apart: it measures tag matching without a transport, beside other engines.
 
 mod amo;
+mod bidirectional;
 mod endpoint;
 #[cfg(test)]
 mod fuzz;
@@ -22,6 +23,7 @@ mod ring;
 mod session;
 mod setup;
 mod signal_rate;
+mod steps;
 mod tag;
 mod tag_bw;
 mod verbs;
@@ -29,11 +31,13 @@ mod watch;
 mod who;
 
 use super::args::{Meeting, PeerArgs, Plan, Test, Transport, name};
-use super::clock::Clock;
+use super::clock::{self, Clock};
 use super::failure::{Failure, Outcome};
 use super::histogram::Histogram;
+use super::histogram_file::HistogramFile;
 use super::interrupt;
 use super::limits;
+use super::plot;
 use super::report::{Report, Row};
 use super::variables;
 
@@ -42,20 +46,33 @@ use session::Session;
 use setup::Setup;
 use verbs::Verbs;
 
+/// The files that a run writes beside its rows, and the rows to draw.
+struct Files {
+    histogram: Option<HistogramFile>,
+    rows: Vec<Row>,
+}
+
 /// Runs a plan and writes its rows.
 pub fn run(plan: &Plan) -> Outcome {
     if plan.test == Test::Pool {
         return pool::run(plan);
     }
     interrupt::watch();
+    // A file that cannot be written is found out before anything is measured, by the side that has
+    // results.
+    let measures = !matches!(plan.meeting, Meeting::Listen(_));
+    let hist = plan.hist.as_deref().filter(|_| measures);
+    let mut files = Files { histogram: hist.map(HistogramFile::create).transpose()?, rows: vec![] };
+    let picture = plan.plot.as_deref().filter(|_| measures).map(plot::Picture::create).transpose()?;
     match plan.transport {
-        Transport::Shm | Transport::Fabric | Transport::Gpu => two_processes(plan),
-        Transport::Loopback | Transport::Sim => in_process::run(plan),
-    }
+        Transport::Shm | Transport::Fabric | Transport::Gpu => two_processes(plan, &mut files),
+        Transport::Loopback | Transport::Sim => in_process::run(plan, &mut files),
+    }?;
+    picture.map_or(Ok(()), |picture| picture.draw_rows(&files.rows))
 }
 
 /// Runs a plan as the side that its meeting says.
-fn two_processes(plan: &Plan) -> Outcome {
+fn two_processes(plan: &Plan, files: &mut Files) -> Outcome {
     let sides = if plan.meeting == Meeting::Spawn { 2 } else { 1 };
     let own = Job::arena(plan.region) + Job::buffer(plan.region);
     limits::demand(plan.region, own, sides * own)?;
@@ -84,7 +101,7 @@ fn two_processes(plan: &Plan) -> Outcome {
         return Session::<false>::join(&setup, opened, met)?.follow(plan.region, Some(plan.test));
     }
     let _pinned = plan.places.pin_first()?;
-    Session::<true>::join(&setup, opened, met)?.lead(&plan)
+    Session::<true>::join(&setup, opened, met)?.lead(&plan, files)
 }
 
 /// The process that a measuring process starts.
@@ -132,9 +149,11 @@ fn headline(report: &mut Report, plan: &Plan, clock: &Clock) -> Outcome {
 }
 
 /// Writes a row, and says whether it makes the run a failure.
-fn finish_row(report: &mut Report, row: &Row, check: bool) -> Outcome {
-    report.row(row)?;
-    row.fault(check).map_or(Ok(()), |fault| Err(Failure::run(fault)))
+fn finish_row(report: &mut Report, files: &mut Files, row: Row, check: bool) -> Outcome {
+    report.row(&row)?;
+    let fault = row.fault(check);
+    files.rows.push(row);
+    fault.map_or(Ok(()), |fault| Err(Failure::run(fault)))
 }
 
 /// Whether the test verifies every iteration without being asked.
@@ -154,6 +173,9 @@ fn prepare<V: Verbs>(verbs: &mut V, job: &Job) -> Outcome {
             Test::Ring => drop(verbs.ring(job, None)?),
             _ => verbs.set_word(side, put::SIGNALS[side.other() as usize], 0)?,
         }
+        if job.bidirectional {
+            verbs.set_word(side, put::SIGNALS[side as usize], 0)?;
+        }
         match (job.test, side) {
             (Test::Amo | Test::SignalRate, Side::Answers) => verbs.set_word(side, SLOTS_AT, 0)?,
             (Test::Get, Side::Answers) => get::prepare(verbs, job)?,
@@ -166,8 +188,9 @@ fn prepare<V: Verbs>(verbs: &mut V, job: &Job) -> Outcome {
 /// Runs a job as the sides that this process plays.
 fn run_job<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Outcome<Tally> {
     verbs.set_timeout(job.timeout_ns);
-    let before = verbs.out_of_order();
+    let (before, busy) = (verbs.out_of_order(), clock::processor_ns());
     let tally = match job.test {
+        _ if job.bidirectional => bidirectional::run(verbs, job, histogram),
         Test::PutSignal => put_signal::run(verbs, job, histogram),
         Test::Put => put::run(verbs, job, histogram),
         Test::Get => get::run(verbs, job, histogram),
@@ -178,5 +201,8 @@ fn run_job<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Out
         Test::Ring => verbs.ring(job, Some(histogram)),
         Test::Pool => Err(Failure::usage("pool has no sides")),
     }?;
-    Ok(Tally { out_of_order: verbs.out_of_order() - before, ..tally })
+    // Warm-up costs what the measured iterations do.
+    let busy = clock::processor_ns() - busy;
+    let cpu_ns = (u128::from(busy) * u128::from(job.iters) / u128::from(job.iters + job.warmup)) as u64;
+    Ok(Tally { out_of_order: verbs.out_of_order() - before, cpu_ns, ..tally })
 }

@@ -64,6 +64,10 @@ pub struct Row {
     pub checked: u64,
     /// Iterations whose data was wrong.
     pub errors: u64,
+    /// Processor time of this side's process per operation; of both sides if they share a process.
+    pub cpu_ns_per_op: Option<f64>,
+    /// That of the other side's process.
+    pub peer_cpu_ns_per_op: Option<f64>,
     /// Numbered arrivals that came before an earlier one, at both sides.
     pub arrivals_out_of_order: u64,
     /// Signals seen before their data or before an earlier signal.
@@ -74,6 +78,8 @@ pub struct Row {
     pub mode: Mode,
     /// Operations in flight at most.
     pub window: u32,
+    /// Whether both sides sent at once: rates are of both directions together.
+    pub bidirectional: bool,
     /// The seed of payloads and fabric.
     pub seed: u64,
     /// The processors of both sides, if pinned.
@@ -113,11 +119,14 @@ impl Row {
             floor_apart_ns: None,
             checked: 0,
             errors: 0,
+            cpu_ns_per_op: None,
+            peer_cpu_ns_per_op: None,
             arrivals_out_of_order: 0,
             signals_misordered: 0,
             layout: None,
             mode: plan.mode,
             window: plan.window,
+            bidirectional: plan.bidirectional,
             seed: plan.seed,
             pin: plan.places.cpus,
             p50_over_floor: None,
@@ -136,6 +145,12 @@ impl Row {
         self.iters = iters;
         self.msgs_per_s = if seconds > 0.0 { iters as f64 / seconds } else { 0.0 };
         self.bytes_per_s = self.msgs_per_s * self.size as f64;
+    }
+
+    /// Fills in the processor time of `ops` operations, of this process and of the other's.
+    pub fn processor(&mut self, ops: u64, ns: u64, peer_ns: u64) {
+        let each = |ns: u64| (ns > 0 && ops > 0).then(|| ns as f64 / ops as f64);
+        (self.cpu_ns_per_op, self.peer_cpu_ns_per_op) = (each(ns), each(peer_ns));
     }
 
     /// Why the row makes the run a failure, if it does.
@@ -208,11 +223,12 @@ pub fn print(text: &str) -> Outcome {
 
 fn header() -> String {
     format!(
-        "#{:>6} {:>9} {:>9} {:>9}  {:>8} {:>8} {:>8} {:>8} {:>8} {:>8}  {:>8} {:>7} {:>8} {:>7} {:>7}",
+        "#{:>6} {:>9} {:>9} {:>9} {:>8}  {:>8} {:>8} {:>8} {:>8} {:>8} {:>8}  {:>8} {:>7} {:>8} {:>7} {:>7}",
         "size",
         "iters",
         "Mops/s",
         "GB/s",
+        "cpu/op",
         "min",
         "p50",
         "p90",
@@ -232,11 +248,12 @@ fn line(row: &Row) -> String {
     let times = |ratio: f64| format!("{ratio:.2}x");
     let lat = |pick: fn(&Latency) -> f64| row.lat_ns.as_ref().map_or_else(dash, |l| time(pick(l)));
     let mut line = format!(
-        "{:>7} {:>9} {:>9.3} {:>9.3}  {:>8} {:>8} {:>8} {:>8} {:>8} {:>8}  {:>8} {:>7} {:>8} {:>7} {:>7}",
+        "{:>7} {:>9} {:>9.3} {:>9.3} {:>8}  {:>8} {:>8} {:>8} {:>8} {:>8} {:>8}  {:>8} {:>7} {:>8} {:>7} {:>7}",
         sizes::show(row.size),
         row.iters,
         row.msgs_per_s / 1e6,
         row.bytes_per_s / 1e9,
+        row.cpu_ns_per_op.map_or_else(dash, time),
         lat(|l| l.min),
         lat(|l| l.p50),
         lat(|l| l.p90),
@@ -251,6 +268,9 @@ fn line(row: &Row) -> String {
     );
     if let Some(copy) = row.memcpy_bytes_per_s {
         line += &format!("  memcpy {:.3} GB/s", copy / 1e9);
+    }
+    if row.bidirectional {
+        line += "  both directions";
     }
     if row.arrivals_out_of_order > 0 {
         line += &format!("  out of order {}", row.arrivals_out_of_order);
@@ -274,7 +294,7 @@ pub fn time(ns: f64) -> String {
     }
 }
 
-const CSV_HEADER: [&str; 21] = [
+const CSV_HEADER: [&str; 24] = [
     "schema_version",
     "test",
     "transport",
@@ -296,12 +316,15 @@ const CSV_HEADER: [&str; 21] = [
     "signals_misordered",
     "memcpy_bytes_per_s",
     "floor_apart_ns",
+    "cpu_ns_per_op",
+    "peer_cpu_ns_per_op",
+    "bidirectional",
 ];
 
 fn csv(row: &Row) -> String {
     let number = |value: Option<f64>| value.map_or_else(String::new, |v| format!("{v:.3}"));
     let lat = |pick: fn(&Latency) -> f64| number(row.lat_ns.as_ref().map(pick));
-    let fields: [String; 21] = [
+    let fields: [String; 24] = [
         row.schema_version.to_string(),
         args::name(row.test),
         args::name(row.transport),
@@ -323,6 +346,9 @@ fn csv(row: &Row) -> String {
         row.signals_misordered.to_string(),
         number(row.memcpy_bytes_per_s),
         number(row.floor_apart_ns),
+        number(row.cpu_ns_per_op),
+        number(row.peer_cpu_ns_per_op),
+        row.bidirectional.to_string(),
     ];
     fields.join(",")
 }
@@ -340,6 +366,10 @@ mod tests {
             rails: 1,
             sizes: vec![8],
             iters: None,
+            duration: None,
+            bidirectional: false,
+            hist: None,
+            plot: None,
             warmup: None,
             effort: Effort::MEASURE,
             seed: 7,

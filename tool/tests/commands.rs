@@ -59,7 +59,7 @@ fn plain(line: &str) -> String {
         return row.iter().map(field).collect::<Vec<_>>().join(" ");
     }
     // A row of CSV: six fields are known.
-    if line.matches(',').count() == 20 && line.starts_with(|c: char| c.is_ascii_digit()) {
+    if line.matches(',').count() == 23 && line.starts_with(|c: char| c.is_ascii_digit()) {
         return line.split(',').take(6).collect::<Vec<_>>().join(",") + ",#";
     }
     // A row of tag matching: five fields are known.

@@ -6,7 +6,7 @@ use crate::failure::{Failure, Outcome};
 use crate::sizes;
 
 /// The most iterations: so many fit into any sum that is made of them.
-const ITERS_MAX: u64 = 1 << 50;
+pub const ITERS_MAX: u64 = 1 << 50;
 
 /// The most operations in flight.
 const WINDOW_MAX: u64 = 1 << 16;
@@ -41,6 +41,20 @@ pub fn mode(mode: Mode, test: Test, transport: Transport) -> Outcome {
             name(transport)
         ))),
         _ => Ok(()),
+    }
+}
+
+/// Checks that both sides can send at once.
+pub fn directions(both: bool, test: Test, transport: Transport) -> Outcome {
+    let streams = matches!(test, Test::Put | Test::TagBw);
+    let two = !matches!(transport, Transport::Loopback | Transport::Sim);
+    match both && !(streams && two) {
+        true => Err(Failure::usage(format!(
+            "--bidirectional: {} over {} has one direction; use put or tag-bw over shm, fabric or gpu",
+            name(test),
+            name(transport)
+        ))),
+        false => Ok(()),
     }
 }
 

@@ -18,11 +18,15 @@ enum Counts {
 
 /// The options that do not count everywhere, by their names within clap and on the command line.
 /// Others are checked with their values.
-const OPTIONS: [(&str, &str, Counts); 17] = [
+const OPTIONS: [(&str, &str, Counts); 21] = [
     ("size", "--size", Counts::TwoSides),
     ("begin", "--begin", Counts::TwoSides),
     ("end", "--end", Counts::TwoSides),
     ("factor", "--factor", Counts::TwoSides),
+    ("duration", "--duration", Counts::TwoSides),
+    ("bidirectional", "--bidirectional", Counts::TwoSides),
+    ("hist", "--hist", Counts::TwoSides),
+    ("plot", "--plot", Counts::TwoSides),
     ("warmup", "--warmup", Counts::TwoSides),
     ("transport", "--transport", Counts::TwoSides),
     ("rails", "--rails", Counts::TwoSides),
@@ -39,12 +43,16 @@ const OPTIONS: [(&str, &str, Counts); 17] = [
 ];
 
 /// The options that the side that connects decides for both.
-const LEADERS: [(&str, &str); 12] = [
+const LEADERS: [(&str, &str); 16] = [
     ("size", "--size"),
     ("begin", "--begin"),
     ("end", "--end"),
     ("factor", "--factor"),
     ("iters", "--iters"),
+    ("duration", "--duration"),
+    ("bidirectional", "--bidirectional"),
+    ("hist", "--hist"),
+    ("plot", "--plot"),
     ("warmup", "--warmup"),
     ("seed", "--seed"),
     ("check", "--check"),

@@ -1,5 +1,8 @@
 //! What the command line comes to: a [`Plan`] of what to run, or what is wrong.
 
+use std::path::PathBuf;
+use std::time::Duration;
+
 use fishplate::config::Settings;
 
 use super::{DeviceName, Format, IpcPath, Layout, Mode, PerfArgs, SignalKind, Test, Transport};
@@ -20,6 +23,8 @@ pub struct Plan {
     pub sizes: Vec<usize>,
     /// Iterations, if given.
     pub iters: Option<u64>,
+    /// Time for each size rather than a number of iterations, if given.
+    pub duration: Option<Duration>,
     /// Iterations before measuring, if given.
     pub warmup: Option<u64>,
     /// How much to do per row when iterations are not given.
@@ -42,6 +47,12 @@ pub struct Plan {
     pub signal: SignalKind,
     /// Who drives the engine.
     pub mode: Mode,
+    /// Both sides send at once.
+    pub bidirectional: bool,
+    /// Where every duration is written.
+    pub hist: Option<PathBuf>,
+    /// Where the rows are drawn.
+    pub plot: Option<PathBuf>,
     /// How to write the results.
     pub format: Format,
     /// Whose memory payloads are in, here and there; as the transport has it, if empty.
@@ -124,6 +135,7 @@ impl PerfArgs {
             rails: self.rails,
             sizes,
             iters: self.iters,
+            duration: self.duration,
             warmup: self.warmup,
             effort: Effort::MEASURE,
             seed: self.seed,
@@ -138,6 +150,9 @@ impl PerfArgs {
             },
             signal: self.signal,
             mode: self.mode,
+            bidirectional: self.bidirectional,
+            hist: self.hist,
+            plot: self.plot,
             format: if self.json { Format::Json } else { self.format },
             devices: self.device,
             ipc_path: self.ipc_path.unwrap_or(IpcPath::Direct),

@@ -30,6 +30,7 @@ fn sample(seed: u64, into: &mut [u8]) -> usize {
         window: 1 << (b % 7),
         layout: layout::fitting(size),
         signal: if a & 16 == 0 { SignalKind::Add } else { SignalKind::Set },
+        bidirectional: a & 32 != 0,
         seed: b,
         timeout_ns: 10_000_000_000,
     };

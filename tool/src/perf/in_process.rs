@@ -8,6 +8,7 @@
 use std::array;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use fishplate::{Limits, MatchStorage, Storage};
 use fishplate_core::engine::protocol::{MatchConfig, Payload, Received, Request, Status};
@@ -22,9 +23,10 @@ use fishplate_core::rail::sim::{Dials, Packet, Sim, SimRail};
 
 use super::endpoint::Mapped;
 use super::job::{Job, SLOTS_AT, Side, Tally};
+use super::steps::{self, Span};
 use super::verbs::{Area, Verbs};
 use super::watch::Watch;
-use super::{always_checks, finish_row, headline, prepare, run_job};
+use super::{Files, always_checks, finish_row, headline, prepare, run_job};
 use crate::args::{Plan, Test, Transport, name};
 use crate::clock::Clock;
 use crate::failure::{Failure, Outcome};
@@ -55,17 +57,17 @@ const RECEIVES: usize = 1024;
 const CONTEXT: ContextId = ContextId(0);
 
 /// Runs a plan and writes its rows.
-pub fn run(plan: &Plan) -> Outcome {
+pub fn run(plan: &Plan, files: &mut Files) -> Outcome {
     let _pinned = plan.places.pin_first()?;
     match plan.rails {
-        1 => rows::<1>(plan),
-        2 => rows::<2>(plan),
-        3 => rows::<3>(plan),
-        _ => rows::<4>(plan),
+        1 => rows::<1>(plan, files),
+        2 => rows::<2>(plan, files),
+        3 => rows::<3>(plan, files),
+        _ => rows::<4>(plan, files),
     }
 }
 
-fn rows<const RAILS: usize>(plan: &Plan) -> Outcome {
+fn rows<const RAILS: usize>(plan: &Plan, files: &mut Files) -> Outcome {
     let clock = Clock::calibrate();
     let mut report = Report::new(plan.format);
     headline(&mut report, plan, &clock)?;
@@ -74,15 +76,21 @@ fn rows<const RAILS: usize>(plan: &Plan) -> Outcome {
     let mut fault = Ok(());
     for &size in &plan.sizes {
         progress.begin(format!("{} {}", name(plan.test), sizes::show(size)));
-        let row = row::<RAILS>(plan, size, clock, &progress)?;
+        let row = row::<RAILS>(plan, size, clock, &progress, files)?;
         let check = plan.check || plan.transport == Transport::Sim || always_checks(plan.test);
-        let written = progress.around(|| finish_row(&mut report, &row, check));
+        let written = progress.around(|| finish_row(&mut report, files, row, check));
         fault = fault.and(written);
     }
     fault
 }
 
-fn row<const RAILS: usize>(plan: &Plan, size: usize, clock: Clock, progress: &Progress) -> Outcome<Row> {
+fn row<const RAILS: usize>(
+    plan: &Plan,
+    size: usize,
+    clock: Clock,
+    progress: &Progress,
+    files: &mut Files,
+) -> Outcome<Row> {
     let default = match (plan.transport, plan.seeds) {
         (_, Some(_)) => Some(SEED_ITERS),
         (Transport::Sim, None) => Some(SIM_ITERS),
@@ -93,17 +101,19 @@ fn row<const RAILS: usize>(plan: &Plan, size: usize, clock: Clock, progress: &Pr
     // What is simulated has no speed, so it is always checked, and needs no warm-up.
     let job = Job { check: plan.check || simulated, warmup: if simulated { 0 } else { job.warmup }, ..job };
     let mut histogram = Histogram::new();
-    let mut total = Tally::default();
+    let (mut total, mut iters) = (Tally::default(), 0);
     let mut packets = vec![Packet::EMPTY; if simulated { PACKETS } else { 0 }];
     let seeds = plan.seeds.unwrap_or(1);
     for number in 0..seeds {
         let seed = plan.seed + number;
         let job = Job { seed, ..job };
         let tally = match simulated {
-            true => simulate::<RAILS>(&job, &mut packets, clock, &mut histogram),
-            false => loop_back::<RAILS>(&job, clock, &mut histogram),
+            true => {
+                simulate::<RAILS>(&job, &mut packets, clock, &mut histogram).map(|tally| (tally, job.iters))
+            }
+            false => loop_back::<RAILS>(&job, plan.duration, clock, &mut histogram),
         };
-        let tally = tally.map_err(|error| match error {
+        let (tally, done) = tally.map_err(|error| match error {
             Failure::Run(message) if simulated => Failure::Run(format!(
                 "{message}; to see it again: --rails {RAILS} --seed {seed} --size {size}"
             )),
@@ -112,15 +122,21 @@ fn row<const RAILS: usize>(plan: &Plan, size: usize, clock: Clock, progress: &Pr
         if simulated && tally.errors + tally.misordered > 0 {
             eprintln!("# seed {seed}: {} errors, {} signals misordered", tally.errors, tally.misordered);
         }
-        total = total.and(tally);
+        (total, iters) = (total.and(tally), iters + done);
         if number % 100 == 99 {
             progress.step();
         }
     }
     let mut row = Row::new(plan, size);
     row.rate(total.ops, clock.ns(total.ticks) * 1e-9);
-    row.iters = job.iters * seeds;
+    row.iters = iters;
     row.lat_ns = if simulated { None } else { histogram.summary(&clock, job.divisor()) };
+    if let Some(file) = &mut files.histogram {
+        file.add(plan.test, size, &histogram, &clock, job.divisor())?;
+    }
+    if !simulated {
+        row.processor(total.ops, total.cpu_ns, 0);
+    }
     row.checked = total.checked;
     row.errors = total.errors;
     row.signals_misordered = total.misordered;
@@ -133,7 +149,12 @@ fn attach_failed(error: AttachError) -> Failure {
     limits::attach_failed("the engine", error)
 }
 
-fn loop_back<const RAILS: usize>(job: &Job, clock: Clock, histogram: &mut Histogram) -> Outcome<Tally> {
+fn loop_back<const RAILS: usize>(
+    job: &Job,
+    duration: Option<Duration>,
+    clock: Clock,
+    histogram: &mut Histogram,
+) -> Outcome<(Tally, u64)> {
     let config = Config { window: (job.window as u32).max(16), ..Config::DEFAULT };
     let mut parts = Parts::<RAILS>::new(&config, job, 2)?;
     let rails = array::from_fn(|_| Loopback::<DEPTH>::new());
@@ -141,8 +162,14 @@ fn loop_back<const RAILS: usize>(job: &Job, clock: Clock, histogram: &mut Histog
     one.import(&handle).map_err(attach_failed)?;
     let mut both = InProcess::new(vec![one], clock);
     both.set_timeout(job.timeout_ns);
-    prepare(&mut both, job)?;
-    run_job(&mut both, job, histogram)
+    let mut run = |job: &Job, histogram: &mut Histogram| {
+        prepare(&mut both, job)?;
+        run_job(&mut both, job, histogram)
+    };
+    match duration {
+        None => Ok((run(job, histogram)?, job.iters)),
+        Some(all) => steps::run(*job, Span { all, each: all / 16 }, histogram, run),
+    }
 }
 
 fn simulate<const RAILS: usize>(

@@ -26,6 +26,8 @@ pub struct Job {
     pub layout: Layout,
     /// What `signal-rate` does.
     pub signal: SignalKind,
+    /// Both sides send at once.
+    pub bidirectional: bool,
     /// What payloads are made from.
     pub seed: u64,
     /// Time for it, in nanoseconds.
@@ -66,6 +68,10 @@ pub struct Tally {
     pub misordered: u64,
     /// Arrivals out of order, as the engine counted.
     pub out_of_order: u64,
+    /// Processor time of this side's process in that time, in nanoseconds.
+    pub cpu_ns: u64,
+    /// That of the other side's, if it has one of its own.
+    pub peer_cpu_ns: u64,
 }
 
 impl Tally {
@@ -81,6 +87,8 @@ impl Tally {
             errors: self.errors.saturating_add(answer.errors),
             misordered: self.misordered.saturating_add(answer.misordered),
             out_of_order: self.out_of_order.saturating_add(answer.out_of_order),
+            cpu_ns: self.cpu_ns,
+            peer_cpu_ns: answer.cpu_ns,
         }
     }
 
@@ -94,6 +102,8 @@ impl Tally {
             errors: self.errors.saturating_add(other.errors),
             misordered: self.misordered.saturating_add(other.misordered),
             out_of_order: self.out_of_order.saturating_add(other.out_of_order),
+            cpu_ns: self.cpu_ns.saturating_add(other.cpu_ns),
+            peer_cpu_ns: self.peer_cpu_ns.saturating_add(other.peer_cpu_ns),
         }
     }
 }
@@ -108,19 +118,20 @@ pub const SLOTS_AT: usize = 4096;
 impl Job {
     /// All iterations of one row. [`halves`](Self::halves) are measured.
     pub fn of(plan: &Plan, size: usize) -> Job {
-        let iters =
-            plan.iters.unwrap_or_else(|| (plan.effort.bytes / size as u64).clamp(100, plan.effort.iters));
+        let usual = (plan.effort.bytes / size as u64).clamp(100, plan.effort.iters);
+        let iters = plan.iters.unwrap_or(if plan.duration.is_some() { bounds::ITERS_MAX } else { usual });
         // At least one whole window in each half, because samples are of whole windows.
         let fits = 1 << (iters / 2).max(1).ilog2();
         Job {
             test: plan.test,
             size,
             iters,
-            warmup: plan.warmup.unwrap_or((iters / 10).min(10_000)),
+            warmup: plan.warmup.unwrap_or((iters.min(usual) / 10).min(10_000)),
             check: plan.check,
             window: u64::from(plan.window).min(fits),
             layout: plan.layout.unwrap_or_else(|| layout::fitting(size)),
             signal: plan.signal,
+            bidirectional: plan.bidirectional,
             seed: plan.seed,
             timeout_ns: plan.timeout.saturating_mul(1_000_000_000),
         }
@@ -138,6 +149,7 @@ impl Job {
             return Err(Failure::usage("pool has no sides"));
         }
         bounds::test(self.test, transport)?;
+        bounds::directions(self.bidirectional, self.test, transport)?;
         bounds::size(self.size, self.test, region)?;
         bounds::iterations(self.iters, self.warmup)?;
         bounds::window(self.window)?;
@@ -152,7 +164,7 @@ impl Job {
 
     /// Whether both sides send payloads.
     pub fn is_two_way(&self) -> bool {
-        matches!(self.test, Test::PutSignal | Test::Tag)
+        self.bidirectional || matches!(self.test, Test::PutSignal | Test::Tag)
     }
 
     /// Bytes from one slot of a stream to the next.
@@ -212,6 +224,7 @@ mod tests {
             window,
             layout: layout::fitting(size),
             signal: SignalKind::Add,
+            bidirectional: false,
             seed: 0,
             timeout_ns: 0,
         }

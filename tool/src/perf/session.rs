@@ -20,7 +20,8 @@ use super::job::{Job, SLOTS_AT, Tally};
 use super::meet::Met;
 use super::open::Opened;
 use super::setup::Setup;
-use super::{always_checks, finish_row, headline, prepare, run_job};
+use super::steps::{self, Span};
+use super::{Files, always_checks, finish_row, headline, prepare, run_job};
 use crate::args::{Plan, Test, Transport, name};
 use crate::clock::monotonic_ns;
 use crate::cpu::{self, Pinned, Places};
@@ -49,12 +50,6 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 /// How much longer than its leader a second process waits, so that the leader says what went wrong.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Iterations that tell how many there is time for, as long as there is time for more of them.
-const TRIALS: [u64; 4] = [1, 16, 128, 1024];
-
-/// Iterations before the measured ones of a step that follows another.
-const STEP_WARMUP: u64 = 100;
-
 /// How often a side that waits for words checks whether the other lives, in nanoseconds.
 const LOOK_NS: u64 = 10_000_000;
 
@@ -67,6 +62,8 @@ const PART: Duration = Duration::from_secs(10);
 
 /// Iterations from which a run is long enough for a progress bar.
 const LONG: u64 = 20_000_000;
+/// And time per size.
+const LONG_TIME: Duration = Duration::from_secs(2);
 
 /// What the leader asks of the follower.
 #[derive(Debug, Serialize, Deserialize)]
@@ -214,7 +211,7 @@ impl<const STARTS: bool> Session<STARTS> {
     }
 
     /// Orders and writes.
-    fn lead_all(&mut self, plan: &Plan) -> Outcome<Outcome> {
+    fn lead_all(&mut self, plan: &Plan, files: &mut Files) -> Outcome<Outcome> {
         let hello =
             Order::Hello { version: env!("CARGO_PKG_VERSION").into(), test: plan.test, places: plan.places };
         self.order(hello)?;
@@ -228,12 +225,13 @@ impl<const STARTS: bool> Session<STARTS> {
             report.comment(note)?;
         }
         let total: u64 = plan.sizes.iter().map(|&size| Job::of(plan, size).iters).sum();
-        let progress = Progress::new(plan.sizes.len() as u64 * 2, total >= LONG);
+        let long = total >= LONG || plan.duration.is_some_and(|each| each >= LONG_TIME);
+        let progress = Progress::new(plan.sizes.len() as u64 * 2, long);
         let mut fault = Ok(());
         for &size in &plan.sizes {
-            let row = self.measure(plan, size, &progress)?;
+            let row = self.measure(plan, size, &progress, files)?;
             let check = plan.check || always_checks(plan.test);
-            let written = progress.around(|| finish_row(&mut report, &row, check));
+            let written = progress.around(|| finish_row(&mut report, files, row, check));
             fault = fault.and(written);
         }
         drop(progress);
@@ -252,59 +250,16 @@ impl<const STARTS: bool> Session<STARTS> {
     /// Half of a row: as many iterations as were asked for, or as there is time for. Returns how
     /// many.
     fn half(&mut self, plan: &Plan, job: Job, histogram: &mut Histogram) -> Outcome<(Tally, u64)> {
-        match plan.iters {
-            Some(_) => Ok((self.job(&job, histogram)?, job.iters)),
-            None => self.in_steps(job, histogram),
-        }
-    }
-
-    /// Runs a job in steps, each a small part of the time there is by what the one before took, and
-    /// stops when a quarter of that time is over. A machine that gets slower makes fewer iterations
-    /// of it, not an error.
-    fn in_steps(&mut self, job: Job, histogram: &mut Histogram) -> Outcome<(Tally, u64)> {
-        let until = Instant::now() + self.timeout / 4;
-        let most = self.timeout / 64;
-        let mut discarded = Histogram::new();
-        let mut each = Duration::ZERO;
-        for few in TRIALS {
-            if job.iters <= few {
-                break;
-            }
-            each = self.step(Job { iters: few, warmup: 0, ..job }, &mut discarded)?.1;
-            if each.saturating_mul(8 * few as u32) > most {
-                break;
-            }
-        }
-        let (mut tally, mut done) = (Tally::default(), 0);
-        let unit = if job.is_windowed() { job.per_window() } else { 1 };
-        let mut warmup = job.warmup;
-        while done < job.iters {
-            let fit = most.as_nanos().checked_div(each.as_nanos()).map_or(job.iters, |fit| fit as u64);
-            let fit = fit.min(job.iters);
-            // Samples are of whole windows.
-            let iters = fit.max(1).next_multiple_of(unit).min(job.iters - done);
-            let step = Job { iters, warmup: warmup.min(iters), ..job };
-            let (found, took) = self.step(step, histogram)?;
-            (tally, done, each) = (tally.and(found), done + step.iters, took);
-            // What follows at once need not warm up for long.
-            warmup = job.warmup.min(STEP_WARMUP);
-            if Instant::now() >= until {
-                break;
-            }
-        }
-        Ok((tally, done))
-    }
-
-    /// Runs a job. Returns what an iteration of it took, those before the measured ones included.
-    fn step(&mut self, job: Job, histogram: &mut Histogram) -> Outcome<(Tally, Duration)> {
-        let begun = Instant::now();
-        let tally = self.job(&job, histogram)?;
-        let count = u32::try_from(job.iters + job.warmup).unwrap_or(u32::MAX);
-        Ok((tally, begun.elapsed() / count.max(1)))
+        let span = match (plan.iters, plan.duration) {
+            (Some(_), _) => return Ok((self.job(&job, histogram)?, job.iters)),
+            (None, Some(all)) => Span { all: all / 2, each: (all / 32).min(self.timeout / 64) },
+            (None, None) => Span { all: self.timeout / 4, each: self.timeout / 64 },
+        };
+        steps::run(job, span, histogram, |job, histogram| self.job(job, histogram))
     }
 
     /// One row: two halves between three floors, again if the floor moved.
-    fn measure(&mut self, plan: &Plan, size: usize, progress: &Progress) -> Outcome<Row> {
+    fn measure(&mut self, plan: &Plan, size: usize, progress: &Progress, files: &mut Files) -> Outcome<Row> {
         let mut histogram = Histogram::new();
         let job = Job::of(plan, size);
         let [one, two] = job.halves();
@@ -355,6 +310,10 @@ impl<const STARTS: bool> Session<STARTS> {
             row.rate(tally.ops, clock.ns(tally.ticks) * 1e-9);
             row.iters = some + more;
             row.lat_ns = histogram.summary(clock, job.divisor());
+            if let Some(file) = &mut files.histogram {
+                file.add(plan.test, size, &histogram, clock, job.divisor())?;
+            }
+            row.processor(tally.ops, tally.cpu_ns, tally.peer_cpu_ns);
             let floor = floors.map(|floors| floors.median());
             row.floor_ns = floor.map(|floor| floor.ns);
             row.floor_apart_ns = floor.map(|floor| floor.apart_ns);
@@ -455,8 +414,8 @@ impl<const STARTS: bool> Session<STARTS> {
 impl<const STARTS: bool> Session<STARTS> {
     /// Runs the plan as the side that leads, and sees the second process off if this one started
     /// it.
-    pub fn lead(mut self, plan: &Plan) -> Outcome {
-        let fault = match self.lead_all(plan) {
+    pub fn lead(mut self, plan: &Plan, files: &mut Files) -> Outcome {
+        let fault = match self.lead_all(plan, files) {
             Ok(fault) => fault,
             Err(failure) => return Err(self.explain(failure)),
         };

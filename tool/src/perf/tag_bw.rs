@@ -27,7 +27,7 @@ fn stride(job: &Job) -> usize {
 /// Runs the sides that this process plays.
 pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Outcome<Tally> {
     let mut tally = Tally { ops: job.iters, ..Tally::default() };
-    let mut receiver = Receiver { posted: 0, got: 0, next: 0 };
+    let mut receiver = Receiver::new(Side::Answers, 0);
     if verbs.plays(Side::Answers) {
         receiver.post(verbs, job, job.window.min(POSTED))?;
     }
@@ -41,12 +41,17 @@ pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Out
 
 /// The side that answers sends an empty message, and the other waits for it.
 fn answer<V: Verbs>(verbs: &mut V) -> Outcome {
-    if verbs.plays(Side::Answers) {
-        verbs.send(Side::Answers, ANSWER, 0, 0)?;
+    answer_from(verbs, Side::Answers)
+}
+
+/// `side` sends an empty message, and the other waits for it.
+pub fn answer_from<V: Verbs>(verbs: &mut V, side: Side) -> Outcome {
+    if verbs.plays(side) {
+        verbs.send(side, ANSWER, 0, 0)?;
     }
-    if verbs.plays(Side::Starts) {
-        let request = verbs.recv(Side::Starts, ANSWER, 0, 0, 0)?;
-        verbs.received(Side::Starts, request)?;
+    if verbs.plays(side.other()) {
+        let request = verbs.recv(side.other(), ANSWER, 0, 0, 0)?;
+        verbs.received(side.other(), request)?;
     }
     Ok(())
 }
@@ -65,7 +70,7 @@ fn stream<V: Verbs>(
     if count == 0 {
         return Ok(0);
     }
-    let (stride, per_window) = (stride(job), job.per_window());
+    let per_window = job.per_window();
     let both = Side::BOTH.iter().all(|&side| verbs.plays(side));
     let begun = verbs.clock().now();
     let (mut last, mut pending, mut sent) = (begun, 0, done);
@@ -76,13 +81,7 @@ fn stream<V: Verbs>(
             let piece = if both { PIECE.min(now - slot) } else { now - slot };
             if verbs.plays(Side::Starts) {
                 for slot in slot..slot + piece {
-                    // Checked, a window has as many messages as there are slots.
-                    let at = SLOTS_AT + slot as usize * stride;
-                    if job.check {
-                        let pattern = Pattern::new(job.seed, STREAM, sent + slot);
-                        verbs.fill(Side::Starts, Area::Buffer, at, pattern, job.size)?;
-                    }
-                    pending += verbs.send(Side::Starts, STREAM, at, job.size)?;
+                    pending += send(verbs, job, Side::Starts, sent + slot, slot)?;
                     // As many as the window are under way.
                     if pending >= job.window {
                         verbs.sent(Side::Starts, 1)?;
@@ -116,8 +115,27 @@ fn stream<V: Verbs>(
     Ok(verbs.clock().now().wrapping_sub(begun))
 }
 
+/// Sends message `number` from a slot. Returns how many completions will report its end.
+#[inline(always)]
+pub fn send<V: Verbs>(verbs: &mut V, job: &Job, side: Side, number: u64, slot: u64) -> Outcome<u64> {
+    // Checked, a window has as many messages as there are slots.
+    let at = SLOTS_AT + slot as usize * stride(job);
+    if job.check {
+        verbs.fill(side, Area::Buffer, at, pattern(job, side, number), job.size)?;
+    }
+    verbs.send(side, STREAM, at, job.size)
+}
+
+/// What `side` sends as its message `number`.
+fn pattern(job: &Job, side: Side, number: u64) -> Pattern {
+    Pattern::new(job.seed, STREAM + side as u64, number)
+}
+
 /// The side that receives.
-struct Receiver {
+pub struct Receiver {
+    side: Side,
+    /// Where its receives begin in the buffer.
+    start: usize,
     /// Receives posted, and ended.
     posted: u64,
     got: u64,
@@ -126,12 +144,17 @@ struct Receiver {
 }
 
 impl Receiver {
+    /// `side` receives into its buffer from `start` on.
+    pub fn new(side: Side, start: usize) -> Self {
+        Receiver { side, start: start + SLOTS_AT, posted: 0, got: 0, next: 0 }
+    }
+
     /// Posts receives until there were `count`, or as many as there will be messages.
     #[inline(always)]
-    fn post<V: Verbs>(&mut self, verbs: &mut V, job: &Job, count: u64) -> Outcome {
+    pub fn post<V: Verbs>(&mut self, verbs: &mut V, job: &Job, count: u64) -> Outcome {
         let stride = stride(job);
         while self.posted < count.min(job.warmup + job.iters) {
-            verbs.recv(Side::Answers, STREAM, SLOTS_AT + self.next, job.size, self.posted)?;
+            verbs.recv(self.side, STREAM, self.start + self.next, job.size, self.posted)?;
             self.posted += 1;
             self.next =
                 if self.next + stride == job.slots() as usize * stride { 0 } else { self.next + stride };
@@ -141,14 +164,14 @@ impl Receiver {
 
     /// Receives until there were `count`.
     #[inline(always)]
-    fn until<V: Verbs>(&mut self, verbs: &mut V, job: &Job, count: u64, tally: &mut Tally) -> Outcome {
+    pub fn until<V: Verbs>(&mut self, verbs: &mut V, job: &Job, count: u64, tally: &mut Tally) -> Outcome {
         while self.got < count {
-            let number = verbs.next_recv(Side::Answers)?;
+            let number = verbs.next_recv(self.side)?;
             if job.check {
                 // Messages match in the order sent: the receive posted as this number got it.
-                let at = SLOTS_AT + (number % job.slots()) as usize * job.stride();
-                let pattern = Pattern::new(job.seed, STREAM, number);
-                let whole = verbs.is_whole(Side::Answers, Area::Buffer, at, pattern, job.size)?;
+                let at = self.start + (number % job.slots()) as usize * job.stride();
+                let expected = pattern(job, self.side.other(), number);
+                let whole = verbs.is_whole(self.side, Area::Buffer, at, expected, job.size)?;
                 tally.checked += u64::from(whole);
                 tally.errors += u64::from(!whole);
             }

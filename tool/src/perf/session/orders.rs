@@ -111,6 +111,7 @@ fn order(test: Test) -> Job {
         window: 16,
         layout: Layout::Split,
         signal: SignalKind::Add,
+        bidirectional: false,
         seed: 1,
         timeout_ns: 1,
     }
@@ -158,6 +159,7 @@ fn an_order_that_cannot_be_is_refused_and_names_who_gave_it() {
         (Transport::Shm, Job { size: 16, ..order(Test::Amo) }),
         (Transport::Shm, Job { size: 24, ..order(Test::Ring) }),
         (Transport::Shm, order(Test::Pool)),
+        (Transport::Shm, Job { bidirectional: true, ..order(Test::Get) }),
     ] {
         let told = follow(&mut session, transport, ordered(job)).to_string();
         assert!(told.contains("orders what cannot be done"), "{transport:?} {job:?}: {told}");
