@@ -232,6 +232,9 @@ pub fn nearest(
     best.into_iter().take(limit).cloned().collect()
 }
 
+/// Longest message of a rail in bytes: a page, and what programs and the engine put before it.
+const MESSAGE: usize = 4096 + 512;
+
 /// Opens rails of the first usable provider.
 ///
 /// # Errors
@@ -302,6 +305,7 @@ fn on_provider(
             max_peers: limits.peers,
             max_regions: limits.locals,
             max_imports: limits.remotes.into(),
+            max_message: MESSAGE,
             native_atomics: atomics,
             ..FabricConfig::default()
         };

@@ -84,6 +84,13 @@ export -f symbols
 say "two functions are exported" bash -c symbols
 say "engine.cpp" g++ -std=c++20 -Wall -Wextra -Werror -Wno-invalid-offsetof -O1 -g "$tests/engine.cpp" -o "$work/engine"
 say "each status and wrong calls, two agents in one process" "$work/engine" "$work/lib/libplugin_FISHPLATE.so"
+tcp="shared_memory=no providers=tcp"
+# shellcheck disable=SC2086  # several words
+if need fi_info libfabric-bin; then
+    say "the same over tcp" "$work/engine" "$work/lib/libplugin_FISHPLATE.so" $tcp
+else
+    echo "SKIPPED NIXL over tcp: no libfabric, and it could not be installed"
+fi
 lists=100 rounds=5
 $long && lists=5000 rounds=50
 limit=1800 say "2 processes, $lists lists each, seed $seed" bash -c "transfers 2 $lists $seed"
@@ -115,6 +122,10 @@ if [ -e "$asan" ]; then
     say "built with AddressSanitizer" env CXXFLAGS="$flags" PROFILE="${PROFILE:-dev}" adapters/nixl/build.sh "$work/asan"
     say "engine.cpp with it" g++ -std=c++20 -Wno-invalid-offsetof -O1 -g $flags "$tests/engine.cpp" -o "$work/engine-asan"
     say "each status, under AddressSanitizer" "$work/engine-asan" "$work/asan/libplugin_FISHPLATE.so"
+    # Libfabric leaks descriptions of its own.
+    echo leak:libfabric.so >"$work/leaks"
+    # shellcheck disable=SC2086  # several words
+    ! need fi_info libfabric-bin || say "the same over tcp" env LSAN_OPTIONS=suppressions="$work/leaks" "$work/engine-asan" "$work/asan/libplugin_FISHPLATE.so" $tcp
     export NIXL_PLUGIN_DIR=$work/asan ASAN_OPTIONS=detect_leaks=0
     rounds=3
     preload="env LD_PRELOAD=$asan:$("${CXX:-g++}" -print-file-name=libstdc++.so.6)"

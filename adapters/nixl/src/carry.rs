@@ -8,10 +8,12 @@ use fishplate::core::engine::NOW_MAX;
 use fishplate::core::mem::copy_bytes;
 use fishplate::core::op::Outcome;
 use fishplate::node::Slice;
-use fishplate::{Issued, LocalAddr, Notice, RemoteAddr};
+use fishplate::{Issued, LocalAddr, Node, Notice, PeerId, RemoteAddr};
 
+use crate::memory::{Away, Local, contains};
 use crate::notes::Notes;
-use crate::state::{Away, Local, State};
+use crate::packed::{self, Sides};
+use crate::state::State;
 use crate::status::Status;
 use crate::transfer::{Desc, Piece, Regions, Transfer};
 
@@ -48,7 +50,8 @@ impl State {
                 None => here(self.locals.get(to))?,
                 Some(_) => away(self.aways.get(to), peer)?,
             };
-            if !contains(known, local) || !contains(there, remote) {
+            let inside = |range, desc: &Desc| contains(range, desc.address, desc.len);
+            if !inside(known, local) || !inside(there, remote) {
                 return Err(Status::INVALID_PARAM);
             }
             let (from, to) = (ours.position(from) as u32, theirs.position(to) as u32);
@@ -80,6 +83,8 @@ impl State {
             there: vec![],
             next: 0,
             outstanding: 0,
+            post: 0,
+            waits: 0,
             note: None,
             fault: None,
             active: false,
@@ -97,6 +102,7 @@ impl State {
             return status;
         }
         (transfer.next, transfer.fault, transfer.active) = (0, None, true);
+        (transfer.post, transfer.waits) = (transfer.post.wrapping_add(1), 0);
         transfer.note = note.map(<[u8]>::to_vec);
         transfer.here.clear();
         transfer.there.clear();
@@ -145,7 +151,8 @@ impl State {
         }
         let Some(transfer) = self.transfers.get_mut(number) else { return Status::NOT_FOUND };
         let moved = transfer.next == transfer.pieces.len() && transfer.note.is_none();
-        if transfer.outstanding != 0 || (transfer.fault.is_none() && !moved) {
+        let open = !moved || transfer.waits != 0;
+        if transfer.outstanding != 0 || (transfer.fault.is_none() && open) {
             return Status::IN_PROG;
         }
         transfer.active = false;
@@ -176,7 +183,7 @@ impl State {
         }
         let transfer = self.transfers.get_mut(number).ok_or(Status::NOT_FOUND)?;
         // Writes are ordered before the message; reads must have ended.
-        if (transfer.write || transfer.outstanding == 0)
+        if (transfer.write || (transfer.outstanding == 0 && transfer.waits == 0))
             && let Some(note) = transfer.note.take()
             && !self.tell(peer, &note)?
             && let Some(transfer) = self.transfers.get_mut(number)
@@ -187,58 +194,50 @@ impl State {
     }
 
     fn carry_pieces(&mut self, number: u64, peer: u64) -> Result<(), Status> {
-        let State { node, transfers, locals, aways, peers, .. } = self;
-        let transfer = transfers.get_mut(number).ok_or(Status::NOT_FOUND)?;
-        if transfer.next == transfer.pieces.len() {
-            return Ok(());
-        }
-        if transfer.there.is_empty() {
-            let id = peers.get(peer).and_then(|peer| peer.id).ok_or(Status::REMOTE_DISCONNECT)?;
-            for local in &transfer.locals {
-                let local = locals.get(*local).ok_or(Status::NOT_FOUND)?;
-                transfer.here.push((local.memory, local.base));
+        let known = self.peers.get(peer).and_then(|peer| Some((peer.id?, peer.packs)));
+        let (id, packs) = known.ok_or(Status::REMOTE_DISCONNECT)?;
+        self.resolve(number, id)?;
+        loop {
+            let State { node, transfers, locals, aways, peers, buffers, .. } = self;
+            let transfer = transfers.get_mut(number).ok_or(Status::NOT_FOUND)?;
+            let left = &transfer.pieces[transfer.next..];
+            if left.is_empty() {
+                return Ok(());
             }
-            for away in &transfer.remotes {
-                let away = aways.get_mut(*away).ok_or(Status::NOT_FOUND)?;
-                let remote = match away.import {
-                    Some((of, remote)) if of == id => remote,
-                    _ => {
-                        let remote = node.import(id, &away.export.handle)?;
-                        away.import = Some((id, remote));
-                        remote
-                    }
-                };
-                transfer.there.push((remote, away.base));
-            }
-        }
-        let Transfer { write, pieces, here, there, next, outstanding, .. } = transfer;
-        let range = |piece: &Piece| -> (Slice, RemoteAddr) {
-            let (memory, base) = here[piece.local as usize];
-            let (remote, start) = there[piece.remote as usize];
-            let from: LocalAddr = memory.at((piece.here - base) as u64);
-            (Slice::new(from, piece.len), remote.at(piece.there as u64 - start))
-        };
-        let mut at_once = true;
-        while let Some(first) = pieces.get(*next) {
-            if at_once {
-                let mut ranges = [range(first); NOW_MAX];
-                let left = &pieces[*next..];
-                for (place, piece) in ranges.iter_mut().zip(left) {
-                    *place = range(piece);
-                }
-                let ranges = &ranges[..left.len().min(NOW_MAX)];
-                let moved = if *write { node.put_now(ranges) } else { node.get_now(ranges) }?;
-                *next += moved;
-                at_once = moved != 0;
+            let count = if packs { packed::run(left, transfer.write, node.eager_max(id)) } else { 0 };
+            if count == 0 {
+                carry_apart(node, transfer, number, packs)?;
                 continue;
             }
-            let (slice, remote) = range(first);
-            let issued = match *write {
-                true => node.put(slice, remote, Notice::Report(number)),
-                false => node.get(slice, remote, Notice::Report(number)),
+            let mut sides = Sides { peers, locals, transfers, buffers };
+            if !packed::carry(node, &mut sides, aways, (peer, id), number, count)? {
+                return Err(Status::IN_PROG);
+            }
+        }
+    }
+
+    /// Finds the regions of a transfer's current post.
+    fn resolve(&mut self, number: u64, id: PeerId) -> Result<(), Status> {
+        let State { node, transfers, locals, aways, .. } = self;
+        let transfer = transfers.get_mut(number).ok_or(Status::NOT_FOUND)?;
+        if !transfer.there.is_empty() {
+            return Ok(());
+        }
+        for local in &transfer.locals {
+            let local = locals.get(*local).ok_or(Status::NOT_FOUND)?;
+            transfer.here.push((local.memory, local.base));
+        }
+        for away in &transfer.remotes {
+            let away = aways.get_mut(*away).ok_or(Status::NOT_FOUND)?;
+            let remote = match away.import {
+                Some((of, remote)) if of == id => remote,
+                _ => {
+                    let remote = node.import(id, &away.export.handle)?;
+                    away.import = Some((id, remote));
+                    remote
+                }
             };
-            *outstanding += u32::from(matches!(issued?, Issued::Pending(_)));
-            *next += 1;
+            transfer.there.push((remote, away.base));
         }
         Ok(())
     }
@@ -270,6 +269,13 @@ impl State {
         let mut found = false;
         while let Some(end) = self.node.next_completion() {
             found = true;
+            let unknown = matches!(end.outcome, Outcome::Unknown(_));
+            if let Some(peer) = self.buffers.end(&mut self.node, end.tag, unknown) {
+                if let Some(peer) = self.peers.get_mut(peer) {
+                    peer.lent -= 1;
+                }
+                continue;
+            }
             let Some(transfer) = self.transfers.get_mut(end.tag) else { continue };
             transfer.outstanding = transfer.outstanding.saturating_sub(1);
             if end.outcome != Outcome::Done {
@@ -286,10 +292,49 @@ impl State {
     pub fn fail_transfers(&mut self, peer: u64) {
         for transfer in self.transfers.values_mut().filter(|transfer| transfer.active) {
             if transfer.peer == Some(peer) {
+                transfer.waits = 0;
                 transfer.fault.get_or_insert(Status::REMOTE_DISCONNECT);
             }
         }
     }
+}
+
+/// Posts pieces as puts or gets of their own: the next alone with `one`, otherwise all that are
+/// left.
+fn carry_apart(node: &mut Node, transfer: &mut Transfer, number: u64, one: bool) -> Result<(), Status> {
+    let Transfer { write, pieces, here, there, next, outstanding, .. } = transfer;
+    let range = |piece: &Piece| -> (Slice, RemoteAddr) {
+        let (memory, base) = here[piece.local as usize];
+        let (remote, start) = there[piece.remote as usize];
+        let from: LocalAddr = memory.at((piece.here - base) as u64);
+        (Slice::new(from, piece.len), remote.at(piece.there as u64 - start))
+    };
+    let mut at_once = !one;
+    while let Some(first) = pieces.get(*next) {
+        if at_once {
+            let mut ranges = [range(first); NOW_MAX];
+            let left = &pieces[*next..];
+            for (place, piece) in ranges.iter_mut().zip(left) {
+                *place = range(piece);
+            }
+            let ranges = &ranges[..left.len().min(NOW_MAX)];
+            let moved = if *write { node.put_now(ranges) } else { node.get_now(ranges) }?;
+            *next += moved;
+            at_once = moved != 0;
+            continue;
+        }
+        let (slice, remote) = range(first);
+        let issued = match *write {
+            true => node.put(slice, remote, Notice::Report(number)),
+            false => node.get(slice, remote, Notice::Report(number)),
+        };
+        *outstanding += u32::from(matches!(issued?, Issued::Pending(_)));
+        *next += 1;
+        if one {
+            break;
+        }
+    }
+    Ok(())
 }
 
 fn here(local: Option<&Local>) -> Result<(usize, usize), Status> {
@@ -299,10 +344,4 @@ fn here(local: Option<&Local>) -> Result<(usize, usize), Status> {
 fn away(away: Option<&Away>, peer: Option<u64>) -> Result<(usize, usize), Status> {
     let found = away.filter(|away| Some(away.peer) == peer).ok_or(Status::NOT_FOUND)?;
     Ok((found.export.start as usize, found.export.len as usize))
-}
-
-/// Whether a descriptor lies in a range of this start and length.
-fn contains((start, len): (usize, usize), desc: &Desc) -> bool {
-    let from = desc.address.checked_sub(start);
-    from.and_then(|from| from.checked_add(desc.len)).is_some_and(|end| end <= len)
 }

@@ -138,8 +138,9 @@ impl State {
         self.node.progress();
         let Some(peer) = self.peers.get_mut(number) else { return true };
         let (Stage::Meets, Some(id)) = (peer.stage, peer.id) else { return true };
-        if self.node.reach(id).is_ok_and(|reach| reach.shared_memory || reach.fabric != 0) {
-            peer.stage = Stage::Up;
+        let reach = self.node.reach(id).unwrap_or_default();
+        if reach.shared_memory || reach.fabric != 0 {
+            (peer.stage, peer.packs) = (Stage::Up, self.notes.packs && !reach.shared_memory);
             self.progress();
             return true;
         }
@@ -152,7 +153,7 @@ impl State {
 
     /// A peer has failed: its transfers fail, and it is asked again when the program wants it.
     pub fn lose(&mut self, number: u64) {
-        self.notes.collect(&mut self.node, &self.peers);
+        self.collect();
         let Some(peer) = self.peers.get_mut(number) else { return };
         if let Some(id) = peer.id.take() {
             _ = self.node.disconnect(id);

@@ -8,21 +8,26 @@
 //!
 //! # Files
 //!
-//! `agent` opens and closes an agent, `state` is what it has: its memory, each `peer`, each
-//! `transfer` and its `notes`. `connect`, `carry` and `tell` are what is done with these. `intro`
-//! is what two agents tell each other before they connect, `door` the sockets and threads for it.
-//! `options` are the parameters, `status` the codes, `slab` the tables.
+//! `agent` opens and closes an agent, `state` is what it has: its `memory`, each `peer`, each
+//! `transfer` and its `notes`. `connect`, `carry`, `packed` and `tell` are what is done with these.
+//! `intro` is what two agents tell each other before they connect, `door` the sockets and threads
+//! for it; `chunk` is what they send later, from `buffers`. `options` are the parameters, `status`
+//! the codes, `slab` the tables.
 
 #![allow(clippy::missing_safety_doc, reason = "plugin/fishplate.hpp says what each function demands")]
 
 mod agent;
+mod buffers;
 mod carry;
+mod chunk;
 mod connect;
 mod door;
 mod ffi;
 mod intro;
+mod memory;
 mod notes;
 mod options;
+mod packed;
 mod peer;
 mod slab;
 mod state;

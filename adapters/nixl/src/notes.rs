@@ -1,5 +1,6 @@
-//! Notifications: tagged messages between the nodes of two agents. Each arrives once, after the
-//! data of its transfer, and those of one peer in order.
+//! Receives what peers send: notifications, and chunks of transfers (see `packed`). Both are tagged
+//! messages. A notification arrives once, after the data of its transfer, and those of one peer in
+//! order.
 //!
 //! What a peer sends and nobody takes has limits: it waits at its sender once the program leaves
 //! [`READY_MAX`] bytes untaken, and no peer has more than its share of what is being received.
@@ -13,12 +14,11 @@ use fishplate::core::error::OpError;
 use fishplate::node::{Error, Memory};
 use fishplate::{Node, PeerId};
 
+use crate::chunk::{CHUNK_MAX, Head, Kind, Range, TAG};
+use crate::packed::{self, Chunk, Sides};
 use crate::peer::Peer;
 use crate::slab::Slab;
 use crate::status::Status;
-
-/// The tag of all notifications.
-pub(crate) const TAG: u64 = 0x4650_6e78;
 
 /// Longest notification, in bytes.
 pub(crate) const NOTE_MAX: usize = 64 << 20;
@@ -31,24 +31,26 @@ const NOTE_COST: usize = 128;
 
 /// The size of a receive buffer that is kept for later notifications, in bytes, and how many are
 /// kept.
-const SPARE_LEN: usize = 64 << 10;
-const SPARES: usize = 8;
+const SPARE_LEN: usize = CHUNK_MAX;
+const SPARES: usize = 32;
 
-/// Notifications that one pass begins to receive.
+/// Messages that one pass begins to receive.
 const BATCH: usize = 256;
 
-/// Notifications of one peer that are being received. Their bytes are at most [`NOTE_MAX`].
+/// Messages of one peer that are being received, or wait to be answered. Their bytes are at most
+/// [`NOTE_MAX`].
 const SHARE: usize = 64;
 
-/// A notification that is being received.
+/// A message that is being received.
 struct Incoming {
     request: Request,
+    kind: Kind,
     /// `None`: it is discarded.
     memory: Option<Memory>,
     from: Vec<u8>,
     source: PeerId,
     len: usize,
-    /// Present once it has ended: its bytes, unless it failed.
+    /// Present once it has ended: the bytes of its notification, unless it has none, or failed.
     ended: Option<Option<Vec<u8>>>,
 }
 
@@ -59,11 +61,31 @@ struct Source {
     bytes: usize,
     /// Claimed, in order, until there is room.
     held: VecDeque<Claimed>,
+    /// Answers to send.
+    owed: VecDeque<Head>,
+    /// Reads to answer.
+    asked: VecDeque<(Head, Vec<Range>)>,
 }
 
 impl Source {
     fn has_room(&self, len: usize) -> bool {
-        self.count < SHARE && (self.count == 0 || self.bytes + len <= NOTE_MAX)
+        let count = self.count + self.owed.len() + self.asked.len();
+        count < SHARE && (self.count == 0 || self.bytes + len <= NOTE_MAX)
+    }
+
+    fn is_idle(&self) -> bool {
+        self.held.is_empty() && self.owed.is_empty() && self.asked.is_empty()
+    }
+
+    /// Owes an answer to a chunk. Those of one post are sent as one.
+    fn owe(&mut self, done: Head) {
+        let same = |last: &&mut Head| {
+            (last.transfer, last.post, last.status) == (done.transfer, done.post, done.status)
+        };
+        match self.owed.back_mut().filter(same) {
+            Some(last) => last.ranges += done.ranges,
+            None => self.owed.push_back(done),
+        }
     }
 }
 
@@ -83,6 +105,8 @@ pub(crate) struct Notes {
     spare: Vec<Memory>,
     /// Where discarded ones go.
     nowhere: Memory,
+    /// Whether some peer may send chunks.
+    pub packs: bool,
     /// The program was told of a notification that has no memory.
     told: bool,
 }
@@ -97,6 +121,7 @@ impl Notes {
             outgoing: VecDeque::new(),
             spare: vec![node.alloc(SPARE_LEN)?],
             nowhere: node.alloc(8)?,
+            packs: !node.rails().is_empty() && node.rails().iter().all(|rail| is_soft(&rail.provider)),
             told: false,
         })
     }
@@ -117,30 +142,44 @@ impl Notes {
         !self.ready.is_empty()
     }
 
+    /// Messages that are being received, or wait to be answered.
+    #[cfg(test)]
+    pub fn waiting(&self) -> usize {
+        let of = |source: &Source| source.count + source.owed.len() + source.asked.len();
+        self.sources.values().map(of).sum()
+    }
+
     /// Takes all that have arrived.
     pub fn take(&mut self) -> VecDeque<Note> {
         self.ready_bytes = 0;
         std::mem::take(&mut self.ready)
     }
 
-    /// Receives what has arrived.
-    pub fn collect(&mut self, node: &mut Node, peers: &Slab<Peer>) {
+    /// Receives what has arrived, and answers.
+    pub fn collect(&mut self, node: &mut Node, sides: &mut Sides<'_>) {
         if self.sources.values().any(|source| !source.held.is_empty()) {
-            self.begin_held(node, peers);
+            self.begin_held(node, sides.peers);
         }
         for _ in 0..BATCH {
-            if self.ready_bytes >= READY_MAX {
-                break;
-            }
-            let Ok(Some(claimed)) = node.mprobe(None, TAG, Tag::from(0)) else { break };
+            // Chunks are received even if the program takes no notifications.
+            let (tag, ignore) = match (self.packs, self.ready_bytes >= READY_MAX) {
+                (false, false) => (TAG, 0),
+                (true, false) => (TAG, 7),
+                (true, true) => (TAG | 4, 3),
+                (false, true) => break,
+            };
+            let Ok(Some(claimed)) = node.mprobe(None, tag, Tag::from(ignore)) else { break };
             let source = claimed.envelope.source;
             let held = self.sources.get(&source).is_some_and(|source| !source.held.is_empty());
-            if held || !self.begin(node, peers, claimed) {
+            if held || !self.begin(node, sides.peers, claimed) {
                 self.sources.entry(source).or_default().held.push_back(claimed);
             }
         }
         if !self.incoming.is_empty() {
-            self.finish(node);
+            self.finish(node, sides);
+        }
+        if self.packs && self.sources.values().any(|source| !source.is_idle()) {
+            self.answer(node, sides);
         }
     }
 
@@ -165,7 +204,10 @@ impl Notes {
     /// Begins to receive a notification. `false`: there is no room, so it stays claimed.
     fn begin(&mut self, node: &mut Node, peers: &Slab<Peer>, claimed: Claimed) -> bool {
         let source = claimed.envelope.source;
-        let len = usize::try_from(claimed.envelope.len).ok().filter(|len| *len <= NOTE_MAX);
+        let kind = Kind::of(claimed.envelope.tag.lo);
+        let most = if kind == Some(Kind::Note) { NOTE_MAX } else { CHUNK_MAX };
+        let len = usize::try_from(claimed.envelope.len).ok().filter(|len| *len <= most && kind.is_some());
+        let kind = kind.unwrap_or(Kind::Note);
         let wanted = len.unwrap_or(0);
         if self.sources.get(&source).is_some_and(|source| !source.has_room(wanted)) {
             return false;
@@ -195,7 +237,15 @@ impl Notes {
                 let from = named.map(|(_, peer)| peer.name.clone()).unwrap_or_default();
                 let of = self.sources.entry(source).or_default();
                 (of.count, of.bytes) = (of.count + 1, of.bytes + wanted);
-                self.incoming.push_back(Incoming { request, memory, from, source, len: wanted, ended: None });
+                self.incoming.push_back(Incoming {
+                    request,
+                    kind,
+                    memory,
+                    from,
+                    source,
+                    len: wanted,
+                    ended: None,
+                });
                 true
             }
             Err(error) => {
@@ -208,23 +258,28 @@ impl Notes {
 
     /// Forgets a peer of which nothing is being received.
     fn tidy(&mut self, id: PeerId) {
-        if self.sources.get(&id).is_some_and(|source| source.count == 0 && source.held.is_empty()) {
+        if self.sources.get(&id).is_some_and(|source| source.count == 0 && source.is_idle()) {
             self.sources.remove(&id);
         }
     }
 
-    /// Takes notifications that are received, those of one peer in order.
-    fn finish(&mut self, node: &mut Node) {
+    /// Takes messages that are received. The notifications of one peer stay in order, also with the
+    /// chunks before them.
+    fn finish(&mut self, node: &mut Node, sides: &mut Sides<'_>) {
         let mut waiting: Vec<PeerId> = vec![];
         for mut note in std::mem::take(&mut self.incoming) {
             if note.ended.is_none()
                 && let Ok(Some(status)) = node.test_recv(note.request)
             {
-                note.ended =
-                    Some(note.memory.filter(|_| status.outcome == Received::Ok).and_then(|memory| {
-                        let mut bytes = vec![0; status.delivered as usize];
-                        node.read(memory.at(0), &mut bytes).is_ok().then_some(bytes)
-                    }));
+                let arrived = note.memory.filter(|_| status.outcome == Received::Ok);
+                note.ended = Some(arrived.and_then(|memory| {
+                    let len = status.delivered as usize;
+                    if note.kind != Kind::Note {
+                        return self.take_chunk(node, sides, &note, memory, len);
+                    }
+                    let mut bytes = vec![0; len];
+                    node.read(memory.at(0), &mut bytes).is_ok().then_some(bytes)
+                }));
                 match (note.memory, status.outcome) {
                     (None, _) => {}
                     // It may still be written.
@@ -250,10 +305,72 @@ impl Notes {
         }
     }
 
+    /// Takes a chunk that has arrived. Returns the notification that it brings.
+    fn take_chunk(
+        &mut self,
+        node: &Node,
+        sides: &mut Sides<'_>,
+        incoming: &Incoming,
+        memory: Memory,
+        len: usize,
+    ) -> Option<Vec<u8>> {
+        let segment = node.segment(memory).ok()?;
+        // SAFETY: the segment stays until the end of this call, and is at least as long.
+        let chunk = unsafe { Chunk::new(segment.ptr().as_ptr(), len) };
+        let source = self.sources.get_mut(&incoming.source)?;
+        match incoming.kind {
+            Kind::Write => {
+                let (done, note) = packed::take_write(sides, chunk)?;
+                source.owe(done);
+                return note;
+            }
+            Kind::Read => match packed::take_read(chunk) {
+                Ok(asked) => source.asked.push_back(asked),
+                Err(refused) => source.asked.extend(refused.map(|head| (head, vec![]))),
+            },
+            Kind::Data => packed::take_data(sides, incoming.source, chunk),
+            Kind::Done => packed::take_done(sides, incoming.source, chunk),
+            Kind::Note => {}
+        }
+        None
+    }
+
+    /// Answers chunks, as far as there is room.
+    #[cold]
+    fn answer(&mut self, node: &mut Node, sides: &mut Sides<'_>) {
+        let waiting = self.sources.iter().filter(|(_, source)| !source.is_idle());
+        for id in waiting.map(|(id, _)| *id).collect::<Vec<_>>() {
+            let Some(source) = self.sources.get_mut(&id) else { continue };
+            let number = sides.peers.iter().find(|(_, peer)| peer.id == Some(id)).map(|(number, _)| number);
+            let Some(number) = number else {
+                // The peer is gone.
+                (source.owed, source.asked) = Default::default();
+                self.tidy(id);
+                continue;
+            };
+            while let Some(done) = source.owed.front()
+                && packed::send_done(node, id, done) != Ok(false)
+            {
+                source.owed.pop_front();
+            }
+            while let Some((head, ranges)) = source.asked.front()
+                && packed::answer_read(node, sides, (number, id), head, ranges) != Ok(false)
+            {
+                source.asked.pop_front();
+            }
+            self.tidy(id);
+        }
+    }
+
     fn give_back(&mut self, node: &mut Node, memory: Memory) {
         match memory.len() == SPARE_LEN && self.spare.len() < SPARES {
             true => self.spare.push(memory),
             false => drop(node.free(memory)),
         }
     }
+}
+
+/// Whether a provider needs the processors of both ends for each operation.
+fn is_soft(provider: &str) -> bool {
+    provider.starts_with("tcp")
 }

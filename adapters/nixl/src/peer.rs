@@ -34,12 +34,16 @@ pub(crate) struct Peer {
     /// The streams over which either end has asked. Closed here, they would look at the other as if
     /// this process had ended.
     pub lines: Vec<UnixStream>,
+    /// Whether short descriptors travel in chunks to it.
+    pub packs: bool,
+    /// Buffers that sends to it use.
+    pub lent: u32,
 }
 
 impl Peer {
     pub fn new(name: &[u8], address: &[u8]) -> Peer {
         let (name, address) = (name.to_vec(), address.to_vec());
         let stage = Stage::Apart { again: false };
-        Peer { name, address, info: None, stage, id: None, asks: false, lines: vec![] }
+        Peer { name, address, info: None, stage, id: None, asks: false, lines: vec![], packs: false, lent: 0 }
     }
 }

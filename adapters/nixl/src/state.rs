@@ -5,11 +5,13 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use fishplate::node::{Memory, Remote};
-use fishplate::{Node, PeerId};
+use fishplate::Node;
 
+use crate::buffers::Buffers;
 use crate::intro::{Export, Info};
+use crate::memory::{Away, Local};
 use crate::notes::Notes;
+use crate::packed::Sides;
 use crate::peer::Peer;
 use crate::slab::Slab;
 use crate::status::Status;
@@ -26,26 +28,6 @@ const LOOK: Duration = Duration::from_millis(20);
 
 /// How long calls poll in vain before each yields the processor, which the peer may need.
 const SPIN: Duration = Duration::from_micros(200);
-
-/// Memory of the program.
-pub(crate) struct Local {
-    pub memory: Memory,
-    /// Where the region starts: the program's first byte, or up to 7 before.
-    pub base: usize,
-    /// What the program has registered.
-    pub start: usize,
-    pub len: usize,
-}
-
-/// Memory of a peer.
-pub(crate) struct Away {
-    pub peer: u64,
-    pub export: Export,
-    /// Where the region starts there.
-    pub base: u64,
-    /// Its import, from this attachment of the peer.
-    pub import: Option<(PeerId, Remote)>,
-}
 
 /// What is shared with the threads of an agent. `None`: it is closed.
 pub(crate) struct Shared(Mutex<Option<State>>);
@@ -83,6 +65,7 @@ pub(crate) struct State {
     /// Transfers in progress.
     pub moving: Vec<u64>,
     pub notes: Notes,
+    pub buffers: Buffers,
     passes: u32,
     looked: Instant,
     /// Since when nothing has happened.
@@ -105,6 +88,7 @@ impl State {
             transfers: Slab::default(),
             moving: vec![],
             notes,
+            buffers: Buffers::default(),
             passes: 0,
             looked: Instant::now(),
             idle: None,
@@ -115,7 +99,7 @@ impl State {
     /// Makes a pass, and carries on what waits. From time to time, looks whether peers live.
     pub fn progress(&mut self) {
         // Looking for notifications makes the pass.
-        self.notes.collect(&mut self.node, &self.peers);
+        self.collect();
         if self.reap() || self.notes.are_there() {
             self.stir();
         }
@@ -136,6 +120,12 @@ impl State {
                 self.look();
             }
         }
+    }
+
+    /// Receives what has arrived.
+    pub fn collect(&mut self) {
+        let State { node, peers, locals, transfers, buffers, notes, .. } = self;
+        notes.collect(node, &mut Sides { peers, locals, transfers, buffers });
     }
 
     /// Something has happened.
@@ -174,7 +164,7 @@ impl State {
     pub fn export(&self, number: u64) -> Result<Vec<u8>, Status> {
         let local = self.locals.get(number).ok_or(Status::NOT_FOUND)?;
         let handle = self.node.handle(local.memory)?;
-        Ok(Export { start: local.start as u64, len: local.len as u64, handle }.encode())
+        Ok(Export { start: local.start as u64, len: local.len as u64, number, handle }.encode())
     }
 
     /// Keeps the metadata of a peer's memory. It is imported once the peer is connected.

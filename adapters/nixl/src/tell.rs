@@ -5,7 +5,8 @@ use std::collections::VecDeque;
 use fishplate::Notice;
 use fishplate::node::Error;
 
-use crate::notes::{Note, Notes, TAG};
+use crate::chunk::TAG;
+use crate::notes::{Note, Notes};
 use crate::peer::Stage;
 use crate::state::State;
 use crate::status::Status;

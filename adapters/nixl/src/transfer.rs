@@ -80,6 +80,9 @@ pub(crate) struct Transfer {
     pub(crate) next: usize,
     /// Operations that have not completed.
     pub(crate) outstanding: u32,
+    /// How often it was posted, and chunks of this post that the peer has not answered.
+    pub(crate) post: u32,
+    pub(crate) waits: u32,
     /// A notification to be sent.
     pub(crate) note: Option<Vec<u8>>,
     /// Why it has failed. It ends once nothing is outstanding.

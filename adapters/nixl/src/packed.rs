@@ -1,0 +1,370 @@
+//! Moves short descriptors in chunks, for peers behind a provider that needs the processors of both
+//! ends for each operation: `tcp`. The other transfers are puts and gets of the node.
+//!
+//! The initiator gathers what it writes into chunks; the target scatters each, and tells when that
+//! is done. What it reads the target gathers. The target checks all ranges of a chunk against its
+//! registered memory before it touches any. Lengths and counts have limits at both ends, so a peer
+//! that sends more than it takes only waits.
+
+use std::mem::MaybeUninit;
+
+use fishplate::core::mem::copy_bytes;
+use fishplate::node::Error;
+use fishplate::{Issued, Node, Notice, PeerId};
+
+use crate::buffers::Buffers;
+use crate::chunk::{CHUNK_MAX, HEAD, Head, Kind, NO_NOTE, RANGE, Range, TAG};
+use crate::intro::Refused;
+use crate::memory::{Away, Local, contains};
+use crate::peer::Peer;
+use crate::slab::Slab;
+use crate::status::Status;
+use crate::transfer::{Piece, Transfer};
+
+/// The longest descriptor that travels in a chunk with others, in bytes.
+const SHORT: usize = 32 << 10;
+
+/// The longest notification that travels in the last chunk of its transfer, in bytes.
+const NOTE_WITHIN: usize = 1024;
+
+/// Chunks of a transfer that are not answered yet.
+const UNANSWERED: u32 = 32;
+
+/// Buffers that are lent for one peer.
+const LENT: u32 = 32;
+
+/// What chunks of a peer concern.
+pub(crate) struct Sides<'a> {
+    pub peers: &'a mut Slab<Peer>,
+    pub locals: &'a Slab<Local>,
+    pub transfers: &'a mut Slab<Transfer>,
+    pub buffers: &'a mut Buffers,
+}
+
+/// A received chunk in memory of the node, which peers may still write: what is checked is copied
+/// out first.
+#[derive(Clone, Copy)]
+pub(crate) struct Chunk {
+    start: *const u8,
+    len: usize,
+}
+
+impl Chunk {
+    /// # Safety
+    /// The memory stays valid as long as this is used.
+    pub unsafe fn new(start: *const u8, len: usize) -> Chunk {
+        Chunk { start, len }
+    }
+
+    fn bytes(&self, from: usize, len: usize) -> Result<Vec<u8>, Refused> {
+        let end = from.checked_add(len).ok_or(Refused::Malformed)?;
+        if end > self.len {
+            return Err(Refused::Malformed);
+        }
+        let mut bytes = Vec::with_capacity(len);
+        // SAFETY: inside the chunk, as was just checked.
+        unsafe { append(&mut bytes, self.start.add(from), len) };
+        Ok(bytes)
+    }
+
+    fn head(&self) -> Result<Head, Refused> {
+        Head::decode(&self.bytes(0, HEAD)?)
+    }
+
+    /// The ranges, their length, and where the data begins.
+    fn ranges(&self, head: &Head) -> Result<(Vec<Range>, usize, usize), Refused> {
+        let before = head.before_data(self.len)?;
+        let (ranges, sum) = Range::decode_all(&self.bytes(HEAD, head.ranges as usize * RANGE)?)?;
+        Ok((ranges, sum, before))
+    }
+}
+
+/// Appends bytes that others may be writing.
+///
+/// # Safety
+/// `from` is valid for reads of `len` bytes.
+unsafe fn append(out: &mut Vec<u8>, from: *const u8, len: usize) {
+    out.reserve(len);
+    let room: &mut [MaybeUninit<u8>] = out.spare_capacity_mut();
+    // SAFETY: the vector has room for them, and they are initialized then.
+    unsafe {
+        copy_bytes(from, room.as_mut_ptr().cast(), len);
+        out.set_len(out.len() + len);
+    }
+}
+
+/// Checks that all ranges lie in registered memory.
+fn check(locals: &Slab<Local>, ranges: &[Range]) -> Result<(), Status> {
+    for range in ranges {
+        let local = locals.get(range.region).ok_or(Status::NOT_FOUND)?;
+        if !contains((local.start, local.len), range.address as usize, range.len as usize) {
+            return Err(Status::INVALID_PARAM);
+        }
+    }
+    Ok(())
+}
+
+/// Scatters a *write*. Returns the answer, and the notification of its transfer if it brings it.
+pub(crate) fn take_write(sides: &Sides<'_>, chunk: Chunk) -> Option<(Head, Option<Vec<u8>>)> {
+    let head = chunk.head().ok()?;
+    let scatter = || -> Result<Option<Vec<u8>>, Status> {
+        let (ranges, sum, before) = chunk.ranges(&head)?;
+        if before + sum != chunk.len {
+            return Err(Status::INVALID_PARAM);
+        }
+        check(sides.locals, &ranges)?;
+        let mut at = before;
+        for range in ranges {
+            // SAFETY: inside the chunk, because the sum fits; and in memory that is registered, so
+            // the program keeps it valid.
+            unsafe { copy_bytes(chunk.start.add(at), range.address as *mut u8, range.len as usize) };
+            at += range.len as usize;
+        }
+        match head.note {
+            NO_NOTE => Ok(None),
+            _ => Ok(Some(chunk.bytes(before - head.note_len(), head.note_len())?)),
+        }
+    };
+    let result = scatter();
+    let status = result.as_ref().err().map_or(0, |status| status.0);
+    Some((Head { ranges: 1, note: NO_NOTE, status, ..head }, result.ok().flatten()))
+}
+
+/// Decodes a *read*.
+pub(crate) fn take_read(chunk: Chunk) -> Result<(Head, Vec<Range>), Option<Head>> {
+    let head = chunk.head().map_err(|_| None)?;
+    let refused = Head { ranges: 0, note: NO_NOTE, status: Status::INVALID_PARAM.0, ..head };
+    match chunk.ranges(&head) {
+        Ok((ranges, sum, before)) if before == chunk.len && sum <= CHUNK_MAX - HEAD => {
+            Ok((Head { note: NO_NOTE, status: 0, ..head }, ranges))
+        }
+        _ => Err(Some(refused)),
+    }
+}
+
+/// Answers a *read*. Whether there was room.
+pub(crate) fn answer_read(
+    node: &mut Node,
+    sides: &mut Sides<'_>,
+    (number, id): (u64, PeerId),
+    head: &Head,
+    ranges: &[Range],
+) -> Result<bool, Status> {
+    let mut head = *head;
+    if let Err(status) = check(sides.locals, ranges) {
+        (head.status, head.ranges) = (status.0, 0);
+    }
+    let ranges = if head.status < 0 { &[] } else { ranges };
+    let parts = ranges.iter().map(|range| (range.address as usize, range.len as usize));
+    let mut bytes = Vec::with_capacity(HEAD);
+    head.encode(&mut bytes);
+    // SAFETY: the ranges were just checked to lie in registered memory.
+    unsafe { send(node, sides, (number, id), Kind::Data, bytes, parts) }
+}
+
+/// The initiator's transfer that an answer of this peer is for.
+fn awaited<'t>(
+    transfers: &'t mut Slab<Transfer>,
+    peers: &Slab<Peer>,
+    head: &Head,
+    source: PeerId,
+) -> Option<&'t mut Transfer> {
+    let transfer = transfers.get_mut(head.transfer)?;
+    let from = transfer.peer.and_then(|peer| peers.get(peer)?.id);
+    let wanted = transfer.active && transfer.post == head.post && transfer.waits != 0;
+    (wanted && from == Some(source)).then_some(transfer)
+}
+
+/// What a peer may report.
+fn fault(head: &Head) -> Option<Status> {
+    match Status(head.status) {
+        Status::SUCCESS => None,
+        status @ (Status::NOT_FOUND | Status::INVALID_PARAM) => Some(status),
+        _ => Some(Status::BACKEND),
+    }
+}
+
+/// Scatters *data*.
+pub(crate) fn take_data(sides: &mut Sides<'_>, source: PeerId, chunk: Chunk) {
+    let Ok(head) = chunk.head() else { return };
+    let Some(transfer) = awaited(sides.transfers, sides.peers, &head, source) else { return };
+    transfer.waits -= 1;
+    let result = fault(&head).map_or(Ok(()), Err).and_then(|()| {
+        let first = head.first as usize;
+        let pieces = first.checked_add(head.ranges as usize).and_then(|end| transfer.pieces.get(first..end));
+        let pieces = pieces.filter(|_| !transfer.write && head.ranges != 0).ok_or(Status::BACKEND)?;
+        if pieces.iter().map(|piece| piece.len).sum::<usize>() != chunk.len - HEAD {
+            return Err(Status::BACKEND);
+        }
+        let mut at = HEAD;
+        for piece in pieces {
+            let region = transfer.locals[piece.local as usize];
+            sides.locals.get(region).ok_or(Status::NOT_FOUND)?;
+            // SAFETY: inside the chunk, because the sum fits; and inside memory that is still
+            // registered, as was checked when the transfer was prepared.
+            unsafe { copy_bytes(chunk.start.add(at), piece.here as *mut u8, piece.len) };
+            at += piece.len;
+        }
+        Ok(())
+    });
+    if let Err(status) = result {
+        transfer.fault.get_or_insert(status);
+    }
+}
+
+/// Takes a *done*.
+pub(crate) fn take_done(sides: &mut Sides<'_>, source: PeerId, chunk: Chunk) {
+    let Ok(head) = chunk.head() else { return };
+    let Some(transfer) = awaited(sides.transfers, sides.peers, &head, source) else { return };
+    transfer.waits = transfer.waits.saturating_sub(if transfer.write { head.ranges } else { 0 });
+    if let Some(status) = fault(&head) {
+        transfer.fault.get_or_insert(status);
+    }
+}
+
+/// Sends `bytes`, then these parts of memory, as one message. Whether there was room.
+///
+/// # Safety
+/// The parts are valid for reads. All fits into [`CHUNK_MAX`].
+unsafe fn send(
+    node: &mut Node,
+    sides: &mut Sides<'_>,
+    (number, id): (u64, PeerId),
+    kind: Kind,
+    mut bytes: Vec<u8>,
+    parts: impl Iterator<Item = (usize, usize)> + Clone,
+) -> Result<bool, Status> {
+    let len = bytes.len() + parts.clone().map(|(_, len)| len).sum::<usize>();
+    let tag = TAG | kind as u64;
+    let sent = if len <= node.eager_max(id) {
+        for (start, len) in parts {
+            // SAFETY: as our caller promises.
+            unsafe { append(&mut bytes, start as *const u8, len) };
+        }
+        node.send(id, tag, &bytes[..], Notice::Silent)
+    } else {
+        let peer = sides.peers.get_mut(number).ok_or(Status::REMOTE_DISCONNECT)?;
+        if peer.lent >= LENT {
+            return Ok(false);
+        }
+        let buffer = match sides.buffers.take(node) {
+            Ok(buffer) => buffer,
+            Err(Error::Full { .. }) => return Ok(false),
+            Err(error) => return Err(error.into()),
+        };
+        let (memory, start) = (buffer.memory(), buffer.start().as_ptr());
+        // SAFETY: it fits, as our caller promises, and nobody else uses the buffer.
+        unsafe {
+            copy_bytes(bytes.as_ptr(), start, bytes.len());
+            let mut at = bytes.len();
+            for (from, len) in parts {
+                copy_bytes(from as *const u8, start.add(at), len);
+                at += len;
+            }
+        }
+        peer.lent += 1;
+        let word = sides.buffers.lend(buffer, number);
+        let sent = node.send(id, tag, memory.slice(..len), Notice::Report(word));
+        if !matches!(sent, Ok(Issued::Pending(_))) {
+            sides.buffers.end(node, word, false);
+            peer.lent -= 1;
+        }
+        sent
+    };
+    match sent {
+        Ok(_) => Ok(true),
+        Err(Error::Full { .. }) => Ok(false),
+        Err(error) => match Status::from(error) {
+            Status::IN_PROG => Ok(false),
+            status => Err(status),
+        },
+    }
+}
+
+/// Sends a *done*. Whether there was room.
+pub(crate) fn send_done(node: &mut Node, id: PeerId, head: &Head) -> Result<bool, Status> {
+    let mut bytes = Vec::with_capacity(HEAD);
+    head.encode(&mut bytes);
+    match node.send(id, TAG | Kind::Done as u64, &bytes[..], Notice::Silent) {
+        Ok(_) => Ok(true),
+        Err(error) => match Status::from(error) {
+            Status::IN_PROG => Ok(false),
+            status => Err(status),
+        },
+    }
+}
+
+/// How many of the next pieces of a transfer go into one chunk. 0: the first is put or read alone.
+pub(crate) fn run(pieces: &[Piece], write: bool, eager: usize) -> usize {
+    let (mut count, mut len, mut data) = (0, HEAD, 0);
+    for piece in pieces {
+        let long = len + RANGE > eager;
+        let full = HEAD + data + piece.len > CHUNK_MAX;
+        let more = if write { len + RANGE + piece.len > CHUNK_MAX } else { long || full };
+        if piece.len > SHORT || more {
+            break;
+        }
+        (count, data) = (count + 1, data + piece.len);
+        len += RANGE + if write { piece.len } else { 0 };
+    }
+    // Alone, it would take as many messages.
+    if count == 1 && (!write || len > eager) { 0 } else { count }
+}
+
+/// Sends the next `count` pieces of a transfer, or asks for them. Whether there was room.
+pub(crate) fn carry(
+    node: &mut Node,
+    sides: &mut Sides<'_>,
+    aways: &Slab<Away>,
+    to: (u64, PeerId),
+    number: u64,
+    count: usize,
+) -> Result<bool, Status> {
+    let transfer = sides.transfers.get_mut(number).ok_or(Status::NOT_FOUND)?;
+    if transfer.waits >= UNANSWERED {
+        return Ok(false);
+    }
+    let (first, write, eager) = (transfer.next, transfer.write, node.eager_max(to.1));
+    let pieces = &transfer.pieces[first..first + count];
+    let data: usize = pieces.iter().map(|piece| piece.len).sum();
+    let len = HEAD + count * RANGE + data;
+    let last = write && first + count == transfer.pieces.len();
+    let note = transfer.note.take_if(|note| {
+        let with = len + note.len();
+        last && note.len() <= NOTE_WITHIN && with <= if len <= eager { eager } else { CHUNK_MAX }
+    });
+    let mut bytes = Vec::with_capacity(if len <= eager { len + NOTE_WITHIN } else { len - data });
+    Head {
+        transfer: number,
+        post: transfer.post,
+        first: first as u32,
+        ranges: count as u32,
+        note: note.as_ref().map_or(NO_NOTE, |note| note.len() as u32),
+        status: 0,
+    }
+    .encode(&mut bytes);
+    for piece in pieces {
+        sides.locals.get(transfer.locals[piece.local as usize]).ok_or(Status::NOT_FOUND)?;
+        let away = aways.get(transfer.remotes[piece.remote as usize]).ok_or(Status::NOT_FOUND)?;
+        Range { region: away.export.number, address: piece.there as u64, len: piece.len as u32 }
+            .encode(&mut bytes);
+    }
+    bytes.extend_from_slice(note.as_deref().unwrap_or_default());
+    let kind = if write { Kind::Write } else { Kind::Read };
+    let parts: Vec<(usize, usize)> = match write {
+        true => pieces.iter().map(|piece| (piece.here, piece.len)).collect(),
+        false => vec![],
+    };
+    // SAFETY: the pieces lie in memory that is still registered, as was just checked; `run` has
+    // counted as many as fit.
+    let sent = unsafe { send(node, sides, to, kind, bytes, parts.into_iter()) };
+    let transfer = sides.transfers.get_mut(number).ok_or(Status::NOT_FOUND)?;
+    match sent {
+        Ok(true) => (transfer.next, transfer.waits) = (first + count, transfer.waits + 1),
+        _ => transfer.note = transfer.note.take().or(note),
+    }
+    sent
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,199 @@
+//! What a peer can do with chunks: wrong lengths, counts, addresses and regions, answers that
+//! nobody waits for, and more than is taken.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::*;
+use crate::agent::Agent;
+use crate::peer::Stage;
+use crate::state::{Shared, State};
+
+fn agent(name: &str) -> Agent {
+    let agent = Agent::open(name.into(), &[("fabric".into(), "off".into())], None).unwrap();
+    // As with a rail of tcp.
+    agent.shared.with(|state| state.notes.packs = true);
+    agent
+}
+
+fn with<T>(agent: &Agent, call: impl FnOnce(&mut State) -> T) -> T {
+    let shared: &Arc<Shared> = &agent.shared;
+    shared.with(call).unwrap()
+}
+
+fn until(what: &str, agents: &[&Agent], mut holds: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(20);
+    while !holds() {
+        assert!(Instant::now() < end, "waited in vain for {what}");
+        agents.iter().for_each(|agent| with(agent, State::progress));
+        std::thread::yield_now();
+    }
+}
+
+/// Two agents that are connected, and the number that each has of the other.
+fn pair() -> (Agent, Agent) {
+    let (a, b) = (agent("a"), agent("b"));
+    let info = |of: &Agent| with(of, |state| state.info.encode());
+    let (of_a, of_b) = (info(&a), info(&b));
+    with(&a, |state| state.load_peer(b"b", &of_b)).unwrap();
+    with(&b, |state| state.load_peer(b"a", &of_a)).unwrap();
+    let up = |of: &Agent| with(of, |state| state.peers.iter().any(|(_, peer)| peer.stage == Stage::Up));
+    until("a connection", &[&a, &b], || up(&a) && up(&b));
+    (a, b)
+}
+
+fn send(from: &Agent, kind: u64, bytes: &[u8]) {
+    let send = || {
+        with(from, |state| {
+            let id = state.peers.iter().find_map(|(_, peer)| peer.id).unwrap();
+            state.node.send(id, TAG | kind, bytes, Notice::Silent).is_ok()
+        })
+    };
+    until("room", &[from], send);
+}
+
+const HEAD_OF: Head = Head { transfer: 1, post: 1, first: 0, ranges: 1, note: NO_NOTE, status: 0 };
+
+fn chunk(head: Head, ranges: &[Range], rest: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![];
+    head.encode(&mut bytes);
+    ranges.iter().for_each(|range| range.encode(&mut bytes));
+    [bytes, rest.to_vec()].concat()
+}
+
+#[test]
+fn wrong_chunks_touch_no_memory_and_right_ones_do() {
+    let (a, b) = pair();
+    let mut memory = vec![7u64; 16];
+    let start = memory.as_mut_ptr() as usize;
+    // SAFETY: it outlives the agent.
+    let region = with(&b, |state| unsafe { state.register(start + 8, 64) }).unwrap();
+    let range = |address: usize, len: u32| Range { region, address: address as u64, len };
+    let data = [1u8; 64];
+    let good = range(start + 8, 8);
+    let write = Kind::Write as u64;
+    let wrong = [
+        chunk(HEAD_OF, &[range(start, 8)], &data[..8]),
+        chunk(HEAD_OF, &[range(start + 65, 8)], &data[..8]),
+        chunk(HEAD_OF, &[range(usize::MAX - 3, 8)], &data[..8]),
+        chunk(HEAD_OF, &[range(start + 8, u32::MAX)], &data[..8]),
+        chunk(HEAD_OF, &[Range { region: region + 1, ..good }], &data[..8]),
+        chunk(HEAD_OF, &[good], &data[..7]),
+        chunk(HEAD_OF, &[good], &data[..9]),
+        chunk(Head { ranges: 2, ..HEAD_OF }, &[good, range(start + 65, 8)], &data[..16]),
+        chunk(Head { ranges: u32::MAX, ..HEAD_OF }, &[good], &data[..8]),
+        chunk(Head { note: u32::MAX - 1, ..HEAD_OF }, &[good], &data[..8]),
+        chunk(Head { note: 9, ..HEAD_OF }, &[good], &data[..8]),
+        chunk(HEAD_OF, &[], &[]),
+        vec![0; HEAD - 1],
+        vec![],
+        vec![0xff; CHUNK_MAX + 1],
+    ];
+    for bytes in &wrong {
+        send(&a, write, bytes);
+        for kind in [1, 2, 3, Kind::Data as u64, Kind::Done as u64] {
+            send(&a, kind, &bytes[..bytes.len().min(100)]);
+        }
+    }
+    let with_note = Head { note: 2, ..HEAD_OF };
+    send(&a, write, &chunk(with_note, &[range(start + 16, 8)], &[b"hi", &data[..8]].concat()));
+    until("the notification", &[&a, &b], || with(&b, |state| state.notes.are_there()));
+    assert_eq!(with(&b, State::take_notes), [(b"a".to_vec(), b"hi".to_vec())]);
+    memory[2] ^= 7 ^ 0x0101_0101_0101_0101;
+    // SAFETY: as many, in their place; peers have written them.
+    let now = unsafe { std::slice::from_raw_parts(start as *const u64, 16) };
+    assert!(now.iter().all(|word| *word == 7), "{now:?}");
+}
+
+#[test]
+fn a_peer_that_takes_no_answers_has_its_share_of_memory_alone() {
+    let (a, b) = pair();
+    let mut memory = vec![0u64; CHUNK_MAX / 8];
+    let start = memory.as_mut_ptr() as usize;
+    // SAFETY: it outlives the agent.
+    let region = with(&b, |state| unsafe { state.register(start, CHUNK_MAX) }).unwrap();
+    let range = Range { region, address: start as u64, len: (CHUNK_MAX - HEAD) as u32 };
+    for post in 0..1000 {
+        let read = chunk(Head { post, ..HEAD_OF }, &[range], &[]);
+        with(&a, |state| {
+            let id = state.peers.iter().find_map(|(_, peer)| peer.id).unwrap();
+            // A refusal is what the peer deserves.
+            _ = state.node.send(id, TAG | Kind::Read as u64, &read[..], Notice::Silent);
+        });
+        with(&b, State::progress);
+    }
+    with(&b, |state| {
+        let lent: u32 = state.peers.iter().map(|(_, peer)| peer.lent).sum();
+        let waiting = state.notes.waiting();
+        assert!(lent <= LENT && waiting <= 64, "{lent} buffers, {waiting} messages");
+    });
+}
+
+#[test]
+fn answers_count_once_and_from_the_peer_of_their_transfer() {
+    let mut peers = Slab::default();
+    let (a, _b) = pair();
+    let c = with(&agent("c"), |state| state.info.address.clone());
+    let (id, other) = with(&a, |state| {
+        let id = state.peers.iter().find_map(|(_, peer)| peer.id).unwrap();
+        (id, state.node.connect(&c).unwrap())
+    });
+    let peer = peers.insert(Peer { id: Some(id), ..Peer::new(b"x", b"y") });
+    let mut locals = Slab::default();
+    let mut bytes = [0u64; 2];
+    let mut transfers = Slab::default();
+    // SAFETY: it outlives the agent.
+    let region = with(&a, |state| unsafe { state.register(bytes.as_mut_ptr() as usize, 16) }).unwrap();
+    let local = with(&a, |state| state.locals.remove(region)).unwrap();
+    let here = local.start;
+    let region = locals.insert(local);
+    let number = transfers.insert(Transfer {
+        write: false,
+        peer: Some(peer),
+        pieces: vec![Piece { here, there: 0, len: 8, local: 0, remote: 0 }],
+        locals: vec![region],
+        remotes: vec![],
+        here: vec![],
+        there: vec![],
+        next: 1,
+        outstanding: 0,
+        post: 5,
+        waits: 1,
+        note: None,
+        fault: None,
+        active: true,
+        released: false,
+    });
+    let mut buffers = Buffers::default();
+    let mut sides =
+        Sides { peers: &mut peers, locals: &locals, transfers: &mut transfers, buffers: &mut buffers };
+    let mut take = |source, head: Head, rest: &[u8]| {
+        let bytes = chunk(head, &[], rest);
+        // SAFETY: the bytes live during the call.
+        take_data(&mut sides, source, unsafe { Chunk::new(bytes.as_ptr(), bytes.len()) });
+        let transfer = sides.transfers.get(number).unwrap();
+        (transfer.waits, transfer.fault)
+    };
+    let good = Head { transfer: number, post: 5, ..HEAD_OF };
+    assert_eq!(take(other, good, &[9; 8]), (1, None), "of another peer");
+    assert_eq!(take(id, Head { post: 4, ..good }, &[9; 8]), (1, None), "of an earlier post");
+    assert_eq!(take(id, Head { transfer: number + 1, ..good }, &[9; 8]), (1, None));
+    assert_eq!(bytes, [0, 0]);
+    assert_eq!(take(id, good, &[1; 8]), (0, None));
+    assert_eq!(take(id, good, &[2; 8]), (0, None), "again");
+    // SAFETY: written through a pointer of the same memory.
+    let now = unsafe { (here as *const u64).read_volatile() };
+    assert_eq!(now, 0x0101_0101_0101_0101);
+    for (head, len) in [(Head { first: 1, ..good }, 8), (good, 7), (good, 9), (Head { ranges: 0, ..good }, 0)]
+    {
+        if let Some(transfer) = sides.transfers.get_mut(number) {
+            (transfer.waits, transfer.fault) = (1, None);
+        }
+        let bytes = chunk(head, &[], &vec![3; len]);
+        // SAFETY: the bytes live during the call.
+        take_data(&mut sides, id, unsafe { Chunk::new(bytes.as_ptr(), bytes.len()) });
+        assert_eq!(sides.transfers.get(number).unwrap().fault, Some(Status::BACKEND));
+    }
+    // SAFETY: as above.
+    assert_eq!(unsafe { (here as *const u64).read_volatile() }, 0x0101_0101_0101_0101);
+}
