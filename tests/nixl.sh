@@ -109,6 +109,8 @@ if need fi_info libfabric-bin && hosts 2 78 >"$work/why"; then
     rails="fabric=2 providers=tcp interfaces=rail0,rail1"
     limit=1800 say "2 processes on two hosts, two rails, $lists lists each" bash -c "transfers 2 $lists $seed '$rails'"
     limit=1800 say "4 processes on two hosts, $((lists / 2)) lists each" bash -c "transfers 4 $((lists / 2)) $seed '$rails'"
+    pull="ip -n $here link set rail0 down" back="ip -n $here link set rail0 up"
+    limit=1800 say "2 processes on two hosts, a cable pulled and put back" env PULL="$pull" PUT_BACK="$back" bash -c "transfers 2 $lists $seed '$rails'"
     limit=900 say "$rounds killed peers on another host" bash -c "killed '$rails'"
     tail -n 1 "$work/log"
 else

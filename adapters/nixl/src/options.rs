@@ -8,8 +8,13 @@ use fishplate::node::{Builder, Fabric};
 use std::time::Duration;
 
 /// The parameters, with their defaults.
-pub(crate) const DEFAULTS: [(&str, &str); 5] =
-    [("fabric", "auto"), ("providers", ""), ("interfaces", ""), ("shared_memory", "yes"), ("failover", "no")];
+pub(crate) const DEFAULTS: [(&str, &str); 5] = [
+    ("fabric", "auto"),
+    ("providers", ""),
+    ("interfaces", ""),
+    ("shared_memory", "yes"),
+    ("failover", "yes"),
+];
 
 /// The tables of an agent's node.
 const LIMITS: Limits = Limits { peers: 128, locals: 4096, remotes: 16384, operations: 4096 };
@@ -29,7 +34,7 @@ const MATCHING: MatchConfig = MatchConfig {
 /// A sentence that names the parameter and what it may be.
 pub(crate) fn builder(params: &[(String, String)]) -> Result<Builder, String> {
     let mut settings = Settings::DEFAULT;
-    let (mut fabric, mut local, mut failover) = (Fabric::IfThere, true, false);
+    let (mut fabric, mut local, mut failover) = (Fabric::IfThere, true, true);
     for (name, value) in params {
         let list = || value.split(',').filter(|part| !part.is_empty()).map(String::from).collect();
         let flag = || match value.as_str() {

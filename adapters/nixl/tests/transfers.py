@@ -5,12 +5,17 @@
 One process of several: NAMES, with commas between them, are all. Each moves COUNT lists to and
 from the others and itself. The processes meet by files in FOLDER.
 
+PULL, if it is set, is a command of the shell, which runs while a list is in flight, a third of the
+way, and PUT_BACK another at two thirds.
+
 A target checks the data of a write when its notification is there, and answers. So each notification
 proves that its data came before it.
 """
 
+import os
 import pickle
 import random
+import subprocess
 import sys
 import zlib
 
@@ -103,7 +108,11 @@ class Process:
         ours = descs(self.agent, [(self.scratch.at + here, size) for here, _, size in pieces])
         theirs = descs(self.agent, [((area if write else book) + there, size) for _, there, size in pieces])
         handle = self.agent.initialize_xfer("WRITE" if write else "READ", ours, theirs, target, note)
-        finish(self.agent, handle, self.agent.transfer(handle))
+        state = self.agent.transfer(handle)
+        for variable, when in ("PULL", self.count // 3), ("PUT_BACK", self.count * 2 // 3):
+            if number == when and variable in os.environ:
+                subprocess.run(os.environ[variable], shell=True, check=True)
+        finish(self.agent, handle, state)
         if not write:
             want, data = np.zeros(AREA, np.uint8), self.read_from(target)
             for here, there, size in pieces:
