@@ -1,7 +1,7 @@
-//! Any number of processes, on one host or several: in each round every process writes to every
-//! other one, signals, adds to a counter of rank 0, and sends a tagged message; and checks what it
-//! gets. Start it by a launcher, such as `mpirun -n 4 all_to_all ROUNDS SECONDS [INTERFACE,..]`, or
-//! several times with FISHPLATE_RENDEZVOUS=tcp://HOST:PORT and FISHPLATE_SIZE.
+//! Any number of processes, on one host or several. In each round every process writes to every
+//! other one, signals, adds to a counter of rank 0, sends a tagged message, and checks what it
+//! receives. Start it with a launcher, such as `mpirun -n 4 all_to_all ROUNDS SECONDS
+//! [INTERFACE,..]`, or several times with FISHPLATE_RENDEZVOUS=tcp://HOST:PORT and FISHPLATE_SIZE.
 
 use fishplate::{Cmp, Job, Node, Notice, Signal, config::Settings, core::engine::tag::Tag};
 use std::{env::args, error::Error, time::Duration};

@@ -25,9 +25,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut value = rank as u64;
     for step in 1..=STEPS {
         for (side, there) in there.iter().enumerate() {
-            // To the left neighbour this process is the right one, and the other way round.
+            // To its left neighbour this process is the right one, and vice versa.
             let mine = 1 - side as u64;
-            // Two places in turn: a neighbour may be one step behind.
+            // Two slots in turn, because a neighbour may be one step behind.
             let edge = there.at(16 + 16 * mine + 8 * (step % 2));
             node.put_signal(
                 &value.to_le_bytes(),

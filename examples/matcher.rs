@@ -1,5 +1,5 @@
-//! Tag matching alone, for a library that has its own transport: who gets which message, and
-//! nothing else. It holds no payload; `cookie` and `context` are the caller's own words.
+//! Tag matching alone, for a library with its own transport: decides which receive gets which
+//! message. It holds no payload; `cookie` and `context` are words of the caller.
 
 use std::error::Error;
 

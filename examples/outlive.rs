@@ -1,14 +1,14 @@
-//! Two processes that go on while rails between them fail: in each round either writes, signals,
-//! sends a tagged message and fetches a counter, and checks what the other did: nothing is lost,
-//! nothing comes twice, all is in order. Start it twice:
-//! `... --example outlive -- HOST:PORT ROUNDS [INTERFACE,.. [back]]`. With `back` it waits in the
-//! middle and before its last rounds until all rails are in use again.
+//! Two processes that continue while rails between them fail. In each round both write, signal,
+//! send a tagged message and fetch a counter. Each checks that nothing of the other is lost,
+//! repeated or out of order. Start it twice: `... --example outlive -- HOST:PORT ROUNDS
+//! [INTERFACE,.. [back]]`. With `back` it waits in the middle and before its last rounds until all
+//! rails are in use again.
 
 use fishplate::{Cmp, Job, Node, Notice, Signal, config::Settings, core::engine::tag::Tag};
 use std::time::{Duration, Instant};
 use std::{env::args, error::Error};
 
-/// How many rounds an end is ahead of what it has checked, and the slots that this takes.
+/// How many rounds a process may be ahead of its checks, and the slots that this takes.
 const AHEAD: u64 = 16;
 const SLOTS: u64 = 64;
 const SLOT: u64 = 256 << 10;

@@ -1,5 +1,5 @@
-//! Two processes and tagged messages: short ones, a long one that the receiver reads from the
-//! sender's memory, and one that is received by another tag than the first that came. Run it twice.
+//! Two processes and tagged messages: short ones that are received in another order than sent, and
+//! a long one that the receiver reads from the sender's memory. Run it twice.
 
 use fishplate::core::engine::tag::Tag;
 use fishplate::{Job, Node, Notice};

@@ -21,13 +21,13 @@ fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
     let mut engine = storage.engine(config, [Loopback::<64>::new()])?;
     let me = engine.reserve_peer()?;
     engine.connect_peer(me, 1)?;
-    // SAFETY: `counter` outlives the engine, and nobody else touches it.
+    // SAFETY: `counter` outlives the engine, and nothing else accesses it.
     let region = unsafe { Region::new(NonNull::from(&counter).cast(), 8, RegionKind::Private) };
     let (ours, mut handle) = (engine.register(region)?, [0; HANDLE_MAX]);
     let len = engine.export(ours, &mut handle)?;
     let theirs = engine.import(me, &handle[..len])?;
 
-    // A context is what a thread holds; a consumer is the other end of it, which the worker serves.
+    // A thread holds a context; the worker serves its other end, a consumer.
     let (host, channels) = (LinuxHost::private(), Channels::<THREADS>::new());
     let mut storage: [QueueStorage<8>; THREADS] = Default::default();
     let mut pairs = vec![];

@@ -24,8 +24,8 @@ pub fn close_in_background() {
 /// Starts a closing thread, unless [`THREADS`] are running; never waits. If none can be started,
 /// the descriptors stay until the next call.
 fn start() {
-    // Pairs with the fence in `run`: either we see that a thread has left, or it sees what was put
-    // aside.
+    // Pairs with the fence in `run`: either we see that a thread has left, or it sees the
+    // descriptors that were set aside.
     fence(Ordering::SeqCst);
     let thread = || thread::Builder::new().name("fishplate-close".into()).stack_size(64 << 10).spawn(run);
     if take_turn() && without_signals(thread).is_err() {

@@ -144,7 +144,7 @@ impl Page {
 
 impl Drop for Page {
     fn drop(&mut self) {
-        // SAFETY: the mapping that `create` made, which nothing refers to any more.
+        // SAFETY: the mapping that `create` made; no reference to it is left.
         unsafe { libc::munmap(self.words.as_ptr().cast(), BYTES) };
     }
 }
@@ -172,10 +172,10 @@ fn in_order(stats: &Stats, [peers, rails]: [u64; GAUGES]) -> [u64; NAMES.len()] 
     ]
 }
 
-/// What a page said at one moment.
+/// A snapshot of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Snapshot {
-    /// The process, by the number under which it was found.
+    /// The process id under which the page was found.
     pub pid: u32,
     /// The node: 0 for the first of its process.
     pub node: u64,
@@ -185,8 +185,8 @@ pub struct Snapshot {
     pub values: [u64; NAMES.len()],
 }
 
-/// Reads the pages of a process, in the order of its nodes. Makes system calls; the process is
-/// neither stopped nor told.
+/// Reads the pages of a process, in the order of its nodes. Makes system calls; the process keeps
+/// running and does not notice.
 ///
 /// # Errors
 /// There is no such process, or it belongs to another user.
@@ -210,7 +210,7 @@ pub fn read(pid: u32) -> io::Result<Vec<Snapshot>> {
     Ok(found)
 }
 
-/// The pages of all processes that this one may look into.
+/// Reads the pages of all processes that this one may inspect.
 pub fn read_all() -> Vec<Snapshot> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let mut pids: Vec<u32> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
@@ -218,14 +218,14 @@ pub fn read_all() -> Vec<Snapshot> {
     pids.into_iter().filter_map(|pid| read(pid).ok()).flatten().collect()
 }
 
-/// The number that a process has for itself.
+/// The process's id in its own namespace.
 fn own_number(pid: u32) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
     line.split_whitespace().last()?.parse().ok()
 }
 
-/// Reads a page, and its owner. `None`: it is no page, or changes all the time.
+/// Reads a page and its owner. `None`: it is no page, or it changed during every attempt.
 fn snapshot(file: &File, pid: u32) -> Option<(u64, Snapshot)> {
     for _ in 0..100 {
         let (mut page, mut count) = ([0; BYTES], [0; 8]);
@@ -266,7 +266,7 @@ mod tests {
             });
             let mut before = 0;
             while !done.load(Ordering::Relaxed) {
-                // One that changes all the time may not be read at this moment.
+                // A page that changes all the time may be unreadable now.
                 let Some(now) = mine() else { continue };
                 let [posted, arrived, .., passes, peers, rails] = now.values;
                 assert_eq!([arrived, passes, peers, rails], [posted; 4]);

@@ -83,7 +83,7 @@ pub(crate) struct Watch {
     peers: Vec<Watched>,
 }
 
-/// An attached peer whose process is not known to have ended.
+/// An attached peer whose process may be alive.
 #[derive(Debug)]
 struct Watched {
     peer: Peer,
@@ -201,8 +201,8 @@ impl<R: Rail> GuardSetup<'_, R> {
     clippy::missing_trait_methods,
     reason = "a call that is not forwarded would use the default, which ignores the rail"
 )]
-// SAFETY: forwards every call to the same rail, and all its reports to the sink. `setup` gives out
-// no more than that rail does.
+// SAFETY: forwards every call to the same rail, and all its reports to the sink. `setup` offers
+// only the calls of that rail's.
 unsafe impl<R: Rail> Rail for Guard<R> {
     type Setup<'a>
         = GuardSetup<'a, R>

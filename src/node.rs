@@ -219,9 +219,9 @@ impl Node {
 
     /// Makes progress without waiting: posts queued operations and applies arrivals. Returns the
     /// number of events that the rails reported. Hot path. While a peer of this host is not
-    /// connected, some calls make system calls to meet it, at most every 50 microseconds. Between
-    /// nodes with devices, a call at most once per millisecond closes and frees device memory,
-    /// which may wait for the device.
+    /// connected, some calls make system calls to connect it, at most every 50 microseconds.
+    /// Between nodes with devices, a call at most once per millisecond closes and frees device
+    /// memory, which may wait for the device.
     #[inline]
     pub fn progress(&mut self) -> u32 {
         if self.meeting {

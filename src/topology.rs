@@ -109,7 +109,7 @@ impl Machine {
     }
 }
 
-/// The distance between two devices, by what is known of each.
+/// Returns the distance between two devices, from what is known about each.
 fn distance(a: (Option<&PciPath>, Option<u32>), b: (Option<&PciPath>, Option<u32>)) -> Distance {
     if let (Some(a), Some(b)) = (a.0, b.0) {
         if a.shared_bridges(b) > 0 {

@@ -23,7 +23,7 @@
 //! let me = engine.reserve_peer().unwrap();
 //! engine.connect_peer(me, 0b1).unwrap();
 //!
-//! // Memory is registered, exported as a handle, and imported by whoever wants to reach it.
+//! // Register memory, export it as a handle, and import the handle at the peer.
 //! let start = NonNull::from(&mut memory).cast();
 //! let region = unsafe { Region::new(start, 4096, RegionKind::Private) };
 //! let mine = engine.register(region).unwrap();
@@ -31,15 +31,15 @@
 //! let len = engine.export(mine, &mut handle).unwrap();
 //! let theirs = engine.import(me, &handle[..len]).unwrap();
 //!
-//! // 16 bytes, and then a signal that no one sees before the bytes are there.
+//! // Write 16 bytes, then signal. The signal is visible only once the bytes are.
 //! let signal = Signal { at: theirs.at(2048), op: SignalOp::Set, value: 7 };
 //! engine.put_signal(CONTEXT, mine.at(0), 16, theirs.at(1024), signal, Notice::Silent).unwrap();
 //!
 //! let (host, never) = (SpinHost::new(1), Asleep::new());
 //! let mut waiter = Waiter::awake(&host, &never);
-//! // At the target: whoever sees the signal sees the bytes.
+//! // At the target: when the wait returns, the bytes are there.
 //! engine.wait_signal(mine.at(2048), Cmp::Eq, 7, Some(me), &mut waiter, DEADLINE).unwrap();
-//! // At the origin: on return everything is applied there.
+//! // At the origin: when it returns, everything is applied at the target.
 //! engine.quiet(CONTEXT, me, &mut waiter, DEADLINE).unwrap();
 //! ```
 //!
@@ -59,15 +59,15 @@
 //! - **No allocation, lock or system call on a hot path.** Memory is handed in at setup. No thread
 //!   is started, no environment variable read, no signal handler set. The waits may sleep, through
 //!   the [`Host`](sync::host::Host) they are given.
-//! - **A rail is not a peer.** Where an engine has [failover](engine::Engine::attach_failover), and
-//!   rails that can [fence](rail::Rail::fence), every operation is done once and in order while one
-//!   rail leads to its peer, however many others fail, and only the last one costs the peer.
+//! - **A rail is not a peer.** With [failover](engine::Engine::attach_failover) and rails that can
+//!   [fence](rail::Rail::fence), a peer survives the failure of all its rails but one. Every
+//!   operation is still applied once and in order.
 //! - **A peer is not trusted.** Input from a peer is copied out once and checked: region, bounds,
 //!   width, sequence window. Invalid input is rejected with an error that names the violation. It
 //!   causes no panic and no write outside a registered region.
 //! - **One attachment, one epoch.** Traffic of one attachment of a peer never counts in a later
-//!   one: it is dropped and counted ([`Stats::stale`](engine::Stats)). A peer that attaches anew
-//!   while this end does not is given up.
+//!   one: it is dropped and counted ([`Stats::stale`](engine::Stats)). A peer that attaches again
+//!   while this end is still attached fails here.
 //! - **Bounded.** Every queue, window and table has a size fixed at setup; when one is full the
 //!   caller gets [`Again`](error::OpError::Again) with nothing changed. A pass handles a configured
 //!   number of items per queue at most.

@@ -98,7 +98,7 @@ pub enum Fence {
     Fenced,
     /// Something may still land: call again after the next poll.
     Pending,
-    /// The rail cannot tell, so give the peer up.
+    /// The rail cannot tell, so the peer must fail.
     Unknown,
 }
 

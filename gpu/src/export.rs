@@ -157,8 +157,8 @@ impl Exports {
         Ok(Registration { alloc, offset, len, version: slice.version })
     }
 
-    /// Returns the live entry for a range: the one that holds the same registration, else the
-    /// longest, else a new one.
+    /// Returns the live entry for a range: the one with the same registration, else the longest,
+    /// else a new one.
     fn entry_of<D: Device>(
         &mut self,
         device: &mut D,

@@ -110,8 +110,8 @@ impl<D: Device> Sharing<D> {
     /// Returns the device, mutable, to queue work.
     ///
     /// # Safety
-    /// The caller does not replace the device, revokes exported memory before freeing it, and
-    /// leaves alone memory opened or pinned here and work queued here.
+    /// The caller does not replace the device, and revokes exported memory before freeing it. It
+    /// does not touch memory opened or pinned here, nor work queued here.
     pub unsafe fn device_mut(&mut self) -> &mut D {
         &mut self.device
     }

@@ -2,8 +2,8 @@
 //!
 //! With each packet of the handshake the kernel passes the process and user of its sender
 //! (`SCM_CREDENTIALS`), and since Linux 6.5 a pidfd (`SCM_PIDFD`). `SO_PEERCRED` is not enough: it
-//! names the process that connected, or that made a pair of sockets, and after a fork that can be
-//! this process itself.
+//! names the process that connected or created the socket pair, which after a fork can be this
+//! process itself.
 //!
 //! A process ID alone proves little, because the kernel reuses it. It is *proven* here if a pidfd
 //! that was opened before the peer could know our nonce, or that came with the packet, is still

@@ -436,11 +436,11 @@ impl Remote {
         Ok(unsafe { mapping.ptr().add(base as usize) })
     }
 
-    /// Returns whether the process is still the one that we met, and is linked to us. The answer is
-    /// at most [`KNOWN`] old. That is no weaker than a fresh answer, because the caller may be
-    /// preempted before it uses it. If the process has exited and its ID is not reused, the kernel
-    /// itself reports an error. Makes a system call of half a microsecond each time the answer
-    /// expires.
+    /// Returns whether the process is still the one of the handshake, and is linked to us. The
+    /// answer is at most [`KNOWN`] old. That is no weaker than a fresh answer, because the caller
+    /// may be preempted before it uses it. If the process has exited and its ID is not reused, the
+    /// kernel itself reports an error. Makes a system call of half a microsecond each time the
+    /// answer expires.
     pub(crate) fn lives(&mut self, now: u64) -> bool {
         if now < self.known_until {
             return true;

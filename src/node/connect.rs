@@ -483,7 +483,7 @@ mod tests {
             }
             dials.disconnect(here).unwrap();
             here = dials.connect(&to_other).unwrap();
-            // The other node still holds what it had begun.
+            // The other node still holds its half of the handshake.
             let before = other.early.len();
             while other.agreements.len() + other.early.len() == before + 1 && dials.agreements.is_empty() {
                 assert!(Instant::now() < deadline, "no second link");

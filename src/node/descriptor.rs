@@ -21,8 +21,8 @@
 //! ```
 //!
 //! A readable descriptor says that the node may have something to do, not what. [`Node::arm`] comes
-//! before each wait: without it nobody makes the descriptor readable. A test comes after it: a peer
-//! that wrote a word just before `arm` has woken nobody. What comes later makes the descriptor
+//! before each wait: without it nothing makes the descriptor readable. A test comes after it: a
+//! peer that wrote a word just before `arm` has woken nobody. Later events make the descriptor
 //! readable, so no wake-up is lost.
 
 use std::os::fd::BorrowedFd;
@@ -54,8 +54,8 @@ impl Node {
     /// at most: 20 ms, and less while peers connect. Test once more what the program waits for, and
     /// then wait. `None`: something has come, or a provider must be polled first; do not wait.
     ///
-    /// A wait that lasts longer than this says delays acknowledgements, and what a peer that dies
-    /// leaves undone. Makes system calls, does not block.
+    /// A longer wait delays acknowledgements, and the clean-up after a peer that dies. Makes system
+    /// calls, does not block.
     pub fn arm(&mut self) -> Option<Duration> {
         self.wait_fd()?;
         self.meet();

@@ -91,7 +91,7 @@ struct Parts {
     matching: MatchStorage<RAILS_LIMIT>,
     failover: Option<FailoverStorage>,
     requests: Vec<MqSlot>,
-    /// Longer tables, which have taken the place of those above.
+    /// Longer tables, which replaced those above.
     grown: Option<Grown>,
     host: LinuxHost,
     wait_object: NodeWaitObject,

@@ -283,7 +283,7 @@ impl Node {
     /// complete.
     ///
     /// # Errors
-    /// [`Error::Wait`] says what is missing, or how many silent operations have failed.
+    /// [`Error::Wait`]: what is missing, or how many silent operations have failed.
     #[doc(alias = "shmem_quiet")]
     pub fn quiet(&mut self, peer: PeerId, timeout: Duration) -> Result<(), Error> {
         match self.wait_with(timeout, |engine, waiter, until| engine.quiet(CONTEXT, peer, waiter, until)) {
@@ -320,7 +320,7 @@ impl Node {
     /// signal: the wait ends if it fails.
     ///
     /// # Errors
-    /// [`Error::Wait`] says what is missing, or that the peer has failed.
+    /// [`Error::Wait`]: what is missing, or that the peer has failed.
     #[doc(alias = "shmem_signal_wait_until")]
     #[inline]
     pub fn wait(

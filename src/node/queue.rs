@@ -17,7 +17,7 @@ pub struct Queue<'n>(Mq<'n, 'static, NodeRail, RAILS_LIMIT>);
 impl Node {
     /// The matched queue, if the node was opened with [requests](super::Builder::requests) and
     /// without a worker. While a peer of this host is not connected, some calls make system calls
-    /// to meet it, as [`progress`](Self::progress) does.
+    /// to connect it, as [`progress`](Self::progress) does.
     #[doc(alias = "psm2_mq_init")]
     #[inline]
     pub fn queue(&mut self) -> Option<Queue<'_>> {

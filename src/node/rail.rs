@@ -125,8 +125,8 @@ macro_rules! moves {
     clippy::missing_trait_methods,
     reason = "a call that is not forwarded would use the default, which ignores the rail"
 )]
-// SAFETY: forwards every call to the same rail, and `setup` gives out no more than that rail does.
-// A refused call has changed nothing.
+// SAFETY: forwards every call to the same rail, and `setup` offers only the calls of that rail's. A
+// refused call has changed nothing.
 unsafe impl Rail for NodeRail {
     type Setup<'a> = NodeSetup<'a>;
 

@@ -53,7 +53,7 @@ pub struct RailPair {
 pub struct RailError {
     /// The rail.
     pub rail: RailId,
-    /// What the engine was told.
+    /// The state that the engine knows.
     pub fault: Fault,
     /// The last error of the rail, in libfabric's and the provider's words.
     pub provider: Option<String>,
@@ -113,14 +113,12 @@ impl Node {
     }
 
     /// Takes one of several libfabric rails to a peer out of use until
-    /// [`enable_rail`](Self::enable_rail), for maintenance. What is in flight on it goes by the
-    /// others, in the calls that follow. Does not wait. Other peers lose the rail for some
-    /// milliseconds.
+    /// [`enable_rail`](Self::enable_rail), for maintenance. Operations in flight on it move to the
+    /// other rails, in later calls. Does not wait. Other peers lose the rail for some milliseconds.
     ///
     /// # Errors
-    /// The peer is not known, not connected or has no
-    /// [failover](super::Builder::failover); or the rail is not one of several that lead to it, or
-    /// the last one in use.
+    /// The peer is unknown, not connected, or has no [failover](super::Builder::failover); or the
+    /// rail is not one of several that lead to it, or the last one in use.
     pub fn disable_rail(&mut self, peer: PeerId, rail: RailId) -> Result<(), Error> {
         behind!(self, |node| node.disable_rail(peer, rail));
         Ok(self.home.engine.disable_rail(peer, rail)?)
@@ -130,8 +128,8 @@ impl Node {
     /// in the calls that follow. A rail that has failed returns without this call. Does not wait.
     ///
     /// # Errors
-    /// The peer is not known, not connected or has no
-    /// [failover](super::Builder::failover); or the rail is not one of several that lead to it.
+    /// The peer is unknown, not connected, or has no [failover](super::Builder::failover); or the
+    /// rail is not one of several that lead to it.
     pub fn enable_rail(&mut self, peer: PeerId, rail: RailId) -> Result<(), Error> {
         behind!(self, |node| node.enable_rail(peer, rail));
         Ok(self.home.engine.enable_rail(peer, rail)?)
@@ -141,7 +139,7 @@ impl Node {
     /// failed with its last one. Empty: all are in use. Slow path: allocates.
     ///
     /// # Errors
-    /// The peer is not known, or was given up.
+    /// The peer is unknown or was removed.
     pub fn rail_errors(&self, peer: PeerId) -> Result<Vec<RailError>, Error> {
         behind!(self, |node| node.rail_errors(peer));
         let mut errors = vec![];
@@ -153,11 +151,10 @@ impl Node {
         Ok(errors)
     }
 
-    /// Watches a peer through a descriptor whose end of stream means that the peer's process has
-    /// ended, such as a TCP connection to it. Waits and [`peer_error`](Self::peer_error) poll it
-    /// from then on, because a provider may not report the end. Nothing is read from it or written
-    /// to it. A peer of this host needs none, and the descriptor is closed. Slow path: system
-    /// calls.
+    /// Watches a peer through a descriptor, such as a TCP connection to it. End of stream means
+    /// that the peer's process has ended. Waits and [`peer_error`](Self::peer_error) poll it from
+    /// then on, because a provider may not report the end. Nothing is read from it or written to
+    /// it. A peer of this host needs none, and the descriptor is closed. Slow path: system calls.
     ///
     /// # Errors
     /// The peer is unknown or was removed; or the system has no descriptors left: each rail to the
@@ -177,8 +174,8 @@ impl Node {
         Ok(())
     }
 
-    /// Returns what is missing from peers: from `from`, or from any. A [`quiet`](Self::quiet) that
-    /// fails says what is missing of what this node sent.
+    /// Returns what is missing from peers: from `from`, or from any. For what this node sent, see
+    /// the error of [`quiet`](Self::quiet).
     pub fn missing(&self, from: Option<PeerId>) -> Stuck {
         if let Driver::Worker(worker) = &self.driver {
             return worker.call(|node| node.missing(from)).unwrap_or_default();

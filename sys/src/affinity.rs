@@ -15,7 +15,7 @@ impl CpuSet {
 
     /// No processor.
     pub fn empty() -> Self {
-        // SAFETY: a set is an array of integers, for which zero is a value.
+        // SAFETY: a set is an array of integers, for which zero is valid.
         Self(unsafe { mem::zeroed() })
     }
 
@@ -28,21 +28,21 @@ impl CpuSet {
         }
     }
 
-    /// Whether the set holds a processor.
+    /// Returns whether the set holds a processor.
     #[doc(alias = "CPU_ISSET")]
     pub fn contains(&self, cpu: usize) -> bool {
         // SAFETY: the number is inside the set, as checked first.
         cpu < Self::MAX && unsafe { libc::CPU_ISSET(cpu, &self.0) }
     }
 
-    /// How many processors the set holds.
+    /// Returns the number of processors in the set.
     #[doc(alias = "CPU_COUNT")]
     pub fn count(&self) -> usize {
         // SAFETY: the set is valid for reading.
         unsafe { libc::CPU_COUNT(&self.0) as usize }
     }
 
-    /// The processors, lowest number first.
+    /// Returns the processors in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = usize> {
         (0..Self::MAX).filter(|cpu| self.contains(*cpu))
     }
@@ -57,7 +57,7 @@ impl fmt::Debug for CpuSet {
 /// The calling thread.
 const THIS_THREAD: c_int = 0;
 
-/// The processors on which the calling thread may run.
+/// Returns the processors on which the calling thread may run.
 ///
 /// # Errors
 ///
@@ -70,7 +70,7 @@ pub fn allowed() -> Result<CpuSet, Errno> {
     Ok(set)
 }
 
-/// Lets the calling thread run on the processors of `set` alone.
+/// Restricts the calling thread to the processors of `set`.
 ///
 /// # Errors
 ///
@@ -93,13 +93,13 @@ pub fn pin(cpu: usize) -> Result<(), Errno> {
     allow(&set)
 }
 
-/// The processor on which the calling thread runs at this moment.
+/// Returns the processor on which the calling thread runs now.
 ///
 /// # Errors
 ///
 /// [`Errno::ENOSYS`] if the kernel cannot tell.
 #[doc(alias = "sched_getcpu")]
 pub fn current() -> Result<usize, Errno> {
-    // SAFETY: the call takes nothing.
+    // SAFETY: the call has no arguments.
     Errno::check(unsafe { libc::sched_getcpu() }).map(|cpu| cpu as usize)
 }

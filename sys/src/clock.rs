@@ -1,11 +1,11 @@
-//! Clocks. No call here enters the kernel, but for [`thread_cpu_ns`].
+//! Clocks. Only [`thread_cpu_ns`] enters the kernel.
 
 use core::mem::MaybeUninit;
 
 use crate::errno::Errno;
 
-/// Nanoseconds since some fixed moment, the same for every process of this machine;
-/// never goes back. Read through the vDSO.
+/// Returns nanoseconds since a fixed moment, the same for all processes of this machine. It never
+/// goes back. Reads through the vDSO.
 #[doc(alias = "clock_gettime")]
 #[inline]
 pub fn monotonic_ns() -> u64 {
@@ -13,11 +13,11 @@ pub fn monotonic_ns() -> u64 {
     read(libc::CLOCK_MONOTONIC).unwrap_or(0)
 }
 
-/// Nanoseconds of processor time that the calling thread has used.
+/// Returns the processor time that the calling thread has used, in nanoseconds.
 ///
 /// # Errors
 ///
-/// What `clock_gettime(2)` says; none is known.
+/// The error of `clock_gettime(2)`; none is known to occur.
 #[doc(alias = "CLOCK_THREAD_CPUTIME_ID")]
 pub fn thread_cpu_ns() -> Result<u64, Errno> {
     read(libc::CLOCK_THREAD_CPUTIME_ID)
@@ -28,12 +28,12 @@ fn read(clock: libc::clockid_t) -> Result<u64, Errno> {
     let mut time = MaybeUninit::<libc::timespec>::uninit();
     // SAFETY: `time` is valid for writing a timespec.
     Errno::check(unsafe { libc::clock_gettime(clock, time.as_mut_ptr()) })?;
-    // SAFETY: the call has succeeded, and so has written it.
+    // SAFETY: the call has succeeded, so it has written the value.
     let time = unsafe { time.assume_init() };
     Ok((time.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec as u64))
 }
 
-/// `ns` as the kernel takes it.
+/// Converts `ns` to the kernel's form.
 pub(crate) fn timespec(ns: u64) -> libc::timespec {
     libc::timespec {
         // At most 18.4e9 seconds, which a 64-bit `time_t` holds.

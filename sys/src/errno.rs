@@ -7,13 +7,13 @@ use core::{error::Error, ffi::c_int, fmt};
 #[repr(transparent)]
 pub struct Errno(c_int);
 
-/// The numbers that have names here.
+/// The named numbers.
 macro_rules! named {
     ($($(#[$meta:meta])* $name:ident),* $(,)?) => {
         impl Errno {
             $($(#[$meta])* pub const $name: Self = Self(libc::$name);)*
 
-            /// The C name, if this is a common one.
+            /// Returns the C name, if the number has one here.
             pub const fn name(self) -> Option<&'static str> {
                 match self {
                     $(Self(libc::$name) => Some(stringify!($name)),)*
@@ -67,7 +67,7 @@ named! {
     ECONNRESET,
     /// Connection refused.
     ECONNREFUSED,
-    /// The time given has passed.
+    /// The deadline has expired.
     ETIMEDOUT,
 }
 
@@ -82,14 +82,14 @@ impl Errno {
         self.0
     }
 
-    /// The number that the last failed call of this thread left.
+    /// Returns the error number of this thread's last failed call.
     #[doc(alias = "errno")]
     pub fn last() -> Self {
         // SAFETY: the location is this thread's own, valid for as long as the thread runs.
         Self(unsafe { *libc::__errno_location() })
     }
 
-    /// The result of a call that returns a negative number to say that it failed.
+    /// Converts the result of a call that returns a negative number on failure.
     pub(crate) fn check(returned: impl Into<i64>) -> Result<i64, Self> {
         match returned.into() {
             ..0 => Err(Self::last()),

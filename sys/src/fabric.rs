@@ -2,23 +2,23 @@
 //!
 //! | module            | what                                              | C            |
 //! |-------------------|---------------------------------------------------|--------------|
-//! | [`raw`]           | structures, tables and numbers as C lays them out | `rdma/*.h`   |
-//! | [`error`]         | codes, and what goes wrong at setup               | `fi_errno.h` |
+//! | [`raw`]           | structures, tables and numbers with C's layout    | `rdma/*.h`   |
+//! | [`error`]         | codes, and errors of setup                        | `fi_errno.h` |
 //! | [`library`]       | the functions found at run time                   | `fi_getinfo` |
-//! | [`info`]          | what providers offer and what is asked of them    | `fi_info`    |
+//! | [`info`]          | the offers of providers, and hints                | `fi_info`    |
 //! | [`fabric`]        | one file per object from here: a fabric           | `fid_fabric` |
 //! | [`domain`]        | a domain                                          | `fid_domain` |
 //! | [`av`]            | an address vector                                 | `fid_av`     |
 //! | [`cq`]            | a completion queue                                | `fid_cq`     |
 //! | [`endpoint`]      | an endpoint: all posts                            | `fid_ep`     |
 //! | [`mr`]            | a memory registration                             | `fid_mr`     |
-//! | [`persona`]       | what is known of providers beyond what they say   |              |
+//! | [`persona`]       | facts that providers do not report                |              |
 //! | [`mod@negotiate`] | choosing an offer                                 |              |
 //! | [`rail`]          | the rail over an endpoint                         |              |
 //!
-//! Each object is owned by one value and closed when that is dropped, in reverse order: a value
-//! holds what it was opened in. No headers and no linking are needed to build; the library is found
-//! when [`library::Library::open`] is called.
+//! One value owns each object and closes it on drop. It also holds the object that it was opened
+//! in, so objects close in reverse order. Building needs no headers and no linking:
+//! [`library::Library::open`] loads the library.
 
 pub mod av;
 pub mod cq;

@@ -1,9 +1,9 @@
-//! `futex(2)`: sleep while a word of memory has a value, and wake who sleeps. [`wait`] and
-//! [`wait_two`] block, at most for the time given; [`wake`] does not.
+//! `futex(2)`: sleeps while a word of memory has a value, and wakes sleepers. [`wait`] and
+//! [`wait_two`] block, at most until a timeout; [`wake`] does not.
 //!
-//! A private futex is found by its address and costs less; it works between threads of one process.
-//! A shared futex is found by what is mapped there, so processes that map the same file or memfd
-//! meet on it. Both sides must agree: a private wake-up does not reach a shared sleeper.
+//! A private futex is identified by its address. It costs less, and works between threads of one
+//! process. A shared futex is identified by the mapped file or memfd, so it works between
+//! processes. Both sides must agree: a private wake-up does not reach a shared sleeper.
 
 use core::{ffi::c_long, ptr};
 
@@ -12,7 +12,7 @@ use static_assertions::const_assert_eq;
 
 use crate::{clock, errno::Errno};
 
-/// Which threads may wake each other.
+/// The scope of a futex: which threads may wake each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
     /// Threads of one process.
@@ -50,8 +50,8 @@ impl Scope {
 ///
 /// # Errors
 ///
-/// [`Errno::EAGAIN`] if the word differs, [`Errno::ETIMEDOUT`] after the time given,
-/// [`Errno::EINTR`] after a signal.
+/// [`Errno::EAGAIN`] if the word differs, [`Errno::ETIMEDOUT`] after the timeout, [`Errno::EINTR`]
+/// after a signal.
 #[doc(alias = "FUTEX_WAIT")]
 pub fn wait(scope: Scope, word: &AtomicU32, expected: u32, timeout_ns: u64) -> Result<(), Errno> {
     let timeout = clock::timespec(timeout_ns);
@@ -87,7 +87,7 @@ pub fn wait_two(scope: Scope, words: [(&AtomicU32, u32); 2], timeout_ns: u64) ->
         flags,
         reserved: 0,
     });
-    // This call, unlike `futex`, takes a point in time.
+    // Unlike `futex`, this call takes a point in time.
     let until = clock::timespec(clock::monotonic_ns().saturating_add(timeout_ns));
     // SAFETY: the address holds two entries, and both words are borrowed,
     // so mapped, for the whole call.
@@ -104,7 +104,7 @@ pub fn wait_two(scope: Scope, words: [(&AtomicU32, u32); 2], timeout_ns: u64) ->
     Errno::check(returned).map(drop)
 }
 
-/// Wakes all threads that sleep on `word`. Returns their number; zero if the kernel refused.
+/// Wakes all threads that sleep on `word`. Returns their number; zero if the call failed.
 #[doc(alias = "FUTEX_WAKE")]
 pub fn wake(scope: Scope, word: &AtomicU32) -> u32 {
     // SAFETY: the kernel uses the address to find sleepers, and does not write the word.

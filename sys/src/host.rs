@@ -8,12 +8,12 @@
 //!
 //! 1. *this* process, the notifier's, is registered, so that the sleeper's barrier reaches it
 //!    ([`LinuxHost::is_registered`]);
-//! 2. every sleeper that this process notifies really calls membarrier
+//! 2. every sleeper that this process notifies calls membarrier
 //!    ([`LinuxHost::sleeper_uses_membarrier`]).
 //!
-//! Threads of one process share one answer to both, so [`LinuxHost::private`] decides alone.
-//! Between processes each side tells the other its bit in a handshake; until a host is told that
-//! the peer sleeps with membarrier ([`LinuxHost::peer_uses_membarrier`]), it keeps the full fence.
+//! Within a process both have the same answer, so [`LinuxHost::private`] decides alone. Between
+//! processes each side sends its answer in a handshake. A host keeps the full fence until it knows
+//! that the peer sleeps with membarrier ([`LinuxHost::peer_uses_membarrier`]).
 //!
 //! | host                                  | sleeper's barrier         | notifier's barrier |
 //! |---------------------------------------|---------------------------|--------------------|
@@ -22,7 +22,7 @@
 //! | `shared().peer_uses_membarrier(true)` | membarrier, every process | compiler fence     |
 //! | either, if registration fails         | `fence(SeqCst)`           | `fence(SeqCst)`    |
 //!
-//! A child made by `fork` makes its own host: registration is a property of the process.
+//! A forked child must create its own host, because registration is a property of the process.
 
 use core::sync::atomic::compiler_fence;
 
@@ -46,43 +46,43 @@ pub struct LinuxHost {
     registered: bool,
     /// Whether the notifier's half may be a compiler fence.
     elides: bool,
-    /// Whether the kernel has `futex_waitv`, as far as known.
+    /// Whether the kernel has `futex_waitv`; true until a call fails.
     has_waitv: AtomicBool,
 }
 
-/// The longest sleep on one word while another goes unwatched, on kernels that take only one.
+/// The longest sleep on one of two words, on kernels that cannot sleep on both.
 const SLICE_NS: u64 = 1_000_000;
 
 impl LinuxHost {
-    /// For eventcounts used by threads of this process alone.
+    /// A host for eventcounts that only threads of this process use.
     pub fn private() -> Self {
         let registered = membarrier::register(Scope::Private).is_ok();
         Self { scope: Scope::Private, registered, elides: registered, has_waitv: AtomicBool::new(true) }
     }
 
-    /// For eventcounts in memory shared between processes. Fences as if the peer slept without
-    /// membarrier, until told otherwise.
+    /// A host for eventcounts in memory shared between processes. Keeps the full fence until
+    /// [`peer_uses_membarrier`](Self::peer_uses_membarrier).
     pub fn shared() -> Self {
         let registered = membarrier::register(Scope::Shared).is_ok();
         Self { scope: Scope::Shared, registered, elides: false, has_waitv: AtomicBool::new(true) }
     }
 
-    /// As this host, but with a full fence on both sides. Every thread that shares an eventcount
-    /// must then use such a host: its sleepers do not reach a notifier that elides the fence.
+    /// Changes this host to full fences on both sides. Then every thread that shares an eventcount
+    /// must use such a host, because its sleepers do not reach a notifier without a fence.
     #[must_use]
     pub fn without_membarrier(self) -> Self {
         Self { registered: false, elides: false, ..self }
     }
 
-    /// As this host, but as if the kernel had no `futex_waitv` (before Linux 5.16): waits on two
-    /// words sleep on the first, in slices of a millisecond, and look at the second in between.
+    /// Changes this host to act as if the kernel had no `futex_waitv` (before Linux 5.16): waits on
+    /// two words sleep on the first for a millisecond at a time, and check the second in between.
     #[must_use]
     pub fn without_waitv(self) -> Self {
         Self { has_waitv: AtomicBool::new(false), ..self }
     }
 
-    /// As this host, knowing whether *every* sleeper that it will notify calls membarrier. Elides
-    /// the fence if they do and this process is registered.
+    /// Tells this host whether *every* sleeper that it will notify calls membarrier. Then it elides
+    /// the fence, if this process is registered.
     ///
     /// A peer that lies costs its own wake-ups: it sleeps until its deadline.
     #[must_use]
@@ -90,24 +90,24 @@ impl LinuxHost {
         Self { elides: does && self.registered, ..self }
     }
 
-    /// Whether this process is registered, so that a peer's membarrier reaches it.
+    /// Returns whether this process is registered, so that a peer's membarrier reaches it.
     pub fn is_registered(&self) -> bool {
         self.registered
     }
 
-    /// Whether threads that sleep through this host call membarrier. Tell the peer.
+    /// Returns whether threads that sleep through this host call membarrier. Send this to the peer.
     pub fn sleeper_uses_membarrier(&self) -> bool {
         self.registered
     }
 
-    /// Whether notifying through this host is free of a full fence.
+    /// Returns whether a notification through this host needs no full fence.
     pub fn elides_fence(&self) -> bool {
         self.elides
     }
 
-    /// Whether waits on two words sleep on both at once, as far as known.
+    /// Returns whether waits on two words sleep on both at once.
     pub fn has_waitv(&self) -> bool {
-        // Relaxed: a note on the kernel, by which nothing is handed over.
+        // Relaxed: a fact about the kernel, which publishes no data.
         self.has_waitv.load(Ordering::Relaxed)
     }
 
@@ -149,7 +149,7 @@ impl Host for LinuxHost {
 
     #[doc(alias = "sched_yield")]
     fn yield_now(&self) {
-        // SAFETY: the call takes nothing. On Linux it does not fail.
+        // SAFETY: the call has no arguments. On Linux it does not fail.
         unsafe { libc::sched_yield() };
     }
 
@@ -173,9 +173,8 @@ impl Host for LinuxHost {
 
     fn sleeper_barrier(&self) {
         // Partner: a compiler fence or a full one in `notifier_barrier`; membarrier is enough for
-        // both. It runs a full barrier on this processor too. Should the kernel refuse it all the
-        // same, the fence keeps to those notifiers that fence, and the deadline is the net for the
-        // others.
+        // both. It runs a full barrier on this processor too. If the kernel refuses it, the fence
+        // is enough for notifiers that fence; others are covered by the deadline.
         if !self.registered || membarrier::all(self.scope).is_err() {
             sleeper_fence();
         }
@@ -184,11 +183,11 @@ impl Host for LinuxHost {
     #[inline(always)]
     fn notifier_barrier(&self) {
         if self.elides {
-            // Partner: membarrier in `sleeper_barrier`. The compiler keeps load after store; the
-            // processor is made to where it matters, by the sleeper.
+            // Partner: membarrier in `sleeper_barrier`. This fence orders store and load for the
+            // compiler; the sleeper's membarrier orders them for the processor.
             compiler_fence(Ordering::SeqCst);
         } else {
-            // Partner: whichever barrier the sleeper runs.
+            // Partner: either barrier of the sleeper.
             notifier_fence();
         }
     }

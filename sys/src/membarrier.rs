@@ -1,8 +1,8 @@
 //! `membarrier(2)`: runs a full memory barrier on each processor that runs certain processes.
 //!
-//! One thread pays microseconds so that all others need none: the rare side of a store-then-load
-//! race calls it, and the frequent side gets by with a compiler fence. It reaches only processes
-//! that have registered before.
+//! It takes one thread microseconds, and all others need no barrier: the rare side of a
+//! store-then-load race calls it, and the frequent side has only a compiler fence. It reaches only
+//! registered processes.
 
 use core::ffi::c_int;
 
@@ -13,8 +13,8 @@ const REGISTER_GLOBAL_EXPEDITED: c_int = 1 << 2;
 const PRIVATE_EXPEDITED: c_int = 1 << 3;
 const REGISTER_PRIVATE_EXPEDITED: c_int = 1 << 4;
 
-/// Registers this process to be reached by [`all`] of the same scope: from its own threads, or from
-/// any process. Registering again does nothing.
+/// Registers this process, so that [`all`] of the same scope reaches it: from its own threads, or
+/// from any process. Registering again does nothing.
 ///
 /// # Errors
 ///
@@ -29,7 +29,7 @@ pub fn register(scope: Scope) -> Result<(), Errno> {
 }
 
 /// Runs a full barrier on every processor that runs a thread of this process (private), or of any
-/// process registered for it (shared); the calling thread included.
+/// registered process (shared), including the calling thread.
 ///
 /// # Errors
 ///
@@ -44,6 +44,6 @@ pub fn all(scope: Scope) -> Result<(), Errno> {
 }
 
 fn call(command: c_int) -> Result<(), Errno> {
-    // SAFETY: the call takes no memory.
+    // SAFETY: the call accesses no memory of ours.
     Errno::check(unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) }).map(drop)
 }

@@ -1,20 +1,19 @@
 //! The handles of nodes in C programs, and which thread may call into a node.
 //!
 //! A handle is a number typed as a pointer and never dereferenced: the slot of a fixed table, and
-//! the number of uses of that slot. A null, closed or invented one is detected by a comparison. A
-//! node belongs to the thread that opened it, until that thread gives it up ([`fp_node_unbind`]);
-//! then to the first that calls into it. A call of any other thread is refused, and so is one from
-//! a signal handler that has interrupted another. A call costs some loads and compares, and no
-//! read-modify-write.
+//! the number of uses of that slot. Comparing the two detects a null, closed or invented handle. A
+//! node belongs to the thread that opened it, until that thread calls [`fp_node_unbind`]; then to
+//! the next thread that calls into it. Calls by other threads are refused, and so are calls by a
+//! signal handler that has interrupted a call. The check costs some loads and compares, and no
+//! atomic read-modify-write.
 //!
-//! Numbers of memory, peers, operations and receives are mixed with one of the node, so that those
-//! of another node, and zeros, name nothing.
+//! Numbers of memory, peers, operations and receives are mixed with a number of the node, so that
+//! those of another node, and zero, are invalid.
 //!
 //! # Edges
 //!
-//! The owner's word of a slot is changed from "nobody" to a thread by a compare-and-swap with
-//! acquire, and back by a store with release, which that thread alone makes. What the slot holds is
-//! touched by its owner only.
+//! A compare-and-swap with acquire changes a slot's owner from none to a thread. That thread alone
+//! stores none again, with release. Only the owner accesses the contents of the slot.
 
 use std::cell::UnsafeCell;
 use std::collections::HashMap;
@@ -36,7 +35,7 @@ pub struct FpNode {
     _opaque: [u8; 0],
 }
 
-/// Most open nodes of a process.
+/// Maximum number of open nodes in a process.
 const SLOTS: usize = 64;
 
 /// A node, and the objects that its C program names by number.
@@ -45,10 +44,10 @@ pub(crate) struct Inner {
     /// By their raw numbers.
     pub memories: HashMap<u64, Memory>,
     pub remotes: HashMap<u64, Remote>,
-    /// Claimed messages that were not received yet, by their number.
+    /// Claimed messages that are not received yet, by number.
     pub claims: HashMap<u64, Claimed>,
     pub next_claim: u64,
-    /// The value that its numbers are mixed with: 1 to 0x7fff.
+    /// The value that is mixed into its numbers: 1 to 0x7fff.
     mixed: u64,
 }
 
@@ -57,15 +56,15 @@ struct Slot {
     name: AtomicUsize,
     /// The thread that may call, or 0.
     owner: AtomicUsize,
-    /// A call is in progress. Only the owner checks it, which a signal handler may have
-    /// interrupted.
+    /// Whether a call is in progress. Only the owner checks it, because a signal handler may have
+    /// interrupted the owner's call.
     busy: AtomicBool,
     /// `None` while the node is closed, or after a panic in it.
     inner: UnsafeCell<Option<Box<Inner>>>,
 }
 
-// SAFETY: only the thread in `owner` accesses `inner`, and the edges of `owner` pass it on; its
-// contents are `Send`.
+// SAFETY: only the thread in `owner` accesses `inner`, whose contents are `Send`. The edges of
+// `owner` order one owner's accesses before the next one's.
 unsafe impl Sync for Slot {}
 const _: () = {
     const fn send<T: Send>() {}
@@ -148,7 +147,7 @@ pub(crate) fn remove(node: *mut FpNode) -> Result<Box<Inner>, Status> {
         return Err(interrupted());
     }
     slot.name.store(0, Ordering::Relaxed);
-    // SAFETY: this thread owns the slot, and no call is under way in it.
+    // SAFETY: this thread owns the slot, and no call is in progress in it.
     let inner = unsafe { (*slot.inner.get()).take() };
     slot.owner.store(0, Ordering::Release);
     inner.ok_or_else(broken)
@@ -164,7 +163,7 @@ fn owned(node: *mut FpNode) -> Result<(), Status> {
     adopt(node)
 }
 
-/// Takes over a node without an owner; otherwise an error.
+/// Takes ownership of a node that has no owner.
 #[cold]
 fn adopt(node: *mut FpNode) -> Result<(), Status> {
     let slot = slot(node);
@@ -174,7 +173,7 @@ fn adopt(node: *mut FpNode) -> Result<(), Status> {
     if slot.owner.compare_exchange(0, me(), Ordering::Acquire, Ordering::Relaxed).is_err() {
         return Err(fail(libc::EPERM, "the node belongs to another thread; call fp_node_unbind there first"));
     }
-    // It may have been closed in between.
+    // Another thread may have closed it meanwhile.
     if slot.name.load(Ordering::Relaxed) != node.addr() {
         slot.owner.store(0, Ordering::Release);
         return Err(stranger());
@@ -204,7 +203,7 @@ fn during<T>(slot: &Slot, call: impl FnOnce(&mut Inner) -> T) -> Option<T> {
     done
 }
 
-/// Makes a call that cannot panic. `None`: it was not made, and [`enter`] returns why.
+/// Makes a call that cannot panic. `None`: no call was made, and [`enter`] returns the reason.
 #[inline(always)]
 pub(crate) fn at_once<T>(node: *mut FpNode, call: impl FnOnce(&mut Inner) -> T) -> Option<T> {
     let slot = slot(node);
@@ -229,7 +228,7 @@ pub(crate) fn enter(node: *mut FpNode, call: impl FnOnce(&mut Inner) -> Result<c
     }
 }
 
-/// Why this thread cannot enter a node that it owns.
+/// Returns why this thread cannot enter a node that it owns.
 #[cold]
 fn refused(node: *mut FpNode) -> Status {
     if slot(node).busy.load(Ordering::Relaxed) { interrupted() } else { broken() }
@@ -247,11 +246,12 @@ impl Inner {
     /// Converts a region's number between the node and C. The conversion is its own inverse.
     #[inline(always)]
     pub fn region(&self, raw: u64) -> u64 {
-        // Regions use 16 bits of the lower half, so that of another node is out of range.
+        // Region numbers use 16 bits of the lower half, so those of another node are out of range.
         raw ^ self.mixed << 16
     }
 
-    /// The same for an operation or a receive, whose upper half distinguishes it from earlier ones.
+    /// Converts the number of an operation or a receive. Its upper half distinguishes it from
+    /// earlier ones in the slot.
     #[inline(always)]
     pub fn token(&self, raw: u64) -> u64 {
         raw ^ self.mixed << 48

@@ -1,15 +1,15 @@
-//! Fishplate for C: `include/fishplate.h` describes every function, `docs/c.md` how to begin. This
-//! package turns each into a call of [`fishplate::Node`] and holds no logic of its own.
+//! Fishplate for C. `include/fishplate.h` documents every function, and `docs/c.md` is the way in,
+//! with `examples/put_signal.c` as a first program. Each function is one call of
+//! [`fishplate::Node`]; this package has no logic of its own.
 //!
-//! Nothing that a C program passes is believed: a handle names a slot of a fixed table and is
-//! checked there, numbers are checked by the node, and only the buffers and strings of the caller
-//! are taken at their word. No panic leaves a function: it ends the node, and is an error.
+//! Input is not trusted: a handle is looked up in a fixed table, and the node checks numbers. Only
+//! the caller's buffers and strings are used unchecked. A panic ends the node and becomes an error.
 //!
 //! # Files
 //!
-//! `handle` is the table of nodes and who may call into them, `status` what functions return;
-//! `node`, `memory`, `verbs`, `messages` and `poll` are the functions, as the header groups them;
-//! `layout` pins what programs were compiled with.
+//! `handle` is the table of nodes and checks who may call. `status` has the return codes. `node`,
+//! `memory`, `verbs`, `messages` and `poll` are the functions, grouped as in the header. `layout`
+//! asserts the layout of the structures that programs were compiled with.
 
 #![allow(clippy::missing_safety_doc, reason = "the header says what each function demands")]
 

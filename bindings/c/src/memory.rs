@@ -31,7 +31,7 @@ pub unsafe extern "C" fn fp_mem_register(
     enter(node, |inner| {
         let place = place(memory, "memory")?;
         let start = NonNull::new(start.cast()).ok_or_else(|| fail(libc::EINVAL, "the memory is null"))?;
-        // SAFETY: the caller's promise, which the header states.
+        // SAFETY: the header requires that the memory stays valid until it is freed.
         let memory = unsafe { inner.node.register(start, len) }?;
         let raw = inner.region(memory.at(0).region.to_raw());
         inner.memories.insert(raw, memory);
@@ -46,7 +46,7 @@ pub unsafe extern "C" fn fp_mem_free(node: *mut FpNode, memory: u64) -> c_int {
     enter(node, |inner| {
         let named = *inner.memories.get(&memory).ok_or_else(unknown_region)?;
         let freed = inner.node.free(named);
-        // It is freed, unless something still uses it.
+        // Freed, unless it is still in use.
         if inner.node.handle(named).is_err() {
             inner.memories.remove(&memory);
         }

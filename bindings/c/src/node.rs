@@ -1,4 +1,4 @@
-//! Opening and closing, addresses and peers.
+//! Opens and closes nodes; addresses and peers.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
@@ -23,11 +23,11 @@ pub struct FpOptions {
     pub flags: u32,
     /// Most peers.
     pub peers: u32,
-    /// Most registered regions.
+    /// Maximum number of registered regions.
     pub regions: u32,
     /// Most imported regions.
     pub imports: u32,
-    /// Most operations in flight.
+    /// Maximum number of operations in flight.
     pub operations: u32,
     /// How long an operation waits for room, in milliseconds.
     pub patience_ms: u32,
@@ -130,7 +130,7 @@ fn names(list: *const c_char, what: &str) -> Result<Vec<String>, Status> {
     Ok(list.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect())
 }
 
-/// The options that the caller knows; the rest is 0.
+/// Copies the options that the caller's version has; the rest is 0.
 fn options(given: *const FpOptions) -> Result<FpOptions, Status> {
     // SAFETY: numbers and raw pointers, all of which may be zero.
     let mut options: FpOptions = unsafe { std::mem::zeroed() };
@@ -235,7 +235,7 @@ pub unsafe extern "C" fn fp_node_fd(node: *mut FpNode, timeout_ms: *mut c_int) -
         let Some(fd) = inner.node.wait_fd() else {
             return Err(fail(libc::ENOTSUP, "the node has no descriptor: open it with FP_WAIT_FD"));
         };
-        // Rounded up: 0 means that there is something to do.
+        // Rounded up, because 0 means that there is work to do.
         timeout_ms.write(longest.map_or(0, |longest| longest.as_millis() as c_int + 1));
         Ok(fd.as_raw_fd())
     })

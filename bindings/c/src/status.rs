@@ -21,7 +21,7 @@ thread_local! {
 #[cold]
 pub(crate) fn fail(code: c_int, text: impl Display) -> Status {
     let text = CString::new(text.to_string().replace('\0', " ")).unwrap_or_default();
-    // A thread that is being torn down cannot store it any more.
+    // A thread that is exiting can no longer store it.
     let _ = LAST.try_with(|last| last.replace(text));
     Status(-code)
 }

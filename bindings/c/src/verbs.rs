@@ -14,7 +14,7 @@ use crate::status::{Status, fail};
 /// slot numbers have fewer than 32.
 const OVER: u64 = u64::MAX;
 
-/// How an operation is reported: with a place for its token, or not.
+/// How to report an operation: [`Notice::Report`] if the caller wants its token.
 #[inline(always)]
 fn notice(token: *mut u64) -> Result<Notice, Status> {
     match token.is_null() {
@@ -86,7 +86,7 @@ pub unsafe extern "C" fn fp_put_bytes(
     })
 }
 
-/// Writes, unless there are no bytes, then signals.
+/// Writes, if there are bytes, then signals.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_put_signal(
     node: *mut FpNode,

@@ -320,7 +320,7 @@ impl<'m> Entry<'m> {
     /// Stores the result of the command.
     ///
     /// # Safety
-    /// Once, by the worker to which the entry was submitted, or whoever takes its place.
+    /// Called once, by the worker to which the entry was submitted, or by its successor.
     pub(crate) unsafe fn finish(&self, reply: Reply) {
         self.watch.write(0);
         // SAFETY: nothing reads it before the store below.

@@ -53,7 +53,7 @@ impl<'m> Posted<'m> {
 
 type Ends<P, C> = UnsafeCell<MaybeUninit<(P, C)>>;
 
-/// The state that queue and worker share besides the rings. The first side to leave puts its ends
+/// The state that queue and worker share besides the rings. The first side to leave stores its ends
 /// here.
 pub struct Lane<'m> {
     /// The sides that exist: [`QUEUE`], [`CONSUMER`].

@@ -153,7 +153,7 @@ impl PendingSlot {
         Token(self.name.word())
     }
 
-    /// Makes it an operation of which nothing is posted.
+    /// Resets the operation: nothing of it is posted.
     pub(crate) fn set_open(&mut self, stream: u32, kind: OpKind, notice: Notice) {
         let (report, tag) = match notice {
             Notice::Report(tag) => (true, tag),
@@ -233,7 +233,7 @@ impl Slot for PendingSlot {
 /// The table.
 pub(crate) struct Pending<'m> {
     pub slots: Slots<'m, PendingSlot>,
-    /// Ended and not taken, oldest first.
+    /// Completed and not taken yet, oldest first.
     pub ended: Fifo,
     /// How many operations have ended with a report.
     pub ends: u64,

@@ -84,7 +84,8 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
     /// Takes a request if it has completed, and clears the handle. Makes no progress.
     ///
     /// # Errors
-    /// [`Code::NoCompletions`] if it has not; [`Code::ParamErr`] for one that is over or claimed.
+    /// [`Code::NoCompletions`] if it has not; [`Code::ParamErr`] for one that has completed or is
+    /// claimed.
     #[doc(alias = "psm2_mq_test")]
     pub fn test(&mut self, req: &mut Option<MqReq>) -> Result<Status, Code> {
         self.test2(req).map(Status::from)

@@ -45,7 +45,7 @@ pub enum Copied {
     Skipped,
     /// It has an entry.
     Stored,
-    /// It has an entry, and no more are wanted.
+    /// The queue has an entry, and one is enough.
     StoredLast,
     /// It could not be stored: it stays queued, and so do all later ones.
     Refused,

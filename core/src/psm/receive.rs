@@ -45,7 +45,8 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
     }
 
     /// Receives a message that [`improbe`](Self::improbe) has claimed. The handle becomes that of
-    /// the receive, which ends with [`Code::InternalErr`] where the message went with its sender.
+    /// the receive, which completes with [`Code::InternalErr`] if the message was lost with its
+    /// sender.
     ///
     /// # Errors
     /// [`Code::ParamErr`] for a bad buffer or a handle of anything else, [`Code::NoMemory`] as in

@@ -254,7 +254,7 @@ impl<'m> Requests<'m> {
         self.waiting += 1;
     }
 
-    /// The next send to the peer of one that was deferred and is so no more.
+    /// The next send to the peer of a send that is no longer deferred.
     pub(super) fn behind_deferred(&mut self, index: u32) {
         let MqSlot { behind, last, .. } = self.slots[index as usize];
         if behind != NONE {

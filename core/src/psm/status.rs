@@ -1,4 +1,4 @@
-//! What is said of requests, in PSM's words.
+//! The status of requests, in PSM's terms.
 
 use crate::engine::protocol::{Received, Status as Ended};
 use crate::error::OpError;
@@ -45,7 +45,7 @@ pub struct Status {
     pub nbytes: u32,
     /// How it ended.
     pub error_code: Code,
-    /// What was given with the request; 0 for a probe.
+    /// The context word of the request; 0 for a probe.
     pub context: u64,
 }
 
@@ -64,7 +64,7 @@ pub struct Status2 {
     pub nbytes: u32,
     /// How it ended.
     pub error_code: Code,
-    /// What was given with the request; 0 for a probe.
+    /// The context word of the request; 0 for a probe.
     pub context: u64,
 }
 

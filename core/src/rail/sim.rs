@@ -173,9 +173,9 @@ impl<'m> Sim<'m> {
         Ok(())
     }
 
-    /// Restores a link that was [cut](Self::cut). What the cut broke stays broken: the two ends
-    /// fence each other on the rail and attach each other again. The rail of `from` reports that
-    /// they can, by [`Sink::peer_up`].
+    /// Restores a link that was [cut](Self::cut). Links that the cut broke stay broken: the two
+    /// ends fence each other on the rail and attach each other again. The rail of `from` reports
+    /// that they can, by [`Sink::peer_up`].
     ///
     /// # Errors
     /// As [`cut`](Self::cut).

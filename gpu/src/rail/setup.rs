@@ -18,7 +18,7 @@ impl<D: Device, H: Host> GpuSetup<'_, D, H> {
     /// See [`GpuRail::attach`].
     ///
     /// # Errors
-    /// The place is taken, or the link was made with another rail's profile.
+    /// The peer number is in use, or the link was made with another rail's profile.
     pub fn attach(&mut self, peer: Peer, link: GpuLink) -> Result<(), AttachError> {
         self.0.attach(peer, link)
     }
@@ -26,7 +26,7 @@ impl<D: Device, H: Host> GpuSetup<'_, D, H> {
     /// See [`GpuRail::attach_self`].
     ///
     /// # Errors
-    /// The place is taken, or there is no memory for a lane.
+    /// The peer number is in use, or there is no memory for a lane.
     pub fn attach_self(&mut self, peer: Peer) -> Result<(), AttachError> {
         self.0.attach_self(peer)
     }

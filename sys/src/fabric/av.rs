@@ -12,21 +12,20 @@ use super::error::{CallError, Code};
 use super::object;
 use super::raw::*;
 
-/// The form that a provider's addresses have, taken from one of its own. A provider is never told
-/// the length of an address, so one that came from a peer is checked here first.
+/// The form of a provider's addresses, taken from its own address. libfabric does not pass the
+/// length of an address to the provider, so a peer's address is checked here first.
 #[derive(Clone, Debug)]
 pub struct AddressForm {
     format: u32,
     own: Box<[u8]>,
 }
 
-/// Longest string that is taken for an address, in bytes, its zero included: the shm provider cuts
-/// longer ones off.
+/// Longest accepted address string, in bytes, with its zero: the shm provider truncates longer
+/// ones.
 const STRING_MAX: usize = 256;
 
 impl AddressForm {
-    /// The form of `own`, an address that the provider gave, which is in `format`
-    /// (`fi_info.addr_format`).
+    /// Returns the form of `own`, the provider's own address in `format` (`fi_info.addr_format`).
     pub fn new(format: u32, own: Vec<u8>) -> AddressForm {
         AddressForm { format, own: own.into() }
     }
@@ -41,9 +40,8 @@ impl AddressForm {
         &self.own
     }
 
-    /// Whether a provider of this form may be given `address`. A string ends with its only zero and
-    /// names the same scheme. All others are as long as our own; a socket address is also of the
-    /// same family.
+    /// Returns whether `address` has this form. A string ends with its only zero and names the same
+    /// scheme. Any other address is as long as our own; a socket address also has the same family.
     pub fn allows(&self, address: &[u8]) -> bool {
         match self.format {
             FI_ADDR_STR => {
@@ -59,7 +57,7 @@ impl AddressForm {
     }
 }
 
-/// The part of a string up to "://", if there is one.
+/// Returns the part of a string before "://", if it has one.
 fn scheme(address: &[u8]) -> Option<&[u8]> {
     address.windows(3).position(|three| three == b"://").map(|at| &address[..at])
 }
@@ -71,11 +69,11 @@ pub struct AddressVector {
     _domain: Arc<Domain>,
 }
 
-// SAFETY: it is used by the thread that owns its endpoint; that may change.
+// SAFETY: only the thread that owns its endpoint uses it, and ownership may move to another thread.
 unsafe impl Send for AddressVector {}
 
 impl AddressVector {
-    /// Opens one for about `count` addresses.
+    /// Opens an address vector for about `count` addresses.
     ///
     /// # Errors
     /// The provider's.
@@ -90,7 +88,7 @@ impl AddressVector {
             map_addr: ptr::null_mut(),
             flags: 0,
         });
-        // SAFETY: this entry takes such attributes.
+        // SAFETY: `av_open` takes `fi_av_attr`.
         let fid =
             unsafe { domain.open_in("fi_av_open", offset_of!(fi_ops_domain, av_open), &mut attr.value) }?;
         Ok(AddressVector { fid, _domain: Arc::clone(domain) })
@@ -103,19 +101,19 @@ impl AddressVector {
     /// Adds an address in the provider's form, and returns its number.
     ///
     /// # Errors
-    /// The provider's, or `FI_EINVAL` if it does not take the address.
+    /// The provider's code, or `FI_EINVAL` if it rejects the address.
     ///
     /// # Safety
-    /// The address has the provider's [form](AddressForm): the provider is not told its length, and
-    /// reads as much as that form has.
+    /// The address has the provider's [form](AddressForm): the provider does not know its length,
+    /// and reads as many bytes as the form has.
     #[doc(alias = "fi_av_insert")]
     pub unsafe fn insert(&mut self, address: &[u8]) -> Result<u64, CallError> {
         type Insert =
             unsafe extern "C" fn(*mut fid_av, *const c_void, usize, *mut u64, u64, *mut c_void) -> c_int;
         let call = "fi_av_insert";
         let mut number = FI_ADDR_NOTAVAIL;
-        // SAFETY: the vector is open; one whole address is given, by our caller's promise, and
-        // there is room for one number.
+        // SAFETY: the vector is open. Our caller guarantees one whole address, and there is room
+        // for one number.
         let inserted = unsafe {
             let this = self.as_ptr();
             let insert = entry::<_, Insert>((*this).ops, offset_of!(fi_ops_av, insert));
@@ -128,10 +126,10 @@ impl AddressVector {
         }
     }
 
-    /// Takes an address out. What was posted to it may end with errors, or not at all.
+    /// Removes an address. Posts to it may complete with errors, or never.
     ///
     /// # Errors
-    /// The provider's: some refuse while posts are outstanding.
+    /// The provider's code: some providers fail while posts are outstanding.
     ///
     /// # Safety
     /// [`insert`](Self::insert) returned the number, and it was not removed since.
@@ -139,7 +137,7 @@ impl AddressVector {
     pub unsafe fn remove(&mut self, mut number: u64) -> Result<(), CallError> {
         type Remove = unsafe extern "C" fn(*mut fid_av, *mut u64, usize, u64) -> c_int;
         let call = "fi_av_remove";
-        // SAFETY: the vector is open; one number is given.
+        // SAFETY: the vector is open, and the argument is one number.
         unsafe {
             let this = self.as_ptr();
             let remove = entry::<_, Remove>((*this).ops, offset_of!(fi_ops_av, remove));
@@ -152,8 +150,8 @@ impl AddressVector {
 
 impl Drop for AddressVector {
     fn drop(&mut self) {
-        // If the provider keeps it open, the error cannot be reported. SAFETY: open until here; the
-        // endpoint that was bound to it owned it, and is closed.
+        // A failed close cannot be reported from drop. SAFETY: open until here. The endpoint that
+        // was bound to it owned this value, and is closed.
         let _ = unsafe { object::close(self.fid.as_ptr().cast()) };
     }
 }

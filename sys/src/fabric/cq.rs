@@ -1,5 +1,5 @@
-//! A completion queue. Reading does not block or allocate on our side. Under manual progress the
-//! provider does its work inside these calls.
+//! A completion queue. Our side of a read does not block or allocate. Under manual progress the
+//! provider works inside these calls.
 
 use alloc::string::String;
 use alloc::sync::Arc;
@@ -21,7 +21,7 @@ pub type Entry = fi_cq_data_entry;
 pub const EMPTY: Entry =
     Entry { op_context: ptr::null_mut(), flags: 0, len: 0, buf: ptr::null_mut(), data: 0 };
 
-/// Most bytes kept of a provider's error data.
+/// Maximum bytes kept of a provider's error data.
 pub const ERROR_DATA: usize = 128;
 
 /// An error completion.
@@ -47,13 +47,13 @@ impl CqError {
         CqError { op_context: ptr::null_mut(), flags: 0, code, provider: 0, len: 0, data: [0; ERROR_DATA] }
     }
 
-    /// Whether the provider gave error data.
+    /// Returns whether the provider has set error data.
     pub(super) const fn has_data(&self) -> bool {
         self.len != 0
     }
 }
 
-/// Neither blocks nor allocates, and says what is in it.
+/// Does not block or allocate.
 #[derive(Debug)]
 pub struct CompletionQueue {
     fid: NonNull<fid_cq>,
@@ -73,7 +73,8 @@ unsafe impl Send for Open {}
 // SAFETY: as above.
 unsafe impl Sync for Open {}
 
-/// What a thread sleeps on until a queue has something to read. It keeps the queue open.
+/// The wait object of a queue, on which a thread sleeps until the queue has an entry. It keeps the
+/// queue open.
 #[derive(Clone, Debug)]
 pub struct CqWait {
     fd: c_int,
@@ -88,8 +89,8 @@ impl CqWait {
         self.fd
     }
 
-    /// Whether a thread may sleep on the descriptor now. If not, poll the rail first. Does not
-    /// block; may make system calls.
+    /// Returns whether a thread may sleep on the descriptor now. If not, poll the rail first. Does
+    /// not block; may make system calls.
     ///
     /// # Safety
     /// No other thread uses the queue or its endpoint during the call.
@@ -97,17 +98,18 @@ impl CqWait {
     pub unsafe fn may_sleep(&self) -> bool {
         let Open { fid, domain } = &*self.queue;
         let mut object: *mut fid = fid.as_ptr().cast();
-        // SAFETY: the queue is open in this fabric and has a wait object; the rest is our caller's.
+        // SAFETY: the queue is open in this fabric and has a wait object. Our caller excludes other
+        // threads.
         unsafe { (self.try_wait)(domain.fabric().as_ptr(), &mut object, 1) == 0 }
     }
 }
 
-// SAFETY: one thread at a time uses it, the owner of its endpoint, which may move to another.
+// SAFETY: only the thread that owns its endpoint uses it, and ownership may move to another thread.
 unsafe impl Send for CompletionQueue {}
 
 impl CompletionQueue {
     /// Opens a queue of `size` completions (0: the provider's default), with a [wait
-    /// object](Self::wait) if the provider has such.
+    /// object](Self::wait) if the provider supports that.
     ///
     /// # Errors
     /// The provider's code, or its table lacks a needed function.
@@ -130,7 +132,7 @@ impl CompletionQueue {
             wait_cond: FI_CQ_COND_NONE,
             wait_set: ptr::null_mut(),
         });
-        // SAFETY: this entry takes such attributes.
+        // SAFETY: `cq_open` takes `fi_cq_attr`.
         let fid: NonNull<fid_cq> =
             unsafe { domain.open_in("fi_cq_open", offset_of!(fi_ops_domain, cq_open), &mut attr.value) }?;
         let open = Arc::new(Open { fid, domain: Arc::clone(domain) });
@@ -141,7 +143,7 @@ impl CompletionQueue {
             ("fi_cq_readerr", offset_of!(fi_ops_cq, readerr)),
         ];
         for (call, offset) in needed {
-            // SAFETY: the queue is open, and its table whole.
+            // SAFETY: the queue is open, and its table is complete.
             let found = unsafe { entry::<_, *const c_void>((*fid.as_ptr()).ops, offset) };
             found.ok_or(CallError::missing(call))?;
         }
@@ -159,7 +161,7 @@ impl CompletionQueue {
         }
     }
 
-    /// What a thread sleeps on, if the queue has that.
+    /// Returns the wait object, if the queue has one.
     pub fn wait(&self) -> Option<&CqWait> {
         self.wait.as_ref()
     }
@@ -176,8 +178,8 @@ impl CompletionQueue {
     #[doc(alias = "fi_cq_read")]
     #[inline(always)]
     pub fn read(&mut self, entries: &mut [Entry]) -> Result<usize, Code> {
-        // SAFETY: the queue is open and the entry was found when it was opened;
-        // there is room for all entries asked for.
+        // SAFETY: the queue is open, and opening checked its table. There is room for all requested
+        // entries.
         let returned = unsafe {
             let this = self.fid.as_ptr();
             let read = (*(*this).ops).read.unwrap_unchecked();
@@ -225,8 +227,8 @@ impl CompletionQueue {
             err_data_size: data.len(),
             src_addr: FI_ADDR_NOTAVAIL,
         });
-        // SAFETY: as in `read`; the entry is as long as in any version that is asked for, and
-        // longer. There is as much room for the provider's data as is said.
+        // SAFETY: as in `read`. The entry is at least as long as in every requested version, and
+        // its size field tells the room for the provider's data.
         let returned = unsafe {
             let this = self.fid.as_ptr();
             let read = (*(*this).ops).readerr.unwrap_unchecked();
@@ -249,8 +251,8 @@ impl CompletionQueue {
             unsafe extern "C" fn(*mut fid_cq, c_int, *const c_void, *mut c_char, usize) -> *const c_char;
         let mut text = [0 as c_char; 256];
         let data = if error.len == 0 { ptr::null() } else { error.data.as_ptr().cast() };
-        // SAFETY: the queue is open, the room for words is as long as said, the data are null or
-        // what the provider wrote, with zeros behind; what is returned is null or a C string.
+        // SAFETY: the queue is open, and the buffer has the given length. The data are null, or
+        // were written by the provider and end with zeros. The result is null or a C string.
         unsafe {
             let this = self.fid.as_ptr();
             let Some(words) = entry::<_, Strerror>((*this).ops, offset_of!(fi_ops_cq, strerror)) else {

@@ -18,11 +18,10 @@ pub struct Domain {
     fabric: Arc<Fabric>,
 }
 
-// SAFETY: opening and closing may be done by any thread;
-// `fi_domain(3)` restricts the use of endpoints and queues alone.
+// SAFETY: any thread may open and close it; `fi_domain(3)` restricts only endpoints and queues.
 unsafe impl Send for Domain {}
-// SAFETY: through a shared reference objects are opened in it. Under the thread models that are
-// asked for here, libfabric serialises that.
+// SAFETY: a shared reference only opens objects, which libfabric serialises under the requested
+// thread models.
 unsafe impl Sync for Domain {}
 
 impl Domain {
@@ -35,7 +34,8 @@ impl Domain {
         type Open =
             unsafe extern "C" fn(*mut fid_fabric, *mut fi_info, *mut *mut fid_domain, *mut c_void) -> c_int;
         let mut fid = ptr::null_mut();
-        // SAFETY: fabric and information are whole; the place for the answer is ours.
+        // SAFETY: the fabric is open, the `fi_info` is complete, and the result is written to our
+        // memory.
         unsafe {
             let this = fabric.as_ptr();
             let open = entry::<_, Open>((*this).ops, offset_of!(fi_ops_fabric, domain));
@@ -54,10 +54,10 @@ impl Domain {
         &self.fabric
     }
 
-    /// Opens an object in this domain through an entry of its function table.
+    /// Opens an object in this domain through a function of its table.
     ///
     /// # Safety
-    /// The entry at `offset` opens a `T`, and takes `attr`.
+    /// The function at `offset` opens a `T` and takes `attr`.
     pub(super) unsafe fn open_in<A, T>(
         &self,
         call: &'static str,
@@ -66,7 +66,7 @@ impl Domain {
     ) -> Result<NonNull<T>, CallError> {
         type Open<A, T> = unsafe extern "C" fn(*mut fid_domain, *mut A, *mut *mut T, *mut c_void) -> c_int;
         let mut fid = ptr::null_mut();
-        // SAFETY: the domain is open; the rest is our caller's.
+        // SAFETY: the domain is open, and our caller guarantees the rest.
         unsafe {
             let this = self.as_ptr();
             let open = entry::<_, Open<A, T>>((*this).ops, offset).ok_or(CallError::missing(call))?;

@@ -1,7 +1,7 @@
 //! A reliable datagram endpoint, with its own completion queue and address vector.
 //!
-//! Posting is one indirect call; it does not block or allocate on our side. One thread posts and
-//! reads completions.
+//! A post is one indirect call, and our side does not block or allocate. One thread posts and reads
+//! completions.
 
 use alloc::string::String;
 use alloc::sync::Arc;
@@ -44,11 +44,11 @@ pub struct Target {
 }
 
 /// An open and enabled endpoint. Drop closes it, then its completion queue and address vector. A
-/// rail may close it and open another one in its place: in between nothing is posted.
+/// rail may close it and open another one in its place. Nothing is posted in between.
 #[derive(Debug)]
 pub struct Endpoint {
     fid: NonNull<fid_ep>,
-    // Private, because the provider uses both while the endpoint is open.
+    // Private, because the provider uses both objects while the endpoint is open.
     cq: CompletionQueue,
     av: AddressVector,
     form: AddressForm,
@@ -56,8 +56,8 @@ pub struct Endpoint {
     closed: bool,
 }
 
-// SAFETY: one thread at a time uses it, by the borrow rules: all but setup takes `&mut self` of
-// something that owns it. The thread models asked for allow that to be another thread later.
+// SAFETY: one thread at a time uses it, because all calls except setup need `&mut` of its owner.
+// The requested thread models allow another thread later.
 unsafe impl Send for Endpoint {}
 
 impl Endpoint {
@@ -82,13 +82,13 @@ impl Endpoint {
 
     fn open_fid(domain: &Arc<Domain>, info: &Info) -> Result<NonNull<fid_ep>, CallError> {
         let offset = offset_of!(fi_ops_domain, endpoint);
-        // SAFETY: this entry takes such an information.
+        // SAFETY: `endpoint` takes a `fi_info`.
         unsafe { domain.open_in("fi_endpoint", offset, info.as_ptr()) }
     }
 
-    /// Binds and enables the endpoint that was just opened, and asks for its address.
+    /// Binds and enables a new endpoint, and reads its address.
     fn make_ready(&mut self, info: &Info) -> Result<(), CallError> {
-        // SAFETY: all are open, and the endpoint is closed before what it is bound to.
+        // SAFETY: all are open, and the endpoint closes before the objects that it is bound to.
         unsafe {
             let this = self.as_fid();
             object::bind("fi_ep_bind(av)", this, self.av.as_ptr().cast(), 0)?;
@@ -115,21 +115,21 @@ impl Endpoint {
         let ready = self.make_ready(info);
         if ready.is_err() {
             self.closed = true;
-            // That it may stay open is no harm: nobody knows its address.
-            // SAFETY: just opened, and not used any more.
+            // If it stays open, that does no harm: no peer knows its address. SAFETY: just opened,
+            // and not used again.
             let _ = unsafe { object::close(self.as_fid()) };
         }
         ready
     }
 
-    /// Whether there is an endpoint to post to.
+    /// Returns whether there is an endpoint to post to.
     pub(super) fn is_open(&self) -> bool {
         !self.closed
     }
 
     /// Checks that the tables have all functions of the data path.
     fn check_tables(&mut self) -> Result<(), CallError> {
-        // SAFETY: the endpoint is open and its tables are whole.
+        // SAFETY: the endpoint is open and its tables are complete.
         unsafe {
             let this = self.fid.as_ptr();
             let msg = [
@@ -175,7 +175,8 @@ impl Endpoint {
     #[doc(alias = "fi_close")]
     pub(super) fn close(&mut self) -> Result<(), CallError> {
         if !self.closed {
-            // SAFETY: open until here; only `reopen` uses it afterwards, which opens another one.
+            // SAFETY: open until here. Afterwards only `reopen` uses it, and that opens another
+            // one.
             unsafe { object::close(self.as_fid()) }?;
             self.closed = true;
         }
@@ -197,8 +198,8 @@ impl Endpoint {
         if self.closed {
             return Err(CallError { call, code: Code(libc::EBADFD) });
         }
-        // SAFETY: the endpoint is open and its table whole; the room is as long as said.
-        // The provider tells the needed length.
+        // SAFETY: the endpoint is open, its table is complete, and the buffer has the given length.
+        // The provider returns the needed length.
         unsafe {
             let this = self.fid.as_ptr();
             let name = entry::<_, GetName>((*this).cm, offset_of!(fi_ops_cm, getname));
@@ -232,7 +233,7 @@ impl Endpoint {
         if !self.form.allows(address) {
             return Err(CallError { call: "fi_av_insert", code: Code(libc::EINVAL) });
         }
-        // SAFETY: of the provider's form, as was just checked.
+        // SAFETY: the address has the provider's form, which was just checked.
         unsafe { self.av.insert(address) }
     }
 
@@ -301,8 +302,8 @@ impl Endpoint {
     #[doc(alias = "fi_recv")]
     #[inline(always)]
     pub unsafe fn recv(&mut self, into: Buffer, context: *mut c_void) -> Result<(), Code> {
-        // SAFETY: the endpoint is enabled and the entry was found then;
-        // buffer and context are the caller's promise.
+        // SAFETY: the endpoint is enabled, and enabling checked its tables. The caller guarantees
+        // buffer and context.
         let returned = unsafe {
             let this = self.fid.as_ptr();
             let recv = (*(*this).msg).recv.unwrap_unchecked();
@@ -321,8 +322,8 @@ impl Endpoint {
     #[doc(alias = "fi_inject")]
     #[inline(always)]
     pub unsafe fn inject(&mut self, bytes: &[u8], peer: u64) -> Result<(), Code> {
-        // SAFETY: as in `recv`; the bytes are read during the call only, and the peer is our
-        // caller's promise.
+        // SAFETY: as in `recv`. The bytes are read only during the call, and our caller guarantees
+        // the peer.
         let returned = unsafe {
             let this = self.fid.as_ptr();
             let inject = (*(*this).msg).inject.unwrap_unchecked();
@@ -499,7 +500,8 @@ impl Endpoint {
             return false;
         }
         let mut count = 0;
-        // SAFETY: the endpoint is enabled and its entries were found then; the answer has room.
+        // SAFETY: the endpoint is enabled, enabling checked its tables, and there is room for the
+        // answer.
         let returned = unsafe {
             let this = self.fid.as_ptr();
             let ops = (*this).atomic;
@@ -520,7 +522,7 @@ impl Endpoint {
     /// # Safety
     /// As [`inject`](Self::inject) for the peer of `to`. The words behind `words` stay in place
     /// until the completion that carries `context`; the result unread.
-    /// [`has_atomic`](Self::has_atomic) says yes to the three numbers.
+    /// [`has_atomic`](Self::has_atomic) returns `true` for this operation, type and form.
     #[doc(alias = "fi_atomic")]
     #[doc(alias = "fi_fetch_atomic")]
     #[doc(alias = "fi_compare_atomic")]
@@ -538,8 +540,8 @@ impl Endpoint {
         }
         let AtomicWords { operand, compare, result } = words;
         let (none, Target { peer, addr, key }) = (ptr::null_mut(), to);
-        // SAFETY: the endpoint is enabled and its entries were found then;
-        // the words are the caller's promise.
+        // SAFETY: the endpoint is enabled, and enabling checked its tables. The caller guarantees
+        // the words.
         let returned = unsafe {
             let this = self.fid.as_ptr();
             let ops = (*this).atomic;

@@ -53,7 +53,7 @@ impl Code {
     /// The operation was cancelled.
     pub const ECANCELED: Code = Code(FI_ECANCELED);
 
-    /// Whether it means a lost connection to a peer.
+    /// Returns whether the code means a lost connection to a peer.
     pub const fn is_disconnect(self) -> bool {
         matches!(
             self.0,
@@ -109,7 +109,7 @@ impl CallError {
         Code::check(returned).map_err(|code| CallError { call, code })
     }
 
-    /// The provider's table has no such entry.
+    /// The provider's table lacks this function.
     pub(crate) const fn missing(call: &'static str) -> CallError {
         CallError { call, code: Code::ENOSYS }
     }

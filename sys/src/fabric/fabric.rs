@@ -1,4 +1,4 @@
-//! A fabric: what domains that reach each other are opened in. Slow path.
+//! A fabric: opens domains that can reach each other. Slow path.
 
 use core::ffi::c_int;
 use core::mem::offset_of;
@@ -9,7 +9,7 @@ use super::info::Info;
 use super::object;
 use super::raw::*;
 
-/// `fi_trywait`: 0 if a thread may sleep on the wait objects of so many objects of the fabric.
+/// `fi_trywait`: 0 if a thread may sleep on the wait objects of this many objects of the fabric.
 pub(super) type TryWait = unsafe extern "C" fn(*mut fid_fabric, *mut *mut fid, c_int) -> c_int;
 
 /// An open fabric, closed when dropped.
@@ -18,8 +18,7 @@ pub struct Fabric {
     fid: NonNull<fid_fabric>,
 }
 
-// SAFETY: opening and closing may be done by any thread;
-// `fi_domain(3)` restricts the use of endpoints and queues alone.
+// SAFETY: any thread may open and close it; `fi_domain(3)` restricts only endpoints and queues.
 unsafe impl Send for Fabric {}
 // SAFETY: a shared reference only opens domains, which libfabric serialises.
 unsafe impl Sync for Fabric {}
@@ -32,7 +31,8 @@ impl Fabric {
     #[doc(alias = "fi_fabric")]
     pub fn open(info: &Info) -> Result<Fabric, CallError> {
         let mut fid = ptr::null_mut();
-        // SAFETY: the attributes belong to a whole information; the place for the answer is ours.
+        // SAFETY: the attributes belong to a complete `fi_info`, and the result is written to our
+        // memory.
         let returned =
             unsafe { (info.library().entries().fabric)(info.fabric_attr(), &mut fid, ptr::null_mut()) };
         CallError::check("fi_fabric", returned as isize)?;
@@ -46,15 +46,15 @@ impl Fabric {
 
     /// The provider's `fi_trywait`, if it has one.
     pub(super) fn try_wait(&self) -> Option<TryWait> {
-        // SAFETY: the fabric is open and its table whole.
+        // SAFETY: the fabric is open and its table is complete.
         unsafe { entry((*self.as_ptr()).ops, offset_of!(fi_ops_fabric, trywait)) }
     }
 }
 
 impl Drop for Fabric {
     fn drop(&mut self) {
-        // If the provider keeps it, the error cannot be reported.
-        // SAFETY: open until here, and what was opened in it holds a reference to this value.
+        // A failed close cannot be reported from drop. SAFETY: open until here. Objects opened in
+        // it hold a reference to this value, so they are closed.
         let _ = unsafe { object::close(self.fid.as_ptr().cast()) };
     }
 }

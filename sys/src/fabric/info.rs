@@ -15,8 +15,8 @@ impl Library {
     /// Returns the library's text for an `fi_info`.
     #[doc(alias = "fi_tostr")]
     pub fn show(&self, info: &Info) -> String {
-        // SAFETY: the information is whole;
-        // the answer is in this thread's buffer, and is copied at once.
+        // SAFETY: the `fi_info` is complete. The answer is in this thread's buffer, and is copied
+        // at once.
         unsafe { copy_string((self.entries.tostr)(info.as_ptr().cast(), FI_TYPE_INFO)) }.unwrap_or_default()
     }
 
@@ -35,7 +35,7 @@ impl Library {
     ) -> Result<Vec<Info>, CallError> {
         let text = |string: Option<&CStr>| string.map_or(ptr::null::<c_char>(), CStr::as_ptr);
         let mut list: *mut fi_info = ptr::null_mut();
-        // SAFETY: strings and hints are whole, and the place for the answer is ours.
+        // SAFETY: the strings and hints are valid, and the result is written to our memory.
         let returned = unsafe {
             let (node, service, hints) = (text(node), text(service), hints.as_ptr());
             (self.entries.getinfo)(self.api_version(), node, service, flags, hints, &mut list)
@@ -44,7 +44,7 @@ impl Library {
         let mut found = Vec::new();
         let mut next = list;
         while !next.is_null() {
-            // SAFETY: a list of whole entries that ends with null.
+            // SAFETY: a list of valid entries that ends with null.
             unsafe {
                 found.extend(Info::copy_of(*self, next));
                 next = (*next).next;
@@ -62,7 +62,7 @@ pub struct Info {
     ptr: NonNull<fi_info>,
 }
 
-// SAFETY: plain memory that belongs to this value; nothing in it is tied to a thread.
+// SAFETY: plain memory that this value owns; nothing in it is tied to a thread.
 unsafe impl Send for Info {}
 // SAFETY: it is only read through a shared reference.
 unsafe impl Sync for Info {}
@@ -76,7 +76,7 @@ impl Info {
         // SAFETY: our caller guarantees the same contract.
         let ptr = NonNull::new(unsafe { (library.entries().dupinfo)(entry) })?;
         let info = Info { library, ptr };
-        // SAFETY: just made; every entry that a provider makes has all five parts, or is refused.
+        // SAFETY: just created. An entry without all five parts is refused.
         let whole = unsafe {
             let raw = ptr.as_ref();
             !(raw.tx_attr.is_null()
@@ -100,7 +100,7 @@ impl Info {
 
     /// The structure itself; its pointers are set.
     pub fn raw(&self) -> &fi_info {
-        // SAFETY: ours until dropped, and as long as ours or longer.
+        // SAFETY: this value owns it until drop, and it is at least as long as our structure.
         unsafe { self.ptr.as_ref() }
     }
 
@@ -134,19 +134,19 @@ impl Info {
 
     /// The provider's name with its layers, such as `tcp;ofi_rxm`.
     pub fn provider(&self) -> String {
-        // SAFETY: a C string or null, inside of a whole structure.
+        // SAFETY: a C string or null, in a valid structure.
         unsafe { copy_string((*self.raw().fabric_attr).prov_name) }.unwrap_or_default()
     }
 
     /// The fabric's name.
     pub fn fabric_name(&self) -> String {
-        // SAFETY: a C string or null, inside of a whole structure.
+        // SAFETY: a C string or null, in a valid structure.
         unsafe { copy_string((*self.raw().fabric_attr).name) }.unwrap_or_default()
     }
 
     /// The domain's name: an interface for `tcp`, the provider's own name for `shm`, else a device.
     pub fn domain_name(&self) -> String {
-        // SAFETY: a C string or null, inside of a whole structure.
+        // SAFETY: a C string or null, in a valid structure.
         unsafe { copy_string(self.domain().name) }.unwrap_or_default()
     }
 
@@ -163,13 +163,13 @@ impl Info {
         if raw.src_addr.is_null() {
             return Vec::new();
         }
-        // SAFETY: the provider says how long it is.
+        // SAFETY: the provider sets its length.
         unsafe { core::slice::from_raw_parts(raw.src_addr.cast::<u8>(), raw.src_addrlen) }.to_vec()
     }
 
     /// The adapter's PCI address, if known: domain, bus, device, function.
     pub fn pci(&self) -> Option<(u16, u8, u8, u8)> {
-        // SAFETY: null or a whole structure, at each step.
+        // SAFETY: null or a valid structure, at each step.
         unsafe {
             let bus = self.raw().nic.as_ref()?.bus_attr.as_ref()?;
             let pci = bus.pci;
@@ -184,7 +184,7 @@ impl Info {
 
     /// The adapter's speed in bits per second, if known.
     pub fn link_speed(&self) -> Option<u64> {
-        // SAFETY: null or a whole structure, at each step.
+        // SAFETY: null or a valid structure, at each step.
         let speed = unsafe { self.raw().nic.as_ref()?.link_attr.as_ref()?.speed as u64 };
         (speed != 0).then_some(speed)
     }
@@ -192,7 +192,7 @@ impl Info {
 
 impl Clone for Info {
     fn clone(&self) -> Self {
-        // SAFETY: a whole structure. The library answers null only when there is no memory left.
+        // SAFETY: a valid structure. The library returns null only when it is out of memory.
         unsafe { Info::copy_of(self.library, self.as_ptr()) }.expect("memory for a copy")
     }
 }
@@ -239,7 +239,7 @@ impl Hints {
     /// Out of memory.
     #[doc(alias = "fi_allocinfo")]
     pub fn new(library: Library) -> Result<Hints, CallError> {
-        // SAFETY: null asks for an empty one, with all its parts.
+        // SAFETY: null requests an empty structure with all its parts.
         let info = unsafe { Info::copy_of(library, ptr::null()) };
         info.map(Hints).ok_or(CallError { call: "fi_allocinfo", code: Code(libc::ENOMEM) })
     }
@@ -250,7 +250,7 @@ impl Hints {
     }
 
     fn raw(&mut self) -> &mut fi_info {
-        // SAFETY: ours until dropped, and as long as ours or longer.
+        // SAFETY: this value owns it until drop, and it is at least as long as our structure.
         unsafe { self.0.ptr.as_mut() }
     }
 
@@ -279,8 +279,8 @@ impl Hints {
 
     /// Requests a provider by name.
     pub fn set_provider(&mut self, name: &CStr) {
-        // SAFETY: the string is from the C library, like what frees it;
-        // the one before was too, or null.
+        // SAFETY: the C library allocated the string and frees it. The previous string was also the
+        // C library's, or null.
         unsafe {
             let attr = &mut *self.raw().fabric_attr;
             libc::free(attr.prov_name.cast());

@@ -57,7 +57,7 @@ impl Library {
     pub unsafe fn open(path: Option<&CStr>) -> Result<Library, LoadError> {
         let name = path.unwrap_or(Self::NAME);
         let said = || String::from_utf8_lossy(name.to_bytes()).into_owned();
-        // SAFETY: the name is a C string; the caller vouches for what is loaded.
+        // SAFETY: the name is a C string, and the caller guarantees that the file is libfabric.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
             // SAFETY: `dlerror` returns null or a C string that lives
@@ -130,7 +130,7 @@ impl Library {
     /// Returns the library's text for a code.
     #[doc(alias = "fi_strerror")]
     pub fn describe(&self, code: Code) -> String {
-        // SAFETY: any number may be asked for; the answer is a C string, copied at once.
+        // SAFETY: every number is allowed. The answer is a C string, copied at once.
         unsafe { copy_string((self.entries.strerror)(code.0)) }.unwrap_or_default()
     }
 

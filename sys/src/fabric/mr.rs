@@ -18,7 +18,7 @@ pub struct MemoryRegion {
     _domain: Arc<Domain>,
 }
 
-// SAFETY: registering and closing may be done by any thread.
+// SAFETY: any thread may register and close.
 unsafe impl Send for MemoryRegion {}
 
 impl MemoryRegion {
@@ -28,8 +28,8 @@ impl MemoryRegion {
     /// The provider's code: `FI_ENOKEY` if the key is taken.
     ///
     /// # Safety
-    /// The memory is valid for `len` bytes until this is dropped. Others may read and write it
-    /// meanwhile, as `access` says.
+    /// The memory is valid for `len` bytes until this is dropped. Meanwhile peers may read and
+    /// write it, as `access` allows.
     #[doc(alias = "fi_mr_reg")]
     pub unsafe fn register(
         domain: &Arc<Domain>,
@@ -51,7 +51,8 @@ impl MemoryRegion {
         ) -> c_int;
         let call = "fi_mr_reg";
         let mut mr = ptr::null_mut();
-        // SAFETY: the domain is open, the place for the answer ours, the memory our caller's.
+        // SAFETY: the domain is open, the result is written to our memory, and our caller
+        // guarantees the registered memory.
         unsafe {
             let this = domain.as_ptr();
             let register = entry::<_, Register>((*this).mr, offset_of!(fi_ops_mr, reg));
@@ -67,7 +68,7 @@ impl MemoryRegion {
     }
 
     /// Registers device memory. `dmabuf` (`FI_MR_DMABUF`): a descriptor and the memory's offset in
-    /// it. Without one the provider looks the address up at the device's driver.
+    /// it. Without one the provider asks the device's driver about the address.
     ///
     /// # Errors
     /// The provider's code, also if it does not support dmabuf.
@@ -106,8 +107,8 @@ impl MemoryRegion {
             device: device.into(),
         });
         let mut mr = ptr::null_mut();
-        // SAFETY: the domain is open, attributes and the place for the answer are ours, the memory
-        // our caller's.
+        // SAFETY: the domain is open, attributes and result are our memory, and our caller
+        // guarantees the registered memory.
         unsafe {
             let this = domain.as_ptr();
             let register = entry::<_, Register>((*this).mr, offset_of!(fi_ops_mr, regattr));

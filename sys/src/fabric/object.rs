@@ -1,4 +1,4 @@
-//! What all objects share: closing, binding, control.
+//! Calls that all objects have: close, bind, control.
 
 use core::ffi::{c_int, c_void};
 use core::mem::offset_of;
@@ -6,15 +6,14 @@ use core::mem::offset_of;
 use super::error::CallError;
 use super::raw::*;
 
-/// Closes an object. A provider that refuses keeps it.
+/// Closes an object. On an error it stays open.
 ///
 /// # Safety
-/// `object` is open, is not used any more, and what was opened in it is closed.
+/// `object` is open and not used again, and all objects opened in it are closed.
 #[doc(alias = "fi_close")]
 pub(super) unsafe fn close(object: *mut fid) -> Result<(), CallError> {
     type Close = unsafe extern "C" fn(*mut fid) -> c_int;
-    // SAFETY: the object and its table are whole;
-    // whatever it returns, the object is not used again.
+    // SAFETY: the object is open, its table is complete, and it is not used again.
     unsafe {
         let close = entry::<fi_ops, Close>((*object).ops, offset_of!(fi_ops, close));
         let close = close.ok_or(CallError::missing("fi_close"))?;
@@ -36,7 +35,7 @@ pub(super) unsafe fn bind(
     flags: u64,
 ) -> Result<(), CallError> {
     type Bind = unsafe extern "C" fn(*mut fid, *mut fid, u64) -> c_int;
-    // SAFETY: the objects and the table are whole.
+    // SAFETY: the objects are open, and the table is complete.
     unsafe {
         let bind = entry::<fi_ops, Bind>((*object).ops, offset_of!(fi_ops, bind));
         let bind = bind.ok_or(CallError::missing(call))?;
@@ -45,10 +44,10 @@ pub(super) unsafe fn bind(
     Ok(())
 }
 
-/// Gives an object a command.
+/// Sends an object a command.
 ///
 /// # Safety
-/// The object is open, and `argument` is what the command takes.
+/// The object is open, and `argument` has the type that the command requires.
 #[doc(alias = "fi_control")]
 pub(super) unsafe fn control(
     call: &'static str,
@@ -57,7 +56,7 @@ pub(super) unsafe fn control(
     argument: *mut c_void,
 ) -> Result<(), CallError> {
     type Control = unsafe extern "C" fn(*mut fid, c_int, *mut c_void) -> c_int;
-    // SAFETY: the object and the table are whole.
+    // SAFETY: the object is open, and its table is complete.
     unsafe {
         let control = entry::<fi_ops, Control>((*object).ops, offset_of!(fi_ops, control));
         let control = control.ok_or(CallError::missing(call))?;

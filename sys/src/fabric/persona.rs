@@ -12,11 +12,11 @@
 //! | `psm3`          | the same                     | a message behind the write  | fake tables  |
 //!
 //! `tcp` alone can fence a peer ([`Rail::fence`](fishplate_core::rail::Rail::fence)): closing an
-//! endpoint closes its connections, and only this process writes to its memory. Closing that of
-//! `tcp;ofi_rxm` would do too, but libfabric 1.17 crashes in 1 of 14 closes amid writes. The peers
-//! of `shm` write to memory of this process themselves. No hardware of the others was at hand.
+//! endpoint closes its connections, and only this process writes to its memory. For `tcp;ofi_rxm` a
+//! close would also work, but libfabric 1.17 crashes in 1 of 14 closes during writes. The peers of
+//! `shm` write to memory of this process themselves. The others were never tested on hardware.
 //!
-//! Personas tested on fake tables follow manuals and sources, and have met no hardware.
+//! Personas tested on fake tables follow manuals and sources, and were not tested on hardware.
 
 /// How the target of a write with data learns its sender. Four bytes of data belong to the engine
 /// and do not name a peer.
@@ -48,10 +48,11 @@ pub struct Persona {
     pub forgets_level: bool,
     /// Whether batching with `FI_MORE` saves doorbells.
     pub more: bool,
-    /// Whether closing an endpoint ends everything that comes in through it, at once: each peer has
-    /// a connection that belongs to the endpoint, and only this process writes to its memory.
+    /// Whether closing an endpoint ends all its arrivals at once: each peer has a connection that
+    /// belongs to the endpoint, and only this process writes to its memory.
     pub fences: bool,
-    /// Requested depth of the completion queue: the only bound if the provider may overrun it.
+    /// Requested depth of the completion queue. It is the only bound if the provider may overrun
+    /// the queue.
     pub completions: usize,
 }
 

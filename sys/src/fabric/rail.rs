@@ -23,10 +23,10 @@
 //! begins with eight bytes of the rail: the sender's number and a kind.
 //!
 //! Each post is checked against the [imported](Rail::import) regions, by the rail or by a caller
-//! that [says so](Rail::post_write_checked), so a correct engine never sends a bad key. At the
-//! target the provider checks arrivals against the registrations. The signatures of peers are
-//! random but not secret: with `Word` and `Message` an attached peer can pose as another and
-//! disturb that one's stream. With `Source` the provider names the sender.
+//! that uses [`post_write_checked`](Rail::post_write_checked), so a correct engine never sends a
+//! bad key. At the target the provider checks arrivals against the registrations. The signatures of
+//! peers are random but not secret: with `Word` and `Message` an attached peer can pose as another
+//! and disturb that one's stream. With `Source` the provider names the sender.
 //!
 //! # Failed peers
 //!
@@ -109,7 +109,7 @@ const BATCH: usize = 32;
 /// Writes posted under one doorbell.
 const MORE: u32 = 16;
 
-/// An event to report that is not a completion.
+/// A pending report that is not a completion.
 #[derive(Clone, Copy, Debug)]
 enum Event {
     Done(u64, Result<(), CompleteError>),
@@ -167,7 +167,7 @@ pub struct FabricRail {
 
     caps: Caps,
     notify: Notify,
-    /// Our signature, shifted to the upper half of a write's data.
+    /// Our signature, in the upper half of a write's data.
     signature: u64,
     number: u32,
     /// Longest injected write. With 0 only empty writes are injected: they need no completion, and
@@ -228,12 +228,12 @@ pub struct FabricRail {
     offer: Offer,
 }
 
-// SAFETY: all pointers in it lead to memory that it owns, to registered memory that any thread may
-// touch, or are the provider's, whose thread model allows one thread at a time; it is not `Sync`.
+// SAFETY: its pointers lead to its own memory, or to registered memory that any thread may access,
+// or are the provider's, whose thread model allows one thread at a time. It is not `Sync`.
 unsafe impl Send for FabricRail {}
 
 assert_impl_all!(FabricRail: Send);
-// A raw pointer in it makes it so.
+// Its raw pointers make it `!Sync`.
 assert_not_impl_any!(FabricRail: Sync, Clone);
 
 impl FabricRail {
@@ -248,9 +248,9 @@ impl FabricRail {
     }
 
     /// Attaches the rail with this address as `peer`. Both ends must have attached each other
-    /// before either posts: arrivals from unknown senders are dropped. While no endpoint can be
-    /// opened, because the interface has lost its address, the peer is attached as one that is
-    /// [fenced](Rail::is_fenced), and polls report it as lost and later as up. Slow path.
+    /// before either posts: arrivals from unknown senders are dropped. If no endpoint can be
+    /// opened, because the interface has lost its address, the peer is attached as a
+    /// [fenced](Rail::is_fenced) one. Polls then report it as lost, and later as up. Slow path.
     ///
     /// # Errors
     /// The peer number is taken or out of range; the address is malformed, of an incompatible rail,
@@ -344,8 +344,8 @@ impl FabricRail {
         self.stats
     }
 
-    /// What its thread sleeps on until something may have arrived or ended, if the provider has
-    /// such. [`CqWait::may_sleep`] counts as a use of the rail.
+    /// Returns the wait object on which its thread sleeps until there may be a completion, if the
+    /// provider has one. [`CqWait::may_sleep`] counts as a use of the rail.
     pub fn wait(&self) -> Option<CqWait> {
         self.endpoint.wait().cloned()
     }
@@ -373,7 +373,7 @@ impl FabricRail {
         self.last_error = CqError::of_call(code);
     }
 
-    /// Bytes that the rail has allocated, and how many of them are per peer.
+    /// Returns the bytes that the rail has allocated, and how many of them are per peer.
     pub fn memory(&self) -> (usize, usize) {
         let per_peer = size_of::<peers::PeerSlot>() + size_of::<Return>() + 4 * 24;
         let peers = per_peer * self.peers.slots.len();
@@ -397,8 +397,8 @@ impl FabricRail {
         let slot = self.pool.at(index as usize);
         let buffer = index as usize - self.caps.depth as usize;
         let into = Buffer { ptr: self.slab.at(buffer), len: self.caps.max_message + HEAD, desc: self.desc };
-        // SAFETY: buffer and context are this receive's for good,
-        // and untouched until its completion.
+        // SAFETY: buffer and context belong to this receive, and are not accessed until its
+        // completion.
         unsafe { self.endpoint.recv(into, Pool::context(slot)) }
     }
 }
@@ -411,7 +411,8 @@ impl Drop for FabricRail {
             self.slab.keep();
         }
         if self.endpoint.close().is_err() {
-            // The provider keeps the endpoint, so leak the contexts and buffers that it may use.
+            // The provider keeps the endpoint open, so leak the contexts and buffers that it may
+            // use.
             self.pool.keep();
             self.slab.keep();
         }
@@ -447,9 +448,8 @@ impl FabricSetup<'_> {
     }
 }
 
-// SAFETY: nothing is ever mapped. A context is free, and its end reported, once the provider has
-// completed it; what the rail reports before that is `Unknown`. `FabricSetup` fills places that are
-// free.
+// SAFETY: nothing is mapped. A context is freed, and its completion reported, once the provider has
+// completed it; an earlier report is `Unknown`. `FabricSetup` only fills free slots.
 unsafe impl Rail for FabricRail {
     type Setup<'a> = FabricSetup<'a>;
 
@@ -482,8 +482,8 @@ unsafe impl Rail for FabricRail {
         let key = self.fresh_key();
         let mut memory = match ordinal {
             Some(ordinal) => self.register_device((ptr, len), ordinal, access, key)?,
-            // SAFETY: valid while registered, and written by others at any time:
-            // the promise of `Region::new`.
+            // SAFETY: `Region::new` requires that it is valid while registered, and may be written
+            // at any time.
             None => unsafe { MemoryRegion::register(&self.domain, ptr, len, access, key) }.map_err(system)?,
         };
         let mode = self.offer.info.domain().mr_mode;

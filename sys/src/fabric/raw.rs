@@ -1,19 +1,19 @@
 //! The structures and operation tables of libfabric in use, in C's layout and with their C names.
 //!
-//! Definitions alone: nothing here calls anything. What each field means is in `fi_getinfo(3)`,
+//! Only definitions; nothing here makes a call. The fields are documented in `fi_getinfo(3)`,
 //! `fi_domain(3)`, `fi_endpoint(3)`, `fi_cq(3)`, `fi_av(3)`, `fi_mr(3)`, `fi_rma(3)`, `fi_msg(3)`
-//! and `fi_atomic(3)`. Written for the interface of version 1.17; structures of a later library
-//! only grow behind what is defined here. So:
+//! and `fi_atomic(3)`. Written for version 1.17. Later libraries only append fields to these
+//! structures. So:
 //!
-//! - attributes (`fi_info` and all below it) are made only by the library (`fi_dupinfo`);
-//! - an attribute structure made here goes out as [`Tailed`]: zeros follow where a later library
-//!   may look;
-//! - a table begins with its size in bytes: an [`entry`] is called only if it lies inside and is
-//!   not null;
-//! - what the library writes into our memory ([`fi_cq_err_entry`]) is as long as in any version
-//!   asked for.
+//! - only the library allocates attributes (`fi_info` and all below it), with `fi_dupinfo`;
+//! - an attribute structure allocated here is passed as [`Tailed`]: zeros follow where a later
+//!   library has fields;
+//! - a table begins with its size in bytes, and an [`entry`] is called only if it lies inside and
+//!   is not null;
+//! - structures that the library writes to our memory ([`fi_cq_err_entry`]) are as long as in every
+//!   requested version.
 //!
-//! Entries that are not called are there to keep the offsets, as [`Unused`].
+//! Entries that are not called keep the offsets, as [`Unused`].
 #![allow(non_camel_case_types, reason = "the names are those of the C headers")]
 #![allow(missing_docs, reason = "the manual pages named above document them")]
 #![allow(clippy::type_complexity, reason = "an operation has as many arguments as it has")]
@@ -33,7 +33,7 @@ use core::ffi::c_void;
 /// A table entry that is not called from here.
 pub type Unused = Option<unsafe extern "C" fn()>;
 
-/// A structure, and zeros behind it where a later library may have fields.
+/// A structure, followed by zeros where a later library may have fields.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Tailed<T> {
@@ -50,12 +50,12 @@ impl<T> Tailed<T> {
 /// A table of operations; it begins with its size in bytes.
 ///
 /// # Safety
-/// The type is `repr(C)`: `size: usize`, then nothing but nullable function pointers.
+/// The type is `repr(C)`: `size: usize`, followed only by nullable function pointers.
 pub unsafe trait Table {}
 
 macro_rules! tables {
     ($($table:ty),* $(,)?) => {$(
-        // SAFETY: defined so in this module.
+        // SAFETY: this module defines it that way.
         unsafe impl Table for $table {}
     )*};
 }
@@ -65,7 +65,8 @@ tables! {
     fi_ops_atomic,
 }
 
-/// An entry of a table, or `None` if the table is missing, too short to have it, or has null there.
+/// Returns an entry of a table, or `None` if the table is missing or too short, or the entry is
+/// null.
 ///
 /// # Safety
 /// `table` is null or points to a table as long as its first word says.

@@ -31,11 +31,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// if it comes from `source` (`None`: any) and agrees with `tag` in every bit that is not set
     /// in `ignore` (PSM's `tagsel` is `!ignore`). The status returns `word`.
     ///
-    /// Neither blocks nor allocates. Leave the buffer alone until the receive has ended. It ends
+    /// Neither blocks nor allocates. Do not use the buffer until the receive has completed. It ends
     /// exactly once, whatever happens to its peer; one from any source outlives failed peers. It
-    /// uses a slot of [`MatchMemory::receives`](super::MatchMemory::receives)
-    /// until its status is taken by [`test_recv`](Self::test_recv), [`next_recv`](Self::next_recv)
-    /// or [`wait_recv`](Self::wait_recv).
+    /// uses a slot of [`MatchMemory::receives`](super::MatchMemory::receives) until its status is
+    /// taken by [`test_recv`](Self::test_recv), [`next_recv`](Self::next_recv) or
+    /// [`wait_recv`](Self::wait_recv).
     ///
     /// # Errors
     /// [`OpError::NoMatching`]; [`OpError::Again`] if no slot is free; the error of an invalid

@@ -54,7 +54,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// [`quiet`](Self::quiet) waits for its arrival. [`Issued::Pending`]: do not change a region's
     /// payload until the send has ended. Its [`Completion`](crate::op::Completion) reports that,
     /// with the number of bytes that the receiver read. With [`Notice::Silent`] only `quiet` does:
-    /// it waits until the receiver has read what it wants.
+    /// it waits until the receiver has read the payload.
     ///
     /// # Errors
     /// [`OpError::NoMatching`]; [`OpError::TooLong`] for a slice; the error of an invalid context,

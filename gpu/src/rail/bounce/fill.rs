@@ -162,8 +162,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         match down {
             // The peer will not take it.
             true => self.slot_over(peer, slot, 0),
-            // Failed pieces are sent too, because slots are used in order. The reader has been told
-            // of the failure, or is told at the end.
+            // Failed pieces are sent too, because slots are used in order. The reader knows of the
+            // failure, or is told in the final message.
             false => self.send(peer, slot),
         }
     }

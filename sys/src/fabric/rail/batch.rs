@@ -1,5 +1,5 @@
-//! The buffer that completions are read into. It is allocated once and reached by a raw pointer, so
-//! that an entry stays readable while the rail is mutably borrowed to handle it.
+//! The buffer for completions. It is allocated once and accessed through a raw pointer, so that an
+//! entry stays readable while the rail is mutably borrowed to handle it.
 
 use alloc::boxed::Box;
 use core::ptr::NonNull;
@@ -24,14 +24,14 @@ impl Batch {
     /// The first `count` entries, at most [`BATCH`].
     #[inline(always)]
     pub fn room(&mut self, count: usize) -> &mut [Entry] {
-        // SAFETY: as many as were allocated, and lent by `self` alone.
+        // SAFETY: at most as many as were allocated, and borrowed from `self`.
         unsafe { slice::from_raw_parts_mut(self.0.as_ptr(), count.min(BATCH)) }
     }
 }
 
 impl Drop for Batch {
     fn drop(&mut self) {
-        // SAFETY: as it was leaked.
+        // SAFETY: the pointer and length of the leaked allocation.
         drop(unsafe { Box::from_raw(self.0.as_ptr().cast::<[Entry; BATCH]>()) });
     }
 }

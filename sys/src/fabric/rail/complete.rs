@@ -15,12 +15,12 @@ use crate::fabric::error::Code;
 use crate::fabric::persona::Notify;
 use crate::fabric::raw::*;
 
-/// Idle polls between two looks at the clock: a power of two.
+/// Idle polls between two clock reads: a power of two.
 const LOOK: u32 = 4096;
 
-/// Whether an entry is an arrived write with data. `FI_REMOTE_CQ_DATA` alone does not tell: some
-/// providers repeat a post's flags in its own completion, which has a context; and the shm provider
-/// of libfabric 2 omits `FI_REMOTE_WRITE`, and the context too.
+/// Returns whether an entry is an arrived write with data. `FI_REMOTE_CQ_DATA` alone does not tell:
+/// some providers repeat a post's flags in its own completion, which has a context. The shm
+/// provider of libfabric 2 omits `FI_REMOTE_WRITE` and the context.
 #[inline(always)]
 pub(super) fn is_arrival(entry: &Entry) -> bool {
     const BOTH: u64 = FI_REMOTE_CQ_DATA | FI_REMOTE_WRITE;
@@ -34,7 +34,7 @@ fn ended_write(entry: &Entry) -> Option<*mut Slot> {
         return None;
     }
     let slot = NonNull::new(entry.op_context.cast::<Slot>())?.as_ptr();
-    // SAFETY: contexts that come back are ours and stay where they are.
+    // SAFETY: returned contexts are ours and never move.
     (unsafe { (*slot).kind } == ContextKind::Write).then_some(slot)
 }
 
@@ -94,7 +94,7 @@ impl FabricRail {
         waited + count
     }
 
-    /// A poll without an endpoint. The queue, which has nothing of a peer, is not read.
+    /// Polls without an endpoint. Does not read the queue, because it has nothing from a peer.
     #[cold]
     fn poll_closed(&mut self, waited: u32) -> u32 {
         if self.polls().is_multiple_of(LOOK) {
@@ -164,7 +164,7 @@ impl FabricRail {
         }
         let written = |entry: &Entry| {
             let slot = entry.op_context.cast::<Slot>();
-            // SAFETY: a context that comes back without an arrival is ours, and stays where it is.
+            // SAFETY: a context of a completion that is no arrival is ours, and never moves.
             let is_read = || !slot.is_null() && unsafe { (*slot).kind } == ContextKind::Read;
             is_arrival(entry) || entry.flags & FI_RECV != 0 || is_read()
         };
@@ -179,12 +179,12 @@ impl FabricRail {
     #[inline(never)]
     fn complete_all<S: Sink>(&mut self, count: usize, sink: &mut S) {
         let mut next = self.entries.first();
-        // SAFETY: no more were read than there are places.
+        // SAFETY: no more entries were read than fit.
         let end = unsafe { next.add(count) };
         while next != end {
             // SAFETY: before the end.
             let Some(mut slot) = ended_write(unsafe { &*next }) else {
-                // SAFETY: before the end. All that is needed of it is read once, before any report.
+                // SAFETY: before the end. Its fields are read once, before any report.
                 let Entry { op_context, flags, len, data, .. } = unsafe { *next };
                 let entry = Entry { op_context, flags, len, data, ..cq::EMPTY };
                 self.complete(entry, next, sink);
@@ -197,7 +197,7 @@ impl FabricRail {
             let (cx, peer) = unsafe { ((*slot).cx, (*slot).peer) };
             let first = next;
             loop {
-                // SAFETY: the provider is done with it; and `next` was before the end.
+                // SAFETY: the provider has completed it, and `next` was before the end.
                 next = unsafe {
                     self.pool.give(slot);
                     next.add(1)
@@ -217,23 +217,23 @@ impl FabricRail {
                     break;
                 }
             }
-            // SAFETY: both lie in the array, and `first` was passed.
+            // SAFETY: both are in the array, and `first` comes first.
             let ends = unsafe { next.offset_from_unsigned(first) } as u32;
-            // SAFETY: whom something was posted to has a place.
+            // SAFETY: a peer to which something was posted has a slot.
             let slot = unsafe { self.peers.place(peer) };
             slot.ended = slot.ended.wrapping_add(ends);
             sink.done_alike(cx, ends);
         }
     }
 
-    /// The source address of an entry, if the provider tells.
+    /// The source address of an entry, if the provider reports it.
     #[inline(always)]
     fn source(&self, place: *const Entry) -> u64 {
         let at = (place.addr() - self.entries.first().addr()) / size_of::<Entry>();
         self.sources[at]
     }
 
-    /// Handles any other entry; `place` is where it was read to.
+    /// Handles any other entry; `place` is its index in the batch.
     #[inline(always)]
     fn complete<S: Sink>(&mut self, entry: Entry, place: *const Entry, sink: &mut S) {
         if is_arrival(&entry) {
@@ -256,11 +256,11 @@ impl FabricRail {
     /// buffer.
     #[inline(never)]
     fn arrival(&mut self, entry: &Entry, place: *const Entry) -> Option<u16> {
-        // With `FI_RX_CQ_DATA` the context is a receive buffer. Otherwise it is not ours: shm
-        // 1.17 returns the sender's, a pointer of another process.
+        // With `FI_RX_CQ_DATA` the context is a receive buffer. Otherwise it is not ours: shm 1.17
+        // returns the sender's context, a pointer of another process.
         if self.takes_receives && !entry.op_context.is_null() {
             let slot = entry.op_context.cast::<Slot>();
-            // SAFETY: contexts that come back are ours, and stay where they are.
+            // SAFETY: returned contexts are ours and never move.
             if unsafe { (*slot).kind } == ContextKind::Receive {
                 self.give_back(slot);
             }
@@ -276,13 +276,13 @@ impl FabricRail {
     #[inline(always)]
     fn receive<S: Sink>(&mut self, entry: &Entry, place: *const Entry, sink: &mut S) {
         let slot = entry.op_context.cast::<Slot>();
-        // SAFETY: contexts that come back with this flag are those of receives.
+        // SAFETY: contexts with this flag are those of receives.
         let index = unsafe { (*slot).index };
         let buffer = self.slab.at(index as usize - self.caps.depth as usize);
         let len = entry.len.min(self.caps.max_message + HEAD);
         let mut head = [0; HEAD];
-        // SAFETY: the buffer is ours until it goes back below,
-        // and `len` of its bytes hold the message.
+        // SAFETY: the buffer is ours until it is posted again below, and its first `len` bytes are
+        // the message.
         let bytes = unsafe { Untrusted::new(buffer, len) };
         bytes.copy_out(&mut head);
         let number = u32::from_le_bytes([head[0], head[1], head[2], head[3]]);
@@ -312,10 +312,10 @@ impl FabricRail {
     /// Reposts a receive buffer, now or in the next pass.
     #[inline(always)]
     fn give_back(&mut self, slot: *mut Slot) {
-        // SAFETY: a receive's context, which came back.
+        // SAFETY: a receive's context, which the provider has returned.
         let index = unsafe { (*slot).index };
         if self.post_receive(index).is_err() {
-            // Has capacity for all receive buffers.
+            // It has capacity for all receive buffers.
             self.unposted.push(index);
             self.hurry();
         }
@@ -330,8 +330,7 @@ impl FabricRail {
         match kind {
             ContextKind::Free | ContextKind::Receive | ContextKind::Orphan => return,
             ContextKind::Send => self.bounces.push(extra),
-            // SAFETY: writable for 8 bytes until the end is reported,
-            // as promised when it was posted.
+            // SAFETY: the poster guarantees 8 writable bytes until the completion is reported.
             ContextKind::Atomic if !orphan => unsafe {
                 if !(*slot).fetch.is_null() {
                     (*slot).fetch.write((*slot).words[2]);
@@ -423,7 +422,7 @@ impl FabricRail {
             return;
         }
         self.settle(peer);
-        // The rail cancels nothing, so the provider dropped it with its connection.
+        // The rail cancels no receives, so the provider dropped it with its connection.
         let lost = error.code.is_disconnect()
             || error.code == Code::ECANCELED
             || !self.peers.slots[peer as usize].up;
@@ -440,7 +439,7 @@ impl FabricRail {
         let mut count = 0;
         while count < budget {
             let Some(event) = self.events.pop_front() else { break };
-            // That a peer may return is no work: a worker may sleep.
+            // A peer that may return does not count as work: a worker may sleep.
             count += u32::from(!matches!(event, Event::Up(_)));
             report(event, sink);
         }

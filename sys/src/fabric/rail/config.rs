@@ -6,24 +6,24 @@ use core::time::Duration;
 
 use crate::fabric::error::CallError;
 
-/// Settings of a rail. Fixed once it is open; it allocates no memory later.
+/// Settings of a rail, fixed once it is open. An open rail does not allocate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FabricConfig {
-    /// Most attached peers; their numbers are below this.
+    /// Maximum number of attached peers; their numbers are below this.
     pub max_peers: u16,
     /// Longest message in bytes, at least 256. A provider may support less.
     pub max_message: usize,
-    /// Most outstanding posts. A provider may support fewer.
+    /// Maximum number of outstanding posts. A provider may support fewer.
     pub depth: u32,
     /// Posted receive buffers, each as long as the longest message. A provider may support fewer.
     pub receives: u32,
     /// Bounce buffers, for messages too long to inject.
     pub bounces: u32,
-    /// Most registered regions.
+    /// Maximum number of registered regions.
     pub max_regions: u16,
     /// Most imported regions.
     pub max_imports: u32,
-    /// Depth of the completion queue; 0: as the provider's persona says.
+    /// Depth of the completion queue; 0: that of the provider's persona.
     pub completions: usize,
     /// How long a peer may leave a post incomplete, or reject every post, without any other sign of
     /// life. Under manual progress this includes peers that do not poll. `None`: no limit.
@@ -36,7 +36,7 @@ pub struct FabricConfig {
     /// [with native atomics](fishplate_core::mem::Region::with_native_atomics). The offer must be
     /// asked for with [`Ask::atomics`](crate::fabric::Ask::atomics).
     pub native_atomics: bool,
-    /// Seed of keys and of the rail's number. `None`: from the kernel's random numbers.
+    /// Seed of the keys and the rail's number. `None`: the kernel's random numbers.
     pub seed: Option<u64>,
 }
 

@@ -15,7 +15,7 @@ use super::FabricRail;
 use crate::fabric::mr::MemoryRegion;
 use crate::fabric::raw::*;
 
-/// The driver of a device, as libfabric names it.
+/// The driver of a device, by libfabric's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Interface {
@@ -59,7 +59,7 @@ impl Dmabuf {
 
 impl Drop for Dmabuf {
     fn drop(&mut self) {
-        // SAFETY: open and ours, by the promise of `new`.
+        // SAFETY: open and ours, as `new` requires.
         unsafe { libc::close(self.fd) };
     }
 }
@@ -153,7 +153,7 @@ impl Reached {
         self.spans.iter().any(|(_, span)| meets(span)) && self.is_copying()
     }
 
-    /// Whether a failed copy may still run. Asks the device if one may.
+    /// Returns whether a failed copy may still run. Asks the device about it.
     fn is_copying(&mut self) -> bool {
         self.copying = self.copying && self.device.is_copying();
         self.copying
@@ -182,7 +182,7 @@ impl FabricRail {
         };
         let interface = device.interface();
         if interface == Interface::Host {
-            // SAFETY: valid while registered, by the promise of `Region::new`.
+            // SAFETY: `Region::new` requires that it is valid while registered.
             return unsafe { MemoryRegion::register(&self.domain, ptr, len, access, key) }
                 .map_err(|error| AttachError::System(error.code.0));
         }
@@ -193,8 +193,8 @@ impl FabricRail {
         let known = self.offer.info.library().api_version() >= fi_version(1, 20);
         if let Some(buffer) = known.then(|| device.dmabuf(ptr, len)).flatten() {
             let by = Some((buffer.fd, buffer.offset));
-            // SAFETY: valid while registered, by the promise of `Region::new`; the descriptor leads
-            // to it, by that of the device.
+            // SAFETY: `Region::new` requires that it is valid while registered, and the device
+            // guarantees that the descriptor refers to it.
             let region =
                 unsafe { MemoryRegion::register_device(&self.domain, (ptr, len), whose, by, access, key) };
             if let Ok(region) = region {
@@ -233,7 +233,7 @@ impl FabricRail {
                 reached.ended(placed)
             }
             _ => {
-                // SAFETY: registered memory of the processor, and writable, as our caller promises.
+                // SAFETY: registered host memory, and our caller guarantees that it is writable.
                 unsafe { copy_bytes(from.as_ptr(), ptr, len) };
                 Ok(())
             }
@@ -253,7 +253,7 @@ impl FabricRail {
                 reached.ended(fetched)
             }
             _ => {
-                // SAFETY: registered memory of the processor, and readable, as our caller promises.
+                // SAFETY: registered host memory, and our caller guarantees that it is readable.
                 unsafe { copy_bytes(ptr, into.as_mut_ptr(), len) };
                 Ok(())
             }

@@ -1,14 +1,14 @@
-//! Fences peers by closing the endpoint and opening another one, where the persona says that this
-//! ends all arrivals; and attaches them again. Slow path: makes system calls and allocates.
+//! Fences peers by closing the endpoint and opening another one, if the persona says that this ends
+//! all arrivals. Attaches fenced peers again. Slow path: makes system calls and allocates.
 //!
-//! Removing a peer from the address vector is no fence: its connection stays, and what it has sent
-//! still lands (`net` of libfabric 1.17). A closed endpoint has no connections, and nobody knows
-//! the address of the next one. So a fence costs all peers of the rail, which are reported as lost.
-//! All of them are then fenced, until they are attached again. If no other endpoint can be opened,
-//! because the interface has lost its address, that is tried again when a peer is to return.
+//! Removing a peer from the address vector is no fence: its connection stays, and its writes in
+//! flight still land (`net` of libfabric 1.17). A closed endpoint has no connections, and no peer
+//! knows the address of the next one. So a fence cuts off all peers of the rail: they are reported
+//! as lost, and stay fenced until they are attached again. If no other endpoint can be opened,
+//! because the interface has lost its address, the rail retries when a peer is to return.
 //!
-//! A fenced peer is reported as up after some milliseconds; after ever more, if it is fenced soon
-//! after each return. The report is repeated, less often each time.
+//! A fenced peer is reported as up after some milliseconds. The pause doubles if the peer is fenced
+//! again soon after its return. The report is repeated at growing intervals.
 
 use core::time::Duration;
 
@@ -25,32 +25,32 @@ use crate::clock::monotonic_ns;
 use crate::fabric::error::Code;
 use crate::fabric::raw::*;
 
-/// The shortest and the longest time until a fenced peer may return.
+/// The minimum and maximum time until a fenced peer may return.
 const PAUSE: u64 = Duration::from_millis(5).as_nanos() as u64;
 const PAUSE_MAX: u64 = Duration::from_secs(10).as_nanos() as u64;
 
-/// The longest time between two reports of a peer that may return, while it does not.
+/// The maximum time between two reports of a peer that may return.
 const UP_MAX: u64 = Duration::from_secs(1).as_nanos() as u64;
 
-/// A rail that has carried a peer for so long has no trouble.
+/// After this time in use a peer's pause starts from the minimum again.
 const CALM: u64 = Duration::from_secs(20).as_nanos() as u64;
 
 /// When a fenced peer may return, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Return {
-    /// When it is reported as up, for the first time after its last fence, and next.
+    /// The times of the first report as up after the last fence, and of the next one.
     from: u64,
     at: u64,
     /// The time between its next two reports.
     wait: u64,
     /// The pause after its last fence.
     pause: u64,
-    /// When it returned last; 0: never.
+    /// When it last returned; 0: never.
     since: u64,
 }
 
 impl FabricRail {
-    /// Fences a peer, and with it all others.
+    /// Fences a peer, and with it all other peers of the rail.
     pub(super) fn cut_off(&mut self, peer: Peer) -> Fence {
         match self.peers.slots.get(peer.0 as usize) {
             Some(slot) if slot.fenced => return Fence::Fenced,
@@ -62,7 +62,7 @@ impl FabricRail {
             return Fence::Unknown;
         }
         if let Err(error) = self.endpoint.close() {
-            // The provider may go on with all that was posted.
+            // The provider may still execute all posts.
             self.break_down(error.code);
             return Fence::Unknown;
         }
@@ -99,7 +99,7 @@ impl FabricRail {
         (back.at, back.wait) = (now + PAUSE, PAUSE);
     }
 
-    /// Opens an endpoint if there is none. `false`: that is not possible.
+    /// Opens an endpoint if there is none. Returns `false` if that fails.
     pub(super) fn open_again(&mut self) -> bool {
         if self.endpoint.is_open() {
             return true;
@@ -162,8 +162,8 @@ impl FabricRail {
         }
         self.peers.detach(peer.0);
         if slot.addr != FI_ADDR_NOTAVAIL {
-            // On an error the provider keeps an unused address, which is harmless.
-            // SAFETY: the peer's number until here, and its place was freed.
+            // On an error the provider keeps an unused address, which is harmless. SAFETY: the
+            // peer's number until here; its slot is free.
             let _ = unsafe { self.endpoint.remove(slot.addr) };
         }
         let inserted = self.endpoint.insert(theirs.provider);
@@ -185,8 +185,8 @@ impl FabricRail {
         }
     }
 
-    /// Reads the completions of the closed endpoint. The posts among them are over; arrivals are
-    /// dropped, as are those that come later.
+    /// Reads the completions of the closed endpoint. Reports its posts, and drops arrivals, also
+    /// later ones.
     fn drain(&mut self) {
         loop {
             match self.endpoint.completions(self.entries.room(BATCH)) {
@@ -220,16 +220,16 @@ impl FabricRail {
         }
     }
 
-    /// Ends a post that the provider has completed.
+    /// Completes a post that the provider has completed.
     fn give_up(&mut self, slot: *mut Slot, result: Result<(), CompleteError>) {
-        // SAFETY: contexts that come back are ours and stay in place; the provider is done with
-        // this one, because its endpoint is closed.
+        // SAFETY: returned contexts are ours and never move. The provider no longer uses this one,
+        // because its endpoint is closed.
         let (cx, extra, (kind, orphan)) = unsafe { ((*slot).cx, (*slot).extra, (*slot).used_for()) };
         match kind {
             ContextKind::Free | ContextKind::Receive | ContextKind::Orphan => return,
             ContextKind::Send => self.bounces.push(extra),
             ContextKind::Atomic if result.is_ok() && !orphan => {
-                // SAFETY: writable for 8 bytes until the end is reported, as promised by its post.
+                // SAFETY: the poster guarantees 8 writable bytes until the completion is reported.
                 unsafe {
                     if !(*slot).fetch.is_null() {
                         (*slot).fetch.write((*slot).words[2]);

@@ -12,7 +12,7 @@ use crate::fabric::raw::*;
 /// The parsers of this package.
 pub const TARGETS: &[Target] = &[Target { name: "rail-address", sample, read }];
 
-/// Formats, and how long an address is in each.
+/// Address formats, and the length of an address in each.
 const FORMATS: [(u32, usize); 4] =
     [(FI_SOCKADDR_IN, 16), (FI_SOCKADDR_IN6, 28), (FI_ADDR_EFA, 32), (FI_ADDR_STR, 20)];
 
@@ -42,7 +42,7 @@ fn read(input: &[u8], again: &mut [u8]) -> Option<usize> {
     for (format, len) in FORMATS {
         let form = form((format, len));
         let allowed = form.allows(address.provider);
-        // What a provider would read lies inside of what was given.
+        // A provider would read only bytes of the input.
         let reads = match format {
             FI_ADDR_STR => address.provider.iter().position(|&byte| byte == 0).map(|at| at + 1),
             _ => Some(len),

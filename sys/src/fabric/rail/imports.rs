@@ -1,5 +1,5 @@
-//! The imported regions of peers. Every post is checked against them, because providers differ in
-//! what they do about a bad key: some close the connection, some write by address unchecked.
+//! The imported regions of peers. Every post is checked against them, because providers treat bad
+//! keys differently: some close the connection, some write by address unchecked.
 //!
 //! A hash table of fixed size, keyed by (peer, key) and at most half full. Lookup is hot and probes
 //! a bounded number of entries; changes are slow.
@@ -15,7 +15,7 @@ struct Place {
     len: u64,
     /// The peer, or [`NOBODY`]: the entry is free.
     peer: u32,
-    /// Imports that were not released.
+    /// Number of imports that are not released.
     count: u32,
 }
 
@@ -74,7 +74,7 @@ impl Imports {
     #[inline(always)]
     pub fn allows(&self, peer: u16, key: u64, offset: u64, len: u64) -> bool {
         let at = self.start(peer, key);
-        // SAFETY: a start is below the number of places, by the shift that was made from it.
+        // SAFETY: the shift makes every start smaller than the number of entries.
         let first = unsafe { self.places.get_unchecked(at) };
         let place = match first.key == key && first.peer == peer as u32 {
             true => first,

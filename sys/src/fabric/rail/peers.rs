@@ -28,7 +28,8 @@ pub(super) struct PeerSlot {
     pub attached: bool,
     /// Whether a post was rejected, and [`accepted`](Self::accepted) when it was.
     pub refused: bool,
-    /// Whether the endpoint was replaced since it was attached: nothing of it arrives any more.
+    /// Whether the endpoint was replaced after the peer was attached, so that nothing from it
+    /// arrives.
     pub fenced: bool,
     pub refused_at: u32,
     /// Posts with a completion, and how many of them have completed. Both wrap.
@@ -80,7 +81,7 @@ impl PeerSlot {
         self.posted.wrapping_add(self.injected)
     }
 
-    /// Changes whenever the peer gives a sign of life.
+    /// Changes with every sign of life of the peer.
     pub fn heard(&self) -> u32 {
         self.ended.wrapping_add(self.arrived)
     }
@@ -174,7 +175,7 @@ impl Names {
 
     #[inline(always)]
     fn look_up(&self, number: u64) -> u32 {
-        // SAFETY: a start is below the number of places, by the shift that was made from it.
+        // SAFETY: the shift makes every start smaller than the number of entries.
         let first = unsafe { self.places.get_unchecked(self.start(number)) };
         match first.number == number {
             true => first.peer,
@@ -240,7 +241,7 @@ impl Peers {
     /// Counts an arrival.
     #[inline(always)]
     fn count(&mut self, peer: u16) {
-        // SAFETY: those that are found have places: `rename` puts no others into the tables.
+        // SAFETY: `rename` only puts peers with slots into the tables.
         let slot = unsafe { self.place(peer) };
         slot.arrived = slot.arrived.wrapping_add(1);
     }
@@ -335,7 +336,7 @@ mod tests {
         assert!(peers.take_down(1));
         assert!(!peers.take_down(1), "no news");
         assert_eq!((peers.slots[1].short_below, peers.slots[1].plain), (0, false));
-        // It must hold while attached, however the others change.
+        // It must hold while the peer is attached, whatever changes for others.
         for step in 0..3 {
             assert_eq!((peers.hear_from(5), peers.hear_signed(9)), (None, None), "step {step}");
             assert_eq!((peers.hear_from(6), peers.hear_signed(8)), (Some(2), Some(2)), "step {step}");

@@ -1,6 +1,6 @@
-//! Contexts of posts and receives. The provider keeps its own notes in the first 64 bytes of each
-//! (`FI_CONTEXT`, `FI_CONTEXT2`) from post to completion, so they never move and are reached only
-//! through pointers.
+//! Contexts of posts and receives. The provider uses the first 64 bytes of each (`FI_CONTEXT`,
+//! `FI_CONTEXT2`) from post to completion, so contexts never move and are accessed only through
+//! pointers.
 //!
 //! Fixed size; the free list runs through the contexts. Taking and returning one costs a few
 //! instructions.
@@ -79,8 +79,8 @@ pub(super) struct Pool {
     kept: bool,
 }
 
-// SAFETY: the pool owns its memory;
-// its pointers are the provider's, or to memory that any thread may touch.
+// SAFETY: the pool owns its memory. Its pointers are the provider's, or lead to memory that any
+// thread may access.
 unsafe impl Send for Pool {}
 
 impl Pool {
@@ -104,7 +104,7 @@ impl Pool {
         let slots: NonNull<Slot> = NonNull::from(Box::leak(slots.into_boxed_slice())).cast();
         let mut pool = Pool { slots, len, free: ptr::null_mut(), kept: false };
         for index in (0..posts as usize).rev() {
-            // SAFETY: one of ours, and nobody's yet.
+            // SAFETY: one of ours, and not in use yet.
             unsafe { pool.give(pool.at(index)) };
         }
         pool
@@ -149,7 +149,7 @@ impl Pool {
         if slot.is_null() {
             return None;
         }
-        // SAFETY: from the free list, so one of ours, and not owned elsewhere.
+        // SAFETY: from the free list, so it is ours and has no other owner.
         self.free = unsafe { (*slot).next };
         Some(slot)
     }
@@ -180,7 +180,8 @@ impl Drop for Pool {
         if self.kept {
             return;
         }
-        // SAFETY: as it was leaked; the endpoint is closed, so the provider has none of them.
+        // SAFETY: the leaked allocation. The endpoint is closed, so the provider holds none of the
+        // contexts.
         unsafe { drop(Box::from_raw(ptr::slice_from_raw_parts_mut(self.slots.as_ptr(), self.len))) }
     }
 }
@@ -197,7 +198,7 @@ mod tests {
         assert!(taken[0] != taken[1] && taken[1] != taken[2] && taken[0] != taken[2]);
         for at in 3..5 {
             assert!(taken.iter().all(|slot| *slot != pool.at(at)));
-            // SAFETY: the pool is alive, and nobody else has it.
+            // SAFETY: the pool is alive, and nothing else uses the context.
             assert_eq!(unsafe { (*pool.at(at)).kind }, ContextKind::Receive);
         }
         // SAFETY: taken above, and known to no provider.

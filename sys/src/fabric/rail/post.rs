@@ -31,7 +31,7 @@ impl FabricRail {
         if !self.imports.allows(peer.0, remote.key.key, remote.offset, len as u64) {
             return Err(PostError::BadKey);
         }
-        // Cannot overflow: base + region length does not, and the range lies inside.
+        // Cannot overflow: base plus region length does not, and the range lies inside the region.
         let addr = remote.key.base.wrapping_add(remote.offset);
         Ok(Target { peer: slot.addr, addr, key: remote.key.key })
     }
@@ -74,7 +74,7 @@ impl FabricRail {
                 Ok(Posted::Pending)
             }
             Err(code) => {
-                // SAFETY: taken for this post, which the provider has refused.
+                // SAFETY: taken for this post, which the provider has rejected.
                 unsafe { self.pool.give(slot) };
                 Err(self.refused(peer, code))
             }
@@ -122,7 +122,7 @@ impl FabricRail {
     ) -> Result<Posted, PostError> {
         let to = self.target(peer, remote, local.len)?;
         let (ptr, desc) = (local.ptr.as_ptr(), local.desc as *mut c_void);
-        // SAFETY: same contract; the rest was checked just now.
+        // SAFETY: same contract; peer and range were just checked.
         unsafe { self.write_to(peer, ptr, local.len, desc, to.addr, to.key, data, cx) }
     }
 
@@ -166,7 +166,7 @@ impl FabricRail {
         data: Option<u32>,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        // SAFETY: a peer that is attached has a place, and places stay.
+        // SAFETY: an attached peer has a slot, and slots are never removed.
         let slot = unsafe { self.peers.slots.get_unchecked(peer.0 as usize) };
         let short = len < slot.short_below;
         if !short && !slot.plain {
@@ -176,13 +176,13 @@ impl FabricRail {
         let word = data.map(|data| self.signature | data as u64);
         let (from, to) = (Buffer { ptr, len, desc }, Target { peer: slot.addr, addr, key });
         if short {
-            // SAFETY: readable during the call, by our caller's promise.
+            // SAFETY: our caller guarantees that it is readable during the call.
             let result = unsafe { self.endpoint.inject_write(from, to, word) };
             return self.over(peer, result);
         }
         let slot = self.begin_at(peer, ContextKind::Write, cx, from.ptr)?;
-        // SAFETY: readable until the completion, as the caller promises;
-        // the context is this post's until then.
+        // SAFETY: the caller guarantees that it is readable until the completion, and the context
+        // is this post's until then.
         let result = unsafe { self.endpoint.write(from, to, word, Pool::context(slot)) };
         self.end(peer, slot, result)
     }
@@ -216,12 +216,12 @@ impl FabricRail {
             Some(data) => Some(self.signature | data as u64),
             None => None,
         };
-        // The provider cannot copy memory of a device: the processor may not touch it.
+        // The provider cannot copy device memory, which the processor cannot access.
         if len <= self.inject && !self.is_of_device(ptr, len) {
             if !self.close_batch() {
                 return Err(PostError::Again);
             }
-            // SAFETY: readable during the call, by our caller's promise.
+            // SAFETY: our caller guarantees that it is readable during the call.
             let result = unsafe { self.endpoint.inject_write(from, to, word) };
             return self.over(peer, result);
         }
@@ -229,8 +229,8 @@ impl FabricRail {
         if self.more {
             return self.hold(peer, Held { slot, from, to, data: word });
         }
-        // SAFETY: readable until the completion, as the caller promises;
-        // the context is this post's until then.
+        // SAFETY: the caller guarantees that it is readable until the completion, and the context
+        // is this post's until then.
         let result = unsafe { self.write_at_level(from, to, word, slot) };
         self.end(peer, slot, result)
     }
@@ -261,7 +261,7 @@ impl FabricRail {
         if let Some(before) = self.held {
             let more = if self.batched + 1 < MORE { FI_MORE } else { 0 };
             if !self.hand_over(before, more) {
-                // SAFETY: taken for this post, which nobody has seen.
+                // SAFETY: taken for this post, which the provider has not seen.
                 unsafe { self.pool.give(write.slot) };
                 return Err(PostError::Again);
             }
@@ -290,7 +290,7 @@ impl FabricRail {
         let Held { slot, from, to, data } = write;
         let remote = if data.is_some() { FI_REMOTE_CQ_DATA } else { 0 };
         let flags = FI_COMPLETION | self.offer.level.flag() | remote | more;
-        // SAFETY: readable until its end is reported, as promised when it was posted;
+        // SAFETY: the poster guarantees that it is readable until its completion is reported, and
         // the context is its own.
         let result =
             unsafe { self.endpoint.write_with(from, to, data.unwrap_or(0), flags, Pool::context(slot)) };
@@ -301,9 +301,9 @@ impl FabricRail {
                 false
             }
             Err(code) => {
-                // SAFETY: the context is the write's, whose end is only now told.
+                // SAFETY: the context is the write's, whose completion was not reported before.
                 let (cx, peer, (_, orphan)) = unsafe { ((*slot).cx, (*slot).peer, (*slot).used_for()) };
-                // SAFETY: the provider has refused it.
+                // SAFETY: the provider has rejected it.
                 unsafe { self.pool.give(slot) };
                 if !orphan {
                     self.settle(peer);
@@ -324,7 +324,7 @@ impl FabricRail {
         cx: u64,
     ) -> Result<Posted, PostError> {
         if from.len == 0 {
-            // Nothing to wait for; shm 1.17 rejects empty writes.
+            // There is nothing to wait for, and shm 1.17 rejects empty writes.
             if self.owed.len() == self.caps.depth as usize {
                 return Err(PostError::Again);
             }
@@ -357,7 +357,7 @@ impl FabricRail {
         }
     }
 
-    /// Sends a word. Returns `false` if the provider is busy. Drops the word if the peer is gone.
+    /// Sends a word. Returns `false` if the provider is busy. Drops the word if the peer is not up.
     pub(super) fn send_word(&mut self, peer: u16, data: u32) -> bool {
         let slot = &self.peers.slots[peer as usize];
         if !slot.up {
@@ -365,12 +365,12 @@ impl FabricRail {
         }
         let mut bytes = [0; HEAD + 4];
         Writer::new(&mut bytes).put_u32(self.number).put_u32(WORD).put_u32(data);
-        // SAFETY: a peer that is up is in the vector under this number.
+        // SAFETY: the peer is up, so it is in the vector under this number.
         let result = unsafe { self.endpoint.inject(&bytes, slot.addr) };
         match self.over(Peer(peer), result) {
             Err(PostError::Again) => false,
             Err(PostError::Provider(_)) => {
-                // The word is lost, so the peer would wait for it without end.
+                // The word is lost, so the peer would wait for it for ever.
                 self.take_down(Peer(peer), fishplate_core::error::PeerError::Lost);
                 true
             }
@@ -392,7 +392,7 @@ impl FabricRail {
         }
         let into = Buffer { ptr: local.ptr.as_ptr(), len: local.len, desc: local.desc as *mut c_void };
         let slot = self.begin_at(peer, ContextKind::Read, cx, into.ptr)?;
-        // SAFETY: writable and unread until the completion, as the caller promises;
+        // SAFETY: the caller guarantees that it is writable and unread until the completion, and
         // the context is this post's until then.
         let result = unsafe { self.endpoint.read(into, from, Pool::context(slot)) };
         self.end(peer, slot, result)
@@ -420,8 +420,8 @@ impl FabricRail {
         }
         if len + HEAD <= self.inject_message {
             let scratch = self.scratch.as_mut_ptr();
-            // SAFETY: `scratch` has `inject_message` bytes and no other user;
-            // the rest as in `compose`.
+            // SAFETY: `scratch` has `inject_message` bytes and no other user, as `compose`
+            // requires.
             let bytes = unsafe {
                 compose(self.number, head, body, scratch);
                 core::slice::from_raw_parts(scratch, len + HEAD)
@@ -483,7 +483,7 @@ impl FabricRail {
         }
         let (kind, op, operand) = provider_op(amo.op, amo.operand);
         let slot = self.begin(peer, ContextKind::Atomic, cx)?;
-        // SAFETY: the context is this post's until the completion, and so are the words in it.
+        // SAFETY: the context and its words are this post's until the completion.
         let result = unsafe {
             (*slot).fetch = fetch.map_or(ptr::null_mut(), NonNull::as_ptr);
             // Native words; narrow operands use the first bytes.
@@ -548,8 +548,8 @@ fn provider_op(op: AmoOp, operand: u64) -> (AtomicKind, i32, u64) {
     }
 }
 
-/// The atomics that a provider executes. Asks for each: `net` of 1.17 has the capability bit and
-/// supports no operation. None where operands must lie in registered memory (`FI_MR_LOCAL`).
+/// The atomics that a provider executes. Queries each one, because `net` of 1.17 has the capability
+/// bit but supports no operation. None if operands must lie in registered memory (`FI_MR_LOCAL`).
 pub(super) fn atomics(endpoint: &Endpoint, info: &Info) -> AmoSet {
     if info.raw().caps & FI_ATOMIC == 0 || info.domain().mr_mode & FI_MR_LOCAL != 0 {
         return AmoSet::NONE;

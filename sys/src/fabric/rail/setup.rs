@@ -53,7 +53,7 @@ impl FabricRail {
         let words = |error: CallError| SetupError::Call(error, offer.info.library().describe(error.code));
         config.check()?;
         let info = &offer.info;
-        // Some providers say 0 for "unlimited".
+        // Some providers report 0 for "unlimited".
         let limit = |ours: u32, theirs: usize| if theirs == 0 { ours } else { ours.min(theirs as u32) };
         let depth = limit(config.depth, info.tx().size).max(1);
         // One less: some providers need one themselves (shm 1.17 rejects the last).
@@ -135,7 +135,7 @@ impl FabricRail {
             accepted_marked: 0,
             plain_polls: 0,
             polls_planned: 0,
-            // Random upper bits, if keys are long enough: a key must not be guessable.
+            // Random upper bits, if keys are long enough, so that a key cannot be guessed.
             next_key: mix(seed ^ 1) << 32,
             key_bits,
             stats: FabricStats::default(),
@@ -149,8 +149,8 @@ impl FabricRail {
             let access = FI_SEND | FI_RECV | FI_READ | FI_WRITE;
             let key = rail.fresh_key();
             let (bytes, len) = (rail.slab.bytes, rail.slab.len);
-            // SAFETY: the slab outlives the registration, by the fields' order;
-            // only raw pointers reach it.
+            // SAFETY: the slab outlives the registration, because of the fields' order. It is
+            // accessed only through raw pointers.
             let mut buffers =
                 unsafe { MemoryRegion::register(&rail.domain, bytes, len, access, key) }.map_err(words)?;
             if info.domain().mr_mode & FI_MR_ENDPOINT != 0 {
@@ -163,7 +163,7 @@ impl FabricRail {
         for index in depth..depth + receives {
             match rail.post_receive(index) {
                 Ok(()) => {}
-                // Fewer than announced: use those.
+                // The provider takes fewer than it announced.
                 Err(Code::EAGAIN) if index > depth => break,
                 Err(code) => return Err(words(CallError { call: "fi_recv", code })),
             }

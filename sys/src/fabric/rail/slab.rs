@@ -44,7 +44,8 @@ impl Drop for Slab {
         if self.kept {
             return;
         }
-        // SAFETY: as it was leaked; the endpoint is closed, so no provider writes to it.
+        // SAFETY: the leaked allocation. The endpoint is closed, so the provider does not write to
+        // it.
         unsafe { drop(Box::from_raw(ptr::slice_from_raw_parts_mut(self.bytes.as_ptr(), self.len))) }
     }
 }

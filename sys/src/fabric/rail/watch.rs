@@ -1,11 +1,11 @@
 //! Detects, reports and removes failed peers. Slow path.
 //!
-//! Providers differ in what they do when a peer's process dies: some complete posts with errors,
-//! some retry for ever, some answer `FI_EAGAIN` to every post. So the rail looks for signs of life.
-//! A peer is given up if nothing has come from it within the deadline, and a post to it is
-//! outstanding or rejected while others are accepted. The rail must have been polled meanwhile, so
-//! that a pause of this process costs no peer. The rail cannot know whether the peer's process
-//! lives, so it reports [`PeerError::Lost`], never `Died`.
+//! When a peer's process dies, some providers complete posts with errors, some retry for ever, and
+//! some return `FI_EAGAIN` for every post. So the rail watches for signs of life. A peer fails if
+//! it has shown none within the deadline, while a post to it is outstanding, or is rejected
+//! although others are accepted. The rail must have been polled meanwhile, so that a pause of this
+//! process fails no peer. The rail cannot know whether the peer's process is alive, so it reports
+//! [`PeerError::Lost`], never `Died`.
 
 use core::mem;
 
@@ -84,18 +84,19 @@ impl FabricRail {
         }
     }
 
-    /// Completes a peer's outstanding posts as unknown; the provider may still touch their memory.
+    /// Completes a peer's outstanding posts as unknown; the provider may still access their memory.
     fn abandon(&mut self, peer: Peer, code: Code) {
         self.close_batch();
         if self.held.is_some_and(|held| {
-            // SAFETY: a kept write's context, which the provider has not seen.
+            // SAFETY: the held write's context, which the provider has not seen.
             unsafe { (*held.slot).peer == peer.0 }
         }) {
             self.drop_held(code);
         }
         for index in 0..self.caps.depth as usize {
             let slot = self.pool.at(index);
-            // SAFETY: inside the pool. What is read and written here the provider leaves alone.
+            // SAFETY: inside the pool. The provider does not access the fields that are read and
+            // written here.
             let cx = unsafe {
                 if matches!((*slot).kind, ContextKind::Free | ContextKind::Orphan) || (*slot).peer != peer.0 {
                     continue;
@@ -139,8 +140,8 @@ impl FabricRail {
         if addr == FI_ADDR_NOTAVAIL {
             return;
         }
-        // On an error the provider keeps an unused address, which is harmless.
-        // SAFETY: the peer's number since it was attached, and its place was freed.
+        // On an error the provider keeps an unused address, which is harmless. SAFETY: the peer's
+        // number since it was attached; its slot is free.
         let _ = unsafe { self.endpoint.remove(addr) };
     }
 

@@ -1,4 +1,4 @@
-//! What `fi_getinfo` describes, and the attributes of queues and address vectors.
+//! `fi_info` and its parts, and the attributes of queues and address vectors.
 
 use core::ffi::{c_char, c_int, c_void};
 

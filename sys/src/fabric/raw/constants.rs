@@ -1,6 +1,6 @@
 //! Numbers: capabilities, flags, modes, orders, kinds and errors.
 
-/// A version as libfabric packs it.
+/// Packs a version as libfabric does.
 pub const fn fi_version(major: u32, minor: u32) -> u32 {
     major << 16 | minor
 }
@@ -93,7 +93,7 @@ pub const FI_AV_UNSPEC: i32 = 0;
 pub const FI_AV_MAP: i32 = 1;
 pub const FI_AV_TABLE: i32 = 2;
 
-// Orders of messages: what is posted second, after what is posted first.
+// Message orders: the second post, after the first.
 pub const FI_ORDER_NONE: u64 = 0;
 pub const FI_ORDER_RAR: u64 = 1 << 0;
 pub const FI_ORDER_RAW: u64 = 1 << 1;
@@ -179,7 +179,7 @@ pub const FI_TYPE_MSG_ORDER: i32 = 13;
 pub const FI_TYPE_MODE: i32 = 14;
 pub const FI_TYPE_MR_MODE: i32 = 21;
 
-// Errors, as positive numbers; calls return them negative. Below 256 they are those of the system.
+// Errors, as positive numbers; calls return them negative. Below 256 they are the system's.
 pub const FI_EAGAIN: i32 = libc::EAGAIN;
 pub const FI_ENOSYS: i32 = libc::ENOSYS;
 pub const FI_ENODATA: i32 = libc::ENODATA;

@@ -1,4 +1,4 @@
-//! What operations take and completions bring.
+//! Arguments of operations, and completion entries.
 
 use core::ffi::{c_int, c_void};
 
@@ -14,7 +14,7 @@ pub struct fi_cq_data_entry {
     pub data: u64,
 }
 
-/// As of 1.20: `src_addr` is written only by a library that was asked for that version.
+/// As of 1.20: the library writes `src_addr` only if that version was requested.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct fi_cq_err_entry {

@@ -4,7 +4,7 @@ use core::ffi::{c_char, c_int, c_void};
 
 use super::{Unused, fi_av_attr, fi_cq_attr, fi_cq_err_entry, fi_info, fi_mr_attr, fi_msg, fi_msg_rma};
 
-/// What every object begins with.
+/// The header of every object.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct fid {
@@ -292,7 +292,7 @@ pub struct fi_ops_rma {
     >,
 }
 
-/// Says whether an operation is offered, and how many elements it may take.
+/// Returns whether an operation is supported, and for how many elements.
 pub type atomic_valid =
     unsafe extern "C" fn(ep: *mut fid_ep, datatype: c_int, op: c_int, count: *mut usize) -> c_int;
 
@@ -371,7 +371,7 @@ pub type getinfo = unsafe extern "C" fn(
 ) -> c_int;
 /// `fi_freeinfo`.
 pub type freeinfo = unsafe extern "C" fn(*mut fi_info);
-/// `fi_dupinfo`; of null it makes an empty one.
+/// `fi_dupinfo`; for null it allocates an empty one.
 pub type dupinfo = unsafe extern "C" fn(*const fi_info) -> *mut fi_info;
 /// `fi_fabric`.
 pub type fabric =

@@ -32,7 +32,7 @@ pub struct Persona {
     pub dmabuf: bool,
     /// Its data progress. With `FI_PROGRESS_AUTO` it also accepts a request for manual progress.
     pub progress: i32,
-    /// The message order that it keeps; [`FI_ORDER_NONE`]: none.
+    /// The message order that it keeps: bits `FI_ORDER_*`, or 0.
     pub order: u64,
     /// Bytes of completion data. The rest is cut off.
     pub data_bytes: usize,
