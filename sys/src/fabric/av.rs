@@ -191,11 +191,11 @@ mod tests {
     #[test]
     fn a_string_ends_with_its_only_zero_and_has_our_scheme() {
         let form = AddressForm::new(FI_ADDR_STR, b"fi_shm://1:2\0".to_vec());
-        for good in [&b"fi_shm://1:2\0"[..], b"fi_shm://\0", b"fi_shm://another, and a longer one\0"] {
+        for good in [&b"fi_shm://1:2\0"[..], b"fi_shm://\0", b"fi_shm://another and longer\0"] {
             assert!(form.allows(good), "{}", good.escape_ascii());
         }
-        for bad in [&b""[..], b"\0", b"f", b"fi_shm://1:2", b"fi_shm://1\x002\0", b"fi_ns://1:2\0", b"/1:2\0"]
-        {
+        let (no_zero, two_zeros) = (b"fi_shm://1:2", b"fi_shm://1\x002\0");
+        for bad in [&b""[..], b"\0", b"f", no_zero, two_zeros, b"fi_ns://1:2\0", b"/1:2\0"] {
             assert!(!form.allows(bad), "{}", bad.escape_ascii());
         }
         let long = |len: usize| {
