@@ -1,7 +1,8 @@
-//! Preloaded, shows a program an Omni-Path device: Open MPI's PSM2 component looks for the device
-//! by `glob` and reads the state of its ports. A machine with such a device is left as it is.
+//! A library to preload that shows a program an Omni-Path device. Open MPI's PSM2 component finds
+//! the device by `glob` and reads the state of its ports. On a machine with such a device it
+//! changes nothing.
 //!
-//! Exports `glob` alone. It blocks and allocates as the C library's does; any thread may call it.
+//! Exports only `glob`, which blocks and allocates as the C library's does. Any thread may call it.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::mem::transmute;
@@ -10,14 +11,14 @@ use std::sync::OnceLock;
 type OnError = Option<extern "C" fn(*const c_char, c_int) -> c_int>;
 type Glob = unsafe extern "C" fn(*const c_char, c_int, OnError, *mut c_void) -> c_int;
 
-/// What the state of a port reads like.
+/// The contents of a port's state file.
 const STATE: &[u8] = b"4: ACTIVE\n";
 
-/// The path of a file in memory that says that a port is active.
+/// The path of a file in memory which says that a port is active.
 fn state() -> Option<&'static CStr> {
     static PATH: OnceLock<Option<CString>> = OnceLock::new();
     let path = PATH.get_or_init(|| {
-        // SAFETY: the name is a string; the write takes as many bytes as there are.
+        // SAFETY: the name is a C string, and the write gets the length of its buffer.
         let file = unsafe {
             let file = libc::memfd_create(c"hfi1-port-state".as_ptr(), libc::MFD_CLOEXEC);
             if file < 0 || libc::write(file, STATE.as_ptr().cast(), STATE.len()) != STATE.len() as isize {
@@ -25,13 +26,13 @@ fn state() -> Option<&'static CStr> {
             }
             file
         };
-        // The process's own number: a thread's `self` is the same files.
+        // The process id: threads of a process share its files.
         CString::new(format!("/proc/self/fd/{file}")).ok()
     });
     path.as_deref()
 }
 
-/// What stands for a pattern on a machine without the device.
+/// The answer to a pattern on a machine without the device.
 fn stand_in(pattern: &CStr) -> Option<&'static CStr> {
     match pattern.to_bytes() {
         b"/dev/hfi1_[0-9]" => Some(c"/dev/null"),
@@ -45,7 +46,7 @@ fn stand_in(pattern: &CStr) -> Option<&'static CStr> {
 /// `glob(3)`.
 ///
 /// # Safety
-/// As there.
+/// As for `glob(3)`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn glob(
     pattern: *const c_char,
@@ -55,18 +56,18 @@ pub unsafe extern "C" fn glob(
 ) -> c_int {
     static NEXT: OnceLock<Option<Glob>> = OnceLock::new();
     let next = NEXT.get_or_init(|| {
-        // SAFETY: the name is a string. What the C library has under it has this type.
+        // SAFETY: the name is a C string, and the C library's function of that name has this type.
         unsafe { transmute::<*mut c_void, Option<Glob>>(libc::dlsym(libc::RTLD_NEXT, c"glob".as_ptr())) }
     });
     let Some(next) = next else { return libc::GLOB_ABORTED };
-    // SAFETY: as our caller promises.
+    // SAFETY: our caller guarantees the same contract.
     let result = unsafe { next(pattern, flags, on_error, found) };
     if result != libc::GLOB_NOMATCH || pattern.is_null() {
         return result;
     }
-    // SAFETY: not null, and a string as our caller promises.
+    // SAFETY: not null, and our caller guarantees a C string.
     match stand_in(unsafe { CStr::from_ptr(pattern) }) {
-        // SAFETY: as above; what found nothing has left nothing to free.
+        // SAFETY: as above. A call that found nothing has nothing to free.
         Some(path) => unsafe { next(path.as_ptr(), flags, on_error, found) },
         None => result,
     }

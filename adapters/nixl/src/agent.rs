@@ -1,4 +1,4 @@
-//! An agent, from its start to its end.
+//! Opens and closes agents.
 
 use std::fs::File;
 use std::io::Read;
@@ -11,7 +11,7 @@ use crate::notes::Notes;
 use crate::options::builder;
 use crate::state::{Shared, State};
 
-/// How long the end of an agent waits for its peers to know.
+/// How long closing an agent waits for its peers.
 const CLOSE: Duration = Duration::from_millis(100);
 
 /// The shortest pause of a progress thread.
@@ -28,7 +28,7 @@ impl Agent {
     /// Opens an agent. With `progress`, a thread makes progress with this pause.
     ///
     /// # Errors
-    /// A sentence.
+    /// The message for the program.
     pub(crate) fn open(
         name: Vec<u8>,
         params: &[(String, String)],
@@ -59,7 +59,7 @@ impl Drop for Agent {
     fn drop(&mut self) {
         let state = self.shared.take();
         if let Some(state) = state {
-            // Peers that make no calls meanwhile see it as a process that has ended.
+            // Peers that make no calls meanwhile see the agent as a process that has ended.
             _ = state.node.close(CLOSE);
         }
     }

@@ -1,7 +1,7 @@
-//! How nodes of agents meet: the one that has the other's info asks at its door to be connected.
+//! Connects the nodes of two agents: the agent that has the other's info asks at its door.
 //!
-//! Each end has threads for it, so an agent connects to one that makes no calls. They wait for
-//! sockets, but never with the lock of an agent. They end with the agent, or some seconds after.
+//! Each end has threads for this, so an agent can connect to one that makes no calls. They wait for
+//! sockets, but never with the lock of an agent. They end with the agent, or some seconds later.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -21,16 +21,16 @@ use crate::state::Shared;
 /// How long either end waits for the other.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How long two nodes that have been told of each other may take to meet.
+/// How long two nodes with each other's address may take to connect.
 const MEETING: Duration = Duration::from_secs(10);
 
-/// Time between two passes while they meet.
+/// Time between two passes while they connect.
 const PASS: Duration = Duration::from_micros(100);
 
-/// Connections at once that have not been admitted. Others wait in the backlog.
+/// Maximum number of connections that are not admitted yet. Others wait in the backlog.
 const CALLS: usize = 256;
 
-/// A stream of either kind: it only sends and receives.
+/// A stream of either kind, for sending and receiving only.
 fn any(stream: TcpStream) -> UnixStream {
     UnixStream::from(OwnedFd::from(stream))
 }
@@ -46,7 +46,7 @@ pub(crate) struct Door {
 }
 
 impl Door {
-    /// Opens the sockets, the one for other hosts if `network`. Returns its TCP port.
+    /// Opens the sockets. With `network`, also the one for other hosts, whose TCP port it returns.
     pub fn open(door: u64, network: bool) -> io::Result<(Door, u16)> {
         let local = Arc::new(UnixListener::bind_addr(&name(door)?)?);
         let network = match network {
@@ -63,7 +63,7 @@ impl Door {
         let (local, ours, count) = (self.local.clone(), Arc::downgrade(agent), calls.clone());
         let accept = move || {
             let (stream, _) = local.accept()?;
-            // Its name is in /proc, so anybody may connect.
+            // Its name is in /proc, so any process may connect.
             if is_own(&stream) { Ok(stream) } else { Err(io::ErrorKind::PermissionDenied.into()) }
         };
         start(move || listen(ours, count, accept))?;
@@ -78,7 +78,7 @@ impl Door {
 
 impl Drop for Door {
     fn drop(&mut self) {
-        // `accept` of both fails from then on. The type of a socket does not matter here.
+        // From then on `accept` fails on both. The type of the socket does not matter here.
         for socket in [Some(self.local.as_fd()), self.network.as_ref().map(AsFd::as_fd)].into_iter().flatten()
         {
             if let Ok(copy) = socket.try_clone_to_owned() {
@@ -88,24 +88,24 @@ impl Drop for Door {
     }
 }
 
-/// Whether the process at the other end of a socket of this host is one of this user.
+/// Whether the process at the other end of a local socket belongs to this user.
 fn is_own(stream: &UnixStream) -> bool {
     let mut cred = libc::ucred { pid: 0, uid: u32::MAX, gid: 0 };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: the call fills a structure of ours, whose length it is told.
+    // SAFETY: the call fills our structure, and gets its length.
     let got = unsafe {
         let (fd, cred) = (stream.as_raw_fd(), (&raw mut cred).cast());
         libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, cred, &raw mut len) == 0
     };
-    // SAFETY: takes nothing, and always succeeds.
+    // SAFETY: no arguments; it always succeeds.
     got && cred.uid == unsafe { libc::geteuid() }
 }
 
-/// The IPv4 addresses of this host, without those of a loopback.
+/// The IPv4 addresses of this host, except loopback ones.
 pub(crate) fn hosts() -> Vec<Ipv4Addr> {
     let (mut found, mut first) = (vec![], std::ptr::null_mut());
-    // SAFETY: fills a pointer of ours with a list, whose entries and addresses are valid until it
-    // is freed, each address of the type that its family says.
+    // SAFETY: the call stores a list in our pointer. Its entries and addresses are valid until it
+    // is freed, and an address has the type of its family.
     unsafe {
         if libc::getifaddrs(&raw mut first) != 0 {
             return found;
@@ -131,7 +131,7 @@ fn start(run: impl FnOnce() + Send + 'static) -> io::Result<()> {
     without_signals(|| thread::Builder::new().name("fishplate-nixl".into()).spawn(run)).map(drop)
 }
 
-/// Accepts until the door is dropped. Each that asks has a thread of its own for a moment.
+/// Accepts connections until the door is dropped. Each asker gets a short-lived thread.
 fn listen(agent: Weak<Shared>, calls: Arc<AtomicUsize>, accept: impl Fn() -> io::Result<UnixStream>) {
     loop {
         // Relaxed: only counted.
@@ -164,7 +164,7 @@ fn listen(agent: Weak<Shared>, calls: Arc<AtomicUsize>, accept: impl Fn() -> io:
     }
 }
 
-/// Reads bytes, all of them before the deadline: a stranger may send one at a time.
+/// Reads all bytes before the deadline, because a stranger may send them one at a time.
 fn read_until(stream: &mut UnixStream, mut into: &mut [u8], deadline: Instant) -> io::Result<()> {
     while !into.is_empty() {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -182,7 +182,7 @@ fn read_until(stream: &mut UnixStream, mut into: &mut [u8], deadline: Instant) -
     Ok(())
 }
 
-/// Answers one that asks. Returns the peer and the stream to it if it was admitted.
+/// Answers an asker. Returns the peer and its stream if it was admitted.
 fn serve(agent: &Weak<Shared>, mut stream: UnixStream) -> io::Result<Option<(u64, UnixStream)>> {
     let deadline = Instant::now() + PATIENCE;
     stream.set_write_timeout(Some(PATIENCE))?;
@@ -207,7 +207,7 @@ fn serve(agent: &Weak<Shared>, mut stream: UnixStream) -> io::Result<Option<(u64
     }
 }
 
-/// Starts to ask the agent with this info, as `question` says, for the peer with this number.
+/// Starts to send `question` to the agent with this info, on behalf of the peer with this number.
 pub(crate) fn ask(agent: Weak<Shared>, peer: u64, info: Info, question: Vec<u8>) -> io::Result<()> {
     start(move || {
         let stream = put(&info, &question).ok();
@@ -224,7 +224,7 @@ pub(crate) fn ask(agent: Weak<Shared>, peer: u64, info: Info, question: Vec<u8>)
 fn put(info: &Info, question: &[u8]) -> io::Result<UnixStream> {
     let local = || {
         let stream = UnixStream::connect_addr(&name(info.door)?)?;
-        // After the end of the agent, anybody could listen there.
+        // After the agent has ended, another process could listen there.
         if is_own(&stream) { Ok(stream) } else { Err(io::ErrorKind::PermissionDenied.into()) }
     };
     let mut streams = vec![Box::new(local) as Box<dyn Fn() -> io::Result<UnixStream>>];
@@ -252,8 +252,8 @@ fn put(info: &Info, question: &[u8]) -> io::Result<UnixStream> {
     result
 }
 
-/// Makes progress until the peer is reached or has failed. The stream to it tells of the end of
-/// its process, so it is kept.
+/// Makes progress until the peer is connected or has failed. Keeps the stream, whose end shows that
+/// the peer's process has ended.
 fn meet(agent: &Weak<Shared>, peer: u64, mut line: Option<UnixStream>) {
     let deadline = Instant::now() + MEETING;
     while let Some(agent) = agent.upgrade() {
@@ -272,7 +272,7 @@ fn meet(agent: &Weak<Shared>, peer: u64, mut line: Option<UnixStream>) {
     }
 }
 
-/// Starts a thread that makes progress at intervals of `pause` until the agent is gone.
+/// Starts a thread that makes progress at intervals of `pause` until the agent is closed.
 pub(crate) fn drive(agent: Weak<Shared>, pause: Duration) -> io::Result<()> {
     start(move || {
         while let Some(agent) = agent.upgrade()

@@ -1,5 +1,5 @@
-//! What the C++ half calls. Numbers of regions and transfers are checked; strings, lists and the
-//! agent's pointer are those of our own C++, which keeps them valid during a call.
+//! The functions that the C++ half calls. They check numbers of regions and transfers. Strings,
+//! lists and the agent's pointer come from our own C++, which keeps them valid during a call.
 
 use std::ffi::c_void;
 use std::io::{self, Write};
@@ -28,9 +28,9 @@ impl Bytes {
     }
 
     /// # Safety
-    /// They are valid as long as the result is used.
+    /// Pointer and length are valid as long as the result is used.
     unsafe fn get<'a>(self) -> &'a [u8] {
-        // SAFETY: not empty, and valid as our caller promises.
+        // SAFETY: not empty, and our caller guarantees that it is valid.
         if self.len == 0 { &[] } else { unsafe { slice::from_raw_parts(self.start, self.len) } }
     }
 
@@ -48,7 +48,7 @@ pub type Sink = extern "C" fn(*mut c_void, Bytes, Bytes);
 /// Runs a call on an agent.
 fn on(agent: *const Agent, call: impl FnOnce(&mut State) -> Result<(), Status>) -> i32 {
     let run = || {
-        // SAFETY: opened by `open`, and not yet closed, as the C++ half takes care of.
+        // SAFETY: opened by `open`. The C++ half makes no call after `close`.
         let agent = unsafe { agent.as_ref() }.ok_or(Status::BACKEND)?;
         agent.shared.with(call).unwrap_or(Err(Status::BACKEND))
     };
@@ -56,8 +56,8 @@ fn on(agent: *const Agent, call: impl FnOnce(&mut State) -> Result<(), Status>) 
     result.err().unwrap_or(Status::SUCCESS).0
 }
 
-/// As [`on`], of a call that programs repeat until something has happened. One that has been
-/// repeated in vain for long yields the processor.
+/// As [`on`], for a call that programs repeat until something has happened. After many calls
+/// without an event it yields the processor.
 fn polling(agent: *const Agent, call: impl FnOnce(&mut State) -> Result<(), Status>) -> i32 {
     let mut yields = false;
     let status = on(agent, |state| {
@@ -71,7 +71,7 @@ fn polling(agent: *const Agent, call: impl FnOnce(&mut State) -> Result<(), Stat
     status
 }
 
-/// As [`on`], of a call that returns a number.
+/// As [`on`], for a call that returns a number.
 ///
 /// # Safety
 /// `out` is valid for a number.
@@ -82,7 +82,7 @@ unsafe fn numbered(
 ) -> i32 {
     on(agent, |state| {
         let number = call(state)?;
-        // SAFETY: as our caller promises.
+        // SAFETY: our caller guarantees that `out` is valid.
         unsafe { out.write(number) };
         Ok(())
     })
@@ -96,8 +96,8 @@ pub extern "C" fn fishplate_nixl_params(sink: Sink, to: *mut c_void) {
     }
 }
 
-/// Opens an agent. Null: an error was written to standard error. `pause`: of the progress thread
-/// in microseconds, or negative without one.
+/// Opens an agent. Null: an error was written to standard error. `pause`: that of the progress
+/// thread in microseconds; negative for no thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fishplate_nixl_open(
     name: Bytes,
@@ -119,7 +119,7 @@ pub unsafe extern "C" fn fishplate_nixl_open(
     match catch_unwind(AssertUnwindSafe(open)) {
         Ok(Ok(agent)) => Box::into_raw(Box::new(agent)),
         Ok(Err(error)) => {
-            // Standard error may be closed, which is no reason to panic.
+            // Standard error may be closed, and must not cause a panic.
             _ = writeln!(io::stderr(), "fishplate: the NIXL backend does not open: {error}");
             std::ptr::null_mut()
         }
@@ -137,7 +137,7 @@ pub unsafe extern "C" fn fishplate_nixl_close(agent: *mut Agent) {
     }
 }
 
-/// Hands out the connection info.
+/// Returns the connection info.
 #[unsafe(no_mangle)]
 pub extern "C" fn fishplate_nixl_info(agent: *const Agent, sink: Sink, to: *mut c_void) -> i32 {
     on(agent, |state| {
@@ -155,7 +155,7 @@ pub unsafe extern "C" fn fishplate_nixl_register(
     len: usize,
     out: *mut u64,
 ) -> i32 {
-    // SAFETY: the program of NIXL keeps what it registers valid until it deregisters it; `out` is
+    // SAFETY: NIXL requires that registered memory stays valid until it is deregistered. `out` is
     // the caller's.
     unsafe { numbered(agent, out, |state| state.register(start, len)) }
 }
@@ -165,7 +165,7 @@ pub unsafe extern "C" fn fishplate_nixl_register(
 pub extern "C" fn fishplate_nixl_deregister(agent: *const Agent, number: u64) -> i32 {
     let deadline = Instant::now() + SETTLE;
     loop {
-        // Without the agent in between: others go on meanwhile.
+        // Releases the agent in between, so that other calls can proceed.
         let status = on(agent, |state| {
             state.progress();
             state.deregister(number)
@@ -177,7 +177,7 @@ pub extern "C" fn fishplate_nixl_deregister(agent: *const Agent, number: u64) ->
     }
 }
 
-/// Hands out the metadata of memory.
+/// Returns the metadata of memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn fishplate_nixl_export(
     agent: *const Agent,
@@ -199,7 +199,7 @@ pub unsafe extern "C" fn fishplate_nixl_load_peer(agent: *const Agent, name: Byt
     on(agent, |state| state.load_peer(name, info))
 }
 
-/// Connects a peer. Waits for it, some seconds at most.
+/// Connects a peer. Waits for it for some seconds at most.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fishplate_nixl_connect(agent: *const Agent, name: Bytes) -> i32 {
     // SAFETY: a string of the caller.
@@ -317,7 +317,7 @@ pub extern "C" fn fishplate_nixl_release(agent: *const Agent, number: u64) -> i3
     on(agent, |state| Err(state.release(number)))
 }
 
-/// Hands out all notifications: the names of their senders, and their bytes.
+/// Returns all notifications: the names of their senders, and their bytes.
 #[unsafe(no_mangle)]
 pub extern "C" fn fishplate_nixl_notes(agent: *const Agent, sink: Sink, to: *mut c_void) -> i32 {
     polling(agent, |state| {

@@ -19,7 +19,7 @@ pub(crate) const DEFAULTS: [(&str, &str); 5] = [
 /// The tables of an agent's node.
 const LIMITS: Limits = Limits { peers: 128, locals: 4096, remotes: 16384, operations: 4096 };
 
-/// Limits of notifications that wait to be received. More wait at their sender.
+/// Limits of notifications that wait here to be received. Others wait at their sender.
 const MATCHING: MatchConfig = MatchConfig {
     credits: 64,
     headers: 64,
@@ -31,7 +31,7 @@ const MATCHING: MatchConfig = MatchConfig {
 /// The settings of a node for these parameters.
 ///
 /// # Errors
-/// A sentence that names the parameter and what it may be.
+/// A message that names the parameter and the allowed values.
 pub(crate) fn builder(params: &[(String, String)]) -> Result<Builder, String> {
     let mut settings = Settings::DEFAULT;
     let (mut fabric, mut local, mut failover) = (Fabric::IfThere, true, true);

@@ -1,7 +1,7 @@
-//! Values named by numbers that tell when a value is gone.
+//! A table of values with numbers that are never reused.
 
-/// Values in slots. A number has the slot in its lower half, and in its upper how often the slot
-/// was used, so the number of a removed value names no later one.
+/// Values in slots. The lower half of a number is the slot, and the upper half is the use count of
+/// the slot. So the number of a removed value is not that of a later one.
 pub(crate) struct Slab<T> {
     slots: Vec<(u32, Option<T>)>,
     free: Vec<u32>,
@@ -14,7 +14,7 @@ impl<T> Default for Slab<T> {
 }
 
 impl<T> Slab<T> {
-    /// Keeps a value, and returns its number, which is never 0.
+    /// Stores a value and returns its number, which is never 0.
     pub fn insert(&mut self, value: T) -> u64 {
         let at = self.free.pop().unwrap_or_else(|| {
             self.slots.push((0, None));

@@ -18,7 +18,7 @@ impl State {
         self.notes.take()
     }
 
-    /// Notifies a peer. If it is not connected yet, that is done later.
+    /// Notifies a peer, later if it is not connected yet.
     pub fn notify(&mut self, name: &[u8], bytes: &[u8]) -> Result<(), Status> {
         Notes::check(bytes.len())?;
         if name == self.name {
@@ -40,12 +40,12 @@ impl State {
         Ok(())
     }
 
-    /// Sends a notification to a peer that is up. Whether there was room.
+    /// Sends a notification to a connected peer. Returns whether there was room.
     pub fn tell(&mut self, number: u64, bytes: &[u8]) -> Result<bool, Status> {
         let id = self.peers.get(number).and_then(|peer| peer.id).ok_or(Status::REMOTE_DISCONNECT)?;
         let sent = self.node.send(id, TAG, bytes, Notice::Silent);
         if matches!(sent, Err(Error::Full { .. })) {
-            // A long one is copied into memory of the node, of which there is none left.
+            // The node has no memory left to copy a long one into.
             return Ok(false);
         }
         match sent.map_err(Status::from) {

@@ -1,4 +1,4 @@
-//! What a program keeps with the address of a peer. Nothing here waits.
+//! The word and the id that belong to the address of a peer. Nothing here waits.
 
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -8,7 +8,7 @@ use crate::handle::{Ep, EpAddr};
 use crate::layout::EpConn;
 use crate::table::{find, find_address, guard};
 
-/// The word that the program keeps with a peer. Null for an address that is none.
+/// Returns the word that the program has stored with a peer. Null if the address is invalid.
 #[unsafe(no_mangle)]
 pub extern "C" fn psm2_epaddr_getctxt(address: *mut EpAddr) -> *mut c_void {
     let mut context = null_mut();
@@ -23,7 +23,7 @@ pub extern "C" fn psm2_epaddr_getctxt(address: *mut EpAddr) -> *mut c_void {
     context
 }
 
-/// Keeps a word with a peer.
+/// Stores a word with a peer.
 #[unsafe(no_mangle)]
 pub extern "C" fn psm2_epaddr_setctxt(address: *mut EpAddr, context: *mut c_void) {
     guard(|| {

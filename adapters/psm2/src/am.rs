@@ -1,6 +1,6 @@
-//! Active messages and the query of devices, which Debian's libfabric is linked with: it does not
-//! load without them. There are no active messages, and each function says so. There is no device
-//! either, so libfabric's own `psm2` provider offers nothing.
+//! Active messages and the query of devices. Debian's libfabric is linked with these functions, and
+//! does not load without them. The functions of active messages return an error. The query reports
+//! no devices, so libfabric's own `psm2` provider offers nothing.
 
 use std::ffi::c_void;
 
@@ -10,7 +10,7 @@ use crate::handle::{Ep, EpAddr};
 /// `PSM2_INFO_QUERY_NUM_UNITS`.
 const UNITS: u32 = 0;
 
-/// How many devices there are: none. Any other query is refused.
+/// Returns the number of devices: 0. Any other query is refused.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn psm2_info_query(
     query: u32,
@@ -21,7 +21,7 @@ pub unsafe extern "C" fn psm2_info_query(
     if query != UNITS || out.is_null() {
         return Error::INVALID_QUERY;
     }
-    // SAFETY: not null, and a number of the caller, as the header says of this query.
+    // SAFETY: not null. For this query the header requires a number of the caller.
     unsafe { out.cast::<u32>().write(0) };
     Error::OK
 }

@@ -1,5 +1,5 @@
-//! Connects endpoints. One deadline covers all of them, and none holds up another: each is asked
-//! for its address, then met, in steps that do not wait.
+//! Connects endpoints. One deadline covers all of them, and none delays another: each is asked for
+//! its address and then connected, in steps that do not wait.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,17 +12,17 @@ use crate::frame::Frame;
 use crate::handle::{Ep, EpAddr};
 use crate::table::{Home, find, guard};
 
-/// Time between two rounds in which nothing has happened.
+/// Time between two rounds without progress.
 const ROUND: Duration = Duration::from_micros(200);
 
-/// Time between two looks whether a peer is still there.
+/// Time between two checks that a peer is alive.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// What is waited for where a timeout is none.
+/// The timeout if the caller gives none.
 const FOREVER: Duration = Duration::from_secs(24 * 3600);
 
 enum Stage {
-    /// It is asked for its address.
+    /// Its address is requested.
     Asks(Dial),
     /// It is being met.
     Meets(Meeting),
@@ -33,9 +33,9 @@ enum Stage {
 /// A peer that has answered, and whose node is being connected.
 struct Meeting {
     peer: PeerId,
-    /// Its id, if it is of this host: only there is its end known before it is connected.
+    /// Its id, if it is on this host: only there can its end be detected before it is connected.
     local: Option<u64>,
-    /// When to ask again whether it is still there.
+    /// The time of the next check that it is alive.
     look: Instant,
 }
 
@@ -44,7 +44,7 @@ impl Meeting {
         Meeting { peer, local, look: Instant::now() + LOOK }
     }
 
-    /// Whether the peer has gone away.
+    /// Whether the peer has ended.
     fn is_hopeless(&mut self, now: Instant) -> bool {
         if now < self.look {
             return false;
@@ -60,7 +60,7 @@ impl Stage {
     }
 }
 
-/// Connects endpoints by their ids; those that are connected stay so.
+/// Connects endpoints by their ids. Those that are connected stay connected.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn psm2_ep_connect(
     ep: *mut Ep,
@@ -146,7 +146,7 @@ fn connect(ep: *mut Ep, wanted: &[Option<u64>], deadline: Instant) -> Option<(Ho
 /// The first stage of an endpoint.
 fn begin(home: Home, epid: u64, own: &Frame) -> Option<Stage> {
     let mut endpoint = home.find()?;
-    // It may have connected to us before.
+    // The peer may have connected to us before.
     if let Some(peer) = endpoint.peer(epid) {
         let local = Some(epid).filter(|epid| !is_absent(*epid));
         return Some(Stage::Meets(Meeting::new(peer.id, local)));
@@ -184,7 +184,7 @@ fn step(home: Home, stage: &mut Stage, now: Instant) -> Option<Option<Stage>> {
     })
 }
 
-/// Disconnects peers. What is open to them ends; neither mode waits for it.
+/// Disconnects peers and ends their open requests. Neither mode waits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn psm2_ep_disconnect2(
     ep: *mut Ep,

@@ -1,7 +1,7 @@
-//! Asks an endpoint for the address of its node, knowing nothing but its id. Never waits: a step
-//! does what can be done at once.
+//! Asks an endpoint for the address of its node, by its id alone. Never waits: each step does what
+//! is possible at once.
 //!
-//! The id of an endpoint says where it answers:
+//! The id of an endpoint contains where it answers:
 //!
 //! | bits | what |
 //! |---|---|
@@ -9,7 +9,8 @@
 //! | 16..32 | the TCP port |
 //! | 0..32 without an address, 0..16 with one | random |
 //!
-//! On its own host it answers on an abstract AF_UNIX socket that the id and the user name, too.
+//! On its own host it also answers on an abstract AF_UNIX socket, whose name contains the id and
+//! the user.
 
 use std::io::{self, ErrorKind, Read};
 use std::net::Ipv4Addr;
@@ -24,7 +25,7 @@ use crate::frame::{Frame, LEN};
 /// Time between two attempts.
 const REDIAL: Duration = Duration::from_millis(10);
 
-/// Time for one attempt. A host that drops what is sent to it never refuses it.
+/// Time limit of one attempt, because a host that drops packets never refuses a connection.
 const ATTEMPT: Duration = Duration::from_secs(2);
 
 /// The name of the socket on which an endpoint of this host and user answers.
@@ -32,17 +33,17 @@ pub(crate) fn name(epid: u64) -> io::Result<SocketAddr> {
     SocketAddr::from_abstract_name(format!("fishplate-psm2-{}-{epid:016x}", user()))
 }
 
-/// The user whose processes are believed.
+/// The user whose processes are trusted.
 fn user() -> u32 {
-    // SAFETY: takes nothing, and always succeeds.
+    // SAFETY: no arguments; it always succeeds.
     unsafe { libc::geteuid() }
 }
 
-/// Whether the process at the other end of a socket of this host is one of this user.
+/// Whether the process at the other end of a local socket belongs to this user.
 pub(crate) fn is_own(stream: &UnixStream) -> bool {
     let mut cred = libc::ucred { pid: 0, uid: u32::MAX, gid: 0 };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: the call fills a structure of ours, whose length it is told.
+    // SAFETY: the call fills our structure, and gets its length.
     let got = unsafe {
         let cred = (&raw mut cred).cast();
         libc::getsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, cred, &raw mut len)
@@ -55,13 +56,13 @@ pub(crate) struct Dial {
     epid: u64,
     uuid: [u8; 16],
     question: Box<[u8; LEN]>,
-    /// Any stream socket: the type only sends and receives.
+    /// Any stream socket; the type is used only to send and receive.
     stream: Option<UnixStream>,
     sent: usize,
     answer: Box<[u8; LEN]>,
     got: usize,
     again: Instant,
-    /// When this attempt is given up.
+    /// The deadline of this attempt.
     until: Instant,
     /// Whether the last attempt was over TCP.
     tcp: bool,
@@ -80,13 +81,13 @@ impl Dial {
             got: 0,
             again: Instant::now(),
             until: Instant::now(),
-            // The first attempt is within this host.
+            // The first attempt is on this host.
             tcp: true,
         }
     }
 
-    /// Does what can be done now. `None`: no answer yet. An endpoint that does not answer is asked
-    /// again.
+    /// Makes progress without waiting. `None`: no answer yet. Retries if the endpoint does not
+    /// answer.
     ///
     /// # Errors
     /// The endpoint refuses, for good.
@@ -116,17 +117,17 @@ impl Dial {
         }
     }
 
-    /// Whether the last attempt was within this host.
+    /// Whether the last attempt was on this host.
     pub fn is_local(&self) -> bool {
         !self.tcp
     }
 
-    /// The stream over which the answer came.
+    /// The stream on which the answer arrived.
     pub fn take_stream(&mut self) -> Option<UnixStream> {
         self.stream.take()
     }
 
-    /// Whether the answer is there.
+    /// Whether the answer has arrived.
     fn talk(&mut self) -> io::Result<bool> {
         let Some(stream) = &mut self.stream else { return Ok(false) };
         Ok(put(stream, &self.question[..], &mut self.sent)?
@@ -147,10 +148,10 @@ impl Dial {
     }
 }
 
-/// A stream socket that never waits.
+/// Creates a non-blocking stream socket.
 fn socket(family: i32) -> io::Result<UnixStream> {
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    // SAFETY: takes numbers. What it returns is a descriptor of ours alone.
+    // SAFETY: the arguments are numbers, and we own the returned descriptor.
     unsafe {
         match libc::socket(family, kind, 0) {
             fd @ 0.. => Ok(UnixStream::from_raw_fd(fd)),
@@ -159,7 +160,7 @@ fn socket(family: i32) -> io::Result<UnixStream> {
     }
 }
 
-/// Begins to connect over TCP. Until that is done, nothing can be sent.
+/// Begins to connect over TCP. Nothing can be sent before it is connected.
 fn connect_tcp(host: Ipv4Addr, port: u16) -> io::Result<UnixStream> {
     let stream = socket(libc::AF_INET)?;
     // SAFETY: all zeros are a valid address.
@@ -167,7 +168,7 @@ fn connect_tcp(host: Ipv4Addr, port: u16) -> io::Result<UnixStream> {
     address.sin_family = libc::AF_INET as libc::sa_family_t;
     (address.sin_port, address.sin_addr.s_addr) = (port.to_be(), u32::from(host).to_be());
     let len = size_of::<libc::sockaddr_in>() as libc::socklen_t;
-    // SAFETY: the address is as long as said, and lives during the call.
+    // SAFETY: the address has the given length, and lives during the call.
     let connected = unsafe { libc::connect(stream.as_raw_fd(), (&raw const address).cast(), len) };
     match io::Error::last_os_error() {
         _ if connected == 0 => Ok(stream),
@@ -176,12 +177,12 @@ fn connect_tcp(host: Ipv4Addr, port: u16) -> io::Result<UnixStream> {
     }
 }
 
-/// Whether no endpoint of this host has this id.
+/// Returns whether no endpoint of this host has this id.
 pub(crate) fn is_absent(epid: u64) -> bool {
     connect_local(epid).is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
 }
 
-/// Connects to an endpoint of this host. Fails where its backlog is full, rather than wait.
+/// Connects to an endpoint of this host. Fails if its backlog is full, and does not wait.
 fn connect_local(epid: u64) -> io::Result<UnixStream> {
     let stream = socket(libc::AF_UNIX)?;
     let name = name(epid)?;
@@ -194,17 +195,18 @@ fn connect_local(epid: u64) -> io::Result<UnixStream> {
         *to = *from as libc::c_char;
     }
     let len = size_of::<libc::sa_family_t>() + 1 + name.len();
-    // SAFETY: the address is as long as said, and lives during the call.
+    // SAFETY: the address has the given length, and lives during the call.
     let connected =
         unsafe { libc::connect(stream.as_raw_fd(), (&raw const address).cast(), len as libc::socklen_t) };
     if connected == 0 { Ok(stream) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Sends the rest. Whether all is sent.
+/// Sends the rest. Returns whether everything is sent.
 pub(crate) fn put(stream: &UnixStream, bytes: &[u8], sent: &mut usize) -> io::Result<bool> {
     while *sent < bytes.len() {
         let rest = &bytes[*sent..];
-        // SAFETY: reads as many bytes as there are. A program may die of SIGPIPE, so none is sent.
+        // SAFETY: the call gets the length of the bytes. SIGPIPE is suppressed, because it could
+        // end the program.
         let n =
             unsafe { libc::send(stream.as_raw_fd(), rest.as_ptr().cast(), rest.len(), libc::MSG_NOSIGNAL) };
         let written = usize::try_from(n).map_err(|_| io::Error::last_os_error());
@@ -218,7 +220,7 @@ pub(crate) fn put(stream: &UnixStream, bytes: &[u8], sent: &mut usize) -> io::Re
     Ok(true)
 }
 
-/// Receives the rest. Whether all is here.
+/// Receives the rest. Returns whether everything has arrived.
 pub(crate) fn get(stream: &mut UnixStream, bytes: &mut [u8], got: &mut usize) -> io::Result<bool> {
     while *got < bytes.len() {
         match stream.read(&mut bytes[*got..]) {

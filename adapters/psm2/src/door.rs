@@ -1,8 +1,8 @@
-//! Answers endpoints that ask for the address of our node: a thread of each endpoint, which does
-//! nothing else. So a program may connect to one that computes.
+//! Answers endpoints that ask for the address of our node, in a thread of each endpoint. So a
+//! program can connect to one that computes.
 //!
-//! The thread sleeps until somebody asks. It never waits for one of them: each has its own state
-//! and its deadline. It takes the endpoint's lock for as long as a connection takes to begin.
+//! The thread sleeps until an endpoint asks. No asker delays another: each has its own state and
+//! deadline. The thread holds the endpoint's lock only while it begins a connection.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, Read};
@@ -19,13 +19,13 @@ use crate::error::Error;
 use crate::frame::{Frame, LEN};
 use crate::table::Home;
 
-/// Askers that are served at once; others wait in the backlog.
+/// Maximum number of askers that are served at once; others wait in the backlog.
 const CALLS: usize = 256;
 
-/// How long an asker may take.
+/// Time limit of one asker.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The sockets on which an endpoint answers, and the id that names them.
+/// The sockets on which an endpoint answers, and its id.
 pub(crate) struct Sockets {
     pub epid: u64,
     local: UnixListener,
@@ -33,7 +33,7 @@ pub(crate) struct Sockets {
 }
 
 impl Sockets {
-    /// Opens the sockets; the one for other hosts under this address.
+    /// Opens the sockets. The one for other hosts listens at this address.
     pub fn open(host: Option<Ipv4Addr>) -> io::Result<Sockets> {
         let network = host.map(|host| TcpListener::bind((host, 0))).transpose()?;
         let place = match &network {
@@ -73,7 +73,7 @@ pub(crate) struct Door {
 }
 
 impl Door {
-    /// Starts to answer for the endpoint that `own` introduces.
+    /// Starts to answer for the endpoint that `own` describes.
     pub fn start(sockets: Sockets, home: Home, own: Frame) -> io::Result<Door> {
         let (wake, woken) = UnixStream::pair()?;
         woken.set_nonblocking(true)?;
@@ -95,7 +95,7 @@ impl Drop for Door {
 
 /// One that asks.
 struct Call {
-    /// Any stream socket: the type only sends and receives.
+    /// Any stream socket; the type is used only to send and receive.
     stream: UnixStream,
     question: Box<[u8; LEN]>,
     got: usize,
@@ -112,7 +112,7 @@ struct Keeper {
     own: Frame,
     woken: UnixStream,
     calls: Vec<Call>,
-    /// Peers that asked, and are not reached yet.
+    /// Peers that asked and are not connected yet.
     meeting: Vec<PeerId>,
 }
 
@@ -130,7 +130,7 @@ impl Keeper {
         }
     }
 
-    /// Sleeps until something is to be done.
+    /// Sleeps until there is work.
     fn sleep(&self) {
         let entry = |fd: RawFd, events| libc::pollfd { fd, events, revents: 0 };
         let mut fds = vec![entry(self.woken.as_raw_fd(), libc::POLLIN)];
@@ -147,7 +147,7 @@ impl Keeper {
             (true, false) => 100,
             (true, true) => -1,
         };
-        // SAFETY: as many entries as said, which live during the call.
+        // SAFETY: the call gets the number of entries, which live during the call.
         unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout) };
     }
 
@@ -203,7 +203,7 @@ impl Keeper {
             let verdict = verdict.map_or(0, |error| error.0 as u8);
             let mut answer = Frame { verdict, ..self.own.clone() };
             if verdict != 0 {
-                // One that is refused learns neither the key of the job nor the node's address.
+                // A refused asker gets neither the key of the job nor the node's address.
                 (answer.uuid, answer.address) = ([0; 16], vec![]);
             }
             call.answer = Some(Box::new(answer.encode()));
@@ -218,7 +218,7 @@ impl Keeper {
         Ok(true)
     }
 
-    /// Begins to connect to one that asks.
+    /// Begins to connect to an asker.
     fn admit(&mut self, frame: &Frame) -> Result<PeerId, Error> {
         let mut endpoint = self.home.find().ok_or(Error::UNREACHABLE)?;
         let peer = endpoint.admit(frame.epid, &frame.address)?;
@@ -227,7 +227,7 @@ impl Keeper {
         Ok(peer)
     }
 
-    /// Goes on connecting to those that asked, while the program makes no calls.
+    /// Continues to connect to askers while the program makes no calls.
     fn meet(&mut self) {
         if self.meeting.is_empty() {
             return;

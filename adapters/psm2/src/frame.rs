@@ -1,13 +1,14 @@
-//! What two endpoints exchange before they connect: each its id, and the address of its node.
+//! The frames that two endpoints exchange before they connect: the id of each, and the address of
+//! its node.
 //!
-//! A frame has one length, whatever is in it. Little-endian, without padding:
+//! All frames have the same length. Little-endian, without padding:
 //!
 //! ```text
 //! "FPps", version u16, verdict u8, 0 u8, uuid [16], epid u64, len u16, address [1024]
 //! ```
 //!
-//! The uuid is the key of the job: a frame with another one is refused. It goes in the clear, as it
-//! does in PSM2.
+//! The uuid is the key of the job: a frame with another one is refused. It is sent in cleartext, as
+//! in PSM2.
 
 use fishplate::node::ADDRESS_MAX;
 
@@ -23,7 +24,7 @@ const VERSION: u16 = 1;
 /// A frame, decoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Frame {
-    /// In an answer, why the asker is refused; 0 if it is not.
+    /// In an answer, why the asker is refused; 0 if it is admitted.
     pub verdict: u8,
     pub uuid: [u8; 16],
     pub epid: u64,
@@ -44,7 +45,7 @@ impl Frame {
         out
     }
 
-    /// Decodes what a peer sent, for the job with this key. A refusal has no key.
+    /// Decodes a peer's frame for the job with this key. A refusal has no key.
     ///
     /// # Errors
     /// [`Error::EPID_VERSION`], [`Error::BAD_UUID`], or [`Error::EPID_NETWORK`] for anything else.

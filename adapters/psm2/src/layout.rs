@@ -67,7 +67,7 @@ pub struct EpConn {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct OpenOptions {
-    /// Nanoseconds to open a device in. Nothing here takes long.
+    /// Time limit to open a device, in nanoseconds. Unused, because opening is quick.
     pub timeout: i64,
     unit: i32,
     affinity: i32,
@@ -161,7 +161,7 @@ impl MqStats {
 
 impl From<Code> for Error {
     fn from(code: Code) -> Self {
-        // The core has PSM2's numbers.
+        // The core uses PSM2's numbers.
         Error(code as u32)
     }
 }

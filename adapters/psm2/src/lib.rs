@@ -1,18 +1,17 @@
-//! A `libpsm2.so.2` over Fishplate: programs that were built for Intel's PSM2, among them Open
-//! MPI's `mtl/psm2`, run on it unchanged. `docs/mpi.md` says how. The package holds no logic of
-//! matching or transport: an endpoint is a [`fishplate::Node`] and its
-//! [matched queue](fishplate::Node::queue).
+//! A `libpsm2.so.2` over Fishplate: programs built for Intel's PSM2, such as Open MPI's `mtl/psm2`,
+//! run on it unchanged. `docs/mpi.md` is the way in. The package has no logic of matching or
+//! transport: an endpoint is a [`fishplate::Node`] and its [matched queue](fishplate::Node::queue).
 //!
-//! Nothing that a program passes is believed, except buffers, strings and arrays: handles are
-//! numbers that look like pointers and are never followed. No panic leaves a function: it ends the
-//! endpoint, and is an error. One lock protects each endpoint, so any thread may call.
+//! Handles are numbers that look like pointers; they are looked up and never dereferenced. Only
+//! buffers, strings and arrays are used unchecked. A panic ends the endpoint and becomes an error.
+//! One lock protects each endpoint, so any thread may call.
 //!
 //! # Files
 //!
-//! `table` holds the endpoints, `handle` the types by which programs name them, `error` the codes
-//! and handlers, `layout` the structures of the headers. `open`, `connect`, `address`, `mq` and
-//! `am` are the functions as the headers group them. `frame` is what two endpoints exchange before
-//! they connect, `dial` and `door` its two ends; `pause` is how a call waits.
+//! `table` has the endpoints, `handle` the types of handles, `error` the codes and handlers,
+//! `layout` the structures of the headers. `open`, `connect`, `address`, `mq` and `am` are the
+//! functions, grouped as in the headers. Before two endpoints connect they exchange the frames of
+//! `frame`: `dial` asks, `door` answers. `pause` decides how calls wait.
 
 #![allow(clippy::missing_safety_doc, reason = "the headers of PSM2 say what each function demands")]
 
