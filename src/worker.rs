@@ -75,8 +75,8 @@ pub enum StartError {
 impl fmt::Display for StartError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Thread(error) => write!(f, "cannot start a worker: {error}"),
-            Self::Pin(error) => write!(f, "cannot pin a worker: {error}"),
+            Self::Thread(error) => write!(f, "cannot start the worker thread: {error}"),
+            Self::Pin(error) => write!(f, "cannot pin the worker thread: {error}"),
         }
     }
 }

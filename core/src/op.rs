@@ -137,7 +137,7 @@ impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Outcome::Done => f.write_str("done"),
-            Outcome::Failed(fault) => write!(f, "failed, and is over: {fault}"),
+            Outcome::Failed(fault) => write!(f, "failed, and the buffer may be reused: {fault}"),
             Outcome::Unknown(fault) => write!(f, "failed, and may still land: {fault}"),
         }
     }
@@ -147,11 +147,11 @@ impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Fault::Rail(rail, CompleteError::Failed(code) | CompleteError::Unknown(code)) => {
-                write!(f, "an error of rail {} (its provider's code {code})", rail.0)
+                write!(f, "rail {} reported an error (provider's code {code})", rail.0)
             }
             Fault::Rail(rail, CompleteError::PeerDown) => write!(f, "the peer is down on rail {}", rail.0),
-            Fault::Post(rail, error) => write!(f, "rail {} refused: {error}", rail.0),
-            Fault::Peer(error) => write!(f, "the peer was given up: {error}"),
+            Fault::Post(rail, error) => write!(f, "rail {} refused the post: {error}", rail.0),
+            Fault::Peer(error) => write!(f, "the peer failed: {error}"),
             Fault::Receiver => f.write_str("the receiver could not take the message"),
         }
     }

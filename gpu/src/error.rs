@@ -58,15 +58,18 @@ impl fmt::Display for ExportError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             ExportError::BadRange { there } => {
-                write!(f, "the range is not inside one allocation, which has {there} bytes from its start")
+                write!(
+                    f,
+                    "the range exceeds its allocation, which has {there} bytes from the start of the range"
+                )
             }
             ExportError::Segments { max, there } => write!(
                 f,
-                "the range touches more than {max} physical segments, which are the most that one export may be made of: \
-                 register it in parts, the first of {there} bytes at most"
+                "the range has more than {max} physical segments, the maximum of one export; register it in parts, \
+                 the first with at most {there} bytes"
             ),
             ExportError::Device(error) => error.fmt(f),
-            ExportError::Full(max) => write!(f, "{max} allocations are exported already: revoke one"),
+            ExportError::Full(max) => write!(f, "all {max} exports are in use; revoke one"),
             ExportError::Revoking(alloc) => write!(f, "allocation {} is being revoked", alloc.key()),
             ExportError::Unknown(alloc) => write!(f, "allocation {} is not exported", alloc.key()),
         }

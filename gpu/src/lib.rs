@@ -249,30 +249,30 @@ impl fmt::Display for DeviceError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             DeviceError::NoDriver => f.write_str("no GPU driver on this machine"),
-            DeviceError::NoDevice(there) => write!(f, "no such device: there are {there}"),
+            DeviceError::NoDevice(there) => write!(f, "no such device: this machine has {there}"),
             DeviceError::NotDeviceMemory => f.write_str("not an address of device memory"),
             DeviceError::NotExportable(why) => write!(
                 f,
                 "the memory cannot be exported: {}",
                 match why {
                     Unshared::Pool =>
-                        "it is of a stream-ordered pool; make the pool shareable, or allocate with cuMemAlloc",
+                        "it belongs to a stream-ordered pool; make the pool shareable, or allocate with cuMemAlloc",
                     Unshared::Managed => "it is managed memory; allocate with cuMemAlloc",
                     Unshared::Host => "it is host memory; register it as such",
                     Unshared::NoHandleType =>
-                        "it was created without a type of handle; ask for POSIX descriptors when creating it",
+                        "it was created without a handle type; request POSIX descriptors when creating it",
                 }
             ),
             DeviceError::BadHandle => {
-                f.write_str("the handle does not open: stale, damaged, or of another machine")
+                f.write_str("cannot open the handle: it is stale, damaged, or of another machine")
             }
-            DeviceError::SameProcess => f.write_str("the handle is of this process: use the address itself"),
+            DeviceError::SameProcess => {
+                f.write_str("the handle belongs to this process; use the address itself")
+            }
             DeviceError::NoPeerAccess => f.write_str("the exporter's device cannot be reached from this one"),
-            DeviceError::Exhausted => {
-                f.write_str("the device has not that much memory, address space or marks left")
-            }
+            DeviceError::Exhausted => f.write_str("the device is out of memory, address space or marks"),
             DeviceError::Lost(code) => write!(f, "the device is lost (driver code {code})"),
-            DeviceError::Driver(code) => write!(f, "the driver refused (code {code})"),
+            DeviceError::Driver(code) => write!(f, "the driver refused the call (code {code})"),
         }
     }
 }

@@ -93,9 +93,9 @@ pub enum PublishError {
 impl fmt::Display for PublishError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            PublishError::Full(max) => write!(f, "{max} buffers are published already: take one back"),
+            PublishError::Full(max) => write!(f, "all {max} publications are in use; unpublish one"),
             PublishError::Version { last } => {
-                write!(f, "versions of a buffer must grow, and its last is {last}")
+                write!(f, "the version must be greater than the last one, {last}")
             }
         }
     }

@@ -140,25 +140,23 @@ impl Display for SegmentError {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         match self {
             SegmentError::Length => {
-                f.write_str("a segment of no bytes, or of more than an address space has")
+                f.write_str("invalid segment size: zero, or larger than the address space")
             }
             SegmentError::Range => f.write_str("the range does not lie inside the segment"),
-            SegmentError::Unsealed => {
-                f.write_str("the descriptor is not sealed against a change of its size")
-            }
+            SegmentError::Unsealed => f.write_str("the descriptor is not sealed against changes of its size"),
             SegmentError::Pages => f.write_str("the descriptor is not memory of ordinary pages (tmpfs)"),
             SegmentError::Size { actual, expected } => {
-                write!(f, "the descriptor has {actual} bytes, not the {expected} agreed")
+                write!(f, "the descriptor has {actual} bytes instead of {expected}")
             }
-            SegmentError::Sparse => f.write_str("some pages of the segment do not exist yet"),
-            SegmentError::Foreign => f.write_str("not the memory that was announced"),
+            SegmentError::Sparse => f.write_str("some pages of the segment are not allocated"),
+            SegmentError::Foreign => f.write_str("the descriptor is not the announced memory"),
             SegmentError::Room { asked, there } => write!(
                 f,
-                "{asked} bytes of memory, but {there} can be had within the limits of this machine and its control groups"
+                "cannot allocate {asked} bytes: the machine and its control groups have {there} left"
             ),
             SegmentError::FileSize { asked, limit } => write!(
                 f,
-                "{asked} bytes of shared memory, but files are limited to {limit} bytes; raise ulimit -f"
+                "cannot allocate {asked} bytes of shared memory: files are limited to {limit} bytes; raise ulimit -f"
             ),
             SegmentError::System(code) => write!(f, "{}", io::Error::from_raw_os_error(*code)),
         }
@@ -171,31 +169,31 @@ impl Display for HandshakeError {
             HandshakeError::Deadline => f.write_str("the other end did not answer in time"),
             HandshakeError::HungUp => f.write_str("the other end closed the connection"),
             HandshakeError::BadPacket => {
-                f.write_str("the other end sent what is not of this protocol, or not due")
+                f.write_str("the other end sent an invalid or unexpected packet; check that it is fishplate")
             }
             HandshakeError::Version { theirs, ours } => {
-                write!(f, "version {theirs} there, version {ours} here; both ends must be of one version")
+                write!(f, "different versions: {theirs} at the other end, {ours} here; run the same build")
             }
             HandshakeError::Mismatch { what, theirs, ours } => {
-                write!(f, "{what} is {theirs} there and {ours} here; both ends need the same")
+                write!(f, "different {what}: {theirs} at the other end, {ours} here; use the same value")
             }
-            HandshakeError::Nonce => {
-                f.write_str("the other end answers to somebody else, or to an earlier run")
-            }
+            HandshakeError::Nonce => f.write_str("the other end answered another process, or an earlier run"),
             HandshakeError::User(user) => {
-                write!(f, "the other end belongs to user {user}, who is not admitted")
+                write!(f, "the other end belongs to user {user}; processes must have the same user")
             }
             HandshakeError::Process { hello, ready } => write!(
                 f,
-                "process {hello} began the handshake and process {ready} ended it; both parts need one process"
+                "process {hello} began the handshake, but process {ready} ended it; do not fork in between"
             ),
-            HandshakeError::Segment(error) => write!(f, "the memory that the other end offers: {error}"),
-            HandshakeError::InUse => f.write_str("somebody listens there already"),
-            HandshakeError::Address => f.write_str("not a path or name that fits a socket's address"),
-            HandshakeError::TooLong { len, max } => {
-                write!(f, "{len} bytes in one packet, but it carries {max}")
+            HandshakeError::Segment(error) => write!(f, "invalid memory from the other end: {error}"),
+            HandshakeError::InUse => f.write_str("another process listens at this address"),
+            HandshakeError::Address => {
+                f.write_str("invalid socket address: the path or name is empty or too long")
             }
-            HandshakeError::UnknownPeer => f.write_str("no such peer is attached over a socket"),
+            HandshakeError::TooLong { len, max } => {
+                write!(f, "a packet of {len} bytes is too long: it carries at most {max}")
+            }
+            HandshakeError::UnknownPeer => f.write_str("no such peer is attached through a socket"),
             HandshakeError::System(code) => write!(f, "{}", io::Error::from_raw_os_error(*code)),
         }
     }

@@ -157,7 +157,7 @@ impl fmt::Display for Error {
             Error::Op(error) => error.fmt(f),
             Error::Wait(error) => error.fmt(f),
             Error::Failed(outcome) => write!(f, "the operation has {outcome}"),
-            Error::Unfinished(unfinished) => write!(f, "closed before everything was done: {unfinished}"),
+            Error::Unfinished(unfinished) => write!(f, "closed with incomplete work: {unfinished}"),
         }
     }
 }

@@ -14,12 +14,14 @@ impl Display for PostError {
         match self {
             PostError::Again => f.write_str("the rail's queue is full; poll, then post again"),
             PostError::TooLong { len, max } => {
-                write!(f, "{len} bytes in one post, but the rail carries {max}")
+                write!(f, "a post of {len} bytes is too long: the rail carries at most {max}")
             }
-            PostError::BadKey => f.write_str("the peer exports no such memory on this rail"),
+            PostError::BadKey => {
+                f.write_str("invalid remote key or range: the peer exports no such memory on this rail")
+            }
             PostError::PeerDown => f.write_str("the peer is not connected on this rail, or has failed"),
-            PostError::Unsupported => f.write_str("the rail does not offer this"),
-            PostError::Provider(code) => write!(f, "the provider refused (its code {code})"),
+            PostError::Unsupported => f.write_str("the rail does not support this operation"),
+            PostError::Provider(code) => write!(f, "the provider returned code {code}"),
         }
     }
 }
@@ -27,10 +29,12 @@ impl Display for PostError {
 impl Display for CompleteError {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         match self {
-            CompleteError::Failed(code) => write!(f, "failed, and is over (the provider's code {code})"),
-            CompleteError::PeerDown => f.write_str("failed with its peer"),
+            CompleteError::Failed(code) => {
+                write!(f, "failed; the buffer may be reused (provider's code {code})")
+            }
+            CompleteError::PeerDown => f.write_str("failed, because its peer failed"),
             CompleteError::Unknown(code) => {
-                write!(f, "failed, and may still land: do not reuse the buffer (the provider's code {code})")
+                write!(f, "failed, but may still land; do not reuse the buffer (provider's code {code})")
             }
         }
     }
@@ -39,14 +43,14 @@ impl Display for CompleteError {
 impl Display for PeerError {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         match self {
-            PeerError::Died => f.write_str("its process is gone"),
+            PeerError::Died => f.write_str("its process has ended"),
             PeerError::Closed => f.write_str("the connection is closed"),
-            PeerError::Protocol(violation) => write!(f, "it broke the protocol: {violation}"),
-            PeerError::Rail(rail) => write!(f, "rail {} failed and left a hole in its stream", rail.0),
-            PeerError::Lost => f.write_str("it does not answer any more"),
-            PeerError::Removed => f.write_str("it was removed here"),
+            PeerError::Protocol(violation) => write!(f, "it violated the protocol: {violation}"),
+            PeerError::Rail(rail) => write!(f, "rail {} failed, and operations were lost", rail.0),
+            PeerError::Lost => f.write_str("its connection broke, or it did not answer in time"),
+            PeerError::Removed => f.write_str("it was disconnected here"),
             PeerError::Reattached => {
-                f.write_str("it attached this process anew; remove it and attach it again")
+                f.write_str("it has connected again; disconnect it and connect it again")
             }
         }
     }
@@ -55,16 +59,16 @@ impl Display for PeerError {
 impl Display for Violation {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         f.write_str(match self {
-            Violation::Length => "a message too short or too long for its kind",
-            Violation::Kind => "a message kind, operation or width that does not exist",
-            Violation::Sequence => "a sequence number outside the window, or seen before",
-            Violation::Ack => "an acknowledgement of what was never sent",
-            Violation::Bounds => "an address outside its region, or misaligned",
+            Violation::Length => "a message of the wrong length for its kind",
+            Violation::Kind => "an unknown message kind, operation or width",
+            Violation::Sequence => "a sequence number that is repeated or outside the window",
+            Violation::Ack => "an acknowledgement of a number that was never sent",
+            Violation::Bounds => "an address that is misaligned or outside its region",
             Violation::Region => "a region that is not registered",
             Violation::Context => "a context number that is not configured here",
-            Violation::Counter => "a counter that no correct peer writes",
-            Violation::Reply => "a reply to nothing",
-            Violation::Credit => "more messages than there was room promised for",
+            Violation::Counter => "an impossible ring counter",
+            Violation::Reply => "a reply without a request",
+            Violation::Credit => "more messages than it had credits for",
         })
     }
 }
@@ -72,22 +76,28 @@ impl Display for Violation {
 impl Display for AttachError {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         match self {
-            AttachError::Full => f.write_str("the table for it is full; make it larger at setup"),
-            AttachError::BadHandle => f.write_str("not a handle of fishplate, or one cut short"),
-            AttachError::Version { theirs, ours } => {
-                write!(f, "version {theirs} there, version {ours} here; both ends must be of one version")
+            AttachError::Full => f.write_str("the table is full; make it larger at setup"),
+            AttachError::BadHandle => {
+                f.write_str("not a handle of fishplate, or truncated; pass all bytes of the exported handle")
             }
-            AttachError::BadRange => f.write_str("an empty region, or one beyond the address space"),
-            AttachError::Misaligned => f.write_str("the region does not begin at a multiple of 8"),
-            AttachError::UnknownPeer => f.write_str("the peer is not known, or no longer"),
-            AttachError::UnknownRegion => f.write_str("the region is not known, or no longer"),
-            AttachError::Unsupported => f.write_str("the rail cannot serve such memory"),
-            AttachError::Unheard => f.write_str("the peer has not said where it is; it does so in its waits"),
+            AttachError::Version { theirs, ours } => {
+                write!(f, "different versions: {theirs} at the peer, {ours} here; run the same build")
+            }
+            AttachError::BadRange => f.write_str("invalid region: it is empty, or exceeds the address space"),
+            AttachError::Misaligned => f.write_str("misaligned region: it must begin at a multiple of 8"),
+            AttachError::UnknownPeer => f.write_str("unknown peer: it was never connected, or was removed"),
+            AttachError::UnknownRegion => {
+                f.write_str("unknown region: it was never registered, or was deregistered")
+            }
+            AttachError::Unsupported => f.write_str("the rail does not support this kind of memory"),
+            AttachError::Unheard => {
+                f.write_str("the peer has not announced this memory; it does so when it makes progress")
+            }
             AttachError::InUse(by) => write!(f, "the region is in use: {by}"),
-            AttachError::Config(what) => write!(f, "a setting out of range: {what}"),
-            AttachError::System(code) => write!(f, "the system or the provider refused (its code {code})"),
+            AttachError::Config(what) => write!(f, "setting out of range: {what}"),
+            AttachError::System(code) => write!(f, "the system or the provider refused: code {code}"),
             AttachError::Kept(code) => {
-                write!(f, "the provider still holds the memory (its code {code}); do not give it back")
+                write!(f, "the provider still holds the memory (code {code}); never reuse it")
             }
         }
     }
@@ -96,13 +106,13 @@ impl Display for AttachError {
 impl Display for Use {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         match self {
-            Use::Operations => f.write_str("by operations that have not ended; wait for them"),
-            Use::Receives => f.write_str("by receives that have not ended; cancel them or wait for them"),
+            Use::Operations => f.write_str("by incomplete operations; wait for them"),
+            Use::Receives => f.write_str("by incomplete receives; cancel them, or wait for them"),
             Use::Posts(rail) => {
-                write!(f, "by posts that rail {} has not finished; make progress, then try again", rail.0)
+                write!(f, "by incomplete posts of rail {}; make progress, then try again", rail.0)
             }
-            Use::Import => f.write_str("by an import in this process; release that"),
-            Use::Common => f.write_str("it lies in the peer's common segment; deregister it first"),
+            Use::Import => f.write_str("by an import in this process; release it"),
+            Use::Common => f.write_str("it is shared with the peer; deregister it first"),
         }
     }
 }
@@ -111,33 +121,39 @@ impl Display for OpError {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         match self {
             OpError::Again => f.write_str("a window, queue or pool is full; make progress, then try again"),
-            OpError::UnknownContext => f.write_str("the context number is not configured"),
-            OpError::UnknownPeer => f.write_str("the peer is not known, or no longer"),
-            OpError::UnknownRegion => f.write_str("the region is not registered, not imported, or no longer"),
+            OpError::UnknownContext => f.write_str("unknown context: its number is not configured"),
+            OpError::UnknownPeer => f.write_str("unknown peer: it was never connected, or was removed"),
+            OpError::UnknownRegion => {
+                f.write_str("unknown region: it was never registered or imported, or was released")
+            }
             OpError::OutOfBounds { offset, len, size } => {
-                write!(f, "{len} bytes at offset {offset} do not lie in a region of {size}")
+                write!(f, "out of bounds: {len} bytes at offset {offset}, but the region has {size}")
             }
             OpError::Misaligned { offset, width } => {
-                write!(f, "offset {offset} is no multiple of the operation's width, {width} bytes")
+                write!(f, "misaligned: offset {offset} is not a multiple of the width, {width} bytes")
             }
-            OpError::BadWidth(width) => write!(f, "a width of {width} bytes; there are 1, 2, 4 and 8"),
-            OpError::TwoPeers => f.write_str("data and signal lie in regions of different peers"),
-            OpError::TooLong { len, max } => write!(f, "{len} bytes, but this call carries {max}"),
-            OpError::PeerFailed(why) => write!(f, "the peer has failed: {why}; remove it"),
-            OpError::StaleToken => f.write_str("the token names no operation in flight"),
+            OpError::BadWidth(width) => write!(f, "invalid width: {width} bytes; use 1, 2, 4 or 8"),
+            OpError::TwoPeers => {
+                f.write_str("data and signal are in regions of different peers; use regions of one peer")
+            }
+            OpError::TooLong { len, max } => {
+                write!(f, "{len} bytes are too long: this call carries at most {max}")
+            }
+            OpError::PeerFailed(why) => write!(f, "the peer has failed: {why}; disconnect it"),
+            OpError::StaleToken => f.write_str("stale token: it names no operation in flight"),
             OpError::Rail(rail, error) => write!(f, "rail {}: {error}", rail.0),
-            OpError::DeviceMemory => f.write_str("the processor does not touch memory of a device"),
+            OpError::DeviceMemory => {
+                f.write_str("device memory: the processor cannot access it; use host memory here")
+            }
             OpError::NativeAtomics => f.write_str(
                 "a rail of the region's owner executes its atomics; use that rail, or another region",
             ),
-            OpError::NoMatching => f.write_str("tagged messages need matching to be attached at setup"),
-            OpError::TagTooWide => {
-                f.write_str("the tag or the mask has bits beyond the width chosen at setup")
-            }
+            OpError::NoMatching => f.write_str("tagged messages are not set up; attach matching first"),
+            OpError::TagTooWide => f.write_str("the tag or the mask has bits beyond the configured width"),
             OpError::Unreported => f.write_str(
-                "bytes that are copied on the way have no completion; use registered memory, or quiet",
+                "a put of bytes cannot be reported; use registered memory, or a silent put and quiet",
             ),
-            OpError::Abandoned => f.write_str("the thread that drives the engine has panicked"),
+            OpError::Abandoned => f.write_str("the worker thread has panicked; close the node"),
         }
     }
 }
@@ -145,9 +161,9 @@ impl Display for OpError {
 impl Display for WaitError {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         match self {
-            WaitError::Deadline(stuck) => write!(f, "the time given has passed: {stuck}"),
+            WaitError::Deadline(stuck) => write!(f, "deadline expired: {stuck}"),
             WaitError::PeerFailed(peer, why) => write!(f, "peer {} has failed: {why}", peer.peer().0),
-            WaitError::Failed(count) => write!(f, "{count} operations without a report have failed"),
+            WaitError::Failed(count) => write!(f, "{count} silent operations have failed"),
             WaitError::Op(error) => write!(f, "{error}"),
         }
     }
@@ -176,10 +192,10 @@ impl Display for Unfinished {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         let Unfinished { peer, peers, missing } = self;
         let missing = match missing {
-            Missing::Operations => "operations have not ended",
-            Missing::Answer => "no goodbye has come",
+            Missing::Operations => "operations are incomplete",
+            Missing::Answer => "it has not confirmed the close",
         };
-        write!(f, "{peers} peers have not left; of the first, peer {}, {missing}", peer.peer().0)
+        write!(f, "{peers} peers did not close; the first is peer {}: {missing}", peer.peer().0)
     }
 }
 
@@ -207,14 +223,17 @@ mod tests {
         let stuck = Stuck { peer: Some(peer), rail: Some(RailId(1)), hole: Some(77), unanswered: false };
         assert_eq!(
             WaitError::Deadline(stuck).to_string(),
-            "the time given has passed: outstanding at peer 3 on rail 1, first missing number 77"
+            "deadline expired: outstanding at peer 3 on rail 1, first missing number 77"
         );
         assert_eq!(Stuck::default().to_string(), "no operation is outstanding");
         let refused = OpError::Rail(RailId(2), PostError::TooLong { len: 9, max: 8 });
-        assert_eq!(WaitError::Op(refused).to_string(), "rail 2: 9 bytes in one post, but the rail carries 8");
+        assert_eq!(
+            WaitError::Op(refused).to_string(),
+            "rail 2: a post of 9 bytes is too long: the rail carries at most 8"
+        );
         assert_eq!(
             PeerError::Protocol(Violation::Reply).to_string(),
-            "it broke the protocol: a reply to nothing"
+            "it violated the protocol: a reply without a request"
         );
     }
 }

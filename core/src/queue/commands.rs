@@ -28,9 +28,11 @@ impl fmt::Display for CommandError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Empty => f.write_str("no bytes to move"),
-            Self::Pattern { width, len } => write!(f, "a pattern of {width} bytes does not fill {len} bytes"),
-            Self::TooManyEvents => f.write_str("a command comes after four events at most"),
-            Self::OtherQueue => f.write_str("a receive of another queue"),
+            Self::Pattern { width, len } => {
+                write!(f, "a pattern of {width} bytes does not divide {len} bytes; use a multiple")
+            }
+            Self::TooManyEvents => f.write_str("too many events: a command waits for at most four"),
+            Self::OtherQueue => f.write_str("the receive belongs to another queue"),
         }
     }
 }

@@ -147,7 +147,7 @@ pub enum AttachError {
 impl fmt::Display for AttachError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Capacity { slots } => write!(f, "a ring of {slots} slots: not a power of two"),
+            Self::Capacity { slots } => write!(f, "invalid ring size: {slots} slots; use a power of two"),
             Self::Misaligned => f.write_str("ring memory is not aligned"),
         }
     }

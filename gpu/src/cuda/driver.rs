@@ -32,7 +32,7 @@ impl fmt::Display for Absent {
             Absent::Stub => f.write_str(
                 "no CUDA driver: the libcuda in LD_LIBRARY_PATH is a toolkit's stub; remove it from LD_LIBRARY_PATH",
             ),
-            Absent::Refuses(code) => write!(f, "the CUDA driver does not start (code {code})"),
+            Absent::Refuses(code) => write!(f, "the CUDA driver failed to start (code {code})"),
         }
     }
 }

@@ -154,13 +154,16 @@ pub enum LoadError {
 impl fmt::Display for LoadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            LoadError::NotFound { path, reason } => write!(f, "libfabric: cannot load {path:?}: {reason}"),
+            LoadError::NotFound { path, reason } => write!(f, "cannot load libfabric {path:?}: {reason}"),
             LoadError::NoSymbol { path, symbol } => {
-                write!(f, "libfabric: {path:?} has no function {symbol}: not a libfabric, or too old")
+                write!(
+                    f,
+                    "{path:?} has no function {symbol}: it is not libfabric, or too old; install 1.17 or later"
+                )
             }
             LoadError::TooOld { path, found, needed } => write!(
                 f,
-                "libfabric: {path:?} is version {}.{}, and {}.{} or later is needed",
+                "libfabric {path:?} has version {}.{}; install {}.{} or later",
                 found.0, found.1, needed.0, needed.1
             ),
         }

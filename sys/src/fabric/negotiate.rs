@@ -154,16 +154,16 @@ pub enum Why {
 impl fmt::Display for Why {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Why::Provider => write!(f, "another provider than was asked for"),
-            Why::Fabric => write!(f, "another fabric of this provider"),
-            Why::Interface => write!(f, "another interface than was asked for"),
-            Why::Progress => write!(f, "another progress model than was asked for"),
+            Why::Provider => write!(f, "not the requested provider"),
+            Why::Fabric => write!(f, "not the requested fabric of the provider"),
+            Why::Interface => write!(f, "not the requested interface"),
+            Why::Progress => write!(f, "not the requested progress model"),
             Why::Caps(bits) => write!(f, "lacks the capabilities {bits:#x}"),
-            Why::Mode(bits) => write!(f, "wants the modes {bits:#x}"),
-            Why::MrMode(bits) => write!(f, "wants the registration modes {bits:#x}"),
-            Why::CqData(size) => write!(f, "completion data of {size} bytes"),
+            Why::Mode(bits) => write!(f, "requires the unsupported modes {bits:#x}"),
+            Why::MrMode(bits) => write!(f, "requires the unsupported registration modes {bits:#x}"),
+            Why::CqData(size) => write!(f, "only {size} bytes of completion data"),
             Why::MaxMessage(size) => write!(f, "messages of at most {size} bytes"),
-            Why::Notify => write!(f, "no way to tell whose write has arrived"),
+            Why::Notify => write!(f, "no way to learn the sender of a write"),
         }
     }
 }
@@ -221,19 +221,19 @@ impl fmt::Display for NegotiateError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             NegotiateError::NoProvider { asked, there } => {
-                write!(f, "libfabric has no provider {asked:?}; there is: {}", there.join(", "))
+                write!(f, "libfabric has no provider {asked:?}; available: {}", there.join(", "))
             }
             NegotiateError::NoInterface { asked, provider, there } => {
-                write!(f, "provider {provider:?} has no interface {asked:?}; there is: {}", there.join(", "))
+                write!(f, "provider {provider:?} has no interface {asked:?}; available: {}", there.join(", "))
             }
             NegotiateError::Refused { asked, rejected } => {
-                write!(f, "provider {asked:?} offers nothing that will do")?;
+                write!(f, "no offer of provider {asked:?} is usable")?;
                 for Rejected { provider, interface, why } in rejected {
                     write!(f, "; {provider} on {interface}: {why}")?;
                 }
                 Ok(())
             }
-            NegotiateError::BadName => write!(f, "a provider's or interface's name with a zero byte in it"),
+            NegotiateError::BadName => write!(f, "the name of a provider or interface contains a zero byte"),
             NegotiateError::Call(error) => write!(f, "{error}"),
         }
     }

@@ -59,8 +59,8 @@ impl fmt::Display for Received {
         match self {
             Received::Ok => f.write_str("done"),
             Received::Truncated => f.write_str("the message was longer than the buffer"),
-            Received::Cancelled => f.write_str("cancelled, the buffer is untouched"),
-            Received::Failed(fault) => write!(f, "failed, and is over: {fault}"),
+            Received::Cancelled => f.write_str("cancelled; the buffer is unchanged"),
+            Received::Failed(fault) => write!(f, "failed, and the buffer may be reused: {fault}"),
             Received::Unknown(fault) => write!(f, "failed, and may still land: {fault}"),
         }
     }
