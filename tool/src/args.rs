@@ -1,7 +1,7 @@
-//! The command line, and its translation into a [`Plan`] that is known to be possible.
+//! The command line, and its translation into a checked [`Plan`].
 //!
-//! Here are the options and what may not be asked for together; `choices` has what they choose
-//! from, `bounds` what one measurement may ask for, and `plan` what comes of them.
+//! This file has the options and their conflicts, `choices` their values, `bounds` the limits of a
+//! measurement, and `plan` the resulting plan.
 
 pub mod bounds;
 mod choices;
@@ -53,7 +53,7 @@ pub enum Command {
     Doctor(DoctorArgs),
     /// Show the counters of running programs whose nodes have them (Builder::counters).
     Stat(StatArgs),
-    /// The process that `perf` starts to have somebody to talk to.
+    /// The second process, which `perf` starts.
     #[command(hide = true)]
     Peer(PeerArgs),
 }
@@ -322,7 +322,7 @@ Latency:
   floor_apart_ns (apart, p50/ap) is the best with a cache line for each
   direction, as both sides of a test have: each writes to memory of the other.";
 
-/// Checks the form of an address.
+/// Checks that an address is well-formed.
 fn address(text: &str) -> Result<String, String> {
     let port = text.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
     match text.starts_with('@') && text.len() > 1 || text.contains('/') || port {
@@ -333,9 +333,9 @@ fn address(text: &str) -> Result<String, String> {
 
 /// The default size of a region.
 pub const REGION: usize = 64 << 20;
-/// The largest region: beyond it, two of them and the page of signals may not fit an address.
+/// The largest region. Two of them and the page of signals must fit the address space.
 const REGION_MAX: usize = 64 << 30;
-/// The most rails within one process, for which the tool is compiled, and between two.
+/// The maximum number of rails within one process, and between two.
 const RAILS_IN_PROCESS: usize = 4;
 const RAILS_BETWEEN: usize = 15;
 

@@ -1,22 +1,21 @@
-//! Time that costs next to nothing to read.
+//! A clock that is cheap to read.
 //!
 //! [`Clock::now`] is one `rdtsc` where the processor's counter runs at a constant rate, and
-//! `clock_gettime` elsewhere. Neither blocks nor allocates. The read is not ordered with the memory
-//! accesses around it, which is the point: placed after a post it overlaps the flight of what was
-//! posted.
+//! `clock_gettime` elsewhere. Neither blocks nor allocates. The read is deliberately not ordered
+//! with the memory accesses around it: after a post it overlaps the flight of the posted data.
 
 use std::time::{Duration, Instant};
 
-/// A tick counter and the length of its ticks.
+/// A tick counter, and the length of a tick.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     ns_per_tick: f64,
-    /// The counter's step in ticks: 1 on most processors, 10 ns worth of them on some.
+    /// The counter's step in ticks: 1 on most processors, about 10 ns on some.
     step: u64,
     tsc: bool,
 }
 
-/// What stands in where there is no usable counter: nanoseconds of the system's clock.
+/// The fallback without a usable counter: nanoseconds of the system's clock.
 const SYSTEM: Clock = Clock { ns_per_tick: 1.0, step: 1, tsc: false };
 
 impl Clock {
@@ -35,7 +34,7 @@ impl Clock {
         Clock { ns_per_tick: elapsed.as_nanos() as f64 / ticks as f64, step: clock.find_step(), tsc: true }
     }
 
-    /// The greatest common divisor of many short times.
+    /// Returns the greatest common divisor of many short times.
     fn find_step(&self) -> u64 {
         let mut step = 0;
         let mut last = self.now();
@@ -50,12 +49,12 @@ impl Clock {
         step.max(1)
     }
 
-    /// The steps in which the counter moves, in ticks.
+    /// Measures the steps of the counter, in ticks.
     pub fn step(&self) -> u64 {
         self.step
     }
 
-    /// A clock of nanoseconds that moves in steps, for tests of what is made of its readings.
+    /// A clock of nanoseconds that moves in steps, for tests.
     #[cfg(test)]
     pub fn stepping(step: u64) -> Self {
         Clock { step, ..SYSTEM }
@@ -73,12 +72,12 @@ impl Clock {
         monotonic_ns()
     }
 
-    /// Nanoseconds in so many ticks.
+    /// Converts ticks to nanoseconds.
     pub fn ns(&self, ticks: u64) -> f64 {
         ticks as f64 * self.ns_per_tick
     }
 
-    /// What the ticks are, for the header of a report.
+    /// Describes the ticks, for the header of a report.
     pub fn describe(&self) -> String {
         if self.tsc {
             format!("tsc {:.2} GHz in steps of {:.1} ns", 1.0 / self.ns_per_tick, self.ns(self.step))
@@ -96,7 +95,7 @@ pub fn monotonic_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// The processor time that this process has taken, all its threads together, in nanoseconds.
+/// Returns the processor time of all threads of this process, in nanoseconds.
 pub fn processor_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` is a valid place for the result; every Linux has this clock.
@@ -104,7 +103,7 @@ pub fn processor_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Whether the time stamp counter runs at one rate in every power state.
+/// Returns whether the time stamp counter runs at the same rate in every power state.
 fn constant_tsc() -> bool {
     if !cfg!(target_arch = "x86_64") {
         return false;

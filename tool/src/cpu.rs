@@ -1,6 +1,6 @@
-//! Which processors there are, and on which of them the two sides run.
+//! The processors of this machine, and those on which the two sides run.
 //!
-//! Reads sysfs once at start; pins only the thread that asks.
+//! Reads sysfs once at start. Pins only the calling thread.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,13 +16,13 @@ use super::failure::{Failure, Outcome};
 pub enum Pin {
     /// Two processors on different cores, if there are two.
     Auto,
-    /// Wherever the scheduler puts us.
+    /// No pinning: the scheduler decides.
     None,
-    /// These, for this side and the other.
+    /// These processors, for this side and the other.
     Cpus(usize, usize),
 }
 
-/// Where the two sides run, if they are pinned.
+/// The pinning of the two sides, if they are pinned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Places {
     /// The processors of the side that starts and of the side that answers.
@@ -45,7 +45,7 @@ impl FromStr for Pin {
 }
 
 impl Pin {
-    /// Chooses the processors, and checks those that were asked for.
+    /// Chooses the processors, and checks those that the user named.
     pub fn resolve(self) -> Outcome<Places> {
         let allowed = allowed()?;
         let cpus = match self {
@@ -68,12 +68,12 @@ impl Pin {
 }
 
 impl Places {
-    /// Binds the calling thread to the processor of the side that starts, if there is one.
+    /// Pins the calling thread to the processor of the side that starts, if it has one.
     pub fn pin_first(&self) -> Outcome<Option<Pinned>> {
         self.cpus.map(|(first, _)| pin(first)).transpose()
     }
 
-    /// Whether both sides have to share one processor, as far as is known here.
+    /// Returns whether both sides have to share one processor, as far as this side knows.
     pub fn crowded(&self) -> bool {
         match self.cpus {
             Some((a, b)) => a == b,
@@ -81,7 +81,7 @@ impl Places {
         }
     }
 
-    /// For the header of a report.
+    /// The pinning as text, for the header of a report.
     pub fn describe(&self) -> String {
         match self.cpus {
             Some((a, b)) => format!("{a},{b}"),
@@ -90,7 +90,7 @@ impl Places {
     }
 }
 
-/// Keeps the calling thread on one processor; dropping it lets the thread go where it could before.
+/// Keeps the calling thread on one processor. Drop restores the thread's former processors.
 #[must_use]
 pub struct Pinned {
     before: affinity::CpuSet,
@@ -105,7 +105,7 @@ pub fn pin(cpu: usize) -> Outcome<Pinned> {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // If this fails the thread stays where it is, which is only slower.
+        // If this fails the thread stays pinned, which is only slower.
         let _ = affinity::allow(&self.before);
     }
 }
@@ -121,7 +121,7 @@ fn set() -> Outcome<affinity::CpuSet> {
     })
 }
 
-/// The core that a processor belongs to: its lowest sibling.
+/// The core of a processor, named by its lowest sibling.
 fn core_of(cpu: usize) -> usize {
     fs::read_to_string(format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"))
         .ok()
@@ -129,7 +129,7 @@ fn core_of(cpu: usize) -> usize {
         .unwrap_or(cpu)
 }
 
-/// The first two processors on different cores; two threads of one core when there is no better.
+/// The first two processors on different cores; otherwise two threads of one core.
 fn two_cores(allowed: &[usize], core_of: &dyn Fn(usize) -> usize) -> Option<(usize, usize)> {
     let mut cores = BTreeMap::new();
     for &cpu in allowed {
@@ -142,7 +142,7 @@ fn two_cores(allowed: &[usize], core_of: &dyn Fn(usize) -> usize) -> Option<(usi
     }
 }
 
-/// Numbers with their runs joined: `0-3,8`.
+/// Formats numbers as ranges: `0-3,8`.
 pub fn list(cpus: &[usize]) -> String {
     let mut runs: Vec<(usize, usize)> = Vec::new();
     for &cpu in cpus {
@@ -163,7 +163,7 @@ pub fn model() -> String {
         .map_or_else(|| "unknown".into(), |(_, name)| name.trim().into())
 }
 
-/// Size of a cache line as the system tells, in bytes.
+/// Size of a cache line in bytes, as the system reports it.
 pub fn cache_line() -> Option<usize> {
     let path = "/sys/devices/system/cpu/cpu0/cache/index0/coherency_line_size";
     fs::read_to_string(path).ok()?.trim().parse().ok()

@@ -1,4 +1,4 @@
-//! What the tool does when it is not told what to do: the main job, shown.
+//! What the tool does without arguments: a demonstration of the main operations.
 
 use super::args::{Cli, Command, Effort, Plan};
 use super::failure::{Failure, Outcome};
@@ -6,7 +6,7 @@ use super::{perf, report};
 
 use clap::Parser;
 
-/// One act of the demonstration.
+/// One part of the demonstration.
 struct Act {
     title: &'static str,
     line: &'static str,
@@ -23,7 +23,7 @@ const ACTS: [Act; 2] = [
     },
 ];
 
-/// Runs it: some seconds, two tables.
+/// Runs the demonstration: two tables, in some seconds.
 pub fn run() -> Outcome {
     for (k, act) in ACTS.iter().enumerate() {
         let gap = if k == 0 { "" } else { "\n" };

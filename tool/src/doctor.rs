@@ -1,8 +1,8 @@
-//! What on this machine makes the transport slow, small or unusable, and what to do about it: one
-//! finding per check. `limits` looks at the process, `system` at the kernel and its hardware, and
-//! `transport` tries what the transport uses.
+//! Finds what makes the transport slow, limited or unusable on this machine, with a remedy: one
+//! finding per check. `limits` checks the process, `system` the kernel and its hardware, and
+//! `transport` tries the calls that the transport uses.
 //!
-//! Reads files, makes and removes objects of its own, and changes nothing.
+//! Reads files, creates and removes its own objects, and changes nothing else.
 
 mod limits;
 mod system;
@@ -26,7 +26,7 @@ const WARNS: u8 = 3;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Level {
     Pass,
-    /// It works, and is slower or smaller than it could be.
+    /// It works, but could be faster or larger.
     Warn,
     /// It does not work.
     Fail,
@@ -42,14 +42,14 @@ impl Level {
     }
 }
 
-/// What one check has found.
+/// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Finding {
     check: &'static str,
     level: Level,
-    /// What is there, and what it leads to.
+    /// The fact, and its effect.
     found: String,
-    /// What to do. Empty if there is nothing to do.
+    /// The remedy. Empty if none is needed.
     remedy: String,
 }
 
@@ -91,7 +91,7 @@ impl Root {
     }
 }
 
-/// Examines, and writes what it finds. The exit code is 0 if all is well.
+/// Runs all checks and writes their results. The exit code is 0 if all pass.
 pub fn run(args: &DoctorArgs) -> Outcome<ExitCode> {
     let root = Root(args.root.clone());
     let mut findings = limits::check();

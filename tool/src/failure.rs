@@ -1,21 +1,21 @@
-//! How the tool fails: what is wrong, what can be done about it, and which exit code says so.
+//! The failures of the tool: a message with a remedy, and an exit code.
 
 use std::fmt;
 
 /// A reason to stop.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// The command line asks for what cannot be: exit code 2.
+    /// The command line is invalid or cannot be run here: exit code 2.
     Usage(String),
     /// The run failed, or found wrong data: exit code 1.
     Run(String),
-    /// The other side went away: exit code 1.
+    /// The other side was lost: exit code 1.
     Lost(String),
     /// The user interrupted the run: exit code 130, as shells report SIGINT.
     Interrupted(String),
 }
 
-/// What most of the tool returns.
+/// The result type of the tool.
 pub type Outcome<T = ()> = Result<T, Failure>;
 
 impl Failure {
@@ -29,12 +29,12 @@ impl Failure {
         Failure::Run(message.into())
     }
 
-    /// A run that the other side left.
+    /// A run that lost the other side.
     pub fn lost(who: &str, how: impl fmt::Display) -> Self {
         Failure::Lost(format!("lost {who}: {how}"))
     }
 
-    /// Says how far the run had come.
+    /// Adds how far the run had come.
     #[must_use]
     pub fn after(self, done: u64, of: u64) -> Self {
         let told = |message| format!("{message}; {done} of {of} iterations were measured by then");
@@ -46,7 +46,7 @@ impl Failure {
         }
     }
 
-    /// What the process ends with.
+    /// The exit code of the process.
     pub fn code(&self) -> u8 {
         match self {
             Failure::Usage(_) => 2,

@@ -1,15 +1,15 @@
-//! The floor: half of a round trip of two bare atomics between the two sides. Nothing that signals
-//! through a cache line can be faster, so every latency is told as a multiple of it.
+//! The floor: half of a round trip of two bare atomics between the two sides. No signal through a
+//! cache line can be faster, so every latency is also given as a multiple of the floor.
 //!
-//! Both sides call with the same [`Pad`] in memory that they share; one starts, the other answers.
-//! Four ways are tried, both words in one cache line or in two, with and without a pause between
-//! looks, and the fastest counts. The fastest in two lines is the floor of sides that write to
-//! memory of each other: there a store takes the line from the side that reads it, and a load
-//! gives it back, where in one line the answer takes it along. Each way is the median of many short
-//! batches, so that an interrupt spoils a batch and not the figure.
+//! Both sides call with the same [`Pad`] in shared memory; one starts, the other answers. The floor
+//! is the fastest of four ways: both words in one cache line or in two, with and without a pause
+//! between loads. The fastest way with two lines is the floor of sides that write to each other's
+//! memory: there each direction needs two transfers of a line, while in one line the answer travels
+//! back with it. Each way is the median of many short batches, so that an interrupt spoils one
+//! batch and not the result.
 //!
-//! Sides that the scheduler has put on one processor have no floor: each waits for the other to be
-//! scheduled, and the measurement would take minutes. It is given up then.
+//! Sides on the same processor have no floor: each waits for the other to be scheduled, and the
+//! measurement would take minutes. So it is abandoned.
 
 use std::hint::spin_loop;
 use std::ptr::NonNull;
@@ -19,23 +19,23 @@ use std::time::{Duration, Instant};
 use super::clock::Clock;
 use super::failure::Outcome;
 
-/// Size of the memory that the measurement takes, in bytes; aligned to 128.
+/// Size of the memory for the measurement, in bytes; aligned to 128.
 pub const PAD_LEN: usize = 512;
 
 /// Round trips per batch: some 5 µs.
 const ROUNDS: u64 = 64;
 const BATCHES: usize = 64;
-/// Asked now and then by a side that waits: whether to go on.
+/// A waiting side calls this now and then. Returns whether to continue.
 pub type Alive<'a> = &'a mut dyn FnMut() -> Outcome;
 
-/// Looks between two questions whether to go on, which also let the other side run if it waits for
-/// this processor: many times what an answer takes from another.
+/// Loads between two calls that ask whether to continue. These also let the other side run if it
+/// waits for this processor. An answer from another processor takes far fewer.
 const PATIENCE: u32 = 1 << 12;
 
-/// Enough time for all batches, which take some milliseconds on two otherwise idle processors.
+/// Time limit for all batches, which take some milliseconds on two idle processors.
 pub const AMPLE: Duration = Duration::from_secs(1);
 
-/// Marks the number with which the side that measures gives up, and the answer to it.
+/// Marks the number by which the measuring side gives up, and its answer.
 const STOP: u64 = 1 << 63;
 
 /// The words of the measurement, in memory that both sides have mapped. Zero at first.
@@ -50,12 +50,12 @@ const WORDS: usize = 8;
 /// One way to do it.
 #[derive(Clone, Copy, Debug)]
 struct Way {
-    /// Where the words are, in units of 8 bytes.
+    /// Offsets of the words, in units of 8 bytes.
     words: [usize; 2],
     pause: bool,
 }
 
-/// Every way with a pair of words of its own, so that the counts of one do not disturb the next.
+/// Each way has its own pair of words, so that its counts do not disturb the next way.
 const WAYS: [Way; 4] = [
     Way { words: [0, 1], pause: false },
     Way { words: [2, 3], pause: true },
@@ -67,8 +67,8 @@ impl Pad {
     /// A view of shared memory.
     ///
     /// # Safety
-    /// `base` is aligned to 128 and stays mapped for [`PAD_LEN`] bytes as long as the pad is used;
-    /// both processes touch those bytes only through pads.
+    /// `base` is aligned to 128, and [`PAD_LEN`] bytes stay mapped as long as the pad is used. Both
+    /// processes access those bytes only through pads.
     pub unsafe fn new(base: NonNull<u8>) -> Self {
         Pad { base: base.cast() }
     }
@@ -80,8 +80,7 @@ impl Pad {
         unsafe { self.base.add(index).as_ref() }
     }
 
-    /// The side that measures. Nanoseconds;
-    /// `None` if it takes longer than `limit`, and so is no floor.
+    /// Runs the measuring side. Returns nanoseconds; `None` if it takes longer than `limit`.
     pub fn measure(&self, limit: Duration, clock: &Clock, alive: Alive<'_>) -> Outcome<Option<Floor>> {
         let until = Instant::now() + limit;
         let mut best = Floor { ns: f64::INFINITY, apart_ns: f64::INFINITY };
@@ -104,7 +103,7 @@ impl Pad {
         Ok(Some(best))
     }
 
-    /// The side that answers, until the other has measured or given up.
+    /// Runs the answering side, until the other has measured or given up.
     pub fn answer(&self, alive: Alive<'_>) -> Outcome {
         for way in WAYS {
             for _ in 0..BATCHES {
@@ -116,7 +115,7 @@ impl Pad {
         Ok(())
     }
 
-    /// Whether to go on. The side that starts says until when.
+    /// Returns whether to continue. The starting side decides how long.
     fn play(&self, way: Way, starts: Option<Instant>, alive: Alive<'_>) -> Outcome<bool> {
         let [ping, pong] = way.words.map(|index| self.word(index));
         let (mine, theirs) = if starts.is_some() { (ping, pong) } else { (pong, ping) };
@@ -128,8 +127,8 @@ impl Pad {
     }
 }
 
-/// One batch of round trips, or fewer if the side that starts gives up: whether it does not. Both
-/// words are equal before and after.
+/// Runs one batch of round trips, or fewer if the starting side gives up; then returns `false`.
+/// Both words are equal before and after.
 #[inline(never)]
 fn bounce<const PAUSE: bool>(
     mine: &AtomicU64,
@@ -137,7 +136,7 @@ fn bounce<const PAUSE: bool>(
     starts: Option<Instant>,
     alive: Alive<'_>,
 ) -> Outcome<bool> {
-    // Relaxed throughout: nothing but the words themselves is handed over.
+    // Relaxed throughout: only the words themselves are exchanged.
     let first = mine.load(Ordering::Relaxed) & !STOP;
     let mut number = first + 1;
     loop {
@@ -155,7 +154,7 @@ fn bounce<const PAUSE: bool>(
                 looks = 0;
                 alive()?;
                 late = starts.is_some_and(|until| Instant::now() >= until);
-                // Looked for here alone, so that looking for it costs no look at the number.
+                // Checked only here, so that the check does not slow down the loads of the number.
                 if starts.is_none() && theirs.load(Ordering::Relaxed) == number | STOP {
                     number |= STOP;
                 }
@@ -179,11 +178,11 @@ fn bounce<const PAUSE: bool>(
 pub struct Floor {
     /// The best of all ways.
     pub ns: f64,
-    /// The best with a line for each direction.
+    /// The floor with a line for each direction.
     pub apart_ns: f64,
 }
 
-/// Floors taken during one row.
+/// The floors measured during one row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Floors {
     /// Before the first half, between the halves, after the second.
@@ -191,10 +190,10 @@ pub struct Floors {
 }
 
 impl Floors {
-    /// How far the floor of one half may be from that of the other.
+    /// Maximum ratio between the floors of the two halves.
     const STEADY: f64 = 1.2;
 
-    /// The floor of the row: the one in the middle by size.
+    /// The floor of the row: the median.
     pub fn median(&self) -> Floor {
         let middle = |pick: fn(&Floor) -> f64| {
             let mut sorted = self.taken.each_ref().map(pick);
@@ -204,7 +203,7 @@ impl Floors {
         Floor { ns: middle(|floor| floor.ns), apart_ns: middle(|floor| floor.apart_ns) }
     }
 
-    /// Whether it stayed where it was.
+    /// Whether the floor was stable.
     pub fn steady(&self) -> bool {
         let taken = self.taken.map(|floor| floor.ns);
         let least = taken.into_iter().fold(f64::INFINITY, f64::min);

@@ -1,7 +1,7 @@
-//! Where the timed loops put their samples.
+//! The samples of the timed loops.
 //!
 //! [`Histogram::record`] is a comparison and an increment: no allocation, no division, no call for
-//! samples below 4096 ticks (some 1.5 us), and a few shifts above. Everything that costs happens in
+//! samples below 4096 ticks (some 1.5 us), and a few shifts above. The expensive work is in
 //! [`Histogram::summary`].
 
 use serde::{Deserialize, Serialize};
@@ -11,11 +11,11 @@ use super::clock::Clock;
 /// Samples below this many ticks are counted exactly.
 const LINEAR: usize = 1 << LINEAR_BITS;
 const LINEAR_BITS: u32 = 12;
-/// Above, each power of two is divided into this many buckets.
+/// Above that, each power of two is divided into this many buckets.
 const STEPS_BITS: u32 = 6;
 const COARSE: usize = ((64 - LINEAR_BITS) as usize) << STEPS_BITS;
 
-/// Parts into which a step of the clock is divided.
+/// Number of parts into which a step of the clock is divided.
 const PARTS: u64 = 20;
 
 /// Counts of durations in ticks.
@@ -30,7 +30,7 @@ pub struct Histogram {
 pub struct Latency {
     /// The shortest.
     pub min: f64,
-    /// Half of all are not longer.
+    /// The median.
     pub p50: f64,
     /// 90 % are not longer.
     pub p90: f64,
@@ -43,7 +43,7 @@ pub struct Latency {
 }
 
 impl Histogram {
-    /// An empty one. All its memory is taken, and touched, here.
+    /// Creates an empty histogram. Allocates and touches all its memory.
     pub fn new() -> Self {
         Histogram { linear: Box::new([0; LINEAR]), coarse: Box::new([0; COARSE]), longest: 0 }
     }
@@ -58,7 +58,8 @@ impl Histogram {
         }
     }
 
-    /// Out of line so that the timed loop stays short. Not `cold`: large transfers all come here.
+    /// Not inlined, so that the timed loop stays short. Not `cold`, because all large transfers
+    /// come here.
     #[inline(never)]
     fn record_coarse(&mut self, ticks: u64) {
         self.coarse[coarse_index(ticks)] += 1;
@@ -77,23 +78,22 @@ impl Histogram {
         self.linear.iter().chain(self.coarse.iter()).map(|&count| u64::from(count)).sum()
     }
 
-    /// Each duration that occurred, in ticks and from the shortest on, and how often. Above
-    /// [`LINEAR`] it is the middle of a bucket.
+    /// Returns each duration in ticks, in ascending order, with its count. Above [`LINEAR`] it is
+    /// the middle of a bucket.
     pub fn counts(&self) -> impl Iterator<Item = (f64, u32)> {
         let fine = self.linear.iter().enumerate().map(|(ticks, &count)| (ticks as f64, count));
         let coarse = self.coarse.iter().enumerate().map(|(index, &count)| (coarse_middle(index), count));
         fine.chain(coarse).filter(|&(_, count)| count > 0)
     }
 
-    /// Percentiles of `sample / divisor`: 2 when samples are round trips and half of one is asked
-    /// for, the number of operations when a sample covers several. `None` when nothing was
-    /// recorded.
+    /// Returns percentiles of `sample / divisor`. The divisor is 2 for half of a round trip, and
+    /// the number of operations for a sample of several. `None` if nothing was recorded.
     ///
-    /// Where the clock moves in steps, a sample says only between which steps the duration was;
-    /// samples of one value are taken as spread evenly over one step, which is what durations that
-    /// do not care for the clock are.
+    /// If the clock moves in steps, a sample only gives the step in which a duration ended. Samples
+    /// of equal value are then spread evenly over one step, because durations are independent of
+    /// the clock.
     pub fn summary(&self, clock: &Clock, divisor: f64) -> Option<Latency> {
-        // Picoseconds, so that three digits are left of a latency of a few nanoseconds.
+        // Picoseconds, so that a latency of a few nanoseconds keeps three digits.
         let picos = |ticks: f64| (clock.ns(1) * ticks * 1000.0 / divisor).round().max(1.0) as u64;
         let mut sorted = hdrhistogram::Histogram::<u64>::new(3).ok()?;
         sorted.auto(true);
@@ -116,8 +116,8 @@ impl Histogram {
         if self.longest > 0 {
             last = self.longest as f64;
         }
-        // Buckets have a width, and alike samples are spread: neither makes a percentile that
-        // nothing was as short or as long as.
+        // Buckets have a width, and equal samples are spread, but no percentile may lie outside the
+        // recorded range.
         let (min, max) = (picos(first.min(last)), picos(last));
         let at = |quantile| sorted.value_at_quantile(quantile).clamp(min, max) as f64 / 1000.0;
         Some(Latency {

@@ -16,7 +16,7 @@ pub struct HistogramFile {
 }
 
 impl HistogramFile {
-    /// Makes the file, or says why it cannot be.
+    /// Creates the file. The error says why that failed.
     pub fn create(path: &Path) -> Outcome<Self> {
         let file = File::create(path).map_err(|error| {
             Failure::usage(format!("--hist {}: {error}; choose another file", path.display()))

@@ -1,5 +1,5 @@
-//! What is known of this machine and this build: a summary, everything as text, or one JSON object.
-//! `fabric` tells of libfabric, `gpu` of CUDA, and `summary` chooses from all of it.
+//! Describes this machine and this build: a summary, everything as text, or one JSON object.
+//! `fabric` describes libfabric, `gpu` CUDA, and `summary` selects from both.
 
 mod fabric;
 mod gpu;
@@ -108,7 +108,7 @@ fn gather() -> Outcome<Value> {
     }))
 }
 
-/// NICs and GPUs, as /sys tells of them.
+/// NICs and GPUs, as /sys describes them.
 fn topology(machine: &Machine) -> Value {
     let nics = machine.nics.iter().map(|nic| {
         let told = json!({
@@ -157,7 +157,7 @@ fn block<T>() -> Value {
     json!({ "size": size_of::<T>(), "align": align_of::<T>(), "lines": size_of::<T>().div_ceil(64) })
 }
 
-/// Says whether shared memory works here. Creates a segment to find out.
+/// Reports whether shared memory works here, by creating a segment.
 fn shm_usable() -> String {
     match (Segment::create(4096), socket_pair()) {
         (Ok(_), Ok(_)) => "usable".into(),
@@ -166,7 +166,7 @@ fn shm_usable() -> String {
     }
 }
 
-/// One line per value, its path before it.
+/// Writes one line per value, preceded by its path.
 fn flatten(path: &str, value: &Value, into: &mut String) {
     match value {
         Value::Object(fields) => {

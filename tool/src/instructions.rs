@@ -3,18 +3,18 @@
 use perf_event::events::Hardware;
 use perf_event::{Builder, Counter};
 
-/// A counter that runs, or none: most virtual machines have no hardware counters, and
+/// A running counter, if there is one: most virtual machines have no hardware counters, and
 /// `kernel.perf_event_paranoid` may forbid them.
 pub struct Instructions(Option<Counter>);
 
 impl Instructions {
-    /// Starts to count, if that is possible here.
+    /// Starts a counter, if this machine permits it.
     pub fn start() -> Self {
         let counter = Builder::new(Hardware::INSTRUCTIONS).build();
         Instructions(counter.ok().and_then(|mut counter| counter.enable().is_ok().then_some(counter)))
     }
 
-    /// How many there were since the start. A system call.
+    /// Returns the number of instructions since the start. A system call.
     pub fn read(&mut self) -> Option<u64> {
         self.0.as_mut()?.read().ok()
     }

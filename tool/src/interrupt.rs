@@ -1,5 +1,5 @@
 //! Ctrl-C and SIGTERM: the first ends the run with a message and exit status 130, the second ends
-//! the process at once. Loops and waits ask at least ten times a second.
+//! the process at once. Loops and waits check at least ten times a second.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -8,11 +8,11 @@ use super::failure::{Failure, Outcome};
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
 extern "C" fn note(_: libc::c_int) {
-    // Relaxed: nothing is handed over but the flag.
+    // Relaxed: the flag publishes no other data.
     INTERRUPTED.store(true, Ordering::Relaxed);
 }
 
-/// Notes interruptions from now on.
+/// Handles interruptions from now on.
 pub fn watch() {
     // SAFETY: a structure of zeros is a value; the handler only stores to an atomic.
     unsafe {
@@ -25,7 +25,7 @@ pub fn watch() {
     }
 }
 
-/// Leaves Ctrl-C to the process that started this one, which ends both.
+/// Ignores Ctrl-C: the process that started this one ends both.
 pub fn leave_to_parent() {
     // SAFETY: no handler is installed.
     unsafe { libc::signal(libc::SIGINT, libc::SIG_IGN) };

@@ -1,17 +1,17 @@
-//! Where the payload and the signal of a side lie in the area that the other side writes to.
+//! The placement of payload and signal in the area that the other side writes.
 //!
-//! See `--help` for the two layouts and why they differ. Offsets are in bytes from the start of
-//! the area, which is aligned to a page.
+//! `--help` describes the two layouts. Offsets are in bytes from the start of the area, which is
+//! aligned to a page.
 
 use super::args::Layout;
 
-/// Lines are kept this far apart: processors fetch pairs of lines.
+/// Distance between separate lines, because processors fetch pairs of lines.
 const APART: usize = 128;
 const LINE: usize = 64;
-/// Payloads that fill one begin at one, as their sources do.
+/// Payloads of at least this size begin at a page, as their sources do.
 const PAGE: usize = 4096;
 
-/// Where a side's payload and signal arrive.
+/// The landing place of a side's payload and signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placement {
     /// First byte of the payload.
@@ -20,7 +20,7 @@ pub struct Placement {
     pub signal: usize,
 }
 
-/// The layout that is taken when none is asked for.
+/// Returns the default layout.
 pub fn fitting(size: usize) -> Layout {
     if size + 8 <= LINE { Layout::Adjacent } else { Layout::Split }
 }
@@ -43,7 +43,7 @@ impl Placement {
     }
 }
 
-/// What separates payloads of `size` bytes from their signals.
+/// The distance between payloads of `size` bytes and their signals.
 fn apart(size: usize) -> usize {
     if size < PAGE { APART } else { PAGE }
 }

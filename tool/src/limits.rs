@@ -1,5 +1,5 @@
-//! Limits of the process and the machine that end a program by a signal: found out before, or
-//! turned into an error with a remedy. Only the tool does this; a library leaves allocator, signals
+//! Limits of the process and the machine that would end a program by a signal. The tool checks them
+//! in advance, or turns them into an error with a remedy. A library would leave allocator, signals
 //! and stack to its user.
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -13,37 +13,37 @@ use fishplate_shm::{SegmentError, check_room};
 use super::failure::{Failure, Outcome};
 use super::sizes;
 
-/// The stack that the tool needs at most, in bytes, also where nothing is optimised.
+/// The maximum stack that the tool needs, in bytes, also in unoptimised builds.
 const STACK: usize = 8 << 20;
 
-/// The system's heap. Where that has no more, the program ends with exit code 1 and a remedy rather
-/// than with SIGABRT.
+/// The system's heap. When it is exhausted, the program ends with exit code 1 and a remedy instead
+/// of SIGABRT.
 pub struct Heap;
 
-// SAFETY: every call is handed on to the system's allocator, and returns what that returns or not
-// at all.
+// SAFETY: every call is forwarded to the system's allocator, and returns its result or does not
+// return.
 unsafe impl GlobalAlloc for Heap {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: handed on to our caller.
+        // SAFETY: our caller guarantees the same contract.
         found(unsafe { System.alloc(layout) }, layout.size())
     }
 
     #[inline]
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: handed on to our caller.
+        // SAFETY: our caller guarantees the same contract.
         found(unsafe { System.alloc_zeroed(layout) }, layout.size())
     }
 
     #[inline]
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // SAFETY: handed on to our caller.
+        // SAFETY: our caller guarantees the same contract.
         found(unsafe { System.realloc(block, layout, size) }, size)
     }
 
     #[inline]
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        // SAFETY: handed on to our caller.
+        // SAFETY: our caller guarantees the same contract.
         unsafe { System.dealloc(block, layout) };
     }
 }
@@ -53,27 +53,26 @@ fn found(block: *mut u8, size: usize) -> *mut u8 {
     if block.is_null() { lacking(size) } else { block }
 }
 
-/// Says that there is no memory, without taking any, and ends the program.
+/// Reports that there is no memory, without allocating any, and ends the program.
 #[cold]
 fn lacking(size: usize) -> ! {
     let mut text = [0u8; 160];
     let mut rest = &mut text[..];
-    // It fits; if it did not, less would be told.
+    // It fits; otherwise it would be truncated.
     let _ = writeln!(
         rest,
         "fishplate: cannot take {size} bytes of memory; raise the limit (ulimit -v), or choose a smaller --region or --size"
     );
     let left = rest.len();
     let len = text.len() - left;
-    // SAFETY: `text` has `len` bytes. The program ends here without running anything that might
-    // need memory.
+    // SAFETY: `text` has `len` bytes. The program ends here and runs nothing that could allocate.
     unsafe {
         libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), len);
         libc::_exit(1)
     }
 }
 
-/// Runs the program where no limit that can be dealt with here ends it by a signal.
+/// Runs the program so that these limits do not end it by a signal.
 pub fn within_limits(program: fn() -> ExitCode) -> ExitCode {
     // SAFETY: no handler is installed. A write beyond the limit on files (ulimit -f) then fails
     // with an error.
@@ -82,8 +81,8 @@ pub fn within_limits(program: fn() -> ExitCode) -> ExitCode {
     if stack >= STACK as u64 && limit(libc::RLIMIT_AS) == libc::RLIM_INFINITY {
         return program();
     }
-    // The stack of this thread may be too small (ulimit -s), or may find no addresses to grow into
-    // (ulimit -v). That of another thread has all that it was asked for, or is not made.
+    // The stack of this thread may be too small (ulimit -s), or unable to grow (ulimit -v). A new
+    // thread has its whole stack from the start, or cannot be created.
     let running = thread::Builder::new().stack_size(STACK).spawn(program);
     match running.map(thread::JoinHandle::join) {
         Ok(Ok(code)) => code,
@@ -102,7 +101,7 @@ pub fn within_limits(program: fn() -> ExitCode) -> ExitCode {
 /// Ends this process by a signal.
 #[cold]
 pub fn end_by(signal: libc::c_int) -> ! {
-    // SAFETY: the default action of the signal is to end the process; nothing else runs after it.
+    // SAFETY: the default action of the signal ends the process, so nothing runs afterwards.
     unsafe {
         libc::signal(signal, libc::SIG_DFL);
         libc::raise(signal);
@@ -120,13 +119,13 @@ fn limit(of: libc::__rlimit_resource_t) -> libc::rlim_t {
     }
 }
 
-/// Checks that memory for a region of so many bytes can be had: `own` bytes in this process, `all`
-/// in it and the one that it starts.
+/// Checks that there is memory for a region: `own` bytes in this process, `all` in this process and
+/// the one that it starts.
 pub fn demand(region: usize, own: usize, all: usize) -> Outcome {
     check_addresses(own).and_then(|()| check_room(all)).map_err(|error| lack(region, error))
 }
 
-/// Checks that so many bytes more can be mapped.
+/// Checks that this many more bytes can be mapped.
 fn check_addresses(bytes: usize) -> Result<(), SegmentError> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     // SAFETY: the system chooses a free place, so no memory of ours is replaced.
@@ -134,12 +133,12 @@ fn check_addresses(bytes: usize) -> Result<(), SegmentError> {
     if at == libc::MAP_FAILED {
         return Err(SegmentError::System(libc::ENOMEM));
     }
-    // SAFETY: just mapped, with this very length, and known to nobody else.
+    // SAFETY: just mapped with this length, and not used elsewhere.
     unsafe { libc::munmap(at, bytes.max(1)) };
     Ok(())
 }
 
-/// Why there is no memory for a region, and what to do.
+/// Explains why there is no memory for a region, with a remedy.
 pub fn lack(region: usize, error: SegmentError) -> Failure {
     let region = sizes::show(region);
     Failure::usage(match error {
@@ -159,13 +158,13 @@ pub fn lack(region: usize, error: SegmentError) -> Failure {
     })
 }
 
-/// Why something cannot be set up, and what to do where a limit stands in the way.
+/// Explains why a setup fails, with a remedy if a limit is the reason.
 #[cold]
 pub fn attach_failed(what: &str, error: AttachError) -> Failure {
     Failure::run(format!("cannot set up {what}: {error}{}", attach_remedy(error)))
 }
 
-/// What to do where a limit stands in the way of a setup.
+/// The remedy if a limit prevents a setup.
 #[cold]
 pub fn attach_remedy(error: AttachError) -> &'static str {
     match error {
@@ -178,13 +177,13 @@ pub fn attach_remedy(error: AttachError) -> &'static str {
     }
 }
 
-/// What to do where two processes do not meet, if descriptors may be the reason.
+/// The remedy if two processes cannot connect and a lack of descriptors may be the reason.
 #[cold]
 pub fn descriptors() -> &'static str {
     if limit(libc::RLIMIT_NOFILE) < 64 { "; few files may be open: raise ulimit -n" } else { "" }
 }
 
-/// What to do where no process can be started.
+/// The remedy if no process can be started.
 #[cold]
 pub fn remedy(error: &std::io::Error) -> &'static str {
     match error.raw_os_error() {

@@ -1,13 +1,13 @@
 //! The command-line tool `fishplate`:
 //! measures and checks the transport, and describes this machine.
 //!
-//! Without arguments it demonstrates the main job: two processes, put-signal over shared memory,
-//! data checked. Exit statuses are in `--help`.
+//! Without arguments it demonstrates the main operations: two processes, put-signal over shared
+//! memory, data checked. Exit statuses are in `--help`.
 //!
-//! The parts, in the order in which they use each other: what the user asks for (`args`, `sizes`,
-//! `variables`), where it runs (`cpu`, `clock`, `limits`, `interrupt`), what it is measured with
-//! (`histogram`, `histogram_file`, `instructions`, `floor`, `payload`, `layout`), the tests
-//! (`perf`), and what is told (`report`, `plot`, `info`, `doctor`, `stat`, `demo`).
+//! The parts: the command line (`args`, `sizes`, `variables`), the machine (`cpu`, `clock`,
+//! `limits`, `interrupt`), instruments (`histogram`, `histogram_file`, `instructions`, `floor`,
+//! `payload`, `layout`), the tests (`perf`), and output (`report`, `plot`, `info`, `doctor`,
+//! `stat`, `demo`).
 
 mod args;
 mod clock;
@@ -43,7 +43,7 @@ fn main() -> ExitCode {
     limits::within_limits(run)
 }
 
-/// Runs the command line and says how it went.
+/// Runs the command line and returns the exit code.
 fn run() -> ExitCode {
     let words: Vec<_> = std::env::args_os().collect();
     if perf::matching::is_asked_for(&words) {

@@ -1,7 +1,7 @@
-//! What checked payloads contain: a function of the run's seed, the direction and the iteration.
+//! The contents of checked payloads: a function of the run's seed, the direction and the iteration.
 //!
-//! Nothing here blocks or allocates. Payloads are written and read through raw pointers, since a
-//! peer may be writing the same memory: a payload that does not hold still is a wrong payload, not
+//! Nothing here blocks or allocates. Payloads are written and read through raw pointers, because a
+//! peer may write the same memory meanwhile: a changing payload counts as wrong, and is not
 //! undefined behaviour of the checker.
 
 /// A payload's contents: word `k` is `base + k * STEP`,
@@ -11,14 +11,14 @@ pub struct Pattern {
     base: u64,
 }
 
-/// Odd, so that no two words of a payload below 2^64 words are alike.
+/// Odd, so that no two words of a payload below 2^64 words are equal.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl Pattern {
     /// The payload number `iteration` in a direction (or of an object, when only one side sends).
     #[inline(always)]
     pub fn new(seed: u64, direction: u64, iteration: u64) -> Self {
-        // The finalizer of splitmix64: neighbours in, unrelated words out.
+        // The finalizer of splitmix64 maps neighbouring numbers to unrelated words.
         let mut z = seed ^ direction.wrapping_mul(0xd134_2543_de82_ef95) ^ iteration.wrapping_mul(STEP);
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -38,17 +38,17 @@ impl Pattern {
     pub unsafe fn fill(self, at: *mut u8, len: usize) {
         let words = len / 8;
         for k in 0..words {
-            // SAFETY: `8 * words <= len`, which the caller vouches for.
+            // SAFETY: `8 * words <= len`, which the caller guarantees to be valid.
             unsafe { at.cast::<u64>().add(k).write_unaligned(self.word(k)) };
         }
         if !len.is_multiple_of(8) {
             let rest = self.word(words).to_ne_bytes();
-            // SAFETY: the last `len % 8` bytes of the `len` that the caller vouches for.
+            // SAFETY: the last `len % 8` bytes of the `len` that the caller guarantees.
             unsafe { core::ptr::copy_nonoverlapping(rest.as_ptr(), at.add(8 * words), len % 8) };
         }
     }
 
-    /// Whether the payload is there, whole.
+    /// Returns whether the whole payload is there.
     ///
     /// # Safety
     /// `at` is readable for `len` bytes.
@@ -57,12 +57,13 @@ impl Pattern {
         let words = len / 8;
         let mut differing = 0;
         for k in 0..words {
-            // SAFETY: `8 * words <= len`, which the caller vouches for. Each word is read once.
+            // SAFETY: `8 * words <= len`, which the caller guarantees to be valid. Each word is
+            // read once.
             differing |= unsafe { at.cast::<u64>().add(k).read_unaligned() } ^ self.word(k);
         }
         if !len.is_multiple_of(8) {
             let mut rest = [0; 8];
-            // SAFETY: the last `len % 8` bytes of the `len` that the caller vouches for.
+            // SAFETY: the last `len % 8` bytes of the `len` that the caller guarantees.
             unsafe { core::ptr::copy_nonoverlapping(at.add(8 * words), rest.as_mut_ptr(), len % 8) };
             differing |= u64::from(rest[..len % 8] != self.word(words).to_ne_bytes()[..len % 8]);
         }

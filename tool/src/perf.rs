@@ -1,8 +1,8 @@
-//! Measuring. `meet` brings two processes together, `open` joins their nodes to an `endpoint` at
-//! either side, and in a `session` both run the same jobs; `in_process` plays both sides in one
-//! thread. The tests (`put_signal`, `put`, `get`, `amo`, `signal_rate`, `tag`, `tag_bw`) are loops
-//! over `verbs`, which both have; `ring` needs two processes, and `pool` has no sides. `matching`
-//! stands apart: it measures tag matching without a transport, beside other engines.
+//! Measurements. `meet` connects two processes, `open` connects their nodes, and each side has an
+//! `endpoint`. In a `session` both run the same jobs; `in_process` runs both sides in one thread.
+//! The tests (`put_signal`, `put`, `get`, `amo`, `signal_rate`, `tag`, `tag_bw`) are loops over
+//! `verbs`. `ring` needs two processes, and `pool` has no sides. `matching` is separate: it
+//! measures tag matching without a transport, beside other engines.
 
 mod amo;
 mod bidirectional;
@@ -46,7 +46,7 @@ use session::Session;
 use setup::Setup;
 use verbs::Verbs;
 
-/// The files that a run writes beside its rows, and the rows to draw.
+/// The files that a run writes in addition to its rows, and the rows to draw.
 struct Files {
     histogram: Option<HistogramFile>,
     rows: Vec<Row>,
@@ -58,8 +58,7 @@ pub fn run(plan: &Plan) -> Outcome {
         return pool::run(plan);
     }
     interrupt::watch();
-    // A file that cannot be written is found out before anything is measured, by the side that has
-    // results.
+    // The side that has results opens its files before it measures anything.
     let measures = !matches!(plan.meeting, Meeting::Listen(_));
     let hist = plan.hist.as_deref().filter(|_| measures);
     let mut files = Files { histogram: hist.map(HistogramFile::create).transpose()?, rows: vec![] };
@@ -71,7 +70,7 @@ pub fn run(plan: &Plan) -> Outcome {
     picture.map_or(Ok(()), |picture| picture.draw_rows(&files.rows))
 }
 
-/// Runs a plan as the side that its meeting says.
+/// Runs a plan as the side that the plan names.
 fn two_processes(plan: &Plan, files: &mut Files) -> Outcome {
     let sides = if plan.meeting == Meeting::Spawn { 2 } else { 1 };
     let own = Job::arena(plan.region) + Job::buffer(plan.region);
@@ -93,9 +92,9 @@ fn two_processes(plan: &Plan, files: &mut Files) -> Outcome {
         timeout: plan.timeout,
     };
     let opened = setup.open()?;
-    // Providers of libfabric install handlers of their own.
+    // libfabric providers install their own handlers.
     interrupt::watch();
-    // A second process starts before this one is pinned, so that it does not inherit that.
+    // The second process starts before this one is pinned, so that it does not inherit the pinning.
     let met = meet::meet(&plan, &setup, &opened.card)?;
     if let Meeting::Listen(_) = plan.meeting {
         return Session::<false>::join(&setup, opened, met)?.follow(plan.region, Some(plan.test));
@@ -104,7 +103,7 @@ fn two_processes(plan: &Plan, files: &mut Files) -> Outcome {
     Session::<true>::join(&setup, opened, met)?.lead(&plan, files)
 }
 
-/// The process that a measuring process starts.
+/// Runs the second process, which a measuring process starts.
 pub fn answer(args: &PeerArgs) -> Outcome {
     let socket = meet::inherited(args.socket)?;
     let mut settings = variables::for_run(args.timeout)?;
@@ -119,7 +118,7 @@ pub fn answer(args: &PeerArgs) -> Outcome {
         mode: args.mode,
         crowded: args.crowded,
         region: args.region,
-        // The first process says what went wrong, so it gives up first.
+        // The first process gives up earlier, because it reports the error.
         timeout: args.timeout + PATIENCE,
     };
     let opened = setup.open()?;
@@ -128,10 +127,10 @@ pub fn answer(args: &PeerArgs) -> Outcome {
     Session::<false>::join(&setup, opened, met)?.follow(args.region, None)
 }
 
-/// How much longer than its leader a second process waits, in seconds.
+/// How much longer a second process waits than its leader, in seconds.
 const PATIENCE: u64 = 5;
 
-/// Says what is measured, above the table.
+/// Prints what is measured, above the table.
 fn headline(report: &mut Report, plan: &Plan, clock: &Clock) -> Outcome {
     report.comment(&format!(
         "fishplate {} perf {}  transport={} rails={} seed={} window={} pin={} check={} clock={} build={}",
@@ -148,7 +147,7 @@ fn headline(report: &mut Report, plan: &Plan, clock: &Clock) -> Outcome {
     ))
 }
 
-/// Writes a row, and says whether it makes the run a failure.
+/// Writes a row. Fails if its data make the run a failure.
 fn finish_row(report: &mut Report, files: &mut Files, row: Row, check: bool) -> Outcome {
     report.row(&row)?;
     let fault = row.fault(check);
@@ -156,13 +155,13 @@ fn finish_row(report: &mut Report, files: &mut Files, row: Row, check: bool) -> 
     fault.map_or(Ok(()), |fault| Err(Failure::run(fault)))
 }
 
-/// Whether the test verifies every iteration without being asked.
+/// Whether the test always verifies every iteration.
 fn always_checks(test: Test) -> bool {
     matches!(test, Test::Amo | Test::SignalRate | Test::Ring)
 }
 
-/// Gets the memory of the sides that this process plays ready. The other process does nothing
-/// meanwhile but the same.
+/// Prepares the memory of the sides that this process plays. The other process does the same
+/// meanwhile.
 fn prepare<V: Verbs>(verbs: &mut V, job: &Job) -> Outcome {
     for side in Side::BOTH {
         if !verbs.plays(side) {
@@ -201,7 +200,7 @@ fn run_job<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Out
         Test::Ring => verbs.ring(job, Some(histogram)),
         Test::Pool => Err(Failure::usage("pool has no sides")),
     }?;
-    // Warm-up costs what the measured iterations do.
+    // A warm-up iteration takes as long as a measured one.
     let busy = clock::processor_ns() - busy;
     let cpu_ns = (u128::from(busy) * u128::from(job.iters) / u128::from(job.iters + job.warmup)) as u64;
     Ok(Tally { out_of_order: verbs.out_of_order() - before, cpu_ns, ..tally })

@@ -22,7 +22,7 @@ struct Point {
     bytes_per_s: f64,
 }
 
-/// The rows of one test of one run.
+/// The rows of one test in one run.
 #[derive(Clone, Debug, PartialEq)]
 struct Curve {
     name: String,
@@ -36,7 +36,7 @@ pub struct Picture {
 }
 
 impl Picture {
-    /// Makes the file, or says why it cannot be.
+    /// Creates the file. The error says why that failed.
     pub fn create(path: &Path) -> Outcome<Self> {
         let file = File::create(path).map_err(|error| {
             Failure::usage(format!("cannot write {}: {error}; choose another file", path.display()))
@@ -89,7 +89,7 @@ pub fn run(args: &PlotArgs) -> Outcome {
     Picture::create(&args.output)?.draw(&curves)
 }
 
-/// Adds a row to the curve of its test. Returns whether there was anything in it to draw.
+/// Adds a row to the curve of its test. Returns whether it has anything to draw.
 fn add(curves: &mut Vec<Curve>, prefix: &str, row: &Value) -> bool {
     let positive = |value: &Value| value.as_f64().filter(|number| number.is_finite() && *number > 0.0);
     let (Some(size), Some(bytes_per_s)) = (positive(&row["size"]), positive(&row["bytes_per_s"])) else {
@@ -106,7 +106,7 @@ fn add(curves: &mut Vec<Curve>, prefix: &str, row: &Value) -> bool {
     true
 }
 
-/// What the rows of a curve have in common.
+/// The properties that the rows of a curve share.
 fn describe(row: &Value) -> String {
     let mut name = format!("{} {}", word(&row["test"]), word(&row["transport"]));
     match row["rails"].as_u64() {

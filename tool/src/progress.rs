@@ -1,11 +1,11 @@
-//! The progress bar: on standard error, only if that is a terminal and there is much to do, and
-//! only between measurements. It has no thread of its own and no timer.
+//! The progress bar: on standard error, only if that is a terminal and the run is long, and only
+//! between measurements. It has no thread and no timer.
 
 use std::io::IsTerminal;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// Steps from which a bar is worth showing.
+/// Minimum number of steps for a bar.
 const MANY: u64 = 8;
 
 /// A bar, or nothing.
@@ -27,12 +27,12 @@ impl Progress {
         Progress { bar }
     }
 
-    /// Says what comes next. Not while anything is timed.
+    /// Shows the next step. Not called in timed code.
     pub fn begin(&self, what: String) {
         self.bar.set_message(what);
     }
 
-    /// One step is done. Not while anything is timed.
+    /// Counts a finished step. Not called in timed code.
     pub fn step(&self) {
         self.bar.inc(1);
     }
@@ -42,7 +42,7 @@ impl Progress {
         self.bar.inc_length(steps);
     }
 
-    /// Takes the bar away while `write` writes to the terminal.
+    /// Hides the bar while `write` writes to the terminal.
     pub fn around<T>(&self, write: impl FnOnce() -> T) -> T {
         self.bar.suspend(write)
     }

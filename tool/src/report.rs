@@ -10,10 +10,10 @@ use super::histogram::Latency;
 use super::limits;
 use super::sizes;
 
-/// Goes up when a field changes its meaning or disappears.
+/// Increases when a field changes its meaning or disappears.
 pub const SCHEMA_VERSION: u32 = 1;
 
-/// How payloads got from one device's memory into another process's, on the side that measures.
+/// How payloads travelled from one device's memory into another process's, on the measuring side.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Moved {
     /// Copies of a device.
@@ -25,7 +25,7 @@ pub struct Moved {
 }
 
 impl Moved {
-    /// What came on top of what had moved before.
+    /// Returns the difference to an earlier state.
     pub fn since(self, before: Moved) -> Moved {
         Moved {
             direct: self.direct - before.direct,
@@ -42,7 +42,7 @@ pub struct Row {
     pub schema_version: u32,
     /// What was measured.
     pub test: Test,
-    /// How the two sides reached each other.
+    /// How the two sides were connected.
     pub transport: Transport,
     /// Rails between them.
     pub rails: usize,
@@ -50,7 +50,7 @@ pub struct Row {
     pub size: usize,
     /// Measured iterations.
     pub iters: u64,
-    /// Latency in nanoseconds, where there is one to speak of.
+    /// Latency in nanoseconds, for tests that measure it.
     pub lat_ns: Option<Latency>,
     /// Operations per second.
     pub msgs_per_s: f64,
@@ -58,7 +58,7 @@ pub struct Row {
     pub bytes_per_s: f64,
     /// Half of a round trip of bare atomics between the two sides; none within one process.
     pub floor_ns: Option<f64>,
-    /// The same with a cache line for each direction, as the two sides of a test have.
+    /// The same with a cache line for each direction, as in the tests.
     pub floor_apart_ns: Option<f64>,
     /// Iterations whose data was verified.
     pub checked: u64,
@@ -66,13 +66,13 @@ pub struct Row {
     pub errors: u64,
     /// Processor time of this side's process per operation; of both sides if they share a process.
     pub cpu_ns_per_op: Option<f64>,
-    /// That of the other side's process.
+    /// Processor time of the other side's process.
     pub peer_cpu_ns_per_op: Option<f64>,
-    /// Numbered arrivals that came before an earlier one, at both sides.
+    /// Numbered arrivals before an earlier one, at both sides.
     pub arrivals_out_of_order: u64,
     /// Signals seen before their data or before an earlier signal.
     pub signals_misordered: u64,
-    /// Where the signal lay, where there was one.
+    /// The placement of the signal, if there was one.
     pub layout: Option<Layout>,
     /// Who drove the engine.
     pub mode: Mode,
@@ -90,15 +90,15 @@ pub struct Row {
     pub p50_over_apart: Option<f64>,
     /// A plain copy of the same buffers, interleaved with the measurement.
     pub memcpy_bytes_per_s: Option<f64>,
-    /// Whose memory payloads were in, here and there, if a device's.
+    /// The memory of the payloads, here and on the other side, if it is a device's.
     pub devices: Vec<String>,
-    /// What way they were to go, then.
+    /// The requested path of the payloads, if it is a device's.
     pub ipc_path: Option<IpcPath>,
     /// What way they went.
     pub moved: Option<Moved>,
-    /// How often the row was measured again because the floor moved.
+    /// How often the row was measured again because the floor changed.
     pub repeats: u32,
-    /// Whether the floor still moved in the repetition that is reported.
+    /// Whether the floor still changed in the reported repetition.
     pub floor_unsteady: bool,
 }
 
@@ -147,13 +147,13 @@ impl Row {
         self.bytes_per_s = self.msgs_per_s * self.size as f64;
     }
 
-    /// Fills in the processor time of `ops` operations, of this process and of the other's.
+    /// Fills in the processor time of `ops` operations, of this process and of the other one.
     pub fn processor(&mut self, ops: u64, ns: u64, peer_ns: u64) {
         let each = |ns: u64| (ns > 0 && ops > 0).then(|| ns as f64 / ops as f64);
         (self.cpu_ns_per_op, self.peer_cpu_ns_per_op) = (each(ns), each(peer_ns));
     }
 
-    /// Why the row makes the run a failure, if it does.
+    /// Returns why the row makes the run a failure, if it does.
     pub fn fault(&self, check: bool) -> Option<String> {
         let at = format!("{} of {} bytes", args::name(self.test), sizes::show(self.size));
         if self.errors > 0 || self.signals_misordered > 0 {
@@ -179,7 +179,7 @@ impl Report {
         Report { format, started: false }
     }
 
-    /// A line about the run, for people: above a table, or on standard error beside CSV.
+    /// Writes a line about the run for people: above a table, or to standard error beside CSV.
     pub fn comment(&mut self, text: &str) -> Outcome {
         match self.format {
             Format::Json => {}
@@ -211,8 +211,8 @@ impl Report {
     }
 }
 
-/// Writes to standard output. A reader that went away, such as `head`, ends the process by SIGPIPE
-/// and without a word, as it ends other tools.
+/// Writes to standard output. If the reader has gone, such as `head`, SIGPIPE ends the process
+/// silently, as it ends other tools.
 pub fn print(text: &str) -> Outcome {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {

@@ -37,7 +37,8 @@ pub fn parse_time(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("`{text}` is not a time: write whole seconds, such as 90, 90s, 5m or 1h"))
 }
 
-/// A whole number, which may have an exponent (`1e6`) or one of these suffixes, in either case.
+/// Parses a whole number, with an optional exponent (`1e6`) or one of these suffixes, in either
+/// case.
 pub fn number(text: &str, suffixes: &[(&str, u64)]) -> Option<u64> {
     let text = text.trim().to_ascii_lowercase();
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());

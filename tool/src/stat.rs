@@ -1,5 +1,5 @@
-//! The counters of running programs, from the pages of their nodes: once, or again and again with
-//! the rate of each. Reads only; the programs are neither stopped nor told.
+//! The counters of running programs, from the pages of their nodes: once, or repeatedly with rates.
+//! Only reads; the programs keep running and do not notice.
 
 use std::io;
 use std::thread::sleep;

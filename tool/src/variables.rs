@@ -9,23 +9,23 @@ use fishplate_core::engine::RailPolicy;
 use super::failure::{Failure, Outcome};
 use super::sizes;
 
-/// What all names begin with.
+/// The prefix of all names.
 pub const PREFIX: &str = "FISHPLATE_";
 
 /// One variable.
 pub struct Variable {
     /// Without the prefix.
     pub name: &'static str,
-    /// What it means, in one line.
+    /// Its meaning, in one line.
     pub meaning: &'static str,
-    /// Takes a value, or says what it should look like.
+    /// Parses a value. The error says what is allowed.
     set: fn(&mut Settings, &str) -> Result<(), String>,
-    /// The value as it is written.
+    /// Formats the value.
     show: fn(&Settings) -> String,
 }
 
 impl Variable {
-    /// The value of a setting, as one would write it.
+    /// Returns the value of a setting, as the variable would have it.
     pub fn show(&self, settings: &Settings) -> String {
         (self.show)(settings)
     }
@@ -37,12 +37,12 @@ const POLICIES: [(&str, RailPolicy); 3] = [
     ("least-outstanding", RailPolicy::LeastOutstanding),
 ];
 
-/// A policy as users write it.
+/// The name of a policy on the command line.
 pub fn policy_name(policy: RailPolicy) -> &'static str {
     POLICIES.iter().find(|(_, known)| *known == policy).map_or("", |(name, _)| name)
 }
 
-/// All of them, in the order in which they are told.
+/// All variables, in the order in which they are listed.
 pub const VARIABLES: [Variable; 14] = [
     Variable {
         name: "PROVIDER",
@@ -150,16 +150,16 @@ pub const VARIABLES: [Variable; 14] = [
     },
 ];
 
-/// The settings of a run that is given up after so many seconds, unless the environment says
-/// otherwise: no operation is lost before.
+/// The settings of a run with this timeout in seconds. Unless the environment says otherwise, no
+/// operation expires earlier.
 pub fn for_run(timeout: u64) -> Outcome<Settings> {
     from_environment(Settings { deadline: Duration::from_secs(timeout), ..Settings::DEFAULT })
 }
 
-/// The settings that the environment of this process asks for, and the defaults of the rest.
+/// Returns the settings from the environment of this process, and defaults for the rest.
 ///
 /// # Errors
-/// The first variable that is unknown or has a value that cannot be, with what it may be.
+/// The first variable that is unknown or has an invalid value, with the allowed values.
 pub fn from_environment(defaults: Settings) -> Outcome<Settings> {
     let pairs = env::vars_os().filter_map(|(name, value)| {
         let name = name.to_str()?.strip_prefix(PREFIX)?.to_owned();

@@ -309,7 +309,7 @@ fn unexportable_memory_names_reason_and_remedy() {
     for (kind, why, what) in [
         (MemoryKind::Pool, Unshared::Pool, "allocate with cuMemAlloc"),
         (MemoryKind::Managed, Unshared::Managed, "allocate with cuMemAlloc"),
-        (MemoryKind::VirtualUnshared, Unshared::NoHandleType, "ask for POSIX descriptors"),
+        (MemoryKind::VirtualUnshared, Unshared::NoHandleType, "request POSIX descriptors"),
     ] {
         let base = a.sharing.driver().alloc_as(kind, 1 << 16).unwrap();
         let error = a.register(base, 100).unwrap_err();

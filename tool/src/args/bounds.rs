@@ -1,14 +1,14 @@
-//! Limits of the parameters of a measurement. They apply to the command line and to what the other
-//! process orders, which is trusted no more than a user.
+//! Limits of the parameters of a measurement. They apply to the command line and to the orders of
+//! the other process, which is not trusted either.
 
 use super::{Layout, Mode, Test, Transport, name};
 use crate::failure::{Failure, Outcome};
 use crate::sizes;
 
-/// The most iterations: so many fit into any sum that is made of them.
+/// The maximum number of iterations. Sums over them cannot overflow.
 pub const ITERS_MAX: u64 = 1 << 50;
 
-/// The most operations in flight.
+/// The maximum number of operations in flight.
 const WINDOW_MAX: u64 = 1 << 16;
 
 /// The longest time to wait, in seconds.
@@ -77,7 +77,7 @@ pub fn size(size: usize, test: Test, region: usize) -> Outcome {
     }
 }
 
-/// Checks a number of iterations to measure, and one of those before.
+/// Checks the numbers of measured iterations and of warm-up iterations.
 pub fn iterations(iters: u64, warmup: u64) -> Outcome {
     match iters {
         0 => Err(Failure::usage("-n 0: nothing would be measured; use at least 1 iteration")),
@@ -104,7 +104,7 @@ pub fn seconds(seconds: u64) -> Outcome {
     }
 }
 
-/// Checks that signals can lie there.
+/// Checks that the layout fits the test.
 pub fn layout(layout: Layout, transport: Transport) -> Outcome {
     match (layout, transport) {
         (Layout::Adjacent, Transport::Gpu) => Err(Failure::usage(

@@ -1,4 +1,4 @@
-//! Options that are one of a few.
+//! The values of options that have a few choices.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,13 +12,13 @@ use serde::{Deserialize, Serialize};
 pub enum Test {
     /// Ping-pong of put-signals; latency is half a round trip.
     PutSignal,
-    /// Puts, as fast as the window allows, and a quiet at the end.
+    /// Puts, as fast as the window allows, followed by a quiet.
     Put,
-    /// Gets, one after the other.
+    /// Gets, one at a time.
     Get,
-    /// Fetch-adds on one word, one after the other.
+    /// Fetch-adds on one word, one at a time.
     Amo,
-    /// A stream of signals to one word; the other side waits for the last.
+    /// A stream of signals to one word. The other side waits for the last one.
     SignalRate,
     /// Ping-pong of tagged messages; latency is half a round trip.
     Tag,
@@ -34,7 +34,7 @@ pub enum Test {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Transport {
-    /// To oneself, in one process: the cost of the engine alone.
+    /// A loopback in one process: the cost of the engine alone.
     Loopback,
     /// Shared memory between two processes.
     Shm,
@@ -46,22 +46,22 @@ pub enum Transport {
     Gpu,
 }
 
-/// How payloads get from one device's memory into another process's.
+/// How payloads travel from one device's memory into another process's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum IpcPath {
     /// The device copies.
     Direct,
-    /// Both sides copy, through memory of the processor.
+    /// Both sides copy, through host memory.
     Relay,
 }
 
-/// Whose memory payloads are in.
+/// Which memory the payloads are in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DeviceName {
-    /// The processor's, used as if it were a device's.
+    /// Host memory, used as if it were a device's.
     Host,
-    /// That of a GPU, by its number in this process.
+    /// The memory of a GPU, by its number in this process.
     Cuda(u32),
 }
 
@@ -87,7 +87,7 @@ impl FromStr for DeviceName {
     }
 }
 
-/// Where signal and payload lie.
+/// The placement of signal and payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Layout {
@@ -111,9 +111,9 @@ pub enum Mode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SignalKind {
-    /// Adds one: nothing may get lost.
+    /// Adds one: no signal may be lost.
     Add,
-    /// Stores the signal's number: it may never go back.
+    /// Stores the signal's number: it may never decrease.
     Set,
 }
 
@@ -128,7 +128,7 @@ pub enum Format {
     Csv,
 }
 
-/// The name of a choice as users write it.
+/// The name of a choice on the command line.
 pub fn name<T: ValueEnum>(value: T) -> String {
     value.to_possible_value().map_or_else(String::new, |v| v.get_name().to_owned())
 }

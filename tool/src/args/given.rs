@@ -1,5 +1,5 @@
-//! Which options a user wrote, and which of them the run would not look at: those are refused, or
-//! at least told. None is ignored in silence.
+//! Finds options that have no effect on the run. They are refused, or at least reported; none is
+//! ignored silently.
 
 use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, FromArgMatches};
@@ -7,7 +7,7 @@ use clap::{ArgMatches, CommandFactory, FromArgMatches};
 use super::{Cli, Command, PerfArgs, Test, Transport, name};
 use crate::failure::{Failure, Outcome};
 
-/// Where an option counts.
+/// Where an option has an effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Counts {
     /// In every test that has two sides.
@@ -16,7 +16,7 @@ enum Counts {
     Tests(&'static [Test]),
 }
 
-/// The options that do not count everywhere, by their names within clap and on the command line.
+/// The options that have no effect in some runs, by their names in clap and on the command line.
 /// Others are checked with their values.
 const OPTIONS: [(&str, &str, Counts); 21] = [
     ("size", "--size", Counts::TwoSides),
@@ -62,7 +62,7 @@ const LEADERS: [(&str, &str); 16] = [
     ("format", "--format"),
 ];
 
-/// The options that were written on the command line, by their names within clap.
+/// The options that the command line contains, by their names in clap.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Given(Vec<String>);
 
@@ -78,7 +78,7 @@ impl Given {
 }
 
 impl Cli {
-    /// Reads a command line, and notes which options it has.
+    /// Parses a command line, and records which options it contains.
     pub fn read(
         words: impl IntoIterator<Item = impl Into<std::ffi::OsString> + Clone>,
     ) -> clap::error::Result<Self> {
@@ -92,7 +92,7 @@ impl Cli {
 }
 
 impl PerfArgs {
-    /// Checks that the run looks at every option that was given.
+    /// Checks that every given option has an effect on the run.
     pub(super) fn check_given(&self) -> Outcome {
         let counts = |counts| match counts {
             Counts::TwoSides => self.test != Test::Pool,
@@ -105,7 +105,7 @@ impl PerfArgs {
                 name(self.test)
             )));
         }
-        // Rings have a size of their own, and pools no operations in flight.
+        // Rings have a fixed size, and pools have no operations in flight.
         if self.given.has("window") && matches!(self.test, Test::Pool | Test::Ring) {
             return Err(Failure::usage(format!(
                 "--window means nothing to {}: leave it out",
@@ -115,7 +115,7 @@ impl PerfArgs {
         Ok(())
     }
 
-    /// What is to be told of options that count for the other side alone, or change nothing here.
+    /// Messages about options that affect only the other side, or change nothing here.
     pub(super) fn notes(&self) -> Vec<String> {
         if self.given.has("warmup") && self.transport == Transport::Sim {
             return vec!["--warmup: a simulation needs none; not used".into()];
@@ -133,7 +133,7 @@ impl PerfArgs {
     }
 }
 
-/// The options that are named here, for a test that there are such.
+/// The options named here, for a test that they exist.
 #[cfg(test)]
 pub fn ids() -> impl Iterator<Item = &'static str> {
     OPTIONS.iter().map(|(id, ..)| *id).chain(LEADERS.iter().map(|(id, _)| *id))

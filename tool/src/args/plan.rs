@@ -1,4 +1,4 @@
-//! What the command line comes to: a [`Plan`] of what to run, or what is wrong.
+//! Turns the command line into a [`Plan`], or an error.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -27,7 +27,7 @@ pub struct Plan {
     pub duration: Option<Duration>,
     /// Iterations before measuring, if given.
     pub warmup: Option<u64>,
-    /// How much to do per row when iterations are not given.
+    /// Limits per row if no iterations are given.
     pub effort: Effort,
     /// First seed.
     pub seed: u64,
@@ -49,15 +49,16 @@ pub struct Plan {
     pub mode: Mode,
     /// Both sides send at once.
     pub bidirectional: bool,
-    /// Where every duration is written.
+    /// The file for the histogram.
     pub hist: Option<PathBuf>,
-    /// Where the rows are drawn.
+    /// The file for the plot.
     pub plot: Option<PathBuf>,
     /// How to write the results.
     pub format: Format,
-    /// Whose memory payloads are in, here and there; as the transport has it, if empty.
+    /// Which memory the payloads are in, here and on the other side. Empty: the transport's
+    /// default.
     pub devices: Vec<DeviceName>,
-    /// How payloads get from device to device.
+    /// How payloads travel from device to device.
     pub ipc_path: IpcPath,
     /// How the two sides meet.
     pub meeting: Meeting,
@@ -65,13 +66,13 @@ pub struct Plan {
     pub region: usize,
     /// Seconds.
     pub timeout: u64,
-    /// What the environment and the command line say of rails.
+    /// The settings of rails, from the environment and the command line.
     pub settings: Settings,
-    /// What the user should know before anything runs.
+    /// Messages to print before anything runs.
     pub notes: Vec<String>,
 }
 
-/// Bounds of one row: whichever comes first.
+/// Limits of one row. The first one reached ends it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Effort {
     /// Iterations.
@@ -81,9 +82,9 @@ pub struct Effort {
 }
 
 impl Effort {
-    /// What a measurement is worth.
+    /// The limits of a measurement.
     pub const MEASURE: Effort = Effort { iters: 1_000_000, bytes: 4 << 30 };
-    /// What fits into a demonstration, also where nothing is optimised.
+    /// The limits of the demonstration, which must be quick in unoptimised builds too.
     pub const SHOW: Effort = if cfg!(debug_assertions) {
         Effort { iters: 5_000, bytes: 8 << 20 }
     } else {
@@ -96,14 +97,14 @@ impl Effort {
 pub enum Meeting {
     /// The tool starts the other side itself.
     Spawn,
-    /// The other side is started by somebody else and will connect here.
+    /// The user starts the other side, which connects here.
     Listen(String),
-    /// The other side is started by somebody else and listens here.
+    /// The user starts the other side, which listens here.
     Connect(String),
 }
 
 impl PerfArgs {
-    /// Checks everything that can be checked before anything is started.
+    /// Checks everything that can be checked before anything starts.
     pub fn plan(self) -> Outcome<Plan> {
         self.check_given()?;
         let notes = self.notes();
@@ -116,8 +117,7 @@ impl PerfArgs {
             _ => Meeting::Spawn,
         };
         let pin = match self.pin {
-            // A side has two threads, or a provider may have some,
-            // and children inherit the pinning.
+            // A side may have a worker, and a provider threads, and both would inherit the pinning.
             Pin::Auto if self.mode == Mode::Worker || self.transport == Transport::Fabric => Pin::None,
             pin => pin,
         };

@@ -1,4 +1,4 @@
-//! Plans that are made, and mistakes that are told.
+//! Tests of valid command lines and of rejected ones.
 
 use super::*;
 use clap::CommandFactory;

@@ -18,7 +18,7 @@ pub(super) fn check() -> Vec<Finding> {
 /// The soft and the hard limit.
 fn limit(of: libc::__rlimit_resource_t) -> (u64, u64) {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: room for the answer. If it fails there is no limit to tell of.
+    // SAFETY: there is room for the answer. If the call fails, no limit is reported.
     match unsafe { libc::getrlimit(of, &mut limit) } {
         0 => (limit.rlim_cur, limit.rlim_max),
         _ => (libc::RLIM_INFINITY, libc::RLIM_INFINITY),

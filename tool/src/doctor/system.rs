@@ -1,4 +1,4 @@
-//! Settings of the kernel, and the hardware that it tells of.
+//! Settings of the kernel, and the hardware that it reports.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use super::{Finding, Root};
 /// Below this, other programs and libfabric's provider `shm` run out of shared memory.
 const SHM_LEAST: u64 = 256 << 20;
 
-/// What the kernel calls the first namespaces of a machine.
+/// The kernel's names of the first namespaces of a machine.
 const FIRST_PID: &str = "pid:[4026531836]";
 const FIRST_USER: &str = "user:[4026531837]";
 
@@ -43,7 +43,7 @@ fn shm(root: &Root) -> Finding {
     let path = root.path("dev/shm");
     let room = std::ffi::CString::new(path.as_os_str().as_encoded_bytes()).ok().and_then(|name| {
         let mut told = std::mem::MaybeUninit::<libc::statvfs>::uninit();
-        // SAFETY: a C string, and room for the answer, which is there if the call says so.
+        // SAFETY: a C string, and room for the answer, which is read only if the call succeeds.
         unsafe { (libc::statvfs(name.as_ptr(), told.as_mut_ptr()) == 0).then(|| told.assume_init()) }
     });
     let remedy = "mount -o remount,size=8G /dev/shm, or --shm-size for the container";

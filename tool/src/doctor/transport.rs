@@ -1,4 +1,4 @@
-//! What the transport uses, tried out.
+//! Tries the calls that the transport uses.
 
 use fishplate::config::Settings;
 use fishplate::{Job, rails};
@@ -62,8 +62,8 @@ fn libfabric() -> Finding {
         }
     };
     let missing = "apt install libfabric1, or name one: FISHPLATE_LIBFABRIC=PATH";
-    // SAFETY: a library is loaded only from where the linker looks, or where the user of this
-    // program says that a libfabric is.
+    // SAFETY: the library comes from the linker's search path, or from a path that the user names
+    // as libfabric.
     let library = match unsafe { rails::load(&settings) } {
         Ok(library) => library,
         Err(error) => {

@@ -1,5 +1,5 @@
-//! What libfabric offers here: providers, interfaces and how near they are, what was negotiated,
-//! and why the rest was refused.
+//! What libfabric offers here: providers, interfaces with their distances, negotiated attributes,
+//! and why other offers were rejected.
 
 use fishplate::config::Settings;
 use fishplate::rails::{self, Candidate};
@@ -12,13 +12,13 @@ use fishplate_sys::fabric::persona::Notify;
 use fishplate_sys::fabric::{Ask, FabricConfig, FabricRail, Library};
 use serde_json::{Map, Value, json};
 
-/// The rails for which the memory per peer is told.
+/// The number of rails for which the memory per peer is reported.
 const RAILS: usize = 4;
 
-/// Everything, or why there is nothing.
+/// Describes libfabric, or why it is not usable.
 pub fn gather(settings: &Settings, machine: &Machine) -> Value {
-    // SAFETY: a library is loaded only from where the linker looks, or where the user of this
-    // program says that a libfabric is.
+    // SAFETY: the library comes from the linker's search path, or from a path that the user names
+    // as libfabric.
     let library = match unsafe { rails::load(settings) } {
         Ok(library) => library,
         Err(error) => return json!({ "usable": error.to_string() }),
@@ -48,8 +48,8 @@ pub fn gather(settings: &Settings, machine: &Machine) -> Value {
     })
 }
 
-/// The rails that a node opens with a provider, if that is usable. Nodes take shared memory without
-/// libfabric.
+/// The rails that a node opens with a provider, if it is usable. Without libfabric nodes use shared
+/// memory.
 fn rails_of(name: &str, told: &Value) -> Option<String> {
     let interfaces =
         told["interfaces"].as_object().filter(|_| name != "shm" && told["usable"] == "usable")?;
@@ -182,7 +182,7 @@ fn negotiated(offer: &Offer) -> Value {
     told
 }
 
-/// Bytes that an engine and its rails take for each peer, one region imported from it.
+/// Bytes that an engine and its rails need for each peer, with one region imported from it.
 pub fn per_peer(settings: &Settings, of_rails: usize) -> usize {
     let streams = usize::from(settings.contexts);
     let config = settings.engine(0).unwrap_or_default();

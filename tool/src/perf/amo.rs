@@ -1,5 +1,5 @@
-//! Fetch-adds on one word of the other side, one after the other. Every fetched value is known
-//! beforehand, so every iteration is verified, with `--check` or without.
+//! Fetch-adds on one word of the other side, one at a time. Every fetched value is known in
+//! advance, so every iteration is verified, also without `--check`.
 
 use super::job::{Job, SLOTS_AT, Side, Tally};
 use super::put;

@@ -1,7 +1,7 @@
 //! `--bidirectional`: put and tag-bw with both sides sending at once. Each process plays one side.
 //!
-//! A side waits for the other at the end of a stream, and of each window if payloads are checked.
-//! The rate is of the time from a first post until both have everything.
+//! A side waits for the other at the end of a stream, and after each window if payloads are
+//! checked. The time counts from the first post until both sides have everything.
 
 use fishplate_core::op::{Cmp, SignalOp};
 
@@ -14,7 +14,7 @@ use crate::failure::Outcome;
 use crate::histogram::Histogram;
 use crate::payload::Pattern;
 
-/// Messages that a side sends before it receives some.
+/// Messages that a side sends before it receives any.
 const PIECE: u64 = 32;
 
 /// Runs the side that this process plays.
@@ -31,7 +31,7 @@ pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Out
     }
     let mut receiver = Receiver::new(me, Job::arena(job.size));
     receiver.post(verbs, job, job.window.min(POSTED))?;
-    // The receives of both are posted.
+    // Wait until both sides have posted their receives.
     both_answer(verbs, me)?;
     messages(verbs, job, 0, job.warmup, (me, &mut receiver), &mut discarded, &mut tally)?;
     tally.checked = 0;
@@ -39,13 +39,13 @@ pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Out
     Ok(tally)
 }
 
-/// Each side sends an empty message, and waits for that of the other.
+/// Each side sends an empty message, and waits for the other's.
 fn both_answer<V: Verbs>(verbs: &mut V, me: Side) -> Outcome {
     answer_from(verbs, me)?;
     answer_from(verbs, me.other())
 }
 
-/// Each side sets a word of the other to `number`, and waits for its own.
+/// Each side sets a word of the other to `number`, and waits for its own word.
 fn meet<V: Verbs>(verbs: &mut V, me: Side, word: usize, number: u64) -> Outcome {
     verbs.signal(me, word, SignalOp::Set, number)?;
     verbs.wait(me, word, Cmp::Ge, number).map(drop)
@@ -104,7 +104,7 @@ fn puts<V: Verbs>(
     Ok((window, verbs.clock().now().wrapping_sub(begun)))
 }
 
-/// Sends `count` messages after the first `done`, and receives as many.
+/// Sends `count` messages after the first `done`, and receives the same number.
 #[inline(never)]
 fn messages<V: Verbs>(
     verbs: &mut V,
@@ -116,8 +116,8 @@ fn messages<V: Verbs>(
     tally: &mut Tally,
 ) -> Outcome<u64> {
     let per_window = job.per_window();
-    // Messages that the other side may have sent without a receive that waits for them. None, so
-    // that neither can be kept from sending by messages that it does not take.
+    // Messages that the other side may have sent before their receives are posted. None, so that
+    // unreceived messages never stop either side from sending.
     let posted = job.window.min(POSTED);
     let lag = posted.saturating_sub(PIECE);
     let begun = verbs.clock().now();

@@ -1,7 +1,7 @@
 //! An [`Endpoint`]: one side of a run between two processes, over a [`Node`].
 //!
 //! Waits and refused operations are retried in slices of 100 ms, so that a side notices Ctrl-C and
-//! the end of its time. Only the first try of each is on the hot path.
+//! its deadline. Only the first attempt is on the hot path.
 
 use std::ptr::NonNull;
 use std::time::Duration;
@@ -21,28 +21,28 @@ use crate::interrupt;
 use crate::limits;
 use crate::report::Moved;
 
-/// How long one call of the node waits.
+/// Time limit of one call of the node.
 pub const SLICE: Duration = Duration::from_millis(100);
 
-/// Where the areas begin in their regions. The floor is measured in front of them.
+/// The offset of the areas in their regions. The memory for the floor comes first.
 pub const AREAS_AT: usize = 4096;
 
 /// The side that this process plays, and its node.
 pub struct Endpoint<const STARTS: bool> {
     pub node: Node,
     pub peer: PeerId,
-    /// Words, and where no device has it the landing area, here and there.
+    /// The words here and on the other side, with the landing area unless a device has it.
     pub words: (Memory, Remote),
-    /// The landing area there.
+    /// The landing area of the other side.
     pub landing: Remote,
     pub buffer: Memory,
-    /// The landing area on the device, if it is there; the buffer is, too.
+    /// The landing area, if it is on the device; then the buffer is too.
     pub device: Option<Memory>,
     /// The areas as the processor sees them: landing, then buffer.
     pub views: [NonNull<u8>; 2],
     /// Size of each.
     pub lens: [usize; 2],
-    /// Memory that both processes have mapped: words of the side that starts.
+    /// Memory that both processes have mapped: the words of the starting side.
     pub common: Option<NonNull<u8>>,
     /// Messages up to this length are sent as bytes.
     pub eager: usize,
@@ -76,7 +76,7 @@ impl<const STARTS: bool> Endpoint<STARTS> {
         Slice::new(self.buffer.at(offset as u64), len)
     }
 
-    /// Calls the node until it does what is wanted, the time is up, or it fails.
+    /// Calls the node until it succeeds, the deadline expires, or it fails.
     #[inline(always)]
     pub fn retry<T, E: Into<Error>>(
         &mut self,
@@ -90,7 +90,7 @@ impl<const STARTS: bool> Endpoint<STARTS> {
         }
     }
 
-    /// After a call that did not succeed in its slice: checks whether to go on.
+    /// Checks whether to continue after a call that did not succeed in its slice.
     #[cold]
     #[inline(never)]
     pub fn again(&mut self, error: Error) -> Outcome {
@@ -101,7 +101,7 @@ impl<const STARTS: bool> Endpoint<STARTS> {
         }
     }
 
-    /// Waits for an operation, and returns what it fetched.
+    /// Waits for an operation, and returns the fetched value.
     #[inline(always)]
     pub fn finish(&mut self, issued: Issued) -> Outcome<u64> {
         match issued {
@@ -126,14 +126,14 @@ impl<const STARTS: bool> Endpoint<STARTS> {
         }
     }
 
-    /// A pass that found nothing. Sometimes checks whether to go on.
+    /// Counts a pass without events. Sometimes checks whether to continue.
     #[inline(always)]
     pub fn idle(&mut self) -> Outcome {
         if self.watch.fruitless() { self.check() } else { Ok(()) }
     }
 
-    /// Checks whether to go on: the peer lives, the time is not up, nobody has pressed Ctrl-C. Lets
-    /// another thread run.
+    /// Checks whether to continue: the peer is alive, there is time left, and nobody has pressed
+    /// Ctrl-C. Lets another thread run.
     #[cold]
     #[inline(never)]
     pub fn check(&mut self) -> Outcome {
@@ -147,7 +147,8 @@ impl<const STARTS: bool> Endpoint<STARTS> {
         }
     }
 
-    /// The time is up: names what this side has in flight, or else what it misses.
+    /// The error of an expired deadline: names what this side has in flight, or what is missing
+    /// here.
     #[cold]
     pub fn expired(&mut self) -> Failure {
         match self.node.quiet(self.peer, Duration::from_nanos(1)) {
@@ -156,7 +157,7 @@ impl<const STARTS: bool> Endpoint<STARTS> {
         }
     }
 
-    /// How device memory travelled so far, if a device has the payloads.
+    /// How device memory has travelled so far, if a device has the payloads.
     pub fn moved(&self) -> Option<Moved> {
         let stats = self.node.gpu_stats()?;
         Some(Moved { direct: stats.direct, relayed: stats.relayed, stored: stats.stored })
@@ -167,15 +168,15 @@ impl<const STARTS: bool> Endpoint<STARTS> {
     }
 }
 
-/// Zeroed private memory of whole pages. All pages exist from the beginning, so that none is made
-/// while something is timed.
+/// Zeroed private memory of whole pages. All pages are allocated in advance, so that none is
+/// allocated in timed code.
 pub struct Mapped {
     ptr: NonNull<u8>,
     len: usize,
 }
 
 impl Mapped {
-    /// Takes `len` bytes for a region of `region` bytes.
+    /// Maps `len` bytes for a region of `region` bytes.
     pub fn new(region: usize, len: usize) -> Outcome<Self> {
         let len = len.max(1);
         limits::demand(region, len, len)?;

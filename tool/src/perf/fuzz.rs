@@ -1,4 +1,4 @@
-//! What another process orders, changed at random: understood or refused, never a panic.
+//! Fuzzes the orders of another process: they are accepted or refused, and never cause a panic.
 
 use std::path::Path;
 use std::time::Duration;
@@ -52,7 +52,7 @@ fn read(input: &[u8], _: &mut [u8]) -> Option<usize> {
         if job.check_bounds(transport, REGION).is_err() {
             continue;
         }
-        // What the sides compute of it before they measure.
+        // The computations that sides make with it before they measure.
         assert!(job.slots() > 0 && job.per_window() > 0 && job.divisor() > 0.0, "{job:?}");
         assert!(job.size <= REGION && job.size as u64 * job.slots() < Job::arena(REGION) as u64, "{job:?}");
         let _ = (job.placement(), job.halves());

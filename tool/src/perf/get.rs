@@ -1,4 +1,4 @@
-//! Gets, one after the other, each from call to completion. The other side only makes progress.
+//! Gets, one at a time, each from call to completion. The other side only makes progress.
 
 use super::job::{Job, SLOTS_AT, Side, Tally};
 use super::put;
@@ -7,7 +7,7 @@ use crate::failure::Outcome;
 use crate::histogram::Histogram;
 use crate::payload::Pattern;
 
-/// Writes what the other side gets.
+/// Writes the payload that the other side gets.
 pub fn prepare<V: Verbs>(verbs: &mut V, job: &Job) -> Outcome {
     for slot in 0..job.slots() {
         let offset = SLOTS_AT + slot as usize * job.stride();

@@ -1,9 +1,9 @@
-//! [`InProcess`]: both sides of a run in one thread, over engines of their own: one over a loopback
-//! rail to itself, or two over the simulated fabric.
+//! [`InProcess`]: both sides of a run in one thread. Either one engine has a loopback rail to
+//! itself, or two engines share the simulated fabric.
 //!
-//! Nothing waits here: while something is outstanding, every engine makes one pass after the other.
-//! Passes are bounded, so an operation that never ends is found out and told with its seed.
-//! `ordered` has the tests of order.
+//! Nothing waits here: while operations are outstanding, the engines make passes in turn. Their
+//! number is limited, so an operation that never completes is reported with its seed. `ordered` has
+//! the tests of order.
 
 use std::array;
 use std::ptr::NonNull;
@@ -43,14 +43,14 @@ mod ordered;
 const SIM_ITERS: u64 = 100_000;
 const SEED_ITERS: u64 = 200;
 
-/// Passes without an end after which something hangs.
+/// Passes without a completion after which an operation counts as hung.
 const PATIENCE: u64 = 2_000_000;
 
-/// What one loopback rail, and the whole simulated fabric, hold in flight.
+/// The capacity of one loopback rail, and of the whole simulated fabric.
 const DEPTH: usize = 256;
 const PACKETS: usize = 1024;
 
-/// Fewer messages than between two processes: each seed has tables of its own.
+/// Fewer messages than between two processes, because each seed has its own tables.
 const MATCHING: MatchConfig = MatchConfig { eager: 192, credits: 96, headers: 96, ..MatchConfig::DEFAULT };
 const RECEIVES: usize = 1024;
 
@@ -98,7 +98,7 @@ fn row<const RAILS: usize>(
     };
     let simulated = plan.transport == Transport::Sim;
     let job = Job::of(&Plan { iters: plan.iters.or(default), ..plan.clone() }, size);
-    // What is simulated has no speed, so it is always checked, and needs no warm-up.
+    // A simulation has no speed, so it is always checked and needs no warm-up.
     let job = Job { check: plan.check || simulated, warmup: if simulated { 0 } else { job.warmup }, ..job };
     let mut histogram = Histogram::new();
     let (mut total, mut iters) = (Tally::default(), 0);
@@ -178,7 +178,7 @@ fn simulate<const RAILS: usize>(
     clock: Clock,
     histogram: &mut Histogram,
 ) -> Outcome<Tally> {
-    // Numbers begin where counters are likely to go wrong, and rails are chosen in every way.
+    // Sequence numbers begin near their wrap, and all rail policies are used.
     let begins = [0, (1 << 20) - 9, (1 << 32) - 9, 1 << 40];
     let policies = [RailPolicy::LeastOutstanding, RailPolicy::RoundRobin, RailPolicy::Fixed];
     let config = Config {
@@ -257,7 +257,7 @@ struct One<'m, R: Rail, const RAILS: usize> {
 }
 
 impl<'m, R: Rail, const RAILS: usize> One<'m, R, RAILS> {
-    /// Sets an engine up, and returns the handle of its landing area; `attach` connects its rails.
+    /// Creates an engine, and returns the handle of its landing area. `attach` connects its rails.
     fn new(
         parts: &'m mut Parts<RAILS>,
         config: Config,
@@ -273,8 +273,8 @@ impl<'m, R: Rail, const RAILS: usize> One<'m, R, RAILS> {
         }
         engine.connect_peer(peer, (1 << RAILS) - 1)?;
         let mut register = |memory: &Mapped| {
-            // SAFETY: the memory belongs to the parts, which the engine borrows; it is accessed
-            // only raw and by atomics.
+            // SAFETY: the parts, which the engine borrows, own the memory. It is accessed only
+            // through raw pointers and atomics.
             let region = unsafe { Region::new(memory.ptr(), memory.len(), RegionKind::Private) };
             engine.register(region).map(|id| (id, memory.ptr()))
         };
@@ -296,7 +296,7 @@ pub struct InProcess<'m, R: Rail, const RAILS: usize> {
     clock: Clock,
     watch: Watch,
     tally: Tally,
-    /// Passes since something ended.
+    /// Passes since the last completion.
     passes: u64,
 }
 
@@ -312,21 +312,21 @@ impl<'m, R: Rail, const RAILS: usize> InProcess<'m, R, RAILS> {
         &mut self.engines[at]
     }
 
-    /// Where an area of a side begins in its memory: one engine serves both sides.
+    /// The offset of a side's area in the memory, because one engine may serve both sides.
     #[inline(always)]
     fn start(&self, side: Side, area: Area) -> usize {
         let before = if self.engines.len() == 1 { side as usize } else { 0 };
         before * self.engines[0].lens[area as usize]
     }
 
-    /// A place in the buffer of a side.
+    /// An address in the buffer of a side.
     #[inline(always)]
     fn buffer_at(&mut self, side: Side, offset: usize) -> LocalAddr {
         let start = self.start(side, Area::Buffer);
         self.one(side).memory[Area::Buffer as usize].0.at((start + offset) as u64)
     }
 
-    /// A place in the landing area of the side that is not `side`.
+    /// An address in the landing area of the side other than `side`.
     #[inline(always)]
     fn there(&mut self, side: Side, offset: usize) -> Outcome<RemoteAddr> {
         let start = self.start(side.other(), Area::Landing);
@@ -369,7 +369,7 @@ impl<'m, R: Rail, const RAILS: usize> InProcess<'m, R, RAILS> {
         }
     }
 
-    /// Makes passes until an operation of `side` has ended; the value it fetched.
+    /// Makes passes until an operation of `side` completes. Returns the fetched value.
     fn finish(&mut self, side: Side, issued: Issued) -> Outcome<u64> {
         let token = match issued {
             Issued::Done { value } => return Ok(value),
@@ -382,7 +382,7 @@ impl<'m, R: Rail, const RAILS: usize> InProcess<'m, R, RAILS> {
         }
     }
 
-    /// Makes passes until a receive has ended.
+    /// Makes passes until a receive completes.
     fn status(&mut self, side: Side, request: Request) -> Outcome<Status> {
         let status = self.until(side, "a receive", |one| one.engine.test_recv(request))?;
         match status.outcome {
@@ -391,7 +391,7 @@ impl<'m, R: Rail, const RAILS: usize> InProcess<'m, R, RAILS> {
         }
     }
 
-    /// Takes the completions of sends that nobody waits for.
+    /// Takes the completions of sends for which nothing waits.
     fn forget_ends(&mut self, side: Side) {
         while self.one(side).engine.next_completion().is_some() {}
     }
@@ -567,7 +567,7 @@ impl<R: Rail, const RAILS: usize> Verbs for InProcess<'_, R, RAILS> {
 }
 
 impl<R: Rail, const RAILS: usize> InProcess<'_, R, RAILS> {
-    /// Checks whether to go on: the time is not up, nobody has pressed Ctrl-C.
+    /// Checks whether to continue: there is time left, and nobody has pressed Ctrl-C.
     #[cold]
     #[inline(never)]
     fn check(&mut self) -> Outcome {
@@ -584,8 +584,8 @@ impl<R: Rail, const RAILS: usize> InProcess<'_, R, RAILS> {
     fn landing_word(&self, side: Side, offset: usize) -> &AtomicU64 {
         let (start, len) = self.area(side, Area::Landing);
         assert!(offset.is_multiple_of(8) && offset + 8 <= len);
-        // SAFETY: inside the area, as just checked, which is mapped as long as the engines;
-        // aligned, because areas begin at a page; words are only accessed atomically.
+        // SAFETY: inside the area, as just checked, which stays mapped as long as the engines.
+        // Aligned, because areas begin at a page. Words are accessed only atomically.
         unsafe { start.add(offset).cast::<AtomicU64>().as_ref() }
     }
 }

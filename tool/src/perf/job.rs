@@ -1,5 +1,5 @@
-//! A [`Job`]: one uninterrupted measurement, as the leading side orders it and both sides run it;
-//! and the [`Tally`] that each makes of it.
+//! A [`Job`]: one uninterrupted measurement, which the leading side orders and both sides run; and
+//! its results, the [`Tally`].
 
 use serde::{Deserialize, Serialize};
 
@@ -16,7 +16,7 @@ pub struct Job {
     pub size: usize,
     /// Measured iterations.
     pub iters: u64,
-    /// Iterations before them.
+    /// Warm-up iterations.
     pub warmup: u64,
     /// Verify every payload.
     pub check: bool,
@@ -28,9 +28,9 @@ pub struct Job {
     pub signal: SignalKind,
     /// Both sides send at once.
     pub bidirectional: bool,
-    /// What payloads are made from.
+    /// The seed of payloads.
     pub seed: u64,
-    /// Time for it, in nanoseconds.
+    /// Its time limit, in nanoseconds.
     pub timeout_ns: u64,
 }
 
@@ -56,7 +56,7 @@ impl Side {
 /// What a side found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tally {
-    /// Duration of the measured part in ticks, of the side that measures.
+    /// Duration of the measured part, in ticks of the measuring side.
     pub ticks: u64,
     /// Operations in that time.
     pub ops: u64,
@@ -64,18 +64,18 @@ pub struct Tally {
     pub checked: u64,
     /// Iterations whose data was wrong.
     pub errors: u64,
-    /// Signals seen before what they announce.
+    /// Signals seen before the data that they announce.
     pub misordered: u64,
     /// Arrivals out of order, as the engine counted.
     pub out_of_order: u64,
-    /// Processor time of this side's process in that time, in nanoseconds.
+    /// Processor time of this side's process in the measured part, in nanoseconds.
     pub cpu_ns: u64,
-    /// That of the other side's, if it has one of its own.
+    /// Processor time of the other side's process, if it is another process.
     pub peer_cpu_ns: u64,
 }
 
 impl Tally {
-    /// Both sides of one job: an iteration counts as verified when both say so.
+    /// Combines both sides of one job: an iteration counts as verified if both have verified it.
     pub fn both(self, answer: Tally, two_way: bool) -> Tally {
         Tally {
             ticks: self.ticks,
@@ -92,12 +92,12 @@ impl Tally {
         }
     }
 
-    /// This job and another of the same row.
+    /// Combines two jobs of the same row.
     pub fn and(self, other: Tally) -> Tally {
         Tally {
             ticks: self.ticks + other.ticks,
             ops: self.ops + other.ops,
-            // These may contain what another process told.
+            // These may contain numbers from the other process.
             checked: self.checked.saturating_add(other.checked),
             errors: self.errors.saturating_add(other.errors),
             misordered: self.misordered.saturating_add(other.misordered),
@@ -108,11 +108,11 @@ impl Tally {
     }
 }
 
-/// Bytes that the slots of a stream of puts may take before they are used again sooner than the
-/// window asks: what a first-level cache holds.
+/// Maximum total size of the slots of a stream of puts: that of a first-level cache. Beyond it
+/// slots are reused before the end of a window.
 const SLOTS_BYTES: usize = 32 << 10;
-/// Where the payloads of a stream begin, behind its signals: at a page, since copies between like
-/// places in pages are the fastest.
+/// The offset of the payloads of a stream, behind its signals. It is a page, because copies are
+/// fastest between equal offsets in pages.
 pub const SLOTS_AT: usize = 4096;
 
 impl Job {
@@ -143,7 +143,7 @@ impl Job {
         [Job { iters: self.iters - second, ..self }, Job { iters: second, ..self }]
     }
 
-    /// Checks what another process orders, or this one is about to, as the command line is checked.
+    /// Checks an order, received or to be sent, like a command line.
     pub fn check_bounds(&self, transport: Transport, region: usize) -> Outcome {
         if self.test == Test::Pool {
             return Err(Failure::usage("pool has no sides"));
@@ -177,7 +177,7 @@ impl Job {
         ((SLOTS_BYTES / self.stride()) as u64).clamp(1, self.window)
     }
 
-    /// Operations of one window: those after which the other side verifies, when it does.
+    /// Operations of one window. If the other side verifies, it does so after each window.
     pub fn per_window(&self) -> u64 {
         if self.check && matches!(self.test, Test::Put | Test::TagBw) { self.slots() } else { self.window }
     }
@@ -187,7 +187,7 @@ impl Job {
         Placement::of(self.layout, self.size)
     }
 
-    /// What one sample of the histogram has to be divided by.
+    /// The divisor of a sample of the histogram.
     pub fn divisor(&self) -> f64 {
         match self.test {
             Test::PutSignal | Test::Tag | Test::Ring => 2.0,
@@ -196,18 +196,18 @@ impl Job {
         }
     }
 
-    /// Bytes of buffer that payloads up to `region` bytes need: two are used in turn.
+    /// Size of the buffer for payloads up to `region` bytes: two are used in turn.
     pub fn buffer(region: usize) -> usize {
         2 * Job::arena(region)
     }
 
-    /// Bytes of landing area that payloads up to `region` bytes need.
+    /// Size of the landing area for payloads up to `region` bytes.
     pub fn arena(region: usize) -> usize {
         (Placement::arena(region) + SLOTS_AT + SLOTS_BYTES).max(RING_ARENA).next_multiple_of(4096)
     }
 }
 
-/// What the ring test takes of the landing area.
+/// Size of the ring test's part of the landing area.
 pub const RING_ARENA: usize = 256 << 10;
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! `perf match`: tag matching alone, in several engines beside each other. Every engine does the
-//! same work, in turns; what each pairs is compared, and a difference fails the run.
+//! same work, in turns. Their matches are compared, and a difference fails the run.
 //!
 //! | part | what |
 //! |---|---|
-//! | `engine` | what a workload needs of an engine |
+//! | `engine` | the interface of an engine |
 //! | `ours`, `list`, `ucx` | the engines |
 //! | `workload`, `trace` | the work |
 //! | `oracle` | random operations, for tests |
@@ -141,7 +141,7 @@ struct Row {
     bytes_per_entry: Option<f64>,
 }
 
-/// Work that is ready in an engine.
+/// A workload prepared in an engine.
 trait Ready {
     /// Does rounds of it.
     fn run(&mut self, rounds: u64);
@@ -194,7 +194,7 @@ impl<E: Engine> Ready for Loaded<E> {
     }
 }
 
-/// What is done at a depth: the task, units of a round, and room for entries and contexts.
+/// The work at a depth: the task, units per round, and room for entries and contexts.
 struct Job {
     task: Task,
     units: u64,
@@ -245,12 +245,12 @@ impl Job {
     }
 }
 
-/// Whether these words ask for `perf match`, which has options of its own.
+/// Whether these words are `perf match`, which has its own options.
 pub fn is_asked_for(words: &[OsString]) -> bool {
     words.len() >= 3 && words[1] == "perf" && words[2] == "match"
 }
 
-/// Runs what the words after `perf match` ask for.
+/// Runs `perf match` with these options.
 pub fn run(words: &[OsString]) -> Outcome {
     let args = MatchArgs::parse_from(words[2..].iter());
     let (clock, mut counter) = (Clock::calibrate(), Instructions::start());
@@ -266,7 +266,7 @@ pub fn run(words: &[OsString]) -> Outcome {
     ))?;
     let chosen = |work: &Work| args.workloads.is_empty() || args.workloads.contains(work);
     for (name, work) in all_work().filter(|(_, work)| chosen(work)) {
-        // What a unit took each engine at the depth before, in nanoseconds.
+        // Time of a unit in each engine at the previous depth, in nanoseconds.
         let mut before = vec![(0, 0.0); args.engines.len()];
         for depth in depths(work, &args.depths) {
             run_row(&args, &mut report, (clock, &mut counter), (&name, work, depth), &mut before)?;
@@ -299,7 +299,7 @@ fn run_row(
     let mut running = vec![];
     let mut pairs: Option<(Kind, Pairs)> = None;
     for (kind, (depth_before, ns_before)) in args.engines.iter().zip(&*before) {
-        // A list takes so many times longer at worst.
+        // At worst a list takes longer by this factor.
         let growth = if *depth_before > 0 { depth as f64 / *depth_before as f64 } else { 1.0 };
         if ns_before * growth * job.units as f64 > patience.as_nanos() as f64 {
             report
@@ -359,13 +359,13 @@ fn run_row(
     Ok(())
 }
 
-/// One engine's turns at a work.
+/// One engine's turns at a workload.
 struct Turns {
     kind: Kind,
     ready: Box<dyn Ready>,
     bytes: Option<f64>,
     rounds: u64,
-    /// Per unit, of each turn: nanoseconds, and instructions where they are counted.
+    /// Per unit, for each turn: nanoseconds, and instructions if they are counted.
     times: Vec<f64>,
     instructions: Vec<f64>,
 }

@@ -1,5 +1,5 @@
-//! How the two processes of a run meet: one starts the other, or one listens and the other
-//! connects. Both keep the connection, over which they talk beside what they measure.
+//! Connects the two processes of a run: one starts the other, or one listens and the other
+//! connects. They keep the connection for control messages.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -16,33 +16,33 @@ use crate::interrupt;
 use crate::limits;
 use crate::sizes;
 
-/// Time for a process that has nothing more to do to end: it gives its memory back first.
+/// Time limit for a finished process to exit: it frees its memory first.
 const LEAVE: Duration = Duration::from_secs(10);
 
-/// Time for a process that hung up to end.
+/// Time limit for a process to exit after it has closed the connection.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// Time for a process that was started to answer.
+/// Time limit for a new process to answer.
 const START: Duration = Duration::from_secs(10);
 
-/// Time for a listener to appear, in seconds.
+/// Time limit for a listener to appear, in seconds.
 const APPEAR: u64 = 5;
 
-/// How often a listener prints whom it turned away, and checks for Ctrl-C.
+/// How often a listener prints the peers that it has refused, and checks for Ctrl-C.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// How many of those it names.
+/// Maximum number of refused peers that it names.
 const NAMED: u32 = 16;
 
 /// The other side, met.
 pub struct Met {
     pub wire: Wire,
     pub theirs: Card,
-    /// How to name the other side.
+    /// The name of the other side in messages.
     pub name: String,
     /// Its process, if this one started it.
     pub second: Option<Second>,
-    /// How the two sides are joined, to be printed above the rows.
+    /// Describes how the two sides are connected, for the lines above the rows.
     pub notes: Vec<String>,
 }
 
@@ -52,7 +52,7 @@ impl Met {
     }
 }
 
-/// Meets the other side as the plan says.
+/// Connects to the other side as the plan says.
 pub fn meet(plan: &Plan, setup: &Setup, card: &Card) -> Outcome<Met> {
     let met = match &plan.meeting {
         Meeting::Listen(at) => listen(plan, at, card),
@@ -63,14 +63,14 @@ pub fn meet(plan: &Plan, setup: &Setup, card: &Card) -> Outcome<Met> {
     Ok(met)
 }
 
-/// Meets the process that started this one, over the socket that it [inherited].
+/// Connects to the process that started this one, over the [inherited] socket.
 pub fn answer(socket: OwnedFd, card: &Card) -> Outcome<Met> {
     let met = bootstrap::over(socket, card, Instant::now() + START);
     let met = met.map_err(|error| Failure::run(explain(error, "the first process")))?;
     Ok(Met::new(met, "the first process".into()))
 }
 
-/// What went wrong between two processes that reached each other.
+/// The error of two processes that have reached each other.
 fn explain(error: BootstrapError, who: &str) -> String {
     match error {
         BootstrapError::Differs { what: "region size", theirs, ours } => format!(
@@ -162,7 +162,7 @@ fn command(plan: &Plan, card: &Card, at: &str) -> String {
     format!("{line} --connect {at}")
 }
 
-/// A word as a shell takes it.
+/// Quotes a word for a shell.
 fn quoted(word: &str) -> String {
     match word.contains(|c: char| !(c.is_alphanumeric() || "_-.,:/@".contains(c))) {
         true => format!("'{word}'"),
@@ -170,7 +170,7 @@ fn quoted(word: &str) -> String {
     }
 }
 
-/// The address by which the other side finds a process that listens at `at`.
+/// The address by which the other side reaches a process that listens at `at`.
 fn reachable(at: &str) -> String {
     match at.rsplit_once(':') {
         Some(("0.0.0.0" | "[::]" | "::" | "*" | "", port)) => format!("HOST:{port}"),
@@ -178,7 +178,7 @@ fn reachable(at: &str) -> String {
     }
 }
 
-/// Finds the other side, which is given some time to appear.
+/// Connects to the other side, which has some time to appear.
 fn find(plan: &Plan, at: &str, card: &Card) -> Outcome<Met> {
     let deadline = Instant::now() + Duration::from_secs(plan.timeout.min(APPEAR));
     let met = bootstrap::connect(at, card, deadline);
@@ -204,13 +204,13 @@ fn find(plan: &Plan, at: &str, card: &Card) -> Outcome<Met> {
     Ok(Met::new((wire, theirs), name))
 }
 
-/// The second process, when this one started it. Dropping it ends it.
+/// The second process, if this one started it. Dropping this kills it.
 pub struct Second {
     child: Child,
 }
 
-/// Starts the second process and meets it, over a socket that it inherits: there is no name at
-/// which another process could connect.
+/// Starts the second process, and connects to it over a socket that it inherits. The socket has no
+/// name, so no other process can connect.
 fn spawn(plan: &Plan, setup: &Setup, card: &Card) -> Outcome<Met> {
     let (here, there) = UnixStream::pair()
         .map_err(|error| Failure::run(format!("cannot make a socket for a second process: {error}")))?;
@@ -245,7 +245,7 @@ fn launch(plan: &Plan, setup: &Setup, card: &Card, socket: OwnedFd) -> Outcome<S
         command.arg("--crowded");
     }
     if plan.transport == Transport::Fabric {
-        // What this side has found, so that the other looks no further.
+        // The choices that this side has made, so that the other makes the same.
         let interfaces: Vec<&str> = card.rails.iter().map(|rail| rail.interface.as_str()).collect();
         command
             .args(["--rails", &plan.rails.to_string()])
@@ -261,11 +261,11 @@ fn launch(plan: &Plan, setup: &Setup, card: &Card, socket: OwnedFd) -> Outcome<S
     unsafe {
         command.pre_exec(move || {
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-            // The parent may have died before the request was in place.
+            // The parent may have died before the request took effect.
             if libc::getppid() as u32 != parent {
                 libc::_exit(1);
             }
-            // In the new process alone it outlives exec.
+            // Only in the new process the descriptor survives exec.
             match libc::fcntl(inherited, libc::F_SETFD, 0) {
                 0 => Ok(()),
                 _ => Err(std::io::Error::last_os_error()),
@@ -278,12 +278,11 @@ fn launch(plan: &Plan, setup: &Setup, card: &Card, socket: OwnedFd) -> Outcome<S
     Ok(Second { child })
 }
 
-/// The socket that this process inherited from the one that started it. To be called before this
-/// process opens any of that kind.
+/// Returns the socket that this process inherited. Call it before this process opens a socket.
 pub fn inherited(socket: i32) -> Outcome<OwnedFd> {
     let (mut domain, mut len) = (0i32, size_of::<i32>() as libc::socklen_t);
-    // SAFETY: a call with plain numbers, which says whether the descriptor exists, and is not
-    // inherited any further; the kernel writes one number.
+    // SAFETY: the call has plain numbers as arguments. It checks that the descriptor exists, and
+    // the kernel writes one number.
     let known = unsafe {
         let domain = (&raw mut domain).cast();
         libc::fcntl(socket, libc::F_SETFD, libc::FD_CLOEXEC) == 0
@@ -293,21 +292,21 @@ pub fn inherited(socket: i32) -> Outcome<OwnedFd> {
         let why = "not a socket of a process that measures, which alone starts this one";
         return Err(Failure::usage(format!("--socket {socket}: {why}")));
     }
-    // SAFETY: it is open, and nothing in this process has opened such a socket, so it was opened
-    // for this use before we began.
+    // SAFETY: it is open, and this process has opened no such socket, so it was inherited for this
+    // use.
     Ok(unsafe { OwnedFd::from_raw_fd(socket) })
 }
 
 impl Second {
-    /// Why it did not answer. One that dies hangs up first, and is seen to have ended a moment
-    /// later.
+    /// Returns why the process did not answer. A process that dies first closes the connection, and
+    /// exits a moment later.
     fn did_not_answer(&mut self, why: BootstrapError) -> Failure {
         let within = if why == BootstrapError::HungUp { LAST_WORDS } else { Duration::ZERO };
         let Some(status) = self.ends(within) else {
             return Failure::run(explain(why, "the second process"));
         };
         let told = format!("the second process (pid {}) {} before it answered", self.id(), describe(status));
-        // It has said what is wrong with the command line.
+        // It has printed what is wrong with the command line.
         match status.code() {
             Some(2) => Failure::usage(told),
             _ => Failure::run(told),
@@ -319,7 +318,7 @@ impl Second {
         self.child.id()
     }
 
-    /// How it ended, if it does within a moment.
+    /// Returns its exit status, if it exits within a moment.
     fn ends(&mut self, within: Duration) -> Option<ExitStatus> {
         let deadline = Instant::now() + within;
         loop {
@@ -330,7 +329,7 @@ impl Second {
         }
     }
 
-    /// How it ended, in words.
+    /// Describes an exit status.
     pub fn fate(&mut self, within: Duration) -> String {
         self.ends(within).map_or_else(|| "has not ended".into(), describe)
     }
@@ -356,7 +355,7 @@ fn describe(status: ExitStatus) -> String {
 
 impl Drop for Second {
     fn drop(&mut self) {
-        // An error means that it has ended already, which is what is wanted.
+        // An error means that it has already ended, as intended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

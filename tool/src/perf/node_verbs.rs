@@ -1,4 +1,4 @@
-//! The [`Verbs`] of a side that has a node of its own.
+//! The [`Verbs`] of a side with its own node.
 //!
 //! What blocks and what is on the hot path: see [`endpoint`](super::endpoint).
 
@@ -46,7 +46,8 @@ impl<const STARTS: bool> Verbs for Endpoint<STARTS> {
     fn write_device(&mut self, area: Area, offset: usize, len: usize) -> Outcome {
         let Some(memory) = self.on_device(area) else { return Ok(()) };
         let at = memory.at((if area == Area::Landing { AREAS_AT } else { 0 } + offset) as u64);
-        // SAFETY: inside the view, as the callers check; only this thread uses views of a device.
+        // SAFETY: inside the view, which the callers check. Only this thread uses views of a
+        // device.
         let bytes =
             unsafe { std::slice::from_raw_parts(self.views[area as usize].as_ptr().add(offset), len) };
         self.node.write_device(at, bytes).map_err(|error| self.who.failed("a copy to the device", error))

@@ -26,11 +26,11 @@ use crate::failure::{Failure, Outcome};
 use crate::interrupt;
 use crate::limits;
 
-/// Tagged messages: twice as many credits as may be in flight, so that a receiver that posts its
-/// receives in time never makes its sender wait for more than the window.
+/// Twice as many credits as messages in flight, so that only the window limits the sender of a
+/// receiver that posts its receives in time.
 const MATCHING: MatchConfig = MatchConfig { credits: 512, headers: 512, ..MatchConfig::DEFAULT };
 
-/// What one process of two has at once.
+/// The limits of one process of two.
 const LIMITS: Limits = Limits { peers: 1, locals: 8, remotes: 8, operations: 1024 };
 
 /// Receives open at once.
@@ -39,10 +39,10 @@ const RECEIVES: usize = 1024;
 /// The window of a stream between two processes that share memory.
 const SHARED_WINDOW: u32 = 256;
 
-/// The shortest time to set up, in seconds: a short `--timeout` is for what is measured.
+/// The minimum time for setup, in seconds: a short `--timeout` is meant for measurements.
 const SETUP: u64 = 10;
 
-/// A node, and what it tells the other side before the two meet.
+/// A node, and its messages to the other side before the two connect.
 pub struct Opened {
     node: Node,
     pub card: Card,
@@ -57,7 +57,7 @@ impl Setup {
             settings.window = SHARED_WINDOW;
         }
         let policy = match self.crowded {
-            // The other side can only run when this one yields.
+            // The other side can run only when this one yields.
             true => Policy { probes: 0, max_spin_ns: 0, yield_after_ns: 0, ..Policy::LOW_LATENCY },
             false => Policy::LOW_LATENCY,
         };
@@ -71,8 +71,8 @@ impl Setup {
             .shared_memory(!fabric)
             .fabric(if fabric { Fabric::Exactly(self.rails) } else { Fabric::Off });
         if fabric {
-            // SAFETY: a library is loaded only from where the linker looks, or where the user of
-            // this program says that a libfabric is.
+            // SAFETY: the library comes from the linker's search path, or from a path that the user
+            // names as libfabric.
             let library = unsafe { rails::load(&settings) };
             let library = library.map_err(|error| self.refused(OpenError::Rails(RailsError::Load(error))))?;
             builder = builder.library(library);
@@ -122,7 +122,7 @@ impl Setup {
         }
     }
 
-    /// Takes a side's memory, and joins its node to that of the other side.
+    /// Allocates a side's memory, and connects its node to the other side's.
     pub fn join<const STARTS: bool>(&self, opened: Opened, met: &mut Met) -> Outcome<Endpoint<STARTS>> {
         let Opened { mut node, card } = opened;
         let deadline = Instant::now() + self.setup_time();
@@ -200,7 +200,7 @@ impl Setup {
         [Job::arena(self.region), Job::buffer(self.region)]
     }
 
-    /// Takes the memory of a side.
+    /// Allocates the memory of a side.
     fn take(&self, node: &mut Node) -> Outcome<Taken> {
         let [len, buffer_len] = self.lens();
         let failed = |error| self.failed(error);
@@ -213,7 +213,7 @@ impl Setup {
             device = Some(node.alloc_device(AREAS_AT + len).map_err(failed)?);
             (node.alloc_device(buffer_len).map_err(failed)?, [kept[1].ptr(), kept[0].ptr()])
         } else {
-            // SAFETY: mapped until the node is dropped, and accessed only raw.
+            // SAFETY: mapped until the node is dropped, and accessed only through raw pointers.
             let buffer = unsafe { node.register(kept[0].ptr(), kept[0].len()) }.map_err(failed)?;
             // SAFETY: inside that memory.
             (buffer, [unsafe { start.add(AREAS_AT) }, kept[0].ptr()])
@@ -232,7 +232,7 @@ impl Setup {
         }
     }
 
-    /// How the two sides are joined, to be printed above the rows.
+    /// Describes how the two sides are connected, for the lines above the rows.
     fn notes(&self, node: &Node, peer: PeerId, theirs: &Card, ours: &Card) -> Vec<String> {
         let mut notes = vec![];
         for pair in node.rail_pairs(peer).unwrap_or_default() {
@@ -275,7 +275,7 @@ fn node_address(node: &Node) -> Vec<u8> {
     node.address().to_vec()
 }
 
-/// Exchanges what `ours` says of the node, while the node makes progress.
+/// Exchanges bytes with the other side, while the node makes progress.
 fn exchange(
     node: &mut Node,
     wire: &mut Wire,
@@ -293,7 +293,7 @@ fn exchange(
     })
 }
 
-/// Splits handles, each behind its length.
+/// Splits handles, each preceded by its length.
 fn handles(mut bytes: &[u8]) -> Vec<&[u8]> {
     let mut all = vec![];
     while let Some((len, rest)) = bytes.split_first_chunk() {
@@ -322,7 +322,7 @@ fn gpu(device: DeviceName) -> Outcome<Gpu> {
     }
 }
 
-/// The device that is taken if none is named.
+/// The default device.
 pub fn usual_device() -> DeviceName {
     #[cfg(feature = "cuda")]
     if fishplate_gpu::cuda::devices().is_ok_and(|devices| !devices.is_empty()) {
@@ -331,7 +331,7 @@ pub fn usual_device() -> DeviceName {
     DeviceName::Host
 }
 
-/// Why there is no driver.
+/// Returns why there is no driver.
 fn no_driver(error: DeviceError) -> String {
     #[cfg(feature = "cuda")]
     if let Err(why) = fishplate_gpu::cuda::devices() {

@@ -1,6 +1,5 @@
-//! Pools of blocks in one process, ours and those that it stands against: what an operation costs,
-//! and how that changes with the number of streams. The rest of the field is in benches/, with the
-//! same scenarios.
+//! Compares our pool with others in one process: the cost of an operation, and how it changes with
+//! the number of streams. benches/ has more pools, with the same scenarios.
 
 mod contenders;
 mod rows;

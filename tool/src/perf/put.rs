@@ -1,5 +1,6 @@
-//! A stream of puts. Unchecked, only the transport delays it, and a quiet ends it. Checked, every
-//! window ends with a signal, and the other side verifies all of it before the next begins.
+//! A stream of puts. Without checks only the transport limits it, and a quiet ends it. With checks
+//! every window ends with a signal, and the other side verifies the window before the next one
+//! begins.
 
 use fishplate_core::op::{Cmp, SignalOp};
 
@@ -9,11 +10,11 @@ use crate::failure::Outcome;
 use crate::histogram::Histogram;
 use crate::payload::Pattern;
 
-/// The words of the two signals: a window is there; it was verified. On lines of their own, away
-/// from payloads.
+/// The words of the two signals: a window has arrived, and it was verified. They are on separate
+/// lines, away from payloads.
 pub const SIGNALS: [usize; 2] = [0, 128];
 
-/// Signals `number` to the side that answers, which does `look` and signals back.
+/// Signals `number` to the answering side, which calls `look` and signals back.
 pub fn hand_over<V: Verbs>(verbs: &mut V, number: u64, look: impl FnOnce(&mut V) -> Outcome) -> Outcome {
     let [there, seen] = SIGNALS;
     if verbs.plays(Side::Starts) {
@@ -30,7 +31,7 @@ pub fn hand_over<V: Verbs>(verbs: &mut V, number: u64, look: impl FnOnce(&mut V)
     Ok(())
 }
 
-/// Ends a test in which the side that answers has nothing to do but progress.
+/// Ends a test in which the answering side only makes progress.
 pub fn finish<V: Verbs>(verbs: &mut V, look: impl FnOnce(&mut V) -> Outcome) -> Outcome {
     hand_over(verbs, 1, look)?;
     verbs.quiet_all()
@@ -92,7 +93,7 @@ fn windows<V: Verbs>(
                 Ok(())
             })?;
         }
-        // Memory of a peer that is gone takes what is written to it: this checks the peer.
+        // Writes to the memory of a dead peer succeed, so this checks the peer.
         match now == per_window {
             true => verbs.lap(histogram, &mut last)?,
             false => verbs.turn()?,

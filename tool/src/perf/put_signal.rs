@@ -1,6 +1,6 @@
 //! Ping-pong of put-signals. An iteration is from one post to the next; half is the latency.
 //!
-//! The clock is read, and the next payload made, right after a post, while the line is in flight.
+//! Right after a post, while the line is in flight, the clock is read and the next payload written.
 
 use std::hint::black_box;
 
@@ -12,7 +12,8 @@ use crate::failure::Outcome;
 use crate::histogram::Histogram;
 use crate::payload::Pattern;
 
-/// Looks at a payload that was not there with its signal, to tell a late one from a wrong one.
+/// Re-checks of a payload that had not arrived with its signal, to distinguish late from wrong
+/// ones.
 const SECOND_LOOKS: u32 = 1000;
 
 /// Runs the sides that this process plays.
@@ -46,9 +47,9 @@ fn rounds<V: Verbs, const CHECK: bool>(
 ) -> Outcome<u64> {
     use Side::{Answers, Starts};
     let (place, len, seed, clock) = (job.placement(), job.size, job.seed, verbs.clock());
-    // The operation before may still read its source while the next payload is made. The offset is
-    // kept rather than computed from the number: a branch on an alternating bit, after a wait of
-    // random length, is mispredicted half of the time.
+    // The previous operation may still read its source while the next payload is written, so two
+    // sources alternate. The offset is stored rather than computed from the number: after a wait of
+    // random length, a branch on an alternating bit is mispredicted half of the time.
     let (mut from, stride) = (0, if CHECK { len.next_multiple_of(64) } else { 0 });
     let sent = |side: Side, seq| Pattern::new(seed, side as u64, seq);
     let (mut begun, mut last) = (0, 0);
@@ -104,7 +105,7 @@ fn arrival<V: Verbs, const CHECK: bool>(
 ) -> Outcome<bool> {
     let sender = 1 - side as usize;
     let (place, len) = (job.placement(), job.size);
-    // Made before the wait, not where the compiler would put it: between the signal and its answer.
+    // Computed before the wait. The compiler would compute it between the signal and its answer.
     let expected =
         if CHECK { black_box(Pattern::new(job.seed, sender as u64, seq)) } else { Pattern::new(0, 0, 0) };
     verbs.wait(side, place.signal, Cmp::Eq, seq)?;
@@ -114,7 +115,7 @@ fn arrival<V: Verbs, const CHECK: bool>(
     wrong(verbs, side, place.payload, expected, len, tally)
 }
 
-/// Finds out whether a payload is late or wrong.
+/// Determines whether a payload is late or wrong.
 #[cold]
 #[inline(never)]
 fn wrong<V: Verbs>(

@@ -1,6 +1,5 @@
-//! The ring alone: two of them between the sides, without engine or rail. First ping-pong, which
-//! gives the latency, then a stream through one of them, which gives the rate. Every value is
-//! verified.
+//! The ring alone: two rings between the sides, without engine or rail. A ping-pong measures the
+//! latency, then a stream through one ring the rate. Every value is verified.
 
 use std::ptr::NonNull;
 
@@ -14,9 +13,8 @@ use crate::histogram::Histogram;
 
 const CAPACITY: usize = 1024;
 
-/// Looks at a ring that count as one fruitless turn: a look is a few nanoseconds, too little to
-/// give the processor up after some of them. Where both sides share one processor, every look
-/// counts.
+/// Checks of a ring that count as one idle turn: a check takes a few nanoseconds, so a few of them
+/// are no reason to yield. If both sides share one processor, every check counts.
 const LOOKS: u32 = 64;
 
 /// Headers and slots of both rings in the arena, in bytes. Index 0: towards the answering side.
@@ -24,8 +22,8 @@ const HEADERS: [usize; 2] = [0, 512];
 const SLOTS: [usize; 2] = [4096, RING_ARENA / 2];
 const _: () = assert!(SLOTS[1] - SLOTS[0] >= CAPACITY * 64 && RING_ARENA - SLOTS[1] >= CAPACITY * 64);
 
-/// Runs the side that this process plays. Without a histogram: empties both rings, which only one
-/// side does.
+/// Runs the side that this process plays. Without a histogram: empties both rings; only one side
+/// does that.
 pub fn run<const STARTS: bool>(
     side: &mut Endpoint<STARTS>,
     job: &Job,
@@ -64,7 +62,7 @@ struct Ends<'s, E, const N: usize> {
     tx: Producer<'s, [u64; N], Shared>,
     rx: Consumer<'s, [u64; N], Shared>,
     side: &'s mut E,
-    /// Looks that count as one turn.
+    /// Checks that count as one turn.
     looks: u32,
 }
 
@@ -73,9 +71,9 @@ impl<'s, const STARTS: bool, const N: usize> Ends<'s, Endpoint<STARTS>, N> {
         let arena = memory(side)?;
         let looks = if side.crowded { 1 } else { LOOKS };
         let (out, inward) = if STARTS { (0, 1) } else { (1, 0) };
-        // SAFETY: the arena has RING_ARENA bytes and stays mapped longer than the job; both rings
-        // lie inside it and do not overlap. Each side makes one end of each, once per job, and the
-        // ends of the job before are gone. Words have no invalid values.
+        // SAFETY: the arena has RING_ARENA bytes and stays mapped longer than the job. Both rings
+        // lie inside it and do not overlap. Each side creates one end of each ring once per job,
+        // after the ends of the previous job are dropped. Words have no invalid values.
         let ends = unsafe {
             (
                 Producer::from_raw(arena.add(HEADERS[out]).cast(), arena.add(SLOTS[out]).cast(), CAPACITY),
@@ -159,7 +157,7 @@ impl<'s, const STARTS: bool, const N: usize> Ends<'s, Endpoint<STARTS>, N> {
         Ok(())
     }
 
-    /// Sends `count` values and waits until the last has been taken out.
+    /// Sends `count` values and waits until the last one is taken.
     #[inline(never)]
     fn stream(&mut self, count: u64) -> Outcome {
         for value in 1..=count {

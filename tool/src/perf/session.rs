@@ -1,10 +1,9 @@
-//! Two processes that measure together:
-//! the leader orders each job and writes the rows; the other follows.
+//! A measurement by two processes: the leader orders each job and writes the rows; the other
+//! follows.
 //!
-//! They talk over the connection by which they [met](super::meet), in steps: the leader's order
-//! against nothing, then both are ready, then both tell what they found. Neither talks while a job
-//! is timed. The floor is measured before, between and after the halves of a row, where both have
-//! memory in common.
+//! They exchange messages over the connection of [`meet`](super::meet): the leader's order, then
+//! both are ready, then both send their results. Neither sends anything while a job is timed. With
+//! shared memory the floor is measured before, between and after the halves of a row.
 
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
@@ -38,37 +37,36 @@ const _: () = assert!(PAD_LEN <= super::endpoint::AREAS_AT);
 #[cfg(test)]
 mod orders;
 
-/// How often a row is measured again because the floor moved.
+/// Maximum number of times that a row is measured again because the floor changed.
 const REPEATS: u32 = 3;
 
-/// What memcpy copies between two looks at the clock, in bytes.
+/// Bytes that memcpy copies between two clock reads.
 const COPY_BYTES: usize = 64 << 20;
 
-/// Time for a second process that gives up to say why.
+/// Time limit for a second process that gives up to send the reason.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// How much longer than its leader a second process waits, so that the leader says what went wrong.
+/// How much longer a second process waits than its leader, so that the leader reports the error.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How often a side that waits for words checks whether the other lives, in nanoseconds.
+/// How often a side that waits for a message checks that the other is alive, in nanoseconds.
 const LOOK_NS: u64 = 10_000_000;
 
-/// How long a side that lost the other waits for its last word, and to learn whether its process is
-/// gone.
+/// How long a side that lost the other waits for its last message, and for the end of its process.
 const GRACE: Duration = Duration::from_millis(500);
 
 /// Time to close a node.
 const PART: Duration = Duration::from_secs(10);
 
-/// Iterations from which a run is long enough for a progress bar.
+/// Minimum number of iterations for a progress bar.
 const LONG: u64 = 20_000_000;
 /// And time per size.
 const LONG_TIME: Duration = Duration::from_secs(2);
 
-/// What the leader asks of the follower.
+/// The orders of the leader to the follower.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Order {
-    /// Who follows, and where it shall run.
+    /// The greeting: whom the follower follows, and where it shall run.
     Hello { version: String, test: Test, places: Places },
     /// Measure the floor.
     Floor,
@@ -78,18 +76,18 @@ pub enum Order {
     Done,
 }
 
-/// What the follower says to a greeting.
+/// The follower's answer to a greeting.
 #[derive(Debug, Serialize, Deserialize)]
 struct Greeting {
     refusal: Option<String>,
 }
 
-/// One side of a run, joined with the other.
+/// One side of a run, connected to the other.
 pub struct Session<const STARTS: bool> {
     side: Endpoint<STARTS>,
     met: Met,
     transport: Transport,
-    /// Memory for the floor, if both have some in common.
+    /// Shared memory for the floor, if there is any.
     pad: Option<Pad>,
     /// Time for a job.
     timeout: Duration,
@@ -98,19 +96,20 @@ pub struct Session<const STARTS: bool> {
 }
 
 impl<const STARTS: bool> Session<STARTS> {
-    /// Joins the node of this side to that of the side it met.
+    /// Connects the node of this side to the other side's.
     pub fn join(setup: &Setup, opened: Opened, mut met: Met) -> Outcome<Self> {
         let side = match setup.join::<STARTS>(opened, &mut met) {
             Ok(side) => side,
             Err(failure) => return Err(met.explain(failure)),
         };
-        // SAFETY: page-aligned and mapped as long as the node; the words of the areas begin behind.
+        // SAFETY: page-aligned, and mapped as long as the node. The words of the areas come after
+        // it.
         let pad = side.common.map(|start| unsafe { Pad::new(start) });
         let (transport, timeout) = (setup.transport, Duration::from_secs(setup.timeout));
         Ok(Session { side, met, transport, pad, timeout, moved: None })
     }
 
-    /// Tells the other side bytes and hears some, while the node makes progress.
+    /// Exchanges bytes with the other side, while the node makes progress.
     fn talk(&mut self, word: &[u8], deadline: Instant) -> Outcome<Vec<u8>> {
         let (side, mut looked, mut lost) = (&mut self.side, monotonic_ns(), None);
         let heard = self.met.wire.exchange(word, deadline, || {
@@ -122,8 +121,8 @@ impl<const STARTS: bool> Session<STARTS> {
                 let why = side.node.peer_error(side.peer).unwrap_or(Some(PeerError::Closed));
                 lost = lost.or(why.map(|why| (why, Instant::now() + GRACE)));
             }
-            // A side that has said its last word closes its rails, and that may be seen before the
-            // word has come.
+            // A side closes its rails after its last message, and the close may be seen before the
+            // message arrives.
             match lost {
                 Some((_, until)) if Instant::now() >= until => None,
                 _ => Some(events),
@@ -139,11 +138,11 @@ impl<const STARTS: bool> Session<STARTS> {
         })
     }
 
-    /// Tells the other side something and hears something from it.
+    /// Exchanges messages with the other side.
     fn exchange<W: Serialize, A: DeserializeOwned>(&mut self, word: &W) -> Outcome<A> {
         let text = serde_json::to_vec(word)
             .map_err(|error| Failure::run(format!("cannot write a message: {error}")))?;
-        // A job may take all the time there is, on either side.
+        // A job may use up the whole time limit, on either side.
         let deadline = Instant::now() + self.timeout + Duration::from_secs(5);
         let answer = self.talk(&text, deadline)?;
         serde_json::from_slice(&answer).map_err(|error| {
@@ -159,12 +158,12 @@ impl<const STARTS: bool> Session<STARTS> {
         self.exchange::<Order, ()>(&order)
     }
 
-    /// Both sides are ready to go.
+    /// Waits until both sides are ready.
     fn ready(&mut self) -> Outcome {
         self.exchange::<(), ()>(&())
     }
 
-    /// `None` where both sides share one processor, or no memory, and there is no floor.
+    /// Measures the floor. `None` if both sides share one processor, or no memory.
     fn floor(&mut self) -> Outcome<Option<Floor>> {
         let Some(pad) = self.pad.filter(|_| !self.side.crowded) else {
             return Ok(None);
@@ -176,7 +175,7 @@ impl<const STARTS: bool> Session<STARTS> {
         pad.measure(limit, &clock, &mut || self.side.check())
     }
 
-    /// As [`floor`](Self::floor), after another, without which there is no use in it.
+    /// Measures another floor, if the first exists.
     fn floor_after(&mut self, before: Option<Floor>) -> Outcome<Option<Floor>> {
         before.map_or(Ok(None), |_| self.floor())
     }
@@ -195,7 +194,7 @@ impl<const STARTS: bool> Session<STARTS> {
         Ok(tally.both(answer, job.is_two_way()))
     }
 
-    /// What memcpy makes of the same buffers, in bytes per second.
+    /// Returns the speed of memcpy with the same buffers, in bytes per second.
     fn copy(&self, job: &Job) -> f64 {
         let count = (COPY_BYTES / job.size).clamp(1, 1 << 20);
         let (slots, clock) = (job.slots() as usize, self.side.clock);
@@ -239,7 +238,7 @@ impl<const STARTS: bool> Session<STARTS> {
         Ok(fault)
     }
 
-    /// Ends the run. Neither side closes its node before both need nothing more of the other.
+    /// Ends the run. Each side closes its node only when both have finished.
     fn part(mut self) -> Outcome<Met> {
         self.ready()?;
         let Session { side: Endpoint { node, who, .. }, met, timeout, .. } = self;
@@ -247,8 +246,8 @@ impl<const STARTS: bool> Session<STARTS> {
         Ok(met)
     }
 
-    /// Half of a row: as many iterations as were asked for, or as there is time for. Returns how
-    /// many.
+    /// Runs half of a row: the requested iterations, or as many as there is time for. Returns their
+    /// number.
     fn half(&mut self, plan: &Plan, job: Job, histogram: &mut Histogram) -> Outcome<(Tally, u64)> {
         let span = match (plan.iters, plan.duration) {
             (Some(_), _) => return Ok((self.job(&job, histogram)?, job.iters)),
@@ -258,7 +257,7 @@ impl<const STARTS: bool> Session<STARTS> {
         steps::run(job, span, histogram, |job, histogram| self.job(job, histogram))
     }
 
-    /// One row: two halves between three floors, again if the floor moved.
+    /// Measures one row: two halves between three floors, again if the floor changed.
     fn measure(&mut self, plan: &Plan, size: usize, progress: &Progress, files: &mut Files) -> Outcome<Row> {
         let mut histogram = Histogram::new();
         let job = Job::of(plan, size);
@@ -338,7 +337,7 @@ impl<const STARTS: bool> Session<STARTS> {
         }
     }
 
-    /// Does what the leader says.
+    /// Follows the leader's orders.
     pub fn follow(mut self, region: usize, expected: Option<Test>) -> Outcome {
         let wrong = match self.follow_all(region, expected) {
             Ok(wrong) => wrong,
@@ -351,7 +350,7 @@ impl<const STARTS: bool> Session<STARTS> {
         }
     }
 
-    /// Does what the leader says. Returns how many iterations had wrong data.
+    /// Follows the leader's orders. Returns how many iterations had wrong data.
     fn follow_all(&mut self, region: usize, expected: Option<Test>) -> Outcome<u64> {
         let _pinned = self.greet(expected)?;
         let mut wrong = 0;
@@ -370,8 +369,8 @@ impl<const STARTS: bool> Session<STARTS> {
                     job.check_bounds(self.transport, region).map_err(|failure| {
                         Failure::run(format!("{} orders what cannot be done: {failure}", self.side.who))
                     })?;
-                    // This side gives up when its own user said. One that was started by the other
-                    // leaves that to it.
+                    // This side gives up at its own user's timeout. If the other started it, the
+                    // other decides.
                     let own = self.timeout + if expected.is_some() { Duration::ZERO } else { PATIENCE };
                     let job = Job { timeout_ns: own.as_nanos() as u64, ..job };
                     prepare(&mut self.side, &job)?;
@@ -385,7 +384,7 @@ impl<const STARTS: bool> Session<STARTS> {
         }
     }
 
-    /// Hears who leads, agrees or refuses, and goes where it is told to.
+    /// Receives the greeting, accepts or refuses, and pins itself as ordered.
     fn greet(&mut self, expected: Option<Test>) -> Outcome<Option<Pinned>> {
         let Order::Hello { version, test, places } = self.exchange(&())? else {
             return Err(Failure::run("the other process did not greet"));
@@ -412,7 +411,7 @@ impl<const STARTS: bool> Session<STARTS> {
 }
 
 impl<const STARTS: bool> Session<STARTS> {
-    /// Runs the plan as the side that leads, and sees the second process off if this one started
+    /// Runs the plan as the leader, and waits for the second process to exit if this one started
     /// it.
     pub fn lead(mut self, plan: &Plan, files: &mut Files) -> Outcome {
         let fault = match self.lead_all(plan, files) {
@@ -423,7 +422,7 @@ impl<const STARTS: bool> Session<STARTS> {
         fault.and(met.second.map_or(Ok(()), |second| second.leave()))
     }
 
-    /// Adds what is known of the other side's process and of the rails to the news that it is lost.
+    /// Adds the state of the other side's process and of the rails to the error that it is lost.
     fn explain(&mut self, failure: Failure) -> Failure {
         let Failure::Lost(mut message) = self.met.explain(failure.clone()) else { return failure };
         for (number, info) in self.side.node.rails().iter().enumerate() {
@@ -436,7 +435,7 @@ impl<const STARTS: bool> Session<STARTS> {
 }
 
 impl Met {
-    /// Adds what is known of the other side's process to the news that it is lost.
+    /// Adds the state of the other side's process to the error that it is lost.
     fn explain(&mut self, failure: Failure) -> Failure {
         let Failure::Lost(message) = failure else { return failure };
         if let Some(second) = &mut self.second {
@@ -454,7 +453,7 @@ impl Met {
     }
 }
 
-/// What another process said, fit to be shown: not long, and nothing that a terminal obeys.
+/// Makes text of another process printable: truncated, and without control characters.
 fn plain(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(200).collect()
 }
@@ -463,6 +462,6 @@ fn plain(text: &str) -> String {
 /// Both are valid for `len` bytes and do not overlap.
 #[inline(never)]
 unsafe fn copy(from: NonNull<u8>, to: NonNull<u8>, len: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: our caller guarantees the same contract.
     unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_ptr(), len) };
 }

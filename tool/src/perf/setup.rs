@@ -1,16 +1,16 @@
-//! What the command line says of how a side is opened, and an order to the other side, too.
+//! How a side is opened, as the command line or an order to the other side says.
 
 use fishplate::config::Settings;
 
 use crate::args::{DeviceName, Mode, Transport};
 
-/// What a side is opened with.
+/// The settings of a side.
 #[derive(Clone, Debug)]
 pub struct Setup {
     pub transport: Transport,
     pub rails: usize,
     pub settings: Settings,
-    /// Where payloads are, with `--transport gpu`.
+    /// The memory of payloads, with `--transport gpu`.
     pub device: Option<DeviceName>,
     /// Payloads on a device travel through bounce slots.
     pub relay: bool,

@@ -1,6 +1,5 @@
-//! A stream of signals to one word. The other side waits for a window at a time until the last has
-//! come: with `add` the sum must be exact, with `set` the word may never go back. So every
-//! iteration is verified.
+//! A stream of signals to one word. The other side waits for one window at a time. With `add` the
+//! sum must be exact, and with `set` the word must never decrease. So every iteration is verified.
 
 use fishplate_core::op::{Cmp, SignalOp};
 
@@ -51,14 +50,14 @@ fn stream<V: Verbs>(
         }
         sent += now;
         if verbs.plays(Side::Answers) {
-            // A window at a time, as a consumer would: one that looks as fast as it can takes the
-            // line away from the sender at every look, and measures its own polling.
+            // One window at a time, as a consumer would wait. A tight loop would take the cache
+            // line from the sender with every load, and measure its own polling.
             let word = verbs.wait(Side::Answers, SLOTS_AT, Cmp::Ge, sent)?;
             tally.misordered += u64::from(word < seen);
             tally.errors += u64::from(word > end);
             seen = word;
         }
-        // Memory of a peer that is gone takes what is written to it: this checks the peer.
+        // Writes to the memory of a dead peer succeed, so this checks the peer.
         match now == job.per_window() {
             true => verbs.lap(histogram, &mut last)?,
             false => verbs.turn()?,

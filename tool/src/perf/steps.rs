@@ -1,7 +1,7 @@
-//! A job in steps, for runs that are given a time rather than a number of iterations.
+//! A job in steps, for runs with a time instead of a number of iterations.
 //!
-//! Each step is a small part of the time there is, by what the one before took. A machine that gets
-//! slower makes fewer iterations of it, not an error.
+//! Each step takes a small part of the time, as estimated from the previous one. If the machine
+//! becomes slower, there are fewer iterations, and no error.
 
 use std::time::{Duration, Instant};
 
@@ -9,18 +9,18 @@ use super::job::{Job, Tally};
 use crate::failure::Outcome;
 use crate::histogram::Histogram;
 
-/// Iterations that tell how many there is time for, as long as there is time for more of them.
+/// Iterations of the first steps, from which the number for the remaining time is estimated.
 const TRIALS: [u64; 4] = [1, 16, 128, 1024];
 
-/// Iterations before the measured ones of a step that follows another.
+/// Warm-up iterations of all steps but the first.
 const WARMUP: u64 = 100;
 
-/// The time of all steps, and of one.
+/// Time limits of all steps, and of one.
 #[derive(Clone, Copy, Debug)]
 pub struct Span {
-    /// Steps begin before this has passed.
+    /// No step begins after this time.
     pub all: Duration,
-    /// What a step is made to take at most.
+    /// Maximum intended time of a step.
     pub each: Duration,
 }
 
@@ -31,7 +31,7 @@ pub fn run(
     histogram: &mut Histogram,
     mut run: impl FnMut(&Job, &mut Histogram) -> Outcome<Tally>,
 ) -> Outcome<(Tally, u64)> {
-    // What an iteration of a step takes, those before the measured ones included.
+    // Time per iteration of a step, including warm-up.
     let mut step = |job: Job, histogram: &mut Histogram| {
         let begun = Instant::now();
         let tally = run(&job, histogram)?;
@@ -61,7 +61,7 @@ pub fn run(
         let iters = fit.max(1).next_multiple_of(unit).min(job.iters - done);
         let (found, took) = step(Job { iters, warmup: warmup.min(iters), ..job }, histogram)?;
         (tally, done, each) = (tally.and(found), done + iters, took);
-        // What follows at once need not warm up for long.
+        // A step that follows at once needs little warm-up.
         warmup = job.warmup.min(WARMUP);
         if Instant::now() >= until {
             break;

@@ -1,8 +1,8 @@
 //! Ping-pong of tagged messages. An iteration is from one send to the next; half is the latency.
 //!
-//! Both sides send from one part of their private buffer and receive into another. A receive is
-//! posted right after the send that it answers, while that is in flight, as a program would that
-//! calls send and receive in turn.
+//! Both sides send from one part of their private buffer and receive into another. Each receive is
+//! posted right after the send, while that is in flight, as in a program that calls send and
+//! receive in turn.
 
 use std::hint::black_box;
 
@@ -12,12 +12,13 @@ use crate::failure::Outcome;
 use crate::histogram::Histogram;
 use crate::payload::Pattern;
 
-/// From one sent payload to the next. Large ones share one place: each is answered before the next.
+/// Distance between sent payloads. Large ones share one place, because each is answered before the
+/// next.
 fn stride(len: usize) -> usize {
     if len <= 4096 { len.next_multiple_of(64) } else { 0 }
 }
 
-/// Where payloads are received.
+/// The offset of received payloads.
 fn inward(len: usize) -> usize {
     (2 * stride(len)).max(len.next_multiple_of(64))
 }
@@ -80,7 +81,7 @@ fn rounds<V: Verbs>(
             }
         }
         if let Some(request) = answer {
-            // Made before the wait, not between the message and the answer to it.
+            // Computed before the wait, not between the message and its answer.
             let expected = black_box(Pattern::new(job.seed, Answers as u64, seq));
             verbs.received(Starts, request)?;
             whole &= verify(verbs, job, Starts, expected, tally)?;

@@ -1,7 +1,7 @@
 //! A stream of tagged messages, all with the same tag. The other side has a window of receives
-//! posted, and posts each again when its message has come. Checked, every window is answered, and
-//! verified before that. Unchecked, all messages are sent from one place and received into one
-//! place, as those of `ucx_perftest` and `osu_bw` are.
+//! posted, and posts each again when it completes. With checks every window is verified and then
+//! answered. Without checks all messages are sent from one place and received into one place, as in
+//! `ucx_perftest` and `osu_bw`.
 
 use super::job::{Job, SLOTS_AT, Side, Tally};
 use super::verbs::{Area, Verbs};
@@ -9,17 +9,17 @@ use crate::failure::Outcome;
 use crate::histogram::Histogram;
 use crate::payload::Pattern;
 
-/// The tag of the stream, and that of the answers to it.
+/// The tag of the stream, and the tag of its answers.
 const STREAM: u64 = 1;
 const ANSWER: u64 = 2;
 
-/// The most receives posted at once.
+/// Maximum number of receives posted at once.
 pub const POSTED: u64 = 512;
 
-/// The most messages that are sent before some are received, where one process plays both sides.
+/// Maximum number of messages sent before some are received, if one process plays both sides.
 const PIECE: u64 = 32;
 
-/// From one payload to the next, in bytes.
+/// Distance between payloads, in bytes.
 fn stride(job: &Job) -> usize {
     if job.check { job.stride() } else { 0 }
 }
@@ -39,7 +39,7 @@ pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Out
     Ok(tally)
 }
 
-/// The side that answers sends an empty message, and the other waits for it.
+/// The answering side sends an empty message, and the other waits for it.
 fn answer<V: Verbs>(verbs: &mut V) -> Outcome {
     answer_from(verbs, Side::Answers)
 }
@@ -56,7 +56,7 @@ pub fn answer_from<V: Verbs>(verbs: &mut V, side: Side) -> Outcome {
     Ok(())
 }
 
-/// Sends `count` messages after the first `done`, and waits until the other side has the last.
+/// Sends `count` messages after the first `done`, and waits until the other side has the last one.
 #[inline(never)]
 fn stream<V: Verbs>(
     verbs: &mut V,
@@ -82,7 +82,7 @@ fn stream<V: Verbs>(
             if verbs.plays(Side::Starts) {
                 for slot in slot..slot + piece {
                     pending += send(verbs, job, Side::Starts, sent + slot, slot)?;
-                    // As many as the window are under way.
+                    // A whole window is in flight.
                     if pending >= job.window {
                         verbs.sent(Side::Starts, 1)?;
                         pending -= 1;
@@ -115,7 +115,7 @@ fn stream<V: Verbs>(
     Ok(verbs.clock().now().wrapping_sub(begun))
 }
 
-/// Sends message `number` from a slot. Returns how many completions will report its end.
+/// Sends message `number` from a slot. Returns the number of completions that it will generate.
 #[inline(always)]
 pub fn send<V: Verbs>(verbs: &mut V, job: &Job, side: Side, number: u64, slot: u64) -> Outcome<u64> {
     // Checked, a window has as many messages as there are slots.
@@ -126,7 +126,7 @@ pub fn send<V: Verbs>(verbs: &mut V, job: &Job, side: Side, number: u64, slot: u
     verbs.send(side, STREAM, at, job.size)
 }
 
-/// What `side` sends as its message `number`.
+/// The payload of message `number` of `side`.
 fn pattern(job: &Job, side: Side, number: u64) -> Pattern {
     Pattern::new(job.seed, STREAM + side as u64, number)
 }
@@ -134,9 +134,9 @@ fn pattern(job: &Job, side: Side, number: u64) -> Pattern {
 /// The side that receives.
 pub struct Receiver {
     side: Side,
-    /// Where its receives begin in the buffer.
+    /// The offset of its receives in the buffer.
     start: usize,
-    /// Receives posted, and ended.
+    /// Numbers of posted and of completed receives.
     posted: u64,
     got: u64,
     /// Offset of the next receive, without a division for each.
@@ -144,12 +144,12 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// `side` receives into its buffer from `start` on.
+    /// Lets `side` receive into its buffer, from `start` on.
     pub fn new(side: Side, start: usize) -> Self {
         Receiver { side, start: start + SLOTS_AT, posted: 0, got: 0, next: 0 }
     }
 
-    /// Posts receives until there were `count`, or as many as there will be messages.
+    /// Posts receives until `count` were posted, or one for each message.
     #[inline(always)]
     pub fn post<V: Verbs>(&mut self, verbs: &mut V, job: &Job, count: u64) -> Outcome {
         let stride = stride(job);
@@ -162,13 +162,13 @@ impl Receiver {
         Ok(())
     }
 
-    /// Receives until there were `count`.
+    /// Receives until `count` messages have arrived.
     #[inline(always)]
     pub fn until<V: Verbs>(&mut self, verbs: &mut V, job: &Job, count: u64, tally: &mut Tally) -> Outcome {
         while self.got < count {
             let number = verbs.next_recv(self.side)?;
             if job.check {
-                // Messages match in the order sent: the receive posted as this number got it.
+                // Messages match in the order sent, so the receive posted with this number got it.
                 let at = self.start + (number % job.slots()) as usize * job.stride();
                 let expected = pattern(job, self.side.other(), number);
                 let whole = verbs.is_whole(self.side, Area::Buffer, at, expected, job.size)?;

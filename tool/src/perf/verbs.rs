@@ -1,5 +1,5 @@
-//! [`Verbs`]: the operations that the tests use. A test is one loop over them: it names the side
-//! that does something, and the process does it if it plays that side.
+//! [`Verbs`]: the operations that the tests use. A test is one loop over them. Each call names a
+//! side, and a process executes it if it plays that side.
 //!
 //! Two processes play a side each, as an [`Endpoint`](super::endpoint::Endpoint); one process plays
 //! both, as [`InProcess`](super::in_process::InProcess). Every call ends by the job's deadline.
@@ -18,14 +18,14 @@ use crate::payload::Pattern;
 /// Memory of a side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Area {
-    /// The other side writes to it.
+    /// The area that the other side writes.
     Landing,
-    /// This side sends from it, and receives and gets into it.
+    /// The area that this side sends from, and receives and gets into.
     Buffer,
 }
 
-/// The operations. Offsets are in bytes from the start of an area; words lie in the landing area,
-/// or beside it where that is memory of a device.
+/// The operations. Offsets are in bytes from the start of an area; words are in the landing area,
+/// or beside it if that is device memory.
 pub trait Verbs {
     /// Whether this process plays a side.
     fn plays(&self, side: Side) -> bool;
@@ -36,16 +36,16 @@ pub trait Verbs {
     /// Arrivals out of order, as the engine counts.
     fn out_of_order(&self) -> u64;
 
-    /// Gives this many nanoseconds from now on.
+    /// Sets the deadline, in nanoseconds from now.
     fn set_timeout(&mut self, ns: u64);
 
     /// An area of a side as the processor sees it, and its size.
     fn area(&self, side: Side, area: Area) -> (NonNull<u8>, usize);
 
-    /// Copies a part of an area to the device whose memory it stands for, if it does.
+    /// Copies a part of an area to the device, if it mirrors device memory.
     fn write_device(&mut self, area: Area, offset: usize, len: usize) -> Outcome;
 
-    /// Copies a part of an area from the device whose memory it stands for, if it does.
+    /// Copies a part of an area from the device, if it mirrors device memory.
     fn read_device(&mut self, area: Area, offset: usize, len: usize) -> Outcome;
 
     /// Stores a word of a side, before a test begins.
@@ -74,35 +74,36 @@ pub trait Verbs {
     /// Gets from the landing area of the other side into the buffer of `side`, and waits for it.
     fn get(&mut self, side: Side, into: usize, len: usize, from: usize) -> Outcome;
 
-    /// Adds 1 to a word of the other side, and waits for the value from before.
+    /// Adds 1 to a word of the other side, and waits for the old value.
     fn fetch_add(&mut self, side: Side, word: usize) -> Outcome<u64>;
 
     /// Waits until a word of `side` has a value, and returns it.
     fn wait(&mut self, side: Side, word: usize, cmp: Cmp, value: u64) -> Outcome<u64>;
 
-    /// Waits until all that `side` sent is applied.
+    /// Waits until everything that `side` sent is applied.
     fn quiet(&mut self, side: Side) -> Outcome;
 
-    /// Sends a message from the buffer of `side`. Returns how many completions will report its end.
+    /// Sends a message from the buffer of `side`. Returns the number of completions that it will
+    /// generate.
     fn send(&mut self, side: Side, tag: u64, offset: usize, len: usize) -> Outcome<u64>;
 
     /// Waits for this many completions of sends.
     fn sent(&mut self, side: Side, count: u64) -> Outcome;
 
-    /// Posts a receive into the buffer of `side`. `word` comes back when it ends.
+    /// Posts a receive into the buffer of `side`. Its completion returns `word`.
     fn recv(&mut self, side: Side, tag: u64, offset: usize, len: usize, word: u64) -> Outcome<Request>;
 
     /// Waits for a receive.
     fn received(&mut self, side: Side, request: Request) -> Outcome;
 
-    /// Waits for the next receive that ends, and returns its word.
+    /// Waits for the next completed receive, and returns its word.
     fn next_recv(&mut self, side: Side) -> Outcome<u64>;
 
-    /// Records a sample from `last` to now, where the next begins. Sometimes checks the deadline
-    /// and the peer.
+    /// Records a sample from `last` to now, and starts the next. Sometimes checks the deadline and
+    /// the peer.
     fn lap(&mut self, histogram: &mut Histogram, last: &mut u64) -> Outcome;
 
-    /// Counts a turn of a loop that records nothing. Sometimes checks the deadline and the peer.
+    /// Counts a turn of a loop that records no samples. Sometimes checks the deadline and the peer.
     fn turn(&mut self) -> Outcome;
 
     /// Runs the ring test, or prepares it.
@@ -125,12 +126,13 @@ pub trait Verbs {
     fn fill(&mut self, side: Side, area: Area, offset: usize, pattern: Pattern, len: usize) -> Outcome {
         let (start, size) = self.area(side, area);
         assert!(offset + len <= size);
-        // SAFETY: inside the area, as just checked; the peer and the engine access it raw, too.
+        // SAFETY: inside the area, as just checked. The peer and the engine also access it through
+        // raw pointers.
         unsafe { pattern.fill(start.as_ptr().add(offset), len) };
         self.write_device(area, offset, len)
     }
 
-    /// Whether a payload is there.
+    /// Returns whether a payload has arrived.
     #[inline(always)]
     fn is_whole(
         &mut self,
@@ -147,8 +149,7 @@ pub trait Verbs {
         Ok(unsafe { pattern.verify(start.as_ptr().add(offset), len) })
     }
 
-    /// Changes the first byte of a payload that was verified, so that the next one is not taken for
-    /// it.
+    /// Changes the first byte of a verified payload, so that it is not mistaken for the next one.
     fn spoil(&mut self, side: Side, area: Area, offset: usize) -> Outcome {
         let (start, size) = self.area(side, area);
         assert!(offset < size);

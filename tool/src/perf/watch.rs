@@ -1,6 +1,5 @@
-//! The time that a side has, and when it looks whether that is up. Every loop of every test goes
-//! through a [`Watch`], so that each ends in time, and learns in time that its peer is gone: a test
-//! that never waits would see neither.
+//! The deadline of a side. Every loop of every test uses a [`Watch`], so that it ends in time, and
+//! detects in time that its peer is gone. A test that never waits would notice neither.
 //!
 //! Nothing here blocks. A loop that records samples reads the clock anyway ([`Watch::lap`]); others
 //! count ([`Watch::turn`]).
@@ -8,16 +7,16 @@
 use crate::clock::{Clock, monotonic_ns};
 use crate::histogram::Histogram;
 
-/// Ticks of the clock between two looks: some 10 to 30 ms.
+/// Ticks of the clock between two checks: some 10 to 30 ms.
 const LOOK_TICKS: u64 = 1 << 25;
 
-/// Turns between two readings of the clock, in a loop that does not read it otherwise.
+/// Turns between two clock reads, in a loop that does not read the clock otherwise.
 const TURNS: u32 = 1024;
 
-/// Turns that find nothing to do, some tens of microseconds, after which another thread may run.
+/// Idle turns, some tens of microseconds, after which another thread may run.
 const FRUITLESS: u32 = 256;
 
-/// When a side gives up, and when it looked last.
+/// The deadline of a side, and its last check.
 #[derive(Clone, Copy, Debug)]
 pub struct Watch {
     clock: Clock,
@@ -28,23 +27,23 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// A watch whose time is up until it is [set](Watch::set).
+    /// Creates a watch that is expired until it is [set](Watch::set).
     pub fn new(clock: Clock) -> Self {
         Watch { clock, deadline_ns: 0, looked: clock.now(), turns: 0, fruitless: 0 }
     }
 
-    /// Gives `ns` nanoseconds from now on.
+    /// Sets the deadline to `ns` nanoseconds from now.
     pub fn set(&mut self, ns: u64) {
         self.deadline_ns = monotonic_ns().saturating_add(ns);
     }
 
-    /// Whether the time is up.
+    /// Returns whether the deadline has expired.
     pub fn is_up(&self) -> bool {
         monotonic_ns() > self.deadline_ns
     }
 
-    /// Records a sample from `last` to now, where the next begins. Returns whether it is time to
-    /// look. Hot path.
+    /// Records a sample from `last` to now, and starts the next. Returns whether it is time to
+    /// check. Hot path.
     #[inline(always)]
     pub fn lap(&mut self, histogram: &mut Histogram, last: &mut u64) -> bool {
         let now = self.clock.now();
@@ -57,15 +56,15 @@ impl Watch {
         due
     }
 
-    /// Counts a turn of a loop. Returns whether it is time to look. Hot path.
+    /// Counts a turn of a loop. Returns whether it is time to check. Hot path.
     #[inline(always)]
     pub fn turn(&mut self) -> bool {
         self.turns = self.turns.wrapping_add(1);
         self.turns.is_multiple_of(TURNS) && self.is_due()
     }
 
-    /// Counts a turn that found nothing to do, and now and then lets another thread run. Returns
-    /// whether it is time to look.
+    /// Counts an idle turn, and now and then lets another thread run. Returns whether it is time to
+    /// check.
     #[inline(always)]
     pub fn fruitless(&mut self) -> bool {
         self.fruitless = self.fruitless.wrapping_add(1);

@@ -1,4 +1,4 @@
-//! How messages name the other side, and the rails to it.
+//! Names the other side, and the rails to it, in messages.
 
 use std::fmt;
 
@@ -14,7 +14,7 @@ use crate::failure::Failure;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Who {
     name: String,
-    /// The libfabric rails, from the node's rail 1 on. Empty where shared memory is the only rail.
+    /// The libfabric rails, from the node's rail 1 on. Empty if shared memory is the only rail.
     rails: Vec<String>,
 }
 
@@ -25,12 +25,12 @@ impl fmt::Display for Who {
 }
 
 impl Who {
-    /// Somebody, reached over `rails`.
+    /// A peer that is reached over `rails`.
     pub fn new(name: impl Into<String>, rails: Vec<String>) -> Self {
         Who { name: name.into(), rails }
     }
 
-    /// The run failed because the other side is gone, or the way to it.
+    /// The error of a run whose other side is gone, or the way to it.
     #[cold]
     pub fn lost(&self, why: PeerError) -> Failure {
         match why {
@@ -39,7 +39,7 @@ impl Who {
         }
     }
 
-    /// The run failed because the other side is gone, however that was noticed: names the rails to
+    /// The error of a run whose other side is gone, however that was noticed: names the rails to
     /// it, if there are several kinds.
     #[cold]
     pub fn gone(&self, how: impl fmt::Display) -> Failure {
@@ -49,7 +49,7 @@ impl Who {
         }
     }
 
-    /// The run failed because `what` did.
+    /// The error of a run in which `what` failed.
     #[cold]
     pub fn failed(&self, what: &str, error: Error) -> Failure {
         match error {
@@ -60,7 +60,7 @@ impl Who {
         }
     }
 
-    /// Says what became of a wait for it.
+    /// The error of a wait for it.
     #[cold]
     fn wait_failed(&self, error: WaitError) -> Failure {
         match error {
@@ -73,7 +73,7 @@ impl Who {
         }
     }
 
-    /// The run's time is up, and the peer owes no answer.
+    /// The run's deadline has expired, and the peer owes no answer.
     #[cold]
     pub fn out_of_time(&self, stuck: Stuck) -> Failure {
         Failure::run(format!(
@@ -82,7 +82,7 @@ impl Who {
         ))
     }
 
-    /// The run failed because an operation with it did not end well.
+    /// The error of a run in which an operation with it failed.
     #[cold]
     fn ended(&self, what: &str, outcome: Ended) -> Failure {
         match outcome {
@@ -91,7 +91,7 @@ impl Who {
         }
     }
 
-    /// The run failed because a receive did not end well.
+    /// The error of a run in which a receive failed.
     #[cold]
     pub fn receive_ended(&self, outcome: Received) -> Failure {
         match outcome {
@@ -110,7 +110,7 @@ impl Who {
         }
     }
 
-    /// What is missing, as far as is known.
+    /// Describes what is missing, as far as known.
     fn stuck(&self, stuck: Stuck) -> String {
         let Stuck { rail, hole, unanswered, .. } = stuck;
         let mut text = rail.map_or(String::new(), |rail| format!(" on {}", self.rail(rail)));

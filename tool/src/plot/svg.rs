@@ -6,14 +6,14 @@ use std::fmt::Write as _;
 use super::Curve;
 use crate::sizes;
 
-/// The picture, a panel in it, and the room around a panel for labels.
+/// Sizes of the picture, of a panel, and of the margins for labels.
 const WIDTH: f64 = 1000.0;
 const PANEL: [f64; 2] = [405.0, 300.0];
 const LEFT: [f64; 2] = [75.0, 575.0];
 const TOP: f64 = 45.0;
 const LEGEND_LINE: f64 = 20.0;
 
-/// Colours that are told apart on white and on black, and by those who see fewer of them.
+/// Colours that are distinct on white and on black, also for colour-blind readers.
 const COLOURS: [&str; 8] =
     ["#3b83c9", "#d98324", "#2f9e73", "#c2569b", "#8a7be0", "#b0902a", "#c5544a", "#7d8894"];
 
@@ -51,7 +51,7 @@ impl Span {
         }
     }
 
-    /// Where a value lies, from 0 to 1.
+    /// The position of a value, from 0 to 1.
     fn place(&self, value: f64) -> f64 {
         (value.log(self.base) - self.from) / (self.to - self.from)
     }
@@ -187,7 +187,7 @@ fn rate(bytes: f64) -> String {
     }
 }
 
-/// Three digits, without zeros behind the point.
+/// Formats three digits, without trailing zeros.
 fn rounded(value: f64) -> f64 {
     (value * 1000.0).round() / 1000.0
 }

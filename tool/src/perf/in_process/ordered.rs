@@ -1,5 +1,5 @@
-//! What the simulated fabric is for: many operations in flight, delayed and reordered below, and
-//! every order that the contract promises verified above.
+//! Tests of order over the simulated fabric: many operations in flight are delayed and reordered,
+//! and every order that the contract promises is verified.
 
 use fishplate_core::engine::protocol::Request;
 use fishplate_core::engine::tag::Tag;
@@ -16,13 +16,13 @@ use crate::payload::Pattern;
 const WORD: usize = 0;
 
 impl<R: Rail, const RAILS: usize> InProcess<'_, R, RAILS> {
-    /// Rounds of put-signals, `window` of them in flight, to and fro. After every pass, all that
-    /// the signal announces must be there, and the signal may not go back.
+    /// Rounds of put-signals in both directions, `window` of them in flight. After every pass all
+    /// data announced by the signal must be there, and the signal must not decrease.
     pub(super) fn put_signals(&mut self, job: &Job) -> Outcome {
         let (stride, len) = (job.stride(), job.size);
         let mut sent = 0;
         let mut sides = Side::BOTH.into_iter().cycle();
-        // Numbers of the two directions: each has a word of its own.
+        // The signal numbers of the two directions; each has its own word.
         let mut seen = [0u64; 2];
         while sent < job.iters {
             let Some(side) = sides.next() else { break };
@@ -62,8 +62,9 @@ impl<R: Rail, const RAILS: usize> InProcess<'_, R, RAILS> {
         Ok(())
     }
 
-    /// Windows of messages under different tags to and fro, received half of the time by receives
-    /// of any tag that were posted before them: the k-th of those must get the k-th message.
+    /// Windows of messages with different tags in both directions. Every other window is received
+    /// by receives of any tag that were posted in advance: the k-th of those must get the k-th
+    /// message.
     pub(super) fn messages(&mut self, job: &Job) -> Outcome {
         let (stride, len) = (job.stride(), job.size);
         let place = |k: u64| SLOTS_AT + k as usize * stride;
@@ -81,7 +82,7 @@ impl<R: Rail, const RAILS: usize> InProcess<'_, R, RAILS> {
                 self.fill(side, Area::Buffer, place(k), pattern(k), len)?;
                 self.send(side, sent + k, place(k), len)?;
                 if !early && k % 2 == 1 {
-                    // One behind the other, while messages arrive in any order.
+                    // Receives are posted in order, while messages arrive in any order.
                     for k in k - 1..=k {
                         requests.push(self.recv_any(to, place(k), len)?);
                     }

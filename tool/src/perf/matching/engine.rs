@@ -1,6 +1,6 @@
-//! What a workload needs of a matching engine, in words that all of them have.
+//! The interface of a matching engine, in terms that all engines share.
 
-/// What a receive asks for. Tags have 44 bits.
+/// The criteria of a receive. Tags have 44 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted {
     /// None: any.
@@ -23,7 +23,8 @@ impl Wanted {
     }
 }
 
-/// Which receives got which messages, in any order: engines that agree in it did the same.
+/// A hash of which receives got which messages, in any order. Engines with the same hash matched
+/// alike.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pairs {
     /// How many.
@@ -41,22 +42,21 @@ impl Pairs {
     }
 }
 
-/// A matching engine. Contexts are below the number given at its making;
-/// each belongs to one receive.
+/// A matching engine. Contexts are below the number given at creation; each belongs to one receive.
 pub trait Engine {
     /// Posts a receive.
     fn post(&mut self, wanted: Wanted, context: u32);
 
-    /// A message from `source` comes in.
+    /// Delivers a message from `source`.
     fn arrive(&mut self, source: u32, tag: u64, cookie: u32);
 
-    /// Takes a receive back, and says whether it was still there.
+    /// Cancels a receive. Returns whether it was still posted.
     fn cancel(&mut self, context: u32) -> bool;
 
-    /// Whether a message is there for such a receive.
+    /// Returns whether a message for such a receive has arrived.
     fn probe(&mut self, wanted: Wanted) -> bool;
 
-    /// A matched probe and, if it finds a message, its receive.
+    /// Makes a matched probe and, if it finds a message, receives it.
     fn claim(&mut self, wanted: Wanted, context: u32) -> bool;
 
     /// Who got what so far.

@@ -1,5 +1,5 @@
-//! Two lists that are searched from the oldest on: what every matching engine began as. Doubly
-//! linked, in arrays, without allocation, so that a step costs as little as it can.
+//! Two lists that are searched from the oldest entry on, as in the first matching engines. They are
+//! doubly linked in arrays, without allocation, so that a step is cheap.
 
 use super::engine::{Engine, Pairs, Wanted};
 
@@ -17,7 +17,7 @@ struct Entry {
     listed: bool,
 }
 
-/// One list; free entries hang together by `next`.
+/// One list. Free entries are linked by `next`.
 struct Queue {
     entries: Vec<Entry>,
     head: u32,
@@ -97,10 +97,11 @@ pub struct List {
 }
 
 impl List {
-    /// Bytes of a waiting receive or message.
+    /// Size of a waiting receive or message, in bytes.
     pub const BYTES: f64 = size_of::<Entry>() as f64;
 
-    /// With room for so many receives and as many messages, and contexts below `contexts`.
+    /// Creates an engine with room for this many receives and messages each, and contexts below
+    /// `contexts`.
     pub fn new(room: usize, contexts: usize) -> Self {
         List {
             posted: Queue::new(room.max(1)),

@@ -1,5 +1,5 @@
-//! Random operations in all engines at once.
-//! UCX, with matching of its own, tells whether ours is right.
+//! Random operations in all engines at once. UCX has its own matching, which shows whether ours is
+//! right.
 
 use super::engine::{Engine, Wanted};
 use super::list::List;
@@ -22,7 +22,8 @@ impl Random {
         self.below(2) << 40 | self.below(4) | 1 << 43
     }
 
-    /// Three bits of the tag, one shared bit and the source are compared or not: 32 shapes.
+    /// Each of three bits of the tag, one shared bit and the source is compared or ignored: 32
+    /// shapes.
     fn wanted(&mut self) -> Wanted {
         let source = (self.below(2) == 0).then(|| self.below(2) as u32);
         let ignore = self.below(2) << 40 | self.below(4) | self.below(2) << 43;

@@ -1,4 +1,4 @@
-//! The matcher of `fishplate-core` as an engine of workloads, with the memory that it borrows.
+//! The matcher of `fishplate-core` as an engine, with the memory that it borrows.
 
 use std::ptr::NonNull;
 
@@ -17,7 +17,7 @@ pub struct Ours {
     _memory: (Lent<PostedSlot>, Lent<UnexpectedSlot>, Lent<u32>),
 }
 
-/// Memory on the heap that is lent out once and freed with this.
+/// Heap memory that is lent once and freed with this value.
 struct Lent<T>(NonNull<[T]>);
 
 impl<T: Clone> Lent<T> {
@@ -26,28 +26,30 @@ impl<T: Clone> Lent<T> {
     }
 
     /// # Safety
-    /// Called once, and what it returns is not used after this is dropped.
+    /// Called once. The result is not used after this value is dropped.
     unsafe fn lend(&self) -> &'static mut [T] {
-        // SAFETY: leaked, so it stays until the drop below;
-        // the caller promises that nobody else has it.
+        // SAFETY: leaked, so it stays valid until the drop below. The caller guarantees that it is
+        // lent once.
         unsafe { &mut *self.0.as_ptr() }
     }
 }
 
 impl<T> Drop for Lent<T> {
     fn drop(&mut self) {
-        // SAFETY: from a leaked vector, whose capacity `leak` made its length; its borrower is
-        // gone.
+        // SAFETY: from a leaked vector, whose capacity equals its length after `leak`. Its borrower
+        // is dropped.
         drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 }
 
 impl Ours {
-    /// Bytes of a waiting receive with its share of the buckets, and of a waiting message.
+    /// Sizes of a waiting receive with its share of the buckets, and of a waiting message, in
+    /// bytes.
     pub const BYTES: (f64, f64) =
         (size_of::<PostedSlot>() as f64 + 4.0, size_of::<UnexpectedSlot>() as f64 + 4.0);
 
-    /// With room for so many receives and as many messages, and contexts below `contexts`.
+    /// Creates an engine with room for this many receives and messages each, and contexts below
+    /// `contexts`.
     pub fn new(room: usize, contexts: usize) -> Self {
         let room = room.next_power_of_two();
         let posted = Lent::new(PostedSlot::EMPTY, room);

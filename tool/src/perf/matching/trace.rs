@@ -1,6 +1,6 @@
-//! The traces T1 to T6: sequences of receives and messages as programs make them, generated from a
-//! fixed seed and the same for every engine. Every receive finds its message within the trace, so
-//! it can be repeated.
+//! The traces T1 to T6: sequences of receives and messages as in real programs, generated from a
+//! fixed seed and the same for every engine. Every receive gets its message within the trace, so a
+//! trace can be repeated.
 
 use super::engine::{Engine, Wanted};
 
@@ -17,13 +17,13 @@ pub enum Trace {
     T4,
     /// Threads that share a rank: each posts its stencil, all in random order.
     T5,
-    /// A runtime whose receives take anything.
+    /// A runtime whose receives accept any message.
     T6,
 }
 
 use Trace::*;
 
-/// One step, as small as a record of a file: 32 bytes.
+/// One step, of 32 bytes.
 #[derive(Clone, Copy, Debug)]
 pub enum Step {
     /// A receive, and its context.
@@ -55,7 +55,7 @@ impl Trace {
     /// All of them.
     pub const ALL: [Trace; 6] = [T1, T2, T3, T4, T5, T6];
 
-    /// Its sizes: neighbours, peers, workers, senders, threads, receives kept posted.
+    /// The sizes of the trace: neighbours, peers, workers, senders, threads, receives kept posted.
     pub fn depths(self) -> &'static [u32] {
         match self {
             T1 => &[6, 18, 26],
@@ -108,7 +108,7 @@ impl Trace {
             T4 => {
                 let mut messages: Vec<(u32, u64)> =
                     (0..depth).flat_map(|s| (0..8).map(move |n| (s, n))).collect();
-                // In random order among senders, in order of each.
+                // In random order among senders, but in order for each sender.
                 random.shuffle(&mut messages);
                 let mut sent = vec![0; depth as usize];
                 for (source, _) in messages {

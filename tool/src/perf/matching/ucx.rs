@@ -1,8 +1,8 @@
-//! UCX's tag matching as an engine of workloads: one worker with an endpoint to itself, over its
-//! `self` transport. The library is found at run time (Debian: package libucx0); structures are
-//! those of its interface 1.10 and later.
+//! UCX's tag matching as an engine: one worker with an endpoint to itself, over the `self`
+//! transport. The library is loaded at run time (Debian: package libucx0). The structures are those
+//! of API version 1.10 and later.
 //!
-//! A source has the upper 20 bits of UCX's tag, and the message's 8 bytes are the cookie.
+//! The upper 20 bits of UCX's tag are the source, and the 8 bytes of the message are the cookie.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr::{null, null_mut};
@@ -29,7 +29,7 @@ struct RequestParam {
 
 const FIELD_CALLBACK: u32 = 1 << 1;
 const FIELD_USER_DATA: u32 = 1 << 2;
-/// The interface asked for.
+/// The requested API version.
 const VERSION: (c_uint, c_uint) = (1, 10);
 const SOURCE_SHIFT: u32 = 44;
 const ALL_TAG: u64 = (1 << SOURCE_SHIFT) - 1;
@@ -49,26 +49,26 @@ const PLAIN: RequestParam = RequestParam {
 
 macro_rules! functions {
     ($($name:ident($($arg:ty),*) $(-> $result:ty)?;)*) => {
-        /// What is called of the library.
+        /// The functions of the library in use.
         struct Library { $($name: unsafe extern "C" fn($($arg),*) $(-> $result)?,)* }
 
         impl Library {
-            /// Finds the library and its functions.
+            /// Loads the library and its functions.
             fn open() -> Result<Self, String> {
-                // SAFETY: the name is a C string; constructors of the library are as trustworthy as
-                // the system it is installed on.
+                // SAFETY: the name is a C string. The library belongs to the system, so its
+                // constructors are trusted.
                 let library = unsafe { libc::dlopen(c"libucp.so.0".as_ptr(), libc::RTLD_NOW) };
                 if library.is_null() {
                     return Err("libucp.so.0 is not installed (Debian: apt install libucx0)".into());
                 }
                 Ok(Library { $($name: {
                     let name = concat!(stringify!($name), "\0");
-                    // SAFETY: the library is open and the name ends with a zero.
+                    // SAFETY: the library is open, and the name ends with a zero.
                     let found = unsafe { libc::dlsym(library, name.as_ptr().cast()) };
                     if found.is_null() {
                         return Err(format!("libucp.so.0 has no {}", stringify!($name)));
                     }
-                    // SAFETY: the type is the one that UCX 1.10's header declares for this name.
+                    // SAFETY: UCX 1.10's header declares this type for this name.
                     unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) $(-> $result)?>(found) }
                 },)* })
             }
@@ -96,7 +96,7 @@ functions! {
     ucp_request_free(*mut c_void);
 }
 
-/// A receive: where its 8 bytes go, and what its completion needs.
+/// A receive: the destination of its 8 bytes, and the data for its completion.
 struct Receive {
     bytes: u64,
     context: u32,
@@ -122,9 +122,9 @@ unsafe extern "C" fn receive_done(
     receive: *mut c_void,
 ) {
     let receive: *mut Receive = receive.cast();
-    // SAFETY: `receive` is the one given with the request, whose array lives until every request is
-    // over; one thread runs all of this, and nothing refers to the receive or to the pairs while it
-    // calls the library.
+    // SAFETY: `receive` was passed with the request, and its array outlives all requests. One
+    // thread runs all of this, and holds no reference to the receive or the pairs while it calls
+    // the library.
     unsafe {
         (*receive).request = null_mut();
         if status == 0 {
@@ -143,7 +143,7 @@ impl Ucx {
     pub fn new(contexts: usize) -> Result<Self, String> {
         let library = Library::open()?;
         let set = |config, name: &CStr, value: &CStr| {
-            // SAFETY: the configuration was read below; both are C strings.
+            // SAFETY: the configuration was read below, and both are C strings.
             done("ucp_config_modify", unsafe {
                 (library.ucp_config_modify)(config, name.as_ptr(), value.as_ptr())
             })
@@ -151,8 +151,8 @@ impl Ucx {
         let (mut config, mut ucp, mut worker, mut endpoint) =
             (null_mut(), null_mut(), null_mut(), null_mut());
         let (mut address, mut len) = (null_mut(), 0);
-        // SAFETY: each call gets what the header asks for: places for results, and parameters of
-        // the size of its structure whose field masks name the fields that are set.
+        // SAFETY: each call gets the arguments that the header requires: room for results, and
+        // parameter structures whose field masks name the fields that are set.
         unsafe {
             done("ucp_config_read", (library.ucp_config_read)(null(), null(), &mut config))?;
             set(config, c"TLS", c"self")?;
@@ -185,7 +185,7 @@ impl Ucx {
         (tag, source_mask | ALL_TAG & !wanted.ignore)
     }
 
-    /// Starts a receive with a call of the library, and takes note of it if it is over at once.
+    /// Starts a receive, and records it if it completes at once.
     #[inline(always)]
     fn start(
         &mut self,
@@ -202,7 +202,7 @@ impl Ucx {
         // SAFETY: the receive is in its array.
         let bytes = unsafe { &raw mut (*receive).bytes };
         match call(&self.library, self.worker, bytes.cast(), &param) {
-            // SAFETY: as above; the library is done with the bytes.
+            // SAFETY: as above. The library no longer uses the bytes.
             0 => self.pairs.add(context, unsafe { (*receive).bytes } as u32),
             // SAFETY: as above.
             request if !(-128..0).contains(&request) => unsafe {
@@ -218,7 +218,8 @@ impl Engine for Ucx {
     fn post(&mut self, wanted: Wanted, context: u32) {
         let (tag, mask) = Self::key(wanted);
         self.start(context, |library, worker, bytes, param| {
-            // SAFETY: the worker lives; the bytes are 8, and stay in place until the receive ends.
+            // SAFETY: the worker is alive. There are 8 bytes, which stay in place until the receive
+            // completes.
             unsafe { (library.ucp_tag_recv_nbx)(worker, bytes, 8, tag, mask, param) }
         });
     }
@@ -227,7 +228,8 @@ impl Engine for Ucx {
     fn arrive(&mut self, source: u32, tag: u64, cookie: u32) {
         let bytes = cookie as u64;
         let tag = (source as u64) << SOURCE_SHIFT | tag;
-        // SAFETY: the endpoint lives; 8 bytes are sent before the call returns, or are waited for.
+        // SAFETY: the endpoint is alive. The 8 bytes are sent before the call returns, or the code
+        // waits for that.
         let request = unsafe {
             (self.library.ucp_tag_send_nbx)(self.endpoint, (&raw const bytes).cast(), 8, tag, &PLAIN)
         };
@@ -239,7 +241,8 @@ impl Engine for Ucx {
         if request.is_null() {
             return false;
         }
-        // SAFETY: the request is of this worker and not over: its completion would have cleared it.
+        // SAFETY: the request belongs to this worker and is incomplete: its completion would have
+        // cleared it.
         unsafe { (self.library.ucp_request_cancel)(self.worker, request) };
         true
     }
@@ -247,27 +250,27 @@ impl Engine for Ucx {
     fn probe(&mut self, wanted: Wanted) -> bool {
         let (tag, mask) = Self::key(wanted);
         let mut info = [0; 2];
-        // SAFETY: the worker lives; the message is not taken.
+        // SAFETY: the worker is alive, and the message is not taken.
         !unsafe { (self.library.ucp_tag_probe_nb)(self.worker, tag, mask, 0, &mut info) }.is_null()
     }
 
     fn claim(&mut self, wanted: Wanted, context: u32) -> bool {
         let (tag, mask) = Self::key(wanted);
         let mut info = [0; 2];
-        // SAFETY: the worker lives.
+        // SAFETY: the worker is alive.
         let message = unsafe { (self.library.ucp_tag_probe_nb)(self.worker, tag, mask, 1, &mut info) };
         if message.is_null() {
             return false;
         }
         self.start(context, |library, worker, bytes, param| {
-            // SAFETY: as for `post`; the message was taken by the probe, and is received once.
+            // SAFETY: as in `post`. The probe has taken the message, and it is received once.
             unsafe { (library.ucp_tag_msg_recv_nbx)(worker, bytes, 8, message, param) }
         });
         true
     }
 
     fn pairs(&self) -> Pairs {
-        // SAFETY: the worker lives.
+        // SAFETY: the worker is alive.
         unsafe { (self.library.ucp_worker_progress)(self.worker) };
         *self.pairs
     }
@@ -278,7 +281,8 @@ impl Drop for Ucx {
         for context in 0..self.receives.len() as u32 {
             self.cancel(context);
         }
-        // SAFETY: nothing uses the worker any more, and some progress ends cancelled receives.
+        // SAFETY: nothing uses the worker afterwards, and progress has completed cancelled
+        // receives.
         unsafe {
             while (self.library.ucp_worker_progress)(self.worker) != 0 {}
             (self.library.ucp_worker_destroy)(self.worker);

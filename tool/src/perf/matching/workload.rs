@@ -1,5 +1,5 @@
-//! The workloads P1 to P11, U1 to U6 and C1: what is prepared, and what one measured round does. A
-//! round leaves behind what it found, so rounds can be repeated.
+//! The workloads P1 to P11, U1 to U6 and C1: their preparation, and one measured round. A round
+//! restores the state that it found, so rounds can be repeated.
 //!
 //! The unit is a receive with its message: post, arrival, match, completion. For U6 it is a missed
 //! probe and a matched probe with its receive, for C1 a post and its cancellation.
@@ -17,7 +17,7 @@ pub enum Workload {
     P3,
     /// An exact receive behind *D* of any source and tag in another communicator.
     P4,
-    /// A receive from any source behind *D* such.
+    /// A receive from any source behind *D* receives from any source.
     P5,
     /// *D* receives, then their messages in order.
     P6,
@@ -25,7 +25,7 @@ pub enum Workload {
     P7,
     /// *D* receives, then their messages in random order.
     P8,
-    /// *D* receives alike, then their messages.
+    /// *D* equal receives, then their messages.
     P9,
     /// One bit of the tag is always ignored; a receive behind *D* of its tag from other sources.
     P10,
@@ -43,7 +43,7 @@ pub enum Workload {
     U5,
     /// *D* messages; for each a probe that misses, and a matched probe with its receive.
     U6,
-    /// *D* receives cancelled from the oldest on, from the youngest on, and in random order.
+    /// *D* receives cancelled from the oldest, from the youngest, and in random order.
     C1,
 }
 
@@ -54,12 +54,12 @@ impl Workload {
     pub const ALL: [Workload; 18] =
         [P1, P2, P3, P4, P5, P6, P7, P8, P9, P10, P11, U1, U2, U3, U4, U5, U6, C1];
 
-    /// Whether the depth is of messages rather than of receives.
+    /// Whether the depth counts messages rather than receives.
     pub fn is_unexpected(self) -> bool {
         matches!(self, U1 | U2 | U3 | U4 | U5 | U6)
     }
 
-    /// Whether a round goes through all of the depth, and so has at least one unit.
+    /// Whether a round covers the whole depth, and so has at least one unit.
     pub fn drains(self) -> bool {
         matches!(self, P6 | P7 | P8 | P9 | U1 | U2 | U3 | U4 | U6 | C1)
     }
@@ -81,7 +81,7 @@ const ROUND: u64 = 64;
 const FRESH_MASK: u64 = 16;
 /// Masks of P11.
 const MASKS: u64 = 32;
-/// The source and the tag that background never matches.
+/// The source and the tag that the background never matches.
 const LIVE: u32 = 7;
 const LIVE_TAG: u64 = 1 << 30;
 /// The communicator is above the tag.
@@ -90,7 +90,7 @@ const ANY_TAG: u64 = COMMUNICATOR - 1;
 /// The bit that P10 ignores.
 const PROTOCOL_BIT: u64 = 1 << 40;
 
-/// Room for entries, and for contexts, that a workload of this depth needs.
+/// Entries and contexts that a workload of this depth needs.
 pub const fn room(depth: u32) -> usize {
     depth as usize + 64
 }
@@ -116,7 +116,7 @@ impl Bench {
         Bench { workload, depth, order, next_mask: 1 }
     }
 
-    /// Brings the background in.
+    /// Prepares the background.
     pub fn prepare(&self, engine: &mut impl Engine) {
         for n in 0..self.depth {
             let tag = n as u64;
@@ -137,8 +137,8 @@ impl Bench {
         }
     }
 
-    /// One round. Calls `tick` after each call of the engine,
-    /// or after each unit where there is a background.
+    /// Runs one round. Calls `tick` after each call of the engine, or after each unit if there is a
+    /// background.
     #[inline(always)]
     pub fn round(&mut self, engine: &mut impl Engine, mut tick: impl FnMut()) {
         let (depth, live) = (self.depth, self.depth);

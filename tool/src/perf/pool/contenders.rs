@@ -1,4 +1,4 @@
-//! What needs no other package: our pool, the two rings under a mutex beside it, and the allocator.
+//! The contenders that need no other package: our pool, two rings under a mutex, and the allocator.
 
 use std::collections::VecDeque;
 use std::hint::black_box;
@@ -45,7 +45,7 @@ impl Pools for Fishplate {
     }
 }
 
-/// A ring of free blocks under a mutex: 64 of them; the allocator takes and gives the others.
+/// A ring of 64 free blocks under a mutex. The allocator allocates and frees all others.
 pub struct Ring(Mutex<VecDeque<Box<MaybeUninit<Body>>>>);
 
 /// Blocks that a ring keeps.
@@ -57,7 +57,7 @@ impl Ring {
     }
 }
 
-/// A block of a ring that is reached by an `R`.
+/// A block of a ring, which `R` refers to.
 pub struct OfRing<R: Deref<Target = Ring>> {
     block: Option<Box<MaybeUninit<Body>>>,
     ring: R,
@@ -76,7 +76,7 @@ impl<R: Deref<Target = Ring>> OfRing<R> {
     #[inline(always)]
     fn two_holders(&self) -> bool {
         self.block.as_ref().is_some_and(|block| {
-            // SAFETY: written as it was taken.
+            // SAFETY: written when it was taken.
             first_lets_go(&unsafe { block.assume_init_ref() }.first);
             true
         })
@@ -93,7 +93,7 @@ impl<R: Deref<Target = Ring>> Drop for OfRing<R> {
     }
 }
 
-/// One ring for all streams, as it is in the runtimes that this pool is to replace.
+/// One ring for all streams, as in the runtimes whose pools ours could replace.
 pub struct GlobalRing;
 
 static GLOBAL: Ring = Ring(Mutex::new(VecDeque::new()));
@@ -124,8 +124,8 @@ impl Pools for GlobalRing {
     }
 }
 
-/// A ring per stream, as was proposed for them.
-/// Its blocks hold it, since they may outlive their queue.
+/// A ring per stream, as proposed for those runtimes. Its blocks keep it alive, because they may
+/// outlive their queue.
 pub struct RingPerQueue;
 
 impl Pools for RingPerQueue {

@@ -13,9 +13,10 @@ pub struct PoolRow {
     pub streams: usize,
     /// Median of the repetitions.
     pub figures: Figures,
-    /// Least processor time per operation of all repetitions, in nanoseconds: the least disturbed.
+    /// Minimum processor time per operation over all repetitions, in nanoseconds.
     pub min_ns: f64,
-    /// That, as a multiple of one stream's in the same scenario; only of [`Scenario::Streams`].
+    /// The minimum as a multiple of one stream's in the same scenario; only for
+    /// [`Scenario::Streams`].
     pub to_one_stream: Option<f64>,
 }
 
@@ -33,7 +34,7 @@ impl PoolRow {
     }
 }
 
-/// A contender, of whichever type.
+/// A contender of any type.
 pub type Contender = (&'static str, fn(Scenario, usize, u64) -> Option<Figures>);
 
 /// Makes one of a type.
@@ -44,7 +45,7 @@ pub fn contender<P: Pools>() -> Contender {
 /// Repetitions of each scenario, in which contenders take turns.
 pub const REPEATS: usize = 5;
 
-/// Runs everything, and hands each row over as soon as it is there.
+/// Runs all scenarios, and passes on each row as soon as it is complete.
 pub fn run<E>(
     contenders: &[Contender],
     scenarios: &[(Scenario, usize)],

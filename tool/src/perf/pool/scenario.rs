@@ -1,18 +1,18 @@
-//! The scenarios, over anything that hands out 128-byte blocks. An operation takes and returns one.
+//! The scenarios, over any pool of 128-byte blocks. An operation takes a block and returns it.
 //!
-//! Used by the tool with pools that need no other package, and by benches/ with the rest:
-//! names nothing of either.
+//! The tool uses them with pools that need no other package, and benches/ with the others, so they
+//! depend on neither.
 //!
-//! Times are of the thread that takes: its processor time divided by its operations, so that
-//! threads that wait for a processor do not count. `p99_ns` is of batches of [`BATCH`] operations
-//! on the wall clock, per operation, and does include such waits.
+//! A time is the processor time of the thread that takes blocks, per operation, so that waits for a
+//! processor do not count. `p99_ns` is the wall-clock time of batches of [`BATCH`] operations, per
+//! operation, and includes such waits.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 use std::thread;
 use std::time::Instant;
 
-/// Something that hands out blocks.
+/// A pool of blocks.
 pub trait Pools {
     /// What rows call it.
     const NAME: &'static str;
@@ -22,15 +22,16 @@ pub trait Pools {
     type Held: Send;
     /// Access for each of `streams` streams, of which each has up to `capacity` blocks out at once.
     fn streams(streams: usize, capacity: usize) -> Vec<Self::Own>;
-    /// Takes a block, and puts a [`Body`] there. `None` only where there is a bound.
+    /// Takes a block, and writes a [`Body`] to it. `None` only if the pool has a bound.
     fn take(own: &mut Self::Own) -> Option<Self::Held>;
-    /// Gives a block back where it was taken.
+    /// Returns a block to the stream that took it.
     fn give(own: &mut Self::Own, held: Self::Held);
-    /// A block with two holders that both let go, the first one elsewhere as far as the pool knows.
+    /// A block with two holders that both release it; to the pool the first may be on another
+    /// thread.
     fn twice(own: &mut Self::Own) -> bool;
 }
 
-/// A block's memory, as large as the biggest command of the runtimes that this is compared for.
+/// A block's memory, as large as the largest command of the compared runtimes.
 #[repr(C, align(64))]
 pub struct Body {
     /// Written when it is taken.
@@ -46,23 +47,23 @@ impl Body {
     }
 }
 
-/// For pools that know one holder only:
-/// releases the first of two, counted in the first word. The last returns it.
+/// For pools with one holder per block: counts the two holders in the first word. The last one
+/// returns the block.
 #[inline(always)]
 pub fn first_lets_go(first: &AtomicU64) {
     first.store(2, Ordering::Relaxed);
     for _ in 0..2 {
-        // As any count of references: release, and acquire for the last.
+        // As in a reference count: release, and acquire for the last holder.
         if first.fetch_sub(1, Ordering::Release) == 1 {
             fence(Ordering::Acquire);
         }
     }
 }
 
-/// Operations between two looks at the clock.
+/// Operations between two clock reads.
 pub const BATCH: u64 = 64;
 
-/// What one run of a scenario came to.
+/// The result of one run of a scenario.
 #[derive(Clone, Copy, Debug)]
 pub struct Figures {
     /// Processor time per operation, in nanoseconds.
@@ -76,19 +77,19 @@ pub struct Figures {
 /// What to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scenario {
-    /// One stream with so many blocks out at once, given back in order of taking.
+    /// One stream with this many blocks in use, returned in the order taken.
     Single(usize),
-    /// Streams with a thread and a pool access of its own each, 16 blocks out.
+    /// Streams with their own thread and pool access, 16 blocks in use each.
     Streams,
-    /// One thread takes; so many others give back.
+    /// One thread takes blocks; this many others return them.
     HandOff(usize),
-    /// A thousand taken in a burst, given back in random order by another thread.
+    /// A thousand taken in a burst, returned in random order by another thread.
     Burst,
-    /// Every slot out: a refusal, then a block given back and one taken.
+    /// All slots in use: a refusal, then a block is returned and another taken.
     Exhausted,
     /// Blocks with two holders.
     TwoHolders,
-    /// A pool made, 16 blocks taken, the pool ended, the blocks given back.
+    /// A pool is created, 16 blocks are taken, the pool is dropped, and the blocks are returned.
     Lifecycle,
 }
 
@@ -106,7 +107,7 @@ impl Scenario {
         }
     }
 
-    /// All of them, with the numbers of streams for the one that has some.
+    /// Returns all scenarios, with numbers of streams for the one that has them.
     pub fn all(streams: &[usize]) -> Vec<(Scenario, usize)> {
         let mut all: Vec<_> = [1, 64, 4096].map(|window| (Scenario::Single(window), 1)).into();
         all.extend(streams.iter().map(|&streams| (Scenario::Streams, streams)));
@@ -117,8 +118,8 @@ impl Scenario {
         all
     }
 
-    /// Runs it once with about `ops` operations per stream. `None` where it does not apply:
-    /// nothing is exhausted without a bound.
+    /// Runs it once with about `ops` operations per stream. `None` if it does not apply: a pool
+    /// without a bound is never exhausted.
     pub fn run<P: Pools>(self, streams: usize, ops: u64) -> Option<Figures> {
         match self {
             Scenario::Single(window) => Some(windows::<P>(1, window, ops)),
@@ -134,7 +135,8 @@ impl Scenario {
     }
 }
 
-/// Processor time of the calling thread, in nanoseconds. A system call, some hundred nanoseconds.
+/// Returns the processor time of the calling thread, in nanoseconds. A system call of some hundred
+/// nanoseconds.
 fn cpu_ns() -> u64 {
     fishplate_sys::clock::thread_cpu_ns().unwrap_or(0)
 }
@@ -197,7 +199,7 @@ fn windows<P: Pools>(streams: usize, window: usize, ops: u64) -> Figures {
                             P::give(own, held);
                         }
                     };
-                    // Every slot is touched before.
+                    // Every slot is touched in advance.
                     pass(&mut own);
                     let passes = (BATCH as usize / window).max(1);
                     let rounds = (ops as usize).div_ceil(passes * window);
@@ -232,16 +234,16 @@ fn windows<P: Pools>(streams: usize, window: usize, ops: u64) -> Figures {
     all.figures(ops, batch as u64, cpu, wall)
 }
 
-/// Blocks on their way to another thread, by the handful: one producer, one consumer.
+/// Blocks in transfer to another thread, in batches: one producer, one consumer.
 struct Way<T> {
     places: Box<[std::sync::Mutex<Vec<T>>]>,
     sent: AtomicUsize,
     taken: AtomicUsize,
 }
 
-/// Handfuls on their way at once.
+/// Batches in transfer at once.
 const PLACES: usize = 4;
-/// Blocks in a handful, unless the scenario has more.
+/// Blocks in a batch, unless the scenario has more.
 const HANDFUL: usize = 64;
 
 impl<T> Way<T> {
@@ -253,18 +255,18 @@ impl<T> Way<T> {
         }
     }
 
-    /// Exchanges a full handful for an empty one.
+    /// Exchanges a full batch for an empty one.
     fn send(&self, handful: &mut Vec<T>) {
         let sent = self.sent.load(Ordering::Relaxed);
         while sent - self.taken.load(Ordering::Acquire) == PLACES {
             thread::yield_now();
         }
-        // Never contended: the counters say whose the place is.
+        // Never contended: the counters determine the owner of the slot.
         std::mem::swap(handful, &mut self.places[sent % PLACES].lock().expect("no panic"));
         self.sent.store(sent + 1, Ordering::Release);
     }
 
-    /// Works on handfuls until `done` and none is left.
+    /// Processes batches until `done` is set and none is left.
     fn receive(&self, done: &AtomicUsize, mut work: impl FnMut(&mut Vec<T>)) {
         loop {
             let finished = done.load(Ordering::Acquire) != 0;
@@ -281,8 +283,8 @@ impl<T> Way<T> {
     }
 }
 
-/// One thread takes; `releasers` give back handfuls of what they get,
-/// in random order if these are bursts.
+/// One thread takes blocks; `releasers` return the batches that they get, in random order for
+/// bursts.
 fn hand_off<P: Pools>(releasers: usize, burst: usize, ops: u64) -> Figures {
     let handful = burst.max(HANDFUL);
     let capacity = (releasers * (PLACES + 2) * handful).next_power_of_two();
@@ -318,7 +320,7 @@ fn hand_off<P: Pools>(releasers: usize, burst: usize, ops: u64) -> Figures {
                 }
             }
             times.record(&mut begun);
-            // Waiting for the others to keep up is not the pool's.
+            // Time spent waiting for the other threads does not count for the pool.
             cpu += cpu_ns() - before;
             ways[round % releasers].send(&mut taken);
         }

@@ -1,5 +1,5 @@
-//! What a follower does with orders that no leader of ours gives: it refuses them, and names the
-//! side that gave them. Here the follower is its own peer, and a script stands in for the leader.
+//! Tests that a follower refuses invalid orders, and names the side that gave them. Here the
+//! follower is its own peer, and a script plays the leader.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -80,7 +80,8 @@ fn json(word: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(word).unwrap()
 }
 
-/// What a follower over `transport` says to a leader that greets, says `words` and hangs up.
+/// Returns the error of a follower over `transport`, after a leader greets, sends `words` and
+/// closes.
 fn follow(
     session: &mut Session<false>,
     transport: Transport,
@@ -100,7 +101,7 @@ fn follow(
     session.follow_all(REGION, Some(Test::Put)).unwrap_err()
 }
 
-/// An order that can be followed.
+/// A valid order.
 fn order(test: Test) -> Job {
     Job {
         test,
@@ -117,12 +118,12 @@ fn order(test: Test) -> Job {
     }
 }
 
-/// An order, and the words that follow it.
+/// An order, and the words after it.
 fn ordered(job: Job) -> [Vec<u8>; 3] {
     [json(&Order::Measure(job)), b"null".to_vec(), json(&Tally::default())]
 }
 
-/// The orders that are like `job` but for one field that cannot be.
+/// Orders that equal `job` except for one invalid field.
 fn spoilt(job: Job) -> Vec<Job> {
     let mut all = vec![
         Job { iters: 0, ..job },
