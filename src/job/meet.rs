@@ -115,7 +115,7 @@ pub(super) fn meet(
             }
         }
         if entry.has_expired() {
-            let occupied = || io::Error::other("another job is at its place");
+            let occupied = || io::Error::other("another job uses its address or folder");
             return Err(not_joined(entry, &refusal.unwrap_or_else(occupied)));
         }
         sleep(AGAIN);
@@ -141,8 +141,8 @@ pub(super) fn at_leader(id: &UniqueId, entry: &Entry) -> io::Result<Job> {
 fn not_joined(entry: &Entry, why: &io::Error) -> io::Error {
     let who = entry.rank.map_or("a process".into(), |rank| format!("rank {rank}"));
     let text = format!(
-        "{who} cannot join its job of {} within {:?}: {why}; check that rank 0 runs and that all are given the \
-         same place and cookie",
+        "{who} cannot join its job of {} within {:?}: {why}; check that rank 0 runs, and that all have the \
+         same address and cookie",
         entry.size, entry.timeout
     );
     io::Error::new(ErrorKind::TimedOut, text)

@@ -105,7 +105,7 @@ impl Pmi<'_> {
             return Ok(());
         }
         let who = match wanted {
-            "barrier_out" => format!("not all {} ranks came to PMI's barrier", self.entry.size),
+            "barrier_out" => format!("not all {} ranks reached PMI's barrier", self.entry.size),
             _ => "the launcher did not answer".into(),
         };
         let text = format!("PMI: {who} within {:?}; check that each rank runs", self.entry.timeout);

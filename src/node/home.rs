@@ -215,8 +215,8 @@ impl Home {
         };
         queue.grow(requests);
         self.engine.grow_receives(receives, posted);
-        // SAFETY: the parts live as long as this value, and this field is used here alone. What it
-        // held, the engine and the queue have just left.
+        // SAFETY: the parts live as long as this value, and only this code uses the field. The
+        // engine and the queue have just released its old contents.
         unsafe { *addr_of_mut!((*self.parts.as_ptr()).grown) = Some(grown) };
         true
     }

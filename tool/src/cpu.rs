@@ -116,9 +116,8 @@ pub fn allowed() -> Outcome<Vec<usize>> {
 }
 
 fn set() -> Outcome<affinity::CpuSet> {
-    affinity::allowed().map_err(|error| {
-        Failure::run(format!("cannot ask on which processors this process may run: {error}"))
-    })
+    affinity::allowed()
+        .map_err(|error| Failure::run(format!("cannot read the processors of this process: {error}")))
 }
 
 /// The core of a processor, named by its lowest sibling.

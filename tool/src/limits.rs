@@ -61,7 +61,7 @@ fn lacking(size: usize) -> ! {
     // It fits; otherwise it would be truncated.
     let _ = writeln!(
         rest,
-        "fishplate: cannot take {size} bytes of memory; raise the limit (ulimit -v), or choose a smaller --region or --size"
+        "fishplate: cannot allocate {size} bytes of memory; raise the limit (ulimit -v), or choose a smaller --region or --size"
     );
     let left = rest.len();
     let len = text.len() - left;
@@ -90,7 +90,7 @@ pub fn within_limits(program: fn() -> ExitCode) -> ExitCode {
         Ok(Err(_)) => ExitCode::FAILURE,
         Err(error) => {
             eprintln!(
-                "fishplate: cannot make a stack of {}: {error}; raise ulimit -v, or ulimit -s",
+                "fishplate: cannot allocate a stack of {}: {error}; raise ulimit -v, or ulimit -s",
                 sizes::show(STACK)
             );
             ExitCode::FAILURE
@@ -143,16 +143,16 @@ pub fn lack(region: usize, error: SegmentError) -> Failure {
     let region = sizes::show(region);
     Failure::usage(match error {
         SegmentError::Room { asked, there } => format!(
-            "--region {region}: it takes {} MiB of memory on this host, and {} MiB can be had; choose a smaller one",
+            "--region {region}: it needs {} MiB of memory on this host, and {} MiB are available; choose a smaller one",
             asked >> 20,
             there >> 20
         ),
         SegmentError::FileSize { limit, .. } => format!(
-            "--region {region}: memory in common is limited to {} KiB, as files are; choose a smaller one, or raise ulimit -f",
+            "--region {region}: shared memory is limited to {} KiB, like files; choose a smaller one, or raise ulimit -f",
             limit >> 10
         ),
         SegmentError::System(libc::ENOMEM | libc::ENOSPC) => format!(
-            "--region {region}: no memory, or no addresses, for it; choose a smaller one, or raise ulimit -v"
+            "--region {region}: there is not enough memory or address space; choose a smaller one, or raise ulimit -v"
         ),
         error => format!("--region {region}: {error}"),
     })
@@ -168,7 +168,7 @@ pub fn attach_failed(what: &str, error: AttachError) -> Failure {
 #[cold]
 pub fn attach_remedy(error: AttachError) -> &'static str {
     match error {
-        AttachError::System(libc::EFBIG) => "; memory in common is limited as files are: raise ulimit -f",
+        AttachError::System(libc::EFBIG) => "; shared memory is limited like files: raise ulimit -f",
         AttachError::System(libc::ENOMEM) => {
             "; there is no memory: choose a smaller --region, or raise ulimit -v"
         }

@@ -158,7 +158,7 @@ impl Row {
         let at = format!("{} of {} bytes", args::name(self.test), sizes::show(self.size));
         if self.errors > 0 || self.signals_misordered > 0 {
             return Some(format!(
-                "{at}: {} of {} iterations had wrong data, {} signals came before what they announce",
+                "{at}: {} of {} iterations had wrong data, {} signals arrived before their data",
                 self.errors, self.iters, self.signals_misordered
             ));
         }

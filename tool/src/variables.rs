@@ -58,7 +58,7 @@ pub const VARIABLES: [Variable; 14] = [
     },
     Variable {
         name: "MAX_RAILS",
-        meaning: "rails that a process uses at most, 1 to 16",
+        meaning: "maximum number of rails of a process, 1 to 16",
         set: |s, text| number(text).map(|n| s.max_rails = n as usize),
         show: |s| s.max_rails.to_string(),
     },
@@ -85,7 +85,7 @@ pub const VARIABLES: [Variable; 14] = [
     },
     Variable {
         name: "WINDOW",
-        meaning: "numbers that a stream may have in flight, a power of two; the same on both sides",
+        meaning: "sequence numbers that a stream may have in flight, a power of two; the same on both sides",
         set: |s, text| narrow(text).map(|n| s.window = n),
         show: |s| s.window.to_string(),
     },
@@ -97,7 +97,7 @@ pub const VARIABLES: [Variable; 14] = [
     },
     Variable {
         name: "EAGER",
-        meaning: "payload up to which a put-signal is one message, in bytes",
+        meaning: "longest payload of a put-signal that travels as one message, in bytes",
         set: |s, text| {
             size(text).and_then(|n| u32::try_from(n).map_err(|_| SIZE.into())).map(|n| s.eager = n)
         },
@@ -105,19 +105,19 @@ pub const VARIABLES: [Variable; 14] = [
     },
     Variable {
         name: "STRIPE_THRESHOLD",
-        meaning: "size from which an operation is spread over rails, in bytes",
+        meaning: "smallest operation that is spread over rails, in bytes",
         set: |s, text| size(text).map(|n| s.stripe_threshold = n),
         show: |s| sizes::show(s.stripe_threshold as usize),
     },
     Variable {
         name: "STRIPE_CHUNK",
-        meaning: "size of the pieces that it is cut into, in bytes",
+        meaning: "size of its pieces, in bytes",
         set: |s, text| size(text).map(|n| s.stripe_chunk = n),
         show: |s| sizes::show(s.stripe_chunk as usize),
     },
     Variable {
         name: "ACK_AGE",
-        meaning: "passes after which an acknowledgement that is owed goes out alone",
+        meaning: "passes after which a pending acknowledgement goes out alone",
         set: |s, text| narrow(text).map(|n| s.ack_age = n),
         show: |s| s.ack_age.to_string(),
     },
@@ -139,7 +139,7 @@ pub const VARIABLES: [Variable; 14] = [
     },
     Variable {
         name: "DEADLINE",
-        meaning: "milliseconds, or seconds as 5s, after which an operation is lost, and its peer failed; perf: --timeout",
+        meaning: "time limit of an operation, in milliseconds or as 5s, after which its peer fails; perf: --timeout",
         set: |s, text| {
             let ms = sizes::number(text, &[("ms", 1), ("s", 1000), ("m", 60_000)]);
             let ms = ms.ok_or("a whole number of milliseconds, or a time such as 500ms or 5s");

@@ -150,6 +150,6 @@ fn a_control_group_with_less_memory_than_the_region_takes_is_an_error_and_kills_
     };
     let enter = format!("echo $$ >{}/cgroup.procs", group.0.display());
     let told = limited(&enter, "perf put-signal -n 100 -w 10 --region 64M");
-    assert!(!ended("too large", &told, &["--region 64M: it takes"]));
+    assert!(!ended("too large", &told, &["--region 64M: it needs"]));
     assert!(ended("fits", &limited(&enter, "perf put-signal -n 100 -w 10 --region 4M"), &[]));
 }

@@ -51,7 +51,7 @@ pub unsafe extern "C" fn psm2_epaddr_to_epid(address: *mut EpAddr, epid: *mut u6
     })
 }
 
-/// The address of the peer with an id, among those of an endpoint.
+/// Returns the address of the peer of an endpoint with this id.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn psm2_ep_epid_lookup2(ep: *mut Ep, epid: u64, found: *mut EpConn) -> Error {
     if found.is_null() {

@@ -175,7 +175,7 @@ pub unsafe extern "C" fn fp_node_open(given: *const FpOptions, node: *mut *mut F
         let options = options(given)?;
         let most = FP_NO_SHARED_MEMORY | FP_NO_FABRIC | FP_REQUIRE_FABRIC | FP_WAIT_FD;
         if options.flags & !most != 0 || options.flags & (FP_NO_FABRIC | FP_REQUIRE_FABRIC) == 6 {
-            return Err(fail(libc::EINVAL, "flags: unknown, or at odds with each other"));
+            return Err(fail(libc::EINVAL, "invalid flags: unknown, or contradictory"));
         }
         let limits = Limits {
             peers: limit(options.peers, Limits::DEFAULT.peers, "peers")?,

@@ -154,7 +154,7 @@ pub(crate) fn timeout(py: Python<'_>, default: Duration, seconds: Option<f64>) -
     match seconds {
         None => Ok(default),
         Some(seconds) if seconds >= 0.0 => Ok(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)),
-        Some(seconds) => Err(misuse(py, "argument", format!("a timeout of {seconds} seconds"))),
+        Some(seconds) => Err(misuse(py, "argument", format!("invalid timeout: {seconds} seconds"))),
     }
 }
 

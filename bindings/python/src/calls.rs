@@ -43,7 +43,7 @@ impl Calls {
     /// A call was made. Ends a sleep.
     pub fn made(&self) {
         self.count.fetch_add(1, Ordering::SeqCst);
-        // With the fence of `sleep`: it sees the count, or this sees that somebody sleeps.
+        // Partner: the fence of `sleep`. Either that sees the count, or this sees the sleeper.
         fence(Ordering::SeqCst);
         if self.armed.load(Ordering::SeqCst) && self.armed.swap(false, Ordering::SeqCst) {
             // SAFETY: eight bytes of ours. It fails only where the descriptor is readable.

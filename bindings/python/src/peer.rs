@@ -138,7 +138,7 @@ impl Place {
     fn __add__(&self, py: Python<'_>, bytes: u64) -> PyResult<Place> {
         match self.at.offset.checked_add(bytes) {
             Some(offset) => Ok(Place { shared: self.shared.clone(), at: RemoteAddr { offset, ..self.at } }),
-            None => Err(misuse(py, "range", "the place lies beyond all memory")),
+            None => Err(misuse(py, "range", "the offset exceeds the address space")),
         }
     }
 }

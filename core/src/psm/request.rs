@@ -74,7 +74,7 @@ pub struct MqSlot {
     pub(super) receive: bool,
     name: Name,
     links: Links,
-    /// Of a send that found no room: the next one to the same peer.
+    /// For a send that found no room: the next such send to the same peer.
     behind: u32,
     /// Of the first of them: the last.
     last: u32,

@@ -18,7 +18,7 @@ pub enum CommandError {
         /// Bytes to fill.
         len: usize,
     },
-    /// It already follows the most events.
+    /// It already waits for the maximum number of events.
     TooManyEvents,
     /// The receive to be cancelled belongs to another queue.
     OtherQueue,

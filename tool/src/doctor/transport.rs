@@ -67,7 +67,11 @@ fn libfabric() -> Finding {
     let library = match unsafe { rails::load(&settings) } {
         Ok(library) => library,
         Err(error) => {
-            return Finding::warn("libfabric", format!("{error}: no peers on other hosts"), missing);
+            return Finding::warn(
+                "libfabric",
+                format!("{error}; peers on other hosts cannot be reached"),
+                missing,
+            );
         }
     };
     let (major, minor) = library.version();

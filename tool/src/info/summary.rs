@@ -44,7 +44,7 @@ fn fabric(fabric: &Value, into: &mut String) {
         "libfabric",
         &format!("{}, providers {}", text(&fabric["version"]), text(&fabric["providers_in_library"])),
     );
-    let rails = fabric["rails"].as_str().unwrap_or("none; a node reaches this host alone");
+    let rails = fabric["rails"].as_str().unwrap_or("none; a node reaches only this host");
     line(into, "a node's rails", rails);
     let (usable, absent): (Vec<_>, Vec<_>) =
         fields(&fabric["providers"]).partition(|(_, provider)| provider["usable"] == "usable");

@@ -42,7 +42,7 @@ pub fn run<const STARTS: bool>(
 
 /// First byte of the rings' memory.
 fn memory<const STARTS: bool>(side: &Endpoint<STARTS>) -> Outcome<NonNull<u8>> {
-    let common = side.common.ok_or_else(|| Failure::run("the two processes have no memory in common"))?;
+    let common = side.common.ok_or_else(|| Failure::run("the two processes share no memory"))?;
     // SAFETY: the areas, of RING_ARENA bytes at least, begin there.
     Ok(unsafe { common.add(AREAS_AT) })
 }

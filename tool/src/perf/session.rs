@@ -147,7 +147,7 @@ impl<const STARTS: bool> Session<STARTS> {
         let answer = self.talk(&text, deadline)?;
         serde_json::from_slice(&answer).map_err(|error| {
             Failure::run(format!(
-                "{} said what was not understood ({}): run the same build on both sides",
+                "{} sent an invalid message ({}): run the same build on both sides",
                 self.side.who,
                 plain(&error.to_string())
             ))
@@ -367,7 +367,7 @@ impl<const STARTS: bool> Session<STARTS> {
                 }
                 Order::Measure(job) => {
                     job.check_bounds(self.transport, region).map_err(|failure| {
-                        Failure::run(format!("{} orders what cannot be done: {failure}", self.side.who))
+                        Failure::run(format!("{} sent an invalid order: {failure}", self.side.who))
                     })?;
                     // This side gives up at its own user's timeout. If the other started it, the
                     // other decides.

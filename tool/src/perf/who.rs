@@ -77,7 +77,7 @@ impl Who {
     #[cold]
     pub fn out_of_time(&self, stuck: Stuck) -> Failure {
         Failure::run(format!(
-            "not done in time: {self} has answered all that it was asked{}; a longer --timeout helps",
+            "not done in time: {self} has answered every request{}; use a longer --timeout",
             self.stuck(stuck)
         ))
     }
@@ -118,7 +118,7 @@ impl Who {
             text += &format!(", where number {hole} is the next to come");
         }
         if unanswered {
-            text += ", and has said nothing since the two met";
+            text += ", and has sent nothing since the two connected";
         }
         text
     }
@@ -147,7 +147,7 @@ mod tests {
         );
         let told = who.lost(PeerError::Died).to_string();
         assert!(
-            told.contains("10.0.0.2") && told.contains("tcp on a") && told.contains("process is gone"),
+            told.contains("10.0.0.2") && told.contains("tcp on a") && told.contains("process has ended"),
             "{told}"
         );
         let told = who.gone("it hung up").to_string();

@@ -201,7 +201,7 @@ mod tests {
             // SAFETY: the pool is alive, and nothing else uses the context.
             assert_eq!(unsafe { (*pool.at(at)).kind }, ContextKind::Receive);
         }
-        // SAFETY: taken above, and known to no provider.
+        // SAFETY: taken above, and never passed to a provider.
         unsafe { pool.give(taken[1]) };
         assert_eq!(pool.take(), Some(taken[1]));
         assert!(pool.take().is_none());

@@ -145,7 +145,7 @@ fn an_order_that_cannot_be_is_refused_and_names_who_gave_it() {
             for job in spoilt(order(test)) {
                 let told = follow(&mut session, transport, ordered(job)).to_string();
                 assert!(
-                    told.starts_with("this process orders what cannot be done: "),
+                    told.starts_with("this process sent an invalid order: "),
                     "{transport:?} {job:?}: {told}"
                 );
                 refused += 1;
@@ -163,7 +163,7 @@ fn an_order_that_cannot_be_is_refused_and_names_who_gave_it() {
         (Transport::Shm, Job { bidirectional: true, ..order(Test::Get) }),
     ] {
         let told = follow(&mut session, transport, ordered(job)).to_string();
-        assert!(told.contains("orders what cannot be done"), "{transport:?} {job:?}: {told}");
+        assert!(told.contains("sent an invalid order"), "{transport:?} {job:?}: {told}");
     }
 }
 
