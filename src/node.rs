@@ -47,7 +47,8 @@
 //! Shared memory carries it if both nodes have a device. Libfabric carries it if the provider of
 //! the node that owns the memory supports `FI_HMEM`; the other end needs no device.
 //!
-//! Signals, atomics and unregistered bytes cannot target it: [`OpError::DeviceMemory`].
+//! Words of signals and atomics may be in it; the device changes them. Unregistered bytes cannot be
+//! put to it: [`OpError::DeviceMemory`].
 //!
 //! Freed memory returns to the device once no peer has it open: peers close it in `progress` and in
 //! waits, and the owner frees it there. A device's copies do not wake a sleeping thread: a wait

@@ -50,9 +50,9 @@ node() {
     "${over[@]}" gpu::a_killed_process || return
     rm -f "$place/report"
     FAKE_CUDA_REPORT="$place/report" "${over[@]}" gpu:: --skip a_killed_process || return
-    # The tests and three children. Dropped nodes leave memory allocated that peers have open.
+    # The tests and four children. Dropped nodes leave memory allocated that peers have open.
     cat "$place/report"
-    [ "$(wc -l <"$place/report")" -eq 4 ] && ! grep -v ' violations \[\]$' "$place/report"
+    [ "$(wc -l <"$place/report")" -eq 5 ] && ! grep -v ' violations \[\]$' "$place/report"
     # Lent memory is freed, unless a peer makes no call.
     FAKE_CUDA_REPORT="$place/report" "${over[@]}" lent:: --skip makes_no_call || return
     tail -n 1 "$place/report" | grep -q 'held 0 violations \[\]$' || return

@@ -19,13 +19,15 @@
 //! `peers`, `joint` and `regions` set up what operations name. `epoch` distinguishes attachments of
 //! a peer, and `close` ends them in good order. `failover` continues after a rail has failed.
 //! `submit` accepts operations, `post` cuts them into posts and picks rails, `receive` handles
-//! reports of rails, `service` does the work that became due, `finish` completes operations, and
-//! `wait` blocks. They share the state in `window`, `stream`, `pending`, `table`, `load` and
-//! `wire`, with lists from `list`. `protocol` sends and receives tagged messages, and `tag` matches
-//! them. `worker` drives an engine for other threads, which send it `command`s over a `lane`.
+//! reports of rails, `service` does the work that became due, `device` applies signals and atomics
+//! in device memory, `finish` completes operations, and `wait` blocks. They share the state in
+//! `window`, `stream`, `pending`, `table`, `load` and `wire`, with lists from `list`. `protocol`
+//! sends and receives tagged messages, and `tag` matches them. `worker` drives an engine for other
+//! threads, which send it `command`s over a `lane`.
 
 mod close;
 pub mod command;
+mod device;
 mod epoch;
 mod failover;
 mod finish;

@@ -74,6 +74,12 @@ impl PeerError {
     }
 }
 
+impl From<Violation> for PeerError {
+    fn from(violation: Violation) -> Self {
+        PeerError::Protocol(violation)
+    }
+}
+
 /// A violation of the protocol by a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -183,8 +189,8 @@ pub enum OpError {
         /// Size of the region, in bytes.
         size: u64,
     },
-    /// Device memory, which the processor cannot access. No signals, atomics, injects or waits
-    /// there.
+    /// Device memory, which the processor cannot access: no injects there. Wait for a word there by
+    /// [`wait_signal_anywhere`](crate::engine::Engine::wait_signal_anywhere).
     DeviceMemory,
     /// A rail of the region's owner executes its atomics. No signals, injects or waits there, and
     /// no atomics unless that rail leads here.

@@ -6,7 +6,7 @@
 
 mod copy;
 
-pub use copy::{copy_bytes, copy_message, copy_to_window};
+pub use copy::{copy_bytes, copy_message, copy_to_window, order_window};
 
 use core::fmt;
 use core::marker::PhantomData;

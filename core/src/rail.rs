@@ -429,8 +429,9 @@ pub unsafe trait Rail {
         false
     }
 
-    /// Writes into registered memory of this process that only a device may access. Slow path: may
-    /// wait for the device to copy.
+    /// Writes into registered memory of this process that only a device may access. A kernel that
+    /// polls an aligned word of 8 bytes sees it change at once, if the device can store words. Slow
+    /// path: may wait for the device to copy.
     ///
     /// # Errors
     /// [`PostError::Again`] when no staging memory is free; otherwise the device's error.

@@ -6,9 +6,9 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use fishplate_core::error::PostError;
-use fishplate_core::mem::{Untrusted, copy_bytes, copy_to_window};
+use fishplate_core::mem::{Untrusted, copy_bytes};
 
-use crate::rail::Stage;
+use crate::rail::{Stage, write_window};
 use crate::{Device, DeviceCaps, DeviceError, DevicePtr};
 
 /// A device whose memory NICs reach.
@@ -54,7 +54,7 @@ impl<D: Device> GpuDirect<D> {
     pub unsafe fn write_device(&mut self, to: DevicePtr, from: Untrusted<'_>) -> Result<(), PostError> {
         match self.device.host_view(to, from.len() as u64) {
             // SAFETY: the processor may write `from.len()` bytes there.
-            Some(view) => unsafe { copy_to_window(from.as_ptr(), view.as_ptr(), from.len()) },
+            Some(view) => unsafe { write_window(view.as_ptr(), from) },
             None => {
                 let deadline = Instant::now() + self.timeout;
                 // SAFETY: our caller guarantees the same contract.

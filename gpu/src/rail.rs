@@ -40,7 +40,7 @@ use bounce::Relay;
 use memory::{Imported, Registered};
 use owned::Owned;
 use queue::{Ops, Streams};
-pub(crate) use stage::Stage;
+pub(crate) use stage::{Stage, write_window};
 use wait_object::Pace;
 
 pub use config::GpuConfig;

@@ -209,33 +209,36 @@ fn row_21_gets_puts_and_counting_signals_in_any_memory() {
                 assert!(into.get(8, len) == sent, "{what}");
             }
         }
-        // Signals count, and atomics in host memory keep their order among writes to a device.
-        ends[1].host.set(1024, &[0; 16]);
-        let amo = Amo { op: AmoOp::Add, width: 8, operand: 5, compare: 0 };
-        let (word, counter) = (ends[1].host.remote.unwrap().at(1024), ends[1].host.remote.unwrap().at(1032));
-        let (source, target) = (ends[0].device.local.at(0), ends[1].device.remote.unwrap().at(0));
-        for _ in 0..100 {
-            until(&mut ends, "a put", |ends| {
-                match ends[0].engine.put(CX, source, 9000, target, Notice::Silent) {
-                    Ok(_) => true,
-                    Err(error) => {
-                        assert_eq!(error, OpError::Again);
-                        false
-                    }
-                }
-            });
-            let signal = Signal { at: word, op: SignalOp::Add, value: 1 };
-            until(&mut ends, "a signal", |ends| ends[0].engine.signal(CX, signal, Notice::Silent).is_ok());
-            until(&mut ends, "an atomic", |ends| {
-                ends[0].engine.amo(CX, counter, amo, Notice::Silent).is_ok()
-            });
-        }
-        let value = |ends: &[End; 2], at| u64::from_ne_bytes(ends[1].host.get(at, 8).try_into().unwrap());
-        until(&mut ends, "all atomics", |ends| value(ends, 1032) == 500);
-        assert_eq!(value(&ends, 1024), 100, "{way}");
-        let device = ends[1].device.remote.unwrap().at(0);
-        assert_eq!(ends[0].engine.amo(CX, device, amo, Notice::Silent).map(drop), Err(OpError::DeviceMemory));
+        counts(way, &mut ends, false);
+        counts(way, &mut ends, true);
     }
+}
+
+/// Signals count, and atomics keep their order among writes to a device. `words`: the words are in
+/// the device's memory too.
+fn counts(way: &str, ends: &mut [End; 2], words: bool) {
+    const AT: usize = 10_240;
+    let part = if words { ends[1].device } else { ends[1].host };
+    part.set(AT, &[0; 16]);
+    let amo = Amo { op: AmoOp::Add, width: 8, operand: 5, compare: 0 };
+    let remote = part.remote.unwrap();
+    let (word, counter) = (remote.at(AT as u64), remote.at(AT as u64 + 8));
+    let (source, target) = (ends[0].device.local.at(0), ends[1].device.remote.unwrap().at(0));
+    for _ in 0..100 {
+        until(ends, "a put", |ends| match ends[0].engine.put(CX, source, 9000, target, Notice::Silent) {
+            Ok(_) => true,
+            Err(error) => {
+                assert_eq!(error, OpError::Again);
+                false
+            }
+        });
+        let signal = Signal { at: word, op: SignalOp::Add, value: 1 };
+        until(ends, "a signal", |ends| ends[0].engine.signal(CX, signal, Notice::Silent).is_ok());
+        until(ends, "an atomic", |ends| ends[0].engine.amo(CX, counter, amo, Notice::Silent).is_ok());
+    }
+    let value = |at| u64::from_ne_bytes(part.get(at, 8).try_into().unwrap());
+    until(ends, "all atomics", |_| value(AT + 8) == 500);
+    assert_eq!(value(AT), 100, "{way}, words in the device: {words}");
 }
 
 #[test]

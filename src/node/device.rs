@@ -1,6 +1,6 @@
 //! Device memory of a node. Peers put to it and get from it, and tagged messages are sent from it
-//! and received into it, over the rails that [carry](super) it. Signals and unregistered bytes
-//! cannot target it, and the processor does not access it. Slow paths.
+//! and received into it, over the rails that [carry](super) it. Unregistered bytes cannot be put to
+//! it, and the processor does not access it. Slow paths.
 
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};

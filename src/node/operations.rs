@@ -317,7 +317,8 @@ impl Node {
 
     /// Waits until the 64-bit word at `at` meets the condition, and returns it. Everything that its
     /// sender sent before the signal is then visible. `from`, if given, is the peer that sends the
-    /// signal: the wait ends if it fails.
+    /// signal: the wait ends if it fails. A device reads a word in its memory, which takes some
+    /// microseconds each time.
     ///
     /// # Errors
     /// [`Error::Wait`]: what is missing, or that the peer has failed.
@@ -354,7 +355,12 @@ impl Node {
         timeout: Duration,
     ) -> Result<u64, Error> {
         self.wait_with(timeout, |engine, waiter, until| {
-            engine.wait_signal(at, cmp, value, from, waiter, until)
+            match engine.wait_signal(at, cmp, value, from, waiter, until) {
+                Err(WaitError::Op(OpError::DeviceMemory)) => {
+                    engine.wait_signal_anywhere(at, cmp, value, from, waiter, until)
+                }
+                waited => waited,
+            }
         })
     }
 

@@ -146,12 +146,21 @@ fn bytes(random: &mut Random, len: usize) -> Vec<u8> {
     (0..len).map(|_| random.next() as u8).collect()
 }
 
+/// Where the word of a signal is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Words {
+    Host,
+    Device,
+}
+
 /// Put-signals of mixed lengths from device memory to device memory. When a signal is visible, all
-/// earlier puts are.
-fn put_signals(name: &str, persona: Persona, seed: u64, count: u64) {
+/// earlier puts are: to kernels, which may poll a word of the device.
+fn put_signals(name: &str, persona: Persona, behaviour: Behaviour, words: Words, seed: u64, count: u64) {
     const SLOTS: u64 = 16;
     const SLOT: u64 = SIZE / SLOTS;
-    let mut two = Two::<4>::new(name, persona, FLUSHED, seed);
+    // Behind the longest payload of the last slot.
+    const WORD: u64 = SIZE - 8;
+    let mut two = Two::<4>::new(name, persona, behaviour, seed);
     let mut random = Random(!seed);
     let mut sent: Vec<Vec<u8>> = vec![];
     let mut checked = 0;
@@ -166,12 +175,20 @@ fn put_signals(name: &str, persona: Persona, seed: u64, count: u64) {
         sent.push(payload);
         two.issue(|two| {
             let node = &mut two.nodes[0];
-            let signal = Signal { at: node.remotes[1].at(0), op: SignalOp::Set, value: n };
+            let signal = match words {
+                Words::Host => Signal::set(node.remotes[1].at(0), n),
+                Words::Device if n % 2 == 0 => Signal::set(two.theirs[0].at(WORD), n),
+                Words::Device => Signal::add(two.theirs[0].at(WORD), 1),
+            };
             let (from, to) = (two.memory[0].0.at(at), two.theirs[0].at(at));
             node.engine.put_signal(CX, from, len, to, signal, Notice::Silent)
         });
         loop {
-            let arrived = word(&two.nodes[1].engine, two.nodes[1].target.at(0));
+            let arrived = match words {
+                Words::Host => word(&two.nodes[1].engine, two.nodes[1].target.at(0)),
+                Words::Device => u64::from_ne_bytes(two.seen(1, WORD, 8).try_into().unwrap()),
+            };
+            assert!((checked..=n).contains(&arrived), "{name}: seed {seed}: {arrived} after {checked}");
             // All but the last few may have been overwritten by later ones.
             for n in (checked + 1).max(arrived.saturating_sub(SLOTS / 2))..=arrived {
                 let payload = &sent[n as usize - 1];
@@ -199,7 +216,18 @@ fn put_signals_between_devices_are_visible_in_order_over_four_rails() {
     for (name, persona) in personas() {
         for seed in seeds(2) {
             println!("{name}: seed {seed}");
-            put_signals(name, persona.clone(), seed, rounds());
+            put_signals(name, persona.clone(), FLUSHED, Words::Host, seed, rounds());
+        }
+    }
+}
+
+#[test]
+fn a_kernel_that_polls_a_word_of_its_device_sees_the_data_before_it() {
+    for (name, persona) in personas() {
+        for (seed, host_view) in seeds(2).into_iter().zip([false, true].into_iter().cycle()) {
+            println!("{name}: seed {seed}, mapped for the processor: {host_view}");
+            let behaviour = Behaviour { host_view, ..FLUSHED };
+            put_signals(name, persona.clone(), behaviour, Words::Device, seed, rounds());
         }
     }
 }

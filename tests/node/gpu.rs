@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use fishplate::core::engine::protocol::Received;
 use fishplate::core::engine::tag::Tag;
 use fishplate::core::error::{OpError, PeerError};
-use fishplate::core::op::{AmoOp, Outcome};
+use fishplate::core::op::{Amo, AmoOp, Outcome};
 use fishplate::gpu::DeviceError;
 use fishplate::node::{Error, Fabric, Gpu, Memory, Remote};
 use fishplate::{Cmp, Issued, Job, Limits, Node, Notice, PeerId, Signal};
@@ -557,6 +557,42 @@ fn messages_arrive_from_memory_not_yet_announced() {
     }
 }
 
+/// Counts with the words of both devices, and waits for them.
+#[test]
+fn signals_and_atomics_on_words_of_a_device_between_two_processes() {
+    const ROUNDS: u64 = 50;
+    let mut own = Process::new("signals_and_atomics_on_words_of_a_device_between_two_processes");
+    let (me, other) = (own.job.rank(), 1 - own.job.rank());
+    let from = own.node.alloc_device(LEN).unwrap();
+    own.fill(&[0; 64]);
+    own.barrier();
+    let add = |width, operand| Amo { op: AmoOp::Add, width, operand, compare: 0 };
+    for (round, len) in (1..=ROUNDS).zip(SIZES.into_iter().cycle()) {
+        let len = len.min(LEN - 64);
+        own.node.write_device(from.at(0), &pattern(me + round as usize, len)).unwrap();
+        // In turn set and added to.
+        let signal = match round % 2 {
+            0 => Signal::set(own.theirs.at(8), round),
+            _ => Signal::add(own.theirs.at(8), 1),
+        };
+        own.node.put_signal(from.slice(..len), own.theirs.at(64), signal, Notice::Silent).unwrap();
+        own.node.amo(own.theirs.at(17), add(1, 3), Notice::Silent).unwrap();
+        let before = own.node.fetch_add(own.theirs.at(24), round, SOON).unwrap();
+        assert_eq!(before, round * (round - 1) / 2, "round {round}");
+        assert_eq!(own.node.wait(own.device.at(8), Cmp::Ge, round, Some(own.peer), SOON), Ok(round));
+        let mut seen = vec![0; len];
+        own.node.read_device(own.device.at(64), &mut seen).unwrap();
+        assert!(seen == pattern(other + round as usize, len), "round {round}: {len} bytes");
+        own.barrier();
+    }
+    own.node.quiet(own.peer, SOON).unwrap();
+    own.barrier();
+    let word = |value: u64| value.to_ne_bytes();
+    let bytes = [[0; 8], word(ROUNDS), [0, (3 * ROUNDS) as u8, 0, 0, 0, 0, 0, 0]].concat();
+    assert_eq!(own.seen(24), bytes);
+    own.close();
+}
+
 #[test]
 fn unsupported_device_operations_are_refused() {
     let mut node = open();
@@ -566,9 +602,6 @@ fn unsupported_device_operations_are_refused() {
     let there = node.import(me, node.handle(device).unwrap()).unwrap();
     let refused = Err(OpError::DeviceMemory);
     assert_eq!(node.put(b"bytes", there.at(0), Notice::Silent).map(drop), refused);
-    assert_eq!(node.signal(Signal::set(there.at(0), 1), Notice::Silent).map(drop), refused);
-    let amo = fishplate::core::op::Amo { op: AmoOp::Add, width: 8, operand: 1, compare: 0 };
-    assert_eq!(node.amo(there.at(0), amo, Notice::Silent).map(drop), refused);
     let refused = Error::Op(OpError::DeviceMemory);
     assert_eq!(node.write(device.at(0), b"x"), Err(refused));
     assert_eq!(node.load(device.at(0)), Err(refused));

@@ -7,7 +7,6 @@ use std::time::Instant;
 
 use fishplate::core::engine::protocol::Received;
 use fishplate::core::engine::tag::Tag;
-use fishplate::core::error::OpError;
 use fishplate::core::op::Outcome;
 use fishplate::node::{Error, Memory, Remote};
 use fishplate::{Cmp, Issued, Notice, Signal};
@@ -100,10 +99,16 @@ fn puts_and_gets_reach_device_memory_on_another_host() {
                 assert!(seen(&mut side, from, len) == pattern(side.rank + round, len), "{len} bytes got");
                 side.exchange(&[]);
             }
-            // Signals must target host memory.
-            let signal = Signal::set(their_device.at(0), 1);
-            assert_eq!(side.node.signal(signal, Notice::Silent), Err(OpError::DeviceMemory));
+            // Words in the device.
+            side.node.write_device(device.at(0), &[0; 16]).unwrap();
             side.exchange(&[]);
+            for n in 1..=20 {
+                let (word, count) = (Signal::set(their_device.at(0), n), their_device.at(8));
+                side.node.put_signal(from.slice(..64), their_device.at(64), word, Notice::Silent).unwrap();
+                assert_eq!(side.node.fetch_add(count, 2, SOON), Ok(2 * (n - 1)));
+                assert_eq!(side.node.wait(device.at(0), Cmp::Ge, n, Some(side.peer), SOON), Ok(n));
+                side.exchange(&[]);
+            }
         },
     );
 }

@@ -5,7 +5,7 @@
 
 use crate::error::{CompleteError, PeerError, Violation};
 use crate::mem::{Peer, RailId, Untrusted, copy_bytes};
-use crate::op::{Fault, SignalOp};
+use crate::op::{Amo, AmoOp, Fault, SignalOp};
 use crate::rail::Sink;
 
 use super::State;
@@ -69,6 +69,16 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
         unsafe { op.apply(word, value) };
         self.stats.applied += 1;
         Ok(())
+    }
+
+    /// Executes an atomic, and returns the old value.
+    #[inline(always)]
+    pub(super) fn apply_amo(&mut self, at: Place, amo: Amo) -> Result<u64, Violation> {
+        let word = self.word(at, amo.width)?;
+        // SAFETY: inside a registered region, aligned to its width; only accessed atomically.
+        let old = unsafe { amo.apply(word) };
+        self.stats.applied += (amo.op != AmoOp::Fetch) as u64;
+        Ok(old)
     }
 
     /// Returns the stream of a peer's context, if the word's epoch matches. `None`: it belongs to
@@ -150,6 +160,7 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
         match self.untagged_checked(peer, bytes) {
             Ok(()) => {}
             Err(violation @ Violation::Kind) => self.contextless_arrived(peer, bytes, violation),
+            Err(Violation::Bounds) => self.device_word_arrived(peer, bytes),
             Err(violation) => self.quarantine(peer.0, violation),
         }
     }

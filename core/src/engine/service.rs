@@ -2,9 +2,8 @@
 //! replies to fetches, acknowledges, and continues posting operations. Bounded: at most a batch of
 //! streams, each for at most a batch of steps.
 
-use crate::error::Violation;
+use crate::error::PeerError;
 use crate::mem::PeerId;
-use crate::op::AmoOp;
 use crate::rail::Rail;
 use crate::sync::seq::Seq;
 
@@ -21,7 +20,7 @@ use super::{Engine, State};
 enum Applied {
     /// Up to the first missing number.
     All,
-    /// Not all: the batch is used up, or a reply found no room.
+    /// Not all: the batch is used up, or a reply or a device's word found no room.
     More,
 }
 
@@ -49,13 +48,19 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 self.greet(peer);
                 return;
             }
-            _ => return,
+            PeerState::Failed(_) => return self.apply_of_failed(stream),
+            PeerState::Free | PeerState::Reserved => return,
         }
         let applied = match self.state.streams[stream as usize].window.held() {
             0 => Applied::All,
             _ => match self.apply(stream) {
                 Ok(applied) => applied,
-                Err(violation) => return self.state.quarantine(peer, violation),
+                Err(why) => {
+                    // It may be applied already, so never again, nor what follows it.
+                    let (window, mut cells) = self.state.window(stream);
+                    window.lose(&mut cells);
+                    return self.state.fail_peer(peer, why);
+                }
             },
         };
         if let Applied::More = applied {
@@ -69,7 +74,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     }
 
     /// Applies parked messages in order.
-    fn apply(&mut self, stream: u32) -> Result<Applied, Violation> {
+    fn apply(&mut self, stream: u32) -> Result<Applied, PeerError> {
         for _ in 0..self.state.config.batch {
             let (window, mut cells) = self.state.window(stream);
             let Parked { at, what } = match window.next(&mut cells) {
@@ -78,13 +83,21 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 Next::Message(parked) => parked,
             };
             match what {
-                Action::Signal { op, value } => self.state.apply_signal(at, op, value)?,
+                Action::Signal { op, value } => {
+                    if let Err(why) = self.state.apply_signal(at, op, value)
+                        && !self.signal_on_device(at, op, value, why)?
+                    {
+                        return Ok(Applied::More);
+                    }
+                }
                 Action::Amo { amo, token } => {
-                    let word = self.state.word(at, amo.width)?;
-                    // SAFETY: inside a registered region, aligned to its width;
-                    // only accessed atomically.
-                    let value = unsafe { amo.apply(word) };
-                    self.state.stats.applied += (amo.op != AmoOp::Fetch) as u64;
+                    let value = match self.state.apply_amo(at, amo) {
+                        Ok(value) => value,
+                        Err(why) => match self.amo_on_device(at, amo, token != NO_TOKEN, why)? {
+                            Some(value) => value,
+                            None => return Ok(Applied::More),
+                        },
+                    };
                     if token != NO_TOKEN && self.state.is_kept(stream) {
                         self.state.keep_reply(stream, value);
                     }

@@ -294,9 +294,19 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         value: u64,
         from: Option<PeerId>,
     ) -> Result<Option<u64>, WaitError> {
-        let now = look_at_signal(self.signal_word(at)?);
-        match (cmp.holds(now, value), self.lost_peer(from)) {
-            (true, _) => Ok(Some(now)),
+        self.judge(look_at_signal(self.signal_word(at)?), cmp, value, from)
+    }
+
+    /// Returns the word if the comparison holds; the error if it never will.
+    pub(super) fn judge(
+        &self,
+        word: u64,
+        cmp: Cmp,
+        value: u64,
+        from: Option<PeerId>,
+    ) -> Result<Option<u64>, WaitError> {
+        match (cmp.holds(word, value), self.lost_peer(from)) {
+            (true, _) => Ok(Some(word)),
             (false, None) => Ok(None),
             (false, Some(error)) => Err(error),
         }

@@ -239,9 +239,15 @@ impl Window {
     /// Consumes the next message, which has been applied.
     #[inline]
     pub(crate) fn consume(&mut self, cells: &mut Cells<'_>) {
+        self.lose(cells);
+        self.expected = self.expected.plus(1);
+    }
+
+    /// Drops the next message: from now on it is missing, and nothing after it is applied.
+    #[inline]
+    pub(crate) fn lose(&mut self, cells: &mut Cells<'_>) {
         let index = cells.index(self.expected);
         cells.arrived[index as usize / 64] &= !(1 << (index % 64));
-        self.expected = self.expected.plus(1);
         self.held -= 1;
     }
 }
@@ -360,6 +366,16 @@ mod tests {
         assert_eq!(model.arrive(101), Ok(Arrival::Due));
         assert_eq!(model.drain(), [101, 103]);
         assert_eq!(model.arrive(103), Ok(Arrival::Duplicate));
+    }
+
+    #[test]
+    fn a_lost_message_is_missing_and_stops_what_follows() {
+        let mut model = Model::new(8, 101);
+        assert_eq!((model.arrive(101), model.arrive(103)), (Ok(Arrival::Due), Ok(Arrival::Early)));
+        let (window, mut cells) = model.split();
+        window.lose(&mut cells);
+        assert_eq!((model.drain(), model.window.held()), (vec![], 1));
+        assert_eq!(model.window.expected(), Seq(101));
     }
 
     #[test]

@@ -164,7 +164,7 @@ impl Message {
     }
 
     /// Copies a message out and checks its form. Returns it with the payload that follows.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn decode(bytes: Untrusted<'_>) -> Result<(Message, Untrusted<'_>), Violation> {
         let mut head = [0u8; HEAD_MAX];
         let copied = bytes.copy_out(&mut head);

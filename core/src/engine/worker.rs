@@ -442,9 +442,9 @@ unsafe fn fill(to: NonNull<u8>, len: usize, pattern: u64, width: u8) {
 }
 
 /// Checks a watched word.
-fn look<R: Rail, const RAILS: usize>(engine: &Engine<'_, R, RAILS>, watch: &Command) -> Option<Reply> {
+fn look<R: Rail, const RAILS: usize>(engine: &mut Engine<'_, R, RAILS>, watch: &Command) -> Option<Reply> {
     let Command::Watch { at, cmp, value, from } = *watch else { return None };
-    match engine.look(at, cmp, value, from) {
+    match engine.look_anywhere(at, cmp, value, from) {
         Ok(None) => None,
         Ok(Some(word)) => Some(Reply::Done(word)),
         Err(error) => Some(Reply::Wait(error)),

@@ -87,6 +87,12 @@ unsafe fn long(from: *const u8, to: *mut u8, len: usize) {
 pub unsafe fn copy_to_window(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: as this function requires.
     unsafe { copy_bytes(from, to, len) };
+    order_window();
+}
+
+/// Orders all later stores after earlier ones to a write-combining mapping.
+#[inline(always)]
+pub fn order_window() {
     // A release store does not wait for write-combining stores on x86-64; elsewhere it does.
     #[cfg(target_arch = "x86_64")]
     // SAFETY: SSE is part of x86-64.

@@ -4,7 +4,7 @@
 use fishplate_core::engine::{Config, Issued, Notice, Signal};
 use fishplate_core::error::{AttachError, OpError};
 use fishplate_core::mem::{LocalId, Region, RemoteId};
-use fishplate_core::op::{Amo, AmoOp, SignalOp};
+use fishplate_core::op::SignalOp;
 use fishplate_core::rail::Rail;
 use fishplate_core::rail::faulty::{Faults, Faulty};
 use fishplate_core::rail::loopback::Loopback;
@@ -116,15 +116,6 @@ fn unsupported_device_operations_are_refused_and_change_nothing() {
     let own = &mut rig.own;
     let before = own.engine.stats();
     let device = Err(OpError::DeviceMemory);
-    let amo = Amo { op: AmoOp::Add, width: 8, operand: 1, compare: 0 };
-    assert_eq!(own.engine.amo(CX, rig.remote.at(8), amo, Notice::Silent).map(drop), device);
-    assert_eq!(own.engine.fetch(CX, rig.remote.at(8), amo, 1).map(drop), device);
-    let signal = Signal { at: rig.remote.at(8), op: SignalOp::Add, value: 1 };
-    assert_eq!(own.engine.signal(CX, signal, Notice::Silent).map(drop), device);
-    let put = own.engine.put_signal(CX, own.source.at(0), 8, own.remote.at(0), signal, Notice::Silent);
-    assert_eq!(put.map(drop), device);
-    let put = own.engine.put_signal(CX, rig.source.at(0), 8, rig.remote.at(0), signal, Notice::Silent);
-    assert_eq!(put.map(drop), device);
     assert_eq!(own.engine.inject(CX, &[1; 8], rig.remote.at(0)), device);
     assert_eq!(own.engine.local_ptr(rig.source.at(0), 1).map(drop), device);
     let outside = OpError::OutOfBounds { offset: SIZE as u64, len: 1, size: SIZE as u64 };

@@ -18,7 +18,7 @@ const SIZE: usize = 4096;
 
 /// A message on the wire: kind, context, op, width, sequence, ack, region, generation, followed by
 /// words.
-fn message(head: [u8; 4], seq: u32, ack: u32, region: (u16, u16), words: &[u64]) -> Vec<u8> {
+pub(super) fn message(head: [u8; 4], seq: u32, ack: u32, region: (u16, u16), words: &[u64]) -> Vec<u8> {
     let mut bytes = head.to_vec();
     bytes.extend(seq.to_le_bytes());
     bytes.extend(ack.to_le_bytes());

@@ -15,6 +15,7 @@ mod close;
 mod completion;
 mod damage;
 mod device;
+mod device_words;
 mod epoch;
 mod failover;
 mod failover_meeting;

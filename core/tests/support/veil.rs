@@ -21,13 +21,15 @@ pub struct Veiled<R> {
     pub fetched: u32,
     /// This many more calls of either kind find no room.
     pub full: u32,
+    /// This many more writes take effect and yet fail.
+    pub late: u32,
     /// Reads are refused permanently.
     pub unreadable: bool,
 }
 
 impl<R> Veiled<R> {
     pub fn new(inner: R) -> Self {
-        Veiled { inner, devices: Vec::new(), placed: 0, fetched: 0, full: 0, unreadable: false }
+        Veiled { inner, devices: Vec::new(), placed: 0, fetched: 0, full: 0, late: 0, unreadable: false }
     }
 }
 
@@ -195,7 +197,12 @@ unsafe impl<R: Rail> Rail for Veiled<R> {
         }
         self.placed += 1;
         // SAFETY: our caller guarantees the same contract.
-        unsafe { self.inner.write_device(clear(to), from) }
+        unsafe { self.inner.write_device(clear(to), from) }?;
+        if self.late > 0 {
+            self.late -= 1;
+            return Err(PostError::Provider(110));
+        }
+        Ok(())
     }
 
     unsafe fn read_device(&mut self, from: Local, into: &mut [u8]) -> Result<(), PostError> {

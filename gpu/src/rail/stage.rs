@@ -2,22 +2,53 @@
 //! [`write_device`](fishplate_core::rail::Rail::write_device) and
 //! [`read_device`](fishplate_core::rail::Rail::read_device). Slow path: waits for the device until
 //! a deadline.
+//!
+//! An aligned word of 8 bytes is stored at once, so that a kernel that polls it sees the old value
+//! or the new one: through a window, or by a stream of a device that
+//! [stores words](crate::DeviceCaps::write_word).
 
 use std::ptr::NonNull;
 use std::time::Instant;
 
 use fishplate_core::error::PostError;
-use fishplate_core::mem::{Untrusted, copy_bytes, copy_to_window};
+use fishplate_core::mem::{Untrusted, copy_bytes, copy_to_window, order_window};
 use fishplate_core::rail::Local;
 use fishplate_core::sync::host::Host;
 use fishplate_shm::Segment;
 use fishplate_shm::extension::PAGE;
 
 use super::{GpuRail, post_error};
+use crate::done::tell;
+use crate::primitive::AtomicU64;
 use crate::{Device, DeviceError, DevicePtr, Mark};
 
 /// Bytes per copy.
 const LEN: usize = 16 * PAGE;
+
+/// Returns the value of a write that is one aligned word.
+fn whole_word(to: u64, from: Untrusted<'_>) -> Option<u64> {
+    let mut word = [0; 8];
+    let is_word = from.len() == word.len() && to.is_multiple_of(8);
+    (is_word && from.copy_out(&mut word) == word.len()).then_some(u64::from_ne_bytes(word))
+}
+
+/// Writes through a window into device memory. Later stores follow.
+///
+/// # Safety
+/// `view` is writable for `from.len()` bytes.
+pub(crate) unsafe fn write_window(view: *mut u8, from: Untrusted<'_>) {
+    let word = whole_word(view.addr() as u64, from);
+    // SAFETY: our caller guarantees the range, and a whole word is aligned.
+    unsafe {
+        match word {
+            Some(value) => {
+                tell(AtomicU64::from_ptr(view.cast()), value);
+                order_window();
+            }
+            None => copy_to_window(from.as_ptr(), view, from.len()),
+        }
+    }
+}
 
 /// A pinned host buffer for one copy at a time.
 #[derive(Debug)]
@@ -102,6 +133,11 @@ impl Stage {
     ) -> Result<(), PostError> {
         // SAFETY: our caller guarantees the same contract.
         unsafe { device.copy(0, to, from, len) }.map_err(post_error)?;
+        self.finish(device, deadline)
+    }
+
+    /// Waits for everything queued.
+    fn finish<D: Device>(&mut self, device: &mut D, deadline: Instant) -> Result<(), PostError> {
         let mark = loop {
             match device.mark(0) {
                 Ok(mark) => break mark,
@@ -140,6 +176,14 @@ impl Stage {
         from: Untrusted<'_>,
         deadline: Instant,
     ) -> Result<(), PostError> {
+        if device.caps().write_word
+            && let Some(value) = whole_word(to.0, from)
+        {
+            self.free(device)?;
+            // SAFETY: device memory, as our caller guarantees, and aligned.
+            unsafe { device.write_word(0, to, value) }.map_err(post_error)?;
+            return self.finish(device, deadline);
+        }
         let mut done = 0;
         while done < from.len() {
             let piece = (from.len() - done).min(LEN);
@@ -194,13 +238,13 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         let local = self.local_of(to.desc).map(|slot| self.locals[slot as usize]);
         let local = local.ok_or(PostError::BadKey)?;
         let target = local.place(addr, len as u64).ok_or(PostError::BadKey)?;
+        let Some((from, _)) = from.split_at(len) else { return Ok(()) };
         if let Some(view) = local.view(addr) {
             // SAFETY: the range was checked against the registration, and is mapped for the
             // processor.
-            unsafe { copy_to_window(from.as_ptr(), view, len) };
+            unsafe { write_window(view, from) };
             return Ok(());
         }
-        let Some((from, _)) = from.split_at(len) else { return Ok(()) };
         let deadline = Instant::now() + self.config.timeout;
         // SAFETY: the range was checked against the registration.
         unsafe { self.stage.write_device(self.sharing.driver(), target, from, deadline) }

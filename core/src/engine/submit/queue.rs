@@ -123,7 +123,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let Ok(target) = self.target(to, len as u64) else {
             return self.put_device(context, from, len, to, Some(signal), notice);
         };
-        let word = self.word(signal.at, 8)?;
+        let Ok(word) = self.word(signal.at, 8) else {
+            return self.put_device(context, from, len, to, Some(signal), notice);
+        };
         if word.peer != target.peer {
             return Err(OpError::TwoPeers);
         }
@@ -169,7 +171,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         signal: Signal,
         notice: Notice,
     ) -> Result<Issued, OpError> {
-        let word = self.word(signal.at, 8)?;
+        let Ok(word) = self.word(signal.at, 8) else { return self.signal_device(context, signal, notice) };
         let stream = self.stream(context, word.peer)?;
         if self.is_idle(stream)
             && let Some(mapped) = word.mapped()
@@ -318,6 +320,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
         let word = match self.word(at, amo.width) {
             Err(OpError::NativeAtomics) => return self.atomic_native(context, at, amo, notice, fetch),
+            Err(OpError::DeviceMemory) => self.target_anywhere(at, amo.width as u64)?,
             word => word?,
         };
         let stream = self.stream(context, word.peer)?;

@@ -1,6 +1,6 @@
 //! Operations with device memory at one end or both: always posted, never copied by the processor,
-//! never carried in a message. Operations that the ordinary path refuses end up here, so this file
-//! returns their errors. Nothing blocks.
+//! and data never carried in a message. Operations that the ordinary path refuses end up here, so
+//! this file returns their errors. Nothing blocks.
 
 use core::ptr::NonNull;
 
@@ -29,7 +29,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let target = self.target_anywhere(to, len as u64)?;
         let message = match signal {
             Some(signal) => {
-                let word = self.word(signal.at, 8)?;
+                let word = self.word_anywhere(signal.at)?;
                 if word.peer != target.peer {
                     return Err(OpError::TwoPeers);
                 }
@@ -64,6 +64,29 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let target = self.target_anywhere(from, len as u64)?;
         let stream = self.stream(context, target.peer)?;
         self.enqueue(stream, Self::moves(OpKind::Read, local, into, len, &target), notice)
+    }
+
+    /// A signal to a word that the processor of its owner cannot access.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn signal_device(
+        &mut self,
+        context: ContextId,
+        signal: Signal,
+        notice: Notice,
+    ) -> Result<Issued, OpError> {
+        let word = self.word_anywhere(signal.at)?;
+        let stream = self.stream(context, word.peer)?;
+        let message = Body::Signal { at: word.place(), op: signal.op, value: signal.value, data: None };
+        self.enqueue(stream, Ask { message: Some(message), ..Ask::NOTHING }, notice)
+    }
+
+    /// Returns the word of a signal, in memory of the processor or of a device.
+    fn word_anywhere(&self, at: RemoteAddr) -> Result<Target, OpError> {
+        match self.word(at, 8) {
+            Err(OpError::DeviceMemory) => self.target_anywhere(at, 8),
+            word => word,
+        }
     }
 
     fn moves(kind: OpKind, local: NonNull<u8>, addr: LocalAddr, len: usize, target: &Target) -> Ask {

@@ -1,0 +1,225 @@
+//! Signals and atomics whose word is in device memory: receives them, applies them in their turn,
+//! and waits for such a word. Slow paths that wait only for the device.
+//!
+//! The processor does not access the word: the first rail reads and writes it. So such a message is
+//! parked on arrival, even if it is the next one, and a later step of the pass applies it. A change
+//! of the word is two copies. It is atomic with respect to other messages that this engine applies,
+//! but not to kernels, nor to other engines that have registered the memory.
+
+use core::ptr::NonNull;
+
+use crate::error::{OpError, PeerError, PostError, Violation, WaitError};
+use crate::mem::{LocalAddr, Peer, PeerId, RailId, Untrusted, copy_bytes};
+use crate::op::{Amo, AmoOp, Cmp, SignalOp};
+use crate::rail::{Local, Rail};
+use crate::sync::event::Park;
+use crate::sync::host::Host;
+
+use super::table::{NO_RAIL, in_bounds, locate};
+use super::wait::Waiter;
+use super::window::{Action, Next, Parked};
+use super::wire::{Body, Message, Place};
+use super::{Engine, State};
+
+/// The rail that copies to and from device memory.
+const COPIER: RailId = RailId(0);
+
+/// Bytes of a signal's word.
+const SIGNAL: u8 = 8;
+
+/// A copy of a word, aligned for every width.
+#[repr(align(8))]
+struct Copied([u8; 8]);
+
+impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
+    /// Applies a signal to a word that the processor cannot access, for the reason `why`. `false`:
+    /// the device has no room now, and nothing was done.
+    ///
+    /// # Errors
+    /// `why`, if it is no device's word either. [`PeerError::Rail`]: the device has failed, and may
+    /// or may not change the word.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn signal_on_device(
+        &mut self,
+        at: Place,
+        op: SignalOp,
+        value: u64,
+        why: Violation,
+    ) -> Result<bool, PeerError> {
+        let op = match op {
+            SignalOp::Set => AmoOp::Set,
+            SignalOp::Add => AmoOp::Add,
+        };
+        let amo = Amo { op, width: SIGNAL, operand: value, compare: 0 };
+        Ok(self.amo_on_device(at, amo, false, why)?.is_some())
+    }
+
+    /// Like [`signal_on_device`](Self::signal_on_device) for an atomic. Returns the old value if
+    /// `fetch`.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn amo_on_device(
+        &mut self,
+        at: Place,
+        amo: Amo,
+        fetch: bool,
+        why: Violation,
+    ) -> Result<Option<u64>, PeerError> {
+        let word = self.state.device_word(at, amo.width).map_err(|_| why)?;
+        let rail = self.rails.first_mut();
+        let mut copied = Copied([0; 8]);
+        let reads = fetch || amo.op != AmoOp::Set;
+        if reads {
+            // SAFETY: registered with this rail, and readable by its owner.
+            match unsafe { rail.read_device(word, &mut copied.0[..word.len]) } {
+                Err(PostError::Again) => return Ok(None),
+                read => read.map_err(|_| PeerError::Rail(COPIER))?,
+            }
+        }
+        let before = copied.0;
+        // SAFETY: ours alone, and aligned; the width was checked when the message was decoded.
+        let old = unsafe { amo.apply(copied.0.as_mut_ptr()) };
+        if !reads || copied.0 != before {
+            let bytes = Untrusted::from_slice(&copied.0[..word.len]);
+            // SAFETY: registered with this rail, and writable by its owner.
+            match unsafe { rail.write_device(word, bytes) } {
+                Err(PostError::Again) => return Ok(None),
+                written => written.map_err(|_| PeerError::Rail(COPIER))?,
+            }
+        }
+        self.state.stats.applied += (amo.op != AmoOp::Fetch) as u64;
+        Ok(Some(old))
+    }
+
+    /// Applies what had arrived in order from a peer that has failed since. The processor's words
+    /// were changed on arrival, and words of a device must not differ.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn apply_of_failed(&mut self, stream: u32) {
+        for _ in 0..self.state.config.batch {
+            let (window, mut cells) = self.state.window(stream);
+            let Parked { at, what } = match window.next(&mut cells) {
+                Next::Hole => return,
+                Next::Write => continue,
+                Next::Message(parked) => parked,
+            };
+            let applied = match what {
+                Action::Signal { op, value } => match self.state.apply_signal(at, op, value) {
+                    Ok(()) => Ok(true),
+                    Err(why) => self.signal_on_device(at, op, value, why),
+                },
+                // No reply: its sender is gone.
+                Action::Amo { amo, .. } => match self.state.apply_amo(at, amo) {
+                    Ok(_) => Ok(true),
+                    Err(why) => self.amo_on_device(at, amo, false, why).map(|old| old.is_some()),
+                },
+                Action::Reply { .. } => Ok(true),
+                Action::Tagged { .. } => return,
+            };
+            match applied {
+                Ok(true) => {
+                    let (window, mut cells) = self.state.window(stream);
+                    window.consume(&mut cells);
+                }
+                Ok(false) => break,
+                Err(_) => {
+                    let (window, mut cells) = self.state.window(stream);
+                    return window.lose(&mut cells);
+                }
+            }
+        }
+        self.state.due.push(self.state.streams, stream);
+    }
+
+    /// [`wait_signal`](Self::wait_signal) for a word in memory of the processor or of a device. The
+    /// device reads its word between two passes, which takes it some microseconds each time.
+    ///
+    /// # Errors
+    /// Those of `wait_signal`; [`OpError::Rail`]: the device failed.
+    pub fn wait_signal_anywhere<H: Host, P: Park>(
+        &mut self,
+        at: LocalAddr,
+        cmp: Cmp,
+        value: u64,
+        from: Option<PeerId>,
+        waiter: &mut Waiter<'_, H, P>,
+        deadline_ns: u64,
+    ) -> Result<u64, WaitError> {
+        let found = self.block(waiter, deadline_ns, |e| e.look_anywhere(at, cmp, value, from).transpose());
+        found.unwrap_or_else(|| Err(WaitError::Deadline(self.missing(from))))
+    }
+
+    /// [`wait_signal_anywhere`](Self::wait_signal_anywhere) without waiting: returns the word if
+    /// the comparison holds, else `None`.
+    pub(super) fn look_anywhere(
+        &mut self,
+        at: LocalAddr,
+        cmp: Cmp,
+        value: u64,
+        from: Option<PeerId>,
+    ) -> Result<Option<u64>, WaitError> {
+        match self.look(at, cmp, value, from) {
+            Err(WaitError::Op(OpError::DeviceMemory)) => {}
+            looked => return looked,
+        }
+        let mut word = [0; SIGNAL as usize];
+        let (ptr, _) = locate(self.state.locals, at, word.len() as u64)?;
+        let desc = self.state.locals[at.region.index()].desc[COPIER.0 as usize];
+        // SAFETY: registered with this rail, and readable by its owner.
+        match unsafe { self.rails.first_mut().read_device(Local { ptr, len: word.len(), desc }, &mut word) } {
+            Ok(()) => self.judge(u64::from_ne_bytes(word), cmp, value, from),
+            Err(PostError::Again) => Ok(None),
+            Err(error) => Err(OpError::Rail(COPIER, error).into()),
+        }
+    }
+}
+
+impl<const RAILS: usize> State<'_, RAILS> {
+    /// Handles a message that names memory out of bounds for the processor. Parks it if it is a
+    /// signal or an atomic with a device's word.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn device_word_arrived(&mut self, peer: Peer, bytes: Untrusted<'_>) {
+        if let Err(violation) = self.park_for_device(peer, bytes) {
+            self.quarantine(peer.0, violation);
+        }
+    }
+
+    fn park_for_device(&mut self, peer: Peer, bytes: Untrusted<'_>) -> Result<(), Violation> {
+        // Copied out once more: nothing that the first copy said is relied on.
+        let (message, payload) = Message::decode(bytes)?;
+        let Some(stream) = self.arrival_stream(peer, message.context, message.word)? else { return Ok(()) };
+        let (at, width, what, data) = match message.body {
+            Body::Signal { at, op, value, data } => (at, SIGNAL, Action::Signal { op, value }, data),
+            Body::Amo { at, amo, token } => (at, amo.width, Action::Amo { amo, token }, None),
+            _ => return Err(Violation::Bounds),
+        };
+        self.device_word(at, width)?;
+        let target = match data {
+            Some((place, len)) => self.place(place, len as u64)?,
+            None => core::ptr::null_mut(),
+        };
+        if self.park(stream, message.word, Parked { at, what })? {
+            // SAFETY: the target was checked against its region, and the payload against the
+            // message's length. Without a target the payload is empty.
+            unsafe { copy_bytes(payload.as_ptr(), target, payload.len()) };
+        }
+        Ok(())
+    }
+
+    /// Resolves the word of a device that a peer names.
+    fn device_word(&self, place: Place, width: u8) -> Result<Local, Violation> {
+        let slot = self.locals.get(place.region as usize).ok_or(Violation::Region)?;
+        let Some(start) = NonNull::new(slot.ptr).filter(|_| slot.generation == place.generation) else {
+            return Err(Violation::Region);
+        };
+        let aligned = place.offset & (width as u64 - 1) == 0;
+        if slot.native != NO_RAIL || !aligned || !in_bounds(place.offset, width as u64, slot.device) {
+            return Err(Violation::Bounds);
+        }
+        let ptr =
+            NonNull::new(start.as_ptr().wrapping_add(place.offset as usize)).ok_or(Violation::Bounds)?;
+        Ok(Local { ptr, len: width as usize, desc: slot.desc[COPIER.0 as usize] })
+    }
+}
