@@ -4,7 +4,8 @@
 #   tests/proofs.sh            in full
 #   tests/proofs.sh --short    a tenth of it, as in .ci/run
 #   PROOF_ITERS, PROOF_SEEDS, PROOF_PROGRAMS, PROOF_FLOODS, PROOF_KILLS, PROOF_CYCLES,
-#   PROOF_ATOMICS, PROOF_PINGPONGS, PROOF_MATCHES, PROOF_WORDS set the lengths one by one
+#   PROOF_ATOMICS, PROOF_PINGPONGS, PROOF_MATCHES, PROOF_WORDS, PROOF_SCHEDULES set the lengths one
+#   by one
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 source tests/need.sh
@@ -17,6 +18,7 @@ programs=${PROOF_PROGRAMS:-$((100000 / share))}
 kills=${PROOF_KILLS:-$((500 / share))}
 cycles=${PROOF_CYCLES:-$((1000 / share))}
 atomics=${PROOF_ATOMICS:-$((1000000 / share))}
+schedules=${PROOF_SCHEDULES:-$((100000 / share))}
 floods=${PROOF_FLOODS:-$((1000000 / share))}
 pingpongs=${PROOF_PINGPONGS:-$((10000000 / share))} # over all tests of parking together
 
@@ -63,6 +65,14 @@ tagged_seeds() {
         messages_match_in_the_order_sent_over_four >"$log" 2>&1
     local status=$?
     grep -E 'seed|test result|panicked' "$log" | sed 's/^ */   /'
+    return $status
+}
+
+failing_rails() {
+    FISHPLATE_SEEDS=$schedules timeout 3000 cargo test --release --locked --quiet --package fishplate-core --test failover -- \
+        in_schedules --nocapture >"$log" 2>&1
+    local status=$?
+    grep -E 'seed|schedules:|test result|panicked' "$log" | sed 's/^ */   /'
     return $status
 }
 
@@ -166,6 +176,7 @@ tag_matching() {
 
 proof "put-signal over shared memory, every payload verified: $iters" put_signal_checked
 proof "simulated fabric, 4 rails: $seeds seeds" simulated_seeds
+proof "rails that fail and return in the simulator, every operation once and in order: $schedules schedules" failing_rails
 proof "random programs over each rail, and the memory that they leave: $programs each" memory_oracle
 proof "tagged messages over shared memory, every payload verified" tagged_checked
 proof "tagged messages over 4 simulated rails, matched in the order sent: $seeds seeds" tagged_seeds

@@ -3,92 +3,13 @@
 use fishplate_core::engine::{Config, Engine, Notice, Signal};
 use fishplate_core::error::{AttachError, PeerError, Use};
 use fishplate_core::mem::{Peer, PeerId, RailId};
-use fishplate_core::op::{Fault, Outcome};
+use fishplate_core::op::Fault;
 use fishplate_core::rail::loopback::Loopback;
 use fishplate_core::rail::sim::Dials;
 use fishplate_core::rail::{Fence, Rail};
 
-use super::support::cuts::{LATE, Plan};
 use super::support::tap::{Event, Shared, Tap, shared};
 use super::support::*;
-
-fn run<const RAILS: usize>(seed: u64) {
-    let dials = if Random(!seed).below(8) == 0 { Dials::CALM } else { Dials::WILD };
-    let sim = std::cell::Cell::new(None);
-    let mut plan = None;
-    oracle::run_disturbed(
-        seed,
-        20_000,
-        u64::from(LATE) / RAILS as u64,
-        |nodes, config, size| {
-            let fabric = fleet::fabric(nodes, RAILS as u16, 256, dials, seed);
-            sim.set(Some((fabric, nodes)));
-            fleet::lasting::<RAILS>(fabric, nodes, config, size, |_| ())
-        },
-        |turn, fleet| {
-            let (sim, nodes) = sim.get().unwrap();
-            let plan = plan.get_or_insert_with(|| Plan::new(sim, nodes, RAILS as u16, 100, seed));
-            plan.turn(turn, fleet);
-        },
-    );
-}
-
-#[test]
-fn streams_match_the_model_while_rails_fail() {
-    for seed in seeds(1000) {
-        match seed % 3 {
-            0 => run::<2>(seed),
-            1 => run::<3>(seed),
-            _ => run::<4>(seed),
-        }
-    }
-}
-
-/// Repeatedly reads constant memory into the same buffer, which must not change between two reads.
-fn reads<const RAILS: usize>(seed: u64) {
-    const LEN: usize = 500;
-    let mut random = Random(!seed);
-    let config = Config { stripe_threshold: 64, stripe_chunk: 100, seed, ..Config::DEFAULT };
-    let sim = fleet::fabric(2, RAILS as u16, 256, Dials::WILD, seed);
-    let mut nodes = fleet::lasting::<RAILS>(sim, 2, config, 8192, |_| ());
-    let plan = Plan::new(sim, 2, RAILS as u16, 200, seed);
-    let (mut waiting, mut round, mut rest) = (false, 0u8, 0);
-    for turn in 0..1500 {
-        plan.turn(turn, &mut nodes);
-        let into = nodes[0].source.at(0);
-        if !waiting {
-            assert_eq!(read(&nodes[0].engine, into, LEN), [round; LEN], "seed {seed}: after round {round}");
-        }
-        if !waiting && rest == 0 {
-            round = (round + 2) | 1;
-            write(&nodes[1].engine, nodes[1].target.at(0), &[round; LEN]);
-            let from = nodes[0].remotes[1].at(0);
-            waiting = nodes[0].engine.get(CX, into, LEN, from, Notice::Report(0)).is_ok();
-        }
-        fleet::turn(&mut nodes);
-        if let Some(done) = nodes[0].engine.next_completion() {
-            assert_eq!(done.outcome, Outcome::Done, "seed {seed}");
-            assert_eq!(read(&nodes[0].engine, into, LEN), [round; LEN], "seed {seed}: round {round}");
-            // It is used for something else for a while.
-            round = (round + 2) & !1;
-            write(&nodes[0].engine, into, &[round; LEN]);
-            (waiting, rest) = (false, random.below(60));
-        }
-        rest = rest.saturating_sub(1);
-    }
-    assert!(round > 10, "seed {seed}: {round}");
-}
-
-#[test]
-fn reads_are_correct_and_end_once_while_rails_fail() {
-    for seed in seeds(1000) {
-        match seed % 3 {
-            0 => reads::<2>(seed),
-            1 => reads::<3>(seed),
-            _ => reads::<4>(seed),
-        }
-    }
-}
 
 type Kept = Own<Tap<Loopback<64>>, 3>;
 

@@ -9,7 +9,7 @@ use fishplate_core::rail::sim::{Dials, Packet, Sim, SimRail};
 use fishplate_core::rail::{Caps, Order, Rail, Rails};
 
 use super::tap::{Tap, Verb, shared};
-use super::{Random, failover, memory, region};
+use super::{Random, failover, leak, memory, region, scope};
 
 /// A node's end of a rail of a fabric that is never freed.
 pub type End = SimRail<'static, 'static>;
@@ -26,8 +26,8 @@ pub struct Node<R: Rail, const RAILS: usize> {
 }
 
 pub fn fabric(nodes: u16, rails: u16, packets: usize, dials: Dials, seed: u64) -> &'static Sim<'static> {
-    let packets = Box::leak(vec![Packet::EMPTY; packets].into_boxed_slice());
-    Box::leak(Box::new(Sim::new(packets, nodes, rails, dials, seed).unwrap()))
+    let sim = Sim::new(leak(Packet::EMPTY, packets), nodes, rails, dials, seed).unwrap();
+    scope::leak_one(sim)
 }
 
 /// Engines on a fabric; `wrap` wraps each node's end in a rail.
@@ -169,20 +169,28 @@ pub fn join_prepared<R: Rail, const RAILS: usize>(
     fleet
 }
 
-/// Engines that survive while one rail is left.
+/// Engines over `count` rails that survive while one rail is left. `closes`: a fence closes the
+/// whole end of a rail.
 pub fn lasting<const RAILS: usize>(
     sim: &'static Sim<'static>,
     nodes: u16,
+    count: u16,
+    closes: bool,
     config: Config,
     size: usize,
     prepare: impl Fn(&mut Engine<'static, End, RAILS>),
 ) -> Vec<Node<End, RAILS>> {
-    let rails = |node| -> [End; RAILS] {
-        // Each node numbers the rails of the fabric differently.
-        std::array::from_fn(|rail| attached(sim, node, (rail as u16 + node) % RAILS as u16, nodes))
+    let rails = |node| {
+        let mut rails = Rails::<End, RAILS>::new();
+        for rail in 0..count {
+            let end = attached(sim, node, fabric_rail(node, rail, count), nodes);
+            let end = if closes { end.with_closing_fence() } else { end };
+            assert!(rails.push(end).is_ok());
+        }
+        rails
     };
     let joints = |node: usize, other: usize, rails: &[End]| {
-        let theirs = |rail| (rail + node + (RAILS - 1) * other) % RAILS;
+        let theirs = |rail| (rail + node + (rails.len() - 1) * other) % rails.len();
         (0..rails.len()).map(|rail| joint(rail, theirs(rail), usize::MAX)).collect()
     };
     let prepare = |engine: &mut Engine<'static, End, RAILS>| {
@@ -190,6 +198,11 @@ pub fn lasting<const RAILS: usize>(
         prepare(engine);
     };
     join_prepared((0..nodes).map(rails).collect(), config, size, joints, |_| None, prepare)
+}
+
+/// The fabric's number of a rail of a node, each of which numbers them differently.
+pub fn fabric_rail(node: u16, ours: u16, count: u16) -> u16 {
+    (ours + node) % count
 }
 
 /// A fleet on plain ends.

@@ -1,16 +1,16 @@
 //! Shared by the engine tests: engines with leaked memory, regions, a host, random numbers; a rail
 //! that observes and changes traffic ([`tap`]), a faulty peer ([`damage`]), a rail with memory that
 //! the processor cannot access ([`veil`]), several engines on a simulated fabric ([`fleet`]) and
-//! their shutdown ([`goodbye`]); a model of operations ([`oracle`]); and engines that reattach
-//! repeatedly ([`lives`]).
+//! their shutdown ([`goodbye`]); a model of operations ([`oracle`]); engines that reattach
+//! repeatedly ([`lives`]); and the memory of long runs ([`scope`]).
 #![allow(dead_code, reason = "each test file uses its part of this")]
 
-pub mod cuts;
 pub mod damage;
 pub mod fleet;
 pub mod goodbye;
 pub mod lives;
 pub mod oracle;
+pub mod scope;
 pub mod tap;
 pub mod veil;
 
@@ -26,6 +26,8 @@ use fishplate_core::op::{Outcome, Token};
 use fishplate_core::rail::Rail;
 use fishplate_core::sync::host::SpinHost;
 
+pub use scope::leak;
+
 pub const CX: ContextId = ContextId(0);
 
 /// A distant deadline for [`SpinHost`], whose clock counts calls: some millions of turns.
@@ -33,9 +35,6 @@ pub const SOON: u64 = 50_000_000;
 
 /// The tables of an engine, leaked.
 pub fn memory<const RAILS: usize>(config: &Config, peers: usize, ops: usize) -> EngineMemory<'static, RAILS> {
-    fn leak<T: Clone>(value: T, n: usize) -> &'static mut [T] {
-        Box::leak(vec![value; n].into_boxed_slice())
-    }
     let streams = peers * config.contexts as usize;
     EngineMemory {
         peers: leak(PeerSlot::EMPTY, peers),
@@ -55,9 +54,6 @@ pub fn engine<R: Rail, const RAILS: usize>(config: Config, rails: [R; RAILS]) ->
 
 /// The memory of failover, leaked.
 pub fn failover(config: &Config, peers: usize) -> FailoverMemory<'static> {
-    fn leak<T: Clone>(value: T, n: usize) -> &'static mut [T] {
-        Box::leak(vec![value; n].into_boxed_slice())
-    }
     let streams = peers * config.contexts as usize;
     FailoverMemory {
         peers: leak(FailoverPeer::EMPTY, peers),
@@ -68,7 +64,7 @@ pub fn failover(config: &Config, peers: usize) -> FailoverMemory<'static> {
 
 /// Zeroed memory that is never freed.
 pub fn region(len: usize) -> Region {
-    let words = Box::leak(vec![0u64; len.div_ceil(8)].into_boxed_slice());
+    let words = leak(0u64, len.div_ceil(8));
     // SAFETY: leaked, so always valid; only the helpers below and the engine access it.
     unsafe { Region::new(NonNull::new(words.as_mut_ptr().cast()).unwrap(), len, RegionKind::Private) }
 }

@@ -4,7 +4,7 @@
 
 use fishplate_core::engine::{Config, ContextId, Issued, Notice, RailPolicy, Signal};
 use fishplate_core::error::OpError;
-use fishplate_core::op::{Amo, AmoOp, Outcome, SignalOp};
+use fishplate_core::op::{Amo, AmoOp, Completion, Outcome, SignalOp};
 
 use super::*;
 
@@ -70,7 +70,9 @@ struct Model {
 }
 
 fn words<R: Rail, const RAILS: usize>(node: &fleet::Node<R, RAILS>, part: u64) -> Words {
-    std::array::from_fn(|n| word(&node.engine, node.target.at(part + n as u64 * 8)))
+    let ptr = node.engine.local_ptr(node.target.at(part), size_of::<Words>()).unwrap().cast::<Words>();
+    // SAFETY: `local_ptr` checked the range; one thread drives all engines of a test.
+    unsafe { ptr.as_ptr().read_unaligned() }
 }
 
 impl Model {
@@ -209,81 +211,68 @@ impl Model {
     }
 }
 
-/// One run of at most `turns` turns. `make` returns that many nodes with regions of that size.
-pub fn run<R: Rail, const RAILS: usize>(
+/// The streams of all contexts of a fleet, to all nodes.
+pub struct Streams {
+    streams: Vec<(usize, Model)>,
+    /// One in so many turns of a stream issues an operation.
+    pace: u64,
     seed: u64,
-    turns: u64,
-    make: impl FnOnce(u16, Config, usize) -> Vec<fleet::Node<R, RAILS>>,
-) {
-    run_disturbed(seed, turns, 0, make, |_, _| ());
 }
 
-/// As [`run`], with a function that is called before each turn, and further turns at the end in
-/// which nothing may change.
-pub fn run_disturbed<R: Rail, const RAILS: usize>(
-    seed: u64,
-    turns: u64,
-    after: u64,
-    make: impl FnOnce(u16, Config, usize) -> Vec<fleet::Node<R, RAILS>>,
-    mut disturb: impl FnMut(u64, &mut [fleet::Node<R, RAILS>]),
-) {
-    let mut random = Random(seed.wrapping_mul(0x9e37_79b9));
-    let contexts = 2;
-    let nodes = 2 + (seed % 2) as usize;
-    let config = Config {
-        contexts,
-        window: [1, 2, 4, 8, 16, 64][random.below(6) as usize],
-        batch: [1, 2, 8, 32][random.below(4) as usize],
-        eager: [0, 32, 192][random.below(3) as usize],
-        stripe_threshold: [16, 1 << 20][random.below(2) as usize],
-        stripe_chunk: 8 + random.below(24),
-        policy: [RailPolicy::LeastOutstanding, RailPolicy::RoundRobin, RailPolicy::Fixed]
-            [random.below(3) as usize],
-        ack_age: [0, 4, 1000][random.below(3) as usize],
-        first_sequence: STARTS[random.below(4) as usize].wrapping_sub(random.below(40)),
-        seed,
-    };
-    let parts = (nodes * contexts as usize) as u64;
-    let mut fleet = make(nodes as u16, config, (parts * PART * 9) as usize);
-    for node in &fleet {
-        for part in 0..parts {
-            write(&node.engine, node.target.at(part * PART + CONSTANT_AT), b"constant");
-        }
+impl Streams {
+    /// Bytes of both regions of each node.
+    pub fn size(nodes: usize, config: &Config) -> usize {
+        nodes * config.contexts as usize * (PART * 9) as usize
     }
-    let mut streams = vec![];
-    for me in 0..nodes {
-        for to in 0..nodes {
-            for context in 0..contexts as u8 {
-                let part = (me * contexts as usize + context as usize) as u64 * PART;
-                streams.push((
-                    me,
-                    Model {
-                        context: ContextId(context),
-                        to,
-                        part,
-                        from: (context as u64 * nodes as u64 + to as u64) * SOURCE,
-                        states: vec![([0; WORDS], 0)],
-                        seen: 0,
-                        writes: vec![],
-                        fences: 0,
-                        written: [None; SLOTS as usize],
-                        ops: 0,
-                        waiting: vec![],
-                        quiet: false,
-                    },
-                ));
+
+    pub fn new<R: Rail, const RAILS: usize>(
+        fleet: &[fleet::Node<R, RAILS>],
+        config: &Config,
+        pace: u64,
+    ) -> Streams {
+        let (nodes, contexts) = (fleet.len(), config.contexts as usize);
+        for node in fleet {
+            for part in 0..(nodes * contexts) as u64 {
+                write(&node.engine, node.target.at(part * PART + CONSTANT_AT), b"constant");
             }
         }
+        let mut streams = vec![];
+        for me in 0..nodes {
+            for to in 0..nodes {
+                for context in 0..contexts as u8 {
+                    let part = (me * contexts + context as usize) as u64 * PART;
+                    streams.push((
+                        me,
+                        Model {
+                            context: ContextId(context),
+                            to,
+                            part,
+                            from: (context as u64 * nodes as u64 + to as u64) * SOURCE,
+                            states: vec![([0; WORDS], 0)],
+                            seen: 0,
+                            writes: vec![],
+                            fences: 0,
+                            written: [None; SLOTS as usize],
+                            ops: 0,
+                            waiting: vec![],
+                            quiet: false,
+                        },
+                    ));
+                }
+            }
+        }
+        Streams { streams, pace, seed: config.seed }
     }
-    let issue_until = 60 + random.below(60);
-    for turn in 0.. {
-        assert!(
-            turn < turns,
-            "seed {seed}: not complete; {:?}",
-            fleet.iter().map(|n| n.engine.stats()).collect::<Vec<_>>()
-        );
-        disturb(turn, &mut fleet);
-        for (me, stream) in &mut streams {
+
+    /// Issues operations, or at last only those that wait for all others.
+    pub fn turn<R: Rail, const RAILS: usize>(
+        &mut self,
+        fleet: &mut [fleet::Node<R, RAILS>],
+        issues: bool,
+        random: &mut Random,
+    ) {
+        let seed = self.seed;
+        for (me, stream) in &mut self.streams {
             let node = &mut fleet[*me];
             if stream.quiet {
                 let quiet = node.engine.is_quiet(stream.context, node.peers[stream.to]).unwrap();
@@ -300,43 +289,98 @@ pub fn run_disturbed<R: Rail, const RAILS: usize>(
                     stream.check_data(target, stream.writes.len(), seed);
                     stream.seen = stream.states.len() - 1;
                 }
-            } else if turn < issue_until && stream.ops < 120 && random.below(2) == 0 {
-                stream.issue(node, &mut random);
-            } else if turn >= issue_until && stream.seen + 1 < stream.states.len() {
+            } else if issues && stream.ops < 120 && random.below(self.pace) == 0 {
+                stream.issue(node, random);
+            } else if !issues && stream.seen + 1 < stream.states.len() {
                 stream.quiet = true;
             }
         }
+    }
+
+    /// Checks a completion of node `me`.
+    pub fn completed(&mut self, me: usize, done: &Completion) {
+        let seed = self.seed;
+        assert_eq!(done.outcome, Outcome::Done, "seed {seed}");
+        // Streams of one origin and context differ by target: tags are compared over all of
+        // them.
+        let found = self.streams.iter_mut().filter(|(node, _)| *node == me).find_map(|(_, stream)| {
+            let at = stream
+                .waiting
+                .iter()
+                .position(|&(tag, value)| tag == done.tag && value.is_none_or(|value| value == done.value))?;
+            Some(stream.waiting.remove(at))
+        });
+        assert!(found.is_some(), "seed {seed}: {done:?} was unexpected");
+    }
+
+    /// Checks what a node's memory shows.
+    pub fn check<R: Rail, const RAILS: usize>(&mut self, fleet: &[fleet::Node<R, RAILS>], to: usize) {
+        for (_, stream) in self.streams.iter_mut().filter(|(_, stream)| stream.to == to) {
+            stream.check(fleet, self.seed);
+        }
+    }
+
+    /// Whether every operation is complete and applied.
+    pub fn is_over(&self) -> bool {
+        self.streams.iter().all(|(_, s)| s.waiting.is_empty() && !s.quiet && s.seen + 1 == s.states.len())
+    }
+
+    /// Checks all memory once nothing is in flight.
+    pub fn end<R: Rail, const RAILS: usize>(&self, fleet: &[fleet::Node<R, RAILS>]) {
+        for (_, stream) in &self.streams {
+            let (target, seed) = (&fleet[stream.to], self.seed);
+            assert_eq!(words(target, stream.part), stream.states.last().unwrap().0, "seed {seed}");
+            stream.check_data(target, stream.writes.len(), seed);
+        }
+    }
+}
+
+/// A random configuration.
+pub fn config(random: &mut Random, seed: u64) -> Config {
+    Config {
+        contexts: 2,
+        window: [1, 2, 4, 8, 16, 64][random.below(6) as usize],
+        batch: [1, 2, 8, 32][random.below(4) as usize],
+        eager: [0, 32, 192][random.below(3) as usize],
+        stripe_threshold: [16, 1 << 20][random.below(2) as usize],
+        stripe_chunk: 8 + random.below(24),
+        policy: [RailPolicy::LeastOutstanding, RailPolicy::RoundRobin, RailPolicy::Fixed]
+            [random.below(3) as usize],
+        ack_age: [0, 4, 1000][random.below(3) as usize],
+        first_sequence: STARTS[random.below(4) as usize].wrapping_sub(random.below(40)),
+        seed,
+    }
+}
+
+/// One run of at most `turns` turns. `make` returns that many nodes with regions of that size.
+pub fn run<R: Rail, const RAILS: usize>(
+    seed: u64,
+    turns: u64,
+    make: impl FnOnce(u16, Config, usize) -> Vec<fleet::Node<R, RAILS>>,
+) {
+    let mut random = Random(seed.wrapping_mul(0x9e37_79b9));
+    let nodes = 2 + (seed % 2) as usize;
+    let config = config(&mut random, seed);
+    let mut fleet = make(nodes as u16, config, Streams::size(nodes, &config));
+    let mut streams = Streams::new(&fleet, &config, 2);
+    let issue_until = 60 + random.below(60);
+    for turn in 0.. {
+        let stats = || fleet.iter().map(|n| n.engine.stats()).collect::<Vec<_>>();
+        assert!(turn < turns, "seed {seed}: not complete; {:?}", stats());
+        streams.turn(&mut fleet, turn < issue_until, &mut random);
         for me in 0..nodes {
             fleet[me].engine.progress();
             while let Some(done) = fleet[me].engine.next_completion() {
-                assert_eq!(done.outcome, Outcome::Done, "seed {seed}");
-                // Streams of one origin and context differ by target: tags are compared over all of
-                // them.
-                let found = streams.iter_mut().filter(|(node, _)| *node == me).find_map(|(_, stream)| {
-                    let at = stream.waiting.iter().position(|&(tag, value)| {
-                        tag == done.tag && value.is_none_or(|value| value == done.value)
-                    })?;
-                    Some(stream.waiting.remove(at))
-                });
-                assert!(found.is_some(), "seed {seed}: {done:?} was unexpected");
+                streams.completed(me, &done);
             }
-            for (_, stream) in &mut streams {
-                stream.check(&fleet, seed);
-            }
+            streams.check(&fleet, me);
         }
-        let over =
-            streams.iter().all(|(_, s)| s.waiting.is_empty() && !s.quiet && s.seen + 1 == s.states.len());
-        if turn > issue_until && over {
+        if turn > issue_until && streams.is_over() {
             break;
         }
     }
-    for _ in 0..after {
-        fleet::turn(&mut fleet);
-    }
-    for (me, stream) in &mut streams {
-        assert_eq!(words(&fleet[stream.to], stream.part), stream.states.last().unwrap().0, "seed {seed}");
-        stream.check_data(&fleet[stream.to], stream.writes.len(), seed);
-        let node = &mut fleet[*me];
-        assert_eq!(node.engine.peer_error(node.peers[stream.to]), Ok(None), "seed {seed}");
+    streams.end(&fleet);
+    for node in &fleet {
+        node.peers.iter().for_each(|&peer| assert_eq!(node.engine.peer_error(peer), Ok(None), "seed {seed}"));
     }
 }

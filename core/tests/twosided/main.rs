@@ -10,7 +10,6 @@ mod close;
 mod damage;
 mod device;
 mod epoch;
-mod failover;
 mod flood;
 mod hostile;
 mod hostile_failover;

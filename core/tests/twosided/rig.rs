@@ -39,9 +39,6 @@ pub fn match_memory<const RAILS: usize>(
     streams: usize,
     outgoing: usize,
 ) -> MatchMemory<'static, RAILS> {
-    fn leak<T: Clone>(value: T, n: usize) -> &'static mut [T] {
-        Box::leak(vec![value; n].into_boxed_slice())
-    }
     let unexpected = config.unexpected(streams);
     let blocks = config.blocks(streams);
     MatchMemory {

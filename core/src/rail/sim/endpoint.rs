@@ -183,12 +183,15 @@ impl SimRail<'_, '_> {
             let world = self.sim.world.borrow();
             world.cuts.reported((self.node * world.rails + self.rail) as usize, world.now)
         };
-        let mut reported = 0;
-        for (i, &node) in self.peers.iter().enumerate().filter(|_| cut != 0 || self.lost != 0) {
-            let known = node == NONE || self.told & (1 << i) != 0;
+        if cut == 0 && self.lost == 0 {
+            return 0;
+        }
+        let (told, mut reported) = (self.told, 0);
+        for i in (0..PEERS).filter(|i| told & 1 << i == 0) {
+            let node = self.peers[i];
             let lost = self.lost & 1 << i != 0 || cut & 1u64.unbounded_shl(node as u32) != 0;
-            if !known && lost && reported < budget {
-                self.told |= 1 << i;
+            if node != NONE && lost && reported < budget {
+                (self.told, self.lost) = (self.told | 1 << i, self.lost & !(1 << i));
                 reported += 1;
                 sink.peer_down(Peer(i as u16), PeerError::Lost);
             }

@@ -1,0 +1,160 @@
+//! Tagged messages of every protocol: each is received once, whole and in order.
+
+use std::collections::HashMap;
+
+use fishplate_core::engine::protocol::{Payload, Received, Request};
+use fishplate_core::engine::{ContextId, Issued, Notice};
+use fishplate_core::error::OpError;
+use fishplate_core::op::{Completion, Outcome};
+
+use super::rig::*;
+use super::schedule::Fleet;
+use super::support::*;
+
+/// Places in the regions, each for one payload.
+const PLACES: u64 = 16;
+const PLACE: u64 = 1024;
+pub const SIZE: usize = (PLACES * PLACE) as usize;
+/// The bit of their completion tags.
+pub const TAG: u64 = 1 << 63;
+
+const TAGS: u64 = 3;
+
+/// One node.
+#[derive(Default)]
+struct Desk {
+    /// Free places to send from, and to receive into.
+    out: Vec<u64>,
+    into: Vec<u64>,
+    /// By completion tag: the place that it was sent from, and its length if the receiver reports
+    /// it.
+    sends: HashMap<u64, (Option<u64>, u64)>,
+    /// Open receives: source and tag, how many of these came before, and the place.
+    receives: Vec<(Request, (usize, u64), usize, u64)>,
+    /// How many were posted, by source and tag.
+    posted: HashMap<(usize, u64), usize>,
+    sent: u64,
+}
+
+pub struct Mail {
+    contexts: u64,
+    pace: u64,
+    seed: u64,
+    desks: Vec<Desk>,
+    /// Sent messages by source, target and tag: the fill value and the length.
+    sent: HashMap<(usize, usize, u64), Vec<(u64, usize)>>,
+    count: usize,
+    received: usize,
+}
+
+impl Mail {
+    /// Uses both regions from an offset on. One in `pace` turns of a node sends a message.
+    pub fn new(nodes: usize, contexts: u16, at: u64, pace: u64, seed: u64) -> Mail {
+        let places = || (0..PLACES).map(|place| at + place * PLACE).collect();
+        let desk = |_| Desk { out: places(), into: places(), ..Desk::default() };
+        let (desks, contexts) = ((0..nodes).map(desk).collect(), contexts.into());
+        Mail { contexts, pace, seed, desks, sent: HashMap::new(), count: 0, received: 0 }
+    }
+
+    /// A node sends, and posts receives.
+    pub fn turn<const RAILS: usize>(
+        &mut self,
+        fleet: &mut Fleet<RAILS>,
+        me: usize,
+        issues: bool,
+        random: &mut Random,
+    ) {
+        if issues && random.below(self.pace) == 0 {
+            self.send(fleet, me, random);
+        }
+        let from = random.below(fleet.len() as u64) as usize;
+        let lo = random.below(self.contexts) << 8 | random.below(TAGS);
+        let posted = self.desks[me].posted.get(&(from, lo)).copied().unwrap_or(0);
+        // Receives keep up with the sends in the long run.
+        if posted < self.sent.get(&(from, me, lo)).map_or(0, Vec::len) {
+            self.receive(fleet, me, from, lo);
+        }
+        while let Some(status) = fleet[me].engine.next_recv() {
+            let (desk, seed) = (&mut self.desks[me], self.seed);
+            let at = desk.receives.iter().position(|receive| receive.0 == status.request).unwrap();
+            let (_, (from, lo), n, place) = desk.receives.remove(at);
+            let (fill, len) = self.sent[&(from, me, lo)][n];
+            check(&status, Received::Ok, lo, len as u64, len as u64);
+            let got = read(&fleet[me].engine, fleet[me].target.at(place), len);
+            assert!(got == pattern(fill, len), "seed {seed}: {from} to {me}, tag {lo:#x}");
+            desk.into.push(place);
+            self.received += 1;
+        }
+    }
+
+    fn send<const RAILS: usize>(&mut self, fleet: &mut Fleet<RAILS>, me: usize, random: &mut Random) {
+        let to = random.below(fleet.len() as u64) as usize;
+        let context = random.below(self.contexts);
+        let lo = context << 8 | random.below(TAGS);
+        let (kind, fill) = (random.below(5), random.next() >> 32);
+        let len = random.below(if kind < 3 { 129 } else { PLACE }) as usize;
+        let bytes = pattern(fill, len);
+        let (node, desk) = (&mut fleet[me], &mut self.desks[me]);
+        let tag_done = TAG | desk.sent;
+        let (cx, peer, report) = (ContextId(context as u8), node.peers[to], Notice::Report(tag_done));
+        let (issued, place) = match kind {
+            // From a slice: copied, if a block is free.
+            0 => (node.engine.send(cx, peer, tag(lo), Payload::Bytes(&bytes), Notice::Silent), None),
+            1 => (node.engine.send_sync(cx, peer, tag(lo), Payload::Bytes(&bytes), report), None),
+            _ => {
+                let Some(place) = desk.out.pop() else { return };
+                let from = node.source.at(place);
+                write(&node.engine, from, &bytes);
+                let payload = Payload::Region(from, len);
+                let issued = match kind {
+                    4 => node.engine.send_sync(cx, peer, tag(lo), payload, report),
+                    _ => node.engine.send(cx, peer, tag(lo), payload, report),
+                };
+                if issued == Err(OpError::Again) {
+                    desk.out.push(place);
+                }
+                (issued, Some(place))
+            }
+        };
+        match issued {
+            Ok(Issued::Pending(_)) if kind != 0 => {
+                desk.sends.insert(tag_done, (place, len as u64));
+            }
+            Ok(_) => assert!(place.is_none(), "a kept send is not over at once"),
+            Err(OpError::Again) => return,
+            Err(error) => panic!("seed {}: {error:?}", self.seed),
+        }
+        desk.sent += 1;
+        self.count += 1;
+        self.sent.entry((me, to, lo)).or_default().push((fill, len));
+    }
+
+    fn receive<const RAILS: usize>(&mut self, fleet: &mut Fleet<RAILS>, me: usize, from: usize, lo: u64) {
+        let (node, desk) = (&mut fleet[me], &mut self.desks[me]);
+        let Some(place) = desk.into.pop() else { return };
+        let into = Some((node.target.at(place), PLACE as usize));
+        match node.engine.recv(Some(node.peers[from]), tag(lo), EXACT, into, 0) {
+            Ok(request) => {
+                let count = desk.posted.entry((from, lo)).or_default();
+                desk.receives.push((request, (from, lo), *count, place));
+                *count += 1;
+            }
+            Err(error) => {
+                assert_eq!(error, OpError::Again);
+                desk.into.push(place);
+            }
+        }
+    }
+
+    pub fn completed(&mut self, me: usize, done: &Completion) {
+        let seed = self.seed;
+        let (place, len) = self.desks[me].sends.remove(&done.tag).expect("a send completes once");
+        assert_eq!(done.outcome, Outcome::Done, "seed {seed}: node {me}");
+        assert!(done.value == 0 || done.value == len, "seed {seed}: {} of {len}", done.value);
+        self.desks[me].out.extend(place);
+    }
+
+    pub fn is_over(&self) -> bool {
+        self.count == self.received && self.desks.iter().all(|desk| desk.sends.is_empty())
+    }
+}

@@ -1,0 +1,16 @@
+//! Rails that fail and return, in the simulator, by seeded schedules: every operation and message
+//! happens once, in order.
+//!
+//! `FISHPLATE_SEED=n` runs one seed, `FISHPLATE_SEEDS=n` that many in each part. `tests/proofs.sh`
+//! runs 100,000.
+
+#[path = "../twosided/rig.rs"]
+#[allow(dead_code, reason = "this uses a part of it")]
+mod rig;
+#[path = "../support/mod.rs"]
+mod support;
+
+mod mail;
+mod reads;
+mod run;
+mod schedule;

@@ -1,0 +1,94 @@
+//! Reads of constant memory, again and again into the same buffer. It must not change between two
+//! reads, and each brings what is there.
+
+use fishplate_core::engine::Notice;
+use fishplate_core::op::{Completion, Outcome};
+
+use super::schedule::Fleet;
+use super::support::*;
+
+/// Bytes of a read.
+const LEN: usize = 500;
+pub const SIZE: usize = 8 * 512;
+/// The bit of their completion tags.
+pub const TAG: u64 = 1 << 62;
+
+/// What each node reads, from one other.
+pub struct Reads {
+    at: u64,
+    readers: Vec<Reader>,
+    seed: u64,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Reader {
+    from: usize,
+    /// What the buffer holds: odd values are read, even ones are written there afterwards.
+    round: u8,
+    waits: bool,
+    /// Turns until the next read.
+    rest: u64,
+}
+
+impl Reads {
+    /// Uses both regions from an offset on.
+    pub fn new(nodes: usize, at: u64, seed: u64) -> Reads {
+        Reads { at, readers: vec![Reader::default(); nodes], seed }
+    }
+
+    pub fn turn<const RAILS: usize>(&mut self, fleet: &mut Fleet<RAILS>, issues: bool, random: &mut Random) {
+        for (me, reader) in self.readers.iter_mut().enumerate() {
+            if reader.waits {
+                continue;
+            }
+            let into = fleet[me].source.at(self.at);
+            assert_eq!(
+                read(&fleet[me].engine, into, LEN),
+                [reader.round; LEN],
+                "seed {}: node {me}",
+                self.seed
+            );
+            reader.rest = reader.rest.saturating_sub(1);
+            if !issues || reader.rest != 0 {
+                continue;
+            }
+            (reader.round, reader.from) =
+                (reader.round.wrapping_add(2) | 1, random.below(fleet.len() as u64) as usize);
+            let there = self.at + 512 * me as u64;
+            let source = &fleet[reader.from];
+            write(&source.engine, source.target.at(there), &[reader.round; LEN]);
+            write(&fleet[me].engine, into, &[reader.round - 1; LEN]);
+            let from = fleet[me].remotes[reader.from].at(there);
+            let issued = fleet[me].engine.get(CX, into, LEN, from, Notice::Report(TAG));
+            reader.waits = issued.is_ok();
+            if !reader.waits {
+                reader.round -= 1;
+            }
+        }
+    }
+
+    pub fn completed<const RAILS: usize>(
+        &mut self,
+        fleet: &Fleet<RAILS>,
+        me: usize,
+        done: &Completion,
+        random: &mut Random,
+    ) {
+        let (reader, seed) = (&mut self.readers[me], self.seed);
+        assert!(reader.waits && done.outcome == Outcome::Done, "seed {seed}: {done:?}");
+        let into = fleet[me].source.at(self.at);
+        assert_eq!(
+            read(&fleet[me].engine, into, LEN),
+            [reader.round; LEN],
+            "seed {seed}: a read of node {me}"
+        );
+        // It is used for something else for a while.
+        reader.round = reader.round.wrapping_add(2) & !1;
+        write(&fleet[me].engine, into, &[reader.round; LEN]);
+        (reader.waits, reader.rest) = (false, 1 + random.below(60));
+    }
+
+    pub fn is_over(&self) -> bool {
+        !self.readers.iter().any(|reader| reader.waits)
+    }
+}

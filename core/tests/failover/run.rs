@@ -1,0 +1,188 @@
+//! One schedule: a fleet, its traffic, and what happens to its rails.
+
+use fishplate_core::engine::Stats;
+use fishplate_core::engine::protocol::MatchConfig;
+use fishplate_core::error::{OpError, PeerError};
+use fishplate_core::rail::sim::Dials;
+
+use super::mail::{self, Mail};
+use super::reads::{self, Reads};
+use super::rig::{SMALL, match_memory};
+use super::schedule::{Fleet, Schedule};
+use super::support::oracle::{self, Streams};
+use super::support::scope::Scope;
+use super::support::*;
+
+/// Most rails of a schedule.
+const RAILS: usize = 8;
+
+/// Turns after which a run hangs.
+const TURNS: u64 = 60_000;
+
+/// What has happened in several runs.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Totals {
+    pub schedules: u64,
+    pub turns: u64,
+    pub events: u64,
+    pub failed: u64,
+    pub returned: u64,
+    pub reposted: u64,
+    pub replied_again: u64,
+    pub stale: u64,
+}
+
+impl Totals {
+    fn add(&mut self, stats: &Stats) {
+        self.failed += stats.rails_failed;
+        self.returned += stats.rails_returned;
+        self.reposted += stats.reposted;
+        self.replied_again += stats.replied_again;
+        self.stale += stats.stale;
+    }
+}
+
+/// Prints the schedule where the run fails.
+struct Told(Schedule, u64);
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            println!("seed {}:", self.1);
+            self.0.print();
+        }
+    }
+}
+
+pub fn run(seed: u64, totals: &mut Totals) {
+    let _scope = Scope::new();
+    let mut random = Random(seed.wrapping_mul(0x9e37_79b9));
+    let nodes = [2, 2, 2, 3, 3, 4][random.below(6) as usize];
+    let count = 2 + random.below(RAILS as u64 - 1) as u16;
+    let closes = random.below(4) == 0;
+    let config = oracle::config(&mut random, seed);
+    let matching = MatchConfig { credits: 1 + random.below(6) as u32, ..SMALL };
+    let calm = if random.below(8) == 0 { Dials::CALM } else { Dials::WILD };
+    let dials = Dials { repeats: random.below(2) == 0, ..calm };
+    let sim = fleet::fabric(nodes, count, 512, dials, seed);
+    let mail_at = Streams::size(nodes.into(), &config);
+    let reads_at = mail_at + mail::SIZE;
+    let mut fleet: Fleet<RAILS> =
+        fleet::lasting(sim, nodes, count, closes, config, reads_at + reads::SIZE, |engine| {
+            let streams = nodes as usize * config.contexts as usize;
+            engine.attach_matching(matching, match_memory(matching, streams, 8)).unwrap();
+        });
+    let pace = [2, 4, 12][random.below(3) as usize];
+    let mut streams = Streams::new(&fleet, &config, pace);
+    let mut mail = Mail::new(nodes.into(), config.contexts, mail_at as u64, pace, seed);
+    let mut reads = Reads::new(nodes.into(), reads_at as u64, seed);
+    let mut told = Told(Schedule::new(sim, nodes, count, closes, seed), seed);
+    let schedule = &mut told.0;
+    let busy = 100 + random.below(100) * pace;
+    let heals = random.below(4) != 0;
+    let (mut over, mut closing) = (None, None);
+    let mut last = 0;
+    for turn in 0.. {
+        last = turn;
+        let stats = || fleet.iter().map(|node| node.engine.stats()).collect::<Vec<_>>();
+        assert!(turn < TURNS, "seed {seed}: no end; {:?}", stats());
+        if turn < busy {
+            schedule.turn(turn, &mut fleet);
+        } else if turn == busy && heals {
+            schedule.heal_all(turn, &mut fleet);
+        }
+        streams.turn(&mut fleet, turn < busy, &mut random);
+        reads.turn(&mut fleet, turn < busy, &mut random);
+        for me in (0..nodes).filter(|&me| schedule.is_awake(me, turn)) {
+            let me = me as usize;
+            mail.turn(&mut fleet, me, turn < busy, &mut random);
+            fleet[me].engine.progress();
+            while let Some(done) = fleet[me].engine.next_completion() {
+                match done.tag {
+                    mail::TAG.. => mail.completed(me, &done),
+                    reads::TAG.. => reads.completed(&fleet, me, &done, &mut random),
+                    _ => streams.completed(me, &done),
+                }
+            }
+            streams.check(&fleet, me);
+        }
+        if turn < busy || !streams.is_over() || !mail.is_over() || !reads.is_over() {
+            continue;
+        }
+        let since = *over.get_or_insert(turn);
+        // Nothing lands late any more.
+        if turn < since + schedule.late() / (nodes as u64 * count as u64) {
+            continue;
+        }
+        if closing.is_none() {
+            streams.end(&fleet);
+            for node in &fleet {
+                totals.add(&node.engine.stats());
+                let error = |&peer| node.engine.peer_error(peer);
+                assert!(node.peers.iter().all(|peer| error(peer) == Ok(None)), "seed {seed}");
+            }
+            if heals {
+                schedule.all_return(&mut fleet, seed);
+            }
+            closing = Some(turn);
+            for node in &mut fleet {
+                for &peer in &node.peers {
+                    match node.engine.close_peer(peer) {
+                        Ok(()) | Err(OpError::PeerFailed(PeerError::Closed)) => {}
+                        Err(error) => panic!("seed {seed}: {error:?}"),
+                    }
+                }
+            }
+        }
+        // Rails fail while the ends part, too.
+        if closing == Some(turn) || turn < closing.unwrap_or(0) + 20 {
+            schedule.turn(turn, &mut fleet);
+        }
+        let left =
+            |node: &fleet::Node<_, RAILS>| node.peers.iter().all(|&p| node.engine.has_left(p) == Ok(true));
+        if fleet.iter().all(left) {
+            break;
+        }
+    }
+    for node in &fleet {
+        for &peer in &node.peers {
+            assert_eq!(node.engine.peer_error(peer), Ok(Some(PeerError::Closed)), "seed {seed}");
+        }
+    }
+    totals.schedules += 1;
+    totals.turns += last;
+    totals.events += schedule.events() as u64;
+}
+
+/// The schedules in parts, so that several run at a time.
+fn part(n: u64, of: u64) {
+    let mut totals = Totals::default();
+    for seed in seeds(1000).into_iter().filter(|seed| seed % of == n) {
+        run(seed, &mut totals);
+    }
+    println!("{totals:?}");
+    if totals.schedules >= 100 {
+        let Totals { failed, returned, reposted, replied_again, stale, .. } = totals;
+        assert!([failed, returned, reposted, replied_again, stale].iter().all(|&n| n >= 20), "{totals:?}");
+    }
+}
+
+#[test]
+fn every_operation_happens_once_and_in_order_in_schedules_1() {
+    part(0, 4);
+}
+
+#[test]
+fn every_operation_happens_once_and_in_order_in_schedules_2() {
+    part(1, 4);
+}
+
+#[test]
+fn every_operation_happens_once_and_in_order_in_schedules_3() {
+    part(2, 4);
+}
+
+#[test]
+fn every_operation_happens_once_and_in_order_in_schedules_4() {
+    part(3, 4);
+}

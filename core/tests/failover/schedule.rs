@@ -1,0 +1,252 @@
+//! What happens to the rails of a fleet, and when: drawn from a seed.
+
+use fishplate_core::mem::RailId;
+use fishplate_core::rail::sim::Sim;
+
+use super::support::Random;
+use super::support::fleet::{self, End, Node};
+
+pub type Fleet<const RAILS: usize> = Vec<Node<End, RAILS>>;
+
+/// A rail between two nodes, the first not after the second.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Link {
+    pub a: u16,
+    pub b: u16,
+    pub rail: u16,
+}
+
+/// Why a link is out of use: it is cut, from the first node or to it, or one of the nodes has
+/// disabled it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Why {
+    Cut { there: bool, back: bool },
+    Disabled { by: u16, of: u16 },
+}
+
+/// A link that is not whole, or not known to be used again since.
+#[derive(Debug)]
+struct Down {
+    link: Link,
+    why: Why,
+    /// An end has stopped to use it.
+    seen: bool,
+    healed: bool,
+}
+
+/// One event, for the report of a failure.
+#[derive(Debug)]
+#[allow(dead_code, reason = "printed")]
+enum Event {
+    Fails(Vec<Link>, Why, u32),
+    Heals(Link),
+    Stalls(u16, u64),
+}
+
+/// Rails that fail and return. One stays in use between each two nodes.
+pub struct Schedule {
+    sim: &'static Sim<'static>,
+    random: Random,
+    nodes: u16,
+    rails: u16,
+    /// A fence cuts off all peers of an end. Then one rail is out of use at a time: while two are,
+    /// a fence may cost a peer.
+    closes: bool,
+    /// Of 1000 turns, in how many something happens.
+    often: u64,
+    down: Vec<Down>,
+    /// A node that makes no passes, until some turn.
+    stalled: Option<(u16, u64)>,
+    /// The longest time, in polls, in which traffic of a cut link lands.
+    late: u32,
+    log: Vec<(u64, Event)>,
+}
+
+impl Schedule {
+    pub fn new(sim: &'static Sim<'static>, nodes: u16, rails: u16, closes: bool, seed: u64) -> Schedule {
+        let mut random = Random(seed ^ 0xf1a9);
+        let often = [5, 20, 60][random.below(3) as usize];
+        Schedule {
+            sim,
+            random,
+            nodes,
+            rails,
+            closes,
+            often,
+            down: vec![],
+            stalled: None,
+            late: 0,
+            log: vec![],
+        }
+    }
+
+    pub fn events(&self) -> usize {
+        self.log.len()
+    }
+
+    /// The longest time, in polls, in which traffic of a cut link lands.
+    pub fn late(&self) -> u64 {
+        self.late.into()
+    }
+
+    /// Prints the events, if the test fails.
+    pub fn print(&self) {
+        self.log.iter().for_each(|(turn, event)| println!("turn {turn}: {event:?}"));
+    }
+
+    /// Whether a node makes a pass in this turn.
+    pub fn is_awake(&self, node: u16, turn: u64) -> bool {
+        self.stalled.is_none_or(|(stalled, until)| stalled != node || turn >= until)
+    }
+
+    /// A node's number of a rail.
+    fn ours(&self, node: u16, rail: u16) -> RailId {
+        RailId(((rail + self.rails - node % self.rails) % self.rails) as u8)
+    }
+
+    /// How many of the two ends of a link use it.
+    fn users<const RAILS: usize>(&self, fleet: &[Node<End, RAILS>], link: Link) -> usize {
+        let Link { a, b, rail } = link;
+        let used = |&(from, to): &(u16, u16)| {
+            let Node { engine, peers, .. } = &fleet[from as usize];
+            engine.rail_error(peers[to as usize], self.ours(from, rail)) == Ok(None)
+        };
+        [(a, b), (b, a)].iter().filter(|ends| used(ends)).count()
+    }
+
+    fn is_used<const RAILS: usize>(&self, fleet: &Fleet<RAILS>, link: Link) -> bool {
+        !self.down.iter().any(|down| down.link == link) && self.users(fleet, link) == 2
+    }
+
+    fn links(&self) -> impl Iterator<Item = Link> + use<> {
+        let (nodes, rails) = (self.nodes, self.rails);
+        let pairs = (0..nodes).flat_map(move |a| (a..nodes).map(move |b| (a, b)));
+        pairs.flat_map(move |(a, b)| (0..rails).map(move |rail| Link { a, b, rail }))
+    }
+
+    /// Whether a link may fail: another one between its nodes stays in use.
+    fn may_fail<const RAILS: usize>(&self, fleet: &Fleet<RAILS>, link: Link) -> bool {
+        let Link { a, b, rail } = link;
+        if self.closes {
+            return self.links().filter(|other| other.rail != rail).all(|other| self.is_used(fleet, other));
+        }
+        (0..self.rails).any(|other| other != rail && self.is_used(fleet, Link { a, b, rail: other }))
+    }
+
+    /// Executes what happens in a turn.
+    pub fn turn<const RAILS: usize>(&mut self, turn: u64, fleet: &mut Fleet<RAILS>) {
+        let mut down = std::mem::take(&mut self.down);
+        down.retain_mut(|down| {
+            let users = self.users(fleet, down.link);
+            down.seen |= users < 2;
+            !(down.healed && down.seen && users == 2)
+        });
+        self.down = down;
+        if self.random.below(1000) >= self.often {
+            return;
+        }
+        match self.random.below(8) {
+            0 => {
+                let (node, until) = (self.random.below(self.nodes.into()) as u16, 1 + self.random.below(300));
+                self.stalled = Some((node, turn + until));
+                self.log.push((turn, Event::Stalls(node, until)));
+            }
+            1..=4 => self.fail(turn, fleet),
+            5 => self.heal_all(turn, fleet),
+            _ => {
+                let broken: Vec<_> = (0..self.down.len()).filter(|&at| !self.down[at].healed).collect();
+                if !broken.is_empty() {
+                    let at = broken[self.random.below(broken.len() as u64) as usize];
+                    self.heal(turn, fleet, at);
+                }
+            }
+        }
+    }
+
+    fn fail<const RAILS: usize>(&mut self, turn: u64, fleet: &mut Fleet<RAILS>) {
+        let rail = self.random.below(self.rails.into()) as u16;
+        let (x, y) = (self.random.below(self.nodes.into()), self.random.below(self.nodes.into()));
+        let (a, b) = (x.min(y) as u16, x.max(y) as u16);
+        // A switch, a cable of one node, or the path between two nodes.
+        let which = self.random.below(8);
+        let chosen = |link: &Link| match which {
+            0 => true,
+            1 => link.a == a || link.b == a,
+            _ => (link.a, link.b) == (a, b),
+        };
+        let links: Vec<_> = self
+            .links()
+            .filter(|link| link.rail == rail && chosen(link))
+            .filter(|link| !self.down.iter().any(|down| down.link == *link))
+            .collect();
+        if links.is_empty() || !links.iter().all(|&link| self.may_fail(fleet, link)) {
+            return;
+        }
+        let late = [0, 300, 5000][self.random.below(3) as usize];
+        self.late = self.late.max(late);
+        let why = match self.random.below(5) {
+            0 if which > 1 => {
+                let (by, of) = if self.random.below(2) == 0 { (a, b) } else { (b, a) };
+                Why::Disabled { by, of }
+            }
+            1 => Why::Cut { there: true, back: false },
+            2 => Why::Cut { there: false, back: true },
+            _ => Why::Cut { there: true, back: true },
+        };
+        for &link in &links {
+            match why {
+                Why::Disabled { by, of } => {
+                    let node = &mut fleet[by as usize];
+                    if node.engine.disable_rail(node.peers[of as usize], self.ours(by, rail)).is_err() {
+                        return;
+                    }
+                }
+                Why::Cut { there, back } => {
+                    for (from, to, cut) in [(link.a, link.b, there), (link.b, link.a, back)] {
+                        if cut {
+                            self.sim.cut(from, to, rail, late).unwrap();
+                        }
+                    }
+                }
+            }
+            self.down.push(Down { link, why, seen: false, healed: false });
+        }
+        self.log.push((turn, Event::Fails(links, why, late)));
+    }
+
+    fn heal<const RAILS: usize>(&mut self, turn: u64, fleet: &mut Fleet<RAILS>, at: usize) {
+        let Down { link, why, .. } = self.down[at];
+        match why {
+            Why::Disabled { by, of } => {
+                let node = &mut fleet[by as usize];
+                _ = node.engine.enable_rail(node.peers[of as usize], self.ours(by, link.rail));
+            }
+            Why::Cut { there, back } => {
+                for (from, to, cut) in [(link.a, link.b, there), (link.b, link.a, back)] {
+                    if cut {
+                        self.sim.heal(from, to, link.rail).unwrap();
+                    }
+                }
+            }
+        }
+        self.down[at].healed = true;
+        self.log.push((turn, Event::Heals(link)));
+    }
+
+    pub fn heal_all<const RAILS: usize>(&mut self, turn: u64, fleet: &mut Fleet<RAILS>) {
+        for at in 0..self.down.len() {
+            if !self.down[at].healed {
+                self.heal(turn, fleet, at);
+            }
+        }
+    }
+
+    /// Waits until all links are in use, which have been healed.
+    pub fn all_return<const RAILS: usize>(&mut self, fleet: &mut Fleet<RAILS>, seed: u64) {
+        let links: Vec<_> = self.links().collect();
+        fleet::turn_until(fleet, &format!("seed {seed}: all rails are back"), |fleet| {
+            (0..16).for_each(|_| fleet::turn(fleet));
+            links.iter().all(|&link| self.users(fleet, link) == 2)
+        });
+    }
+}
