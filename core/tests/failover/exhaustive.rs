@@ -1,0 +1,473 @@
+//! Every order of events of one pair over two rails, with a window of four: post, deliver, cut,
+//! fence, answer, post again, acknowledge. The engines are the real ones; the rails do only what
+//! the search tells them.
+//!
+//! A run in the usual order is cut off after each of its choices, in each way. From every point of
+//! these runs the search takes all free choices, breadth first. It replays each path from the
+//! start, and drops a state that looks like one seen before: to the rails, the memory and the
+//! counters. From each new state the rest runs in the usual order, and all must be done, once and
+//! in order. `FISHPLATE_STATES=n` sets how many states it visits.
+
+use std::cell::RefCell;
+use std::collections::{HashSet, VecDeque};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ptr::NonNull;
+use std::rc::Rc;
+
+use fishplate_core::engine::{Config, Engine, Notice, Signal};
+use fishplate_core::error::{AttachError, CompleteError, PeerError, PostError};
+use fishplate_core::mem::{LocalId, Peer, PeerId, Region, RemoteId, Untrusted};
+use fishplate_core::op::{Amo, AmoOp, AmoSet, Outcome};
+use fishplate_core::rail::{Caps, Fence, Local, Order, Posted, Rail, RailKey, Remote, Sink};
+
+use super::support::scope::Scope;
+use super::support::*;
+
+const RAILS: usize = 2;
+
+/// What is in flight to a node on a rail.
+#[derive(Clone, Hash)]
+struct Packet {
+    cx: u64,
+    /// Its post has been reported as failed.
+    failed: bool,
+    what: What,
+}
+
+#[derive(Clone, Hash)]
+enum What {
+    Write { bytes: Vec<u8>, region: usize, offset: usize, data: Option<u32> },
+    Message(Vec<u8>),
+}
+
+#[derive(Clone, Hash)]
+enum Event {
+    Done(u64, bool),
+    Landed(u32),
+    Message(Vec<u8>),
+    Down,
+}
+
+/// One end of a rail.
+#[derive(Default, Hash)]
+struct Side {
+    /// In flight to this node, and what the rail is to report here.
+    queue: VecDeque<Packet>,
+    events: VecDeque<Event>,
+    /// The link from this node is cut; it has fenced the other one.
+    cut: bool,
+    fenced: bool,
+}
+
+/// The rails, by node and rail, and the memory that is registered.
+#[derive(Default)]
+struct World {
+    sides: [[Side; RAILS]; 2],
+    regions: [Vec<Region>; 2],
+}
+
+struct Wire {
+    world: Rc<RefCell<World>>,
+    node: usize,
+    rail: usize,
+}
+
+impl Wire {
+    fn post(&self, cx: u64, what: What) -> Result<Posted, PostError> {
+        let mut world = self.world.borrow_mut();
+        let cut = world.sides[self.node][self.rail].cut;
+        let fenced = [0, 1].iter().any(|&node| world.sides[node][self.rail].fenced);
+        if cut || fenced {
+            world.sides[self.node][self.rail].events.push_back(Event::Done(cx, false));
+        }
+        if !fenced {
+            world.sides[1 - self.node][self.rail].queue.push_back(Packet { cx, failed: cut, what });
+        }
+        Ok(Posted::Pending)
+    }
+}
+
+// SAFETY: nothing is mapped, and posts copy their memory before they return. `Setup` is empty.
+unsafe impl Rail for Wire {
+    type Setup<'a> = ();
+
+    const COPIES: bool = false;
+
+    fn setup(&mut self) {}
+
+    fn caps(&self) -> Caps {
+        Caps {
+            max_message: 256,
+            max_rma: 1 << 16,
+            inject: 64,
+            data_bytes: 4,
+            order: Order::None,
+            native_atomics: AmoSet::NONE,
+            depth: 64,
+            fresh: true,
+        }
+    }
+
+    fn register(&mut self, region: &Region) -> Result<(RailKey, u64), AttachError> {
+        let regions = &mut self.world.borrow_mut().regions[self.node];
+        let known = regions.iter().position(|other| other.ptr() == region.ptr());
+        let key = known.unwrap_or(regions.len());
+        if known.is_none() {
+            // SAFETY: the engine holds this region as long as the rail.
+            regions.push(unsafe { Region::new(region.ptr(), region.len(), region.kind()) });
+        }
+        Ok((RailKey { key: key as u64, base: 0 }, 0))
+    }
+
+    fn deregister(&mut self, _: RailKey) -> Result<(), AttachError> {
+        Ok(())
+    }
+
+    fn touches(&mut self, _: Local) -> bool {
+        false
+    }
+
+    fn import(&mut self, _: Peer, _: RailKey, _: u64) -> Result<Option<NonNull<u8>>, AttachError> {
+        Ok(None)
+    }
+
+    fn release(&mut self, _: Peer, _: RailKey) {}
+
+    fn detach(&mut self, _: Peer) {}
+
+    fn fence(&mut self, _: Peer) -> Fence {
+        let mut world = self.world.borrow_mut();
+        for packet in std::mem::take(&mut world.sides[self.node][self.rail].queue) {
+            if !packet.failed {
+                world.sides[1 - self.node][self.rail].events.push_back(Event::Done(packet.cx, false));
+            }
+        }
+        let side = &mut world.sides[self.node][self.rail];
+        side.events.retain(|event| matches!(event, Event::Done(..)));
+        side.fenced = true;
+        Fence::Fenced
+    }
+
+    unsafe fn post_write(
+        &mut self,
+        _: Peer,
+        local: Local,
+        remote: Remote,
+        data: Option<u32>,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        // SAFETY: readable, as our caller guarantees.
+        let bytes = unsafe { std::slice::from_raw_parts(local.ptr.as_ptr(), local.len) }.to_vec();
+        let (region, offset) = (remote.key.key as usize, remote.offset as usize);
+        self.post(cx, What::Write { bytes, region, offset, data })
+    }
+
+    unsafe fn post_read(&mut self, _: Peer, _: Local, _: Remote, _: u64) -> Result<Posted, PostError> {
+        Err(PostError::Unsupported)
+    }
+
+    fn post_message(
+        &mut self,
+        _: Peer,
+        head: &[u8],
+        body: Untrusted<'_>,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        let mut bytes = head.to_vec();
+        bytes.resize(head.len() + body.len(), 0);
+        body.copy_out(&mut bytes[head.len()..]);
+        self.post(cx, What::Message(bytes))
+    }
+
+    fn poll<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
+        for n in 0..budget {
+            let event = self.world.borrow_mut().sides[self.node][self.rail].events.pop_front();
+            match event {
+                None => return n,
+                Some(Event::Done(cx, well)) => {
+                    sink.done(cx, if well { Ok(()) } else { Err(CompleteError::Unknown(-1)) });
+                }
+                Some(Event::Landed(data)) => sink.landed(Peer(0), data),
+                Some(Event::Message(bytes)) => sink.message(Peer(0), Untrusted::from_slice(&bytes)),
+                Some(Event::Down) => sink.peer_down(Peer(0), PeerError::Lost),
+            }
+        }
+        budget
+    }
+}
+
+/// One choice of the search. Nodes and rails are 0 and 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Choice {
+    /// The next operation of the script.
+    Issue,
+    /// A pass of a node: it handles what its rails report, posts, fences, tells, acknowledges.
+    Pass(usize),
+    /// A packet to a node lands, on a rail: that place of the queue.
+    Deliver(usize, usize, usize),
+    /// The link from a node is cut; or both links, if there is none.
+    Cut(Option<usize>, usize),
+}
+
+struct Node {
+    engine: Engine<'static, Wire, RAILS>,
+    peer: PeerId,
+    source: LocalId,
+    target: LocalId,
+    remote: Option<RemoteId>,
+}
+
+/// One run.
+struct Pair {
+    world: Rc<RefCell<World>>,
+    nodes: [Node; 2],
+    issued: usize,
+    /// Fetched values, in the order of completion, and the number of all completions.
+    fetched: Vec<u64>,
+    done: usize,
+}
+
+/// Operations of node 0: two put-signals to different places, an addition that fetches, and one
+/// more put-signal. Node 1 answers with one. Each signal adds 1.
+const SCRIPT: [usize; 5] = [0, 0, 1, 0, 0];
+const FETCHES: usize = 1;
+
+impl Pair {
+    fn new() -> Pair {
+        let world = Rc::<RefCell<World>>::default();
+        let config = Config { window: 4, ack_age: 0, eager: 0, ..Config::DEFAULT };
+        let mut nodes = [0, 1].map(|node| {
+            let wires = std::array::from_fn(|rail| Wire { world: world.clone(), node, rail });
+            let mut engine = Engine::new(config, wires, memory(&config, 1, 16)).unwrap();
+            engine.attach_failover(failover(&config, 1)).unwrap();
+            let peer = engine.reserve_peer().unwrap();
+            engine.connect_peer(peer, 0b11).unwrap();
+            let (source, target) =
+                (engine.register(region(128)).unwrap(), engine.register(region(128)).unwrap());
+            Node { engine, peer, source, target, remote: None }
+        });
+        for (me, to) in [(0, 1), (1, 0)] {
+            let mut handle = [0; 512];
+            let len = nodes[to].engine.export(nodes[to].target, &mut handle).unwrap();
+            let node = &mut nodes[me];
+            node.remote = Some(node.engine.import(node.peer, &handle[..len]).unwrap());
+        }
+        Pair { world, nodes, issued: 0, fetched: vec![], done: 0 }
+    }
+
+    fn choices(&self) -> Vec<Choice> {
+        let mut all = vec![Choice::Pass(0), Choice::Pass(1)];
+        if self.issued < SCRIPT.len() {
+            all.push(Choice::Issue);
+        }
+        let world = self.world.borrow();
+        for (node, sides) in world.sides.iter().enumerate() {
+            for (rail, side) in sides.iter().enumerate() {
+                // Any of the first ones: rails keep no order.
+                all.extend((0..side.queue.len().min(3)).map(|at| Choice::Deliver(node, rail, at)));
+            }
+        }
+        if world.sides.iter().flatten().all(|side| !side.cut) {
+            for rail in 0..RAILS {
+                all.extend([None, Some(0), Some(1)].map(|from| Choice::Cut(from, rail)));
+            }
+        }
+        all
+    }
+
+    fn choose(&mut self, choice: Choice) {
+        match choice {
+            Choice::Issue => self.issue(),
+            Choice::Pass(node) => {
+                self.nodes[node].engine.progress();
+                while let Some(done) = self.nodes[node].engine.next_completion() {
+                    assert_eq!(done.outcome, Outcome::Done);
+                    self.done += 1;
+                    if done.tag == FETCHES as u64 + 100 {
+                        self.fetched.push(done.value);
+                    }
+                }
+            }
+            Choice::Deliver(node, rail, at) => self.deliver(node, rail, at),
+            Choice::Cut(from, rail) => {
+                let world = &mut *self.world.borrow_mut();
+                for node in [0, 1].into_iter().filter(|&node| from.is_none_or(|from| from == node)) {
+                    world.sides[node][rail].cut = true;
+                    world.sides[node][rail].events.push_back(Event::Down);
+                    // Each may still land, although it fails.
+                    let mut failed = vec![];
+                    for packet in &mut world.sides[1 - node][rail].queue {
+                        packet.failed = true;
+                        failed.push(Event::Done(packet.cx, false));
+                    }
+                    world.sides[node][rail].events.extend(failed);
+                }
+            }
+        }
+    }
+
+    fn issue(&mut self) {
+        let n = self.issued as u64;
+        let (from, count) =
+            (SCRIPT[self.issued], SCRIPT[..self.issued].iter().filter(|&&by| by == 0).count());
+        let Node { engine, source, remote, .. } = &mut self.nodes[from];
+        let remote = remote.unwrap();
+        let issued = if from == 0 && count == 2 {
+            let add = Amo { op: AmoOp::Add, width: 8, operand: 10, compare: 0 };
+            engine.fetch(CX, remote.at(0), add, FETCHES as u64 + 100)
+        } else {
+            let place = 8 + 8 * n;
+            write(engine, source.at(place), &[n as u8 + 1; 8]);
+            let signal = Signal::add(remote.at(0), 1);
+            engine.put_signal(CX, source.at(place), 8, remote.at(place), signal, Notice::Report(n))
+        };
+        issued.unwrap();
+        self.issued += 1;
+    }
+
+    fn deliver(&mut self, node: usize, rail: usize, at: usize) {
+        let world = &mut *self.world.borrow_mut();
+        let Packet { cx, failed, what } = world.sides[node][rail].queue.remove(at).unwrap();
+        let event = match what {
+            What::Message(bytes) => Some(Event::Message(bytes)),
+            What::Write { bytes, region, offset, data } => {
+                let region = &world.regions[node][region];
+                assert!(offset + bytes.len() <= region.len());
+                // SAFETY: checked above; the region lives as long as the engine.
+                unsafe {
+                    std::ptr::copy(bytes.as_ptr(), region.ptr().as_ptr().add(offset), bytes.len());
+                }
+                data.map(Event::Landed)
+            }
+        };
+        world.sides[node][rail].events.extend(event);
+        if !failed {
+            world.sides[1 - node][rail].events.push_back(Event::Done(cx, true));
+        }
+    }
+
+    /// Hashes all that can be seen from outside.
+    fn look(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        let world = self.world.borrow();
+        world.sides.hash(&mut hasher);
+        (self.issued, &self.fetched, self.done).hash(&mut hasher);
+        for node in &self.nodes {
+            read(&node.engine, node.target.at(0), 64).hash(&mut hasher);
+            format!("{:?}", node.engine.stats()).hash(&mut hasher);
+        }
+        hasher.finish()
+    }
+
+    /// The signal counts at node 1 what is there.
+    fn check(&self, path: &[Choice]) {
+        let Node { engine, target, .. } = &self.nodes[1];
+        let value = word(engine, target.at(0));
+        // The addition comes after two signals, and one more may follow.
+        let signals = match value {
+            0..=2 => value,
+            12 => 2,
+            13 => 3,
+            value => panic!("{value}: {path:?}"),
+        };
+        for (n, place) in [0u64, 1, 4].into_iter().enumerate().take(signals as usize) {
+            let got = read(engine, target.at(8 + 8 * place), 8);
+            assert_eq!(got, [place as u8 + 1; 8], "data of signal {n}: {path:?}");
+        }
+    }
+
+    /// One round in the usual order: all is delivered that no cut link carries.
+    fn usual(&mut self, log: &mut Vec<Choice>) {
+        let mut choose = |pair: &mut Pair, choice| {
+            pair.choose(choice);
+            log.push(choice);
+        };
+        if self.issued < SCRIPT.len() {
+            choose(self, Choice::Issue);
+        }
+        for node in 0..2 {
+            choose(self, Choice::Pass(node));
+            let to = 1 - node;
+            for rail in 0..RAILS {
+                let waits = |pair: &Pair| {
+                    let sides = &pair.world.borrow().sides;
+                    !sides[node][rail].cut && !sides[to][rail].queue.is_empty()
+                };
+                while waits(self) {
+                    choose(self, Choice::Deliver(to, rail, 0));
+                }
+            }
+        }
+    }
+
+    /// All comes to its end in the usual order. Returns the choices.
+    fn finish(&mut self, path: &[Choice]) -> Vec<Choice> {
+        let (mut log, mut rounds) = (vec![], 0);
+        while self.done < SCRIPT.len() {
+            assert!(rounds < 3000, "no end: {path:?}");
+            rounds += 1;
+            self.usual(&mut log);
+            self.check(path);
+        }
+        assert_eq!(word(&self.nodes[1].engine, self.nodes[1].target.at(0)), 13, "{path:?}");
+        assert_eq!(word(&self.nodes[0].engine, self.nodes[0].target.at(0)), 1, "{path:?}");
+        assert_eq!(self.fetched, [2], "{path:?}");
+        for node in &self.nodes {
+            assert_eq!(node.engine.peer_error(node.peer), Ok(None), "{path:?}");
+        }
+        log
+    }
+}
+
+/// Runs in the usual order, without a cut and with one after each choice: their beginnings.
+fn beginnings() -> VecDeque<Vec<Choice>> {
+    let _scope = Scope::new();
+    let whole = Pair::new().finish(&[]);
+    let mut all = VecDeque::new();
+    for at in 0..=whole.len() {
+        for (from, rail) in [None, Some(0), Some(1)].into_iter().flat_map(|from| [(from, 0), (from, 1)]) {
+            let mut path = whole[..at].to_vec();
+            path.push(Choice::Cut(from, rail));
+            let mut pair = Pair::new();
+            path.iter().for_each(|&choice| pair.choose(choice));
+            let rest = pair.finish(&path);
+            all.extend((0..rest.len().min(60)).map(|n| [&path, &rest[..n]].concat()));
+        }
+        all.push_back(whole[..at].to_vec());
+    }
+    all
+}
+
+#[test]
+fn every_order_of_events_of_a_pair_ends_well() {
+    let most = std::env::var("FISHPLATE_STATES").map_or(20_000, |n| n.parse().expect("a number"));
+    let waiting = beginnings();
+    let begun = waiting.len();
+    let mut waiting: VecDeque<_> = waiting.into_iter().map(|path| (path, 0)).collect();
+    let (mut seen, mut paths, mut free) = (HashSet::new(), 0u64, 0);
+    while let Some((path, chosen)) = waiting.pop_front() {
+        if seen.len() >= most {
+            break;
+        }
+        paths += 1;
+        let _scope = Scope::new();
+        let mut pair = Pair::new();
+        for &choice in &path {
+            pair.choose(choice);
+            pair.check(&path);
+        }
+        if !seen.insert(pair.look()) {
+            continue;
+        }
+        free = chosen;
+        for choice in pair.choices() {
+            let mut next = path.clone();
+            next.push(choice);
+            waiting.push_back((next, chosen + 1));
+        }
+        pair.finish(&path);
+    }
+    let states = seen.len();
+    println!("{begun} beginnings, {states} states, {paths} paths, all of fewer than {free} free choices");
+    assert!(free >= 2, "{free}");
+}
