@@ -4,7 +4,9 @@
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 
-use fishplate_core::engine::protocol::{Account, BlockSlot, HeaderSlot, MatchConfig, MatchMemory, RecvSlot};
+use fishplate_core::engine::protocol::{
+    Account, BlockSlot, HeaderSlot, MatchConfig, MatchMemory, RecvSlot, SHORT,
+};
 use fishplate_core::engine::tag::{MatcherMemory, PostedSlot, UnexpectedSlot};
 use fishplate_core::engine::{
     Config, Engine, EngineMemory, FailoverMemory, FailoverPeer, FailoverStream, LocalSlot, Pairing, Parked,
@@ -94,6 +96,9 @@ impl<const RAILS: usize> Storage<RAILS> {
 /// proportionally longer.
 const HASHED: usize = 1 << 14;
 
+/// Of more messages, as many share a bucket.
+const SHARED: usize = 16;
+
 /// Zeroed slots, untouched until used. Allocated as bytes, because for a larger alignment the
 /// allocator would write the zeros.
 struct Zeros<T> {
@@ -126,6 +131,7 @@ pub struct MatchStorage<const RAILS: usize> {
     accounts: Vec<Account>,
     blocks: Zeros<BlockSlot>,
     block_bytes: Vec<u8>,
+    short_bytes: Vec<u8>,
     headers: Zeros<HeaderSlot<RAILS>>,
     outgoing: Zeros<BlockSlot>,
     outgoing_bytes: Vec<u8>,
@@ -136,15 +142,17 @@ impl<const RAILS: usize> MatchStorage<RAILS> {
     /// `outgoing` payloads from slices that wait to be posted.
     pub fn new(config: &MatchConfig, streams: usize, receives: usize, outgoing: usize) -> Self {
         let unexpected = config.unexpected(streams);
-        let blocks = config.blocks(streams);
+        let hashed = unexpected.min(HASHED).max(unexpected / SHARED);
+        let (blocks, shorts) = (config.blocks(streams), config.shared_shorts as usize);
         MatchStorage {
             posted: vec![PostedSlot::EMPTY; receives],
             unexpected: Zeros::new(unexpected),
-            buckets: vec![0; MatcherMemory::buckets(receives, unexpected.min(HASHED))],
+            buckets: vec![0; MatcherMemory::buckets(receives, hashed)],
             receives: vec![RecvSlot::EMPTY; receives],
             accounts: vec![Account::EMPTY; streams],
-            blocks: Zeros::new(blocks),
+            blocks: Zeros::new(blocks + shorts),
             block_bytes: vec![0; blocks * config.block()],
+            short_bytes: vec![0; shorts * SHORT],
             headers: Zeros::new(config.waiting(streams)),
             outgoing: Zeros::new(outgoing),
             outgoing_bytes: vec![0; outgoing * config.block()],
@@ -163,6 +171,7 @@ impl<const RAILS: usize> MatchStorage<RAILS> {
             accounts: &mut self.accounts,
             blocks: self.blocks.slots(),
             block_bytes: &mut self.block_bytes,
+            short_bytes: &mut self.short_bytes,
             headers: self.headers.slots(),
             outgoing: self.outgoing.slots(),
             outgoing_bytes: &mut self.outgoing_bytes,

@@ -111,8 +111,15 @@ say "the MPI program" mpicc.openmpi -Wall -Wextra -Werror -O1 "$tests/mpi.c" -o 
 program() {
     job "$1" "$work/mpi" "$2" && ended "$1" 0 && [ "$(grep -c "^rank . of $1 is done" "$work/log")" = "$1" ]
 }
-export -f program
-say "2 ranks: ring, all to all, 20000 messages in reverse" bash -c "program 2 20000"
+# With room for fewer short messages than are sent before the first is received.
+crowded() {
+    export FISHPLATE_PSM2_UNEXPECTED=10000 FISHPLATE_PSM2_PATIENCE=2
+    ! program 2 100000 && grep -q 'set FISHPLATE_PSM2_UNEXPECTED to a number above 10000' "$work/log"
+}
+export -f program crowded
+say "2 ranks: ring, all to all, 300000 messages in reverse" bash -c "program 2 300000"
+grep "in reverse" "$work/log"
+say "an error where messages in reverse exceed the limit" bash -c crowded
 say "4 ranks" bash -c "program 4 1000"
 
 # What mpirun starts on the other host: "agent HOST COMMAND".
@@ -133,7 +140,7 @@ network() {
 }
 export -f network
 $two_hosts && say "4 ranks on two hosts" bash -c network
-$long && say "8 ranks, 80000 messages in reverse" bash -c "program 8 80000"
+$long && limit=600 say "8 ranks, 2000000 messages in reverse" bash -c "program 8 2000000" && grep "in reverse" "$work/log"
 
 # NetPIPE compares what arrives, in 32 lengths and those beside them; hpcc verifies its results.
 pipe() {

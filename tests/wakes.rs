@@ -30,8 +30,15 @@ use support::{Own, Random, own, seeds};
 
 const NEVER: u64 = u64::MAX;
 const QUEUES: usize = 4;
-const MATCHING: MatchConfig =
-    MatchConfig { eager: 128, credits: 4, headers: 8, shared_credits: 0, shared_headers: 0, seed: 5 };
+const MATCHING: MatchConfig = MatchConfig {
+    eager: 128,
+    credits: 4,
+    headers: 8,
+    shared_credits: 0,
+    shared_headers: 0,
+    shared_shorts: 0,
+    seed: 5,
+};
 /// Parks at once, until it is woken.
 const SLEEPY: Policy = Policy { park_ns: u64::MAX, ..Policy::EFFICIENT };
 

@@ -28,8 +28,15 @@ use budget::budget;
 /// Size of the window: more numbers than any benchmark sends.
 const WINDOW: usize = 2048;
 const CONTEXT: ContextId = ContextId(0);
-const MATCHING: MatchConfig =
-    MatchConfig { eager: 192, credits: 2048, headers: 1, shared_credits: 0, shared_headers: 0, seed: 7 };
+const MATCHING: MatchConfig = MatchConfig {
+    eager: 192,
+    credits: 2048,
+    headers: 1,
+    shared_credits: 0,
+    shared_headers: 0,
+    shared_shorts: 0,
+    seed: 7,
+};
 const RECEIVES: usize = 64;
 
 /// An engine with tag matching, one peer and a region.
@@ -55,6 +62,7 @@ fn side<R: Rail>(rail: R) -> &'static mut Side<R> {
         accounts: leak(Account::EMPTY, 1),
         blocks: leak(BlockSlot::EMPTY, blocks),
         block_bytes: leak(0, blocks * MATCHING.block()),
+        short_bytes: &mut [],
         headers: leak(HeaderSlot::EMPTY, 1),
         outgoing: leak(BlockSlot::EMPTY, 1),
         outgoing_bytes: leak(0, MATCHING.block()),

@@ -22,8 +22,15 @@ use support::{TestGpuRail, bytes, engine, gpu_rail, leak, meet_gpu};
 
 const CX: ContextId = ContextId(0);
 const CONFIG: Config = Config { window: 16, ..Config::DEFAULT };
-const MATCHING: MatchConfig =
-    MatchConfig { eager: 1024, credits: 4, headers: 8, shared_credits: 0, shared_headers: 0, seed: 3 };
+const MATCHING: MatchConfig = MatchConfig {
+    eager: 1024,
+    credits: 4,
+    headers: 8,
+    shared_credits: 0,
+    shared_headers: 0,
+    shared_shorts: 0,
+    seed: 3,
+};
 const SIZE: usize = 1 << 18;
 
 /// Memory of one end: registered here, and imported by the other.

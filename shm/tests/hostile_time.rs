@@ -44,8 +44,15 @@ const ATTEMPTS: usize = 8;
 
 const CX: ContextId = ContextId(0);
 const CONFIG: Config = Config { window: 16, ..Config::DEFAULT };
-const MATCHING: MatchConfig =
-    MatchConfig { eager: 1024, credits: 4, headers: 8, shared_credits: 0, shared_headers: 0, seed: 3 };
+const MATCHING: MatchConfig = MatchConfig {
+    eager: 1024,
+    credits: 4,
+    headers: 8,
+    shared_credits: 0,
+    shared_headers: 0,
+    shared_shorts: 0,
+    seed: 3,
+};
 
 /// Tags: for messages of any peer, to the honest peer, and for its answers.
 const ANY: Tag = Tag { lo: 1, hi: 0 };

@@ -17,8 +17,15 @@ use support::{TestRail, bytes, engine, leak, meet, rail};
 
 const CX: ContextId = ContextId(0);
 const CONFIG: Config = Config { window: 16, ..Config::DEFAULT };
-const MATCHING: MatchConfig =
-    MatchConfig { eager: 4096, credits: 4, headers: 8, shared_credits: 0, shared_headers: 0, seed: 3 };
+const MATCHING: MatchConfig = MatchConfig {
+    eager: 4096,
+    credits: 4,
+    headers: 8,
+    shared_credits: 0,
+    shared_headers: 0,
+    shared_shorts: 0,
+    seed: 3,
+};
 const SIZE: usize = 1 << 18;
 
 /// One end: an engine, its peer, and a region to send from and receive into.

@@ -148,6 +148,12 @@ impl Queue<'_> {
         self.0.poll()
     }
 
+    /// Returns a peer whose sends wait, because its messages that no receive takes fill all the
+    /// room that this node has for them.
+    pub fn crowding_peer(&mut self) -> Option<PeerId> {
+        self.0.engine_mut().crowding_peer()
+    }
+
     /// Returns the counters.
     #[doc(alias = "psm2_mq_get_stats")]
     pub fn stats(&self) -> Stats {

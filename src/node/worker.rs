@@ -152,8 +152,15 @@ impl Builder {
 /// Opens a node behind a worker, and returns its front.
 fn open(builder: Builder, options: Options) -> Result<Node, OpenError> {
     // A node without peers or rails to them.
-    let nothing =
-        MatchConfig { eager: 0, credits: 0, headers: 1, seed: 0, shared_credits: 0, shared_headers: 0 };
+    let nothing = MatchConfig {
+        eager: 0,
+        credits: 0,
+        headers: 1,
+        seed: 0,
+        shared_credits: 0,
+        shared_headers: 0,
+        shared_shorts: 0,
+    };
     let (mut front, _) = Builder::default()
         .limits(Limits { peers: 1, locals: 1, remotes: 1, operations: 1 })
         .receives(0)

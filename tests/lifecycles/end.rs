@@ -10,8 +10,15 @@ use super::memory::Memory;
 
 /// Small, so that everything runs out.
 pub const CONFIG: Config = Config { window: 8, eager: 64, ..Config::DEFAULT };
-const MATCHING: MatchConfig =
-    MatchConfig { eager: 96, credits: 3, headers: 4, shared_credits: 7, shared_headers: 7, seed: 3 };
+const MATCHING: MatchConfig = MatchConfig {
+    eager: 96,
+    credits: 3,
+    headers: 4,
+    shared_credits: 7,
+    shared_headers: 7,
+    shared_shorts: 0,
+    seed: 3,
+};
 const LIMITS: Limits = Limits { peers: 3, locals: 12, remotes: 7, operations: 24 };
 const RECEIVES: usize = 8;
 

@@ -17,8 +17,15 @@ pub const SIZE: usize = 512 << 10;
 
 /// Small, so that windows and credits run out.
 pub const CONFIG: Config = Config { window: 16, ..Config::DEFAULT };
-const MATCHING: MatchConfig =
-    MatchConfig { eager: 128, credits: 4, headers: 8, shared_credits: 30, shared_headers: 30, seed: 3 };
+const MATCHING: MatchConfig = MatchConfig {
+    eager: 128,
+    credits: 4,
+    headers: 8,
+    shared_credits: 30,
+    shared_headers: 30,
+    shared_shorts: 0,
+    seed: 3,
+};
 const LIMITS: Limits = Limits { peers: 1, locals: 4, remotes: 8, operations: 48 };
 
 /// Memory that pairs borrow, one after the other: the tables of both engines, private memory, a

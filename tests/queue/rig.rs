@@ -23,8 +23,15 @@ use crate::support::{Own, own};
 pub const NEVER: u64 = u64::MAX;
 /// Most queues of one worker.
 pub const QUEUES: usize = 8;
-pub const MATCHING: MatchConfig =
-    MatchConfig { eager: 128, credits: 4, headers: 8, shared_credits: 0, shared_headers: 0, seed: 5 };
+pub const MATCHING: MatchConfig = MatchConfig {
+    eager: 128,
+    credits: 4,
+    headers: 8,
+    shared_credits: 0,
+    shared_headers: 0,
+    shared_shorts: 0,
+    seed: 5,
+};
 /// A deadline before anything can happen.
 pub const NOW: u64 = 1;
 

@@ -18,6 +18,7 @@ impl Error {
     pub(crate) const OK: Error = Error(0);
     pub(crate) const NO_PROGRESS: Error = Error(1);
     pub(crate) const PARAM: Error = Error(3);
+    pub(crate) const NO_MEMORY: Error = Error(4);
     pub(crate) const NOT_INIT: Error = Error(5);
     pub(crate) const BAD_VERSION: Error = Error(6);
     pub(crate) const INTERNAL: Error = Error(8);
@@ -40,7 +41,7 @@ fn text(error: Error) -> &'static CStr {
         0 => c"Success",
         1 => c"No events progressed",
         3 => c"Bad parameter",
-        4 => c"All 1048576 requests of the endpoint are in use",
+        4 => c"All 1048576 requests of the endpoint are in use, or all its memory for messages",
         5 => c"PSM2 is not initialized",
         6 => c"Incompatible API version",
         8 => c"Internal error, or the peer has failed",

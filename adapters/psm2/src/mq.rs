@@ -89,9 +89,10 @@ pub unsafe extern "C" fn psm2_mq_init(
     }
     guard(|| {
         let Some(mut endpoint) = find(ep) else { return Error::PARAM };
-        if endpoint.retired || std::mem::replace(&mut endpoint.has_queue, true) {
+        if endpoint.retired || endpoint.queue != Err(Error::PARAM) {
             return Error::PARAM;
         }
+        endpoint.queue = Ok(());
         // SAFETY: not null, and the caller's.
         unsafe { mq.write(endpoint.home.mq()) };
         Error::OK
@@ -103,7 +104,7 @@ pub unsafe extern "C" fn psm2_mq_init(
 #[unsafe(no_mangle)]
 pub extern "C" fn psm2_mq_finalize(mq: *mut Mq) -> Error {
     guard(|| match find_mq(mq) {
-        Ok(mut endpoint) if endpoint.has_queue => {
+        Ok(mut endpoint) if endpoint.queue != Err(Error::PARAM) => {
             endpoint.finish();
             Error::OK
         }
@@ -433,6 +434,9 @@ pub extern "C" fn psm2_poll(ep: *mut Ep) -> Error {
         let Some(mut endpoint) = find(ep) else { return Error::PARAM };
         if endpoint.retired {
             return Error::NO_PROGRESS;
+        }
+        if endpoint.queue == Err(Error::NO_MEMORY) {
+            return Error::NO_MEMORY;
         }
         let found = match endpoint.node.queue() {
             Some(mut queue) => queue.poll() != 0,

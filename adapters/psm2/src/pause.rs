@@ -3,6 +3,10 @@
 
 use std::time::{Duration, Instant};
 
+/// How long a program may wait while messages that it does not receive fill all memory for them, if
+/// `FISHPLATE_PSM2_PATIENCE` says no other number of seconds.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 /// Looks before the first yield.
 const SPINS: u32 = 500;
 
@@ -20,11 +24,27 @@ pub(crate) struct Idle {
     /// All calls; wraps.
     calls: u32,
     looked: Instant,
+    /// Since when all memory for messages is full and nothing else is found.
+    crowded: Option<Instant>,
+    patience: Duration,
 }
 
 impl Idle {
     pub fn new() -> Self {
-        Idle { empty: 0, calls: 0, looked: Instant::now() }
+        let patience = number("FISHPLATE_PSM2_PATIENCE").map_or(PATIENCE, Duration::from_secs);
+        Idle { empty: 0, calls: 0, looked: Instant::now(), crowded: None, patience }
+    }
+
+    /// At a look: whether the memory for messages has been full for too long while the program
+    /// found nothing.
+    pub fn is_crowded_out(&mut self, full: bool) -> bool {
+        match full && self.empty >= SPINS {
+            true => self.crowded.get_or_insert_with(Instant::now).elapsed() >= self.patience,
+            false => {
+                self.crowded = None;
+                false
+            }
+        }
     }
 
     /// A call has found something or not: what it does next.
@@ -40,6 +60,11 @@ impl Idle {
         }
         if self.empty < SPINS { Next::Return } else { Next::Yield }
     }
+}
+
+/// The number in a variable of the environment.
+pub(crate) fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
 }
 
 /// What a call does before it returns.

@@ -112,7 +112,8 @@ pub(crate) struct Endpoint {
     pub uuid: [u8; 16],
     /// Its handler of errors: an address, or a value of PSM2.
     pub handler: usize,
-    pub has_queue: bool,
+    /// Why its queue refuses calls, if it does.
+    pub queue: Result<(), Error>,
     /// Its queue was finalized with requests that nothing could end. They name memory of the
     /// program, which may be gone, so the node makes no more passes.
     pub retired: bool,
@@ -132,8 +133,8 @@ impl Endpoint {
     /// An endpoint without peers.
     pub fn new(home: Home, epid: u64, uuid: [u8; 16], node: Node) -> Endpoint {
         let (handler, peers, own, idle) = (global(), vec![], null_mut(), Idle::new());
-        let (has_queue, retired) = (false, false);
-        Endpoint { home, epid, uuid, handler, has_queue, retired, node, peers, own, idle, door: None }
+        let (queue, retired) = (Err(Error::PARAM), false);
+        Endpoint { home, epid, uuid, handler, queue, retired, node, peers, own, idle, door: None }
     }
 
     /// Whether an address is that of the endpoint itself.
@@ -220,7 +221,7 @@ impl Endpoint {
     /// a matched receive is open, every peer is disconnected, because it may still read that
     /// memory.
     pub fn finish(&mut self) {
-        self.has_queue = false;
+        self.queue = Err(Error::PARAM);
         let is_over = |node: &mut Node| node.queue().is_none_or(|mut queue| queue.finish());
         if is_over(&mut self.node) {
             return;
@@ -234,10 +235,8 @@ impl Endpoint {
     /// The matched queue.
     #[inline]
     pub fn queue(&mut self) -> Result<Queue<'_>, Error> {
-        match self.has_queue {
-            true => self.node.queue().ok_or(Error::INTERNAL),
-            false => Err(Error::PARAM),
-        }
+        self.queue?;
+        self.node.queue().ok_or(Error::INTERNAL)
     }
 
     /// A call of the queue that needs a request. If all are in use, the queue gets room for more.
@@ -273,9 +272,23 @@ impl Endpoint {
         }
     }
 
-    /// Looks whether peers live.
+    /// Looks whether peers live, and whether messages that the program does not receive keep it
+    /// from those that it waits for.
     #[cold]
     fn look(&mut self) -> After {
+        let crowding = self.node.queue().and_then(|mut queue| queue.crowding_peer());
+        if self.idle.is_crowded_out(crowding.is_some()) && self.queue.is_ok() {
+            self.queue = Err(Error::NO_MEMORY);
+            let peer = self.peers.iter().find(|peer| Some(peer.id) == crowding);
+            let text = format!(
+                "messages of peer {:016x} that no receive takes fill all memory for them, and none that \
+                 a receive takes has come; receive them earlier, or set FISHPLATE_PSM2_UNEXPECTED to a \
+                 number above {}",
+                peer.map_or(0, |peer| peer.epid),
+                crate::open::unexpected()
+            );
+            return After::Report(self.home.ep(), self.handler, Error::NO_MEMORY, vec![text]);
+        }
         let mut texts = vec![];
         for (id, error) in self.node.failed_peers() {
             let peer = self.peers.iter_mut().find(|peer| peer.id == id && !peer.reported);
@@ -286,7 +299,7 @@ impl Endpoint {
         }
         match texts.is_empty() {
             true => After::Nothing,
-            false => After::Report(self.home.ep(), self.handler, texts),
+            false => After::Report(self.home.ep(), self.handler, Error::NO_NETWORK, texts),
         }
     }
 }
@@ -296,8 +309,8 @@ impl Endpoint {
 pub(crate) enum After {
     Nothing,
     Yield,
-    /// Tells a handler of failed peers.
-    Report(*mut Ep, usize, Vec<String>),
+    /// Tells a handler of errors.
+    Report(*mut Ep, usize, Error, Vec<String>),
 }
 
 impl After {
@@ -306,9 +319,9 @@ impl After {
         match self {
             After::Nothing => {}
             After::Yield => std::thread::yield_now(),
-            After::Report(ep, handler, texts) => {
+            After::Report(ep, handler, error, texts) => {
                 for text in texts {
-                    report(ep, handler, Error::NO_NETWORK, text);
+                    report(ep, handler, error, text);
                 }
             }
         }

@@ -171,10 +171,18 @@ fn read_rejoin(input: &[u8], again: &mut [u8]) -> Option<usize> {
 
 fn head(seed: u64) -> Head {
     let [a, b] = [1, 2].map(|n| number(seed, n));
-    let kind =
-        [head::TAGGED, head::SYNCHRONOUS, head::REQUEST, head::FIN, head::PULL, head::CHUNK, head::ROOM];
+    let kind = [
+        head::TAGGED,
+        head::SYNCHRONOUS,
+        head::REQUEST,
+        head::FIN,
+        head::PULL,
+        head::CHUNK,
+        head::ROOM,
+        head::SHORT,
+    ];
     Head {
-        kind: kind[a as usize % 7],
+        kind: kind[a as usize % 8],
         context: (a >> 8) as u8 & 3,
         op: (a >> 16) as u8 & 1,
         word: b as u32,

@@ -10,7 +10,8 @@
 //! |---|---|---|
 //! | up to the eager limit, with a credit | *Tagged* with the payload | its bytes are copied |
 //! | the same, synchronous | *Sync* with the payload, answered by *Fin* | it has matched |
-//! | longer, or without a credit | *Rts* alone, answered by *Fin* | the receiver has all it wants |
+//! | up to 64 bytes, with a grant but no credit | *Short* with the payload | its bytes are copied |
+//! | longer, or with neither | *Rts* alone, answered by *Fin* | the receiver has all it wants |
 //!
 //! *Rts* describes where the payload is. The receiver reads it over all rails. If it cannot read,
 //! or chunks are faster, it requests *Chunks* by a *Pull*.
@@ -25,11 +26,15 @@
 //! share, while it lasts. So a receiver may take messages in any order up to that limit, and a
 //! silent peer uses none of the pool. A stream keeps its room until its peer is removed.
 //!
+//! Beyond the credits, a receiver may have small blocks for short messages. It grants them to the
+//! streams whose credits no longer grow, a few at a time, in a Room.
+//!
 //! # Files
 //!
 //! `head` is the wire format, `request` the receives, `stock` the memory for waiting messages and
-//! the accounts of both ends. `send` and `receive` are the user's calls. `arrive` handles reports
-//! of rails, and `next` their most frequent case. `rendezvous` moves payloads that stayed at their
+//! the accounts of both ends; `short` the messages that need no credit. `send` and `receive` are
+//! the user's calls. `arrive` handles reports of rails, and `next` their most frequent case.
+//! `rendezvous` moves payloads that stayed at their
 //! sender, `lost` ends what a peer leaves behind, and `device` handles buffers that the processor
 //! may not access.
 
@@ -42,6 +47,7 @@ mod receive;
 mod rendezvous;
 mod request;
 mod send;
+mod short;
 mod stock;
 
 pub(crate) use head::FIRST_KIND;
@@ -50,6 +56,7 @@ pub(crate) use rendezvous::HINTS;
 pub use request::{Cancelled, Destination, Envelope, Received, RecvSlot, Request, Status};
 pub(crate) use send::Form;
 pub use send::Payload;
+pub use short::SHORT;
 pub(crate) use stock::Kept;
 pub use stock::{Account, BlockSlot, HeaderSlot};
 
@@ -83,6 +90,9 @@ pub struct MatchConfig {
     pub shared_credits: u32,
     /// Additional headers, shared by all streams and assigned on demand.
     pub shared_headers: u32,
+    /// Unexpected payloads of up to 64 bytes that the receiver keeps beyond the credits, shared by
+    /// all streams and assigned on demand.
+    pub shared_shorts: u32,
     /// Salts the hashes, because peers choose the tags.
     pub seed: u64,
 }
@@ -107,6 +117,7 @@ impl MatchConfig {
             headers: share(4096, streams, 2),
             shared_credits: 4096,
             shared_headers: 16384,
+            shared_shorts: 0,
             seed: 0x5eed,
         }
     }
@@ -121,7 +132,8 @@ impl MatchConfig {
         MatchLimits { eager: self.eager, credits: self.credits, headers: self.headers }
     }
 
-    /// Returns the number of payloads that an engine with this number of streams can keep.
+    /// Returns the number of payloads of any length that an engine with this number of streams can
+    /// keep.
     pub const fn blocks(&self, streams: usize) -> usize {
         streams * self.credits as usize + self.shared_credits as usize
     }
@@ -133,7 +145,7 @@ impl MatchConfig {
 
     /// Returns the number of messages that can wait in such an engine.
     pub const fn unexpected(&self, streams: usize) -> usize {
-        self.blocks(streams) + self.waiting(streams)
+        self.blocks(streams) + self.shared_shorts as usize + self.waiting(streams)
     }
 }
 
@@ -169,10 +181,12 @@ pub struct MatchMemory<'m, const RAILS: usize> {
     pub receives: &'m mut [RecvSlot],
     /// One per stream: `S`.
     pub accounts: &'m mut [Account],
-    /// [`MatchConfig::blocks`]`(S)`.
+    /// [`MatchConfig::blocks`]`(S)`, and [`MatchConfig::shared_shorts`].
     pub blocks: &'m mut [BlockSlot],
-    /// [`MatchConfig::block`] bytes for each of them.
+    /// [`MatchConfig::block`] bytes for each of the former.
     pub block_bytes: &'m mut [u8],
+    /// [`SHORT`] bytes for each of the latter.
+    pub short_bytes: &'m mut [u8],
     /// [`MatchConfig::waiting`]`(S)`.
     pub headers: &'m mut [HeaderSlot<RAILS>],
     /// Blocks for payloads sent from a slice that wait for their receive (synchronous sends, or
@@ -222,6 +236,8 @@ pub(crate) struct Protocol<'m, const RAILS: usize> {
     pub most_eager: u32,
     pub credits: Room,
     pub waiting: Room,
+    /// Blocks for short messages that are neither in use nor granted.
+    pub shorts: u32,
     pub stats: ProtocolStats,
 }
 
@@ -252,6 +268,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
             accounts,
             blocks,
             block_bytes,
+            short_bytes,
             headers,
             outgoing,
             outgoing_bytes,
@@ -259,19 +276,25 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         let streams = self.state.peers.len() * self.state.config.contexts as usize;
         let limit = 1 << 24;
         check(self.state.protocol.is_none(), "matching: attached before")?;
+        let shared = [config.shared_credits, config.shared_headers, config.shared_shorts];
         check(
-            [config.credits, config.headers, config.shared_credits, config.shared_headers].iter().max()
-                <= Some(&limit),
+            [config.credits, config.headers].iter().chain(&shared).max() <= Some(&limit),
             "matching: credits and headers, shared ones too: up to 2^24",
         )?;
         check(config.headers >= 1, "matching.headers: at least 1")?;
         check(receives.len() < 1 << 31, "matching.receives: below 2^31")?;
         check(accounts.len() >= streams, "matching.accounts: peers x contexts")?;
-        check(blocks.len() >= config.blocks(streams), "matching.blocks: MatchConfig::blocks")?;
+        let shorts = config.shared_shorts as usize;
+        let most = config.blocks(streams) + shorts;
+        check(blocks.len() >= most, "matching.blocks: MatchConfig::blocks and shared_shorts")?;
+        check(short_bytes.len() == shorts * SHORT, "matching.short_bytes: 64 x shared_shorts")?;
         check(headers.len() >= config.waiting(streams), "matching.headers: MatchConfig::waiting")?;
         check(blocks.len() < 1 << 31 && headers.len() < 1 << 31, "matching: below 2^31 blocks and headers")?;
         let bytes = |count: usize| count.saturating_mul(config.block());
-        check(block_bytes.len() >= bytes(blocks.len()), "matching.block_bytes: blocks x MatchConfig::block")?;
+        check(
+            block_bytes.len() >= bytes(blocks.len() - shorts),
+            "matching.block_bytes: blocks x MatchConfig::block",
+        )?;
         check(outgoing.len() < u32::MAX as usize, "matching.outgoing: below 2^32 - 1")?;
         check(
             outgoing_bytes.len() >= bytes(outgoing.len()),
@@ -290,7 +313,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
             matcher: Matcher::with_config(matcher, matching)?,
             requests: Requests::new(receives),
             accounts,
-            blocks: Blocks::new(block_bytes, blocks, config.block()),
+            blocks: Blocks::with_short(block_bytes, short_bytes, blocks, config.block()),
             headers: Headers::new(headers),
             outgoing: Blocks::new(outgoing_bytes, outgoing, config.block()),
             pulled: rendezvous::Pulled::EMPTY,
@@ -299,6 +322,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
             most_eager: config.eager,
             credits: Room { each: config.credits, left: config.shared_credits },
             waiting: Room { each: config.headers, left: config.shared_headers },
+            shorts: config.shared_shorts,
             stats: ProtocolStats::default(),
         });
         self.state.open_all_accounts();
@@ -338,7 +362,8 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         let account = &protocol.accounts[stream as usize];
         let credits = protocol.credits.after(account.credit_doublings);
         let headers = protocol.waiting.after(account.header_doublings);
-        let posted = self.post_answer(stream, head::ROOM, 0, [credits, headers].map(u64::from), None, None);
+        let words = [u64::from(credits) | u64::from(account.shorts_granted) << 32, u64::from(headers)];
+        let posted = self.post_answer(stream, head::ROOM, 0, words, None, None);
         if posted.is_some()
             && let Some(protocol) = &mut self.state.protocol
         {
@@ -455,7 +480,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
     pub(super) fn say_room_again(&mut self, stream: u32) {
         if let Some(protocol) = &mut self.protocol {
             let account = &mut protocol.accounts[stream as usize];
-            account.grown |= account.credit_doublings | account.header_doublings != 0;
+            let grown = account.credit_doublings | account.header_doublings != 0;
+            account.grown |= grown || account.shorts_granted != 0;
         }
     }
 

@@ -65,6 +65,7 @@ impl Churn {
         let matching = MatchConfig {
             shared_credits: [0, 9, 100][random.below(3) as usize],
             shared_headers: [0, 9, 100][random.below(3) as usize],
+            shared_shorts: [0, 9, 100][random.below(3) as usize],
             ..SMALL
         };
         let mut own = own1(config, matching, rails);

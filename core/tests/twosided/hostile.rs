@@ -51,9 +51,13 @@ struct Bench {
 
 impl Bench {
     fn new() -> Bench {
+        Bench::with(SMALL)
+    }
+
+    fn with(matching: MatchConfig) -> Bench {
         let control = shared();
         let config = Config { window: 8, ..Config::DEFAULT };
-        let mut own = own1(config, SMALL, tap(Network::new(), &control));
+        let mut own = own1(config, matching, tap(Network::new(), &control));
         let honest = own.engine.reserve_peer().unwrap();
         own.engine.connect_peer(honest, 1).unwrap();
         // The bad peer's messages were forged: their answers must not reach this engine again
@@ -103,10 +107,12 @@ fn every_violation_is_named() {
     let cases: Vec<(&str, Vec<u8>, Violation)> = vec![
         ("half a head", tagged(0, 1, 0)[..31].to_vec(), Violation::Length),
         ("kind 23", message(23, 0, 0, 0, &[0, 0]), Violation::Kind),
-        ("more credits than can be counted", message(22, 0, 0, 0, &[1 << 32, 0]), Violation::Credit),
         ("more headers than can be counted", message(22, 0, 0, 0, &[0, 1 << 32]), Violation::Credit),
         ("room of op 1", message(22, 1, 0, 0, &[9, 9]), Violation::Kind),
         ("room and more", message(22, 0, 0, 0, &[9, 9, 9]), Violation::Length),
+        ("a short message without a grant", message(26, 0, 0, 0, &[1, 0]), Violation::Credit),
+        ("a short message of op 2", message(26, 2, 0, 0, &[1, 0]), Violation::Kind),
+        ("a short message cut short", message(26, 0, 0, 0, &[1]), Violation::Length),
         ("kind 255", message(255, 0, 0, 0, &[0, 0]), Violation::Kind),
         ("a tagged message of op 2", message(16, 2, 0, 0, &[0, 0]), Violation::Kind),
         ("a tag of more than 96 bits", message(16, 0, 0, 0, &[0, 1 << 32]), Violation::Kind),
@@ -192,6 +198,30 @@ fn a_sender_without_credits_is_stopped_at_the_bound() {
             let receive = bench.own.engine.recv(Some(next), tag(n), EXACT, into, 0).unwrap();
             check(&bench.own.finish(receive), Received::Ok, n, 8, 8);
         }
+    }
+}
+
+#[test]
+fn a_short_message_is_bounded_by_its_grant_and_its_block() {
+    // The third payload is more than half of the credits, and brings a grant of 2 blocks of 8. The
+    // second message of it brings another 2.
+    let granted = SMALL.credits - 1;
+    for (what, before, payloads, want) in [
+        ("before a grant", granted - 1, &[8][..], Violation::Credit),
+        ("after the last grant", granted, &[64, 0, 9, 9, 9, 9, 9, 9, 9], Violation::Credit),
+        ("longer than a block", granted, &[64, 65], Violation::Length),
+    ] {
+        let mut bench = Bench::with(MatchConfig { shared_shorts: 8, ..SMALL });
+        for n in 0..before {
+            bench.hear(tagged(n, 1, 8));
+        }
+        for (&len, n) in payloads.iter().zip(before..) {
+            assert_eq!(bench.own.engine.peer_error(bench.own.me), Ok(None), "{what} {n}");
+            let mut bytes = message(26, 0, n, 0, &[1, 0]);
+            bytes.resize(32 + len, 0xee);
+            bench.hear(bytes);
+        }
+        bench.check(what, want);
     }
 }
 

@@ -72,6 +72,7 @@ fn run<R: Rail, const RAILS: usize>(
         headers: [1, 2, 16][random.below(3) as usize],
         shared_credits: [0, 5, 50][random.below(3) as usize],
         shared_headers: [0, 5, 50][random.below(3) as usize],
+        shared_shorts: [0, 5, 50][random.below(3) as usize],
         ..SMALL
     };
     let nodes = 2 + random.below(2) as usize;

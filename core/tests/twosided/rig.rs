@@ -2,7 +2,8 @@
 //! fabric.
 
 use fishplate_core::engine::protocol::{
-    Account, BlockSlot, HeaderSlot, MatchConfig, MatchMemory, Payload, Received, RecvSlot, Request, Status,
+    Account, BlockSlot, HeaderSlot, MatchConfig, MatchMemory, Payload, Received, RecvSlot, Request, SHORT,
+    Status,
 };
 use fishplate_core::engine::tag::{MatcherMemory, PostedSlot, Tag, UnexpectedSlot};
 use fishplate_core::engine::{Config, Engine, Issued, Notice};
@@ -17,8 +18,15 @@ use super::support::fleet::{self, Node};
 use super::support::*;
 
 /// Small, so that everything runs out soon.
-pub const SMALL: MatchConfig =
-    MatchConfig { eager: 128, credits: 4, headers: 4, shared_credits: 0, shared_headers: 0, seed: 7 };
+pub const SMALL: MatchConfig = MatchConfig {
+    eager: 128,
+    credits: 4,
+    headers: 4,
+    shared_credits: 0,
+    shared_headers: 0,
+    shared_shorts: 0,
+    seed: 7,
+};
 
 /// The final size of a stream that begins with `each` and needs all of the shared room.
 pub fn grown(each: u32, mut shared: u32) -> u32 {
@@ -49,8 +57,9 @@ pub fn match_memory<const RAILS: usize>(
         },
         receives: leak(RecvSlot::EMPTY, RECEIVES),
         accounts: leak(Account::EMPTY, streams),
-        blocks: leak(BlockSlot::EMPTY, blocks),
+        blocks: leak(BlockSlot::EMPTY, blocks + config.shared_shorts as usize),
         block_bytes: leak(0, blocks * config.block()),
+        short_bytes: leak(0, config.shared_shorts as usize * SHORT),
         headers: leak(HeaderSlot::EMPTY, config.waiting(streams)),
         outgoing: leak(BlockSlot::EMPTY, outgoing),
         outgoing_bytes: leak(0, outgoing * config.block()),

@@ -97,6 +97,41 @@ fn a_greedy_peer_leaves_others_their_own_room() {
     drain(&mut own, peer, 0, again);
 }
 
+/// Blocks for short messages, in common.
+const SHORTS: u32 = 1000;
+
+#[test]
+fn short_messages_have_room_beyond_the_credits() {
+    let config = MatchConfig { shared_shorts: SHORTS, ..SMALL };
+    let most = u64::from(SMALL.credits + SMALL.headers + SHORTS);
+    let mut own = loopback(config);
+    for _ in 0..3 {
+        let me = own.me;
+        let sent = fill(&mut own, me, 0);
+        assert_eq!(sent, most);
+        // Longer ones take none of it.
+        let longer = own.engine.send(CX, me, tag(7), Payload::Region(own.out.at(0), 65), Notice::Silent);
+        assert_eq!(longer, Err(OpError::Again));
+        drain(&mut own, me, 0, sent);
+    }
+    // A peer that is removed leaves all of it, whether its messages wait or were not sent.
+    for sent in [most, most / 2, 40] {
+        let me = own.me;
+        for n in 0..sent {
+            while own.engine.send(CX, me, tag(n), Payload::Bytes(&[7; 8]), Notice::Silent).is_err() {
+                own.engine.progress();
+            }
+        }
+        passes(&mut own.engine, 30);
+        own.engine.remove_peer(me).unwrap();
+        own.me = own.engine.reserve_peer().unwrap();
+        own.engine.connect_peer(own.me, 1).unwrap();
+    }
+    let me = own.me;
+    assert_eq!(fill(&mut own, me, 0), most);
+    drain(&mut own, me, 0, most);
+}
+
 #[test]
 fn one_way_traffic_needs_few_acknowledgements_and_little_room() {
     const EACH: u64 = 66;

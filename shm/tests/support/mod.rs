@@ -14,7 +14,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fishplate_core::engine::protocol::{Account, BlockSlot, HeaderSlot, MatchConfig, MatchMemory, RecvSlot};
+use fishplate_core::engine::protocol::{
+    Account, BlockSlot, HeaderSlot, MatchConfig, MatchMemory, RecvSlot, SHORT,
+};
 use fishplate_core::engine::tag::{MatcherMemory, PostedSlot, UnexpectedSlot};
 use fishplate_core::engine::{
     Config, Engine, EngineMemory, LocalSlot, Pairing, Parked, PeerSlot, PendingSlot, RemoteSlot, Stream,
@@ -106,8 +108,9 @@ pub fn engine_of<R: Rail>(
         },
         receives: leak(RecvSlot::EMPTY, 16),
         accounts: leak(Account::EMPTY, peers),
-        blocks: leak(BlockSlot::EMPTY, blocks),
+        blocks: leak(BlockSlot::EMPTY, blocks + matching.shared_shorts as usize),
         block_bytes: leak(0, blocks * matching.block()),
+        short_bytes: leak(0, matching.shared_shorts as usize * SHORT),
         headers: leak(HeaderSlot::EMPTY, matching.waiting(peers)),
         outgoing: leak(BlockSlot::EMPTY, 4),
         outgoing_bytes: leak(0, 4 * matching.block()),

@@ -13,8 +13,15 @@ use super::raw::request_to_send;
 use super::support::*;
 
 const CONFIG: Config = Config { window: 16, ..Config::DEFAULT };
-const MATCHING: MatchConfig =
-    MatchConfig { eager: 4096, credits: 4, headers: 8, shared_credits: 0, shared_headers: 0, seed: 3 };
+const MATCHING: MatchConfig = MatchConfig {
+    eager: 4096,
+    credits: 4,
+    headers: 8,
+    shared_credits: 0,
+    shared_headers: 0,
+    shared_shorts: 0,
+    seed: 3,
+};
 
 /// Time limit of a waiting import.
 pub const TIMEOUT: Duration = Duration::from_secs(60);

@@ -102,20 +102,11 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 let tag = head.tag()?;
                 let rails = self.joined_rails(peer.0);
                 let offer = Offer::read(rest, &self.pairings[peer.0 as usize], rails)?;
-                if self.streams[stream as usize].window.take_in_order(head.word, self.mask) {
-                    let kept = self.keep_header(stream, offer)?;
-                    self.turn(stream, tag, kept)?;
-                    self.in_order(stream);
-                    return Ok(());
-                }
-                // A duplicate needs no header.
-                let (window, mut cells) = self.window(stream);
-                if window.seen(head.word, &mut cells)? {
-                    self.held(stream, Arrival::Duplicate);
-                    return Ok(());
-                }
-                let kept = self.keep_header(stream, offer)?;
-                self.park_kept(stream, head.word, tag, kept)
+                self.keep_message(stream, head.word, tag, |state| state.keep_header(stream, offer))
+            }
+            (head::SHORT, 0 | 1) => {
+                let tag = head.tag()?;
+                self.keep_message(stream, head.word, tag, |state| state.keep_short(stream, rest))
             }
             (head::FIN, 0 | 1) if rest.is_empty() => {
                 self.finned(stream, peer.0, head.words[0], head.words[1], head.op == 0)
@@ -142,10 +133,36 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 }
                 self.tagged_slow(stream, peer, Head { kind: kind - head::NUMBERED, ..head }, rest)
             }
-            (head::TAGGED..=head::REQUEST | head::PULL | head::CHUNK, _) => Err(Violation::Kind),
+            (head::TAGGED..=head::REQUEST | head::PULL | head::CHUNK | head::SHORT, _) => {
+                Err(Violation::Kind)
+            }
             (head::FIN, 0 | 1) | (head::ROOM, 0) => Err(Violation::Length),
             _ => Err(Violation::Kind),
         }
+    }
+
+    /// Keeps a message by `keep`, and matches it if it is the next of its stream.
+    fn keep_message(
+        &mut self,
+        stream: u32,
+        word: u32,
+        tag: Tag,
+        keep: impl FnOnce(&mut Self) -> Result<Kept, Violation>,
+    ) -> Result<(), Violation> {
+        if self.streams[stream as usize].window.take_in_order(word, self.mask) {
+            let kept = keep(self)?;
+            self.turn(stream, tag, kept)?;
+            self.in_order(stream);
+            return Ok(());
+        }
+        // A duplicate needs no room.
+        let (window, mut cells) = self.window(stream);
+        if window.seen(word, &mut cells)? {
+            self.held(stream, Arrival::Duplicate);
+            return Ok(());
+        }
+        let kept = keep(self)?;
+        self.park_kept(stream, word, tag, kept)
     }
 
     /// Returns whether a message of this kind is a numbered reply.
@@ -218,6 +235,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
         account.kept += 1;
         if account.kept > most / 2 {
             account.grow_credits(&mut protocol.credits);
+            if protocol.credits.after(account.credit_doublings) == most {
+                account.grant_shorts(&mut protocol.shorts);
+            }
         }
         protocol.stats.kept += 1;
         protocol.stats.kept_bytes += payload.len() as u64;
@@ -254,14 +274,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         payload: Untrusted<'_>,
         token: u64,
     ) -> Result<(), Violation> {
-        // A duplicate needs no credit.
-        let (window, mut cells) = self.window(stream);
-        if window.seen(word, &mut cells)? {
-            self.held(stream, Arrival::Duplicate);
-            return Ok(());
-        }
-        let kept = self.keep_payload(stream, payload, token)?;
-        self.park_kept(stream, word, tag, kept)
+        self.keep_message(stream, word, tag, |state| state.keep_payload(stream, payload, token))
     }
 
     fn park_kept(&mut self, stream: u32, word: u32, tag: Tag, kept: Kept) -> Result<(), Violation> {
@@ -337,6 +350,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
             Kept::Block(index) => {
                 let stream = protocol.blocks.slots[index as usize].stream;
                 protocol.blocks.free(index);
+                if protocol.blocks.is_short(index) {
+                    return self.short_freed(stream);
+                }
                 let Some(account) = protocol.accounts.get_mut(stream as usize) else { return };
                 account.kept -= 1;
                 if credit {
@@ -411,10 +427,11 @@ impl<const RAILS: usize> State<'_, RAILS> {
     /// nothing.
     fn room_given(&mut self, stream: u32, words: [u64; 2]) -> Result<(), Violation> {
         let Some(protocol) = &mut self.protocol else { return Err(Violation::Kind) };
-        let takes = &mut protocol.accounts[stream as usize].takes;
-        let [credits, headers] = words.map(u32::try_from);
-        takes.credits = takes.credits.max(credits.map_err(|_| Violation::Credit)?);
-        takes.headers = takes.headers.max(headers.map_err(|_| Violation::Credit)?);
+        let account = &mut protocol.accounts[stream as usize];
+        let headers = u32::try_from(words[1]).map_err(|_| Violation::Credit)?;
+        let takes = &mut account.takes;
+        (takes.credits, takes.headers) = (takes.credits.max(words[0] as u32), takes.headers.max(headers));
+        account.shorts_given((words[0] >> 32) as u32);
         Ok(())
     }
 

@@ -11,15 +11,17 @@
 //! Fin         32 bytes: head, token u64, delivered u64; op 1: the receiver could not take it
 //! Pull        40 bytes: head, token u64, request u64, length u64
 //! Chunk       32 bytes and the payload: head, request u64, offset u64
-//! Room        32 bytes: head, credits u64, headers u64: as many as the stream has in all
+//! Room        32 bytes: head, credits u32, short u32, headers u64: credits and headers that the
+//!             stream has in all; short messages that it may send in all, modulo 2^32
+//! Short       32 bytes and the payload, as Tagged: needs no credit, but a grant by a Room
 //! ```
 //!
-//! The first three have a number in the stream and wait for their turn, so that messages match in
-//! the order sent. The others have no number; their word only identifies the attachment. They
-//! answer one of the first three, by its token or request; a Room may come at any time. Between
-//! ends with failover, answers have a number too, and another kind. `freed` is the total of credits
-//! returned to the sender over the life of the stream. The total has 32 bits, so a late value
-//! differs from a new one.
+//! The first three and Short have a number in the stream and wait for their turn, so that messages
+//! match in the order sent. The others have no number; their word only identifies the attachment.
+//! They answer one of the first three, by its token or request; a Room may come at any time.
+//! Between ends with failover, answers have a number too, and another kind. `freed` is the total
+//! of credits returned to the sender over the life of the stream. The total has 32 bits, so a late
+//! value differs from a new one.
 
 use crate::bytes::{Put, Reader, Writer};
 use crate::error::Violation;
@@ -47,6 +49,7 @@ pub(crate) const FIN: u8 = 19;
 pub(crate) const PULL: u8 = 20;
 pub(crate) const CHUNK: u8 = 21;
 pub(crate) const ROOM: u8 = 22;
+pub(crate) const SHORT: u8 = 26;
 
 /// Added to the kinds from [`FIN`] to [`CHUNK`] if they have a number: see `failover`.
 pub(crate) const NUMBERED: u8 = 4;

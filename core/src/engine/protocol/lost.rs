@@ -86,9 +86,10 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
         let peers = self.peers.len() as u32;
         let theirs = |stream: u32| stream != NONE && stream % peers == peer as u32;
-        for index in 0..protocol.blocks.used() {
+        for index in protocol.blocks.used() {
             if theirs(protocol.blocks.slots[index as usize].stream) {
                 protocol.blocks.free(index);
+                protocol.shorts += protocol.blocks.is_short(index) as u32;
             }
         }
         for index in 0..protocol.headers.used() {
@@ -102,6 +103,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
             self.stats.posted += account.at_once;
             protocol.credits.take_back(account.credit_doublings);
             protocol.waiting.take_back(account.header_doublings);
+            protocol.shorts += account.shorts_open();
             *account = Account::EMPTY;
         }
     }

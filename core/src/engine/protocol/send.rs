@@ -21,6 +21,7 @@ use super::super::wire::{GENERATION_MASK, Owner, PostTag};
 use super::super::{ContextId, Engine, State};
 use super::head::{self, Head, LONGEST, Offer};
 use super::request::UNREGISTERED;
+use super::short::SHORT;
 use super::stock::Account;
 
 /// The payload of a send.
@@ -44,6 +45,8 @@ pub(crate) enum Form {
     Sync,
     /// Sent as a header; the receiver reads the payload.
     Request,
+    /// Sent with its payload, by the receiver's grant of short messages.
+    Short,
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
@@ -170,6 +173,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if posted == Posted::Pending {
             state.loads.posted(rail, bytes as u64);
         }
+        account.sent = account.sent.wrapping_add(1);
         sent_at_once(s, account, &mut state.open);
         Some(Issued::Done { value: len as u64 })
     }
@@ -211,13 +215,14 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let form = match (eager && credit, sync) {
             (true, false) => Form::Eager,
             (true, true) => Form::Sync,
+            (false, false) if eager && len <= SHORT && account.shorts_left() != 0 => Form::Short,
             (false, _) => Form::Request,
         };
-        if form == Form::Eager
+        if matches!(form, Form::Eager | Form::Short)
             && let Payload::Bytes(bytes) = payload
             && state.streams[stream as usize].fence & kept(RAILS) == 0
         {
-            return self.send_bytes(stream, to, tag, bytes);
+            return self.send_bytes(stream, to, tag, bytes, form);
         }
         if form == Form::Request && account.asked >= account.takes.headers {
             return Err(OpError::Again);
@@ -250,6 +255,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         };
         match form {
             Form::Eager => protocol.stats.eager += 1,
+            Form::Short => {
+                protocol.stats.eager += 1;
+                account.shorts_sent = account.shorts_sent.wrapping_add(1);
+            }
             Form::Sync => {}
             Form::Request => {
                 protocol.stats.rendezvous += 1;
@@ -257,14 +266,14 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 account.asked += 1;
             }
         }
-        if form != Form::Request {
+        if matches!(form, Form::Eager | Form::Sync) {
             account.sent = account.sent.wrapping_add(1);
         }
         state.pending.slots[index as usize].set_open(stream, OpKind::Send, notice);
         let slot = &mut state.pending.slots[index as usize];
         (slot.local, slot.local_region, slot.left) = (local, region, len as u64);
         (slot.form, slot.envelope, slot.outgoing) = (form, tag, outgoing);
-        slot.fetch = form != Form::Eager;
+        slot.fetch = matches!(form, Form::Sync | Form::Request);
         let s = &mut state.streams[stream as usize];
         s.ops.push(&mut state.pending.slots, index);
         if s.unposted == NONE {
@@ -278,14 +287,23 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(Issued::Pending(token))
     }
 
-    /// Posts bytes that have a credit on any rail, or fails, because no copy is kept for a retry.
-    fn send_bytes(&mut self, stream: u32, to: PeerId, tag: Tag, bytes: &[u8]) -> Result<Issued, OpError> {
+    /// Posts bytes that have a credit or a grant on any rail, or fails, because no copy is kept for
+    /// a retry.
+    fn send_bytes(
+        &mut self,
+        stream: u32,
+        to: PeerId,
+        tag: Tag,
+        bytes: &[u8],
+        form: Form,
+    ) -> Result<Issued, OpError> {
         let s = &self.state.streams[stream as usize];
         if s.unposted != NONE || s.in_flight() >= self.state.config.window as u64 {
             return Err(OpError::Again);
         }
         let word = s.word(self.state.mask);
-        let head = Head { word, ..Head::tagged(head::TAGGED, s.context, tag) };
+        let kind = if form == Form::Short { head::SHORT } else { head::TAGGED };
+        let head = Head { word, ..Head::tagged(kind, s.context, tag) };
         let owner = Owner::Control(Peer(to.index), to.generation & GENERATION_MASK);
         let (mut out, payload) = ([0; LONGEST], Untrusted::from_slice(bytes));
         match self.post_headed(stream, to.index, head, &mut out, head::HEAD, payload, owner) {
@@ -302,6 +320,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let state = &mut self.state;
         if let Some(protocol) = &mut state.protocol {
             let account = &mut protocol.accounts[stream as usize];
+            let total = if form == Form::Short { &mut account.shorts_sent } else { &mut account.sent };
+            *total = total.wrapping_add(1);
             sent_at_once(&mut state.streams[stream as usize], account, &mut state.open);
         }
         self.flush();
@@ -342,6 +362,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             Form::Eager => head::TAGGED,
             Form::Sync => head::SYNCHRONOUS,
             Form::Request => head::REQUEST,
+            Form::Short => head::SHORT,
         };
         let head = Head {
             // The sender waits for the acknowledgement, so request it soon.
@@ -352,7 +373,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         };
         let mut out = [0; LONGEST];
         let (len, payload) = match slot.form {
-            Form::Eager => (head::HEAD, slot.left),
+            Form::Eager | Form::Short => (head::HEAD, slot.left),
             Form::Sync => {
                 out[head::HEAD..head::SYNC].copy_from_slice(&token.to_le_bytes());
                 (head::SYNC, slot.left)
@@ -464,15 +485,14 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     }
 }
 
-/// Records an eager message: it takes the next number and a credit, and carries the cursor and all
-/// returned credits. It needs no slot: the stream counts as `open` until it is acknowledged.
+/// Records an eager message: it takes the next number, and carries the cursor and all returned
+/// credits. It needs no slot: the stream counts as `open` until it is acknowledged.
 ///
 /// Writes few cache lines, and only fields that change: stores retire in program order, so a store
 /// to a lane that waits for its line delays all later ones.
 #[inline(always)]
 fn sent_at_once(s: &mut Stream, account: &mut Account, open: &mut u32) {
     let cursor = s.window.expected();
-    account.sent = account.sent.wrapping_add(1);
     account.at_once += 1;
     // If nothing is owed, `age` is 0 already.
     if s.ack_sent != cursor || account.owed() != 0 {
@@ -529,7 +549,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
             Form::Request => account.asked = account.asked.saturating_sub(1),
             // It was never sent, so its credit will not be returned.
             Form::Eager | Form::Sync if !numbered => account.sent = account.sent.wrapping_sub(1),
-            Form::Eager | Form::Sync => {}
+            Form::Short if !numbered => account.shorts_sent = account.shorts_sent.wrapping_sub(1),
+            Form::Eager | Form::Sync | Form::Short => {}
         }
     }
 }

@@ -7,8 +7,10 @@ use crate::mem::{PeerId, Zeroable};
 use crate::sync::pool::FreeList;
 
 use super::super::list::NONE;
+use super::super::wire::NO_TOKEN;
 use super::MatchLimits;
 use super::head::Offer;
+use super::short::SHORT;
 
 /// Where an unexpected message is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,19 +61,36 @@ impl BlockSlot {
         BlockSlot { link: 0, stream: NONE, len: 0, source: PeerId { index: 0, generation: 0 }, token: 0 };
 }
 
-/// A pool of blocks of equal size.
+/// A pool of blocks of equal size, and of blocks of [`SHORT`] bytes, whose indexes follow.
 pub(crate) struct Blocks<'m> {
     bytes: &'m mut [u8],
+    short_bytes: &'m mut [u8],
     pub slots: &'m mut [BlockSlot],
     size: usize,
+    /// The number of blocks that are not short.
+    long: usize,
     /// Slots and bytes that were never taken are neither read nor written.
     free: FreeList,
+    free_short: FreeList,
 }
 
 impl<'m> Blocks<'m> {
     /// Creates a pool of blocks of `size` bytes, one per slot.
     pub(crate) fn new(bytes: &'m mut [u8], slots: &'m mut [BlockSlot], size: usize) -> Self {
-        Blocks { bytes, slots, size, free: FreeList::new() }
+        Blocks::with_short(bytes, &mut [], slots, size)
+    }
+
+    /// Creates a pool in which the last slots have short blocks, one for each [`SHORT`] bytes of
+    /// `short_bytes`.
+    pub(crate) fn with_short(
+        bytes: &'m mut [u8],
+        short_bytes: &'m mut [u8],
+        slots: &'m mut [BlockSlot],
+        size: usize,
+    ) -> Self {
+        let long = slots.len() - (short_bytes.len() / SHORT).min(slots.len());
+        let (free, free_short) = (FreeList::new(), FreeList::new());
+        Blocks { bytes, short_bytes, slots, size, long, free, free_short }
     }
 
     /// Returns the size of a block, in bytes.
@@ -83,23 +102,46 @@ impl<'m> Blocks<'m> {
     /// Takes a block.
     #[inline]
     pub(crate) fn take(&mut self, stream: u32, source: PeerId, len: u32, token: u64) -> Option<u32> {
-        let Blocks { slots, free, .. } = self;
+        let Blocks { slots, free, long, .. } = self;
+        let slots = slots.get_mut(..*long)?;
         let index = free.take(slots.len(), |index| slots.get(index as usize).map(|slot| slot.link))?;
         let slot = slots.get_mut(index as usize)?;
         (slot.stream, slot.source, slot.len, slot.token) = (stream, source, len, token);
         Some(index)
     }
 
+    /// Takes a short block.
+    pub(crate) fn take_short(&mut self, stream: u32, source: PeerId, len: u32) -> Option<u32> {
+        let slots = self.slots.get_mut(self.long..)?;
+        let link = |index| slots.get(index as usize).map(|slot: &BlockSlot| slot.link);
+        let index = self.free_short.take(slots.len(), link)?;
+        let slot = slots.get_mut(index as usize)?;
+        (slot.stream, slot.source, slot.len, slot.token) = (stream, source, len, NO_TOKEN);
+        Some(self.long as u32 + index)
+    }
+
+    /// Returns the number of blocks that are not short.
+    pub(crate) fn len(&self) -> usize {
+        self.long
+    }
+
+    /// Returns whether a block is short.
+    #[inline(always)]
+    pub(crate) fn is_short(&self, index: u32) -> bool {
+        index as usize >= self.long
+    }
+
     /// Returns whether the next block taken is the last.
     pub(crate) fn is_last(&self) -> bool {
-        let (slots, mut free) = (&*self.slots, self.free.clone());
+        let (slots, mut free) = (&self.slots[..self.long], self.free.clone());
         let mut take = || free.take(slots.len(), |index| slots.get(index as usize).map(|slot| slot.link));
         take().and_then(|_| take()).is_none()
     }
 
-    /// Returns how many blocks were ever taken.
-    pub(crate) fn used(&self) -> u32 {
-        self.free.used()
+    /// Returns the blocks that were ever taken.
+    pub(crate) fn used(&self) -> impl Iterator<Item = u32> + use<> {
+        let long = self.long as u32;
+        (0..self.free.used()).chain(long..long + self.free_short.used())
     }
 
     /// Frees a block.
@@ -107,12 +149,18 @@ impl<'m> Blocks<'m> {
     pub(crate) fn free(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
         slot.stream = NONE;
-        slot.link = self.free.give(index);
+        slot.link = match (index as usize).checked_sub(self.long) {
+            None => self.free.give(index),
+            Some(short) => self.free_short.give(short as u32),
+        };
     }
 
     /// Returns the first byte of a block.
     #[inline]
     pub(crate) fn bytes(&mut self, index: u32) -> *mut u8 {
+        if let Some(short) = (index as usize).checked_sub(self.long) {
+            return self.short_bytes[short * SHORT..][..SHORT].as_mut_ptr();
+        }
         let at = index as usize * self.size;
         self.bytes[at..at + self.size].as_mut_ptr()
     }
@@ -204,10 +252,11 @@ impl Room {
 ///
 /// `sent` and `freed` count our credits at the peer, `kept` and `returned` the peer's credits here.
 /// A header is in use from its request to send until the reply, so it needs no count on the wire.
+/// Short messages have a total that the receiver raises.
 ///
-/// One cache line, so that indexing is a shift.
+/// Two cache lines, so that indexing is a shift. A message with a credit uses the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(align(64))]
+#[repr(C, align(64))]
 pub struct Account {
     /// Messages sent with a payload, and how many of their credits were returned.
     pub(crate) sent: u32,
@@ -234,7 +283,15 @@ pub struct Account {
     /// Messages sent on the fast path since the peer was connected: a counter of the engine, kept
     /// in a cache line that such a message writes anyway.
     pub(crate) at_once: u64,
+    /// Short messages sent, and how many we may send in all.
+    pub(crate) shorts_sent: u32,
+    pub(crate) shorts_most: u32,
+    /// Short messages received, and how many the peer may send in all.
+    pub(crate) shorts_heard: u32,
+    pub(crate) shorts_granted: u32,
 }
+
+const _: () = assert!(core::mem::offset_of!(Account, shorts_sent) == 64 && size_of::<Account>() == 128);
 
 impl Account {
     /// Nothing used.
@@ -254,6 +311,10 @@ impl Account {
         header_doublings: 0,
         grown: false,
         at_once: 0,
+        shorts_sent: 0,
+        shorts_most: 0,
+        shorts_heard: 0,
+        shorts_granted: 0,
     };
 
     /// Doubles the peer's credits, if there is room.
