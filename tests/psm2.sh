@@ -58,12 +58,32 @@ export -f names
 say "symbols, with their version" bash -c "names $tests/symbols.txt"
 say "SONAME" grep -q 'libpsm2\.so\.2\]' <(readelf -d "$library")
 say "the preload exports glob alone" [ "$(nm -D --defined-only "$work/lib/libfishplate_hfi1.so" | awk '{ print $3 }')" = glob ]
-for name in layout misuse requests stats vanish killed; do
+for name in layout misuse requests stats vanish killed am; do
     say "$name.c" gcc -std=gnu11 -Wall -Wextra -Werror -O1 -g "$tests/$name.c" "$library" -pthread -o "$work/$name"
 done
 say "Debian's libfabric loads with it" env LD_PRELOAD="$library" LD_BIND_NOW=1 fi_info -l
 say "wrong calls" "$work/misuse"
 say "all 13 statistics" "$work/stats"
+say "active messages" "$work/am" 20000
+tail -n 1 "$work/log"
+# Over libfabric's provider, whose client finds the server by TCP, and which verifies what arrives.
+pingpong() {
+    local port=$((20000 + $$ % 20000)) pair=(fi_pingpong -p psm2 -e rdm -m tagged -c)
+    export LD_PRELOAD=$work/lib/libfishplate_hfi1.so FISHPLATE_PSM2_STATS=1
+    "${pair[@]}" -B $port &
+    for _ in {1..200}; do
+        [ -z "$(ss -Hltn "sport = :$port")" ] || break
+        sleep 0.05
+    done
+    "${pair[@]}" -P $port 127.0.0.1 && wait $! && [ "$(grep -cE '^fishplate-psm2 .*: sent [1-9]' "$work/log")" = 2 ] &&
+        [ "$(grep -cE '^1m +10 +=10 ' "$work/log")" = 2 ]
+}
+export -f pingpong
+if need ss iproute2; then
+    say "fi_pingpong over libfabric's provider" bash -c pingpong
+else
+    echo "SKIPPED fi_pingpong over libpsm2: iproute2 could not be installed"
+fi
 say "40,000 requests" "$work/requests" 40000
 $long && say "1,048,576 requests, and one more" "$work/requests" all
 rounds=5

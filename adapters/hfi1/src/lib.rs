@@ -1,6 +1,6 @@
-//! A library to preload that shows a program an Omni-Path device. Open MPI's PSM2 component finds
-//! the device by `glob` and reads the state of its ports. On a machine with such a device it
-//! changes nothing.
+//! A library to preload that shows a program an Omni-Path device. Open MPI's PSM2 component and
+//! libfabric's PSM2 provider find the device by `glob`; the former reads the state of its ports. On
+//! a machine with such a device it changes nothing.
 //!
 //! Exports only `glob`, which blocks and allocates as the C library's does. Any thread may call it.
 
@@ -35,7 +35,8 @@ fn state() -> Option<&'static CStr> {
 /// The answer to a pattern on a machine without the device.
 fn stand_in(pattern: &CStr) -> Option<&'static CStr> {
     match pattern.to_bytes() {
-        b"/dev/hfi1_[0-9]" => Some(c"/dev/null"),
+        // Open MPI's, and libfabric's.
+        b"/dev/hfi1_[0-9]" | b"/dev/hfi[0-9]_[0-9]" => Some(c"/dev/null"),
         pattern if pattern.starts_with(b"/sys/class/infiniband/hfi1_") && pattern.ends_with(b"/state") => {
             state()
         }

@@ -1,83 +1,448 @@
-//! Active messages and the query of devices. Debian's libfabric is linked with these functions, and
-//! does not load without them. The functions of active messages return an error. The query reports
-//! no devices, so libfabric's own `psm2` provider offers nothing.
+//! Active messages: a request runs a handler at its target, which may reply once.
+//!
+//! They travel as tagged messages of a second node, so that no receive of the program matches them.
+//! The node opens with the first call of this interface, and peers learn its address when they
+//! connect. Handlers run inside calls that make progress, in the order of their messages, one at a
+//! time and without a lock. A request waits for room, and makes progress meanwhile.
 
+use std::cell::Cell;
+use std::collections::HashMap;
 use std::ffi::c_void;
+use std::mem::transmute;
+
+use fishplate::core::mem::Span;
+use fishplate::core::psm::{Code, MqReq};
+use fishplate::{Node, PeerId};
 
 use crate::error::Error;
 use crate::handle::{Ep, EpAddr};
+use crate::open::open_node;
+use crate::table::{Endpoint, Home, find, find_address, guard};
 
-/// `PSM2_INFO_QUERY_NUM_UNITS`.
-const UNITS: u32 = 0;
+/// Most handlers of an endpoint, arguments of a message, and bytes of its payload.
+const HANDLERS: usize = 1024;
+const ARGS: usize = 8;
+const PAYLOAD: usize = 4096;
 
-/// Returns the number of devices: 0. Any other query is refused.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn psm2_info_query(
-    query: u32,
-    out: *mut c_void,
-    _count: usize,
-    _: *mut c_void,
-) -> Error {
-    if query != UNITS || out.is_null() {
-        return Error::INVALID_QUERY;
+/// Requests that may wait for room at once. As many requests of peers are answered meanwhile.
+const SENDS: usize = 256;
+
+/// Messages that one call handles.
+const BATCH: usize = 32;
+
+/// The kinds of messages, in the first word of their tags, with the number of arguments above.
+const REQUEST: u32 = 1;
+const REQUEST_NOREPLY: u32 = 2;
+const REPLY: u32 = 3;
+/// The handler of a message has returned; the message's token is the payload.
+const DONE: u32 = 4;
+
+/// `PSM2_AM_FLAG_ASYNC` and `PSM2_AM_FLAG_NOREPLY`.
+const ASYNC: i32 = 1;
+const NOREPLY: i32 = 2;
+
+/// `psm2_am_handler_2_fn_t` and `psm2_am_completion_fn_t`.
+type Handler = unsafe extern "C" fn(*mut c_void, *mut u64, i32, *mut c_void, u32, *mut c_void) -> i32;
+type Completion = unsafe extern "C" fn(*mut c_void);
+
+/// `struct psm2_am_parameters`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct AmParameters([u32; 4]);
+
+/// What an endpoint has for active messages.
+pub(crate) struct Am {
+    pub node: Node,
+    /// Addresses of functions and of their contexts.
+    handlers: Vec<(usize, usize)>,
+    /// Sends that have not ended, and their bytes.
+    sends: Vec<(MqReq, Box<[u8]>)>,
+    /// A claimed message whose bytes are not here yet.
+    claimed: Option<(MqReq, Claimed)>,
+    /// Whether a handler runs.
+    busy: bool,
+    /// Completion functions and their contexts by token, and who ends them.
+    completions: HashMap<u64, (PeerId, usize, usize)>,
+    last_token: u64,
+}
+
+/// A message that was claimed.
+struct Claimed {
+    from: PeerId,
+    tag: [u32; 3],
+    len: usize,
+    bytes: Box<[u8]>,
+}
+
+/// What is to be done without the lock.
+enum Job {
+    Handle { peer: PeerId, handler: (usize, usize), kind: u32, token: u64, args: Vec<u64>, data: Box<[u8]> },
+    Complete(usize, usize),
+}
+
+/// The message whose handler runs in this thread.
+#[derive(Clone, Copy)]
+struct Current {
+    home: Home,
+    peer: PeerId,
+    may_reply: bool,
+    token: usize,
+}
+
+thread_local! {
+    static CURRENT: Cell<Option<Current>> = const { Cell::new(None) };
+    static SERVES: Cell<bool> = const { Cell::new(false) };
+    static TOKENS: Cell<usize> = const { Cell::new(1) };
+}
+
+impl Am {
+    fn new(node: Node) -> Am {
+        Am {
+            node,
+            handlers: vec![],
+            sends: vec![],
+            claimed: None,
+            busy: false,
+            completions: HashMap::new(),
+            last_token: 0,
+        }
     }
-    // SAFETY: not null. For this query the header requires a number of the caller.
-    unsafe { out.cast::<u32>().write(0) };
-    Error::OK
+
+    /// Makes a pass, and returns the next message if it is here. One that breaks the rules is
+    /// dropped.
+    fn next(&mut self) -> Option<Claimed> {
+        let mut queue = self.node.queue()?;
+        queue.poll();
+        self.sends.retain(|(req, _)| queue.test2(&mut Some(*req)) == Err(Code::NoCompletions));
+        if self.busy || self.sends.len() >= SENDS {
+            return None;
+        }
+        if self.claimed.is_none() {
+            let (req, status) = queue.improbe2(None, [0; 3], [0; 3]).ok()?;
+            let bytes = vec![0; PAYLOAD + 8 * (ARGS + 1)].into_boxed_slice();
+            let (from, len) = (status.msg_peer?, status.msg_length as usize);
+            self.claimed = Some((req, Claimed { from, tag: status.msg_tag, len, bytes }));
+            let (_, claimed) = self.claimed.as_mut()?;
+            // SAFETY: the bytes stay in their box, which is kept until the receive has ended.
+            queue.imrecv(unsafe { span(&mut claimed.bytes) }, 0, req).ok()?;
+        }
+        let (req, _) = self.claimed.as_ref()?;
+        match queue.test2(&mut Some(*req)) {
+            Err(Code::NoCompletions) => None,
+            ended => {
+                let (_, claimed) = self.claimed.take()?;
+                ended.is_ok_and(|status| status.error_code == Code::Ok).then_some(claimed)
+            }
+        }
+    }
+
+    /// Sends a message to a peer of the node.
+    fn send(&mut self, to: PeerId, tag: [u32; 3], mut bytes: Box<[u8]>) -> Result<(), Error> {
+        let mut queue = self.node.queue().ok_or(Error::INTERNAL)?;
+        // SAFETY: the bytes stay in their box, which is kept until the send has ended.
+        let req = queue.isend2(to, 0, tag, unsafe { span(&mut bytes) }, 0)?;
+        if queue.test2(&mut Some(req)) == Err(Code::NoCompletions) {
+            self.sends.push((req, bytes));
+        }
+        Ok(())
+    }
 }
 
-/// Always fails: active messages are not supported.
-#[unsafe(no_mangle)]
-pub extern "C" fn psm2_am_get_parameters(_: *mut Ep, _: *mut c_void, _: usize, _: *mut usize) -> Error {
-    Error::PARAM
+/// # Safety
+/// The bytes stay valid, and unused otherwise, until the request ends.
+unsafe fn span(bytes: &mut [u8]) -> Span {
+    // SAFETY: as this function requires; a slice is not null.
+    unsafe { Span::new(std::ptr::NonNull::from(&mut *bytes).cast(), bytes.len()) }
 }
 
-/// Refused.
+impl Endpoint {
+    /// Opens the node for active messages, if it is not open.
+    fn open_am(&mut self) -> Result<&mut Am, Error> {
+        if self.am.is_none() {
+            let node = open_node(1 << 12, None).map_err(|_| Error::DEVICE_FAILURE)?;
+            self.am = Some(Box::new(Am::new(node)));
+        }
+        self.am.as_deref_mut().ok_or(Error::INTERNAL)
+    }
+
+    /// The next thing to do for active messages.
+    fn am_job(&mut self) -> Option<Job> {
+        let am = self.am.as_deref_mut()?;
+        let Claimed { from, tag: [first, handler, _], len, bytes } = am.next()?;
+        let peer = self.peers.iter().find(|peer| peer.am == Some(from))?.id;
+        let (kind, args) = (first & 0xff, (first >> 8) as usize);
+        let word = |at: usize| bytes.get(8 * at..8 * at + 8)?.try_into().ok().map(u64::from_le_bytes);
+        if args > ARGS || !(8 * (args + 1)..=8 * (args + 1) + PAYLOAD).contains(&len) {
+            return None;
+        }
+        let token = word(0)?;
+        if kind == DONE {
+            am.completions.get(&token).filter(|(peer, ..)| *peer == from)?;
+            let (_, function, context) = am.completions.remove(&token)?;
+            am.busy = true;
+            return Some(Job::Complete(function, context));
+        }
+        if !(REQUEST..=REPLY).contains(&kind) {
+            return None;
+        }
+        let handler = *am.handlers.get(handler as usize)?;
+        am.busy = true;
+        let data = bytes[8 * (args + 1)..len].into();
+        let args = (1..=args).map_while(word).collect();
+        Some(Job::Handle { peer, handler, kind, token, args, data })
+    }
+}
+
+/// Handles active messages of an endpoint that has them. No lock may be held.
+#[cold]
+pub(crate) fn serve(home: Home) {
+    if SERVES.replace(true) {
+        return;
+    }
+    for _ in 0..BATCH {
+        let Some(job) = home.find().and_then(|mut endpoint| endpoint.am_job()) else { break };
+        run(home, job);
+    }
+    SERVES.set(false);
+}
+
+fn run(home: Home, job: Job) {
+    let mut done = None;
+    match job {
+        // SAFETY: the program passed this function with this context, for one call.
+        Job::Complete(function, context) => unsafe {
+            transmute::<*const (), Completion>(function as *const ())(context as *mut c_void);
+        },
+        Job::Handle { peer, handler: (function, context), kind, token, mut args, mut data } => {
+            let number = TOKENS.replace(TOKENS.get().wrapping_add(1).max(1));
+            let current = Current { home, peer, may_reply: kind == REQUEST, token: number };
+            let outer = CURRENT.replace(Some(current));
+            let (args, count) = (args.as_mut_ptr(), args.len() as i32);
+            let (src, len) = (data.as_mut_ptr().cast(), data.len() as u32);
+            // SAFETY: the program registered this function with this context. The arguments and
+            // the payload are valid and its own until it returns.
+            unsafe {
+                let handler = transmute::<*const (), Handler>(function as *const ());
+                handler(number as *mut c_void, args, count, src, len, context as *mut c_void);
+            }
+            CURRENT.set(outer);
+            done = (token != 0).then_some((peer, token));
+        }
+    }
+    let Some(mut endpoint) = home.find() else { return };
+    let to = done.and_then(|(peer, token)| Some((endpoint.am_of(peer)?, token)));
+    let Some(am) = endpoint.am.as_deref_mut() else { return };
+    am.busy = false;
+    if let Some((to, token)) = to {
+        // A peer that has failed waits for no completion.
+        _ = am.send(to, [DONE, 0, 0], token.to_le_bytes().into());
+    }
+}
+
+/// The message of a request or reply.
+struct Message {
+    tag: [u32; 3],
+    /// Room for the token, the arguments, and the payload.
+    bytes: Box<[u8]>,
+    completion: Option<(usize, usize)>,
+}
+
+impl Message {
+    /// # Safety
+    /// The arguments and the payload are the caller's, as long as said.
+    #[expect(clippy::too_many_arguments, reason = "as PSM2 has them")]
+    unsafe fn new(
+        kind: u32,
+        handler: u32,
+        args: *const u64,
+        count: i32,
+        src: *const c_void,
+        len: usize,
+        function: *mut c_void,
+        context: *mut c_void,
+    ) -> Result<Message, Error> {
+        let count = usize::try_from(count).map_err(|_| Error::PARAM)?;
+        if count > ARGS || len > PAYLOAD || (count != 0 && args.is_null()) || (len != 0 && src.is_null()) {
+            return Err(Error::PARAM);
+        }
+        let mut bytes = vec![0; 8];
+        for at in 0..count {
+            // SAFETY: not null, and `count` numbers of the caller, of any alignment.
+            bytes.extend(unsafe { args.add(at).read_unaligned() }.to_le_bytes());
+        }
+        if len != 0 {
+            // SAFETY: not null, and `len` bytes of the caller.
+            bytes.extend(unsafe { std::slice::from_raw_parts(src.cast::<u8>(), len) });
+        }
+        let completion = (!function.is_null()).then_some((function.addr(), context.addr()));
+        Ok(Message { tag: [kind | (count as u32) << 8, handler, 0], bytes: bytes.into(), completion })
+    }
+
+    /// Sends it to a peer.
+    fn send(mut self, endpoint: &mut Endpoint, peer: PeerId) -> Result<(), Error> {
+        let to = endpoint.am_of(peer).ok_or(Error::PARAM)?;
+        let am = endpoint.am.as_deref_mut().ok_or(Error::PARAM)?;
+        let token = am.last_token + 1;
+        if self.completion.is_some() {
+            self.bytes[..8].copy_from_slice(&token.to_le_bytes());
+        }
+        am.send(to, self.tag, self.bytes)?;
+        if let Some((function, context)) = self.completion {
+            am.last_token = token;
+            am.completions.insert(token, (to, function, context));
+        }
+        Ok(())
+    }
+}
+
+/// Writes the limits of active messages.
 #[unsafe(no_mangle)]
-pub extern "C" fn psm2_am_register_handlers_2(
-    _: *mut Ep,
-    _: *const c_void,
-    _: i32,
-    _: *mut *mut c_void,
-    _: *mut i32,
+pub unsafe extern "C" fn psm2_am_get_parameters(
+    ep: *mut Ep,
+    parameters: *mut AmParameters,
+    size: usize,
+    written: *mut usize,
 ) -> Error {
-    Error::PARAM
+    if parameters.is_null() || size < size_of::<AmParameters>() {
+        return Error::PARAM;
+    }
+    guard(|| {
+        let Some(mut endpoint) = find(ep) else { return Error::PARAM };
+        if let Err(error) = endpoint.open_am() {
+            return error;
+        }
+        let limits = [HANDLERS as u32, ARGS as u32, PAYLOAD as u32, PAYLOAD as u32];
+        // SAFETY: not null, and the caller's, of at least this size.
+        unsafe {
+            parameters.write(AmParameters(limits));
+            if let Some(written) = written.as_mut() {
+                *written = size_of::<AmParameters>();
+            }
+        }
+        Error::OK
+    })
 }
 
-/// Refused.
+/// Registers handlers, and returns their indexes.
 #[unsafe(no_mangle)]
-pub extern "C" fn psm2_am_request_short(
-    _: *mut EpAddr,
-    _: u32,
-    _: *mut c_void,
-    _: i32,
-    _: *mut c_void,
-    _: usize,
-    _: i32,
-    _: *mut c_void,
-    _: *mut c_void,
+pub unsafe extern "C" fn psm2_am_register_handlers_2(
+    ep: *mut Ep,
+    handlers: *const usize,
+    count: i32,
+    contexts: *const *mut c_void,
+    indexes: *mut i32,
 ) -> Error {
-    Error::PARAM
+    let Ok(count) = usize::try_from(count) else { return Error::PARAM };
+    if count != 0 && (handlers.is_null() || contexts.is_null() || indexes.is_null()) {
+        return Error::PARAM;
+    }
+    guard(|| {
+        let Some(mut endpoint) = find(ep) else { return Error::PARAM };
+        let am = match endpoint.open_am() {
+            Ok(am) => am,
+            Err(error) => return error,
+        };
+        if am.handlers.len() + count > HANDLERS {
+            return Error::NO_RESOURCES;
+        }
+        // SAFETY: not null, and `count` of each of the caller's.
+        let all = unsafe {
+            (0..count).map(|at| (*handlers.add(at), (*contexts.add(at)).addr())).collect::<Vec<_>>()
+        };
+        if all.iter().any(|(function, _)| *function == 0) {
+            return Error::PARAM;
+        }
+        for (at, handler) in all.into_iter().enumerate() {
+            // SAFETY: as above.
+            unsafe { indexes.add(at).write(am.handlers.len() as i32) };
+            am.handlers.push(handler);
+        }
+        Error::OK
+    })
 }
 
-/// Refused.
+/// Runs a handler at a peer. The payload is copied.
 #[unsafe(no_mangle)]
-pub extern "C" fn psm2_am_reply_short(
-    _: *mut c_void,
-    _: u32,
-    _: *mut c_void,
-    _: i32,
-    _: *mut c_void,
-    _: usize,
-    _: i32,
-    _: *mut c_void,
-    _: *mut c_void,
+pub unsafe extern "C" fn psm2_am_request_short(
+    to: *mut EpAddr,
+    handler: u32,
+    args: *mut u64,
+    count: i32,
+    src: *mut c_void,
+    len: usize,
+    flags: i32,
+    function: *mut c_void,
+    context: *mut c_void,
 ) -> Error {
-    Error::PARAM
+    if flags & !(ASYNC | NOREPLY) != 0 {
+        return Error::PARAM;
+    }
+    let kind = if flags & NOREPLY == 0 { REQUEST } else { REQUEST_NOREPLY };
+    guard(|| {
+        // SAFETY: as PSM2 demands of our caller.
+        let message = match unsafe { Message::new(kind, handler, args, count, src, len, function, context) } {
+            Ok(message) => message,
+            Err(error) => return error,
+        };
+        loop {
+            let Some((mut endpoint, peer)) = find_address(to) else { return Error::PARAM };
+            if endpoint.am.as_ref().is_none_or(|am| am.sends.len() < SENDS) {
+                return message.send(&mut endpoint, peer).err().unwrap_or(Error::OK);
+            }
+            let home = endpoint.home;
+            drop(endpoint);
+            if SERVES.get() {
+                // Called by a handler, which may not wait for others.
+                return Error::NO_RESOURCES;
+            }
+            serve(home);
+            std::thread::yield_now();
+        }
+    })
 }
 
-/// Refused.
+/// Runs a handler at the sender of the request whose handler runs. Once for each request.
 #[unsafe(no_mangle)]
-pub extern "C" fn psm2_am_get_source(_: *mut c_void, _: *mut *mut EpAddr) -> Error {
-    Error::PARAM
+pub unsafe extern "C" fn psm2_am_reply_short(
+    token: *mut c_void,
+    handler: u32,
+    args: *mut u64,
+    count: i32,
+    src: *mut c_void,
+    len: usize,
+    flags: i32,
+    function: *mut c_void,
+    context: *mut c_void,
+) -> Error {
+    if flags & !ASYNC != 0 {
+        return Error::PARAM;
+    }
+    guard(|| {
+        let Some(current) = CURRENT.get().filter(|current| current.token == token.addr()) else {
+            return Error::PARAM;
+        };
+        if !current.may_reply {
+            return Error::PARAM;
+        }
+        // SAFETY: as PSM2 demands of our caller.
+        let sent = unsafe { Message::new(REPLY, handler, args, count, src, len, function, context) }
+            .and_then(|message| message.send(&mut *current.home.find().ok_or(Error::PARAM)?, current.peer));
+        if sent.is_ok() {
+            CURRENT.set(Some(Current { may_reply: false, ..current }));
+        }
+        sent.err().unwrap_or(Error::OK)
+    })
+}
+
+/// The sender of the message whose handler runs.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn psm2_am_get_source(token: *mut c_void, source: *mut *mut EpAddr) -> Error {
+    match CURRENT.get().filter(|current| current.token == token.addr()) {
+        Some(current) if !source.is_null() => {
+            // SAFETY: not null, and the caller's.
+            unsafe { source.write(current.home.address(current.peer)) };
+            Error::OK
+        }
+        _ => Error::PARAM,
+    }
 }

@@ -116,7 +116,8 @@ fn connect(ep: *mut Ep, wanted: &[Option<u64>], deadline: Instant) -> Option<(Ho
     let endpoint = find(ep)?;
     let home = endpoint.home;
     let address = endpoint.node.address().to_vec();
-    let own = Frame { verdict: 0, uuid: endpoint.uuid, epid: endpoint.epid, address };
+    let (uuid, epid, am) = (endpoint.uuid, endpoint.epid, endpoint.am_address());
+    let own = Frame { verdict: 0, uuid, epid, address, am };
     drop(endpoint);
     let mut stages: Vec<Option<Stage>> = vec![];
     for epid in wanted {
@@ -146,15 +147,17 @@ fn connect(ep: *mut Ep, wanted: &[Option<u64>], deadline: Instant) -> Option<(Ho
 /// The first stage of an endpoint.
 fn begin(home: Home, epid: u64, own: &Frame) -> Option<Stage> {
     let mut endpoint = home.find()?;
-    // The peer may have connected to us before.
-    if let Some(peer) = endpoint.peer(epid) {
+    // The peer may have connected to us before, but perhaps without active messages.
+    if let Some(peer) = endpoint.peer(epid)
+        && (endpoint.am.is_none() || peer.am.is_some())
+    {
         let local = Some(epid).filter(|epid| !is_absent(*epid));
         return Some(Stage::Meets(Meeting::new(peer.id, local)));
     }
     if epid != own.epid {
         return Some(Stage::Asks(Dial::new(epid, own)));
     }
-    let admitted = endpoint.admit(epid, &own.address);
+    let admitted = endpoint.admit(own);
     Some(admitted.map_or_else(Stage::Failed, |peer| Stage::Meets(Meeting::new(peer, None))))
 }
 
@@ -165,7 +168,7 @@ fn step(home: Home, stage: &mut Stage, now: Instant) -> Option<Option<Stage>> {
             Ok(None) => None,
             Ok(Some(frame)) => {
                 let mut endpoint = home.find()?;
-                let admitted = endpoint.admit(frame.epid, &frame.address);
+                let admitted = endpoint.admit(&frame);
                 if let (Ok(peer), Some(line)) = (admitted, dial.take_stream()) {
                     endpoint.keep(peer, line);
                 }

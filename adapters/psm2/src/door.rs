@@ -201,10 +201,11 @@ impl Keeper {
                 Err(error) => Some(error),
             };
             let verdict = verdict.map_or(0, |error| error.0 as u8);
-            let mut answer = Frame { verdict, ..self.own.clone() };
+            let am = self.home.find().map_or(vec![], |endpoint| endpoint.am_address());
+            let mut answer = Frame { verdict, am, ..self.own.clone() };
             if verdict != 0 {
-                // A refused asker gets neither the key of the job nor the node's address.
-                (answer.uuid, answer.address) = ([0; 16], vec![]);
+                // A refused asker gets neither the key of the job nor the addresses of nodes.
+                (answer.uuid, answer.address, answer.am) = ([0; 16], vec![], vec![]);
             }
             call.answer = Some(Box::new(answer.encode()));
         }
@@ -221,7 +222,7 @@ impl Keeper {
     /// Begins to connect to an asker.
     fn admit(&mut self, frame: &Frame) -> Result<PeerId, Error> {
         let mut endpoint = self.home.find().ok_or(Error::UNREACHABLE)?;
-        let peer = endpoint.admit(frame.epid, &frame.address)?;
+        let peer = endpoint.admit(frame)?;
         drop(endpoint);
         self.meeting.push(peer);
         Ok(peer)

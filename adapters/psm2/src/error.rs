@@ -27,6 +27,7 @@ impl Error {
     pub(crate) const DEVICE_FAILURE: Error = Error(23);
     pub(crate) const CLOSE_TIMEOUT: Error = Error(24);
     pub(crate) const NO_NETWORK: Error = Error(26);
+    pub(crate) const NO_RESOURCES: Error = Error(28);
     pub(crate) const UNKNOWN: Error = Error(40);
     pub(crate) const UNREACHABLE: Error = Error(41);
     pub(crate) const BAD_UUID: Error = Error(45);
@@ -53,6 +54,7 @@ fn text(error: Error) -> &'static CStr {
         23 => c"The transport cannot be opened",
         24 => c"Timeout while closing the endpoint",
         26 => c"A peer has failed",
+        28 => c"All active message handlers or sends are in use",
         40 => c"Unknown endpoint id",
         41 => c"The endpoint cannot be reached",
         45 => c"The endpoint belongs to another job",

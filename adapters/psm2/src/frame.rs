@@ -1,10 +1,11 @@
-//! The frames that two endpoints exchange before they connect: the id of each, and the address of
-//! its node.
+//! The frames that two endpoints exchange before they connect: the id of each, the address of its
+//! node, and that of its node for active messages, if it has one.
 //!
 //! All frames have the same length. Little-endian, without padding:
 //!
 //! ```text
-//! "FPps", version u16, verdict u8, 0 u8, uuid [16], epid u64, len u16, address [1024]
+//! "FPps", version u16, verdict u8, 0 u8, uuid [16], epid u64, len u16, len u16, address [1024],
+//! address [1024]
 //! ```
 //!
 //! The uuid is the key of the job: a frame with another one is refused. It is sent in cleartext, as
@@ -15,11 +16,11 @@ use fishplate::node::ADDRESS_MAX;
 use crate::error::Error;
 
 /// Bytes of a frame.
-pub(crate) const LEN: usize = HEAD + ADDRESS_MAX;
-const HEAD: usize = 34;
+pub(crate) const LEN: usize = HEAD + 2 * ADDRESS_MAX;
+const HEAD: usize = 36;
 
 const MAGIC: &[u8; 4] = b"FPps";
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 
 /// A frame, decoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +30,8 @@ pub(crate) struct Frame {
     pub uuid: [u8; 16],
     pub epid: u64,
     pub address: Vec<u8>,
+    /// Empty: without active messages.
+    pub am: Vec<u8>,
 }
 
 impl Frame {
@@ -39,9 +42,11 @@ impl Frame {
         out[6] = self.verdict;
         out[8..24].copy_from_slice(&self.uuid);
         out[24..32].copy_from_slice(&self.epid.to_le_bytes());
-        let len = self.address.len().min(ADDRESS_MAX);
-        out[32..34].copy_from_slice(&(len as u16).to_le_bytes());
-        out[HEAD..HEAD + len].copy_from_slice(&self.address[..len]);
+        for (nth, address) in [&self.address, &self.am].into_iter().enumerate() {
+            let (len, at) = (address.len().min(ADDRESS_MAX), HEAD + nth * ADDRESS_MAX);
+            out[32 + 2 * nth..][..2].copy_from_slice(&(len as u16).to_le_bytes());
+            out[at..at + len].copy_from_slice(&address[..len]);
+        }
         out
     }
 
@@ -51,14 +56,14 @@ impl Frame {
     /// [`Error::EPID_VERSION`], [`Error::BAD_UUID`], or [`Error::EPID_NETWORK`] for anything else.
     pub fn decode(bytes: &[u8; LEN], uuid: &[u8; 16]) -> Result<Frame, Error> {
         let word = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
-        let (len, version) = (usize::from(word(32)), word(4));
-        if &bytes[..4] != MAGIC || len > ADDRESS_MAX {
+        let ([len, am], version) = ([32, 34].map(|at| usize::from(word(at))), word(4));
+        if &bytes[..4] != MAGIC || len.max(am) > ADDRESS_MAX {
             return Err(Error::EPID_NETWORK);
         }
         if version != VERSION {
             return Err(Error::EPID_VERSION);
         }
-        let mut frame = Frame { verdict: bytes[6], uuid: [0; 16], epid: 0, address: vec![] };
+        let mut frame = Frame { verdict: bytes[6], uuid: [0; 16], epid: 0, address: vec![], am: vec![] };
         frame.uuid.copy_from_slice(&bytes[8..24]);
         if frame.verdict == 0 && frame.uuid != *uuid {
             return Err(Error::BAD_UUID);
@@ -67,6 +72,7 @@ impl Frame {
         epid.copy_from_slice(&bytes[24..32]);
         frame.epid = u64::from_le_bytes(epid);
         frame.address = bytes[HEAD..HEAD + len].to_vec();
+        frame.am = bytes[HEAD + ADDRESS_MAX..][..am].to_vec();
         Ok(frame)
     }
 }
@@ -78,16 +84,19 @@ mod tests {
     #[test]
     fn a_frame_comes_back_and_a_wrong_one_is_refused() {
         for len in [0, 70, ADDRESS_MAX] {
-            let refusal = Frame { verdict: 3, uuid: [0; 16], epid: 9, address: vec![] };
+            let refusal = Frame { verdict: 3, uuid: [0; 16], epid: 9, address: vec![], am: vec![] };
             assert_eq!(Frame::decode(&refusal.encode(), &[7; 16]), Ok(refusal));
-            let frame = Frame { verdict: 0, uuid: [7; 16], epid: 9, address: vec![5; len] };
+            let am = vec![6; ADDRESS_MAX - len];
+            let frame = Frame { verdict: 0, uuid: [7; 16], epid: 9, address: vec![5; len], am };
             let mut bytes = frame.encode();
             assert_eq!(Frame::decode(&bytes, &[7; 16]), Ok(frame));
             assert_eq!(Frame::decode(&bytes, &[8; 16]), Err(Error::BAD_UUID));
-            bytes[33] = 0xff;
-            assert_eq!(Frame::decode(&bytes, &[7; 16]), Err(Error::EPID_NETWORK));
-            bytes[33] = 0;
-            bytes[4] = 2;
+            for wrong in [33, 35] {
+                let old = std::mem::replace(&mut bytes[wrong], 0xff);
+                assert_eq!(Frame::decode(&bytes, &[7; 16]), Err(Error::EPID_NETWORK));
+                bytes[wrong] = old;
+            }
+            bytes[4] = 3;
             assert_eq!(Frame::decode(&bytes, &[7; 16]), Err(Error::EPID_VERSION));
             bytes[0] = 0;
             assert_eq!(Frame::decode(&bytes, &[7; 16]), Err(Error::EPID_NETWORK));

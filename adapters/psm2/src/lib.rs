@@ -9,9 +9,9 @@
 //! # Files
 //!
 //! `table` has the endpoints, `handle` the types of handles, `error` the codes and handlers,
-//! `layout` the structures of the headers. `open`, `connect`, `address`, `mq` and `am` are the
-//! functions, grouped as in the headers. Before two endpoints connect they exchange the frames of
-//! `frame`: `dial` asks, `door` answers. `pause` decides how calls wait.
+//! `layout` the structures of the headers. `open`, `info`, `connect`, `address`, `mq` and `am` are
+//! the functions, grouped as in the headers. Before two endpoints connect they exchange the frames
+//! of `frame`: `dial` asks, `door` answers. `pause` decides how calls wait.
 
 #![allow(clippy::missing_safety_doc, reason = "the headers of PSM2 say what each function demands")]
 
@@ -23,6 +23,7 @@ mod door;
 mod error;
 mod frame;
 mod handle;
+mod info;
 mod layout;
 mod mq;
 mod open;
@@ -34,6 +35,7 @@ pub use am::*;
 pub use connect::*;
 pub use error::{Handler, Token, psm2_error_defer, psm2_error_get_string};
 pub use handle::{Ep, EpAddr, Mq, Req};
+pub use info::*;
 pub use layout::*;
 pub use mq::*;
 pub use open::*;

@@ -1,13 +1,14 @@
 //! The library and its endpoints: setup and teardown. Slow paths, which allocate. Closing waits, up
 //! to its timeout.
 
+use std::cell::Cell;
 use std::io::Write;
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use fishplate::core::engine::protocol::MatchConfig;
-use fishplate::node::Fabric;
+use fishplate::node::{Fabric, OpenError};
 use fishplate::{Limits, Node};
 
 use crate::door::{Door, Sockets};
@@ -60,7 +61,7 @@ pub unsafe extern "C" fn psm2_init(major: *mut i32, minor: *mut i32) -> Error {
     let (Some(major), Some(minor)) = (unsafe { (major.as_mut(), minor.as_mut()) }) else {
         return Error::PARAM;
     };
-    if !(1..=MAJOR).contains(major) {
+    if is_nested() || !(1..=MAJOR).contains(major) {
         return Error::BAD_VERSION;
     }
     (*major, *minor) = (MAJOR, MINOR);
@@ -93,7 +94,9 @@ pub extern "C" fn psm2_error_register_handler(ep: *mut Ep, handler: usize) -> Er
         return Error::PARAM;
     }
     if ep.is_null() {
-        set_global(handler);
+        if !is_nested() {
+            set_global(handler);
+        }
         return Error::OK;
     }
     guard(|| match find(ep) {
@@ -156,19 +159,13 @@ fn open_endpoint(uuid: [u8; 16]) -> Result<(*mut Ep, u64), (Error, String)> {
     let reserved = reserve()
         .ok_or_else(|| (Error::TOO_MANY_ENDPOINTS, "every endpoint of this process is in use".into()))?;
     let home = reserved.home();
-    let limits = Limits { peers: PEERS, operations: OPERATIONS, ..Limits::DEFAULT };
-    let node = Node::builder()
-        .fabric(if asked_for_hosts() { Fabric::IfThere } else { Fabric::Off })
-        .limits(limits)
-        .requests(REQUESTS)
-        .matching(MatchConfig { shared_shorts: unexpected(), ..MATCHING })
-        .open()
-        .map_err(|error| failed(error.to_string()))?;
+    let matching = MatchConfig { shared_shorts: unexpected(), ..MATCHING };
+    let node = open_node(REQUESTS, Some(matching)).map_err(|error| failed(error.to_string()))?;
     let host = if node.rails().is_empty() { None } else { host() };
     let sockets = Sockets::open(host)
         .map_err(|error| failed(format!("cannot open a socket that answers peers: {error}")))?;
     let epid = sockets.epid;
-    let own = Frame { verdict: 0, uuid, epid, address: node.address().to_vec() };
+    let own = Frame { verdict: 0, uuid, epid, address: node.address().to_vec(), am: vec![] };
     reserved.insert(Endpoint::new(home, epid, uuid, node));
     match Door::start(sockets, home, own) {
         Ok(door) => {
@@ -182,6 +179,34 @@ fn open_endpoint(uuid: [u8; 16]) -> Result<(*mut Ep, u64), (Error, String)> {
             Err(failed(format!("cannot start the thread that answers peers: {error}")))
         }
     }
+}
+
+thread_local! {
+    /// Whether this thread opens a node, which loads libfabric and asks all its providers for
+    /// devices: the one for PSM2 calls this library.
+    static OPENS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether libfabric calls while a node of ours opens.
+pub(crate) fn is_nested() -> bool {
+    OPENS.get()
+}
+
+/// Opens a node with a queue of so many requests.
+pub(crate) fn open_node(requests: usize, matching: Option<MatchConfig>) -> Result<Node, OpenError> {
+    let limits = Limits { peers: PEERS, operations: OPERATIONS, ..Limits::DEFAULT };
+    let builder = Node::builder()
+        .fabric(if asked_for_hosts() { Fabric::IfThere } else { Fabric::Off })
+        .limits(limits)
+        .requests(requests);
+    OPENS.set(true);
+    let opened = match matching {
+        Some(matching) => builder.matching(matching),
+        None => builder,
+    }
+    .open();
+    OPENS.set(false);
+    opened
 }
 
 /// Whether peers may be on other hosts. Open MPI says `self,shm` if all of a job are on one.
@@ -242,7 +267,7 @@ fn close(ep: *mut Ep, timeout: Duration) -> Error {
     drop(found);
     drop(door);
     let Some(endpoint) = home.take() else { return Error::PARAM };
-    let Endpoint { mut node, epid, retired, .. } = *endpoint;
+    let Endpoint { mut node, am, epid, retired, .. } = *endpoint;
     if std::env::var_os("FISHPLATE_PSM2_STATS").is_some()
         && let Some(queue) = node.queue()
     {
@@ -260,6 +285,9 @@ fn close(ep: *mut Ep, timeout: Duration) -> Error {
         // Without a pass, as if the process had ended.
         drop(node);
         return Error::OK;
+    }
+    if let Some(am) = am {
+        _ = am.node.close(timeout);
     }
     match node.close(timeout) {
         Err(fishplate::node::Error::Unfinished(_)) if !timeout.is_zero() => Error::CLOSE_TIMEOUT,

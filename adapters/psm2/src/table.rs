@@ -19,14 +19,16 @@ use fishplate::core::psm::{Code, MqReq};
 use fishplate::node::Queue;
 use fishplate::{Node, PeerId};
 
+use crate::am::{self, Am};
 use crate::error::{Error, global, report};
+use crate::frame::Frame;
 use crate::handle::{Ep, EpAddr, Mq, Req};
 use crate::pause::{Idle, Next};
 
 const _: () = assert!(size_of::<usize>() == 8, "handles have 64 bits");
 
 /// Endpoints that a process may have open at once.
-const SLOTS: usize = 16;
+pub(crate) const SLOTS: usize = 16;
 
 /// Most open requests of an endpoint: as many as PSM2 has.
 pub(crate) const REQUESTS: usize = 1 << 20;
@@ -99,6 +101,8 @@ pub(crate) struct Peer {
     pub epid: u64,
     /// What the program keeps with it.
     pub context: usize,
+    /// The peer in the node for active messages.
+    pub am: Option<PeerId>,
     /// Its failure was reported.
     reported: bool,
     /// Streams that close when its process ends. Closed here, they would look so there.
@@ -118,6 +122,8 @@ pub(crate) struct Endpoint {
     /// program, which may be gone, so the node makes no more passes.
     pub retired: bool,
     pub node: Node,
+    /// What active messages need, once they were used.
+    pub am: Option<Box<Am>>,
     pub peers: Vec<Peer>,
     /// The address by which it names itself, or null.
     own: *mut EpAddr,
@@ -134,7 +140,8 @@ impl Endpoint {
     pub fn new(home: Home, epid: u64, uuid: [u8; 16], node: Node) -> Endpoint {
         let (handler, peers, own, idle) = (global(), vec![], null_mut(), Idle::new());
         let (queue, retired) = (Err(Error::PARAM), false);
-        Endpoint { home, epid, uuid, handler, queue, retired, node, peers, own, idle, door: None }
+        let (am, door) = (None, None);
+        Endpoint { home, epid, uuid, handler, queue, retired, node, am, peers, own, idle, door }
     }
 
     /// Whether an address is that of the endpoint itself.
@@ -148,11 +155,34 @@ impl Endpoint {
         self.peers.iter().find(|peer| peer.epid == epid)
     }
 
-    /// Connects to a peer, and remembers it. Does not wait until it is reached.
+    /// The address of the node for active messages; empty without.
+    pub fn am_address(&self) -> Vec<u8> {
+        self.am.as_ref().map_or(vec![], |am| am.node.address().to_vec())
+    }
+
+    /// A peer in the node for active messages.
+    pub fn am_of(&self, peer: PeerId) -> Option<PeerId> {
+        self.peers.iter().find(|known| known.id == peer)?.am
+    }
+
+    /// Connects to the peer that introduces itself, and remembers it. Does not wait until it is
+    /// reached.
     ///
     /// # Errors
     /// The id is that of this endpoint or of a known peer, and the address of another node.
-    pub fn admit(&mut self, epid: u64, address: &[u8]) -> Result<PeerId, Error> {
+    pub fn admit(&mut self, frame: &Frame) -> Result<PeerId, Error> {
+        let id = self.admit_node(frame.epid, &frame.address)?;
+        if let Some(am) = &mut self.am
+            && let Some(peer) = self.peers.iter_mut().find(|peer| peer.id == id)
+            && peer.am.is_none()
+            && !frame.am.is_empty()
+        {
+            peer.am = Some(am.node.connect(&frame.am).map_err(|_| Error::EPID_NETWORK)?);
+        }
+        Ok(id)
+    }
+
+    fn admit_node(&mut self, epid: u64, address: &[u8]) -> Result<PeerId, Error> {
         if epid == self.epid && address != self.node.address() {
             return Err(Error::EPID_NETWORK);
         }
@@ -166,7 +196,7 @@ impl Endpoint {
             return Err(Error::EPID_NETWORK);
         }
         if self.peers.iter().all(|peer| peer.id != id) {
-            self.peers.push(Peer { id, epid, context: 0, reported: false, lines: vec![] });
+            self.peers.push(Peer { id, epid, context: 0, am: None, reported: false, lines: vec![] });
             if epid == self.epid {
                 self.own = self.home.address(id);
             }
@@ -193,6 +223,9 @@ impl Endpoint {
         if self.node.disconnect(id).is_err() {
             return Error::PARAM;
         }
+        if let (Some(peer), Some(am)) = (self.am_of(id), &mut self.am) {
+            _ = am.node.disconnect(peer);
+        }
         self.peers.retain(|peer| peer.id != id);
         Error::OK
     }
@@ -205,8 +238,14 @@ impl Endpoint {
         if !matches!(self.node.peer_error(peer), Ok(None)) {
             return Err(Error::EPID_NETWORK);
         }
-        let reach = self.node.reach(peer).map_err(|_| Error::EPID_NETWORK)?;
-        Ok(reach.shared_memory || reach.fabric != 0)
+        let reaches = |node: &Node, peer| {
+            let reach = node.reach(peer).map_err(|_| Error::EPID_NETWORK)?;
+            Ok(reach.shared_memory || reach.fabric != 0)
+        };
+        match (self.am_of(peer), &self.am) {
+            (Some(id), Some(am)) => Ok(reaches(&self.node, peer)? && reaches(&am.node, id)?),
+            _ => reaches(&self.node, peer),
+        }
     }
 
     /// Makes one pass. Returns the number of events that the rails reported.
@@ -214,7 +253,7 @@ impl Endpoint {
         if self.retired {
             return 0;
         }
-        self.node.progress()
+        self.node.progress() + self.am.as_mut().map_or(0, |am| am.node.progress())
     }
 
     /// Ends the use of the queue. Nothing accesses the program's memory from here on. If a send or
@@ -265,10 +304,22 @@ impl Endpoint {
     /// After a call that found something or not: what to do once the lock is released.
     #[inline]
     pub fn after(&mut self, found: bool) -> After {
+        if self.am.is_some() {
+            return self.after_am(found);
+        }
         match self.idle.next(found) {
             Next::Return => After::Nothing,
             Next::Yield => After::Yield,
             Next::Look => self.look(),
+        }
+    }
+
+    /// As `after`, with active messages.
+    #[cold]
+    fn after_am(&mut self, found: bool) -> After {
+        match self.idle.next(found) {
+            Next::Look => self.look(),
+            next => After::Serve(self.home, next == Next::Yield),
         }
     }
 
@@ -309,6 +360,8 @@ impl Endpoint {
 pub(crate) enum After {
     Nothing,
     Yield,
+    /// Handles active messages, and then perhaps yields.
+    Serve(Home, bool),
     /// Tells a handler of errors.
     Report(*mut Ep, usize, Error, Vec<String>),
 }
@@ -319,6 +372,12 @@ impl After {
         match self {
             After::Nothing => {}
             After::Yield => std::thread::yield_now(),
+            After::Serve(home, yields) => {
+                am::serve(home);
+                if yields {
+                    std::thread::yield_now();
+                }
+            }
             After::Report(ep, handler, error, texts) => {
                 for text in texts {
                     report(ep, handler, error, text);

@@ -151,9 +151,11 @@ int main (void)
     IS (psm2_mq_send2 (mq2, foreign, 0, &tag, out, 16), PSM2_PARAM_ERR);
     IS (psm2_info_query (PSM2_INFO_QUERY_NUM_UNITS, &units, 0, NULL), PSM2_OK);
     IS (psm2_info_query (PSM2_INFO_QUERY_NUM_UNITS, NULL, 0, NULL), PSM2_IQ_INVALID_QUERY);
+    IS (psm2_info_query (PSM2_INFO_QUERY_UNIT_STATUS, &units, 1, NULL), PSM2_IQ_INVALID_QUERY);
+    IS (psm2_info_query (PSM2_INFO_QUERY_UNIT_STATUS, &units, 0, NULL), PSM2_IQ_INVALID_QUERY);
     IS (psm2_info_query (PSM2_INFO_QUERY_MTU, &units, 0, NULL), PSM2_IQ_INVALID_QUERY);
-    if (units != 0)
-      return puts ("there is a device"), 1;
+    if (units != 1)
+      return puts ("there is not one device"), 1;
   }
 
   /* A queue that ends forgets its receives: what comes later goes to none of them. */

@@ -1,0 +1,50 @@
+//! The query of devices: there is one, with one port, which is active. Nothing here waits.
+
+use std::ffi::c_void;
+
+use crate::error::Error;
+use crate::open::is_nested;
+use crate::table::SLOTS;
+
+/// The numbers of `psm2_info_query_t`.
+const UNITS: u32 = 0;
+const PORTS: u32 = 1;
+const UNIT_STATUS: u32 = 2;
+const PORT_STATUS: u32 = 3;
+const FREE_CONTEXTS: u32 = 4;
+const CONTEXTS: u32 = 5;
+const FEATURES: u32 = 12;
+
+/// Answers a query that is about no connection. Any other is refused.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn psm2_info_query(
+    query: u32,
+    out: *mut c_void,
+    count: usize,
+    args: *const u64,
+) -> Error {
+    let wanted = match query {
+        UNIT_STATUS | FREE_CONTEXTS | CONTEXTS => 1,
+        PORT_STATUS => 2,
+        _ => 0,
+    };
+    if out.is_null() || count != wanted || (wanted != 0 && args.is_null()) {
+        return Error::INVALID_QUERY;
+    }
+    // SAFETY: not null, and so many unions of the caller. The number is the low half of each.
+    let named = unsafe { (0..wanted).map(|at| *args.add(at) as u32) };
+    // Units count from 0, ports from 1.
+    let exists = named.enumerate().all(|(nth, number)| number == nth as u32);
+    let answer = match query {
+        // A node that opens must not use itself.
+        UNITS => u32::from(!is_nested()),
+        PORTS => 1,
+        UNIT_STATUS | PORT_STATUS => u32::from(exists),
+        FREE_CONTEXTS | CONTEXTS if exists => SLOTS as u32,
+        FEATURES => 0,
+        _ => return Error::INVALID_QUERY,
+    };
+    // SAFETY: not null, and a number of the caller, as the header says of these queries.
+    unsafe { out.cast::<u32>().write(answer) };
+    Error::OK
+}
