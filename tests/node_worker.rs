@@ -158,7 +158,7 @@ fn pair(change: impl Fn(Builder) -> Builder) -> Pair {
 }
 
 /// Fails unless the median of `rounds` rounds is below the limit in one of several attempts. Other
-/// load delays the rounds of some attempts; what is missing delays those of all.
+/// load delays the rounds of some attempts; a defect delays those of all.
 #[track_caller]
 fn takes_less_than(limit: Duration, rounds: usize, mut round: impl FnMut(usize) -> Duration) {
     let mut attempt = || {

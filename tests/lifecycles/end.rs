@@ -27,7 +27,7 @@ const RECEIVES: usize = 8;
 pub enum Role {
     /// Peers write its own word there, and nothing else.
     Target,
-    /// Holds the word of one target, and is the source of sends and puts. Never written.
+    /// Has the word of one target, and is the source of sends and puts. Never written.
     Source,
     /// Receives and gets write there.
     Scratch,

@@ -448,7 +448,7 @@ impl<W: World<RAILS>, const RAILS: usize> Program<'_, W, RAILS> {
         self.ends.insert(end, fresh);
     }
 
-    /// Ends everything and checks that nothing is in use any more.
+    /// Ends everything and checks that nothing is left in use.
     fn finish(&mut self) {
         for end in 0..W::ENDS {
             for other in 0..W::ENDS {

@@ -270,7 +270,7 @@ fn device_memory_of_a_closed_node_refuses_puts() {
                 assert_eq!(side.node.close(SOON), Ok(()));
                 side.send.send(vec![]).unwrap();
             } else {
-                // It may have ended by then, so it is told nothing.
+                // It may have ended by then, so nothing is sent to it.
                 while side.receive.try_recv() == Err(std::sync::mpsc::TryRecvError::Empty) {
                     side.node.progress();
                 }

@@ -237,7 +237,7 @@ fn processes_that_end_on_different_rails_take_no_rail_from_others() {
                 interfaces: interfaces.map(String::from).into(),
                 ..Default::default()
             };
-            // Without a worker, which would go on while its process is to have ended.
+            // Without a worker, which would run on in a process that counts as ended.
             let node = Node::builder().library(provider.library()).settings(settings);
             node.patience(Duration::ZERO).shared_memory(false).open().unwrap()
         };
@@ -260,7 +260,7 @@ fn processes_that_end_on_different_rails_take_no_rail_from_others() {
                 (0..4).map(import).collect()
             })
             .collect();
-        // Those that live put and read, long enough for a completion, and make progress.
+        // Live nodes put and read, long enough for a completion, and make progress.
         let rounds = |nodes: &mut Vec<Node>, alive: usize, what: &str, done: &dyn Fn(&[Node]) -> bool| {
             let deadline = Instant::now() + SOON;
             while !done(nodes) {

@@ -140,7 +140,7 @@ fn a_fetch_reads_what_the_stream_wrote_before_it() {
     }
 }
 
-/// Whatever is late, what is applied is a part of what was issued, from its start on.
+/// Whatever is delayed, the applied operations are a prefix of the issued ones.
 #[test]
 fn native_atomics_are_ordered() {
     for seed in seeds(60) {

@@ -199,8 +199,8 @@ fn late_completions_of_a_removed_peer_do_not_affect_its_successor() {
     }
 }
 
-/// What an operation ends as whose post has not completed and that is not acknowledged, after
-/// these events of its peer and of the context word of its post.
+/// Returns the outcome of an operation with an incomplete post and no acknowledgement, after these
+/// events of its peer and of its post's context word.
 fn outcome<R: Rail>(rail: R, verb: Verb, events: impl Fn(Peer, u64) -> Vec<Event>) -> Outcome {
     const ACK: u8 = 5;
     let control = shared();

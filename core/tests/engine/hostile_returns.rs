@@ -146,7 +146,7 @@ fn a_rail_is_not_used_on_a_peer_s_word_alone() {
     bench.hear(rejoin(1, PROVEN, 1, 13, &[]));
     passes(&mut bench.own.engine, 100);
     assert!(!bench.is_used(), "no probe has come");
-    // What is repeated says nothing new.
+    // A repeated message changes nothing.
     bench.hear(rejoin(1, PROVEN, 1, 13, &[]));
     bench.hear(rejoin(1, OFFER, 1, 12, &[]));
     bench.hear(rejoin(1, PROBE, 1, 0, &[]));

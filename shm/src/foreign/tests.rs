@@ -97,7 +97,7 @@ fn what_is_put_aside_is_dropped_by_whoever_closes() {
 /// Creates a sealed memfd of `size` bytes whose pages hold `held` bytes, including pages beyond its
 /// end.
 fn memory(name: &std::ffi::CStr, size: u64, held: u64) -> OwnedFd {
-    // SAFETY: the name is a C string; calls with plain numbers on what is made here.
+    // SAFETY: the name is a C string; calls with plain numbers on descriptors of ours.
     let fd = unsafe {
         let fd = libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
         assert!(fd >= 0);

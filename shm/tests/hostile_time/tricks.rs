@@ -204,7 +204,7 @@ pub const TRICKS: &[Trick] = &[
         announce_as_segment(raw, memory(4096, 0, libc::F_SEAL_SHRINK));
     }),
     ("a segment without pages", Blamed, |raw| {
-        // SAFETY: the name is a C string; calls with plain numbers on what is made here.
+        // SAFETY: the name is a C string; calls with plain numbers on descriptors of ours.
         let fd = made(unsafe { libc::memfd_create(c"sparse".as_ptr(), libc::MFD_ALLOW_SEALING) });
         // SAFETY: as above.
         unsafe {
@@ -220,7 +220,7 @@ pub const TRICKS: &[Trick] = &[
         if fd < 0 {
             return announce_as_segment(raw, memory(4096, 0, 0));
         }
-        // SAFETY: calls with plain numbers on what was just made.
+        // SAFETY: calls with plain numbers on a descriptor just created.
         unsafe {
             libc::ftruncate(fd, 2 << 20);
             libc::fcntl(fd, libc::F_ADD_SEALS, SEALS);
@@ -274,7 +274,7 @@ pub const TRICKS: &[Trick] = &[
         raw.send(&announce(1, 2 << 20), &all.iter().collect::<Vec<_>>());
     }),
     ("a segment with 512 MiB beyond its end", Blamed, |raw| {
-        // SAFETY: the name is a C string; calls with plain numbers on what is made here.
+        // SAFETY: the name is a C string; calls with plain numbers on descriptors of ours.
         let fd = made(unsafe { libc::memfd_create(c"beyond".as_ptr(), libc::MFD_ALLOW_SEALING) });
         // SAFETY: as above.
         unsafe {

@@ -37,7 +37,7 @@ pub fn soon() -> Instant {
     Instant::now() + Duration::from_secs(20)
 }
 
-/// One test at a time, because they count what the whole process holds.
+/// One test at a time, because they count the resources of the whole process.
 pub fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);

@@ -291,7 +291,7 @@ fn random_counters_from_a_peer_never_reach_outside_the_slots() {
         // SAFETY: the header outlives this loop's body.
         let (head, tail) = unsafe { (&header.as_ref().head, &header.as_ref().tail) };
         for _ in 0..50 {
-            // Mostly close to the truth, so that some lies are believed.
+            // Mostly close to the correct values, so that some wrong ones are accepted.
             let lie = start.wrapping_add(random.within(0..40) as u64).wrapping_sub(4);
             let lie = if random.within(0..20) == 0 { random.next() } else { lie };
             if random.within(0..2) == 0 { head } else { tail }.store(lie, Ordering::Relaxed);

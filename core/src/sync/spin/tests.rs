@@ -10,7 +10,7 @@ use std::{vec, vec::Vec};
 use super::*;
 use crate::sync::{host::SpinHost, primitive::AtomicU32};
 
-/// A host whose clock stands still unless told, and whose sleeps end as told.
+/// A host whose clock moves only on request, and whose sleeps end on request.
 #[derive(Default)]
 struct Scripted {
     now_ns: Cell<u64>,
