@@ -312,13 +312,20 @@ fn carry_apart(node: &mut Node, transfer: &mut Transfer, number: u64, one: bool)
     let mut at_once = !one;
     while let Some(first) = pieces.get(*next) {
         if at_once {
-            let mut ranges = [range(first); NOW_MAX];
-            let left = &pieces[*next..];
-            for (place, piece) in ranges.iter_mut().zip(left) {
-                *place = range(piece);
-            }
-            let ranges = &ranges[..left.len().min(NOW_MAX)];
-            let moved = if *write { node.put_now(ranges) } else { node.get_now(ranges) }?;
+            let mut now = |ranges: &[(Slice, RemoteAddr)]| match *write {
+                true => node.put_now(ranges),
+                false => node.get_now(ranges),
+            };
+            let moved = match &pieces[*next..] {
+                [_] => now(&[range(first)])?,
+                left => {
+                    let mut ranges = [range(first); NOW_MAX];
+                    for (place, piece) in ranges.iter_mut().zip(left) {
+                        *place = range(piece);
+                    }
+                    now(&ranges[..left.len().min(NOW_MAX)])?
+                }
+            };
             *next += moved;
             at_once = moved != 0;
             continue;

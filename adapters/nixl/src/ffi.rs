@@ -321,8 +321,11 @@ pub extern "C" fn fishplate_nixl_release(agent: *const Agent, number: u64) -> i3
 #[unsafe(no_mangle)]
 pub extern "C" fn fishplate_nixl_notes(agent: *const Agent, sink: Sink, to: *mut c_void) -> i32 {
     polling(agent, |state| {
-        for (name, note) in state.take_notes() {
-            sink(to, Bytes::of(&name), Bytes::of(&note));
+        state.progress();
+        if state.notes.are_there() {
+            for (name, note) in state.notes.take() {
+                sink(to, Bytes::of(&name), Bytes::of(&note));
+            }
         }
         Ok(())
     })

@@ -5,7 +5,7 @@
 //! What a peer sends and nobody takes has limits: it waits at its sender once the program leaves
 //! [`READY_MAX`] bytes untaken, and no peer has more than its share of what is being received.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::io::{self, Write};
 
 use fishplate::core::engine::protocol::{Claimed, Received, Request};
@@ -89,6 +89,33 @@ impl Source {
     }
 }
 
+/// By the node's number of the peer. Few at a time, so a scan beats hashing.
+#[derive(Default)]
+struct Sources(Vec<(PeerId, Source)>);
+
+impl Sources {
+    fn get(&self, id: PeerId) -> Option<&Source> {
+        self.0.iter().find(|(of, _)| *of == id).map(|(_, source)| source)
+    }
+
+    fn get_mut(&mut self, id: PeerId) -> Option<&mut Source> {
+        self.0.iter_mut().find(|(of, _)| *of == id).map(|(_, source)| source)
+    }
+
+    fn entry(&mut self, id: PeerId) -> &mut Source {
+        let at = self.0.iter().position(|(of, _)| *of == id).unwrap_or_else(|| {
+            self.0.push((id, Source::default()));
+            self.0.len() - 1
+        });
+        &mut self.0[at].1
+    }
+
+    /// The peers of which this holds.
+    fn which(&self, holds: impl Fn(&Source) -> bool) -> Vec<PeerId> {
+        self.0.iter().filter(|(_, source)| holds(source)).map(|(id, _)| *id).collect()
+    }
+}
+
 /// A notification: the name of its sender, and its bytes.
 pub(crate) type Note = (Vec<u8>, Vec<u8>);
 
@@ -98,13 +125,15 @@ pub(crate) struct Notes {
     /// The memory of those.
     ready_bytes: usize,
     incoming: VecDeque<Incoming>,
-    /// By the node's number of the peer. Without entries of no use.
-    sources: HashMap<PeerId, Source>,
+    /// Without entries of no use.
+    sources: Sources,
     /// Those that wait for their peer, by its number.
     pub outgoing: VecDeque<(u64, Vec<u8>)>,
     spare: Vec<Memory>,
     /// Where discarded ones go.
     nowhere: Memory,
+    /// The last pass has found a message.
+    found: bool,
     /// Whether some peer may send chunks.
     pub packs: bool,
     /// The program was told of a notification that has no memory.
@@ -117,10 +146,11 @@ impl Notes {
             ready: VecDeque::new(),
             ready_bytes: 0,
             incoming: VecDeque::new(),
-            sources: HashMap::new(),
+            sources: Sources::default(),
             outgoing: VecDeque::new(),
             spare: vec![node.alloc(SPARE_LEN)?],
             nowhere: node.alloc(8)?,
+            found: false,
             packs: !node.rails().is_empty() && node.rails().iter().all(|rail| is_soft(&rail.provider)),
             told: false,
         })
@@ -146,20 +176,21 @@ impl Notes {
     #[cfg(test)]
     pub fn waiting(&self) -> usize {
         let of = |source: &Source| source.count + source.owed.len() + source.asked.len();
-        self.sources.values().map(of).sum()
+        self.sources.0.iter().map(|(_, source)| of(source)).sum()
     }
 
     /// Takes all that have arrived.
-    pub fn take(&mut self) -> VecDeque<Note> {
+    pub fn take(&mut self) -> impl Iterator<Item = Note> {
         self.ready_bytes = 0;
-        std::mem::take(&mut self.ready)
+        self.ready.drain(..)
     }
 
     /// Receives what has arrived, and answers.
     pub fn collect(&mut self, node: &mut Node, sides: &mut Sides<'_>) {
-        if self.sources.values().any(|source| !source.held.is_empty()) {
+        if self.sources.0.iter().any(|(_, source)| !source.held.is_empty()) {
             self.begin_held(node, sides.peers);
         }
+        let lone = !std::mem::replace(&mut self.found, false);
         for _ in 0..BATCH {
             // Chunks are received even if the program takes no notifications.
             let (tag, ignore) = match (self.packs, self.ready_bytes >= READY_MAX) {
@@ -169,16 +200,25 @@ impl Notes {
                 (false, true) => break,
             };
             let Ok(Some(claimed)) = node.mprobe(None, tag, Tag::from(ignore)) else { break };
+            self.found = true;
             let source = claimed.envelope.source;
-            let held = self.sources.get(&source).is_some_and(|source| !source.held.is_empty());
+            let held = self.sources.get(source).is_some_and(|source| !source.held.is_empty());
             if held || !self.begin(node, sides.peers, claimed) {
-                self.sources.entry(source).or_default().held.push_back(claimed);
+                self.sources.entry(source).held.push_back(claimed);
+            } else if self.incoming.len() == 1 {
+                // The usual case: it is short, so it is there already.
+                self.finish(node, sides);
+            }
+            if lone {
+                // The next is looked for in the next pass, which costs as much. If that finds one
+                // too, it looks for more.
+                break;
             }
         }
         if !self.incoming.is_empty() {
             self.finish(node, sides);
         }
-        if self.packs && self.sources.values().any(|source| !source.is_idle()) {
+        if self.packs && self.sources.0.iter().any(|(_, source)| !source.is_idle()) {
             self.answer(node, sides);
         }
     }
@@ -186,14 +226,13 @@ impl Notes {
     /// Begins to receive what was held, as far as there is room now.
     #[cold]
     fn begin_held(&mut self, node: &mut Node, peers: &Slab<Peer>) {
-        let holding = self.sources.iter().filter(|(_, source)| !source.held.is_empty());
-        for id in holding.map(|(id, _)| *id).collect::<Vec<_>>() {
-            let next = |notes: &Notes| notes.sources.get(&id).and_then(|source| source.held.front().copied());
+        for id in self.sources.which(|source| !source.held.is_empty()) {
+            let next = |notes: &Notes| notes.sources.get(id).and_then(|source| source.held.front().copied());
             while self.ready_bytes < READY_MAX
                 && let Some(claimed) = next(self)
                 && self.begin(node, peers, claimed)
             {
-                if let Some(source) = self.sources.get_mut(&id) {
+                if let Some(source) = self.sources.get_mut(id) {
                     source.held.pop_front();
                 }
             }
@@ -209,7 +248,7 @@ impl Notes {
         let len = usize::try_from(claimed.envelope.len).ok().filter(|len| *len <= most && kind.is_some());
         let kind = kind.unwrap_or(Kind::Note);
         let wanted = len.unwrap_or(0);
-        if self.sources.get(&source).is_some_and(|source| !source.has_room(wanted)) {
+        if self.sources.get(source).is_some_and(|source| !source.has_room(wanted)) {
             return false;
         }
         let memory = match len {
@@ -235,7 +274,7 @@ impl Notes {
             Ok(request) => {
                 let named = peers.iter().find(|(_, peer)| peer.id == Some(source));
                 let from = named.map(|(_, peer)| peer.name.clone()).unwrap_or_default();
-                let of = self.sources.entry(source).or_default();
+                let of = self.sources.entry(source);
                 (of.count, of.bytes) = (of.count + 1, of.bytes + wanted);
                 self.incoming.push_back(Incoming {
                     request,
@@ -258,8 +297,8 @@ impl Notes {
 
     /// Forgets a peer of which nothing is being received.
     fn tidy(&mut self, id: PeerId) {
-        if self.sources.get(&id).is_some_and(|source| source.count == 0 && source.is_idle()) {
-            self.sources.remove(&id);
+        if self.sources.get(id).is_some_and(|source| source.count == 0 && source.is_idle()) {
+            self.sources.0.retain(|(of, _)| *of != id);
         }
     }
 
@@ -267,7 +306,8 @@ impl Notes {
     /// chunks before them.
     fn finish(&mut self, node: &mut Node, sides: &mut Sides<'_>) {
         let mut waiting: Vec<PeerId> = vec![];
-        for mut note in std::mem::take(&mut self.incoming) {
+        for _ in 0..self.incoming.len() {
+            let Some(mut note) = self.incoming.pop_front() else { break };
             if note.ended.is_none()
                 && let Ok(Some(status)) = node.test_recv(note.request)
             {
@@ -286,7 +326,7 @@ impl Notes {
                     (Some(memory), Received::Unknown(_)) => drop(node.free(memory)),
                     (Some(memory), _) => self.give_back(node, memory),
                 }
-                if let Some(source) = self.sources.get_mut(&note.source) {
+                if let Some(source) = self.sources.get_mut(note.source) {
                     (source.count, source.bytes) = (source.count - 1, source.bytes - note.len);
                 }
                 self.tidy(note.source);
@@ -317,7 +357,7 @@ impl Notes {
         let segment = node.segment(memory).ok()?;
         // SAFETY: the segment stays until the end of this call, and is at least as long.
         let chunk = unsafe { Chunk::new(segment.ptr().as_ptr(), len) };
-        let source = self.sources.get_mut(&incoming.source)?;
+        let source = self.sources.get_mut(incoming.source)?;
         match incoming.kind {
             Kind::Write => {
                 let (done, note) = packed::take_write(sides, chunk)?;
@@ -338,9 +378,8 @@ impl Notes {
     /// Answers chunks, as far as there is room.
     #[cold]
     fn answer(&mut self, node: &mut Node, sides: &mut Sides<'_>) {
-        let waiting = self.sources.iter().filter(|(_, source)| !source.is_idle());
-        for id in waiting.map(|(id, _)| *id).collect::<Vec<_>>() {
-            let Some(source) = self.sources.get_mut(&id) else { continue };
+        for id in self.sources.which(|source| !source.is_idle()) {
+            let Some(source) = self.sources.get_mut(id) else { continue };
             let number = sides.peers.iter().find(|(_, peer)| peer.id == Some(id)).map(|(number, _)| number);
             let Some(number) = number else {
                 // The peer is gone.

@@ -1,23 +1,15 @@
-//! Sends and takes notifications.
-
-use std::collections::VecDeque;
+//! Sends notifications.
 
 use fishplate::Notice;
 use fishplate::node::Error;
 
 use crate::chunk::TAG;
-use crate::notes::{Note, Notes};
+use crate::notes::Notes;
 use crate::peer::Stage;
 use crate::state::State;
 use crate::status::Status;
 
 impl State {
-    /// Makes a pass, and takes all notifications.
-    pub fn take_notes(&mut self) -> VecDeque<Note> {
-        self.progress();
-        self.notes.take()
-    }
-
     /// Notifies a peer, later if it is not connected yet.
     pub fn notify(&mut self, name: &[u8], bytes: &[u8]) -> Result<(), Status> {
         Notes::check(bytes.len())?;

@@ -338,6 +338,49 @@ void what_is_in_progress(Engine &a, const Memory &ours) {
     IS(SUCCESS, silent->deregister_memory(theirs.local));
 }
 
+// Threads that post, check and notify at once, as NIXL's RW mode lets them.
+void several_threads(Engine &a, Engine &b, Memory &ours, Memory &theirs, Metadata *remote) {
+    constexpr std::size_t threads = 4, rounds = 50, part = 80000;
+    auto move = [&](std::size_t thread) {
+        std::vector<MetaDesc> from, to;
+        for (std::size_t at = 0; at < 20; at++) {
+            // Short ones, and one that is long.
+            std::size_t len = at == 0 ? 40000 : 100 + at, place = thread * part + (at == 0 ? 0 : 40000 + at * 1000);
+            from.push_back(ours.at(place, len, ours.local));
+            to.push_back(theirs.at(place, len, remote));
+        }
+        Request *request[2] = {};
+        IS(SUCCESS, prepare(a, Op::write, list(from), list(to), "b", request[0]));
+        IS(SUCCESS, prepare(a, Op::read, list(from), list(to), "b", request[1]));
+        for (std::size_t round = 0; round < rounds; round++) {
+            char *first = ours.bytes.data() + thread * part;
+            std::memset(first, char(thread * rounds + round), part);
+            std::string note(1, char(thread));
+            IS(SUCCESS, finish(a, request[0], post(a, request[0], &note)));
+            IS(SUCCESS, a.notify("b", note));
+            std::memset(first, 0, part);
+            IS(SUCCESS, finish(a, request[1], post(a, request[1])));
+            for (auto &desc : from)
+                for (std::size_t at = 0; at < desc.len; at++)
+                    IS(char(thread * rounds + round), reinterpret_cast<char *>(desc.address)[at]);
+        }
+        IS(SUCCESS, a.release(request[0]));
+        IS(SUCCESS, a.release(request[1]));
+    };
+    std::vector<std::thread> all;
+    for (std::size_t thread = 0; thread < threads; thread++) all.emplace_back(move, thread);
+    for (auto &thread : all) thread.join();
+    std::size_t each[threads] = {}, count = 0;
+    until("the notifications of all threads", [&] {
+        Notes some;
+        IS(SUCCESS, a.take_notes(some));
+        IS(SUCCESS, b.take_notes(some));
+        for (auto &[name, text] : some) each[std::size_t(text[0])]++;
+        return (count += some.size()) >= 2 * threads * rounds;
+    });
+    for (std::size_t found : each) IS(2 * rounds, found);
+}
+
 void what_is_gone(Engine &a, Agent &b, Memory &ours, Metadata *remote, Memory &theirs) {
     Request *request = nullptr, *other = nullptr;
     auto there = list({theirs.at(0, 64, remote)});
@@ -403,6 +446,7 @@ int main(int count, char **names) {
         IS(SUCCESS, a->load_remote(theirs->told(), Mem::dram, "b", remote));
         wrong_calls(*a, ours, *theirs, remote);
         transfers(*a, *b, ours, *theirs, remote);
+        if (round == 1) several_threads(*a, *b, ours, *theirs, remote);
         if (round < 2) long_notifications(*a, *b);
         if (round == 1) what_is_in_progress(*a, ours);
         what_is_gone(*a, b, ours, remote, *theirs);

@@ -98,7 +98,7 @@ fn wrong_chunks_touch_no_memory_and_right_ones_do() {
     let with_note = Head { note: 2, ..HEAD_OF };
     send(&a, write, &chunk(with_note, &[range(start + 16, 8)], &[b"hi", &data[..8]].concat()));
     until("the notification", &[&a, &b], || with(&b, |state| state.notes.are_there()));
-    assert_eq!(with(&b, State::take_notes), [(b"a".to_vec(), b"hi".to_vec())]);
+    assert_eq!(with(&b, |state| state.notes.take().collect::<Vec<_>>()), [(b"a".to_vec(), b"hi".to_vec())]);
     memory[2] ^= 7 ^ 0x0101_0101_0101_0101;
     // SAFETY: as many, in their place; peers have written them.
     let now = unsafe { std::slice::from_raw_parts(start as *const u64, 16) };
