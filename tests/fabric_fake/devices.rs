@@ -162,7 +162,8 @@ fn put_signals(name: &str, persona: Persona, behaviour: Behaviour, words: Words,
     const WORD: u64 = SIZE - 8;
     let mut two = Two::<4>::new(name, persona, behaviour, seed);
     let mut random = Random(!seed);
-    let mut sent: Vec<Vec<u8>> = vec![];
+    // The payload last sent to each slot.
+    let mut sent: [Vec<u8>; SLOTS as usize] = Default::default();
     let mut checked = 0;
     for n in 1..=count {
         let len = [0, 1, 8, 31, 64, 200, 3000, 20_000][random.below(8) as usize];
@@ -172,7 +173,7 @@ fn put_signals(name: &str, persona: Persona, behaviour: Behaviour, words: Words,
             two.quiet();
         }
         two.fill(0, at, &payload);
-        sent.push(payload);
+        sent[(n % SLOTS) as usize] = payload;
         two.issue(|two| {
             let node = &mut two.nodes[0];
             let signal = match words {
@@ -191,7 +192,7 @@ fn put_signals(name: &str, persona: Persona, behaviour: Behaviour, words: Words,
             assert!((checked..=n).contains(&arrived), "{name}: seed {seed}: {arrived} after {checked}");
             // All but the last few may have been overwritten by later ones.
             for n in (checked + 1).max(arrived.saturating_sub(SLOTS / 2))..=arrived {
-                let payload = &sent[n as usize - 1];
+                let payload = &sent[(n % SLOTS) as usize];
                 let there = two.seen(1, (n % SLOTS) * SLOT, payload.len());
                 assert!(there == *payload, "{name}: seed {seed}: data put before signal {n} is missing");
             }

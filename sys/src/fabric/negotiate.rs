@@ -5,7 +5,9 @@
 //!
 //! 1. completions of writes at `FI_DELIVERY_COMPLETE`, then `FI_TRANSMIT_COMPLETE`, then any;
 //! 2. per level `FI_PROGRESS_AUTO` with `FI_THREAD_COMPLETION`, then `FI_PROGRESS_MANUAL` with
-//!    `FI_THREAD_SAFE`.
+//!    `FI_THREAD_DOMAIN`, then with `FI_THREAD_SAFE`.
+//!
+//! A rail has a domain of its own, which one thread at a time uses, so a provider needs no locks.
 //!
 //! The level decides only when a buffer may be reused and when an error is known. Visibility of a
 //! write at its target follows from the engine's acknowledgements, so `quiet` means the same at
@@ -41,11 +43,18 @@ const CAPS: u64 = FI_MSG | FI_RMA | FI_SEND | FI_RECV | FI_READ | FI_WRITE | FI_
 /// The progress model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// The provider makes progress (`FI_PROGRESS_AUTO`), under `FI_THREAD_COMPLETION`.
+    /// The provider makes progress (`FI_PROGRESS_AUTO`).
     Auto,
-    /// Polls make progress (`FI_PROGRESS_MANUAL`), under `FI_THREAD_SAFE`.
+    /// Polls make progress (`FI_PROGRESS_MANUAL`).
     Manual,
 }
+
+/// Progress and threading models, best first.
+const MODELS: [(Progress, c_int); 3] = [
+    (Progress::Auto, FI_THREAD_COMPLETION),
+    (Progress::Manual, FI_THREAD_DOMAIN),
+    (Progress::Manual, FI_THREAD_SAFE),
+];
 
 /// The completion level of writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -325,7 +334,7 @@ pub fn offers(library: Library, ask: &Ask<'_>) -> Result<(Vec<Offer>, Vec<Reject
     }
     let mut rejected: Vec<Rejected> = Vec::new();
     for level in [Level::Delivery, Level::Transmit, Level::Whatever] {
-        for progress in [Progress::Auto, Progress::Manual] {
+        for (progress, threading) in MODELS {
             if ask.level.is_some_and(|only| only != level)
                 || ask.progress.is_some_and(|only| only != progress)
             {
@@ -334,7 +343,7 @@ pub fn offers(library: Library, ask: &Ask<'_>) -> Result<(Vec<Offer>, Vec<Reject
             let mut accepted = Vec::new();
             for name in names {
                 let text = CString::new(*name).map_err(|_| NegotiateError::BadName)?;
-                let hints = hints(library, &text, ask, &persona, progress, level)?;
+                let hints = hints(library, &text, ask, &persona, (progress, threading), level)?;
                 let flags = if ask.source.is_some() { FI_SOURCE } else { 0 };
                 for info in found(library.getinfo(ask.source, None, flags, &hints))? {
                     match judge(&info, name, ask, &persona, progress) {
@@ -373,12 +382,12 @@ fn hints(
     name: &CStr,
     ask: &Ask<'_>,
     persona: &Persona,
-    progress: Progress,
+    (progress, threading): (Progress, c_int),
     level: Level,
 ) -> Result<Hints, CallError> {
-    let (data, threads): (c_int, c_int) = match progress {
-        Progress::Auto => (FI_PROGRESS_AUTO, FI_THREAD_COMPLETION),
-        Progress::Manual => (FI_PROGRESS_MANUAL, FI_THREAD_SAFE),
+    let data = match progress {
+        Progress::Auto => FI_PROGRESS_AUTO,
+        Progress::Manual => FI_PROGRESS_MANUAL,
     };
     let mut hints = Hints::new(library)?;
     hints.set_provider(name);
@@ -388,7 +397,7 @@ fn hints(
     hints.set_op_flags(level.flag());
     hints.set_mr_mode(mr_modes(ask));
     hints.set_data_progress(data);
-    hints.set_threading(threads);
+    hints.set_threading(threading);
     hints.set_resource_mgmt(FI_RM_ENABLED);
     Ok(hints)
 }

@@ -63,9 +63,12 @@ fn row_23_automatic_progress_is_requested_first_and_manual_accepted() {
 
 #[test]
 fn row_24_single_threaded_endpoints_request_no_lock() {
-    for (persona, threading) in
-        [(Persona::efa_direct(), FI_THREAD_COMPLETION), (Persona::cxi(), FI_THREAD_SAFE)]
-    {
+    let locks = Persona { locks: true, ..Persona::cxi() };
+    for (persona, threading) in [
+        (Persona::efa_direct(), FI_THREAD_COMPLETION),
+        (Persona::cxi(), FI_THREAD_DOMAIN),
+        (locks, FI_THREAD_SAFE),
+    ] {
         let name = persona.fabric;
         let fake = Fake::new(persona, 24);
         let offer = negotiate(fake.library(), &Ask::new(name)).unwrap();

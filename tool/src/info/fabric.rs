@@ -9,7 +9,7 @@ use fishplate_core::op::AmoSet;
 use fishplate_core::rail::Rail;
 use fishplate_sys::fabric::negotiate::{self, Level, Offer, Progress};
 use fishplate_sys::fabric::persona::Notify;
-use fishplate_sys::fabric::{Ask, FabricConfig, FabricRail, Library};
+use fishplate_sys::fabric::{Ask, FabricConfig, FabricRail, Library, raw};
 use serde_json::{Map, Value, json};
 
 /// The number of rails for which the memory per peer is reported.
@@ -142,9 +142,15 @@ fn gpus(machine: &Machine, nic: usize) -> Value {
 
 fn negotiated(offer: &Offer) -> Value {
     let info = &offer.info;
-    let (progress, threading) = match offer.progress {
-        Progress::Auto => ("FI_PROGRESS_AUTO", "FI_THREAD_COMPLETION"),
-        Progress::Manual => ("FI_PROGRESS_MANUAL", "FI_THREAD_SAFE"),
+    let progress = match offer.progress {
+        Progress::Auto => "FI_PROGRESS_AUTO",
+        Progress::Manual => "FI_PROGRESS_MANUAL",
+    };
+    let threading = match info.domain().threading {
+        raw::FI_THREAD_COMPLETION => "FI_THREAD_COMPLETION",
+        raw::FI_THREAD_DOMAIN => "FI_THREAD_DOMAIN",
+        raw::FI_THREAD_SAFE => "FI_THREAD_SAFE",
+        _ => "another",
     };
     let (major, minor) = info.provider_version();
     let completion = match offer.level {

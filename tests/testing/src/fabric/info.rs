@@ -138,6 +138,9 @@ unsafe fn offer(persona: &Persona, interface: &str, hints: *const fi_info) -> Op
             if domain.threading != FI_THREAD_UNSPEC {
                 threading = domain.threading;
             }
+            if persona.locks && threading != FI_THREAD_SAFE {
+                return None;
+            }
             if domain.av_type == FI_AV_MAP {
                 return None;
             }

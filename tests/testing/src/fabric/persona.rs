@@ -32,6 +32,8 @@ pub struct Persona {
     pub dmabuf: bool,
     /// Its data progress. With `FI_PROGRESS_AUTO` it also accepts a request for manual progress.
     pub progress: i32,
+    /// Whether it only takes `FI_THREAD_SAFE`.
+    pub locks: bool,
     /// The message order that it keeps: bits `FI_ORDER_*`, or 0.
     pub order: u64,
     /// Bytes of completion data. The rest is cut off.
@@ -104,6 +106,7 @@ impl Persona {
             mode: FI_CONTEXT2,
             mr_mode: FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY,
             dmabuf: false,
+            locks: false,
             progress: FI_PROGRESS_AUTO,
             order: FI_ORDER_NONE,
             data_bytes: 4,
