@@ -58,12 +58,16 @@ export -f names
 say "symbols, with their version" bash -c "names $tests/symbols.txt"
 say "SONAME" grep -q 'libpsm2\.so\.2\]' <(readelf -d "$library")
 say "the preload exports glob alone" [ "$(nm -D --defined-only "$work/lib/libfishplate_hfi1.so" | awk '{ print $3 }')" = glob ]
-for name in layout misuse requests stats vanish killed am; do
+for name in layout misuse requests stats vanish killed am random; do
     say "$name.c" gcc -std=gnu11 -Wall -Wextra -Werror -O1 -g "$tests/$name.c" "$library" -pthread -o "$work/$name"
 done
 say "Debian's libfabric loads with it" env LD_PRELOAD="$library" LD_BIND_NOW=1 fi_info -l
 say "wrong calls" "$work/misuse"
 say "all 13 statistics" "$work/stats"
+operations=100000
+$long && operations=1000000
+limit=600 say "$operations random operations against a model" "$work/random" $operations
+tail -n 2 "$work/log"
 say "active messages" "$work/am" 20000
 tail -n 1 "$work/log"
 # Over libfabric's provider, whose client finds the server by TCP, and which verifies what arrives.
@@ -141,6 +145,12 @@ say "2 ranks: ring, all to all, 300000 messages in reverse" bash -c "program 2 3
 grep "in reverse" "$work/log"
 say "an error where messages in reverse exceed the limit" bash -c crowded
 say "4 ranks" bash -c "program 4 1000"
+say "the program with threads" mpicc.openmpi -Wall -Wextra -Werror -O1 "$tests/threads.c" -pthread -o "$work/threads"
+threads() {
+    job "$1" "$work/threads" && ended "$1" 0 && [ "$(grep -c "^rank . of $1 is done" "$work/log")" = "$1" ]
+}
+export -f threads
+for ranks in 2 3; do say "$ranks ranks of 4 threads" bash -c "threads $ranks"; done
 
 # What mpirun starts on the other host: "agent HOST COMMAND".
 cat >"$work/agent" <<'AGENT'
@@ -155,11 +165,25 @@ network() {
     nsenter --net="/run/netns/$here" unshare -u bash -c 'hostname here; "$@"' - \
         mpirun.openmpi --host 10.77.0.1:2,10.77.0.2:2 -n 4 --mca plm_rsh_agent "$work/agent" \
         --mca oob_tcp_if_include 10.77.0.0/24 --mca pml cm --mca mtl psm2 -x LD_LIBRARY_PATH \
-        -x LD_PRELOAD="$work/lib/libfishplate_hfi1.so" -x FISHPLATE_PSM2_STATS=1 "$work/mpi" 1000
+        -x LD_PRELOAD="$work/lib/libfishplate_hfi1.so" -x FISHPLATE_PSM2_STATS=1 "$work/mpi" 1000 "$@"
     [ "$(grep -cE '^fishplate-psm2 0a4d.*: sent [1-9]' "$work/log")" = 4 ] && [ "$(grep -c "^rank . of 4 is done" "$work/log")" = 4 ]
 }
-export -f network
-$two_hosts && say "4 ranks on two hosts" bash -c network
+# The same while the cable of one rail is pulled; the other carries mpirun's own messages, too.
+pulled() {
+    network "$work/exchange" &
+    local job=$!
+    until [ -e "$work/exchange" ]; do kill -0 $job || return; sleep 0.05; done
+    # It has carried a part of the payloads.
+    [ "$(ip netns exec "$here" cat /sys/class/net/rail1/statistics/tx_bytes)" -gt 1000000 ] || return
+    ip -n "$here" link set rail1 down && touch "$work/exchange.end"
+    wait $job && [ -e "$work/exchange.more" ]
+}
+export -f network pulled
+if $two_hosts; then
+    say "4 ranks on two hosts" bash -c network
+    limit=300 say "4 ranks on two hosts, and a cable is pulled" bash -c pulled
+    ip -n "$here" link set rail1 up
+fi
 $long && limit=600 say "8 ranks, 2000000 messages in reverse" bash -c "program 8 2000000" && grep "in reverse" "$work/log"
 
 # NetPIPE compares what arrives, in 32 lengths and those beside them; hpcc verifies its results.

@@ -1,11 +1,13 @@
 /* A ring, an exchange of all with all from 1 byte to 8 MiB, and messages received in reverse: each
    checked.
 
-     mpi REVERSED: so many messages, sent before the first is received */
+     mpi REVERSED [FILE]: so many messages, sent before the first is received. With FILE, exchanges
+     until FILE.end is there, and a while longer; writes FILE before, and FILE.more after it. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 static void must (int holds, const char *what)
 {
@@ -33,9 +35,9 @@ static void ring (int rank, int size)
   must (value == rank, "the ring brought another value back");
 }
 
-static void all_to_all (int rank, int size)
+static void all_to_all (int rank, int size, size_t most)
 {
-  for (size_t len = 1; len <= 8 << 20; len *= 8)
+  for (size_t len = 1; len <= most; len *= 8)
     {
       char *out = malloc (len * size), *in = malloc (len * size);
       for (size_t at = 0; at < len * size; at++)
@@ -71,6 +73,33 @@ static void reverse (int rank, int count)
             used.ru_maxrss / 1024);
 }
 
+static void note (int rank, const char *file, const char *suffix)
+{
+  char name[4096];
+  snprintf (name, sizeof name, "%s%s", file, suffix);
+  FILE *note = rank == 0 ? fopen (name, "w") : NULL;
+  if (note)
+    fclose (note);
+}
+
+/* While somebody pulls a cable. */
+static void exchange (int rank, int size, const char *file)
+{
+  char end[4096];
+  snprintf (end, sizeof end, "%s.end", file);
+  for (int more = 0, rounds = 0; more < 50; rounds++)
+    {
+      int ended = rank == 0 && access (end, F_OK) == 0;
+      all_to_all (rank, size, 1 << 18);
+      MPI_Bcast (&ended, 1, MPI_INT, 0, MPI_COMM_WORLD);
+      more += ended;
+      if (rounds == 10)
+        note (rank, file, "");
+      if (more == 1)
+        note (rank, file, ".more");
+    }
+}
+
 int main (int argc, char **argv)
 {
   int rank, size;
@@ -78,7 +107,9 @@ int main (int argc, char **argv)
   MPI_Comm_rank (MPI_COMM_WORLD, &rank);
   MPI_Comm_size (MPI_COMM_WORLD, &size);
   ring (rank, size);
-  all_to_all (rank, size);
+  all_to_all (rank, size, 8 << 20);
+  if (argc > 2)
+    exchange (rank, size, argv[2]);
   reverse (rank, argc > 1 ? atoi (argv[1]) : 0);
   MPI_Barrier (MPI_COMM_WORLD);
   printf ("rank %d of %d is done\n", rank, size);

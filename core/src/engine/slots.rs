@@ -104,9 +104,14 @@ impl<'m, T: Slot> Slots<'m, T> {
         (self.slots.get(index as usize)?.name().0 == name).then_some(index)
     }
 
-    /// Returns the taken slots and their indexes. Scans the table.
+    /// Returns how many slots were ever taken: the first ones.
+    pub(crate) fn used(&self) -> u32 {
+        self.free.used()
+    }
+
+    /// Returns the taken slots and their indexes. Scans all that were ever taken.
     pub(crate) fn taken(&self) -> impl Iterator<Item = (u32, &T)> {
-        (0..).zip(self.slots.iter()).filter(|&(index, slot)| slot.name().0 as u32 == index)
+        (0..self.used()).zip(self.slots.iter()).filter(|&(index, slot)| slot.name().0 as u32 == index)
     }
 }
 

@@ -275,7 +275,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
     #[cold]
     #[inline(never)]
     pub(super) fn forget_placing(&mut self, peer: u16) {
-        let count = self.protocol.as_ref().map_or(0, |protocol| protocol.requests.slots.len() as u32);
+        let count = self.protocol.as_ref().map_or(0, |protocol| protocol.requests.slots.used());
         for index in 0..count {
             let Some(protocol) = &mut self.protocol else { return };
             let slot = &protocol.requests.slots[index as usize];

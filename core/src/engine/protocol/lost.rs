@@ -24,7 +24,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
             requests.slots[index as usize].spoil(failed);
             requests.end(index, ends);
         });
-        let count = self.protocol.as_ref().map_or(0, |protocol| protocol.requests.slots.len() as u32);
+        let count = self.protocol.as_ref().map_or(0, |protocol| protocol.requests.slots.used());
         for index in 0..count {
             let Some(protocol) = &mut self.protocol else { return };
             let slot = &protocol.requests.slots[index as usize];
@@ -79,7 +79,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         protocol.matcher.forget_source(peer as u32);
         // The same for receives that read from the peer,
         // and for those whose turn has not come since it failed.
-        for slot in protocol.requests.slots.iter_mut() {
+        let used = protocol.requests.slots.used() as usize;
+        for slot in &mut protocol.requests.slots[..used] {
             if slot.source.get().is_some_and(|source| source.index == peer) {
                 slot.header = NONE;
             }
