@@ -2,27 +2,31 @@
 # Jobs of four processes, as launchers start them: mpiexec.hydra (PMI-1), mpirun of Open MPI (PMIx),
 # torchrun's and Slurm's variables, and plain ones with tcp:// and file://. Every process writes,
 # signals, adds and sends to every other one, and all data is checked (examples/all_to_all.rs). Then
-# jobs that fail: a rank that is missing, a wrong cookie, ranks that are killed at random.
+# jobs that fail: a rank that is missing, a wrong cookie, ranks that are killed at random. And
+# `fishplate perf job` under each launcher, in every pattern.
 #
-#   tests/jobs.sh [KILLS [EXAMPLE]]
+#   tests/jobs.sh [KILLS [EXAMPLE TOOL]]
 #
-# KILLS: 10 by default. EXAMPLE: the built example; by default it is built, optimised. What a
-# launcher runs says SKIPPED where the launcher is missing and cannot be installed.
+# KILLS: 10 by default. EXAMPLE and TOOL: the built example and tool; by default they are built,
+# optimised. What a launcher runs says SKIPPED where the launcher is missing and cannot be installed.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 source tests/need.sh
 
-kills=${1:-10} program=${2:-}
-if [ -z "$program" ]; then
+kills=${1:-10} program=${2:-} tool=${3:-}
+if [ -z "$program" ] || [ -z "$tool" ]; then
     cargo build --release --locked --package fishplate --example all_to_all >&2 || exit 1
+    cargo build --release --locked --package fishplate-tool >&2 || exit 1
     program=${CARGO_TARGET_DIR:-target}/release/examples/all_to_all
+    tool=${CARGO_TARGET_DIR:-target}/release/fishplate
 fi
-program=$(readlink -f "$program")
-[ -x "$program" ] || { echo "no such program: $program"; exit 1; }
+program=$(readlink -f "$program") tool=$(readlink -f "$tool")
+[ -x "$program" ] && [ -x "$tool" ] || { echo "no such program: $program or $tool"; exit 1; }
 
 work=$(mktemp -d)
 # A copy, so that what is left of this run can be told from other runs.
 cp "$program" "$work/all_to_all" && program=$work/all_to_all
+cp "$tool" "$work/fishplate" && tool=$work/fishplate
 # shellcheck disable=SC2317  # called by trap
 down() {
     local pids
@@ -40,7 +44,7 @@ trap 'exit 130' INT TERM
 left() {
     local exe found=1
     for exe in /proc/[0-9]*/exe; do
-        [ "$(readlink "$exe" 2>/dev/null)" = "$program" ] || continue
+        case $(readlink "$exe" 2>/dev/null) in "$program" | "$tool") ;; *) continue ;; esac
         found=0
         exe=${exe#/proc/}
         echo "${exe%/exe}"
@@ -125,6 +129,40 @@ say "torchrun's variables" four RANK=%r WORLD_SIZE=4 LOCAL_RANK=%r MASTER_ADDR=1
 say "Slurm's variables" four SLURM_PROCID=%r SLURM_NTASKS=4 SLURM_STEP_NUM_TASKS=4 \
     "FISHPLATE_RENDEZVOUS=file://$meet"
 
+patterns=pairs,one-to-many,many-to-one,all-to-all,ring
+# measured COMMAND...: four ranks of the tool by a launcher; rank 0 wrote a row for each pattern
+measured() {
+    timeout --kill-after=5 120 "$@" "$tool" perf job --pattern $patterns --check --json -n 200 \
+        >"$work/out" 2>&1 </dev/null &&
+        [ "$(grep -c '"ranks":4.*"errors":0' "$work/out")" = 5 ]
+}
+
+# by_hand VARIABLE=VALUE...: the same with these variables, where %r stands for the rank
+by_hand() {
+    local rank pids=() pid status=0
+    for rank in 1 2 3 0; do
+        env "${@//%r/$rank}" timeout --kill-after=5 120 "$tool" perf job --pattern $patterns --check --json -n 200 \
+            >"$work/out$rank" 2>&1 &
+        pids+=($!)
+    done
+    for pid in "${pids[@]}"; do wait "$pid" || status=1; done
+    [ $status = 0 ] && [ "$(cat "$work"/out* | grep -c '"ranks":4.*"errors":0')" = 5 ]
+}
+
+for launcher in ${launchers[@]+"${launchers[@]}"}; do
+    declare -n command=$launcher
+    say "fishplate perf job under ${command[*]}" measured "${command[@]}"
+done
+next
+say "fishplate perf job, torchrun's variables" by_hand RANK=%r WORLD_SIZE=4 LOCAL_RANK=%r MASTER_ADDR=127.0.0.1 \
+    MASTER_PORT=$port
+say "fishplate perf job, plain variables" by_hand FISHPLATE_SIZE=4 "FISHPLATE_RENDEZVOUS=file://$meet"
+if command -v torchrun >/dev/null; then
+    say "fishplate perf job under torchrun" measured torchrun --no-python --nproc-per-node 4
+else
+    echo "SKIPPED fishplate perf job under torchrun: it is missing"
+fi
+
 # missing: ranks 0, 1 and 3 of four are started, and each names rank 2
 missing() {
     local rank pids=()
@@ -199,6 +237,23 @@ for ((n = 0; n < kills; n++)); do
     variables=(FISHPLATE_SIZE=4 "FISHPLATE_RENDEZVOUS=file://$meet")
     ((n % 2)) && variables+=(FISHPLATE_RANK=%r)
     say "process $victim killed after $delay s" killed "$victim" "$delay" "${variables[@]}"
+done
+
+# killed_of_tool: one rank of four that the tool started is killed, or the tool; all others end
+killed_of_tool() {
+    local tries victim
+    "$tool" perf job -N 4 -n 1e12 -T 60 >"$work/out" 2>&1 </dev/null &
+    for ((tries = 0; tries < 200; tries++)); do
+        [ "$(left | wc -l)" = 4 ] && break
+        sleep 0.1
+    done
+    sleep 0.$((RANDOM % 10))$((RANDOM % 10))
+    victim=$(left | sed -n "$((RANDOM % 4 + 1))p")
+    kill -9 "$victim"
+    ended $! && clean
+}
+for ((n = 0; n < kills; n++)); do
+    say "a rank of fishplate perf job killed, $((n + 1))" killed_of_tool
 done
 
 # killed_under COMMAND...: one process of a launcher's job is killed; the launcher ends the others

@@ -28,8 +28,8 @@ use super::sizes;
 #[command(name = "fishplate", version, max_term_width = 110)]
 #[command(
     after_help = "Without a command: a demonstration. Two processes, put-signal over shared memory with every \
-    payload checked, then a latency and a bandwidth table.\n\nperf match, tag matching alone, has options of \
-    its own: fishplate perf match --help.\n\nExit status: 0 done; 1 the run failed, the other side was lost, or \
+    payload checked, then a latency and a bandwidth table.\n\nperf match (tag matching alone) and perf job (traffic \
+    between many processes) have options of their own: fishplate perf job --help.\n\nExit status: 0 done; 1 the run failed, the other side was lost, or \
     data was wrong; 2 an option has no meaning here or its value cannot be used on this machine; 130 interrupted; \
     141 the reader of the output went away. doctor has its own."
 )]
@@ -274,8 +274,8 @@ pub struct PerfArgs {
 }
 
 const LAYOUT_HELP: &str = "\
-Another test: \"fishplate perf match\" measures tag matching alone, and has its
-  own --help.
+Other tests, each with its own --help: fishplate perf match measures tag
+  matching alone, fishplate perf job traffic between many processes.
 
 Environment: FISHPLATE_PROVIDER, _INTERFACES, _MAX_RAILS, _LIBFABRIC, _POLICY,
   _WINDOW, _BATCH, _EAGER, _STRIPE_THRESHOLD, _STRIPE_CHUNK, _ACK_AGE,

@@ -46,8 +46,12 @@ fn main() -> ExitCode {
 /// Runs the command line and returns the exit code.
 fn run() -> ExitCode {
     let words: Vec<_> = std::env::args_os().collect();
-    if perf::matching::is_asked_for(&words) {
-        return say("fishplate", perf::matching::run(&words));
+    // Tests with options of their own.
+    let own = words.get(1).filter(|word| *word == "perf").and(words.get(2)).and_then(|word| word.to_str());
+    match own {
+        Some("match") => return say("fishplate", perf::matching::run(&words)),
+        Some("job") => return say("fishplate", perf::ranks::run(&words)),
+        _ => {}
     }
     fishplate::close_in_background();
     let command = Cli::read(words).unwrap_or_else(|error| error.exit()).command;

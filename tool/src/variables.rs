@@ -12,6 +12,9 @@ use super::sizes;
 /// The prefix of all names.
 pub const PREFIX: &str = "FISHPLATE_";
 
+/// Those that say which process of a job this one is: `fishplate::Job` reads them.
+const JOB: [&str; 4] = ["RENDEZVOUS", "RANK", "SIZE", "COOKIE"];
+
 /// One variable.
 pub struct Variable {
     /// Without the prefix.
@@ -163,6 +166,9 @@ pub fn for_run(timeout: u64) -> Outcome<Settings> {
 pub fn from_environment(defaults: Settings) -> Outcome<Settings> {
     let pairs = env::vars_os().filter_map(|(name, value)| {
         let name = name.to_str()?.strip_prefix(PREFIX)?.to_owned();
+        if JOB.contains(&name.as_str()) {
+            return None;
+        }
         Some((name, value.to_string_lossy().into_owned()))
     });
     read(defaults, pairs)

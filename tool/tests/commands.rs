@@ -50,7 +50,7 @@ fn plain(line: &str) -> String {
     if let Ok(serde_json::Value::Object(row)) = serde_json::from_str(line) {
         let field = |(name, value): (&String, &serde_json::Value)| match value {
             serde_json::Value::Number(number) if number.is_f64() => format!("{name}=#"),
-            _ if name == "pin" => format!("{name}=#"),
+            _ if name == "pin" || name == "pss_bytes" => format!("{name}=#"),
             serde_json::Value::Object(fields) => {
                 format!("{name}={{{}}}", fields.keys().cloned().collect::<Vec<_>>().join(","))
             }
@@ -61,6 +61,10 @@ fn plain(line: &str) -> String {
     // A row of CSV: six fields are known.
     if line.matches(',').count() == 23 && line.starts_with(|c: char| c.is_ascii_digit()) {
         return line.split(',').take(6).collect::<Vec<_>>().join(",") + ",#";
+    }
+    // A row of a job: five fields are known.
+    if ["pairs ", "ring "].iter().any(|pattern| line.trim_start().starts_with(pattern)) {
+        return line.split_whitespace().take(5).collect::<Vec<_>>().join(" ") + " #";
     }
     // A row of tag matching: five fields are known.
     if line.starts_with("1,match,") {
@@ -75,7 +79,10 @@ fn plain(line: &str) -> String {
             format!("{size} {iters} #")
         }
         _ => {
-            let end = [" pin=", " clock=", "it may use "].iter().filter_map(|mark| line.find(mark)).min();
+            let end = [" pin=", " clock=", " build=", "it may use "]
+                .iter()
+                .filter_map(|mark| line.find(mark))
+                .min();
             line[..end.unwrap_or(line.len())].replace(env!("CARGO_PKG_VERSION"), "VERSION")
         }
     }

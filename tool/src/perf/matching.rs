@@ -245,11 +245,6 @@ impl Job {
     }
 }
 
-/// Whether these words are `perf match`, which has its own options.
-pub fn is_asked_for(words: &[OsString]) -> bool {
-    words.len() >= 3 && words[1] == "perf" && words[2] == "match"
-}
-
 /// Runs `perf match` with these options.
 pub fn run(words: &[OsString]) -> Outcome {
     let args = MatchArgs::parse_from(words[2..].iter());

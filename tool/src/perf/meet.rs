@@ -255,16 +255,11 @@ fn launch(plan: &Plan, setup: &Setup, card: &Card, socket: OwnedFd) -> Outcome<S
     if let Some(device) = plan.devices.get(1) {
         command.args(["--device", &device.to_string()]);
     }
-    let (parent, inherited) = (std::process::id(), socket.as_raw_fd());
-    // SAFETY: between fork and exec only async-signal-safe calls are made: prctl, fcntl, getppid,
-    // _exit.
+    tie_to_this_process(&mut command);
+    let inherited = socket.as_raw_fd();
+    // SAFETY: between fork and exec only an async-signal-safe call is made: fcntl.
     unsafe {
         command.pre_exec(move || {
-            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-            // The parent may have died before the request took effect.
-            if libc::getppid() as u32 != parent {
-                libc::_exit(1);
-            }
             // Only in the new process the descriptor survives exec.
             match libc::fcntl(inherited, libc::F_SETFD, 0) {
                 0 => Ok(()),
@@ -276,6 +271,22 @@ fn launch(plan: &Plan, setup: &Setup, card: &Card, socket: OwnedFd) -> Outcome<S
         Failure::run(format!("cannot start a second process: {error}{}", limits::remedy(&error)))
     })?;
     Ok(Second { child })
+}
+
+/// Has the system kill the process that is about to start when this one ends.
+pub fn tie_to_this_process(command: &mut Command) {
+    let parent = std::process::id();
+    // SAFETY: between fork and exec only async-signal-safe calls are made: prctl, getppid, _exit.
+    unsafe {
+        command.pre_exec(move || {
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            // The parent may have died before the request took effect.
+            if libc::getppid() as u32 != parent {
+                libc::_exit(1);
+            }
+            Ok(())
+        });
+    }
 }
 
 /// Returns the socket that this process inherited. Call it before this process opens a socket.
@@ -344,7 +355,8 @@ impl Second {
     }
 }
 
-fn describe(status: ExitStatus) -> String {
+/// How a process ended, in words.
+pub fn describe(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(0), _) => "ended".into(),
         (Some(code), _) => format!("ended with exit code {code}"),

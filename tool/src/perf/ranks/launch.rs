@@ -1,0 +1,113 @@
+//! The ranks of a job on this host, where no launcher starts them: this process is rank 0, and
+//! hands the job's id to the others through their standard input.
+
+use std::ffi::OsString;
+use std::io::{Read, Write};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use fishplate::Job;
+use fishplate::job::{ID_LEN, Leader, UniqueId};
+
+use super::super::meet::{describe, tie_to_this_process};
+use super::job_failed;
+use crate::failure::{Failure, Outcome};
+use crate::interrupt;
+use crate::limits;
+
+/// Time for a rank that has nothing more to do to end.
+const LEAVE: Duration = Duration::from_secs(10);
+
+/// Time for a rank that was lost to be seen to have ended.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// Ranks 1 and up. Dropping them ends them.
+pub struct Started {
+    children: Vec<Child>,
+}
+
+/// Starts the other ranks with the same options, and waits until all have joined.
+pub fn start(options: &[OsString], ranks: usize, timeout: Duration) -> Outcome<(Job, Started)> {
+    let leader = Leader::open().map_err(|error| Failure::run(format!("cannot listen for ranks: {error}")))?;
+    let id = leader.id();
+    let exe = std::env::current_exe()
+        .map_err(|error| Failure::run(format!("cannot find the program to start ranks: {error}")))?;
+    let mut started = Started { children: vec![] };
+    for rank in 1..ranks {
+        let mut command = Command::new(&exe);
+        command.args(["perf", "job"]).args(options).args(["--member", &rank.to_string()]);
+        tie_to_this_process(command.stdin(Stdio::piped()).stdout(Stdio::null()));
+        let mut child = command.spawn().map_err(|error| {
+            Failure::run(format!("cannot start rank {rank}: {error}{}", limits::remedy(&error)))
+        })?;
+        let told = child.stdin.take().map_or(Ok(()), |mut stdin| stdin.write_all(id.as_bytes()));
+        started.children.push(child);
+        told.map_err(|error| Failure::run(format!("rank {rank} did not take the job's id: {error}")))?;
+    }
+    match leader.lead(ranks, timeout) {
+        Ok(job) => Ok((job, started)),
+        Err(error) => Err(Failure::run(started.explain(error.to_string()))),
+    }
+}
+
+/// Joins the job whose id comes by standard input.
+pub fn join(rank: usize, ranks: usize, timeout: Duration) -> Outcome<Job> {
+    interrupt::leave_to_parent();
+    let mut id = [0; ID_LEN];
+    std::io::stdin().read_exact(&mut id).map_err(|error| {
+        Failure::usage(format!("--member {rank}: no job's id on standard input: {error}"))
+    })?;
+    let id = UniqueId::from_bytes(&id).map_err(|error| job_failed(&error))?;
+    Job::follow(&id, rank, ranks, timeout).map_err(|error| job_failed(&error))
+}
+
+impl Started {
+    /// Adds how ranks ended that have.
+    pub fn explain(&mut self, message: String) -> String {
+        let until = Instant::now() + LAST_WORDS;
+        loop {
+            // One that was killed is why others ended with an error.
+            let ended = self.children.iter_mut().enumerate().filter_map(|(at, child)| {
+                let status = child.try_wait().ok().flatten()?;
+                Some((
+                    status.code().is_some(),
+                    format!("rank {} (pid {}) {}", at + 1, child.id(), describe(status)),
+                ))
+            });
+            match ended.min() {
+                Some((_, told)) => return format!("{message}; {told}"),
+                None if Instant::now() >= until => return message,
+                None => std::thread::sleep(Duration::from_millis(1)),
+            }
+        }
+    }
+
+    /// Lets all end by themselves.
+    pub fn leave(mut self) -> Outcome {
+        let until = Instant::now() + LEAVE;
+        for (at, child) in self.children.iter_mut().enumerate() {
+            let rank = at + 1;
+            loop {
+                match child.try_wait().ok().flatten() {
+                    Some(status) if status.success() => break,
+                    Some(status) => return Err(Failure::run(format!("rank {rank} {}", describe(status)))),
+                    None if Instant::now() < until => std::thread::sleep(Duration::from_millis(1)),
+                    None => return Err(Failure::run(format!("rank {rank} did not end"))),
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        for child in &mut self.children {
+            // An error means that it has ended already, which is what is wanted.
+            let _ = child.kill();
+        }
+        for child in &mut self.children {
+            let _ = child.wait();
+        }
+    }
+}

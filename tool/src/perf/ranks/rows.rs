@@ -1,0 +1,179 @@
+//! What rank 0 writes: one row for each pattern and size, of all ranks together.
+
+use serde::{Deserialize, Serialize};
+
+use super::JobArgs;
+use super::pattern::Pattern;
+use crate::args::{Format, name};
+use crate::failure::{Failure, Outcome};
+use crate::report::{SCHEMA_VERSION, print, time};
+use crate::sizes;
+
+/// What one rank found.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Tally {
+    pub ns: f64,
+    pub cpu_ns: u64,
+    pub checked: u64,
+    pub errors: u64,
+    pub startup_s: f64,
+    pub first_s: f64,
+    pub pss_bytes: u64,
+}
+
+/// One row. The names are those of the fields in JSON; `schema/job.json` describes them.
+#[derive(Clone, Debug, Serialize)]
+struct Row {
+    schema_version: u32,
+    test: &'static str,
+    pattern: Pattern,
+    ranks: usize,
+    flows: u64,
+    size: usize,
+    iters: u64,
+    window: u32,
+    seed: u64,
+    msgs_per_s: f64,
+    bytes_per_s: f64,
+    cpu_ns_per_op: f64,
+    checked: u64,
+    errors: u64,
+    startup_s: f64,
+    first_s: f64,
+    pss_bytes: u64,
+}
+
+/// Writes rows as they come, at rank 0.
+pub struct Rows {
+    format: Format,
+    writes: bool,
+    started: bool,
+}
+
+impl Rows {
+    pub fn new(format: Format, writes: bool) -> Self {
+        Rows { format, writes, started: false }
+    }
+
+    /// Says what is measured, for people.
+    pub fn headline(&self, args: &JobArgs, ranks: usize) -> Outcome {
+        let text = format!(
+            "# fishplate {} perf job  ranks={ranks} seed={} window={} check={} build={}\n",
+            env!("CARGO_PKG_VERSION"),
+            args.seed,
+            args.window,
+            if args.check { "yes" } else { "no" },
+            if cfg!(debug_assertions) { "debug (figures mean nothing)" } else { "release" },
+        );
+        match self.format {
+            _ if !self.writes => Ok(()),
+            Format::Json => Ok(()),
+            Format::Csv => {
+                eprint!("{text}");
+                Ok(())
+            }
+            Format::Table => print(&text),
+        }
+    }
+
+    /// Adds up what the ranks found, and writes it. Returns how many messages had wrong data.
+    pub fn row(&mut self, args: &JobArgs, pattern: Pattern, size: usize, all: &[Tally]) -> Outcome<u64> {
+        let flows = pattern.flows(all.len());
+        let messages = flows * args.iters;
+        let most = |pick: fn(&Tally) -> f64| all.iter().map(pick).fold(0.0, f64::max);
+        let sum = |pick: fn(&Tally) -> u64| all.iter().map(pick).fold(0, u64::saturating_add);
+        let seconds = most(|tally| tally.ns) * 1e-9;
+        let msgs_per_s = if seconds > 0.0 { messages as f64 / seconds } else { 0.0 };
+        let row = Row {
+            schema_version: SCHEMA_VERSION,
+            test: "job",
+            pattern,
+            ranks: all.len(),
+            flows,
+            size,
+            iters: args.iters,
+            window: args.window,
+            seed: args.seed,
+            msgs_per_s,
+            bytes_per_s: msgs_per_s * size as f64,
+            cpu_ns_per_op: sum(|tally| tally.cpu_ns) as f64 / messages as f64,
+            checked: sum(|tally| tally.checked),
+            errors: sum(|tally| tally.errors),
+            startup_s: most(|tally| tally.startup_s),
+            first_s: most(|tally| tally.first_s),
+            pss_bytes: most(|tally| tally.pss_bytes as f64) as u64,
+        };
+        if self.writes {
+            self.write(&row)?;
+        }
+        if args.check && row.errors == 0 && row.checked < messages {
+            let told = format!("only {} of {messages} messages were verified", row.checked);
+            return Err(Failure::run(told));
+        }
+        Ok(row.errors)
+    }
+
+    fn write(&mut self, row: &Row) -> Outcome {
+        let first = !std::mem::replace(&mut self.started, true);
+        match self.format {
+            Format::Json => {
+                let text = serde_json::to_string(row)
+                    .map_err(|error| Failure::run(format!("cannot write JSON: {error}")))?;
+                print(&format!("{text}\n"))
+            }
+            Format::Csv => {
+                let value = serde_json::to_value(row)
+                    .map_err(|error| Failure::run(format!("cannot write CSV: {error}")))?;
+                let fields = value.as_object().into_iter().flatten();
+                let (names, values): (Vec<&str>, Vec<String>) = fields
+                    .map(|(name, value)| {
+                        (name.as_str(), value.as_str().map_or(value.to_string(), str::to_owned))
+                    })
+                    .unzip();
+                let header = if first { names.join(",") + "\n" } else { String::new() };
+                print(&format!("{header}{}\n", values.join(",")))
+            }
+            Format::Table => {
+                if first {
+                    print(&format!(
+                        "#{:>11} {:>5} {:>6} {:>7} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8} {:>7}\n",
+                        "pattern",
+                        "ranks",
+                        "flows",
+                        "size",
+                        "iters",
+                        "Mmsgs/s",
+                        "GB/s",
+                        "cpu/op",
+                        "first",
+                        "startup",
+                        "memory",
+                        "errors"
+                    ))?;
+                }
+                print(&format!(
+                    "{:>12} {:>5} {:>6} {:>7} {:>9} {:>9.3} {:>9.3} {:>9} {:>9} {:>9} {:>7.1}M {:>7}\n",
+                    name(row.pattern),
+                    row.ranks,
+                    row.flows,
+                    sizes::show(row.size),
+                    row.iters,
+                    row.msgs_per_s / 1e6,
+                    row.bytes_per_s / 1e9,
+                    time(row.cpu_ns_per_op),
+                    time(row.first_s * 1e9),
+                    time(row.startup_s * 1e9),
+                    row.pss_bytes as f64 / f64::from(1 << 20),
+                    row.errors
+                ))
+            }
+        }
+    }
+}
+
+/// The memory of this process, with its share of what others have mapped, too. 0 if unknown.
+pub fn pss() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("Pss:")).unwrap_or_default();
+    line.split_whitespace().next().and_then(|kib| kib.parse::<u64>().ok()).map_or(0, |kib| kib * 1024)
+}
