@@ -8,7 +8,7 @@
 #   tests/jobs.sh [KILLS [EXAMPLE TOOL]]
 #
 # KILLS: 10 by default. EXAMPLE and TOOL: the built example and tool; by default they are built,
-# optimised. What a launcher runs says SKIPPED where the launcher is missing and cannot be installed.
+# optimised. What a launcher runs says SKIPPED where the launcher cannot be installed.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 source tests/need.sh

@@ -61,6 +61,7 @@ part "MPI programs over libpsm2.so.2" tests/psm2.sh
 part "stock NIXL over its plugin" tests/nixl.sh
 part "nodes on two hosts" tests/node-netns.sh "${CARGO_TARGET_DIR:-target}/debug/examples/all_to_all"
 part "jobs of several processes" tests/jobs.sh 10 "${CARGO_TARGET_DIR:-target}"/debug/{examples/all_to_all,fishplate}
+part "tracing probes" tests/probes.sh
 part "nodes whose cables are pulled" tests/failover-netns.sh "${CARGO_TARGET_DIR:-target}/debug/examples/outlive"
 part "instruction budgets" benches/budgets.sh
 

@@ -92,6 +92,7 @@ pub mod engine;
 pub mod error;
 pub mod mem;
 pub mod op;
+mod probe;
 pub mod psm;
 pub mod queue;
 pub mod rail;

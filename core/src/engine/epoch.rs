@@ -39,6 +39,7 @@
 //! was attached again, which the rail promises ([`Rail::fence`]).
 use crate::error::{PeerError, Violation};
 use crate::mem::{Peer, Untrusted};
+use crate::probe::probe;
 use crate::rail::Rail;
 
 use super::close::Bye;
@@ -208,6 +209,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
     /// Opens the streams: both ends know each other's epoch.
     fn establish(&mut self, peer: u16) {
         let Meeting { mine, theirs, .. } = self.pairings[peer as usize].meeting;
+        probe!("peer_up", peer, mine);
         let waited = self.is_meeting(peer);
         let state = &mut self.peers[peer as usize].state;
         if *state != PeerState::Closing {

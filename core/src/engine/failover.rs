@@ -67,6 +67,7 @@ pub(super) use told::{Asks, TOLD as LONGEST, Told};
 use crate::error::{AttachError, PeerError};
 use crate::mem::{PeerId, RailId};
 use crate::op::Fault;
+use crate::probe::probe;
 use crate::rail::Rail;
 #[cfg(doc)]
 use crate::rail::Sink;
@@ -364,6 +365,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         if left == 0 || !up {
             return self.fail_peer(peer, cost);
         }
+        probe!("rail_down", peer, rail);
         kept.suspect |= bit;
         kept.back.stop(bit);
         kept.tell_anew();

@@ -4,6 +4,7 @@
 use crate::error::{CompleteError, OpError, PeerError, Violation};
 use crate::mem::RailId;
 use crate::op::{Completion, Fault, Outcome, Token};
+use crate::probe::probe;
 use crate::rail::Rail;
 use crate::sync::seq::{Seq, expand, truncate};
 
@@ -272,6 +273,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
             return;
         }
         let gone = why.is_gone();
+        probe!("peer_down", peer, gone);
         let why = self.after_bye(peer, why);
         self.closing -= (before == PeerState::Closing) as u32;
         self.peers[peer as usize].state = PeerState::Failed(why);

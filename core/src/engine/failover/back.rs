@@ -18,6 +18,7 @@
 use crate::error::{PostError, Violation};
 use crate::mem::{Peer, RailId, Untrusted};
 use crate::op::Fault;
+use crate::probe::probe;
 #[cfg(doc)]
 use crate::rail::Sink;
 use crate::rail::{Posted, REOPEN_MAX, Rail};
@@ -453,6 +454,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         pairing.longest = pairing.longest.max(pairing.messages[rail]);
         self.open_accounts(peer);
         self.stats.rails_returned += 1;
+        probe!("rail_up", peer, rail);
     }
 }
 

@@ -4,6 +4,7 @@
 
 use crate::error::Violation;
 use crate::mem::{Peer, PeerId, Untrusted, copy_bytes, copy_message};
+use crate::probe::probe;
 
 use super::super::State;
 use super::super::list::NONE;
@@ -338,6 +339,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 (slot.source, slot.len, slot.stream) = (Sender::new(source), len, stream);
                 (slot.delivered, slot.fit) = (0, fit);
                 (slot.header, slot.token) = (header, token);
+                probe!("rendezvous_begin", index, len);
                 protocol.requests.push_due(index, Stage::Read(false));
             }
         }
@@ -480,6 +482,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let Some(protocol) = &mut self.protocol else { return };
         let slot = &mut protocol.requests.slots[index as usize];
         slot.spoil(outcome);
+        probe!("rendezvous_end", index, 0u64);
         let header = core::mem::replace(&mut slot.header, NONE);
         protocol.requests.end(index, &mut self.pending.ends);
         if header != NONE {

@@ -7,6 +7,7 @@ use core::ptr::NonNull;
 use crate::error::AttachError;
 use crate::mem::{Peer, PeerId, Untrusted, copy_bytes};
 use crate::op::{Fault, Outcome};
+use crate::probe::probe;
 use crate::rail::{Local, Rail};
 
 use super::super::list::NONE;
@@ -200,6 +201,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let Some(protocol) = &mut self.state.protocol else { return };
         let account = &mut protocol.accounts[stream as usize];
         account.fins_sent = account.fins_sent.wrapping_add(answered as u32);
+        probe!("rendezvous_end", index, words[1]);
         let header = core::mem::replace(&mut protocol.requests.slots[index as usize].header, NONE);
         protocol.requests.end(index, &mut self.state.pending.ends);
         if header != NONE {

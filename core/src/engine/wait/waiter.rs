@@ -4,6 +4,7 @@
 use core::cell::Cell;
 
 use crate::engine::Engine;
+use crate::probe::probe;
 use crate::rail::Rail;
 use crate::sync::event::{EventCount, Park};
 use crate::sync::host::{Host, Woken};
@@ -123,7 +124,9 @@ impl<P: Park + ?Sized> Park for Noted<'_, P> {
         timeout_ns: u64,
         work: impl FnOnce() -> bool,
     ) -> Option<Woken> {
+        probe!("stall_begin", timeout_ns, 0u64);
         let woken = self.event.park(host, timeout_ns, work);
+        probe!("stall_end", woken.is_some(), 0u64);
         self.slept.set(woken.is_some());
         woken
     }

@@ -1,0 +1,73 @@
+//! Static tracing probes (USDT): with the feature `probes`, a `nop` and a note that tracers such as
+//! bpftrace, perf and SystemTap find; without it, nothing. They stand on slow paths only.
+//!
+//! The note is SystemTap's, version 3: the address of the `nop`, and where the arguments are then.
+
+/// Marks a place as a probe of the provider `fishplate`, with up to two arguments of 64 bits.
+#[cfg(all(feature = "probes", target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
+macro_rules! probe {
+    ($name:literal, $first:expr, $second:expr) => {
+        // SAFETY: a `nop`. The rest is data that the program does not load.
+        unsafe {
+            core::arch::asm!(
+                "990: nop",
+                // Retained, and so is the code that it names: no note is left without its `nop`.
+                ".pushsection .note.stapsdt, \"R\", \"note\"",
+                ".balign 4",
+                ".4byte 992f-991f, 994f-993f, 3",
+                "991: .asciz \"stapsdt\"",
+                "992: .balign 4",
+                "993: .8byte 990b",
+                ".8byte _.stapsdt.base",
+                ".8byte 0",
+                ".asciz \"fishplate\"",
+                concat!(".asciz \"", $name, "\""),
+                $crate::probe::arguments!(),
+                "994: .balign 4",
+                ".popsection",
+                // From how this moved, tracers know how far the code was moved after linking.
+                ".ifndef _.stapsdt.base",
+                ".pushsection .stapsdt.base, \"aGR\", \"progbits\", .stapsdt.base, comdat",
+                ".weak _.stapsdt.base",
+                ".hidden _.stapsdt.base",
+                "_.stapsdt.base: .space 1",
+                ".size _.stapsdt.base, 1",
+                ".popsection",
+                ".endif",
+                in(reg) $first as u64,
+                in(reg) $second as u64,
+                options(nomem, nostack, preserves_flags),
+            )
+        }
+    };
+}
+
+#[cfg(not(all(
+    feature = "probes",
+    target_os = "linux",
+    any(target_arch = "x86_64", target_arch = "aarch64")
+)))]
+macro_rules! probe {
+    ($name:literal, $first:expr, $second:expr) => {
+        let _ = (&$first, &$second);
+    };
+}
+
+/// Where the arguments are, as assemblers write registers.
+#[cfg(all(feature = "probes", target_arch = "x86_64"))]
+macro_rules! arguments {
+    () => {
+        ".asciz \"8@%{0} 8@%{1}\""
+    };
+}
+
+#[cfg(all(feature = "probes", target_arch = "aarch64"))]
+macro_rules! arguments {
+    () => {
+        ".asciz \"8@{0} 8@{1}\""
+    };
+}
+
+#[cfg(all(feature = "probes", any(target_arch = "x86_64", target_arch = "aarch64")))]
+pub(crate) use arguments;
+pub(crate) use probe;
