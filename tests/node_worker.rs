@@ -14,7 +14,7 @@ use fishplate::core::sync::spin::Policy;
 use fishplate::node::{Builder, Fabric, Gpu, Memory, OpenError, Remote};
 use fishplate::worker::Options;
 use fishplate::{Cmp, Node, Notice, PeerId, Signal};
-use node::{SOON, Side, two, ways};
+use node::{SOON, Side, Way, two, ways};
 
 /// A message too long for one piece on any rail.
 const LONG: usize = 700_000;
@@ -111,6 +111,34 @@ fn an_idle_worker_uses_little_processor_time() {
     idle(same);
     // Devices do not notify, so they are polled.
     idle(|builder| builder.gpu(Gpu::StandIn));
+    ways().into_iter().filter(|way| *way != Way::SharedMemory).for_each(idle_over);
+}
+
+/// Over a network a worker sleeps on descriptors. `FISHPLATE_IDLE_SECONDS`: how long, or 1.
+fn idle_over(way: Way) {
+    let seconds = std::env::var("FISHPLATE_IDLE_SECONDS").ok().and_then(|seconds| seconds.parse().ok());
+    two(way, same, |mut side| {
+        let memory = side.node.alloc(64).unwrap();
+        let handle = side.node.handle(memory).unwrap();
+        let handle = side.exchange(&handle);
+        let Side { node, peer, rank, send, receive } = &mut side;
+        let there = node.import(*peer, handle).unwrap();
+        node.signal(Signal::set(there.at(0), 1), Notice::Silent).unwrap();
+        node.wait(memory.at(0), Cmp::Eq, 1, Some(*peer), SOON).unwrap();
+        node.quiet(*peer, SOON).unwrap();
+        send.send(vec![]).unwrap();
+        receive.recv().unwrap();
+        if *rank == 0 {
+            thread::sleep(Duration::from_millis(10));
+            let name = format!("two idle workers over {way:?}");
+            rested(&name, || thread::sleep(Duration::from_secs(seconds.unwrap_or(1))));
+            send.send(vec![]).unwrap();
+        } else {
+            receive.recv().unwrap();
+        }
+        side.exchange(&[]);
+        side.node.close(SOON).unwrap();
+    });
 }
 
 fn idle(change: impl Fn(Builder) -> Builder) {
@@ -132,6 +160,7 @@ fn rested(who: &str, meanwhile: impl FnOnce()) {
     meanwhile();
     let (now, took) = (used(), begun.elapsed());
     let (time, sleeps) = (now.0 - before.0, now.1 - before.1);
+    println!("{who} used {time:?} of {took:?}, and slept {sleeps} times");
     assert!(sleeps as u128 * 1000 < 240 * took.as_millis(), "{who} slept {sleeps} times in {took:?}");
     // A poll costs up to 0.1 ms on a loaded machine. A worker that never slept would use all of the
     // time.
