@@ -6,7 +6,8 @@ use fishplate_core::mem::RailId;
 use fishplate_sys::fabric::FabricRail;
 use fishplate_testing::fabric::{Fake, Persona};
 
-use crate::behaviour::fleet::Node;
+use crate::behaviour::fleet::{Node, turn};
+use crate::behaviour::oracle::Streams;
 use crate::behaviour::{Random, failover, oracle, seeds};
 use crate::engines::join_prepared;
 
@@ -63,16 +64,42 @@ fn run<const RAILS: usize>(seed: u64) -> (u64, u64) {
     let persona = Persona { interfaces: interfaces[..RAILS].to_vec(), ..Persona::tcp() };
     let fake = Fake::new(persona.clone(), seed);
     let mut random = Random(!seed);
-    let (inject, mut plan) = (random.below(2) == 0, None);
+    let inject = random.below(2) == 0;
     let make = |nodes: u16, config: Config, size| {
         join_prepared::<RAILS>(&fake, ("tcp", &persona), (seed, inject), nodes, config, size, |engine| {
             engine.attach_failover(failover(&config, nodes.into())).unwrap();
         })
     };
-    oracle::run_disturbed(seed, 200_000, u64::from(LATE) / 4, make, |turn, fleet| {
-        let plan = plan.get_or_insert_with(|| Plan::new(fleet.len(), RAILS, inject, &mut random));
-        plan.turn(turn, &fake, &interfaces, fleet);
-    });
+    let mut choices = Random(seed.wrapping_mul(0x9e37_79b9));
+    let nodes = 2 + (seed % 2) as usize;
+    let config = oracle::config(&mut choices, seed);
+    let mut fleet = make(nodes as u16, config, Streams::size(nodes, &config));
+    let plan = Plan::new(nodes, RAILS, inject, &mut random);
+    let mut streams = Streams::new(&fleet, &config, 2);
+    let issue_until = 60 + choices.below(60);
+    for now in 0.. {
+        let stats = || fleet.iter().map(|node| node.engine.stats()).collect::<Vec<_>>();
+        assert!(now < 200_000, "seed {seed}: not complete; {:?}", stats());
+        plan.turn(now, &fake, &interfaces, &mut fleet);
+        streams.turn(&mut fleet, now < issue_until, &mut choices);
+        for me in 0..nodes {
+            fleet[me].engine.progress();
+            while let Some(done) = fleet[me].engine.next_completion() {
+                streams.completed(me, &done);
+            }
+            (0..nodes).for_each(|to| streams.check(&fleet, to));
+        }
+        if now > issue_until && streams.is_over() {
+            break;
+        }
+    }
+    // Nothing changes when the late operations land.
+    (0..LATE / 4).for_each(|_| turn(&mut fleet));
+    streams.end(&fleet);
+    for node in &fleet {
+        node.peers.iter().for_each(|&peer| assert_eq!(node.engine.peer_error(peer), Ok(None), "seed {seed}"));
+    }
+    drop(fleet);
     assert_eq!(fake.violations(), [] as [String; 0], "seed {seed}");
     assert_eq!(fake.open_objects(), 0, "seed {seed}");
     (fake.counts().strays, fake.counts().landed_late)
