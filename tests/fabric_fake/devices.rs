@@ -9,10 +9,10 @@ use fishplate::{MatchStorage, direct, gpu};
 use fishplate_core::engine::protocol::{MatchConfig, Payload, Received};
 use fishplate_core::engine::tag::Tag;
 use fishplate_core::engine::{Config, Issued, Notice, Signal};
-use fishplate_core::error::{AttachError, OpError};
-use fishplate_core::mem::{LocalId, Peer, RailId, Region, RegionKind, RemoteId};
+use fishplate_core::error::{AttachError, CompleteError, OpError, PeerError};
+use fishplate_core::mem::{LocalId, Peer, RailId, Region, RegionKind, RemoteId, Untrusted};
 use fishplate_core::op::SignalOp;
-use fishplate_core::rail::{self, Local, Posted, Rail};
+use fishplate_core::rail::{self, Local, Posted, Rail, Sink};
 use fishplate_sys::fabric::rail::Interface;
 use fishplate_sys::fabric::{Ask, FabricConfig, FabricRail, negotiate};
 use fishplate_testing::fabric::{Bus, Fake, Persona};
@@ -359,6 +359,84 @@ fn device_memory_is_refused_by_rails_that_cannot_reach_it() {
     let claimed =
         unsafe { Region::new(NonNull::from(&mut host[0]), 4096, RegionKind::Device { ordinal: 0 }) };
     assert_eq!(rail.register(&claimed), Err(AttachError::System(libc::EFAULT)));
+}
+
+/// Looks into device memory at each report of a write.
+struct Look<'a> {
+    process: &'a FakeProcess,
+    memory: DevicePtr,
+    reported: u32,
+}
+
+impl Sink for Look<'_> {
+    fn done(&mut self, _: u64, result: Result<(), CompleteError>) {
+        assert_eq!(result, Ok(()));
+    }
+
+    fn landed(&mut self, _: Peer, data: u32) {
+        let byte = self.process.peek(self.memory.at(data.into()), 1).unwrap();
+        assert_eq!(byte, [data as u8], "reported before it was flushed");
+        self.reported += 1;
+    }
+
+    fn message(&mut self, _: Peer, _: Untrusted<'_>) {}
+
+    fn peer_down(&mut self, _: Peer, why: PeerError) {
+        panic!("{why:?}");
+    }
+}
+
+#[test]
+fn a_write_is_flushed_before_it_is_reported() {
+    const COUNT: u32 = 200;
+    // A calm provider also fills whole batches.
+    for (name, persona) in personas().into_iter().flat_map(|(name, p)| [(name, p.clone()), (name, p.calm())])
+    {
+        println!("{name}");
+        let persona = persona.with_devices();
+        let fake = Checked(Fake::new(persona.clone(), 1));
+        let driver = FakeDriver::new(FLUSHED, 1);
+        let processes = [driver.process(), driver.process()];
+        fake.0.join_devices(Arc::new(Devices(processes.clone())));
+        let open = || {
+            let ask = Ask { interface: Some(persona.interfaces[0]), devices: true, ..Ask::new(name) };
+            FabricRail::open(&negotiate(fake.0.library(), &ask).unwrap(), FabricConfig::default()).unwrap()
+        };
+        let (mut origin, mut target) = (open(), open());
+        origin.attach(Peer(0), &target.address().unwrap()).unwrap();
+        target.attach(Peer(0), &origin.address().unwrap()).unwrap();
+        target.reach(direct(processes[0].device(0).unwrap(), Interface::Cuda)).unwrap();
+        let mut device = processes[0].device(0).unwrap();
+        let memory = device.alloc(4096).unwrap();
+        let (key, _) = target.register(&region(memory, 4096)).unwrap();
+        origin.import(Peer(0), key, 4096).unwrap();
+        let source = crate::conformance::leaked(COUNT as usize);
+        let (_, desc) = origin.register(&source).unwrap();
+        let mut look = Look { process: &processes[0], memory, reported: 0 };
+        let mut posted = 0;
+        for _ in 0..100_000 {
+            if look.reported == COUNT {
+                break;
+            }
+            while posted < COUNT {
+                let ptr = NonNull::new(source.ptr().as_ptr().wrapping_add(posted as usize)).unwrap();
+                let (local, at) = (Local { ptr, len: 1, desc }, rail::Remote { key, offset: posted.into() });
+                // SAFETY: leaked memory of that size.
+                unsafe { ptr.write(posted as u8) };
+                // SAFETY: as above.
+                if unsafe { origin.post_write(Peer(0), local, at, Some(posted), 7) }.is_err() {
+                    break;
+                }
+                posted += 1;
+            }
+            origin.flush();
+            origin.poll(32, &mut look);
+            target.poll(32, &mut look);
+        }
+        assert_eq!(look.reported, COUNT, "{name}");
+        drop(origin);
+        drop(target);
+    }
 }
 
 #[test]
