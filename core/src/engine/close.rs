@@ -224,7 +224,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 }
                 return !lost;
             }
-            self.state.pairings[peer as usize].parting.sent += 1;
+            let parting = &mut self.state.pairings[peer as usize].parting;
+            if parting.sent != context {
+                // A rail has refused it and failed, so the Byes before it are said again.
+                break;
+            }
+            parting.sent += 1;
         }
         let parting = self.state.pairings[peer as usize].parting;
         let all_sent = parting.sent == contexts;

@@ -26,9 +26,9 @@ struct Desk {
     /// Free places to send from, and to receive into.
     out: Vec<u64>,
     into: Vec<u64>,
-    /// By completion tag: the place that it was sent from, and its length if the receiver reports
-    /// it.
-    sends: HashMap<u64, (Option<u64>, u64)>,
+    /// By completion tag: the target, the place that it was sent from, and the length, which the
+    /// receiver may report.
+    sends: HashMap<u64, (usize, Option<u64>, u64)>,
     /// Open receives: source and tag, how many of these came before, and the place.
     receives: Vec<(Request, (usize, u64), usize, u64)>,
     /// How many were posted, by source and tag.
@@ -43,8 +43,10 @@ pub struct Mail {
     desks: Vec<Desk>,
     /// Sent messages by source, target and tag: the fill value and the length.
     sent: HashMap<(usize, usize, u64), Vec<(u64, usize)>>,
-    count: usize,
-    received: usize,
+    /// How many of them were received.
+    received: HashMap<(usize, usize, u64), usize>,
+    /// A node that has died: its messages and those to it have any outcome.
+    dead: Option<usize>,
 }
 
 impl Mail {
@@ -53,7 +55,13 @@ impl Mail {
         let places = || (0..PLACES).map(|place| at + place * PLACE).collect();
         let desk = |_| Desk { out: places(), into: places(), ..Desk::default() };
         let (desks, contexts) = ((0..nodes).map(desk).collect(), contexts.into());
-        Mail { contexts, pace, seed, desks, sent: HashMap::new(), count: 0, received: 0 }
+        Mail { contexts, pace, seed, desks, sent: HashMap::new(), received: HashMap::new(), dead: None }
+    }
+
+    /// A node dies.
+    pub fn dies(&mut self, node: usize) {
+        self.dead = Some(node);
+        self.desks[node].sends.clear();
     }
 
     /// A node sends, and posts receives.
@@ -71,24 +79,30 @@ impl Mail {
         let lo = random.below(self.contexts) << 8 | random.below(TAGS);
         let posted = self.desks[me].posted.get(&(from, lo)).copied().unwrap_or(0);
         // Receives keep up with the sends in the long run.
-        if posted < self.sent.get(&(from, me, lo)).map_or(0, Vec::len) {
+        if self.dead != Some(from) && posted < self.sent.get(&(from, me, lo)).map_or(0, Vec::len) {
             self.receive(fleet, me, from, lo);
         }
         while let Some(status) = fleet[me].engine.next_recv() {
             let (desk, seed) = (&mut self.desks[me], self.seed);
             let at = desk.receives.iter().position(|receive| receive.0 == status.request).unwrap();
             let (_, (from, lo), n, place) = desk.receives.remove(at);
+            desk.into.push(place);
+            if self.dead == Some(from) && status.outcome != Received::Ok {
+                continue;
+            }
             let (fill, len) = self.sent[&(from, me, lo)][n];
             check(&status, Received::Ok, lo, len as u64, len as u64);
             let got = read(&fleet[me].engine, fleet[me].target.at(place), len);
             assert!(got == pattern(fill, len), "seed {seed}: {from} to {me}, tag {lo:#x}");
-            desk.into.push(place);
-            self.received += 1;
+            *self.received.entry((from, me, lo)).or_default() += 1;
         }
     }
 
     fn send<const RAILS: usize>(&mut self, fleet: &mut Fleet<RAILS>, me: usize, random: &mut Random) {
         let to = random.below(fleet.len() as u64) as usize;
+        if self.dead == Some(to) {
+            return;
+        }
         let context = random.below(self.contexts);
         let lo = context << 8 | random.below(TAGS);
         let (kind, fill) = (random.below(5), random.next() >> 32);
@@ -118,14 +132,13 @@ impl Mail {
         };
         match issued {
             Ok(Issued::Pending(_)) if kind != 0 => {
-                desk.sends.insert(tag_done, (place, len as u64));
+                desk.sends.insert(tag_done, (to, place, len as u64));
             }
             Ok(_) => assert!(place.is_none(), "a kept send is not over at once"),
             Err(OpError::Again) => return,
             Err(error) => panic!("seed {}: {error:?}", self.seed),
         }
         desk.sent += 1;
-        self.count += 1;
         self.sent.entry((me, to, lo)).or_default().push((fill, len));
     }
 
@@ -148,13 +161,17 @@ impl Mail {
 
     pub fn completed(&mut self, me: usize, done: &Completion) {
         let seed = self.seed;
-        let (place, len) = self.desks[me].sends.remove(&done.tag).expect("a send completes once");
-        assert_eq!(done.outcome, Outcome::Done, "seed {seed}: node {me}");
+        let (to, place, len) = self.desks[me].sends.remove(&done.tag).expect("a send completes once");
+        let lost = self.dead == Some(to);
+        assert!(lost || done.outcome == Outcome::Done, "seed {seed}: node {me}: {done:?}");
         assert!(done.value == 0 || done.value == len, "seed {seed}: {} of {len}", done.value);
         self.desks[me].out.extend(place);
     }
 
     pub fn is_over(&self) -> bool {
-        self.count == self.received && self.desks.iter().all(|desk| desk.sends.is_empty())
+        let received = |key, sent: &Vec<_>| self.received.get(key).copied().unwrap_or(0) == sent.len();
+        let lost = |key: &(usize, usize, u64)| [Some(key.0), Some(key.1)].contains(&self.dead);
+        self.desks.iter().all(|desk| desk.sends.is_empty())
+            && self.sent.iter().all(|(key, sent)| lost(key) || received(key, sent))
     }
 }

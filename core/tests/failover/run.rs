@@ -80,12 +80,23 @@ pub fn run(seed: u64, totals: &mut Totals) {
     let schedule = &mut told.0;
     let busy = 100 + random.below(100) * pace;
     let heals = random.below(4) != 0;
+    // A node of three or more may die.
+    let dies = (nodes > 2 && random.below(3) == 0).then(|| (random.below(nodes.into()), random.below(busy)));
+    let dead = |node: usize, turn| dies.is_some_and(|(dies, at)| dies as usize == node && turn >= at);
     let (mut over, mut closing) = (None, None);
     let mut last = 0;
     for turn in 0.. {
         last = turn;
         let stats = || fleet.iter().map(|node| node.engine.stats()).collect::<Vec<_>>();
         assert!(turn < TURNS, "seed {seed}: no end; {:?}", stats());
+        if let Some((node, at)) = dies
+            && at == turn
+        {
+            schedule.kill(node as u16, turn);
+            streams.dies(node as usize);
+            mail.dies(node as usize);
+            reads.dies(node as usize);
+        }
         if turn < busy {
             schedule.turn(turn, &mut fleet);
         } else if turn == busy && heals {
@@ -116,19 +127,22 @@ pub fn run(seed: u64, totals: &mut Totals) {
         }
         if closing.is_none() {
             streams.end(&fleet);
-            for node in &fleet {
+            for (_, node) in fleet.iter().enumerate().filter(|(me, _)| !dead(*me, turn)) {
                 totals.add(&node.engine.stats());
-                let error = |&peer| node.engine.peer_error(peer);
-                assert!(node.peers.iter().all(|peer| error(peer) == Ok(None)), "seed {seed}");
+                for (to, &peer) in node.peers.iter().enumerate() {
+                    let error = node.engine.peer_error(peer).unwrap();
+                    assert_eq!(error.is_some(), dead(to, turn), "seed {seed}: {error:?}");
+                }
             }
             if heals {
                 schedule.all_return(&mut fleet, seed);
             }
             closing = Some(turn);
-            for node in &mut fleet {
-                for &peer in &node.peers {
+            for (me, node) in fleet.iter_mut().enumerate() {
+                for (to, &peer) in node.peers.iter().enumerate() {
                     match node.engine.close_peer(peer) {
                         Ok(()) | Err(OpError::PeerFailed(PeerError::Closed)) => {}
+                        Err(_) if dead(me, turn) || dead(to, turn) => {}
                         Err(error) => panic!("seed {seed}: {error:?}"),
                     }
                 }
@@ -138,20 +152,27 @@ pub fn run(seed: u64, totals: &mut Totals) {
         if closing == Some(turn) || turn < closing.unwrap_or(0) + 20 {
             schedule.turn(turn, &mut fleet);
         }
-        let left =
-            |node: &fleet::Node<_, RAILS>| node.peers.iter().all(|&p| node.engine.has_left(p) == Ok(true));
-        if fleet.iter().all(left) {
+        let left = |(me, node): (usize, &fleet::Node<_, RAILS>)| {
+            dead(me, turn) || node.peers.iter().all(|&peer| node.engine.has_left(peer) == Ok(true))
+        };
+        if fleet.iter().enumerate().all(left) {
             break;
         }
     }
-    for node in &fleet {
-        for &peer in &node.peers {
+    for (_, node) in fleet.iter().enumerate().filter(|(me, _)| !dead(*me, last)) {
+        for (_, &peer) in node.peers.iter().enumerate().filter(|(to, _)| !dead(*to, last)) {
             assert_eq!(node.engine.peer_error(peer), Ok(Some(PeerError::Closed)), "seed {seed}");
         }
     }
     totals.schedules += 1;
     totals.turns += last;
     totals.events += schedule.events() as u64;
+}
+
+/// The rail that took the first Bye refused the second one, and only that one was said again.
+#[test]
+fn the_byes_before_one_that_is_refused_are_said_again() {
+    run(231, &mut Totals::default());
 }
 
 /// The schedules in parts, so that several run at a time.

@@ -41,6 +41,7 @@ enum Event {
     Fails(Vec<Link>, Why, u32),
     Heals(Link),
     Stalls(u16, u64),
+    Dies(u16),
 }
 
 /// Rails that fail and return. One stays in use between each two nodes.
@@ -57,6 +58,8 @@ pub struct Schedule {
     down: Vec<Down>,
     /// A node that makes no passes, until some turn.
     stalled: Option<(u16, u64)>,
+    /// A node that has died.
+    dead: Option<u16>,
     /// The longest time, in polls, in which traffic of a cut link lands.
     late: u32,
     log: Vec<(u64, Event)>,
@@ -75,6 +78,7 @@ impl Schedule {
             often,
             down: vec![],
             stalled: None,
+            dead: None,
             late: 0,
             log: vec![],
         }
@@ -96,7 +100,16 @@ impl Schedule {
 
     /// Whether a node makes a pass in this turn.
     pub fn is_awake(&self, node: u16, turn: u64) -> bool {
-        self.stalled.is_none_or(|(stalled, until)| stalled != node || turn >= until)
+        self.dead != Some(node)
+            && self.stalled.is_none_or(|(stalled, until)| stalled != node || turn >= until)
+    }
+
+    /// Kills a node. The sim tells its peers.
+    pub fn kill(&mut self, node: u16, turn: u64) {
+        self.sim.kill(node);
+        self.dead = Some(node);
+        self.down.retain(|down| down.link.a != node && down.link.b != node);
+        self.log.push((turn, Event::Dies(node)));
     }
 
     /// A node's number of a rail.
@@ -119,8 +132,9 @@ impl Schedule {
     }
 
     fn links(&self) -> impl Iterator<Item = Link> + use<> {
-        let (nodes, rails) = (self.nodes, self.rails);
+        let (nodes, rails, dead) = (self.nodes, self.rails, self.dead);
         let pairs = (0..nodes).flat_map(move |a| (a..nodes).map(move |b| (a, b)));
+        let pairs = pairs.filter(move |&(a, b)| dead != Some(a) && dead != Some(b));
         pairs.flat_map(move |(a, b)| (0..rails).map(move |rail| Link { a, b, rail }))
     }
 
@@ -244,8 +258,12 @@ impl Schedule {
     /// Waits until all links are in use, which have been healed.
     pub fn all_return<const RAILS: usize>(&mut self, fleet: &mut Fleet<RAILS>, seed: u64) {
         let links: Vec<_> = self.links().collect();
+        let dead = self.dead.map(usize::from);
         fleet::turn_until(fleet, &format!("seed {seed}: all rails are back"), |fleet| {
-            (0..16).for_each(|_| fleet::turn(fleet));
+            for _ in 0..16 {
+                let living = fleet.iter_mut().enumerate().filter(|(node, _)| dead != Some(*node));
+                living.for_each(|(_, node)| _ = node.engine.progress());
+            }
             links.iter().all(|&link| self.users(fleet, link) == 2)
         });
     }

@@ -67,6 +67,8 @@ struct Model {
     /// Tag → expected value of a fetch.
     waiting: Vec<(u64, Option<u64>)>,
     quiet: bool,
+    /// Nothing more is issued, and it has begun to wait for all.
+    ends: bool,
 }
 
 fn words<R: Rail, const RAILS: usize>(node: &fleet::Node<R, RAILS>, part: u64) -> Words {
@@ -217,6 +219,8 @@ pub struct Streams {
     /// One in so many turns of a stream issues an operation.
     pace: u64,
     seed: u64,
+    /// A node that has died. Its streams and those to it have any outcome.
+    dead: Option<usize>,
 }
 
 impl Streams {
@@ -256,12 +260,25 @@ impl Streams {
                             ops: 0,
                             waiting: vec![],
                             quiet: false,
+                            ends: false,
                         },
                     ));
                 }
             }
         }
-        Streams { streams, pace, seed: config.seed }
+        Streams { streams, pace, seed: config.seed, dead: None }
+    }
+
+    /// A node dies.
+    pub fn dies(&mut self, node: usize) {
+        self.dead = Some(node);
+        self.streams.retain(|(me, _)| *me != node);
+        self.streams.iter_mut().filter(|(_, s)| s.to == node).for_each(|(_, s)| s.quiet = false);
+    }
+
+    /// The streams between living nodes.
+    fn living(&self) -> impl Iterator<Item = &Model> {
+        self.streams.iter().map(|(_, stream)| stream).filter(|stream| self.dead != Some(stream.to))
     }
 
     /// Issues operations, or at last only those that wait for all others.
@@ -271,8 +288,8 @@ impl Streams {
         issues: bool,
         random: &mut Random,
     ) {
-        let seed = self.seed;
-        for (me, stream) in &mut self.streams {
+        let (seed, dead) = (self.seed, self.dead);
+        for (me, stream) in self.streams.iter_mut().filter(|(_, stream)| dead != Some(stream.to)) {
             let node = &mut fleet[*me];
             if stream.quiet {
                 let quiet = node.engine.is_quiet(stream.context, node.peers[stream.to]).unwrap();
@@ -291,23 +308,23 @@ impl Streams {
                 }
             } else if issues && stream.ops < 120 && random.below(self.pace) == 0 {
                 stream.issue(node, random);
-            } else if !issues && stream.seen + 1 < stream.states.len() {
-                stream.quiet = true;
+            } else if !issues && !stream.ends {
+                (stream.quiet, stream.ends) = (true, true);
             }
         }
     }
 
     /// Checks a completion of node `me`.
     pub fn completed(&mut self, me: usize, done: &Completion) {
-        let seed = self.seed;
-        assert_eq!(done.outcome, Outcome::Done, "seed {seed}");
+        let (seed, dead) = (self.seed, self.dead);
         // Streams of one origin and context differ by target: tags are compared over all of
         // them.
         let found = self.streams.iter_mut().filter(|(node, _)| *node == me).find_map(|(_, stream)| {
-            let at = stream
-                .waiting
-                .iter()
-                .position(|&(tag, value)| tag == done.tag && value.is_none_or(|value| value == done.value))?;
+            let lost = dead == Some(stream.to);
+            let at = stream.waiting.iter().position(|&(tag, value)| {
+                let right = value.is_none_or(|value| value == done.value);
+                tag == done.tag && (lost || done.outcome == Outcome::Done && right)
+            })?;
             Some(stream.waiting.remove(at))
         });
         assert!(found.is_some(), "seed {seed}: {done:?} was unexpected");
@@ -322,12 +339,12 @@ impl Streams {
 
     /// Whether every operation is complete and applied.
     pub fn is_over(&self) -> bool {
-        self.streams.iter().all(|(_, s)| s.waiting.is_empty() && !s.quiet && s.seen + 1 == s.states.len())
+        self.streams.iter().all(|(_, s)| s.waiting.is_empty()) && self.living().all(|s| s.ends && !s.quiet)
     }
 
     /// Checks all memory once nothing is in flight.
     pub fn end<R: Rail, const RAILS: usize>(&self, fleet: &[fleet::Node<R, RAILS>]) {
-        for (_, stream) in &self.streams {
+        for stream in self.living() {
             let (target, seed) = (&fleet[stream.to], self.seed);
             assert_eq!(words(target, stream.part), stream.states.last().unwrap().0, "seed {seed}");
             stream.check_data(target, stream.writes.len(), seed);
