@@ -14,8 +14,9 @@
 # The slower rail is measured alone down to an eighth of the speed; below that its figure is the
 # faster one's, scaled. tbf saves up 256 KiB, which a rail then takes at once. Put-signals count in
 # both directions. 0 MB/s: not done within PATIENCE (60) seconds, and the tool says why. Other load
-# makes the latencies of put-signal meaningless. Needs root, iproute2, jq and libfabric; says SKIPPED
-# and ends with 77 where namespaces are not permitted. Takes everything down again, whatever happens.
+# makes the latencies of put-signal meaningless. Needs root, iproute2, jq and libfabric; says
+# SKIPPED and ends with 77 where namespaces are not permitted. Takes everything down again, whatever
+# happens.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 source tests/need.sh

@@ -6,26 +6,19 @@
 //! time and without a lock. A request waits for room, and makes progress meanwhile.
 
 use std::cell::Cell;
-use std::collections::HashMap;
 use std::ffi::c_void;
 use std::mem::transmute;
 
-use fishplate::core::mem::Span;
-use fishplate::core::psm::{Code, MqReq};
-use fishplate::{Node, PeerId};
+use fishplate::PeerId;
 
+use crate::active::{ARGS, Am, Claimed, PAYLOAD, SENDS};
 use crate::error::Error;
 use crate::handle::{Ep, EpAddr};
 use crate::open::open_node;
 use crate::table::{Endpoint, Home, find, find_address, guard};
 
-/// Most handlers of an endpoint, arguments of a message, and bytes of its payload.
+/// Most handlers of an endpoint.
 const HANDLERS: usize = 1024;
-const ARGS: usize = 8;
-const PAYLOAD: usize = 4096;
-
-/// Requests that may wait for room at once. As many requests of peers are answered meanwhile.
-const SENDS: usize = 256;
 
 /// Messages that one call handles.
 const BATCH: usize = 32;
@@ -50,30 +43,6 @@ type Completion = unsafe extern "C" fn(*mut c_void);
 #[repr(C)]
 pub struct AmParameters([u32; 4]);
 
-/// What an endpoint has for active messages.
-pub(crate) struct Am {
-    pub node: Node,
-    /// Addresses of functions and of their contexts.
-    handlers: Vec<(usize, usize)>,
-    /// Sends that have not ended, and their bytes.
-    sends: Vec<(MqReq, Box<[u8]>)>,
-    /// A claimed message whose bytes are not here yet.
-    claimed: Option<(MqReq, Claimed)>,
-    /// Whether a handler runs.
-    busy: bool,
-    /// Completion functions and their contexts by token, and who ends them.
-    completions: HashMap<u64, (PeerId, usize, usize)>,
-    last_token: u64,
-}
-
-/// A message that was claimed.
-struct Claimed {
-    from: PeerId,
-    tag: [u32; 3],
-    len: usize,
-    bytes: Box<[u8]>,
-}
-
 /// What is to be done without the lock.
 enum Job {
     Handle { peer: PeerId, handler: (usize, usize), kind: u32, token: u64, args: Vec<u64>, data: Box<[u8]> },
@@ -95,72 +64,13 @@ thread_local! {
     static TOKENS: Cell<usize> = const { Cell::new(1) };
 }
 
-impl Am {
-    fn new(node: Node) -> Am {
-        Am {
-            node,
-            handlers: vec![],
-            sends: vec![],
-            claimed: None,
-            busy: false,
-            completions: HashMap::new(),
-            last_token: 0,
-        }
-    }
-
-    /// Makes a pass, and returns the next message if it is here. One that breaks the rules is
-    /// dropped.
-    fn next(&mut self) -> Option<Claimed> {
-        let mut queue = self.node.queue()?;
-        queue.poll();
-        self.sends.retain(|(req, _)| queue.test2(&mut Some(*req)) == Err(Code::NoCompletions));
-        if self.busy || self.sends.len() >= SENDS {
-            return None;
-        }
-        if self.claimed.is_none() {
-            let (req, status) = queue.improbe2(None, [0; 3], [0; 3]).ok()?;
-            let bytes = vec![0; PAYLOAD + 8 * (ARGS + 1)].into_boxed_slice();
-            let (from, len) = (status.msg_peer?, status.msg_length as usize);
-            self.claimed = Some((req, Claimed { from, tag: status.msg_tag, len, bytes }));
-            let (_, claimed) = self.claimed.as_mut()?;
-            // SAFETY: the bytes stay in their box, which is kept until the receive has ended.
-            queue.imrecv(unsafe { span(&mut claimed.bytes) }, 0, req).ok()?;
-        }
-        let (req, _) = self.claimed.as_ref()?;
-        match queue.test2(&mut Some(*req)) {
-            Err(Code::NoCompletions) => None,
-            ended => {
-                let (_, claimed) = self.claimed.take()?;
-                ended.is_ok_and(|status| status.error_code == Code::Ok).then_some(claimed)
-            }
-        }
-    }
-
-    /// Sends a message to a peer of the node.
-    fn send(&mut self, to: PeerId, tag: [u32; 3], mut bytes: Box<[u8]>) -> Result<(), Error> {
-        let mut queue = self.node.queue().ok_or(Error::INTERNAL)?;
-        // SAFETY: the bytes stay in their box, which is kept until the send has ended.
-        let req = queue.isend2(to, 0, tag, unsafe { span(&mut bytes) }, 0)?;
-        if queue.test2(&mut Some(req)) == Err(Code::NoCompletions) {
-            self.sends.push((req, bytes));
-        }
-        Ok(())
-    }
-}
-
-/// # Safety
-/// The bytes stay valid, and unused otherwise, until the request ends.
-unsafe fn span(bytes: &mut [u8]) -> Span {
-    // SAFETY: as this function requires; a slice is not null.
-    unsafe { Span::new(std::ptr::NonNull::from(&mut *bytes).cast(), bytes.len()) }
-}
-
 impl Endpoint {
     /// Opens the node for active messages, if it is not open.
     fn open_am(&mut self) -> Result<&mut Am, Error> {
         if self.am.is_none() {
             let node = open_node(1 << 12, None).map_err(|_| Error::DEVICE_FAILURE)?;
             self.am = Some(Box::new(Am::new(node)));
+            self.serve = Some(serve);
         }
         self.am.as_deref_mut().ok_or(Error::INTERNAL)
     }
@@ -195,7 +105,7 @@ impl Endpoint {
 
 /// Handles active messages of an endpoint that has them. No lock may be held.
 #[cold]
-pub(crate) fn serve(home: Home) {
+fn serve(home: Home) {
     if SERVES.replace(true) {
         return;
     }

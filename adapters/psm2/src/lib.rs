@@ -15,6 +15,7 @@
 
 #![allow(clippy::missing_safety_doc, reason = "the headers of PSM2 say what each function demands")]
 
+mod active;
 mod address;
 mod am;
 mod connect;

@@ -16,7 +16,7 @@ use crate::error::{Error, global, report, set_global};
 use crate::frame::Frame;
 use crate::handle::Ep;
 use crate::layout::OpenOptions;
-use crate::pause::number;
+use crate::pause::unexpected;
 use crate::table::{Endpoint, REQUESTS, find, guard, home, open, reserve};
 
 /// The version of the interface.
@@ -41,15 +41,8 @@ const MATCHING: MatchConfig = MatchConfig {
     headers: 64,
     shared_credits: 1 << 16,
     shared_headers: 1 << 18,
-    shared_shorts: 1 << 21,
     ..MatchConfig::DEFAULT
 };
-
-/// Short messages that can wait for their receive in an endpoint.
-pub(crate) fn unexpected() -> u32 {
-    let wanted = number("FISHPLATE_PSM2_UNEXPECTED").unwrap_or(MATCHING.shared_shorts.into());
-    wanted.min(1 << 24) as u32
-}
 
 /// The longest that closing an endpoint waits for its peers.
 const CLOSE: Duration = Duration::from_secs(30);

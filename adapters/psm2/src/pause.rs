@@ -7,6 +7,10 @@ use std::time::{Duration, Instant};
 /// `FISHPLATE_PSM2_PATIENCE` says no other number of seconds.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Short messages that may wait for their receive in an endpoint. `FISHPLATE_PSM2_UNEXPECTED` sets
+/// another number.
+const UNEXPECTED: u64 = 1 << 21;
+
 /// Looks before the first yield.
 const SPINS: u32 = 500;
 
@@ -60,6 +64,11 @@ impl Idle {
         }
         if self.empty < SPINS { Next::Return } else { Next::Yield }
     }
+}
+
+/// Short messages that can wait for their receive in an endpoint.
+pub(crate) fn unexpected() -> u32 {
+    number("FISHPLATE_PSM2_UNEXPECTED").unwrap_or(UNEXPECTED).min(1 << 24) as u32
 }
 
 /// The number in a variable of the environment.

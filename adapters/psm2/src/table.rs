@@ -19,11 +19,11 @@ use fishplate::core::psm::{Code, MqReq};
 use fishplate::node::Queue;
 use fishplate::{Node, PeerId};
 
-use crate::am::{self, Am};
+use crate::active::Am;
 use crate::error::{Error, global, report};
 use crate::frame::Frame;
 use crate::handle::{Ep, EpAddr, Mq, Req};
-use crate::pause::{Idle, Next};
+use crate::pause::{Idle, Next, unexpected};
 
 const _: () = assert!(size_of::<usize>() == 8, "handles have 64 bits");
 
@@ -124,6 +124,8 @@ pub(crate) struct Endpoint {
     pub node: Node,
     /// What active messages need, once they were used.
     pub am: Option<Box<Am>>,
+    /// Handles its active messages. No lock may be held.
+    pub serve: Option<fn(Home)>,
     pub peers: Vec<Peer>,
     /// The address by which it names itself, or null.
     own: *mut EpAddr,
@@ -141,7 +143,7 @@ impl Endpoint {
         let (handler, peers, own, idle) = (global(), vec![], null_mut(), Idle::new());
         let (queue, retired) = (Err(Error::PARAM), false);
         let (am, door) = (None, None);
-        Endpoint { home, epid, uuid, handler, queue, retired, node, am, peers, own, idle, door }
+        Endpoint { home, epid, uuid, handler, queue, retired, node, am, serve: None, peers, own, idle, door }
     }
 
     /// Whether an address is that of the endpoint itself.
@@ -319,7 +321,7 @@ impl Endpoint {
     fn after_am(&mut self, found: bool) -> After {
         match self.idle.next(found) {
             Next::Look => self.look(),
-            next => After::Serve(self.home, next == Next::Yield),
+            next => After::Serve(self.home, self.serve, next == Next::Yield),
         }
     }
 
@@ -336,7 +338,7 @@ impl Endpoint {
                  a receive takes has come; receive them earlier, or set FISHPLATE_PSM2_UNEXPECTED to a \
                  number above {}",
                 peer.map_or(0, |peer| peer.epid),
-                crate::open::unexpected()
+                unexpected()
             );
             return After::Report(self.home.ep(), self.handler, Error::NO_MEMORY, vec![text]);
         }
@@ -361,7 +363,7 @@ pub(crate) enum After {
     Nothing,
     Yield,
     /// Handles active messages, and then perhaps yields.
-    Serve(Home, bool),
+    Serve(Home, Option<fn(Home)>, bool),
     /// Tells a handler of errors.
     Report(*mut Ep, usize, Error, Vec<String>),
 }
@@ -372,8 +374,10 @@ impl After {
         match self {
             After::Nothing => {}
             After::Yield => std::thread::yield_now(),
-            After::Serve(home, yields) => {
-                am::serve(home);
+            After::Serve(home, serve, yields) => {
+                if let Some(serve) = serve {
+                    serve(home);
+                }
                 if yields {
                     std::thread::yield_now();
                 }

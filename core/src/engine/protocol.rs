@@ -56,8 +56,8 @@ pub(crate) use rendezvous::HINTS;
 pub use request::{Cancelled, Destination, Envelope, Received, RecvSlot, Request, Status};
 pub(crate) use send::Form;
 pub use send::Payload;
-pub use short::SHORT;
 pub(crate) use stock::Kept;
+pub use stock::SHORT;
 pub use stock::{Account, BlockSlot, HeaderSlot};
 
 use crate::error::{AttachError, Violation};

@@ -7,10 +7,7 @@ use crate::mem::{PeerId, Untrusted, copy_message};
 use crate::rail::Rail;
 
 use super::super::{Engine, State};
-use super::stock::{Account, Kept};
-
-/// Longest payload of a short message, in bytes.
-pub const SHORT: usize = 64;
+use super::stock::{Account, Kept, SHORT};
 
 /// Short messages that a stream may send between two grants of its receiver, at most: more than are
 /// in flight while a grant travels.

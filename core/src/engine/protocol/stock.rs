@@ -10,7 +10,9 @@ use super::super::list::NONE;
 use super::super::wire::NO_TOKEN;
 use super::MatchLimits;
 use super::head::Offer;
-use super::short::SHORT;
+
+/// Longest payload of a short message, in bytes.
+pub const SHORT: usize = 64;
 
 /// Where an unexpected message is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
