@@ -182,8 +182,11 @@ impl State {
             }
         }
         let transfer = self.transfers.get_mut(number).ok_or(Status::NOT_FOUND)?;
-        // Writes are ordered before the message; reads must have ended.
-        if (transfer.write || (transfer.outstanding == 0 && transfer.waits == 0))
+        // The target has answered all chunks, because it may have refused one. Other writes are
+        // ordered before the message; reads must have ended.
+        if transfer.waits == 0
+            && transfer.fault.is_none()
+            && (transfer.write || transfer.outstanding == 0)
             && let Some(note) = transfer.note.take()
             && !self.tell(peer, &note)?
             && let Some(transfer) = self.transfers.get_mut(number)

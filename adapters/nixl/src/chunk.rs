@@ -30,15 +30,19 @@ pub(crate) const CHUNK_MAX: usize = 128 << 10;
 pub(crate) const HEAD: usize = 28;
 pub(crate) const RANGE: usize = 20;
 
+/// The longest notification in a chunk, in bytes.
+pub(crate) const NOTE_WITHIN: usize = 1024;
+
 /// In place of the length of a notification.
 pub(crate) const NO_NOTE: u32 = u32::MAX;
 
-/// The kinds of messages between agents: the low bits of their tags.
+/// The kinds of messages between agents: the low bits of their tags. Those below 4 may bring a
+/// notification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A notification.
     Note = 0,
-    Write = 4,
+    Write = 1,
     Read = 5,
     Data = 6,
     Done = 7,
@@ -50,6 +54,16 @@ impl Kind {
         [Kind::Note, Kind::Write, Kind::Read, Kind::Data, Kind::Done]
             .into_iter()
             .find(|kind| *kind as u64 == tag & 7)
+    }
+
+    /// Whether it may bring a notification.
+    pub fn may_notify(self) -> bool {
+        (self as u64) < 4
+    }
+
+    /// Whether it is a target's answer.
+    pub fn is_answer(self) -> bool {
+        matches!(self, Kind::Data | Kind::Done)
     }
 }
 
@@ -151,6 +165,6 @@ mod tests {
         for kind in [Kind::Note, Kind::Write, Kind::Read, Kind::Data, Kind::Done] {
             assert_eq!(Kind::of(0x78 | kind as u64), Some(kind));
         }
-        assert_eq!([1, 2, 3].map(Kind::of), [None; 3]);
+        assert_eq!([2, 3, 4].map(Kind::of), [None; 3]);
     }
 }

@@ -93,6 +93,7 @@ impl State {
         match connected {
             Ok(id) => {
                 peer.id = Some(id);
+                peer.refused.clear();
                 if peer.stage != Stage::Up {
                     peer.stage = Stage::Meets;
                 }

@@ -61,6 +61,9 @@ struct Source {
     bytes: usize,
     /// Claimed, in order, until there is room.
     held: VecDeque<Claimed>,
+    /// Likewise answers to our chunks. They wait for no others, because buffers of the peer are
+    /// lent until they are received.
+    answers: VecDeque<Claimed>,
     /// Answers to send.
     owed: VecDeque<Head>,
     /// Reads to answer.
@@ -68,13 +71,25 @@ struct Source {
 }
 
 impl Source {
-    fn has_room(&self, len: usize) -> bool {
-        let count = self.count + self.owed.len() + self.asked.len();
-        count < SHARE && (self.count == 0 || self.bytes + len <= NOTE_MAX)
+    fn has_room(&self, kind: Kind, len: usize) -> bool {
+        let has_room = match kind.is_answer() {
+            true => self.count < 2 * SHARE,
+            false => self.count + self.owed.len() + self.asked.len() < SHARE,
+        };
+        has_room && (self.count == 0 || self.bytes + len <= NOTE_MAX)
+    }
+
+    fn holds(&self) -> bool {
+        !self.held.is_empty() || !self.answers.is_empty()
     }
 
     fn is_idle(&self) -> bool {
-        self.held.is_empty() && self.owed.is_empty() && self.asked.is_empty()
+        !self.holds() && self.owed.is_empty() && self.asked.is_empty()
+    }
+
+    /// Where messages of this kind wait.
+    fn queue(&mut self, kind: Kind) -> &mut VecDeque<Claimed> {
+        if kind.is_answer() { &mut self.answers } else { &mut self.held }
     }
 
     /// Owes an answer to a chunk. Those of one post are sent as one.
@@ -187,12 +202,12 @@ impl Notes {
 
     /// Receives what has arrived, and answers.
     pub fn collect(&mut self, node: &mut Node, sides: &mut Sides<'_>) {
-        if self.sources.0.iter().any(|(_, source)| !source.held.is_empty()) {
+        if self.sources.0.iter().any(|(_, source)| source.holds()) {
             self.begin_held(node, sides.peers);
         }
         let lone = !std::mem::replace(&mut self.found, false);
         for _ in 0..BATCH {
-            // Chunks are received even if the program takes no notifications.
+            // Reads and answers are received even if the program takes no notifications.
             let (tag, ignore) = match (self.packs, self.ready_bytes >= READY_MAX) {
                 (false, false) => (TAG, 0),
                 (true, false) => (TAG, 7),
@@ -202,9 +217,10 @@ impl Notes {
             let Ok(Some(claimed)) = node.mprobe(None, tag, Tag::from(ignore)) else { break };
             self.found = true;
             let source = claimed.envelope.source;
-            let held = self.sources.get(source).is_some_and(|source| !source.held.is_empty());
+            let kind = kind_of(&claimed);
+            let held = self.sources.get_mut(source).is_some_and(|source| !source.queue(kind).is_empty());
             if held || !self.begin(node, sides.peers, claimed) {
-                self.sources.entry(source).held.push_back(claimed);
+                self.sources.entry(source).queue(kind).push_back(claimed);
             } else if self.incoming.len() == 1 {
                 // The usual case: it is short, so it is there already.
                 self.finish(node, sides);
@@ -226,14 +242,16 @@ impl Notes {
     /// Begins to receive what was held, as far as there is room now.
     #[cold]
     fn begin_held(&mut self, node: &mut Node, peers: &Slab<Peer>) {
-        for id in self.sources.which(|source| !source.held.is_empty()) {
-            let next = |notes: &Notes| notes.sources.get(id).and_then(|source| source.held.front().copied());
-            while self.ready_bytes < READY_MAX
-                && let Some(claimed) = next(self)
-                && self.begin(node, peers, claimed)
-            {
-                if let Some(source) = self.sources.get_mut(id) {
-                    source.held.pop_front();
+        for id in self.sources.which(Source::holds) {
+            for of in [Kind::Data, Kind::Note] {
+                let next = |notes: &mut Notes| notes.sources.get_mut(id)?.queue(of).front().copied();
+                while let Some(claimed) = next(self)
+                    && (self.ready_bytes < READY_MAX || !kind_of(&claimed).may_notify())
+                    && self.begin(node, peers, claimed)
+                {
+                    if let Some(source) = self.sources.get_mut(id) {
+                        source.queue(of).pop_front();
+                    }
                 }
             }
             self.tidy(id);
@@ -248,7 +266,7 @@ impl Notes {
         let len = usize::try_from(claimed.envelope.len).ok().filter(|len| *len <= most && kind.is_some());
         let kind = kind.unwrap_or(Kind::Note);
         let wanted = len.unwrap_or(0);
-        if self.sources.get(source).is_some_and(|source| !source.has_room(wanted)) {
+        if self.sources.get(source).is_some_and(|source| !source.has_room(kind, wanted)) {
             return false;
         }
         let memory = match len {
@@ -361,8 +379,13 @@ impl Notes {
         match incoming.kind {
             Kind::Write => {
                 let (done, note) = packed::take_write(sides, chunk)?;
+                let (transfer, post) = (done.transfer, done.post);
+                let peer = sides.peers.values_mut().find(|peer| peer.id == Some(incoming.source))?;
+                if done.status < 0 {
+                    peer.refuse(transfer, post);
+                }
                 source.owe(done);
-                return note;
+                return note.filter(|_| !peer.refused.contains(&(transfer, post)));
             }
             Kind::Read => match packed::take_read(chunk) {
                 Ok(asked) => source.asked.push_back(asked),
@@ -407,6 +430,11 @@ impl Notes {
             false => drop(node.free(memory)),
         }
     }
+}
+
+/// The kind of a message. One of no kind is discarded as a notification.
+fn kind_of(claimed: &Claimed) -> Kind {
+    Kind::of(claimed.envelope.tag.lo).unwrap_or(Kind::Note)
 }
 
 /// Whether a provider needs the processors of both ends for each operation.

@@ -13,7 +13,7 @@ use fishplate::node::Error;
 use fishplate::{Issued, Node, Notice, PeerId};
 
 use crate::buffers::Buffers;
-use crate::chunk::{CHUNK_MAX, HEAD, Head, Kind, NO_NOTE, RANGE, Range, TAG};
+use crate::chunk::{CHUNK_MAX, HEAD, Head, Kind, NO_NOTE, NOTE_WITHIN, RANGE, Range, TAG};
 use crate::intro::Refused;
 use crate::memory::{Away, Local, contains};
 use crate::peer::Peer;
@@ -23,9 +23,6 @@ use crate::transfer::{Piece, Transfer};
 
 /// The longest descriptor that travels in a chunk with others, in bytes.
 const SHORT: usize = 32 << 10;
-
-/// The longest notification that travels in the last chunk of its transfer, in bytes.
-const NOTE_WITHIN: usize = 1024;
 
 /// Chunks of a transfer that are not answered yet.
 const UNANSWERED: u32 = 32;
@@ -109,14 +106,14 @@ pub(crate) fn take_write(sides: &Sides<'_>, chunk: Chunk) -> Option<(Head, Optio
     let head = chunk.head().ok()?;
     let scatter = || -> Result<Option<Vec<u8>>, Status> {
         let (ranges, sum, before) = chunk.ranges(&head)?;
-        if before + sum != chunk.len {
+        if before + sum != chunk.len || ranges.is_empty() || head.note_len() > NOTE_WITHIN {
             return Err(Status::INVALID_PARAM);
         }
         check(sides.locals, &ranges)?;
         let mut at = before;
         for range in ranges {
-            // SAFETY: inside the chunk, because the sum fits; and in memory that is registered, so
-            // the program keeps it valid.
+            // SAFETY: the source is inside the chunk, because the sum was checked. The target is
+            // registered, so the program keeps it valid.
             unsafe { copy_bytes(chunk.start.add(at), range.address as *mut u8, range.len as usize) };
             at += range.len as usize;
         }
@@ -171,7 +168,8 @@ fn awaited<'t>(
 ) -> Option<&'t mut Transfer> {
     let transfer = transfers.get_mut(head.transfer)?;
     let from = transfer.peer.and_then(|peer| peers.get(peer)?.id);
-    let wanted = transfer.active && transfer.post == head.post && transfer.waits != 0;
+    let expects = transfer.active && !transfer.released && transfer.waits != 0;
+    let wanted = expects && transfer.post == head.post;
     (wanted && from == Some(source)).then_some(transfer)
 }
 

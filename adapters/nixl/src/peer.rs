@@ -1,5 +1,6 @@
 //! What an agent knows of a peer.
 
+use std::collections::VecDeque;
 use std::os::unix::net::UnixStream;
 
 use fishplate::PeerId;
@@ -20,6 +21,9 @@ pub(crate) enum Stage {
     Up,
 }
 
+/// Refused chunks that are remembered for a peer: more than it has chunks under way.
+const REFUSED: usize = 1024;
+
 /// A peer.
 pub(crate) struct Peer {
     pub name: Vec<u8>,
@@ -38,12 +42,35 @@ pub(crate) struct Peer {
     pub packs: bool,
     /// Buffers that sends to it use.
     pub lent: u32,
+    /// Its transfers and posts of which a chunk was refused here, over this connection. Their
+    /// notification is dropped.
+    pub refused: VecDeque<(u64, u32)>,
 }
 
 impl Peer {
     pub fn new(name: &[u8], address: &[u8]) -> Peer {
         let (name, address) = (name.to_vec(), address.to_vec());
         let stage = Stage::Apart { again: false };
-        Peer { name, address, info: None, stage, id: None, asks: false, lines: vec![], packs: false, lent: 0 }
+        let (lines, refused) = (vec![], VecDeque::new());
+        Peer {
+            name,
+            address,
+            info: None,
+            stage,
+            id: None,
+            asks: false,
+            lines,
+            packs: false,
+            lent: 0,
+            refused,
+        }
+    }
+
+    /// Remembers that a chunk was refused.
+    pub fn refuse(&mut self, transfer: u64, post: u32) {
+        if self.refused.len() >= REFUSED {
+            self.refused.pop_front();
+        }
+        self.refused.push_back((transfer, post));
     }
 }

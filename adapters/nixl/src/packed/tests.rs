@@ -85,18 +85,23 @@ fn wrong_chunks_touch_no_memory_and_right_ones_do() {
         chunk(Head { note: u32::MAX - 1, ..HEAD_OF }, &[good], &data[..8]),
         chunk(Head { note: 9, ..HEAD_OF }, &[good], &data[..8]),
         chunk(HEAD_OF, &[], &[]),
+        chunk(Head { ranges: 0, note: 2, ..HEAD_OF }, &[], b"hi"),
+        chunk(Head { note: 1025, ..HEAD_OF }, &[good], &[[0; 1025].as_slice(), &data[..8]].concat()),
         vec![0; HEAD - 1],
         vec![],
         vec![0xff; CHUNK_MAX + 1],
     ];
     for bytes in &wrong {
         send(&a, write, bytes);
-        for kind in [1, 2, 3, Kind::Data as u64, Kind::Done as u64] {
+        for kind in [2, 3, 4, Kind::Data as u64, Kind::Done as u64] {
             send(&a, kind, &bytes[..bytes.len().min(100)]);
         }
     }
-    let with_note = Head { note: 2, ..HEAD_OF };
-    send(&a, write, &chunk(with_note, &[range(start + 16, 8)], &[b"hi", &data[..8]].concat()));
+    // The notification of a post of which a chunk was refused is dropped.
+    for (post, note) in [(1, b"no"), (2, b"hi")] {
+        let head = Head { post, note: 2, ..HEAD_OF };
+        send(&a, write, &chunk(head, &[range(start + 16, 8)], &[note, &data[..8]].concat()));
+    }
     until("the notification", &[&a, &b], || with(&b, |state| state.notes.are_there()));
     assert_eq!(with(&b, |state| state.notes.take().collect::<Vec<_>>()), [(b"a".to_vec(), b"hi".to_vec())]);
     memory[2] ^= 7 ^ 0x0101_0101_0101_0101;
@@ -196,4 +201,105 @@ fn answers_count_once_and_from_the_peer_of_their_transfer() {
     }
     // SAFETY: as above.
     assert_eq!(unsafe { (here as *const u64).read_volatile() }, 0x0101_0101_0101_0101);
+}
+
+/// Lets both pack for each other, as over tcp.
+fn pack(agents: [&Agent; 2]) {
+    for agent in agents {
+        with(agent, |state| state.peers.values_mut().for_each(|peer| peer.packs = true));
+    }
+}
+
+/// Registers memory of `of`, and loads it at its peer `at`. Returns both numbers.
+fn share(of: &Agent, name: &[u8], at: &Agent, memory: &mut [u8]) -> (u64, u64) {
+    let (start, len) = (memory.as_mut_ptr() as usize, memory.len());
+    // SAFETY: it outlives the agent.
+    let region = with(of, |state| unsafe { state.register(start, len) }).unwrap();
+    let exported = with(of, |state| state.export(region)).unwrap();
+    (region, with(at, |state| state.load(name, &exported)).unwrap())
+}
+
+/// A read of `count` pieces of [`SHORT`] bytes, each second one of both memories.
+fn read(agent: &Agent, here: (usize, u64), there: (usize, u64), count: usize) -> u64 {
+    let piece = |n: usize| {
+        let at = 2 * n * SHORT;
+        Piece { here: here.0 + at, there: there.0 + at, len: SHORT, local: 0, remote: 0 }
+    };
+    with(agent, |state| {
+        let peer = state.peers.iter().next().map(|(number, _)| number);
+        state.transfers.insert(Transfer {
+            write: false,
+            peer,
+            pieces: (0..count).map(piece).collect(),
+            locals: vec![here.1],
+            remotes: vec![there.1],
+            here: vec![],
+            there: vec![],
+            next: 0,
+            outstanding: 0,
+            post: 0,
+            waits: 0,
+            note: None,
+            fault: None,
+            active: false,
+            released: false,
+        })
+    })
+}
+
+#[test]
+fn many_reads_both_ways_do_not_wait_for_each_other() {
+    const COUNT: usize = 96;
+    let (a, b) = pair();
+    pack([&a, &b]);
+    let mut of_a = vec![1u8; 2 * COUNT * SHORT];
+    let mut of_b = vec![2u8; 2 * COUNT * SHORT];
+    let (start_a, start_b) = (of_a.as_mut_ptr() as usize, of_b.as_mut_ptr() as usize);
+    let (own_a, there_a) = share(&a, b"a", &b, &mut of_a);
+    let (own_b, there_b) = share(&b, b"b", &a, &mut of_b);
+    let reads: Vec<_> = (0..8)
+        .flat_map(|_| {
+            let from_a = read(&a, (start_a, own_a), (start_b, there_b), COUNT);
+            let from_b = read(&b, (start_b, own_b), (start_a, there_a), COUNT);
+            [(&a, from_a), (&b, from_b)]
+        })
+        .collect();
+    for (agent, number) in &reads {
+        with(agent, |state| state.post(*number, None));
+    }
+    let ended = |(agent, number): &(&Agent, u64)| {
+        with(agent, |state| state.transfers.get(*number).is_some_and(|transfer| !transfer.active))
+    };
+    until("all reads", &[&a, &b], || reads.iter().all(ended));
+    for (agent, number) in reads {
+        assert_eq!(with(agent, |state| state.check(number)), Status::SUCCESS);
+    }
+}
+
+#[test]
+fn notifications_of_chunks_wait_their_turn_when_the_program_takes_none() {
+    let (a, b) = pair();
+    let mut memory = [0u8; 8];
+    let (region, _) = share(&b, b"b", &a, &mut memory);
+    let range = Range { region, address: memory.as_ptr() as u64, len: 8 };
+    let filler = vec![0; 64 << 20];
+    with(&b, |state| state.notes.arrive((b"x".to_vec(), filler)));
+    send(&a, Kind::Note as u64, b"first");
+    let head = Head { note: 6, ..HEAD_OF };
+    send(&a, Kind::Write as u64, &chunk(head, &[range], b"second12345678"));
+    send(&a, Kind::Read as u64, &chunk(HEAD_OF, &[range], &[]));
+    let taken = |wanted: usize| {
+        let mut texts: Vec<Vec<u8>> = vec![];
+        until("notifications", &[&a, &b], || {
+            with(&b, |state| texts.extend(state.notes.take().map(|(_, text)| text)));
+            texts.len() >= wanted
+        });
+        texts
+    };
+    for _ in 0..1000 {
+        with(&a, State::progress);
+        with(&b, State::progress);
+    }
+    assert_eq!(taken(1).len(), 1, "the one that fills all room");
+    assert_eq!(taken(2), [b"first".to_vec(), b"second".to_vec()]);
 }
