@@ -299,14 +299,16 @@ pub unsafe extern "C" fn psm2_am_request_short(
             if endpoint.am.as_ref().is_none_or(|am| am.sends.len() < SENDS) {
                 return message.send(&mut endpoint, peer).err().unwrap_or(Error::OK);
             }
-            let home = endpoint.home;
-            drop(endpoint);
             if SERVES.get() {
                 // Called by a handler, which may not wait for others.
                 return Error::NO_RESOURCES;
             }
-            serve(home);
-            std::thread::yield_now();
+            if let Err(error) = endpoint.reached(peer) {
+                return error;
+            }
+            let after = endpoint.after(false);
+            drop(endpoint);
+            after.act();
         }
     })
 }

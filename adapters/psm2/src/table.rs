@@ -244,8 +244,13 @@ impl Endpoint {
             let reach = node.reach(peer).map_err(|_| Error::EPID_NETWORK)?;
             Ok(reach.shared_memory || reach.fabric != 0)
         };
-        match (self.am_of(peer), &self.am) {
-            (Some(id), Some(am)) => Ok(reaches(&self.node, peer)? && reaches(&am.node, id)?),
+        match (self.am_of(peer), &mut self.am) {
+            (Some(id), Some(am)) => {
+                if !matches!(am.node.peer_error(id), Ok(None)) {
+                    return Err(Error::EPID_NETWORK);
+                }
+                Ok(reaches(&self.node, peer)? && reaches(&am.node, id)?)
+            }
             _ => reaches(&self.node, peer),
         }
     }
@@ -343,7 +348,11 @@ impl Endpoint {
             return After::Report(self.home.ep(), self.handler, Error::NO_MEMORY, vec![text]);
         }
         let mut texts = vec![];
-        for (id, error) in self.node.failed_peers() {
+        let mut failed = self.node.failed_peers();
+        for (id, error) in self.am.as_mut().map_or(vec![], |am| am.node.failed_peers()) {
+            failed.extend(self.peers.iter().find(|peer| peer.am == Some(id)).map(|peer| (peer.id, error)));
+        }
+        for (id, error) in failed {
             let peer = self.peers.iter_mut().find(|peer| peer.id == id && !peer.reported);
             if let Some(peer) = peer {
                 peer.reported = true;

@@ -52,14 +52,15 @@ impl Account {
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Returns a peer whose unexpected messages fill all the room that they can have here, so that
-    /// its further sends wait until some are received. Slow path: visits every stream.
+    /// its further sends wait until some are received. Short messages use up their own room before
+    /// they take headers. Slow path: visits every stream.
     pub fn crowding_peer(&self) -> Option<PeerId> {
         let protocol = self.state.protocol.as_ref()?;
         // A sender configured as this engine keeps no more payloads than this.
         let kept_there = protocol.outgoing.len() as u32;
-        let stream = protocol.accounts.iter().position(|account| {
+        let streams = protocol.accounts.iter().take(self.state.streams.len());
+        let (stream, _) = streams.enumerate().find(|(_, account)| {
             account.kept == protocol.credits.after(account.credit_doublings)
-                && account.shorts_open() == 0
                 && account.headers >= protocol.waiting.after(account.header_doublings).min(kept_there)
         })?;
         Some(self.state.peer_id(self.state.streams[stream].peer))
