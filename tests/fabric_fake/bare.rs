@@ -49,12 +49,17 @@ fn until<const N: usize>(what: &str, all: &mut [Node; N], mut ready: impl FnMut(
 
 #[test]
 fn a_peer_joins_over_the_other_rail_and_this_one_joins_later() {
+    // The seed decides over which rail the first message goes.
+    (0..4).for_each(joins_over_the_other_rail);
+}
+
+fn joins_over_the_other_rail(seed: u64) {
     let network = network();
     let fake = &network.0;
     let rails = [0, 1, 2].map(|node| rails(fake, node));
     let addresses = rails.each_ref().map(|node| node.each_ref().map(|rail| rail.address().unwrap()));
     let mut nodes = rails.map(|rails| {
-        let mut node = engine(Config::DEFAULT, rails);
+        let mut node = engine(Config { seed, ..Config::DEFAULT }, rails);
         node.attach_failover(failover(&Config::DEFAULT, 4)).unwrap();
         node
     });

@@ -31,6 +31,9 @@ pub(super) struct PeerSlot {
     /// Whether the endpoint was replaced after the peer was attached, so that nothing from it
     /// arrives.
     pub fenced: bool,
+    /// Messages that are still posted with a completion. The first ones open a connection, and the
+    /// error of an inject names nobody.
+    pub first: u8,
     pub refused_at: u32,
     /// Posts with a completion, and how many of them have completed. Both wrap.
     pub posted: u32,
@@ -51,6 +54,9 @@ pub(super) struct PeerSlot {
 
 const_assert_eq!(size_of::<PeerSlot>(), 64);
 
+/// How many messages to a peer are posted with a completion: more than its meeting takes.
+const FIRST: u8 = 8;
+
 const GONE: PeerSlot = PeerSlot {
     addr: 0,
     short_below: 0,
@@ -59,6 +65,7 @@ const GONE: PeerSlot = PeerSlot {
     attached: false,
     refused: false,
     fenced: false,
+    first: 0,
     refused_at: 0,
     posted: 0,
     ended: 0,
@@ -210,7 +217,7 @@ impl Peers {
     pub fn attach(&mut self, peer: u16, addr: u64, number: u32, short_below: Option<usize>) {
         let (short_below, plain) = (short_below.unwrap_or(0), short_below.is_some());
         self.slots[peer as usize] =
-            PeerSlot { addr, short_below, plain, number, up: true, attached: true, ..GONE };
+            PeerSlot { addr, short_below, plain, number, up: true, attached: true, first: FIRST, ..GONE };
         self.rename();
     }
 

@@ -410,13 +410,16 @@ impl FabricRail {
         if !place.up {
             return Err(PostError::PeerDown);
         }
-        let addr = place.addr;
+        let (addr, first) = (place.addr, place.first);
         let len = head.len().saturating_add(body.len());
         if len > self.caps.max_message {
             return Err(PostError::TooLong { len, max: self.caps.max_message });
         }
         if self.held.is_some() && !self.close_batch() {
             return Err(PostError::Again);
+        }
+        if first != 0 {
+            return self.first_message(peer, addr, head, body, cx);
         }
         if len + HEAD <= self.inject_message {
             let scratch = self.scratch.as_mut_ptr();
@@ -431,6 +434,23 @@ impl FabricRail {
             return self.over(peer, result);
         }
         self.long_message(peer, addr, head, body, cx)
+    }
+
+    /// Posts one of the first messages to a peer: with a completion, so that an error names the peer.
+    #[cold]
+    #[inline(never)]
+    fn first_message(
+        &mut self,
+        peer: Peer,
+        addr: u64,
+        head: &[u8],
+        body: Untrusted<'_>,
+        cx: u64,
+    ) -> Result<Posted, PostError> {
+        let posted = self.long_message(peer, addr, head, body, cx)?;
+        let place = &mut self.peers.slots[peer.0 as usize];
+        place.first = place.first.saturating_sub(1);
+        Ok(posted)
     }
 
     /// Posts a message from a bounce buffer.
