@@ -79,7 +79,7 @@ cargo build --locked --quiet --example device && say "the example over a fake dr
 
 # info: the tool lists the devices of that driver
 info() {
-    env LD_LIBRARY_PATH="$place/fake" FAKE_CUDA=devices=3 "$target/debug/fishplate" info >"$place/seen" || return
+    env LD_LIBRARY_PATH="$place/fake" FAKE_CUDA=devices=3 "$target/debug/fishplate" info -v >"$place/seen" || return
     grep '^gpu' "$place/seen"
     grep -q '^gpu.usable  *usable$' "$place/seen" && grep -q '^gpu.devices.cuda:2.reaches  *cuda:0, cuda:1, cuda:2$' "$place/seen"
 }
@@ -118,7 +118,7 @@ fails() {
 }
 say "a device that is lost" fails fail=Alloc:0:700 "the device is lost (driver code 700)"
 say "a device without memory" fails fail=Alloc:0:2 "choose a smaller --region"
-say "a code that is newer than the program" fails fail=Alloc:0:7777 "the driver refused (code 7777)"
+say "a code that is newer than the program" fails fail=Alloc:0:7777 "the driver refused the call (code 7777)"
 # cut: if the third segment of a peer's memory does not open, none stays open
 cut() {
     rm -f "$place/report"
@@ -129,7 +129,7 @@ cut() {
     grep -q 'opens 2 closes 2 ' "$place/report" && ! grep -v ' violations \[\]$' "$place/report"
 }
 say "a segment that does not open" cut
-say "no devices" fails devices=0 "--device cuda:0: no such device: there are 0"
+say "no devices" fails devices=0 "--device cuda:0: no such device: this machine has 0"
 
 # none: no driver where the loader looks. A machine with a driver has it in the loader's cache, and
 # cannot test this.
