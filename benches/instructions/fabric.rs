@@ -90,7 +90,7 @@ fn expecting() -> &'static mut Own {
 fn bare() -> &'static mut Endpoint {
     let offer = negotiate(noop::library(), &ask()).unwrap();
     let fabric = Arc::new(Fabric::open(&offer.info).unwrap());
-    let domain = Arc::new(Domain::open(fabric, &offer.info).unwrap());
+    let domain = Domain::open(fabric, &offer.info).unwrap();
     let cq = CompletionQueue::open(&domain, 0).unwrap();
     let av = AddressVector::open(&domain, 0, 1).unwrap();
     Box::leak(Box::new(Endpoint::open(&domain, &offer.info, cq, av).unwrap()))

@@ -136,7 +136,7 @@ impl Bare {
         let (mut regions, mut pointers, mut ends) = (vec![], vec![], vec![]);
         for key in [1, 2] {
             let fabric = Arc::new(Fabric::open(info).unwrap());
-            let domain = Arc::new(Domain::open(fabric, info).unwrap());
+            let domain = Domain::open(fabric, info).unwrap();
             let cq = CompletionQueue::open(&domain, 4096).unwrap();
             let av = AddressVector::open(&domain, FI_AV_TABLE, 4).unwrap();
             let ptr = memory();

@@ -69,9 +69,6 @@ pub struct AddressVector {
     _domain: Arc<Domain>,
 }
 
-// SAFETY: only the thread that owns its endpoint uses it, and ownership may move to another thread.
-unsafe impl Send for AddressVector {}
-
 impl AddressVector {
     /// Opens an address vector for about `count` addresses.
     ///

@@ -104,9 +104,6 @@ impl CqWait {
     }
 }
 
-// SAFETY: only the thread that owns its endpoint uses it, and ownership may move to another thread.
-unsafe impl Send for CompletionQueue {}
-
 impl CompletionQueue {
     /// Opens a queue of `size` completions (0: the provider's default), with a [wait
     /// object](Self::wait) if the provider supports that.

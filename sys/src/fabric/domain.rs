@@ -11,18 +11,13 @@ use super::info::Info;
 use super::object;
 use super::raw::*;
 
-/// An open domain, closed when dropped; its fabric after it.
+/// An open domain, closed when dropped; its fabric after it. `FI_THREAD_DOMAIN` lets one thread at a
+/// time use it and what is opened in it, so neither is `Send` or `Sync`.
 #[derive(Debug)]
 pub struct Domain {
     fid: NonNull<fid_domain>,
     fabric: Arc<Fabric>,
 }
-
-// SAFETY: any thread may open and close it; `fi_domain(3)` restricts only endpoints and queues.
-unsafe impl Send for Domain {}
-// SAFETY: a shared reference only opens objects, which libfabric serialises under the requested
-// thread models.
-unsafe impl Sync for Domain {}
 
 impl Domain {
     /// Opens the domain of an offer.
@@ -30,7 +25,8 @@ impl Domain {
     /// # Errors
     /// The provider's.
     #[doc(alias = "fi_domain")]
-    pub fn open(fabric: Arc<Fabric>, info: &Info) -> Result<Domain, CallError> {
+    #[expect(clippy::arc_with_non_send_sync, reason = "a queue may outlive its rail in the handle of a wait")]
+    pub fn open(fabric: Arc<Fabric>, info: &Info) -> Result<Arc<Domain>, CallError> {
         type Open =
             unsafe extern "C" fn(*mut fid_fabric, *mut fi_info, *mut *mut fid_domain, *mut c_void) -> c_int;
         let mut fid = ptr::null_mut();
@@ -43,7 +39,7 @@ impl Domain {
             CallError::check("fi_domain", open(this, info.as_ptr(), &mut fid, ptr::null_mut()) as isize)?;
         }
         let fid = NonNull::new(fid).ok_or(CallError { call: "fi_domain", code: Code(FI_EOTHER) })?;
-        Ok(Domain { fid, fabric })
+        Ok(Arc::new(Domain { fid, fabric }))
     }
 
     pub(super) fn as_ptr(&self) -> *mut fid_domain {

@@ -56,10 +56,6 @@ pub struct Endpoint {
     closed: bool,
 }
 
-// SAFETY: one thread at a time uses it, because all calls except setup need `&mut` of its owner.
-// The requested thread models allow another thread later.
-unsafe impl Send for Endpoint {}
-
 impl Endpoint {
     /// Opens an endpoint, binds its completion queue and address vector, and enables it. Every post
     /// generates a completion.

@@ -18,9 +18,6 @@ pub struct MemoryRegion {
     _domain: Arc<Domain>,
 }
 
-// SAFETY: any thread may register and close.
-unsafe impl Send for MemoryRegion {}
-
 impl MemoryRegion {
     /// Registers memory for `access`, with `key` unless the provider chooses keys.
     ///

@@ -229,7 +229,8 @@ pub struct FabricRail {
 }
 
 // SAFETY: its pointers lead to its own memory, or to registered memory that any thread may access,
-// or are the provider's, whose thread model allows one thread at a time. It is not `Sync`.
+// or are the provider's, whose thread model allows one thread at a time. It owns all objects of its
+// domain, which are not `Send` one by one, and it is not `Sync`.
 unsafe impl Send for FabricRail {}
 
 assert_impl_all!(FabricRail: Send);

@@ -36,22 +36,7 @@ impl FabricRail {
         let words = |error: CallError| SetupError::Call(error, offer.info.library().describe(error.code));
         config.check()?;
         let fabric = Arc::new(Fabric::open(&offer.info).map_err(words)?);
-        let domain = Arc::new(Domain::open(fabric, &offer.info).map_err(words)?);
-        FabricRail::open_in(domain, offer, config)
-    }
-
-    /// Like [`open`](Self::open), in an open domain. Rails on one domain share the cost of
-    /// registrations, not their keys.
-    ///
-    /// # Errors
-    /// As [`open`](Self::open).
-    pub fn open_in(
-        domain: Arc<Domain>,
-        offer: &Offer,
-        config: FabricConfig,
-    ) -> Result<FabricRail, SetupError> {
-        let words = |error: CallError| SetupError::Call(error, offer.info.library().describe(error.code));
-        config.check()?;
+        let domain = Domain::open(fabric, &offer.info).map_err(words)?;
         let info = &offer.info;
         // Some providers report 0 for "unlimited".
         let limit = |ours: u32, theirs: usize| if theirs == 0 { ours } else { ours.min(theirs as u32) };

@@ -40,7 +40,7 @@ fn offers(fake: &Fake, change: impl FnOnce(&mut Hints)) -> Vec<Info> {
 impl Side {
     fn new(fake: &Fake, completions: usize) -> Side {
         let info = offers(fake, |hints| hints.set_op_flags(FI_DELIVERY_COMPLETE)).swap_remove(0);
-        let domain = Arc::new(Domain::open(Arc::new(Fabric::open(&info).unwrap()), &info).unwrap());
+        let domain = Domain::open(Arc::new(Fabric::open(&info).unwrap()), &info).unwrap();
         let cq = CompletionQueue::open(&domain, completions).unwrap();
         let av = AddressVector::open(&domain, FI_AV_TABLE, 4).unwrap();
         let ep = Endpoint::open(&domain, &info, cq, av).unwrap();
