@@ -11,8 +11,8 @@ use super::info::Info;
 use super::object;
 use super::raw::*;
 
-/// An open domain, closed when dropped; its fabric after it. `FI_THREAD_DOMAIN` lets one thread at a
-/// time use it and what is opened in it, so neither is `Send` or `Sync`.
+/// An open domain, closed when dropped; its fabric after it. `FI_THREAD_DOMAIN` lets one thread at
+/// a time use it and what is opened in it, so neither is `Send` or `Sync`.
 #[derive(Debug)]
 pub struct Domain {
     fid: NonNull<fid_domain>,

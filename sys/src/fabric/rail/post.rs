@@ -436,7 +436,8 @@ impl FabricRail {
         self.long_message(peer, addr, head, body, cx)
     }
 
-    /// Posts one of the first messages to a peer: with a completion, so that an error names the peer.
+    /// Posts one of the first messages to a peer: with a completion, so that an error names the
+    /// peer.
     #[cold]
     #[inline(never)]
     fn first_message(
