@@ -284,3 +284,27 @@ fn a_matcher_without_memory_refuses_everything() {
     assert_eq!(matcher.probe(None, T, Tag::ALL), Ok(None));
     assert_eq!(matcher.verify(), Ok(()));
 }
+
+#[test]
+fn ids_of_an_earlier_matcher_in_the_same_memory_are_refused() {
+    const ROOM: usize = 40;
+    let mut posted = [PostedSlot::EMPTY; 4];
+    let mut unexpected = [UnexpectedSlot::EMPTY; ROOM];
+    let mut buckets = vec![0; MatcherMemory::buckets(4, ROOM)];
+    // How many messages are left behind: in few slots of those that were used, in all, in some.
+    for left in [3, ROOM, 20, 0, 1] {
+        let mut over = |stores: usize, old: &[UnexpectedId]| -> Vec<UnexpectedId> {
+            let memory =
+                MatcherMemory { posted: &mut posted, unexpected: &mut unexpected, buckets: &mut buckets };
+            let mut matcher = Matcher::<4, 2>::with_config(memory, MatcherConfig::DEFAULT).unwrap();
+            for id in old {
+                assert_eq!(matcher.message(*id), Err(TagError::Stale), "of {left}");
+            }
+            let ids = (0..stores as u64).map(|cookie| stored(arrive(&mut matcher, cookie))).collect();
+            assert_eq!(matcher.unexpected(), stores);
+            ids
+        };
+        let ids = over(left, &[]);
+        over(ROOM, &ids);
+    }
+}

@@ -57,7 +57,9 @@ pub struct UnexpectedSlot {
     pub(super) linked: u8,
     /// Bit k: it is the oldest message that index k does not have.
     pub(super) cursor_of: u8,
-    _pad: [u32; 3],
+    /// Not 0: a matcher has used this slot, and all before it.
+    used: u32,
+    _pad: [u32; 2],
     pub(super) groups: [GroupLinks; MOST_INDEXES],
 }
 
@@ -77,7 +79,8 @@ impl UnexpectedSlot {
         state: State::Free,
         linked: 0,
         cursor_of: 0,
-        _pad: [0; 3],
+        used: 0,
+        _pad: [0; 2],
         groups: [GroupLinks::NONE; MOST_INDEXES],
     };
 
@@ -135,9 +138,8 @@ impl<'m, const INDEXES: usize> Unexpected<'m, INDEXES> {
         first_seq: u64,
         walked: u32,
     ) -> Self {
-        // Invalidates ids that another matcher left here. Does not touch memory that was never
-        // used.
-        slots.iter_mut().filter(|slot| slot.state != State::Free).for_each(|slot| slot.state = State::Free);
+        // Invalidates ids that another matcher left here. Touches one slot that was never used.
+        slots.iter_mut().take_while(|slot| slot.used != 0).for_each(|slot| slot.state = State::Free);
         Unexpected {
             slots,
             buckets: Buckets::new(heads),
@@ -189,7 +191,7 @@ impl<'m, const INDEXES: usize> Unexpected<'m, INDEXES> {
         let from = self.used as usize;
         let end = self.slots.len().min(from + WIDER);
         for (slot, next) in self.slots[from..end].iter_mut().zip(from as u32 + 1..) {
-            slot.order.next = next;
+            (slot.order.next, slot.state, slot.used) = (next, State::Free, 1);
         }
         let Some(last) = self.slots[from..end].last_mut() else { return false };
         last.order.next = NONE;
