@@ -17,7 +17,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (left, right) = ((rank + size - 1) % size, (rank + 1) % size);
     let peers = [node.connect(&addresses[left])?, node.connect(&addresses[right])?];
 
-    // Words 0 and 1: steps that the left and the right neighbour have sent. Words 2 and 3: theirs.
+    // Words 0 and 1: the last step from the left and from the right neighbour. Words 2 and 3, and 4
+    // and 5: their values, of even and of odd steps.
     let field = node.alloc(64)?;
     let handles = job.allgather(node.handle(field)?)?;
     let there = [node.import(peers[0], &handles[left])?, node.import(peers[1], &handles[right])?];

@@ -12,7 +12,7 @@ use fishplate_shm::{close_aside, has_aside, set_closer};
 /// Most threads at once. While all of them are blocked, descriptors wait.
 const THREADS: usize = 4;
 
-/// Threads that are closing.
+/// The number of closing threads that run.
 static CLOSING: AtomicUsize = AtomicUsize::new(0);
 
 /// Closes descriptors that `fishplate-shm` sets aside on separate threads. These exist only while

@@ -184,7 +184,10 @@ impl Job {
     /// - [`ErrorKind::InvalidInput`]: more than [`CONTRIBUTION_MAX`] bytes. The job continues.
     pub fn allgather_with(&mut self, bytes: &[u8], mut meanwhile: impl FnMut()) -> io::Result<Vec<Vec<u8>>> {
         if bytes.len() > CONTRIBUTION_MAX {
-            return Err(invalid("a contribution has at most 64 KiB"));
+            return Err(invalid(format!(
+                "contribution too long: {} bytes; at most {CONTRIBUTION_MAX}",
+                bytes.len()
+            )));
         }
         let deadline = deadline(self.timeout);
         match std::mem::replace(&mut self.links, Links::Over) {

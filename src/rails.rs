@@ -130,7 +130,7 @@ pub struct Wanted<'a> {
 /// An interface of a provider.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
-    /// The provider's name of it.
+    /// The provider's name for the interface.
     pub interface: String,
     /// Its NIC in [`Machine::nics`], if known.
     pub nic: Option<usize>,
@@ -170,7 +170,7 @@ pub fn candidates(
     let ask = Ask::new(provider);
     let (offers, _) = negotiate::offers(library, &ask)?;
     if offers.is_empty() {
-        // Fails, with the reason.
+        // Negotiates only to get the error that explains the empty list.
         negotiate::negotiate(library, &ask)?;
     }
     let mut found: Vec<Candidate> = vec![];

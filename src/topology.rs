@@ -33,9 +33,9 @@ pub struct Nic {
     pub verbs: Option<String>,
     /// Where it is plugged in. `None` for software interfaces, and where the tree does not say.
     pub path: Option<PciPath>,
-    /// The NUMA node that it belongs to, if the machine says.
+    /// The NUMA node that it belongs to, if known.
     pub node: Option<u32>,
-    /// Megabits per second, if the device says.
+    /// Megabits per second, if known.
     pub mbit: Option<u32>,
     /// Whether it has a link.
     pub link: LinkState,

@@ -138,7 +138,9 @@ impl fmt::Display for Outcome {
         match self {
             Outcome::Done => f.write_str("done"),
             Outcome::Failed(fault) => write!(f, "failed, and the buffer may be reused: {fault}"),
-            Outcome::Unknown(fault) => write!(f, "failed, and may still land: {fault}"),
+            Outcome::Unknown(fault) => {
+                write!(f, "failed, and may still take effect; do not reuse the buffer: {fault}")
+            }
         }
     }
 }

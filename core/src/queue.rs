@@ -188,7 +188,7 @@ impl<'m, H: Host> Queue<'m, H> {
         if [submissions.1.len(), completions.1.len(), flights.len()] != [len; 3] {
             return Err(AttachError::Config("queue: all memory of the same length"));
         }
-        let length = AttachError::Config("queue: a power of two of commands, at most 65536");
+        let length = AttachError::Config("queue: the number of commands is a power of two, at most 65536");
         let pool = Pool::new(header, slots, None).map_err(|_| length)?;
         let to_worker = ring::split(submissions.0, submissions.1).map_err(|_| length)?;
         let from_worker = ring::split(completions.0, completions.1).map_err(|_| length)?;

@@ -216,9 +216,9 @@ pub unsafe trait Rail {
     /// are allowed. Slow path: may scan all posts, and call a driver.
     fn touches(&mut self, memory: Local) -> bool;
 
-    /// Prepares access to `len` bytes that `peer` registered. Returns where they are mapped in this
-    /// process, if the rail maps memory; memory of a device never is. Slow path: may block for a
-    /// bounded time.
+    /// Prepares access to `len` bytes that `peer` registered. Returns their address in this process
+    /// if the rail maps memory. Device memory is never mapped. Slow path: may block for a bounded
+    /// time.
     fn import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError>;
 
     /// Like [`import`](Rail::import), but fails instead of waiting for the peer. The engine uses it

@@ -186,7 +186,7 @@ impl Exports {
         around.sort_unstable();
         while let Some((_, alloc)) = around.pop() {
             let known = self.entries.get(&alloc).map(|entry| &entry.run);
-            // Memory beside the range may have been freed.
+            // Another part of the allocation may be freed. The entry stands only if all is there.
             if known.is_some_and(|known| *known == run) || self.is_there(device, alloc)? {
                 return Ok(alloc);
             }

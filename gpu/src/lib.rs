@@ -270,7 +270,9 @@ impl fmt::Display for DeviceError {
                 f.write_str("the handle belongs to this process; use the address itself")
             }
             DeviceError::NoPeerAccess => f.write_str("the exporter's device cannot be reached from this one"),
-            DeviceError::Exhausted => f.write_str("the device is out of memory, address space or marks"),
+            DeviceError::Exhausted => {
+                f.write_str("the device is out of memory, address space or completion marks")
+            }
             DeviceError::Lost(code) => write!(f, "the device is lost (driver code {code})"),
             DeviceError::Driver(code) => write!(f, "the driver refused the call (code {code})"),
         }

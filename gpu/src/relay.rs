@@ -61,7 +61,7 @@ pub(crate) enum What {
     },
 }
 
-/// A piece.
+/// The part of a relayed transfer that fits into one slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
     pub(crate) what: What,

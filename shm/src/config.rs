@@ -15,8 +15,7 @@ pub enum Users {
     Listed(Vec<u32>),
 }
 
-/// The settings of a [`ShmRail`](crate::ShmRail). Sizes marked * must be equal at both ends of a
-/// link.
+/// The settings of a [`ShmRail`](crate::ShmRail).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShmConfig {
     /// Peers that can be attached at once; they are numbered below this.
@@ -25,11 +24,12 @@ pub struct ShmConfig {
     pub max_regions: u16,
     /// Segments that may hold registered regions at one time.
     pub max_segments: u16,
-    /// * Cells of 64 bytes in each lane: a power of two from 64 to 65536.
+    /// Cells of 64 bytes in each lane: a power of two from 64 to 65536. Equal at both ends.
     pub lane_cells: u32,
-    /// * Longest message, in bytes: from 256 to three quarters of a lane.
+    /// Longest message, in bytes: from 256 to three quarters of a lane. Equal at both ends.
     pub max_message: usize,
-    /// * Size of each pair's common segment, in bytes; a multiple of 4096, or 0 for none.
+    /// Size of each pair's common segment, in bytes: a multiple of 4096, or 0 for none. Equal at
+    /// both ends.
     pub common_len: usize,
     /// Whether this process is registered for `membarrier(2)` of other processes and its own
     /// sleepers call it. Use the value of `sleeper_uses_membarrier` of `LinuxHost::shared()`. If

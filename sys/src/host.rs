@@ -187,7 +187,7 @@ impl Host for LinuxHost {
             // compiler; the sleeper's membarrier orders them for the processor.
             compiler_fence(Ordering::SeqCst);
         } else {
-            // Partner: either barrier of the sleeper.
+            // Pairs with either barrier of the sleeper.
             notifier_fence();
         }
     }

@@ -25,7 +25,7 @@ const RECEIVES: usize = 8;
 /// What a region is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Peers write its own word there, and nothing else.
+    /// Peers write only this region's word into it.
     Target,
     /// Has the word of one target, and is the source of sends and puts. Never written.
     Source,

@@ -237,7 +237,7 @@ fn processes_that_end_on_different_rails_take_no_rail_from_others() {
                 interfaces: interfaces.map(String::from).into(),
                 ..Default::default()
             };
-            // Without a worker, which would run on in a process that counts as ended.
+            // No worker: it would still run after the test has declared this process dead.
             let node = Node::builder().library(provider.library()).settings(settings);
             node.patience(Duration::ZERO).shared_memory(false).open().unwrap()
         };

@@ -234,7 +234,7 @@ pub unsafe extern "C" fn psm2_mq_irecv2(
         let source = endpoint.named(from)?;
         let context = context.addr() as u64;
         let posted = endpoint.request(|queue| queue.irecv2(source, tag, tagsel, into, context))?;
-        // SAFETY: not null, and the caller's.
+        // SAFETY: `req` is not null, and the caller guarantees that it is writable.
         unsafe { req.write(endpoint.home.request(posted)) };
         Ok(())
     })

@@ -1,5 +1,5 @@
-//! How a call waits without keeping a processor from others: it spins, then yields. And when a call
-//! looks whether peers live: also while others keep the program busy.
+//! How a waiting call yields the processor: it spins, then yields. Also decides when a call checks
+//! that peers are alive, which busy programs do too.
 
 use std::time::{Duration, Instant};
 

@@ -311,8 +311,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let waiting = self.is_meeting(peer.0);
         let Meeting { mine, theirs, .. } = self.pairings[peer.0 as usize].meeting;
         let right = word & !self.mask == stamp(context, mine, self.mask);
-        // Rails that keep attachments apart deliver nothing stale, so a mismatch there is a
-        // violation.
+        // `mine == 0`: the rail separates attachments, so nothing stale can arrive, and a mismatch
+        // is a violation.
         if (right || mine == 0) && context as u16 >= self.config.contexts {
             return Err(Violation::Context);
         }

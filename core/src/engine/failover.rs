@@ -152,7 +152,8 @@ impl FailoverPeer {
 /// One stream.
 #[derive(Clone, Copy, Debug)]
 pub struct FailoverStream {
-    /// Everything below is applied at the peer; the stream's own cursor is held back by replies.
+    /// The peer has applied every operation before this number. The stream's own cursor may be
+    /// lower, because it waits for replies.
     heard: Seq,
     /// Rails that the peer has told of, by bit.
     told: u16,
@@ -199,7 +200,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         check(self.state.failover.is_none(), "failover: attached before")?;
         check(self.state.peers.iter().all(|peer| early(peer.state)), "failover: before peers connect")?;
         check(self.state.devices == 0, "failover: not with memory of devices")?;
-        check(peers.len() >= count, "failover.peers: one per peer")?;
+        check(peers.len() >= count, "failover.peers: too short; one entry per peer")?;
         check(streams.len() >= each, "failover.streams: peers x contexts")?;
         check(sent.len() >= each * window as usize, "failover.sent: streams x window")?;
         peers.fill(FailoverPeer::EMPTY);

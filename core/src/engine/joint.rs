@@ -22,7 +22,7 @@ pub struct Joint {
     pub ours: RailId,
     /// The peer's number of its rail.
     pub theirs: u8,
-    /// The longest message that the peer takes on it, in bytes: at least 128.
+    /// The longest message that the peer accepts on this rail, in bytes: at least 128.
     pub max_message: usize,
 }
 
@@ -69,7 +69,7 @@ impl Pairing {
                 return Err(AttachError::Config("joints: rails that exist"));
             }
             if ours & 1 << at != 0 || theirs & 1 << there != 0 {
-                return Err(AttachError::Config("joints: each rail of an end once at most"));
+                return Err(AttachError::Config("joints: a rail is listed twice"));
             }
             if joint.max_message < MESSAGE_MIN {
                 return Err(AttachError::Config("joints: messages of at least 128 bytes"));

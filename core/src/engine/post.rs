@@ -217,8 +217,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let payload = match body {
             // SAFETY: as in `post_piece`, the source stays valid until the operation ends.
             Body::Signal { data: Some((_, len)), .. } => unsafe { Untrusted::new(slot.local, len as usize) },
-            // SAFETY: as in `post_piece`. An inject is posted during the call or not at all, while
-            // its bytes are valid.
+            // SAFETY: as in `post_piece`. An inject is posted only during this call, and its bytes
+            // are valid until it returns.
             Body::Data { .. } => unsafe { Untrusted::new(slot.local, slot.left as usize) },
             _ => Untrusted::from_slice(&[]),
         };

@@ -183,9 +183,9 @@ pub struct MatchMemory<'m, const RAILS: usize> {
     pub accounts: &'m mut [Account],
     /// [`MatchConfig::blocks`]`(S)`, and [`MatchConfig::shared_shorts`].
     pub blocks: &'m mut [BlockSlot],
-    /// [`MatchConfig::block`] bytes for each of the former.
+    /// [`MatchConfig::block`] bytes for each block that is not short.
     pub block_bytes: &'m mut [u8],
-    /// [`SHORT`] bytes for each of the latter.
+    /// [`SHORT`] bytes for each of [`MatchConfig::shared_shorts`].
     pub short_bytes: &'m mut [u8],
     /// [`MatchConfig::waiting`]`(S)`.
     pub headers: &'m mut [HeaderSlot<RAILS>],
@@ -289,11 +289,14 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         check(blocks.len() >= most, "matching.blocks: MatchConfig::blocks and shared_shorts")?;
         check(short_bytes.len() == shorts * SHORT, "matching.short_bytes: 64 x shared_shorts")?;
         check(headers.len() >= config.waiting(streams), "matching.headers: MatchConfig::waiting")?;
-        check(blocks.len() < 1 << 31 && headers.len() < 1 << 31, "matching: below 2^31 blocks and headers")?;
+        check(
+            blocks.len() < 1 << 31 && headers.len() < 1 << 31,
+            "matching: fewer than 2^31 blocks, and as many headers",
+        )?;
         let bytes = |count: usize| count.saturating_mul(config.block());
         check(
             block_bytes.len() >= bytes(blocks.len() - shorts),
-            "matching.block_bytes: blocks x MatchConfig::block",
+            "matching.block_bytes: too short; MatchConfig::block bytes for each long block",
         )?;
         check(outgoing.len() < u32::MAX as usize, "matching.outgoing: below 2^32 - 1")?;
         check(

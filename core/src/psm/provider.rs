@@ -25,7 +25,7 @@ pub enum Opt {
 }
 
 impl Opt {
-    /// The option of this number.
+    /// Returns the option with this number.
     ///
     /// # Errors
     /// [`Code::ParamErr`] if there is none.

@@ -135,13 +135,13 @@ pub struct Stats {
     pub rx_sys_num: u64,
     /// Messages sent.
     pub tx_num: u64,
-    /// Of these, those that travelled with their payload.
+    /// Messages sent with their payload.
     pub tx_eager_num: u64,
-    /// Their bytes.
+    /// Bytes of messages sent with their payload.
     pub tx_eager_bytes: u64,
-    /// Those whose payload the receiver fetched.
+    /// Messages sent whose payload the receiver read.
     pub tx_rndv_num: u64,
-    /// Their bytes.
+    /// Bytes of messages sent whose payload the receiver read.
     pub tx_rndv_bytes: u64,
     /// Messages sent to peers of the first rail.
     pub tx_shm_num: u64,

@@ -1,5 +1,5 @@
-//! Memory that the processor cannot access is always posted, in order with everything else, and
-//! refused where unsupported. An access would fault: see [`veil`].
+//! Operations on memory that the processor cannot access are always posted to a rail, in order with
+//! all others. They are refused where unsupported. An access would fault: see [`veil`].
 
 use fishplate_core::engine::{Config, Issued, Notice, Signal};
 use fishplate_core::error::{AttachError, OpError};

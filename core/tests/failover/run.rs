@@ -16,7 +16,7 @@ use super::support::*;
 /// Most rails of a schedule.
 const RAILS: usize = 8;
 
-/// Turns after which a run hangs.
+/// A run that takes more turns counts as hung.
 const TURNS: u64 = 60_000;
 
 /// What has happened in several runs.

@@ -175,7 +175,7 @@ impl Model {
         }
     }
 
-    /// Checks the target: the state of its words is not earlier than before, and the data is there.
+    /// Checks that the target's words never go back, and that their data has arrived.
     fn check<R: Rail, const RAILS: usize>(&mut self, nodes: &[fleet::Node<R, RAILS>], seed: u64) {
         let target = &nodes[self.to];
         let now = words(target, self.part);

@@ -10,8 +10,8 @@ thread_local! {
     static OPEN: RefCell<Option<Vec<Free>>> = const { RefCell::new(None) };
 }
 
-/// Frees all that this thread has [leaked](leak) since its creation. Nothing else may borrow from
-/// it by then: declare it first.
+/// Frees on drop what this thread has [leaked](leak) since its creation. Declare it before anything
+/// that borrows that memory, so that it is dropped last.
 pub struct Scope(());
 
 impl Scope {

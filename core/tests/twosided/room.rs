@@ -200,7 +200,7 @@ fn credits_of_received_messages_return_without_traffic_the_other_way() {
         let request = fleet[1].engine.recv(None, tag(n), EXACT, into, n).unwrap();
         check(&fleet[1].engine.test_recv(request).unwrap().unwrap(), Received::Ok, n, 8, 8);
     }
-    // Longer than an acknowledgement waits for a message to go with.
+    // Runs longer than an acknowledgement waits for a message to travel with.
     let mut turns = 0;
     fleet::turn_until(&mut fleet, "some turns", |_| {
         turns += 1;

@@ -83,7 +83,7 @@ impl fmt::Display for Fault {
                 f.write_str("the limit of imported memory is reached; release imports, or raise the limit")
             }
             Fault::Again => f.write_str("the queue to the peer is full; retry"),
-            Fault::Stale => f.write_str("not a current import"),
+            Fault::Stale => f.write_str("the import was released, or never existed"),
             Fault::Device(error) => error.fmt(f),
         }
     }

@@ -8,8 +8,8 @@ use fishplate_shm::extension::PAGE;
 use crate::ImportLimits;
 use crate::pair::Layout;
 
-/// Settings of a [`GpuRail`](crate::GpuRail), fixed once it is open. Those marked * should be equal
-/// at both ends of a link. Otherwise writes are reported by records, and nothing is relayed.
+/// Settings of a [`GpuRail`](crate::GpuRail), fixed once it is open. If some that are best equal
+/// differ between the ends of a link, writes are reported by records, and nothing is relayed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuConfig {
     /// Most writes and reads of device memory in flight.
@@ -20,13 +20,14 @@ pub struct GpuConfig {
     pub chunk: u64,
     /// Most streams that one transfer is spread over.
     pub spread: u8,
-    /// * Whether done words report writes.
+    /// Whether done words report writes. Best equal at both ends.
     pub done_channel: bool,
-    /// * Done words per direction of a link: a power of two.
+    /// Done words per direction of a link: a power of two. Best equal at both ends.
     pub done_words: u32,
-    /// * Bounce slots per direction of a link: a power of two, or 0 for none.
+    /// Bounce slots per direction of a link: a power of two, or 0 for none. Best equal at both
+    /// ends.
     pub relay_slots: u32,
-    /// * Bytes of a bounce slot: a multiple of 4096.
+    /// Bytes of a bounce slot: a multiple of 4096. Best equal at both ends.
     pub relay_chunk: u32,
     /// Sends everything through bounce slots, as if no device could reach another.
     pub force_relay: bool,

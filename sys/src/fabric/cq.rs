@@ -264,8 +264,8 @@ impl CompletionQueue {
 impl Drop for Open {
     fn drop(&mut self) {
         // A failed close cannot be reported from drop.
-        // SAFETY: open until here; the endpoint that was bound to it is closed, because it held the
-        // queue.
+        // SAFETY: the queue is open. Its endpoint is closed already, because the endpoint keeps the
+        // queue open.
         let _ = unsafe { object::close(self.fid.as_ptr().cast()) };
     }
 }

@@ -89,7 +89,6 @@ impl Child {
         }
     }
 
-    /// Returns the process id.
     pub fn id(&self) -> libc::pid_t {
         self.0
     }

@@ -14,7 +14,7 @@ use super::{Asks, Failover};
 /// Longest payload that is kept itself, in bytes: that of an inject. Others stay in their source.
 pub(in super::super) const COPY: usize = 64;
 
-/// Which rail a number is on.
+/// Where an operation is: on a rail, at the peer, or lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Carried {
     By(u8),

@@ -238,7 +238,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// [`cancel`](Self::cancel) by the word given with a receive. Slow path: scans every receive.
+    /// [Cancels](Self::cancel) the receive that was posted with this word. Slow path: scans every
+    /// receive.
     pub(in super::super) fn cancel_word(&mut self, word: u64) -> Result<Cancelled, OpError> {
         let protocol = self.state.protocol.as_ref().ok_or(OpError::NoMatching)?;
         let mut slots = protocol.requests.slots.taken();

@@ -61,7 +61,9 @@ impl fmt::Display for Received {
             Received::Truncated => f.write_str("the message was longer than the buffer"),
             Received::Cancelled => f.write_str("cancelled; the buffer is unchanged"),
             Received::Failed(fault) => write!(f, "failed, and the buffer may be reused: {fault}"),
-            Received::Unknown(fault) => write!(f, "failed, and may still land: {fault}"),
+            Received::Unknown(fault) => {
+                write!(f, "failed, and may still take effect; do not reuse the buffer: {fault}")
+            }
         }
     }
 }
@@ -194,7 +196,7 @@ pub(crate) enum Fit {
 pub(crate) struct Sender(u32);
 
 impl Sender {
-    /// No sender yet. No peer has the number 65535.
+    /// No sender yet. It equals none, because no peer has the number 65535.
     pub(crate) const NONE: Sender = Sender(u32::MAX);
 
     #[inline(always)]
@@ -344,7 +346,7 @@ impl Slot for RecvSlot {
     }
 }
 
-/// The table.
+/// All receive requests, and their queues.
 pub(crate) struct Requests<'m> {
     pub slots: Slots<'m, RecvSlot>,
     /// Ended receives whose status is not taken, oldest first.

@@ -164,8 +164,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Returns whether all rails to a peer accept this many bytes in one post, if not all rails of
-    /// this engine do.
+    /// Returns whether every rail to a peer accepts this many bytes in one post. Called only if
+    /// some rail of this engine does not.
     #[cold]
     #[inline(never)]
     fn is_single(&self, peer: u16, bytes: u64) -> bool {

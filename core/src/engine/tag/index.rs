@@ -104,7 +104,8 @@ impl<const INDEXES: usize> Unexpected<'_, INDEXES> {
         }
     }
 
-    /// Updates the cursors of complete indexes: the stored message is now their first missing one.
+    /// Sets the cursor of every index that was caught up to the message just stored, the first that
+    /// it lacks.
     #[inline(never)]
     pub(super) fn wake_indexes(&mut self, at: u32) {
         for (number, index) in self.indexes.iter_mut().enumerate() {

@@ -535,9 +535,9 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
                         _ if dead => Err(CompleteError::PeerDown),
                         None => Err(CompleteError::Failed(-1)),
                         Some(source) => {
-                            // SAFETY: the source is registered. The target is writable until the
-                            // completion, which is sent only now, or if that was unknown, until the
-                            // peer is fenced.
+                            // SAFETY: the source is registered. The target is writable until its
+                            // completion, which is sent below. If it completed as unknown, it is
+                            // writable until the peer is fenced.
                             unsafe { ptr::copy(source, into, len) };
                             Ok(())
                         }

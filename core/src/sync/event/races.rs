@@ -189,7 +189,7 @@ fn a_listener_is_notified_of_everything_that_it_waits_for() {
                         let listening = listeners.listen(event);
                         assert_ne!(listening, Listening::Full);
                         if listening == Listening::Standing {
-                            // As in a worker's turn: if something was taken meanwhile, check again.
+                            // Like a worker: checks again if its listener was notified meanwhile.
                             event.park(host, FOREVER, || {
                                 listeners.listen(event) != Listening::Standing || done()
                             });

@@ -26,7 +26,7 @@ pub(super) struct PeerSlot {
     pub up: bool,
     /// Attached.
     pub attached: bool,
-    /// Whether a post was rejected, and [`accepted`](Self::accepted) when it was.
+    /// Whether a post was ever rejected.
     pub refused: bool,
     /// Whether the endpoint was replaced after the peer was attached, so that nothing from it
     /// arrives.
@@ -34,6 +34,7 @@ pub(super) struct PeerSlot {
     /// Messages that are still posted with a completion. The first ones open a connection, and the
     /// error of an inject names nobody.
     pub first: u8,
+    /// [`accepted`](Self::accepted) at the last rejection.
     pub refused_at: u32,
     /// Posts with a completion, and how many of them have completed. Both wrap.
     pub posted: u32,

@@ -64,7 +64,7 @@ impl State {
         }
         match ops[at].stage {
             Stage::Flying if ops[at].stray => {
-                // Into the endpoint that it was sent to, or nowhere.
+                // A stray lands in the endpoint it was sent to, or nowhere if that is gone.
                 match self.is_alive(dst).then(|| self.carry_out(&ops[at])) {
                     Some(Outcome::Later) => {}
                     landed => {
