@@ -31,6 +31,8 @@ pub(super) struct PeerSlot {
     /// Whether the endpoint was replaced after the peer was attached, so that nothing from it
     /// arrives.
     pub fenced: bool,
+    /// Whether short messages are injected: the peer is up, and `first` is 0.
+    pub familiar: bool,
     /// Messages that are still posted with a completion. The first ones open a connection, and the
     /// error of an inject names nobody.
     pub first: u8,
@@ -66,6 +68,7 @@ const GONE: PeerSlot = PeerSlot {
     attached: false,
     refused: false,
     fenced: false,
+    familiar: false,
     first: 0,
     refused_at: 0,
     posted: 0,
@@ -271,7 +274,7 @@ impl Peers {
         if !slot.up {
             return false;
         }
-        (slot.up, slot.short_below, slot.plain) = (false, 0, false);
+        (slot.up, slot.familiar, slot.short_below, slot.plain) = (false, false, 0, false);
         self.numbers.take_down(slot.number as u64, peer);
         self.addresses.take_down(slot.addr, peer);
         true

@@ -407,19 +407,16 @@ impl FabricRail {
         cx: u64,
     ) -> Result<Posted, PostError> {
         let Some(place) = self.peers.slots.get(peer.0 as usize) else { return Err(PostError::PeerDown) };
-        if !place.up {
-            return Err(PostError::PeerDown);
+        if !place.familiar {
+            return self.first_message(peer, head, body, cx);
         }
-        let (addr, first) = (place.addr, place.first);
+        let addr = place.addr;
         let len = head.len().saturating_add(body.len());
         if len > self.caps.max_message {
             return Err(PostError::TooLong { len, max: self.caps.max_message });
         }
         if self.held.is_some() && !self.close_batch() {
             return Err(PostError::Again);
-        }
-        if first != 0 {
-            return self.first_message(peer, addr, head, body, cx);
         }
         if len + HEAD <= self.inject_message {
             let scratch = self.scratch.as_mut_ptr();
@@ -443,14 +440,25 @@ impl FabricRail {
     fn first_message(
         &mut self,
         peer: Peer,
-        addr: u64,
         head: &[u8],
         body: Untrusted<'_>,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        let posted = self.long_message(peer, addr, head, body, cx)?;
+        let place = self.peers.slots[peer.0 as usize];
+        if !place.up {
+            return Err(PostError::PeerDown);
+        }
+        let len = head.len().saturating_add(body.len());
+        if len > self.caps.max_message {
+            return Err(PostError::TooLong { len, max: self.caps.max_message });
+        }
+        if self.held.is_some() && !self.close_batch() {
+            return Err(PostError::Again);
+        }
+        let posted = self.long_message(peer, place.addr, head, body, cx)?;
         let place = &mut self.peers.slots[peer.0 as usize];
         place.first = place.first.saturating_sub(1);
+        place.familiar = place.up && place.first == 0;
         Ok(posted)
     }
 
