@@ -34,9 +34,8 @@
 //! `head` is the wire format, `request` the receives, `stock` the memory for waiting messages and
 //! the accounts of both ends; `short` the messages that need no credit. `send` and `receive` are
 //! the user's calls. `arrive` handles reports of rails, and `next` their most frequent case.
-//! `rendezvous` moves payloads that stayed at their
-//! sender, `lost` ends what a peer leaves behind, and `device` handles buffers that the processor
-//! may not access.
+//! `rendezvous` moves payloads that stayed at their sender, `lost` ends what a peer leaves behind,
+//! and `device` handles buffers that the processor may not access.
 
 mod arrive;
 mod device;
@@ -57,8 +56,7 @@ pub use request::{Cancelled, Destination, Envelope, Received, RecvSlot, Request,
 pub(crate) use send::Form;
 pub use send::Payload;
 pub(crate) use stock::Kept;
-pub use stock::SHORT;
-pub use stock::{Account, BlockSlot, HeaderSlot};
+pub use stock::{Account, BlockSlot, HeaderSlot, SHORT};
 
 use crate::error::{AttachError, Violation};
 use crate::mem::PeerId;

@@ -21,8 +21,7 @@ use super::super::wire::{GENERATION_MASK, Owner, PostTag};
 use super::super::{ContextId, Engine, State};
 use super::head::{self, Head, LONGEST, Offer};
 use super::request::UNREGISTERED;
-use super::stock::Account;
-use super::stock::SHORT;
+use super::stock::{Account, SHORT};
 
 /// The payload of a send.
 #[derive(Clone, Copy, Debug)]

@@ -31,10 +31,8 @@ pub(super) struct PeerSlot {
     /// Whether the endpoint was replaced after the peer was attached, so that nothing from it
     /// arrives.
     pub fenced: bool,
-    /// Whether short messages are injected: the peer is up, and `first` is 0.
-    pub familiar: bool,
-    /// Messages that are still posted with a completion. The first ones open a connection, and the
-    /// error of an inject names nobody.
+    /// Messages that are still posted with a completion, because the error of an inject names
+    /// nobody. 0: short ones are injected. Not 0 while the peer is not up.
     pub first: u8,
     /// [`accepted`](Self::accepted) at the last rejection.
     pub refused_at: u32,
@@ -68,8 +66,7 @@ const GONE: PeerSlot = PeerSlot {
     attached: false,
     refused: false,
     fenced: false,
-    familiar: false,
-    first: 0,
+    first: FIRST,
     refused_at: 0,
     posted: 0,
     ended: 0,
@@ -221,7 +218,7 @@ impl Peers {
     pub fn attach(&mut self, peer: u16, addr: u64, number: u32, short_below: Option<usize>) {
         let (short_below, plain) = (short_below.unwrap_or(0), short_below.is_some());
         self.slots[peer as usize] =
-            PeerSlot { addr, short_below, plain, number, up: true, attached: true, first: FIRST, ..GONE };
+            PeerSlot { addr, short_below, plain, number, up: true, attached: true, ..GONE };
         self.rename();
     }
 
@@ -274,7 +271,7 @@ impl Peers {
         if !slot.up {
             return false;
         }
-        (slot.up, slot.familiar, slot.short_below, slot.plain) = (false, false, 0, false);
+        (slot.up, slot.first, slot.short_below, slot.plain) = (false, FIRST, 0, false);
         self.numbers.take_down(slot.number as u64, peer);
         self.addresses.take_down(slot.addr, peer);
         true

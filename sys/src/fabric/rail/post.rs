@@ -407,10 +407,7 @@ impl FabricRail {
         cx: u64,
     ) -> Result<Posted, PostError> {
         let Some(place) = self.peers.slots.get(peer.0 as usize) else { return Err(PostError::PeerDown) };
-        if !place.familiar {
-            return self.first_message(peer, head, body, cx);
-        }
-        let addr = place.addr;
+        let (addr, first) = (place.addr, place.first);
         let len = head.len().saturating_add(body.len());
         if len > self.caps.max_message {
             return Err(PostError::TooLong { len, max: self.caps.max_message });
@@ -418,7 +415,7 @@ impl FabricRail {
         if self.held.is_some() && !self.close_batch() {
             return Err(PostError::Again);
         }
-        if len + HEAD <= self.inject_message {
+        if first == 0 && len + HEAD <= self.inject_message {
             let scratch = self.scratch.as_mut_ptr();
             // SAFETY: `scratch` has `inject_message` bytes and no other user, as `compose`
             // requires.
@@ -426,43 +423,14 @@ impl FabricRail {
                 compose(self.number, head, body, scratch);
                 core::slice::from_raw_parts(scratch, len + HEAD)
             };
-            // SAFETY: the peer is up, so it is in the vector under this number.
+            // SAFETY: the peer is up, as `first` says, so it is in the vector under this number.
             let result = unsafe { self.endpoint.inject(bytes, addr) };
             return self.over(peer, result);
         }
         self.long_message(peer, addr, head, body, cx)
     }
 
-    /// Posts one of the first messages to a peer: with a completion, so that an error names the
-    /// peer.
-    #[cold]
-    #[inline(never)]
-    fn first_message(
-        &mut self,
-        peer: Peer,
-        head: &[u8],
-        body: Untrusted<'_>,
-        cx: u64,
-    ) -> Result<Posted, PostError> {
-        let place = self.peers.slots[peer.0 as usize];
-        if !place.up {
-            return Err(PostError::PeerDown);
-        }
-        let len = head.len().saturating_add(body.len());
-        if len > self.caps.max_message {
-            return Err(PostError::TooLong { len, max: self.caps.max_message });
-        }
-        if self.held.is_some() && !self.close_batch() {
-            return Err(PostError::Again);
-        }
-        let posted = self.long_message(peer, place.addr, head, body, cx)?;
-        let place = &mut self.peers.slots[peer.0 as usize];
-        place.first = place.first.saturating_sub(1);
-        place.familiar = place.up && place.first == 0;
-        Ok(posted)
-    }
-
-    /// Posts a message from a bounce buffer.
+    /// Posts a message from a bounce buffer, if the peer is up.
     fn long_message(
         &mut self,
         peer: Peer,
@@ -471,6 +439,9 @@ impl FabricRail {
         body: Untrusted<'_>,
         cx: u64,
     ) -> Result<Posted, PostError> {
+        if !self.peers.slots[peer.0 as usize].up {
+            return Err(PostError::PeerDown);
+        }
         let Some(bounce) = self.bounces.pop() else { return Err(PostError::Again) };
         let slot = match self.begin(peer, ContextKind::Send, cx) {
             Ok(slot) => slot,
@@ -491,7 +462,10 @@ impl FabricRail {
         if result.is_err() {
             self.bounces.push(bounce);
         }
-        self.end(peer, slot, result)
+        let posted = self.end(peer, slot, result)?;
+        let place = &mut self.peers.slots[peer.0 as usize];
+        place.first = place.first.saturating_sub(1);
+        Ok(posted)
     }
 
     pub(super) unsafe fn atomic(
