@@ -48,6 +48,20 @@ impl Pattern {
         }
     }
 
+    /// Writes the payload into memory of this process.
+    #[inline(always)]
+    pub fn fill_slice(self, bytes: &mut [u8]) {
+        // SAFETY: the slice is writable for its length.
+        unsafe { self.fill(bytes.as_mut_ptr(), bytes.len()) }
+    }
+
+    /// Returns whether `bytes` are the whole payload.
+    #[inline(always)]
+    pub fn is_in(self, bytes: &[u8]) -> bool {
+        // SAFETY: the slice is readable for its length.
+        unsafe { self.verify(bytes.as_ptr(), bytes.len()) }
+    }
+
     /// Returns whether the whole payload is there.
     ///
     /// # Safety
@@ -80,11 +94,9 @@ mod tests {
         for len in [1, 3, 7, 8, 9, 15, 16, 64, 100] {
             let pattern = Pattern::new(1, 2, 3);
             let mut bytes = vec![0xA5u8; len + 8];
-            // SAFETY: `bytes` has more than `len` bytes.
-            unsafe { pattern.fill(bytes.as_mut_ptr(), len) };
+            pattern.fill_slice(&mut bytes[..len]);
             assert_eq!(&bytes[len..], [0xA5; 8]);
-            // SAFETY: as above.
-            let intact = |bytes: &[u8]| unsafe { pattern.verify(bytes.as_ptr(), len) };
+            let intact = |bytes: &[u8]| pattern.is_in(&bytes[..len]);
             assert!(intact(&bytes));
             for i in 0..len {
                 bytes[i] ^= 0x10;

@@ -167,20 +167,29 @@ impl Row {
     }
 }
 
-/// Writes rows as they come.
+/// A row in the forms that differ by kind of row. JSON is that of `Serialize`.
+pub trait Columns: Serialize {
+    /// Returns the header and the line of a table.
+    fn table(&self) -> [String; 2];
+
+    /// Returns the header and the line of CSV.
+    fn csv(&self) -> [String; 2];
+}
+
+/// Writes rows to standard output as they are measured.
 pub struct Report {
     format: Format,
     started: bool,
 }
 
 impl Report {
-    /// Nothing is written yet.
+    /// Creates a report without rows.
     pub fn new(format: Format) -> Self {
         Report { format, started: false }
     }
 
     /// Writes a line about the run for people: above a table, or to standard error beside CSV.
-    pub fn comment(&mut self, text: &str) -> Outcome {
+    pub fn comment(&self, text: &str) -> Outcome {
         match self.format {
             Format::Json => {}
             Format::Csv => eprintln!("# {text}"),
@@ -189,25 +198,32 @@ impl Report {
         Ok(())
     }
 
-    /// A row, after the header if it is the first.
-    pub fn row(&mut self, row: &Row) -> Outcome {
-        if !self.started {
-            self.started = true;
-            match self.format {
-                Format::Table => print(&format!("{}\n", header()))?,
-                Format::Csv => print(&format!("{}\n", CSV_HEADER.join(",")))?,
-                Format::Json => {}
-            }
-        }
-        match self.format {
-            Format::Table => print(&format!("{}\n", line(row))),
-            Format::Csv => print(&format!("{}\n", csv(row))),
+    /// Writes a row, after the header if it is the first.
+    pub fn row<R: Columns>(&mut self, row: &R) -> Outcome {
+        let first = !std::mem::replace(&mut self.started, true);
+        let [header, line] = match self.format {
+            Format::Table => row.table(),
+            Format::Csv => row.csv(),
             Format::Json => {
                 let text = serde_json::to_string(row)
                     .map_err(|e| Failure::run(format!("cannot write JSON: {e}")))?;
-                print(&format!("{text}\n"))
+                return print(&format!("{text}\n"));
             }
+        };
+        if first {
+            print(&format!("{header}\n"))?;
         }
+        print(&format!("{line}\n"))
+    }
+}
+
+impl Columns for Row {
+    fn table(&self) -> [String; 2] {
+        [header(), line(self)]
+    }
+
+    fn csv(&self) -> [String; 2] {
+        [CSV_HEADER.join(","), csv(self)]
     }
 }
 

@@ -1,7 +1,9 @@
 //! `perf job`: many ranks at once, in every pattern; and ranks that are lost.
 
+use std::net::TcpListener;
 use std::process::Stdio;
-use std::thread::sleep;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread::{sleep, spawn};
 use std::time::{Duration, Instant};
 
 mod command;
@@ -26,6 +28,44 @@ fn every_pattern_delivers_everything_and_its_rows_fit_the_schema() {
     }
 }
 
+/// Kills a process that still runs after 20 s, so that a test that waits for it ends. Dropping the
+/// sender cancels that.
+fn limit(process: u32) -> Sender<()> {
+    let (done, over) = channel();
+    spawn(move || {
+        if over.recv_timeout(Duration::from_secs(20)) == Err(RecvTimeoutError::Timeout) {
+            // SAFETY: a call with plain numbers. The process is a child that the test has not reaped.
+            unsafe { libc::kill(process as i32, libc::SIGKILL) };
+        }
+    });
+    done
+}
+
+/// Two ranks with different seeds find every message wrong: those of the row, and the first of each
+/// flow, which are sent before the row.
+#[test]
+fn wrong_first_messages_are_errors_of_the_first_row() {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let line = "perf job -p ring -n 3 --check --json -T 20 --seed";
+    let ranks = [0, 1].map(|rank: u32| {
+        fishplate(&format!("{line} {rank}"))
+            .env("RANK", rank.to_string())
+            .env("WORLD_SIZE", "2")
+            .env("MASTER_ADDR", "127.0.0.1")
+            .env("MASTER_PORT", port.to_string())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+    });
+    let _limits = [&ranks[0], &ranks[1]].map(|rank| limit(rank.id()));
+    let [first, second] = ranks.map(|rank| rank.wait_with_output().unwrap());
+    let told = text(&first.stderr) + &text(&second.stderr);
+    assert_eq!([first.status.code(), second.status.code()], [Some(1); 2], "{told}");
+    let row: serde_json::Value = serde_json::from_str(&text(&first.stdout)).expect(&told);
+    assert_eq!((row["flows"].as_u64(), row["errors"].as_u64()), (Some(2), Some(2 * (3 + 1))), "{row}");
+}
+
 /// The ranks that a process has started: its children.
 fn ranks_of(parent: u32) -> Vec<i32> {
     let path = format!("/proc/{parent}/task/{parent}/children");
@@ -35,9 +75,9 @@ fn ranks_of(parent: u32) -> Vec<i32> {
 
 #[test]
 fn a_killed_rank_is_named_and_leaves_no_other_behind() {
-    let line = "perf job -N 4 -p all-to-all -n 1e12 -T 3600";
+    let line = "perf job -N 4 -p all-to-all -n 1e12 -T 20";
     let mut leader = fishplate(line).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let until = Instant::now() + Duration::from_secs(20);
+    let limit = limit(leader.id());
     // The headline is written when all have met.
     std::io::Read::read_exact(leader.stdout.as_mut().unwrap(), &mut [0]).expect("a headline");
     let ranks = ranks_of(leader.id());
@@ -45,10 +85,12 @@ fn a_killed_rank_is_named_and_leaves_no_other_behind() {
     // SAFETY: a call with plain numbers. The process is a child of a child that still waits for it.
     assert_eq!(unsafe { libc::kill(ranks[1], libc::SIGKILL) }, 0);
     let output = leader.wait_with_output().unwrap();
+    drop(limit);
     let told = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{told}");
     let named = format!("rank 2 (pid {}) was killed by signal 9", ranks[1]);
     assert!(told.contains(&named) && told.lines().count() == 1, "{told}");
+    let until = Instant::now() + Duration::from_secs(20);
     // SAFETY: a call with plain numbers that sends nothing.
     while ranks.iter().any(|&rank| unsafe { libc::kill(rank, 0) } == 0) {
         assert!(Instant::now() < until, "ranks are left behind");

@@ -28,7 +28,7 @@ use crate::args::Format;
 use crate::clock::Clock;
 use crate::failure::{Failure, Outcome};
 use crate::instructions::Instructions;
-use crate::report::{SCHEMA_VERSION, print, time};
+use crate::report::{Columns, Report, SCHEMA_VERSION, time};
 use crate::sizes;
 
 use engine::{Engine, Pairs};
@@ -250,7 +250,7 @@ pub fn run(words: &[OsString]) -> Outcome {
     let args = MatchArgs::parse_from(words[2..].iter());
     let (clock, mut counter) = (Clock::calibrate(), Instructions::start());
     let format = if args.json { Format::Json } else { args.format };
-    let mut report = Report { format, started: false };
+    let mut report = Report::new(format);
     report.comment(&format!(
         "fishplate {} perf match  units={} rounds={} clock={} build={}",
         env!("CARGO_PKG_VERSION"),
@@ -370,59 +370,42 @@ fn median(mut values: Vec<f64>) -> Option<f64> {
     values.get(values.len() / 2).copied()
 }
 
-/// Writes rows as they come.
-struct Report {
-    format: Format,
-    started: bool,
+impl Row {
+    /// The values that some engines or machines lack, as text.
+    fn optional(&self) -> [String; 2] {
+        let bytes = self.bytes_per_entry.map_or_else(String::new, |bytes| bytes.to_string());
+        [bytes, self.instr_per_op.map_or_else(String::new, |count| format!("{count:.1}"))]
+    }
 }
 
-impl Report {
-    fn comment(&self, text: &str) -> Outcome {
-        match self.format {
-            Format::Json => {}
-            Format::Csv => eprintln!("# {text}"),
-            Format::Table => print(&format!("# {text}\n"))?,
-        }
-        Ok(())
+impl Columns for Row {
+    fn table(&self) -> [String; 2] {
+        let [bytes, instructions] = self.optional();
+        [
+            format!(
+                "#{:>8} {:>6}  {:<7} {:>10} {:>10} {:>11} {:>12}",
+                "workload", "depth", "engine", "per unit", "longest", "bytes/entry", "instructions"
+            ),
+            format!(
+                "{:>9} {:>6}  {:<7} {:>10} {:>10} {bytes:>11} {instructions:>12}",
+                self.workload,
+                sizes::show(self.depth as usize),
+                self.engine,
+                time(self.ns_per_op),
+                time(self.max_ns)
+            ),
+        ]
     }
 
-    fn row(&mut self, row: &Row) -> Outcome {
-        let header = !std::mem::replace(&mut self.started, true);
-        let bytes = row.bytes_per_entry.map_or_else(String::new, |bytes| bytes.to_string());
-        let instructions = row.instr_per_op.map_or_else(String::new, |count| format!("{count:.1}"));
-        let text = match self.format {
-            Format::Json => {
-                serde_json::to_string(row).map_err(|e| Failure::run(format!("cannot write JSON: {e}")))?
-            }
-            Format::Csv => {
-                if header {
-                    print(
-                        "schema_version,test,engine,workload,depth,ns_per_op,instr_per_op,max_ns,bytes_per_entry\n",
-                    )?;
-                }
-                format!(
-                    "{},match,{},{},{},{:.3},{instructions},{:.3},{bytes}",
-                    row.schema_version, row.engine, row.workload, row.depth, row.ns_per_op, row.max_ns
-                )
-            }
-            Format::Table => {
-                if header {
-                    print(&format!(
-                        "#{:>8} {:>6}  {:<7} {:>10} {:>10} {:>11} {:>12}\n",
-                        "workload", "depth", "engine", "per unit", "longest", "bytes/entry", "instructions"
-                    ))?;
-                }
-                format!(
-                    "{:>9} {:>6}  {:<7} {:>10} {:>10} {bytes:>11} {instructions:>12}",
-                    row.workload,
-                    sizes::show(row.depth as usize),
-                    row.engine,
-                    time(row.ns_per_op),
-                    time(row.max_ns)
-                )
-            }
-        };
-        print(&format!("{text}\n"))
+    fn csv(&self) -> [String; 2] {
+        let [bytes, instructions] = self.optional();
+        [
+            "schema_version,test,engine,workload,depth,ns_per_op,instr_per_op,max_ns,bytes_per_entry".into(),
+            format!(
+                "{},match,{},{},{},{:.3},{instructions},{:.3},{bytes}",
+                self.schema_version, self.engine, self.workload, self.depth, self.ns_per_op, self.max_ns
+            ),
+        ]
     }
 }
 

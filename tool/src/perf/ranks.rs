@@ -90,10 +90,11 @@ Patterns, of N ranks:
   ring         each to the next
 
 Rates are sums over all flows, in the time of the slowest rank. cpu/op is
-processor time of all ranks per message. first is the time from nothing until
-every flow has connected and delivered a message. startup is the time from a
-process's begin until all have met, and memory its proportional share (PSS)
-when it has sent; both of the rank that needs most.
+processor time of all ranks per message. first is the time until every flow of
+the pattern has delivered a message. For the first pattern it includes
+connecting; later patterns reuse connections. startup is the time from the start
+of a process until all have met. memory is the proportional share (PSS) of a
+process after the row. Both are those of the rank with the most.
 
 Exit status: 0 done; 1 the run failed, a rank was lost, or data was wrong; 2 the
 command line; 130 interrupted.";
@@ -163,7 +164,8 @@ impl Member {
         let settings = variables::for_run(timeout.as_secs())?;
         let most = job.size().max(Limits::DEFAULT.peers.into()) as u16;
         let limits = Limits { peers: most, remotes: 4 * most, operations: 4096, ..Limits::DEFAULT };
-        let mut builder = Node::builder().limits(limits).connect_timeout(timeout);
+        // `Traffic` retries posts between other work, so a post never waits for room.
+        let mut builder = Node::builder().limits(limits).connect_timeout(timeout).patience(Duration::ZERO);
         if one_host {
             builder = builder.fabric(Fabric::Off);
         } else if settings.library.is_some() {
@@ -210,7 +212,8 @@ impl Member {
         let begun = Instant::now();
         let mut traffic = Traffic::open(self, pattern, most, args.window.into())?;
         self.barrier()?;
-        traffic.run(self, 1, 1, args.check.then_some(args.seed))?;
+        // The first row includes the errors of these messages.
+        let (_, mut first_errors) = traffic.run(self, 1, 1, args.check.then_some(args.seed))?;
         let first_s = begun.elapsed().as_secs_f64();
         let mut wrong = 0;
         for &size in &args.size {
@@ -221,7 +224,7 @@ impl Member {
                 ns: self.clock.ns(self.clock.now().wrapping_sub(begun)),
                 cpu_ns: clock::processor_ns() - busy,
                 checked,
-                errors,
+                errors: errors + std::mem::take(&mut first_errors),
                 startup_s,
                 first_s,
                 pss_bytes: rows::pss(),
@@ -270,8 +273,9 @@ impl Member {
         match self.node.failed_peers().first() {
             None => Ok(()),
             Some((peer, why)) => {
-                let rank = self.peers.iter().position(|known| *known == Some(*peer)).unwrap_or_default();
-                Err(Failure::lost(&format!("rank {rank}"), why))
+                let rank = self.peers.iter().position(|known| *known == Some(*peer));
+                let name = rank.map_or("a process of another job".into(), |rank| format!("rank {rank}"));
+                Err(Failure::lost(&name, why))
             }
         }
     }

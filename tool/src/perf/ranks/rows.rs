@@ -1,12 +1,13 @@
 //! What rank 0 writes: one row for each pattern and size, of all ranks together.
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::JobArgs;
 use super::pattern::Pattern;
 use crate::args::{Format, name};
 use crate::failure::{Failure, Outcome};
-use crate::report::{SCHEMA_VERSION, print, time};
+use crate::report::{Columns, Report, SCHEMA_VERSION, time};
 use crate::sizes;
 
 /// What one rank found.
@@ -43,37 +44,27 @@ struct Row {
     pss_bytes: u64,
 }
 
-/// Writes rows as they come, at rank 0.
+/// Combines the results of all ranks. Rank 0 writes them.
 pub struct Rows {
-    format: Format,
-    writes: bool,
-    started: bool,
+    report: Option<Report>,
 }
 
 impl Rows {
     pub fn new(format: Format, writes: bool) -> Self {
-        Rows { format, writes, started: false }
+        Rows { report: writes.then(|| Report::new(format)) }
     }
 
-    /// Says what is measured, for people.
+    /// Writes the options of the run.
     pub fn headline(&self, args: &JobArgs, ranks: usize) -> Outcome {
-        let text = format!(
-            "# fishplate {} perf job  ranks={ranks} seed={} window={} check={} build={}\n",
+        let Some(report) = &self.report else { return Ok(()) };
+        report.comment(&format!(
+            "fishplate {} perf job  ranks={ranks} seed={} window={} check={} build={}",
             env!("CARGO_PKG_VERSION"),
             args.seed,
             args.window,
             if args.check { "yes" } else { "no" },
             if cfg!(debug_assertions) { "debug (figures mean nothing)" } else { "release" },
-        );
-        match self.format {
-            _ if !self.writes => Ok(()),
-            Format::Json => Ok(()),
-            Format::Csv => {
-                eprint!("{text}");
-                Ok(())
-            }
-            Format::Table => print(&text),
-        }
+        ))
     }
 
     /// Adds up what the ranks found, and writes it. Returns how many messages had wrong data.
@@ -103,8 +94,8 @@ impl Rows {
             first_s: most(|tally| tally.first_s),
             pss_bytes: most(|tally| tally.pss_bytes as f64) as u64,
         };
-        if self.writes {
-            self.write(&row)?;
+        if let Some(report) = &mut self.report {
+            report.row(&row)?;
         }
         if args.check && row.errors == 0 && row.checked < messages {
             let told = format!("only {} of {messages} messages were verified", row.checked);
@@ -112,62 +103,52 @@ impl Rows {
         }
         Ok(row.errors)
     }
+}
 
-    fn write(&mut self, row: &Row) -> Outcome {
-        let first = !std::mem::replace(&mut self.started, true);
-        match self.format {
-            Format::Json => {
-                let text = serde_json::to_string(row)
-                    .map_err(|error| Failure::run(format!("cannot write JSON: {error}")))?;
-                print(&format!("{text}\n"))
-            }
-            Format::Csv => {
-                let value = serde_json::to_value(row)
-                    .map_err(|error| Failure::run(format!("cannot write CSV: {error}")))?;
-                let fields = value.as_object().into_iter().flatten();
-                let (names, values): (Vec<&str>, Vec<String>) = fields
-                    .map(|(name, value)| {
-                        (name.as_str(), value.as_str().map_or(value.to_string(), str::to_owned))
-                    })
-                    .unzip();
-                let header = if first { names.join(",") + "\n" } else { String::new() };
-                print(&format!("{header}{}\n", values.join(",")))
-            }
-            Format::Table => {
-                if first {
-                    print(&format!(
-                        "#{:>11} {:>5} {:>6} {:>7} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8} {:>7}\n",
-                        "pattern",
-                        "ranks",
-                        "flows",
-                        "size",
-                        "iters",
-                        "Mmsgs/s",
-                        "GB/s",
-                        "cpu/op",
-                        "first",
-                        "startup",
-                        "memory",
-                        "errors"
-                    ))?;
-                }
-                print(&format!(
-                    "{:>12} {:>5} {:>6} {:>7} {:>9} {:>9.3} {:>9.3} {:>9} {:>9} {:>9} {:>7.1}M {:>7}\n",
-                    name(row.pattern),
-                    row.ranks,
-                    row.flows,
-                    sizes::show(row.size),
-                    row.iters,
-                    row.msgs_per_s / 1e6,
-                    row.bytes_per_s / 1e9,
-                    time(row.cpu_ns_per_op),
-                    time(row.first_s * 1e9),
-                    time(row.startup_s * 1e9),
-                    row.pss_bytes as f64 / f64::from(1 << 20),
-                    row.errors
-                ))
-            }
-        }
+impl Columns for Row {
+    fn table(&self) -> [String; 2] {
+        [
+            format!(
+                "#{:>11} {:>5} {:>6} {:>7} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8} {:>7}",
+                "pattern",
+                "ranks",
+                "flows",
+                "size",
+                "iters",
+                "Mmsgs/s",
+                "GB/s",
+                "cpu/op",
+                "first",
+                "startup",
+                "memory",
+                "errors"
+            ),
+            format!(
+                "{:>12} {:>5} {:>6} {:>7} {:>9} {:>9.3} {:>9.3} {:>9} {:>9} {:>9} {:>7.1}M {:>7}",
+                name(self.pattern),
+                self.ranks,
+                self.flows,
+                sizes::show(self.size),
+                self.iters,
+                self.msgs_per_s / 1e6,
+                self.bytes_per_s / 1e9,
+                time(self.cpu_ns_per_op),
+                time(self.first_s * 1e9),
+                time(self.startup_s * 1e9),
+                self.pss_bytes as f64 / f64::from(1 << 20),
+                self.errors
+            ),
+        ]
+    }
+
+    /// The fields of the JSON.
+    fn csv(&self) -> [String; 2] {
+        let value = serde_json::to_value(self).unwrap_or_default();
+        let fields = value.as_object().into_iter().flatten();
+        let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        let (names, values): (Vec<&str>, Vec<String>) =
+            fields.map(|(name, value)| (name.as_str(), text(value))).unzip();
+        [names.join(","), values.join(",")]
     }
 }
 

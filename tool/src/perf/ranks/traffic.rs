@@ -94,12 +94,15 @@ impl Traffic {
             remotes.push(there);
             Ok::<_, Failure>(there)
         };
-        let place = |ranks: &[usize]| ranks.iter().position(|&rank| rank == me).unwrap_or_default();
+        let place = |ranks: &[usize], other: usize| {
+            let at = ranks.iter().position(|&rank| rank == me);
+            at.ok_or_else(|| Failure::run(format!("rank {other} has no flow with rank {me}")))
+        };
         let mut out = vec![];
         for rank in targets {
             let theirs = pattern.sources(rank, size);
             let before = theirs.len() + pattern.targets(rank, size).len();
-            let at = place(&theirs);
+            let at = place(&theirs, rank)?;
             let slots = slots_at(before) + at * window as usize * stride;
             out.push(Target {
                 rank,
@@ -112,7 +115,7 @@ impl Traffic {
         }
         let mut inward = vec![];
         for rank in sources {
-            let at = pattern.sources(rank, size).len() + place(&pattern.targets(rank, size));
+            let at = pattern.sources(rank, size).len() + place(&pattern.targets(rank, size), rank)?;
             inward.push(Source { rank, there: import(member, rank)?, word: at * LINE, seen: 0, told: 0 });
         }
         Ok(Traffic {
@@ -192,8 +195,7 @@ impl Traffic {
             let from = buffer.at((at * *window as usize * *stride + slot) as u64);
             if let Some(seed) = seed {
                 let pattern = contents(seed, member.job.rank(), target.rank, number);
-                // SAFETY: the payload has that many bytes.
-                unsafe { pattern.fill(payload.as_mut_ptr(), size) };
+                pattern.fill_slice(&mut payload[..size]);
                 node.write(from, &payload[..size]).map_err(|error| failed(target.rank, &error))?;
             }
             let signal = Signal::set(target.there.at(target.word as u64), number);
@@ -237,8 +239,7 @@ impl Traffic {
                         node.read(memory.at((start + slot) as u64), &mut payload[..size])
                             .map_err(|error| failed(source.rank, &error))?;
                         let expected = contents(seed, source.rank, me, source.seen);
-                        // SAFETY: the payload has that many bytes.
-                        unsafe { expected.verify(payload.as_ptr(), size) }
+                        expected.is_in(&payload[..size])
                     }
                 };
                 right += u64::from(whole);
