@@ -188,7 +188,7 @@ pub struct PerfArgs {
     /// Measure each size for about this long, such as 10s, rather than a number of iterations.
     #[arg(short = 'D', long, value_name = "TIME", value_parser = sizes::parse_interval, conflicts_with = "iters")]
     pub duration: Option<Duration>,
-    /// Iterations before measuring; by default a tenth of the measured ones, at most 10000.
+    /// Iterations before measuring; by default a tenth of -n or of its default, at most 10000.
     #[arg(short, long, value_name = "N", value_parser = sizes::parse_count)]
     pub warmup: Option<u64>,
 

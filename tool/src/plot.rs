@@ -108,7 +108,10 @@ fn add(curves: &mut Vec<Curve>, prefix: &str, row: &Value) -> bool {
 
 /// The properties that the rows of a curve share.
 fn describe(row: &Value) -> String {
-    let mut name = format!("{} {}", word(&row["test"]), word(&row["transport"]));
+    let mut name = word(&row["test"]).to_owned();
+    if let Some(transport) = row["transport"].as_str() {
+        name += &format!(" {transport}");
+    }
     match row["rails"].as_u64() {
         Some(0 | 1) | None => {}
         Some(rails) => name += &format!(", {rails} rails"),
@@ -127,4 +130,16 @@ fn describe(row: &Value) -> String {
 
 fn word(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_curve_is_named_by_what_its_rows_share() {
+        let name = |text: &str| describe(&serde_json::from_str(text).unwrap());
+        assert_eq!(name(r#"{"test":"put","transport":"shm","rails":2}"#), "put shm, 2 rails");
+        assert_eq!(name(r#"{"test":"job","ranks":4,"pattern":"ring"}"#), "job, 4 ranks ring");
+    }
 }

@@ -34,7 +34,7 @@ fn limit(process: u32) -> Sender<()> {
     let (done, over) = channel();
     spawn(move || {
         if over.recv_timeout(Duration::from_secs(20)) == Err(RecvTimeoutError::Timeout) {
-            // SAFETY: a call with plain numbers. The process is a child that the test has not reaped.
+            // SAFETY: a call with plain numbers. The test has not reaped the process, its child.
             unsafe { libc::kill(process as i32, libc::SIGKILL) };
         }
     });

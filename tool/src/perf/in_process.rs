@@ -168,7 +168,10 @@ fn loop_back<const RAILS: usize>(
     };
     match duration {
         None => Ok((run(job, histogram)?, job.iters)),
-        Some(all) => steps::run(*job, Span { all, each: all / 16 }, histogram, run),
+        Some(all) => {
+            let span = Span::new(all, Duration::from_nanos(job.timeout_ns));
+            steps::run(*job, span, histogram, run)
+        }
     }
 }
 

@@ -119,14 +119,15 @@ impl Job {
     /// All iterations of one row. [`halves`](Self::halves) are measured.
     pub fn of(plan: &Plan, size: usize) -> Job {
         let usual = (plan.effort.bytes / size as u64).clamp(100, plan.effort.iters);
-        let iters = plan.iters.unwrap_or(if plan.duration.is_some() { bounds::ITERS_MAX } else { usual });
+        let planned = plan.iters.unwrap_or(usual);
+        let iters = if plan.duration.is_some() { bounds::ITERS_MAX } else { planned };
         // At least one whole window in each half, because samples are of whole windows.
         let fits = 1 << (iters / 2).max(1).ilog2();
         Job {
             test: plan.test,
             size,
             iters,
-            warmup: plan.warmup.unwrap_or((iters.min(usual) / 10).min(10_000)),
+            warmup: plan.warmup.unwrap_or((planned / 10).min(10_000)),
             check: plan.check,
             window: u64::from(plan.window).min(fits),
             layout: plan.layout.unwrap_or_else(|| layout::fitting(size)),
@@ -213,6 +214,7 @@ pub const RING_ARENA: usize = 256 << 10;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::args::{Cli, Command};
 
     fn job(test: Test, size: usize, window: u64, check: bool) -> Job {
         Job {
@@ -235,6 +237,27 @@ mod tests {
         for (iters, halves) in [(1, [1, 0]), (2, [1, 1]), (7, [4, 3]), (100, [50, 50])] {
             let whole = Job { iters, ..job(Test::Put, 8, 1, false) };
             assert_eq!(whole.halves().map(|half| half.iters), halves);
+        }
+    }
+
+    #[test]
+    fn warmup_is_a_tenth_of_the_planned_iterations() {
+        let job = |line: &str| {
+            let words = ["fishplate", "perf", "put", "--transport", "loopback"];
+            let cli = Cli::read(words.into_iter().chain(line.split_whitespace())).unwrap();
+            let Some(Command::Perf(args)) = cli.command else { panic!("not perf") };
+            Job::of(&args.plan().unwrap(), 64 << 20)
+        };
+        // So large a payload is sent 100 times by default.
+        for (line, iters, warmup) in [
+            ("", 100, 10),
+            ("-n 50", 50, 5),
+            ("-n 5000", 5000, 500),
+            ("-n 1e6", 1_000_000, 10_000),
+            ("-n 5000 -w 7", 5000, 7),
+            ("-D 1s", bounds::ITERS_MAX, 10),
+        ] {
+            assert_eq!((job(line).iters, job(line).warmup), (iters, warmup), "{line}");
         }
     }
 

@@ -251,8 +251,8 @@ impl<const STARTS: bool> Session<STARTS> {
     fn half(&mut self, plan: &Plan, job: Job, histogram: &mut Histogram) -> Outcome<(Tally, u64)> {
         let span = match (plan.iters, plan.duration) {
             (Some(_), _) => return Ok((self.job(&job, histogram)?, job.iters)),
-            (None, Some(all)) => Span { all: all / 2, each: (all / 32).min(self.timeout / 64) },
-            (None, None) => Span { all: self.timeout / 4, each: self.timeout / 64 },
+            (None, Some(all)) => Span::new(all / 2, self.timeout),
+            (None, None) => Span::new(self.timeout / 4, self.timeout),
         };
         steps::run(job, span, histogram, |job, histogram| self.job(job, histogram))
     }

@@ -24,6 +24,14 @@ pub struct Span {
     pub each: Duration,
 }
 
+impl Span {
+    /// Plans steps for a run of time `all`, each of which fails after `timeout`. A step is planned
+    /// to take only a small part of either.
+    pub fn new(all: Duration, timeout: Duration) -> Span {
+        Span { all, each: (all / 16).min(timeout / 64) }
+    }
+}
+
 /// Runs as many iterations of `job` as fit, through `run`. Returns how many.
 pub fn run(
     job: Job,
@@ -68,4 +76,19 @@ pub fn run(
         }
     }
     Ok((tally, done))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_is_short_beside_the_time_of_the_run_and_its_own_limit() {
+        for (all, timeout) in [(1, 60), (600, 1), (3600, 60), (1, 1)] {
+            let [all, timeout] = [all, timeout].map(Duration::from_secs);
+            let span = Span::new(all, timeout);
+            assert_eq!(span.all, all);
+            assert!(span.each * 16 <= all && span.each * 64 <= timeout, "{span:?} {timeout:?}");
+        }
+    }
 }

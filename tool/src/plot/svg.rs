@@ -56,7 +56,7 @@ impl Span {
         (value.log(self.base) - self.from) / (self.to - self.from)
     }
 
-    /// At most ten powers of the base, evenly spaced.
+    /// Returns at most eleven powers of the base, evenly spaced.
     fn ticks(&self) -> impl Iterator<Item = f64> {
         let step = ((self.to - self.from) / 10.0).ceil().max(1.0);
         let (base, from) = (self.base, self.from);
@@ -187,7 +187,7 @@ fn rate(bytes: f64) -> String {
     }
 }
 
-/// Formats three digits, without trailing zeros.
+/// Rounds to three decimals. `Display` then writes no trailing zeros.
 fn rounded(value: f64) -> f64 {
     (value * 1000.0).round() / 1000.0
 }
