@@ -1,5 +1,5 @@
-//! The second node of an endpoint, which carries its active messages, and what has not ended there.
-//! Nothing here blocks or calls a handler.
+//! The second node of an endpoint, which carries active messages, and the active messages in
+//! flight. Nothing here blocks or calls a handler.
 
 use std::collections::HashMap;
 
@@ -9,30 +9,31 @@ use fishplate::{Node, PeerId};
 
 use crate::error::Error;
 
-/// Most arguments of a message, and bytes of its payload.
+/// Maximum number of arguments, and maximum payload in bytes, of an active message.
 pub(crate) const ARGS: usize = 8;
 pub(crate) const PAYLOAD: usize = 4096;
 
-/// Requests that may wait for room at once. As many requests of peers are answered meanwhile.
+/// Maximum number of sends that wait for room. Above it, the endpoint reads no further messages.
 pub(crate) const SENDS: usize = 256;
 
-/// What an endpoint has for active messages.
+/// State of an endpoint's active messages.
 pub(crate) struct Am {
     pub node: Node,
-    /// Addresses of functions and of their contexts.
+    /// Address of each handler function, and its context.
     pub handlers: Vec<(usize, usize)>,
-    /// Sends that have not ended, and their bytes.
+    /// Sends in flight, with their buffers.
     pub sends: Vec<(MqReq, Box<[u8]>)>,
-    /// A claimed message whose bytes are not here yet.
+    /// A claimed message whose payload is still arriving.
     claimed: Option<(MqReq, Claimed)>,
-    /// Whether a handler runs.
+    /// True while a handler runs.
     pub busy: bool,
-    /// Completion functions and their contexts by token, and who ends them.
+    /// By token: the peer whose `DONE` message completes the request, the completion function, and
+    /// its context.
     pub completions: HashMap<u64, (PeerId, usize, usize)>,
     pub last_token: u64,
 }
 
-/// A message that was claimed.
+/// A message claimed by an `improbe2`, with its buffer.
 pub(crate) struct Claimed {
     pub from: PeerId,
     pub tag: [u32; 3],
@@ -53,8 +54,8 @@ impl Am {
         }
     }
 
-    /// Makes a pass, and returns the next message if it is here. One that breaks the rules is
-    /// dropped.
+    /// Makes a pass, and returns the next message if one has arrived. Drops a message that is too
+    /// long.
     pub fn next(&mut self) -> Option<Claimed> {
         let mut queue = self.node.queue()?;
         queue.poll();
@@ -68,7 +69,8 @@ impl Am {
             let (from, len) = (status.msg_peer?, status.msg_length as usize);
             self.claimed = Some((req, Claimed { from, tag: status.msg_tag, len, bytes }));
             let (_, claimed) = self.claimed.as_mut()?;
-            // SAFETY: the bytes stay in their box, which is kept until the receive has ended.
+            // SAFETY: `claimed` owns the boxed bytes, and nothing else uses them until `test2`
+            // below completes the receive.
             queue.imrecv(unsafe { span(&mut claimed.bytes) }, 0, req).ok()?;
         }
         let (req, _) = self.claimed.as_ref()?;
@@ -81,10 +83,10 @@ impl Am {
         }
     }
 
-    /// Sends a message to a peer of the node.
     pub fn send(&mut self, to: PeerId, tag: [u32; 3], mut bytes: Box<[u8]>) -> Result<(), Error> {
         let mut queue = self.node.queue().ok_or(Error::INTERNAL)?;
-        // SAFETY: the bytes stay in their box, which is kept until the send has ended.
+        // SAFETY: `sends` owns the box until `next` sees the send complete. If the send completed
+        // at once, nothing reads the bytes any more.
         let req = queue.isend2(to, 0, tag, unsafe { span(&mut bytes) }, 0)?;
         if queue.test2(&mut Some(req)) == Err(Code::NoCompletions) {
             self.sends.push((req, bytes));
@@ -94,8 +96,8 @@ impl Am {
 }
 
 /// # Safety
-/// The bytes stay valid, and unused otherwise, until the request ends.
+/// Until the request completes, the bytes stay valid and nothing else accesses them.
 unsafe fn span(bytes: &mut [u8]) -> Span {
-    // SAFETY: as this function requires; a slice is not null.
+    // SAFETY: this function's contract; a slice pointer is never null.
     unsafe { Span::new(std::ptr::NonNull::from(&mut *bytes).cast(), bytes.len()) }
 }

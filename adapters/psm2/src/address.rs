@@ -1,4 +1,4 @@
-//! The word and the id that belong to the address of a peer. Nothing here waits.
+//! The context word and the epid that belong to a peer's address. Nothing here waits.
 
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -8,7 +8,8 @@ use crate::handle::{Ep, EpAddr};
 use crate::layout::EpConn;
 use crate::table::{find, find_address, guard};
 
-/// Returns the word that the program has stored with a peer. Null if the address is invalid.
+/// Returns the context word that the program stored for a peer. Returns null if the address is
+/// invalid.
 #[unsafe(no_mangle)]
 pub extern "C" fn psm2_epaddr_getctxt(address: *mut EpAddr) -> *mut c_void {
     let mut context = null_mut();
@@ -23,7 +24,7 @@ pub extern "C" fn psm2_epaddr_getctxt(address: *mut EpAddr) -> *mut c_void {
     context
 }
 
-/// Stores a word with a peer.
+/// Stores a context word for a peer.
 #[unsafe(no_mangle)]
 pub extern "C" fn psm2_epaddr_setctxt(address: *mut EpAddr, context: *mut c_void) {
     guard(|| {
@@ -36,7 +37,7 @@ pub extern "C" fn psm2_epaddr_setctxt(address: *mut EpAddr, context: *mut c_void
     });
 }
 
-/// The endpoint id of a peer.
+/// Writes the epid of a peer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn psm2_epaddr_to_epid(address: *mut EpAddr, epid: *mut u64) -> Error {
     if epid.is_null() {
@@ -45,13 +46,13 @@ pub unsafe extern "C" fn psm2_epaddr_to_epid(address: *mut EpAddr, epid: *mut u6
     guard(|| {
         let Some((endpoint, id)) = find_address(address) else { return Error::PARAM };
         let Some(peer) = endpoint.peers.iter().find(|peer| peer.id == id) else { return Error::PARAM };
-        // SAFETY: not null, and the caller's.
+        // SAFETY: checked not null; PSM2 requires it to be writable.
         unsafe { epid.write(peer.epid) };
         Error::OK
     })
 }
 
-/// Returns the address of the peer of an endpoint with this id.
+/// Writes the address of the peer that has this epid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn psm2_ep_epid_lookup2(ep: *mut Ep, epid: u64, found: *mut EpConn) -> Error {
     if found.is_null() {
@@ -61,7 +62,7 @@ pub unsafe extern "C" fn psm2_ep_epid_lookup2(ep: *mut Ep, epid: u64, found: *mu
         let Some(endpoint) = find(ep) else { return Error::PARAM };
         let Some(peer) = endpoint.peer(epid) else { return Error::UNKNOWN };
         let home = endpoint.home;
-        // SAFETY: not null, and the caller's.
+        // SAFETY: checked not null; PSM2 requires it to be writable.
         unsafe { found.write(EpConn { address: home.address(peer.id), ep, mq: home.mq() }) };
         Error::OK
     })

@@ -1,9 +1,10 @@
 //! Active messages: a request runs a handler at its target, which may reply once.
 //!
-//! They travel as tagged messages of a second node, so that no receive of the program matches them.
-//! The node opens with the first call of this interface, and peers learn its address when they
-//! connect. Handlers run inside calls that make progress, in the order of their messages, one at a
-//! time and without a lock. A request waits for room, and makes progress meanwhile.
+//! Active messages are tagged messages of a second node, so no receive of the program matches them.
+//! The node opens on the first call of this interface. Peers learn its address when they connect.
+//!
+//! Handlers run inside calls that make progress: one at a time, in message order, and without a
+//! lock held. A request waits for room, and makes progress meanwhile.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -17,20 +18,21 @@ use crate::handle::{Ep, EpAddr};
 use crate::open::open_node;
 use crate::table::{Endpoint, Home, find, find_address, guard};
 
-/// Most handlers of an endpoint.
+/// Maximum number of handlers per endpoint.
 const HANDLERS: usize = 1024;
 
-/// Messages that one call handles.
+/// Maximum number of messages handled per call.
 const BATCH: usize = 32;
 
-/// The kinds of messages, in the first word of their tags, with the number of arguments above.
+/// Message kinds. The low byte of the first tag word is the kind; the next byte is the number of
+/// arguments.
 const REQUEST: u32 = 1;
 const REQUEST_NOREPLY: u32 = 2;
 const REPLY: u32 = 3;
-/// The handler of a message has returned; the message's token is the payload.
+/// Reports to the sender that its handler has returned. The payload is the token of the request.
 const DONE: u32 = 4;
 
-/// `PSM2_AM_FLAG_ASYNC` and `PSM2_AM_FLAG_NOREPLY`.
+/// Values of `PSM2_AM_FLAG_ASYNC` and `PSM2_AM_FLAG_NOREPLY`.
 const ASYNC: i32 = 1;
 const NOREPLY: i32 = 2;
 
@@ -43,7 +45,7 @@ type Completion = unsafe extern "C" fn(*mut c_void);
 #[repr(C)]
 pub struct AmParameters([u32; 4]);
 
-/// What is to be done without the lock.
+/// A callback to run after the lock is released.
 enum Job {
     Handle { peer: PeerId, handler: (usize, usize), kind: u32, token: u64, args: Vec<u64>, data: Box<[u8]> },
     Complete(usize, usize),
@@ -65,7 +67,7 @@ thread_local! {
 }
 
 impl Endpoint {
-    /// Opens the node for active messages, if it is not open.
+    /// Opens the node for active messages on the first call.
     fn open_am(&mut self) -> Result<&mut Am, Error> {
         if self.am.is_none() {
             let node = open_node(1 << 12, None).map_err(|_| Error::DEVICE_FAILURE)?;
@@ -75,7 +77,8 @@ impl Endpoint {
         self.am.as_deref_mut().ok_or(Error::INTERNAL)
     }
 
-    /// The next thing to do for active messages.
+    /// Receives the next active message and returns the callback to run for it. Drops invalid
+    /// messages.
     fn am_job(&mut self) -> Option<Job> {
         let am = self.am.as_deref_mut()?;
         let Claimed { from, tag: [first, handler, _], len, bytes } = am.next()?;
@@ -103,7 +106,7 @@ impl Endpoint {
     }
 }
 
-/// Handles active messages of an endpoint that has them. No lock may be held.
+/// Handles active messages, at most `BATCH` per call. The caller must hold no lock.
 #[cold]
 fn serve(home: Home) {
     if SERVES.replace(true) {
@@ -119,7 +122,8 @@ fn serve(home: Home) {
 fn run(home: Home, job: Job) {
     let mut done = None;
     match job {
-        // SAFETY: the program passed this function with this context, for one call.
+        // SAFETY: the program passed this function with this context to one request, and `am_job`
+        // removed that entry, so it runs once.
         Job::Complete(function, context) => unsafe {
             transmute::<*const (), Completion>(function as *const ())(context as *mut c_void);
         },
@@ -129,8 +133,8 @@ fn run(home: Home, job: Job) {
             let outer = CURRENT.replace(Some(current));
             let (args, count) = (args.as_mut_ptr(), args.len() as i32);
             let (src, len) = (data.as_mut_ptr().cast(), data.len() as u32);
-            // SAFETY: the program registered this function with this context. The arguments and
-            // the payload are valid and its own until it returns.
+            // SAFETY: the program registered this function with this context. `args` and `data` are
+            // owned here and outlive the call.
             unsafe {
                 let handler = transmute::<*const (), Handler>(function as *const ());
                 handler(number as *mut c_void, args, count, src, len, context as *mut c_void);
@@ -144,22 +148,22 @@ fn run(home: Home, job: Job) {
     let Some(am) = endpoint.am.as_deref_mut() else { return };
     am.busy = false;
     if let Some((to, token)) = to {
-        // A peer that has failed waits for no completion.
+        // Ignores an error: a failed peer waits for no completion.
         _ = am.send(to, [DONE, 0, 0], token.to_le_bytes().into());
     }
 }
 
-/// The message of a request or reply.
+/// An encoded request or reply.
 struct Message {
     tag: [u32; 3],
-    /// Room for the token, the arguments, and the payload.
+    /// The token, the arguments and the payload.
     bytes: Box<[u8]>,
     completion: Option<(usize, usize)>,
 }
 
 impl Message {
     /// # Safety
-    /// The arguments and the payload are the caller's, as long as said.
+    /// `args` is valid for `count` reads and `src` for `len` bytes, unless null.
     #[expect(clippy::too_many_arguments, reason = "as PSM2 has them")]
     unsafe fn new(
         kind: u32,
@@ -177,18 +181,18 @@ impl Message {
         }
         let mut bytes = vec![0; 8];
         for at in 0..count {
-            // SAFETY: not null, and `count` numbers of the caller, of any alignment.
+            // SAFETY: checked not null; the caller guarantees `count` arguments, which may be
+            // unaligned.
             bytes.extend(unsafe { args.add(at).read_unaligned() }.to_le_bytes());
         }
         if len != 0 {
-            // SAFETY: not null, and `len` bytes of the caller.
+            // SAFETY: checked not null; the caller guarantees `len` readable bytes.
             bytes.extend(unsafe { std::slice::from_raw_parts(src.cast::<u8>(), len) });
         }
         let completion = (!function.is_null()).then_some((function.addr(), context.addr()));
         Ok(Message { tag: [kind | (count as u32) << 8, handler, 0], bytes: bytes.into(), completion })
     }
 
-    /// Sends it to a peer.
     fn send(mut self, endpoint: &mut Endpoint, peer: PeerId) -> Result<(), Error> {
         let to = endpoint.am_of(peer).ok_or(Error::PARAM)?;
         let am = endpoint.am.as_deref_mut().ok_or(Error::PARAM)?;
@@ -222,7 +226,8 @@ pub unsafe extern "C" fn psm2_am_get_parameters(
             return error;
         }
         let limits = [HANDLERS as u32, ARGS as u32, PAYLOAD as u32, PAYLOAD as u32];
-        // SAFETY: not null, and the caller's, of at least this size.
+        // SAFETY: checked not null and at least this size; PSM2 requires both pointers to be
+        // writable, or `written` to be null.
         unsafe {
             parameters.write(AmParameters(limits));
             if let Some(written) = written.as_mut() {
@@ -233,7 +238,7 @@ pub unsafe extern "C" fn psm2_am_get_parameters(
     })
 }
 
-/// Registers handlers, and returns their indexes.
+/// Registers handlers, and writes their indexes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn psm2_am_register_handlers_2(
     ep: *mut Ep,
@@ -255,7 +260,7 @@ pub unsafe extern "C" fn psm2_am_register_handlers_2(
         if am.handlers.len() + count > HANDLERS {
             return Error::NO_RESOURCES;
         }
-        // SAFETY: not null, and `count` of each of the caller's.
+        // SAFETY: checked not null; PSM2 requires arrays of `count` elements.
         let all = unsafe {
             (0..count).map(|at| (*handlers.add(at), (*contexts.add(at)).addr())).collect::<Vec<_>>()
         };
@@ -263,7 +268,7 @@ pub unsafe extern "C" fn psm2_am_register_handlers_2(
             return Error::PARAM;
         }
         for (at, handler) in all.into_iter().enumerate() {
-            // SAFETY: as above.
+            // SAFETY: checked not null, and `at < count`, the length of the caller's array.
             unsafe { indexes.add(at).write(am.handlers.len() as i32) };
             am.handlers.push(handler);
         }
@@ -271,7 +276,7 @@ pub unsafe extern "C" fn psm2_am_register_handlers_2(
     })
 }
 
-/// Runs a handler at a peer. The payload is copied.
+/// Runs a handler at a peer. Copies the payload.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn psm2_am_request_short(
     to: *mut EpAddr,
@@ -289,7 +294,7 @@ pub unsafe extern "C" fn psm2_am_request_short(
     }
     let kind = if flags & NOREPLY == 0 { REQUEST } else { REQUEST_NOREPLY };
     guard(|| {
-        // SAFETY: as PSM2 demands of our caller.
+        // SAFETY: PSM2 requires the caller to pass `count` arguments and `len` bytes.
         let message = match unsafe { Message::new(kind, handler, args, count, src, len, function, context) } {
             Ok(message) => message,
             Err(error) => return error,
@@ -300,7 +305,8 @@ pub unsafe extern "C" fn psm2_am_request_short(
                 return message.send(&mut endpoint, peer).err().unwrap_or(Error::OK);
             }
             if SERVES.get() {
-                // Called by a handler, which may not wait for others.
+                // A handler made this call, and no message is handled while a handler runs, so
+                // waiting could deadlock.
                 return Error::NO_RESOURCES;
             }
             if let Err(error) = endpoint.reached(peer) {
@@ -313,7 +319,8 @@ pub unsafe extern "C" fn psm2_am_request_short(
     })
 }
 
-/// Runs a handler at the sender of the request whose handler runs. Once for each request.
+/// Runs a handler at the sender of the current request. Allowed once per request, inside its
+/// handler.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn psm2_am_reply_short(
     token: *mut c_void,
@@ -336,7 +343,7 @@ pub unsafe extern "C" fn psm2_am_reply_short(
         if !current.may_reply {
             return Error::PARAM;
         }
-        // SAFETY: as PSM2 demands of our caller.
+        // SAFETY: PSM2 requires the caller to pass `count` arguments and `len` bytes.
         let sent = unsafe { Message::new(REPLY, handler, args, count, src, len, function, context) }
             .and_then(|message| message.send(&mut *current.home.find().ok_or(Error::PARAM)?, current.peer));
         if sent.is_ok() {
@@ -346,12 +353,12 @@ pub unsafe extern "C" fn psm2_am_reply_short(
     })
 }
 
-/// The sender of the message whose handler runs.
+/// Writes the address of the peer that sent the current message.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn psm2_am_get_source(token: *mut c_void, source: *mut *mut EpAddr) -> Error {
     match CURRENT.get().filter(|current| current.token == token.addr()) {
         Some(current) if !source.is_null() => {
-            // SAFETY: not null, and the caller's.
+            // SAFETY: checked not null; PSM2 requires it to be writable.
             unsafe { source.write(current.home.address(current.peer)) };
             Error::OK
         }

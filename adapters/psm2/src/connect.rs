@@ -1,5 +1,5 @@
-//! Connects endpoints. One deadline covers all of them, and none delays another: each is asked for
-//! its address and then connected, in steps that do not wait.
+//! Connects endpoints. One deadline covers the call. Each peer first answers with its address and
+//! is then connected, in steps that do not wait, so no peer delays another.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,30 +12,31 @@ use crate::frame::Frame;
 use crate::handle::{Ep, EpAddr};
 use crate::table::{Home, find, guard};
 
-/// Time between two rounds without progress.
+/// Pause after a round without progress.
 const ROUND: Duration = Duration::from_micros(200);
 
-/// Time between two checks that a peer is alive.
+/// Interval between checks that a peer is alive.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// The timeout if the caller gives none.
+/// Timeout if the caller passes none.
 const FOREVER: Duration = Duration::from_secs(24 * 3600);
 
 enum Stage {
-    /// Its address is requested.
+    /// Requesting its address.
     Asks(Dial),
-    /// It is being met.
+    /// Connecting to its node.
     Meets(Meeting),
     Reached(PeerId),
     Failed(Error),
 }
 
-/// A peer that has answered, and whose node is being connected.
+/// A peer that has answered, while its node is being connected.
 struct Meeting {
     peer: PeerId,
-    /// Its id, if it is on this host: only there can its end be detected before it is connected.
+    /// Its epid if it is on this host. Before a peer is connected, only a local peer's death can be
+    /// detected.
     local: Option<u64>,
-    /// The time of the next check that it is alive.
+    /// Time of the next liveness check.
     look: Instant,
 }
 
@@ -44,7 +45,7 @@ impl Meeting {
         Meeting { peer, local, look: Instant::now() + LOOK }
     }
 
-    /// Whether the peer has ended.
+    /// True if the peer's process has died.
     fn is_hopeless(&mut self, now: Instant) -> bool {
         if now < self.look {
             return false;
@@ -60,7 +61,7 @@ impl Stage {
     }
 }
 
-/// Connects endpoints by their ids. Those that are connected stay connected.
+/// Connects endpoints by epid. Connected peers stay connected.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn psm2_ep_connect(
     ep: *mut Ep,
@@ -80,7 +81,8 @@ pub unsafe extern "C" fn psm2_ep_connect(
         _ => FOREVER,
     };
     guard(|| {
-        // SAFETY: not null, and `count` ids and, if it is not null, as many numbers of the caller.
+        // SAFETY: checked not null; PSM2 requires `count` epids, and as many mask entries unless
+        // `mask` is null.
         let wanted =
             (0..count).map(|at| unsafe { (mask.is_null() || *mask.add(at) != 0).then(|| *epids.add(at)) });
         let wanted: Vec<Option<u64>> = wanted.collect();
@@ -99,7 +101,7 @@ pub unsafe extern "C" fn psm2_ep_connect(
             if stage.is_some() && first == Error::OK {
                 first = error;
             }
-            // SAFETY: not null, and room for `count` of the caller's.
+            // SAFETY: checked not null; PSM2 requires arrays of `count` elements.
             unsafe {
                 errors.add(at).write(error);
                 if stage.is_some() {
@@ -111,7 +113,7 @@ pub unsafe extern "C" fn psm2_ep_connect(
     })
 }
 
-/// `None`: the endpoint is not open, or was closed meanwhile.
+/// Returns `None` if the endpoint is not open, or is closed meanwhile.
 fn connect(ep: *mut Ep, wanted: &[Option<u64>], deadline: Instant) -> Option<(Home, Vec<Option<Stage>>)> {
     let endpoint = find(ep)?;
     let home = endpoint.home;
@@ -144,10 +146,10 @@ fn connect(ep: *mut Ep, wanted: &[Option<u64>], deadline: Instant) -> Option<(Ho
     }
 }
 
-/// The first stage of an endpoint.
+/// Returns the first stage for one peer.
 fn begin(home: Home, epid: u64, own: &Frame) -> Option<Stage> {
     let mut endpoint = home.find()?;
-    // The peer may have connected to us before, but perhaps without active messages.
+    // The peer may have connected to us earlier, perhaps without active messages.
     if let Some(peer) = endpoint.peer(epid)
         && (endpoint.am.is_none() || peer.am.is_some())
     {
@@ -161,7 +163,7 @@ fn begin(home: Home, epid: u64, own: &Frame) -> Option<Stage> {
     Some(admitted.map_or_else(Stage::Failed, |peer| Stage::Meets(Meeting::new(peer, None))))
 }
 
-/// The next stage, if there is one now.
+/// Advances one peer. The inner `None` means that its stage is unchanged.
 fn step(home: Home, stage: &mut Stage, now: Instant) -> Option<Option<Stage>> {
     Some(match stage {
         Stage::Asks(dial) => match dial.step(now) {
@@ -187,7 +189,7 @@ fn step(home: Home, stage: &mut Stage, now: Instant) -> Option<Option<Stage>> {
     })
 }
 
-/// Disconnects peers and ends their open requests. Neither mode waits.
+/// Disconnects peers and fails their outstanding requests. Neither mode waits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn psm2_ep_disconnect2(
     ep: *mut Ep,
@@ -206,7 +208,8 @@ pub unsafe extern "C" fn psm2_ep_disconnect2(
         let Some(mut endpoint) = find(ep) else { return Error::PARAM };
         let mut first = Error::OK;
         for at in 0..count {
-            // SAFETY: not null, and `count` addresses and, if it is not null, as many numbers.
+            // SAFETY: checked not null; PSM2 requires `count` addresses, and as many mask entries
+            // unless `mask` is null.
             let wanted = unsafe { (mask.is_null() || *mask.add(at) != 0).then(|| *addresses.add(at)) };
             let error = match wanted {
                 None => Error::UNKNOWN,
@@ -218,7 +221,7 @@ pub unsafe extern "C" fn psm2_ep_disconnect2(
             if wanted.is_some() && first == Error::OK {
                 first = error;
             }
-            // SAFETY: not null, and room for `count` of the caller's.
+            // SAFETY: checked not null; PSM2 requires an array of `count` elements.
             unsafe { errors.add(at).write(error) };
         }
         first

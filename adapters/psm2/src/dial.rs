@@ -1,16 +1,16 @@
-//! Asks an endpoint for the address of its node, by its id alone. Never waits: each step does what
-//! is possible at once.
+//! Asks an endpoint for the address of its node, given only its epid. Never waits: each step does
+//! what is possible at once.
 //!
-//! The id of an endpoint contains where it answers:
+//! An epid encodes where the endpoint answers:
 //!
 //! | bits | what |
 //! |---|---|
-//! | 32..64 | the IPv4 address of its host, or 0: it answers on its own host only |
+//! | 32..64 | the IPv4 address of its host; 0 if it answers only on its own host |
 //! | 16..32 | the TCP port |
 //! | 0..32 without an address, 0..16 with one | random |
 //!
-//! On its own host it also answers on an abstract AF_UNIX socket, whose name contains the id and
-//! the user.
+//! An endpoint also listens on an abstract AF_UNIX socket, named after the epid and the user, for
+//! peers on its own host.
 
 use std::io::{self, ErrorKind, Read};
 use std::net::Ipv4Addr;
@@ -22,28 +22,28 @@ use std::time::{Duration, Instant};
 use crate::error::Error;
 use crate::frame::{Frame, LEN};
 
-/// Time between two attempts.
+/// Interval between attempts.
 const REDIAL: Duration = Duration::from_millis(10);
 
-/// Time limit of one attempt, because a host that drops packets never refuses a connection.
+/// Time limit of one attempt. A host that drops packets never refuses a connection.
 const ATTEMPT: Duration = Duration::from_secs(2);
 
-/// The name of the socket on which an endpoint of this host and user answers.
+/// Returns the name of the abstract socket on which this user's endpoint `epid` listens.
 pub(crate) fn name(epid: u64) -> io::Result<SocketAddr> {
     SocketAddr::from_abstract_name(format!("fishplate-psm2-{}-{epid:016x}", user()))
 }
 
-/// The user whose processes are trusted.
+/// Returns the effective user, the only one whose processes are trusted.
 fn user() -> u32 {
-    // SAFETY: no arguments; it always succeeds.
+    // SAFETY: takes no arguments and always succeeds.
     unsafe { libc::geteuid() }
 }
 
-/// Whether the process at the other end of a local socket belongs to this user.
+/// True if the process at the other end of a local socket belongs to this user.
 pub(crate) fn is_own(stream: &UnixStream) -> bool {
     let mut cred = libc::ucred { pid: 0, uid: u32::MAX, gid: 0 };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: the call fills our structure, and gets its length.
+    // SAFETY: `cred` and `len` are ours and live during the call; `len` is the size of `cred`.
     let got = unsafe {
         let cred = (&raw mut cred).cast();
         libc::getsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, cred, &raw mut len)
@@ -51,25 +51,25 @@ pub(crate) fn is_own(stream: &UnixStream) -> bool {
     got == 0 && cred.uid == user()
 }
 
-/// A question under way.
+/// An exchange with one endpoint, in progress.
 pub(crate) struct Dial {
     epid: u64,
     uuid: [u8; 16],
     question: Box<[u8; LEN]>,
-    /// Any stream socket; the type is used only to send and receive.
+    /// A Unix or TCP socket. The type only sends and receives.
     stream: Option<UnixStream>,
     sent: usize,
     answer: Box<[u8; LEN]>,
     got: usize,
     again: Instant,
-    /// The deadline of this attempt.
+    /// Deadline of this attempt.
     until: Instant,
-    /// Whether the last attempt was over TCP.
+    /// True if the last attempt used TCP.
     tcp: bool,
 }
 
 impl Dial {
-    /// Requests the address of the endpoint `epid`, for the endpoint that `own` describes.
+    /// Starts to ask the endpoint `epid` for its address. `own` describes the asking endpoint.
     pub fn new(epid: u64, own: &Frame) -> Dial {
         Dial {
             epid,
@@ -81,16 +81,16 @@ impl Dial {
             got: 0,
             again: Instant::now(),
             until: Instant::now(),
-            // The first attempt is on this host.
+            // Makes the first attempt a local one.
             tcp: true,
         }
     }
 
-    /// Makes progress without waiting. `None`: no answer yet. Retries if the endpoint does not
-    /// answer.
+    /// Makes progress without waiting. Returns `None` until the answer arrives. Retries if nothing
+    /// answers.
     ///
     /// # Errors
-    /// The endpoint refuses, for good.
+    /// The endpoint refused; retrying would not help.
     pub fn step(&mut self, now: Instant) -> Result<Option<Frame>, Error> {
         if now >= self.until {
             self.stream = None;
@@ -117,17 +117,17 @@ impl Dial {
         }
     }
 
-    /// Whether the last attempt was on this host.
+    /// True if the last attempt was on this host.
     pub fn is_local(&self) -> bool {
         !self.tcp
     }
 
-    /// The stream on which the answer arrived.
+    /// Takes the stream on which the answer arrived.
     pub fn take_stream(&mut self) -> Option<UnixStream> {
         self.stream.take()
     }
 
-    /// Whether the answer has arrived.
+    /// Sends the question and receives the answer. Returns true when the answer is complete.
     fn talk(&mut self) -> io::Result<bool> {
         let Some(stream) = &mut self.stream else { return Ok(false) };
         Ok(put(stream, &self.question[..], &mut self.sent)?
@@ -151,7 +151,7 @@ impl Dial {
 /// Creates a non-blocking stream socket.
 fn socket(family: i32) -> io::Result<UnixStream> {
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    // SAFETY: the arguments are numbers, and we own the returned descriptor.
+    // SAFETY: the arguments are plain numbers, and the returned descriptor is ours to own.
     unsafe {
         match libc::socket(family, kind, 0) {
             fd @ 0.. => Ok(UnixStream::from_raw_fd(fd)),
@@ -160,15 +160,15 @@ fn socket(family: i32) -> io::Result<UnixStream> {
     }
 }
 
-/// Begins to connect over TCP. Nothing can be sent before it is connected.
+/// Starts a TCP connection. Sending fails with `WouldBlock` until it is established.
 fn connect_tcp(host: Ipv4Addr, port: u16) -> io::Result<UnixStream> {
     let stream = socket(libc::AF_INET)?;
-    // SAFETY: all zeros are a valid address.
+    // SAFETY: all zeros are a valid `sockaddr_in`.
     let mut address: libc::sockaddr_in = unsafe { std::mem::zeroed() };
     address.sin_family = libc::AF_INET as libc::sa_family_t;
     (address.sin_port, address.sin_addr.s_addr) = (port.to_be(), u32::from(host).to_be());
     let len = size_of::<libc::sockaddr_in>() as libc::socklen_t;
-    // SAFETY: the address has the given length, and lives during the call.
+    // SAFETY: `address` has length `len` and lives during the call.
     let connected = unsafe { libc::connect(stream.as_raw_fd(), (&raw const address).cast(), len) };
     match io::Error::last_os_error() {
         _ if connected == 0 => Ok(stream),
@@ -177,36 +177,36 @@ fn connect_tcp(host: Ipv4Addr, port: u16) -> io::Result<UnixStream> {
     }
 }
 
-/// Returns whether no endpoint of this host has this id.
+/// True if no endpoint on this host has this epid.
 pub(crate) fn is_absent(epid: u64) -> bool {
     connect_local(epid).is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
 }
 
-/// Connects to an endpoint of this host. Fails if its backlog is full, and does not wait.
+/// Connects to an endpoint on this host. Does not wait: fails if its backlog is full.
 fn connect_local(epid: u64) -> io::Result<UnixStream> {
     let stream = socket(libc::AF_UNIX)?;
     let name = name(epid)?;
     let name = name.as_abstract_name().unwrap_or_default();
-    // SAFETY: all zeros are a valid address.
+    // SAFETY: all zeros are a valid `sockaddr_un`.
     let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
     address.sun_family = libc::AF_UNIX as libc::sa_family_t;
-    // The first byte stays 0: an abstract name.
+    // A name whose first byte is 0 is an abstract name.
     for (to, from) in address.sun_path[1..].iter_mut().zip(name) {
         *to = *from as libc::c_char;
     }
     let len = size_of::<libc::sa_family_t>() + 1 + name.len();
-    // SAFETY: the address has the given length, and lives during the call.
+    // SAFETY: `address` has at least length `len` and lives during the call.
     let connected =
         unsafe { libc::connect(stream.as_raw_fd(), (&raw const address).cast(), len as libc::socklen_t) };
     if connected == 0 { Ok(stream) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Sends the rest. Returns whether everything is sent.
+/// Sends the remaining bytes. Returns true when all are sent.
 pub(crate) fn put(stream: &UnixStream, bytes: &[u8], sent: &mut usize) -> io::Result<bool> {
     while *sent < bytes.len() {
         let rest = &bytes[*sent..];
-        // SAFETY: the call gets the length of the bytes. SIGPIPE is suppressed, because it could
-        // end the program.
+        // SAFETY: `rest` is valid for `rest.len()` bytes. MSG_NOSIGNAL, because SIGPIPE could kill
+        // the program.
         let n =
             unsafe { libc::send(stream.as_raw_fd(), rest.as_ptr().cast(), rest.len(), libc::MSG_NOSIGNAL) };
         let written = usize::try_from(n).map_err(|_| io::Error::last_os_error());
@@ -220,7 +220,7 @@ pub(crate) fn put(stream: &UnixStream, bytes: &[u8], sent: &mut usize) -> io::Re
     Ok(true)
 }
 
-/// Receives the rest. Returns whether everything has arrived.
+/// Receives the remaining bytes. Returns true when all have arrived.
 pub(crate) fn get(stream: &mut UnixStream, bytes: &mut [u8], got: &mut usize) -> io::Result<bool> {
     while *got < bytes.len() {
         match stream.read(&mut bytes[*got..]) {

@@ -1,8 +1,8 @@
-//! Answers endpoints that ask for the address of our node, in a thread of each endpoint. So a
-//! program can connect to one that computes.
+//! One thread per endpoint that answers peers who ask for the address of its node. A peer can thus
+//! connect to a program that computes.
 //!
-//! The thread sleeps until an endpoint asks. No asker delays another: each has its own state and
-//! deadline. The thread holds the endpoint's lock only while it begins a connection.
+//! The thread sleeps until a peer asks. Each connection has its own state and deadline, so a slow
+//! peer delays no other. The thread holds the endpoint's lock only for short steps.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, Read};
@@ -19,13 +19,13 @@ use crate::error::Error;
 use crate::frame::{Frame, LEN};
 use crate::table::Home;
 
-/// Maximum number of askers that are served at once; others wait in the backlog.
+/// Maximum number of connections served at once. Others wait in the backlog.
 const CALLS: usize = 256;
 
-/// Time limit of one asker.
+/// Time limit of one connection.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The sockets on which an endpoint answers, and its id.
+/// The listening sockets of an endpoint, and its epid.
 pub(crate) struct Sockets {
     pub epid: u64,
     local: UnixListener,
@@ -33,7 +33,7 @@ pub(crate) struct Sockets {
 }
 
 impl Sockets {
-    /// Opens the sockets. The one for other hosts listens at this address.
+    /// Opens the sockets. The TCP socket listens on `host`.
     pub fn open(host: Option<Ipv4Addr>) -> io::Result<Sockets> {
         let network = host.map(|host| TcpListener::bind((host, 0))).transpose()?;
         let place = match &network {
@@ -65,15 +65,16 @@ impl Sockets {
     }
 }
 
-/// The thread of an endpoint. Dropping it ends the thread, which takes the endpoint's lock.
+/// The answering thread of an endpoint. Drop joins the thread, which takes the endpoint's lock:
+/// drop this without the lock.
 pub(crate) struct Door {
-    /// Closed to end the thread.
+    /// Closed to stop the thread.
     wake: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Door {
-    /// Starts to answer for the endpoint that `own` describes.
+    /// Starts the thread. `own` is the frame that it answers with.
     pub fn start(sockets: Sockets, home: Home, own: Frame) -> io::Result<Door> {
         let (wake, woken) = UnixStream::pair()?;
         woken.set_nonblocking(true)?;
@@ -93,14 +94,14 @@ impl Drop for Door {
     }
 }
 
-/// One that asks.
+/// A connection from a peer that asks.
 struct Call {
-    /// Any stream socket; the type is used only to send and receive.
+    /// A Unix or TCP socket. The type only sends and receives.
     stream: UnixStream,
     question: Box<[u8; LEN]>,
     got: usize,
     answer: Option<Box<[u8; LEN]>>,
-    /// The asker, if it was admitted.
+    /// The peer, if it was admitted.
     peer: Option<PeerId>,
     sent: usize,
     until: Instant,
@@ -112,7 +113,7 @@ struct Keeper {
     own: Frame,
     woken: UnixStream,
     calls: Vec<Call>,
-    /// Peers that asked and are not connected yet.
+    /// Admitted peers that are not connected yet.
     meeting: Vec<PeerId>,
 }
 
@@ -130,7 +131,7 @@ impl Keeper {
         }
     }
 
-    /// Sleeps until there is work.
+    /// Sleeps until a socket is ready or a timeout passes.
     fn sleep(&self) {
         let entry = |fd: RawFd, events| libc::pollfd { fd, events, revents: 0 };
         let mut fds = vec![entry(self.woken.as_raw_fd(), libc::POLLIN)];
@@ -147,7 +148,7 @@ impl Keeper {
             (true, false) => 100,
             (true, true) => -1,
         };
-        // SAFETY: the call gets the number of entries, which live during the call.
+        // SAFETY: `fds` holds `fds.len()` entries and lives during the call.
         unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout) };
     }
 
@@ -177,7 +178,7 @@ impl Keeper {
         }
     }
 
-    /// Continues each call; drops finished ones.
+    /// Advances each connection. Drops finished, failed and expired ones.
     fn serve(&mut self) {
         let now = Instant::now();
         let mut calls = std::mem::take(&mut self.calls);
@@ -185,7 +186,7 @@ impl Keeper {
         self.calls = calls;
     }
 
-    /// Whether a call is finished.
+    /// Returns true when the answer is sent.
     fn step(&mut self, call: &mut Call) -> io::Result<bool> {
         if call.answer.is_none() {
             if !get(&mut call.stream, &mut call.question[..], &mut call.got)? {
@@ -204,7 +205,7 @@ impl Keeper {
             let am = self.home.find().map_or(vec![], |endpoint| endpoint.am_address());
             let mut answer = Frame { verdict, am, ..self.own.clone() };
             if verdict != 0 {
-                // A refused asker gets neither the key of the job nor the addresses of nodes.
+                // Tells a refused peer neither the key of the job nor the addresses of nodes.
                 (answer.uuid, answer.address, answer.am) = ([0; 16], vec![], vec![]);
             }
             call.answer = Some(Box::new(answer.encode()));
@@ -219,7 +220,7 @@ impl Keeper {
         Ok(true)
     }
 
-    /// Begins to connect to an asker.
+    /// Starts to connect to the peer that asked.
     fn admit(&mut self, frame: &Frame) -> Result<PeerId, Error> {
         let mut endpoint = self.home.find().ok_or(Error::UNREACHABLE)?;
         let peer = endpoint.admit(frame)?;
@@ -228,7 +229,7 @@ impl Keeper {
         Ok(peer)
     }
 
-    /// Continues to connect to askers while the program makes no calls.
+    /// Makes progress on new connections, because the program may make no calls.
     fn meet(&mut self) {
         if self.meeting.is_empty() {
             return;

@@ -1,7 +1,7 @@
-//! PSM2's error codes, their texts, and the handlers that programs register.
+//! PSM2's error codes, their descriptions, and the error handlers that programs register.
 //!
-//! A function that fails returns its code. A handler hears of what no function could return: an
-//! endpoint that cannot be opened, and a peer that has failed.
+//! A failed function returns its code. A handler is called for errors that no function returns: an
+//! endpoint that cannot be opened, and a failed peer.
 
 use std::ffi::{CStr, CString, c_char};
 use std::io::Write;
@@ -68,13 +68,13 @@ fn text(error: Error) -> &'static CStr {
     }
 }
 
-/// A description of an error. A constant.
+/// Returns a static description of an error.
 #[unsafe(no_mangle)]
 pub extern "C" fn psm2_error_get_string(error: Error) -> *const c_char {
     text(error).as_ptr()
 }
 
-/// `psm2_error_token_t` names this: what a handler may pass to [`psm2_error_defer`].
+/// Known as `psm2_error_token_t`. A handler may pass it to [`psm2_error_defer`].
 pub struct Token {
     error: Error,
     text: CString,
@@ -83,37 +83,38 @@ pub struct Token {
 /// `psm2_ep_errhandler_t`.
 pub type Handler = unsafe extern "C" fn(*mut Ep, Error, *const c_char, *mut Token) -> Error;
 
-/// The handler of the process: an address, or one of the two below.
+/// The handler of the process: a function address, `PSM_HANDLER` or `NO_HANDLER`.
 static GLOBAL: AtomicUsize = AtomicUsize::new(PSM_HANDLER);
 
-/// Prints the error and ends the process.
+/// Prints the error and exits.
 pub(crate) const PSM_HANDLER: usize = usize::MAX;
-/// Functions return the error, and that is all.
+/// Only returns the error from the function that failed.
 const NO_HANDLER: usize = usize::MAX - 1;
 
-/// The handler of the process.
+/// Returns the handler of the process.
 pub(crate) fn global() -> usize {
-    // Relaxed: a code address, published by nothing else.
+    // Relaxed: the value is a code address and publishes no data.
     GLOBAL.load(Ordering::Relaxed)
 }
 
-/// Changes the handler of the process.
+/// Replaces the handler of the process.
 pub(crate) fn set_global(handler: usize) {
-    // Relaxed: as above.
+    // Relaxed: the value is a code address and publishes no data.
     GLOBAL.store(handler, Ordering::Relaxed);
 }
 
-/// Handles an error as PSM2 does where no handler is registered: prints it and ends the process.
+/// Handles an error as PSM2 does without a registered handler: prints it and exits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn psm2_error_defer(token: *mut Token) -> Error {
-    // SAFETY: null, or the token that a handler of the program was called with, and still is.
+    // SAFETY: PSM2 requires null, or the token of the handler that is calling us. `report` keeps
+    // that token alive until its handler returns.
     let Some(token) = (unsafe { token.as_ref() }) else { return Error::PARAM };
-    // A panic, where nothing can be written, must not cross the border.
+    // Not `eprintln`: it panics if stderr cannot be written, and no panic may cross into C.
     _ = writeln!(std::io::stderr(), "libpsm2: {}", token.text.to_string_lossy());
     std::process::exit(i32::try_from(token.error.0).unwrap_or(1).max(1));
 }
 
-/// Calls a handler. No lock may be held: the handler may call into the library.
+/// Calls a handler. The caller must hold no lock, because the handler may call into the library.
 pub(crate) fn report(ep: *mut Ep, handler: usize, error: Error, text: String) -> Error {
     if handler == NO_HANDLER {
         return error;
@@ -121,12 +122,11 @@ pub(crate) fn report(ep: *mut Ep, handler: usize, error: Error, text: String) ->
     let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
     let mut token = Token { error, text };
     if handler == PSM_HANDLER {
-        // SAFETY: the token lives until the call returns.
+        // SAFETY: `token` is a local that outlives the call.
         return unsafe { psm2_error_defer(&raw mut token) };
     }
     let text = token.text.as_ptr();
-    // SAFETY: the program registered the address of a function of this type; both pointers live
-    // until it returns.
+    // SAFETY: the program registered a function of this type. `text` and `token` outlive the call.
     unsafe {
         let handler = std::mem::transmute::<*const (), Handler>(handler as *const ());
         handler(ep, error, text, &raw mut token)

@@ -1,5 +1,5 @@
-//! The frames that two endpoints exchange before they connect: the id of each, the address of its
-//! node, and that of its node for active messages, if it has one.
+//! The frames that two endpoints exchange before they connect. A frame holds the sender's epid, the
+//! address of its node, and the address of its node for active messages, if there is one.
 //!
 //! All frames have the same length. Little-endian, without padding:
 //!
@@ -8,29 +8,29 @@
 //! address [1024]
 //! ```
 //!
-//! The uuid is the key of the job: a frame with another one is refused. It is sent in cleartext, as
-//! in PSM2.
+//! The uuid is the key of the job. A frame with another uuid is refused. It is sent in cleartext,
+//! as in PSM2.
 
 use fishplate::node::ADDRESS_MAX;
 
 use crate::error::Error;
 
-/// Bytes of a frame.
+/// Length of a frame in bytes.
 pub(crate) const LEN: usize = HEAD + 2 * ADDRESS_MAX;
 const HEAD: usize = 36;
 
 const MAGIC: &[u8; 4] = b"FPps";
 const VERSION: u16 = 2;
 
-/// A frame, decoded.
+/// A decoded frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Frame {
-    /// In an answer, why the asker is refused; 0 if it is admitted.
+    /// In an answer, the error code of a refusal; 0 if admitted.
     pub verdict: u8,
     pub uuid: [u8; 16],
     pub epid: u64,
     pub address: Vec<u8>,
-    /// Empty: without active messages.
+    /// Address of the node for active messages. Empty if there is none.
     pub am: Vec<u8>,
 }
 
@@ -50,10 +50,11 @@ impl Frame {
         out
     }
 
-    /// Decodes a peer's frame for the job with this key. A refusal has no key.
+    /// Decodes a peer's frame, and checks that its key is `uuid`. A refusal has no key.
     ///
     /// # Errors
-    /// [`Error::EPID_VERSION`], [`Error::BAD_UUID`], or [`Error::EPID_NETWORK`] for anything else.
+    /// [`Error::EPID_VERSION`] for another version, [`Error::BAD_UUID`] for another key,
+    /// [`Error::EPID_NETWORK`] for any other invalid frame.
     pub fn decode(bytes: &[u8; LEN], uuid: &[u8; 16]) -> Result<Frame, Error> {
         let word = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
         let ([len, am], version) = ([32, 34].map(|at| usize::from(word(at))), word(4));

@@ -1,4 +1,4 @@
-//! The types that handles point to. They are empty, because no handle is ever dereferenced.
+//! The types that handles point to. They are empty, because a handle is never dereferenced.
 
 /// `struct psm2_ep`.
 #[repr(C)]

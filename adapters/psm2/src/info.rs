@@ -1,4 +1,4 @@
-//! The query of devices: there is one, with one port, which is active. Nothing here waits.
+//! Device queries. The library reports one unit with one active port. Nothing here waits.
 
 use std::ffi::c_void;
 
@@ -6,7 +6,7 @@ use crate::error::Error;
 use crate::open::is_nested;
 use crate::table::SLOTS;
 
-/// The numbers of `psm2_info_query_t`.
+/// Values of `psm2_info_query_t`.
 const UNITS: u32 = 0;
 const PORTS: u32 = 1;
 const UNIT_STATUS: u32 = 2;
@@ -15,7 +15,7 @@ const FREE_CONTEXTS: u32 = 4;
 const CONTEXTS: u32 = 5;
 const FEATURES: u32 = 12;
 
-/// Answers a query that is about no connection. Any other is refused.
+/// Answers queries about units, ports and the library. Refuses queries about a connection.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn psm2_info_query(
     query: u32,
@@ -31,12 +31,13 @@ pub unsafe extern "C" fn psm2_info_query(
     if out.is_null() || count != wanted || (wanted != 0 && args.is_null()) {
         return Error::INVALID_QUERY;
     }
-    // SAFETY: not null, and so many unions of the caller. The number is the low half of each.
+    // SAFETY: checked not null; PSM2 requires `wanted` unions. The low half of each is the number.
     let named = unsafe { (0..wanted).map(|at| *args.add(at) as u32) };
-    // Units count from 0, ports from 1.
+    // PSM2 numbers units from 0 and ports from 1.
     let exists = named.enumerate().all(|(nth, number)| number == nth as u32);
     let answer = match query {
-        // A node that opens must not use itself.
+        // Reports no unit to a libfabric that is loaded by this library, so that it does not call
+        // back.
         UNITS => u32::from(!is_nested()),
         PORTS => 1,
         UNIT_STATUS | PORT_STATUS => u32::from(exists),
@@ -44,7 +45,7 @@ pub unsafe extern "C" fn psm2_info_query(
         FEATURES => 0,
         _ => return Error::INVALID_QUERY,
     };
-    // SAFETY: not null, and a number of the caller, as the header says of these queries.
+    // SAFETY: checked not null; for these queries `psm2.h` requires a writable u32.
     unsafe { out.cast::<u32>().write(answer) };
     Error::OK
 }

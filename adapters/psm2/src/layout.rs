@@ -1,5 +1,5 @@
-//! The structures of `psm2.h` and `psm2_mq.h` that programs were compiled with. `tests/layout.c`
-//! compares them with the headers of Debian's `libpsm2-dev`.
+//! Layouts of the structures in `psm2.h` and `psm2_mq.h`, which compiled programs rely on.
+//! `tests/layout.c` compares them with the headers of Debian's `libpsm2-dev`.
 
 use std::ffi::c_void;
 use std::mem::offset_of;
@@ -10,11 +10,11 @@ use crate::error::Error;
 use crate::handle::{Ep, EpAddr, Mq};
 use crate::table::Home;
 
-/// `psm2_mq_tag_t`: three words are compared.
+/// `psm2_mq_tag_t`. Matching compares the first three words.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C, align(4))]
 pub struct MqTag {
-    /// The words.
+    /// The tag words.
     pub words: [u32; 4],
 }
 
@@ -34,7 +34,7 @@ pub struct MqStatus {
 #[repr(C, align(16))]
 pub struct MqStatus2 {
     peer: *mut EpAddr,
-    /// The header aligns the tag.
+    /// Padding, because the header aligns the tag to 16 bytes.
     aligns: u64,
     tag: MqTag,
     length: u32,
@@ -55,11 +55,11 @@ pub struct MqStats {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct EpConn {
-    /// The address of the peer.
+    /// Address of the peer.
     pub address: *mut EpAddr,
-    /// The endpoint.
+    /// The endpoint that owns the address.
     pub ep: *mut Ep,
-    /// Its queue.
+    /// The queue of that endpoint.
     pub mq: *mut Mq,
 }
 
@@ -67,7 +67,7 @@ pub struct EpConn {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct OpenOptions {
-    /// Time limit to open a device, in nanoseconds. Unused, because opening is quick.
+    /// Maximum time to open a device, in nanoseconds. Ignored.
     pub timeout: i64,
     unit: i32,
     affinity: i32,
@@ -93,7 +93,7 @@ const _: () = {
 };
 
 impl OpenOptions {
-    /// The defaults of PSM2.
+    /// PSM2's defaults.
     pub(crate) const DEFAULT: OpenOptions = OpenOptions {
         timeout: 30_000_000_000,
         unit: -1,
@@ -161,7 +161,7 @@ impl MqStats {
 
 impl From<Code> for Error {
     fn from(code: Code) -> Self {
-        // The core uses PSM2's numbers.
+        // `Code` uses PSM2's numbers.
         Error(code as u32)
     }
 }

@@ -1,17 +1,18 @@
-//! A `libpsm2.so.2` over Fishplate: programs built for Intel's PSM2, such as Open MPI's `mtl/psm2`,
-//! run on it unchanged. `docs/mpi.md` is the way in. The package has no logic of matching or
-//! transport: an endpoint is a [`fishplate::Node`] and its [matched queue](fishplate::Node::queue).
+//! A `libpsm2.so.2` over Fishplate. Programs built for Intel's PSM2, such as Open MPI's `mtl/psm2`,
+//! run on it unchanged. Start with `docs/mpi.md`. The package contains no matching or transport: an
+//! endpoint is a [`fishplate::Node`] with its [matched queue](fishplate::Node::queue).
 //!
-//! Handles are numbers that look like pointers; they are looked up and never dereferenced. Only
-//! buffers, strings and arrays are used unchecked. A panic ends the endpoint and becomes an error.
-//! One lock protects each endpoint, so any thread may call.
+//! Handles are numbers that look like pointers. They are looked up, never dereferenced. Only
+//! buffers, strings and arrays of the program are used unchecked. A panic is caught: the endpoint
+//! becomes unusable and the call returns an error. One lock protects each endpoint, so any thread
+//! may call.
 //!
 //! # Files
 //!
-//! `table` has the endpoints, `handle` the types of handles, `error` the codes and handlers,
-//! `layout` the structures of the headers. `open`, `info`, `connect`, `address`, `mq` and `am` are
-//! the functions, grouped as in the headers. Before two endpoints connect they exchange the frames
-//! of `frame`: `dial` asks, `door` answers. `pause` decides how calls wait.
+//! `table` holds the endpoints, `handle` the handle types, `error` the codes and handlers, `layout`
+//! the structures of the headers. The C functions are in `open`, `info`, `connect`, `address`, `mq`
+//! and `am`, grouped as in the headers. Before they connect, two endpoints exchange the frames of
+//! `frame`: `dial` asks and `door` answers. `pause` decides how calls wait.
 
 #![allow(clippy::missing_safety_doc, reason = "the headers of PSM2 say what each function demands")]
 

@@ -1,6 +1,6 @@
-//! Matched queues: what an endpoint sends and receives. Only [`psm2_mq_send2`] and
-//! [`psm2_mq_wait2`] block, without a deadline, as in PSM2. They release the lock now and then.
-//! A call that needs a request may allocate, when all are in use.
+//! Matched queues: the sends and receives of an endpoint. Only [`psm2_mq_send2`] and
+//! [`psm2_mq_wait2`] block, without a deadline, as in PSM2. They release the lock from time to
+//! time. A call that needs a request allocates if all requests are in use.
 
 use std::ffi::c_void;
 use std::ptr::{NonNull, null_mut};
@@ -13,41 +13,41 @@ use crate::handle::{Ep, EpAddr, Mq, Req};
 use crate::layout::{MqStats, MqStatus, MqStatus2, MqTag};
 use crate::table::{After, Endpoint, Found, Home, find, find_mq, find_request, guard};
 
-/// Returns the caller's buffer as a slice.
+/// Converts the caller's pointer and length to a buffer.
 ///
 /// # Errors
-/// Bytes at null.
+/// `at` is null but `len` is not 0.
 ///
 /// # Safety
-/// PSM2's promise: until the request ends, `at` is valid for `len` bytes, unchanged where they are
-/// sent, and the library's alone where they are received.
+/// Until the request completes, `at` is valid for `len` bytes. The program does not change the
+/// bytes of a send, and does not access the bytes of a receive.
 unsafe fn buffer(at: *mut c_void, len: u32) -> Result<Buffer, Error> {
     match NonNull::new(at.cast::<u8>()) {
         _ if len == 0 => Ok(Buffer::Nothing),
-        // SAFETY: as this function requires.
+        // SAFETY: this function's contract.
         Some(at) => Ok(Buffer::Span(unsafe { Span::new(at, len as usize) })),
         None => Err(Error::PARAM),
     }
 }
 
-/// The three words of a tag.
+/// Copies the three words of a tag.
 ///
 /// # Safety
-/// Null, or a tag of the caller.
+/// `tag` is null or points to a tag.
 unsafe fn words(tag: *const MqTag) -> Result<[u32; 3], Error> {
-    // SAFETY: as this function requires.
+    // SAFETY: this function's contract.
     let tag = unsafe { tag.as_ref() }.ok_or(Error::PARAM)?;
     let [a, b, c, _] = tag.words;
     Ok([a, b, c])
 }
 
-/// Runs a function of the library, and returns its result as PSM2 does.
+/// Runs `call`, and converts its result to a PSM2 code.
 #[inline]
 fn run(call: impl FnOnce() -> Result<(), Error>) -> Error {
     guard(|| call().err().unwrap_or(Error::OK))
 }
 
-/// A status that the program reads.
+/// A status structure of PSM2.
 trait Report {
     fn new(found: &Status2, home: Home) -> Self;
 }
@@ -64,18 +64,18 @@ impl Report for MqStatus2 {
     }
 }
 
-/// Writes a status, if the program wants one.
+/// Writes a status, unless the pointer is null.
 ///
 /// # Safety
-/// `status` is null, or the caller's.
+/// `status` is null or valid for a write.
 unsafe fn tell<S: Report>(status: *mut S, found: &Status2, home: Home) {
     if !status.is_null() {
-        // SAFETY: not null, and room for a status, as our caller promises.
+        // SAFETY: checked not null; this function's contract makes it writable.
         unsafe { status.write(S::new(found, home)) };
     }
 }
 
-/// Initializes the only queue of an endpoint. Ignores the options.
+/// Initializes the endpoint's only queue. Ignores the options.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn psm2_mq_init(
     ep: *mut Ep,
@@ -93,14 +93,14 @@ pub unsafe extern "C" fn psm2_mq_init(
             return Error::PARAM;
         }
         endpoint.queue = Ok(());
-        // SAFETY: not null, and the caller's.
+        // SAFETY: checked not null; PSM2 requires it to be writable.
         unsafe { mq.write(endpoint.home.mq()) };
         Error::OK
     })
 }
 
-/// Frees the queue: cancels its receives, and drops what has completed. If a send or a matched
-/// receive is still open, the endpoint disconnects all its peers, which see it fail.
+/// Closes the queue. Cancels its receives and drops completed requests. If a send or a matched
+/// receive is still open, disconnects all peers, which see the endpoint fail.
 #[unsafe(no_mangle)]
 pub extern "C" fn psm2_mq_finalize(mq: *mut Mq) -> Error {
     guard(|| match find_mq(mq) {
@@ -112,7 +112,7 @@ pub extern "C" fn psm2_mq_finalize(mq: *mut Mq) -> Error {
     })
 }
 
-/// Writes the counters; zeros if the handle names no queue.
+/// Writes the counters. Writes zeros if the handle is invalid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn psm2_mq_get_stats(mq: *mut Mq, stats: *mut MqStats) {
     if stats.is_null() {
@@ -123,7 +123,7 @@ pub unsafe extern "C" fn psm2_mq_get_stats(mq: *mut Mq, stats: *mut MqStats) {
         read = MqStats::new(find_mq(mq)?.queue()?.stats());
         Ok(())
     });
-    // SAFETY: not null, and the caller's.
+    // SAFETY: checked not null; PSM2 requires it to be writable.
     unsafe { stats.write(read) };
 }
 
@@ -139,7 +139,7 @@ fn isend(
     endpoint.request(|queue| queue.isend2(to, flags, tag, from, context.addr() as u64))
 }
 
-/// Begins a send. As in PSM2, a send to the endpoint itself completes only when it has matched.
+/// Posts a send. As in PSM2, a send to the endpoint itself completes when a receive matches it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn psm2_mq_isend2(
     mq: *mut Mq,
@@ -155,18 +155,18 @@ pub unsafe extern "C" fn psm2_mq_isend2(
         if req.is_null() {
             return Err(Error::PARAM);
         }
-        // SAFETY: as PSM2 demands of our caller.
+        // SAFETY: PSM2 requires each pointer to be null or valid.
         let (tag, from) = unsafe { (words(tag)?, buffer(bytes, len)?) };
         let mut endpoint = find_mq(mq)?;
         let flags = if endpoint.is_own(to) { flags | FLAG_SENDSYNC } else { flags };
         let begun = isend(&mut endpoint, to, flags, tag, from, context)?;
-        // SAFETY: not null, and the caller's.
+        // SAFETY: checked not null; PSM2 requires it to be writable.
         unsafe { req.write(endpoint.home.request(begun)) };
         Ok(())
     })
 }
 
-/// Sends, and waits until the bytes may be reused.
+/// Sends, and waits until the buffer may be reused.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn psm2_mq_send2(
     mq: *mut Mq,
@@ -177,7 +177,7 @@ pub unsafe extern "C" fn psm2_mq_send2(
     len: u32,
 ) -> Error {
     run(|| {
-        // SAFETY: as PSM2 demands of our caller.
+        // SAFETY: PSM2 requires each pointer to be null or valid.
         let (tag, from) = unsafe { (words(tag)?, buffer(bytes, len)?) };
         let mut endpoint = find_mq(mq)?;
         let begun = isend(&mut endpoint, to, flags, tag, from, null_mut())?;
@@ -189,7 +189,7 @@ pub unsafe extern "C" fn psm2_mq_send2(
     })
 }
 
-/// Waits for a request of the endpoint, and takes it.
+/// Waits for a request to complete, and frees it.
 fn wait(mut endpoint: Found, req: MqReq) -> Result<Status2, Error> {
     let home = endpoint.home;
     loop {
@@ -200,7 +200,7 @@ fn wait(mut endpoint: Found, req: MqReq) -> Result<Status2, Error> {
         }
         let found = queue.poll() != 0;
         match endpoint.after(found) {
-            // The lock goes to another thread only if it is released for a while.
+            // Unlocks for a moment only if `act` has work: then another thread can take the lock.
             After::Nothing => {}
             after => {
                 drop(endpoint);
@@ -228,19 +228,19 @@ pub unsafe extern "C" fn psm2_mq_irecv2(
         if req.is_null() {
             return Err(Error::PARAM);
         }
-        // SAFETY: as PSM2 demands of our caller.
+        // SAFETY: PSM2 requires each pointer to be null or valid.
         let (tag, tagsel, into) = unsafe { (words(tag)?, words(tagsel)?, buffer(bytes, len)?) };
         let mut endpoint = find_mq(mq)?;
         let source = endpoint.named(from)?;
         let context = context.addr() as u64;
         let posted = endpoint.request(|queue| queue.irecv2(source, tag, tagsel, into, context))?;
-        // SAFETY: `req` is not null, and the caller guarantees that it is writable.
+        // SAFETY: `req` was checked not null; PSM2 requires it to be writable.
         unsafe { req.write(endpoint.home.request(posted)) };
         Ok(())
     })
 }
 
-/// Receives a message that [`psm2_mq_improbe2`] has claimed.
+/// Receives a message claimed by [`psm2_mq_improbe2`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn psm2_mq_imrecv(
     mq: *mut Mq,
@@ -251,16 +251,19 @@ pub unsafe extern "C" fn psm2_mq_imrecv(
     req: *mut *mut Req,
 ) -> Error {
     run(|| {
-        // SAFETY: null, or the caller's.
+        // SAFETY: PSM2 requires null or a valid pointer.
         let claimed = unsafe { req.as_ref() }.ok_or(Error::PARAM)?;
-        // SAFETY: as PSM2 demands of our caller.
+        // SAFETY: PSM2 requires each pointer to be null or valid.
         let into = unsafe { buffer(bytes, len)? };
         let (mut endpoint, number) = of_queue(mq, *claimed)?;
         endpoint.request(|queue| queue.imrecv(into, context.addr() as u64, number))
     })
 }
 
-/// The endpoint of a queue, and its request of that handle.
+/// Returns the endpoint of the queue and the number of its request.
+///
+/// # Errors
+/// The request belongs to another queue.
 fn of_queue(mq: *mut Mq, req: *mut Req) -> Result<(Found, MqReq), Error> {
     let (endpoint, req) = find_request(req)?;
     match endpoint.home.mq() == mq {
@@ -269,7 +272,7 @@ fn of_queue(mq: *mut Mq, req: *mut Req) -> Result<(Found, MqReq), Error> {
     }
 }
 
-/// Finds a message that no receive has taken, and leaves it.
+/// Finds a message that no receive has matched. Leaves it in the queue.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn psm2_mq_iprobe2(
     mq: *mut Mq,
@@ -279,17 +282,17 @@ pub unsafe extern "C" fn psm2_mq_iprobe2(
     status: *mut MqStatus2,
 ) -> Error {
     look(mq, |endpoint| {
-        // SAFETY: null, or tags of the caller.
+        // SAFETY: PSM2 requires each tag to be null or valid.
         let (tag, tagsel) = unsafe { (words(tag)?, words(tagsel)?) };
         let source = endpoint.named(from)?;
         let found = endpoint.queue()?.iprobe2(source, tag, tagsel)?;
-        // SAFETY: null, or the caller's.
+        // SAFETY: PSM2 requires null or a valid pointer.
         unsafe { tell(status, &found, endpoint.home) };
         Ok(())
     })
 }
 
-/// Finds a message that no receive has taken, and claims it.
+/// Finds a message that no receive has matched, and claims it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn psm2_mq_improbe2(
     mq: *mut Mq,
@@ -303,11 +306,12 @@ pub unsafe extern "C" fn psm2_mq_improbe2(
         if req.is_null() {
             return Err(Error::PARAM);
         }
-        // SAFETY: null, or tags of the caller.
+        // SAFETY: PSM2 requires each tag to be null or valid.
         let (tag, tagsel) = unsafe { (words(tag)?, words(tagsel)?) };
         let source = endpoint.named(from)?;
         let (claimed, found) = endpoint.request(|queue| queue.improbe2(source, tag, tagsel))?;
-        // SAFETY: not null, and the caller's; the status may be null.
+        // SAFETY: `req` was checked not null. PSM2 requires it to be writable, and `status` to be null
+        // or writable.
         unsafe {
             req.write(endpoint.home.request(claimed));
             tell(status, &found, endpoint.home);
@@ -316,22 +320,22 @@ pub unsafe extern "C" fn psm2_mq_improbe2(
     })
 }
 
-/// Returns the request that completed first, and leaves it in the queue.
+/// Returns the oldest completed request. Leaves it in the queue.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn psm2_mq_ipeek2(mq: *mut Mq, req: *mut *mut Req, status: *mut MqStatus2) -> Error {
-    // SAFETY: as PSM2 demands of our caller.
+    // SAFETY: PSM2 requires each pointer to be null or valid.
     unsafe { peek(mq, req, status) }
 }
 
-/// [`psm2_mq_ipeek2`] for tags of 64 bits.
+/// [`psm2_mq_ipeek2`] for 64-bit tags.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn psm2_mq_ipeek(mq: *mut Mq, req: *mut *mut Req, status: *mut MqStatus) -> Error {
-    // SAFETY: as PSM2 demands of our caller.
+    // SAFETY: PSM2 requires each pointer to be null or valid.
     unsafe { peek(mq, req, status) }
 }
 
 /// # Safety
-/// `req` and `status` are null, or the caller's.
+/// `req` and `status` are null or valid for a write.
 #[inline]
 unsafe fn peek<S: Report>(mq: *mut Mq, req: *mut *mut Req, status: *mut S) -> Error {
     look(mq, |endpoint| {
@@ -339,7 +343,8 @@ unsafe fn peek<S: Report>(mq: *mut Mq, req: *mut *mut Req, status: *mut S) -> Er
             return Err(Error::PARAM);
         }
         let (oldest, found) = endpoint.queue()?.ipeek2()?;
-        // SAFETY: not null, and the caller's; the status may be null.
+        // SAFETY: `req` was checked not null. PSM2 requires it to be writable, and `status` to be null
+        // or writable.
         unsafe {
             req.write(endpoint.home.request(oldest));
             tell(status, &found, endpoint.home);
@@ -348,8 +353,8 @@ unsafe fn peek<S: Report>(mq: *mut Mq, req: *mut *mut Req, status: *mut S) -> Er
     })
 }
 
-/// Runs a call that looks for something. A program that finds nothing calls again at once, so this
-/// may yield.
+/// Runs a call that polls. May yield the processor, because a program that finds nothing usually
+/// calls again at once.
 #[inline]
 fn look(mq: *mut Mq, call: impl FnOnce(&mut Endpoint) -> Result<(), Error>) -> Error {
     run(|| {
@@ -362,24 +367,24 @@ fn look(mq: *mut Mq, call: impl FnOnce(&mut Endpoint) -> Result<(), Error>) -> E
     })
 }
 
-/// Takes a request if it has completed. Makes no progress.
+/// Frees a request if it has completed. Makes no progress.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn psm2_mq_test2(req: *mut *mut Req, status: *mut MqStatus2) -> Error {
-    // SAFETY: as PSM2 demands of our caller.
+    // SAFETY: PSM2 requires each pointer to be null or valid.
     unsafe { take(req, status, test) }
 }
 
-/// [`psm2_mq_test2`] for tags of 64 bits.
+/// [`psm2_mq_test2`] for 64-bit tags.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn psm2_mq_test(req: *mut *mut Req, status: *mut MqStatus) -> Error {
-    // SAFETY: as PSM2 demands of our caller.
+    // SAFETY: PSM2 requires each pointer to be null or valid.
     unsafe { take(req, status, test) }
 }
 
-/// Waits for a request, and takes it.
+/// Waits for a request to complete, and frees it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn psm2_mq_wait2(req: *mut *mut Req, status: *mut MqStatus2) -> Error {
-    // SAFETY: as PSM2 demands of our caller.
+    // SAFETY: PSM2 requires each pointer to be null or valid.
     unsafe { take(req, status, wait) }
 }
 
@@ -387,10 +392,10 @@ fn test(mut endpoint: Found, req: MqReq) -> Result<Status2, Error> {
     Ok(endpoint.queue()?.test2(&mut Some(req))?)
 }
 
-/// Takes a request by `call`, and clears the handle. Without a request there is nothing to do.
+/// Completes a request with `call`, and clears the handle. Does nothing if the handle is null.
 ///
 /// # Safety
-/// `req` and `status` are null, or the caller's.
+/// `req` and `status` are null or valid for reads and writes.
 #[inline]
 unsafe fn take<S: Report>(
     req: *mut *mut Req,
@@ -398,7 +403,7 @@ unsafe fn take<S: Report>(
     call: impl FnOnce(Found, MqReq) -> Result<Status2, Error>,
 ) -> Error {
     run(|| {
-        // SAFETY: null, or the caller's.
+        // SAFETY: PSM2 requires null or a valid pointer.
         let req = unsafe { req.as_mut() }.ok_or(Error::PARAM)?;
         if req.is_null() {
             return Ok(());
@@ -407,17 +412,18 @@ unsafe fn take<S: Report>(
         let home = endpoint.home;
         let found = call(endpoint, number)?;
         *req = null_mut();
-        // SAFETY: null, or the caller's.
+        // SAFETY: PSM2 requires null or a valid pointer.
         unsafe { tell(status, &found, home) };
         Ok(())
     })
 }
 
-/// Cancels a receive that nothing has matched. It completes, and is still to be taken.
+/// Cancels a receive that has not matched. The receive completes as cancelled; the program still
+/// tests or waits for it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn psm2_mq_cancel(req: *mut *mut Req) -> Error {
     run(|| {
-        // SAFETY: null, or the caller's.
+        // SAFETY: PSM2 requires null or a valid pointer.
         let req = unsafe { req.as_ref() }.ok_or(Error::PARAM)?;
         if req.is_null() {
             return Err(Error::NO_COMPLETIONS);
@@ -427,7 +433,7 @@ pub unsafe extern "C" fn psm2_mq_cancel(req: *mut *mut Req) -> Error {
     })
 }
 
-/// Makes one pass on an endpoint.
+/// Makes one progress pass.
 #[unsafe(no_mangle)]
 pub extern "C" fn psm2_poll(ep: *mut Ep) -> Error {
     guard(|| {

@@ -1,5 +1,5 @@
-//! The library and its endpoints: setup and teardown. Slow paths, which allocate. Closing waits, up
-//! to its timeout.
+//! Setup and teardown of the library and its endpoints. These are slow paths and allocate. Closing
+//! an endpoint waits, up to its timeout.
 
 use std::cell::Cell;
 use std::io::Write;
@@ -19,23 +19,23 @@ use crate::layout::OpenOptions;
 use crate::pause::unexpected;
 use crate::table::{Endpoint, REQUESTS, find, guard, home, open, reserve};
 
-/// The version of the interface.
+/// Version of the PSM2 interface.
 const MAJOR: i32 = 2;
 const MINOR: i32 = 2;
 
-/// How often the library was initialized and not finalized.
+/// Number of initializations without a matching finalization.
 static USERS: AtomicU32 = AtomicU32::new(0);
 
-/// `PSM2_MULTI_EP_CAP` and `PSM2_LIB_REFCOUNT_CAP`.
+/// Values of `PSM2_MULTI_EP_CAP` and `PSM2_LIB_REFCOUNT_CAP`.
 const CAPABILITIES: u64 = 0x1 | 0x2;
 
-/// Peers that an endpoint can have at once.
+/// Maximum number of peers per endpoint.
 const PEERS: u16 = 256;
 
-/// Sends that the engine has in hand. Those beyond wait in the queue.
+/// Maximum number of sends that the engine holds. Further sends wait in the queue.
 const OPERATIONS: u32 = 1 << 15;
 
-/// Limits of messages: what waits for its receive shares most of them.
+/// Limits for unexpected messages. All peers share the shared credits and headers.
 const MATCHING: MatchConfig = MatchConfig {
     credits: 64,
     headers: 64,
@@ -44,13 +44,13 @@ const MATCHING: MatchConfig = MatchConfig {
     ..MatchConfig::DEFAULT
 };
 
-/// The longest that closing an endpoint waits for its peers.
+/// Maximum time that closing an endpoint waits for its peers.
 const CLOSE: Duration = Duration::from_secs(30);
 
-/// Initializes the library; each call is to be matched by one of [`psm2_finalize`].
+/// Initializes the library. Each call needs a matching [`psm2_finalize`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn psm2_init(major: *mut i32, minor: *mut i32) -> Error {
-    // SAFETY: null, or two numbers of the caller.
+    // SAFETY: PSM2 requires each pointer to be null or valid.
     let (Some(major), Some(minor)) = (unsafe { (major.as_mut(), minor.as_mut()) }) else {
         return Error::PARAM;
     };
@@ -58,12 +58,12 @@ pub unsafe extern "C" fn psm2_init(major: *mut i32, minor: *mut i32) -> Error {
         return Error::BAD_VERSION;
     }
     (*major, *minor) = (MAJOR, MINOR);
-    // Relaxed: only counted.
+    // Relaxed: the counter publishes no other data.
     USERS.fetch_add(1, Ordering::Relaxed);
     Error::OK
 }
 
-/// Ends one use of the library. The last closes what is open.
+/// Reverts one [`psm2_init`]. The last call closes open endpoints.
 #[unsafe(no_mangle)]
 pub extern "C" fn psm2_finalize() -> Error {
     let last = USERS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |users| users.checked_sub(1));
@@ -79,8 +79,8 @@ pub extern "C" fn psm2_finalize() -> Error {
     }
 }
 
-/// Registers the handler of an endpoint or, without one, of the process and of the endpoints that
-/// it opens later.
+/// Registers an error handler for one endpoint. If `ep` is null, registers it for the process and
+/// for endpoints opened later.
 #[unsafe(no_mangle)]
 pub extern "C" fn psm2_error_register_handler(ep: *mut Ep, handler: usize) -> Error {
     if handler == 0 {
@@ -101,7 +101,7 @@ pub extern "C" fn psm2_error_register_handler(ep: *mut Ep, handler: usize) -> Er
     })
 }
 
-/// Which of these capabilities the library has.
+/// Returns which of the wanted capabilities the library has.
 #[unsafe(no_mangle)]
 pub extern "C" fn psm2_get_capability_mask(wanted: u64) -> u64 {
     wanted & CAPABILITIES
@@ -116,12 +116,12 @@ pub unsafe extern "C" fn psm2_ep_open_opts_get_defaults(options: *mut OpenOption
     if USERS.load(Ordering::Relaxed) == 0 {
         return Error::NOT_INIT;
     }
-    // SAFETY: not null, and the caller's structure, which may hold anything before.
+    // SAFETY: checked not null; PSM2 requires it to be writable. Its old content is not read.
     unsafe { options.write(OpenOptions::DEFAULT) };
     Error::OK
 }
 
-/// Opens an endpoint of the job with this key. Of the options, none means anything here.
+/// Opens an endpoint of the job that has this key. Ignores the options.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn psm2_ep_open(
     key: *const [u8; 16],
@@ -135,11 +135,11 @@ pub unsafe extern "C" fn psm2_ep_open(
     if USERS.load(Ordering::Relaxed) == 0 {
         return Error::NOT_INIT;
     }
-    // SAFETY: not null, and 16 bytes of the caller.
+    // SAFETY: checked not null; PSM2 requires 16 readable bytes.
     let uuid = unsafe { *key };
     guard(|| match open_endpoint(uuid) {
         Ok((opened, id)) => {
-            // SAFETY: not null, and the caller's.
+            // SAFETY: checked not null; PSM2 requires both to be writable.
             unsafe { (*ep, *epid) = (opened, id) };
             Error::OK
         }
@@ -175,17 +175,17 @@ fn open_endpoint(uuid: [u8; 16]) -> Result<(*mut Ep, u64), (Error, String)> {
 }
 
 thread_local! {
-    /// Whether this thread opens a node, which loads libfabric and asks all its providers for
-    /// devices: the one for PSM2 calls this library.
+    /// True while this thread opens a node. Opening loads libfabric, which asks all its providers
+    /// for devices, and the `psm2` provider calls this library.
     static OPENS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether libfabric calls while a node of ours opens.
+/// True if libfabric makes this call because we are opening a node.
 pub(crate) fn is_nested() -> bool {
     OPENS.get()
 }
 
-/// Opens a node with a queue of so many requests.
+/// Opens a node whose queue has `requests` requests.
 pub(crate) fn open_node(requests: usize, matching: Option<MatchConfig>) -> Result<Node, OpenError> {
     let limits = Limits { peers: PEERS, operations: OPERATIONS, ..Limits::DEFAULT };
     let builder = Node::builder()
@@ -202,26 +202,27 @@ pub(crate) fn open_node(requests: usize, matching: Option<MatchConfig>) -> Resul
     opened
 }
 
-/// Whether peers may be on other hosts. Open MPI says `self,shm` if all of a job are on one.
+/// True if peers may be on other hosts. Open MPI sets `self,shm` if all processes of a job share a
+/// host.
 fn asked_for_hosts() -> bool {
     let devices = std::env::var("PSM2_DEVICES").unwrap_or_default();
     devices.is_empty() || devices.split(',').any(|device| device == "hfi")
 }
 
-/// The IPv4 address at which other hosts reach this one: the one that the user names, or the first
-/// that is not a loopback's.
+/// Returns the IPv4 address at which other hosts reach this one: `FISHPLATE_PSM2_ADDRESS` if set,
+/// else the first non-loopback address.
 fn host() -> Option<Ipv4Addr> {
     if let Ok(named) = std::env::var("FISHPLATE_PSM2_ADDRESS") {
         return named.parse().ok();
     }
     let mut first = std::ptr::null_mut();
-    // SAFETY: fills a pointer of ours with a list, which is freed below.
+    // SAFETY: `first` is ours; the returned list is freed below.
     if unsafe { libc::getifaddrs(&raw mut first) } != 0 {
         return None;
     }
     let (mut found, mut at) = (None, first);
-    // SAFETY: the entries of the list are valid until it is freed, and so are the addresses in
-    // them, each of the type that its family says.
+    // SAFETY: entries and their addresses stay valid until `freeifaddrs`. An address of family
+    // AF_INET is a `sockaddr_in`.
     unsafe {
         while let Some(entry) = at.as_ref()
             && found.is_none()
@@ -241,7 +242,7 @@ fn host() -> Option<Ipv4Addr> {
     found
 }
 
-/// Closes an endpoint. In the graceful mode, waits for peers to receive what was sent.
+/// Closes an endpoint. The graceful mode waits until peers have received all sends.
 #[unsafe(no_mangle)]
 pub extern "C" fn psm2_ep_close(ep: *mut Ep, mode: i32, timeout: i64) -> Error {
     let limit = match u64::try_from(timeout) {
@@ -251,10 +252,10 @@ pub extern "C" fn psm2_ep_close(ep: *mut Ep, mode: i32, timeout: i64) -> Error {
     guard(|| close(ep, if mode == 0 { limit } else { Duration::ZERO }))
 }
 
-/// Zero: does not wait.
+/// Closes an endpoint. Does not wait if `timeout` is zero.
 fn close(ep: *mut Ep, timeout: Duration) -> Error {
     let Some(home) = home(ep) else { return Error::PARAM };
-    // The thread takes the lock that `find` holds: it is joined without.
+    // Dropping `door` joins a thread that takes the endpoint's lock, so the lock is released first.
     let Some(mut found) = find(ep) else { return Error::PARAM };
     let door = found.door.take();
     drop(found);
@@ -271,11 +272,11 @@ fn close(ep: *mut Ep, timeout: Duration) -> Error {
             stats.tx_eager_num,
             stats.rx_user_num + stats.rx_sys_num
         );
-        // In one piece, for a terminal that many processes write to.
+        // Writes the line in one call, because many processes may share the terminal.
         _ = std::io::stderr().write_all(text.as_bytes());
     }
     if retired {
-        // Without a pass, as if the process had ended.
+        // No further pass may run; peers see it as if the process had ended.
         drop(node);
         return Error::OK;
     }

@@ -1,34 +1,34 @@
 //! How a waiting call yields the processor: it spins, then yields. Also decides when a call checks
-//! that peers are alive, which busy programs do too.
+//! that peers are alive. Calls check that even if they find something each time.
 
 use std::time::{Duration, Instant};
 
-/// How long a program may wait while messages that it does not receive fill all memory for them, if
-/// `FISHPLATE_PSM2_PATIENCE` says no other number of seconds.
+/// How long a program may wait while unexpected messages fill all their memory.
+/// `FISHPLATE_PSM2_PATIENCE` overrides it, in seconds.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Short messages that may wait for their receive in an endpoint. `FISHPLATE_PSM2_UNEXPECTED` sets
-/// another number.
+/// Maximum number of short unexpected messages per endpoint. `FISHPLATE_PSM2_UNEXPECTED` overrides
+/// it.
 const UNEXPECTED: u64 = 1 << 21;
 
-/// Looks before the first yield.
+/// Empty polls before the first yield.
 const SPINS: u32 = 500;
 
-/// Time between two looks whether peers live.
+/// Interval between liveness checks of peers.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Calls between two reads of the clock, before the first yield.
+/// Calls between two clock reads, before the first yield.
 const CALLS: u32 = 256;
 
-/// Counts the calls that look for something on an endpoint.
+/// Counts the polling calls of an endpoint.
 #[derive(Debug)]
 pub(crate) struct Idle {
-    /// Calls in a row that found nothing.
+    /// Consecutive calls that found nothing.
     empty: u32,
-    /// All calls; wraps.
+    /// All calls. Wraps.
     calls: u32,
     looked: Instant,
-    /// Since when all memory for messages is full and nothing else is found.
+    /// When the memory for unexpected messages became full while calls found nothing.
     crowded: Option<Instant>,
     patience: Duration,
 }
@@ -39,8 +39,8 @@ impl Idle {
         Idle { empty: 0, calls: 0, looked: Instant::now(), crowded: None, patience }
     }
 
-    /// At a look: whether the memory for messages has been full for too long while the program
-    /// found nothing.
+    /// Called at a liveness check. Returns true if the memory for unexpected messages has been full
+    /// for `patience` while calls found nothing.
     pub fn is_crowded_out(&mut self, full: bool) -> bool {
         match full && self.empty >= SPINS {
             true => self.crowded.get_or_insert_with(Instant::now).elapsed() >= self.patience,
@@ -51,12 +51,12 @@ impl Idle {
         }
     }
 
-    /// A call has found something or not: what it does next.
+    /// Counts a call and returns what to do next.
     #[inline]
     pub fn next(&mut self, found: bool) -> Next {
         self.calls = self.calls.wrapping_add(1);
         self.empty = if found { 0 } else { self.empty.saturating_add(1) };
-        // A yield may take long, so the clock is read after each.
+        // A yield may take long, so each one is followed by a clock read.
         let reads = self.empty >= SPINS || self.calls.is_multiple_of(CALLS);
         if reads && self.looked.elapsed() >= LOOK {
             self.looked = Instant::now();
@@ -66,23 +66,23 @@ impl Idle {
     }
 }
 
-/// Short messages that can wait for their receive in an endpoint.
+/// Returns the maximum number of short unexpected messages per endpoint.
 pub(crate) fn unexpected() -> u32 {
     number("FISHPLATE_PSM2_UNEXPECTED").unwrap_or(UNEXPECTED).min(1 << 24) as u32
 }
 
-/// The number in a variable of the environment.
+/// Parses an environment variable as a number.
 pub(crate) fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
-/// What a call does before it returns.
+/// What a polling call does before it returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// Looks whether peers live.
+    /// Check that peers are alive.
     Look,
     /// Nothing.
     Return,
-    /// Gives up the processor for once. No lock may be held.
+    /// Yield the processor once. The caller must hold no lock.
     Yield,
 }

@@ -1,13 +1,15 @@
-//! The endpoints of the process, and the handles by which programs name what belongs to them.
+//! The endpoints of the process, and the layout of handles to endpoints, queues, peers and
+//! requests.
 //!
 //! | bits of a handle | endpoint, queue | address of a peer | request |
 //! |---|---|---|---|
-//! | 56..64 | kind | kind | the queue's number of the request, |
-//! | 52..56 | slot in the table | slot | but for |
-//! | 32..52 | how often the slot was used | the same | 28..32: slot |
-//! | 0..32 | 0 | the node's number of the peer | 20..28: how often it was used |
+//! | 56..64 | kind | kind | the queue's number of the request, with |
+//! | 52..56 | slot in the table | slot | these bits replaced: |
+//! | 32..52 | generation of the slot | generation | 28..32: slot |
+//! | 0..32 | 0 | the node's number of the peer | 20..28: low byte of the generation |
 //!
-//! Each slot has a lock. A panic under it poisons it, and every later call on that endpoint fails.
+//! The generation counts the uses of a slot, so a stale handle is recognized. Each slot has a lock.
+//! A panic poisons the lock, and every later call on that endpoint fails.
 
 use std::ops::{Deref, DerefMut};
 use std::os::unix::net::UnixStream;
@@ -27,21 +29,21 @@ use crate::pause::{Idle, Next, unexpected};
 
 const _: () = assert!(size_of::<usize>() == 8, "handles have 64 bits");
 
-/// Endpoints that a process may have open at once.
+/// Maximum number of open endpoints per process.
 pub(crate) const SLOTS: usize = 16;
 
-/// Most open requests of an endpoint: as many as PSM2 has.
+/// Maximum number of open requests per endpoint, as in PSM2.
 pub(crate) const REQUESTS: usize = 1 << 20;
 const _: () = assert!(REQUESTS <= 1 << 20, "a request's number ends where the slot's begins");
 
 const GENERATION: u64 = (1 << 20) - 1;
 
-/// The kinds of handles.
+/// Handle kinds.
 const EP: u64 = 0xe1;
 const MQ: u64 = 0xe2;
 const ADDRESS: u64 = 0xe3;
 
-/// The slot of an endpoint, and how often it was used.
+/// Identifies an endpoint: its slot, and the generation of that slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Home {
     slot: usize,
@@ -77,14 +79,14 @@ impl Home {
         bits as usize as *mut Req
     }
 
-    /// The endpoint, if it is open.
+    /// Locks the endpoint. Returns `None` if it is not open.
     pub fn find(self) -> Option<Found> {
         let slot = TABLE[self.slot].lock().ok()?;
         let open = slot.generation == self.generation && slot.endpoint.is_some();
         open.then_some(Found(slot))
     }
 
-    /// Takes the endpoint out of the table.
+    /// Removes the endpoint from the table.
     pub fn take(self) -> Option<Box<Endpoint>> {
         let mut slot = TABLE[self.slot].lock().ok()?;
         if slot.generation != self.generation {
@@ -94,51 +96,52 @@ impl Home {
     }
 }
 
-/// A peer of an endpoint.
+/// A connected peer.
 #[derive(Debug)]
 pub(crate) struct Peer {
     pub id: PeerId,
     pub epid: u64,
-    /// What the program keeps with it.
+    /// The program's context word for this peer.
     pub context: usize,
-    /// The peer in the node for active messages.
+    /// This peer in the node for active messages.
     pub am: Option<PeerId>,
-    /// Its failure was reported.
+    /// True once its failure was reported.
     reported: bool,
-    /// Streams that close when its process ends. Closed here, they would look so there.
+    /// Streams that close when the peer's process ends. They stay open here, because the peer takes
+    /// a close for our death.
     lines: Vec<UnixStream>,
 }
 
-/// An endpoint.
 pub(crate) struct Endpoint {
     pub home: Home,
     pub epid: u64,
     pub uuid: [u8; 16],
-    /// Its handler of errors: an address, or a value of PSM2.
+    /// Its error handler: a function address, or a constant of PSM2.
     pub handler: usize,
-    /// Why its queue refuses calls, if it does.
+    /// The error that queue calls return, if the queue is not usable.
     pub queue: Result<(), Error>,
-    /// Its queue was finalized with requests that nothing could end. They name memory of the
-    /// program, which may be gone, so the node makes no more passes.
+    /// True if the queue was finalized with requests that could not be cancelled. The program may
+    /// have freed their buffers, so the node makes no more passes.
     pub retired: bool,
     pub node: Node,
-    /// What active messages need, once they were used.
+    /// State of active messages. `None` until their first use.
     pub am: Option<Box<Am>>,
-    /// Handles its active messages. No lock may be held.
+    /// Handles active messages. The caller must hold no lock.
     pub serve: Option<fn(Home)>,
     pub peers: Vec<Peer>,
-    /// The address by which it names itself, or null.
+    /// The address by which the endpoint names itself, or null.
     own: *mut EpAddr,
     pub idle: Idle,
-    /// The thread that answers for it. Dropping this ends the thread, which takes the lock.
+    /// The thread that answers peers. Drop joins it, and it takes the lock: drop this without the
+    /// lock.
     pub door: Option<Box<dyn Send>>,
 }
 
-// SAFETY: the pointer is a number that is never followed.
+// SAFETY: the raw pointers are handle numbers and are never dereferenced.
 unsafe impl Send for Endpoint {}
 
 impl Endpoint {
-    /// An endpoint without peers.
+    /// Creates an endpoint without peers.
     pub fn new(home: Home, epid: u64, uuid: [u8; 16], node: Node) -> Endpoint {
         let (handler, peers, own, idle) = (global(), vec![], null_mut(), Idle::new());
         let (queue, retired) = (Err(Error::PARAM), false);
@@ -146,32 +149,32 @@ impl Endpoint {
         Endpoint { home, epid, uuid, handler, queue, retired, node, am, serve: None, peers, own, idle, door }
     }
 
-    /// Whether an address is that of the endpoint itself.
+    /// True if an address names this endpoint itself.
     #[inline]
     pub fn is_own(&self, address: *mut EpAddr) -> bool {
         address == self.own && !address.is_null()
     }
 
-    /// The peer with this id.
+    /// Finds a peer by its epid.
     pub fn peer(&self, epid: u64) -> Option<&Peer> {
         self.peers.iter().find(|peer| peer.epid == epid)
     }
 
-    /// The address of the node for active messages; empty without.
+    /// Returns the address of the node for active messages, or an empty one.
     pub fn am_address(&self) -> Vec<u8> {
         self.am.as_ref().map_or(vec![], |am| am.node.address().to_vec())
     }
 
-    /// A peer in the node for active messages.
+    /// Returns the peer's id in the node for active messages.
     pub fn am_of(&self, peer: PeerId) -> Option<PeerId> {
         self.peers.iter().find(|known| known.id == peer)?.am
     }
 
-    /// Connects to the peer that introduces itself, and remembers it. Does not wait until it is
-    /// reached.
+    /// Starts to connect to the peer that sent this frame, and records it. Does not wait for the
+    /// connection.
     ///
     /// # Errors
-    /// The id is that of this endpoint or of a known peer, and the address of another node.
+    /// The epid is already in use with another node address.
     pub fn admit(&mut self, frame: &Frame) -> Result<PeerId, Error> {
         let id = self.admit_node(frame.epid, &frame.address)?;
         if let Some(am) = &mut self.am
@@ -206,21 +209,20 @@ impl Endpoint {
         Ok(id)
     }
 
-    /// Keeps the stream over which a peer was found, if that is on another host: it tells of its
-    /// death.
+    /// Keeps the stream on which a remote peer was found. The peer's death closes it.
     pub fn keep(&mut self, id: PeerId, line: UnixStream) {
         let elsewhere = self.node.reach(id).is_ok_and(|reach| reach.fabric != 0);
         let Some(peer) = self.peers.iter_mut().find(|peer| peer.id == id && elsewhere) else { return };
         if peer.lines.is_empty()
             && let Ok(copy) = line.try_clone()
         {
-            // Without, its death is noticed once something is sent to it.
+            // Ignores an error: without the watch, the death is detected by the next send.
             _ = self.node.watch(id, copy);
         }
         peer.lines.push(line);
     }
 
-    /// Disconnects a peer, and forgets it.
+    /// Disconnects a peer and removes it.
     pub fn dismiss(&mut self, id: PeerId) -> Error {
         if self.node.disconnect(id).is_err() {
             return Error::PARAM;
@@ -232,10 +234,10 @@ impl Endpoint {
         Error::OK
     }
 
-    /// Whether a peer can be sent to.
+    /// True if the peer is connected.
     ///
     /// # Errors
-    /// The peer has failed, or could not be attached.
+    /// The peer has failed or could not be connected.
     pub fn reached(&mut self, peer: PeerId) -> Result<bool, Error> {
         if !matches!(self.node.peer_error(peer), Ok(None)) {
             return Err(Error::EPID_NETWORK);
@@ -263,9 +265,8 @@ impl Endpoint {
         self.node.progress() + self.am.as_mut().map_or(0, |am| am.node.progress())
     }
 
-    /// Ends the use of the queue. Nothing accesses the program's memory from here on. If a send or
-    /// a matched receive is open, every peer is disconnected, because it may still read that
-    /// memory.
+    /// Closes the queue. Nothing accesses the program's buffers afterwards. If a send or a matched
+    /// receive is open, disconnects every peer, because a peer may still read those buffers.
     pub fn finish(&mut self) {
         self.queue = Err(Error::PARAM);
         let is_over = |node: &mut Node| node.queue().is_none_or(|mut queue| queue.finish());
@@ -278,14 +279,14 @@ impl Endpoint {
         self.retired = !is_over(&mut self.node);
     }
 
-    /// The matched queue.
+    /// Returns the matched queue.
     #[inline]
     pub fn queue(&mut self) -> Result<Queue<'_>, Error> {
         self.queue?;
         self.node.queue().ok_or(Error::INTERNAL)
     }
 
-    /// A call of the queue that needs a request. If all are in use, the queue gets room for more.
+    /// Runs a queue call that needs a request. Adds requests to the queue if all are in use.
     #[inline]
     pub fn request<T>(
         &mut self,
@@ -299,7 +300,10 @@ impl Endpoint {
         }
     }
 
-    /// The number of the peer that an address names. Null: none.
+    /// Returns the peer that an address names. Null means any peer.
+    ///
+    /// # Errors
+    /// The address is invalid or belongs to another endpoint.
     pub fn named(&self, address: *mut EpAddr) -> Result<Option<PeerId>, Error> {
         match Home::of(address, ADDRESS) {
             Some((home, raw)) if home == self.home => Ok(Some(PeerId::from_raw(raw))),
@@ -308,7 +312,8 @@ impl Endpoint {
         }
     }
 
-    /// After a call that found something or not: what to do once the lock is released.
+    /// Decides what a call does after it releases the lock. `found` is true if the call found
+    /// something.
     #[inline]
     pub fn after(&mut self, found: bool) -> After {
         if self.am.is_some() {
@@ -321,7 +326,7 @@ impl Endpoint {
         }
     }
 
-    /// As `after`, with active messages.
+    /// [`Endpoint::after`] for an endpoint with active messages.
     #[cold]
     fn after_am(&mut self, found: bool) -> After {
         match self.idle.next(found) {
@@ -330,8 +335,8 @@ impl Endpoint {
         }
     }
 
-    /// Looks whether peers live, and whether messages that the program does not receive keep it
-    /// from those that it waits for.
+    /// Checks that peers are alive. Also checks that unexpected messages do not block the messages
+    /// that the program waits for.
     #[cold]
     fn look(&mut self) -> After {
         let crowding = self.node.queue().and_then(|mut queue| queue.crowding_peer());
@@ -366,14 +371,14 @@ impl Endpoint {
     }
 }
 
-/// What a call does once it has released the lock.
+/// What a call does after it releases the lock.
 #[must_use]
 pub(crate) enum After {
     Nothing,
     Yield,
-    /// Handles active messages, and then perhaps yields.
+    /// Handles active messages, then yields if the flag is true.
     Serve(Home, Option<fn(Home)>, bool),
-    /// Tells a handler of errors.
+    /// Reports errors to a handler.
     Report(*mut Ep, usize, Error, Vec<String>),
 }
 
@@ -402,7 +407,7 @@ impl After {
 
 struct Slot {
     generation: u64,
-    /// A slot is reserved while its endpoint opens.
+    /// True while its endpoint is being opened.
     reserved: bool,
     endpoint: Option<Box<Endpoint>>,
 }
@@ -410,7 +415,7 @@ struct Slot {
 static TABLE: [Mutex<Slot>; SLOTS] =
     [const { Mutex::new(Slot { generation: 0, reserved: false, endpoint: None }) }; SLOTS];
 
-/// An endpoint under its lock.
+/// A locked endpoint.
 pub(crate) struct Found(MutexGuard<'static, Slot>);
 
 impl Deref for Found {
@@ -427,13 +432,13 @@ impl DerefMut for Found {
     }
 }
 
-/// Reserves a slot for an endpoint that opens.
+/// Reserves a free slot for an endpoint that is being opened.
 pub(crate) fn reserve() -> Option<Reserved> {
     for (at, slot) in TABLE.iter().enumerate() {
         let Ok(mut slot) = slot.lock() else { continue };
         if slot.endpoint.is_none() && !slot.reserved {
             slot.reserved = true;
-            // Never 0, so no handle is that of a fresh slot.
+            // The generation is never 0, so no handle matches an unused slot.
             slot.generation = (slot.generation % GENERATION) + 1;
             return Some(Reserved(Home { slot: at, generation: slot.generation }));
         }
@@ -441,7 +446,6 @@ pub(crate) fn reserve() -> Option<Reserved> {
     None
 }
 
-/// A reserved slot.
 pub(crate) struct Reserved(Home);
 
 impl Reserved {
@@ -449,7 +453,7 @@ impl Reserved {
         self.0
     }
 
-    /// Opens the endpoint to calls.
+    /// Puts the endpoint into the table. Calls can find it from now on.
     pub fn insert(self, endpoint: Endpoint) {
         if let Ok(mut slot) = TABLE[self.0.slot].lock() {
             slot.endpoint = Some(Box::new(endpoint));
@@ -464,30 +468,30 @@ impl Drop for Reserved {
     }
 }
 
-/// The endpoint of a handle.
+/// Locks the endpoint of a handle.
 pub(crate) fn find(ep: *mut Ep) -> Option<Found> {
     Home::of(ep, EP)?.0.find()
 }
 
-/// The place of an endpoint, for calls that take it out of the table.
+/// Returns the slot of an endpoint without its lock.
 pub(crate) fn home(ep: *mut Ep) -> Option<Home> {
     Some(Home::of(ep, EP)?.0)
 }
 
-/// The endpoint of a queue.
+/// Locks the endpoint of a queue.
 #[inline]
 pub(crate) fn find_mq(mq: *mut Mq) -> Result<Found, Error> {
     let (home, _) = Home::of(mq, MQ).ok_or(Error::PARAM)?;
     home.find().ok_or(Error::PARAM)
 }
 
-/// The endpoint of a peer's address, and the peer.
+/// Locks the endpoint of a peer's address. Also returns the peer.
 pub(crate) fn find_address(address: *mut EpAddr) -> Option<(Found, PeerId)> {
     let (home, raw) = Home::of(address, ADDRESS)?;
     Some((home.find()?, PeerId::from_raw(raw)))
 }
 
-/// The endpoint of a request, and its number there.
+/// Locks the endpoint of a request. Also returns the request's number in the queue.
 #[inline]
 pub(crate) fn find_request(request: *mut Req) -> Result<(Found, MqReq), Error> {
     let bits = request.addr() as u64;
@@ -498,7 +502,7 @@ pub(crate) fn find_request(request: *mut Req) -> Result<(Found, MqReq), Error> {
     Ok((Found(slot), MqReq::from_raw(bits & !(0xfff << 20))))
 }
 
-/// All open endpoints.
+/// Returns all open endpoints.
 pub(crate) fn open() -> Vec<Home> {
     let homes = TABLE.iter().enumerate().filter_map(|(at, slot)| {
         let slot = slot.lock().ok()?;
@@ -507,7 +511,7 @@ pub(crate) fn open() -> Vec<Home> {
     homes.collect()
 }
 
-/// Runs a function of the library. A panic is an error.
+/// Runs a library function. Converts a panic to an error.
 #[inline]
 pub(crate) fn guard(call: impl FnOnce() -> Error) -> Error {
     catch_unwind(AssertUnwindSafe(call)).unwrap_or(Error::INTERNAL)

@@ -1,6 +1,6 @@
-/* Active messages between two endpoints of one process, one of which has a thread that polls: requests
-   and replies of every length, in order; a handler registered late and one that is unknown; a source;
-   a completion; and wrong calls. */
+/* Active messages between two endpoints of one process; one endpoint has a thread that polls. Tests
+   requests and replies of every length in order, late and unknown handlers, the source of a
+   message, completions, and wrong calls. */
 #include <psm2.h>
 #include <psm2_am.h>
 #include <psm2_mq.h>
@@ -53,7 +53,7 @@ static psm2_error_t reply (psm2_am_token_t token, int nargs, unsigned len)
   return psm2_am_reply_short (token, number[0][ANSWER], args, nargs, bytes, len, 0, NULL, NULL);
 }
 
-/* At the endpoint 1: replies what it got, and no more than once. */
+/* Runs at endpoint 1. Replies with the payload, and checks that a second reply fails. */
 static int echo (psm2_am_token_t token, psm2_amarg_t *args, int nargs, void *src, uint32_t len, void *context)
 {
   psm2_epaddr_t source;
@@ -68,7 +68,7 @@ static int echo (psm2_am_token_t token, psm2_amarg_t *args, int nargs, void *src
   return 0;
 }
 
-/* At the endpoint 0. */
+/* Runs at endpoint 0. */
 static int answer (psm2_am_token_t token, psm2_amarg_t *args, int nargs, void *src, uint32_t len, void *context)
 {
   MUST (context == &contexts[0]);
@@ -78,7 +78,7 @@ static int answer (psm2_am_token_t token, psm2_amarg_t *args, int nargs, void *s
   return 0;
 }
 
-/* At the endpoint 1: counts, and may not reply. */
+/* Runs at endpoint 1. Counts, and checks that a reply fails. */
 static int count (psm2_am_token_t token, psm2_amarg_t *args, int nargs, void *src, uint32_t len, void *context)
 {
   (void) src, (void) context;
@@ -109,7 +109,7 @@ static psm2_error_t request (int handler, int nargs, unsigned len, int flags)
   for (unsigned at = 0; at < len; at++)
     out[at] = byte (len, at);
   psm2_error_t error = psm2_am_request_short (to[0], handler, args, nargs, out, len, flags, NULL, NULL);
-  /* It has been copied. */
+  /* The call has copied the payload, so it may be overwritten. */
   memset (out, 0, len);
   return error;
 }
@@ -167,7 +167,7 @@ int main (int argc, char **argv)
   MUST (psm2_am_request_short (NULL, 0, NULL, 0, NULL, 0, 0, NULL, NULL) == PSM2_PARAM_ERR);
   MUST (reply (NULL, 0, 0) == PSM2_PARAM_ERR && reply (&index, 0, 0) == PSM2_PARAM_ERR);
 
-  /* A message for no handler is dropped. What follows is not. */
+  /* A message to an unknown handler is dropped; later messages arrive. */
   MUST (request (number[1][ECHO] + 1, 0, 0, 0) == PSM2_OK && request (-1, 0, 0, 0) == PSM2_OK);
   MUST (request (number[1][ECHO], 1, 5, 0) == PSM2_OK);
   for (sent++; answers < sent;)

@@ -1,6 +1,6 @@
-/* Three processes connect by their ids alone; one is killed. Each other one hears of it within a
-   second, through its handler, also one that is never idle. With network namespaces, processes take turns to live in them: they
-   are on different hosts then.
+/* Three processes connect by epid alone, and one is killed. The handlers of the others report it
+   within a second, even in a process that is never idle. With network namespaces, the processes
+   alternate between them and count as different hosts.
 
      killed ROUNDS [NAMESPACE NAMESPACE] */
 #define _GNU_SOURCE
@@ -43,7 +43,7 @@ static void must (int holds, const char *what)
     }
 }
 
-/* One process: says its id, hears those of all, connects, receives from all, reports. */
+/* One process: writes its epid, reads all epids, connects, receives from all, reports. */
 static int process (int rank, int in, int out, const char *space)
 {
   int major = 2, minor = 2;
@@ -69,7 +69,7 @@ static int process (int rank, int in, int out, const char *space)
   must (psm2_ep_open (key, &opts, &ep, &ids[rank]) == PSM2_OK, "open");
   must (psm2_mq_init (ep, 0, NULL, 0, &mq) == PSM2_OK, "queue");
   must (write (out, &ids[rank], 8) == 8 && read (in, ids, sizeof ids) == sizeof ids, "ids");
-  /* The first connects alone: the others compute meanwhile, and answer all the same. */
+  /* Rank 0 connects first, while the others make no calls. They answer nevertheless. */
   if (rank != 0)
     usleep (30000);
   must (psm2_ep_connect (ep, RANKS, ids, NULL, errors, peers, 20000000000) == PSM2_OK, "connect");
@@ -83,10 +83,10 @@ static int process (int rank, int in, int out, const char *space)
   must (read (in, &end, 8) == 8, "go");
   if (rank == RANKS - 1)
     pause ();
-  /* Refused if the death is known by now: the thread that answers peers may have seen it. */
+  /* Fails if the answering thread has already detected the death. */
   psm2_error_t posted = psm2_mq_irecv2 (mq, peers[RANKS - 1], &tag, &all, 0, ids, 8, NULL, &never);
   must (posted == PSM2_OK || posted == PSM2_INTERNAL_ERR, "second receive");
-  /* The first always finds something: a request that it does not take. */
+  /* Rank 0 is never idle: it always finds a completed request that it does not free. */
   psm2_mq_tag_t own = { { 2, 0, 0, 0 } };
   if (rank == 0)
     must (psm2_mq_irecv2 (mq, peers[0], &own, &all, 0, ids, 4, NULL, &reqs[0]) == PSM2_OK

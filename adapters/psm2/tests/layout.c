@@ -1,4 +1,4 @@
-/* The headers of libpsm2-dev, by the numbers that src/layout.rs asserts of the library. */
+/* Checks the numbers that src/layout.rs asserts against the headers of libpsm2-dev. */
 #include <psm2.h>
 #include <psm2_mq.h>
 #include <stddef.h>

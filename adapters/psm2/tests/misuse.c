@@ -1,5 +1,5 @@
-/* Calls with null, freed, foreign and stale handles: each is an error, and none a crash. Then what
-   is right still works, from the endpoint to itself. */
+/* Passes null, freed, stale and made-up handles to every call. Each call must return an error and
+   none may crash. Afterwards, correct calls from the endpoint to itself still work. */
 #include <psm2.h>
 #include <psm2_mq.h>
 #include <stdio.h>
@@ -51,7 +51,7 @@ int main (void)
   IS (psm2_ep_open (key, &opts, &ep, &epid), PSM2_OK);
   IS (psm2_ep_open (key, &opts, &second, &other), PSM2_OK);
 
-  /* No queue yet; then one, and no second. */
+  /* Without a queue; then with one; a second one is refused. */
   IS (psm2_mq_init (NULL, 0, NULL, 0, &mq), PSM2_PARAM_ERR);
   IS (psm2_mq_init ((psm2_ep_t) out, 0, NULL, 0, &mq), PSM2_PARAM_ERR);
   IS (psm2_mq_init (ep, 0, NULL, 0, NULL), PSM2_PARAM_ERR);
@@ -59,7 +59,7 @@ int main (void)
   IS (psm2_mq_init (ep, 0, NULL, 0, &mq2), PSM2_PARAM_ERR);
   IS (psm2_mq_init (second, 0, NULL, 0, &mq2), PSM2_OK);
 
-  /* Nobody is there; the deadline counts. A mask leaves one out. */
+  /* The peer does not exist, so the deadline ends the call. The mask skips one entry. */
   IS (psm2_ep_connect (ep, 1, &absent, NULL, errors, &self, 50000000), PSM2_EPID_UNREACHABLE);
   IS (psm2_ep_connect (ep, 0, &absent, NULL, errors, &self, 1), PSM2_PARAM_ERR);
   IS (psm2_ep_connect (ep, 1, NULL, NULL, errors, &self, 1), PSM2_PARAM_ERR);
@@ -76,7 +76,7 @@ int main (void)
   IS (psm2_ep_connect (second, 1, &other, NULL, errors, &foreign, 5000000000), PSM2_OK);
   IS (psm2_ep_connect (ep, 1, &epid, NULL, errors, &self, 5000000000), PSM2_OK);
 
-  /* Null, foreign and made-up arguments. */
+  /* Null and made-up arguments. */
   IS (psm2_mq_isend2 (NULL, self, 0, &tag, out, 16, NULL, &req), PSM2_PARAM_ERR);
   IS (psm2_mq_isend2 (mq, NULL, 0, &tag, out, 16, NULL, &req), PSM2_PARAM_ERR);
   IS (psm2_mq_isend2 (mq, foreign, 0, &tag, out, 16, NULL, &req), PSM2_PARAM_ERR);
@@ -103,7 +103,7 @@ int main (void)
   IS (psm2_mq_imrecv (mq, 0, in, 16, NULL, &req), PSM2_PARAM_ERR);
   IS (psm2_poll (NULL), PSM2_PARAM_ERR);
 
-  /* A request of one queue is none of another's; one that was taken is none at all. */
+  /* A request is valid only in its own queue, and only until it is freed. */
   IS (psm2_mq_irecv2 (mq, self, &tag, &all, 0, in, 16, in, &req), PSM2_OK);
   IS (psm2_mq_imrecv (mq2, 0, in, 16, NULL, &req), PSM2_PARAM_ERR);
   IS (psm2_mq_cancel (&req), PSM2_OK);
@@ -114,7 +114,7 @@ int main (void)
     return puts ("a cancelled receive says otherwise"), 1;
   IS (psm2_mq_test2 (&freed, &status), PSM2_PARAM_ERR);
 
-  /* What is right works. */
+  /* Correct calls work. */
   IS (psm2_mq_send2 (mq, self, 0, &tag, out, 16), PSM2_OK);
   IS (psm2_mq_iprobe2 (mq, self, &tag, &all, &status), PSM2_OK);
   IS (psm2_mq_improbe2 (mq, self, &tag, &all, &req, &status), PSM2_OK);
@@ -158,7 +158,7 @@ int main (void)
       return puts ("there is not one device"), 1;
   }
 
-  /* A queue that ends forgets its receives: what comes later goes to none of them. */
+  /* A finalized queue forgets its receives: a later message is not written to their buffers. */
   {
     char *lent = malloc (16);
     IS (psm2_ep_connect (second, 1, &other, NULL, errors, &foreign, 5000000000), PSM2_OK);
@@ -175,7 +175,7 @@ int main (void)
     free (lent);
   }
 
-  /* After the end. */
+  /* After the queue is finalized. */
   IS (psm2_mq_irecv2 (mq, self, &tag, &all, 0, in, 16, in, &stale), PSM2_OK);
   IS (psm2_mq_finalize (mq), PSM2_OK);
   IS (psm2_mq_finalize (mq), PSM2_PARAM_ERR);

@@ -1,8 +1,10 @@
-/* A ring, an exchange of all with all from 1 byte to 8 MiB, and messages received in reverse: each
-   checked.
+/* A ring, an all-to-all exchange from 1 byte to 8 MiB, and messages received in reverse order. All
+   data is checked.
 
-     mpi REVERSED [FILE]: so many messages, sent before the first is received. With FILE, exchanges
-     until FILE.end is there, and a while longer; writes FILE before, and FILE.more after it. */
+     mpi REVERSED [FILE]
+
+   REVERSED messages are sent before the first one is received. With FILE, repeats exchanges until
+   FILE.end exists, and a while longer. Creates FILE before them and FILE.more after FILE.end. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -51,7 +53,7 @@ static void all_to_all (int rank, int size, size_t most)
     }
 }
 
-/* Blocking sends, each of which must complete before one is received. Two of them have one tag. */
+/* Blocking sends that must complete before a receive is posted. Each tag is used twice. */
 static void reverse (int rank, int count)
 {
   int value;
@@ -61,7 +63,7 @@ static void reverse (int rank, int count)
   MPI_Status status;
   for (int at = count - 1; rank == 1 && at >= 0; at--)
     {
-      /* Of one tag the oldest comes first. */
+      /* Messages of one tag arrive in send order. */
       int oldest = (at ^ 1) < count ? at ^ 1 : at;
       MPI_Recv (&value, 1, MPI_INT, 0, at / 2, MPI_COMM_WORLD, &status);
       must (value == oldest, "a message in reverse is another");
@@ -82,7 +84,7 @@ static void note (int rank, const char *file, const char *suffix)
     fclose (note);
 }
 
-/* While somebody pulls a cable. */
+/* Runs while the test takes a link down. */
 static void exchange (int rank, int size, const char *file)
 {
   char end[4096];

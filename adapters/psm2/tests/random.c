@@ -1,8 +1,8 @@
-/* Random operations of three endpoints of one process, against a model: sends of all kinds, also to
-   oneself, receives with random masks and sources, probes, claims, cancels. After each operation its
-   message arrives, so the model knows the order.
+/* Random operations of three endpoints of one process, compared with a model: sends of all kinds,
+   sends to oneself, receives with random masks and sources, probes, claims and cancels. Each
+   operation waits until its message has arrived, so the model knows the order.
 
-     random OPERATIONS [SEED] */
+   random OPERATIONS [SEED] */
 #include <psm2.h>
 #include <psm2_mq.h>
 #include <stdio.h>
@@ -37,7 +37,7 @@ struct message
   unsigned char *bytes;
 };
 
-/* A request, and what the model says of it. */
+/* A request, and its expected result. */
 struct request
 {
   psm2_mq_req_t req;
@@ -52,7 +52,7 @@ struct request
 static psm2_ep_t ep[ENDS];
 static psm2_mq_t mq[ENDS];
 static psm2_epaddr_t to[ENDS][ENDS];
-/* In order: receives that nothing has matched, messages that nothing has received, claimed ones. */
+/* Oldest first: unmatched receives, unexpected messages, claimed messages. */
 static struct request *posted[ENDS][MOST], *claimed[ENDS][MOST];
 static struct message *waiting[ENDS][MOST];
 static int posts[ENDS], waits[ENDS], claims[ENDS];
@@ -97,7 +97,7 @@ static void check_message (int me, const psm2_mq_status2_t *status, const struct
   MUST (memcmp (status->msg_tag.tag, message->tag.tag, 12) == 0);
 }
 
-/* Ends a receive that the model says has ended. */
+/* Completes a receive that is complete in the model. */
 static void finish (int me, struct request *request)
 {
   psm2_mq_status2_t status;
@@ -145,7 +145,7 @@ static void send_some (void)
     }
   poll_all (3);
   sends++;
-  /* The request of the send is taken when something is found completed: see `reap`. */
+  /* Send requests are freed in `reap`. */
   for (int nth = 0; nth < posts[at]; nth++)
     {
       struct request *request = posted[at][nth];
@@ -283,7 +283,7 @@ int main (int argc, char **argv)
           if (below (4) == 0)
             cancel (me);
         }
-      /* Sends that completed since are taken, in whatever order. */
+      /* Frees completed sends, in any order. */
       psm2_mq_req_t req;
       psm2_mq_status2_t status;
       while (psm2_mq_ipeek2 (mq[me], &req, &status) == PSM2_OK)

@@ -1,5 +1,5 @@
-/* Many requests at once: COUNT receives, from the endpoint to itself, which messages match in another
-   order. With "all", COUNT is as many as there may be, and one more is refused. */
+/* Many open requests: posts COUNT receives from the endpoint to itself and matches them in another
+   order. With "all", COUNT is the maximum, and one more receive is refused. */
 #include <psm2.h>
 #include <psm2_mq.h>
 #include <stdint.h>
@@ -45,13 +45,13 @@ int main (int argc, char **argv)
     {
       MUST (psm2_mq_irecv2 (mq, self, &tag, &all, 0, &got[0], 4, NULL, &more) == PSM2_NO_MEMORY);
       MUST (psm2_mq_send2 (mq, self, 0, &tag, got, 4) == PSM2_NO_MEMORY);
-      /* One that ends makes room for one. */
+      /* A completed request makes room for a new one. */
       n = 0;
       MUST (psm2_mq_cancel (&reqs[0]) == PSM2_OK && psm2_mq_test2 (&reqs[0], &status) == PSM2_OK);
       MUST (psm2_mq_irecv2 (mq, self, &tag, &all, 0, &got[0], 4, NULL, &reqs[0]) == PSM2_OK);
       return 0;
     }
-  /* 7919 is prime, so every number below COUNT comes once. */
+  /* 7919 is prime, so this visits every number below COUNT once. */
   for (uint32_t k = 0; k < count; k++)
     {
       n = (uint64_t) k * 7919 % count;

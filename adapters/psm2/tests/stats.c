@@ -1,5 +1,5 @@
-/* All 13 statistics, of two endpoints of one process: short and long messages that find their receive,
-   or come before it. */
+/* All 13 statistics of two endpoints of one process, for short and long messages, expected and
+   unexpected. */
 #include <psm2.h>
 #include <psm2_mq.h>
 #include <stdio.h>
@@ -36,7 +36,7 @@ static void message (unsigned len, int early)
       MUST (psm2_mq_isend2 (mq[0], to[0], 0, &tag, out, len, NULL, &reqs[0]) == PSM2_OK);
     else
       {
-        /* What is under way arrives. */
+        /* Waits until the message in flight arrives. */
         while (turn == 1 && psm2_mq_iprobe2 (mq[1], to[1], &tag, &all, &status) != PSM2_OK)
           ;
         MUST (psm2_mq_irecv2 (mq[1], to[1], &tag, &all, 0, in, len, NULL, &reqs[1]) == PSM2_OK);

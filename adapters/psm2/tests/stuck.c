@@ -1,8 +1,8 @@
-/* Two processes, one of which can never go on: each is told by an error, in place of a hang.
+/* Two processes, one of which can never continue. It must get an error and not hang.
 
-     stuck dies          sends active messages to a process that is killed, until there is no room
-     stuck crowds BYTES  waits for a message behind more than its memory takes, each of BYTES bytes.
-                         Set FISHPLATE_PSM2_PATIENCE to a few seconds. */
+   stuck dies sends active messages until there is no room, to a process that is killed stuck crowds
+   BYTES waits for a message behind too many unexpected messages of BYTES bytes each.
+                       Set FISHPLATE_PSM2_PATIENCE to a few seconds. */
 #include <psm2.h>
 #include <psm2_am.h>
 #include <psm2_mq.h>
@@ -46,7 +46,7 @@ static void late (int number)
     _exit (3);
 }
 
-/* Sends until there is an error, which is that of a failed peer. */
+/* Sends until a call fails, and checks that the error is that of a failed peer. */
 static void flood (psm2_epaddr_t to, int handler_index)
 {
   psm2_amarg_t arg = { .u64 = 1 };
@@ -95,7 +95,7 @@ int main (int argc, char **argv)
       pause ();
   if (dies)
     {
-      /* Its room is full by then. */
+      /* Fills the room at the peer, which handles no messages. */
       for (int sent = 0; sent < 200; sent++)
         MUST (psm2_am_request_short (to, index, NULL, 0, NULL, 0, PSM2_AM_FLAG_NOREPLY, NULL, NULL) == PSM2_OK);
       kill (child, SIGKILL);

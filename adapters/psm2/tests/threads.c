@@ -1,5 +1,5 @@
-/* Threads of two ranks that send and receive at the same time, with MPI_THREAD_MULTIPLE: each checks
-   what it gets, short and long. */
+/* Two ranks whose threads send and receive concurrently, with MPI_THREAD_MULTIPLE. Each thread
+   checks its short and long messages. */
 #include <mpi.h>
 #include <pthread.h>
 #include <stdio.h>

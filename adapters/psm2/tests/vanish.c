@@ -1,8 +1,8 @@
-/* Peers that are killed while they are being connected. Each connect ends as soon as that is known:
-   the peer was reached, or had gone. One that nobody ever answered for is waited for until the
-   deadline, as it may not have started.
+/* Peers that are killed while they are being connected. Each connect returns as soon as the peer is
+   connected or known to be dead. If no process ever answered for an epid, the connect waits until
+   the deadline, because the peer may not have started.
 
-     vanish ROUNDS */
+   vanish ROUNDS */
 #include <psm2.h>
 #include <pthread.h>
 #include <signal.h>
@@ -53,7 +53,7 @@ int main (int argc, char **argv)
             pause ();
           _exit (2);
         }
-      /* Each connect is of a fresh process: what was forked has no threads. */
+      /* Each connect needs a fresh process, because a forked one has no threads. */
       pid_t asker = fork ();
       if (asker == 0)
         {
