@@ -310,8 +310,8 @@ pub unsafe extern "C" fn psm2_mq_improbe2(
         let (tag, tagsel) = unsafe { (words(tag)?, words(tagsel)?) };
         let source = endpoint.named(from)?;
         let (claimed, found) = endpoint.request(|queue| queue.improbe2(source, tag, tagsel))?;
-        // SAFETY: `req` was checked not null. PSM2 requires it to be writable, and `status` to be null
-        // or writable.
+        // SAFETY: `req` was checked not null. PSM2 requires it to be writable, and `status` to be
+        // null or writable.
         unsafe {
             req.write(endpoint.home.request(claimed));
             tell(status, &found, endpoint.home);
@@ -343,8 +343,8 @@ unsafe fn peek<S: Report>(mq: *mut Mq, req: *mut *mut Req, status: *mut S) -> Er
             return Err(Error::PARAM);
         }
         let (oldest, found) = endpoint.queue()?.ipeek2()?;
-        // SAFETY: `req` was checked not null. PSM2 requires it to be writable, and `status` to be null
-        // or writable.
+        // SAFETY: `req` was checked not null. PSM2 requires it to be writable, and `status` to be
+        // null or writable.
         unsafe {
             req.write(endpoint.home.request(oldest));
             tell(status, &found, endpoint.home);
