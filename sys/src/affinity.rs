@@ -1,44 +1,44 @@
-//! Which processors the calling thread may run on. Nothing here blocks.
+//! Reads and sets the processors on which the calling thread may run. Nothing here blocks.
 
 use core::{ffi::c_int, fmt, mem};
 
 use crate::errno::Errno;
 
-/// A set of processors, numbered as the kernel does, below [`CpuSet::MAX`].
+/// A set of processors below [`CpuSet::MAX`], in the kernel's numbering.
 #[derive(Clone, Copy)]
 pub struct CpuSet(libc::cpu_set_t);
 
 impl CpuSet {
-    /// Processors beyond this number are ignored; a kernel with more refuses the calls below with
-    /// [`Errno::EINVAL`].
+    /// Upper bound of processor numbers. [`allowed`] and [`allow`] fail with [`Errno::EINVAL`] on a
+    /// kernel with more processors.
     pub const MAX: usize = libc::CPU_SETSIZE as usize;
 
-    /// No processor.
+    /// Creates an empty set.
     pub fn empty() -> Self {
-        // SAFETY: a set is an array of integers, for which zero is valid.
+        // SAFETY: `cpu_set_t` is an array of integers, for which zero is valid.
         Self(unsafe { mem::zeroed() })
     }
 
-    /// Adds a processor. Numbers from [`CpuSet::MAX`] on change nothing.
+    /// Adds a processor. Ignores numbers from [`CpuSet::MAX`] on.
     #[doc(alias = "CPU_SET")]
     pub fn insert(&mut self, cpu: usize) {
         if cpu < Self::MAX {
-            // SAFETY: the number is inside the set, as just checked.
+            // SAFETY: the number was just checked to be inside the set.
             unsafe { libc::CPU_SET(cpu, &mut self.0) }
         }
     }
 
-    /// Returns whether the set holds a processor.
+    /// Returns whether the set contains a processor.
     #[doc(alias = "CPU_ISSET")]
     pub fn contains(&self, cpu: usize) -> bool {
-        // SAFETY: the number is inside the set, as checked first.
+        // SAFETY: `&&` makes the call only for a number inside the set.
         cpu < Self::MAX && unsafe { libc::CPU_ISSET(cpu, &self.0) }
     }
 
     /// Returns the number of processors in the set.
     #[doc(alias = "CPU_COUNT")]
     pub fn count(&self) -> usize {
-        // SAFETY: the set is valid for reading.
+        // SAFETY: the reference makes the set valid for reading.
         unsafe { libc::CPU_COUNT(&self.0) as usize }
     }
 
@@ -54,7 +54,7 @@ impl fmt::Debug for CpuSet {
     }
 }
 
-/// The calling thread.
+/// The kernel's thread number for the calling thread.
 const THIS_THREAD: c_int = 0;
 
 /// Returns the processors on which the calling thread may run.
@@ -65,7 +65,7 @@ const THIS_THREAD: c_int = 0;
 #[doc(alias = "sched_getaffinity")]
 pub fn allowed() -> Result<CpuSet, Errno> {
     let mut set = CpuSet::empty();
-    // SAFETY: the set is valid for writing, and its size is the one given.
+    // SAFETY: the set is borrowed for writing, and the given size is its size.
     Errno::check(unsafe { libc::sched_getaffinity(THIS_THREAD, size_of::<libc::cpu_set_t>(), &mut set.0) })?;
     Ok(set)
 }
@@ -74,10 +74,10 @@ pub fn allowed() -> Result<CpuSet, Errno> {
 ///
 /// # Errors
 ///
-/// [`Errno::EINVAL`] if none of them exists or the thread's cpuset allows none.
+/// [`Errno::EINVAL`] if no processor of `set` exists, or the thread's cpuset allows none of them.
 #[doc(alias = "sched_setaffinity")]
 pub fn allow(set: &CpuSet) -> Result<(), Errno> {
-    // SAFETY: the set is valid for reading, and its size is the one given.
+    // SAFETY: the set is borrowed, and the given size is its size.
     Errno::check(unsafe { libc::sched_setaffinity(THIS_THREAD, size_of::<libc::cpu_set_t>(), &set.0) })
         .map(drop)
 }
@@ -86,7 +86,7 @@ pub fn allow(set: &CpuSet) -> Result<(), Errno> {
 ///
 /// # Errors
 ///
-/// As [`allow`].
+/// The errors of [`allow`].
 pub fn pin(cpu: usize) -> Result<(), Errno> {
     let mut set = CpuSet::empty();
     set.insert(cpu);

@@ -1,15 +1,15 @@
-//! Clocks. Only [`thread_cpu_ns`] enters the kernel.
+//! Clocks. Only [`thread_cpu_ns`] makes a system call.
 
 use core::mem::MaybeUninit;
 
 use crate::errno::Errno;
 
-/// Returns nanoseconds since a fixed moment, the same for all processes of this machine. It never
-/// goes back. Reads through the vDSO.
+/// Returns nanoseconds since a fixed moment, which is the same for all processes of this machine.
+/// The clock never goes backwards. Reads it through the vDSO.
 #[doc(alias = "clock_gettime")]
 #[inline]
 pub fn monotonic_ns() -> u64 {
-    // CLOCK_MONOTONIC exists on every Linux, so the call cannot fail.
+    // `CLOCK_MONOTONIC` exists on every Linux, so the call cannot fail.
     read(libc::CLOCK_MONOTONIC).unwrap_or(0)
 }
 
@@ -28,7 +28,7 @@ fn read(clock: libc::clockid_t) -> Result<u64, Errno> {
     let mut time = MaybeUninit::<libc::timespec>::uninit();
     // SAFETY: `time` is valid for writing a timespec.
     Errno::check(unsafe { libc::clock_gettime(clock, time.as_mut_ptr()) })?;
-    // SAFETY: the call has succeeded, so it has written the value.
+    // SAFETY: the call has succeeded, so the kernel has written the value.
     let time = unsafe { time.assume_init() };
     Ok((time.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec as u64))
 }
@@ -36,7 +36,7 @@ fn read(clock: libc::clockid_t) -> Result<u64, Errno> {
 /// Converts `ns` to the kernel's form.
 pub(crate) fn timespec(ns: u64) -> libc::timespec {
     libc::timespec {
-        // At most 18.4e9 seconds, which a 64-bit `time_t` holds.
+        // At most 18.4e9 seconds, which fit a 64-bit `time_t`.
         tv_sec: (ns / 1_000_000_000) as libc::time_t,
         tv_nsec: (ns % 1_000_000_000) as _,
     }

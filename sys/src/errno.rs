@@ -1,4 +1,4 @@
-//! The error number of a failed call, kept raw: a kernel may return an unknown one.
+//! The error number of a failed call. It stays raw, because a kernel may return an unknown number.
 
 use core::{error::Error, ffi::c_int, fmt};
 
@@ -7,13 +7,13 @@ use core::{error::Error, ffi::c_int, fmt};
 #[repr(transparent)]
 pub struct Errno(c_int);
 
-/// The named numbers.
+/// Defines the named numbers.
 macro_rules! named {
     ($($(#[$meta:meta])* $name:ident),* $(,)?) => {
         impl Errno {
             $($(#[$meta])* pub const $name: Self = Self(libc::$name);)*
 
-            /// Returns the C name, if the number has one here.
+            /// Returns the C name, or `None` if the number is not named here.
             pub const fn name(self) -> Option<&'static str> {
                 match self {
                     $(Self(libc::$name) => Some(stringify!($name)),)*
@@ -35,7 +35,7 @@ named! {
     EINTR,
     /// Bad file descriptor.
     EBADF,
-    /// Try again; for a futex, the word had another value.
+    /// Try again. For a futex: the word had another value.
     EAGAIN,
     /// Out of memory.
     ENOMEM,
@@ -72,12 +72,12 @@ named! {
 }
 
 impl Errno {
-    /// From a raw number.
+    /// Wraps a raw number.
     pub const fn from_raw(raw: c_int) -> Self {
         Self(raw)
     }
 
-    /// The raw number.
+    /// Returns the raw number.
     pub const fn raw(self) -> c_int {
         self.0
     }
@@ -85,7 +85,7 @@ impl Errno {
     /// Returns the error number of this thread's last failed call.
     #[doc(alias = "errno")]
     pub fn last() -> Self {
-        // SAFETY: the location is this thread's own, valid for as long as the thread runs.
+        // SAFETY: the pointer leads to this thread's `errno`, which is valid while the thread runs.
         Self(unsafe { *libc::__errno_location() })
     }
 

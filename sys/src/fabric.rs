@@ -16,8 +16,8 @@
 //! | [`mod@negotiate`] | choosing an offer                                 |              |
 //! | [`rail`]          | the rail over an endpoint                         |              |
 //!
-//! One value owns each object and closes it on drop. It also holds the object that it was opened
-//! in, so objects close in reverse order. Building needs no headers and no linking:
+//! One value owns each object and closes it on drop. The value also holds its parent object, so
+//! objects close in reverse order. Building needs no headers and no linking:
 //! [`library::Library::open`] loads the library.
 
 pub mod av;

@@ -1,9 +1,10 @@
 //! `futex(2)`: sleeps while a word of memory has a value, and wakes sleepers. [`wait`] and
-//! [`wait_two`] block, at most until a timeout; [`wake`] does not.
+//! [`wait_two`] block, at most until a timeout. [`wake`] does not block.
 //!
-//! A private futex is identified by its address. It costs less, and works between threads of one
-//! process. A shared futex is identified by the mapped file or memfd, so it works between
-//! processes. Both sides must agree: a private wake-up does not reach a shared sleeper.
+//! The kernel identifies a private futex by its address. Such a futex is cheaper, and works between
+//! threads of one process. The kernel identifies a shared futex by the mapped file or memfd, so it
+//! works between processes. Sleeper and waker must use the same scope: a private wake-up does not
+//! reach a shared sleeper.
 
 use core::{ffi::c_long, ptr};
 
@@ -17,11 +18,11 @@ use crate::{clock, errno::Errno};
 pub enum Scope {
     /// Threads of one process.
     Private,
-    /// Every process that maps the word.
+    /// All threads of processes that map the word.
     Shared,
 }
 
-/// One entry of the array that `futex_waitv(2)` takes: 24 bytes.
+/// An entry of the array that `futex_waitv(2)` takes. 24 bytes.
 #[repr(C)]
 struct WaitEntry {
     value: u64,
@@ -46,17 +47,17 @@ impl Scope {
     }
 }
 
-/// Sleeps while `*word == expected`, for at most `timeout_ns`. `Ok` after a wake-up.
+/// Sleeps while `*word == expected`, for at most `timeout_ns`. Returns `Ok` after a wake-up.
 ///
 /// # Errors
 ///
-/// [`Errno::EAGAIN`] if the word differs, [`Errno::ETIMEDOUT`] after the timeout, [`Errno::EINTR`]
-/// after a signal.
+/// [`Errno::EAGAIN`] if the word has another value, [`Errno::ETIMEDOUT`] after the timeout,
+/// [`Errno::EINTR`] after a signal.
 #[doc(alias = "FUTEX_WAIT")]
 pub fn wait(scope: Scope, word: &AtomicU32, expected: u32, timeout_ns: u64) -> Result<(), Errno> {
     let timeout = clock::timespec(timeout_ns);
-    // SAFETY: the word is borrowed, so mapped, for the whole call;
-    // the kernel only reads it, atomically.
+    // SAFETY: the word is borrowed, so it stays mapped during the call. The kernel only reads it,
+    // atomically.
     let returned = unsafe {
         libc::syscall(
             libc::SYS_futex,
@@ -69,12 +70,12 @@ pub fn wait(scope: Scope, word: &AtomicU32, expected: u32, timeout_ns: u64) -> R
     Errno::check(returned).map(drop)
 }
 
-/// Sleeps while both words have their expected values, at most `timeout_ns`.
-/// `Ok` after a wake-up of either.
+/// Sleeps while both words have their expected values, for at most `timeout_ns`. Returns `Ok` after
+/// a wake-up on either word.
 ///
 /// # Errors
 ///
-/// As [`wait`]; and [`Errno::ENOSYS`] before Linux 5.16.
+/// The errors of [`wait`], and [`Errno::ENOSYS`] before Linux 5.16.
 #[doc(alias = "futex_waitv")]
 pub fn wait_two(scope: Scope, words: [(&AtomicU32, u32); 2], timeout_ns: u64) -> Result<(), Errno> {
     let flags = match scope {
@@ -87,10 +88,10 @@ pub fn wait_two(scope: Scope, words: [(&AtomicU32, u32); 2], timeout_ns: u64) ->
         flags,
         reserved: 0,
     });
-    // Unlike `futex`, this call takes a point in time.
+    // Unlike `futex`, `futex_waitv` takes an absolute time.
     let until = clock::timespec(clock::monotonic_ns().saturating_add(timeout_ns));
-    // SAFETY: the address holds two entries, and both words are borrowed,
-    // so mapped, for the whole call.
+    // SAFETY: the pointer leads to two entries. Both words are borrowed, so they stay mapped during
+    // the call.
     let returned = unsafe {
         libc::syscall(
             libc::SYS_futex_waitv,
@@ -104,10 +105,10 @@ pub fn wait_two(scope: Scope, words: [(&AtomicU32, u32); 2], timeout_ns: u64) ->
     Errno::check(returned).map(drop)
 }
 
-/// Wakes all threads that sleep on `word`. Returns their number; zero if the call failed.
+/// Wakes all threads that sleep on `word`. Returns their number, or zero if the call failed.
 #[doc(alias = "FUTEX_WAKE")]
 pub fn wake(scope: Scope, word: &AtomicU32) -> u32 {
-    // SAFETY: the kernel uses the address to find sleepers, and does not write the word.
+    // SAFETY: the kernel uses the address only to find sleepers, and does not write the word.
     let returned = unsafe {
         libc::syscall(libc::SYS_futex, word as *const AtomicU32, libc::FUTEX_WAKE | scope.flag(), i32::MAX)
     };

@@ -1,19 +1,19 @@
-//! The core's [`Host`] over Linux. Only its two waits block, until woken or timed out.
+//! Implements the core's [`Host`] on Linux. Only its two waits block, until a wake-up or a timeout.
 //!
 //! # The asymmetric barrier
 //!
-//! Where `membarrier(2)` works, the sleeper makes every processor run a barrier, and the notifier's
-//! half of the race (see [`event`](fishplate_core::sync::event)) is a compiler fence. That is sound
-//! only if both hold:
+//! If `membarrier(2)` works, the sleeper makes every processor run a barrier. The notifier's half
+//! of the race (described in [`event`](fishplate_core::sync::event)) is then a compiler fence. This
+//! is sound only under two conditions:
 //!
 //! 1. *this* process, the notifier's, is registered, so that the sleeper's barrier reaches it
 //!    ([`LinuxHost::is_registered`]);
 //! 2. every sleeper that this process notifies calls membarrier
 //!    ([`LinuxHost::sleeper_uses_membarrier`]).
 //!
-//! Within a process both have the same answer, so [`LinuxHost::private`] decides alone. Between
-//! processes each side sends its answer in a handshake. A host keeps the full fence until it knows
-//! that the peer sleeps with membarrier ([`LinuxHost::peer_uses_membarrier`]).
+//! Within one process both conditions hold or fail together, so [`LinuxHost::private`] decides
+//! alone. Between processes each side sends its answer in a handshake. A host uses the full fence
+//! until it knows that the peer sleeps with membarrier ([`LinuxHost::peer_uses_membarrier`]).
 //!
 //! | host                                  | sleeper's barrier         | notifier's barrier |
 //! |---------------------------------------|---------------------------|--------------------|
@@ -38,37 +38,37 @@ use crate::{
     membarrier,
 };
 
-/// Linux as the core's [`Host`].
+/// Implements [`Host`] with Linux system calls.
 #[derive(Debug)]
 pub struct LinuxHost {
     scope: Scope,
-    /// Whether this process is registered, and so sleeps with membarrier.
+    /// Whether this process is registered for membarrier, and so calls it before it sleeps.
     registered: bool,
-    /// Whether the notifier's half may be a compiler fence.
+    /// Whether the notifier's barrier may be a compiler fence.
     elides: bool,
-    /// Whether the kernel has `futex_waitv`; true until a call fails.
+    /// Whether the kernel has `futex_waitv`. True until a call fails.
     has_waitv: AtomicBool,
 }
 
-/// The longest sleep on one of two words, on kernels that cannot sleep on both.
+/// Maximum length of one sleep in a wait on two words, on kernels that cannot sleep on both.
 const SLICE_NS: u64 = 1_000_000;
 
 impl LinuxHost {
-    /// A host for eventcounts that only threads of this process use.
+    /// Creates a host for eventcounts that only threads of this process use.
     pub fn private() -> Self {
         let registered = membarrier::register(Scope::Private).is_ok();
         Self { scope: Scope::Private, registered, elides: registered, has_waitv: AtomicBool::new(true) }
     }
 
-    /// A host for eventcounts in memory shared between processes. Keeps the full fence until
-    /// [`peer_uses_membarrier`](Self::peer_uses_membarrier).
+    /// Creates a host for eventcounts in memory shared between processes. Notifications use the
+    /// full fence until [`peer_uses_membarrier`](Self::peer_uses_membarrier).
     pub fn shared() -> Self {
         let registered = membarrier::register(Scope::Shared).is_ok();
         Self { scope: Scope::Shared, registered, elides: false, has_waitv: AtomicBool::new(true) }
     }
 
-    /// Changes this host to full fences on both sides. Then every thread that shares an eventcount
-    /// must use such a host, because its sleepers do not reach a notifier without a fence.
+    /// Makes this host use full fences on both sides. Every thread that shares an eventcount with
+    /// it must then use such a host, because its sleepers do not call membarrier.
     #[must_use]
     pub fn without_membarrier(self) -> Self {
         Self { registered: false, elides: false, ..self }
@@ -81,33 +81,34 @@ impl LinuxHost {
         Self { has_waitv: AtomicBool::new(false), ..self }
     }
 
-    /// Tells this host whether *every* sleeper that it will notify calls membarrier. Then it elides
-    /// the fence, if this process is registered.
+    /// Tells this host whether *every* sleeper that it notifies calls membarrier. If so, and if
+    /// this process is registered, notifications elide the fence.
     ///
-    /// A peer that lies costs its own wake-ups: it sleeps until its deadline.
+    /// A peer that gives a wrong answer loses only its own wake-ups: it sleeps until its deadline.
     #[must_use]
     pub fn peer_uses_membarrier(self, does: bool) -> Self {
         Self { elides: does && self.registered, ..self }
     }
 
-    /// Returns whether this process is registered, so that a peer's membarrier reaches it.
+    /// Returns whether this process is registered for membarrier, so that a peer's call reaches it.
     pub fn is_registered(&self) -> bool {
         self.registered
     }
 
-    /// Returns whether threads that sleep through this host call membarrier. Send this to the peer.
+    /// Returns whether threads that sleep through this host call membarrier. Send the answer to the
+    /// peer.
     pub fn sleeper_uses_membarrier(&self) -> bool {
         self.registered
     }
 
-    /// Returns whether a notification through this host needs no full fence.
+    /// Returns whether a notification through this host elides the full fence.
     pub fn elides_fence(&self) -> bool {
         self.elides
     }
 
     /// Returns whether waits on two words sleep on both at once.
     pub fn has_waitv(&self) -> bool {
-        // Relaxed: a fact about the kernel, which publishes no data.
+        // Relaxed: the flag states a fact about the kernel and publishes no data.
         self.has_waitv.load(Ordering::Relaxed)
     }
 
@@ -119,7 +120,8 @@ impl LinuxHost {
     ) -> Woken {
         let until = clock::monotonic_ns().saturating_add(timeout_ns);
         loop {
-            // Relaxed, like the kernel's own comparison: the waiter looks for work afterwards.
+            // Relaxed, like the kernel's own comparison: the waiter looks for work after it
+            // returns.
             if b.load(Ordering::Relaxed) != b_expected {
                 return Woken::Called;
             }
@@ -172,9 +174,10 @@ impl Host for LinuxHost {
     }
 
     fn sleeper_barrier(&self) {
-        // Partner: a compiler fence or a full one in `notifier_barrier`; membarrier is enough for
-        // both. It runs a full barrier on this processor too. If the kernel refuses it, the fence
-        // is enough for notifiers that fence; others are covered by the deadline.
+        // Partner: the compiler fence or full fence in `notifier_barrier`. Membarrier orders both,
+        // and runs a full barrier on this processor too. If the kernel rejects membarrier, this
+        // fence suffices for notifiers that use a full fence. With other notifiers the sleeper
+        // wakes at its deadline.
         if !self.registered || membarrier::all(self.scope).is_err() {
             sleeper_fence();
         }
@@ -183,11 +186,11 @@ impl Host for LinuxHost {
     #[inline(always)]
     fn notifier_barrier(&self) {
         if self.elides {
-            // Partner: membarrier in `sleeper_barrier`. This fence orders store and load for the
-            // compiler; the sleeper's membarrier orders them for the processor.
+            // Partner: membarrier in `sleeper_barrier`. This fence orders the store and the load
+            // for the compiler. The sleeper's membarrier orders them for the processor.
             compiler_fence(Ordering::SeqCst);
         } else {
-            // Pairs with either barrier of the sleeper.
+            // Partner: `sleeper_barrier`, whichever of its two barriers runs.
             notifier_fence();
         }
     }

@@ -1,4 +1,4 @@
-//! Thin FFI under fishplate, over libc. Wrappers are one C call each; nothing here starts a thread
+//! Thin FFI under fishplate, over libc. Each wrapper makes one C call. Nothing here starts a thread
 //! or reads the environment, and only [`fabric`] allocates.
 //!
 //! | module         | wraps | blocks |

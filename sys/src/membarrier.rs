@@ -1,8 +1,7 @@
-//! `membarrier(2)`: runs a full memory barrier on each processor that runs certain processes.
+//! `membarrier(2)`: runs a full memory barrier on every processor that runs a registered process.
 //!
-//! It takes one thread microseconds, and all others need no barrier: the rare side of a
-//! store-then-load race calls it, and the frequent side has only a compiler fence. It reaches only
-//! registered processes.
+//! The call takes microseconds. The rare side of a store-then-load race makes it, so that the
+//! frequent side needs only a compiler fence.
 
 use core::ffi::c_int;
 
@@ -13,8 +12,9 @@ const REGISTER_GLOBAL_EXPEDITED: c_int = 1 << 2;
 const PRIVATE_EXPEDITED: c_int = 1 << 3;
 const REGISTER_PRIVATE_EXPEDITED: c_int = 1 << 4;
 
-/// Registers this process, so that [`all`] of the same scope reaches it: from its own threads, or
-/// from any process. Registering again does nothing.
+/// Registers this process, so that [`all`] of the same scope reaches it. With the private scope the
+/// caller of [`all`] is one of its own threads, with the shared scope it is any process.
+/// Registering again does nothing.
 ///
 /// # Errors
 ///
@@ -28,12 +28,13 @@ pub fn register(scope: Scope) -> Result<(), Errno> {
     })
 }
 
-/// Runs a full barrier on every processor that runs a thread of this process (private), or of any
-/// registered process (shared), including the calling thread.
+/// Runs a full barrier on the calling thread, and on every processor that runs a thread of this
+/// process (private) or of any registered process (shared).
 ///
 /// # Errors
 ///
-/// As [`register`]; and [`Errno::EPERM`] for the private scope if this process has not registered.
+/// The errors of [`register`], and [`Errno::EPERM`] for the private scope if this process has not
+/// registered.
 #[doc(alias = "MEMBARRIER_CMD_PRIVATE_EXPEDITED")]
 #[doc(alias = "MEMBARRIER_CMD_GLOBAL_EXPEDITED")]
 pub fn all(scope: Scope) -> Result<(), Errno> {
@@ -44,6 +45,6 @@ pub fn all(scope: Scope) -> Result<(), Errno> {
 }
 
 fn call(command: c_int) -> Result<(), Errno> {
-    // SAFETY: the call accesses no memory of ours.
+    // SAFETY: the call accesses no memory of this process.
     Errno::check(unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) }).map(drop)
 }

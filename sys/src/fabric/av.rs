@@ -1,4 +1,4 @@
-//! An address vector: peers' addresses, by number. Slow path.
+//! An address vector: the addresses of peers, by number. Slow path.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -12,16 +12,16 @@ use super::error::{CallError, Code};
 use super::object;
 use super::raw::*;
 
-/// The form of a provider's addresses, taken from its own address. libfabric does not pass the
-/// length of an address to the provider, so a peer's address is checked here first.
+/// The form of a provider's addresses, derived from its own address. libfabric does not pass the
+/// length of an address to the provider, so the length of a peer's address is checked here first.
 #[derive(Clone, Debug)]
 pub struct AddressForm {
     format: u32,
     own: Box<[u8]>,
 }
 
-/// Longest accepted address string, in bytes, with its zero: the shm provider truncates longer
-/// ones.
+/// Maximum length of an address string in bytes, including its zero. The shm provider truncates
+/// longer strings.
 const STRING_MAX: usize = 256;
 
 impl AddressForm {
@@ -30,18 +30,19 @@ impl AddressForm {
         AddressForm { format, own: own.into() }
     }
 
-    /// The format, one of the `FI_ADDR_` and `FI_SOCKADDR` numbers.
+    /// Returns the format, one of the `FI_ADDR_` and `FI_SOCKADDR` numbers.
     pub fn format(&self) -> u32 {
         self.format
     }
 
-    /// The provider's own address.
+    /// Returns the provider's own address.
     pub fn own(&self) -> &[u8] {
         &self.own
     }
 
-    /// Returns whether `address` has this form. A string ends with its only zero and names the same
-    /// scheme. Any other address is as long as our own; a socket address also has the same family.
+    /// Returns whether `address` has this form. A string must end with its only zero and have the
+    /// same scheme as our own address. Any other address must be as long as our own. A socket
+    /// address must also have the same family.
     pub fn allows(&self, address: &[u8]) -> bool {
         match self.format {
             FI_ADDR_STR => {
@@ -73,7 +74,7 @@ impl AddressVector {
     /// Opens an address vector for about `count` addresses.
     ///
     /// # Errors
-    /// The provider's.
+    /// The provider's code.
     #[doc(alias = "fi_av_open")]
     pub fn open(domain: &Arc<Domain>, kind: c_int, count: usize) -> Result<AddressVector, CallError> {
         let mut attr = Tailed::new(fi_av_attr {
@@ -85,7 +86,7 @@ impl AddressVector {
             map_addr: ptr::null_mut(),
             flags: 0,
         });
-        // SAFETY: `av_open` takes `fi_av_attr`.
+        // SAFETY: the function at this offset opens a `fid_av` and takes a `fi_av_attr`.
         let fid =
             unsafe { domain.open_in("fi_av_open", offset_of!(fi_ops_domain, av_open), &mut attr.value) }?;
         Ok(AddressVector { fid, _domain: Arc::clone(domain) })
@@ -95,22 +96,22 @@ impl AddressVector {
         self.fid.as_ptr()
     }
 
-    /// Adds an address in the provider's form, and returns its number.
+    /// Inserts an address in the provider's form, and returns its number.
     ///
     /// # Errors
-    /// The provider's code, or `FI_EINVAL` if it rejects the address.
+    /// The provider's code, or `FI_EINVAL` if the provider rejects the address.
     ///
     /// # Safety
-    /// The address has the provider's [form](AddressForm): the provider does not know its length,
-    /// and reads as many bytes as the form has.
+    /// The address has the provider's [form](AddressForm). The provider does not know the address's
+    /// length, so it reads as many bytes as the form implies.
     #[doc(alias = "fi_av_insert")]
     pub unsafe fn insert(&mut self, address: &[u8]) -> Result<u64, CallError> {
         type Insert =
             unsafe extern "C" fn(*mut fid_av, *const c_void, usize, *mut u64, u64, *mut c_void) -> c_int;
         let call = "fi_av_insert";
         let mut number = FI_ADDR_NOTAVAIL;
-        // SAFETY: the vector is open. Our caller guarantees one whole address, and there is room
-        // for one number.
+        // SAFETY: the vector is open. Our caller guarantees a complete address, and `number` has
+        // room for the one result.
         let inserted = unsafe {
             let this = self.as_ptr();
             let insert = entry::<_, Insert>((*this).ops, offset_of!(fi_ops_av, insert));
@@ -123,18 +124,18 @@ impl AddressVector {
         }
     }
 
-    /// Removes an address. Posts to it may complete with errors, or never.
+    /// Removes an address. Outstanding posts to the address may complete with errors, or never.
     ///
     /// # Errors
     /// The provider's code: some providers fail while posts are outstanding.
     ///
     /// # Safety
-    /// [`insert`](Self::insert) returned the number, and it was not removed since.
+    /// [`insert`](Self::insert) returned the number, which was not removed since.
     #[doc(alias = "fi_av_remove")]
     pub unsafe fn remove(&mut self, mut number: u64) -> Result<(), CallError> {
         type Remove = unsafe extern "C" fn(*mut fid_av, *mut u64, usize, u64) -> c_int;
         let call = "fi_av_remove";
-        // SAFETY: the vector is open, and the argument is one number.
+        // SAFETY: the vector is open, and the array has the one element that the count says.
         unsafe {
             let this = self.as_ptr();
             let remove = entry::<_, Remove>((*this).ops, offset_of!(fi_ops_av, remove));
@@ -147,8 +148,8 @@ impl AddressVector {
 
 impl Drop for AddressVector {
     fn drop(&mut self) {
-        // A failed close cannot be reported from drop. SAFETY: open until here. The endpoint that
-        // was bound to it owned this value, and is closed.
+        // A failed close cannot be reported from drop. SAFETY: the vector is open until here. Its
+        // endpoint owned this value and has closed itself before.
         let _ = unsafe { object::close(self.fid.as_ptr().cast()) };
     }
 }
@@ -160,7 +161,8 @@ mod tests {
     use super::{AddressForm, STRING_MAX};
     use crate::fabric::raw::*;
 
-    /// Every length but that of our own is refused, and of those of that length another family.
+    /// Addresses of another length are rejected, and so are addresses of the right length but
+    /// another family.
     #[test]
     fn addresses_of_a_fixed_length_are_as_long_as_our_own() {
         let families = [FI_SOCKADDR, FI_SOCKADDR_IN, FI_SOCKADDR_IN6, FI_SOCKADDR_IB];

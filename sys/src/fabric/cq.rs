@@ -1,5 +1,5 @@
 //! A completion queue. Our side of a read does not block or allocate. Under manual progress the
-//! provider works inside these calls.
+//! provider makes progress inside these calls.
 
 use alloc::string::String;
 use alloc::sync::Arc;
@@ -21,7 +21,7 @@ pub type Entry = fi_cq_data_entry;
 pub const EMPTY: Entry =
     Entry { op_context: ptr::null_mut(), flags: 0, len: 0, buf: ptr::null_mut(), data: 0 };
 
-/// Maximum bytes kept of a provider's error data.
+/// Maximum stored length of a provider's error data, in bytes.
 pub const ERROR_DATA: usize = 128;
 
 /// An error completion.
@@ -35,25 +35,25 @@ pub struct CqError {
     pub code: Code,
     /// The provider's error code.
     pub provider: i32,
-    /// Bytes of `data`.
+    /// Length of `data` in bytes.
     len: usize,
     /// The provider's error data, for [`CompletionQueue::describe`].
     data: [u8; ERROR_DATA],
 }
 
 impl CqError {
-    /// Wraps the error code of a call.
+    /// Creates the error of a failed call, which has no completion.
     pub(super) const fn of_call(code: Code) -> CqError {
         CqError { op_context: ptr::null_mut(), flags: 0, code, provider: 0, len: 0, data: [0; ERROR_DATA] }
     }
 
-    /// Returns whether the provider has set error data.
+    /// Returns whether the provider has written error data.
     pub(super) const fn has_data(&self) -> bool {
         self.len != 0
     }
 }
 
-/// Does not block or allocate.
+/// An open completion queue. Reading it does not block or allocate.
 #[derive(Debug)]
 pub struct CompletionQueue {
     fid: NonNull<fid_cq>,
@@ -61,20 +61,21 @@ pub struct CompletionQueue {
     open: Arc<Open>,
 }
 
-/// An open queue, closed when the last handle is dropped.
+/// The open queue, closed when its last handle is dropped.
 #[derive(Debug)]
 struct Open {
     fid: NonNull<fid_cq>,
     domain: Arc<Domain>,
 }
 
-// SAFETY: the handles only close it, and `CqWait::may_sleep` leaves the thread rules to its caller.
+// SAFETY: dropping the last handle only closes the queue, and `CqWait::may_sleep` requires its
+// caller to exclude other threads.
 unsafe impl Send for Open {}
 // SAFETY: as above.
 unsafe impl Sync for Open {}
 
-/// The wait object of a queue, on which a thread sleeps until the queue has an entry. It keeps the
-/// queue open.
+/// The wait object of a queue, on which a thread sleeps until the queue has an entry. A wait object
+/// keeps its queue open.
 #[derive(Clone, Debug)]
 pub struct CqWait {
     fd: c_int,
@@ -83,8 +84,8 @@ pub struct CqWait {
 }
 
 impl CqWait {
-    /// The descriptor, open while this value lives: readable once the queue may have an entry. Only
-    /// for `poll(2)` and similar calls.
+    /// Returns the descriptor, which is open while this value lives. It becomes readable once the
+    /// queue may have an entry. Use it only with `poll(2)` and similar calls.
     pub fn fd(&self) -> c_int {
         self.fd
     }
@@ -98,18 +99,18 @@ impl CqWait {
     pub unsafe fn may_sleep(&self) -> bool {
         let Open { fid, domain } = &*self.queue;
         let mut object: *mut fid = fid.as_ptr().cast();
-        // SAFETY: the queue is open in this fabric and has a wait object. Our caller excludes other
-        // threads.
+        // SAFETY: the queue is open, belongs to this fabric and has a wait object. Our caller
+        // excludes other threads.
         unsafe { (self.try_wait)(domain.fabric().as_ptr(), &mut object, 1) == 0 }
     }
 }
 
 impl CompletionQueue {
-    /// Opens a queue of `size` completions (0: the provider's default), with a [wait
-    /// object](Self::wait) if the provider supports that.
+    /// Opens a queue of `size` completions, with a [wait object](Self::wait) if the provider
+    /// supports one. Size 0 means the provider's default.
     ///
     /// # Errors
-    /// The provider's code, or its table lacks a needed function.
+    /// The provider's code, or `FI_ENOSYS` if its table lacks a needed function.
     #[doc(alias = "fi_cq_open")]
     pub fn open(domain: &Arc<Domain>, size: usize) -> Result<CompletionQueue, CallError> {
         let Ok(mut queue) = Self::open_with(domain, size, FI_WAIT_FD) else {
@@ -129,7 +130,7 @@ impl CompletionQueue {
             wait_cond: FI_CQ_COND_NONE,
             wait_set: ptr::null_mut(),
         });
-        // SAFETY: `cq_open` takes `fi_cq_attr`.
+        // SAFETY: the function at this offset opens a `fid_cq` and takes a `fi_cq_attr`.
         let fid: NonNull<fid_cq> =
             unsafe { domain.open_in("fi_cq_open", offset_of!(fi_ops_domain, cq_open), &mut attr.value) }?;
         let open = Arc::new(Open { fid, domain: Arc::clone(domain) });
@@ -140,7 +141,7 @@ impl CompletionQueue {
             ("fi_cq_readerr", offset_of!(fi_ops_cq, readerr)),
         ];
         for (call, offset) in needed {
-            // SAFETY: the queue is open, and its table is complete.
+            // SAFETY: the queue is open, and its table is as long as its size says.
             let found = unsafe { entry::<_, *const c_void>((*fid.as_ptr()).ops, offset) };
             found.ok_or(CallError::missing(call))?;
         }
@@ -151,7 +152,7 @@ impl CompletionQueue {
     fn find_wait(&mut self) {
         let Some(try_wait) = self.open.domain.fabric().try_wait() else { return };
         let mut fd: c_int = -1;
-        // SAFETY: the queue is open; the command writes one descriptor.
+        // SAFETY: the queue is open, and `FI_GETWAIT` writes one descriptor to `fd`.
         let found = unsafe { object::control("fi_control", self.as_fid(), FI_GETWAIT, (&raw mut fd).cast()) };
         if found.is_ok() && fd >= 0 {
             self.wait = Some(CqWait { fd, try_wait, queue: Arc::clone(&self.open) });
@@ -170,13 +171,13 @@ impl CompletionQueue {
     /// Reads completions into `entries`, and returns their number.
     ///
     /// # Errors
-    /// `FI_EAGAIN`: the queue is empty; `FI_EAVAIL`: the next entry is an error, see
-    /// [`read_error`](Self::read_error). Others are the provider's.
+    /// `FI_EAGAIN` if the queue is empty. `FI_EAVAIL` if the next entry is an error, which
+    /// [`read_error`](Self::read_error) reads. Otherwise the provider's code.
     #[doc(alias = "fi_cq_read")]
     #[inline(always)]
     pub fn read(&mut self, entries: &mut [Entry]) -> Result<usize, Code> {
-        // SAFETY: the queue is open, and opening checked its table. There is room for all requested
-        // entries.
+        // SAFETY: the queue is open, and `open` checked its table. `entries` has room for all
+        // requested completions.
         let returned = unsafe {
             let this = self.fid.as_ptr();
             let read = (*(*this).ops).read.unwrap_unchecked();
@@ -185,15 +186,17 @@ impl CompletionQueue {
         Code::check(returned)
     }
 
-    /// Like [`read`](Self::read), with the source addresses; `FI_ADDR_NOTAVAIL` if unknown.
+    /// Like [`read`](Self::read), with the source address of each completion, or `FI_ADDR_NOTAVAIL`
+    /// if it is unknown.
     ///
     /// # Errors
-    /// As [`read`](Self::read).
+    /// The errors of [`read`](Self::read).
     #[doc(alias = "fi_cq_readfrom")]
     #[inline(always)]
     pub fn read_from(&mut self, entries: &mut [Entry], sources: &mut [u64]) -> Result<usize, Code> {
         let count = entries.len().min(sources.len());
-        // SAFETY: as in `read`.
+        // SAFETY: the queue is open, and `open` checked its table. Both slices have room for all
+        // requested completions.
         let returned = unsafe {
             let this = self.fid.as_ptr();
             let read = (*(*this).ops).readfrom.unwrap_unchecked();
@@ -205,7 +208,7 @@ impl CompletionQueue {
     /// Reads the next error completion.
     ///
     /// # Errors
-    /// `FI_EAGAIN`: there is none.
+    /// `FI_EAGAIN` if there is none.
     #[doc(alias = "fi_cq_readerr")]
     #[cold]
     pub fn read_error(&mut self) -> Result<CqError, Code> {
@@ -224,8 +227,8 @@ impl CompletionQueue {
             err_data_size: data.len(),
             src_addr: FI_ADDR_NOTAVAIL,
         });
-        // SAFETY: as in `read`. The entry is at least as long as in every requested version, and
-        // its size field tells the room for the provider's data.
+        // SAFETY: the queue is open, and `open` checked its table. The entry is as long as in every
+        // requested version, and names the room for the provider's data.
         let returned = unsafe {
             let this = self.fid.as_ptr();
             let read = (*(*this).ops).readerr.unwrap_unchecked();
@@ -248,8 +251,8 @@ impl CompletionQueue {
             unsafe extern "C" fn(*mut fid_cq, c_int, *const c_void, *mut c_char, usize) -> *const c_char;
         let mut text = [0 as c_char; 256];
         let data = if error.len == 0 { ptr::null() } else { error.data.as_ptr().cast() };
-        // SAFETY: the queue is open, and the buffer has the given length. The data are null, or
-        // were written by the provider and end with zeros. The result is null or a C string.
+        // SAFETY: the queue is open, and the buffer has the given length. The data pointer is null,
+        // or leads to zero-terminated data from the provider. The result is null or a C string.
         unsafe {
             let this = self.fid.as_ptr();
             let Some(words) = entry::<_, Strerror>((*this).ops, offset_of!(fi_ops_cq, strerror)) else {
@@ -264,8 +267,8 @@ impl CompletionQueue {
 impl Drop for Open {
     fn drop(&mut self) {
         // A failed close cannot be reported from drop.
-        // SAFETY: the queue is open. Its endpoint is closed already, because the endpoint keeps the
-        // queue open.
+        // SAFETY: the queue is open. Its endpoint holds a handle to it, so the endpoint is already
+        // closed.
         let _ = unsafe { object::close(self.fid.as_ptr().cast()) };
     }
 }

@@ -1,4 +1,4 @@
-//! A domain: one adapter or interface with its registrations, queues and endpoints. Slow path.
+//! A domain: one NIC or interface with its registrations, queues and endpoints. Slow path.
 
 use alloc::sync::Arc;
 use core::ffi::{c_int, c_void};
@@ -11,8 +11,8 @@ use super::info::Info;
 use super::object;
 use super::raw::*;
 
-/// An open domain, closed when dropped; its fabric after it. `FI_THREAD_DOMAIN` lets one thread at
-/// a time use it and what is opened in it, so neither is `Send` or `Sync`.
+/// An open domain. Drop closes the domain, then its fabric. Under `FI_THREAD_DOMAIN` only one
+/// thread at a time may use a domain and its objects, so none of them is `Send` or `Sync`.
 #[derive(Debug)]
 pub struct Domain {
     fid: NonNull<fid_domain>,
@@ -23,15 +23,15 @@ impl Domain {
     /// Opens the domain of an offer.
     ///
     /// # Errors
-    /// The provider's.
+    /// The provider's code.
     #[doc(alias = "fi_domain")]
     #[expect(clippy::arc_with_non_send_sync, reason = "a queue may outlive its rail in the handle of a wait")]
     pub fn open(fabric: Arc<Fabric>, info: &Info) -> Result<Arc<Domain>, CallError> {
         type Open =
             unsafe extern "C" fn(*mut fid_fabric, *mut fi_info, *mut *mut fid_domain, *mut c_void) -> c_int;
         let mut fid = ptr::null_mut();
-        // SAFETY: the fabric is open, the `fi_info` is complete, and the result is written to our
-        // memory.
+        // SAFETY: the fabric is open, the `fi_info` is complete, and the result is written to
+        // `fid`.
         unsafe {
             let this = fabric.as_ptr();
             let open = entry::<_, Open>((*this).ops, offset_of!(fi_ops_fabric, domain));
@@ -62,7 +62,8 @@ impl Domain {
     ) -> Result<NonNull<T>, CallError> {
         type Open<A, T> = unsafe extern "C" fn(*mut fid_domain, *mut A, *mut *mut T, *mut c_void) -> c_int;
         let mut fid = ptr::null_mut();
-        // SAFETY: the domain is open, and our caller guarantees the rest.
+        // SAFETY: the domain is open. Our caller guarantees that the function opens a `T` and takes
+        // `attr`.
         unsafe {
             let this = self.as_ptr();
             let open = entry::<_, Open<A, T>>((*this).ops, offset).ok_or(CallError::missing(call))?;
@@ -75,7 +76,8 @@ impl Domain {
 impl Drop for Domain {
     fn drop(&mut self) {
         // A failed close cannot be reported from drop.
-        // SAFETY: open until here, and what was opened in it holds a reference to this value.
+        // SAFETY: the domain is open until here. Each object opened in it holds a reference to this
+        // value, so all of them are closed.
         let _ = unsafe { object::close(self.fid.as_ptr().cast()) };
     }
 }

@@ -24,11 +24,11 @@ use super::raw::*;
 /// Local memory of a post.
 #[derive(Clone, Copy, Debug)]
 pub struct Buffer {
-    /// Its address.
+    /// Address of the memory.
     pub ptr: *mut u8,
-    /// Its length in bytes.
+    /// Length in bytes.
     pub len: usize,
-    /// Its registration's [descriptor](super::mr::MemoryRegion::desc), or null.
+    /// [Descriptor](super::mr::MemoryRegion::desc) of the memory's registration, or null.
     pub desc: *mut c_void,
 }
 
@@ -37,18 +37,19 @@ pub struct Buffer {
 pub struct Target {
     /// The peer's `fi_addr_t`.
     pub peer: u64,
-    /// The address, or the offset into the registration.
+    /// The address in the peer's memory, or the offset into the registration.
     pub addr: u64,
     /// The registration's key.
     pub key: u64,
 }
 
-/// An open and enabled endpoint. Drop closes it, then its completion queue and address vector. A
-/// rail may close it and open another one in its place. Nothing is posted in between.
+/// An open and enabled endpoint. Drop closes the endpoint, then its completion queue and its
+/// address vector. A rail may close the endpoint and open a new one in the same value; between the
+/// two it posts nothing.
 #[derive(Debug)]
 pub struct Endpoint {
     fid: NonNull<fid_ep>,
-    // Private, because the provider uses both objects while the endpoint is open.
+    // Private, because the provider uses queue and address vector while the endpoint is open.
     cq: CompletionQueue,
     av: AddressVector,
     form: AddressForm,
@@ -61,7 +62,7 @@ impl Endpoint {
     /// generates a completion.
     ///
     /// # Errors
-    /// The provider's code, or its tables lack a needed function.
+    /// The provider's code, or `FI_ENOSYS` if its tables lack a needed function.
     #[doc(alias = "fi_endpoint")]
     pub fn open(
         domain: &Arc<Domain>,
@@ -78,13 +79,14 @@ impl Endpoint {
 
     fn open_fid(domain: &Arc<Domain>, info: &Info) -> Result<NonNull<fid_ep>, CallError> {
         let offset = offset_of!(fi_ops_domain, endpoint);
-        // SAFETY: `endpoint` takes a `fi_info`.
+        // SAFETY: the function at this offset opens a `fid_ep` and takes a `fi_info`.
         unsafe { domain.open_in("fi_endpoint", offset, info.as_ptr()) }
     }
 
     /// Binds and enables a new endpoint, and reads its address.
     fn make_ready(&mut self, info: &Info) -> Result<(), CallError> {
-        // SAFETY: all are open, and the endpoint closes before the objects that it is bound to.
+        // SAFETY: endpoint, queue and address vector are open. `Drop` closes the endpoint before
+        // the other two.
         unsafe {
             let this = self.as_fid();
             object::bind("fi_ep_bind(av)", this, self.av.as_ptr().cast(), 0)?;
@@ -96,12 +98,12 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Opens another endpoint in place of the one that was [closed](Self::close), under a new
-    /// address, with the same completion queue and address vector. The queue may still have
-    /// completions of the old one. Slow path.
+    /// Opens a new endpoint after [`close`](Self::close), with a new address and the same
+    /// completion queue and address vector. The queue may still have completions of the closed
+    /// endpoint. Slow path.
     ///
     /// # Errors
-    /// The provider's code: there is no endpoint.
+    /// The provider's code. There is no endpoint then.
     pub(super) fn reopen(&mut self, domain: &Arc<Domain>, info: &Info) -> Result<(), CallError> {
         if !self.closed {
             return Ok(());
@@ -111,21 +113,21 @@ impl Endpoint {
         let ready = self.make_ready(info);
         if ready.is_err() {
             self.closed = true;
-            // If it stays open, that does no harm: no peer knows its address. SAFETY: just opened,
-            // and not used again.
+            // If the close fails, the open endpoint is harmless: no peer knows its address. SAFETY:
+            // the endpoint was just opened, and it is not used again.
             let _ = unsafe { object::close(self.as_fid()) };
         }
         ready
     }
 
-    /// Returns whether there is an endpoint to post to.
+    /// Returns whether the endpoint is open.
     pub(super) fn is_open(&self) -> bool {
         !self.closed
     }
 
-    /// Checks that the tables have all functions of the data path.
+    /// Checks that the tables contain all functions of the data path.
     fn check_tables(&mut self) -> Result<(), CallError> {
-        // SAFETY: the endpoint is open and its tables are complete.
+        // SAFETY: the endpoint is open, and each table is as long as its size says.
         unsafe {
             let this = self.fid.as_ptr();
             let msg = [
@@ -162,17 +164,18 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Closes the endpoint; post nothing until it was [reopened](Self::reopen). The provider then
-    /// has no post and no receive buffer of it. Drop bound registrations first. Dropping this value
-    /// closes completion queue and address vector.
+    /// Closes the endpoint. Post nothing until [`reopen`](Self::reopen). Afterwards the provider
+    /// holds none of its posts or receive buffers. Drop bound registrations first. Dropping this
+    /// value closes the completion queue and the address vector.
     ///
     /// # Errors
-    /// The provider's code: the endpoint stays open, and the provider may still use posted buffers.
+    /// The provider's code. The endpoint stays open then, and the provider may still use posted
+    /// buffers.
     #[doc(alias = "fi_close")]
     pub(super) fn close(&mut self) -> Result<(), CallError> {
         if !self.closed {
-            // SAFETY: open until here. Afterwards only `reopen` uses it, and that opens another
-            // one.
+            // SAFETY: the endpoint is open until here. Afterwards only `reopen` writes `fid`, with
+            // a new endpoint.
             unsafe { object::close(self.as_fid()) }?;
             self.closed = true;
         }
@@ -183,10 +186,10 @@ impl Endpoint {
         self.fid.as_ptr().cast()
     }
 
-    /// Returns the endpoint's address, in the provider's format. Slow path.
+    /// Returns the endpoint's address in the provider's format. Slow path.
     ///
     /// # Errors
-    /// The provider's.
+    /// The provider's code.
     #[doc(alias = "fi_getname")]
     pub fn name(&self) -> Result<Vec<u8>, CallError> {
         type GetName = unsafe extern "C" fn(*mut fid, *mut c_void, *mut usize) -> c_int;
@@ -194,8 +197,8 @@ impl Endpoint {
         if self.closed {
             return Err(CallError { call, code: Code(libc::EBADFD) });
         }
-        // SAFETY: the endpoint is open, its table is complete, and the buffer has the given length.
-        // The provider returns the needed length.
+        // SAFETY: the endpoint is open, and `open` checked its table. The buffer has the given
+        // length, and the provider returns the needed length.
         unsafe {
             let this = self.fid.as_ptr();
             let name = entry::<_, GetName>((*this).cm, offset_of!(fi_ops_cm, getname));
@@ -215,7 +218,7 @@ impl Endpoint {
         }
     }
 
-    /// The format of accepted addresses, and the endpoint's own address.
+    /// Returns the form of accepted addresses, which includes the endpoint's own address.
     pub fn form(&self) -> &AddressForm {
         &self.form
     }
@@ -223,30 +226,32 @@ impl Endpoint {
     /// Inserts a peer's address, and returns its `fi_addr_t`. Slow path.
     ///
     /// # Errors
-    /// `FI_EINVAL` if it does not have the provider's [format](Self::form); or the provider's code.
+    /// `FI_EINVAL` if the address does not have the provider's [form](Self::form), or the
+    /// provider's code.
     #[doc(alias = "fi_av_insert")]
     pub fn insert(&mut self, address: &[u8]) -> Result<u64, CallError> {
         if !self.form.allows(address) {
             return Err(CallError { call: "fi_av_insert", code: Code(libc::EINVAL) });
         }
-        // SAFETY: the address has the provider's form, which was just checked.
+        // SAFETY: the address was just checked to have the provider's form.
         unsafe { self.av.insert(address) }
     }
 
-    /// Removes an address. Posts to it may complete with errors, or never. Slow path.
+    /// Removes an address. Outstanding posts to the address may complete with errors, or never.
+    /// Slow path.
     ///
     /// # Errors
     /// The provider's code: some providers fail while posts are outstanding.
     ///
     /// # Safety
-    /// [`insert`](Self::insert) returned the number, and it was not removed since.
+    /// [`insert`](Self::insert) returned the number, which was not removed since.
     #[doc(alias = "fi_av_remove")]
     pub unsafe fn remove(&mut self, number: u64) -> Result<(), CallError> {
         // SAFETY: our caller guarantees the same contract.
         unsafe { self.av.remove(number) }
     }
 
-    /// The wait object of the queue, if it has one.
+    /// Returns the queue's wait object, if it has one.
     pub fn wait(&self) -> Option<&CqWait> {
         self.cq.wait()
     }
@@ -254,17 +259,17 @@ impl Endpoint {
     /// Reads completions into `entries`, and returns their number.
     ///
     /// # Errors
-    /// As [`CompletionQueue::read`].
+    /// The errors of [`CompletionQueue::read`].
     #[doc(alias = "fi_cq_read")]
     #[inline(always)]
     pub fn completions(&mut self, entries: &mut [Entry]) -> Result<usize, Code> {
         self.cq.read(entries)
     }
 
-    /// Like [`completions`](Self::completions), with the source address of each.
+    /// Like [`completions`](Self::completions), with the source address of each completion.
     ///
     /// # Errors
-    /// As [`CompletionQueue::read_from`].
+    /// The errors of [`CompletionQueue::read_from`].
     #[doc(alias = "fi_cq_readfrom")]
     #[inline(always)]
     pub fn completions_from(&mut self, entries: &mut [Entry], sources: &mut [u64]) -> Result<usize, Code> {
@@ -274,7 +279,7 @@ impl Endpoint {
     /// Reads the next error completion.
     ///
     /// # Errors
-    /// `FI_EAGAIN`: there is none.
+    /// `FI_EAGAIN` if there is none.
     #[doc(alias = "fi_cq_readerr")]
     #[cold]
     pub fn error_completion(&mut self) -> Result<CqError, Code> {
@@ -290,16 +295,16 @@ impl Endpoint {
     /// Posts a receive buffer for a message from any peer.
     ///
     /// # Errors
-    /// `FI_EAGAIN`: no room.
+    /// `FI_EAGAIN` if the provider has no room.
     ///
     /// # Safety
-    /// The buffer stays writable and unread, and the context in place, until `context`'s
-    /// completion.
+    /// Until the completion that carries `context`, the buffer stays writable, nothing reads it,
+    /// and the context does not move.
     #[doc(alias = "fi_recv")]
     #[inline(always)]
     pub unsafe fn recv(&mut self, into: Buffer, context: *mut c_void) -> Result<(), Code> {
-        // SAFETY: the endpoint is enabled, and enabling checked its tables. The caller guarantees
-        // buffer and context.
+        // SAFETY: the endpoint is open, and `open` checked its tables. Our caller guarantees the
+        // buffer and the context.
         let returned = unsafe {
             let this = self.fid.as_ptr();
             let recv = (*(*this).msg).recv.unwrap_unchecked();
@@ -308,18 +313,18 @@ impl Endpoint {
         Code::check(returned).map(|_| ())
     }
 
-    /// Sends a message without a completion. Its bytes may be reused on return.
+    /// Sends a message without a completion. The caller may reuse its bytes on return.
     ///
     /// # Errors
-    /// `FI_EAGAIN`: no room.
+    /// `FI_EAGAIN` if the provider has no room.
     ///
     /// # Safety
-    /// `peer` is a number that [`insert`](Self::insert) returned and that was not removed since.
+    /// [`insert`](Self::insert) returned `peer`, which was not removed since.
     #[doc(alias = "fi_inject")]
     #[inline(always)]
     pub unsafe fn inject(&mut self, bytes: &[u8], peer: u64) -> Result<(), Code> {
-        // SAFETY: as in `recv`. The bytes are read only during the call, and our caller guarantees
-        // the peer.
+        // SAFETY: the endpoint is open, and `open` checked its tables. The provider reads the bytes
+        // only during the call, and our caller guarantees the peer.
         let returned = unsafe {
             let this = self.fid.as_ptr();
             let inject = (*(*this).msg).inject.unwrap_unchecked();
@@ -331,11 +336,11 @@ impl Endpoint {
     /// Sends a message.
     ///
     /// # Errors
-    /// `FI_EAGAIN`: no room.
+    /// `FI_EAGAIN` if the provider has no room.
     ///
     /// # Safety
-    /// As [`inject`](Self::inject). The bytes stay readable, and the context in place, until the
-    /// completion that carries `context`.
+    /// The conditions of [`inject`](Self::inject). Until the completion that carries `context`, the
+    /// bytes stay readable and the context does not move.
     #[doc(alias = "fi_sendmsg")]
     #[inline]
     pub unsafe fn send(
@@ -348,7 +353,8 @@ impl Endpoint {
         let iov = iovec { iov_base: from.ptr.cast(), iov_len: from.len };
         let mut desc = from.desc;
         let message = fi_msg { msg_iov: &iov, desc: &mut desc, iov_count: 1, addr: peer, context, data: 0 };
-        // SAFETY: as in `recv`; the description is read during the call only.
+        // SAFETY: the endpoint is open, and `open` checked its tables. The provider reads `fi_msg`
+        // and its vector only during the call. Our caller guarantees the rest.
         let returned = unsafe {
             let this = self.fid.as_ptr();
             let send = (*(*this).msg).sendmsg.unwrap_unchecked();
@@ -360,10 +366,10 @@ impl Endpoint {
     /// Posts a write, with completion data for the target if `data` is given.
     ///
     /// # Errors
-    /// `FI_EAGAIN`: no room.
+    /// `FI_EAGAIN` if the provider has no room.
     ///
     /// # Safety
-    /// As [`send`](Self::send).
+    /// The conditions of [`send`](Self::send).
     #[doc(alias = "fi_write")]
     #[doc(alias = "fi_writedata")]
     #[inline(always)]
@@ -374,7 +380,8 @@ impl Endpoint {
         data: Option<u64>,
         context: *mut c_void,
     ) -> Result<(), Code> {
-        // SAFETY: as in `recv`.
+        // SAFETY: the endpoint is open, and `open` checked its tables. Our caller guarantees the
+        // buffer, the context and the peer.
         let returned = unsafe {
             let this = self.fid.as_ptr();
             let rma = (*this).rma;
@@ -393,18 +400,20 @@ impl Endpoint {
         Code::check(returned).map(|_| ())
     }
 
-    /// Writes without a local completion. The bytes may be reused on return.
+    /// Posts a write without a local completion. The caller may reuse its bytes on return.
     ///
     /// # Errors
-    /// `FI_EAGAIN`: no room.
+    /// `FI_EAGAIN` if the provider has no room.
     ///
     /// # Safety
-    /// As [`inject`](Self::inject) for the peer of `to`. `from` is readable during the call.
+    /// The conditions of [`inject`](Self::inject) for the peer of `to`. `from` is readable during
+    /// the call.
     #[doc(alias = "fi_inject_write")]
     #[doc(alias = "fi_inject_writedata")]
     #[inline(always)]
     pub unsafe fn inject_write(&mut self, from: Buffer, to: Target, data: Option<u64>) -> Result<(), Code> {
-        // SAFETY: as in `recv`.
+        // SAFETY: the endpoint is open, and `open` checked its tables. Our caller guarantees the
+        // buffer and the peer.
         let returned = unsafe {
             let this = self.fid.as_ptr();
             let rma = (*this).rma;
@@ -427,10 +436,10 @@ impl Endpoint {
     /// completion level.
     ///
     /// # Errors
-    /// `FI_EAGAIN`: no room.
+    /// `FI_EAGAIN` if the provider has no room.
     ///
     /// # Safety
-    /// As [`send`](Self::send).
+    /// The conditions of [`send`](Self::send).
     #[doc(alias = "fi_writemsg")]
     #[inline]
     pub unsafe fn write_with(
@@ -454,7 +463,8 @@ impl Endpoint {
             context,
             data,
         };
-        // SAFETY: as in `recv`; the description is read during the call only.
+        // SAFETY: the endpoint is open, and `open` checked its tables. The provider reads
+        // `fi_msg_rma` and its vectors only during the call. Our caller guarantees the rest.
         let returned = unsafe {
             let this = self.fid.as_ptr();
             let write = (*(*this).rma).writemsg.unwrap_unchecked();
@@ -466,14 +476,16 @@ impl Endpoint {
     /// Posts a read.
     ///
     /// # Errors
-    /// `FI_EAGAIN`: no room.
+    /// `FI_EAGAIN` if the provider has no room.
     ///
     /// # Safety
-    /// As [`recv`](Self::recv), and as [`inject`](Self::inject) for the peer of `from`.
+    /// The conditions of [`recv`](Self::recv), and those of [`inject`](Self::inject) for the peer
+    /// of `from`.
     #[doc(alias = "fi_read")]
     #[inline(always)]
     pub unsafe fn read(&mut self, into: Buffer, from: Target, context: *mut c_void) -> Result<(), Code> {
-        // SAFETY: as in `recv`.
+        // SAFETY: the endpoint is open, and `open` checked its tables. Our caller guarantees the
+        // buffer, the context and the peer.
         let returned = unsafe {
             let this = self.fid.as_ptr();
             let read = (*(*this).rma).read.unwrap_unchecked();
@@ -482,8 +494,7 @@ impl Endpoint {
         Code::check(returned).map(|_| ())
     }
 
-    /// Whether the provider supports `op` on `datatype` in the given form: plain, fetching or
-    /// comparing. Slow path.
+    /// Returns whether the provider supports `op` on `datatype` in the given form. Slow path.
     #[doc(alias = "fi_atomicvalid")]
     #[doc(alias = "fi_fetch_atomicvalid")]
     #[doc(alias = "fi_compare_atomicvalid")]
@@ -496,7 +507,7 @@ impl Endpoint {
             return false;
         }
         let mut count = 0;
-        // SAFETY: the endpoint is enabled, enabling checked its tables, and there is room for the
+        // SAFETY: the endpoint is open, `open` checked its tables, and `count` has room for the
         // answer.
         let returned = unsafe {
             let this = self.fid.as_ptr();
@@ -513,11 +524,11 @@ impl Endpoint {
     /// Posts an atomic on one word.
     ///
     /// # Errors
-    /// `FI_EAGAIN`: no room; `FI_ENOSYS`: the provider has none.
+    /// `FI_EAGAIN` if the provider has no room. `FI_ENOSYS` if it has no atomics.
     ///
     /// # Safety
-    /// As [`inject`](Self::inject) for the peer of `to`. The words behind `words` stay in place
-    /// until the completion that carries `context`; the result unread.
+    /// The conditions of [`inject`](Self::inject) for the peer of `to`. Until the completion that
+    /// carries `context`, the words behind `words` do not move and nothing reads the result.
     /// [`has_atomic`](Self::has_atomic) returns `true` for this operation, type and form.
     #[doc(alias = "fi_atomic")]
     #[doc(alias = "fi_fetch_atomic")]
@@ -536,8 +547,8 @@ impl Endpoint {
         }
         let AtomicWords { operand, compare, result } = words;
         let (none, Target { peer, addr, key }) = (ptr::null_mut(), to);
-        // SAFETY: the endpoint is enabled, and enabling checked its tables. The caller guarantees
-        // the words.
+        // SAFETY: the endpoint is open, and `open` checked its tables. Our caller guarantees the
+        // words, the context and the peer.
         let returned = unsafe {
             let this = self.fid.as_ptr();
             let ops = (*this).atomic;
@@ -560,16 +571,16 @@ impl Endpoint {
     }
 }
 
-/// The forms of atomics in use. Both fetch.
+/// The forms of atomics in use. Both return the previous value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtomicKind {
-    /// Fetches the previous value.
+    /// Applies the operation and fetches the previous value.
     Fetch,
-    /// Compares, and fetches the previous value.
+    /// Compares, swaps if equal, and fetches the previous value.
     Compare,
 }
 
-/// The words of an atomic, each as wide as its type.
+/// The words of an atomic. The datatype gives the width of each word.
 #[derive(Clone, Copy, Debug)]
 pub struct AtomicWords {
     /// The operand.

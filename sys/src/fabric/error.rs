@@ -1,5 +1,5 @@
 //! libfabric's errors. Codes stay raw; [`Library::describe`](super::library::Library::describe)
-//! returns their text. Only [`LoadError`] allocates.
+//! returns the text of a code. Only [`LoadError`] allocates.
 
 use alloc::string::String;
 use core::error::Error;
@@ -7,7 +7,7 @@ use core::fmt;
 
 use super::raw::*;
 
-/// A positive libfabric error code: an `errno` below 256, else libfabric's own.
+/// A positive libfabric error code. Below 256 it is an `errno`, from 256 on libfabric's own.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub struct Code(pub i32);
@@ -16,7 +16,7 @@ pub struct Code(pub i32);
 macro_rules! named {
     ($($name:ident = $value:expr),* $(,)?) => {
         impl Code {
-            /// The C name, if this code has one here.
+            /// Returns the C name, or `None` if the code is not named here.
             pub const fn name(self) -> Option<&'static str> {
                 match self.0 {
                     $(value if value == $value => Some(concat!("FI_", stringify!($name))),)*
@@ -42,7 +42,7 @@ named! {
 }
 
 impl Code {
-    /// Busy: make progress and try again.
+    /// Busy. Make progress and try again.
     pub const EAGAIN: Code = Code(FI_EAGAIN);
     /// An error completion can be read.
     pub const EAVAIL: Code = Code(FI_EAVAIL);
@@ -72,7 +72,7 @@ impl Code {
         )
     }
 
-    /// Converts a call's result: a count, or a negative code.
+    /// Converts the result of a call, which is a count or a negative code.
     #[inline(always)]
     pub(crate) fn check(returned: isize) -> Result<usize, Code> {
         if returned < 0 { Err(Code(returned.wrapping_neg() as i32)) } else { Ok(returned as usize) }
@@ -99,7 +99,7 @@ impl fmt::Debug for Code {
 pub struct CallError {
     /// The C name of the call.
     pub call: &'static str,
-    /// Its code, or `FI_ENOSYS` if the provider's table lacks the function.
+    /// Code that the call returned, or `FI_ENOSYS` if the provider's table lacks the function.
     pub code: Code,
 }
 
@@ -109,7 +109,7 @@ impl CallError {
         Code::check(returned).map_err(|code| CallError { call, code })
     }
 
-    /// The provider's table lacks this function.
+    /// Creates the error for a function that the provider's table lacks.
     pub(crate) const fn missing(call: &'static str) -> CallError {
         CallError { call, code: Code::ENOSYS }
     }
@@ -123,7 +123,7 @@ impl fmt::Display for CallError {
 
 impl Error for CallError {}
 
-/// Why libfabric was not loaded. Setup only, so it carries text.
+/// Why libfabric was not loaded. The error carries text, because it occurs only during setup.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LoadError {
     /// The dynamic linker did not find or load the library.
@@ -137,14 +137,14 @@ pub enum LoadError {
     NoSymbol {
         /// The loaded library.
         path: String,
-        /// The function.
+        /// The missing function.
         symbol: &'static str,
     },
     /// The library is too old.
     TooOld {
         /// The loaded library.
         path: String,
-        /// Its version.
+        /// The version of the loaded library.
         found: (u32, u32),
         /// The oldest supported version.
         needed: (u32, u32),

@@ -1,4 +1,4 @@
-//! A fabric: opens domains that can reach each other. Slow path.
+//! A fabric: the parent of domains that can reach each other. Slow path.
 
 use core::ffi::c_int;
 use core::mem::offset_of;
@@ -9,7 +9,8 @@ use super::info::Info;
 use super::object;
 use super::raw::*;
 
-/// `fi_trywait`: 0 if a thread may sleep on the wait objects of this many objects of the fabric.
+/// `fi_trywait`. Takes an array of objects of the fabric and its length. Returns 0 if a thread may
+/// sleep on their wait objects.
 pub(super) type TryWait = unsafe extern "C" fn(*mut fid_fabric, *mut *mut fid, c_int) -> c_int;
 
 /// An open fabric, closed when dropped.
@@ -18,7 +19,8 @@ pub struct Fabric {
     fid: NonNull<fid_fabric>,
 }
 
-// SAFETY: any thread may open and close it; `fi_domain(3)` restricts only endpoints and queues.
+// SAFETY: any thread may open and close a fabric; `fi_domain(3)` restricts only endpoints and
+// queues.
 unsafe impl Send for Fabric {}
 // SAFETY: a shared reference only opens domains, which libfabric serialises.
 unsafe impl Sync for Fabric {}
@@ -27,12 +29,12 @@ impl Fabric {
     /// Opens the fabric of an offer.
     ///
     /// # Errors
-    /// The provider's.
+    /// The provider's code.
     #[doc(alias = "fi_fabric")]
     pub fn open(info: &Info) -> Result<Fabric, CallError> {
         let mut fid = ptr::null_mut();
-        // SAFETY: the attributes belong to a complete `fi_info`, and the result is written to our
-        // memory.
+        // SAFETY: the attributes belong to a complete `fi_info`, and the result is written to
+        // `fid`.
         let returned =
             unsafe { (info.library().entries().fabric)(info.fabric_attr(), &mut fid, ptr::null_mut()) };
         CallError::check("fi_fabric", returned as isize)?;
@@ -44,17 +46,17 @@ impl Fabric {
         self.fid.as_ptr()
     }
 
-    /// The provider's `fi_trywait`, if it has one.
+    /// Returns the provider's `fi_trywait`, if it has one.
     pub(super) fn try_wait(&self) -> Option<TryWait> {
-        // SAFETY: the fabric is open and its table is complete.
+        // SAFETY: the fabric is open, and its table is as long as its size says.
         unsafe { entry((*self.as_ptr()).ops, offset_of!(fi_ops_fabric, trywait)) }
     }
 }
 
 impl Drop for Fabric {
     fn drop(&mut self) {
-        // A failed close cannot be reported from drop. SAFETY: open until here. Objects opened in
-        // it hold a reference to this value, so they are closed.
+        // A failed close cannot be reported from drop. SAFETY: the fabric is open until here. Each
+        // domain opened in it holds a reference to this value, so all of them are closed.
         let _ = unsafe { object::close(self.fid.as_ptr().cast()) };
     }
 }

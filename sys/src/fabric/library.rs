@@ -1,9 +1,9 @@
-//! libfabric itself: loads its few exported functions at run time. All other calls go through the
+//! Loads libfabric and its few exported functions at run time. All other calls go through the
 //! function tables of its objects.
 //!
 //! Slow path: loading allocates, makes system calls and runs the library's constructors. A loaded
-//! library stays loaded: its providers start threads and register exit handlers, so it is never
-//! safe to unload.
+//! library stays loaded. Its providers start threads and register exit handlers, so unloading is
+//! never safe.
 
 use alloc::borrow::ToOwned;
 use alloc::string::String;
@@ -16,19 +16,19 @@ use super::raw::{self, fi_version};
 /// The exported functions that the rail uses.
 #[derive(Clone, Copy)]
 pub struct Entries {
-    /// `fi_getinfo`
+    /// `fi_getinfo`.
     pub getinfo: raw::getinfo,
-    /// `fi_freeinfo`
+    /// `fi_freeinfo`.
     pub freeinfo: raw::freeinfo,
-    /// `fi_dupinfo`. `freeinfo` frees the strings of its result with the C library's `free`.
+    /// `fi_dupinfo`. `freeinfo` frees the strings of the copy with the C library's `free`.
     pub dupinfo: raw::dupinfo,
-    /// `fi_fabric`
+    /// `fi_fabric`.
     pub fabric: raw::fabric,
-    /// `fi_version`
+    /// `fi_version`.
     pub version: raw::version,
-    /// `fi_strerror`
+    /// `fi_strerror`.
     pub strerror: raw::strerror,
-    /// `fi_tostr`
+    /// `fi_tostr`.
     pub tostr: raw::tostr,
 }
 
@@ -39,20 +39,20 @@ pub struct Library {
 }
 
 impl Library {
-    /// The name to load if no path is given.
+    /// The library that is loaded if no path is given.
     pub const NAME: &'static CStr = c"libfabric.so.1";
     /// The oldest supported version.
     pub const OLDEST: (u32, u32) = (1, 17);
-    /// The newest requested version, also of later libraries.
+    /// The newest API version that is requested, even from later libraries.
     pub const NEWEST: (u32, u32) = (1, 20);
 
-    /// Loads a library, or [`Library::NAME`].
+    /// Loads the library at `path`, or [`Library::NAME`].
     ///
     /// # Errors
     /// The library is missing, is not libfabric, or is too old.
     ///
     /// # Safety
-    /// The file at `path` is libfabric: its constructors run.
+    /// The file at `path` is libfabric, because loading runs its constructors.
     #[doc(alias = "dlopen")]
     pub unsafe fn open(path: Option<&CStr>) -> Result<Library, LoadError> {
         let name = path.unwrap_or(Self::NAME);
@@ -60,8 +60,8 @@ impl Library {
         // SAFETY: the name is a C string, and the caller guarantees that the file is libfabric.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
-            // SAFETY: `dlerror` returns null or a C string that lives
-            // until this thread's next call.
+            // SAFETY: `dlerror` returns null or a C string that lives until this thread's next call
+            // of it.
             let reason = unsafe {
                 let text = libc::dlerror();
                 if text.is_null() {
@@ -73,8 +73,8 @@ impl Library {
             return Err(LoadError::NotFound { path: said(), reason });
         }
         let find = |symbol: &'static CStr, version: &CStr| -> Result<*mut c_void, LoadError> {
-            // SAFETY: the handle is open, the names are C strings.
-            // `dlsym` is for libraries without symbol versions.
+            // SAFETY: the handle is open, and the names are C strings. `dlsym` serves libraries
+            // without symbol versions.
             let found = unsafe {
                 let versioned = libc::dlvsym(handle, symbol.as_ptr(), version.as_ptr());
                 if versioned.is_null() { libc::dlsym(handle, symbol.as_ptr()) } else { versioned }
@@ -84,7 +84,8 @@ impl Library {
                 false => Ok(found),
             }
         };
-        // SAFETY: these are the C signatures of the symbols in these versions, which never change.
+        // SAFETY: these are the C signatures of the symbols in these versions. A versioned symbol
+        // never changes its signature.
         let entries = unsafe {
             Entries {
                 getinfo: mem::transmute::<*mut c_void, raw::getinfo>(find(c"fi_getinfo", c"FABRIC_1.3")?),
@@ -107,21 +108,21 @@ impl Library {
     /// Wraps functions that did not come from the dynamic linker.
     ///
     /// # Safety
-    /// The functions behave as libfabric's, and the tables of their objects are as long as they
-    /// say.
+    /// The functions behave as libfabric's do. Each table of their objects is as long as its size
+    /// says.
     pub const unsafe fn from_entries(entries: Entries) -> Library {
         Library { entries }
     }
 
-    /// The library's version: major, minor.
+    /// Returns the library's version: major, minor.
     #[doc(alias = "fi_version")]
     pub fn version(&self) -> (u32, u32) {
-        // SAFETY: takes nothing.
+        // SAFETY: the function takes no argument.
         let version = unsafe { (self.entries.version)() };
         (version >> 16, version & 0xffff)
     }
 
-    /// The API version to request: the newest that both sides know.
+    /// Returns the API version to request: the newest one that both sides know.
     pub fn api_version(&self) -> u32 {
         let (major, minor) = self.version().min(Self::NEWEST);
         fi_version(major, minor)
@@ -130,7 +131,7 @@ impl Library {
     /// Returns the library's text for a code.
     #[doc(alias = "fi_strerror")]
     pub fn describe(&self, code: Code) -> String {
-        // SAFETY: every number is allowed. The answer is a C string, copied at once.
+        // SAFETY: `fi_strerror` accepts every number. The answer is a C string, copied at once.
         unsafe { copy_string((self.entries.strerror)(code.0)) }.unwrap_or_default()
     }
 
@@ -146,7 +147,7 @@ impl fmt::Debug for Library {
     }
 }
 
-/// Copies a C string, unless it is null.
+/// Copies a C string. Returns `None` for null.
 ///
 /// # Safety
 /// `text` is null or a C string.
@@ -154,6 +155,6 @@ pub(super) unsafe fn copy_string(text: *const c_char) -> Option<String> {
     if text.is_null() {
         return None;
     }
-    // SAFETY: our caller guarantees the same contract.
+    // SAFETY: our caller guarantees a C string, and null was checked above.
     Some(unsafe { CStr::from_ptr(text) }.to_string_lossy().as_ref().to_owned())
 }

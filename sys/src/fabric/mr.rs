@@ -25,8 +25,8 @@ impl MemoryRegion {
     /// The provider's code: `FI_ENOKEY` if the key is taken.
     ///
     /// # Safety
-    /// The memory is valid for `len` bytes until this is dropped. Meanwhile peers may read and
-    /// write it, as `access` allows.
+    /// The memory is valid for `len` bytes until the registration is dropped. Meanwhile peers may
+    /// read and write the memory as `access` allows.
     #[doc(alias = "fi_mr_reg")]
     pub unsafe fn register(
         domain: &Arc<Domain>,
@@ -48,8 +48,8 @@ impl MemoryRegion {
         ) -> c_int;
         let call = "fi_mr_reg";
         let mut mr = ptr::null_mut();
-        // SAFETY: the domain is open, the result is written to our memory, and our caller
-        // guarantees the registered memory.
+        // SAFETY: the domain is open, and the result is written to `fid`. Our caller guarantees the
+        // registered memory.
         unsafe {
             let this = domain.as_ptr();
             let register = entry::<_, Register>((*this).mr, offset_of!(fi_ops_mr, reg));
@@ -64,14 +64,14 @@ impl MemoryRegion {
         Ok(MemoryRegion { fid, _domain: Arc::clone(domain) })
     }
 
-    /// Registers device memory. `dmabuf` (`FI_MR_DMABUF`): a descriptor and the memory's offset in
-    /// it. Without one the provider asks the device's driver about the address.
+    /// Registers device memory. `dmabuf` is a descriptor and the memory's offset in it
+    /// (`FI_MR_DMABUF`). With `None` the provider asks the device's driver about the address.
     ///
     /// # Errors
     /// The provider's code, also if it does not support dmabuf.
     ///
     /// # Safety
-    /// As [`register`](Self::register), with memory of the device.
+    /// The conditions of [`register`](Self::register), for memory of the device.
     #[doc(alias = "fi_mr_regattr")]
     pub unsafe fn register_device(
         domain: &Arc<Domain>,
@@ -104,8 +104,8 @@ impl MemoryRegion {
             device: device.into(),
         });
         let mut mr = ptr::null_mut();
-        // SAFETY: the domain is open, attributes and result are our memory, and our caller
-        // guarantees the registered memory.
+        // SAFETY: the domain is open, and the attributes and the result are local variables. Our
+        // caller guarantees the registered memory.
         unsafe {
             let this = domain.as_ptr();
             let register = entry::<_, Register>((*this).mr, offset_of!(fi_ops_mr, regattr));
@@ -119,14 +119,14 @@ impl MemoryRegion {
     /// Binds the registration to an endpoint, for providers with `FI_MR_ENDPOINT`.
     ///
     /// # Errors
-    /// The provider's.
+    /// The provider's code.
     ///
     /// # Safety
-    /// It is closed or dropped before the endpoint.
+    /// The registration is closed or dropped before the endpoint.
     #[doc(alias = "fi_mr_bind")]
     #[doc(alias = "fi_mr_enable")]
     pub unsafe fn bind(&mut self, endpoint: &Endpoint) -> Result<(), CallError> {
-        // SAFETY: both are open. Enabling takes no argument.
+        // SAFETY: registration and endpoint are open, and `FI_ENABLE` takes no argument.
         unsafe {
             object::bind("fi_mr_bind", self.fid.as_ptr().cast(), endpoint.as_fid(), 0)?;
             object::control("fi_mr_enable", self.fid.as_ptr().cast(), FI_ENABLE, ptr::null_mut())
@@ -137,14 +137,16 @@ impl MemoryRegion {
     /// registration is returned for another try.
     ///
     /// # Errors
-    /// The provider's.
+    /// The registration, with the provider's code.
     #[doc(alias = "fi_close")]
     pub fn close(self) -> Result<(), (MemoryRegion, CallError)> {
-        // SAFETY: open until here; if the provider refuses, it still is.
+        // SAFETY: the registration is open until here, and stays open if the provider returns an
+        // error.
         match unsafe { object::close(self.fid.as_ptr().cast()) } {
             Ok(()) => {
                 let mut closed = ManuallyDrop::new(self);
-                // SAFETY: not used again: the value is not dropped.
+                // SAFETY: `closed` is never dropped, so the reference to the domain is dropped
+                // once, here.
                 unsafe { ptr::drop_in_place(&mut closed._domain) };
                 Ok(())
             }
@@ -152,25 +154,25 @@ impl MemoryRegion {
         }
     }
 
-    /// The key that peers use.
+    /// Returns the key with which peers access the memory.
     #[doc(alias = "fi_mr_key")]
     pub fn key(&self) -> u64 {
-        // SAFETY: open until dropped.
+        // SAFETY: the registration is open until it is dropped.
         unsafe { (*self.fid.as_ptr()).key }
     }
 
-    /// The descriptor that local posts use, for providers with `FI_MR_LOCAL`.
+    /// Returns the descriptor that local posts need, for providers with `FI_MR_LOCAL`.
     #[doc(alias = "fi_mr_desc")]
     pub fn desc(&self) -> *mut c_void {
-        // SAFETY: open until dropped.
+        // SAFETY: the registration is open until it is dropped.
         unsafe { (*self.fid.as_ptr()).mem_desc }
     }
 }
 
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
-        // A failed close cannot be reported from drop; `close` reports it.
-        // SAFETY: open until here.
+        // A failed close cannot be reported from drop; call `close` to learn of one.
+        // SAFETY: the registration is open until here.
         let _ = unsafe { object::close(self.fid.as_ptr().cast()) };
     }
 }

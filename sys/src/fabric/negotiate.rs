@@ -1,18 +1,18 @@
-//! Selects a provider's offer: asks for the best attributes first, then for acceptable ones, and
-//! says why offers are rejected. Slow path.
+//! Selects a provider's offer. Requests the best attributes first, then acceptable ones, and
+//! explains why offers are rejected. Slow path.
 //!
-//! Takes the first that is offered, in this order:
+//! Takes the first available choice in this order:
 //!
 //! 1. completions of writes at `FI_DELIVERY_COMPLETE`, then `FI_TRANSMIT_COMPLETE`, then any;
-//! 2. per level `FI_PROGRESS_AUTO` with `FI_THREAD_COMPLETION`, then `FI_PROGRESS_MANUAL` with
+//! 2. for each level `FI_PROGRESS_AUTO` with `FI_THREAD_COMPLETION`, then `FI_PROGRESS_MANUAL` with
 //!    `FI_THREAD_DOMAIN`, then with `FI_THREAD_SAFE`.
 //!
-//! A rail has a domain of its own, which one thread at a time uses, so a provider needs no locks.
+//! A rail has its own domain, which one thread at a time uses, so a provider needs no locks.
 //!
-//! The level decides only when a buffer may be reused and when an error is known. Visibility of a
-//! write at its target follows from the engine's acknowledgements, so `quiet` means the same at
-//! each level. The owner of a rail must poll it under either progress model; under manual progress
-//! peers wait for that.
+//! The level determines only when a buffer may be reused and when an error is known. The engine's
+//! acknowledgements make a write visible at its target, so `quiet` means the same at each level.
+//! The owner of a rail must poll under either progress model. Under manual progress peers wait for
+//! its polls.
 
 use alloc::borrow::ToOwned;
 use alloc::ffi::CString;
@@ -28,7 +28,7 @@ use super::library::Library;
 use super::persona::{self, Notify, Persona};
 use super::raw::*;
 
-/// The smallest usable `max_msg_size`: a message of 256 bytes, and our header.
+/// Minimum usable `max_msg_size` in bytes: a message of 256 bytes and the headers.
 const SHORTEST: usize = 256 + 16;
 
 /// Supported `mr_mode` bits.
@@ -63,12 +63,12 @@ pub enum Level {
     Delivery,
     /// The fabric has accepted the write (`FI_TRANSMIT_COMPLETE`).
     Transmit,
-    /// The provider's default.
+    /// Unspecified: the provider's default.
     Whatever,
 }
 
 impl Level {
-    /// The level as an operation flag.
+    /// Returns the level as an operation flag.
     pub fn flag(self) -> u64 {
         match self {
             Level::Delivery => FI_DELIVERY_COMPLETE,
@@ -78,7 +78,7 @@ impl Level {
     }
 }
 
-/// The `mr_mode` bits of a request. With devices a provider may demand `FI_MR_HMEM`.
+/// Returns the `mr_mode` bits of a request. With device memory a provider may require `FI_MR_HMEM`.
 fn mr_modes(ask: &Ask<'_>) -> i32 {
     if ask.devices { MR_MODES | FI_MR_HMEM } else { MR_MODES }
 }
@@ -90,22 +90,22 @@ pub struct Ask<'a> {
     pub provider: &'a str,
     /// The name of a domain: an interface or a device.
     pub interface: Option<&'a str>,
-    /// The local address to bind, as a host name or number.
+    /// The local address to bind, as a host name or a numeric address.
     pub source: Option<&'a CStr>,
-    /// Only this progress model.
+    /// Required progress model, or `None` for any.
     pub progress: Option<Progress>,
-    /// Only this level.
+    /// Required completion level, or `None` for any.
     pub level: Option<Level>,
-    /// Only this way to learn the sender of a write.
+    /// Required way to learn the sender of a write, or `None` for any.
     pub notify: Option<Notify>,
-    /// Require atomics (`FI_ATOMIC`).
+    /// Whether atomics (`FI_ATOMIC`) are required.
     pub atomics: bool,
-    /// Require device memory (`FI_HMEM`).
+    /// Whether device memory (`FI_HMEM`) is required.
     pub devices: bool,
 }
 
 impl<'a> Ask<'a> {
-    /// Requests any offer of a provider.
+    /// Creates a request for any offer of a provider.
     pub const fn new(provider: &'a str) -> Ask<'a> {
         Ask {
             provider,
@@ -123,13 +123,13 @@ impl<'a> Ask<'a> {
 /// An accepted offer.
 #[derive(Clone, Debug)]
 pub struct Offer {
-    /// The provider's description.
+    /// The `fi_info` of the offer.
     pub info: Info,
-    /// The provider's persona.
+    /// Known facts about the provider.
     pub persona: Persona,
-    /// Its progress model.
+    /// The progress model of the offer.
     pub progress: Progress,
-    /// Its completion level.
+    /// The completion level of writes.
     pub level: Level,
     /// How targets learn the sender of a write.
     pub notify: Notify,
@@ -138,23 +138,23 @@ pub struct Offer {
 /// Why an offer was rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// It is of another provider, layered under or over the requested one.
+    /// The offer is from another provider, which is layered below or above the requested one.
     Provider,
-    /// It is of another fabric of the provider.
+    /// The offer is for another fabric of the provider.
     Fabric,
-    /// It is of another interface.
+    /// The offer is for another interface.
     Interface,
-    /// It has another progress model than the requested one.
+    /// The offer does not have the requested progress model.
     Progress,
-    /// It lacks these capabilities.
+    /// The offer lacks these capabilities.
     Caps(u64),
-    /// It requires these unsupported modes.
+    /// The offer requires these unsupported modes.
     Mode(u64),
-    /// It requires these unsupported registration modes.
+    /// The offer requires these unsupported registration modes.
     MrMode(i32),
-    /// It has fewer than 4 bytes of completion data.
+    /// The offer has only this many bytes of completion data; 4 are needed.
     CqData(usize),
-    /// Its longest message is below 256 bytes.
+    /// The offer's maximum message length is this many bytes, which is too short.
     MaxMessage(usize),
     /// The target cannot learn the sender of a write.
     Notify,
@@ -180,41 +180,41 @@ impl fmt::Display for Why {
 /// A rejected offer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rejected {
-    /// Its provider.
+    /// The provider of the offer.
     pub provider: String,
-    /// Its domain.
+    /// The domain of the offer.
     pub interface: String,
-    /// Why.
+    /// Why the offer was rejected.
     pub why: Why,
 }
 
-/// Why there is no offer. Setup only, so it carries text.
+/// Why there is no offer. The error carries text, because it occurs only during setup.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NegotiateError {
     /// The library has no such provider.
     NoProvider {
-        /// The request.
+        /// The requested provider.
         asked: String,
-        /// The alternatives.
+        /// The available providers.
         there: Vec<String>,
     },
     /// The provider has no such interface.
     NoInterface {
-        /// The request.
+        /// The requested interface.
         asked: String,
-        /// The provider.
+        /// The requested provider.
         provider: String,
-        /// The alternatives.
+        /// The available interfaces.
         there: Vec<String>,
     },
     /// The provider exists, but none of its offers is usable.
     Refused {
-        /// The request.
+        /// The requested provider.
         asked: String,
-        /// Its offers, with the reasons.
+        /// The rejected offers, with the reasons.
         rejected: Vec<Rejected>,
     },
-    /// The name contains a zero byte.
+    /// A requested name contains a zero byte.
     BadName,
     /// A library call failed.
     Call(CallError),
@@ -250,10 +250,10 @@ impl fmt::Display for NegotiateError {
 
 impl Error for NegotiateError {}
 
-/// Lists the names of all providers of a library, layered ones included, without duplicates.
+/// Lists the names of all providers of a library without duplicates, including layered providers.
 ///
 /// # Errors
-/// The library's.
+/// The code of the library.
 pub fn providers(library: Library) -> Result<Vec<String>, CallError> {
     let mut hints = Hints::new(library)?;
     hints.set_endpoint_type(FI_EP_RDM);
@@ -269,7 +269,8 @@ pub fn providers(library: Library) -> Result<Vec<String>, CallError> {
     Ok(names)
 }
 
-/// The names that can be asked for: of layered providers, such as `tcp;ofi_rxm`, also the lowest.
+/// Returns the names that a request may use. A layered provider such as `tcp;ofi_rxm` adds the name
+/// of its lowest layer.
 fn askable(names: Vec<String>) -> Vec<String> {
     let mut all = Vec::<String>::new();
     for name in names {
@@ -286,7 +287,7 @@ fn askable(names: Vec<String>) -> Vec<String> {
 /// Lists the interfaces of a provider, without duplicates.
 ///
 /// # Errors
-/// As [`negotiate`].
+/// The errors of [`negotiate`].
 pub fn interfaces(library: Library, provider: &str) -> Result<Vec<String>, NegotiateError> {
     let mut names = Vec::new();
     let ask = Ask::new(provider);
@@ -302,7 +303,7 @@ pub fn interfaces(library: Library, provider: &str) -> Result<Vec<String>, Negot
 /// Returns the best usable offer.
 ///
 /// # Errors
-/// There is none. The error names the request and the alternatives.
+/// There is no usable offer. The error names the request and the alternatives.
 pub fn negotiate(library: Library, ask: &Ask<'_>) -> Result<Offer, NegotiateError> {
     let (mut accepted, rejected) = offers(library, ask)?;
     if !accepted.is_empty() {
@@ -321,10 +322,10 @@ pub fn negotiate(library: Library, ask: &Ask<'_>) -> Result<Offer, NegotiateErro
     Err(NegotiateError::Refused { asked, rejected })
 }
 
-/// Returns all usable offers, best first, and all rejected ones, without duplicates.
+/// Returns all usable offers, best first, and all rejected offers, without duplicates.
 ///
 /// # Errors
-/// A library call failed, or the name contains a zero byte.
+/// A library call failed, or a name contains a zero byte.
 pub fn offers(library: Library, ask: &Ask<'_>) -> Result<(Vec<Offer>, Vec<Rejected>), NegotiateError> {
     let mut persona = persona::find(ask.provider);
     let own = [ask.provider];
@@ -359,8 +360,8 @@ pub fn offers(library: Library, ask: &Ask<'_>) -> Result<(Vec<Offer>, Vec<Reject
                 }
             }
             if !accepted.is_empty() {
-                // Prefer an interface's IPv4 address: link-local ones are not routable without a
-                // scope.
+                // Prefer an interface's IPv4 address: a link-local IPv6 address is not routable
+                // without a scope.
                 accepted.sort_by_key(|offer| offer.info.raw().addr_format == FI_SOCKADDR_IN6);
                 return Ok((accepted, rejected));
             }
@@ -369,7 +370,7 @@ pub fn offers(library: Library, ask: &Ask<'_>) -> Result<(Vec<Offer>, Vec<Reject
     Ok((Vec::new(), rejected))
 }
 
-/// Maps `FI_ENODATA` to an empty list.
+/// Turns `FI_ENODATA` into an empty list.
 fn found(list: Result<Vec<Info>, CallError>) -> Result<Vec<Info>, CallError> {
     match list {
         Err(CallError { code: Code::ENODATA, .. }) => Ok(Vec::new()),
@@ -416,7 +417,7 @@ fn wanted(ask: &Ask<'_>, persona: &Persona) -> u64 {
     caps
 }
 
-/// Checks an offer, and returns how targets learn the sender of a write.
+/// Checks an offer. Returns how targets learn the sender of a write, or why the offer is rejected.
 fn judge(
     info: &Info,
     name: &str,
@@ -462,7 +463,7 @@ fn judge(
         Notify::Word if domain.cq_data_size >= 8 => Ok(Notify::Word),
         Notify::Source if domain.cq_data_size < 4 => Err(Why::CqData(domain.cq_data_size)),
         Notify::Source => Ok(Notify::Source),
-        // The word travels in a message of 12 bytes, which must be injectable.
+        // The word is sent in a message of 12 bytes, which the provider must be able to inject.
         _ if info.tx().inject_size >= 12 => Ok(Notify::Message),
         _ => Err(Why::Notify),
     }

@@ -11,48 +11,49 @@
 //! | `cxi`           | the same                     | a message behind the write  | fake tables  |
 //! | `psm3`          | the same                     | a message behind the write  | fake tables  |
 //!
-//! `tcp` alone can fence a peer ([`Rail::fence`](fishplate_core::rail::Rail::fence)): closing an
+//! Only `tcp` can fence a peer ([`Rail::fence`](fishplate_core::rail::Rail::fence)): closing an
 //! endpoint closes its connections, and only this process writes to its memory. For `tcp;ofi_rxm` a
-//! close would also work, but libfabric 1.17 crashes in 1 of 14 closes during writes. The peers of
-//! `shm` write to memory of this process themselves. The others were never tested on hardware.
+//! close would also work, but libfabric 1.17 crashes in 1 of 14 closes during writes. With `shm`,
+//! peers write directly to memory of this process. The other providers were never tested on
+//! hardware.
 //!
-//! Personas tested on fake tables follow manuals and sources, and were not tested on hardware.
+//! Personas tested on fake tables follow manuals and sources.
 
-/// How the target of a write with data learns its sender. Four bytes of data belong to the engine
-/// and do not name a peer.
+/// How the target of a write with data learns the sender. The engine uses four bytes of the data,
+/// which do not name a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Notify {
-    /// The data has 8 bytes; the upper half is the sender's signature.
+    /// The data has 8 bytes, and the upper half is the sender's signature.
     Word,
     /// The provider reports the source address of each completion.
     Source,
-    /// The write carries no data; a message with the word follows it. It follows at once if the
-    /// provider orders messages behind writes (`FI_ORDER_SAW`), else once the write is complete at
-    /// the target.
+    /// The write carries no data, and a message with the word follows it. If the provider orders
+    /// messages behind writes (`FI_ORDER_SAW`), the message follows at once. Otherwise it follows
+    /// when the write is complete at the target.
     Message,
 }
 
-/// The facts about one provider.
+/// Facts about one provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Persona {
     /// The name that requests use.
     pub name: &'static str,
-    /// Names that the provider reports, preferred first.
+    /// Names that the provider reports, the preferred name first.
     pub providers: &'static [&'static str],
     /// The required fabric, if the provider has several.
     pub fabric: Option<&'static str>,
     /// How targets learn the sender of a write, if the offer supports it.
     pub notify: Notify,
     /// Whether each write must carry its completion level, because the provider ignores the
-    /// endpoint's: `net` forwards writes to another endpoint, without it.
+    /// endpoint's level. `net` forwards writes to an inner endpoint without the level.
     pub forgets_level: bool,
     /// Whether batching with `FI_MORE` saves doorbells.
     pub more: bool,
-    /// Whether closing an endpoint ends all its arrivals at once: each peer has a connection that
-    /// belongs to the endpoint, and only this process writes to its memory.
+    /// Whether closing an endpoint ends all arrivals at once. This holds if each peer's connection
+    /// belongs to the endpoint and only this process writes to its memory.
     pub fences: bool,
-    /// Requested depth of the completion queue. It is the only bound if the provider may overrun
-    /// the queue.
+    /// Requested depth of the completion queue. If the provider may overrun the queue, this depth
+    /// is the only bound on outstanding completions.
     pub completions: usize,
 }
 
@@ -86,7 +87,7 @@ pub const PERSONAS: [Persona; 8] = [
     persona("psm3", &["psm3"], Notify::Message),
 ];
 
-/// The assumptions about an unknown provider.
+/// The persona of an unknown provider, with cautious assumptions.
 pub const UNKNOWN: Persona = persona("unknown", &[], Notify::Message);
 
 /// Returns the persona of this name, or [`UNKNOWN`].

@@ -1,10 +1,10 @@
-//! A rail over one endpoint of libfabric: one domain, one completion queue, one address vector.
+//! A rail over one libfabric endpoint, with one domain, one completion queue and one address
+//! vector.
 //!
 //! Posting, polling and flushing do not block, allocate, lock, or make system calls of their own.
-//! Opening a rail, registering, importing, attaching, detaching and
-//! [`check_peers`](Rail::check_peers) are slow paths. One thread owns the rail. Keep polling after
-//! posting: under manual progress only polls drive the provider, and a post may otherwise never
-//! leave.
+//! Opening, registering, importing, attaching, detaching and [`check_peers`](Rail::check_peers) are
+//! slow paths. One thread owns the rail. Keep polling after posting: under manual progress only
+//! polls drive the provider, and without them a post may never be sent.
 //!
 //! # Posts and their completions
 //!
@@ -19,27 +19,27 @@
 //! | atomic | `fi_fetch_atomic`, `fi_compare_atomic` | with its completion |
 //!
 //! Every post that does not complete at once has an entry in the completion queue; there are no
-//! counters. [`Notify`] has the three ways to learn the sender of an arrived write. Each message
-//! begins with eight bytes of the rail: the sender's number and a kind.
+//! counters. [`Notify`] lists the three ways to learn the sender of an arrived write. Each message
+//! begins with an eight-byte header of the rail: the sender's number and a kind.
 //!
 //! Each post is checked against the [imported](Rail::import) regions, by the rail or by a caller
 //! that uses [`post_write_checked`](Rail::post_write_checked), so a correct engine never sends a
-//! bad key. At the target the provider checks arrivals against the registrations. The signatures of
-//! peers are random but not secret: with `Word` and `Message` an attached peer can pose as another
-//! and disturb that one's stream. With `Source` the provider names the sender.
+//! bad key. At the target the provider checks arrivals against its registrations. A peer's
+//! signature is random but not secret: with `Word` and `Message` an attached peer can pose as
+//! another peer and disturb its stream. With `Source` the provider names the sender.
 //!
 //! # Failed peers
 //!
-//! An error completion that means a lost connection fails its peer. So does a
-//! [deadline](FabricConfig::deadline), which `check_peers` and idle polls check, because a provider
-//! may retry for ever in silence. Outstanding posts of a failed peer complete as
-//! [`CompleteError::Unknown`] when the deadline expires: the provider may still access that memory.
-//! Their contexts stay with the provider until it returns them; those that it never returns are
-//! lost to the pool.
+//! An error completion that means a lost connection fails its peer. An expired
+//! [deadline](FabricConfig::deadline) fails it too, because a provider may retry for ever in
+//! silence; `check_peers` and idle polls check the deadline. Outstanding posts of a failed peer
+//! complete as [`CompleteError::Unknown`] when the deadline expires: the provider may still access
+//! their memory. The provider still holds their contexts. A context that it never returns is lost
+//! to the pool.
 //!
 //! The provider may still execute posts that a detach has reported as complete. Deregistering
-//! invalidates a key at once where the target's provider moves the data (`tcp`, devices); `shm` may
-//! copy by address unchecked.
+//! invalidates a key at once where the target's provider moves the data (`tcp`, devices). `shm` may
+//! copy by address without a check.
 
 mod address;
 mod batch;
@@ -93,23 +93,23 @@ use super::persona::Notify;
 use super::raw::*;
 use crate::clock::monotonic_ns;
 
-/// Longest write or read in one post, in bytes, even if the provider allows more.
+/// Maximum length of a write or read in bytes, even if the provider allows more.
 const MAX_RMA: usize = 1 << 30;
 
-/// Bytes of the rail's header in a message: number u32, kind u32.
+/// Length of the rail's message header in bytes: number u32, kind u32.
 const HEAD: usize = 8;
 
 /// Message kinds.
 const USER: u32 = 0x6d_7367;
 const WORD: u32 = 0x77_6f72;
 
-/// Completions read in one call.
+/// Maximum number of completions read in one call.
 const BATCH: usize = 32;
 
-/// Writes posted under one doorbell.
+/// Maximum number of writes posted under one doorbell.
 const MORE: u32 = 16;
 
-/// A pending report that is not a completion.
+/// A queued report other than a completion read from the queue.
 #[derive(Clone, Copy, Debug)]
 enum Event {
     Done(u64, Result<(), CompleteError>),
@@ -117,7 +117,6 @@ enum Event {
     Up(Peer),
 }
 
-/// A registered region.
 struct Registered {
     key: u64,
     memory: MemoryRegion,
@@ -132,7 +131,7 @@ struct Held {
     data: Option<u64>,
 }
 
-/// Counters of a rail.
+/// Counts of rejected, dropped and failed operations of a rail.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FabricStats {
     /// Posts that the provider rejected with `FI_EAGAIN`.
@@ -142,7 +141,7 @@ pub struct FabricStats {
     /// Error completions.
     pub errors: u64,
     /// The last error of a completion or a post: libfabric's code and the provider's.
-    /// [`FabricRail::last_error`] has the words.
+    /// [`FabricRail::last_error`] returns the messages.
     pub last_error: (i32, i32),
     /// Registrations that the provider did not close. It may still use their memory.
     pub kept: u32,
@@ -150,9 +149,9 @@ pub struct FabricStats {
     pub orphans: u32,
 }
 
-/// A rail over a libfabric endpoint. See the module.
+/// A rail over a libfabric endpoint. The [module](self) describes its behaviour.
 pub struct FabricRail {
-    // `drop` closes registrations and endpoint before it frees the memory that they use.
+    // `drop` closes the registrations and the endpoint before it frees the memory that they use.
     regions: Vec<Registered>,
     /// Registrations that the provider did not close. Closing is retried on drop.
     kept: Vec<MemoryRegion>,
@@ -170,53 +169,57 @@ pub struct FabricRail {
     /// Our signature, in the upper half of a write's data.
     signature: u64,
     number: u32,
-    /// Longest injected write. With 0 only empty writes are injected: they need no completion, and
-    /// shm 1.17 rejects them otherwise.
+    /// Maximum length of an injected write. With 0 only empty writes are injected, because shm 1.17
+    /// rejects them otherwise.
     inject: usize,
-    /// Longest injected message, our header included.
+    /// Maximum length of an injected message, including the rail's header.
     inject_message: usize,
-    /// Descriptor of the slab.
+    /// The slab's local descriptor (`fi_mr_desc`), or null.
     desc: *mut c_void,
-    /// Flags of each write, if the provider needs them per post.
+    /// Flags of each write, if the provider needs the completion level per post.
     say_level: Option<u64>,
-    /// Writes shorter than this are injected, others take the fast path. `None` if writes are
-    /// batched, need a completion level or a message each, or may read device memory.
+    /// Writes shorter than this are injected, longer ones take the fast path. `None` if every write
+    /// needs the general path: the rail batches writes, sets a completion level or sends a message
+    /// per write, or may read device memory.
     short_below: Option<usize>,
     /// Whether writes are batched.
     more: bool,
     held: Option<Held>,
     /// Writes posted since the last doorbell.
     batched: u32,
-    /// Whether the word's message follows its write at once.
+    /// Whether a word's message is sent right after its write, without waiting for the write to
+    /// complete.
     words_follow: bool,
     /// Whether an arrived write with data uses up a receive buffer.
     takes_receives: bool,
     /// Whether an arrived write's data names its sender, and the write uses no receive buffer.
     plain_arrivals: bool,
-    /// Whether [`chores`](Self::chores) has work. Stays so while there is no endpoint.
+    /// Whether [`chores`](Self::chores) has work. Always true while there is no endpoint.
     busy: bool,
-    /// Polls until the next [long](Self::long_poll) one. The others only read the queue.
+    /// Number of polls until the next [long](Self::long_poll) poll. Other polls only read the
+    /// queue.
     plain_polls: u32,
 
     /// Free bounce buffers.
     bounces: Vec<u32>,
-    /// Receive contexts that wait to be posted again.
+    /// Receive contexts that must be posted again.
     unposted: Vec<u32>,
-    /// Words to send: their writes are complete, or precede them in order.
+    /// Words to send, as (peer, word). Their writes are complete, or precede them in the provider's
+    /// order.
     owed: VecDeque<(u16, u32)>,
     /// Events to report.
     events: VecDeque<Event>,
-    /// By peer: when it may return.
+    /// When each fenced peer may return, by peer number.
     returns: Box<[Return]>,
     entries: Batch,
     sources: [u64; BATCH],
-    /// Assembly buffer of injected messages.
+    /// Buffer in which injected messages are composed.
     scratch: Box<[u8]>,
 
     /// The device whose memory the rail registers.
     device: Option<Reached>,
     broken: bool,
-    /// Accepted posts of all peers at the last check. Wraps.
+    /// Number of posts to all peers that the provider had accepted at the last check. Wraps.
     accepted_marked: u32,
     /// The poll count at the next long poll. Wraps.
     polls_planned: u32,
@@ -228,34 +231,37 @@ pub struct FabricRail {
     offer: Offer,
 }
 
-// SAFETY: its pointers lead to its own memory, or to registered memory that any thread may access,
-// or are the provider's, whose thread model allows one thread at a time. It owns all objects of its
-// domain, which are not `Send` one by one, and it is not `Sync`.
+// SAFETY: the rail's pointers lead to its own memory or to registered memory, which any thread may
+// access, or come from the provider. The provider's thread model allows one thread at a time, and
+// the rail is not `Sync`. The rail owns every object of its domain, so all of them move together.
 unsafe impl Send for FabricRail {}
 
 assert_impl_all!(FabricRail: Send);
-// Its raw pointers make it `!Sync`.
+// The raw pointers in the rail make it `!Sync`.
 assert_not_impl_any!(FabricRail: Sync, Clone);
 
 impl FabricRail {
     /// Returns the address that peers [attach](Self::attach). Slow path.
     ///
     /// # Errors
-    /// The provider's.
+    /// The provider's code if it cannot name its endpoint.
     pub fn address(&self) -> Result<Vec<u8>, CallError> {
         let provider = self.endpoint.name()?;
         let format = self.endpoint.form().format();
         Ok(Address { notify: self.notify, number: self.number, format, provider: &provider }.encode())
     }
 
-    /// Attaches the rail with this address as `peer`. Both ends must have attached each other
-    /// before either posts: arrivals from unknown senders are dropped. If no endpoint can be
-    /// opened, because the interface has lost its address, the peer is attached as a
-    /// [fenced](Rail::is_fenced) one. Polls then report it as lost, and later as up. Slow path.
+    /// Attaches the rail at `address` as `peer`. Slow path.
+    ///
+    /// Both sides must have attached each other before either posts: the rail drops arrivals from
+    /// unknown senders. If the interface has lost its address and no endpoint can be opened, the
+    /// peer is attached as [fenced](Rail::is_fenced). Polls then report the peer as lost, and later
+    /// as up.
     ///
     /// # Errors
-    /// The peer number is taken or out of range; the address is malformed, of an incompatible rail,
-    /// or this rail's own (use [`attach_self`](Self::attach_self)); or the provider's code.
+    /// The peer number is taken or out of range. The address is malformed, belongs to an
+    /// incompatible rail, or is this rail's own (use [`attach_self`](Self::attach_self)). Otherwise
+    /// the provider's code.
     pub fn attach(&mut self, peer: Peer, address: &[u8]) -> Result<(), AttachError> {
         let theirs = Address::decode(address)?;
         if theirs.provider == self.endpoint.form().own() {
@@ -264,10 +270,10 @@ impl FabricRail {
         self.attach_to(peer, theirs)
     }
 
-    /// Attaches the rail to itself, as `peer`. Slow path.
+    /// Attaches the rail to itself as `peer`. Slow path.
     ///
     /// # Errors
-    /// The peer number is taken or out of range; or the provider's code.
+    /// The peer number is taken or out of range, or the provider's code.
     pub fn attach_self(&mut self, peer: Peer) -> Result<(), AttachError> {
         let name = self.endpoint.form().own().to_vec();
         let (notify, number, format) = (self.notify, self.number, self.endpoint.form().format());
@@ -302,13 +308,13 @@ impl FabricRail {
         Ok(())
     }
 
-    /// Adds the device whose memory can be registered, if the offer was asked for with
-    /// [`Ask::devices`](super::Ask::devices). A device that
-    /// [must be flushed](DeviceMemory::must_flush) is flushed once per batch of completions, before
-    /// they are reported.
+    /// Adds the device whose memory can be registered. The offer must have been requested with
+    /// [`Ask::devices`](super::Ask::devices). If the device [must be
+    /// flushed](DeviceMemory::must_flush), the rail flushes it once per batch of completions,
+    /// before it reports them.
     ///
     /// # Errors
-    /// [`AttachError::Full`]: the rail already has a device.
+    /// [`AttachError::Full`] if the rail already has a device.
     pub fn reach(&mut self, device: Box<dyn DeviceMemory>) -> Result<(), AttachError> {
         if self.device.is_some() {
             return Err(AttachError::Full);
@@ -320,39 +326,39 @@ impl FabricRail {
         Ok(())
     }
 
-    /// The offer that the rail was opened on.
+    /// Returns the offer on which the rail was opened.
     pub fn offer(&self) -> &Offer {
         &self.offer
     }
 
-    /// Whether the provider needs polls for progress.
+    /// Returns whether the provider makes progress by itself or only in polls.
     pub fn progress(&self) -> Progress {
         self.offer.progress
     }
 
-    /// The level at which writes complete.
+    /// Returns the level at which writes complete.
     pub fn level(&self) -> Level {
         self.offer.level
     }
 
-    /// How the sender of an arrived write is known.
+    /// Returns how the rail learns the sender of an arrived write.
     pub fn notify_way(&self) -> Notify {
         self.notify
     }
 
-    /// The rail's counters.
+    /// Returns the rail's counters.
     pub fn stats(&self) -> FabricStats {
         self.stats
     }
 
-    /// Returns the wait object on which its thread sleeps until there may be a completion, if the
-    /// provider has one. [`CqWait::may_sleep`] counts as a use of the rail.
+    /// Returns the wait object on which the owning thread sleeps until there may be a completion,
+    /// if the provider has one. A call of [`CqWait::may_sleep`] counts as a use of the rail.
     pub fn wait(&self) -> Option<CqWait> {
         self.endpoint.wait().cloned()
     }
 
-    /// The last error of a completion, post or registration, with libfabric's and the provider's
-    /// messages. `None`: there was none. Slow path: allocates.
+    /// Returns the last error of a completion, post or registration, with libfabric's and the
+    /// provider's messages. Returns `None` if there was no error. Slow path: allocates.
     #[doc(alias = "fi_cq_strerror")]
     pub fn last_error(&self) -> Option<String> {
         let CqError { code, provider, .. } = self.last_error;
@@ -374,7 +380,7 @@ impl FabricRail {
         self.last_error = CqError::of_call(code);
     }
 
-    /// Returns the bytes that the rail has allocated, and how many of them are per peer.
+    /// Returns the number of bytes that the rail has allocated, and how many of these are per peer.
     pub fn memory(&self) -> (usize, usize) {
         let per_peer = size_of::<peers::PeerSlot>() + size_of::<Return>() + 4 * 24;
         let peers = per_peer * self.peers.slots.len();
@@ -398,8 +404,8 @@ impl FabricRail {
         let slot = self.pool.at(index as usize);
         let buffer = index as usize - self.caps.depth as usize;
         let into = Buffer { ptr: self.slab.at(buffer), len: self.caps.max_message + HEAD, desc: self.desc };
-        // SAFETY: buffer and context belong to this receive, and are not accessed until its
-        // completion.
+        // SAFETY: this receive owns the buffer and the context. The rail does not access either of
+        // them until the receive completes.
         unsafe { self.endpoint.recv(into, Pool::context(slot)) }
     }
 }
@@ -412,45 +418,46 @@ impl Drop for FabricRail {
             self.slab.keep();
         }
         if self.endpoint.close().is_err() {
-            // The provider keeps the endpoint open, so leak the contexts and buffers that it may
-            // use.
+            // The provider failed to close the endpoint, so leak the contexts and buffers that it
+            // may still use.
             self.pool.keep();
             self.slab.keep();
         }
     }
 }
 
-/// The calls that a [`FabricRail`] inside an engine allows.
+/// The calls that stay available on a [`FabricRail`] inside an engine.
 pub struct FabricSetup<'a>(&'a mut FabricRail);
 
 impl FabricSetup<'_> {
-    /// See [`FabricRail::attach`].
+    /// Calls [`FabricRail::attach`].
     ///
     /// # Errors
-    /// As of [`FabricRail::attach`].
+    /// The errors of [`FabricRail::attach`].
     pub fn attach(&mut self, peer: Peer, address: &[u8]) -> Result<(), AttachError> {
         self.0.attach(peer, address)
     }
 
-    /// See [`FabricRail::attach_self`].
+    /// Calls [`FabricRail::attach_self`].
     ///
     /// # Errors
-    /// As of [`FabricRail::attach_self`].
+    /// The errors of [`FabricRail::attach_self`].
     pub fn attach_self(&mut self, peer: Peer) -> Result<(), AttachError> {
         self.0.attach_self(peer)
     }
 
-    /// See [`FabricRail::reach`].
+    /// Calls [`FabricRail::reach`].
     ///
     /// # Errors
-    /// As of [`FabricRail::reach`].
+    /// The errors of [`FabricRail::reach`].
     pub fn reach(&mut self, device: Box<dyn DeviceMemory>) -> Result<(), AttachError> {
         self.0.reach(device)
     }
 }
 
-// SAFETY: nothing is mapped. A context is freed, and its completion reported, once the provider has
-// completed it; an earlier report is `Unknown`. `FabricSetup` only fills free slots.
+// SAFETY: the rail maps no peer memory. It reports a completion only after the provider has
+// completed the post; any earlier report is `Unknown`. `FabricSetup` attaches only to free peer
+// slots.
 unsafe impl Rail for FabricRail {
     type Setup<'a> = FabricSetup<'a>;
 
@@ -483,13 +490,13 @@ unsafe impl Rail for FabricRail {
         let key = self.fresh_key();
         let mut memory = match ordinal {
             Some(ordinal) => self.register_device((ptr, len), ordinal, access, key)?,
-            // SAFETY: `Region::new` requires that it is valid while registered, and may be written
-            // at any time.
+            // SAFETY: the creator of a `Region` guarantees that its memory stays valid while
+            // registered and may be written at any time.
             None => unsafe { MemoryRegion::register(&self.domain, ptr, len, access, key) }.map_err(system)?,
         };
         let mode = self.offer.info.domain().mr_mode;
         if mode & FI_MR_ENDPOINT != 0 {
-            // SAFETY: dropping the rail drops its registrations first.
+            // SAFETY: `FabricRail::drop` drops the registrations before the endpoint.
             unsafe { memory.bind(&self.endpoint) }.map_err(system)?;
         }
         let base = if mode & FI_MR_VIRT_ADDR != 0 { ptr.as_ptr() as u64 } else { 0 };

@@ -1,19 +1,20 @@
-//! The structures and operation tables of libfabric in use, in C's layout and with their C names.
+//! Structures and operation tables of libfabric, in C's layout and with their C names.
 //!
-//! Only definitions; nothing here makes a call. The fields are documented in `fi_getinfo(3)`,
-//! `fi_domain(3)`, `fi_endpoint(3)`, `fi_cq(3)`, `fi_av(3)`, `fi_mr(3)`, `fi_rma(3)`, `fi_msg(3)`
-//! and `fi_atomic(3)`. Written for version 1.17. Later libraries only append fields to these
-//! structures. So:
+//! Contains definitions only; nothing here makes a call. The fields are documented in
+//! `fi_getinfo(3)`, `fi_domain(3)`, `fi_endpoint(3)`, `fi_cq(3)`, `fi_av(3)`, `fi_mr(3)`,
+//! `fi_rma(3)`, `fi_msg(3)` and `fi_atomic(3)`. Written for version 1.17. Later libraries only
+//! append fields to these structures. So:
 //!
-//! - only the library allocates attributes (`fi_info` and all below it), with `fi_dupinfo`;
+//! - only the library allocates attributes (`fi_info` and everything below it), with `fi_dupinfo`;
 //! - an attribute structure allocated here is passed as [`Tailed`]: zeros follow where a later
-//!   library has fields;
-//! - a table begins with its size in bytes, and an [`entry`] is called only if it lies inside and
-//!   is not null;
-//! - structures that the library writes to our memory ([`fi_cq_err_entry`]) are as long as in every
+//!   library may have fields;
+//! - a table begins with its size in bytes, and an [`entry`] is called only if it lies inside the
+//!   table and is not null;
+//! - a structure that the library writes to our memory ([`fi_cq_err_entry`]) is as long as in every
 //!   requested version.
 //!
-//! Entries that are not called keep the offsets, as [`Unused`].
+//! Entries that are not called from here have type [`Unused`], which keeps the offsets of the
+//! others.
 #![allow(non_camel_case_types, reason = "the names are those of the C headers")]
 #![allow(missing_docs, reason = "the manual pages named above document them")]
 #![allow(clippy::type_complexity, reason = "an operation has as many arguments as it has")]
@@ -47,15 +48,17 @@ impl<T> Tailed<T> {
     }
 }
 
-/// A table of operations; it begins with its size in bytes.
+/// A table of operations, which begins with its size in bytes.
 ///
 /// # Safety
-/// The type is `repr(C)`: `size: usize`, followed only by nullable function pointers.
+/// The type is `repr(C)`. It consists of `size: usize`, followed only by nullable function
+/// pointers.
 pub unsafe trait Table {}
 
 macro_rules! tables {
     ($($table:ty),* $(,)?) => {$(
-        // SAFETY: this module defines it that way.
+        // SAFETY: each listed type is `repr(C)` and defined in this module as `size`, then function
+        // pointers.
         unsafe impl Table for $table {}
     )*};
 }
@@ -65,18 +68,19 @@ tables! {
     fi_ops_atomic,
 }
 
-/// Returns an entry of a table, or `None` if the table is missing or too short, or the entry is
-/// null.
+/// Returns an entry of a table. Returns `None` if the table is missing or too short, or the entry
+/// is null.
 ///
 /// # Safety
-/// `table` is null or points to a table as long as its first word says.
+/// `table` is null, or points to a table as long as its first word says.
 #[inline]
 pub unsafe fn entry<T: Table, F: Copy>(table: *const T, offset: usize) -> Option<F> {
     const { assert!(size_of::<F>() == size_of::<*const c_void>(), "an entry is a function pointer") };
     if table.is_null() {
         return None;
     }
-    // SAFETY: every table begins with its size, and an entry is read only if it lies inside.
+    // SAFETY: our caller guarantees that the table is as long as its first word says. The entry is
+    // read only if it lies inside.
     unsafe {
         let size = table.cast::<usize>().read();
         if size < offset + size_of::<F>() {

@@ -1,5 +1,5 @@
-//! Checks atomics that the provider executes against the model of core's tests, for each operation,
-//! width and form.
+//! Checks the atomics that the provider executes against the model of core's tests, for each
+//! operation, width and form.
 
 use fishplate_core::error::PostError;
 use fishplate_core::op::{Amo, AmoOp, AmoSet};
@@ -36,14 +36,15 @@ fn every_operation(name: &str, ask: &Ask<'_>) {
                     let amo = Amo { op, width, operand: random.next(), compare };
                     let what = format!("{name}, seed {seed}: {amo:?} on {old:#x}");
                     let place = memory.ptr().cast::<u64>();
-                    // SAFETY: the place has 64 bytes, and no other code writes them now.
+                    // SAFETY: the memory at `place` has 64 bytes, and nothing else writes it now.
                     unsafe { place.as_ptr().add(1).write((old & mask) | (around & !mask)) };
                     *fetched = !0;
                     let mut seen = Seen::default();
                     let result = fetch.then_some((&mut *fetched).into());
                     let remote = Remote { key, offset: 8 };
                     ends += 1;
-                    // SAFETY: the result's memory is leaked, and read only after the completion.
+                    // SAFETY: the memory of the result is leaked, and read only after the
+                    // completion.
                     while unsafe { link.rails[0].post_atomic(TO, amo, remote, result, ends) }
                         == Err(PostError::Again)
                     {
@@ -60,7 +61,7 @@ fn every_operation(name: &str, ask: &Ask<'_>) {
                         assert!(turns < 5_000_000, "{what}: no end");
                     }
                     assert_eq!(seen.done, [(ends, Ok(()))], "{what}");
-                    // SAFETY: the place has 64 bytes, and no other code writes them now.
+                    // SAFETY: the memory at `place` has 64 bytes, and nothing else writes it now.
                     let (before, now, after) = unsafe {
                         let place = place.as_ptr();
                         (place.read(), place.add(1).read(), place.add(2).read())
@@ -72,7 +73,7 @@ fn every_operation(name: &str, ask: &Ask<'_>) {
             }
         }
         let odd = Amo { op: AmoOp::Add, width: 3, operand: 1, compare: 0 };
-        // SAFETY: no result is fetched, so there is no memory to keep.
+        // SAFETY: no result is requested, so no local memory must stay valid.
         let result = unsafe { link.rails[0].post_atomic(TO, odd, Remote { key, offset: 8 }, None, 0) };
         assert_eq!(result, Err(PostError::Unsupported));
     }
@@ -88,7 +89,7 @@ fn atomics_over_shm_are_what_the_model_says() {
     every_operation("shm", &with_atomics("shm"));
 }
 
-/// `net` of 1.17 advertises atomics but does not implement them; 2.x does not advertise them.
+/// `net` of 1.17 advertises atomics but implements none; `net` of 2.x does not advertise them.
 #[test]
 fn advertised_atomics_without_operations_are_not_believed() {
     if let Some(why) = support::absent() {

@@ -1,5 +1,6 @@
-//! Invalid input: a missing library, a file that is no library, unknown providers and interfaces,
-//! configuration out of range, malformed addresses, and addresses of another kind of rail.
+//! Invalid input: a missing library, a file that is not a library, unknown providers and
+//! interfaces, configuration out of range, malformed addresses, and addresses of another kind of
+//! rail.
 
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
@@ -37,7 +38,7 @@ fn a_missing_library_is_named() {
 
 #[test]
 fn something_else_than_libfabric_is_refused() {
-    // SAFETY: the C library is loaded already, so no initializer runs.
+    // SAFETY: the C library is already loaded, so no initializer runs.
     let error = unsafe { Library::open(Some(c"libc.so.6")) }.unwrap_err();
     assert!(matches!(error, LoadError::NoSymbol { symbol: "fi_getinfo", .. }), "{error:?}");
 }
@@ -101,7 +102,8 @@ fn offers_are_refused_with_a_reason_and_another_provider_is_never_taken() {
         }
         assert!(rejected.iter().all(|no| !no.why.to_string().is_empty()));
     }
-    // When asked for reliable datagrams, 1.x layers tcp under rxm; the plain provider is refused.
+    // libfabric 1.x layers tcp under rxm to offer reliable datagrams. The plain provider is
+    // rejected.
     if library.version() < (2, 0) {
         let (_, rejected) = negotiate::offers(library, &Ask::new("tcp")).unwrap();
         assert!(
@@ -172,8 +174,8 @@ fn addresses_that_are_none_attach_nobody() {
     assert!(matches!(a.attach(Peer(0), &own), Err(AttachError::Config(_))), "our own, under another number");
 }
 
-/// The provider is not told how long an address is. Truncated addresses end at a page that is not
-/// readable.
+/// The provider does not learn the length of an address. Each truncated address ends at an
+/// unreadable page.
 #[test]
 fn addresses_are_as_long_as_the_provider_takes_them_to_be() {
     needs_library!("addresses_are_as_long");
@@ -193,7 +195,7 @@ fn addresses_are_as_long_as_the_provider_takes_them_to_be() {
     }
 }
 
-/// Memory, headers and bodies end at an inaccessible page, on both sides.
+/// On both sides memory, headers and bodies end at an inaccessible page.
 #[test]
 fn nothing_beyond_what_was_handed_over_is_touched() {
     needs_library!("nothing_beyond");
@@ -206,7 +208,7 @@ fn nothing_beyond_what_was_handed_over_is_touched() {
             let (mut here, mut there) = (Seen::default(), Seen::default());
             for len in [1usize, 7, 8, 64, 65, 128, 129, 1000, 4096, 4097, 20_000] {
                 let (mut from, mut to) = (Fence::new(len), Fence::new(len));
-                // SAFETY: deregistered below, when nothing is in flight.
+                // SAFETY: both regions are deregistered below, when nothing is in flight.
                 let (ours, theirs) = unsafe { (from.region(), to.region()) };
                 let (mine, desc) = a.register(&ours).unwrap();
                 let (key, _) = b.register(&theirs).unwrap();
@@ -254,7 +256,8 @@ fn nothing_beyond_what_was_handed_over_is_touched() {
     }
 }
 
-/// Posts. If the two rails must connect first, polls both until the post is accepted.
+/// Calls `post` until it is accepted. Polls both rails in between, because they may have to connect
+/// first.
 fn insist(
     rail: &mut FabricRail,
     other: &mut FabricRail,

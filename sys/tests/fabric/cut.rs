@@ -1,4 +1,4 @@
-//! Fencing a peer: once the fence has completed, nothing that the peer sends lands.
+//! Fencing a peer: once the fence has completed, no write or message of the peer lands.
 
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
@@ -44,7 +44,7 @@ impl Ends {
         let local = Local { ptr: self.source.ptr(), len: LEN, desc: self.desc };
         let remote = Remote { key: self.key, offset: (n as usize % SLOTS * LEN) as u64 };
         // SAFETY: the memory is never freed. It changes under earlier writes on purpose: a late
-        // write shows as bytes that differ from those there before.
+        // write is detected by bytes that differ from the earlier ones.
         let posted = unsafe {
             self.source.ptr().as_ptr().write_bytes(n as u8, LEN);
             self.a.post_write(TO, local, remote, Some(n), u64::from(n))
@@ -68,8 +68,8 @@ impl Ends {
 
     fn bytes(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.memory.len()];
-        // SAFETY: the memory is never freed. The test looks for exactly this race with the
-        // provider.
+        // SAFETY: the memory is never freed. The test looks for a race with the provider, so the
+        // copy is volatile, byte by byte.
         unsafe { copy(self.memory.ptr(), &mut bytes) };
         bytes
     }
@@ -79,12 +79,12 @@ impl Ends {
 /// `from` is readable for `into.len()` bytes.
 unsafe fn copy(from: NonNull<u8>, into: &mut [u8]) {
     for (at, byte) in into.iter_mut().enumerate() {
-        // SAFETY: `at` is below `into.len()`, which this function's contract covers.
+        // SAFETY: `at` is below `into.len()`, and our caller guarantees that many readable bytes.
         *byte = unsafe { from.as_ptr().add(at).read_volatile() };
     }
 }
 
-/// The origin keeps writing before and after the fence, and is not told of it.
+/// The origin keeps writing before and after the fence, and does not know of the fence.
 fn nothing_lands_behind(ask: &Ask<'_>, config: FabricConfig, seed: u64) {
     let mut random = Random(!seed);
     let mut ends = Ends::new(ask, config, seed);
@@ -92,7 +92,7 @@ fn nothing_lands_behind(ask: &Ask<'_>, config: FabricConfig, seed: u64) {
         ends.write();
         !ends.there.landed.is_empty()
     });
-    // Some are only posted, some are in flight, and some sit in socket buffers.
+    // Some writes are only posted, some are in flight, and some sit in socket buffers.
     for _ in 0..random.below(60) {
         ends.write();
         if random.below(3) == 0 {
@@ -114,7 +114,7 @@ fn nothing_lands_behind(ask: &Ask<'_>, config: FabricConfig, seed: u64) {
     assert!(ends.bytes() == before, "seed {seed}: memory was written behind the fence");
     assert_eq!(ends.there.landed.len(), landed, "seed {seed}: a write was reported behind the fence");
     assert_eq!(ends.there.down, [], "seed {seed}: the caller knows that this peer is cut off");
-    // Both attach each other again; traffic flows as before.
+    // Both sides attach each other again, and traffic flows as before.
     match random.below(2) {
         0 => {
             ends.a.detach(TO);
@@ -134,13 +134,13 @@ fn nothing_lands_behind(ask: &Ask<'_>, config: FabricConfig, seed: u64) {
     assert_eq!(ends.there.landed.last().map(|&(peer, n)| (peer, n + 1)), Some((FROM, ends.written)));
 }
 
-/// Both ends have fenced each other, and attach each other again at their new addresses.
+/// Both sides have fenced each other. They attach each other again at their new addresses.
 fn rejoin(ends: &mut Ends, seed: u64) {
     let before = [ends.a.address().unwrap(), ends.b.address().unwrap()];
     assert_eq!(ends.a.fence(TO), Fence::Fenced, "seed {seed}");
     let (mut here, mut there) = (vec![], vec![]);
     ends.until("both say that they are up", |ends| {
-        // As the waits of an engine do.
+        // A waiting engine calls `check_peers` in the same way.
         ends.a.check_peers(&mut ends.here);
         ends.b.check_peers(&mut ends.there);
         !ends.here.up.is_empty() && !ends.there.up.is_empty()
@@ -153,7 +153,7 @@ fn rejoin(ends: &mut Ends, seed: u64) {
     });
     assert_eq!(ends.here.done.len() as u32, ends.written, "seed {seed}: all were reported before");
     assert!(here != before[0] && there == before[1], "seed {seed}: each fence opens another endpoint");
-    // What a peer may say, and must not.
+    // Malformed addresses, which `rejoin` must reject.
     for (at, wrong) in [(0, b'x'), (4, 9), (6, 2), (8, !there[8]), (12, 9), (16, 99)] {
         let mut bad = there.clone();
         bad[at] = wrong;
@@ -169,7 +169,8 @@ fn rejoin(ends: &mut Ends, seed: u64) {
     ends.b.rejoin(FROM, &here).unwrap();
 }
 
-/// Operations of the fencing end complete exactly once, and leave their memory alone afterwards.
+/// Operations of the fencing side complete exactly once. Afterwards they do not access their
+/// memory.
 fn own_posts_end(ask: &Ask<'_>, config: FabricConfig, seed: u64) {
     let mut random = Random(!seed);
     let mut ends = Ends::new(ask, config, seed);
@@ -183,7 +184,7 @@ fn own_posts_end(ask: &Ask<'_>, config: FabricConfig, seed: u64) {
             ends.a.poll(1, &mut ends.here);
         }
     }
-    // A third peer, which never answers.
+    // A third peer that never answers.
     let third = support::open(ask, config, seed ^ 0xbeef);
     ends.a.attach(Peer(7), &third.address().unwrap()).unwrap();
     assert_eq!(ends.a.fence(TO), Fence::Fenced, "seed {seed}");
@@ -230,7 +231,7 @@ fn other_providers_do_not_claim_to_fence() {
         let mut link = pair(&manual(provider), TRACKED, 1);
         assert_eq!(link.rails[1].fence(FROM), Fence::Unknown, "{provider}");
         assert_eq!(link.rails[1].fence(Peer(9)), Fence::Unknown, "{provider}: nobody");
-        // Nothing may have changed.
+        // The refused fences must not have changed anything.
         let mut seen = Seen::default();
         link.rails[1].poll(8, &mut seen);
         assert_eq!(seen.down, [], "{provider}");

@@ -1,6 +1,6 @@
 //! Runs engines over real providers with several rails each, and checks them against the model of
-//! core's tests: random puts, put-signals, signals, atomics of all widths, fetches, gets, fences
-//! and quiets between up to three engines, including puts to themselves.
+//! core's tests. Up to three engines exchange random puts, put-signals, signals, atomics of all
+//! widths, gets, fences and quiets, and also put to themselves.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use fishplate_sys::fabric::{Ask, FabricConfig, FabricRail};
 use crate::behaviour::{fleet, lives, oracle, seeds};
 use crate::support;
 
-/// Small tables that run out. The deadline suits a loaded machine, because no peer dies here.
+/// Small tables that fill up. The deadline suits a loaded machine, because no peer dies here.
 const CONFIG: FabricConfig = FabricConfig { deadline: Some(Duration::from_secs(20)), ..support::SMALL };
 
 pub(super) fn join<const RAILS: usize>(
@@ -92,7 +92,7 @@ fn streams_over_shm_are_what_the_model_says_with_words_in_messages() {
     streams("shm, messages", ask, FabricConfig { inject: false, ..CONFIG }, 4);
 }
 
-/// Engines detach and attach each other repeatedly while traffic is still queued.
+/// Detaches and attaches engines repeatedly while traffic is still queued.
 fn attachments(name: &str, ask: Ask<'_>, runs: u64) {
     if let Some(why) = support::absent() {
         return println!("SKIPPED {name}: {why}");

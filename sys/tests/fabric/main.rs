@@ -1,5 +1,5 @@
-//! The contract of `Rail` for [`FabricRail`](fishplate_sys::fabric::FabricRail) on the providers
-//! that work on any machine, in one process. Each test module is one provider and configuration.
+//! Tests the `Rail` contract of [`FabricRail`](fishplate_sys::fabric::FabricRail) in one process,
+//! on providers that work on any machine. Each test module is one provider with one configuration.
 
 mod atomics;
 mod bad_input;
@@ -27,7 +27,7 @@ use fishplate_sys::fabric::persona::Notify;
 use fishplate_sys::fabric::{Ask, FabricConfig, FabricRail};
 use support::{open, rails};
 
-/// The number by which each end knows the other.
+/// The number by which the origin knows the target, and the reverse.
 const TO: Peer = Peer(5);
 const FROM: Peer = Peer(2);
 
@@ -39,13 +39,13 @@ fn pair(ask: &Ask<'_>, config: FabricConfig, seed: u64) -> Link<FabricRail> {
     Link { rails: ends.into(), origin: 0, target: 1, to: TO, from: FROM }
 }
 
-/// Ends the target without a goodbye. Returns false if nothing was lost: a provider with automatic
-/// progress may have served everything before.
+/// Ends the target without a goodbye. Returns false if that loses nothing: a provider with
+/// automatic progress may have completed all operations already.
 fn kill(link: &mut Link<FabricRail>) -> bool {
     let info = &link.rails[0].offer().info;
     let (major, minor) = info.library().version();
     if info.provider() == "shm" && major >= 2 {
-        // Between processes it would be noticed; `processes` kills one.
+        // Between processes the provider would notice. The test in `processes` kills a process.
         println!(
             "SKIPPED a peer that dies in the same process over shm: that of libfabric {major}.{minor} goes on reading the memory of an \
              endpoint that this process has closed, and crashes"
@@ -61,7 +61,7 @@ fn kill(link: &mut Link<FabricRail>) -> bool {
 
 const TAKEN: &str = "what the provider has taken it carries out";
 
-/// Manual progress: only the owner polls, so nothing happens between a test's polls.
+/// Requests manual progress, so nothing happens between the polls of a test.
 const fn manual(provider: &'static str) -> Ask<'static> {
     Ask { progress: Some(Progress::Manual), ..Ask::new(provider) }
 }
@@ -74,8 +74,7 @@ const fn with_atomics(provider: &'static str) -> Ask<'static> {
     Ask { atomics: true, ..manual(provider) }
 }
 
-/// Writes that the provider copies complete at once, and a later refusal of one goes unseen. So
-/// this configuration does not inject.
+/// Does not inject: an injected write completes at once, so a later error would go unreported.
 const TRACKED: FabricConfig = FabricConfig { inject: false, ..support::SMALL };
 const MORE: FabricConfig = FabricConfig { more: Some(true), ..TRACKED };
 const ATOMICS: FabricConfig = FabricConfig { native_atomics: true, ..TRACKED };
@@ -100,7 +99,7 @@ rails! {
     shm_atomics: with_atomics("shm"), ATOMICS, None;
 }
 
-/// The flush posts what was held back; nobody polls the origin after it.
+/// A flush posts the held write. The test does not poll the origin after the flush.
 #[test]
 fn a_flush_closes_the_batch() {
     if let Some(why) = support::absent() {
@@ -115,7 +114,7 @@ fn a_flush_closes_the_batch() {
     origin.import(TO, key, 4096).unwrap();
     let (local, remote) = (Local { ptr: source.ptr(), len: 1024, desc }, Remote { key, offset: 0 });
     let (mut there, mut here) = (conformance::Seen::default(), conformance::Seen::default());
-    // The first write also makes the two connect.
+    // The first write also connects the two rails.
     for n in 0..3 {
         let before = there.landed.len();
         // SAFETY: the source is never freed or changed.
@@ -142,7 +141,7 @@ fn a_flush_closes_the_batch() {
     }
 }
 
-/// A sink that records, at each event, how often the hook has been called.
+/// A sink that records the number of flushes so far at each event.
 struct Looks(Arc<AtomicU32>, Vec<(&'static str, u32)>);
 
 impl Sink for Looks {

@@ -1,5 +1,5 @@
-//! Two processes: data in both directions, and a peer killed in between. The child runs this same
-//! test binary.
+//! Two processes exchange data in both directions, then one is killed. The child process runs this
+//! same test binary.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
@@ -19,7 +19,7 @@ const LEN: usize = 1 << 20;
 const DEADLINE: Duration = Duration::from_millis(500);
 const CONFIG: FabricConfig = FabricConfig { deadline: Some(DEADLINE), depth: 64, ..support::SMALL };
 
-/// A deadline for anything that must happen.
+/// Returns a deadline for events that must happen.
 fn soon() -> Instant {
     Instant::now() + Duration::from_secs(30)
 }
@@ -94,8 +94,8 @@ fn say(rail: &mut FabricRail, seen: &mut Seen, bytes: &[u8]) {
 fn memory() -> (&'static mut [u8], Region) {
     let bytes = Box::leak(vec![0u8; LEN].into_boxed_slice());
     let ptr = NonNull::new(bytes.as_mut_ptr()).unwrap();
-    // SAFETY: leaked. It is read by raw copies, after a message has said that no write is in
-    // flight.
+    // SAFETY: the memory is leaked. It is read by raw copies, and only while no write is in flight,
+    // as a message from the peer has confirmed.
     (bytes, unsafe { Region::new(ptr, LEN, RegionKind::Private) })
 }
 
@@ -103,13 +103,13 @@ fn pattern(round: u32, len: usize) -> Vec<u8> {
     (0..len).map(|i| (i as u32).wrapping_mul(2_654_435_761).wrapping_add(round).to_le_bytes()[2]).collect()
 }
 
-/// Bytes written in a round.
+/// Returns the number of bytes written in a round.
 fn length(round: u32) -> usize {
     [8, 100, 4096, 70_000, LEN, 1][round as usize % 6]
 }
 
-/// The child's part, if this process is the child: sends its address and region, then answers each
-/// message with whether the data has arrived, until it is killed.
+/// Runs only in the child process. Sends its address and region. Then answers each message with
+/// whether the data has arrived, until it is killed.
 #[test]
 fn child() {
     let Ok(provider) = env::var("FISHPLATE_TEST_PROVIDER") else { return };
@@ -190,7 +190,8 @@ fn two_processes(name: &str, provider: &str, config: FabricConfig) {
         bytes[..len].copy_from_slice(&pattern(round, len));
         let local = Local { ptr: region.ptr(), len, desc };
         let ends = seen.done.len();
-        // SAFETY: the source is leaked, and changes only after the write is complete and answered.
+        // SAFETY: the source is leaked, and changes only after the write has completed and the
+        // child has answered.
         let posted = insist(&mut rail, &mut seen, |rail| unsafe {
             rail.post_write(PEER, local, remote, Some(round), round as u64)
         });
@@ -229,7 +230,8 @@ fn two_processes(name: &str, provider: &str, config: FabricConfig) {
         }
     }
     until(&mut rail, &mut seen, |seen| !seen.down.is_empty() && seen.done.len() == ends + posts as usize);
-    // One deadline to detect the failure, one more to fail the outstanding operations.
+    // One deadline passes before the failure is detected, another before the outstanding operations
+    // fail.
     assert!(began.elapsed() < 20 * DEADLINE, "{name}: after {:?}", began.elapsed());
     assert_eq!(seen.down, [(PEER, PeerError::Lost)], "{name}");
     for (_, result) in &seen.done[ends..] {

@@ -1,4 +1,5 @@
-//! The libfabric under test, and rails on it. `FISHPLATE_LIBFABRIC` names another library.
+//! Loads the libfabric under test and opens rails on it. `FISHPLATE_LIBFABRIC` names another
+//! library.
 
 use std::env;
 use std::ffi::CString;
@@ -11,11 +12,11 @@ use fishplate_core::mem::Untrusted;
 use fishplate_sys::fabric::rail::{DeviceMemory, Dmabuf, Interface};
 use fishplate_sys::fabric::{Ask, FabricConfig, FabricRail, Library, LoadError, negotiate};
 
-/// A deadline for tests that wait until it expires. It exceeds the time to connect on a loaded
+/// A deadline for tests that wait until it expires. It is longer than connecting takes on a loaded
 /// machine: rxm looks for connections only every 10 ms.
 pub const SHORT: Duration = Duration::from_millis(300);
 
-/// So small that every table runs out.
+/// A configuration so small that every table fills up.
 pub const SMALL: FabricConfig = FabricConfig {
     max_peers: 16,
     max_message: 1024,
@@ -35,11 +36,11 @@ pub const SMALL: FabricConfig = FabricConfig {
 fn loaded() -> &'static Result<Library, LoadError> {
     static LIBRARY: OnceLock<Result<Library, LoadError>> = OnceLock::new();
     let path = env::var("FISHPLATE_LIBFABRIC").ok().and_then(|path| CString::new(path).ok());
-    // SAFETY: the linker's library of this name, or the one that the tester names, is a libfabric.
+    // SAFETY: the tester names a libfabric, or the linker finds the library with libfabric's name.
     LIBRARY.get_or_init(|| unsafe { Library::open(path.as_deref()) })
 }
 
-/// Returns the reason if there is no library.
+/// Returns why the library cannot be loaded, if it cannot.
 pub fn absent() -> Option<String> {
     loaded().as_ref().err().map(LoadError::to_string)
 }
@@ -57,8 +58,8 @@ pub fn open(ask: &Ask<'_>, config: FabricConfig, seed: u64) -> FabricRail {
     FabricRail::open(&offer, config).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// One module of conformance tests per line: name, request, configuration, and the reason if a
-/// deregistered region may still be written.
+/// Makes a module of conformance tests per line. A line has a name, a request, a configuration, and
+/// the reason if a deregistered region may still be written.
 macro_rules! rails {
     ($($name:ident: $ask:expr, $config:expr, $reaches_on:expr;)*) => {$(
         mod $name {
@@ -96,11 +97,11 @@ macro_rules! rails {
 }
 pub(crate) use rails;
 
-/// Device memory without any registrations. The rail still flushes it, and each flush calls the
-/// closure.
+/// Device memory without any registration. The rail still flushes the device, and each flush calls
+/// the closure.
 pub struct Flushed<F>(pub F);
 
-// SAFETY: it describes no memory.
+// SAFETY: the device has no memory, so it exports and copies nothing.
 unsafe impl<F: FnMut() + Send> DeviceMemory for Flushed<F> {
     fn interface(&self) -> Interface {
         Interface::Cuda

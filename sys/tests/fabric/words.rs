@@ -1,6 +1,6 @@
-//! Atomics of two peers on shared words, over real providers: some words are updated by the
-//! provider, others by the engine. The values fetched and the final values must be explained by one
-//! order of all operations that preserves the order of each stream.
+//! Atomics of two peers on shared words, over real providers. The provider updates some words, the
+//! engine others. One order of all operations that preserves the order of each stream must explain
+//! the fetched values and the final values.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -19,16 +19,16 @@ use crate::{engines, support, with_atomics};
 const CONFIG: FabricConfig =
     FabricConfig { native_atomics: true, deadline: Some(Duration::from_secs(20)), ..support::SMALL };
 
-/// Contexts per peer, so that a peer has several atomics in flight.
+/// Number of contexts per peer, so that a peer has several atomics in flight.
 const CONTEXTS: u16 = 2;
-/// Operations per stream and round.
+/// Number of operations per stream and round.
 const OPS_IN_ROUND: usize = 16;
 const STREAMS: usize = 2 * CONTEXTS as usize;
 const WIDTHS: [u8; 4] = [1, 2, 4, 8];
 /// Distance between words, in bytes. The words of a region differ in width.
 const STEP: u64 = 16;
 
-/// A completed atomic: its word, and the fetched value if any.
+/// A completed atomic with its word, and the fetched value if any.
 struct Done {
     native: bool,
     word: usize,
@@ -37,8 +37,8 @@ struct Done {
     fetched: Option<u64>,
 }
 
-/// Returns whether some order of the operations, which preserves the order of each stream, leads
-/// from `start` to `end` and yields every fetched value.
+/// Searches for an order of the operations that preserves the order of each stream, leads from
+/// `start` to `end` and yields every fetched value. Returns whether one exists.
 fn is_explained(streams: &[Vec<&Done>; STREAMS], start: u64, end: u64) -> bool {
     let (mut states, mut seen) = (vec![([0; STREAMS], start)], HashSet::new());
     while let Some((at, value)) = states.pop() {
@@ -73,7 +73,7 @@ fn an_order_is_found_where_there_is_one_and_only_there() {
     assert!(!is_explained(&[vec![&one], vec![&three], vec![], vec![]], 0, 8), "a value made up");
 }
 
-/// The words of one region: at their owner, and as each peer has imported them.
+/// The words of one region: the owner's id, and the id that each peer got from its import.
 struct Words {
     here: LocalId,
     there: [RemoteId; 2],
@@ -96,7 +96,7 @@ impl Words {
     fn value(&self, nodes: &[Node<FabricRail, 1>], word: usize) -> u64 {
         let width = WIDTHS[word];
         let at = nodes[0].engine.local_ptr(self.here.at(word as u64 * STEP), 8).unwrap();
-        // SAFETY: `local_ptr` checked the range. The owner's thread is this one, and nothing is in
+        // SAFETY: `local_ptr` checked the range. This thread owns the region, and nothing is in
         // flight.
         let value = u64::from_le(unsafe { at.cast::<u64>().read_volatile() });
         let mask = u64::MAX >> (64 - 8 * width as u32);
@@ -120,7 +120,7 @@ fn issue(node: &mut Node<FabricRail, 1>, context: ContextId, at: [RemoteId; 2], 
     true
 }
 
-/// Returns the number of operations per run: `FISHPLATE_ATOMICS`, or a small default.
+/// Returns the number of operations per run, from `FISHPLATE_ATOMICS` or a small default.
 fn count() -> usize {
     std::env::var("FISHPLATE_ATOMICS").map_or(4_000, |n| n.parse().expect("FISHPLATE_ATOMICS is a number"))
 }

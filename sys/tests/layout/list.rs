@@ -1,5 +1,5 @@
-// Everything in `fabric::raw` that has a C layout. The including file defines `layout!`; it gets
-// structures with their fields (`field = C name`), and constants.
+// Lists everything in `fabric::raw` that has a C layout. The including file defines `layout!`,
+// which receives structures with their fields (`field = C name`) and constants.
 layout! {
     structures {
         fi_tx_attr { caps mode op_flags msg_order comp_order inject_size size iov_limit rma_iov_limit tclass }
@@ -58,8 +58,8 @@ layout! {
             writevalid readwritevalid compwritevalid
         }
     }
-    // Fields that are Rust keywords or lie in a C union: our name, C's, and the binding
-    // generator's.
+    // Fields that are Rust keywords or lie in a C union: our name, the C name, and the name in
+    // generated bindings.
     renamed {
         fi_ep_attr r#type "type" type_
         fi_av_attr r#type "type" type_

@@ -1,8 +1,8 @@
-//! Compares our libfabric structures with the installed headers: a C program generated from the
+//! Compares our libfabric structures with the installed headers. A C program generated from the
 //! same list prints sizes, offsets and constants. `FISHPLATE_FABRIC_INCLUDE` names another
 //! directory of headers.
 //!
-//! Headers newer than 1.17 may have longer structures, never shorter ones; offsets must match.
+//! In headers newer than 1.17 a structure may be longer, never shorter. Offsets must be equal.
 #![allow(clippy::unnecessary_cast, reason = "numbers of several types are compared as one")]
 
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use std::{env, fs, process};
 use fishplate_sys::fabric::raw::*;
 use memoffset::{offset_of, span_of};
 
-/// Our sizes, offsets and constants, and the C program that prints libfabric's.
+/// Our sizes, offsets and constants, and the C program that prints libfabric's values.
 #[derive(Default)]
 struct Both {
     ours: BTreeMap<String, i128>,
@@ -117,7 +117,7 @@ fn our_structures_are_those_of_the_headers() {
     for (what, ours) in &both.ours {
         let theirs = theirs[what];
         let structure = what.ends_with(" size") && !what.contains('.');
-        // Ours includes a field that 1.20 added; see the structure.
+        // Our `fi_cq_err_entry` includes a field that 1.20 added.
         let longer = what == "fi_cq_err_entry size";
         let fits = match (structure, later) {
             _ if longer => theirs <= *ours,

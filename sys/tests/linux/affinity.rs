@@ -1,4 +1,4 @@
-//! Pinning threads, and the affinity that the kernel reports.
+//! Tests pinning of threads and the affinity that the kernel reports.
 
 use fishplate_sys::{Errno, affinity};
 

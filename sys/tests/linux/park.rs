@@ -1,5 +1,5 @@
-//! Sleeping and waking on real futexes. No wake-up is lost between threads or processes, with
-//! either barrier. Sleeping takes no processor time, and notifying an awake thread makes no system
+//! Sleeping and waking on real futexes. With either barrier no wake-up is lost between threads or
+//! processes. A sleeping thread uses no processor time. Notifying an awake thread makes no system
 //! call.
 
 use std::{
@@ -22,10 +22,10 @@ use fishplate_core::sync::{
 };
 use fishplate_sys::{LinuxHost, clock};
 
-/// So long that a test notices it only after a lost wake-up.
+/// A timeout long enough that a test reaches it only after a lost wake-up.
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// One direction of a ping-pong: a counter, and the event that the other side sleeps on.
+/// One direction of a ping-pong: a counter, and the event on which the other side sleeps.
 #[repr(C)]
 #[derive(Default)]
 struct Lane {
@@ -33,9 +33,9 @@ struct Lane {
     sent: AtomicU64,
 }
 
-/// Answers `rounds` times. Delays between the steps are random, from nothing to some microseconds,
-/// and sometimes a yield, so that each side meets the other in every state. Returns false after a
-/// lost wake-up.
+/// Answers `rounds` times. Random delays between the steps, from none to some microseconds and
+/// sometimes a yield, make each side meet the other in every state. Returns false after a lost
+/// wake-up.
 fn play(
     host: &LinuxHost,
     idle: &mut Idle,
@@ -44,7 +44,7 @@ fn play(
     rounds: u64,
     random: &mut Random,
 ) -> bool {
-    // No delay at all in half of the cases: most races are there.
+    // Half of the delays are zero, because most races happen without a delay.
     fn dawdle(host: &LinuxHost, random: &mut Random) {
         for _ in 0..random.below(2) * random.below(200) {
             hint::spin_loop();
@@ -76,9 +76,9 @@ fn play(
     idle.counts().deadline_with_work == 0
 }
 
-/// Makes one thread announce its sleep at the moment when another publishes work, again and again:
-/// both start together, and one of them first pauses a random number of times. A missing barrier
-/// shows here.
+/// Makes one thread announce its sleep at the moment when another publishes work, in many rounds.
+/// Both start together, and one of them first pauses for a random time. A missing barrier shows
+/// here.
 fn meet(name: &str, make_host: fn() -> LinuxHost, usual_rounds: u64) {
     let rounds = rounds(usual_rounds);
     let seed = seed(name);
@@ -106,7 +106,7 @@ fn meet(name: &str, make_host: fn() -> LinuxHost, usual_rounds: u64) {
                 while !arrived() {
                     match lane.event.park(&host, SECOND_NS, arrived) {
                         Some(Woken::Deadline) if arrived() => {
-                            // One failure is enough: lets the notifier finish alone.
+                            // One failure is enough, so let the notifier finish alone.
                             start[0].store(u64::MAX, Ordering::SeqCst);
                             return (slept, Some(round));
                         }
@@ -202,13 +202,14 @@ fn no_wake_up_is_lost_on_shared_futexes() {
 fn no_wake_up_is_lost_between_processes() {
     for peer_uses_membarrier in [false, true] {
         let mapping = Mapping::new(4096);
-        // SAFETY: both offsets are aligned and inside the mapping; zeroed memory is a valid lane,
+        // SAFETY: both offsets are aligned and inside the mapping. Zeroed memory is a valid lane,
         // and both processes use only atomics.
         let lanes = unsafe { [mapping.at::<Lane>(0).as_ref(), mapping.at::<Lane>(2048).as_ref()] };
         let rounds = rounds(20_000);
         let seed = seed("processes");
         let side = |lanes, serves: bool| {
-            // Created after the fork, because membarrier registration belongs to the process.
+            // The host is created after the fork, because membarrier registration belongs to the
+            // process.
             let host = LinuxHost::shared().peer_uses_membarrier(peer_uses_membarrier);
             let mut idle = Idle::new(policy_that_parks(0));
             let whole =
@@ -225,7 +226,7 @@ fn no_wake_up_is_lost_between_processes() {
 #[test]
 fn a_sleeper_in_another_process_is_woken() {
     let mapping = Mapping::new(4096);
-    // SAFETY: aligned and inside the mapping; zeroed memory is a valid eventcount.
+    // SAFETY: offset 0 is aligned and inside the mapping. Zeroed memory is a valid eventcount.
     let event: &EventCount = unsafe { mapping.at(0).as_ref() };
     let child =
         Child::run(|| event.park(&LinuxHost::shared(), 30 * SECOND_NS, || false) == Some(Woken::Called));
@@ -239,7 +240,8 @@ fn a_sleeper_in_another_process_is_woken() {
 #[test]
 fn a_sleeper_on_two_eventcounts_is_woken_from_another_process() {
     let mapping = Mapping::new(4096);
-    // SAFETY: aligned and inside the mapping; zeroed memory is a valid pair of eventcounts.
+    // SAFETY: offset 0 is aligned and inside the mapping. Zeroed memory is a valid pair of
+    // eventcounts.
     let channels: &Channels = unsafe { mapping.at(0).as_ref() };
     let [send, recv] = [&channels.send, &channels.recv[0]];
     for event in [send, recv] {
@@ -259,9 +261,10 @@ fn a_sleeper_on_two_eventcounts_is_woken_from_another_process() {
 
 #[test]
 fn a_private_wake_up_does_not_reach_a_shared_sleeper() {
-    // This is why `LinuxHost::shared` exists: with the private flag, the same call wakes nobody.
+    // Shows why `LinuxHost::shared` exists: with the private flag, the same notification wakes
+    // nobody.
     let mapping = Mapping::new(4096);
-    // SAFETY: aligned and inside the mapping; zeroed memory is a valid eventcount.
+    // SAFETY: offset 0 is aligned and inside the mapping. Zeroed memory is a valid eventcount.
     let event: &EventCount = unsafe { mapping.at(0).as_ref() };
     let (sleeps, sleeping) = mpsc::channel();
     let sleeper = thread::scope(|scope| {
@@ -275,7 +278,8 @@ fn a_private_wake_up_does_not_reach_a_shared_sleeper() {
         event.notify(&LinuxHost::private());
         sleeper.join().unwrap()
     });
-    // The word did change, so the result is not `Deadline`, but the time had to pass.
+    // The word did change, so the result is `Called` rather than `Deadline`. But the time had to
+    // pass.
     assert_eq!(sleeper.0, Some(Woken::Called));
     assert!(sleeper.1 >= 2 * SECOND_NS);
 }
@@ -299,7 +303,7 @@ fn a_parked_thread_uses_no_processor() {
         let (cpu_ns, counts) = sleeper.join().unwrap();
         eprintln!("{} us of processor time in 2 s: {counts:?}", cpu_ns / 1000);
         assert!(cpu_ns < 20_000_000, "{cpu_ns} ns");
-        // One lasts 50 ms, or longer where others keep the processor.
+        // A park lasts 50 ms, or longer if other threads use the processor.
         assert!(counts.parks >= 5);
     });
 }

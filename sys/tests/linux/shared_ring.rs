@@ -1,4 +1,4 @@
-//! A ring in a memfd, with its two sides in two processes.
+//! A ring in a memfd, with producer and consumer in two processes.
 
 use crate::support::{Child, Mapping, rounds};
 use fishplate_core::sync::{
@@ -18,15 +18,16 @@ fn every_value_crosses_to_another_process_once_and_in_order() {
     let mapping = Mapping::new(4096);
     let header = mapping.at::<Header>(HEADER_AT);
     let slots = mapping.at::<[u64; CAPACITY]>(SLOTS_AT).cast::<u64>();
-    // SAFETY: aligned and inside the mapping; zeroed memory is a valid pair of eventcounts.
+    // SAFETY: the offset is aligned and inside the mapping. Zeroed memory is a valid pair of
+    // eventcounts.
     let channels: &Channels = unsafe { mapping.at(CHANNELS_AT).as_ref() };
     let values = rounds(200_000);
     let deadline_ns = clock::monotonic_ns() + 60_000_000_000;
 
     let child = Child::run(|| {
         let (host, mut idle) = (LinuxHost::shared(), Idle::new(Policy::BALANCED));
-        // SAFETY: mapped for the life of the process; this is the only consumer; every u64 is
-        // valid.
+        // SAFETY: the ring stays mapped for the life of the process. This is the only consumer, and
+        // every u64 is valid.
         let Ok(mut rx) = (unsafe { Consumer::from_raw(header, slots, CAPACITY) }) else { return false };
         let mut want = 0;
         while want < values {
@@ -47,7 +48,8 @@ fn every_value_crosses_to_another_process_once_and_in_order() {
     });
 
     let (host, mut idle) = (LinuxHost::shared(), Idle::new(Policy::BALANCED));
-    // SAFETY: mapped until this test ends; this is the only producer; every u64 is valid.
+    // SAFETY: the ring stays mapped until this test ends. This is the only producer, and every u64
+    // is valid.
     let mut tx = unsafe { Producer::from_raw(header, slots, CAPACITY) }.unwrap();
     for value in 0..values {
         let waited =
@@ -65,7 +67,8 @@ fn a_peer_that_scribbles_over_its_counter_stops_the_ring_and_nothing_else() {
     let mapping = Mapping::new(4096);
     let header = mapping.at::<Header>(HEADER_AT);
     let slots = mapping.at::<[u64; CAPACITY]>(SLOTS_AT).cast::<u64>();
-    // SAFETY: mapped until this test ends; these are the only two sides; every u64 is valid.
+    // SAFETY: the ring stays mapped until this test ends. These are its only two sides, and every
+    // u64 is valid.
     let (mut tx, mut rx) = unsafe {
         (
             Producer::from_raw(header, slots, CAPACITY).unwrap(),
@@ -74,8 +77,8 @@ fn a_peer_that_scribbles_over_its_counter_stops_the_ring_and_nothing_else() {
     };
     tx.push(1).unwrap();
     let child = Child::run(|| {
-        // SAFETY: inside the mapping. The other side uses these counters as atomics, as with any
-        // peer.
+        // SAFETY: the header is inside the mapping. The other side reads these counters as atomics,
+        // because a peer may change them at any time.
         unsafe { header.cast::<[u8; 256]>().write_volatile([0xa5; 256]) };
         true
     });

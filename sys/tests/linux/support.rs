@@ -1,4 +1,4 @@
-//! Helpers that these tests share.
+//! Helpers for these tests.
 
 use std::{
     env,
@@ -6,12 +6,12 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-/// Returns the rounds of a stress test: `FISHPLATE_STRESS`, or else `usual`.
+/// Returns the number of rounds of a stress test, from `FISHPLATE_STRESS` or `usual`.
 pub fn rounds(usual: u64) -> u64 {
     env::var("FISHPLATE_STRESS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(usual)
 }
 
-/// Returns a seed that differs from run to run, and prints it. `FISHPLATE_SEED` repeats a run.
+/// Prints and returns a seed that differs from run to run. `FISHPLATE_SEED` repeats a run.
 pub fn seed(test: &str) -> u64 {
     let clock = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_nanos() as u64);
     let seed = env::var("FISHPLATE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(clock);
@@ -35,7 +35,7 @@ impl Random {
     }
 }
 
-/// A memfd mapped into this process and into children forked later. Starts zeroed.
+/// A memfd mapped into this process and into children forked later. The memory starts zeroed.
 pub struct Mapping {
     start: NonNull<u8>,
     len: usize,
@@ -43,7 +43,7 @@ pub struct Mapping {
 
 impl Mapping {
     pub fn new(len: usize) -> Self {
-        // SAFETY: each result is checked, and the mapping survives closing the descriptor.
+        // SAFETY: each result is checked, and the mapping stays after the descriptor is closed.
         unsafe {
             let fd = libc::memfd_create(c"fishplate-test".as_ptr(), libc::MFD_CLOEXEC);
             assert!(fd >= 0 && libc::ftruncate(fd, len as libc::off_t) == 0);
@@ -65,7 +65,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: mapped by `new`; these tests keep no reference beyond the mapping.
+        // SAFETY: `new` mapped this memory, and these tests keep no reference beyond the mapping.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
     }
 }
@@ -77,8 +77,8 @@ impl Child {
     /// Forks. `body` must not allocate, lock or panic, because another thread may hold a lock
     /// during the fork.
     pub fn run(body: impl FnOnce() -> bool) -> Self {
-        // SAFETY: the child calls only `body`, which keeps to what a forked child may do, and
-        // `_exit`.
+        // SAFETY: the child calls only `_exit` and `body`, which does nothing that a forked child
+        // may not do.
         match unsafe { libc::fork() } {
             // SAFETY: `_exit` runs no handlers of the parent.
             0 => unsafe { libc::_exit(if body() { 0 } else { 1 }) },
@@ -98,7 +98,7 @@ impl Child {
         let until = Instant::now() + Duration::from_secs(60);
         loop {
             let mut status = 0;
-            // SAFETY: our own child, which nothing else waits for.
+            // SAFETY: the process is our own child, and nothing else waits for it.
             match unsafe { libc::waitpid(self.0, &mut status, libc::WNOHANG) } {
                 0 if Instant::now() > until => {
                     // SAFETY: the child has not been reaped, so its id is not reused.

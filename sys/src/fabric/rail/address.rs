@@ -1,9 +1,9 @@
-//! The address of a rail: a header of 16 bytes, then the provider's address.
+//! The address of a rail: a 16-byte header, then the provider's address.
 //!
 //! ```text
 //! 0 "fpfa" | 4 version u16 | 6 notification u8 | 7 0 | 8 number u32 | 12 format u32 | 16 address
 //! ```
-//! Little-endian. Both ends must have the same version, the same notification and the same address
+//! All fields are little-endian. Both sides must have the same version, notification and address
 //! format.
 
 use alloc::vec::Vec;
@@ -16,25 +16,25 @@ use crate::fabric::persona::Notify;
 /// The first bytes of every address.
 const MAGIC: [u8; 4] = *b"fpfa";
 
-/// Version of the protocol between rails, message headers included.
+/// Version of the protocol between rails, including the message headers.
 pub(super) const VERSION: u16 = 1;
 
-/// Bytes before the provider's address.
+/// Length of the header in bytes.
 const HEAD: usize = 16;
 
-/// Longest accepted provider address, in bytes.
+/// Maximum length of a provider's address, in bytes.
 const LONGEST: usize = 1024;
 
-/// A rail's address.
+/// A decoded rail address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Address<'a> {
-    /// How arrived writes are reported.
+    /// How the rail learns the sender of an arrived write.
     pub notify: Notify,
     /// The rail's signature.
     pub number: u32,
-    /// The format of `provider`.
+    /// The libfabric format of `provider` (`FI_SOCKADDR_IN`, ...).
     pub format: u32,
-    /// The provider's address, opaque.
+    /// The provider's opaque address.
     pub provider: &'a [u8],
 }
 

@@ -1,5 +1,5 @@
-//! The buffer for completions. It is allocated once and accessed through a raw pointer, so that an
-//! entry stays readable while the rail is mutably borrowed to handle it.
+//! The buffer for completions. It is allocated once and accessed through a raw pointer, so an entry
+//! stays readable while its handler borrows the rail mutably.
 
 use alloc::boxed::Box;
 use core::ptr::NonNull;
@@ -15,23 +15,24 @@ impl Batch {
         Batch(NonNull::from(Box::leak(Box::new([cq::EMPTY; BATCH]))).cast())
     }
 
-    /// Pointer to the first of [`BATCH`] entries.
+    /// Returns a pointer to the first of [`BATCH`] entries.
     #[inline(always)]
     pub fn first(&self) -> *const Entry {
         self.0.as_ptr()
     }
 
-    /// The first `count` entries, at most [`BATCH`].
+    /// Returns the first `count` entries, at most [`BATCH`].
     #[inline(always)]
     pub fn room(&mut self, count: usize) -> &mut [Entry] {
-        // SAFETY: at most as many as were allocated, and borrowed from `self`.
+        // SAFETY: the allocation has `BATCH` entries and lives as long as `self`, which is borrowed
+        // mutably.
         unsafe { slice::from_raw_parts_mut(self.0.as_ptr(), count.min(BATCH)) }
     }
 }
 
 impl Drop for Batch {
     fn drop(&mut self) {
-        // SAFETY: the pointer and length of the leaked allocation.
+        // SAFETY: `new` leaked this box of `BATCH` entries, and nothing uses it after the drop.
         drop(unsafe { Box::from_raw(self.0.as_ptr().cast::<[Entry; BATCH]>()) });
     }
 }

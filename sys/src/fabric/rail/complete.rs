@@ -1,5 +1,5 @@
-//! Handles completions: of posts, of arrived writes, and of messages. Handlers change state and
-//! report. They post nothing except the receive buffer that a message used.
+//! Handles completions of posts, arrived writes and messages. Handlers change state and report to
+//! the sink. They post nothing except the receive buffer of a handled message.
 
 use core::ptr::NonNull;
 
@@ -15,31 +15,31 @@ use crate::fabric::error::Code;
 use crate::fabric::persona::Notify;
 use crate::fabric::raw::*;
 
-/// Idle polls between two clock reads: a power of two.
+/// Number of idle polls between two clock reads. A power of two.
 const LOOK: u32 = 4096;
 
-/// Returns whether an entry is an arrived write with data. `FI_REMOTE_CQ_DATA` alone does not tell:
+/// Returns whether an entry is an arrived write with data. `FI_REMOTE_CQ_DATA` alone is not enough:
 /// some providers repeat a post's flags in its own completion, which has a context. The shm
-/// provider of libfabric 2 omits `FI_REMOTE_WRITE` and the context.
+/// provider of libfabric 2 omits both `FI_REMOTE_WRITE` and the context.
 #[inline(always)]
 pub(super) fn is_arrival(entry: &Entry) -> bool {
     const BOTH: u64 = FI_REMOTE_CQ_DATA | FI_REMOTE_WRITE;
     entry.flags & BOTH == BOTH || (entry.flags & FI_REMOTE_CQ_DATA != 0 && entry.op_context.is_null())
 }
 
-/// Returns the context if the entry is a completed write that needs no further work.
+/// Returns the context of a completed write that needs no further work.
 #[inline(always)]
 fn ended_write(entry: &Entry) -> Option<*mut Slot> {
     if entry.flags & (FI_REMOTE_CQ_DATA | FI_RECV) != 0 {
         return None;
     }
     let slot = NonNull::new(entry.op_context.cast::<Slot>())?.as_ptr();
-    // SAFETY: returned contexts are ours and never move.
+    // SAFETY: the entry is not an arrival, so its context is from our pool. Contexts never move.
     (unsafe { (*slot).kind } == ContextKind::Write).then_some(slot)
 }
 
 impl FabricRail {
-    /// Reads at most `budget` completions. Only the usual case, an empty queue, is inlined.
+    /// Reads at most `budget` completions. Only the usual case of an empty queue is inlined.
     #[inline(always)]
     pub(super) fn reap<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
         // This one counter guards all rare work, so that an idle poll checks nothing else.
@@ -62,8 +62,8 @@ impl FabricRail {
         }
     }
 
-    /// A poll that does more than read the queue: work is queued, or the clock is due. Every poll
-    /// is long if entries come with their source, or a device must be flushed.
+    /// Polls and does more than read the queue: work is queued, or the clock must be read. Every
+    /// poll is long if entries come with their source address, or if a device must be flushed.
     #[inline(never)]
     fn long_poll<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
         self.plan();
@@ -94,7 +94,7 @@ impl FabricRail {
         waited + count
     }
 
-    /// Polls without an endpoint. Does not read the queue, because it has nothing from a peer.
+    /// Polls while the endpoint is closed. Does not read the queue, because no peer can reach it.
     #[cold]
     fn poll_closed(&mut self, waited: u32) -> u32 {
         if self.polls().is_multiple_of(LOOK) {
@@ -113,8 +113,8 @@ impl FabricRail {
         }
     }
 
-    /// Handles a full batch and the ones behind it, at most `budget` entries in all. Leaves an
-    /// error behind them to the next poll.
+    /// Handles a full batch and the completions behind it, at most `budget` in all. The next poll
+    /// handles an error behind them.
     #[inline(never)]
     fn full_batch<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
         let mut left = budget;
@@ -132,12 +132,12 @@ impl FabricRail {
         budget - left
     }
 
-    /// The number of polls so far. Wraps.
+    /// Returns the number of polls so far. Wraps.
     pub(super) fn polls(&self) -> u32 {
         self.polls_planned.wrapping_sub(self.plain_polls)
     }
 
-    /// Makes the next poll a long one, because work is queued.
+    /// Makes the next poll a long one, because there is queued work.
     pub(super) fn hurry(&mut self) {
         if !self.busy {
             self.busy = true;
@@ -154,8 +154,8 @@ impl FabricRail {
         self.polls_planned = polls.wrapping_add(self.plain_polls);
     }
 
-    /// Flushes the device if a NIC may have written to it: the batch has an arrival or a completed
-    /// read. If the flush fails, all peers fail and no arrival is reported.
+    /// Flushes the device if a NIC may have written to its memory, which an arrival or a completed
+    /// read in the batch indicates. If the flush fails, all peers fail and no arrival is reported.
     #[inline(never)]
     fn prepare(&mut self, count: usize) {
         let Some(Reached { device, .. }) = &mut self.device else { return };
@@ -164,7 +164,8 @@ impl FabricRail {
         }
         let written = |entry: &Entry| {
             let slot = entry.op_context.cast::<Slot>();
-            // SAFETY: a context of a completion that is no arrival is ours, and never moves.
+            // SAFETY: an entry that is neither an arrival nor a receive has a context of our pool,
+            // and contexts never move.
             let is_read = || !slot.is_null() && unsafe { (*slot).kind } == ContextKind::Read;
             is_arrival(entry) || entry.flags & FI_RECV != 0 || is_read()
         };
@@ -175,29 +176,30 @@ impl FabricRail {
         }
     }
 
-    /// Handles completions. Reports consecutive ones with the same context word together.
+    /// Handles `count` completions. Reports consecutive ones with the same context word together.
     #[inline(never)]
     fn complete_all<S: Sink>(&mut self, count: usize, sink: &mut S) {
         let mut next = self.entries.first();
-        // SAFETY: no more entries were read than fit.
+        // SAFETY: `count` entries were read into the batch, so it has at least as many.
         let end = unsafe { next.add(count) };
         while next != end {
-            // SAFETY: before the end.
+            // SAFETY: `next` is before `end`, so its entry was read into the batch.
             let Some(mut slot) = ended_write(unsafe { &*next }) else {
-                // SAFETY: before the end. Its fields are read once, before any report.
+                // SAFETY: `next` is before `end`. The fields are copied once, before any report.
                 let Entry { op_context, flags, len, data, .. } = unsafe { *next };
                 let entry = Entry { op_context, flags, len, data, ..cq::EMPTY };
                 self.complete(entry, next, sink);
-                // SAFETY: before the end.
+                // SAFETY: `next` was before `end`, so the sum is at most `end`.
                 next = unsafe { next.add(1) };
                 continue;
             };
-            // SAFETY: returned contexts are ours and stay in place;
-            // the provider is done with this one.
+            // SAFETY: `ended_write` returns only contexts of our pool, which never move. The
+            // provider has completed this one.
             let (cx, peer) = unsafe { ((*slot).cx, (*slot).peer) };
             let first = next;
             loop {
-                // SAFETY: the provider has completed it, and `next` was before the end.
+                // SAFETY: the provider has completed the post of `slot`, and `next` was before
+                // `end`.
                 next = unsafe {
                     self.pool.give(slot);
                     next.add(1)
@@ -205,35 +207,39 @@ impl FabricRail {
                 if next == end {
                     break;
                 }
-                // SAFETY: before the end.
+                // SAFETY: `next` is before `end`, so its entry was read into the batch.
                 let Some(another) = ended_write(unsafe { &*next }) else { break };
                 slot = another;
-                // SAFETY: as above.
+                // SAFETY: `ended_write` returned this context of our pool.
                 if unsafe { (*slot).cx } != cx {
                     break;
                 }
-                // SAFETY: as above.
+                // SAFETY: `ended_write` returned this context of our pool.
                 if unsafe { (*slot).peer } != peer {
                     break;
                 }
             }
-            // SAFETY: both are in the array, and `first` comes first.
+            // SAFETY: both pointers are into the batch or one past it, and `next` is not before
+            // `first`.
             let ends = unsafe { next.offset_from_unsigned(first) } as u32;
-            // SAFETY: a peer to which something was posted has a slot.
+            // SAFETY: the context's post was checked against the peer's slot, and slots are never
+            // removed.
             let slot = unsafe { self.peers.place(peer) };
             slot.ended = slot.ended.wrapping_add(ends);
             sink.done_alike(cx, ends);
         }
     }
 
-    /// The source address of an entry, if the provider reports it.
+    /// Returns the source address of the entry at `place`. Valid only if the provider reports
+    /// sources.
     #[inline(always)]
     fn source(&self, place: *const Entry) -> u64 {
         let at = (place.addr() - self.entries.first().addr()) / size_of::<Entry>();
         self.sources[at]
     }
 
-    /// Handles any other entry; `place` is its index in the batch.
+    /// Handles an entry that is not a plain completed write. `place` points to the entry in the
+    /// batch.
     #[inline(always)]
     fn complete<S: Sink>(&mut self, entry: Entry, place: *const Entry, sink: &mut S) {
         if is_arrival(&entry) {
@@ -252,15 +258,16 @@ impl FabricRail {
         }
     }
 
-    /// Handles an arrived write whose data does not name the sender, or that used up a receive
-    /// buffer.
+    /// Handles an arrived write whose data does not name the sender, or that used a receive buffer.
+    /// Returns its peer, if known.
     #[inline(never)]
     fn arrival(&mut self, entry: &Entry, place: *const Entry) -> Option<u16> {
-        // With `FI_RX_CQ_DATA` the context is a receive buffer. Otherwise it is not ours: shm 1.17
-        // returns the sender's context, a pointer of another process.
+        // With `FI_RX_CQ_DATA` the context is that of a receive buffer. Otherwise it is not ours:
+        // shm 1.17 returns the sender's context, a pointer of another process.
         if self.takes_receives && !entry.op_context.is_null() {
             let slot = entry.op_context.cast::<Slot>();
-            // SAFETY: returned contexts are ours and never move.
+            // SAFETY: with `takes_receives` a context in an arrival is from our pool, and contexts
+            // never move.
             if unsafe { (*slot).kind } == ContextKind::Receive {
                 self.give_back(slot);
             }
@@ -276,13 +283,13 @@ impl FabricRail {
     #[inline(always)]
     fn receive<S: Sink>(&mut self, entry: &Entry, place: *const Entry, sink: &mut S) {
         let slot = entry.op_context.cast::<Slot>();
-        // SAFETY: contexts with this flag are those of receives.
+        // SAFETY: an entry with `FI_RECV` has the context of one of our receives.
         let index = unsafe { (*slot).index };
         let buffer = self.slab.at(index as usize - self.caps.depth as usize);
         let len = entry.len.min(self.caps.max_message + HEAD);
         let mut head = [0; HEAD];
-        // SAFETY: the buffer is ours until it is posted again below, and its first `len` bytes are
-        // the message.
+        // SAFETY: the buffer is ours until the receive is posted again below. Its first `len` bytes
+        // are the message.
         let bytes = unsafe { Untrusted::new(buffer, len) };
         bytes.copy_out(&mut head);
         let number = u32::from_le_bytes([head[0], head[1], head[2], head[3]]);
@@ -309,13 +316,13 @@ impl FabricRail {
         self.give_back(slot);
     }
 
-    /// Reposts a receive buffer, now or in the next pass.
+    /// Posts a receive buffer again, now or in the next pass.
     #[inline(always)]
     fn give_back(&mut self, slot: *mut Slot) {
-        // SAFETY: a receive's context, which the provider has returned.
+        // SAFETY: the provider has completed the receive of this context, which is from our pool.
         let index = unsafe { (*slot).index };
         if self.post_receive(index).is_err() {
-            // It has capacity for all receive buffers.
+            // Does not allocate: the vector has capacity for all receive buffers.
             self.unposted.push(index);
             self.hurry();
         }
@@ -324,13 +331,15 @@ impl FabricRail {
     /// Handles a successful completion of a post.
     #[inline]
     fn ended<S: Sink>(&mut self, slot: *mut Slot, sink: &mut S) {
-        // SAFETY: returned contexts are ours and stay in place; the provider is done with this one.
+        // SAFETY: contexts of completed posts are from our pool and never move. The provider has
+        // completed this one.
         let (cx, peer, extra, (kind, orphan)) =
             unsafe { ((*slot).cx, (*slot).peer, (*slot).extra, (*slot).used_for()) };
         match kind {
             ContextKind::Free | ContextKind::Receive | ContextKind::Orphan => return,
             ContextKind::Send => self.bounces.push(extra),
-            // SAFETY: the poster guarantees 8 writable bytes until the completion is reported.
+            // SAFETY: the poster guarantees 8 writable bytes at `fetch` until the completion is
+            // reported, which happens below.
             ContextKind::Atomic if !orphan => unsafe {
                 if !(*slot).fetch.is_null() {
                     (*slot).fetch.write((*slot).words[2]);
@@ -348,21 +357,22 @@ impl FabricRail {
 
     /// Returns a context to the pool.
     pub(super) fn free(&mut self, slot: *mut Slot) {
-        // SAFETY: as in `ended`.
+        // SAFETY: the callers pass a context of our pool that the provider has completed or never
+        // received.
         unsafe {
             self.stats.orphans -= ((*slot).kind == ContextKind::Orphan) as u32;
             self.pool.give(slot);
         }
     }
 
-    /// Counts a completed post of a peer.
+    /// Counts a completed post to a peer.
     #[inline(always)]
     pub(super) fn settle(&mut self, peer: u16) {
         let slot = &mut self.peers.slots[peer as usize];
         slot.ended = slot.ended.wrapping_add(1);
     }
 
-    /// Handles a queue that returned an error: reads all error entries, then the completions behind
+    /// Handles a queue that returned an error. Reads all error entries, then the completions behind
     /// them.
     #[cold]
     #[inline(never)]
@@ -407,12 +417,13 @@ impl FabricRail {
         if slot.is_null() {
             return;
         }
-        // SAFETY: returned contexts are ours and stay in place; the provider is done with this one.
+        // SAFETY: contexts of failed posts are from our pool and never move. The provider has
+        // completed this one.
         let (cx, peer, extra, (kind, orphan)) =
             unsafe { ((*slot).cx, (*slot).peer, (*slot).extra, (*slot).used_for()) };
         match kind {
             ContextKind::Free => return,
-            // A truncated or cancelled receive. The entry does not name the sender.
+            // A truncated or cancelled receive. The error entry does not name the sender.
             ContextKind::Receive => return self.give_back(slot),
             ContextKind::Send => self.bounces.push(extra),
             _ => {}
@@ -422,7 +433,8 @@ impl FabricRail {
             return;
         }
         self.settle(peer);
-        // The rail cancels no receives, so the provider dropped it with its connection.
+        // The rail never cancels posts, so `ECANCELED` means that the provider dropped the post
+        // with its connection.
         let lost = error.code.is_disconnect()
             || error.code == Code::ECANCELED
             || !self.peers.slots[peer as usize].up;
@@ -433,13 +445,13 @@ impl FabricRail {
         sink.done(cx, Err(end));
     }
 
-    /// Does the queued work: reports, words, receive buffers, an unposted batch.
+    /// Does the queued work: reports events, sends words, posts receive buffers, closes a batch.
     #[cold]
     fn chores<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
         let mut count = 0;
         while count < budget {
             let Some(event) = self.events.pop_front() else { break };
-            // A peer that may return does not count as work: a worker may sleep.
+            // A peer that may return does not count as work, so a worker may sleep.
             count += u32::from(!matches!(event, Event::Up(_)));
             report(event, sink);
         }
@@ -464,7 +476,8 @@ impl FabricRail {
         count
     }
 
-    /// Queues a report. There is room: one completion per context, and a few events per peer.
+    /// Queues a report. The queue has room for one completion per context and a few events per
+    /// peer.
     pub(super) fn tell(&mut self, event: Event) {
         self.events.push_back(event);
         self.hurry();

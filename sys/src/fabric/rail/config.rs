@@ -6,37 +6,38 @@ use core::time::Duration;
 
 use crate::fabric::error::CallError;
 
-/// Settings of a rail, fixed once it is open. An open rail does not allocate.
+/// Settings of a rail. They are fixed once the rail is open, and an open rail does not allocate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FabricConfig {
-    /// Maximum number of attached peers; their numbers are below this.
+    /// Maximum number of attached peers. Peer numbers are below this.
     pub max_peers: u16,
-    /// Longest message in bytes, at least 256. A provider may support less.
+    /// Maximum length of a message in bytes, at least 256. A provider may support less.
     pub max_message: usize,
     /// Maximum number of outstanding posts. A provider may support fewer.
     pub depth: u32,
-    /// Posted receive buffers, each as long as the longest message. A provider may support fewer.
+    /// Number of posted receive buffers of `max_message` bytes each. A provider may support fewer.
     pub receives: u32,
-    /// Bounce buffers, for messages too long to inject.
+    /// Number of bounce buffers, for messages too long to inject.
     pub bounces: u32,
     /// Maximum number of registered regions.
     pub max_regions: u16,
-    /// Most imported regions.
+    /// Maximum number of imported regions.
     pub max_imports: u32,
-    /// Depth of the completion queue; 0: that of the provider's persona.
+    /// Depth of the completion queue. 0 selects the depth of the provider's persona.
     pub completions: usize,
-    /// How long a peer may leave a post incomplete, or reject every post, without any other sign of
-    /// life. Under manual progress this includes peers that do not poll. `None`: no limit.
+    /// How long a peer may show no sign of life while a post to it is outstanding or every post is
+    /// rejected. Under manual progress a peer that does not poll shows none. `None` means no limit.
     pub deadline: Option<Duration>,
-    /// Whether short writes are injected: they complete at once, and their errors go unreported.
+    /// Whether short writes are injected. An injected write completes at once, and its errors go
+    /// unreported.
     pub inject: bool,
-    /// Whether writes are batched (`FI_MORE`). `None`: the persona decides.
+    /// Whether writes are batched (`FI_MORE`). With `None` the persona decides.
     pub more: Option<bool>,
-    /// Whether the provider executes the atomics that it supports, in regions
-    /// [with native atomics](fishplate_core::mem::Region::with_native_atomics). The offer must be
-    /// asked for with [`Ask::atomics`](crate::fabric::Ask::atomics).
+    /// Whether the provider executes the atomics that it supports, in regions [with native
+    /// atomics](fishplate_core::mem::Region::with_native_atomics). The offer must have been
+    /// requested with [`Ask::atomics`](crate::fabric::Ask::atomics).
     pub native_atomics: bool,
-    /// Seed of the keys and the rail's number. `None`: the kernel's random numbers.
+    /// Seed of the keys and of the rail's number. `None` takes random numbers from the kernel.
     pub seed: Option<u64>,
 }
 
@@ -64,7 +65,7 @@ impl FabricConfig {
     /// Checks that all settings are in range.
     ///
     /// # Errors
-    /// Names the setting that is not.
+    /// [`SetupError::Config`] names the setting that is out of range.
     pub fn check(&self) -> Result<(), SetupError> {
         let rules = [
             (self.max_peers >= 1, "max_peers: at least 1"),
@@ -88,7 +89,7 @@ impl FabricConfig {
 pub enum SetupError {
     /// A setting is out of range.
     Config(&'static str),
-    /// A provider call failed; with libfabric's message.
+    /// A provider call failed. The string is libfabric's message.
     Call(CallError, String),
 }
 

@@ -1,4 +1,4 @@
-//! Device memory on a rail: registers it with the NIC, flushes it before arrivals are reported, and
+//! Device memory on a rail. Registers it with the NIC, flushes it before arrivals are reported, and
 //! copies to and from it for the engine's messages.
 
 use alloc::boxed::Box;
@@ -15,17 +15,17 @@ use super::FabricRail;
 use crate::fabric::mr::MemoryRegion;
 use crate::fabric::raw::*;
 
-/// The driver of a device, by libfabric's name.
+/// The driver of a device, as libfabric names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Interface {
-    /// NVIDIA's (`FI_HMEM_CUDA`).
+    /// NVIDIA CUDA (`FI_HMEM_CUDA`).
     Cuda,
-    /// AMD's (`FI_HMEM_ROCR`).
+    /// AMD ROCm (`FI_HMEM_ROCR`).
     Rocr,
-    /// Intel's (`FI_HMEM_ZE`).
+    /// Intel Level Zero (`FI_HMEM_ZE`).
     LevelZero,
-    /// No driver: host memory stands in for a device, and every provider reaches it.
+    /// No driver: host memory stands in for device memory, and every provider can access it.
     Host,
 }
 
@@ -40,7 +40,7 @@ impl Interface {
     }
 }
 
-/// A dmabuf descriptor of device memory. Closed when dropped; a registration made from it stays.
+/// A dmabuf descriptor of device memory. Closed on drop; a registration made from it stays valid.
 #[derive(Debug)]
 pub struct Dmabuf {
     fd: c_int,
@@ -51,7 +51,7 @@ impl Dmabuf {
     /// Takes ownership of a descriptor. The memory begins at `offset` in it.
     ///
     /// # Safety
-    /// The descriptor is open, and it is not closed elsewhere.
+    /// The descriptor is open, and nothing else closes it.
     pub unsafe fn new(fd: c_int, offset: u64) -> Dmabuf {
         Dmabuf { fd, offset }
     }
@@ -59,7 +59,8 @@ impl Dmabuf {
 
 impl Drop for Dmabuf {
     fn drop(&mut self) {
-        // SAFETY: open and ours, as `new` requires.
+        // SAFETY: the caller of `new` guaranteed that the descriptor is open and that nothing else
+        // closes it.
         unsafe { libc::close(self.fd) };
     }
 }
@@ -68,22 +69,22 @@ impl Drop for Dmabuf {
 ///
 /// # Safety
 /// - A [`Dmabuf`] refers to the requested memory.
-/// - After [`write_device`](Self::write_device) or [`read_device`](Self::read_device) returns, with
-///   or without an error, the device does not access the host buffer.
-/// - After [`flush`](Self::flush) succeeds, the device sees all that NICs had written before the
-///   call.
+/// - Once [`write_device`](Self::write_device) or [`read_device`](Self::read_device) has returned,
+///   with or without an error, the device does not access the host buffer.
+/// - Once [`flush`](Self::flush) has succeeded, the device sees everything that NICs wrote before
+///   the call.
 pub unsafe trait DeviceMemory: Send {
-    /// The device's driver.
+    /// Returns the device's driver.
     fn interface(&self) -> Interface;
 
-    /// The device's number in this process, as in
+    /// Returns the device's number in this process, as in
     /// [`RegionKind::Device`](fishplate_core::mem::RegionKind::Device).
     fn ordinal(&self) -> u32;
 
-    /// Exports these bytes as a dmabuf, if the driver supports it. Slow path.
+    /// Exports `len` bytes at `ptr` as a dmabuf, if the driver supports it. Slow path.
     fn dmabuf(&mut self, ptr: NonNull<u8>, len: usize) -> Option<Dmabuf>;
 
-    /// Whether NIC writes are visible to the device only after a flush. Constant.
+    /// Returns whether the device sees NIC writes only after a flush. The answer never changes.
     fn must_flush(&self) -> bool;
 
     /// Makes NIC writes visible to the device. One driver call.
@@ -92,35 +93,35 @@ pub unsafe trait DeviceMemory: Send {
     /// The driver's error code.
     fn flush(&mut self) -> Result<(), i32>;
 
-    /// Copies bytes into device memory, and waits for the copy. Slow path.
+    /// Copies bytes into device memory and waits for the copy. Slow path.
     ///
     /// # Errors
-    /// As of [`Rail::write_device`](fishplate_core::rail::Rail::write_device).
+    /// The errors of [`Rail::write_device`](fishplate_core::rail::Rail::write_device).
     ///
     /// # Safety
-    /// `from.len()` bytes at `to` are memory of this device.
+    /// The `from.len()` bytes at `to` are memory of this device.
     unsafe fn write_device(&mut self, to: NonNull<u8>, from: Untrusted<'_>) -> Result<(), PostError>;
 
-    /// Copies bytes out of device memory, and waits for the copy. Slow path.
+    /// Copies bytes out of device memory and waits for the copy. Slow path.
     ///
     /// # Errors
-    /// As there.
+    /// The errors of [`Rail::read_device`](fishplate_core::rail::Rail::read_device).
     ///
     /// # Safety
-    /// As there.
+    /// The `into.len()` bytes at `from` are memory of this device.
     unsafe fn read_device(&mut self, from: NonNull<u8>, into: &mut [u8]) -> Result<(), PostError>;
 
-    /// Whether a copy whose call returned an error may still be running on the device. Registered
-    /// device memory stays in use until it is not. Asks the driver; slow path.
+    /// Asks the driver whether a copy that returned an error may still be running. Registered
+    /// device memory stays in use until this returns `false`. Slow path.
     fn is_copying(&mut self) -> bool;
 }
 
 /// A device, and the addresses of its registered memory.
 pub(super) struct Reached {
     pub device: Box<dyn DeviceMemory>,
-    /// Key and addresses of each registration.
+    /// Key and address range of each registration.
     spans: Vec<(u64, Range<usize>)>,
-    /// A failed copy may still be running.
+    /// Whether a failed copy may still be running.
     copying: bool,
 }
 
@@ -134,7 +135,7 @@ impl Reached {
     }
 
     /// Removes a registration. Returns whether it was device memory that a failed copy may still
-    /// use.
+    /// access.
     pub fn remove(&mut self, key: u64) -> bool {
         let Some(at) = self.spans.iter().position(|span| span.0 == key) else { return false };
         self.spans.swap_remove(at);
@@ -146,14 +147,14 @@ impl Reached {
         self.spans.iter().any(|(_, span)| holds(span))
     }
 
-    /// Whether a failed copy may still use these bytes.
+    /// Returns whether a failed copy may still access these bytes. Asks the device.
     pub fn touches(&mut self, memory: Local) -> bool {
         let start = memory.ptr.addr().get();
         let meets = |span: &Range<usize>| start < span.end && span.start < start + memory.len;
         self.spans.iter().any(|(_, span)| meets(span)) && self.is_copying()
     }
 
-    /// Returns whether a failed copy may still run. Asks the device about it.
+    /// Returns whether a failed copy may still be running. Asks the device.
     fn is_copying(&mut self) -> bool {
         self.copying = self.copying && self.device.is_copying();
         self.copying
@@ -166,8 +167,8 @@ impl Reached {
 }
 
 impl FabricRail {
-    /// Registers memory of the rail's device: as a dmabuf if driver and provider support that, else
-    /// by address.
+    /// Registers memory of the rail's device as a dmabuf if driver and provider support that,
+    /// otherwise by address.
     #[cold]
     pub(super) fn register_device(
         &mut self,
@@ -182,7 +183,8 @@ impl FabricRail {
         };
         let interface = device.interface();
         if interface == Interface::Host {
-            // SAFETY: `Region::new` requires that it is valid while registered.
+            // SAFETY: the creator of a `Region` guarantees that its memory stays valid while
+            // registered.
             return unsafe { MemoryRegion::register(&self.domain, ptr, len, access, key) }
                 .map_err(|error| AttachError::System(error.code.0));
         }
@@ -193,15 +195,16 @@ impl FabricRail {
         let known = self.offer.info.library().api_version() >= fi_version(1, 20);
         if let Some(buffer) = known.then(|| device.dmabuf(ptr, len)).flatten() {
             let by = Some((buffer.fd, buffer.offset));
-            // SAFETY: `Region::new` requires that it is valid while registered, and the device
-            // guarantees that the descriptor refers to it.
+            // SAFETY: the creator of a `Region` guarantees that its memory stays valid while
+            // registered. `DeviceMemory` guarantees that the descriptor refers to that memory.
             let region =
                 unsafe { MemoryRegion::register_device(&self.domain, (ptr, len), whose, by, access, key) };
             if let Ok(region) = region {
                 return Ok(region);
             }
         }
-        // SAFETY: as above.
+        // SAFETY: the creator of a `Region` guarantees that its memory stays valid while
+        // registered.
         unsafe { MemoryRegion::register_device(&self.domain, (ptr, len), whose, None, access, key) }.map_err(
             |error| {
                 self.note_error(error.code);
@@ -210,13 +213,14 @@ impl FabricRail {
         )
     }
 
-    /// Whether these bytes are registered device memory, which the provider must not copy itself.
+    /// Returns whether these bytes are registered device memory, which the provider must not copy
+    /// itself.
     pub(super) fn is_of_device(&self, ptr: *const u8, len: usize) -> bool {
         self.device.as_ref().is_some_and(|reached| reached.holds(ptr.addr(), len))
     }
 
     /// # Safety
-    /// As for [`Rail::write_device`](fishplate_core::rail::Rail::write_device).
+    /// The conditions of [`Rail::write_device`](fishplate_core::rail::Rail::write_device).
     #[cold]
     pub(super) unsafe fn write_device_bytes(
         &mut self,
@@ -228,12 +232,14 @@ impl FabricRail {
         let Some((from, _)) = from.split_at(len) else { return Ok(()) };
         match &mut self.device {
             Some(reached) if of_device => {
-                // SAFETY: `len` registered bytes of the device.
+                // SAFETY: `is_of_device` found these `len` bytes inside a registration of this
+                // device.
                 let placed = unsafe { reached.device.write_device(to.ptr, from) };
                 reached.ended(placed)
             }
             _ => {
-                // SAFETY: registered host memory, and our caller guarantees that it is writable.
+                // SAFETY: the bytes are host memory, and our caller guarantees that they are
+                // writable.
                 unsafe { copy_bytes(from.as_ptr(), ptr, len) };
                 Ok(())
             }
@@ -241,19 +247,21 @@ impl FabricRail {
     }
 
     /// # Safety
-    /// As for [`Rail::read_device`](fishplate_core::rail::Rail::read_device).
+    /// The conditions of [`Rail::read_device`](fishplate_core::rail::Rail::read_device).
     #[cold]
     pub(super) unsafe fn read_device_bytes(&mut self, from: Local, into: &mut [u8]) -> Result<(), PostError> {
         let (ptr, len) = (from.ptr.as_ptr(), from.len.min(into.len()));
         let of_device = self.is_of_device(ptr, len);
         match &mut self.device {
             Some(reached) if of_device => {
-                // SAFETY: `len` registered bytes of the device.
+                // SAFETY: `is_of_device` found these `len` bytes inside a registration of this
+                // device.
                 let fetched = unsafe { reached.device.read_device(from.ptr, &mut into[..len]) };
                 reached.ended(fetched)
             }
             _ => {
-                // SAFETY: registered host memory, and our caller guarantees that it is readable.
+                // SAFETY: the bytes are host memory, and our caller guarantees that they are
+                // readable.
                 unsafe { copy_bytes(ptr, into.as_mut_ptr(), len) };
                 Ok(())
             }

@@ -1,14 +1,14 @@
-//! Fences peers by closing the endpoint and opening another one, if the persona says that this ends
-//! all arrivals. Attaches fenced peers again. Slow path: makes system calls and allocates.
+//! Fences peers by closing the endpoint and opening a new one, if the persona says that closing
+//! ends all arrivals. Attaches fenced peers again. Slow path: makes system calls and allocates.
 //!
-//! Removing a peer from the address vector is no fence: its connection stays, and its writes in
-//! flight still land (`net` of libfabric 1.17). A closed endpoint has no connections, and no peer
-//! knows the address of the next one. So a fence cuts off all peers of the rail: they are reported
-//! as lost, and stay fenced until they are attached again. If no other endpoint can be opened,
-//! because the interface has lost its address, the rail retries when a peer is to return.
+//! Removing a peer from the address vector does not fence it: its connection stays, and its writes
+//! in flight still land (`net` of libfabric 1.17). A closed endpoint has no connections, and no
+//! peer knows the address of the new endpoint. So a fence cuts off all peers of the rail. They are
+//! reported as lost and stay fenced until they are attached again. If the interface has lost its
+//! address, no new endpoint can be opened; the rail retries when it attaches a peer again.
 //!
-//! A fenced peer is reported as up after some milliseconds. The pause doubles if the peer is fenced
-//! again soon after its return. The report is repeated at growing intervals.
+//! Some milliseconds after the fence the rail reports the peer as up. The pause doubles if the peer
+//! is fenced again soon after its return. The report is repeated at growing intervals.
 
 use core::time::Duration;
 
@@ -25,32 +25,32 @@ use crate::clock::monotonic_ns;
 use crate::fabric::error::Code;
 use crate::fabric::raw::*;
 
-/// The minimum and maximum time until a fenced peer may return.
+/// The minimum and maximum pause before a fenced peer may return.
 const PAUSE: u64 = Duration::from_millis(5).as_nanos() as u64;
 const PAUSE_MAX: u64 = Duration::from_secs(10).as_nanos() as u64;
 
-/// The maximum time between two reports of a peer that may return.
+/// The maximum time between two reports that a peer may return.
 const UP_MAX: u64 = Duration::from_secs(1).as_nanos() as u64;
 
-/// After this time in use a peer's pause starts from the minimum again.
+/// A peer that is fenced later than this after its return starts again with the minimum pause.
 const CALM: u64 = Duration::from_secs(20).as_nanos() as u64;
 
 /// When a fenced peer may return, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Return {
-    /// The times of the first report as up after the last fence, and of the next one.
+    /// Time of the first report as up after the last fence, and time of the next report.
     from: u64,
     at: u64,
-    /// The time between its next two reports.
+    /// Interval between the next two reports.
     wait: u64,
-    /// The pause after its last fence.
+    /// Pause after the last fence.
     pause: u64,
-    /// When it last returned; 0: never.
+    /// Time of the last return, or 0 if the peer has never returned.
     since: u64,
 }
 
 impl FabricRail {
-    /// Fences a peer, and with it all other peers of the rail.
+    /// Fences a peer, together with all other peers of the rail.
     pub(super) fn cut_off(&mut self, peer: Peer) -> Fence {
         match self.peers.slots.get(peer.0 as usize) {
             Some(slot) if slot.fenced => return Fence::Fenced,
@@ -62,14 +62,14 @@ impl FabricRail {
             return Fence::Unknown;
         }
         if let Err(error) = self.endpoint.close() {
-            // The provider may still execute all posts.
+            // The endpoint is still open, so the provider may still execute all posts.
             self.break_down(error.code);
             return Fence::Unknown;
         }
         self.drop_held(Code::ECANCELED);
         self.drain();
         self.take_back();
-        // The caller handles this one.
+        // The caller reports the loss of this peer, so no event is queued for it.
         self.peers.take_down(peer.0);
         let now = monotonic_ns();
         for other in 0..self.peers.slots.len() as u16 {
@@ -90,7 +90,7 @@ impl FabricRail {
         Fence::Fenced
     }
 
-    /// Marks an attached peer as fenced, and as lost if it is up.
+    /// Marks an attached peer as fenced, and reports it as lost if it is up.
     pub(super) fn shut_out(&mut self, peer: Peer, now: u64) {
         self.take_down(peer, PeerError::Lost);
         let slot = &mut self.peers.slots[peer.0 as usize];
@@ -99,7 +99,7 @@ impl FabricRail {
         (back.at, back.wait) = (now + PAUSE, PAUSE);
     }
 
-    /// Opens an endpoint if there is none. Returns `false` if that fails.
+    /// Opens an endpoint if there is none. Returns `false` if opening fails.
     pub(super) fn open_again(&mut self) -> bool {
         if self.endpoint.is_open() {
             return true;
@@ -116,7 +116,7 @@ impl FabricRail {
         true
     }
 
-    /// Reports a fenced peer that may return.
+    /// Reports that a fenced peer may return, if its next report is due.
     pub(super) fn report_up(&mut self, peer: u16, now: u64) {
         let back = &mut self.returns[peer as usize];
         if now >= back.at && !self.broken {
@@ -126,7 +126,7 @@ impl FabricRail {
         }
     }
 
-    /// See [`Rail::reopen`](fishplate_core::rail::Rail::reopen).
+    /// Implements [`Rail::reopen`](fishplate_core::rail::Rail::reopen).
     pub(super) fn offer_again(&mut self, peer: Peer, into: &mut [u8; REOPEN_MAX]) -> Option<usize> {
         let &PeerSlot { attached, fenced, .. } = self.peers.slots.get(peer.0 as usize)?;
         if !attached || self.broken {
@@ -141,7 +141,7 @@ impl FabricRail {
         Some(address.len())
     }
 
-    /// See [`Rail::rejoin`](fishplate_core::rail::Rail::rejoin).
+    /// Implements [`Rail::rejoin`](fishplate_core::rail::Rail::rejoin).
     pub(super) fn attach_again(&mut self, peer: Peer, address: &[u8]) -> Result<(), AttachError> {
         let theirs = Address::decode(address)?;
         let slot = self.peers.slots.get(peer.0 as usize).copied().filter(|slot| slot.attached);
@@ -162,8 +162,9 @@ impl FabricRail {
         }
         self.peers.detach(peer.0);
         if slot.addr != FI_ADDR_NOTAVAIL {
-            // On an error the provider keeps an unused address, which is harmless. SAFETY: the
-            // peer's number until here; its slot is free.
+            // On an error the provider keeps an unused address, which is harmless. SAFETY: `addr`
+            // was the peer's number in the vector. The slot is free, so no post uses the number any
+            // more.
             let _ = unsafe { self.endpoint.remove(slot.addr) };
         }
         let inserted = self.endpoint.insert(theirs.provider);
@@ -185,15 +186,16 @@ impl FabricRail {
         }
     }
 
-    /// Reads the completions of the closed endpoint. Reports its posts, and drops arrivals, also
-    /// later ones.
+    /// Reads the completions of the closed endpoint. Reports its completed posts and drops its
+    /// arrivals.
     fn drain(&mut self) {
         loop {
             match self.endpoint.completions(self.entries.room(BATCH)) {
                 Ok(0) => return,
                 Ok(count) => {
                     for at in 0..count {
-                        // The source of an arrival may be a pointer of another process.
+                        // Not counted as an arrival: its source may be a pointer of another
+                        // process.
                         let entry = self.entries.room(count)[at];
                         let arrived = is_arrival(&entry) || entry.flags & FI_RECV != 0;
                         if !arrived && !entry.op_context.is_null() {
@@ -213,16 +215,16 @@ impl FabricRail {
         }
     }
 
-    /// Takes back all contexts that the closed endpoint has not completed.
+    /// Reclaims all contexts that the closed endpoint has not completed.
     fn take_back(&mut self) {
         for index in 0..self.caps.depth as usize {
             self.give_up(self.pool.at(index), Err(CompleteError::PeerDown));
         }
     }
 
-    /// Completes a post that the provider has completed.
+    /// Reports a post of the closed endpoint and frees its context.
     fn give_up(&mut self, slot: *mut Slot, result: Result<(), CompleteError>) {
-        // SAFETY: returned contexts are ours and never move. The provider no longer uses this one,
+        // SAFETY: the context is from our pool and never moves. The provider no longer uses it,
         // because its endpoint is closed.
         let (cx, extra, (kind, orphan)) = unsafe { ((*slot).cx, (*slot).extra, (*slot).used_for()) };
         match kind {

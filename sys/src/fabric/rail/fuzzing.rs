@@ -1,4 +1,4 @@
-//! Entry points for fuzzing: see [`fishplate_core::engine::fuzzing`].
+//! Entry points for fuzzing, as in [`fishplate_core::engine::fuzzing`].
 
 use alloc::vec::Vec;
 
@@ -12,11 +12,11 @@ use crate::fabric::raw::*;
 /// The parsers of this package.
 pub const TARGETS: &[Target] = &[Target { name: "rail-address", sample, read }];
 
-/// Address formats, and the length of an address in each.
+/// Address formats, each with the length of its addresses.
 const FORMATS: [(u32, usize); 4] =
     [(FI_SOCKADDR_IN, 16), (FI_SOCKADDR_IN6, 28), (FI_ADDR_EFA, 32), (FI_ADDR_STR, 20)];
 
-/// The form of a provider with one of these formats.
+/// Returns the address form of a provider that uses this format.
 fn form((format, len): (u32, usize)) -> AddressForm {
     let own: Vec<u8> = match format {
         FI_ADDR_STR => b"fi_shm://1234:567\0".to_vec(),
@@ -42,7 +42,7 @@ fn read(input: &[u8], again: &mut [u8]) -> Option<usize> {
     for (format, len) in FORMATS {
         let form = form((format, len));
         let allowed = form.allows(address.provider);
-        // A provider would read only bytes of the input.
+        // Checks that a provider would read only bytes of the input.
         let reads = match format {
             FI_ADDR_STR => address.provider.iter().position(|&byte| byte == 0).map(|at| at + 1),
             _ => Some(len),

@@ -1,25 +1,25 @@
 //! The imported regions of peers. Every post is checked against them, because providers treat bad
-//! keys differently: some close the connection, some write by address unchecked.
+//! keys differently: some close the connection, some write by address without a check.
 //!
-//! A hash table of fixed size, keyed by (peer, key) and at most half full. Lookup is hot and probes
-//! a bounded number of entries; changes are slow.
+//! The table is a hash table of fixed size, keyed by (peer, key) and at most half full. Lookup is
+//! hot and probes a bounded number of entries. Changes are slow.
 
 use alloc::boxed::Box;
 use alloc::vec;
 
-/// An entry: half a cache line, indexed by a shift.
+/// A table entry of half a cache line, so that an index is computed by a shift.
 #[derive(Clone, Copy)]
 #[repr(align(32))]
 struct Place {
     key: u64,
     len: u64,
-    /// The peer, or [`NOBODY`]: the entry is free.
+    /// The peer, or [`NOBODY`] if the entry is free.
     peer: u32,
-    /// Number of imports that are not released.
+    /// Number of imports that have not been released.
     count: u32,
 }
 
-/// No peer has this number.
+/// Marks a free entry. No peer has this number.
 const NOBODY: u32 = u32::MAX;
 
 const FREE: Place = Place { key: 0, len: 0, peer: NOBODY, count: 0 };
@@ -30,7 +30,6 @@ impl Place {
     }
 }
 
-/// The imported regions.
 pub(super) struct Imports {
     places: Box<[Place]>,
     shift: u32,
@@ -44,18 +43,18 @@ impl Imports {
         Imports { places: vec![FREE; size].into(), shift: 64 - size.trailing_zeros(), left: max }
     }
 
-    /// The table's size in bytes.
+    /// Returns the table's size in bytes.
     pub fn bytes(&self) -> usize {
         size_of_val(&*self.places)
     }
 
     #[inline(always)]
     fn start(&self, peer: u16, key: u64) -> usize {
-        // The product's upper bits, which depend on all bits of the key, index the table.
+        // The product's upper bits depend on all bits of the key, so they make the index.
         ((key ^ peer as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> self.shift) as usize
     }
 
-    /// Returns the entry of a region, or the free one where it would go.
+    /// Returns the index of a region's entry, or of the free entry where the region belongs.
     #[inline(always)]
     fn find(&self, peer: u16, key: u64) -> usize {
         let mask = self.places.len() - 1;
@@ -70,11 +69,11 @@ impl Imports {
         }
     }
 
-    /// Whether `len` bytes at `offset` lie inside an imported region.
+    /// Returns whether `len` bytes at `offset` lie inside an imported region.
     #[inline(always)]
     pub fn allows(&self, peer: u16, key: u64, offset: u64, len: u64) -> bool {
         let at = self.start(peer, key);
-        // SAFETY: the shift makes every start smaller than the number of entries.
+        // SAFETY: the shift leaves an index below the number of entries, which is a power of two.
         let first = unsafe { self.places.get_unchecked(at) };
         let place = match first.key == key && first.peer == peer as u32 {
             true => first,
@@ -90,7 +89,8 @@ impl Imports {
         &self.places[self.find(peer, key)]
     }
 
-    /// Adds a region, or another import of a known one. Returns `false` if the table is full.
+    /// Adds a region, or counts another import of a known one. Returns `false` if the table is
+    /// full.
     pub fn insert(&mut self, peer: u16, key: u64, len: u64) -> bool {
         let at = self.find(peer, key);
         if self.places[at].used() {
@@ -124,7 +124,7 @@ impl Imports {
         while at < self.places.len() {
             let place = &self.places[at];
             if place.peer == peer as u32 {
-                // Another entry may move here.
+                // Do not advance: `clear` may move another entry here.
                 self.clear(at);
             } else {
                 at += 1;
@@ -132,7 +132,7 @@ impl Imports {
         }
     }
 
-    /// Frees an entry, and moves up the entries that had probed past it.
+    /// Frees an entry, and moves entries that had probed past it closer to their start.
     fn clear(&mut self, mut hole: usize) {
         let mask = self.places.len() - 1;
         self.left += 1;
@@ -144,7 +144,8 @@ impl Imports {
                 break;
             }
             let start = self.start(place.peer as u16, place.key) & mask;
-            // It may move only if its own start does not lie between the hole and it.
+            // An entry may fill the hole only if its start does not lie between the hole and the
+            // entry.
             if (at.wrapping_sub(start) & mask) >= (at.wrapping_sub(hole) & mask) {
                 self.places[hole] = place;
                 hole = at;

@@ -12,42 +12,43 @@ use crate::fabric::raw::FI_ADDR_NOTAVAIL;
 #[inline]
 fn rare() {}
 
-/// A peer's slot: one cache line, indexed by a shift. Posts use the first fields.
+/// A peer's slot of one cache line, so that a shift computes its address. Posts use the first
+/// fields.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 pub(super) struct PeerSlot {
-    /// Its `fi_addr_t` in the address vector.
+    /// The peer's `fi_addr_t` in the address vector.
     pub addr: u64,
     /// Writes shorter than this are injected. 0 while the peer is not up.
     pub short_below: usize,
     /// Whether longer writes take the fast path. `false` while the peer is not up.
     pub plain: bool,
-    /// Attached, and not failed.
+    /// Whether the peer is attached and has not failed.
     pub up: bool,
-    /// Attached.
+    /// Whether the peer is attached.
     pub attached: bool,
-    /// Whether a post was ever rejected.
+    /// Whether the provider has ever rejected a post to the peer.
     pub refused: bool,
-    /// Whether the endpoint was replaced after the peer was attached, so that nothing from it
-    /// arrives.
+    /// Whether the endpoint was replaced after the peer was attached. Nothing from the peer arrives
+    /// then.
     pub fenced: bool,
-    /// Messages that are still posted with a completion, because the error of an inject names
-    /// nobody. 0: short ones are injected. Not 0 while the peer is not up.
+    /// Number of further messages that are posted with a completion, because the error of an inject
+    /// names no peer. At 0 short messages are injected. Never 0 while the peer is not up.
     pub first: u8,
     /// [`accepted`](Self::accepted) at the last rejection.
     pub refused_at: u32,
-    /// Posts with a completion, and how many of them have completed. Both wrap.
+    /// Number of posts with a completion, and how many of them have completed. Both wrap.
     pub posted: u32,
     pub ended: u32,
-    /// Posts that completed at once. Wraps.
+    /// Number of posts that completed at once. Wraps.
     pub injected: u32,
-    /// Arrivals. Wraps.
+    /// Number of arrivals from the peer. Wraps.
     pub arrived: u32,
-    /// Its signature, which its words carry.
+    /// The peer's signature, which its words carry.
     pub number: u32,
-    /// `ended` plus `arrived` at the last check that saw a change.
+    /// [`heard`](Self::heard) at the last check that saw a change.
     pub marked: u32,
-    /// When that check was made, in nanoseconds; 0: nothing was outstanding.
+    /// Time of that check in nanoseconds, or 0 if nothing was outstanding.
     pub since: u64,
     /// The rail's poll count at that check.
     pub polls: u32,
@@ -55,7 +56,8 @@ pub(super) struct PeerSlot {
 
 const_assert_eq!(size_of::<PeerSlot>(), 64);
 
-/// How many messages to a peer are posted with a completion: more than its meeting takes.
+/// Number of first messages to a peer that are posted with a completion: more than the engines
+/// exchange when they meet.
 const FIRST: u8 = 8;
 
 const GONE: PeerSlot = PeerSlot {
@@ -79,50 +81,50 @@ const GONE: PeerSlot = PeerSlot {
 };
 
 impl PeerSlot {
-    /// Outstanding posts.
+    /// Returns the number of outstanding posts.
     pub fn outstanding(&self) -> u32 {
         self.posted.wrapping_sub(self.ended)
     }
 
-    /// Accepted posts. Wraps.
+    /// Returns the number of accepted posts. Wraps.
     pub fn accepted(&self) -> u32 {
         self.posted.wrapping_add(self.injected)
     }
 
-    /// Changes with every sign of life of the peer.
+    /// Returns a number that changes with every sign of life of the peer.
     pub fn heard(&self) -> u32 {
         self.ended.wrapping_add(self.arrived)
     }
 
-    /// Whether the last post was rejected.
+    /// Returns whether the last post was rejected.
     pub fn is_refused(&self) -> bool {
         self.refused && self.refused_at == self.accepted()
     }
 }
 
-/// An entry of the hash table.
+/// An entry of [`Names`].
 #[derive(Clone, Copy)]
 struct Name {
     number: u64,
-    /// Or [`DOWN`]; or [`NOBODY`]: the entry is free.
+    /// The peer, or [`DOWN`] if it has failed, or [`NOBODY`] if the entry is free.
     peer: u32,
 }
 
-/// Instead of a peer: the entry is free.
+/// Marks a free entry.
 const NOBODY: u32 = u32::MAX;
 
-/// Instead of a peer: it is attached, but failed.
+/// Marks a peer that is attached but has failed.
 const DOWN: u32 = u32::MAX - 1;
 
 const NO_NAME: Name = Name { number: 0, peer: NOBODY };
 
-/// No last hit. No peer has this number.
+/// Means that there is no last hit. No peer has this number.
 const NOT_FOUND: Name = Name { number: FI_ADDR_NOTAVAIL, peer: NOBODY };
 
-/// A hash table from signatures or addresses to peer slots, at most half full. Rebuilt when a peer
+/// A hash table from signatures or addresses to peers, at most half full. It is rebuilt when a peer
 /// is attached or detached.
 pub(super) struct Names {
-    /// The last hit, if it is still up: often the next one, too.
+    /// The last hit, if its peer is still up. The next arrival is often from the same peer.
     last: Name,
     places: Box<[Name]>,
     shift: u32,
@@ -152,7 +154,7 @@ impl Names {
         }
     }
 
-    /// Returns the peer with this number, if it is up. The number must not be
+    /// Returns the peer with this number if the peer is up. The number must not be
     /// `FI_ADDR_NOTAVAIL`.
     #[inline(always)]
     fn find(&mut self, number: u64) -> Option<u16> {
@@ -167,7 +169,7 @@ impl Names {
         Some(self.last.peer as u16)
     }
 
-    /// Whether an attached peer has this number.
+    /// Returns whether an attached peer has this number.
     fn has(&self, number: u64) -> bool {
         self.look_up(number) != NOBODY
     }
@@ -183,7 +185,7 @@ impl Names {
 
     #[inline(always)]
     fn look_up(&self, number: u64) -> u32 {
-        // SAFETY: the shift makes every start smaller than the number of entries.
+        // SAFETY: the shift leaves an index below the number of entries, which is a power of two.
         let first = unsafe { self.places.get_unchecked(self.start(number)) };
         match first.number == number {
             true => first.peer,
@@ -199,12 +201,11 @@ impl Names {
     }
 }
 
-/// All peers of a rail.
 pub(super) struct Peers {
     pub slots: Box<[PeerSlot]>,
-    /// By signature.
+    /// Peers by signature.
     numbers: Names,
-    /// By `fi_addr_t`.
+    /// Peers by `fi_addr_t`.
     addresses: Names,
 }
 
@@ -213,8 +214,8 @@ impl Peers {
         Peers { slots: vec![GONE; max as usize].into(), numbers: Names::new(max), addresses: Names::new(max) }
     }
 
-    /// Attaches a peer to a free slot. Writes shorter than `short_below` are injected, others take
-    /// the fast path; with `None` all take the general path.
+    /// Attaches a peer to a free slot. Writes shorter than `short_below` are injected, longer ones
+    /// take the fast path. With `None` all writes take the general path.
     pub fn attach(&mut self, peer: u16, addr: u64, number: u32, short_below: Option<usize>) {
         let (short_below, plain) = (short_below.unwrap_or(0), short_below.is_some());
         self.slots[peer as usize] =
@@ -222,12 +223,12 @@ impl Peers {
         self.rename();
     }
 
-    /// Whether an attached peer has this signature.
+    /// Returns whether an attached peer has this signature.
     pub fn knows(&self, number: u32) -> bool {
         self.numbers.has(number as u64)
     }
 
-    /// Counts an arrival with this signature, and returns its peer if that is up.
+    /// Counts an arrival with this signature. Returns its peer if the peer is up.
     #[inline(always)]
     pub fn hear_signed(&mut self, number: u32) -> Option<u16> {
         let peer = self.numbers.find(number as u64)?;
@@ -235,7 +236,7 @@ impl Peers {
         Some(peer)
     }
 
-    /// Counts an arrival from this address, and returns its peer if that is up.
+    /// Counts an arrival from this address. Returns its peer if the peer is up.
     #[inline(always)]
     pub fn hear_from(&mut self, addr: u64) -> Option<u16> {
         if addr == FI_ADDR_NOTAVAIL {
@@ -249,23 +250,26 @@ impl Peers {
     /// Counts an arrival.
     #[inline(always)]
     fn count(&mut self, peer: u16) {
-        // SAFETY: `rename` only puts peers with slots into the tables.
+        // SAFETY: the tables hold only peers that `attach` put into a slot, and slots are never
+        // removed.
         let slot = unsafe { self.place(peer) };
         slot.arrived = slot.arrived.wrapping_add(1);
     }
 
-    /// The slot of a peer that is or was attached.
+    /// Returns the slot of a peer that is or was attached.
     ///
     /// # Safety
-    /// It is in range: slots are never removed.
+    /// `peer` is in range, which holds for every peer that was ever attached: slots are never
+    /// removed.
     #[inline(always)]
     pub unsafe fn place(&mut self, peer: u16) -> &mut PeerSlot {
         debug_assert!((peer as usize) < self.slots.len());
-        // SAFETY: as this function requires.
+        // SAFETY: our caller guarantees that the peer is in range.
         unsafe { self.slots.get_unchecked_mut(peer as usize) }
     }
 
-    /// Marks a peer as failed: no more posts, and lookups miss. Returns whether it was up.
+    /// Marks a peer as failed: posts to it are rejected and lookups miss. Returns whether it was
+    /// up.
     pub fn take_down(&mut self, peer: u16) -> bool {
         let slot = &mut self.slots[peer as usize];
         if !slot.up {
@@ -277,7 +281,7 @@ impl Peers {
         true
     }
 
-    /// Takes all writes off the fast path from now on.
+    /// Routes all writes to the general path from now on.
     pub fn look_at_writes(&mut self) {
         for slot in &mut self.slots {
             (slot.short_below, slot.plain) = (0, false);
@@ -315,7 +319,7 @@ mod tests {
     #[test]
     fn peers_are_found_by_both_numbers_as_they_come_and_go() {
         let mut peers = Peers::new(4);
-        // 0 is a valid `fi_addr_t`: providers count from there.
+        // 0 is a valid `fi_addr_t`: providers count from 0.
         for (addr, number) in [(0, 0), (1, 7), (7, 1)] {
             assert!(!peers.knows(number));
             assert_eq!((peers.hear_from(addr), peers.hear_signed(number)), (None, None));
@@ -344,7 +348,7 @@ mod tests {
         assert!(peers.take_down(1));
         assert!(!peers.take_down(1), "no news");
         assert_eq!((peers.slots[1].short_below, peers.slots[1].plain), (0, false));
-        // It must hold while the peer is attached, whatever changes for others.
+        // Lookups must miss while the peer is down, whatever changes for other peers.
         for step in 0..3 {
             assert_eq!((peers.hear_from(5), peers.hear_signed(9)), (None, None), "step {step}");
             assert_eq!((peers.hear_from(6), peers.hear_signed(8)), (Some(2), Some(2)), "step {step}");

@@ -1,9 +1,9 @@
-//! Contexts of posts and receives. The provider uses the first 64 bytes of each (`FI_CONTEXT`,
-//! `FI_CONTEXT2`) from post to completion, so contexts never move and are accessed only through
-//! pointers.
+//! Contexts of posts and receives. The provider uses the first 64 bytes of each context
+//! (`FI_CONTEXT`, `FI_CONTEXT2`) from post to completion. So contexts never move and are accessed
+//! only through pointers.
 //!
-//! Fixed size; the free list runs through the contexts. Taking and returning one costs a few
-//! instructions.
+//! The pool has a fixed size, and its free list runs through the contexts. Taking and returning a
+//! context costs a few instructions.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -18,7 +18,7 @@ use crate::fabric::raw::fi_context2;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum ContextKind {
-    /// Nothing.
+    /// In the free list.
     Free,
     /// A write.
     Write,
@@ -32,23 +32,22 @@ pub(super) enum ContextKind {
     Atomic,
     /// A receive buffer.
     Receive,
-    /// An orphan: its completion was already reported, but the provider still holds it.
+    /// An orphan: its completion was already reported, but the provider still holds the context.
     Orphan,
 }
 
-/// One context.
 #[repr(C, align(64))]
 pub(super) struct Slot {
     /// Scratch space of the provider.
     scratch: fi_context2,
     /// The engine's context word.
     pub cx: u64,
-    /// Destination of a fetched value, or null.
+    /// Destination of the value that an atomic returns, or null.
     pub fetch: *mut u64,
-    /// Operand, comparand and result of an atomic. For a write or read the first is the address of
-    /// its local memory.
+    /// Operand, comparand and result of an atomic. For a write or read, the first word is the
+    /// address of its local memory.
     pub words: [u64; 3],
-    /// Position in the pool.
+    /// Index of the context in the pool.
     pub index: u32,
     /// The bounce buffer of a send, or the word that follows a write.
     pub extra: u32,
@@ -56,21 +55,20 @@ pub(super) struct Slot {
     next: *mut Slot,
     /// The target peer.
     pub peer: u16,
-    /// Its current use.
+    /// Current use of the context.
     pub kind: ContextKind,
-    /// The former use of an orphan.
+    /// Use of an orphan before its completion was reported.
     pub was: ContextKind,
 }
 
 impl Slot {
-    /// Its use, and whether its completion was already reported.
+    /// Returns the context's use, and whether its completion was already reported.
     #[inline(always)]
     pub fn used_for(&self) -> (ContextKind, bool) {
         if self.kind == ContextKind::Orphan { (self.was, true) } else { (self.kind, false) }
     }
 }
 
-/// All contexts of a rail.
 pub(super) struct Pool {
     slots: NonNull<Slot>,
     len: usize,
@@ -79,12 +77,13 @@ pub(super) struct Pool {
     kept: bool,
 }
 
-// SAFETY: the pool owns its memory. Its pointers are the provider's, or lead to memory that any
-// thread may access.
+// SAFETY: the pool owns its slots. The pointers in them belong to the provider, or lead to memory
+// that any thread may access.
 unsafe impl Send for Pool {}
 
 impl Pool {
-    /// Creates `posts` free contexts, followed by `receives` contexts that stay in use.
+    /// Creates a pool of `posts` free contexts, followed by `receives` contexts that are always in
+    /// use.
     pub fn new(posts: u32, receives: u32) -> Pool {
         let len = posts as usize + receives as usize;
         let slots: Vec<Slot> = (0..len as u32)
@@ -104,7 +103,7 @@ impl Pool {
         let slots: NonNull<Slot> = NonNull::from(Box::leak(slots.into_boxed_slice())).cast();
         let mut pool = Pool { slots, len, free: ptr::null_mut(), kept: false };
         for index in (0..posts as usize).rev() {
-            // SAFETY: one of ours, and not in use yet.
+            // SAFETY: the index is below `posts`, and no post has used the context yet.
             unsafe { pool.give(pool.at(index)) };
         }
         pool
@@ -115,19 +114,20 @@ impl Pool {
         self.kept = true;
     }
 
-    /// The number of contexts.
+    /// Returns the number of contexts.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether an outstanding write or read has its local memory in this range. Checks only its
-    /// first byte, because the local memory of a post lies in one region. Slow path: scans all
-    /// contexts.
+    /// Returns whether an outstanding write or read has its local memory in this range. Checks only
+    /// the first byte of that memory, because the local memory of a post lies in one region. Slow
+    /// path: scans all contexts.
     pub fn touches(&self, memory: Local) -> bool {
         let first = memory.ptr.addr().get() as u64;
         (0..self.len).any(|index| {
             let slot = self.at(index);
-            // SAFETY: one of ours. Only this thread writes the fields behind the provider's part.
+            // SAFETY: the index is in range. The provider writes only the scratch part, and only
+            // this thread writes the fields behind it.
             let ((kind, _), [at, ..]) = unsafe { ((*slot).used_for(), (*slot).words) };
             let of_memory =
                 matches!(kind, ContextKind::Write | ContextKind::WriteThenWord | ContextKind::Read);
@@ -135,32 +135,33 @@ impl Pool {
         })
     }
 
-    /// The context at an index below [`len`](Self::len).
+    /// Returns the context at an index below [`len`](Self::len).
     #[inline(always)]
     pub fn at(&self, index: usize) -> *mut Slot {
         debug_assert!(index < self.len);
         self.slots.as_ptr().wrapping_add(index)
     }
 
-    /// Takes a free context. The caller owns it until it returns it.
+    /// Takes a free context, which the caller owns until [`give`](Self::give).
     #[inline(always)]
     pub fn take(&mut self) -> Option<*mut Slot> {
         let slot = self.free;
         if slot.is_null() {
             return None;
         }
-        // SAFETY: from the free list, so it is ours and has no other owner.
+        // SAFETY: the context was at the head of the free list, so it is from this pool and has no
+        // other owner.
         self.free = unsafe { (*slot).next };
         Some(slot)
     }
 
-    /// Returns a context.
+    /// Returns a context to the free list.
     ///
     /// # Safety
-    /// It was taken from this pool, and the provider no longer holds it.
+    /// The context was taken from this pool, and the provider no longer holds it.
     #[inline(always)]
     pub unsafe fn give(&mut self, slot: *mut Slot) {
-        // SAFETY: our caller guarantees the same contract.
+        // SAFETY: our caller guarantees that the context is from this pool and has no other owner.
         unsafe {
             (*slot).kind = ContextKind::Free;
             (*slot).next = self.free;
@@ -168,7 +169,7 @@ impl Pool {
         }
     }
 
-    /// The provider's part of a context: the `op_context` of posts and completions.
+    /// Returns the provider's part of a context, the `op_context` of posts and completions.
     #[inline(always)]
     pub fn context(slot: *mut Slot) -> *mut c_void {
         slot.cast()
@@ -180,8 +181,8 @@ impl Drop for Pool {
         if self.kept {
             return;
         }
-        // SAFETY: the leaked allocation. The endpoint is closed, so the provider holds none of the
-        // contexts.
+        // SAFETY: `new` leaked this allocation of `len` slots. The endpoint is closed, so the
+        // provider holds none of the contexts.
         unsafe { drop(Box::from_raw(ptr::slice_from_raw_parts_mut(self.slots.as_ptr(), self.len))) }
     }
 }
@@ -198,10 +199,10 @@ mod tests {
         assert!(taken[0] != taken[1] && taken[1] != taken[2] && taken[0] != taken[2]);
         for at in 3..5 {
             assert!(taken.iter().all(|slot| *slot != pool.at(at)));
-            // SAFETY: the pool is alive, and nothing else uses the context.
+            // SAFETY: the index is in range, the pool is alive, and nothing else uses the context.
             assert_eq!(unsafe { (*pool.at(at)).kind }, ContextKind::Receive);
         }
-        // SAFETY: taken above, and never passed to a provider.
+        // SAFETY: the context was taken above and never passed to a provider.
         unsafe { pool.give(taken[1]) };
         assert_eq!(pool.take(), Some(taken[1]));
         assert!(pool.take().is_none());

@@ -1,4 +1,4 @@
-//! Posting. Hot: checks, a context, and one call of the provider.
+//! Posts operations. Hot: checks, takes a context, and makes one provider call.
 
 use core::ffi::c_void;
 use core::ptr::{self, NonNull};
@@ -36,11 +36,11 @@ impl FabricRail {
         Ok(Target { peer: slot.addr, addr, key: remote.key.key })
     }
 
-    /// Takes a context for a post; the peer must be up.
+    /// Takes a context for a post. The peer must be up.
     #[inline(always)]
     fn begin(&mut self, peer: Peer, kind: ContextKind, cx: u64) -> Result<*mut Slot, PostError> {
         let Some(slot) = self.pool.take() else { return Err(PostError::Again) };
-        // SAFETY: just taken, so it is not used elsewhere.
+        // SAFETY: the context was just taken from the pool, so this post is its only owner.
         unsafe {
             (*slot).cx = cx;
             (*slot).peer = peer.0;
@@ -59,7 +59,7 @@ impl FabricRail {
         at: *mut u8,
     ) -> Result<*mut Slot, PostError> {
         let slot = self.begin(peer, kind, cx)?;
-        // SAFETY: just taken, so it is not used elsewhere.
+        // SAFETY: `begin` just took the context from the pool, so this post is its only owner.
         unsafe { (*slot).words[0] = at.addr() as u64 };
         Ok(slot)
     }
@@ -74,7 +74,8 @@ impl FabricRail {
                 Ok(Posted::Pending)
             }
             Err(code) => {
-                // SAFETY: taken for this post, which the provider has rejected.
+                // SAFETY: the context was taken for this post, and the provider has rejected the
+                // post.
                 unsafe { self.pool.give(slot) };
                 Err(self.refused(peer, code))
             }
@@ -122,14 +123,16 @@ impl FabricRail {
     ) -> Result<Posted, PostError> {
         let to = self.target(peer, remote, local.len)?;
         let (ptr, desc) = (local.ptr.as_ptr(), local.desc as *mut c_void);
-        // SAFETY: same contract; peer and range were just checked.
+        // SAFETY: our caller guarantees the same contract, and `target` has checked the peer and
+        // the range.
         unsafe { self.write_to(peer, ptr, local.len, desc, to.addr, to.key, data, cx) }
     }
 
     /// Like [`write`](Self::write), for a target that the caller has checked.
     ///
     /// # Safety
-    /// As [`Rail::post_write_checked`](fishplate_core::rail::Rail::post_write_checked).
+    /// The conditions of
+    /// [`Rail::post_write_checked`](fishplate_core::rail::Rail::post_write_checked).
     #[inline(always)]
     pub(super) unsafe fn write_checked(
         &mut self,
@@ -149,7 +152,8 @@ impl FabricRail {
     /// Posts a write to a checked target.
     ///
     /// # Safety
-    /// As [`Rail::post_write_checked`](fishplate_core::rail::Rail::post_write_checked).
+    /// The conditions of
+    /// [`Rail::post_write_checked`](fishplate_core::rail::Rail::post_write_checked).
     #[allow(
         clippy::too_many_arguments,
         reason = "a structure would be put together in memory whether it is wanted or not"
@@ -166,7 +170,8 @@ impl FabricRail {
         data: Option<u32>,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        // SAFETY: an attached peer has a slot, and slots are never removed.
+        // SAFETY: our caller guarantees that the peer was checked, so it has a slot. Slots are
+        // never removed.
         let slot = unsafe { self.peers.slots.get_unchecked(peer.0 as usize) };
         let short = len < slot.short_below;
         if !short && !slot.plain {
@@ -176,13 +181,13 @@ impl FabricRail {
         let word = data.map(|data| self.signature | data as u64);
         let (from, to) = (Buffer { ptr, len, desc }, Target { peer: slot.addr, addr, key });
         if short {
-            // SAFETY: our caller guarantees that it is readable during the call.
+            // SAFETY: our caller guarantees that the local memory is readable during the call.
             let result = unsafe { self.endpoint.inject_write(from, to, word) };
             return self.over(peer, result);
         }
         let slot = self.begin_at(peer, ContextKind::Write, cx, from.ptr)?;
-        // SAFETY: the caller guarantees that it is readable until the completion, and the context
-        // is this post's until then.
+        // SAFETY: our caller guarantees that the local memory is readable until the completion.
+        // This post owns the context until then.
         let result = unsafe { self.endpoint.write(from, to, word, Pool::context(slot)) };
         self.end(peer, slot, result)
     }
@@ -216,12 +221,13 @@ impl FabricRail {
             Some(data) => Some(self.signature | data as u64),
             None => None,
         };
-        // The provider cannot copy device memory, which the processor cannot access.
+        // The provider copies an injected write with the processor, which cannot access device
+        // memory.
         if len <= self.inject && !self.is_of_device(ptr, len) {
             if !self.close_batch() {
                 return Err(PostError::Again);
             }
-            // SAFETY: our caller guarantees that it is readable during the call.
+            // SAFETY: our caller guarantees that the local memory is readable during the call.
             let result = unsafe { self.endpoint.inject_write(from, to, word) };
             return self.over(peer, result);
         }
@@ -229,13 +235,13 @@ impl FabricRail {
         if self.more {
             return self.hold(peer, Held { slot, from, to, data: word });
         }
-        // SAFETY: the caller guarantees that it is readable until the completion, and the context
-        // is this post's until then.
+        // SAFETY: our caller guarantees that the local memory is readable until the completion.
+        // This post owns the context until then.
         let result = unsafe { self.write_at_level(from, to, word, slot) };
         self.end(peer, slot, result)
     }
 
-    /// Posts a write, with an explicit completion level if the provider needs one.
+    /// Posts a write, with a completion level if the provider needs the level per post.
     unsafe fn write_at_level(
         &mut self,
         from: Buffer,
@@ -256,12 +262,12 @@ impl FabricRail {
         }
     }
 
-    /// Holds a write back, and posts the one held before it.
+    /// Holds a write for the next batch, and posts the write that was held before.
     fn hold(&mut self, peer: Peer, write: Held) -> Result<Posted, PostError> {
         if let Some(before) = self.held {
             let more = if self.batched + 1 < MORE { FI_MORE } else { 0 };
             if !self.hand_over(before, more) {
-                // SAFETY: taken for this post, which the provider has not seen.
+                // SAFETY: the context was taken for this post, which the provider has not seen.
                 unsafe { self.pool.give(write.slot) };
                 return Err(PostError::Again);
             }
@@ -272,8 +278,8 @@ impl FabricRail {
         self.end(peer, write.slot, Ok(()))
     }
 
-    /// Posts the held write, and rings the doorbell for the whole batch. Returns `false` if the
-    /// provider is busy; the write stays held.
+    /// Posts the held write, and rings the doorbell for the whole batch. If the provider is busy,
+    /// keeps the write and returns `false`.
     pub(super) fn close_batch(&mut self) -> bool {
         if let Some(held) = self.held {
             if !self.hand_over(held, 0) {
@@ -285,13 +291,14 @@ impl FabricRail {
         true
     }
 
-    /// Posts a held write. A permanent error completes it with that error.
+    /// Posts a held write. A permanent error completes the write with that error. Returns `false`
+    /// if the provider is busy.
     fn hand_over(&mut self, write: Held, more: u64) -> bool {
         let Held { slot, from, to, data } = write;
         let remote = if data.is_some() { FI_REMOTE_CQ_DATA } else { 0 };
         let flags = FI_COMPLETION | self.offer.level.flag() | remote | more;
-        // SAFETY: the poster guarantees that it is readable until its completion is reported, and
-        // the context is its own.
+        // SAFETY: the poster guarantees that the memory is readable until the completion is
+        // reported. The write owns its context.
         let result =
             unsafe { self.endpoint.write_with(from, to, data.unwrap_or(0), flags, Pool::context(slot)) };
         match result {
@@ -301,9 +308,10 @@ impl FabricRail {
                 false
             }
             Err(code) => {
-                // SAFETY: the context is the write's, whose completion was not reported before.
+                // SAFETY: the context is from our pool, and the write owns it until the completion
+                // is reported below.
                 let (cx, peer, (_, orphan)) = unsafe { ((*slot).cx, (*slot).peer, (*slot).used_for()) };
-                // SAFETY: the provider has rejected it.
+                // SAFETY: the provider has rejected the write, so it does not hold the context.
                 unsafe { self.pool.give(slot) };
                 if !orphan {
                     self.settle(peer);
@@ -324,7 +332,8 @@ impl FabricRail {
         cx: u64,
     ) -> Result<Posted, PostError> {
         if from.len == 0 {
-            // There is nothing to wait for, and shm 1.17 rejects empty writes.
+            // An empty write needs no completion before its word, and shm 1.17 rejects empty
+            // writes.
             if self.owed.len() == self.caps.depth as usize {
                 return Err(PostError::Again);
             }
@@ -336,9 +345,10 @@ impl FabricRail {
         }
         let kind = if self.words_follow { ContextKind::Write } else { ContextKind::WriteThenWord };
         let slot = self.begin_at(peer, kind, cx, from.ptr)?;
-        // SAFETY: the context is this post's.
+        // SAFETY: `begin_at` just took the context for this post.
         unsafe { (*slot).extra = data };
-        // SAFETY: as in `write`.
+        // SAFETY: our caller guarantees that the local memory is readable until the completion.
+        // This post owns the context until then.
         let result = unsafe { self.write_at_level(from, to, None, slot) };
         let posted = self.end(peer, slot, result)?;
         if self.words_follow {
@@ -347,7 +357,7 @@ impl FabricRail {
         Ok(posted)
     }
 
-    /// Sends a word, or queues it until the provider has room. The queue cannot overflow: at most
+    /// Sends a word, or queues it while the provider is busy. The queue cannot overflow: at most
     /// one word per context waits.
     #[inline]
     pub(super) fn owe(&mut self, peer: u16, data: u32) {
@@ -365,12 +375,12 @@ impl FabricRail {
         }
         let mut bytes = [0; HEAD + 4];
         Writer::new(&mut bytes).put_u32(self.number).put_u32(WORD).put_u32(data);
-        // SAFETY: the peer is up, so it is in the vector under this number.
+        // SAFETY: the peer is up, so `slot.addr` is its number in the address vector.
         let result = unsafe { self.endpoint.inject(&bytes, slot.addr) };
         match self.over(Peer(peer), result) {
             Err(PostError::Again) => false,
             Err(PostError::Provider(_)) => {
-                // The word is lost, so the peer would wait for it for ever.
+                // The word is lost and the peer would wait for it for ever, so the peer fails.
                 self.take_down(Peer(peer), fishplate_core::error::PeerError::Lost);
                 true
             }
@@ -392,8 +402,8 @@ impl FabricRail {
         }
         let into = Buffer { ptr: local.ptr.as_ptr(), len: local.len, desc: local.desc as *mut c_void };
         let slot = self.begin_at(peer, ContextKind::Read, cx, into.ptr)?;
-        // SAFETY: the caller guarantees that it is writable and unread until the completion, and
-        // the context is this post's until then.
+        // SAFETY: our caller guarantees that nothing reads or writes the local memory until the
+        // completion. This post owns the context until then.
         let result = unsafe { self.endpoint.read(into, from, Pool::context(slot)) };
         self.end(peer, slot, result)
     }
@@ -417,13 +427,14 @@ impl FabricRail {
         }
         if first == 0 && len + HEAD <= self.inject_message {
             let scratch = self.scratch.as_mut_ptr();
-            // SAFETY: `scratch` has `inject_message` bytes and no other user, as `compose`
-            // requires.
+            // SAFETY: `scratch` has room for `inject_message` bytes, and nothing else uses it, so
+            // it overlaps neither part.
             let bytes = unsafe {
                 compose(self.number, head, body, scratch);
                 core::slice::from_raw_parts(scratch, len + HEAD)
             };
-            // SAFETY: the peer is up, as `first` says, so it is in the vector under this number.
+            // SAFETY: `first` is 0 only while the peer is up, so `addr` is its number in the
+            // address vector.
             let result = unsafe { self.endpoint.inject(bytes, addr) };
             return self.over(peer, result);
         }
@@ -452,8 +463,8 @@ impl FabricRail {
         };
         let bytes = self.slab.at(bounce as usize);
         let from = Buffer { ptr: bytes, len: head.len() + body.len() + HEAD, desc: self.desc };
-        // SAFETY: a bounce buffer holds the longest message, and this one is ours until the
-        // completion; so is the context.
+        // SAFETY: a bounce buffer has room for the longest message. This post owns the buffer and
+        // the context until its completion.
         let result = unsafe {
             (*slot).extra = bounce;
             compose(self.number, head, body, bytes);
@@ -486,10 +497,11 @@ impl FabricRail {
         }
         let (kind, op, operand) = provider_op(amo.op, amo.operand);
         let slot = self.begin(peer, ContextKind::Atomic, cx)?;
-        // SAFETY: the context and its words are this post's until the completion.
+        // SAFETY: this post owns the context, with its words, until the completion.
         let result = unsafe {
             (*slot).fetch = fetch.map_or(ptr::null_mut(), NonNull::as_ptr);
-            // Native words; narrow operands use the first bytes.
+            // The words are in native byte order. A narrow operand uses the first bytes of its
+            // word.
             (*slot).words = [narrow(operand, amo.width), narrow(amo.compare, amo.width), 0];
             let words = (&raw mut (*slot).words).cast::<u64>();
             let words = AtomicWords { operand: words, compare: words.add(1), result: words.add(2) };
@@ -499,13 +511,14 @@ impl FabricRail {
     }
 }
 
-/// Writes a message: our header, then the two parts.
+/// Writes a message: the rail's header, then the two parts.
 ///
 /// # Safety
-/// `into` has room for all three and overlaps none of them.
+/// `into` has room for the header and both parts, and overlaps neither part.
 #[inline(always)]
 unsafe fn compose(number: u32, head: &[u8], body: Untrusted<'_>, into: *mut u8) {
-    // SAFETY: same contract. A raw copy does not require that the body stays unchanged.
+    // SAFETY: our caller guarantees room and no overlap. A raw copy tolerates a body that changes
+    // meanwhile.
     unsafe {
         into.cast::<[u8; 4]>().write(number.to_le_bytes());
         into.add(4).cast::<[u8; 4]>().write(USER.to_le_bytes());
@@ -536,8 +549,8 @@ fn datatype(width: u8) -> Option<i32> {
     }
 }
 
-/// Translates an atomic for libfabric: the call, which always fetches, the operation and the
-/// operand. Only the completion of a fetch says that the atomic is applied at the target.
+/// Translates an atomic for libfabric. Returns the call, which always fetches, with the operation
+/// and the operand. Only the completion of a fetch proves that the atomic is applied at the target.
 fn provider_op(op: AmoOp, operand: u64) -> (AtomicKind, i32, u64) {
     match op {
         AmoOp::Set | AmoOp::Swap => (AtomicKind::Fetch, FI_ATOMIC_WRITE, operand),
@@ -551,8 +564,9 @@ fn provider_op(op: AmoOp, operand: u64) -> (AtomicKind, i32, u64) {
     }
 }
 
-/// The atomics that a provider executes. Queries each one, because `net` of 1.17 has the capability
-/// bit but supports no operation. None if operands must lie in registered memory (`FI_MR_LOCAL`).
+/// Returns the atomics that a provider executes. Queries each one, because `net` of 1.17 has the
+/// capability bit but supports no operation. Returns none if operands must lie in registered memory
+/// (`FI_MR_LOCAL`).
 pub(super) fn atomics(endpoint: &Endpoint, info: &Info) -> AmoSet {
     if info.raw().caps & FI_ATOMIC == 0 || info.domain().mr_mode & FI_MR_LOCAL != 0 {
         return AmoSet::NONE;

@@ -1,4 +1,4 @@
-//! Opens a rail. Slow path; allocates all memory that the rail uses.
+//! Opens a rail. Slow path: allocates all memory that the rail uses.
 
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
@@ -41,7 +41,8 @@ impl FabricRail {
         // Some providers report 0 for "unlimited".
         let limit = |ours: u32, theirs: usize| if theirs == 0 { ours } else { ours.min(theirs as u32) };
         let depth = limit(config.depth, info.tx().size).max(1);
-        // One less: some providers need one themselves (shm 1.17 rejects the last).
+        // One receive fewer than announced: some providers use one themselves (shm 1.17 rejects the
+        // last).
         let receives = limit(config.receives, info.rx().size.saturating_sub(1)).max(1);
         let room = info.ep().max_msg_size;
         let max_message = config.max_message.min(room.saturating_sub(HEAD));
@@ -67,12 +68,13 @@ impl FabricRail {
             max_rma: room.min(MAX_RMA),
             inject: if config.inject && offer.notify != Notify::Message { inject.min(room) } else { 0 },
             data_bytes: 4,
-            // Providers order messages on one connection, but not their completions when
-            // receive buffers run out.
+            // Providers order the messages of one connection. They do not order the completions
+            // when receive buffers run out.
             order: Order::None,
             native_atomics: if config.native_atomics { post::atomics(&endpoint, info) } else { AmoSet::NONE },
             depth,
-            // A completion waits in the peer's queue until the peer polls.
+            // An arrival waits in the completion queue until a poll, so it may be reported in a
+            // later attachment.
             fresh: false,
         };
         let notify = offer.notify;
@@ -120,7 +122,7 @@ impl FabricRail {
             accepted_marked: 0,
             plain_polls: 0,
             polls_planned: 0,
-            // Random upper bits, if keys are long enough, so that a key cannot be guessed.
+            // The upper bits are random if keys are long enough, so that a peer cannot guess a key.
             next_key: mix(seed ^ 1) << 32,
             key_bits,
             stats: FabricStats::default(),
@@ -134,12 +136,12 @@ impl FabricRail {
             let access = FI_SEND | FI_RECV | FI_READ | FI_WRITE;
             let key = rail.fresh_key();
             let (bytes, len) = (rail.slab.bytes, rail.slab.len);
-            // SAFETY: the slab outlives the registration, because of the fields' order. It is
-            // accessed only through raw pointers.
+            // SAFETY: `buffers` is declared before `slab`, so the registration is dropped first.
+            // The slab is accessed only through raw pointers.
             let mut buffers =
                 unsafe { MemoryRegion::register(&rail.domain, bytes, len, access, key) }.map_err(words)?;
             if info.domain().mr_mode & FI_MR_ENDPOINT != 0 {
-                // SAFETY: dropping the rail drops the buffers first.
+                // SAFETY: `FabricRail::drop` drops the buffers' registration before the endpoint.
                 unsafe { buffers.bind(&rail.endpoint) }.map_err(words)?;
             }
             rail.desc = buffers.desc();
@@ -148,7 +150,7 @@ impl FabricRail {
         for index in depth..depth + receives {
             match rail.post_receive(index) {
                 Ok(()) => {}
-                // The provider takes fewer than it announced.
+                // The provider accepts fewer receives than it announced.
                 Err(Code::EAGAIN) if index > depth => break,
                 Err(code) => return Err(words(CallError { call: "fi_recv", code })),
             }
@@ -168,7 +170,7 @@ fn mix(seed: u64) -> u64 {
 /// Returns a random number from the kernel, or from the clock if that fails.
 fn random() -> u64 {
     let mut bytes = [0u8; 8];
-    // SAFETY: there is room for eight bytes.
+    // SAFETY: `bytes` has room for the eight requested bytes.
     let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), libc::GRND_NONBLOCK) };
     if got == 8 { u64::from_ne_bytes(bytes) } else { mix(crate::clock::monotonic_ns()) }
 }

@@ -1,10 +1,11 @@
-//! Receive and bounce buffers. Allocated once and never moved, because providers write to them.
+//! Receive and bounce buffers. They are allocated once and never move, because providers write to
+//! them.
 
 use alloc::boxed::Box;
 use alloc::vec;
 use core::ptr::{self, NonNull};
 
-/// Consecutive buffers of one length, in memory that does not move.
+/// Consecutive buffers of equal length, in memory that does not move.
 pub(super) struct Slab {
     pub bytes: NonNull<u8>,
     pub len: usize,
@@ -12,7 +13,7 @@ pub(super) struct Slab {
     kept: bool,
 }
 
-// SAFETY: it owns its memory.
+// SAFETY: the slab owns its memory, which any thread may access.
 unsafe impl Send for Slab {}
 
 impl Slab {
@@ -44,8 +45,8 @@ impl Drop for Slab {
         if self.kept {
             return;
         }
-        // SAFETY: the leaked allocation. The endpoint is closed, so the provider does not write to
-        // it.
+        // SAFETY: `new` leaked this allocation of `len` bytes. The endpoint is closed, so the
+        // provider does not write to it.
         unsafe { drop(Box::from_raw(ptr::slice_from_raw_parts_mut(self.bytes.as_ptr(), self.len))) }
     }
 }

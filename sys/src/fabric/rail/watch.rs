@@ -2,9 +2,9 @@
 //!
 //! When a peer's process dies, some providers complete posts with errors, some retry for ever, and
 //! some return `FI_EAGAIN` for every post. So the rail watches for signs of life. A peer fails if
-//! it has shown none within the deadline, while a post to it is outstanding, or is rejected
-//! although others are accepted. The rail must have been polled meanwhile, so that a pause of this
-//! process fails no peer. The rail cannot know whether the peer's process is alive, so it reports
+//! it shows none within the deadline while a post to it is outstanding, or while its posts alone
+//! are rejected. The rail must have been polled meanwhile, so that a pause of this process fails no
+//! peer. The rail cannot know whether the peer's process is alive, so it reports
 //! [`PeerError::Lost`], never `Died`.
 
 use core::mem;
@@ -21,11 +21,11 @@ use crate::clock::monotonic_ns;
 use crate::fabric::error::Code;
 use crate::fabric::raw::FI_ADDR_NOTAVAIL;
 
-/// Polls needed before a deadline counts.
+/// Minimum number of polls within a deadline before the deadline counts as expired.
 const ENOUGH: u32 = 1024;
 
 impl FabricRail {
-    /// Checks all peers for expired deadlines, and reports all queued events.
+    /// Checks all peers for expired deadlines and reports all queued events.
     pub(super) fn watch<S: Sink>(&mut self, sink: &mut S) {
         self.look();
         while let Some(event) = self.events.pop_front() {
@@ -51,8 +51,8 @@ impl FabricRail {
                 self.report_up(peer as u16, now);
                 continue;
             }
-            // A rejection counts only if the rail has room: nothing else is outstanding, or other
-            // posts are accepted.
+            // A rejection counts only if the rail has room: no post to another peer is outstanding,
+            // or other posts are accepted.
             let starved = slot.is_refused() && (total == slot.outstanding() || others_go_on);
             if slot.outstanding() == 0 && !starved {
                 slot.since = 0;
@@ -74,8 +74,8 @@ impl FabricRail {
         }
     }
 
-    /// Fails a peer: no more posts to it, and its arrivals are dropped. Outstanding posts may still
-    /// complete until the deadline.
+    /// Fails a peer: posts to it are rejected and its arrivals are dropped. Outstanding posts may
+    /// still complete until the deadline.
     #[cold]
     pub(super) fn take_down(&mut self, peer: Peer, why: PeerError) {
         if self.peers.take_down(peer.0) {
@@ -88,15 +88,15 @@ impl FabricRail {
     fn abandon(&mut self, peer: Peer, code: Code) {
         self.close_batch();
         if self.held.is_some_and(|held| {
-            // SAFETY: the held write's context, which the provider has not seen.
+            // SAFETY: the context belongs to the held write, and the provider has not seen it.
             unsafe { (*held.slot).peer == peer.0 }
         }) {
             self.drop_held(code);
         }
         for index in 0..self.caps.depth as usize {
             let slot = self.pool.at(index);
-            // SAFETY: inside the pool. The provider does not access the fields that are read and
-            // written here.
+            // SAFETY: the index is in range. The provider does not access the fields that are read
+            // and written here.
             let cx = unsafe {
                 if matches!((*slot).kind, ContextKind::Free | ContextKind::Orphan) || (*slot).peer != peer.0 {
                     continue;
@@ -111,10 +111,10 @@ impl FabricRail {
         slot.ended = slot.posted;
     }
 
-    /// Fails the write that was accepted but not posted yet.
+    /// Fails the held write, which was accepted but not posted.
     pub(super) fn drop_held(&mut self, code: Code) {
         let Some(held) = self.held.take() else { return };
-        // SAFETY: its context, which the provider has not seen.
+        // SAFETY: the context belongs to the held write, and the provider has not seen it.
         let cx = unsafe {
             let cx = (*held.slot).cx;
             self.pool.give(held.slot);
@@ -140,12 +140,13 @@ impl FabricRail {
         if addr == FI_ADDR_NOTAVAIL {
             return;
         }
-        // On an error the provider keeps an unused address, which is harmless. SAFETY: the peer's
-        // number since it was attached; its slot is free.
+        // On an error the provider keeps an unused address, which is harmless. SAFETY: `addr` was
+        // the peer's number in the vector. The slot is free, so no post uses the number any more.
         let _ = unsafe { self.endpoint.remove(addr) };
     }
 
-    /// The completion queue itself has failed, so the outcome of every post is unknown.
+    /// Marks the rail as broken: the completion queue itself has failed, so the outcome of every
+    /// post is unknown.
     #[cold]
     pub(super) fn break_down(&mut self, code: Code) {
         if !mem::replace(&mut self.broken, true) {

@@ -132,7 +132,7 @@ pub struct fi_pci_attr {
     pub function_id: u8,
 }
 
-/// In C the address is a union with this one member.
+/// In C the address is a union with only this member.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct fi_bus_attr {

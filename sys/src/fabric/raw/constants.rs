@@ -1,6 +1,6 @@
-//! Numbers: capabilities, flags, modes, orders, kinds and errors.
+//! Numbers: capabilities, flags, modes, orders, classes and errors.
 
-/// Packs a version as libfabric does.
+/// Packs a version number in libfabric's format.
 pub const fn fi_version(major: u32, minor: u32) -> u32 {
     major << 16 | minor
 }
@@ -55,7 +55,7 @@ pub const FI_MR_RMA_EVENT: i32 = 1 << 8;
 pub const FI_MR_ENDPOINT: i32 = 1 << 9;
 pub const FI_MR_HMEM: i32 = 1 << 10;
 
-/// Flag of a registration, since 1.20.
+/// A flag of a memory registration, since 1.20.
 pub const FI_MR_DMABUF: u64 = 1 << 40;
 
 // `enum fi_hmem_iface`.
@@ -93,7 +93,7 @@ pub const FI_AV_UNSPEC: i32 = 0;
 pub const FI_AV_MAP: i32 = 1;
 pub const FI_AV_TABLE: i32 = 2;
 
-// Message orders: the second post, after the first.
+// Message orders. The last letter names the earlier post: `FI_ORDER_SAW` is a send after a write.
 pub const FI_ORDER_NONE: u64 = 0;
 pub const FI_ORDER_RAR: u64 = 1 << 0;
 pub const FI_ORDER_RAW: u64 = 1 << 1;
@@ -179,7 +179,7 @@ pub const FI_TYPE_MSG_ORDER: i32 = 13;
 pub const FI_TYPE_MODE: i32 = 14;
 pub const FI_TYPE_MR_MODE: i32 = 21;
 
-// Errors, as positive numbers; calls return them negative. Below 256 they are the system's.
+// Errors as positive numbers; calls return them negated. Numbers below 256 are those of the system.
 pub const FI_EAGAIN: i32 = libc::EAGAIN;
 pub const FI_ENOSYS: i32 = libc::ENOSYS;
 pub const FI_ENODATA: i32 = libc::ENODATA;

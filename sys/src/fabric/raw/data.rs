@@ -14,7 +14,7 @@ pub struct fi_cq_data_entry {
     pub data: u64,
 }
 
-/// As of 1.20: the library writes `src_addr` only if that version was requested.
+/// The structure of version 1.20. The library writes `src_addr` only if that version was requested.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct fi_cq_err_entry {
@@ -74,7 +74,7 @@ pub struct fi_mr_dmabuf {
     pub base_addr: *mut c_void,
 }
 
-/// In C the first field and `device` are unions: of pointers, and of numbers.
+/// In C the first field is a union of pointers, and `device` is a union of numbers.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct fi_mr_attr {

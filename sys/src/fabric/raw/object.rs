@@ -292,7 +292,7 @@ pub struct fi_ops_rma {
     >,
 }
 
-/// Returns whether an operation is supported, and for how many elements.
+/// Returns whether the provider supports an operation, and for how many elements.
 pub type atomic_valid =
     unsafe extern "C" fn(ep: *mut fid_ep, datatype: c_int, op: c_int, count: *mut usize) -> c_int;
 
@@ -371,7 +371,7 @@ pub type getinfo = unsafe extern "C" fn(
 ) -> c_int;
 /// `fi_freeinfo`.
 pub type freeinfo = unsafe extern "C" fn(*mut fi_info);
-/// `fi_dupinfo`; for null it allocates an empty one.
+/// `fi_dupinfo`. For null it allocates an empty structure.
 pub type dupinfo = unsafe extern "C" fn(*const fi_info) -> *mut fi_info;
 /// `fi_fabric`.
 pub type fabric =
