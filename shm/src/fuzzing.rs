@@ -1,5 +1,5 @@
-//! Entry points for fuzzing: see [`fishplate_core::engine::fuzzing`]. Packets are decoded as in the
-//! handshake and the control channel, after the same header. `/dev/null` stands in for received
+//! Entry points for fuzzing: see [`fishplate_core::engine::fuzzing`]. They decode packets as the
+//! handshake and the control channel do, header included. `/dev/null` stands in for received
 //! descriptors.
 
 use fishplate_core::engine::fuzzing::{Target, number, put};

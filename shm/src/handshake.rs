@@ -1,7 +1,7 @@
 //! The handshake of two processes: exchanges credentials, sizes, nonces and descriptors over one
 //! AF_UNIX SEQPACKET socket. Slow path: allocates, makes system calls, and waits for the peer up to
-//! a deadline. `shake` has the steps of one handshake; [`meeting`](crate::meeting) drives many at
-//! once.
+//! a deadline. `shake` implements the steps of one handshake. [`meeting`](crate::meeting) drives
+//! many at once.
 //!
 //! | step  | both sides send | both sides check |
 //! |-------|---|---|
@@ -10,18 +10,17 @@
 //! | Offer | *the other's nonce*, descriptors | own nonce; seals, sizes; the lane's header |
 //! | Ready | the other's nonce again | own nonce, from the Hello's process |
 //!
-//! The descriptors are those of the lane, the event page and, from the first end, the common
-//! segment.
-//! [`identity`](crate::identity) says how the Hello's process is proven.
+//! Both ends offer the descriptors of their lane and event page. The first end also offers the
+//! common segment. [`identity`](crate::identity) describes how the sender of the Hello is proven.
 //!
-//! The listening end creates its lane and the common segment only after the other's Offer, so a
-//! stranger's Hello costs it no memory.
+//! The listening end creates its lane and the common segment only after it has the other end's
+//! Offer. So a stranger's Hello costs the listener no memory.
 //!
-//! Nothing from a peer is used before it has echoed our nonce, which it can only know from this
-//! handshake. So segments of an earlier run, or of a replaced peer, are rejected. No channel is
-//! *active* before Ready, when both sides have mapped and checked everything. So neither side uses
-//! a channel that the other has given up. A side that fails closes its socket and drops what it
-//! received; the other gets [`HandshakeError::HungUp`] or reaches its deadline.
+//! A side uses no memory of the peer before the peer has echoed our nonce, which only this
+//! handshake reveals. So segments of an earlier run, or of a replaced peer, are rejected. No lane
+//! is used before Ready, which a side sends after it has mapped and checked everything. So neither
+//! side uses a lane that the other has closed. A side that fails closes its socket and drops the
+//! received memory. The other side then gets [`HandshakeError::HungUp`], or its deadline expires.
 
 mod listener;
 mod shake;
@@ -49,27 +48,27 @@ use crate::socket::{Address, Socket, connect_socket};
 pub use listener::Listener;
 pub(crate) use shake::{Shake, hello_again};
 
-/// Longest pause before a listener that hung up is connected to again.
+/// Maximum pause before reconnecting to a listener that hung up.
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
 /// The role of an end of a link. The two ends have different roles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// The end that listens: it makes the common segment.
+    /// The listening end, which creates the common segment.
     First,
-    /// The end that connects.
+    /// The connecting end.
     Second,
 }
 
-/// The sizes and the event page of this process, for handshakes. From
-/// [`ShmRail::profile`](crate::ShmRail::profile); usable from any thread while the rail is in use.
+/// The sizes and the event page of a rail, for use in handshakes. Returned by
+/// [`ShmRail::profile`](crate::ShmRail::profile). Any thread may use it while the rail exists.
 #[derive(Clone, Debug)]
 pub struct Profile {
     pub(crate) config: Arc<ShmConfig>,
     pub(crate) event_page: Arc<EventPage>,
 }
 
-/// A peer that has been met and not yet attached to a rail. Dropping it hangs up.
+/// A connected peer that is not yet attached to a rail. Dropping the link hangs up.
 #[derive(Debug)]
 pub struct Link {
     pub(crate) control: Control,
@@ -78,12 +77,12 @@ pub struct Link {
     pub(crate) pair: Pair,
     pub(crate) event_page: EventPage,
     pub(crate) common: Option<Mapping>,
-    /// Identifies the pair: both ends compute the same value. Two pairs collide with a probability
-    /// of 2^-32.
+    /// Identifies the pair: both ends compute the same value. Two pairs have the same value with a
+    /// probability of 2^-32.
     pub(crate) pair_id: u32,
-    /// Whether every sleeper and notifier of the two works with `membarrier`.
+    /// Whether both ends use `membarrier`, so that notifying needs no fence.
     pub(crate) light: bool,
-    /// Whether the peer's memory was found readable.
+    /// Whether the kernel lets us read the peer's memory.
     pub(crate) cma: bool,
     pub(crate) config: Arc<ShmConfig>,
     nonces: [Nonce; 2],
@@ -93,13 +92,14 @@ assert_impl_all!(Profile: Send, Sync);
 assert_impl_all!(Link: Send);
 
 impl Listener {
-    /// Waits for the next handshake to complete, with a peer that connects or that was
-    /// [dialled](Self::dial). A silent, slow or invalid process costs only its own connection, and
-    /// [`refused`](Self::refused) or [`failed`](Self::failed) names it. Handshakes that are
-    /// incomplete at the deadline continue in the next call with the same profile.
+    /// Waits until a handshake completes, with a peer that connected or that was
+    /// [dialled](Self::dial). A silent, slow or invalid peer loses only its own connection.
+    /// [`refused`](Self::refused) or [`failed`](Self::failed) then reports that peer. Handshakes
+    /// that are incomplete at the deadline continue in the next call with the same profile.
     ///
-    /// With a past deadline it polls once and does not wait. One step reads the peer's memory to
-    /// test access; an admitted peer can block that unless [`ShmConfig::force_staging`] is set.
+    /// With a past deadline the call polls once and does not wait. One step reads the peer's memory
+    /// to test access. An admitted peer can block that read, unless [`ShmConfig::force_staging`] is
+    /// set.
     pub fn accept(&self, profile: &Profile, deadline: Instant) -> Result<Link, HandshakeError> {
         let mut meetings = self.lock_meetings().take();
         meetings.retain(|shake| shake.serves(profile));
@@ -109,14 +109,14 @@ impl Listener {
         met?.ok_or(HandshakeError::Deadline)
     }
 
-    /// Starts a handshake with the listener at an address, like [`connect`], without waiting:
-    /// [`accept`](Self::accept) with the same profile continues it and returns its link. It has the
-    /// same time limit as the handshake of a peer that connects.
+    /// Starts a handshake with the listener at an address, like [`connect`], but without waiting.
+    /// [`accept`](Self::accept) with the same profile continues the handshake and returns its link.
+    /// The time limit is that of a handshake with a connecting peer.
     ///
     /// - [`HandshakeError::System`]: `ECONNREFUSED` or `ENOENT` if nothing listens there, `EAGAIN`
     ///   if the backlog is full. Dial again later.
     /// - [`HandshakeError::User`]: the listener's user is not admitted.
-    /// - [`HandshakeError::Address`]: not a valid address.
+    /// - [`HandshakeError::Address`]: the address is invalid.
     pub fn dial(&self, address: impl AsRef<OsStr>, profile: &Profile) -> Result<(), HandshakeError> {
         let socket = Address::parse(address.as_ref())?.connect()?;
         let shake = Shake::new(socket, Role::Second, profile)?;
@@ -124,26 +124,28 @@ impl Listener {
         Ok(())
     }
 
-    /// Cancels an incomplete handshake [dialled](Self::dial) at an address.
+    /// Cancels an incomplete handshake that was [dialled](Self::dial) at this address.
     /// [`failed`](Self::failed) does not report it.
     pub fn hang_up(&self, address: impl AsRef<OsStr>) {
         self.lock_meetings().hang_up(address.as_ref());
     }
 
-    /// Returns the dialled handshakes that failed since the last call: address and reason.
+    /// Returns the dialled handshakes that failed since the last call, each with its address and
+    /// error.
     pub fn failed(&self) -> Vec<(OsString, HandshakeError)> {
         self.lock_meetings().failed()
     }
 
-    /// Returns the peers refused since the last call, and why: at most the last eight.
+    /// Returns the connecting peers that were refused since the last call, with the reasons. Keeps
+    /// at most the last eight.
     pub fn refused(&self) -> Vec<(String, HandshakeError)> {
         self.lock_meetings().refused()
     }
 }
 
-/// Connects to a path, or to an abstract name if it begins with `@`, and shakes hands. Retries
-/// until the deadline while nothing listens there, or while the listener hangs up because it has
-/// too many connections.
+/// Connects to a path, or to an abstract name if the address begins with `@`, and performs the
+/// handshake. Retries until the deadline while nothing listens there, or while the listener hangs
+/// up because it has too many connections.
 pub fn connect(
     address: impl AsRef<OsStr>,
     profile: &Profile,
@@ -161,7 +163,7 @@ pub fn connect(
 }
 
 impl Link {
-    /// Shakes hands over a connected SEQPACKET socket, such as one end of
+    /// Performs the handshake over a connected SEQPACKET socket, such as one end of a
     /// [`socket_pair`](crate::socket_pair).
     pub fn over(
         socket: OwnedFd,
@@ -172,9 +174,9 @@ impl Link {
         meet(Shake::new(Socket::new(socket), role, profile)?, deadline)
     }
 
-    /// Exchanges opaque bytes with the peer, at most [`MAX_BLOB`](crate::MAX_BLOB): the n-th call
-    /// here receives what the n-th call there sent. After an error the two ends may be out of step:
-    /// hang up.
+    /// Exchanges up to [`MAX_BLOB`](crate::MAX_BLOB) opaque bytes with the peer. The n-th call here
+    /// receives the bytes that the n-th call there sent. After an error the two ends may disagree
+    /// about n, so drop the link.
     pub fn exchange(&mut self, blob: &[u8], deadline: Instant) -> Result<Vec<u8>, HandshakeError> {
         self.control.exchange(blob, deadline)
     }
@@ -184,17 +186,17 @@ impl Link {
         Line::new(&mut self.control, self.peer.pidfd.as_ref())
     }
 
-    /// Returns the first byte and the size of the common segment, if one is configured. It stays
-    /// mapped until the peer is detached. Both ends write to it: use atomics and raw copies only.
+    /// Returns the address and size of the common segment, if one is configured. It stays mapped
+    /// until the peer is detached. Both ends write to it, so use atomics and raw copies only.
     pub fn common(&self) -> Option<(NonNull<u8>, usize)> {
         self.common.as_ref().map(|mapping| (mapping.ptr(), mapping.len()))
     }
 
-    /// Returns the region of `len` bytes at `offset` of the common segment. Register it once this
+    /// Returns the region of `len` bytes at `offset` of the common segment. Register it after this
     /// link is attached as `peer`.
     ///
     /// # Safety
-    /// As for [`Region::new`]; the memory lives until the peer is detached.
+    /// The contract of [`Region::new`] applies. The memory lives until the peer is detached.
     pub unsafe fn common_region(
         &self,
         peer: Peer,
@@ -203,18 +205,17 @@ impl Link {
     ) -> Result<Region, SegmentError> {
         let mapping = self.common.as_ref().ok_or(SegmentError::Range)?;
         let kind = RegionKind::Common { peer, offset: offset as u64 };
-        // SAFETY: our caller guarantees the same contract.
+        // SAFETY: our contract is that of `Region::new`, and `cut` requires nothing else.
         unsafe { segment::cut(mapping, offset, len, kind) }
     }
 
-    /// Returns whether the peer has hung up or died, so that attaching it is useless. Does not
-    /// wait.
+    /// Returns whether the peer has hung up or died, so that the link is useless. Does not wait.
     pub fn has_ended(&mut self) -> bool {
         self.control.pump();
         self.control.ended().is_some()
     }
 
-    /// Returns the peer's process ID, or 0 if it is in a process namespace that we cannot see.
+    /// Returns the peer's process ID, or 0 if its PID namespace is not visible here.
     pub fn pid(&self) -> i32 {
         self.peer.pid
     }
@@ -224,19 +225,19 @@ impl Link {
         self.peer.uid
     }
 
-    /// Returns the peer's [`ShmConfig::id`]. It proves nothing: an admitted peer can claim any
-    /// number.
+    /// Returns the [`ShmConfig::id`] that the peer claims. It is not proven: an admitted peer can
+    /// claim any number.
     pub fn peer_id(&self) -> u64 {
         self.peer_id
     }
 
-    /// Returns our nonce and the peer's. Nonces are unique to a link.
+    /// Returns our nonce and the peer's, in this order. No two links share a nonce.
     pub fn nonces(&self) -> [Nonce; 2] {
         self.nonces
     }
 
-    /// Returns whether the peer's private memory can be accessed directly; otherwise the lane
-    /// stages it.
+    /// Returns whether the peer's private memory can be accessed directly. If not, it is staged
+    /// through the lane.
     pub fn reaches_private(&self) -> bool {
         self.cma
     }

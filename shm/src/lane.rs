@@ -1,57 +1,57 @@
 //! A lane carries records of any length from one producer to one consumer, through memory that only
-//! the producer can write. Neither end blocks, allocates, locks or makes a system call; each end
+//! the producer can write. Neither end blocks, allocates, locks or makes a system call. Each end
 //! belongs to one thread.
 //!
 //! A record occupies contiguous cells of 64 bytes. Its first cell begins with a *stamp*, which is
 //! derived from the record's absolute position and stored last. A consumer that waits for the next
 //! record polls the cache line that the record arrives in. So a short record costs one line
-//! transfer; a ring with a shared tail costs two. The cells are mapped twice in a row, so a record
-//! may wrap.
+//! transfer, where a ring with a shared tail costs two. The ring of cells is mapped twice in a row,
+//! so a record that wraps is contiguous.
 //!
 //! | byte of the first cell | what |
 //! |---|---|
 //! | 0..8 | stamp: twice the position, plus one. Never 0, so fresh memory holds no record |
 //! | 8..16 | header: the kind in the low half, a value that depends on it in the high half |
-//! | 16..64 | payload, going on in the cells that follow |
 //! | 16..64 | payload, which continues in the following cells |
+//!
 //! # Stale stamps
 //!
-//! A cell in the middle of a record holds payload where a stamp would be, and that payload may
-//! equal a valid stamp. The consumer looks at the cell *behind* the record next. So the producer
-//! clears a valid stamp from that cell before it publishes the record. The cell must be free for
-//! this, so a lane of n cells holds n - 1.
+//! In the middle of a record, a cell holds payload at the offset of a stamp. That payload may equal
+//! a valid stamp. After a record the consumer checks the stamp of the *next* cell. So before the
+//! producer publishes a record, it clears a valid stamp from the cell behind the record. That cell
+//! must be free, so a lane of n cells holds at most n - 1.
 //!
 //! # Claimed cells
 //!
-//! A line that the consumer has read must be invalidated there before the producer can write it,
-//! and stores retire in program order. So a record that needs one such line stalls for a whole
-//! transfer, even if the line was prefetched for writing. Adjacent stores to several lines overlap
-//! their transfers (`bare-stream` in `benches/` shows both). So [`Producer::publish`] clears the
-//! stamps of several free cells behind a record at once, which *claims* them. Later records find
-//! their lines owned, and the cells behind them clean.
+//! The producer can write a line only after the consumer's cached copy is invalidated, and stores
+//! retire in program order. So a record that needs one such line stalls for a whole transfer, even
+//! if the line was prefetched for writing. Adjacent stores to several lines overlap their transfers
+//! (`bare-stream` in `benches/` shows both). So [`Producer::publish`] clears the stamps of several
+//! free cells behind a record at once. This *claims* the cells: later records find their lines in
+//! the producer's cache, and the cell behind each record already clean.
 //!
 //! After a long record the producer claims as many cells as the record took, because a copy mostly
-//! waits for its lines (`bare-lane`). This helps streams of long records too: 4 to 16 KiB take a
-//! tenth to a third less time.
+//! waits for its lines (`bare-lane`). Streams of 4 to 16 KiB records then take a tenth to a third
+//! less time.
 //!
 //! # Edges
 //!
 //! | edge         | release store          | acquire load           | carries                     |
 //! |--------------|------------------------|------------------------|-----------------------------|
-//! | `lane.stamp` | [`Producer::publish`]  | [`Consumer::header`]   | the record; next cell clean |
-//! | `lane.freed` | [`Consumer::advance`]  | [`Producer::reserve`]  | the cells to overwrite      |
+//! | `lane.stamp` | [`Producer::publish`]  | [`Consumer::header`]   | record, clean next cell     |
+//! | `lane.freed` | [`Consumer::advance`]  | [`Producer::reserve`]  | permission to overwrite     |
 //! | `lane.magic` | [`LaneMemory::create`] | [`LaneMemory::attach`] | the segment's header        |
 //!
 //! # Segment
 //!
-//! Each end creates the segment of its *outgoing* lane and seals it against other writers. That
-//! segment also holds the cursor of its *incoming* lane, so neither end writes to the other's
-//! segment. Positions are absolute, never reset, and wrap at 2^64. Sizes are agreed in the
-//! handshake, and never read from the segment.
+//! Each end creates the segment of its *outgoing* lane and seals it against other writers. The
+//! segment also holds the cursor of that end's *incoming* lane. So neither end writes to the
+//! other's segment. Positions are absolute, are never reset, and wrap at 2^64. The handshake fixes
+//! the sizes, which are never read from the segment.
 //!
-//! The consumer trusts nothing: a stamp only tells it to look, the header is loaded once and
-//! checked, and the payload is copied once. The producer accepts the consumer's cursor only if it
-//! moves forward and not past the end.
+//! The consumer trusts no byte of the lane. A stamp only means that a record may be there. The
+//! header is loaded once and checked, and the payload is copied once. The producer accepts the
+//! consumer's cursor only if it moves forward and not past the producer's position.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -74,9 +74,9 @@ mod tests;
 pub(crate) use ends::{CELL, Consumer, PAYLOAD, Producer, Refused, Watch, cells_for};
 use header::Header;
 
-/// Returns the longest message, in bytes, that always fits into an empty lane, wherever it begins.
+/// Returns the maximum length, in bytes, of a message that fits into an empty lane at any position.
 ///
-/// A consumer holds back up to a quarter of the lane before it frees it, and one cell stays unused.
+/// The consumer may delay freeing up to a quarter of the lane, and one cell stays unused.
 pub(crate) const fn max_message(cells: u32) -> usize {
     (cells as usize / 4 * 3 - 1) * CELL
 }
@@ -84,7 +84,7 @@ pub(crate) const fn max_message(cells: u32) -> usize {
 /// Offset of the first cell in the segment, in bytes.
 const CELLS: usize = PAGE;
 
-/// The segment of one lane, mapped.
+/// The mapped segment of one lane.
 #[derive(Debug)]
 pub(crate) struct LaneMemory {
     mapping: Mapping,
@@ -106,7 +106,7 @@ impl LaneMemory {
         Ok(memory)
     }
 
-    /// Maps the segment of our incoming lane, read-only, after all checks.
+    /// Checks the segment of our incoming lane, and maps it read-only.
     pub(crate) fn attach(fd: Foreign, cells: u32, maker: Nonce, guest: Nonce) -> Result<Self, SegmentError> {
         let ring = cells as usize * CELL;
         let fd = fd.into_memory((CELLS + ring) as u64)?;
@@ -121,13 +121,14 @@ impl LaneMemory {
     }
 
     fn header(&self) -> &Header {
-        // SAFETY: the first page stays mapped while `self` exists. It is page-aligned and consists
-        // of atomics, which may have any value. On a read-only mapping they are only loaded.
+        // SAFETY: `self` owns the mapping, so its first page stays mapped while the reference
+        // lives. It is page-aligned, and any bytes are valid for a header of atomics. We only load
+        // from a read-only mapping.
         unsafe { self.mapping.ptr().cast::<Header>().as_ref() }
     }
 
     fn first_cell(&self) -> *mut u8 {
-        // SAFETY: the mapping is longer than its first page.
+        // SAFETY: `Mapping::twice` mapped `CELLS` bytes and the cells behind them.
         unsafe { self.mapping.ptr().as_ptr().add(CELLS) }
     }
 }
@@ -141,12 +142,12 @@ fn words(nonce: Nonce) -> [u64; 2] {
     [bits as u64, (bits >> 64) as u64]
 }
 
-/// The two segments between two ends.
+/// The two lanes of a link.
 #[derive(Debug)]
 pub(crate) struct Pair {
-    /// Created here.
+    /// The lane that we created and write.
     pub(crate) outgoing: LaneMemory,
-    /// Created by the peer.
+    /// The lane that the peer created and writes.
     pub(crate) incoming: LaneMemory,
 }
 
@@ -154,44 +155,47 @@ impl Pair {
     /// Returns the producer and the consumer, both at position `start`.
     ///
     /// # Safety
-    /// Called once. Both are used only while the pair exists, even if it has moved.
+    /// The caller calls this once, and uses both ends only while the pair exists. Moving the pair
+    /// is fine.
     pub(crate) unsafe fn open(&self, start: u64) -> (Producer, Consumer) {
-        // SAFETY: our caller guarantees that the segments outlive the ends, and that there are no
-        // others.
+        // SAFETY: the caller keeps the pair as long as the ends. It calls this once, so there is no
+        // other producer or consumer. `create` mapped `outgoing` writable.
         unsafe { ends(&self.outgoing, &self.incoming, start) }
     }
 }
 
 /// Returns the producer of `outgoing` and the consumer of `incoming`. Each segment holds the cursor
-/// of the other lane. With the same segment for both, they are the two ends of one lane.
+/// of the other lane. If both arguments are the same segment, the ends belong to one lane.
 ///
 /// # Safety
-/// Both are used only while the segments exist. `outgoing` is mapped writable and has no other
-/// producer here, and `incoming` has no other consumer.
+/// The caller uses both ends only while the segments exist. `outgoing` is mapped writable and has
+/// no other producer here, and `incoming` has no other consumer.
 pub(crate) unsafe fn ends(outgoing: &LaneMemory, incoming: &LaneMemory, start: u64) -> (Producer, Consumer) {
     let cursors = [incoming, outgoing].map(|memory| &raw const memory.header().freed.0);
-    // SAFETY: each segment has its stated number of cells, mapped twice in a row, and a cursor. Our
-    // caller guarantees the rest.
+    // SAFETY: `create` or `attach` mapped `cells` cells twice in a row, and a header with a cursor.
+    // The caller guarantees their lifetime, and that these are the only ends.
     let (producer, consumer) = unsafe {
         (
             Producer::new(outgoing.first_cell(), outgoing.cells, cursors[0], start),
             Consumer::new(incoming.first_cell(), incoming.cells, cursors[1], start),
         )
     };
-    // Relaxed: the rest of the handshake orders it before any use.
+    // Relaxed: the packets of the handshake order this store before any use of the lane.
     outgoing.header().freed.0.store(start, Ordering::Relaxed);
     (producer, consumer)
 }
 
-/// Copies the header of a message, word by word if its length allows, just as it was written. A
-/// wider load than the stores before it would wait until all earlier stores, including those to the
-/// lane, have reached the cache.
+/// Copies the header of a message, word by word if its length is a multiple of 8, because the
+/// caller has just stored it in words. A load that is wider than those stores cannot be forwarded
+/// from them. It would wait until all earlier stores, including those to the lane, have reached the
+/// cache.
 ///
 /// # Safety
 /// `from` is readable and `to` writable for `len` bytes, and they do not overlap.
 #[inline(always)]
 pub(crate) unsafe fn copy_words(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: each access lies within `len` bytes, and accesses may be unaligned.
+    // SAFETY: each access lies within `len` bytes of a pointer that the caller guarantees. The
+    // accesses are unaligned ones.
     unsafe {
         if !len.is_multiple_of(8) {
             return copy_message(from, to, len);

@@ -1,27 +1,27 @@
 //! The rail between processes of one machine: sealed segments, a handshake, and a
 //! [`Rail`](fishplate_core::rail::Rail) over shared memory.
 //!
-//! | module | gives |
+//! | module | contents |
 //! |---|---|
-//! | `error` | errors of set-up |
+//! | `error` | errors of the setup |
 //! | `segment` | anonymous memory of fixed size, checked before it is mapped |
-//! | `event_page` | the page with the word on which a process sleeps |
+//! | `event_page` | the page with the eventcount on which a process sleeps |
 //! | `lane` | a ring of records from one producer to one consumer |
 //! | `packet`, `socket` | packets over AF_UNIX sockets, with descriptors |
 //! | `foreign` | descriptors received from peers, closed without waiting |
-//! | `handshake` | [`Listener`], [`connect`], [`Link`]: how two processes meet |
+//! | `handshake` | connects two processes: [`Listener`], [`connect`], [`Link`] |
 //! | [`meeting`] | handshakes with many peers at once, without waiting for any of them |
 //! | `identity` | identifies the process at the other end of a socket |
 //! | `control` | the socket after the handshake |
-//! | `record`, `staged`, `regions`, `cma`, `peer` | parts of the rail |
+//! | `record`, `staged`, `regions`, `cma`, `peer` | the parts of the rail |
 //! | `payload` | chooses how payloads leave private memory: kernel copy or lane |
 //! | `rail` | [`ShmRail`] |
 //! | [`extension`] | the interface for packages that add packets of their own |
 //!
 //! # Example
 //!
-//! Two ends, here in two threads of one process. One exports a segment; the other writes and
-//! signals.
+//! Two ends, here in two threads of one process: one exports a segment, and the other writes to it
+//! and sends a message.
 //!
 //! ```
 //! use std::time::{Duration, Instant};
@@ -63,10 +63,10 @@
 //! # Ok::<(), fishplate_shm::HandshakeError>(())
 //! ```
 //!
-//! Nothing here reads the environment, sets a signal handler, starts a thread, or leaves a name in
-//! the file system, except for a [`Listener`] on a path, which removes the path again. A program
-//! that meets untrusted peers provides a thread with [`set_closer`]. Peers are not trusted: `lane`
-//! and `staged` say what is checked where. Needs Linux 5.3 or later.
+//! This package does not read the environment, set signal handlers or start threads. It leaves no
+//! name in the file system: a [`Listener`] on a path removes the path when it is dropped. A program
+//! that accepts untrusted peers should provide a closer thread with [`set_closer`]. Peers are never
+//! trusted: `lane` and `staged` describe the checks. Linux 5.3 or later is required.
 
 mod cma;
 mod config;

@@ -2,11 +2,12 @@
 //!
 //! A process that connects to a listener may stay silent or send invalid data. It costs only its
 //! own connection: each handshake advances when its peer sends, has its own deadline, and fails
-//! alone. At most [`MOST`] are open. One more evicts the least advanced, and of those the oldest.
-//! Handshakes that this process [dialled](Meetings::dial) are counted apart and never evicted.
+//! alone. At most [`MOST`] are open. A new handshake beyond that evicts the oldest of the least
+//! advanced ones. Handshakes that this process [dialled](Meetings::dial) do not count and are never
+//! evicted.
 //!
-//! Slow path: allocates and makes system calls. Only [`Meetings::next`] waits, until its deadline
-//! at the latest.
+//! Slow path: allocates and makes system calls. Only [`Meetings::next`] and [`meet`] wait, at most
+//! until their deadline.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -16,43 +17,43 @@ use std::time::{Duration, Instant};
 
 use crate::segment::errno;
 
-/// Most open handshakes, not counting dialled ones.
+/// Maximum number of open handshakes, not counting dialled ones.
 pub const MOST: usize = 64;
 
-/// Most connections accepted in one pass.
+/// Maximum number of connections accepted in one pass.
 const PASS: usize = 16;
 
-/// Refusals kept for the user; older ones are dropped.
+/// Number of refusals kept for the user. Older ones are dropped.
 const REFUSALS: usize = 8;
 
-/// A handshake over a connected socket. It never waits: [`step`](Self::step) advances as far as
-/// possible.
+/// A handshake over a connected socket. It never waits: each [`step`](Self::step) advances it as
+/// far as possible.
 pub trait HalfOpen: Sized {
     /// The result of the handshake.
     type Met;
-    /// Why it failed.
+    /// Why a handshake failed.
     type Error: Copy;
-    /// The error of a peer that took too long.
+    /// The error for a peer that took too long.
     const LATE: Self::Error;
 
-    /// The error of a system call that failed.
+    /// Converts the code of a failed system call into an error.
     fn system(code: i32) -> Self::Error;
-    /// Sends and receives as much as it can without waiting.
+    /// Sends and receives as much as possible without waiting.
     fn step(self) -> Step<Self>;
-    /// Returns the socket to wait for.
+    /// Returns the socket to poll.
     fn socket(&self) -> BorrowedFd<'_>;
-    /// Returns the events to wait for: `POLLIN`, `POLLOUT` or both.
+    /// Returns the events to poll for: `POLLIN`, `POLLOUT` or both.
     fn events(&self) -> i16;
     /// Returns the number of valid messages received so far.
     fn heard(&self) -> u32;
-    /// Returns a name of the peer, for people.
+    /// Returns a description of the peer for people.
     fn who(&self) -> String;
 }
 
 /// The result of a step.
 #[derive(Debug)]
 pub enum Step<H: HalfOpen> {
-    /// It waits for the peer.
+    /// The handshake needs input from the peer, or room in the socket.
     Waits(H),
     /// The handshake is complete.
     Met(H::Met),
@@ -60,13 +61,13 @@ pub enum Step<H: HalfOpen> {
     Failed(H::Error),
 }
 
-/// The open handshakes, and the last failed ones.
+/// The open handshakes, and the most recent failures.
 #[derive(Debug)]
 pub struct Meetings<H: HalfOpen> {
     open: Vec<Entry<H>>,
     refused: VecDeque<(String, H::Error)>,
     failed: Vec<(OsString, H::Error)>,
-    /// How long one handshake may take.
+    /// Time limit of one handshake.
     patience: Duration,
 }
 
@@ -87,17 +88,18 @@ enum Who {
 }
 
 impl<H: HalfOpen> Meetings<H> {
-    /// Creates an empty set. Each handshake may take as long as `patience`.
+    /// Creates an empty set. `patience` is the time limit of each handshake.
     pub fn new(patience: Duration) -> Self {
         Meetings { open: Vec::new(), refused: VecDeque::new(), failed: Vec::new(), patience }
     }
 
-    /// Waits for the first handshake to complete, and accepts connections meanwhile; `begin` starts
-    /// the handshake over a new connection. The other handshakes stay open for the next call.
-    /// Returns `None` if the deadline expired. Polls at least once, even after the deadline.
+    /// Waits until a handshake completes, and returns its result. Accepts connections meanwhile;
+    /// `begin` starts the handshake over a new connection. The other handshakes stay open for the
+    /// next call. Returns `None` if the deadline expired. Polls at least once, even after the
+    /// deadline.
     ///
     /// # Errors
-    /// [`HalfOpen::system`], if the listener fails.
+    /// [`HalfOpen::system`] with the system's code, if the listener fails.
     pub fn next(
         &mut self,
         listener: BorrowedFd<'_>,
@@ -107,7 +109,8 @@ impl<H: HalfOpen> Meetings<H> {
         loop {
             let first = self.open.iter().map(|entry| entry.deadline).fold(deadline, Instant::min);
             let ready = self.poll(listener, first)?;
-            // Backwards, because a finished handshake is swapped with the last one.
+            // Iterates backwards, because `swap_remove` replaces a finished handshake with the last
+            // one.
             for at in (0..self.open.len()).rev().filter(|&at| ready[at]) {
                 if let Some(met) = self.step(at) {
                     return Ok(Some(met));
@@ -129,29 +132,31 @@ impl<H: HalfOpen> Meetings<H> {
         }
     }
 
-    /// Returns the handshakes that failed since the last call, the newest last, with the peer's
-    /// name: at most the last eight.
+    /// Returns the accepted handshakes that failed since the last call, each with the peer's name
+    /// and the error. Keeps at most the last eight, oldest first.
     pub fn refused(&mut self) -> Vec<(String, H::Error)> {
         self.refused.drain(..).collect()
     }
 
-    /// Adds a handshake that this process began with the listener at `address`.
+    /// Adds a handshake that this process started with the listener at `address`.
     pub fn dial(&mut self, address: &OsStr, handshake: H) {
         self.enter(handshake, Who::Dialled(address.into()), Instant::now());
     }
 
-    /// Cancels the dialled handshake with the listener at `address`, without a report.
+    /// Cancels the dialled handshake with the listener at `address`. [`failed`](Self::failed) does
+    /// not report it.
     pub fn hang_up(&mut self, address: &OsStr) {
         self.open.retain(|entry| !matches!(&entry.who, Who::Dialled(dialled) if dialled == address));
     }
 
-    /// Returns the dialled handshakes that failed since the last call, and why.
+    /// Returns the dialled handshakes that failed since the last call, each with its address and
+    /// error.
     pub fn failed(&mut self) -> Vec<(OsString, H::Error)> {
         std::mem::take(&mut self.failed)
     }
 
-    /// Drops every handshake for which `keep` is false. A dialled one [fails](Self::failed) as
-    /// late.
+    /// Drops every handshake for which `keep` returns false. A dialled one is reported by
+    /// [`failed`](Self::failed) as late.
     pub fn retain(&mut self, mut keep: impl FnMut(&H) -> bool) {
         for entry in self.open.extract_if(.., |entry| !keep(&entry.handshake)) {
             if let Who::Dialled(address) = entry.who {
@@ -160,12 +165,12 @@ impl<H: HalfOpen> Meetings<H> {
         }
     }
 
-    /// Takes all handshakes out.
+    /// Moves all handshakes into a new set, and leaves this one empty.
     pub fn take(&mut self) -> Self {
         std::mem::replace(self, Meetings::new(self.patience))
     }
 
-    /// Takes over the handshakes of another set.
+    /// Moves the handshakes of another set into this one.
     pub fn absorb(&mut self, mut other: Self) {
         self.open.append(&mut other.open);
         self.failed.append(&mut other.failed);
@@ -190,7 +195,7 @@ impl<H: HalfOpen> Meetings<H> {
         };
         let who = Who::Stranger(handshake.who());
         self.enter(handshake, who, now);
-        // A correct peer's first packet has often arrived already.
+        // The first packet of a correct peer has often arrived already.
         self.step(self.open.len() - 1)
     }
 
@@ -198,12 +203,12 @@ impl<H: HalfOpen> Meetings<H> {
         self.open.push(Entry { handshake, who, deadline: now + self.patience });
     }
 
-    /// Returns the indexes of the handshakes with peers that connected.
+    /// Returns the indexes of the handshakes with peers that connected here.
     fn strangers(&self) -> impl Iterator<Item = usize> {
         (0..self.open.len()).filter(|&at| matches!(self.open[at].who, Who::Stranger(_)))
     }
 
-    /// Advances one handshake, and removes it if it ends.
+    /// Advances one handshake, and removes it if it completed or failed.
     fn step(&mut self, at: usize) -> Option<H::Met> {
         let Entry { handshake, who, deadline } = self.open.swap_remove(at);
         match handshake.step() {
@@ -218,8 +223,8 @@ impl<H: HalfOpen> Meetings<H> {
         None
     }
 
-    /// Evicts the least advanced handshake with a stranger, and of those the oldest. Returns
-    /// whether there was one.
+    /// Evicts the oldest of the least advanced handshakes with strangers. Returns whether there was
+    /// one.
     fn evict(&mut self) -> bool {
         let rank = |entry: &Entry<H>| (entry.handshake.heard(), entry.deadline);
         let worst = self.strangers().min_by_key(|&at| rank(&self.open[at]));
@@ -243,8 +248,8 @@ impl<H: HalfOpen> Meetings<H> {
         }
     }
 
-    /// Waits for a connection, for an open handshake to become ready, or until a time. Returns
-    /// which open handshakes are ready.
+    /// Waits until a connection arrives, an open handshake is ready, or `until`. Returns which open
+    /// handshakes are ready.
     fn poll(&self, listener: BorrowedFd<'_>, until: Instant) -> Result<Vec<bool>, H::Error> {
         let entry = |fd: BorrowedFd<'_>, events| libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 };
         let mut polls: Vec<_> =
@@ -264,8 +269,8 @@ impl<H: HalfOpen> Meetings<H> {
             match code {
                 libc::EINTR => {}
                 libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM if self.evict() => {}
-                // The peer's connection failed before it was accepted, and accept(2) reports that.
-                // It says nothing about the listener.
+                // According to accept(2), these codes report that the peer's connection failed
+                // before it was accepted. The listener itself is fine.
                 libc::EAGAIN
                 | libc::ECONNABORTED
                 | libc::EPROTO
@@ -282,10 +287,7 @@ impl<H: HalfOpen> Meetings<H> {
     }
 }
 
-/// Completes one handshake, waiting for the peer until the deadline.
-///
-/// # Errors
-/// The error of the handshake, or [`HalfOpen::LATE`].
+/// Completes one handshake. Waits for the peer until the deadline.
 pub fn meet<H: HalfOpen>(mut handshake: H, deadline: Instant) -> Result<H::Met, H::Error> {
     loop {
         handshake = match handshake.step() {
@@ -302,25 +304,25 @@ pub fn meet<H: HalfOpen>(mut handshake: H, deadline: Instant) -> Result<H::Met, 
     }
 }
 
-/// Accepts the next pending connection, or returns the system's code.
+/// Accepts the next pending connection, or returns the code of the system call.
 pub(crate) fn accept_now(listener: BorrowedFd<'_>) -> Result<OwnedFd, i32> {
     let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    // SAFETY: null pointers are allowed: the peer's address is not requested.
+    // SAFETY: accept4(2) allows null pointers, which mean that the peer's address is not wanted.
     let fd = unsafe { libc::accept4(listener.as_raw_fd(), ptr::null_mut(), ptr::null_mut(), flags) };
     if fd < 0 {
         return Err(errno());
     }
-    // SAFETY: just created, and not used elsewhere.
+    // SAFETY: `accept4` returned this new descriptor, so nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Waits for an event, a hang-up, or until a time.
+/// Waits until one of the descriptors has an event or a hang-up, or until `until`.
 pub(crate) fn poll(polls: &mut [libc::pollfd], until: Instant) -> Result<(), i32> {
     loop {
         let left = until.saturating_duration_since(Instant::now());
-        // Rounded up, so that no poll ends before the deadline.
+        // Rounded up, so that `poll` does not return before the deadline.
         let ms = i32::try_from(left.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX);
-        // SAFETY: the slice has that many structures.
+        // SAFETY: the pointer and the count describe the slice.
         if unsafe { libc::poll(polls.as_mut_ptr(), polls.len() as libc::nfds_t, ms) } >= 0 {
             return Ok(());
         }

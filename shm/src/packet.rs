@@ -1,5 +1,6 @@
 //! The packets of the socket. Slow path: encoding allocates. Decoding first checks magic, version,
-//! kind and length, in this order; the body consists of fields of fixed width.
+//! kind and length, in this order. The body consists of fields of fixed width.
+//!
 //! | bytes | field                                          |
 //! |-------|------------------------------------------------|
 //! | 0..8  | magic                                          |
@@ -8,8 +9,8 @@
 //! | 12..16| length of the whole packet, in bytes           |
 //! | 16..  | body                                           |
 //!
-//! Both ends run on one machine, so numbers are in native byte order. Magic and version keep their
-//! place in every version.
+//! Both ends run on one machine, so numbers are in native byte order. Magic and version have the
+//! same offsets in every version.
 
 use std::ops::RangeInclusive;
 
@@ -28,31 +29,31 @@ pub type Nonce = [u8; 16];
 /// Size of the header, in bytes.
 pub(crate) const HEAD: usize = 16;
 
-/// Longest blob that [`exchange`](crate::Link::exchange) carries, in bytes.
+/// Maximum length of a blob of [`exchange`](crate::Link::exchange), in bytes.
 pub const MAX_BLOB: usize = 64 * 1024;
 
-/// Longest packet, in bytes.
+/// Maximum length of a packet, in bytes.
 pub(crate) const MAX_PACKET: usize = HEAD + MAX_BLOB;
 
 /// The kind of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PacketKind {
-    /// The sender's identity, sizes and nonce.
+    /// Carries the sender's identity, sizes and nonce.
     Hello,
     /// Echoes the peer's nonce, and carries our descriptors.
     Offer,
-    /// We have mapped and checked all of the peer's memory.
+    /// Reports that we have mapped and checked all of the peer's memory.
     Ready,
-    /// Bytes for the layer above.
+    /// Carries bytes for the layer above.
     Blob,
-    /// A segment that may hold regions, with its descriptor.
+    /// Announces a segment that may hold regions, and carries its descriptor.
     Announce,
-    /// The segment holds no region any more.
+    /// Withdraws a segment that no longer holds a region.
     Withdraw,
-    /// The sender leaves in good order.
+    /// Reports that the sender closes the link.
     Bye,
-    /// Asks the peer to check its lane, because it sleeps on its sockets rather than its event
-    /// page.
+    /// Asks the peer to poll its lane. Sent to a peer that sleeps on its sockets instead of its
+    /// event page.
     Ring,
     /// A packet of another package: one of [`EXTENSIONS`].
     Extension(u16),
@@ -125,7 +126,7 @@ impl Writer {
         self
     }
 
-    /// The packet.
+    /// Returns the complete packet.
     pub fn finish(mut self) -> Vec<u8> {
         let len = self.bytes.len() as u32;
         self.bytes[12..HEAD].copy_from_slice(&len.to_ne_bytes());
@@ -140,7 +141,7 @@ pub struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Checks the header. The body remains to be read.
+    /// Checks the header, and returns the packet's kind and a reader of its body.
     pub(crate) fn open(packet: &'a [u8]) -> Result<(PacketKind, Self), HandshakeError> {
         let mut head = Reader { rest: packet };
         if u64::from_ne_bytes(head.take()?) != MAGIC {
@@ -158,10 +159,11 @@ impl<'a> Reader<'a> {
         Ok((kind, head))
     }
 
-    /// Checks the header of an extension's packet. Returns its kind and body.
+    /// Checks the header of an extension's packet, and returns the packet's kind and a reader of
+    /// its body.
     ///
     /// # Errors
-    /// The packet is malformed, or is not an extension's.
+    /// The packet is malformed, or its kind is not that of an extension.
     pub fn extension(packet: &'a [u8]) -> Result<(u16, Self), HandshakeError> {
         match Self::open(packet)? {
             (PacketKind::Extension(kind), body) => Ok((kind, body)),
@@ -169,25 +171,25 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Takes the next field.
+    /// Reads the next field.
     ///
     /// # Errors
-    /// Fewer bytes are left.
+    /// Fewer than `N` bytes remain.
     pub fn take<const N: usize>(&mut self) -> Result<[u8; N], HandshakeError> {
         let (field, rest) = self.rest.split_first_chunk::<N>().ok_or(HandshakeError::BadPacket)?;
         self.rest = rest;
         Ok(*field)
     }
 
-    /// Takes the remaining bytes.
+    /// Returns the remaining bytes.
     pub fn rest(self) -> &'a [u8] {
         self.rest
     }
 
-    /// Checks that nothing is left.
+    /// Checks that no bytes remain.
     ///
     /// # Errors
-    /// Bytes are left.
+    /// Bytes remain.
     pub fn end(self) -> Result<(), HandshakeError> {
         if self.rest.is_empty() { Ok(()) } else { Err(HandshakeError::BadPacket) }
     }

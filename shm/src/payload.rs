@@ -1,27 +1,28 @@
 //! Chooses how a payload in its sender's private memory is transferred: the kernel copies it, or
-//! its sender puts it into the lane. Nothing here blocks, allocates or reads a clock; callers pass
+//! the sender puts it into the lane. Nothing here blocks, allocates or reads a clock. Callers pass
 //! the times.
 //!
 //! The faster path depends on the caches that the two processors share. For 1 MiB, lane and kernel
-//! take 66 and 97 us with a shared core, 150 and 90 with a shared last-level cache, 510 and 90 with
-//! none. Processes migrate and the load varies, so both are measured, per peer and length:
+//! take 66 and 97 us on one core, 150 and 90 us with a shared last-level cache, 510 and 90 us
+//! without one. Processes migrate and the load varies, so both paths are measured, per peer and
+//! length:
 //!
 //! - The faster path is in use, and is measured again every [`AGAIN`] payloads.
-//! - The other path is *tried* from time to time, until one measurement is complete. The slower it
-//!   was, the rarer the trials, so that they cost at most some 3 %.
-//! - A kernel copy takes as long as its call. The lane carries several payloads at once, so its
-//!   cost is the busy time divided by all bytes that arrived in it.
-//! - If the sender puts nothing into the lane, the trial ends with the next payload. Payloads that
-//!   were already requested wait.
+//! - The other path is *tried* from time to time, until one measurement is complete. Trials of a
+//!   slower path are rarer, so that they cost at most about 3 %.
+//! - The cost of a kernel copy is the duration of its call. The lane carries several payloads at
+//!   once, so its cost is the time it was busy divided by the bytes that arrived in that time.
+//! - If the lane brings too little for too long, the next payload ends the trial. Payloads that
+//!   were already requested still wait for the sender.
 //!
-//! Costs are in nanoseconds per KiB. A sample below the average counts as much as the average. A
-//! sample above counts an eighth, because this thread may have been preempted. After a much higher
-//! sample the next payload is measured as well.
+//! Costs are in nanoseconds per KiB. A sample below the average is averaged with it. A sample above
+//! the average has a weight of an eighth, because this thread may have been preempted. After a much
+//! higher sample the next payload is measured too.
 
 /// How a payload is transferred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum By {
-    /// By `process_vm_readv(2)`.
+    /// The kernel copies it: `process_vm_readv(2)`.
     Kernel,
     /// The sender puts it into the lane.
     Lane,
@@ -36,10 +37,11 @@ impl By {
     }
 }
 
-/// Payloads between two measurements of the path in use.
+/// Number of payloads between two measurements of the path in use.
 const AGAIN: u32 = 32;
 
-/// Payloads through the lane that make one measurement, unless it runs empty before.
+/// Number of payloads in one measurement of the lane. The measurement ends earlier if the lane runs
+/// empty.
 const ENOUGH: u32 = 16;
 
 /// Upper limit of the cost ratio of the two paths.
@@ -48,17 +50,18 @@ const WORST: u64 = 8;
 /// Upper limit of a sample, as a multiple of the average.
 const OUTLIER: u64 = 2;
 
-/// How long to wait for a trial of the lane while the kernel's speed is unknown, in ns per KiB.
+/// The assumed cost of a lane that delivers nothing while the kernel's speed is unknown, in
+/// nanoseconds per KiB.
 const SLOW: u64 = 1000;
 
-/// Payloads by the path in use for each payload of a trial, for the first and later trials. The
-/// first ratios are small because those trials cover unmeasured paths.
+/// Payloads on the path in use per payload of a trial, for the first and later trials. The first
+/// ratios are small, because no path has been measured yet.
 const PATIENCE: [u32; 5] = [2, 4, 8, 16, 32];
 
-/// Size classes: below 16 KiB, below 32 KiB, and so on to 2 MiB and above.
+/// Number of size classes: below 16 KiB, below 32 KiB, and so on, up to 2 MiB and more.
 const CLASSES: usize = 9;
 
-/// A measurement of the lane.
+/// A measurement of the lane in progress.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     began: u64,
@@ -69,18 +72,18 @@ struct Sample {
 /// The measurements of one size class.
 #[derive(Clone, Copy, Debug)]
 struct Class {
-    /// Nanoseconds per KiB by the kernel and through the lane; 0: unknown.
+    /// Cost of the kernel and of the lane, in nanoseconds per KiB. 0 means unknown.
     cost: [u64; 2],
     by: By,
-    /// Payloads until the other path is tried.
+    /// Number of payloads before the other path is tried.
     left: u32,
-    /// Payloads until the path in use is measured.
+    /// Number of payloads before the path in use is measured.
     measure: u32,
-    /// Payloads so far in the current trial.
+    /// Number of payloads in the current trial.
     tried: u32,
-    /// Number of trials so far, which selects the step of [`PATIENCE`].
+    /// Number of trials. It selects the step of [`PATIENCE`].
     trials: u8,
-    /// Payloads in flight through the lane.
+    /// Number of payloads in flight through the lane.
     open: u32,
     sample: Option<Sample>,
 }
@@ -92,7 +95,7 @@ pub(crate) struct PayloadPaths {
 }
 
 impl PayloadPaths {
-    /// No measurements; the first payload of each class tries the lane.
+    /// Creates an empty record. The first payload of each class tries the lane.
     pub(crate) const fn new() -> Self {
         let class = Class {
             cost: [0; 2],
@@ -134,7 +137,7 @@ impl PayloadPaths {
         }
     }
 
-    /// Records a request through the lane, and its time if it is measured.
+    /// Records a payload requested through the lane. `now` is the time, if the payload is measured.
     pub(crate) fn asked(&mut self, len: usize, now: Option<u64>) {
         let class = self.class(len);
         class.took(By::Lane);
@@ -165,7 +168,7 @@ impl PayloadPaths {
 }
 
 impl Class {
-    /// Counts a payload by this path.
+    /// Counts a payload on this path.
     fn took(&mut self, by: By) {
         if by == self.by {
             self.left = self.left.saturating_sub(1);
@@ -191,13 +194,13 @@ impl Class {
         }
         let [kernel, lane] = self.cost;
         let quicker = if lane < kernel { By::Lane } else { By::Kernel };
-        // An unmeasured path stays in use until it is measured.
+        // A path that was never measured stays in use until it is measured.
         if quicker != self.by && kernel != 0 && lane != 0 {
             (self.by, self.left, self.measure, self.tried) = (quicker, AGAIN, AGAIN, 0);
         }
     }
 
-    /// Ends a trial. The longer it took and the slower the path, the later the next trial.
+    /// Ends a trial, and schedules the next one. A longer trial, or a slower path, delays it more.
     fn tried_out(&mut self) {
         let patience = PATIENCE[usize::from(self.trials).min(PATIENCE.len() - 1)];
         self.trials = self.trials.saturating_add(1);
@@ -205,7 +208,7 @@ impl Class {
         self.tried = 0;
     }
 
-    /// The assumed cost of a lane that delivers nothing.
+    /// Returns the assumed cost of a lane that delivers nothing.
     fn worst(&self) -> u64 {
         match self.cost[By::Kernel as usize] {
             0 => SLOW,
@@ -213,7 +216,7 @@ impl Class {
         }
     }
 
-    /// Returns the cost ratio of the slower to the faster path, 1 to [`WORST`].
+    /// Returns the cost of the slower path divided by that of the faster, from 1 to [`WORST`].
     fn ratio(&self) -> u32 {
         let [kernel, lane] = self.cost.map(|cost| cost.max(1));
         (kernel.max(lane) / kernel.min(lane)).min(WORST) as u32

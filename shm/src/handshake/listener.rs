@@ -1,4 +1,4 @@
-//! The listening socket. Slow path only; nothing here waits.
+//! The listening socket. Slow path, but nothing here waits.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -10,14 +10,14 @@ use super::Shake;
 use crate::meeting::{Meetings, accept_now};
 use crate::socket::{Address, Result, Socket, stream, system};
 
-/// Connections that may wait to be accepted.
+/// Maximum number of connections that wait to be accepted.
 const BACKLOG: i32 = 256;
 
-/// How long one handshake with a listener may take.
+/// Time limit of one handshake with a listener.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// A listening socket. Drop removes its path, if it is still the file created here. A killed
-/// process leaves its path behind; an abstract name disappears with it.
+/// A listening socket. Dropping it removes its path, if the path is still the file created here. A
+/// killed process leaves its path behind, but not an abstract name.
 ///
 /// Accept in the process that called `bind`, because connecting peers watch that process.
 #[derive(Debug)]
@@ -31,15 +31,15 @@ impl Listener {
     /// Listens on a path, or on an abstract name if it begins with `@`.
     ///
     /// # Errors
-    /// [`InUse`](crate::HandshakeError::InUse) when the path exists or the name is taken, even if
-    /// its owner has exited.
+    /// [`InUse`](crate::HandshakeError::InUse) if the name is taken or the path exists, even if the
+    /// process that created it has exited.
     pub fn bind(address: impl AsRef<OsStr>) -> Result<Self> {
         let address = Address::parse(address.as_ref())?;
         let fd = stream()?;
         address.bind(fd.as_fd())?;
         let file = address.path.and_then(|path| identity(&path).map(|id| (path, id)));
         let listener = Listener { fd, file, meetings: Mutex::new(Meetings::new(PATIENCE)) };
-        // SAFETY: a call on our descriptor with plain numbers.
+        // SAFETY: the call takes only numbers, and the descriptor is ours.
         if unsafe { libc::listen(listener.fd.as_raw_fd(), BACKLOG) } != 0 {
             return Err(system());
         }
@@ -50,7 +50,7 @@ impl Listener {
         self.fd.as_fd()
     }
 
-    /// Locks the open handshakes. Never held while a call waits.
+    /// Locks the open handshakes. No call holds the lock while it waits.
     pub(crate) fn lock_meetings(&self) -> MutexGuard<'_, Meetings<Shake>> {
         self.meetings.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -58,23 +58,23 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // SAFETY: a call on our descriptor. Afterwards no new connections arrive, so the loop below
-        // ends.
+        // SAFETY: the call takes only numbers, and the descriptor is ours. New connections are
+        // refused afterwards, so the loop below terminates.
         unsafe { libc::shutdown(self.fd.as_raw_fd(), libc::SHUT_RDWR) };
-        // Pending connections may carry descriptors: see `Socket`.
+        // Pending connections may carry descriptors, which `Socket` closes without blocking.
         while let Ok(socket) = accept_now(self.fd()) {
             drop(Socket::new(socket));
         }
         if let Some((path, id)) = &self.file
             && identity(path) == Some(*id)
         {
-            // Ignore errors: at worst the path stays behind.
+            // Ignore errors: at worst the path remains.
             let _ = std::fs::remove_file(path);
         }
     }
 }
 
-/// Returns device and inode of a file, to distinguish ours from a replacement.
+/// Returns the device and inode of a file, which distinguish our file from a replacement.
 fn identity(path: &std::path::Path) -> Option<(u64, u64)> {
     use std::os::unix::fs::MetadataExt;
     let meta = std::fs::symlink_metadata(path).ok()?;

@@ -1,4 +1,4 @@
-//! The steps of one handshake. None of them waits.
+//! The steps of one handshake. No step waits.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -28,8 +28,8 @@ struct Hello {
     common_len: u64,
     id: u64,
     membarrier: bool,
-    /// The address of the nonce in the sender's memory. A process that can read the nonce there can
-    /// read and write all of that memory.
+    /// The address of the nonce in the sender's memory. If the kernel lets the receiver read it,
+    /// the receiver can read and write all of the sender's memory.
     probe: u64,
     nonce: Nonce,
 }
@@ -97,7 +97,7 @@ impl Hello {
     }
 }
 
-/// Decodes the body of a Hello and encodes it again: see [`fuzzing`](crate::fuzzing).
+/// Decodes the body of a Hello and encodes it again, for [`fuzzing`](crate::fuzzing).
 pub(crate) fn hello_again(body: Reader<'_>) -> Result<Vec<u8>, HandshakeError> {
     Ok(Hello::decode(body)?.encode())
 }
@@ -111,15 +111,15 @@ fn echoes(mut body: Reader<'_>, ours: &Nonce) -> Result<(), HandshakeError> {
 
 fn nonce() -> Result<Nonce, HandshakeError> {
     let mut nonce = [0; 16];
-    // SAFETY: the buffer has 16 bytes, all ours.
+    // SAFETY: `nonce` is a local array of 16 bytes, and its length is passed with it.
     let n = unsafe { libc::getrandom(nonce.as_mut_ptr().cast(), nonce.len(), 0) };
-    // Requests of up to 256 bytes are never cut short; the call waits until the generator is
+    // The kernel never truncates requests of up to 256 bytes. The call waits until the generator is
     // seeded.
     if n == nonce.len() as isize { Ok(nonce) } else { Err(HandshakeError::System(errno())) }
 }
 
-/// The nonces of this process's open handshakes. A peer with one of them and our process ID is this
-/// process; after a fork the ID alone does not prove it.
+/// A nonce of an open handshake of this process. A peer that has one of these nonces and our
+/// process ID is this process. After a fork the ID alone does not prove that.
 #[derive(Debug)]
 struct Mine(Nonce);
 
@@ -132,8 +132,8 @@ impl Mine {
         Mine(nonce)
     }
 
-    /// Returns whether an open handshake of this process has this nonce. The other end keeps its
-    /// nonce registered until we are ready.
+    /// Returns whether an open handshake of this process has this nonce. The other end's nonce
+    /// stays registered until it receives our Ready.
     fn has(nonce: &Nonce) -> bool {
         MINE.lock().unwrap_or_else(PoisonError::into_inner).contains(nonce)
     }
@@ -153,17 +153,17 @@ pub(crate) struct Shake {
     peer: Credentials,
     buffer: Box<[u8]>,
     ours: Hello,
-    /// Our nonce, which the peer reads until the handshake completes.
+    /// Our nonce. The peer reads it at this address until the handshake completes.
     _probe: Box<Nonce>,
     _mine: Mine,
-    /// Our memory, once created.
+    /// The memory that we offer, once created.
     made: Option<Made>,
-    /// Packets to send, and whether our descriptors go with each.
+    /// Packets to send. The flag says whether our descriptors are sent with the packet.
     unsent: VecDeque<(Vec<u8>, bool)>,
     stage: Stage,
 }
 
-/// What the peer has sent so far.
+/// The packets that the peer has sent so far.
 #[derive(Debug)]
 enum Stage {
     Nothing,
@@ -184,9 +184,9 @@ struct Given {
     lane: LaneMemory,
     event_page: EventPage,
     common: Option<Mapping>,
-    /// Whether the peer is this very process.
+    /// Whether the peer is this same process.
     home: bool,
-    /// Whether the peer's memory is readable.
+    /// Whether we can read the peer's memory.
     shown: bool,
 }
 
@@ -224,13 +224,14 @@ impl Shake {
         })
     }
 
-    /// Returns whether the handshake is for a rail with this profile.
+    /// Returns whether the handshake belongs to the rail with this profile.
     pub(crate) fn serves(&self, profile: &Profile) -> bool {
         Arc::ptr_eq(&self.profile.config, &profile.config)
             && Arc::ptr_eq(&self.profile.event_page, &profile.event_page)
     }
 
-    /// Continues until the peer must act. Returns both offers once the handshake is complete.
+    /// Continues until input from the peer is needed. Returns both offers when the handshake is
+    /// complete.
     fn go_on(&mut self) -> Result<Option<(Hello, Made, Given)>, HandshakeError> {
         loop {
             if !self.send()? {
@@ -272,7 +273,7 @@ impl Shake {
         if !self.profile.config.users.admit(self.peer.uid) {
             return Err(HandshakeError::User(self.peer.uid));
         }
-        // The listening end allocates nothing before the peer's Offer.
+        // The listening end creates its memory only after the peer's Offer.
         if self.ours.role == Role::Second {
             self.make(&theirs)?;
         }
@@ -303,8 +304,8 @@ impl Shake {
         if self.made.is_none() {
             self.make(&theirs)?;
         }
-        // The peer keeps its nonce at this address until we are ready. Reading it succeeds only if
-        // the kernel permits access.
+        // The peer keeps its nonce at this address until it receives our Ready. Reading the nonce
+        // succeeds only if the kernel permits access.
         let home = is_own(self.peer.pid) && Mine::has(&theirs.nonce);
         let shown = !config.force_staging && cma::read(self.peer.pid, theirs.probe) == Some(theirs.nonce);
         let mut ready = Writer::new(PacketKind::Ready);
@@ -313,7 +314,7 @@ impl Shake {
         Ok(Stage::Offer(theirs, Given { lane, event_page, common, home, shown }))
     }
 
-    /// Creates our memory, and offers it.
+    /// Creates our memory, and queues its Offer.
     fn make(&mut self, theirs: &Hello) -> Result<(), HandshakeError> {
         let config = &*self.profile.config;
         let lane = LaneMemory::create(config.lane_cells, self.ours.nonce, theirs.nonce)?;
@@ -331,7 +332,7 @@ impl Shake {
         Ok(())
     }
 
-    /// Sends the due packets. Returns whether all are sent.
+    /// Sends the queued packets. Returns whether all were sent.
     fn send(&mut self) -> Result<bool, HandshakeError> {
         while let Some((packet, offers)) = self.unsent.front() {
             let mut fds = Vec::new();
@@ -352,8 +353,8 @@ impl Shake {
     fn link(self, (theirs, made, given): (Hello, Made, Given)) -> Link {
         let Shake { socket, profile, peer, ours, .. } = self;
         let common = made.common.map(|(_, mapping)| mapping).or(given.common);
-        // Kernel copies within this process are allowed only if it is the peer itself: another peer
-        // could pass our memory off as its own.
+        // If the peer's ID is our own, kernel copies are allowed only if the peer is this process.
+        // Another peer could present our memory as its own.
         let cma = given.shown && (given.home || peer.is_another());
         Link {
             control: Control::new(socket, theirs.max_segments, theirs.nonce, given.home),
@@ -409,7 +410,7 @@ impl HalfOpen for Shake {
     }
 }
 
-/// Takes exactly `N` descriptors; closes them if the number differs.
+/// Returns exactly `N` descriptors. A different number is an error, and closes them.
 fn exactly<const N: usize>(fds: Batch) -> Result<[Foreign; N], HandshakeError> {
     if fds.len() != N {
         return Err(HandshakeError::BadPacket);

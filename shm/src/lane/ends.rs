@@ -1,5 +1,5 @@
-//! The two ends of a lane, over any cells and cursor: the loom models compile this file over loom's
-//! atomics. [`lane`](super) describes the format and the edges.
+//! The two ends of a lane, generic over the memory of cells and cursor. The loom models compile
+//! this file over loom's atomics. [`lane`](super) describes the format and the edges.
 
 use static_assertions::assert_not_impl_any;
 
@@ -17,84 +17,87 @@ pub(crate) const fn cells_for(len: usize) -> u64 {
     (PAYLOAD + len).div_ceil(CELL) as u64
 }
 
-/// The stamp of a position.
+/// Returns the stamp of a position.
 #[inline(always)]
 pub(super) fn stamp(position: u64) -> u64 {
     position << 1 | 1
 }
 
-/// Why a record could not be reserved. Nothing changed.
+/// Why no cells could be reserved. Nothing changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
-    /// There is no room yet.
+    /// The free cells do not suffice yet.
     Full,
-    /// The cursor has a value that no correct consumer writes.
+    /// No correct consumer stores this cursor.
     Corrupt,
 }
 
-/// The end that writes.
+/// The writing end of a lane.
 #[derive(Debug)]
 pub(crate) struct Producer {
     cells: *mut u8,
     mask: u64,
     /// Position of the next record.
     pub(super) at: u64,
-    /// The consumer's cursor as last loaded.
+    /// The consumer's cursor at our last load.
     pub(super) freed: u64,
-    /// The cells from `at` up to here hold no valid stamp. Always beyond `at`, and never beyond the
+    /// No cell from `at` up to here holds a valid stamp. Always beyond `at`, and never beyond the
     /// free cells.
     pub(super) claimed: u64,
     cursor: *const AtomicU64,
 }
 
-/// The end that reads.
+/// The reading end of a lane.
 #[derive(Debug)]
 pub(crate) struct Consumer {
     cells: *const u8,
     mask: u64,
     /// Position of the next record.
     pub(super) at: u64,
-    /// Our cursor as last stored.
+    /// Our cursor at our last store.
     pub(super) told: u64,
     cursor: *const AtomicU64,
 }
 
-/// The location of a lane's next record, for polling. Polling it touches no other memory. Valid
-/// until the consumer advances.
+/// The location of a lane's next record. Polling it touches no other memory. Valid until the
+/// consumer advances.
 #[derive(Debug)]
 pub(crate) struct Watch {
     place: *const AtomicU64,
     stamp: u64,
 }
 
-// SAFETY: the memory behind the pointers belongs to no thread, and the caller of `new` guarantees
-// one producer and one consumer.
+// SAFETY: the pointers refer to a shared mapping, which is not tied to a thread. The caller of
+// `new` guarantees that there is one producer, and the type is not `Clone`.
 unsafe impl Send for Producer {}
-// SAFETY: the memory belongs to no thread, and `has_come` requires that the lane is mapped.
+// SAFETY: the pointer refers to a shared mapping, which is not tied to a thread. `has_come` only
+// loads atomically.
 unsafe impl Send for Watch {}
-// SAFETY: the same as for `Producer`.
+// SAFETY: the pointers refer to a shared mapping, which is not tied to a thread. The caller of
+// `new` guarantees that there is one consumer, and the type is not `Clone`.
 unsafe impl Send for Consumer {}
 assert_not_impl_any!(Producer: Sync, Clone);
 assert_not_impl_any!(Consumer: Sync, Clone);
 
-/// Fewest cells that the producer claims. Half as many make messages of 8 bytes a little slower;
-/// twice as many gain nothing.
+/// Minimum number of cells that the producer claims. Half as many make 8-byte messages a little
+/// slower. Twice as many gain nothing.
 pub(super) const CLAIMED: u64 = 8;
 
-/// Prefetch distance of the consumer, in cells. Just beyond the cells claimed behind a short
-/// record, because the producer would have to claim prefetched cells again. A constant, so that the
-/// address does not depend on the records in between.
+/// Prefetch distance of the consumer, in cells. It lies just beyond the cells claimed behind a
+/// short record, because the producer would have to claim prefetched cells again. It is constant,
+/// so that the address does not depend on the records in between.
 const READ_AHEAD: u64 = CLAIMED + 1;
 
-/// Most cells of a record that are prefetched before it is copied: those of a 4 KiB payload.
+/// Maximum number of cells of a record that are prefetched before the copy: those of a 4 KiB
+/// payload.
 const READ_AT_ONCE: u64 = 65;
 
 impl Producer {
-    /// Creates the producer of `cells` cells, a power of two, with the cursor of their consumer.
+    /// Creates the producer of `cells` cells, a power of two. `cursor` is that of the consumer.
     ///
     /// # Safety
-    /// While this is used, both stay mapped, the cells twice in a row and writable, and there is no
-    /// other producer.
+    /// While the producer is used, the cells stay mapped writable, twice in a row, and the cursor
+    /// stays mapped. There is no other producer.
     pub(super) unsafe fn new(first: *mut u8, cells: u32, cursor: *const AtomicU64, start: u64) -> Self {
         let mask = u64::from(cells) - 1;
         Producer { cells: first, mask, at: start, freed: start, claimed: start.wrapping_add(1), cursor }
@@ -104,7 +107,7 @@ impl Producer {
     /// at byte 16.
     #[inline(always)]
     pub(crate) fn reserve(&mut self, cells: u64) -> Result<*mut u8, Refused> {
-        // Room for one more cell, because `publish` may clear the stamp of the cell behind the
+        // Requires one cell more, because `publish` may clear the stamp of the cell behind the
         // record.
         if self.at.wrapping_sub(self.freed) + cells > self.mask {
             self.refresh(cells)?;
@@ -115,10 +118,10 @@ impl Producer {
     #[cold]
     #[inline(never)]
     fn refresh(&mut self, cells: u64) -> Result<(), Refused> {
-        // SAFETY: the caller of `new` guarantees that the segment stays mapped. Acquire, edge
+        // SAFETY: the caller of `new` guarantees that the cursor stays mapped. Acquire, edge
         // `lane.freed`: the consumer has finished reading the cells that we are about to overwrite.
         let freed = unsafe { &*self.cursor }.load(edge!("lane.freed.load", Acquire));
-        // A correct cursor lies between its last value and our position; the subtraction is modulo
+        // A correct cursor lies between its last value and our position. The subtraction is modulo
         // 2^64.
         if freed.wrapping_sub(self.freed) > self.at.wrapping_sub(self.freed) {
             return Err(Refused::Corrupt);
@@ -127,11 +130,11 @@ impl Producer {
         if self.at.wrapping_sub(freed) + cells > self.mask { Err(Refused::Full) } else { Ok(()) }
     }
 
-    /// Publishes the record that [`reserve`](Producer::reserve) returned, once its payload is
-    /// written.
+    /// Publishes the record in the cells of the last [`reserve`](Producer::reserve), after its
+    /// payload is written.
     ///
     /// # Safety
-    /// The last `reserve` was for this many cells and succeeded, and its record has not been
+    /// The last `reserve` was for `cells` cells and succeeded, and its record has not been
     /// published.
     #[inline(always)]
     pub(crate) unsafe fn publish(&mut self, cells: u64, header: u64) {
@@ -139,36 +142,37 @@ impl Producer {
         if !self.has_claimed(next) {
             self.clean(next);
         }
-        // SAFETY: the cell is in the ring and reserved for us. Stamps are accessed only as atomics
-        // while both sides can reach them.
+        // SAFETY: `reserve` reserved the cell for us, and `cell` stays within the ring. Stamp and
+        // header are accessed only as atomics while both sides can reach them.
         unsafe {
             let first = self.cell(self.at);
-            // Relaxed: edge `lane.stamp` carries it.
+            // Relaxed: the stamp below publishes the header, by edge `lane.stamp`.
             (*first.add(8).cast::<AtomicU64>()).store(header, Ordering::Relaxed);
             // Release, edge `lane.stamp`: publishes the record, and the clean cell behind it.
             (*first.cast::<AtomicU64>()).store(stamp(self.at), edge!("lane.stamp.store", Release));
         }
         self.at = next;
-        // Claims one cell early, so that short records need not check the cell behind them.
+        // Claims one cell ahead, so that short records need not check the cell behind them.
         if !self.has_claimed(next.wrapping_add(1)) {
             self.claim(cells);
         }
     }
 
-    /// Returns whether a cell at or beyond our position is claimed, so that it holds no valid
-    /// stamp.
+    /// Returns whether a cell at or beyond our position is claimed, which means that it holds no
+    /// valid stamp.
     #[inline(always)]
     pub(super) fn has_claimed(&self, position: u64) -> bool {
-        // The two are less than a lane apart, so the sign tells which one is ahead.
+        // The positions are less than a lane apart, so the sign of the difference tells which is
+        // ahead.
         (position.wrapping_sub(self.claimed) as i64) < 0
     }
 
-    /// Clears the stamp of `position` from a free cell if the cell holds it. Otherwise does not
-    /// store, because a store would wait for the line.
+    /// Clears the stamp of a free cell if it is the valid stamp of `position`. Otherwise stores
+    /// nothing, because a store would wait for the cache line.
     #[inline(always)]
     fn clean(&mut self, position: u64) {
-        // SAFETY: the cell is in the ring and reserved for us: see `reserve`. Relaxed: only we
-        // store there, and edge `lane.stamp` publishes it.
+        // SAFETY: `cell` stays within the ring, and `reserve` left this cell free for us. Relaxed:
+        // only we store there, and edge `lane.stamp` publishes the store.
         unsafe {
             let cell = &*self.cell(position).cast::<AtomicU64>();
             if cell.load(Ordering::Relaxed) == stamp(position) {
@@ -177,21 +181,21 @@ impl Producer {
         }
     }
 
-    /// Claims the free cells behind the record of `cells` cells that was just published: as many as
-    /// that record took, at least [`CLAIMED`], at most a quarter of the lane.
+    /// Claims free cells behind the record of `cells` cells that was just published. Claims as many
+    /// cells as the record took, at least [`CLAIMED`] and at most a quarter of the lane.
     ///
-    /// Not inlined: it runs once for several short records, and inlined it would make each of them
-    /// save registers.
+    /// Not inlined, because it runs once per several short records. Inlined, it would make every
+    /// record save registers.
     #[inline(never)]
     fn claim(&mut self, cells: u64) {
-        // Relative to our position, because a record may end beyond the claimed cells.
+        // Counted from our position, because a record may end beyond the claimed cells.
         let claimed = if self.has_claimed(self.at) { self.claimed.wrapping_sub(self.at) } else { 0 };
         let free = self.freed.wrapping_add(self.mask + 1).wrapping_sub(self.at);
         let goal = free.min(1 + cells.min(self.mask / 4).max(CLAIMED));
         for ahead in claimed..goal {
-            // SAFETY: the cell is in the ring and free: it is less than a lane beyond `freed`.
-            // Relaxed: only we store there, and edge `lane.stamp` of the following records
-            // publishes it.
+            // SAFETY: `cell` stays within the ring, and this cell is free: it is less than a lane
+            // beyond `freed`. Relaxed: only we store there, and edge `lane.stamp` of the following
+            // records publishes the store.
             unsafe {
                 let cell = &*self.cell(self.at.wrapping_add(ahead)).cast::<AtomicU64>();
                 cell.store(0, Ordering::Relaxed);
@@ -207,34 +211,35 @@ impl Producer {
 
     #[inline(always)]
     fn cell(&self, position: u64) -> *mut u8 {
-        // SAFETY: the masked position is less than the number of cells, all of which are mapped.
+        // SAFETY: the masked position is less than the number of cells, and the caller of `new`
+        // keeps all cells mapped.
         unsafe { self.cells.add((position & self.mask) as usize * CELL) }
     }
 }
 
 impl Consumer {
-    /// Creates the consumer of `cells` cells, a power of two, with our cursor.
+    /// Creates the consumer of `cells` cells, a power of two. `cursor` is ours to store.
     ///
     /// # Safety
-    /// While this is used, both stay mapped, the cells twice in a row, and there is no other
-    /// consumer.
+    /// While the consumer is used, the cells stay mapped, twice in a row, and the cursor stays
+    /// mapped writable. There is no other consumer.
     pub(super) unsafe fn new(first: *const u8, cells: u32, cursor: *const AtomicU64, start: u64) -> Self {
         Consumer { cells: first, mask: u64::from(cells) - 1, at: start, told: start, cursor }
     }
 
-    /// Returns the header of the next record, if it has arrived. Load it once per record; it is
-    /// untrusted.
+    /// Returns the header of the next record, or `None` if it has not arrived. The peer can change
+    /// the header at any time, so load it once per record and check it.
     #[inline(always)]
     pub(crate) fn header(&self) -> Option<u64> {
-        // SAFETY: the cell is in the ring, and the caller of `new` guarantees that it stays mapped.
-        // The peer may write it at any time; both words are only loaded, as atomics.
+        // SAFETY: `record` stays within the ring, and the caller of `new` keeps the ring mapped.
+        // The peer may write the cell at any time, so both words are loaded as atomics.
         unsafe {
             let first = self.record();
-            // Acquire, edge `lane.stamp`.
+            // Acquire, edge `lane.stamp`: makes the record and its header visible.
             if (*first.cast::<AtomicU64>()).load(edge!("lane.stamp.load", Acquire)) != stamp(self.at) {
                 return None;
             }
-            // Relaxed: edge `lane.stamp` carries it.
+            // Relaxed: the acquire load of the stamp ordered it.
             Some((*first.add(8).cast::<AtomicU64>()).load(Ordering::Relaxed))
         }
     }
@@ -247,18 +252,19 @@ impl Consumer {
     /// Returns the first byte of the next record. A whole lane is readable from there.
     #[inline(always)]
     pub(crate) fn record(&self) -> *const u8 {
-        // SAFETY: the masked position is less than the number of cells, all of which are mapped.
+        // SAFETY: the masked position is less than the number of cells, and the caller of `new`
+        // keeps all cells mapped.
         unsafe { self.cells.add((self.at & self.mask) as usize * CELL) }
     }
 
-    /// Returns the most cells that a record can have.
+    /// Returns the maximum number of cells of a record.
     #[inline(always)]
     pub(crate) fn most(&self) -> u64 {
         self.mask
     }
 
-    /// Prefetches a cell ahead of the next record, so that transfers overlap when several records
-    /// have arrived.
+    /// Prefetches one cell ahead of the next record, so that the transfers of several arrived
+    /// records overlap.
     #[inline(always)]
     pub(crate) fn prefetch(&self) {
         let place = (self.at.wrapping_add(READ_AHEAD) & self.mask) as usize * CELL;
@@ -273,18 +279,19 @@ impl Consumer {
         }
     }
 
-    /// Advances past a record. Returns whether the freed cells were published, which a waiting
-    /// producer needs to see.
+    /// Advances past a record. Returns whether this call published the freed cells, which a waiting
+    /// producer needs to know.
     #[inline(always)]
     pub(crate) fn advance(&mut self, cells: u64) -> bool {
         self.at = self.at.wrapping_add(cells);
-        // The producer reads this line, so the cursor is stored only every quarter of the lane.
+        // Storing the cursor takes its line from the producer, so it is stored only every quarter
+        // of the lane.
         if self.at.wrapping_sub(self.told) <= self.mask / 4 {
             return false;
         }
         self.told = self.at;
-        // SAFETY: the caller of `new` guarantees that our segment stays mapped. Release, edge
-        // `lane.freed`: we have finished reading these cells.
+        // SAFETY: the caller of `new` guarantees that the cursor stays mapped writable. Release,
+        // edge `lane.freed`: we have finished reading these cells.
         unsafe { &*self.cursor }.store(self.at, edge!("lane.freed.store", Release));
         true
     }
@@ -297,9 +304,9 @@ impl Watch {
     /// The lane is mapped.
     #[inline(always)]
     pub(crate) unsafe fn has_come(&self) -> bool {
-        // SAFETY: our caller guarantees that the lane is mapped, and the word is accessed only as
-        // an atomic. Relaxed: the reader of the record first loads its header, with edge
-        // `lane.stamp`.
+        // SAFETY: the caller guarantees that the lane is mapped, and the stamp is accessed only as
+        // an atomic. Relaxed: before anything reads the record, `header` loads the stamp again with
+        // edge `lane.stamp`.
         unsafe { &*self.place }.load(Ordering::Relaxed) == self.stamp
     }
 }
@@ -308,7 +315,7 @@ impl Watch {
 #[inline(always)]
 fn prefetch_read(at: *const u8) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch cannot fault, whatever the address.
+    // SAFETY: a prefetch does not fault, at any address.
     unsafe {
         core::arch::x86_64::_mm_prefetch::<{ core::arch::x86_64::_MM_HINT_T0 }>(at.cast());
     }

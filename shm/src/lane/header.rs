@@ -1,5 +1,5 @@
-//! The header of a lane's segment: a magic number once it is complete, its owners' nonces, and the
-//! cursor of the other lane.
+//! The header of a lane's segment: a magic number, the nonces of both ends, and the cursor of the
+//! other lane. The magic number is stored last.
 
 use std::mem::offset_of;
 
@@ -7,11 +7,11 @@ use static_assertions::const_assert_eq;
 
 use super::primitive::{AtomicU64, Ordering, edge};
 
-/// The head of a lane's segment: 256 bytes in the first page; the cells begin with the second.
+/// The header of a lane's segment: 256 bytes in the first page. The cells begin in the second page.
 #[repr(C, align(128))]
 pub(super) struct Header {
     pub(super) magic: AtomicU64,
-    /// Version, cell size in bytes, number of cells.
+    /// The version, the cell size in bytes, and the number of cells.
     pub(super) sizes: AtomicU64,
     /// Nonce of the end that created the segment.
     pub(super) maker: [AtomicU64; 2],
@@ -20,8 +20,9 @@ pub(super) struct Header {
     pub(super) freed: Cursor,
 }
 
-/// How far the segment's creator has consumed its incoming lane. It has 128 bytes, so that it
-/// shares neither its cache line nor the adjacent line that the processor prefetches.
+/// The position up to which the segment's creator has consumed its incoming lane. Aligned to 128
+/// bytes, so that it shares neither its cache line nor the adjacent one that the processor
+/// prefetches.
 #[repr(C, align(128))]
 pub(super) struct Cursor(pub(super) AtomicU64);
 
@@ -33,9 +34,9 @@ const_assert_eq!(offset_of!(Header, guest), 32);
 const_assert_eq!(offset_of!(Header, freed), 128);
 
 impl Header {
-    /// Completes a new header.
+    /// Fills in a new header.
     pub(super) fn complete(&self, magic: u64, sizes: u64, maker: [u64; 2], guest: [u64; 2]) {
-        // Relaxed: edge `lane.magic` below publishes these.
+        // Relaxed: the store of the magic number publishes these values, by edge `lane.magic`.
         self.sizes.store(sizes, Ordering::Relaxed);
         for (cell, words) in [(&self.maker, maker), (&self.guest, guest)] {
             cell[0].store(words[0], Ordering::Relaxed);
@@ -47,7 +48,7 @@ impl Header {
 
     /// Returns whether the header was completed with these values.
     pub(super) fn is(&self, magic: u64, sizes: u64, maker: [u64; 2], guest: [u64; 2]) -> bool {
-        // Acquire, edge `lane.magic`, so the loads after it are relaxed.
+        // Acquire, edge `lane.magic`: orders the relaxed loads below after this one.
         self.magic.load(edge!("lane.magic.load", Acquire)) == magic
             && self.sizes.load(Ordering::Relaxed) == sizes
             && [&self.maker, &self.guest]

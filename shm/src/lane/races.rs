@@ -1,10 +1,10 @@
 //! Loom models of the lane. They compile `ends.rs` and `header.rs` over loom's atomics.
 //! `tests/loom-edges.sh` runs them unchanged, and with each ordering weakened in turn.
 //!
-//! Each cell of the lane has a loom cell that stands for its payload. The producer writes it before
-//! it publishes, and the consumer reads it before it advances; loom checks these accesses. Where a
-//! long record has payload in the place of a stamp, the models store the worst value: the stamp
-//! that the consumer expects there one lap later.
+//! Each lane cell has a loom cell that represents its payload. The producer writes the loom cell
+//! before it publishes, and the consumer reads it before it advances. Loom checks these accesses.
+//! Where a long record has payload at the offset of a stamp, the models store the worst value: the
+//! stamp that the consumer expects there one lap later.
 
 use fishplate_core::sync::primitive::modelled as primitive;
 
@@ -23,7 +23,7 @@ use ends::{Consumer, Producer, Refused, stamp};
 use header::{Cursor, Header};
 use primitive::{AtomicU64, Ordering};
 
-/// A cell, as `ends.rs` accesses it.
+/// A cell with the layout that `ends.rs` expects.
 #[repr(C, align(64))]
 struct Cell {
     stamp: AtomicU64,
@@ -32,16 +32,16 @@ struct Cell {
 
 const _: () = assert!(size_of::<Cell>() == ends::CELL);
 
-/// One lane, and the payload of its cells.
+/// A lane, and one payload per cell.
 struct Lane {
     cells: Box<[Cell]>,
     cursor: AtomicU64,
     payload: Box<[UnsafeCell<u64>]>,
 }
 
-// SAFETY: atomics, and cells whose accesses loom checks.
+// SAFETY: the fields are atomics, and loom cells whose every access loom checks.
 unsafe impl Send for Lane {}
-// SAFETY: atomics, and cells whose accesses loom checks.
+// SAFETY: the fields are atomics, and loom cells whose every access loom checks.
 unsafe impl Sync for Lane {}
 
 impl Lane {
@@ -56,18 +56,20 @@ impl Lane {
 
     fn producer(&self, start: u64) -> Producer {
         let first = self.cells.as_ptr().cast_mut().cast();
-        // SAFETY: the lane outlives both ends, and there is no other producer. The pointer covers
-        // all cells, and `push` wraps within them.
+        // SAFETY: the models keep the lane in an `Arc` longer than its ends, and create one
+        // producer. The pointer covers all cells. Records that would wrap are written cell by cell
+        // in `push`.
         unsafe { Producer::new(first, self.cells.len() as u32, &raw const self.cursor, start) }
     }
 
     fn consumer(&self, start: u64) -> Consumer {
         let first = self.cells.as_ptr().cast();
-        // SAFETY: the lane outlives both ends, and there is no other consumer.
+        // SAFETY: the models keep the lane in an `Arc` longer than its ends, and create one
+        // consumer.
         unsafe { Consumer::new(first, self.cells.len() as u32, &raw const self.cursor, start) }
     }
 
-    /// Returns the index of a position.
+    /// Returns the index of the cell at a position.
     fn place(&self, position: u64) -> usize {
         (position % self.cells.len() as u64) as usize
     }
@@ -83,19 +85,19 @@ impl Lane {
         }
         let at = producer.position();
         for position in (0..cells).map(|ahead| at.wrapping_add(ahead)) {
-            // SAFETY: loom fails the run on concurrent access.
+            // SAFETY: loom fails the test if another thread accesses the cell at the same time.
             self.payload[self.place(position)].with_mut(|payload| unsafe { *payload = position });
             if position != at {
                 let next_lap = stamp(position.wrapping_add(self.cells.len() as u64));
-                // Relaxed: payload is stored without any ordering.
+                // Relaxed: payload is stored without ordering.
                 self.cells[self.place(position)].stamp.store(next_lap, Ordering::Relaxed);
             }
         }
-        // SAFETY: the cells were just reserved.
+        // SAFETY: `reserve` succeeded above for the same number of cells.
         unsafe { producer.publish(cells, at.wrapping_mul(16).wrapping_add(cells)) };
     }
 
-    /// Waits for the next record, of `cells` cells, and takes it.
+    /// Waits for the next record, checks that it has `cells` cells, and consumes it.
     fn pop(&self, consumer: &mut Consumer, cells: u64) {
         let header = loop {
             match consumer.header() {
@@ -108,7 +110,7 @@ impl Lane {
         let at = consumer.at;
         assert_eq!(header, at.wrapping_mul(16).wrapping_add(cells), "a record out of nothing");
         for position in (0..cells).map(|ahead| at.wrapping_add(ahead)) {
-            // SAFETY: loom fails the run on concurrent access.
+            // SAFETY: loom fails the test if another thread accesses the cell at the same time.
             let found = self.payload[self.place(position)].with(|payload| unsafe { *payload });
             assert_eq!(found, position, "the payload of another record");
         }
@@ -116,9 +118,9 @@ impl Lane {
     }
 }
 
-/// Sends records of these lengths through a lane, from position `start` on. Threads are preempted
-/// at most twice. A third preemption takes ten times as long, and finds no planted bug that two do
-/// not.
+/// Sends records of these lengths, in cells, through a lane that starts at position `start`. Loom
+/// preempts threads at most twice. Three preemptions take ten times as long, and find no planted
+/// bug that two do not find.
 fn across(cells: u32, start: u64, lengths: &'static [u64]) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(2);
@@ -132,12 +134,12 @@ fn across(cells: u32, start: u64, lengths: &'static [u64]) {
         let mut consumer = lane.consumer(start);
         lengths.iter().for_each(|&cells| lane.pop(&mut consumer, cells));
         sends.join().unwrap();
-        // Nothing after the last record may look like one.
+        // Nothing after the last record may look like a record.
         assert_eq!(consumer.header(), None);
     });
 }
 
-/// Every claim ends at the last free cell. Both positions and the ring wrap.
+/// Every claim extends to the last free cell. Both the positions and the ring wrap.
 #[test]
 fn records_arrive_whole_and_once_where_every_free_cell_is_claimed() {
     across(4, u64::MAX - 1, &[1, 1, 1, 1, 1]);
@@ -145,7 +147,7 @@ fn records_arrive_whole_and_once_where_every_free_cell_is_claimed() {
     across(4, 3, &[3, 3, 1]);
 }
 
-/// Claims end before the last free cell, so some cells are claimed, and some are cleaned by the
+/// Claims end before the last free cell. So some cells are claimed, and others are cleaned by the
 /// record before them.
 #[test]
 fn records_arrive_whole_and_once_where_some_cells_are_claimed() {
@@ -189,7 +191,7 @@ fn who_sees_the_magic_of_a_segment_sees_all_of_its_head() {
         });
         let made = Arc::clone(&header);
         let maker = thread::spawn(move || made.complete(1, 2, [3, 4], [5, 6]));
-        // Relaxed: only decides whether to look again.
+        // Relaxed: this load only decides whether to try again.
         if header.magic.load(Ordering::Relaxed) == 1 {
             assert!(header.is(1, 2, [3, 4], [5, 6]), "a part of the head is missing");
         }

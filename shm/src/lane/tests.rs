@@ -11,7 +11,8 @@ use super::*;
 use crate::testing::Random;
 
 impl LaneMemory {
-    /// Returns the whole segment, writable, for tests that write what no correct peer writes.
+    /// Returns the address and length of the whole writable segment, for tests that write values
+    /// which no correct peer writes.
     pub(crate) fn raw(&self) -> (*mut u8, usize) {
         (self.mapping.ptr().as_ptr(), CELLS + self.cells as usize * CELL)
     }
@@ -28,7 +29,8 @@ const B: Nonce = [2; 16];
 /// Creates both ends of one lane at position `start`, and its memory.
 fn lane(cells: u32, start: u64) -> (LaneMemory, Producer, Consumer) {
     let memory = LaneMemory::create(cells, A, B).unwrap();
-    // SAFETY: the caller keeps the memory beside the ends.
+    // SAFETY: each caller keeps the returned memory alive as long as the ends. These are the only
+    // ends.
     let (producer, consumer) = unsafe { ends(&memory, &memory, start) };
     (memory, producer, consumer)
 }
@@ -37,7 +39,8 @@ fn lane(cells: u32, start: u64) -> (LaneMemory, Producer, Consumer) {
 fn push(producer: &mut Producer, payload: &[u8]) -> Result<(), Refused> {
     let cells = cells_for(payload.len());
     let record = producer.reserve(cells)?;
-    // SAFETY: the cells were just reserved.
+    // SAFETY: `reserve` returned room for `cells` cells, which hold the payload. They are published
+    // once, here.
     unsafe {
         copy_message(payload.as_ptr(), record.add(PAYLOAD), payload.len());
         producer.publish(cells, payload.len() as u64);
@@ -45,17 +48,18 @@ fn push(producer: &mut Producer, payload: &[u8]) -> Result<(), Refused> {
     Ok(())
 }
 
-/// Takes the next record.
+/// Consumes the next record.
 fn pop(consumer: &mut Consumer) -> Option<Vec<u8>> {
     let len = consumer.header()? as usize;
     let mut payload = vec![0; len];
-    // SAFETY: the record was published with that length.
+    // SAFETY: `push` published the record with this length, and `payload` has the same length.
     unsafe { copy_message(consumer.record().add(PAYLOAD), payload.as_mut_ptr(), len) };
     consumer.advance(cells_for(len));
     Some(payload)
 }
 
-/// Lets two threads wait for each other, for at most a minute, and not once either has failed.
+/// Two threads that wait for each other. A wait fails after a minute, or if either thread has
+/// failed.
 struct Together {
     over: AtomicBool,
     until: Instant,
@@ -66,7 +70,7 @@ impl Together {
         Together { over: AtomicBool::new(false), until: Instant::now() + Duration::from_secs(300) }
     }
 
-    /// Retries until `look` returns something.
+    /// Retries until `look` returns a value.
     fn wait<T>(&self, mut look: impl FnMut() -> Option<T>) -> T {
         loop {
             if let Some(found) = look() {
@@ -78,7 +82,7 @@ impl Together {
     }
 }
 
-/// Held by each thread; a panic while it is held tells the other thread.
+/// A guard that each thread holds. A panic while it is held ends the other thread's wait.
 struct Side<'t>(&'t Together);
 
 impl Drop for Side<'_> {
@@ -100,7 +104,8 @@ fn any_sequence_of_pushes_and_pops_is_a_queue() {
                 let payload = random.bytes(len);
                 match push(&mut producer, &payload) {
                     Ok(()) => model.push_back(payload),
-                    // The consumer holds back less than a quarter, and one cell stays free.
+                    // The consumer delays freeing less than a quarter of the lane, and one cell
+                    // stays free.
                     Err(refused) => {
                         let used: u64 = model.iter().map(|old: &Vec<u8>| cells_for(old.len())).sum();
                         assert_eq!(refused, Refused::Full);
@@ -110,8 +115,8 @@ fn any_sequence_of_pushes_and_pops_is_a_queue() {
             } else {
                 assert_eq!(pop(&mut consumer), model.pop_front(), "seed {seed}");
             }
-            // At least the next record's cell is clean, and none is claimed that the consumer may
-            // still read.
+            // At least the cell of the next record is clean, and no cell is claimed that the
+            // consumer may still read.
             assert!(producer.claimed.wrapping_sub(producer.at) >= 1, "seed {seed}");
             assert!(producer.claimed.wrapping_sub(producer.freed) <= 64, "seed {seed}");
         }
@@ -130,7 +135,8 @@ fn short_records_find_their_cells_claimed() {
         assert_eq!(producer.has_claimed(producer.at + 1), known, "at record {n}");
         pop(&mut consumer).unwrap();
     }
-    // A few more, while the producer does not know yet how much of the lane is free.
+    // The producer claims fewer cells per call while it does not know yet how much of the lane is
+    // free.
     assert!((1000 / CLAIMED..1000 / CLAIMED * 2).contains(&claims), "{claims}");
 }
 
@@ -143,8 +149,8 @@ fn a_record_as_long_as_the_last_finds_its_cells_claimed() {
             push(&mut producer, &vec![n as u8; len]).unwrap();
             pop(&mut consumer).unwrap();
             let free = producer.freed + 64 - producer.at;
-            // At most a quarter of the lane and the cell behind it; at least the next record's
-            // cell.
+            // At most a quarter of the lane and the cell behind it, and at least the cell of the
+            // next record.
             let (most, least) =
                 (1 + cells.clamp(CLAIMED, 15), if cells < CLAIMED { 2 } else { 1 + cells.min(15) });
             let ahead = producer.claimed - producer.at;
@@ -160,9 +166,9 @@ fn a_record_as_long_as_the_last_finds_its_cells_claimed() {
 fn the_longest_message_fits_once_the_lane_is_empty_wherever_it_starts() {
     for offset in 0..64 {
         let (_memory, mut producer, mut consumer) = lane(64, offset);
-        // With the longest gap, so that the message begins in the second cell.
+        // The message has the longest gap, so it begins in the second cell.
         let longest = vec![0xa5; max_message(64) + CELL - PAYLOAD];
-        // The consumer may hold back up to a quarter of the lane, less one cell.
+        // The consumer may delay freeing up to a quarter of the lane, less one cell.
         for held in 0..16 {
             for _ in 0..held {
                 push(&mut producer, b"x").unwrap();
@@ -181,17 +187,18 @@ fn payload_that_looks_like_a_stamp_is_not_taken_for_a_record() {
     }
 }
 
-/// Runs with records of 8 bytes, and with up to `lengths` longer ones behind the forged record.
+/// Publishes records of 8 bytes, and longer records with one of `lengths` sizes, behind a forged
+/// record.
 fn payload_that_looks_like_a_stamp(lengths: u64) {
     let (_memory, mut producer, mut consumer) = lane(64, 0);
-    // The second lap has records where the first had the middle of one, filled with exactly the
-    // stamps that the second lap waits for.
+    // The forged record of the first lap is filled with the stamps that the second lap waits for.
+    // The second lap has short records there.
     for first in 1..40u64 {
         let mut forged = Vec::new();
         let base = producer.position();
         for cell in 0..40u64 {
             for word in 0..8 {
-                // In the first cell, two words belong to the record itself.
+                // The first two words of the first cell are the record's own stamp and header.
                 if cell > 0 || word >= 2 {
                     forged.extend_from_slice(&stamp(base + cell + 64).to_ne_bytes());
                 }
@@ -201,7 +208,7 @@ fn payload_that_looks_like_a_stamp(lengths: u64) {
         assert_eq!(pop(&mut consumer), Some(forged));
         for n in 0..64 + first {
             assert_eq!(consumer.header(), None, "a record out of nothing after {n}");
-            // With different lengths, records end on claimed cells and on others.
+            // The lengths differ, so some records end on claimed cells and some do not.
             let mut payload = n.to_ne_bytes().to_vec();
             payload.resize(8 + (n * first % lengths) as usize, n as u8);
             push(&mut producer, &payload).unwrap();
@@ -257,12 +264,12 @@ fn two_threads_lose_and_reorder_nothing() {
 }
 
 /// The cell behind a long record may hold a stale stamp between publishing and claiming. Only a
-/// concurrent consumer can see it.
+/// concurrent consumer can see that stamp.
 #[test]
 fn a_consumer_beside_never_takes_payload_for_a_record() {
     let (rounds, seed) = (100_000, 0xce11);
     let (_memory, mut producer, mut consumer) = lane(64, 5);
-    // Up to 20 cells, more than are claimed.
+    // Up to 20 cells, which is more than the producer claims.
     let len = |random: &mut Random| random.below(20) * CELL;
     let together = &Together::new();
     std::thread::scope(|scope| {
@@ -271,7 +278,8 @@ fn a_consumer_beside_never_takes_payload_for_a_record() {
             let mut random = Random(seed);
             for _ in 0..rounds {
                 let len = len(&mut random);
-                // Every word of every cell is the stamp that the next lap waits for there.
+                // Every word of every cell is the stamp that the consumer expects there in the next
+                // lap.
                 let at = producer.position();
                 let word = |n: usize| stamp(at + 64 + ((PAYLOAD + 8 * n) / CELL) as u64).to_ne_bytes();
                 let payload: Vec<u8> = (0..len / 8).flat_map(word).collect();
@@ -291,8 +299,8 @@ fn a_consumer_beside_never_takes_payload_for_a_record() {
     });
 }
 
-/// B21: words that one side writes in a loop share no line, and no prefetched pair of lines, with
-/// words that the other side writes.
+/// B21: words that one side writes in a loop share no cache line, and no prefetched pair of lines,
+/// with words of the other side.
 #[test]
 fn b21_cursors_and_cells_share_no_line() {
     assert!(memoffset::offset_of!(Header, freed) >= 128 && size_of::<Cursor>() == 128);
@@ -300,10 +308,10 @@ fn b21_cursors_and_cells_share_no_line() {
     assert_eq!(CELLS % 128, 0);
     assert_eq!(cells_for(48), 1, "a short message is one line");
     assert_eq!(cells_for(49), 2);
-    // Each end writes only to its own segment, so there is no line that both write.
+    // Each end writes only to its own segment, so no line is written by both.
 }
 
-/// B10: an incomplete segment is refused before anything in it is used.
+/// B10: an incomplete segment is refused before its contents are used.
 #[test]
 fn b10_an_unfinished_or_foreign_segment_is_refused() {
     let whole = LaneMemory::create(64, A, B).unwrap();
@@ -313,7 +321,7 @@ fn b10_an_unfinished_or_foreign_segment_is_refused() {
     assert_eq!(attach(&whole, 64, A, B), Ok(()));
     let (actual, expected) = (PAGE as u64 + 64 * 64, PAGE as u64 + 128 * 64);
     assert_eq!(attach(&whole, 128, A, B), Err(SegmentError::Size { actual, expected }));
-    // B9: the segment of another run has another nonce, in either place.
+    // B9: a segment of another run has a different nonce in one of the two places.
     assert_eq!(attach(&whole, 64, B, A), Err(SegmentError::Foreign));
     assert_eq!(attach(&whole, 64, A, A), Err(SegmentError::Foreign));
     whole.header().magic.store(0, Relaxed);

@@ -3,7 +3,7 @@ use crate::testing::Random;
 
 const LEN: usize = 64 << 10;
 
-/// A simulated peer: the time of a payload on each path, in nanoseconds, and a clock.
+/// A simulated peer: a clock, and the time of a payload on each path in nanoseconds.
 struct Link {
     payloads: PayloadPaths,
     now: u64,
@@ -37,7 +37,7 @@ impl Link {
         self.payloads.came(len, || now);
     }
 
-    /// Transfers payloads one after the other. Returns how many took each path.
+    /// Transfers payloads one after the other. Returns the number of payloads on each path.
     fn one_by_one(&mut self, len: usize, count: usize) -> [u64; 2] {
         self.went = [0; 2];
         for _ in 0..count {
@@ -49,8 +49,8 @@ impl Link {
         self.went
     }
 
-    /// Transfers payloads with up to `window` in flight through the lane, which carries one at a
-    /// time.
+    /// Transfers payloads with up to `window` in flight through the lane. The lane transfers one at
+    /// a time.
     fn streamed(&mut self, len: usize, window: usize, count: usize) -> [u64; 2] {
         self.went = [0; 2];
         for _ in 0..count {
@@ -64,8 +64,8 @@ impl Link {
     }
 }
 
-/// Returns the most uses of the slower path if it is `ratio` times as slow: trials may cost 3 %,
-/// plus an unfinished one.
+/// Returns the maximum number of payloads on the slower path, which takes `ratio` times as long:
+/// trials may cost 3 %, plus one unfinished trial.
 fn few(count: u64, ratio: u64) -> u64 {
     count / (30 * ratio) + 1
 }
@@ -106,7 +106,8 @@ fn a_link_that_changes_is_followed_within_a_few_hundred_payloads() {
         link.takes = takes;
         let slow = usize::from(takes[0] < takes[1]);
         let went = link.one_by_one(LEN, 2000);
-        // A path in use that becomes slower is noticed at once; the other, when it is tried.
+        // If the path in use becomes slower, the change is seen at once. If the other path becomes
+        // faster, it is seen at its next trial.
         assert!(went[slow] < [700, 100][slow], "{takes:?}: {went:?}");
         let went = link.one_by_one(LEN, 2000);
         assert!(went[slow] <= few(2000, 1), "{takes:?}, later: {went:?}");
@@ -147,7 +148,7 @@ fn lengths_are_known_apart() {
     }
 }
 
-/// The sender computes and never polls, so nothing comes through the lane.
+/// The sender computes and never polls, so no payload arrives through the lane.
 #[test]
 fn a_trial_of_the_lane_that_brings_nothing_is_given_up() {
     for known in [0, 200] {
@@ -160,7 +161,7 @@ fn a_trial_of_the_lane_that_brings_nothing_is_given_up() {
             link.now += 100_000;
         }
         assert!(link.went[1] <= 12, "after {known} that came: {:?}", link.went);
-        // The lane continues once it is tried again and measured as fast.
+        // The lane is used again after another trial measures it as fast.
         (0..link.went[1]).for_each(|_| link.end(LEN));
         link.one_by_one(LEN, 3000);
         assert!(link.one_by_one(LEN, 1000)[0] <= 40, "after {known} that came");
