@@ -1,10 +1,10 @@
 //! Direct copies between the private memory of two processes: `process_vm_readv(2)` and
-//! `process_vm_writev(2)`. One system call for up to 64 ranges, and per GiB or so; nothing
-//! allocates. The call blocks if another program (`userfaultfd`, FUSE) provides the peer's pages:
-//! see [`ShmConfig::force_staging`](crate::ShmConfig::force_staging).
+//! `process_vm_writev(2)`. One system call copies up to 64 ranges and at most about 2 GiB. Nothing
+//! allocates. The call can block if another program (`userfaultfd`, FUSE) provides the peer's
+//! pages. [`ShmConfig::force_staging`](crate::ShmConfig::force_staging) avoids that.
 //!
-//! Processes are named by process ID, which the kernel may reuse after an exit. Callers check the
-//! peer's pidfd and socket shortly before each copy.
+//! The process ID names the peer, and the kernel may reuse it after the peer exits. So callers
+//! check the peer's pidfd and socket shortly before each copy.
 
 use std::ptr::{self, NonNull};
 
@@ -13,45 +13,46 @@ use crate::segment::errno;
 /// The direction of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
-    /// From this process into the peer's memory.
+    /// Copies from this process into the peer's memory.
     Put,
-    /// From the peer's memory into this process.
+    /// Copies from the peer's memory into this process.
     Get,
 }
 
 /// Why a copy failed, entirely or in part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CmaError {
-    /// The kernel does not permit it between these two processes. Nothing was copied.
+    /// The kernel does not permit the copy between these two processes. Nothing was copied.
     Refused,
-    /// The process is gone.
+    /// The peer's process has exited.
     Gone,
-    /// Some of the memory is not mapped, or another error. A part may have been copied.
+    /// Part of the memory is not mapped, or another error occurred, with its code. Some bytes may
+    /// have been copied.
     Failed(i32),
 }
 
-/// Ranges that one system call copies at most.
+/// Maximum number of ranges per system call.
 pub(crate) const PIECES: usize = 64;
 
-/// Bytes here, and as many in the peer's memory.
+/// A local buffer, and the equally long range of the peer's memory to copy from or to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Range {
     pub local: NonNull<u8>,
-    /// Address at the peer.
+    /// Address in the peer's address space.
     pub remote: u64,
-    /// Size in bytes.
+    /// Length in bytes.
     pub len: usize,
 }
 
 impl Range {
-    /// An empty range.
     pub const NONE: Range = Range { local: NonNull::dangling(), remote: 0, len: 0 };
 }
 
-/// Copies up to [`PIECES`] ranges. Nothing of further ones is copied.
+/// Copies the first [`PIECES`] ranges and ignores the rest.
 ///
 /// # Safety
-/// Each `local` is valid for its length, readable to put, writable to get.
+/// Each `local` is valid for `len` bytes: for reads with [`Way::Put`], for writes with
+/// [`Way::Get`].
 pub(crate) unsafe fn copy(pid: i32, way: Way, ranges: &[Range]) -> Result<(), CmaError> {
     const EMPTY: libc::iovec = libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 };
     let (mut here, mut there) = ([EMPTY; PIECES], [EMPTY; PIECES]);
@@ -66,8 +67,9 @@ pub(crate) unsafe fn copy(pid: i32, way: Way, ranges: &[Range]) -> Result<(), Cm
     let mut begun = false;
     while left != 0 {
         let (ours, theirs, count) = (here.as_ptr(), there.as_ptr(), here.len() as libc::c_ulong);
-        // SAFETY: `count` elements each. The kernel touches only what the caller promised in this
-        // process, and checks addresses there.
+        // SAFETY: both pointers come from slices of `count` entries. Here the kernel accesses only
+        // the `local` ranges, which are valid by this function's contract. It checks the remote
+        // addresses itself.
         let n = unsafe {
             match way {
                 Way::Put => libc::process_vm_writev(pid, ours, count, theirs, count, 0),
@@ -93,7 +95,7 @@ pub(crate) unsafe fn copy(pid: i32, way: Way, ranges: &[Range]) -> Result<(), Cm
     Ok(())
 }
 
-/// What is left of ranges after the first `done` bytes.
+/// Returns the ranges that remain after `done` copied bytes.
 #[cold]
 fn skip(mut ranges: &mut [libc::iovec], mut done: usize) -> &mut [libc::iovec] {
     while ranges.first().is_some_and(|first| first.iov_len <= done) {
@@ -107,14 +109,14 @@ fn skip(mut ranges: &mut [libc::iovec], mut done: usize) -> &mut [libc::iovec] {
     ranges
 }
 
-/// Reads `N` bytes of another process; `None` if that fails.
+/// Reads `N` bytes of another process. Returns `None` on failure.
 pub(crate) fn read<const N: usize>(pid: i32, address: u64) -> Option<[u8; N]> {
     if pid <= 0 {
         return None;
     }
     let mut bytes = [0; N];
     let range = Range { local: NonNull::from(&mut bytes).cast(), remote: address, len: N };
-    // SAFETY: the array is ours and `N` bytes long.
+    // SAFETY: `local` points to the local array `bytes`, which is `N` bytes long and writable.
     unsafe { copy(pid, Way::Get, &[range]) }.ok()?;
     Some(bytes)
 }
@@ -147,13 +149,13 @@ mod tests {
         let base = to.as_mut_ptr();
         let range = |n: usize| Range {
             local: NonNull::from(&from[4 * n..]).cast(),
-            // SAFETY: at most 252 bytes into the vector.
+            // SAFETY: `n` is at most 63, so the offset is at most 252, within the vector.
             remote: unsafe { base.add(252 - 4 * n) } as u64,
             len: n % 4 + 1,
         };
         let ranges: Vec<_> = (0..PIECES).map(range).collect();
         let pid = std::process::id() as i32;
-        // SAFETY: all ranges lie in the two vectors.
+        // SAFETY: every `local` points into a live vector, within its length.
         match unsafe { copy(pid, Way::Put, &ranges) } {
             Err(CmaError::Refused) => return println!("SKIPPED: the kernel refuses it here"),
             copied => assert_eq!(copied, Ok(())),

@@ -1,4 +1,4 @@
-//! Configuration of a rail, fixed when it is created.
+//! The settings of a rail. They are fixed when the rail is created.
 
 use std::time::Duration;
 
@@ -6,51 +6,55 @@ use fishplate_core::error::AttachError;
 
 use crate::lane;
 
-/// Whose processes may be peers.
+/// The users whose processes may become peers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Users {
-    /// Only those of our own effective user.
+    /// Only the effective user of this process.
     Own,
-    /// Those of the listed user ids.
+    /// The listed user IDs.
     Listed(Vec<u32>),
 }
 
 /// The settings of a [`ShmRail`](crate::ShmRail).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShmConfig {
-    /// Peers that can be attached at once; they are numbered below this.
+    /// Maximum number of attached peers. Peer numbers are below this.
     pub max_peers: u16,
-    /// Regions that can be registered here, and imported from each peer, at once.
+    /// Maximum number of regions registered here, and of regions imported from each peer.
     pub max_regions: u16,
-    /// Segments that may hold registered regions at one time.
+    /// Maximum number of segments that hold registered regions.
     pub max_segments: u16,
-    /// Cells of 64 bytes in each lane: a power of two from 64 to 65536. Equal at both ends.
+    /// Number of 64-byte cells in each lane: a power of two from 64 to 65536. Both ends must agree.
     pub lane_cells: u32,
-    /// Longest message, in bytes: from 256 to three quarters of a lane. Equal at both ends.
+    /// Maximum message length, in bytes: from 256 to three quarters of a lane. Both ends must
+    /// agree.
     pub max_message: usize,
-    /// Size of each pair's common segment, in bytes: a multiple of 4096, or 0 for none. Equal at
-    /// both ends.
+    /// Size of each pair's common segment, in bytes: a multiple of 4096, or 0 for none. Both ends
+    /// must agree.
     pub common_len: usize,
-    /// Whether this process is registered for `membarrier(2)` of other processes and its own
-    /// sleepers call it. Use the value of `sleeper_uses_membarrier` of `LinuxHost::shared()`. If
-    /// either end does not use it, the rail notifies with a full fence itself, so its host may omit
-    /// that fence (`peer_uses_membarrier(true)`).
+    /// Whether this process is registered for expedited `membarrier(2)` and its own sleepers call
+    /// it. Use the value of `sleeper_uses_membarrier` of `LinuxHost::shared()`.
+    ///
+    /// If either end does not use `membarrier`, the rail itself issues a full fence before it
+    /// notifies. So the rail's host may omit that fence (`peer_uses_membarrier(true)`).
     pub membarrier: bool,
-    /// Payloads of two-sided messages of at least this length, in bytes, are always copied by the
-    /// kernel if they are in private memory. Shorter ones take the path that was faster recently:
-    /// the kernel, or the lane while the sender makes progress. 0: always the kernel.
+    /// Minimum length, in bytes, of two-sided payloads in private memory that the kernel always
+    /// copies. Shorter payloads take the path that was faster recently: the kernel, or the lane
+    /// while the sender makes progress. With 0 the kernel copies all of them.
     pub read_from: usize,
-    /// Stages private memory through the lane even where the kernel could copy it directly.
+    /// Whether private memory is staged through the lane even where the kernel could copy it
+    /// directly.
     ///
     /// Set this if peers may block you on purpose. A copy by the kernel waits for the provider of
     /// the peer's pages: a process that serves them through `userfaultfd(2)`, or maps a FUSE file,
     /// can block the copy and its caller.
     pub force_staging: bool,
-    /// The number by which peers know this process: see [`Link::peer_id`](crate::Link::peer_id).
+    /// The number that identifies this process to peers: see
+    /// [`Link::peer_id`](crate::Link::peer_id).
     pub id: u64,
-    /// Whose processes may be peers.
+    /// The users whose processes may become peers.
     pub users: Users,
-    /// How long an import waits for the announcement of its segment. An import on behalf of a
+    /// How long an import waits until the peer has announced the segment. An import on behalf of a
     /// message never waits.
     pub timeout: Duration,
 }
@@ -62,7 +66,7 @@ impl Default for ShmConfig {
             max_regions: 256,
             max_segments: 64,
             lane_cells: 1024,
-            // A tagged message with 8 KiB of payload and its header.
+            // Fits a tagged message with 8 KiB of payload and its header.
             max_message: (8 << 10) + 64,
             common_len: 0,
             membarrier: false,

@@ -1,9 +1,9 @@
-//! The socket after the handshake. It carries blobs for the layer above, announcements of segments,
-//! packets of other packages (see [`extension`]), rings and the Bye, all in one order. Slow path:
-//! allocates, makes system calls, and waits only in calls with a deadline.
+//! The socket of a link after the handshake. It carries blobs of the layer above, announcements of
+//! segments, packets of other packages (see [`extension`]), rings and the Bye, all in one order.
+//! Slow path: allocates, makes system calls, and waits only in calls with a deadline.
 //!
-//! The number of announced segments and of pending blobs is bounded. A peer that exceeds either
-//! violates the protocol; a correct peer is at most one blob ahead.
+//! The number of announced segments and of pending blobs is bounded. A peer that exceeds a bound
+//! violates the protocol. A correct peer is at most one blob ahead.
 
 mod extension;
 
@@ -26,49 +26,50 @@ use extension::Extensions;
 
 pub use extension::{Descriptors, Extension, Line};
 
-/// Most pending blobs.
+/// Maximum number of pending blobs.
 const MAX_BLOBS: usize = 8;
 
-/// Most packets that one [`pump`](Control::pump) receives; the rest stays in the socket.
+/// Maximum number of packets that one [`pump`](Control::pump) receives. The rest stays in the
+/// socket.
 const PASS: usize = 64;
 
-/// A segment that the peer has announced.
+/// A segment that the peer announced.
 #[derive(Debug)]
 struct Announced {
     number: u32,
     fd: Foreign,
     len: u64,
     mapping: Option<Mapping>,
-    /// How many imports use the mapping.
+    /// Number of imports that use the mapping.
     users: u32,
     withdrawn: bool,
 }
 
-/// A notice that waits to be sent to the peer.
+/// A packet that waits for room in the socket.
 #[derive(Debug)]
 enum Notice {
     Announce(Segment),
     Withdraw(u32),
-    /// A blob, or a packet of an extension with the descriptors that go with it.
+    /// A blob, or a packet of an extension together with its descriptors.
     Packet(Vec<u8>, Option<Arc<dyn Descriptors>>),
 }
 
 /// One end of the socket, and the state received through it.
 #[derive(Debug)]
 pub(crate) struct Control {
-    /// Before the socket, so that it is dropped first.
+    /// Declared before the socket, so that it is dropped first.
     watch: Option<Watch>,
     socket: Socket,
     blobs: VecDeque<Vec<u8>>,
     notices: VecDeque<Notice>,
     segments: Vec<Announced>,
-    /// Most segments that the peer may have announced and not withdrawn. Withdrawn segments that we
-    /// still use do not count, because the peer does not know of them.
+    /// Maximum number of segments that the peer has announced and not withdrawn. Withdrawn segments
+    /// that we still use do not count, because the peer does not know about those uses.
     max_segments: usize,
     extensions: Extensions,
     /// The peer's nonce, which identifies this connection of its process.
     incarnation: Nonce,
-    /// Whether the peer is this very process.
+    /// Whether the peer is this same process.
     home: bool,
     /// Why the connection ended.
     ended: Option<PeerError>,
@@ -94,14 +95,15 @@ impl Control {
         self.socket.fd()
     }
 
-    /// Adds the socket to a set that this process sleeps on, until the connection ends.
+    /// Adds the socket to an epoll set on which this process sleeps. The socket leaves the set when
+    /// the connection ends.
     pub(crate) fn watch(&mut self, set: &Arc<OwnedFd>) -> Result<(), HandshakeError> {
         self.watch = Some(Watch::new(set, self.fd()).map_err(HandshakeError::System)?);
         Ok(())
     }
 
-    /// Wakes a peer that sleeps on its sockets. Ignores a full socket, because then the peer has
-    /// something to read.
+    /// Sends a Ring, which wakes a peer that sleeps on its sockets. Ignores a full socket, because
+    /// the peer then has packets to read.
     #[cold]
     pub(crate) fn ring(&self) {
         let _ = self.socket.try_send(&Writer::new(PacketKind::Ring).finish(), &[]);
@@ -112,13 +114,13 @@ impl Control {
         !self.notices.is_empty()
     }
 
-    /// Why the connection ended, if it has.
+    /// Returns why the connection ended, or `None` if it is open.
     pub(crate) fn ended(&self) -> Option<PeerError> {
         self.ended
     }
 
-    /// Sends a blob and waits for the peer's. Returns only once ours has been sent too, so the
-    /// caller may drop the link at once.
+    /// Sends a blob and waits for the peer's blob. Returns only after our blob has been sent too,
+    /// so the caller may drop the link at once.
     pub(crate) fn exchange(&mut self, blob: &[u8], deadline: Instant) -> Result<Vec<u8>, HandshakeError> {
         self.send_blob(blob)?;
         loop {
@@ -144,7 +146,7 @@ impl Control {
         Ok(())
     }
 
-    /// Takes the peer's next blob, if it has arrived. Does not wait.
+    /// Returns the peer's next blob, or `None` if it has not arrived. Does not wait.
     pub(crate) fn take_blob(&mut self) -> Result<Option<Vec<u8>>, HandshakeError> {
         self.pump();
         self.next_blob()
@@ -157,7 +159,7 @@ impl Control {
         }
     }
 
-    /// Waits until a packet can be received, or a waiting one sent.
+    /// Waits until a packet can be received, or a queued notice can be sent.
     pub(crate) fn rest(&mut self, deadline: Instant) -> Result<(), HandshakeError> {
         match self.has_notices() {
             true => self.make_room(deadline),
@@ -171,8 +173,8 @@ impl Control {
         self.send_notices();
     }
 
-    /// Withdraws a segment that holds no region any more. If its announcement has not been sent,
-    /// drops that instead, so that a peer which does not read cannot keep the memory alive.
+    /// Withdraws a segment that no longer holds a region. If its announcement is still queued,
+    /// removes the announcement instead. So a peer that does not read cannot keep the memory alive.
     pub(crate) fn withdraw(&mut self, number: u32) {
         let is_it =
             |notice: &Notice| matches!(notice, Notice::Announce(segment) if segment.number() == number);
@@ -197,7 +199,7 @@ impl Control {
         }
     }
 
-    /// Receives a bounded number of packets and sends waiting notices, without blocking. Returns
+    /// Receives a bounded number of packets and sends queued notices, without blocking. Returns
     /// whether the socket is drained.
     pub(crate) fn pump(&mut self) -> bool {
         self.send_notices();
@@ -219,8 +221,7 @@ impl Control {
         self.ended.is_some()
     }
 
-    /// Waits for room in the socket, and receives meanwhile, because the peer may wait for room
-    /// too.
+    /// Waits for room in the socket. Receives meanwhile, because the peer may wait for room too.
     fn make_room(&mut self, deadline: Instant) -> Result<(), HandshakeError> {
         if self.ended.is_some() {
             return Err(HandshakeError::HungUp);
@@ -255,13 +256,14 @@ impl Control {
 
     fn end(&mut self, error: HandshakeError) {
         self.end_as(match error {
-            // This process has no free descriptors: not the peer's fault, so the link continues.
+            // This process has no free descriptors. That is not the peer's fault, so the link
+            // continues.
             HandshakeError::System(libc::EMFILE) => return self.extensions.lost(),
             HandshakeError::BadPacket | HandshakeError::Version { .. } => {
                 PeerError::Protocol(Violation::Kind)
             }
             HandshakeError::Segment(_) => PeerError::Protocol(Violation::Region),
-            // A process that leaves in good order sends a Bye first.
+            // A process that closes its link sends a Bye first.
             _ => PeerError::Died,
         });
     }
@@ -289,7 +291,8 @@ impl Control {
                 let fd = fds.next().ok_or(HandshakeError::BadPacket)?;
                 segment::verify(fd.as_fd(), len)?;
                 if let Some(known) = self.segments.iter_mut().find(|known| known.number == number) {
-                    // The same memory again: a process never reuses a segment number.
+                    // The peer announces the same memory again: a process never reuses a segment
+                    // number.
                     known.withdrawn = false;
                 } else if self.segments.iter().filter(|known| !known.withdrawn).count() == self.max_segments {
                     return Err(HandshakeError::BadPacket);
@@ -324,7 +327,7 @@ impl Control {
     }
 
     /// Maps `len` bytes at `offset` of the peer's segment. Waits for the announcement until the
-    /// deadline. Undo it with [`release`](Control::release).
+    /// deadline. [`release`](Control::release) undoes the import.
     pub(crate) fn import(
         &mut self,
         number: u32,
@@ -339,8 +342,8 @@ impl Control {
         self.map(number, offset, len, Mapping::new)
     }
 
-    /// Like [`import`](Control::import), if the segment has been announced. Does not wait, and its
-    /// time does not depend on the segment's size.
+    /// Maps a range like [`import`](Control::import), but returns `None` if the segment has not
+    /// been announced. Does not wait, and takes the same time for any segment size.
     pub(crate) fn try_import(
         &mut self,
         number: u32,
@@ -351,7 +354,7 @@ impl Control {
         self.map(number, offset, len, Mapping::quickly)
     }
 
-    /// Finds a segment that may be imported.
+    /// Returns the segment of this number, if it is announced and not withdrawn.
     fn announced(&mut self, number: u32) -> Option<&mut Announced> {
         self.segments.iter_mut().find(|known| known.number == number && !known.withdrawn)
     }
@@ -370,17 +373,18 @@ impl Control {
         }
         let mapping = match segment.mapping.take() {
             Some(mapping) => mapping,
-            // Its size was verified, and sealed, when it was announced.
+            // `sort` verified the size, and that it is sealed, when the peer announced the segment.
             None => map(segment.fd.as_fd(), segment.len as usize, Access::Write)?,
         };
-        // SAFETY: `offset <= segment.len`, the size of the mapping.
+        // SAFETY: `offset <= segment.len` was checked above, and the mapping is `segment.len` bytes
+        // long.
         let ptr = unsafe { mapping.ptr().add(offset as usize) };
         segment.mapping = Some(mapping);
         segment.users += 1;
         Ok(ptr)
     }
 
-    /// Releases one import of a segment; the last unmaps it.
+    /// Releases one import of a segment. The last release unmaps the segment.
     pub(crate) fn release(&mut self, number: u32) {
         if let Some(segment) = self.segments.iter_mut().find(|known| known.number == number) {
             segment.users = segment.users.saturating_sub(1);
@@ -394,8 +398,8 @@ impl Control {
     }
 }
 
-/// A buffer for a packet of any length. Allocated per call, because a rail has many peers and most
-/// are silent.
+/// Allocates a buffer for a packet of any length. Not kept per peer, because a rail has many peers
+/// and most of them are silent.
 fn packet_buffer() -> Vec<u8> {
     vec![0; MAX_PACKET]
 }
@@ -421,9 +425,9 @@ impl Notice {
 }
 
 impl Drop for Control {
-    /// Sends a Bye, so that the peer can tell leaving from dying.
+    /// Sends a Bye, which tells the peer that this end closed its link and did not die.
     fn drop(&mut self) {
-        // If this fails, the peer sees the socket close.
+        // If the Bye cannot be sent, the peer sees the socket close.
         let _ = self.socket.try_send(&Writer::new(PacketKind::Bye).finish(), &[]);
     }
 }

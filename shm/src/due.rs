@@ -2,16 +2,16 @@
 
 use fishplate_core::mem::Peer;
 
-/// A set of peers.
+/// A set of peers, in order of insertion.
 #[derive(Debug)]
 pub(crate) struct Due {
     list: Vec<Peer>,
-    /// A bit for each peer on the list.
+    /// One bit per peer: set if the peer is on the list.
     listed: Box<[u64]>,
 }
 
 impl Due {
-    /// Creates a set with room for `peers`.
+    /// Creates a set with room for `peers` peers.
     pub(crate) fn new(peers: usize) -> Self {
         let words = peers.div_ceil(64);
         Due { list: Vec::with_capacity(64 * words), listed: vec![0; words].into_boxed_slice() }
@@ -39,7 +39,7 @@ impl Due {
         self.list.is_empty()
     }
 
-    /// Drains the set.
+    /// Removes all peers, and calls `each` for every one of them.
     #[inline(always)]
     pub(crate) fn take_each(&mut self, mut each: impl FnMut(Peer)) {
         for peer in self.list.drain(..) {
@@ -70,7 +70,7 @@ mod tests {
         assert_eq!(taken(&mut due), []);
         due.insert(Peer(64));
         assert_eq!(taken(&mut due), [64]);
-        // No such peer, no such bit.
+        // Numbers out of range are ignored.
         due.insert(Peer(192));
         due.remove(Peer(u16::MAX));
         assert_eq!(taken(&mut due), []);

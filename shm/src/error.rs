@@ -1,4 +1,4 @@
-//! Setup errors and their messages: what failed, and what to do.
+//! Errors of the setup, and their messages: what failed, and what to do.
 
 use std::error::Error;
 use std::fmt::{Display, Formatter, Result};
@@ -6,11 +6,11 @@ use std::io;
 
 use fishplate_core::error::AttachError;
 
-/// Why memory could not be created, attached, or divided into regions. Nothing is mapped.
+/// Why memory could not be created, attached, or divided into regions. Nothing remains mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SegmentError {
-    /// The length is zero, or exceeds the address space.
+    /// The length is zero or exceeds the address space.
     Length,
     /// The range does not lie inside the segment.
     Range,
@@ -25,19 +25,19 @@ pub enum SegmentError {
         /// Agreed size, in bytes.
         expected: u64,
     },
-    /// Some pages are not allocated.
+    /// Some of the pages are not allocated.
     Sparse,
-    /// Not the announced memory: a magic number, version, size or nonce differs.
+    /// The memory is not the announced one: its magic number, version, size or nonce differs.
     Foreign,
-    /// The machine or a control group of this process has too little memory left.
+    /// The machine, or a control group of this process, has too little memory left.
     Room {
         /// Requested size, in bytes.
         asked: u64,
         /// Available memory, in bytes.
         there: u64,
     },
-    /// The size exceeds the file size limit of this process (RLIMIT_FSIZE), which applies to shared
-    /// memory.
+    /// The size exceeds the file size limit of this process (RLIMIT_FSIZE), which also limits
+    /// shared memory.
     FileSize {
         /// Requested size, in bytes.
         asked: u64,
@@ -60,7 +60,7 @@ impl From<SegmentError> for AttachError {
     }
 }
 
-/// Why a handshake failed. Nothing is mapped, and no descriptor is left open.
+/// Why a handshake failed. Nothing remains mapped, and no descriptor remains open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HandshakeError {
@@ -70,25 +70,25 @@ pub enum HandshakeError {
     HungUp,
     /// The packet is malformed, unexpected, or has the wrong descriptors.
     BadPacket,
-    /// The peer speaks another version.
+    /// The peer uses another version of the protocol.
     Version {
-        /// Theirs.
+        /// The peer's version.
         theirs: u16,
-        /// Ours.
+        /// Our version.
         ours: u16,
     },
-    /// The two ends were configured with different sizes.
+    /// The two ends are configured with different sizes.
     Mismatch {
-        /// The name of the size.
+        /// The setting that differs.
         what: &'static str,
-        /// Theirs.
+        /// The peer's value.
         theirs: u64,
-        /// Ours.
+        /// Our value.
         ours: u64,
     },
-    /// The peer echoed another nonce: it answers another process, or an earlier run.
+    /// The peer echoed a different nonce. It answers another process, or an earlier run.
     Nonce,
-    /// The peer belongs to a user who is not admitted; its user id.
+    /// The peer's user, with this user ID, is not admitted.
     User(u32),
     /// The packets of the handshake came from more than one process.
     Process {
@@ -99,18 +99,18 @@ pub enum HandshakeError {
     },
     /// The peer offered invalid memory.
     Segment(SegmentError),
-    /// The path or name to listen on is in use.
+    /// The path or abstract name to listen on is in use.
     InUse,
-    /// The address is neither a path nor a name that fits into a socket address.
+    /// The address is neither a path nor an abstract name that fits into a socket address.
     Address,
-    /// A packet cannot carry this many bytes.
+    /// The blob or packet is longer than a packet can be.
     TooLong {
         /// Requested length, in bytes.
         len: usize,
         /// The limit, in bytes.
         max: usize,
     },
-    /// No such peer is attached over a socket.
+    /// No peer of this number is attached over a socket.
     UnknownPeer,
     /// An error code of the system.
     System(i32),

@@ -1,6 +1,6 @@
-//! The event page: one page with one [`EventCount`], on which a process sleeps and which every peer
-//! maps. Creating it allocates and makes system calls. Ringing it is [`EventCount::notify`]: a load
-//! and a branch while the owner is awake.
+//! The event page: one page that holds one [`EventCount`]. Its owner sleeps on the eventcount, and
+//! every peer maps the page. Creating a page allocates and makes system calls.
+//! [`EventCount::notify`] costs a load and a branch while the owner is awake.
 //!
 //! Peers can write to the page. At worst the owner wakes without reason, or sleeps until its
 //! deadline.
@@ -16,7 +16,7 @@ use crate::error::SegmentError;
 use crate::foreign::Foreign;
 use crate::segment::{self, Access, Mapping, PAGE};
 
-/// Size of the shared page, in bytes. The eventcount is at its start.
+/// Size of the shared page, in bytes. The eventcount is at offset 0.
 const LEN: usize = PAGE;
 
 const_assert!(size_of::<EventCount>() <= LEN);
@@ -53,15 +53,15 @@ impl EventPage {
 
     #[inline(always)]
     pub(crate) fn event(&self) -> &EventCount {
-        // SAFETY: the page stays mapped while `self` exists, and is aligned beyond the type's
-        // alignment. An eventcount consists of atomics; zeroed memory is a valid one, and any other
-        // value is safe too.
+        // SAFETY: `self` owns the mapping, so the page stays mapped while the reference lives. A
+        // page is aligned well enough for the type. An eventcount consists of atomics, so any bytes
+        // are valid, zeros too.
         unsafe { self.page.ptr().cast::<EventCount>().as_ref() }
     }
 }
 
-/// The eventcount of a [`ShmRail`](crate::ShmRail), on which its owner sleeps. A handle: it may
-/// outlive the rail, and clones share the eventcount.
+/// The eventcount on which the owner of a [`ShmRail`](crate::ShmRail) sleeps. This is a handle:
+/// clones share the eventcount, and it may outlive the rail.
 #[derive(Clone, Debug)]
 pub struct WaitObject {
     event_page: Arc<EventPage>,

@@ -1,10 +1,11 @@
 //! API for packages that build on this one, such as `fishplate-gpu`. Programs do not need it.
 //!
-//! - Own packets over the sockets of links: [`Extension`], [`Line`], [`Writer`] and [`Reader`].
-//! - Descriptors from peers, which must be dropped without waiting: [`Foreign`], [`Batch`].
-//! - Sealed memory by its descriptors: [`create`], [`seal`], [`verify`], [`Mapping`], [`unmap`].
+//! - Packets of their own over the sockets of links: [`Extension`], [`Line`], [`Writer`] and
+//!   [`Reader`].
+//! - Descriptors from peers, whose drop must not block: [`Foreign`], [`Batch`].
+//! - Sealed memory behind descriptors: [`create`], [`seal`], [`verify`], [`Mapping`], [`unmap`].
 //! - A rail over [`ShmRail`](crate::ShmRail): its methods [`line`](crate::ShmRail::line),
-//!   [`is_up`](crate::ShmRail::is_up), [`land`](crate::ShmRail::land) and the like.
+//!   [`is_up`](crate::ShmRail::is_up), [`land`](crate::ShmRail::land).
 
 pub use crate::control::{Descriptors, Extension, Line};
 pub use crate::foreign::{Batch, Foreign, unmap};

@@ -2,16 +2,16 @@
 //! allocates and makes system calls, but does not block.
 //!
 //! Closing a descriptor can block: a TCP socket lingers, a FUSE file asks its server, a terminal
-//! drains. Even a query can block, because a peer may hold the lock of a socket. So a peer's
-//! descriptor is first queried for seals, which the kernel answers without blocking. Sealable
-//! memory is closed when it is dropped, unless it is so large that freeing it takes long.
-//! Everything else is set aside for a thread that may block: see [`set_closer`].
+//! drains. Even a query can block, because a peer may hold the lock of a socket. So this module
+//! first asks for the seals of a descriptor, which the kernel reports without blocking. Dropping
+//! sealable memory closes it, unless freeing its pages would take long. Everything else is set
+//! aside for a thread that may block: see [`set_closer`].
 //!
-//! The kernel itself closes descriptors in the calling thread in two cases: a packet is received
-//! without room for them, or a socket is closed with them in its queue. So
-//! [`Socket`](crate::socket::Socket) always offers room for all that a packet can carry, and drains
-//! its queue before it closes. One case remains: in a process without free descriptors the kernel
-//! may block.
+//! The kernel itself closes descriptors in the calling thread in two cases: the receiver of a
+//! packet has no room for its descriptors, or a socket is closed while descriptors are in its
+//! queue. So [`Socket`](crate::socket::Socket) always offers room for the maximum number of
+//! descriptors, and drains its queue before it closes. One case remains: if the process has no free
+//! descriptors, the kernel closes them and may block.
 
 mod list;
 
@@ -26,11 +26,11 @@ use list::List;
 use crate::error::SegmentError;
 use crate::segment::{self, Mapping};
 
-/// Memory up to this size is closed at once, in bytes. Each MiB takes some 0.15 ms to free, and a
-/// packet can carry 253 pieces.
+/// Memory of at most this size is closed at once, in bytes. Freeing one MiB takes about 0.15 ms,
+/// and a packet can carry 253 descriptors.
 const CLOSED: u64 = 64 << 10;
 
-/// Memory up to this size is unmapped at once, in bytes.
+/// Memory of at most this size is unmapped at once, in bytes.
 const UNMAPPED: usize = 1 << 20;
 
 /// A descriptor from a peer. Dropping it never waits.
@@ -52,24 +52,24 @@ impl AsFd for Foreign {
 }
 
 impl Foreign {
-    /// Returns the descriptor if it is memory of this size that is safe to map: see
-    /// [`segment::verify`].
+    /// Returns the descriptor if it refers to memory of this size that [`segment::verify`] accepts
+    /// as safe to map.
     pub(crate) fn into_memory(self, expected: u64) -> Result<OwnedFd, SegmentError> {
         segment::verify(self.as_fd(), expected)?;
         Ok(self.into_any())
     }
 
-    /// Returns the descriptor, whatever it is. Dropping it may block.
+    /// Returns the descriptor unchecked. Dropping it may block.
     pub fn into_any(self) -> OwnedFd {
         let mut this = ManuallyDrop::new(self);
-        // SAFETY: taken out once: `this` is not dropped.
+        // SAFETY: `this` is consumed here and never dropped, so nothing takes `fd` again.
         unsafe { ManuallyDrop::take(&mut this.fd) }
     }
 }
 
 impl Drop for Foreign {
     fn drop(&mut self) {
-        // SAFETY: taken out once: nothing uses it after this.
+        // SAFETY: `drop` runs once, and nothing uses `fd` after this.
         let fd = unsafe { ManuallyDrop::take(&mut self.fd) };
         if let Some(slow) = close_quickly(fd) {
             put_aside(slow);
@@ -77,17 +77,18 @@ impl Drop for Foreign {
     }
 }
 
-/// Closes a descriptor, or returns it if that may take long.
+/// Closes a descriptor, or returns it if closing it may take long.
 fn close_quickly(fd: OwnedFd) -> Option<OwnedFd> {
     match segment::memory_held(fd.as_fd()) {
-        // Without a closer it would never be freed. Closing memory takes time but does not block.
+        // Without a closer thread the memory would never be freed. Closing memory takes time but
+        // does not block.
         Ok(held) if held <= CLOSED || closer().is_none() => None,
         _ => Some(fd),
     }
 }
 
-/// The descriptors of one packet. Those that are not taken are set aside together, with one call of
-/// the closer.
+/// The descriptors of one packet. Dropping a batch sets the remaining descriptors aside together,
+/// with one call of the closer.
 #[derive(Debug)]
 pub struct Batch(std::vec::IntoIter<Foreign>);
 
@@ -98,7 +99,7 @@ impl From<Vec<Foreign>> for Batch {
 }
 
 impl Batch {
-    /// How many are left.
+    /// Returns the number of remaining descriptors.
     pub(crate) fn len(&self) -> usize {
         self.0.len()
     }
@@ -121,26 +122,27 @@ impl Drop for Batch {
     }
 }
 
-/// Unmaps memory of a peer: at once, unless that takes long and there is a closer.
+/// Unmaps a peer's memory. Sets large memory aside if there is a closer; unmaps everything else at
+/// once.
 pub fn unmap(mapping: Mapping) {
     if mapping.len() > UNMAPPED && closer().is_some() {
         put_aside(mapping);
     }
 }
 
-/// The resources that are set aside.
+/// The resources set aside for the closer.
 static ASIDE: List<Box<dyn Send>> = List(AtomicPtr::new(ptr::null_mut()));
 
-/// The closer, a `fn()`, or null.
+/// The closer, a `fn()` as a pointer, or null if none is set.
 static CLOSER: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
 
-/// Sets the function that is called after a resource was set aside. It runs on the progress path:
-/// it must not block, but start or wake a thread that calls [`close_aside`].
+/// Sets the function that runs each time a resource is set aside. It runs on the progress path, so
+/// it must not block. It should start or wake a thread that calls [`close_aside`].
 ///
-/// Without a closer, large memory of a peer is unmapped and freed on the progress path, at 0.15 ms
+/// Without a closer, the progress path unmaps and frees a peer's large memory, which takes 0.15 ms
 /// per MiB. Descriptors that a peer should not have sent stay open until [`close_aside`] is called.
-/// An attached peer can leave at most the 253 of one packet. A stranger that connects to a
-/// [`Listener`](crate::Listener) can leave as many each time, up to the descriptor limit of this
+/// An attached peer can leave at most 253 open, those of one packet. A stranger can leave 253 open
+/// each time it connects to a [`Listener`](crate::Listener), up to the descriptor limit of this
 /// process.
 pub fn set_closer(closer: fn()) {
     // Relaxed: the address of a function publishes no other data.
@@ -149,17 +151,17 @@ pub fn set_closer(closer: fn()) {
 
 fn closer() -> Option<fn()> {
     let closer = CLOSER.load(Ordering::Relaxed);
-    // SAFETY: null, which is `None`, or stored by `set_closer`.
+    // SAFETY: the pointer is null, which is `None`, or `set_closer` stored it from a `fn()`.
     unsafe { mem::transmute::<*mut (), Option<fn()>>(closer) }
 }
 
-/// Closes and unmaps the resources that were set aside. May block without a bound, for example on
-/// the server of a FUSE file.
+/// Closes and unmaps all resources that are set aside. May block without limit, for example on the
+/// server of a FUSE file.
 pub fn close_aside() {
     ASIDE.take().for_each(drop);
 }
 
-/// Whether resources are set aside and not yet taken by [`close_aside`]. May be stale on return.
+/// Returns whether any resources are set aside for [`close_aside`]. May be stale on return.
 pub fn has_aside() -> bool {
     !ASIDE.is_empty()
 }

@@ -1,10 +1,10 @@
-//! Packets of other packages over the socket of a link. A package declares its kinds and handles
-//! them in an [`Extension`], and sends through a [`Line`]. Slow path, like all of
+//! Packets of other packages over the socket of a link. A package declares its packet kinds and
+//! handles them in an [`Extension`], and sends through a [`Line`]. Slow path, like all of
 //! [`control`](super).
 //!
-//! The first call of [`Line::extension`] registers an extension. A packet that arrives before is a
-//! violation, like every unknown kind, so register it before any exchange with the peer. Nothing is
-//! received before the first exchange, import, or pass of a rail.
+//! The first call of [`Line::extension`] registers an extension. If one of its packets arrives
+//! earlier, its kind is unknown, which is a violation. So register it before any exchange with the
+//! peer. Nothing is received before the first exchange, import, or pass of a rail.
 
 use std::any::Any;
 use std::fmt::Debug;
@@ -22,37 +22,40 @@ use crate::foreign::Batch;
 use crate::packet::{EXTENSIONS, Nonce, Reader};
 use crate::segment::Segment;
 
-/// Packets of extensions that wait for room in the socket, before their senders are refused.
+/// Maximum number of extension packets that wait for room in the socket. Beyond this the sender is
+/// refused.
 const MAX_QUEUED: usize = 1024;
 
-/// Most notices that wait for room in the socket. Beyond this the peer fails, because it requests
-/// replies without reading them.
+/// Maximum number of notices that wait for room in the socket. Beyond this the peer fails, because
+/// it requests replies without reading them.
 const MAX_NOTICES: usize = 16 * 1024;
 
-/// State and handler of another package's packets at one end of a link. Dropped with the link.
+/// The state of another package at one end of a link, which handles that package's packets. Dropped
+/// with the link.
 pub trait Extension: Any + Debug + Send {
-    /// Its packet kinds: within [`EXTENSIONS`], and disjoint from those of others. A shared kind
-    /// goes to the extension registered first.
+    /// The packet kinds: within [`EXTENSIONS`], and disjoint from those of other extensions. A
+    /// shared kind is handled by the extension that was registered first.
     const KINDS: RangeInclusive<u16>;
 
-    /// Most segments that it announces, in addition to those of the rail's regions.
+    /// Maximum number of segments that this extension announces, in addition to the rail's.
     const SEGMENTS: u16;
 
-    /// Creates the state at the start of a link. `home`: the peer is this very process.
+    /// Creates the state when the extension is registered. `home`: whether the peer is this same
+    /// process.
     fn new(home: bool) -> Self;
 
-    /// Handles a packet of one of its kinds, with its descriptors, from an untrusted peer. Must not
-    /// block, and must bound what it keeps. A descriptor that it does not take is a violation.
+    /// Handles a packet from an untrusted peer, and takes its descriptors from `fds`. Must not
+    /// block, and must bound the state that it keeps. A descriptor left in `fds` is a violation.
     ///
     /// # Errors
-    /// Any error ends the link.
+    /// An error ends the link.
     fn take(&mut self, kind: u16, body: Reader<'_>, fds: &mut Batch) -> Result<(), HandshakeError>;
 
-    /// A packet was lost because this process has no free descriptors.
+    /// Records that a packet was lost because this process has no free descriptors.
     fn lost(&mut self);
 }
 
-/// An [`Extension`] whose type is not known.
+/// An [`Extension`] whose concrete type is erased.
 trait Handler: Any + Debug + Send {
     fn take(&mut self, kind: u16, body: Reader<'_>, fds: &mut Batch) -> Result<(), HandshakeError>;
     fn lost(&mut self);
@@ -94,7 +97,7 @@ impl Extensions {
 
 /// Owns descriptors to send with a packet.
 pub trait Descriptors: Debug + Send + Sync {
-    /// The descriptors in order; at most [`MAX_FDS`](crate::extension::MAX_FDS).
+    /// Returns the descriptors in order: at most [`MAX_FDS`](crate::extension::MAX_FDS).
     fn descriptors(&self) -> Vec<BorrowedFd<'_>>;
 }
 
@@ -110,7 +113,7 @@ impl<'a> Line<'a> {
         Line { control, pidfd: pidfd.map(AsFd::as_fd) }
     }
 
-    /// Returns the state of an extension; registers it on the first call.
+    /// Returns the state of an extension. The first call registers the extension.
     pub fn extension<E: Extension>(&mut self) -> &mut E {
         const { assert!(*E::KINDS.start() >= *EXTENSIONS.start(), "kinds of the protocol itself") };
         let control = &mut *self.control;
@@ -126,22 +129,22 @@ impl<'a> Line<'a> {
         }
     }
 
-    /// The peer's nonce, which identifies this connection of its process.
+    /// Returns the peer's nonce, which identifies this connection of its process.
     pub fn incarnation(&self) -> Nonce {
         self.control.incarnation
     }
 
-    /// The socket, for `poll(2)`.
+    /// Returns the socket, for `poll(2)`.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.control.fd()
     }
 
-    /// The peer's pidfd, for `poll(2)`, if it is known.
+    /// Returns the peer's pidfd, for `poll(2)`, if it is known.
     pub fn pidfd(&self) -> Option<BorrowedFd<'_>> {
         self.pidfd
     }
 
-    /// Why the connection ended, if it has.
+    /// Returns why the connection ended, or `None` if it is open.
     pub fn ended(&self) -> Option<PeerError> {
         self.control.ended()
     }
@@ -151,17 +154,17 @@ impl<'a> Line<'a> {
         self.control.ended.get_or_insert(PeerError::Died);
     }
 
-    /// Whether notices wait for room in the socket.
+    /// Returns whether notices wait for room in the socket.
     pub fn has_notices(&self) -> bool {
         self.control.has_notices()
     }
 
-    /// Whether the queue of [`tell`](Line::tell) has room.
+    /// Returns whether the queue of [`tell`](Line::tell) has room.
     pub fn has_room(&self) -> bool {
         self.control.notices.len() < MAX_QUEUED
     }
 
-    /// Sends a packet, and descriptors with it, now or in a later [`pump`](Line::pump).
+    /// Sends a packet with descriptors, now or in a later [`pump`](Line::pump).
     pub fn tell(&mut self, packet: Vec<u8>, fds: Option<Arc<dyn Descriptors>>) {
         let control = &mut *self.control;
         if control.ended.is_some() {
@@ -175,13 +178,13 @@ impl<'a> Line<'a> {
         control.send_notices();
     }
 
-    /// Receives a bounded number of packets and sends waiting ones, without blocking. Returns
+    /// Receives a bounded number of packets and sends queued ones, without blocking. Returns
     /// whether the socket is drained.
     pub fn pump(&mut self) -> bool {
         self.control.pump()
     }
 
-    /// See [`Link::exchange`](crate::Link::exchange).
+    /// Exchanges bytes with the peer, as [`Link::exchange`](crate::Link::exchange) does.
     ///
     /// # Errors
     /// The peer hung up, broke the protocol, or did not answer in time.
@@ -189,7 +192,7 @@ impl<'a> Line<'a> {
         self.control.exchange(blob, deadline)
     }
 
-    /// The first half of an exchange: sends the bytes, now or in a later [`pump`](Line::pump).
+    /// Begins an exchange: sends the bytes, now or in a later [`pump`](Line::pump).
     ///
     /// # Errors
     /// The blob is longer than [`MAX_BLOB`](crate::MAX_BLOB).
@@ -197,7 +200,8 @@ impl<'a> Line<'a> {
         self.control.send_blob(blob)
     }
 
-    /// The second half: takes the peer's bytes, if they have arrived. Does not wait.
+    /// Completes an exchange: returns the peer's bytes, or `None` if they have not arrived. Does
+    /// not wait.
     ///
     /// # Errors
     /// The peer hung up, or broke the protocol.
@@ -205,7 +209,7 @@ impl<'a> Line<'a> {
         self.control.take_blob()
     }
 
-    /// Waits until a packet has arrived, or a waiting one can be sent.
+    /// Waits until a packet has arrived, or a queued one can be sent.
     ///
     /// # Errors
     /// The deadline expired, or the peer is gone.
@@ -238,11 +242,11 @@ impl<'a> Line<'a> {
         self.control.import(number, offset, len, deadline)
     }
 
-    /// Releases one import.
+    /// Releases one import of the peer's segment `number`.
     ///
     /// # Safety
-    /// The caller imported that segment through this link, has not released it, and no longer uses
-    /// its memory.
+    /// The caller imported the segment through this link, has not released that import, and no
+    /// longer uses its memory.
     pub unsafe fn release(&mut self, number: u32) {
         self.control.release(number);
     }

@@ -19,14 +19,14 @@ fn withdraw(number: u32) -> Vec<u8> {
     packet.finish()
 }
 
-/// B23: for a peer that is stopped or does not read, no withdrawn segment is kept.
+/// B23: segments withdrawn from a stopped peer, or from one that does not read, are freed.
 #[test]
 fn b23_segments_that_come_and_go_are_not_kept_for_a_peer_that_does_not_read() {
     let [mut a, mut b] = couple(ShmConfig::default());
     let mut numbers = Vec::new();
     for _ in 0..1000 {
         let segment = Segment::create(4096).unwrap();
-        // SAFETY: the memory is not accessed.
+        // SAFETY: nothing accesses the memory.
         let region = unsafe { segment.region(0, 64) }.unwrap();
         let (key, _) = a.register(&region).unwrap();
         a.deregister(key).unwrap();
@@ -36,9 +36,9 @@ fn b23_segments_that_come_and_go_are_not_kept_for_a_peer_that_does_not_read() {
     assert_eq!(kept, 0);
     let waiting = control(&mut a).notices.len();
     assert!(waiting <= 2, "{waiting} notices wait");
-    // When it reads again, the remaining messages are consistent.
+    // When the peer reads again, the remaining packets are consistent.
     let segment = Segment::create(4096).unwrap();
-    // SAFETY: the segment outlives the rails.
+    // SAFETY: the segment outlives the rails, and nothing accesses the memory.
     let region = unsafe { segment.region(0, 64) }.unwrap();
     let (key, _) = a.register(&region).unwrap();
     let mut seen = [Seen::default(), Seen::default()];
@@ -71,10 +71,10 @@ fn what_a_peer_said_before_it_left_is_heard_though_it_did_not_read_everything() 
     b.send_blob(b"never read").unwrap();
     a.send_blob(b"last words").unwrap();
     a.socket.try_send(&Writer::new(PacketKind::Bye).finish(), &[]).unwrap();
-    // Like the kernel when a process ends: closes the socket without reading.
+    // Closes the socket without reading, like the kernel when a process exits.
     let (other, _) = crate::socket::socket_pair().unwrap();
-    // SAFETY: replaces the socket under this number, which `a` still owns.
-    // SAFETY: the memory is not accessed, and the rail keeps the segments.
+    // SAFETY: the call takes plain numbers. `a` still owns the socket that it replaces under this
+    // number.
     assert!(unsafe { libc::dup2(other.as_raw_fd(), a.fd().as_raw_fd()) } >= 0);
     assert_eq!(b.take_blob().unwrap().as_deref(), Some(&b"last words"[..]));
     assert_eq!(b.ended(), Some(PeerError::Closed));
@@ -131,7 +131,7 @@ fn a_peer_whose_segments_are_withdrawn_while_we_use_them_may_announce_others() {
     let mut seen = Seen::default();
     for _ in 0..3 {
         let segments = [(); 2].map(|()| Segment::create(4096).unwrap());
-        // SAFETY: not used beyond the segments, which the rail keeps.
+        // SAFETY: nothing accesses the memory.
         let keys = segments.each_ref().map(|s| a.register(&unsafe { s.region(0, 64) }.unwrap()).unwrap().0);
         for key in keys {
             assert!(b.import(PEER, key, 64).unwrap().is_some());
@@ -147,7 +147,7 @@ fn more_segments_than_a_peer_takes_are_refused_here_and_cost_no_link() {
     let config = ShmConfig { max_segments: 2, ..ShmConfig::default() };
     let [mut a, mut b] = couple(config);
     let segments = [(); 3].map(|()| Segment::create(4096).unwrap());
-    // SAFETY: the memory is not accessed.
+    // SAFETY: nothing accesses the memory.
     let regions = segments.each_ref().map(|s| unsafe { s.region(0, 64) }.unwrap());
     let first = a.register(&regions[0]).unwrap().0;
     a.register(&regions[1]).unwrap();
@@ -164,13 +164,13 @@ fn more_segments_than_a_peer_takes_are_refused_here_and_cost_no_link() {
 fn an_import_may_wait_for_ever() {
     let [mut a, mut b] = couple(ShmConfig { timeout: Duration::MAX, ..ShmConfig::default() });
     let segment = Segment::create(4096).unwrap();
-    // SAFETY: the segment outlives the rails.
+    // SAFETY: the segment outlives the rails, and nothing accesses the memory.
     let region = unsafe { segment.region(0, 64) }.unwrap();
     let (key, _) = a.register(&region).unwrap();
     assert!(b.import(PEER, key, 64).unwrap().is_some());
 }
 
-/// A peer that sends a Bye is not reported as dead, no matter how many packets precede the Bye.
+/// A peer that sends a Bye is reported as closed, no matter how many packets precede the Bye.
 #[test]
 fn a_good_bye_behind_many_packets_is_heard_before_a_process_is_called_dead() {
     let [mut a, mut b] = couple(ShmConfig::default());
@@ -178,7 +178,7 @@ fn a_good_bye_behind_many_packets_is_heard_before_a_process_is_called_dead() {
         control(&mut b).socket.try_send(&withdraw(7), &[]).unwrap();
     }
     drop(b);
-    // Always readable, as the descriptor of a dead process is.
+    // `/dev/zero` is always readable, like the pidfd of a dead process.
     a.remote(PEER).unwrap().pidfd = Some(std::fs::File::open("/dev/zero").unwrap().into());
     let mut seen = Seen::default();
     for _ in 0..3 {
@@ -187,7 +187,7 @@ fn a_good_bye_behind_many_packets_is_heard_before_a_process_is_called_dead() {
     assert_eq!(seen.down, [(PEER, PeerError::Closed)]);
 }
 
-/// Records the packets, and takes this many descriptors of each.
+/// An extension that records its packets, and takes up to `takes` descriptors of each.
 #[derive(Debug, Default)]
 struct Heard {
     packets: Vec<(u16, Vec<u8>, usize)>,

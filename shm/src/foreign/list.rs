@@ -1,5 +1,6 @@
-//! A lock-free list of values to drop later: any thread adds, and one takes the whole list. Adding
-//! never blocks, not even on a preempted thread. Allocates a node per value.
+//! A lock-free list of values to drop later. Any thread may add a value, and any thread may take
+//! the whole list. Adding never blocks, even if another thread is preempted while it adds. Each
+//! value allocates a node.
 //!
 //! | edge    | store         | load           | carries               |
 //! |---------|---------------|----------------|-----------------------|
@@ -16,7 +17,8 @@ pub(crate) struct Node<T> {
     next: *mut Node<T>,
 }
 
-/// The list. Its head is null, or came from `Box::into_raw` and is owned by the list.
+/// The list: a pointer to its first node, or null. `Box::into_raw` made each node, and the list
+/// owns it.
 #[derive(Debug)]
 pub(crate) struct List<T>(pub(crate) AtomicPtr<Node<T>>);
 
@@ -26,11 +28,12 @@ impl<T> List<T> {
         let node = Box::into_raw(Box::new(Node { thing, next: ptr::null_mut() }));
         let mut head = self.0.load(Ordering::Relaxed);
         loop {
-            // SAFETY: the node is ours until the exchange succeeds.
+            // SAFETY: `node` was allocated just above, and no other thread knows it until the
+            // exchange succeeds.
             unsafe { (*node).next = head };
             // Release, edge `aside`: publishes this node to the thread that takes the list. Earlier
-            // nodes are published too, because this exchange continues theirs. The head is only
-            // compared, so a failed exchange needs no ordering.
+            // nodes are published too, because this exchange continues their release sequences. A
+            // failed exchange only compares the head, so it needs no ordering.
             let stored = edge!("aside.store", Release);
             match self.0.compare_exchange_weak(head, node, stored, Ordering::Relaxed) {
                 Ok(_) => return,
@@ -41,11 +44,11 @@ impl<T> List<T> {
 
     /// Takes all values, the newest first.
     pub(crate) fn take(&self) -> Taken<T> {
-        // Acquire, edge `aside`: the nodes' contents were written before they were added.
+        // Acquire, edge `aside`: makes the contents of all nodes visible here.
         Taken(self.0.swap(ptr::null_mut(), edge!("aside.load", Acquire)))
     }
 
-    /// Whether the list is empty. May be stale on return.
+    /// Returns whether the list is empty. May be stale on return.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.load(Ordering::Relaxed).is_null()
     }
@@ -61,8 +64,8 @@ impl<T> Iterator for Taken<T> {
         if self.0.is_null() {
             return None;
         }
-        // SAFETY: `add` made it with `Box::into_raw`, and the swap in `take` gave us the whole
-        // chain.
+        // SAFETY: `add` made the node with `Box::into_raw`. The swap in `take` made this chain ours
+        // alone.
         let Node { thing, next } = *unsafe { Box::from_raw(self.0) };
         self.0 = next;
         Some(thing)

@@ -14,7 +14,7 @@ use primitive::AtomicPtr;
 /// A value whose accesses loom checks.
 struct Thing(UnsafeCell<u32>);
 
-// SAFETY: loom checks the accesses.
+// SAFETY: loom checks every access to the cell, and fails the test on a race.
 unsafe impl Send for Thing {}
 
 #[test]
@@ -25,14 +25,15 @@ fn whoever_takes_the_list_sees_what_was_added() {
             let list = list.clone();
             thread::spawn(move || {
                 let thing = Thing(UnsafeCell::new(0));
-                // SAFETY: the value has not been shared yet.
+                // SAFETY: no other thread has the value yet.
                 thing.0.with_mut(|at| unsafe { *at = value });
                 list.add(thing);
             })
         };
         let others = [adds(1), adds(2)];
         let read = |thing: Thing| {
-            // SAFETY: taken out of the list, the value is ours; loom checks that.
+            // SAFETY: `take` removed the value from the list, so it is ours. Loom fails the test
+            // otherwise.
             thing.0.with(|at| unsafe { *at })
         };
         let mut sum: u32 = list.take().map(read).sum();

@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 use super::*;
 use crate::socket::{Socket, socket_pair};
 
-/// How long a blocking close takes.
+/// How long closing a lingering socket blocks.
 const LINGER: Duration = Duration::from_secs(40);
 
-/// Returns a connection full of unread bytes, whose close blocks, and the peer that keeps it open.
+/// Returns a connection full of unread bytes, and its peer, which keeps it open. Closing the
+/// connection blocks.
 fn lingering() -> (OwnedFd, (TcpListener, TcpStream)) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -18,7 +19,7 @@ fn lingering() -> (OwnedFd, (TcpListener, TcpStream)) {
     while stream.write(&[0; 65536]).is_ok() {}
     assert_eq!(stream.write(&[0]).unwrap_err().kind(), ErrorKind::WouldBlock);
     let linger = libc::linger { l_onoff: 1, l_linger: LINGER.as_secs() as i32 };
-    // SAFETY: the kernel reads the structure, whose size is given.
+    // SAFETY: `linger` lives across the call, and its size is passed with it.
     let set = unsafe {
         libc::setsockopt(
             stream.as_raw_fd(),
@@ -57,7 +58,7 @@ fn a_socket_that_lingers_in_the_queue_of_another_is_not_waited_for() {
             x.try_send(packet, &[]).unwrap();
         }
         x.try_send(last, &[lingering.as_fd()]).unwrap();
-        // The last duplicate is the one in the queue.
+        // After this, the queued duplicate is the last.
         drop(Foreign::from(lingering));
         at_once(|| drop(y));
     }
@@ -87,17 +88,18 @@ fn what_is_put_aside_is_dropped_by_whoever_closes() {
         put_aside(Told(told.clone()));
     }
     assert!(has_aside());
-    // A concurrent test may have taken the resources; then it drops them.
+    // A concurrent test may have taken the resources. Then that test's thread drops them.
     std::thread::spawn(close_aside).join().unwrap();
     for _ in 0..3 {
         assert_ne!(dropped.recv_timeout(2 * LINGER).unwrap(), std::thread::current().id());
     }
 }
 
-/// Creates a sealed memfd of `size` bytes whose pages hold `held` bytes, including pages beyond its
+/// Creates a sealed memfd of `size` bytes. It holds `held` bytes of pages, some of them beyond its
 /// end.
 fn memory(name: &std::ffi::CStr, size: u64, held: u64) -> OwnedFd {
-    // SAFETY: the name is a C string; calls with plain numbers on descriptors of ours.
+    // SAFETY: `name` is a C string, and the other arguments are plain numbers. `memfd_create`
+    // returned `fd`, and nothing else owns it.
     let fd = unsafe {
         let fd = libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
         assert!(fd >= 0);
