@@ -1,7 +1,7 @@
-//! Intrusive lists through the slots of a table, linked by index. Adding and removing cost a few
-//! stores. A slot may be in several lists, told apart by number.
+//! Intrusive lists through the slots of a table, linked by index. Insertion and removal take
+//! constant time. A slot may be in several lists, distinguished by their number `LIST`.
 
-/// No slot.
+/// The index that stands for no slot.
 pub(crate) const NONE: u32 = u32::MAX;
 
 /// A slot's neighbours in a list.
@@ -15,13 +15,13 @@ impl Links {
     pub(crate) const NONE: Links = Links { next: NONE, prev: NONE };
 }
 
-/// Slots that can be in list number `LIST` of their table.
+/// A slot that can be in list number `LIST` of its table.
 pub(crate) trait Listed<const LIST: usize = 0> {
     fn links(&self) -> Links;
     fn links_mut(&mut self) -> &mut Links;
 }
 
-/// A list, oldest first.
+/// A list of slots, oldest first.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fifo<const LIST: usize = 0> {
     pub head: u32,
@@ -51,7 +51,7 @@ impl<const LIST: usize> Fifo<LIST> {
         }
     }
 
-    /// Returns the oldest slot.
+    /// Returns the index of the oldest slot.
     #[inline(always)]
     pub(crate) fn first(&self) -> Option<u32> {
         (self.head != NONE).then_some(self.head)

@@ -1,4 +1,4 @@
-//! The memory of a small engine with one context, in one value, for a static, the stack, or a test.
+//! The memory of a small engine with one context, in one value: for a static, the stack or a test.
 //! Never allocates.
 
 use core::mem::MaybeUninit;

@@ -1,9 +1,9 @@
 //! Tag matching with the semantics of MPI, libfabric and PSM, at a cost that does not grow with the
 //! number of receives and messages.
 //!
-//! A [`Matcher`] has one owner, and is a pure function of the operations on it: it owns no payload,
-//! knows no protocol, reads no clock. Nothing here blocks or allocates, all memory is borrowed at
-//! setup ([`MatcherMemory`]), and a refused operation changes nothing.
+//! A [`Matcher`] has one owner, and its state depends only on the operations on it. It owns no
+//! payload, knows no protocol and reads no clock. Nothing here blocks or allocates: all memory is
+//! borrowed at setup ([`MatcherMemory`]). A rejected operation changes nothing.
 //!
 //! ```
 //! use fishplate_core::engine::tag::{Arrive, Matcher, MatcherMemory, Post, Tag};
@@ -25,10 +25,10 @@
 //!
 //! # The rule
 //!
-//! A receive accepts a message if `(tag ^ message.tag) & !ignore == 0` over 96 bits, and if it
-//! names no source or the message's source. A message goes to the receive posted first among those
-//! that accept it. A receive gets the message that arrived first among those that it accepts. Each
-//! receive has its own mask, and any mask is allowed.
+//! A receive accepts a message if `(tag ^ message.tag) & !ignore == 0` over 96 bits, and if the
+//! receive names no source or the message's source. A message matches the first posted receive that
+//! accepts it. A receive matches the first arrived message that it accepts. Each receive has its
+//! own mask, and any mask is allowed.
 //!
 //! | libfabric             | PSM                                     | here                 |
 //! |-----------------------|-----------------------------------------|----------------------|
@@ -41,20 +41,19 @@
 //!
 //! # Algorithm
 //!
-//! A *shape* is a mask over source and tag. Receives of one shape accept a message exactly if their
-//! masked key equals the message's. So each shape is a hash table of *groups*: all receives with
-//! one key, oldest first. A message matches the oldest among the heads of one group per shape in
-//! use; shapes without an older receive than the best so far are skipped. For receives, messages
-//! are hashed in one such table per shape that is searched for. The oldest receive and message are
-//! checked before any table, and the youngest few receives are in none, so traffic in order is
-//! never hashed.
+//! A *shape* is a mask over source and tag. A receive accepts a message if and only if their keys
+//! are equal under the receive's mask. So each shape is a hash table of *groups*; a group has all
+//! receives with one key, oldest first. A message looks up one group per shape in use, and matches
+//! the oldest receive found. Shapes without an older receive than the best so far are skipped.
+//! Unexpected messages are hashed too, in one table per shape that receives search for. The oldest
+//! receive and message are checked before any table, and the youngest few receives are in no table.
+//! So traffic in order is never hashed.
 //!
 //! # Files
 //!
-//! `words` has the argument and result types, `setup` the memory and configuration. `key` and
-//! `group` are keys and hash tables of groups, `shape` the masks in use, `posted` the receives.
-//! `unexpected` and `index` are the messages and how they are found. `verify` checks the whole
-//! state.
+//! `words` has the argument and result types, `setup` the memory and configuration. `key` has keys,
+//! `group` hash tables of groups, `shape` the masks in use, and `posted` the receives. `unexpected`
+//! has the messages, and `index` finds them. `verify` checks the whole state.
 
 mod group;
 mod index;
@@ -80,16 +79,16 @@ use posted::{Found, Posted};
 use shape::{NO_INDEX, OVERFLOW, Place, Shapes};
 use unexpected::Unexpected;
 
-/// The matcher. See the module's documentation. Up to `SHAPES` masks (at most 64) can have receives
-/// waiting at one time without slowing each other down. Up to `INDEXES` of them (at most 4) can be
-/// searched for at one time among many unexpected messages. Beyond these limits the results are the
-/// same, but searches scan.
+/// A tag matcher. Up to `SHAPES` masks (at most 64) can have receives waiting at one time without
+/// slowing each other down. Up to `INDEXES` of them (at most 4) can be searched for at one time
+/// among many unexpected messages. Beyond these limits the results are the same, but searches scan
+/// linearly.
 #[doc(alias = "psm2_mq_t")]
 pub struct Matcher<'m, const SHAPES: usize = 32, const INDEXES: usize = 4> {
     shapes: Shapes<SHAPES>,
     posted: Posted<'m>,
     unexpected: Unexpected<'m, INDEXES>,
-    /// The bits beyond the tag's width.
+    /// The bits beyond the configured width of tags.
     beyond: Tag,
     stats: MatchStats,
 }
@@ -101,7 +100,7 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         self.posted.grow(posted);
     }
 
-    /// A matcher for tags of 96 bits. `seed` is [`MatcherConfig::seed`].
+    /// Creates a matcher for tags of 96 bits. `seed` is [`MatcherConfig::seed`].
     ///
     /// # Errors
     /// [`AttachError::Config`] names the value that is out of range.
@@ -134,11 +133,13 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         })
     }
 
-    /// Posts a receive: returns the oldest message that it accepts, or queues it. `None` as
-    /// `source` accepts any. Bits set in `ignore` are not compared. A match returns `context`.
+    /// Posts a receive: returns the oldest message that it accepts, or queues the receive. A
+    /// `source` of `None` accepts any source. Bits set in `ignore` are not compared. A match
+    /// returns `context`.
     ///
     /// # Errors
-    /// [`TagError::Full`] when nothing matches and no slot is free. [`TagError::TooWide`].
+    /// [`TagError::Full`] if nothing matches and no slot is free. [`TagError::TooWide`] if the tag
+    /// or the mask has bits beyond the configured width.
     #[doc(alias = "psm2_mq_irecv2")]
     #[doc(alias = "fi_trecv")]
     #[inline(always)]
@@ -155,8 +156,8 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         self.post_under(shape, mask, Key::new(source.unwrap_or(0), tag), context)
     }
 
-    /// Fast path of [`post`](Self::post), for the same mask as the receive before while no message
-    /// waits. `None`: another case, and nothing changed.
+    /// Fast path of [`post`](Self::post), for the same mask as the previous receive while no
+    /// message waits. Returns `None` in any other case, and changes nothing.
     #[inline(always)]
     pub(crate) fn post_alike(
         &mut self,
@@ -173,10 +174,10 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         self.posted.append(&mut self.shapes, shape, mask, Key::new(source.unwrap_or(0), tag), context)
     }
 
-    /// Like [`post`](Self::post), with a reserved mask. `source` is ignored if the shape has none.
+    /// Posts a receive with a reserved shape. `source` is ignored if the shape compares no source.
     ///
     /// # Errors
-    /// As [`post`](Self::post); [`TagError::Stale`] when the shape was released.
+    /// The errors of [`post`](Self::post). [`TagError::Stale`] if the shape was released.
     #[inline]
     pub fn post_shaped(
         &mut self,
@@ -212,7 +213,8 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         Ok(Post::Waiting(waiting))
     }
 
-    /// Removes the oldest message that such a receive accepts. At least one message waits.
+    /// Removes the oldest message that a receive with this shape, mask and key accepts. At least
+    /// one message must wait.
     #[inline(never)]
     fn receive_behind(&mut self, shape: u8, mask: Key, key: Key) -> Option<Arrived> {
         let index = self.search_unexpected(shape, mask, key);
@@ -222,11 +224,12 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         Some(arrived)
     }
 
-    /// Matches an arrived message with the oldest receive that accepts it, or stores it. `cookie`
-    /// is for the caller's use.
+    /// Matches an arrived message with the oldest receive that accepts it, or stores the message.
+    /// `cookie` is for the caller's use.
     ///
     /// # Errors
-    /// [`TagError::Full`] when no receive accepts it and no slot is free. [`TagError::TooWide`].
+    /// [`TagError::Full`] if no receive accepts the message and no slot is free.
+    /// [`TagError::TooWide`] if the tag has bits beyond the configured width.
     #[inline(always)]
     pub fn arrive(&mut self, source: u32, tag: Tag, len: u64, cookie: u64) -> Result<Arrive, TagError> {
         self.check_width(tag)?;
@@ -279,7 +282,8 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         Some((receive, context))
     }
 
-    /// Returns the receive that such a message would match, and its context. Changes nothing.
+    /// Returns the receive that a message with this source and tag would match, and its context.
+    /// Changes nothing.
     pub fn would_match(&self, source: u32, tag: Tag) -> Option<(ReceiveId, u64)> {
         if self.posted.order.head == NONE {
             return None;
@@ -309,10 +313,10 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         self.posted.slot(receive).is_some_and(|slot| slot.waits())
     }
 
-    /// Returns the message that such a receive would match. The message stays.
+    /// Returns the message that a receive with these arguments would match. The message stays.
     ///
     /// # Errors
-    /// [`TagError::TooWide`].
+    /// [`TagError::TooWide`] if the tag or the mask has bits beyond the configured width.
     #[doc(alias = "psm2_mq_iprobe2")]
     #[doc(alias = "FI_PEEK")]
     pub fn probe(
@@ -332,11 +336,11 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         Ok(Some((self.unexpected.id(index), slot.arrived())))
     }
 
-    /// Like [`probe`](Self::probe), and claims the message: only its id finds it.
+    /// Like [`probe`](Self::probe), but claims the message, so that only its id finds it.
     /// [Take](Self::take) or [discard](Self::discard) claimed messages in any order.
     ///
     /// # Errors
-    /// [`TagError::TooWide`].
+    /// [`TagError::TooWide`] if the tag or the mask has bits beyond the configured width.
     #[doc(alias = "psm2_mq_improbe2")]
     #[doc(alias = "FI_CLAIM")]
     pub fn mprobe(
@@ -354,10 +358,11 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         Ok(found)
     }
 
-    /// Receives a claimed message; its id becomes stale.
+    /// Receives a claimed message. Its id becomes stale.
     ///
     /// # Errors
-    /// [`TagError::Stale`]. [`TagError::NotClaimed`] if it is not claimed.
+    /// [`TagError::Stale`] if the id is stale. [`TagError::NotClaimed`] if the message is not
+    /// claimed.
     #[doc(alias = "psm2_mq_imrecv")]
     pub fn take(&mut self, message: UnexpectedId) -> Result<Arrived, TagError> {
         match self.unexpected.slot(message).ok_or(TagError::Stale)?.state {
@@ -366,10 +371,10 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         }
     }
 
-    /// Discards a message, claimed or not; its id becomes stale.
+    /// Discards a message, claimed or not. Its id becomes stale.
     ///
     /// # Errors
-    /// [`TagError::Stale`].
+    /// [`TagError::Stale`] if the id is stale.
     #[doc(alias = "FI_DISCARD")]
     pub fn discard(&mut self, message: UnexpectedId) -> Result<Arrived, TagError> {
         let slot = self.unexpected.slot(message).ok_or(TagError::Stale)?;
@@ -383,26 +388,26 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         Ok(arrived)
     }
 
-    /// Returns a message that waits or is claimed.
+    /// Returns a waiting or claimed message.
     ///
     /// # Errors
-    /// [`TagError::Stale`].
+    /// [`TagError::Stale`] if the id is stale.
     pub fn message(&self, message: UnexpectedId) -> Result<Arrived, TagError> {
         self.unexpected.slot(message).map(|slot| slot.arrived()).ok_or(TagError::Stale)
     }
 
-    /// Changes the caller's cookie of a message.
+    /// Changes the cookie of a message.
     ///
     /// # Errors
-    /// [`TagError::Stale`].
+    /// [`TagError::Stale`] if the id is stale.
     pub fn set_cookie(&mut self, message: UnexpectedId, cookie: u64) -> Result<(), TagError> {
         self.unexpected.slot(message).ok_or(TagError::Stale)?;
         self.unexpected.slots[message.index as usize].cookie = cookie;
         Ok(())
     }
 
-    /// Removes every receive that names this source, oldest first, and passes on its context. Slow
-    /// path: scans all receives.
+    /// Removes every receive that names this source, oldest first, and passes its id and context to
+    /// `removed`. Slow path: scans all receives.
     #[cold]
     pub fn fail_source(&mut self, source: u32, mut removed: impl FnMut(ReceiveId, u64)) {
         let mut at = self.posted.order.head;
@@ -417,8 +422,8 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         }
     }
 
-    /// Discards every message of this source, claimed ones too. Slow path:
-    /// scans every slot ever used.
+    /// Discards every message of this source, including claimed ones. Slow path: scans every slot
+    /// ever used.
     #[cold]
     pub fn forget_source(&mut self, source: u32) {
         for at in 0..self.unexpected.used {
@@ -430,11 +435,12 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         }
     }
 
-    /// Reserves an index for receives with this mask, with or without a source. Repeated calls
+    /// Reserves a shape for receives with this mask, with or without a source. Repeated calls
     /// return the same id.
     ///
     /// # Errors
-    /// [`TagError::Full`] when every place is in use. [`TagError::TooWide`].
+    /// [`TagError::Full`] if every shape is in use. [`TagError::TooWide`] if the mask has bits
+    /// beyond the configured width.
     pub fn shape(&mut self, exact_source: bool, ignore: Tag) -> Result<ShapeId, TagError> {
         self.check_width(ignore)?;
         let number = self.intern(Key::mask(exact_source, ignore));
@@ -442,10 +448,10 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         Ok(ShapeId(number))
     }
 
-    /// Releases a shape, once for each reservation. Receives posted with it stay.
+    /// Releases a shape. Call this once per reservation. Receives posted with the shape stay.
     ///
     /// # Errors
-    /// [`TagError::Stale`] if it was released as often as it was reserved.
+    /// [`TagError::Stale`] if no reservation is left.
     pub fn release_shape(&mut self, shape: ShapeId) -> Result<(), TagError> {
         match self.shapes.get_mut(shape.0) {
             Some(shape) if shape.pins > 0 => shape.pins -= 1,
@@ -454,12 +460,12 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         Ok(())
     }
 
-    /// Returns the number of receives that wait.
+    /// Returns the number of waiting receives.
     pub fn posted(&self) -> usize {
         self.posted.len() as usize
     }
 
-    /// Returns the number of messages that wait, without the claimed ones.
+    /// Returns the number of waiting messages, excluding claimed ones.
     pub fn unexpected(&self) -> usize {
         self.unexpected.len as usize
     }
@@ -504,7 +510,7 @@ impl<'m, const SHAPES: usize, const INDEXES: usize> Matcher<'m, SHAPES, INDEXES>
         }
     }
 
-    /// Returns the shape of a mask, and reserves one if needed.
+    /// Returns the shape of a mask, and assigns one if needed.
     #[inline(always)]
     fn intern(&mut self, mask: Key) -> u8 {
         match self.shapes.last(mask) {

@@ -1,12 +1,12 @@
-//! What blocks a worker, in a word that its queue may read at any time. For information only: it
-//! publishes nothing, and is as old as the worker's last turn.
+//! The command that blocks a worker, in a word that its queue may read at any time. The word is
+//! informational: it orders no other memory, and dates from the worker's last turn.
 
-/// The command that a worker cannot start yet, and that blocks later submissions.
+/// A command that the worker cannot start yet. It blocks later submissions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held {
-    /// [`Event::index`](super::super::command::Event::index) of the command.
+    /// The command's [`Event::index`](super::super::command::Event::index).
     pub command: u16,
-    /// What it waits for.
+    /// What the command waits for.
     pub by: HeldBy,
 }
 
@@ -15,16 +15,16 @@ pub struct Held {
 pub enum HeldBy {
     /// Room in the engine: a window, a table or a rail is full.
     Room,
-    /// Something in the engine: the commands before a marker, the acknowledgements of a quiet, or
+    /// Progress in the engine: the commands before a marker, the acknowledgements of a quiet, or
     /// the first half of a copy between peers.
     Engine,
-    /// The command that this one follows, in any queue: its
+    /// The command that this one follows, in any queue. Holds its
     /// [`Event::index`](super::super::command::Event::index).
     Event(u16),
 }
 
 impl Held {
-    /// Encodes it as a word that is not 0.
+    /// Encodes the report as a nonzero word.
     pub(super) fn pack(self) -> u64 {
         let (kind, event) = match self.by {
             HeldBy::Room => (1, 0),

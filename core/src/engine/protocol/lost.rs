@@ -1,6 +1,6 @@
-//! Cleans up after failed and removed peers. A failure ends the receives that name the peer and
-//! those whose payload it still held. Receives from any source stay posted, and payloads that have
-//! arrived can still be received. A removal clears the rest. Slow paths.
+//! Cleans up after failed and removed peers. A failure ends the receives that name the peer, and
+//! the receives whose payload the peer still held. Receives from any source stay posted, and
+//! payloads that have arrived can still be received. Removing the peer clears the rest. Slow paths.
 
 use crate::error::PeerError;
 use crate::op::Fault;
@@ -13,7 +13,7 @@ use super::request::{DEVICE, Received, Stage};
 use super::stock::{Account, Kept};
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Handles the failure of a peer.
+    /// Ends the receives that the failure of a peer affects.
     #[cold]
     pub(in super::super) fn fail_matching(&mut self, peer: u16, why: PeerError) {
         let failed = Received::Failed(Fault::Peer(why));
@@ -59,11 +59,11 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Removes a peer and all its messages that are not received.
+    /// Removes a peer and all its messages that were not received.
     #[cold]
     pub(in super::super) fn forget_matching(&mut self, peer: u16) {
         self.forget_placing(peer);
-        // Parked messages.
+        // Free parked messages.
         for context in 0..self.config.contexts {
             let stream = self.stream_of(context as u8, peer);
             for place in 0..self.config.window {
@@ -74,11 +74,11 @@ impl<const RAILS: usize> State<'_, RAILS> {
             }
         }
         let Some(protocol) = &mut self.protocol else { return };
-        // Unexpected and claimed messages: their ids become stale here, their memory is freed
+        // The ids of unexpected and claimed messages become stale here. Their memory is freed
         // below.
         protocol.matcher.forget_source(peer as u32);
-        // The same for receives that read from the peer,
-        // and for those whose turn has not come since it failed.
+        // Receives that still read from the peer, or that were not ended since it failed, drop
+        // their header here. The memory of the headers is freed below.
         let used = protocol.requests.slots.used() as usize;
         for slot in &mut protocol.requests.slots[..used] {
             if slot.source.get().is_some_and(|source| source.index == peer) {

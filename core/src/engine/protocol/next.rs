@@ -1,6 +1,6 @@
-//! The fast path of messages: the next of its stream, with its payload, for a posted receive. Hot:
-//! the only call is the copy of a longer payload. In any other case nothing has changed, and
-//! `arrive` handles the message.
+//! The fast path of messages: the next message of its stream, with its payload, for a posted
+//! receive. Hot: the only call is the copy of a longer payload. In any other case this file changes
+//! nothing, and `arrive` handles the message.
 
 use crate::error::Violation;
 use crate::mem::{Peer, PeerId, Untrusted, copy_message};
@@ -15,8 +15,8 @@ use super::head::{self, Head};
 use super::request::Sender;
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Handles the usual case: the next message of its stream, with its payload, whose cursor and
-    /// credits need no further checks. `false`: another case, and nothing changed.
+    /// Handles the usual case: the next message of its stream, with its payload, when its cursor
+    /// and credits need no further checks. Returns `false` in any other case, and changes nothing.
     #[inline(always)]
     pub(super) fn next_tagged(&mut self, peer: Peer, bytes: Untrusted<'_>) -> bool {
         let Ok((head, payload)) = Head::read(bytes) else { return false };
@@ -24,13 +24,14 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let count = self.peers.len();
         let stream = head.context as usize * count + peer.0 as usize;
         // An unconfigured context has no stream, and a closed stream is not `unhurried`. If the
-        // peer has requested an acknowledgement of later numbers, it is made due below.
+        // peer requested an acknowledgement, the stream becomes due below.
         let Some(s) = self.streams.get_mut(stream) else { return false };
         let Some(account) = protocol.accounts.get_mut(stream) else { return false };
         let acked = head.ack.wrapping_sub(truncate::<32>(s.acked.0));
         let freed = head.freed.wrapping_sub(account.freed);
-        // One combined check: the kind, an op of 0 or 1, a tag of 96 bits. Operations that are not
-        // fully posted, and streams that are kept for failover, take the slow path.
+        // One combined check: the kind, an `op` of 0 or 1, a tag of 96 bits. The slow path handles
+        // streams with operations that are not fully posted, and streams that are kept for
+        // failover.
         if (head.kind ^ head::TAGGED) as u64 | head.op as u64 >> 1 | head.words[1] >> 32 != 0
             || peer.0 as usize >= count
             || !s.unhurried
@@ -45,13 +46,13 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
         let source = Sender::new(PeerId { index: peer.0, generation: s.generation });
         account.freed = head.freed;
-        // Return the credit now: usually the receive is posted.
+        // Return the credit now, because the receive is usually posted.
         account.returned = account.returned.wrapping_add(1);
         if acked != 0 {
             s.acked = s.acked.plus(acked as u64);
             self.open -= s.silent_over();
         }
-        // The acknowledgement may be late: a sender that waits for one requests it.
+        // The acknowledgement may be late, because a sender that waits for one requests it.
         let half = self.config.window as u64 / 2;
         if head.op != 0
             || s.owed() > half
@@ -74,9 +75,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 (receive.delivered, receive.fit) = (n, fit);
                 let into = receive.ptr;
                 protocol.requests.end(context as u32, &mut self.pending.ends);
-                // SAFETY: the buffer was checked against its region when the receive was posted,
-                // and `n` against the buffer; the payload is readable during this call. Nothing
-                // reads the buffer before this returns.
+                // SAFETY: posting the receive checked the buffer against its region, and `fit`
+                // limits `n` to the buffer. The payload is readable during this call. Nothing reads
+                // the buffer before this returns.
                 unsafe { copy_message(payload.as_ptr(), into, n as usize) };
             }
             Ok(Arrive::Stored(id)) => self.next_unexpected(stream as u32, Some(id), payload),
@@ -85,7 +86,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         true
     }
 
-    /// Handles an unexpected message, which the matcher has stored or has no room for.
+    /// Handles an unexpected message. `id` is `None` if the matcher had no room for the message.
     #[inline(never)]
     fn next_unexpected(&mut self, stream: u32, id: Option<UnexpectedId>, payload: Untrusted<'_>) {
         if let Some(protocol) = &mut self.protocol {
@@ -103,7 +104,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Continues such a message if its receive is into device memory.
+    /// Continues a message whose receive is into device memory.
     #[cold]
     #[inline(never)]
     fn next_for_device(&mut self, stream: u32, context: u64, tag: Tag, payload: Untrusted<'_>) {

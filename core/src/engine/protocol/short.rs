@@ -1,6 +1,6 @@
 //! Short messages: payloads that need no credit, because the receiver keeps them in small blocks.
-//! A receiver grants them, a few at a time, to the streams whose credits no longer grow. Nothing
-//! here blocks, allocates or posts.
+//! The receiver grants short messages, a few at a time, to streams whose credits no longer grow.
+//! Nothing here blocks, allocates or posts.
 
 use crate::error::Violation;
 use crate::mem::{PeerId, Untrusted, copy_message};
@@ -9,12 +9,12 @@ use crate::rail::Rail;
 use super::super::{Engine, State};
 use super::stock::{Account, Kept, SHORT};
 
-/// Short messages that a stream may send between two grants of its receiver, at most: more than are
-/// in flight while a grant travels.
+/// Maximum number of short messages that a stream may send between two grants. It exceeds the
+/// number in flight while a grant travels.
 const GRANT: u32 = 1 << 12;
 
 impl Account {
-    /// Returns how many short messages may still be sent.
+    /// Returns how many short messages we may still send.
     pub(crate) fn shorts_left(&self) -> u32 {
         match self.shorts_most.wrapping_sub(self.shorts_sent) {
             left if left >> 31 == 0 => left,
@@ -22,8 +22,8 @@ impl Account {
         }
     }
 
-    /// Handles the total of short messages that we may send. A reordered older total changes
-    /// nothing.
+    /// Records the total number of short messages that the peer lets us send. An older total that
+    /// arrives late changes nothing.
     pub(crate) fn shorts_given(&mut self, most: u32) {
         if most.wrapping_sub(self.shorts_most) >> 31 == 0 {
             self.shorts_most = most;
@@ -35,12 +35,12 @@ impl Account {
         self.shorts_granted.wrapping_sub(self.shorts_heard)
     }
 
-    /// Lets the peer send more short messages, if it has few left. `left` is the number of short
-    /// blocks that are granted to nobody.
+    /// Grants the peer more short messages if it has few left. `left` is the number of short blocks
+    /// that are granted to no stream.
     #[cold]
     pub(crate) fn grant_shorts(&mut self, left: &mut u32) {
         let open = self.shorts_open();
-        // A part of what is left, so that one stream does not take all from the others.
+        // Grant only a part, so that one stream does not take all blocks.
         let more = (*left).div_ceil(4).min(GRANT);
         if open <= more / 2 && more != 0 {
             *left -= more;
@@ -51,12 +51,12 @@ impl Account {
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Returns a peer whose unexpected messages fill all the room that they can have here, so that
-    /// its further sends wait until some are received. Short messages use up their own room before
-    /// they take headers. Slow path: visits every stream.
+    /// Returns a peer whose unexpected messages fill all the room that they can have here. Its
+    /// further sends wait until some of its messages are received. Short messages fill their own
+    /// room before they take header room. Slow path: visits every stream.
     pub fn crowding_peer(&self) -> Option<PeerId> {
         let protocol = self.state.protocol.as_ref()?;
-        // A sender configured as this engine keeps no more payloads than this.
+        // A sender with the configuration of this engine keeps at most this many payloads.
         let kept_there = protocol.outgoing.len() as u32;
         let streams = protocol.accounts.iter().take(self.state.streams.len());
         let (stream, _) = streams.enumerate().find(|(_, account)| {
@@ -68,7 +68,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Copies the payload of a short message into a block, by our grant to its sender.
+    /// Copies the payload of a short message, which we granted to its sender, into a block.
     pub(super) fn keep_short(&mut self, stream: u32, payload: Untrusted<'_>) -> Result<Kept, Violation> {
         let Some(protocol) = &mut self.protocol else { return Err(Violation::Kind) };
         let account = &mut protocol.accounts[stream as usize];
@@ -86,13 +86,14 @@ impl<const RAILS: usize> State<'_, RAILS> {
         account.grant_shorts(&mut protocol.shorts);
         protocol.stats.kept += 1;
         protocol.stats.kept_bytes += len as u64;
-        // SAFETY: the block is this message's alone and holds `SHORT` bytes, at least the payload's
-        // length.
+        // SAFETY: `take_short` has just allocated the block to this message alone. The block holds
+        // `SHORT` bytes, and the payload was checked above to be no longer.
         unsafe { copy_message(payload.as_ptr(), protocol.blocks.bytes(block), len) };
         Ok(Kept::Block(block))
     }
 
-    /// Handles a free block for a short message: its sender may have none left to send.
+    /// Handles a freed block of a short message. The sender may have used up its grant, so this may
+    /// grant more.
     pub(super) fn short_freed(&mut self, stream: u32) {
         let Some(protocol) = &mut self.protocol else { return };
         protocol.shorts += 1;

@@ -1,27 +1,28 @@
-//! Hash tables of groups. A group is all entries with one key, oldest first; only its leader, the
-//! oldest, is in the chain of a bucket. So a look-up visits one entry per key, and finds the
+//! Hash tables of groups. A group has all entries with one key, oldest first. Only its leader, the
+//! oldest entry, is in the chain of a bucket. So a look-up visits one entry per key and finds the
 //! oldest.
 //!
-//! The members of a group form a ring; the youngest precedes the leader. Adding and removing any
-//! member cost a few stores; groups are never walked.
+//! The members of a group form a ring in which the youngest precedes the leader. Insertion and
+//! removal take constant time and never walk a group.
 //!
-//! An entry can be in several tables over the same buckets: a *node* is an entry's number shifted
-//! by `BITS`, and the table in the low bits.
+//! An entry can be in several tables over the same buckets. A *node* names an entry in one table:
+//! the entry's number shifted left by `BITS`, with the table in the low bits.
 
 use super::super::list::{Links, NONE};
 
-/// In `chain.prev`: the leader is the first of its chain; the other bits are the bucket.
+/// Flag in `chain.prev`: the leader is the first of its chain, and the other bits are the bucket.
 const HEAD: u32 = 1 << 31;
-/// In `chain.prev`: the entry is not a leader.
+/// The value of `chain.prev` for an entry that is not a leader.
 const MEMBER: u32 = u32::MAX;
 
 /// The links of an entry in one table.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GroupLinks {
-    /// For a leader, the nodes after and before it in its bucket's chain; before the first one,
-    /// [`HEAD`] and the bucket. For other entries, `prev` is [`MEMBER`].
+    /// For a leader, the next and previous nodes in the chain of its bucket. The first node of a
+    /// chain has [`HEAD`] and the bucket as `prev`. An entry that is not a leader has [`MEMBER`] as
+    /// `prev`.
     pub chain: Links,
-    /// The entries after and before it in the ring.
+    /// The next and previous entries in the ring.
     pub ring: Links,
 }
 
@@ -29,13 +30,13 @@ impl GroupLinks {
     pub(super) const NONE: GroupLinks =
         GroupLinks { chain: Links { next: NONE, prev: MEMBER }, ring: Links::NONE };
 
-    /// Whether the entry is the oldest of its group.
+    /// Returns whether the entry is the oldest of its group.
     pub(super) fn leads(&self) -> bool {
         self.chain.prev != MEMBER
     }
 }
 
-/// Entries of tables.
+/// An entry that can be in several tables.
 pub(super) trait Grouped {
     fn group(&self, table: usize) -> &GroupLinks;
     fn group_mut(&mut self, table: usize) -> &mut GroupLinks;
@@ -47,7 +48,7 @@ pub(super) struct Buckets<'m, const BITS: u32> {
 }
 
 impl<'m, const BITS: u32> Buckets<'m, BITS> {
-    /// Creates empty tables over the largest power of two of `heads`, which must not be empty.
+    /// Creates empty tables. They use the largest power of two of `heads`, which must not be empty.
     pub(super) fn new(heads: &'m mut [u32]) -> Self {
         let len = 1 << heads.len().min(HEAD as usize - 1).ilog2();
         let heads = &mut heads[..len];
@@ -70,8 +71,8 @@ impl<'m, const BITS: u32> Buckets<'m, BITS> {
         (node >> BITS, (node & ((1 << BITS) - 1)) as usize)
     }
 
-    /// Returns the leader of the group in `table` that `same` accepts, or [`NONE`], and how many
-    /// entries preceded it.
+    /// Returns the leader of the group in `table` that `same` accepts, or [`NONE`]. Also returns
+    /// how many entries the search passed.
     #[inline(always)]
     pub(super) fn find<T: Grouped>(
         &self,
@@ -94,7 +95,8 @@ impl<'m, const BITS: u32> Buckets<'m, BITS> {
         (NONE, passed)
     }
 
-    /// Adds an entry, the youngest in `table`, to the group that `same` accepts, or to a new one.
+    /// Adds an entry, the youngest in `table`. The entry joins the group that `same` accepts, or
+    /// starts a new one.
     #[inline(always)]
     pub(super) fn insert<T: Grouped>(
         &mut self,
@@ -127,7 +129,8 @@ impl<'m, const BITS: u32> Buckets<'m, BITS> {
         }
     }
 
-    /// Removes an entry from its group. The next oldest succeeds a leader.
+    /// Removes an entry from its group. If it was the leader, the next oldest entry becomes the
+    /// leader.
     #[inline(always)]
     pub(super) fn remove<T: Grouped>(&mut self, entries: &mut [T], entry: u32, table: usize) {
         let GroupLinks { chain, ring } = *entries[entry as usize].group(table);
@@ -136,7 +139,8 @@ impl<'m, const BITS: u32> Buckets<'m, BITS> {
         if chain.prev == MEMBER {
             return;
         }
-        // The replacement in the chain: the successor, or the next group.
+        // The node that replaces this one in the chain: its successor in the group, or the next
+        // group.
         let (forward, back) = if ring.next == entry {
             (chain.next, chain.prev)
         } else {

@@ -1,11 +1,13 @@
-//! Indexes over unexpected messages:
-//! one hash table per shape that receives and probes use, a few at a time.
+//! Indexes over unexpected messages: one hash table for each of a few shapes that receives and
+//! probes use.
 //!
-//! Messages are indexed by searches, not on arrival. Each index has a cursor into the order of
+//! Searches add messages to an index; arrivals do not. Each index has a cursor into the order of
 //! arrival. A search that finds nothing before the cursor advances it, message by message, until
 //! one matches. So a message enters each index at most once, and messages received in order enter
-//! none. A shape gets an index with its second search among more than
-//! [`MatcherConfig::walked`](super::MatcherConfig::walked) messages; the first scans them.
+//! none.
+//!
+//! A shape gets an index at its second search among more than
+//! [`MatcherConfig::walked`](super::MatcherConfig::walked) messages. The first search scans them.
 
 use super::super::list::NONE;
 use super::key::Key;
@@ -13,12 +15,12 @@ use super::posted::Found;
 use super::shape::{NO_INDEX, Shapes};
 use super::unexpected::{Index, Unexpected};
 
-/// Searches without a hit after which another shape may take the index.
+/// Another shape may take an index that was not used for this many searches.
 const PATIENCE: u64 = 64;
 
 impl<const INDEXES: usize> Unexpected<'_, INDEXES> {
-    /// Finds the oldest message that a receive with this key, mask and shape accepts. The table
-    /// must not be empty.
+    /// Finds the oldest message that a receive with this key, mask and shape accepts. At least one
+    /// message must wait.
     pub(super) fn find<const S: usize>(
         &mut self,
         shapes: &mut Shapes<S>,
@@ -51,7 +53,7 @@ impl<const INDEXES: usize> Unexpected<'_, INDEXES> {
         self.find_indexed(index as usize, salt, mask, key.under(mask))
     }
 
-    /// Scans all messages but the oldest.
+    /// Scans all messages except the oldest.
     fn walk(&self, mask: Key, key: Key) -> Found {
         let mut at = self.slots[self.order.head as usize].order.next;
         let mut passed = 1;
@@ -104,8 +106,8 @@ impl<const INDEXES: usize> Unexpected<'_, INDEXES> {
         }
     }
 
-    /// Sets the cursor of every index that was caught up to the message just stored, the first that
-    /// it lacks.
+    /// Sets the cursor of every index that had all messages to the message just stored, which it
+    /// lacks.
     #[inline(never)]
     pub(super) fn wake_indexes(&mut self, at: u32) {
         for (number, index) in self.indexes.iter_mut().enumerate() {
@@ -116,7 +118,8 @@ impl<const INDEXES: usize> Unexpected<'_, INDEXES> {
         self.caught_up = 0;
     }
 
-    /// Removes a message from the indexes, before it leaves the order.
+    /// Removes a message from the indexes. Call this before the message leaves the order of
+    /// arrival.
     #[inline(never)]
     pub(super) fn leave_indexes(&mut self, at: u32) {
         let slot = &mut self.slots[at as usize];
@@ -132,7 +135,8 @@ impl<const INDEXES: usize> Unexpected<'_, INDEXES> {
         }
     }
 
-    /// Assigns an empty index to a shape: a free one, or that of a shape not searched for recently.
+    /// Assigns an empty index to a shape. Takes a free index, or the index of a shape that was not
+    /// searched for recently.
     #[cold]
     fn activate<const S: usize>(&mut self, shapes: &mut Shapes<S>, shape: u8) -> Option<u8> {
         let number = match (0..INDEXES).find(|k| self.active & 1 << k == 0) {
@@ -140,7 +144,7 @@ impl<const INDEXES: usize> Unexpected<'_, INDEXES> {
             None => {
                 let oldest = (0..INDEXES).min_by_key(|k| self.indexes[*k].used)?;
                 if self.clock - self.indexes[oldest].used < PATIENCE {
-                    // Count searches without an index too, or an unused shape would keep its index.
+                    // Count this search too, or an unused shape would keep its index.
                     self.clock += 1;
                     return None;
                 }

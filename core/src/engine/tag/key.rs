@@ -2,7 +2,8 @@
 
 use super::words::Tag;
 
-/// A source and a tag; or a mask over their bits, where 1 is compared, as in PSM's `tagsel`.
+/// A source and a tag, or a mask over their bits. A mask bit of 1 is compared, as in PSM's
+/// `tagsel`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Key {
     /// The tag's bits 0 to 63.
@@ -19,7 +20,7 @@ impl Key {
         Key { lo: tag.lo, hi: tag.hi as u64 | (source as u64) << 32 }
     }
 
-    /// The mask of a receive.
+    /// Returns the mask of a receive.
     #[inline(always)]
     pub(super) const fn mask(exact_source: bool, ignore: Tag) -> Self {
         let source = if exact_source { u32::MAX } else { 0 };
@@ -41,15 +42,15 @@ impl Key {
         Key { lo: self.lo & mask.lo, hi: self.hi & mask.hi }
     }
 
-    /// Returns whether the two agree in every compared bit.
+    /// Returns whether two keys agree in every compared bit.
     #[inline(always)]
     pub(super) const fn agrees(self, other: Key, mask: Key) -> bool {
         ((self.lo ^ other.lo) & mask.lo) | ((self.hi ^ other.hi) & mask.hi) == 0
     }
 
-    /// Hashes a masked key to 32 bits: multiplies 64 by 64 bits and folds both halves, then
-    /// multiplies again to break up sequences. Peers choose the keys, so the salt is secret. With a
-    /// known salt they could choose keys that collide.
+    /// Hashes a masked key to 32 bits: multiplies 64 by 64 bits, folds both halves, and multiplies
+    /// again to break up sequences. Peers choose the keys. The salt is secret, so that peers cannot
+    /// choose keys that collide.
     #[inline(always)]
     pub(super) const fn hash(self, salt: Key) -> u32 {
         let product = (self.lo ^ salt.lo) as u128 * (self.hi ^ salt.hi) as u128;
@@ -89,8 +90,8 @@ mod tests {
                     };
                     buckets[key.hash(salt) as usize % 1024] += 1;
                 }
-                // Random keys leave 1/e of the buckets empty;
-                // none has more than 8 with probability 0.999.
+                // Random keys leave 1/e of the buckets empty. With probability 0.999 no bucket has
+                // more than 8.
                 let (empty, most) = (buckets.iter().filter(|n| **n == 0).count(), buckets.iter().max());
                 assert!(empty < 480 && *most.unwrap() <= 16, "field {field} seed {seed}: {empty} {most:?}");
             }

@@ -1,10 +1,10 @@
-//! Receives that wait, in the order of posting.
+//! Waiting receives, in the order of posting.
 //!
-//! The youngest few are only in that order. The others are also in the hash table, by shape and
-//! masked key, or in the overflow list if their shape has no slot. So a short queue is never
-//! hashed, and in a long one every receive is hashed at most once. Hashing a bounded number more is
-//! delayed while each message matches the oldest receive. An arrival checks the oldest receive, one
-//! group per shape, the overflow list, and the youngest few.
+//! The youngest few receives are only in that order. The others are also in the hash table, by
+//! shape and masked key. Receives whose shape has no slot are in the overflow list instead. So a
+//! short queue is never hashed, and in a long queue each receive is hashed at most once. A bounded
+//! number more is hashed only once a message does not match the oldest receive. An arrival checks
+//! the oldest receive, one group per shape, the overflow list, and the youngest few.
 
 use super::super::list::{Fifo, Links, Listed, NONE};
 use super::group::{Buckets, GroupLinks, Grouped};
@@ -25,18 +25,18 @@ pub(super) enum State {
     Indexed,
 }
 
-/// One receive: one cache line.
+/// One receive, in one cache line.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
 pub struct PostedSlot {
-    /// Source and tag, masked.
+    /// The source and tag, masked.
     pub(super) key: Key,
-    /// Its place in the order of posting; the low half is the id's generation.
+    /// The receive's place in the order of posting. The low half is the generation of its id.
     pub(super) seq: u64,
     pub(super) context: u64,
     pub(super) order: Links,
-    /// Its links in the hash table. For shape [`OVERFLOW`], `chain` is the overflow list and `ring`
-    /// the mask's low half.
+    /// The receive's links in the hash table. For shape [`OVERFLOW`], `chain` links the overflow
+    /// list, and `ring` holds the mask's bits 0 to 63.
     pub(super) group: GroupLinks,
     /// For shape [`OVERFLOW`]: the mask's bits 64 to 95, and whether the receive names a source.
     mask_hi: u32,
@@ -61,13 +61,13 @@ impl PostedSlot {
         state: State::Free,
     };
 
-    /// Returns the mask of a receive without a shape.
+    /// Returns the mask of a receive whose shape is [`OVERFLOW`].
     fn own_mask(&self) -> Key {
         let Links { next, prev } = self.group.ring;
         Key::mask(self.exact, !Tag::from_words([next, prev, self.mask_hi]))
     }
 
-    /// Returns whether it is a receive that waits.
+    /// Returns whether the slot holds a waiting receive.
     #[inline(always)]
     pub(super) fn waits(&self) -> bool {
         matches!(self.state, State::Fresh | State::Indexed)
@@ -110,7 +110,7 @@ pub(super) struct Found {
     pub passed: u32,
 }
 
-/// The receives.
+/// All waiting receives of a matcher.
 pub(super) struct Posted<'m> {
     pub slots: &'m mut [PostedSlot],
     pub buckets: Buckets<'m, 0>,
@@ -118,14 +118,15 @@ pub(super) struct Posted<'m> {
     pub order: Fifo<0>,
     /// Indexed receives without a shape, oldest first.
     pub overflow: Fifo<1>,
-    /// The oldest receive that is not indexed, and how many are not.
+    /// The oldest receive that is not indexed. `fresh` is the number of receives that are not
+    /// indexed.
     pub cursor: u32,
     pub fresh: u32,
-    /// How many receives need not be indexed; and how many more need not be, while every message
+    /// Number of receives that need no index. `most_fresh` receives need none while every message
     /// matches the oldest receive.
     unhashed: u32,
     most_fresh: u32,
-    /// How many receives are indexed.
+    /// Number of indexed receives.
     pub indexed: u32,
     pub free: u32,
     next_seq: u64,
@@ -159,8 +160,8 @@ impl<'m> Posted<'m> {
         }
     }
 
-    /// Moves the receives into longer memory. No reference to the old memory remains. Does nothing
-    /// if the new memory is not longer.
+    /// Moves the receives into longer memory. Does nothing if the new memory is not longer. No
+    /// reference to the old memory remains.
     #[cold]
     pub(super) fn grow(&mut self, longer: &'m mut [PostedSlot]) {
         let old = self.slots.len();
@@ -180,7 +181,7 @@ impl<'m> Posted<'m> {
         ReceiveId { index, generation: self.slots[index as usize].seq as u32 }
     }
 
-    /// Returns the number of receives that wait.
+    /// Returns the number of waiting receives.
     #[inline(always)]
     pub(super) fn len(&self) -> u32 {
         self.fresh + self.indexed
@@ -195,7 +196,7 @@ impl<'m> Posted<'m> {
         }
     }
 
-    /// Returns the shapes of receives that are not indexed: bit s is shape s.
+    /// Returns the set of shapes of receives that are not indexed. Bit s stands for shape s.
     #[cold]
     pub(super) fn fresh_shapes(&self) -> u64 {
         let (mut at, mut shapes) = (self.cursor, 0);
@@ -209,8 +210,8 @@ impl<'m> Posted<'m> {
         shapes
     }
 
-    /// Removes the oldest receive and returns its id and context, if it accepts a message with this
-    /// key and is not indexed.
+    /// Removes the oldest receive if it accepts a message with this key and is not indexed. Returns
+    /// the receive's id and context.
     #[inline(always)]
     pub(super) fn pop_fresh<const S: usize>(
         &mut self,
@@ -291,7 +292,8 @@ impl<'m> Posted<'m> {
         Found { index, probes, passed }
     }
 
-    /// Adds the youngest receive. `shape` has this mask, or is [`OVERFLOW`]. `None`: no free slot.
+    /// Adds a receive, the youngest. `shape` has this mask, or is [`OVERFLOW`]. Returns `None` if
+    /// no slot is free.
     #[inline(always)]
     pub(super) fn append<const S: usize>(
         &mut self,
@@ -326,7 +328,7 @@ impl<'m> Posted<'m> {
         Some(ReceiveId { index, generation: seq as u32 })
     }
 
-    /// Indexes the oldest receive that is not indexed. There is one.
+    /// Indexes the oldest receive that is not indexed. At least one must exist.
     #[inline(never)]
     fn index_oldest_fresh<const S: usize>(&mut self, shapes: &mut Shapes<S>) {
         let index = self.cursor;
@@ -351,7 +353,7 @@ impl<'m> Posted<'m> {
         }
     }
 
-    /// Prepares the receives for a search, once a message does not match the oldest one.
+    /// Indexes receives before a search, unless the message matches the oldest receive.
     #[inline]
     pub(super) fn catch_up<const S: usize>(&mut self, shapes: &mut Shapes<S>, key: Key) {
         let head = &self.slots[self.order.head as usize];

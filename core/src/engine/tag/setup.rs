@@ -3,19 +3,19 @@
 use super::posted::PostedSlot;
 use super::unexpected::UnexpectedSlot;
 
-/// The memory of a matcher, borrowed for its life. Lengths are the limits.
+/// The memory that a matcher borrows. The lengths are its limits.
 pub struct MatcherMemory<'m> {
-    /// One per receive that waits: 64 bytes each.
+    /// One slot per waiting receive, 64 bytes each.
     pub posted: &'m mut [PostedSlot],
-    /// One per message that waits or is claimed: 128 bytes each.
+    /// One slot per waiting or claimed message, 128 bytes each.
     pub unexpected: &'m mut [UnexpectedSlot],
-    /// Heads of hash chains, half for receives and half for messages: at least 2, ideally
-    /// [`MatcherMemory::buckets`]. With fewer, searches visit more entries.
+    /// Heads of the hash chains: half for receives, half for messages. The length is at least 2;
+    /// [`MatcherMemory::buckets`] recommends one. With fewer buckets, searches visit more entries.
     pub buckets: &'m mut [u32],
 }
 
 impl MatcherMemory<'_> {
-    /// Returns a good length of `buckets` for this number of receives and messages.
+    /// Returns the recommended length of `buckets` for this number of receives and messages.
     pub const fn buckets(posted: usize, unexpected: usize) -> usize {
         let most = if posted > unexpected { posted } else { unexpected };
         2 * if most < 1 { 1 } else { most }.next_power_of_two()
@@ -25,22 +25,23 @@ impl MatcherMemory<'_> {
 /// The settings of a matcher, with defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MatcherConfig {
-    /// Width of tags, 1 to 96 bits. Wider tags and masks are refused.
+    /// Width of tags, 1 to 96 bits. Wider tags and masks are rejected.
     pub tag_bits: u32,
-    /// Salts the hashes, so that peers cannot choose tags that collide. A random number, unknown to
-    /// peers.
+    /// Salt of the hashes. Use a random number that peers do not know, so that they cannot choose
+    /// tags that collide.
     pub seed: u64,
-    /// The number of the first receive and of the first message, below 2^63. By default it is
-    /// derived from the seed, so that ids of one matcher are invalid in another. Tests begin just
-    /// before 32 bits wrap.
+    /// The sequence number of the first receive and of the first message, below 2^63. `None`
+    /// derives it from the seed, so that ids of one matcher are invalid in another. Tests start
+    /// just before the low 32 bits wrap.
     pub first_sequence: Option<u64>,
-    /// Number of youngest receives that are scanned linearly, not hashed.
+    /// Number of the youngest receives that are scanned linearly instead of hashed.
     pub unhashed: u32,
-    /// Number of further receives that are hashed only once a message does not match the oldest
-    /// receive. A window of receives that match in order is never hashed; the first message out of
-    /// order pays for it.
+    /// Number of further receives whose hashing is delayed until a message does not match the
+    /// oldest receive. Receives that match in order are then never hashed. The first message out of
+    /// order pays for hashing them.
     pub lazily: u32,
-    /// Up to this many messages, a receive that does not match the oldest scans the rest linearly.
+    /// Up to this many waiting messages, a receive that does not match the oldest one scans the
+    /// others linearly.
     pub walked: u32,
 }
 

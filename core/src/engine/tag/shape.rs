@@ -1,36 +1,37 @@
-//! Shapes: the masks in use. Among receives with one mask, a message matches those whose masked key
-//! equals its own, so one look-up covers all of them.
+//! Shapes: the masks in use. Among receives with one mask, a message matches the receives whose
+//! masked key equals its own masked key. So one look-up finds all of them.
 //!
-//! A shape keeps its slot after its last receive until another mask needs it, or for as long as it
-//! is pinned. When shapes in use fill the table, further masks are [`OVERFLOW`].
+//! A shape keeps its slot after its last receive until another mask needs the slot, or while the
+//! shape is pinned. When the shapes in use fill the table, receives with further masks have shape
+//! [`OVERFLOW`].
 
 use super::key::Key;
 use crate::engine::mix;
 
-/// The shape of receives whose mask has no slot.
+/// The shape of a receive whose mask has no slot.
 pub(super) const OVERFLOW: u8 = u8::MAX;
-/// Most shapes: their set is one word.
+/// Maximum number of shapes, because a set of shapes is one word.
 pub(super) const MOST: usize = 64;
-/// The mask of an unused slot. A source is compared whole or not at all, so no receive has it.
+/// The mask of an unused slot. No receive has it, because a source is compared whole or not at all.
 const UNTAKEN: Key = Key { lo: 0, hi: 1 << 32 };
-/// No index over unexpected messages.
+/// The value of [`Shape::index`] without an index over unexpected messages.
 pub(super) const NO_INDEX: u8 = u8::MAX;
 
-/// One shape: one cache line.
+/// One shape, in one cache line.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
 pub(super) struct Shape {
     pub mask: Key,
     pub salt: Key,
-    /// A lower bound of the numbers of its indexed receives.
+    /// A lower bound of the sequence numbers of this shape's indexed receives.
     pub min_seq: u64,
-    /// Receives in the hash table.
+    /// Number of receives in the hash table.
     pub indexed: u32,
-    /// Reservations by [`Matcher::shape`](super::Matcher::shape) that are not released.
+    /// Number of reservations by [`Matcher::shape`](super::Matcher::shape) that were not released.
     pub pins: u32,
-    /// Searches among many unexpected messages that had no index for it.
+    /// Number of searches among many unexpected messages without an index.
     pub walks: u8,
-    /// Its index over unexpected messages, or [`NO_INDEX`].
+    /// This shape's index over unexpected messages, or [`NO_INDEX`].
     pub index: u8,
 }
 
@@ -39,24 +40,24 @@ const _: () = assert!(size_of::<Shape>() == 64);
 /// The result of looking up a mask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
-    /// It has this slot.
+    /// The mask has this slot.
     Known(u8),
-    /// It has none, and may take this free or idle slot.
+    /// The mask has no slot, and may take this free or idle one.
     Idle(u8),
-    /// It has none, and every slot is in use.
+    /// The mask has no slot, and every slot is in use.
     Nowhere,
 }
 
-/// The table.
+/// The table of shapes.
 #[derive(Clone, Debug)]
 pub(super) struct Shapes<const N: usize> {
     all: [Shape; N],
-    /// Bit s: shape s has indexed receives.
+    /// Bit s is set if shape s has indexed receives.
     pub active: u64,
     /// Where the search for an idle slot starts.
     hand: u32,
-    /// The shape used last, and recent shapes by a hash of their mask. These are hints, and may be
-    /// wrong.
+    /// The shape used last. `hints` holds recent shapes by a hash of their mask. Both may be
+    /// outdated.
     last: u8,
     hints: [u8; 64],
 }
@@ -102,7 +103,7 @@ impl<const N: usize> Shapes<N> {
         self.get(shape).is_some_and(|shape| shape.mask == mask)
     }
 
-    /// Looks up a mask. The slots of `kept` (bit s: slot s) are not idle.
+    /// Looks up a mask. A slot whose bit is set in `kept` is not idle.
     pub(super) fn place(&mut self, mask: Key, kept: impl Fn() -> u64) -> Place {
         let spread = (mask.lo ^ mask.hi.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let hint = (spread >> 58) as usize;

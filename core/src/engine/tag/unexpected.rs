@@ -1,7 +1,7 @@
-//! Unexpected messages in the order of arrival, and messages that a matched probe claimed, which
-//! are not in that order.
+//! Unexpected messages in the order of arrival, and messages that a matched probe claimed. Claimed
+//! messages are not in that order.
 //!
-//! `index` has the searches.
+//! The module `index` has the searches.
 
 use crate::mem::Zeroable;
 
@@ -11,13 +11,13 @@ use super::key::Key;
 use super::shape::Shapes;
 use super::words::{Arrived, UnexpectedId};
 
-/// One index over the messages: see [`index`](super::index).
+/// One index over the messages, described in [`index`](super::index).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Index {
     pub shape: u8,
-    /// The oldest message that is not in it, or [`NONE`] when all are.
+    /// The oldest message that the index lacks, or [`NONE`] if it has all messages.
     pub cursor: u32,
-    /// The clock when it last served a search.
+    /// The value of the clock at the last search with this index.
     pub used: u64,
 }
 
@@ -25,10 +25,10 @@ impl Index {
     pub(super) const NONE: Index = Index { shape: 0, cursor: NONE, used: 0 };
 }
 
-/// Most indexes: a slot has links for this many.
+/// Maximum number of indexes: a slot has links for this many.
 pub(super) const MOST_INDEXES: usize = 4;
 
-/// Slots that come into use at a time: one page.
+/// Number of slots that come into use at a time. They fill one page.
 const WIDER: usize = 32;
 
 /// The state of a slot.
@@ -42,22 +42,22 @@ pub(super) enum State {
     Claimed,
 }
 
-/// One message: two cache lines; indexes alone touch the second.
+/// One message, in two cache lines. Only indexes touch the second.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
 pub struct UnexpectedSlot {
     pub(super) key: Key,
-    /// Its place in the order of arrival; the low half is the id's generation.
+    /// The message's place in the order of arrival. The low half is the generation of its id.
     pub(super) seq: u64,
     pub(super) len: u64,
     pub(super) cookie: u64,
     pub(super) order: Links,
     pub(super) state: State,
-    /// Bit k: it is in index k.
+    /// Bit k is set if the message is in index k.
     pub(super) linked: u8,
-    /// Bit k: it is the oldest message that index k does not have.
+    /// Bit k is set if this is the oldest message that index k lacks.
     pub(super) cursor_of: u8,
-    /// Not 0: a matcher has used this slot, and all before it.
+    /// Nonzero if a matcher has used this slot and all slots before it.
     used: u32,
     _pad: [u32; 2],
     pub(super) groups: [GroupLinks; MOST_INDEXES],
@@ -65,7 +65,7 @@ pub struct UnexpectedSlot {
 
 const _: () = assert!(size_of::<UnexpectedSlot>() == 128);
 
-// SAFETY: numbers, and a state of which 0 is free.
+// SAFETY: zeroed memory is a valid slot: all fields are numbers except `state`, where 0 is `Free`.
 unsafe impl Zeroable for UnexpectedSlot {}
 
 impl UnexpectedSlot {
@@ -108,7 +108,7 @@ impl Grouped for UnexpectedSlot {
     }
 }
 
-/// The messages.
+/// All unexpected messages of a matcher.
 pub(super) struct Unexpected<'m, const INDEXES: usize> {
     pub slots: &'m mut [UnexpectedSlot],
     pub buckets: Buckets<'m, 2>,
@@ -117,17 +117,18 @@ pub(super) struct Unexpected<'m, const INDEXES: usize> {
     pub len: u32,
     pub claimed: u32,
     pub free: u32,
-    /// Slots that are or were in use, or on the free list. The others were never written.
+    /// Number of slots that are or were in use, or are on the free list. Later slots were never
+    /// written.
     pub used: u32,
     next_seq: u64,
     /// Below this many messages a linear scan beats an index.
     pub walked: u32,
     pub indexes: [Index; INDEXES],
-    /// Bit k: index k is in use.
+    /// Bit k is set if index k is in use.
     pub active: u8,
-    /// Bit k: index k has every message.
+    /// Bit k is set if index k has every message.
     pub caught_up: u8,
-    /// Counts searches that an index served.
+    /// Counts searches that used an index or could not get one.
     pub clock: u64,
 }
 
@@ -138,7 +139,8 @@ impl<'m, const INDEXES: usize> Unexpected<'m, INDEXES> {
         first_seq: u64,
         walked: u32,
     ) -> Self {
-        // Invalidates ids that another matcher left here. Touches one slot that was never used.
+        // Invalidates ids that an earlier matcher left in this memory. Stops at the first slot
+        // never used.
         slots.iter_mut().take_while(|slot| slot.used != 0).for_each(|slot| slot.state = State::Free);
         Unexpected {
             slots,
@@ -162,7 +164,8 @@ impl<'m, const INDEXES: usize> Unexpected<'m, INDEXES> {
         UnexpectedId { index, generation: self.slots[index as usize].seq as u32 }
     }
 
-    /// Adds the youngest message. None when no slot is free: see [`widen`](Self::widen).
+    /// Adds a message, the youngest. Returns `None` if no slot is free; [`widen`](Self::widen) may
+    /// help.
     #[inline(always)]
     pub(super) fn store(&mut self, key: Key, len: u64, cookie: u64) -> Option<UnexpectedId> {
         let index = self.free;
@@ -185,7 +188,8 @@ impl<'m, const INDEXES: usize> Unexpected<'m, INDEXES> {
         Some(UnexpectedId { index, generation: seq as u32 })
     }
 
-    /// Frees a few slots that were never used, when no other is free. `false`: there are none.
+    /// Frees a few slots that were never used, when no other slot is free. Returns `false` if none
+    /// is left.
     #[cold]
     pub(super) fn widen(&mut self) -> bool {
         let from = self.used as usize;
@@ -199,7 +203,7 @@ impl<'m, const INDEXES: usize> Unexpected<'m, INDEXES> {
         true
     }
 
-    /// Removes the oldest message if it matches a key in the bits of `mask` and is in no index.
+    /// Removes the oldest message if `key` and `mask` accept it and no index refers to it.
     #[inline(always)]
     pub(super) fn pop_unindexed<const S: usize>(
         &mut self,
@@ -230,7 +234,7 @@ impl<'m, const INDEXES: usize> Unexpected<'m, INDEXES> {
         Some(arrived)
     }
 
-    /// Removes a stored message from the order and the indexes, but keeps its slot.
+    /// Removes a stored message from the order and the indexes, but does not free its slot.
     #[inline]
     pub(super) fn unlink<const S: usize>(&mut self, shapes: &mut Shapes<S>, index: u32) {
         let slot = &self.slots[index as usize];
@@ -244,7 +248,7 @@ impl<'m, const INDEXES: usize> Unexpected<'m, INDEXES> {
         }
     }
 
-    /// Frees the slot of a message that is in no list; its id becomes stale.
+    /// Frees the slot of a message that is in no list. The message's id becomes stale.
     #[inline(always)]
     pub(super) fn release(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];

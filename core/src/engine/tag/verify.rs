@@ -14,16 +14,17 @@ fn check_list<const LIST: usize, T: Listed<LIST>>(
     while at != NONE {
         let slot = slots.get(at as usize).ok_or("a link out of range")?;
         if slot.links().prev != before || count as usize == slots.len() {
-            return Err("a list whose links disagree");
+            return Err("the links of a list disagree");
         }
         each(at, slot)?;
         (before, at) = (at, slot.links().next);
         count += 1;
     }
-    if list.tail == before { Ok(count) } else { Err("a list whose tail is not its last") }
+    if list.tail == before { Ok(count) } else { Err("the tail of a list is not its last slot") }
 }
 
-/// Walks the chains of all buckets and the rings of all leaders; counts the entries in `table`.
+/// Walks the chains of all buckets and the rings of all leaders. Returns the number of entries
+/// found, where an entry counts once per table.
 fn check_buckets<const BITS: u32, T: group::Grouped>(
     buckets: &group::Buckets<'_, BITS>,
     entries: &[T],
@@ -37,25 +38,25 @@ fn check_buckets<const BITS: u32, T: group::Grouped>(
             let (leader, table) = group::Buckets::<BITS>::entry(node);
             let links = entries.get(leader as usize).ok_or("a chain out of range")?.group(table);
             if !links.leads() {
-                return Err("a chain with a member that does not lead");
+                return Err("a chain holds an entry that is not a leader");
             }
             let mut at = leader;
             loop {
                 each(table, leader, at)?;
                 members += 1;
                 if members > most {
-                    return Err("a chain or a ring without end");
+                    return Err("a chain or a ring does not end");
                 }
                 let next = entries[at as usize].group(table).ring.next;
                 let after = entries.get(next as usize).ok_or("a ring out of range")?;
                 if after.group(table).ring.prev != at {
-                    return Err("a ring whose links disagree");
+                    return Err("the links of a ring disagree");
                 }
                 if next == leader {
                     break;
                 }
                 if after.group(table).leads() || seq(after) <= seq(&entries[at as usize]) {
-                    return Err("a group that is not in order");
+                    return Err("a group is out of order");
                 }
                 at = next;
             }
@@ -66,11 +67,11 @@ fn check_buckets<const BITS: u32, T: group::Grouped>(
 }
 
 impl<const SHAPES: usize, const INDEXES: usize> Matcher<'_, SHAPES, INDEXES> {
-    /// Checks every list, group and counter. Changes nothing. For tests, and to detect corrupted
-    /// memory. Slow: visits everything.
+    /// Checks every list, group and counter. Changes nothing. Use it in tests, and to detect
+    /// corrupted memory. Slow: visits everything.
     ///
     /// # Errors
-    /// The first inconsistency.
+    /// Describes the first inconsistency.
     #[cold]
     pub fn verify(&self) -> Result<(), &'static str> {
         self.verify_posted()?;
@@ -83,7 +84,7 @@ impl<const SHAPES: usize, const INDEXES: usize> Matcher<'_, SHAPES, INDEXES> {
         let mut by_shape = [0; SHAPES];
         let len = check_list(posted.order, posted.slots, |at, slot| {
             if last.is_some_and(|last| slot.seq <= last) {
-                return Err("receives that are not in order");
+                return Err("receives are out of order");
             }
             last = Some(slot.seq);
             seen |= at == posted.cursor;
@@ -102,24 +103,28 @@ impl<const SHAPES: usize, const INDEXES: usize> Matcher<'_, SHAPES, INDEXES> {
             if !seen && shape.min_seq > slot.seq {
                 return Err("a receive older than its shape's oldest");
             }
-            if slot.key.under(shape.mask) != slot.key { Err("a key that is not masked") } else { Ok(()) }
+            if slot.key.under(shape.mask) != slot.key {
+                Err("the key of a receive is not masked")
+            } else {
+                Ok(())
+            }
         })?;
         if (len, fresh, seen) != (posted.len(), posted.fresh, posted.cursor != NONE) {
-            return Err("receives that are not counted right");
+            return Err("the count of receives is wrong");
         }
         for (number, indexed) in by_shape.iter().enumerate() {
             let shape = self.shapes.get(number as u8).ok_or("a shape out of range")?;
             let active = self.shapes.active >> number & 1 == 1;
             if shape.indexed != *indexed || active != (*indexed != 0) {
-                return Err("a shape that is not counted right");
+                return Err("the count of a shape's receives is wrong");
             }
         }
         let overflow = check_list(posted.overflow, posted.slots, |_, slot| {
             let right = slot.shape == OVERFLOW && slot.state == posted::State::Indexed;
-            if right { Ok(()) } else { Err("a receive in the overflow list that is not of it") }
+            if right { Ok(()) } else { Err("a receive is wrongly in the overflow list") }
         })?;
         if overflow + indexed + fresh != len {
-            return Err("an overflow list that is not complete");
+            return Err("the overflow list is incomplete");
         }
         let grouped = check_buckets(
             &posted.buckets,
@@ -138,7 +143,7 @@ impl<const SHAPES: usize, const INDEXES: usize> Matcher<'_, SHAPES, INDEXES> {
         )?;
         let free = self.count_free(posted.slots, posted.free, |slot| !slot.waits())?;
         if grouped != indexed || (free + len) as usize != posted.slots.len() {
-            return Err("receives that are lost");
+            return Err("slots of receives are lost");
         }
         Ok(())
     }
@@ -146,11 +151,11 @@ impl<const SHAPES: usize, const INDEXES: usize> Matcher<'_, SHAPES, INDEXES> {
     fn verify_unexpected(&self) -> Result<(), &'static str> {
         let messages = &self.unexpected;
         let (mut last, mut linked) = (None, 0);
-        // Bit k: going from the oldest message on, the cursor of index k was not met yet.
+        // Bit k is set until the walk from the oldest message meets the cursor of index k.
         let mut unmet = messages.active & !messages.caught_up;
         let len = check_list(messages.order, messages.slots, |at, slot| {
             if last.is_some_and(|last| slot.seq <= last) || slot.state != unexpected::State::Stored {
-                return Err("messages that are not in order");
+                return Err("messages are out of order");
             }
             last = Some(slot.seq);
             linked += slot.linked.count_ones();
@@ -167,23 +172,23 @@ impl<const SHAPES: usize, const INDEXES: usize> Matcher<'_, SHAPES, INDEXES> {
                     return Err("a message on the wrong side of an index's cursor");
                 }
                 if (slot.cursor_of & bit != 0) != (index.cursor == at && messages.caught_up & bit == 0) {
-                    return Err("a cursor that its message does not know");
+                    return Err("the cursor of an index and its message disagree");
                 }
             }
             if (slot.linked | slot.cursor_of) & !messages.active == 0 {
                 Ok(())
             } else {
-                Err("a message in no index")
+                Err("a message refers to an index that is not in use")
             }
         })?;
         if unmet != 0 || len != messages.len {
-            return Err("messages that are not counted right");
+            return Err("the count of messages is wrong");
         }
         for (number, index) in messages.indexes.iter().enumerate() {
             let shape = self.shapes.get(index.shape);
             if messages.active >> number & 1 == 1 && shape.is_none_or(|shape| shape.index as usize != number)
             {
-                return Err("an index that its shape does not know");
+                return Err("an index and its shape disagree");
             }
         }
         let grouped = check_buckets(
@@ -202,7 +207,7 @@ impl<const SHAPES: usize, const INDEXES: usize> Matcher<'_, SHAPES, INDEXES> {
             self.count_free(messages.slots, messages.free, |slot| slot.state == unexpected::State::Free)?;
         let here = (free + len + messages.claimed) as usize;
         if grouped != linked || here != messages.used as usize {
-            return Err("messages that are lost");
+            return Err("slots of messages are lost");
         }
         Ok(())
     }
@@ -218,7 +223,7 @@ impl<const SHAPES: usize, const INDEXES: usize> Matcher<'_, SHAPES, INDEXES> {
         while at != NONE {
             let slot = slots.get(at as usize).ok_or("a free slot out of range")?;
             if !is_free(slot) || count as usize == slots.len() {
-                return Err("a free slot that is in use");
+                return Err("the free list holds a slot that is in use");
             }
             (at, count) = (slot.links().next, count + 1);
         }

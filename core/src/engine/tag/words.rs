@@ -1,10 +1,10 @@
-//! The argument and result types of the matcher. All are `Copy`; none borrows.
+//! The argument and result types of the matcher. All are `Copy` and borrow nothing.
 
 use core::fmt;
 use core::ops::{BitAnd, BitOr, BitXor, Not};
 
-/// A tag of up to 96 bits, or a mask over one. A mask is like libfabric's `ignore`: bits that are 1
-/// are not compared. PSM's `tagsel` is the inverse: `ignore = !tagsel`.
+/// A tag of up to 96 bits, or a mask over a tag. A mask is like libfabric's `ignore`: bits that are
+/// 1 are not compared. PSM's `tagsel` is the inverse: `ignore = !tagsel`.
 #[doc(alias = "psm2_mq_tag_t")]
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Tag {
@@ -35,7 +35,7 @@ impl Tag {
         [self.lo as u32, (self.lo >> 32) as u32, self.hi]
     }
 
-    /// Returns a tag with the lowest `bits` bits set; all 96 from 96 on.
+    /// Returns a tag with the lowest `bits` bits set, or all 96 if `bits` is larger.
     pub const fn low_bits(bits: u32) -> Self {
         match bits {
             0 => Tag::ZERO,
@@ -93,7 +93,7 @@ impl fmt::Debug for Tag {
     }
 }
 
-/// A posted receive. Stale once it was matched or cancelled.
+/// The id of a posted receive. It becomes stale when the receive matches or is cancelled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ReceiveId {
     pub(super) index: u32,
@@ -105,23 +105,24 @@ impl ReceiveId {
     pub(crate) const NONE: ReceiveId = ReceiveId { index: u32::MAX, generation: 0 };
 }
 
-/// An unexpected message. Stale once it was received, taken or discarded.
+/// The id of an unexpected message. It becomes stale when the message is received, taken or
+/// discarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct UnexpectedId {
     pub(super) index: u32,
     pub(super) generation: u32,
 }
 
-/// A reserved kind of receive: which bits it compares, and whether it names a source.
+/// A reserved shape: which bits a receive compares, and whether it names a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ShapeId(pub(super) u8);
 
-/// A message, as it was given to [`arrive`](super::Matcher::arrive).
+/// A message, as passed to [`arrive`](super::Matcher::arrive).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arrived {
     /// The sender.
     pub source: u32,
-    /// The sender's tag, every bit of it.
+    /// The full tag.
     pub tag: Tag,
     /// The message's length at the sender, in bytes.
     pub len: u64,
@@ -133,9 +134,9 @@ pub struct Arrived {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Post {
-    /// It waits for a message.
+    /// The receive waits for a message.
     Waiting(ReceiveId),
-    /// It matched this message, the oldest possible. Neither is left in the matcher.
+    /// The receive matched this message, the oldest that it accepts. The matcher keeps neither.
     Matched(Arrived),
 }
 
@@ -143,14 +144,14 @@ pub enum Post {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Arrive {
-    /// It matched this receive, the oldest possible. Neither is left in the matcher.
+    /// The message matched this receive, the oldest that accepts it. The matcher keeps neither.
     Matched {
-        /// The receive, whose id is stale now.
+        /// The receive. Its id is now stale.
         receive: ReceiveId,
         /// The receive's context.
         context: u64,
     },
-    /// No receive matches: it waits.
+    /// No receive accepts the message, so the message waits.
     Stored(UnexpectedId),
 }
 
@@ -158,23 +159,25 @@ pub enum Arrive {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Cancel {
-    /// The receive is removed; this was its context. It will not match.
+    /// The receive was removed and will not match. The value is its context.
     Removed(u64),
-    /// The receive has already matched. Nothing changed. Reported until its slot is reused.
+    /// The receive has already matched. Nothing changed. This is reported until a later receive
+    /// reuses the slot.
     AlreadyMatched,
-    /// No such receive: already cancelled, ended long ago, or of another matcher. Nothing changed.
+    /// The id names no receive: cancelled before, ended long ago, or of another matcher. Nothing
+    /// changed.
     Stale,
 }
 
-/// Why the matcher refused. Nothing changed.
+/// Why the matcher rejected a call. Nothing changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TagError {
-    /// The table is full. Its size was set at set-up.
+    /// The table is full. Its size was set at setup.
     Full,
     /// The tag or the mask has bits beyond the configured width.
     TooWide,
-    /// The id is stale, or of another matcher.
+    /// The id is stale, or belongs to another matcher.
     Stale,
     /// The message was not claimed by [`mprobe`](super::Matcher::mprobe).
     NotClaimed,
@@ -183,10 +186,10 @@ pub enum TagError {
 impl fmt::Display for TagError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            TagError::Full => "the matcher is full",
+            TagError::Full => "the matcher is full; receive messages or give it more slots at setup",
             TagError::TooWide => "the tag or the mask has bits beyond the width chosen at setup",
-            TagError::Stale => "the id names no receive or message of this matcher any more",
-            TagError::NotClaimed => "the message was not claimed",
+            TagError::Stale => "stale id: it names no receive or message of this matcher",
+            TagError::NotClaimed => "the message is not claimed; claim it with mprobe first",
         })
     }
 }
@@ -196,26 +199,26 @@ impl core::error::Error for TagError {}
 /// Counters since setup.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MatchStats {
-    /// Searches: one per arrival while receives wait, and one per post or probe while messages
-    /// wait.
+    /// Number of searches: one per arrival while receives wait, and one per post or probe while
+    /// messages wait.
     pub searches: u64,
-    /// Look-ups in a hash table, all searches together. A search does at most one per shape in use.
+    /// Look-ups in hash tables, of all searches. A search makes at most one per shape in use.
     pub probes: u64,
-    /// Most look-ups in one search.
+    /// Maximum number of look-ups in one search.
     pub most_probes: u32,
-    /// Most entries that one search visited without a match: entries of the same bucket with
-    /// another key, entries not indexed, and receives beyond the limit of shapes. Groups of equal
-    /// keys are never scanned.
+    /// Maximum number of entries that one search visited without a match. They are entries of the
+    /// same bucket with another key, entries not indexed, and receives beyond the limit of shapes.
+    /// Groups of equal keys are never scanned.
     pub longest_walk: u32,
-    /// Messages that found their receive posted, and their bytes.
+    /// Messages that found their receive posted.
     pub expected: u64,
-    /// See `expected`.
+    /// Bytes of expected messages.
     pub expected_bytes: u64,
-    /// Messages that were stored, and their bytes.
+    /// Messages that were stored, because no posted receive accepted them.
     pub unexpected: u64,
-    /// See `unexpected`.
+    /// Bytes of unexpected messages.
     pub unexpected_bytes: u64,
-    /// Most messages stored (claimed ones included) at one time.
+    /// Maximum number of messages stored at one time, including claimed ones.
     pub unexpected_peak: u32,
     /// Receives posted beyond the limit of shapes. Each makes the searches of arrivals longer.
     pub overflowed: u64,

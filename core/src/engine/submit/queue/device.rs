@@ -1,6 +1,6 @@
-//! Operations with device memory at one end or both: always posted, never copied by the processor,
-//! and data never carried in a message. Operations that the ordinary path refuses end up here, so
-//! this file returns their errors. Nothing blocks.
+//! Operations with device memory on one or both sides. They are always posted, never copied by the
+//! processor, and their data never travels in a message. The ordinary path passes the operations
+//! that it rejects to this file, so this file returns their errors. Nothing blocks.
 
 use core::ptr::NonNull;
 
@@ -14,7 +14,7 @@ use super::super::super::wire::Body;
 use super::{Ask, ContextId, Engine, Issued, Notice, Signal, Target};
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// A put, with or without a signal, with device memory at an end.
+    /// Puts from or to device memory, with or without a signal.
     #[inline(never)]
     pub(super) fn put_device(
         &mut self,
@@ -50,7 +50,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.enqueue(stream, ask, notice)
     }
 
-    /// Like [`put_device`](Self::put_device), in the other direction.
+    /// Gets from or into device memory.
     #[inline(never)]
     pub(super) fn get_device(
         &mut self,
@@ -66,7 +66,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.enqueue(stream, Self::moves(OpKind::Read, local, into, len, &target), notice)
     }
 
-    /// A signal to a word that the processor of its owner cannot access.
+    /// Queues a signal to a word that its owner's processor cannot access.
     #[cold]
     #[inline(never)]
     pub(super) fn signal_device(
@@ -81,7 +81,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.enqueue(stream, Ask { message: Some(message), ..Ask::NOTHING }, notice)
     }
 
-    /// Returns the word of a signal, in memory of the processor or of a device.
+    /// Returns the word of a signal, in host or device memory.
     fn word_anywhere(&self, at: RemoteAddr) -> Result<Target, OpError> {
         match self.word(at, 8) {
             Err(OpError::DeviceMemory) => self.target_anywhere(at, 8),
@@ -101,7 +101,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Returns the imported range, whatever kind of memory it is in.
+    /// Returns the imported range, in memory of any kind.
     pub(super) fn target_anywhere(&self, addr: RemoteAddr, len: u64) -> Result<Target, OpError> {
         let slot: &RemoteSlot<RAILS> = match resolve_remote(self.state.remotes, addr, len) {
             Err(OpError::DeviceMemory | OpError::NativeAtomics) => {

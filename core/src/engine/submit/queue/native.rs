@@ -1,9 +1,9 @@
-//! Atomics that a rail executes, in regions registered
-//! [with native atomics](crate::mem::Region::with_native_atomics). Nothing blocks.
+//! Atomics that a rail executes, in regions registered [with native
+//! atomics](crate::mem::Region::with_native_atomics). Nothing blocks.
 //!
-//! Such an atomic has no number. It keeps its place in the stream in two steps: it is posted once
+//! A native atomic has no number. Two rules keep its place in the stream: it is posted once
 //! everything earlier is applied, and nothing later is posted before it has completed. So it needs
-//! no order of the rail, and costs a round trip.
+//! no ordering by the rail, and costs a round trip.
 
 use core::ptr::NonNull;
 
@@ -18,7 +18,7 @@ use super::super::super::wire::{Body, NO_TOKEN, Owner, PostTag};
 use super::{Ask, ContextId, Engine, Issued, Notice};
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Queues an atomic whose word and alignment were checked.
+    /// Queues a native atomic. The caller has checked its word and alignment.
     #[cold]
     #[inline(never)]
     pub(super) fn atomic_native(
@@ -44,7 +44,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         )
     }
 
-    /// Posts an atomic in its turn, and holds the stream until it has completed.
+    /// Posts a native atomic in its turn. The stream posts nothing more until it has completed.
     #[cold]
     #[inline(never)]
     pub(in crate::engine) fn post_native(&mut self, stream: u32, index: u32) -> Result<(), Blocked> {
@@ -62,8 +62,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let remote = Remote { key: remote.keys[rail], offset: at.offset };
         let fetch = slot.fetch.then_some(NonNull::from(&mut slot.value));
         let cx = PostTag { owner: Owner::Atomic(index), bytes: amo.width as u32 }.pack();
-        // SAFETY: the slot is in borrowed memory, and belongs to this operation until its
-        // completion.
+        // SAFETY: the rail writes the result to `slot.value`, in memory that the engine borrows.
+        // The slot belongs to this operation until its completion is handled.
         let result = unsafe { self.rails[rail].post_atomic(Peer(peer), amo, remote, fetch, cx) };
         match result {
             Ok(posted) => {

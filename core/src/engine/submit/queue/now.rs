@@ -1,6 +1,6 @@
-//! Lists of puts and gets that are complete when the call returns: the peer takes no part. Hot path
-//! of scattered transfers between processes of one host; makes one system call where the rail
-//! copies by the kernel.
+//! Lists of puts and gets that complete before the call returns, without help from the peer. Hot
+//! path of scattered transfers between processes of one host. Makes one system call where the rail
+//! copies through the kernel.
 
 use core::ptr::NonNull;
 
@@ -12,11 +12,11 @@ use super::super::super::Engine;
 use super::super::super::table::resolve_local;
 use super::Target;
 
-/// Ranges that one call of [`put_now`](Engine::put_now) or [`get_now`](Engine::get_now) moves at
-/// most.
+/// Maximum number of ranges that one call of [`put_now`](Engine::put_now) or
+/// [`get_now`](Engine::get_now) moves.
 pub const NOW_MAX: usize = 64;
 
-/// The direction of a list.
+/// The direction of a transfer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
     Put,
@@ -29,17 +29,17 @@ const NOTHING: (Local, Remote) = (
 );
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Writes the first ranges of a list, each from memory here to as many bytes of a peer's,
-    /// and returns how many: at most [`NOW_MAX`]. They have landed when the call returns. The
-    /// range after the last may be of another peer. 0: the first cannot be written without the
-    /// peer or the network, so [`put`](Self::put) it.
+    /// Writes the first ranges of a list, each from local memory to the same number of bytes in a
+    /// peer's memory. Returns how many ranges it wrote, at most [`NOW_MAX`]. Their data has landed
+    /// when the call returns. The next range may name another peer. 0 means that the first range
+    /// cannot be written without the peer or the network: use [`put`](Self::put) for it.
     ///
-    /// The writes overtake what was issued earlier, even if a fence lies between. Later signals and
-    /// messages follow them.
+    /// The writes overtake operations that were issued earlier, even across a fence. Later signals
+    /// and messages follow them.
     ///
     /// # Errors
-    /// The first range is invalid, and nothing was written; or the peer or a copy has failed, and a
-    /// part may have been written.
+    /// If the first range is invalid, nothing was written. If the peer or a copy has failed, a part
+    /// may have been written.
     pub fn put_now(
         &mut self,
         ranges: impl IntoIterator<Item = (LocalAddr, usize, RemoteAddr)>,
@@ -47,10 +47,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.move_now(Way::Put, ranges)
     }
 
-    /// Reads the first ranges of a list, as [`put_now`](Self::put_now) writes them.
+    /// Reads the first ranges of a list into local memory. The rules of [`put_now`](Self::put_now)
+    /// apply.
     ///
     /// # Errors
-    /// As [`put_now`](Self::put_now).
+    /// The errors of [`put_now`](Self::put_now).
     pub fn get_now(
         &mut self,
         ranges: impl IntoIterator<Item = (LocalAddr, usize, RemoteAddr)>,
@@ -69,7 +70,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             let (local, target) =
                 match (resolve_local(self.state.locals, here, len as u64), self.target(there, len as u64)) {
                     (Ok(local), Ok(target)) => (local, target),
-                    // Only rails touch such memory.
+                    // Only rails access device memory and memory with native atomics.
                     (Err(OpError::DeviceMemory | OpError::NativeAtomics), _)
                     | (_, Err(OpError::DeviceMemory | OpError::NativeAtomics)) => break,
                     (Err(_), _) | (_, Err(_)) if count != 0 => break,
@@ -79,7 +80,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             if count == 0 {
                 self.usable(peer)?;
             }
-            // One call of one rail copies them all; mapped memory is copied alone.
+            // All ranges of a call share one peer and one rail, and are all mapped or all unmapped.
             let ours = (peer, rail, target.mapped.is_null());
             if *first.get_or_insert(ours) != ours {
                 break;
@@ -89,9 +90,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                     Way::Put => (local.as_ptr(), target.mapped),
                     Way::Get => (target.mapped, local.as_ptr()),
                 };
-                // SAFETY: `local` was checked against its registered region, `mapped` against the
-                // imported one; the rail keeps the mapping until the peer is detached, and a failed
-                // peer's regions are marked unmapped first.
+                // SAFETY: `resolve_local` checked `local` against its registered region, and
+                // `target` checked `mapped` against the imported one. The rail keeps the mapping
+                // until the peer is detached. When a peer fails, its regions are marked unmapped
+                // first.
                 unsafe { copy_bytes(from, to, len) };
                 self.state.direct |= way == Way::Put;
                 count += 1;
@@ -104,7 +106,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let Some((peer, rail, true)) = first else { return Ok(count) };
         let Some(there) = self.rails.get_mut(rail as usize) else { return Ok(0) };
         let pieces = &pieces[..count];
-        // SAFETY: each local range was checked against its registered region.
+        // SAFETY: `resolve_local` checked each local range against its registered region.
         let copied = unsafe {
             match way {
                 Way::Put => there.copy_to(Peer(peer), pieces),
