@@ -1,6 +1,6 @@
-// What crosses between NIXL 1.5.1 and a backend plugin, in declarations of our own: the layouts on
-// x86-64 and the order of virtual functions, as observed on the stock wheel. `probe.cpp` checks the
-// running library.
+// Our own declarations of the interface between NIXL 1.5.1 and a backend plugin: the layouts on
+// x86-64 and the order of the virtual functions, as observed in the stock wheel. `probe.cpp` checks
+// them against the running library.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@ enum class Op : int { read = 0, write = 1 };
 enum class Sync : int { none = 0, strict = 1, rw = 2 };
 enum class Cost : int { analytical = 0 };
 using Mems = std::vector<Mem>;
-// 0, 1 in progress, or a negative error.
+// 0 for success, 1 for in progress, negative for an error.
 using Status = int;
 
 struct InitParams {
@@ -67,7 +67,7 @@ struct MetaDesc : BasicDesc {
 };
 static_assert(sizeof(BasicDesc) == 24 && sizeof(BlobDesc) == 56 && sizeof(MetaDesc) == 32);
 
-// Only read.
+// A list of NIXL. The plugin only reads it.
 template <class Desc> struct List {
     void *table;
     Mem mem;
@@ -86,7 +86,8 @@ using Answer = std::optional<Params>;
 static_assert(sizeof(Answer) == 64);
 static_assert(sizeof(Params) == 56 && sizeof(Mems) == 24 && sizeof(Notes) == 24 && sizeof(std::string) == 32);
 
-// The base of an engine. Virtual functions take their places in the table in this order.
+// The base class of an engine. The declaration order of its virtual functions sets their slots in
+// the vtable.
 class Engine {
 public:
     Engine(const Engine &) = delete;
@@ -136,7 +137,7 @@ protected:
     friend struct Layout;
 };
 
-// The core reads these by their places.
+// NIXL's core reads these fields at fixed offsets.
 struct Layout {
     static_assert(sizeof(Engine) == 208 && offsetof(Engine, type) == 8 && offsetof(Engine, params) == 40 &&
                   offsetof(Engine, events) == 96 && offsetof(Engine, events_lock) == 120 &&
@@ -144,7 +145,7 @@ struct Layout {
                   offsetof(Engine, telemetry) == 200);
 };
 
-// How many places the table has, with the two of the destructor.
+// Number of vtable slots, including the two of the destructor.
 inline constexpr std::size_t slots = 27;
 inline constexpr int api_version = 1;
 

@@ -1,5 +1,5 @@
 // `libplugin_FISHPLATE.so`: the virtual tables, strings and vectors that NIXL expects of a backend.
-// What they do is in Rust. No exception leaves a function.
+// The logic is in Rust. No function throws.
 
 #include "fishplate.hpp"
 #include "probe.hpp"
@@ -30,7 +30,8 @@ namespace {
 
 fishplate_nixl_bytes bytes(std::string_view text) { return {text.data(), text.size()}; }
 
-// What Rust hands out. It may not fit into memory, but no exception may pass through Rust.
+// Collects results that Rust passes to a sink. Running out of memory sets `full`, because no
+// exception may unwind through Rust.
 template <class T> struct Out {
     T &value;
     bool full = false;
@@ -57,7 +58,7 @@ void keep_note(void *to, fishplate_nixl_bytes name, fishplate_nixl_bytes note) {
     Out<Notes>::keep(to, [&](auto &out) { out.emplace_back(string(name), string(note)); });
 }
 
-// The number of a region; Rust reads it by its place.
+// The number of a region. Rust reads it at a fixed offset.
 struct Region final : Metadata {
     Region(bool is_private, std::uint64_t number) : Metadata(is_private), number(number) {}
     std::uint64_t number;
@@ -112,7 +113,7 @@ public:
         return fishplate_nixl_disconnect(opened.get(), bytes(name));
     }
 
-    // Takes what `load_local` and `load_remote` have given, perhaps after `deregister_memory`.
+    // Frees metadata from `load_local` or `load_remote`, possibly after `deregister_memory`.
     Status unload(Metadata *metadata) override {
         if (metadata == nullptr) return success;
         Status status = metadata->is_private ? success : fishplate_nixl_unload(opened.get(), number_of(metadata));
@@ -148,7 +149,7 @@ public:
 
     Status release(Request *request) const override {
         if (request == nullptr) return success;
-        // On an error NIXL would keep the request, and use it again.
+        // Always returns success: on an error NIXL would keep the request and use it again.
         fishplate_nixl_release(opened.get(), static_cast<Transfer *>(request)->number);
         delete request;
         return success;

@@ -1,7 +1,7 @@
-// NIXL does not tell its version to a plugin, and its number of the API does not change with the
-// layouts. So two things are looked at before anything is believed: the fields of the parameters,
-// which must have the values that such fields can have, and the size of the base's virtual table
-// in a backend of the same installation.
+// Checks the layouts of the running NIXL before the plugin uses them. NIXL does not tell a plugin
+// its version, and its API number does not change with the layouts. So two things are checked: the
+// parameter fields must hold plausible values, and the base class's vtable in another backend of
+// the same installation must have the expected size.
 
 #include "probe.hpp"
 
@@ -19,7 +19,8 @@ namespace {
 
 constexpr const char *remedy = "use the plugin with the stock wheel nixl 1.5.1, or one with the same layouts";
 
-// Whether it looks as a std::string does: its text is inside it, or it has room for its text.
+// True if the memory looks like a `std::string`: its text is inside the object, or on the heap with
+// plausible sizes.
 bool is_string(const std::string &text) {
     const char *words = reinterpret_cast<const char *>(&text);
     const char *data;
@@ -38,7 +39,7 @@ bool are_params(const InitParams &init) {
     if (!is_bool(init.progress_thread) || !is_bool(init.telemetry)) return false;
     auto sync = static_cast<unsigned>(init.sync);
     if (sync > 2 || init.delay_us > std::uint64_t{1} << 40) return false;
-    // A map of no more than this has a load factor of 1, and at least one bucket.
+    // A valid small map has load factor 1 and at least one bucket.
     const auto *map = reinterpret_cast<const char *>(init.params);
     std::size_t buckets, count;
     float load;
@@ -48,7 +49,7 @@ bool are_params(const InitParams &init) {
     return load == 1.0f && buckets != 0 && count <= buckets && count < 4096;
 }
 
-// A file as it is in memory.
+// A file mapped read-only.
 class File {
 public:
     explicit File(const std::string &path) {
@@ -81,7 +82,7 @@ private:
     std::size_t size = 0;
 };
 
-// The size of a dynamic symbol in an ELF file, or 0.
+// Returns the size of a dynamic symbol in an ELF file, or 0 if there is none.
 std::size_t size_of_symbol(const std::string &path, const char *name) {
     File file(path);
     Elf64_Ehdr head;
@@ -100,7 +101,7 @@ std::size_t size_of_symbol(const std::string &path, const char *name) {
     return 0;
 }
 
-// The folder of the running libnixl.
+// Finds the folder of the loaded libnixl.
 int find_library(dl_phdr_info *info, std::size_t, void *to) {
     std::string path = info->dlpi_name == nullptr ? "" : info->dlpi_name;
     std::size_t slash = path.rfind('/');
@@ -122,7 +123,8 @@ bool matches(const InitParams *init) {
     for (const char *backend : {"UCX", "POSIX"}) {
         std::string path = folder + "plugins/libplugin_" + backend + ".so";
         std::size_t size = folder.empty() ? 0 : size_of_symbol(path, "_ZTV17nixlBackendEngine");
-        // Before its functions, a table has an offset and a type.
+        // The vtable symbol starts with two words before its functions: an offset and the type
+        // information.
         if (size != 0 && size != (slots + 2) * sizeof(void *)) {
             std::fprintf(stderr, "fishplate: backends of this NIXL have a table of %zu functions, not of %zu: %s\n",
                          size / sizeof(void *) - 2, slots, remedy);

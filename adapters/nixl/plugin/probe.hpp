@@ -1,11 +1,12 @@
-// Whether the NIXL that runs is one whose layouts this plugin has.
+// Checks that the running NIXL has the layouts that this plugin was built for.
 #pragma once
 
 #include "abi.hpp"
 
 namespace abi {
 
-// Looks at what NIXL passes, and at the backends beside it. Otherwise says why on standard error.
+// Returns true if the parameters and the installed backends match. Otherwise prints the reason to
+// standard error.
 bool matches(const InitParams *init);
 
 } // namespace abi

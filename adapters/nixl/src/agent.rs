@@ -11,24 +11,25 @@ use crate::notes::Notes;
 use crate::options::builder;
 use crate::state::{Shared, State};
 
-/// How long closing an agent waits for its peers.
+/// Maximum time that closing an agent waits for its peers.
 const CLOSE: Duration = Duration::from_millis(100);
 
-/// The shortest pause of a progress thread.
+/// Minimum pause of the progress thread.
 const PAUSE: Duration = Duration::from_micros(100);
 
-/// An agent, as its program holds it.
+/// An open agent, owned by the program.
 pub struct Agent {
     pub(crate) shared: Arc<Shared>,
-    /// Dropped last.
+    /// The last field, so that it drops last.
     _door: Door,
 }
 
 impl Agent {
-    /// Opens an agent. With `progress`, a thread makes progress with this pause.
+    /// Opens an agent. If `progress` is set, a thread makes progress and pauses that long between
+    /// passes.
     ///
     /// # Errors
-    /// The message for the program.
+    /// A message for the program.
     pub(crate) fn open(
         name: Vec<u8>,
         params: &[(String, String)],
@@ -59,7 +60,7 @@ impl Drop for Agent {
     fn drop(&mut self) {
         let state = self.shared.take();
         if let Some(state) = state {
-            // Peers that make no calls meanwhile see the agent as a process that has ended.
+            // A peer that makes no call within `CLOSE` sees the agent as a dead process.
             _ = state.node.close(CLOSE);
         }
     }

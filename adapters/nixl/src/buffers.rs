@@ -1,5 +1,5 @@
-//! Buffers for chunks that are sent. Each is lent until its send has completed. They are allocated
-//! on demand and kept.
+//! Send buffers for chunks. A buffer is lent to a send until the send completes. Buffers are
+//! allocated on demand and reused.
 
 use std::ptr::NonNull;
 
@@ -10,13 +10,13 @@ use fishplate::shm::Segment;
 use crate::chunk::CHUNK_MAX;
 use crate::slab::Slab;
 
-/// Buffers that are kept.
+/// Maximum number of free buffers to keep.
 const KEPT: usize = 32;
 
-/// This bit distinguishes the completion word of a buffer from the number of a transfer.
+/// Marks the completion word of a buffer. The number of a transfer never has this bit.
 const LENT: u64 = 1 << 63;
 
-/// Memory of the node for one chunk.
+/// Node memory that holds one chunk.
 pub(crate) struct Buffer {
     memory: Memory,
     segment: Segment,
@@ -32,40 +32,40 @@ impl Buffer {
         self.memory
     }
 
-    /// The first of [`CHUNK_MAX`] bytes.
+    /// Returns the start of its [`CHUNK_MAX`] bytes.
     pub fn start(&self) -> NonNull<u8> {
         self.segment.ptr()
     }
 }
 
-/// All buffers of an agent.
+/// The send buffers of an agent.
 #[derive(Default)]
 pub(crate) struct Buffers {
     free: Vec<Buffer>,
-    /// With the peer's number.
+    /// Buffers in use by sends, each with the number of the receiving peer.
     lent: Slab<(Buffer, u64)>,
 }
 
 impl Buffers {
-    /// Takes a buffer. The caller lends it or gives it back.
+    /// Takes a free buffer or allocates one. Pass it to `lend` or `give_back`.
     pub fn take(&mut self, node: &mut Node) -> Result<Buffer, Error> {
         self.free.pop().map_or_else(|| Buffer::new(node), Ok)
     }
 
-    /// Records a send to a peer from a buffer. Returns the word to report it with.
+    /// Records that a send to `peer` uses the buffer. Returns the completion word for that send.
     pub fn lend(&mut self, buffer: Buffer, peer: u64) -> u64 {
         self.lent.insert((buffer, peer)) | LENT
     }
 
-    /// Takes a buffer back. `word`: of the send's completion, or of one that was refused. `None`:
-    /// it is the word of something else. Returns the peer.
+    /// Releases the buffer of a completed or refused send, and returns its peer. Returns `None` if
+    /// `word` is not the word of a buffer.
     pub fn end(&mut self, node: &mut Node, word: u64, unknown: bool) -> Option<u64> {
         if word & LENT == 0 {
             return None;
         }
         let (buffer, peer) = self.lent.remove(word & !LENT)?;
         match unknown {
-            // It may still be read, so no other chunk is put there.
+            // If the outcome is unknown, the rail may still read the buffer, so it is not reused.
             true => drop(node.free(buffer.memory)),
             false => self.give_back(node, buffer),
         }

@@ -1,8 +1,9 @@
-//! Carries out transfers.
+//! Executes transfers.
 //!
-//! Between processes of one host, posting a transfer copies all of it, many ranges by one call of
-//! the kernel. Otherwise it posts what there is room for, and later passes go on. A notification
-//! is sent with the writes, which it follows at the peer, or after the reads.
+//! Between processes on one host, posting a transfer copies it completely, with many ranges per
+//! system call. Otherwise a post issues operations while there is room, and later passes issue the
+//! rest. The notification of a write is sent with or behind the writes. The notification of a read
+//! is sent after the reads complete.
 
 use fishplate::core::engine::NOW_MAX;
 use fishplate::core::mem::copy_bytes;
@@ -17,11 +18,11 @@ use crate::state::State;
 use crate::status::Status;
 use crate::transfer::{Desc, Piece, Regions, Transfer};
 
-/// The most passes of one look at a transfer.
+/// Maximum number of passes per status check.
 const PASSES: usize = 16;
 
 impl State {
-    /// Prepares a transfer. Nothing moves.
+    /// Prepares a transfer. Moves no data.
     pub fn prepare(
         &mut self,
         write: bool,
@@ -92,7 +93,7 @@ impl State {
         }))
     }
 
-    /// Begins a transfer, with a notification if there is one.
+    /// Starts a transfer, with an optional notification.
     pub fn post(&mut self, number: u64, note: Option<&[u8]>) -> Status {
         let Some(transfer) = self.transfers.get_mut(number) else { return Status::NOT_FOUND };
         if transfer.active || transfer.outstanding != 0 {
@@ -114,7 +115,7 @@ impl State {
         status
     }
 
-    /// How far a transfer is. Makes some passes if it is in progress.
+    /// Returns the status of a transfer. Makes some passes if it is in progress.
     pub fn check(&mut self, number: u64) -> Status {
         for _ in 0..PASSES {
             match self.transfers.get(number) {
@@ -126,7 +127,8 @@ impl State {
         Status::IN_PROG
     }
 
-    /// Releases a transfer. What is in flight ends later; nothing more of it is posted.
+    /// Releases a transfer. Posts no more of it. If operations are in flight, the transfer is
+    /// removed when they complete.
     pub fn release(&mut self, number: u64) -> Status {
         let Some(transfer) = self.transfers.get_mut(number) else { return Status::NOT_FOUND };
         if transfer.outstanding == 0 {
@@ -139,7 +141,7 @@ impl State {
         Status::SUCCESS
     }
 
-    /// Goes on with a transfer.
+    /// Continues a transfer and returns its status.
     pub fn advance(&mut self, number: u64) -> Status {
         let Some(transfer) = self.transfers.get(number) else { return Status::NOT_FOUND };
         if transfer.fault.is_none()
@@ -163,10 +165,10 @@ impl State {
         status
     }
 
-    /// Posts what is left of a transfer.
+    /// Issues the rest of a transfer.
     ///
     /// # Errors
-    /// [`Status::IN_PROG`]: later.
+    /// [`Status::IN_PROG`] if it must be continued later.
     fn carry(&mut self, number: u64) -> Result<(), Status> {
         let transfer = self.transfers.get(number).ok_or(Status::NOT_FOUND)?;
         let Some(peer) = transfer.peer else { return self.carry_here(number) };
@@ -182,8 +184,9 @@ impl State {
             }
         }
         let transfer = self.transfers.get_mut(number).ok_or(Status::NOT_FOUND)?;
-        // The target has answered all chunks, because it may have refused one. Other writes are
-        // ordered before the message; reads must have ended.
+        // Send the notification only after the target has answered all chunks, because it may
+        // refuse one. Puts need no wait: they are ordered before the message. Gets must be
+        // complete.
         if transfer.waits == 0
             && transfer.fault.is_none()
             && (transfer.write || transfer.outstanding == 0)
@@ -219,7 +222,7 @@ impl State {
         }
     }
 
-    /// Finds the regions of a transfer's current post.
+    /// Looks up the regions for the current post, and imports remote ones.
     fn resolve(&mut self, number: u64, id: PeerId) -> Result<(), Status> {
         let State { node, transfers, locals, aways, .. } = self;
         let transfer = transfers.get_mut(number).ok_or(Status::NOT_FOUND)?;
@@ -245,7 +248,7 @@ impl State {
         Ok(())
     }
 
-    /// A transfer within the agent.
+    /// Copies a transfer within the agent.
     fn carry_here(&mut self, number: u64) -> Result<(), Status> {
         let transfer = self.transfers.get_mut(number).ok_or(Status::NOT_FOUND)?;
         for region in transfer.locals.iter().chain(&transfer.remotes) {
@@ -256,8 +259,8 @@ impl State {
                 true => (piece.here, piece.there),
                 false => (piece.there, piece.here),
             };
-            // SAFETY: both ranges were checked to lie in regions, which are still registered, so
-            // the program keeps them valid.
+            // SAFETY: `prepare` checked both ranges against their regions. The regions are still
+            // registered, so the program keeps the memory valid.
             unsafe { copy_bytes(from as *const u8, to as *mut u8, piece.len) };
         }
         transfer.next = transfer.pieces.len();
@@ -267,7 +270,7 @@ impl State {
         Ok(())
     }
 
-    /// Takes completions. Whether there was one.
+    /// Processes completions. Returns true if there was one.
     pub fn reap(&mut self) -> bool {
         let mut found = false;
         while let Some(end) = self.node.next_completion() {
@@ -282,7 +285,7 @@ impl State {
             let Some(transfer) = self.transfers.get_mut(end.tag) else { continue };
             transfer.outstanding = transfer.outstanding.saturating_sub(1);
             if end.outcome != Outcome::Done {
-                // Where a rail has failed, the peer may have, or only the operation.
+                // A failed operation does not tell whether the peer or only the rail failed.
                 let peer = transfer.peer.and_then(|peer| self.peers.get(peer)?.id);
                 let lives = peer.is_some_and(|id| self.node.peer_error(id) == Ok(None));
                 transfer.fault.get_or_insert(if lives { Status::BACKEND } else { Status::REMOTE_DISCONNECT });
@@ -291,7 +294,7 @@ impl State {
         found
     }
 
-    /// Fails the transfers in progress to a peer.
+    /// Fails all active transfers to a peer.
     pub fn fail_transfers(&mut self, peer: u64) {
         for transfer in self.transfers.values_mut().filter(|transfer| transfer.active) {
             if transfer.peer == Some(peer) {
@@ -302,8 +305,8 @@ impl State {
     }
 }
 
-/// Posts pieces as puts or gets of their own: the next alone with `one`, otherwise all that are
-/// left.
+/// Posts pieces as single puts or gets: only the next piece if `one`, otherwise all remaining
+/// pieces.
 fn carry_apart(node: &mut Node, transfer: &mut Transfer, number: u64, one: bool) -> Result<(), Status> {
     let Transfer { write, pieces, here, there, next, outstanding, .. } = transfer;
     let range = |piece: &Piece| -> (Slice, RemoteAddr) {

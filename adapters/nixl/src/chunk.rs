@@ -1,4 +1,4 @@
-//! What agents send each other to move short descriptors in chunks. Little-endian, without padding.
+//! The messages by which agents move short descriptors in chunks. Little-endian, without padding.
 //!
 //! ```text
 //! chunk: transfer u64, post u32, first u32, ranges u32, note u32, status i32
@@ -8,39 +8,38 @@
 //! | kind | from | ranges | data | answered by |
 //! |---|---|---|---|---|
 //! | *write* | initiator | where the data goes | of all ranges, in order | *done* |
-//! | *read* | initiator | what is wanted | none | *data* |
-//! | *data* | target | none: `ranges` says of how many | of these, in order | |
-//! | *done* | target | none: `ranges` says how many chunks | none | |
+//! | *read* | initiator | what to read | none | *data* |
+//! | *data* | target | none; `ranges` counts those read | of these ranges, in order | |
+//! | *done* | target | none; `ranges` is the number of chunks done | none | |
 //!
-//! `transfer` and `post` name the initiator's transfer and how often it was posted: the target
-//! sends them back. `first` is the initiator's number of the first range. `note` is the length of a
-//! notification that follows the data, or [`NO_NOTE`]. `status` of an answer is 0 or an error.
+//! `transfer` is the initiator's number of the transfer, and `post` counts its posts; answers
+//! repeat both. `first` is the index of the first range in the transfer. `note` is the length of
+//! the notification in the chunk, or [`NO_NOTE`]. `status` in an answer is 0 or an error.
 
 use fishplate::core::bytes::{Put, Reader};
 
 use crate::intro::Refused;
 
-/// The tag of notifications. Its low bits are a [`Kind`].
+/// Tag of all messages between agents. The low bits are a [`Kind`].
 pub(crate) const TAG: u64 = 0x4650_6e78;
 
-/// The longest chunk, in bytes.
+/// Maximum length of a chunk in bytes.
 pub(crate) const CHUNK_MAX: usize = 128 << 10;
 
-/// The length of the fields before the ranges, and of a range.
+/// Length of the fields before the ranges, and length of one range.
 pub(crate) const HEAD: usize = 28;
 pub(crate) const RANGE: usize = 20;
 
-/// The longest notification in a chunk, in bytes.
+/// Maximum length in bytes of a notification inside a chunk.
 pub(crate) const NOTE_WITHIN: usize = 1024;
 
-/// In place of the length of a notification.
+/// Value of `note` if the chunk has no notification.
 pub(crate) const NO_NOTE: u32 = u32::MAX;
 
-/// The kinds of messages between agents: the low bits of their tags. Those below 4 may bring a
-/// notification.
+/// Message kinds: the low bits of the tag. Only kinds below 4 can carry a notification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A notification.
+    /// A notification outside a chunk.
     Note = 0,
     Write = 1,
     Read = 5,
@@ -49,19 +48,19 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// The kind of a tag.
+    /// Returns the kind of a tag.
     pub fn of(tag: u64) -> Option<Kind> {
         [Kind::Note, Kind::Write, Kind::Read, Kind::Data, Kind::Done]
             .into_iter()
             .find(|kind| *kind as u64 == tag & 7)
     }
 
-    /// Whether it may bring a notification.
+    /// True if a message of this kind can carry a notification.
     pub fn may_notify(self) -> bool {
         (self as u64) < 4
     }
 
-    /// Whether it is a target's answer.
+    /// True if the target sends this kind as an answer.
     pub fn is_answer(self) -> bool {
         matches!(self, Kind::Data | Kind::Done)
     }
@@ -78,7 +77,7 @@ pub(crate) struct Head {
     pub status: i32,
 }
 
-/// Memory of the target.
+/// A range of the target's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Range {
     /// The target's number of the region.
@@ -106,13 +105,13 @@ impl Head {
         })
     }
 
-    /// The length of the note.
+    /// Returns the length of the notification, 0 if there is none.
     pub fn note_len(&self) -> usize {
         if self.note == NO_NOTE { 0 } else { self.note as usize }
     }
 
-    /// Checks a chunk of `len` bytes that has ranges, and returns the length of the part before the
-    /// data.
+    /// Returns the offset of the data in a chunk of `len` bytes. Rejects a chunk that is too short
+    /// for its ranges and notification.
     pub fn before_data(&self, len: usize) -> Result<usize, Refused> {
         let ranges = (self.ranges as usize).checked_mul(RANGE);
         let before = ranges.and_then(|ranges| ranges.checked_add(HEAD + self.note_len()));
@@ -125,7 +124,7 @@ impl Range {
         out.put_u64(self.region).put_u64(self.address).put_u32(self.len);
     }
 
-    /// Decodes all ranges. Returns them and the sum of their lengths.
+    /// Decodes all ranges. Returns the ranges and the sum of their lengths.
     pub fn decode_all(bytes: &[u8]) -> Result<(Vec<Range>, usize), Refused> {
         let (mut found, mut sum) = (Vec::with_capacity(bytes.len() / RANGE), 0usize);
         for bytes in bytes.chunks(RANGE) {

@@ -1,5 +1,5 @@
-//! How peers are connected: those whose metadata the program has loaded, and those that have ours
-//! and asked. One that is lost is asked again when something is to be sent to it.
+//! Connects peers. Either the program loads a peer's metadata, or a peer that has our metadata asks
+//! to connect. After a lost connection the peer is asked again on the next send.
 
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
@@ -12,17 +12,17 @@ use crate::peer::{Peer, Stage};
 use crate::state::State;
 use crate::status::Status;
 
-/// How long an explicit connection waits.
+/// Maximum time that an explicit connect waits.
 pub(crate) const CONNECT: Duration = Duration::from_secs(10);
 
 impl State {
-    /// The number of the peer that the program has loaded under this name.
+    /// Returns the number of the loaded peer with this name.
     pub fn loaded(&self, name: &[u8]) -> Option<u64> {
         let found = self.peers.iter().find(|(_, peer)| peer.name == name && peer.info.is_some());
         found.map(|(number, _)| number)
     }
 
-    /// Loads a peer by its info. Does not wait.
+    /// Loads a peer from its connection info. Does not wait.
     pub fn load_peer(&mut self, name: &[u8], bytes: &[u8]) -> Result<(), Status> {
         let info = Info::decode(bytes)?;
         if name == self.name {
@@ -44,17 +44,17 @@ impl State {
         }
     }
 
-    /// The peer with this node, or a new one.
+    /// Returns the peer with this name and node address. Creates one if there is none.
     fn known(&mut self, name: &[u8], address: &[u8]) -> u64 {
         let same = |peer: &Peer| peer.address == address && peer.name == name;
         let found = self.peers.iter().find(|(_, peer)| same(peer)).map(|(number, _)| number);
         found.unwrap_or_else(|| self.peers.insert(Peer::new(name, address)))
     }
 
-    /// Whether a peer is connected. Asks it if nothing was done.
+    /// True if the peer is connected. Starts to connect if no attempt is under way.
     ///
     /// # Errors
-    /// The peer is not known, or cannot be connected.
+    /// The peer is unknown or cannot be connected.
     pub fn approach(&mut self, number: u64) -> Result<bool, Status> {
         let peer = self.peers.get_mut(number).ok_or(Status::NOT_FOUND)?;
         let Stage::Apart { again } = peer.stage else { return Ok(peer.stage == Stage::Up) };
@@ -70,15 +70,15 @@ impl State {
         Ok(false)
     }
 
-    /// Whether a peer was connected, and is so no longer.
+    /// True if the peer was connected and is not any more.
     pub fn is_lost(&self, number: u64) -> bool {
         self.peers.get(number).is_none_or(|peer| peer.stage == Stage::Apart { again: true })
     }
 
-    /// Connects to one that asks. Returns its number.
+    /// Connects to a peer that asked. Returns the peer's number.
     pub fn admit(&mut self, question: Question) -> Result<u64, Status> {
         let Question { key, again, name, address } = question;
-        // Without an early end, so that time tells nothing of the key.
+        // Compares in constant time, so that timing does not reveal the key.
         let differs = key.iter().zip(&self.info.key).fold(0, |bits, (a, b)| bits | (a ^ b));
         if differs != 0 || name == self.name {
             return Err(Status::NOT_ALLOWED);
@@ -108,7 +108,8 @@ impl State {
         }
     }
 
-    /// The peer that was asked has answered, or could not be reached.
+    /// Handles the answer of a peer to our question. `admitted` is false if the peer refused or is
+    /// unreachable.
     pub fn answered(&mut self, number: u64, admitted: bool) {
         let Some(peer) = self.peers.get_mut(number) else { return };
         if peer.stage == Stage::Asked {
@@ -119,7 +120,7 @@ impl State {
         }
     }
 
-    /// Keeps the stream over which a peer was found.
+    /// Keeps the stream on which a peer connected, to detect its death.
     pub fn keep(&mut self, number: u64, line: UnixStream) {
         let Some(peer) = self.peers.get_mut(number) else { return };
         let Some(id) = peer.id.filter(|id| self.node.reach(*id).is_ok_and(|reach| reach.fabric != 0)) else {
@@ -128,13 +129,14 @@ impl State {
         if peer.lines.is_empty()
             && let Ok(copy) = line.try_clone()
         {
-            // Without, the end of its process is noticed once something is sent to it.
+            // Ignores an error: without the watch, the next send detects the peer's death.
             _ = self.node.watch(id, copy);
         }
         peer.lines.push(line);
     }
 
-    /// Goes on meeting a peer; if it is late, gives it up. Whether that has ended.
+    /// Continues to connect a peer. Gives up if `late`. Returns true when the peer is connected or
+    /// lost.
     pub fn meet(&mut self, number: u64, late: bool) -> bool {
         self.node.progress();
         let Some(peer) = self.peers.get_mut(number) else { return true };
@@ -152,7 +154,7 @@ impl State {
         false
     }
 
-    /// A peer has failed: its transfers fail, and it is asked again when the program wants it.
+    /// Disconnects a failed peer and fails its transfers. The next use asks the peer again.
     pub fn lose(&mut self, number: u64) {
         self.collect();
         let Some(peer) = self.peers.get_mut(number) else { return };
@@ -168,7 +170,7 @@ impl State {
         self.reap();
     }
 
-    /// Looks for peers that have failed.
+    /// Checks for failed peers.
     pub fn look(&mut self) {
         for (id, _) in self.node.failed_peers() {
             let known = self.peers.iter().find(|(_, peer)| peer.id == Some(id));
@@ -176,7 +178,7 @@ impl State {
                 self.lose(number);
             }
         }
-        // One that has closed is not among those that have failed.
+        // `failed_peers` does not report peers that closed normally.
         let closed = |(number, peer): (u64, &Peer)| match (peer.stage, peer.id) {
             (Stage::Up, Some(id)) => Some((number, id)),
             _ => None,
@@ -189,8 +191,8 @@ impl State {
         }
     }
 
-    /// Forgets what the program has loaded of a peer. One that has asked for the connection keeps
-    /// it.
+    /// Removes the info that the program loaded for a peer. If the peer asked for the connection,
+    /// the connection stays.
     pub fn forget(&mut self, number: u64) {
         let Some(peer) = self.peers.get_mut(number) else { return };
         peer.info = None;

@@ -1,7 +1,9 @@
-//! Connects the nodes of two agents: the agent that has the other's info asks at its door.
+//! Connects the nodes of two agents. The agent that has the other's info asks; the other agent's
+//! sockets, its *door*, answer.
 //!
-//! Each end has threads for this, so an agent can connect to one that makes no calls. They wait for
-//! sockets, but never with the lock of an agent. They end with the agent, or some seconds later.
+//! Threads do this at both ends, so an agent can connect to one that makes no calls. They wait for
+//! sockets, but never while they hold the lock of an agent. They end with the agent, or some
+//! seconds later.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -18,19 +20,19 @@ use fishplate::without_signals;
 use crate::intro::{ADMITTED, Info, QUESTION_MAX, Question};
 use crate::state::Shared;
 
-/// How long either end waits for the other.
+/// Maximum time that either end waits for the other.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How long two nodes with each other's address may take to connect.
+/// Maximum time that two nodes take to connect once each has the other's address.
 const MEETING: Duration = Duration::from_secs(10);
 
-/// Time between two passes while they connect.
+/// Pause between passes while nodes connect.
 const PASS: Duration = Duration::from_micros(100);
 
 /// Maximum number of connections that are not admitted yet. Others wait in the backlog.
 const CALLS: usize = 256;
 
-/// A stream of either kind, for sending and receiving only.
+/// Converts a TCP stream. The type only sends and receives.
 fn any(stream: TcpStream) -> UnixStream {
     UnixStream::from(OwnedFd::from(stream))
 }
@@ -39,14 +41,15 @@ fn name(door: u64) -> io::Result<LocalAddr> {
     LocalAddr::from_abstract_name(format!("fishplate-nixl-{door:016x}"))
 }
 
-/// The sockets of an agent's door. Dropping it ends the threads that listen.
+/// The listening sockets of an agent. Drop ends the listening threads.
 pub(crate) struct Door {
     local: Arc<UnixListener>,
     network: Option<Arc<TcpListener>>,
 }
 
 impl Door {
-    /// Opens the sockets. With `network`, also the one for other hosts, whose TCP port it returns.
+    /// Opens the sockets. If `network`, also opens a TCP socket for other hosts, and returns its
+    /// port.
     pub fn open(door: u64, network: bool) -> io::Result<(Door, u16)> {
         let local = Arc::new(UnixListener::bind_addr(&name(door)?)?);
         let network = match network {
@@ -57,13 +60,13 @@ impl Door {
         Ok((Door { local, network }, port))
     }
 
-    /// Starts to answer for an agent.
+    /// Starts the threads that answer for an agent.
     pub fn answer(&self, agent: &Arc<Shared>) -> io::Result<()> {
         let calls = Arc::new(AtomicUsize::new(0));
         let (local, ours, count) = (self.local.clone(), Arc::downgrade(agent), calls.clone());
         let accept = move || {
             let (stream, _) = local.accept()?;
-            // Its name is in /proc, so any process may connect.
+            // The socket's name is visible in /proc, so any process can connect.
             if is_own(&stream) { Ok(stream) } else { Err(io::ErrorKind::PermissionDenied.into()) }
         };
         start(move || listen(ours, count, accept))?;
@@ -78,7 +81,8 @@ impl Door {
 
 impl Drop for Door {
     fn drop(&mut self) {
-        // From then on `accept` fails on both. The type of the socket does not matter here.
+        // After the shutdown, `accept` fails on both sockets. `shutdown` works for either socket
+        // type.
         for socket in [Some(self.local.as_fd()), self.network.as_ref().map(AsFd::as_fd)].into_iter().flatten()
         {
             if let Ok(copy) = socket.try_clone_to_owned() {
@@ -88,24 +92,24 @@ impl Drop for Door {
     }
 }
 
-/// Whether the process at the other end of a local socket belongs to this user.
+/// True if the process at the other end of a local socket belongs to this user.
 fn is_own(stream: &UnixStream) -> bool {
     let mut cred = libc::ucred { pid: 0, uid: u32::MAX, gid: 0 };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: the call fills our structure, and gets its length.
+    // SAFETY: `cred` and `len` are ours and live during the call; `len` is the size of `cred`.
     let got = unsafe {
         let (fd, cred) = (stream.as_raw_fd(), (&raw mut cred).cast());
         libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, cred, &raw mut len) == 0
     };
-    // SAFETY: no arguments; it always succeeds.
+    // SAFETY: takes no arguments and always succeeds.
     got && cred.uid == unsafe { libc::geteuid() }
 }
 
-/// The IPv4 addresses of this host, except loopback ones.
+/// Returns the IPv4 addresses of this host, except loopback addresses.
 pub(crate) fn hosts() -> Vec<Ipv4Addr> {
     let (mut found, mut first) = (vec![], std::ptr::null_mut());
-    // SAFETY: the call stores a list in our pointer. Its entries and addresses are valid until it
-    // is freed, and an address has the type of its family.
+    // SAFETY: `first` is ours. Entries and addresses stay valid until `freeifaddrs`, and an AF_INET
+    // address is a `sockaddr_in`.
     unsafe {
         if libc::getifaddrs(&raw mut first) != 0 {
             return found;
@@ -131,10 +135,10 @@ fn start(run: impl FnOnce() + Send + 'static) -> io::Result<()> {
     without_signals(|| thread::Builder::new().name("fishplate-nixl".into()).spawn(run)).map(drop)
 }
 
-/// Accepts connections until the door is dropped. Each asker gets a short-lived thread.
+/// Accepts connections until the door is dropped. Each connection gets a short-lived thread.
 fn listen(agent: Weak<Shared>, calls: Arc<AtomicUsize>, accept: impl Fn() -> io::Result<UnixStream>) {
     loop {
-        // Relaxed: only counted.
+        // Relaxed: the counter publishes no other data.
         while calls.load(Ordering::Relaxed) >= CALLS && agent.strong_count() != 0 {
             thread::sleep(Duration::from_millis(1));
         }
@@ -143,7 +147,7 @@ fn listen(agent: Weak<Shared>, calls: Arc<AtomicUsize>, accept: impl Fn() -> io:
             Err(_) if agent.strong_count() == 0 => return,
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => return,
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => continue,
-            // No descriptors are left, or the asker has gone.
+            // The process has no descriptors left, or the peer has hung up.
             Err(_) => {
                 thread::sleep(Duration::from_millis(10));
                 continue;
@@ -164,7 +168,7 @@ fn listen(agent: Weak<Shared>, calls: Arc<AtomicUsize>, accept: impl Fn() -> io:
     }
 }
 
-/// Reads all bytes before the deadline, because a stranger may send them one at a time.
+/// Reads all bytes before the deadline. A hostile peer may send one byte at a time.
 fn read_until(stream: &mut UnixStream, mut into: &mut [u8], deadline: Instant) -> io::Result<()> {
     while !into.is_empty() {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -182,7 +186,7 @@ fn read_until(stream: &mut UnixStream, mut into: &mut [u8], deadline: Instant) -
     Ok(())
 }
 
-/// Answers an asker. Returns the peer and its stream if it was admitted.
+/// Answers a peer that asks. Returns the peer and its stream if the peer was admitted.
 fn serve(agent: &Weak<Shared>, mut stream: UnixStream) -> io::Result<Option<(u64, UnixStream)>> {
     let deadline = Instant::now() + PATIENCE;
     stream.set_write_timeout(Some(PATIENCE))?;
@@ -207,7 +211,8 @@ fn serve(agent: &Weak<Shared>, mut stream: UnixStream) -> io::Result<Option<(u64
     }
 }
 
-/// Starts to send `question` to the agent with this info, on behalf of the peer with this number.
+/// Starts a thread that sends `question` to the agent described by `info`, for the peer with this
+/// number.
 pub(crate) fn ask(agent: Weak<Shared>, peer: u64, info: Info, question: Vec<u8>) -> io::Result<()> {
     start(move || {
         let stream = put(&info, &question).ok();
@@ -224,7 +229,7 @@ pub(crate) fn ask(agent: Weak<Shared>, peer: u64, info: Info, question: Vec<u8>)
 fn put(info: &Info, question: &[u8]) -> io::Result<UnixStream> {
     let local = || {
         let stream = UnixStream::connect_addr(&name(info.door)?)?;
-        // After the agent has ended, another process could listen there.
+        // After the agent has ended, another process could listen on this name.
         if is_own(&stream) { Ok(stream) } else { Err(io::ErrorKind::PermissionDenied.into()) }
     };
     let mut streams = vec![Box::new(local) as Box<dyn Fn() -> io::Result<UnixStream>>];
@@ -252,8 +257,8 @@ fn put(info: &Info, question: &[u8]) -> io::Result<UnixStream> {
     result
 }
 
-/// Makes progress until the peer is connected or has failed. Keeps the stream, whose end shows that
-/// the peer's process has ended.
+/// Makes progress until the peer is connected or has failed. Keeps the stream, because its end
+/// shows that the peer's process has ended.
 fn meet(agent: &Weak<Shared>, peer: u64, mut line: Option<UnixStream>) {
     let deadline = Instant::now() + MEETING;
     while let Some(agent) = agent.upgrade() {

@@ -1,5 +1,5 @@
-//! The functions that the C++ half calls. They check numbers of regions and transfers. Strings,
-//! lists and the agent's pointer come from our own C++, which keeps them valid during a call.
+//! The functions that the C++ half calls. They check the numbers of regions and transfers. Strings,
+//! lists and the agent pointer come from our own C++ code, which keeps them valid during a call.
 
 use std::ffi::c_void;
 use std::io::{self, Write};
@@ -14,7 +14,7 @@ use crate::state::{SETTLE, State};
 use crate::status::Status;
 use crate::transfer::Desc;
 
-/// Bytes of the caller.
+/// A string of the C++ half: pointer and length.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Bytes {
@@ -28,27 +28,28 @@ impl Bytes {
     }
 
     /// # Safety
-    /// Pointer and length are valid as long as the result is used.
+    /// The pointer is valid for `len` bytes while the result is in use.
     unsafe fn get<'a>(self) -> &'a [u8] {
-        // SAFETY: not empty, and our caller guarantees that it is valid.
+        // SAFETY: this function's contract; an empty string is not read.
         if self.len == 0 { &[] } else { unsafe { slice::from_raw_parts(self.start, self.len) } }
     }
 
     /// # Safety
-    /// As [`get`](Self::get).
+    /// The same as for [`get`](Self::get).
     unsafe fn text(self) -> String {
-        // SAFETY: same contract.
+        // SAFETY: this function's contract.
         String::from_utf8_lossy(unsafe { self.get() }).into_owned()
     }
 }
 
-/// Takes one result, or the two strings of a pair.
+/// Receives one result, or the two strings of a pair.
 pub type Sink = extern "C" fn(*mut c_void, Bytes, Bytes);
 
-/// Runs a call on an agent.
+/// Runs a call on an agent, and converts its result to a status code.
 fn on(agent: *const Agent, call: impl FnOnce(&mut State) -> Result<(), Status>) -> i32 {
     let run = || {
-        // SAFETY: opened by `open`. The C++ half makes no call after `close`.
+        // SAFETY: `fishplate_nixl_open` returned the pointer, and the C++ half makes no call after
+        // the close.
         let agent = unsafe { agent.as_ref() }.ok_or(Status::BACKEND)?;
         agent.shared.with(call).unwrap_or(Err(Status::BACKEND))
     };
@@ -56,8 +57,8 @@ fn on(agent: *const Agent, call: impl FnOnce(&mut State) -> Result<(), Status>) 
     result.err().unwrap_or(Status::SUCCESS).0
 }
 
-/// As [`on`], for a call that programs repeat until something has happened. After many calls
-/// without an event it yields the processor.
+/// Runs a call that programs repeat until an event occurs. Yields the processor after many calls
+/// without an event.
 fn polling(agent: *const Agent, call: impl FnOnce(&mut State) -> Result<(), Status>) -> i32 {
     let mut yields = false;
     let status = on(agent, |state| {
@@ -71,10 +72,10 @@ fn polling(agent: *const Agent, call: impl FnOnce(&mut State) -> Result<(), Stat
     status
 }
 
-/// As [`on`], for a call that returns a number.
+/// Runs a call that returns a number.
 ///
 /// # Safety
-/// `out` is valid for a number.
+/// `out` is valid for a write.
 unsafe fn numbered(
     agent: *const Agent,
     out: *mut u64,
@@ -82,13 +83,13 @@ unsafe fn numbered(
 ) -> i32 {
     on(agent, |state| {
         let number = call(state)?;
-        // SAFETY: our caller guarantees that `out` is valid.
+        // SAFETY: this function's contract.
         unsafe { out.write(number) };
         Ok(())
     })
 }
 
-/// Names the parameters and their defaults.
+/// Passes the names and defaults of the parameters to `sink`.
 #[unsafe(no_mangle)]
 pub extern "C" fn fishplate_nixl_params(sink: Sink, to: *mut c_void) {
     for (name, value) in DEFAULTS {
@@ -96,8 +97,8 @@ pub extern "C" fn fishplate_nixl_params(sink: Sink, to: *mut c_void) {
     }
 }
 
-/// Opens an agent. Null: an error was written to standard error. `pause`: that of the progress
-/// thread in microseconds; negative for no thread.
+/// Opens an agent. Returns null after an error, which it prints to standard error. `pause` is the
+/// pause of the progress thread in microseconds; if negative, there is no thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fishplate_nixl_open(
     name: Bytes,
@@ -106,7 +107,7 @@ pub unsafe extern "C" fn fishplate_nixl_open(
     pause: i64,
 ) -> *mut Agent {
     let open = || {
-        // SAFETY: strings and a list of the caller's.
+        // SAFETY: the C++ half passes a valid string and a list of `count` pairs.
         let (name, params) = unsafe {
             let params = if count == 0 { &[] } else { slice::from_raw_parts(params, count) };
             (
@@ -119,7 +120,7 @@ pub unsafe extern "C" fn fishplate_nixl_open(
     match catch_unwind(AssertUnwindSafe(open)) {
         Ok(Ok(agent)) => Box::into_raw(Box::new(agent)),
         Ok(Err(error)) => {
-            // Standard error may be closed, and must not cause a panic.
+            // A closed standard error must not cause a panic.
             _ = writeln!(io::stderr(), "fishplate: the NIXL backend does not open: {error}");
             std::ptr::null_mut()
         }
@@ -130,14 +131,14 @@ pub unsafe extern "C" fn fishplate_nixl_open(
 /// Closes an agent.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fishplate_nixl_close(agent: *mut Agent) {
-    // SAFETY: opened by `open`, and closed once, here.
+    // SAFETY: `fishplate_nixl_open` returned the pointer, and the C++ half closes it once.
     let close = || drop(unsafe { Box::from_raw(agent) });
     if !agent.is_null() {
         _ = catch_unwind(AssertUnwindSafe(close));
     }
 }
 
-/// Returns the connection info.
+/// Passes the agent's connection info to `sink`.
 #[unsafe(no_mangle)]
 pub extern "C" fn fishplate_nixl_info(agent: *const Agent, sink: Sink, to: *mut c_void) -> i32 {
     on(agent, |state| {
@@ -147,7 +148,7 @@ pub extern "C" fn fishplate_nixl_info(agent: *const Agent, sink: Sink, to: *mut 
     })
 }
 
-/// Registers memory.
+/// Registers memory, and writes its number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fishplate_nixl_register(
     agent: *const Agent,
@@ -155,8 +156,8 @@ pub unsafe extern "C" fn fishplate_nixl_register(
     len: usize,
     out: *mut u64,
 ) -> i32 {
-    // SAFETY: NIXL requires that registered memory stays valid until it is deregistered. `out` is
-    // the caller's.
+    // SAFETY: NIXL requires registered memory to stay valid until it is deregistered. The C++ half
+    // passes a valid `out`.
     unsafe { numbered(agent, out, |state| state.register(start, len)) }
 }
 
@@ -165,7 +166,7 @@ pub unsafe extern "C" fn fishplate_nixl_register(
 pub extern "C" fn fishplate_nixl_deregister(agent: *const Agent, number: u64) -> i32 {
     let deadline = Instant::now() + SETTLE;
     loop {
-        // Releases the agent in between, so that other calls can proceed.
+        // Unlocks the agent between attempts, so that other calls can proceed.
         let status = on(agent, |state| {
             state.progress();
             state.deregister(number)
@@ -177,7 +178,7 @@ pub extern "C" fn fishplate_nixl_deregister(agent: *const Agent, number: u64) ->
     }
 }
 
-/// Returns the metadata of memory.
+/// Passes the metadata of registered memory to `sink`.
 #[unsafe(no_mangle)]
 pub extern "C" fn fishplate_nixl_export(
     agent: *const Agent,
@@ -194,15 +195,15 @@ pub extern "C" fn fishplate_nixl_export(
 /// Loads a peer's connection info.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fishplate_nixl_load_peer(agent: *const Agent, name: Bytes, info: Bytes) -> i32 {
-    // SAFETY: strings of the caller.
+    // SAFETY: the C++ half passes valid strings.
     let (name, info) = unsafe { (name.get(), info.get()) };
     on(agent, |state| state.load_peer(name, info))
 }
 
-/// Connects a peer. Waits for it for some seconds at most.
+/// Connects a peer. Waits at most [`CONNECT`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fishplate_nixl_connect(agent: *const Agent, name: Bytes) -> i32 {
-    // SAFETY: a string of the caller.
+    // SAFETY: the C++ half passes a valid string.
     let name = unsafe { name.get() };
     let deadline = Instant::now() + CONNECT;
     let mut number = 0;
@@ -232,10 +233,10 @@ pub unsafe extern "C" fn fishplate_nixl_connect(agent: *const Agent, name: Bytes
     }
 }
 
-/// Forgets a peer.
+/// Disconnects a peer and removes its info.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fishplate_nixl_disconnect(agent: *const Agent, name: Bytes) -> i32 {
-    // SAFETY: a string of the caller.
+    // SAFETY: the C++ half passes a valid string.
     let name = unsafe { name.get() };
     on(agent, |state| {
         if name == state.name {
@@ -247,7 +248,7 @@ pub unsafe extern "C" fn fishplate_nixl_disconnect(agent: *const Agent, name: By
     })
 }
 
-/// Loads the metadata of a peer's memory.
+/// Loads the metadata of a peer's memory, and writes its number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fishplate_nixl_load(
     agent: *const Agent,
@@ -255,20 +256,20 @@ pub unsafe extern "C" fn fishplate_nixl_load(
     bytes: Bytes,
     out: *mut u64,
 ) -> i32 {
-    // SAFETY: strings of the caller, and a number.
+    // SAFETY: the C++ half passes valid strings and a valid `out`.
     unsafe {
         let (name, bytes) = (name.get(), bytes.get());
         numbered(agent, out, |state| state.load(name, bytes))
     }
 }
 
-/// Forgets the metadata of a peer's memory.
+/// Removes the metadata of a peer's memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn fishplate_nixl_unload(agent: *const Agent, number: u64) -> i32 {
     on(agent, |state| state.unload(number))
 }
 
-/// Prepares a transfer.
+/// Prepares a transfer, and writes its number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fishplate_nixl_prepare(
     agent: *const Agent,
@@ -283,7 +284,8 @@ pub unsafe extern "C" fn fishplate_nixl_prepare(
     if count == 0 || remote_count == 0 {
         return Status::INVALID_PARAM.0;
     }
-    // SAFETY: two lists and a string of the caller, and a number.
+    // SAFETY: the C++ half passes two lists of `count` descriptors, a valid string and a valid
+    // `out`.
     unsafe {
         let locals = slice::from_raw_parts(locals, count);
         let remotes = slice::from_raw_parts(remotes, remote_count);
@@ -292,7 +294,7 @@ pub unsafe extern "C" fn fishplate_nixl_prepare(
     }
 }
 
-/// Begins a transfer, with a notification if `notifies`.
+/// Starts a transfer, with a notification if `notifies`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fishplate_nixl_post(
     agent: *const Agent,
@@ -300,12 +302,12 @@ pub unsafe extern "C" fn fishplate_nixl_post(
     notifies: bool,
     note: Bytes,
 ) -> i32 {
-    // SAFETY: a string of the caller.
+    // SAFETY: the C++ half passes a valid string.
     let note = unsafe { note.get() };
     on(agent, |state| Err(state.post(number, notifies.then_some(note))))
 }
 
-/// How far a transfer is.
+/// Returns the status of a transfer.
 #[unsafe(no_mangle)]
 pub extern "C" fn fishplate_nixl_check(agent: *const Agent, number: u64) -> i32 {
     polling(agent, |state| Err(state.check(number)))
@@ -317,7 +319,7 @@ pub extern "C" fn fishplate_nixl_release(agent: *const Agent, number: u64) -> i3
     on(agent, |state| Err(state.release(number)))
 }
 
-/// Returns all notifications: the names of their senders, and their bytes.
+/// Passes all notifications to `sink`, each with the name of its sender.
 #[unsafe(no_mangle)]
 pub extern "C" fn fishplate_nixl_notes(agent: *const Agent, sink: Sink, to: *mut c_void) -> i32 {
     polling(agent, |state| {
@@ -331,10 +333,10 @@ pub extern "C" fn fishplate_nixl_notes(agent: *const Agent, sink: Sink, to: *mut
     })
 }
 
-/// Notifies a peer.
+/// Sends a notification to a peer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fishplate_nixl_notify(agent: *const Agent, name: Bytes, note: Bytes) -> i32 {
-    // SAFETY: strings of the caller.
+    // SAFETY: the C++ half passes valid strings.
     let (name, note) = unsafe { (name.get(), note.get()) };
     on(agent, |state| state.notify(name, note))
 }

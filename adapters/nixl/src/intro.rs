@@ -1,4 +1,4 @@
-//! What agents tell each other before their nodes connect. Little-endian, without padding.
+//! The messages that agents exchange before their nodes connect. Little-endian, without padding.
 //!
 //! ```text
 //! info:     "FPni", version u16, key [16], door u64, port u16, hosts u8, IPv4 [4] each, address
@@ -6,9 +6,10 @@
 //! region:   "FPnr", version u16, start u64, len u64, number u64, handle
 //! ```
 //!
-//! The *info* is an agent's connection info, the *region* the metadata of registered memory: NIXL
-//! carries both to peers. Who holds the info sends the *question* to the door that it names, and is
-//! answered by one byte. The key is a secret of those that hold the info: others are refused.
+//! The *info* is an agent's connection info, the *region* the metadata of registered memory. NIXL
+//! carries both to peers. An agent that holds the info sends the *question* to the door named
+//! there, and receives an answer of one byte. The key is a secret: only agents that hold the info
+//! know it. A question with a wrong key is refused.
 
 use std::net::Ipv4Addr;
 
@@ -19,56 +20,56 @@ use crate::status::Status;
 
 const VERSION: u16 = 2;
 
-/// The longest name of an agent, in bytes.
+/// Maximum length of an agent's name in bytes.
 const NAME_MAX: usize = 4096;
 
-/// The longest question, in bytes.
+/// Maximum length of a question in bytes.
 pub(crate) const QUESTION_MAX: usize = 64 + NAME_MAX + ADDRESS_MAX;
 
-/// The answer to an agent that is admitted.
+/// The answer to an admitted agent.
 pub(crate) const ADMITTED: u8 = 1;
 
-/// Where an agent is, and how it is asked.
+/// An agent's address, and how to ask for a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Info {
     pub key: [u8; 16],
-    /// A number in the name of the socket for agents of its host.
+    /// Random number in the name of the socket for agents of the same host.
     pub door: u64,
-    /// The TCP port for agents of other hosts, at each of these addresses.
+    /// TCP port for agents of other hosts, at each of `hosts`.
     pub port: u16,
     pub hosts: Vec<Ipv4Addr>,
-    /// The address of its node.
+    /// Address of the agent's node.
     pub address: Vec<u8>,
 }
 
-/// An agent that asks to be connected.
+/// A request of another agent for a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Question {
     pub key: [u8; 16],
-    /// It was connected before, and lost the connection.
+    /// True if the asking agent was connected before and lost the connection.
     pub again: bool,
     pub name: Vec<u8>,
     pub address: Vec<u8>,
 }
 
-/// Registered memory.
+/// Metadata of registered memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Export {
-    /// First byte, as the peer addresses it.
+    /// Address of the first byte in the owner's address space.
     pub start: u64,
     pub len: u64,
-    /// What its agent knows it by.
+    /// The owning agent's number of the memory.
     pub number: u64,
-    /// What its node knows the region by.
+    /// The owning node's handle of the region.
     pub handle: Vec<u8>,
 }
 
-/// Why bytes of a peer are refused.
+/// Why the bytes of a peer were refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
-    /// Not what was expected, or cut short.
+    /// Truncated or otherwise invalid.
     Malformed,
-    /// Of another version.
+    /// Written by another version.
     Version,
 }
 

@@ -1,16 +1,16 @@
-//! Registered memory of an agent, and what it has loaded of its peers'.
+//! The registered memory of an agent, and the metadata loaded for its peers' memory.
 
 use fishplate::PeerId;
 use fishplate::node::{Memory, Remote};
 
 use crate::intro::Export;
 
-/// Memory of the program.
+/// Registered memory of the program.
 pub(crate) struct Local {
     pub memory: Memory,
-    /// Where the region starts: the program's first byte, or up to 7 before.
+    /// Start of the region: the program's first byte rounded down to 8 bytes.
     pub base: usize,
-    /// What the program has registered.
+    /// The range that the program registered.
     pub start: usize,
     pub len: usize,
 }
@@ -19,13 +19,13 @@ pub(crate) struct Local {
 pub(crate) struct Away {
     pub peer: u64,
     pub export: Export,
-    /// Where the region starts there.
+    /// Start of the region in the peer's address space.
     pub base: u64,
-    /// Its import, from this attachment of the peer.
+    /// The imported region, and the attachment of the peer for which it was imported.
     pub import: Option<(PeerId, Remote)>,
 }
 
-/// Whether `len` bytes at an address lie in a range of this start and length.
+/// True if `len` bytes at `address` lie in the given range of start and length.
 pub(crate) fn contains((start, whole): (usize, usize), address: usize, len: usize) -> bool {
     let from = address.checked_sub(start);
     from.and_then(|from| from.checked_add(len)).is_some_and(|end| end <= whole)

@@ -1,9 +1,9 @@
-//! Receives what peers send: notifications, and chunks of transfers (see `packed`). Both are tagged
-//! messages. A notification arrives once, after the data of its transfer, and those of one peer in
-//! order.
+//! Receives notifications, and the chunks of transfers (see `packed`). Both are tagged messages. A
+//! notification arrives once and after the data of its transfer. Notifications of one peer arrive
+//! in order.
 //!
-//! What a peer sends and nobody takes has limits: it waits at its sender once the program leaves
-//! [`READY_MAX`] bytes untaken, and no peer has more than its share of what is being received.
+//! Unread notifications are bounded. If the program leaves [`READY_MAX`] bytes unread, further ones
+//! wait at their senders. Each peer has a limited share of the messages that are being received.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -20,49 +20,50 @@ use crate::peer::Peer;
 use crate::slab::Slab;
 use crate::status::Status;
 
-/// Longest notification, in bytes.
+/// Maximum length of a notification in bytes.
 pub(crate) const NOTE_MAX: usize = 64 << 20;
 
-/// Bytes of notifications that wait for the program. No more are received until it takes them.
+/// Maximum bytes of unread notifications. Above it, no more are received until the program reads
+/// them.
 const READY_MAX: usize = 64 << 20;
 
-/// Overhead of a waiting notification, in bytes, roughly.
+/// Estimated overhead of an unread notification in bytes.
 const NOTE_COST: usize = 128;
 
-/// The size of a receive buffer that is kept for later notifications, in bytes, and how many are
-/// kept.
+/// Length in bytes of a spare receive buffer, and maximum number of spare buffers.
 const SPARE_LEN: usize = CHUNK_MAX;
 const SPARES: usize = 32;
 
-/// Messages that one pass begins to receive.
+/// Maximum number of messages that one pass starts to receive.
 const BATCH: usize = 256;
 
-/// Messages of one peer that are being received, or wait to be answered. Their bytes are at most
-/// [`NOTE_MAX`].
+/// Maximum number of messages of one peer that are being received or wait for an answer. Their
+/// total length is at most [`NOTE_MAX`].
 const SHARE: usize = 64;
 
 /// A message that is being received.
 struct Incoming {
     request: Request,
     kind: Kind,
-    /// `None`: it is discarded.
+    /// The receive buffer. `None` if the message is discarded.
     memory: Option<Memory>,
     from: Vec<u8>,
     source: PeerId,
     len: usize,
-    /// Present once it has ended: the bytes of its notification, unless it has none, or failed.
+    /// Set once the receive is complete. Holds the notification, if the message carried one and did
+    /// not fail.
     ended: Option<Option<Vec<u8>>>,
 }
 
-/// What is being received from a peer.
+/// The messages of one peer that are being received or answered.
 #[derive(Default)]
 struct Source {
     count: usize,
     bytes: usize,
-    /// Claimed, in order, until there is room.
+    /// Claimed messages that wait for room, oldest first.
     held: VecDeque<Claimed>,
-    /// Likewise answers to our chunks. They wait for no others, because buffers of the peer are
-    /// lent until they are received.
+    /// Claimed answers to our chunks that wait for room. They do not queue behind other messages,
+    /// because the peer's buffers stay lent until they are received.
     answers: VecDeque<Claimed>,
     /// Answers to send.
     owed: VecDeque<Head>,
@@ -87,12 +88,12 @@ impl Source {
         !self.holds() && self.owed.is_empty() && self.asked.is_empty()
     }
 
-    /// Where messages of this kind wait.
+    /// Returns the queue in which messages of this kind wait.
     fn queue(&mut self, kind: Kind) -> &mut VecDeque<Claimed> {
         if kind.is_answer() { &mut self.answers } else { &mut self.held }
     }
 
-    /// Owes an answer to a chunk. Those of one post are sent as one.
+    /// Queues an answer to a chunk. Merges answers of one post.
     fn owe(&mut self, done: Head) {
         let same = |last: &&mut Head| {
             (last.transfer, last.post, last.status) == (done.transfer, done.post, done.status)
@@ -104,7 +105,7 @@ impl Source {
     }
 }
 
-/// By the node's number of the peer. Few at a time, so a scan beats hashing.
+/// By peer. Few entries, so a linear scan beats hashing.
 #[derive(Default)]
 struct Sources(Vec<(PeerId, Source)>);
 
@@ -125,7 +126,7 @@ impl Sources {
         &mut self.0[at].1
     }
 
-    /// The peers of which this holds.
+    /// Returns the peers for which `holds` is true.
     fn which(&self, holds: impl Fn(&Source) -> bool) -> Vec<PeerId> {
         self.0.iter().filter(|(_, source)| holds(source)).map(|(id, _)| *id).collect()
     }
@@ -137,21 +138,21 @@ pub(crate) type Note = (Vec<u8>, Vec<u8>);
 /// The notifications of an agent.
 pub(crate) struct Notes {
     ready: VecDeque<Note>,
-    /// The memory of those.
+    /// Memory used by `ready`, in bytes.
     ready_bytes: usize,
     incoming: VecDeque<Incoming>,
-    /// Without entries of no use.
+    /// Peers with messages in progress. Idle entries are removed.
     sources: Sources,
-    /// Those that wait for their peer, by its number.
+    /// Notifications that wait until their peer is connected, with the peer's number.
     pub outgoing: VecDeque<(u64, Vec<u8>)>,
     spare: Vec<Memory>,
-    /// Where discarded ones go.
+    /// Target buffer for discarded messages.
     nowhere: Memory,
-    /// The last pass has found a message.
+    /// True if the last pass found a message.
     found: bool,
-    /// Whether some peer may send chunks.
+    /// True if a peer may send chunks.
     pub packs: bool,
-    /// The program was told of a notification that has no memory.
+    /// True once an out-of-memory notification was reported to the program.
     told: bool,
 }
 
@@ -171,43 +172,43 @@ impl Notes {
         })
     }
 
-    /// Whether a notification of this length can be sent.
+    /// Rejects a notification that is too long to send.
     pub fn check(len: usize) -> Result<(), Status> {
         if len <= NOTE_MAX { Ok(()) } else { Err(Status::INVALID_PARAM) }
     }
 
-    /// The agent notifies itself, or a peer has.
+    /// Adds a notification from a peer or from the agent itself.
     pub fn arrive(&mut self, note: Note) {
         self.ready_bytes += NOTE_COST + note.0.len() + note.1.len();
         self.ready.push_back(note);
     }
 
-    /// Whether some have arrived.
+    /// True if there are unread notifications.
     pub fn are_there(&self) -> bool {
         !self.ready.is_empty()
     }
 
-    /// Messages that are being received, or wait to be answered.
+    /// Returns the number of messages that are being received or wait for an answer.
     #[cfg(test)]
     pub fn waiting(&self) -> usize {
         let of = |source: &Source| source.count + source.owed.len() + source.asked.len();
         self.sources.0.iter().map(|(_, source)| of(source)).sum()
     }
 
-    /// Takes all that have arrived.
+    /// Takes all unread notifications.
     pub fn take(&mut self) -> impl Iterator<Item = Note> {
         self.ready_bytes = 0;
         self.ready.drain(..)
     }
 
-    /// Receives what has arrived, and answers.
+    /// Receives messages that have arrived, and sends answers.
     pub fn collect(&mut self, node: &mut Node, sides: &mut Sides<'_>) {
         if self.sources.0.iter().any(|(_, source)| source.holds()) {
             self.begin_held(node, sides.peers);
         }
         let lone = !std::mem::replace(&mut self.found, false);
         for _ in 0..BATCH {
-            // Reads and answers are received even if the program takes no notifications.
+            // Receives reads and answers even if the program reads no notifications.
             let (tag, ignore) = match (self.packs, self.ready_bytes >= READY_MAX) {
                 (false, false) => (TAG, 0),
                 (true, false) => (TAG, 7),
@@ -222,12 +223,12 @@ impl Notes {
             if held || !self.begin(node, sides.peers, claimed) {
                 self.sources.entry(source).queue(kind).push_back(claimed);
             } else if self.incoming.len() == 1 {
-                // The usual case: it is short, so it is there already.
+                // The usual case is a short message, which is complete already.
                 self.finish(node, sides);
             }
             if lone {
-                // The next is looked for in the next pass, which costs as much. If that finds one
-                // too, it looks for more.
+                // Leave the next message to the next pass, which costs the same. If that pass also
+                // finds one, it continues with a batch.
                 break;
             }
         }
@@ -239,7 +240,7 @@ impl Notes {
         }
     }
 
-    /// Begins to receive what was held, as far as there is room now.
+    /// Starts to receive held messages while there is room.
     #[cold]
     fn begin_held(&mut self, node: &mut Node, peers: &Slab<Peer>) {
         for id in self.sources.which(Source::holds) {
@@ -258,7 +259,8 @@ impl Notes {
         }
     }
 
-    /// Begins to receive a notification. `false`: there is no room, so it stays claimed.
+    /// Starts to receive a claimed message. Returns false if there is no room; the message stays
+    /// claimed.
     fn begin(&mut self, node: &mut Node, peers: &Slab<Peer>, claimed: Claimed) -> bool {
         let source = claimed.envelope.source;
         let kind = Kind::of(claimed.envelope.tag.lo);
@@ -270,7 +272,7 @@ impl Notes {
             return false;
         }
         let memory = match len {
-            // No agent sends one.
+            // Too long or of an unknown kind, so it does not come from an agent. Discard it.
             None => None,
             Some(len) => match self
                 .spare
@@ -307,21 +309,20 @@ impl Notes {
             }
             Err(error) => {
                 memory.into_iter().for_each(|memory| self.give_back(node, memory));
-                // Its peer was removed, and with it the message.
+                // The peer was removed, and the message with it.
                 !matches!(error, Error::Op(OpError::Again))
             }
         }
     }
 
-    /// Forgets a peer of which nothing is being received.
+    /// Removes the entry of a peer that has no messages in progress.
     fn tidy(&mut self, id: PeerId) {
         if self.sources.get(id).is_some_and(|source| source.count == 0 && source.is_idle()) {
             self.sources.0.retain(|(of, _)| *of != id);
         }
     }
 
-    /// Takes messages that are received. The notifications of one peer stay in order, also with the
-    /// chunks before them.
+    /// Processes completed receives. Keeps the notifications and chunks of one peer in order.
     fn finish(&mut self, node: &mut Node, sides: &mut Sides<'_>) {
         let mut waiting: Vec<PeerId> = vec![];
         for _ in 0..self.incoming.len() {
@@ -340,7 +341,8 @@ impl Notes {
                 }));
                 match (note.memory, status.outcome) {
                     (None, _) => {}
-                    // It may still be written.
+                    // If the outcome is unknown, the rail may still write the buffer, so it is not
+                    // reused.
                     (Some(memory), Received::Unknown(_)) => drop(node.free(memory)),
                     (Some(memory), _) => self.give_back(node, memory),
                 }
@@ -363,7 +365,7 @@ impl Notes {
         }
     }
 
-    /// Takes a chunk that has arrived. Returns the notification that it brings.
+    /// Processes a received chunk. Returns the notification in it.
     fn take_chunk(
         &mut self,
         node: &Node,
@@ -373,7 +375,8 @@ impl Notes {
         len: usize,
     ) -> Option<Vec<u8>> {
         let segment = node.segment(memory).ok()?;
-        // SAFETY: the segment stays until the end of this call, and is at least as long.
+        // SAFETY: `segment` keeps the memory mapped during this call. `len` is the received length,
+        // which fits the buffer.
         let chunk = unsafe { Chunk::new(segment.ptr().as_ptr(), len) };
         let source = self.sources.get_mut(incoming.source)?;
         match incoming.kind {
@@ -398,14 +401,14 @@ impl Notes {
         None
     }
 
-    /// Answers chunks, as far as there is room.
+    /// Sends answers while there is room.
     #[cold]
     fn answer(&mut self, node: &mut Node, sides: &mut Sides<'_>) {
         for id in self.sources.which(|source| !source.is_idle()) {
             let Some(source) = self.sources.get_mut(id) else { continue };
             let number = sides.peers.iter().find(|(_, peer)| peer.id == Some(id)).map(|(number, _)| number);
             let Some(number) = number else {
-                // The peer is gone.
+                // The peer was removed.
                 (source.owed, source.asked) = Default::default();
                 self.tidy(id);
                 continue;
@@ -432,12 +435,12 @@ impl Notes {
     }
 }
 
-/// The kind of a message. One of no kind is discarded as a notification.
+/// Returns the kind of a message. An unknown kind counts as a notification, and is discarded.
 fn kind_of(claimed: &Claimed) -> Kind {
     Kind::of(claimed.envelope.tag.lo).unwrap_or(Kind::Note)
 }
 
-/// Whether a provider needs the processors of both ends for each operation.
+/// True if each operation of the provider needs the processors of both ends.
 fn is_soft(provider: &str) -> bool {
     provider.starts_with("tcp")
 }

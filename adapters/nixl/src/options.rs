@@ -1,4 +1,4 @@
-//! The parameters of a backend, as programs pass them when they create it.
+//! The parameters that programs pass when they create a backend.
 
 use fishplate::Limits;
 use fishplate::config::Settings;
@@ -7,7 +7,7 @@ use fishplate::node::{Builder, Fabric};
 
 use std::time::Duration;
 
-/// The parameters, with their defaults.
+/// Parameter names and defaults.
 pub(crate) const DEFAULTS: [(&str, &str); 5] = [
     ("fabric", "auto"),
     ("providers", ""),
@@ -16,10 +16,10 @@ pub(crate) const DEFAULTS: [(&str, &str); 5] = [
     ("failover", "yes"),
 ];
 
-/// The tables of an agent's node.
+/// Table sizes of an agent's node.
 const LIMITS: Limits = Limits { peers: 128, locals: 4096, remotes: 16384, operations: 4096 };
 
-/// Limits of notifications that wait here to be received. Others wait at their sender.
+/// Limits for unexpected messages. Beyond them, messages wait at the sender.
 const MATCHING: MatchConfig = MatchConfig {
     credits: 64,
     headers: 64,
@@ -28,7 +28,7 @@ const MATCHING: MatchConfig = MatchConfig {
     ..MatchConfig::DEFAULT
 };
 
-/// The settings of a node for these parameters.
+/// Converts parameters to the settings of a node.
 ///
 /// # Errors
 /// A message that names the parameter and the allowed values.

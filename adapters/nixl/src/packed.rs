@@ -1,10 +1,10 @@
-//! Moves short descriptors in chunks, for peers behind a provider that needs the processors of both
-//! ends for each operation: `tcp`. The other transfers are puts and gets of the node.
+//! Moves short descriptors in chunks, for providers such as `tcp` where each operation needs the
+//! processors of both ends. All other transfers are puts and gets of the node.
 //!
-//! The initiator gathers what it writes into chunks; the target scatters each, and tells when that
-//! is done. What it reads the target gathers. The target checks all ranges of a chunk against its
-//! registered memory before it touches any. Lengths and counts have limits at both ends, so a peer
-//! that sends more than it takes only waits.
+//! For a write, the initiator gathers descriptors into a chunk. The target scatters the chunk and
+//! reports when it is done. For a read, the target gathers. Before it touches memory, the target
+//! checks all ranges of a chunk against its registered memory. Lengths and counts are bounded at
+//! both ends: a peer that sends too much waits.
 
 use std::mem::MaybeUninit;
 
@@ -21,16 +21,16 @@ use crate::slab::Slab;
 use crate::status::Status;
 use crate::transfer::{Piece, Transfer};
 
-/// The longest descriptor that travels in a chunk with others, in bytes.
+/// Maximum length in bytes of a descriptor that is sent in a chunk.
 const SHORT: usize = 32 << 10;
 
-/// Chunks of a transfer that are not answered yet.
+/// Maximum number of unanswered chunks per transfer.
 const UNANSWERED: u32 = 32;
 
-/// Buffers that are lent for one peer.
+/// Maximum number of buffers lent per peer.
 const LENT: u32 = 32;
 
-/// What chunks of a peer concern.
+/// The parts of the agent's state that chunks use.
 pub(crate) struct Sides<'a> {
     pub peers: &'a mut Slab<Peer>,
     pub locals: &'a Slab<Local>,
@@ -38,8 +38,8 @@ pub(crate) struct Sides<'a> {
     pub buffers: &'a mut Buffers,
 }
 
-/// A received chunk in memory of the node, which peers may still write: what is checked is copied
-/// out first.
+/// A received chunk in memory of the node. Peers may still write to it, so fields are copied out
+/// before they are checked.
 #[derive(Clone, Copy)]
 pub(crate) struct Chunk {
     start: *const u8,
@@ -48,7 +48,7 @@ pub(crate) struct Chunk {
 
 impl Chunk {
     /// # Safety
-    /// The memory stays valid as long as this is used.
+    /// The memory stays valid while the chunk is in use.
     pub unsafe fn new(start: *const u8, len: usize) -> Chunk {
         Chunk { start, len }
     }
@@ -59,7 +59,7 @@ impl Chunk {
             return Err(Refused::Malformed);
         }
         let mut bytes = Vec::with_capacity(len);
-        // SAFETY: inside the chunk, as was just checked.
+        // SAFETY: checked above to lie inside the chunk.
         unsafe { append(&mut bytes, self.start.add(from), len) };
         Ok(bytes)
     }
@@ -68,7 +68,7 @@ impl Chunk {
         Head::decode(&self.bytes(0, HEAD)?)
     }
 
-    /// The ranges, their length, and where the data begins.
+    /// Returns the ranges, the sum of their lengths, and the offset of the data.
     fn ranges(&self, head: &Head) -> Result<(Vec<Range>, usize, usize), Refused> {
         let before = head.before_data(self.len)?;
         let (ranges, sum) = Range::decode_all(&self.bytes(HEAD, head.ranges as usize * RANGE)?)?;
@@ -76,14 +76,14 @@ impl Chunk {
     }
 }
 
-/// Appends bytes that others may be writing.
+/// Appends bytes that a peer may be writing at the same time.
 ///
 /// # Safety
 /// `from` is valid for reads of `len` bytes.
 unsafe fn append(out: &mut Vec<u8>, from: *const u8, len: usize) {
     out.reserve(len);
     let room: &mut [MaybeUninit<u8>] = out.spare_capacity_mut();
-    // SAFETY: the vector has room for them, and they are initialized then.
+    // SAFETY: `reserve` made room for `len` bytes, and the copy initializes them.
     unsafe {
         copy_bytes(from, room.as_mut_ptr().cast(), len);
         out.set_len(out.len() + len);
@@ -101,7 +101,7 @@ fn check(locals: &Slab<Local>, ranges: &[Range]) -> Result<(), Status> {
     Ok(())
 }
 
-/// Scatters a *write*. Returns the answer, and the notification of its transfer if it brings it.
+/// Scatters a *write*. Returns the answer, and the notification in the chunk.
 pub(crate) fn take_write(sides: &Sides<'_>, chunk: Chunk) -> Option<(Head, Option<Vec<u8>>)> {
     let head = chunk.head().ok()?;
     let scatter = || -> Result<Option<Vec<u8>>, Status> {
@@ -112,8 +112,8 @@ pub(crate) fn take_write(sides: &Sides<'_>, chunk: Chunk) -> Option<(Head, Optio
         check(sides.locals, &ranges)?;
         let mut at = before;
         for range in ranges {
-            // SAFETY: the source is inside the chunk, because the sum was checked. The target is
-            // registered, so the program keeps it valid.
+            // SAFETY: the source lies inside the chunk, because `before + sum` is its length.
+            // `check` found the target in registered memory, which the program keeps valid.
             unsafe { copy_bytes(chunk.start.add(at), range.address as *mut u8, range.len as usize) };
             at += range.len as usize;
         }
@@ -139,7 +139,7 @@ pub(crate) fn take_read(chunk: Chunk) -> Result<(Head, Vec<Range>), Option<Head>
     }
 }
 
-/// Answers a *read*. Whether there was room.
+/// Answers a *read*. Returns false if there was no room.
 pub(crate) fn answer_read(
     node: &mut Node,
     sides: &mut Sides<'_>,
@@ -155,11 +155,12 @@ pub(crate) fn answer_read(
     let parts = ranges.iter().map(|range| (range.address as usize, range.len as usize));
     let mut bytes = Vec::with_capacity(HEAD);
     head.encode(&mut bytes);
-    // SAFETY: the ranges were just checked to lie in registered memory.
+    // SAFETY: `check` above found the ranges in registered memory. `take_read` limited their sum to
+    // a chunk.
     unsafe { send(node, sides, (number, id), Kind::Data, bytes, parts) }
 }
 
-/// The initiator's transfer that an answer of this peer is for.
+/// Returns the transfer that this answer belongs to, if the peer may answer it.
 fn awaited<'t>(
     transfers: &'t mut Slab<Transfer>,
     peers: &Slab<Peer>,
@@ -173,7 +174,7 @@ fn awaited<'t>(
     (wanted && from == Some(source)).then_some(transfer)
 }
 
-/// What a peer may report.
+/// Returns the error in an answer. Maps unexpected codes to [`Status::BACKEND`].
 fn fault(head: &Head) -> Option<Status> {
     match Status(head.status) {
         Status::SUCCESS => None,
@@ -198,8 +199,8 @@ pub(crate) fn take_data(sides: &mut Sides<'_>, source: PeerId, chunk: Chunk) {
         for piece in pieces {
             let region = transfer.locals[piece.local as usize];
             sides.locals.get(region).ok_or(Status::NOT_FOUND)?;
-            // SAFETY: inside the chunk, because the sum fits; and inside memory that is still
-            // registered, as was checked when the transfer was prepared.
+            // SAFETY: the source lies inside the chunk, because the lengths add up to it. `prepare`
+            // checked the target, and its region is still registered.
             unsafe { copy_bytes(chunk.start.add(at), piece.here as *mut u8, piece.len) };
             at += piece.len;
         }
@@ -210,7 +211,7 @@ pub(crate) fn take_data(sides: &mut Sides<'_>, source: PeerId, chunk: Chunk) {
     }
 }
 
-/// Takes a *done*.
+/// Processes a *done*.
 pub(crate) fn take_done(sides: &mut Sides<'_>, source: PeerId, chunk: Chunk) {
     let Ok(head) = chunk.head() else { return };
     let Some(transfer) = awaited(sides.transfers, sides.peers, &head, source) else { return };
@@ -220,10 +221,10 @@ pub(crate) fn take_done(sides: &mut Sides<'_>, source: PeerId, chunk: Chunk) {
     }
 }
 
-/// Sends `bytes`, then these parts of memory, as one message. Whether there was room.
+/// Sends `bytes` and then the parts of memory as one message. Returns false if there was no room.
 ///
 /// # Safety
-/// The parts are valid for reads. All fits into [`CHUNK_MAX`].
+/// The parts are valid for reads. All of it fits into [`CHUNK_MAX`].
 unsafe fn send(
     node: &mut Node,
     sides: &mut Sides<'_>,
@@ -236,7 +237,7 @@ unsafe fn send(
     let tag = TAG | kind as u64;
     let sent = if len <= node.eager_max(id) {
         for (start, len) in parts {
-            // SAFETY: as our caller promises.
+            // SAFETY: this function's contract makes the parts valid.
             unsafe { append(&mut bytes, start as *const u8, len) };
         }
         node.send(id, tag, &bytes[..], Notice::Silent)
@@ -251,7 +252,8 @@ unsafe fn send(
             Err(error) => return Err(error.into()),
         };
         let (memory, start) = (buffer.memory(), buffer.start().as_ptr());
-        // SAFETY: it fits, as our caller promises, and nobody else uses the buffer.
+        // SAFETY: this function's contract: the parts are valid, and everything fits the buffer. No
+        // other send uses it.
         unsafe {
             copy_bytes(bytes.as_ptr(), start, bytes.len());
             let mut at = bytes.len();
@@ -279,7 +281,7 @@ unsafe fn send(
     }
 }
 
-/// Sends a *done*. Whether there was room.
+/// Sends a *done*. Returns false if there was no room.
 pub(crate) fn send_done(node: &mut Node, id: PeerId, head: &Head) -> Result<bool, Status> {
     let mut bytes = Vec::with_capacity(HEAD);
     head.encode(&mut bytes);
@@ -292,7 +294,8 @@ pub(crate) fn send_done(node: &mut Node, id: PeerId, head: &Head) -> Result<bool
     }
 }
 
-/// How many of the next pieces of a transfer go into one chunk. 0: the first is put or read alone.
+/// Returns how many of the next pieces fit into one chunk. Returns 0 if the first is to be put or
+/// read alone.
 pub(crate) fn run(pieces: &[Piece], write: bool, eager: usize) -> usize {
     let (mut count, mut len, mut data) = (0, HEAD, 0);
     for piece in pieces {
@@ -305,11 +308,12 @@ pub(crate) fn run(pieces: &[Piece], write: bool, eager: usize) -> usize {
         (count, data) = (count + 1, data + piece.len);
         len += RANGE + if write { piece.len } else { 0 };
     }
-    // Alone, it would take as many messages.
+    // A chunk of one piece would need as many messages as a put or get.
     if count == 1 && (!write || len > eager) { 0 } else { count }
 }
 
-/// Sends the next `count` pieces of a transfer, or asks for them. Whether there was room.
+/// Sends the next `count` pieces of a write, or requests those of a read. Returns false if there
+/// was no room.
 pub(crate) fn carry(
     node: &mut Node,
     sides: &mut Sides<'_>,
@@ -353,8 +357,8 @@ pub(crate) fn carry(
         true => pieces.iter().map(|piece| (piece.here, piece.len)).collect(),
         false => vec![],
     };
-    // SAFETY: the pieces lie in memory that is still registered, as was just checked; `run` has
-    // counted as many as fit.
+    // SAFETY: the loop above found the regions of all pieces still registered, and `run` limited
+    // the pieces to one chunk.
     let sent = unsafe { send(node, sides, to, kind, bytes, parts.into_iter()) };
     let transfer = sides.transfers.get_mut(number).ok_or(Status::NOT_FOUND)?;
     match sent {

@@ -1,4 +1,4 @@
-//! What an agent knows of a peer.
+//! The state of a peer.
 
 use std::collections::VecDeque;
 use std::os::unix::net::UnixStream;
@@ -7,43 +7,43 @@ use fishplate::PeerId;
 
 use crate::intro::Info;
 
-/// How far the connection to a peer is.
+/// State of the connection to a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// Not connected. `again`: it was connected before.
+    /// Not connected. `again` is true if it was connected before.
     Apart {
         again: bool,
     },
-    /// We have asked it to connect, and wait for its answer.
+    /// Waiting for its answer.
     Asked,
-    /// It has agreed. The nodes connect.
+    /// It has answered, and the nodes are connecting.
     Meets,
     Up,
 }
 
-/// Refused chunks that are remembered for a peer: more than it has chunks under way.
+/// Maximum number of refused posts to remember per peer. A peer has fewer chunks in flight.
 const REFUSED: usize = 1024;
 
 /// A peer.
 pub(crate) struct Peer {
     pub name: Vec<u8>,
     pub address: Vec<u8>,
-    /// Present if the program has loaded it.
+    /// Set if the program has loaded its metadata.
     pub info: Option<Info>,
     pub stage: Stage,
-    /// The node's number of it, unless it is apart.
+    /// The node's id of this peer, unless it is not connected.
     pub id: Option<PeerId>,
-    /// It has asked for the connection, so it may use it.
+    /// True if the peer asked for the connection and so may use it.
     pub asks: bool,
-    /// The streams over which either end has asked. Closed here, they would look at the other as if
-    /// this process had ended.
+    /// The streams on which either end asked. They stay open here, because the peer takes a close
+    /// for our death.
     pub lines: Vec<UnixStream>,
-    /// Whether short descriptors travel in chunks to it.
+    /// True if short descriptors are sent to it in chunks.
     pub packs: bool,
-    /// Buffers that sends to it use.
+    /// Number of buffers lent to sends to this peer.
     pub lent: u32,
-    /// Its transfers and posts of which a chunk was refused here, over this connection. Their
-    /// notification is dropped.
+    /// The peer's transfers and posts of which a chunk was refused on this connection. Their
+    /// notifications are dropped.
     pub refused: VecDeque<(u64, u32)>,
 }
 
@@ -66,7 +66,7 @@ impl Peer {
         }
     }
 
-    /// Remembers that a chunk was refused.
+    /// Records that a chunk was refused.
     pub fn refuse(&mut self, transfer: u64, post: u32) {
         if self.refused.len() >= REFUSED {
             self.refused.pop_front();

@@ -1,7 +1,7 @@
-//! A table of values with numbers that are never reused.
+//! A table whose entry numbers are not reused.
 
-/// Values in slots. The lower half of a number is the slot, and the upper half is the use count of
-/// the slot. So the number of a removed value is not that of a later one.
+/// Values in slots. The lower half of a number is the slot, the upper half counts the uses of the
+/// slot. A removed value and its successor thus have different numbers.
 pub(crate) struct Slab<T> {
     slots: Vec<(u32, Option<T>)>,
     free: Vec<u32>,
@@ -41,14 +41,14 @@ impl<T> Slab<T> {
         self.slots[number as u32 as usize].1.take()
     }
 
-    /// The numbers and values of all slots in use.
+    /// Returns the numbers and values of all slots in use.
     pub fn iter(&self) -> impl Iterator<Item = (u64, &T)> {
         self.slots.iter().enumerate().filter_map(|(at, (uses, value))| {
             value.as_ref().map(|value| (u64::from(*uses) << 32 | at as u64, value))
         })
     }
 
-    /// The values of all slots in use.
+    /// Returns the values of all slots in use.
     pub fn values_mut(&mut self) -> impl Iterator<Item = &mut T> {
         self.slots.iter_mut().filter_map(|(_, value)| value.as_mut())
     }

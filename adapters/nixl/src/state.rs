@@ -1,5 +1,5 @@
-//! The state of an agent: its node, its memory and that of its peers. One lock protects it, which
-//! is never held while something waits for a peer.
+//! The state of an agent: its node, its memory and the memory of its peers. One lock protects the
+//! state. No thread holds the lock while it waits for a peer.
 
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -17,23 +17,24 @@ use crate::slab::Slab;
 use crate::status::Status;
 use crate::transfer::Transfer;
 
-/// How long memory is waited for that operations still use.
+/// Maximum time to wait until no operation uses memory that is being deregistered.
 pub(crate) const SETTLE: Duration = Duration::from_secs(5);
 
-/// Passes between two reads of the clock.
+/// Passes between two clock reads.
 const PASSES: u32 = 16;
 
-/// Between two looks whether peers live.
+/// Interval between liveness checks of peers.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// How long calls poll in vain before each yields the processor, which the peer may need.
+/// Time without events after which a polling call yields the processor. The peer may need the
+/// processor.
 const SPIN: Duration = Duration::from_micros(200);
 
-/// What is shared with the threads of an agent. `None`: it is closed.
+/// The state that calls and threads share. `None` once the agent is closed.
 pub(crate) struct Shared(Mutex<Option<State>>);
 
 impl Shared {
-    /// Shares a state.
+    /// Wraps a state.
     pub fn new(state: State) -> Arc<Shared> {
         let shared = Arc::new(Shared(Mutex::new(Some(state))));
         let itself = Arc::downgrade(&shared);
@@ -41,12 +42,12 @@ impl Shared {
         shared
     }
 
-    /// Takes the state out: the agent is closed.
+    /// Closes the agent: removes its state.
     pub fn take(&self) -> Option<State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Calls with the state. `None`: the agent is closed, or a call on it has panicked.
+    /// Runs a call on the state. Returns `None` if the agent is closed or an earlier call panicked.
     pub fn with<T>(&self, call: impl FnOnce(&mut State) -> T) -> Option<T> {
         self.0.lock().ok()?.as_mut().map(call)
     }
@@ -62,20 +63,20 @@ pub(crate) struct State {
     pub locals: Slab<Local>,
     pub aways: Slab<Away>,
     pub transfers: Slab<Transfer>,
-    /// Transfers in progress.
+    /// Numbers of transfers in progress.
     pub moving: Vec<u64>,
     pub notes: Notes,
     pub buffers: Buffers,
     passes: u32,
     looked: Instant,
-    /// Since when nothing has happened.
+    /// Time of the first pass without an event since the last event.
     idle: Option<Instant>,
-    /// Nothing has happened for [`SPIN`].
+    /// True if there was no event for [`SPIN`].
     pub yields: bool,
 }
 
 impl State {
-    /// The state of a new agent.
+    /// Creates the state of a new agent.
     pub fn new(node: Node, name: Vec<u8>, info: Info, notes: Notes) -> State {
         State {
             node,
@@ -96,9 +97,10 @@ impl State {
         }
     }
 
-    /// Makes a pass, and carries on what waits. From time to time, looks whether peers live.
+    /// Makes a pass, and continues notifications and transfers in progress. Checks from time to
+    /// time that peers are alive.
     pub fn progress(&mut self) {
-        // Looking for notifications makes the pass.
+        // Probing for messages also makes a pass.
         self.collect();
         if self.reap() || self.notes.are_there() {
             self.stir();
@@ -122,29 +124,30 @@ impl State {
         }
     }
 
-    /// Receives what has arrived.
+    /// Receives messages that have arrived.
     pub fn collect(&mut self) {
         let State { node, peers, locals, transfers, buffers, notes, .. } = self;
         notes.collect(node, &mut Sides { peers, locals, transfers, buffers });
     }
 
-    /// Something has happened.
+    /// Records an event.
     pub fn stir(&mut self) {
         (self.idle, self.yields) = (None, false);
     }
 
-    /// Registers memory of the program, which stays valid until it is deregistered.
+    /// Registers memory of the program.
     ///
     /// # Safety
-    /// As for [`Node::register`].
+    /// The same as for [`Node::register`].
     pub unsafe fn register(&mut self, start: usize, len: usize) -> Result<u64, Status> {
         let base = start & !7;
         let end = start.checked_add(len).ok_or(Status::INVALID_PARAM)?;
         let Some(first) = NonNull::new(base as *mut u8).filter(|_| len != 0) else {
             return Err(Status::INVALID_PARAM);
         };
-        // SAFETY: same contract. The few bytes before the program's lie in its first word, which is
-        // mapped like it; transfers are checked against what the program has registered.
+        // SAFETY: this function's contract. Rounding adds at most 7 bytes before the range; they
+        // share its first word, so they are mapped. Transfers are checked against the unrounded
+        // range.
         let memory = unsafe { self.node.register(first, end - base) }?;
         Ok(self.locals.insert(Local { memory, base, start, len }))
     }
@@ -152,7 +155,7 @@ impl State {
     /// Deregisters memory.
     ///
     /// # Errors
-    /// [`Status::NOT_ALLOWED`] while transfers use it.
+    /// [`Status::NOT_ALLOWED`] while transfers use the memory.
     pub fn deregister(&mut self, number: u64) -> Result<(), Status> {
         let memory = self.locals.get(number).ok_or(Status::NOT_FOUND)?.memory;
         self.node.free(memory)?;
@@ -160,14 +163,14 @@ impl State {
         Ok(())
     }
 
-    /// The metadata of registered memory.
+    /// Returns the metadata of registered memory.
     pub fn export(&self, number: u64) -> Result<Vec<u8>, Status> {
         let local = self.locals.get(number).ok_or(Status::NOT_FOUND)?;
         let handle = self.node.handle(local.memory)?;
         Ok(Export { start: local.start as u64, len: local.len as u64, number, handle }.encode())
     }
 
-    /// Keeps the metadata of a peer's memory. It is imported once the peer is connected.
+    /// Loads the metadata of a peer's memory. It is imported when the peer is connected.
     pub fn load(&mut self, peer: &[u8], bytes: &[u8]) -> Result<u64, Status> {
         let peer = self.loaded(peer).ok_or(Status::NOT_FOUND)?;
         let export = Export::decode(bytes)?;
@@ -175,11 +178,12 @@ impl State {
         Ok(self.aways.insert(Away { peer, export, base, import: None }))
     }
 
-    /// Forgets the metadata of a peer's memory.
+    /// Removes the metadata of a peer's memory.
     pub fn unload(&mut self, number: u64) -> Result<(), Status> {
         let away = self.aways.remove(number).ok_or(Status::NOT_FOUND)?;
         if let Some((_, import)) = away.import {
-            // Transfers in flight keep it; then it goes with the peer.
+            // Fails while transfers in flight use the import. Then the import is removed with the
+            // peer.
             _ = self.node.release(import);
         }
         Ok(())

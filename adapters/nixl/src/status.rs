@@ -1,9 +1,9 @@
-//! The codes that calls return, by NIXL's numbers.
+//! The status codes of calls, numbered as in NIXL.
 
 use fishplate::core::error::{AttachError, OpError, PostError};
 use fishplate::node::Error;
 
-/// A code: negative if it is an error.
+/// A status code, negative for an error.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Status(pub i32);

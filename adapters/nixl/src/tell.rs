@@ -10,7 +10,7 @@ use crate::state::State;
 use crate::status::Status;
 
 impl State {
-    /// Notifies a peer, later if it is not connected yet.
+    /// Sends a notification to a peer. Queues it if the peer is not connected yet.
     pub fn notify(&mut self, name: &[u8], bytes: &[u8]) -> Result<(), Status> {
         Notes::check(bytes.len())?;
         if name == self.name {
@@ -21,7 +21,7 @@ impl State {
         let lost = self.is_lost(number);
         let up = self.approach(number)?;
         if lost {
-            // The next may reach it.
+            // This notification fails. The next one may reach the peer after it reconnects.
             return Err(Status::REMOTE_DISCONNECT);
         }
         let queued = self.notes.outgoing.iter().any(|(to, _)| *to == number);
@@ -32,12 +32,12 @@ impl State {
         Ok(())
     }
 
-    /// Sends a notification to a connected peer. Returns whether there was room.
+    /// Sends a notification to a connected peer. Returns false if there was no room.
     pub fn tell(&mut self, number: u64, bytes: &[u8]) -> Result<bool, Status> {
         let id = self.peers.get(number).and_then(|peer| peer.id).ok_or(Status::REMOTE_DISCONNECT)?;
         let sent = self.node.send(id, TAG, bytes, Notice::Silent);
         if matches!(sent, Err(Error::Full { .. })) {
-            // The node has no memory left to copy a long one into.
+            // The node has no memory to copy a long notification into.
             return Ok(false);
         }
         match sent.map_err(Status::from) {
@@ -52,7 +52,7 @@ impl State {
         }
     }
 
-    /// Sends what has waited.
+    /// Sends queued notifications.
     pub fn tell_later(&mut self) {
         if self.notes.outgoing.is_empty() {
             return;

@@ -1,10 +1,10 @@
-//! Transfers: lists of descriptors, as NIXL passes them and as they are kept.
+//! Transfers, and the descriptors that NIXL passes for them.
 
 use fishplate::node::{Memory, Remote};
 
 use crate::status::Status;
 
-/// A descriptor as NIXL passes it: a basic descriptor, then the metadata of its region.
+/// A descriptor in NIXL's layout: address, length and device, then the metadata of its region.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Desc {
@@ -26,26 +26,27 @@ static_assertions::const_assert_eq!(size_of::<Desc>(), 32);
 static_assertions::const_assert_eq!(std::mem::offset_of!(Metadata, number), 16);
 
 impl Desc {
-    /// The number of its region, if that is of this process (`private`), or of a peer.
+    /// Returns the number of the region, if the region is local (`private`) or remote (not
+    /// `private`) as required.
     pub(crate) fn region(&self, private: bool) -> Option<u64> {
-        // SAFETY: null, or metadata of ours, which lives until NIXL unloads it.
+        // SAFETY: null, or metadata that the C++ half allocated, which lives until NIXL unloads it.
         let metadata = unsafe { self.metadata.as_ref() }.filter(|metadata| metadata.private == private);
         metadata.map(|metadata| metadata.number)
     }
 }
 
-/// Bytes that lie in one piece at both ends.
+/// A range that is contiguous at both ends.
 #[derive(Clone, Copy)]
 pub(crate) struct Piece {
     pub(crate) here: usize,
     pub(crate) there: usize,
     pub(crate) len: usize,
-    /// Positions in the lists of regions.
+    /// Indexes into the lists of regions.
     pub(crate) local: u32,
     pub(crate) remote: u32,
 }
 
-/// Regions of one end, each once.
+/// The distinct regions of one end.
 #[derive(Default)]
 pub(crate) struct Regions {
     pub(crate) numbers: Vec<u64>,
@@ -65,27 +66,27 @@ impl Regions {
     }
 }
 
-/// A transfer that may be posted any number of times.
+/// A prepared transfer. It may be posted any number of times.
 pub(crate) struct Transfer {
     pub(crate) write: bool,
-    /// `None`: the agent itself.
+    /// The peer. `None` for a transfer within the agent.
     pub(crate) peer: Option<u64>,
     pub(crate) pieces: Vec<Piece>,
     pub(crate) locals: Vec<u64>,
     pub(crate) remotes: Vec<u64>,
-    /// The regions of the current post, in the order of their lists.
+    /// The regions of the current post, in the order of `locals` and `remotes`.
     pub(crate) here: Vec<(Memory, usize)>,
     pub(crate) there: Vec<(Remote, u64)>,
-    /// The first piece that is not posted.
+    /// Index of the first piece that is not posted.
     pub(crate) next: usize,
-    /// Operations that have not completed.
+    /// Number of operations in flight.
     pub(crate) outstanding: u32,
-    /// How often it was posted, and chunks of this post that the peer has not answered.
+    /// Number of posts, and number of unanswered chunks of the current post.
     pub(crate) post: u32,
     pub(crate) waits: u32,
-    /// A notification to be sent.
+    /// The notification to send.
     pub(crate) note: Option<Vec<u8>>,
-    /// Why it has failed. It ends once nothing is outstanding.
+    /// Why the transfer failed. It completes once no operation is in flight.
     pub(crate) fault: Option<Status>,
     pub(crate) active: bool,
     pub(crate) released: bool,

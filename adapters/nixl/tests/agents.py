@@ -10,7 +10,7 @@ os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")
 import numpy as np
 from nixl_cu12._api import nixl_agent, nixl_agent_config
 
-# Generous: a test may share its processors with many others.
+# Generous, because the test may share its processors with many others.
 PATIENCE = 60
 
 

@@ -1,9 +1,9 @@
-// Calls a plugin as NIXL does, two engines in one process: each status that the plugin returns, and
-// what programs do wrong.
+// Calls a plugin as NIXL does, with two engines in one process. Tests each status that the plugin
+// returns, and wrong calls.
 //
 //     engine libplugin_FISHPLATE.so [NAME=VALUE...]
 //
-// NAME=VALUE: parameters of the agents. By default they share memory alone.
+// NAME=VALUE sets a parameter of the agents. By default they use shared memory only.
 
 #include "../plugin/abi.hpp"
 
@@ -61,7 +61,7 @@ template <class Holds> void until(const char *what, Holds holds) {
     }
 }
 
-// Memory of an agent, and its metadata there and at a peer.
+// Memory of an agent, with its metadata.
 struct Memory {
     Engine &owner;
     std::vector<char> bytes;
@@ -73,7 +73,7 @@ struct Memory {
         desc.len = size, desc.device = 0;
         IS(SUCCESS, owner.register_memory(desc, Mem::dram, local));
     }
-    // What a peer loads.
+    // The descriptor that a peer loads.
     BlobDesc told() const {
         BlobDesc out = desc;
         IS(SUCCESS, owner.public_data(local, out.blob));
@@ -137,7 +137,7 @@ void what_cannot_be_created() {
     good.sync = static_cast<Sync>(7);
     IS(nullptr, plugin->create(&good));
     good.sync = Sync::none;
-    // Strings where the map should be.
+    // Strings in place of the map.
     std::string other[2] = {"other", "fields"};
     good.params = reinterpret_cast<Params *>(other);
     IS(nullptr, plugin->create(&good));
@@ -202,7 +202,7 @@ void wrong_calls(Engine &a, const Memory &ours, const Memory &theirs, Metadata *
     refused(NOT_FOUND, from(0, 8), to(0, 8), "nobody");
     refused(NOT_FOUND, list({ours.at(0, 8, nullptr)}), to(0, 8));
     refused(NOT_FOUND, from(0, 8), list({theirs.at(0, 8, nullptr)}));
-    // Memory of a peer as one's own, and the reverse.
+    // Remote memory passed as local memory, and the reverse.
     refused(NOT_FOUND, list({theirs.at(0, 8, remote)}), from(0, 8), "a");
     refused(NOT_SUPPORTED, list({ours.at(0, 8, ours.local)}, Mem::vram), to(0, 8));
     IS(INVALID_PARAM, post(a, nullptr));
@@ -225,7 +225,7 @@ void wrong_calls(Engine &a, const Memory &ours, const Memory &theirs, Metadata *
 void transfers(Engine &a, Engine &b, Memory &ours, Memory &theirs, Metadata *remote) {
     Request *request = nullptr;
     std::iota(ours.bytes.begin(), ours.bytes.end(), char(1));
-    // Every second byte pair, 100,000 of them, and some without bytes.
+    // 100,000 ranges of two bytes with gaps in between, and some empty ranges.
     std::vector<MetaDesc> from, to;
     for (std::size_t at = 0; at < 100000; at++) {
         from.push_back(ours.at(at * 4, at % 3, ours.local));
@@ -238,7 +238,7 @@ void transfers(Engine &a, Engine &b, Memory &ours, Memory &theirs, Metadata *rem
     for (std::size_t at = 0; at < 100000; at++)
         IS(0, std::memcmp(theirs.bytes.data() + at * 3 + 1, ours.bytes.data() + at * 4, at % 3));
     IS(0, theirs.bytes[0]);
-    // Again, with a long notification.
+    // Post again, with a long notification.
     note.assign(3 << 20, 'n');
     std::memset(theirs.bytes.data(), 0, theirs.bytes.size());
     IS(SUCCESS, finish(a, request, post(a, request, &note)));
@@ -253,7 +253,7 @@ void transfers(Engine &a, Engine &b, Memory &ours, Memory &theirs, Metadata *rem
     IS(true, found.size() == 1 && found[0] == std::make_pair(std::string("a"), note));
     IS(ours.bytes[8], theirs.bytes[7]);
     IS(SUCCESS, a.release(request));
-    // A read, and one within the agent.
+    // A read, and a transfer within the agent.
     std::iota(theirs.bytes.begin(), theirs.bytes.end(), char(7));
     IS(SUCCESS, prepare(a, Op::read, list({ours.at(5, 1000, ours.local)}), list({theirs.at(9, 1000, remote)}), "b", request));
     note = "read";
@@ -269,7 +269,7 @@ void transfers(Engine &a, Engine &b, Memory &ours, Memory &theirs, Metadata *rem
     IS(0, notes(a, 1)[0].first.compare("a"));
     IS(SUCCESS, a.release(request));
     IS(SUCCESS, a.unload(own));
-    // Of one to another: in order.
+    // Notifications arrive in order.
     for (char c = 'a'; c <= 'z'; c++) IS(SUCCESS, a.notify("b", std::string(c == 'm' ? 100000 : 1, c)));
     std::string all;
     until("26 notifications", [&] {
@@ -282,7 +282,7 @@ void transfers(Engine &a, Engine &b, Memory &ours, Memory &theirs, Metadata *rem
     IS(0, all.compare("abcdefghijklmnopqrstuvwxyz"));
 }
 
-// More long notifications than an agent receives at once, and one that is too long.
+// Sends more long notifications than an agent receives at once, and one that is too long.
 void long_notifications(Engine &a, Engine &b) {
     IS(INVALID_PARAM, a.notify("b", std::string((64 << 20) + 1, 'x')));
     constexpr std::size_t count = 100, size = 1200000;
@@ -301,7 +301,7 @@ void long_notifications(Engine &a, Engine &b) {
     });
 }
 
-// A peer that does not answer: what is in progress, and released so.
+// The peer does not answer. Transfers stay in progress, and can be released in that state.
 void what_is_in_progress(Engine &a, const Memory &ours) {
     Agent silent = create("silent");
     Memory theirs(*silent, 4096);
@@ -310,7 +310,7 @@ void what_is_in_progress(Engine &a, const Memory &ours) {
     name.sun_family = AF_UNIX;
     const std::uint64_t door = 0x1000000000000000 + getpid();
     std::memcpy(told.data() + 22, &door, sizeof door);
-    // No addresses for other hosts.
+    // Remove the addresses for other hosts.
     told.erase(33, 4 * static_cast<unsigned char>(told[32]));
     told[32] = 0;
     int len = std::snprintf(name.sun_path + 1, 64, "fishplate-nixl-%016lx", door);
@@ -338,13 +338,13 @@ void what_is_in_progress(Engine &a, const Memory &ours) {
     IS(SUCCESS, silent->deregister_memory(theirs.local));
 }
 
-// Threads that post, check and notify at once, as NIXL's RW mode lets them.
+// Threads post, check and notify concurrently, as NIXL's RW mode allows.
 void several_threads(Engine &a, Engine &b, Memory &ours, Memory &theirs, Metadata *remote) {
     constexpr std::size_t threads = 4, rounds = 50, part = 80000;
     auto move = [&](std::size_t thread) {
         std::vector<MetaDesc> from, to;
         for (std::size_t at = 0; at < 20; at++) {
-            // Short ones, and one that is long.
+            // Short ranges, and a long one.
             std::size_t len = at == 0 ? 40000 : 100 + at, place = thread * part + (at == 0 ? 0 : 40000 + at * 1000);
             from.push_back(ours.at(place, len, ours.local));
             to.push_back(theirs.at(place, len, remote));
@@ -397,7 +397,7 @@ void what_is_gone(Engine &a, Agent &b, Memory &ours, Metadata *remote, Memory &t
     IS(SUCCESS, prepare(a, Op::read, two(ours, ours.local), two(theirs, remote), "b", other));
     IS(SUCCESS, b->deregister_memory(theirs.local));
     if (!given.contains("fabric")) {
-        // Its process checks what arrives.
+        // Without a network, the target's process reports its deregistered memory.
         IS(NOT_FOUND, finish(a, request, post(a, request)));
         IS(NOT_FOUND, finish(a, other, post(a, other)));
     }
@@ -435,7 +435,7 @@ int main(int count, char **names) {
     for (int round = 0; round < 3; round++) {
         // Over a network, writes need the target's progress.
         Agent b = create("b", given, round == 1 || !given.contains("fabric"));
-        // The program's, which outlives its agent.
+        // The memory belongs to the program and outlives the agent.
         auto theirs = std::make_unique<Memory>(*b, 400000);
         if (round == 0) {
             wrong_metadata(*a, *b, *theirs);
@@ -451,7 +451,7 @@ int main(int count, char **names) {
         if (round == 1) what_is_in_progress(*a, ours);
         what_is_gone(*a, b, ours, remote, *theirs);
     }
-    // As NIXL does when it ends an agent.
+    // NIXL ends an agent with these calls.
     Metadata *own = nullptr;
     IS(SUCCESS, a->load_local(ours.local, own));
     IS(SUCCESS, a->deregister_memory(ours.local));

@@ -112,7 +112,7 @@ def main():
             seen.append(time.monotonic() - killed)
         passing.process.wait()
         steady.move(rng, round)
-        # The peer stays loaded. Whatever is posted later fails too, and alone.
+        # The killed peer stays loaded. Later posts to it fail, and other peers are unaffected.
         for again in handle, idle:
             try:
                 finish(made, again, made.transfer(again))

@@ -41,7 +41,7 @@ def lists(seed):
         return [(start * CELL, start * CELL, (end - start) * CELL)]
     here, there = rng.sample(range(cells), count), rng.sample(range(cells), count)
     if rng.random() < 0.3:
-        # Adjacent ones, which are joined unless they lie apart at the other end.
+        # Adjacent ranges. The plugin joins them if they are adjacent at the other end too.
         first = rng.randrange(cells - count + 1)
         here, there = list(range(first, first + count)), list(range(cells - count, cells))
         rng.choice([lambda cells: None, rng.shuffle])(rng.choice([here, there]))
@@ -57,7 +57,7 @@ class Process:
     def __init__(self, folder, name, names, count, seed):
         self.name, self.names, self.count, self.seed = name, names, count, seed
         self.agent = agent(name, thread=zlib.crc32(name.encode()) % 2 == 0)
-        # Areas that one process writes, each of one other, and one that all read.
+        # Areas with one writer each, and one area that all processes read.
         self.areas = [Memory(self.agent, AREA, offset=number * 3) for number in range(len(names))]
         self.book = Memory(self.agent, AREA)
         self.book.bytes[:] = self.read_from(name)
@@ -130,7 +130,7 @@ class Process:
         for name in self.names:
             self.agent.send_notif(name, pickle.dumps(("done", 0, 0, b"")))
         until("the others to be done", lambda: self.done == set(self.names), self.serve)
-        # Numbers rise, and each is there once: all were answered, and none twice.
+        # Notification numbers rise without duplicates. All notifications were answered.
         for name, numbers in self.got.items():
             assert numbers == sorted(set(numbers)), f"notifications of {name}"
         assert self.got[self.name] == sent[self.name]

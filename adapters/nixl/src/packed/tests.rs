@@ -1,5 +1,5 @@
-//! What a peer can do with chunks: wrong lengths, counts, addresses and regions, answers that
-//! nobody waits for, and more than is taken.
+//! Hostile chunks: wrong lengths, counts, addresses and regions, unexpected answers, and more
+//! chunks than the agent accepts.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use crate::state::{Shared, State};
 
 fn agent(name: &str) -> Agent {
     let agent = Agent::open(name.into(), &[("fabric".into(), "off".into())], None).unwrap();
-    // As with a rail of tcp.
+    // As with a `tcp` rail.
     agent.shared.with(|state| state.notes.packs = true);
     agent
 }
@@ -30,7 +30,7 @@ fn until(what: &str, agents: &[&Agent], mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Two agents that are connected, and the number that each has of the other.
+/// Two connected agents. Returns both with their numbers for each other.
 fn pair() -> (Agent, Agent) {
     let (a, b) = (agent("a"), agent("b"));
     let info = |of: &Agent| with(of, |state| state.info.encode());
@@ -66,7 +66,7 @@ fn wrong_chunks_touch_no_memory_and_right_ones_do() {
     let (a, b) = pair();
     let mut memory = vec![7u64; 16];
     let start = memory.as_mut_ptr() as usize;
-    // SAFETY: it outlives the agent.
+    // SAFETY: the memory outlives the agent.
     let region = with(&b, |state| unsafe { state.register(start + 8, 64) }).unwrap();
     let range = |address: usize, len: u32| Range { region, address: address as u64, len };
     let data = [1u8; 64];
@@ -97,7 +97,7 @@ fn wrong_chunks_touch_no_memory_and_right_ones_do() {
             send(&a, kind, &bytes[..bytes.len().min(100)]);
         }
     }
-    // The notification of a post of which a chunk was refused is dropped.
+    // A refused chunk drops the notification of its post.
     for (post, note) in [(1, b"no"), (2, b"hi")] {
         let head = Head { post, note: 2, ..HEAD_OF };
         send(&a, write, &chunk(head, &[range(start + 16, 8)], &[note, &data[..8]].concat()));
@@ -105,7 +105,7 @@ fn wrong_chunks_touch_no_memory_and_right_ones_do() {
     until("the notification", &[&a, &b], || with(&b, |state| state.notes.are_there()));
     assert_eq!(with(&b, |state| state.notes.take().collect::<Vec<_>>()), [(b"a".to_vec(), b"hi".to_vec())]);
     memory[2] ^= 7 ^ 0x0101_0101_0101_0101;
-    // SAFETY: as many, in their place; peers have written them.
+    // SAFETY: the same 16 words; peers have stopped writing.
     let now = unsafe { std::slice::from_raw_parts(start as *const u64, 16) };
     assert!(now.iter().all(|word| *word == 7), "{now:?}");
 }
@@ -115,14 +115,14 @@ fn a_peer_that_takes_no_answers_has_its_share_of_memory_alone() {
     let (a, b) = pair();
     let mut memory = vec![0u64; CHUNK_MAX / 8];
     let start = memory.as_mut_ptr() as usize;
-    // SAFETY: it outlives the agent.
+    // SAFETY: the memory outlives the agent.
     let region = with(&b, |state| unsafe { state.register(start, CHUNK_MAX) }).unwrap();
     let range = Range { region, address: start as u64, len: (CHUNK_MAX - HEAD) as u32 };
     for post in 0..1000 {
         let read = chunk(Head { post, ..HEAD_OF }, &[range], &[]);
         with(&a, |state| {
             let id = state.peers.iter().find_map(|(_, peer)| peer.id).unwrap();
-            // A refusal is what the peer deserves.
+            // The agent may refuse this peer.
             _ = state.node.send(id, TAG | Kind::Read as u64, &read[..], Notice::Silent);
         });
         with(&b, State::progress);
@@ -147,7 +147,7 @@ fn answers_count_once_and_from_the_peer_of_their_transfer() {
     let mut locals = Slab::default();
     let mut bytes = [0u64; 2];
     let mut transfers = Slab::default();
-    // SAFETY: it outlives the agent.
+    // SAFETY: the memory outlives the agent.
     let region = with(&a, |state| unsafe { state.register(bytes.as_mut_ptr() as usize, 16) }).unwrap();
     let local = with(&a, |state| state.locals.remove(region)).unwrap();
     let here = local.start;
@@ -174,7 +174,7 @@ fn answers_count_once_and_from_the_peer_of_their_transfer() {
         Sides { peers: &mut peers, locals: &locals, transfers: &mut transfers, buffers: &mut buffers };
     let mut take = |source, head: Head, rest: &[u8]| {
         let bytes = chunk(head, &[], rest);
-        // SAFETY: the bytes live during the call.
+        // SAFETY: `bytes` lives during the call.
         take_data(&mut sides, source, unsafe { Chunk::new(bytes.as_ptr(), bytes.len()) });
         let transfer = sides.transfers.get(number).unwrap();
         (transfer.waits, transfer.fault)
@@ -186,7 +186,7 @@ fn answers_count_once_and_from_the_peer_of_their_transfer() {
     assert_eq!(bytes, [0, 0]);
     assert_eq!(take(id, good, &[1; 8]), (0, None));
     assert_eq!(take(id, good, &[2; 8]), (0, None), "again");
-    // SAFETY: written through a pointer of the same memory.
+    // SAFETY: `here` is the address of a live local variable.
     let now = unsafe { (here as *const u64).read_volatile() };
     assert_eq!(now, 0x0101_0101_0101_0101);
     for (head, len) in [(Head { first: 1, ..good }, 8), (good, 7), (good, 9), (Head { ranges: 0, ..good }, 0)]
@@ -195,31 +195,31 @@ fn answers_count_once_and_from_the_peer_of_their_transfer() {
             (transfer.waits, transfer.fault) = (1, None);
         }
         let bytes = chunk(head, &[], &vec![3; len]);
-        // SAFETY: the bytes live during the call.
+        // SAFETY: `bytes` lives during the call.
         take_data(&mut sides, id, unsafe { Chunk::new(bytes.as_ptr(), bytes.len()) });
         assert_eq!(sides.transfers.get(number).unwrap().fault, Some(Status::BACKEND));
     }
-    // SAFETY: as above.
+    // SAFETY: `here` is the address of a live local variable.
     assert_eq!(unsafe { (here as *const u64).read_volatile() }, 0x0101_0101_0101_0101);
 }
 
-/// Lets both pack for each other, as over tcp.
+/// Makes both agents send chunks to each other, as over `tcp`.
 fn pack(agents: [&Agent; 2]) {
     for agent in agents {
         with(agent, |state| state.peers.values_mut().for_each(|peer| peer.packs = true));
     }
 }
 
-/// Registers memory of `of`, and loads it at its peer `at`. Returns both numbers.
+/// Registers memory of `of` and loads it at its peer `at`. Returns the numbers at both.
 fn share(of: &Agent, name: &[u8], at: &Agent, memory: &mut [u8]) -> (u64, u64) {
     let (start, len) = (memory.as_mut_ptr() as usize, memory.len());
-    // SAFETY: it outlives the agent.
+    // SAFETY: the memory outlives the agent.
     let region = with(of, |state| unsafe { state.register(start, len) }).unwrap();
     let exported = with(of, |state| state.export(region)).unwrap();
     (region, with(at, |state| state.load(name, &exported)).unwrap())
 }
 
-/// A read of `count` pieces of [`SHORT`] bytes, each second one of both memories.
+/// Prepares a read of `count` pieces of [`SHORT`] bytes with gaps in between.
 fn read(agent: &Agent, here: (usize, u64), there: (usize, u64), count: usize) -> u64 {
     let piece = |n: usize| {
         let at = 2 * n * SHORT;
