@@ -8,8 +8,9 @@
 //! | 32..48        | slot in this table                                            |
 //! | 0..32         | shared: the segment's number; common: the pair's; private: 0  |
 //!
-//! The base of a key is an offset from the start of the segment; for private memory it is an
-//! address. Slots are used in turn, so a key repeats only after 4096 registrations in *each* slot.
+//! The base of a key is an offset from the start of the segment. For private memory it is an
+//! address. Slots are used in rotation, so a key repeats only after 4096 registrations in *each*
+//! slot.
 
 use std::ptr::NonNull;
 
@@ -22,7 +23,7 @@ use crate::segment::Segment;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KeyKind {
     Private,
-    /// In this segment of its owner.
+    /// In this segment of the region's owner.
     Shared(u32),
     /// In the common segment of this pair.
     Common(u32),
@@ -36,7 +37,7 @@ pub(crate) struct Key {
     pub(crate) slot: u16,
 }
 
-/// Generations are counted modulo this.
+/// Number of generations of a slot before they repeat.
 const GENERATIONS: u16 = 1 << 12;
 
 impl Key {
@@ -62,14 +63,14 @@ impl Key {
     }
 }
 
-/// What keeps registered memory mapped.
+/// The owner of registered memory, which keeps it mapped.
 #[derive(Debug)]
 pub(crate) enum Owner {
-    /// The user.
+    /// The caller of `register`.
     User,
-    /// The segment.
+    /// The segment that contains the region.
     Segment(Segment),
-    /// The common segment with this peer, so the attachment.
+    /// The attachment of this peer, which maps the common segment; and its pair ID.
     Peer(Peer, u32),
 }
 
@@ -86,14 +87,14 @@ struct Slot {
     region: Option<Registered>,
 }
 
-/// The table.
+/// The table of registered regions.
 #[derive(Debug)]
 pub(crate) struct Regions {
     slots: Vec<Slot>,
     next: usize,
 }
 
-// SAFETY: the addresses belong to no thread, and the table never accesses the memory.
+// SAFETY: the table stores addresses and never accesses the memory, so it is not tied to a thread.
 unsafe impl Send for Regions {}
 
 impl Regions {
@@ -118,7 +119,8 @@ impl Regions {
         Ok(Key { kind, generation: entry.generation, slot: slot as u16 }.encode())
     }
 
-    /// Finds the region of a key, if `peer` may use it and it is registered.
+    /// Returns the address and length of the region registered under a key, if `peer` may access
+    /// it.
     pub(crate) fn find(&self, key: u64, peer: Peer) -> Option<(NonNull<u8>, u64)> {
         let Key { kind, generation, slot } = Key::decode(key)?;
         let entry = self.slots.get(usize::from(slot))?;
@@ -132,7 +134,7 @@ impl Regions {
         meant.then_some((region.ptr, region.len))
     }
 
-    /// Removes the region of a key, and returns its owner.
+    /// Removes the region of a key, and returns the owner of its memory.
     pub(crate) fn remove(&mut self, key: u64) -> Option<Owner> {
         let Key { generation, slot, .. } = Key::decode(key)?;
         let entry = self.slots.get_mut(usize::from(slot)).filter(|entry| entry.generation == generation)?;
@@ -149,7 +151,7 @@ impl Regions {
         }
     }
 
-    /// Returns the segments that hold regions, each once.
+    /// Returns the segments that contain regions, each once.
     pub(crate) fn segments(&self) -> Vec<&Segment> {
         let mut found: Vec<&Segment> = Vec::new();
         for region in self.slots.iter().filter_map(|slot| slot.region.as_ref()) {

@@ -1,35 +1,35 @@
-//! Checks that there is room before memory is allocated, because otherwise the kernel sends a
-//! signal instead of an error: SIGXFSZ beyond the file size limit, SIGKILL beyond the memory of a
-//! control group or the machine. Slow path: reads some small files.
+//! Checks for free memory before an allocation, because without it the kernel would send a signal
+//! instead of an error: SIGXFSZ beyond the file size limit, SIGKILL beyond the memory of a control
+//! group or the machine. Slow path: reads some small files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::error::SegmentError;
 
-/// Smaller allocations, in bytes, are not checked, because the system's reserve suffices.
+/// Smaller allocations, in bytes, are not checked, because [`RESERVE`] covers them.
 const SMALL: usize = 1 << 20;
 
-/// Memory of the machine or group that is left to others, in bytes.
+/// Memory of the machine or group that is left to other programs, in bytes.
 const RESERVE: u64 = 16 << 20;
 
-/// Checks that the machine, and the control groups of this process, have `len` bytes of memory left
-/// now. Later allocations of others may still use them up.
+/// Checks that the machine, and each control group of this process, has `len` bytes of free memory.
+/// Other allocations may use up the memory after the check.
 ///
 /// # Errors
-/// [`SegmentError::Room`], with the bytes left.
+/// [`SegmentError::Room`], with the available bytes.
 pub fn check_room(len: usize) -> Result<(), SegmentError> {
     check_within(len, Path::new("/"))
 }
 
-/// Checks that this process may create a file of `len` bytes, because shared memory counts as a
+/// Checks the file size limit of this process for a file of `len` bytes. Shared memory counts as a
 /// file.
 ///
 /// # Errors
 /// [`SegmentError::FileSize`], with the limit.
 pub(crate) fn check_file(len: usize) -> Result<(), SegmentError> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is ours and of the type that the call fills.
+    // SAFETY: `limit` is a local structure of the type that the call fills.
     let known = unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &mut limit) } == 0;
     match known && limit.rlim_cur != libc::RLIM_INFINITY && len as u64 > limit.rlim_cur {
         true => Err(SegmentError::FileSize { asked: len as u64, limit: limit.rlim_cur }),
@@ -48,8 +48,8 @@ fn check_within(len: usize, root: &Path) -> Result<(), SegmentError> {
     }
 }
 
-/// Returns the available bytes: the minimum over the machine and each control group. Unreadable
-/// files set no limit.
+/// Returns the bytes that this process can allocate: the minimum over the machine and each control
+/// group. Unreadable files set no limit.
 fn available(root: &Path) -> u64 {
     let machine = meminfo(root).unwrap_or(u64::MAX);
     groups(root).iter().filter_map(|group| left_in(group)).fold(machine, u64::min)
@@ -66,9 +66,9 @@ fn meminfo(root: &Path) -> Option<u64> {
     Some(kib("MemAvailable")?.saturating_add(kib("SwapFree").unwrap_or(0)).saturating_mul(1024))
 }
 
-/// Returns the folders of this process's memory control groups, up to their root, of either
-/// version. In a container the path may be one of the host's. Then its last parts do not exist
-/// here, and the root is the container's.
+/// Returns the directories of this process's memory control groups, up to the root, for versions 1
+/// and 2. In a container the path may be that of the host. Then its last parts do not exist here,
+/// and the root is the container's group.
 fn groups(root: &Path) -> Vec<PathBuf> {
     let text = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
     let mut all = vec![];
@@ -88,8 +88,8 @@ fn groups(root: &Path) -> Vec<PathBuf> {
     all
 }
 
-/// Returns the bytes that a group has left, including reclaimable file pages; `None` without a
-/// limit.
+/// Returns the free bytes of a group, including reclaimable file pages. Returns `None` for a group
+/// without a limit.
 fn left_in(group: &Path) -> Option<u64> {
     let number = |name: &str| fs::read_to_string(group.join(name)).ok()?.trim().parse::<u64>().ok();
     let second = |limit| Some((limit, number("memory.current")?, "inactive_file "));

@@ -1,5 +1,5 @@
-//! Sealed anonymous memory that processes can share. Slow path only: every call is made at set-up,
-//! may allocate, and makes system calls. None waits for another process.
+//! Sealed anonymous memory that processes can share. Slow path only: the calls belong to the setup,
+//! may allocate, and make system calls. No call waits for another process.
 //!
 //! A segment is a memfd. It has no name, so a killed process leaves nothing behind, and only
 //! processes that receive the descriptor can open it. Its pages are allocated at creation, so that
@@ -19,7 +19,7 @@ use fishplate_core::mem::{Region, RegionKind};
 use fishplate_core::sync::primitive::{AtomicU32, Ordering};
 use static_assertions::assert_impl_all;
 
-/// The error code of the system call that has just failed in this thread.
+/// Returns the error code of the system call that just failed in this thread.
 pub(crate) fn errno() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }
@@ -30,9 +30,9 @@ const FIXED: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 /// The accesses that a mapping allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Loads only; a store faults.
+    /// Allows loads only. A store faults.
     Read,
-    /// Loads and stores.
+    /// Allows loads and stores.
     Write,
 }
 
@@ -45,45 +45,47 @@ impl Access {
     }
 }
 
-/// Memory up to this size is mapped at once by [`Mapping::quickly`], in bytes.
+/// Maximum size, in bytes, of memory whose pages [`Mapping::quickly`] maps at once.
 const POPULATED: usize = 1 << 20;
 
-/// Pages of a descriptor in this address space, unmapped on drop.
+/// Mapped memory of a descriptor. Dropping it unmaps the memory.
 #[derive(Debug)]
 pub struct Mapping {
     ptr: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: a mapping is an address and a length. It belongs to no thread, and the type itself never
-// accesses the bytes.
+// SAFETY: a mapping holds an address and a length. The address is valid in every thread, and the
+// type never accesses the bytes.
 unsafe impl Send for Mapping {}
-// SAFETY: a shared reference gives only the address and the length.
+// SAFETY: through a shared reference only the address and the length can be read.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps the first `len` bytes.
+    /// Maps the first `len` bytes of a descriptor.
     pub fn new(fd: BorrowedFd<'_>, len: usize, access: Access) -> Result<Self, SegmentError> {
         let flags = libc::MAP_SHARED | libc::MAP_POPULATE;
-        // SAFETY: the kernel chooses a free place, so no memory of ours is replaced.
+        // SAFETY: without MAP_FIXED the kernel chooses a free range, so this replaces no memory of
+        // ours.
         let at = unsafe { libc::mmap(ptr::null_mut(), len, access.protection(), flags, fd.as_raw_fd(), 0) };
         Self::own(at, len)
     }
 
-    /// Like [`new`](Mapping::new), but pages of large memory are mapped only when they are
-    /// accessed. Mapping all of it at once takes half a millisecond per MiB.
+    /// Maps like [`new`](Mapping::new), but maps the pages of large memory only when they are
+    /// accessed. Mapping all pages at once takes half a millisecond per MiB.
     pub fn quickly(fd: BorrowedFd<'_>, len: usize, access: Access) -> Result<Self, SegmentError> {
         if len <= POPULATED {
             return Self::new(fd, len, access);
         }
-        // SAFETY: the kernel chooses a free place, so no memory of ours is replaced.
+        // SAFETY: without MAP_FIXED the kernel chooses a free range, so this replaces no memory of
+        // ours.
         let at = unsafe {
             libc::mmap(ptr::null_mut(), len, access.protection(), libc::MAP_SHARED, fd.as_raw_fd(), 0)
         };
         Self::own(at, len)
     }
 
-    /// Maps `head + ring` bytes, and the last `ring` of them a second time right behind. So any
+    /// Maps `head + ring` bytes, and directly behind them the last `ring` bytes again. So every
     /// range that starts in the ring, and is no longer than the ring, is contiguous.
     pub(crate) fn twice(
         fd: BorrowedFd<'_>,
@@ -93,13 +95,14 @@ impl Mapping {
     ) -> Result<Self, SegmentError> {
         let len = head + 2 * ring;
         let reserve = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: the kernel chooses a free place.
+        // SAFETY: without MAP_FIXED the kernel chooses a free range, so this replaces no memory of
+        // ours.
         let at = unsafe { libc::mmap(ptr::null_mut(), len, libc::PROT_NONE, reserve, -1, 0) };
         let whole = Self::own(at, len)?;
         for (place, offset, len) in [(0, 0, head + ring), (head + ring, head, ring)] {
             let flags = libc::MAP_SHARED | libc::MAP_POPULATE | libc::MAP_FIXED;
-            // SAFETY: `place + len` is inside the range reserved above, which is ours and still
-            // empty.
+            // SAFETY: the part lies inside the range reserved above, which `whole` owns and nothing
+            // uses yet.
             let part = unsafe {
                 let at = whole.ptr.as_ptr().add(place).cast();
                 libc::mmap(at, len, access.protection(), flags, fd.as_raw_fd(), offset as libc::off_t)
@@ -119,12 +122,12 @@ impl Mapping {
         Ok(Mapping { ptr, len })
     }
 
-    /// First byte.
+    /// Returns the address of the first byte.
     pub fn ptr(&self) -> NonNull<u8> {
         self.ptr
     }
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     #[expect(clippy::len_without_is_empty, reason = "never empty")]
     pub fn len(&self) -> usize {
         self.len
@@ -133,31 +136,31 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: exactly the range that `own` took over. Pointers into it are valid only while the
-        // mapping exists.
+        // SAFETY: `self` owns exactly this range. Pointers into it are valid only while the mapping
+        // exists.
         unsafe { libc::munmap(self.ptr.as_ptr().cast(), self.len) };
     }
 }
 
-/// Creates a memfd of `len` bytes with all its pages allocated. It is not sealed yet.
+/// Creates a memfd of `len` bytes with all its pages allocated, not sealed yet.
 pub fn create(len: usize) -> Result<OwnedFd, SegmentError> {
     let size = libc::off_t::try_from(len).map_err(|_| SegmentError::Length)?;
     if size == 0 {
         return Err(SegmentError::Length);
     }
-    // Beyond these limits the system would send a signal rather than return an error.
+    // Without these checks, the kernel could send a signal instead of an error.
     room::check_file(len)?;
     room::check_room(len)?;
-    // SAFETY: the name is a C string; the call touches nothing else.
+    // SAFETY: the name is a C string literal, and the flags are numbers.
     let fd =
         unsafe { libc::memfd_create(c"fishplate".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
     if fd < 0 {
         return Err(SegmentError::System(errno()));
     }
-    // SAFETY: just created, and not used elsewhere.
+    // SAFETY: `memfd_create` returned this new descriptor, so nothing else owns it.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     loop {
-        // SAFETY: a call on our descriptor with plain numbers.
+        // SAFETY: the call takes only numbers, and the descriptor is ours.
         if unsafe { libc::fallocate(fd.as_raw_fd(), 0, 0, size) } == 0 {
             return Ok(fd);
         }
@@ -168,86 +171,87 @@ pub fn create(len: usize) -> Result<OwnedFd, SegmentError> {
     }
 }
 
-/// Seals the size.
+/// Seals the size of a memfd, and its seals.
 pub fn seal(fd: BorrowedFd<'_>) -> Result<(), SegmentError> {
     add_seals(fd, FIXED)
 }
 
-/// Seals the size, and permits no writable mappings beyond the existing ones: a process that
-/// receives the descriptor can only read.
+/// Seals the size of a memfd, its seals, and its contents against new writable mappings. A process
+/// that receives the descriptor can then only read. Existing writable mappings remain.
 pub(crate) fn seal_against_writers(fd: BorrowedFd<'_>) -> Result<(), SegmentError> {
     add_seals(fd, FIXED | libc::F_SEAL_FUTURE_WRITE)
 }
 
 fn add_seals(fd: BorrowedFd<'_>, seals: i32) -> Result<(), SegmentError> {
-    // SAFETY: a call on a borrowed descriptor with plain numbers.
+    // SAFETY: the call takes only numbers, and the descriptor stays open while it is borrowed.
     if unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, seals) } < 0 {
         return Err(SegmentError::System(errno()));
     }
     Ok(())
 }
 
-/// Returns the seals of a descriptor. Never blocks, whatever the descriptor is. Only memory has
-/// seals.
+/// Returns the seals of a descriptor, or an error if it is not sealable memory. Never blocks, for
+/// any kind of descriptor.
 fn seals(fd: BorrowedFd<'_>) -> Result<i32, SegmentError> {
-    // SAFETY: a call on a borrowed descriptor with plain numbers.
+    // SAFETY: the call takes only numbers, and the descriptor stays open while it is borrowed.
     let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
     if seals < 0 { Err(SegmentError::Unsealed) } else { Ok(seals) }
 }
 
 fn stat(fd: BorrowedFd<'_>) -> Result<libc::stat, SegmentError> {
-    // SAFETY: all zeroes is a value of `stat`, a structure of plain numbers.
+    // SAFETY: `stat` consists of numbers, so all zeroes are a valid value.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
-    // SAFETY: `stat` is ours and of the type that the call fills.
+    // SAFETY: `stat` is a local structure of the type that the call fills.
     match unsafe { libc::fstat(fd.as_raw_fd(), &mut stat) } {
         0 => Ok(stat),
         _ => Err(SegmentError::System(errno())),
     }
 }
 
-/// Returns the size of a descriptor that is memory, sealed or not, in bytes. Never blocks.
+/// Returns the size, in bytes, of a descriptor that is memory, sealed or not. Never blocks.
 pub fn memory_size(fd: BorrowedFd<'_>) -> Result<u64, SegmentError> {
     seals(fd)?;
     u64::try_from(stat(fd)?.st_size).map_err(|_| SegmentError::Length)
 }
 
-/// Returns the bytes that are freed with a descriptor: its size, or its pages if they are more,
-/// because some may be beyond its end.
+/// Returns the number of bytes that closing the descriptor may free: its size, or its allocated
+/// pages if they are more. Pages can lie beyond the end of the file.
 pub(crate) fn memory_held(fd: BorrowedFd<'_>) -> Result<u64, SegmentError> {
     let size = memory_size(fd)?;
     Ok(size.max(pages(&stat(fd)?)))
 }
 
-/// Returns the bytes of the pages of a file. A block has 512 bytes, whatever the page size.
+/// Returns the number of bytes in the allocated pages of a file. A block has 512 bytes for every
+/// page size.
 fn pages(stat: &libc::stat) -> u64 {
     u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512)
 }
 
-/// Returns the size of a huge page in bytes: the memory mapped by one page of page table entries.
+/// Returns the size of a huge page, in bytes: the memory that one page of page table entries maps.
 fn huge_page() -> u64 {
-    // SAFETY: a call with a plain number.
+    // SAFETY: the call takes only a number.
     let page = u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(PAGE as u64);
     page * (page / 8)
 }
 
-/// Checks that a peer's descriptor is safe to map: it is sealed, has ordinary pages, the agreed
-/// size, and all its pages allocated. It must have no pages beyond its end either, because freeing
-/// them could take long. Never blocks, whatever the descriptor is.
+/// Checks that a peer's descriptor is safe to map. It must be sealed and have ordinary pages, the
+/// agreed size, and all pages allocated. Pages beyond its end are refused, because freeing them
+/// could take long. Never blocks, for any kind of descriptor.
 pub fn verify(fd: BorrowedFd<'_>, expected: u64) -> Result<usize, SegmentError> {
     let needed = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
     if seals(fd)? & needed != needed {
         return Err(SegmentError::Unsealed);
     }
-    // SAFETY: all zeroes is a value of `statfs`, a structure of plain numbers.
+    // SAFETY: `statfs` consists of numbers, so all zeroes are a valid value.
     let mut system: libc::statfs = unsafe { std::mem::zeroed() };
-    // SAFETY: `system` is ours and of the type that the call fills.
+    // SAFETY: `system` is a local structure of the type that the call fills.
     if unsafe { libc::fstatfs(fd.as_raw_fd(), &mut system) } != 0 {
         return Err(SegmentError::System(errno()));
     }
     if system.f_type != libc::TMPFS_MAGIC {
         return Err(SegmentError::Pages);
     }
-    // Read the size after the seals, because only then it cannot change.
+    // Reads the size after the seals, because a sealed size cannot change.
     let stat = stat(fd)?;
     let actual = u64::try_from(stat.st_size).map_err(|_| SegmentError::Length)?;
     if actual != expected {
@@ -257,7 +261,7 @@ pub fn verify(fd: BorrowedFd<'_>, expected: u64) -> Result<usize, SegmentError> 
     if held < actual {
         return Err(SegmentError::Sparse);
     }
-    // The kernel may have allocated a huge page for the end.
+    // The kernel may have allocated a huge page at the end of the file.
     if held > actual.next_multiple_of(huge_page()) {
         return Err(SegmentError::Size { actual: held, expected });
     }
@@ -267,11 +271,11 @@ pub fn verify(fd: BorrowedFd<'_>, expected: u64) -> Result<usize, SegmentError> 
     }
 }
 
-/// Sealed shared memory of this process. Each process that imports a region of it can read and
-/// write it.
+/// Sealed shared memory of this process. A process that imports a region of a segment can read and
+/// write the whole segment.
 ///
-/// Clones are handles to the same memory, which is unmapped with the last of them. A
-/// [`ShmRail`](crate::ShmRail) holds a handle while a region of it is registered.
+/// Clones are handles to the same memory. Dropping the last handle unmaps the memory. A
+/// [`ShmRail`](crate::ShmRail) holds a handle while a region of the segment is registered.
 #[derive(Clone, Debug)]
 pub struct Segment {
     inner: Arc<Inner>,
@@ -286,25 +290,25 @@ struct Inner {
 
 assert_impl_all!(Segment: Send, Sync);
 
-/// The number of the next segment of this process.
+/// The number of this process's next segment.
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
-/// This process's segments, by number. A region carries only the number.
+/// This process's segments, by number. A region stores only the number.
 static SEGMENTS: Mutex<Vec<(u32, Weak<Inner>)>> = Mutex::new(Vec::new());
 
 fn segments() -> MutexGuard<'static, Vec<(u32, Weak<Inner>)>> {
-    // No panic under the lock leaves the vector inconsistent, so ignore poisoning.
+    // Ignores poisoning, because no panic under this lock leaves the vector inconsistent.
     SEGMENTS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Segment {
-    /// Creates a segment of `len` bytes, rounded up to whole pages, all zero.
+    /// Creates a segment of `len` zero bytes, rounded up to whole pages.
     pub fn create(len: usize) -> Result<Self, SegmentError> {
         let len = len.checked_next_multiple_of(PAGE).ok_or(SegmentError::Length)?;
         let fd = create(len)?;
         let mapping = Mapping::new(fd.as_fd(), len, Access::Write)?;
         seal(fd.as_fd())?;
-        // Relaxed: only uniqueness matters.
+        // Relaxed: the number only needs to be unique.
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let inner = Arc::new(Inner { number, fd, mapping });
         let mut known = segments();
@@ -313,25 +317,25 @@ impl Segment {
         Ok(Segment { inner })
     }
 
-    /// Returns the segment of this process with that number, if it still exists.
+    /// Returns the segment of this process with this number, if it still exists.
     pub(crate) fn find(number: u32) -> Option<Self> {
         let known = segments();
         let (_, segment) = known.iter().find(|(n, _)| *n == number)?;
         segment.upgrade().map(|inner| Segment { inner })
     }
 
-    /// Returns its number within this process.
+    /// Returns the segment's number, which is unique within this process.
     pub fn number(&self) -> u32 {
         self.inner.number
     }
 
-    /// Returns the first byte. Peers may write to the memory at any time: use atomics and raw
-    /// copies only.
+    /// Returns the address of the first byte. Peers may write to the memory at any time, so use
+    /// atomics and raw copies only.
     pub fn ptr(&self) -> NonNull<u8> {
         self.inner.mapping.ptr()
     }
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     pub fn len(&self) -> usize {
         self.inner.mapping.len()
     }
@@ -341,13 +345,14 @@ impl Segment {
         false
     }
 
-    /// Returns the region of `len` bytes at `offset`, to be registered.
+    /// Returns the region of `len` bytes at `offset`, ready to be registered.
     ///
     /// # Safety
-    /// As for [`Region::new`]; the memory lives as long as a handle of the segment does.
+    /// The contract of [`Region::new`] applies. The memory lives as long as a handle of the
+    /// segment.
     pub unsafe fn region(&self, offset: usize, len: usize) -> Result<Region, SegmentError> {
         let kind = RegionKind::Shared { segment: self.inner.number, offset: offset as u64 };
-        // SAFETY: our caller guarantees the same contract.
+        // SAFETY: our contract is that of `Region::new`, and `cut` requires nothing else.
         unsafe { cut(&self.inner.mapping, offset, len, kind) }
     }
 
@@ -359,7 +364,7 @@ impl Segment {
 /// Returns the region of `len` bytes at `offset` of a mapping.
 ///
 /// # Safety
-/// As for [`Region::new`].
+/// The contract of [`Region::new`] applies.
 pub(crate) unsafe fn cut(
     mapping: &Mapping,
     offset: usize,
@@ -370,12 +375,13 @@ pub(crate) unsafe fn cut(
         Some(end) if end <= mapping.len() => {}
         _ => return Err(SegmentError::Range),
     }
-    // SAFETY: `offset + len <= mapping.len()`; our caller guarantees how long it is used.
+    // SAFETY: `offset + len <= mapping.len()` was checked above. The caller keeps the rest of the
+    // contract of `Region::new`.
     Ok(unsafe { Region::new(mapping.ptr().add(offset), len, kind) })
 }
 
-/// Sizes are multiples of this, in bytes: the page size of x86-64. It divides the larger pages of
-/// other machines, whose kernels round the mapping up.
+/// The unit of sizes, in bytes: the page size of x86-64. On machines with larger pages the kernel
+/// rounds a mapping up.
 pub const PAGE: usize = 4096;
 
 #[cfg(test)]

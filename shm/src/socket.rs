@@ -1,7 +1,7 @@
 //! AF_UNIX SEQPACKET sockets: ordered packets with descriptors. Slow path only. Every wait has a
-//! deadline; no other call blocks, and neither does dropping a socket. Received descriptors are
-//! [owned](Foreign) at once and closed on drop, even if their packet is invalid. All of them are
-//! close-on-exec.
+//! deadline. No other call blocks, and dropping a socket does not block either. Received
+//! descriptors are [owned](Foreign) at once, and are closed on drop even if their packet is
+//! invalid. All descriptors are close-on-exec.
 
 use std::ffi::OsStr;
 use std::mem::{self, ManuallyDrop};
@@ -18,47 +18,47 @@ use crate::segment::errno;
 
 pub(crate) type Result<T> = std::result::Result<T, HandshakeError>;
 
-/// Most descriptors that the kernel attaches to one packet. Every receive has room for all of them,
-/// so that none is lost even if a peer sends more than the protocol allows.
+/// Maximum number of descriptors in one packet, a limit of the kernel. Every receive has room for
+/// this many, so that none is lost if a peer sends more than the protocol allows.
 pub const MAX_FDS: usize = 253;
 
-/// Pause of a connecting process between attempts while there is no listener.
+/// Pause between two attempts to connect while there is no listener.
 const RETRY: Duration = Duration::from_millis(1);
 
 pub(crate) fn system() -> HandshakeError {
     HandshakeError::System(errno())
 }
 
-/// Creates two connected sockets: for both ends in one process, or to pass to other processes.
+/// Creates two connected sockets, for both ends in one process, or to pass to other processes.
 ///
-/// A process that passes one to a child must close its own copy, or it does not notice when the
-/// child hangs up.
+/// A process that passes a socket to a child must close its own copy. Otherwise it does not notice
+/// when the child hangs up.
 pub fn socket_pair() -> Result<(OwnedFd, OwnedFd)> {
     let mut fds = [0i32; 2];
-    // SAFETY: the call fills the two numbers.
+    // SAFETY: the call fills the array of two numbers.
     let rc = unsafe {
         libc::socketpair(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0, fds.as_mut_ptr())
     };
     if rc != 0 {
         return Err(system());
     }
-    // SAFETY: both were just created and are not used elsewhere.
+    // SAFETY: `socketpair` returned these new descriptors, so nothing else owns them.
     unsafe { Ok((OwnedFd::from_raw_fd(fds[0]), OwnedFd::from_raw_fd(fds[1]))) }
 }
 
-/// The sender of a packet, from the kernel, once [enabled](Socket::name_senders).
+/// The sender of a packet, as the kernel reports it after [`name_senders`](Socket::name_senders).
 #[derive(Debug)]
 pub(crate) struct Sender {
-    /// Its process, or 0 if it is unknown or in a process namespace that we cannot see.
+    /// The sender's process, or 0 if it is unknown or its PID namespace is not visible here.
     pub(crate) pid: i32,
-    /// The user ID that the sender claimed; the kernel has checked that it may.
+    /// The user ID that the sender claimed. The kernel has checked that the sender may claim it.
     pub(crate) uid: u32,
     /// A pidfd of the process, if the kernel provides one.
     pub(crate) pidfd: Option<OwnedFd>,
 }
 
 impl Sender {
-    /// Unknown. The user ID is the kernel's for users that have no number here.
+    /// An unknown sender. The user ID is the kernel's value for users without a number here.
     const UNKNOWN: Sender = Sender { pid: 0, uid: u32::MAX, pidfd: None };
 
     fn is_named(&self) -> bool {
@@ -69,15 +69,15 @@ impl Sender {
 /// A received packet.
 #[derive(Debug)]
 pub(crate) struct Packet {
-    /// Its length, in bytes.
+    /// Length in bytes.
     pub(crate) len: usize,
-    /// The descriptors that came with it.
+    /// The descriptors that the packet carried.
     pub(crate) fds: Batch,
     pub(crate) sender: Sender,
 }
 
-/// Socket option since Linux 6.5: each packet carries a pidfd of its sender. The second constant is
-/// the kind of that control message.
+/// Socket option since Linux 6.5: each received packet carries a pidfd of its sender. The second
+/// constant is the type of that control message.
 const SO_PASSPIDFD: i32 = 76;
 const SCM_PIDFD: i32 = 4;
 
@@ -96,17 +96,16 @@ impl Socket {
         self.fd.as_fd()
     }
 
-    /// Returns the process that connected, or that made the pair, and its effective user at that
-    /// time. That process may have passed the socket on.
+    /// Returns the ID and the effective user of the process that connected, or that created the
+    /// socket pair, at that time. The process may have passed the socket on.
     pub(crate) fn connected_by(&self) -> Result<(i32, u32)> {
-        // SAFETY: all zeroes is a value of `ucred`, three plain numbers.
+        // SAFETY: `ucred` consists of three numbers, so all zeroes are a valid value.
         let mut cred: libc::ucred = unsafe { mem::zeroed() };
         self.option(libc::SO_PEERCRED, &mut cred)?;
         Ok((cred.pid, cred.uid))
     }
 
-    /// Turns the sender information of received packets on or off. Returns whether it includes
-    /// pidfds.
+    /// Enables or disables the sender of received packets. Returns whether a pidfd is included.
     pub(crate) fn name_senders(&self, on: bool) -> Result<bool> {
         self.switch(libc::SO_PASSCRED, on)?;
         Ok(self.switch(SO_PASSPIDFD, on).is_ok())
@@ -114,7 +113,7 @@ impl Socket {
 
     fn switch(&self, name: i32, on: bool) -> Result<()> {
         let value = i32::from(on);
-        // SAFETY: the kernel reads one number, which is ours.
+        // SAFETY: the kernel reads one number, a local variable, whose size is passed with it.
         let rc = unsafe {
             libc::setsockopt(
                 self.fd.as_raw_fd(),
@@ -130,7 +129,7 @@ impl Socket {
     fn option<T>(&self, name: i32, value: &mut T) -> Result<()> {
         let mut len = size_of::<T>() as libc::socklen_t;
         // SAFETY: the kernel writes at most `len` bytes, the size of `value`. Every `T` used here
-        // consists of plain numbers.
+        // consists of numbers.
         let rc = unsafe {
             libc::getsockopt(
                 self.fd.as_raw_fd(),
@@ -143,7 +142,7 @@ impl Socket {
         if rc == 0 && len as usize == size_of::<T>() { Ok(()) } else { Err(system()) }
     }
 
-    /// Sends one packet at once, or fails with `EAGAIN`.
+    /// Sends one packet. Fails with `EAGAIN` if there is no room.
     pub(crate) fn try_send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
         self.send_now(bytes, fds, None)
     }
@@ -151,18 +150,19 @@ impl Socket {
     fn send_now(&self, bytes: &[u8], fds: &[BorrowedFd<'_>], sender: Option<&libc::ucred>) -> Result<()> {
         let mut control = Control::new();
         let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-        // SAFETY: all zeroes is a value of `msghdr`: null pointers and lengths of 0.
+        // SAFETY: `msghdr` consists of pointers and numbers, so all zeroes are a valid value.
         let mut message: libc::msghdr = unsafe { mem::zeroed() };
         message.msg_iov = &mut part;
         message.msg_iovlen = 1;
         debug_assert!(fds.len() <= MAX_FDS);
         let mut used = 0;
         if let Some(sender) = sender {
-            // SAFETY: `ucred` is three plain numbers.
+            // SAFETY: `ucred` consists of three numbers. `CONTROL` has room for one sender.
             used += unsafe { control.put(used, libc::SCM_CREDENTIALS, std::slice::from_ref(sender)) };
         }
         if !fds.is_empty() {
-            // SAFETY: a `BorrowedFd` is its number.
+            // SAFETY: a `BorrowedFd` is represented as its number. `put` checks that the message
+            // fits.
             used += unsafe { control.put(used, libc::SCM_RIGHTS, fds) };
         }
         if used > 0 {
@@ -170,8 +170,8 @@ impl Socket {
             message.msg_controllen = used;
         }
         loop {
-            // SAFETY: everything that `message` points to is in this frame. MSG_NOSIGNAL prevents
-            // SIGPIPE.
+            // SAFETY: `message` points only to values that live across the call. MSG_NOSIGNAL
+            // prevents SIGPIPE.
             let n = unsafe {
                 libc::sendmsg(self.fd.as_raw_fd(), &message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT)
             };
@@ -181,38 +181,39 @@ impl Socket {
             match errno() {
                 libc::EINTR => {}
                 libc::EPIPE | libc::ECONNRESET | libc::ENOTCONN => return Err(HandshakeError::HungUp),
-                // Too many descriptors in flight; retry once the peer has received some.
+                // Too many descriptors are in flight. Retry after the peer has received some.
                 libc::ETOOMANYREFS => return Err(HandshakeError::System(libc::EAGAIN)),
                 code => return Err(HandshakeError::System(code)),
             }
         }
     }
 
-    /// Sends one packet with our credentials at once, or fails with `EAGAIN`.
+    /// Sends one packet with our credentials. Fails with `EAGAIN` if there is no room.
     pub(crate) fn try_send_named(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
-        // SAFETY: calls without arguments, which cannot fail.
+        // SAFETY: the calls have no arguments and cannot fail.
         let sender =
             unsafe { libc::ucred { pid: libc::getpid(), uid: libc::geteuid(), gid: libc::getegid() } };
         self.send_now(bytes, fds, Some(&sender))
     }
 
-    /// Waits for an event, a hang-up or the deadline.
+    /// Waits until the socket has one of the events or a hang-up, or the deadline expires.
     pub(crate) fn wait(&self, events: i16, deadline: Instant) -> Result<()> {
         wait(self.fd(), events, deadline)
     }
 
-    /// Receives one packet, if there is one. `EMFILE`: a packet was lost, because this process has
-    /// no free descriptors.
+    /// Receives one packet, if one has arrived. `EMFILE` means that a packet was lost, because this
+    /// process has no free descriptors.
     pub(crate) fn try_recv(&self, into: &mut [u8]) -> Result<Option<Packet>> {
         let Some((packet, flags)) = self.recv_now(into)? else { return Ok(None) };
         if flags & libc::MSG_TRUNC != 0 {
             return Err(HandshakeError::BadPacket);
         }
-        // The buffer has room for every descriptor, so this process must be out of descriptors.
+        // The buffer has room for the maximum number of descriptors. So this process has no free
+        // ones.
         if flags & libc::MSG_CTRUNC != 0 {
             return Err(HandshakeError::System(libc::EMFILE));
         }
-        // Empty packets are never sent, so this is the end of the connection.
+        // Packets are never empty, so a length of 0 means that the peer closed the connection.
         if packet.len == 0 { Err(HandshakeError::HungUp) } else { Ok(Some(packet)) }
     }
 
@@ -220,7 +221,7 @@ impl Socket {
     fn recv_now(&self, into: &mut [u8]) -> Result<Option<(Packet, i32)>> {
         let mut control = Control::new();
         let mut part = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
-        // SAFETY: as in `send_now`.
+        // SAFETY: `msghdr` consists of pointers and numbers, so all zeroes are a valid value.
         let mut message: libc::msghdr = unsafe { mem::zeroed() };
         message.msg_iov = &mut part;
         message.msg_iovlen = 1;
@@ -228,25 +229,26 @@ impl Socket {
         message.msg_controllen = size_of::<Control>();
         let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
         let n = loop {
-            // SAFETY: all that `message` points to lives on this frame or is `into`.
+            // SAFETY: `message` points only to local variables and to `into`, which live across the
+            // call.
             let n = unsafe { libc::recvmsg(self.fd.as_raw_fd(), &mut message, flags) };
             if n >= 0 {
                 break n;
             }
             match errno() {
                 libc::EAGAIN | libc::EINTR => return Ok(None),
-                // The peer closed before it had read everything. The kernel reports this once,
-                // before the packets that the peer sent.
+                // The peer closed before it had read all packets. The kernel reports this once,
+                // before it delivers the packets that the peer sent.
                 libc::ECONNRESET => {}
                 code => return Err(HandshakeError::System(code)),
             }
         };
-        // Every descriptor gets its owner before anything can fail.
+        // Gives every descriptor an owner before any error is returned.
         let (fds, sender) = control.take(&message);
         Ok(Some((Packet { len: n as usize, fds: fds.into(), sender }, message.msg_flags)))
     }
 
-    /// Receives one packet, waiting for it until the deadline.
+    /// Receives one packet. Waits for it until the deadline.
     pub(crate) fn recv(&self, into: &mut [u8], deadline: Instant) -> Result<Packet> {
         loop {
             if let Some(packet) = self.try_recv(into)? {
@@ -257,30 +259,32 @@ impl Socket {
     }
 }
 
-/// Most packets that are drained before a socket closes; the kernel usually queues fewer.
+/// Maximum number of packets that `drop` receives before it sets the socket aside. The kernel
+/// usually queues fewer.
 const LAST: usize = 64;
 
 impl Drop for Socket {
-    /// Drains the socket first. Otherwise the kernel would close queued descriptors in this thread,
-    /// which may block.
+    /// Drains the socket before it is closed. Otherwise the kernel would close queued descriptors
+    /// in this thread, which may block.
     fn drop(&mut self) {
-        // SAFETY: a call on our descriptor. Nothing more arrives after it.
+        // SAFETY: the call takes only numbers, and the descriptor is ours. No packet arrives after
+        // it.
         unsafe { libc::shutdown(self.fd.as_raw_fd(), libc::SHUT_RDWR) };
-        // An empty packet differs from the end of the connection by its sender information.
+        // An empty packet has a named sender, and the end of the connection has none.
         let named = self.name_senders(true).is_ok();
         for _ in 0..LAST {
             match self.recv_now(&mut [0; 1]) {
                 Ok(Some((packet, _))) if packet.len > 0 || packet.sender.is_named() => {}
                 Ok(_) if named => {
-                    // SAFETY: taken out once: nothing uses it after this.
+                    // SAFETY: `drop` returns right after this, so nothing uses `fd` again.
                     unsafe { ManuallyDrop::drop(&mut self.fd) };
                     return;
                 }
-                // Another error may concern one packet only.
+                // The error may concern only one packet, so continue.
                 _ => {}
             }
         }
-        // SAFETY: taken out once, because the other branch has returned.
+        // SAFETY: the branch that dropped `fd` has returned, so `fd` is taken once.
         put_aside(unsafe { ManuallyDrop::take(&mut self.fd) });
     }
 }
@@ -291,8 +295,8 @@ struct Control {
     bytes: [u8; CONTROL],
 }
 
-/// Each of the three has a header of 16 bytes. Their contents are 12 bytes, 4 bytes, and 4 per
-/// descriptor, padded to 8.
+/// Each control message has a header of 16 bytes. The contents are 12 bytes for the sender, 4 for
+/// the pidfd, and 4 per descriptor, padded to 8.
 const CONTROL: usize = (16 + 16) + (16 + 8) + (16 + MAX_FDS.next_multiple_of(2) * 4);
 
 impl Control {
@@ -300,17 +304,17 @@ impl Control {
         Control { bytes: [0; CONTROL] }
     }
 
-    /// Appends a control message at byte `at`, a multiple of 8. Returns the bytes that it takes.
+    /// Appends a control message at byte `at`, a multiple of 8. Returns its size in bytes.
     ///
     /// # Safety
-    /// `T` consists of plain numbers, and the message fits.
+    /// `T` consists of numbers without padding.
     unsafe fn put<T>(&mut self, at: usize, kind: i32, values: &[T]) -> usize {
         let len = size_of_val(values);
-        // SAFETY: these calls only compute lengths.
+        // SAFETY: these macros only compute lengths.
         let (whole, taken) = unsafe { (libc::CMSG_LEN(len as u32), libc::CMSG_SPACE(len as u32)) };
         assert!(at + taken as usize <= CONTROL);
-        // SAFETY: the message is inside the buffer by the check above. Buffer and `at` give its
-        // header the right alignment.
+        // SAFETY: the assertion above keeps the message inside the buffer. The buffer is aligned to
+        // 8, and `at` is a multiple of 8, so the header is aligned.
         unsafe {
             let head = self.bytes.as_mut_ptr().add(at).cast::<libc::cmsghdr>();
             (*head).cmsg_level = libc::SOL_SOCKET;
@@ -324,9 +328,9 @@ impl Control {
     fn take(&self, message: &libc::msghdr) -> (Vec<Foreign>, Sender) {
         let (mut fds, mut sender) = (Vec::new(), Sender::UNKNOWN);
         // SAFETY: the kernel filled the control buffer, which `message` still points to, and set
-        // its length; the macros walk the headers inside it. Each number under SCM_RIGHTS or
-        // SCM_PIDFD is a descriptor that this call made for us, so it has no other owner. A pidfd
-        // that could not be made is negative. Numbers may be unaligned.
+        // its length; the macros iterate over the headers inside that length. The kernel opened
+        // each descriptor under SCM_RIGHTS and SCM_PIDFD for this receive, so nothing else owns it.
+        // A pidfd that could not be opened is negative. The numbers are read unaligned.
         unsafe {
             let mut head = libc::CMSG_FIRSTHDR(message);
             while !head.is_null() {
@@ -354,9 +358,9 @@ impl Control {
     }
 }
 
-/// Waits for an event, a hang-up or the deadline.
+/// Waits until the descriptor has one of the events or a hang-up, or the deadline expires.
 fn wait(fd: BorrowedFd<'_>, events: i16, deadline: Instant) -> Result<()> {
-    // Check the deadline first, because a peer may cause unrelated events without end.
+    // Checks the deadline first, because a peer may cause unrelated events without end.
     if Instant::now() >= deadline {
         return Err(HandshakeError::Deadline);
     }
@@ -375,11 +379,12 @@ pub(crate) struct Address {
 impl Address {
     pub(crate) fn parse(text: &OsStr) -> Result<Self> {
         let bytes = text.as_bytes();
-        // SAFETY: all zeroes is a value of `sockaddr_un`: plain numbers.
+        // SAFETY: `sockaddr_un` consists of numbers, so all zeroes are a valid value.
         let mut raw: libc::sockaddr_un = unsafe { mem::zeroed() };
         raw.sun_family = libc::AF_UNIX as libc::sa_family_t;
         let named = bytes.first() == Some(&b'@');
-        // A path ends with a zero byte. An abstract name begins with one, and its length ends it.
+        // A path is terminated by a zero byte. An abstract name begins with a zero byte and is
+        // terminated by the length of the address.
         if bytes.len() < 1 + usize::from(named) || bytes.len() >= raw.sun_path.len() || bytes.contains(&0) {
             return Err(HandshakeError::Address);
         }
@@ -394,11 +399,11 @@ impl Address {
         Ok(Address { raw, len: len as libc::socklen_t, path })
     }
 
-    /// Connects at once, or fails: with `EAGAIN` if the backlog is full.
+    /// Connects without waiting. Fails with `EAGAIN` if the backlog is full.
     pub(crate) fn connect(&self) -> Result<Socket> {
         let fd = stream()?;
         loop {
-            // SAFETY: `self` holds a socket address of that length.
+            // SAFETY: `self` holds a socket address of `self.len` bytes.
             if unsafe { libc::connect(fd.as_raw_fd(), self.pointer(), self.len) } == 0 {
                 return Ok(Socket::new(fd));
             }
@@ -409,9 +414,9 @@ impl Address {
         }
     }
 
-    /// Binds a socket to it.
+    /// Binds a socket to this address.
     pub(crate) fn bind(&self, fd: BorrowedFd<'_>) -> Result<()> {
-        // SAFETY: `self` holds a socket address of that length.
+        // SAFETY: `self` holds a socket address of `self.len` bytes.
         if unsafe { libc::bind(fd.as_raw_fd(), self.pointer(), self.len) } == 0 {
             return Ok(());
         }
@@ -428,16 +433,16 @@ impl Address {
 
 pub(crate) fn stream() -> Result<OwnedFd> {
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    // SAFETY: a call with plain numbers.
+    // SAFETY: the call takes only numbers.
     let fd = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
     if fd < 0 {
         return Err(system());
     }
-    // SAFETY: just created, and not used elsewhere.
+    // SAFETY: `socket` returned this new descriptor, so nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Connects. Retries until the deadline while there is no listener.
+/// Connects to an address. Retries until the deadline while there is no listener.
 pub(crate) fn connect_socket(address: &OsStr, deadline: Instant) -> Result<Socket> {
     let address = Address::parse(address)?;
     loop {
@@ -446,7 +451,7 @@ pub(crate) fn connect_socket(address: &OsStr, deadline: Instant) -> Result<Socke
             connected => return connected,
         };
         if Instant::now() + RETRY >= deadline {
-            // The backlog stays full, so the listener does not answer.
+            // The backlog stayed full until the deadline, so the listener did not answer.
             let full = code == libc::EAGAIN;
             return Err(if full { HandshakeError::Deadline } else { HandshakeError::System(code) });
         }

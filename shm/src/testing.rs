@@ -9,10 +9,10 @@ use fishplate_core::sync::host::{Host, SpinHost};
 
 use crate::{Link, Role, ShmConfig, ShmRail, socket_pair};
 
-/// The number by which each end of a [`couple`] knows the other.
+/// The number under which each end of a [`couple`] attaches the other.
 pub(crate) const PEER: Peer = Peer(3);
 
-/// A deadline for anything that must happen.
+/// Returns a deadline for events that must happen.
 pub(crate) fn soon() -> Instant {
     Instant::now() + Duration::from_secs(10)
 }
@@ -54,12 +54,12 @@ impl Sink for Seen {
 /// A rail over [`SpinHost`].
 pub(crate) type TestRail = ShmRail<SpinHost>;
 
-/// Creates two rails, each with a link that is not attached yet.
+/// Creates two rails, each with a link to the other that is not attached yet.
 pub(crate) fn met(config: ShmConfig) -> [(TestRail, Link); 2] {
     meet(config, || SpinHost::new(1))
 }
 
-/// Like [`met`], over other hosts.
+/// Creates two rails like [`met`], over the hosts that `host` returns.
 pub(crate) fn meet<H: Host>(config: ShmConfig, host: impl Fn() -> H) -> [(ShmRail<H>, Link); 2] {
     let rail = || ShmRail::new(host(), config.clone()).unwrap();
     let (a, b) = (rail(), rail());
@@ -83,7 +83,7 @@ pub(crate) fn couple(config: ShmConfig) -> [TestRail; 2] {
     couple_at(config, 0)
 }
 
-/// Polls both until neither has anything to report.
+/// Polls both rails until neither has anything to report.
 pub(crate) fn settle(rails: &mut [TestRail; 2], seen: &mut [Seen; 2]) {
     let mut quiet = 0;
     while quiet < 3 {
@@ -93,7 +93,7 @@ pub(crate) fn settle(rails: &mut [TestRail; 2], seen: &mut [Seen; 2]) {
     }
 }
 
-/// A random generator (xorshift); equal seeds give equal numbers.
+/// A random generator (xorshift). Equal seeds give equal numbers.
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {

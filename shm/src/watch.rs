@@ -1,12 +1,12 @@
-//! Keeps a socket in an `epoll(7)` set on which the owner of the rail sleeps. Slow path: makes
-//! system calls, none of which blocks.
+//! Adds a socket to an `epoll(7)` set on which the rail's owner sleeps. Slow path: makes system
+//! calls that do not block.
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 use crate::segment::errno;
 
-/// Keeps a descriptor in the set. Drop it before the descriptor is closed.
+/// The membership of a descriptor in the set. Drop it before the descriptor is closed.
 #[derive(Debug)]
 pub(crate) struct Watch {
     set: Arc<OwnedFd>,
@@ -14,12 +14,12 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Adds the descriptor: a thread that sleeps on the set wakes when it becomes readable or is
-    /// hung up. The error is the system's number.
+    /// Adds the descriptor to the set. A thread that sleeps on the set then wakes when the
+    /// descriptor becomes readable or is hung up. The error is the system's code.
     pub(crate) fn new(set: &Arc<OwnedFd>, fd: BorrowedFd<'_>) -> Result<Watch, i32> {
         let fd = fd.as_raw_fd();
         let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
-        // SAFETY: two open descriptors, and a structure that is only read during the call.
+        // SAFETY: both descriptors are open, and the call only reads the local structure.
         match unsafe { libc::epoll_ctl(set.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &mut event) } {
             0 => Ok(Watch { set: Arc::clone(set), fd }),
             _ => Err(errno()),
@@ -29,8 +29,8 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        // SAFETY: plain numbers; this call takes no structure. If it fails, the descriptor has left
-        // the set already.
+        // SAFETY: the call takes only numbers here, and no structure. An error means that the
+        // descriptor is not in the set any more.
         unsafe { libc::epoll_ctl(self.set.as_raw_fd(), libc::EPOLL_CTL_DEL, self.fd, std::ptr::null_mut()) };
     }
 }

@@ -1,8 +1,8 @@
-//! Tests room checks on simulated machines: folders with files as in `/proc` and `/sys`.
+//! Tests the checks on simulated machines: directories with files like those in `/proc` and `/sys`.
 
 use super::*;
 
-/// A simulated machine with these files.
+/// A simulated machine: a directory that contains the given files.
 struct Machine(PathBuf);
 
 impl Machine {

@@ -5,7 +5,7 @@ fn a_segment_can_neither_shrink_nor_grow_nor_lose_its_seals() {
     let segment = Segment::create(5000).unwrap();
     assert_eq!(segment.len(), 8192, "whole pages");
     for len in [0, 4096, 16384] {
-        // SAFETY: a call on a borrowed descriptor with plain numbers.
+        // SAFETY: the call takes only numbers, and the segment owns the descriptor.
         let rc = unsafe { libc::ftruncate(segment.fd().as_raw_fd(), len) };
         assert_eq!((rc, errno()), (-1, libc::EPERM));
     }
@@ -14,7 +14,7 @@ fn a_segment_can_neither_shrink_nor_grow_nor_lose_its_seals() {
     assert_eq!(verify(segment.fd(), 4096), Err(SegmentError::Size { actual: 8192, expected: 4096 }));
 }
 
-/// B10: memory that its owner could still truncate, or whose pages are missing, is never mapped.
+/// B10: memory that its owner could still truncate, or that lacks pages, is never mapped.
 #[test]
 fn b10_unsealed_sparse_and_ordinary_descriptors_are_refused() {
     let fd = create(4096).unwrap();
@@ -24,11 +24,11 @@ fn b10_unsealed_sparse_and_ordinary_descriptors_are_refused() {
     add_seals(fd.as_fd(), libc::F_SEAL_SHRINK).unwrap();
     assert_eq!(verify(fd.as_fd(), 4096), Ok(4096));
 
-    // SAFETY: the name is a C string.
+    // SAFETY: the name is a C string literal.
     let raw = unsafe { libc::memfd_create(c"sparse".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
-    // SAFETY: just made.
+    // SAFETY: `memfd_create` returned this new descriptor, so nothing else owns it.
     let sparse = unsafe { OwnedFd::from_raw_fd(raw) };
-    // SAFETY: a call on our descriptor with plain numbers.
+    // SAFETY: the call takes only numbers, and the descriptor is ours.
     assert_eq!(unsafe { libc::ftruncate(raw, 1 << 40) }, 0);
     seal(sparse.as_fd()).unwrap();
     assert_eq!(verify(sparse.as_fd(), 1 << 40), Err(SegmentError::Sparse));
@@ -37,31 +37,31 @@ fn b10_unsealed_sparse_and_ordinary_descriptors_are_refused() {
     assert_eq!(verify(file.as_fd(), file.metadata().unwrap().len()), Err(SegmentError::Unsealed));
 }
 
-/// Without free huge pages, a hole in them cannot be filled, and an access causes SIGBUS. Passes on
-/// kernels without huge pages.
+/// If no huge page is free, a hole in huge pages cannot be filled, and an access causes SIGBUS.
+/// Passes on kernels without huge pages.
 #[test]
 fn memory_of_huge_pages_is_refused() {
     let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | libc::MFD_HUGETLB;
-    // SAFETY: the name is a C string.
+    // SAFETY: the name is a C string literal.
     let raw = unsafe { libc::memfd_create(c"huge".as_ptr(), flags) };
     if raw < 0 {
         return;
     }
-    // SAFETY: just made.
+    // SAFETY: `memfd_create` returned this new descriptor, so nothing else owns it.
     let huge = unsafe { OwnedFd::from_raw_fd(raw) };
-    // SAFETY: a call on our descriptor with plain numbers.
+    // SAFETY: the call takes only numbers, and the descriptor is ours.
     assert_eq!(unsafe { libc::ftruncate(raw, 1 << 30) }, 0);
     seal(huge.as_fd()).unwrap();
     assert_eq!(verify(huge.as_fd(), 1 << 30), Err(SegmentError::Pages));
 }
 
-/// B19: a segment has no name that could be guessed, taken or left behind.
+/// B19: a segment has no name that another process could guess, take, or find left behind.
 #[test]
 fn b19_a_segment_has_no_name_in_the_file_system() {
     let segment = Segment::create(4096).unwrap();
     let link = std::fs::read_link(format!("/proc/self/fd/{}", segment.fd().as_raw_fd())).unwrap();
     assert_eq!(link.to_str(), Some("/memfd:fishplate (deleted)"));
-    // SAFETY: a call on a borrowed descriptor with plain numbers.
+    // SAFETY: the call takes only numbers, and the segment owns the descriptor.
     let flags = unsafe { libc::fcntl(segment.fd().as_raw_fd(), libc::F_GETFD) };
     assert_eq!(flags & libc::FD_CLOEXEC, libc::FD_CLOEXEC);
 }
