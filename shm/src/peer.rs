@@ -1,5 +1,5 @@
 //! One attached peer: its lanes, imports, operations in flight, and state. Sending and receiving
-//! neither allocate, block nor make a system call; teardown and liveness checks may.
+//! neither allocate, block nor make a system call. Teardown and liveness checks may do so.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
@@ -20,7 +20,7 @@ use crate::regions::{Key, KeyKind, Regions};
 use crate::segment::{Mapping, errno};
 use crate::staged::{Staged, blame, within};
 
-/// The state of a peer that is another process.
+/// The state of a peer that is another process or another rail. A rail attached to itself has none.
 #[derive(Debug)]
 pub(crate) struct Remote {
     pub(crate) control: Control,
@@ -30,23 +30,23 @@ pub(crate) struct Remote {
     pub(crate) common: Option<Mapping>,
     event_page: EventPage,
     light: bool,
-    /// Until then its process ID is trusted: see [`lives`](Remote::lives).
+    /// Time until which the process ID is trusted: see [`lives`](Remote::lives).
     known_until: u64,
 }
 
 /// How long a process ID is trusted after a check, in nanoseconds. The kernel reuses an ID only
-/// after all others, usually tens of thousands of forks later.
+/// after all others, usually after tens of thousands of forks.
 const KNOWN: u64 = 1_000_000;
 
-/// Memory of the peer that has been imported.
+/// Imported memory of the peer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Import {
     pub(crate) key: u64,
     pub(crate) base: u64,
     pub(crate) len: u64,
-    /// Where it is mapped, if it is.
+    /// The mapped address, or `None` if the memory is not mapped.
     pub(crate) ptr: Option<NonNull<u8>>,
-    /// Number of imports of it.
+    /// Number of imports of this memory.
     uses: u32,
 }
 
@@ -56,31 +56,31 @@ pub(crate) struct Attached {
     pub(crate) out: Producer,
     pub(crate) input: Consumer,
     max_message: usize,
-    /// Posts are refused: see [`refusal`](Attached::refusal).
+    /// Whether posts are refused. [`refusal`](Attached::refusal) returns the reason.
     pub(crate) blocked: bool,
-    /// This pass has written to its lane, and will notify it at the end.
+    /// Whether this pass has written to the peer's lane, so that it notifies the peer at the end.
     pub(crate) due: bool,
-    /// Every pass polls it: see [`Roster`](crate::roster::Roster).
+    /// Whether every pass polls the peer: see [`Roster`](crate::roster::Roster).
     pub(crate) hot: bool,
-    /// A record has arrived since the last check for cold peers.
+    /// Whether a record has arrived since the last check for cold peers.
     pub(crate) heard: bool,
-    /// Indexed by the slot in the key, up to the highest slot in use; at most `max_imports`.
+    /// Imports by the slot in their key, up to the highest slot in use; at most `max_imports`.
     imports: Vec<Option<Import>>,
     max_imports: usize,
     pub(crate) staged: Staged,
-    /// Whether the kernel copies to and from its private memory.
+    /// Whether the kernel may copy to and from the peer's private memory.
     pub(crate) cma: bool,
     pub(crate) payloads: PayloadPaths,
     pub(crate) remote: Option<Remote>,
     down: Option<PeerError>,
     /// Whether `peer_down` has been reported.
     told: bool,
-    /// Keeps the memory mapped that both ends point into.
+    /// Keeps the lanes mapped that `out` and `input` point into.
     _lanes: Box<[LaneMemory]>,
 }
 
-// SAFETY: the addresses belong to no thread. They lie in mappings that this value owns, in
-// registered memory, or in memory that stays valid until a post completes.
+// SAFETY: the pointers are not tied to a thread. They refer to mappings that this value owns, to
+// registered memory, or to memory that its owner keeps valid until a post completes.
 unsafe impl Send for Attached {}
 
 /// Sizes of one peer's tables.
@@ -94,8 +94,8 @@ impl Attached {
     /// Attaches a link, with both lanes at position `start`.
     pub(crate) fn over(link: Link, sizes: Sizes, start: u64) -> Self {
         let Link { control, peer, pair, event_page, common, pair_id, light, cma, .. } = link;
-        // SAFETY: the new value keeps the pair as long as the ends, and the link is consumed, so
-        // this happens once.
+        // SAFETY: the new value owns the pair as long as the ends. `over` consumes the link, so
+        // this is the only call for the pair.
         let ends = unsafe { pair.open(start) };
         let remote = Remote {
             control,
@@ -114,8 +114,8 @@ impl Attached {
     /// Attaches this process to itself.
     pub(crate) fn own(cells: u32, sizes: Sizes) -> Result<Self, SegmentError> {
         let lane = LaneMemory::create(cells, [0; 16], [0; 16])?;
-        // SAFETY: the new value keeps the lane as long as the ends. The lane was just created,
-        // writable.
+        // SAFETY: the new value owns the lane as long as the ends. The lane was just created,
+        // mapped writable, so it has no other ends.
         let ends = unsafe { lane::ends(&lane, &lane, 0) };
         Ok(Self::new(ends, Box::new([lane]), None, false, sizes))
     }
@@ -147,7 +147,7 @@ impl Attached {
         }
     }
 
-    /// Returns why nothing may be posted.
+    /// Returns why posts are refused.
     #[cold]
     pub(crate) fn refusal(&self) -> PostError {
         if self.down.is_some() { PostError::PeerDown } else { PostError::Again }
@@ -173,7 +173,7 @@ impl Attached {
         }
     }
 
-    /// Returns the import of a key.
+    /// Returns the import of a key, if there is one.
     #[inline(always)]
     pub(crate) fn import_of(&self, key: u64) -> Option<&Import> {
         let place = usize::from((key >> 32) as u16);
@@ -188,7 +188,7 @@ impl Attached {
         self.imports.iter().flatten().find(|import| import.key == key)
     }
 
-    /// Reports at most `budget` records to the sink. Returns their number.
+    /// Reports up to `budget` records to the sink. Returns the number of reported records.
     #[inline]
     pub(crate) fn consume<S: Sink>(
         &mut self,
@@ -214,7 +214,7 @@ impl Attached {
                     1
                 }
                 kind if kind as u8 == MESSAGE as u8 => {
-                    // Only longer payloads follow a gap.
+                    // Only longer payloads have a gap before them, so ignore the gap here.
                     self.input.prefetch_record(cells_for(value as usize));
                     match self.message(peer, value as usize, (kind >> GAP_SHIFT) as usize, sink) {
                         Some(cells) => cells,
@@ -241,7 +241,8 @@ impl Attached {
         count
     }
 
-    /// Reports a message that lies behind a gap in the next record. Returns the record's cells.
+    /// Reports the next record's message, which begins after a gap. Returns the number of cells of
+    /// the record, or `None` after it failed the peer.
     #[inline(always)]
     fn message<S: Sink>(&mut self, peer: Peer, len: usize, gap: usize, sink: &mut S) -> Option<u64> {
         if len > self.max_message || gap > GAP_MAX {
@@ -249,16 +250,16 @@ impl Attached {
             self.fail(PeerError::Protocol(violation));
             return None;
         }
-        // SAFETY: with any gap, `max_message` bytes fit into the three quarters of the lane that a
-        // record may take, and the lane is mapped twice in a row. The sink cannot keep the
-        // reference, by its type.
+        // SAFETY: `len` and `gap` were checked above. A lane of valid sizes holds a gap and
+        // `max_message` bytes, and its cells are mapped twice in a row. The type `Untrusted` keeps
+        // the sink from storing the reference.
         sink.message(peer, unsafe { Untrusted::new(self.input.record().add(PAYLOAD + gap), len) });
         Some(cells_for(gap + len))
     }
 
-    /// Rare work: reports the failed posts of a peer that is down, or sends records that wait for
-    /// room. Returns the number of reported events, or 1 if it could send. Nothing notifies the
-    /// owner of more room, so it must not sleep then.
+    /// Does rare work: reports the failed posts of a failed peer, or sends records that waited for
+    /// room. Returns the number of reported events, or 1 if more records could be sent at once. The
+    /// owner must not sleep in that case, because nothing would notify it.
     #[cold]
     #[inline(never)]
     pub(crate) fn chores<S: Sink>(
@@ -289,32 +290,33 @@ impl Attached {
         }
     }
 
-    /// Whether [`chores`](Attached::chores) has something to do.
+    /// Returns whether [`chores`](Attached::chores) has work.
     #[inline(always)]
     pub(crate) fn has_chores(&self) -> bool {
         self.blocked || self.staged.owes()
     }
 
-    /// Returns whether nothing is in flight and no work is left until a record arrives.
+    /// Returns whether no operation is in flight and no work remains until a record arrives.
     pub(crate) fn rests(&self) -> bool {
         let quiet = if self.is_up() { !self.has_chores() } else { self.told };
         quiet && !self.staged.has_posts()
     }
 
-    /// Returns whether its lane may be read.
+    /// Returns whether the peer has not failed, so that its lane may be read.
     #[inline(always)]
     pub(crate) fn is_up(&self) -> bool {
         self.down.is_none()
     }
 
-    /// Fails the peer: its lane is not touched again. [`report`](Attached::report) tells the sink.
+    /// Fails the peer. Its lane is not accessed again, and [`report`](Attached::report) reports the
+    /// failure to the sink.
     #[cold]
     pub(crate) fn fail(&mut self, why: PeerError) {
         self.down.get_or_insert(why);
         self.blocked = true;
     }
 
-    /// Reports that the peer failed, then the completions of its posts; at most `budget` events.
+    /// Reports that the peer failed, then the completions of its posts: at most `budget` events.
     pub(crate) fn report<S: Sink>(&mut self, peer: Peer, budget: u32, sink: &mut S) -> u32 {
         let Some(why) = self.down else { return 0 };
         let mut count = 0;
@@ -331,7 +333,7 @@ impl Attached {
         count
     }
 
-    /// Whether [`ring`](Attached::ring) needs no fence.
+    /// Returns whether [`ring`](Attached::ring) needs no fence.
     #[inline(always)]
     pub(crate) fn is_light(&self) -> bool {
         self.remote.as_ref().is_none_or(|remote| remote.light)
@@ -342,15 +344,15 @@ impl Attached {
     pub(crate) fn ring<H: Host>(&self, host: &H) {
         let Some(remote) = &self.remote else { return };
         if !remote.light {
-            // The notifier's side of the race with a sleeper that does not use `membarrier`, or
-            // cannot reach us with it. Orders the published records before the load of the event
-            // page. Pairs with the fence of the sleeper.
+            // This is the notifier's side of the race with a sleeper for which `membarrier` does
+            // not work. Orders the published records before the load of the event page. Pairs with
+            // the fence of the sleeper.
             notifier_fence();
         }
         remote.event_page.event().notify_with(host, || remote.control.ring());
     }
 
-    /// Records an import. `map` maps the memory.
+    /// Records an import. `map` maps the memory on the first import.
     pub(crate) fn import(
         &mut self,
         key: RailKey,
@@ -389,7 +391,7 @@ impl Attached {
         Ok(ptr)
     }
 
-    /// Drops all imports of a deregistered key of our own.
+    /// Drops all imports of a key of our own that was deregistered.
     pub(crate) fn forget(&mut self, key: u64) {
         for place in self.imports.iter_mut().filter(|place| place.is_some_and(|import| import.key == key)) {
             *place = None;
@@ -418,7 +420,7 @@ impl Attached {
 }
 
 impl Import {
-    /// Returns whether `len` bytes at `offset` lie inside.
+    /// Returns whether `len` bytes at `offset` lie inside the import.
     #[inline(always)]
     pub(crate) fn holds(&self, offset: u64, len: usize) -> bool {
         within(offset, len as u64, self.len)
@@ -426,21 +428,20 @@ impl Import {
 }
 
 impl Remote {
-    /// Resolves a region that the peer claims lies in the common segment of this pair.
+    /// Resolves a region that the peer claims to be in the common segment of this pair.
     pub(crate) fn in_common(&self, pair: u32, base: u64, len: u64) -> Result<NonNull<u8>, AttachError> {
         let mapping = self.common.as_ref().filter(|_| pair == self.pair_id).ok_or(AttachError::BadHandle)?;
         if !within(base, len, mapping.len() as u64) {
             return Err(AttachError::BadRange);
         }
-        // SAFETY: `base <= mapping.len()`.
+        // SAFETY: `within` has checked that the range lies inside the mapping.
         Ok(unsafe { mapping.ptr().add(base as usize) })
     }
 
-    /// Returns whether the process is still the one of the handshake, and is linked to us. The
-    /// answer is at most [`KNOWN`] old. That is no weaker than a fresh answer, because the caller
-    /// may be preempted before it uses it. If the process has exited and its ID is not reused, the
-    /// kernel itself reports an error. Makes a system call of half a microsecond each time the
-    /// answer expires.
+    /// Returns whether the process of the handshake still lives and is linked to us. The answer may
+    /// be up to [`KNOWN`] old. A fresh answer would be no stronger, because the caller may be
+    /// preempted before it uses the answer. If the process has exited and its ID is not reused, the
+    /// copy itself fails. Makes a system call of about 0.5 us when the last answer has expired.
     pub(crate) fn lives(&mut self, now: u64) -> bool {
         if now < self.known_until {
             return true;
@@ -452,19 +453,21 @@ impl Remote {
         lives
     }
 
-    /// The same, asked now.
+    /// Returns whether the process of the handshake lives and is linked to us. Always asks the
+    /// kernel.
     pub(crate) fn looks_alive(&self) -> bool {
         let pidfd = self.pidfd.as_ref().map_or(-1, AsRawFd::as_raw_fd);
         let mut polls = [
-            // `poll` always reports hang-ups, so no events are requested.
+            // `poll(2)` always reports hang-ups, so no events are requested.
             libc::pollfd { fd: self.control.fd().as_raw_fd(), events: 0, revents: 0 },
             libc::pollfd { fd: pidfd, events: libc::POLLIN, revents: 0 },
         ];
         loop {
-            // SAFETY: two structures, both ours; a negative descriptor is skipped.
+            // SAFETY: `polls` is a local array of two structures, and poll(2) skips negative
+            // descriptors.
             match unsafe { libc::poll(polls.as_mut_ptr(), 2, 0) } {
                 0 => return true,
-                // Interrupted by a signal: no information about the peer.
+                // Interrupted by a signal, which says nothing about the peer.
                 -1 if errno() == libc::EINTR => {}
                 _ => return false,
             }
@@ -474,7 +477,7 @@ impl Remote {
 
 #[cfg(test)]
 impl Attached {
-    /// Returns the segment that we write.
+    /// Returns the lane that we write.
     pub(crate) fn outgoing(&self) -> &LaneMemory {
         &self._lanes[0]
     }

@@ -1,4 +1,4 @@
-//! The rail: its tables, and the passes over its peers. [`ShmRail`] lists its fast and slow paths.
+//! The rail: its tables, and the passes over its peers. [`ShmRail`] lists the fast and slow paths.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -28,55 +28,56 @@ use crate::roster::{Places, Roster};
 use crate::segment::Segment;
 use crate::staged;
 
-/// Longest write or read of one post, in bytes. It bounds how long a copy blocks its caller.
+/// Maximum length of one write or read, in bytes. It bounds how long a copy blocks the caller.
 const MAX_RMA: usize = 1 << 30;
 
 /// Bodies of at least this length begin at a cell boundary, in bytes. Between processors that share
-/// a cache, 96 bytes then arrive a third sooner, 4 KiB a tenth sooner, and the rate of 96-byte
+/// a cache, 96 bytes then arrive a third sooner, and 4 KiB a tenth sooner. The rate of 96-byte
 /// messages doubles. Shorter bodies gain nothing.
 const ALIGN_FROM: usize = CELL + 1;
 
-/// The longest wait. Longer ones are cut to this, so that clocks do not overflow.
+/// Maximum wait. Longer waits are limited to this, so that times do not overflow.
 pub const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
-/// Peers checked with the kernel in one call of [`check_peers`](Rail::check_peers).
+/// Number of peers that one call of [`check_peers`](Rail::check_peers) checks.
 const CHECKED: usize = 32;
 
-/// Most failed direct copies with unreported completions; one more is refused.
+/// Maximum number of failed kernel copies with unreported completions. Further copies are refused.
 const MAX_ENDED: usize = 64;
 
 /// The rail between processes of one machine.
 ///
-/// Posting a message, polling and notifying neither block, allocate, lock nor make a system call.
-/// The caller's processor copies writes and reads of mapped memory. The kernel copies those of
-/// private memory, in two system calls; if it refuses, they go through the lane. Payloads of
-/// two-sided messages in private memory take the path that was faster recently: see
-/// [`ShmConfig::read_from`]. The kernel copies those in memory that is not registered; if it
-/// refuses, their sender sends them in chunks. Registering, importing, attaching, detaching and
+/// Posting a message, polling and notifying neither block, allocate, lock nor make a system call. A
+/// write or read of mapped memory is a copy by the caller. For private memory it is a copy by the
+/// kernel, with at most two system calls. If the kernel refuses, the data is staged through the
+/// lane. Payloads of two-sided messages in private memory take the path that was faster recently:
+/// see [`ShmConfig::read_from`]. Payloads in unregistered memory are copied by the kernel. If it
+/// refuses, the sender sends them in chunks. Registering, importing, attaching, detaching and
 /// [`check_peers`](Rail::check_peers) are slow paths. One thread owns the rail.
 ///
 /// | memory of the peer                     | imported as     | written and read by           |
 /// |----------------------------------------|-----------------|-------------------------------|
 /// | in a [`Segment`]                       | a pointer       | the caller or a post          |
-/// | in the pair's common segment           | a pointer       | the same                      |
+/// | in the pair's common segment           | a pointer       | the caller or a post          |
 /// | private                                | nothing         | a post: the kernel, or chunks |
 /// | our own (see [`ShmRail::attach_self`]) | its own address | the caller or a post          |
 ///
-/// Everything posted to one peer is reported there in the order posted. Writes that the caller's
-/// processor or the kernel copies are in place at once, before messages posted earlier are reported
-/// ([`Order::Reports`]). A post into a lane is visible at once; a peer that *sleeps* is woken at
-/// the latest by [`flush`](Rail::flush) or the next [`poll`](Rail::poll). `check_peers` detects a
-/// dead peer, and reports first what it had sent, then that it is down, then the completion of
-/// every post to it. One call checks 32 peers, the next the following 32. A dead peer's memory
-/// stays mapped until it is detached, so pointers into it stay valid until then.
+/// A peer reports everything posted to it in the order of the posts. Writes copied by the caller or
+/// the kernel are visible at once, before messages posted earlier are reported
+/// ([`Order::Reports`]). A record in a lane is visible at once. A peer that *sleeps* is woken at
+/// the latest by [`flush`](Rail::flush) or the next [`poll`](Rail::poll).
 ///
-/// Accesses to [deregistered](Rail::deregister) memory through the lane are refused, at both ends.
-/// A peer that has the memory mapped, or uses kernel copies, is not checked, so it must stop using
-/// the memory first. Likewise, records in the lane of a peer that is [detached](Rail::detach) may
-/// still be executed there although their posts have failed.
+/// `check_peers` detects a dead peer. It reports the messages that the peer had sent, then that the
+/// peer is down, then the completions of all posts to it. Each call checks the next 32 peers. A
+/// dead peer's memory stays mapped until the peer is detached, so pointers into it stay valid.
+///
+/// After [deregistration](Rail::deregister), accesses through the lane are refused at both ends.
+/// Accesses through a mapping or by kernel copies are not checked, so the peer must stop using the
+/// memory first. Likewise, a peer that is [detached](Rail::detach) may still execute records in its
+/// lane although their posts have failed.
 ///
 /// The host may omit the notifier's fence (`LinuxHost::shared().peer_uses_membarrier(true)`). The
-/// rail learns in the handshake which peers need the fence, and executes it for those.
+/// handshake tells the rail which peers need the fence, and the rail issues the fence for them.
 #[derive(Debug)]
 pub struct ShmRail<H: Host> {
     host: H,
@@ -94,11 +95,11 @@ pub struct ShmRail<H: Host> {
     first: usize,
     /// Peers that the next flush notifies.
     due: Due,
-    /// Completions to report.
+    /// Completions to report in the next pass.
     ended: VecDeque<(u64, CompleteError)>,
     regions: Regions,
     polls: Vec<libc::pollfd>,
-    /// The `epoll` set that the owner sleeps on, if it does not sleep on the event page.
+    /// The `epoll` set on which the owner sleeps, unless it sleeps on the event page.
     set: Option<Arc<OwnedFd>>,
 }
 
@@ -149,26 +150,27 @@ impl<H: Host> ShmRail<H> {
         WaitObject::new(Arc::clone(&self.event_page))
     }
 
-    /// Adds the sockets of all peers attached from now on to an `epoll(7)` set. A thread may
-    /// announce on the [wait object](Self::wait_object) that it sleeps elsewhere; then the set
-    /// wakes it. It must call [`check_peers`](Rail::check_peers) after each sleep, which reads the
-    /// sockets.
+    /// Adds the sockets of all peers attached from now on to an `epoll(7)` set. A thread that
+    /// sleeps on the set announces its sleep on the [wait object](Self::wait_object). Peers then
+    /// wake it through their sockets. After each sleep the thread must call
+    /// [`check_peers`](Rail::check_peers), which reads the sockets.
     pub fn watch_peers(&mut self, set: Arc<OwnedFd>) {
         self.set = Some(set);
     }
 
-    /// Returns the host under the rail.
+    /// Returns the rail's host.
     pub fn host(&self) -> &H {
         &self.host
     }
 
-    /// Attaches a peer after its handshake. The link must come from a handshake with this rail's
+    /// Attaches a peer after its handshake, which must have used this rail's
     /// [`profile`](Self::profile). Slow path.
     pub fn attach(&mut self, peer: Peer, link: Link) -> Result<(), AttachError> {
         self.attach_at(peer, link, 0)
     }
 
-    /// Like [`attach`](Self::attach), with both lanes at position `start`, as at the other end.
+    /// Attaches a peer like [`attach`](Self::attach), with both lanes at position `start`. The
+    /// other end must use the same position.
     pub(crate) fn attach_at(&mut self, peer: Peer, link: Link, start: u64) -> Result<(), AttachError> {
         if !Arc::ptr_eq(&link.config, &self.config) {
             return Err(AttachError::Config("a link made with another rail's profile"));
@@ -189,24 +191,26 @@ impl<H: Host> ShmRail<H> {
     }
 
     /// Returns the socket to an attached peer, for packages with [packets of their
-    /// own](crate::extension). `None`: no peer is attached there, or the peer is this rail itself.
+    /// own](crate::extension). Returns `None` if no peer is attached there, or the peer is this
+    /// rail itself.
     pub fn line(&mut self, peer: Peer) -> Option<Line<'_>> {
         let peer::Remote { control, pidfd, .. } = self.remote(peer)?;
         Some(Line::new(control, pidfd.as_ref()))
     }
 
-    /// Returns the limit of peer numbers: all are below it.
+    /// Returns the number of peer slots. All peer numbers are below it.
     pub fn max_peers(&self) -> u16 {
         self.config.max_peers
     }
 
-    /// Returns the state of an attached peer that is another process, or another rail of this one.
+    /// Returns the state of an attached peer that is another process, or another rail of this
+    /// process.
     pub(crate) fn remote(&mut self, peer: Peer) -> Option<&mut peer::Remote> {
         self.attached(peer)?.remote.as_mut()
     }
 
-    /// Attaches this process to itself: no socket, one lane, memory at its own addresses. Slow
-    /// path.
+    /// Attaches this rail to itself. It then has one lane and no socket, and reaches memory at its
+    /// own addresses. Slow path.
     pub fn attach_self(&mut self, peer: Peer) -> Result<(), AttachError> {
         let sizes = self.sizes();
         let place = self.free_place(peer)?;
@@ -221,8 +225,8 @@ impl<H: Host> ShmRail<H> {
         self.roster.join(peer);
     }
 
-    /// Exchanges opaque bytes with an attached peer, in one sequence with those of
-    /// [`Link::exchange`]. Slow path.
+    /// Exchanges opaque bytes with an attached peer, in the same sequence as [`Link::exchange`].
+    /// Slow path.
     pub fn exchange(
         &mut self,
         peer: Peer,
@@ -255,7 +259,7 @@ impl<H: Host> ShmRail<H> {
         find(&mut self.peers, peer)
     }
 
-    /// Notifies a peer at the end of the pass.
+    /// Schedules a notification of a peer for the end of the pass.
     pub fn mark_due(&mut self, peer: Peer) {
         self.due.insert(peer);
     }
@@ -265,7 +269,7 @@ impl<H: Host> ShmRail<H> {
         self.peers.get(usize::from(peer.0)).and_then(Option::as_deref).is_some_and(Attached::is_up)
     }
 
-    /// Fails a peer. The next poll reports it.
+    /// Fails a peer. The next poll reports the failure.
     #[cold]
     pub fn quarantine(&mut self, peer: Peer, why: PeerError) {
         if let Some(attached) = find(&mut self.peers, peer) {
@@ -274,12 +278,13 @@ impl<H: Host> ShmRail<H> {
         }
     }
 
-    /// Returns the registered memory of one of our keys, if this peer may use it.
+    /// Returns the address and length of the region registered under one of our keys, if `peer` may
+    /// access it.
     pub fn registered(&self, key: u64, peer: Peer) -> Option<(NonNull<u8>, u64)> {
         self.regions.find(key, peer)
     }
 
-    /// Imports memory. `map` maps memory in a segment of the peer.
+    /// Imports memory. `map` maps memory that is in a segment of the peer.
     fn import_by(
         &mut self,
         peer: Peer,
@@ -301,7 +306,7 @@ impl<H: Host> ShmRail<H> {
         })
     }
 
-    /// Notifies the peers that are due. Not inlined, because most passes have none.
+    /// Notifies the peers that are due. Not inlined, because usually there are none.
     #[inline(never)]
     fn ring_due(&mut self) {
         self.due.take_each(|peer| {
@@ -311,7 +316,7 @@ impl<H: Host> ShmRail<H> {
         });
     }
 
-    /// Reports completions that happened outside a poll.
+    /// Reports the completions that are waiting in `ended`.
     #[cold]
     fn report_ended<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
         let mut count = 0;
@@ -324,23 +329,23 @@ impl<H: Host> ShmRail<H> {
     }
 }
 
-/// Finds an attached peer. Unlike [`ShmRail::attached`], it borrows only the table of peers.
+/// Returns an attached peer. Unlike [`ShmRail::attached`], borrows only the table of peers.
 #[inline(always)]
 fn find(peers: &mut Places, peer: Peer) -> Option<&mut Attached> {
     peers.get_mut(usize::from(peer.0))?.as_deref_mut()
 }
 
-/// Notifies a peer: at once if that takes only a load of its event page, otherwise at the end of
-/// the pass, with one fence for all posts.
+/// Notifies a peer. A peer that needs no fence is notified at once. Others are notified at the end
+/// of the pass, after one fence for all posts.
 #[inline(always)]
 fn tell(due: &mut Due, host: &impl Host, attached: &Attached, peer: Peer) {
     if attached.is_light() { attached.ring(host) } else { due.insert(peer) }
 }
 
 // SAFETY: an import stays mapped while its entry exists, and only `release` and `detach` remove
-// entries. Mapped and kernel copies finish before the post returns. Staged copies end with the
-// completion, after which `staged` forgets the memory. `ShmSetup` only fills free slots and
-// exchanges bytes over the socket.
+// entries. Copies by the caller or the kernel finish before the post returns. A staged operation
+// accesses local memory only until its completion. `ShmSetup` only fills free slots and exchanges
+// bytes over the socket.
 unsafe impl<H: Host> Rail for ShmRail<H> {
     type Setup<'a>
         = ShmSetup<'a, H>
@@ -363,7 +368,7 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
         if len == 0 || (ptr.as_ptr() as usize).checked_add(len).is_none() {
             return Err(AttachError::BadRange);
         }
-        // Checks that the region lies in the memory that its kind claims.
+        // Checks that the region lies inside the memory that its kind names.
         let lies = |start: NonNull<u8>, size: usize, offset: u64| {
             staged::within(offset, len as u64, size as u64)
                 && start.as_ptr().wrapping_add(offset as usize) == ptr.as_ptr()
@@ -392,7 +397,7 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
             Owner::Segment(segment) => {
                 let known = self.regions.segments();
                 let new = known.iter().all(|known| known.number() != segment.number());
-                // A peer hangs up on more announcements than it expects.
+                // A peer drops the link if more segments are announced than it expects.
                 if new && known.len() >= usize::from(self.config.max_segments) {
                     return Err(AttachError::Full);
                 }
@@ -412,7 +417,7 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
     }
 
     fn deregister(&mut self, key: RailKey) -> Result<(), AttachError> {
-        // This process's own imports of it can be dropped at once.
+        // Imports of the region by this process itself can be dropped at once.
         for attached in self.peers.iter_mut().flatten().filter(|attached| attached.remote.is_none()) {
             attached.forget(key.key);
         }
@@ -457,7 +462,7 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
         self.active.retain(|other| *other != peer);
         self.roster.leave(peer);
         self.due.remove(peer);
-        // Detaching unmaps the common segment.
+        // Regions in the common segment end here, because detaching unmaps it.
         self.regions.remove_common(peer);
     }
 
@@ -470,7 +475,8 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
         data: Option<u32>,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        // SAFETY: our caller guarantees the same contract.
+        // SAFETY: the caller keeps the contract of `Rail::post_write`, which `post` requires for
+        // `Put`.
         unsafe { self.post(peer, Way::Put, local, remote, data, cx) }
     }
 
@@ -482,7 +488,8 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
         remote: Remote,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        // SAFETY: our caller guarantees the same contract.
+        // SAFETY: the caller keeps the contract of `Rail::post_read`, which `post` requires for
+        // `Get`.
         unsafe { self.post(peer, Way::Get, local, remote, None, cx) }
     }
 
@@ -493,7 +500,8 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
         remote: Remote,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        // SAFETY: our caller guarantees the same contract.
+        // SAFETY: the caller keeps the contract of `Rail::post_rendezvous_read`, which
+        // `read_payload` requires.
         unsafe { self.read_payload(peer, local, remote, cx) }
     }
 
@@ -517,9 +525,9 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
         let cells = cells_for(gap + len);
         self.roster.warm(attached, peer);
         let record = attached.reserve(cells)?;
-        // SAFETY: the reserved cells hold 16 bytes, the gap and `len` more bytes. `head` and `body`
-        // are readable, and outside of the lane, which is only reachable from here. The cells are
-        // published right below.
+        // SAFETY: `reserve` returned room for the stamp and header, the gap, and `len` bytes.
+        // `head` and `body` are readable and cannot overlap the reserved cells, which only this
+        // function can reach. The cells are published once, below.
         unsafe {
             let message = record.add(PAYLOAD + gap);
             lane::copy_words(head.as_ptr(), message, head.len());
@@ -576,12 +584,14 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
     }
 
     unsafe fn copy_to(&mut self, peer: Peer, pieces: &[(Local, Remote)]) -> Option<Result<(), PostError>> {
-        // SAFETY: our caller guarantees the same contract.
+        // SAFETY: the caller keeps the contract of `Rail::copy_to`, which `copy` requires for
+        // `Put`.
         unsafe { self.copy(peer, Way::Put, pieces) }
     }
 
     unsafe fn copy_from(&mut self, peer: Peer, pieces: &[(Local, Remote)]) -> Option<Result<(), PostError>> {
-        // SAFETY: our caller guarantees the same contract.
+        // SAFETY: the caller keeps the contract of `Rail::copy_from`, which `copy` requires for
+        // `Get`.
         unsafe { self.copy(peer, Way::Get, pieces) }
     }
 
@@ -596,7 +606,7 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
         let Some(attached) = find(&mut self.peers, peer).filter(|attached| attached.cma) else {
             return false;
         };
-        // SAFETY: our caller guarantees the same contract.
+        // SAFETY: the caller guarantees that `local` is writable.
         unsafe { post::read_address(attached, local, address, &self.host) }
     }
 
@@ -616,25 +626,27 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
                 self.peers[usize::from(peer.0)].as_ref().and_then(|attached| attached.remote.as_ref());
             let socket = remote.map_or(-1, |remote| remote.control.fd().as_raw_fd());
             let pidfd = remote.and_then(|remote| remote.pidfd.as_ref()).map_or(-1, AsRawFd::as_raw_fd);
-            // A negative descriptor is skipped.
+            // `poll(2)` skips negative descriptors.
             self.polls.push(libc::pollfd { fd: socket, events: libc::POLLIN, revents: 0 });
             self.polls.push(libc::pollfd { fd: pidfd, events: libc::POLLIN, revents: 0 });
         }
-        // SAFETY: the vector has that many structures. If the call fails, nothing is reported.
+        // SAFETY: the pointer and the count describe the vector. If the call fails, `revents` stays
+        // 0.
         unsafe { libc::poll(self.polls.as_mut_ptr(), self.polls.len() as libc::nfds_t, 0) };
         for (peer, polls) in self.active[first..self.checked].iter().zip(self.polls.chunks_exact(2)) {
             let peer = *peer;
             let Some(attached) = self.peers[usize::from(peer.0)].as_deref_mut() else { continue };
             let Some(remote) = &mut attached.remote else { continue };
             let [socket, pidfd] = [polls[0].revents, polls[1].revents];
-            // Even if nothing has arrived, because announcements may wait for room in the socket.
+            // Pumps even without input if announcements wait for room in the socket.
             let heard = (socket == 0 && !remote.control.has_notices()) || remote.control.pump();
-            // Its Bye may be queued behind more packets than one pass receives.
+            // A Bye may be queued behind more packets than one pass receives, so a dead process
+            // counts as died only once its socket is drained.
             let ended = remote.control.ended().or((pidfd != 0 && heard).then_some(PeerError::Died));
             let Some(why) = ended else { continue };
             if attached.is_up() {
                 self.roster.warm(attached, peer);
-                // The peer writes nothing more, so this empties the lane.
+                // The peer writes no more, so this empties its lane.
                 attached.consume(peer, self.config.lane_cells, &self.regions, &self.host, sink);
                 attached.fail(why);
             }

@@ -1,89 +1,84 @@
 //! The records of a lane. Nothing here blocks or allocates.
 //!
-//! The low half of a record's header is its kind, the high half a value:
+//! The low half of a record's header is its kind. The high half is a value:
 //!
 //! | kind    | value               | payload                                                     |
 //! |---------|---------------------|-------------------------------------------------------------|
-//! | message | length in bytes     | the message, behind a gap as long as the kind's second byte |
+//! | message | length in bytes     | a gap as long as the kind's second byte; the message        |
 //! | landed  | completion word     | none                                                        |
 //! | write   | length of the chunk | key, offset, id and flags, completion word; the chunk       |
 //! | read    | 0                   | key, offset, id, length                                     |
-//! | reply   | length of the chunk | id, bytes sent before it; the chunk                         |
+//! | reply   | length of the chunk | id, bytes sent before this chunk; the chunk                 |
 //! | status  | error code or 0     | id                                                          |
 //!
-//! Payload fields are words of 64 bits. Staged operations of one direction have an id below
-//! [`STAGED`], which is free again once the operation has ended with a status or the last reply.
+//! Payload fields are words of 64 bits. Each staged operation has an id below [`STAGED`], unique
+//! within its direction. The id is free again after the operation's status or last reply.
 
 use std::ptr;
 
 use crate::lane::{CELL, PAYLOAD};
 
-/// A message for the sink, without a gap before it.
+/// A message for the sink.
 pub(crate) const MESSAGE: u32 = 1;
-/// Position of the gap's length in the kind.
+/// Shift of the gap's length in the kind.
 pub(crate) const GAP_SHIFT: u32 = 8;
-/// Longest gap: the message begins in the second cell.
+/// Maximum gap, in bytes. The message then begins in the second cell.
 pub(crate) const GAP_MAX: usize = CELL - PAYLOAD;
-/// A mapped or directly copied write is complete.
+/// Completes a write that did not go through the lane.
 pub(crate) const LANDED: u32 = 2;
-/// A part of a staged write.
+/// A chunk of a staged write.
 pub(crate) const WRITE: u32 = 3;
-/// A staged read.
+/// The request of a staged read.
 pub(crate) const READ: u32 = 4;
-/// A part of the data of a staged read.
+/// A chunk of the data of a staged read.
 pub(crate) const REPLY: u32 = 5;
-/// The end of a staged operation.
+/// Completes a staged operation.
 pub(crate) const STATUS: u32 = 6;
 
-/// Most staged operations in flight in one direction.
+/// Maximum number of staged operations in flight in one direction.
 pub(crate) const STAGED: usize = 32;
 
-/// Flag of a write: this is its last chunk.
+/// Flag of a write: this chunk is the last.
 pub(crate) const LAST: u64 = 1 << 32;
-/// Flag of a write: it has a completion word.
+/// Flag of a write: the completion word is valid.
 pub(crate) const DATA: u64 = 1 << 33;
 
-/// Longest chunk of a staged operation, in bytes.
+/// Maximum length of a chunk, in bytes.
 const CHUNK: usize = 4096;
 
-/// The chunk size for messages of at most `max_message` bytes: the record is no longer than theirs.
+/// Returns the chunk length of a rail whose messages have at most `max_message` bytes. A chunk's
+/// record is no longer than that of a message.
 pub(crate) fn chunk_len(max_message: usize) -> usize {
     CHUNK.min(max_message / CELL * CELL)
 }
 
-/// Number of cells of a record with a chunk.
+/// Returns the number of cells of a record with a chunk of `len` bytes.
 #[inline]
 pub(crate) fn chunk_cells(len: usize) -> u64 {
     1 + len.div_ceil(CELL) as u64
 }
 
-/// A record's header.
+/// Returns the header of a record.
 #[inline(always)]
 pub(crate) fn header(kind: u32, value: u32) -> u64 {
     u64::from(kind) | u64::from(value) << 32
 }
 
-/// Payload fields of one cell.
+/// The payload fields in a record's first cell.
 pub(crate) type Words = [u64; 6];
 
-/// Copies the fields out, once.
-///
-/// # Safety
-/// `record` is the first byte of a readable cell.
+/// Copies the payload fields out of a record, once.
 pub(crate) unsafe fn load(record: *const u8) -> Words {
     let mut words = [0; 6];
-    // SAFETY: the fields are inside the cell. The peer may change them meanwhile, so this is a raw
-    // copy.
+    // SAFETY: the fields lie inside the cell, which the caller guarantees to be readable. The peer
+    // may change them meanwhile, so this is a raw copy.
     unsafe { ptr::copy_nonoverlapping(record.add(PAYLOAD), words.as_mut_ptr().cast(), size_of::<Words>()) };
     words
 }
 
-/// Stores the fields.
-///
-/// # Safety
-/// `record` is the first byte of a reserved cell.
+/// Stores the payload fields of a record.
 pub(crate) unsafe fn store(record: *mut u8, words: Words) {
-    // SAFETY: the fields are inside the cell, which is reserved for us.
+    // SAFETY: the fields lie inside the cell, which the caller has reserved.
     unsafe { ptr::copy_nonoverlapping(words.as_ptr().cast(), record.add(PAYLOAD), size_of::<Words>()) };
 }
 

@@ -1,15 +1,15 @@
-//! Selects the peers that a pass polls, so that silent peers cost almost nothing. After creation
-//! nothing here blocks or allocates.
+//! Selects the peers that a pass polls, so that silent peers cost almost nothing. Nothing here
+//! blocks or allocates after creation.
 //!
 //! | peer | condition                                                  | polled by a pass   |
 //! |------|------------------------------------------------------------|--------------------|
-//! | hot  | it sent a record, or something was posted to its lane      | all of them        |
-//! | cold | [`LOOKS`] polls of hot peers found nothing from it         | a 64th, at least 4 |
+//! | hot  | sent a record recently, or has a recent post to its lane   | all hot peers      |
+//! | cold | silent while hot peers were polled [`LOOKS`] times         | a 64th, at least 4 |
 //!
-//! So a record of a cold peer is found within 64 passes, and makes the peer hot. With up to four
-//! cold peers, every pass polls all of them. So does a pass whose owner has announced a sleep,
-//! because the owner must not sleep while a record waits. If the announcement is gone before the
-//! owner sleeps, a peer has notified it, and the sleep ends at once.
+//! So a record of a cold peer is found within 64 passes, and makes the peer hot. If there are at
+//! most four cold peers, every pass polls them all. A pass whose owner has announced a sleep also
+//! polls all cold peers, because the owner must not sleep while a record waits. If a peer notifies
+//! the owner in between, the announcement is gone, and the sleep ends at once.
 
 use std::mem;
 
@@ -18,31 +18,31 @@ use fishplate_core::mem::Peer;
 use crate::lane::Watch;
 use crate::peer::Attached;
 
-/// Polls of hot peers after which those that were silent become cold.
+/// Number of polls of hot peers between two checks for peers that became cold.
 const LOOKS: u32 = 4096;
 
-/// Passes within which all cold peers are polled.
+/// Number of passes that poll each cold peer once.
 const ROUND: usize = 64;
 
-/// Fewest cold peers that each pass polls.
+/// Minimum number of cold peers that each pass polls.
 const LEAST: usize = 4;
 
-/// Peers by number, as a rail stores them.
+/// The peers of a rail, by number.
 pub(crate) type Places = [Option<Box<Attached>>];
 
-/// The attached peers that may have something to report, hot and cold, in no order.
+/// The attached peers that may have something to report: hot ones and cold ones, both unordered.
 #[derive(Debug)]
 pub(crate) struct Roster {
-    /// Every pass polls them.
+    /// The peers that every pass polls.
     pub(crate) hot: Vec<Peer>,
     cold: Vec<Cold>,
-    /// Where in `cold` the next pass begins.
+    /// The index in `cold` where the next pass begins.
     next: usize,
-    /// Polls since the last check for peers that became cold.
+    /// Number of polls since the last check for peers that became cold.
     looks: u32,
 }
 
-/// A cold peer: what polling it needs.
+/// A cold peer, and the location of its next record.
 #[derive(Debug)]
 struct Cold {
     record: Watch,
@@ -50,17 +50,17 @@ struct Cold {
 }
 
 impl Roster {
-    /// Creates a roster with room for `peers`.
+    /// Creates a roster with room for `peers` peers.
     pub(crate) fn new(peers: usize) -> Self {
         Roster { hot: Vec::with_capacity(peers), cold: Vec::with_capacity(peers), next: 0, looks: 0 }
     }
 
-    /// Adds a new peer, as [hot](Attached::hot).
+    /// Adds a new peer as [hot](Attached::hot).
     pub(crate) fn join(&mut self, peer: Peer) {
         self.hot.push(peer);
     }
 
-    /// Removes a peer. Its lane may be unmapped afterwards.
+    /// Removes a peer. The caller may then unmap the peer's lane.
     pub(crate) fn leave(&mut self, peer: Peer) {
         self.hot.retain(|other| *other != peer);
         self.cold.retain(|other| other.peer != peer);
@@ -87,7 +87,7 @@ impl Roster {
         self.hot.push(peer);
     }
 
-    /// Polls the cold peers whose turn it is, or `all`, and makes those hot that have sent a
+    /// Polls the cold peers whose turn it is, or all of them. Makes the peers hot that sent a
     /// record.
     #[inline]
     pub(crate) fn look(&mut self, places: &mut Places, all: bool) {
@@ -101,8 +101,8 @@ impl Roster {
                 self.next = 0;
             }
             let Some(cold) = self.cold.get(self.next) else { return };
-            // SAFETY: the lane of an attached peer is mapped, and detached peers have left the
-            // roster.
+            // SAFETY: an attached peer's lane is mapped, and `leave` removes a peer before its lane
+            // is unmapped.
             match unsafe { cold.record.has_come() } {
                 true => self.found(places),
                 false => self.next += 1,
@@ -110,7 +110,7 @@ impl Roster {
         }
     }
 
-    /// Makes the peer at `next` hot, because it has sent a record.
+    /// Makes the cold peer at index `next` hot, because it has sent a record.
     #[cold]
     #[inline(never)]
     fn found(&mut self, places: &mut Places) {
@@ -121,7 +121,7 @@ impl Roster {
         }
     }
 
-    /// Counts a pass that has polled all hot peers.
+    /// Counts a pass that polled all hot peers.
     #[inline(always)]
     pub(crate) fn count(&mut self, places: &mut Places) {
         self.looks += self.hot.len() as u32;
@@ -130,7 +130,7 @@ impl Roster {
         }
     }
 
-    /// Makes those peers cold that were silent since the last call and have no work.
+    /// Makes those hot peers cold that sent nothing since the last call and have no work left.
     #[cold]
     #[inline(never)]
     fn cool(&mut self, places: &mut Places) {
@@ -138,7 +138,7 @@ impl Roster {
         self.hot.retain(|peer| {
             let Some(Some(attached)) = places.get_mut(usize::from(peer.0)) else { return false };
             attached.hot = mem::take(&mut attached.heard) || !attached.rests();
-            // Nothing more is read of a peer that is down.
+            // The lane of a failed peer is not read again, so such a peer joins neither list.
             if !attached.hot && attached.is_up() {
                 self.cold.push(Cold { record: attached.input.watch(), peer: *peer });
             }

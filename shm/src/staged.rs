@@ -1,20 +1,20 @@
-//! Staged operations: writes and reads of unmapped memory that go through the lane in chunks,
-//! because the kernel does not permit copies between the two processes or is slower. Nothing here
-//! blocks or allocates.
+//! Staged operations: writes and reads of unmapped memory that go through the lane in chunks. They
+//! are used if the kernel does not permit copies between the two processes, or is slower. Nothing
+//! here blocks or allocates.
 //!
 //! | end    | write                                      | read                               |
 //! |--------|--------------------------------------------|------------------------------------|
-//! | origin | posts chunks, and nothing else in between  | posts a request                    |
-//! | target | checks and copies chunks; owes a status    | owes replies, sent with room       |
+//! | origin | posts chunks without records in between    | posts a request                    |
+//! | target | checks and copies chunks; owes a status    | owes replies, sent as room permits |
 //! | origin | completes with the status                  | completes with the last reply      |
 //!
-//! Owed records are kept in a table with one entry per id, so a target never needs room in its own
-//! lane to drain the other. So two ends that write to each other through full lanes cannot
-//! deadlock.
+//! The target keeps owed records in a table with one entry per id. So it needs no room in its
+//! outgoing lane to drain its incoming lane. Two ends that write to each other through full lanes
+//! therefore cannot deadlock.
 //!
-//! An unregistered region ends the operation with `EFAULT`, because it may have been deregistered
-//! while the record was in flight. A range outside a registered region is a violation, because a
-//! correct origin checks it before it posts.
+//! An operation on an unregistered region fails with `EFAULT`, because the region may have been
+//! deregistered while the record was in flight. A range outside a registered region is a violation,
+//! because a correct origin checks it before it posts.
 
 use std::ptr::NonNull;
 
@@ -27,13 +27,14 @@ use crate::lane::{Consumer, Producer, Refused};
 use crate::record::{self, DATA, LAST, READ, REPLY, STAGED, STATUS, WRITE, chunk_cells};
 use crate::regions::Regions;
 
-/// Most chunks of a write in one pass: as many as a lane of the default size holds.
+/// Maximum number of chunks of a write that one pass sends: as many as a lane of the default size
+/// holds.
 const CHUNKS: u32 = 16;
 
-/// Most reply records in one pass.
+/// Maximum number of reply records that one pass sends.
 const REPLIES: u32 = 8;
 
-/// A staged operation of this end.
+/// A staged operation that this end posted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Posted {
     pub(crate) way: Way,
@@ -43,10 +44,10 @@ pub(crate) struct Posted {
     pub(crate) key: u64,
     pub(crate) offset: u64,
     pub(crate) data: Option<u32>,
-    /// Whether it reads a message's payload, whose completion
-    /// [`PayloadPaths`](crate::payload::PayloadPaths) records.
+    /// Whether the operation reads the payload of a message.
+    /// [`PayloadPaths`](crate::payload::PayloadPaths) then records its completion.
     pub(crate) payload: bool,
-    /// Bytes sent, or received, so far.
+    /// Number of bytes sent or received so far.
     pub(crate) done: usize,
 }
 
@@ -61,14 +62,14 @@ impl Posted {
     }
 }
 
-/// A record that we owe the peer for its operation.
+/// A record that we owe the peer for one of its operations.
 #[derive(Clone, Copy, Debug)]
 enum Owed {
     Status(i32),
     Read { key: u64, offset: u64, len: usize, sent: usize },
 }
 
-/// Both tables.
+/// The tables of posted operations and owed records.
 #[derive(Debug)]
 pub(crate) struct Staged {
     posted: [Option<Posted>; STAGED],
@@ -76,9 +77,9 @@ pub(crate) struct Staged {
     owed_count: u32,
     /// The index in `owed` where the next search begins.
     turn: usize,
-    /// The write whose last chunk has not been sent yet.
+    /// The id of the write whose last chunk has not been sent yet.
     sending: Option<u8>,
-    /// The result of the arriving write so far: 0, or its error code.
+    /// The result so far of the write that is arriving: 0 or an error code.
     arriving: i32,
     chunk: usize,
 }
@@ -96,7 +97,7 @@ impl Staged {
         }
     }
 
-    /// Returns whether a write is partly sent, which blocks all other posts.
+    /// Returns whether a write is partly sent. All other posts are refused meanwhile.
     pub(crate) fn sending(&self) -> bool {
         self.sending.is_some()
     }
@@ -117,15 +118,15 @@ impl Staged {
         self.owed_count != 0
     }
 
-    /// Begins an operation. Without a free id, or room for its first record, refuses it and changes
-    /// nothing.
+    /// Begins an operation. Refuses it, and changes nothing, if there is no free id or no room for
+    /// its first record.
     pub(crate) fn post(&mut self, out: &mut Producer, op: Posted) -> Result<(), Refused> {
         let id = self.posted.iter().position(Option::is_none).ok_or(Refused::Full)?;
         match op.way {
             Way::Get => {
                 let record = out.reserve(1)?;
                 let words = [op.key, op.offset, id as u64, op.len as u64, 0, 0];
-                // SAFETY: one cell was reserved, and is published here.
+                // SAFETY: `reserve` returned room for one cell, which is published once, here.
                 unsafe {
                     record::store(record, words);
                     out.publish(1, record::header(READ, 0));
@@ -137,15 +138,15 @@ impl Staged {
                 out.reserve(chunk_cells(op.len.min(self.chunk)))?;
                 self.posted[id] = Some(op);
                 self.sending = Some(id as u8);
-                // The operation is accepted. If this fails, the next pass fails the operation.
+                // The operation is accepted. If sending fails, the next pass fails the peer.
                 let _ = self.send(out);
             }
         }
         Ok(())
     }
 
-    /// Sends up to [`CHUNKS`] chunks of the partly sent write, while there is room. A full lane is
-    /// no error. Returns whether more can be sent.
+    /// Sends up to [`CHUNKS`] chunks of the partly sent write, as room permits. A full lane is not
+    /// an error. Returns whether more could be sent at once.
     pub(crate) fn send(&mut self, out: &mut Producer) -> Result<bool, Refused> {
         let Some(id) = self.sending else { return Ok(false) };
         let Some(op) = &mut self.posted[usize::from(id)] else { return Ok(false) };
@@ -162,9 +163,9 @@ impl Staged {
             flags |= if last { LAST } else { 0 };
             flags |= if op.data.is_some() { DATA } else { 0 };
             let words = [op.key, op.offset + op.done as u64, flags, op.data.unwrap_or(0).into(), 0, 0];
-            // SAFETY: `cells` cells were reserved: the first for the words, the others for at least
-            // `len` bytes. They are published here. The source is readable until the post
-            // completes, and it has not.
+            // SAFETY: `reserve` returned room for `cells` cells: one for the words, and the others
+            // for at least `len` bytes. They are published once, here. The poster keeps the source
+            // readable until the operation completes, which it has not.
             unsafe {
                 record::store(record, words);
                 let from = op.ptr.as_ptr().add(op.done);
@@ -180,9 +181,9 @@ impl Staged {
         Ok(true)
     }
 
-    /// Sends up to [`REPLIES`] owed records while there is room, one of each operation in turn.
-    /// Taking turns matters, because the peer may reuse an id at once and starve the others. A full
-    /// lane is no error. Returns whether more can be sent.
+    /// Sends up to [`REPLIES`] owed records as room permits, one record per operation in turn.
+    /// Without turns, a peer that reuses an id at once could starve its other operations. A full
+    /// lane is not an error. Returns whether more could be sent at once.
     pub(crate) fn serve(
         &mut self,
         out: &mut Producer,
@@ -195,7 +196,7 @@ impl Staged {
             let Some((id, owed)) = owed else { return Ok(false) };
             match self.serve_one(out, id, owed, peer, regions) {
                 Ok(rest) => self.owed[id] = rest,
-                // `turn` does not advance, so this operation is the next.
+                // `turn` stays the same, so the next call continues with this operation.
                 Err(Refused::Full) => return Ok(false),
                 Err(corrupt) => return Err(corrupt),
             }
@@ -216,7 +217,7 @@ impl Staged {
         let (key, offset, len, sent) = match owed {
             Owed::Status(code) => {
                 let record = out.reserve(1)?;
-                // SAFETY: one cell was reserved, and is published here.
+                // SAFETY: `reserve` returned room for one cell, which is published once, here.
                 unsafe {
                     record::store(record, [id as u64, 0, 0, 0, 0, 0]);
                     out.publish(1, record::header(STATUS, code as u32));
@@ -225,7 +226,7 @@ impl Staged {
             }
             Owed::Read { key, offset, len, sent } => (key, offset, len, sent),
         };
-        // Looked up for each chunk, because the region may be deregistered at any time.
+        // Looks up the region for each chunk, because it may be deregistered at any time.
         let Some((base, size)) = regions.find(key, peer) else {
             return Ok(Some(Owed::Status(libc::EFAULT)));
         };
@@ -235,9 +236,9 @@ impl Staged {
         let part = (len - sent).min(self.chunk);
         let cells = chunk_cells(part);
         let record = out.reserve(cells)?;
-        // SAFETY: `cells` cells were reserved: the first for the words, the others for at least
-        // `part` bytes. They are published here. `offset + sent + part <= offset + len`, which is
-        // inside the registered region.
+        // SAFETY: `reserve` returned room for `cells` cells: one for the words, and the others for
+        // at least `part` bytes. They are published once, here. `sent + part <= len`, and `within`
+        // has checked that `len` bytes at `offset` lie inside the registered region.
         unsafe {
             record::store(record, [id as u64, sent as u64, 0, 0, 0, 0]);
             let from = base.as_ptr().add(offset as usize + sent);
@@ -249,7 +250,7 @@ impl Staged {
     }
 
     fn owe(&mut self, id: usize, owed: Owed) -> Result<(), Violation> {
-        // A violation: an operation with this id is still in flight.
+        // An operation with this id is still in flight, so the peer violates the protocol.
         if self.owed[id].is_some() {
             return Err(Violation::Sequence);
         }
@@ -258,8 +259,8 @@ impl Staged {
         Ok(())
     }
 
-    /// Handles a record of a staged operation. Returns its number of cells, and the length of the
-    /// payload if it completes a payload's read.
+    /// Handles a record of a staged operation. Returns the number of its cells. Also returns the
+    /// length of a payload whose read it completes.
     #[cold]
     pub(crate) fn take<S: Sink>(
         &mut self,
@@ -269,7 +270,7 @@ impl Staged {
         regions: &Regions,
         sink: &mut S,
     ) -> Result<(u64, Option<usize>), Violation> {
-        // SAFETY: the first cell of the next record is in the lane.
+        // SAFETY: `header` found the next record, so its first cell is readable.
         let words = unsafe { record::load(input.record()) };
         let value = (header >> 32) as u32;
         let len = value as usize;
@@ -281,8 +282,9 @@ impl Staged {
                 let data = u32::try_from(data).map_err(|_| Violation::Kind)?;
                 match regions.find(key, peer) {
                     Some((_, size)) if !within(offset, len as u64, size) => return Err(Violation::Bounds),
-                    // SAFETY: `offset + len` is inside the region, which is registered, so mapped
-                    // and writable. The chunk is inside the lane, as `chunk_cells` has checked.
+                    // SAFETY: `within` has checked that the bytes lie inside the region, which is
+                    // registered, and so mapped and writable. `chunk_cells` has checked that the
+                    // chunk lies inside the lane.
                     Some((base, _)) => unsafe {
                         let from = input.record().add(crate::lane::CELL);
                         std::ptr::copy_nonoverlapping(from, base.as_ptr().add(offset as usize), len);
@@ -320,13 +322,14 @@ impl Staged {
                 let Some(op) = self.posted[id].as_mut().filter(|op| op.way == Way::Get) else {
                     return Err(Violation::Reply);
                 };
-                // Chunks arrive in order and at full length. Only the last may be shorter, and only
-                // an empty operation has an empty one.
+                // Chunks arrive in order and at full length. Only the last chunk may be shorter. An
+                // empty chunk is valid only for an empty operation.
                 if at != op.done as u64 || len != (op.len - op.done).min(self.chunk) {
                     return Err(Violation::Length);
                 }
-                // SAFETY: `done + len <= op.len`, which stays writable until the post completes.
-                // The chunk is inside the lane, as `chunk_cells` has checked.
+                // SAFETY: `done + len <= op.len`, and the poster keeps that memory writable until
+                // the operation completes. `chunk_cells` has checked that the chunk lies inside the
+                // lane.
                 unsafe {
                     let from = input.record().add(crate::lane::CELL);
                     std::ptr::copy_nonoverlapping(from, op.ptr.as_ptr().add(op.done), len);
@@ -344,8 +347,8 @@ impl Staged {
                 let [id, ..] = words;
                 let id = number(id)?;
                 let op = self.posted[id].as_ref().ok_or(Violation::Reply)?;
-                // A read succeeds only with its last reply; a write cannot complete before its last
-                // chunk is sent.
+                // A read succeeds only with its last reply, and a write completes only after its
+                // last chunk was sent.
                 if (op.way == Way::Get && value == 0) || self.sending == Some(id as u8) {
                     return Err(Violation::Reply);
                 }
@@ -364,7 +367,7 @@ impl Staged {
         if len > self.chunk || cells > input.most() { Err(Violation::Length) } else { Ok(cells) }
     }
 
-    /// Removes one operation of this end, because the peer has failed.
+    /// Removes one operation of this end, because the peer has failed. Returns its context.
     pub(crate) fn abandon(&mut self) -> Option<u64> {
         self.sending = None;
         self.posted.iter_mut().find_map(Option::take).map(|op| op.cx)
@@ -378,13 +381,14 @@ fn number(id: u64) -> Result<usize, Violation> {
     }
 }
 
-/// Returns whether `len` bytes at `offset` lie inside `size` bytes.
+/// Returns whether `len` bytes at `offset` lie inside a region of `size` bytes.
 #[inline(always)]
 pub(crate) fn within(offset: u64, len: u64, size: u64) -> bool {
     offset.checked_add(len).is_some_and(|end| end <= size)
 }
 
-/// Returns the peer error for a refusal of our own lane.
+/// Returns the error of the peer that explains why our outgoing lane refused a record. Returns
+/// `None` if the lane is full.
 pub(crate) fn blame(refused: Refused) -> Option<PeerError> {
     match refused {
         Refused::Full => None,

@@ -1,4 +1,4 @@
-//! Many peers, most of them silent: which ones a pass polls, and that none is forgotten.
+//! Many peers, most of them silent: tests which peers a pass polls, and that it polls all in time.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -9,15 +9,15 @@ use super::*;
 use crate::testing::{PEER, Random, Seen, TestRail, couple, settle, soon};
 
 const PEERS: u16 = 40;
-/// Passes in which all cold peers are polled: four in each.
+/// Number of passes that poll all cold peers: four per pass.
 const ROUND: u32 = 10;
 
 fn config() -> ShmConfig {
     ShmConfig { max_peers: PEERS, lane_cells: 64, max_message: 256, ..ShmConfig::default() }
 }
 
-/// Creates a rail with [`PEERS`] peers, each a rail of its own. Only one crowd at a time exists,
-/// because each peer takes eleven descriptors.
+/// Creates a rail with [`PEERS`] peers, each with its own rail. Only one crowd exists at a time,
+/// because each peer needs eleven descriptors.
 fn crowd() -> (TestRail, Vec<TestRail>, MutexGuard<'static, ()>) {
     static ALONE: Mutex<()> = Mutex::new(());
     let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -76,7 +76,7 @@ fn a_peer_that_pauses_stays_hot() {
     let (mut hub, mut spokes, _alone) = crowd();
     for n in 0..20u16 {
         cool(&mut hub);
-        // At different points of the interval after which peers are looked through.
+        // The passes before the message place it differently between two checks for cold peers.
         (0..n * 211).for_each(|_| assert_eq!(hub.poll(32, &mut Seen::default()), 0));
         say(&mut spokes[usize::from(n)], 1);
         while hub.poll(32, &mut Seen::default()) == 0 {}
@@ -112,7 +112,7 @@ fn an_owner_that_is_about_to_sleep_has_looked_at_every_peer() {
     let wait_object = hub.wait_object();
     for (n, spoke) in spokes.iter_mut().enumerate() {
         cool(&mut hub);
-        // Peers do not notify before the announcement.
+        // Peers do not notify the hub before it announces a sleep.
         say(spoke, 1);
         let mut seen = Seen::default();
         let armed = wait_object.prepare(&host).recheck(|| hub.poll(32, &mut seen) != 0);
@@ -134,7 +134,7 @@ fn what_comes_before_the_last_look_wakes_an_owner_that_passed_it_over() {
             say(spoke, 1);
             hub.poll(32, &mut seen) != 0
         });
-        // A peer has notified it, so this sleep would end at once.
+        // The peer has notified the hub, so this sleep would end at once.
         assert!(!word.is_announced());
         passed_over += u32::from(armed.is_some());
         drop(armed);
@@ -155,7 +155,7 @@ fn a_cold_peer_that_is_given_up_is_reported_and_looked_at_no_more() {
     assert_eq!(seen.down, [(Peer(9), PeerError::Protocol(Violation::Kind))]);
     say(&mut spokes[9], 1);
     cool(&mut hub);
-    // Among the other peers, the checks find those that leave, and no peer is skipped.
+    // With other peers present, the checks find all that left, and skip none.
     let (gone, left) = spokes.split_at_mut(20);
     gone.iter_mut().for_each(|spoke| spoke.detach(PEER));
     say(&mut left[0], 1);
@@ -169,7 +169,7 @@ fn a_cold_peer_that_is_given_up_is_reported_and_looked_at_no_more() {
     while seen.messages.is_empty() {
         hub.poll(32, &mut seen);
     }
-    // Peers that are gone may be detached, hot or cold.
+    // Both hot and cold peers may be detached after they failed.
     (0..30).for_each(|n| hub.detach(Peer(n)));
     cool(&mut hub);
     hub.attach_self(Peer(9)).unwrap();
@@ -205,7 +205,7 @@ fn what_waits_for_room_or_an_answer_keeps_its_peer_hot() {
     let mut data = Random(3).bytes(50_000);
     let local = Local { ptr: NonNull::from(&mut *data).cast(), len: data.len(), desc: 0 };
     let remote = Remote { key, offset: 0 };
-    // SAFETY: the bytes outlive the rails, and are not written.
+    // SAFETY: the bytes outlive the rails, and nothing writes to them.
     let posted = unsafe { rails[0].post_write(PEER, local, remote, Some(5), 1) };
     assert_eq!(posted, Ok(Posted::Pending));
     let mut seen = [Seen::default(), Seen::default()];

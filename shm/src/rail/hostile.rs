@@ -1,5 +1,5 @@
-//! B18: a peer that writes arbitrary values into everything that it can write. The other side may
-//! only report it, and must not access anything but registered memory and memory of its own posts.
+//! B18: a peer writes arbitrary values into all memory that it can write. The victim may report the
+//! violation. It must not access any memory except registered memory and that of its own posts.
 
 use std::ptr::NonNull;
 
@@ -18,7 +18,7 @@ use crate::testing::{PEER, Random, Seen, TestRail, couple};
 const CANARY: u8 = 0xc5;
 const EDGE: usize = 4096;
 
-/// Memory with canaries around the part that is registered or used by posts.
+/// Memory with canaries on both sides of a part that is registered or used by posts.
 struct Guarded {
     bytes: Vec<u8>,
     len: usize,
@@ -43,26 +43,27 @@ fn rounds() -> u64 {
     std::env::var("FISHPLATE_HOSTILE").ok().and_then(|text| text.parse().ok()).unwrap_or(6000)
 }
 
-/// Does one thing that no correct peer does, or a correct thing at a wrong time.
+/// Does one thing that no correct peer does, or a correct thing at the wrong time.
 fn harm(hostile: &mut TestRail, random: &mut Random, key: u64) {
     let attached = hostile.attached(PEER).unwrap();
     let (segment, len) = attached.outgoing().raw();
     let word = |offset: usize| {
         assert!(offset + 8 <= len && offset.is_multiple_of(8));
-        // SAFETY: inside the hostile end's own segment, mapped writable; both sides use atomics.
+        // SAFETY: `offset` lies inside the hostile end's own segment, which is mapped writable.
+        // Both sides access the word as an atomic.
         unsafe { &*segment.add(offset).cast::<AtomicU64>() }
     };
     match random.below(8) {
-        // Any word of the segment: header, cursor, stamps, records.
+        // Overwrites any word of the segment: header, cursor, stamp or record.
         0 => word(random.below(len / 8) * 8).store(random.next(), Ordering::Relaxed),
         1 => {
             word(random.below(len / 8) * 8).fetch_xor(1 << random.below(64), Ordering::Relaxed);
         }
-        // The cursor, with a small or large error.
+        // Moves the cursor by a small or large error.
         2 => {
             attached.outgoing().cursor().fetch_add(random.next() >> random.below(64), Ordering::Relaxed);
         }
-        // A record with a valid stamp and arbitrary contents, in plausible fields.
+        // Publishes a record with a valid stamp and arbitrary contents, in plausible fields.
         3..=6 => {
             let cells = 1 + random.below(20) as u64;
             let Ok(place) = attached.out.reserve(cells) else { return };
@@ -80,7 +81,7 @@ fn harm(hostile: &mut TestRail, random: &mut Random, key: u64) {
             let value = random.next() as u32 >> random.below(32);
             let header =
                 record::header(random.below(9) as u32, value) ^ u64::from(random.below(30) == 0) << 8;
-            // SAFETY: the cells were just reserved.
+            // SAFETY: `reserve` returned room for these cells.
             unsafe {
                 record::store(place, words);
                 attached.out.publish(cells, header);
@@ -109,11 +110,11 @@ fn b18_whatever_a_peer_writes_it_is_an_error_and_nothing_else() {
         let mut registered = Guarded::new(60_000);
         let mut lent = Guarded::new(9000);
         let [mut victim, mut hostile] = couple(config.clone());
-        // SAFETY: outlives the rail, and is read only between polls.
+        // SAFETY: `registered` outlives the rail, and the test reads it only between polls.
         let region = unsafe { Region::new(registered.ptr(), registered.len, RegionKind::Private) };
         let (key, _) = victim.register(&region).unwrap();
         let mut theirs = Guarded::new(60_000);
-        // SAFETY: outlives the rail, and is read only between polls.
+        // SAFETY: `theirs` outlives the rail, and the test reads it only between polls.
         let region = unsafe { Region::new(theirs.ptr(), theirs.len, RegionKind::Private) };
         let (their_key, _) = hostile.register(&region).unwrap();
         victim.import(PEER, their_key, 60_000).unwrap();
@@ -126,9 +127,9 @@ fn b18_whatever_a_peer_writes_it_is_an_error_and_nothing_else() {
             let local = Local { ptr: lent.ptr(), len: random.below(lent.len), desc: 0 };
             let remote = Remote { key: their_key, offset: random.below(1000) as u64 };
             let post = match random.below(4) {
-                // SAFETY: `lent` outlives the rail, and is not read meanwhile.
+                // SAFETY: `lent` outlives the rail, and nothing reads it meanwhile.
                 0 => unsafe { victim.post_read(PEER, local, remote, left) },
-                // SAFETY: `lent` outlives the rail, and is not written meanwhile.
+                // SAFETY: `lent` outlives the rail, and nothing writes to it meanwhile.
                 1 => unsafe { victim.post_write(PEER, local, remote, Some(1), left) },
                 _ => victim.post_message(PEER, &[1; 32], Untrusted::from_slice(&[2; 100]), left),
             };
@@ -164,25 +165,25 @@ fn b18_whatever_a_peer_writes_it_is_an_error_and_nothing_else() {
     assert!(reasons.len() >= 5, "{reasons:?}");
 }
 
-/// Publishes a record with any contents.
+/// Publishes a record with arbitrary contents.
 fn forge(hostile: &mut TestRail, cells: u64, header: u64, words: record::Words) {
     let attached = hostile.attached(PEER).unwrap();
     let place = attached.out.reserve(cells).unwrap();
-    // SAFETY: the cells were just reserved.
+    // SAFETY: `reserve` returned room for these cells.
     unsafe {
         record::store(place, words);
         attached.out.publish(cells, header);
     }
 }
 
-/// Tests each check separately, because under random values another one usually fails first.
+/// Tests each check separately, because with random values another check usually fails first.
 #[test]
 fn b18_every_violation_is_found_by_its_name() {
     use crate::record::{DATA, LANDED, LAST, MESSAGE, READ, REPLY, STATUS, WRITE, header};
     use Violation::{Bounds, Kind, Length, Reply, Sequence};
 
     // The victim has a read of 2000 bytes in flight as number 0, and a partly sent write as number
-    // 1. It has 4096 bytes registered, and chunks have 1024.
+    // 1. It has 4096 bytes registered, and chunks have 1024 bytes.
     const END: u64 = 4096;
     type Forged = fn(u64) -> Vec<(u64, u64, record::Words)>;
     let cases: [(&str, Violation, Forged); 28] = [
@@ -220,7 +221,7 @@ fn b18_every_violation_is_found_by_its_name() {
         let (mut registered, mut lent, mut theirs) =
             (Guarded::new(4096), Guarded::new(9000), Guarded::new(9000));
         let [mut victim, mut hostile] = couple(config.clone());
-        // SAFETY: both outlive the rails, and are read only between polls.
+        // SAFETY: both buffers outlive the rails, and the test reads them only between polls.
         let [ours, other] = unsafe {
             [(&mut registered, 4096), (&mut theirs, 9000)]
                 .map(|(memory, len)| Region::new(memory.ptr(), len, RegionKind::Private))
@@ -229,7 +230,8 @@ fn b18_every_violation_is_found_by_its_name() {
         let (their_key, _) = hostile.register(&other).unwrap();
         victim.import(PEER, their_key, 9000).unwrap();
         let remote = Remote { key: their_key, offset: 0 };
-        // SAFETY: `lent` outlives the rail, and is read only after both posts have completed.
+        // SAFETY: `lent` outlives the rail, and the test reads it only after both posts have
+        // completed.
         let posts = unsafe {
             let local = |ptr, len| Local { ptr, len, desc: 0 };
             [
@@ -256,12 +258,12 @@ fn b18_a_cursor_found_wrong_while_sending_is_reported_in_the_same_pass() {
     let config = ShmConfig { lane_cells: 64, max_message: 1024, force_staging: true, ..ShmConfig::default() };
     let (mut lent, mut theirs) = (Guarded::new(9000), Guarded::new(9000));
     let [mut victim, mut hostile] = couple(config);
-    // SAFETY: outlives the rails, and is not read.
+    // SAFETY: `theirs` outlives the rails, and nothing reads it.
     let region = unsafe { Region::new(theirs.ptr(), 9000, RegionKind::Private) };
     let (key, _) = hostile.register(&region).unwrap();
     victim.import(PEER, key, 9000).unwrap();
     let local = Local { ptr: lent.ptr(), len: 9000, desc: 0 };
-    // SAFETY: `lent` outlives the rails.
+    // SAFETY: `lent` outlives the rails, and nothing writes to it.
     let post = unsafe { victim.post_write(PEER, local, Remote { key, offset: 0 }, None, 1) };
     assert_eq!(post, Ok(Posted::Pending));
     hostile.attached(PEER).unwrap().outgoing().cursor().store(1 << 40, Ordering::Relaxed);
@@ -278,8 +280,8 @@ fn b18_a_doorbell_full_of_anything_costs_a_wake_up_at_most() {
     let wait_object = a.wait_object();
     let page: *const fishplate_core::sync::event::EventCount = &*wait_object;
     for _ in 0..1000 {
-        // SAFETY: the page stays mapped writable while `wait_object` exists; both sides use
-        // atomics.
+        // SAFETY: the page stays mapped writable while `wait_object` exists. Both sides access the
+        // word as an atomic.
         unsafe { &*page.cast::<AtomicU64>().add(random.below(512)) }.store(random.next(), Ordering::Relaxed);
         b.post_message(PEER, b"ring", Untrusted::from_slice(&[]), 0).unwrap();
         b.flush();
@@ -308,7 +310,7 @@ fn b18_garbage_on_the_socket_is_an_error_and_no_descriptor_is_kept() {
     let blob = Writer::new(PacketKind::Blob).finish();
     let kind = PeerError::Protocol(Violation::Kind);
     let region = PeerError::Protocol(Violation::Region);
-    /// A packet, and whether a descriptor goes with it.
+    /// Packets, each with a flag that adds a descriptor.
     type Packets = Vec<(Vec<u8>, bool)>;
     let cases: [(&str, Packets, bool, PeerError); 9] = [
         ("noise", vec![(vec![0xee; 100], false)], false, kind),

@@ -1,5 +1,5 @@
-//! The limits of one pass: staged operations longer than a pass, several at once, and an owner that
-//! sleeps when a pass reports no work.
+//! The limits of one pass: staged operations that are longer than a pass, several operations at
+//! once, and an owner that sleeps when a pass reports no work.
 
 use std::ptr::NonNull;
 
@@ -12,7 +12,8 @@ use fishplate_core::sync::primitive::{AtomicU32, Ordering};
 use crate::testing::{PEER, Random, Seen, TestRail, couple};
 use crate::{ShmConfig, WaitObject};
 
-/// Lanes larger than what one pass puts into them, even if the consumer holds back a quarter.
+/// Configures lanes that hold more than one pass sends, even if the consumer delays freeing a
+/// quarter.
 fn wide() -> ShmConfig {
     ShmConfig { lane_cells: 1 << 16, force_staging: true, ..ShmConfig::default() }
 }
@@ -21,7 +22,7 @@ fn lend(bytes: &mut [u8]) -> Local {
     Local { ptr: NonNull::from(&mut *bytes).cast(), len: bytes.len(), desc: 0 }
 }
 
-/// Registers the bytes at one end and imports them at the other.
+/// Registers the bytes at `from` and imports them at `to`.
 fn share(from: &mut TestRail, to: &mut TestRail, bytes: &mut [u8]) -> RailKey {
     // SAFETY: each test keeps the bytes alive, and reads them only while no rail is polled.
     let region = unsafe { Region::new(NonNull::from(&mut *bytes).cast(), bytes.len(), RegionKind::Private) };
@@ -32,12 +33,12 @@ fn share(from: &mut TestRail, to: &mut TestRail, bytes: &mut [u8]) -> RailKey {
 
 fn asleep(wait_object: &WaitObject) -> bool {
     let word: *const EventCount = &**wait_object;
-    // SAFETY: the word is the start of the eventcount, which stays mapped while the wait object
-    // exists; it is an atomic.
+    // SAFETY: the word is the first of the eventcount, which stays mapped while the wait object
+    // exists. It is an atomic.
     unsafe { &*word.cast::<AtomicU32>() }.load(Ordering::Relaxed) != 0
 }
 
-/// Polls until `done`. The owner of `sleeper` sleeps whenever a pass finds no work.
+/// Polls until `done` returns true. The owner of `sleeper` sleeps whenever a pass finds no work.
 fn runs_to_its_end(
     [sleeper, other]: &mut [TestRail; 2],
     seen: &mut [Seen; 2],
@@ -60,7 +61,7 @@ fn an_end_that_owes_more_replies_than_one_pass_sends_does_not_fall_asleep() {
     let mut memory = Random(5).bytes(300_000);
     let key = share(&mut a, &mut b, &mut memory);
     let mut back = vec![0; memory.len()];
-    // SAFETY: `back` outlives the post, and is read only after it completes.
+    // SAFETY: `back` outlives the post, and the test reads it only after the completion.
     let post = unsafe { b.post_read(PEER, lend(&mut back), Remote { key, offset: 0 }, 1) };
     assert_eq!(post, Ok(Posted::Pending));
     let mut seen = [Seen::default(), Seen::default()];
@@ -75,7 +76,7 @@ fn a_long_write_keeps_no_pass_and_its_origin_does_not_fall_asleep() {
     let key = share(&mut b, &mut a, &mut memory);
     let mut data = Random(6).bytes(memory.len());
     let before = a.attached(PEER).unwrap().out.position();
-    // SAFETY: `data` outlives the post, and is not written.
+    // SAFETY: `data` outlives the post, and nothing writes to it.
     let post = unsafe { a.post_write(PEER, lend(&mut data), Remote { key, offset: 0 }, Some(2), 1) };
     assert_eq!(post, Ok(Posted::Pending));
     let mut seen = [Seen::default(), Seen::default()];
@@ -100,15 +101,15 @@ fn reads_that_are_posted_again_and_again_hold_up_no_other() {
     let other = share(&mut b, &mut a, &mut target);
     let mut back = [vec![0; memory.len()], vec![0; memory.len()]];
     let mut seen = [Seen::default(), Seen::default()];
-    // SAFETY, of all posts: the memory outlives the rails, and is not read.
+    // SAFETY, for all posts below: `back` outlives the rails, and nothing reads it meanwhile.
     let [first, second] = back.each_mut().map(|bytes| lend(bytes));
     let remote = Remote { key, offset: 0 };
-    // SAFETY: see the first post.
+    // SAFETY: `back` outlives the rails, and nothing reads it meanwhile.
     assert_eq!(unsafe { a.post_read(PEER, first, remote, 0) }, Ok(Posted::Pending));
-    // SAFETY: see the first post.
+    // SAFETY: `back` outlives the rails, and nothing reads it meanwhile.
     assert_eq!(unsafe { a.post_read(PEER, second, remote, 1) }, Ok(Posted::Pending));
     let write = unsafe {
-        // SAFETY: see the first post.
+        // SAFETY: the post sends all 64 bytes before it returns, so they need not outlive it.
         a.post_write(PEER, lend(&mut [1; 64]), Remote { key: other, offset: 0 }, None, 2)
     };
     assert_eq!(write, Ok(Posted::Pending));
@@ -120,7 +121,7 @@ fn reads_that_are_posted_again_and_again_hold_up_no_other() {
             assert_eq!(result, Ok(()));
             ends[cx as usize] += 1;
             if cx == 0 {
-                // SAFETY: see the first post.
+                // SAFETY: `back` outlives the rails, and nothing reads it meanwhile.
                 assert_eq!(unsafe { a.post_read(PEER, first, remote, 0) }, Ok(Posted::Pending));
             }
         }

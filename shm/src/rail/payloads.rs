@@ -1,4 +1,5 @@
-//! Reads of payloads: which path is chosen, and that either path delivers the whole payload.
+//! Reads of message payloads: tests which path is chosen, and that both paths deliver the whole
+//! payload.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -11,7 +12,7 @@ use crate::testing::{PEER, Random, Seen, meet};
 
 const LEN: usize = 40_000;
 
-/// A clock that advances only on request, and by a fixed step with each reading.
+/// A clock that advances by a fixed step with each reading, and on request.
 struct Clock {
     now: AtomicU64,
     look: AtomicU64,
@@ -38,7 +39,7 @@ impl Host for &Clock {
     }
 }
 
-/// One end that reads, and one whose memory is read.
+/// An end that reads, and an end whose memory is read.
 struct Ends<'c> {
     clock: &'c Clock,
     rails: [ShmRail<&'c Clock>; 2],
@@ -53,14 +54,14 @@ impl<'c> Ends<'c> {
             rail
         });
         let mut memory = Random(0x5eed_fe7c).bytes(LEN);
-        // SAFETY: the memory outlives the rails, and is not written.
+        // SAFETY: the memory outlives the rails, and nothing writes to it.
         let region = unsafe { Region::new(NonNull::from(&mut *memory).cast(), LEN, RegionKind::Private) };
         let key = rails[1].register(&region).unwrap().0;
         assert_eq!(rails[0].import(PEER, key, LEN as u64), Ok(None));
         Ends { clock, rails, memory, key }
     }
 
-    /// Whether the kernel permits copies between the two ends.
+    /// Returns whether the kernel permits copies between the two ends.
     fn direct(&mut self) -> bool {
         let direct = self.rails[0].attached(PEER).is_some_and(|attached| attached.cma);
         if !direct {
@@ -69,7 +70,7 @@ impl<'c> Ends<'c> {
         direct
     }
 
-    /// Reads, and checks the bytes. A payload through the lane takes `lane` nanoseconds.
+    /// Reads a payload and checks its bytes. A transfer through the lane takes `lane` nanoseconds.
     fn read(&mut self, len: usize, lane: u64) -> Posted {
         let mut back = vec![0; len];
         let into = Local { ptr: NonNull::from(&mut *back).cast(), len, desc: 0 };
@@ -110,7 +111,8 @@ fn payloads_come_the_way_that_was_quicker() {
     if !ends.direct() {
         return;
     }
-    // A kernel copy takes two readings of the clock, 20 us; one of them is for the liveness check.
+    // A kernel copy reads the clock twice, which takes 20 us. One reading is for the liveness
+    // check.
     for (lane, want) in [(30_000, Posted::Done), (3_000, Posted::Pending), (30_000, Posted::Done)] {
         for _ in 0..600 {
             ends.read(LEN, lane);
@@ -135,7 +137,7 @@ fn from_a_length_on_the_kernel_copies_and_reads_of_others_never_wait_for_the_pee
     let mut back = vec![0; LEN];
     for len in [8, 29_999, LEN] {
         let into = Local { ptr: NonNull::from(&mut *back).cast(), len, desc: 0 };
-        // SAFETY: `back` outlives the read, which completes at once.
+        // SAFETY: `back` outlives the read, which completes before the call returns.
         let posted = unsafe { ends.rails[0].post_read(PEER, into, ends.remote(), 1) };
         assert_eq!(posted, Ok(Posted::Done), "{len} bytes");
     }
@@ -165,7 +167,7 @@ fn a_payload_whose_memory_was_taken_back_ends_as_failed_and_the_next_comes() {
     assert_eq!(posted, Ok(Posted::Pending));
     ends.rails[1].deregister(ends.key).unwrap();
     assert_eq!(ends.settle().done, [(7, Err(CompleteError::Failed(libc::EFAULT)))]);
-    // SAFETY: the memory outlives the rails, and is not written.
+    // SAFETY: the memory outlives the rails, and nothing writes to it.
     let region = unsafe { Region::new(NonNull::from(&mut *ends.memory).cast(), LEN, RegionKind::Private) };
     ends.key = ends.rails[1].register(&region).unwrap().0;
     assert_eq!(ends.rails[0].import(PEER, ends.key, LEN as u64), Ok(None));
@@ -192,7 +194,8 @@ fn a_link_that_was_cut_is_found_out_before_its_process_can_be_another() {
     let mut back = vec![0; LEN];
     let mut read = || {
         let into = Local { ptr: NonNull::from(&mut *back).cast(), len: LEN, desc: 0 };
-        // SAFETY: `back` outlives the read, which completes at once; `memory` exists to the end.
+        // SAFETY: `back` outlives the read, which completes before the call returns. `memory`
+        // outlives the rails.
         unsafe { reader.post_read(PEER, into, Remote { key, offset: 0 }, 1) }
     };
     assert_eq!(read(), Ok(Posted::Done));

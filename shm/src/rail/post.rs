@@ -1,5 +1,5 @@
 //! Moves data: chooses among mapped copies, kernel copies and staging. Nothing here allocates or
-//! blocks; a kernel copy is one system call, and now and then another that checks the peer's
+//! blocks; a kernel copy is one system call, and occasionally a second that checks the peer's
 //! process.
 
 use std::ptr::NonNull;
@@ -18,7 +18,8 @@ use crate::roster::Places;
 use crate::staged;
 
 impl<H: Host> ShmRail<H> {
-    /// Checks that a peer's lane has room to announce a write that did not go through it.
+    /// Checks that a peer's lane has room for the record that completes a write made outside of the
+    /// lane.
     #[inline]
     pub fn can_land(&mut self, peer: Peer) -> Result<(), PostError> {
         let attached = find(&mut self.peers, peer).ok_or(PostError::PeerDown)?;
@@ -29,22 +30,23 @@ impl<H: Host> ShmRail<H> {
         attached.reserve(1).map(drop)
     }
 
-    /// Announces a write that did not go through the lane and is fully visible to the peer.
+    /// Announces a write made outside of the lane that is already fully visible to the peer.
     #[inline]
     pub fn land(&mut self, peer: Peer, data: u32) -> Result<(), PostError> {
         self.can_land(peer)?;
         let attached = self.attached(peer).ok_or(PostError::PeerDown)?;
-        // SAFETY: one cell was just reserved. Edge `lane.stamp` also publishes the write, which
-        // this thread has observed.
+        // SAFETY: `can_land` reserved one cell, and nothing was reserved since. Edge `lane.stamp`
+        // also publishes the write, because this thread has observed it.
         unsafe { attached.out.publish(1, record::header(LANDED, data)) };
         self.mark_due(peer);
         Ok(())
     }
 
-    /// Moves data between local memory and an import, with a completion word if `data` is given.
+    /// Moves data between local memory and an import. If `data` is given, the peer receives it as
+    /// the completion word.
     ///
     /// # Safety
-    /// As for `Rail::post_write` or `Rail::post_read`, by `way`.
+    /// The contract of `Rail::post_write` or `Rail::post_read` applies, according to `way`.
     #[inline]
     pub(super) unsafe fn post(
         &mut self,
@@ -58,31 +60,33 @@ impl<H: Host> ShmRail<H> {
         let (attached, place) = resolve(&mut self.peers, peer, local.len, remote)?;
         let ptr = match place {
             Place::Mapped(ptr) => ptr,
-            // SAFETY: our caller guarantees the same contract.
+            // SAFETY: the caller keeps our contract, which is also that of `post_private`.
+            // `resolve` has checked the range.
             Place::Private(address) => unsafe {
                 return self.post_private(peer, way, local, address, remote, data, cx);
             },
         };
-        // Room for the word first: a refusal must change nothing.
+        // Reserves the cell for the completion word first, because a refusal must change nothing.
         if data.is_some() {
             self.roster.warm(attached, peer);
             attached.reserve(1)?;
         }
-        // SAFETY: the range is inside the import, which stays mapped until it is released. Our
-        // caller guarantees the local side.
+        // SAFETY: `resolve` has checked that the range lies inside the import, which stays mapped
+        // until it is released. The caller guarantees the local range.
         unsafe { copy_mapped(way, local, ptr) };
         if let Some(data) = data {
-            // SAFETY: one cell was reserved above. Edge `lane.stamp` publishes the data copied
-            // before it.
+            // SAFETY: `reserve` returned room for one cell. Edge `lane.stamp` also publishes the
+            // data copied above.
             unsafe { attached.out.publish(1, record::header(LANDED, data)) };
             tell(&mut self.due, &self.host, attached, peer);
         }
         Ok(Posted::Done)
     }
 
-    /// Like `post`, for memory that is not mapped.
+    /// Moves data like `post`, to or from private memory.
     ///
-    /// The same as `post`; the range has been checked.
+    /// # Safety
+    /// The contract of `post` applies, and `address` is that of the checked range in the peer.
     #[expect(clippy::too_many_arguments, reason = "a post and its resolved address")]
     #[inline(never)]
     unsafe fn post_private(
@@ -106,12 +110,12 @@ impl<H: Host> ShmRail<H> {
                 attached.reserve(1)?;
             }
             let range = cma::Range { local: local.ptr, remote: address, len: local.len };
-            // SAFETY: our caller guarantees the local side.
+            // SAFETY: the caller guarantees the local range.
             match unsafe { direct(attached, way, &[range], &self.host) } {
                 Ok(()) => {
                     if let Some(data) = data {
-                        // SAFETY: one cell was reserved above. The kernel has made its copy on this
-                        // processor before.
+                        // SAFETY: `reserve` returned room for one cell. The kernel made its copy on
+                        // this thread's processor before this store.
                         unsafe { attached.out.publish(1, record::header(LANDED, data)) };
                     }
                     self.mark_due(peer);
@@ -128,7 +132,7 @@ impl<H: Host> ShmRail<H> {
         self.stage(peer, staged::Posted::new(way, local, remote, data, cx))
     }
 
-    /// Posts a staged operation, which goes through the lane in chunks.
+    /// Posts a staged operation, which transfers the data through the lane in chunks.
     fn stage(&mut self, peer: Peer, op: staged::Posted) -> Result<Posted, PostError> {
         let attached = find(&mut self.peers, peer).ok_or(PostError::PeerDown)?;
         self.roster.warm(attached, peer);
@@ -142,11 +146,11 @@ impl<H: Host> ShmRail<H> {
         }
     }
 
-    /// Reads a payload by the path that was faster recently. See
+    /// Reads a payload by the path that was faster recently: see
     /// [`PayloadPaths`](crate::payload::PayloadPaths).
     ///
     /// # Safety
-    /// As for `Rail::post_rendezvous_read`.
+    /// The contract of `Rail::post_rendezvous_read` applies.
     #[inline(never)]
     pub(super) unsafe fn read_payload(
         &mut self,
@@ -158,18 +162,19 @@ impl<H: Host> ShmRail<H> {
         let (attached, place) = resolve(&mut self.peers, peer, local.len, remote)?;
         let (len, host) = (local.len, &self.host);
         if matches!(place, Place::Mapped(_)) || !attached.cma || len >= self.config.read_from {
-            // SAFETY: our caller guarantees the same contract.
+            // SAFETY: the contract of `Rail::post_rendezvous_read`, which the caller keeps,
+            // includes that of `Rail::post_read`.
             return unsafe { self.post(peer, Way::Get, local, remote, None, cx) };
         }
         let (by, measured) = attached.payloads.choose(len, || host.now_ns());
         let began = measured.then(|| host.now_ns());
         match by {
             By::Kernel => {
-                // SAFETY: our caller guarantees the same contract.
+                // SAFETY: the contract of `Rail::post_rendezvous_read`, which the caller keeps,
+                // includes that of `Rail::post_read`.
                 let posted = unsafe { self.post(peer, Way::Get, local, remote, None, cx) }?;
                 let took = began.map(|began| self.host.now_ns().saturating_sub(began));
-                // Pending means that the kernel no longer permits copies, or that the memory is not
-                // mapped there.
+                // A pending read is not counted: the kernel refused the copy, or it failed.
                 if let (Posted::Done, Some(attached)) = (posted, self.attached(peer)) {
                     attached.payloads.copied(len, took);
                 }
@@ -186,10 +191,10 @@ impl<H: Host> ShmRail<H> {
         }
     }
 
-    /// Copies and completes at once if possible. Otherwise returns `None`.
+    /// Copies all pieces before it returns, if possible. Otherwise returns `None`.
     ///
     /// # Safety
-    /// As for `Rail::copy_to` or `Rail::copy_from`, by `way`.
+    /// The contract of `Rail::copy_to` or `Rail::copy_from` applies, according to `way`.
     pub(super) unsafe fn copy(
         &mut self,
         peer: Peer,
@@ -198,7 +203,7 @@ impl<H: Host> ShmRail<H> {
     ) -> Option<Result<(), PostError>> {
         let Some(attached) = find(&mut self.peers, peer) else { return Some(Err(PostError::PeerDown)) };
         if attached.blocked {
-            // A staged write is in flight: a copy now would overtake it.
+            // A partly sent staged write blocks the peer. A copy now would overtake that write.
             return if attached.is_up() { None } else { Some(Err(PostError::PeerDown)) };
         }
         for pieces in pieces.chunks(cma::PIECES) {
@@ -209,7 +214,8 @@ impl<H: Host> ShmRail<H> {
                     _ => return Some(Err(PostError::BadKey)),
                 };
                 if let Some(ptr) = import.ptr {
-                    // SAFETY: as in `post`.
+                    // SAFETY: `holds` has checked that the range lies inside the import, which
+                    // stays mapped until it is released. The caller guarantees the local range.
                     unsafe { copy_mapped(way, *local, ptr.add(remote.offset as usize)) };
                     continue;
                 }
@@ -218,7 +224,7 @@ impl<H: Host> ShmRail<H> {
                 }
                 *range = cma::Range { local: local.ptr, remote: import.base + remote.offset, len: local.len };
             }
-            // SAFETY: our caller guarantees the local side.
+            // SAFETY: the caller guarantees the local ranges.
             match unsafe { direct(attached, way, &ranges[..pieces.len()], &self.host) } {
                 Ok(()) => {}
                 Err(CmaError::Refused) => return None,
@@ -232,13 +238,13 @@ impl<H: Host> ShmRail<H> {
 
 /// The location of a peer's memory.
 enum Place {
-    /// Mapped here.
+    /// Mapped here, at this address.
     Mapped(NonNull<u8>),
-    /// Not mapped here; the address in the peer.
+    /// Not mapped here. The address is that in the peer.
     Private(u64),
 }
 
-/// Resolves the target of a post, or returns why it cannot be posted.
+/// Resolves the target of a post, or returns why the post is refused.
 #[inline(always)]
 fn resolve(
     peers: &mut Places,
@@ -258,29 +264,32 @@ fn resolve(
         return Err(PostError::BadKey);
     }
     let place = match import.ptr {
-        // SAFETY: the offset lies inside the import.
+        // SAFETY: `holds` has checked that the offset lies inside the import.
         Some(ptr) => Place::Mapped(unsafe { ptr.add(remote.offset as usize) }),
         None => Place::Private(import.base + remote.offset),
     };
     Ok((attached, place))
 }
 
+/// Copies between local memory and mapped memory of a peer.
+///
 /// # Safety
-/// `local`, and as many bytes at `remote`, are valid for reads and writes according to `way`.
+/// Both ranges of `local.len` bytes are valid: the source for reads, the destination for writes.
 #[inline(always)]
 unsafe fn copy_mapped(way: Way, local: Local, remote: NonNull<u8>) {
     let (from, to) = match way {
         Way::Put => (local.ptr, remote),
         Way::Get => (remote, local.ptr),
     };
-    // SAFETY: our caller guarantees both ranges. They may overlap if a process is its own peer.
+    // SAFETY: the caller guarantees both ranges. They may overlap if a rail is its own peer, which
+    // `copy_bytes` permits.
     unsafe { fishplate_core::mem::copy_bytes(from.as_ptr(), to.as_ptr(), local.len) };
 }
 
-/// Copies through the kernel. Remembers it if the kernel refuses.
+/// Copies through the kernel. If the kernel refuses, later operations are staged.
 ///
 /// # Safety
-/// The local ranges are valid, for reads or writes by `way`.
+/// The local ranges are valid for reads with `Put`, and for writes with `Get`.
 unsafe fn direct(
     attached: &mut Attached,
     way: Way,
@@ -288,11 +297,11 @@ unsafe fn direct(
     host: &impl Host,
 ) -> Result<(), CmaError> {
     let remote = attached.remote.as_mut().ok_or(CmaError::Refused)?;
-    // Its process ID may have been reused.
+    // The process ID may have been reused.
     if !remote.lives(host.now_ns()) {
         return Err(CmaError::Gone);
     }
-    // SAFETY: as this function requires.
+    // SAFETY: our contract on the local ranges is that of `cma::copy`.
     let result = unsafe { cma::copy(remote.pid, way, ranges) };
     if result == Err(CmaError::Refused) {
         attached.cma = false;
@@ -300,8 +309,8 @@ unsafe fn direct(
     result
 }
 
-/// Copies out of a peer's process by address. Only a peer that is attached keeps the memory of its
-/// sends, so this asks the kernel afterwards whether it still is.
+/// Reads memory of a peer's process at an address. The address is valid only while the peer is
+/// attached to us, so this function checks afterwards that the peer still is.
 ///
 /// # Safety
 /// `local` is writable.
@@ -312,7 +321,7 @@ pub(super) unsafe fn read_address(
     host: &impl Host,
 ) -> bool {
     let range = cma::Range { local: local.ptr, remote: address, len: local.len };
-    // SAFETY: as this function requires.
+    // SAFETY: the caller guarantees that `local` is writable.
     let copied = unsafe { direct(attached, Way::Get, &[range], host) };
     copied.is_ok() && attached.remote.as_mut().is_some_and(|remote| remote.looks_alive())
 }

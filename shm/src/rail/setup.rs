@@ -1,4 +1,4 @@
-//! The calls that a [`ShmRail`] inside an engine allows. Slow paths.
+//! The setup calls of a [`ShmRail`] that an engine owns. Slow paths.
 
 use std::time::Instant;
 
@@ -10,12 +10,12 @@ use super::ShmRail;
 use crate::error::HandshakeError;
 use crate::handshake::Link;
 
-/// A [`ShmRail`] inside an engine.
+/// Gives access to the setup calls of a [`ShmRail`] that an engine owns.
 #[derive(Debug)]
 pub struct ShmSetup<'a, H: Host>(pub(super) &'a mut ShmRail<H>);
 
 impl<H: Host> ShmSetup<'_, H> {
-    /// See [`ShmRail::attach`].
+    /// Attaches a peer after its handshake: see [`ShmRail::attach`].
     ///
     /// # Errors
     /// The slot is in use, or the link was made with another rail's profile.
@@ -23,7 +23,7 @@ impl<H: Host> ShmSetup<'_, H> {
         self.0.attach(peer, link)
     }
 
-    /// See [`ShmRail::attach_self`].
+    /// Attaches the rail to itself: see [`ShmRail::attach_self`].
     ///
     /// # Errors
     /// The slot is in use, or there is no memory for a lane.
@@ -31,7 +31,7 @@ impl<H: Host> ShmSetup<'_, H> {
         self.0.attach_self(peer)
     }
 
-    /// See [`ShmRail::exchange`].
+    /// Exchanges opaque bytes with a peer: see [`ShmRail::exchange`].
     ///
     /// # Errors
     /// The peer is not attached, hung up, or did not answer in time.

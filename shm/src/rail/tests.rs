@@ -35,7 +35,7 @@ fn send(rail: &mut TestRail, bytes: &[u8]) -> Result<Posted, PostError> {
 }
 
 fn write(rail: &mut TestRail, from: &[u8], key: RailKey, offset: u64, cx: u64) -> Result<Posted, PostError> {
-    // SAFETY: callers keep `from` until the post is done.
+    // SAFETY: callers keep `from` alive and unchanged until the post completes.
     unsafe { rail.post_write(PEER, local(from), Remote { key, offset }, Some(cx as u32), cx) }
 }
 
@@ -46,7 +46,7 @@ fn read(
     offset: u64,
     cx: u64,
 ) -> Result<Posted, PostError> {
-    // SAFETY: callers keep `into` until the post is done.
+    // SAFETY: callers keep `into` alive, and do not access it, until the post completes.
     unsafe { rail.post_read(PEER, local_mut(into), Remote { key, offset }, cx) }
 }
 
@@ -76,7 +76,7 @@ fn messages_of_every_length_arrive_whole_and_in_order_also_across_the_wrap_of_po
 
 #[test]
 fn the_body_of_a_long_message_begins_with_a_cell_and_the_longest_always_fits() {
-    /// The address and the contents of each message.
+    /// A sink that records the address and contents of each message.
     struct Places(Vec<(usize, Vec<u8>)>);
 
     impl Sink for Places {
@@ -143,7 +143,7 @@ fn a_segment_is_imported_as_a_pointer_announced_before_or_after_attaching() {
     let [(mut a, to_b), (mut b, to_a)] = met(tiny());
     let early = Segment::create(8192).unwrap();
     let late = Segment::create(4096).unwrap();
-    // SAFETY: the segments outlive the rails here.
+    // SAFETY: the segments outlive the rails.
     let regions = unsafe { [early.region(4096, 100).unwrap(), late.region(8, 64).unwrap()] };
     let (first, _) = a.register(&regions[0]).unwrap();
     a.attach(PEER, to_b).unwrap();
@@ -154,13 +154,13 @@ fn a_segment_is_imported_as_a_pointer_announced_before_or_after_attaching() {
         let len = region.len() as u64;
         let mapped = b.import(PEER, key, len).unwrap().expect("mapped");
         assert_ne!(mapped, region.ptr(), "a mapping of its own");
-        // SAFETY: both are mapped, and nothing else writes to them.
+        // SAFETY: the import maps both bytes, and nothing else writes to them.
         unsafe {
             mapped.write(0x5a);
             assert_eq!(region.ptr().read(), 0x5a);
         }
         assert_eq!(write(&mut b, b"put", key, len - 3, 7), Ok(Posted::Done));
-        // SAFETY: mapped, and nothing else writes to it.
+        // SAFETY: the segment maps the byte, and nothing else writes to it.
         assert_eq!(unsafe { region.ptr().add(region.len() - 1).read() }, b't');
         assert_eq!(write(&mut b, b"put", key, len - 2, 7), Err(PostError::BadKey));
         assert_eq!(write(&mut b, b"put", key, u64::MAX, 7), Err(PostError::BadKey));
@@ -186,7 +186,7 @@ fn a_segment_is_withdrawn_with_its_last_region_and_waiting_for_it_ends() {
     let config = ShmConfig { timeout: std::time::Duration::from_millis(20), ..tiny() };
     let [mut a, mut b] = couple(config);
     let segment = Segment::create(4096).unwrap();
-    // SAFETY: the segment outlives the rails here.
+    // SAFETY: the segment outlives the rails.
     let region = unsafe { segment.region(0, 64) }.unwrap();
     let keys = [a.register(&region).unwrap().0, a.register(&region).unwrap().0];
     assert!(b.import(PEER, keys[0], 64).unwrap().is_some());
@@ -208,7 +208,7 @@ fn the_common_segment_is_one_memory_for_both_and_only_for_them() {
         assert_eq!(len, 8192);
         // SAFETY: the region is used only while the rail exists.
         let region = unsafe { link.common_region(PEER, 4096, 128) }.unwrap();
-        // SAFETY: the call fails, so there is no region to use.
+        // SAFETY: the call fails, so it returns no region to use.
         assert_eq!(unsafe { link.common_region(PEER, 8192, 1) }.map(|_| ()), Err(crate::SegmentError::Range));
         assert_eq!(rail.register(&region).map(|_| ()), Err(AttachError::UnknownPeer), "not attached yet");
         rail.attach(PEER, link).unwrap();
@@ -219,7 +219,7 @@ fn the_common_segment_is_one_memory_for_both_and_only_for_them() {
     assert_eq!(b.import(PEER, *key, 128), Ok(Some(*twin)));
     assert_eq!(b.import(PEER, RailKey { base: 8190, ..*key }, 128), Err(AttachError::BadHandle));
     assert_eq!(write(b, b"x", *key, 0, 1), Ok(Posted::Done));
-    // SAFETY: mapped, and nothing writes to it.
+    // SAFETY: the common segment maps the byte, and nothing writes to it.
     assert_eq!(unsafe { ptr.read() }, b'x');
     let [mut c, _d] = couple(config);
     assert_eq!(c.import(PEER, *key, 128), Err(AttachError::BadHandle), "the key of another pair");
@@ -324,7 +324,7 @@ fn staged_operations_are_bounded_and_refusals_change_nothing() {
         let want = if cx < depth { Ok(Posted::Pending) } else { Err(PostError::Again) };
         assert_eq!(read(&mut rails[0], into, key, 0, cx as u64), want);
     }
-    // The lane is full: neither a write nor a read finds room, and a refused post changes nothing.
+    // The lane is full, so neither a write nor a read finds room. A refused post changes nothing.
     settle(&mut rails, &mut seen);
     assert_eq!(seen[0].done.len(), depth);
     while send(&mut rails[0], &[0; 40]).is_ok() {}
