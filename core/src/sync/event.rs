@@ -1,11 +1,12 @@
-//! An eventcount: one thread sleeps until another announces work. Notifying a thread that is awake
-//! costs one barrier, one load and one branch, and writes nothing. Nothing here allocates; only
-//! [`Armed::commit`] blocks, and only until its deadline.
+//! An eventcount: one thread sleeps until another announces work. If the thread is awake, a
+//! notification costs one barrier, one load and one branch, and writes nothing. Nothing here
+//! allocates. Only [`Armed::commit`] blocks, and only until its deadline.
 //!
-//! Any number of threads may notify; one thread sleeps. Two sleepers on one word are not unsound,
-//! but one may withdraw the other's announcement, and then the other sleeps until its deadline. The
-//! word may lie in memory shared between processes, and zeroed memory is a valid eventcount.
-//! Whatever value a peer writes there, at worst a wake-up is spurious or waits for the deadline.
+//! Any number of threads may notify, and one thread sleeps. Two sleepers on one word are not
+//! unsound, but one may withdraw the other's announcement; the other then sleeps until its
+//! deadline. The word may lie in memory shared between processes, and zeroed memory is a valid
+//! eventcount. A peer that writes arbitrary values there causes at worst a spurious wake-up, or a
+//! sleep until the deadline.
 //!
 //! # The race, and who may lose it
 //!
@@ -16,25 +17,26 @@
 //! | 3. looks for work  ([`Prepared::recheck`]) | 3. looks at the word ([`EventCount::notify`]) |
 //! | 4. sleeps while word == sleeping | 4. if sleeping: word = awake, wake-up call |
 //!
-//! Each side stores, then loads what the other stored. Without a full barrier in between, a
-//! processor may let the load overtake the store: the sleeper finds no work, the notifier finds no
-//! sleeper, and the work waits for the deadline. With both barriers at least one side sees the
-//! other. If both do, the sleeper finds its work and withdraws the announcement, and the notifier
-//! makes a needless system call. The barriers are [`Host::sleeper_barrier`] and
-//! [`Host::notifier_barrier`], edges `event.sleeper.fence` and `event.notifier.fence`.
+//! Each side stores, then loads what the other side stored. Without a full barrier in between, a
+//! processor may execute the load before the store is visible. Then the sleeper finds no work, the
+//! notifier finds no sleeper, and the work waits for the deadline. With both barriers at least one
+//! side sees the other's store. If both do, the sleeper finds its work and withdraws the
+//! announcement, and the notifier makes a needless system call. The barriers are
+//! [`Host::sleeper_barrier`] and [`Host::notifier_barrier`], edges `event.sleeper.fence` and
+//! `event.notifier.fence`.
 //!
 //! Every access to the word itself is relaxed: the barriers order it against the work, and the work
-//! has its own edge. Between steps 3 and 4 of the sleeper a notifier may change the word. Then the
-//! sleep ends at once, because the kernel compares the word under the lock that the wake-up call
+//! has its own edge. Between steps 3 and 4 of the sleeper a notifier may change the word. The sleep
+//! then ends at once, because the kernel compares the word under the lock that the wake-up call
 //! takes.
 //!
 //! A thread that also waits for descriptors sleeps only on those ([`EventCount::park_elsewhere`]).
-//! Its word says so, and a notifier then makes one of the descriptors readable
+//! The word says so, and a notifier then makes one of the descriptors readable
 //! ([`EventCount::notify_with`]). The race is the same. A descriptor that became readable before
-//! the sleep ends it at once, so step 4 needs no comparison.
+//! the sleep ends the sleep at once, so step 4 needs no comparison.
 //!
 //! If a notifier is killed between changing the word and the wake-up call, the sleeper sleeps until
-//! its deadline. So there is always a deadline.
+//! its deadline. So every sleep has a deadline.
 
 use super::{
     host::{Host, Woken},
@@ -49,29 +51,30 @@ mod tests;
 
 pub use listeners::{Listeners, Listening};
 
-/// The word while its owner is awake, and looks for work by itself.
+/// Value of the word while its owner is awake, and looks for work without a notification.
 const AWAKE: u32 = 0;
-/// The word while its owner sleeps on it, or is about to.
+/// Value of the word while its owner sleeps on it, or is about to.
 const SLEEPING: u32 = 1;
-/// The word while its owner sleeps on a descriptor, or is about to.
+/// Value of the word while its owner sleeps on a descriptor, or is about to.
 const ELSEWHERE: u32 = 2;
 
-/// The word on which one thread sleeps. It has 128 bytes, so that it shares no cache line.
+/// A word on which one thread sleeps. It occupies 128 bytes, so that it shares no cache line.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct EventCount {
     word: AtomicU32,
 }
 
-/// The eventcounts of a worker and its queues, one per direction and sleeper, so that work in one
-/// direction does not wake the sleeper of the other. `send` is at byte 0, and each `recv` 128 bytes
-/// after the one before.
+/// The eventcounts of a worker and its queues, one per direction and sleeper. Work in one direction
+/// does not wake the sleeper of the other direction. `send` is at byte 0, followed by each `recv`
+/// at a distance of 128 bytes.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Channels<const QUEUES: usize = 1> {
-    /// The worker sleeps on it; queues notify it when they submit.
+    /// The worker sleeps on this eventcount. A queue notifies it when it submits a command.
     pub send: EventCount,
-    /// Each queue's thread sleeps on its own; the worker notifies it when a command completes.
+    /// One eventcount per queue, on which the queue's thread sleeps. The worker notifies it when a
+    /// command completes.
     pub recv: [EventCount; QUEUES],
 }
 
@@ -110,7 +113,7 @@ impl<const QUEUES: usize> Channels<QUEUES> {
     /// Returns the channel of one queue. Use each index for one queue only.
     ///
     /// # Panics
-    /// If there is no such queue.
+    /// If `index` is not below `QUEUES`.
     pub fn queue(&self, index: usize) -> Channel<'_> {
         Channel { send: &self.send, recv: &self.recv[index] }
     }
@@ -130,24 +133,25 @@ impl EventCount {
         }
     }
 
-    /// Announces work. Call it *after* publishing the work. Returns whether it made a wake-up call.
+    /// Announces work. Call this *after* publishing the work. Returns whether a wake-up call was
+    /// made.
     ///
-    /// One barrier, one load and one branch if the sleeper is awake.
+    /// Costs one barrier, one load and one branch if the sleeper is awake.
     #[inline(always)]
     pub fn notify<H: Host + ?Sized>(&self, host: &H) -> bool {
         self.notify_with(host, || {})
     }
 
     /// Like [`notify`](Self::notify), for an owner that may [sleep
-    /// elsewhere](Self::park_elsewhere): then calls `elsewhere`, which must make a descriptor of
-    /// that sleep readable.
+    /// elsewhere](Self::park_elsewhere). If the owner does, calls `elsewhere`, which must make a
+    /// descriptor of that sleep readable.
     #[inline(always)]
     pub fn notify_with<H: Host + ?Sized>(&self, host: &H, elsewhere: impl FnOnce()) -> bool {
-        // The notifier's half of the race. Without it, the load below may execute before the work
-        // published above is visible. Then the sleeper could announce itself, find no work and
-        // sleep, while this thread saw it awake.
+        // The notifier's half of the race. Without this barrier, the load below may execute before
+        // the published work is visible. Then the sleeper could announce its sleep, find no work
+        // and sleep, while this thread sees it awake.
         host.notifier_barrier();
-        // Relaxed: the barrier orders it after the work.
+        // Relaxed: the barrier orders this load after the publication of the work.
         if self.word.load(Ordering::Relaxed) == AWAKE {
             return false;
         }
@@ -158,8 +162,7 @@ impl EventCount {
     #[inline(never)]
     fn wake<H: Host + ?Sized>(&self, host: &H, elsewhere: impl FnOnce()) -> bool {
         // If there are several notifiers, the one that changes the word makes the call. Relaxed:
-        // the work's own edge publishes the work; the word only has to differ when the kernel
-        // compares it.
+        // the work has its own edge, and the word only has to differ when the kernel compares it.
         match self.word.swap(AWAKE, Ordering::Relaxed) {
             AWAKE => return false,
             ELSEWHERE => elsewhere(),
@@ -168,11 +171,12 @@ impl EventCount {
         true
     }
 
-    /// Returns whether the owner has announced a sleep that no notifier has seen. For the owner: if
-    /// false, the coming sleep ends at once, so work that is skipped now is found after it.
+    /// Returns whether the owner has announced a sleep that no notifier has ended. Only the owner
+    /// calls this. If it returns false, the coming sleep ends at once, so the owner may skip work
+    /// until after it.
     #[inline(always)]
     pub fn is_announced(&self) -> bool {
-        // Relaxed: the owner reads its own store, or a notifier's change of it.
+        // Relaxed: the owner reads its own store, or a notifier's change of the word.
         self.word.load(Ordering::Relaxed) != AWAKE
     }
 
@@ -180,24 +184,25 @@ impl EventCount {
     /// [`Prepared::recheck`].
     pub fn prepare<H: Host + ?Sized>(&self, host: &H) -> Prepared<'_> {
         let announced = self.announce(SLEEPING);
-        // The sleeper's half of the race. Without it, the check for work may execute before the
-        // announcement is visible. Then a notifier could publish its work after the check, and
-        // still see this thread awake.
+        // The sleeper's half of the race. Without this barrier, the check for work may execute
+        // before the announcement is visible. Then a notifier could publish its work after the
+        // check, and still see this thread awake.
         host.sleeper_barrier();
         Prepared { announced }
     }
 
-    /// Announces that this thread is about to sleep on both `a` and `b`; either of them wakes it.
+    /// Announces that this thread is about to sleep on both `a` and `b`. A notification of either
+    /// wakes it.
     pub fn prepare_two<'e, H: Host + ?Sized>(a: &'e Self, b: &'e Self, host: &H) -> PreparedTwo<'e> {
         let announced = [a.announce(SLEEPING), b.announce(SLEEPING)];
-        // As in `prepare`: one barrier orders both announcements before the check for work.
+        // One barrier orders both announcements before the check for work, as in `prepare`.
         host.sleeper_barrier();
         PreparedTwo { announced }
     }
 
     /// Runs all three phases of a sleep on a descriptor, which a notification of one of `events`
-    /// makes readable: see [`notify_with`](Self::notify_with). If `work` finds some, returns `None`
-    /// without calling `sleep`. [`Woken::Deadline`] is as for [`Armed::commit`].
+    /// makes readable ([`notify_with`](Self::notify_with)). If `work` returns true, returns `None`
+    /// without calling `sleep`. [`Woken::Deadline`] has the same meaning as for [`Armed::commit`].
     pub fn park_elsewhere<H: Host + ?Sized, const N: usize>(
         events: [&Self; N],
         host: &H,
@@ -213,36 +218,37 @@ impl EventCount {
     }
 
     /// Runs the first two phases of a sleep on a descriptor, for an owner that sleeps by other
-    /// means. A notifier of one of `events` then makes the descriptor readable, once. Returns
-    /// `false` if `work` finds some; then the announcements are withdrawn. An announcement of an
-    /// awake owner only costs the next notifier a call.
+    /// means. A notifier of one of `events` then makes the descriptor readable, once. If `work`
+    /// returns true, withdraws the announcements and returns `false`. An announcement that remains
+    /// while the owner is awake costs only one needless call of the next notifier.
     pub fn arm_elsewhere<H: Host + ?Sized, const N: usize>(
         events: [&Self; N],
         host: &H,
         work: impl FnOnce() -> bool,
     ) -> bool {
         let announced = events.map(|event| event.announce(ELSEWHERE));
-        // As in `prepare`: the barrier orders all announcements before the check for work.
+        // The barrier orders all announcements before the check for work, as in `prepare`.
         host.sleeper_barrier();
         let nothing = !work();
         if nothing {
-            // They stay until a notifier or the next sleep changes the words.
+            // The announcements stay until a notifier or the next sleep changes the words.
             announced.into_iter().for_each(core::mem::forget);
         }
         nothing
     }
 
     fn announce(&self, how: u32) -> Announced<'_> {
-        // Relaxed: the barrier that follows orders it before the check for work.
+        // Relaxed: the barrier that follows orders this store before the check for work.
         self.word.store(how, Ordering::Relaxed);
         Announced { event: self }
     }
 }
 
-/// Something to sleep on: one [`EventCount`], or an array of two, either of which wakes the thread.
+/// What a thread can sleep on: one [`EventCount`], or an array of two, either of which wakes the
+/// thread.
 pub trait Park {
-    /// Runs all three phases: sleeps for at most `timeout_ns`, unless `work` finds some after the
-    /// announcement; then returns `None`.
+    /// Runs all three phases: announces, checks for work, sleeps for at most `timeout_ns`. If
+    /// `work` returns true, returns `None` without sleeping.
     fn park<H: Host + ?Sized>(&self, host: &H, timeout_ns: u64, work: impl FnOnce() -> bool)
     -> Option<Woken>;
 }
@@ -278,7 +284,7 @@ impl Default for EventCount {
     }
 }
 
-/// A word that says "sleeping". Dropping this withdraws the announcement.
+/// An announcement on one word. Dropping this withdraws the announcement.
 #[derive(Debug)]
 struct Announced<'e> {
     event: &'e EventCount,
@@ -299,7 +305,7 @@ impl Drop for Announced<'_> {
     }
 }
 
-/// The sleep is announced; the check for work is next. Dropping this cancels.
+/// An announced sleep. The check for work comes next. Dropping this cancels the sleep.
 #[derive(Debug)]
 #[must_use = "dropping it takes the announcement back"]
 pub struct Prepared<'e> {
@@ -307,14 +313,15 @@ pub struct Prepared<'e> {
 }
 
 impl<'e> Prepared<'e> {
-    /// Checks for work again. Returns `None` if there is some, and withdraws the announcement.
+    /// Checks for work again. If `work` returns true, withdraws the announcement and returns
+    /// `None`.
     #[inline]
     pub fn recheck(self, work: impl FnOnce() -> bool) -> Option<Armed<'e>> {
         if work() { None } else { Some(Armed { announced: self.announced }) }
     }
 }
 
-/// The sleep is announced, and no work was found since. Dropping this cancels.
+/// An announced sleep after a check that found no work. Dropping this cancels the sleep.
 #[derive(Debug)]
 #[must_use = "dropping it takes the announcement back"]
 pub struct Armed<'e> {
@@ -322,8 +329,8 @@ pub struct Armed<'e> {
 }
 
 impl Armed<'_> {
-    /// Sleeps until notified, for at most `timeout_ns`; may return early without a reason. Check
-    /// for work afterwards, whatever it returns.
+    /// Sleeps until a notification, for at most `timeout_ns`. May return early without a reason.
+    /// Check for work afterwards, whatever this returns.
     ///
     /// Returns [`Woken::Deadline`] only if the time has passed and no notifier has seen the
     /// announcement. If there is work then, it was published at that very moment, or its wake-up
@@ -334,7 +341,8 @@ impl Armed<'_> {
     }
 }
 
-/// The sleep is announced on two eventcounts; the check for work is next. Dropping this cancels.
+/// A sleep announced on two eventcounts. The check for work comes next. Dropping this cancels the
+/// sleep.
 #[derive(Debug)]
 #[must_use = "dropping it takes both announcements back"]
 pub struct PreparedTwo<'e> {
@@ -342,15 +350,16 @@ pub struct PreparedTwo<'e> {
 }
 
 impl<'e> PreparedTwo<'e> {
-    /// Checks for both kinds of work again. Returns `None` if there is some, and withdraws both
-    /// announcements.
+    /// Checks for both kinds of work again. If `work` returns true, withdraws both announcements
+    /// and returns `None`.
     #[inline]
     pub fn recheck(self, work: impl FnOnce() -> bool) -> Option<ArmedTwo<'e>> {
         if work() { None } else { Some(ArmedTwo { announced: self.announced }) }
     }
 }
 
-/// The sleep is announced on two eventcounts, and no work was found since. Dropping this cancels.
+/// A sleep announced on two eventcounts, after a check that found no work. Dropping this cancels
+/// the sleep.
 #[derive(Debug)]
 #[must_use = "dropping it takes both announcements back"]
 pub struct ArmedTwo<'e> {
@@ -358,11 +367,12 @@ pub struct ArmedTwo<'e> {
 }
 
 impl ArmedTwo<'_> {
-    /// Sleeps until either is notified, for at most `timeout_ns`; otherwise as [`Armed::commit`].
+    /// Sleeps until a notification of either eventcount, for at most `timeout_ns`. Otherwise like
+    /// [`Armed::commit`].
     pub fn commit<H: Host + ?Sized>(self, host: &H, timeout_ns: u64) -> Woken {
         let [a, b] = &self.announced;
         let woken = host.wait_two([(&a.event.word, SLEEPING), (&b.event.word, SLEEPING)], timeout_ns);
-        // Withdraw both, whatever the first returns.
+        // Withdraws both announcements before testing either result.
         let (a, b) = (a.withdraw(), b.withdraw());
         if a && b { woken } else { Woken::Called }
     }

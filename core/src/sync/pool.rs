@@ -1,28 +1,29 @@
-//! A pool of fixed slots: one owner takes them, any thread releases them. Nothing here blocks,
+//! A pool of fixed slots: one owner takes slots, and any thread releases them. Nothing here blocks,
 //! allocates or makes a system call. Only the heap form (feature `alloc`) allocates: at setup, and
 //! on request when the pool is full.
 //!
-//! One thread at a time owns the [`Pool`] and creates values in it. A value is reached through its
-//! [`Lease`], or, if it has several holders, through [`Shared`] handles; either may move to any
-//! thread. The owner returns a slot to its own list without atomics ([`Pool::release`]). Every
-//! other thread returns it by one compare-and-swap (dropping the handle), or several by one
-//! ([`Batch`]). When its own list is empty, the owner takes everything that was returned in the
-//! meantime with one swap.
+//! One thread at a time owns the [`Pool`] and creates values in it. A value with one holder is
+//! accessed through its [`Lease`], a value with several holders through [`Shared`] handles. Either
+//! may move to any thread. The owner returns a slot to its own list without atomics
+//! ([`Pool::release`]). Every other thread returns a slot with one compare-and-swap when it drops
+//! the handle, or several slots with one ([`Batch`]). When its own list is empty, the owner takes
+//! all slots returned meanwhile with one swap.
 //!
-//! # Why there is no ABA
+//! # Why there is no ABA problem
 //!
 //! Releasing threads only push, and never follow a link. The owner always takes the whole list. So
-//! an equal head means the same list, whatever happened in between. No tag or double-width
-//! comparison is needed.
+//! an equal head means the same list, whatever happened in between. The head needs no tag and no
+//! double-width comparison.
 //!
 //! # Layout
 //!
-//! The owner's words are in its [`Pool`], and the words that others write are in the [`Header`],
-//! each on their own 128-byte lines. There is a power of two of slots, up to 65,536, each a
-//! multiple of 64 bytes: its generation, its count of holders, the link of its list, its own
-//! number, its value. Links are checked numbers, not addresses, so a corrupted list makes the pool
-//! smaller but never leads outside it. Unused slots are taken last, so slots that are never needed
-//! stay untouched; the number of touched slots is the high-water mark.
+//! The owner's words are in its [`Pool`]. The words that other threads write are in the [`Header`].
+//! Each group has its own 128-byte lines. The number of slots is a power of two up to 65,536, and
+//! the size of each is a multiple of 64 bytes. A slot contains its generation, its number of
+//! holders, the link of its list, its own number and its value. Links are checked numbers rather
+//! than addresses, so a corrupted list makes the pool smaller but never leads outside it. Unused
+//! slots are taken last, so slots that are never needed stay untouched. The number of touched slots
+//! is the high-water mark.
 //!
 //! # Edges
 //!
@@ -34,16 +35,16 @@
 //! | `pool.keep`  | count, by earlier holders | count, by the last | their uses of the slots |
 //! | `pool.claim` | (`pool.keep`) | count, by [`Slab::claim`] | the slots, to a new owner |
 //!
-//! Each push replaces the head by one read-modify-write, so the owner's swap, which reads the last
-//! of them, acquires from all.
+//! Each push replaces the head by one read-modify-write. So the owner's swap, which reads the last
+//! push, acquires from all of them.
 //!
 //! # Closing
 //!
-//! Values may outlive their pool. Closing (or dropping) it overwrites the head with "closed". From
-//! then on a release decrements a reference count instead of pushing. The owner's reference counts
-//! for more than all slots together. One subtraction replaces it by the number of slots in use, so
-//! the order of decrements does not matter. The last reference ends the slab: the heap form is
-//! freed, and for borrowed memory [`Reclaim`] is called, if one was given.
+//! Values may outlive their pool. Closing or dropping the pool overwrites the head with "closed".
+//! From then on a release decrements a reference count instead of pushing. The owner's reference
+//! counts for more than all slots together. One subtraction replaces it by the number of slots in
+//! use, so the order of decrements does not matter. The last reference ends the slab: the heap form
+//! is freed, and for borrowed memory [`Reclaim`] is called, if the creator passed one.
 
 use core::{
     cell::{Cell, UnsafeCell},
@@ -81,21 +82,21 @@ pub use owner::{Counts, CreateError, Full, Pool};
 /// The default number of slots.
 pub const DEFAULT_CAPACITY: usize = 64;
 
-/// The most slots of a pool: slot numbers have 16 bits.
+/// The maximum number of slots of a pool: slot numbers have 16 bits.
 pub const MAX_CAPACITY: usize = 1 << 16;
 
-/// The head of a pool whose owner is gone.
+/// Value of the head once the owner has closed the pool.
 const CLOSED: u32 = u32::MAX;
 
-/// The owner's share of the reference count: more than the number of slots.
+/// The owner's share of the reference count, which exceeds the number of slots.
 const OWNER: u64 = 1 << 32;
 
-/// The lowest bit of [`Slot::state`]: the slot's current generation has an id.
+/// The lowest bit of [`Slot::state`]. It is set while the slot's current generation has an id.
 const ID_OUT: u64 = 1;
-/// The generation lies above an id's index.
+/// One generation in [`Slot::state`] and in an id: the lower 16 bits hold the flag or the index.
 const GENERATION: u64 = 1 << 16;
 
-/// The fields that releasing threads write: one 128-byte line (on x86-64 and aarch64).
+/// The fields that releasing threads write, on one 128-byte line (on x86-64 and aarch64).
 #[repr(C)]
 #[derive(Debug)]
 pub struct Header {
@@ -109,30 +110,32 @@ struct Line {
     /// Link of the last released slot, or [`CLOSED`].
     head: AtomicU32,
     capacity: AtomicU32,
-    /// The reference count of the slab: [`OWNER`] while it has an owner, then one per slot in use.
+    /// The reference count of the slab: [`OWNER`] while it has an owner. After closing, one per
+    /// slot in use.
     keeps: AtomicU64,
     reclaim: Cell<Option<Reclaim>>,
 }
 
-/// Called by the last holder of a closed pool. The pool never touches its memory after that.
+/// A function that the last holder of a closed pool calls. The pool never accesses its memory after
+/// that.
 #[derive(Clone, Copy, Debug)]
 pub struct Reclaim {
     call: unsafe fn(*mut ()),
     data: *mut (),
 }
 
-/// One slot: 24 bytes of its own, then the value.
+/// A slot: 24 bytes of bookkeeping, then the value.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct Slot<T> {
-    /// Generation, 48 bits from bit 16 on, and [`ID_OUT`].
+    /// The generation, in 48 bits from bit 16 on, and [`ID_OUT`].
     state: AtomicU64,
-    /// Number of [`Shared`] handles and ids; 0 while a [`Lease`] holds the slot.
+    /// Number of [`Shared`] handles and ids, or 0 while a [`Lease`] holds the slot.
     holders: AtomicU64,
-    /// Link of the next slot of the list that this one is on.
+    /// Link of the next slot in the same list.
     next: AtomicU32,
-    /// The slot's own link, written at set-up and only read afterwards. [`EMPTY`] for a lone slot
-    /// on the heap.
+    /// The slot's own link, written at setup and only read afterwards. [`EMPTY`] for a lone slot on
+    /// the heap.
     link: Cell<u32>,
     body: UnsafeCell<MaybeUninit<T>>,
 }
@@ -154,7 +157,7 @@ mod layout {
 
 impl Header {
     const_new! {
-        /// A header that no pool uses.
+        /// Creates a header that no pool uses yet.
         pub fn new() -> Self {
             Self {
                 line: CachePadded::new(Line {
@@ -174,25 +177,27 @@ impl Header {
         self.watch.read(link as usize - 1);
     }
 
-    /// Tells the model checker that this slot is written, or goes to a thread that may write it.
+    /// Tells the model checker that this slot is written, or is passed to a thread that may write
+    /// it.
     #[inline(always)]
     fn watch_write(&self, link: u32) {
         self.watch.write(link as usize - 1);
     }
 
-    /// Releases the linked list of `count` slots from `first` to `last`, whose values are dropped.
+    /// Releases the linked list of `count` slots from `first` to `last`. Their values are already
+    /// dropped.
     ///
     /// # Safety
-    /// They are slots of this pool that the caller holds, and does not use again.
+    /// The caller holds these slots, which belong to this pool, and does not use them again.
     #[inline]
     unsafe fn give_back(this: NonNull<Self>, first: u32, last: &AtomicU32, count: u32) {
-        // SAFETY: a held slot keeps the slab and its header alive, and it is held until the
-        // exchange below succeeds.
+        // SAFETY: a held slot keeps the slab and its header alive. The caller holds its slots until
+        // the exchange below succeeds.
         let header = unsafe { this.as_ref() };
-        // Relaxed: the exchange compares the value again, and it is never followed.
+        // Relaxed: the exchange compares the value again, and the value is never followed.
         let mut head = header.line.head.load(Ordering::Relaxed);
         while head != CLOSED {
-            // Relaxed: published by the exchange.
+            // Relaxed: the exchange publishes the link.
             last.store(head, Ordering::Relaxed);
             // Release, edge `pool.freed`: pairs with the swap in `Pool::take_back`. A thread that
             // takes the list observes the links in it, and may overwrite the slots.
@@ -207,7 +212,8 @@ impl Header {
                 Err(now) => head = now,
             }
         }
-        // SAFETY: closing left one reference to each slot that was in use.
+        // SAFETY: closing left one reference for each slot in use, and the caller's `count` slots
+        // are in use.
         unsafe { Self::let_go(this, count.into()) };
     }
 
@@ -220,21 +226,23 @@ impl Header {
     unsafe fn let_go(this: NonNull<Self>, count: u64) {
         // SAFETY: the caller's references keep the slab alive until the subtraction below.
         let header = unsafe { this.as_ref() };
-        // Read first: after the subtraction the memory may be gone.
+        // Read both before the subtraction, after which the memory may be freed.
         let (reclaim, capacity) = (header.line.reclaim.get(), header.line.capacity.load(Ordering::Relaxed));
-        // Release, edge `pool.keep`: pairs with the load below, and with claiming the slab.
+        // Release, edge `pool.keep`: pairs with the load below, and with the exchange in
+        // `Slab::claim`.
         let keeps = header.line.keeps.fetch_sub(count, edge!("pool.keep.drop", Release));
         if keeps != count {
             return;
         }
         let Some(reclaim) = reclaim else { return };
-        // Acquire, edge `pool.keep`: the last holder sees all uses of the slots before it ends
+        // Acquire, edge `pool.keep`: the last holder observes all uses of the slots before it frees
         // them.
         header.line.keeps.load(edge!("pool.keep.last", Acquire));
         for link in 1..=capacity {
             header.watch_write(link);
         }
-        // SAFETY: `reclaim` was given for this slab, which is no longer used.
+        // SAFETY: the creator of the pool passed `reclaim` for this slab, and the last reference to
+        // it is gone.
         unsafe { (reclaim.call)(reclaim.data) };
     }
 }
@@ -245,14 +253,15 @@ impl Default for Header {
     }
 }
 
-// SAFETY: `reclaim` is written only by an owner that is alone with the header (`Pool::new`,
-// `Slab::claim`), and only read afterwards; any thread may call it. Everything else is atomics.
+// SAFETY: only an owner that is alone with the header writes `reclaim` (`Pool::new`,
+// `Slab::claim`). Afterwards it is only read, and any thread may call it. All other fields are
+// atomics.
 unsafe impl Sync for Header {}
-// SAFETY: the same as for `Sync`.
+// SAFETY: the header owns nothing tied to a thread: its fields are atomics and `reclaim`.
 unsafe impl Send for Header {}
 
 impl Reclaim {
-    /// Calls `call(data)` on the thread that releases last.
+    /// Creates a function that calls `call(data)` on the thread that drops the last reference.
     pub fn new(call: fn(*mut ()), data: *mut ()) -> Self {
         Self { call, data }
     }
@@ -287,24 +296,26 @@ impl<T> Default for Slot<T> {
     }
 }
 
-/// A value's number, for programs that cannot hold a [`Shared`]: the slot's index in 16 bits, and
-/// its generation in 48. It counts as one holder. Once redeemed it is stale, until the slot has had
-/// 2^48 more ids. It does not identify its pool: another pool may use the same number.
+/// A number for a value, for programs that cannot hold a [`Shared`]. It consists of the slot's
+/// index in 16 bits and its generation in 48 bits. An id counts as one holder. Once redeemed, it is
+/// stale until the slot has had 2^48 more ids. An id does not identify its pool: another pool may
+/// use the same number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Id(u64);
 
 impl Id {
-    /// Returns it as a number, for a user's handle.
+    /// Returns the id as a number, for a user's handle.
     pub fn to_bits(self) -> u64 {
         self.0
     }
 
-    /// Returns the index of its slot, even if the id is stale.
+    /// Returns the index of the id's slot, even if the id is stale.
     pub fn index(self) -> u16 {
         self.0 as u16
     }
 
-    /// Converts a number back. Any value is allowed: an invalid one is rejected as [`StaleId`].
+    /// Converts a number back to an id. Any value is allowed: an invalid id is rejected as
+    /// [`StaleId`].
     pub fn from_bits(bits: u64) -> Self {
         Self(bits)
     }
@@ -345,8 +356,8 @@ pub struct Slab<T, const N: usize = DEFAULT_CAPACITY> {
     slots: [Slot<T>; N],
 }
 
-// SAFETY: the only shared use is `claim`, which one thread at a time wins. Handles move values
-// between threads, and they require `T: Send` themselves.
+// SAFETY: the only shared use is `claim`, which succeeds for one thread at a time. Handles that
+// move values between threads require `T: Send` themselves.
 unsafe impl<T: Send, const N: usize> Sync for Slab<T, N> {}
 
 impl<T, const N: usize> Slab<T, N> {
@@ -361,20 +372,21 @@ impl<T, const N: usize> Slab<T, N> {
         }
     }
 
-    /// Creates the pool.
+    /// Creates a pool in this slab.
     ///
     /// # Errors
     ///
-    /// [`AttachError::Claimed`] while a pool or a slot of it is in use.
+    /// [`AttachError::Claimed`] while the slab has a pool, or a slot of an earlier pool is in use.
     pub fn claim(&self) -> Result<Pool<'_, T>, AttachError> {
-        // Acquire, edge `pool.claim`: pairs with the last holder's `pool.keep.drop`, so the slots
-        // are as the last holder left them.
+        // Acquire, edge `pool.claim`: pairs with the last holder's `pool.keep.drop`. The new owner
+        // observes all uses of the slots.
         let keeps = &self.header.line.keeps;
         if keeps.compare_exchange(0, OWNER, edge!("pool.claim", Acquire), Ordering::Relaxed).is_err() {
             return Err(AttachError::Claimed);
         }
-        // SAFETY: header and slots belong together, live as long as `self` is borrowed, and belong
-        // to this caller alone, because all earlier users have released their references.
+        // SAFETY: header and slots belong together and live as long as `self` is borrowed. The
+        // exchange made this caller their only user, because all earlier users have dropped their
+        // references.
         Ok(unsafe {
             Pool::from_raw(NonNull::from(&self.header), NonNull::from(&self.slots).cast(), N as u32, None)
         })
@@ -393,10 +405,10 @@ impl<T, const N: usize> Default for Slab<T, N> {
 pub enum AttachError {
     /// The number of slots is not a power of two from 1 to 65,536.
     Capacity {
-        /// The number of slots given.
+        /// The given number of slots.
         slots: usize,
     },
-    /// The slab has a pool, or values of one are still in use.
+    /// The slab has a pool, or values of an earlier pool are still in use.
     Claimed,
 }
 
@@ -413,5 +425,5 @@ impl fmt::Display for AttachError {
 
 impl Error for AttachError {}
 
-/// A marker for handles that no two threads may use at once.
+/// Marks handles that must not be used by two threads at once.
 type NotSync = PhantomData<Cell<()>>;

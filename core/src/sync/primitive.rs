@@ -1,7 +1,7 @@
-//! The facade: all crates take their atomics from here, and name their orderings here. The only
-//! file that names loom's types.
+//! The facade: all crates take their atomics from here, and name their orderings here. This is the
+//! only file that names loom's types.
 //!
-//! A normal build re-exports `core::sync::atomic`, and everything else here vanishes.
+//! A normal build re-exports `core::sync::atomic`, and the other items expand to nothing.
 //!
 //! | item | normal build | under the model checker |
 //! |---|---|---|
@@ -13,11 +13,11 @@
 //!
 //! # Edges
 //!
-//! An *edge* is an ordering that a hand-over between threads or processes depends on. Each is
+//! An *edge* is an ordering on which a hand-over between threads or processes depends. Each is
 //! written `edge!("ring.filled.store", Release)`, with one name per side. `tests/loom-edges.sh`
 //! finds the names in the sources of every crate, weakens one at a time, and requires that a model
-//! fails. An `AcqRel` is two edges: besides the whole, `NAME/acquire` and `NAME/release` weaken one
-//! half each. `tests/imports` rejects an ordering stronger than `Relaxed` that is not an edge.
+//! fails. An `AcqRel` has two halves, so `NAME/acquire` and `NAME/release` weaken one half each.
+//! `tests/imports` rejects an ordering stronger than `Relaxed` that is not an edge.
 //!
 //! # How a crate is modelled
 //!
@@ -26,8 +26,8 @@
 //! its own tests. Memory in a mapped segment could not use loom's types: the rest of a program
 //! expects plain atomics there.
 //!
-//! Another crate (`shm`, `gpu`) keeps its hand-over code in files that take everything from
-//! `super::primitive`, the facade. Its models compile such a file a second time, with `#[path]`,
+//! In another crate (`shm`, `gpu`) the files with hand-over code import everything from
+//! `super::primitive`, the facade. The models compile such a file a second time, with `#[path]`,
 //! next to `use fishplate_core::sync::primitive::modelled as primitive`. So the models run the
 //! source itself, not a copy.
 
@@ -43,7 +43,7 @@ mod imp {
     pub struct Watch;
 
     impl Watch {
-        /// A watch over unused slots.
+        /// Creates a watch for unused slots.
         pub const fn new() -> Self {
             Self
         }
@@ -92,7 +92,7 @@ pub(crate) use imp::{const_new, filled};
 
 pub use crate::{__edge as edge, __edge_fence as edge_fence};
 
-/// Returns the ordering of one side of an edge, by name: see the module's documentation.
+/// Returns the ordering of one side of a named edge, as described in the module's documentation.
 #[cfg(not(fishplate_loom))]
 #[doc(hidden)]
 #[macro_export]
@@ -102,7 +102,7 @@ macro_rules! __edge {
     };
 }
 
-/// Returns the ordering of one side of an edge, by name: see the module's documentation.
+/// Returns the ordering of one side of a named edge, as described in the module's documentation.
 #[cfg(fishplate_loom)]
 #[doc(hidden)]
 #[macro_export]
@@ -112,7 +112,7 @@ macro_rules! __edge {
     };
 }
 
-/// Executes the fence that is one side of an edge, by name: see the module's documentation.
+/// Executes the fence of one side of a named edge, as described in the module's documentation.
 #[cfg(not(fishplate_loom))]
 #[doc(hidden)]
 #[macro_export]
@@ -122,7 +122,7 @@ macro_rules! __edge_fence {
     };
 }
 
-/// Executes the fence that is one side of an edge, by name: see the module's documentation.
+/// Executes the fence of one side of a named edge, as described in the module's documentation.
 #[cfg(fishplate_loom)]
 #[doc(hidden)]
 #[macro_export]
@@ -135,7 +135,7 @@ macro_rules! __edge_fence {
     };
 }
 
-/// The items that models use instead: loom's atomics, and a [`Watch`] that reports.
+/// The items that models use instead: loom's atomics, and a [`Watch`] that reports accesses.
 #[cfg(fishplate_loom)]
 pub mod modelled {
     extern crate std;
@@ -150,7 +150,7 @@ pub mod modelled {
 
     pub use crate::{__edge as edge, __edge_fence as edge_fence};
 
-    // Models use loom's words in the layout of a segment.
+    // Models lay out loom's words as in a segment, so the sizes must be equal.
     const _: () = assert!(size_of::<AtomicU64>() == 8 && size_of::<AtomicU8>() == 8);
 
     /// Reports plain memory accesses to the model checker, which fails a run if two of them race.
@@ -164,7 +164,7 @@ pub mod modelled {
     }
 
     impl Watch {
-        /// A watch over unused slots. Models use at most sixteen slots.
+        /// Creates a watch for unused slots. Models use at most sixteen slots.
         pub fn new() -> Self {
             Self(array::from_fn(|_| UnsafeCell::new(())))
         }
@@ -180,7 +180,8 @@ pub mod modelled {
         }
     }
 
-    /// Returns the ordering of an edge, unless `FISHPLATE_WEAKEN` names the edge or half of it.
+    /// Returns the ordering of an edge, weakened if `FISHPLATE_WEAKEN` names the edge or half of
+    /// it.
     pub fn order(edge: &str, order: Ordering) -> Ordering {
         static NAMED: OnceLock<Option<String>> = OnceLock::new();
         let named = NAMED.get_or_init(|| env::var("FISHPLATE_WEAKEN").ok()).as_deref();

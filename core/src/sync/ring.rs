@@ -1,15 +1,15 @@
 //! An SPSC ring of fixed-size slots. Neither side blocks, allocates or makes a system call.
-//! Whatever the counters say, neither side accesses memory outside the slots. One thread at a time
-//! owns each side.
+//! Whatever values the counters have, neither side accesses memory outside the slots. One thread at
+//! a time owns each side.
 //!
-//! The ring borrows its memory: a heap ring, a static and a shared mapping run the same code.
+//! The ring borrows its memory, so a heap ring, a static and a shared mapping run the same code.
 //!
 //! # Layout
 //!
 //! [`Header`] has 256 bytes, aligned to 128: the producer's counter at 0, the consumer's at 128,
-//! each on its own line. There is a power of two of slots, stored elsewhere, and every one is
-//! usable. Counters have 64 bits and wrap; a slot's index is its counter modulo the capacity.
-//! Zeroed memory is a valid empty header.
+//! each on its own line. The slots are stored elsewhere. Their number is a power of two, and all of
+//! them are usable. Counters have 64 bits and wrap. A slot's index is its counter modulo the
+//! capacity. Zeroed memory is a valid empty header.
 //!
 //! # Edges
 //!
@@ -19,14 +19,15 @@
 //! | `freed`  | head, by [`Consumer::pop`]  | head, by [`Producer::push`] | the room in them |
 //!
 //! The batch forms use the same two edges, once per batch. Each side loads the opposite counter
-//! only when its last known value shows too little. So in steady state the two lines move once per
-//! batch rather than once per value.
+//! only when the last loaded value shows too little. So in steady state the two lines move between
+//! processors once per batch rather than once per value.
 //!
 //! # A hostile peer
 //!
-//! Each side keeps its own counter privately and never reads it back. If a newly loaded opposite
-//! counter implies more values than there are slots, the peer is not honest. The handle then stays
-//! corrupt ([`Producer::is_corrupt`]): a producer finds the ring full, a consumer finds it empty.
+//! Each side keeps its own counter privately and never reads the published copy. If a loaded
+//! opposite counter implies more values than there are slots, the peer is not honest. The handle is
+//! then corrupt for ever ([`Producer::is_corrupt`]): a producer finds the ring full, a consumer
+//! finds it empty.
 
 use core::{error::Error, fmt};
 
@@ -124,8 +125,8 @@ pub fn split<'m, T: Copy>(
 ) -> Result<(Producer<'m, T>, Consumer<'m, T>), AttachError> {
     let span = Span::of_slice(slots)?;
     let header = &*header;
-    // Relaxed: the header is borrowed exclusively, so neither side exists yet. The ring is emptied,
-    // because values of an earlier `split` may be in other slots.
+    // Relaxed: the header is borrowed mutably, so neither side exists yet. The ring starts empty,
+    // because an earlier `split` may have used other slots.
     let start = header.tail.load(Ordering::Relaxed);
     header.head.store(start, Ordering::Relaxed);
     Ok((Producer::new(header, span, start), Consumer::new(header, span, start)))
@@ -137,10 +138,10 @@ pub fn split<'m, T: Copy>(
 pub enum AttachError {
     /// The number of slots is not a power of two.
     Capacity {
-        /// The number of slots given.
+        /// The given number of slots.
         slots: usize,
     },
-    /// The header or the slots are not aligned as their types need.
+    /// The header or the slots do not have the alignment of their types.
     Misaligned,
 }
 

@@ -1,18 +1,18 @@
-//! Sequence numbers: 64-bit counters at both ends, truncated to a few bits on the wire. Pure
+//! Sequence numbers: 64-bit counters on both sides, truncated to a few bits on the wire. Pure
 //! arithmetic.
 //!
-//! A wire value stands for every 2^BITS-th number. The receiver picks the number nearest to its own
-//! cursor. That is the right one as long as the sender keeps all numbers in flight within a window
-//! of half the wire's space. No value is reserved, and both the 64-bit counter and the wire value
-//! may wrap at any time.
+//! A wire value stands for every 2^BITS-th number, and the receiver picks the number nearest to its
+//! own cursor. This is correct as long as the sender keeps all numbers in flight within a window of
+//! half the wire's space. No value is reserved, and both the 64-bit counter and the wire value may
+//! wrap at any time.
 
-/// Most bits of a sequence number in a message or in remote CQ data.
+/// Maximum number of bits of a sequence number in a message or in remote CQ data.
 pub const WIRE_BITS: u32 = 20;
 
-/// The widest window in which [`WIRE_BITS`] are unambiguous: half their space.
+/// The largest window in which [`WIRE_BITS`] bits are unambiguous: half their space.
 pub const MAX_WINDOW: u64 = 1 << (WIRE_BITS - 1);
 
-/// Position in a stream: the number of earlier items, modulo 2^64.
+/// A position in a stream: the number of earlier items, modulo 2^64.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub struct Seq(pub u64);
@@ -25,48 +25,49 @@ impl Seq {
         Self(self.0.wrapping_add(n))
     }
 
-    /// Returns the distance from `earlier` to this; above 2^63 if this comes first.
+    /// Returns the distance from `earlier` to this position. It is above 2^63 if this position is
+    /// before `earlier`.
     #[inline(always)]
     pub const fn since(self, earlier: Self) -> u64 {
         self.0.wrapping_sub(earlier.0)
     }
 
-    /// Returns whether this comes before `other`. The two must be less than 2^63 apart.
+    /// Returns whether this position is before `other`. The two must be less than 2^63 apart.
     #[inline(always)]
     pub const fn is_before(self, other: Self) -> bool {
         self.0.wrapping_sub(other.0).cast_signed() < 0
     }
 
-    /// Returns whether this is one of the `len` positions from `start` on.
+    /// Returns whether this position is one of the `len` positions from `start` on.
     #[inline(always)]
     pub const fn in_window(self, start: Self, len: u64) -> bool {
         self.since(start) < len
     }
 
-    /// Returns its low bits, masked by `mask`.
+    /// Returns the low bits of the position that `mask` selects.
     #[inline(always)]
     pub const fn low(self, mask: u32) -> u32 {
         self.0 as u32 & mask
     }
 }
 
-/// Returns the low `BITS` of `seq`.
+/// Returns the low `BITS` bits of `seq`.
 #[inline(always)]
 pub const fn truncate<const BITS: u32>(seq: u64) -> u32 {
     const { assert!(BITS >= 1 && BITS <= 32) };
     (seq & (u64::MAX >> (64 - BITS))) as u32
 }
 
-/// Returns the number nearest to `near` whose low `BITS` equal those of `wire`. Ignores higher bits
-/// of `wire`.
+/// Returns the number nearest to `near` whose low `BITS` bits equal those of `wire`. Ignores higher
+/// bits of `wire`.
 ///
-/// If two numbers are equally near, it returns the lower one: a window of half the space that
-/// *starts* at `near` does not reach the upper one.
+/// If two numbers are equally near, returns the lower one: a window of half the space that *starts*
+/// at `near` does not reach the upper one.
 #[inline(always)]
 pub const fn expand<const BITS: u32>(wire: u32, near: u64) -> u64 {
     const { assert!(BITS >= 1 && BITS <= 32) };
     let ahead = (wire as u64).wrapping_sub(near) << (64 - BITS);
-    // An arithmetic shift, so that the upper half of the space counts backwards.
+    // The shift is arithmetic, so that the upper half of the space counts backwards.
     let offset = ahead.cast_signed() >> (64 - BITS);
     near.wrapping_add_signed(offset)
 }

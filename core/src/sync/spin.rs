@@ -1,8 +1,8 @@
 //! How long to spin before sleeping, and the one loop of every waiting thread.
 //!
-//! Nothing here allocates. [`wait_until`] blocks until its deadline at most; [`Idle`] never does.
+//! Nothing here allocates. [`wait_until`] blocks at most until its deadline. [`Idle`] never blocks.
 //!
-//! A wait goes through up to four phases, and starts again from the first whenever work turns up:
+//! A wait has up to four phases, and starts again with the first one whenever it finds work:
 //!
 //! | phase | looks for work after each | reads the clock | until |
 //! |-------|---|---|---|
@@ -11,15 +11,15 @@
 //! | yield | `sched_yield` | each time | [`Policy::yields`], if oversubscribed |
 //! | park  | sleep on an eventcount | each time | notified, or [`Policy::park_ns`] |
 //!
-//! A wait that may not sleep, because the policy does not park or because nothing would wake it,
-//! keeps spinning. After [`Policy::yield_after_ns`] of this, each batch of pauses ends with a
+//! A wait must not sleep if the policy does not park, or if nothing would wake the thread. Such a
+//! wait keeps spinning. After [`Policy::yield_after_ns`], each batch of pauses ends with a
 //! `sched_yield`, because the awaited thread may need this processor.
 //!
 //! "The usual wait" is a moving average. The spin phase is skipped while it rarely pays: when fewer
 //! than [`Policy::min_hits`] of the last 64 waits ended before the yield phase. Every sixteenth
 //! wait spins anyway, to notice a change. The spin phase is also skipped when there are more
-//! threads than processors, because the awaited thread may need this one. All numbers are integers,
-//! and nothing divides.
+//! threads than processors, because the awaited thread may need this processor. All numbers are
+//! integers, and nothing divides.
 
 use super::{
     event::EventCount,
@@ -32,33 +32,34 @@ mod wait;
 
 pub use wait::{Turn, Waited, wait_until};
 
-/// The constants of a wait. Start from a preset, and change what measurements suggest.
+/// The constants of a wait. Start from a preset, and adjust it by measurements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// Pauses before the clock is first read.
+    /// Number of pauses before the first reading of the clock.
     pub probes: u32,
-    /// Pauses between two readings of the clock while spinning.
+    /// Number of pauses between two readings of the clock while spinning.
     pub batch: u32,
-    /// The shortest spin phase, in nanoseconds.
+    /// Minimum length of the spin phase, in nanoseconds.
     pub min_spin_ns: u32,
-    /// The longest spin phase, in nanoseconds. Zero: none.
+    /// Maximum length of the spin phase, in nanoseconds. Zero means no spin phase.
     pub max_spin_ns: u32,
-    /// How many of the last 64 waits must have ended while spinning, or the spin phase is skipped.
+    /// Minimum number of the last 64 waits that ended while spinning. With fewer, the spin phase is
+    /// skipped.
     pub min_hits: u32,
-    /// Yields before parking, if oversubscribed.
+    /// Number of yields before parking, if oversubscribed.
     pub yields: u32,
-    /// The longest sleep, in nanoseconds. Bounds the delay if a notifier is killed before its
-    /// wake-up call, and the time until a sleeper notices that a peer has died.
+    /// Maximum length of a sleep, in nanoseconds. It bounds the delay if a notifier is killed
+    /// before its wake-up call, and the time until a sleeper notices that a peer has died.
     pub park_ns: u64,
-    /// Whether to park at all. If not, the last phase continues until work appears.
+    /// Whether a wait may park. If not, its last phase continues until there is work.
     pub parks: bool,
-    /// How long a wait that may not sleep spins before it yields between batches, in nanoseconds.
-    /// `u32::MAX`: never yields.
+    /// How long a wait that must not sleep spins before it yields between batches, in nanoseconds.
+    /// `u32::MAX` means that it never yields.
     pub yield_after_ns: u32,
 }
 
 impl Policy {
-    /// Never parks and never yields: for a thread that owns its processor.
+    /// Never parks and never yields, for a thread that owns its processor.
     pub const EXCLUSIVE: Self = Self { yield_after_ns: u32::MAX, ..Self::LOW_LATENCY };
 
     /// Never parks. Yields once it has spun for 20 microseconds.
@@ -82,7 +83,7 @@ impl Policy {
         Self { probes: 0, min_spin_ns: 0, max_spin_ns: 0, yields: 0, ..Self::BALANCED };
 }
 
-/// Counters of waiting, owned by one thread. Copy them to read them elsewhere.
+/// Counters of one thread's waits. Only that thread may read them; copy them for other threads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Number of pauses.
@@ -91,14 +92,14 @@ pub struct Counts {
     pub yields: u64,
     /// Number of sleeps.
     pub parks: u64,
-    /// Sleeps that ended before their deadline without work.
+    /// Number of sleeps that ended before their deadline without work.
     pub spurious: u64,
-    /// Sleeps that ended at their deadline.
+    /// Number of sleeps that ended at their deadline.
     pub deadline_wakes: u64,
-    /// Sleeps that ended at their deadline although there was work: a lost wake-up, or work
-    /// published at that very moment. Stays zero in a healthy program.
+    /// Number of sleeps that ended at their deadline although there was work: a lost wake-up, or
+    /// work published at that very moment. Stays zero in a healthy program.
     pub deadline_with_work: u64,
-    /// Wake-up calls made, through [`Idle::notify`].
+    /// Number of wake-up calls made through [`Idle::notify`].
     pub wake_syscalls: u64,
 }
 
@@ -121,30 +122,30 @@ enum Phase {
     Park,
 }
 
-/// The state of one thread's waiting. One per thread; [`wait_until`] drives it.
+/// The state of one thread's waits, driven by [`wait_until`]. Each thread has its own.
 #[derive(Clone, Debug)]
 pub struct Idle {
     policy: Policy,
     oversubscribed: bool,
     phase: Phase,
-    /// Pauses left before the next action.
+    /// Number of pauses left before the next action.
     pauses: u32,
-    /// Yields left in this wait.
+    /// Number of yields left in this wait.
     yields: u32,
-    /// Times of this wait: the end of its probe phase, its last clock reading,
-    /// and the end of spinning.
+    /// Times of this wait: the end of its probe phase, its last clock reading, and the end of its
+    /// spin phase.
     since_ns: u64,
     seen_ns: u64,
     spin_until_ns: u64,
     /// Moving average of past waits, each capped at `max_spin_ns`.
     usual_ns: u32,
-    /// One bit per wait, the latest lowest: whether the wait ended before the yield phase.
+    /// One bit per wait, the latest lowest. A bit is set if the wait ended before the yield phase.
     hits: u64,
     waits: u32,
     counts: Counts,
 }
 
-/// Every sixteenth wait spins, whether or not spinning has paid lately.
+/// Every sixteenth wait spins, even if spinning has not paid lately.
 const EXPLORE_MASK: u32 = 15;
 
 impl Idle {
@@ -174,7 +175,8 @@ impl Idle {
         }
     }
 
-    /// Returns the next step while there is no work. [`found`](Idle::found) ends the wait.
+    /// Returns the next step while there is no work. Call [`found`](Idle::found) when there is
+    /// work.
     #[inline(always)]
     pub fn step<H: Host + ?Sized>(&mut self, host: &H) -> Step {
         if self.pauses != 0 {
@@ -185,8 +187,8 @@ impl Idle {
         self.next(host)
     }
 
-    /// Like [`step`](Idle::step), but never [`Step::Park`]: for work that arrives without a
-    /// wake-up.
+    /// Like [`step`](Idle::step), but never returns [`Step::Park`]. For work that arrives without a
+    /// wake-up call.
     #[inline(always)]
     pub fn step_awake<H: Host + ?Sized>(&mut self, host: &H) -> Step {
         match self.step(host) {
@@ -199,13 +201,13 @@ impl Idle {
         }
     }
 
-    /// Ends the wait, because there is work, and learns from it. Nearly free outside a wait.
+    /// Ends the wait because there is work, and updates the averages. Nearly free outside a wait.
     #[inline]
     pub fn found(&mut self) {
         if self.phase == Phase::Probe && self.pauses == self.policy.probes {
             return;
         }
-        // Uses the last clock reading: a new one would cost more than it improves.
+        // Uses the last clock reading: the gain from a new reading would not justify its cost.
         let lasted_ns = match self.phase {
             Phase::Probe => 0,
             Phase::Spin | Phase::Yield => {
@@ -222,7 +224,7 @@ impl Idle {
         self.seen_ns = 0;
     }
 
-    /// Notifies `event`, and counts the wake-up call if one is made. Returns whether it was.
+    /// Notifies `event`, and counts the wake-up call if one is made. Returns whether one was made.
     #[inline(always)]
     pub fn notify<H: Host + ?Sized>(&mut self, host: &H, event: &EventCount) -> bool {
         let woke = event.notify(host);
@@ -235,7 +237,7 @@ impl Idle {
         self.oversubscribed = oversubscribed;
     }
 
-    /// Returns the constants in use.
+    /// Returns the policy in use.
     pub fn policy(&self) -> &Policy {
         &self.policy
     }
@@ -245,13 +247,13 @@ impl Idle {
         self.counts
     }
 
-    /// Returns the last clock reading of this wait; zero if there is none.
+    /// Returns the last clock reading of this wait, or zero if there is none.
     #[inline(always)]
     pub fn seen_ns(&self) -> u64 {
         self.seen_ns
     }
 
-    /// Records the end of a sleep, and whether work was found after it.
+    /// Records how a sleep ended, and whether work was found after it.
     pub fn woke(&mut self, woken: Woken, work: bool) {
         self.counts.parks += 1;
         match woken {
@@ -295,14 +297,14 @@ impl Idle {
         Step::Park
     }
 
-    /// Pauses once now, and for the rest of a batch before the clock is read again.
+    /// Starts a batch of pauses, before the next reading of the clock, and returns its first pause.
     fn pause(&mut self) -> Step {
         self.pauses = self.policy.batch.saturating_sub(1);
         self.counts.spins += 1;
         Step::Pause
     }
 
-    /// Pauses, or yields if this wait has spun for long. The clock has just been read.
+    /// Pauses, or yields if this wait has spun for long. The caller has just read the clock.
     fn spin_on(&mut self) -> Step {
         let spun_ns = self.seen_ns.wrapping_sub(self.since_ns);
         if self.policy.yield_after_ns == u32::MAX || spun_ns < self.policy.yield_after_ns.into() {
@@ -313,7 +315,7 @@ impl Idle {
         Step::Yield
     }
 
-    /// Returns twice the usual wait, within the bounds.
+    /// Returns the length of the spin phase: twice the usual wait, within the bounds.
     fn budget_ns(&self) -> u32 {
         self.usual_ns.saturating_mul(2).max(self.policy.min_spin_ns).min(self.policy.max_spin_ns)
     }

@@ -1,5 +1,5 @@
-//! Shared by the tests of this layer: one body for threads and for the model checker, a futex made
-//! of a lock, and repeatable random numbers.
+//! Helpers for the tests of this layer: one test body for threads and for the model checker, a
+//! futex made of a lock, and repeatable random numbers.
 
 use super::{
     host::{Host, Woken},
@@ -14,7 +14,7 @@ pub use self::{random::Random, threads::*};
 #[cfg(not(fishplate_loom))]
 mod random;
 
-/// Plain threads: a scenario runs several times, with enough rounds to expose races.
+/// Plain threads. A scenario runs several times, with enough rounds to expose races.
 #[cfg(not(fishplate_loom))]
 mod threads {
     extern crate std;
@@ -24,7 +24,7 @@ mod threads {
         thread,
     };
 
-    /// Returns the number of rounds that is useful under this checker.
+    /// Returns the number of rounds for this checker.
     pub const fn rounds(_modelled: u64, threaded: u64) -> u64 {
         threaded
     }
@@ -37,7 +37,7 @@ mod threads {
     }
 }
 
-/// The model checker: a scenario runs once per possible interleaving.
+/// The model checker. A scenario runs once per possible interleaving.
 #[cfg(fishplate_loom)]
 mod models {
     extern crate std;
@@ -47,7 +47,7 @@ mod models {
         thread,
     };
 
-    /// Returns the number of rounds that is useful under this checker.
+    /// Returns the number of rounds for this checker.
     pub const fn rounds(modelled: u64, _threaded: u64) -> u64 {
         modelled
     }
@@ -60,8 +60,8 @@ mod models {
     }
 }
 
-/// A host whose futex is a lock and a condition variable, which both checkers understand. Its
-/// sleeps have no deadline, so a lost wake-up hangs, and the model checker reports a deadlock.
+/// A host whose futex is a lock with a condition variable, which both checkers understand. Sleeps
+/// have no deadline, so a lost wake-up hangs, and the model checker reports a deadlock.
 #[derive(Debug)]
 pub struct LockHost {
     bucket: Mutex<()>,
@@ -89,7 +89,7 @@ impl Host for LockHost {
 
     fn wait_two(&self, words: [(&AtomicU32, u32); 2], _timeout_ns: u64) -> Woken {
         let bucket = self.bucket.lock().unwrap();
-        // Relaxed: as in the kernel, the lock orders the comparison against the wake-up call.
+        // Relaxed: the lock orders the comparison against the wake-up call, as in the kernel.
         if words.iter().all(|(word, expected)| word.load(Ordering::Relaxed) == *expected) {
             drop(self.woken.wait(bucket).unwrap());
         }

@@ -1,9 +1,10 @@
-//! Additional eventcounts to notify: of a worker whose next command waits for an event of another
-//! worker's queue, or of a thread that waits for another thread's queue. Nothing here blocks or
-//! allocates.
+//! Additional eventcounts that a notifier notifies. Such a listener is a worker whose next command
+//! waits for an event of another worker's queue, or a thread that waits for another thread's queue.
+//! Nothing here blocks or allocates.
 //!
-//! A notifier notifies its listeners once and removes them; a listener that still waits registers
-//! again. So a listener that went away costs one spurious notification, and needs no removal.
+//! A notifier notifies each listener once and removes it. A listener that still waits registers
+//! again. So a listener that has stopped waiting costs one spurious notification, and needs no
+//! removal.
 //!
 //! # The race
 //!
@@ -17,10 +18,9 @@
 //!
 //! If the notifier's barrier comes first, the listener finds the work in step 3. If it comes
 //! second, the notifier finds the listener, unless it took the listener earlier, for other work. In
-//! that case the earlier notification saw the announcement: its barrier, which follows the taking,
-//! also came after the listener's barrier, or step 3 would not have found the place still standing.
-//! A place that is taken in step 3 itself is not covered by a barrier, so `New` does not permit a
-//! sleep.
+//! that case the earlier notification saw the announcement. Its barrier follows the taking and also
+//! came after the listener's barrier, or step 3 would not have found the place still standing. A
+//! place that is taken during step 3 is not covered by a barrier, so `New` does not permit a sleep.
 //!
 //! | edge           | release                  | acquire                  | carries        |
 //! |----------------|--------------------------|--------------------------|----------------|
@@ -34,11 +34,12 @@ use crate::sync::{
     primitive::{AtomicPtr, Ordering, edge, filled},
 };
 
-/// At most `N` eventcounts to notify once.
+/// A list of at most `N` eventcounts, each of which is notified once.
 #[derive(Debug)]
 pub struct Listeners<'e, const N: usize = 8> {
     places: [AtomicPtr<EventCount>; N],
-    /// Makes the lifetime invariant, so that no shorter-lived eventcount gets in.
+    /// Makes the lifetime invariant, so that `listen` accepts no eventcount with a shorter
+    /// lifetime.
     kind: PhantomData<fn(&'e EventCount) -> &'e EventCount>,
 }
 
@@ -46,11 +47,11 @@ pub struct Listeners<'e, const N: usize = 8> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "only who was listening before may sleep"]
 pub enum Listening {
-    /// It was listening already, and may sleep if it finds no work.
+    /// The listener was already registered, and may sleep if it finds no work.
     Standing,
-    /// It listens from now on, and must check for work once more before it sleeps.
+    /// The listener is registered now, and must check for work once more before it sleeps.
     New,
-    /// There are too many listeners: it will not be notified.
+    /// There are too many listeners, so this one is not notified.
     Full,
 }
 
@@ -60,7 +61,7 @@ impl<'e, const N: usize> Listeners<'e, N> {
         Self { places: filled_places(), kind: PhantomData }
     }
 
-    /// Makes the next [`notify`](Self::notify) notify `event` too. Only one thread at a time may
+    /// Registers `event` for the next [`notify`](Self::notify). Only one thread at a time may
     /// listen with an `event`.
     #[cold]
     pub fn listen(&self, event: &'e EventCount) -> Listening {
@@ -70,18 +71,19 @@ impl<'e, const N: usize> Listeners<'e, N> {
             return Listening::Standing;
         }
         let placed = self.places.iter().any(|place| {
-            // Release, edge `event.listen`: pairs with the swap in `notify_all`.
+            // Release, edge `event.listen`: pairs with the swap in `notify_all`. Publishes the
+            // eventcount.
             let order = edge!("event.listen.place", Release);
             place.compare_exchange(ptr::null_mut(), listener, order, Ordering::Relaxed).is_ok()
         });
         if placed { Listening::New } else { Listening::Full }
     }
 
-    /// Notifies all listeners, once. Call it after publishing the work *and* after a notifier's
-    /// barrier ([`Host::notifier_barrier`]); notifying an eventcount includes one. Returns the
-    /// number of wake-up calls.
+    /// Notifies each listener once, and removes it. Call this after publishing the work *and* after
+    /// a notifier's barrier ([`Host::notifier_barrier`]). Notifying an eventcount includes that
+    /// barrier. Returns the number of wake-up calls.
     ///
-    /// One load per slot if there are no listeners.
+    /// Costs one load per place if there are no listeners.
     #[inline]
     pub fn notify<H: Host + ?Sized>(&self, host: &H) -> u64 {
         if self.is_empty() { 0 } else { self.notify_all(host) }
@@ -90,8 +92,8 @@ impl<'e, const N: usize> Listeners<'e, N> {
     /// Returns whether there are no listeners.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
-        // Relaxed: orders nothing itself. For `notify`, the caller's barrier orders it after the
-        // work.
+        // Relaxed: in `notify`, the caller's barrier orders these loads after the publication of
+        // the work.
         self.places.iter().all(|place| place.load(Ordering::Relaxed).is_null())
     }
 
@@ -100,10 +102,11 @@ impl<'e, const N: usize> Listeners<'e, N> {
     fn notify_all<H: Host + ?Sized>(&self, host: &H) -> u64 {
         let mut calls = 0;
         for place in &self.places {
-            // Acquire, edge `event.listen`: the eventcount was initialized before it was stored.
+            // Acquire, edge `event.listen`: pairs with the exchange in `listen`, which publishes
+            // the eventcount.
             let listener = place.swap(ptr::null_mut(), edge!("event.listen.take", Acquire));
-            // SAFETY: places hold null or a former `&'e EventCount`, and `'e` outlives the borrow
-            // of `self`.
+            // SAFETY: `listen` stores only pointers made from an `&'e EventCount`, and `'e`
+            // outlives the borrow of `self`.
             if let Some(listener) = unsafe { listener.as_ref() } {
                 calls += u64::from(listener.notify(host));
             }

@@ -1,5 +1,5 @@
-//! A sleeper and its notifiers, run as threads and by the model checker. The host's sleeps have no
-//! deadline, so a lost wake-up hangs, which the model checker reports as a deadlock.
+//! A sleeper and its notifiers, run as threads and under the model checker. Sleeps have no deadline
+//! here, so a lost wake-up hangs, and the model checker reports a deadlock.
 
 extern crate std;
 
@@ -14,8 +14,8 @@ use crate::sync::{
 const ROUNDS: u64 = rounds(1, 2_000);
 const FOREVER: u64 = u64::MAX;
 
-/// Counts work in and out. Relaxed on purpose: the scenarios must rest on the eventcount's barriers
-/// alone.
+/// Counts published and consumed work. Relaxed on purpose: the scenarios must rely on the
+/// eventcount's barriers alone.
 struct Scene {
     host: LockHost,
     work: [AtomicU64; 2],
@@ -101,7 +101,7 @@ fn a_sleeper_on_two_eventcounts_finds_work_of_either() {
     });
 }
 
-/// The descriptor is a word of the host: it is readable if the word is not zero.
+/// The descriptor is modelled by a word of the host. It is readable if the word is not zero.
 #[test]
 fn a_sleeper_on_a_descriptor_finds_work_of_either_eventcount() {
     model(|| {
@@ -180,8 +180,8 @@ fn a_listener_is_notified_of_everything_that_it_waits_for() {
             move || {
                 let Elsewhere { host, work, listeners } = &*elsewhere;
                 let owned = Arc::new(EventCount::new());
-                // SAFETY: the pointer returns to the test, which drops it once no thread notifies
-                // it any more.
+                // SAFETY: the `Arc` returns to the test, which drops it once no thread notifies the
+                // eventcount.
                 let event: &'static EventCount = unsafe { &*Arc::as_ptr(&owned) };
                 for want in 1..=ALL {
                     let done = || work.load(Ordering::Relaxed) >= want;
@@ -189,7 +189,8 @@ fn a_listener_is_notified_of_everything_that_it_waits_for() {
                         let listening = listeners.listen(event);
                         assert_ne!(listening, Listening::Full);
                         if listening == Listening::Standing {
-                            // Like a worker: checks again if its listener was notified meanwhile.
+                            // Like a worker, checks again if a notifier has removed its listener
+                            // meanwhile.
                             event.park(host, FOREVER, || {
                                 listeners.listen(event) != Listening::Standing || done()
                             });
@@ -210,8 +211,8 @@ fn a_listener_is_notified_of_everything_that_it_waits_for() {
     const ALL: u64 = rounds(2, 2_000);
 }
 
-/// A host whose notifiers leave the barrier to the sleeper, as `membarrier` allows. So only the
-/// edge of the place itself orders a listener and the look at it.
+/// A host whose notifiers execute no barrier, as `membarrier` allows. Only edge `event.listen`
+/// orders the registration of a listener before its use.
 struct Asymmetric(LockHost);
 
 impl Host for Asymmetric {
@@ -246,7 +247,8 @@ fn a_listener_is_seen_as_its_thread_made_it() {
             let listeners = listeners.clone();
             move || {
                 let owned = Arc::new(EventCount::new());
-                // SAFETY: the test drops it once no thread notifies it any more.
+                // SAFETY: the `Arc` returns to the test, which drops it once no thread notifies the
+                // eventcount.
                 let event: &'static EventCount = unsafe { &*Arc::as_ptr(&owned) };
                 assert_eq!(listeners.listen(event), Listening::New);
                 owned
@@ -262,9 +264,9 @@ fn a_listener_is_seen_as_its_thread_made_it() {
     });
 }
 
-/// Models how a node's worker hands the wait object to its program. `node` is the lock of the node
-/// that both drive. `seat` is the right to sleep on `event[1]`, which a peer notifies. `work[0]` is
-/// 1 while the program holds `node`, and 2 after the end.
+/// Models how a node's worker passes the wait object to its program. `node` is the lock of the
+/// node, which both drive. `seat` is the right to sleep on `event[1]`, which a peer notifies.
+/// `work[0]` is 1 while the program holds `node`, and 2 when the program has finished.
 #[test]
 fn a_program_takes_the_bell_from_its_worker_and_neither_misses_it() {
     model(|| {

@@ -1,4 +1,4 @@
-//! Single-threaded: the word after each phase, and the number of calls.
+//! Single-threaded tests of the word after each phase, and of the number of calls.
 
 #![cfg(not(fishplate_loom))]
 
@@ -69,7 +69,7 @@ fn of_many_notifications_one_wakes() {
     assert!(event.notify(&host));
     assert!(!event.notify(&host) && !event.notify(&host));
     assert_eq!(host.wakes.get(), 1);
-    // The word has changed, so the kernel would not put the thread to sleep.
+    // A notifier has changed the word, so the kernel would not put the thread to sleep.
     assert_eq!(armed.commit(&host, 1), Woken::Called);
 }
 
@@ -95,7 +95,7 @@ fn a_thread_is_awake_after_its_deadline() {
     assert_eq!(event.park(&host, 1, || false), Some(Woken::Deadline));
     assert_eq!([&event, &other].park(&host, 1, || false), Some(Woken::Deadline));
     assert!(!event.notify(&host) && !other.notify(&host));
-    // One barrier per sleep, on two words as on one.
+    // A sleep needs one barrier, whether on one word or on two.
     assert_eq!(host.barriers.get(), (2, 2));
 }
 
@@ -147,7 +147,7 @@ fn listeners_are_notified_once_each_and_those_for_whom_there_is_no_room_know_it(
     assert_eq!(listeners.listen(&events[2]), Listening::Full);
     let asleep = [0, 1, 2].map(|at| events[at].prepare(&host).recheck(|| false).unwrap());
     assert_eq!((listeners.notify(&host), host.wakes.get()), (2, 2));
-    // Listeners are notified only once.
+    // A notification removes the listeners, so a second one reaches nobody.
     assert_eq!((listeners.notify(&host), host.wakes.get()), (0, 2));
     let [first, second, third] = asleep;
     assert_eq!(first.commit(&host, 1), Woken::Called);
@@ -176,7 +176,7 @@ fn a_thread_that_sleeps_elsewhere_is_told_there_once_and_without_a_call() {
     assert_eq!(EventCount::park_elsewhere(both, &host, || true, || panic!("there is work")), None);
     assert!(!tell(0) && !tell(1));
     assert_eq!((host.wakes.get(), host.waits.get(), host.barriers.get()), (0, 0, (3, 4)));
-    // Without work, the announcement stays until the first notifier. With work it is withdrawn.
+    // Without work, the announcement stays until the first notifier. With work, it is withdrawn.
     assert!(EventCount::arm_elsewhere(both, &host, || false));
     assert!(tell(0) && !tell(0) && tell(1));
     assert_eq!(told.get(), 3);

@@ -1,4 +1,4 @@
-//! Releases slots in batches, for threads that end many values of the same pool: one
+//! Releases slots in batches, for threads that drop many values of the same pool: one
 //! compare-and-swap for up to [`Batch::LIMIT`] slots. Never blocks or allocates.
 
 use core::{marker::PhantomData, ptr::NonNull};
@@ -6,24 +6,24 @@ use core::{marker::PhantomData, ptr::NonNull};
 use super::{EMPTY, Header, Lease, NotSync, Shared, Slot};
 use crate::sync::primitive::Ordering;
 
-/// Free slots of one pool that are not released yet. Dropping it releases them.
+/// Free slots of one pool that are not released yet. Dropping the batch releases them.
 #[derive(Debug)]
 pub struct Batch<'m, T> {
     header: Option<NonNull<Header>>,
-    /// Link of the slot that was added last, which is first in the list.
+    /// Link of the slot added last, which is first in the list.
     first: u32,
-    /// The slot that was added first.
+    /// The slot added first, which is last in the list.
     last: NonNull<Slot<T>>,
     count: u32,
     memory: PhantomData<(&'m (), T)>,
     kind: NotSync,
 }
 
-// SAFETY: holds no values, only free slots, which any thread may release.
+// SAFETY: a batch holds no values, only free slots, which any thread may release.
 unsafe impl<T: Send> Send for Batch<'_, T> {}
 
 impl<'m, T> Batch<'m, T> {
-    /// Most slots in a batch.
+    /// Maximum number of slots in a batch.
     pub const LIMIT: u32 = 32;
 
     /// Creates an empty batch, which may be used with any pool.
@@ -38,8 +38,8 @@ impl<'m, T> Batch<'m, T> {
         }
     }
 
-    /// Ends a value and adds its slot to the batch. A full batch, or one of another pool, is
-    /// released first.
+    /// Drops a value and adds its slot to the batch. If the batch is full, or has slots of another
+    /// pool, releases the batch first.
     #[inline]
     pub fn release(&mut self, lease: Lease<'m, T>) {
         let Some(header) = lease.header() else { return drop(lease) };
@@ -48,12 +48,12 @@ impl<'m, T> Batch<'m, T> {
             self.header = Some(header);
         }
         let vacant = Vacant { slot: lease.vacate(), batch: self };
-        // SAFETY: `vacate` gave up the only access to the value. If its drop panics, the guard
-        // releases the slot.
+        // SAFETY: `vacate` consumed the lease, which was the only access to the value. If dropping
+        // the value panics, the guard still releases the slot.
         unsafe { (*vacant.slot.as_ref().body.get()).assume_init_drop() };
     }
 
-    /// [`release`](Self::release) for one of several holders: ends the value if this was the last.
+    /// Drops one holder of a value. The last holder drops the value and adds its slot to the batch.
     #[inline]
     pub fn release_shared(&mut self, shared: Shared<'m, T>) {
         if let Some(lease) = shared.let_go() {
@@ -61,15 +61,15 @@ impl<'m, T> Batch<'m, T> {
         }
     }
 
-    /// Releases all slots of the batch: one compare-and-swap, or none if it is empty.
+    /// Releases all slots of the batch with one compare-and-swap. Does nothing if the batch is
+    /// empty.
     #[inline]
     pub fn flush(&mut self) {
         let Some(header) = self.header.take() else { return };
         if self.count == 0 {
             return;
         }
-        // SAFETY: `last` is in use, so it stays in place. The slots `first` to `last` belong to
-        // this batch alone.
+        // SAFETY: the batch alone holds the slots `first` to `last`. A held slot stays in place.
         unsafe { Header::give_back(header, self.first, &self.last.as_ref().next, self.count) };
         self.count = 0;
     }
@@ -87,7 +87,7 @@ impl<T> Drop for Batch<'_, T> {
     }
 }
 
-/// A slot whose value ends. Dropping it puts the slot into the batch.
+/// A slot whose value is being dropped. Dropping this adds the slot to the batch.
 struct Vacant<'b, 'm, T> {
     slot: NonNull<Slot<T>>,
     batch: &'b mut Batch<'m, T>,
@@ -96,9 +96,9 @@ struct Vacant<'b, 'm, T> {
 impl<T> Drop for Vacant<'_, '_, T> {
     #[inline(always)]
     fn drop(&mut self) {
-        // SAFETY: the slot is in use, so it stays in place.
+        // SAFETY: the slot is held, so it stays in place.
         let slot = unsafe { self.slot.as_ref() };
-        // Relaxed: published when the batch is released.
+        // Relaxed: releasing the batch publishes the link.
         if self.batch.count == 0 {
             self.batch.last = self.slot;
         } else {

@@ -1,4 +1,5 @@
-//! Values of different types in slots of one size. A type too large for its class does not compile:
+//! Stores values of different types in slots of one size. A type that is too large does not
+//! compile:
 //!
 //! ```compile_fail,E0080
 //! use fishplate_core::sync::pool::Block;
@@ -10,13 +11,13 @@ use core::{
     mem::{MaybeUninit, align_of, size_of},
 };
 
-/// Room for a `Copy` value of at most `BYTES` bytes, aligned to 8.
-/// With 40, 104 and 232 bytes a slot takes 64, 128 and 256.
+/// Memory for a `Copy` value of at most `BYTES` bytes, aligned to 8. With 40, 104 and 232 bytes a
+/// slot takes 64, 128 and 256 bytes.
 #[repr(C, align(8))]
 pub struct Block<const BYTES: usize>([MaybeUninit<u8>; BYTES]);
 
 impl<const BYTES: usize> Block<BYTES> {
-    /// Puts a value into the block. Whether it fits is checked at compile time.
+    /// Stores a value in a block. Checks at compile time that the value fits.
     #[inline(always)]
     pub fn new<C: Copy>(value: C) -> Self {
         const { assert!(size_of::<C>() <= BYTES, "the value is larger than its class") };
@@ -27,7 +28,8 @@ impl<const BYTES: usize> Block<BYTES> {
             )
         };
         let mut block = Self([MaybeUninit::uninit(); BYTES]);
-        // SAFETY: the block is large enough and aligned, as checked above.
+        // SAFETY: the assertion above checks at compile time that the block is large enough and
+        // aligned.
         unsafe { block.0.as_mut_ptr().cast::<C>().write(value) };
         block
     }
@@ -38,7 +40,7 @@ impl<const BYTES: usize> Block<BYTES> {
     /// The block was made from a `C`.
     #[inline(always)]
     pub unsafe fn read<C: Copy>(&self) -> C {
-        // SAFETY: our caller guarantees the type; alignment was checked when the block was made.
+        // SAFETY: our caller guarantees that the block holds a `C`. `new` checked the alignment.
         unsafe { self.0.as_ptr().cast::<C>().read() }
     }
 }

@@ -1,5 +1,5 @@
-//! Pools on the heap, and lone values on the heap when a pool is full. The only file of this crate
-//! that allocates; feature `alloc`.
+//! Pools on the heap, and lone values on the heap when a pool is full. This is the only file of the
+//! crate that allocates, and it needs feature `alloc`.
 
 extern crate alloc;
 
@@ -10,7 +10,7 @@ use alloc::{boxed::Box, vec::Vec};
 use super::{AttachError, Header, Lease, OWNER, Pool, Reclaim, Slot};
 use crate::sync::primitive::Ordering;
 
-/// The memory that the last holder frees.
+/// The memory of a pool on the heap, which the last holder frees.
 struct HeapSlab<T> {
     header: Header,
     slots: Box<[Slot<T>]>,
@@ -18,17 +18,17 @@ struct HeapSlab<T> {
 
 impl<T> HeapSlab<T> {
     /// # Safety
-    /// `slab` came from `Box::into_raw` of a slab of this type, holds no values, and has no other
-    /// user.
+    /// `slab` came from `Box::into_raw` of a slab of this type. It holds no values, and nothing
+    /// else uses it.
     unsafe fn free(slab: *mut ()) {
-        // SAFETY: as this function requires.
+        // SAFETY: our caller guarantees a boxed slab of this type without other users.
         drop(unsafe { Box::from_raw(slab.cast::<Self>()) });
     }
 }
 
 impl<T: 'static> Pool<'static, T> {
-    /// Creates a pool on the heap. Allocates now. The last holder frees the memory, once the pool
-    /// is closed and every slot is released.
+    /// Creates a pool on the heap. Allocates all its memory now. The last holder frees the memory,
+    /// once the pool is closed and every slot is released.
     ///
     /// # Errors
     ///
@@ -39,9 +39,9 @@ impl<T: 'static> Pool<'static, T> {
         let slab =
             Box::into_raw(Box::new(HeapSlab { header: Header::new(), slots: slots.into_boxed_slice() }));
         let reclaim = Reclaim { call: HeapSlab::<T>::free, data: slab.cast() };
-        // SAFETY: just created, so nothing else uses it until the pool is returned. Only `reclaim`
-        // frees it, on any thread, after all slots are released; values end before their slots are
-        // released.
+        // SAFETY: the slab was just created, so nothing else uses it until this function returns
+        // the pool. Only `reclaim` frees the slab, on any thread, after all slots are released. A
+        // value is dropped before its slot is released.
         unsafe {
             let (header, slots) = (NonNull::from(&(*slab).header), NonNull::from(&*(*slab).slots));
             header.as_ref().line.keeps.store(OWNER, Ordering::Relaxed);
@@ -51,8 +51,8 @@ impl<T: 'static> Pool<'static, T> {
 }
 
 impl<'m, T> Pool<'m, T> {
-    /// [`create`](Self::create), or a lone value on the heap if every slot is in use. Such a value
-    /// has no id, and is counted as [`overflow`](super::Counts::overflow).
+    /// Like [`create`](Self::create), but if every slot is in use, creates a lone value on the
+    /// heap. Such a value has no id, and is counted as [`overflow`](super::Counts::overflow).
     pub fn create_or_spill(&mut self, value: T) -> Lease<'m, T> {
         self.create(value).unwrap_or_else(|full| self.spill(full.0))
     }
@@ -63,7 +63,7 @@ impl<'m, T> Pool<'m, T> {
         self.counts_mut().overflow += 1;
         let mut slot = Box::new(Slot::new());
         *slot.body.get_mut() = MaybeUninit::new(value);
-        // SAFETY: a separate heap slot with a value, unknown to other code.
+        // SAFETY: the slot was just boxed with a value, and no other code knows it.
         unsafe { Lease::from_raw(NonNull::from(Box::leak(slot)), None) }
     }
 }
@@ -71,8 +71,8 @@ impl<'m, T> Pool<'m, T> {
 /// Frees a slot that `spill` created.
 ///
 /// # Safety
-/// `spill` created it, its value has ended, and it is not used any more.
+/// `spill` created the slot. Its value is dropped, and nothing uses the slot any more.
 pub(super) unsafe fn free_alone<T>(slot: NonNull<Slot<T>>) {
-    // SAFETY: as this function requires.
+    // SAFETY: our caller guarantees that `spill` boxed the slot and that nothing uses it any more.
     drop(unsafe { Box::from_raw(slot.as_ptr()) });
 }

@@ -1,6 +1,6 @@
-//! Handles to a value: [`Lease`] for its only holder, [`Shared`] for one of several. Each may move
-//! to any thread, outlive the pool, and be dropped anywhere. Dropping the last one returns the slot
-//! by one compare-and-swap.
+//! Handles to a value: [`Lease`] for its only holder, [`Shared`] for one of several holders. A
+//! handle may move to any thread, outlive the pool, and be dropped anywhere. Dropping the last
+//! handle returns the slot with one compare-and-swap.
 
 use core::{
     fmt,
@@ -19,7 +19,7 @@ use crate::sync::primitive::{Ordering, edge};
 #[must_use = "dropping it ends the value"]
 pub struct Lease<'m, T> {
     slot: NonNull<Slot<T>>,
-    /// `None`: a lone slot on the heap.
+    /// The pool's header, or `None` for a lone slot on the heap.
     header: Option<NonNull<Header>>,
     memory: PhantomData<(&'m (), T)>,
 }
@@ -38,44 +38,44 @@ assert_not_impl_any!(Lease<'static, u8>: Clone);
 assert_not_impl_any!(Shared<'static, core::cell::Cell<u8>>: Send, Sync);
 assert_not_impl_any!(Lease<'static, *const u8>: Send, Sync);
 
-// SAFETY: a lease is the value's only holder, so it may go wherever the value may.
+// SAFETY: a lease is the value's only holder, so it may move wherever the value may.
 unsafe impl<T: Send> Send for Lease<'_, T> {}
 // SAFETY: a shared reference to a lease gives only shared access to the value.
 unsafe impl<T: Sync> Sync for Lease<'_, T> {}
 // SAFETY: several threads share access, and the last holder drops the value on its thread.
 unsafe impl<T: Send + Sync> Send for Shared<'_, T> {}
-// SAFETY: a reference can be cloned into a handle of its own.
+// SAFETY: a reference can be cloned into an owned handle, so the conditions of `Send` apply.
 unsafe impl<T: Send + Sync> Sync for Shared<'_, T> {}
 
 impl<'m, T> Lease<'m, T> {
     /// # Safety
-    /// The slot holds a value and belongs to the caller. With a header, it is a slot of that pool,
-    /// whose slab lives at least for `'m` or until the slot is returned. Without a header, it is a
-    /// lone slot on the heap.
+    /// The slot holds a value, and the caller is its only holder. With a header, the slot belongs
+    /// to that pool, whose slab lives for `'m` or until the slot is released. Without a header, the
+    /// slot is a lone slot on the heap.
     #[inline(always)]
     pub(super) unsafe fn from_raw(slot: NonNull<Slot<T>>, header: Option<NonNull<Header>>) -> Self {
         Self { slot, header, memory: PhantomData }
     }
 
-    /// Makes it a handle that can be cloned.
+    /// Converts the lease to a handle that can be cloned.
     #[inline]
     pub fn share(self) -> Shared<'m, T> {
-        // Relaxed: this is the only holder; a clone is published by its own edge.
+        // Relaxed: this is the only holder, and passing a clone to another thread has its own edge.
         self.slot().holders.store(1, Ordering::Relaxed);
         let (slot, header) = (self.slot, self.header);
         mem::forget(self);
-        // SAFETY: this is the one holder that was counted.
+        // SAFETY: the count is 1, and this handle is that one holder.
         unsafe { Shared::from_raw(slot, header) }
     }
 
     /// Shares the value and clones the handle, without an atomic addition.
     #[inline]
     pub fn share_twice(self) -> [Shared<'m, T>; 2] {
-        // Relaxed: as in `share`, this is the only holder.
+        // Relaxed: this is the only holder, and passing a clone to another thread has its own edge.
         self.slot().holders.store(2, Ordering::Relaxed);
         let (slot, header) = (self.slot, self.header);
         mem::forget(self);
-        // SAFETY: these are the two holders that were counted.
+        // SAFETY: the count is 2, and these handles are the two holders.
         [(); 2].map(|()| unsafe { Shared::from_raw(slot, header) })
     }
 
@@ -84,7 +84,7 @@ impl<'m, T> Lease<'m, T> {
         self.header
     }
 
-    /// Passes the slot, with its value, to the caller.
+    /// Passes the slot, which still holds its value, to the caller.
     #[inline(always)]
     pub(super) fn vacate(self) -> NonNull<Slot<T>> {
         self.watch_write();
@@ -95,32 +95,32 @@ impl<'m, T> Lease<'m, T> {
 
     #[inline(always)]
     fn slot(&self) -> &Slot<T> {
-        // SAFETY: a slot in use stays in place.
+        // SAFETY: a lease holds its slot, and a held slot stays in place.
         unsafe { self.slot.as_ref() }
     }
 
     #[inline(always)]
     fn watch_write(&self) {
         if let Some(header) = self.header {
-            // SAFETY: a slot in use keeps the slab alive. The link was written at set-up.
+            // SAFETY: a held slot keeps the slab alive. The link was written at setup.
             unsafe { header.as_ref() }.watch_write(self.slot().link.get());
         }
     }
 }
 
 impl<T> Drop for Lease<'_, T> {
-    /// Ends the value and releases its slot: one compare-and-swap.
+    /// Drops the value and releases its slot with one compare-and-swap.
     #[inline]
     fn drop(&mut self) {
         self.watch_write();
         let back = Back { slot: self.slot, header: self.header };
-        // SAFETY: this is the only holder, and it is being dropped. If the value's drop panics, the
-        // guard frees the slot.
+        // SAFETY: this is the only holder, and it is being dropped. If dropping the value panics,
+        // the guard still releases the slot.
         unsafe { (*back.slot.as_ref().body.get()).assume_init_drop() };
     }
 }
 
-/// A slot in use without a value. Dropping it releases it.
+/// A held slot without a value. Dropping this releases the slot.
 struct Back<T> {
     slot: NonNull<Slot<T>>,
     header: Option<NonNull<Header>>,
@@ -130,9 +130,10 @@ impl<T> Drop for Back<T> {
     #[inline(always)]
     fn drop(&mut self) {
         let Some(header) = self.header else { return free_alone(self.slot) };
-        // SAFETY: the slot is in use, so it stays in place until it is released.
+        // SAFETY: the slot is held until it is released below, so it stays in place.
         let slot = unsafe { self.slot.as_ref() };
-        // SAFETY: the slot is in use, and this is its only holder. The link was written at set-up.
+        // SAFETY: this is the slot's only holder, and does not use the slot again. The link was
+        // written at setup.
         unsafe { Header::give_back(header, slot.link.get(), &slot.next, 1) };
     }
 }
@@ -142,7 +143,7 @@ impl<T> Drop for Back<T> {
 #[inline(never)]
 fn free_alone<T>(slot: NonNull<Slot<T>>) {
     #[cfg(feature = "alloc")]
-    // SAFETY: it has no header, so `spill` boxed it; it has no value any more.
+    // SAFETY: a slot without a header was boxed by `spill`. Its value is already dropped.
     unsafe {
         super::heap::free_alone(slot);
     }
@@ -155,7 +156,7 @@ impl<T> Deref for Lease<'_, T> {
 
     #[inline(always)]
     fn deref(&self) -> &T {
-        // SAFETY: a lease's slot has a value, and only this handle reaches it.
+        // SAFETY: a lease's slot holds a value, and only this handle accesses it.
         unsafe { (*self.slot().body.get()).assume_init_ref() }
     }
 }
@@ -164,31 +165,34 @@ impl<T> DerefMut for Lease<'_, T> {
     #[inline(always)]
     fn deref_mut(&mut self) -> &mut T {
         self.watch_write();
-        // SAFETY: as in `deref`, and the handle is borrowed exclusively.
+        // SAFETY: a lease's slot holds a value. Only this handle accesses it, and it is borrowed
+        // mutably.
         unsafe { (*self.slot().body.get()).assume_init_mut() }
     }
 }
 
 impl<'m, T> Shared<'m, T> {
     /// # Safety
-    /// The same as for [`Lease::from_raw`]. The handle is one of the holders counted in the slot.
+    /// The slot holds a value, and this handle is one of the holders counted in the slot. The
+    /// header must satisfy the conditions of [`Lease::from_raw`].
     #[inline(always)]
     pub(super) unsafe fn from_raw(slot: NonNull<Slot<T>>, header: Option<NonNull<Header>>) -> Self {
         Self { slot, header, memory: PhantomData }
     }
 
-    /// Returns whether both hold the same value.
+    /// Returns whether both handles hold the same value.
     pub fn is_same(&self, other: &Self) -> bool {
         self.slot == other.slot
     }
 
-    /// Returns the slot's index in its pool; `None` for a lone value on the heap.
+    /// Returns the slot's index in its pool, or `None` for a lone value on the heap.
     #[inline]
     pub fn index(&self) -> Option<u16> {
         self.slot().link.get().checked_sub(1).map(|index| index as u16)
     }
 
-    /// Converts this holder to a form that fits a ring. It leaks unless it is opened again.
+    /// Converts this holder to a `Copy` form that fits a ring. The holder leaks unless it is opened
+    /// again.
     #[inline]
     pub(crate) fn into_raw(self) -> RawShared<'m, T> {
         let raw = RawShared { slot: self.slot, header: self.header, memory: PhantomData };
@@ -196,11 +200,11 @@ impl<'m, T> Shared<'m, T> {
         raw
     }
 
-    /// Returns the lease if there is no other holder; otherwise the handle.
+    /// Returns the lease if there is no other holder, otherwise this handle.
     #[inline]
     pub fn into_lease(self) -> Result<Lease<'m, T>, Self> {
         // Acquire, edge `pool.refs`: pairs with the decrements of former holders. No new holder can
-        // appear, because only a holder can clone, and this is the only one.
+        // appear, because only a holder can clone and this is the only holder.
         if self.slot().holders.load(edge!("pool.refs.alone", Acquire)) != 1 {
             return Err(self);
         }
@@ -213,12 +217,12 @@ impl<'m, T> Shared<'m, T> {
     ///
     /// # Errors
     ///
-    /// Returns the handle if the value already has an id, or is a lone value on the heap.
+    /// Returns the handle if the value already has an id, or if it is a lone value on the heap.
     pub fn into_id(self) -> Result<Id, Self>
     where
         T: Sync,
     {
-        // Relaxed: the exchange compares it again.
+        // Relaxed: the exchange compares the state again.
         let (state, link) = (self.slot().state.load(Ordering::Relaxed), self.slot().link.get());
         if link == EMPTY || state & ID_OUT != 0 {
             return Err(self);
@@ -234,7 +238,7 @@ impl<'m, T> Shared<'m, T> {
         }
     }
 
-    /// Drops this holder, and returns the value if it was the last.
+    /// Drops this holder. Returns the value's lease if this was the last holder.
     #[inline]
     pub(super) fn let_go(self) -> Option<Lease<'m, T>> {
         let alone = self.is_last();
@@ -248,26 +252,27 @@ impl<'m, T> Shared<'m, T> {
         self.header
     }
 
-    /// Drops this holder's count. Returns whether it was the last.
+    /// Decrements the count of holders. Returns whether this was the last one.
     #[inline]
     fn is_last(&self) -> bool {
         // Release, edge `pool.refs`: pairs with the load below, by the last holder.
         if self.slot().holders.fetch_sub(1, edge!("pool.refs.drop", Release)) != 1 {
             return false;
         }
-        // Acquire, edge `pool.refs`: the last holder observes all uses of the value before it ends.
+        // Acquire, edge `pool.refs`: the last holder observes all uses of the value before it drops
+        // the value.
         self.slot().holders.load(edge!("pool.refs.last", Acquire));
         true
     }
 
     #[inline(always)]
     fn slot(&self) -> &Slot<T> {
-        // SAFETY: a slot in use stays in place.
+        // SAFETY: this handle holds its slot, and a held slot stays in place.
         unsafe { self.slot.as_ref() }
     }
 }
 
-/// A holder on its way through a ring.
+/// A [`Shared`] in the form in which it passes through a ring.
 pub(crate) struct RawShared<'m, T> {
     slot: NonNull<Slot<T>>,
     header: Option<NonNull<Header>>,
@@ -282,25 +287,26 @@ impl<T> Clone for RawShared<'_, T> {
 
 impl<T> Copy for RawShared<'_, T> {}
 
-// SAFETY: the same as for `Shared`, from which it is made and to which it is converted back.
+// SAFETY: this is a `Shared` in another form, and the conditions are those of `Shared`.
 unsafe impl<T: Send + Sync> Send for RawShared<'_, T> {}
 
 impl<'m, T> RawShared<'m, T> {
     /// # Safety
-    /// Called once for each value of [`Shared::into_raw`].
+    /// Each value of [`Shared::into_raw`] is opened only once.
     #[inline(always)]
     pub(crate) unsafe fn open(self) -> Shared<'m, T> {
-        // SAFETY: this is the holder that was wrapped, and our caller guarantees that it is
-        // unwrapped once.
+        // SAFETY: `into_raw` kept the count of this holder, and our caller guarantees that it is
+        // opened once.
         unsafe { Shared::from_raw(self.slot, self.header) }
     }
 }
 
 impl<T> Clone for Shared<'_, T> {
-    /// One atomic addition.
+    /// Makes one atomic addition.
     #[inline]
     fn clone(&self) -> Self {
-        // Relaxed: this holder keeps the count above zero meanwhile. 64 bits do not overflow.
+        // Relaxed: this holder keeps the count above zero meanwhile. A 64-bit count does not
+        // overflow.
         self.slot().holders.fetch_add(1, Ordering::Relaxed);
         Self { slot: self.slot, header: self.header, memory: PhantomData }
     }
@@ -321,10 +327,11 @@ impl<T> Deref for Shared<'_, T> {
     #[inline(always)]
     fn deref(&self) -> &T {
         if let Some(header) = self.header {
-            // SAFETY: a slot in use keeps the slab alive. The link was written at set-up.
+            // SAFETY: a held slot keeps the slab alive. The link was written at setup.
             unsafe { header.as_ref() }.watch_read(self.slot().link.get());
         }
-        // SAFETY: a slot with a holder has a value, to which all holders have only shared access.
+        // SAFETY: a slot with a holder contains a value, to which all holders have only shared
+        // access.
         unsafe { (*self.slot().body.get()).assume_init_ref() }
     }
 }

@@ -1,32 +1,33 @@
-//! The free list of a table: the slot released last is taken first, and unused slots come last. One
-//! owner, no atomics; never blocks or allocates. A [`Pool`](super::Pool) keeps its own slots in
-//! one, and so does every table whose slots only its owner releases.
+//! The free list of a table. The slot released last is taken first, and unused slots are taken
+//! last. One owner uses the list without atomics; it never blocks or allocates. A
+//! [`Pool`](super::Pool) uses it for its own slots, and so does every table whose slots only its
+//! owner releases.
 //!
-//! The list runs through the slots themselves: each has a word for the link of the next, which its
-//! table reads and writes here. A link is an index plus one, and 0 ends the list, so zeroed memory
-//! is an empty list. Links are checked as they are followed, so a corrupted one makes the table
-//! smaller but leads nowhere else.
+//! The list runs through the slots themselves. Each slot has a word for the link of the next slot,
+//! and the table reads and writes that word. A link is an index plus one, and 0 ends the list, so
+//! zeroed memory is an empty list. Each link is checked when it is followed. A corrupted link makes
+//! the table smaller, but never leads outside it.
 
-/// The end of a list.
+/// The link that ends a list.
 pub(super) const EMPTY: u32 = 0;
 
-/// Free places of a table, by index.
+/// The free slots of a table, by index.
 #[derive(Clone, Debug, Default)]
 pub struct FreeList {
     /// Link of the last released slot.
     head: u32,
-    /// Number of slots that were ever used. Those beyond are free, and in no list.
+    /// Number of slots that were ever used. Slots from this index on are free and in no list.
     fresh: u32,
 }
 
 impl FreeList {
-    /// Creates the list of a table without used slots.
+    /// Creates the list of a table whose slots are all unused.
     pub const fn new() -> Self {
         Self { head: EMPTY, fresh: 0 }
     }
 
-    /// Takes a slot of a table of `len`. `link` reads the link in a slot, if the table has that
-    /// slot.
+    /// Takes a slot of a table with `len` slots. `link` reads the link in a slot, or returns `None`
+    /// if the table has no such slot.
     #[inline(always)]
     pub fn take(&mut self, len: usize, link: impl FnOnce(u32) -> Option<u32>) -> Option<u32> {
         // The table's bounds check also detects the end of the list.
@@ -40,20 +41,20 @@ impl FreeList {
         }
     }
 
-    /// Returns the slot freed last. At the end of the list, or after a corrupted link, returns an
-    /// index that no table has.
+    /// Returns the index of the slot released last. At the end of the list, or after a corrupted
+    /// link, returns an index that no table has.
     #[inline(always)]
     pub(super) fn head_index(&self) -> u32 {
         self.head.wrapping_sub(1)
     }
 
-    /// Replaces the list by the one that begins with this link.
+    /// Replaces the list by the list that begins with this link.
     #[inline(always)]
     pub(super) fn set_head(&mut self, link: u32) {
         self.head = link;
     }
 
-    /// Takes an unused slot, when no used one is free.
+    /// Takes an unused slot, if no used slot is free.
     #[cold]
     pub(super) fn take_fresh(&mut self, len: usize) -> Option<u32> {
         self.head = EMPTY;
@@ -64,7 +65,7 @@ impl FreeList {
         })
     }
 
-    /// Returns the slot that [`take`](Self::take) would take from a table of `len`.
+    /// Returns the slot that [`take`](Self::take) would take from a table with `len` slots.
     #[inline(always)]
     pub fn first(&self, len: usize) -> Option<u32> {
         let index = self.head_index();
@@ -76,14 +77,14 @@ impl FreeList {
         ((self.fresh as usize) < len).then_some(self.fresh)
     }
 
-    /// Releases a slot. The caller must write the returned link into it.
+    /// Releases a slot. The caller must write the returned link into the slot.
     #[inline(always)]
     #[must_use = "the link of the place given back"]
     pub fn give(&mut self, index: u32) -> u32 {
         core::mem::replace(&mut self.head, index + 1)
     }
 
-    /// Returns how many slots were ever used.
+    /// Returns the number of slots that were ever used.
     #[inline]
     pub fn used(&self) -> u32 {
         self.fresh
@@ -107,7 +108,7 @@ mod tests {
     fn the_place_given_back_last_is_taken_next_and_those_never_used_come_last() {
         let mut random = Random::new("free places");
         for len in [0usize, 1, 3, 8] {
-            // An unused slot may contain anything.
+            // The link of an unused slot may have any value.
             let (mut list, mut links) = (FreeList::new(), vec![0xdead_beef; len]);
             let (mut out, mut free, mut used) = (Vec::new(), Vec::new(), 0);
             for _ in 0..10_000 {

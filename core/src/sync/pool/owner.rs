@@ -1,5 +1,5 @@
-//! The owner's side: takes slots, releases them without atomics, and closes the pool. Never blocks
-//! or allocates; used by one thread at a time.
+//! The owner's side of a pool: takes slots, releases them without atomics, and closes the pool.
+//! Never blocks or allocates. One thread at a time uses it.
 
 use core::{error::Error, fmt, marker::PhantomData, mem, ptr::NonNull};
 
@@ -12,9 +12,9 @@ use super::{
 };
 use crate::sync::primitive::{Ordering, edge};
 
-/// Creates values in slots. Dropping it closes the pool; values in use stay valid.
+/// Creates values in slots. Dropping the pool closes it; values in use stay valid.
 ///
-/// Using it after it was closed does not compile:
+/// Using a closed pool does not compile:
 ///
 /// ```compile_fail,E0382
 /// let slab = fishplate_core::sync::pool::Slab::<u64>::new();
@@ -23,7 +23,7 @@ use crate::sync::primitive::{Ordering, edge};
 /// pool.create(1);
 /// ```
 ///
-/// Nor does sharing it between threads:
+/// Sharing a pool between threads does not compile either:
 ///
 /// ```compile_fail,E0277
 /// let slab = fishplate_core::sync::pool::Slab::<u64>::new();
@@ -40,7 +40,7 @@ pub struct Pool<'m, T> {
 /// The owner's cache line.
 #[derive(Debug)]
 struct Own<T> {
-    /// Slots released by the owner, or collected from others.
+    /// Slots that the owner released, or took from the list of other threads.
     free: FreeList,
     capacity: u32,
     slots: NonNull<Slot<T>>,
@@ -51,34 +51,37 @@ struct Own<T> {
 assert_impl_all!(Pool<'static, u64>: Send);
 assert_not_impl_any!(Pool<'static, u64>: Sync, Clone);
 
-// SAFETY: a pool holds no values, only free slots, which any thread may use. `T: Send`, because
-// values created here may be dropped on other threads.
+// SAFETY: a pool holds no values, only free slots, which any thread may use. Values created here
+// may be dropped on other threads, so `T: Send` is required.
 unsafe impl<T: Send> Send for Pool<'_, T> {}
 
 /// The counters of a pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Slots taken.
+    /// Number of slots taken.
     pub allocs: u64,
-    /// Slots that the owner released.
+    /// Number of slots that the owner released.
     pub local_frees: u64,
-    /// Slots that others released, as far as the owner has collected them.
+    /// Number of slots that other threads released and the owner has collected.
     pub remote_frees: u64,
-    /// Times that the owner collected the slots that others released.
+    /// How often the owner collected slots that other threads released.
     pub drains: u64,
-    /// The longest list collected at once.
+    /// Length of the longest list collected at once.
     pub max_chain: u64,
-    /// Times that no slot was free.
+    /// How often no slot was free.
     pub full: u64,
-    /// Lone values created on the heap instead. No other counter includes them.
+    /// Number of lone values created on the heap because the pool was full. No other counter
+    /// includes them.
     pub overflow: u64,
-    /// The most slots in use at once, including those released by others and not collected yet.
+    /// Maximum number of slots in use at once, including released slots that the owner has not
+    /// collected.
     pub high_water: u64,
 }
 
 impl<'m, T> Pool<'m, T> {
-    /// Creates a pool over memory that is borrowed for as long as values are in use. All slots
-    /// start free. `reclaim` is called once the pool is closed and every slot is released.
+    /// Creates a pool over borrowed memory, whose borrow lasts as long as values are in use. All
+    /// slots start free. The last holder calls `reclaim`, once the pool is closed and every slot is
+    /// released.
     ///
     /// # Errors
     ///
@@ -91,9 +94,9 @@ impl<'m, T> Pool<'m, T> {
         let capacity = Self::checked(slots.len())?;
         // Relaxed: the memory is borrowed exclusively.
         header.line.keeps.store(OWNER, Ordering::Relaxed);
-        // SAFETY: both are borrowed exclusively for `'m`, so nothing else uses them. Values of an
-        // earlier pool in this memory can only have been leaked, because otherwise its borrow would
-        // not have ended.
+        // SAFETY: header and slots are borrowed mutably for `'m`, so nothing else uses them. Values
+        // of an earlier pool in this memory can only have been leaked; otherwise the earlier borrow
+        // would not have ended.
         Ok(unsafe { Self::from_raw(NonNull::from(header), NonNull::from(slots).cast(), capacity, reclaim) })
     }
 
@@ -109,9 +112,9 @@ impl<'m, T> Pool<'m, T> {
     ///
     /// # Safety
     ///
-    /// Header and `capacity` slots, a power of two, stay in place until the last reference is
-    /// dropped. The caller is their only user, and has the owner's reference of the header. Any
-    /// thread may call `reclaim`.
+    /// Header and slots stay in place until the last reference is dropped. There are `capacity`
+    /// slots, a power of two. The caller is the only user of the memory, and owns the header's
+    /// [`OWNER`] reference. Any thread may call `reclaim`.
     pub(super) unsafe fn from_raw(
         header: NonNull<Header>,
         slots: NonNull<Slot<T>>,
@@ -142,8 +145,8 @@ impl<'m, T> Pool<'m, T> {
     ///
     /// # Errors
     ///
-    /// [`Full`], with the value, if every slot is in use. The next call finds slots that others
-    /// have released since.
+    /// [`Full`], with the value, if every slot is in use. The next call finds the slots that other
+    /// threads have released meanwhile.
     #[inline(always)]
     pub fn create(&mut self, value: T) -> Result<Lease<'m, T>, Full<T>> {
         match self.take() {
@@ -153,11 +156,11 @@ impl<'m, T> Pool<'m, T> {
     }
 
     /// Creates a value in a free slot, in place if the compiler can. If `make` fails or panics, the
-    /// slot is freed.
+    /// slot is released.
     ///
     /// # Errors
     ///
-    /// [`CreateError::Full`] if every slot is in use; then `make` was not called.
+    /// [`CreateError::Full`] if every slot is in use; `make` is not called then.
     /// [`CreateError::Refused`] with the error of `make`.
     #[inline]
     pub fn create_with<E>(
@@ -176,20 +179,20 @@ impl<'m, T> Pool<'m, T> {
         }
     }
 
-    /// Ends a value and frees its slot without atomics. A value of another pool returns to its own
-    /// pool.
+    /// Drops a value and releases its slot without atomics. The slot of another pool's value is
+    /// returned to that pool.
     #[inline(always)]
     pub fn release(&mut self, lease: Lease<'m, T>) {
         if lease.header() != Some(self.own.header) {
             return drop(lease);
         }
         let taken = Taken { slot: lease.vacate(), pool: self };
-        // SAFETY: `vacate` gave up the only access to the value. If its drop panics, the guard
-        // still releases the slot.
+        // SAFETY: `vacate` consumed the lease, which was the only access to the value. If dropping
+        // the value panics, the guard still releases the slot.
         unsafe { (*taken.slot.as_ref().body.get()).assume_init_drop() };
     }
 
-    /// [`release`](Self::release) for one of several holders: ends the value if this was the last.
+    /// Drops one holder of a value. The last holder drops the value and releases its slot.
     #[inline]
     pub fn release_shared(&mut self, shared: Shared<'m, T>) {
         if let Some(lease) = shared.let_go() {
@@ -197,23 +200,25 @@ impl<'m, T> Pool<'m, T> {
         }
     }
 
-    /// Ends an id, and returns its holder.
+    /// Redeems an id: invalidates it, and returns its holder.
     ///
     /// # Errors
     ///
-    /// [`StaleId`] if it was redeemed before, or never existed.
+    /// [`StaleId`] if the id was already redeemed, or never existed.
     pub fn redeem(&mut self, id: Id) -> Result<Shared<'m, T>, StaleId> {
         let (slot, state) = self.find(id)?;
-        // SAFETY: `find` has checked the slot.
+        // SAFETY: `find` checked that the slot belongs to this pool, which keeps it in place.
         let out = unsafe { slot.as_ref() };
-        // Acquire, edge `pool.id`: pairs with `Shared::into_id`, perhaps on another thread.
+        // Acquire, edge `pool.id`: pairs with the exchange in `Shared::into_id`, perhaps on another
+        // thread.
         match out.state.compare_exchange(
             state,
             redeemed(state),
             edge!("pool.id.in", Acquire),
             Ordering::Relaxed,
         ) {
-            // SAFETY: the id was the slot's holder, and is stale now.
+            // SAFETY: the id counted as a holder of the slot. The exchange made it stale, so this
+            // handle replaces it.
             Ok(_) => Ok(unsafe { Shared::from_raw(slot, Some(self.own.header)) }),
             Err(_) => Err(StaleId),
         }
@@ -223,28 +228,30 @@ impl<'m, T> Pool<'m, T> {
     ///
     /// # Errors
     ///
-    /// The same as for [`redeem`](Self::redeem). An id that another thread passed without memory
-    /// ordering may look stale at first.
+    /// [`StaleId`], as for [`redeem`](Self::redeem). An id that another thread passed without
+    /// memory ordering may look stale at first.
     pub fn get(&mut self, id: Id) -> Result<&T, StaleId> {
         let (slot, state) = self.find(id)?;
-        // SAFETY: `find` has checked the slot.
+        // SAFETY: `find` checked that the slot belongs to this pool, which keeps it in place.
         let out = unsafe { slot.as_ref() };
-        // Acquire, edge `pool.id`, as in `redeem`.
+        // Acquire, edge `pool.id`: pairs with the exchange in `Shared::into_id`, perhaps on another
+        // thread.
         if out.state.load(edge!("pool.id.get", Acquire)) != state {
             return Err(StaleId);
         }
         self.header().watch_read(out.link.get());
-        // SAFETY: the id is valid, so the slot has a value. It keeps its holder until the id is
-        // redeemed, which takes `&mut self`. Holders of a value with an id have only shared access.
+        // SAFETY: the id is valid, so it holds the slot, which contains a value. Redeeming the id
+        // takes `&mut self`, so it cannot happen during this borrow. Holders of a value with an id
+        // have only shared access.
         Ok(unsafe { (*out.body.get()).assume_init_ref() })
     }
 
-    /// Looks at the value of an id, and redeems the id if `ready` returns something. `None`: the id
-    /// is still valid.
+    /// Calls `ready` with the value of an id, and redeems the id if `ready` returns something. If
+    /// this returns `None`, the id is still valid.
     ///
     /// # Errors
     ///
-    /// As for [`get`](Self::get).
+    /// The errors of [`get`](Self::get).
     pub fn redeem_if<R>(
         &mut self,
         id: Id,
@@ -256,11 +263,11 @@ impl<'m, T> Pool<'m, T> {
         }
     }
 
-    /// Ends an id and releases its holder.
+    /// Redeems an id and drops its holder.
     ///
     /// # Errors
     ///
-    /// The same as for [`redeem`](Self::redeem): releasing an id a second time is [`StaleId`].
+    /// [`StaleId`], as for [`redeem`](Self::redeem), also if the id is released a second time.
     pub fn release_id(&mut self, id: Id) -> Result<(), StaleId> {
         let shared = self.redeem(id)?;
         self.release_shared(shared);
@@ -272,8 +279,8 @@ impl<'m, T> Pool<'m, T> {
         shared.header() == Some(self.own.header)
     }
 
-    /// Closes the pool, as dropping it does. Values in use stay valid, and the last one frees the
-    /// slab.
+    /// Closes the pool, as dropping it does. Values in use stay valid, and the last of them frees
+    /// the slab.
     pub fn close(self) {}
 
     /// Returns the counters.
@@ -286,7 +293,8 @@ impl<'m, T> Pool<'m, T> {
         self.own.capacity as usize
     }
 
-    /// Returns the slots in use, including those released by others and not collected yet.
+    /// Returns the number of slots in use, including released slots that the owner has not
+    /// collected.
     pub fn outstanding(&self) -> u64 {
         let Counts { allocs, local_frees, remote_frees, .. } = self.own.counts;
         allocs.saturating_sub(local_frees + remote_frees)
@@ -298,18 +306,18 @@ impl<'m, T> Pool<'m, T> {
     }
 
     pub(super) fn header(&self) -> &Header {
-        // SAFETY: the owner keeps the slab alive.
+        // SAFETY: the pool owns the `OWNER` reference, which keeps the slab alive.
         unsafe { self.own.header.as_ref() }
     }
 
     /// Returns the slot with this index.
     #[inline(always)]
     fn slot(&self, index: u32) -> NonNull<Slot<T>> {
-        // SAFETY: every caller has checked that the index is below the capacity.
+        // SAFETY: every caller checked that the index is below the capacity.
         unsafe { self.own.slots.add(index as usize) }
     }
 
-    /// Returns the slot of an id, and its state while that id is valid.
+    /// Returns the slot of an id, and the state that the slot has while the id is valid.
     fn find(&self, id: Id) -> Result<(NonNull<Slot<T>>, u64), StaleId> {
         let index = id.0 & (GENERATION - 1);
         if index >= self.own.capacity.into() {
@@ -318,16 +326,17 @@ impl<'m, T> Pool<'m, T> {
         Ok((self.slot(index as u32), (id.0 & !(GENERATION - 1)) | ID_OUT))
     }
 
-    /// Takes a free slot. Returns its index, so that the caller tests the list and not a pointer.
+    /// Takes a free slot. Returns its index, so that the caller tests the list rather than a
+    /// pointer.
     #[inline(always)]
     fn take(&mut self) -> Option<u32> {
         let mut index = self.own.free.head_index();
-        // One comparison detects both the empty list and a corrupted link.
+        // One comparison detects both an empty list and a corrupted link.
         if index >= self.own.capacity {
             index = self.refill()?;
         }
-        // SAFETY: inside the slots, which the owner keeps alive. Relaxed: the owner wrote it, or
-        // acquired its list.
+        // SAFETY: the index is below the capacity, and the owner keeps the slots alive. Relaxed:
+        // the owner wrote the link, or acquired it with the list.
         let next = unsafe { self.slot(index).as_ref() }.next.load(Ordering::Relaxed);
         self.own.free.set_head(next);
         self.own.counts.allocs += 1;
@@ -336,8 +345,8 @@ impl<'m, T> Pool<'m, T> {
 
     #[inline(always)]
     fn lease(&self, slot: NonNull<Slot<T>>, value: T) -> Lease<'m, T> {
-        // SAFETY: the owner keeps the slot in place, and it is free: taken from the list, and not
-        // in use yet.
+        // SAFETY: the owner keeps the slot in place. The slot was taken from the list and is not in
+        // use yet, so nothing else accesses it.
         unsafe {
             self.header().watch_write(slot.as_ref().link.get());
             (*slot.as_ref().body.get()).write(value);
@@ -345,12 +354,12 @@ impl<'m, T> Pool<'m, T> {
         }
     }
 
-    /// Finds a free slot when the owner's list is empty: one that others have released, or an
-    /// unused one.
+    /// Finds a free slot when the owner's list is empty: a slot that other threads have released,
+    /// or an unused slot.
     #[cold]
     #[inline(never)]
     fn refill(&mut self) -> Option<u32> {
-        // Relaxed: only avoids touching the cache line while the list is empty.
+        // Relaxed: this load only avoids a write to the cache line while the list is empty.
         if self.header().line.head.load(Ordering::Relaxed) != EMPTY {
             // Acquire, edge `pool.freed`: pairs with the pushes in `Header::give_back`.
             let first = self.header().line.head.swap(EMPTY, edge!("pool.freed.take", Acquire));
@@ -368,18 +377,19 @@ impl<'m, T> Pool<'m, T> {
             own.counts.full += 1;
             return None;
         };
-        // SAFETY: below the capacity. Relaxed: an unused slot belongs to the owner alone. Its word
-        // may hold anything from an earlier pool.
+        // SAFETY: the index is below the capacity. Relaxed: only the owner accesses an unused slot.
+        // The link may have any value from an earlier pool.
         unsafe { self.slot(index).as_ref() }.next.store(EMPTY, Ordering::Relaxed);
         Some(index)
     }
 
-    /// Counts the slots of a list that the owner has taken. Takes at most as many steps as there
+    /// Counts the slots of a list that the owner has taken. Follows at most as many links as there
     /// are slots.
     fn length(&self, mut link: u32) -> u64 {
         let mut length = 0;
         while link.wrapping_sub(1) < self.own.capacity && length < self.own.capacity.into() {
-            // SAFETY: inside the slots, as just checked. Relaxed: acquired with the list's head.
+            // SAFETY: the link was just checked to lie inside the slots. Relaxed: the owner
+            // acquired the link with the list's head.
             link = unsafe { self.slot(link - 1).as_ref() }.next.load(Ordering::Relaxed);
             length += 1;
         }
@@ -390,24 +400,25 @@ impl<'m, T> Pool<'m, T> {
 impl<T> Drop for Pool<'_, T> {
     /// Closes the pool.
     fn drop(&mut self) {
-        // Acquire, edge `pool.freed`, for the links walked next.
+        // Acquire, edge `pool.freed`: pairs with the pushes in `Header::give_back`, so `length`
+        // observes the links.
         let back = self.header().line.head.swap(CLOSED, edge!("pool.closed.swap", Acquire));
         let back = self.length(back);
-        // A slot in use now was in use when the head was closed, so its release decrements the
-        // count.
+        // A slot that is in use now was in use when the head was closed, so its release decrements
+        // the count.
         let out = self.outstanding().saturating_sub(back);
-        // SAFETY: the owner's references, less those that it leaves to slots in use. It uses
-        // neither header nor slots again.
+        // SAFETY: the owner drops its `OWNER` reference, except for one reference per slot in use.
+        // It uses neither header nor slots again.
         unsafe { Header::let_go(self.own.header, OWNER - out) };
     }
 }
 
-/// Returns the state of a slot after its id became stale: the next generation, without an id.
+/// Returns the state of a slot whose id has become stale: the next generation, without an id.
 fn redeemed(state: u64) -> u64 {
     (state & !ID_OUT).wrapping_add(GENERATION)
 }
 
-/// A slot that is neither free nor in use. Dropping it releases the slot to the owner's list.
+/// A slot that is neither free nor in use. Dropping this puts the slot into the owner's list.
 struct Taken<'p, 'm, T> {
     pool: &'p mut Pool<'m, T>,
     slot: NonNull<Slot<T>>,
@@ -420,13 +431,13 @@ impl<T> Drop for Taken<'_, '_, T> {
         let slot = unsafe { self.slot.as_ref() };
         let own = &mut *self.pool.own;
         let next = own.free.give(slot.link.get() - 1);
-        // Relaxed: only the owner reads it.
+        // Relaxed: only the owner reads the link.
         slot.next.store(next, Ordering::Relaxed);
         own.counts.local_frees += 1;
     }
 }
 
-/// Every slot is in use. Carries the value that found no slot.
+/// The error if every slot is in use. Carries the rejected value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full<T>(pub T);
 
@@ -438,12 +449,12 @@ impl<T> fmt::Display for Full<T> {
 
 impl<T: fmt::Debug> Error for Full<T> {}
 
-/// Why a value was not created. No slot was taken.
+/// Why no value was created. No slot was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CreateError<E> {
     /// Every slot is in use.
     Full,
-    /// Making it failed.
+    /// Making the value failed with this error.
     Refused(E),
 }
 

@@ -1,5 +1,5 @@
-//! An owner and threads that release, run as threads and by the model checker, with pools of two
-//! slots so that both full and empty occur. The model checker reports races and uses after the end.
+//! An owner and releasing threads, run as threads and under the model checker. The pools have two
+//! slots, so that both full and empty occur. The model checker reports races and uses after free.
 
 extern crate std;
 
@@ -12,24 +12,25 @@ use std::{
 use super::*;
 use crate::sync::testing::{model, rounds, thread};
 
-/// What the last holder frees.
+/// The memory of a test's pool, which the last holder frees.
 struct PoolMemory<const N: usize> {
     header: Header,
     slots: [Slot<u64>; N],
     ended: Arc<AtomicUsize>,
 }
 
-/// Creates a pool in memory that is freed, and counted in `ended`, when the slab ends.
+/// Creates a pool whose memory is freed when the last reference is dropped. `ended` counts that.
 fn pool_of<const N: usize>(ended: &Arc<AtomicUsize>) -> Pool<'static, u64> {
     fn free<const N: usize>(memory: *mut ()) {
-        // SAFETY: from `Box::into_raw` below; called once, when the memory is no longer used.
+        // SAFETY: the pointer came from `Box::into_raw` below. The last holder calls this once,
+        // when nothing uses the memory any more.
         let memory = unsafe { Box::from_raw(memory.cast::<PoolMemory<N>>()) };
         memory.ended.fetch_add(1, core::sync::atomic::Ordering::Relaxed);
     }
     let slots = core::array::from_fn(|_| Slot::starting_at(u64::MAX));
     let memory =
         Box::into_raw(Box::new(PoolMemory::<N> { header: Header::new(), slots, ended: ended.clone() }));
-    // SAFETY: only `free` frees it, after the last use.
+    // SAFETY: the box was just leaked. Only `free` frees it, after the last use.
     let (header, slots) = unsafe { (&mut (*memory).header, &mut (*memory).slots) };
     Pool::new(header, slots, Some(Reclaim::new(free::<N>, memory.cast()))).unwrap()
 }
@@ -47,7 +48,7 @@ fn create(pool: &mut Pool<'static, u64>, value: u64) -> Lease<'static, u64> {
     }
 }
 
-/// Runs `give_back` in a thread of its own for each lease.
+/// Runs `give_back` in a separate thread for each lease.
 fn elsewhere(
     leases: impl IntoIterator<Item = Lease<'static, u64>>,
     give_back: fn(Lease<'static, u64>),
@@ -198,7 +199,7 @@ fn an_id_carries_the_value_to_its_owner() {
                 move || {
                     *lease = 2;
                     let id = lease.share().into_id().unwrap();
-                    // Relaxed on purpose: the user's own hand-over orders nothing.
+                    // Relaxed on purpose: the program's way of passing the id orders nothing.
                     published.store(id.to_bits(), Ordering::Relaxed);
                 }
             });
@@ -228,7 +229,7 @@ fn an_id_is_redeemed_without_a_look() {
         let ended = Arc::default();
         let mut pool = pool_of::<2>(&ended);
         let mut lease = create(&mut pool, 1);
-        // A guess of the slot's first id, with the generation at which `pool_of` starts.
+        // Guesses the slot's first id, from the generation at which `pool_of` starts.
         let id = Id::from_bits(u64::MAX << 16);
         let other = thread::spawn(move || {
             *lease = 2;
@@ -253,7 +254,7 @@ fn a_slab_is_claimed_again_once_all_is_back() {
     model(|| {
         let slab = Arc::new(Slab::<u64, 2>::new());
         let lent: &'static Slab<u64, 2> = {
-            // SAFETY: `slab` is dropped at the end, after every use.
+            // SAFETY: the `Arc` of `slab` is dropped at the end of the test, after every use.
             unsafe { &*Arc::as_ptr(&slab) }
         };
         let mut pool = lent.claim().unwrap();

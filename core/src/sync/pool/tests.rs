@@ -1,4 +1,5 @@
-//! Mostly single-threaded: the pool against a simple model, and every misuse that it detects.
+//! Mostly single-threaded tests: compares the pool with a simple model, and tries every misuse that
+//! it detects.
 
 #![cfg(not(fishplate_loom))]
 
@@ -16,12 +17,12 @@ use std::{
 use super::*;
 use crate::sync::testing::Random;
 
-/// Creates slots whose generations start at one number.
+/// Creates slots whose generations all start at `generation`.
 fn slots<T>(capacity: usize, generation: u64) -> Vec<Slot<T>> {
     (0..capacity).map(|_| Slot::starting_at(generation)).collect()
 }
 
-/// A body that counts its drops.
+/// A value that counts its drops.
 #[derive(Debug)]
 struct Counted<'c> {
     number: u64,
@@ -36,7 +37,7 @@ impl Drop for Counted<'_> {
 
 const LAST_GENERATION: u64 = (1 << 48) - 1;
 
-/// Random ways to take, hold and release slots, compared with sets of the values in use.
+/// Takes, holds and releases slots at random, and compares the values in use with sets.
 #[test]
 fn the_live_set_is_unique_and_generations_never_go_back() {
     let mut random = Random::new("pool against a model");
@@ -229,7 +230,8 @@ fn a_value_of_another_pool_goes_home_and_keeps_its_home_alive() {
     assert_eq!(*reference, 2);
     two.release(a);
     assert_eq!((one.counts().local_frees, two.counts().local_frees), (0, 0));
-    // Both slots of `one` are free again, through its remote list.
+    // Both slots of `one` are free again: they are in the list of slots that other threads
+    // released.
     let leases = [one.create(3).unwrap(), one.create(4).unwrap()];
     assert!(one.create(5).is_err());
     two.close();
@@ -258,7 +260,7 @@ fn stale_and_forged_ids_are_refused() {
     let other = other.into_id().unwrap_err();
     assert_eq!(pool.release_id(Id::from_bits(id.to_bits() + (1 << 16))), Err(StaleId));
     assert_eq!(pool.release_id(id), Ok(()));
-    // Released twice: an error, and the other holder keeps its value.
+    // A second release is an error, and the other holder's value stays valid.
     assert_eq!(pool.release_id(id), Err(StaleId));
     assert_eq!(*other, 7);
     let next = other.into_id().unwrap();
@@ -346,7 +348,7 @@ fn bodies_need_not_be_sendable() {
     assert_eq!(Rc::strong_count(&counted), 1);
 }
 
-/// A corrupt list makes the pool smaller, and nothing else.
+/// A corrupted list makes the pool smaller, and has no other effect.
 #[test]
 fn links_that_somebody_overwrote_lead_nowhere() {
     for planted in [5, 4000, u32::MAX - 1, u32::MAX, 3] {
@@ -356,7 +358,8 @@ fn links_that_somebody_overwrote_lead_nowhere() {
         let leases: Vec<_> = (0..4).map(|value| pool.create(value).unwrap()).collect();
         for lease in leases {
             let slot = lease.vacate();
-            // SAFETY: the slot stays in place; its lease is gone, so it is never released.
+            // SAFETY: the slot stays in place. `vacate` consumed its lease, so it is never
+            // released.
             let slot = unsafe { slot.as_ref() };
             slot.next.store(planted, Ordering::Relaxed);
         }
@@ -370,7 +373,7 @@ fn links_that_somebody_overwrote_lead_nowhere() {
 #[test]
 fn a_block_gives_back_what_was_put_in() {
     let block = Block::<40>::new([1u64, 2, 3, 4, 5]);
-    // SAFETY: made from this type.
+    // SAFETY: the block was made from this type.
     assert_eq!(unsafe { block.read::<[u64; 5]>() }, [1, 2, 3, 4, 5]);
     assert_eq!(core::mem::size_of::<Block<104>>(), 104);
 }
@@ -402,8 +405,8 @@ mod heap {
         assert_eq!(Pool::<u8>::on_heap(100).err(), Some(AttachError::Capacity { slots: 100 }));
     }
 
-    /// Values are alive in four threads and in events when their pool is dropped. Under
-    /// AddressSanitizer (tests/sanitize.sh) this shows leaks and uses after the end.
+    /// Drops pools while their values are alive in four threads and in events. Under
+    /// AddressSanitizer (tests/sanitize.sh) this shows leaks and uses after free.
     #[test]
     fn pools_destroyed_under_load_leave_nothing_behind() {
         const POOLS: usize = 10_000;
@@ -411,7 +414,7 @@ mod heap {
         type Body = (Counted<'static>, Box<u64>);
         let mut random = Random::new("pools destroyed under load");
         let mut created = 0;
-        // Our own rings, because race checkers do not see into std's channels.
+        // Uses our own rings, because race checkers do not see into std's channels.
         let mut memory: [_; 3] = core::array::from_fn(|_| (ring::Header::new(), [MaybeUninit::uninit(); 64]));
         thread::scope(|scope| {
             let lanes = memory.each_mut().map(|(header, slots)| {
@@ -419,7 +422,7 @@ mod heap {
                 (tx, move || {
                     loop {
                         match rx.pop() {
-                            // SAFETY: just popped.
+                            // SAFETY: the value was just popped, and each value is popped once.
                             Some(raw) => break raw.map(|raw| unsafe { raw.open() }),
                             None => thread::yield_now(),
                         }

@@ -10,17 +10,17 @@ use super::{
 };
 use crate::sync::primitive::{Ordering, edge};
 
-/// Takes values out. See [`split`](super::split) and [`Consumer::from_raw`].
+/// Takes values out of the ring. [`split`](super::split) or [`Consumer::from_raw`] creates it.
 #[derive(Debug)]
 pub struct Consumer<'m, T, M: RingMemory = Private> {
     header: &'m Header,
     slots: Span<'m, T>,
-    /// Number of values released. This is authoritative; `header.head` is the published copy.
+    /// Number of values released. This copy is authoritative; `header.head` is the published copy.
     head: u64,
-    /// The tail as last loaded: the ring holds values up to here.
+    /// The tail at the last load. The ring holds values up to here.
     seen: u64,
-    /// The most values that an honest tail can leave in the ring. Zero once the peer was found
-    /// dishonest; see the same field of the producer.
+    /// Maximum number of values that an honest tail can leave in the ring. Zero once the consumer
+    /// has found its peer dishonest, so that the ring stays empty.
     believed: u64,
     kind: PhantomData<M>,
 }
@@ -28,15 +28,15 @@ pub struct Consumer<'m, T, M: RingMemory = Private> {
 assert_impl_all!(Consumer<'static, u64>: Send);
 assert_not_impl_any!(Consumer<'static, u64>: Sync, Clone);
 
-// SAFETY: the handle is the only one of its side (`split` makes one, and `from_raw` requires it).
-// It reads only slots that edge `filled` has handed over. `T: Send` lets the values move from the
-// producer's thread.
+// SAFETY: the handle is the only consumer (`split` makes one, and `from_raw` requires it). It reads
+// only slots that edge `filled` has handed over. `T: Send` lets the values move from the producer's
+// thread.
 unsafe impl<T: Send, M: RingMemory> Send for Consumer<'_, T, M> {}
 
 impl<'m, T: Copy> Consumer<'m, T, Shared> {
     /// Attaches to the consumer's side of a ring in memory that another process may write.
     ///
-    /// Continues from the head in the header; a zeroed header is a new ring.
+    /// Continues from the head in the header. A zeroed header is a new ring.
     ///
     /// # Errors
     ///
@@ -44,21 +44,21 @@ impl<'m, T: Copy> Consumer<'m, T, Shared> {
     ///
     /// # Safety
     ///
-    /// For all of `'m`: `header` and `capacity` slots from `slots` on stay mapped for reading and
+    /// For all of `'m`, `header` and `capacity` slots from `slots` on stay mapped for reading and
     /// writing, and hold initialized memory (a fresh mapping does). No other `Consumer` of this
     /// ring exists. Nothing in this process makes a reference to the slots. Every bit pattern is a
-    /// valid `T`, because the peer may write any.
+    /// valid `T`, because the peer may write any bits.
     pub unsafe fn from_raw(
         header: NonNull<Header>,
         slots: NonNull<T>,
         capacity: usize,
     ) -> Result<Self, AttachError> {
         let slots = Span::of_raw(header, slots, capacity)?;
-        // SAFETY: our caller guarantees that it stays mapped for `'m`, and `of_raw` checked
-        // alignment. A header consists of atomics.
+        // SAFETY: our caller guarantees that the header stays mapped for `'m`, and `of_raw` checked
+        // its alignment. A header consists of atomics, so a peer's writes are no data race.
         let header = unsafe { header.as_ref() };
-        // Relaxed: only consumers write the head, and the hand-over to this one ordered their
-        // writes.
+        // Relaxed: only consumers write the head. Passing the ring to this consumer ordered the
+        // writes of an earlier one.
         let head = header.head.load(Ordering::Relaxed);
         Ok(Self::new(header, slots, head))
     }
@@ -66,12 +66,12 @@ impl<'m, T: Copy> Consumer<'m, T, Shared> {
 
 impl<'m, T: Copy, M: RingMemory> Consumer<'m, T, M> {
     pub(super) fn new(header: &'m Header, slots: Span<'m, T>, head: u64) -> Self {
-        // `seen == head`, so the first pop loads the tail.
+        // `seen` equals `head`, so the first pop loads the tail.
         Self { header, slots, head, seen: head, believed: slots.capacity(), kind: PhantomData }
     }
 
-    /// Takes the oldest value. `None` if the ring is empty; the producer may fill a slot at any
-    /// time.
+    /// Takes the oldest value. Returns `None` if the ring is empty; the producer may fill a slot at
+    /// any time.
     #[inline(always)]
     pub fn pop(&mut self) -> Option<T> {
         if self.head == self.seen && self.look() == 0 {
@@ -91,16 +91,17 @@ impl<'m, T: Copy, M: RingMemory> Consumer<'m, T, M> {
         Some(self.value(0))
     }
 
-    /// Takes as many values as there are, up to the length of `into`, and releases their slots at
-    /// once. Returns their number.
+    /// Takes up to `into.len()` values, and releases their slots at once. Returns the number of
+    /// values.
     #[inline]
     pub fn pop_slice(&mut self, into: &mut [T]) -> usize {
         let len = into.len().min(self.filled_for(into.len()));
         let [(a, a_len), (b, b_len)] = self.slots.run(self.head, len);
         self.watch(len);
-        // SAFETY: both runs are inside the slots and filled, as checked above (edge `filled`), and
-        // stay so until edge `freed`. A dishonest peer may overwrite them, but every bit pattern is
-        // valid then. Together they are as long as `into[..len]`, which is elsewhere.
+        // SAFETY: both runs are inside the slots. They were found filled above (edge `filled`), and
+        // stay so until edge `freed`. A dishonest peer may overwrite them, but then every bit
+        // pattern is valid. Together they are as long as `into[..len]`, which does not overlap the
+        // slots.
         unsafe {
             M::copy(a.as_ptr(), into.as_mut_ptr(), a_len);
             M::copy(b.as_ptr(), into.as_mut_ptr().add(a_len), b_len);
@@ -109,22 +110,22 @@ impl<'m, T: Copy, M: RingMemory> Consumer<'m, T, M> {
         len
     }
 
-    /// Lends up to `max` of the oldest values, to be read in place and released together. `None` if
-    /// the ring is empty. Dropping the result leaves them in the ring.
+    /// Lends up to `max` of the oldest values, to be read in place and released together. Returns
+    /// `None` if the ring is empty. Dropping the result leaves the values in the ring.
     #[inline]
     pub fn filled(&mut self, max: usize) -> Option<Filled<'_, 'm, T, M>> {
         let len = max.min(self.filled_for(max));
         (len != 0).then_some(Filled { ring: self, len })
     }
 
-    /// Returns the number of values by the producer's counter. At least this many stay until the
-    /// next pop.
+    /// Loads the producer's counter and returns the number of values. At least this many values
+    /// stay until the next pop.
     #[inline]
     pub fn len(&mut self) -> usize {
         self.look() as usize
     }
 
-    /// Returns whether the ring is empty. Reads the producer's counter only if no value is known.
+    /// Returns whether the ring is empty. Loads the producer's counter only if no value is known.
     #[inline(always)]
     pub fn is_empty(&mut self) -> bool {
         self.head == self.seen && self.look() == 0
@@ -140,12 +141,13 @@ impl<'m, T: Copy, M: RingMemory> Consumer<'m, T, M> {
         self.head
     }
 
-    /// Returns whether the producer's counter had an impossible value. The ring then stays empty.
+    /// Returns whether the producer's counter had an impossible value. The ring stays empty then.
     pub fn is_corrupt(&self) -> bool {
         self.believed == 0
     }
 
-    /// Returns the known number of values. Loads the tail again only if that is less than `wanted`.
+    /// Returns the known number of values. Loads the tail again only if fewer than `wanted` are
+    /// known.
     #[inline(always)]
     fn filled_for(&mut self, wanted: usize) -> usize {
         let known = self.seen.wrapping_sub(self.head) as usize;
@@ -155,8 +157,8 @@ impl<'m, T: Copy, M: RingMemory> Consumer<'m, T, M> {
     /// Loads the producer's counter. Returns the number of values in the ring.
     #[inline(always)]
     fn look(&mut self) -> u64 {
-        // Acquire, edge `filled`: pairs with the store in `Producer::advance`. The contents of the
-        // slots below this tail are visible from here on.
+        // Acquire, edge `filled`: pairs with the store in `Producer::advance`. From here on the
+        // contents of the slots below this tail are visible.
         let tail = self.header.tail.load(edge!("ring.filled.load", Acquire));
         let filled = tail.wrapping_sub(self.head);
         if filled > self.believed {
@@ -174,15 +176,15 @@ impl<'m, T: Copy, M: RingMemory> Consumer<'m, T, M> {
         0
     }
 
-    /// Copies the value at `at` slots beyond the head, which the caller has found filled.
+    /// Copies the value `at` slots beyond the head. The caller has found that slot filled.
     #[inline(always)]
     fn value(&self, at: usize) -> T {
         let count = self.head.wrapping_add(at as u64);
         self.header.watch.read(self.slots.index(count));
-        // SAFETY: the caller has found this slot below the tail, so the producer has filled it
-        // (edge `filled`) and does not write it until edge `freed`. A dishonest peer of a shared
-        // ring may still write it. The copy is volatile in that case, and `from_raw` requires that
-        // any bits are a valid `T`.
+        // SAFETY: the caller found this slot below the tail. So the producer has filled it (edge
+        // `filled`), and does not write it until edge `freed`. A dishonest peer of a shared ring
+        // may still write it. In that case the copy is volatile, and `from_raw` requires that any
+        // bits are a valid `T`.
         unsafe { M::read(self.slots.slot(count)) }
     }
 
@@ -198,8 +200,8 @@ impl<'m, T: Copy, M: RingMemory> Consumer<'m, T, M> {
     #[inline(always)]
     fn advance(&mut self, len: u64) {
         self.head = self.head.wrapping_add(len);
-        // Release, edge `freed`: pairs with the load in `Producer::look`. Orders the copies out of
-        // these slots before any overwriting by a thread that sees this head.
+        // Release, edge `freed`: pairs with the load in `Producer::look`. A producer that sees this
+        // head overwrites these slots only after the copies out of them.
         self.header.head.store(self.head, edge!("ring.freed.store", Release));
     }
 }
@@ -213,24 +215,25 @@ pub struct Filled<'a, 'm, T, M: RingMemory = Private> {
 }
 
 impl<T: Copy> Filled<'_, '_, T, Private> {
-    /// Returns the values in order: up to the end of the memory, and the rest from its start.
+    /// Returns the values in order, as two slices: up to the end of the memory, and the rest from
+    /// its start.
     #[inline]
     pub fn slices(&self) -> (&[T], &[T]) {
         let [(a, a_len), (b, b_len)] = self.parts();
-        // SAFETY: both runs are inside the slots and filled (edge `filled`). The producer, which
-        // belongs to this process, does not write them until `release`, which consumes `self`.
+        // SAFETY: both runs are inside the slots and filled (edge `filled`). The producer belongs
+        // to this process, and does not write the slots until `release`, which consumes `self`.
         unsafe { (slice::from_raw_parts(a.as_ptr(), a_len), slice::from_raw_parts(b.as_ptr(), b_len)) }
     }
 }
 
 impl<T: Copy, M: RingMemory> Filled<'_, '_, T, M> {
-    /// Returns how many values are lent; at least one.
+    /// Returns the number of lent values, which is at least one.
     #[expect(clippy::len_without_is_empty, reason = "never empty")]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Returns a copy of value `at`, counted from the oldest.
+    /// Returns a copy of the value at index `at`, counted from the oldest.
     #[inline]
     pub fn get(&self, at: usize) -> Option<T> {
         (at < self.len).then(|| self.ring.value(at))
@@ -242,15 +245,16 @@ impl<T: Copy, M: RingMemory> Filled<'_, '_, T, M> {
         (0..self.len).map(|at| self.ring.value(at))
     }
 
-    /// Returns the values in order, as (first, number): up to the end of the memory, and the rest
-    /// from its start. If the memory is [`Shared`], read them with raw copies, and make no
-    /// references.
+    /// Returns the values in order, as two pairs (first, number): up to the end of the memory, and
+    /// the rest from its start. If the memory is [`Shared`], read the values with raw copies and
+    /// make no references.
     #[inline]
     pub fn parts(&self) -> [(NonNull<T>, usize); 2] {
         self.ring.slots.run(self.ring.head, self.len)
     }
 
-    /// Frees the slots of the `len` oldest values, or of all if there are fewer. Keeps the rest.
+    /// Releases the slots of the `len` oldest values, or of all values if there are fewer. The rest
+    /// stay in the ring.
     #[inline]
     pub fn release(self, len: usize) {
         let len = len.min(self.len);

@@ -1,9 +1,9 @@
 //! The slots of a ring: their location, and how they are read and written.
 //!
-//! Memory of this process alone is plain memory: copies are ordinary, and slices may be lent. A
-//! mapping that another process can write at any time is not trusted: it is copied out once, by
-//! volatile accesses, and no reference to it is made. The two kinds are types, so lending a slice
-//! of a shared mapping does not compile.
+//! Memory that only this process writes is plain memory: copies are ordinary, and slices may be
+//! lent. A mapping that another process can write at any time is not trusted: each value is copied
+//! out once by a volatile access, and no reference is made. The two kinds are types, so lending a
+//! slice of a shared mapping does not compile.
 
 use core::{
     marker::PhantomData,
@@ -21,14 +21,14 @@ pub enum Private {}
 #[derive(Clone, Copy, Debug)]
 pub enum Shared {}
 
-/// How slots are copied: [`Private`] or [`Shared`].
+/// How the slots of a ring are copied: as [`Private`] or as [`Shared`] memory.
 pub trait RingMemory: sealed::Copies {}
 
 impl RingMemory for Private {}
 impl RingMemory for Shared {}
 
 mod sealed {
-    /// The two copies, kept out of the public interface.
+    /// The copies, hidden from the public interface.
     pub trait Copies {
         /// Copies a value out.
         ///
@@ -42,15 +42,15 @@ mod sealed {
         /// `to` is valid for writes of a `T` and aligned.
         unsafe fn write<T: Copy>(to: *mut T, value: T);
 
-        /// Copies `len` values from one place to another.
+        /// Copies `len` values from one array to another.
         ///
         /// # Safety
-        /// The same as for `read` from each of the `len` slots from `from` on, and as for `write`
-        /// to each from `to` on. The two do not overlap.
+        /// Each of the `len` slots from `from` on fulfils the conditions of `read`, and each from
+        /// `to` on those of `write`. The two arrays do not overlap.
         #[inline]
         unsafe fn copy<T: Copy>(from: *const T, to: *mut T, len: usize) {
             for at in 0..len {
-                // SAFETY: our caller guarantees this for each of the `len` slots.
+                // SAFETY: our caller guarantees the conditions for each of the `len` slots.
                 unsafe { Self::write(to.add(at), Self::read(from.add(at))) };
             }
         }
@@ -60,39 +60,40 @@ mod sealed {
 impl sealed::Copies for Private {
     #[inline(always)]
     unsafe fn read<T: Copy>(from: *const T) -> T {
-        // SAFETY: as this function requires.
+        // SAFETY: our caller guarantees that `from` is readable, aligned and holds a valid `T`.
         unsafe { from.read() }
     }
 
     #[inline(always)]
     unsafe fn write<T: Copy>(to: *mut T, value: T) {
-        // SAFETY: as this function requires.
+        // SAFETY: our caller guarantees that `to` is writable and aligned.
         unsafe { to.write(value) }
     }
 
     #[inline(always)]
     unsafe fn copy<T: Copy>(from: *const T, to: *mut T, len: usize) {
-        // SAFETY: as this function requires.
+        // SAFETY: our caller guarantees valid slots that do not overlap.
         unsafe { to.copy_from_nonoverlapping(from, len) }
     }
 }
 
-// Volatile: the compiler must not read a value twice, because it may change after the check.
+// Volatile: the compiler must not read a value twice, because a peer may change it between a check
+// and its use.
 impl sealed::Copies for Shared {
     #[inline(always)]
     unsafe fn read<T: Copy>(from: *const T) -> T {
-        // SAFETY: as this function requires.
+        // SAFETY: our caller guarantees that `from` is readable, aligned and holds a valid `T`.
         unsafe { from.read_volatile() }
     }
 
     #[inline(always)]
     unsafe fn write<T: Copy>(to: *mut T, value: T) {
-        // SAFETY: as this function requires.
+        // SAFETY: our caller guarantees that `to` is writable and aligned.
         unsafe { to.write_volatile(value) }
     }
 }
 
-/// The slots of one ring: the first slot, and their number as a mask.
+/// The slots of one ring, as a pointer to the first slot and an index mask.
 #[derive(Debug)]
 pub(super) struct Span<'m, T> {
     first: NonNull<T>,
@@ -109,12 +110,12 @@ impl<T> Clone for Span<'_, T> {
 impl<T> Copy for Span<'_, T> {}
 
 impl<'m, T: Copy> Span<'m, T> {
-    /// Wraps a slice that is borrowed for as long as the ring lives.
+    /// Wraps a slice whose borrow lasts as long as the ring lives.
     pub(super) fn of_slice(slots: &'m mut [MaybeUninit<T>]) -> Result<Self, AttachError> {
         Self::checked(NonNull::from(&mut *slots).cast(), slots.len())
     }
 
-    /// Wraps `capacity` slots from `first` on. Checks only the alignment of the header.
+    /// Wraps `capacity` slots from `first` on. Of the header it checks only the alignment.
     pub(super) fn of_raw(
         header: NonNull<Header>,
         first: NonNull<T>,
@@ -139,28 +140,29 @@ impl<'m, T: Copy> Span<'m, T> {
         self.mask + 1
     }
 
-    /// Returns the index of the slot for `count`.
+    /// Returns the index of the slot that counter value `count` selects.
     #[inline(always)]
     pub(super) fn index(&self, count: u64) -> usize {
         (count & self.mask) as usize
     }
 
-    /// Returns the slot for `count`. It is inside the span for every `count`.
+    /// Returns the slot that counter value `count` selects. Every value selects a slot inside the
+    /// span.
     #[inline(always)]
     pub(super) fn slot(&self, count: u64) -> *mut T {
-        // SAFETY: the index is at most `mask`, and there are `mask + 1` slots from `first` on, in
-        // one object: the slice of `of_slice`, or the memory that the caller of `of_raw`
+        // SAFETY: the index is at most `mask`, and there are `mask + 1` slots from `first` on. They
+        // lie in one object: the slice of `of_slice`, or the memory that the caller of `of_raw`
         // guarantees.
         unsafe { self.first.as_ptr().add(self.index(count)) }
     }
 
-    /// Returns the `len <= capacity` slots from `count` on: the part up to the end of the memory,
-    /// and the rest from its start.
+    /// Returns the `len <= capacity` slots from `count` on, in two parts: up to the end of the
+    /// memory, and the rest from its start.
     #[inline]
     pub(super) fn run(&self, count: u64, len: usize) -> [(NonNull<T>, usize); 2] {
         let index = self.index(count);
         let before_end = len.min(self.capacity() as usize - index);
-        // SAFETY: `index` is inside the span, as in `slot`.
+        // SAFETY: `index` is at most `mask`, and there are `mask + 1` slots from `first` on.
         let start = unsafe { self.first.add(index) };
         [(start, before_end), (self.first, len - before_end)]
     }

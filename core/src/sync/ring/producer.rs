@@ -10,18 +10,18 @@ use super::{
 };
 use crate::sync::primitive::{Ordering, edge};
 
-/// Fills slots. See [`split`](super::split) and [`Producer::from_raw`].
+/// Fills slots of the ring. [`split`](super::split) or [`Producer::from_raw`] creates it.
 #[derive(Debug)]
 pub struct Producer<'m, T, M: RingMemory = Private> {
     header: &'m Header,
     slots: Span<'m, T>,
-    /// Number of values published. This is authoritative; `header.tail` is the published copy.
+    /// Number of values published. This copy is authoritative; `header.tail` is the published copy.
     tail: u64,
-    /// The tail at which the ring is full: the last known head plus the capacity.
+    /// The tail at which the ring is full: the last loaded head plus the capacity.
     limit: u64,
-    /// The most values that an honest head can leave in the ring. Zero once the peer was found
-    /// dishonest. Then every later look finds the ring full or corrupt, at no cost to the path that
-    /// does not look.
+    /// Maximum number of values that an honest head can leave in the ring. Zero once the producer
+    /// has found its peer dishonest. Every later load of the head then finds the ring full, at no
+    /// cost to the fast path.
     believed: u64,
     kind: PhantomData<M>,
 }
@@ -29,15 +29,15 @@ pub struct Producer<'m, T, M: RingMemory = Private> {
 assert_impl_all!(Producer<'static, u64>: Send);
 assert_not_impl_any!(Producer<'static, u64>: Sync, Clone);
 
-// SAFETY: the handle is the only one of its side (`split` makes one, and `from_raw` requires it).
-// The slots that it writes are its own until edge `filled` hands them over. `T: Send` lets the
-// values move to the consumer's thread.
+// SAFETY: the handle is the only producer (`split` makes one, and `from_raw` requires it). The
+// slots that it writes belong to it until edge `filled` hands them over. `T: Send` lets the values
+// move to the consumer's thread.
 unsafe impl<T: Send, M: RingMemory> Send for Producer<'_, T, M> {}
 
 impl<'m, T: Copy> Producer<'m, T, Shared> {
     /// Attaches to the producer's side of a ring in memory that another process may write.
     ///
-    /// Continues from the tail in the header; a zeroed header is a new ring.
+    /// Continues from the tail in the header. A zeroed header is a new ring.
     ///
     /// # Errors
     ///
@@ -45,21 +45,21 @@ impl<'m, T: Copy> Producer<'m, T, Shared> {
     ///
     /// # Safety
     ///
-    /// For all of `'m`: `header` and `capacity` slots from `slots` on stay mapped for reading and
+    /// For all of `'m`, `header` and `capacity` slots from `slots` on stay mapped for reading and
     /// writing. No other `Producer` of this ring exists. Nothing in this process makes a reference
     /// to the slots, or writes to them. Every bit pattern is a valid `T`, because the peer may
-    /// write any.
+    /// write any bits.
     pub unsafe fn from_raw(
         header: NonNull<Header>,
         slots: NonNull<T>,
         capacity: usize,
     ) -> Result<Self, AttachError> {
         let slots = Span::of_raw(header, slots, capacity)?;
-        // SAFETY: our caller guarantees that it stays mapped for `'m`, and `of_raw` checked
-        // alignment. A header consists of atomics.
+        // SAFETY: our caller guarantees that the header stays mapped for `'m`, and `of_raw` checked
+        // its alignment. A header consists of atomics, so a peer's writes are no data race.
         let header = unsafe { header.as_ref() };
-        // Relaxed: only producers write the tail, and the hand-over to this one ordered their
-        // writes.
+        // Relaxed: only producers write the tail. Passing the ring to this producer ordered the
+        // writes of an earlier one.
         let tail = header.tail.load(Ordering::Relaxed);
         Ok(Self::new(header, slots, tail))
     }
@@ -67,7 +67,7 @@ impl<'m, T: Copy> Producer<'m, T, Shared> {
 
 impl<'m, T: Copy, M: RingMemory> Producer<'m, T, M> {
     pub(super) fn new(header: &'m Header, slots: Span<'m, T>, tail: u64) -> Self {
-        // `limit == tail`, so the first push loads the head.
+        // `limit` equals `tail`, so the first push loads the head.
         Self { header, slots, tail, limit: tail, believed: slots.capacity(), kind: PhantomData }
     }
 
@@ -83,22 +83,23 @@ impl<'m, T: Copy, M: RingMemory> Producer<'m, T, M> {
         }
         self.header.watch.write(self.slots.index(self.tail));
         // SAFETY: `limit` is beyond `tail`, so at most capacity - 1 slots are filled, and the
-        // consumer has released this one (edge `freed`). `&mut self` on the only producer excludes
+        // consumer has released this slot (edge `freed`). `&mut self` on the only producer excludes
         // a second writer.
         unsafe { M::write(self.slots.slot(self.tail), value) };
         self.advance(1);
         Ok(())
     }
 
-    /// Adds as many of `values` as fit, in order, and publishes them at once. Returns their number.
+    /// Pushes as many of `values` as fit, in order, and publishes them at once. Returns their
+    /// number.
     #[inline]
     pub fn push_slice(&mut self, values: &[T]) -> usize {
         let len = values.len().min(self.free_for(values.len()));
         let [(a, a_len), (b, b_len)] = self.slots.run(self.tail, len);
         self.watch(len);
-        // SAFETY: both runs are inside the slots and free, as checked above, so the consumer does
-        // not read them until edge `filled`. Together they are as long as `values[..len]`, which is
-        // elsewhere.
+        // SAFETY: both runs are inside the slots. They were found free above, so the consumer does
+        // not read them until edge `filled`. Together they are as long as `values[..len]`, which
+        // does not overlap the slots.
         unsafe {
             M::copy(values.as_ptr(), a.as_ptr(), a_len);
             M::copy(values.as_ptr().add(a_len), b.as_ptr(), b_len);
@@ -107,15 +108,15 @@ impl<'m, T: Copy, M: RingMemory> Producer<'m, T, M> {
         len
     }
 
-    /// Reserves `len` free slots, to be filled in place and published together. Dropping the result
-    /// releases them. `None` if fewer are free.
+    /// Reserves `len` free slots, to be filled in place and published together. Returns `None` if
+    /// fewer are free. Dropping the result releases the slots.
     #[inline]
     pub fn reserve(&mut self, len: usize) -> Option<Reserved<'_, 'm, T, M>> {
         (self.free_for(len) >= len).then_some(Reserved { ring: self, len })
     }
 
-    /// Returns the free slots by the consumer's counter. At least this many stay free until the
-    /// next push.
+    /// Loads the consumer's counter and returns the number of free slots. At least this many stay
+    /// free until the next push.
     #[inline]
     pub fn free(&mut self) -> usize {
         self.look() as usize
@@ -131,13 +132,13 @@ impl<'m, T: Copy, M: RingMemory> Producer<'m, T, M> {
         self.tail
     }
 
-    /// Returns whether the consumer's counter had an impossible value. The ring then stays full.
+    /// Returns whether the consumer's counter had an impossible value. The ring stays full then.
     pub fn is_corrupt(&self) -> bool {
         self.believed == 0
     }
 
-    /// Returns the known number of free slots. Loads the head again only if that is less than
-    /// `wanted`.
+    /// Returns the known number of free slots. Loads the head again only if fewer than `wanted` are
+    /// known.
     #[inline(always)]
     fn free_for(&mut self, wanted: usize) -> usize {
         let known = self.limit.wrapping_sub(self.tail) as usize;
@@ -148,7 +149,8 @@ impl<'m, T: Copy, M: RingMemory> Producer<'m, T, M> {
     #[inline(always)]
     fn look(&mut self) -> u64 {
         // Acquire, edge `freed`: pairs with the store in `Consumer::advance`. The consumer copied
-        // out of the slots below this head before it stored the head, so they may be overwritten.
+        // the values below this head out before it stored the head, so their slots may be
+        // overwritten.
         let head = self.header.head.load(edge!("ring.freed.load", Acquire));
         let used = self.tail.wrapping_sub(head);
         if used > self.believed {
@@ -166,13 +168,13 @@ impl<'m, T: Copy, M: RingMemory> Producer<'m, T, M> {
         0
     }
 
-    /// Writes the slot at `at` slots beyond the tail, which the caller has found free.
+    /// Writes the slot `at` slots beyond the tail. The caller has found that slot free.
     #[inline(always)]
     fn place(&mut self, at: usize, value: T) {
         let count = self.tail.wrapping_add(at as u64);
         self.header.watch.write(self.slots.index(count));
-        // SAFETY: the slot is inside the span, which this process may write. It is free, as the
-        // caller has checked, so the consumer does not read it until edge `filled`.
+        // SAFETY: the slot is inside the span, which this process may write. The caller found it
+        // free, so the consumer does not read it until edge `filled`.
         unsafe { M::write(self.slots.slot(count), value) };
     }
 
@@ -203,12 +205,14 @@ pub struct Reserved<'a, 'm, T, M: RingMemory = Private> {
 }
 
 impl<T: Copy> Reserved<'_, '_, T, Private> {
-    /// Returns the slots in order: up to the end of the memory, and the rest from its start.
+    /// Returns the slots in order, as two slices: up to the end of the memory, and the rest from
+    /// its start.
     #[inline]
     pub fn slices(&mut self) -> (&mut [MaybeUninit<T>], &mut [MaybeUninit<T>]) {
         let [(a, a_len), (b, b_len)] = self.parts();
-        // SAFETY: the two runs are inside the slots, do not overlap, and are free, so the consumer
-        // does not read them while `self` is borrowed. `MaybeUninit<T>` has the layout of `T`.
+        // SAFETY: the two runs are inside the slots and do not overlap. They are free, so the
+        // consumer does not read them while `self` is borrowed. `MaybeUninit<T>` has the layout of
+        // `T`.
         unsafe {
             (
                 slice::from_raw_parts_mut(a.as_ptr().cast(), a_len),
@@ -219,21 +223,21 @@ impl<T: Copy> Reserved<'_, '_, T, Private> {
 }
 
 impl<T: Copy, M: RingMemory> Reserved<'_, '_, T, M> {
-    /// Returns how many slots are reserved.
+    /// Returns the number of reserved slots.
     #[expect(clippy::len_without_is_empty, reason = "an empty reservation is of no use to ask about")]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Returns the slots in order, as (first, number): up to the end of the memory, and the rest
-    /// from its start. If the memory is [`Shared`], write them with raw copies, and make no
-    /// references.
+    /// Returns the slots in order, as two pairs (first, number): up to the end of the memory, and
+    /// the rest from its start. If the memory is [`Shared`], write the slots with raw copies and
+    /// make no references.
     #[inline]
     pub fn parts(&mut self) -> [(NonNull<T>, usize); 2] {
         self.ring.slots.run(self.ring.tail, self.len)
     }
 
-    /// Fills slot `i` with `value(i)`, for all slots, and publishes them.
+    /// Fills each slot `i` with `value(i)`, and publishes all slots.
     #[inline]
     pub fn fill(self, mut value: impl FnMut(usize) -> T) {
         for at in 0..self.len {
@@ -242,7 +246,7 @@ impl<T: Copy, M: RingMemory> Reserved<'_, '_, T, M> {
         self.ring.advance(self.len as u64);
     }
 
-    /// Publishes the first `len` slots, or all if there are fewer. Releases the rest.
+    /// Publishes the first `len` slots, or all slots if there are fewer. Releases the rest.
     ///
     /// # Safety
     ///
@@ -255,7 +259,7 @@ impl<T: Copy, M: RingMemory> Reserved<'_, '_, T, M> {
     }
 }
 
-/// The ring was full. Carries the value that found no slot.
+/// The error if the ring is full. Carries the rejected value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full<T>(pub T);
 

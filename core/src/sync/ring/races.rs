@@ -1,4 +1,4 @@
-//! Two threads: each scenario runs as threads and under the model checker.
+//! Two threads use a ring. Each scenario runs as threads and under the model checker.
 
 extern crate std;
 
@@ -8,20 +8,21 @@ use std::boxed::Box;
 use super::*;
 use crate::sync::testing::{model, rounds, thread};
 
-/// Runs one side of a ring of `N` slots in its own thread, and the other side here. The counters
-/// wrap meanwhile.
+/// Runs one side of a ring of `N` slots in a new thread, and the other side in this thread. The
+/// counters wrap meanwhile.
 fn across<const N: usize>(
     fill: impl FnOnce(Producer<'static, u64>) + Send + 'static,
     drain: impl FnOnce(Consumer<'static, u64>),
 ) {
     let header = Box::into_raw(Box::new(Header::starting_at(u64::MAX - 1)));
     let slots = Box::into_raw(Box::new([MaybeUninit::uninit(); N]));
-    // SAFETY: both boxes live until the two sides are gone, below.
+    // SAFETY: both boxes live until both sides are dropped, below.
     let (tx, rx) = split(unsafe { &mut *header }, unsafe { &mut *slots }).unwrap();
     let filling = thread::spawn(move || fill(tx));
     drain(rx);
     filling.join().unwrap();
-    // SAFETY: both come from boxes, and both sides are gone: one with its thread, one with `drain`.
+    // SAFETY: both pointers come from boxes, and both sides are dropped: one by its thread, one by
+    // `drain`.
     drop(unsafe { (Box::from_raw(header), Box::from_raw(slots)) });
 }
 

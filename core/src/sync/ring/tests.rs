@@ -1,4 +1,5 @@
-//! Single-threaded: the ring compared with a `VecDeque`, and the ring with a peer that lies.
+//! Single-threaded tests: compares the ring with a `VecDeque`, and runs it against a dishonest
+//! peer.
 
 #![cfg(not(fishplate_loom))]
 
@@ -10,7 +11,7 @@ use std::{boxed::Box, collections::VecDeque, vec, vec::Vec};
 use super::*;
 use crate::sync::testing::Random;
 
-/// Starting counters: the usual one, and those just before a wrap of 32 and of 64 bits.
+/// Starting counters: zero, and values just before a wrap of 32, 63 and 64 bits.
 const STARTS: [u64; 4] = [0, u32::MAX as u64 - 3, u64::MAX / 2 - 3, u64::MAX - 3];
 
 /// Memory laid out as two processes would share it, without the second process.
@@ -21,7 +22,7 @@ struct Mapping {
 
 impl Mapping {
     fn starting_at(count: u64, slots: usize) -> Self {
-        // A guard slot at each end detects writes outside.
+        // A guard slot on each side detects writes outside the ring.
         Self {
             header: Box::new(Header::starting_at(count)),
             slots: vec![GUARD; slots + 2].into_boxed_slice(),
@@ -32,8 +33,8 @@ impl Mapping {
         let capacity = self.slots.len() - 2;
         let header = NonNull::from(&*self.header);
         let slots = NonNull::from(&mut self.slots[1]);
-        // SAFETY: both live as long as the borrow of `self`, which excludes other uses. Every u64
-        // is valid.
+        // SAFETY: header and slots live as long as the borrow of `self`, which excludes other uses.
+        // Every u64 is valid.
         unsafe {
             (
                 Producer::from_raw(header, slots, capacity).unwrap(),
@@ -55,7 +56,7 @@ impl Drop for Mapping {
 
 const GUARD: u64 = 0xdead_beef_dead_beef;
 
-/// Random operations of every form on both sides, each compared with a `VecDeque`.
+/// Runs random operations of every form on both sides, and compares each with a `VecDeque`.
 fn agrees_with_a_queue<M: RingMemory>(
     random: &mut Random,
     (mut tx, mut rx): (Producer<'_, u64, M>, Consumer<'_, u64, M>),
@@ -91,12 +92,13 @@ fn agrees_with_a_queue<M: RingMemory>(
                     let mut at = next;
                     for (first, run) in reserved.parts() {
                         for place in 0..run {
-                            // SAFETY: inside a run that is reserved for us.
+                            // SAFETY: `place` is inside the run, which is reserved for this
+                            // producer.
                             unsafe { first.add(place).write(at) };
                             at += 1;
                         }
                     }
-                    // SAFETY: all of them were just filled.
+                    // SAFETY: the loop above filled all reserved slots.
                     unsafe { reserved.publish(kept) };
                     queue.extend(next..next + kept as u64);
                 }
@@ -166,7 +168,7 @@ fn slices_lent_in_place_wrap_where_the_memory_ends() {
     for (at, slot) in a.iter_mut().chain(b).enumerate() {
         slot.write(at as u16);
     }
-    // SAFETY: all eight were just filled.
+    // SAFETY: the loop above filled all eight slots.
     unsafe { reserved.publish(8) };
     let filled = rx.filled(usize::MAX).unwrap();
     assert_eq!(filled.slices(), (&[0, 1, 2, 3, 4, 5][..], &[6, 7][..]));
@@ -223,7 +225,8 @@ fn memory_that_is_not_aligned_is_refused() {
     let mut mapping = Mapping::starting_at(0, 4);
     let header = NonNull::from(&*mapping.header);
     let slots = NonNull::from(&mut mapping.slots[1]);
-    // SAFETY: misaligned memory is not accessed; the rest is as in `sides`.
+    // SAFETY: the constructors reject misaligned memory without accessing it. The memory lives
+    // until the end of the test.
     unsafe {
         let askew = Producer::from_raw(header.byte_add(8), slots, 4);
         assert_eq!(askew.err(), Some(AttachError::Misaligned));
@@ -242,12 +245,12 @@ fn a_head_that_no_consumer_wrote_leaves_the_ring_full_for_ever() {
             for n in 0..3 {
                 tx.push(n).unwrap();
             }
-            // SAFETY: the header outlives this loop's body.
+            // SAFETY: the header lives longer than the body of this loop.
             let head = unsafe { &header.as_ref().head };
             head.store(lie, Ordering::Relaxed);
             assert_eq!(tx.free(), 0);
             assert!(tx.is_corrupt(), "start {start:#x}, head {lie:#x}");
-            // Neither a plausible head nor any other repairs it.
+            // No later value of the head repairs the handle.
             for head_now in [start, start.wrapping_add(3), lie, 0, u64::MAX] {
                 head.store(head_now, Ordering::Relaxed);
                 assert_eq!(tx.push(9), Err(Full(9)));
@@ -265,7 +268,7 @@ fn a_tail_that_no_producer_wrote_leaves_the_ring_empty_for_ever() {
             let mut mapping = Mapping::starting_at(start, 4);
             let header = NonNull::from(&*mapping.header);
             let (_, mut rx) = mapping.sides();
-            // SAFETY: the header outlives this loop's body.
+            // SAFETY: the header lives longer than the body of this loop.
             let tail = unsafe { &header.as_ref().tail };
             tail.store(lie, Ordering::Relaxed);
             assert_eq!(rx.pop(), None);
@@ -288,10 +291,10 @@ fn random_counters_from_a_peer_never_reach_outside_the_slots() {
         let mut mapping = Mapping::starting_at(start, 1 << random.within(0..5));
         let header = NonNull::from(&*mapping.header);
         let (mut tx, mut rx) = mapping.sides();
-        // SAFETY: the header outlives this loop's body.
+        // SAFETY: the header lives longer than the body of this loop.
         let (head, tail) = unsafe { (&header.as_ref().head, &header.as_ref().tail) };
         for _ in 0..50 {
-            // Mostly close to the correct values, so that some wrong ones are accepted.
+            // Most lies are close to the correct value, so that a side accepts some of them.
             let lie = start.wrapping_add(random.within(0..40) as u64).wrapping_sub(4);
             let lie = if random.within(0..20) == 0 { random.next() } else { lie };
             if random.within(0..2) == 0 { head } else { tail }.store(lie, Ordering::Relaxed);

@@ -1,4 +1,5 @@
-//! The phases of a wait, step by step, on a clock set by the tests; and the loop on faulty hosts.
+//! Tests the phases of a wait step by step, on a clock set by the tests, and the loop on faulty
+//! hosts.
 
 #![cfg(not(fishplate_loom))]
 
@@ -14,7 +15,7 @@ use crate::sync::{host::SpinHost, primitive::AtomicU32};
 #[derive(Default)]
 struct Scripted {
     now_ns: Cell<u64>,
-    /// Added to the clock each time it is read.
+    /// Amount by which the clock advances at each reading.
     tick_ns: Cell<u64>,
     clock_reads: Cell<u64>,
     slept: RefCell<Vec<u64>>,
@@ -78,7 +79,7 @@ fn the_probe_phase_does_not_read_the_clock() {
 fn the_spin_phase_reads_the_clock_once_a_batch_and_ends_by_it() {
     let (host, mut idle) = (Scripted::default(), Idle::new(Policy::BALANCED));
     host.tick_ns.set(500);
-    // No wait is known yet, so the budget is the minimum: the fifth reading is past 2000 ns.
+    // There is no usual wait yet, so the budget is the minimum: the fifth reading is past 2000 ns.
     assert_eq!(steps(&mut idle, &host, Step::Pause), 64 + 4 * 16);
     assert_eq!(host.clock_reads.get(), 5);
     assert_eq!(idle.counts().spins, 64 + 4 * 16);
@@ -110,7 +111,7 @@ fn spinning_stops_when_it_does_not_pay_and_comes_back_when_it_does() {
     for _ in 0..64 {
         miss(&mut idle, &host);
     }
-    // Fifteen of sixteen waits go straight from the probes to parking.
+    // Fifteen of sixteen waits park directly after the probes.
     let spinning = |idle: &mut Idle| {
         (0..16)
             .filter(|_| {
@@ -133,7 +134,7 @@ fn threads_without_a_processor_each_yield_before_they_park() {
     let (host, mut idle) = (Scripted::default(), Idle::new(Policy::BALANCED));
     idle.set_oversubscribed(true);
     assert_eq!(steps(&mut idle, &host, Step::Pause), 64);
-    // The step that ended the pauses was the first yield.
+    // The step that ended the pauses was already the first yield.
     assert_eq!(steps(&mut idle, &host, Step::Yield), 7);
     assert_eq!(idle.counts().yields, 8);
     assert_eq!(idle.step(&host), Step::Park);
@@ -159,7 +160,7 @@ fn efficient_parks_at_once_and_goes_on_parking() {
     assert_eq!(idle.counts().spins, 0);
 }
 
-/// Returns the pauses before each of the first yields of a wait that may not sleep.
+/// Returns the number of pauses before each of the first yields of a wait that must not sleep.
 fn pauses_before_yields<const N: usize>(policy: Policy, tick_ns: u64) -> [u32; N] {
     let (host, mut idle) = (Scripted::default(), Idle::new(policy));
     host.tick_ns.set(tick_ns);
@@ -204,7 +205,7 @@ fn what_gives_no_wake_up_is_never_slept_on() {
     let (host, mut idle) = (Scripted::default(), Idle::new(Policy::BALANCED));
     host.tick_ns.set(1_000_000);
     assert!((0..10_000).all(|_| idle.step_awake(&host) != Step::Park));
-    // It does not read the clock more often.
+    // A yielding wait does not read the clock more often.
     assert!(host.clock_reads.get() < 10_000 / 15);
 }
 
@@ -240,7 +241,7 @@ fn a_turn_that_is_always_busy_still_meets_the_deadline() {
 #[test]
 fn work_found_by_the_look_before_sleeping_is_not_lost() {
     let (host, mut idle, event) = (Scripted::default(), Idle::new(Policy::EFFICIENT), EventCount::new());
-    // The second turn is the one between the announcement and the sleep.
+    // The second turn runs between the announcement and the sleep.
     let mut turns = 0;
     let second = || {
         turns += 1;
@@ -255,7 +256,8 @@ fn work_found_by_the_look_before_sleeping_is_not_lost() {
 fn every_kind_of_waking_is_counted() {
     let (host, mut idle) = (Scripted::default(), Idle::new(Policy::EFFICIENT));
     host.ends.set(Some(Woken::Called));
-    // Turns: first, recheck, after sleeping (nothing: spurious), recheck, after sleeping (ready).
+    // The turns: first check, recheck, check after a spurious wake-up, recheck, check that finds
+    // work.
     let ready_at = |turn| {
         let mut turns = 0;
         move || {

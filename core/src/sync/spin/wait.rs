@@ -1,4 +1,5 @@
-//! The loop of a waiting thread: check for work, spin, check again, park, until the deadline.
+//! The loop of a waiting thread: checks for work, spins, checks again and parks, until the
+//! deadline.
 
 use core::hint;
 
@@ -10,11 +11,12 @@ use crate::sync::{event::Park, host::Host};
 pub enum Turn {
     /// The awaited event has happened.
     Ready,
-    /// Something was done, and the wait continues: take another turn at once.
+    /// The turn did some work, and the wait continues. Take another turn at once.
     Busy,
-    /// Nothing to do. New work will notify the eventcount.
+    /// There was nothing to do. New work will notify the eventcount.
     Nothing,
-    /// Nothing to do, but the awaited event may arrive without a notification: do not sleep.
+    /// There was nothing to do, but the awaited event may arrive without a notification. Do not
+    /// sleep.
     Unnotified,
 }
 
@@ -41,16 +43,16 @@ pub enum Waited {
     Expired,
 }
 
-/// Busy turns between two checks of the deadline.
+/// Number of busy turns between two checks of the deadline.
 const BUSY_BATCH: u32 = 64;
 
-/// Runs `turn` until it is ready, or until `host.now_ns()` reaches `deadline_ns`. Idles as `idle`
-/// says.
+/// Runs `turn` until it returns [`Turn::Ready`], or until `host.now_ns()` reaches `deadline_ns`.
+/// `idle` determines how the thread waits between turns.
 ///
-/// `event` is what this thread sleeps on: an [`EventCount`](super::EventCount), or two of them.
-/// Every turn may do work, including the one between the announcement and the sleep; a result of
-/// [`Turn::Ready`] is never lost. `turn` runs at least once. A deadline in the past is noticed
-/// within a few microseconds. `u64::MAX` means no deadline.
+/// This thread sleeps on `event`: an [`EventCount`](super::EventCount), or two of them. Every turn
+/// may do work, including the turn between the announcement and the sleep. A result of
+/// [`Turn::Ready`] is never lost. `turn` runs at least once. An expired deadline is noticed within
+/// a few microseconds. `u64::MAX` means no deadline.
 #[inline]
 pub fn wait_until<H: Host + ?Sized, P: Park + ?Sized>(
     host: &H,
