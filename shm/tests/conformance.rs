@@ -1,5 +1,5 @@
-//! [`ShmRail`] against the contract of `Rail`: two ends in one process, with each kind of memory
-//! and each way to reach it, and a process that is its own peer.
+//! Runs the conformance suite of `Rail` on [`ShmRail`]. Covers two ends in one process, with each
+//! kind of memory and each way to reach it, and a process that is its own peer.
 
 use std::cell::RefCell;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -15,28 +15,28 @@ use support::{TestRail, meet, rail};
 
 type Ends = Link<TestRail>;
 
-/// Another process, with memory in segments: mapped.
+/// Memory in segments, which the peer maps.
 struct Mapped;
-/// Another process, with memory in the common segment: mapped.
+/// Memory in the common segment, which both ends map.
 struct Common;
-/// Another process, with private memory that the kernel copies.
+/// Private memory, which the kernel copies.
 struct Private;
-/// Another process, with private memory that is staged through the lane.
+/// Private memory, which is staged through the lane.
 struct Staged;
-/// The same process, with private memory.
+/// A rail that is its own peer, with private memory.
 struct Own;
-/// The same process, with memory in segments.
+/// A rail that is its own peer, with memory in segments.
 struct OwnMapped;
 
 const MAPPED: &str = "a peer writes mapped memory without the target's check";
 const COPIED: &str = "the kernel copies without asking the target";
 const STAGED: &str = "bytes in the lane stay there for the target";
 
-/// The two ends, as they number each other.
+/// The numbers under which the two ends attach each other.
 const TO: Peer = Peer(5);
 const FROM: Peer = Peer(2);
 
-/// State of a test beside its link.
+/// State of a test besides its link.
 #[derive(Default)]
 struct Aside {
     /// The target's socket.
@@ -49,12 +49,13 @@ thread_local! {
     static ASIDE: RefCell<Aside> = RefCell::default();
 }
 
-/// Lanes of several sizes, the smallest among them, so that they fill and wrap.
+/// Varies the size of the lanes, and includes the smallest, so that lanes fill and wrap.
 fn config(seed: u64) -> ShmConfig {
     ShmConfig { lane_cells: 64 << (seed % 3), max_message: 1024, ..ShmConfig::default() }
 }
 
-/// Two ends that met in two threads; this thread drives both.
+/// Creates two connected ends. Their handshake takes two threads; this thread drives both ends
+/// afterwards.
 fn pair(config: &ShmConfig) -> Ends {
     let (mut origin, mut target) = (rail(config.clone()), rail(config.clone()));
     let sockets = socket_pair().unwrap();
@@ -63,8 +64,8 @@ fn pair(config: &ShmConfig) -> Ends {
     origin.attach(TO, second).unwrap();
     let common = match config.common_len {
         0 => None,
-        // SAFETY: the target stays attached to the end of the test, or is killed and its memory not
-        // used.
+        // SAFETY: the target stays attached until the test ends, or is killed, and then its memory
+        // is not used.
         len => Some(unsafe { first.common_region(FROM, 0, len) }.unwrap()),
     };
     target.attach(FROM, first).unwrap();
@@ -78,21 +79,22 @@ fn own(seed: u64) -> Ends {
     Link { rails: vec![rail], origin: 0, target: 0, to: FROM, from: FROM }
 }
 
-/// Memory in a segment that is never freed.
+/// Returns memory in a segment that is never freed.
 fn segment(len: usize) -> Region {
     let segment = Box::leak(Box::new(Segment::create(len + 64).unwrap()));
-    // SAFETY: the segment is never dropped, and the tests access it only through raw copies.
+    // SAFETY: the segment is leaked, so it stays mapped. The tests access it only through raw
+    // copies.
     unsafe { segment.region(64, len) }.unwrap()
 }
 
-/// The next part of the common segment.
+/// Returns the next `len` bytes of the common segment.
 fn common(len: usize) -> Region {
     ASIDE.with_borrow_mut(|aside| {
         let rest = aside.common.expect("a common segment");
         let RegionKind::Common { peer, offset } = rest.kind() else { panic!("{rest:?}") };
         let step = len.next_multiple_of(64);
         assert!(step <= rest.len(), "the common segment is used up");
-        // SAFETY: two parts of the region above, which do not overlap.
+        // SAFETY: both parts lie inside the region taken above, and do not overlap.
         let part = |skip: usize, len: usize| unsafe {
             let kind = RegionKind::Common { peer, offset: offset + skip as u64 };
             Region::new(rest.ptr().add(skip), len, kind)
@@ -102,10 +104,10 @@ fn common(len: usize) -> Region {
     })
 }
 
-/// Ends the target without a Bye: the origin only sees its socket close.
+/// Kills the target without a Bye: the origin only sees its socket close.
 fn kill(link: &mut Ends) -> bool {
     let Some(socket) = ASIDE.take().socket else { return false };
-    // SAFETY: a call on our descriptor.
+    // SAFETY: the call takes only numbers, and the descriptor is ours.
     assert_eq!(unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_RDWR) }, 0);
     link.rails.truncate(1);
     true
@@ -148,7 +150,7 @@ impl Fixture for Common {
 impl Fixture for Private {
     type Rail = TestRail;
     const REACHES_ON: Option<&'static str> = Some(COPIED);
-    // If the kernel refuses to copy, this behaves like `Staged`.
+    // If the kernel refuses copies, this fixture behaves like `Staged`.
     const LANDS_LATE: Option<&'static str> = Some(STAGED);
 
     fn link(seed: u64) -> Ends {

@@ -1,4 +1,4 @@
-//! Handshakes that a listener starts itself, without waiting.
+//! Handshakes that a listener dials itself, without waiting.
 
 use std::ffi::OsString;
 use std::thread;
@@ -16,7 +16,7 @@ fn config(id: u64) -> ShmConfig {
     ShmConfig { lane_cells: 64, max_message: 1024, id, ..ShmConfig::default() }
 }
 
-/// One process and its handshakes.
+/// A listener, and the profile for its handshakes.
 struct Party {
     profile: Profile,
     name: String,
@@ -34,7 +34,7 @@ impl Party {
         self.listener.dial(address, &self.profile)
     }
 
-    /// Polls once. That takes far less time than a handshake may.
+    /// Polls once. Checks that the call did not wait.
     #[track_caller]
     fn look(&self) -> Option<Link> {
         let begun = Instant::now();
@@ -60,7 +60,6 @@ impl Party {
         }
     }
 
-    /// Dials a raw peer.
     fn dials_raw(&self, name: &str, listener: &RawListener) -> Raw {
         self.dial(name).unwrap();
         assert!(self.look().is_none());
@@ -68,7 +67,7 @@ impl Party {
     }
 }
 
-/// Each dials those before it, while all accept, and none waits for another.
+/// Each party dials all earlier ones, while all of them accept. No party waits for another.
 #[test]
 fn all_dial_each_other_at_once() {
     let _alone = alone();
@@ -155,14 +154,14 @@ fn a_silent_listener_delays_no_other_and_fails_at_its_deadline() {
     let waits = party.listener.accept(&party.profile, begun + Duration::from_millis(5500));
     assert_eq!(waits.map(drop), Err(HandshakeError::Deadline));
     assert_eq!(party.listener.failed(), [(silent.clone().into(), HandshakeError::Deadline)]);
-    // A peer that hangs up is reported at once.
+    // If a peer hangs up, the failure is reported at once.
     let begun = Instant::now();
     drop(raw.accept());
     party.dial(&silent).unwrap();
     drop(raw.accept());
     assert_eq!(party.fails(), [(silent.clone().into(), HandshakeError::HungUp)]);
     assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
-    // And so is a dial with a profile that is not used again.
+    // A dial fails if the listener next accepts with another profile.
     let elsewhere = rail(config(3));
     party.listener.dial(&silent, &elsewhere.profile()).unwrap();
     assert!(party.look().is_none());
@@ -191,7 +190,7 @@ fn a_peer_that_stalls_halfway_never_delays_a_poll() {
             }
             (0..100).for_each(|_| assert!(party.look().is_none(), "{dialled} {steps}"));
             drop(raw);
-            // It hangs up.
+            // The peer has hung up.
             let end = soon();
             let ended = || party.listener.refused().len() + party.listener.failed().len() > 0;
             while !ended() {

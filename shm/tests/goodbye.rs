@@ -1,5 +1,5 @@
-//! Two real processes that exchange puts, signals, atomics and messages, shut down at any time, and
-//! exit at once: everything accepted arrives, and neither reports the other as dead.
+//! Two real processes exchange puts, signals, atomics and messages, shut down at any time, and exit
+//! at once. Everything accepted arrives, and neither process reports the other as dead.
 
 use std::ffi::OsStr;
 use std::time::Duration;
@@ -33,8 +33,8 @@ struct Fate {
     error: Option<PeerError>,
 }
 
-/// Takes completions. Returns how many sends no receive had matched before the other end's Bye; all
-/// else was applied.
+/// Drains the completions. Returns the number of sends that no receive had matched before the
+/// peer's Bye. Checks that all other operations were applied.
 fn unmatched(engine: &mut Engine<'static, TestRail, 1>) -> u64 {
     let mut count = 0;
     while let Some(end) = engine.next_completion() {
@@ -46,8 +46,8 @@ fn unmatched(engine: &mut Engine<'static, TestRail, 1>) -> u64 {
     count
 }
 
-/// Sends for a while, and shuts down. `mapped`: exports shared memory, so that signals are written
-/// directly.
+/// Sends for a while, and shuts down. If `mapped` is true, exports shared memory, so that signals
+/// are written directly.
 fn live(rail: TestRail, link: Link, seed: u64, mapped: bool, rounds: u64) -> Fate {
     let matching = MatchConfig {
         eager: 1024,
@@ -117,12 +117,12 @@ fn live(rail: TestRail, link: Link, seed: u64, mapped: bool, rounds: u64) -> Fat
     while let Some(status) = engine.next_recv() {
         received += u64::from(status.outcome == Received::Ok);
     }
-    // Messages that no receive matched are still here.
+    // Receives the messages that no receive has matched yet.
     while let Ok(Some(_)) = engine.probe(Some(peer), Tag::ZERO, Tag::ALL) {
         let late = engine.recv(Some(peer), Tag::ZERO, Tag::ALL, Some((mine.at(4096), 512)), 0).unwrap();
         received += u64::from(engine.test_recv(late).unwrap().unwrap().outcome == Received::Ok);
     }
-    // SAFETY: the word is registered memory, which no process writes any more.
+    // SAFETY: the word lies in registered memory, and both processes have stopped writing to it.
     let word = unsafe { at.cast::<u64>().as_ptr().read_volatile() };
     Fate { sent, got: word + received, shut, error: engine.peer_error(peer).unwrap() }
 }
@@ -131,7 +131,7 @@ fn number(role: &str, at: usize) -> u64 {
     role.split(' ').nth(at).unwrap().parse().unwrap()
 }
 
-/// The other process: plays its role, and exits at once; its exit code is the number of successful
+/// Plays the other process's role, and exits at once. The exit code is the number of successful
 /// sends.
 fn lives(role: &str, address: &OsStr) {
     let (staged, mapped) = (number(role, 1) == 1, number(role, 2) == 1);
@@ -141,7 +141,7 @@ fn lives(role: &str, address: &OsStr) {
     assert_eq!((fate.shut, fate.error), (Ok(()), Some(PeerError::Closed)));
     let results = std::env::var("FISHPLATE_RESULTS").unwrap();
     std::fs::write(results, format!("{} {}", fate.sent, fate.got)).unwrap();
-    // SAFETY: nothing is left to do; the rail's drop is skipped on purpose.
+    // SAFETY: the process ends here. The test skips the rail's drop on purpose.
     unsafe { libc::_exit(0) };
 }
 

@@ -1,7 +1,7 @@
 //! The handshake and its failures: typed errors within the deadline, and no leaks.
 //!
-//! The raw peer implements the protocol byte by byte, without the crate, so the layout is checked
-//! too.
+//! The raw peer implements the protocol byte by byte, without the crate. So these tests check the
+//! layout too.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::mpsc;
@@ -20,7 +20,7 @@ use support::*;
 
 const CELLS: u32 = 64;
 const LANE: usize = 4096 + CELLS as usize * 64;
-/// Version of the protocol.
+/// The version of the protocol.
 const VERSION: u16 = 4;
 const HELLO: u16 = 1;
 const OFFER: u16 = 2;
@@ -52,11 +52,11 @@ impl Raw {
     fn send(&self, bytes: &[u8], fds: &[i32]) {
         let mut control = [0u64; 64];
         let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-        // SAFETY: a structure of plain numbers and null pointers.
+        // SAFETY: `msghdr` consists of pointers and numbers, so all zeroes are a valid value.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_iov = &mut part;
         message.msg_iovlen = 1;
-        // SAFETY: the control buffer is larger than a header and the few descriptors used here.
+        // SAFETY: the control buffer has room for a header and the few descriptors used here.
         unsafe {
             if !fds.is_empty() {
                 let len = size_of_val(fds) as u32;
@@ -68,21 +68,21 @@ impl Raw {
                 (*head).cmsg_len = libc::CMSG_LEN(len) as usize;
                 std::ptr::copy_nonoverlapping(fds.as_ptr().cast(), libc::CMSG_DATA(head), len as usize);
             }
-            // The other side may have hung up already.
+            // Ignores errors, because the other side may have hung up.
             libc::sendmsg(self.fd.as_raw_fd(), &message, libc::MSG_NOSIGNAL);
         }
     }
 
-    /// Receives a packet. Its descriptors are not received, so the kernel closes them.
+    /// Receives a packet without room for descriptors, so the kernel closes them.
     fn recv(&self) -> Vec<u8> {
         let mut bytes = vec![0; 70_000];
-        // SAFETY: the buffer is ours and has the given length.
+        // SAFETY: the pointer and the length describe `bytes`.
         let n = unsafe { libc::recv(self.fd.as_raw_fd(), bytes.as_mut_ptr().cast(), bytes.len(), 0) };
         bytes.truncate(n.max(0) as usize);
         bytes
     }
 
-    /// Answers with their own Hello, with the other role and another nonce.
+    /// Receives the victim's Hello, and returns it with the other role and another nonce.
     fn hello(&mut self) -> Vec<u8> {
         let mut hello = self.recv();
         assert_eq!(hello.len(), NONCE + 16);
@@ -96,20 +96,20 @@ impl Raw {
         hello
     }
 
-    /// Runs the handshake up to the peer's Offer.
+    /// Performs the handshake up to the victim's Offer.
     fn greet(&mut self) {
         let hello = self.hello();
         self.send(&hello, &[]);
         assert_eq!(self.recv()[..12], packet(OFFER, &[])[..12]);
     }
 
-    /// A correct Offer with these descriptors.
+    /// Sends a correct Offer with these descriptors.
     fn offer(&mut self, fds: &[&OwnedFd]) {
         let fds: Vec<i32> = fds.iter().map(|fd| fd.as_raw_fd()).collect();
         self.send(&packet(OFFER, &self.theirs), &fds);
     }
 
-    /// A lane segment for this conversation, changed by `spoil` before it is sealed.
+    /// Creates a lane segment for this handshake. `spoil` changes its header before it is sealed.
     fn lane(&self, spoil: impl FnOnce(&mut [u8])) -> OwnedFd {
         let mut head = vec![0; 4096];
         head[..8].copy_from_slice(b"fishplat");
@@ -124,9 +124,10 @@ impl Raw {
 
 const SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
 
-/// A memfd of that size and content, with those seals.
+/// Creates a memfd with this size, content and seals.
 fn memory(len: usize, content: &[u8], seals: i32) -> OwnedFd {
-    // SAFETY: calls with plain numbers, on a descriptor made here and on bytes of the given length.
+    // SAFETY: the calls take only numbers, except for a string literal and a slice with its length.
+    // `memfd_create` returned the descriptor, so nothing else owns it.
     unsafe {
         let fd = libc::memfd_create(c"raw".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
         assert_eq!(libc::fallocate(fd, 0, 0, len as i64), 0);
@@ -142,8 +143,8 @@ fn event_page() -> OwnedFd {
 
 const SOON: Duration = Duration::from_secs(20);
 
-/// Runs a handshake of this long at most against a raw peer with `script`. It must leave nothing
-/// open.
+/// Performs a handshake against a raw peer that runs `script`, with `patience` as the deadline.
+/// Checks that no descriptor or mapping is left.
 fn against(
     patience: Duration,
     script: impl FnOnce(&mut Raw) + Send + 'static,
@@ -169,7 +170,7 @@ fn against(
 
 #[track_caller]
 fn refused(want: HandshakeError, script: impl FnOnce(&mut Raw) + Send + 'static) {
-    // Whatever else is wrong is found before the deadline, on a busy machine too.
+    // All other errors are found before the deadline, even on a busy machine.
     let patience = if want == HandshakeError::Deadline { Duration::from_millis(300) } else { SOON };
     assert_eq!(against(patience, script).map(|_| "a link"), Err(want));
 }
@@ -194,7 +195,7 @@ fn hanging_up_at_any_step_is_detected() {
     let _alone = alone();
     let gone = HandshakeError::HungUp;
     let bye = |raw: &Raw| {
-        // SAFETY: a call on our descriptor.
+        // SAFETY: the call takes only numbers, and the descriptor is ours.
         unsafe { libc::shutdown(raw.fd.as_raw_fd(), libc::SHUT_RDWR) };
     };
     refused(gone, move |raw| bye(raw));
@@ -237,7 +238,7 @@ fn garbage_at_any_step_is_refused() {
     refused(bad, |raw| raw.send(&packet(HELLO, &[0; 7]), &[]));
     refused(bad, |raw| raw.send(&packet(99, &[]), &[]));
     refused(bad, |raw| raw.send(&packet(READY, &[0; 16]), &[]));
-    // A wrong length, an extra byte, the same role, the same nonce, an unknown flag.
+    // In turn: a wrong length, an extra byte, the same role, the same nonce, an unknown flag.
     for spoil in [
         |hello: &mut Vec<u8>| hello[12] += 1,
         |hello: &mut Vec<u8>| {
@@ -290,7 +291,7 @@ fn different_sizes_are_named() {
     });
 }
 
-/// B9: an answer without our own new nonce does not come from the peer of this handshake.
+/// B9: an answer that does not echo our new nonce does not come from the peer of this handshake.
 #[test]
 fn b9_a_wrong_echo_and_a_stale_segment_are_refused() {
     let _alone = alone();
@@ -304,7 +305,7 @@ fn b9_a_wrong_echo_and_a_stale_segment_are_refused() {
         raw.offer(&[&raw.lane(|_| ()), &event_page()]);
         raw.send(&packet(READY, &raw.ours), &[]);
     });
-    // A nonce of an earlier run of ours or theirs, and an unfinished segment.
+    // Spoils in turn: the nonce of the creator, that of the peer, the magic number, and the sizes.
     for byte in [16, 32, 0, 8] {
         refused(HandshakeError::Segment(SegmentError::Foreign), move |raw| {
             raw.greet();
@@ -313,7 +314,8 @@ fn b9_a_wrong_echo_and_a_stale_segment_are_refused() {
     }
 }
 
-/// B10, B20: descriptors that must not be mapped are refused, and all received ones are closed.
+/// B10, B20: descriptors that must not be mapped are refused, and all received descriptors are
+/// closed.
 #[test]
 fn b10_b20_wrong_descriptors_are_refused_and_closed() {
     let _alone = alone();
@@ -336,7 +338,7 @@ fn b10_b20_wrong_descriptors_are_refused_and_closed() {
         let wait_object = event_page();
         raw.send(&hello, &[wait_object.as_raw_fd(); 100]);
     });
-    // Longer than any packet: its descriptors are closed too.
+    // The packet is longer than any valid one. Its descriptors are closed too.
     refused(bad, |raw| {
         let wait_object = event_page();
         raw.send(&[0xee; 70_000], &[wait_object.as_raw_fd(); 3]);
@@ -378,7 +380,7 @@ fn a_user_who_is_not_listed_is_refused() {
     }
 }
 
-/// B19: an existing path belongs to another program and stays; our own is removed.
+/// B19: a path that exists belongs to another program and is kept. Our own path is removed.
 #[test]
 fn b19_a_path_in_use_is_left_alone() {
     let _alone = alone();
@@ -430,7 +432,7 @@ fn a_listener_survives_failed_peers_and_clients_wait_for_it() {
         begins.send(this_thread()).unwrap();
         connect(&there, &profile, soon())
     });
-    // There is no listener yet, so the connection was refused.
+    // The first attempt to connect was refused, because there is no listener yet.
     until_asleep(began.recv().unwrap());
     let listener = Listener::bind(&address).unwrap();
     let link = listener.accept(&near.profile(), soon()).unwrap();
@@ -446,14 +448,14 @@ fn a_listener_survives_failed_peers_and_clients_wait_for_it() {
     assert_eq!(listener.accept(&near.profile(), quick()).map(drop), Err(HandshakeError::Deadline));
 }
 
-/// The descriptors that a child process would inherit.
+/// Returns the descriptors that a child process would inherit.
 fn inherited() -> Vec<i32> {
-    // SAFETY: a call with plain numbers, which reports whether the descriptor exists.
+    // SAFETY: the call takes only numbers. It fails if the descriptor does not exist.
     let flags = |fd| unsafe { libc::fcntl(fd, libc::F_GETFD) };
     (0..1000).filter(|fd| flags(*fd) >= 0 && flags(*fd) & libc::FD_CLOEXEC == 0).collect()
 }
 
-/// B20: peers that come and go leave nothing; all descriptors close on exec.
+/// B20: peers that connect and leave again leak nothing. All descriptors close on exec.
 #[test]
 fn b20_a_thousand_peers_come_and_go_and_leave_nothing() {
     let _alone = alone();
@@ -484,7 +486,7 @@ fn b20_a_thousand_peers_come_and_go_and_leave_nothing() {
     }
 }
 
-/// Uses up all descriptors of this process while it lives.
+/// Takes all free descriptors of this process while it exists.
 struct Exhausted {
     limit: libc::rlimit,
     _filled: Vec<OwnedFd>,
@@ -496,7 +498,7 @@ impl Exhausted {
         let highest =
             open.map(|fd| fd.unwrap().file_name().to_str().unwrap().parse().unwrap()).max().unwrap();
         let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: the structure is ours.
+        // SAFETY: the call fills a local structure.
         assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) }, 0);
         Self::limit(libc::rlimit { rlim_cur: highest, ..limit });
         let any = std::io::stdin();
@@ -506,7 +508,7 @@ impl Exhausted {
     }
 
     fn limit(limit: libc::rlimit) {
-        // SAFETY: the structure is ours.
+        // SAFETY: the call reads a structure that lives across it.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }, 0);
     }
 }
@@ -524,7 +526,7 @@ fn lack_of_descriptors_is_not_blamed_on_the_peer() {
     refused(HandshakeError::System(libc::EMFILE), move |raw| {
         raw.greet();
         let (lane, wait_object) = (raw.lane(|_| ()), event_page());
-        // It has closed the descriptors that it needed to send its Offer.
+        // The victim has closed the descriptors that it needed to send its Offer.
         until_asleep(victim);
         let _exhausted = Exhausted::new();
         raw.offer(&[&lane, &wait_object]);

@@ -1,10 +1,10 @@
-//! No call on the path of progress takes long, whatever a peer sends, withholds or passes as a
-//! descriptor, and honest peers make progress.
+//! No call on the progress path takes long, whatever a peer sends, withholds or passes as a
+//! descriptor. Honest peers make progress meanwhile.
 //!
-//! The victim is an engine over [`ShmRail`](fishplate_shm::ShmRail) in this process; the honest
-//! peer and the hostile one are processes of their own. The hostile one plays one [trick](tricks)
-//! and then does nothing more, until it is killed. A call counts as too long only if one does in
-//! each of several runs of the trick.
+//! The victim is an engine over [`ShmRail`](fishplate_shm::ShmRail) in this process. The honest
+//! peer and the hostile one are separate processes. The hostile process plays one [trick](tricks)
+//! and then waits until it is killed. A trick counts as slow only if it delays a call in every
+//! attempt.
 
 use std::ffi::OsStr;
 use std::io::{ErrorKind, Read};
@@ -35,11 +35,11 @@ use raw::Raw;
 use support::*;
 use tricks::{End, SIZE, TRICKS, Trick, played};
 
-/// Upper limit of a call.
+/// Maximum duration of a call.
 const LIMIT: Duration = Duration::from_millis(10);
 
-/// Attempts, of which the fastest counts. The host of a virtual machine delays some, which the
-/// kernel here does not know; a trick that works delays all.
+/// Number of attempts, of which the fastest counts. The host of a virtual machine may delay some
+/// attempts, which this kernel cannot see. A trick that works delays all of them.
 const ATTEMPTS: usize = 8;
 
 const CX: ContextId = ContextId(0);
@@ -54,19 +54,19 @@ const MATCHING: MatchConfig = MatchConfig {
     seed: 3,
 };
 
-/// Tags: for messages of any peer, to the honest peer, and for its answers.
+/// The tags of messages for any peer, of messages to the honest peer, and of its answers.
 const ANY: Tag = Tag { lo: 1, hi: 0 };
 const THERE: Tag = Tag { lo: 2, hi: 0 };
 const BACK: Tag = Tag { lo: 3, hi: 0 };
 
-/// Any-source receives, and the place of the honest peer's answers.
+/// Number of any-source receives, and offset of the honest peer's answers.
 const POSTED: u64 = 6;
 const ANSWERS: u64 = 32 << 10;
 
-/// Rounds with the honest peer that must complete during each trick.
+/// Number of rounds with the honest peer that must complete during each trick.
 const ROUNDS: u64 = 10;
 
-/// Memory before and after the registered memory.
+/// Bytes of canaries before and after the registered memory.
 const EDGE: usize = 4096;
 const CANARY: u8 = 0xc5;
 
@@ -74,15 +74,16 @@ fn config() -> ShmConfig {
     ShmConfig { timeout: Duration::from_millis(500), ..ShmConfig::default() }
 }
 
-/// Connects to the victim, as any process can.
+/// Connects to the victim, as any process may.
 fn connect_raw(address: &OsStr) -> OwnedFd {
     let name = address.as_encoded_bytes();
-    // SAFETY: the address is built in place, within its size; the descriptor is created here.
+    // SAFETY: the address is built in a local structure, within its size. The descriptor is created
+    // here, so nothing else owns it.
     unsafe {
         let fd = libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0);
         let mut at: libc::sockaddr_un = std::mem::zeroed();
         at.sun_family = libc::AF_UNIX as libc::sa_family_t;
-        // An abstract name: a zero byte replaces `@`.
+        // In an abstract name a zero byte replaces the `@`.
         for (to, from) in at.sun_path[1..].iter_mut().zip(&name[1..]) {
             *to = *from as libc::c_char;
         }
@@ -92,7 +93,7 @@ fn connect_raw(address: &OsStr) -> OwnedFd {
     }
 }
 
-/// The other processes.
+/// Runs in the child processes.
 #[test]
 fn child() {
     let Some((role, address)) = role() else { return };
@@ -110,13 +111,13 @@ fn child() {
     wait_for_the_end();
 }
 
-/// Waits until the victim hangs up, or kills this process.
+/// Waits until the victim hangs up or kills this process.
 fn wait_for_the_end() {
-    // SAFETY: descriptor 0 is the connection to the victim; a byte of ours.
+    // SAFETY: the buffer is a local byte. Descriptor 0 is the connection to the victim.
     unsafe { libc::read(0, [0u8; 1].as_mut_ptr().cast(), 1) };
 }
 
-/// The honest peer: sends back everything that it receives.
+/// Plays the honest peer, which returns every message.
 fn echo(address: &OsStr) {
     let rail = rail(config());
     let link = connect(address, &rail.profile(), soon()).unwrap();
@@ -125,7 +126,7 @@ fn echo(address: &OsStr) {
     engine.rail_mut(RailId(0)).unwrap().attach(peer.peer(), link).unwrap();
     engine.connect_peer(peer, 1).unwrap();
     let at = leak(0u64, 8);
-    // SAFETY: leaked, and accessed only through raw copies and the engine.
+    // SAFETY: the memory is leaked, and accessed only through raw copies and the engine.
     let region = unsafe { Region::new(NonNull::from(&mut at[0]).cast(), 64, RegionKind::Private) };
     let bytes = region.ptr();
     let region = engine.register(region).unwrap();
@@ -136,7 +137,8 @@ fn echo(address: &OsStr) {
             engine.check_peers();
         }
         if engine.next_recv().is_some_and(|status| status.outcome == Received::Ok) {
-            // SAFETY: 64 bytes, which nothing writes before the next receive is posted.
+            // SAFETY: the region is 64 bytes long, and nothing writes to it before the next receive
+            // is posted.
             let answer: [u8; 64] = unsafe { bytes.cast().read() };
             engine.send(CX, peer, BACK, Payload::Bytes(&answer), Notice::Silent).unwrap();
             engine.recv(Some(peer), THERE, Tag::ZERO, Some((region.at(0), 64)), 0).unwrap();
@@ -144,7 +146,7 @@ fn echo(address: &OsStr) {
     }
 }
 
-/// A process that plays a role until this is dropped, and the connection to it.
+/// A child process that plays a role, and the connection to it. Dropping it kills the child.
 struct Process {
     _child: Killed,
     line: UnixStream,
@@ -165,7 +167,7 @@ fn begin(role: &str, address: &str) -> Process {
 }
 
 impl Process {
-    /// Whether it has played its trick, or has ended.
+    /// Returns whether the process has played its trick, or has exited.
     fn has_played(&mut self) -> bool {
         match self.line.read(&mut [0; 1]) {
             Err(error) if error.kind() == ErrorKind::WouldBlock => false,
@@ -183,7 +185,7 @@ struct Victim {
     region: LocalId,
     memory: &'static mut [u8],
     posted: u64,
-    /// Completed rounds with the honest peer.
+    /// Number of completed rounds with the honest peer.
     rounds: u64,
     meter: Meter,
 }
@@ -195,10 +197,10 @@ impl Victim {
         let listener = Listener::bind(&address).unwrap();
         let mut engine = engine_of(rail, 2, CONFIG, MATCHING);
         let memory = leak(CANARY, 2 * EDGE + SIZE);
-        // The canaries are placed so that the memory between them is aligned.
+        // Places the canaries so that the memory between them is aligned.
         let at = memory[EDGE - 8..].as_ptr().align_offset(8) + EDGE - 8;
         let first = NonNull::from(&mut memory[at]);
-        // SAFETY: leaked, and read only between calls of the engine.
+        // SAFETY: the memory is leaked, and the test reads it only between calls of the engine.
         let region = unsafe { Region::new(first, SIZE, RegionKind::Private) };
         let region = engine.register(region).unwrap();
         let honest = begin("honest", &address);
@@ -225,7 +227,7 @@ impl Victim {
         (victim, honest)
     }
 
-    /// The payload of a round.
+    /// Returns the payload of a round.
     fn payload(round: u64) -> [u8; 64] {
         std::array::from_fn(|i| (round as u8).wrapping_mul(31).wrapping_add(i as u8))
     }
@@ -238,7 +240,7 @@ impl Victim {
         self.engine.send(CX, self.honest, THERE, Payload::Bytes(&bytes), Notice::Silent).unwrap();
     }
 
-    /// One turn of a process's normal work, with each call measured.
+    /// Does one pass of normal work, and measures each call.
     fn turn(&mut self) {
         let Victim { engine, meter, .. } = self;
         let events = meter.call("progress", || engine.progress());
@@ -250,8 +252,8 @@ impl Victim {
             }
             assert_eq!(status.outcome, Received::Ok, "from the honest peer");
             let at = self.engine.local_ptr(self.region.at(ANSWERS), 64).unwrap();
-            // SAFETY: 64 bytes of the region, which nothing writes before the next receive is
-            // posted.
+            // SAFETY: the 64 bytes lie in the region, and nothing writes to them before the next
+            // receive is posted.
             let answer: [u8; 64] = unsafe { at.cast().read() };
             assert_eq!(answer, Self::payload(self.rounds), "round {}", self.rounds);
             self.rounds += 1;
@@ -267,7 +269,7 @@ impl Victim {
         }
     }
 
-    /// Has a hostile process play its trick. Returns the reported error and the longest call.
+    /// Lets a hostile process play its trick. Returns the reported error and the longest call.
     fn suffers(&mut self, (name, end, _): &Trick) -> (Option<PeerError>, (Duration, &'static str)) {
         let mut hostile = begin(name, &self.address);
         let link = self.listener.accept(&self.profile, soon()).unwrap();
@@ -280,7 +282,7 @@ impl Victim {
         let why = loop {
             self.turn();
             let Victim { engine, meter, .. } = self;
-            // Send to it as well, whether or not it reads that.
+            // Also sends to the hostile peer, which need not read the message.
             let bytes = Payload::Bytes(&[7; 100]);
             let _ = meter.call("send", || engine.send(CX, peer, ANY, bytes, Notice::Silent));
             let why = engine.peer_error(peer).unwrap();
@@ -307,7 +309,8 @@ impl Victim {
     }
 }
 
-/// As [`alone`], with a thread that closes descriptors which may block, as programs have one.
+/// Runs alone like [`alone`], with a thread that closes descriptors which may block. Real programs
+/// have such a thread.
 fn alone_with_a_closer() -> MutexGuard<'static, ()> {
     let alone = alone();
     fishplate_shm::set_closer(|| drop(std::thread::spawn(fishplate_shm::close_aside)));
@@ -366,7 +369,8 @@ fn a_planted_wait_is_detected_and_load_is_not() {
     let mut meter = Meter::new();
     meter.call("works", || (0..100_000_000u64).fold(1, |x, n| std::hint::black_box(x ^ n)));
     assert!(meter.longest.0 > LIMIT, "{:?}", meter.longest);
-    // Four threads per processor: each waits for the processor much longer than it works.
+    // Starts four threads per processor, so that each waits for a processor much longer than it
+    // runs.
     let end = Instant::now() + Duration::from_millis(300);
     let count = 4 * std::thread::available_parallelism().unwrap().get();
     let busy: Vec<_> =
@@ -381,10 +385,10 @@ fn a_planted_wait_is_detected_and_load_is_not() {
     assert!(shortest <= LIMIT, "{shortest:?}");
 }
 
-/// A trick in place of a handshake.
+/// The name of a trick, and the trick.
 type Approach = (&'static str, fn(Raw));
 
-/// What a hostile process does instead of a handshake.
+/// Returns what hostile processes do instead of a handshake.
 fn handshakes() -> [Approach; 5] {
     [
         ("a socket that lingers instead of a Hello", |raw| {

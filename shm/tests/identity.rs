@@ -1,4 +1,5 @@
-//! The identity of the peer is that of the process that sends, not the one that created the socket.
+//! The identity of a peer is that of the process that sends, not of the process that created the
+//! socket.
 
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
@@ -12,18 +13,18 @@ mod support;
 use raw::{Raw, packet};
 use support::*;
 
-/// Bytes that a forked child has at the same address as its parent.
+/// Bytes at the same address in a forked child and its parent.
 static KNOWN: [u8; 16] = *b"sixteen bytes ok";
 
 /// Memory of this process that is never registered.
 static mut NEVER_LENT: [u64; 8] = [7; 8];
 
-/// A child that is killed and reaped.
+/// A forked child. Dropping it kills and reaps the child.
 struct Forked(i32);
 
 impl Drop for Forked {
     fn drop(&mut self) {
-        // SAFETY: our own child, which has not been reaped.
+        // SAFETY: the child is ours and has not been reaped, so its ID is not reused.
         unsafe {
             libc::kill(self.0, libc::SIGKILL);
             libc::waitpid(self.0, std::ptr::null_mut(), 0);
@@ -31,17 +32,17 @@ impl Drop for Forked {
     }
 }
 
-/// Runs `play` in a forked child, with one end of a socket pair of this process. Returns the other
-/// end.
+/// Runs `play` in a forked child on one end of a socket pair that this process created. Returns the
+/// other end.
 fn forked(play: impl FnOnce(OwnedFd) -> Raw) -> (OwnedFd, Forked) {
     let (ours, theirs) = socket_pair().unwrap();
-    // SAFETY: the child makes system calls and allocates, which glibc permits, and never returns
-    // from here.
+    // SAFETY: the child makes system calls and allocates, which glibc permits after a fork. It
+    // never returns from here.
     match unsafe { libc::fork() } {
         0 => {
             drop(ours);
             let _raw = play(theirs);
-            // SAFETY: waits to be killed.
+            // SAFETY: the call has no arguments, and waits until the child is killed.
             unsafe { libc::pause() };
             std::process::abort();
         }
@@ -53,7 +54,7 @@ fn forked(play: impl FnOnce(OwnedFd) -> Raw) -> (OwnedFd, Forked) {
 fn a_forked_peer_cannot_make_the_kernel_write_our_memory() {
     let _alone = alone();
     let config = ShmConfig::default();
-    // Its probe is an address at which this process has the bytes of its nonce.
+    // The child's probe is an address at which this process has the same bytes.
     let (socket, child) = forked(|socket| {
         let mut raw = Raw::new(socket, &ShmConfig::default());
         raw.hello(KNOWN, KNOWN.as_ptr() as u64);
@@ -65,17 +66,17 @@ fn a_forked_peer_cannot_make_the_kernel_write_our_memory() {
     let link = Link::over(socket, Role::First, &rail.profile(), soon()).unwrap();
     assert_eq!(link.pid(), child.0, "the process that speaks");
     rail.attach(PEER, link).unwrap();
-    // A key of private memory, in generation 1 and slot 0, with the address of other memory of this
-    // process.
+    // The key of private memory, in generation 1 and slot 0, with the address of unregistered
+    // memory of this process.
     let key = RailKey { key: 1 << 60 | 1 << 48, base: &raw const NEVER_LENT as u64 };
     rail.import(PEER, key, 64).unwrap();
     let mut bytes = [0x41u8; 64];
     let local = Local { ptr: NonNull::from(&mut bytes).cast(), len: 64, desc: 0 };
     // SAFETY: the bytes outlive the rail.
     let posted = unsafe { rail.post_write(PEER, local, Remote { key, offset: 0 }, None, 1) };
-    // The kernel writes to the child, or the lane is used.
+    // The kernel writes to the child, or the data is staged.
     assert!(matches!(posted, Ok(Posted::Done | Posted::Pending)), "{posted:?}");
-    // SAFETY: nothing else uses it.
+    // SAFETY: nothing in this process writes to the static.
     assert_eq!(unsafe { (&raw const NEVER_LENT).read_volatile() }, [7; 8]);
 }
 
@@ -118,10 +119,10 @@ fn a_handshake_finished_by_another_process_is_refused() {
         let mut raw = Raw::new(socket, &ShmConfig::default());
         raw.hello(KNOWN, KNOWN.as_ptr() as u64);
         raw.offer();
-        // SAFETY: as in `forked`.
+        // SAFETY: the child makes one system call, and exits in this block.
         if unsafe { libc::fork() } == 0 {
             raw.send(&packet(raw::READY, &raw.theirs), &[]);
-            // SAFETY: ends the process at once.
+            // SAFETY: the call takes a number and ends the process at once.
             unsafe { libc::_exit(0) };
         }
         raw
@@ -143,15 +144,15 @@ fn a_peer_in_this_process_is_reached() {
     }
 }
 
-/// Sends a packet with another process's credentials, which the kernel permits to the superuser.
-/// Returns whether it was sent.
+/// Sends a packet with the credentials of another process, which the kernel permits to the
+/// superuser. Returns whether the packet was sent.
 fn send_as(raw: &Raw, bytes: &[u8], pid: i32) -> bool {
     use std::os::fd::AsRawFd;
 
     let mut control = [0u64; 4];
     let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-    // SAFETY: a structure of plain numbers and null pointers; the control buffer holds a header and
-    // the credentials.
+    // SAFETY: `msghdr` consists of pointers and numbers, so all zeroes are a valid value. The
+    // control buffer has room for a header and the credentials.
     unsafe {
         let mut message: libc::msghdr = std::mem::zeroed();
         (message.msg_iov, message.msg_iovlen) = (&mut part, 1);
@@ -168,11 +169,11 @@ fn send_as(raw: &Raw, bytes: &[u8], pid: i32) -> bool {
     }
 }
 
-/// Only the superuser can send such credentials; for others the kernel refuses.
+/// Only the superuser can send such credentials. The kernel refuses them for others.
 #[test]
 fn a_peer_that_claims_to_be_this_process_is_refused() {
     let _alone = alone();
-    // SAFETY: calls without arguments.
+    // SAFETY: the calls have no arguments and cannot fail.
     let (this, root) = unsafe { (libc::getpid(), libc::geteuid() == 0) };
     let (socket, _child) = forked(|socket| {
         let mut raw = Raw::new(socket, &ShmConfig::default());
@@ -193,19 +194,19 @@ fn a_peer_that_claims_to_be_this_process_is_refused() {
     assert!(!link.reaches_private());
 }
 
-/// The socket was made by this process, so only the credentials of the Hello show the other user.
-/// Needs the superuser, who can become another user.
+/// This process created the socket, so only the credentials of the Hello show the other user. Needs
+/// the superuser, who can become another user.
 #[test]
 fn another_user_on_a_socket_of_ours_is_refused() {
     let _alone = alone();
     const NOBODY: u32 = 65_534;
-    // SAFETY: a call without arguments.
+    // SAFETY: the call has no arguments and cannot fail.
     if unsafe { libc::geteuid() } != 0 {
         println!("SKIPPED another user on a socket of ours: not the superuser");
         return;
     }
     let (socket, _child) = forked(|socket| {
-        // SAFETY: a plain number; the child has one thread.
+        // SAFETY: the call takes only a number, and the child has one thread.
         assert_eq!(unsafe { libc::setuid(NOBODY) }, 0);
         let mut raw = Raw::new(socket, &ShmConfig::default());
         raw.hello(KNOWN, 0);
@@ -216,7 +217,7 @@ fn another_user_on_a_socket_of_ours_is_refused() {
     assert_eq!(link, Err(HandshakeError::User(NOBODY)));
 }
 
-/// Version of the kernel.
+/// Returns the major and minor version of the kernel.
 fn kernel() -> [u32; 2] {
     let text = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
     let mut numbers = text.split(|c: char| !c.is_ascii_digit()).filter_map(|part| part.parse().ok());

@@ -1,5 +1,5 @@
-//! Many handshakes at once: each has its own deadline, and at the limit the one with the least
-//! progress ends.
+//! Many handshakes at once: each has its own deadline, and at the limit the least advanced one is
+//! evicted.
 
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use fishplate_shm::meeting::{HalfOpen, MOST, Meetings, Step, meet};
 
-/// Expects a long word, byte by byte, and fails on any other byte.
+/// A handshake that expects a long word, byte by byte, and fails on any other byte.
 #[derive(Debug)]
 struct Word {
     stream: UnixStream,
@@ -74,7 +74,6 @@ impl HalfOpen for Word {
     }
 }
 
-/// A listener with a name of its own.
 fn listener(name: &str) -> (UnixListener, SocketAddr) {
     let address = SocketAddr::from_abstract_name(format!("meeting-{name}-{}", std::process::id())).unwrap();
     let listener = UnixListener::bind_addr(&address).unwrap();
@@ -100,7 +99,8 @@ fn occasional_bytes_do_not_renew_the_deadline_of_a_handshake() {
     let mut meetings = Meetings::<Word>::new(patience);
     let mut slow = says(&address, b"h");
     thread::scope(|scope| {
-        // The whole word takes five seconds, and completes if every byte renews the deadline.
+        // At this rate the whole word takes five seconds. It would complete only if every byte
+        // renewed the deadline.
         let trickle = scope.spawn(|| {
             while slow.write_all(&WORD[..1]).is_ok() {
                 thread::sleep(Duration::from_millis(20));
@@ -113,7 +113,7 @@ fn occasional_bytes_do_not_renew_the_deadline_of_a_handshake() {
         trickle.join().unwrap();
     });
     assert!(ended(&mut slow));
-    // The next one has its full time.
+    // The next handshake has the full time limit.
     let _fast = says(&address, WORD);
     assert!(meetings.next(listener.as_fd(), Instant::now(), Word::new).unwrap().is_some());
 }

@@ -1,4 +1,4 @@
-//! Signals: a process that handles them constantly, as under a profiler, behaves like one without
+//! A process that handles signals constantly, as under a profiler, behaves like one without
 //! signals.
 
 use std::ptr::NonNull;
@@ -18,11 +18,12 @@ extern "C" fn handle(_: i32) {
     HANDLED.fetch_add(1, Relaxed);
 }
 
-/// Runs `work` while this thread is sent signals, each as soon as the previous one was handled.
+/// Runs `work` while this thread receives signals. The next signal is sent as soon as the last one
+/// was handled.
 fn under_signals(work: impl FnOnce()) {
-    // SAFETY: the handler only counts, atomically.
+    // SAFETY: the handler only increments an atomic counter.
     unsafe { libc::signal(libc::SIGUSR1, handle as extern "C" fn(i32) as libc::sighandler_t) };
-    // SAFETY: the call has no arguments.
+    // SAFETY: the call has no arguments and cannot fail.
     let me = unsafe { libc::pthread_self() };
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -30,7 +31,8 @@ fn under_signals(work: impl FnOnce()) {
             let mut sent = 0;
             while !over.load(Relaxed) {
                 if HANDLED.load(Relaxed) == sent {
-                    // SAFETY: the thread waits for this one in its scope, so it is alive.
+                    // SAFETY: the thread `me` waits for this one at the end of its scope, so it is
+                    // alive.
                     unsafe { libc::pthread_kill(me, libc::SIGUSR1) };
                     sent += 1;
                 }
@@ -41,7 +43,7 @@ fn under_signals(work: impl FnOnce()) {
     });
 }
 
-/// Ends the signals, even if the work panics.
+/// Stops the signals when it is dropped, even if `work` panics.
 struct Over<'a>(&'a AtomicBool);
 
 impl Drop for Over<'_> {
@@ -62,7 +64,7 @@ fn an_interrupted_call_does_not_report_a_living_peer_as_dead() {
     a.attach(PEER, near).unwrap();
     b.attach(PEER, far).unwrap();
     let mut memory = [7u8; 64];
-    // SAFETY: outlives the rails; no other code writes it.
+    // SAFETY: `memory` outlives the rails, and no other code writes to it.
     let region = unsafe { Region::new(NonNull::from(&mut memory).cast(), 64, RegionKind::Private) };
     let (key, _) = b.register(&region).unwrap();
     a.import(PEER, key, 64).unwrap();
@@ -70,7 +72,7 @@ fn an_interrupted_call_does_not_report_a_living_peer_as_dead() {
     let local = Local { ptr: NonNull::from(&mut back).cast(), len: 64, desc: 0 };
     under_signals(|| {
         while HANDLED.load(Relaxed) < 2000 {
-            // SAFETY: `back` outlives the post, which completes at once.
+            // SAFETY: `back` outlives the post, which completes before the call returns.
             let post = unsafe { a.post_read(PEER, local, Remote { key, offset: 0 }, 1) };
             assert_eq!(post, Ok(Posted::Done));
         }

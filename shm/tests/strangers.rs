@@ -1,4 +1,4 @@
-//! Unrelated clients of a listener, and their cost: only their own connection.
+//! Unrelated clients of a listener lose only their own connections.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +18,7 @@ fn config() -> ShmConfig {
     ShmConfig { lane_cells: 64, max_message: 1024, ..ShmConfig::default() }
 }
 
-/// Clients of a name, each in a thread of its own until told to stop.
+/// Clients of the listener at `name`, each in a thread that runs until `stop`.
 struct Strangers<'s, 'e> {
     scope: &'s Scope<'s, 'e>,
     name: &'s str,
@@ -26,7 +26,7 @@ struct Strangers<'s, 'e> {
 }
 
 impl<'s> Strangers<'s, '_> {
-    /// Many clients that connect once. Returns when all have done `each`, with their results.
+    /// Starts `count` clients that connect once. Returns their results when all have run `each`.
     fn many<T: Send + 's>(&self, count: usize, each: impl Fn(Raw) -> T + Send + Copy + 's) -> Vec<T> {
         let (done, all) = mpsc::channel();
         for _ in 0..count {
@@ -37,7 +37,7 @@ impl<'s> Strangers<'s, '_> {
         all.into_iter().collect()
     }
 
-    /// A client that connects repeatedly.
+    /// Starts a client that connects repeatedly.
     fn flood(&self, each: impl Fn(OwnedFd) + Send + 's) {
         let (name, stop) = (self.name, self.stop);
         self.scope.spawn(move || {
@@ -48,9 +48,9 @@ impl<'s> Strangers<'s, '_> {
     }
 }
 
-/// The right process connects beside other clients in less than half of a handshake's time limit,
-/// so it waited for none of them. Returns why the others were refused. Other load delays some
-/// attempts; waiting for a client delays all.
+/// Checks that the right process connects despite other clients in less than half of a handshake's
+/// time limit, so it waited for none of them. Returns why the other clients were refused. Load
+/// delays some attempts, but waiting for a client would delay all.
 #[track_caller]
 fn meets_beside<T>(config: ShmConfig, strangers: impl Fn(&Strangers<'_, '_>) -> T) -> Vec<HandshakeError> {
     let mut late = vec![];
@@ -63,7 +63,7 @@ fn meets_beside<T>(config: ShmConfig, strangers: impl Fn(&Strangers<'_, '_>) -> 
     panic!("{late:?}");
 }
 
-/// Returns also how long it took.
+/// Makes one attempt. Also returns its duration.
 fn meets_once<T>(
     config: ShmConfig,
     strangers: impl Fn(&Strangers<'_, '_>) -> T,
@@ -119,7 +119,7 @@ fn clients_that_stop_halfway_cost_only_their_own_connections() {
 #[test]
 fn invalid_handshakes_are_refused_by_reason() {
     let _alone = alone();
-    // Returns when the listener has hung up.
+    // Sends bytes, and returns when the listener has hung up.
     fn says(raw: Raw, bytes: &[u8]) {
         raw.send(bytes, &[]);
         while !raw.recv().is_empty() {}
@@ -139,7 +139,7 @@ fn invalid_handshakes_are_refused_by_reason() {
     }
     let told = meets_beside(config(), |strangers| strangers.many(1, |raw| says(raw, &version())));
     assert!(matches!(told[..], [HandshakeError::Version { theirs: 77, .. }]), "{told:?}");
-    // An answer to another listener, replayed.
+    // Replays an answer that was made for another listener.
     refused(
         |mut raw| {
             raw.hello([7; 16], 0);
@@ -173,8 +173,8 @@ fn floods_cost_only_their_own_connections() {
     });
 }
 
-/// A listener allocates nothing for clients that have only sent a Hello, whatever the size of the
-/// common segment.
+/// A listener creates no memory for clients that have only sent a Hello, for any size of the common
+/// segment.
 #[test]
 fn clients_that_only_send_a_hello_cost_no_memory() {
     let _alone = alone();
@@ -199,7 +199,7 @@ fn clients_that_only_send_a_hello_cost_no_memory() {
     assert_eq!(held().0, before.0 - 1, "only the listener itself has gone");
 }
 
-/// More clients have connected than the kernel queues, and nobody accepts for a while.
+/// More clients connect than the kernel queues, and nobody accepts for a while.
 #[test]
 fn a_full_backlog_delays_and_does_not_refuse() {
     let _alone = alone();
@@ -218,7 +218,7 @@ fn a_full_backlog_delays_and_does_not_refuse() {
     });
 }
 
-/// A listener without room hangs up.
+/// A listener without room hangs up, and the client connects again.
 #[test]
 fn a_client_whose_connection_is_closed_tries_again() {
     let _alone = alone();
@@ -257,14 +257,15 @@ fn a_handshake_continues_in_the_next_call() {
         assert_eq!(here.join().unwrap(), Ok([7; 16]));
     });
     assert_eq!(listener.refused(), []);
-    // Another profile is another rail: unfinished handshakes are hung up.
+    // Another profile means another rail, so unfinished handshakes are dropped.
     let mut raw = Raw::new(knock(&name, 0).unwrap(), &config());
     assert_eq!(looks().map(drop), Err(HandshakeError::Deadline));
     raw.hello([7; 16], 0);
     let other = rail(config());
     let other = listener.accept(&other.profile(), Instant::now()).map(drop);
     assert_eq!(other, Err(HandshakeError::Deadline));
-    // SAFETY: a byte of ours. The call fails on an open connection, and returns 0 on a closed one.
+    // SAFETY: the buffer is a local byte. The call fails with `EAGAIN` on an open connection, and
+    // returns 0 on a closed one.
     let n = unsafe { libc::recv(raw.socket.as_raw_fd(), [0u8].as_mut_ptr().cast(), 1, libc::MSG_DONTWAIT) };
     assert_eq!(n, 0, "hung up");
 }

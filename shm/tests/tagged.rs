@@ -1,5 +1,5 @@
-//! Tagged messages over shared memory: two engines in one process, with each kind of memory and
-//! each way to reach it, and an engine that is its own peer.
+//! Tagged messages over shared memory. Covers two engines in one process, with each kind of memory
+//! and each way to reach it, and an engine that is its own peer.
 
 use std::ptr::NonNull;
 
@@ -28,7 +28,7 @@ const MATCHING: MatchConfig = MatchConfig {
 };
 const SIZE: usize = 1 << 18;
 
-/// One end: an engine, its peer, and a region to send from and receive into.
+/// One end: an engine, its peer, and a region for sends and receives.
 struct End {
     engine: Engine<'static, TestRail, 1>,
     peer: PeerId,
@@ -38,7 +38,7 @@ struct End {
 
 fn private() -> Region {
     let words = leak(0u64, SIZE / 8);
-    // SAFETY: leaked, so always valid, and accessed only through raw copies and the engine.
+    // SAFETY: the memory is leaked, and accessed only through raw copies and the engine.
     unsafe { Region::new(NonNull::from(&mut words[0]).cast(), SIZE, RegionKind::Private) }
 }
 
@@ -58,7 +58,8 @@ fn end(rail: TestRail, region: Region, attach: impl FnOnce(ShmSetup<'_, LinuxHos
     End { engine, peer, region, at }
 }
 
-/// Two ends that met in two threads; this thread drives both.
+/// Creates two connected ends. Their handshake takes two threads; this thread drives both ends
+/// afterwards.
 fn pair(config: &ShmConfig, region: fn() -> Region) -> Vec<End> {
     pair_of(config, config, region)
 }
@@ -84,8 +85,9 @@ fn turns(ends: &mut [End], count: u32) {
     }
 }
 
-/// Sends and receives in every length, order and fit. The sender's memory begins at 0, the
-/// receiver's buffer in the middle.
+/// Sends and receives messages of many lengths, in both orders, into buffers that fit or are too
+/// short. The sender's memory begins at offset 0, the receiver's buffer in the middle of the
+/// region.
 fn exchange(mut ends: Vec<End>, what: &str) {
     let half = (SIZE / 2) as u64;
     let lengths = [0, 1, 8, 9, 15, 16, 17, 47, 48, 4095, 4096, 4097, 100_000];
@@ -98,7 +100,7 @@ fn exchange(mut ends: Vec<End>, what: &str) {
                     let what = format!("{what}: {len} into {room}, posted first {posted_first}, sync {sync}");
                     let (from, to) = (n % 2 % ends.len(), (n + 1) % 2 % ends.len());
                     let sent = bytes(n, len);
-                    // SAFETY: both ranges lie inside the regions, and no transfer uses them.
+                    // SAFETY: both ranges lie inside the regions, and no transfer is in flight.
                     unsafe {
                         std::ptr::copy(sent.as_ptr(), ends[from].at.as_ptr(), len);
                         std::ptr::write_bytes(ends[to].at.as_ptr().add(half as usize), 0xa5, len + 64);
@@ -122,7 +124,7 @@ fn exchange(mut ends: Vec<End>, what: &str) {
                     assert_eq!((status.outcome, status.delivered), (outcome, want as u64), "{what}");
                     assert_eq!(status.envelope.unwrap().len, len as u64, "{what}");
                     let mut got = vec![0u8; len + 64];
-                    // SAFETY: inside the region; the receive is complete.
+                    // SAFETY: the range lies inside the region, and the receive is complete.
                     unsafe {
                         std::ptr::copy(ends[to].at.as_ptr().add(half as usize), got.as_mut_ptr(), len + 64);
                     }
@@ -188,13 +190,14 @@ fn long_payloads_are_read_from_any_memory() {
     }
 }
 
-/// Sends bytes that are not registered, and returns what arrived, and how.
+/// Sends bytes that are not registered. Returns the status of the receive, and whether the receiver
+/// requested the payload in chunks.
 fn send_span(ends: &mut [End], len: usize, room: usize) -> (Status, bool) {
-    // No two MiB are alike.
+    // No two MiB have the same bytes.
     let byte = |n: usize| (n as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()[7];
     let sent = (0..len).map(byte).collect::<Vec<u8>>().leak();
     let got = vec![0xa5u8; len + 64].leak();
-    // SAFETY: leaked, and used by nothing else meanwhile.
+    // SAFETY: both buffers are leaked, and nothing else uses them meanwhile.
     let (from, into) = unsafe {
         let into = Span::new(NonNull::from(&mut got[0]), room);
         (Span::new(NonNull::from(&mut sent[0]), len), into)
@@ -245,7 +248,7 @@ fn long_payloads_that_are_not_registered_are_copied_by_the_kernel_if_it_permits_
 fn memory_of_a_sender_that_is_gone_is_not_taken_for_its_message() {
     let mut ends = pair(&ShmConfig::default(), private);
     let sent = vec![1u8; 100_000].leak();
-    // SAFETY: leaked, and unchanged until the engine that sends it is dropped.
+    // SAFETY: `sent` is leaked, and stays unchanged until the sending engine is dropped.
     let from = unsafe { Span::new(NonNull::from(&mut sent[0]), 100_000) };
     let End { engine, peer, .. } = &mut ends[0];
     engine.send(CX, *peer, Tag::ZERO, Payload::Span(from), Notice::Silent).unwrap();
@@ -295,7 +298,8 @@ fn a_stream_faster_than_its_receiver_arrives_in_order() {
         for _ in 0..40 {
             let End { engine, peer, region, at } = &mut ends[0];
             let place = sent % 512 * 16;
-            // SAFETY: inside the region; the last send from this place is complete.
+            // SAFETY: the word lies inside the region, and the last send from this place is
+            // complete.
             unsafe { at.as_ptr().add(place as usize).cast::<u64>().write(sent) };
             let payload = Payload::Region(region.at(place), 8);
             if engine.send(CX, *peer, Tag::from(sent), payload, Notice::Report(sent)).is_ok() {
@@ -309,7 +313,7 @@ fn a_stream_faster_than_its_receiver_arrives_in_order() {
             let into = Some((region.at(0), 8));
             let request = engine.recv(Some(*peer), Tag::ZERO, Tag::ALL, into, 0).unwrap();
             let status = finish(&mut ends, 1, request, "a message that was sent");
-            // SAFETY: inside the region; the receive is complete.
+            // SAFETY: the word lies inside the region, and the receive is complete.
             let word = unsafe { ends[1].at.as_ptr().cast::<u64>().read() };
             assert_eq!((status.envelope.unwrap().tag.lo, word), (got, got));
             got += 1;

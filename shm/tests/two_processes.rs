@@ -1,4 +1,4 @@
-//! Two real processes: data by every path, wake-ups, and death.
+//! Two real processes: data on every path, wake-ups, and the death of a peer.
 
 use std::io::Read;
 use std::os::linux::net::SocketAddrExt;
@@ -18,7 +18,7 @@ mod support;
 use support::asleep::{this_thread, until_asleep};
 use support::*;
 
-/// Bytes that depend on index and seed.
+/// Returns bytes that depend on index and seed.
 fn pattern(seed: u8, len: usize) -> Vec<u8> {
     (0..len).map(|i| (i as u32).wrapping_mul(2_654_435_761).to_le_bytes()[3] ^ seed).collect()
 }
@@ -45,13 +45,14 @@ fn sizes(staged: bool) -> ShmConfig {
     ShmConfig { force_staging: staged, common_len: 1 << 16, lane_cells: 256, ..ShmConfig::default() }
 }
 
-/// Exports a segment, private and common memory, then returns every message reversed until stopped.
+/// Exports a segment, private memory and common memory. Then returns every message reversed, until
+/// it is stopped.
 fn serve(address: &std::ffi::OsStr, staged: bool) {
     let mut rail = rail(sizes(staged));
     let link = connect(address, &rail.profile(), soon()).unwrap();
     let segment = Segment::create(LEN).unwrap();
     let mut private = vec![0u8; LEN];
-    // SAFETY: all three outlive the rail's use of them, and are read only after a landed word.
+    // SAFETY: all three outlive the rail's use of them, and are read only after a write has landed.
     let regions = unsafe {
         [
             segment.region(0, LEN).unwrap(),
@@ -68,12 +69,13 @@ fn serve(address: &std::ffi::OsStr, staged: bool) {
     loop {
         until(&mut rail, &mut seen, |seen| seen.messages.len() > echoed || seen.landed.len() > landed);
         while landed < seen.landed.len() {
-            // The word contains the region and the seed, which determine the expected bytes.
+            // The completion word encodes the region and the seed, which determine the expected
+            // bytes.
             let word = seen.landed[landed];
             landed += 1;
             let region = &regions[(word >> 8) as usize];
             let mut found = vec![0; region.len()];
-            // SAFETY: the whole region is mapped, and the peer waits for our answer.
+            // SAFETY: the whole region is mapped, and the peer writes nothing until we answer.
             unsafe { region.ptr().copy_to_nonoverlapping(NonNull::from(&mut found[..]).cast(), found.len()) };
             let good = found == pattern(word as u8, region.len());
             insist(&mut rail, &mut seen, |rail| {
@@ -96,7 +98,7 @@ fn serve(address: &std::ffi::OsStr, staged: bool) {
     }
 }
 
-/// Puts, gets and messages against `serve`.
+/// Posts puts, gets and messages to a child that runs `serve`.
 fn data_arrives(staged: bool) {
     let _alone = alone();
     let before = held();
@@ -120,7 +122,7 @@ fn data_arrives(staged: bool) {
                 let word = (i as u32) << 8 | u32::from(seed);
                 let remote = Remote { key, offset: 0 };
                 let (answers, ends) = (seen.messages.len(), seen.done.len());
-                // SAFETY: `data` lives until the post is complete, which is awaited.
+                // SAFETY: `data` lives until the post completes, which the test waits for.
                 let posted = insist(&mut rail, &mut seen, |rail| unsafe {
                     rail.post_write(PEER, local(&data), remote, Some(word), 1)
                 });
@@ -134,7 +136,7 @@ fn data_arrives(staged: bool) {
                 let mut back = vec![0; len];
                 let ends = seen.done.len();
                 let into = Local { ptr: NonNull::from(&mut back[..]).cast(), len, desc: 0 };
-                // SAFETY: `back` lives, unread, until the post is complete, which is awaited.
+                // SAFETY: `back` lives until the post completes, and nothing reads it before.
                 let posted =
                     insist(&mut rail, &mut seen, |rail| unsafe { rail.post_read(PEER, into, remote, 2) });
                 rail.flush();
@@ -176,7 +178,7 @@ fn data_arrives_staged_through_the_lane() {
     data_arrives(true);
 }
 
-/// Answers each message once the thread that it names is asleep.
+/// Answers each message after the thread that the message names is asleep.
 fn slow(address: &std::ffi::OsStr) {
     let mut rail = rail(ShmConfig::default());
     let link = connect(address, &rail.profile(), soon()).unwrap();
@@ -213,19 +215,19 @@ fn a_sleeper_is_woken_by_the_other_process_before_its_deadline() {
             slept += u32::from(woken.is_some());
             rail.poll(32, &mut seen);
         }
-        // Where the wait object had rung by the deadline, that is not told as one.
+        // A wait object that is notified at its deadline may report the notification instead.
         assert!(began.elapsed() < Duration::from_secs(60), "slept through it");
     }
     assert!(slept >= 30, "slept only {slept} times: the test proves nothing");
 }
 
-/// Sends without end, and processes what it receives, until it is killed.
+/// Sends without end, and handles what it receives, until it is killed.
 fn busy(address: &std::ffi::OsStr) {
     let mut rail = rail(ShmConfig { force_staging: true, ..small() });
     let link = connect(address, &rail.profile(), soon()).unwrap();
     let segment = Segment::create(1 << 16).unwrap();
     let mut private = vec![0u8; 1 << 16];
-    // SAFETY: both outlive the rail, and are not read.
+    // SAFETY: both regions outlive the rail, and nothing reads them.
     let regions = unsafe {
         [
             Region::new(NonNull::from(&mut private[..]).cast(), 1 << 16, RegionKind::Private),
@@ -258,14 +260,14 @@ fn small() -> ShmConfig {
     ShmConfig { lane_cells: 128, max_message: 2048, ..ShmConfig::default() }
 }
 
-/// Performs every operation of a rail with a peer until the peer is killed. Returns the number of
-/// posts pending then.
+/// Performs every operation of a rail with a peer until the peer is killed. Returns how many posts
+/// were pending at that time.
 fn survive(child: Killed, address_listener: &Listener, rail: &mut TestRail, seed: u64) -> usize {
     let mut child = child;
     let link = address_listener.accept(&rail.profile(), soon()).unwrap();
     rail.attach(PEER, link).unwrap();
     let mut private = vec![0u8; 1 << 16];
-    // SAFETY: deregistered before it is dropped.
+    // SAFETY: the region is deregistered before `private` is dropped.
     let region = unsafe { Region::new(NonNull::from(&mut private[..]).cast(), 1 << 16, RegionKind::Private) };
     let (key, _) = rail.register(&region).unwrap();
     let keys = rail.exchange(PEER, &key_bytes(key), soon()).unwrap();
@@ -288,7 +290,7 @@ fn survive(child: Killed, address_listener: &Listener, rail: &mut TestRail, seed
         }
         n += 1;
         let remote = Remote { key: staged, offset: 0 };
-        // SAFETY: `data` and `back` outlive all posts, whose completions are awaited.
+        // SAFETY: `data` and `back` outlive all posts, because the test waits for the completions.
         let posts = unsafe {
             let into =
                 Local { ptr: NonNull::from(&mut back[..]).cast(), len: 1 + n as usize % 20_000, desc: 0 };
@@ -315,14 +317,15 @@ fn survive(child: Killed, address_listener: &Listener, rail: &mut TestRail, seed
     let mut ended: Vec<u64> = seen.done.iter().map(|(cx, _)| *cx).collect();
     ended.sort_unstable();
     assert_eq!(ended, accepted, "every post completes once");
-    // SAFETY: mapped until the peer is detached.
+    // SAFETY: the memory stays mapped until the peer is detached.
     unsafe { pointer.write(1) };
     rail.detach(PEER);
     rail.deregister(key).unwrap();
     seen.done.iter().filter(|(_, result)| *result == Err(CompleteError::PeerDown)).count()
 }
 
-/// B17, B20: a peer killed at any moment leaves no stuck posts or leaks, and the next one connects.
+/// B17, B20: a peer killed at any moment leaves no pending posts and no leaks. The next peer can
+/// connect.
 #[test]
 fn b17_b20_a_killed_peer_leaves_nothing_behind() {
     let _alone = alone();
@@ -340,7 +343,8 @@ fn b17_b20_a_killed_peer_leaves_nothing_behind() {
     assert!(cut > 0, "no post was ever in flight: the test proves nothing");
 }
 
-/// The survivor of the test below; its exit status counts what it holds at the end.
+/// Plays the survivor of the test below. The exit status counts the resources that it holds at the
+/// end.
 fn bereaved(address: &std::ffi::OsStr) {
     let mut rail = rail(ShmConfig::default());
     let before = held();
@@ -356,12 +360,12 @@ fn bereaved(address: &std::ffi::OsStr) {
     assert_eq!(std::io::stdin().read(&mut line).unwrap(), 0);
 }
 
-/// Where the connecting side reports that the two have connected.
+/// Returns the address at which the connecting side reports the connection.
 fn met_at(address: &std::ffi::OsStr) -> SocketAddr {
     SocketAddr::from_abstract_name([address.as_encoded_bytes(), b"-met"].concat()).unwrap()
 }
 
-/// Listens, accepts one peer, and then hangs until it is killed.
+/// Listens, accepts one peer, and then does nothing until it is killed.
 fn hang(address: &std::ffi::OsStr) {
     let mut rail = rail(ShmConfig::default());
     let listener = Listener::bind(address).unwrap();
@@ -377,8 +381,8 @@ fn the_connecting_side_detects_the_death_of_the_listening_side() {
         let met = UnixListener::bind_addr(&met_at(address.as_ref())).unwrap();
         let listening = spawn("hang", &address);
         let mut connected = spawn("bereaved", &address);
-        // Killed before the handshake, the connecting side fails to connect, which is tested
-        // elsewhere.
+        // If the listener is killed before the handshake, the connecting side fails to connect.
+        // Another test covers that.
         met.accept().unwrap();
         drop(listening);
         drop(connected.0.stdin.take());
@@ -386,7 +390,7 @@ fn the_connecting_side_detects_the_death_of_the_listening_side() {
     }
 }
 
-/// The body of the child processes.
+/// Runs in the child processes.
 #[test]
 fn child() {
     let Some((role, address)) = role() else { return };

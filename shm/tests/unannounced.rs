@@ -1,4 +1,4 @@
-//! Progress does not wait for segments that messages name and that were not announced.
+//! Progress does not wait for segments that messages name but that were never announced.
 
 use fishplate_core::engine::Engine;
 use fishplate_core::mem::{PeerId, RailId};

@@ -1,16 +1,16 @@
-//! Measures the time of a call without the influence of other threads.
+//! Measures the duration of a call without the influence of other threads.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-/// Measures calls of one thread: the elapsed time, minus the time in which the thread was ready but
+/// Measures calls of one thread: the elapsed time, minus the time that the thread was runnable but
 /// not running. So load does not count, but waiting and working do.
 pub struct Meter {
-    /// The kernel's statistics of this thread in nanoseconds: run time, and time waiting for a
-    /// processor.
+    /// The kernel's statistics of this thread, in nanoseconds: its run time, and its time waiting
+    /// for a processor.
     schedule: Option<File>,
-    /// The longest call so far, and its name.
+    /// The duration and the name of the longest call so far.
     pub longest: (Duration, &'static str),
 }
 
@@ -19,7 +19,7 @@ impl Meter {
         Meter { schedule: File::open("/proc/thread-self/schedstat").ok(), longest: Default::default() }
     }
 
-    /// Time that this thread has been ready without running.
+    /// Returns how long this thread has been runnable without running.
     fn kept(&self) -> Duration {
         let mut text = [0; 64];
         let read = self.schedule.as_ref().and_then(|file| file.read_at(&mut text, 0).ok()).unwrap_or(0);

@@ -1,4 +1,4 @@
-//! The tricks that a hostile process plays once it has connected to its victim.
+//! The tricks that a hostile process plays after it has connected to its victim.
 
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
@@ -7,26 +7,26 @@ use std::sync::atomic::Ordering;
 
 use crate::raw::*;
 
-/// The outcome of a trick.
+/// The outcome of a trick for the peer that plays it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// The peer fails for breaking the protocol.
+    /// The peer fails for a protocol violation.
     Blamed,
     /// The peer fails as dead.
     Gone,
-    /// Nothing happens.
+    /// The peer does not fail.
     Harmless,
-    /// Either, depending on timing.
+    /// The peer fails for a violation or as dead, depending on timing.
     Either,
 }
 use End::{Blamed, Either, Gone, Harmless};
 
-/// A trick, and its outcome.
+/// The name of a trick, its outcome, and the trick.
 pub type Trick = (&'static str, End, fn(&mut Raw));
 
-/// The victim's private region: its first, so its key is known.
+/// The key of the victim's private region. It is the first region, so its key is known.
 const KEY: u64 = 1 << 60 | 1 << 48;
-/// Its size.
+/// The size of the victim's region, in bytes.
 pub const SIZE: usize = 1 << 16;
 
 const WRITE: u32 = 3;
@@ -37,7 +37,7 @@ fn words(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_ne_bytes()).collect()
 }
 
-/// A chunk of 8 bytes of a staged write.
+/// Sends a chunk of 8 bytes of a staged write.
 fn write(raw: &mut Raw, key: u64, offset: u64, id: u64) {
     raw.record(WRITE, 8, &words(&[key, offset, id, 0, 0, 0, 0]));
 }
@@ -46,7 +46,7 @@ fn read(raw: &mut Raw, offset: u64, id: u64, len: u64) {
     raw.record(READ, 0, &words(&[KEY, offset, id, len, 0, 0]));
 }
 
-/// The head of a message of the engine.
+/// Returns the head of a message of the engine.
 fn head(kind: u8, seq: u32, rest: &[u64]) -> Vec<u8> {
     let mut message = vec![kind, 0, 0, 0];
     message.extend(seq.to_le_bytes());
@@ -57,16 +57,16 @@ fn head(kind: u8, seq: u32, rest: &[u64]) -> Vec<u8> {
 
 fn made(fd: i32) -> OwnedFd {
     assert!(fd >= 0, "{}", std::io::Error::last_os_error());
-    // SAFETY: just created, and not used elsewhere.
+    // SAFETY: callers pass a descriptor that a call just returned, so nothing else owns it.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
-/// Keeps a value until the process is killed.
+/// Leaks a value, so that it exists until the process is killed.
 fn keep<T>(thing: T) {
     std::mem::forget(thing);
 }
 
-/// A TCP connection full of unread bytes, which lingers for a minute when it is closed.
+/// Returns a TCP connection full of unread bytes. Closing it lingers for a minute.
 pub fn lingering() -> OwnedFd {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -74,7 +74,7 @@ pub fn lingering() -> OwnedFd {
     stream.set_nonblocking(true).unwrap();
     while stream.write(&[0; 65536]).is_ok() {}
     let linger = libc::linger { l_onoff: 1, l_linger: 60 };
-    // SAFETY: the kernel reads the structure, whose size is given.
+    // SAFETY: `linger` lives across the call, and its size is passed with it.
     unsafe {
         libc::setsockopt(
             stream.as_raw_fd(),
@@ -87,30 +87,30 @@ pub fn lingering() -> OwnedFd {
     stream.into()
 }
 
-/// Announces a segment with this descriptor, and keeps no copy of it.
+/// Announces a segment with this descriptor, and closes the descriptor.
 fn announce_as_segment(raw: &mut Raw, fd: OwnedFd) {
     raw.send(&announce(1, 4096), &[&fd]);
 }
 
-/// Announces a segment of this size as `number`, and maps it here.
+/// Announces a segment of this size as `number`. Returns its descriptor.
 fn segment(raw: &mut Raw, number: u32, len: usize) -> OwnedFd {
     let fd = memory(len, 0, SEALS);
     raw.send(&announce(number, len as u64), &[&fd]);
     fd
 }
 
-/// Requests to send from a segment.
+/// Sends a request to send whose payload is in a segment.
 fn request_from(raw: &mut Raw, segment: u32, size: u64) {
     raw.message(&request_to_send(0, 64, size, shared_key(0, segment), 0));
 }
 
-/// Waits until the victim has received everything sent over the socket so far.
+/// Waits until the victim has received everything that was sent over the socket.
 fn until_taken(raw: &Raw) {
     say(raw, &packet(BLOB, &[]));
     let mut unread = 1;
     while unread > 0 {
         std::thread::yield_now();
-        // SAFETY: the call fills the number.
+        // SAFETY: the call fills the local number.
         assert_eq!(unsafe { libc::ioctl(raw.socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut unread) }, 0);
     }
 }
@@ -128,13 +128,13 @@ fn flood(raw: &mut Raw, packets: &[Vec<u8>]) {
     }
 }
 
-/// Tells the victim that the trick was played.
+/// Tells the test that the trick was played.
 pub fn played() {
-    // SAFETY: a byte of ours; the descriptor is the connection to the victim.
+    // SAFETY: the pointer and the length describe a literal of one byte.
     unsafe { libc::write(0, b"p".as_ptr().cast(), 1) };
 }
 
-/// Pseudo-random numbers.
+/// Generates pseudo-random numbers.
 fn noise(seed: u64) -> impl Iterator<Item = u64> {
     std::iter::successors(Some(seed), |x| {
         let x = x ^ x << 13;
@@ -176,7 +176,7 @@ pub const TRICKS: &[Trick] = &[
         let fd = memory(4096, 0, SEALS);
         raw.send(&packet(0x100, &[]), &[&fd; 253]);
     }),
-    // Announcements.
+    // Announcements of segments.
     ("an announcement without a descriptor", Blamed, |raw| say(raw, &announce(1, 4096))),
     ("an announcement cut short", Blamed, |raw| {
         raw.send(&packet(ANNOUNCE, &[1; 11]), &[&memory(4096, 0, SEALS)]);
@@ -204,9 +204,9 @@ pub const TRICKS: &[Trick] = &[
         announce_as_segment(raw, memory(4096, 0, libc::F_SEAL_SHRINK));
     }),
     ("a segment without pages", Blamed, |raw| {
-        // SAFETY: the name is a C string; calls with plain numbers on descriptors of ours.
+        // SAFETY: the name is a C string literal, and the flags are numbers.
         let fd = made(unsafe { libc::memfd_create(c"sparse".as_ptr(), libc::MFD_ALLOW_SEALING) });
-        // SAFETY: as above.
+        // SAFETY: the calls take only numbers, and the descriptor is ours.
         unsafe {
             libc::ftruncate(fd.as_raw_fd(), 4096);
             libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, SEALS);
@@ -215,12 +215,12 @@ pub const TRICKS: &[Trick] = &[
     }),
     ("a segment of huge pages", Blamed, |raw| {
         let flags = libc::MFD_ALLOW_SEALING | libc::MFD_HUGETLB;
-        // SAFETY: the name is a C string.
+        // SAFETY: the name is a C string literal, and the flags are numbers.
         let fd = unsafe { libc::memfd_create(c"huge".as_ptr(), flags) };
         if fd < 0 {
             return announce_as_segment(raw, memory(4096, 0, 0));
         }
-        // SAFETY: calls with plain numbers on a descriptor just created.
+        // SAFETY: the calls take only numbers, and the descriptor was just created.
         unsafe {
             libc::ftruncate(fd, 2 << 20);
             libc::fcntl(fd, libc::F_ADD_SEALS, SEALS);
@@ -244,7 +244,7 @@ pub const TRICKS: &[Trick] = &[
     ("a payload in a segment full of holes", Harmless, |raw| {
         let fd = segment(raw, 1, 1 << 20);
         until_taken(raw);
-        // SAFETY: a call with plain numbers on a descriptor of ours.
+        // SAFETY: the call takes only numbers, and the descriptor is ours.
         let punched = unsafe {
             let flags = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
             libc::fallocate(fd.as_raw_fd(), flags, 0, 1 << 20)
@@ -274,9 +274,9 @@ pub const TRICKS: &[Trick] = &[
         raw.send(&announce(1, 2 << 20), &all.iter().collect::<Vec<_>>());
     }),
     ("a segment with 512 MiB beyond its end", Blamed, |raw| {
-        // SAFETY: the name is a C string; calls with plain numbers on descriptors of ours.
+        // SAFETY: the name is a C string literal, and the flags are numbers.
         let fd = made(unsafe { libc::memfd_create(c"beyond".as_ptr(), libc::MFD_ALLOW_SEALING) });
-        // SAFETY: as above.
+        // SAFETY: the calls take only numbers, and the descriptor is ours.
         unsafe {
             assert_eq!(libc::fallocate(fd.as_raw_fd(), libc::FALLOC_FL_KEEP_SIZE, 0, 512 << 20), 0);
             libc::ftruncate(fd.as_raw_fd(), 4096);
@@ -290,29 +290,29 @@ pub const TRICKS: &[Trick] = &[
     }),
     ("a pipe", Blamed, |raw| {
         let mut ends = [0; 2];
-        // SAFETY: the call fills the two numbers.
+        // SAFETY: the call fills the array of two numbers.
         assert_eq!(unsafe { libc::pipe(ends.as_mut_ptr()) }, 0);
         keep(made(ends[1]));
         announce_as_segment(raw, made(ends[0]));
     }),
     ("an epoll", Blamed, |raw| {
-        // SAFETY: a call with plain numbers, as those below.
+        // SAFETY: the call takes only numbers.
         announce_as_segment(raw, made(unsafe { libc::epoll_create1(0) }));
     }),
     ("an eventfd", Blamed, |raw| {
-        // SAFETY: as above.
+        // SAFETY: the call takes only numbers.
         announce_as_segment(raw, made(unsafe { libc::eventfd(0, 0) }));
     }),
     ("a timer", Blamed, |raw| {
-        // SAFETY: as above.
+        // SAFETY: the call takes only numbers.
         announce_as_segment(raw, made(unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, 0) }));
     }),
     ("an inotify", Blamed, |raw| {
-        // SAFETY: as above.
+        // SAFETY: the call takes only numbers.
         announce_as_segment(raw, made(unsafe { libc::inotify_init1(0) }));
     }),
     ("a pidfd", Blamed, |raw| {
-        // SAFETY: as above.
+        // SAFETY: the call takes only numbers.
         let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, libc::getpid(), 0) };
         announce_as_segment(raw, made(fd as i32));
     }),
@@ -322,7 +322,7 @@ pub const TRICKS: &[Trick] = &[
         announce_as_segment(raw, std::fs::File::open("/proc/self/exe").unwrap().into());
     }),
     ("a path", Blamed, |raw| {
-        // SAFETY: a C string and a number.
+        // SAFETY: the path is a C string literal, and the flags are a number.
         announce_as_segment(raw, made(unsafe { libc::open(c"/".as_ptr(), libc::O_PATH) }));
     }),
     ("its own socket", Blamed, |raw| {
@@ -362,7 +362,8 @@ pub const TRICKS: &[Trick] = &[
         raw.begin(1 | 32 << 32, &[9; 32]);
         let at = raw.lane as usize;
         std::thread::spawn(move || {
-            // SAFETY: the first header of our segment, which stays mapped; both sides use atomics.
+            // SAFETY: the header is inside our segment, which stays mapped. Both sides access it as
+            // an atomic.
             let header = unsafe { &*((at + 4096 + 8) as *const std::sync::atomic::AtomicU64) };
             noise(7).for_each(|value| header.store(value, Ordering::Relaxed));
         });
@@ -371,23 +372,23 @@ pub const TRICKS: &[Trick] = &[
     ("half a record, then stopped", Harmless, |raw| {
         raw.begin(1 | 32 << 32, &[9; 8]);
         played();
-        // SAFETY: stops this process, which is killed later.
+        // SAFETY: the signal stops this process, which the test kills later.
         unsafe { libc::raise(libc::SIGSTOP) };
     }),
     ("half a record, then dead", Gone, |raw| {
         raw.begin(1 | 32 << 32, &[9; 8]);
-        // SAFETY: ends this process.
+        // SAFETY: the signal ends this process.
         unsafe { libc::raise(libc::SIGKILL) };
     }),
     ("dead without a good-bye, its socket held by a child", Gone, |_| {
-        // SAFETY: the child continues here in place of its parent.
+        // SAFETY: the process has one thread. The child continues in place of its parent.
         if unsafe { libc::fork() } > 0 {
-            // SAFETY: ends this process.
+            // SAFETY: the signal ends this process.
             unsafe { libc::raise(libc::SIGKILL) };
         }
     }),
     ("hung up", Gone, |raw| {
-        // SAFETY: a call on our descriptor.
+        // SAFETY: the call takes only numbers, and the descriptor is ours.
         unsafe { libc::shutdown(raw.socket.as_raw_fd(), libc::SHUT_RDWR) };
     }),
     // Messages of the engine.

@@ -1,6 +1,6 @@
-//! Shared by the tests: rails over Linux, and links between two of them in one process; engines
-//! with leaked tables; children that are this test binary; a recording sink; and counts of
-//! descriptors and mappings.
+//! Helpers of the tests: rails and engines over Linux, links between two rails in one process, and
+//! a recording sink. Also child processes of this test binary, and counts of descriptors and
+//! mappings.
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
@@ -29,20 +29,20 @@ use fishplate_core::sync::host::Host;
 use fishplate_shm::{Link, Role, ShmConfig, ShmRail};
 use fishplate_sys::LinuxHost;
 
-/// The other end.
+/// The number under which each end attaches the other.
 pub const PEER: Peer = Peer(0);
 
-/// A deadline long enough for anything expected.
+/// Returns a deadline long enough for any expected event.
 pub fn soon() -> Instant {
     Instant::now() + Duration::from_secs(20)
 }
 
-/// One test at a time, because they count the resources of the whole process.
+/// Runs one test at a time, because the tests count the resources of the whole process.
 pub fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    // Close at once, so that counts are exact. A test whose peer sends descriptors that are slow to
-    // close uses a thread instead.
+    // Closes descriptors at once, so that counts are exact. A test whose peer sends descriptors
+    // that are slow to close uses a thread instead.
     fishplate_shm::set_closer(fishplate_shm::close_aside);
     alone
 }
@@ -50,20 +50,20 @@ pub fn alone() -> MutexGuard<'static, ()> {
 /// A rail over Linux.
 pub type TestRail = ShmRail<LinuxHost>;
 
-/// Creates one.
+/// Creates a rail over Linux.
 pub fn rail(config: ShmConfig) -> TestRail {
     let (host, config) = linux(config);
     ShmRail::new(host, config).unwrap()
 }
 
-/// The host and the configuration of such a rail.
+/// Returns the host of a rail over Linux, and the configuration that matches it.
 pub fn linux(config: ShmConfig) -> (LinuxHost, ShmConfig) {
     let host = LinuxHost::shared().peer_uses_membarrier(true);
     let membarrier = host.sleeper_uses_membarrier();
     (host, ShmConfig { membarrier, ..config })
 }
 
-/// Two rails meet in two threads, over a pair of sockets.
+/// Performs the handshake of two rails in two threads, over a pair of sockets.
 pub fn meet(near: &TestRail, far: &TestRail, (ours, theirs): (OwnedFd, OwnedFd)) -> [Link; 2] {
     let profile = far.profile();
     let other = thread::spawn(move || Link::over(theirs, Role::First, &profile, soon()).unwrap());
@@ -71,17 +71,17 @@ pub fn meet(near: &TestRail, far: &TestRail, (ours, theirs): (OwnedFd, OwnedFd))
     [link, other.join().unwrap()]
 }
 
-/// Memory that is never freed.
+/// Returns memory that is never freed.
 pub fn leak<T: Clone>(value: T, n: usize) -> &'static mut [T] {
     Box::leak(vec![value; n].into_boxed_slice())
 }
 
-/// An engine over one rail, with one peer, tag matching, and little room.
+/// Creates an engine over one rail, with one peer, tag matching, and little room.
 pub fn engine<R: Rail>(rail: R, config: Config, matching: MatchConfig) -> Engine<'static, R, 1> {
     engine_of(rail, 1, config, matching)
 }
 
-/// The same with this many peers.
+/// Creates an engine like [`engine`], with this number of peers.
 pub fn engine_of<R: Rail>(
     rail: R,
     peers: usize,
@@ -119,19 +119,20 @@ pub fn engine_of<R: Rail>(
     engine
 }
 
-/// Bytes that depend on index and seed.
+/// Returns bytes that depend on index and seed.
 pub fn bytes(seed: usize, len: usize) -> Vec<u8> {
     (seed..seed + len).map(|n| (n.wrapping_mul(0x9e37_79b9) >> 11) as u8).collect()
 }
 
-/// A name that no other test uses.
+/// Returns a name that no other test uses.
 pub fn name() -> String {
     use std::sync::atomic::{AtomicU32, Ordering};
     static NEXT: AtomicU32 = AtomicU32::new(0);
     format!("@fishplate-test-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// Runs this test binary again as a child that plays `role`: its test `child` looks at [`role`].
+/// Runs this test binary again as a child that plays `role`. The child's test `child` reads
+/// [`role`].
 pub fn spawn(role: &str, address: &str) -> Killed {
     let child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "child", "--nocapture", "--test-threads=1"])
@@ -144,12 +145,12 @@ pub fn spawn(role: &str, address: &str) -> Killed {
     Killed(child)
 }
 
-/// If this process is a child: its role, and where to connect.
+/// Returns the role and the address to connect to, if this process is a child.
 pub fn role() -> Option<(String, OsString)> {
     Some((std::env::var("FISHPLATE_ROLE").ok()?, std::env::var_os("FISHPLATE_ADDRESS")?))
 }
 
-/// A child that is killed and reaped on drop.
+/// A child process. Dropping it kills and reaps the child.
 pub struct Killed(pub Child);
 
 impl Killed {
@@ -167,14 +168,15 @@ impl Drop for Killed {
     }
 }
 
-/// Descriptors and shared-memory mappings of this process.
+/// Returns the numbers of descriptors and of shared-memory mappings of this process.
 pub fn held() -> (usize, usize) {
     let fds = std::fs::read_dir("/proc/self/fd").unwrap().count();
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     (fds, maps.lines().filter(|line| line.contains("memfd:")).count())
 }
 
-/// Waits until this process holds as much as before: a thread may still be closing the rest.
+/// Waits until this process holds as many resources as before, because a thread may still be
+/// closing some.
 #[track_caller]
 pub fn nothing_left(before: (usize, usize), what: &str) {
     let deadline = soon();
@@ -213,7 +215,8 @@ impl Sink for Seen {
     }
 }
 
-/// Polls, and sleeps on the event page in between, until `enough`. Panics after a time limit.
+/// Polls until `enough` returns true, and sleeps on the event page in between. Panics after a time
+/// limit.
 pub fn until(rail: &mut TestRail, seen: &mut Seen, mut enough: impl FnMut(&Seen) -> bool) {
     let host = LinuxHost::shared();
     let wait_object = rail.wait_object();
@@ -227,7 +230,7 @@ pub fn until(rail: &mut TestRail, seen: &mut Seen, mut enough: impl FnMut(&Seen)
     }
 }
 
-/// Posts repeatedly until there is room.
+/// Repeats a post until there is room.
 pub fn insist<T>(
     rail: &mut TestRail,
     seen: &mut Seen,

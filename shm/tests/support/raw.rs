@@ -1,5 +1,5 @@
-//! A peer that does not use this crate: it implements the protocol byte by byte, and violates it as
-//! tests need. It panics if the listener is gone, but not if a victim has hung up.
+//! A peer that does not use this crate. It implements the protocol byte by byte, and violates it as
+//! tests need. It panics if the listener is gone, but not if the victim has hung up.
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use fishplate_shm::ShmConfig;
 
-/// Version of the protocol.
+/// The version of the protocol.
 const VERSION: u16 = 4;
 
 pub const HELLO: u16 = 1;
@@ -24,10 +24,10 @@ pub const RING: u16 = 8;
 const PROBE: usize = 52;
 const NONCE: usize = 60;
 
-/// The seals that this crate accepts.
+/// The seals that the crate requires.
 pub const SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
 
-/// A packet of the socket.
+/// Encodes a packet of the socket.
 pub fn packet(kind: u16, body: &[u8]) -> Vec<u8> {
     let mut bytes = b"fishplat".to_vec();
     bytes.extend(VERSION.to_ne_bytes());
@@ -37,19 +37,20 @@ pub fn packet(kind: u16, body: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The announcement of a segment.
+/// Encodes the announcement of a segment.
 pub fn announce(number: u32, len: u64) -> Vec<u8> {
     packet(ANNOUNCE, &[&number.to_ne_bytes()[..], &len.to_ne_bytes()].concat())
 }
 
-/// The withdrawal of a segment.
+/// Encodes the withdrawal of a segment.
 pub fn withdraw(number: u32) -> Vec<u8> {
     packet(WITHDRAW, &number.to_ne_bytes())
 }
 
-/// A memfd of that size with all its pages, with these flags and seals.
+/// Creates a memfd of this size with all its pages, with these flags and seals.
 pub fn memory(len: usize, flags: u32, seals: i32) -> OwnedFd {
-    // SAFETY: calls with plain numbers, on a descriptor that is created here.
+    // SAFETY: the calls take only numbers and a string literal. `memfd_create` returned the
+    // descriptor, so nothing else owns it.
     unsafe {
         let fd = libc::memfd_create(c"raw".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | flags);
         assert!(fd >= 0);
@@ -63,11 +64,11 @@ pub fn memory(len: usize, flags: u32, seals: i32) -> OwnedFd {
 pub fn send(socket: &OwnedFd, bytes: &[u8], fds: &[i32], flags: i32) -> bool {
     let mut control = [0u64; 130];
     let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-    // SAFETY: a structure of plain numbers and null pointers.
+    // SAFETY: `msghdr` consists of pointers and numbers, so all zeroes are a valid value.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = &mut part;
     message.msg_iovlen = 1;
-    // SAFETY: the control buffer holds a header and 253 descriptors, the most that there are.
+    // SAFETY: the control buffer has room for a header and 253 descriptors, the maximum.
     unsafe {
         if !fds.is_empty() {
             let len = size_of_val(fds) as u32;
@@ -83,9 +84,9 @@ pub fn send(socket: &OwnedFd, bytes: &[u8], fds: &[i32], flags: i32) -> bool {
     }
 }
 
-/// A socket of the listener's kind, and the address of an abstract name.
+/// Returns a socket of the listener's kind, and the address of an abstract name.
 pub fn socket(name: &str, flags: i32) -> (OwnedFd, libc::sockaddr_un, u32) {
-    // SAFETY: an address of zeros is valid.
+    // SAFETY: `sockaddr_un` consists of numbers, so all zeroes are a valid value.
     let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
     address.sun_family = libc::AF_UNIX as libc::sa_family_t;
     let bytes = name.strip_prefix('@').unwrap().as_bytes();
@@ -93,28 +94,29 @@ pub fn socket(name: &str, flags: i32) -> (OwnedFd, libc::sockaddr_un, u32) {
         *to = *from as libc::c_char;
     }
     let len = std::mem::offset_of!(libc::sockaddr_un, sun_path) + 1 + bytes.len();
-    // SAFETY: plain numbers; the descriptor is new.
+    // SAFETY: the call takes only numbers, and returns a new descriptor.
     let fd = unsafe { OwnedFd::from_raw_fd(libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | flags, 0)) };
     (fd, address, len as u32)
 }
 
-/// Connects, and waits for room. `None`: there is no listener, or with `SOCK_NONBLOCK` its queue is
-/// full.
+/// Connects, and waits for room in the backlog. Returns `None` if there is no listener, or with
+/// `SOCK_NONBLOCK` if the backlog is full.
 pub fn knock(name: &str, flags: i32) -> Option<OwnedFd> {
     let (fd, address, len) = socket(name, flags);
-    // SAFETY: an address of that length.
+    // SAFETY: `address` is a local structure, and its length is passed with it.
     let rc = unsafe { libc::connect(fd.as_raw_fd(), (&raw const address).cast(), len) };
     (rc == 0).then_some(fd)
 }
 
-/// A raw listener at an abstract name, which accepts no connections by itself.
+/// A raw listener at an abstract name. It accepts no connection by itself.
 pub struct RawListener(OwnedFd);
 
-/// Creates one with a queue of at most eight.
+/// Creates a raw listener with a backlog of at most eight.
 pub fn listen(name: &str) -> RawListener {
     let (listener, address, len) = socket(name, 0);
     let limit = libc::timeval { tv_sec: 20, tv_usec: 0 };
-    // SAFETY: an address of that length; an option of that length; plain numbers.
+    // SAFETY: the address and the option are local values, passed with their lengths. The other
+    // arguments are numbers.
     unsafe {
         let (fd, size) = (listener.as_raw_fd(), size_of_val(&limit) as u32);
         let limit = (&raw const limit).cast();
@@ -126,22 +128,22 @@ pub fn listen(name: &str) -> RawListener {
 }
 
 impl RawListener {
-    /// The next connection, waiting for it at most 20 seconds.
+    /// Returns the next connection. Waits for it up to 20 seconds.
     pub fn accept(&self) -> OwnedFd {
         let null = std::ptr::null_mut();
-        // SAFETY: a null address; the accepted descriptor is new.
+        // SAFETY: accept(2) allows null pointers for the address, and returns a new descriptor.
         unsafe { OwnedFd::from_raw_fd(libc::accept(self.0.as_raw_fd(), null, null.cast())) }
     }
 }
 
-/// One end of a link.
+/// The hostile end of a link.
 pub struct Raw {
     pub socket: OwnedFd,
     cells: u32,
-    /// The victim's nonce, and ours.
+    /// The victim's nonce, and our own.
     pub theirs: [u8; 16],
     pub ours: [u8; 16],
-    /// Our lane: its memory, and the position of the next record.
+    /// The memory of our lane, and the position of its next record.
     pub lane: *mut u8,
     pub at: u64,
 }
@@ -152,28 +154,28 @@ impl Raw {
         Raw { socket, cells: config.lane_cells, theirs: [0; 16], ours: [0; 16], lane, at: 0 }
     }
 
-    /// Receives a packet. Its descriptors are not received, so the kernel closes them.
+    /// Receives a packet without room for descriptors, so the kernel closes them.
     pub fn recv(&self) -> Vec<u8> {
         let mut bytes = vec![0; 70_000];
-        // SAFETY: the buffer is ours and has the given length.
+        // SAFETY: the pointer and the length describe `bytes`.
         let n = unsafe { libc::recv(self.socket.as_raw_fd(), bytes.as_mut_ptr().cast(), bytes.len(), 0) };
         bytes.truncate(n.max(0) as usize);
         bytes
     }
 
-    /// Sends a packet with descriptors, and waits for room. Returns whether it was sent.
+    /// Sends a packet with descriptors. Waits for room. Returns whether the packet was sent.
     pub fn send(&self, bytes: &[u8], fds: &[&OwnedFd]) -> bool {
         let fds: Vec<i32> = fds.iter().map(|fd| fd.as_raw_fd()).collect();
         send(&self.socket, bytes, &fds, 0)
     }
 
-    /// Answers the victim's Hello with one that has this nonce, at the address `probe`.
+    /// Answers the victim's Hello. The answer names this nonce, at the address `probe`.
     pub fn hello(&mut self, nonce: [u8; 16], probe: u64) {
         let hello = self.answer(nonce, probe);
         self.send(&hello, &[]);
     }
 
-    /// Builds that answer.
+    /// Receives the victim's Hello. Returns an answer with this nonce, at the address `probe`.
     pub fn answer(&mut self, nonce: [u8; 16], probe: u64) -> Vec<u8> {
         let mut hello = self.recv();
         assert_eq!(hello.len(), NONCE + 16);
@@ -196,8 +198,8 @@ impl Raw {
         let len = 4096 + self.cells as usize * 64;
         let lane = memory(len, 0, 0);
         let access = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new mapping of memory of that length, page-aligned, which stays for the life of
-        // the process.
+        // SAFETY: the kernel chooses a free range for the mapping, which stays mapped until the
+        // process exits. All writes are within `len`.
         unsafe {
             let at = libc::mmap(std::ptr::null_mut(), len, access, libc::MAP_SHARED, lane.as_raw_fd(), 0);
             assert_ne!(at, libc::MAP_FAILED);
@@ -229,28 +231,30 @@ impl Raw {
         self.ready();
     }
 
-    /// A word of our segment, by its offset in bytes.
+    /// Returns a word of our segment at an offset in bytes.
     pub fn word(&self, offset: usize) -> &AtomicU64 {
         assert!(offset.is_multiple_of(8) && offset < 4096 + self.cells as usize * 64);
-        // SAFETY: inside our segment, which stays mapped; both sides use atomics.
+        // SAFETY: the assertion above keeps the word inside our segment, which stays mapped. Both
+        // sides access the word as an atomic.
         unsafe { &*self.lane.add(offset).cast() }
     }
 
-    /// Writes payload and header of the next record without its stamp. The lengths may be wrong.
+    /// Writes payload and header of the next record, but not its stamp. The header may claim a
+    /// wrong length.
     pub fn begin(&self, header: u64, payload: &[u8]) {
         let ring = self.cells as usize * 64;
         let first = self.at as usize * 64;
         for (i, byte) in payload.iter().enumerate() {
-            // SAFETY: inside the ring.
+            // SAFETY: the index is taken modulo the ring, so it stays inside the segment.
             unsafe { self.lane.add(4096 + (first + 16 + i) % ring).write_volatile(*byte) };
         }
         self.word(4096 + (first + 8) % ring).store(header, Ordering::Relaxed);
     }
 
-    /// Stamps the record, as one of this many cells.
+    /// Publishes the record that `begin` wrote, as one of `cells` cells.
     pub fn publish(&mut self, cells: u64) {
         let ring = self.cells as usize * 64;
-        // Old contents must not look like the stamp of the next record.
+        // Clears the next stamp first, because old contents could look like one.
         self.word(4096 + ((self.at + cells) as usize * 64) % ring).store(0, Ordering::Relaxed);
         self.word(4096 + (self.at as usize * 64) % ring).store(self.at << 1 | 1, Ordering::Release);
         self.at += cells;
@@ -268,15 +272,15 @@ impl Raw {
     }
 }
 
-/// A request to send, as the engine decodes it: number `seq` in its stream, tag 1, with a payload
-/// of `len` bytes at the start of a region of `size` bytes with this key and base.
+/// Encodes a request to send, with number `seq` in its stream and tag 1. The payload has `len`
+/// bytes, at the start of a region of `size` bytes with this key and base.
 pub fn request_to_send(seq: u32, len: u64, size: u64, key: u64, base: u64) -> Vec<u8> {
     let mut message = vec![18u8, 0, 0, 0];
     message.extend(seq.to_le_bytes());
-    // Acknowledges nothing and frees no credit.
+    // The message acknowledges nothing and returns no credit.
     message.extend([0; 8]);
-    // The tag, our token, length, offset; then the region's number here, generation 0, with one
-    // key.
+    // The tag, our token, the length and the offset. Then the region: its number here, generation
+    // 0, and one key.
     let last = u64::from(seq) | 1 << 32;
     for word in [1, 0, 77 + u64::from(seq), len, 0, size, last, key, base] {
         message.extend(word.to_le_bytes());
@@ -284,7 +288,7 @@ pub fn request_to_send(seq: u32, len: u64, size: u64, key: u64, base: u64) -> Ve
     message
 }
 
-/// The key of a region in a segment, in slot `slot` and generation 1.
+/// Returns the key of a region in a segment, in slot `slot` and generation 1.
 pub fn shared_key(slot: u16, segment: u32) -> u64 {
     2 << 60 | 1 << 48 | u64::from(slot) << 32 | u64::from(segment)
 }

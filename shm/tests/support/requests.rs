@@ -1,4 +1,4 @@
-//! A peer that sends requests for payloads in unannounced memory.
+//! A peer that sends requests to send whose payloads are in unannounced memory.
 
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
@@ -23,11 +23,11 @@ const MATCHING: MatchConfig = MatchConfig {
     seed: 3,
 };
 
-/// Time limit of a waiting import.
+/// How long an import may wait for an announcement.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// An engine over `near`, whose peer is a raw rail that sends requests to send with each of these
-/// keys.
+/// Creates an engine over `near`. Its peer is a raw rail that sends one request to send for each of
+/// these keys.
 pub fn requests<R: Rail>(
     near: R,
     mut far: R,
@@ -39,7 +39,7 @@ pub fn requests<R: Rail>(
     attach(&mut far, &mut victim, peer);
     victim.connect_peer(peer, 1).unwrap();
     let words = leak(0u64, 512);
-    // SAFETY: leaked, so always valid, and accessed only by the engine.
+    // SAFETY: the memory is leaked, and accessed only by the engine.
     let region = unsafe { Region::new(NonNull::from(&mut words[0]).cast(), 4096, RegionKind::Private) };
     let region = victim.register(region).unwrap();
     for (n, key) in (0..).zip(keys) {
@@ -52,7 +52,7 @@ pub fn requests<R: Rail>(
         assert!(took < TIMEOUT / 2, "{took:?} for key {key:#x}");
         assert_eq!(victim.peer_error(peer), Ok(None));
     }
-    // Each payload is pulled in chunks instead.
+    // The engine requests each payload in chunks instead.
     let mut seen = Seen::default();
     while far.poll(32, &mut seen) > 0 {}
     let pulls = seen.messages.iter().filter(|message| message[0] == 20).count();
