@@ -1,56 +1,59 @@
-//! Rails that fail without costing the peer that they lead to, while another rail does.
+//! Failover: a peer survives the failure of a rail while another rail leads to it.
 //!
-//! An engine that has [failover](Engine::attach_failover) keeps, for each peer that several rails
-//! join, what every number in flight carried and which rail took it. Both ends of a peer do so. The
-//! streams of such a peer are *kept*: all that they send goes through the queue, so the source of
-//! an operation is known, and stays as it is, until the operation is acknowledged.
+//! An engine with [failover](Engine::attach_failover) records, for each peer that several rails
+//! join, what every number in flight carried and on which rail. Both sides do so. The streams of
+//! such a peer are *kept*: they send everything through the queue. So the source of each operation
+//! is known, and stays unchanged until the operation is acknowledged.
 //!
 //! # The protocol
 //!
-//! Both ends do the same, each as soon as it knows of the failure: from an error of the rail, from
-//! [`Engine::disable_rail`], or because the other end says so.
+//! Both sides do the same, each as soon as it learns of the failure. It learns from an error of the
+//! rail, from [`Engine::disable_rail`], or from the other side.
 //!
-//! 1. *Suspect*: nothing is posted to the peer on that rail any more. The other end is asked anew
-//!    for the acknowledgement of all that is in flight, and to fence the rail.
-//! 2. *Fence*: [`Rail::fence`], until nothing of the peer can land by that rail. The end that has
-//!    suspected the rail waits until the other is heard over another one: a dead process does not
-//!    answer, so its end costs no other peer a rail.
-//! 3. *Tell*: over another rail the peer gets the cursor of each stream, and a bitmap of what has
-//!    arrived behind it. What is not in there and went by that rail never arrives. That other rail
-//!    may be dead too without anybody knowing, so the peer is told again, over one rail after the
-//!    other and ever more rarely, until it says that it has heard.
-//! 4. *Resume*: an end that is told posts what is missing again, under the same numbers and in
-//!    their order, on the rails that are left.
+//! 1. *Suspect*: nothing more is posted to the peer on that rail. The other side is asked again to
+//!    acknowledge everything in flight, and is asked to fence the rail.
+//! 2. *Fence*: [`Rail::fence`] is called until nothing from the peer can land through that rail.
+//!    The side that suspected the rail waits until it hears from the other side over another rail.
+//!    A dead process does not answer, so its failure costs other peers no rail.
+//! 3. *Tell*: the peer gets a report over another rail. It has the cursor of each stream, and a
+//!    bitmap of the numbers that arrived beyond the cursor. A number that was sent on the failed
+//!    rail and is not in the bitmap never arrives. The other rail may be dead too, unnoticed. So
+//!    the report is repeated on one rail after the other, more and more rarely, until the peer
+//!    confirms it.
+//! 4. *Resume*: a side that receives a report posts the missing numbers again on the remaining
+//!    rails, unchanged and in order.
 //!
-//! A number is in flight on one rail at a time, and a write is posted again only after the target
-//! said that the first copy never lands. So no late write overwrites a later one. Whoever is told
-//! twice finds nothing left to do, and a second failure begins anew for all rails that are fenced.
-//! The words of what was told carry the epoch of the attachment, as all words do.
+//! A number is in flight on one rail at a time. A write is posted again only after the target has
+//! reported that the first copy never lands. So no late write overwrites a later one. A repeated
+//! report changes nothing. A second failure starts again for all fenced rails. Reports carry the
+//! epoch of the attachment, as all messages do.
 //!
-//! 5. *Return*: once each end knows that the other has told it all, and [`Sink::peer_up`] or
-//!    [`Engine::enable_rail`] says so, the rail is attached again and used: see `back`.
+//! 5. *Return*: once each side knows that the other has reported everything, the rail may return.
+//!    It does so when [`Sink::peer_up`] or [`Engine::enable_rail`] allows it: it is attached again
+//!    and used. The module `back` has the details.
 //!
-//! Each rail to a peer has an epoch, which begins when both ends attach it again and which both
-//! know. What an end says of a rail holds in one epoch only: what belongs to an earlier one is
+//! Each rail to a peer has an epoch, which both sides know. It begins when both sides attach the
+//! rail again. A report about a rail is valid in one epoch only. Messages of an earlier epoch are
 //! dropped and counted ([`Stats::stale`](super::Stats)).
 //!
-//! # What has no number
+//! # Traffic without numbers
 //!
-//! - The reply to a fetching atomic: the value stays in the place of the atomic's number, which its
-//!   origin does not use again before it has the reply (`hold_back`). Once the other end has told
-//!   of a rail, it is asked for each reply that is missing.
-//! - Acknowledgements and credits: what is told carries both. Rooms are said again.
-//! - The answers of the two-sided protocol: between kept streams they have numbers. A send that
-//!   goes out in chunks ends when these are acknowledged too, not with its receiver's word alone.
-//! - Reads: a read that a failed rail has ended is posted anew as a whole, once that rail is fenced
-//!   here, so that no late piece of it lands.
-//! - Byes and Hellos are said again.
+//! - The reply to a fetching atomic: the value stays in the record of the atomic's number. The
+//!   origin does not reuse that number before it has the reply (`hold_back`). After a report about
+//!   a rail, the origin requests each reply that is missing.
+//! - Acknowledgements and credits: a report carries both. Room messages are sent again.
+//! - The answers of the two-sided protocol: between kept streams they have numbers. A send in
+//!   chunks ends only when its receiver has confirmed it and its chunks are acknowledged.
+//! - Reads: a read that a failed rail has ended is posted again as a whole. Before that, the rail
+//!   is fenced here, so that no late piece of the read lands.
+//! - Byes and Hellos are sent again.
 //!
-//! # Peers without it
+//! # Peers without failover
 //!
-//! A Hello says whether its sender keeps its streams to the receiver. Where one end does not, the
-//! other ceases to, before anything is posted, and the peer fails with its first rail. Over rails
-//! that need no Hello ([`Caps::fresh`](crate::rail::Caps)) both ends attach failover, or neither.
+//! A Hello tells whether its sender keeps its streams to the receiver. If one side does not, the
+//! other side stops keeping its streams before anything is posted. Then the peer fails with its
+//! first rail. Over rails that need no Hello ([`Caps::fresh`](crate::rail::Caps)), both sides must
+//! attach failover, or neither.
 
 mod back;
 mod rejoin;
@@ -80,58 +83,60 @@ use super::stream::KEPT;
 use super::table::PeerState;
 use super::{Engine, State};
 
-/// The memory of failover, borrowed by the engine. With `P` peers, `C` contexts and a window of
-/// `W`:
+/// The memory of failover, borrowed by the engine, for `P` peers, `C` contexts and a window of `W`.
 pub struct FailoverMemory<'m> {
-    /// P.
+    /// P entries.
     pub peers: &'m mut [FailoverPeer],
-    /// P·C.
+    /// P·C entries.
     pub streams: &'m mut [FailoverStream],
-    /// P·C·W.
+    /// P·C·W entries.
     pub sent: &'m mut [SentSlot],
 }
 
-/// Passes until a peer is told again what it has not confirmed; doubled so often.
+/// Passes until an unconfirmed report is repeated. Doubles with each repetition, at most [`RARELY`]
+/// times.
 const AGAIN: u32 = 64;
 const RARELY: u16 = 10;
 
-/// The rails of one peer.
+/// The state of the rails to one peer. Bitmasks use our numbers of rails.
 #[derive(Clone, Copy, Debug)]
 pub struct FailoverPeer {
-    /// Those that joined it at first, by bit. 0: its streams are not kept.
+    /// Rails that joined the peer when it was connected. If 0, its streams are not kept.
     pub(super) joined: u16,
-    /// Those that have failed and are to be fenced once the peer was heard; those that are to be
-    /// fenced now; and those that are fenced.
+    /// Rails that have failed, and that will be fenced once the peer is heard from.
     suspect: u16,
+    /// Rails that are being fenced.
     fencing: u16,
+    /// Rails that are fenced.
     fenced: u16,
-    /// Those that the user has taken out of use.
+    /// Rails that the user has disabled.
     disabled: u16,
-    /// The context, and the number, from which on the peer is to be told.
+    /// The context and the number at which the next report starts, if one is due.
     telling: Option<(u16, Option<Seq>)>,
-    /// Rails of which the peer is known to have been told.
+    /// Rails about which the peer has confirmed our reports.
     confirmed: u16,
-    /// It was told so often of what it has not confirmed; passes until it is told again.
+    /// How often the unconfirmed reports were repeated.
     told: u16,
+    /// Passes until they are repeated.
     wait: u32,
-    /// Passes for which a fence waits for rails of other peers.
+    /// Passes that a fence has waited for rails of other peers.
     patience: u32,
     /// The return of rails.
     back: Back,
-    /// Longest write that each of them takes, in bytes.
+    /// Longest write that all joined rails accept, in bytes.
     pub(super) longest: u64,
-    /// Why each failed.
+    /// Why each rail failed.
     why: [Option<Fault>; RAILS_MAX],
 }
 
 impl FailoverPeer {
-    /// The peer is to be told of all its rails, now: what it was told may have been lost.
+    /// Starts a new report about all rails, because earlier reports may have been lost.
     fn tell_anew(&mut self) {
         self.telling = Some((0, None));
         (self.told, self.wait) = (0, AGAIN);
     }
 
-    /// Memory for a peer.
+    /// The state of an unused entry.
     pub const EMPTY: FailoverPeer = FailoverPeer {
         joined: 0,
         suspect: 0,
@@ -149,22 +154,24 @@ impl FailoverPeer {
     };
 }
 
-/// One stream.
+/// The failover state of one stream.
 #[derive(Clone, Copy, Debug)]
 pub struct FailoverStream {
     /// The peer has applied every operation before this number. The stream's own cursor may be
     /// lower, because it waits for replies.
     heard: Seq,
-    /// Rails that the peer has told of, by bit.
+    /// Rails that the peer has reported about, as a bitmask.
     told: u16,
-    /// Some numbers are to be posted again; some replies; some reads.
+    /// Whether numbers must be posted again.
     lost: bool,
+    /// Whether replies must be sent again.
     answers: bool,
+    /// Whether reads must be posted again.
     pub(super) reads: bool,
 }
 
 impl FailoverStream {
-    /// Memory for a stream.
+    /// The state of an unused entry.
     pub const EMPTY: FailoverStream =
         FailoverStream { heard: Seq(0), told: 0, lost: false, answers: false, reads: false };
 }
@@ -178,31 +185,39 @@ pub(crate) struct Failover<'m> {
 }
 
 impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
-    /// Lets the peers that this engine is connected to from now on, by several rails each, live on
-    /// while one of these rails is left. [`has_failover`](Self::has_failover) says whether the
-    /// other end of a connection does it too. Rails that cannot [fence](Rail::fence) a peer still
-    /// cost it. Where no rail to a peer needs a Hello ([`Caps::fresh`](crate::rail::Caps)), both
-    /// ends do it, or neither. Slow path; allocates nothing.
+    /// Lets peers survive the failure of a rail while another rail leads to them. Applies to peers
+    /// that are connected later, by several rails each. [`has_failover`](Self::has_failover) tells
+    /// whether both sides of a connection take part. If a failed rail cannot [fence](Rail::fence) a
+    /// peer, the peer still fails. If no rail to a peer needs a Hello
+    /// ([`Caps::fresh`](crate::rail::Caps)), both sides must attach failover, or neither. Slow
+    /// path; allocates nothing.
     ///
-    /// Every operation to such a peer takes a slot, also a silent one, and a tagged message that is
-    /// sent from a slice takes one of
+    /// Every operation to such a peer takes a slot, even a silent one. A tagged message that is
+    /// sent from a slice takes an entry of
     /// [`MatchMemory::outgoing`](super::protocol::MatchMemory::outgoing) until it is acknowledged.
     ///
     /// # Errors
-    /// [`AttachError::Config`] names what is too short, or says that it is too late: it was done
-    /// before, a peer is connected, or memory of a device is registered, which this does not serve.
+    /// [`AttachError::Config`] names the memory that is too short, or the reason why failover
+    /// cannot be attached. It is already attached, a peer is connected, or device memory is
+    /// registered, which failover does not support.
     pub fn attach_failover(&mut self, memory: FailoverMemory<'m>) -> Result<(), AttachError> {
         let check = |ok: bool, what| if ok { Ok(()) } else { Err(AttachError::Config(what)) };
         let FailoverMemory { peers, streams, sent } = memory;
         let (count, window) = (self.state.peers.len(), self.state.config.window);
         let each = count * self.state.config.contexts as usize;
         let early = |state| matches!(state, PeerState::Free | PeerState::Reserved);
-        check(self.state.failover.is_none(), "failover: attached before")?;
-        check(self.state.peers.iter().all(|peer| early(peer.state)), "failover: before peers connect")?;
-        check(self.state.devices == 0, "failover: not with memory of devices")?;
+        check(self.state.failover.is_none(), "failover: already attached")?;
+        check(
+            self.state.peers.iter().all(|peer| early(peer.state)),
+            "failover: a peer is connected; attach failover first",
+        )?;
+        check(
+            self.state.devices == 0,
+            "failover: device memory is registered; failover does not support it",
+        )?;
         check(peers.len() >= count, "failover.peers: too short; one entry per peer")?;
-        check(streams.len() >= each, "failover.streams: peers x contexts")?;
-        check(sent.len() >= each * window as usize, "failover.sent: streams x window")?;
+        check(streams.len() >= each, "failover.streams: too short; peers x contexts entries")?;
+        check(sent.len() >= each * window as usize, "failover.sent: too short; streams x window entries")?;
         peers.fill(FailoverPeer::EMPTY);
         streams.fill(FailoverStream::EMPTY);
         sent.fill(SentSlot::EMPTY);
@@ -211,17 +226,17 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
     }
 
     /// Takes one of the rails to a peer out of use, as if it had failed, until
-    /// [`enable_rail`](Self::enable_rail). What is in flight on it goes by the others, in later
-    /// passes. Does not block.
+    /// [`enable_rail`](Self::enable_rail). Later passes move its traffic to the other rails. Does
+    /// not block.
     ///
     /// # Errors
-    /// [`AttachError::UnknownPeer`]; [`AttachError::Config`] if that peer has no
-    /// [failover](Self::attach_failover), or this is not one of several rails that lead to it, or
-    /// the last one in use.
+    /// [`AttachError::UnknownPeer`] if the peer was removed. [`AttachError::Config`] if the peer
+    /// has no [failover](Self::attach_failover), if `rail` is not one of several that lead to it,
+    /// or if `rail` is the last one in use.
     pub fn disable_rail(&mut self, peer: PeerId, rail: RailId) -> Result<(), AttachError> {
         let bit = self.kept_rail(peer, rail)?;
         if self.state.peers[peer.index as usize].rails & !bit == 0 {
-            return Err(AttachError::Config("rail: not the last one in use"));
+            return Err(AttachError::Config("rail: the last one in use; enable another rail first"));
         }
         if let Some(kept) = self.state.kept_peer_mut(peer.index) {
             kept.disabled |= bit;
@@ -232,13 +247,14 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         Ok(())
     }
 
-    /// Uses a rail to a peer again that was [disabled](Self::disable_rail) or has failed, once both
-    /// ends agree: in later passes, if the rail can carry the peer and the other end has not
-    /// disabled it too. A rail that failed returns without this call. Does not block.
+    /// Allows a rail to a peer to return after it was [disabled](Self::disable_rail) or has failed.
+    /// Later passes use the rail once both sides agree, if it can reach the peer and the other side
+    /// has not disabled it. A failed rail returns without this call. Does not block.
     ///
     /// # Errors
-    /// [`AttachError::UnknownPeer`]; [`AttachError::Config`] if that peer has no
-    /// [failover](Self::attach_failover), or this is not one of several rails that lead to it.
+    /// [`AttachError::UnknownPeer`] if the peer was removed. [`AttachError::Config`] if the peer
+    /// has no [failover](Self::attach_failover), or if `rail` is not one of several that lead to
+    /// it.
     pub fn enable_rail(&mut self, peer: PeerId, rail: RailId) -> Result<(), AttachError> {
         let bit = self.kept_rail(peer, rail)?;
         if let Some(kept) = self.state.kept_peer_mut(peer.index) {
@@ -248,33 +264,29 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         Ok(())
     }
 
-    /// One of the rails to a peer with failover, by bit.
+    /// Returns the bit of a rail, if it is one of several that lead to a peer with failover.
     fn kept_rail(&self, peer: PeerId, rail: RailId) -> Result<u16, AttachError> {
         self.peer_error(peer)?;
         let up = self.state.peers[peer.index as usize].state.is_up();
         let Some(kept) = self.state.kept_peer(peer.index).filter(|_| up) else {
-            return Err(AttachError::Config("peer: connected, with failover"));
+            return Err(AttachError::Config("peer: not connected with failover; check has_failover"));
         };
         match kept.joined & 1u16.checked_shl(rail.0.into()).unwrap_or(0) {
-            0 => Err(AttachError::Config("rail: one of several that lead to the peer")),
+            0 => Err(AttachError::Config("rail: does not lead to the peer; name one of the rails that do")),
             bit => Ok(bit),
         }
     }
 
-    /// Whether a peer outlives a rail: it has [answered](Self::has_answered), and both ends have
-    /// attached failover and are joined by several rails.
-    ///
-    /// # Errors
-    /// [`AttachError::UnknownPeer`].
+    /// Returns whether a peer survives the failure of a rail. The peer has
+    /// [answered](Self::has_answered), both sides have attached failover, and several rails join
+    /// them.
     pub fn has_failover(&self, peer: PeerId) -> Result<bool, AttachError> {
         Ok(self.has_answered(peer)? && self.state.kept_peer(peer.index).is_some())
     }
 
-    /// Why a rail to a peer is out of use, also once the peer has failed with its last one; `None`:
-    /// it is not. [`disable_rail`](Self::disable_rail) leaves [`PeerError::Removed`].
-    ///
-    /// # Errors
-    /// [`AttachError::UnknownPeer`].
+    /// Returns why a rail to a peer is out of use, or `None` if it is in use. The reason stays
+    /// available after the peer has failed with its last rail. After
+    /// [`disable_rail`](Self::disable_rail) it is [`PeerError::Removed`].
     pub fn rail_error(&self, peer: PeerId, rail: RailId) -> Result<Option<Fault>, AttachError> {
         self.peer_error(peer)?;
         let kept = self.state.kept_peer(peer.index);
@@ -283,21 +295,21 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// The rails of a peer whose streams are kept.
+    /// Returns the failover state of a peer, if its streams are kept.
     #[cold]
     pub(super) fn kept_peer(&self, peer: u16) -> Option<&FailoverPeer> {
         let peers = &self.failover.as_ref()?.peers;
         peers.get(peer as usize).filter(|kept| RAILS > 1 && kept.joined != 0)
     }
 
-    /// The same, to change them.
+    /// Returns the failover state of a peer for changes, if its streams are kept.
     #[cold]
     fn kept_peer_mut(&mut self, peer: u16) -> Option<&mut FailoverPeer> {
         let peers = &mut self.failover.as_mut()?.peers;
         peers.get_mut(peer as usize).filter(|kept| RAILS > 1 && kept.joined != 0)
     }
 
-    /// The rails that joined a peer when it was connected, by bit.
+    /// Returns the rails that joined a peer when it was connected, as a bitmask.
     pub(super) fn joined_rails(&self, peer: u16) -> u16 {
         self.kept_peer(peer).map_or(self.peers[peer as usize].rails, |kept| kept.joined)
     }
@@ -319,8 +331,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// A peer that has just been heard of does not keep its streams, so those to it are not kept
-    /// either. `false`: a rail to it has failed already, and so has the peer.
+    /// Stops keeping the streams to a peer whose Hello says that it does not keep its own. Returns
+    /// `false` if a rail to the peer has already failed, which fails the peer.
     #[cold]
     pub(super) fn keep_no_more(&mut self, peer: u16) -> bool {
         let Some(kept) = self.kept_peer(peer) else { return true };
@@ -337,7 +349,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         true
     }
 
-    /// A peer is forgotten.
+    /// Drops the failover state of a peer.
     pub(super) fn forget_kept(&mut self, peer: u16) {
         let (contexts, peers) = (self.config.contexts as u32, self.peers.len() as u32);
         let Some(failover) = &mut self.failover else { return };
@@ -348,15 +360,15 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// A rail to a peer has failed. Others take over if they can; otherwise the peer fails, as
-    /// `cost` says.
+    /// Handles the failure of a rail to a peer. If no other rail can take over, the peer fails with
+    /// `cost`.
     #[cold]
     pub(super) fn rail_failed(&mut self, peer: u16, rail: usize, why: Fault, cost: PeerError) {
         let Some(slot) = self.peers.get(peer as usize) else { return };
         let (rails, bit) = (slot.rails, 1u16 << rail);
         let back = self.kept_peer(peer).is_some_and(|kept| kept.back.is_attached(bit));
         if !back && self.kept_peer(peer).is_some_and(|kept| kept.joined & !rails & bit != 0) {
-            // It has failed before.
+            // The rail has failed before.
             return;
         }
         let left = rails & !bit;
@@ -372,7 +384,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         kept.tell_anew();
         self.stats.rails_failed += 1;
         self.peers[peer as usize].rails = left;
-        // What the others take of messages.
+        // The longest message that the remaining rails accept.
         let pairing = &mut self.pairings[peer as usize];
         let messages = pairing.messages.iter().enumerate();
         pairing.longest =
@@ -380,7 +392,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         pairing.parting.say_again();
         self.eager = self.eager.min(self.room(peer) as u32);
         self.open_accounts(peer);
-        // It may have been mapped by this rail.
+        // The rail may have mapped memory of the peer.
         for remote in
             self.remotes.iter_mut().filter(|remote| remote.peer == peer && remote.rail as usize == rail)
         {
@@ -392,7 +404,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         for context in 0..self.config.contexts {
             let stream = self.stream_of(context as u8, peer);
             if meeting {
-                // Nothing is in flight.
+                // Nothing is in flight to a peer that has not answered.
                 self.ask(stream);
                 continue;
             }

@@ -1,19 +1,20 @@
 //! The return of a rail to a peer.
 //!
-//! It begins where each end has fenced the rail and knows that the other has told it all, so that
-//! nothing of the epoch that ended is in flight. Then, over the rails in use:
+//! It begins once each side has fenced the rail and knows that the other side has reported
+//! everything about it. Then nothing of the old epoch is in flight. The stages run over the rails
+//! in use:
 //!
-//! 1. *Offer*: the rail opens again ([`Rail::reopen`]), and its address goes to the peer. An offer
-//!    is repeated some times, then it lapses until [`Sink::peer_up`] comes again.
-//! 2. *Attached*: an end that is ready itself attaches the address that it is offered
-//!    ([`Rail::rejoin`]), which begins the next epoch, and says so.
-//! 3. *Proven*: an end that is attached, and attached at the other end, posts a probe on the rail
-//!    itself. Who has received the probe of the other says so.
-//! 4. *In use*: an end uses the rail once both probes have arrived. It answers an end that does not
+//! 1. *Offer*: a side opens the rail again ([`Rail::reopen`]) and sends the address to the peer. It
+//!    repeats the offer a few times. Then the offer lapses until the next [`Sink::peer_up`].
+//! 2. *Attached*: a side that is ready attaches the address from the peer's offer
+//!    ([`Rail::rejoin`]). This begins the next epoch. The side reports the stage.
+//! 3. *Proven*: a side posts a probe on the rail itself once both sides are attached. A side that
+//!    has received the peer's probe reports the stage.
+//! 4. *In use*: a side uses the rail once both probes have arrived. It answers a peer that does not
 //!    know that yet.
 //!
-//! A rail that fails before both ends use it ends the epoch, because the other end may have begun
-//! to use it. Nothing waits for a rail that returns: the others go on.
+//! If a rail fails before both sides use it, its epoch ends, because the other side may have begun
+//! to use it. Nothing waits for a rail that returns: the other rails continue.
 
 use crate::error::{PostError, Violation};
 use crate::mem::{Peer, RailId, Untrusted};
@@ -31,46 +32,52 @@ use super::super::{Engine, State};
 use super::rejoin::{Rejoin, Stage};
 use super::{AGAIN, PeerError, RARELY};
 
-/// How often an offer is repeated.
+/// How often an offer is repeated before it lapses.
 const OFFERS: u16 = 6;
 
-/// One rail.
+/// The state of one rail.
 #[derive(Clone, Copy, Debug)]
 struct Turn {
-    /// How often it was attached again.
+    /// How often the rail was attached again.
     epoch: u16,
-    /// The serials of the last message said and heard.
+    /// The serial of the last message sent about the rail.
     said: u16,
+    /// The serial of the last message received about the rail.
     heard: u16,
-    /// A hash of the peer's address that is attached.
+    /// A hash of the attached address of the peer.
     address: u32,
 }
 
-/// The rails to a peer that return. Bitmasks count our rails.
+/// The rails to a peer that return. Bitmasks use our numbers of rails.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Back {
-    /// Rails that may return: the rail or the user says so, or the peer has offered it.
+    /// Rails that may return. The rail, the user or an offer of the peer says so.
     ready: u16,
-    /// Rails offered to the peer, which may begin the next epoch.
+    /// Rails offered to the peer, which may begin their next epoch.
     offered: u16,
-    /// Rails that are attached again. Of these: the peer has attached them too; our probe was
-    /// posted; the peer's has arrived; the peer has received ours.
+    /// Rails that are attached again.
     attached: u16,
+    /// Attached rails that the peer has attached too.
     welcome: u16,
+    /// Attached rails on which our probe was posted.
     probed: u16,
+    /// Attached rails on which the peer's probe has arrived.
     proven: u16,
+    /// Attached rails on which the peer has received our probe.
     agreed: u16,
-    /// Rails of which the peer is to hear now. All are repeated after so many passes.
+    /// Rails whose stage must be reported to the peer now.
     due: u16,
+    /// How often the reports were repeated.
     repeated: u16,
+    /// Passes until the reports are repeated.
     wait: u32,
-    /// What the peer has said of a rail that is to be attached.
+    /// The peer's last message about a rail to attach.
     incoming: Option<Rejoin>,
     turns: [Turn; RAILS_MAX],
 }
 
 impl Back {
-    /// No rail has failed.
+    /// The state of a peer without failed rails.
     pub(super) const NONE: Back = Back {
         ready: 0,
         offered: 0,
@@ -94,17 +101,17 @@ impl Back {
         self.turns.map(|turn| turn.epoch)
     }
 
-    /// Whether a rail is attached again and not in use.
+    /// Returns whether a rail is attached again but not in use.
     pub(super) fn is_attached(&self, rail: u16) -> bool {
         self.attached & rail != 0
     }
 
-    /// Whether the peer may have begun the next epoch of a rail.
+    /// Returns whether the peer may have begun the next epoch of a rail.
     pub(super) fn may_have_begun(&self, rail: u16) -> bool {
         self.offered & rail != 0
     }
 
-    /// Offers rails no more.
+    /// Stops offering rails.
     pub(super) fn rest(&mut self, rails: u16) {
         self.ready &= !rails;
         self.due &= !rails;
@@ -125,13 +132,13 @@ impl Back {
         }
     }
 
-    /// Says so of rails in the next pass, and begins to repeat.
+    /// Reports the stage of rails in the next pass, and restarts the repetitions.
     fn say(&mut self, rails: u16) {
         self.due |= rails;
         (self.repeated, self.wait) = (0, AGAIN);
     }
 
-    /// Counts a pass. After a number of them, sends the messages about `rails` again; after
+    /// Counts a pass. When the wait is over, makes the reports about `rails` due again. After
     /// [`OFFERS`] repetitions, stops offering the rails in `able`.
     fn repeat(&mut self, rails: u16, able: u16) {
         self.wait = self.wait.saturating_sub(1);
@@ -147,12 +154,12 @@ impl Back {
     }
 }
 
-/// FNV-1a.
+/// Hashes bytes with FNV-1a.
 fn hash(bytes: &[u8]) -> u32 {
     bytes.iter().fold(0x811c_9dc5, |hash, &byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }
 
-/// The rails of a bitmask.
+/// Iterates over the rails of a bitmask.
 fn each(mut rails: u16) -> impl Iterator<Item = usize> {
     core::iter::from_fn(move || {
         let rail = rails.trailing_zeros() as usize;
@@ -162,7 +169,7 @@ fn each(mut rails: u16) -> impl Iterator<Item = usize> {
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Continues the return of the rails of a peer.
+    /// Continues the return of a peer's rails.
     pub(super) fn rejoin_rails(&mut self, peer: u16) {
         if self.state.peers[peer as usize].state != PeerState::Connected {
             return;
@@ -184,19 +191,19 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Attaches the peer at the address that it has sent.
+    /// Attaches the peer at the address in its last message.
     fn attach_incoming(&mut self, peer: u16) {
         let able = self.state.able(peer);
         let Some(kept) = self.state.kept_peer_mut(peer) else { return };
         let Some(message) = kept.back.incoming.take() else { return };
         let (attached, joined) = (kept.back.attached, kept.joined);
-        // One rail: checked when it arrived.
+        // Exactly one rail, because `rejoin_arrived` has checked it.
         let bit = self.state.pairings[peer as usize].as_ours(1 << message.rail) & joined;
         let rail = bit.trailing_zeros() as usize;
         let ahead = message.epoch.wrapping_sub(self.state.epoch_of(peer, rail));
         let again = ahead == 0 && attached & bit != 0;
         if !again && (ahead != 1 || able & bit == 0) {
-            // The peer has offered it before this end is ready, which then offers it too.
+            // The peer offered the rail before this side is ready. This side offers it later.
             return;
         }
         let opened = self.rails[rail].reopen(Peer(peer), &mut [0; REOPEN_MAX]).is_some();
@@ -222,8 +229,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         kept.back.say(bit);
     }
 
-    /// Tells the peer how far this end has come with a rail. `false`: no rail has room, or the peer
-    /// has failed.
+    /// Reports to the peer the stage that a rail has reached here. Returns `false` if no rail has
+    /// room, or if the peer has failed.
     fn say_stage(&mut self, peer: u16, rail: usize) -> bool {
         let bit = 1 << rail;
         let in_use = self.state.peers[peer as usize].rails & bit != 0;
@@ -240,7 +247,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             match self.rails[rail].reopen(Peer(peer), &mut address) {
                 Some(len) => length = len.min(REOPEN_MAX) as u8,
                 None => {
-                    // One that is attached is said to be when that is repeated.
+                    // The stage of an attached rail is reported at the next repetition.
                     back.due &= !bit;
                     back.ready &= !bit;
                     return true;
@@ -252,7 +259,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let stream = self.state.stream_of(0, peer);
         let word = self.state.streams[stream as usize].stamp;
         let message = Rejoin { rail: rail as u8, stage, asks: !in_use, word, epoch, serial, length, address };
-        // It carries no cursor.
+        // The message carries no cursor.
         let cursor = self.state.streams[stream as usize].ack_sent;
         let (owner, nothing) = (self.state.control(peer), Untrusted::from_slice(&[]));
         match self.post_bytes(stream, peer, &message.encode(), nothing, owner, cursor) {
@@ -298,7 +305,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Rails to a peer may return.
+    /// Records that rails to a peer may return.
     #[cold]
     pub(in super::super) fn may_return(&mut self, peer: u16, rails: u16) {
         let Some(slot) = self.peers.get(peer as usize) else { return };
@@ -313,7 +320,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Rails that can be offered: both ends have told each other all of the epoch that ended.
+    /// Returns the rails that can be offered. Both sides have told each other everything about the
+    /// epoch that ended.
     fn able(&self, peer: u16) -> u16 {
         match self.kept_peer(peer).map(|kept| kept.back.ready & kept.fenced & kept.confirmed & !kept.disabled)
         {
@@ -322,10 +330,10 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Whether the return of a rail goes on in the next pass.
+    /// Returns whether the return of a rail continues in the next pass.
     pub(super) fn is_returning(&self, peer: u16) -> bool {
         let PeerSlot { state, rails: in_use, .. } = self.peers[peer as usize];
-        // Nothing returns to one that closes.
+        // Nothing returns to a peer that is closing.
         state == PeerState::Connected
             && self.kept_peer(peer).is_some_and(|kept| {
                 let able = kept.back.ready & kept.fenced & kept.confirmed & !kept.disabled;
@@ -337,7 +345,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.kept_peer(peer).map_or(0, |kept| kept.back.epoch(rail))
     }
 
-    /// The next epoch of a rail begins. Nothing that was said of it before counts any more.
+    /// Begins the next epoch of a rail, and drops all reports about the previous one.
     fn next_epoch(&mut self, peer: u16, rail: usize) {
         let bit = 1 << rail;
         let Some(kept) = self.kept_peer_mut(peer) else { return };
@@ -353,7 +361,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// The peer has begun the next epoch of a rail, which has failed meanwhile.
+    /// Begins the next epoch of a rail because the peer has begun it. The rail has failed
+    /// meanwhile.
     pub(super) fn begin_epoch(&mut self, peer: u16, rail: usize) {
         self.next_epoch(peer, rail);
         if let Some(kept) = self.kept_peer_mut(peer) {
@@ -366,7 +375,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.rail_failed(peer, rail, why, PeerError::Rail(RailId(rail as u8)));
     }
 
-    /// A peer has said how far it has come with a rail.
+    /// Handles a peer's message about the stage of a rail.
     #[cold]
     pub(in super::super) fn rejoin_arrived(&mut self, peer: Peer, message: &Rejoin) -> Result<(), Violation> {
         let Some(stream) = self.arrival_stream(peer, 0, message.word)? else { return Ok(()) };
@@ -404,7 +413,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let back = &mut kept.back;
         let named = matches!(message.stage, Stage::Offer | Stage::Attached);
         if ahead == 1 && disabled {
-            // It is not to be used. A peer that has attached it is told so.
+            // The rail is disabled here. If the peer has attached it, end the new epoch, and tell
+            // the peer.
             if message.stage == Stage::Attached && back.may_have_begun(ours) {
                 self.begin_epoch(peer.0, rail);
                 self.peer_fences(peer.0, rail);
@@ -442,7 +452,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Ok(())
     }
 
-    /// Uses a rail that both ends have proven.
+    /// Uses a rail on which both probes have arrived.
     fn use_again(&mut self, peer: u16, rail: usize) {
         let bit = 1 << rail;
         let Some(kept) = self.kept_peer_mut(peer) else { return };
@@ -479,7 +489,7 @@ mod tests {
         }
         assert_eq!(at, sent.len());
         assert!(sent.windows(3).all(|two| two[2] - two[1] >= 2 * (two[1] - two[0]) - 1), "{sent:?}");
-        // One that is attached is said to be for ever.
+        // The stage of an attached rail is reported without limit.
         (back.attached, back.repeated) = (0b10, 100);
         (0..AGAIN << RARELY).for_each(|_| back.repeat(0b10, 0));
         assert_eq!(back.due, 0b10);

@@ -1,14 +1,14 @@
-//! The message of a rail that returns.
+//! The message about a rail that returns.
 //!
 //! ```text
 //! 128 bytes: kind u8 | rail u8 | stage u8 | asks u8 | word u32 | epoch u16 | serial u16
 //!            | length u8 | 0 u8 | 0 u16 | address, 112 bytes
 //! ```
 //!
-//! `rail` is the sender's number of the rail, `epoch` the one that begins. Where `asks` is 1, the
-//! sender does not use the rail yet and wants to hear the receiver's stage. `serial` counts the
-//! messages on a rail: an older one says nothing. The address is as long as `length` says, and
-//! empty from the stage [`Proven`](Stage::Proven) on.
+//! `rail` is the sender's number of the rail. `epoch` is the epoch that begins, or has begun, when
+//! the rail returns. If `asks` is 1, the sender does not use the rail yet and requests the
+//! receiver's stage. `serial` counts the messages about a rail: a message with an older serial is
+//! ignored. The address has `length` bytes. From stage [`Proven`](Stage::Proven) on it is empty.
 
 use crate::bytes::{Put, Reader, Writer};
 use crate::error::Violation;
@@ -21,16 +21,16 @@ use super::super::wire::KIND_REJOIN;
 const HEAD: usize = 16;
 pub(super) const REJOIN: usize = HEAD + REOPEN_MAX;
 
-/// How far the sender has come.
+/// The stage that the sender has reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// It can be attached at this address.
+    /// The sender can be attached at this address.
     Offer,
-    /// It has attached the receiver, too.
+    /// The sender has attached the receiver.
     Attached,
-    /// A probe of the receiver has arrived.
+    /// The sender has received a probe from the receiver.
     Proven,
-    /// This message itself comes by the rail that returns.
+    /// This message is itself a probe, sent on the rail that returns.
     Probe,
 }
 
@@ -52,7 +52,8 @@ impl Rejoin {
         &self.address[..self.length as usize]
     }
 
-    /// A valid message, another for each three numbers.
+    /// Returns a valid message derived from three numbers. Different numbers give different
+    /// messages.
     pub(in super::super) fn sample([a, b, c]: [u64; 3]) -> Rejoin {
         let stage = [Stage::Offer, Stage::Attached, Stage::Proven, Stage::Probe][(a >> 32) as usize % 4];
         let named = matches!(stage, Stage::Offer | Stage::Attached);
@@ -72,7 +73,8 @@ impl Rejoin {
         bytes
     }
 
-    /// Copies a message out and checks its form. `None`: it is another one.
+    /// Copies a message out of untrusted memory and checks its form. Returns `None` for another
+    /// kind of message.
     pub(in super::super) fn decode(bytes: Untrusted<'_>) -> Option<Result<Rejoin, Violation>> {
         let mut raw = [0; REJOIN];
         bytes.copy_out(&mut raw);

@@ -1,4 +1,5 @@
-//! Posts again what failed rails have lost. Bounded; work without room continues in the next pass.
+//! Posts again the numbers, replies and reads that were lost on failed rails. Bounded: work that
+//! finds no room continues in the next pass.
 
 use core::ptr::NonNull;
 
@@ -18,8 +19,8 @@ use super::sent::{Carried, Sent};
 use super::{Asks, FailoverStream, SentSlot};
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Continues the failover of a stream; for the first stream of a peer, also that of the rails
-    /// themselves.
+    /// Continues the failover of a stream. For the first stream of a peer, also continues the
+    /// fencing and the return of its rails.
     #[cold]
     #[inline(never)]
     pub(in super::super) fn mend(&mut self, stream: u32) {
@@ -35,7 +36,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.read_again(stream);
     }
 
-    /// Posts numbers again that never arrive, in their order.
+    /// Posts lost numbers again, in order.
     fn repost_lost(&mut self, stream: u32) {
         if !self.state.resuming(stream).is_some_and(|resuming| resuming.lost) {
             return;
@@ -69,7 +70,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Asks for the reply to the fetching atomic with this number.
+    /// Requests the reply to the fetching atomic with this number.
     fn ask_reply(&mut self, stream: u32, number: Seq, token: u64) -> Result<(), Blocked> {
         let s = &self.state.streams[stream as usize];
         let (peer, cursor) = (s.peer, s.window.expected());
@@ -83,7 +84,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(())
     }
 
-    /// Posts one number again, on any rail that has room.
+    /// Posts one number again, on any rail with room.
     fn repost(&mut self, stream: u32, seq: Seq) -> Result<(), Blocked> {
         let Some(failover) = &mut self.state.failover else { return Ok(()) };
         let SentSlot { what, bytes, .. } = *failover.at(stream, seq);
@@ -95,16 +96,17 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             Sent::Message { op, body, local, len } => {
                 let payload = match local.is_null() {
                     true => Untrusted::from_slice(&bytes[..len as usize]),
-                    // SAFETY: the source of an operation stays until it ends, which is not before
-                    // this number is acknowledged.
+                    // SAFETY: the source of an operation stays valid until the operation ends,
+                    // which happens only after this number is acknowledged.
                     false => unsafe { Untrusted::new(local, len as usize) },
                 };
                 (op, self.post_message(stream, peer, word, body, payload, Owner::Op(op))?)
             }
             Sent::Tagged { op } => (op, self.post_send_as(stream, op, word)?),
             Sent::Answer { kind, op, words, last, local, len, .. } => {
-                // SAFETY: as for a message: `keep` holds the send open until this number is
-                // acknowledged. Without a payload no byte is read.
+                // SAFETY: the payload belongs to a send that `keep` holds open until this number is
+                // acknowledged, so its source stays valid. Without a payload, `len` is 0 and no
+                // byte is read.
                 let payload = unsafe { Untrusted::new(local, len as usize) };
                 let head = head::Head { kind, context, op, word, ack: 0, freed: 0, words };
                 let owner = self.state.control(peer);
@@ -144,8 +146,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             let desc = state.locals.get(local_region as usize).map_or(0, |local| local.desc[rail]);
             let local = Local { ptr, len: len as usize, desc };
             let remote = Remote { key: state.remotes[remote as usize].keys[rail], offset };
-            // SAFETY: both ranges were checked when the operation was taken in. Its source stays as
-            // it is, and both regions stay where they are, until this number is acknowledged.
+            // SAFETY: both ranges were checked when the operation was submitted. Until this number
+            // is acknowledged, the operation is open: its source does not change, and both regions
+            // stay registered.
             match unsafe { self.rails[rail].post_write(Peer(peer), local, remote, Some(word), cx) } {
                 Ok(posted) => {
                     if posted == Posted::Pending {
@@ -163,7 +166,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Answers fetching atomics again whose replies were lost.
+    /// Sends the replies to fetching atomics again if the peer requested it.
     fn reply_again(&mut self, stream: u32) {
         if !self.state.resuming(stream).is_some_and(|resuming| resuming.answers) {
             return;
@@ -180,7 +183,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             }
             budget -= 1;
             let s = &self.state.streams[stream as usize];
-            // It was applied: the cursor is beyond it.
+            // The atomic was applied, so the cursor is beyond it.
             let (peer, word, cursor) = (s.peer, s.stamp, s.window.expected());
             let (ack, body) = (truncate::<32>(cursor.0), Body::Reply { token, value });
             let mut head = [0; HEAD_MAX];
@@ -198,7 +201,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Posts reads anew that failed rails have ended.
+    /// Posts reads again that failed rails have ended.
     fn read_again(&mut self, stream: u32) {
         if !self.state.resuming(stream).is_some_and(|resuming| resuming.reads) {
             return;
@@ -207,7 +210,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let fencing = self.state.kept_peer(peer).is_some_and(|kept| kept.suspect | kept.fencing != 0);
         let mut budget = self.state.config.batch;
         let mut more = false;
-        // One that is not wholly posted comes here once it is.
+        // A read that is not fully posted is handled here once it is.
         let mut index = self.state.streams[stream as usize].ops.head;
         while index != NONE {
             let slot = &self.state.pending.slots[index as usize];
@@ -224,7 +227,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             }
             more = true;
             if slot.again && slot.left == 0 && slot.posts == 0 && !fencing {
-                // Where it began; `request` says how long it is.
+                // Start again at the beginning. `request` holds the length of the read.
                 let len = slot.request;
                 (slot.local, slot.offset) = (slot.local.wrapping_sub(len as usize), slot.offset - len);
                 (slot.left, slot.again) = (len, false);
@@ -253,7 +256,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Whether there is more to do for a stream, or for the first one's peer.
+    /// Returns whether failover has more to do for a stream or, at a peer's first stream, for the
+    /// peer.
     #[cold]
     pub(in super::super) fn is_broken(&self, stream: u32) -> bool {
         let s = &self.streams[stream as usize];
@@ -268,8 +272,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.failover.as_mut()?.streams.get_mut(stream as usize)
     }
 
-    /// Whether a number is to be posted again: [`NO_TOKEN`]. Or the token for whose reply the
-    /// target is to be asked.
+    /// Returns [`NO_TOKEN`] if a number must be posted again. If only its reply is missing, returns
+    /// the token of the reply to request.
     fn is_missing(&mut self, stream: u32, seq: Seq) -> Option<u64> {
         let slot = self.failover.as_mut()?.at(stream, seq);
         if slot.carried == Carried::Lost {

@@ -1,4 +1,4 @@
-//! What is kept of each number in flight, and of each atomic that was answered.
+//! Records of the numbers in flight and of the replies to fetching atomics, for failover.
 
 use crate::error::Violation;
 use crate::mem::{Peer, Untrusted};
@@ -11,21 +11,22 @@ use super::super::wire::{Body, NO_TOKEN};
 use super::super::{Engine, State};
 use super::{Asks, Failover};
 
-/// Longest payload that is kept itself, in bytes: that of an inject. Others stay in their source.
+/// Longest payload that is copied into the record, in bytes: that of an inject. A longer payload
+/// stays in its source.
 pub(in super::super) const COPY: usize = 64;
 
-/// Where an operation is: on a rail, at the peer, or lost.
+/// Where a number is: on a rail, at the peer, or lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Carried {
     By(u8),
-    /// It has arrived.
+    /// The number has arrived.
     Arrived,
-    /// It never will, and is to be posted again.
+    /// The number will never arrive, and must be posted again.
     Lost,
 }
 
-/// What was posted under a number. `op` is the slot of its operation, which stays open until the
-/// number is acknowledged.
+/// What was posted under a number. `op` is the slot of its operation. The slot stays in use until
+/// the number is acknowledged.
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) enum Sent {
     Nothing,
@@ -36,7 +37,7 @@ pub(in super::super) enum Sent {
         len: u32,
         offset: u64,
     },
-    /// A message of a one-sided operation. No pointer: its payload is kept here.
+    /// A message of a one-sided operation. If `local` is null, the payload is in the record.
     Message {
         op: u32,
         body: Body,
@@ -47,8 +48,8 @@ pub(in super::super) enum Sent {
     Tagged {
         op: u32,
     },
-    /// An answer of the two-sided protocol. `of` is the send that its payload is a part of, or
-    /// [`NONE`].
+    /// An answer of the two-sided protocol. `of` is the send whose payload the answer carries in
+    /// part, or [`NONE`].
     Answer {
         of: u32,
         kind: u8,
@@ -60,26 +61,26 @@ pub(in super::super) enum Sent {
     },
 }
 
-/// One number of a stream's window, of both directions.
+/// The record of one number in the window of a stream. It serves both directions.
 #[derive(Clone, Copy, Debug)]
 pub struct SentSlot {
     pub(super) what: Sent,
     pub(super) carried: Carried,
-    /// It is a fetching atomic whose reply may be lost: the target is to be asked for it.
+    /// The number is a fetching atomic whose reply may be lost: ask the target for it.
     pub(super) ask: bool,
     pub(super) bytes: [u8; COPY],
-    /// What the atomic that came in under this number has fetched, and the token of a reply that is
-    /// to be sent again, or [`NO_TOKEN`].
+    /// The value that the peer's atomic with this number fetched here. `again` is the token of a
+    /// reply that must be sent again, or [`NO_TOKEN`].
     pub(super) reply: u64,
     pub(super) again: u64,
 }
 
-// SAFETY: the pointers name registered memory, which any thread may touch as `Region::new` was
-// promised, or blocks of the engine's own.
+// SAFETY: the pointers name registered memory or the engine's own blocks. `Region::new` requires
+// that any thread may access registered memory. The blocks are accessed only through the engine.
 unsafe impl Send for SentSlot {}
 
 impl SentSlot {
-    /// Memory for a number.
+    /// An unused record.
     pub const EMPTY: SentSlot = SentSlot {
         what: Sent::Nothing,
         carried: Carried::Arrived,
@@ -91,13 +92,13 @@ impl SentSlot {
 }
 
 impl Failover<'_> {
-    /// The numbers of a stream's window.
+    /// Returns the records of a stream's window.
     pub(super) fn of(&mut self, stream: u32) -> &mut [SentSlot] {
         let window = self.window as usize;
         &mut self.sent[stream as usize * window..(stream as usize + 1) * window]
     }
 
-    /// The place of a number.
+    /// Returns the record of a number.
     pub(super) fn at(&mut self, stream: u32, seq: Seq) -> &mut SentSlot {
         let index = seq.0 as usize & (self.window as usize - 1);
         &mut self.of(stream)[index]
@@ -105,8 +106,8 @@ impl Failover<'_> {
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Whether something in flight may have to be posted again from a registered region, or to an
-    /// imported one. Slow path: looks at every number in flight.
+    /// Returns whether an operation in flight may be posted again from a registered region, or to
+    /// an imported one. Slow path: looks at every number in flight.
     pub(in super::super) fn may_repost(&self, local: Option<u16>, remote: Option<u16>) -> bool {
         let Some(failover) = &self.state.failover else { return false };
         let window = failover.window as usize;
@@ -139,9 +140,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Keeps what was posted under the next number, on the rail that was taken last. A send whose
-    /// payload it is a part of does not end before [`not_again`](Self::not_again): until then this
-    /// counts as an outstanding post of it.
+    /// Records what was posted under the next number, and that the rail picked last carries it. If
+    /// the number is part of a send's payload, it counts as an outstanding post of the send until
+    /// [`not_again`](Self::not_again).
     #[cold]
     pub(in super::super) fn keep(&mut self, stream: u32, what: Sent, copy: Untrusted<'_>) {
         let (seq, rail) = (self.streams[stream as usize].next, self.took);
@@ -156,8 +157,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// The numbers of a stream below `upto` are not posted again: ends sends that waited for that
-    /// alone.
+    /// Drops the records of a stream's numbers below `upto`, which are never posted again. Ends
+    /// sends that waited only for this.
     #[cold]
     pub(in super::super) fn not_again(&mut self, stream: u32, upto: Seq) {
         let first = self.streams[stream as usize].acked;
@@ -173,7 +174,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// The numbers below `cursor` have arrived. Returns the cursor up to which operations end.
+    /// Handles the arrival of all numbers below `cursor` at the peer. Returns the cursor up to
+    /// which operations end.
     #[cold]
     pub(in super::super) fn kept_arrived(&mut self, stream: u32, cursor: Seq) -> Seq {
         let cursor = self.hold_back(stream, cursor);
@@ -181,8 +183,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         cursor
     }
 
-    /// The cursor up to which operations end: not beyond an atomic whose reply is missing, so that
-    /// the target keeps the value.
+    /// Returns the cursor up to which operations end. It stops before an atomic whose reply is
+    /// missing, so that the target keeps the value.
     fn hold_back(&mut self, stream: u32, cursor: Seq) -> Seq {
         let Some(failover) = &mut self.failover else { return cursor };
         let heard = &mut failover.streams[stream as usize].heard;
@@ -203,16 +205,16 @@ impl<const RAILS: usize> State<'_, RAILS> {
         cursor
     }
 
-    /// A reply has come: what it held back is acknowledged.
+    /// Handles an arrived reply: applies the acknowledgements that the missing reply held back.
     #[cold]
     pub(in super::super) fn let_go(&mut self, stream: u32) {
         let Some(failover) = &mut self.failover else { return };
         let heard = failover.streams[stream as usize].heard;
-        // It was heard, so it is no violation.
+        // An earlier message carried this cursor and passed the check, so it is no violation.
         let _ = self.acknowledged_up_to(stream, heard);
     }
 
-    /// Keeps what the atomic whose turn it is has fetched.
+    /// Records the value that the atomic whose turn it is has fetched.
     #[cold]
     pub(in super::super) fn keep_reply(&mut self, stream: u32, value: u64) {
         let seq = self.streams[stream as usize].window.expected();
@@ -221,7 +223,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// A peer asks for the reply to a fetching atomic.
+    /// Handles a peer's request for the reply to a fetching atomic.
     #[cold]
     pub(in super::super) fn asked_again(&mut self, peer: Peer, asks: &Asks) -> Result<(), Violation> {
         let Some(stream) = self.arrival_stream(peer, asks.context, asks.word)? else { return Ok(()) };
@@ -231,8 +233,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.acknowledged(stream, asks.ack)?;
         let expected = self.streams[stream as usize].window.expected();
         let Some(failover) = &mut self.failover else { return Ok(()) };
-        // One that waits for its turn will be answered then. What is further back has its reply:
-        // the question is old.
+        // If the atomic still waits for its turn, it is answered then. If it is older than a
+        // window, its reply has arrived, and the request is out of date.
         if (1..=failover.window as u64).contains(&expected.since(asks.number)) {
             failover.at(stream, asks.number).again = asks.token;
             failover.streams[stream as usize].answers = true;

@@ -1,5 +1,5 @@
-//! Fences the rails that have failed, and exchanges what has arrived by them. Bounded; work without
-//! room continues in the next pass.
+//! Fences failed rails, and exchanges with the peer which numbers have arrived. Bounded: work that
+//! finds no room continues in the next pass.
 
 use crate::error::{CompleteError, PeerError, Violation};
 use crate::mem::{Peer, RailId, Untrusted};
@@ -16,39 +16,39 @@ use super::sent::{Carried, Sent};
 use super::told::WORDS;
 use super::{AGAIN, Failover, FailoverPeer, RARELY, Told};
 
-/// How long a fence waits for rails of other peers, before it counts as impossible: in passes, of
-/// which there are many while somebody polls, and in looks at the peers, one in 10 ms of waits.
+/// How long a fence waits for the rails of other peers before it counts as impossible, in passes. A
+/// check of the peers, which waits make every 10 ms, counts as [`LOOK`] passes.
 const PATIENCE: u32 = 1 << 20;
 const LOOK: u32 = PATIENCE / 100;
 
-/// What the fence of all peers of a rail would cost another peer.
+/// The cost to another peer if all peers of a rail are fenced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Cost {
-    /// Other rails lead to it.
+    /// Other rails lead to that peer.
     Nothing,
-    /// Its last rail, but another one may return, or the peer may be dead.
+    /// The rail is that peer's last one, but another rail may return, or the peer may be dead.
     Wait,
-    /// Its last rail.
+    /// The rail is that peer's last one.
     Peer,
 }
 
 impl FailoverPeer {
-    /// Whether the peer is to be told again: it is not known to have heard of all rails that are
-    /// fenced, or it has not fenced a rail that failed.
+    /// Returns whether the peer must be told again. It may not know of every fenced rail, or may
+    /// not have fenced a failed one.
     pub(super) fn is_unconfirmed(&self) -> bool {
         self.suspect | self.fencing | self.fenced & !self.confirmed != 0
     }
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Fences the rails of a peer that have failed.
+    /// Fences the failed rails of a peer.
     pub(super) fn fence_rails(&mut self, peer: u16) {
         let Some(kept) = self.state.kept_peer(peer) else { return };
         let mut fencing = kept.fencing;
         while fencing != 0 {
             let rail = fencing.trailing_zeros() as usize;
             fencing &= fencing - 1;
-            // A peer that was fenced with another one costs nothing more.
+            // A peer that is already fenced costs the other peers nothing more.
             let all = self.rails[rail].fences_all() && !self.rails[rail].is_fenced(Peer(peer));
             let cost = if all { self.state.cost_of_fence(peer, rail) } else { Cost::Nothing };
             let Some(kept) = self.state.kept_peer_mut(peer) else { return };
@@ -79,7 +79,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// The rails have been asked who lives: time has passed for fences that wait.
+    /// Advances the patience of waiting fences, after the rails have checked which peers are alive.
     pub(in super::super) fn fences_looked(&mut self) {
         for peer in 0..self.state.peers.len() as u16 {
             if let Some(kept) = self.state.kept_peer_mut(peer)
@@ -133,7 +133,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Posts a message on this rail. `false`: it has no room, or another one is to be tried.
+    /// Posts a message on this rail. Returns `false` if the caller should try another rail.
     fn post_on(
         &mut self,
         rail: usize,
@@ -157,12 +157,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// What it would cost the other peers of a rail if all were fenced.
+    /// Returns the cost to the other peers of a rail if all of them are fenced.
     fn cost_of_fence(&self, peer: u16, rail: usize) -> Cost {
         let others = (0..self.peers.len() as u16).filter(|&other| other != peer);
         let cost = |other: u16| {
             let PeerSlot { state, rails, .. } = self.peers[other as usize];
-            // Nothing is in flight to one that has not answered.
+            // Nothing is in flight to a peer that has not answered.
             if !state.is_up() || self.is_meeting(other) || rails >> rail & 1 == 0 {
                 return Cost::Nothing;
             }
@@ -175,8 +175,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         others.map(cost).max().unwrap_or(Cost::Nothing)
     }
 
-    /// The fence of a peer has cut off all peers of the rail. What it says of them comes later, and
-    /// the next fence must not count on it.
+    /// Fails the rail for all other peers, because fencing one peer has cut off all of them. The
+    /// rail reports this later, but the next fence must already count with it.
     fn all_fenced(&mut self, peer: u16, rail: usize) {
         let id = RailId(rail as u8);
         for other in (0..self.peers.len() as u16).filter(|&other| other != peer) {
@@ -188,8 +188,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// What a peer is to be told of a stream from a number on, or from the cursor, and with which
-    /// number that goes on.
+    /// Builds the report about a stream, from a number on, or from the cursor if `from` is `None`.
+    /// Also returns the number at which the next report continues.
     fn told(&mut self, stream: u32, from: Option<Seq>) -> (Told, Option<Seq>) {
         let freed = self.returned(stream);
         let s = &self.streams[stream as usize];
@@ -204,7 +204,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let (window, mut cells) = self.window(stream);
         let (expected, stamp) = (window.expected(), window.stamp());
         let from = from.unwrap_or(expected);
-        // Beyond that nothing can have arrived.
+        // No number beyond this one can have arrived.
         let end = expected.plus(size);
         let rest = if from.is_before(end) { end.since(from) } else { 0 };
         let count = rest.div_ceil(64).min(WORDS as u64);
@@ -220,8 +220,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         (told, (!last).then(|| from.plus(64 * count)))
     }
 
-    /// The rails that a peer has told of: in all streams, and of each number that is in flight on
-    /// them.
+    /// Returns the rails about which a peer's report is complete: it covers all streams, and every
+    /// number in flight on these rails.
     pub(super) fn heard(&self, peer: u16) -> u16 {
         let Some(failover) = &self.failover else { return 0 };
         let mut heard = self.joined_rails(peer);
@@ -243,8 +243,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
         heard
     }
 
-    /// The rail over which a peer is told again: another one each time, because which of them is
-    /// dead is not known. `None`, the first time: any.
+    /// Returns the rail for the next repetition of a report. It is another rail each time, because
+    /// any of them may be dead without notice. Returns `None` for the first report, which may use
+    /// any rail.
     fn turn_to_tell(&self, peer: u16) -> Option<usize> {
         let kept = self.kept_peer(peer).filter(|kept| kept.told != 0)?;
         let rails = self.peers[peer as usize].rails;
@@ -253,8 +254,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Some(rest.trailing_zeros() as usize)
     }
 
-    /// The rails of a bitmask, as the peer counts them, of which it speaks in the epoch that holds
-    /// here; as we count them. A peer may end an epoch that has not begun here.
+    /// Translates a bitmask of the peer's rails into ours. Drops the rails whose epoch in the
+    /// message is not the current one here. A peer may end an epoch that has not begun here.
     fn of_this_epoch(&mut self, peer: u16, told: &Told, theirs: u16) -> Result<u16, Violation> {
         let joined = self.joined_rails(peer);
         let pairing = &self.pairings[peer as usize];
@@ -283,18 +284,19 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Ok(rails)
     }
 
-    /// The peer fences a rail, or has fenced it.
+    /// Handles the news that the peer fences a rail, or has fenced it.
     pub(super) fn peer_fences(&mut self, peer: u16, rail: usize) {
         let (id, bit) = (RailId(rail as u8), 1 << rail);
         let why = Fault::Rail(id, CompleteError::PeerDown);
         self.rail_failed(peer, rail, why, PeerError::Rail(id));
         let Some(kept) = self.kept_peer_mut(peer) else { return };
-        // It lives.
+        // The peer is alive, so fence the rail now.
         kept.fencing |= kept.suspect & bit;
         kept.suspect &= !bit;
     }
 
-    /// A peer has said that it has fenced rails, and what has arrived there; or asks for that.
+    /// Handles a peer's report of fenced rails and of the numbers that arrived, or its request for
+    /// one.
     #[cold]
     pub(in super::super) fn told_arrived(&mut self, peer: Peer, told: &Told) -> Result<(), Violation> {
         let Some(stream) = self.arrival_stream(peer, told.context, told.word)? else { return Ok(()) };
@@ -341,7 +343,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
                     None => {}
                 }
             }
-            // The reply may have been on that rail, however the atomic travelled.
+            // The reply may have been on that rail, whichever rail carried the atomic.
             if news
                 && let Sent::Message { op, body: Body::Amo { token, .. }, .. } = slot.what
                 && token != NO_TOKEN

@@ -1,22 +1,28 @@
-//! The messages of failover: the one in which an end that has fenced rails says what has arrived.
+//! The messages of failover. The first one, [`Told`], reports which numbers have arrived; a side
+//! that has fenced rails sends it.
 //!
 //! ```text
 //! 128 bytes: kind u8 | context u8 | last u8 | asks u8 | word u32 | ack u32 | freed u32 | from u64
 //!            | rails u16 | heard u16 | failed u16 | 0 u16 | epochs 16 x u16 | words 8 x u64
 //! ```
 //!
-//! Bit n of the words says that the number `from + n` has arrived, all below the cursor among them.
-//! Where `last` is 1, nothing beyond them has. The bitmasks count rails as the sender does: `rails`
-//! are those that it has fenced, `heard` those of which the receiver has told it all, and `failed`
-//! those that the receiver is asked to fence. Where `asks` is 1, the sender does not know yet that
-//! the receiver has heard of all of `rails`, and wants to. `epochs` are those of the rails: what is
-//! said of a rail holds in its epoch only.
+//! Bit n of the words is set if the number `from + n` has arrived. All numbers below the cursor
+//! `ack` have arrived. If `last` is 1, no number beyond the words has arrived. The bitmasks use the
+//! sender's numbers of rails:
 //!
-//! The message is as long as every rail takes: longer than what libfabric's `tcp` injects, so its
-//! failure is reported.
+//! - `rails`: rails that the sender has fenced.
+//! - `heard`: rails about which the receiver's report is complete.
+//! - `failed`: rails that the receiver must fence.
 //!
-//! The other message asks for the reply to a fetching atomic again, by the whole of its number: it
-//! may be so late that the sequence in a word means another one.
+//! If `asks` is 1, the sender requests a report in return, because the receiver has not confirmed
+//! all of `rails` yet. `epochs` has the epoch of each rail. What the message reports about a rail
+//! is valid in that epoch only.
+//!
+//! Every rail accepts a message of this length. libfabric's `tcp` cannot inject it, so the provider
+//! reports if its post fails.
+//!
+//! The other message, [`Asks`], requests the reply to a fetching atomic again. It carries the whole
+//! number of the atomic. It may be so late that the sequence in a word would mean another number.
 //!
 //! ```text
 //! 32 bytes: kind u8 | context u8 | 0 u16 | word u32 | ack u32 | 0 u32 | token u64 | number u64
@@ -30,15 +36,15 @@ use crate::sync::seq::Seq;
 use super::super::joint::RAILS_MAX;
 use super::super::wire::{KIND_ASKS, KIND_TOLD};
 
-/// Words of a message.
+/// Number of bitmap words in a [`Told`] message.
 pub(in super::super) const WORDS: usize = 8;
 const HEAD: usize = 64;
 pub(in super::super) const TOLD: usize = HEAD + 8 * WORDS;
 
-/// Bytes of a question for a reply.
+/// Length of an [`Asks`] message, in bytes.
 const ASKS: usize = 32;
 
-/// A message, decoded.
+/// A report of arrived numbers, decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) struct Told {
     pub context: u8,
@@ -71,7 +77,8 @@ impl Told {
         bytes
     }
 
-    /// Copies a message out and checks its form. `None`: it is another one.
+    /// Copies a message out of untrusted memory and checks its form. Returns `None` for another
+    /// kind of message.
     pub(in super::super) fn decode(bytes: Untrusted<'_>) -> Option<Result<Told, Violation>> {
         let mut raw = [0; TOLD];
         bytes.copy_out(&mut raw);
@@ -100,7 +107,7 @@ impl Told {
         Ok(Told { context, last, asks, word, ack, freed, from, rails, heard, failed, epochs, words })
     }
 
-    /// Whether a number has arrived; `None`: another message says so.
+    /// Returns whether a number has arrived, or `None` if another message reports it.
     pub(super) fn says(&self, seq: Seq, cursor: Seq) -> Option<bool> {
         if seq.is_before(cursor) {
             return Some(true);
@@ -116,7 +123,7 @@ impl Told {
     }
 }
 
-/// A question for a reply.
+/// A request for a reply, decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) struct Asks {
     pub context: u8,
@@ -135,7 +142,8 @@ impl Asks {
         bytes
     }
 
-    /// As [`Told::decode`].
+    /// Copies a message out of untrusted memory and checks its form. Returns `None` for another
+    /// kind of message.
     pub(in super::super) fn decode(bytes: Untrusted<'_>) -> Option<Result<Asks, Violation>> {
         let mut raw = [0; ASKS];
         let len = bytes.copy_out(&mut raw);

@@ -1,10 +1,10 @@
-//! The single-post tier of numbered operations: the operation is one post, nothing is queued before
-//! it, and window and rail have room. It is posted at once. A reported operation takes its slot
-//! afterwards, already fully posted. A silent one takes none: its stream counts the post, and an
-//! acknowledgement of its number ends it.
+//! The single-post path of numbered operations. It applies if the operation is one post, nothing is
+//! queued before it, and the window and a rail have room. The operation is posted at once. A
+//! reported operation then takes a slot, already fully posted. A silent operation takes none: its
+//! stream counts the post, and the acknowledgement of its number completes it.
 //!
-//! `None` means that nothing has changed and that the operation goes to the queue, which also
-//! retries and handles refusals of the rail.
+//! `None` means that nothing has changed and that the operation must be queued. The queue also
+//! retries, and handles errors of the rail.
 
 use core::ptr::NonNull;
 
@@ -28,15 +28,15 @@ struct Way {
     rail: usize,
     seq: Seq,
     word: u32,
-    /// The slot that the operation will take; [`NONE`] for a silent one.
+    /// The slot that the operation will take, or [`NONE`] for a silent one.
     index: u32,
-    /// The tag of its post, without the size.
+    /// The tag of the post, without the size.
     tag: u64,
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Posts a silent put of one piece, from look-up to post in one function. This is the hot path
-    /// of puts over a network. `false`: nothing has changed.
+    /// of puts over a network. Returns `false`, and changes nothing, if the path does not apply.
     #[inline(always)]
     pub(super) fn put_single(
         &mut self,
@@ -74,15 +74,15 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         else {
             return false;
         };
-        // SAFETY: at least one byte is put, so the region is a registered one, and its pointer is
-        // not null.
+        // SAFETY: at least one byte is put, so the bounds check fails for unregistered regions. The
+        // pointer of a registered region is not null.
         let ptr = unsafe { NonNull::new_unchecked(local.ptr.wrapping_add(from.offset as usize)) };
         let (key, desc) = (remote.keys[rail], local.desc[rail]);
         let word = s.word(*mask);
         let (local, remote) = (Local { ptr, len, desc }, Remote { key, offset: to.offset });
-        // SAFETY: both ranges lie in their regions, and `Region::new` requires that the local one
-        // stays valid until the operation ends. The remote one was imported on every rail of its
-        // peer, including this one, and every rail accepts `single_max` bytes.
+        // SAFETY: the checks above place both ranges in their regions. `Region::new` requires that
+        // the local one stays valid until the operation ends. The remote one was imported on every
+        // rail of its peer, including this one. Every rail accepts `single_max` bytes.
         match unsafe { self.rails[rail].post_write_checked(Peer(peer), local, remote, word, s.tag | bytes) } {
             Ok(posted) => {
                 let pending = posted == Posted::Pending;
@@ -102,8 +102,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         true
     }
 
-    /// Posts a write of one piece, not on the rails in `exclude`. An invalid `from_region` marks an
-    /// inject, which the rail copies at once.
+    /// Posts a write of one piece, on a rail that is not in `exclude`. An invalid `from_region`
+    /// marks an inject, whose source the rail copies at once.
     #[expect(clippy::too_many_arguments, reason = "a write in its parts")]
     #[inline(always)]
     pub(super) fn write_single(
@@ -127,16 +127,16 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let local = Local { ptr: from, len, desc };
         let remote = Remote { key, offset: to.offset };
         let (peer, word, tag) = (Peer(way.peer), way.word, way.tag | bytes);
-        // SAFETY: our caller has checked both ranges. `Region::new` requires that the source stays
+        // SAFETY: the caller has checked both ranges. `Region::new` requires that the source stays
         // valid until the operation ends; the source of an inject is valid during the call. The
-        // target was imported on every rail of its peer, including this one, and each accepts
-        // `single` bytes.
+        // target was imported on every rail of its peer, including this one. Each of these rails
+        // accepts `single` bytes.
         let posted = unsafe { self.rails[way.rail].post_write_checked(peer, local, remote, word, tag) };
         self.state.single_posted(stream, &way, posted, bytes, notice)
     }
 
-    /// Posts a numbered message together with the reverse stream's cursor. `data` is the kind of
-    /// data it carries, as for [`clear`](super::super::stream::Stream::clear).
+    /// Posts a numbered message together with the cursor of the reverse stream. `data` is the kind
+    /// of data that the message carries, as for [`clear`](super::super::stream::Stream::clear).
     #[inline(always)]
     pub(super) fn message_single(
         &mut self,
@@ -172,8 +172,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         bytes != 0 && self.pairings.get(peer as usize).is_some_and(|pairing| bytes <= pairing.single as u64)
     }
 
-    /// Chooses the rail and tag for the next number of a stream, if it can be posted at once.
-    /// Excludes the rails in `exclude`.
+    /// Chooses the rail and tag for the next number of a stream, if the number can be posted at
+    /// once. Never chooses a rail in `exclude`.
     #[inline(always)]
     fn way(&mut self, stream: u32, bytes: u64, notice: Notice, data: u8, exclude: u16) -> Option<Way> {
         let s = self.streams.get(stream as usize)?;
