@@ -18,7 +18,7 @@ notes() {
 found=$(notes --features probes)
 failed=0
 for name in peer_up peer_down rail_up rail_down stall_begin stall_end rendezvous_begin rendezvous_end; do
-    places=$(grep -A1 "Name: $name\$" <<<"$found" | sed -n 's/.*Location: \(0x[0-9a-f]*\),.*/\1/p')
+    places=$(grep -A1 "Name: $name\$" <<<"$found" | sed -n 's/.*Location: \(0x[0-9a-f]*\),.*/\1/p') || true
     [ -n "$places" ] || { failed=1; echo "FAILED  no probe $name"; }
     for place in $places; do
         code=$(objdump -d "$program" --start-address="$place" --stop-address=$((place + 1)) | tail -n 1)

@@ -6,7 +6,8 @@
 /// Marks a place as a probe of the provider `fishplate`, with up to two arguments of 64 bits.
 #[cfg(all(feature = "probes", target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 macro_rules! probe {
-    ($name:literal, $first:expr, $second:expr) => {
+    ($name:literal, $first:expr, $second:expr) => {{
+        let (first, second) = ($first as u64, $second as u64);
         // SAFETY: a `nop`. The rest is data that the program does not load.
         unsafe {
             core::arch::asm!(
@@ -34,12 +35,12 @@ macro_rules! probe {
                 ".size _.stapsdt.base, 1",
                 ".popsection",
                 ".endif",
-                in(reg) $first as u64,
-                in(reg) $second as u64,
+                in(reg) first,
+                in(reg) second,
                 options(nomem, nostack, preserves_flags),
             )
         }
-    };
+    }};
 }
 
 #[cfg(not(all(

@@ -463,6 +463,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         slot.left -= len;
         if slot.left == 0 {
             slot.delivered = want;
+            probe!("rendezvous_end", index, want);
             if kept {
                 protocol.requests.push_due(index, Stage::Tell);
                 return Ok(());
@@ -482,8 +483,10 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let Some(protocol) = &mut self.protocol else { return };
         let slot = &mut protocol.requests.slots[index as usize];
         slot.spoil(outcome);
-        probe!("rendezvous_end", index, 0u64);
         let header = core::mem::replace(&mut slot.header, NONE);
+        if header != NONE || slot.stage.is_rendezvous() {
+            probe!("rendezvous_end", index, 0u64);
+        }
         protocol.requests.end(index, &mut self.pending.ends);
         if header != NONE {
             self.give_back(Kept::Header(header), false);

@@ -6,6 +6,7 @@
 use crate::error::{AttachError, OpError, PostError, Violation};
 use crate::mem::{RailId, Untrusted, copy_bytes};
 use crate::op::Fault;
+use crate::probe::probe;
 use crate::rail::{Local, Rail};
 
 use super::super::list::NONE;
@@ -131,7 +132,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
         let token = slot.token;
         match ours {
-            true => protocol.outgoing.free(block),
+            true => {
+                probe!("rendezvous_end", index, slot.delivered);
+                protocol.outgoing.free(block);
+            }
             false => self.state.give_back(Kept::Block(block), true),
         }
         if token != NO_TOKEN {
@@ -223,6 +227,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 (slot.source, slot.len, slot.stream) = (Sender::new(source), len, stream);
                 (slot.delivered, slot.fit) = (0, fit);
                 (slot.header, slot.token) = (header, token);
+                probe!("rendezvous_begin", index, len);
                 protocol.requests.push_due(index, Stage::ReadDevice);
             }
         }

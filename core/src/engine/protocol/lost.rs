@@ -4,6 +4,7 @@
 
 use crate::error::PeerError;
 use crate::op::Fault;
+use crate::probe::probe;
 
 use super::super::State;
 use super::super::list::NONE;
@@ -47,6 +48,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
                         core::mem::replace(&mut protocol.requests.slots[index as usize].header, NONE);
                     protocol.requests.end(index, &mut self.pending.ends);
                     if header != NONE {
+                        probe!("rendezvous_end", index, 0u64);
                         self.give_back(Kept::Header(header), false);
                     }
                 }

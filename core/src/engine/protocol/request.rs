@@ -181,6 +181,15 @@ pub(crate) enum Stage {
     Ended,
 }
 
+impl Stage {
+    /// Returns whether the receive reads or pulls its payload, or has it in a block of ours.
+    #[cold]
+    pub(super) fn is_rendezvous(self) -> bool {
+        use Stage::*;
+        matches!(self, Reading | Chunks | ReadingDevice | ChunksDevice | PlaceOurs)
+    }
+}
+
 /// How much of its message a receive got; `outcome` has the details of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fit {
