@@ -19,10 +19,10 @@ use fishplate_core::rail::{Caps, Local, Order, Posted, Rail, RailKey, Remote, Si
 
 const CX: ContextId = ContextId(0);
 
-/// No more is in flight to one rank.
+/// Maximum number of events in flight to one rank.
 const DEPTH: usize = 256;
 
-/// A rail delivers one of so many oldest events next.
+/// A rail delivers one of this many oldest events next.
 const REACH: u64 = 8;
 
 /// What arrives at a rank.
@@ -224,7 +224,7 @@ fn idle_pass(rank: &mut Rank) -> Duration {
 }
 
 /// Puts the contents of rank `from` into both slots of rank `to`, then adds a signal.
-fn send(ranks: &mut [Rank], from: usize, to: usize) {
+fn send(ranks: &mut [Rank], from: usize, to: usize, until: Instant) {
     let count = ranks.len();
     let peer = ranks[from].peers[usize::from(peer_of(from as u16, to as u16))];
     let handle = ranks[to].handle.clone();
@@ -238,17 +238,18 @@ fn send(ranks: &mut [Rank], from: usize, to: usize) {
     let source = rank.here.at(at(3 * count + 2 * to));
     let next = rank.here.at(at(3 * count + 2 * to + 1));
     let signal = Signal { at: there.at(at(2 * count + from)), op: SignalOp::Add, value: 1 };
-    // Without a wait for the first.
-    again(ranks, from, |engine| engine.put(CX, source, 8, there.at(at(2 * from)), Notice::Silent));
-    again(ranks, from, |engine| {
+    // The second post does not wait for the first, so the switch may reorder them.
+    again(ranks, from, until, |engine| engine.put(CX, source, 8, there.at(at(2 * from)), Notice::Silent));
+    again(ranks, from, until, |engine| {
         engine.put_signal(CX, next, 8, there.at(at(2 * from + 1)), signal, Notice::Silent)
     });
 }
 
-/// Posts something at a rank. While that has no room, all ranks make passes.
+/// Posts an operation of a rank. While there is no room, all ranks make passes.
 fn again<'m, 's>(
     ranks: &mut [Rank<'m, 's>],
     from: usize,
+    until: Instant,
     mut post: impl FnMut(&mut Engine<'m, Port<'s>, 1>) -> Result<Issued, OpError>,
 ) {
     loop {
@@ -257,6 +258,7 @@ fn again<'m, 's>(
             Err(OpError::Again) => ranks.iter_mut().for_each(|rank| _ = rank.engine.progress()),
             Err(error) => panic!("rank {from}: {error:?}"),
         }
+        assert!(Instant::now() < until, "rank {from} gets no room");
     }
 }
 
@@ -288,8 +290,9 @@ fn job(count: usize, seed: u64) -> Duration {
     let mut storage: Vec<Storage<1>> = (0..count).map(|_| Storage::new(&config, limits)).collect();
     let opened = storage.iter_mut().zip(&mut memory).enumerate().map(|(rank, (storage, memory))| {
         let mut engine = storage.engine(config, [Port { switch: &switch, rank: rank as u16 }]).unwrap();
-        let memory_ptr = NonNull::from(&mut memory[0]);
-        // SAFETY: the memory outlives the engine, and is accessed raw from here on.
+        let memory_ptr = NonNull::new(memory.as_mut_ptr()).unwrap();
+        // SAFETY: the memory has 5 * count words and outlives the engine. Only this pointer, which
+        // may reach all of it, accesses it from here on.
         let region = unsafe { Region::new(memory_ptr.cast(), 40 * count, RegionKind::Private) };
         let here = engine.register(region).unwrap();
         let mut handle = [0; 512];
@@ -297,7 +300,9 @@ fn job(count: usize, seed: u64) -> Duration {
         Rank { engine, peers: vec![], here, handle: handle[..len].to_vec(), memory: memory_ptr }
     });
     let mut ranks: Vec<Rank> = opened.collect();
-    let alone = (resident() - before) / count;
+    // Saturates, because other parts of the process may free memory meanwhile.
+    let grown = || resident().saturating_sub(before) / count;
+    let alone = grown();
     for rank in &mut ranks {
         for number in 0..most - 1 {
             let peer = rank.engine.reserve_peer().unwrap();
@@ -306,11 +311,11 @@ fn job(count: usize, seed: u64) -> Duration {
             rank.peers.push(peer);
         }
     }
-    let (startup, known) = (begun.elapsed(), (resident() - before) / count);
+    let (startup, known) = (begun.elapsed(), grown());
     let idle = idle_pass(&mut ranks[0]);
 
     let begun = Instant::now();
-    send(&mut ranks, 0, count - 1);
+    send(&mut ranks, 0, count - 1, until);
     let mut passes = 0;
     while ranks[count - 1].word(2 * count) == 0 {
         passes += 1;
@@ -325,7 +330,7 @@ fn job(count: usize, seed: u64) -> Duration {
         for from in 0..count {
             let to = (from + step) % count;
             if (from, to) != (0, count - 1) {
-                send(&mut ranks, from, to);
+                send(&mut ranks, from, to, until);
             }
         }
         // Some of the traffic of a step is in flight with the next.
@@ -333,7 +338,7 @@ fn job(count: usize, seed: u64) -> Duration {
     }
     settle(&mut ranks, &switch, until);
     let all = begun.elapsed();
-    let busy = (resident() - before) / count;
+    let busy = grown();
     for (to, rank) in ranks.iter().enumerate() {
         for from in (0..count).filter(|&from| from != to) {
             assert_eq!(rank.word(2 * count + from), 1, "signals of {from} at {to}");
@@ -350,8 +355,8 @@ fn job(count: usize, seed: u64) -> Duration {
         startup.as_secs_f64() * 1e3,
         first.as_secs_f64() * 1e6,
         alone,
-        (known - alone) / (count - 1),
-        (busy - alone) / (count - 1),
+        known.saturating_sub(alone) / (count - 1),
+        busy.saturating_sub(alone) / (count - 1),
         idle.as_nanos(),
         all.as_secs_f64() * 1e3,
         all.as_secs_f64() * 1e6 / (count * (count - 1)) as f64,
@@ -366,7 +371,7 @@ fn many_ranks_start_meet_and_exchange_everything() {
         (number("FISHPLATE_SEED", u64::from(std::process::id())), number("FISHPLATE_RANKS", 100));
     println!("FISHPLATE_SEED={seed}");
     println!(
-        "| ranks | start ms | first us | rank bytes | + per peer | after all | idle pass ns | all ms | us each |"
+        "| ranks | start ms | first us | rank bytes | + per peer connected | after all | idle pass ns | all ms | us each |"
     );
     // The first run includes one-time costs.
     job(2, seed);
