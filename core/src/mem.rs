@@ -1,7 +1,7 @@
-//! Names of memory, peers and rails.
+//! Identifiers and views of memory, peers and rails.
 //!
-//! Memory crosses package borders as a [`Region`]. Memory that a peer can write is never a Rust
-//! reference: it is an [`Untrusted`] view, or is accessed by atomics or raw copies. Nothing here
+//! Memory passes between packages as a [`Region`]. Memory that a peer can write is never a Rust
+//! reference. It is accessed through an [`Untrusted`] view, atomics or raw copies. Nothing here
 //! blocks or allocates.
 
 mod copy;
@@ -12,14 +12,14 @@ use core::fmt;
 use core::marker::PhantomData;
 use core::ptr::NonNull;
 
-/// Slots of a table whose memory may come zeroed from the allocator, and stays untouched until
-/// used.
+/// A type of table slots. The table's memory may come zeroed from the allocator, and stays
+/// untouched until used.
 ///
 /// # Safety
-/// A value all of whose bytes are zero is valid.
+/// A value whose bytes are all zero is valid.
 pub unsafe trait Zeroable: Copy {}
 
-/// One rail of an engine, by position.
+/// A rail of an engine, by its position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RailId(pub u8);
 
@@ -27,8 +27,8 @@ pub struct RailId(pub u8);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Peer(pub u16);
 
-/// A peer as the program names it. The generation distinguishes it from an earlier peer in its
-/// slot.
+/// A peer as the program names it. The generation distinguishes the peer from an earlier one in the
+/// same slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PeerId {
     pub(crate) index: u16,
@@ -41,12 +41,12 @@ impl PeerId {
         Peer(self.index)
     }
 
-    /// Returns it as a number, for languages without types.
+    /// Returns the id as a number, for languages without types.
     pub const fn to_raw(self) -> u32 {
         (self.generation as u32) << 16 | self.index as u32
     }
 
-    /// Converts back. A number that was never returned names no peer.
+    /// Converts a number back to an id. A number that `to_raw` never returned names no peer.
     pub const fn from_raw(raw: u32) -> PeerId {
         PeerId { index: raw as u16, generation: (raw >> 16) as u16 }
     }
@@ -56,24 +56,24 @@ impl PeerId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RegionKind {
-    /// Memory of this process alone.
+    /// Memory that only this process accesses.
     Private,
-    /// In a shared segment of its owner.
+    /// Memory in a shared segment that this process owns.
     Shared {
-        /// The owner's number of the segment.
+        /// The owner's number for the segment.
         segment: u32,
         /// Offset of the region in the segment, in bytes.
         offset: u64,
     },
-    /// In a segment that this process shares with one peer. Only that peer can import it.
+    /// Memory in a segment that this process shares with one peer. Only that peer can import it.
     Common {
-        /// The peer.
+        /// The peer that shares the segment.
         peer: Peer,
         /// Offset of the region in the segment, in bytes.
         offset: u64,
     },
-    /// Memory of a device, at an address that the processor must not access. Only rails move it. It
-    /// never travels inside a message, and holds no signals or atomics.
+    /// Memory of a device, at an address that the processor must not access. Only rails copy such
+    /// memory. It is never the payload inside a message, and contains no signals or atomics.
     Device {
         /// The device's number in this process.
         ordinal: u32,
@@ -89,42 +89,42 @@ pub struct Region {
     native_atomics: bool,
 }
 
-// SAFETY: the guarantees of `Region::new` hold for every thread of the process.
+// SAFETY: the caller of `Region::new` gave its guarantees for every thread of the process.
 unsafe impl Send for Region {}
-// SAFETY: a region only describes where memory is; reading that from two threads is harmless.
+// SAFETY: a region only describes memory, and two threads may read the description at once.
 unsafe impl Sync for Region {}
 
 impl Region {
     /// Describes memory.
     ///
     /// # Safety
-    /// `ptr` is valid for reads and writes of `len` bytes while the region is registered anywhere,
-    /// or imported by a peer that reaches it through the kernel (or, for [`RegionKind::Device`],
-    /// through its device). In that time this process accesses the bytes only through atomics, raw
-    /// pointers or the engine, because peers may write them at any time. They are ordinary cached
-    /// memory, except for device memory: a signal does not order earlier writes through a
-    /// write-combining mapping.
+    /// `ptr` is valid for reads and writes of `len` bytes while the region is registered. It also
+    /// stays valid while a peer imports the region and accesses it through the kernel or, for
+    /// [`RegionKind::Device`], through its device. In that time this process accesses the bytes
+    /// only through atomics, raw pointers or the engine, because peers may write them at any time.
+    /// Unless it is device memory, the memory is ordinary cached memory: a signal does not order
+    /// earlier writes through a write-combining mapping.
     pub unsafe fn new(ptr: NonNull<u8>, len: usize, kind: RegionKind) -> Self {
         Region { ptr, len, kind, native_atomics: false }
     }
 
     /// Returns the same memory, with atomics that one rail of its owner executes
-    /// ([`Rail::post_atomic`]). These are not atomic with respect to the processor, so the engine
-    /// refuses whatever needs the processor's atomics: signals, injects, waits, and atomics of
-    /// peers that this rail does not reach. Puts, gets and tagged messages work as usual. The owner
-    /// may load a word, but must not change one that peers use.
+    /// ([`Rail::post_atomic`]). They are not atomic with respect to the processor. So the engine
+    /// refuses operations that need the processor's atomics: signals, injects, waits, and atomics
+    /// of peers that this rail does not reach. Puts, gets and tagged messages work as usual. The
+    /// owner may load a word, but must not change a word that peers use.
     ///
     /// [`Rail::post_atomic`]: crate::rail::Rail::post_atomic
     pub fn with_native_atomics(self) -> Self {
         Region { native_atomics: true, ..self }
     }
 
-    /// Returns whether a rail executes the atomics.
+    /// Returns whether a rail executes the atomics on this memory.
     pub fn has_native_atomics(&self) -> bool {
         self.native_atomics
     }
 
-    /// Returns the first byte.
+    /// Returns a pointer to the first byte.
     pub fn ptr(&self) -> NonNull<u8> {
         self.ptr
     }
@@ -134,7 +134,7 @@ impl Region {
         self.len
     }
 
-    /// Returns whether it has no bytes.
+    /// Returns whether the region has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -145,32 +145,32 @@ impl Region {
     }
 }
 
-/// Memory of this process that is not registered, for two-sided messages. Peers cannot name it. A
-/// rail copies it into and out of messages, or the kernel copies it by address.
+/// Unregistered memory of this process, for two-sided messages. Peers cannot name it. A rail copies
+/// it into and out of messages, or the kernel copies it by address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
     ptr: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: the guarantees of `Span::new` hold for every thread of the process.
+// SAFETY: the caller of `Span::new` gave its guarantees for every thread of the process.
 unsafe impl Send for Span {}
-// SAFETY: a span only describes where memory is; reading that from two threads is harmless.
+// SAFETY: a span only describes memory, and two threads may read the description at once.
 unsafe impl Sync for Span {}
 
 impl Span {
-    /// Describes memory. Needs no alignment.
+    /// Describes memory, which needs no alignment.
     ///
     /// # Safety
-    /// From each call that takes the span until the send or receive of that call has ended, `ptr`
-    /// is valid for `len` bytes, in any thread. For a send the bytes are readable and do not
-    /// change. For a receive they are readable and writable, and nothing else accesses them.
-    /// Dropping the engine ends every send and receive.
+    /// From each call that takes the span until the completion of its send or receive, `ptr` is
+    /// valid for `len` bytes in any thread. For a send the bytes are readable and do not change.
+    /// For a receive they are readable and writable, and nothing else accesses them. Dropping the
+    /// engine completes every send and receive.
     pub const unsafe fn new(ptr: NonNull<u8>, len: usize) -> Self {
         Span { ptr, len }
     }
 
-    /// Returns the first byte.
+    /// Returns a pointer to the first byte.
     pub const fn ptr(&self) -> NonNull<u8> {
         self.ptr
     }
@@ -180,14 +180,14 @@ impl Span {
         self.len
     }
 
-    /// Returns whether it has no bytes.
+    /// Returns whether the span has no bytes.
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 }
 
-/// Defines the id of a region: its slot in a table and the slot's generation, in one number, so
-/// that an address is two numbers, which calls pass in registers.
+/// Defines the id of a region: its table slot and the slot's generation in one number. An address
+/// is then two numbers, which calls pass in registers.
 macro_rules! region_id {
     ($(#[$doc:meta])* $id:ident, $addr:ident) => {
         $(#[$doc])*
@@ -210,13 +210,14 @@ macro_rules! region_id {
                 (self.0 >> 32) as u32
             }
 
-            /// Returns it as a number, for languages without types.
+            /// Returns the id as a number, for languages without types.
             #[inline(always)]
             pub const fn to_raw(self) -> u64 {
                 self.0
             }
 
-            /// Converts back. A number that was never returned names no region.
+            /// Converts a number back to an id. A number that `to_raw` never returned names no
+            /// region.
             #[inline(always)]
             pub const fn from_raw(raw: u64) -> Self {
                 $id(raw)
@@ -238,12 +239,12 @@ macro_rules! region_id {
 }
 
 region_id!(
-    /// Registered memory of this process, by number.
+    /// The id of registered memory of this process.
     LocalId,
     LocalAddr
 );
 region_id!(
-    /// Imported memory of a peer, by number.
+    /// The id of imported memory of a peer.
     RemoteId,
     RemoteAddr
 );
@@ -253,7 +254,7 @@ region_id!(
 pub struct LocalAddr {
     /// The region.
     pub region: LocalId,
-    /// Offset from its start, in bytes.
+    /// Offset from the start of the region, in bytes.
     pub offset: u64,
 }
 
@@ -262,11 +263,11 @@ pub struct LocalAddr {
 pub struct RemoteAddr {
     /// The region.
     pub region: RemoteId,
-    /// Offset from its start, in bytes.
+    /// Offset from the start of the region, in bytes.
     pub offset: u64,
 }
 
-/// Bytes that a peer may be writing: copy them out once, then check the copy.
+/// Bytes that a peer may be writing. Copy them out once, then check the copy.
 #[derive(Clone, Copy, Debug)]
 pub struct Untrusted<'a> {
     ptr: *const u8,
@@ -296,42 +297,42 @@ impl<'a> Untrusted<'a> {
         self.len
     }
 
-    /// Returns whether it has no bytes.
+    /// Returns whether the view has no bytes.
     #[inline(always)]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Copies the first bytes out, as many as both sides have. Returns their number.
+    /// Copies out as many of the first bytes as fit into `into`. Returns their number.
     #[inline(always)]
     pub fn copy_out(&self, into: &mut [u8]) -> usize {
         let n = self.len.min(into.len());
-        // SAFETY: `n` is within both; `into` is exclusive, so the two do not overlap. A raw copy
-        // does not require that the source stays unchanged.
+        // SAFETY: `n` is within both lengths. `into` is borrowed mutably, so the two do not
+        // overlap. A raw copy tolerates a source that changes meanwhile.
         unsafe { copy_bytes(self.ptr, into.as_mut_ptr(), n) };
         n
     }
 
-    /// Returns the first byte as it is now, or 0 for an empty view.
+    /// Returns the current first byte, or 0 for an empty view.
     #[inline(always)]
     pub fn first(&self) -> u8 {
-        // SAFETY: not empty, and readable as `new` requires. Volatile, because it may change at any
-        // time.
+        // SAFETY: the view is not empty, and its creator guaranteed readable bytes. The read is
+        // volatile, because the byte may change at any time.
         if self.len == 0 { 0 } else { unsafe { self.ptr.read_volatile() } }
     }
 
-    /// Splits the view after `n` bytes. `None` if it is shorter.
+    /// Splits the view after `n` bytes. Returns `None` if the view is shorter.
     #[inline(always)]
     pub fn split_at(self, n: usize) -> Option<(Self, Self)> {
         if n > self.len {
             return None;
         }
-        // SAFETY: `n <= len`, so both parts are inside the bytes that `new` requires to be
+        // SAFETY: `n <= len`, so both parts are inside the bytes that the creator guaranteed to be
         // readable.
         unsafe { Some((Self::new(self.ptr, n), Self::new(self.ptr.add(n), self.len - n))) }
     }
 
-    /// Returns the first byte.
+    /// Returns a pointer to the first byte.
     #[inline(always)]
     pub fn as_ptr(&self) -> *const u8 {
         self.ptr

@@ -18,17 +18,17 @@ pub struct Amo {
     pub op: AmoOp,
     /// Width of the word, in bytes: 1, 2, 4 or 8.
     pub width: u8,
-    /// The operand; only its low `width` bytes are used.
+    /// The operand. Only its low `width` bytes are used.
     pub operand: u64,
-    /// The comparand of [`AmoOp::CompareSwap`]; only its low `width` bytes are used.
+    /// The comparand of [`AmoOp::CompareSwap`]. Only its low `width` bytes are used.
     pub compare: u64,
 }
 
-/// The kind of an atomic. Each can also fetch the old value.
+/// The kind of an atomic. Each kind can also fetch the old value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum AmoOp {
-    /// Stores the operand. With fetch: swap.
+    /// Stores the operand. With fetch this is a swap.
     Set = 1,
     /// Adds the operand, wrapping.
     Add = 2,
@@ -40,11 +40,11 @@ pub enum AmoOp {
     Or = 5,
     /// Bitwise exclusive or.
     Xor = 6,
-    /// Stores the operand and fetches.
+    /// Stores the operand and fetches the old value.
     Swap = 7,
-    /// Stores the operand if the word equals `compare`, and fetches.
+    /// Stores the operand if the word equals `compare`, and fetches the old value.
     CompareSwap = 8,
-    /// Fetches, changes nothing.
+    /// Fetches the value and changes nothing.
     Fetch = 9,
 }
 
@@ -90,20 +90,20 @@ impl Cmp {
     }
 }
 
-/// A local operation in flight. A stale or foreign token is an error, never "done".
+/// A local operation in flight. A stale or unknown token is an error, never "done".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Token(pub(crate) u64);
 
 impl Token {
-    /// Names no operation; silent operations return it.
+    /// Names no operation. Silent operations return this token.
     pub const NONE: Token = Token(0);
 
-    /// Returns it as a number, for languages without types.
+    /// Returns the token as a number, for languages without types.
     pub const fn to_raw(self) -> u64 {
         self.0
     }
 
-    /// Converts back. A number that was never returned names no operation.
+    /// Converts a number back to a token. A number that `to_raw` never returned names no operation.
     pub const fn from_raw(raw: u64) -> Token {
         Token(raw)
     }
@@ -112,22 +112,22 @@ impl Token {
 /// The outcome of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It is applied at the target, and the buffer may be reused.
+    /// The operation is applied at the target, and the buffer may be reused.
     Done,
-    /// It failed, and nothing of it will land later. The buffer may be reused.
+    /// The operation failed, and no part of it will land later. The buffer may be reused.
     Failed(Fault),
-    /// It failed, but something of it may land later: do not reuse the buffer.
+    /// The operation failed, but parts of it may still land. Do not reuse the buffer.
     Unknown(Fault),
 }
 
 /// Why an operation failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// A rail completed it with an error.
+    /// A rail completed the operation with an error.
     Rail(RailId, CompleteError),
-    /// A rail permanently refused a part of it.
+    /// A rail permanently refused a part of the operation.
     Post(RailId, PostError),
-    /// The peer was given up.
+    /// The peer failed.
     Peer(PeerError),
     /// The receiver could not receive the message.
     Receiver,
@@ -162,15 +162,15 @@ impl fmt::Display for Fault {
 /// The completion of one operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
-    /// The operation.
+    /// The completed operation.
     pub token: Token,
     /// The word that was passed with [`Notice::Report`](crate::engine::Notice).
     pub tag: u64,
     /// The outcome.
     pub outcome: Outcome,
-    /// The old value of a fetching atomic, or the length of a received tagged message, in bytes;
-    /// otherwise 0.
+    /// The old value of a fetching atomic, or the length of a received tagged message in bytes.
+    /// Otherwise 0.
     pub value: u64,
-    /// Position among all completions, of operations and receives.
+    /// Position of this completion among all completions of operations and receives.
     pub order: u64,
 }

@@ -1,18 +1,18 @@
-//! A queue of commands for an engine that another thread drives: the peer of a worker's
+//! A queue of commands for an engine that another thread drives. The worker's side is its
 //! [`CommandConsumer`].
 //!
-//! A queue is a pool of commands, a ring to the worker, a ring back, and events that hold results.
-//! One thread uses it at a time; many queues feed one worker, each over its own rings. Creating and
-//! submitting a command takes no allocation, no lock and no system call, unless the worker sleeps
-//! and must be woken; only the waits block, until their deadline.
+//! A queue consists of a pool of commands, a ring to the worker, a ring back, and events that hold
+//! results. One thread uses a queue at a time. Many queues serve one worker, each with its own
+//! rings. Creating and submitting a command takes no allocation, no lock and no system call, unless
+//! the worker sleeps and must be woken. Only the waits block, until their deadline.
 //!
 //! Commands of one queue start in submission order and may complete in any order. A
-//! [`Command::Marker`] completes when all earlier commands have. [`Cmd::after`] delays a command
-//! until another, of any queue and any worker, has succeeded.
+//! [`Command::Marker`] completes when all earlier commands have completed. [`Cmd::after`] delays a
+//! command until another command has succeeded, which may be of any queue and any worker.
 //!
 //! Dependencies cannot form a cycle. A command depends on earlier commands of its queue and on
 //! events. Only submitted commands have events, and a submitted command accepts no more
-//! dependencies. So each waits only for earlier submissions. A cycle does not compile:
+//! dependencies. So a command waits only for earlier submissions. A cycle does not compile:
 //!
 //! ```compile_fail,E0382
 //! # use fishplate_core::{queue::{Command, Queue}, sync::host::SpinHost};
@@ -26,11 +26,11 @@
 //! ```
 //!
 //! A command itself can still wait for ever, for example a receive that nothing matches, or a
-//! marker behind it. Waits end at their deadline, and [`Queue::held`] names the command that blocks
-//! the worker, and why.
+//! marker behind such a receive. Waits end at their deadline. [`Queue::held`] names the command
+//! that blocks the worker, and the reason.
 //!
-//! A queue may be dropped at any time. Its submitted commands still run, its events stay valid, and
-//! the last of them releases the memory. Sharing a queue between threads does not compile:
+//! A queue may be dropped at any time. Its submitted commands still run and its events stay valid.
+//! The last event releases the memory. Sharing a queue between threads does not compile:
 //!
 //! ```compile_fail,E0277
 //! fn shared<T: Sync>() {}
@@ -62,7 +62,8 @@ pub use crate::engine::command::Command;
 pub use crate::engine::lane::{Held, HeldBy, Pending};
 pub use commands::CommandError;
 
-/// The memory of a queue with at most `N` commands, a power of two, whose events are still held.
+/// The memory of a queue with at most `N` commands, a power of two. A command whose event is still
+/// held counts.
 pub struct QueueStorage<'m, const N: usize = { pool::DEFAULT_CAPACITY }> {
     header: pool::Header,
     slots: [Slot<Entry<'m>>; N],
@@ -73,7 +74,7 @@ pub struct QueueStorage<'m, const N: usize = { pool::DEFAULT_CAPACITY }> {
 }
 
 /// The memory of a queue, borrowed while the queue, its worker's side or an event exists. All
-/// slices have the same length, a power of two: the most commands at once.
+/// slices have the same length, a power of two, which is the maximum number of commands.
 pub struct QueueMemory<'m> {
     /// The pool of commands: its header, and its slots.
     pub pool: (&'m mut pool::Header, &'m mut [Slot<Entry<'m>>]),
@@ -83,7 +84,7 @@ pub struct QueueMemory<'m> {
     pub completions: (&'m mut ring::Header, &'m mut [MaybeUninit<Posted<'m>>]),
     /// The worker's state of commands that are in the engine.
     pub flights: &'m mut [MaybeUninit<Flight<'m>>],
-    /// The place where the two sides leave their rings when they are dropped.
+    /// Where the two sides leave their rings when they are dropped.
     pub lane: &'m mut Lane<'m>,
 }
 
@@ -118,18 +119,19 @@ impl<const N: usize> Default for QueueStorage<'_, N> {
     }
 }
 
-/// Commands for a worker. `Send`, used by one thread at a time.
+/// A queue that submits commands to a worker. It is `Send`, and one thread uses it at a time.
 pub struct Queue<'m, H: Host> {
     host: &'m H,
-    /// The worker's eventcount, notified on submission, and this queue's own, for waits on events.
+    /// The worker's eventcount, notified on submission, and this queue's own eventcount, for waits
+    /// on events.
     channel: Channel<'m>,
     pool: Pool<'m, Entry<'m>>,
     side: Side<'m>,
-    /// Submitted commands whose slots have not come back.
+    /// Number of submitted commands whose slots have not been released.
     pending: u64,
-    /// Some submissions have not been announced to the worker.
+    /// Whether the worker has not been notified of some submissions.
     untold: bool,
-    /// Some commands are in flight whose completion the worker does not notify.
+    /// Whether commands are in flight for whose completion the worker does not notify this thread.
     silent: bool,
     idle: Idle,
 }
@@ -138,7 +140,7 @@ assert_impl_all!(Queue<'static, SpinHost>: Send);
 assert_not_impl_any!(Queue<'static, SpinHost>: Sync, Clone);
 assert_impl_all!(Event<'static>: Send, Sync);
 
-/// A command that is created and not submitted. Dropping it releases its slot.
+/// A command that is created but not submitted. Dropping this releases its slot.
 #[must_use = "a command does nothing until it is submitted"]
 pub struct Cmd<'m> {
     lease: Lease<'m, Entry<'m>>,
@@ -156,11 +158,12 @@ impl<'m> Cmd<'m> {
         self.lease.command()
     }
 
-    /// Delays it until the command of `event`, in this queue or another, has succeeded. If that
-    /// command fails, this one ends as [`Reply::Dependency`].
+    /// Delays this command until the command of `event` has succeeded, which may be in another
+    /// queue. If that command fails, this one completes as [`Reply::Dependency`].
     ///
     /// # Errors
-    /// [`CommandError::TooManyEvents`] beyond [`MAX_AFTER`](crate::engine::command::MAX_AFTER).
+    /// [`CommandError::TooManyEvents`] for more than
+    /// [`MAX_AFTER`](crate::engine::command::MAX_AFTER) events.
     pub fn after(mut self, event: &Event<'m>) -> Result<Self, CommandError> {
         match self.lease.add_after(event.clone()) {
             true => Ok(self),
@@ -170,9 +173,8 @@ impl<'m> Cmd<'m> {
 }
 
 impl<'m, H: Host> Queue<'m, H> {
-    /// Creates a queue and the consumer that its worker serves, in the engine's context `id`.
-    /// `channel` is a part of the worker's [`Channels`](crate::sync::event::Channels) that no other
-    /// queue uses.
+    /// Creates a queue, and the consumer for its worker, in the engine's context `id`. `channel` is
+    /// a part of the worker's [`Channels`](crate::sync::event::Channels) that no other queue uses.
     ///
     /// # Errors
     /// [`AttachError::Config`] unless all slices have the same length, a power of two.
@@ -209,9 +211,8 @@ impl<'m, H: Host> Queue<'m, H> {
     /// Creates a command in a slot of this queue's pool.
     ///
     /// # Errors
-    /// [`CreateError::Full`] if every slot is in use by commands that have not ended or whose
-    /// events are held. [`CreateError::Refused`] if its arguments are invalid; then no slot is
-    /// taken.
+    /// [`CreateError::Full`] if every slot is in use: its command has not completed, or its event
+    /// is held. [`CreateError::Refused`] if the arguments are invalid; no slot is taken then.
     #[inline]
     pub fn create(&mut self, command: Command) -> Result<Cmd<'m>, CreateError<CommandError>> {
         self.lease(|| commands::check(&command).map(|()| command)).map(|lease| Cmd { lease })
@@ -229,7 +230,8 @@ impl<'m, H: Host> Queue<'m, H> {
         self.pool.create_with(|| command().map(|command| Entry::new(command, listeners)))
     }
 
-    /// Submits a command to the worker, and wakes it if it sleeps. The event receives the result.
+    /// Submits a command to the worker, and wakes the worker if it sleeps. The event receives the
+    /// result.
     #[inline]
     pub fn submit(&mut self, command: Cmd<'m>) -> Event<'m> {
         let event = self.enqueue(command);
@@ -237,7 +239,8 @@ impl<'m, H: Host> Queue<'m, H> {
         event
     }
 
-    /// Submits a command without waking the worker: call [`flush`](Self::flush) once after several.
+    /// Submits a command without waking the worker. Call [`flush`](Self::flush) once after several
+    /// commands.
     #[inline]
     pub fn enqueue(&mut self, command: Cmd<'m>) -> Event<'m> {
         let [ours, theirs] = command.lease.share_twice();
@@ -255,14 +258,14 @@ impl<'m, H: Host> Queue<'m, H> {
         self.idle.notify(self.host, self.channel.send);
     }
 
-    /// Cancels a receive of this queue that nothing has matched. The receive completes as well,
-    /// once, whatever the result here. A cancellation waits behind earlier markers like any
+    /// Cancels an unmatched receive of this queue. The receive completes once in any case, whatever
+    /// the result of the cancellation. A cancellation waits behind earlier markers like any
     /// command, so put no marker behind a receive that you may cancel.
     ///
     /// # Errors
-    /// [`CreateError::Full`] as for [`create`](Self::create). [`CreateError::Refused`] if the event
-    /// belongs to another queue. If it has ended, or is not a receive, the worker refuses with
-    /// [`OpError::StaleToken`].
+    /// [`CreateError::Full`], as for [`create`](Self::create). [`CreateError::Refused`] if the
+    /// event belongs to another queue. If its command has completed or is not a receive, the
+    /// cancellation completes with [`OpError::StaleToken`].
     #[doc(alias = "psm2_mq_cancel")]
     pub fn cancel(&mut self, receive: &Event<'m>) -> Result<Event<'m>, CreateError<CommandError>> {
         let slot = receive.0.index().filter(|_| self.pool.owns(&receive.0));
@@ -274,11 +277,11 @@ impl<'m, H: Host> Queue<'m, H> {
         Ok(Event(ours))
     }
 
-    /// Waits until every submitted command, receives included, has completed or failed.
+    /// Waits until every submitted command, including receives, has completed or failed.
     ///
     /// # Errors
-    /// [`WaitError::Deadline`]: a command is still in flight. If the worker is blocked,
-    /// [`held`](Self::held) says why.
+    /// [`WaitError::Deadline`] if a command is still in flight. If the worker is blocked,
+    /// [`held`](Self::held) returns the reason.
     pub fn finish(&mut self, deadline_ns: u64) -> Result<(), WaitError> {
         self.flush();
         self.wait_for(deadline_ns, |queue| {
@@ -297,7 +300,7 @@ impl<'m, H: Host> Queue<'m, H> {
     /// Waits until a command of this queue or another has completed.
     ///
     /// # Errors
-    /// [`WaitError::Deadline`]: it is still in flight.
+    /// [`WaitError::Deadline`] if the command is still in flight.
     pub fn wait(&mut self, event: &Event<'m>, deadline_ns: u64) -> Result<Reply, WaitError> {
         self.flush();
         let own = self.pool.owns(&event.0);
@@ -314,18 +317,19 @@ impl<'m, H: Host> Queue<'m, H> {
         event.reply().ok_or(WaitError::Deadline(Stuck::default()))
     }
 
-    /// Returns the submitted commands that the worker has not taken, and the ended ones that this
-    /// queue has not taken.
+    /// Returns the number of submitted commands that the worker has not taken, and of completed
+    /// commands that this queue has not taken.
     pub fn pending(&mut self) -> Pending {
         self.side.pending()
     }
 
-    /// Returns what blocked the worker in this queue in its last turn: why a wait timed out.
+    /// Returns which command of this queue blocked the worker in its last turn, and why. Use it to
+    /// explain an expired wait.
     pub fn held(&self) -> Option<Held> {
         self.side.held()
     }
 
-    /// Returns how this thread idled so far.
+    /// Returns the counters of this thread's waits.
     pub fn counts(&self) -> Counts {
         self.idle.counts()
     }
@@ -350,7 +354,8 @@ impl<'m, H: Host> Queue<'m, H> {
         }
     }
 
-    /// Submits any command. Returns a number instead of an event if it is to be reported.
+    /// Submits any command. Returns a number instead of an event if the completion is to be
+    /// reported.
     pub(crate) fn submit_raw(
         &mut self,
         command: Command,
@@ -364,15 +369,15 @@ impl<'m, H: Host> Queue<'m, H> {
             return Ok(None);
         }
         let [ours, theirs] = lease.share_twice();
-        // It is one of the pool's slots, and has no id yet.
+        // The entry occupies a slot of this pool and has no id yet, so this succeeds.
         let id = ours.into_id().map_err(|_| pool::Full(()))?;
         self.post(theirs, true);
         self.flush();
         Ok(Some(id))
     }
 
-    /// Returns the result of the command with this number, if it has completed, and releases its
-    /// slot.
+    /// Returns the result of the command with this number, if the command has completed, and
+    /// releases its slot.
     pub(crate) fn take_reply(&mut self, id: Id) -> Result<Option<Reply>, StaleId> {
         self.collect();
         let entry = self.pool.redeem_if(id, Entry::reply)?;
@@ -396,10 +401,10 @@ impl<'m, H: Host> Queue<'m, H> {
         }
     }
 
-    /// Detaches the command with this number: its slot is released when it completes.
+    /// Detaches the command with this number. Its slot is released when the command completes.
     #[cold]
     pub(crate) fn forget_reply(&mut self, id: Id) {
-        // Stale if the reply was taken.
+        // The id is stale if the reply was already taken.
         let _ = self.pool.release_id(id);
     }
 
@@ -408,7 +413,7 @@ impl<'m, H: Host> Queue<'m, H> {
         self.pool.get(id).map(|_| id.index()).map_err(|_| OpError::StaleToken)
     }
 
-    /// Returns a number that identifies this queue among all whose memory is in use.
+    /// Returns a number that identifies this queue among all queues whose memory is in use.
     #[inline]
     pub(crate) fn identity(&self) -> usize {
         core::ptr::from_ref(self.side.lane) as usize
@@ -430,7 +435,7 @@ impl<'m, H: Host> Queue<'m, H> {
     pub(crate) fn collect(&mut self) {
         while let Some(posted) = self.side.pop() {
             self.pending -= 1;
-            // SAFETY: just popped.
+            // SAFETY: the command was just popped, and each one is popped once.
             self.pool.release_shared(unsafe { posted.open() });
         }
         if self.side.is_alone() {
@@ -438,18 +443,19 @@ impl<'m, H: Host> Queue<'m, H> {
         }
     }
 
-    /// The worker is gone: abandons the commands that it did not take.
+    /// Abandons the commands that the worker did not take, because the worker is gone.
     #[cold]
     fn abandon(&mut self) {
         // The worker pushed its last completions before it left.
         while let Some(posted) = self.side.pop() {
-            // SAFETY: just popped.
+            // SAFETY: the command was just popped, and each one is popped once.
             self.pool.release_shared(unsafe { posted.open() });
         }
         while let Some(posted) = self.side.unsent() {
-            // SAFETY: just popped.
+            // SAFETY: the command was just popped, and each one is popped once.
             let entry = unsafe { posted.open() };
-            // SAFETY: the worker is gone and had not taken it.
+            // SAFETY: the worker is gone and did not take the command, so only this thread
+            // completes it.
             unsafe { entry.abandon() };
             self.pool.release_shared(entry);
         }
@@ -460,7 +466,7 @@ impl<'m, H: Host> Queue<'m, H> {
 }
 
 impl<H: Host> Drop for Queue<'_, H> {
-    /// Submitted commands still run, so the worker is notified.
+    /// Notifies the worker, because submitted commands still run.
     fn drop(&mut self) {
         self.flush();
     }

@@ -1,37 +1,39 @@
-//! Raw copies: short ones without a call, long ones in pieces, very long ones past the caches.
+//! Raw copies. Short copies make no call, long copies are split into pieces, and very long copies
+//! bypass the caches.
 
 #[cfg(target_arch = "x86_64")]
 mod stream;
 
 use core::ptr;
 
-/// Most bytes that one call of `memmove` copies. On Zen, glibc stops using `rep movsb` above the
-/// size of the second-level cache, but only `rep movsb` acquires lines of another core without
-/// reading them.
+/// Maximum length of one call of `memmove`, in bytes. On Zen, glibc stops using `rep movsb` above
+/// the size of the second-level cache. But only `rep movsb` acquires a cache line of another core
+/// without reading it.
 ///
-/// Measured on Zen 5 with 1 MiB of second-level cache, copies to memory that another core reads,
-/// in microseconds whole and in pieces: 1 MiB 34 and 28, 4 MiB 119 and 110, 8 MiB 489 and 354.
-/// With the cores further apart: 1 MiB 157 and 57, 4 MiB 605 and 231.
+/// Measured on Zen 5 with 1 MiB of second-level cache, copying to memory that another core reads.
+/// Times in microseconds, as one call and in pieces: 1 MiB 34 and 28, 4 MiB 119 and 110, 8 MiB 489
+/// and 354. With the cores further apart: 1 MiB 157 and 57, 4 MiB 605 and 231.
 const PIECE: usize = 256 << 10;
 
-/// Copies `len` bytes. Up to 64 bytes are a few loads and stores. More is the platform's `memmove`,
-/// above 256 KiB in pieces, and 12 MiB or more are streamed past the caches.
+/// Copies `len` bytes. Up to 64 bytes take a few loads and stores. Longer copies call the
+/// platform's `memmove`, above 256 KiB in pieces. Copies of 12 MiB or more bypass the caches.
 ///
-/// The two ranges may overlap, as with `memmove`: a short copy loads everything before it stores.
+/// The two ranges may overlap, as with `memmove`: a short copy loads all bytes before it stores.
 ///
 /// # Safety
 /// `from` is readable and `to` writable for `len` bytes. Other processes may access both meanwhile.
 #[inline(always)]
 pub unsafe fn copy_bytes(from: *const u8, to: *mut u8, len: usize) {
-    /// Makes two loads and two stores of `T`, which cover `size_of::<T>() <= len <= 2 *
-    /// size_of::<T>()` bytes.
+    /// Copies `size_of::<T>() <= len <= 2 * size_of::<T>()` bytes with two loads and two stores of
+    /// `T`.
     ///
     /// # Safety
-    /// The same as for `copy_bytes`, and `len` is within these bounds.
+    /// The conditions of `copy_bytes`, and `len` is within these bounds.
     #[inline(always)]
     unsafe fn ends<T: Copy>(from: *const u8, to: *mut u8, len: usize) {
         let last = len - size_of::<T>();
-        // SAFETY: both accesses lie within `len` bytes because `size_of::<T>() <= len`.
+        // SAFETY: `size_of::<T>() <= len`, so both accesses lie within the ranges that our caller
+        // guarantees.
         unsafe {
             let a = from.cast::<T>().read_unaligned();
             let b = from.add(last).cast::<T>().read_unaligned();
@@ -59,41 +61,42 @@ pub unsafe fn copy_bytes(from: *const u8, to: *mut u8, len: usize) {
 /// Like [`copy_bytes`], for more than [`PIECE`] bytes.
 ///
 /// # Safety
-/// As for [`copy_bytes`].
+/// The conditions of [`copy_bytes`].
 #[cold]
 #[inline(never)]
 unsafe fn long(from: *const u8, to: *mut u8, len: usize) {
     if from.addr().abs_diff(to.addr()) < len {
-        // SAFETY: our caller guarantees the ranges. Overlapping ranges are copied by one `memmove`.
+        // SAFETY: our caller guarantees the ranges. `memmove` allows them to overlap.
         return unsafe { ptr::copy(from, to, len) };
     }
     #[cfg(target_arch = "x86_64")]
     if len >= stream::STREAM_MIN {
-        // SAFETY: our caller guarantees the ranges, which do not overlap.
+        // SAFETY: our caller guarantees the ranges, and the check above excludes an overlap.
         return unsafe { stream::copy(from, to, len) };
     }
     for at in (0..len).step_by(PIECE) {
-        // SAFETY: the piece ends within `len` bytes, and the ranges do not overlap.
+        // SAFETY: the piece ends within `len` bytes, and the check above excludes an overlap.
         unsafe { ptr::copy_nonoverlapping(from.add(at), to.add(at), PIECE.min(len - at)) };
     }
 }
 
 /// Like [`copy_bytes`], for a `to` that may be a write-combining mapping, such as a window into
-/// device memory: orders all later stores, such as a signal, after the copy.
+/// device memory. Orders all later stores, such as a signal, after the copy.
 ///
 /// # Safety
-/// As for [`copy_bytes`].
+/// The conditions of [`copy_bytes`].
 #[inline(always)]
 pub unsafe fn copy_to_window(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: as this function requires.
+    // SAFETY: our caller guarantees the conditions of `copy_bytes`.
     unsafe { copy_bytes(from, to, len) };
     order_window();
 }
 
-/// Orders all later stores after earlier ones to a write-combining mapping.
+/// Orders all later stores after earlier stores to a write-combining mapping.
 #[inline(always)]
 pub fn order_window() {
-    // A release store does not wait for write-combining stores on x86-64; elsewhere it does.
+    // On x86-64 a release store does not wait for write-combining stores. On other processors it
+    // does.
     #[cfg(target_arch = "x86_64")]
     // SAFETY: SSE is part of x86-64.
     unsafe {
@@ -101,21 +104,21 @@ pub fn order_window() {
     }
 }
 
-/// [`copy_bytes`] for messages: copies one word inline and calls for the rest,
-/// to keep callers short.
+/// Like [`copy_bytes`], for messages: copies one word inline and calls a function for longer ones,
+/// which keeps callers short.
 ///
 /// # Safety
-/// As for [`copy_bytes`].
+/// The conditions of [`copy_bytes`].
 #[inline(always)]
 pub unsafe fn copy_message(from: *const u8, to: *mut u8, len: usize) {
     /// # Safety
-    /// As for `copy_bytes`.
+    /// The conditions of `copy_bytes`.
     #[inline(never)]
     unsafe fn longer(from: *const u8, to: *mut u8, len: usize) {
-        // SAFETY: as this function requires.
+        // SAFETY: our caller guarantees the conditions of `copy_bytes`.
         unsafe { copy_bytes(from, to, len) };
     }
-    // SAFETY: as this function requires.
+    // SAFETY: our caller guarantees the ranges, and the one-word copy requires exactly 8 bytes.
     unsafe {
         match len {
             8 => copy_bytes(from, to, 8),
@@ -133,7 +136,7 @@ mod tests {
         for len in 0..=300usize {
             for shift in [0usize, 1, 7, 13] {
                 let mut bytes: [u8; 400] = core::array::from_fn(|i| i as u8);
-                // SAFETY: 20 + shift + 300 < 400; both pointers come from the same array.
+                // SAFETY: 20 + shift + 300 < 400, and both pointers come from the same array.
                 unsafe {
                     let base = bytes.as_mut_ptr();
                     copy_bytes(base.add(20), base.add(20 + shift), len);
@@ -147,8 +150,8 @@ mod tests {
         }
     }
 
-    /// Checks copies in pieces and past the caches: ends at every alignment, no byte beyond them,
-    /// overlap in both directions.
+    /// Checks copies in pieces and copies that bypass the caches: both ends at every alignment, no
+    /// byte written beyond them, overlap in both directions.
     #[test]
     fn a_long_copy_is_exact_at_every_alignment_and_may_overlap() {
         extern crate std;
@@ -172,7 +175,7 @@ mod tests {
             for (from, to) in [(0, 200), (200, 0)] {
                 target.copy_from_slice(&source);
                 let base = target.as_mut_ptr();
-                // SAFETY: both ranges are inside the one vector, and use the same pointer.
+                // SAFETY: both ranges are inside the one vector, and both pointers come from it.
                 unsafe { copy_bytes(base.add(from), base.add(to), len) };
                 let copied = &target[to..][..len];
                 assert!(copied == &source[from..][..len], "overlap, {len}, {from} to {to}");

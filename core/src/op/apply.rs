@@ -1,5 +1,5 @@
-//! Executes atomics and signals on a word in memory: at the target, or at an origin that has the
-//! word mapped.
+//! Executes atomics and signals on a word in memory. This happens at the target, or at an origin
+//! that has mapped the word.
 //!
 //! An atomic is one lock-prefixed instruction, or a short compare-and-swap loop for the fetching
 //! bit operations. A signal is a store or an addition. Neither blocks.
@@ -16,14 +16,15 @@ impl SignalOp {
     /// Changes the word of a signal.
     ///
     /// # Safety
-    /// `word` is valid for reads and writes of 8 bytes and a multiple of 8; all accesses to it are
+    /// `word` is a multiple of 8 and valid for reads and writes of 8 bytes. All accesses to it are
     /// atomic.
     #[inline(always)]
     pub(crate) unsafe fn apply(self, word: *mut u8, value: u64) {
-        // SAFETY: our caller guarantees that it is valid, aligned and only accessed atomically.
+        // SAFETY: our caller guarantees that the word is valid, aligned and only accessed
+        // atomically.
         let word = unsafe { &*word.cast::<AtomicU64>() };
-        // Release, edge `signal`: a thread that acquires this value sees everything copied or
-        // applied before.
+        // Release, edge `signal`: a thread that acquires this value sees all data copied or applied
+        // earlier.
         match self {
             SignalOp::Set => word.store(value, edge!("signal.set", Release)),
             SignalOp::Add => {
@@ -33,11 +34,11 @@ impl SignalOp {
     }
 }
 
-/// Loads a signal's word. Everything sent before the observed signal is visible after this.
+/// Loads a signal's word. All data sent before the observed signal is visible after this.
 #[inline(always)]
 pub(crate) fn look_at_signal(word: &AtomicU64) -> u64 {
     // Acquire, edge `signal`: pairs with the store or addition of the signal, by this engine or by
-    // a peer that has this memory mapped.
+    // a peer that has mapped this memory.
     word.load(edge!("signal.look", Acquire))
 }
 
@@ -50,24 +51,24 @@ impl Amo {
 
     /// Executes the operation. Returns the old value, zero-extended.
     ///
-    /// It is atomic with respect to every other atomic access of the same width, by any process
-    /// that maps the word. Release and acquire: a thread that reads the new value sees everything
-    /// written before the operation.
+    /// The operation is atomic with respect to every other atomic access of the same width, by any
+    /// process that maps the word. It is release and acquire: a thread that reads the new value
+    /// sees everything written before the operation.
     ///
     /// # Safety
-    /// The width is valid. `word` is valid for reads and writes of `width` bytes and a multiple of
-    /// `width`, and is only accessed atomically.
+    /// The width is valid. `word` is a multiple of `width` and valid for reads and writes of
+    /// `width` bytes. All accesses to it are atomic.
     #[inline]
     pub unsafe fn apply(&self, word: *mut u8) -> u64 {
         macro_rules! on {
             ($atomic:ty, $int:ty) => {{
-                // SAFETY: our caller guarantees that it is valid, aligned for this width and only
-                // accessed atomically.
+                // SAFETY: our caller guarantees that the word is valid, aligned for this width and
+                // only accessed atomically.
                 let word = unsafe { &*word.cast::<$atomic>() };
                 let operand = self.operand as $int;
                 // AcqRel, edge `amo`. The release half orders the stream's earlier writes before
-                // this word, for a thread that acquires it. The acquire half orders everything that
-                // the fetched value stands for before the caller's next step.
+                // this word, for a thread that acquires the word. The acquire half orders the
+                // writes that the fetched value announces before the caller's next step.
                 let order = edge!("amo.change", AcqRel);
                 let old: $int = match self.op {
                     AmoOp::Set | AmoOp::Swap => word.swap(operand, order),
@@ -78,7 +79,7 @@ impl Amo {
                     AmoOp::Xor => word.fetch_xor(operand, order),
                     AmoOp::CompareSwap => {
                         let compare = self.compare as $int;
-                        // Acquire on failure too, because the value that was read is the result.
+                        // Acquire on failure too, because the fetched value is the result.
                         match word.compare_exchange(compare, operand, order, edge!("amo.differs", Acquire)) {
                             Ok(old) | Err(old) => old,
                         }
@@ -116,12 +117,12 @@ impl AmoOp {
     }
 }
 
-// Loom's words have only one width in memory.
+// Not under loom, whose words have only one width in memory.
 #[cfg(all(test, not(fishplate_loom)))]
 mod tests {
     use super::*;
 
-    /// A reference implementation of each operation.
+    /// Returns the result of a reference implementation of the operation.
     fn expected(amo: &Amo, old: u64) -> u64 {
         let mask = if amo.width == 8 { u64::MAX } else { (1 << (8 * amo.width)) - 1 };
         let (x, c) = (amo.operand & mask, amo.compare & mask);

@@ -1,15 +1,13 @@
-//! A set of atomic operations: which of them a rail executes, in which widths. Nothing here blocks
-//! or allocates.
+//! The set of atomics that a rail executes, each with its widths. Nothing here blocks or allocates.
 
 use core::fmt;
 
 use super::AmoOp;
 
-/// Operations, each in some of the widths of 1, 2, 4 and 8 bytes.
+/// A set of operations, each in some of the widths 1, 2, 4 and 8 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct AmoSet(u64);
 
-/// Every operation.
 const OPS: [AmoOp; 9] = [
     AmoOp::Set,
     AmoOp::Add,
@@ -25,14 +23,14 @@ const OPS: [AmoOp; 9] = [
 const WIDTHS: [u8; 4] = [1, 2, 4, 8];
 
 impl AmoSet {
-    /// No operation.
+    /// The empty set.
     pub const NONE: AmoSet = AmoSet(0);
 
     /// Every operation in every width.
     pub const ALL: AmoSet = AmoSet((1 << (4 * OPS.len())) - 1);
 
-    /// Returns the set of operations that `has` accepts, given the operation and its width in
-    /// bytes.
+    /// Creates the set of operations for which `has` returns true, given the operation and its
+    /// width in bytes.
     pub fn of(mut has: impl FnMut(AmoOp, u8) -> bool) -> AmoSet {
         let mut set = 0;
         for op in OPS {
@@ -43,13 +41,13 @@ impl AmoSet {
         AmoSet(set)
     }
 
-    /// Returns whether it contains an operation of this width, in bytes. `false` for widths other
-    /// than 1, 2, 4 and 8.
+    /// Returns whether the set contains an operation of this width in bytes. Returns `false` for
+    /// widths other than 1, 2, 4 and 8.
     pub fn has(self, op: AmoOp, width: u8) -> bool {
         self.0 & bit(op, width) != 0
     }
 
-    /// Returns whether it contains no operation.
+    /// Returns whether the set is empty.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
@@ -60,7 +58,8 @@ fn bit(op: AmoOp, width: u8) -> u64 {
     WIDTHS.iter().position(|&known| known == width).map_or(0, |at| 1 << (place + at as u32))
 }
 
-/// `all`, `none`, or each operation with its widths in bytes: `Add 4/8, CompareSwap 8`.
+/// Prints `all`, `none`, or each operation with its widths in bytes, as in `Add 4/8, CompareSwap
+/// 8`.
 impl fmt::Display for AmoSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {

@@ -8,17 +8,16 @@ use crate::engine::command::Command;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CommandError {
-    /// There are no bytes to move.
+    /// The command has no bytes to move.
     Empty,
-    /// The pattern does not have 1, 2, 4 or 8 bytes, or does not fill the memory a whole number of
-    /// times.
+    /// The pattern does not have 1, 2, 4 or 8 bytes, or the memory is not a multiple of its width.
     Pattern {
-        /// Bytes of the pattern.
+        /// Width of the pattern in bytes.
         width: u8,
-        /// Bytes to fill.
+        /// Number of bytes to fill.
         len: usize,
     },
-    /// It already waits for the maximum number of events.
+    /// The command already waits for the maximum number of events.
     TooManyEvents,
     /// The receive to be cancelled belongs to another queue.
     OtherQueue,
@@ -57,7 +56,8 @@ pub(super) fn check(command: &Command) -> Result<(), CommandError> {
         {
             Err(CommandError::Pattern { width, len })
         }
-        // A bare slot number does not identify its queue: see `Queue::cancel`.
+        // Only `Queue::cancel` makes this command, because a bare slot number does not identify its
+        // queue.
         Command::Cancel { .. } => Err(CommandError::OtherQueue),
         _ => Ok(()),
     }

@@ -1,5 +1,5 @@
-//! A queue's thread and its worker's thread, run as threads and by the model checker. Events show
-//! how commands ended, and no slot is lost whichever side leaves first.
+//! A queue's thread and its worker's thread, run as threads and under the model checker. Events
+//! show how commands completed. No slot is lost, whichever side leaves first.
 
 extern crate std;
 
@@ -15,7 +15,7 @@ use crate::sync::pool::Reclaim;
 use crate::sync::primitive::{AtomicBool, Ordering};
 use crate::sync::testing::{model, rounds, thread};
 
-/// The memory that the two sides share. It is freed with the scene.
+/// The memory that the two sides share. Dropping the scene frees it.
 struct Scene {
     room: *mut QueueStorage<'static, 4>,
     ended: Box<AtomicUsize>,
@@ -27,11 +27,11 @@ impl Scene {
     }
 
     fn memory(&mut self) -> QueueMemory<'static> {
-        // SAFETY: lent once per scene, which outlives every user of it.
+        // SAFETY: the memory is lent once per scene, and the scene outlives every user of it.
         unsafe { &mut *self.room }.memory()
     }
 
-    /// Creates a pool that counts how often its slab ends.
+    /// Creates a pool that counts how often its slab is freed.
     fn pool(
         &self,
         (header, slots): (&'static mut pool::Header, &'static mut [Slot<Entry<'static>>]),
@@ -51,7 +51,7 @@ impl Scene {
 
 impl Drop for Scene {
     fn drop(&mut self) {
-        // SAFETY: created by a box, and not used any more.
+        // SAFETY: the pointer came from a box, and nothing uses it any more.
         drop(unsafe { Box::from_raw(self.room) });
     }
 }
@@ -66,7 +66,7 @@ fn an_event_shows_how_its_command_ended() {
             let [ours, theirs] = pool.create(Entry::new(Command::Marker, listeners)).unwrap().share_twice();
             let event = Event(ours);
             let worker = thread::spawn(move || {
-                // SAFETY: this thread acts as the worker, and finishes the command once.
+                // SAFETY: this thread acts as the worker, and completes the command once.
                 unsafe { theirs.finish(Reply::Done(7)) };
             });
             let reply = loop {
@@ -103,11 +103,11 @@ fn whichever_end_leaves_first_no_slot_is_lost() {
                 queue.push(Posted::new(theirs, true));
             }
             let worker = thread::spawn(move || {
-                // One has ended and is sent back; the other stays in the ring.
+                // One command completes and is sent back. The other stays in the ring.
                 if let Some(posted) = consumer.pop() {
-                    // SAFETY: just popped.
+                    // SAFETY: the command was just popped, and each one is popped once.
                     let entry = unsafe { posted.open() };
-                    // SAFETY: this is its worker.
+                    // SAFETY: this thread acts as the worker, and completes the command once.
                     unsafe { entry.finish(Reply::Done(0)) };
                     consumer.push(Posted::new(entry, true));
                 }
@@ -130,7 +130,7 @@ fn a_worker_does_not_stop_before_what_was_submitted_before_it_was_told_to() {
             let mut scene = Scene::new();
             let shared =
                 Box::into_raw(Box::new((Channels::<1>::new(), SpinHost::new(1), AtomicBool::new(false))));
-            // SAFETY: freed below, once both sides are gone.
+            // SAFETY: the box is freed below, once both sides are gone.
             let (channels, host, stop): &'static _ = unsafe { &*shared };
             let channel = channels.queue(0);
             let (mut queue, consumer) =
@@ -142,7 +142,7 @@ fn a_worker_does_not_stop_before_what_was_submitted_before_it_was_told_to() {
                     Box::new(Engine::new(config, [Loopback::<4>::new()], tables.memory()).unwrap());
                 let mut consumers = [consumer];
                 let mut worker = Worker::new(&mut engine, &mut consumers, Policy::EFFICIENT);
-                // The worker takes no turns, so a command never ends.
+                // The worker takes no turns, so a command never completes.
                 assert!(!worker.may_stop(stop));
             });
             let marker = queue.create(Command::Marker).unwrap();
@@ -153,7 +153,7 @@ fn a_worker_does_not_stop_before_what_was_submitted_before_it_was_told_to() {
             drop(queue);
             assert_eq!(event.reply(), Some(Reply::Abandoned));
             drop(event);
-            // SAFETY: created by a box, and not used any more.
+            // SAFETY: the pointer came from a box, and nothing uses it any more.
             drop(unsafe { Box::from_raw(shared) });
         }
     });

@@ -1,5 +1,5 @@
-//! Several queues at once, and queues that end under load. Their memory is freed at once, so
-//! AddressSanitizer detects late uses (tests/sanitize.sh).
+//! Several queues at once, and queues that are dropped under load. Their memory is freed at once,
+//! so AddressSanitizer detects late uses (tests/sanitize.sh).
 
 #![cfg(not(fishplate_loom))]
 
@@ -18,7 +18,7 @@ use crate::sync::testing::Random;
 fn queues_destroyed_under_load_leave_nothing_behind() {
     let (mut words, mut tables) = ([0u64; 2], Tables::<1, 1, 128, 4, 16>::new());
     let mut engine = Engine::new(Config::DEFAULT, [Loopback::<16>::new()], tables.memory()).unwrap();
-    // SAFETY: `words` outlives the engine, and is accessed only through it.
+    // SAFETY: `words` outlives the engine, and only the engine accesses it.
     let region = unsafe { Region::new(core::ptr::NonNull::from(&mut words).cast(), 16, RegionKind::Private) };
     let region = engine.register(region).unwrap();
     let host = SpinHost::new(1);
@@ -35,7 +35,7 @@ fn queues_destroyed_under_load_leave_nothing_behind() {
                 let at = region.at(at as u64 % 2 * 8);
                 let command = queue.create(Command::Fill { at, len: 8, pattern: round, width: 8 }).unwrap();
                 let event = queue.submit(command);
-                // A command that follows it is dropped before it was submitted.
+                // A dependent command is dropped before it is submitted.
                 let marker = queue.create(Command::Marker);
                 drop(marker.map(|marker| marker.after(&event)));
                 event

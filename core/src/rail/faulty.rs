@@ -2,9 +2,9 @@
 //! refuses or fails some, and reports few events at a time. The same seed and use repeat the same
 //! faults.
 //!
-//! Always built, because users test their own code with it. Never blocks or allocates: posts that
-//! are held back are stored inside the value. The wrapped rail keeps the whole [contract](super);
-//! this one keeps all of it except order.
+//! It is part of every build, because users test their own code with it. Never blocks or allocates:
+//! posts that are held back are stored inside the value. The wrapped rail satisfies the whole
+//! [contract](super). This rail satisfies all of it except order.
 
 use core::ptr::NonNull;
 
@@ -14,25 +14,25 @@ use crate::error::{AttachError, CompleteError, PostError};
 use crate::mem::{Peer, Region, Untrusted};
 use crate::op::AmoSet;
 
-/// Longest message, in bytes.
+/// Maximum length of a message in bytes.
 const MESSAGE: usize = 256;
 
-/// Linux's `EIO`, the code of the failures made up here.
+/// Linux's negated `EIO`, with which injected failures complete.
 const EIO: i32 = -5;
 const EINVAL: i32 = -22;
 
-/// Fault rates, each per 1000.
+/// Rates of faults, each per 1000.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Faults {
-    /// Posts that are held back, and posted at a later poll, in any order.
+    /// Rate of posts that are held back and posted at a later poll, in any order.
     pub hold: u16,
-    /// Chance at each poll that a post stays held back.
+    /// Rate of polls at which a held-back post stays held back.
     pub keep: u16,
-    /// Posts refused with [`PostError::Again`].
+    /// Rate of posts that are refused with [`PostError::Again`].
     pub again: u16,
-    /// Posts that are accepted, dropped, and end with [`CompleteError::Failed`].
+    /// Rate of posts that are accepted, dropped, and completed with [`CompleteError::Failed`].
     pub fail: u16,
-    /// Polls that report only one event.
+    /// Rate of polls that report only one event.
     pub short: u16,
 }
 
@@ -40,7 +40,7 @@ impl Faults {
     /// No faults.
     pub const NONE: Faults = Faults { hold: 0, keep: 0, again: 0, fail: 0, short: 0 };
 
-    /// Everything arrives late and out of order, and queues are often full. Nothing is lost.
+    /// Everything arrives late and out of order, and queues are often full. No post is lost.
     pub const DISORDER: Faults = Faults { hold: 700, keep: 700, again: 100, fail: 0, short: 300 };
 }
 
@@ -60,17 +60,17 @@ enum Post {
         len: u16,
     },
     Fail,
-    /// Already executed; only its completion is left to report.
+    /// The post is already complete. Its completion must still be reported.
     Over(Result<(), CompleteError>),
 }
 
 /// The fate of a post that was held back.
 enum Fate {
-    /// The inner rail has no room yet.
+    /// The inner rail has no room yet, so the post stays held back.
     Held,
-    /// The inner rail has accepted it, and will report its completion.
+    /// The inner rail has accepted the post and will report its completion.
     Passed,
-    /// It is complete.
+    /// The post is complete.
     Over(Result<(), CompleteError>),
 }
 
@@ -82,10 +82,11 @@ struct Held {
     bytes: [u8; MESSAGE],
 }
 
-// SAFETY: the pointers come from accepted posts, and the rail's driver may use them on any thread.
+// SAFETY: the pointers come from accepted posts, whose memory the poster allows any thread to
+// access.
 unsafe impl Send for Held {}
 
-/// Wraps `R` and adds faults. Holds back at most `HELD` posts at a time.
+/// A rail that wraps `R` and adds faults. Holds back at most `HELD` posts at a time.
 pub struct Faulty<R, const HELD: usize = 32> {
     inner: R,
     faults: Faults,
@@ -95,7 +96,7 @@ pub struct Faulty<R, const HELD: usize = 32> {
 }
 
 impl<R: Rail, const HELD: usize> Faulty<R, HELD> {
-    /// Wraps `inner`.
+    /// Wraps `inner` in a rail with these faults.
     pub fn new(inner: R, faults: Faults, seed: u64) -> Self {
         Faulty { inner, faults, random: Random::new(seed), held: [None; HELD], count: 0 }
     }
@@ -110,7 +111,7 @@ impl<R: Rail, const HELD: usize> Faulty<R, HELD> {
         self.faults = faults;
     }
 
-    /// Decides the fate of a post: refused, held back (`true`) or passed on (`false`).
+    /// Decides the fate of a post: refused (an error), held back (`true`) or passed on (`false`).
     fn fate(&mut self) -> Result<bool, PostError> {
         if self.random.permille(self.faults.again) {
             return Err(PostError::Again);
@@ -146,11 +147,11 @@ impl<R: Rail, const HELD: usize> Faulty<R, HELD> {
         }
     }
 
-    /// Tries to post a held-back post.
+    /// Passes a held-back post to the inner rail.
     fn let_go(&mut self, held: &Held) -> Fate {
         let Held { peer, cx, post, bytes } = held;
-        // SAFETY: the caller of this post keeps its memory until the completion, which is not
-        // reported yet.
+        // SAFETY: the poster keeps the memory valid until the completion, which is not reported
+        // yet.
         let posted = unsafe {
             match post {
                 Post::Write { local, remote, data } => {
@@ -190,8 +191,8 @@ impl<R: Rail, const HELD: usize> FaultySetup<'_, R, HELD> {
     }
 }
 
-// SAFETY: a held-back post stays pending, completes once, and is forgotten after that. Nothing is
-// mapped. Everything else is up to the inner rail, which stays the same.
+// SAFETY: a held-back post stays pending, completes once, and is removed when it completes. This
+// rail maps nothing. The inner rail guarantees the rest, and it is never replaced.
 unsafe impl<R: Rail, const HELD: usize> Rail for Faulty<R, HELD> {
     type Setup<'a>
         = FaultySetup<'a, R, HELD>
@@ -223,7 +224,6 @@ unsafe impl<R: Rail, const HELD: usize> Rail for Faulty<R, HELD> {
         self.inner.deregister(key)
     }
 
-    /// Never maps: access through a mapping would bypass this rail.
     fn touches(&mut self, memory: Local) -> bool {
         let held = self.held.iter().flatten().any(|held| match held.post {
             Post::Write { local, .. } | Post::Read { local, .. } => {
@@ -234,6 +234,7 @@ unsafe impl<R: Rail, const HELD: usize> Rail for Faulty<R, HELD> {
         held || self.inner.touches(memory)
     }
 
+    /// Never returns a mapping: access through a mapping would bypass this rail.
     fn import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
         self.inner.import(peer, key, len).map(|_| None)
     }
@@ -295,7 +296,7 @@ unsafe impl<R: Rail, const HELD: usize> Rail for Faulty<R, HELD> {
         }
         match hold {
             true => self.hold(peer, cx, Post::Write { local, remote, data }),
-            // SAFETY: forwards the arguments; the inner method has the same contract.
+            // SAFETY: our caller guarantees the conditions of the inner method, which are the same.
             false => unsafe { self.inner.post_write(peer, local, remote, data, cx) },
         }
     }
@@ -313,7 +314,7 @@ unsafe impl<R: Rail, const HELD: usize> Rail for Faulty<R, HELD> {
         }
         match hold {
             true => self.hold(peer, cx, Post::Read { local, remote }),
-            // SAFETY: forwards the arguments; the inner method has the same contract.
+            // SAFETY: our caller guarantees the conditions of the inner method, which are the same.
             false => unsafe { self.inner.post_read(peer, local, remote, cx) },
         }
     }

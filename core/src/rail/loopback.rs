@@ -1,7 +1,7 @@
-//! A rail to oneself: every peer is this process. For tests, and to measure the engine alone.
+//! A rail on which every peer is this process itself. For tests, and to measure the engine alone.
 //!
 //! Never blocks, allocates or makes system calls; its memory is inside the value. Events arrive in
-//! the order posted. Wrap it in [`Faulty`](super::faulty::Faulty) for disorder.
+//! posting order. Wrap the rail in [`Faulty`](super::faulty::Faulty) for disorder.
 
 use core::ptr::{self, NonNull};
 
@@ -10,17 +10,17 @@ use crate::error::{AttachError, PostError};
 use crate::mem::{Peer, Region, RegionKind, Untrusted};
 use crate::op::{Amo, AmoSet};
 
-/// Longest message, in bytes.
+/// Maximum length of a message in bytes.
 const MESSAGE: usize = 256;
 
-/// Longest single write or read, in bytes.
+/// Maximum length of a single write or read, in bytes.
 const RMA: usize = 1 << 30;
 
-/// Regions that can be registered at once.
+/// Maximum number of registered regions.
 const REGIONS: usize = 16;
 
-/// A registration: the region's address, whether importers get a mapping, and how often this slot
-/// has been used. The use count is part of the key.
+/// A registration: the region's address, whether an import maps it, and how often this slot has
+/// been used. The use count is part of the key.
 #[derive(Clone, Copy)]
 struct Registered {
     memory: Option<(NonNull<u8>, usize)>,
@@ -34,7 +34,7 @@ impl Registered {
     }
 }
 
-/// Which regions importers get a mapping of.
+/// Which regions an import maps.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Maps {
     None,
@@ -42,13 +42,13 @@ enum Maps {
     All,
 }
 
-/// An entry of the queue between post and poll.
+/// An entry of the event queue, from the post to the poll.
 #[derive(Clone, Copy)]
 enum Event {
     Landed(u32),
     Message(u16),
     Done(u64),
-    /// Dropped: its peer was detached.
+    /// Dropped, because its peer was detached.
     Gone,
 }
 
@@ -59,7 +59,7 @@ struct Slot {
     bytes: [u8; MESSAGE],
 }
 
-/// A rail to oneself that can queue `DEPTH` events, a power of two.
+/// A rail to this process itself that can queue `DEPTH` events, a power of two.
 pub struct Loopback<const DEPTH: usize> {
     slots: [Slot; DEPTH],
     head: u32,
@@ -69,8 +69,8 @@ pub struct Loopback<const DEPTH: usize> {
     native_atomics: AmoSet,
 }
 
-// SAFETY: the pointers name registered memory, which `Region::new` requires to be accessible from
-// any thread.
+// SAFETY: the pointers lead to registered memory. The creator of a `Region` guarantees that any
+// thread may access it.
 unsafe impl<const DEPTH: usize> Send for Loopback<DEPTH> {}
 
 impl<const DEPTH: usize> Loopback<DEPTH> {
@@ -82,7 +82,7 @@ impl<const DEPTH: usize> Loopback<DEPTH> {
         DEPTH as u32 - 1
     };
 
-    /// Creates a rail that behaves like a network: everything crosses its queue.
+    /// Creates a rail that behaves like a network: every operation passes through its queue.
     pub const fn new() -> Self {
         let slot = Slot { peer: Peer(0), event: Event::Done(0), bytes: [0; MESSAGE] };
         let regions = [Registered { memory: None, mapped: false, uses: 0 }; REGIONS];
@@ -155,9 +155,9 @@ impl<const DEPTH: usize> Default for Loopback<DEPTH> {
     }
 }
 
-// SAFETY: an imported region is registered here, in this process, and the engine keeps it
-// registered while an import is in use. Local memory is not accessed after a post returns. A shared
-// reference cannot modify the rail.
+// SAFETY: an imported region is registered in this process, and the engine keeps it registered
+// while an import is in use. Local memory is not accessed after a post returns. A shared reference
+// cannot modify the rail.
 unsafe impl<const DEPTH: usize> Rail for Loopback<DEPTH> {
     type Setup<'a> = &'a Self;
 
@@ -173,7 +173,7 @@ unsafe impl<const DEPTH: usize> Rail for Loopback<DEPTH> {
             max_rma: RMA,
             inject: RMA,
             data_bytes: 4,
-            // A write is copied when it is posted.
+            // The bytes of a write land when it is posted, so before earlier messages are reported.
             order: Order::Reports,
             native_atomics: self.native_atomics,
             depth: DEPTH as u32,
@@ -202,7 +202,7 @@ unsafe impl<const DEPTH: usize> Rail for Loopback<DEPTH> {
     }
 
     fn touches(&mut self, memory: Local) -> bool {
-        // All copies were made when the operations were posted.
+        // A post copies all bytes before it returns, so no later access remains.
         let _ = memory;
         false
     }
@@ -225,14 +225,14 @@ unsafe impl<const DEPTH: usize> Rail for Loopback<DEPTH> {
         }
     }
 
-    /// All copies were made when the operations were posted, so only reports are dropped.
+    /// Drops only reports, because a post copies all bytes before it returns.
     #[cold]
     fn fence(&mut self, peer: Peer) -> Fence {
         self.detach(peer);
         Fence::Fenced
     }
 
-    /// There is no address.
+    /// Writes nothing, because this rail has no address.
     #[cold]
     fn reopen(&mut self, peer: Peer, _into: &mut [u8; REOPEN_MAX]) -> Option<usize> {
         let mut waiting = (0..self.tail.wrapping_sub(self.head)).map(|n| self.head.wrapping_add(n));
@@ -256,8 +256,8 @@ unsafe impl<const DEPTH: usize> Rail for Loopback<DEPTH> {
     ) -> Result<Posted, PostError> {
         self.room(1)?;
         let target = self.resolve(remote, local.len)?;
-        // SAFETY: the source is readable by this function's contract, and the target was checked.
-        // `copy` allows overlap.
+        // SAFETY: our caller guarantees a readable source, and `resolve` checked the target. `copy`
+        // allows overlap.
         unsafe { ptr::copy(local.ptr.as_ptr(), target, local.len) };
         if let Some(data) = data {
             self.push(peer, Event::Landed(data));
@@ -275,8 +275,8 @@ unsafe impl<const DEPTH: usize> Rail for Loopback<DEPTH> {
     ) -> Result<Posted, PostError> {
         self.room(1)?;
         let source = self.resolve(remote, local.len)?;
-        // SAFETY: the target is writable by this function's contract, and the source was checked.
-        // `copy` allows overlap.
+        // SAFETY: our caller guarantees a writable target, and `resolve` checked the source. `copy`
+        // allows overlap.
         unsafe { ptr::copy(source, local.ptr.as_ptr(), local.len) };
         self.push(peer, Event::Done(cx));
         Ok(Posted::Pending)
@@ -315,11 +315,11 @@ unsafe impl<const DEPTH: usize> Rail for Loopback<DEPTH> {
         }
         self.room(1)?;
         let word = self.resolve(remote, amo.width as usize)?;
-        // SAFETY: the word was checked against the region, and the engine checks alignment before
-        // posting.
+        // SAFETY: `resolve` checked that the word is inside the region. The engine checks its
+        // alignment before it posts.
         let old = unsafe { amo.apply(word) };
         if let Some(fetch) = fetch {
-            // SAFETY: writable until the completion, by this function's contract.
+            // SAFETY: our caller guarantees that `fetch` is writable until the completion.
             unsafe { fetch.as_ptr().write(old) };
         }
         self.push(peer, Event::Done(cx));

@@ -7,7 +7,7 @@ use core::{fmt, ptr, slice};
 /// An owned list of at most `MAX` rails, in the order of insertion. Drops the last rail first,
 /// because it may use memory of earlier ones.
 pub struct Rails<R, const MAX: usize> {
-    /// The first `len` are initialized.
+    /// The first `len` slots are initialized.
     slots: MaybeUninit<[R; MAX]>,
     len: usize,
 }
@@ -21,12 +21,13 @@ impl<R, const MAX: usize> Rails<R, MAX> {
     /// Appends a rail.
     ///
     /// # Errors
-    /// Returns the rail if the list already holds `MAX`.
+    /// Returns the rail if the list already has `MAX` rails.
     pub fn push(&mut self, rail: R) -> Result<(), R> {
         if self.len == MAX {
             return Err(rail);
         }
-        // SAFETY: `len < MAX`, and the slot is uninitialized, so nothing needs to be dropped.
+        // SAFETY: `len < MAX`, so the slot is inside the array. It is uninitialized, so nothing
+        // needs to be dropped.
         unsafe { self.slots.as_mut_ptr().cast::<R>().add(self.len).write(rail) };
         self.len += 1;
         Ok(())
@@ -37,14 +38,16 @@ impl<R, const MAX: usize> Deref for Rails<R, MAX> {
     type Target = [R];
 
     fn deref(&self) -> &[R] {
-        // SAFETY: `push` or `from` initialized the first `len`; only `drop` takes them out.
+        // SAFETY: `push` or `from` initialized the first `len` slots, and only `drop` takes the
+        // rails out.
         unsafe { slice::from_raw_parts(self.slots.as_ptr().cast(), self.len) }
     }
 }
 
 impl<R, const MAX: usize> DerefMut for Rails<R, MAX> {
     fn deref_mut(&mut self) -> &mut [R] {
-        // SAFETY: the first `len` are initialized, as in `deref`.
+        // SAFETY: `push` or `from` initialized the first `len` slots, and only `drop` takes the
+        // rails out.
         unsafe { slice::from_raw_parts_mut(self.slots.as_mut_ptr().cast(), self.len) }
     }
 }
@@ -52,7 +55,7 @@ impl<R, const MAX: usize> DerefMut for Rails<R, MAX> {
 impl<R, const MAX: usize> Drop for Rails<R, MAX> {
     fn drop(&mut self) {
         for rail in self.iter_mut().rev() {
-            // SAFETY: the rail is initialized, and not used again.
+            // SAFETY: the rail is initialized, and it is not used after this drop.
             unsafe { ptr::drop_in_place(rail) }
         }
     }
@@ -76,7 +79,7 @@ impl<R: fmt::Debug, const MAX: usize> fmt::Debug for Rails<R, MAX> {
     }
 }
 
-/// At least one rail. If `MAX` is 1, the compiler knows that there is exactly one.
+/// A list with at least one rail. If `MAX` is 1, the compiler knows that there is exactly one.
 pub(crate) struct SomeRails<R, const MAX: usize>(Rails<R, MAX>);
 
 impl<R, const MAX: usize> SomeRails<R, MAX> {
@@ -107,8 +110,8 @@ impl<R, const MAX: usize> Deref for SomeRails<R, MAX> {
 
     #[inline(always)]
     fn deref(&self) -> &[R] {
-        // SAFETY: `Rails` keeps `len` initialized. If `MAX` is 1, `len` is 1, because the list is
-        // not empty.
+        // SAFETY: `Rails` keeps its first `len` slots initialized. If `MAX` is 1, `len` is 1 too,
+        // because the list is not empty.
         unsafe { slice::from_raw_parts(self.0.slots.as_ptr().cast(), self.count()) }
     }
 }
@@ -116,7 +119,8 @@ impl<R, const MAX: usize> Deref for SomeRails<R, MAX> {
 impl<R, const MAX: usize> DerefMut for SomeRails<R, MAX> {
     #[inline(always)]
     fn deref_mut(&mut self) -> &mut [R] {
-        // SAFETY: as many are initialized as in `deref`.
+        // SAFETY: `Rails` keeps its first `len` slots initialized. If `MAX` is 1, `len` is 1 too,
+        // because the list is not empty.
         unsafe { slice::from_raw_parts_mut(self.0.slots.as_mut_ptr().cast(), self.count()) }
     }
 }
@@ -127,7 +131,7 @@ mod tests {
 
     use super::*;
 
-    /// Records its drop: the count, and the number of the rail dropped last.
+    /// A rail that records its drop: the number of drops, and its own number.
     struct Counted<'c>(u8, &'c Cell<(u32, u8)>);
 
     impl Drop for Counted<'_> {

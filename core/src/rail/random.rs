@@ -1,7 +1,7 @@
-//! The random generator of the simulated rails: small, seeded, the same on all machines. Not for
-//! secrets.
+//! The random generator of the simulated rails. It is small, seeded, and gives the same numbers on
+//! all machines. Not for secrets.
 
-/// splitmix64.
+/// A splitmix64 generator.
 #[derive(Clone, Debug)]
 pub(crate) struct Random(u64);
 

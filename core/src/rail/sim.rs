@@ -2,14 +2,15 @@
 //! delays traffic as a real network may, and the same seed repeats a run exactly.
 //!
 //! Time is counted in polls. A write is copied when it arrives, not when it is posted, so a signal
-//! that overtakes its data is detected. Nothing blocks or allocates: operations in flight are kept
-//! in borrowed [`Packet`]s, and a post is refused when none is free. Not `Sync`: all endpoints of a
-//! [`Sim`] share one thread.
+//! that overtakes its data is detected. Nothing blocks or allocates. Operations in flight are
+//! stored in borrowed [`Packet`]s, and a post is refused when no packet is free. Not `Sync`: all
+//! endpoints of a [`Sim`] share one thread.
 //!
-//! Links of a rail can be [cut](Sim::cut), in one direction or both. Operations in flight are lost,
-//! or land late although their post has failed, until the target [fences](super::Rail::fence) the
-//! peer on this rail. Links [heal](Sim::heal), and the ends attach each other again. A fence ends
-//! one link, or closes [the endpoint](SimRail::with_closing_fence) with all of its links.
+//! Links of a rail can be [cut](Sim::cut), in one direction or both. Operations in flight are then
+//! lost, or land late although their post has failed. This lasts until the target
+//! [fences](super::Rail::fence) the peer on this rail. Links [heal](Sim::heal), and both sides
+//! attach each other again. A fence ends one link, or closes [the
+//! endpoint](SimRail::with_closing_fence) with all of its links.
 //!
 //! `world` holds the state that endpoints share, `endpoint` posts and polls, and `cut` handles cut
 //! links and fences.
@@ -35,30 +36,31 @@ use endpoint::PEERS;
 use links::{Cuts, ENDPOINTS};
 use world::{NONE, REGIONS, Registered, World};
 
-/// The behavior of one rail. Delays are in polls of any endpoint.
+/// The behavior of one rail. Delays are counted in polls of any endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dials {
-    /// Shortest delay from post to arrival, and from arrival to the completion at the origin.
+    /// Minimum delay from post to arrival, and from arrival to the completion at the origin.
     pub min_delay: u32,
-    /// Longest such delay.
+    /// Maximum of both delays.
     pub max_delay: u32,
-    /// Posts per 1000 that are refused with `Again`.
+    /// Rate of posts that are refused with `Again`, per 1000.
     pub again: u16,
-    /// Polls per 1000 that report nothing.
+    /// Rate of polls that report nothing, per 1000.
     pub idle: u16,
-    /// Whether posts to one peer arrive in the order posted.
+    /// Whether posts to one peer arrive in posting order.
     pub ordered: bool,
-    /// Bandwidth into one node: bytes per poll of any endpoint. 0 is unlimited. Delays come on top.
+    /// Bandwidth into one node, in bytes per poll of any endpoint. 0 is unlimited. Delays are
+    /// added.
     pub rate: u32,
-    /// After a peer is detached, posts to it of up to 256 bytes still arrive. They have completed
-    /// as unknown by then.
+    /// Whether posts of up to 256 bytes to a detached peer still arrive. They have already
+    /// completed as unknown.
     pub late: bool,
-    /// Messages that land late on a cut link may arrive twice.
+    /// Whether messages that land late on a cut link may arrive twice.
     pub repeats: bool,
 }
 
 impl Dials {
-    /// No delay, in order, never full.
+    /// Without delay, in order, never full.
     pub const CALM: Dials = Dials {
         min_delay: 0,
         max_delay: 0,
@@ -70,18 +72,18 @@ impl Dials {
         repeats: false,
     };
 
-    /// Late, out of order, sometimes full.
+    /// With delays, out of order, sometimes full.
     pub const WILD: Dials = Dials { max_delay: 40, again: 50, idle: 100, ordered: false, ..Dials::CALM };
 }
 
-/// The fabric, which endpoints borrow.
+/// A simulated fabric, which its endpoints borrow.
 pub struct Sim<'m> {
     world: RefCell<World<'m>>,
 }
 
 impl<'m> Sim<'m> {
-    /// Creates a fabric of `nodes` nodes with `rails` rails each, at most 64 endpoints in all. All
-    /// rails behave as `dials` says.
+    /// Creates a fabric of `nodes` nodes with `rails` rails each, at most 64 endpoints in all.
+    /// `dials` sets the behavior of all rails.
     ///
     /// # Errors
     /// [`AttachError::Config`] names the parameter that is out of range.
@@ -123,7 +125,7 @@ impl<'m> Sim<'m> {
         })
     }
 
-    /// Returns node `node`'s end of rail `rail`.
+    /// Returns the endpoint of node `node` on rail `rail`.
     pub fn endpoint(&self, node: u16, rail: u16) -> SimRail<'_, 'm> {
         SimRail {
             sim: self,
@@ -143,7 +145,7 @@ impl<'m> Sim<'m> {
         let world = &mut *self.world.borrow_mut();
         if let Some(slot) = world.dials.get_mut(rail as usize) {
             *slot = dials;
-            // Backlogs are counted in polls times the old rate, so they start over.
+            // Backlogs are stored in polls times the old rate, so they are reset.
             world
                 .busy
                 .iter_mut()
@@ -153,19 +155,19 @@ impl<'m> Sim<'m> {
         }
     }
 
-    /// Kills a node as if its process had died. Its peers are notified, and operations in flight to
-    /// it fail.
+    /// Kills a node as if its process had died. The fabric notifies its peers, and operations in
+    /// flight to the node fail.
     pub fn kill(&self, node: u16) {
         self.world.borrow_mut().dead |= 1u64.unbounded_shl(node as u32);
     }
 
-    /// Cuts a rail's link from node `from` to node `to`, in this direction. Each
-    /// operation in flight on it, or posted later, gets one of three fates: it is lost; it fails
-    /// but still lands within `late` polls; or it completes well but is lost. A read needs both
-    /// directions. Some polls later the rail reports the cut to `from` as [`PeerError::Lost`].
+    /// Cuts a rail's link from node `from` to node `to`, in this direction only. Each operation
+    /// that is in flight on the link, or posted later, has one of three fates. It is lost; it fails
+    /// but still lands within `late` polls; or it completes successfully but is lost. A read needs
+    /// both directions. Some polls later the rail reports the cut to `from` as [`PeerError::Lost`].
     ///
     /// # Errors
-    /// [`AttachError::Config`]: no such node or rail.
+    /// [`AttachError::Config`] if there is no such node or rail.
     pub fn cut(&self, from: u16, to: u16, rail: u16, late: u32) -> Result<(), AttachError> {
         let world = &mut *self.world.borrow_mut();
         world.check_link(from, to, rail)?;
@@ -173,12 +175,12 @@ impl<'m> Sim<'m> {
         Ok(())
     }
 
-    /// Restores a link that was [cut](Self::cut). Links that the cut broke stay broken: the two
-    /// ends fence each other on the rail and attach each other again. The rail of `from` reports
-    /// that they can, by [`Sink::peer_up`].
+    /// Restores a link that was [cut](Self::cut). Attachments that the cut broke stay broken until
+    /// both sides fence each other on the rail and attach each other again. The rail of `from`
+    /// reports by [`Sink::peer_up`] when that is possible.
     ///
     /// # Errors
-    /// As [`cut`](Self::cut).
+    /// The errors of [`cut`](Self::cut).
     pub fn heal(&self, from: u16, to: u16, rail: u16) -> Result<(), AttachError> {
         let world = &mut *self.world.borrow_mut();
         world.check_link(from, to, rail)?;
@@ -186,11 +188,11 @@ impl<'m> Sim<'m> {
         Ok(())
     }
 
-    /// Cuts all links of node `node` on a rail, in both directions, as a pulled cable does: see
-    /// [`cut`](Self::cut).
+    /// [Cuts](Self::cut) all links of node `node` on a rail in both directions, as if its cable
+    /// were pulled.
     ///
     /// # Errors
-    /// As [`cut`](Self::cut).
+    /// The errors of [`cut`](Self::cut).
     pub fn unplug(&self, node: u16, rail: u16, late: u32) -> Result<(), AttachError> {
         let nodes = self.world.borrow().nodes;
         (0..nodes).try_for_each(|other| {
@@ -199,10 +201,10 @@ impl<'m> Sim<'m> {
         })
     }
 
-    /// Heals all links of node `node` on a rail: see [`heal`](Self::heal).
+    /// [Heals](Self::heal) all links of node `node` on a rail.
     ///
     /// # Errors
-    /// As [`cut`](Self::cut).
+    /// The errors of [`cut`](Self::cut).
     pub fn plug(&self, node: u16, rail: u16) -> Result<(), AttachError> {
         let nodes = self.world.borrow().nodes;
         (0..nodes).try_for_each(|other| {
@@ -211,7 +213,7 @@ impl<'m> Sim<'m> {
         })
     }
 
-    /// Returns the time: the number of polls of any endpoint so far.
+    /// Returns the simulated time: the number of polls of all endpoints so far.
     pub fn now(&self) -> u64 {
         self.world.borrow().now
     }

@@ -1,9 +1,9 @@
-//! The fate of packets on cut links, and where a peer is fenced.
+//! Decides the fate of packets on cut links, and fences peers.
 
 use super::world::{NONE, Packet, PacketKind, World};
 use crate::error::CompleteError;
 
-/// Longest delay, in polls, from a cut to its report at the posting node, and from the first call
+/// Maximum delays in polls: from a cut to its report at the posting node, and from the first call
 /// of `fence` until it takes effect.
 const NOTICE: u64 = 200;
 const FENCE: u64 = 60;
@@ -16,8 +16,8 @@ impl World<'_> {
         self.cuts.broken[own as usize] |= 1 << to;
         self.cuts.late[own as usize] = late;
         self.cuts.told_at[own as usize] = self.now + self.random.below(NOTICE);
-        // Packets of operations wait at their target's endpoint, those of reads at the origin's.
-        // Reads by the other end fail too.
+        // A packet waits at its target's endpoint, except for a read, which waits at its origin's
+        // endpoint. Reads by the target fail too.
         let sent = self.take(there, |packet| packet.from == own && packet.to_node == to);
         self.end_each(sent, late);
         for (endpoint, node) in [(own, to), (there, from)] {
@@ -29,7 +29,7 @@ impl World<'_> {
         self.deny(there, from);
     }
 
-    /// Reports some posts from an endpoint to a node as failed although they have landed.
+    /// Reports some landed posts from an endpoint to a node as failed.
     fn deny(&mut self, own: u16, to: u16) {
         let mut link = self.heads[own as usize];
         while link != NONE {
@@ -42,28 +42,29 @@ impl World<'_> {
         }
     }
 
-    /// Returns whether a post from an endpoint to a node meets a broken link.
+    /// Returns whether a post from an endpoint to a node uses a broken link.
     pub(super) fn is_broken(&self, own: u16, to: u16, read: bool) -> bool {
         let there = to * self.rails + own % self.rails;
         let from = own / self.rails;
         self.cuts.is_broken(own, to) || (read && self.cuts.is_broken(there, from))
     }
 
-    /// Returns whether an endpoint and a node are cut off from each other: one of them has fenced
-    /// the other, or the node is no longer at the address where the endpoint has attached it.
+    /// Returns whether an endpoint and a node are cut off from each other. Either one of them has
+    /// fenced the other, or the node has another address than the one attached at the endpoint.
     pub(super) fn is_cut_off(&self, own: u16, to: u16, address: u16) -> bool {
         let there = to * self.rails + own % self.rails;
         let fenced = self.cuts.is_fenced(own, to) || self.cuts.is_fenced(there, own / self.rails);
         fenced || self.addresses[there as usize] != address
     }
 
-    /// Decides the fate of a packet that was posted on a broken link. It may land `late`.
+    /// Decides the fate of a packet that was posted on a broken link. The packet may land within
+    /// `late` polls.
     pub(super) fn doom(&mut self, index: u16, late: u32) {
         self.packets[index as usize].next = NONE;
         self.end_each(index, late);
     }
 
-    /// Begins the fence of a node at an endpoint, and returns whether it takes effect now.
+    /// Starts the fence of a node at an endpoint. Returns whether the fence takes effect now.
     pub(super) fn is_fence_due(&mut self, own: u16, node: u16) -> bool {
         let (at, bit) = (own as usize, 1 << node);
         if self.cuts.fencing[at] & bit == 0 {
@@ -78,13 +79,13 @@ impl World<'_> {
         let at = own as usize;
         self.cuts.fenced[at] |= 1 << node;
         let there = node * self.rails + own % self.rails;
-        // Drops everything of the node that would land here.
+        // Drops all packets of the node that would land at this endpoint.
         let is_done = |packet: &Packet| matches!(packet.kind, PacketKind::Done(_));
         let here = own / self.rails;
         let theirs =
             self.take(own, |packet| packet.from == there && packet.to_node == here && !is_done(packet));
         self.end_each(theirs, 0);
-        // Fails reads by this end. What it has sent no longer reads memory here.
+        // Fails reads by this endpoint. Packets that it has sent no longer read local memory.
         let is_read = |packet: &Packet| matches!(packet.kind, PacketKind::Read { .. });
         let reads = self.take(own, |packet| packet.from == own && packet.to_node == node && is_read(packet));
         self.end_each(reads, 0);
@@ -95,7 +96,7 @@ impl World<'_> {
         self.end_each(sent, late.max(1));
     }
 
-    /// Returns whether completions of posts from an endpoint to a node are still to be reported.
+    /// Returns whether completions of posts from an endpoint to a node are not yet reported.
     pub(super) fn has_posts(&self, own: u16, node: u16) -> bool {
         self.packets.iter().any(|packet| {
             let posted = !packet.late && !matches!(packet.kind, PacketKind::Free);
@@ -103,7 +104,8 @@ impl World<'_> {
         })
     }
 
-    /// Removes the chosen packets from an endpoint's list. Returns the first, linked to the others.
+    /// Removes the chosen packets from an endpoint's list. Returns the first one, linked to the
+    /// others.
     fn take(&mut self, endpoint: u16, chosen: impl Fn(&Packet) -> bool) -> u16 {
         let (mut last, mut taken) = (NONE, NONE);
         let mut link = self.heads[endpoint as usize];
@@ -124,7 +126,7 @@ impl World<'_> {
         taken
     }
 
-    /// Completes a linked list of posts that are in no other list: see [`end`](Self::end).
+    /// Calls [`end`](Self::end) for each post of a linked list. The posts are in no other list.
     fn end_each(&mut self, first: u16, late: u32) {
         let mut link = first;
         while link != NONE {
@@ -134,8 +136,8 @@ impl World<'_> {
         }
     }
 
-    /// Completes a post in one of the ways of a broken link. With `late`, it may still land within
-    /// that many polls. A read lands in its origin's memory.
+    /// Completes a post in one of the ways of a broken link. If `late` is not 0, the post may still
+    /// land within that many polls. A read lands in the memory of its origin.
     fn end(&mut self, index: u16, late: u32) {
         let Packet { kind, from, to_node, late: is_over, .. } = self.packets[index as usize];
         let (node, rail) = (from / self.rails, from % self.rails);
@@ -159,7 +161,7 @@ impl World<'_> {
             return self.release(index);
         }
         let result = match self.random.below(3) {
-            // It has left the origin, so it completes there even though it is lost.
+            // The packet has left the origin, so it completes there although it is lost.
             0 if lands && !read => Ok(()),
             1 => Err(CompleteError::Unknown(-1)),
             _ => Err(CompleteError::PeerDown),
@@ -168,7 +170,7 @@ impl World<'_> {
         self.schedule(index, node, rail, 0);
     }
 
-    /// Lets a late message arrive twice, if the rail repeats messages.
+    /// Duplicates a late message, if the rail repeats messages.
     fn repeat(&mut self, index: u16, late: u32) {
         let packet = self.packets[index as usize];
         let (rail, copy) = (packet.from % self.rails, self.free);

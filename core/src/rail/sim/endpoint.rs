@@ -1,4 +1,4 @@
-//! One node's end of one rail: posts packets, and executes them when polled.
+//! The endpoint of one node on one rail: posts packets, and executes them when polled.
 
 use core::ptr::{self, NonNull};
 
@@ -13,30 +13,30 @@ use crate::rail::{Caps, Fence, Local, Order, Posted, REOPEN_MAX, Rail, RailKey, 
 /// Maximum number of peers of an endpoint.
 pub(super) const PEERS: usize = 16;
 
-/// Longest write that is copied when it is posted, in bytes.
+/// Maximum length of a write that is copied when it is posted, in bytes.
 const INJECT: usize = 64;
 
-/// Polls between two reports that a fenced peer may be attached again.
+/// Number of polls between two reports that a fenced peer may be attached again.
 const UP: u64 = 300;
 
-/// Longest single write or read, in bytes.
+/// Maximum length of a single write or read, in bytes.
 const RMA: usize = 1 << 16;
 
-/// One node's end of one rail.
+/// The endpoint of one node on one rail.
 pub struct SimRail<'s, 'm> {
     pub(super) sim: &'s Sim<'m>,
     pub(super) node: u16,
     pub(super) rail: u16,
-    /// The node of each peer, and the address at which it is attached.
+    /// The node of each peer, and the address at which the peer is attached.
     pub(super) peers: [u16; PEERS],
     pub(super) addresses: [u16; PEERS],
-    /// A fence closes this endpoint.
+    /// Whether a fence closes this endpoint.
     pub(super) closes: bool,
-    /// Peers that were reported as down, and those that were cut off by a fence of another one and
-    /// are to be.
+    /// One bit per peer. `told`: the peer was reported as down. `lost`: the fence of another peer
+    /// cut the peer off, and it is not yet reported.
     pub(super) told: u16,
     pub(super) lost: u16,
-    /// When fenced peers are reported as up again.
+    /// The time at which fenced peers are next reported as up.
     pub(super) up_at: u64,
 }
 
@@ -46,8 +46,8 @@ impl<'s, 'm> SimRail<'s, 'm> {
         self.sim
     }
 
-    /// Lets a fence close this endpoint and open it again under another address, as the rails of
-    /// libfabric do. So it cuts off all peers: see [`Rail::fences_all`].
+    /// Makes a fence close this endpoint and open it again at another address, as the rails of
+    /// libfabric do. A fence then cuts off all peers, and [`Rail::fences_all`] returns true.
     pub fn with_closing_fence(mut self) -> Self {
         self.closes = true;
         self
@@ -55,10 +55,10 @@ impl<'s, 'm> SimRail<'s, 'm> {
 }
 
 impl SimRail<'_, '_> {
-    /// Maps peer number `peer` of this endpoint to node `node`, which may be the endpoint's own.
+    /// Attaches node `node` as peer number `peer`. It may be the endpoint's own node.
     ///
     /// # Errors
-    /// [`AttachError::Full`] beyond 16 peers.
+    /// [`AttachError::Full`] for more than 16 peers.
     pub fn attach(&mut self, peer: Peer, node: u16) -> Result<(), AttachError> {
         let world = self.sim.world.borrow();
         let there = (node * world.rails + self.rail) as usize;
@@ -67,7 +67,7 @@ impl SimRail<'_, '_> {
         self.attach_at(peer, node, address)
     }
 
-    /// Maps a peer to the endpoint of a node that has this address.
+    /// Attaches a node as a peer, at this address of its endpoint.
     fn attach_at(&mut self, peer: Peer, node: u16, address: u16) -> Result<(), AttachError> {
         *self.peers.get_mut(peer.0 as usize).ok_or(AttachError::Full)? = node;
         self.addresses[peer.0 as usize] = address;
@@ -156,7 +156,7 @@ impl SimRail<'_, '_> {
         None
     }
 
-    /// Sends the completion of a packet that was handled here back to its origin.
+    /// Sends the completion of a packet that was executed here to its origin.
     fn give_back(&self, index: u16, result: Result<(), CompleteError>) {
         let world = &mut *self.sim.world.borrow_mut();
         let packet = &mut world.packets[index as usize];
@@ -177,7 +177,8 @@ impl SimRail<'_, '_> {
         self.peers.iter().position(|&n| n == node).map(|i| Peer(i as u16))
     }
 
-    /// Reports up to `budget` nodes whose link was cut, or that the fence of another one cut off.
+    /// Reports up to `budget` nodes as down: their link was cut, or the fence of another node cut
+    /// them off.
     fn report_cuts<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
         let cut = {
             let world = self.sim.world.borrow();
@@ -199,7 +200,7 @@ impl SimRail<'_, '_> {
         reported
     }
 
-    /// Reports up to `budget` fenced nodes whose link is whole, every [`UP`] polls.
+    /// Reports up to `budget` fenced nodes as up if their link is intact, every [`UP`] polls.
     fn report_heals<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
         let up = {
             let world = self.sim.world.borrow();
@@ -264,8 +265,7 @@ impl SimRail<'_, '_> {
 }
 
 impl Drop for SimRail<'_, '_> {
-    /// Withdraws the endpoint: its memory becomes unreachable, and its posts no longer access
-    /// memory.
+    /// Closes the endpoint. Its memory becomes unreachable, and its posts no longer access memory.
     fn drop(&mut self) {
         self.sim.world.borrow_mut().withdraw(self.node, self.rail);
     }
@@ -275,10 +275,10 @@ impl Drop for SimRail<'_, '_> {
 pub struct SimSetup<'a, 's, 'm>(&'a mut SimRail<'s, 'm>);
 
 impl SimSetup<'_, '_, '_> {
-    /// Maps a peer that has no node yet: see [`SimRail::attach`].
+    /// Attaches a node as a peer that has no node yet, like [`SimRail::attach`].
     ///
     /// # Errors
-    /// [`AttachError::Full`] beyond 16 peers, or if `peer` already has a node.
+    /// [`AttachError::Full`] for more than 16 peers, or if `peer` already has a node.
     pub fn attach(&mut self, peer: Peer, node: u16) -> Result<(), AttachError> {
         match self.0.node_of(peer) {
             Err(PostError::PeerDown) => self.0.attach(peer, node),
@@ -287,8 +287,8 @@ impl SimSetup<'_, '_, '_> {
     }
 }
 
-// SAFETY: nothing is ever mapped. Packets in flight hold pointers until their completion, which
-// `poll` reports once. `SimSetup` fills only free slots.
+// SAFETY: the rail maps nothing. Packets in flight hold pointers only until their completion, which
+// `poll` reports once. `SimSetup` attaches only to free peer numbers.
 unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
     type Setup<'a>
         = SimSetup<'a, 's, 'm>
@@ -359,7 +359,7 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
         self.peers[peer.0 as usize] = NONE;
         let world = &mut *self.sim.world.borrow_mut();
         let own = self.node * world.rails + self.rail;
-        // Operations to the node wait at its endpoint, reads at this one.
+        // Operations to the node wait at the node's endpoint, and reads wait at this one.
         for endpoint in [node * world.rails + self.rail, own] {
             let (mut last, mut link) = (NONE, world.heads[endpoint as usize]);
             while link != NONE {
@@ -382,8 +382,8 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
                 }
                 world.packets[link as usize].kind = PacketKind::Done(Err(CompleteError::PeerDown));
                 world.schedule(link, self.node, self.rail, 0);
-                // The new packet went to the front of an unordered list: the walk goes on and skips
-                // it. In an ordered list it went to the back.
+                // In an unordered list the new packet is at the front, so the loop continues behind
+                // it. In an ordered list it is at the back.
                 if last == NONE && world.heads[endpoint as usize] == link {
                     last = link;
                 }
@@ -428,7 +428,7 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
         self.node_of(peer).is_ok_and(|node| world.cuts.is_fenced(own, node))
     }
 
-    /// Writes the number of this node, and its address.
+    /// Writes the number of this node and the address of its endpoint.
     #[cold]
     fn reopen(&mut self, peer: Peer, into: &mut [u8; REOPEN_MAX]) -> Option<usize> {
         let node = self.node_of(peer).ok()?;
@@ -465,8 +465,8 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
         let from = (len > INJECT).then_some(ptr);
         self.post(peer, PacketKind::Write { from, len, remote, data }, cx, |bytes| {
             if from.is_none() {
-                // SAFETY: the source is readable by this function's contract, and the packet has
-                // that many bytes.
+                // SAFETY: our caller guarantees that the source is readable, and the packet has
+                // room for `len` bytes.
                 unsafe { ptr::copy(ptr.as_ptr(), bytes.as_mut_ptr(), len) };
             }
         })
@@ -535,9 +535,10 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
                         _ if dead => Err(CompleteError::PeerDown),
                         None => Err(CompleteError::Failed(-1)),
                         Some(source) => {
-                            // SAFETY: the source is registered. The target is writable until its
-                            // completion, which is sent below. If it completed as unknown, it is
-                            // writable until the peer is fenced.
+                            // SAFETY: `resolve` found the source inside a registration. The poster
+                            // keeps the target writable until its completion, which is sent below.
+                            // If the read completed as unknown, the target stays writable until the
+                            // peer is fenced.
                             unsafe { ptr::copy(source, into, len) };
                             Ok(())
                         }
@@ -550,8 +551,9 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
                     let target = self.sim.world.borrow().resolve((self.node, self.rail), remote, len);
                     if let Some(target) = target {
                         let from = from.map_or(packet.bytes.as_ptr(), |from| from.as_ptr().cast_const());
-                        // SAFETY: the target is registered. The source is readable until the
-                        // completion, or is the packet's own.
+                        // SAFETY: `resolve` found the target inside a registration. The poster
+                        // keeps the source readable until the completion, or the source is the
+                        // packet itself.
                         unsafe { ptr::copy(from, target, len) };
                         if let (Some(data), Some(peer)) = (data, self.peer_at(origin)) {
                             sink.landed(peer, data);

@@ -1,19 +1,20 @@
-//! Which links are cut, and which endpoints have fenced a peer.
+//! Records which links are cut, and which endpoints have fenced a peer.
 
-/// Maximum of nodes times rails.
+/// Maximum product of the numbers of nodes and rails.
 pub(super) const ENDPOINTS: usize = 64;
 
-/// Indexed by endpoint; each word has one bit per node.
+/// The state of all links, indexed by endpoint. Each `u64` of flags has one bit per node.
 pub(super) struct Cuts {
-    /// The link from this endpoint to the node is cut. The attachment that a cut has broken stays
-    /// broken until the endpoint is attached again. Traffic posted on it may be late by so many
-    /// polls.
+    /// `cut`: the link from this endpoint to the node is cut. `broken`: a cut has broken the
+    /// attachment, which stays broken until the endpoint is attached again. `late`: the number of
+    /// polls by which traffic on a broken link may land late.
     pub(super) cut: [u64; ENDPOINTS],
     pub(super) broken: [u64; ENDPOINTS],
     pub(super) late: [u32; ENDPOINTS],
-    /// When the cut is reported.
+    /// Time at which the cut is reported.
     pub(super) told_at: [u64; ENDPOINTS],
-    /// The node is fenced at this endpoint, or will be at the given time.
+    /// `fenced`: the node is fenced at this endpoint. `fencing`: it will be fenced at time
+    /// `fenced_at`.
     pub(super) fenced: [u64; ENDPOINTS],
     pub(super) fencing: [u64; ENDPOINTS],
     pub(super) fenced_at: [u64; ENDPOINTS],
@@ -30,7 +31,7 @@ impl Cuts {
         fenced_at: [0; ENDPOINTS],
     };
 
-    /// Returns the nodes whose cut is due to be reported to an endpoint, as bits.
+    /// Returns the nodes whose cut must now be reported to an endpoint, as bits.
     pub(super) fn reported(&self, endpoint: usize, now: u64) -> u64 {
         if now < self.told_at[endpoint] { 0 } else { self.broken[endpoint] }
     }

@@ -1,4 +1,4 @@
-//! Packets in flight, registrations, and the time. All endpoints share them.
+//! Packets in flight, registrations and the simulated time, which all endpoints share.
 
 use core::ptr::{self, NonNull};
 
@@ -8,10 +8,10 @@ use crate::error::{AttachError, CompleteError};
 use crate::rail::random::Random;
 use crate::rail::{RailKey, Remote};
 
-/// Regions that can be registered at once, over all nodes.
+/// Maximum number of registered regions of all nodes.
 pub(super) const REGIONS: usize = 128;
 
-/// Longest message, in bytes.
+/// Maximum length of a message in bytes.
 pub(super) const MESSAGE: usize = 256;
 
 pub(super) const NONE: u16 = u16::MAX;
@@ -19,25 +19,25 @@ pub(super) const NONE: u16 = u16::MAX;
 #[derive(Clone, Copy, Debug)]
 pub(super) enum PacketKind {
     Free,
-    /// At the target: copies, reports the data word if there is one, and sends the completion.
-    /// Without a source pointer, the packet holds the bytes.
+    /// Executed at the target: copies the bytes, reports the data word if there is one, and sends
+    /// the completion. Without a source pointer, the packet contains the bytes.
     Write {
         from: Option<NonNull<u8>>,
         len: usize,
         remote: Remote,
         data: Option<u32>,
     },
-    /// At the origin, which stands for the target's hardware: copies and completes.
+    /// Executed at the origin, in place of the target's hardware: copies the bytes and completes.
     Read {
         into: *mut u8,
         len: usize,
         remote: Remote,
     },
-    /// At the target.
+    /// Executed at the target: reports the message.
     Message {
         len: u16,
     },
-    /// At the origin.
+    /// Executed at the origin: reports the completion.
     Done(Result<(), CompleteError>),
 }
 
@@ -47,11 +47,11 @@ pub struct Packet {
     pub(super) kind: PacketKind,
     pub(super) at: u64,
     pub(super) cx: u64,
-    /// The endpoint that posted it, and the node that it goes to.
+    /// The endpoint that posted the packet, and its target node.
     pub(super) from: u16,
     pub(super) to_node: u16,
     pub(super) next: u16,
-    /// Its post has completed already.
+    /// Whether the packet's post has already completed.
     pub(super) late: bool,
     pub(super) bytes: [u8; MESSAGE],
 }
@@ -73,15 +73,16 @@ impl Packet {
 pub(super) struct World<'m> {
     pub(super) packets: &'m mut [Packet],
     pub(super) free: u16,
-    /// The packets that each endpoint has yet to execute or report, in no particular order.
+    /// The list of packets that each endpoint must still execute or report. Unordered unless the
+    /// rail is ordered.
     pub(super) heads: [u16; ENDPOINTS],
     pub(super) regions: [Registered; REGIONS],
     pub(super) dials: [Dials; 16],
-    /// When each endpoint's link is free again, in polls times its rate.
+    /// Time at which each endpoint's link is idle again, in polls times its rate.
     pub(super) busy: [u64; ENDPOINTS],
     pub(super) dead: u64,
     pub(super) cuts: Cuts,
-    /// The address of each endpoint: how often it was closed.
+    /// The address of each endpoint, which is the number of times it was closed.
     pub(super) addresses: [u16; ENDPOINTS],
     pub(super) nodes: u16,
     pub(super) rails: u16,
@@ -114,7 +115,7 @@ impl World<'_> {
         min_delay as u64 + self.random.below(max_delay.saturating_sub(min_delay) as u64 + 1)
     }
 
-    /// Returns the number of polls until `len` more bytes have reached an endpoint.
+    /// Returns the number of polls until `len` more bytes have arrived at an endpoint.
     pub(super) fn carry(&mut self, node: u16, rail: u16, len: usize) -> u64 {
         let rate = self.dials[rail as usize].rate as u64;
         if rate == 0 {
@@ -152,8 +153,8 @@ impl World<'_> {
         self.packets[index as usize].at = at;
     }
 
-    /// Completes the post of a packet that will still arrive. Returns the completion's packet, or
-    /// `None` if no packet is free or this one does not hold its own bytes.
+    /// Completes the post of a packet that will still arrive. Returns the packet of the completion.
+    /// Returns `None` if no packet is free, or if this packet cannot contain its bytes.
     pub(super) fn make_late(&mut self, index: u16) -> Option<u16> {
         let Packet { kind, cx, from, to_node, late, .. } = self.packets[index as usize];
         let end = self.free;
@@ -164,7 +165,8 @@ impl World<'_> {
         match kind {
             PacketKind::Message { .. } | PacketKind::Write { from: None, .. } | PacketKind::Read { .. } => {}
             PacketKind::Write { from: Some(bytes), len, remote, data } if len <= MESSAGE => {
-                // SAFETY: the source is readable until the post completes, and it has not.
+                // SAFETY: the poster keeps the source readable until the post completes, which it
+                // has not yet.
                 unsafe { ptr::copy(bytes.as_ptr(), packet.bytes.as_mut_ptr(), len) };
                 packet.kind = PacketKind::Write { from: None, len, remote, data };
             }
@@ -183,7 +185,7 @@ impl World<'_> {
         self.free = index;
     }
 
-    /// Whether a link exists.
+    /// Checks that the nodes and the rail of a link exist.
     pub(super) fn check_link(&self, from: u16, to: u16, rail: u16) -> Result<(), AttachError> {
         match rail < self.rails && from < self.nodes && to < self.nodes {
             true => Ok(()),
@@ -191,7 +193,7 @@ impl World<'_> {
         }
     }
 
-    /// Drops the registrations and posts of an endpoint. Operations in flight to it fail.
+    /// Drops the registrations and posts of an endpoint. Operations in flight to the endpoint fail.
     pub(super) fn withdraw(&mut self, node: u16, rail: u16) {
         for place in &mut self.regions {
             if place.memory.is_some_and(|(owner, ..)| owner == (node, rail)) {
@@ -237,11 +239,11 @@ impl World<'_> {
     }
 
     /// Returns the memory that a key of an endpoint names, if `len` bytes from the offset are
-    /// inside it.
+    /// inside the registration.
     pub(super) fn resolve(&self, endpoint: (u16, u16), remote: Remote, len: usize) -> Option<*mut u8> {
         let (_, base, size) = self.regions[self.registered(endpoint, remote.key)?].memory?;
         let end = remote.offset.checked_add(len as u64)?;
-        // SAFETY: offset + len <= size of the registered region.
+        // SAFETY: offset + len <= size, so the pointer stays inside the registered region.
         (end <= size as u64).then(|| unsafe { base.as_ptr().add(remote.offset as usize) })
     }
 }
