@@ -1,6 +1,6 @@
 //! Two-sided messages: moves payloads from senders to matched receives.
 //!
-//! Nothing here blocks except the waits, and nothing allocates: all memory is borrowed at
+//! Nothing here blocks except the waits. Nothing allocates: all memory is borrowed at
 //! [`Engine::attach_matching`], and its size sets every limit. An engine has one matched queue. A
 //! message matches in the order of its (context, peer) stream, whatever rail carried it.
 //!
@@ -9,33 +9,34 @@
 //! | message | what is sent | the send is done when |
 //! |---|---|---|
 //! | up to the eager limit, with a credit | *Tagged* with the payload | its bytes are copied |
-//! | the same, synchronous | *Sync* with the payload, answered by *Fin* | it has matched |
+//! | synchronous, with a credit | *Sync* with the payload, answered by *Fin* | it has matched |
 //! | up to 64 bytes, with a grant but no credit | *Short* with the payload | its bytes are copied |
-//! | longer, or with neither | *Rts* alone, answered by *Fin* | the receiver has all it wants |
+//! | any other | *Rts* alone, answered by *Fin* | the receiver has all it wants |
 //!
-//! *Rts* describes where the payload is. The receiver reads it over all rails. If it cannot read,
-//! or chunks are faster, it requests *Chunks* by a *Pull*.
+//! *Rts* describes where the payload is. The receiver reads the payload over all rails. If it
+//! cannot, it requests *Chunks* by a *Pull*.
 //!
 //! A *credit* is room at the receiver for one unexpected payload. A stream begins with the number
-//! that its receiver configures. A sender without credits keeps the payload and sends only its
-//! header. Waiting headers are limited likewise: a send beyond the limit is refused with
+//! of credits that its receiver configures. A sender without credits keeps the payload and sends
+//! only a header. Headers that wait are limited too: a send beyond the limit returns
 //! [`OpError::Again`](crate::error::OpError::Again).
 //!
-//! A receiver doubles a stream's room, and announces it by a *Room*, when more than half of it is
-//! in use or when acknowledgements only return credits. The room comes from a pool that all streams
-//! share, while it lasts. So a receiver may take messages in any order up to that limit, and a
-//! silent peer uses none of the pool. A stream keeps its room until its peer is removed.
+//! A receiver doubles a stream's room when more than half of it is in use, or when acknowledgements
+//! only return credits. It announces the new room by a *Room* message. The room comes from a pool
+//! that all streams share, while it lasts. So messages may be received in any order up to that
+//! limit, and a silent peer uses none of the pool. A stream keeps its room until its peer is
+//! removed.
 //!
-//! Beyond the credits, a receiver may have small blocks for short messages. It grants them to the
+//! Beyond the credits, a receiver may have small blocks for short messages. It grants them to
 //! streams whose credits no longer grow, a few at a time, in a Room.
 //!
 //! # Files
 //!
-//! `head` is the wire format, `request` the receives, `stock` the memory for waiting messages and
-//! the accounts of both ends; `short` the messages that need no credit. `send` and `receive` are
-//! the user's calls. `arrive` handles reports of rails, and `next` their most frequent case.
-//! `rendezvous` moves payloads that stayed at their sender, `lost` ends what a peer leaves behind,
-//! and `device` handles buffers that the processor may not access.
+//! `head` is the wire format and `request` the receives. `stock` has the memory for waiting
+//! messages and the accounts of both sides, and `short` the messages that need no credit. `send`
+//! and `receive` are the user's calls. `arrive` handles messages that rails report, and `next` the
+//! most frequent case. `rendezvous` moves payloads that stayed at their sender. `lost` cleans up
+//! after failed and removed peers. `device` handles buffers that the processor may not access.
 
 mod arrive;
 mod device;
@@ -68,10 +69,10 @@ use super::{Engine, State};
 use request::Requests;
 use stock::{Blocks, Headers, Room};
 
-/// Credits that a stream can reach without payloads waiting.
+/// Number of credits that a stream can reach even if no payload waits.
 const ENOUGH_CREDITS: u32 = 64;
 
-/// Receives that are not hashed while they match in order.
+/// Number of receives that are not hashed while messages match in order.
 const LAZILY: u32 = 252;
 
 /// Sizes of the protocol.
@@ -79,7 +80,7 @@ const LAZILY: u32 = 252;
 pub struct MatchConfig {
     /// Longest payload that travels in its message, in bytes. A rail may lower it.
     pub eager: u32,
-    /// Unexpected payloads that the receiver keeps per stream. With 0 it keeps none.
+    /// Unexpected payloads that the receiver keeps per stream. 0 keeps none.
     pub credits: u32,
     /// Unexpected headers that the receiver keeps per stream, while their payloads stay at the
     /// sender.
@@ -91,16 +92,17 @@ pub struct MatchConfig {
     /// Unexpected payloads of up to 64 bytes that the receiver keeps beyond the credits, shared by
     /// all streams and assigned on demand.
     pub shared_shorts: u32,
-    /// Salts the hashes, because peers choose the tags.
+    /// Salts the hashes, because peers choose the tags. Use a random number.
     pub seed: u64,
 }
 
 impl MatchConfig {
-    /// [`for_streams`](Self::for_streams) of 64.
+    /// The defaults for 64 streams.
     pub const DEFAULT: MatchConfig = MatchConfig::for_streams(64);
 
-    /// The defaults for this number of streams (peers times contexts). More streams begin with less
-    /// each: 64 with 16 credits and 64 headers, a thousand with 1 and 4.
+    /// Returns the defaults for this number of streams (peers times contexts). With more streams,
+    /// each begins with less room: 16 credits and 64 headers with 64 streams, 1 and 4 with a
+    /// thousand.
     pub const fn for_streams(streams: usize) -> MatchConfig {
         const fn share(of: usize, streams: usize, least: u32) -> u32 {
             match of / if streams == 0 { 1 } else { streams } {
@@ -125,7 +127,7 @@ impl MatchConfig {
         (self.eager as usize).next_multiple_of(64)
     }
 
-    /// Returns the part that peers must know.
+    /// Returns the limits that peers must know.
     pub const fn limits(&self) -> MatchLimits {
         MatchLimits { eager: self.eager, credits: self.credits, headers: self.headers }
     }
@@ -136,18 +138,18 @@ impl MatchConfig {
         streams * self.credits as usize + self.shared_credits as usize
     }
 
-    /// Returns the number of headers that can wait in such an engine.
+    /// Returns the number of headers that can wait in an engine with this number of streams.
     pub const fn waiting(&self, streams: usize) -> usize {
         streams * self.headers as usize + self.shared_headers as usize
     }
 
-    /// Returns the number of messages that can wait in such an engine.
+    /// Returns the number of messages that can wait in an engine with this number of streams.
     pub const fn unexpected(&self, streams: usize) -> usize {
         self.blocks(streams) + self.shared_shorts as usize + self.waiting(streams)
     }
 }
 
-/// The limits of one end's [`MatchConfig`], as its peer knows them.
+/// The limits of a [`MatchConfig`] that the other side must know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MatchLimits {
     /// [`MatchConfig::eager`].
@@ -159,7 +161,7 @@ pub struct MatchLimits {
 }
 
 impl MatchLimits {
-    /// No limits beyond our own.
+    /// The limits of a peer that is configured like this engine.
     pub(crate) const ALIKE: MatchLimits =
         MatchLimits { eager: u32::MAX, credits: u32::MAX, headers: u32::MAX };
 }
@@ -170,28 +172,28 @@ impl Default for MatchConfig {
     }
 }
 
-/// The memory of the protocol, borrowed by the engine. With `S` streams (peers times contexts):
+/// The memory of the protocol, borrowed by the engine, for `S` streams (peers times contexts).
 pub struct MatchMemory<'m, const RAILS: usize> {
-    /// The matcher's memory: at least `receives` receives, and [`MatchConfig::unexpected`]`(S)`
-    /// messages.
+    /// The matcher's memory: slots for as many receives as `receives`, and for
+    /// [`MatchConfig::unexpected`]`(S)` messages, or more.
     pub matcher: MatcherMemory<'m>,
-    /// One per receive whose status was not taken.
+    /// One slot per receive whose status was not taken.
     pub receives: &'m mut [RecvSlot],
-    /// One per stream: `S`.
+    /// One account per stream: `S`.
     pub accounts: &'m mut [Account],
-    /// [`MatchConfig::blocks`]`(S)`, and [`MatchConfig::shared_shorts`].
+    /// [`MatchConfig::blocks`]`(S)` blocks, then [`MatchConfig::shared_shorts`] short ones.
     pub blocks: &'m mut [BlockSlot],
     /// [`MatchConfig::block`] bytes for each block that is not short.
     pub block_bytes: &'m mut [u8],
     /// [`SHORT`] bytes for each of [`MatchConfig::shared_shorts`].
     pub short_bytes: &'m mut [u8],
-    /// [`MatchConfig::waiting`]`(S)`.
+    /// [`MatchConfig::waiting`]`(S)` headers.
     pub headers: &'m mut [HeaderSlot<RAILS>],
-    /// Blocks for payloads sent from a slice that wait for their receive (synchronous sends, or
-    /// without a credit), and for receives into device memory whose payload comes in chunks. The
-    /// last block is reserved for the receives.
+    /// Blocks for payloads sent from a slice that wait for their receive, because the send is
+    /// synchronous or has no credit. Receives into device memory also use them, for payloads that
+    /// arrive in chunks. The last block is reserved for these receives.
     pub outgoing: &'m mut [BlockSlot],
-    /// [`MatchConfig::block`] bytes for each of them.
+    /// [`MatchConfig::block`] bytes for each block of `outgoing`.
     pub outgoing_bytes: &'m mut [u8],
 }
 
@@ -202,15 +204,15 @@ pub struct ProtocolStats {
     pub eager: u64,
     /// Messages sent as a header alone, for any reason.
     pub rendezvous: u64,
-    /// Of these, how many because the receiver had no room.
+    /// Messages sent as a header because the receiver had no room; part of `rendezvous`.
     pub credits_exhausted: u64,
     /// Payloads read from the sender's memory, copied from a mapping, or received in chunks.
     pub read: u64,
-    /// Of these, how many came in chunks.
+    /// Payloads received in chunks; part of `read`.
     pub pulled: u64,
-    /// Payloads kept until their receive.
+    /// Payloads stored until their receive.
     pub kept: u64,
-    /// Their bytes.
+    /// Bytes of the stored payloads.
     pub kept_bytes: u64,
     /// Counters of the matcher.
     pub matching: MatchStats,
@@ -224,12 +226,12 @@ pub(crate) struct Protocol<'m, const RAILS: usize> {
     pub blocks: Blocks<'m>,
     pub headers: Headers<'m, RAILS>,
     pub outgoing: Blocks<'m>,
-    /// Sends that their receivers pull, by slot; linked through the slots.
+    /// Sends whose payload the receiver pulls.
     pub pulled: rendezvous::Pulled,
     /// Number of our operations that read payloads.
     pub reads: u32,
-    /// Longest payload that travels in its message, if rails and peer accept it, and its upper
-    /// limit.
+    /// Longest payload that travels in its message, if rails and peer accept it. `most_eager` is
+    /// its upper limit.
     pub eager: u32,
     pub most_eager: u32,
     pub credits: Room,
@@ -247,9 +249,10 @@ impl<const RAILS: usize> Protocol<'_, RAILS> {
 }
 
 impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
-    /// Enables tagged messages. Call it once, at both ends, before a peer sends any: without it a
-    /// tagged message violates the protocol and fails the peer. [`join_peer`](Self::join_peer)
-    /// takes the peer's limits if the two [`MatchConfig`]s differ. Slow path; allocates nothing.
+    /// Enables tagged messages. Call it once, on both sides, before a peer sends any. Without
+    /// matching, a tagged message violates the protocol and fails the peer. If the two
+    /// [`MatchConfig`]s differ, pass the peer's limits to [`join_peer`](Self::join_peer). Slow
+    /// path; allocates nothing.
     ///
     /// # Errors
     /// [`AttachError::Config`] names the value that is out of range or too short, or reports a
@@ -273,7 +276,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         } = memory;
         let streams = self.state.peers.len() * self.state.config.contexts as usize;
         let limit = 1 << 24;
-        check(self.state.protocol.is_none(), "matching: attached before")?;
+        check(self.state.protocol.is_none(), "matching: already attached")?;
         let shared = [config.shared_credits, config.shared_headers, config.shared_shorts];
         check(
             [config.credits, config.headers].iter().chain(&shared).max() <= Some(&limit),
@@ -281,12 +284,12 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         )?;
         check(config.headers >= 1, "matching.headers: at least 1")?;
         check(receives.len() < 1 << 31, "matching.receives: below 2^31")?;
-        check(accounts.len() >= streams, "matching.accounts: peers x contexts")?;
+        check(accounts.len() >= streams, "matching.accounts: too short; peers x contexts entries")?;
         let shorts = config.shared_shorts as usize;
         let most = config.blocks(streams) + shorts;
-        check(blocks.len() >= most, "matching.blocks: MatchConfig::blocks and shared_shorts")?;
-        check(short_bytes.len() == shorts * SHORT, "matching.short_bytes: 64 x shared_shorts")?;
-        check(headers.len() >= config.waiting(streams), "matching.headers: MatchConfig::waiting")?;
+        check(blocks.len() >= most, "matching.blocks: too short; MatchConfig::blocks plus shared_shorts")?;
+        check(short_bytes.len() == shorts * SHORT, "matching.short_bytes: wrong length; 64 x shared_shorts")?;
+        check(headers.len() >= config.waiting(streams), "matching.headers: too short; MatchConfig::waiting")?;
         check(
             blocks.len() < 1 << 31 && headers.len() < 1 << 31,
             "matching: fewer than 2^31 blocks, and as many headers",
@@ -299,12 +302,15 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         check(outgoing.len() < u32::MAX as usize, "matching.outgoing: below 2^32 - 1")?;
         check(
             outgoing_bytes.len() >= bytes(outgoing.len()),
-            "matching.outgoing_bytes: outgoing x MatchConfig::block",
+            "matching.outgoing_bytes: too short; outgoing x MatchConfig::block",
         )?;
-        check(matcher.posted.len() >= receives.len(), "matching.matcher.posted: as many as receives")?;
+        check(
+            matcher.posted.len() >= receives.len(),
+            "matching.matcher.posted: too short; as many as receives",
+        )?;
         check(
             matcher.unexpected.len() >= config.unexpected(streams),
-            "matching.matcher.unexpected: MatchConfig::unexpected",
+            "matching.matcher.unexpected: too short; MatchConfig::unexpected",
         )?;
         let fits = |rail: &R| rail.caps().max_message >= head::RTS + 16;
         check(self.rails.iter().all(fits), "rail: messages too short for a request to send")?;
@@ -330,8 +336,8 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         Ok(())
     }
 
-    /// Moves the tables of receives into longer memory of one length. Afterwards the engine does
-    /// not refer to the memory that it had for them. Shorter memory is not used. Slow path;
+    /// Moves the two tables of receives into longer memory of equal length. Afterwards the engine
+    /// does not refer to the old memory. Memory that is not longer is not used. Slow path;
     /// allocates nothing.
     #[cold]
     pub fn grow_receives(&mut self, receives: &'m mut [RecvSlot], posted: &'m mut [PostedSlot]) {
@@ -343,7 +349,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         }
     }
 
-    /// The counters of two-sided messages; zero without matching.
+    /// Returns the counters of two-sided messages; zero without matching.
     pub fn matching_stats(&self) -> ProtocolStats {
         match &self.state.protocol {
             Some(protocol) => ProtocolStats {
@@ -355,8 +361,8 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         }
     }
 
-    /// Sends a Room: the stream's limits together with an acknowledgement. `false`: no rail has
-    /// room, or the peer has failed.
+    /// Sends a Room message: the stream's limits together with an acknowledgement. Returns `false`
+    /// if no rail has room, or if the peer has failed.
     #[cold]
     pub(super) fn post_room(&mut self, stream: u32) -> bool {
         let Some(protocol) = &self.state.protocol else { return true };
@@ -387,9 +393,9 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         self.state.open_all_accounts();
     }
 
-    /// Returns the longest payload, in bytes, that travels in its message to this peer, and so the
-    /// longest that [`send`](Self::send) takes from a slice. 0 without matching, or if the peer is
-    /// not connected.
+    /// Returns the longest payload, in bytes, that travels in its message to this peer. It is the
+    /// longest slice that [`send`](Self::send) accepts. Returns 0 without matching, or if the peer
+    /// is not connected.
     pub fn eager_max(&self, peer: PeerId) -> usize {
         let known = |slot: &&PeerSlot| slot.generation == peer.generation;
         let account = || {
@@ -399,7 +405,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         account().unwrap_or(0) as usize
     }
 
-    /// Returns the eager limit without the limits of rails and receivers. 0 without matching.
+    /// Returns the eager limit before rails and receivers lower it. 0 without matching.
     pub(crate) fn eager_setting(&self) -> u32 {
         self.state.protocol.as_ref().map_or(0, |protocol| protocol.eager)
     }
@@ -427,14 +433,14 @@ impl<const RAILS: usize> State<'_, RAILS> {
             let takes = &mut protocol.accounts[stream].takes;
             *takes = MatchLimits {
                 eager: theirs.eager.min(protocol.eager).min(longest - head::SYNC as u32),
-                // The peer may have grown them since it connected.
+                // The peer may have raised its limits since it connected.
                 credits: takes.credits.max(ours(theirs.credits, protocol.credits.each)),
                 headers: takes.headers.max(ours(theirs.headers, protocol.waiting.each)),
             };
         }
     }
 
-    /// Handles the total of returned credits from a stream's peer.
+    /// Records the total of credits that a stream's peer has returned.
     #[inline(always)]
     pub(super) fn credits_freed(&mut self, stream: u32, freed: u32) -> Result<(), Violation> {
         match &mut self.protocol {
@@ -443,19 +449,19 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Returns whether the protocol has something to post.
+    /// Returns whether the protocol has due work.
     #[inline(always)]
     pub(super) fn has_chores(&self) -> bool {
         self.protocol.as_ref().is_some_and(|protocol| protocol.requests.due() + protocol.pulled.len() != 0)
     }
 
-    /// Returns the total of credits returned to a stream's peer, which acknowledgements carry.
+    /// Returns the total of credits returned to a stream's peer. Acknowledgements carry it.
     #[inline(always)]
     pub(super) fn returned(&self, stream: u32) -> u32 {
         self.protocol.as_ref().map_or(0, |protocol| protocol.accounts[stream as usize].returned)
     }
 
-    /// Records that the peer was sent the current total of credits.
+    /// Records that the current total of returned credits was sent to the peer.
     #[inline(always)]
     pub(super) fn credits_told(&mut self, stream: u32) {
         if let Some(protocol) = &mut self.protocol {
@@ -464,8 +470,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Called when credits are about to be returned in a message of their own. Grants more, so that
-    /// this happens less often.
+    /// Grants more credits when a message is about to carry only returned credits, so that such
+    /// messages become rarer.
     #[cold]
     pub(super) fn credits_alone(&mut self, stream: u32) {
         let Some(protocol) = &mut self.protocol else { return };
@@ -476,7 +482,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Announces a stream's room again, because a failed rail may have lost the Room.
+    /// Announces a stream's room again, because a failed rail may have lost the Room message.
     #[cold]
     pub(super) fn say_room_again(&mut self, stream: u32) {
         if let Some(protocol) = &mut self.protocol {
@@ -486,13 +492,13 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Returns whether a Room is due to a stream's peer.
+    /// Returns whether a Room message to a stream's peer is due.
     #[inline(always)]
     pub(super) fn has_grown(&self, stream: u32) -> bool {
         self.protocol.as_ref().is_some_and(|protocol| protocol.accounts[stream as usize].grown)
     }
 
-    /// Returns whether the peer is owed news of returned credits, and whether soon.
+    /// Returns whether returned credits must be announced to the peer, and whether soon.
     #[inline(always)]
     pub(super) fn credits_owed(&self, stream: u32) -> (bool, bool) {
         match &self.protocol {

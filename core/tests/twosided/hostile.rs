@@ -581,7 +581,7 @@ fn memory_that_is_too_small_is_refused_by_name() {
         (first, again)
     };
     let (good, twice) = attach(&|_| {});
-    assert_eq!((good, twice), (Ok(()), Err(AttachError::Config("matching: attached before"))));
+    assert_eq!((good, twice), (Ok(()), Err(AttachError::Config("matching: already attached"))));
     let refused = |change: &dyn Fn(&mut fishplate_core::engine::protocol::MatchMemory<'static, 1>)| {
         let (first, again) = attach(change);
         assert!(matches!(first, Err(AttachError::Config(_))), "{first:?}");

@@ -1,6 +1,6 @@
-//! Receiving two-sided messages from rails. Changes state only; nothing here posts. All input from
-//! a peer is checked before it has an effect. A message that arrives out of order is kept until its
-//! turn, on its sender's credit.
+//! Handles the two-sided messages that rails report. Changes state only; nothing here posts. All
+//! input from a peer is checked before it has an effect. A message that arrives out of order is
+//! stored until its turn, on its sender's credit.
 
 use crate::error::Violation;
 use crate::mem::{Peer, PeerId, Untrusted, copy_bytes, copy_message};
@@ -25,7 +25,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Keeps the payload of a message that the matcher has stored.
+    /// Stores the payload of a message that the matcher has stored.
     #[inline(never)]
     pub(super) fn store(
         &mut self,
@@ -39,15 +39,15 @@ impl<const RAILS: usize> State<'_, RAILS> {
         match block {
             Ok(kept) => protocol.matcher.set_cookie(id, kept.pack()).map_err(|_| Violation::Credit),
             Err(violation) => {
-                // A violation: drop the message.
+                // The message violates the protocol: drop it.
                 let _ = protocol.matcher.discard(id);
                 Err(violation)
             }
         }
     }
 
-    /// Slow path: checks everything about a message. Copies the header again, because the fast path
-    /// had no effect.
+    /// Slow path: checks everything about a message. Copies the header again; the fast path has
+    /// changed nothing.
     #[inline(never)]
     fn tagged_in_detail(&mut self, peer: Peer, bytes: Untrusted<'_>) {
         if let Err(violation) = self.tagged_checked(peer, bytes) {
@@ -142,7 +142,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Keeps a message by `keep`, and matches it if it is the next of its stream.
+    /// Stores a message by calling `keep`, and matches the message if it is the next of its stream.
     fn keep_message(
         &mut self,
         stream: u32,
@@ -166,12 +166,12 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.park_kept(stream, word, tag, kept)
     }
 
-    /// Returns whether a message of this kind is a numbered reply.
+    /// Returns whether a message of this kind is a numbered answer.
     fn is_numbered(&self, stream: u32, kind: u8) -> bool {
         self.is_kept(stream) && (head::FIN + head::NUMBERED..=head::CHUNK + head::NUMBERED).contains(&kind)
     }
 
-    /// Handles the next message of a stream, with its payload.
+    /// Handles a message with its payload, the next of its stream.
     #[inline(always)]
     fn payload(
         &mut self,
@@ -183,7 +183,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let Some(protocol) = &mut self.protocol else { return Ok(()) };
         let peer = self.streams[stream as usize].peer;
         let len = payload.len();
-        // The matcher's cookie for the block is set later, if one is needed.
+        // `store` sets the cookie later, if the payload needs a block.
         match protocol.matcher.arrive(peer as u32, tag, len as u64, 0) {
             Ok(Arrive::Matched { context, .. }) => {
                 let source = PeerId { index: peer, generation: self.peers[peer as usize].generation };
@@ -192,8 +192,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
                     return self.matched_device(stream, context, tag, payload, token);
                 };
                 let (n, fit) = slot.fit(len as u64);
-                // SAFETY: the buffer was checked against its region when the receive was posted,
-                // and `n` against the buffer. The payload is readable during this call.
+                // SAFETY: posting the receive checked the buffer against its region, and `fit`
+                // limited `n` to the buffer. The payload is readable during this call.
                 unsafe { copy_message(payload.as_ptr(), slot.ptr, n as usize) };
                 (slot.source, slot.tag, slot.len) = (Sender::new(source), tag, len as u64);
                 (slot.delivered, slot.fit) = (n, fit);
@@ -242,8 +242,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
         protocol.stats.kept += 1;
         protocol.stats.kept_bytes += payload.len() as u64;
-        // SAFETY: the block is this message's alone and holds `size` bytes,
-        // at least the payload's length.
+        // SAFETY: `take` has just given the block to this message alone. The block holds `size`
+        // bytes, and the payload was checked above to be no longer.
         unsafe { copy_message(payload.as_ptr(), protocol.blocks.bytes(block), payload.len()) };
         Ok(Kept::Block(block))
     }
@@ -265,7 +265,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Ok(Kept::Header(header))
     }
 
-    /// Keeps a payload that arrived out of order.
+    /// Stores a payload that arrived out of order.
     #[inline(never)]
     fn park_payload(
         &mut self,
@@ -280,11 +280,11 @@ impl<const RAILS: usize> State<'_, RAILS> {
 
     fn park_kept(&mut self, stream: u32, word: u32, tag: Tag, kept: Kept) -> Result<(), Violation> {
         let what = Action::Tagged { lo: tag.lo, hi: tag.hi, kept: kept.pack() };
-        // The caller has checked that it is no duplicate and within the window.
+        // The caller has checked that the number is in the window and is not a duplicate.
         self.park(stream, word, Parked { at: Place::default(), what }).map(drop)
     }
 
-    /// Matches a kept message when its turn comes.
+    /// Matches a stored message when its turn comes.
     pub(in super::super) fn turn(&mut self, stream: u32, tag: Tag, kept: Kept) -> Result<(), Violation> {
         let Some(protocol) = &mut self.protocol else { return Ok(()) };
         let peer = self.streams[stream as usize].peer;
@@ -305,7 +305,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Delivers a kept message to a receive that is in no list and not in the matcher.
+    /// Delivers a stored message to a receive, which is in no list and not in the matcher.
     pub(super) fn deliver(&mut self, index: u32, tag: Tag, kept: Kept) {
         let Some(protocol) = &mut self.protocol else { return };
         let Some(slot) = protocol.requests.slots.get_mut(index as usize) else {
@@ -317,8 +317,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 let from = protocol.blocks.bytes(block);
                 let description = &protocol.blocks.slots[block as usize];
                 let (n, fit) = slot.fit(description.len as u64);
-                // SAFETY: the buffer was checked against its region when the receive was posted,
-                // and `n` against the buffer. A block holds at least the length for which it was
+                // SAFETY: posting the receive checked the buffer against its region, and `fit`
+                // limited `n` to the buffer. A block holds at least the length for which it was
                 // taken.
                 unsafe { copy_bytes(from, slot.ptr, n as usize) };
                 (slot.source, slot.len) = (Sender::new(description.source), description.len as u64);
@@ -345,7 +345,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Frees a block or a header. `credit`: returns the credit to its peer.
+    /// Frees a block or a header. If `credit` is set, returns the credit of the block to its peer.
     pub(super) fn give_back(&mut self, kept: Kept, credit: bool) {
         let Some(protocol) = &mut self.protocol else { return };
         match kept {
@@ -372,8 +372,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Handles a Fin: the receiver of our send has received all that it wants, or could not take
-    /// it. The Fin may overtake the acknowledgement of chunks; a send that is kept for failover
+    /// Handles a Fin: the receiver of our send has received all that it wants, or could not receive
+    /// it. The Fin may overtake the acknowledgement of chunks. A send that is kept for failover
     /// ends only with both.
     fn finned(
         &mut self,
@@ -401,12 +401,13 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Ok(())
     }
 
-    /// Handles a Pull: the receiver wants the payload of our send in chunks.
+    /// Handles a Pull: the receiver requests the payload of our send in chunks.
     fn pull_asked(&mut self, peer: u16, token: u64, request: u64, len: u64) -> Result<(), Violation> {
         let index = self.answered(peer, token)?;
         let Some(protocol) = &mut self.protocol else { return Err(Violation::Kind) };
         let slot = &mut self.pending.slots[index as usize];
-        // Accepted only once: a kept send stays open until its Fin even when everything is sent.
+        // Only one Pull is valid: a kept send stays open until its Fin, even after everything was
+        // sent.
         let again = slot.pulled || slot.offset != 0;
         if again || slot.form != super::send::Form::Request || len > slot.left || len == 0 {
             return Err(Violation::Reply);
@@ -416,7 +417,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Ok(())
     }
 
-    /// The slot of a send to this peer that waits for a reply. None that has failed waits.
+    /// Returns the slot of a send to this peer that waits for a reply. A failed send does not wait.
     fn answered(&self, peer: u16, token: u64) -> Result<u32, Violation> {
         let index = self.pending.find(crate::op::Token(token)).map_err(|_| Violation::Reply)?;
         let slot = &self.pending.slots[index as usize];
@@ -425,8 +426,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         if theirs && waits { Ok(index) } else { Err(Violation::Reply) }
     }
 
-    /// Handles a Room: the peer has more room for our messages. A reordered older Room changes
-    /// nothing.
+    /// Handles a Room: the peer has more room for our messages. An older Room that arrives late
+    /// changes nothing.
     fn room_given(&mut self, stream: u32, words: [u64; 2]) -> Result<(), Violation> {
         let Some(protocol) = &mut self.protocol else { return Err(Violation::Kind) };
         let account = &mut protocol.accounts[stream as usize];
@@ -437,7 +438,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Ok(())
     }
 
-    /// Handles a chunk of a payload that our receive pulls.
+    /// Handles a chunk for a receive that pulls its payload.
     fn chunk(
         &mut self,
         stream: u32,
@@ -458,7 +459,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         if len == 0 || len > slot.left || offset > want || len > want - offset {
             return Err(Violation::Bounds);
         }
-        // SAFETY: `offset + len` fits the buffer, which was checked against its region.
+        // SAFETY: `offset + len` was checked to fit the buffer, which was checked against its
+        // region when the receive was posted.
         unsafe { copy_message(bytes.as_ptr(), slot.ptr.add(offset as usize), len as usize) };
         slot.left -= len;
         if slot.left == 0 {
@@ -477,7 +479,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Ok(())
     }
 
-    /// Fails a receive that is in no list and not in the matcher.
+    /// Fails a receive, which is in no list and not in the matcher.
     #[cold]
     pub(super) fn fail_receive(&mut self, index: u32, outcome: Received) {
         let Some(protocol) = &mut self.protocol else { return };
@@ -494,7 +496,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
     }
 }
 
-/// The part of a header that its receive keeps.
+/// The fields of a header that its receive needs.
 pub(super) struct HeaderOf {
     pub source: PeerId,
     pub stream: u32,

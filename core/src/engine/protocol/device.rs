@@ -1,7 +1,8 @@
-//! Two-sided messages from and into device memory, which the processor may not access. Such a send
-//! keeps its payload, whatever its length, for its receiver to read. Such a receive reads like any
-//! other. A payload that arrives in a message or in chunks goes through a block, and a rail then
-//! places it. Slow paths that wait only for a device.
+//! Two-sided messages from and into device memory, which the processor may not access. A send from
+//! device memory keeps its payload, whatever its length, until the receiver reads it. A receive
+//! into device memory reads a payload like any other receive. A payload that arrives in a message
+//! or in chunks goes into a block first, and a rail then copies it to the device. Slow paths, which
+//! wait only for a device.
 
 use crate::error::{AttachError, OpError, PostError, Violation};
 use crate::mem::{RailId, Untrusted, copy_bytes};
@@ -19,12 +20,12 @@ use super::head;
 use super::request::{Buffer, DEVICE, Destination, Received, Sender, Stage};
 use super::stock::Kept;
 
-/// Longest chunk from device memory, in bytes: it is staged on the stack.
+/// Longest chunk from device memory, in bytes. Chunks are staged on the stack.
 const CHUNK: usize = 2048;
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Resolves the buffer of a receive in memory that only rails access. Returns any other
-    /// `error`.
+    /// Resolves the buffer of a receive in memory that only rails access. `error` is the result of
+    /// the ordinary look-up; any other error is returned unchanged.
     #[cold]
     #[inline(never)]
     pub(super) fn device_buffer(&mut self, into: Destination, error: OpError) -> Result<Buffer, OpError> {
@@ -36,7 +37,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Resolves the memory that a receive fills. `true`: device memory.
+    /// Resolves the memory that a receive fills. Returns `true` with device memory.
     #[cold]
     #[inline(never)]
     pub(super) fn buffer_anywhere(&mut self, into: Destination) -> Result<(Buffer, bool), OpError> {
@@ -49,7 +50,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok((Buffer { ptr: place.as_ptr(), len: len as u64, region: at.region.index() as u16 }, device))
     }
 
-    /// Starts reading the payload of such a receive, which is in no list.
+    /// Starts reading the payload of a receive into device memory. The receive is in no list.
     #[cold]
     #[inline(never)]
     pub(super) fn bring_device(&mut self, index: u32) {
@@ -73,7 +74,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 return;
             }
         };
-        // Only payloads that fit a message are kept in unreadable memory.
+        // A payload that cannot be read is sent in messages only if it is short enough for a block.
         let Some(protocol) = &mut self.state.protocol else { return };
         if want > protocol.outgoing.size() as u64 {
             return match unreached {
@@ -112,12 +113,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let slot = &protocol.requests.slots[index as usize];
         let (block, len, region) = (slot.left as u32, slot.delivered as usize, slot.region);
         let from = if ours { protocol.outgoing.bytes(block) } else { protocol.blocks.bytes(block) };
-        // SAFETY: the block was taken for this payload, and `len` of its bytes fit the buffer.
+        // SAFETY: the block was taken for this payload, and holds at least `len` bytes of it.
         let from = unsafe { Untrusted::new(from, len) };
         let desc = self.state.locals.get(region as usize).map_or(0, |local| local.desc[0]);
         let placed = match core::ptr::NonNull::new(slot.ptr) {
-            // SAFETY: the buffer was checked against its region when the receive was posted, and
-            // `len` against the buffer.
+            // SAFETY: posting the receive checked the buffer against its region, and `fit` limited
+            // `len` to the buffer.
             Some(ptr) => unsafe { self.rails[0].write_device(Local { ptr, len, desc }, from) },
             None => Err(PostError::BadKey),
         };
@@ -145,7 +146,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         protocol.requests.end(index, &mut self.state.pending.ends);
     }
 
-    /// Sends a chunk of a payload in device memory. `false`: no rail has room.
+    /// Sends a chunk of a payload in device memory. Returns `false` if the chunk must be tried
+    /// again.
     #[cold]
     #[inline(never)]
     pub(super) fn send_chunk_of_device(&mut self, index: u32, most: u64) -> bool {
@@ -155,8 +157,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let piece = &mut bytes[..most.min(CHUNK as u64) as usize];
         let desc = self.state.locals.get(region as usize).map_or(0, |local| local.desc[0]);
         let Some(ptr) = core::ptr::NonNull::new(slot.local.wrapping_add(sent as usize)) else { return false };
-        // SAFETY: the source of a send stays valid until it ends, and `sent` plus the piece is
-        // within its length.
+        // SAFETY: the source of a send stays valid until the send ends. `sent` plus the piece is
+        // within the length of the source.
         match unsafe { self.rails[0].read_device(Local { ptr, len: piece.len(), desc }, piece) } {
             Ok(()) => {}
             Err(PostError::Again) => return false,
@@ -178,7 +180,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Handles a payload that arrived in a message and matched such a receive.
+    /// Handles a payload that arrived in a message and matched a receive into device memory.
     #[cold]
     #[inline(never)]
     pub(super) fn matched_device(
@@ -203,7 +205,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Like `deliver`, for such a receive.
+    /// Delivers a stored message to a receive into device memory.
     #[cold]
     #[inline(never)]
     pub(super) fn deliver_device(&mut self, index: u32, tag: Tag, kept: Kept) {
@@ -233,7 +235,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Handles a chunk of a payload that such a receive pulls.
+    /// Handles a chunk for a receive into device memory.
     #[cold]
     #[inline(never)]
     pub(super) fn chunk_for_device(
@@ -254,7 +256,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
             return Err(Violation::Bounds);
         }
         let block = slot.token as u32;
-        // SAFETY: the block was taken for `want` bytes, which include these.
+        // SAFETY: the block was taken for `want` bytes, and the chunk was checked to lie within
+        // them.
         unsafe {
             copy_bytes(bytes.as_ptr(), protocol.outgoing.bytes(block).add(offset as usize), len as usize)
         };
@@ -266,7 +269,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Ok(())
     }
 
-    /// Fails such a receive, whose payload cannot be transferred, and notifies the sender.
+    /// Fails a receive into device memory whose payload cannot be transferred, and notifies the
+    /// sender.
     #[cold]
     #[inline(never)]
     pub(super) fn unreadable(&mut self, index: u32, fault: Fault) {
@@ -276,7 +280,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         protocol.requests.push_due(index, Stage::Tell);
     }
 
-    /// Removes a peer: fails receives whose payload is not placed yet, and frees the blocks.
+    /// Fails the receives whose payload from a removed peer is not copied to the device yet. Frees
+    /// their blocks.
     #[cold]
     #[inline(never)]
     pub(super) fn forget_placing(&mut self, peer: u16) {

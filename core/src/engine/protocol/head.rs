@@ -2,26 +2,31 @@
 //!
 //! ```text
 //! head, 16 bytes: kind u8 | context u8 | op u8 | 0 u8 | word u32 | ack u32 | freed u32
-//! Tagged      32 bytes and the payload: head, tag u64, tag u32, 0 u32; op 1: acknowledge soon
-//! Sync        40 bytes and the payload: as Tagged, then token u64
-//! Rts         72 bytes and 16 for each key: as Sync, then length u64, offset u64, size of the
-//!             region u64, region u16, generation u16, rails u32: bit i says that the key of the
-//!             sender's rail i follows, in their order; without any, the region is 65535, or 65534
-//!             if the offset is an address in the sender's process
-//! Fin         32 bytes: head, token u64, delivered u64; op 1: the receiver could not take it
+//! Tagged      32 bytes and the payload: head, tag u64, tag u32, 0 u32;
+//!             op 1 requests an early acknowledgement
+//! Sync        40 bytes and the payload: the fields of Tagged, token u64
+//! Rts         72 bytes and 16 for each key: the fields of Sync, length u64, offset u64,
+//!             size of the region u64, region u16, generation u16, rails u32, keys;
+//!             bit i of rails: a key of the sender's rail i follows, in the order of the bits;
+//!             without keys, region is 65535, or 65534 if offset is an address in the
+//!             sender's process
+//! Fin         32 bytes: head, token u64, delivered u64; op 1: the receiver could not receive it
 //! Pull        40 bytes: head, token u64, request u64, length u64
 //! Chunk       32 bytes and the payload: head, request u64, offset u64
-//! Room        32 bytes: head, credits u32, short u32, headers u64: credits and headers that the
-//!             stream has in all; short messages that it may send in all, modulo 2^32
-//! Short       32 bytes and the payload, as Tagged: needs no credit, but a grant by a Room
+//! Room        32 bytes: head, credits u32, short u32, headers u64: all credits and headers of
+//!             the stream; the total of short messages that it may send, modulo 2^32
+//! Short       32 bytes and the payload: the fields of Tagged; needs no credit, but a grant by
+//!             a Room
 //! ```
 //!
-//! The first three and Short have a number in the stream and wait for their turn, so that messages
-//! match in the order sent. The others have no number; their word only identifies the attachment.
-//! They answer one of the first three, by its token or request; a Room may come at any time.
-//! Between ends with failover, answers have a number too, and another kind. `freed` is the total
-//! of credits returned to the sender over the life of the stream. The total has 32 bits, so a late
-//! value differs from a new one.
+//! Tagged, Sync, Rts and Short messages have a number in the stream and wait for their turn. So
+//! messages match in the order sent. The other kinds have no number; their word only identifies the
+//! attachment. A Fin, a Pull or a Chunk refers to an earlier message by its token or request. A
+//! Room may arrive at any time.
+//!
+//! Between sides with failover, the kinds from Fin to Chunk have a number too, and another kind
+//! ([`NUMBERED`]). `freed` is the total of credits returned to the sender over the life of the
+//! stream. The total has 32 bits, so a late value differs from a new one.
 
 use crate::bytes::{Put, Reader, Writer};
 use crate::error::Violation;
@@ -31,16 +36,16 @@ use crate::rail::RailKey;
 use super::super::joint::{Pairing, RAILS_MAX};
 use super::super::tag::Tag;
 
-/// Length of the header that all of them share, in bytes.
+/// Length of the header that all kinds share, in bytes.
 pub(crate) const HEAD: usize = 32;
-/// Bytes of a synchronous message before its payload.
+/// Length of a Sync message before its payload, in bytes.
 pub(crate) const SYNC: usize = 40;
-/// Bytes of a request to send before its keys.
+/// Length of an Rts before its keys, in bytes.
 pub(crate) const RTS: usize = 72;
-/// Length of the longest header, in bytes: it carries a key for every rail.
+/// Length of the longest header, in bytes: an Rts with a key for every rail.
 pub(crate) const LONGEST: usize = RTS + 16 * RAILS_MAX;
 
-/// The lowest of these kinds; all lower ones belong to one-sided operations.
+/// The lowest kind of a two-sided message. All lower kinds belong to one-sided operations.
 pub(crate) const FIRST_KIND: u8 = 16;
 pub(crate) const TAGGED: u8 = 16;
 pub(crate) const SYNCHRONOUS: u8 = 17;
@@ -51,16 +56,16 @@ pub(crate) const CHUNK: u8 = 21;
 pub(crate) const ROOM: u8 = 22;
 pub(crate) const SHORT: u8 = 26;
 
-/// Added to the kinds from [`FIN`] to [`CHUNK`] if they have a number: see `failover`.
+/// Added to the kinds from [`FIN`] to [`CHUNK`] if they have a number, between sides with failover.
 pub(crate) const NUMBERED: u8 = 4;
 
-/// A region that no receiver can read: the payload has to be pulled in messages.
+/// The region number of a payload that the receiver cannot read. It must pull chunks.
 pub(crate) const UNREADABLE: u16 = u16::MAX;
-/// Memory without a region, which only [`Rail::read_address`](crate::rail::Rail::read_address)
-/// reads. A region with keys may have this number.
+/// The region number of a payload without a region, if the offer has no keys. Only
+/// [`Rail::read_address`](crate::rail::Rail::read_address) reads such a payload.
 pub(crate) const ADDRESS: u16 = u16::MAX - 1;
 
-/// The first 32 bytes.
+/// The first 32 bytes of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Head {
     pub kind: u8,
@@ -73,7 +78,7 @@ pub(crate) struct Head {
 }
 
 impl Head {
-    /// The head of a message that carries a tag.
+    /// Creates the head of a message that carries a tag.
     #[inline(always)]
     pub(crate) fn tagged(kind: u8, context: u8, tag: Tag) -> Head {
         Head { kind, context, op: 0, word: 0, ack: 0, freed: 0, words: [tag.lo, tag.hi as u64] }
@@ -89,12 +94,12 @@ impl Head {
         bytes
     }
 
-    /// Copies the head out, and returns it with the rest of the message.
+    /// Copies the head out of a message. Returns the head and the rest of the message.
     #[inline(always)]
     pub(crate) fn read(bytes: Untrusted<'_>) -> Result<(Head, Untrusted<'_>), Violation> {
         let (head, rest) = bytes.split_at(HEAD).ok_or(Violation::Length)?;
-        // SAFETY: `head` is 32 readable bytes. They are copied once, and everything below uses the
-        // copy.
+        // SAFETY: `split_at` returned `head` with 32 readable bytes. They are copied once, and
+        // everything below uses the copy.
         let raw: [u8; HEAD] = unsafe { head.as_ptr().cast::<[u8; HEAD]>().read_unaligned() };
         let mut fields = Reader::new(&raw);
         let (first, second) = (fields.u64()?, fields.u64()?);
@@ -110,7 +115,7 @@ impl Head {
         Ok((head, rest))
     }
 
-    /// The tag, in a kind that carries one.
+    /// Returns the tag, for a kind that carries one.
     #[inline(always)]
     pub(crate) fn tag(&self) -> Result<Tag, Violation> {
         if self.words[1] >> 32 != 0 {
@@ -120,28 +125,28 @@ impl Head {
     }
 }
 
-/// The body of a request to send: where the payload lies at the sender.
+/// The body of a request to send. It describes where the payload is at the sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Offer<const RAILS: usize> {
     /// Identifies the send at the sender. Never 0.
     pub token: u64,
-    /// Bytes.
+    /// Length of the payload, in bytes.
     pub len: u64,
-    /// From the start of the region, in bytes.
+    /// Offset of the payload from the start of the region, in bytes.
     pub offset: u64,
-    /// Bytes of the region.
+    /// Size of the region, in bytes.
     pub size: u64,
-    /// The region at the sender; without keys [`UNREADABLE`] or [`ADDRESS`].
+    /// The number of the region at the sender. Without keys, [`UNREADABLE`] or [`ADDRESS`].
     pub region: u16,
     pub generation: u16,
-    /// The region's keys on the rails that join the two ends, and the bitmask of those rails: our
-    /// numbers here, the sender's on the wire.
+    /// The rails that join the two sides, as a bitmask: our numbers here, the sender's on the wire.
     pub rails: u16,
+    /// The keys of the region on these rails.
     pub keys: [RailKey; RAILS],
 }
 
 impl<const RAILS: usize> Offer<RAILS> {
-    /// No offer.
+    /// An empty offer.
     pub(crate) const NONE: Self = Offer {
         token: 0,
         len: 0,
@@ -153,12 +158,12 @@ impl<const RAILS: usize> Offer<RAILS> {
         keys: [RailKey { key: 0, base: 0 }; RAILS],
     };
 
-    /// The address of the payload in the sender's process, if the offer says that.
+    /// Returns the address of the payload in the sender's process, if the offer has one.
     pub(crate) fn address(&self) -> Option<u64> {
         (self.region == ADDRESS && self.rails == 0).then_some(self.offset)
     }
 
-    /// Writes the body after the head; returns the length of both.
+    /// Writes the body after the head. Returns the length of head and body.
     pub(crate) fn write(&self, out: &mut [u8; LONGEST]) -> usize {
         let mut rest = Writer::new(&mut out[HEAD..]);
         rest.put_u64(self.token).put_u64(self.len).put_u64(self.offset).put_u64(self.size);
@@ -169,8 +174,8 @@ impl<const RAILS: usize> Offer<RAILS> {
         HEAD + rest.len()
     }
 
-    /// Copies out and checks the body of a peer's message. `ours` is the bitmask of our rails that
-    /// reach the peer. If a key of one of them is missing, the payload counts as unreadable.
+    /// Copies the body of a peer's message out and checks it. `ours` is the bitmask of our rails
+    /// that reach the peer. If the key of one of them is missing, the payload counts as unreadable.
     pub(crate) fn read(rest: Untrusted<'_>, pairing: &Pairing, ours: u16) -> Result<Self, Violation> {
         let mut raw = [0u8; LONGEST - HEAD];
         if rest.copy_out(&mut raw) < RTS - HEAD {
@@ -326,7 +331,7 @@ mod tests {
         let mut out = [0; LONGEST];
         let len = offer.write(&mut out);
         assert_eq!(len, RTS + 32);
-        // Our rails 1 and 0 lead to their 4 and 15.
+        // Our rails 1 and 0 lead to the peer's rails 4 and 15.
         let joint = |ours, theirs| Joint { ours: RailId(ours), theirs, max_message: 256 };
         let (pairing, ours) = Pairing::of(&[joint(1, 4), joint(0, 15)], 2).unwrap();
         let read =
@@ -335,10 +340,10 @@ mod tests {
         assert_eq!((got.region, got.rails, got.keys), (3, 0b11, [key(15), key(4)]));
         let alone = read(&out[HEAD..len], &pairing, 0b10).unwrap();
         assert_eq!((alone.region, alone.keys), (3, [RailKey::default(), key(4)]));
-        // A rail that joins the two is missing: its payload cannot be read.
+        // The offer has no key for the peer's rail 14, so the payload cannot be read.
         let (other, ours) = Pairing::of(&[joint(1, 4), joint(0, 14)], 2).unwrap();
         assert_eq!(read(&out[HEAD..len], &other, ours).unwrap().region, UNREADABLE);
-        // The mask and the length of the message must agree, and name rails that may exist.
+        // The mask must match the length of the message, and may only name rails that can exist.
         for (mask, wrong) in [
             (1u32 << 15, Violation::Length),
             (0b111, Violation::Length),

@@ -54,7 +54,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 }
                 // The payload has already arrived.
                 Stage::Place | Stage::PlaceOurs => {}
-                // The pass that holds it, or its read, will end it.
+                // The pass that continues the receive, or the completion of its read, ends it.
                 Stage::InHand | Stage::Reading | Stage::ReadingDevice => {}
                 Stage::Posted | Stage::Ended => {}
             }

@@ -1,4 +1,4 @@
-//! Receiving. Only the wait blocks. A call that returns an error has done nothing.
+//! Receiving. Only the wait blocks. A call that returns an error has no effect.
 
 use crate::error::{OpError, PeerError, WaitError};
 use crate::mem::PeerId;
@@ -13,33 +13,36 @@ use super::super::{Engine, State};
 use super::request::{Buffer, Cancelled, DEVICE, Destination, Envelope, Received, Request, Stage, Status};
 use super::stock::Kept;
 
-/// Passes before a wait reads the clock or sleeps.
+/// Number of passes before a wait reads the clock or sleeps.
 const QUICK_PASSES: u32 = 256;
 
-/// A message that only its holder can receive. One that is neither received nor
-/// [discarded](Engine::discard) keeps its memory until its sender is removed.
+/// A message that only the holder of this value can receive. If it is neither received nor
+/// [discarded](Engine::discard), it keeps its memory until its sender is removed.
 #[doc(alias = "psm2_mq_req_t")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claimed {
-    /// Its source, tag and length.
+    /// The source, tag and length of the message.
     pub envelope: Envelope,
     id: UnexpectedId,
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Receives the oldest matching message, now or when it arrives, into `into`. A message matches
-    /// if it comes from `source` (`None`: any) and agrees with `tag` in every bit that is not set
-    /// in `ignore` (PSM's `tagsel` is `!ignore`). The status returns `word`.
+    /// Receives the oldest matching message into `into`, now or when it arrives. A message matches
+    /// if it comes from `source` (`None`: from any) and agrees with `tag` in every bit that is not
+    /// set in `ignore`. PSM's `tagsel` is `!ignore`. The status returns `word`.
     ///
-    /// Neither blocks nor allocates. Do not use the buffer until the receive has completed. It ends
-    /// exactly once, whatever happens to its peer; one from any source outlives failed peers. It
-    /// uses a slot of [`MatchMemory::receives`](super::MatchMemory::receives) until its status is
-    /// taken by [`test_recv`](Self::test_recv), [`next_recv`](Self::next_recv) or
+    /// Neither blocks nor allocates. Do not use the buffer until the receive has completed. The
+    /// receive completes exactly once, even if its peer fails. A receive from any source survives
+    /// failed peers. A receive uses a slot of
+    /// [`MatchMemory::receives`](super::MatchMemory::receives) until its status is taken by
+    /// [`test_recv`](Self::test_recv), [`next_recv`](Self::next_recv) or
     /// [`wait_recv`](Self::wait_recv).
     ///
     /// # Errors
-    /// [`OpError::NoMatching`]; [`OpError::Again`] if no slot is free; the error of an invalid
-    /// region, range or peer; and [`OpError::PeerFailed`] if the peer left no matching message.
+    /// - [`OpError::NoMatching`]: the engine has no matching.
+    /// - [`OpError::Again`]: no slot is free.
+    /// - [`OpError::PeerFailed`]: the peer has failed and left no matching message.
+    /// - The error of an invalid region, range or peer.
     #[doc(alias = "psm2_mq_irecv")]
     #[doc(alias = "psm2_mq_irecv2")]
     #[doc(alias = "fi_trecv")]
@@ -59,8 +62,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Fast path: posts a receive into host memory whose message has not arrived. `None`: another
-    /// case, and nothing changed.
+    /// Fast path: posts a receive into host memory whose message has not arrived. Returns `None` in
+    /// any other case, and changes nothing.
     #[inline(always)]
     fn recv_now(
         &mut self,
@@ -120,11 +123,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     }
 
     /// Returns the envelope of the oldest matching unexpected message. If there is none, makes one
-    /// pass and looks again. The message stays. Neither blocks nor allocates.
+    /// pass and searches again. The message stays. Neither blocks nor allocates.
     ///
     /// # Errors
-    /// [`OpError::NoMatching`], [`OpError::UnknownPeer`], or [`OpError::PeerFailed`] if the peer
-    /// left no matching message.
+    /// - [`OpError::NoMatching`]: the engine has no matching.
+    /// - [`OpError::UnknownPeer`]: the peer was removed.
+    /// - [`OpError::PeerFailed`]: the peer has failed and left no matching message.
     #[doc(alias = "psm2_mq_iprobe")]
     #[doc(alias = "psm2_mq_iprobe2")]
     pub fn probe(
@@ -136,11 +140,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(self.look_for(source, tag, ignore)?.map(|(_, message)| self.state.envelope(&message)))
     }
 
-    /// Like [`probe`](Self::probe), and claims the message: other receives and probes skip it.
+    /// Like [`probe`](Self::probe), but claims the message: other receives and probes skip it.
     /// Claimed messages may be [received](Self::mrecv) in any order.
     ///
     /// # Errors
-    /// As [`probe`](Self::probe).
+    /// The errors of [`probe`](Self::probe).
     #[doc(alias = "psm2_mq_improbe")]
     #[doc(alias = "psm2_mq_improbe2")]
     pub fn mprobe(
@@ -159,11 +163,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(Some(Claimed { envelope: state.envelope(&message), id }))
     }
 
-    /// Receives a claimed message, as [`recv`](Self::recv) does.
+    /// Receives a claimed message, like [`recv`](Self::recv).
     ///
     /// # Errors
-    /// [`OpError::StaleToken`] if it was received or discarded before, or its sender was removed.
-    /// As `recv` otherwise; the message stays claimed.
+    /// [`OpError::StaleToken`] if the message was received or discarded before, or if its sender
+    /// was removed. Otherwise the errors of `recv`; the message then stays claimed.
     #[doc(alias = "psm2_mq_imrecv")]
     pub fn mrecv(
         &mut self,
@@ -185,11 +189,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(request)
     }
 
-    /// Discards a claimed message. A synchronous or rendezvous send completes with nothing
-    /// delivered. There is no status to take.
+    /// Discards a claimed message. A synchronous or rendezvous send of the message completes with
+    /// nothing delivered. There is no status to take.
     ///
     /// # Errors
-    /// As [`mrecv`](Self::mrecv), because it briefly uses a receive slot.
+    /// The errors of [`mrecv`](Self::mrecv), because discarding briefly uses a receive slot.
     #[doc(alias = "FI_DISCARD")]
     pub fn discard(&mut self, message: Claimed) -> Result<(), OpError> {
         self.mrecv(message, Destination::Nothing, 0).map(|request| self.forget(request))
@@ -208,17 +212,19 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Whether a matched message's payload is still in flight. Slow path: scans every receive.
+    /// Returns whether the payload of a matched message is still in flight. Slow path: scans every
+    /// receive.
     pub(in super::super) fn is_receiving(&self) -> bool {
         let protocol = self.state.protocol.as_ref();
         protocol.is_some_and(|protocol| protocol.requests.slots.iter().any(super::RecvSlot::is_moving))
     }
 
-    /// Cancels a receive that has not matched. Either way it ends, once, and its status must be
-    /// taken. Neither blocks nor makes progress.
+    /// Cancels a receive that has not matched. Cancelled or not, the receive completes once, and
+    /// its status must be taken. Neither blocks nor makes progress.
     ///
     /// # Errors
-    /// [`OpError::StaleToken`] if its status was taken before. [`OpError::NoMatching`].
+    /// [`OpError::StaleToken`] if the status was taken before. [`OpError::NoMatching`] without
+    /// matching.
     #[doc(alias = "psm2_mq_cancel")]
     #[doc(alias = "fi_cancel")]
     pub fn cancel(&mut self, request: Request) -> Result<Cancelled, OpError> {
@@ -249,10 +255,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.cancel(request)
     }
 
-    /// Takes the status of a receive; `None` while it has not ended. Does not make progress.
+    /// Takes the status of a receive, or returns `None` if the receive has not ended. Does not make
+    /// progress.
     ///
     /// # Errors
-    /// [`OpError::StaleToken`] if it was taken before.
+    /// [`OpError::StaleToken`] if the status was taken before.
     #[doc(alias = "psm2_mq_test2")]
     #[inline(always)]
     pub fn test_recv(&mut self, request: Request) -> Result<Option<Status>, OpError> {
@@ -264,8 +271,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(Some(protocol.requests.take(index)))
     }
 
-    /// Returns the status of the receive that ended first among those not taken yet, and leaves it
-    /// there. Does not make progress.
+    /// Returns the status of the receive that ended first among those not taken, without taking it.
+    /// Does not make progress.
     #[doc(alias = "psm2_mq_ipeek2")]
     #[inline]
     pub fn peek_recv(&self) -> Option<Status> {
@@ -281,9 +288,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         requests.oldest().map(|index| requests.take(index))
     }
 
-    /// Waits until a receive has ended or failed, and takes its status. `deadline_ns` is in the
-    /// clock of [`Host::now_ns`]; `u64::MAX` means none. Makes progress meanwhile, the first passes
-    /// without reading the clock.
+    /// Waits until a receive has ended, and takes its status. `deadline_ns` is in the clock of
+    /// [`Host::now_ns`]; `u64::MAX` means no deadline. Makes progress meanwhile. The first passes
+    /// do not read the clock.
     ///
     /// # Errors
     /// - [`WaitError::Deadline`]: the receive is still posted; wait again.
@@ -325,7 +332,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Returns the checked buffer of a receive.
+    /// Resolves and checks the buffer of a receive.
     #[inline(always)]
     fn buffer(&self, into: Destination) -> Result<Buffer, OpError> {
         match into {
@@ -338,7 +345,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Searches; if nothing is found, makes a pass and searches again.
+    /// Searches for a message. If none is found, makes a pass and searches again.
     fn look_for(
         &mut self,
         source: Option<PeerId>,
@@ -360,8 +367,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(None)
     }
 
-    /// Handles a stored message that matched outside a pass: posts what it needs, and makes the
-    /// return of its credit due.
+    /// Does the protocol's due work after a stored message has matched outside a pass.
     #[inline(never)]
     pub(super) fn after_match(&mut self) {
         if self.state.has_chores() {
@@ -379,8 +385,8 @@ fn refused(error: TagError) -> OpError {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Checks that a receive may name this peer. A failed peer may be named for messages that it
-    /// left.
+    /// Checks that a receive may name this peer. It may name a failed peer that left a matching
+    /// message.
     #[inline(always)]
     fn receivable(&mut self, source: PeerId, tag: Tag, ignore: Tag) -> Result<(), OpError> {
         match self.peers.get(source.index as usize) {

@@ -1,6 +1,6 @@
-//! Rendezvous: reads payloads from their sender's memory if it is reachable, pulls them in chunks
-//! otherwise, and notifies the sender. Part of a pass and bounded like it; work that finds no room
-//! is retried in the next.
+//! Rendezvous: reads payloads from the sender's memory if it is reachable, pulls them in chunks
+//! otherwise, and notifies the sender. Part of a pass, and bounded like a pass. Work that finds no
+//! room is retried in the next one.
 
 use core::ptr::NonNull;
 
@@ -19,7 +19,7 @@ use super::head::{self, Offer};
 use super::request::{Received, Stage, UNREGISTERED};
 use super::stock::Kept;
 
-/// Sends that their receivers pull: a list through the slots of operations.
+/// The sends whose payload the receiver pulls, as a list through the slots of operations.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pulled {
     head: u32,
@@ -45,7 +45,7 @@ impl Pulled {
         self.len += 1;
     }
 
-    /// Moves `first` from the front to the back, if it is still in front.
+    /// Moves `first` from the front to the back, if it is still at the front.
     fn turn(&mut self, slots: &mut [PendingSlot], first: u32) {
         if self.head == first && self.tail != first {
             self.remove(slots, first);
@@ -74,23 +74,23 @@ impl Pulled {
     }
 }
 
-/// Most bytes that are copied by address at once: bounds how long a pass takes.
+/// Maximum number of bytes that are copied by address at once. It bounds the time of a pass.
 const STEP: u64 = 1 << 20;
 
 /// The result of an attempt to read a payload.
 enum Read {
-    /// It has been copied.
+    /// The payload has been copied.
     Copied,
     /// A read is in flight.
     Started,
     /// There is no room; retry later.
     Later,
-    /// It cannot be read, or room may never become free.
+    /// The payload cannot be read, or room may never become free.
     Unable,
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Continues what the protocol has to post: at most a batch of receives and a batch of chunks.
+    /// Does the protocol's due work: at most a batch of receives and a batch of chunks.
     #[inline(never)]
     pub(in super::super) fn serve_protocol(&mut self) {
         let batch = self.state.config.batch;
@@ -117,7 +117,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 stuck = 0;
                 continue;
             }
-            // A lack of room towards one peer does not stop the others.
+            // A lack of room to one peer does not stop the others.
             let Some(protocol) = &mut self.state.protocol else { return };
             protocol.pulled.turn(&mut self.state.pending.slots, index);
             stuck += 1;
@@ -127,14 +127,14 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Returns why the sender of a receive's message is unreachable, if it is.
+    /// Returns why the sender of a receive's message is unreachable, or `None` if it is reachable.
     pub(super) fn sender_lost(&self, index: u32) -> Option<Fault> {
         let protocol = self.state.protocol.as_ref()?;
         let source = protocol.requests.slots[index as usize].source.get()?;
         self.state.lost(source)
     }
 
-    /// Starts reading the payload of a receive that is in no list.
+    /// Starts reading the payload of a receive, which is in no list.
     fn bring(&mut self, index: u32, by_message: bool) {
         if let Some(fault) = self.sender_lost(index) {
             return self.state.fail_receive(index, Received::Failed(fault));
@@ -186,7 +186,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Sends a Fin and ends a receive that is in no list.
+    /// Sends a Fin and ends a receive, which is in no list.
     pub(super) fn tell(&mut self, index: u32) {
         let lost = self.sender_lost(index).is_some();
         let Some(protocol) = &mut self.state.protocol else { return };
@@ -223,29 +223,29 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let Ok(remote) = self.reach(source, &offer) else { return Read::Unable };
         let mapped = self.state.remotes[remote as usize].mapped;
         if !mapped.is_null() {
-            // SAFETY: the offer lies inside its region, which is mapped here with the size in the
-            // offer. The buffer is a span, or was checked against its region, and `want` was
-            // checked against the buffer.
+            // SAFETY: `Offer::read` checked that the offer lies inside its region, which is mapped
+            // here with the size in the offer. The buffer is a span, or was checked against its
+            // region. `want` was limited to the buffer.
             unsafe { copy_bytes(mapped.add(offer.offset as usize), ptr, want as usize) };
             return Read::Copied;
         }
         if region == UNREGISTERED {
-            // A rail may need its key, so the sender sends it.
+            // A rail may need a registered buffer, so the sender sends the payload instead.
             return Read::Unable;
         }
         if self.start_read(index, want, remote, Stage::Reading) {
             return Read::Started;
         }
-        // No slot is free. A read in flight will free its own; all others may hold completions that
-        // are never taken.
+        // No slot is free. A read in flight will free its slot. All other slots may hold
+        // completions that are never taken.
         match &self.state.protocol {
             Some(protocol) if protocol.reads != 0 => Read::Later,
             _ => Read::Unable,
         }
     }
 
-    /// Copies the next part of a receive's message out of its sender's process. What was copied
-    /// before is `delivered`.
+    /// Copies the next part of a receive's message out of the sender's process. `delivered` counts
+    /// the bytes copied so far.
     #[inline(never)]
     fn read_address(&mut self, index: u32, want: u64, source: PeerId, address: u64) -> Read {
         let Some(protocol) = &mut self.state.protocol else { return Read::Unable };
@@ -257,7 +257,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let local = Local { ptr, len: len as usize, desc: 0 };
         let joins = self.state.peers[source.index as usize].rails;
         let mut rails = self.rails.iter_mut().enumerate().filter(|(rail, _)| joins >> rail & 1 != 0);
-        // SAFETY: the buffer is a span, or was checked against its region.
+        // SAFETY: the buffer is a span, or was checked against its region, and `done + len` bytes
+        // fit it.
         if !rails.any(|(_, rail)| unsafe { rail.read_address(Peer(source.index), local, address + done) }) {
             return Read::Unable;
         }
@@ -265,7 +266,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if slot.delivered == want { Read::Copied } else { Read::Later }
     }
 
-    /// Posts reads of `want` bytes of a receive's message. `false`: no room; retry later.
+    /// Posts reads of `want` bytes of a receive's message. Returns `false` if no slot is free.
     pub(super) fn start_read(&mut self, index: u32, want: u64, remote: u16, stage: Stage) -> bool {
         let Some(protocol) = &self.state.protocol else { return false };
         let slot = &protocol.requests.slots[index as usize];
@@ -296,7 +297,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         true
     }
 
-    /// Returns the imported region of an offer; imports it on first use.
+    /// Returns the imported region of an offer. Imports it on first use.
     pub(super) fn reach(&mut self, source: PeerId, offer: &Offer<RAILS>) -> Result<u16, AttachError> {
         if offer.rails == 0 {
             return Err(AttachError::Unsupported);
@@ -326,22 +327,22 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     #[cold]
     fn import_offer(&mut self, source: PeerId, offer: &Offer<RAILS>) -> Result<u16, AttachError> {
         let theirs = (offer.region, offer.generation);
-        // Replaces an import of an earlier region with the same number.
+        // Release imports of earlier regions with the same number.
         let stale = |slot: &RemoteSlot<RAILS>| {
             slot.is_idle() && slot.peer == source.index && slot.theirs.0 == offer.region
         };
         while let Some(index) = self.state.remotes.iter().position(stale) {
             self.release_slot(index);
         }
-        // Also for device memory, because it is not mapped and only these reads use it.
+        // `Plain` for device memory too, because it is not mapped and only these reads use it.
         let handle = Handle { theirs, len: offer.size, access: Access::Plain, keys: offer.keys };
-        // Do not wait for the owner's announcement.
+        // `try_import` does not wait for the owner's announcement.
         let id = self.import_evicting(source, handle, R::try_import)?;
         self.state.remotes[id.index()].auto = true;
         Ok(id.index() as u16)
     }
 
-    /// Sends the next chunk of a send that its receiver pulls. `false`: no rail has room.
+    /// Sends the next chunk of a send that its receiver pulls. Returns `false` if no rail has room.
     fn send_chunk(&mut self, index: u32) -> bool {
         let slot = &self.state.pending.slots[index as usize];
         let (stream, request, sent, total) = (slot.stream, slot.request, slot.offset, slot.left);
@@ -352,7 +353,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if self.state.locals.get(slot.local_region as usize).is_some_and(of_device) {
             return self.send_chunk_of_device(index, len);
         }
-        // SAFETY: the source of a send stays until it ends; `sent + len` is within its length.
+        // SAFETY: the source of a send stays valid until the send ends, and `sent + len` is within
+        // its length.
         let piece = unsafe { Untrusted::new(slot.local.add(sent as usize), len as usize) };
         if self.post_answer(stream, head::CHUNK, 0, [request, sent], None, Some((index, piece))).is_none() {
             return false;
@@ -368,7 +370,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let total = slot.left;
         let stream = slot.stream;
         if slot.offset == total {
-            // Numbered chunks may have to be resent, so wait for the receiver's Fin.
+            // Numbered chunks may have to be sent again, so wait for the receiver's Fin.
             if !self.state.is_kept(stream) {
                 self.state.pending.slots[index as usize].fetch = false;
                 self.state.end_if_over(index);
@@ -379,15 +381,15 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     }
 }
 
-/// Entries of the cache of imported regions.
+/// Number of entries in the cache of imported regions.
 pub(crate) const HINTS: usize = 64;
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Returns why a peer is unreachable, if it is.
+    /// Returns why a peer is unreachable, or `None` if it is reachable.
     pub(super) fn lost(&self, peer: PeerId) -> Option<Fault> {
         match self.peers.get(peer.index as usize) {
             Some(slot) if slot.generation == peer.generation => match slot.state {
-                // Our Bye has promised not to read its memory any more.
+                // Our Bye has promised that we no longer read the peer's memory.
                 PeerState::Closing if self.has_parted(peer.index) => {
                     Some(Fault::Peer(crate::error::PeerError::Closed))
                 }

@@ -1,8 +1,9 @@
-//! Receives: a fixed table of slots, each used from posting a receive to taking its status.
+//! Receives: a fixed table of slots. A slot is in use from the post of its receive until the status
+//! is taken.
 //!
 //! A slot is free, posted (in the matcher), in flight (matched, its payload still moving), or
-//! ended. Ended receives form a list in order of completion; those with something to post form
-//! another. Nothing here allocates; every step is a few stores.
+//! ended. Ended receives form a list in order of completion. Receives with something to post form
+//! another list. Nothing here allocates; every step is a few stores.
 
 use core::fmt;
 
@@ -14,18 +15,19 @@ use super::super::list::{Fifo, Links, Listed, NONE};
 use super::super::slots::{Name, Slot, Slots};
 use super::super::tag::{ReceiveId, Tag};
 
-/// Identifies a receive until its status is taken. A stale or foreign one is an error, never
-/// "done".
+/// Identifies a receive until its status is taken. A stale id, or one of another engine, is an
+/// error and never looks completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Request(pub(crate) u64);
 
 impl Request {
-    /// Returns it as a number, for languages without types.
+    /// Returns the id as a number, for languages without such types.
     pub const fn to_raw(self) -> u64 {
         self.0
     }
 
-    /// Converts back. A number that was never returned names no receive.
+    /// Converts a number back to an id. A number that [`to_raw`](Self::to_raw) never returned names
+    /// no receive.
     pub const fn from_raw(raw: u64) -> Request {
         Request(raw)
     }
@@ -34,20 +36,20 @@ impl Request {
 /// How a receive ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Received {
-    /// All of the message is in the buffer.
+    /// The whole message is in the buffer.
     Ok,
     /// The message was longer than the buffer, which is full.
     Truncated,
-    /// It was cancelled before a message matched. The buffer is untouched.
+    /// The receive was cancelled before a message matched. The buffer is untouched.
     Cancelled,
-    /// It failed, and nothing will be written to the buffer later.
+    /// The receive failed, and nothing will be written to the buffer later.
     Failed(Fault),
-    /// It failed, and the buffer may still be written later: do not reuse it.
+    /// The receive failed, and the buffer may still be written later: do not reuse it.
     Unknown(Fault),
 }
 
 impl Received {
-    /// Whether a message is in the buffer, whole or not.
+    /// Returns whether the buffer holds a message, whole or truncated.
     #[inline(always)]
     pub(crate) fn has_message(self) -> bool {
         matches!(self, Received::Ok | Received::Truncated)
@@ -68,12 +70,12 @@ impl fmt::Display for Received {
     }
 }
 
-/// Source, tag and length of a message.
+/// The source, tag and length of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Envelope {
     /// The sender.
     pub source: PeerId,
-    /// The sender's tag.
+    /// The tag that the sender chose.
     pub tag: Tag,
     /// Length of the message in bytes, even if it was truncated.
     pub len: u64,
@@ -82,26 +84,27 @@ pub struct Envelope {
 /// The completion of one receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status {
-    /// The receive.
+    /// The id of the receive.
     pub request: Request,
-    /// The `word` that was passed when it was posted.
+    /// The `word` that was passed when the receive was posted.
     pub word: u64,
-    /// How it ended.
+    /// How the receive ended.
     pub outcome: Received,
     /// The message that matched, if one did.
     pub envelope: Option<Envelope>,
     /// Bytes delivered into the buffer, from its start.
     pub delivered: u64,
-    /// Position among all completions, of receives and operations.
+    /// Position in the order of all completions, of receives and operations.
     pub order: u64,
 }
 
 /// The result of a cancellation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cancelled {
-    /// Nothing had matched: the receive ends as [`Received::Cancelled`]; its status can be taken.
+    /// Nothing had matched. The receive ends as [`Received::Cancelled`], and its status can be
+    /// taken.
     Removed,
-    /// A message had matched: the receive ends, or has ended, by itself.
+    /// A message had matched. The receive completes, or has completed, as if it were not cancelled.
     AlreadyMatched,
 }
 
@@ -143,7 +146,7 @@ pub(super) struct Buffer {
 }
 
 impl Buffer {
-    /// The buffer of a receive that keeps nothing.
+    /// The buffer of a receive that drops its message.
     pub const NONE: Buffer = Buffer { ptr: core::ptr::null_mut(), len: 0, region: UNREGISTERED };
 
     #[inline(always)]
@@ -155,13 +158,14 @@ impl Buffer {
 /// The state of a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// In the matcher.
+    /// The receive is in the matcher.
     Posted,
-    /// Matched; its payload must be read. `true`: pulled in chunks, because reading failed.
+    /// Matched; the payload must be read. `true`: it must be pulled in chunks, because it cannot be
+    /// read.
     Read(bool),
-    /// An operation of ours reads it.
+    /// One of our operations reads the payload.
     Reading,
-    /// The sender sends it in chunks.
+    /// The sender sends the payload in chunks.
     Chunks,
     /// The payload has arrived or is lost; a Fin is due.
     Tell,
@@ -169,20 +173,21 @@ pub(crate) enum Stage {
     ReadDevice,
     /// Like `Reading`, into device memory.
     ReadingDevice,
-    /// Like `Chunks`, into a block of ours, which is then copied to device memory.
+    /// Like `Chunks`, into one of our blocks, which is then copied to device memory.
     ChunksDevice,
-    /// The payload is in a block kept for its sender, and is to be copied to device memory.
+    /// The payload is in a block kept for its sender, and must be copied to device memory.
     Place,
-    /// Like `Place`, from a block of ours.
+    /// Like `Place`, from one of our outgoing blocks.
     PlaceOurs,
-    /// In no list: the pass that took it off the due list continues it, even if its sender fails.
+    /// In no list. The pass that took the receive off the due list continues it, even if its sender
+    /// fails.
     InHand,
-    /// Also while its slot is free.
+    /// The receive has ended, or the slot is free.
     Ended,
 }
 
 impl Stage {
-    /// Returns whether the receive reads or pulls its payload, or has it in a block of ours.
+    /// Returns whether the receive reads or pulls its payload, or has it in an outgoing block.
     #[cold]
     pub(super) fn is_rendezvous(self) -> bool {
         use Stage::*;
@@ -190,7 +195,7 @@ impl Stage {
     }
 }
 
-/// How much of its message a receive got; `outcome` has the details of a failure.
+/// How much of its message a receive got. For `Told`, `outcome` has the failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fit {
     Whole,
@@ -198,14 +203,14 @@ pub(crate) enum Fit {
     Told,
 }
 
-/// The sender of a message, as one word, so that its load is as wide as the store. A load that
-/// spans several stores cannot be forwarded. It waits until all earlier stores have retired,
+/// The sender of a message, as one word, so that a load is as wide as the store. A load that spans
+/// several stores cannot be forwarded. Such a load waits until all earlier stores have retired,
 /// including those to a peer's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sender(u32);
 
 impl Sender {
-    /// No sender yet. It equals none, because no peer has the number 65535.
+    /// No sender yet. No peer has this value, because no peer has the number 65535.
     pub(crate) const NONE: Sender = Sender(u32::MAX);
 
     #[inline(always)]
@@ -220,17 +225,17 @@ impl Sender {
     }
 }
 
-/// One receive: three cache lines. An expected match touches two.
+/// One receive, in three cache lines. An expected match touches two.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
 pub struct RecvSlot {
     pub(crate) links: Links,
     pub(crate) name: Name,
     pub(crate) ptr: *mut u8,
-    /// Bytes that the buffer holds.
+    /// Capacity of the buffer, in bytes.
     pub(crate) capacity: u64,
     pub(crate) word: u64,
-    /// Length of the message.
+    /// Length of the message, in bytes.
     pub(crate) len: u64,
     pub(crate) tag: Tag,
 
@@ -242,25 +247,26 @@ pub struct RecvSlot {
     pub(crate) region: u16,
     pub(crate) stage: Stage,
     pub(crate) fit: Fit,
-    /// Its status is not wanted.
+    /// Whether to drop the status when the receive ends.
     pub(crate) unclaimed: bool,
-    /// The stream that the message came in.
+    /// The stream of the message.
     pub(crate) stream: u32,
-    /// The header that says where the sender keeps the payload.
+    /// The header that describes the payload at the sender.
     pub(crate) header: u32,
-    /// The sender's token of the send.
+    /// The sender's token of the send. In stage `ChunksDevice`, the block that the chunks fill.
     pub(crate) token: u64,
-    /// Bytes that have not arrived in chunks.
+    /// Bytes that must still arrive in chunks. In stages `Place` and `PlaceOurs`, the block to
+    /// copy.
     pub(crate) left: u64,
 
-    /// The result, if it is neither complete nor truncated.
+    /// The result, if the message is neither whole nor truncated.
     outcome: Received,
 }
 
 const _: () = assert!(size_of::<RecvSlot>() == 192);
 
-// SAFETY: the pointer names registered memory, which any thread may access as `Region::new`
-// requires.
+// SAFETY: the pointer names registered memory or a span. `Region::new` and `Span::new` require that
+// any thread may access it.
 unsafe impl Send for RecvSlot {}
 
 impl RecvSlot {
@@ -288,7 +294,7 @@ impl RecvSlot {
         outcome: Received::Ok,
     };
 
-    /// Returns whether it fills this registered region.
+    /// Returns whether the receive fills this registered region.
     #[cold]
     pub(crate) fn uses(&self, region: u16) -> bool {
         self.stage != Stage::Ended && self.capacity != 0 && self.region == region
@@ -299,19 +305,19 @@ impl RecvSlot {
         !matches!(self.stage, Stage::Posted | Stage::Ended)
     }
 
-    /// Returns how many bytes of a message of `len` bytes fit, and how it fits.
+    /// Returns how many bytes of a message of `len` bytes fit the buffer, and whether the message
+    /// is cut.
     #[inline(always)]
     pub(crate) fn fit(&self, len: u64) -> (u64, Fit) {
         if len <= self.capacity { (len, Fit::Whole) } else { (self.capacity, Fit::Cut) }
     }
 
-    /// Sets a failed or cancelled result: nothing is delivered.
+    /// Sets a failed or cancelled result. Nothing is delivered.
     #[cold]
     pub(crate) fn spoil(&mut self, outcome: Received) {
         (self.fit, self.outcome, self.delivered) = (Fit::Told, outcome, 0);
     }
 
-    /// Returns the outcome.
     #[inline(always)]
     fn outcome(&self) -> Received {
         match self.fit {
@@ -321,14 +327,14 @@ impl RecvSlot {
         }
     }
 
-    /// Whether it ends as failed.
+    /// Returns whether the receive ends as failed.
     pub(crate) fn has_failed(&self) -> bool {
         self.fit == Fit::Told && matches!(self.outcome, Received::Failed(_) | Received::Unknown(_))
     }
 }
 
-/// Flag in the matcher's context of a receive into device memory. It makes the slot number out of
-/// range, so the fast path misses.
+/// Flag in the matcher's context of a receive into device memory. The flag makes the slot number
+/// out of range, so the fast path misses.
 pub(super) const DEVICE: u64 = 1 << 31;
 
 impl Listed for RecvSlot {
@@ -358,9 +364,9 @@ impl Slot for RecvSlot {
 /// All receive requests, and their queues.
 pub(crate) struct Requests<'m> {
     pub slots: Slots<'m, RecvSlot>,
-    /// Ended receives whose status is not taken, oldest first.
+    /// Ended receives whose status was not taken, oldest first.
     ended: Fifo,
-    /// Receives with something to post, and their number.
+    /// Receives with something to post. `due_len` is their number.
     due: Fifo,
     due_len: u32,
 }
@@ -371,7 +377,7 @@ impl<'m> Requests<'m> {
         Requests { slots, ended: Fifo::EMPTY, due: Fifo::EMPTY, due_len: 0 }
     }
 
-    /// Begins a receive in the first free slot, `index`.
+    /// Opens a receive in the first free slot, `index`.
     #[inline(always)]
     pub(super) fn open(&mut self, index: u32, buffer: &Buffer, word: u64, posted: ReceiveId) -> Request {
         self.slots.take();
@@ -388,13 +394,13 @@ impl<'m> Requests<'m> {
         Request(self.slots[index as usize].name.word())
     }
 
-    /// Returns the slot of a receive whose status was not taken yet.
+    /// Returns the slot of a receive whose status was not taken.
     #[inline(always)]
     pub(crate) fn find(&self, request: Request) -> Result<u32, OpError> {
         self.slots.find(request.0).ok_or(OpError::StaleToken)
     }
 
-    /// Ends a receive.
+    /// Ends a receive. Its position among all completions is `order`, which advances.
     #[inline(always)]
     pub(crate) fn end(&mut self, index: u32, order: &mut u64) {
         let slot = &mut self.slots[index as usize];
@@ -408,14 +414,14 @@ impl<'m> Requests<'m> {
         }
     }
 
-    /// Queues a receive for the next pass.
+    /// Queues a receive in this stage for the next pass.
     pub(crate) fn push_due(&mut self, index: u32, stage: Stage) {
         self.slots[index as usize].stage = stage;
         self.due.push(&mut self.slots, index);
         self.due_len += 1;
     }
 
-    /// Takes the next due receive and its stage.
+    /// Removes the first receive from the due list. Returns the receive and its stage.
     pub(crate) fn pop_due(&mut self) -> Option<(u32, Stage)> {
         let index = self.due.first()?;
         self.remove_due(index);
@@ -455,8 +461,8 @@ impl<'m> Requests<'m> {
         }
     }
 
-    /// Takes the status of an ended receive, whose id becomes stale. Inlined, so that a caller
-    /// loads only the fields it uses.
+    /// Takes the status of an ended receive. The id of the receive becomes stale. Inlined, so that
+    /// a caller loads only the fields that it uses.
     #[inline(always)]
     pub(crate) fn take(&mut self, index: u32) -> Status {
         let status = self.status(index);

@@ -1,5 +1,5 @@
-//! Sending. A message is posted at once if possible; otherwise it is queued on its stream, and
-//! later passes post it. Nothing here blocks. A call that returns an error has done nothing.
+//! Sending. A message is posted at once if possible. Otherwise it is queued on its stream, and a
+//! later pass posts it. Nothing here blocks. A call that returns an error has no effect.
 
 use core::ptr::NonNull;
 
@@ -27,7 +27,7 @@ use super::stock::{Account, SHORT};
 #[derive(Clone, Copy, Debug)]
 pub enum Payload<'a> {
     /// Bytes that may be reused on return, even after an error. At most [`Engine::eager_max`] of
-    /// the peer.
+    /// the peer in length.
     Bytes(&'a [u8]),
     /// This many bytes at an address. Keep them registered and unchanged until the send is done.
     Region(LocalAddr, usize),
@@ -40,11 +40,11 @@ pub enum Payload<'a> {
 pub(crate) enum Form {
     /// Sent with its payload.
     Eager,
-    /// Sent with its payload; done once it has matched.
+    /// Sent with its payload. Completes once a receive has matched.
     Sync,
-    /// Sent as a header; the receiver reads the payload.
+    /// Sent as a header. The receiver reads the payload.
     Request,
-    /// Sent with its payload, by the receiver's grant of short messages.
+    /// Sent with its payload, on the receiver's grant of short messages.
     Short,
 }
 
@@ -52,22 +52,25 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Sends a tagged message. Messages of one context to one peer match in the order sent. The
     /// peer may be this engine. Neither blocks nor allocates.
     ///
-    /// [`Issued::Done`]: the payload may be reused; the message is in flight, and
-    /// [`quiet`](Self::quiet) waits for its arrival. [`Issued::Pending`]: do not change a region's
-    /// payload until the send has ended. Its [`Completion`](crate::op::Completion) reports that,
-    /// with the number of bytes that the receiver read. With [`Notice::Silent`] only `quiet` does:
-    /// it waits until the receiver has read the payload.
+    /// After [`Issued::Done`] the payload may be reused. The message is in flight, and
+    /// [`quiet`](Self::quiet) waits for its arrival.
+    ///
+    /// After [`Issued::Pending`] do not change a region's payload until the send has completed. The
+    /// [`Completion`](crate::op::Completion) has the number of bytes that the receiver read. With
+    /// [`Notice::Silent`] there is no completion: only `quiet` waits until the receiver has read
+    /// the payload.
     ///
     /// # Errors
-    /// [`OpError::NoMatching`]; [`OpError::TooLong`] for a slice; the error of an invalid context,
-    /// region or peer; [`OpError::Again`]: no room in rails or tables, or no header room at the
-    /// receiver. [`OpError::Rail`]: a rail permanently refused a slice.
+    /// - [`OpError::NoMatching`]: the engine has no matching.
+    /// - [`OpError::TooLong`]: a slice is longer than the eager limit.
+    /// - [`OpError::Again`]: no room in rails or tables, or no header room at the receiver.
+    /// - [`OpError::Rail`]: a rail permanently rejected a slice.
+    /// - The error of an invalid context, region or peer.
     #[doc(alias = "psm2_mq_isend")]
     #[doc(alias = "psm2_mq_isend2")]
     #[doc(alias = "psm2_mq_send2")]
     #[doc(alias = "fi_tsend")]
-    // The slow path is out of line, because its stack frame would burden this one: see
-    // `sent_at_once`.
+    // The slow path is out of line, so that its stack frame costs the fast path no stores.
     #[inline(always)]
     pub fn send(
         &mut self,
@@ -83,14 +86,13 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// [`send`](Self::send) that ends only once a receive has matched, even if the peer is this
-    /// engine. Never [`Issued::Done`]: its completion carries the number of bytes that the receiver
-    /// took.
+    /// Like [`send`](Self::send), but completes only once a receive has matched, even if the peer
+    /// is this engine. Never returns [`Issued::Done`]. The completion has the number of bytes that
+    /// the receiver took.
     ///
     /// # Errors
-    /// As [`send`](Self::send). A slice waits in one of
-    /// [`MatchMemory::outgoing`](super::MatchMemory::outgoing): without a free one,
-    /// [`OpError::Again`].
+    /// The errors of [`send`](Self::send). A slice needs a free block of
+    /// [`MatchMemory::outgoing`](super::MatchMemory::outgoing); without one, [`OpError::Again`].
     #[doc(alias = "PSM2_MQ_FLAG_SENDSYNC")]
     #[doc(alias = "fi_tsendmsg")]
     pub fn send_sync(
@@ -111,9 +113,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         index.is_ok_and(|index| self.state.pending.slots[index as usize].form == Form::Request)
     }
 
-    /// The part of [`send`](Self::send) that posts a short message at once, if it has a credit, its
-    /// stream has nothing unposted, and a rail takes it. `None`: nothing was done; call `send`. Hot
-    /// path.
+    /// Posts a message up to the eager limit at once, like [`send`](Self::send). The message needs
+    /// a credit, a stream with nothing unposted, and a rail with room. Returns `None` if nothing
+    /// was done: call `send` then. Hot path.
     #[inline(always)]
     pub fn send_eager(
         &mut self,
@@ -162,12 +164,13 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             ..Head::tagged(head::TAGGED, context.0, tag)
         };
         let owner = Owner::Control(Peer(to.index), to.generation & GENERATION_MASK);
-        // SAFETY: a slice, a span, or a range that was checked against its region.
+        // SAFETY: `from` and `len` are a slice, a span, or a range that `resolve_local` checked
+        // against its region.
         let body = unsafe { Untrusted::new(from, len) };
         let cx = PostTag { owner, bytes }.pack();
         let through = &mut self.rails[rail];
         let posted = through.post_message(Peer(to.index), &head.write(), body, cx).ok()?;
-        // The others hold nothing back between two calls.
+        // Other rails hold nothing back between two calls.
         through.flush();
         if posted == Posted::Pending {
             state.loads.posted(rail, bytes as u64);
@@ -240,8 +243,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             Payload::Bytes(bytes) => {
                 outgoing = protocol.outgoing.take(stream, source, len as u32, 0).ok_or(OpError::Again)?;
                 let block = protocol.outgoing.bytes(outgoing);
-                // SAFETY: a block holds `eager` bytes, at least the slice's length, and belongs to
-                // this send alone.
+                // SAFETY: `take` has given the block to this send alone. The block holds `eager`
+                // bytes, and the slice was checked to be no longer.
                 unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), block, len) };
                 block
             }
@@ -286,8 +289,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(Issued::Pending(token))
     }
 
-    /// Posts bytes that have a credit or a grant on any rail, or fails, because no copy is kept for
-    /// a retry.
+    /// Posts bytes that have a credit or a grant, on any rail. Fails if no rail accepts them,
+    /// because no copy is kept for a retry.
     fn send_bytes(
         &mut self,
         stream: u32,
@@ -346,7 +349,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(())
     }
 
-    /// Posts a send under this word.
+    /// Posts a send with this word.
     pub(in super::super) fn post_send_as(
         &mut self,
         stream: u32,
@@ -364,7 +367,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             Form::Short => head::SHORT,
         };
         let head = Head {
-            // The sender waits for the acknowledgement, so request it soon.
+            // The sender waits for the acknowledgement, so request an early one.
             op: (slot.form == Form::Eager) as u8,
             word,
             freed: self.state.returned(stream),
@@ -379,13 +382,13 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             }
             Form::Request => (self.offer(peer, slot, token).write(&mut out), 0),
         };
-        // SAFETY: the source of a send was checked against its region, or is a span or its own
-        // block, and stays valid until the send ends.
+        // SAFETY: the source was checked against its region, or is a span or the send's own block.
+        // It stays valid until the send ends.
         let payload = unsafe { Untrusted::new(slot.local, payload as usize) };
         self.post_headed(stream, peer, head, &mut out, len, payload, Owner::Op(index))
     }
 
-    /// Sends a message of the protocol on any rail with room. `out` holds the bytes after the
+    /// Posts a message of the protocol on any rail with room. `out` holds the bytes after the
     /// header, up to `len`.
     #[expect(clippy::too_many_arguments, reason = "a message in its parts")]
     pub(super) fn post_headed(
@@ -407,9 +410,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(posted)
     }
 
-    /// Sends a reply of the protocol, with the next number if its stream is kept for failover. A
-    /// Room has no number. The payload is a part of the payload of the send in this slot, and may
-    /// be read again until that send has ended. `None`: no rail has room, or the peer has failed.
+    /// Posts an answer of the protocol. If the stream is kept for failover, the answer takes the
+    /// next number, unless it is a Room. `payload` is a part of the payload of the send in this
+    /// slot. The part may be read again until that send has ended. Returns `None` if there is no
+    /// room, or if the peer has failed.
     pub(super) fn post_answer(
         &mut self,
         stream: u32,
@@ -451,8 +455,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Where the payload of a send lies: in a region, or at an address for a peer that may read
-    /// that.
+    /// Describes where the payload of a send is: in a region, or at an address for a peer that may
+    /// read addresses.
     fn offer(&self, peer: u16, slot: &PendingSlot, token: u64) -> Offer<RAILS> {
         let offer = self.state.offer(peer, slot, token);
         let address = slot.local.addr() as u64;
@@ -464,7 +468,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Offer { offset: address, size: address + slot.left, region: head::ADDRESS, ..offer }
     }
 
-    /// Posts a reply of the protocol under the word in its head.
+    /// Posts an answer of the protocol with the word in its head.
     pub(in super::super) fn post_answer_as(
         &mut self,
         stream: u32,
@@ -484,16 +488,16 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     }
 }
 
-/// Records an eager message: it takes the next number, and carries the cursor and all returned
-/// credits. It needs no slot: the stream counts as `open` until it is acknowledged.
+/// Records an eager message. It takes the next number, and carries the cursor and all returned
+/// credits. It needs no slot: the stream counts as `open` until the message is acknowledged.
 ///
-/// Writes few cache lines, and only fields that change: stores retire in program order, so a store
-/// to a lane that waits for its line delays all later ones.
+/// Writes few cache lines, and only fields that change. Stores retire in program order. So while a
+/// store to a lane waits for its cache line, all later stores wait too.
 #[inline(always)]
 fn sent_at_once(s: &mut Stream, account: &mut Account, open: &mut u32) {
     let cursor = s.window.expected();
     account.at_once += 1;
-    // If nothing is owed, `age` is 0 already.
+    // If nothing is owed, `age` is already 0.
     if s.ack_sent != cursor || account.owed() != 0 {
         account.told = account.returned;
         (s.ack_sent, s.age) = (cursor, 0);
@@ -506,7 +510,7 @@ fn sent_at_once(s: &mut Stream, account: &mut Account, open: &mut u32) {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Where the payload of a send lies, with its keys if they fit in a message.
+    /// Describes where the payload of a send is, with the region's keys if they fit in a message.
     fn offer(&self, peer: u16, slot: &PendingSlot, token: u64) -> Offer<RAILS> {
         let mut offer = Offer { token, len: slot.left, size: slot.left, ..Offer::NONE };
         let rails = self.joined_rails(peer);
@@ -546,7 +550,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let Some(account) = protocol.accounts.get_mut(stream as usize) else { return };
         match form {
             Form::Request => account.asked = account.asked.saturating_sub(1),
-            // It was never sent, so its credit will not be returned.
+            // The message was never posted, so its credit will not be returned.
             Form::Eager | Form::Sync if !numbered => account.sent = account.sent.wrapping_sub(1),
             Form::Short if !numbered => account.shorts_sent = account.shorts_sent.wrapping_sub(1),
             Form::Eager | Form::Sync | Form::Short => {}

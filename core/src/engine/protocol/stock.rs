@@ -1,6 +1,6 @@
 //! Memory for waiting messages: blocks for payloads, headers for payloads that stay at the sender,
-//! and per stream an account of what each side may still use. Fixed at setup; nothing here
-//! allocates or posts.
+//! and an account per stream of what each side may still use. Sizes are fixed at setup. Nothing
+//! here allocates or posts.
 
 use crate::error::Violation;
 use crate::mem::{PeerId, Zeroable};
@@ -14,19 +14,19 @@ use super::head::Offer;
 /// Longest payload of a short message, in bytes.
 pub const SHORT: usize = 64;
 
-/// Where an unexpected message is kept.
+/// Where an unexpected message is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kept {
-    /// Its payload is here.
+    /// The payload is here, in this block.
     Block(u32),
-    /// Its payload is at the sender.
+    /// The payload is at the sender, and this header describes it.
     Header(u32),
 }
 
 impl Kept {
     const HEADER: u64 = 1 << 63;
 
-    /// Encodes it as the matcher's cookie.
+    /// Encodes the location as the matcher's cookie.
     #[inline(always)]
     pub(crate) fn pack(self) -> u64 {
         match self {
@@ -35,18 +35,19 @@ impl Kept {
         }
     }
 
-    /// Decodes it.
+    /// Decodes the matcher's cookie.
     #[inline(always)]
     pub(crate) fn unpack(word: u64) -> Self {
         if word & Self::HEADER == 0 { Kept::Block(word as u32) } else { Kept::Header(word as u32) }
     }
 }
 
-/// The description of one block; its bytes are elsewhere.
+/// The description of one block. The bytes of the block are elsewhere.
 #[derive(Clone, Copy, Debug)]
 pub struct BlockSlot {
     link: u32,
-    /// The stream that it belongs to; none if it is free, or if its peer was removed.
+    /// The stream that the block belongs to, or [`NONE`] if the block is free or its peer was
+    /// removed.
     pub(crate) stream: u32,
     pub(crate) len: u32,
     pub(crate) source: PeerId,
@@ -54,7 +55,7 @@ pub struct BlockSlot {
     pub(crate) token: u64,
 }
 
-// SAFETY: it consists of numbers.
+// SAFETY: zeroed memory is a valid value, because all fields are numbers.
 unsafe impl Zeroable for BlockSlot {}
 
 impl BlockSlot {
@@ -63,15 +64,16 @@ impl BlockSlot {
         BlockSlot { link: 0, stream: NONE, len: 0, source: PeerId { index: 0, generation: 0 }, token: 0 };
 }
 
-/// A pool of blocks of equal size, and of blocks of [`SHORT`] bytes, whose indexes follow.
+/// A pool of blocks of equal size and of short blocks of [`SHORT`] bytes. The indexes of the short
+/// blocks follow all others.
 pub(crate) struct Blocks<'m> {
     bytes: &'m mut [u8],
     short_bytes: &'m mut [u8],
     pub slots: &'m mut [BlockSlot],
     size: usize,
-    /// The number of blocks that are not short.
+    /// Number of blocks that are not short.
     long: usize,
-    /// Slots and bytes that were never taken are neither read nor written.
+    /// The free lists. Slots and bytes that were never taken are neither read nor written.
     free: FreeList,
     free_short: FreeList,
 }
@@ -101,7 +103,7 @@ impl<'m> Blocks<'m> {
         self.size
     }
 
-    /// Takes a block.
+    /// Takes a block from the pool.
     #[inline]
     pub(crate) fn take(&mut self, stream: u32, source: PeerId, len: u32, token: u64) -> Option<u32> {
         let Blocks { slots, free, long, .. } = self;
@@ -112,7 +114,7 @@ impl<'m> Blocks<'m> {
         Some(index)
     }
 
-    /// Takes a short block.
+    /// Takes a short block from the pool.
     pub(crate) fn take_short(&mut self, stream: u32, source: PeerId, len: u32) -> Option<u32> {
         let slots = self.slots.get_mut(self.long..)?;
         let link = |index| slots.get(index as usize).map(|slot: &BlockSlot| slot.link);
@@ -133,20 +135,19 @@ impl<'m> Blocks<'m> {
         index as usize >= self.long
     }
 
-    /// Returns whether the next block taken is the last.
+    /// Returns whether at most one block that is not short is free.
     pub(crate) fn is_last(&self) -> bool {
         let (slots, mut free) = (&self.slots[..self.long], self.free.clone());
         let mut take = || free.take(slots.len(), |index| slots.get(index as usize).map(|slot| slot.link));
         take().and_then(|_| take()).is_none()
     }
 
-    /// Returns the blocks that were ever taken.
+    /// Returns the indexes of all blocks that were ever taken.
     pub(crate) fn used(&self) -> impl Iterator<Item = u32> + use<> {
         let long = self.long as u32;
         (0..self.free.used()).chain(long..long + self.free_short.used())
     }
 
-    /// Frees a block.
     #[inline]
     pub(crate) fn free(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
@@ -157,7 +158,7 @@ impl<'m> Blocks<'m> {
         };
     }
 
-    /// Returns the first byte of a block.
+    /// Returns a pointer to the first byte of a block.
     #[inline]
     pub(crate) fn bytes(&mut self, index: u32) -> *mut u8 {
         if let Some(short) = (index as usize).checked_sub(self.long) {
@@ -168,17 +169,17 @@ impl<'m> Blocks<'m> {
     }
 }
 
-/// A message whose payload is still at its sender.
+/// A stored message whose payload is still at its sender.
 #[derive(Clone, Copy, Debug)]
 pub struct HeaderSlot<const RAILS: usize> {
     link: u32,
-    /// The stream of its message, or none if it is free.
+    /// The stream of the message, or [`NONE`] if the header is free.
     pub(crate) stream: u32,
     pub(crate) source: PeerId,
     pub(crate) offer: Offer<RAILS>,
 }
 
-// SAFETY: it consists of numbers.
+// SAFETY: zeroed memory is a valid value, because all fields are numbers.
 unsafe impl<const RAILS: usize> Zeroable for HeaderSlot<RAILS> {}
 
 impl<const RAILS: usize> HeaderSlot<RAILS> {
@@ -187,7 +188,7 @@ impl<const RAILS: usize> HeaderSlot<RAILS> {
         HeaderSlot { link: 0, stream: NONE, source: PeerId { index: 0, generation: 0 }, offer: Offer::NONE };
 }
 
-/// All headers.
+/// All headers of an engine.
 pub(crate) struct Headers<'m, const RAILS: usize> {
     pub slots: &'m mut [HeaderSlot<RAILS>],
     /// Slots that were never taken are neither read nor written.
@@ -206,7 +207,7 @@ impl<'m, const RAILS: usize> Headers<'m, RAILS> {
         Some(index)
     }
 
-    /// Returns how many headers were ever taken.
+    /// Returns the number of headers that were ever taken.
     pub(crate) fn used(&self) -> u32 {
         self.free.used()
     }
@@ -218,8 +219,8 @@ impl<'m, const RAILS: usize> Headers<'m, RAILS> {
     }
 }
 
-/// Room of one kind, for payloads or headers: the initial share of each stream, and the shared
-/// pool.
+/// Room of one kind, for payloads or for headers. `each` is the initial share of each stream, and
+/// `left` the rest of the shared pool.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Room {
     pub each: u32,
@@ -250,53 +251,62 @@ impl Room {
     }
 }
 
-/// How much of each other's memory the two ends of a stream use.
+/// How much of each other's memory the two sides of a stream use.
 ///
-/// `sent` and `freed` count our credits at the peer, `kept` and `returned` the peer's credits here.
-/// A header is in use from its request to send until the reply, so it needs no count on the wire.
-/// Short messages have a total that the receiver raises.
+/// `sent` and `freed` count our credits at the peer. `kept` and `returned` count the peer's credits
+/// here. A header is in use from its request to send until the reply, so it needs no count on the
+/// wire. For short messages, the receiver raises a total.
 ///
-/// Two cache lines, so that indexing is a shift. A message with a credit uses the first.
+/// The account has two cache lines, so that indexing is a shift. A message with a credit uses only
+/// the first one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C, align(64))]
 pub struct Account {
-    /// Messages sent with a payload, and how many of their credits were returned.
+    /// Messages sent with a payload.
     pub(crate) sent: u32,
+    /// Credits of these messages that were returned.
     pub(crate) freed: u32,
-    /// Requests to send without a reply.
+    /// Requests to send that wait for a reply.
     pub(crate) asked: u32,
-    /// Payloads and headers of the peer that are kept here.
+    /// Payloads of the peer that are stored here.
     pub(crate) kept: u32,
+    /// Headers of the peer that are stored here.
     pub(crate) headers: u32,
-    /// Credits returned to the peer, and how many of them were announced.
+    /// Credits returned to the peer.
     pub(crate) returned: u32,
+    /// Returned credits that were announced to the peer.
     pub(crate) told: u32,
     /// The peer's limits: longest eager payload, credits and headers.
     pub(crate) takes: MatchLimits,
-    /// Fins sent; Fins received; and how many the peer has sent, according to its Bye.
+    /// Fins sent to the peer.
     pub(crate) fins_sent: u32,
+    /// Fins received from the peer.
     pub(crate) fins_heard: u32,
+    /// Fins that the peer has sent, according to its Bye.
     pub(crate) fins_said: u32,
-    /// Doublings of the peer's credits, and of its headers.
+    /// How often the peer's credits were doubled.
     pub(crate) credit_doublings: u8,
+    /// How often the peer's headers were doubled.
     pub(crate) header_doublings: u8,
-    /// Whether a Room is due.
+    /// Whether a Room message is due.
     pub(crate) grown: bool,
-    /// Messages sent on the fast path since the peer was connected: a counter of the engine, kept
-    /// in a cache line that such a message writes anyway.
+    /// Messages sent on the fast path since the peer was connected. This is a counter of the
+    /// engine; it is here because such a message writes this cache line anyway.
     pub(crate) at_once: u64,
-    /// Short messages sent, and how many we may send in all.
+    /// Short messages sent to the peer.
     pub(crate) shorts_sent: u32,
+    /// Total of short messages that we may send.
     pub(crate) shorts_most: u32,
-    /// Short messages received, and how many the peer may send in all.
+    /// Short messages received from the peer.
     pub(crate) shorts_heard: u32,
+    /// Total of short messages that the peer may send.
     pub(crate) shorts_granted: u32,
 }
 
 const _: () = assert!(core::mem::offset_of!(Account, shorts_sent) == 64 && size_of::<Account>() == 128);
 
 impl Account {
-    /// Nothing used.
+    /// An account with nothing in use.
     pub const EMPTY: Account = Account {
         sent: 0,
         freed: 0,
@@ -319,36 +329,37 @@ impl Account {
         shorts_granted: 0,
     };
 
-    /// Doubles the peer's credits, if there is room.
+    /// Doubles the peer's credits, if the pool has room.
     #[cold]
     pub(crate) fn grow_credits(&mut self, room: &mut Room) {
         self.grown |= room.double(&mut self.credit_doublings);
     }
 
-    /// Doubles the peer's headers, if there is room.
+    /// Doubles the peer's headers, if the pool has room.
     #[cold]
     pub(crate) fn grow_headers(&mut self, room: &mut Room) {
         self.grown |= room.double(&mut self.header_doublings);
     }
 
-    /// Returns the credits in use.
+    /// Returns the number of our credits in use.
     #[inline(always)]
     pub(crate) fn used(&self) -> u32 {
         self.sent.wrapping_sub(self.freed)
     }
 
-    /// Returns the returned credits that the peer does not know of.
+    /// Returns the number of returned credits that were not announced to the peer.
     #[inline(always)]
     pub(crate) fn owed(&self) -> u32 {
         self.returned.wrapping_sub(self.told)
     }
 
-    /// Handles the peer's total of returned credits.
+    /// Records the peer's total of returned credits.
     #[inline(always)]
     pub(crate) fn freed(&mut self, freed: u32) -> Result<(), Violation> {
         let more = freed.wrapping_sub(self.freed);
         if more > self.used() {
-            // A reordered older message changes nothing; a total beyond what was sent is forged.
+            // An older total that arrives late changes nothing. A total above what was sent is
+            // forged.
             return if more >> 31 != 0 { Ok(()) } else { Err(Violation::Credit) };
         }
         self.freed = freed;
@@ -367,7 +378,7 @@ mod tests {
             assert_eq!(account.freed(start.wrapping_add(4)), Err(Violation::Credit));
             assert_eq!(account.freed(start.wrapping_add(2)), Ok(()));
             assert_eq!(account.used(), 1);
-            // A late message.
+            // An older total arrives late.
             assert_eq!(account.freed(start), Ok(()));
             assert_eq!(account.freed(start.wrapping_sub(1000)), Ok(()));
             assert_eq!(account.used(), 1);
