@@ -1,5 +1,7 @@
-/* Rank 1 sends messages and puts with signals, then leaves without a word. Rank 0 waits for all of
- * it, and for that death, in an epoll loop. usage: events 0|1 FOLDER, where they meet by files */
+/* Rank 1 sends messages and puts with signals, then exits without closing its node. Rank 0 waits
+ * for everything, and for the death of rank 1, in an epoll loop. The ranks exchange addresses by
+ * files in FOLDER.
+ * usage: events 0|1 FOLDER */
 #include <fishplate.h>
 
 #include <stdio.h>

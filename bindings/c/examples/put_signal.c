@@ -1,5 +1,5 @@
-/* Two processes: rank 0 puts with a signal and sends a tagged message; rank 1 waits for both, then
- * leaves without a word, and rank 0 is told. They find each other by two files in a folder.
+/* Rank 0 puts with a signal and sends a tagged message. Rank 1 waits for both, then exits without
+ * closing its node, and rank 0 detects that. The ranks exchange addresses by files in FOLDER.
  * usage: put_signal 0|1 FOLDER */
 #include <fishplate.h>
 
@@ -17,7 +17,7 @@ static int check (int status, const char *what)
   return status;
 }
 
-/* Gives the other process bytes under a name, and takes its own. */
+/* Publishes our bytes under a name, and reads the bytes of the other rank. */
 static size_t swap (const char *folder, int rank, const char *name, const void *ours, size_t len,
                     void *theirs, size_t room, fp_node *node)
 {

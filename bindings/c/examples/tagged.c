@@ -1,6 +1,6 @@
-/* N processes in a ring: each sends its number to the next with a tag, receives that of the one
- * before, and passes it on until all have seen every number. They find each other by files in a
- * folder. usage: tagged RANK SIZE FOLDER */
+/* A ring of SIZE processes. Each sends its rank to the next one, receives from the previous one,
+ * and forwards until all have seen every rank. They exchange addresses by files in FOLDER.
+ * usage: tagged RANK SIZE FOLDER */
 #include <fishplate.h>
 
 #include <stdio.h>

@@ -1,16 +1,16 @@
-/* Fishplate: put, get, put-signal, atomics and tagged messages between processes, over shared memory
- * and libfabric rails, in one order. See docs/c.md for a first program.
+/* Fishplate: put, get, put-signal, atomics and tagged messages between processes, over shared
+ * memory and libfabric rails, in one order. See docs/c.md for a first program.
  *
- * Functions that return int return 0 or more on success, and a negative number of errno.h on failure;
- * then fp_last_error () returns a message. A function that fails has done nothing, unless documented
- * otherwise. A null, closed or invented handle is an error, never undefined behaviour. Pointers to
- * buffers, strings and results must be valid during the call.
+ * A function that returns int returns 0 or more on success, and a negative errno value on failure.
+ * After a failure fp_last_error () returns a message. A function that fails has no effect, unless
+ * documented otherwise. A null, closed or made-up handle is an error, never undefined behaviour.
+ * Pointers to buffers, strings and results must be valid during the call.
  *
- * A node belongs to the thread that opened it, until that thread calls fp_node_unbind; then to the next
- * thread that calls into it. Calls of other threads fail with -EPERM. A call from a signal handler that
- * interrupts another call fails with -EBUSY; otherwise no function may be called from a signal handler.
- * No function calls back, sets a signal handler or reads the environment. The library starts no thread,
- * except one that closes descriptors.
+ * The thread that opens a node owns it. After fp_node_unbind the next thread that calls into the
+ * node owns it. Calls of other threads fail with -EPERM. A signal handler must not call any
+ * function. If it interrupts a call on a node and calls into the same node, that call fails with
+ * -EBUSY. No function invokes callbacks, installs a signal handler or reads the environment. The
+ * library starts at most one thread, which closes descriptors.
  *
  * Timeouts are in milliseconds: 0 checks once, a negative one never expires. */
 #ifndef FISHPLATE_H
@@ -29,42 +29,43 @@ extern "C" {
 typedef struct fp_node fp_node;
 /* A peer. Valid until fp_peer_disconnect. */
 typedef uint32_t fp_peer;
-/* Memory of this node, and memory of a peer that was imported. */
+/* Memory of this node, and imported memory of a peer. */
 typedef uint64_t fp_mem;
 typedef uint64_t fp_remote;
-/* An operation in flight, and a receive. */
+/* An operation in flight, and a posted receive. */
 typedef uint64_t fp_token;
 typedef uint64_t fp_request;
 
-/* All peers, or any peer. */
+/* Names all peers, or any peer. */
 #define FP_ANY UINT32_MAX
-/* The token of an operation that was complete on return: it has no further completion. */
+/* The token of an operation that completed before the call returned. It is not reported again. */
 #define FP_OVER UINT64_MAX
 
-/* The longest address, and the longest handle of memory, in bytes. */
+/* Maximum length in bytes of an address, and of a memory handle. */
 #define FP_ADDRESS_MAX 1024
 #define FP_HANDLE_MAX 512
 
 /* ---- Errors ---------------------------------------------------------------------------------- */
 
-/* FP_VERSION of the library. */
+/* Returns the FP_VERSION of the library. */
 uint32_t fp_version (void);
-/* Returns a short description of a status, a constant. */
+/* Returns a short static description of a status. */
 const char *fp_strerror (int status);
 /* Returns the message of this thread's last failed call. Valid until the next failure. */
 const char *fp_last_error (void);
 
 /* ---- Nodes ----------------------------------------------------------------------------------- */
 
-/* Does not use shared memory for peers of this host. */
+/* Disables shared memory for peers on this host. */
 #define FP_NO_SHARED_MEMORY 1u
-/* Opens no libfabric rails; or fails in fp_node_open if it cannot open at least one. */
+/* Opens no libfabric rails; or makes fp_node_open fail if it cannot open at least one. */
 #define FP_NO_FABRIC 2u
 #define FP_REQUIRE_FABRIC 4u
-/* Gives the node a descriptor to wait on, also without libfabric rails: fp_node_fd. */
+/* Provides a descriptor to wait on (fp_node_fd), even without libfabric rails. */
 #define FP_WAIT_FD 8u
 
-/* Settings. Set all to zero, then struct_size. 0 means the default, which the comments name. */
+/* Settings. Zero the structure, then set struct_size. A field of 0 selects the default, which the
+ * comments name. */
 typedef struct fp_options {
   size_t struct_size;          /* sizeof (fp_options) */
   uint32_t flags;              /* FP_NO_SHARED_MEMORY and so on */
@@ -79,59 +80,66 @@ typedef struct fp_options {
   const char *interfaces;      /* one rail per mention; default: those nearby */
 } fp_options;
 
-/* Opens a node. `options` may be null. A process may have 64. Slow: loads libfabric. */
+/* Opens a node. `options` may be null. A process may have 64 nodes open. Slow: loads libfabric. */
 int fp_node_open (const fp_options *options, fp_node **node);
-/* Closes a node: waits until everything sent is applied and every peer knows that this node leaves.
- * The handle is invalid afterwards, even on errors. -ETIMEDOUT: some work was incomplete. */
+/* Closes a node. Waits until everything sent is applied and every peer knows that this node leaves.
+ * The handle is invalid afterwards, even after an error. Returns -ETIMEDOUT if some work was
+ * incomplete. */
 int fp_node_close (fp_node *node, int64_t timeout_ms);
-/* The next thread that calls into the node owns it. */
+/* Releases the node. The next thread that calls into the node owns it. */
 int fp_node_unbind (fp_node *node);
 /* Copies out the address that peers connect to. `*len` is the size of the buffer, and on return the
- * size needed. -EMSGSIZE: the buffer is too small. */
+ * required size. Returns -EMSGSIZE if the buffer is too small. */
 int fp_node_address (fp_node *node, void *address, size_t *len);
 /* Makes progress without waiting. Returns the number of events. */
 int fp_progress (fp_node *node);
 
-/* For event loops: prepares a wait, makes progress, and returns the descriptor to wait on until it is
- * readable; never read it. `*timeout_ms` is how long to wait at most; 0 means that there is work. Call it
- * before each wait, then test once more what the program waits for.
- * -ENOTSUP: the node was opened without FP_WAIT_FD, or a provider has no descriptor. */
+/* For event loops: prepares a wait, makes progress, and returns a descriptor. Wait until the
+ * descriptor is readable, but never read from it. `*timeout_ms` is the maximum time to wait; 0
+ * means that there is work. Call this before each wait, then check again whether the program's
+ * condition holds. Returns -ENOTSUP if the node was opened without FP_WAIT_FD, or if a provider has
+ * no descriptor. */
 int fp_node_fd (fp_node *node, int *timeout_ms);
 
 /* ---- Peers ----------------------------------------------------------------------------------- */
 
-/* Connects a peer by its address. The peer does the same with ours, in any order. Does not wait. */
+/* Connects a peer by its address. The peer must connect to our address too, in any order. Does not
+ * wait. */
 int fp_peer_connect (fp_node *node, const void *address, size_t len, fp_peer *peer);
-/* 1: connected. 0: not connected yet. -ECONNRESET: failed. -ESHUTDOWN: closed in good order. */
+/* Returns 1 if connected, 0 if not connected yet, -ECONNRESET if the peer failed, -ESHUTDOWN if it
+ * closed its node. */
 int fp_peer_state (fp_node *node, fp_peer peer);
-/* Disconnects a peer: operations in flight to it fail, and its memory is released. */
+/* Disconnects a peer. Operations in flight to it fail, and its imported memory is released. */
 int fp_peer_disconnect (fp_node *node, fp_peer peer);
 
 /* ---- Memory ---------------------------------------------------------------------------------- */
 
-/* Allocates zeroed memory that peers of this host can map and NICs can reach. */
+/* Allocates zeroed memory that peers on this host can map and NICs can access. */
 int fp_mem_alloc (fp_node *node, size_t len, fp_mem *memory);
-/* Registers memory of the program, at a multiple of 8 bytes. Peers may write it at any time. It must stay
- * valid until fp_mem_free returns 0 or the node is closed, and until all peers have released it. */
+/* Registers memory of the program, aligned to 8 bytes. Peers may write it at any time. The memory
+ * must stay valid until fp_mem_free returns 0 or the node is closed, and until all peers have
+ * released it. */
 int fp_mem_register (fp_node *node, void *start, size_t len, fp_mem *memory);
-/* -EBUSY: an operation, a receive or an import still uses it. -EADDRINUSE: it is freed, but a
- * provider still holds it; never reuse memory of fp_mem_register then. */
+/* Frees or deregisters memory. Returns -EBUSY while an operation, a receive or an import uses it.
+ * Returns -EADDRINUSE if it is freed but a provider still holds it; then never reuse registered
+ * memory. */
 int fp_mem_free (fp_node *node, fp_mem memory);
-/* Copies out the handle with which peers import the memory; see fp_node_address for `*len`. */
+/* Copies out the handle with which peers import the memory. `*len` works as in fp_node_address. */
 int fp_mem_export (fp_node *node, fp_mem memory, void *handle, size_t *len);
-/* Waits until the peer is connected, at most connect_timeout_ms. */
+/* Imports memory of a peer. Waits at most connect_timeout_ms until the peer is connected. */
 int fp_mem_import (fp_node *node, fp_peer peer, const void *handle, size_t len, fp_remote *remote);
 int fp_mem_release (fp_node *node, fp_remote remote);
 /* Copy bytes into memory of this node, and out of it. */
 int fp_mem_write (fp_node *node, fp_mem memory, uint64_t offset, const void *from, size_t len);
 int fp_mem_read (fp_node *node, fp_mem memory, uint64_t offset, void *into, size_t len);
-/* Stores a 64-bit word at a multiple of 8 bytes with release ordering. fp_wait_signal loads one. */
+/* Stores a 64-bit word with release ordering, at an offset that is a multiple of 8. fp_wait_signal
+ * loads such a word. */
 int fp_mem_store (fp_node *node, fp_mem memory, uint64_t offset, uint64_t value);
 
 /* ---- One-sided operations ---------------------------------------------------------------------
- * Without room these make progress for up to patience_ms, and then fail with -EAGAIN. With a token,
- * fp_poll or fp_test reports the completion; with a null token only fp_quiet does. Memory must not
- * change until then. */
+ * If there is no room, a call makes progress for up to patience_ms, and then fails with -EAGAIN. If
+ * `token` is not null, fp_poll or fp_test reports the completion; otherwise only fp_quiet does. Do
+ * not change the memory before that. */
 
 #define FP_SIGNAL_SET 1
 #define FP_SIGNAL_ADD 2
@@ -144,26 +152,27 @@ enum { FP_EQ = 1, FP_NE, FP_GE, FP_GT, FP_LE, FP_LT };
 
 int fp_put (fp_node *node, fp_mem memory, uint64_t offset, size_t len, fp_remote remote,
             uint64_t remote_offset, fp_token *token);
-/* The bytes may be reused on return. */
+/* Puts bytes of the program. They may be reused on return. */
 int fp_put_bytes (fp_node *node, const void *from, size_t len, fp_remote remote, uint64_t remote_offset);
-/* Writes, then signals: the 64-bit signal word changes once the data and everything sent to the peer
- * before have landed. With a `len` of 0 there is no data, and `memory` and `remote` are ignored. */
+/* Writes, then signals. The 64-bit signal word changes after the data and everything sent to the
+ * peer earlier have landed. If `len` is 0, there is no data, and `memory` and `remote` are
+ * ignored. */
 int fp_put_signal (fp_node *node, fp_mem memory, uint64_t offset, size_t len, fp_remote remote,
                    uint64_t remote_offset, fp_remote signal_remote, uint64_t signal_offset, int op,
                    uint64_t value, fp_token *token);
 int fp_get (fp_node *node, fp_mem memory, uint64_t offset, size_t len, fp_remote remote,
             uint64_t remote_offset, fp_token *token);
-/* `width`: 1, 2, 4 or 8 bytes. Only FP_AMO_COMPARE_SWAP uses `compare`. */
+/* `width` is 1, 2, 4 or 8 bytes. Only FP_AMO_COMPARE_SWAP uses `compare`. */
 int fp_atomic (fp_node *node, fp_remote remote, uint64_t offset, int op, uint32_t width, uint64_t operand,
                uint64_t compare, fp_token *token);
 int fp_atomic_fetch (fp_node *node, fp_remote remote, uint64_t offset, int op, uint32_t width,
                      uint64_t operand, uint64_t compare, uint64_t *before, int64_t timeout_ms);
-/* Later writes to the peer land after everything sent before. Does not wait. */
+/* Makes later writes to the peer land after everything sent earlier. Does not wait. */
 int fp_fence (fp_node *node, fp_peer peer);
 /* Waits until everything sent to the peer, or to all peers (FP_ANY), is applied there. */
 int fp_quiet (fp_node *node, fp_peer peer, int64_t timeout_ms);
-/* Waits until the comparison of the 64-bit word with `value` holds. `from` is the peer that signals,
- * whose failure ends the wait, or FP_ANY. `seen` receives the word, and may be null. */
+/* Waits until the 64-bit word compares as requested with `value`. `from` is the peer that signals,
+ * or FP_ANY; the wait fails if that peer fails. `seen` receives the word, and may be null. */
 int fp_wait_signal (fp_node *node, fp_mem memory, uint64_t offset, int compare, uint64_t value,
                     fp_peer from, int64_t timeout_ms, uint64_t *seen);
 
@@ -183,21 +192,24 @@ typedef struct fp_message {
   fp_peer source;
 } fp_message;
 
-/* The bytes may be reused on return; long ones are copied. */
+/* Sends bytes of the program. They may be reused on return, because long messages are copied. */
 int fp_send (fp_node *node, fp_peer to, fp_tag tag, const void *from, size_t len);
 int fp_send_mem (fp_node *node, fp_peer to, fp_tag tag, fp_mem memory, uint64_t offset, size_t len,
                  fp_token *token);
-/* Waits for a message. -EMSGSIZE: it was longer than the buffer, and is lost. `message` may be null. */
+/* Waits for a message. Returns -EMSGSIZE if it was longer than the buffer; the message is lost.
+ * `message` may be null. */
 int fp_recv (fp_node *node, fp_peer source, fp_tag tag, fp_tag ignore, void *into, size_t len,
              int64_t timeout_ms, fp_message *message);
-/* fp_poll reports the completion, with `word`. */
+/* Posts a receive. fp_poll reports the completion, with `word`. */
 int fp_post_recv (fp_node *node, fp_peer source, fp_tag tag, fp_tag ignore, fp_mem memory,
                   uint64_t offset, size_t len, uint64_t word, fp_request *request);
-/* 1: cancelled. 0: it had matched. It completes either way. */
+/* Cancels a receive. Returns 1 if cancelled, 0 if it had already matched. It completes in either
+ * case. */
 int fp_cancel (fp_node *node, fp_request request);
-/* 1: a matching message has arrived. 0: none has. With `claim` no other receive can match it. */
+/* Returns 1 if a matching message has arrived, else 0. With `claim`, no other receive can match the
+ * message. */
 int fp_probe (fp_node *node, fp_peer source, fp_tag tag, fp_tag ignore, int claim, fp_message *message);
-/* Receives a claimed message; otherwise as fp_post_recv. */
+/* Posts a receive for a claimed message. The completion is reported as for fp_post_recv. */
 int fp_recv_claimed (fp_node *node, uint64_t claim, fp_mem memory, uint64_t offset, size_t len,
                      uint64_t word, fp_request *request);
 
@@ -216,12 +228,13 @@ typedef struct fp_completion {
   uint32_t may_land;  /* 1: it failed, and may still land: do not reuse its memory before freeing it */
 } fp_completion;
 
-/* Makes progress once, and takes up to `count` completions. Returns their number. */
+/* Makes one pass, and takes up to `count` completions. Returns their number. */
 int fp_poll (fp_node *node, fp_completion *completions, size_t count);
-/* 1: the operation is complete, and its completion is taken. 0: it is not. Makes no progress. */
+/* Returns 1 if the operation is complete, and takes its completion; else returns 0. Makes no
+ * progress. */
 int fp_test (fp_node *node, fp_token token, fp_completion *completion);
 
-/* Counters since the node was opened. Set struct_size first. */
+/* Counters since the node was opened. Set struct_size before the call. */
 typedef struct fp_stats_t {
   size_t struct_size;
   uint64_t posted, arrived, out_of_order, duplicates, stale, applied, acks_alone, refused, failed, passes;

@@ -1,19 +1,18 @@
 //! The handles of nodes in C programs, and which thread may call into a node.
 //!
-//! A handle is a number typed as a pointer and never dereferenced: the slot of a fixed table, and
-//! the number of uses of that slot. Comparing the two detects a null, closed or invented handle. A
-//! node belongs to the thread that opened it, until that thread calls [`fp_node_unbind`]; then to
-//! the next thread that calls into it. Calls by other threads are refused, and so are calls by a
-//! signal handler that has interrupted a call. The check costs some loads and compares, and no
-//! atomic read-modify-write.
+//! A handle is a number typed as a pointer. It is never dereferenced. It encodes a slot of a fixed
+//! table and a count of opened nodes, so a null, closed or made-up handle is detected. The thread
+//! that opens a node owns it. After [`fp_node_unbind`] the next thread that calls into the node
+//! owns it. Calls by other threads are refused, and so are calls by a signal handler that has
+//! interrupted a call. The check costs a few loads and compares, and no atomic read-modify-write.
 //!
-//! Numbers of memory, peers, operations and receives are mixed with a number of the node, so that
-//! those of another node, and zero, are invalid.
+//! The numbers of memory, peers, operations and receives are mixed with a value of the node. Zero
+//! and the numbers of another node are therefore invalid.
 //!
 //! # Edges
 //!
-//! A compare-and-swap with acquire changes a slot's owner from none to a thread. That thread alone
-//! stores none again, with release. Only the owner accesses the contents of the slot.
+//! A compare-and-swap with acquire changes a slot's owner from 0 to a thread. Only that thread
+//! stores 0 again, with release. Only the owner accesses the contents of the slot.
 
 use std::cell::UnsafeCell;
 use std::collections::HashMap;
@@ -29,7 +28,7 @@ use fishplate::{LocalAddr, Node, PeerId, RemoteAddr};
 
 use crate::status::{Status, fail};
 
-/// A node for C. Never dereferenced.
+/// The C type of a node handle. Never dereferenced.
 #[repr(C)]
 pub struct FpNode {
     _opaque: [u8; 0],
@@ -38,28 +37,28 @@ pub struct FpNode {
 /// Maximum number of open nodes in a process.
 const SLOTS: usize = 64;
 
-/// A node, and the objects that its C program names by number.
+/// A node, and the objects that a C program names by number.
 pub(crate) struct Inner {
     pub node: Node,
-    /// By their raw numbers.
+    /// Memory of the node, by raw region number.
     pub memories: HashMap<u64, Memory>,
     pub remotes: HashMap<u64, Remote>,
     /// Claimed messages that are not received yet, by number.
     pub claims: HashMap<u64, Claimed>,
     pub next_claim: u64,
-    /// The value that is mixed into its numbers: 1 to 0x7fff.
+    /// The value mixed into the numbers of this node: 1 to 0x7fff.
     mixed: u64,
 }
 
 struct Slot {
-    /// The valid handle, or 0. Only the slot's owner changes it.
+    /// The handle of the open node, or 0. Only the slot's owner changes it.
     name: AtomicUsize,
-    /// The thread that may call, or 0.
+    /// The owning thread, or 0.
     owner: AtomicUsize,
-    /// Whether a call is in progress. Only the owner checks it, because a signal handler may have
-    /// interrupted the owner's call.
+    /// True during a call. Only the owner checks it, in case a signal handler interrupts the
+    /// owner's call.
     busy: AtomicBool,
-    /// `None` while the node is closed, or after a panic in it.
+    /// `None` while no node is open, or after a panic.
     inner: UnsafeCell<Option<Box<Inner>>>,
 }
 
@@ -80,7 +79,7 @@ static TABLE: [Slot; SLOTS] = [const {
     }
 }; SLOTS];
 
-/// Nodes that panicked. Their state may be inconsistent, so they are never dropped.
+/// Nodes whose calls panicked. Their state may be inconsistent, so they are never dropped.
 static LEFT: Mutex<Vec<Box<Inner>>> = Mutex::new(Vec::new());
 
 /// Counts nodes, so that no handle is reused.
@@ -92,7 +91,7 @@ fn me() -> usize {
     #[cfg(target_arch = "x86_64")]
     {
         let thread: usize;
-        // SAFETY: the ABI keeps the address of the thread's control block there.
+        // SAFETY: the x86-64 ABI stores the address of the thread control block at fs:0.
         unsafe {
             std::arch::asm!("mov {}, fs:0", out(reg) thread, options(nostack, pure, readonly, preserves_flags));
         }
@@ -126,7 +125,7 @@ pub(crate) fn insert(node: Node) -> Result<*mut FpNode, Status> {
             continue;
         }
         if slot.name.load(Ordering::Relaxed) != 0 {
-            // An open node without an owner.
+            // An open node that has no owner.
             slot.owner.store(0, Ordering::Release);
             continue;
         }
@@ -153,7 +152,8 @@ pub(crate) fn remove(node: *mut FpNode) -> Result<Box<Inner>, Status> {
     inner.ok_or_else(broken)
 }
 
-/// Whether the handle is valid and this thread owns the node.
+/// Checks that the handle is valid and that this thread owns the node. Adopts a node without an
+/// owner.
 #[inline(always)]
 fn owned(node: *mut FpNode) -> Result<(), Status> {
     let slot = slot(node);
@@ -173,7 +173,7 @@ fn adopt(node: *mut FpNode) -> Result<(), Status> {
     if slot.owner.compare_exchange(0, me(), Ordering::Acquire, Ordering::Relaxed).is_err() {
         return Err(fail(libc::EPERM, "the node belongs to another thread; call fp_node_unbind there first"));
     }
-    // Another thread may have closed it meanwhile.
+    // Another thread may have closed the node before the exchange.
     if slot.name.load(Ordering::Relaxed) != node.addr() {
         slot.owner.store(0, Ordering::Release);
         return Err(stranger());
@@ -186,8 +186,8 @@ fn stranger() -> Status {
     fail(libc::EBADF, "invalid node handle: null, closed or never returned")
 }
 
-/// Makes a call, which does not unwind, into the node of a slot that this thread owns. `None`:
-/// another call is in progress, or the node was closed.
+/// Makes a call, which must not unwind, into a slot that this thread owns. Returns `None` if
+/// another call is in progress or no node is open.
 #[inline(always)]
 fn during<T>(slot: &Slot, call: impl FnOnce(&mut Inner) -> T) -> Option<T> {
     if slot.busy.load(Ordering::Relaxed) {
@@ -203,7 +203,8 @@ fn during<T>(slot: &Slot, call: impl FnOnce(&mut Inner) -> T) -> Option<T> {
     done
 }
 
-/// Makes a call that cannot panic. `None`: no call was made, and [`enter`] returns the reason.
+/// Makes a call that cannot panic. Returns `None` if the call was not made; [`enter`] then returns
+/// the reason.
 #[inline(always)]
 pub(crate) fn at_once<T>(node: *mut FpNode, call: impl FnOnce(&mut Inner) -> T) -> Option<T> {
     let slot = slot(node);
@@ -213,7 +214,7 @@ pub(crate) fn at_once<T>(node: *mut FpNode, call: impl FnOnce(&mut Inner) -> T) 
     during(slot, call)
 }
 
-/// Makes a call into a node, and returns its result to C. A panic ends the node.
+/// Makes a call into a node, and returns its result to C. A panic makes the node unusable.
 #[inline(always)]
 pub(crate) fn enter(node: *mut FpNode, call: impl FnOnce(&mut Inner) -> Result<c_int, Status>) -> c_int {
     if let Err(status) = owned(node) {
@@ -251,46 +252,46 @@ impl Inner {
     }
 
     /// Converts the number of an operation or a receive. Its upper half distinguishes it from
-    /// earlier ones in the slot.
+    /// earlier ones in the same slot.
     #[inline(always)]
     pub fn token(&self, raw: u64) -> u64 {
         raw ^ self.mixed << 48
     }
 
-    /// The same for a peer.
+    /// Converts the number of a peer.
     pub fn peer(&self, raw: u32) -> u32 {
         raw ^ (self.mixed as u32) << 16
     }
 
-    /// An address in memory of the node.
+    /// Returns an address in memory of the node.
     #[inline(always)]
     pub fn here(&self, memory: u64, offset: u64) -> LocalAddr {
         LocalId::from_raw(self.region(memory)).at(offset)
     }
 
-    /// An address in imported memory.
+    /// Returns an address in imported memory.
     #[inline(always)]
     pub fn there(&self, remote: u64, offset: u64) -> RemoteAddr {
         RemoteId::from_raw(self.region(remote)).at(offset)
     }
 
-    /// A peer from C.
+    /// Converts a peer number from C.
     pub fn named(&self, peer: u32) -> PeerId {
         PeerId::from_raw(self.peer(peer))
     }
 
-    /// A peer, or any peer.
+    /// Converts a peer number from C; `None` means any peer.
     pub fn anyone(&self, peer: u32) -> Option<PeerId> {
         (peer != ANY).then(|| self.named(peer))
     }
 }
 
-/// The number that means any peer.
+/// The peer number that means any peer.
 pub(crate) const ANY: u32 = u32::MAX;
 
 #[cold]
 fn panicked(slot: &Slot) -> c_int {
-    // SAFETY: this thread owns the slot, and its call has ended.
+    // SAFETY: this thread owns the slot, and the call that panicked has returned.
     let inner = unsafe { (*slot.inner.get()).take() };
     LEFT.lock().unwrap_or_else(PoisonError::into_inner).extend(inner);
     broken().0
@@ -301,7 +302,7 @@ fn broken() -> Status {
     fail(libc::ENOTRECOVERABLE, "an internal error of the library ended this node; please report it")
 }
 
-/// Makes a call without a node.
+/// Makes a call that involves no node. Converts a panic to an error.
 pub(crate) fn outside(call: impl FnOnce() -> Result<c_int, Status>) -> c_int {
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(done)) => done,
@@ -310,7 +311,7 @@ pub(crate) fn outside(call: impl FnOnce() -> Result<c_int, Status>) -> c_int {
     }
 }
 
-/// Releases the node: the next thread that calls into it owns it.
+/// Releases the node. The next thread that calls into the node owns it.
 #[unsafe(no_mangle)]
 pub extern "C" fn fp_node_unbind(node: *mut FpNode) -> c_int {
     match owned(node) {
@@ -348,7 +349,7 @@ mod tests {
         let mut seen = vec![];
         for _ in 0..3 {
             let nodes: Vec<_> = std::iter::from_fn(|| open().ok()).collect();
-            // The other test has two of them.
+            // A concurrent test has two nodes open.
             assert!((SLOTS - 2..=SLOTS).contains(&nodes.len()));
             for node in nodes {
                 assert!(!seen.contains(&node));

@@ -1,5 +1,5 @@
-//! The layout that C programs were compiled with. `tests/layout.c` checks the header against the
-//! same numbers.
+//! Checks the structure layouts that compiled C programs rely on. `tests/layout.c` checks the
+//! header against the same numbers.
 
 use std::mem::offset_of;
 

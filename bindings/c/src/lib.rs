@@ -1,15 +1,16 @@
-//! Fishplate for C. `include/fishplate.h` documents every function, and `docs/c.md` is the way in,
-//! with `examples/put_signal.c` as a first program. Each function is one call of
-//! [`fishplate::Node`]; this package has no logic of its own.
+//! Fishplate for C. `include/fishplate.h` documents every function. Start with `docs/c.md` and
+//! `examples/put_signal.c`. Each function makes one call of [`fishplate::Node`]; this package has
+//! no logic of its own.
 //!
 //! Input is not trusted: a handle is looked up in a fixed table, and the node checks numbers. Only
-//! the caller's buffers and strings are used unchecked. A panic ends the node and becomes an error.
+//! the caller's buffers and strings are used unchecked. A panic makes the node unusable and becomes
+//! an error.
 //!
 //! # Files
 //!
-//! `handle` is the table of nodes and checks who may call. `status` has the return codes. `node`,
-//! `memory`, `verbs`, `messages` and `poll` are the functions, grouped as in the header. `layout`
-//! asserts the layout of the structures that programs were compiled with.
+//! `handle` holds the table of nodes and checks which thread may call. `status` has the return
+//! codes. `node`, `memory`, `verbs`, `messages` and `poll` hold the functions, grouped as in the
+//! header. `layout` asserts the layouts of the structures.
 
 #![allow(clippy::missing_safety_doc, reason = "the header says what each function demands")]
 

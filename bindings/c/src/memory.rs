@@ -31,7 +31,8 @@ pub unsafe extern "C" fn fp_mem_register(
     enter(node, |inner| {
         let place = place(memory, "memory")?;
         let start = NonNull::new(start.cast()).ok_or_else(|| fail(libc::EINVAL, "the memory is null"))?;
-        // SAFETY: the header requires that the memory stays valid until it is freed.
+        // SAFETY: the header requires the memory to stay valid until it is freed and peers have
+        // released it.
         let memory = unsafe { inner.node.register(start, len) }?;
         let raw = inner.region(memory.at(0).region.to_raw());
         inner.memories.insert(raw, memory);
@@ -46,7 +47,8 @@ pub unsafe extern "C" fn fp_mem_free(node: *mut FpNode, memory: u64) -> c_int {
     enter(node, |inner| {
         let named = *inner.memories.get(&memory).ok_or_else(unknown_region)?;
         let freed = inner.node.free(named);
-        // Freed, unless it is still in use.
+        // The handle is unknown once the memory is freed. It stays known while the memory is in
+        // use.
         if inner.node.handle(named).is_err() {
             inner.memories.remove(&memory);
         }
@@ -55,7 +57,7 @@ pub unsafe extern "C" fn fp_mem_free(node: *mut FpNode, memory: u64) -> c_int {
     })
 }
 
-/// Returns the handle with which peers import memory.
+/// Copies out the handle with which peers import memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_mem_export(
     node: *mut FpNode,
@@ -132,7 +134,7 @@ pub unsafe extern "C" fn fp_mem_read(
     })
 }
 
-/// Stores a word of 64 bits.
+/// Stores a 64-bit word.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_mem_store(node: *mut FpNode, memory: u64, offset: u64, value: u64) -> c_int {
     enter(node, |inner| {

@@ -13,7 +13,7 @@ use crate::node::{buffer, bytes, millis, place};
 use crate::status::Status;
 use crate::verbs::issued;
 
-/// A tag of 96 bits.
+/// A 96-bit tag.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FpTag {
@@ -23,17 +23,17 @@ pub struct FpTag {
     pub high: u32,
 }
 
-/// Description of a message.
+/// Describes a message.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct FpMessage {
     /// The sender's tag.
     pub tag: FpTag,
-    /// Its length at the sender, in bytes.
+    /// Length at the sender, in bytes.
     pub len: u64,
-    /// The number of a claimed message.
+    /// Number of the claim, for `fp_recv_claimed`.
     pub claim: u64,
-    /// The sender.
+    /// The sending peer.
     pub source: u32,
 }
 
@@ -44,7 +44,7 @@ impl FpTag {
 }
 
 impl Inner {
-    /// Describes a message for C.
+    /// Converts an envelope for C.
     pub fn message(&self, envelope: Envelope) -> FpMessage {
         let Envelope { source, tag, len } = envelope;
         let source = self.peer(source.to_raw());
@@ -142,7 +142,7 @@ pub unsafe extern "C" fn fp_cancel(node: *mut FpNode, request: u64) -> c_int {
     })
 }
 
-/// Looks for a message, and optionally claims it.
+/// Finds a message, and optionally claims it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_probe(
     node: *mut FpNode,

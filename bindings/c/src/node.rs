@@ -1,4 +1,4 @@
-//! Opens and closes nodes; addresses and peers.
+//! Opens and closes nodes, and handles addresses and peers.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
@@ -13,42 +13,42 @@ use fishplate::{Limits, Node};
 use crate::handle::{FpNode, enter, insert, outside, remove};
 use crate::status::{Status, fail};
 
-/// See the header.
+/// Settings of a node; the header documents them.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct FpOptions {
-    /// Size of the structure as the caller was compiled with, in bytes.
+    /// `sizeof (fp_options)` in the caller's build.
     pub struct_size: usize,
     /// `FP_*` flags.
     pub flags: u32,
-    /// Most peers.
+    /// Maximum number of peers.
     pub peers: u32,
     /// Maximum number of registered regions.
     pub regions: u32,
-    /// Most imported regions.
+    /// Maximum number of imported regions.
     pub imports: u32,
     /// Maximum number of operations in flight.
     pub operations: u32,
-    /// How long an operation waits for room, in milliseconds.
+    /// Maximum time that an operation waits for room, in milliseconds.
     pub patience_ms: u32,
-    /// How long the first use of a peer waits for its connection, in milliseconds.
+    /// Maximum time that the first use of a peer waits for its connection, in milliseconds.
     pub connect_timeout_ms: u32,
-    /// Most libfabric rails.
+    /// Maximum number of libfabric rails.
     pub max_rails: u32,
-    /// Names, separated by commas.
+    /// Provider names, separated by commas.
     pub providers: *const c_char,
-    /// Names, separated by commas.
+    /// Interface names, separated by commas.
     pub interfaces: *const c_char,
 }
 
-/// Does not use shared memory for peers of this host.
+/// Disables shared memory for peers on this host.
 pub const FP_NO_SHARED_MEMORY: u32 = 1;
-/// No libfabric rails.
+/// Opens no libfabric rails.
 pub const FP_NO_FABRIC: u32 = 2;
-/// Does not open a node without a libfabric rail.
+/// Makes opening fail without a libfabric rail.
 pub const FP_REQUIRE_FABRIC: u32 = 4;
 
-/// The node has a descriptor to wait on, also without libfabric rails.
+/// Provides a descriptor to wait on, even without libfabric rails.
 pub const FP_WAIT_FD: u32 = 8;
 
 const DEFAULTS: u32 = 0;
@@ -60,7 +60,7 @@ pub(crate) fn millis(timeout: i64) -> Duration {
     }
 }
 
-/// Checks that a pointer may be dereferenced.
+/// Checks that a pointer is not null and is aligned.
 #[inline(always)]
 pub(crate) fn check<T>(pointer: *const T, name: &str) -> Result<(), Status> {
     match pointer.is_null() || !pointer.is_aligned() {
@@ -69,16 +69,16 @@ pub(crate) fn check<T>(pointer: *const T, name: &str) -> Result<(), Status> {
     }
 }
 
-/// The destination of a result.
+/// Converts a result pointer to a reference.
 #[inline(always)]
 pub(crate) fn place<'a, T>(pointer: *mut T, name: &str) -> Result<&'a mut MaybeUninit<T>, Status> {
     check(pointer, name)?;
-    // SAFETY: as the header requires: writable for one value, and not used elsewhere during the
-    // call. It may be uninitialised.
+    // SAFETY: checked above. The header requires it to be writable for one value and unused by
+    // others during the call. It may be uninitialised.
     Ok(unsafe { &mut *pointer.cast() })
 }
 
-/// The caller's bytes.
+/// Converts the caller's pointer and length to a slice.
 pub(crate) fn bytes<'a>(pointer: *const c_void, len: usize) -> Result<&'a [u8], Status> {
     if len == 0 {
         return Ok(&[]);
@@ -86,11 +86,12 @@ pub(crate) fn bytes<'a>(pointer: *const c_void, len: usize) -> Result<&'a [u8], 
     if pointer.is_null() || len > isize::MAX as usize {
         return Err(fail(libc::EINVAL, "invalid bytes: null, or too long"));
     }
-    // SAFETY: as the header requires: readable during the call, and not written.
+    // SAFETY: checked above. The header requires the bytes to be readable and not written during
+    // the call.
     Ok(unsafe { std::slice::from_raw_parts(pointer.cast(), len) })
 }
 
-/// The caller's buffer.
+/// Converts the caller's pointer and length to a writable slice.
 pub(crate) fn buffer<'a>(pointer: *mut c_void, len: usize) -> Result<&'a mut [u8], Status> {
     if len == 0 {
         return Ok(&mut []);
@@ -98,15 +99,15 @@ pub(crate) fn buffer<'a>(pointer: *mut c_void, len: usize) -> Result<&'a mut [u8
     if pointer.is_null() || len > isize::MAX as usize {
         return Err(fail(libc::EINVAL, "invalid buffer: null, or too long"));
     }
-    // SAFETY: as the header requires: readable and writable during the call, not used elsewhere,
-    // and initialised.
+    // SAFETY: checked above. The header requires the bytes to be initialised, writable and unused
+    // by others during the call.
     Ok(unsafe { std::slice::from_raw_parts_mut(pointer.cast(), len) })
 }
 
-/// Copies bytes into the caller's buffer, and returns the size that is needed.
+/// Copies bytes into the caller's buffer, and writes the required size to `len`.
 pub(crate) fn hand_out(from: &[u8], into: *mut c_void, len: *mut usize) -> Result<c_int, Status> {
     let len = place(len, "len")?;
-    // SAFETY: the header requires that it holds the size of the buffer.
+    // SAFETY: the header requires that `len` holds the size of the buffer.
     let room = unsafe { len.assume_init_read() };
     len.write(from.len());
     if room < from.len() {
@@ -119,32 +120,32 @@ pub(crate) fn hand_out(from: &[u8], into: *mut c_void, len: *mut usize) -> Resul
     Ok(0)
 }
 
-/// Names, separated by commas.
+/// Splits a string at its commas.
 fn names(list: *const c_char, what: &str) -> Result<Vec<String>, Status> {
     if list.is_null() {
         return Ok(vec![]);
     }
-    // SAFETY: as the header requires: a string that ends with a zero byte.
+    // SAFETY: not null, and the header requires a string that ends with a zero byte.
     let list = unsafe { CStr::from_ptr(list) };
     let list = list.to_str().map_err(|_| fail(libc::EINVAL, format_args!("{what} is not UTF-8")))?;
     Ok(list.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect())
 }
 
-/// Copies the options that the caller's version has; the rest is 0.
+/// Copies the fields that the caller's version of the header has. The other fields are 0.
 fn options(given: *const FpOptions) -> Result<FpOptions, Status> {
-    // SAFETY: numbers and raw pointers, all of which may be zero.
+    // SAFETY: the structure consists of numbers and raw pointers, for which zero is valid.
     let mut options: FpOptions = unsafe { std::mem::zeroed() };
     if given.is_null() {
         return Ok(options);
     }
     check(given, "options")?;
-    // SAFETY: as the header requires: options that begin with their size.
+    // SAFETY: the header requires that the options begin with their size.
     let size = unsafe { (*given).struct_size };
     if !(size_of::<usize>()..=4096).contains(&size) {
         return Err(fail(libc::EINVAL, "struct_size: set it to sizeof (fp_options)"));
     }
     let known = size_of::<FpOptions>();
-    // SAFETY: as the header requires: `size` bytes are readable.
+    // SAFETY: the header requires `size` readable bytes.
     let all = unsafe { std::slice::from_raw_parts(given.cast::<u8>(), size) };
     if all.iter().skip(known).any(|&byte| byte != 0) {
         return Err(fail(
@@ -152,7 +153,7 @@ fn options(given: *const FpOptions) -> Result<FpOptions, Status> {
             "unknown option set: this library is older than the header; set only options that it knows",
         ));
     }
-    // SAFETY: both have this length, and one is ours; all bytes are valid values.
+    // SAFETY: both structures have at least this length, and any bytes are valid field values.
     unsafe {
         std::ptr::copy_nonoverlapping(given.cast(), (&raw mut options).cast::<u8>(), size.min(known));
     }
@@ -220,7 +221,7 @@ pub unsafe extern "C" fn fp_node_close(node: *mut FpNode, timeout_ms: i64) -> c_
     })
 }
 
-/// Returns the node's address.
+/// Copies out the node's address.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_node_address(node: *mut FpNode, into: *mut c_void, len: *mut usize) -> c_int {
     enter(node, |inner| hand_out(&inner.node.address(), into, len))
@@ -235,7 +236,7 @@ pub unsafe extern "C" fn fp_node_fd(node: *mut FpNode, timeout_ms: *mut c_int) -
         let Some(fd) = inner.node.wait_fd() else {
             return Err(fail(libc::ENOTSUP, "the node has no descriptor: open it with FP_WAIT_FD"));
         };
-        // Rounded up, because 0 means that there is work to do.
+        // Rounds up, because 0 means that there is work.
         timeout_ms.write(longest.map_or(0, |longest| longest.as_millis() as c_int + 1));
         Ok(fd.as_raw_fd())
     })
@@ -286,12 +287,12 @@ pub unsafe extern "C" fn fp_peer_disconnect(node: *mut FpNode, named: u32) -> c_
     })
 }
 
-/// The error for an unknown region.
+/// Returns the error for an unknown region.
 pub(crate) fn unknown_region() -> Status {
     Error::from(AttachError::UnknownRegion).into()
 }
 
-/// The library's version.
+/// Returns the library's version.
 #[unsafe(no_mangle)]
 pub extern "C" fn fp_version() -> u32 {
     let part = |text: &str| text.bytes().fold(0, |number, digit| number * 10 + u32::from(digit - b'0'));

@@ -10,29 +10,29 @@ use crate::messages::{FpMessage, FpTag};
 use crate::node::{check, place};
 use crate::status::{fail, of_outcome};
 
-/// The completion of an operation or a receive.
+/// Completion of an operation or a receive.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct FpCompletion {
     /// `FP_OPERATION` or `FP_RECEIVE`.
     pub kind: u32,
-    /// 0, or a negative number of `errno.h`.
+    /// 0, or a negative errno value.
     pub status: i32,
-    /// The token, or the request.
+    /// The token of the operation, or the request of the receive.
     pub id: u64,
-    /// The context word of a receive.
+    /// The context word of the receive.
     pub word: u64,
-    /// The value of a fetch, or the received bytes.
+    /// The fetched value of an atomic, or a number of bytes.
     pub value: u64,
     /// The received message.
     pub message: FpMessage,
-    /// The operation failed, and may still land.
+    /// 1 if the operation failed but may still land.
     pub may_land: u32,
 }
 
-/// An operation is complete.
+/// `kind` of the completion of an operation.
 pub const FP_OPERATION: u32 = 1;
-/// A receive is complete.
+/// `kind` of the completion of a receive.
 pub const FP_RECEIVE: u32 = 2;
 
 const NOBODY: FpMessage =
@@ -72,7 +72,7 @@ impl FpCompletion {
     }
 }
 
-/// Makes a pass, and takes completions.
+/// Makes one pass, and takes completions.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_poll(node: *mut FpNode, into: *mut FpCompletion, count: usize) -> c_int {
     enter(node, |inner| {
@@ -89,7 +89,7 @@ pub unsafe extern "C" fn fp_poll(node: *mut FpNode, into: *mut FpCompletion, cou
                     None => break,
                 },
             };
-            // SAFETY: the header requires room for `count`.
+            // SAFETY: `taken < count`, and the header requires room for `count` completions.
             unsafe { into.add(taken).write(end) };
             taken += 1;
         }
@@ -113,27 +113,27 @@ pub unsafe extern "C" fn fp_test(node: *mut FpNode, token: u64, into: *mut FpCom
     })
 }
 
-/// Counters.
+/// Counters of a node.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FpStats {
-    /// Size of the structure as the caller was compiled with, in bytes.
+    /// `sizeof (fp_stats_t)` in the caller's build.
     pub struct_size: usize,
     /// Writes and messages posted.
     pub posted: u64,
     /// Writes and messages that arrived.
     pub arrived: u64,
-    /// Arrivals before an earlier number.
+    /// Arrivals that overtook an earlier sequence number.
     pub out_of_order: u64,
-    /// Repeated arrivals.
+    /// Arrivals of a sequence number that had already arrived.
     pub duplicates: u64,
-    /// Arrivals of an earlier attachment.
+    /// Arrivals with an epoch of an earlier attachment.
     pub stale: u64,
     /// Signals and atomics applied.
     pub applied: u64,
-    /// Acknowledgements sent on their own.
+    /// Acknowledgements sent in a message of their own.
     pub acks_alone: u64,
-    /// Posts refused for lack of room.
+    /// Posts refused because there was no room.
     pub refused: u64,
     /// Posts that failed.
     pub failed: u64,
@@ -141,12 +141,12 @@ pub struct FpStats {
     pub passes: u64,
 }
 
-/// The node's counters.
+/// Copies out the node's counters.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_stats(node: *mut FpNode, into: *mut FpStats) -> c_int {
     enter(node, |inner| {
         check(into, "stats")?;
-        // SAFETY: the header requires that it holds the size of the structure.
+        // SAFETY: the header requires that `struct_size` is set.
         let size = unsafe { (*into).struct_size };
         if !(size_of::<usize>()..=4096).contains(&size) {
             return Err(fail(libc::EINVAL, "struct_size: set it to sizeof (fp_stats_t)"));
@@ -166,7 +166,8 @@ pub unsafe extern "C" fn fp_stats(node: *mut FpNode, into: *mut FpStats) -> c_in
             passes: stats.passes,
         };
         let known = size.min(size_of::<FpStats>());
-        // SAFETY: the caller's structure has `size` bytes, ours at least `known`.
+        // SAFETY: the caller's structure has `size` bytes. `known` exceeds neither `size` nor our
+        // size.
         unsafe {
             std::ptr::copy_nonoverlapping((&raw const all).cast::<u8>(), into.cast(), known);
         }

@@ -1,5 +1,5 @@
-//! Return values: 0 or more, or a negative number of `errno.h`. [`fp_last_error`] has the exact
-//! error of each thread.
+//! Return values: 0 or more, or a negative errno value. [`fp_last_error`] returns the message of
+//! the thread's last error.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int};
@@ -9,7 +9,7 @@ use fishplate::core::error::{AttachError, OpError, PeerError, WaitError};
 use fishplate::core::op::{Fault, Outcome};
 use fishplate::node::{Error, OpenError};
 
-/// A negative number of `errno.h`.
+/// A negative errno value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Status(pub c_int);
 
@@ -21,18 +21,18 @@ thread_local! {
 #[cold]
 pub(crate) fn fail(code: c_int, text: impl Display) -> Status {
     let text = CString::new(text.to_string().replace('\0', " ")).unwrap_or_default();
-    // A thread that is exiting can no longer store it.
+    // A thread that is exiting can no longer store its message.
     let _ = LAST.try_with(|last| last.replace(text));
     Status(-code)
 }
 
-/// Returns the text of this thread's last error. Valid until the next one.
+/// Returns the message of this thread's last error. Valid until the next error.
 #[unsafe(no_mangle)]
 pub extern "C" fn fp_last_error() -> *const c_char {
     LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }
 
-/// Returns a short description of a status, a constant.
+/// Returns a short static description of a status.
 #[unsafe(no_mangle)]
 pub extern "C" fn fp_strerror(status: c_int) -> *const c_char {
     let text: &CStr = match status.wrapping_neg() {
@@ -107,7 +107,8 @@ fn of_fault(fault: Fault) -> c_int {
     }
 }
 
-/// The result of an operation: 0 or a negative number, and whether it may still land.
+/// Converts the outcome of an operation: 0 or a negative errno value, and whether it may still
+/// land.
 pub(crate) fn of_outcome(outcome: Outcome) -> (c_int, bool) {
     match outcome {
         Outcome::Done => (0, false),

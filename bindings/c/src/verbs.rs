@@ -11,10 +11,10 @@ use crate::node::{bytes, millis, place};
 use crate::status::{Status, fail};
 
 /// The token of an operation that is already complete. No other token has all bits set, because
-/// slot numbers have fewer than 32.
+/// slot numbers are shorter than 32 bits.
 const OVER: u64 = u64::MAX;
 
-/// How to report an operation: [`Notice::Report`] if the caller wants its token.
+/// Returns [`Notice::Report`] if the caller wants a token, else [`Notice::Silent`].
 #[inline(always)]
 fn notice(token: *mut u64) -> Result<Notice, Status> {
     match token.is_null() {
@@ -86,7 +86,7 @@ pub unsafe extern "C" fn fp_put_bytes(
     })
 }
 
-/// Writes, if there are bytes, then signals.
+/// Writes if `len` is not 0, then signals.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_put_signal(
     node: *mut FpNode,
@@ -101,7 +101,7 @@ pub unsafe extern "C" fn fp_put_signal(
     value: u64,
     token: *mut u64,
 ) -> c_int {
-    // Fast path: most complete at once.
+    // Fast path: most calls complete at once.
     let usual = token.is_null() && len != 0 && op == SignalOp::Set as c_int;
     let over = usual.then(|| {
         at_once(node, |inner| {
@@ -205,7 +205,7 @@ pub unsafe extern "C" fn fp_atomic_fetch(
     })
 }
 
-/// Orders writes.
+/// Orders later writes after earlier ones.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_fence(node: *mut FpNode, named: u32) -> c_int {
     enter(node, |inner| {
@@ -215,7 +215,7 @@ pub unsafe extern "C" fn fp_fence(node: *mut FpNode, named: u32) -> c_int {
     })
 }
 
-/// Waits until all operations are complete.
+/// Waits until everything sent is applied.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fp_quiet(node: *mut FpNode, named: u32, timeout_ms: i64) -> c_int {
     enter(node, |inner| {

@@ -1,4 +1,5 @@
-/* The layout that programs were compiled with. src/layout.rs holds the library to the same. */
+/* Checks the structure layouts of the header. src/layout.rs asserts the same numbers for the
+   library. */
 #include <fishplate.h>
 
 #ifdef __cplusplus

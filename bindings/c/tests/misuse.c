@@ -1,5 +1,5 @@
-/* What C programs do wrong is an error and never a crash: every function with nodes that are none, a
- * table of wrong arguments, and random calls. usage: misuse [SEED] */
+/* Misuse returns an error and never crashes: every function with invalid nodes, a table of wrong
+ * arguments, and random calls. usage: misuse [SEED] */
 #include <fishplate.h>
 
 #include <errno.h>
@@ -10,7 +10,7 @@
 #include <string.h>
 #include <sys/time.h>
 
-/* A word, by the wait that it satisfies at once. */
+/* Loads a word with a wait that is satisfied at once. */
 static int load (fp_node *node, fp_mem memory, uint64_t offset, uint64_t *value)
 {
   return fp_wait_signal (node, memory, offset, FP_GE, 0, FP_ANY, 0, value);
@@ -38,7 +38,7 @@ static uint64_t below (uint64_t n)
   return random_state % n;
 }
 
-/* What calls choose from; entry 0 is good once there is one. */
+/* Values that random calls choose from. Entry 0 becomes valid during the test. */
 static uint64_t memories[8] = { 0, 1, UINT64_MAX, 1ull << 32, 5 }, remotes[8] = { 0, 1, UINT64_MAX, 7ull << 32 };
 static uint32_t peers[8] = { 0, 1, FP_ANY, 77, 1u << 16 };
 static uint64_t tokens[8] = { 0, 1, UINT64_MAX }, requests[8] = { 0, 1, UINT64_MAX };
@@ -51,7 +51,7 @@ static const uint64_t values[] = { 0, 1, UINT64_MAX };
 enum { FUNCTIONS = 34 };
 static char buffer[20000];
 
-/* Calls a function with arguments by chance. */
+/* Calls function number `which` with random arguments. */
 static int call (int which, fp_node *node)
 {
   int waits;
@@ -129,7 +129,7 @@ static void run (void *(*body) (void *), void *node)
 static fp_node *interrupted;
 static int from_handler[4];
 
-/* Calls into the node whose call it has interrupted. */
+/* Calls into the node whose call the signal has interrupted. */
 static void handler (int number)
 {
   (void) number;
@@ -152,7 +152,7 @@ static void signals (fp_node *node)
   EXPECT (fp_progress (node) >= 0, 1);
 }
 
-/* Numbers of one node name nothing at another. */
+/* Numbers of one node are invalid at another node. */
 static void foreign (fp_node *node)
 {
   fp_node *other = open_node ();
@@ -272,7 +272,7 @@ static void wrong_arguments (fp_node *node, fp_peer me)
   EXPECT (fp_poll (node, NULL, 0), 0);
   EXPECT (fp_test (node, 12345, NULL), -EINVAL);
   EXPECT (fp_stats (node, NULL), -EINVAL);
-  /* And what is right works. */
+  /* Correct calls still work. */
   EXPECT (fp_put (node, memory, 0, 8, remote, 64, &token), 0);
   EXPECT (fp_quiet (node, me, 1000), 0);
   EXPECT (fp_atomic_fetch (node, remote, 128, FP_AMO_ADD, 8, 5, 0, &value, 1000), 0);

@@ -16,7 +16,7 @@ def main() -> None:
     job = fishplate.Job(place, 2)
     with fishplate.Node() as node:
         peer = node.connect(job.exchange(node.address))
-        # A word each for "arrived" and "free", then the slots.
+        # One word for "arrived", one for "free", then the slots.
         memory = node.alloc(64 + SLOTS * 4 * COUNT)
         theirs = peer.import_memory(job.exchange(memory.handle()))
         slots = [memory.at(64 + slot * 4 * COUNT, 4 * COUNT) for slot in range(SLOTS)]

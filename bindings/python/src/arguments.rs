@@ -27,7 +27,7 @@ pub(crate) enum Data<'py> {
     View(View),
 }
 
-/// A [`Data`] without Python objects, for calls without the GIL.
+/// A [`Data`] without Python objects, for calls that release the GIL.
 pub(crate) enum Payload<'a> {
     Region(Range),
     Bytes(&'a [u8]),
@@ -41,7 +41,7 @@ impl Payload<'_> {
         }
     }
 
-    /// Returns whether the copy is too short to be worth releasing the GIL.
+    /// True if the data is too short to be worth releasing the GIL.
     pub fn is_short(&self) -> bool {
         match self {
             Payload::Region(_) => true,
@@ -59,7 +59,7 @@ impl Data<'_> {
         }
     }
 
-    /// Converts into memory that an operation can hold.
+    /// Converts to memory that an operation can hold.
     pub fn held(self) -> PyResult<Held> {
         Ok(match self {
             Data::Region(range, len) => Held::Region(range, len),
@@ -94,7 +94,7 @@ fn region(node: &Arc<Shared>, object: &Bound<'_, PyAny>) -> PyResult<Option<(Ran
     Ok(None)
 }
 
-/// Converts memory of the node, or any buffer.
+/// Converts memory of the node, or any readable buffer.
 pub(crate) fn data<'py>(node: &Arc<Shared>, object: &Bound<'py, PyAny>) -> PyResult<Data<'py>> {
     if let Ok(bytes) = object.cast::<PyBytes>() {
         return Ok(Data::Bytes(bytes.clone()));
@@ -149,7 +149,7 @@ pub(crate) fn anyone(node: &Arc<Shared>, given: Option<&Bound<'_, Peer>>) -> PyR
     given.map(|given| peer(node, given)).transpose()
 }
 
-/// Converts seconds. Without them, returns the node's default.
+/// Converts seconds. Returns the default if there are none.
 pub(crate) fn timeout(py: Python<'_>, default: Duration, seconds: Option<f64>) -> PyResult<Duration> {
     match seconds {
         None => Ok(default),
@@ -158,7 +158,7 @@ pub(crate) fn timeout(py: Python<'_>, default: Duration, seconds: Option<f64>) -
     }
 }
 
-/// Converts a tag of 96 bits.
+/// Converts a 96-bit tag.
 pub(crate) fn tag(object: Option<&Bound<'_, PyAny>>) -> PyResult<Tag> {
     let Some(object) = object else { return Ok(Tag::ZERO) };
     if let Ok(low) = object.extract::<u64>() {

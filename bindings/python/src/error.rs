@@ -1,4 +1,4 @@
-//! Turns errors into exceptions: the classes of `python/fishplate/_errors.py`, each with a `kind`.
+//! Converts errors to exceptions: the classes of `python/fishplate/_errors.py`, each with a `kind`.
 
 use fishplate::core::engine::protocol::Received;
 use fishplate::core::error::{AttachError, OpError, PeerError, WaitError};
@@ -7,14 +7,14 @@ use fishplate::node::{Error, OpenError};
 use pyo3::types::PyAnyMethods;
 use pyo3::{PyErr, Python};
 
-/// Why a call failed. Created without Python, so that calls without the GIL can return it.
+/// Why a call failed. Needs no Python, so calls that release the GIL can return it.
 #[derive(Debug)]
 pub(crate) enum Fault {
-    /// An error of the node.
+    /// The node returned an error.
     Node(Error),
     /// The node could not be opened.
     Open(OpenError),
-    /// The job failed.
+    /// A job call failed.
     System(std::io::Error),
     /// An invalid argument.
     Misuse(&'static str, String),
@@ -26,24 +26,24 @@ pub(crate) enum Fault {
     Closed,
     /// The node was opened before this process was forked.
     Forked,
-    /// A panic has ended the node.
+    /// A panic made the node unusable.
     Broken,
     /// This thread is already inside a call of the node.
     Busy,
 }
 
 impl Fault {
-    /// Returns whether the deadline expired.
+    /// True if the deadline expired.
     pub fn is_deadline(&self) -> bool {
         matches!(self, Fault::Node(Error::Wait(WaitError::Deadline(_))))
     }
 
-    /// Returns whether the peer is not connected.
+    /// True if the peer is not connected.
     pub fn is_unmet(&self) -> bool {
         matches!(self, Fault::Node(Error::NotConnected(_)))
     }
 
-    /// Returns whether a retry may succeed: when there is room, or when the peer has connected.
+    /// True if a retry may succeed: when there is room again, or when the peer has connected.
     pub fn may_pass(&self) -> bool {
         let Fault::Node(error) = self else { return false };
         let full = matches!(error, Error::Op(OpError::Again) | Error::Full { limit: "locals", .. });

@@ -1,8 +1,9 @@
-//! A node, and what its operations hold. Callers hold the node's lock, with or without the GIL.
+//! A node, and the buffers that its operations hold. Callers hold the node's lock, with or without
+//! the GIL.
 //!
-//! A buffer of the program is registered for as long as an operation reads or writes it. Its view
-//! is released only when the node has deregistered it. If a provider keeps such memory for good,
-//! the process keeps the view for good too. A buffer that cannot be registered is copied.
+//! A buffer of the program is registered while an operation reads or writes it. Its view is
+//! released after the node has deregistered it. If a provider keeps the memory forever, the process
+//! keeps the view forever. A buffer that cannot be registered is copied.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -19,22 +20,21 @@ use crate::view::View;
 
 /// A node, its peers and its operations.
 pub(crate) struct Inner {
-    /// Never waits for room; [`Inner::patiently`] does.
+    /// Waits for room only during [`Inner::patiently`].
     pub node: Node,
     pub flights: Flights,
-    /// How long an operation waits for room, and for its peer to connect.
+    /// Maximum time that an operation waits for room, and for its peer to connect.
     pub patience: Duration,
     pub connect_timeout: Duration,
     pub registered: Registered,
-    /// The connected peers, and whether one was disconnected: it may still write memory that it has
-    /// imported.
+    /// The connected peers, and whether one was ever disconnected. A disconnected peer may still
+    /// write memory that it imported.
     pub peers: Vec<PeerId>,
     pub disconnected: bool,
 }
 
 impl Inner {
-    /// Repeats a call for up to `patience` until there is room. Reaps completions in between, which
-    /// also makes room.
+    /// Makes a pass and reaps completions, then makes one call that waits up to `patience` for room.
     pub fn patiently<T>(
         &mut self,
         patience: Duration,
@@ -48,7 +48,7 @@ impl Inner {
         done
     }
 
-    /// Returns how long a call that fails with this error is retried.
+    /// Returns how long to retry a call that fails with this error.
     pub fn limit(&self, fault: &Fault) -> Duration {
         match (fault.is_unmet(), fault.may_pass()) {
             (true, _) => self.connect_timeout,
@@ -58,7 +58,7 @@ impl Inner {
     }
 
     /// Starts an operation on the node's memory or on a buffer. A buffer stays registered until the
-    /// operation completes. `writes`: the operation writes to it.
+    /// operation completes. `writes` is true if the operation writes to the buffer.
     pub fn begin(
         &mut self,
         held: &Held,
@@ -85,10 +85,10 @@ impl Inner {
     fn lend(&mut self, view: &Arc<View>, writes: bool) -> Result<(Slice, Lease), Fault> {
         let (len, view) = (view.len(), view.clone());
         if len != 0 && !view.is_readonly() && view.start().as_ptr().addr().is_multiple_of(8) {
-            // SAFETY: the lease holds the view, which keeps the bytes in place until `leave` has
-            // deregistered them, the node is closed, or forever. They are writable. This process
-            // accesses them as Python does, outside of Rust, and by raw copies. Their handle is
-            // never exported, so no peer imports them.
+            // SAFETY: the lease holds the view. The view keeps the bytes in place until `leave` has
+            // deregistered them or the node is closed, else forever. They are writable. This
+            // process accesses them through Python and by raw copies only. Their handle is never
+            // exported, so no peer imports them.
             let memory = unsafe { self.node.register(view.start(), len) }?;
             return Ok((memory.slice(..), Lease { memory, view: Some(view), copies_out: false }));
         }
@@ -103,11 +103,11 @@ impl Inner {
         Ok((memory.slice(..len), Lease { memory, view, copies_out: writes }))
     }
 
-    /// Records an operation that will report its completion.
+    /// Records an operation that was issued.
     pub fn issued(&mut self, issued: Issued, brings: Brings, lease: Option<Lease>) -> Arc<Flight> {
         let value = match issued {
             Issued::Done { value } => value,
-            // Silent: the bytes were copied.
+            // A silent operation: the bytes were copied.
             Issued::Pending(Token::NONE) => 0,
             Issued::Pending(token) => return self.depart(Number::Operation(token.to_raw()), brings, lease),
         };
@@ -142,7 +142,7 @@ impl Inner {
         if let Some(lease) = lease {
             self.land(lease, end);
         }
-        // Set last, because a thread that sees the completion expects the bytes in place.
+        // Set last: a thread that sees the completion expects the received bytes in place.
         let _ = flight.end.set(end);
     }
 
@@ -174,25 +174,26 @@ impl Inner {
         };
         if let Some(view) = lease.view.as_ref().filter(|_| lease.copies_out) {
             let len = view.len().min(usize::try_from(arrived).unwrap_or(usize::MAX));
-            // SAFETY: such a lease has a writable view, which no other lease shares.
+            // SAFETY: a lease that copies out has a writable view, which no other lease uses.
             let into = unsafe { &mut view.bytes_mut()[..len] };
-            // Cannot fail: the copy has that length, and is still registered.
+            // Cannot fail: the memory has at least this length and is still registered.
             let _ = self.node.read(lease.memory.at(0), into);
         }
         self.leave(lease);
     }
 
-    /// Releases the memory of a lease, now or once the node no longer uses it.
+    /// Releases the memory of a lease. If the node still uses the memory, releases it later.
     fn leave(&mut self, lease: Lease) {
         match self.node.free(lease.memory) {
             Err(Error::Attach(AttachError::InUse(_))) => self.flights.leaving.push(lease),
-            // The provider still uses the memory, so its object must stay forever.
+            // A provider still uses the memory, so its view must stay forever.
             Err(Error::Attach(AttachError::Kept(_))) => std::mem::forget(lease.view),
             _ => self.flights.released.extend(lease.view),
         }
     }
 
-    /// Forgets memory that the node has released. `kept`: a provider still uses it.
+    /// Removes the record of freed memory. If `kept`, a provider still uses it, and its view stays
+    /// forever.
     pub fn forget(&mut self, memory: Memory, kept: bool) {
         match self.registered.now.remove(&memory.at(0).region.to_raw()) {
             Some((view, _)) if kept => std::mem::forget(view),

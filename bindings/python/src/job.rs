@@ -1,4 +1,4 @@
-//! The class `Job`: how processes find each other.
+//! The class `Job`, by which processes find each other.
 
 use std::io;
 use std::sync::{Mutex, TryLockError};
@@ -11,8 +11,8 @@ use crate::arguments::timeout;
 use crate::error::Fault;
 use crate::node::Node;
 
-/// A process's membership in a job. Each call waits, without the GIL, until all processes have made
-/// it.
+/// A process's membership in a job. Each call releases the GIL and waits until all processes of the
+/// job have made the same call.
 #[pyclass(frozen, module = "fishplate")]
 pub(crate) struct Job {
     job: Mutex<fishplate::Job>,

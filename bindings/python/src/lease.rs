@@ -1,5 +1,5 @@
-//! Operations in flight with the buffers that they hold, their outcomes, and buffers exported to
-//! peers.
+//! Operations in flight with the buffers that they hold, their outcomes, and buffers that peers may
+//! write.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -14,7 +14,7 @@ use crate::view::View;
 /// The result of an operation or a receive.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum End {
-    /// Complete; with the fetched value, if any.
+    /// Completed at once, with the fetched value if any.
     Done(u64),
     Operation(Completion),
     Receive(Status),
@@ -35,17 +35,17 @@ pub(crate) struct Flight {
     pub brings: Brings,
 }
 
-/// The result of a successful operation.
+/// What a successful operation returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Brings {
     Nothing,
-    /// The value of a fetch.
+    /// The fetched value.
     Value,
-    /// A message, for a buffer of this many bytes.
+    /// A message received into a buffer of this many bytes.
     Message(u64),
 }
 
-/// Memory of the node with its length, or a buffer of the program.
+/// Memory of the node and its length, or a buffer of the program.
 pub(crate) enum Held {
     Region(Slice, usize),
     View(Arc<View>),
@@ -61,11 +61,11 @@ impl Held {
     }
 }
 
-/// A buffer of the program that the node uses.
+/// A buffer of the program that an operation uses.
 pub(crate) struct Lease {
     pub memory: Memory,
-    /// The registered view, or the one that received bytes are copied to. `None` for a copy that is
-    /// only read.
+    /// The registered view, or the view to which received bytes are copied. `None` if the operation
+    /// only reads a copy.
     pub view: Option<Arc<View>>,
     pub copies_out: bool,
 }
@@ -73,27 +73,27 @@ pub(crate) struct Lease {
 /// Registered buffers of the program, by region number.
 #[derive(Default)]
 pub(crate) struct Registered {
-    /// Buffers that are registered now, and whether their handles were exported.
+    /// Buffers that are registered now. True if the handle was exported.
     pub now: HashMap<u64, (Arc<View>, bool)>,
     /// Deregistered buffers that peers may still write, because their handles were exported.
     pub lent: Vec<Arc<View>>,
 }
 
 impl Registered {
-    /// Records registered memory.
+    /// Records a registered buffer.
     pub fn insert(&mut self, memory: Memory, view: Arc<View>) {
         self.now.insert(memory.at(0).region.to_raw(), (view, false));
     }
 
-    /// Records that the handle of memory was exported.
+    /// Records that the handle of a buffer was exported.
     pub fn exported(&mut self, memory: Memory) {
         if let Some((_, exported)) = self.now.get_mut(&memory.at(0).region.to_raw()) {
             *exported = true;
         }
     }
 
-    /// After the node is closed, splits the views: unused ones, and ones that peers may still
-    /// write.
+    /// Splits the views after the node is closed: first those that are unused, then those that
+    /// peers may still write.
     pub fn into_views(self) -> (Vec<Arc<View>>, Vec<Arc<View>>) {
         let (lent, own): (Vec<_>, Vec<_>) = self.now.into_values().partition(|(_, exported)| *exported);
         let views = |of: Vec<(Arc<View>, bool)>| of.into_iter().map(|(view, _)| view);
@@ -101,13 +101,13 @@ impl Registered {
     }
 }
 
-/// All operations in flight.
+/// The operations in flight.
 #[derive(Default)]
 pub(crate) struct Flights {
     pub under_way: HashMap<Number, (Arc<Flight>, Option<Lease>)>,
     /// Leases of completed operations whose memory the node still uses.
     pub leaving: Vec<Lease>,
-    /// Views to release without the node's lock, because an exporter may run Python code.
+    /// Views to drop without the node's lock, because releasing one may run Python code.
     pub released: Vec<Arc<View>>,
 }
 

@@ -3,16 +3,15 @@
 //! conversion, lifetimes and locking.
 //!
 //! No input from Python can cause undefined behavior. Objects belong to one node, and other nodes
-//! reject them. Views hold buffers for as long as the node may access them. A node rejects every
-//! call once it is closed, inherited by a forked process, or ended by a panic.
+//! reject them. Views hold buffers while the node may access them. A node rejects every call after
+//! it is closed, in a forked process, and after a panic.
 //!
 //! # Files
 //!
-//! `shared` puts a node behind a lock, and makes calls take turns and wait. `inner` is the data
+//! `shared` puts a node behind a lock, and lets calls take turns and wait. `inner` is the data
 //! under the lock, `lease` the operations in flight, `view` a buffer of the program. `node`,
 //! `peer`, `memory`, `request` and `job` are the classes. `arguments` and `settings` convert
-//! arguments, `error` makes exceptions, and an event loop sleeps on `waker`,
-//! which `calls` wake.
+//! arguments, `error` creates exceptions. An event loop sleeps on `waker`, and `calls` wakes it.
 
 mod arguments;
 mod calls;

@@ -1,4 +1,4 @@
-//! The classes for memory of the node.
+//! The classes `Memory` and `Slice`: memory of the node.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::inner::Inner;
 use crate::shared::{HELD_MAX, Shared};
 use crate::view::View;
 
-/// Owns the pages of memory, possibly for longer than the node.
+/// Keeps the pages of memory mapped, possibly longer than the node exists.
 pub(crate) enum Pages {
     Own(Segment),
     Lent(Arc<View>),
@@ -38,7 +38,7 @@ impl Memory {
         Memory { shared: shared.clone(), memory, pages, freed: AtomicBool::new(false) }
     }
 
-    /// Returns the address of `len` bytes at an offset, after a bounds check.
+    /// Returns the address of `len` bytes at `offset`, after a bounds check.
     fn place(&self, py: Python<'_>, offset: u64, len: usize) -> PyResult<LocalAddr> {
         let size = self.memory.len() as u64;
         match offset.checked_add(len as u64) {
@@ -71,8 +71,8 @@ impl Memory {
             Pages::Lent(lent) => lent.start(),
         };
         let at = pages.as_ptr().wrapping_add(start as usize).cast();
-        // SAFETY: the caller's structure receives a reference to the object, which keeps the pages
-        // alive. The part lies inside of them, and is writable.
+        // SAFETY: `view` is null or the caller's structure. It receives a reference to `object`,
+        // which keeps the pages alive. The range lies inside them, and is writable.
         match unsafe { ffi::PyBuffer_FillInfo(view, object.as_ptr(), at, len as ffi::Py_ssize_t, 0, flags) } {
             0 => Ok(()),
             _ => Err(PyErr::fetch(object.py())),
@@ -184,10 +184,10 @@ impl Memory {
     }
 
     /// # Safety
-    /// As Python promises: `view` is null or points to a `Py_buffer`.
+    /// `view` is null or points to a `Py_buffer`, as Python guarantees.
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let this = slf.get();
-        // SAFETY: `view` is as this function requires.
+        // SAFETY: this function's contract.
         unsafe { this.fill(slf.as_any(), (0, this.memory.len()), view, flags) }
     }
 }
@@ -221,10 +221,10 @@ impl Slice {
     }
 
     /// # Safety
-    /// As Python promises: `view` is null or points to a `Py_buffer`.
+    /// `view` is null or points to a `Py_buffer`, as Python guarantees.
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let this = slf.get();
-        // SAFETY: `view` is as this function requires.
+        // SAFETY: this function's contract.
         unsafe { this.memory.get().fill(slf.as_any(), (this.start, this.len), view, flags) }
     }
 }

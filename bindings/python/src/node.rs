@@ -23,7 +23,7 @@ use crate::shared::Shared;
 use crate::view::View;
 use crate::waker::Waker;
 
-/// The assembled transport of one process.
+/// The transport of one process: its rails, its peers and its memory.
 #[pyclass(frozen, module = "fishplate")]
 pub(crate) struct Node {
     pub shared: Arc<Shared>,
@@ -54,7 +54,7 @@ impl Node {
         (tag, ignore): (Tag, Tag),
         timeout: Duration,
     ) -> PyResult<Message> {
-        // Never tries with the GIL first, so that a receive which matches during the wait is given
+        // Does not try with the GIL first: a receive that matches during the wait would then get no
         // `patience`.
         let envelope = self.shared.wait(py, timeout, false, |inner, slice| {
             Ok(inner.node.recv(from, tag, ignore, into, slice)?)
@@ -135,9 +135,8 @@ impl Node {
         let view = Arc::new(View::to_write(buffer)?);
         let memory = self.shared.blocking(py, |inner| {
             // SAFETY: `registered` holds the view until the node has released the memory. If peers
-            // may have imported it, the view stays until they know that the node is closed, or
-            // forever. This process accesses the bytes as Python does, outside of Rust, and by raw
-            // copies.
+            // may have imported it, the view stays until they know that the node is closed, else
+            // forever. This process accesses the bytes through Python and by raw copies only.
             let memory = unsafe { inner.node.register(view.start(), view.len()) }?;
             inner.registered.insert(memory, view.clone());
             Ok(memory)
@@ -366,7 +365,7 @@ impl Node {
         let data = self::data(&self.shared, data)?.held()?;
         let flight = self.shared.issue(py, true, |inner| {
             match &data {
-                // Copied at once, or by the node, so the buffer may change afterwards.
+                // The bytes are copied at once or by the node, so the buffer may change afterwards.
                 Held::View(view) if view.is_readonly() || view.len() <= inner.node.eager_max(to) => {
                     let sent = inner.node.send(to, tag, view.bytes(), Notice::Silent)?;
                     Ok(inner.issued(sent, Brings::Nothing, None))
@@ -411,7 +410,7 @@ impl Node {
         let (from, timeout) = (anyone(&self.shared, source)?, self.timeout_of(py, timeout)?);
         let (tag, ignore) = (self::tag(tag)?, self::tag(ignore)?);
         let view = View::to_write(into)?;
-        // SAFETY: the view was taken as writable, and this is its only slice.
+        // SAFETY: `to_write` took the view, and this is its only slice.
         let into = unsafe { view.bytes_mut() };
         self.receive(py, into, from, (tag, ignore), timeout)
     }
@@ -429,8 +428,7 @@ impl Node {
         let (from, timeout) = (anyone(&self.shared, source)?, self.timeout_of(py, timeout)?);
         let (tag, ignore) = (self::tag(tag)?, self::tag(ignore)?);
         let mut bytes = vec![];
-        // No buffer can be larger than half the address space; a smaller one may still fail to
-        // allocate.
+        // Rejects lengths that no allocation can have. A smaller allocation may fail too.
         if max > isize::MAX as usize / 2 || bytes.try_reserve_exact(max).is_err() {
             return Err(PyMemoryError::new_err(format!("no memory for messages of {max} bytes")));
         }
@@ -497,7 +495,7 @@ impl Node {
     #[pyo3(signature = (*error))]
     fn __exit__(&self, py: Python<'_>, error: &Bound<'_, PyTuple>) -> PyResult<()> {
         match error.get_item(0).is_ok_and(|class| !class.is_none()) {
-            // After a panic peers may be affected too, so closing does not wait for them.
+            // After a panic the peers may be affected too, so closing does not wait for them.
             true => _ = self.shared.close(py, Duration::ZERO),
             false => self.shared.close(py, self.shared.timeout)?,
         }

@@ -1,4 +1,4 @@
-//! The classes for peers and their memory.
+//! The classes `Peer`, `Remote` and `Place`: a peer, its memory, and an address there.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use pyo3::types::PyTuple;
 use crate::error::misuse;
 use crate::shared::Shared;
 
-/// Another node.
+/// A peer of the node.
 #[pyclass(frozen, module = "fishplate")]
 pub(crate) struct Peer {
     pub shared: Arc<Shared>,

@@ -1,4 +1,4 @@
-//! The classes for operations in flight and for messages.
+//! The classes `Request` and `Message`: operations in flight, and received messages.
 
 use std::sync::Arc;
 use std::time::Duration;

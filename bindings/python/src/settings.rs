@@ -10,18 +10,18 @@ use pyo3::prelude::*;
 
 use crate::error::misuse;
 
-/// Upper limits of the tables that take memory when a node is opened.
+/// Maximum table sizes. The tables are allocated when a node is opened.
 const PEERS_MAX: u16 = 4096;
 const TABLE_MAX: u32 = 1 << 20;
 
-/// Libfabric rails, by name or by count.
+/// Which libfabric rails to open, by name or by count.
 #[derive(FromPyObject)]
 pub(crate) enum Wanted {
     Count(usize),
     Name(String),
 }
 
-/// Whether a worker runs, and on which processor.
+/// Whether a worker thread runs, and on which processor.
 #[derive(FromPyObject)]
 pub(crate) enum Worker {
     Wanted(bool),
@@ -70,7 +70,7 @@ fn fabric(py: Python<'_>, wanted: Option<Wanted>) -> PyResult<Fabric> {
     }
 }
 
-/// Converts settings into a builder whose [`Node`] waits neither for room nor for peers.
+/// Converts settings to a builder. Its [`Node`] waits neither for room nor for peers.
 pub(crate) fn builder(
     py: Python<'_>,
     rails: Rails,
@@ -92,7 +92,7 @@ pub(crate) fn builder(
         .shared_memory(shared_memory)
         .settings(Settings { providers, interfaces, max_rails, ..Settings::DEFAULT })
         .limits(limits)
-        // The calls of this package wait themselves, in slices.
+        // The calls of this package wait in slices instead.
         .patience(Duration::ZERO)
         .connect_timeout(Duration::ZERO)
         .receives(limit(py, tables.receives, 1024, TABLE_MAX, "receives")? as usize);

@@ -1,9 +1,9 @@
 //! A node that all its Python objects share.
 //!
-//! Any thread may call; one at a time is inside. A call that cannot wait keeps the GIL. A call that
-//! waits releases the GIL and waits in slices: in between, other threads take their turn and Python
-//! handles signals, so Ctrl-C works. No thread waits for the node's lock while it holds the GIL,
-//! and no Python code runs under the lock.
+//! Any thread may call; one thread at a time uses the node. A call that cannot wait keeps the GIL.
+//! A call that waits releases the GIL and waits in slices. Between slices other threads take their
+//! turn and Python handles signals, so Ctrl-C works. No thread waits for the node's lock while it
+//! holds the GIL, and no Python code runs under the lock.
 //!
 //! A forked child inherits memory that two processes must not use at once. A fork count detects the
 //! child, which then neither uses nor closes the node.
@@ -25,31 +25,31 @@ use crate::inner::Inner;
 use crate::lease::{Flights, Registered};
 use crate::view::View;
 
-/// Longest wait without handling signals, or without giving other threads a turn.
+/// Maximum wait before signals are handled, and maximum wait while other threads want a turn.
 const SLICE: Duration = Duration::from_millis(100);
 const SHORT: Duration = Duration::from_millis(1);
 
-/// First wait for room before reaping completions; each further one is twice as long.
+/// First wait for room before completions are reaped. Each further wait is twice as long.
 const ROOM: Duration = Duration::from_millis(10);
 
-/// Pause between two checks for room, or for another thread's turn.
+/// Pause between checks for room, or for another thread's turn.
 const NAP: Duration = Duration::from_micros(50);
 
-/// Copies of more bytes release the GIL.
+/// Copies of more than this many bytes release the GIL.
 pub(crate) const HELD_MAX: usize = 64 << 10;
 
 /// Number of forks between the first process and this one.
 static FORKS: AtomicU64 = AtomicU64::new(0);
 
 extern "C" fn in_child() {
-    // Relaxed: a child has one thread.
+    // Relaxed: a forked child has only this thread.
     FORKS.fetch_add(1, Ordering::Relaxed);
 }
 
 /// Starts counting forks.
 pub(crate) fn watch_forks() {
     static ONCE: Once = Once::new();
-    // SAFETY: the handler makes one atomic addition, which is allowed in a forked child.
+    // SAFETY: the handler makes one atomic addition, which POSIX allows in a forked child.
     ONCE.call_once(|| _ = unsafe { libc::pthread_atfork(None, None, Some(in_child)) });
 }
 
@@ -67,22 +67,22 @@ enum State {
 
 pub(crate) struct Shared {
     state: Mutex<State>,
-    /// The thread that is inside, or 0. Other threads only compare it with their own number.
+    /// The thread that uses the node, or 0. Other threads only compare it with their own number.
     holder: AtomicUsize,
-    /// Threads that wait for their turn.
+    /// Number of threads that wait for their turn.
     wanted: AtomicUsize,
     /// The fork count when the node was opened.
     forks: u64,
-    /// The timeout of calls that are given none.
+    /// Default timeout of calls.
     pub timeout: Duration,
     pub address: Vec<u8>,
-    /// What an event loop sleeps on. `None`: the node has no descriptor.
+    /// The descriptor and counter for event loops. `None` if the node has no descriptor.
     pub calls: Option<Calls>,
 }
 
 impl Shared {
-    /// Opens a node that itself waits neither for room nor for peers. Calls wait instead: for
-    /// `patience`, and for the connect timeout, which is also the default timeout of waits.
+    /// Opens a node that waits neither for room nor for peers. The calls of this type wait instead,
+    /// up to `patience` or the connect timeout. The connect timeout is also the default timeout.
     pub fn open(
         builder: Builder,
         [patience, connect_timeout, timeout]: [Duration; 3],
@@ -114,7 +114,7 @@ impl Shared {
         self.at_once(py, call).map_err(|fault| fault.raise(py))
     }
 
-    /// Makes a call that may wait for a while, without the GIL.
+    /// Makes a call that may wait, without the GIL.
     pub fn blocking<T: Send>(
         &self,
         py: Python<'_>,
@@ -124,8 +124,9 @@ impl Shared {
         self.apart(py, patient).map_err(|fault| fault.raise(py))
     }
 
-    /// Makes a call that fails while there is no room or its peer is not connected. Tries first
-    /// with the GIL if `at_once`, then without it until the call succeeds or the time is up.
+    /// Makes a call that fails while there is no room or its peer is not connected. If `at_once`,
+    /// first tries with the GIL. Then repeats without the GIL until the call succeeds or the time
+    /// is up.
     pub fn issue<T: Send>(
         &self,
         py: Python<'_>,
@@ -152,13 +153,13 @@ impl Shared {
             }
             slice = SLICE.min(2 * slice);
             self.between(py)?;
-            // A refused call need not have waited.
+            // A refused call returns at once, so pause before the retry.
             py.detach(|| thread::sleep(NAP));
         }
     }
 
-    /// Repeats `call` in slices until it is done. With `look`, first tries it once with the GIL and
-    /// a timeout of zero.
+    /// Repeats `call` in slices until it is done. If `look`, first tries once with the GIL and a
+    /// timeout of zero.
     pub fn wait<T: Send>(
         &self,
         py: Python<'_>,
@@ -192,7 +193,7 @@ impl Shared {
         }
     }
 
-    /// Closes the node. Returns the result, and releases what belonged to it.
+    /// Closes the node, and releases its buffers.
     pub fn close(&self, py: Python<'_>, timeout: Duration) -> PyResult<()> {
         self.may_enter().map_err(|fault| fault.raise(py))?;
         let (closed, views) = py.detach(|| {
@@ -229,7 +230,7 @@ impl Shared {
         closed.map_err(|fault| fault.raise(py))
     }
 
-    /// Makes progress without the GIL, unless another thread is inside.
+    /// Makes progress without the GIL, unless another thread uses the node.
     pub fn progress(&self) {
         if self.may_enter().is_ok()
             && let Ok(mut state) = self.state.try_lock()
@@ -244,7 +245,7 @@ impl Shared {
         }
     }
 
-    /// Returns whether every further call fails.
+    /// True if every further call fails.
     pub fn is_closed(&self) -> bool {
         match self.state.try_lock() {
             Ok(state) => !matches!(*state, State::Open(_)) || self.forks != FORKS.load(Ordering::Relaxed),
@@ -271,7 +272,7 @@ impl Shared {
         state
     }
 
-    /// Makes a call with the GIL, or without it if another thread is inside.
+    /// Makes a call with the GIL. Releases the GIL if another thread uses the node.
     fn at_once<T: Send>(
         &self,
         py: Python<'_>,
@@ -299,8 +300,8 @@ impl Shared {
         done
     }
 
-    /// Makes a call under the lock. A panic ends the node, whose state is then no longer used.
-    /// Returns views to release without the lock.
+    /// Makes a call under the lock. A panic makes the node unusable. Also returns views to drop
+    /// without the lock.
     fn inside<T>(
         &self,
         state: &mut State,
@@ -324,15 +325,16 @@ impl Shared {
         }
     }
 
-    /// A call was made, and may have taken what an event loop sleeps for.
+    /// Records that a call was made, because it may have taken a completion that an event loop
+    /// awaits.
     fn made(&self) {
         if let Some(calls) = &self.calls {
             calls.made();
         }
     }
 
-    /// Runs between two slices: handles signals, and lets other threads take their turn. Returns
-    /// whether there were any.
+    /// Runs between two slices. Handles signals, and lets other threads take their turn. Returns
+    /// true if other threads waited.
     fn between(&self, py: Python<'_>) -> PyResult<bool> {
         py.check_signals()?;
         if self.wanted.load(Ordering::Relaxed) == 0 {
@@ -352,14 +354,15 @@ impl Drop for Shared {
     fn drop(&mut self) {
         let state = mem::replace(self.state.get_mut().unwrap_or_else(PoisonError::into_inner), State::Closed);
         match state {
-            // The parent's node, or one whose state a panic may have damaged: never dropped.
+            // Never dropped after a fork or a panic: the node belongs to the parent process, or its
+            // state may be inconsistent.
             State::Open(inner) if self.forks != FORKS.load(Ordering::Relaxed) => mem::forget(inner),
             State::Open(inner) => {
                 let Inner { node, flights, registered, .. } = *inner;
                 let (own, lent) = registered.into_views();
                 drop(node);
                 drop((flights.into_views(), own));
-                // Peers may write these until they notice that this node has closed.
+                // Peers may write these buffers until they notice that the node is closed.
                 mem::forget(lent);
             }
             State::Closed | State::Broken => {}

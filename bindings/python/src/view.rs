@@ -1,5 +1,5 @@
 //! A buffer of the program, taken through Python's buffer protocol. While a view exists, its object
-//! cannot move the bytes: a `bytearray` refuses to grow, an array to be resized.
+//! cannot move the bytes: for example, a `bytearray` refuses to grow.
 
 use std::mem;
 use std::ptr::NonNull;
@@ -7,13 +7,14 @@ use std::ptr::NonNull;
 use pyo3::exceptions::PyBufferError;
 use pyo3::{Bound, PyAny, PyErr, PyResult, Python, ffi};
 
-/// A contiguous buffer, released on drop. Boxed because exporters may point into the structure.
+/// A contiguous buffer. Drop releases it. Boxed, because exporters may keep pointers into the
+/// structure.
 pub(crate) struct View(Box<ffi::Py_buffer>);
 
-// SAFETY: a view is an address, a length and a reference to the exporter. The exporter is only used
-// under the GIL, in `drop`; the address may be read on any thread.
+// SAFETY: a view is an address, a length and a reference to the exporter. `drop` uses the exporter
+// under the GIL only. Any thread may read the address.
 unsafe impl Send for View {}
-// SAFETY: a shared view is only read; see `Send` above.
+// SAFETY: shared views are only read; the fields are numbers and pointers, as explained for `Send`.
 unsafe impl Sync for View {}
 
 impl View {
@@ -28,22 +29,22 @@ impl View {
     }
 
     fn of(object: &Bound<'_, PyAny>, flags: i32) -> PyResult<View> {
-        // SAFETY: the structure consists of numbers and pointers that may be zero.
+        // SAFETY: the structure consists of numbers and pointers, for which zero is valid.
         let mut raw: Box<ffi::Py_buffer> = Box::new(unsafe { mem::zeroed() });
-        // SAFETY: the GIL is held, the object is alive, and the structure is ours. It is used only
-        // if the call succeeds.
+        // SAFETY: the GIL is held, `object` is alive and `raw` is ours. `raw` is used only if the
+        // call succeeds.
         if unsafe { ffi::PyObject_GetBuffer(object.as_ptr(), &mut *raw, flags) } != 0 {
             return Err(PyErr::fetch(object.py()));
         }
         let view = View(raw);
-        // An exporter written in Python may return other values.
+        // A faulty exporter may return a negative length or a null address.
         match view.0.len >= 0 && (view.0.len == 0 || !view.0.buf.is_null()) {
             true => Ok(view),
             false => Err(PyBufferError::new_err("the buffer has no address, or a negative length")),
         }
     }
 
-    /// Returns the address of the first byte, or a dangling one for an empty buffer.
+    /// Returns the address of the first byte. It dangles if the buffer is empty.
     pub fn start(&self) -> NonNull<u8> {
         NonNull::new(self.0.buf.cast()).unwrap_or(NonNull::dangling())
     }
@@ -53,35 +54,37 @@ impl View {
         self.0.len as usize
     }
 
-    /// Returns whether the buffer is read-only.
+    /// True if the buffer is read-only.
     pub fn is_readonly(&self) -> bool {
         self.0.readonly != 0
     }
 
-    /// Returns the bytes, to copy from.
+    /// Returns the bytes, to be copied from.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: the exporter keeps that many bytes in place while the view exists. The program
-        // may write them at the same time. They are only copied, and nothing depends on their
-        // values, so at worst the peer receives a mix.
+        // SAFETY: the exporter keeps `len` bytes in place while the view exists. The program may
+        // write them at the same time. They are only copied and nothing depends on their values, so
+        // at worst the peer receives a mix.
         unsafe { std::slice::from_raw_parts(self.start().as_ptr(), self.len()) }
     }
 
-    /// Returns the bytes, to copy to.
+    /// Returns the bytes, to be copied to.
     ///
     /// # Safety
     /// The view was taken by [`to_write`](Self::to_write), and no other slice of it is in use.
     #[expect(clippy::mut_from_ref, reason = "the bytes are the exporter's, not the view's")]
     pub unsafe fn bytes_mut(&self) -> &mut [u8] {
-        // SAFETY: in place as in `bytes`, and the exporter allows writes.
+        // SAFETY: the exporter keeps `len` writable bytes in place while the view exists. The
+        // caller guarantees that no other slice is in use.
         unsafe { std::slice::from_raw_parts_mut(self.start().as_ptr(), self.len()) }
     }
 }
 
 impl Drop for View {
     fn drop(&mut self) {
-        // Without an interpreter nothing can use the bytes any more.
+        // Without an interpreter nothing uses the bytes any more.
         let _ = Python::try_attach(|_| {
-            // SAFETY: filled by `PyObject_GetBuffer`, and released once, here, under the GIL.
+            // SAFETY: `PyObject_GetBuffer` filled the structure. It is released once, here, under
+            // the GIL.
             unsafe { ffi::PyBuffer_Release(&mut *self.0) }
         });
     }

@@ -1,8 +1,9 @@
-//! How an event loop sleeps until a node has something to do: one descriptor for the node's own
-//! events and for the calls of this process, which may take what somebody awaits.
+//! Lets an event loop sleep until a node has work. One descriptor covers the node's own events and
+//! the calls of this process, because a call may take a completion that a coroutine awaits.
 //!
-//! [`Waker::arm`], a look by all who wait, and [`Waker::sleep`] come before each wait on the
-//! descriptor. A call in between, or after it, by anyone, ends the wait.
+//! Before each wait on the descriptor, call [`Waker::arm`], let every waiting coroutine check its
+//! condition, and call [`Waker::sleep`]. A call by any thread in between or afterwards ends the
+//! wait.
 
 use std::sync::Arc;
 
@@ -12,7 +13,7 @@ use crate::calls::Calls;
 use crate::error::Fault;
 use crate::shared::Shared;
 
-/// What an event loop needs of a node.
+/// The interface of a node for event loops.
 #[pyclass(frozen, name = "_Waker", module = "fishplate")]
 pub(crate) struct Waker {
     pub shared: Arc<Shared>,
@@ -20,33 +21,33 @@ pub(crate) struct Waker {
 
 #[pymethods]
 impl Waker {
-    /// The same for all wakers of a node, and for no other while one of them lives.
+    /// Identifies the node. Equal for all wakers of the node, and unique while one of them exists.
     #[getter]
     fn key(&self) -> usize {
         Arc::as_ptr(&self.shared).addr()
     }
 
-    /// The descriptor to wait on. `None`: the node has none.
+    /// Returns the descriptor to wait on, or `None` if the node has none.
     #[getter]
     fn fd(&self) -> Option<i32> {
         self.shared.calls.as_ref().map(Calls::fd)
     }
 
-    /// Prepares a wait, and makes progress. Returns for how many seconds to wait at most, 0 if
-    /// there is something to do, and the count of calls.
+    /// Prepares a wait, and makes progress. Returns the maximum wait in seconds, which is 0 if
+    /// there is work, and the count of calls.
     fn arm(&self, py: Python<'_>) -> PyResult<(f64, u64)> {
         let Some(calls) = &self.shared.calls else { return Ok((0.0, 0)) };
         calls.woken();
         self.shared.enter(py, |inner| {
             let longest = inner.node.arm();
             inner.reap();
-            // This call counts when it ends.
+            // Adds this call, which is counted when it ends.
             Ok::<_, Fault>((longest.map_or(0.0, |longest| longest.as_secs_f64()), calls.count() + 1))
         })
     }
 
-    /// Whether to wait: nobody else has made a call since [`arm`](Self::arm). `calls`: its count,
-    /// and one for each look since.
+    /// Returns true if the loop may wait: no other call was made since [`arm`](Self::arm). `calls`
+    /// is the count from `arm` plus the checks that the loop has made since.
     fn sleep(&self, calls: u64) -> bool {
         self.shared.calls.as_ref().is_some_and(|all| all.sleep(calls))
     }

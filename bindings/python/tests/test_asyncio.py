@@ -68,7 +68,7 @@ def test_a_call_elsewhere_wakes_who_awaits_what_it_takes(own, away):
                 own.node.send(own.peer, 1, b"call")
             await receive
             waits.append(time.monotonic() - begun)
-        # A sleep lasts up to 20 ms if nobody ends it.
+        # A sleep that no call ends lasts up to 20 ms.
         assert min(waits) < 0.005
 
     asyncio.run(main())

@@ -175,6 +175,6 @@ def test_without_patience_a_full_table_says_so_and_what_to_raise():
         with pytest.raises(fishplate.Full):
             node.irecv(into, peer, 1)
         into.clear()
-        # A receive takes a region too: none is left, so the messages stay.
+        # A receive needs a region too. None is free, so the messages stay unreceived.
         del sends
         peer.disconnect()

@@ -104,7 +104,7 @@ CALLS = {
         lambda own: fishplate.Job("127.0.0.1:0", 1).exchange(b""), Misuse),
     "a contribution too long": (
         lambda own: fishplate.Job("127.0.0.1:0", 1).allgather(bytes(10**6)), Misuse),
-    # Objects that are not to be made, copied or changed.
+    # Objects that programs cannot create, copy or change.
     "a peer of one's own": (lambda own: fishplate.Peer(), TypeError),
     "memory of one's own": (lambda own: fishplate.Memory(), TypeError),
     "a request of one's own": (lambda own: fishplate.Request.__new__(fishplate.Request), TypeError),
@@ -239,7 +239,7 @@ CALLS = {
     "a send of another's memory": (lambda own: own.node.send(own.peer, 1, other(own).memory), Misuse),
     "a send beyond the end": (lambda own: own.node.isend(own.peer, 1, freed(own)), Misuse),
     "a probe of another's peer": (lambda own: own.node.probe(other(own).peer), Misuse),
-    # Arguments that act.
+    # Arguments whose conversion runs code.
     "memory that is freed meanwhile": (
         lambda own: own.memory.store(1, Evil(lambda: (own.theirs.release(), own.memory.free()))), Misuse),
     "memory that is released meanwhile": (
@@ -258,7 +258,7 @@ def test_a_wrong_call_says_so_and_the_node_works_on(own, name):
         assert str(caught.value) and caught.value.kind not in ("broken", "busy", "failed")
     if hasattr(own, "other"):
         own.other.close()
-    # It works on, with new memory and the same peer or a new one.
+    # The node still works, with new memory and the same peer or a new one.
     peer = own.node.connect(own.node.address)
     memory = own.node.alloc(64)
     theirs = peer.import_memory(memory.handle())

@@ -51,7 +51,7 @@ def move(here, size):
             node.signal(theirs.at(size), turn)
         node.quiet(peer)
         here.job.barrier(node)
-        # Into memory of the node, an array, and one that is not aligned.
+        # Gets into memory of the node, into an array, and into an unaligned array.
         view[:] = 0
         node.get(ours, theirs)
         assert (view == turn).all()

@@ -40,7 +40,7 @@ class _Pump:
                     future.set_exception(error)
         finally:
             del _pumps[self.loop, self.waker.key]
-            # Cancelled by itself: nobody looks any more.
+            # The task was cancelled, so nothing polls for these futures any more.
             for future in self.waiting:
                 future.cancel()
 
