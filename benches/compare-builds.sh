@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Two builds of the tool side by side, in turns: what a change did to the users' paths.
+# Compares two builds of the tool in turns, to show the effect of a change on the users' paths.
 #
 # usage: benches/compare-builds.sh OLD NEW [rounds]; OLD and NEW are paths of `fishplate` programs
 #
 # Each round runs every row once with each build, in alternating order. A row's figure is the median
 # over the rounds of nanoseconds per operation (latency rows: p50; rate rows: time divided by
 # messages), and the median of the ratios new / old of the pairs in which both ran at the same floor
-# (within 15 %): the machine may move processors between two runs.
+# (within 15 %). The pairs are filtered because a virtual machine may move between processors.
 set -euo pipefail
 [ $# -ge 2 ] || { sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 2; }
 old=$1 new=$2 rounds=${3:-7}

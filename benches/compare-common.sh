@@ -1,12 +1,12 @@
-# What the compare-*.sh scripts share: interleaved runs of ours and of theirs over shared memory on
-# the same two processors, kept as series, of which medians and ratios are printed. Sourced from the
-# project's root, with `rounds` set.
+# Functions of the compare-*.sh scripts. They interleave our runs and runs of another library over
+# shared memory on the same two processors, keep the results as series, and print medians and
+# ratios. Sourced from the project's root, with `rounds` set.
 #
 #   CPUS=2,3  processors (default 0,1)
 #
-# Installs ucx-utils and jq (packages) when they are missing. Leave the machine alone meanwhile:
-# with other load the ratios mean nothing. floor_ns is the ping-pong of two bare atomics between the
-# same processors, in the same runs.
+# Installs ucx-utils and jq (packages) when they are missing. Needs an idle machine: with other load
+# the ratios mean nothing. floor_ns is the ping-pong of two bare atomics between the same
+# processors, in the same runs.
 source tests/need.sh
 
 cpus=${CPUS:-0,1}
@@ -19,22 +19,23 @@ results=$(mktemp -d)
 trap 'rm -rf "$results"; [ -z "$(jobs -p)" ] || kill $(jobs -p) 2>/dev/null' EXIT
 export UCX_WARN_UNUSED_ENV_VARS=n
 
-# Two processors of a virtual machine may share a cache in one minute and none in the next, and
-# every figure depends on that. So each run is kept by its placement, which the floor tells: a run
-# during which it changed is made again, and only runs of one placement are compared.
+# Two processors of a virtual machine may share a cache in one minute and not in the next, which
+# affects every figure. So each result is stored with its placement, near or far, which the floor
+# reveals. A run during which the placement changed is repeated, and only results of the same
+# placement are compared.
 near_ns=100
 
-# placement FLOOR_NS
+# placement FLOOR_NS: prints near, far or moved
 placement() { awk -v f="$1" -v near="$near_ns" 'BEGIN { print f == "" ? "moved" : f < near ? "near" : "far" }'; }
 
-# The placement of this moment.
+# Prints the current placement.
 look() {
     placement "$("$fishplate" perf put-signal --transport shm -s 8 -n 2000 --region 1M --pin "$cpus" --format json 2>/dev/null |
         jq -r '.floor_ns // empty')"
 }
 
-# in_place COMMAND...: what it prints is `row`, and where it ran is `place`: `moved`, if the
-# processors did not hold still in four runs
+# in_place COMMAND...: sets `row` to the output of the command and `place` to its placement, which
+# is `moved` if the placement changed during each of four runs
 in_place() {
     local before=$(look) after
     for _ in 1 2 3 4; do
@@ -47,27 +48,27 @@ in_place() {
     place=moved
 }
 
-# keep NAME VALUE: one more value of a series, taken at `place`
+# keep NAME VALUE: appends a value to a series, for the placement `place`
 keep() {
     [ "$place" != moved ] || return 0
     [ -n "$2" ] || { echo "$1: no value" >&2; exit 1; }
     echo "$2" >>"$results/$1.$place"
 }
 
-# ours FIELD NAME ARGUMENTS...: one row of `fishplate perf`, of which FIELD (jq) is kept
+# ours FIELD NAME ARGUMENTS...: runs `fishplate perf`, and keeps FIELD (jq) of its row
 ours() {
     local field=$1 name=$2 floor
     shift 2
     in_place "$fishplate" perf "$@" --transport shm --pin "$cpus" --format json
     floor=$(jq -r '.floor_ns // empty' <<<"$row")
-    # Its own floor, taken meanwhile, must agree.
+    # The floor measured during the run must agree with the placement.
     [ "$(placement "$floor")" = "$place" ] || place=moved
     keep "$name" "$(jq -r "$field" <<<"$row")"
     keep floor "$floor"
 }
 
-# theirs COLUMN FACTOR NAME ARGUMENTS...: server and client of ucx_perftest;
-# keeps a column of its last CSV line
+# theirs COLUMN FACTOR NAME ARGUMENTS...: runs server and client of ucx_perftest, and keeps a column
+# of the last CSV line
 theirs() {
     local column=$1 factor=$2 name=$3
     shift 3
@@ -75,7 +76,7 @@ theirs() {
     keep "$name" "$(awk -F, -v c="$column" -v f="$factor" 'NF { print $c * f }' <<<"$row")"
 }
 
-# ucx ARGUMENTS...: its last CSV line
+# ucx ARGUMENTS...: runs ucx_perftest, and prints its last CSV line
 ucx() {
     local row='' server port=$((20000 + RANDOM % 20000))
     ucx_perftest -p $port -c "${cpus#*,}" "$@" >/dev/null 2>&1 &
@@ -88,8 +89,8 @@ ucx() {
     echo "$row"
 }
 
-# fabric SIZE COUNT NAME BANDWIDTH_NAME: libfabric's shm by fi_pingpong, where that is installed:
-# ns, and MB/s if a name is given
+# fabric SIZE COUNT NAME BANDWIDTH_NAME: runs fi_pingpong over libfabric's shm if it is installed,
+# and keeps ns, and MB/s if a name is given
 fabric() {
     command -v fi_pingpong >/dev/null || return 0
     in_place pingpong "$1" "$2"
@@ -97,7 +98,7 @@ fabric() {
     [ -z "${4:-}" ] || keep "$4" "$(awk 'NF { print $6 }' <<<"$row")"
 }
 
-# pingpong SIZE COUNT: its last line
+# pingpong SIZE COUNT: runs fi_pingpong, and prints its last line
 pingpong() {
     local server
     taskset -c "${cpus#*,}" fi_pingpong -p shm -e rdm -S "$1" -I "$2" >/dev/null 2>&1 &
@@ -108,8 +109,8 @@ pingpong() {
     wait "$server" 2>/dev/null || true
 }
 
-# mpi COMPILER SOURCE RUNNER...: a program for two ranks, built once and run;
-# nothing without the compiler
+# mpi COMPILER SOURCE RUNNER...: builds a program for two ranks once, and runs it; does nothing
+# without the compiler
 mpi() {
     local compiler=$1 source=$2 program
     shift 2
@@ -118,14 +119,14 @@ mpi() {
     taskset -c "$cpus" timeout 120 "${@//PROGRAM/$program}" 2>/dev/null || true
 }
 
-# The runners of both, with the way over shared memory that each has.
+# The launchers, with the shared-memory transport of each library.
 openmpi=(mpirun.openmpi --allow-run-as-root --oversubscribe --mca pml ob1 --mca btl self,vader -n 2)
 mpich=(mpirun.mpich -n 2)
 
-# median NAME.PLACE
+# median NAME.PLACE: prints the median of a series
 median() { sort -g "$results/$1" | awk '{ v[NR] = $1 } END { print NR % 2 ? v[(NR + 1) / 2] : (v[NR / 2] + v[NR / 2 + 1]) / 2 }'; }
 
-# both_in OURS THEIRS: the placements in which both were run
+# both_in OURS THEIRS: prints the placements in which both have results
 both_in() {
     local place
     for place in near far; do
@@ -133,7 +134,7 @@ both_in() {
     done
 }
 
-# line TITLE OURS THEIRS: one for each placement; a ratio above 1 is ours ahead
+# line TITLE OURS THEIRS: prints one line per placement; a ratio above 1 means that ours is faster
 line() {
     local place
     if ! compgen -G "$results/$3.*" >/dev/null; then
@@ -147,7 +148,7 @@ line() {
     done
 }
 
-# What every table begins with.
+# Prints the heading of a table.
 heading() {
     local place
     printf '\n%s; processors %s; %s rounds, medians\n' "$(ucx_info -v | head -n 1)" "$cpus" "$rounds"
@@ -157,7 +158,7 @@ heading() {
     done
 }
 
-# floors TITLE NAME: a latency as a multiple of the floor, by placement
+# floors TITLE NAME: prints a latency as a multiple of the floor, per placement
 floors() {
     local place
     for place in $(both_in "$2" floor); do
@@ -165,5 +166,5 @@ floors() {
     done
 }
 
-# columns: over the lines
+# columns: prints the column titles
 columns() { printf '%-52s %-4s %10s %10s %7s\n' '' '' ours theirs 'ahead x'; }

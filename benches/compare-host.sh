@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# Between two processes of one host, 1 KiB to 64 MiB: put-signals and puts of ours beside puts of
-# UCX (posix, and posix with cma), libfabric's shm provider (fi_pingpong) and Open MPI's vader,
-# interleaved. Medians, and their ratio.
+# Compares our put-signals and puts between two processes of one host, 1 KiB to 64 MiB, with puts of
+# UCX (posix, and posix with cma), libfabric's shm provider (fi_pingpong) and Open MPI's vader. Runs
+# are interleaved. Prints medians and their ratio.
 #
 #   benches/compare-host.sh [ROUNDS]       3 rounds by default, about six minutes
 #   CPUS=2,3  processors (default 0,1)     SIZES="4096 65536"
 #
-# libfabric and MPI have no bandwidth test of puts:
-# theirs are fi_pingpong's, and windows of 8 sends.
+# libfabric and MPI have no bandwidth test of puts. Their figures are those of fi_pingpong, and of
+# windows of 8 sends.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 rounds=${1:-3}
 sizes=${SIZES:-1024 4096 16384 65536 262144 1048576 4194304 16777216 67108864}
 source benches/compare-common.sh
 
-# Iterations that move 1 GiB, between 32 and 200,000.
+# iters BYTES: prints the number of iterations that move 1 GiB, between 32 and 200,000
 iters() { local n=$((1073741824 / $1)); echo $((n > 200000 ? 200000 : n < 32 ? 32 : n)); }
 
 for round in $(seq "$rounds"); do
@@ -28,7 +28,7 @@ for round in $(seq "$rounds"); do
         fabric "$size" "$n" "fabric.$size.lat" "fabric.bw.$size"
         ours '.bytes_per_s / 1e6' "put.bw.$size" put -s "$size" --window 64 -n "$n" --region $room
         for tls in posix posix,cma; do
-            # MB there are MiB.
+            # ucx_perftest prints MiB/s as MB/s.
             UCX_TLS=$tls theirs 6 1.048576 "$tls.bw.$size" -t ucp_put_bw -s "$size" -n "$n"
         done
         if command -v mpicc.openmpi >/dev/null; then in_place mpi mpicc.openmpi benches/host-mpi.c "${openmpi[@]}" PROGRAM "$size" "$n"; else row=; fi

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Tag matching beside UCX, Open MPI ob1 and MPICH: the same work, engine after engine, in turns. One
-# table, nanoseconds per unit, medians over the turns; a unit is a receive with its message.
+# Compares tag matching with UCX, Open MPI ob1 and MPICH: all engines do the same work, in turns.
+# Prints one table of medians in nanoseconds per unit. A unit is a receive and its message.
 #
 #   benches/compare-match.sh [TURNS]       3 turns by default, some minutes
 #   DEPTHS="0 1 64"  depths (default 0 1 16 256 4096 16384)
 #   ROWS=file        keeps the rows, one JSON object per line
 #
 # Installs ucx-utils, libopenmpi-dev and libmpich-dev (packages) where they are missing. UCX runs
-# within the tool; the MPI libraries, of which a process can have one, in processes of their own
-# (match-mpi.c), for the workloads that MPI can express. Leave the machine alone meanwhile.
+# inside the tool. The MPI libraries run in separate processes (match-mpi.c), because a process can
+# load only one, and only the workloads that MPI can express. Needs an idle machine.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source tests/need.sh
@@ -32,7 +32,7 @@ for mpi in openmpi mpich; do
     if command -v mpicc.$mpi >/dev/null; then mpicc.$mpi -O2 -o "$work/$mpi" benches/match-mpi.c; fi
 done
 
-# Singletons: no launcher. ob1 over the transport to itself, as root too.
+# The processes run without a launcher. ob1 uses its transport to itself, also as root.
 export OMPI_MCA_pml=ob1 OMPI_MCA_btl=self OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 for turn in $(seq "$turns"); do
     echo "turn $turn of $turns" >&2

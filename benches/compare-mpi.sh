@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Stock Open MPI over our libpsm2.so.2, over ob1 with vader, and over UCX, in turns on the same two
-# processors: medians of the rounds, each the best of many short batches.
+# Compares stock Open MPI over our libpsm2.so.2, over ob1 with vader, and over UCX, in turns on the
+# same two processors. Prints medians over the rounds; the figure of a round is the best of many
+# short batches.
 #
 #   benches/compare-mpi.sh [ROUNDS]   5 rounds by default, about two minutes
 #   BEFORE=FOLDER   a folder that adapters/psm2/build.sh filled earlier, compared as well
 #   RANKS="2 4"     2: latency, rate and bandwidth; 4: allreduce
 #
-# Leave the machine alone meanwhile.
+# Needs an idle machine.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source tests/need.sh
@@ -19,7 +20,7 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_
 adapters/psm2/build.sh "$work/lib"
 mpicc.openmpi -O3 -Wall -Wextra benches/mpi-speed.c -o "$work/program" -lm
 
-# over NAME RANKS: one run over a transport; each line is one more value of a series
+# over NAME RANKS: runs once over a transport, and appends each printed value to its series
 over() {
     local library=$work/lib transport
     [ "$1" != before ] || library=$BEFORE

@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Our plugin of stock NIXL beside the wheel's own UCX backend, in turns on the same two processors:
-# two processes, host memory, WRITE and READ. Medians over the rounds, in microseconds.
-# tests/nixl.sh installs the wheel.
+# Compares our plugin in stock NIXL with the wheel's own UCX backend, in turns on the same two
+# processors: two processes, host memory, WRITE and READ. Prints medians over the rounds in
+# microseconds. tests/nixl.sh installs the wheel.
 #
 #   benches/compare-nixl.sh [ROUNDS]       3 rounds by default, about five minutes
 #   CPUS=2,3  processors (default 0,1)
 #
-# "default" is UCX as users get it; "best" posix, cma and self without error handling, so without
-# notice of a peer's death; "tcp" that alone, beside ours without shared memory.
+# "default" is UCX with default settings. "best" is UCX with posix, cma and self and without error
+# handling, so it does not detect a peer's death. "tcp" compares UCX over tcp alone with ours
+# without shared memory.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 rounds=${1:-3}
@@ -18,7 +19,7 @@ results=$(mktemp -d)
 trap 'rm -r "$results"' EXIT
 adapters/nixl/build.sh "$results/lib"
 
-# run NAME [VARIABLE=VALUE...] BACKEND [PARAM...]
+# run NAME [VARIABLE=VALUE...] BACKEND [PARAM...]: runs a pair once, and keeps its figures
 run() {
     local name=$1
     shift

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Tagged messages of ours beside UCX's over shared memory (posix and cma), interleaved on the same
-# two processors: ours, theirs, ours, theirs, ... Medians by placement, and their ratio. Open MPI
-# and MPICH are run beside them where their compilers are installed.
+# Compares our tagged messages with UCX's over shared memory (posix and cma), interleaved on the
+# same two processors. Prints medians per placement, and their ratio. Runs Open MPI and MPICH too if
+# their compilers are installed.
 #
 #   benches/compare-tag.sh [ROUNDS]        5 rounds by default, about two minutes
 #   CPUS=2,3        processors (default 0,1)
@@ -13,7 +13,8 @@ sizes=${SIZES:-8 4096 65536 1048576}
 source benches/compare-common.sh
 export UCX_TLS=posix,cma
 
-# rank NAME COMPILER RUNNER...: ping-pong and rate of 8 bytes of an MPI whose compiler is installed
+# rank NAME COMPILER RUNNER...: runs ping-pong and message rate of 8 bytes with an MPI, if its
+# compiler is installed
 rank() {
     local name=$1 compiler=$2
     shift 2
@@ -24,7 +25,7 @@ rank() {
     keep "$name.rate" "${row#* }"
 }
 
-# Iterations that move 1 GiB, between 500 and half a million.
+# iters BYTES: prints the number of iterations that move 1 GiB, between 500 and half a million
 iters() { local n=$((1073741824 / $1)); echo $((n > 500000 ? 500000 : n < 500 ? 500 : n)); }
 
 for round in $(seq "$rounds"); do
@@ -34,7 +35,7 @@ for round in $(seq "$rounds"); do
         ours .lat_ns.p50 "tag.$size.lat" tag -s "$size" -n "$n"
         theirs 2 1000 "ucp.$size.lat" -t tag_lat -s "$size" -n "$n"
         ours '.bytes_per_s / 1e6' "tag.bw.$size" tag-bw -s "$size" --window 64 -n "$n"
-        # MB there are MiB.
+        # ucx_perftest prints MiB/s as MB/s.
         theirs 6 1.048576 "ucp.bw.$size" -t tag_bw -s "$size" -n "$n"
     done
     ours '.msgs_per_s / 1e6' tag.rate tag-bw -s 8 --window 64 -n 3000000

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Ours beside UCX (and libfabric's shm provider, where fi_pingpong is installed) over shared memory,
-# interleaved on the same two processors: ours, theirs, ours, theirs, ... Medians, and their ratio.
+# Compares ours with UCX (and libfabric's shm provider, if fi_pingpong is installed) over shared
+# memory, interleaved on the same two processors. Prints medians and their ratio.
 #
 #   benches/compare-ucx.sh [ROUNDS]        5 rounds by default, about two minutes
 #   CPUS=2,3  processors (default 0,1)     SIZES="8 4096"  payloads of the bandwidth part
@@ -11,7 +11,7 @@ sizes=${SIZES:-8 64 512 4096 32768 262144 1048576 4194304}
 source benches/compare-common.sh
 export UCX_TLS=posix
 
-# Iterations that move 2 GiB, between 500 and 2 million.
+# iters BYTES: prints the number of iterations that move 2 GiB, between 500 and 2 million
 iters() { local n=$((2147483648 / $1)); echo $((n > 2000000 ? 2000000 : n < 500 ? 500 : n)); }
 
 for round in $(seq "$rounds"); do
@@ -29,7 +29,7 @@ for round in $(seq "$rounds"); do
     theirs 8 1e-6 uct_put.rate -t put_bw -x posix -d memory -D short -s 8 -n 5000000
     for size in $sizes; do
         ours '.bytes_per_s / 1e6' "put.bw.$size" put -s "$size" --window 64 -n "$(iters "$size")"
-        # MB there are MiB.
+        # ucx_perftest prints MiB/s as MB/s.
         theirs 6 1.048576 "ucp_put.bw.$size" -t ucp_put_bw -s "$size" -n "$(iters "$size")"
     done
 done

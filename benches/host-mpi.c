@@ -1,5 +1,6 @@
-/* Half round trip (ns) of a ping-pong, and bandwidth (MB/s) of windows of 8 sends, of messages of one size between two ranks: what
- * compare-host.sh prints beside ours. Usage: host-mpi BYTES MESSAGES */
+/* Measures messages of one size between two ranks: half the round trip of a ping-pong in ns, and
+ * the bandwidth of windows of 8 sends in MB/s. compare-host.sh prints the results beside ours.
+ * usage: host-mpi BYTES MESSAGES */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>

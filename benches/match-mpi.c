@@ -1,10 +1,12 @@
-// Matching in an MPI library, as workloads of `fishplate perf match` that MPI can express: one process that sends to itself. Prints
-// one row per workload and depth, with the same fields. Built and run by compare-match.sh.
+// Tag matching in an MPI library: the workloads of `fishplate perf match` that MPI can express, in
+// one process that sends to itself. Prints one row per workload and depth, with the same fields.
+// compare-match.sh builds and runs it.
 //
 // usage: match-mpi ENGINE UNITS DEPTH...
 //
-// Sources are all the same, so P2 and P5 differ from P1 by MPI_ANY_SOURCE alone. Receives are posted first in all of them: MPICH does
-// not complete a send to oneself before its receive is there.
+// All messages have the same source, so P2 and P5 differ from P1 only by MPI_ANY_SOURCE. All
+// receives are posted before their messages are sent, because MPICH does not complete a send to
+// oneself before its receive is posted.
 #include <mpi.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -27,7 +29,7 @@ static void post(int any_source, int tag, int context) {
     MPI_Irecv(&bytes[context], 8, MPI_BYTE, any_source ? MPI_ANY_SOURCE : 0, tag, MPI_COMM_SELF, &receives[context]);
 }
 
-// The message goes to receive `context`, or the run is wrong.
+// Sends a message, and checks that receive `context` gets it.
 static void arrive(int tag, int context, uint64_t cookie) {
     MPI_Request send;
     MPI_Isend(&cookie, 8, MPI_BYTE, 0, tag, MPI_COMM_SELF, &send);
@@ -39,7 +41,8 @@ static void arrive(int tag, int context, uint64_t cookie) {
     }
 }
 
-// One round; returns its units. Keeps the longest time of a unit, if asked.
+// Runs one round, and returns its number of units. Stores the longest time of a unit unless
+// `longest` is null.
 static long run_round(const char *work, int depth, double *longest) {
     int any = !strcmp(work, "P5");
     double last = longest ? now_ns() : 0;

@@ -1,7 +1,8 @@
-/* What compare-mpi.sh runs over each transport; prints "NAME VALUE" lines, each of the best of many short
- * batches, which other load disturbs least.
- * Two ranks: half round trips in microseconds (lat.BYTES), messages in M/s (rate.8), bytes in MB/s (bw.BYTES).
- * More ranks: the time of an allreduce in microseconds (allreduce.BYTES). */
+/* The MPI program of compare-mpi.sh. Prints "NAME VALUE" lines. Each value is the best of many
+ * short batches, because that is least disturbed by other load.
+ *
+ * Two ranks: half round trips in microseconds (lat.BYTES), messages in M/s (rate.8), bandwidth in
+ * MB/s (bw.BYTES). More ranks: the time of an allreduce in microseconds (allreduce.BYTES). */
 #include <math.h>
 #include <mpi.h>
 #include <stdio.h>
@@ -13,7 +14,7 @@ enum { BATCHES = 101, WINDOW = 64, LONGEST = 4 << 20 };
 static int me;
 static char *mine, *theirs;
 
-/* Half a round trip, in microseconds. */
+/* Returns half a round trip in microseconds. */
 static double ping(int bytes, int count) {
     double best = 1e30;
     for (int batch = 0; batch < BATCHES; batch++) {
@@ -32,7 +33,7 @@ static double ping(int bytes, int count) {
     return best * 1e6 / count / 2;
 }
 
-/* Messages per second, in windows that the receiver answers. */
+/* Returns messages per second. The receiver answers each window. */
 static double stream(int bytes, int window, int count) {
     double best = 1e30;
     MPI_Request requests[WINDOW];

@@ -17,7 +17,7 @@ os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")
 import numpy as np
 from nixl_cu12._api import nixl_agent, nixl_agent_config
 
-# Bytes of a descriptor, how many there are, and transfers that are timed.
+# Name, bytes per descriptor, number of descriptors, number of timed transfers.
 CASES = [("4 KiB", 4096, 1, 400), ("64 KiB", 65536, 1, 200), ("1 MiB", 1 << 20, 1, 60), ("64 MiB", 1 << 26, 1, 6), ("1000 x 4 KiB", 4096, 1000, 25)]
 SIZE = 1 << 26
 
@@ -46,7 +46,7 @@ def target(told, heard, cpu):
 
 def ranges(agent, at, size, count):
     table = np.zeros((count, 3), np.uint64)
-    # Every second piece, so that none are joined.
+    # Uses every second piece, so that none can be joined.
     table[:, 0], table[:, 1] = at + np.arange(count) * 2 * size, size
     return agent.get_xfer_descs(table, "DRAM")
 
@@ -100,7 +100,7 @@ def main():
             agent.release_xfer_handle(handle)
     agent.send_notif("target", b"end")
     sys.stdout.flush()
-    # The wheel's UCX crashes in exit handlers.
+    # Skips exit handlers, because the wheel's UCX crashes in them.
     os._exit(0)
 
 

@@ -1,22 +1,22 @@
 #!/usr/bin/env bash
-# Two rails of unequal speed: what they carry together, against what each carries alone. Two
-# processes in two network namespaces, joined by two veth pairs that tbf shapes, over libfabric's
-# tcp with default settings.
+# Measures two rails of unequal speed together, and compares the result with each rail alone. Two
+# processes run in two network namespaces. Two veth pairs, shaped by tbf, join the namespaces. The
+# transport is libfabric's tcp with default settings.
 #
-#   benches/slow-rails.sh [RATIO...]   10: a rail of a tenth of the speed (default 1 3 10 100 1000);
-#                                      20%: one of the same speed that loses 20 of 100 packets
+#   benches/slow-rails.sh [RATIO...]   10: second rail is 10 times slower (default 1 3 10 100 1000);
+#                                      20%: equal speed, but it loses 20 of 100 packets
 #
 #   FAST=400          Mbit/s of the faster rail
 #   SECONDS_EACH=10   how long a run would take on the faster rail alone
 #   VERBS="put-signal put tag-bw"  SIZES="64K 1M"  PATIENCE=60
 #   FISHPLATE=...     the binary; by default it is built, optimised
 #
-# The slower rail is measured alone down to an eighth of the speed; below that its figure is the
-# faster one's, scaled. tbf saves up 256 KiB, which a rail then takes at once. Put-signals count in
-# both directions. 0 MB/s: not done within PATIENCE (60) seconds, and the tool says why. Other load
-# makes the latencies of put-signal meaningless. Needs root, iproute2, jq and libfabric; says
-# SKIPPED and ends with 77 where namespaces are not permitted. Takes everything down again, whatever
-# happens.
+# The slower rail is measured alone down to an eighth of the speed. Below that its figure is the
+# faster rail's, scaled. tbf allows bursts of 256 KiB. Put-signals count in both directions. 0 MB/s
+# means that the run did not finish within PATIENCE (60) seconds; the tool prints the reason. Other
+# load makes the latencies of put-signal meaningless. Needs root, iproute2, jq and libfabric. Prints
+# SKIPPED and exits with 77 if namespaces are not permitted. Always removes the namespaces at the
+# end.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 source tests/need.sh
@@ -61,7 +61,7 @@ for name in "$here" "$there"; do
     ip netns add "$name" 2>"$work/why" || skip "$(cat "$work/why")"
     ip -n "$name" link set lo up
 done
-# The third is for the bootstrap.
+# The third link is for the bootstrap.
 for rail in 0 1 2; do
     ip -n "$here" link add "rail$rail" type veth peer name "rail$rail" netns "$there" 2>"$work/why" ||
         skip "$(cat "$work/why")"
@@ -79,7 +79,7 @@ for end in "$here" "$there"; do
     done
 done
 
-# shape RAIL KBIT [LOSS]: the same in both directions
+# shape RAIL KBIT [LOSS]: shapes both directions of a rail
 shape() {
     local end
     for end in "$here" "$there"; do
@@ -96,7 +96,7 @@ shape() {
 calc() { awk "BEGIN { printf \"$1\", $2 }"; }
 
 port=7600
-# run INTERFACES VERB SIZE COUNT: prints the row of the side that measures, nothing if it failed
+# run INTERFACES VERB SIZE COUNT: prints the row of the measuring side, nothing if it failed
 run() {
     local options=(--transport fabric --provider tcp --interface "$1" --rails "$(tr ',' '\n' <<<"$1" | wc -l)")
     options+=(-s "$3" -n "$4" -T ${PATIENCE:-60} --format json)
@@ -109,10 +109,10 @@ run() {
     wait "$listener" || cat "$work/here" "$work/there" >&2
 }
 
-# bytes SIZE
+# bytes SIZE: prints a size with a suffix as a number of bytes
 bytes() { numfmt --from=iec "$1"; }
 
-# rate ROW, latency ROW: MB/s, and the median in microseconds
+# rate ROW prints MB/s; latency ROW prints the median in microseconds
 rate() { jq -rs '(.[0].bytes_per_s // 0) / 1e6 | . * 10 | round / 10' <<<"$1"; }
 latency() { jq -rs '(.[0].lat_ns.p50 // 0) / 1e3 | round' <<<"$1"; }
 

@@ -1,5 +1,6 @@
-/* Ping-pong latency (ns, median of batches) and rate (M/s) of messages of 8 bytes between two ranks: what compare-tag.sh prints
- * beside ours. Windows of 64 posted receives, as tag-bw has. */
+/* Measures 8-byte messages between two ranks: ping-pong latency (ns, median of batches) and rate
+ * (M/s) with windows of 64 posted receives, as in tag-bw. compare-tag.sh prints the results beside
+ * ours. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>

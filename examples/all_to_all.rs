@@ -1,12 +1,12 @@
 //! Any number of processes, on one host or several. In each round every process writes to every
-//! other one, signals, adds to a counter of rank 0, sends a tagged message, and checks what it
-//! receives. Start it with a launcher, such as `mpirun -n 4 all_to_all ROUNDS SECONDS
+//! other one, signals, adds to a counter of rank 0 and sends a tagged message. It checks the data
+//! that it receives. Start it with a launcher, such as `mpirun -n 4 all_to_all ROUNDS SECONDS
 //! [INTERFACE,..]`, or several times with FISHPLATE_RENDEZVOUS=tcp://HOST:PORT and FISHPLATE_SIZE.
 
 use fishplate::{Cmp, Job, Node, Notice, Signal, config::Settings, core::engine::tag::Tag};
 use std::{env::args, error::Error, time::Duration};
 
-/// The bytes that `from` sends to `to` in a round.
+/// Returns the bytes that `from` sends to `to` in a round.
 fn bytes(from: usize, to: usize, round: u64, len: usize) -> Vec<u8> {
     (0..len).map(|at| (at as u64 * 7 + round * 31 + (from * 8 + to) as u64) as u8).collect()
 }
@@ -21,7 +21,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (me, size) = (job.rank(), job.size());
     let addresses = job.allgather(node.address())?;
     let peers = addresses.iter().map(|to| node.connect(to)).collect::<Result<Vec<_>, _>>()?;
-    // Two slots for each process, then a word of signals for each, then the counter.
+    // Layout: two slots per process, then one signal word per process, then the counter.
     let slot = |from: usize, round: u64| (2 * from as u64 + round % 2) * 4096;
     let word = |from: usize| size as u64 * 8192 + from as u64 * 8;
     let memory = node.alloc(word(size + 1) as usize)?;

@@ -1,6 +1,6 @@
 //! Device memory: each of two processes puts into the other's device memory, then signals in host
-//! memory. Without `cuda:N` host memory stands in for the device, so no GPU is needed. Run it
-//! twice: `cargo run --example device -- HOST:PORT [cuda:N]`.
+//! memory. Without `cuda:N` host memory replaces device memory, so no GPU is needed. Run it twice:
+//! `cargo run --example device -- HOST:PORT [cuda:N]`.
 
 use fishplate::{Cmp, Job, Node, Notice, Signal};
 use std::{env::args, error::Error, time::Duration};
@@ -18,7 +18,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let their_words = node.import(peer, job.exchange(node.handle(words)?)?)?;
     let theirs = node.import(peer, job.exchange(node.handle(into)?)?)?;
 
-    // Write to the second half of their memory; the first half stays zero.
+    // Write only to the second half of the device memory. The first half stays zero.
     node.write_device(from.at(0), &[1 + job.rank() as u8; LEN / 2])?;
     node.write_device(into.at(0), &[0; LEN])?;
     job.barrier_with(|| _ = node.progress())?;

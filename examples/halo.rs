@@ -1,6 +1,6 @@
-//! A ring of any number of processes that exchange the edges of their part of a field, step by
-//! step: put-signal to both neighbours, then wait for both. Start it SIZE times:
-//! `cargo run --example halo -- SIZE [HOST:PORT]`.
+//! A ring of processes, each with a part of a field. In each step every process sends its edges to
+//! both neighbours with put-signal, then waits for theirs. Start it SIZE times: `cargo run
+//! --example halo -- SIZE [HOST:PORT]`.
 
 use fishplate::{Cmp, Job, Node, Notice, Signal};
 use std::{env::args, error::Error, time::Duration};
@@ -17,8 +17,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (left, right) = ((rank + size - 1) % size, (rank + 1) % size);
     let peers = [node.connect(&addresses[left])?, node.connect(&addresses[right])?];
 
-    // Words 0 and 1: the last step from the left and from the right neighbour. Words 2 and 3, and 4
-    // and 5: their values, of even and of odd steps.
+    // Words 0 and 1: the last step received from the left and from the right neighbour. Words 2 to
+    // 5: the values from the left and from the right, each with a slot for even and for odd steps.
     let field = node.alloc(64)?;
     let handles = job.allgather(node.handle(field)?)?;
     let there = [node.import(peers[0], &handles[left])?, node.import(peers[1], &handles[right])?];
@@ -26,9 +26,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut value = rank as u64;
     for step in 1..=STEPS {
         for (side, there) in there.iter().enumerate() {
-            // To its left neighbour this process is the right one, and vice versa.
+            // This process is the right neighbour of its left neighbour, and vice versa.
             let mine = 1 - side as u64;
-            // Two slots in turn, because a neighbour may be one step behind.
+            // Alternate between two slots, because a neighbour may be one step behind.
             let edge = there.at(16 + 16 * mine + 8 * (step % 2));
             node.put_signal(
                 &value.to_le_bytes(),

@@ -1,5 +1,5 @@
-//! Tag matching alone, for a library with its own transport: decides which receive gets which
-//! message. It holds no payload; `cookie` and `context` are words of the caller.
+//! Tag matching alone, for a library with its own transport: it decides which receive gets which
+//! message. It holds no payloads; `cookie` and `context` are words of the caller.
 
 use std::error::Error;
 

@@ -1,5 +1,5 @@
 //! Two processes that continue while rails between them fail. In each round both write, signal,
-//! send a tagged message and fetch a counter. Each checks that nothing of the other is lost,
+//! send a tagged message and fetch a counter. Each checks that no data of the other is lost,
 //! repeated or out of order. Start it twice: `... --example outlive -- HOST:PORT ROUNDS
 //! [INTERFACE,.. [back]]`. With `back` it waits in the middle and before its last rounds until all
 //! rails are in use again.
@@ -8,12 +8,14 @@ use fishplate::{Cmp, Job, Node, Notice, Signal, config::Settings, core::engine::
 use std::time::{Duration, Instant};
 use std::{env::args, error::Error};
 
-/// How many rounds a process may be ahead of its checks, and the slots that this takes.
+/// Maximum number of rounds that a process is ahead of its checks, and the number of slots that
+/// this needs.
 const AHEAD: u64 = 16;
 const SLOTS: u64 = 64;
 const SLOT: u64 = 256 << 10;
 
-/// What rank `from` writes or sends in a round. Some are striped, or read by their receiver.
+/// Returns the bytes that `from` writes or sends in a round. Long ones are striped, or read by the
+/// receiver.
 fn bytes(from: usize, round: u64, every: u64, long: usize) -> Vec<u8> {
     let len = if round.is_multiple_of(every) { long } else { 1000 };
     (0..len as u64).map(|at| (at * 7 + round * 31 + from as u64 * 8) as u8).collect()

@@ -1,5 +1,6 @@
 //! Two processes: each writes to the other, then signals. Run it twice, on one host or on two:
-//! `cargo run --example put_signal -- HOST:PORT`, with the host of the one that is started first.
+//! `cargo run --example put_signal -- HOST:PORT`, where HOST is the host of the process that starts
+//! first.
 
 use fishplate::{Cmp, Job, Node, Notice, Signal};
 use std::{env::args, error::Error, time::Duration};

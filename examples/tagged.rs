@@ -1,5 +1,5 @@
-//! Two processes and tagged messages: short ones that are received in another order than sent, and
-//! a long one that the receiver reads from the sender's memory. Run it twice.
+//! Two processes exchange tagged messages. Short ones are received in another order than they were
+//! sent. A long one is read by the receiver from the sender's memory. Run it twice.
 
 use fishplate::core::engine::tag::Tag;
 use fishplate::{Job, Node, Notice};

@@ -1,6 +1,6 @@
-//! An engine in a worker thread, and three threads that use it, each through a context of its own.
-//! All add to one counter, then sleep until the others are done. The rail leads back to the engine,
-//! so one process is enough. Run it: `cargo run --example worker`.
+//! An engine in a worker thread, and three threads that use it, each through its own context. Each
+//! adds to one counter, then sleeps until the others are done. The rail is a loopback, so one
+//! process is enough. Run it with `cargo run --example worker`.
 
 use fishplate::core::engine::{Config, ContextId, HANDLE_MAX, command::Reply};
 use fishplate::core::mem::{Region, RegionKind};
@@ -27,7 +27,7 @@ fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
     let len = engine.export(ours, &mut handle)?;
     let theirs = engine.import(me, &handle[..len])?;
 
-    // A thread holds a context; the worker serves its other end, a consumer.
+    // Each thread holds a context. The worker holds the context's consumer.
     let (host, channels) = (LinuxHost::private(), Channels::<THREADS>::new());
     let mut storage: [QueueStorage<8>; THREADS] = Default::default();
     let mut pairs = vec![];

@@ -1,7 +1,7 @@
-//! The lower bound for a message between two processors. Measures a ping-pong through two rings of
-//! cells, one per direction, that keeps no state, checks nothing and matches nothing; and one
-//! through a single cache line. Payloads are copied as a lane copies them, to lines that the other
-//! side still caches, or to lines that the sender claimed after the message before.
+//! The lower bound for a message between two processors. Measures two ping-pongs: one through two
+//! rings of cells, one ring per direction, and one through a single cache line. Neither keeps
+//! state, checks or matches anything. Payloads are copied as a lane copies them. The target lines
+//! are still in the other side's cache, or the sender has claimed them after the previous message.
 //!
 //! cargo run --release --example bare-lane [PROCESSOR PROCESSOR]
 //!
@@ -30,11 +30,11 @@ struct Way {
     name: &'static str,
     /// Distance between the first words of the two directions, in words.
     apart: usize,
-    /// Each message goes behind the one before, not into the same cells.
+    /// True if each message follows the previous one, false if all use the same cells.
     goes_on: bool,
     payload: usize,
-    /// After each message, stores to the lines of the next one, which takes them from the other
-    /// side's cache.
+    /// Whether to store to the lines of the next message after each message. That removes the lines
+    /// from the other side's cache.
     claims: bool,
 }
 
@@ -66,8 +66,7 @@ struct Side<'m> {
 }
 
 impl Side<'_> {
-    /// Returns the words of message `number` in a direction. The first one says that it has
-    /// arrived.
+    /// Returns the words of message `number` in a direction. The receiver polls the first word.
     fn place(&self, direction: usize, number: u64) -> Range<usize> {
         let words = (1 + self.way.payload / 8).next_multiple_of(LINE);
         let turn = if self.way.goes_on { number as usize % (LINES * LINE / words) } else { 0 };

@@ -1,7 +1,8 @@
-//! The lower bound for a stream of messages, one line of a ring each, from one processor to
-//! another. Between two messages the sender stores to a number of lines of its own. Three variants:
-//! plain; with each line prefetched for writing eight messages ahead; and with the next eight lines
-//! stored to at once, after every eighth message, as a lane of the shared-memory rail does.
+//! The lower bound for a stream of messages, one cache line each, from one processor to another
+//! through a ring. Between two messages the sender stores to some private lines. There are three
+//! variants: plain; with each line prefetched for writing eight messages ahead; and with a store to
+//! each of the next eight lines after every eighth message, as a lane of the shared-memory rail
+//! does.
 //!
 //! cargo run --release --example bare-stream [PROCESSOR PROCESSOR]
 //!
@@ -17,11 +18,10 @@ use fishplate_benches::processors::{chosen, pin};
 
 /// Words per cache line.
 const LINE: usize = 8;
-/// Lines of the ring, and how many of them the sender fills before it reads the receiver's
-/// progress.
+/// Number of lines in the ring, and maximum number of unread messages.
 const LINES: u64 = 1024;
 const MOST: u64 = LINES - 2 * AHEAD;
-/// How many messages ahead both variants go.
+/// How many messages ahead the sender prefetches or claims lines.
 const AHEAD: u64 = 8;
 const MESSAGES: u64 = 500_000;
 const RUNS: usize = 7;
@@ -36,7 +36,7 @@ enum Way {
 
 const WAYS: [(Way, &str); 3] =
     [(Way::Plain, "plain"), (Way::Prefetched, "prefetched"), (Way::Claimed, "claimed")];
-/// Stores to other memory between two messages, eight to a line.
+/// Number of stores to private memory between two messages, eight per line.
 const ELSEWHERE: [usize; 3] = [0, 16, 40];
 
 #[repr(align(128))]

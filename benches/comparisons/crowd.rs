@@ -231,6 +231,6 @@ fn crowd(mut job: Job) {
     };
     job.allgather_with(&[], &mut meet).expect("handles");
     job.barrier_with(&mut meet).expect("all");
-    // From here on silent, and asleep except in the rendezvous.
+    // From here on this process is silent, and sleeps except in the rendezvous.
     job.barrier_with(|| {}).expect("all");
 }

@@ -166,7 +166,7 @@ impl Pools for ArrayQueues {
     }
 }
 
-/// sharded-slab: one for all streams, because it shards by thread.
+/// sharded-slab: one slab for all streams, because it shards by thread itself.
 struct ShardedSlab;
 
 struct OfShards {
@@ -213,7 +213,8 @@ impl Pools for ShardedSlab {
     }
 }
 
-/// object-pool: one per stream. It is a stack under a mutex that creates an object when empty.
+/// object-pool: one pool per stream. A pool is a stack under a mutex, and creates an object when
+/// empty.
 struct ObjectPool;
 
 type OfStack = object_pool::ReusableOwned<Box<Body>>;

@@ -1,7 +1,8 @@
 //! Measures jobs with many processes on one host: start-up time, and memory per rank.
 //!
-//! Usage: ranks [SIZE...], by default 4, 16 and 64. It starts the processes itself, and they meet
-//! in a folder (`file://`). Every rank writes to every other one and checks what it receives.
+//! Usage: ranks [SIZE...], by default 4, 16 and 64. It starts the processes itself; they find each
+//! other in a folder (`file://`). Every rank writes to every other rank and checks the data that it
+//! receives.
 //!
 //! | column | maximum over all ranks of                                                      |
 //! |--------|--------------------------------------------------------------------------------|
@@ -88,14 +89,15 @@ fn rank() {
         assert_eq!(node.load(memory.at(8 * (size + from) as u64)), Ok(word(from, me)), "of rank {from}");
     };
     let (left, right) = ((me + size - 1) % size, (me + 1) % size);
-    // Connecting needs both ends, so even ranks go right first and odd ranks left.
+    // Connecting needs both ends, so even ranks start with their right neighbour and odd ranks with
+    // their left one.
     for to in if me % 2 == 0 { [right, left] } else { [left, right] } {
         tell(&mut node, to);
     }
     hear(&mut node, left);
     let (first, neighbour) = (spent(), resident());
     job.barrier_with(|| _ = node.progress()).expect("a barrier");
-    // In each step every rank meets exactly one other, so no chain of waiting ranks forms.
+    // In each step the ranks form pairs, so no chain of waiting ranks forms.
     for step in 0..size {
         tell(&mut node, (step + size - me) % size);
     }

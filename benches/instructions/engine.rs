@@ -1,8 +1,8 @@
 //! Instruction counts of the engine: arrivals in the receive window, signals, a put-signal from
 //! post to completion, quiet, and notifying a worker that is awake.
 //!
-//! Arrivals are recorded posts of another engine, replayed from a [`Tape`] in order or reordered.
-//! Every count includes its share of a bounded pass ([`Engine::progress`]) and of the
+//! Arrivals are the recorded posts of another engine, replayed from a [`Tape`] in order or
+//! reordered. Every count includes its share of a bounded pass ([`Engine::progress`]) and of the
 //! acknowledgements in that pass.
 
 // The attribute macros refer to the crate by its current name.
@@ -25,7 +25,7 @@ use iai_callgrind::{library_benchmark, library_benchmark_group, main};
 mod budget;
 use budget::budget;
 
-/// Size of the window: more numbers than any benchmark sends.
+/// Size of the window, larger than the number of posts of any benchmark.
 const WINDOW: usize = 2048;
 const CONTEXT: ContextId = ContextId(0);
 /// Offset of the signal in the region; the payload is at 0.
@@ -63,8 +63,7 @@ impl<R: Rail> Side<R> {
     }
 }
 
-/// Creates a receiver whose tape holds the posts of `send`, repeated, in the order that `order`
-/// gives them.
+/// Creates a receiver. Its tape holds repeated posts of `send`, reordered by `order`.
 fn receiver(
     posts: u64,
     send: impl Fn(&mut Side<Tape>),
@@ -85,7 +84,7 @@ fn put(side: &mut Side<Tape>) {
     side.engine.put(CONTEXT, side.mine.at(0), 8, side.theirs.at(0), Notice::Silent).unwrap();
 }
 
-/// Lets everything on the tape arrive.
+/// Delivers everything on the tape.
 fn play(side: &mut Side<Tape>) {
     while side.engine.progress() != 0 {}
     assert_eq!(side.engine.stats().arrived, REPEATS);
@@ -97,7 +96,7 @@ fn window_in_order(side: &'static mut Side<Tape>) {
     play(side);
 }
 
-// 1 0 3 2 5 4 ...: every second arrival fills the hole before it.
+// Order 1 0 3 2 5 4 ...: every second arrival fills the hole before it.
 #[library_benchmark(config = budget("window_swapped"))]
 #[bench::run(receiver(REPEATS, put, |all| all.chunks_mut(2).for_each(|two| two.reverse())))]
 fn window_swapped(side: &'static mut Side<Tape>) {
@@ -143,8 +142,8 @@ fn put_signal_post(side: &'static mut Side<Tape>) {
     assert_eq!(side.engine.stats().posted, REPEATS);
 }
 
-/// Creates a sender whose rail reports the completion of each post, and after every [`PACE`] posts
-/// the receiver's acknowledgement.
+/// Creates a sender. Its rail reports the completion of each post, and after every [`PACE`] posts
+/// an acknowledgement of the receiver.
 fn sender(send: impl Fn(&mut Side<Tape>)) -> &'static mut Side<Tape> {
     let recorder = side(Tape::recording());
     for _ in 0..REPEATS {
@@ -163,8 +162,8 @@ fn sender(send: impl Fn(&mut Side<Tape>)) -> &'static mut Side<Tape> {
     side(Tape::paced(answers))
 }
 
-/// All the work of a sender: posts, completions, acknowledgements, and taking completions one by
-/// one.
+/// Runs all the work of a sender: posts, completions, acknowledgements, and taking completions one
+/// by one.
 fn send_to_completion(side: &mut Side<Tape>, post: impl Fn(&mut Side<Tape>, Notice) -> Issued) {
     let (mut posted, mut completed) = (0, 0);
     while posted < REPEATS {
@@ -224,7 +223,7 @@ fn put_signal_to_completion(side: &'static mut Side<Network>) {
     }
 }
 
-// Like a stream: one pass after each put, and a quiet after 32.
+// One pass after each put, and a quiet after 32 puts, as a streaming program does.
 #[library_benchmark(config = budget("put_signal_32_and_quiet"))]
 #[bench::run(side(Network::new()))]
 fn put_signal_32_and_quiet(side: &'static mut Side<Network>) {
@@ -273,7 +272,7 @@ fn quiet_idle_4(side: &'static mut Side<Network>) {
     let (host, never) = (SpinHost::new(1), Asleep::new());
     let mut waiter = Waiter::awake(&host, &never);
     for _ in 0..REPEATS {
-        // Four, so that the loop's own instructions weigh little.
+        // Four per iteration, so that the loop's own instructions weigh little.
         for _ in 0..4 {
             let side = black_box(&mut *side);
             side.engine.quiet(CONTEXT, side.peer, &mut waiter, u64::MAX).unwrap();

@@ -1,7 +1,7 @@
-//! Instruction counts of the libfabric rail inside its guard, as users have it, over a provider
-//! that does nothing ([`noop`]). Beside each path, `bare_` makes the same provider calls without a
-//! rail; the difference is the rail's share. The `put_` paths run an engine over the rail: puts in
-//! passes of 16, until all are acknowledged.
+//! Instruction counts of the libfabric rail inside its guard, as in a node, over a provider that
+//! does nothing ([`noop`]). For each path there is a `bare_` path that makes the same provider
+//! calls without a rail. The difference is the rail's share. The `put_` paths run an engine over
+//! the rail: puts in passes of 16, until all are acknowledged.
 
 // The attribute macros refer to the crate by its current name.
 extern crate iai_callgrind as gungraun;
@@ -50,7 +50,7 @@ impl Sink for Count {
     fn peer_down(&mut self, _: Peer, _: PeerError) {}
 }
 
-/// A guarded rail, as users have it, that is its own peer.
+/// A guarded rail that is its own peer.
 struct Own {
     rail: Guard<FabricRail>,
     local: Local,
@@ -82,7 +82,7 @@ fn own(inject: bool) -> &'static mut Own {
     Box::leak(Box::new(Own { rail, local, remote: Remote { key, offset: 8 } }))
 }
 
-/// The same rail, with peer writes about to arrive.
+/// Creates a rail to which writes of its peer are about to arrive.
 fn expecting() -> &'static mut Own {
     let own = own(true);
     let address = own.rail.inner().address().unwrap();
@@ -91,7 +91,7 @@ fn expecting() -> &'static mut Own {
     own
 }
 
-/// An endpoint without a rail.
+/// Creates an endpoint without a rail.
 fn bare() -> &'static mut Endpoint {
     let offer = negotiate(noop::library(), &ask()).unwrap();
     let fabric = Arc::new(Fabric::open(&offer.info).unwrap());
@@ -185,7 +185,8 @@ fn fabric_landed_32(own: &'static mut Own) {
 struct Whole {
     engine: Engine<'static, Guard<FabricRail>, 1>,
     peer: PeerId,
-    // Source and target of the puts. Known only at run time, as in a user's program.
+    // Source and target of the puts. Not constants, so that the compiler cannot specialize for
+    // them.
     from: LocalAddr,
     len: usize,
     to: RemoteAddr,
@@ -197,10 +198,12 @@ const ACKNOWLEDGED: u64 = Config::DEFAULT.window as u64 / 2;
 /// Puts between two passes.
 const PACE: u64 = 16;
 
-/// Puts of one benchmark: a multiple of `ACKNOWLEDGED`, so that all are acknowledged in the end.
+/// Number of puts per benchmark: a multiple of `ACKNOWLEDGED`, so that all are acknowledged at the
+/// end.
 const PUTS: u64 = REPEATS / ACKNOWLEDGED * ACKNOWLEDGED;
 
-/// Makes the peer's engine send acknowledgements from this number on, for context 0 and this epoch.
+/// Makes the provider answer with acknowledgements from the rail with signature `number`, for
+/// context 0 and `epoch`.
 fn acknowledge(number: u32, epoch: u32) {
     const USER: u64 = 0x6d_7367;
     const ACK: u64 = 5;
@@ -212,7 +215,7 @@ fn acknowledge(number: u32, epoch: u32) {
 fn whole(inject: bool) -> &'static mut Whole {
     let Own { rail, .. } = own(inject);
     let address = rail.inner().address().unwrap();
-    // SAFETY: the rail is leaked, and this is its only user from here on.
+    // SAFETY: the rail is leaked, and nothing else uses it after this read.
     let rail = unsafe { ptr::read(rail) };
     let config = Config::DEFAULT;
     let mut engine = Engine::new(config, [rail], memory(&config, 1)).unwrap();
@@ -232,8 +235,8 @@ fn whole(inject: bool) -> &'static mut Whole {
     Box::leak(Box::new(Whole { engine, peer, from, len: 8, to }))
 }
 
-/// Posts silent puts, with a pass after every 16, until the last is acknowledged and nothing is
-/// left to send.
+/// Posts silent puts, with a pass after every 16. Ends when the last one is acknowledged and
+/// nothing is left to send.
 fn puts(whole: &'static mut Whole) {
     for _ in 0..PUTS / PACE {
         for _ in 0..PACE {
@@ -258,7 +261,7 @@ fn put_over_fabric_inject(whole: &'static mut Whole) {
     puts(whole);
 }
 
-/// The provider calls of [`puts`]: writes, queue reads, and a receive per acknowledgement.
+/// Makes the provider calls of [`puts`]: writes, queue reads, and a receive per acknowledgement.
 fn bare_puts(endpoint: &'static mut Endpoint, inject: bool) {
     let (bytes, buffer) = (leak(0u8, 8), leak(0u8, 64));
     let (mut entries, mut ended, mut acknowledged) = ([EMPTY; 32], 0, 0);

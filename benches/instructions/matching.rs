@@ -1,5 +1,6 @@
-//! The workloads and engines of `fishplate perf match` that have budgets. Includes the tool's own
-//! files, because code from another crate would be inlined differently and count differently.
+//! The workloads and engines of `fishplate perf match` that have budgets. Includes the tool's
+//! source files, because code from another crate would be inlined differently and change the
+//! counts.
 
 #[path = "../../tool/src/perf/matching/engine.rs"]
 pub mod engine;

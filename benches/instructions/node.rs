@@ -1,5 +1,6 @@
-//! The calls of a [`Node`] over its mixed rails, with itself as peer and mapped memory. Where a
-//! path exists for the engine alone, it is `..._mapped` in `engine.rs`.
+//! Instruction counts of the calls of a [`Node`] over its mixed rails. The node is its own peer,
+//! and the memory is mapped. `engine.rs` has a `..._mapped` path for the engine alone, if there is
+//! one.
 
 // The attribute macros refer to the crate by its current name.
 extern crate iai_callgrind as gungraun;
@@ -89,7 +90,7 @@ fn shm_progress_idle(side: &'static mut Bare) {
     }
 }
 
-/// The same with 127 more peers, all silent.
+/// Creates the same engine with 127 more peers, which are silent.
 fn crowd() -> Engine<'static, ShmRail<LinuxHost>, 1> {
     const PEERS: u16 = 128;
     let limits = Limits { peers: PEERS, ..Limits::DEFAULT };

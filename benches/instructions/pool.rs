@@ -1,8 +1,8 @@
-//! Instruction counts of the pool: taking and returning slots, by the owner, by others, in batches
-//! and by id; of queue commands; and, for comparison, of the system allocator.
+//! Instruction counts of the pool: taking and returning slots by the owner, by other threads, in
+//! batches and by id. Also counts queue commands and, for comparison, the system allocator.
 //!
-//! One thread runs both sides. The owner collects slots returned by others only when its own list
-//! is empty, so each count includes a share of that.
+//! One thread runs both sides. The owner collects slots that other threads returned only when its
+//! own list is empty. Each count includes a share of that.
 
 // The attribute macros refer to the crate by its current name.
 extern crate iai_callgrind as gungraun;
@@ -27,7 +27,7 @@ use iai_callgrind::{
 mod budget;
 use budget::budget;
 
-/// The body used by all benchmarks: 128 bytes, of which the constructor writes the first word.
+/// The slot type of all benchmarks: 128 bytes. The constructor writes the first word.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(8))]
 struct Body(#[expect(dead_code, reason = "room")] [MaybeUninit<u64>; 16]);
@@ -52,7 +52,7 @@ fn pool_of(capacity: usize) -> Pool<'static, Body> {
     pool
 }
 
-/// Values that have been taken, and their pool.
+/// Creates a pool and takes values from it.
 fn out() -> (Pool<'static, Body>, Vec<Lease<'static, Body>>) {
     let mut pool = pool_of(1024);
     let leases = (0..REPEATS).map(|_| pool.create(Body::new()).unwrap()).collect();
@@ -70,7 +70,7 @@ fn pool_local_pair(mut pool: Pool<'static, Body>) -> Pool<'static, Body> {
     pool
 }
 
-// Takes 32 at once and keeps them in memory, so the compiler cannot track a returning lease.
+// Takes 32 slots at once. Keeps the leases in memory, so the compiler cannot track them.
 #[library_benchmark(config = budget("pool_window_32"))]
 #[bench::run(pool())]
 fn pool_window_32(mut pool: Pool<'static, Body>) -> Pool<'static, Body> {
@@ -80,7 +80,7 @@ fn pool_window_32(mut pool: Pool<'static, Body>) -> Pool<'static, Body> {
             place.write(pool.create(Body::new()).unwrap());
         }
         for place in black_box(&held) {
-            // SAFETY: written above, and read once.
+            // SAFETY: the loop above wrote each place, and this loop reads each once.
             pool.release(unsafe { place.assume_init_read() });
         }
     }
@@ -179,7 +179,7 @@ fn box_pair() {
     }
 }
 
-/// One stream: rounds of 16 commands in flight, from a pool of its own.
+/// One stream: rounds of 16 commands in flight, from its own pool.
 #[inline(never)]
 fn one_stream_of_commands(pool: &mut Pool<'static, Body>) {
     let mut held = [const { MaybeUninit::<Lease<'static, Body>>::uninit() }; 16];
@@ -188,7 +188,7 @@ fn one_stream_of_commands(pool: &mut Pool<'static, Body>) {
             place.write(pool.create(Body::new()).unwrap());
         }
         for place in black_box(&held) {
-            // SAFETY: written above, and read once.
+            // SAFETY: the loop above wrote each place, and this loop reads each once.
             pool.release(unsafe { place.assume_init_read() });
         }
     }

@@ -1,6 +1,6 @@
 //! Instruction counts of the SPSC ring, and of four other queues with the same workload.
 //!
-//! One thread runs both sides, so a push-and-pop pair finds the ring empty each time: the consumer
+//! One thread runs both sides, so each push-and-pop pair finds the ring empty. The consumer then
 //! reads the producer's counter at every pop, and the producer reads the consumer's once per lap.
 //! Creating and dropping queues is not counted.
 

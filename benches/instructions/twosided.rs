@@ -1,8 +1,8 @@
 //! Instruction counts of tagged messages: sending one, receiving one that is expected, and a round
 //! of both.
 //!
-//! Arrivals are recorded messages of another engine, replayed from a [`Tape`]. A receive is counted
-//! from its post to its status.
+//! Arrivals are the recorded messages of another engine, replayed from a [`Tape`]. A receive is
+//! counted from its post to its status.
 
 // The attribute macros refer to the crate by its current name.
 extern crate iai_callgrind as gungraun;
@@ -25,7 +25,7 @@ use iai_callgrind::{library_benchmark, library_benchmark_group, main};
 mod budget;
 use budget::budget;
 
-/// Size of the window: more numbers than any benchmark sends.
+/// Size of the window, larger than the number of messages of any benchmark.
 const WINDOW: usize = 2048;
 const CONTEXT: ContextId = ContextId(0);
 const MATCHING: MatchConfig = MatchConfig {

@@ -13,20 +13,20 @@ pub mod tape;
 /// How often a benchmark repeats its path, unless its budget says otherwise.
 pub const REPEATS: u64 = 1000;
 
-/// Units per workload of tag matching: rounds of 64, or one round at the greatest depth. Workloads
-/// in which every unit scans run a 16th of this.
+/// Units per tag-matching workload: rounds of 64, or one round at the greatest depth. Workloads in
+/// which every unit scans run a 16th of this.
 pub const UNITS: u64 = 65_536;
 
 /// The instruction limit of one path.
 #[derive(Clone, Copy, Debug)]
 pub struct Budget {
-    /// The function in `instructions/`.
+    /// Name of the benchmark function in `instructions/`.
     pub name: &'static str,
-    /// Values that one repeat moves. The table also prints figures per value.
+    /// Number of values that one repeat moves. The table also prints figures per value.
     pub per: u64,
     /// Repeats per benchmark.
     pub repeats: u64,
-    /// Instructions per repeat; more fail the run. `None` for other libraries.
+    /// Maximum instructions per repeat. `None` for other libraries.
     pub limit: Option<f64>,
     /// Instructions per repeat when the limit was set.
     pub measured: f64,
@@ -146,8 +146,8 @@ pub const BUDGETS: &[Budget] = &[
     rival("bare_write_to_completion",               125.1),
     ours("fabric_write_inject",            80.8,     77.0),
     rival("bare_write_inject",                       26.0),
-    // A silent 8-byte put, from the call to its acknowledgement: at most 150 more than the
-    // provider's calls.
+    // A silent 8-byte put, from the call to its acknowledgement: at most 150 instructions more than
+    // the provider's calls.
     ours("put_over_fabric",              215.1,    204.9).repeats(960),
     rival("bare_put",                                67.4).repeats(960),
     ours("put_over_fabric_inject",       136.9,    130.4).repeats(960),
@@ -167,7 +167,7 @@ pub const NO_MORE_THAN: &[(&str, &str)] = &[
     ("pool_local_pair", "box_pair"),
 ];
 
-/// Triples. The first path must not take more instructions than the second times the third:
+/// Triples. The first path must not take more instructions than the second times the factor:
 /// matching must not grow with depth, and 32 masks may cost a quarter of a list.
 pub const AT_MOST: &[(&str, f64, &str)] = &[
     ("tag_p1_64k", 1.05, "tag_p1_64"),

@@ -1,5 +1,5 @@
-//! A provider that does nothing, installed behind the real wrappers: it accepts every post, and
-//! reports it complete at the next queue read. Counts over it are our own share.
+//! A provider that does nothing, behind the real wrappers. It accepts every post, and reports it
+//! complete at the next queue read. Instruction counts over it are our own share.
 //!
 //! [`arrive`] makes the queue report peer writes as well. [`answer`] adds messages that acknowledge
 //! accepted writes. [`echo`] returns short messages to their sender, so that an engine can be its
@@ -13,36 +13,36 @@ use fishplate_sys::fabric::Library;
 use fishplate_sys::fabric::library::Entries;
 use fishplate_sys::fabric::raw::*;
 
-/// Most completions that wait to be read.
+/// Maximum number of unread completions.
 const ROOM: usize = 256;
 
-/// Peer writes still to be reported, and their data. Only the benchmark's thread uses these.
+/// Number of peer writes to report, and their data. Only the benchmark's thread uses these.
 static ARRIVALS: AtomicU64 = AtomicU64::new(0);
 static DATA: AtomicU64 = AtomicU64::new(0);
 
-/// How many writes one answer acknowledges (0: no answers), and the answer's bytes without its
-/// count.
+/// Number of writes that one answer acknowledges (0 for no answers), and the bytes of the answer
+/// without its count.
 static EVERY: AtomicU64 = AtomicU64::new(0);
 static ANSWER: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
 
-/// The message calls of the endpoint opened last, and the last message that was echoed.
+/// The message calls of the endpoint opened last, and the last echoed message.
 static MESSAGES: AtomicPtr<fi_ops_msg> = AtomicPtr::new(ptr::null_mut());
 static ECHOED: [AtomicU64; 3] = [AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0)];
 
 /// Length of an echoed message: the rail's header and an engine's Hello.
 const ECHO: usize = 24;
 
-/// A completion queue: the contexts of posts.
+/// A completion queue: the contexts of completed posts.
 #[repr(C)]
 struct Queue {
     fid: fid_cq,
     posts: [(*mut c_void, u64); ROOM],
     head: usize,
     tail: usize,
-    /// Writes accepted, and how many of these were answered.
+    /// Number of accepted writes, and number of answered writes.
     accepted: u64,
     answered: u64,
-    /// The receive that was posted last: its buffer and context.
+    /// Buffer and context of the last posted receive.
     receive: (*mut c_void, *mut c_void),
 }
 
@@ -58,7 +58,8 @@ fn leak<T>(value: T) -> *mut T {
 
 /// Allocates a zeroed structure.
 unsafe fn zeroed<T>() -> *mut T {
-    // SAFETY: the caller promises that all fields may be zero.
+    // SAFETY: the callers create structures of integers and nullable pointers, for which zero is
+    // valid.
     leak(unsafe { std::mem::zeroed() })
 }
 
@@ -70,7 +71,7 @@ unsafe extern "C" fn getinfo(
     hints: *const fi_info,
     list: *mut *mut fi_info,
 ) -> c_int {
-    // SAFETY: the hints are valid, and everything else is created here.
+    // SAFETY: the caller passes valid hints, and everything else is created here.
     unsafe {
         let info = dupinfo(hints);
         (*info).mode = 0;
@@ -90,7 +91,7 @@ unsafe extern "C" fn getinfo(
 unsafe extern "C" fn freeinfo(_: *mut fi_info) {}
 
 unsafe extern "C" fn dupinfo(from: *const fi_info) -> *mut fi_info {
-    // SAFETY: each part is null or valid, and may be zero.
+    // SAFETY: each part of the hints is null or valid, and zero is valid for every field.
     unsafe {
         let info: *mut fi_info = zeroed();
         if !from.is_null() {
@@ -130,7 +131,7 @@ unsafe extern "C" fn close(_: *mut fid) -> c_int {
 }
 
 unsafe extern "C" fn bind(object: *mut fid, to: *mut fid, _: u64) -> c_int {
-    // SAFETY: both are objects of this file.
+    // SAFETY: both objects were created by this file, and `fclass` tells their type.
     unsafe {
         if (*object).fclass == FI_CLASS_EP && (*to).fclass == FI_CLASS_CQ {
             (*object.cast::<End>()).queue = to.cast();
@@ -148,7 +149,7 @@ macro_rules! table {
     ($table:ident { $($entry:ident: $function:expr),* $(,)? }) => {{
         // SAFETY: the table consists of nullable functions.
         let table: *mut $table = unsafe { zeroed() };
-        // SAFETY: just allocated.
+        // SAFETY: `table` was just allocated.
         unsafe {
             (*table).size = size_of::<$table>();
             $((*table).$entry = Some($function);)*
@@ -167,7 +168,7 @@ fn object(class: usize) -> fid {
 
 unsafe extern "C" fn fabric(_: *mut fi_fabric_attr, fabric: *mut *mut fid_fabric, _: *mut c_void) -> c_int {
     let ops = table!(fi_ops_fabric { domain: domain });
-    // SAFETY: the caller passes a valid output pointer.
+    // SAFETY: libfabric's contract: the output pointer is valid.
     unsafe { *fabric = leak(fid_fabric { fid: object(FI_CLASS_FABRIC), ops, api_version: 0 }) };
     0
 }
@@ -180,7 +181,7 @@ unsafe extern "C" fn domain(
 ) -> c_int {
     let ops = table!(fi_ops_domain { av_open: av_open, cq_open: cq_open, endpoint: endpoint });
     let mr = table!(fi_ops_mr { reg: register });
-    // SAFETY: the caller passes a valid output pointer.
+    // SAFETY: libfabric's contract: the output pointer is valid.
     unsafe { *domain = leak(fid_domain { fid: object(FI_CLASS_DOMAIN), ops, mr }) };
     0
 }
@@ -197,7 +198,7 @@ unsafe extern "C" fn register(
     mr: *mut *mut fid_mr,
     _: *mut c_void,
 ) -> c_int {
-    // SAFETY: the caller passes a valid output pointer.
+    // SAFETY: libfabric's contract: the output pointer is valid.
     unsafe { *mr = leak(fid_mr { fid: object(FI_CLASS_MR), mem_desc: ptr::null_mut(), key }) };
     0
 }
@@ -209,7 +210,7 @@ unsafe extern "C" fn av_open(
     _: *mut c_void,
 ) -> c_int {
     let ops = table!(fi_ops_av { insert: insert });
-    // SAFETY: the caller passes a valid output pointer.
+    // SAFETY: libfabric's contract: the output pointer is valid.
     unsafe { *av = leak(fid_av { fid: object(FI_CLASS_AV), ops }) };
     0
 }
@@ -222,7 +223,7 @@ unsafe extern "C" fn insert(
     _: u64,
     _: *mut c_void,
 ) -> c_int {
-    // SAFETY: the caller passes a valid output pointer.
+    // SAFETY: libfabric's contract: the output pointer is valid.
     unsafe { *number = 0 };
     1
 }
@@ -236,7 +237,7 @@ unsafe extern "C" fn cq_open(
     let ops = table!(fi_ops_cq { read: read, readfrom: readfrom, readerr: readerr });
     let fid = fid_cq { fid: object(FI_CLASS_CQ), ops };
     let posts = [(ptr::null_mut(), 0); ROOM];
-    // SAFETY: the caller passes a valid output pointer.
+    // SAFETY: libfabric's contract: the output pointer is valid.
     unsafe {
         let receive = (ptr::null_mut(), ptr::null_mut());
         *cq = leak(Queue { fid, posts, head: 0, tail: 0, accepted: 0, answered: 0, receive }).cast();
@@ -245,7 +246,7 @@ unsafe extern "C" fn cq_open(
 }
 
 unsafe extern "C" fn read(cq: *mut fid_cq, into: *mut c_void, count: usize) -> isize {
-    // SAFETY: a queue of this file, with room for `count` entries.
+    // SAFETY: this file created the queue, and the caller has room for `count` entries.
     unsafe {
         let queue = &mut *cq.cast::<Queue>();
         let entries = into.cast::<fi_cq_data_entry>();
@@ -314,7 +315,7 @@ unsafe extern "C" fn endpoint(
         collective: ptr::null_mut(),
     };
     MESSAGES.store(fid.msg, Relaxed);
-    // SAFETY: the caller passes a valid output pointer.
+    // SAFETY: libfabric's contract: the output pointer is valid.
     unsafe { *ep = leak(End { fid, queue: ptr::null_mut() }).cast() };
     0
 }
@@ -331,7 +332,7 @@ unsafe extern "C" fn getname(_: *mut fid, name: *mut c_void, len: *mut usize) ->
 /// Records a post as complete.
 #[inline(always)]
 unsafe fn posted(ep: *mut fid_ep, context: *mut c_void, flags: u64) -> isize {
-    // SAFETY: an endpoint of this file, with its queue bound.
+    // SAFETY: this file created the endpoint, and its queue is bound.
     unsafe {
         let queue = &mut *(*ep.cast::<End>()).queue;
         if queue.tail - queue.head == ROOM {
@@ -351,7 +352,7 @@ unsafe extern "C" fn recv(
     _: u64,
     context: *mut c_void,
 ) -> isize {
-    // SAFETY: an endpoint of this file, with its queue bound.
+    // SAFETY: this file created the endpoint, and its queue is bound.
     unsafe { (*(*ep.cast::<End>()).queue).receive = (buffer, context) };
     0
 }
@@ -377,11 +378,11 @@ unsafe extern "C" fn inject(_: *mut fid_ep, _: *const c_void, _: usize, _: u64) 
     0
 }
 
-/// Like [`inject`], but delivers the message into the receive that was posted last.
+/// Like [`inject`], but delivers the message to the last posted receive.
 unsafe extern "C" fn inject_echo(ep: *mut fid_ep, bytes: *const c_void, len: usize, _: u64) -> isize {
     assert_eq!(len, ECHO, "only a Hello is expected");
-    // SAFETY: an endpoint of this file, with its queue bound. Message and receive buffer have that
-    // many bytes.
+    // SAFETY: this file created the endpoint, and its queue is bound. Message and receive buffer
+    // have `ECHO` bytes.
     unsafe {
         let said = bytes.cast::<[u64; 3]>().read_unaligned();
         let (buffer, context) = (*(*ep.cast::<End>()).queue).receive;
@@ -460,7 +461,7 @@ unsafe extern "C" fn rma_injectdata(
     _: u64,
     _: u64,
 ) -> isize {
-    // SAFETY: an endpoint of this file, with its queue bound.
+    // SAFETY: this file created the endpoint, and its queue is bound.
     unsafe { (*(*ep.cast::<End>()).queue).accepted += 1 };
     0
 }
@@ -473,7 +474,7 @@ pub fn library() -> Library {
 }
 
 /// Makes every queue report a message after each `every` accepted writes with data, if a receive is
-/// posted. The message is `head` and the number of writes answered so far.
+/// posted. The message consists of `head` and the number of writes answered so far.
 pub fn answer(every: u64, head: [u64; 2]) {
     for (word, value) in ANSWER.iter().zip(head) {
         word.store(value, Relaxed);
@@ -481,15 +482,15 @@ pub fn answer(every: u64, head: [u64; 2]) {
     EVERY.store(every, Relaxed);
 }
 
-/// Turns on or off that messages injected at the endpoint opened last come back to it. Returns the
-/// last such message.
+/// Turns echoing on or off: messages injected at the endpoint opened last return to that endpoint.
+/// Returns the last such message.
 pub fn echo(on: bool) -> [u64; 3] {
-    // SAFETY: the table of an endpoint is never freed, and one thread uses this: the benchmark's.
+    // SAFETY: the table of an endpoint is never freed, and only the benchmark's thread uses it.
     unsafe { (*MESSAGES.load(Relaxed)).inject = Some(if on { inject_echo } else { inject }) };
     [0, 1, 2].map(|word: usize| ECHOED[word].load(Relaxed))
 }
 
-/// Makes the next queue that is read report `count` writes with this data.
+/// Makes the next queue read report `count` peer writes with `data`.
 pub fn arrive(count: u64, data: u64) {
     DATA.store(data, Relaxed);
     ARRIVALS.store(count, Relaxed);

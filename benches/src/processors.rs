@@ -1,12 +1,12 @@
-//! The two processors of a comparison between two threads.
+//! Selects the two processors of a comparison between two threads.
 
 use fishplate_sys::affinity;
 
-/// The two that the command line names, or 0 and 1.
+/// Returns the two processors on the command line, or 0 and 1.
 ///
 /// # Panics
-/// If it names no numbers, or this process may not run there: later, a thread would wait for ever
-/// for the other.
+/// If an argument is not a number, or this process may not run on one of the processors. Otherwise
+/// one thread would later wait forever for the other.
 pub fn chosen() -> (usize, usize) {
     let mut processors = std::env::args().skip(1).map(|word| word.parse().expect("a processor's number"));
     let (here, there) = (processors.next().unwrap_or(0), processors.next().unwrap_or(1));
@@ -15,10 +15,10 @@ pub fn chosen() -> (usize, usize) {
     (here, there)
 }
 
-/// Keeps this thread on a processor.
+/// Pins this thread to a processor.
 ///
 /// # Panics
-/// If it may not run there.
+/// If this process may not run there.
 pub fn pin(processor: usize) {
     affinity::pin(processor).unwrap_or_else(|error| panic!("cannot run on processor {processor}: {error}"));
 }

@@ -1,4 +1,4 @@
-//! What the engines of benchmarks stand on. It is never freed, and not counted.
+//! Memory of the engines in benchmarks. It is leaked, and its set-up is not counted.
 
 use std::ptr::NonNull;
 
@@ -7,12 +7,12 @@ use fishplate_core::engine::{
 };
 use fishplate_core::mem::{Region, RegionKind};
 
-/// So many values.
+/// Leaks `len` copies of a value.
 pub fn leak<T: Clone>(value: T, len: usize) -> &'static mut [T] {
     Box::leak(vec![value; len].into_boxed_slice())
 }
 
-/// Tables for one peer, one region of each side, and so many operations.
+/// Returns tables for one peer, one region per side, and `operations` operations.
 pub fn memory(config: &Config, operations: usize) -> EngineMemory<'static, 1> {
     EngineMemory {
         peers: leak(PeerSlot::EMPTY, 1),
@@ -26,9 +26,10 @@ pub fn memory(config: &Config, operations: usize) -> EngineMemory<'static, 1> {
     }
 }
 
-/// 512 bytes.
+/// Returns a leaked region of 512 bytes.
 pub fn region() -> Region {
     let words = leak(0u64, 64);
-    // SAFETY: leaked, so valid for ever; only the engine and atomics touch it from here on.
+    // SAFETY: the words are leaked, so they stay valid. From here on only the engine and atomics
+    // access them.
     unsafe { Region::new(NonNull::from(&mut words[0]).cast(), 512, RegionKind::Private) }
 }

@@ -1,5 +1,6 @@
-//! A rail that carries nothing: what one engine posts is written down, and played to another in any
-//! order. With it the two halves of a transfer are counted apart, and without a provider.
+//! A rail that carries nothing. It records the posts of one engine, and replays them to another
+//! engine in any order. The two halves of a transfer are thus counted separately and without a
+//! provider.
 
 use core::ptr::NonNull;
 
@@ -10,58 +11,58 @@ use fishplate_core::rail::{Caps, Local, Order, Posted, Rail, RailKey, Remote, Si
 
 const MESSAGE: usize = 256;
 
-/// What a post leaves on the tape.
+/// A recorded post.
 #[derive(Clone)]
 pub enum Event {
-    /// The completion data of a write.
+    /// A write, with its completion data.
     Landed(u32),
     /// A message.
     Message(Box<[u8]>),
 }
 
-/// Posts between two arrivals on a tape that is [`paced`](Tape::paced), and a power of two.
+/// Number of posts between two arrivals on a [`paced`](Tape::paced) tape. A power of two.
 pub const PACE: u32 = 32;
 
-/// A tape of posts, and one of arrivals still to be played.
+/// The posts recorded so far, and the arrivals to replay.
 pub struct Tape {
-    /// What was posted, oldest first; nothing is kept if there is none.
+    /// The recorded posts, oldest first. `None` if the tape does not record.
     posted: Option<Vec<Event>>,
     arrivals: Vec<Event>,
     played: usize,
-    /// Context words of posts with no report yet. None on a tape where posts end at once.
+    /// Context words of posts that are not reported yet. `None` if posts complete at once.
     pending: Option<[u64; PACE as usize]>,
     waiting: u32,
 }
 
 impl Tape {
-    /// Keeps what is posted.
+    /// Creates a tape that records posts.
     pub fn recording() -> Self {
         Tape { posted: Some(vec![]), arrivals: vec![], played: 0, pending: None, waiting: 0 }
     }
 
-    /// Lets `arrivals` arrive, the first first, and forgets what is posted.
+    /// Creates a tape that delivers `arrivals` in order and discards posts.
     pub fn playing(arrivals: Vec<Event>) -> Self {
         Tape { posted: None, arrivals, played: 0, pending: None, waiting: 0 }
     }
 
-    /// Reports the end of each post, as a provider does, and lets one of `arrivals` arrive after
-    /// every [`PACE`] posts. With the receiver's acknowledgements as arrivals this is a sender's
-    /// whole work.
+    /// Creates a tape that reports the completion of each post, as a provider does, and delivers
+    /// one of `arrivals` after every [`PACE`] posts. If the arrivals are the receiver's
+    /// acknowledgements, this gives the whole work of a sender.
     pub fn paced(arrivals: Vec<Event>) -> Self {
         Tape { posted: None, arrivals, played: 0, pending: Some([0; PACE as usize]), waiting: 0 }
     }
 
-    /// Lets these arrive after what was to arrive before.
+    /// Appends arrivals to those not delivered yet.
     pub fn play(&mut self, mut arrivals: Vec<Event>) {
         self.arrivals.append(&mut arrivals);
     }
 
-    /// How much was posted since it was taken last.
+    /// Returns the number of posts recorded since the last [`take`](Tape::take).
     pub fn posted(&self) -> usize {
         self.posted.as_ref().map_or(0, Vec::len)
     }
 
-    /// What was posted so far, oldest first.
+    /// Takes the recorded posts, oldest first.
     pub fn take(&mut self) -> Vec<Event> {
         self.posted.replace(vec![]).unwrap_or_default()
     }
@@ -81,7 +82,7 @@ impl Tape {
     }
 }
 
-// SAFETY: it never touches memory and maps none, whatever the benchmarks do with it.
+// SAFETY: `Tape` never accesses or maps memory, so it keeps every promise of the trait.
 unsafe impl Rail for Tape {
     type Setup<'a> = &'a mut Tape;
 

@@ -1,6 +1,6 @@
 //! Reads the JSON lines of a budget run from stdin, and prints one line per path: instructions per
-//! repeat, the limit, and whether it holds. Exits 1 if a limit or comparison fails, or a path was
-//! not measured.
+//! repeat, the limit, and whether the path is within the limit. Exits with 1 if a limit is
+//! exceeded, a comparison fails, or a path was not measured.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead};
@@ -36,7 +36,7 @@ fn main() -> io::Result<ExitCode> {
     }
     for (ours, theirs) in NO_MORE_THAN {
         let (Some(a), Some(b)) = (measured.get(*ours), measured.get(*theirs)) else { continue };
-        // Half an instruction is left for the benchmark's own loop.
+        // Allows half an instruction for the benchmark's own loop.
         let more = *a > b + 0.5;
         println!("{ours} {a:.1}, no more than {theirs} {b:.1}: {}", if more { "FAILS" } else { "holds" });
         failures += u32::from(more);
@@ -53,8 +53,8 @@ fn main() -> io::Result<ExitCode> {
     Ok(if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Parses a line of gungraun's JSON. Returns the path, named by the benchmark's function or case,
-/// and its instructions.
+/// Parses a line of gungraun's JSON. Returns the path, which is the name of the benchmark's
+/// function or case, and its instruction count.
 fn read(line: &str) -> Option<(String, f64)> {
     let row: Value = serde_json::from_str(line).ok()?;
     let metric = row.pointer("/profiles/0/data/total/metrics/Ir/values/new")?;

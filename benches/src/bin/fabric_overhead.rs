@@ -1,12 +1,12 @@
-//! Measures what the libfabric rail adds to the bare provider, in one interleaved run: two
-//! endpoints in this process, driven by one thread, first as rails and then by the same `fi_*`
-//! calls. Rounds alternate between the two, and medians are compared.
+//! Measures the overhead of the libfabric rail over the bare provider. One thread drives two
+//! endpoints in this process, once as rails and once by the same `fi_*` calls. Rounds alternate
+//! between the two ways, and medians are compared.
 //!
 //! Usage: fabric-overhead PROVIDER [ROUNDS]
 //!
 //! | figure  | one round                                                            |
 //! |---------|----------------------------------------------------------------------|
-//! | latency | 1000 8-byte writes with data, each awaited, then one back            |
+//! | latency | 1000 8-byte writes with data, each answered by a write            |
 //! | bandwidth | 64 writes of 1 MiB with data, until all have arrived and completed |
 
 use std::ptr;
@@ -30,13 +30,13 @@ use fishplate_sys::fabric::{Ask, FabricConfig, FabricRail, Library, Offer, negot
 const LEN: usize = 1 << 20;
 const PEER: Peer = Peer(0);
 
-/// The operations of either kind of endpoint pair.
+/// The operations of a pair of endpoints, with or without rails.
 trait Ends {
-    /// Posts a write from one end. Returns `false` if there is no room.
+    /// Posts a write from endpoint `from`. Returns `false` if there is no room.
     fn write(&mut self, from: usize, len: usize) -> bool;
-    /// Polls one end.
+    /// Polls one endpoint.
     fn poll(&mut self, end: usize);
-    /// Returns the arrivals at an end so far, and its completed writes.
+    /// Returns the number of arrivals and of completed writes of an endpoint.
     fn counts(&self, end: usize) -> (u64, u64);
 }
 
@@ -98,8 +98,8 @@ impl Rails {
 impl Ends for Rails {
     fn write(&mut self, from: usize, len: usize) -> bool {
         let local = Local { len, ..self.local[from] };
-        // SAFETY: the source is leaked. The other end is attached, and the target is inside its
-        // imported region, which is all that an engine would check.
+        // SAFETY: the source is leaked. The other rail is attached, and the target lies inside its
+        // imported region; those are the checks of an engine.
         match unsafe { self.rails[from].post_write_checked(PEER, local, self.remote[from], 7, 0) } {
             Ok(Posted::Done) => self.counts[from].1 += 1,
             Ok(Posted::Pending) => {}
@@ -173,13 +173,14 @@ impl Ends for Bare {
     fn write(&mut self, from: usize, len: usize) -> bool {
         let (end, buffer, to) = (&mut self.ends[from], Buffer { len, ..self.from[from] }, self.to[from]);
         if len <= self.inject {
-            // SAFETY: the source is leaked.
+            // SAFETY: the source is leaked, so it stays valid.
             let result = unsafe { end.inject_write(buffer, to, Some(7)) };
             self.counts[from].1 += result.is_ok() as u64;
             return result.is_ok();
         }
         let context = (&raw mut self.contexts[from][self.next[from] % 256]).cast();
-        // SAFETY: the source is leaked, and at most 64 writes are in flight.
+        // SAFETY: the source is leaked. At most 64 writes are in flight, so each context word is
+        // unused.
         let result = unsafe {
             match self.level {
                 Some(level) => {
@@ -251,7 +252,7 @@ fn median(mut times: Vec<f64>) -> f64 {
 fn main() {
     let provider = std::env::args().nth(1).unwrap_or("shm".into());
     let rounds: usize = std::env::args().nth(2).map_or(31, |n| n.parse().expect("a number of rounds"));
-    // SAFETY: the library that the linker finds under this name is a libfabric.
+    // SAFETY: the linker's default library name for libfabric names a libfabric.
     let library = unsafe { Library::open(None) }.unwrap_or_else(|error| panic!("{error}"));
     let interface = if provider == "shm" { None } else { Some("lo") };
     let ask = Ask { interface, ..Ask::new(&provider) };

@@ -34,7 +34,7 @@ pub(crate) struct Inner {
 }
 
 impl Inner {
-    /// Makes a pass and reaps completions, then makes one call that waits up to `patience` for room.
+    /// Makes a pass and reaps completions, then makes a call that waits up to `patience` for room.
     pub fn patiently<T>(
         &mut self,
         patience: Duration,

@@ -1,7 +1,8 @@
-"""Waits of asyncio programs. For each node and event loop one task, the pump, runs while somebody
-awaits something of that node: it makes progress and looks for all. It looks at every turn of the
-loop for a while, and then sleeps on the node's descriptor; on a clock where a node has none, since
-a worker makes its progress. Of two loops that await the same node one may sleep 20 ms too long."""
+"""Waits of asyncio programs. For each node and event loop, one task runs while coroutines await
+that node: the pump. It makes progress and checks the conditions of all waiting coroutines. At first
+it checks in every iteration of the loop. After a while it sleeps on the node's descriptor, or on a
+timer if the node has none because a worker makes its progress. If two loops await the same node,
+one may sleep up to 20 ms too long."""
 
 import asyncio
 import time
@@ -45,7 +46,7 @@ class _Pump:
                 future.cancel()
 
     def look(self) -> tuple[bool, int]:
-        """Looks for all who wait. Whether somebody's wait has ended, and how many calls it made."""
+        """Checks all waits. Returns whether one has ended, and the number of calls made."""
         ended, calls = False, 0
         for future, look in list(self.waiting.items()):
             if future.done():
@@ -63,7 +64,7 @@ class _Pump:
         return ended, calls
 
     async def sleep(self) -> None:
-        """Sleeps until there may be something to do."""
+        """Sleeps until there may be work."""
         fd = self.waker.fd
         if fd is None:
             await asyncio.sleep(PAUSE)
@@ -110,7 +111,7 @@ async def _wait(waker: _Waker, look: Callable[[], Any], timeout: float | None) -
 
 
 async def finished(request: Request) -> Any:
-    """Awaits the end of a request, without a timeout: use `asyncio.wait_for`."""
+    """Awaits the completion of a request. Has no timeout; use `asyncio.wait_for`."""
     await _wait(request._waker(), lambda: request.done() or None, None)
     return request.wait(0)
 
@@ -123,7 +124,7 @@ async def until(
     peer: Peer | None = None,
     timeout: float | None = None,
 ) -> int:
-    """`Node.until`."""
+    """Implements `Node.until`."""
     limit = node.timeout if timeout is None else timeout
     found: int = await _wait(node._waker(), lambda: node.test(at, compare, value, peer), limit)
     return found

@@ -1,8 +1,8 @@
-"""What fishplate raises. `kind` tells errors of one class apart; the text says what to do."""
+"""The exceptions of fishplate. `kind` distinguishes errors of a class; the text says what to do."""
 
 
 class Error(Exception):
-    """An error of fishplate, and the base of the others."""
+    """The base class of all exceptions of fishplate."""
 
     kind: str
 
@@ -15,21 +15,21 @@ class Error(Exception):
 
 
 class Timeout(Error, TimeoutError):
-    """The deadline expired. Nothing is lost: wait again, or give the peer up."""
+    """The deadline expired. Nothing is lost: wait again, or disconnect the peer."""
 
 
 class PeerFailed(Error, ConnectionError):
-    """The peer is gone. `kind`: "closed" in good order, "died", "failed", or "unknown" where
-    something may still land."""
+    """The peer is gone. `kind` is "closed" (it closed its node), "died", "failed", or "unknown" if
+    operations may still land."""
 
 
 class NotConnected(Error, ConnectionError):
-    """The other process has not connected to this node's address in time."""
+    """The peer has not connected to this node's address in time."""
 
 
 class Full(Error):
-    """No room. `kind`: "again" for operations, after the patience; "limit" for a table, whose
-    size is an argument of `Node`."""
+    """There is no room. `kind` is "again" if an operation found none within its patience, or
+    "limit" if a table is full; an argument of `Node` sets the table's size."""
 
 
 class InUse(Error):
@@ -37,9 +37,9 @@ class InUse(Error):
 
 
 class Closed(Error):
-    """The node takes no more calls. `kind`: "closed", "forked" in a child of its process, or
-    "broken" by a defect."""
+    """The node accepts no more calls. `kind` is "closed", "forked" in a forked child, or "broken"
+    after an internal error."""
 
 
 class Misuse(Error, ValueError):
-    """A wrong argument, or an object that is freed or of another node."""
+    """A wrong argument, or an object that was freed or belongs to another node."""

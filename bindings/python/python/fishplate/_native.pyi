@@ -1,5 +1,5 @@
-"""The classes of fishplate. All numbers of bytes are counted from 0; timeouts are seconds, `None`
-stands for the node's default, and `math.inf` for ever. Exceptions are in `_errors`."""
+"""The classes of fishplate. Offsets and lengths are in bytes. Timeouts are in seconds; `None` is
+the node's default, and `math.inf` never expires. Exceptions are in `_errors`."""
 
 from types import TracebackType
 from typing import Any, Coroutine, Generator, Literal, Self, final
@@ -29,7 +29,7 @@ _Atomic = Literal["set", "add", "and", "or", "xor", "swap", "compare_swap", "fet
 
 @final
 class Node:
-    """The assembled transport of one process. Any thread may call; one at a time is inside."""
+    """The transport of one process: rails, peers and memory. Any thread may call, one at a time."""
 
     def __new__(
         cls,
@@ -49,37 +49,38 @@ class Node:
         timeout: float = 30.0,
         worker: bool | int | None = None,
     ) -> Self:
-        """Opens a node over shared memory, and libfabric where there is one.
+        """Opens a node over shared memory, and over libfabric if it is installed.
 
-        `fabric`: "auto", "off", "required", or how many rails; `providers` and `interfaces` name
-        them. `peers`, `regions`, `imports`, `operations`, `receives`: how many at once. `patience`:
-        seconds that an operation waits for room; `connect_timeout`: that the first use of a peer
-        waits for it; `timeout`: the default of waits. `worker`: a thread makes progress while the
-        program computes, on that processor if it is a number."""
+        `fabric` is "auto", "off", "required", or the number of libfabric rails. `providers` and
+        `interfaces` select the rails. `peers`, `regions`, `imports`, `operations` and `receives`
+        limit how many exist at once. `patience` is the maximum time in seconds that an operation
+        waits for room. `connect_timeout` is the maximum time that the first use of a peer waits for
+        its connection. `timeout` is the default timeout. `worker` starts a thread that makes
+        progress while the program computes; a number also pins it to that processor."""
 
     @property
     def address(self) -> bytes:
-        """What peers `connect` to: at most `ADDRESS_MAX` bytes."""
+        """The address that peers pass to `connect`, at most `ADDRESS_MAX` bytes."""
 
     @property
     def closed(self) -> bool: ...
     @property
     def timeout(self) -> float: ...
     def connect(self, address: bytes) -> Peer:
-        """Adds a peer by its address. Does not wait. The peer connects too, before or after."""
+        """Connects a peer by its address. Does not wait. The peer must connect too."""
 
     def alloc(self, len: int) -> Memory:
-        """Takes zeroed memory that peers can reach. It stays until it is freed or the node is
-        closed; arrays over it keep the bytes, if not the registration, longer."""
+        """Allocates zeroed memory that peers can access. It stays registered until it is freed or
+        the node is closed. Arrays over it keep the bytes alive longer."""
 
     def register(self, buffer: Buffer) -> Memory:
-        """Registers a writable buffer that begins at a multiple of 8, and holds it until it is
-        freed. If its handle was taken, it is held until the node is closed, since peers of this
-        host write it by the kernel; for ever if a peer does not learn of that."""
+        """Registers a writable buffer whose address is a multiple of 8, and holds it until it is
+        freed. If `handle` was called, holds it until the node is closed, because peers on this host
+        write it through the kernel. If a peer does not learn of the close, holds it forever."""
 
     def put(self, data: Memory | Slice | Buffer, to: Remote | Place) -> None:
-        """Writes to memory of a peer. A buffer may be reused on return; memory of the node stays as
-        it is until `quiet`."""
+        """Writes to memory of a peer. A buffer may be reused on return. Memory of the node must not
+        change until `quiet`."""
 
     def put_signal(
         self,
@@ -89,22 +90,22 @@ class Node:
         value: int = 1,
         op: _Signal = "set",
     ) -> None:
-        """`put`, and then a signal, applied once the data and all before it has landed."""
+        """Puts, then signals. The signal is applied after the data and all earlier data landed."""
 
     def signal(self, signal: Remote | Place, value: int = 1, op: _Signal = "set") -> None:
-        """Applies a signal after everything that was sent to its peer before."""
+        """Applies a signal after everything that was sent to the peer earlier."""
 
     def iput(self, data: Memory | Slice | Buffer, to: Remote | Place) -> Request:
-        """`put` with a request, which ends when it is applied. Until then the data stays as it
-        is, and a buffer is held."""
+        """Starts a put. The request completes when the data is applied. Until then the data must
+        not change; a buffer is held."""
 
     def iget(self, into: Memory | Slice | Buffer, at: Remote | Place) -> Request:
-        """Reads memory of a peer. Until the request ends, a buffer is held."""
+        """Starts to read memory of a peer. A buffer is held until the request completes."""
 
     def get(
         self, into: Memory | Slice | Buffer, at: Remote | Place, timeout: float | None = None
     ) -> None:
-        """Reads memory of a peer, and waits until it is there."""
+        """Reads memory of a peer, and waits until the data has arrived."""
 
     def atomic(
         self,
@@ -114,7 +115,7 @@ class Node:
         compare: int = 0,
         width: int = 8,
     ) -> None:
-        """Executes an atomic at a peer, in the order of operations."""
+        """Executes an atomic at a peer, after everything that was sent to the peer earlier."""
 
     def ifetch(
         self,
@@ -124,7 +125,7 @@ class Node:
         compare: int = 0,
         width: int = 8,
     ) -> Request:
-        """`atomic` whose request ends with the value from before."""
+        """Starts an atomic. The result of the request is the previous value."""
 
     def fetch(
         self,
@@ -135,10 +136,10 @@ class Node:
         width: int = 8,
         timeout: float | None = None,
     ) -> int:
-        """`atomic`, and waits for the value from before."""
+        """Executes an atomic, and waits for the previous value."""
 
     def fetch_add(self, at: Remote | Place, value: int = 1, timeout: float | None = None) -> int:
-        """Adds to a 64-bit word of a peer, and waits for the value from before."""
+        """Adds to a 64-bit word of a peer, and waits for the previous value."""
 
     def wait(
         self,
@@ -148,13 +149,13 @@ class Node:
         peer: Peer | None = None,
         timeout: float | None = None,
     ) -> int:
-        """Waits until the 64-bit word compares as asked, and returns it. `peer`, if given, sends
-        the signal: the wait ends when that fails."""
+        """Waits until the 64-bit word compares as requested with `value`, and returns it. If `peer`
+        is given, the wait fails when that peer fails."""
 
     def test(
         self, at: Memory | Slice, compare: _Compare, value: int, peer: Peer | None = None
     ) -> int | None:
-        """Looks once whether the word compares as asked."""
+        """Checks the word once. Returns it if it compares as requested, else `None`."""
 
     def until(
         self,
@@ -164,23 +165,23 @@ class Node:
         peer: Peer | None = None,
         timeout: float | None = None,
     ) -> Coroutine[Any, Any, int]:
-        """`wait` for asyncio."""
+        """The asyncio version of `wait`."""
 
     def _waker(self) -> _Waker: ...
 
     def quiet(self, peer: Peer | None = None, timeout: float | None = None) -> None:
-        """Waits until everything sent to the peer, or to all, is applied there, and everything
-        asked of it is here."""
+        """Waits until everything sent to the peer, or to all peers, is applied there, and all reads
+        from it have completed."""
 
     def fence(self, peer: Peer) -> None:
-        """Later writes to the peer land after everything issued before. Does not wait."""
+        """Makes later writes to the peer land after everything issued earlier. Does not wait."""
 
     def send(self, peer: Peer, tag: int, data: Memory | Slice | Buffer) -> None:
-        """Sends a message. A buffer may be reused on return; memory of the node stays as it is
-        until `quiet`. The first message to a peer waits until that is connected."""
+        """Sends a message. A buffer may be reused on return. Memory of the node must not change
+        until `quiet`. The first message to a peer waits until the peer is connected."""
 
     def isend(self, peer: Peer, tag: int, data: Memory | Slice | Buffer) -> Request:
-        """Sends a message. A long writable buffer is not copied but held until the request ends."""
+        """Starts to send. Holds a long writable buffer until the request completes."""
 
     def irecv(
         self,
@@ -189,9 +190,9 @@ class Node:
         tag: int | None = None,
         ignore: int | None = None,
     ) -> Request:
-        """Posts a receive for the oldest message that matches: from `source`, or from anybody, with
-        this tag (0 without one) but for the bits in `ignore`. The request ends with a `Message`.
-        Until then a buffer is held."""
+        """Posts a receive for the oldest message that matches: from `source`, or from any peer, and
+        with `tag` (default 0) except for the bits in `ignore`. The result of the request is a
+        `Message`. A buffer is held until the request completes."""
 
     def recv(
         self,
@@ -201,8 +202,8 @@ class Node:
         ignore: int | None = None,
         timeout: float | None = None,
     ) -> Message:
-        """Waits for the oldest message that matches, and copies it into the buffer. One that is
-        longer is lost."""
+        """Waits for the oldest message that matches, and copies it into the buffer. A message that
+        is longer than the buffer is lost."""
 
     def recv_bytes(
         self,
@@ -212,43 +213,42 @@ class Node:
         max: int = 65536,
         timeout: float | None = None,
     ) -> tuple[Message, bytes]:
-        """`recv` of at most `max` bytes, into new ones."""
+        """Receives a message of at most `max` bytes, and returns it with its bytes."""
 
     def probe(
         self, source: Peer | None = None, tag: int | None = None, ignore: int | None = None
     ) -> Message | None:
-        """What the oldest message that matches says of itself. Does not wait."""
+        """Describes the oldest message that matches, if there is one. Does not wait."""
 
     def poll(self) -> int:
-        """Makes progress without waiting, and returns how many events there were."""
+        """Makes progress without waiting. Returns the number of events."""
 
     def stats(self) -> dict[str, int]:
-        """The counters of the engine."""
+        """Returns the counters of the engine."""
 
     def rails(self) -> list[tuple[str, str]]:
-        """Provider and interface of each libfabric rail."""
+        """Returns the provider and the interface of each libfabric rail."""
 
     def close(self, timeout: float | None = None) -> None:
         """Waits until everything sent is applied and all peers know that this node leaves. The node
-        is closed even if that fails. Once closed, it does nothing."""
+        is closed even if that fails. Does nothing if it is closed already."""
 
     def __enter__(self) -> Self: ...
     def __exit__(self, *error: type[BaseException] | BaseException | TracebackType | None) -> None:
-        """Closes the node; after an exception, without waiting."""
+        """Closes the node. After an exception, does not wait."""
 
 @final
 class Peer:
-    """Another node. Peers are equal if they stand for the same one."""
+    """A connected peer. Two objects for the same peer are equal."""
 
     def connected(self) -> bool:
-        """Whether it is connected, too. Raises if it has failed."""
+        """True once the peer has connected too. Raises if the peer has failed."""
 
     def import_memory(self, handle: bytes) -> Remote:
-        """Makes memory of the peer reachable, by the handle that it gave out. Waits until the peer
-        is connected."""
+        """Imports memory of the peer by its handle. Waits until the peer is connected."""
 
     def disconnect(self) -> None:
-        """Gives the peer up: its operations fail, its memory is released."""
+        """Disconnects the peer. Its operations fail, and its imported memory is released."""
 
     def __eq__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
@@ -262,18 +262,18 @@ class Memory:
     def __getitem__(self, range: slice, /) -> Slice: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
     def at(self, offset: int, len: int | None = None) -> Slice:
-        """A range: to the end, if it has no length."""
+        """Returns a range, by default to the end of the memory."""
 
     def handle(self) -> bytes:
-        """What peers import."""
+        """Returns the handle with which peers import the memory."""
 
     def free(self) -> None:
-        """Takes the memory back. Arrays over it stay valid, and nothing arrives there any more."""
+        """Frees the memory. Arrays over it stay valid, but no peer writes there any more."""
 
     def read(self, offset: int = 0, len: int | None = None) -> bytes: ...
     def write(self, data: Buffer, offset: int = 0) -> None: ...
     def load(self, offset: int = 0) -> int:
-        """The 64-bit word: what was sent before the signal that wrote it is visible."""
+        """Loads a 64-bit word. Data sent before the signal that wrote the word is then visible."""
 
     def store(self, value: int, offset: int = 0) -> None:
         """Stores a 64-bit word."""
@@ -297,57 +297,57 @@ class Remote:
     def peer(self) -> Peer: ...
     def at(self, offset: int) -> Place: ...
     def release(self) -> None:
-        """Gives it up."""
+        """Releases the imported memory."""
 
     def __enter__(self) -> Self: ...
     def __exit__(self, *_error: type[BaseException] | BaseException | TracebackType | None) -> None:
-        """Releases it."""
+        """Releases the imported memory."""
 
 @final
 class Place:
-    """A place in memory of a peer."""
+    """An address in memory of a peer."""
 
     def __add__(self, bytes: int, /) -> Place: ...
 
 @final
 class Request:
-    """An operation or a receive in flight, which goes on without this object. Awaitable."""
+    """An operation or a receive in flight. Awaitable. Dropping the object does not stop it."""
 
     def done(self) -> bool:
-        """Whether it has ended. Makes progress; does not wait."""
+        """True if the request has completed. Makes progress; does not wait."""
 
     def wait(self, timeout: float | None = None) -> Any:
-        """Waits for the end. Returns the `Message` of a receive, the value from before of a fetch;
-        raises if it failed."""
+        """Waits for completion. Returns the `Message` of a receive, or the previous value of a
+        fetch. Raises if the operation failed."""
 
     def cancel(self) -> bool:
-        """Takes a receive back, if nothing has matched it. Whether that was so."""
+        """Cancels a receive that has not matched. Returns true if it was cancelled."""
 
     def __await__(self) -> Generator[Any, None, Any]: ...
     def _waker(self) -> _Waker: ...
 
 @final
 class _Waker:
-    """What an event loop needs of a node to sleep until there is something to do."""
+    """Lets an event loop sleep until the node has work."""
 
     @property
     def key(self) -> int:
-        """The same for all wakers of a node, and for no other while one of them lives."""
+        """Identifies the node: equal for all wakers of one node."""
 
     @property
     def fd(self) -> int | None:
-        """What to wait on until it is readable, after `arm`, a look, and `sleep`."""
+        """The descriptor to wait on. Call `arm`, check all conditions and call `sleep` first."""
 
     def arm(self) -> tuple[float, int]:
-        """Prepares a wait. Returns for how long at most, 0 if there is something to do, and the
-        count of calls of the node."""
+        """Prepares a wait. Returns the maximum time to wait, 0 if there is work, and the count of
+        calls on the node."""
 
     def sleep(self, calls: int) -> bool:
-        """Whether to wait: the node has seen no other call than `calls` tells."""
+        """True if the loop may wait: the count of calls on the node is still `calls`."""
 
 @final
 class Message:
-    """What a message says of itself."""
+    """The source, tag and length of a message."""
 
     @property
     def source(self) -> Peer: ...
@@ -355,32 +355,32 @@ class Message:
     def tag(self) -> int: ...
     @property
     def len(self) -> int:
-        """Its length in bytes, as it was sent."""
+        """Length in bytes at the sender."""
 
 @final
 class Job:
-    """How the processes of a job find each other. A program with MPI or torch.distributed needs
-    none: it only has to hand over a few bytes. Each call waits for all processes. Its errors name
-    the ranks that are missing."""
+    """Lets the processes of a job find each other. A program with MPI or torch.distributed does not
+    need it, because it can exchange addresses with those. Each call waits for all processes. Errors
+    name the missing ranks."""
 
     def __new__(
         cls, address: str = "127.0.0.1:7117", size: int = 2, timeout: float | None = None
     ) -> Self:
-        """Joins a job of `size` processes. The first that listens at the address is rank 0."""
+        """Joins a job of `size` processes. The first process to listen at the address is rank 0."""
 
     @staticmethod
     def from_env(timeout: float | None = None) -> Job:
-        """Joins the job that a launcher or FISHPLATE_RENDEZVOUS describes: see docs/jobs.md."""
+        """Joins the job that a launcher or FISHPLATE_RENDEZVOUS describes (docs/jobs.md)."""
 
     @property
     def rank(self) -> int: ...
     @property
     def size(self) -> int: ...
     def exchange(self, data: bytes) -> bytes:
-        """In a job of two: swaps bytes with the other."""
+        """Exchanges bytes with the other process of a job of two."""
 
     def allgather(self, data: bytes) -> list[bytes]:
-        """The bytes of all processes, by rank."""
+        """Returns the bytes of all processes, by rank."""
 
     def barrier(self, node: Node | None = None) -> None:
-        """Waits for all processes. `node` makes progress meanwhile."""
+        """Waits for all processes. Makes progress on `node` meanwhile."""
