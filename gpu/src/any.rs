@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use super::cuda::CudaDevice;
 use super::{Allocation, Device, DeviceCaps, DeviceError, DevicePtr, Handle, HostDevice, Mark, Uuid};
 
-/// A device of any supported kind.
+/// A device of one of the supported kinds.
 #[derive(Debug)]
 pub enum AnyDevice {
     /// Processor memory.
@@ -17,7 +17,7 @@ pub enum AnyDevice {
     Cuda(Box<CudaDevice>),
 }
 
-/// Forwards a call to the device inside.
+/// Forwards a call to the inner device.
 macro_rules! each {
     ($any:expr, $device:ident => $call:expr) => {
         match $any {
@@ -28,7 +28,8 @@ macro_rules! each {
     };
 }
 
-// SAFETY: each call goes to the device inside, which never changes.
+// SAFETY: every call is forwarded to the inner device, which never changes and keeps the contract
+// of `Device`.
 unsafe impl Device for AnyDevice {
     fn caps(&self) -> DeviceCaps {
         each!(self, device => device.caps())
@@ -39,7 +40,8 @@ unsafe impl Device for AnyDevice {
     }
 
     unsafe fn free(&mut self, base: DevicePtr) -> Result<(), DeviceError> {
-        // SAFETY: our caller guarantees the same contract.
+        // SAFETY: the caller keeps the contract of `Device::free`, which is that of the inner
+        // device.
         each!(self, device => unsafe { device.free(base) })
     }
 
@@ -60,12 +62,14 @@ unsafe impl Device for AnyDevice {
     }
 
     unsafe fn open(&mut self, handle: &Handle, size: u64) -> Result<DevicePtr, DeviceError> {
-        // SAFETY: our caller guarantees the same contract.
+        // SAFETY: the caller keeps the contract of `Device::open`, which is that of the inner
+        // device.
         each!(self, device => unsafe { device.open(handle, size) })
     }
 
     unsafe fn close(&mut self, base: DevicePtr) -> Result<(), DeviceError> {
-        // SAFETY: our caller guarantees the same contract.
+        // SAFETY: the caller keeps the contract of `Device::close`, which is that of the inner
+        // device.
         each!(self, device => unsafe { device.close(base) })
     }
 
@@ -74,12 +78,14 @@ unsafe impl Device for AnyDevice {
     }
 
     unsafe fn pin(&mut self, ptr: NonNull<u8>, len: usize) -> Result<DevicePtr, DeviceError> {
-        // SAFETY: our caller guarantees the same contract.
+        // SAFETY: the caller keeps the contract of `Device::pin`, which is that of the inner
+        // device.
         each!(self, device => unsafe { device.pin(ptr, len) })
     }
 
     unsafe fn unpin(&mut self, ptr: NonNull<u8>) -> Result<(), DeviceError> {
-        // SAFETY: our caller guarantees the same contract.
+        // SAFETY: the caller keeps the contract of `Device::unpin`, which is that of the inner
+        // device.
         each!(self, device => unsafe { device.unpin(ptr) })
     }
 
@@ -95,13 +101,15 @@ unsafe impl Device for AnyDevice {
         from: DevicePtr,
         len: u64,
     ) -> Result<(), DeviceError> {
-        // SAFETY: our caller guarantees the same contract.
+        // SAFETY: the caller keeps the contract of `Device::copy`, which is that of the inner
+        // device.
         each!(self, device => unsafe { device.copy(stream, to, from, len) })
     }
 
     #[inline]
     unsafe fn write_word(&mut self, stream: u8, word: DevicePtr, value: u64) -> Result<(), DeviceError> {
-        // SAFETY: our caller guarantees the same contract.
+        // SAFETY: the caller keeps the contract of `Device::write_word`, which is that of the inner
+        // device.
         each!(self, device => unsafe { device.write_word(stream, word, value) })
     }
 

@@ -2,22 +2,23 @@
 //! return [`Absent`] and nothing panics.
 //!
 //! A [`CudaDevice`] holds its device's primary context, non-blocking streams and events. It may
-//! move between threads: each call makes the context current in the calling thread and restores the
-//! previous one. Memory is `cuMemAlloc` memory, which is exported by handles of 64 bytes, or
-//! virtual memory, which is exported by descriptors ([`CudaMemory`]). Memory from another
-//! allocator, such as a framework's, is classified by its attributes.
+//! move between threads: each call makes the context current in the calling thread and then
+//! restores the previous one. Memory of `cuMemAlloc` is exported by handles of 64 bytes. Virtual
+//! memory is exported by descriptors ([`CudaMemory`]). Memory of other allocators, such as a
+//! framework's, is classified by its attributes.
 //!
-//! cudarc finds the library and declares functions and structures. All functions are looked up
-//! once, before the first call, because cudarc would panic during a transfer if one were missing.
-//! They return a number, because cudarc's enumeration of errors lacks the codes of newer drivers.
+//! cudarc finds the library and declares its functions and structures. All functions are looked up
+//! once, before the first call, because cudarc would panic at the first call of a missing function.
+//! Here they return a number, because cudarc's error enumeration lacks the codes of newer drivers.
 //!
-//! - The driver rejects a handle of this process as it rejects garbage. The last [`REMEMBERED`]
-//!   handles that a device exported are recognized ([`DeviceError::SameProcess`]); others are
+//! - The driver returns the same error for a handle of this process as for an invalid one. So each
+//!   device remembers the last [`REMEMBERED`] handles that it exported, and reports
+//!   [`DeviceError::SameProcess`] for them. Older handles of this process give
 //!   [`DeviceError::BadHandle`].
-//! - A device that this process does not see (`CUDA_VISIBLE_DEVICES`) may be reachable anyway:
-//!   [`Device::reaches`] returns `true`, and opening its memory may fail.
-//! - For virtual memory, attributes return the reserved address range, and `cuMemGetAddressRange`
-//!   the physical segment, so an allocation is one segment.
+//! - A device that is hidden from this process (`CUDA_VISIBLE_DEVICES`) may be reachable anyway. So
+//!   [`Device::reaches`] returns `true` for it, and opening its memory may fail.
+//! - For virtual memory, pointer attributes describe the reserved address range, and
+//!   `cuMemGetAddressRange` describes the physical segment. Here an allocation is one segment.
 //! - Opened memory cannot be exported again: the error is
 //!   [`Unshared::NoHandleType`](super::Unshared::NoHandleType).
 //! - Pool and managed memory exist for tests ([`CudaDevice::alloc_as`]).
@@ -45,15 +46,15 @@ use driver::Driver;
 use memory::{Held, Pinned};
 use stream::Marks;
 
-/// Number of exported handles that a device remembers, to recognize its own.
+/// Number of exported handles that a device remembers, to recognize them as its own.
 pub const REMEMBERED: usize = 64;
 
 /// Settings of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CudaConfig {
-    /// Streams.
+    /// Number of streams.
     pub streams: u8,
-    /// Most outstanding marks, up to 65,536. Each is an event.
+    /// Maximum number of outstanding marks, up to 65,536. Each mark is an event.
     pub marks: u32,
     /// The kind of memory that [`Device::alloc`] allocates.
     pub memory: CudaMemory,
@@ -66,7 +67,7 @@ impl Default for CudaConfig {
 }
 
 /// One GPU, used by one thread at a time. Dropping it waits for its streams, then frees, closes and
-/// unpins everything that it still holds.
+/// unpins all memory that it still holds.
 pub struct CudaDevice {
     driver: &'static Driver,
     device: sys::CUdevice,
@@ -76,16 +77,16 @@ pub struct CudaDevice {
     streams: Vec<sys::CUstream>,
     marks: Marks,
     owned: Vec<Held>,
-    /// Memory was leaked on purpose, so the context stays too.
+    /// Whether memory was leaked on purpose. Then drop does not release the context.
     forsaken: bool,
     opened: Vec<Held>,
     pinned: Vec<Pinned>,
-    /// Devices of this process, and whether this one reaches them.
+    /// The devices of this process, and whether this device reaches each of them.
     peers: Vec<(Uuid, bool)>,
     exported: VecDeque<[u8; LEGACY_HANDLE]>,
 }
 
-// SAFETY: contexts, streams and events belong to the process, and every call makes the context
+// SAFETY: contexts, streams and events belong to the process. Every call first makes the context
 // current in the calling thread.
 unsafe impl Send for CudaDevice {}
 
@@ -105,8 +106,8 @@ impl Drop for Entered {
     fn drop(&mut self) {
         if self.pushed {
             let mut context = std::ptr::null_mut();
-            // SAFETY: pops what `enter` pushed in this thread:
-            // the value is not `Send`, and calls nest.
+            // SAFETY: `enter` pushed this context in this thread, because `Entered` is not `Send`.
+            // Calls nest, so the context is on top.
             unsafe { (self.driver.cuCtxPopCurrent_v2)(&raw mut context) };
         }
     }
@@ -116,13 +117,13 @@ impl CudaDevice {
     /// Opens a device of this process.
     ///
     /// # Errors
-    /// [`DeviceError::NoDriver`]: [`devices`] says why. [`DeviceError::NoDevice`] with the number
-    /// of devices that there are.
+    /// [`DeviceError::NoDriver`] without a usable driver; [`devices`] returns the reason.
+    /// [`DeviceError::NoDevice`] with the number of devices, if `ordinal` is too large.
     pub fn open(ordinal: u32, config: CudaConfig) -> Result<CudaDevice, DeviceError> {
         let driver = driver::get().map_err(DeviceError::from)?;
         let device = driver.device(ordinal)?;
         let mut context = std::ptr::null_mut();
-        // SAFETY: a device of the driver, and a writable result.
+        // SAFETY: the driver returned `device`, and the result is written to a local variable.
         driver::check(unsafe { (driver.cuDevicePrimaryCtxRetain)(&raw mut context, device) })?;
         let caps = DeviceCaps {
             uuid: driver.uuid(device)?,
@@ -147,7 +148,7 @@ impl CudaDevice {
             peers: driver.peers(device)?,
             exported: VecDeque::new(),
         };
-        // From here on, drop releases what was allocated.
+        // From here on, dropping `opened` releases the context and the streams.
         opened.make_streams()?;
         Ok(opened)
     }
@@ -156,11 +157,11 @@ impl CudaDevice {
     #[inline]
     fn enter(&self) -> Result<Entered, DeviceError> {
         let mut now = std::ptr::null_mut();
-        // SAFETY: the result is writable.
+        // SAFETY: the result is written to a local variable.
         driver::check(unsafe { (self.driver.cuCtxGetCurrent)(&raw mut now) })?;
         let pushed = now != self.context;
         if pushed {
-            // SAFETY: retained until this value is dropped.
+            // SAFETY: `open` retained the context, and drop releases it.
             driver::check(unsafe { (self.driver.cuCtxPushCurrent_v2)(self.context) })?;
         }
         Ok(Entered { driver: self.driver, pushed })
@@ -176,13 +177,13 @@ impl Drop for CudaDevice {
         if self.forsaken {
             return;
         }
-        // SAFETY: retained once, by `open`.
+        // SAFETY: `open` retained the context once, and this releases it once.
         unsafe { (self.driver.cuDevicePrimaryCtxRelease_v2)(self.device) };
     }
 }
 
-// SAFETY: as the driver documents: addresses stay valid until they are freed, closed or unpinned,
-// and a complete event follows all earlier work of its stream.
+// SAFETY: these are the driver's documented guarantees. Addresses stay valid until they are freed,
+// closed or unpinned. An event is complete only after all earlier work of its stream.
 unsafe impl Device for CudaDevice {
     fn caps(&self) -> DeviceCaps {
         self.caps
@@ -193,7 +194,7 @@ unsafe impl Device for CudaDevice {
     }
 
     unsafe fn free(&mut self, base: DevicePtr) -> Result<(), DeviceError> {
-        // SAFETY: our caller guarantees the same contract.
+        // SAFETY: the caller keeps the contract of `Device::free`, which is that of `free_owned`.
         unsafe { self.free_owned(base) }
     }
 
@@ -216,28 +217,29 @@ unsafe impl Device for CudaDevice {
     }
 
     unsafe fn open(&mut self, handle: &Handle, size: u64) -> Result<DevicePtr, DeviceError> {
-        // SAFETY: our caller guarantees the same contract.
+        // SAFETY: the caller keeps the contract of `Device::open`, which is that of `open_handle`.
         unsafe { self.open_handle(handle, size) }
     }
 
     unsafe fn close(&mut self, base: DevicePtr) -> Result<(), DeviceError> {
-        // SAFETY: our caller guarantees the same contract.
+        // SAFETY: the caller keeps the contract of `Device::close`, which is that of
+        // `close_opened`.
         unsafe { self.close_opened(base) }
     }
 
     fn reaches(&self, uuid: &Uuid) -> bool {
-        // A device that is not visible here may still be opened, but the host stand-in may not.
+        // A device that is not visible here may still be opened. The host stand-in may not.
         *uuid != super::host::UUID
             && self.peers.iter().find(|(peer, _)| peer == uuid).is_none_or(|(_, reaches)| *reaches)
     }
 
     unsafe fn pin(&mut self, ptr: NonNull<u8>, len: usize) -> Result<DevicePtr, DeviceError> {
-        // SAFETY: our caller guarantees the same contract.
+        // SAFETY: the caller keeps the contract of `Device::pin`, which is that of `register`.
         unsafe { self.register(ptr, len) }
     }
 
     unsafe fn unpin(&mut self, ptr: NonNull<u8>) -> Result<(), DeviceError> {
-        // SAFETY: our caller guarantees the same contract.
+        // SAFETY: the caller keeps the contract of `Device::unpin`, which is that of `unregister`.
         unsafe { self.unregister(ptr) }
     }
 
@@ -255,7 +257,7 @@ unsafe impl Device for CudaDevice {
     ) -> Result<(), DeviceError> {
         let _entered = self.enter()?;
         let stream = self.stream(stream)?;
-        // SAFETY: the caller guarantees the ranges; the stream lives until this value is dropped.
+        // SAFETY: the caller guarantees both ranges. The stream lives until this value is dropped.
         driver::check(unsafe { (self.driver.cuMemcpyAsync)(to.0, from.0, len as usize, stream) })
     }
 
@@ -263,9 +265,9 @@ unsafe impl Device for CudaDevice {
     unsafe fn write_word(&mut self, stream: u8, word: DevicePtr, value: u64) -> Result<(), DeviceError> {
         let _entered = self.enter()?;
         let stream = self.stream(stream)?;
-        // With this flag, all earlier writes are visible before the word is.
+        // With this flag, all earlier writes become visible before the word.
         let flags = sys::CUstreamWriteValue_flags::CU_STREAM_WRITE_VALUE_DEFAULT as u32;
-        // SAFETY: the caller guarantees the word; the stream lives until this value is dropped.
+        // SAFETY: the caller guarantees the word. The stream lives until this value is dropped.
         driver::check(unsafe { (self.driver.cuStreamWriteValue64_v2)(stream, word.0, value, flags) })
     }
 
@@ -291,7 +293,7 @@ unsafe impl Device for CudaDevice {
         let target =
             sys::CUflushGPUDirectRDMAWritesTarget::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX;
         let scope = sys::CUflushGPUDirectRDMAWritesScope::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER;
-        // SAFETY: two constants that the driver defines.
+        // SAFETY: both arguments are constants that the driver defines.
         driver::check(unsafe { (self.driver.cuFlushGPUDirectRDMAWrites)(target, scope) })
     }
 }

@@ -1,4 +1,4 @@
-//! Device memory that NICs reach: what a rail over a network needs from the device.
+//! Device memory that NICs access: the operations of a device that a network rail needs.
 //!
 //! Slow paths, except for the flush, which is one driver call.
 
@@ -11,7 +11,7 @@ use fishplate_core::mem::{Untrusted, copy_bytes};
 use crate::rail::{Stage, write_window};
 use crate::{Device, DeviceCaps, DeviceError, DevicePtr};
 
-/// A device whose memory NICs reach.
+/// A device whose memory NICs access.
 pub struct GpuDirect<D: Device> {
     device: D,
     stage: Stage,
@@ -19,8 +19,8 @@ pub struct GpuDirect<D: Device> {
 }
 
 impl<D: Device> GpuDirect<D> {
-    /// Takes a device, and pins 64 KiB of host memory. `timeout` limits the copy of one such
-    /// buffer.
+    /// Takes ownership of a device, and pins 64 KiB of host memory for copies. `timeout` limits the
+    /// copy of one 64 KiB piece.
     pub fn new(mut device: D, timeout: Duration) -> Self {
         let stage = Stage::new(&mut device);
         GpuDirect { device, stage, timeout }
@@ -31,15 +31,15 @@ impl<D: Device> GpuDirect<D> {
         self.device.caps()
     }
 
-    /// Returns a dmabuf descriptor of these bytes, and their offset in it.
+    /// Returns a dmabuf descriptor of a range, and the offset of the range in it.
     pub fn dmabuf(&mut self, ptr: DevicePtr, len: u64) -> Option<(OwnedFd, u64)> {
         self.device.dmabuf(ptr, len)
     }
 
-    /// Makes visible to the device what NICs have written.
+    /// Makes the writes of NICs visible to the device.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's error.
     pub fn flush(&mut self) -> Result<(), DeviceError> {
         self.device.flush_remote_writes()
     }
@@ -53,11 +53,12 @@ impl<D: Device> GpuDirect<D> {
     /// `from.len()` bytes at `to` are device memory.
     pub unsafe fn write_device(&mut self, to: DevicePtr, from: Untrusted<'_>) -> Result<(), PostError> {
         match self.device.host_view(to, from.len() as u64) {
-            // SAFETY: the processor may write `from.len()` bytes there.
+            // SAFETY: `host_view` returned an address at which the processor may write `from.len()`
+            // bytes.
             Some(view) => unsafe { write_window(view.as_ptr(), from) },
             None => {
                 let deadline = Instant::now() + self.timeout;
-                // SAFETY: our caller guarantees the same contract.
+                // SAFETY: the caller guarantees that the range is device memory.
                 unsafe { self.stage.write_device(&mut self.device, to, from, deadline)? };
             }
         }
@@ -67,24 +68,25 @@ impl<D: Device> GpuDirect<D> {
     /// Copies bytes out of device memory, and waits for the copy.
     ///
     /// # Errors
-    /// The same as [`write_device`](Self::write_device).
+    /// The previous copy has not finished, there is no pinned memory, or the driver's error.
     ///
     /// # Safety
     /// `into.len()` bytes at `from` are device memory.
     pub unsafe fn read_device(&mut self, from: DevicePtr, into: &mut [u8]) -> Result<(), PostError> {
         match self.device.host_view(from, into.len() as u64) {
-            // SAFETY: the processor may read `into.len()` bytes there.
+            // SAFETY: `host_view` returned an address at which the processor may read `into.len()`
+            // bytes.
             Some(view) => unsafe { copy_bytes(view.as_ptr(), into.as_mut_ptr(), into.len()) },
             None => {
                 let deadline = Instant::now() + self.timeout;
-                // SAFETY: our caller guarantees the same contract.
+                // SAFETY: the caller guarantees that the range is device memory.
                 unsafe { self.stage.read_device(&mut self.device, from, into, deadline)? };
             }
         }
         Ok(())
     }
 
-    /// Whether a copy whose call returned an error may still be in progress. Asks the driver.
+    /// Returns whether a copy whose call failed may still be in progress. Asks the driver.
     pub fn is_copying(&mut self) -> bool {
         self.stage.look(&mut self.device);
         self.stage.is_unsure()
@@ -114,7 +116,7 @@ mod tests {
             if !known {
                 process.fail(Call::Reached, 0, DeviceError::Driver(999));
             }
-            // SAFETY: device memory.
+            // SAFETY: `at` is device memory of 4096 bytes.
             let placed = unsafe { direct.write_device(at, Untrusted::from_slice(&[7; 64])) };
             assert!(placed.is_err());
             assert!(direct.is_copying());

@@ -1,10 +1,11 @@
-//! Processor memory as a device. It lets processes of one machine share memory the way GPU memory
-//! is shared, and every test without a GPU runs on it.
+//! Processor memory as a device. Processes of one machine share it as they share GPU memory. All
+//! tests without a GPU use it.
 //!
-//! An allocation is an anonymous file of fixed size, mapped here; its handle is the descriptor, and
-//! addresses are host addresses. The thread that queues a copy executes it at once, so every mark
-//! is reached. [`Device::copy`], [`Device::write_word`], [`Device::mark`] and [`Device::reached`]
-//! make no system call, do not allocate and do not wait. Everything else is slow path.
+//! An allocation is an anonymous file of fixed size, mapped here. Its handle is the descriptor, and
+//! device addresses are host addresses. The thread that queues a copy makes the copy at once, so
+//! every mark is reached. [`Device::copy`], [`Device::write_word`], [`Device::mark`] and
+//! [`Device::reached`] make no system call, do not allocate and do not wait. All other methods are
+//! slow path.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -20,24 +21,25 @@ use super::done::tell;
 use super::export::is_used_at_home;
 use super::{Allocation, Device, DeviceCaps, DeviceError, DevicePtr, Handle, Mark, Share, Unshared, Uuid};
 
-/// Identifies the processor memory of this machine. Handles of other machines never arrive here.
+/// Identifies the processor memory of this machine. Handles from other machines never arrive here.
 pub(crate) const UUID: Uuid = *b"processor memory";
 
 /// Device and inode of a file.
 type Identity = (u64, u64);
 
-/// The files that this process allocated, through any device. It does not open their handles.
+/// The files that this process allocated, through any device. The process does not open handles to
+/// them.
 static MADE: Mutex<BTreeSet<Identity>> = Mutex::new(BTreeSet::new());
 
 fn made() -> MutexGuard<'static, BTreeSet<Identity>> {
-    // No panic under the lock leaves the set inconsistent, so ignore poisoning.
+    // Ignores poisoning, because no panic under this lock leaves the set inconsistent.
     MADE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn identity(fd: BorrowedFd<'_>) -> Result<Identity, DeviceError> {
-    // SAFETY: all zeroes is a value of `stat`, a structure of plain numbers.
+    // SAFETY: `stat` consists of numbers, so all zeroes are a valid value.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
-    // SAFETY: `stat` is ours and has the type that the call fills.
+    // SAFETY: `stat` is a local structure of the type that the call fills.
     match unsafe { libc::fstat(fd.as_raw_fd(), &mut stat) } {
         0 => Ok((stat.st_dev, stat.st_ino)),
         _ => Err(DeviceError::Driver(std::io::Error::last_os_error().raw_os_error().unwrap_or(0))),
@@ -77,25 +79,25 @@ struct Opened {
     buffer: u64,
 }
 
-/// The next buffer id.
+/// Returns a new buffer id.
 fn buffer() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
-    // Relaxed: only uniqueness matters.
+    // Relaxed: the id only needs to be unique.
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 /// Processor memory, shared by descriptors.
 #[derive(Debug, Default)]
 pub struct HostDevice {
-    /// Allocations by first byte.
+    /// Allocations, by start.
     allocations: BTreeMap<DevicePtr, Made>,
-    /// Opened allocations of peers, by first byte.
+    /// Opened allocations of peers, by start.
     opened: BTreeMap<DevicePtr, Opened>,
-    /// Pinned ranges: first byte and size.
+    /// Sizes of pinned ranges, by start.
     pinned: BTreeMap<DevicePtr, usize>,
 }
 
-/// Returns the bytes from an address to the end of its range.
+/// Returns the number of bytes from an address to the end of the range that contains it.
 fn rest(ranges: Option<(&DevicePtr, usize)>, ptr: DevicePtr) -> Option<u64> {
     let (base, size) = ranges?;
     (size as u64).checked_sub(ptr.0 - base.0).filter(|rest| *rest > 0)
@@ -107,7 +109,7 @@ impl HostDevice {
         Self::default()
     }
 
-    /// Returns the numbers of allocations and of opened allocations.
+    /// Returns the number of allocations and of opened allocations.
     pub fn held(&self) -> (usize, usize) {
         (self.allocations.len(), self.opened.len())
     }
@@ -115,7 +117,7 @@ impl HostDevice {
 
 impl Drop for HostDevice {
     /// Frees all allocations. Memory that importers in this process still use stays mapped until
-    /// the process ends.
+    /// the process exits.
     fn drop(&mut self) {
         for (base, made) in std::mem::take(&mut self.allocations) {
             if is_used_at_home(base) {
@@ -125,8 +127,9 @@ impl Drop for HostDevice {
     }
 }
 
-// SAFETY: memory is a mapping of its whole file, which `allocations` or `opened` keeps until it is
-// freed or closed. Copies finish before `copy` returns, so every mark is reached.
+// SAFETY: an address lies in a mapping of the whole file. `allocations` or `opened` keeps the
+// mapping until it is freed or closed. Copies finish before `copy` returns, so every mark is
+// reached.
 unsafe impl Device for HostDevice {
     fn caps(&self) -> DeviceCaps {
         DeviceCaps {
@@ -183,8 +186,8 @@ unsafe impl Device for HostDevice {
 
     unsafe fn open(&mut self, handle: &Handle, size: u64) -> Result<DevicePtr, DeviceError> {
         let Handle::Descriptor(fd) = handle else { return Err(DeviceError::BadHandle) };
-        // A sealed file of that size with all its pages, so accesses through the mapping cannot
-        // fault.
+        // `verify` accepts only a sealed file of this size with all its pages, so accesses through
+        // the mapping cannot fault.
         let len = extension::verify(fd.as_fd(), size)?;
         if made().contains(&identity(fd.as_fd())?) {
             return Err(DeviceError::SameProcess);
@@ -228,16 +231,16 @@ unsafe impl Device for HostDevice {
 
     #[inline]
     unsafe fn copy(&mut self, _: u8, to: DevicePtr, from: DevicePtr, len: u64) -> Result<(), DeviceError> {
-        // SAFETY: addresses are host addresses, and the caller guarantees that both ranges are
-        // mapped.
+        // SAFETY: device addresses are host addresses, and the caller guarantees that both ranges
+        // are mapped.
         unsafe { copy_bytes(from.0 as *const u8, to.0 as *mut u8, len as usize) };
         Ok(())
     }
 
     #[inline]
     unsafe fn write_word(&mut self, _: u8, word: DevicePtr, value: u64) -> Result<(), DeviceError> {
-        // SAFETY: the caller guarantees that the word is mapped, aligned to 8, and accessed only as
-        // an atomic.
+        // SAFETY: the caller guarantees that the word is mapped and aligned to 8. The word is
+        // accessed only as an atomic.
         let word = unsafe { AtomicU64::from_ptr(word.0 as *mut u64) };
         tell(word, value);
         Ok(())

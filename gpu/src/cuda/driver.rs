@@ -1,4 +1,4 @@
-//! The driver's library: its presence, functions, error codes and devices.
+//! The driver's library: whether it is present, its functions, error codes and devices.
 
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::fmt;
@@ -14,11 +14,11 @@ use crate::{DeviceError, Uuid};
 pub enum Absent {
     /// The loader finds no driver library.
     NoLibrary,
-    /// The library lacks this function: it is older than CUDA 11.7, or not a driver.
+    /// The library lacks this function. It is older than CUDA 11.7, or is not a driver.
     Lacks(&'static str),
-    /// The library is a toolkit's stub, which serves only for linking.
+    /// The library is the stub of a toolkit, which serves only for linking.
     Stub,
-    /// The driver does not start; its error code.
+    /// The driver failed to start, with this error code.
     Refuses(i32),
 }
 
@@ -49,10 +49,10 @@ impl From<Absent> for DeviceError {
 }
 
 /// Declares the functions in use, checks their arguments against cudarc's declarations, and looks
-/// them up.
+/// up their addresses.
 macro_rules! functions {
     ($($name:ident($($argument:ty),*);)*) => {
-        /// The functions of the driver. They return its error code.
+        /// The functions of the driver in use. They return an error code.
         #[expect(non_snake_case, reason = "the driver's names")]
         pub struct Driver {
             $(pub $name: unsafe extern "C" fn($($argument),*) -> u32,)*
@@ -64,18 +64,17 @@ macro_rules! functions {
 
         impl Driver {
             fn load() -> Result<Driver, Absent> {
-                // SAFETY: loading the library runs its initializers, as in any program that uses a
-                // GPU.
+                // SAFETY: loading the library runs its initializers, which every program that uses
+                // a GPU does.
                 if !unsafe { sys::is_culib_present() } {
                     return Err(Absent::NoLibrary);
                 }
-                // SAFETY: the library was found just above. This panics only if it is deleted in
-                // between.
+                // SAFETY: the library was found just above. This panics only if the file is deleted
+                // in between.
                 let library = unsafe { sys::culib() };
                 $(
-                    // SAFETY: the function of that name has this signature in every driver, as
-                    // cudarc declares it; a `CUresult` is passed as a number. The library is never
-                    // unloaded.
+                    // SAFETY: cudarc declares this signature, and every driver keeps it. A
+                    // `CUresult` is passed as a number. The library is never unloaded.
                     let found = unsafe {
                         library.get::<unsafe extern "C" fn($($argument),*) -> u32>(
                             concat!(stringify!($name), "\0").as_bytes(),
@@ -141,12 +140,12 @@ functions! {
     cuFlushGPUDirectRDMAWrites(CUflushGPUDirectRDMAWritesTarget, CUflushGPUDirectRDMAWritesScope);
 }
 
-/// Returns the driver, started, or why there is none. Looks for it once.
+/// Returns the initialized driver, or why there is none. Looks for the driver once.
 pub fn get() -> Result<&'static Driver, Absent> {
     static DRIVER: OnceLock<Result<Driver, Absent>> = OnceLock::new();
     let found = DRIVER.get_or_init(|| {
         let driver = Driver::load()?;
-        // SAFETY: 0 is the only defined flag.
+        // SAFETY: 0 is the only flag that the driver defines.
         match unsafe { (driver.cuInit)(0) } {
             0 | NO_DEVICE => Ok(driver),
             STUB_LIBRARY => Err(Absent::Stub),
@@ -159,11 +158,11 @@ pub fn get() -> Result<&'static Driver, Absent> {
 /// Returns the driver's version in CUDA's numbering: 12060 is CUDA 12.6.
 ///
 /// # Errors
-/// There is no driver.
+/// Why there is no usable driver.
 pub fn version() -> Result<u32, Absent> {
     let driver = get()?;
     let mut version = 0;
-    // SAFETY: the result is writable.
+    // SAFETY: the result is written to a local variable.
     match unsafe { (driver.cuDriverGetVersion)(&raw mut version) } {
         0 => Ok(version as u32),
         code => Err(Absent::Refuses(code as i32)),
@@ -184,7 +183,7 @@ pub(super) const NOT_READY: u32 = 600;
 const TOO_MANY_PEERS: u32 = 711;
 pub(super) const NOT_SUPPORTED: u32 = 801;
 
-/// Converts an error code.
+/// Converts an error code of the driver.
 #[inline]
 pub(super) fn check(code: u32) -> Result<(), DeviceError> {
     if code == 0 {
@@ -197,15 +196,15 @@ pub(super) fn check(code: u32) -> Result<(), DeviceError> {
 fn error(code: u32) -> DeviceError {
     match code {
         OUT_OF_MEMORY => DeviceError::Exhausted,
-        // Deinitialized or unavailable; uncorrectable memory or link errors; kernel faults, after
-        // which the context is unusable.
+        // The driver is shut down or unavailable, memory or a link has an uncorrectable error, or a
+        // kernel faulted. The context is unusable after these errors.
         4 | 46 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721 => DeviceError::Lost(code as i32),
         PEER_ACCESS_UNSUPPORTED | TOO_MANY_PEERS => DeviceError::NoPeerAccess,
         code => DeviceError::Driver(code as i32),
     }
 }
 
-/// Converts an error code of opening a handle.
+/// Converts an error code from opening a handle.
 #[cold]
 pub(super) fn open_error(code: u32) -> DeviceError {
     match code {
@@ -217,37 +216,37 @@ pub(super) fn open_error(code: u32) -> DeviceError {
     }
 }
 
-/// Description of a device.
+/// The description of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CudaInfo {
-    /// Its number in this process.
+    /// The device's number in this process.
     pub ordinal: u32,
-    /// The driver's name for it.
+    /// The device's name, from the driver.
     pub name: String,
-    /// Identifies it in every process.
+    /// Identifies the device in every process.
     pub uuid: Uuid,
-    /// Its memory in bytes.
+    /// Size of the device's memory, in bytes.
     pub memory: u64,
-    /// Its bus address: domain, bus, device.
+    /// PCI address: domain, bus, device.
     pub pci: (u32, u32, u32),
     /// Whether virtual memory can be exported by descriptors.
     pub descriptors: bool,
-    /// Whether it has stream-ordered pools.
+    /// Whether the device has stream-ordered pools.
     pub pools: bool,
     /// Whether streams can store words.
     pub write_word: bool,
-    /// Whether NICs can write into its memory.
+    /// Whether NICs can access the device's memory.
     pub gpudirect: bool,
-    /// Whether writes of NICs must be flushed.
+    /// Whether writes of NICs must be flushed before they are read.
     pub must_flush: bool,
-    /// Devices of this process that it can reach.
+    /// The devices of this process that this device can reach, by number.
     pub reaches: Vec<u32>,
 }
 
 /// Returns the devices of this process.
 ///
 /// # Errors
-/// There is no driver, or it does not answer.
+/// Why there is no usable driver.
 pub fn devices() -> Result<Vec<CudaInfo>, Absent> {
     let driver = get()?;
     let refused = |error| match error {
@@ -261,9 +260,9 @@ pub fn devices() -> Result<Vec<CudaInfo>, Absent> {
 impl Driver {
     pub fn count(&self) -> Result<u32, DeviceError> {
         let mut count = 0;
-        // SAFETY: the result is writable.
+        // SAFETY: the result is written to a local variable.
         match unsafe { (self.cuDeviceGetCount)(&raw mut count) } {
-            // 3: the driver was not started, because there is no device.
+            // Code 3 means that the driver was not started, because there is no device.
             NO_DEVICE | 3 => Ok(0),
             code => check(code).map(|()| count.max(0) as u32),
         }
@@ -274,22 +273,22 @@ impl Driver {
         let wanted = c_int::try_from(ordinal).ok().filter(|_| ordinal < count);
         let wanted = wanted.ok_or(DeviceError::NoDevice(count))?;
         let mut device = 0;
-        // SAFETY: the result is writable.
+        // SAFETY: the result is written to a local variable.
         check(unsafe { (self.cuDeviceGet)(&raw mut device, wanted) })?;
         Ok(device)
     }
 
     pub fn uuid(&self, device: CUdevice) -> Result<Uuid, DeviceError> {
         let mut uuid = CUuuid { bytes: [0; 16] };
-        // SAFETY: a device of the driver, and a writable result.
+        // SAFETY: the driver returned `device`, and the result is written to a local variable.
         check(unsafe { (self.cuDeviceGetUuid_v2)(&raw mut uuid, device) })?;
         Ok(uuid.bytes.map(|byte| byte as u8))
     }
 
-    /// Returns an attribute; 0 if the driver does not know it.
+    /// Returns an attribute, or 0 if the driver does not know it.
     fn attribute(&self, attribute: CUdevice_attribute, device: CUdevice) -> c_int {
         let mut value = 0;
-        // SAFETY: a device of the driver, and a writable result.
+        // SAFETY: the driver returned `device`, and the result is written to a local variable.
         match unsafe { (self.cuDeviceGetAttribute)(&raw mut value, attribute, device) } {
             0 => value,
             _ => 0,
@@ -300,7 +299,7 @@ impl Driver {
         self.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, device) != 0
     }
 
-    /// Whether NICs can write into virtual memory that is allocated for them.
+    /// Returns whether NICs can access virtual memory that is allocated for them.
     pub fn virtual_for_nics(&self, device: CUdevice) -> bool {
         let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED;
         self.attribute(attribute, device) != 0
@@ -310,8 +309,8 @@ impl Driver {
         self.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED, device) != 0
     }
 
-    /// Whether NICs can write to the device, those writes need a flush before the owner reads them,
-    /// and the processor can flush.
+    /// Returns whether the device needs a flush after writes of NICs, and the processor can issue
+    /// it.
     pub fn must_flush(&self, device: CUdevice) -> bool {
         let ordering = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING;
         let owner = CUGPUDirectRDMAWritesOrdering::CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER as c_int;
@@ -322,14 +321,15 @@ impl Driver {
             && self.attribute(options, device) & host != 0
     }
 
-    /// Returns the devices of this process, and whether this one reaches them.
+    /// Returns the devices of this process, and whether this device reaches each of them.
     pub fn peers(&self, device: CUdevice) -> Result<Vec<(Uuid, bool)>, DeviceError> {
         (0..self.count()?)
             .map(|ordinal| {
                 let peer = self.device(ordinal)?;
                 let mut can = c_int::from(peer == device);
                 if peer != device {
-                    // SAFETY: two devices of the driver, and a writable result.
+                    // SAFETY: the driver returned both devices, and the result is written to a
+                    // local variable.
                     check(unsafe { (self.cuDeviceCanAccessPeer)(&raw mut can, device, peer) })?;
                 }
                 Ok((self.uuid(peer)?, can != 0))
@@ -340,11 +340,11 @@ impl Driver {
     fn info(&self, ordinal: u32) -> Result<CudaInfo, DeviceError> {
         let device = self.device(ordinal)?;
         let mut name = [0 as c_char; 128];
-        // SAFETY: a device of the driver, and a buffer of the given length.
+        // SAFETY: the driver returned `device`, and the buffer is passed with its length.
         check(unsafe { (self.cuDeviceGetName)(name.as_mut_ptr(), name.len() as c_int, device) })?;
         let name: Vec<u8> = name.iter().map(|&byte| byte as u8).take_while(|&byte| byte != 0).collect();
         let mut memory = 0;
-        // SAFETY: a device of the driver, and a writable result.
+        // SAFETY: the driver returned `device`, and the result is written to a local variable.
         check(unsafe { (self.cuDeviceTotalMem_v2)(&raw mut memory, device) })?;
         let get = |attribute| self.attribute(attribute, device);
         let reaches = self.peers(device)?.into_iter().enumerate().filter(|(_, (_, can))| *can);

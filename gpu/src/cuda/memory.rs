@@ -1,5 +1,5 @@
 //! Device memory: allocation, classification by attributes, export and import by handles of 64
-//! bytes; and pinned processor memory. Virtual memory is in `vmm`.
+//! bytes. Also pins processor memory. Virtual memory is in `vmm`.
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
@@ -13,31 +13,31 @@ use super::driver::{self, check};
 use super::{CudaDevice, REMEMBERED};
 use crate::{Allocation, DeviceError, DevicePtr, Handle, LEGACY_HANDLE, Share, Unshared};
 
-/// Kinds of memory.
+/// Kinds of device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CudaMemory {
-    /// `cuMemAlloc`, exported by a handle of 64 bytes. Small allocations share a block of 2 MiB,
-    /// and a peer that opens one can access the whole block. Allocate at least 2 MiB if peers must
-    /// not see each other's data.
+    /// Memory of `cuMemAlloc`, exported by a handle of 64 bytes. Small allocations share a block of
+    /// 2 MiB, and a peer that opens one can access the whole block. Allocate at least 2 MiB if
+    /// peers must not see each other's data.
     Legacy,
-    /// `cuMemCreate`, exported by descriptors, in multiples of the driver's granularity.
+    /// Memory of `cuMemCreate`, exported by descriptors, in multiples of the driver's granularity.
     Virtual,
-    /// The same in adjacent physical segments of this many bytes, as growing framework pools use
-    /// it.
+    /// Memory of `cuMemCreate` in adjacent physical segments of this many bytes, like the growing
+    /// pools of frameworks.
     Segments(u64),
-    /// `cuMemCreate` without a handle type.
+    /// Memory of `cuMemCreate` without a handle type, so it cannot be exported.
     VirtualUnshared,
-    /// `cuMemAllocAsync`.
+    /// Memory of `cuMemAllocAsync`.
     Pool,
-    /// `cuMemAllocManaged`.
+    /// Memory of `cuMemAllocManaged`.
     Managed,
 }
 
-/// Allocated memory, or memory of another process.
+/// Memory that this device allocated or opened.
 #[derive(Debug)]
 pub(super) struct Held {
     pub base: DevicePtr,
-    /// Sizes of the physical segments of virtual memory; empty for other memory.
+    /// Sizes of the physical segments of virtual memory. Empty for other memory.
     pub segments: Vec<u64>,
 }
 
@@ -50,26 +50,26 @@ pub(super) struct Pinned {
 }
 
 impl Pinned {
-    /// Returns the host address of bytes that the device sees at `ptr`.
+    /// Returns the host address of `len` bytes whose device address is `ptr`.
     pub fn view(&self, ptr: DevicePtr, len: u64) -> Option<NonNull<u8>> {
         let offset = ptr.0.checked_sub(self.seen.0)?;
         let inside = offset <= self.len && len <= self.len - offset;
-        // SAFETY: inside the pinned memory, which stays mapped until it is unpinned.
+        // SAFETY: the range lies inside the pinned memory, which stays mapped until it is unpinned.
         inside.then(|| unsafe { self.ptr.add(offset as usize) })
     }
 }
 
-/// The driver's flag of that name, the only one that it accepts.
+/// The driver's flag of this name, the only flag that it accepts.
 const LAZY_ENABLE_PEER_ACCESS: u32 = sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
 
-/// `CU_MEMORYTYPE_HOST`. 0 means that the driver does not know the memory.
+/// `CU_MEMORYTYPE_HOST`. The driver returns 0 for memory that it does not know.
 const TYPE_HOST: u32 = 1;
 
 impl CudaDevice {
     /// Allocates memory of a kind. Slow path.
     ///
     /// # Errors
-    /// As [`Device::alloc`](crate::Device::alloc).
+    /// Fails like [`Device::alloc`](crate::Device::alloc).
     pub fn alloc_as(&mut self, kind: CudaMemory, size: u64) -> Result<DevicePtr, DeviceError> {
         let _entered = self.enter()?;
         let bytes = usize::try_from(size).map_err(|_| DeviceError::Exhausted)?;
@@ -83,20 +83,21 @@ impl CudaDevice {
                 return Ok(base);
             }
             CudaMemory::Legacy => {
-                // SAFETY: the result is writable.
+                // SAFETY: the result is written to a local variable.
                 check(unsafe { (self.driver.cuMemAlloc_v2)(&raw mut base, bytes) })?;
             }
             CudaMemory::Pool => {
                 let stream = self.stream(0)?;
-                // SAFETY: the result is writable; the stream lives as long as `self`.
+                // SAFETY: the result is written to a local variable. The stream lives as long as
+                // `self`.
                 check(unsafe { (self.driver.cuMemAllocAsync)(&raw mut base, bytes, stream) })?;
-                // SAFETY: the stream lives as long as `self`. Afterwards the memory is valid on
-                // every stream.
+                // SAFETY: the stream lives as long as `self`. After this call the memory is valid
+                // on every stream.
                 check(unsafe { (self.driver.cuStreamSynchronize)(stream) })?;
             }
             CudaMemory::Managed => {
                 let global = sys::CUmemAttach_flags::CU_MEM_ATTACH_GLOBAL as u32;
-                // SAFETY: the result is writable.
+                // SAFETY: the result is written to a local variable.
                 check(unsafe { (self.driver.cuMemAllocManaged)(&raw mut base, bytes, global) })?;
             }
         }
@@ -105,30 +106,37 @@ impl CudaDevice {
         Ok(base)
     }
 
+    /// Frees memory of `alloc_as`.
+    ///
     /// # Safety
-    /// No queued work uses it, and no peer has it open.
+    /// No queued work uses the memory, and no peer has it open.
     pub(super) unsafe fn free_owned(&mut self, base: DevicePtr) -> Result<(), DeviceError> {
         let _entered = self.enter()?;
         let at = self.owned.iter().position(|owned| owned.base == base);
         let at = at.ok_or(DeviceError::NotDeviceMemory)?;
-        // SAFETY: allocated by `alloc_as`, and freed once; the caller guarantees the rest.
+        // SAFETY: `alloc_as` allocated the memory, and its entry is removed below, so it is freed
+        // once. The caller guarantees the rest.
         unsafe { self.give_back(&self.owned[at]) }?;
         self.owned.swap_remove(at);
         Ok(())
     }
 
+    /// Frees memory by its kind.
+    ///
     /// # Safety
-    /// As for [`free_owned`](Self::free_owned), and it is not used again.
+    /// No queued work uses the memory, no peer has it open, and it is not used again.
     unsafe fn give_back(&self, owned: &Held) -> Result<(), DeviceError> {
         match owned.segments.is_empty() {
-            // SAFETY: not used any more; `cuMemFree` frees every kind except virtual memory.
+            // SAFETY: the caller no longer uses the memory. `cuMemFree` frees every kind except
+            // virtual memory.
             true => check(unsafe { (self.driver.cuMemFree_v2)(owned.base.0) }),
-            // SAFETY: mapped by `create_virtual`, and not used any more.
+            // SAFETY: `create_virtual` mapped the memory, and the caller no longer uses it.
             false => unsafe { self.unmap_virtual(owned) },
         }
     }
 
-    /// The driver accepts whole host pages only.
+    /// Returns a dmabuf descriptor of whole host pages around the bytes, because the driver accepts
+    /// only those. Also returns the offset of the bytes.
     pub(super) fn dmabuf_of(&self, ptr: DevicePtr, len: u64) -> Option<(OwnedFd, u64)> {
         let page = PAGE as u64;
         let base = ptr.0 - ptr.0 % page;
@@ -136,13 +144,14 @@ impl CudaDevice {
         let kind = sys::CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
         let mut fd: c_int = -1;
         let _entered = self.enter().ok()?;
-        // SAFETY: the result is writable; the driver rejects addresses that are not device memory.
+        // SAFETY: the result is written to a local variable. The driver rejects addresses that are
+        // not device memory.
         let code = unsafe {
             let place = (&raw mut fd).cast();
             (self.driver.cuMemGetHandleForAddressRange)(place, base, (end - base) as usize, kind, 0)
         };
         check(code).ok().filter(|()| fd >= 0)?;
-        // SAFETY: that call created the descriptor for us.
+        // SAFETY: the call above returned this new descriptor, so nothing else owns it.
         Some((unsafe { OwnedFd::from_raw_fd(fd) }, ptr.0 - base))
     }
 
@@ -170,9 +179,9 @@ impl CudaDevice {
             (&raw mut handles).cast(),
             (&raw mut pool).cast(),
         ];
-        // SAFETY: as many results as attributes. Each is at least as large as its attribute and
-        // zeroed, so an attribute that the driver writes with fewer bytes, such as a flag, reads
-        // correctly.
+        // SAFETY: there is one result per attribute. Each result is zeroed and at least as large as
+        // its attribute. So an attribute that the driver writes with fewer bytes, such as a flag,
+        // reads correctly.
         let code = unsafe {
             let count = names.len() as u32;
             (self.driver.cuPointerGetAttributes)(count, names.as_mut_ptr(), places.as_mut_ptr(), ptr.0)
@@ -195,7 +204,7 @@ impl CudaDevice {
             () if handles & descriptor != 0 => Share::Descriptor,
             () => Share::Never(Unshared::NoHandleType),
         };
-        // For virtual memory, which may consist of adjacent segments, start and size describe the
+        // Virtual memory may consist of adjacent segments, so here start and size describe the
         // reserved range. Memory opened from a 64-byte handle also reports a handle type, but
         // cannot be exported.
         let by_handle = |held: &Held| held.base.0 == base && held.segments.is_empty();
@@ -210,12 +219,12 @@ impl CudaDevice {
         Ok(Allocation { base: DevicePtr(base), size, buffer, share, reservation })
     }
 
-    /// Returns the physical segment at an address: first address and size.
+    /// Returns the start and the size of the physical segment at an address.
     fn segment_at(&self, ptr: DevicePtr) -> Result<(u64, u64), DeviceError> {
         let (mut base, mut size) = (0, 0);
-        // SAFETY: both results are writable.
+        // SAFETY: both results are written to local variables.
         match unsafe { (self.driver.cuMemGetAddressRange_v2)(&raw mut base, &raw mut size, ptr.0) } {
-            // The address is reserved, but nothing is mapped there.
+            // The address is reserved, but no memory is mapped there.
             driver::INVALID_VALUE | driver::NOT_FOUND => Err(DeviceError::NotDeviceMemory),
             code => check(code).map(|()| (base, size as u64)),
         }
@@ -228,7 +237,7 @@ impl CudaDevice {
             Share::Descriptor => self.export_virtual(allocation.base).map(Handle::Descriptor),
             Share::Legacy => {
                 let mut handle = CUipcMemHandle { reserved: [0; LEGACY_HANDLE] };
-                // SAFETY: the result is writable.
+                // SAFETY: the result is written to a local variable.
                 let code = unsafe { (self.driver.cuIpcGetMemHandle)(&raw mut handle, allocation.base.0) };
                 if code == driver::INVALID_VALUE {
                     return Err(DeviceError::NotDeviceMemory);
@@ -244,8 +253,10 @@ impl CudaDevice {
         }
     }
 
+    /// Opens memory of another process.
+    ///
     /// # Safety
-    /// As for [`Device::open`](crate::Device::open).
+    /// The contract of [`Device::open`](crate::Device::open) applies.
     pub(super) unsafe fn open_handle(
         &mut self,
         handle: &Handle,
@@ -262,7 +273,8 @@ impl CudaDevice {
             Handle::Legacy(bytes) => {
                 let mut base = 0;
                 let handle = CUipcMemHandle { reserved: bytes.map(|byte| byte as _) };
-                // SAFETY: the result is writable; the driver rejects garbage.
+                // SAFETY: the result is written to a local variable. The driver rejects invalid
+                // handles.
                 let code = unsafe {
                     (self.driver.cuIpcOpenMemHandle_v2)(&raw mut base, handle, LAZY_ENABLE_PEER_ACCESS)
                 };
@@ -277,29 +289,36 @@ impl CudaDevice {
         Ok(base)
     }
 
+    /// Closes memory of `open_handle`.
+    ///
     /// # Safety
-    /// No queued work uses it.
+    /// No queued work uses the memory.
     pub(super) unsafe fn close_opened(&mut self, base: DevicePtr) -> Result<(), DeviceError> {
         let _entered = self.enter()?;
         let at = self.opened.iter().position(|opened| opened.base == base);
         let at = at.ok_or(DeviceError::NotDeviceMemory)?;
-        // SAFETY: opened by `open_handle`, and closed once; the caller guarantees the rest.
+        // SAFETY: `open_handle` opened the memory, and its entry is removed below, so it is closed
+        // once. The caller guarantees the rest.
         unsafe { self.close_one(&self.opened[at]) }?;
         self.opened.swap_remove(at);
         Ok(())
     }
 
+    /// Closes opened memory by its kind.
+    ///
     /// # Safety
-    /// As for [`close_opened`](Self::close_opened), and it is not used again.
+    /// No queued work uses the memory, and it is not used again.
     unsafe fn close_one(&self, opened: &Held) -> Result<(), DeviceError> {
         match opened.segments.is_empty() {
-            // SAFETY: opened by the driver, and not used any more.
+            // SAFETY: the driver opened the memory from a handle, and the caller no longer uses it.
             true => check(unsafe { (self.driver.cuIpcCloseMemHandle)(opened.base.0) }),
-            // SAFETY: mapped by `import_virtual`, and not used any more.
+            // SAFETY: `import_virtual` mapped the memory, and the caller no longer uses it.
             false => unsafe { self.unmap_virtual(opened) },
         }
     }
 
+    /// Pins processor memory, and returns its device address.
+    ///
     /// # Safety
     /// The bytes stay mapped until they are unregistered.
     pub(super) unsafe fn register(&mut self, ptr: NonNull<u8>, len: usize) -> Result<DevicePtr, DeviceError> {
@@ -309,10 +328,10 @@ impl CudaDevice {
         // SAFETY: the caller guarantees that the bytes are mapped.
         check(unsafe { (self.driver.cuMemHostRegister_v2)(host, len, flags) })?;
         let mut seen = 0;
-        // SAFETY: the result is writable, and the memory was registered just before.
+        // SAFETY: the result is written to a local variable. The memory was registered just above.
         let told = check(unsafe { (self.driver.cuMemHostGetDevicePointer_v2)(&raw mut seen, host, 0) });
         if let Err(error) = told {
-            // SAFETY: registered above, and not used.
+            // SAFETY: the memory was registered above, and nothing uses it yet.
             unsafe { (self.driver.cuMemHostUnregister)(host) };
             return Err(error);
         }
@@ -321,31 +340,35 @@ impl CudaDevice {
         Ok(pinned.seen)
     }
 
+    /// Unpins memory of `register`.
+    ///
     /// # Safety
-    /// No queued work uses it.
+    /// No queued work uses the memory.
     pub(super) unsafe fn unregister(&mut self, ptr: NonNull<u8>) -> Result<(), DeviceError> {
         let _entered = self.enter()?;
         let at = self.pinned.iter().position(|pinned| pinned.ptr == ptr);
         let at = at.ok_or(DeviceError::NotDeviceMemory)?;
-        // SAFETY: registered by `register`, and unregistered once.
+        // SAFETY: `register` registered the memory, and its entry is removed below, so it is
+        // unregistered once.
         check(unsafe { (self.driver.cuMemHostUnregister)(ptr.as_ptr().cast()) })?;
         self.pinned.swap_remove(at);
         Ok(())
     }
 
-    /// Frees everything that is left, once no work is queued. Ignores errors: the caller is a drop.
+    /// Releases all remaining memory when no work is queued. Ignores errors, because the caller is
+    /// a drop.
     pub(super) fn give_all_back(&mut self) {
         for pinned in std::mem::take(&mut self.pinned) {
-            // SAFETY: registered by `register`; the caller of `pin` keeps it mapped until it is
-            // unpinned, here.
+            // SAFETY: `register` registered the memory. The caller of `pin` keeps it mapped until
+            // it is unpinned, which happens here.
             unsafe { (self.driver.cuMemHostUnregister)(pinned.ptr.as_ptr().cast()) };
         }
         for opened in std::mem::take(&mut self.opened) {
-            // SAFETY: opened by `open_handle`; the streams have finished.
+            // SAFETY: the device opened the memory, and its streams have finished.
             let _ = unsafe { self.close_one(&opened) };
         }
         for owned in std::mem::take(&mut self.owned) {
-            // SAFETY: allocated by `alloc_as`; the streams have finished.
+            // SAFETY: `alloc_as` allocated the memory, and the streams have finished.
             let _ = unsafe { self.give_back(&owned) };
         }
     }

@@ -1,4 +1,4 @@
-//! Streams, and events that serve as marks.
+//! Streams, and the events behind marks.
 
 use cudarc::driver::sys::{CUevent, CUevent_flags, CUstream, CUstream_flags};
 
@@ -6,10 +6,10 @@ use super::CudaDevice;
 use super::driver::{self, check};
 use crate::{DeviceError, Mark};
 
-/// `CUDA_ERROR_INVALID_HANDLE`, for an unknown stream or mark.
+/// `CUDA_ERROR_INVALID_HANDLE`, returned for an unknown stream or mark.
 const NO_SUCH: DeviceError = DeviceError::Driver(400);
 
-/// Events, each with its number of uses and whether it is in use.
+/// The events: each with its number of uses, and whether it is in use.
 #[derive(Debug, Default)]
 pub(super) struct Marks {
     events: Vec<(CUevent, u16, bool)>,
@@ -23,14 +23,14 @@ impl CudaDevice {
         for _ in 0..self.caps.streams {
             let mut stream = std::ptr::null_mut();
             let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-            // SAFETY: the result is writable.
+            // SAFETY: the result is written to a local variable.
             check(unsafe { (self.driver.cuStreamCreate)(&raw mut stream, flags) })?;
             self.streams.push(stream);
         }
         for place in 0..self.caps.marks {
             let mut event = std::ptr::null_mut();
             let flags = CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
-            // SAFETY: the result is writable.
+            // SAFETY: the result is written to a local variable.
             check(unsafe { (self.driver.cuEventCreate)(&raw mut event, flags) })?;
             self.marks.events.push((event, 0, false));
             self.marks.free.push(place as u16);
@@ -38,18 +38,18 @@ impl CudaDevice {
         Ok(())
     }
 
-    /// Waits for all queued work, then destroys streams and events.
+    /// Waits for all queued work, then destroys the streams and events.
     pub(super) fn end_streams(&mut self) {
         for stream in std::mem::take(&mut self.streams) {
-            // SAFETY: created by `make_streams`, and not used again. On a lost device both calls
-            // fail, and nothing is left to do.
+            // SAFETY: `make_streams` created the stream, and it is not used again. On a lost device
+            // both calls fail, and nothing remains to be done.
             unsafe {
                 (self.driver.cuStreamSynchronize)(stream);
                 (self.driver.cuStreamDestroy_v2)(stream);
             }
         }
         for (event, ..) in std::mem::take(&mut self.marks).events {
-            // SAFETY: created by `make_streams`, and not used again.
+            // SAFETY: `make_streams` created the event, and it is not used again.
             unsafe { (self.driver.cuEventDestroy_v2)(event) };
         }
     }
@@ -65,7 +65,7 @@ impl CudaDevice {
         let stream = self.stream(stream)?;
         let place = *self.marks.free.last().ok_or(DeviceError::Exhausted)?;
         let (event, round, marks) = &mut self.marks.events[usize::from(place)];
-        // SAFETY: event and stream were created by `make_streams` and live as long as `self`.
+        // SAFETY: `make_streams` created event and stream, which live as long as `self`.
         check(unsafe { (self.driver.cuEventRecord)(*event, stream) })?;
         *marks = true;
         self.marks.free.pop();
@@ -78,7 +78,7 @@ impl CudaDevice {
         let (place, round) = (mark.0 as u16, (mark.0 >> 16) as u16);
         let there = self.marks.events.get_mut(usize::from(place));
         let (event, now, marks) = there.filter(|(_, now, marks)| *now == round && *marks).ok_or(NO_SUCH)?;
-        // SAFETY: created by `make_streams`, and lives as long as `self`.
+        // SAFETY: `make_streams` created the event, which lives as long as `self`.
         let code = unsafe { (self.driver.cuEventQuery)(*event) };
         if code == driver::NOT_READY {
             return Ok(false);

@@ -1,6 +1,5 @@
-//! Virtual memory, exportable or not: created, mapped, exported and imported, in one physical
-//! segment or several adjacent ones. A mapping keeps its memory alive, so handles are released at
-//! once.
+//! Virtual memory, exportable or not, in one physical segment or several adjacent ones: creates,
+//! maps, exports and imports it. A mapping keeps its memory alive, so handles are released at once.
 
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -24,7 +23,8 @@ impl CudaDevice {
         CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: self.device }
     }
 
-    /// Allocates virtual memory in physical segments of `each` bytes, and a last one for the rest.
+    /// Allocates virtual memory in physical segments of `each` bytes. The last segment holds the
+    /// rest.
     pub(super) fn create_virtual(&self, size: u64, each: u64, shared: bool) -> Result<Held, DeviceError> {
         let asked = CUmemAllocationProp {
             type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -40,7 +40,7 @@ impl CudaDevice {
         };
         let minimum = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
         let mut granule = 0;
-        // SAFETY: the result is writable, and the request is complete.
+        // SAFETY: the result is written to a local variable, and the properties are complete.
         check(unsafe {
             (self.driver.cuMemGetAllocationGranularity)(&raw mut granule, &raw const asked, minimum)
         })?;
@@ -51,7 +51,7 @@ impl CudaDevice {
         while left > 0 {
             let size = each.min(left);
             let mut handle = 0;
-            // SAFETY: the result is writable, and the request is complete.
+            // SAFETY: the result is written to a local variable, and the properties are complete.
             check(unsafe { (self.driver.cuMemCreate)(&raw mut handle, size as usize, &raw const asked, 0) })?;
             parts.parts.push((handle, size));
             left -= size;
@@ -59,18 +59,19 @@ impl CudaDevice {
         self.map(&parts)
     }
 
-    /// Maps memory at adjacent addresses that the driver chooses. On an error nothing is mapped.
+    /// Maps physical segments at adjacent addresses that the driver chooses. On an error nothing
+    /// stays mapped.
     fn map(&self, memory: &Parts) -> Result<Held, DeviceError> {
         let segments: Vec<u64> = memory.parts.iter().map(|(_, size)| *size).collect();
         let size = segments.iter().try_fold(0u64, |sum, size| sum.checked_add(*size));
         let size = size.and_then(|size| usize::try_from(size).ok()).ok_or(DeviceError::Exhausted)?;
         let mut base = 0;
-        // SAFETY: the result is writable.
+        // SAFETY: the result is written to a local variable.
         check(unsafe { (self.driver.cuMemAddressReserve)(&raw mut base, size, 0, 0, 0) })?;
         let mut mapped = Held { base: DevicePtr(base), segments: vec![] };
         let mut at = base;
         let all = memory.parts.iter().try_for_each(|&(handle, size)| {
-            // SAFETY: the addresses were reserved above, and the handle is valid.
+            // SAFETY: the address range was reserved above, and `memory` owns the handle.
             check(unsafe { (self.driver.cuMemMap)(at, size as usize, 0, handle, 0) })?;
             mapped.segments.push(size);
             at += size;
@@ -79,45 +80,49 @@ impl CudaDevice {
         let allowed = all.and_then(|()| {
             let read_write = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
             let access = CUmemAccessDesc { location: self.location(), flags: read_write };
-            // SAFETY: all of it was mapped above; one access description.
+            // SAFETY: the whole range was mapped above, and the count of access descriptions is 1.
             check(unsafe { (self.driver.cuMemSetAccess)(base, size, &raw const access, 1) })
         });
         if let Err(error) = allowed {
-            // SAFETY: mapped above, and not used.
+            // SAFETY: the range was reserved above, and nothing uses it yet.
             let _ = unsafe { self.unmap_reserved(&mapped, size) };
             return Err(error);
         }
         Ok(mapped)
     }
 
+    /// Unmaps virtual memory.
+    ///
     /// # Safety
-    /// This module mapped it, and it is not used any more.
+    /// This module mapped the memory, and it is not used any more.
     pub(super) unsafe fn unmap_virtual(&self, mapped: &Held) -> Result<(), DeviceError> {
         let size = mapped.segments.iter().sum::<u64>() as usize;
-        // SAFETY: our caller guarantees it, and `size` bytes were reserved for the mapping.
+        // SAFETY: the caller guarantees that the memory is unused. `map` reserved `size` bytes, the
+        // sum of the segments.
         unsafe { self.unmap_reserved(mapped, size) }
     }
 
-    /// Unmaps each segment and frees the addresses. Returns the first error, after trying all.
+    /// Unmaps each segment and frees the address range. Attempts every step, and returns the first
+    /// error.
     ///
     /// # Safety
-    /// As for [`unmap_virtual`](Self::unmap_virtual); so many bytes were reserved.
+    /// This module reserved `size` bytes for the mapping, which is not used any more.
     unsafe fn unmap_reserved(&self, mapped: &Held, size: usize) -> Result<(), DeviceError> {
         let (mut at, mut result) = (mapped.base.0, Ok(()));
         for &segment in &mapped.segments {
-            // SAFETY: our caller guarantees that nothing uses the memory. Each unmap matches one
-            // map.
+            // SAFETY: the caller guarantees that nothing uses the memory. `segments` lists exactly
+            // the mapped segments.
             result = result.and(check(unsafe { (self.driver.cuMemUnmap)(at, segment as usize) }));
             at += segment;
         }
-        // SAFETY: our caller guarantees that this range was reserved; nothing is mapped in it any
-        // more.
+        // SAFETY: the caller guarantees that this range was reserved. Its segments were unmapped
+        // above.
         result.and(check(unsafe { (self.driver.cuMemAddressFree)(mapped.base.0, size) }))
     }
 
     pub(super) fn export_virtual(&self, base: DevicePtr) -> Result<OwnedFd, DeviceError> {
         let mut handle = 0;
-        // SAFETY: the result is writable; the address is only looked up.
+        // SAFETY: the result is written to a local variable. The driver only looks up the address.
         let code = unsafe {
             (self.driver.cuMemRetainAllocationHandle)(&raw mut handle, base.0 as usize as *mut c_void)
         };
@@ -126,12 +131,12 @@ impl CudaDevice {
         }
         check(code)?;
         let mut fd = -1;
-        // SAFETY: the result is writable, and the handle is valid.
+        // SAFETY: the result is written to a local variable, and the handle is valid.
         let code = unsafe {
             let place = (&raw mut fd).cast();
             (self.driver.cuMemExportToShareableHandle)(place, handle, DESCRIPTOR, 0)
         };
-        // SAFETY: our handle, released once.
+        // SAFETY: the call above retained the handle for us, and this releases it once.
         unsafe { (self.driver.cuMemRelease)(handle) };
         match code {
             // The memory was created without this handle type.
@@ -140,13 +145,13 @@ impl CudaDevice {
             }
             code => {
                 check(code)?;
-                // SAFETY: the driver has just created the descriptor for us.
+                // SAFETY: the driver returned this new descriptor, so nothing else owns it.
                 Ok(unsafe { OwnedFd::from_raw_fd(fd) })
             }
         }
     }
 
-    /// Maps memory of another process, of this total size.
+    /// Maps memory of another process, `size` bytes in total.
     pub(super) fn import_virtual(
         &self,
         segments: &[(BorrowedFd<'_>, u64)],
@@ -159,10 +164,10 @@ impl CudaDevice {
         let mut parts = Parts { driver: self.driver, parts: vec![] };
         for (fd, size) in segments {
             let mut handle = 0;
-            // The descriptor is passed by value in a pointer argument.
+            // The driver expects the descriptor by value in a pointer argument.
             let by_value = fd.as_raw_fd() as usize as *mut c_void;
-            // SAFETY: the result is writable and the descriptor open; the driver checks what it
-            // refers to.
+            // SAFETY: the result is written to a local variable, and the descriptor is open. The
+            // driver checks what it refers to.
             let code = unsafe {
                 (self.driver.cuMemImportFromShareableHandle)(&raw mut handle, by_value, DESCRIPTOR)
             };
@@ -172,15 +177,15 @@ impl CudaDevice {
             parts.parts.push((handle, *size));
         }
         self.map(&parts).map_err(|error| match error {
-            // The size differs from that of the memory.
+            // The size differs from that of the physical segment.
             DeviceError::Driver(code) if code == driver::INVALID_VALUE as i32 => DeviceError::BadHandle,
             error => error,
         })
     }
 }
 
-/// Unmapped memory: handles and their sizes. Dropping it releases the handles; a mapping keeps its
-/// memory alive.
+/// Unmapped physical segments: their handles and sizes. Dropping it releases the handles. A mapping
+/// keeps its memory alive.
 struct Parts {
     driver: &'static Driver,
     parts: Vec<(CUmemGenericAllocationHandle, u64)>,
@@ -189,7 +194,7 @@ struct Parts {
 impl Drop for Parts {
     fn drop(&mut self) {
         for (handle, _) in &self.parts {
-            // SAFETY: created or imported for this value, and released once.
+            // SAFETY: this value owns the handle, and releases it once.
             unsafe { (self.driver.cuMemRelease)(*handle) };
         }
     }
