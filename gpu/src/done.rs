@@ -1,11 +1,10 @@
-//! The done channel: the origin of a write stores a word that tells the target that the whole write
-//! has landed. That takes no message and, where the device can store words, no processor. Neither
-//! end blocks, allocates, locks or makes a system call.
+//! The done channel: when a whole write has landed, its origin stores a word that the target polls.
+//! This takes no message. It takes no work of the processor either if the device can store words.
+//! Neither end blocks, allocates, locks or makes a system call.
 //!
-//! Every reported write takes the next *ticket* of its direction. The ticket's word has a cache
-//! line of its own in the origin's segment, at the ticket's number modulo the number of words. So
-//! writes that complete out of order are reported as they complete, and a failed write does not
-//! affect the next.
+//! Every reported write takes the next *ticket* of its direction. The ticket's word is in the
+//! origin's segment, at the ticket's number modulo the number of words. Each word has its own cache
+//! line. So writes may complete out of order, and a failed write does not affect the next.
 //!
 //! | bits of a word | what |
 //! |---|---|
@@ -13,9 +12,10 @@
 //! | 32..34 | 1: the write has landed; 2: it failed. Never 0, so fresh memory holds no word |
 //! | 0..32 | the completion word of the write |
 //!
-//! Tickets are credits: the origin takes at most as many as the target has consumed, in order, plus
-//! the number of words. Both ends count in absolute 64-bit numbers, and neither trusts the other. A
-//! cursor that moves back or too far is *corrupt*; a word with another ticket is ignored.
+//! Tickets are credits: the origin may be ahead of the target's cursor by at most the number of
+//! words. The target advances its cursor in ticket order. Both ends count in absolute 64-bit
+//! numbers, and neither trusts the other. A cursor that moves back or too far is *corrupt*. A word
+//! with another ticket is ignored.
 //!
 //! | edge         | release store | acquire load | carries |
 //! |--------------|---|---|---|
@@ -28,7 +28,7 @@ use static_assertions::{assert_impl_all, assert_not_impl_any, const_assert_eq};
 
 use super::primitive::{AtomicU64, edge};
 
-/// A word. It has its own cache line, and its own pair of lines for the adjacent-line prefetcher.
+/// A word on its own pair of cache lines, because the processor prefetches lines in pairs.
 #[repr(C, align(128))]
 pub(crate) struct Line {
     pub(crate) word: AtomicU64,
@@ -41,17 +41,17 @@ const_assert_eq!(offset_of!(Line, word), 0);
 /// The outcome of a write, as reported to its target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Status {
-    /// All of it has landed.
+    /// The whole write has landed.
     Landed = 1,
-    /// It failed; the target memory is undefined.
+    /// The write failed. The contents of the target memory are undefined.
     Failed = 2,
 }
 
 const SEQUENCE: u32 = 34;
 const STATUS: u32 = 32;
 
-/// Words after the next one that one poll probes, to find writes that overtook others within a few
-/// polls.
+/// Number of later words that one poll checks. So writes that overtook others are found within a
+/// few polls.
 const PROBES: u64 = 4;
 
 /// Encodes the word of a ticket.
@@ -60,60 +60,61 @@ pub(crate) fn word(ticket: u64, status: Status, data: u32) -> u64 {
     ticket << SEQUENCE | (status as u64) << STATUS | u64::from(data)
 }
 
-/// The other end wrote something that no correct end writes.
+/// The peer stored a value that no correct peer stores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Corrupt;
 
-/// The origin's end.
+/// The end of the origin, which stores words.
 #[derive(Debug)]
 pub(crate) struct Sender {
     words: *const Line,
     count: u64,
     /// The next ticket.
     next: u64,
-    /// The target's cursor as last loaded.
+    /// The target's cursor at our last load.
     freed: u64,
     cursor: *const AtomicU64,
 }
 
-/// The target's end.
+/// The end of the target, which polls words.
 #[derive(Debug)]
 pub(crate) struct Receiver {
     words: *const Line,
     count: u64,
     /// The first ticket whose word has not been seen.
     base: u64,
-    /// The cursor as last stored.
+    /// Our cursor at our last store.
     told: u64,
     cursor: *const AtomicU64,
-    /// Bit i: the word at index i was seen out of order.
+    /// Bit i: whether the word at index i was seen out of order.
     early: Box<[u64]>,
-    /// Where the next probe begins, relative to `base`.
+    /// The offset of the next check from `base`.
     probe: u64,
 }
 
-// SAFETY: the memory behind the pointers belongs to no thread, and `new` requires that there is one
-// end of each kind.
+// SAFETY: the pointers refer to a shared mapping, which is not tied to a thread. `new` requires
+// that there is one sender, and the type is not `Clone`.
 unsafe impl Send for Sender {}
-// SAFETY: as above.
+// SAFETY: the pointers refer to a shared mapping, which is not tied to a thread. `new` requires
+// that there is one receiver, and the type is not `Clone`.
 unsafe impl Send for Receiver {}
 assert_impl_all!(Sender: Send);
 assert_not_impl_any!(Sender: Sync, Clone);
 assert_not_impl_any!(Receiver: Sync, Clone);
 
 impl Sender {
-    /// Creates an end over `count` words, a power of two, that are zero or hold tickets before
-    /// `start`.
+    /// Creates a sender over `count` words, a power of two. The words are zero or hold tickets
+    /// before `start`.
     ///
     /// # Safety
-    /// Words and cursor stay mapped while this is used, aligned for their types. No other end in
-    /// this process stores words.
+    /// Words and cursor are aligned, and stay mapped while the sender is used. There is no other
+    /// sender for these words in this process.
     pub(crate) unsafe fn new(words: *const Line, count: u32, cursor: *const AtomicU64, start: u64) -> Self {
         Sender { words, count: count.into(), next: start, freed: start, cursor }
     }
 
-    /// Returns the ticket that [`take`](Sender::take) takes next, if the target has consumed
-    /// enough.
+    /// Returns the ticket that the next [`take`](Sender::take) takes, or `None` if the target has
+    /// not consumed enough.
     #[inline(always)]
     pub(crate) fn reserve(&mut self) -> Result<Option<u64>, Corrupt> {
         if self.next.wrapping_sub(self.freed) >= self.count {
@@ -124,10 +125,11 @@ impl Sender {
 
     #[cold]
     fn refresh(&mut self) -> Result<(), Corrupt> {
-        // SAFETY: mapped and aligned, as `new` requires. Acquire, edge `done.freed`: the target
-        // does not read the words that it has consumed again.
+        // SAFETY: `new` requires that the cursor is mapped and aligned. Acquire, edge `done.freed`:
+        // the target does not read the consumed words again.
         let freed = unsafe { &*self.cursor }.load(edge!("done.freed.load", Acquire));
-        // A correct cursor lies between its last value and our position, modulo 2^64.
+        // A correct cursor lies between its last value and our position. The subtraction is modulo
+        // 2^64.
         if freed.wrapping_sub(self.freed) > self.next.wrapping_sub(self.freed) {
             return Err(Corrupt);
         }
@@ -135,7 +137,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Takes the reserved ticket. Its word must be stored eventually.
+    /// Takes the ticket that `reserve` returned. The caller must store its word eventually.
     #[inline(always)]
     pub(crate) fn take(&mut self) {
         self.next = self.next.wrapping_add(1);
@@ -150,32 +152,35 @@ impl Sender {
     /// Stores the word of a taken ticket.
     #[inline(always)]
     pub(crate) fn store(&self, ticket: u64, status: Status, data: u32) {
-        // SAFETY: the masked index is among the words, mapped as `new` requires.
+        // SAFETY: the masked index is less than `count`, and `new` requires that the words are
+        // mapped.
         let line = unsafe { &*self.words.add((ticket & (self.count - 1)) as usize) };
         tell(&line.word, word(ticket, status, data));
     }
 }
 
-/// Stores a word, for the sender or for a device that is this processor.
+/// Stores a word. Called by the sender, and by devices whose copies this processor makes.
 #[inline(always)]
 pub(crate) fn tell(word: &AtomicU64, value: u64) {
-    // Release, edge `done.word`: a thread that sees the word sees the bytes, which this thread
-    // copied or the device reported as copied.
+    // Release, edge `done.word`: a thread that sees the word also sees the bytes. This thread
+    // copied them, or the device reported the copy as complete.
     word.store(value, edge!("done.word.store", Release));
 }
 
 impl Receiver {
-    /// Like [`Sender::new`], but the words are the peer's and the cursor is ours.
+    /// Creates a receiver of `count` words, a power of two. The words are the peer's, and the
+    /// cursor is ours.
     ///
     /// # Safety
-    /// As for [`Sender::new`].
+    /// Words and cursor are aligned, and stay mapped while the receiver is used. There is no other
+    /// receiver for these words.
     pub(crate) unsafe fn new(words: *const Line, count: u32, cursor: *const AtomicU64, start: u64) -> Self {
         let early = vec![0; count.div_ceil(64) as usize].into_boxed_slice();
         Receiver { words, count: count.into(), base: start, told: start, cursor, early, probe: 1 }
     }
 
-    /// Reports at most `budget` writes. Returns how many, and whether the cursor was stored for the
-    /// origin.
+    /// Reports up to `budget` writes. Returns the number of reported writes, and whether this call
+    /// stored the cursor.
     #[inline]
     pub(crate) fn poll(
         &mut self,
@@ -212,23 +217,25 @@ impl Receiver {
                 count += 1;
             }
         }
-        // The origin reads the cursor's line, so store it only once per quarter of the words.
+        // Storing the cursor takes its line from the origin, so it is stored only once per quarter
+        // of the words.
         let tell = self.base.wrapping_sub(self.told) >= (self.count / 4).max(1);
         if tell {
             self.told = self.base;
-            // SAFETY: mapped and aligned, as `new` requires. Release, edge `done.freed`.
+            // SAFETY: `new` requires that the cursor is mapped and aligned. Release, edge
+            // `done.freed`: we do not read the consumed words again.
             unsafe { &*self.cursor }.store(self.base, edge!("done.freed.store", Release));
         }
         Ok((count, tell))
     }
 
-    /// Loads the word of a ticket, once. Returns its contents if it has been stored.
+    /// Loads the word of a ticket, once. Returns its contents, or `None` if it has not been stored.
     #[inline(always)]
     fn look(&self, ticket: u64) -> Result<Option<(Status, u32)>, Corrupt> {
-        // SAFETY: the masked index is among the words, mapped as `new` requires. The peer may write
-        // them at any time; this process only loads them, as atomics.
+        // SAFETY: the masked index is less than `count`, and `new` requires that the words are
+        // mapped. The peer may write a word at any time, so it is loaded as an atomic.
         let line = unsafe { &*self.words.add((ticket & (self.count - 1)) as usize) };
-        // Acquire, edge `done.word`.
+        // Acquire, edge `done.word`: makes the bytes of the write visible.
         let word = line.word.load(edge!("done.word.load", Acquire));
         if word >> STATUS == 0 || word >> SEQUENCE != ticket & (u64::MAX >> SEQUENCE) {
             return Ok(None);
@@ -241,6 +248,6 @@ impl Receiver {
     }
 }
 
-// The loom models compile this file a second time, where its unit tests do not belong.
+// The loom models compile this file too, but not its unit tests.
 #[cfg(all(test, not(fishplate_loom)))]
 mod tests;

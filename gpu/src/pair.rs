@@ -1,24 +1,24 @@
-//! What the two ends of a link share for device memory, beside the lanes: a segment each, with done
-//! words and bounce buffers, and the agreement to use them. Slow path: one exchange over the
-//! handshake socket, in steps that do not wait.
+//! The segments that the two ends of a link share for device memory, in addition to the lanes, and
+//! the agreement to use them. Each end owns one segment with done words and bounce slots. Slow
+//! path: one exchange over the handshake socket, in steps that do not wait.
 //!
-//! Neither end infers anything from silence. Each sends an offer with an *epoch* that is random for
-//! this link. Then each echoes the other's epoch, together with the features that it has mapped and
-//! will use. A feature is active if both ends sent it. Without done words, records through the lane
-//! report writes. An exchange that does not finish ends the link.
+//! Each end sends an offer with an *epoch* that is random for this link. Then each end echoes the
+//! peer's epoch, together with the features that it has mapped and will use. A feature is active if
+//! both ends sent it. Without done words, records in the lane report writes. If the exchange does
+//! not finish, the link ends.
 //!
-//! An end's segment holds what that end writes, including its cursor over the peer's done words:
+//! An end writes only to its own segment, which also holds its cursor over the peer's done words:
 //!
-//! | what                           | at | written by its owner | read by the peer |
+//! | contents                       | offset | written by | read by the peer |
 //! |--------------------------------|---|---|---|
-//! | cursor                         | 128 | done words of the peer consumed | yes |
+//! | cursor over the peer's words   | 128 | [`done`](super::done) | yes |
 //! | done words                     | 4096, 128 bytes each | [`done`](super::done) | yes |
 //! | descriptors of bounce slots    | next, 128 bytes each | [`relay`](super::relay) | yes |
 //! | acknowledgements to the peer   | next, 128 bytes each | [`relay`](super::relay) | yes |
 //! | bounce slots                   | next page | the device, or the processor | yes |
 //!
-//! Both ends agree on the sizes under this epoch and keep them privately; they read none from the
-//! segment.
+//! Both ends agree on the sizes in the exchange and store them privately. They never read sizes
+//! from the segment.
 
 use std::ptr::NonNull;
 use std::time::Instant;
@@ -38,14 +38,14 @@ const VERSION: u32 = 1;
 /// Offset of the cursor, in bytes.
 const CURSOR: usize = 128;
 
-/// Sizes that both ends must agree on.
+/// Sizes on which both ends must agree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
-    /// Done words, a power of two; 0 for none.
+    /// Number of done words: a power of two, or 0 for none.
     pub(crate) words: u32,
-    /// Bounce slots, a power of two; 0 for none.
+    /// Number of bounce slots: a power of two, or 0 for none.
     pub(crate) slots: u32,
-    /// Bytes of each slot, a multiple of the page size.
+    /// Size of each slot in bytes, a multiple of the page size.
     pub(crate) chunk: u32,
 }
 
@@ -67,7 +67,7 @@ impl Layout {
     }
 }
 
-/// A mapped segment of this layout. Its pointers are valid as long as the mapping.
+/// A mapped segment with this layout. Its pointers are valid while the mapping exists.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PairSegment {
     ptr: NonNull<u8>,
@@ -76,8 +76,8 @@ pub(crate) struct PairSegment {
 
 impl PairSegment {
     fn at<T>(&self, offset: usize) -> *const T {
-        // SAFETY: every offset of the layout lies inside the segment, which has the layout's
-        // length.
+        // SAFETY: every offset of the layout lies inside the segment, which is as long as the
+        // layout.
         unsafe { self.ptr.as_ptr().add(offset).cast_const().cast() }
     }
 
@@ -115,30 +115,31 @@ impl PairSegment {
         self.layout.bounce() as u64 + u64::from(slot) * u64::from(self.layout.chunk)
     }
 
-    /// First byte of a bounce slot.
+    /// Returns the first byte of a bounce slot.
     pub(crate) fn bounce(&self, slot: u32) -> *mut u8 {
         self.at::<u8>(self.bounce_at(slot) as usize).cast_mut()
     }
 }
 
-/// What both ends agreed to use.
+/// The features on which both ends agreed.
 #[derive(Debug)]
 pub(crate) struct Agreed {
     pub(crate) layout: Layout,
-    /// Our segment, and the peer's with its number. `None` if nothing is active.
+    /// Our segment, its mapping, the mapping of the peer's segment, and that segment's number.
+    /// `None` if no feature is active.
     pub(crate) segments: Option<(Segment, PairSegment, PairSegment, u32)>,
     /// Whether done words report writes.
     pub(crate) done: bool,
-    /// Whether there are bounce slots.
+    /// Whether bounce slots are used.
     pub(crate) relay: bool,
 }
 
-// SAFETY: the segments are addresses in mappings that belong to no thread; segment and link keep
-// them mapped.
+// SAFETY: the addresses point into shared mappings, which are not tied to a thread. The segment and
+// the link keep them mapped.
 unsafe impl Send for Agreed {}
 
 impl Agreed {
-    /// The ends share nothing but the lanes.
+    /// The agreement of ends that share only the lanes.
     pub(crate) const NOTHING: Agreed =
         Agreed { layout: Layout { words: 0, slots: 0, chunk: 0 }, segments: None, done: false, relay: false };
 }
@@ -146,7 +147,7 @@ impl Agreed {
 const DONE: u32 = 1;
 const RELAY: u32 = 2;
 
-/// An offer, or the answer to one.
+/// An offer, or the echo of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Offer {
     flags: u32,
@@ -179,56 +180,58 @@ impl Offer {
     }
 }
 
-/// See [`fuzzing`](crate::fuzzing).
+/// Encodes a sample offer for [`fuzzing`](crate::fuzzing).
 pub(crate) fn sample_offer(seed: u64, into: &mut [u8]) -> usize {
     let [a, b, c] = [1, 2, 3].map(|n| number(seed, n));
     let layout = Layout { words: a as u32, slots: b as u32, chunk: c as u32 };
     put(into, &Offer { flags: (a >> 32) as u32, layout, number: (b >> 32) as u32, epoch: c }.encode())
 }
 
-/// See [`fuzzing`](crate::fuzzing).
+/// Decodes an offer and encodes it again, for [`fuzzing`](crate::fuzzing).
 pub(crate) fn read_offer(input: &[u8], again: &mut [u8]) -> Option<usize> {
     let len = put(again, &Offer::decode(input).ok()?.encode());
     assert_eq!(len, input.len(), "something behind it");
     Some(len)
 }
 
-/// An agreement in progress. Mappings end with the link if this is dropped.
+/// An agreement in progress. If it is dropped, its mappings end with the link.
 #[derive(Debug)]
 pub(crate) struct Agreement {
     layout: Layout,
     ours: Option<Segment>,
-    /// Our offer, with the epoch that the peer must echo.
+    /// Our offer, whose epoch the peer must echo.
     offer: Offer,
     said: Option<Verdict>,
 }
 
-/// Our answer to the peer's offer.
+/// Our echo of the peer's offer.
 #[derive(Debug)]
 struct Verdict {
     usable: u32,
-    /// The number of the peer's segment, and its address here.
+    /// The number of the peer's segment. The next field is its address here.
     number: u32,
     mapped: Option<NonNull<u8>>,
 }
 
-// SAFETY: the address is in a mapping that belongs to no thread; the link keeps it.
+// SAFETY: the address points into a shared mapping, which is not tied to a thread. The link keeps
+// it mapped.
 unsafe impl Send for Verdict {}
 
 impl Agreement {
-    /// Sends the offer, with a segment from `create`. `want`: done words, bounce slots.
+    /// Sends our offer, with a segment from `create`. `want` selects done words and bounce slots,
+    /// in this order.
     pub(crate) fn begin(
         link: &mut Link,
         layout: Layout,
         want: (bool, bool),
         create: impl FnOnce(usize) -> Result<Segment, SegmentError>,
     ) -> Result<Agreement, HandshakeError> {
-        // The peer may send packets about device memory as soon as it has agreed.
+        // A peer that has agreed may send packets about device memory at once.
         prepare(link);
         let epoch = u64::from_ne_bytes(link.nonces()[0][..8].try_into().unwrap_or([0; 8]));
         let mut flags = if want.0 && layout.words > 0 { DONE } else { 0 };
         flags |= if want.1 && layout.slots > 0 { RELAY } else { 0 };
-        // Without a segment the link still works.
+        // The link also works without a segment.
         let ours = if flags == 0 { None } else { create(layout.len()).ok() };
         let flags = if ours.is_some() { flags } else { 0 };
         let number = ours.as_ref().map_or(0, Segment::number);
@@ -241,15 +244,14 @@ impl Agreement {
         Ok(Agreement { layout, ours, offer, said: None })
     }
 
-    /// Continues as far as the peer's messages allow. Returns `None` if more are needed. Does not
-    /// wait.
+    /// Handles the messages that have arrived. Returns `None` if more are needed. Does not wait.
     pub(crate) fn step(&mut self, link: &mut Link) -> Result<Option<Agreed>, HandshakeError> {
         let layout = self.layout;
         let Some(blob) = link.line().take_blob()? else { return Ok(None) };
         let heard = Offer::decode(&blob)?;
         let Some(Verdict { usable, number, mapped }) = self.said.take() else {
             let both = if heard.layout == layout { self.offer.flags & heard.flags } else { 0 };
-            // A peer announces its segment before it offers it; otherwise it is not mapped.
+            // A correct peer announces its segment before the offer, so the import need not wait.
             let mapped = match both {
                 0 => None,
                 _ => link.line().import(heard.number, 0, layout.len() as u64, Instant::now()).ok(),
@@ -263,7 +265,7 @@ impl Agreement {
         if (heard.epoch, heard.number) != (self.offer.epoch, self.offer.number) {
             return Err(HandshakeError::BadPacket);
         }
-        // Both ends compute this from the same two answers.
+        // Both ends compute this from the same two echoes.
         let active = usable & heard.flags;
         let segments = match (active, self.ours.take(), mapped) {
             (1.., Some(segment), Some(ptr)) => {
@@ -272,7 +274,7 @@ impl Agreement {
             }
             (_, ours, mapped) => {
                 if mapped.is_some() {
-                    // SAFETY: imported above, and not used yet.
+                    // SAFETY: the segment was imported by this agreement, and nothing uses it yet.
                     unsafe { link.line().release(number) };
                 }
                 if let Some(segment) = ours {
@@ -284,7 +286,7 @@ impl Agreement {
         Ok(Some(Agreed { layout, segments, done: active & DONE != 0, relay: active & RELAY != 0 }))
     }
 
-    /// Finishes the agreement. Waits for the peer until the deadline.
+    /// Completes the agreement. Waits for the peer until the deadline.
     pub(crate) fn finish(mut self, link: &mut Link, deadline: Instant) -> Result<Agreed, HandshakeError> {
         loop {
             if let Some(agreed) = self.step(link)? {

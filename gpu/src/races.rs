@@ -2,9 +2,9 @@
 //! loom's atomics. `tests/loom-edges.sh` runs them unchanged, and with each ordering weakened in
 //! turn.
 //!
-//! Each word has a cell that stands for the bytes of a write, and loom checks its accesses. The
-//! origin writes the cell before it stores the word. The target reads it when the write is
-//! reported. The origin writes it again only with a later ticket of the same word.
+//! Each word has a loom cell that represents the bytes of a write. The origin writes the cell
+//! before it stores the word, and the target reads the cell when the write is reported. The origin
+//! writes the cell again only for a later ticket of the same word. Loom checks these accesses.
 
 use fishplate_core::sync::primitive::modelled as primitive;
 
@@ -24,19 +24,19 @@ use loom::thread;
 use done::{Line, Receiver, Sender, Status};
 use relay::{Descriptor, Incoming, Outgoing, Piece, What};
 
-/// Words of the channel.
+/// Number of words of the channel.
 const WORDS: u32 = 2;
 
-/// The shared words, and the bytes that the writes move.
+/// The shared words, and the bytes of the writes.
 struct Channel {
     words: Box<[Line]>,
     cursor: AtomicU64,
     bytes: [UnsafeCell<u64>; WORDS as usize],
 }
 
-// SAFETY: atomics, and cells whose accesses loom checks.
+// SAFETY: the fields are atomics, and loom cells whose every access loom checks.
 unsafe impl Send for Channel {}
-// SAFETY: as above.
+// SAFETY: the fields are atomics, and loom cells whose every access loom checks.
 unsafe impl Sync for Channel {}
 
 impl Channel {
@@ -48,12 +48,12 @@ impl Channel {
     }
 
     fn sender(&self, start: u64) -> Sender {
-        // SAFETY: the channel outlives both ends, and no other sender is made.
+        // SAFETY: the channel outlives both ends, and each model creates one sender.
         unsafe { Sender::new(self.words.as_ptr(), WORDS, &raw const self.cursor, start) }
     }
 
     fn receiver(&self, start: u64) -> Receiver {
-        // SAFETY: the channel outlives both ends, and no other receiver is made.
+        // SAFETY: the channel outlives both ends, and each model creates one receiver.
         unsafe { Receiver::new(self.words.as_ptr(), WORDS, &raw const self.cursor, start) }
     }
 
@@ -63,18 +63,18 @@ impl Channel {
 
     /// Writes the bytes of a write.
     fn land(&self, ticket: u64) {
-        // SAFETY: loom fails the run on concurrent access.
+        // SAFETY: loom fails the test if another thread accesses the cell at the same time.
         self.cell(ticket).with_mut(|bytes| unsafe { *bytes = ticket });
     }
 
     /// Reads the bytes of a write.
     fn landed(&self, ticket: u64) -> u64 {
-        // SAFETY: as above.
+        // SAFETY: loom fails the test if another thread accesses the cell at the same time.
         self.cell(ticket).with(|bytes| unsafe { *bytes })
     }
 }
 
-/// Takes the next ticket, once there is one.
+/// Waits for the next ticket, and takes it.
 fn ticket(sender: &mut Sender) -> u64 {
     loop {
         if let Some(ticket) = sender.reserve().unwrap() {
@@ -85,7 +85,7 @@ fn ticket(sender: &mut Sender) -> u64 {
     }
 }
 
-/// Polls for `count` writes. Returns their tickets in the order of the reports, and their outcomes.
+/// Polls for `count` writes. Returns their tickets and outcomes in the order of the reports.
 fn take(channel: &Channel, receiver: &mut Receiver, count: usize, start: u64) -> Vec<(u64, Status)> {
     let mut told = Vec::new();
     while told.len() < count {
@@ -107,7 +107,7 @@ fn take(channel: &Channel, receiver: &mut Receiver, count: usize, start: u64) ->
 #[test]
 fn a_reported_write_has_landed_and_its_word_is_reused_after_consumption() {
     loom::model(|| {
-        // The ticket number in the words wraps within the three.
+        // The ticket number in a word wraps after the first of the three writes.
         let start = (1 << 30) - 1;
         let channel = Channel::new(start);
         let origin = Arc::clone(&channel);
@@ -159,7 +159,7 @@ fn an_origin_that_leaves_has_reported_what_it_stored() {
             let [first, second] = [(); 2].map(|()| ticket(&mut sender));
             origin.land(second);
             sender.store(second, Status::Landed, 1);
-            // The origin leaves before its first write completes.
+            // The origin exits before its first write completes.
             origin.land(first);
         });
         let mut receiver = channel.receiver(0);
@@ -174,22 +174,22 @@ fn an_origin_that_leaves_has_reported_what_it_stored() {
         };
         let seen = look(&mut receiver);
         writes.join().unwrap();
-        // Words stored before it left can still be read, each once.
+        // Words that the origin stored before it exited can still be read, each once.
         assert_eq!(seen + look(&mut receiver), 1);
         assert_eq!(look(&mut receiver), 0);
     });
 }
 
-/// Bounce slots of one direction, and their bytes.
+/// The bounce slots of one direction, and their bytes.
 struct Slots {
     descriptors: Box<[Descriptor]>,
     acks: Box<[Line]>,
     bytes: [UnsafeCell<u64>; WORDS as usize],
 }
 
-// SAFETY: atomics, and cells whose accesses loom checks.
+// SAFETY: the fields are atomics, and loom cells whose every access loom checks.
 unsafe impl Send for Slots {}
-// SAFETY: as above.
+// SAFETY: the fields are atomics, and loom cells whose every access loom checks.
 unsafe impl Sync for Slots {}
 
 #[test]
@@ -212,7 +212,7 @@ fn a_piece_carries_its_bytes_and_its_slot_is_refilled_after_the_answer() {
         });
         let origin = Arc::clone(&slots);
         let fills = thread::spawn(move || {
-            // SAFETY: the slots outlive both ends, and no other such end is made.
+            // SAFETY: the slots outlive both ends, and this is the only `Outgoing`.
             let mut out = unsafe { Outgoing::new(origin.descriptors.as_ptr(), origin.acks.as_ptr(), WORDS) };
             for _ in 0..3 {
                 let (number, slot) = out.turn();
@@ -220,12 +220,12 @@ fn a_piece_carries_its_bytes_and_its_slot_is_refilled_after_the_answer() {
                     thread::yield_now();
                 }
                 out.take();
-                // SAFETY: loom fails the run on concurrent access.
+                // SAFETY: loom fails the test if another thread accesses the cell at the same time.
                 origin.bytes[slot as usize].with_mut(|bytes| unsafe { *bytes = number });
                 out.fill(number, &piece(number));
             }
         });
-        // SAFETY: as above.
+        // SAFETY: the slots outlive both ends, and this is the only `Incoming`.
         let mut input = unsafe { Incoming::new(slots.descriptors.as_ptr(), slots.acks.as_ptr(), WORDS) };
         for expected in 0..3 {
             let (number, slot, found) = loop {
@@ -235,7 +235,7 @@ fn a_piece_carries_its_bytes_and_its_slot_is_refilled_after_the_answer() {
                 }
             };
             assert_eq!((number, found), (expected, Some(piece(expected))));
-            // SAFETY: as above.
+            // SAFETY: loom fails the test if another thread accesses the cell at the same time.
             let bytes = slots.bytes[slot as usize].with(|bytes| unsafe { *bytes });
             assert_eq!(bytes, number);
             input.answer(number, 0);

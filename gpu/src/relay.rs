@@ -1,19 +1,20 @@
-//! Bounce slots carry pieces of a transfer that no device can copy directly. One end copies a piece
-//! into a slot, and the other copies it out; several pieces are in flight at once. Neither end
-//! blocks, allocates, locks or makes a system call.
+//! Bounce slots carry the pieces of a transfer that no device can copy directly. One end copies a
+//! piece into a slot, and the other end copies it out. Several pieces may be in flight at once.
+//! Neither end blocks, allocates, locks or makes a system call.
 //!
-//! Each direction has a power of two of slots, used in turn. Piece n uses slot n modulo their
-//! number. The sender writes the bytes into the slot, and their purpose into the slot's
+//! Each direction has a power of two of slots, used in rotation: piece n uses slot n modulo the
+//! number of slots. The sender writes the bytes into the slot, and their meaning into the slot's
 //! *descriptor*, both in its own segment. The receiver answers each piece with an *acknowledgement*
-//! in its own segment: the slot is free, and this is the piece's outcome. A piece without bytes
-//! requests a read; it is answered when the last piece of the reply is sent.
+//! in its own segment, which frees the slot and reports the piece's outcome. A piece without bytes
+//! requests a read. Its acknowledgement follows the last piece of the reply.
 //!
 //! | edge            | release store        | acquire load         | carries                      |
 //! |-----------------|----------------------|----------------------|------------------------------|
 //! | `relay.filled`  | [`Outgoing::fill`]   | [`Incoming::next`]   | the descriptor and the slot  |
 //! | `relay.emptied` | [`Incoming::answer`] | [`Outgoing::answer`] | permission to overwrite both |
 //!
-//! The receiver copies a descriptor out once and trusts nothing in it; the rail checks it.
+//! The receiver copies a descriptor out once and does not trust its contents, which the rail
+//! checks.
 
 use fishplate_core::engine::fuzzing::{number, put};
 use fishplate_core::rail::RailKey;
@@ -25,20 +26,20 @@ use super::primitive::{AtomicU64, Ordering, edge};
 /// The description of a piece, on its own cache line.
 #[repr(C, align(128))]
 pub(crate) struct Descriptor {
-    /// One more than the number of the piece; 0 in fresh memory.
+    /// The number of the piece plus one. 0 in fresh memory.
     pub(super) stamp: AtomicU64,
     pub(super) words: [AtomicU64; 6],
 }
 
 const_assert_eq!(size_of::<Descriptor>(), 128);
 
-/// The kind of a piece.
+/// The meaning of a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum What {
-    /// Bytes of a write to a region of the receiver. The last piece carries the completion word, if
+    /// Writes bytes to a region of the receiver. The last piece carries the completion word, if
     /// any.
     Write {
-        /// The region.
+        /// The key of the region.
         key: RailKey,
         /// Whether this is the last piece of its write.
         last: bool,
@@ -47,16 +48,16 @@ pub(crate) enum What {
     },
     /// Requests bytes of a region of the receiver.
     Read {
-        /// The region.
+        /// The key of the region.
         key: RailKey,
-        /// How many bytes.
+        /// Number of requested bytes.
         want: u64,
-        /// Identifies the read in its replies.
+        /// The id of the read, which its replies repeat.
         id: u64,
     },
-    /// Bytes of a read that the receiver requested.
+    /// Delivers bytes of a read that the receiver requested.
     Reply {
-        /// The read.
+        /// The id of the read.
         id: u64,
     },
 }
@@ -67,7 +68,7 @@ pub(crate) struct Piece {
     pub(crate) what: What,
     /// Offset of the bytes in the region, or in the read.
     pub(crate) offset: u64,
-    /// Bytes in the slot.
+    /// Number of bytes in the slot.
     pub(crate) len: u32,
 }
 
@@ -106,7 +107,7 @@ impl Piece {
     }
 }
 
-/// See [`fuzzing`](crate::fuzzing).
+/// Encodes a sample piece for [`fuzzing`](crate::fuzzing).
 pub(crate) fn sample_piece(seed: u64, into: &mut [u8]) -> usize {
     let [a, b, c] = [1, 2, 3].map(|n| number(seed, n));
     let key = RailKey { key: b, base: c };
@@ -119,8 +120,8 @@ pub(crate) fn sample_piece(seed: u64, into: &mut [u8]) -> usize {
     put(into, words.map(u64::to_le_bytes).as_flattened())
 }
 
-/// See [`fuzzing`](crate::fuzzing). Words that a kind does not use are ignored, so only the first
-/// word and the meaning survive a round trip.
+/// Decodes a piece and encodes it again, for [`fuzzing`](crate::fuzzing). A kind ignores the words
+/// that it does not use. So only the first word and the decoded piece survive a round trip.
 pub(crate) fn read_piece(input: &[u8], again: &mut [u8]) -> Option<usize> {
     let bytes: &[u8; 48] = input.try_into().ok()?;
     let (words, []) = bytes.as_chunks::<8>() else { return None };
@@ -129,10 +130,10 @@ pub(crate) fn read_piece(input: &[u8], again: &mut [u8]) -> Option<usize> {
     Some(put(again, &piece.encode()[0].to_le_bytes()))
 }
 
-/// Bits of an acknowledgement that hold the outcome.
+/// Number of bits of an acknowledgement that hold the outcome.
 const CODE: u32 = 16;
 
-/// The end that fills slots.
+/// The end that fills the slots.
 #[derive(Debug)]
 pub(crate) struct Outgoing {
     descriptors: *const Descriptor,
@@ -141,7 +142,7 @@ pub(crate) struct Outgoing {
     next: u64,
 }
 
-/// The end that empties them.
+/// The end that empties the slots.
 #[derive(Debug)]
 pub(crate) struct Incoming {
     descriptors: *const Descriptor,
@@ -150,95 +151,101 @@ pub(crate) struct Incoming {
     expected: u64,
 }
 
-// SAFETY: the memory behind the pointers belongs to no thread, and `new` requires that there is one
-// end of each kind.
+// SAFETY: the pointers refer to a shared mapping, which is not tied to a thread. `new` requires
+// that there is one such end.
 unsafe impl Send for Outgoing {}
-// SAFETY: as above.
+// SAFETY: the pointers refer to a shared mapping, which is not tied to a thread. `new` requires
+// that there is one such end.
 unsafe impl Send for Incoming {}
 
 impl Outgoing {
-    /// Creates an end over our segment's descriptors and the peer's acknowledgements; both counts
-    /// are a power of two.
+    /// Creates the end that fills `slots` slots, a power of two. The descriptors are ours, and the
+    /// acknowledgements are the peer's.
     ///
     /// # Safety
-    /// Both stay mapped while this is used, aligned for their types. No other end in this process
-    /// fills them.
+    /// Descriptors and acknowledgements are aligned, and stay mapped while this end is used. No
+    /// other end in this process fills these slots.
     pub(crate) unsafe fn new(descriptors: *const Descriptor, acks: *const Line, slots: u32) -> Self {
         Outgoing { descriptors, acks, slots, next: 0 }
     }
 
-    /// Returns the number of the next piece, and its slot.
+    /// Returns the number of the next piece, and the slot that it uses.
     pub(crate) fn turn(&self) -> (u64, u32) {
         (self.next, (self.next & u64::from(self.slots - 1)) as u32)
     }
 
-    /// Takes the next slot, which must be free.
+    /// Takes the next slot. The caller has checked that it is free.
     pub(crate) fn take(&mut self) {
         self.next = self.next.wrapping_add(1);
     }
 
     /// Publishes a piece whose bytes are in its slot.
     pub(crate) fn fill(&self, number: u64, piece: &Piece) {
-        // SAFETY: the masked index is among the descriptors, mapped as `new` requires.
+        // SAFETY: the masked index is less than `slots`, and `new` requires that the descriptors
+        // are mapped.
         let descriptor = unsafe { &*self.descriptors.add((number & u64::from(self.slots - 1)) as usize) };
         for (word, value) in descriptor.words.iter().zip(piece.encode()) {
-            // Relaxed: edge `relay.filled` carries it.
+            // Relaxed: the stamp below publishes the words, by edge `relay.filled`.
             word.store(value, Ordering::Relaxed);
         }
-        // Release, edge `relay.filled`.
+        // Release, edge `relay.filled`: publishes the descriptor and the slot.
         descriptor.stamp.store(number.wrapping_add(1), edge!("relay.filled.store", Release));
     }
 
-    /// Returns the outcome of a piece, once the receiver has answered: 0, or an errno.
+    /// Returns the outcome of a piece: 0 or an errno. Returns `None` until the receiver has
+    /// answered.
     pub(crate) fn answer(&self, number: u64) -> Option<u16> {
-        // SAFETY: the masked index is among the acknowledgements, mapped as `new` requires. The
-        // peer may write them at any time; this process only loads them, as atomics.
+        // SAFETY: the masked index is less than `slots`, and `new` requires that the
+        // acknowledgements are mapped. The peer may write them at any time, so they are loaded as
+        // atomics.
         let ack = unsafe { &*self.acks.add((number & u64::from(self.slots - 1)) as usize) };
-        // Acquire, edge `relay.emptied`: the receiver does not read the slot any more.
+        // Acquire, edge `relay.emptied`: the receiver does not read the slot again.
         let word = ack.word.load(edge!("relay.emptied.load", Acquire));
         (word >> CODE == number.wrapping_add(1) & (u64::MAX >> CODE)).then_some(word as u16)
     }
 }
 
 impl Incoming {
-    /// Like [`Outgoing::new`], but the descriptors are the peer's and the acknowledgements are
-    /// ours.
+    /// Creates the end that empties `slots` slots, a power of two. The descriptors are the peer's,
+    /// and the acknowledgements are ours.
     ///
     /// # Safety
-    /// As for [`Outgoing::new`].
+    /// Descriptors and acknowledgements are aligned, and stay mapped while this end is used. No
+    /// other end in this process empties these slots.
     pub(crate) unsafe fn new(descriptors: *const Descriptor, acks: *const Line, slots: u32) -> Self {
         Incoming { descriptors, acks, slots, expected: 0 }
     }
 
-    /// Returns the number, slot and contents of the next piece, if there is one. The contents are
-    /// `None` if they are corrupt.
+    /// Returns the number, slot and contents of the next piece, or `None` if no piece has arrived.
+    /// The contents are `None` if they are corrupt.
     pub(crate) fn next(&mut self) -> Option<(u64, u32, Option<Piece>)> {
         let number = self.expected;
         let slot = (number & u64::from(self.slots - 1)) as u32;
-        // SAFETY: the masked index is among the descriptors, mapped as `new` requires. The peer may
-        // write them at any time; this process only loads them, as atomics.
+        // SAFETY: the masked index is less than `slots`, and `new` requires that the descriptors
+        // are mapped. The peer may write them at any time, so they are loaded as atomics.
         let descriptor = unsafe { &*self.descriptors.add(slot as usize) };
-        // Acquire, edge `relay.filled`.
+        // Acquire, edge `relay.filled`: makes the descriptor and the slot visible.
         if descriptor.stamp.load(edge!("relay.filled.load", Acquire)) != number.wrapping_add(1) {
             return None;
         }
         self.expected = number.wrapping_add(1);
-        // Relaxed: edge `relay.filled` carries them. Each is loaded once.
+        // Relaxed: the acquire load of the stamp ordered these loads. Each word is loaded once.
         let words = descriptor.words.each_ref().map(|word| word.load(Ordering::Relaxed));
         Some((number, slot, Piece::decode(words)))
     }
 
-    /// Answers a piece with its outcome. The slot is not read after this.
+    /// Answers a piece with its outcome. The caller does not read the slot after this.
     pub(crate) fn answer(&self, number: u64, code: u16) {
-        // SAFETY: the masked index is among the acknowledgements, mapped as `new` requires.
+        // SAFETY: the masked index is less than `slots`, and `new` requires that the
+        // acknowledgements are mapped.
         let ack = unsafe { &*self.acks.add((number & u64::from(self.slots - 1)) as usize) };
-        // Release, edge `relay.emptied`.
+        // Release, edge `relay.emptied`: our reads of the slot come before the answer.
         ack.word
             .store(number.wrapping_add(1) << CODE | u64::from(code), edge!("relay.emptied.store", Release));
     }
 }
 
-// The loom models compile this file a second time, where its unit tests do not belong.
+// The loom models compile this file too, but not its unit tests.
 #[cfg(all(test, not(fishplate_loom)))]
 mod tests {
     use super::*;

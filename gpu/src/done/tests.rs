@@ -3,7 +3,7 @@ use fishplate_core::sync::primitive::Ordering;
 use super::*;
 use crate::testing::Random;
 
-/// Both ends over memory of this process.
+/// Both ends of a done channel over memory of this process.
 struct Channel {
     lines: Box<[Line]>,
     cursor: Box<AtomicU64>,
@@ -14,9 +14,11 @@ struct Channel {
 fn channel(count: u32, start: u64) -> Channel {
     let lines: Box<[Line]> = (0..count).map(|_| Line { word: AtomicU64::new(0) }).collect();
     let cursor = Box::new(AtomicU64::new(start));
-    // SAFETY: both outlive the ends; they are on the heap, so moving the value does not move them.
+    // SAFETY: words and cursor are on the heap, so they do not move with the value. They outlive
+    // the ends.
     let sender = unsafe { Sender::new(lines.as_ptr(), count, &raw const *cursor, start) };
-    // SAFETY: as above.
+    // SAFETY: words and cursor are on the heap, so they do not move with the value. They outlive
+    // the ends.
     let receiver = unsafe { Receiver::new(lines.as_ptr(), count, &raw const *cursor, start) };
     Channel { lines, cursor, sender, receiver }
 }
@@ -35,7 +37,7 @@ impl Channel {
     }
 }
 
-/// Just before each wrap: of the ticket in a word, and of the counter.
+/// Zero, and values just before each wrap: of the ticket in a word, of 32 bits, and of 64 bits.
 const STARTS: [u64; 4] = [0, (1 << 30) - 5, (1 << 32) - 3, u64::MAX - 4];
 
 #[test]
@@ -138,7 +140,7 @@ fn words_with_wrong_tickets_are_ignored() {
     for _ in 0..10_000 {
         let at = random.below(8);
         channel.lines[at].word.store(random.next(), Ordering::Relaxed);
-        // The poll may return a word, nothing, or corruption; it must not panic.
+        // The poll may return a word, nothing, or corruption. It must not panic.
         let _ = channel.receiver.poll(3, |_, _| {});
     }
     let mut channel = self::channel(8, 0);
