@@ -11,46 +11,46 @@ use super::DeviceError;
 pub struct AllocId(NonZeroU64);
 
 impl AllocId {
-    /// The id as a number that travels in a rail's key; never 0.
+    /// Returns the id as a number for a rail's key. Never 0.
     pub fn key(self) -> u64 {
         self.0.get()
     }
 
-    /// Converts an untrusted number.
+    /// Converts an untrusted number. Returns `None` for 0.
     pub fn from_key(key: u64) -> Option<Self> {
         NonZeroU64::new(key).map(AllocId)
     }
 
     pub(crate) fn next() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        // Relaxed: only uniqueness matters. It wraps after centuries.
+        // Relaxed: the id only needs to be unique. It wraps after centuries.
         AllocId(NonZeroU64::new(NEXT.fetch_add(1, Ordering::Relaxed)).unwrap_or(NonZeroU64::MAX))
     }
 }
 
-/// Why memory was not exported, or not revoked.
+/// Why memory was not exported or revoked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ExportError {
     /// The range is empty, or extends beyond its allocation or adjacent segments.
     BadRange {
-        /// Bytes from the start of the range to the end of that memory.
+        /// Number of bytes from the start of the range to the end of that memory.
         there: u64,
     },
-    /// The range has more physical segments than one export may have. Register it in parts.
+    /// The range has more physical segments than one export allows. Register it in parts.
     Segments {
         /// The limit: [`MAX_SEGMENTS`](super::MAX_SEGMENTS).
         max: usize,
-        /// Bytes of the range that fit this limit.
+        /// Number of bytes from the start of the range that fit the limit.
         there: u64,
     },
-    /// A device error; [`DeviceError::NotExportable`] carries the remedy.
+    /// An error of the device. [`DeviceError::NotExportable`] names the remedy.
     Device(DeviceError),
-    /// The limit of exported allocations is reached: this many.
+    /// This maximum number of allocations is already exported.
     Full(usize),
-    /// The allocation is being revoked.
+    /// This allocation is being revoked.
     Revoking(AllocId),
-    /// No such allocation is exported.
+    /// No allocation with this id is exported.
     Unknown(AllocId),
 }
 

@@ -1,17 +1,16 @@
-//! Exports device memory of this process: whole allocations, each once, whichever parts of it are
-//! registered. Slow path: allocates, and calls the driver. [`Exports::find`] does neither, and does
-//! not wait.
+//! Exports device memory of this process. Each allocation is exported once and whole, even if only
+//! parts of it are registered. Slow path: allocates and calls the driver, except [`Exports::find`].
 //!
 //! In virtual memory, the physical segments that a range touches are exported together as one
 //! allocation ([`run`](super::run)). A range inside an exported run shares that export. A range
-//! that extends beyond it gets a longer export beside the shorter one, so that memory that grows at
-//! its end keeps its registrations. A shorter export without registrations is *outgrown*: lookups
-//! no longer find it, and its importers are told to close it.
+//! that extends beyond the run gets a longer export in addition to the shorter one. So memory that
+//! grows at its end keeps its registrations. A shorter export without registrations is *outgrown*:
+//! lookups no longer find it, and importers are asked to close it.
 //!
 //! An [`AllocId`] identifies an allocation and is never reused in this process. Addresses are
 //! reused, so an entry is valid only while the driver's buffer id at its address is unchanged.
-//! Otherwise the memory was freed without a revocation, and the entry is *superseded*: lookups no
-//! longer find it, its versions are removed, and its importers are told to close it.
+//! Otherwise the memory was freed without a revocation, and the entry is *superseded*. Lookups no
+//! longer find a superseded entry, its versions are removed, and importers are asked to close it.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,39 +20,40 @@ use super::error::{AllocId, ExportError};
 use super::run::Run;
 use super::{Allocation, Device, DeviceError, DevicePtr, Handle, Share};
 
-/// Most allocations that one process may export.
+/// Maximum number of allocations that one process exports.
 pub const MAX_EXPORTS: usize = 4096;
 
 /// A registered range of device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Registration {
-    /// Its allocation.
+    /// The allocation that contains the range.
     pub alloc: AllocId,
     /// Offset in the allocation, in bytes.
     pub offset: u64,
     /// Size in bytes.
     pub len: u64,
-    /// Increases with each new range; constant while a range stays registered.
+    /// The version of the registration. Increases with each new range, and is constant while the
+    /// range stays registered.
     pub version: u64,
 }
 
-/// All exports of this process, of any rail, for importers in the same process.
+/// All exports of this process, over all rails, for importers in the same process.
 struct Home {
-    /// First byte and size of each allocation.
+    /// Start and size of each allocation.
     places: BTreeMap<AllocId, (DevicePtr, u64)>,
-    /// Number of those importers, by start of the memory.
+    /// Number of importers in this process, by start of the memory.
     users: BTreeMap<DevicePtr, u32>,
 }
 
 static HOME: Mutex<Home> = Mutex::new(Home { places: BTreeMap::new(), users: BTreeMap::new() });
 
 fn home() -> MutexGuard<'static, Home> {
-    // No panic under the lock leaves the maps inconsistent, so ignore poisoning.
+    // Ignores poisoning, because no panic under this lock leaves the maps inconsistent.
     HOME.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Finds the start of an allocation of `size` bytes that this process exports. It stays valid until
-/// the importer [leaves](leave_home).
+/// Returns the start of an allocation of `size` bytes that this process exports, and counts an
+/// importer. The address stays valid until the importer calls [`leave_home`].
 pub(crate) fn enter_home(alloc: AllocId, size: u64) -> Option<DevicePtr> {
     let mut home = home();
     let (base, _) = home.places.get(&alloc).copied().filter(|(_, actual)| *actual == size)?;
@@ -61,7 +61,7 @@ pub(crate) fn enter_home(alloc: AllocId, size: u64) -> Option<DevicePtr> {
     Some(base)
 }
 
-/// Ends an importer's use of the memory that starts there.
+/// Ends an importer's use of the memory that starts at `base`.
 pub(crate) fn leave_home(base: DevicePtr) {
     let mut home = home();
     if let Some(users) = home.users.get_mut(&base) {
@@ -72,7 +72,7 @@ pub(crate) fn leave_home(base: DevicePtr) {
     }
 }
 
-/// Returns whether importers in this process use the memory that starts there.
+/// Returns whether importers in this process use the memory that starts at `base`.
 pub(crate) fn is_used_at_home(base: DevicePtr) -> bool {
     home().users.contains_key(&base)
 }
@@ -81,7 +81,7 @@ pub(crate) fn is_used_at_home(base: DevicePtr) -> bool {
 enum State {
     Live,
     Revoking,
-    /// Superseded or outgrown.
+    /// Superseded or outgrown: lookups do not find the entry.
     Superseded,
 }
 
@@ -95,7 +95,7 @@ struct Slice {
 struct Entry {
     run: Run,
     handle: Arc<Handle>,
-    /// Registrations by offset and length.
+    /// The registrations, by offset and length.
     slices: BTreeMap<(u64, u64), Slice>,
     state: State,
 }
@@ -103,13 +103,13 @@ struct Entry {
 /// Counters of exports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExportStats {
-    /// Handles made by the driver.
+    /// Number of handles that the driver made.
     pub exports: u64,
-    /// Registered ranges, including parts and repetitions.
+    /// Number of registered ranges, including parts and repetitions.
     pub registrations: u64,
-    /// Superseded entries: their memory had been freed and reused.
+    /// Number of superseded entries, whose memory had been freed and reused.
     pub superseded: u64,
-    /// Outgrown entries: inside longer ones, without registrations.
+    /// Number of outgrown entries, which lay inside longer ones and had no registrations.
     pub outgrown: u64,
 }
 
@@ -117,9 +117,9 @@ pub struct ExportStats {
 #[derive(Debug, Default)]
 pub struct Exports {
     entries: BTreeMap<AllocId, Entry>,
-    /// Live entries by start and size. Overlapping ones are the same memory.
+    /// Live entries by start and size. Entries that overlap are the same memory.
     by_place: BTreeMap<(DevicePtr, u64), AllocId>,
-    /// Upper bound of their sizes.
+    /// Upper bound of the sizes of live entries.
     longest: u64,
     superseded: Vec<AllocId>,
     stats: ExportStats,
@@ -131,15 +131,15 @@ impl Exports {
         Self::default()
     }
 
-    /// The counters.
+    /// Returns the counters.
     pub fn stats(&self) -> ExportStats {
         self.stats
     }
 
-    /// Registers a range, and exports its allocation if needed. If it is exported already, this
-    /// takes one or two driver calls, for virtual memory per physical segment.
+    /// Registers a range, and exports its allocation if needed. If the allocation is exported
+    /// already, this takes one or two driver calls, for virtual memory per physical segment.
     ///
-    /// Ranges may overlap and be registered repeatedly; deregister each as often.
+    /// Ranges may overlap and be registered repeatedly. Each registration needs a deregistration.
     pub fn register<D: Device>(
         &mut self,
         device: &mut D,
@@ -157,8 +157,8 @@ impl Exports {
         Ok(Registration { alloc, offset, len, version: slice.version })
     }
 
-    /// Returns the live entry for a range: the one with the same registration, else the longest,
-    /// else a new one.
+    /// Returns the live entry for a range: an entry with the same registration, else the longest
+    /// entry around the range, else a new one.
     fn entry_of<D: Device>(
         &mut self,
         device: &mut D,
@@ -169,8 +169,8 @@ impl Exports {
         let (mut around, mut revoking, mut inside) = (Vec::new(), None, Vec::new());
         for alloc in self.across(&run) {
             let Some(entry) = self.entries.get(&alloc) else { continue };
-            // The driver's answer is the only live memory there, so entries that disagree were
-            // freed and their addresses reused.
+            // Only the memory that the driver reports is live. An entry that disagrees was freed,
+            // and its addresses were reused.
             if !entry.run.agrees(&run) {
                 self.supersede(alloc);
             } else if entry.state != State::Live {
@@ -186,7 +186,8 @@ impl Exports {
         around.sort_unstable();
         while let Some((_, alloc)) = around.pop() {
             let known = self.entries.get(&alloc).map(|entry| &entry.run);
-            // Another part of the allocation may be freed. The entry stands only if all is there.
+            // Another part of the allocation may have been freed, so all segments must still be
+            // there.
             if known.is_some_and(|known| *known == run) || self.is_there(device, alloc)? {
                 return Ok(alloc);
             }
@@ -216,14 +217,14 @@ impl Exports {
         Ok(alloc)
     }
 
-    /// Returns the live entries that overlap some memory.
+    /// Returns the entries that overlap a run.
     fn across(&self, run: &Run) -> Vec<AllocId> {
         let whole = run.whole();
         let all = self.near(whole.base.0, whole.size);
         all.filter(|alloc| self.entries.get(alloc).is_some_and(|entry| entry.run.overlaps(run))).collect()
     }
 
-    /// Returns the entries that may overlap some bytes, last one first.
+    /// Returns the entries that may overlap a range, in descending order of address.
     fn near(&self, base: u64, len: u64) -> impl Iterator<Item = AllocId> {
         let first = DevicePtr(base.saturating_sub(self.longest));
         let behind = DevicePtr(base.saturating_add(len));
@@ -234,7 +235,7 @@ impl Exports {
         self.stats.superseded += u64::from(self.drop_live(alloc));
     }
 
-    /// Removes an entry inside a longer one, if it has no registrations.
+    /// Marks an entry as outgrown if it has no registrations.
     fn outgrow(&mut self, alloc: AllocId) {
         let idle = |entry: &&Entry| entry.state == State::Live && entry.slices.is_empty();
         if self.entries.get(&alloc).filter(idle).is_some() {
@@ -242,7 +243,7 @@ impl Exports {
         }
     }
 
-    /// Hides an entry from lookups. Returns whether it was live.
+    /// Hides an entry from lookups. Returns whether the entry exists.
     fn drop_live(&mut self, alloc: AllocId) -> bool {
         let Some(entry) = self.entries.get_mut(&alloc) else { return false };
         let whole = entry.run.whole();
@@ -253,7 +254,7 @@ impl Exports {
         true
     }
 
-    /// Takes the entries superseded or outgrown since the last call. Tell their importers.
+    /// Returns the entries superseded or outgrown since the last call. The caller must revoke them.
     pub(crate) fn take_superseded(&mut self) -> Vec<AllocId> {
         std::mem::take(&mut self.superseded)
     }
@@ -278,7 +279,7 @@ impl Exports {
         true
     }
 
-    /// Whether a longer live entry contains an entry.
+    /// Returns whether a longer live entry contains this entry.
     fn is_inside_another(&self, alloc: AllocId) -> bool {
         let Some(entry) = self.entries.get(&alloc) else { return false };
         let around = |other: &Entry| other.state == State::Live && other.run.contains(&entry.run);
@@ -286,7 +287,7 @@ impl Exports {
         all.into_iter().any(|other| other != alloc && self.entries.get(&other).is_some_and(around))
     }
 
-    /// Whether a range is registered, and neither superseded nor revoked.
+    /// Returns whether a range is registered, and neither superseded nor being revoked.
     pub fn holds(&self, registration: &Registration) -> bool {
         let entry = self.entries.get(&registration.alloc).filter(|entry| entry.state == State::Live);
         entry
@@ -294,15 +295,15 @@ impl Exports {
             .is_some_and(|slice| slice.version == registration.version)
     }
 
-    /// Returns up to this many importable allocations without registrations, oldest first.
+    /// Returns up to `most` live allocations without registrations, oldest first.
     pub(crate) fn idle(&self, most: usize) -> Vec<AllocId> {
         let idle =
             self.entries.iter().filter(|(_, entry)| entry.state == State::Live && entry.slices.is_empty());
         idle.map(|(&alloc, _)| alloc).take(most).collect()
     }
 
-    /// Finds the exported allocation and offset of a range. No driver call, so memory that was
-    /// freed without a revocation is still found.
+    /// Returns the exported allocation that contains a range, and the offset of the range. Makes no
+    /// driver call, so memory that was freed without a revocation is still found.
     pub fn find(&self, ptr: DevicePtr, len: u64) -> Option<(AllocId, u64)> {
         self.near(ptr.0, 1).find_map(|alloc| {
             let whole = self.entries.get(&alloc)?.run.whole();
@@ -311,14 +312,14 @@ impl Exports {
         })
     }
 
-    /// Returns an exported allocation as it was at export; for several segments the whole run, with
-    /// the buffer id of the first.
+    /// Returns an exported allocation as it was at export. For several segments it describes the
+    /// whole run, with the buffer id of the first segment.
     pub fn allocation(&self, alloc: AllocId) -> Option<Allocation> {
         self.entries.get(&alloc).map(|entry| *entry.run.whole())
     }
 
-    /// Checks with the driver that an allocation is unchanged; otherwise marks it as superseded.
-    /// One or two driver calls per segment.
+    /// Checks with the driver that an allocation is unchanged. If not, marks it as superseded.
+    /// Makes one or two driver calls per segment.
     pub fn verify<D: Device>(&mut self, device: &mut D, alloc: AllocId) -> Result<(), ExportError> {
         if !self.is_there(device, alloc)? {
             self.supersede(alloc);
@@ -327,19 +328,19 @@ impl Exports {
         Ok(())
     }
 
-    /// Whether the driver still has all segments of a live entry.
+    /// Returns whether the driver still has all segments of a live entry.
     fn is_there<D: Device>(&self, device: &D, alloc: AllocId) -> Result<bool, ExportError> {
         let entry = self.entries.get(&alloc).filter(|entry| entry.state == State::Live);
         Ok(entry.ok_or(ExportError::Unknown(alloc))?.run.is_there(device)?)
     }
 
-    /// Returns the handle of an allocation, if peers may open it.
+    /// Returns the size and the handle of an allocation, if peers may open it.
     pub(crate) fn handle(&self, alloc: AllocId) -> Option<(u64, Arc<Handle>)> {
         let entry = self.entries.get(&alloc).filter(|entry| entry.state == State::Live)?;
         Some((entry.run.whole().size, Arc::clone(&entry.handle)))
     }
 
-    /// Stops handing out an allocation. Returns whether it was handed out until now.
+    /// Stops handing out an allocation. Returns whether it was live until now.
     pub(crate) fn retire(&mut self, alloc: AllocId) -> Result<bool, ExportError> {
         let entry = self.entries.get_mut(&alloc).ok_or(ExportError::Unknown(alloc))?;
         let live = entry.state == State::Live;
@@ -379,12 +380,12 @@ impl Exports {
         }
     }
 
-    /// Number of allocations, including those that importers have not closed yet.
+    /// Returns the number of allocations, including those that importers have not closed yet.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether nothing is exported.
+    /// Returns whether no allocation is exported.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
@@ -398,6 +399,6 @@ impl Drop for Exports {
 
 fn next_version() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
-    // Relaxed: only uniqueness and growth matter.
+    // Relaxed: the versions only need to be unique and increasing.
     NEXT.fetch_add(1, Ordering::Relaxed)
 }

@@ -1,5 +1,5 @@
-//! Entry points for fuzzing: see [`fishplate_core::engine::fuzzing`]. Packets are decoded as a link
-//! decodes them, after the same header. `/dev/null` stands in for received descriptors.
+//! Entry points for fuzzing: see [`fishplate_core::engine::fuzzing`]. They decode packets as a link
+//! does, header included. `/dev/null` stands in for received descriptors.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;

@@ -1,17 +1,18 @@
-//! The cache of opened peer allocations, each open once, keyed by (incarnation of the peer,
-//! allocation). [`Imports::begin`] and [`Imports::end`] are hot: an index and a counter. The rest
-//! is slow path: allocates, and calls the driver.
+//! The cache of opened peer allocations, keyed by incarnation of the peer and allocation. Each
+//! allocation is opened once. [`Imports::begin`] and [`Imports::end`] are hot: an index and a
+//! counter. The other methods are slow path: they allocate and call the driver.
 //!
 //! | state    | found by an import | may begin a transfer | closed when                          |
 //! |----------|--------------------|----------------------|--------------------------------------|
-//! | open     | yes                | yes                  | room is needed, if nobody imports it |
+//! | open     | yes                | yes                  | evicted, if it has no imports        |
 //! | draining | no                 | no                   | the last transfer has ended          |
-//! | closed   | no                 | no                   | closed; forgotten without importers  |
+//! | closed   | no                 | no                   | already; removed after last release  |
 //!
-//! An import protects its mapping from eviction but not from revocation, which makes the import
-//! useless. To hand out an address, begin a transfer and end it when the address is no longer used.
+//! An import protects its mapping from eviction, but not from revocation. After a revocation no
+//! transfer can begin. To hand out an address, begin a transfer, and end it when the address is no
+//! longer used.
 //!
-//! Memory of a dead peer is closed, and not accessed.
+//! Memory of a dead peer is closed without being accessed.
 
 mod fault;
 
@@ -27,8 +28,8 @@ use super::{Device, DeviceError, DevicePtr, Handle};
 
 pub use fault::{Fault, ImportError};
 
-/// The id of an imported allocation, valid until it was [released](Imports::release) as often as it
-/// was returned.
+/// The id of an imported allocation. Valid until it has been [released](Imports::release) as often
+/// as it was returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ImportId {
     index: u32,
@@ -40,18 +41,18 @@ pub struct ImportId {
 pub struct Imported {
     /// The id for transfers and for the release.
     pub id: ImportId,
-    /// Its address in this process.
+    /// Address in this process.
     pub ptr: DevicePtr,
     /// Size in bytes.
     pub len: u64,
 }
 
-/// Limits of open memory. Memory in use is never closed to make room.
+/// Limits of opened memory. Memory in use is never closed to make room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImportLimits {
-    /// Most open allocations.
+    /// Maximum number of opened allocations.
     pub mappings: usize,
-    /// Most bytes in total.
+    /// Maximum total size, in bytes.
     pub bytes: u64,
 }
 
@@ -64,15 +65,15 @@ impl Default for ImportLimits {
 /// Counters of imports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ImportStats {
-    /// Allocations opened by the driver.
+    /// Number of allocations opened by the driver.
     pub opens: u64,
-    /// Allocations closed by the driver.
+    /// Number of allocations closed by the driver.
     pub closes: u64,
-    /// Cache hits.
+    /// Number of cache hits.
     pub hits: u64,
-    /// Evicted mappings.
+    /// Number of evicted mappings.
     pub evictions: u64,
-    /// Closes that failed in the driver; they count as closes, too.
+    /// Number of closes that failed in the driver. `closes` counts them too.
     pub close_errors: u64,
 }
 
@@ -83,7 +84,7 @@ enum State {
     Closed,
 }
 
-/// A closed mapping, with the acknowledgement to send.
+/// A closed mapping whose revocation must be acknowledged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Closed {
     pub(crate) peer: Peer,
@@ -98,14 +99,14 @@ struct Mapping {
     peer: Peer,
     base: DevicePtr,
     size: u64,
-    /// Whether it was opened; exports of this process are not.
+    /// Whether the driver opened the memory. False for exports of this process.
     opened: bool,
     uses: u32,
     flights: u32,
-    /// Its position in the eviction order, while it has no imports.
+    /// The position in the eviction order, while the mapping has no imports.
     idle_since: u64,
     state: State,
-    /// The revocation to acknowledge once it is closed.
+    /// The revocation to acknowledge after the mapping is closed.
     revoke: Option<u64>,
 }
 
@@ -115,7 +116,7 @@ struct Slot {
     mapping: Option<Mapping>,
 }
 
-/// The cache.
+/// The cache of opened peer allocations.
 #[derive(Debug)]
 pub struct Imports {
     limits: ImportLimits,
@@ -130,9 +131,9 @@ pub struct Imports {
     clock: u64,
     open: usize,
     bytes: u64,
-    /// Whether a draining mapping has no transfer in flight.
+    /// Whether some draining mapping has no transfer in flight.
     drained: bool,
-    /// Closed mappings whose revocations are to be acknowledged.
+    /// Closed mappings whose revocations must be acknowledged.
     closed: Vec<Closed>,
     stats: ImportStats,
 }
@@ -156,18 +157,18 @@ impl Imports {
         }
     }
 
-    /// The counters.
+    /// Returns the counters.
     pub fn stats(&self) -> ImportStats {
         self.stats
     }
 
-    /// Number of opened allocations, and their bytes.
+    /// Returns the number of opened allocations, and their size in bytes.
     pub fn mapped(&self) -> (usize, u64) {
         (self.open, self.bytes)
     }
 
-    /// Begins a transfer, and returns the allocation's start. The mapping stays until the transfer
-    /// [ends](Imports::end). Hot.
+    /// Begins a transfer, and returns the allocation's start. The mapping stays open until the
+    /// transfer [ends](Imports::end). Hot.
     #[inline(always)]
     pub fn begin(&mut self, id: ImportId) -> Result<DevicePtr, Fault> {
         match self.mapping_mut(id) {
@@ -190,7 +191,7 @@ impl Imports {
         }
     }
 
-    /// Whether a transfer could begin.
+    /// Returns whether a transfer could begin.
     pub fn is_open(&self, id: ImportId) -> bool {
         let slot = self.slots.get(id.index as usize).filter(|slot| slot.generation == id.generation);
         slot.and_then(|slot| slot.mapping.as_ref()).is_some_and(|mapping| mapping.state == State::Open)
@@ -231,8 +232,8 @@ impl Imports {
         Some(Ok(Imported { id, ptr: mapping.base.at(offset), len }))
     }
 
-    /// Opens and imports an allocation. On an error nothing new is open, but mappings may have been
-    /// evicted.
+    /// Opens and imports an allocation. On an error no memory was opened, but mappings may have
+    /// been evicted.
     pub(crate) fn open<D: Device>(
         &mut self,
         device: &mut D,
@@ -245,7 +246,7 @@ impl Imports {
         let &Offer { alloc, size, uuid, ref handle } = &offer;
         within(offset, len, size)?;
         let key = (incarnation, alloc);
-        // At most one mapping per key, even if the caller has not checked.
+        // Keeps at most one mapping per key, even if the caller has not called `find`.
         if let Some(&index) = self.by_key.get(&key) {
             self.retire(index, None);
             self.sweep(device);
@@ -253,21 +254,21 @@ impl Imports {
         if self.draining.contains_key(&key) {
             return Err(Fault::Busy);
         }
-        // This also rejects memory of this process if it belongs to another kind of device.
+        // Also rejects memory of this process that belongs to another kind of device.
         if !device.reaches(&uuid) {
             return Err(Fault::Device(DeviceError::NoPeerAccess));
         }
         let (base, opened) = match handle {
             Some(handle) => {
                 self.make_room(device, size)?;
-                // SAFETY: the peer keeps exported memory until we acknowledge its revocation, after
-                // the close. If it does not, only the bytes read from it are wrong. The device
-                // rejects invalid handles.
+                // SAFETY: the peer keeps exported memory until we acknowledge its revocation, which
+                // we do after the close. If it does not, only bytes that belong to the peer are
+                // affected. The device rejects invalid handles.
                 let base = unsafe { device.open(handle, size) }.map_err(Fault::Device)?;
                 self.stats.opens += 1;
                 if let Err(why) = verify(device, base, handle, size) {
                     self.stats.closes += 1;
-                    // SAFETY: just opened, and not used yet.
+                    // SAFETY: the memory was just opened, and nothing uses it yet.
                     self.stats.close_errors += u64::from(unsafe { device.close(base) }.is_err());
                     return Err(why);
                 }
@@ -307,7 +308,7 @@ impl Imports {
             return;
         }
         match mapping.state {
-            // Not worth caching.
+            // Memory that this process exports needs no cache.
             State::Open if !mapping.opened => self.retire(id.index, None),
             State::Open => {
                 mapping.idle_since = clock;
@@ -319,7 +320,7 @@ impl Imports {
         }
     }
 
-    /// Evicts unused mappings, least recently used first, until `size` bytes have room.
+    /// Evicts unused mappings, least recently used first, until `size` more bytes fit the limits.
     fn make_room<D: Device>(&mut self, device: &mut D, size: u64) -> Result<(), Fault> {
         let fits = |imports: &Self| {
             imports.open < imports.limits.mappings
@@ -328,7 +329,7 @@ impl Imports {
         if size > self.limits.bytes {
             return Err(Fault::Full);
         }
-        // Transfers may outlive their import.
+        // A transfer may outlive its import, so some unused mappings cannot be evicted.
         let mut after = 0;
         while !fits(self) {
             let next = self.idle.range(after..).map(|(&since, &index)| (since, index)).find(|&(_, index)| {
@@ -346,7 +347,8 @@ impl Imports {
         Ok(())
     }
 
-    /// Starts to drain a mapping: no new transfers; it closes when the last one ends.
+    /// Starts to drain a mapping: no transfer can begin, and the mapping is closed after the last
+    /// one.
     fn retire(&mut self, index: u32, revoke: Option<u64>) {
         let Some(mapping) = &mut self.slots[index as usize].mapping else { return };
         if mapping.state == State::Open {
@@ -361,14 +363,14 @@ impl Imports {
         }
     }
 
-    /// Revokes an allocation for its owner. Returns whether it is still open, in which case a later
-    /// [`sweep`](Imports::sweep) acknowledges.
+    /// Handles the owner's revocation of an allocation. Returns whether the allocation is open. In
+    /// that case a later [`sweep`](Imports::sweep) schedules the acknowledgement.
     pub(crate) fn revoke(&mut self, incarnation: Nonce, alloc: AllocId, sequence: u64) -> bool {
         if let Some(&index) = self.by_key.get(&(incarnation, alloc)) {
             self.retire(index, Some(sequence));
             return true;
         }
-        // Already draining, for another reason or an earlier revocation.
+        // The mapping may be draining already, for another reason or an earlier revocation.
         let draining = self.draining.get(&(incarnation, alloc)).copied();
         let mapping = draining.and_then(|index| self.slots[index as usize].mapping.as_mut());
         mapping.map(|mapping| mapping.revoke = Some(sequence)).is_some()
@@ -387,12 +389,12 @@ impl Imports {
         }
     }
 
-    /// Takes the mappings closed since the last call whose revocations are to be acknowledged.
+    /// Returns the mappings closed since the last call whose revocations must be acknowledged.
     pub(crate) fn take_closed(&mut self) -> Vec<Closed> {
         std::mem::take(&mut self.closed)
     }
 
-    /// Closes drained mappings.
+    /// Closes the draining mappings that have no transfer in flight.
     pub(crate) fn sweep<D: Device>(&mut self, device: &mut D) {
         if !std::mem::take(&mut self.drained) {
             return;
@@ -406,7 +408,8 @@ impl Imports {
             mapping.state = State::Closed;
             self.draining.remove(&key);
             if mapping.opened {
-                // SAFETY: no transfer to it is in flight, and none can begin in this state.
+                // SAFETY: no transfer of this mapping is in flight, and none can begin in this
+                // state.
                 self.stats.close_errors += u64::from(unsafe { device.close(mapping.base) }.is_err());
                 self.stats.closes += 1;
                 self.open -= 1;
@@ -427,7 +430,7 @@ impl Imports {
     fn vacate(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
         slot.mapping = None;
-        // Retire a slot before its ids repeat.
+        // A slot is retired before its ids repeat.
         if let Some(generation) = slot.generation.checked_add(1) {
             slot.generation = generation;
             self.free.push(index);
@@ -435,8 +438,8 @@ impl Imports {
     }
 }
 
-/// Checks segment by segment that the opened memory has the announced sizes, because not all
-/// drivers check them.
+/// Checks that the opened memory has the announced size, segment by segment, because not all
+/// drivers check that.
 fn verify<D: Device>(device: &D, base: DevicePtr, handle: &Handle, size: u64) -> Result<(), Fault> {
     let one = |at: DevicePtr, told: u64| {
         let opened = device.allocation(at).map_err(Fault::Device)?;

@@ -1,21 +1,21 @@
 //! Device memory across processes: the driver interface of a GPU, and the names of its memory.
 //!
-//! Everything here builds on the small trait [`Device`]. CUDA, processor memory and the fake driver
+//! All modules build on the small trait [`Device`]. CUDA, processor memory and the fake driver
 //! implement it. A device belongs to one thread, and its methods call the driver. Methods marked
-//! *queue* return at once and do not allocate or wait, as far as the driver does not. All others
+//! *queue* return at once, and neither allocate nor wait unless the driver does. All other methods
 //! are slow paths and may take a millisecond.
 //!
-//! | module             | gives                                                                  |
+//! | module             | contents                                                               |
 //! |--------------------|------------------------------------------------------------------------|
-//! | `host`             | [`HostDevice`]: memory of the processor as a device                    |
+//! | `host`             | [`HostDevice`]: processor memory as a device                           |
 //! | `any`              | [`AnyDevice`]: a device of a kind chosen at run time                   |
 //! | [`fake`]           | a driver for tests                                                     |
-//! | `export`, `import` | [`Exports`], [`Imports`]: what peers may open, and what is open here   |
+//! | `export`, `import` | [`Exports`], [`Imports`]: memory for peers, and memory of peers        |
 //! | `run`              | the memory under a range: an allocation, or adjacent physical segments |
 //! | `publish`          | [`Publications`], [`DirectToken`]: buffers by name, in versions        |
 //! | `revoke`           | revocation of memory before it is freed                                |
-//! | `wire`, `record`    | the messages over the handshake's socket                               |
-//! | `share`            | [`Sharing`]: all of this together, over [`Links`]                      |
+//! | `wire`, `record`   | the messages over the handshake's socket                               |
+//! | `share`            | [`Sharing`]: exports, imports and publications over [`Links`]          |
 //!
 //! # Example
 //!
@@ -33,28 +33,30 @@
 //! # From a buffer to a transfer
 //!
 //! The owner [registers](Sharing::register) a range, which exports its allocation once, and
-//! [publishes](Sharing::publish) it under a number of its choice. The peer
-//! [prefetches](Sharing::prefetch): it waits for a version, opens the allocation, and has a
-//! [`DirectToken`] and an [`ImportId`]. Each transfer [begins](Imports::begin) and
-//! [ends](Imports::end) with these alone. A peer with a key instead of a token
-//! [imports](Sharing::import) by key, which requests the handle from the owner if needed. The owner
+//! [publishes](Sharing::publish) it under a number of its choice. The peer calls
+//! [`prefetch`](Sharing::prefetch), which waits for a version, opens the allocation, and returns a
+//! [`DirectToken`] and an [`ImportId`]. A transfer then needs only [`begin`](Imports::begin) and
+//! [`end`](Imports::end). A peer with a key instead of a token [imports](Sharing::import) by key,
+//! which requests the handle from the owner if needed. The owner
 //! [revokes](Sharing::revoke_and_wait) memory before it frees it.
 //!
 //! # Common to all drivers
 //!
-//! - **Whole allocations.** An export names a whole allocation. Offsets travel beside the handle,
-//!   counted from the allocation's first byte. Handle bytes do not identify memory: for addresses
-//!   in one allocation some drivers return equal bytes, others different ones.
-//! - **Segments.** Virtual memory may consist of many physical segments, mapped side by side at
-//!   addresses that were reserved together, such as the growing pools of frameworks. The driver
-//!   sees each as an allocation. An export covers all segments that a range touches, with a
-//!   descriptor each. The importer maps them side by side, so one offset reaches all of it.
+//! - **Whole allocations.** An export covers a whole allocation. Offsets are sent separately from
+//!   the handle, and count from the allocation's start. The bytes of a handle do not identify
+//!   memory: for two addresses in one allocation, some drivers return equal bytes and others do
+//!   not.
+//! - **Segments.** Virtual memory, such as a growing pool of a framework, may consist of many
+//!   physical segments at adjacent addresses that were reserved together. The driver treats each
+//!   segment as an allocation. An export covers all segments that a range touches, with one
+//!   descriptor each. The importer maps them at adjacent addresses too, so offsets are valid across
+//!   segments.
 //! - **Buffer ids.** Addresses are reused after a free. The driver's buffer id, which never repeats
 //!   within a process, distinguishes an allocation from earlier ones at its address.
-//! - **Not in the same process.** A process does not open its own handles: it uses the address.
+//! - **Not in the same process.** A process does not open its own handles, but uses the address.
 //! - **Opened once.** A process opens an allocation at most once, through a cache that counts
 //!   users.
-//! - **Closing is slow.** It may wait for all streams of the device, so never close during a
+//! - **Closing is slow.** A close may wait for all streams of the device, so never close during a
 //!   transfer.
 //! - **Close before free.** Freeing memory that a peer has mapped is undefined behaviour, so the
 //!   exporter revokes it first.
@@ -108,40 +110,40 @@ pub use rail::{
 pub use revoke::RevokeError;
 pub use share::{Links, Published, Sharing, TellError, prepare};
 
-/// An address in the space that all devices of this process share. The processor must not
-/// dereference it; [`Device::host_view`] returns a host address if there is one.
+/// An address in the address space that all devices of this process share. The processor must not
+/// dereference it. [`Device::host_view`] returns a host address if there is one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DevicePtr(pub u64);
 
-/// Whether `len` bytes at `offset` lie inside `size` bytes.
+/// Returns whether `len` bytes at `offset` lie inside `size` bytes.
 #[inline(always)]
 fn within(offset: u64, len: u64, size: u64) -> bool {
     offset.checked_add(len).is_some_and(|end| end <= size)
 }
 
 impl DevicePtr {
-    /// Returns the address `bytes` further on.
+    /// Returns the address `bytes` after this one.
     pub fn at(self, bytes: u64) -> Self {
         DevicePtr(self.0 + bytes)
     }
 }
 
-/// Identifies a device in all processes of the machine. Ordinals are local to a process.
+/// Identifies a device in all processes of the machine. An ordinal is valid in one process only.
 pub type Uuid = [u8; 16];
 
 /// Size of a legacy handle, in bytes.
 pub const LEGACY_HANDLE: usize = 64;
 
-/// Properties of a device. Constant once it is open.
+/// Properties of an open device. They never change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceCaps {
     /// The device's identity.
     pub uuid: Uuid,
-    /// Its number in this process.
+    /// The device's number in this process.
     pub ordinal: u32,
-    /// Number of streams for copies, numbered from 0.
+    /// Number of streams for copies. Streams are numbered from 0.
     pub streams: u8,
-    /// Most outstanding marks.
+    /// Maximum number of outstanding marks.
     pub marks: u32,
     /// Whether [`Device::write_word`] is supported.
     pub write_word: bool,
@@ -157,7 +159,7 @@ pub enum Share {
     Legacy,
     /// By a file descriptor.
     Descriptor,
-    /// Not at all: see [`DeviceError::NotExportable`].
+    /// It cannot be exported: see [`DeviceError::NotExportable`].
     Never(Unshared),
 }
 
@@ -165,23 +167,25 @@ pub enum Share {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Unshared {
-    /// It is from a stream-ordered pool: make the pool shareable, or allocate with `cuMemAlloc`.
+    /// The memory belongs to a stream-ordered pool. Make the pool shareable, or use `cuMemAlloc`.
     Pool,
-    /// It is managed memory, which moves: allocate with `cuMemAlloc`.
+    /// The memory is managed, so it may migrate. Use `cuMemAlloc`.
     Managed,
-    /// It is host memory registered with the driver: register it here as host memory.
+    /// The memory is host memory registered with the driver. Register it as host memory.
     Host,
-    /// It is virtual memory created without a handle type: request POSIX descriptors at creation.
+    /// The memory is virtual and was created without a handle type. Request POSIX descriptors when
+    /// creating it.
     NoHandleType,
 }
 
-/// Most physical segments of one export: the descriptors that one packet carries.
+/// Maximum number of physical segments in one export: the number of descriptors that one packet can
+/// carry.
 pub const MAX_SEGMENTS: usize = fishplate_shm::extension::MAX_FDS;
 
-/// An allocation as the driver sees it. For virtual memory: one physical segment.
+/// An allocation as the driver reports it. For virtual memory, one physical segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allocation {
-    /// First byte.
+    /// Address of the first byte.
     pub base: DevicePtr,
     /// Size in bytes.
     pub size: u64,
@@ -189,18 +193,19 @@ pub struct Allocation {
     pub buffer: u64,
     /// How it can be exported.
     pub share: Share,
-    /// For virtual memory, the start of its reserved address range, which others may share.
+    /// For virtual memory, the start of the reserved address range. Several allocations may share
+    /// one.
     pub reservation: Option<DevicePtr>,
 }
 
-/// A handle by which another process opens an allocation.
+/// A handle with which another process opens an allocation.
 #[derive(Debug)]
 pub enum Handle {
-    /// Opaque bytes.
+    /// Opaque bytes of the driver.
     Legacy([u8; LEGACY_HANDLE]),
-    /// A descriptor.
+    /// A file descriptor.
     Descriptor(OwnedFd),
-    /// Descriptors and sizes in bytes of adjacent physical segments, in order.
+    /// Descriptors and sizes, in bytes, of adjacent physical segments, in address order.
     Segments(Vec<(OwnedFd, u64)>),
 }
 
@@ -214,34 +219,34 @@ impl Descriptors for Handle {
     }
 }
 
-/// A position in a stream, like an event. Valid until it is [`reached`](Device::reached).
+/// A position in a stream, like an event. Valid until [`reached`](Device::reached) reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark(pub u32);
 
-/// Why a device call failed. Nothing has changed, unless stated.
+/// Why a device call failed. Nothing has changed, unless a variant says otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DeviceError {
     /// This machine has no driver.
     NoDriver,
-    /// This process has no such device; it has this many.
+    /// This process has no device of that number, but this many devices.
     NoDevice(u32),
     /// The address is not device memory.
     NotDeviceMemory,
     /// The memory cannot be exported.
     NotExportable(Unshared),
-    /// The handle does not open: it is stale, damaged, or of another machine.
+    /// The handle cannot be opened. It is stale, damaged, or from another machine.
     BadHandle,
-    /// This process exported the handle itself.
+    /// This process exported the handle itself. Use the address.
     SameProcess,
     /// The exporter's device cannot be reached from this one.
     NoPeerAccess,
-    /// Not that much memory, address space, or marks are left.
+    /// Not enough memory, address space, or marks are left.
     Exhausted,
     /// The driver has lost the device. The outcome of queued work is unknown, and all later calls
     /// fail.
     Lost(i32),
-    /// Another error of the driver: its code.
+    /// Another error of the driver, with its code.
     Driver(i32),
 }
 
@@ -281,7 +286,7 @@ impl fmt::Display for DeviceError {
 
 impl std::error::Error for DeviceError {}
 
-/// A GPU, or a stand-in for one, as one thread of this process uses it.
+/// A GPU or a stand-in for one, used by one thread of this process.
 ///
 /// # Safety
 /// Rails rely on these promises when they queue copies and access memory:
@@ -289,57 +294,59 @@ impl std::error::Error for DeviceError {}
 /// - [`alloc`](Device::alloc) and [`open`](Device::open) return memory of the requested size, valid
 ///   until it is freed or closed. [`allocation`](Device::allocation) returns the exact bounds of
 ///   the memory that holds an address.
-/// - [`pin`](Device::pin) returns the device address of those bytes, valid until they are unpinned.
+/// - [`pin`](Device::pin) returns the device address of the pinned bytes, valid until they are
+///   unpinned.
 /// - [`host_view`](Device::host_view) returns a pointer valid for reads and writes of `len` bytes
 ///   while the memory is allocated or open.
-/// - Once [`reached`](Device::reached) returns `true`, no work queued on the stream before that
-///   mark accesses memory.
+/// - After [`reached`](Device::reached) has returned `true`, no work queued on the stream before
+///   that mark accesses memory.
 /// - [`caps`](Device::caps) never changes.
 pub unsafe trait Device: Send {
     /// Returns the device's properties.
     fn caps(&self) -> DeviceCaps;
 
-    /// Allocates `size` bytes that can be exported. Slow path.
+    /// Allocates `size` bytes of exportable memory. Slow path.
     fn alloc(&mut self, size: u64) -> Result<DevicePtr, DeviceError>;
 
     /// Frees memory of [`alloc`](Device::alloc). Slow path.
     ///
     /// # Safety
-    /// No queued work uses it, and no peer has it open.
+    /// No queued work uses the memory, and no peer has it open.
     unsafe fn free(&mut self, base: DevicePtr) -> Result<(), DeviceError>;
 
-    /// Leaks memory of [`alloc`](Device::alloc), also beyond the drop of the device, because a peer
-    /// may have it open. Does nothing if importers keep the memory alive. Slow path.
+    /// Leaks memory of [`alloc`](Device::alloc), even after the device is dropped, because a peer
+    /// may have the memory open. Does nothing if the memory lives as long as its importers. Slow
+    /// path.
     fn forsake(&mut self, _base: DevicePtr) {}
 
-    /// Leaks memory of [`alloc`](Device::alloc) in any case, also beyond the drop of the device,
-    /// because something that imports nothing may still use it: a NIC, or the device itself. Slow
-    /// path.
+    /// Leaks memory of [`alloc`](Device::alloc), even after the device is dropped, because a NIC or
+    /// the device itself may still access it. Unlike [`forsake`](Device::forsake), never frees it.
+    /// Slow path.
     fn keep(&mut self, base: DevicePtr);
 
-    /// Returns the allocation of an address; for virtual memory, the physical segment. One or two
-    /// driver calls.
+    /// Returns the allocation that contains an address. For virtual memory, returns the physical
+    /// segment. Makes one or two driver calls.
     fn allocation(&self, ptr: DevicePtr) -> Result<Allocation, DeviceError>;
 
-    /// Exports an allocation as a handle. May be repeated. Slow path.
+    /// Exports an allocation as a handle. May be called repeatedly. Slow path.
     fn export(&mut self, allocation: &Allocation) -> Result<Handle, DeviceError>;
 
     /// Opens an allocation of `size` bytes of another process, and returns its address here.
-    /// Segments are mapped side by side; one [`close`](Device::close) closes them all. Returns
-    /// [`DeviceError::BadHandle`] if segments are not supported. Slow path.
+    /// Segments are mapped at adjacent addresses, and one [`close`](Device::close) closes them all.
+    /// Fails with [`DeviceError::BadHandle`] if segments are not supported. Slow path.
     ///
     /// # Safety
-    /// The handle's owner keeps the memory until [`close`](Device::close). It may be written at any
-    /// time.
+    /// The handle's owner keeps the memory until [`close`](Device::close). The owner may write to
+    /// it at any time.
     unsafe fn open(&mut self, handle: &Handle, size: u64) -> Result<DevicePtr, DeviceError>;
 
-    /// Closes memory of [`open`](Device::open). Slow path; waits for the device.
+    /// Closes memory of [`open`](Device::open). Slow path: may wait for the device.
     ///
     /// # Safety
-    /// No queued work uses it.
+    /// No queued work uses the memory.
     unsafe fn close(&mut self, base: DevicePtr) -> Result<(), DeviceError>;
 
-    /// Whether this device can copy to and from memory of that one.
+    /// Returns whether this device can copy to and from memory of the device `uuid`.
     fn reaches(&self, uuid: &Uuid) -> bool;
 
     /// Pins host memory, and returns its device address. Slow path.
@@ -354,15 +361,15 @@ pub unsafe trait Device: Send {
     /// No queued work uses the memory.
     unsafe fn unpin(&mut self, ptr: NonNull<u8>) -> Result<(), DeviceError>;
 
-    /// Returns a host address of these bytes, if the processor may access them: memory of the host
-    /// stand-in, or mapped through a bus window.
+    /// Returns a host address of a range, if the processor may access it. The range is memory of
+    /// the host stand-in, or is mapped through a bus window.
     fn host_view(&self, ptr: DevicePtr, len: u64) -> Option<NonNull<u8>>;
 
-    /// Queues a copy on a stream. Copies complete in order within a stream only. *Queue.*
+    /// Queues a copy on a stream. Copies complete in order only within a stream. *Queue.*
     ///
     /// # Safety
-    /// Both ranges are device memory, opened, or pinned, until a later [`mark`](Device::mark) of
-    /// the stream is reached. They do not overlap.
+    /// Both ranges are allocated, opened or pinned, and stay so until a later
+    /// [`mark`](Device::mark) of the stream is reached. They do not overlap.
     unsafe fn copy(
         &mut self,
         stream: u8,
@@ -371,25 +378,27 @@ pub unsafe trait Device: Send {
         len: u64,
     ) -> Result<(), DeviceError>;
 
-    /// Stores a word once all earlier work of the stream is complete and visible. *Queue.*
+    /// Queues the store of a word. The device stores it after all earlier work of the stream is
+    /// complete and visible. *Queue.*
     ///
     /// # Safety
-    /// As for [`copy`](Device::copy); `word` is a multiple of 8.
+    /// The word is allocated, opened or pinned, and stays so until a later [`mark`](Device::mark)
+    /// of the stream is reached. Its address is a multiple of 8.
     unsafe fn write_word(&mut self, stream: u8, word: DevicePtr, value: u64) -> Result<(), DeviceError>;
 
-    /// Marks the end of the work queued on a stream. [`DeviceError::Exhausted`]: try again once
-    /// another mark is reached. *Queue.*
+    /// Marks the end of the work queued on a stream. Fails with [`DeviceError::Exhausted`] if all
+    /// marks are outstanding. Retry after another mark is reached. *Queue.*
     fn mark(&mut self, stream: u8) -> Result<Mark, DeviceError>;
 
-    /// Whether all work before the mark is complete and visible to processors and devices. If so,
-    /// or on an error, the mark is free again. *Queue.*
+    /// Returns whether all work before the mark is complete and visible to processors and devices.
+    /// Frees the mark if so, and on an error. *Queue.*
     fn reached(&mut self, mark: Mark) -> Result<bool, DeviceError>;
 
-    /// Returns a dmabuf descriptor of these bytes for NICs, and their offset in it. `None`: the
-    /// driver does not support it. Slow path.
+    /// Returns a dmabuf descriptor of a range for NICs, and the offset of the range in it. Returns
+    /// `None` if the driver does not support dmabuf. Slow path.
     fn dmabuf(&mut self, ptr: DevicePtr, len: u64) -> Option<(OwnedFd, u64)>;
 
-    /// Makes writes of other devices, such as NICs, visible to this one. Does nothing if
+    /// Makes writes of other devices, such as NICs, visible to this device. Does nothing if
     /// [`DeviceCaps::must_flush`] is false.
     fn flush_remote_writes(&mut self) -> Result<(), DeviceError>;
 }

@@ -1,9 +1,10 @@
-//! Versioned locations of buffers, by names that users choose. Does not wait; slow path, allocates.
+//! Versioned locations of buffers, under names that users choose. Slow path: allocates, but does
+//! not wait.
 //!
-//! The owner publishes a new version whenever a buffer moves; publishing the same location again
-//! changes nothing. Versions of a buffer only grow, and a version never changes its meaning: a
+//! The owner publishes a new version whenever a buffer moves. Publishing the same location again
+//! changes nothing. The versions of a buffer increase, and a version never changes its location. A
 //! lookup by version returns that location or nothing. Versions belong to one incarnation of the
-//! owner, which a [`DirectToken`] therefore carries. Both ends keep the last [`VERSIONS_KEPT`]
+//! owner, so a [`DirectToken`] names the incarnation too. Both ends keep the last [`VERSIONS_KEPT`]
 //! versions of each buffer.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -15,10 +16,10 @@ use fishplate_shm::Nonce;
 use super::error::AllocId;
 use super::export::Registration;
 
-/// Kept versions per buffer.
+/// Number of versions kept per buffer.
 pub const VERSIONS_KEPT: usize = 4;
 
-/// Most buffers that one process may publish.
+/// Maximum number of buffers that one process publishes.
 pub const MAX_BUFFERS: usize = 4096;
 
 /// Selects a version of a buffer.
@@ -46,9 +47,9 @@ impl Wanted {
 /// The location of one version of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Binding {
-    /// Never 0.
+    /// The version, never 0.
     pub version: u64,
-    /// The allocation.
+    /// The allocation that contains the buffer.
     pub alloc: AllocId,
     /// Offset in the allocation, in bytes.
     pub offset: u64,
@@ -62,8 +63,8 @@ impl Binding {
     }
 }
 
-/// Permits direct transfers with a peer's buffer: an explicit version of one incarnation of the
-/// peer. Only a lookup returns one.
+/// Permits direct transfers with a peer's buffer, of one version and one incarnation of the peer.
+/// Only a lookup returns a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirectToken {
     pub(crate) incarnation: Nonce,
@@ -71,7 +72,7 @@ pub struct DirectToken {
 }
 
 impl DirectToken {
-    /// Where the buffer is.
+    /// Returns the location of the buffer.
     pub fn binding(&self) -> Binding {
         self.binding
     }
@@ -81,7 +82,7 @@ impl DirectToken {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PublishError {
-    /// The limit of published buffers is reached: this many.
+    /// This maximum number of buffers is already published.
     Full(usize),
     /// The version is not greater than the buffer's last one.
     Version {
@@ -103,18 +104,18 @@ impl fmt::Display for PublishError {
 
 impl std::error::Error for PublishError {}
 
-/// The kept versions of one buffer.
+/// The versions of one buffer that are kept.
 #[derive(Debug, Default)]
 pub(crate) struct Versions {
-    /// In ascending order.
+    /// The kept versions, in ascending order.
     kept: VecDeque<Binding>,
-    /// The greatest version ever published. If it was withdrawn the buffer has no location, even if
-    /// older versions are kept.
+    /// The greatest version ever published. If that version was withdrawn, the buffer has no latest
+    /// location, even if older versions are kept.
     last: u64,
 }
 
 impl Versions {
-    /// Adds a version. Rejects a known version with another location.
+    /// Adds a version. Returns false if the version is already known with another location.
     pub(crate) fn insert(&mut self, binding: Binding) -> bool {
         match self.kept.binary_search_by_key(&binding.version, |known| known.version) {
             Ok(i) => return self.kept[i] == binding,
@@ -135,7 +136,7 @@ impl Versions {
         .copied()
     }
 
-    /// Removes the versions that lie in an allocation.
+    /// Removes the versions whose location is in an allocation.
     pub(crate) fn forget(&mut self, alloc: AllocId) {
         self.kept.retain(|known| known.alloc != alloc);
     }
@@ -145,9 +146,9 @@ impl Versions {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Found {
     Here(Binding),
-    /// Not published yet.
+    /// The version is not published yet.
     NotYet,
-    /// A later version was published, and this one is no longer kept.
+    /// A later version was published, and this version is no longer kept.
     Gone,
 }
 
@@ -157,12 +158,12 @@ pub struct Publications {
     buffers: BTreeMap<u64, Versions>,
 }
 
-/// The source of automatic versions, each greater than all before in this process.
+/// The source of automatic versions. Each is greater than all earlier ones of this process.
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
 impl Publications {
     /// Publishes a buffer's location, with the given version or an automatic one. Returns the
-    /// latest version, and whether it is new.
+    /// latest location, and whether it is new.
     pub fn publish(
         &mut self,
         buffer: u64,
@@ -179,7 +180,7 @@ impl Publications {
             return Err(PublishError::Full(MAX_BUFFERS));
         }
         let last = self.buffers.get(&buffer).map_or(0, |versions| versions.last);
-        // Relaxed: only uniqueness and growth matter.
+        // Relaxed: the versions only need to be unique and increasing.
         let version =
             version.unwrap_or_else(|| NEXT.fetch_add(1, Ordering::Relaxed).max(last.saturating_add(1)));
         if version <= last {
@@ -195,7 +196,7 @@ impl Publications {
         self.buffers.remove(&buffer).is_some()
     }
 
-    /// Looks up a buffer of this process.
+    /// Returns the location of a buffer of this process.
     pub fn find(&self, buffer: u64, wanted: Wanted) -> Option<Binding> {
         self.buffers.get(&buffer)?.find(wanted)
     }
@@ -208,20 +209,20 @@ impl Publications {
         }
     }
 
-    /// Removes the versions that lie in an allocation. Keeps the buffers, so that their versions
-    /// keep growing.
+    /// Removes the versions whose location is in an allocation. Keeps the buffers, so that their
+    /// versions still increase.
     pub(crate) fn forget(&mut self, alloc: AllocId) {
         for versions in self.buffers.values_mut() {
             versions.forget(alloc);
         }
     }
 
-    /// Number of published buffers, including those whose memory was revoked.
+    /// Returns the number of published buffers, including those whose memory was revoked.
     pub fn len(&self) -> usize {
         self.buffers.len()
     }
 
-    /// Whether nothing is published.
+    /// Returns whether no buffer is published.
     pub fn is_empty(&self) -> bool {
         self.buffers.is_empty()
     }

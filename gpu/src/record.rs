@@ -1,8 +1,8 @@
-//! The state of the device-memory messages on one link, at one end. Dropped with the link, so that
-//! nothing of an earlier incarnation of the peer survives. Slow path: allocates.
+//! The state of the device-memory messages at one end of a link. Dropped with the link, so that no
+//! state of an earlier incarnation of the peer survives. Slow path: allocates.
 //!
-//! Everything that a peer can make grow is bounded. Unopened offers and old versions of a buffer
-//! may legitimately exceed a bound: the oldest are dropped, and requested again when needed. A
+//! All state that a peer can make grow is bounded. Unopened offers and old versions of a buffer may
+//! legitimately exceed a bound. The oldest are then dropped, and requested again when needed. A
 //! message that no correct peer sends ends the link.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -17,61 +17,63 @@ use super::export::MAX_EXPORTS;
 use super::publish::{Binding, MAX_BUFFERS, Versions, Wanted};
 use super::wire::{self, Ask, KINDS, Offer, Said};
 
-/// Most handles kept before they are opened.
+/// Maximum number of unopened handles.
 pub(crate) const MAX_OFFERS: usize = 64;
 
-/// Most descriptors of those handles in total: two exports with the most segments.
+/// Maximum number of descriptors in unopened handles: those of two exports with the maximum number
+/// of segments.
 pub(crate) const MAX_DESCRIPTORS: usize = 2 * MAX_SEGMENTS;
 
-/// Most outstanding requests of this end.
+/// Maximum number of outstanding requests of this end.
 const MAX_ASKED: usize = 32;
 
-/// Most kept requests of the peer. More than it has outstanding, because a request may cross with
-/// its answer.
+/// Maximum number of kept requests of the peer. More than the peer may have outstanding, because a
+/// request may cross with its answer.
 const MAX_QUERIES: usize = 1024;
 
 /// The state of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Answer {
-    /// It is outstanding.
+    /// The request is outstanding.
     None,
-    /// It is outstanding, but no longer needed.
+    /// The request is outstanding, but the answer is no longer needed.
     Unwanted,
-    /// The peer rejected it.
+    /// The peer rejected the request.
     Refused,
 }
 
-/// The state of one end.
+/// The state of one end of a link.
 #[derive(Debug, Default)]
 pub(crate) struct LinkRecord {
-    /// Whether the peer is this process.
+    /// Whether the peer is this same process.
     pub(crate) home: bool,
 
-    // Received from the peer.
+    // State received from the peer.
     offers: BTreeMap<AllocId, Offer>,
     buffers: BTreeMap<u64, Versions>,
-    /// Allocations that the peer revokes; each needs an acknowledgement.
+    /// Allocations that the peer revokes, each with a sequence number to acknowledge.
     pub(crate) revokes: VecDeque<(u64, AllocId)>,
-    /// Our allocations that the peer has closed.
+    /// Our allocations that the peer has closed, each with a sequence number.
     pub(crate) acks: VecDeque<(u64, AllocId)>,
-    /// Handles that the peer requests.
+    /// Our allocations whose handles the peer requests.
     pub(crate) requested: BTreeSet<AllocId>,
-    /// Versions that the peer waits for.
+    /// Our buffers for whose versions the peer waits.
     pub(crate) queries: Vec<(u64, Wanted)>,
 
-    // Sent by this end.
+    // State sent by this end.
     /// Our requests, oldest first.
     asked: VecDeque<(Ask, Answer)>,
     /// Allocations that the peer may have open.
     pub(crate) given: BTreeSet<AllocId>,
-    /// The buffers announced to the peer, with the last version unless it was withdrawn.
+    /// The buffers announced to the peer, with the last announced version. `None` if that version
+    /// was withdrawn.
     pub(crate) told: BTreeMap<u64, Option<Binding>>,
 }
 
 impl Extension for LinkRecord {
     const KINDS: RangeInclusive<u16> = KINDS;
 
-    /// The segment of a pair: see [`pair`](super::pair).
+    /// One segment of the [`pair`](super::pair).
     const SEGMENTS: u16 = 1;
 
     fn new(home: bool) -> Self {
@@ -82,22 +84,22 @@ impl Extension for LinkRecord {
         match wire::read(kind, body, fds, self.home)? {
             Said::Export(offer) => {
                 self.answered(Ask::Alloc(offer.alloc));
-                // Replaces an earlier offer of this number, and closes its descriptors.
+                // Removes an earlier offer of this allocation, and closes its descriptors.
                 self.offers.remove(&offer.alloc);
                 while self.offers.len() == MAX_OFFERS
                     || self.descriptors() + offer.descriptors() > MAX_DESCRIPTORS
                 {
-                    // Numbers grow, so the first is the oldest.
+                    // Allocation numbers increase, so the first is the oldest.
                     self.offers.pop_first();
                 }
                 self.offers.insert(offer.alloc, offer);
             }
             Said::Request(alloc) if self.requested.len() < MAX_EXPORTS => drop(self.requested.insert(alloc)),
             Said::Refuse(ask) => {
-                // The answer may cross with the cancellation of its request.
+                // The rejection may cross with the cancellation of the request.
                 if let Some(i) = self.asked.iter().position(|(asked, _)| *asked == ask) {
                     match self.asked[i].1 {
-                        // Do not keep rejections: they become outdated.
+                        // A rejection is not kept, because it becomes outdated.
                         Answer::Unwanted => drop(self.asked.remove(i)),
                         _ => self.asked[i].1 = Answer::Refused,
                     }
@@ -145,12 +147,12 @@ impl Extension for LinkRecord {
 }
 
 impl LinkRecord {
-    /// Number of descriptors of unopened handles.
+    /// Returns the number of descriptors in unopened handles.
     fn descriptors(&self) -> usize {
         self.offers.values().map(Offer::descriptors).sum()
     }
 
-    /// Removes the handle of an allocation, and the versions that lie in it.
+    /// Removes the handle of an allocation, and the versions whose location is in it.
     fn forget(&mut self, alloc: AllocId) {
         self.offers.remove(&alloc);
         for versions in self.buffers.values_mut() {
@@ -162,17 +164,18 @@ impl LinkRecord {
         self.asked.retain(|(asked, _)| *asked != ask);
     }
 
-    /// Takes a handle to open it.
+    /// Removes and returns the handle of an allocation, to be opened.
     pub(crate) fn accept(&mut self, alloc: AllocId) -> Option<Offer> {
         self.offers.remove(&alloc)
     }
 
-    /// Looks up a buffer of the peer.
+    /// Returns the location of a buffer of the peer, if it is known.
     pub(crate) fn find(&self, buffer: u64, wanted: Wanted) -> Option<Binding> {
         self.buffers.get(&buffer)?.find(wanted)
     }
 
-    /// Adds a request, and returns the packet to send; none if it is already outstanding.
+    /// Adds a request, and returns the packets to send. Returns none if the request is already
+    /// outstanding.
     pub(crate) fn ask(&mut self, ask: Ask) -> Vec<Vec<u8>> {
         let mut packets = Vec::new();
         if let Some((_, answer)) = self.asked.iter_mut().find(|(asked, _)| *asked == ask) {
@@ -186,7 +189,7 @@ impl LinkRecord {
             match self.asked.iter().position(idle).and_then(|i| self.asked.remove(i)) {
                 Some((_, Answer::Refused)) => {}
                 Some((asked, _)) => packets.extend(unask(asked)),
-                // The limit of outstanding requests is reached: retry after an answer.
+                // The limit of outstanding requests is reached. Retry after an answer.
                 None => return packets,
             }
         }
@@ -198,25 +201,25 @@ impl LinkRecord {
         packets
     }
 
-    /// Cancels a request, and returns the packet to send.
+    /// Cancels a request. Returns the packet to send, if any.
     pub(crate) fn give_up(&mut self, ask: Ask) -> Option<Vec<u8>> {
         let i = self.asked.iter().position(|(asked, _)| *asked == ask)?;
         match ask {
-            // The peer answers soon anyway.
+            // The peer answers this request soon anyway.
             Ask::Alloc(_) => self.asked[i].1 = Answer::Unwanted,
             Ask::Buffer(..) => drop(self.asked.remove(i)),
         }
         unask(ask)
     }
 
-    /// Whether a request was rejected; if so, it may be repeated.
+    /// Returns whether a request was rejected. If so, removes it, so that it may be repeated.
     pub(crate) fn refused(&mut self, ask: Ask) -> bool {
         let found = self.asked.iter().position(|asked| *asked == (ask, Answer::Refused));
         found.and_then(|i| self.asked.remove(i)).is_some()
     }
 }
 
-/// The packet that cancels a request.
+/// Returns the packet that cancels a request.
 fn unask(ask: Ask) -> Option<Vec<u8>> {
     match ask {
         Ask::Alloc(_) => None,

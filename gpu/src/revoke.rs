@@ -1,15 +1,16 @@
-//! Revokes memory that peers have open, before it is freed. Does not wait or call the driver; slow
-//! path.
+//! Revokes memory that peers have open, before it is freed. Slow path, but neither waits nor calls
+//! the driver.
 //!
 //! | exporter                                | importer                                 |
 //! |-----------------------------------------|------------------------------------------|
 //! | stops handing out the allocation        |                                          |
 //! | `Revoke` to every peer that has it      | begins no more transfers, drains, closes |
-//! | takes each `RevokeAck` of live peers    | `RevokeAck` with the last sequence       |
-//! | all taken: the memory may be freed      |                                          |
+//! | waits for `RevokeAck` of live peers     | `RevokeAck` with the last sequence       |
+//! | all acknowledged: may free the memory   |                                          |
 //!
-//! A cancelled revocation may be followed by another of the same allocation. Each has its own
-//! sequence number, so a late acknowledgement of the first does not count for the second.
+//! A cancelled revocation may be followed by another one of the same allocation. Each revocation
+//! has its own sequence number. So a late acknowledgement of the first does not count for the
+//! second.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -23,7 +24,7 @@ use super::error::{AllocId, ExportError};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RevokeError {
-    /// No such allocation is exported.
+    /// The allocation is not exported, or another error of exporting.
     Export(ExportError),
     /// The deadline expired before all peers acknowledged. Wait again, or cancel the revocation.
     Deadline {
@@ -31,7 +32,7 @@ pub enum RevokeError {
         alloc: AllocId,
         /// The first peer that has not acknowledged.
         peer: Peer,
-        /// How many peers have not acknowledged.
+        /// Number of peers that have not acknowledged.
         peers: usize,
     },
 }
@@ -74,7 +75,7 @@ pub(crate) struct Revocations {
 }
 
 impl Revocations {
-    /// Starts to revoke an allocation from these peers, and returns the sequence number.
+    /// Starts to revoke an allocation from these peers. Returns the sequence number.
     pub(crate) fn begin(&mut self, alloc: AllocId, awaited: Vec<(Peer, Nonce)>) -> u64 {
         self.sequence += 1;
         self.pending.insert(alloc, Pending { sequence: self.sequence, awaited });
@@ -86,7 +87,7 @@ impl Revocations {
         self.pending.remove(&alloc);
     }
 
-    /// Records a peer's acknowledgement. Returns whether it answers a pending revocation.
+    /// Records a peer's acknowledgement. Returns whether a pending revocation expected it.
     pub(crate) fn acked(&mut self, from: Nonce, sequence: u64, alloc: AllocId) -> bool {
         let Some(pending) = self.pending.get_mut(&alloc).filter(|pending| pending.sequence == sequence)
         else {
@@ -109,7 +110,7 @@ impl Revocations {
         self.pending.get(&alloc).into_iter().flat_map(|pending| pending.awaited.iter().map(|(peer, _)| *peer))
     }
 
-    /// Removes the revocations that all peers have acknowledged.
+    /// Removes and returns the revocations that all live peers have acknowledged.
     pub(crate) fn take_done(&mut self) -> Vec<AllocId> {
         let done: Vec<_> = self
             .pending

@@ -1,13 +1,13 @@
 //! The memory under a range: one allocation, or the adjacent physical segments of virtual memory
-//! that the range touches. Slow path: calls the driver, allocates.
+//! that the range touches. Slow path: calls the driver and allocates.
 //!
-//! A *run* spans from the start of its first segment to the end of its last. Each segment keeps the
-//! driver's buffer id, which distinguishes it from one that is mapped at its addresses later. Two
-//! runs *agree* if they have the same segments wherever they overlap. Then both are parts of the
-//! same memory, and one may lie inside the other.
+//! A *run* extends from the start of its first segment to the end of its last. It stores the
+//! driver's buffer id of each segment. The id distinguishes the segment from one that is mapped at
+//! the same addresses later. Two runs *agree* if they have the same segments wherever they overlap.
+//! Then both are parts of the same memory, and one may lie inside the other.
 //!
-//! Segments form a run only if their addresses were reserved together: a driver does not treat
-//! accidental neighbours as one memory.
+//! Segments form a run only if their addresses were reserved together. A driver does not treat
+//! other adjacent segments as one memory.
 
 use std::os::fd::OwnedFd;
 
@@ -19,7 +19,7 @@ use super::{Allocation, Device, DeviceError, DevicePtr, Handle, MAX_SEGMENTS, Un
 pub(crate) struct Run {
     /// The first segment, with the size of the whole run.
     whole: Allocation,
-    /// The segments in order; at least one.
+    /// The segments in address order; at least one.
     segments: Box<[Allocation]>,
 }
 
@@ -32,7 +32,7 @@ fn overlap(a: &Allocation, b: &Allocation) -> bool {
 }
 
 impl Run {
-    /// Finds the memory under a range. One or two driver calls per segment.
+    /// Finds the memory under a range. Makes one or two driver calls per segment.
     pub(crate) fn of<D: Device>(device: &D, ptr: DevicePtr, len: u64) -> Result<Self, ExportError> {
         let first = device.allocation(ptr)?;
         let mut segments = vec![first];
@@ -75,7 +75,7 @@ impl Run {
         overlap(&self.whole, &other.whole)
     }
 
-    /// Returns whether both runs are the same memory where they overlap.
+    /// Returns whether both runs have the same segments where they overlap.
     pub(crate) fn agrees(&self, other: &Run) -> bool {
         let all_in = |a: &Run, b: &Run| {
             let mut there = a.segments.iter().filter(|segment| overlap(segment, &b.whole));
@@ -84,7 +84,7 @@ impl Run {
         all_in(self, other) && all_in(other, self)
     }
 
-    /// Returns whether the driver still has the same memory there. Makes one or two driver calls
+    /// Returns whether the driver still reports the same segments. Makes one or two driver calls
     /// per segment, up to the first mismatch.
     pub(crate) fn is_there<D: Device>(&self, device: &D) -> Result<bool, DeviceError> {
         for segment in &self.segments {
@@ -97,7 +97,8 @@ impl Run {
         Ok(true)
     }
 
-    /// Exports the run as a handle: one driver export per segment. On an error it keeps none.
+    /// Exports the run as a handle. Makes one driver export per segment. On an error, drops the
+    /// earlier exports.
     pub(crate) fn export<D: Device>(&self, device: &mut D) -> Result<Handle, DeviceError> {
         if let [only] = &*self.segments {
             return device.export(only);

@@ -1,13 +1,13 @@
-//! The memory side of a device: what this process exports and imports through it, over links to its
-//! peers. Slow path, except [`Imports::begin`] and [`Imports::end`]: allocates, makes system calls,
-//! calls the driver. Only calls with a deadline wait. They serve every peer while they sleep, so
-//! processes that wait for each other in a circle still make progress.
+//! The exports and imports of a device, over links to peers. Slow path, except [`Imports::begin`]
+//! and [`Imports::end`]: allocates, makes system calls and calls the driver. Only calls with a
+//! deadline wait. While they wait they serve every peer, so processes that wait for each other in a
+//! circle still make progress.
 //!
-//! In steady state no packet is sent: publishing again, importing memory that is open, and
-//! beginning a transfer send nothing and make no driver call.
+//! In steady state no packet is sent. Publishing again, importing open memory, and beginning a
+//! transfer send no packet and make no driver call.
 //!
-//! `exporting` is the side of the owner of memory, `importing` the side of its peers. This file has
-//! the links, and the pass that serves both sides.
+//! `exporting` implements the owner's side, and `importing` the side of its peers. This file
+//! implements the links, and the pass that serves both sides.
 
 mod exporting;
 mod importing;
@@ -31,27 +31,27 @@ use super::{Device, HostDevice};
 
 pub use exporting::{Published, TellError};
 
-/// The state of the device-memory messages on a link.
+/// Returns the state of the device-memory messages on a link.
 pub(crate) fn record<'a>(line: &'a mut Line<'_>) -> &'a mut LinkRecord {
     line.extension()
 }
 
-/// Lets a link carry packets about device memory. Call it before anything else on a link whose peer
-/// may send some; [`GpuProfile::agree`](super::GpuProfile::agree) does.
+/// Lets a link carry packets about device memory. Call it before any other use of a link whose peer
+/// may send such packets. [`GpuProfile::agree`](super::GpuProfile::agree) calls it.
 pub fn prepare(link: &mut Link) {
     record(&mut link.line());
 }
 
 /// Access to the links to peers.
 pub trait Links {
-    /// All peer numbers are below this.
+    /// Returns the limit of peer numbers: all are below it.
     fn bound(&self) -> u16;
 
-    /// Returns the socket to a peer, if it is linked.
+    /// Returns the socket to a peer, or `None` if the peer is not linked.
     fn line(&mut self, peer: Peer) -> Option<Line<'_>>;
 }
 
-/// Links that no rail has taken over yet. The index is the peer's number.
+/// Links that are not attached to a rail yet. The index is the peer's number.
 impl Links for [Option<Link>] {
     fn bound(&self) -> u16 {
         u16::try_from(self.len()).unwrap_or(u16::MAX)
@@ -62,7 +62,7 @@ impl Links for [Option<Link>] {
     }
 }
 
-/// The links of a rail.
+/// The links of a rail's attached peers.
 impl<H: Host> Links for ShmRail<H> {
     fn bound(&self) -> u16 {
         self.max_peers()
@@ -89,7 +89,7 @@ pub struct Sharing<D: Device> {
 }
 
 impl<D: Device> Sharing<D> {
-    /// Creates one without exports and imports.
+    /// Creates a `Sharing` without exports and imports.
     pub fn new(device: D, limits: ImportLimits) -> Self {
         Sharing {
             device,
@@ -107,39 +107,40 @@ impl<D: Device> Sharing<D> {
         &self.device
     }
 
-    /// Returns the device, mutable, to queue work.
+    /// Returns the device for queueing work.
     ///
     /// # Safety
-    /// The caller does not replace the device, and revokes exported memory before freeing it. It
-    /// does not touch memory opened or pinned here, nor work queued here.
+    /// The caller does not replace the device, and revokes exported memory before it frees the
+    /// memory. It does not close, unpin or free memory that this `Sharing` opened or pinned, nor
+    /// interfere with its queued work.
     pub unsafe fn device_mut(&mut self) -> &mut D {
         &mut self.device
     }
 
-    /// Returns the device to this crate, which keeps the contract of `device_mut`.
+    /// Returns the device for use in this crate, which keeps the contract of `device_mut`.
     #[inline(always)]
     pub(crate) fn driver(&mut self) -> &mut D {
         &mut self.device
     }
 
-    /// The exports.
+    /// Returns the exports.
     pub fn exports(&self) -> &Exports {
         &self.exports
     }
 
-    /// The imports.
+    /// Returns the imports.
     pub fn imports(&self) -> &Imports {
         &self.imports
     }
 
-    /// The imports, to begin and end transfers.
+    /// Returns the imports, for beginning and ending transfers.
     #[inline(always)]
     pub fn imports_mut(&mut self) -> &mut Imports {
         &mut self.imports
     }
 
-    /// Closes a peer's memory before the link to it ends, so that the peer may free it. Memory with
-    /// queued work stays open.
+    /// Closes a peer's memory before the link to the peer ends, so that the peer may free it.
+    /// Memory with queued work stays open.
     pub(crate) fn part<L: Links + ?Sized>(&mut self, links: &mut L, peer: Peer) {
         if let Some(gone) = links.line(peer).map(|line| line.incarnation()) {
             self.imports.keep_only(|nonce| *nonce != gone);
@@ -147,17 +148,17 @@ impl<D: Device> Sharing<D> {
         }
     }
 
-    /// The publications.
+    /// Returns the publications.
     pub fn publications(&self) -> &Publications {
         &self.publications
     }
 
-    /// The counters of exports and imports.
+    /// Returns the counters of exports and imports.
     pub fn stats(&self) -> (ExportStats, ImportStats) {
         (self.exports.stats(), self.imports.stats())
     }
 
-    /// Makes one pass over all peers: handles and answers messages, closes drained mappings,
+    /// Makes one pass over all peers: handles and answers messages, closes drained mappings, and
     /// detects failed peers. Does not wait.
     pub fn turn<L: Links + ?Sized>(&mut self, links: &mut L) {
         self.poll(links, 0);
@@ -169,7 +170,8 @@ impl<D: Device> Sharing<D> {
             }
         }
         let alive = &self.alive;
-        // Imports exist only from peers of an earlier pass, so compare with the last one.
+        // Imports come only from peers of earlier passes, so a change since the last pass finds all
+        // failed ones.
         if *alive != before {
             self.imports.keep_only(|nonce| alive.contains(nonce));
         }
@@ -221,21 +223,21 @@ impl<D: Device> Sharing<D> {
         true
     }
 
-    /// Polls all sockets for at most `ms` milliseconds, receives messages, and detects ended
-    /// processes.
+    /// Polls all sockets for at most `ms` milliseconds, receives messages, and detects processes
+    /// that have exited.
     fn poll<L: Links + ?Sized>(&mut self, links: &mut L, ms: i32) {
         self.polls.clear();
         for number in 0..links.bound() {
             let Some(line) = links.line(Peer(number)) else { continue };
-            // The socket of an ended link stays readable and would wake us at once.
+            // The socket of an ended link stays readable, and would end every sleep at once.
             let up = line.ended().is_none();
             let events = libc::POLLIN | if line.has_notices() { libc::POLLOUT } else { 0 };
             let entry = |fd: RawFd, events| libc::pollfd { fd: if up { fd } else { -1 }, events, revents: 0 };
             self.polls.push(entry(line.fd().as_raw_fd(), events));
             self.polls.push(entry(line.pidfd().map_or(-1, |fd| fd.as_raw_fd()), libc::POLLIN));
         }
-        // SAFETY: as many structures as the vector holds; a negative descriptor is skipped. If the
-        // call fails, no events are reported this time.
+        // SAFETY: the pointer and the count describe the vector, and poll(2) skips negative
+        // descriptors. If the call fails, no events are reported.
         unsafe { libc::poll(self.polls.as_mut_ptr(), self.polls.len() as libc::nfds_t, ms) };
         let mut polls = self.polls.chunks_exact(2);
         for number in 0..links.bound() {
@@ -244,12 +246,12 @@ impl<D: Device> Sharing<D> {
             let dead = process.revents != 0;
             let news = socket.revents != 0 || dead || line.has_notices();
             let heard = !news || {
-                // A packet whose kinds are not registered yet would break the protocol.
+                // Registers the packet kinds first, because an unknown kind is a violation.
                 record(&mut line);
                 line.pump()
             };
             if dead && heard {
-                // Messages that it sent before it died were handled above.
+                // All messages that the process sent before it exited were handled above.
                 line.died();
             }
         }
@@ -257,8 +259,8 @@ impl<D: Device> Sharing<D> {
 }
 
 impl<D: Device> Drop for Sharing<D> {
-    /// Closes mappings without queued work. Others stay open until the process ends. Importers in
-    /// this process no longer find memory that the device frees.
+    /// Closes mappings without queued work. Other mappings stay open until the process exits.
+    /// Importers in this process no longer find memory that the device frees.
     fn drop(&mut self) {
         self.exports.withdraw();
         self.imports.keep_only(|_| false);

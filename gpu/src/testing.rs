@@ -1,4 +1,4 @@
-//! Shared by the unit tests: links between two ends in one process, a recording sink, and seeded
+//! Helpers of the unit tests: links between two ends in one process, a recording sink, and seeded
 //! random numbers.
 
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use fishplate_core::rail::Sink;
 use fishplate_core::sync::host::SpinHost;
 use fishplate_shm::{Link, Role, ShmConfig, ShmRail, socket_pair};
 
-/// A deadline for anything that must happen.
+/// Returns a deadline for events that must happen.
 pub(crate) fn soon() -> Instant {
     Instant::now() + Duration::from_secs(10)
 }
@@ -48,7 +48,7 @@ impl Sink for Seen {
     }
 }
 
-/// The two ends of a link.
+/// Creates the two ends of a link.
 pub(crate) fn met(config: ShmConfig) -> [Link; 2] {
     let rail = || ShmRail::new(SpinHost::new(1), config.clone()).unwrap();
     let [ours, theirs] = [rail().profile(), rail().profile()];
@@ -58,7 +58,7 @@ pub(crate) fn met(config: ShmConfig) -> [Link; 2] {
     [second, first.join().unwrap()]
 }
 
-/// Random numbers (xorshift), equal for equal seeds.
+/// A random generator (xorshift). Equal seeds give equal numbers.
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {

@@ -1,6 +1,6 @@
-//! Packets about device memory. Decoding checks length, numbers and descriptors; a packet that
-//! fails a check is a protocol violation. They are packets of an
-//! [extension](fishplate_shm::extension), and use the packet kinds reserved for it.
+//! Packets about device memory. Decoding checks length, numbers and descriptors. A packet that
+//! fails a check is a protocol violation. The packets belong to an
+//! [extension](fishplate_shm::extension), and use the packet kinds reserved for extensions.
 //!
 //! | kind | body | descriptors |
 //! |---|---|---|
@@ -8,15 +8,16 @@
 //! | `Request` | allocation | 0 |
 //! | `Refuse` | of a `Request`: 1, allocation, 0; of a `Query`: 2, buffer, version | 0 |
 //! | `Publish` | buffer, version, allocation, offset, length | 0 |
-//! | `Query` | buffer, version (0: any), 1 to ask and 0 to cancel | 0 |
+//! | `Query` | buffer, version (0: the latest), 1 to ask and 0 to cancel | 0 |
 //! | `Unpublish` | buffer | 0 |
 //! | `Revoke`, `RevokeAck` | sequence, allocation | 0 |
-//! | form of an export | contents                            | descriptors  |
-//! |-------------------|-------------------------------------|--------------|
-//! | 1, legacy handle  | its 64 bytes                        | 0            |
-//! | 2, descriptor     |                                     | 1            |
-//! | 3, same process   |                                     | 0            |
-//! | 4, segments       | their number, then the size of each | one for each |
+//!
+//! | form of an export | contents                                   | descriptors     |
+//! |-------------------|--------------------------------------------|-----------------|
+//! | 1, legacy handle  | its 64 bytes                               | 0               |
+//! | 2, descriptor     |                                            | 1               |
+//! | 3, same process   |                                            | 0               |
+//! | 4, segments       | number of segments, then the size of each  | one per segment |
 //!
 //! All numbers have 8 bytes. Allocations, sizes and lengths are never 0, and versions are 0 only in
 //! a query. The end of a range does not overflow.
@@ -34,25 +35,25 @@ use super::{Handle, LEGACY_HANDLE, MAX_SEGMENTS, Uuid};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 enum MessageKind {
-    /// An allocation of device memory, with its handle.
+    /// Announces an allocation of device memory, and carries its handle.
     Export = *EXTENSIONS.start(),
     /// Requests the handle of an allocation.
     Request,
     /// Rejects a request.
     Refuse,
-    /// A version of a buffer, and its location.
+    /// Announces a version of a buffer, and its location.
     Publish,
-    /// Asks for a version of a buffer, or cancels that.
+    /// Requests a version of a buffer, or cancels such a request.
     Query,
-    /// A buffer is withdrawn.
+    /// Withdraws a buffer.
     Unpublish,
-    /// An allocation must be closed.
+    /// Requests that the receiver closes an allocation.
     Revoke,
-    /// It is closed.
+    /// Reports that the sender has closed an allocation.
     RevokeAck,
 }
 
-/// The range of kinds.
+/// The packet kinds of device memory.
 pub(crate) const KINDS: RangeInclusive<u16> = MessageKind::Export as u16..=MessageKind::RevokeAck as u16;
 
 impl MessageKind {
@@ -68,18 +69,18 @@ const DESCRIPTOR: u64 = 2;
 const HOME: u64 = 3;
 const SEGMENTS: u64 = 4;
 
-/// An allocation that a peer lets us open.
+/// An allocation that the peer permits us to open.
 #[derive(Debug)]
 pub(crate) struct Offer {
     pub(crate) alloc: AllocId,
     pub(crate) size: u64,
     pub(crate) uuid: Uuid,
-    /// `None`: the peer is this process, where addresses are the same.
+    /// The handle. `None` if the peer is this same process, where addresses are the same.
     pub(crate) handle: Option<Handle>,
 }
 
 impl Offer {
-    /// Number of descriptors of its handle.
+    /// Returns the number of descriptors in the handle.
     pub(crate) fn descriptors(&self) -> usize {
         match &self.handle {
             Some(Handle::Descriptor(_)) => 1,
@@ -90,7 +91,8 @@ impl Offer {
 }
 
 impl Drop for Offer {
-    /// Only the device knows what the descriptors refer to, so closing them may block.
+    /// Closes the descriptors through [`Foreign`], because they may refer to anything, and closing
+    /// them may block.
     fn drop(&mut self) {
         match self.handle.take() {
             Some(Handle::Descriptor(fd)) => drop(Foreign::from(fd)),
@@ -138,7 +140,7 @@ fn extent(offset: u64, len: u64) -> Result<(u64, u64), HandshakeError> {
     }
 }
 
-/// Decodes segments that add up to this many bytes.
+/// Decodes the segments of a handle, whose sizes must add up to `size`.
 fn segments(
     body: &mut Reader<'_>,
     fds: &mut dyn Iterator<Item = Foreign>,
@@ -155,7 +157,7 @@ fn segments(
     if end == size { Ok(segments) } else { Err(HandshakeError::BadPacket) }
 }
 
-/// Decodes a packet. `home`: the peer is this process.
+/// Decodes a packet. `home`: whether the peer is this same process.
 pub(crate) fn read(
     kind: u16,
     mut body: Reader<'_>,
@@ -228,7 +230,7 @@ fn packet(kind: MessageKind, words: &[u64]) -> Vec<u8> {
     packet.finish()
 }
 
-/// Encodes an `Export`. If the handle has descriptors, they travel with the packet.
+/// Encodes an `Export`. The caller sends the descriptors of the handle with the packet.
 pub(crate) fn export(alloc: AllocId, size: u64, uuid: &Uuid, handle: Option<&Handle>) -> Vec<u8> {
     let mut packet = Writer::extension(MessageKind::Export as u16);
     packet.put(alloc.key().to_ne_bytes()).put(size.to_ne_bytes()).put(*uuid);

@@ -1,4 +1,4 @@
-//! Why memory of a peer cannot be imported.
+//! The errors of imports.
 
 use std::fmt;
 
@@ -14,23 +14,24 @@ pub enum Fault {
     PeerGone,
     /// The deadline expired.
     Deadline,
-    /// The peer does not export it.
+    /// The peer does not export the allocation.
     NotExported,
-    /// The peer revoked it.
+    /// The peer revoked the allocation.
     Revoked,
-    /// It was looked up in an earlier incarnation of the peer.
+    /// The token belongs to an earlier incarnation of the peer.
     Incarnation,
-    /// This version is older than the versions that the peer keeps.
+    /// The peer no longer keeps this old version.
     Gone,
-    /// Revoked, then offered again, while earlier transfers are in flight: finish them first.
+    /// The allocation was revoked and offered again while earlier transfers are in flight. Finish
+    /// them first.
     Busy,
-    /// The range does not lie inside the allocation, in bytes.
+    /// The range does not lie inside the allocation.
     OutOfBounds {
-        /// Requested offset.
+        /// Requested offset, in bytes.
         offset: u64,
-        /// Requested length.
+        /// Requested length, in bytes.
         len: u64,
-        /// Size of the allocation.
+        /// Size of the allocation, in bytes.
         size: u64,
     },
     /// The peer announced a size that differs from that of the allocation.
@@ -40,24 +41,24 @@ pub enum Fault {
         /// Actual size, in bytes.
         actual: u64,
     },
-    /// The limit of open memory is reached, and all of it is in use.
+    /// The limit of opened memory is reached, and all of it is in use.
     Full,
-    /// The queue of packets to the peer is full: retry.
+    /// The queue of packets to the peer is full. Retry later.
     Again,
     /// The import was released, or never existed.
     Stale,
-    /// The device's error.
+    /// An error of the device.
     Device(DeviceError),
 }
 
-/// A failed import: the peer, and the allocation if it was known.
+/// A failed import.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImportError {
     /// The peer.
     pub peer: Peer,
-    /// The allocation, as the peer numbers it.
+    /// The allocation, as the peer numbers it, if it was known.
     pub alloc: Option<AllocId>,
-    /// Why.
+    /// Why the import failed.
     pub why: Fault,
 }
 

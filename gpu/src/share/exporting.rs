@@ -16,7 +16,7 @@ use crate::revoke::RevokeError;
 use crate::wire::{self, Ask};
 use crate::{Device, DeviceError, DevicePtr};
 
-/// Exports without registrations that are revoked at once to make room.
+/// Number of exports without registrations that are revoked at once to make room.
 const RECLAIMED: usize = 32;
 
 /// The result of publishing.
@@ -24,7 +24,7 @@ const RECLAIMED: usize = 32;
 pub struct Published {
     /// The buffer's location.
     pub binding: Binding,
-    /// Whether a packet was sent. Otherwise the peer knew the version already.
+    /// Whether a packet was sent. If not, the peer already knew this version.
     pub told: bool,
 }
 
@@ -42,8 +42,8 @@ pub enum TellError {
 
 impl<D: Device> Sharing<D> {
     /// Registers a range of this device's memory. If its allocation is exported already, this takes
-    /// one or two driver calls, for virtual memory per physical segment. Superseded and outgrown
-    /// exports are revoked. At the limit of exports, so are some without registrations.
+    /// one or two driver calls, for virtual memory per physical segment. Revokes superseded and
+    /// outgrown exports. At the limit of exports, also revokes some that have no registrations.
     pub fn register<L: Links + ?Sized>(
         &mut self,
         links: &mut L,
@@ -61,15 +61,15 @@ impl<D: Device> Sharing<D> {
         registered
     }
 
-    /// Deregisters a range. Peers may still have the allocation open, so
-    /// [`revoke`](Sharing::revoke) it before freeing it.
+    /// Deregisters a range. Peers may still have its allocation open, so
+    /// [`revoke`](Sharing::revoke) the allocation before freeing it.
     pub fn deregister(&mut self, registration: &Registration) -> bool {
         self.exports.deregister(registration)
     }
 
-    /// Checks with the driver that the memory is still the registered one, and otherwise revokes
-    /// it. One or two driver calls per physical segment. For callers that do not control who frees
-    /// memory.
+    /// Checks with the driver that the registered memory is unchanged. If not, revokes it. Makes
+    /// one or two driver calls per physical segment. For callers that do not control when memory is
+    /// freed.
     pub fn verify<L: Links + ?Sized>(
         &mut self,
         links: &mut L,
@@ -87,11 +87,13 @@ impl<D: Device> Sharing<D> {
     }
 
     /// Publishes a buffer's location to a peer that does not know it yet. The version is the
-    /// caller's, or an automatic one that is greater than all before. The allocation's handle is
-    /// sent before the first version that lies in it, so the peer can open it without a request.
+    /// caller's, or an automatic one that is greater than all earlier versions. The first version
+    /// in an allocation is preceded by the allocation's handle, so the peer can open it without a
+    /// request.
     ///
     /// # Errors
-    /// See [`TellError`]. If the link has no room, nothing is sent, and the peer may ask later.
+    /// See [`TellError`]. If the link has no room, nothing is sent. The peer may then request the
+    /// version.
     pub fn publish<L: Links + ?Sized>(
         &mut self,
         links: &mut L,
@@ -110,7 +112,7 @@ impl<D: Device> Sharing<D> {
         }
         let (binding, new) = self.publications.publish(buffer, version, at).map_err(TellError::Publish)?;
         let told = record(&mut line).told.get(&buffer) != Some(&Some(binding));
-        // Published from here on, so a peer that was not told may ask.
+        // The version is published from here on. A peer to which it was not sent may request it.
         let room = !told || line.has_room();
         if told && room {
             tell(&self.exports, &self.device, &mut line, buffer, binding);
@@ -158,8 +160,8 @@ impl<D: Device> Sharing<D> {
         }
     }
 
-    /// Starts to revoke an allocation from all peers that may have it open. Do not free it before
-    /// [`awaited`](Sharing::awaited) is empty. Repeating the call changes nothing.
+    /// Starts to revoke an allocation from all peers that may have it open. Do not free the
+    /// allocation before [`awaited`](Sharing::awaited) is empty. Repeated calls change nothing.
     pub fn revoke<L: Links + ?Sized>(&mut self, links: &mut L, alloc: AllocId) -> Result<(), ExportError> {
         if self.exports.retire(alloc)? {
             self.take_back(links, alloc);
@@ -197,12 +199,13 @@ impl<D: Device> Sharing<D> {
         Ok(())
     }
 
-    /// Returns the peers that may still have open an allocation that is being revoked.
+    /// Returns the peers that may still have an allocation open while it is being revoked.
     pub fn awaited(&self, alloc: AllocId) -> impl Iterator<Item = Peer> {
         self.revocations.awaited(alloc)
     }
 
-    /// Revokes an allocation and waits until no peer has it open: then it may be freed.
+    /// Revokes an allocation and waits until no peer has it open. Afterwards the caller may free
+    /// it.
     pub fn revoke_and_wait<L: Links + ?Sized>(
         &mut self,
         links: &mut L,
@@ -228,8 +231,8 @@ impl<D: Device> Sharing<D> {
     }
 }
 
-/// Sends a peer the handle of an allocation, unless it has it already. Returns whether the peer may
-/// have it.
+/// Sends a peer the handle of an allocation, unless the peer already has it. Returns whether the
+/// peer may have the allocation.
 pub(super) fn give<D: Device>(exports: &Exports, device: &D, line: &mut Line<'_>, alloc: AllocId) -> bool {
     let Some((size, handle)) = exports.handle(alloc) else { return false };
     let uuid = device.caps().uuid;
@@ -242,14 +245,14 @@ pub(super) fn give<D: Device>(exports: &Exports, device: &D, line: &mut Line<'_>
     true
 }
 
-/// Sends a peer the location of a buffer, after the handle of its allocation if needed.
+/// Sends a peer the location of a buffer, preceded by the handle of its allocation if needed.
 fn tell<D: Device>(exports: &Exports, device: &D, line: &mut Line<'_>, buffer: u64, binding: Binding) {
     if !record(line).given.contains(&binding.alloc) && !give(exports, device, line, binding.alloc) {
         return;
     }
     line.tell(wire::publish(buffer, &binding), None);
     let told = record(line).told.entry(buffer).or_default();
-    // The peer may have asked for an older version.
+    // The peer may have requested an older version.
     if told.is_none_or(|told| told.version < binding.version) {
         *told = Some(binding);
     }

@@ -1,4 +1,4 @@
-//! The importer's side: looks up buffers of peers, and imports them.
+//! The importer's side: looks up buffers of peers, and imports their memory.
 
 use std::time::Instant;
 
@@ -29,7 +29,7 @@ impl<D: Device> Sharing<D> {
         Some(DirectToken { incarnation: line.incarnation(), binding })
     }
 
-    /// As [`look_up`](Sharing::look_up), after handling the messages that have arrived. If the
+    /// Handles the messages that have arrived, and returns the location of a peer's buffer. If the
     /// location is unknown, requests it from the peer. Does not wait.
     pub fn query<L: Links + ?Sized>(
         &mut self,
@@ -78,8 +78,8 @@ impl<D: Device> Sharing<D> {
         }
     }
 
-    /// Waits for the location of a peer's buffer and opens it, so that the first transfer finds it
-    /// open.
+    /// Waits for the location of a peer's buffer and opens its allocation, so that the first
+    /// transfer does not have to.
     pub fn prefetch<L: Links + ?Sized>(
         &mut self,
         links: &mut L,
@@ -92,8 +92,8 @@ impl<D: Device> Sharing<D> {
         Ok((token, self.open_direct(links, peer, &token, deadline)?))
     }
 
-    /// As [`prefetch`](Sharing::prefetch), without waiting. Returns `None` until the peer has
-    /// answered the requests.
+    /// Does the same as [`prefetch`](Sharing::prefetch) without waiting. Returns `None` until the
+    /// peer has answered the requests.
     pub fn try_prefetch<L: Links + ?Sized>(
         &mut self,
         links: &mut L,
@@ -103,12 +103,13 @@ impl<D: Device> Sharing<D> {
     ) -> Result<Option<(DirectToken, Imported)>, ImportError> {
         let Some(token) = self.query(links, peer, buffer, wanted)? else { return Ok(None) };
         let Binding { alloc, offset, len, .. } = token.binding;
-        // The binding is of this incarnation of the peer, because no message was handled since.
+        // The location belongs to this incarnation of the peer, because no message was handled
+        // since the lookup.
         let imported = self.try_import(links, peer, alloc, offset, len)?;
         Ok(imported.map(|imported| (token, imported)))
     }
 
-    /// Imports the range of a token, which must be of this incarnation of the peer.
+    /// Imports the range of a token, which must belong to this incarnation of the peer.
     pub fn open_direct<L: Links + ?Sized>(
         &mut self,
         links: &mut L,
@@ -126,7 +127,7 @@ impl<D: Device> Sharing<D> {
     }
 
     /// Imports a range of a peer's allocation. Opens the allocation if needed, and requests its
-    /// handle if the peer has not sent it. An open allocation costs no system call.
+    /// handle if the peer has not sent it. Makes no system call if the allocation is open.
     pub fn import<L: Links + ?Sized>(
         &mut self,
         links: &mut L,
@@ -155,7 +156,8 @@ impl<D: Device> Sharing<D> {
         }
     }
 
-    /// As [`import`](Sharing::import), without waiting: returns `None` until the handle arrives.
+    /// Does the same as [`import`](Sharing::import) without waiting. Returns `None` until the
+    /// handle has arrived.
     pub fn try_import<L: Links + ?Sized>(
         &mut self,
         links: &mut L,
