@@ -1,5 +1,5 @@
-//! Little-endian encoding without padding, for everything that travels between processes. Nothing
-//! here blocks, allocates or panics.
+//! Little-endian encoding without padding, for all data that processes exchange. Nothing here
+//! blocks, allocates or panics.
 //!
 //! ```
 //! use fishplate_core::bytes::{Put, Reader, Short};
@@ -13,7 +13,7 @@
 //! assert_eq!(fields.rest(), b"tail");
 //! ```
 
-/// The input is shorter than the field.
+/// The error if the input is shorter than the field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Short;
 
@@ -24,7 +24,7 @@ pub struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Creates a reader at the first of these bytes.
+    /// Creates a reader that starts at the first of these bytes.
     #[inline(always)]
     pub const fn new(bytes: &'a [u8]) -> Self {
         Reader { rest: bytes }
@@ -33,7 +33,7 @@ impl<'a> Reader<'a> {
     /// Reads the next `len` bytes.
     ///
     /// # Errors
-    /// [`Short`]: fewer bytes are left. The same holds for all readers below.
+    /// [`Short`] if fewer bytes are left. All readers below return the same error.
     #[inline(always)]
     pub fn take(&mut self, len: usize) -> Result<&'a [u8], Short> {
         let (taken, rest) = self.rest.split_at_checked(len).ok_or(Short)?;
@@ -49,7 +49,7 @@ impl<'a> Reader<'a> {
         Ok(*taken)
     }
 
-    /// Reads a byte.
+    /// Reads a number of one byte.
     #[inline(always)]
     pub fn u8(&mut self) -> Result<u8, Short> {
         self.array().map(u8::from_le_bytes)
@@ -80,12 +80,12 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Appends fields: to a [`Writer`] of fixed size, or to a growing collection such as `Vec<u8>`.
+/// Appends fields to a [`Writer`] of fixed size, or to a growing collection such as `Vec<u8>`.
 pub trait Put {
     /// Appends bytes.
     fn put(&mut self, bytes: &[u8]) -> &mut Self;
 
-    /// Appends a byte.
+    /// Appends a number of one byte.
     #[inline(always)]
     fn put_u8(&mut self, value: u8) -> &mut Self {
         self.put(&[value])
@@ -110,7 +110,7 @@ pub trait Put {
     }
 }
 
-/// Allocates as the collection does.
+/// Appends to a growing collection, which may allocate.
 impl<T: for<'b> Extend<&'b u8>> Put for T {
     fn put(&mut self, bytes: &[u8]) -> &mut Self {
         self.extend(bytes);
@@ -126,14 +126,14 @@ pub struct Writer<'a> {
 }
 
 impl<'a> Writer<'a> {
-    /// Creates a writer at the first of these bytes.
+    /// Creates a writer that starts at the first of these bytes.
     #[inline(always)]
     pub const fn new(out: &'a mut [u8]) -> Self {
         Writer { out, len: 0 }
     }
 
-    /// Returns the bytes that all fields so far need. If this exceeds the size, the first field
-    /// that did not fit and all later ones were dropped.
+    /// Returns the number of bytes that all fields so far need. If this exceeds the size of the
+    /// memory, the first field that did not fit and all later fields were dropped.
     #[inline(always)]
     pub const fn len(&self) -> usize {
         self.len

@@ -1,13 +1,13 @@
-//! A context: a thread's handle to an engine that a worker drives; the other end of a
+//! A context: a thread's handle to an engine that a worker drives. The worker's side is a
 //! [`CommandConsumer`].
 //!
 //! A thread that drives its engine itself calls [`Engine`](crate::engine::Engine) directly, which
 //! is faster. A context is for the other threads.
 //!
-//! A context offers the verbs of an engine over a [`Queue`], with tickets in place of events.
+//! A context offers the operations of an engine over a [`Queue`], with tickets in place of events.
 //! Submitting takes a slot of the queue's pool, writes to its ring, and wakes the worker if it
-//! sleeps; it never blocks or allocates. A reply stays in its slot until it is taken by ticket.
-//! Only the waits block, until their deadline.
+//! sleeps. It never blocks or allocates. A reply stays in its slot until the ticket's holder takes
+//! it. Only the waits block, until their deadline.
 
 use crate::engine::command::{Command, Reply};
 use crate::engine::lane::CommandConsumer;
@@ -23,24 +23,24 @@ use crate::sync::host::Host;
 use crate::sync::pool::Id;
 use crate::sync::spin::{Counts, Policy};
 
-/// A request whose reply has not been taken. Other contexts reject it.
+/// A request whose reply has not been taken. Only the context that made the ticket accepts it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Ticket {
     id: Id,
-    /// Identifies the context: the address of its lane.
+    /// Identifies the context by the address of its lane.
     of: usize,
 }
 
-/// One user of a worker's engine. `Send`, used by one thread at a time.
+/// A user of a worker's engine. It is `Send`, and one thread uses it at a time.
 pub struct Context<'m, H: Host> {
     queue: Queue<'m, H>,
 }
 
 impl<'m, H: Host> Context<'m, H> {
-    /// Creates a context, and the consumer that its worker serves.
+    /// Creates a context, and the consumer for its worker.
     ///
     /// # Errors
-    /// The same as for [`Queue::new`].
+    /// The errors of [`Queue::new`].
     pub fn new(
         id: ContextId,
         host: &'m H,
@@ -57,17 +57,17 @@ impl<'m, H: Host> Context<'m, H> {
         &mut self.queue
     }
 
-    /// Returns how this thread idled so far.
+    /// Returns the counters of this thread's waits.
     pub fn counts(&self) -> Counts {
         self.queue.counts()
     }
 
-    /// [`Engine::put`](crate::engine::Engine::put).
+    /// Submits [`Engine::put`](crate::engine::Engine::put).
     pub fn put(&mut self, from: LocalAddr, len: usize, to: RemoteAddr) -> Result<Ticket, OpError> {
         self.ask(Command::Put { from, len, to })
     }
 
-    /// [`Engine::put_signal`](crate::engine::Engine::put_signal).
+    /// Submits [`Engine::put_signal`](crate::engine::Engine::put_signal).
     pub fn put_signal(
         &mut self,
         from: LocalAddr,
@@ -78,31 +78,33 @@ impl<'m, H: Host> Context<'m, H> {
         self.ask(Command::PutSignal { from, len, to, signal })
     }
 
-    /// [`Engine::get`](crate::engine::Engine::get).
+    /// Submits [`Engine::get`](crate::engine::Engine::get).
     pub fn get(&mut self, into: LocalAddr, len: usize, from: RemoteAddr) -> Result<Ticket, OpError> {
         self.ask(Command::Get { into, len, from })
     }
 
-    /// [`Engine::signal`](crate::engine::Engine::signal).
+    /// Submits [`Engine::signal`](crate::engine::Engine::signal).
     pub fn signal(&mut self, signal: Signal) -> Result<Ticket, OpError> {
         self.ask(Command::Signal(signal))
     }
 
-    /// [`Engine::amo`](crate::engine::Engine::amo).
+    /// Submits [`Engine::amo`](crate::engine::Engine::amo).
     pub fn amo(&mut self, at: RemoteAddr, amo: Amo) -> Result<Ticket, OpError> {
         self.ask(Command::Amo { at, amo, fetch: false })
     }
 
-    /// [`Engine::fetch`](crate::engine::Engine::fetch); the value comes with the reply.
+    /// Submits [`Engine::fetch`](crate::engine::Engine::fetch). The reply contains the fetched
+    /// value.
     pub fn fetch(&mut self, at: RemoteAddr, amo: Amo) -> Result<Ticket, OpError> {
         self.ask(Command::Amo { at, amo, fetch: true })
     }
 
-    /// [`Engine::send`](crate::engine::Engine::send). The bytes must not change until its reply.
+    /// Submits [`Engine::send`](crate::engine::Engine::send). The bytes must not change until the
+    /// reply.
     ///
-    /// A send without room, for example because too many headers wait at the receiver, blocks all
-    /// later commands of this context, receives and cancellations included. So post receives first,
-    /// or from another context.
+    /// A send may find no room, for example because too many headers wait at the receiver. It then
+    /// blocks all later commands of this context, including receives and cancellations. So post
+    /// receives first, or from another context.
     #[doc(alias = "psm2_mq_isend2")]
     pub fn send(
         &mut self,
@@ -113,7 +115,8 @@ impl<'m, H: Host> Context<'m, H> {
         self.ask(Command::Send { to, tag, from, sync: false })
     }
 
-    /// [`Engine::send_sync`](crate::engine::Engine::send_sync): answered once it has matched.
+    /// Submits [`Engine::send_sync`](crate::engine::Engine::send_sync). The reply comes once the
+    /// message has matched.
     #[doc(alias = "PSM2_MQ_FLAG_SENDSYNC")]
     pub fn send_sync(
         &mut self,
@@ -124,7 +127,7 @@ impl<'m, H: Host> Context<'m, H> {
         self.ask(Command::Send { to, tag, from, sync: true })
     }
 
-    /// [`Engine::recv`](crate::engine::Engine::recv): answered with [`Reply::Received`], once.
+    /// Submits [`Engine::recv`](crate::engine::Engine::recv). The one reply is [`Reply::Received`].
     #[doc(alias = "psm2_mq_irecv2")]
     pub fn recv(
         &mut self,
@@ -136,7 +139,7 @@ impl<'m, H: Host> Context<'m, H> {
         self.ask(Command::Recv { source, tag, ignore, into })
     }
 
-    /// [`Engine::probe`](crate::engine::Engine::probe).
+    /// Submits [`Engine::probe`](crate::engine::Engine::probe) and waits for the reply.
     ///
     /// # Errors
     /// The errors of that call, and [`WaitError::Deadline`] if the worker does not answer in time.
@@ -155,11 +158,11 @@ impl<'m, H: Host> Context<'m, H> {
         }
     }
 
-    /// [`Engine::mprobe`](crate::engine::Engine::mprobe). A message claimed after the deadline is
-    /// lost.
+    /// Submits [`Engine::mprobe`](crate::engine::Engine::mprobe) and waits for the reply. A message
+    /// that the worker claims after the deadline is lost.
     ///
     /// # Errors
-    /// As [`probe`](Self::probe).
+    /// The errors of [`probe`](Self::probe).
     #[doc(alias = "psm2_mq_improbe2")]
     pub fn mprobe(
         &mut self,
@@ -175,22 +178,24 @@ impl<'m, H: Host> Context<'m, H> {
         }
     }
 
-    /// [`Engine::mrecv`](crate::engine::Engine::mrecv): answered as [`recv`](Self::recv) is.
+    /// Submits [`Engine::mrecv`](crate::engine::Engine::mrecv). The one reply is
+    /// [`Reply::Received`].
     #[doc(alias = "psm2_mq_imrecv")]
     pub fn mrecv(&mut self, message: Claimed, into: Option<(LocalAddr, usize)>) -> Result<Ticket, OpError> {
         self.ask(Command::ClaimedRecv { message, into })
     }
 
-    /// [`Engine::discard`](crate::engine::Engine::discard).
+    /// Submits [`Engine::discard`](crate::engine::Engine::discard).
     pub fn discard(&mut self, message: Claimed) -> Result<Ticket, OpError> {
         self.ask(Command::Discard(message))
     }
 
-    /// [`Engine::cancel`](crate::engine::Engine::cancel).
-    /// Whatever this returns, the receive is still answered, once.
+    /// Submits [`Engine::cancel`](crate::engine::Engine::cancel) and waits for the reply. The
+    /// receive itself still gets its one reply, whatever this returns.
     ///
     /// # Errors
-    /// [`OpError::StaleToken`] if the receive has been answered; [`WaitError::Deadline`].
+    /// [`OpError::StaleToken`] if the receive's reply was already taken. [`WaitError::Deadline`] if
+    /// the worker does not answer in time.
     #[doc(alias = "psm2_mq_cancel")]
     pub fn cancel(&mut self, receive: Ticket, deadline_ns: u64) -> Result<Cancelled, WaitError> {
         let slot = self.queue.slot_of(self.own(receive)?)?;
@@ -201,38 +206,38 @@ impl<'m, H: Host> Context<'m, H> {
         }
     }
 
-    /// Submits a command without a reply. [`quiet`](Self::quiet) reports whether an accepted
-    /// command failed later. Commands that the engine refuses are dropped silently, and so are
-    /// those that only produce a reply.
+    /// Submits a command without a reply. If an accepted command fails later,
+    /// [`quiet`](Self::quiet) reports the failure. Commands that the engine refuses are dropped
+    /// silently. Commands that only produce a reply have no effect.
     ///
     /// # Errors
-    /// [`OpError::Again`] when all commands are out.
+    /// [`OpError::Again`] if every command slot is in use.
     pub fn submit_silent(&mut self, command: Command) -> Result<(), OpError> {
         self.queue.submit_raw(command, false).map(drop).map_err(|_| OpError::Again)
     }
 
-    /// Orders later writes to the peer after all earlier operations:
-    /// [`Engine::fence`](crate::engine::Engine::fence), but a refusal is not reported.
+    /// Submits [`Engine::fence`](crate::engine::Engine::fence), which orders later writes to the
+    /// peer after all earlier operations. A refusal is not reported.
     pub fn fence(&mut self, peer: PeerId) -> Result<(), OpError> {
         self.submit_silent(Command::Fence(peer))
     }
 
-    /// Waits until everything submitted to this peer is applied there.
+    /// Waits until all operations submitted to this peer are applied there.
     ///
     /// # Errors
-    /// [`Engine::quiet`](crate::engine::Engine::quiet). After the deadline the worker still holds
-    /// the request.
+    /// The errors of [`Engine::quiet`](crate::engine::Engine::quiet). After an expired deadline the
+    /// worker still has the request.
     pub fn quiet(&mut self, peer: PeerId, deadline_ns: u64) -> Result<(), WaitError> {
         let ticket = self.ask_until(Command::Quiet(peer), deadline_ns)?;
         self.value(ticket, deadline_ns).map(drop)
     }
 
-    /// Waits for a signal: [`Engine::wait_signal`](crate::engine::Engine::wait_signal).
+    /// Submits [`Engine::wait_signal`](crate::engine::Engine::wait_signal) and waits for the reply.
     /// The worker polls the word.
     ///
     /// # Errors
-    /// The same as for that call. After a deadline the worker still watches; a context has one
-    /// watch at a time.
+    /// The errors of that call. After an expired deadline the worker still watches the word. A
+    /// context has one watch at a time.
     pub fn wait_signal(
         &mut self,
         at: LocalAddr,
@@ -248,7 +253,8 @@ impl<'m, H: Host> Context<'m, H> {
     /// Takes the reply to a request, if it has arrived.
     ///
     /// # Errors
-    /// [`OpError::StaleToken`] if it was taken before, or is another context's.
+    /// [`OpError::StaleToken`] if the reply was already taken, or the ticket belongs to another
+    /// context.
     pub fn test(&mut self, ticket: Ticket) -> Result<Option<Reply>, OpError> {
         let id = self.own(ticket)?;
         self.queue.take_reply(id).map_err(|_| OpError::StaleToken)
@@ -257,19 +263,19 @@ impl<'m, H: Host> Context<'m, H> {
     /// Waits for the reply to a request, and takes it.
     ///
     /// # Errors
-    /// [`WaitError::Deadline`]: the request is still with the worker. [`OpError::StaleToken`] if it
-    /// was taken before, or is another context's.
+    /// [`WaitError::Deadline`] if the worker still has the request. [`OpError::StaleToken`] if the
+    /// reply was already taken, or the ticket belongs to another context.
     pub fn wait(&mut self, ticket: Ticket, deadline_ns: u64) -> Result<Reply, WaitError> {
         let id = self.own(ticket)?;
         self.queue.wait_reply(id, deadline_ns)
     }
 
-    /// Returns the number behind a ticket of this context.
+    /// Returns the id behind a ticket, if the ticket belongs to this context.
     fn own(&self, ticket: Ticket) -> Result<Id, OpError> {
         if ticket.of == self.queue.identity() { Ok(ticket.id) } else { Err(OpError::StaleToken) }
     }
 
-    /// Submits a command that wants a reply. `Again`: all commands are in flight.
+    /// Submits a command with a reply. Returns `Again` if every command slot is in use.
     fn ask(&mut self, command: Command) -> Result<Ticket, OpError> {
         match self.queue.submit_raw(command, true) {
             Ok(Some(id)) => Ok(Ticket { id, of: self.queue.identity() }),
@@ -277,7 +283,7 @@ impl<'m, H: Host> Context<'m, H> {
         }
     }
 
-    /// [`ask`](Self::ask), waiting for room.
+    /// Like [`ask`](Self::ask), but waits for a free slot until the deadline.
     fn ask_until(&mut self, command: Command, deadline_ns: u64) -> Result<Ticket, WaitError> {
         loop {
             match self.ask(command) {
@@ -290,8 +296,8 @@ impl<'m, H: Host> Context<'m, H> {
         }
     }
 
-    /// Waits for the reply to a request whose ticket no other caller holds, and drops the request
-    /// at the deadline.
+    /// Waits for the reply to a request whose ticket no other caller has. Drops the request at the
+    /// deadline.
     fn answer(&mut self, ticket: Ticket, deadline_ns: u64) -> Result<Reply, WaitError> {
         let waited = self.wait(ticket, deadline_ns);
         if waited.is_err() {
@@ -303,7 +309,7 @@ impl<'m, H: Host> Context<'m, H> {
     fn value(&mut self, ticket: Ticket, deadline_ns: u64) -> Result<u64, WaitError> {
         match self.answer(ticket, deadline_ns)? {
             Reply::Done(value) => Ok(value),
-            // Quiet and watch are not posted, so they do not fail as posts do.
+            // Quiet and watch are not posted, so no post of theirs can fail.
             other => Err(unexpected(other)),
         }
     }

@@ -1,7 +1,7 @@
 //! Errors: one small `Copy` enum per phase, for posting, completing, attaching and waiting.
 //!
-//! Each states what did *not* happen, and `Display` makes it a sentence. Codes of a provider or the
-//! system are kept raw. Nothing here allocates.
+//! Each error states what did *not* happen, and `Display` makes it a sentence. Codes of a provider
+//! or the system stay raw. Nothing here allocates.
 
 mod display;
 
@@ -12,22 +12,23 @@ use crate::mem::{PeerId, RailId};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PostError {
-    /// The queue is full for now: poll, then post again.
+    /// The queue is full for now. Poll, then post again.
     Again,
-    /// Longer than the rail can carry in one post, in bytes.
+    /// The post is longer than the rail can carry.
     TooLong {
         /// Requested length, in bytes.
         len: usize,
         /// The limit of [`Caps`](crate::rail::Caps), in bytes.
         max: usize,
     },
-    /// The key names no memory that the peer exports on this rail, or the range is outside of it.
+    /// The key names no memory that the peer exports on this rail, or the range is outside that
+    /// memory.
     BadKey,
     /// The peer is not connected on this rail, or has failed.
     PeerDown,
-    /// The rail does not offer this verb.
+    /// The rail does not support this operation.
     Unsupported,
-    /// The provider's own code.
+    /// The provider failed with this code.
     Provider(i32),
 }
 
@@ -35,40 +36,39 @@ pub enum PostError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CompleteError {
-    /// It failed, and nothing of it will land later. The provider's own code.
+    /// The post failed, and no part of it will land later. Contains the provider's code.
     Failed(i32),
     /// The peer failed or was detached, so the operation failed. The local memory may be reused.
-    /// Whether something that was sent can still land depends on the peer: see
-    /// [`PeerError::is_gone`].
+    /// [`PeerError::is_gone`] says whether sent data can still land at the peer.
     PeerDown,
-    /// It failed but may still land, so the buffer must not be reused. The provider's own code.
+    /// The post failed but may still land, so the buffer must not be reused. Contains the
+    /// provider's code.
     Unknown(i32),
 }
 
-/// Why a peer was given up.
+/// Why a peer failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PeerError {
-    /// The process at the other end is gone.
+    /// The peer's process has ended.
     Died,
-    /// Either end has closed the connection in good order, or is closing it.
+    /// Either side has closed the connection regularly, or is closing it.
     Closed,
-    /// It broke the protocol in a message or in shared memory: it is quarantined.
+    /// The peer violated the protocol in a message or in shared memory, and is quarantined.
     Protocol(Violation),
     /// A rail reported an error that leaves a hole in the stream.
     Rail(RailId),
     /// The connection broke, or the peer did not answer before the deadline. Its process may be
     /// alive.
     Lost,
-    /// It was removed here. Its process may be alive.
+    /// This process has removed the peer. The peer's process may be alive.
     Removed,
-    /// It has attached this process again, so the current attachment has ended.
+    /// The peer has attached this process again, which ended the current attachment.
     Reattached,
 }
 
 impl PeerError {
-    /// Returns whether the peer applies nothing any more, so that nothing sent to it can land
-    /// later.
+    /// Returns whether the peer applies no more operations, so that no sent data can land later.
     pub const fn is_gone(self) -> bool {
         matches!(self, PeerError::Died | PeerError::Closed)
     }
@@ -80,29 +80,30 @@ impl From<Violation> for PeerError {
     }
 }
 
-/// A violation of the protocol by a peer.
+/// How a peer violated the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Violation {
-    /// A message shorter or longer than its kind.
+    /// A message is shorter or longer than its kind requires.
     Length,
-    /// A message kind, operation or width that does not exist.
+    /// A message kind, operation or width does not exist.
     Kind,
-    /// A sequence number outside the receive window, or seen before.
+    /// A sequence number is outside the receive window, or repeated.
     Sequence,
-    /// An acknowledgement of something never sent.
+    /// An acknowledgement names a number that was never sent.
     Ack,
-    /// An address outside the region it names, or a misaligned one.
+    /// An address is misaligned, or outside the region that it names.
     Bounds,
-    /// A region that is not registered, or not any more.
+    /// A region was never registered, or was deregistered.
     Region,
-    /// A context number that is not configured here.
+    /// A context number is not configured here.
     Context,
-    /// A ring counter that no correct peer can have written.
+    /// A ring counter has a value that no correct peer writes.
     Counter,
-    /// A reply to no request.
+    /// A reply answers no request.
     Reply,
-    /// More messages than the receiver has room for, or a return of credits that were never used.
+    /// The peer sent more messages than it had credits for, or returned credits that were never
+    /// used.
     Credit,
 }
 
@@ -117,37 +118,37 @@ impl From<Short> for Violation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AttachError {
-    /// The table is full. Its size was set at set-up.
+    /// The table is full. Its size was fixed at setup.
     Full,
-    /// The bytes are not a handle of this project, or are truncated.
+    /// The bytes are not a handle of fishplate, or are truncated.
     BadHandle,
-    /// A handle or a peer of another version.
+    /// The handle or the peer has another version.
     Version {
-        /// The peer's version.
+        /// The version of the handle or peer.
         theirs: u16,
-        /// Our version.
+        /// The version of this build.
         ours: u16,
     },
-    /// An empty region, or one whose end lies beyond the address space.
+    /// The region is empty, or exceeds the address space.
     BadRange,
-    /// A region whose first byte is not at a multiple of 8.
+    /// The region's address is not a multiple of 8.
     Misaligned,
-    /// The peer is unknown, or no longer known.
+    /// The peer was never connected, or was removed.
     UnknownPeer,
-    /// The region is unknown, or no longer known.
+    /// The region was never registered, or was deregistered.
     UnknownRegion,
-    /// The rail does not support such memory.
+    /// The rail does not support this kind of memory.
     Unsupported,
-    /// The peer has not announced the memory, yet or in time.
+    /// The peer has not announced the memory, or not in time.
     Unheard,
-    /// The region is still in use; end this use first.
+    /// The region is still in use. End that use first.
     InUse(Use),
-    /// A configuration value out of range.
+    /// A configuration value is out of range.
     Config(&'static str),
-    /// The system's or the provider's own code.
+    /// The system or the provider failed with this code.
     System(i32),
     /// The region is deregistered, but the provider or the device still holds its memory, so never
-    /// reuse it. Its error code.
+    /// reuse it. Contains the error code.
     Kept(i32),
 }
 
@@ -157,88 +158,94 @@ pub enum AttachError {
 pub enum Use {
     /// Operations that have not completed. They complete with progress, or when their peer fails.
     Operations,
-    /// Receives that are posted or in flight. They end with a message, or are cancelled.
+    /// Receives that are posted or in flight. They complete with a message, or when they are
+    /// cancelled.
     Receives,
-    /// Posts that this rail has not completed, or has completed as unknown. The former complete
-    /// with progress; the latter use their memory until the rail is dropped.
+    /// Posts that this rail has not completed, or has completed as unknown. An incomplete post
+    /// completes with progress. An unknown post uses its memory until the rail is dropped.
     Posts(RailId),
-    /// An import of it by this process, which maps it at its own address. Release that import.
+    /// An import of the region in this process, which maps it at its own address. Release that
+    /// import.
     Import,
-    /// It is in the segment that this process shares with the peer to be removed. Deregister it.
+    /// The region is in the segment that this process shares with the peer to be removed.
+    /// Deregister it.
     Common,
 }
 
-/// Why an operation was refused. Nothing was done and nothing changed.
+/// Why an operation was refused. Nothing was posted and nothing changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OpError {
-    /// A window, queue or pool is full for now: make progress, then try again.
+    /// A window, queue or pool is full for now. Make progress, then try again.
     Again,
     /// The context number is not configured.
     UnknownContext,
-    /// The peer is unknown, or no longer known.
+    /// The peer was never connected, or was removed.
     UnknownPeer,
-    /// The region is not registered or imported, or not any more.
+    /// The region was never registered or imported, or was released.
     UnknownRegion,
-    /// The range does not lie inside its region, in bytes.
+    /// The range does not lie inside its region.
     OutOfBounds {
-        /// Requested offset.
+        /// Requested offset, in bytes.
         offset: u64,
         /// Requested length, in bytes.
         len: u64,
         /// Size of the region, in bytes.
         size: u64,
     },
-    /// Device memory, which the processor cannot access: no injects there. Wait for a word there by
+    /// The region is device memory, which the processor cannot access, so injects are refused. To
+    /// wait for a word in it, use
     /// [`wait_signal_anywhere`](crate::engine::Engine::wait_signal_anywhere).
     DeviceMemory,
-    /// A rail of the region's owner executes its atomics. No signals, injects or waits there, and
-    /// no atomics unless that rail leads here.
+    /// A rail of the region's owner executes its atomics. Signals, injects and waits are refused in
+    /// such a region. Atomics are refused unless they use that rail.
     NativeAtomics,
-    /// The address of a signal or atomic is not a multiple of its width, in bytes.
+    /// The address of a signal or atomic is not a multiple of its width.
     Misaligned {
-        /// The requested offset.
+        /// The requested offset, in bytes.
         offset: u64,
         /// The width of the operation, in bytes.
         width: u8,
     },
-    /// The width is not 1, 2, 4 or 8 bytes.
+    /// The given width is not 1, 2, 4 or 8 bytes.
     BadWidth(u8),
     /// Data and signal are in regions of different peers.
     TwoPeers,
-    /// Longer than this call can carry, in bytes.
+    /// The data are longer than this call can carry.
     TooLong {
         /// Requested length, in bytes.
         len: usize,
-        /// The limit, in bytes.
+        /// Maximum length, in bytes.
         max: usize,
     },
-    /// The peer has failed: remove it.
+    /// The peer has failed. Remove it.
     PeerFailed(PeerError),
-    /// The token names no operation in flight: its completion was taken, or it never existed.
+    /// The token names no operation in flight: its completion was taken, or the operation never
+    /// existed.
     StaleToken,
     /// A rail refused the operation permanently.
     Rail(RailId, PostError),
-    /// Tagged messages need [`Engine::attach_matching`](crate::engine::Engine::attach_matching).
+    /// Tagged messages are not set up. Call
+    /// [`Engine::attach_matching`](crate::engine::Engine::attach_matching) first.
     NoMatching,
     /// The tag or the mask has bits beyond the configured width.
     TagTooWide,
-    /// The bytes are copied in between, so no completion can report their arrival.
+    /// A put of bytes copies them first, so no completion can report their arrival.
     Unreported,
     /// The thread that drives the engine for its program has panicked. The outcome of earlier
     /// operations is unknown, so their memory must not be reused.
     Abandoned,
 }
 
-/// Why a wait ended without the awaited event.
+/// Why a wait ended before the awaited event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WaitError {
-    /// The deadline expired; this was outstanding.
+    /// The deadline expired. Contains what was outstanding.
     Deadline(Stuck),
     /// The awaited peer has failed.
     PeerFailed(PeerId, PeerError),
-    /// This many operations without reports failed since the last quiet. The peer itself is alive.
+    /// This many silent operations failed since the last quiet. The peer itself is alive.
     Failed(u32),
     /// The wait was called with invalid arguments.
     Op(OpError),
@@ -249,14 +256,15 @@ pub enum WaitError {
 pub struct Stuck {
     /// The peer with the oldest outstanding operation, if any operation is outstanding.
     pub peer: Option<PeerId>,
-    /// A rail with an incomplete post to that peer. `None`: the peer's acknowledgement is missing.
-    /// For a wait on what a peer sends: the rail that must deliver it, if only one reaches that
-    /// peer.
+    /// A rail with an incomplete post to that peer, or `None` if the peer's acknowledgement is
+    /// missing. If the wait is for data from the peer: the rail that must deliver it, if only one
+    /// rail reaches the peer.
     pub rail: Option<RailId>,
-    /// The first sequence number that was sent to that peer and not acknowledged. For a wait on
-    /// what a peer sends: the first number missing here.
+    /// The first sequence number that was sent to that peer and not acknowledged. If the wait is
+    /// for data from the peer: the first number missing here.
     pub hole: Option<u64>,
-    /// The peer has not answered since it was connected here, so nothing was sent to it yet.
+    /// Whether the peer has not answered since it was connected here. Nothing was sent to it yet in
+    /// that case.
     pub unanswered: bool,
 }
 
@@ -266,14 +274,14 @@ impl From<Short> for AttachError {
     }
 }
 
-/// The peers that a shutdown could not close before its deadline. Everything else is closed.
+/// The peers that a shutdown could not close before its deadline. All other peers are closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unfinished {
-    /// The first peer that has not left.
+    /// The first peer that did not close.
     pub peer: PeerId,
-    /// How many peers have not left.
+    /// Number of peers that did not close.
     pub peers: u16,
-    /// What the first peer is missing.
+    /// What the close of the first peer waits for.
     pub missing: Missing,
 }
 
@@ -281,11 +289,11 @@ pub struct Unfinished {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Missing {
-    /// Operations to the peer have not completed: it has not applied them, has not received a
-    /// message, or has never answered. Or one of its messages has matched here, and the payload is
-    /// in flight.
+    /// Operations to the peer are incomplete: it has not applied them, has not received a message,
+    /// or has never answered. Or one of its messages has matched here, and the payload is in
+    /// flight.
     Operations,
-    /// Everything else is complete, but the peer has not sent its Bye.
+    /// All operations are complete, but the peer has not sent its Bye message.
     Answer,
 }
 

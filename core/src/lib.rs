@@ -1,7 +1,7 @@
 //! Fishplate's core: one-sided operations over several rails at once, in one order, without
 //! allocation, locks or an operating system. A fishplate is the bar that joins two rails.
 //!
-//! Provides put, get, put-signal, atomics, fence and quiet over any implementation of
+//! It provides put, get, put-signal, atomics, fence and quiet over any implementation of
 //! [`rail::Rail`]. Everything runs on the caller's thread and in the caller's memory.
 //!
 //! ```
@@ -39,7 +39,7 @@
 //! let mut waiter = Waiter::awake(&host, &never);
 //! // At the target: when the wait returns, the bytes are there.
 //! engine.wait_signal(mine.at(2048), Cmp::Eq, 7, Some(me), &mut waiter, DEADLINE).unwrap();
-//! // At the origin: when it returns, everything is applied at the target.
+//! // At the origin: when `quiet` returns, everything is applied at the target.
 //! engine.quiet(CONTEXT, me, &mut waiter, DEADLINE).unwrap();
 //! ```
 //!
@@ -49,32 +49,32 @@
 //!   in that (context, peer) stream, whatever rail it takes. The receiver applies signals and
 //!   atomics in stream order, each only when every earlier write of the stream has landed. Writes
 //!   themselves land in any order. Different contexts are independent streams.
-//! - **Fence** orders without waiting where the stream already does; it drains only what it must (a
-//!   write before a later write). **Quiet** completes: on return every earlier operation is applied
-//!   at its target. A quiet with nothing to do costs a few loads and no call into a rail.
-//! - **Completion** has three outcomes: done · failed and quiescent (the buffer may be reused,
-//!   nothing will land later) · failed, unknown. A stale or foreign token is an error, never
-//!   "done". Every wait takes a deadline. When it expires, the error names the peer, the rail and
-//!   the first missing number.
-//! - **No allocation, lock or system call on a hot path.** Memory is handed in at setup. No thread
-//!   is started, no environment variable read, no signal handler set. The waits may sleep, through
-//!   the [`Host`](sync::host::Host) they are given.
+//! - **Fence** orders without waiting where the stream order suffices. It drains only a write before
+//!   a later write. **Quiet** completes: on return every earlier operation is applied at its target.
+//!   A quiet without outstanding operations costs a few loads and no call into a rail.
+//! - **Completion** has three outcomes: done; failed and quiescent (the buffer may be reused, and no
+//!   part lands later); failed, unknown. A stale or unknown token is an error, never "done". Every
+//!   wait takes a deadline. When it expires, the error names the peer, the rail and the first
+//!   missing number.
+//! - **No allocation, lock or system call on a hot path.** The caller passes all memory at setup.
+//!   The core starts no thread, reads no environment variable and sets no signal handler. A wait may
+//!   sleep, through the [`Host`](sync::host::Host) that the caller passes.
 //! - **A rail is not a peer.** With [failover](engine::Engine::attach_failover) and rails that can
 //!   [fence](rail::Rail::fence), a peer survives the failure of all its rails but one. Every
 //!   operation is still applied once and in order.
 //! - **A peer is not trusted.** Input from a peer is copied out once and checked: region, bounds,
 //!   width, sequence window. Invalid input is rejected with an error that names the violation. It
 //!   causes no panic and no write outside a registered region.
-//! - **One attachment, one epoch.** Traffic of one attachment of a peer never counts in a later
-//!   one: it is dropped and counted ([`Stats::stale`](engine::Stats)). A peer that attaches again
-//!   while this end is still attached fails here.
-//! - **Bounded.** Every queue, window and table has a size fixed at setup; when one is full the
-//!   caller gets [`Again`](error::OpError::Again) with nothing changed. A pass handles a configured
-//!   number of items per queue at most.
+//! - **One attachment, one epoch.** Traffic of one attachment of a peer never has an effect in a
+//!   later one: it is dropped and counted ([`Stats::stale`](engine::Stats)). If a peer attaches this
+//!   process again during an attachment, that attachment fails.
+//! - **Bounded.** Every queue, window and table has a size fixed at setup. When one is full, the
+//!   call returns [`Again`](error::OpError::Again) and changes nothing. A pass handles at most a
+//!   configured number of items per queue.
 //!
 //! # Layers
 //!
-//! From the bottom up; each layer imports only those before it. All share [`bytes`], [`mem`],
+//! The layers from the bottom up. Each layer imports only earlier layers. All of them share [`bytes`], [`mem`],
 //! [`op`] and [`error`].
 //!
 //! 1. [`sync`]: atomics only. SPSC ring, sequence arithmetic, eventcount, spin-then-park.

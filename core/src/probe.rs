@@ -1,18 +1,21 @@
-//! Static tracing probes (USDT): with the feature `probes`, a `nop` and a note that tracers such as
-//! bpftrace, perf and SystemTap find; without it, nothing. They stand on slow paths only.
+//! Static tracing probes (USDT). With the feature `probes` a probe is a `nop` and a note that
+//! tracers such as bpftrace, perf and SystemTap find. Without the feature it is empty. Probes are
+//! on slow paths only.
 //!
-//! The note is SystemTap's, version 3: the address of the `nop`, and where the arguments are then.
+//! The note has SystemTap's format, version 3: the address of the `nop`, and the location of the
+//! arguments at that address.
 
-/// Marks a place as a probe of the provider `fishplate`, with up to two arguments of 64 bits.
+/// Places a probe of the provider `fishplate`, with up to two arguments of 64 bits.
 #[cfg(all(feature = "probes", target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 macro_rules! probe {
     ($name:literal, $first:expr, $second:expr) => {{
         let (first, second) = ($first as u64, $second as u64);
-        // SAFETY: a `nop`. The rest is data that the program does not load.
+        // SAFETY: the code is a `nop`. The rest is data that the program never loads.
         unsafe {
             core::arch::asm!(
                 "990: nop",
-                // Retained, and so is the code that it names: no note is left without its `nop`.
+                // The flag `R` keeps the note, and thereby the code that it names. So no note is
+                // left without its `nop`.
                 ".pushsection .note.stapsdt, \"R\", \"note\"",
                 ".balign 4",
                 ".4byte 992f-991f, 994f-993f, 3",
@@ -26,7 +29,8 @@ macro_rules! probe {
                 $crate::probe::arguments!(),
                 "994: .balign 4",
                 ".popsection",
-                // From how this moved, tracers know how far the code was moved after linking.
+                // Tracers compare this symbol's address with its recorded address, to learn how far
+                // the code was moved after linking.
                 ".ifndef _.stapsdt.base",
                 ".pushsection .stapsdt.base, \"aGR\", \"progbits\", .stapsdt.base, comdat",
                 ".weak _.stapsdt.base",
@@ -54,7 +58,7 @@ macro_rules! probe {
     };
 }
 
-/// Where the arguments are, as assemblers write registers.
+/// The location of the arguments, in the assembler's notation of registers.
 #[cfg(all(feature = "probes", target_arch = "x86_64"))]
 macro_rules! arguments {
     () => {

@@ -1,30 +1,31 @@
-//! Matched queues as PSM and PSM2 define them, on an [`Engine`]: the basis of a C binding.
+//! Matched queues as PSM and PSM2 define them, on an [`Engine`]. They are the basis of a C binding.
 //!
-//! Calls keep the names and the rules of `psm2_mq.h`; where that leaves something to chance
-//! (contents of a status after a cancel or a probe, a synchronous send to oneself that is tested
-//! early) it is defined here. One [`Mq`] has an engine to itself: it takes all of the engine's
-//! completions. It never allocates; only [`Mq::wait`], [`Mq::wait2`], [`Mq::send`] and
+//! Calls keep the names and the rules of `psm2_mq.h`. This module defines the cases that the header
+//! leaves open: the contents of a status after a cancel or a probe, and a synchronous send to
+//! oneself that is tested early. An [`Mq`] uses its engine alone: it takes all of the engine's
+//! completions. It never allocates. Only [`Mq::wait`], [`Mq::wait2`], [`Mq::send`] and
 //! [`Mq::send2`] block, and they take a deadline.
 //!
 //! # Rules
 //!
-//! - Version 1 has tags of 64 bits and no source: `irecv` matches from anybody, whatever the third
-//!   word says. Version 2 has three words of 32 bits and a source. `tagsel` has a bit set for each
-//!   bit that is compared.
-//! - Requests complete in an order of their own, sends and receives alike: [`Mq::ipeek`] tells the
-//!   oldest completed and leaves it; it makes progress only if none is there. [`Mq::test`] makes
-//!   none.
-//! - A request ends when `wait`, `test` or `req_free` takes it, never before; its handle is stale
-//!   then.
-//! - [`Mq::cancel`] cancels an unmatched receive. It completes, and its status is still to be
-//!   taken.
-//! - A message that is longer than its buffer completes with [`Code::Truncation`]; the call itself
-//!   is fine. `msg_length` is always the sender's length and `nbytes` what was delivered.
+//! - Version 1 has tags of 64 bits and no source: `irecv` matches messages from any peer, whatever
+//!   the third word of their tag is. Version 2 has three words of 32 bits and a source. A bit that
+//!   is set in `tagsel` is compared.
+//! - Sends and receives complete in one common order. [`Mq::ipeek`] reports the oldest completed
+//!   request and leaves it in the queue; it makes progress only if there is none. [`Mq::test`]
+//!   makes no progress.
+//! - A request ends only when `wait`, `test` or `req_free` takes it. Its handle is stale then.
+//! - [`Mq::cancel`] cancels an unmatched receive. The receive completes, and `wait` or `test` still
+//!   takes its status.
+//! - A message that is longer than its buffer completes with [`Code::Truncation`], but the
+//!   receiving call itself succeeds. `msg_length` is always the sender's length, and `nbytes` the
+//!   delivered length.
 //!
 //! # Files
 //!
-//! `send`, `receive`, `probe` and `complete` are the calls, `request` is the table of requests,
-//! `status` what is said of them; `provider` the calls that a libfabric provider makes besides.
+//! `send`, `receive`, `probe` and `complete` contain the calls, and `request` the table of
+//! requests. `status` describes completed requests, and `provider` contains further calls that a
+//! libfabric provider makes.
 
 mod complete;
 mod probe;
@@ -47,19 +48,19 @@ use crate::rail::Rail;
 
 use request::{Requests, State};
 
-/// The bytes of a send, or the room of a receive.
+/// The memory that a send reads or a receive fills.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Buffer {
-    /// None.
+    /// No memory, for an empty message.
     Nothing,
     /// This many bytes of registered memory.
     Region(LocalAddr, u32),
-    /// Memory that is not registered, at most 4 GiB - 1.
+    /// Unregistered memory of at most 4 GiB - 1.
     Span(Span),
 }
 
 impl Buffer {
-    /// PSM's lengths have 32 bits.
+    /// Returns the length, which must fit PSM's 32 bits.
     fn len(self) -> Result<u32, Code> {
         match self {
             Buffer::Nothing => Ok(0),
@@ -91,22 +92,22 @@ impl From<Buffer> for Destination {
     }
 }
 
-/// A send completes only once it has matched.
+/// Makes a send complete only once it has matched.
 #[doc(alias = "PSM2_MQ_FLAG_SENDSYNC")]
 pub const FLAG_SENDSYNC: u32 = 0x01;
 
-/// What a matched queue keeps between calls: its requests and its counters. Use it with one engine
-/// for as long as requests are open.
+/// The state of a matched queue between calls: its requests and its counters. Use it with one
+/// engine while requests are open.
 pub struct MqState<'m> {
     context: ContextId,
     requests: Requests<'m>,
     stats: Stats,
-    /// An option without effect.
+    /// The value of an option that has no effect.
     max_sysbuf_mbytes: u32,
 }
 
 impl<'m> MqState<'m> {
-    /// A queue that sends in `context` and has one slot per open request.
+    /// Creates the state of a queue that sends in `context` and has one slot per open request.
     ///
     /// # Errors
     /// [`Code::ParamErr`] if there is no slot.
@@ -119,15 +120,15 @@ impl<'m> MqState<'m> {
         Ok(MqState { context, requests, stats: Stats::default(), max_sysbuf_mbytes: u32::MAX })
     }
 
-    /// Requests that can be open at once.
+    /// Returns the maximum number of open requests.
     pub fn capacity(&self) -> usize {
         self.requests.slots.len()
     }
 
-    /// Moves the requests into longer memory. Afterwards the queue does not refer to the memory
-    /// that it had for them. Shorter memory is not used. Slow path; allocates nothing.
+    /// Moves the requests into longer memory. Afterwards the queue does not use its previous memory
+    /// for them. Shorter memory is ignored. Slow path; allocates nothing.
     ///
-    /// Receives also need [slots of the engine](Engine::grow_receives).
+    /// More receives also need [slots of the engine](Engine::grow_receives).
     #[cold]
     pub fn grow(&mut self, slots: &'m mut [MqSlot]) {
         self.requests.slots.grow(slots, MqSlot::EMPTY);
@@ -142,7 +143,7 @@ pub struct Mq<'e, 'm, R: Rail, const RAILS: usize> {
 }
 
 impl<'e, 'm, R: Rail, const RAILS: usize> Mq<'e, 'm, R, RAILS> {
-    /// A queue over an engine that matches.
+    /// Creates a queue over an engine that matches.
     ///
     /// # Errors
     /// [`Code::ParamErr`] if the engine does not match, or has no such context.
@@ -153,21 +154,22 @@ impl<'e, 'm, R: Rail, const RAILS: usize> Mq<'e, 'm, R, RAILS> {
         Ok(Mq { engine, state })
     }
 
-    /// The engine, between calls.
+    /// Returns the engine, for use between calls.
     pub fn engine_mut(&mut self) -> &mut Engine<'m, R, RAILS> {
         self.engine
     }
 
     /// Makes one pass of the engine and collects completions. Returns the number of events that the
-    /// rails reported; without one, PSM says `PSM2_OK_NO_PROGRESS`.
+    /// rails reported. For zero events, PSM returns `PSM2_OK_NO_PROGRESS`.
     #[doc(alias = "psm2_poll")]
     pub fn poll(&mut self) -> u32 {
         self.pass()
     }
 
-    /// Ends the use of the queue: cancels every receive that nothing has matched, and frees every
-    /// completed request. Returns whether nothing is left that accesses the program's memory: no
-    /// deferred send, none in flight, and no matched receive. Slow path: looks at all slots.
+    /// Ends the use of the queue: cancels every unmatched receive and frees every completed
+    /// request. Returns whether nothing can access the program's memory any more. That is false
+    /// while a send is deferred or in flight, or a matched receive is incomplete. Slow path: scans
+    /// all slots.
     #[doc(alias = "psm2_mq_finalize")]
     pub fn finish(&mut self) -> bool {
         self.collect();
@@ -187,13 +189,13 @@ impl<'e, 'm, R: Rail, const RAILS: usize> Mq<'e, 'm, R, RAILS> {
         over
     }
 
-    /// Collects completions of a pass, and issues deferred sends.
+    /// Collects the completions of a pass, and issues deferred sends.
     fn after_pass(&mut self) {
         self.collect();
         self.send_deferred();
     }
 
-    /// The counters.
+    /// Returns the counters.
     #[doc(alias = "psm2_mq_get_stats")]
     pub fn stats(&self) -> Stats {
         let protocol = self.engine.matching_stats();
@@ -209,7 +211,7 @@ impl<'e, 'm, R: Rail, const RAILS: usize> Mq<'e, 'm, R, RAILS> {
         }
     }
 
-    /// Whether the engine's first rail joins a peer.
+    /// Returns whether the engine's first rail reaches the peer.
     #[inline]
     fn is_near(&self, peer: PeerId) -> bool {
         self.engine.rails_to(peer) & 1 != 0
@@ -242,7 +244,7 @@ impl<'e, 'm, R: Rail, const RAILS: usize> Mq<'e, 'm, R, RAILS> {
     }
 }
 
-/// The `ignore` mask of a 64-bit selector, which never compares the third word.
+/// Returns the `ignore` mask of a 64-bit selector, which never compares the third word.
 fn narrow(tagsel: u64) -> Tag {
     Tag { lo: !tagsel, hi: u32::MAX }
 }

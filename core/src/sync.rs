@@ -1,12 +1,12 @@
 //! Layer 1: atomics only. Nothing here allocates, and only a sleep with a deadline blocks.
 //!
-//! | module        | gives                                                               |
+//! | module        | provides                                                            |
 //! |---------------|---------------------------------------------------------------------|
 //! | [`primitive`] | the atomics, and the one place that names the model checker         |
 //! | [`seq`]       | sequence numbers, and their truncation to a field on the wire       |
 //! | [`ring`]      | single-producer single-consumer ring over borrowed or shared memory |
 //! | [`pool`]      | slots that one owner takes and any thread releases                  |
-//! | [`host`]      | the interface of the machine: clock, yield, futex                   |
+//! | [`host`]      | the interface to the host: clock, yield, futex                      |
 //! | [`event`]     | eventcount: sleep without losing a wake-up                          |
 //! | [`spin`]      | how long to spin before sleeping, and the one waiting loop          |
 

@@ -1,5 +1,4 @@
-//! The text of errors: what did not happen and, if there is one, the remedy. Nothing here
-//! allocates.
+//! The text of errors: what did not happen, and the remedy if there is one. Nothing here allocates.
 
 use core::error::Error;
 use core::fmt::{Display, Formatter, Result};
@@ -216,7 +215,8 @@ mod tests {
     use super::*;
     use crate::mem::{PeerId, RailId};
 
-    /// The text of an expired wait names peer, rail and missing number, as far as they are known.
+    /// The text of an expired wait names the peer, the rail and the missing number if they are
+    /// known.
     #[test]
     fn a_deadline_names_what_was_stuck() {
         let peer = PeerId { index: 3, generation: 9 };

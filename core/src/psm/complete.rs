@@ -1,4 +1,4 @@
-//! Completed requests: reporting, waiting, taking.
+//! Reports, waits for and takes completed requests.
 
 use crate::engine::Waiter;
 use crate::engine::wait::{Drive, block};
@@ -22,13 +22,13 @@ impl<R: Rail, const RAILS: usize> Drive for Mq<'_, '_, R, RAILS> {
     }
 
     fn is_due(&self) -> bool {
-        // No event announces room for a deferred send.
+        // The engine does not notify when a deferred send has room, so keep polling.
         self.state.requests.waiting() != 0 || self.engine.is_due()
     }
 }
 
 impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
-    /// Returns the oldest completed request that is not taken. It stays: `test` or `wait` takes it.
+    /// Returns the oldest completed request and leaves it in the queue. `test` or `wait` takes it.
     /// Polls only if there is none.
     ///
     /// # Errors
@@ -38,10 +38,10 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         self.ipeek2().map(|(req, status)| (req, status.into()))
     }
 
-    /// As [`ipeek`](Self::ipeek).
+    /// Like [`ipeek`](Self::ipeek), with a status of version 2.
     ///
     /// # Errors
-    /// As there.
+    /// The errors of [`ipeek`](Self::ipeek).
     #[doc(alias = "psm2_mq_ipeek2")]
     pub fn ipeek2(&mut self) -> Result<(MqReq, Status2), Code> {
         self.collect();
@@ -52,11 +52,11 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         Ok((self.state.requests.name(index), self.state.requests.slots[index as usize].status))
     }
 
-    /// Takes the request that completed first off the queue of completions;
-    /// [`req_free`](Self::req_free) ends it.
+    /// Removes the oldest completed request from the completion queue. Free it with
+    /// [`req_free`](Self::req_free).
     ///
     /// # Errors
-    /// As [`ipeek`](Self::ipeek).
+    /// The errors of [`ipeek`](Self::ipeek).
     #[doc(alias = "psm2_mq_ipeek_dequeue")]
     pub fn ipeek_dequeue(&mut self) -> Result<(MqReq, Status2), Code> {
         let (req, status) = self.ipeek2()?;
@@ -66,10 +66,10 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         Ok((req, status))
     }
 
-    /// Ends a request that was [dequeued](Self::ipeek_dequeue).
+    /// Frees a request that was [dequeued](Self::ipeek_dequeue).
     ///
     /// # Errors
-    /// [`Code::ParamErr`] for any other.
+    /// [`Code::ParamErr`] if the request was not dequeued.
     #[doc(alias = "psm2_mq_req_free")]
     pub fn req_free(&mut self, req: MqReq) -> Result<(), Code> {
         match self.state.requests.find(req) {
@@ -81,20 +81,20 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         }
     }
 
-    /// Takes a request if it has completed, and clears the handle. Makes no progress.
+    /// Takes a completed request, and clears its handle. Makes no progress.
     ///
     /// # Errors
-    /// [`Code::NoCompletions`] if it has not; [`Code::ParamErr`] for one that has completed or is
-    /// claimed.
+    /// [`Code::NoCompletions`] if the request has not completed. [`Code::ParamErr`] if it was
+    /// already taken or dequeued, or is a claimed message.
     #[doc(alias = "psm2_mq_test")]
     pub fn test(&mut self, req: &mut Option<MqReq>) -> Result<Status, Code> {
         self.test2(req).map(Status::from)
     }
 
-    /// As [`test`](Self::test).
+    /// Like [`test`](Self::test), with a status of version 2.
     ///
     /// # Errors
-    /// As there.
+    /// The errors of [`test`](Self::test).
     #[doc(alias = "psm2_mq_test2")]
     pub fn test2(&mut self, req: &mut Option<MqReq>) -> Result<Status2, Code> {
         let Some(name) = *req else { return Ok(Status2::EMPTY) };
@@ -113,11 +113,11 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         }
     }
 
-    /// Waits for a request and takes it. Returns at once without one.
+    /// Waits for a request and takes it. Returns at once if `req` is `None`.
     ///
     /// # Errors
-    /// [`Code::NoCompletions`] at the deadline: the request stays open. [`Code::ParamErr`] as in
-    /// [`test`](Self::test).
+    /// [`Code::NoCompletions`] if the deadline expires; the request stays open. [`Code::ParamErr`]
+    /// as for [`test`](Self::test).
     #[doc(alias = "psm2_mq_wait")]
     pub fn wait<H: Host, P: Park>(
         &mut self,
@@ -128,10 +128,10 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         self.wait2(req, waiter, deadline_ns).map(Status::from)
     }
 
-    /// As [`wait`](Self::wait).
+    /// Like [`wait`](Self::wait), with a status of version 2.
     ///
     /// # Errors
-    /// As there.
+    /// The errors of [`wait`](Self::wait).
     #[doc(alias = "psm2_mq_wait2")]
     pub fn wait2<H: Host, P: Park>(
         &mut self,

@@ -1,4 +1,4 @@
-//! Probing for unexpected messages, and claiming them.
+//! Probes for unexpected messages, and claims them.
 
 use crate::engine::protocol::Envelope;
 use crate::engine::tag::Tag;
@@ -10,8 +10,8 @@ use super::status::{self, Code, Status, Status2};
 use super::{Mq, narrow};
 
 impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
-    /// Finds a message with a 64-bit tag that no receive has taken, and leaves it.
-    /// Polls once if there is none.
+    /// Finds an unexpected message with a 64-bit tag, and leaves it in the queue. Polls once if
+    /// there is none.
     ///
     /// # Errors
     /// [`Code::NoCompletions`] if there is none.
@@ -20,11 +20,11 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         self.probe(None, Tag::from(tag), narrow(tagsel)).map(Status::from)
     }
 
-    /// Looks for an unreceived message of 96 bits, as [`iprobe`](Self::iprobe) does.
+    /// Like [`iprobe`](Self::iprobe), with a 96-bit tag and a source.
     ///
     /// # Errors
     /// [`Code::NoCompletions`] if there is none, [`Code::InternalErr`] if there is none and the
-    /// peer has failed, [`Code::ParamErr`] for a bad peer.
+    /// peer has failed, [`Code::ParamErr`] for an unknown peer.
     #[doc(alias = "psm2_mq_iprobe2")]
     pub fn iprobe2(
         &mut self,
@@ -35,19 +35,21 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         self.probe(source, Tag::from_words(tag), !Tag::from_words(tagsel))
     }
 
-    /// [`iprobe`](Self::iprobe) that claims the message for [`imrecv`](Self::imrecv).
+    /// Like [`iprobe`](Self::iprobe), but claims the message for [`imrecv`](Self::imrecv).
     ///
     /// # Errors
-    /// As there; [`Code::NoMemory`] without a free request, and then nothing is claimed.
+    /// The errors of [`iprobe`](Self::iprobe), and [`Code::NoMemory`] if every request is in use.
+    /// Nothing is claimed then.
     #[doc(alias = "psm2_mq_improbe")]
     pub fn improbe(&mut self, tag: u64, tagsel: u64) -> Result<(MqReq, Status), Code> {
         self.claim(None, Tag::from(tag), narrow(tagsel)).map(|(req, status)| (req, status.into()))
     }
 
-    /// [`iprobe2`](Self::iprobe2) that claims the message for [`imrecv`](Self::imrecv).
+    /// Like [`iprobe2`](Self::iprobe2), but claims the message for [`imrecv`](Self::imrecv).
     ///
     /// # Errors
-    /// As [`improbe`](Self::improbe).
+    /// The errors of [`iprobe2`](Self::iprobe2), and [`Code::NoMemory`] if every request is in use.
+    /// Nothing is claimed then.
     #[doc(alias = "psm2_mq_improbe2")]
     pub fn improbe2(
         &mut self,
@@ -89,7 +91,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
     }
 }
 
-/// The status of a probed message.
+/// Returns the status of a probed message.
 fn found(envelope: Envelope) -> Status2 {
     let len = status::length(envelope.len);
     Status2 {

@@ -1,5 +1,5 @@
-//! Further calls of libfabric providers: options, several completions at once, and messages from
-//! inside a handler. Nothing here blocks or allocates.
+//! Further calls that libfabric providers make: options, several completions at once, and messages
+//! from inside a handler. Nothing here blocks or allocates.
 
 use crate::mem::PeerId;
 use crate::rail::Rail;
@@ -8,18 +8,19 @@ use super::request::MqReq;
 use super::status::{Code, Status2};
 use super::{Buffer, Mq};
 
-/// What [`Mq::getopt`] and [`Mq::setopt`] are about, under the numbers of `psm2_mq.h`.
+/// An option of [`Mq::getopt`] and [`Mq::setopt`], with its number in `psm2_mq.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Opt {
-    /// The longest message that is sent with its payload, in bytes, to other machines.
+    /// Maximum length of a message to another machine that is sent with its payload, in bytes.
     #[doc(alias = "PSM2_MQ_RNDV_HFI_SZ")]
     RndvHfiSz = 0x301,
-    /// The same within one machine. An engine has one such size, so either option sets it for both.
+    /// Maximum length of a message within one machine that is sent with its payload, in bytes. An
+    /// engine has one such maximum, so either option sets it for both.
     #[doc(alias = "PSM2_MQ_RNDV_SHM_SZ")]
     RndvShmSz = 0x302,
-    /// Memory for unexpected messages, in MiB. Stored and returned as in PSM2, but without effect:
-    /// the engine's memory is fixed.
+    /// Memory for unexpected messages, in MiB. The value is stored and returned as in PSM2, but has
+    /// no effect: the engine's memory is fixed.
     #[doc(alias = "PSM2_MQ_MAX_SYSBUF_MBYTES")]
     MaxSysbufMbytes = 0x303,
 }
@@ -37,31 +38,31 @@ impl Opt {
     }
 }
 
-/// The callback's result for a completion: PSM2's 0, 1, above 1, and below 0.
+/// What the callback did with a completion: PSM2's results 0, 1, above 1, and below 0.
 #[doc(alias = "psm2_mq_status_copy_t")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Copied {
-    /// It needs no entry.
+    /// The completion needs no entry.
     Skipped,
-    /// It has an entry.
+    /// The completion has an entry.
     Stored,
-    /// The queue has an entry, and one is enough.
+    /// The completion has an entry, and the caller wants no more entries now.
     StoredLast,
-    /// It could not be stored: it stays queued, and so do all later ones.
+    /// The completion could not be stored. It stays queued, and so do all later ones.
     Refused,
 }
 
-/// The direction and arguments of a message from inside a handler.
+/// The direction and arguments of a message that a handler posts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fast {
-    /// It is sent: to whom, and the flags of [`Mq::isend2`].
+    /// A send: its target, and the flags of [`Mq::isend2`].
     Send(PeerId, u32),
-    /// It is received: from one peer or any, and the bits that are compared.
+    /// A receive: its source, or `None` for any peer, and the tag bits to compare.
     Receive(Option<PeerId>, [u32; 3]),
 }
 
 impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
-    /// The value of an option.
+    /// Returns the value of an option.
     #[doc(alias = "psm2_mq_getopt")]
     pub fn getopt(&self, option: Opt) -> u32 {
         match option {
@@ -70,8 +71,8 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         }
     }
 
-    /// Changes an option. A size above the engine's setting is lowered
-    /// to that; `getopt` returns it.
+    /// Changes an option. A size above the engine's configured maximum is lowered to it, and
+    /// `getopt` returns the lowered size.
     #[doc(alias = "psm2_mq_setopt")]
     pub fn setopt(&mut self, option: Opt, value: u32) {
         match option {
@@ -80,9 +81,9 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         }
     }
 
-    /// Passes completed requests to `copy`, oldest first, each with the index of its entry, until
-    /// the entries are full or no request is left. Accepted requests end. Polls only if nothing has
-    /// completed. Returns the number of entries.
+    /// Passes completed requests to `copy`, oldest first, each with the index of its entry. Stops
+    /// when the entries are full or no request is left. Frees the accepted requests. Polls only if
+    /// no request has completed. Returns the number of entries.
     #[doc(alias = "psm2_mq_ipeek_dequeue_multi")]
     pub fn ipeek_dequeue_multi(
         &mut self,
@@ -115,10 +116,10 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         stored
     }
 
-    /// Begins a send or posts a receive without making progress, for callers inside a pass.
+    /// Posts a send or a receive without making progress, for callers inside a pass.
     ///
     /// # Errors
-    /// As [`isend2`](Self::isend2) and [`irecv2`](Self::irecv2).
+    /// The errors of [`isend2`](Self::isend2) and [`irecv2`](Self::irecv2).
     #[doc(alias = "psm2_mq_fp_msg")]
     pub fn fp_msg(
         &mut self,

@@ -1,4 +1,4 @@
-//! Receives: posting, receiving claimed messages, cancelling.
+//! Posts receives, receives claimed messages, and cancels receives.
 
 use crate::engine::protocol::Cancelled;
 use crate::engine::tag::Tag;
@@ -11,11 +11,12 @@ use super::status::{Code, Status2};
 use super::{Buffer, Mq, narrow};
 
 impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
-    /// Posts a receive of 64 bits, from any peer.
+    /// Posts a receive for a 64-bit tag, from any peer.
     ///
     /// # Errors
-    /// [`Code::NoMemory`] without a free request, [`Code::InternalErr`] if the peer has failed and
-    /// left nothing that matches, [`Code::ParamErr`] for a bad peer or buffer.
+    /// [`Code::NoMemory`] if every request is in use. [`Code::InternalErr`] if the peer has failed
+    /// and left no message that matches. [`Code::ParamErr`] for an unknown peer or an invalid
+    /// buffer.
     #[doc(alias = "psm2_mq_irecv")]
     #[doc(alias = "psm_mq_irecv")]
     pub fn irecv(
@@ -28,10 +29,10 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         self.post(None, Tag::from(tag), narrow(tagsel), into.into(), context)
     }
 
-    /// Posts a receive of 96 bits, from one peer, or from any if `None`.
+    /// Posts a receive for a 96-bit tag, from one peer, or from any peer if `source` is `None`.
     ///
     /// # Errors
-    /// As [`irecv`](Self::irecv).
+    /// The errors of [`irecv`](Self::irecv).
     #[doc(alias = "psm2_mq_irecv2")]
     pub fn irecv2(
         &mut self,
@@ -44,13 +45,13 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         self.post(source, Tag::from_words(tag), !Tag::from_words(tagsel), into.into(), context)
     }
 
-    /// Receives a message that [`improbe`](Self::improbe) has claimed. The handle becomes that of
-    /// the receive, which completes with [`Code::InternalErr`] if the message was lost with its
-    /// sender.
+    /// Receives a message that [`improbe`](Self::improbe) has claimed. The handle of the claim
+    /// becomes that of the receive. If the message was lost with its sender, the receive completes
+    /// with [`Code::InternalErr`].
     ///
     /// # Errors
-    /// [`Code::ParamErr`] for a bad buffer or a handle of anything else, [`Code::NoMemory`] as in
-    /// [`irecv`](Self::irecv): the message stays claimed.
+    /// [`Code::ParamErr`] for an invalid buffer, or if the handle is not that of a claim.
+    /// [`Code::NoMemory`] as for [`irecv`](Self::irecv). The message stays claimed.
     #[doc(alias = "psm2_mq_imrecv")]
     pub fn imrecv(&mut self, into: impl Into<Buffer>, context: u64, req: MqReq) -> Result<(), Code> {
         let index = self.state.requests.find(req).ok_or(Code::ParamErr)?;
@@ -78,11 +79,12 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         }
     }
 
-    /// Cancels an unmatched receive. It completes; `wait` or `test` still takes its status.
+    /// Cancels an unmatched receive. The receive completes, and `wait` or `test` still takes its
+    /// status.
     ///
     /// # Errors
-    /// [`Code::NoCompletions`] if it has matched, or there is none: nothing changed.
-    /// [`Code::ParamErr`] for a send, a claimed message, or a finished request.
+    /// [`Code::NoCompletions`] if the receive has matched, or `req` is `None`. Nothing changed
+    /// then. [`Code::ParamErr`] for a send, a claimed message, or a finished request.
     #[doc(alias = "psm2_mq_cancel")]
     pub fn cancel(&mut self, req: &Option<MqReq>) -> Result<(), Code> {
         let Some(req) = *req else { return Err(Code::NoCompletions) };

@@ -1,5 +1,6 @@
-//! Requests: a fixed table of slots; a list of completed ones in completion order; and the deferred
-//! sends, a queue per peer and a list of the queues' first entries.
+//! The requests of a queue: a fixed table of slots, a list of completed requests in completion
+//! order, and the deferred sends. Each peer has a queue of deferred sends, and a list contains the
+//! first entry of each queue.
 
 use crate::engine::list::{Fifo, Links, Listed, NONE};
 use crate::engine::protocol::{Claimed, Request, Status as Ended};
@@ -10,25 +11,26 @@ use crate::op::{Completion, Outcome, Token};
 
 use super::status::{Code, Status2};
 
-/// A request. Using a finished one is a parameter error, never "done".
+/// The handle of a request. Using the handle of a finished request is a parameter error, never
+/// "done".
 #[doc(alias = "psm2_mq_req_t")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MqReq(u64);
 
 impl MqReq {
-    /// As a number, for languages without types. Never 0. Of a table of `2^n` slots, bits `n` to 31
-    /// are 0.
+    /// Returns the handle as a number, for languages without types. The number is never 0. In a
+    /// table of `2^n` slots, bits `n` to 31 are 0.
     pub const fn to_raw(self) -> u64 {
         self.0
     }
 
-    /// The reverse. A number that was never given names no request.
+    /// Converts a number back to a handle. A number that `to_raw` never returned names no request.
     pub const fn from_raw(raw: u64) -> MqReq {
         MqReq(raw)
     }
 }
 
-/// A send that found no room.
+/// A send for which the engine had no room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Deferred {
     pub to: PeerId,
@@ -52,20 +54,20 @@ impl Deferred {
     }
 }
 
-/// Where a request stands.
+/// The state of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     Deferred(Deferred),
     Sending(Token),
     Receiving(Request),
     Claimed(Claimed),
-    /// In the list of the completed.
+    /// In the list of completed requests.
     Completed,
-    /// No longer; also while its slot is free.
+    /// Removed from that list. Also the state of a free slot.
     Dequeued,
 }
 
-/// One request.
+/// A slot of the table of requests.
 #[derive(Clone, Copy, Debug)]
 pub struct MqSlot {
     pub(super) state: State,
@@ -74,11 +76,11 @@ pub struct MqSlot {
     pub(super) receive: bool,
     name: Name,
     links: Links,
-    /// For a send that found no room: the next such send to the same peer.
+    /// For a deferred send: the next deferred send to the same peer.
     behind: u32,
-    /// Of the first of them: the last.
+    /// For the first deferred send to a peer: the last one to that peer.
     last: u32,
-    /// The program has no handle to it any more.
+    /// Whether the program has dropped its handle to the request.
     forgotten: bool,
 }
 
@@ -117,11 +119,11 @@ impl Slot for MqSlot {
     }
 }
 
-/// The table.
+/// All requests of a queue.
 pub(super) struct Requests<'m> {
     pub slots: Slots<'m, MqSlot>,
     completed: Fifo,
-    /// The first send to each peer among those that found no room, and how many they are.
+    /// The first deferred send to each peer, and the number of these peers.
     deferred: Fifo,
     waiting: u32,
 }
@@ -145,7 +147,7 @@ impl<'m> Requests<'m> {
         self.slots.free(index);
     }
 
-    /// The context word that the engine returns with the end of a request.
+    /// Returns the context word with which the engine reports the completion of a request.
     pub(super) fn word(&self, index: u32) -> u64 {
         self.slots[index as usize].name.word()
     }
@@ -166,7 +168,7 @@ impl<'m> Requests<'m> {
         self.completed.push(&mut self.slots, index);
     }
 
-    /// Takes a completed one off its list.
+    /// Removes a completed request from its list.
     pub(super) fn dequeue(&mut self, index: u32) {
         self.completed.remove(&mut self.slots, index);
         self.slots[index as usize].state = State::Dequeued;
@@ -183,8 +185,8 @@ impl<'m> Requests<'m> {
         }
     }
 
-    /// A send has ended in the engine.
-    /// It may be an earlier queue's, whose name another one has here.
+    /// Records the engine's completion of a send. Ignores a send of an earlier queue, whose name
+    /// another request may have here.
     pub(super) fn sent(&mut self, end: Completion) {
         let Some(index) = self.find(MqReq(end.tag)) else { return };
         if self.slots[index as usize].state != State::Sending(end.token) {
@@ -197,7 +199,8 @@ impl<'m> Requests<'m> {
         self.complete(index);
     }
 
-    /// A receive has ended in the engine; as above.
+    /// Records the engine's completion of a receive. Ignores a receive of an earlier queue, as
+    /// [`sent`](Self::sent) does.
     pub(super) fn received(&mut self, end: Ended) {
         let Some(index) = self.find(MqReq(end.word)) else { return };
         let slot = &mut self.slots[index as usize];
@@ -208,12 +211,12 @@ impl<'m> Requests<'m> {
         self.complete(index);
     }
 
-    /// How many peers have sends that found no room.
+    /// Returns the number of peers with deferred sends.
     pub(super) fn waiting(&self) -> u32 {
         self.waiting
     }
 
-    /// The first send to this peer that found no room.
+    /// Returns the first deferred send to this peer.
     pub(super) fn deferred_to(&self, to: PeerId) -> Option<u32> {
         let mut at = self.deferred.head;
         while at != NONE {
@@ -226,7 +229,7 @@ impl<'m> Requests<'m> {
         None
     }
 
-    /// A send found no room: it waits behind those to the same peer.
+    /// Defers a send, behind earlier deferred sends to the same peer.
     pub(super) fn defer(&mut self, index: u32, send: Deferred) {
         let slot = &mut self.slots[index as usize];
         (slot.state, slot.behind, slot.last) = (State::Deferred(send), NONE, index);
@@ -239,7 +242,8 @@ impl<'m> Requests<'m> {
         }
     }
 
-    /// Takes the peer's first send off the list. Those behind it wait until its outcome is known.
+    /// Removes the first peer from the list of deferred sends, and returns its first send. Later
+    /// sends to that peer wait until the outcome of this one is known.
     pub(super) fn pop_deferred(&mut self) -> Option<(u32, Deferred)> {
         let index = self.deferred.first()?;
         let State::Deferred(send) = self.slots[index as usize].state else { return None };
@@ -248,13 +252,13 @@ impl<'m> Requests<'m> {
         Some((index, send))
     }
 
-    /// There is no room yet: the turn of other peers.
+    /// Appends a peer's first deferred send, so that other peers come first.
     pub(super) fn push_deferred(&mut self, index: u32) {
         self.deferred.push(&mut self.slots, index);
         self.waiting += 1;
     }
 
-    /// The next send to the peer of a send that is no longer deferred.
+    /// Promotes the next deferred send to this peer, after one that is no longer deferred.
     pub(super) fn behind_deferred(&mut self, index: u32) {
         let MqSlot { behind, last, .. } = self.slots[index as usize];
         if behind != NONE {

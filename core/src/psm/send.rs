@@ -1,4 +1,5 @@
-//! Sends. What finds no room waits its turn: later polls send it, to each peer in order.
+//! Sends. The queue defers a send for which the engine has no room. Later polls issue deferred
+//! sends, in order for each peer.
 
 use core::slice;
 
@@ -16,10 +17,10 @@ use super::status::{Code, Stats};
 use super::{Buffer, FLAG_SENDSYNC, Mq};
 
 impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
-    /// Begins a send under a tag of 64 bits.
+    /// Starts a send with a 64-bit tag.
     ///
     /// # Errors
-    /// As [`isend2`](Self::isend2).
+    /// The errors of [`isend2`](Self::isend2).
     #[doc(alias = "psm2_mq_isend")]
     #[doc(alias = "psm_mq_isend")]
     pub fn isend(
@@ -33,12 +34,12 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         self.begin(to, flags, Tag::from(tag), from.into(), context)
     }
 
-    /// Begins a send under a tag of 96 bits. What finds no room now is sent by later polls and
-    /// probes, to each peer in order.
+    /// Starts a send with a 96-bit tag. If there is no room now, later polls and probes issue it,
+    /// in order for each peer.
     ///
     /// # Errors
-    /// [`Code::NoMemory`] without a free request, [`Code::InternalErr`] if the peer has failed,
-    /// [`Code::ParamErr`] for a bad peer, buffer or flag.
+    /// [`Code::NoMemory`] if every request is in use. [`Code::InternalErr`] if the peer has failed.
+    /// [`Code::ParamErr`] for an unknown peer, or an invalid buffer or flag.
     #[doc(alias = "psm2_mq_isend2")]
     pub fn isend2(
         &mut self,
@@ -51,10 +52,11 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         self.begin(to, flags, Tag::from_words(tag), from.into(), context)
     }
 
-    /// [`isend`](Self::isend), and waits for it.
+    /// Starts a send like [`isend`](Self::isend), and waits for its completion.
     ///
     /// # Errors
-    /// As there; [`Code::NoCompletions`] at the deadline: the send continues and is not reported.
+    /// The errors of [`isend`](Self::isend), and [`Code::NoCompletions`] if the deadline expires.
+    /// The send then continues and is not reported.
     #[doc(alias = "psm2_mq_send")]
     pub fn send<H: Host, P: Park>(
         &mut self,
@@ -69,10 +71,10 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         self.sent(req, waiter, deadline_ns)
     }
 
-    /// [`isend2`](Self::isend2), and waits for it.
+    /// Starts a send like [`isend2`](Self::isend2), and waits for its completion.
     ///
     /// # Errors
-    /// As [`send`](Self::send).
+    /// The errors of [`send`](Self::send).
     #[doc(alias = "psm2_mq_send2")]
     pub fn send2<H: Host, P: Park>(
         &mut self,
@@ -110,7 +112,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         let len = from.len()?;
         let index = self.state.requests.take(context, false).ok_or(Code::NoMemory)?;
         let send = Deferred { to, tag, from, len, sync: flags & FLAG_SENDSYNC != 0 };
-        // Behind those to the same peer that found no room.
+        // A send waits behind earlier deferred sends to the same peer.
         let begun = match self.state.requests.deferred_to(to) {
             Some(_) => Err(OpError::Again),
             None => self.start(index, send),
@@ -126,20 +128,21 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         Ok(self.state.requests.name(index))
     }
 
-    /// Hands a send to the engine.
+    /// Passes a send to the engine.
     fn start(&mut self, index: u32, send: Deferred) -> Result<(), OpError> {
         let short = send.len as usize <= self.engine.eager_max(send.to);
         let (payload, copied) = match send.from {
             Buffer::Region(at, len) => (Payload::Region(at, len as usize), false),
             Buffer::Span(span) if short && !send.sync => {
-                // SAFETY: the span is valid and unchanged during this call, and not null.
+                // SAFETY: the creator of a span guarantees that it is valid and unchanged during
+                // this call. Its pointer is not null.
                 let bytes = unsafe { slice::from_raw_parts(span.ptr().as_ptr(), span.len()) };
                 (Payload::Bytes(bytes), true)
             }
             Buffer::Span(span) => (Payload::Span(span), false),
             Buffer::Nothing => (Payload::Bytes(&[]), false),
         };
-        // Without a credit the engine keeps a copy, so the send is done all the same.
+        // Without a credit the engine makes a copy, so a copied send is complete in any case.
         let notice = match copied {
             true => Notice::Silent,
             false => Notice::Report(self.state.requests.word(index)),
@@ -154,7 +157,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         match issued {
             Issued::Pending(token) if !copied => slot.state = State::Sending(token),
             Issued::Pending(_) | Issued::Done { .. } => {
-                // What completed before it comes before it.
+                // Preserves completion order: collects earlier completions first.
                 self.collect();
                 self.state.requests.complete(index);
             }
@@ -162,8 +165,8 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         Ok(())
     }
 
-    /// Counts a message that the engine has taken, by the way it travels: without a credit a short
-    /// one stays here, too.
+    /// Counts a message that the engine has accepted. A short message without a credit counts as
+    /// rendezvous, because its payload stays here.
     fn count(&mut self, send: Deferred, issued: Issued) {
         let len = u64::from(send.len);
         let stays = matches!(issued, Issued::Pending(token) if self.engine.is_fetched(token));
@@ -177,7 +180,8 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         self.state.stats.tx_shm_num += u64::from(self.is_near(send.to));
     }
 
-    /// Sends what found no room, to each peer in order; at most a batch, peer by peer in turn.
+    /// Issues deferred sends, in order for each peer and peer by peer in turn. Issues at most one
+    /// batch.
     pub(super) fn send_deferred(&mut self) {
         let mut stuck = 0;
         for _ in 0..self.engine.config().batch {

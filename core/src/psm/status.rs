@@ -1,10 +1,10 @@
-//! The status of requests, in PSM's terms.
+//! The status of requests, as PSM defines it.
 
 use crate::engine::protocol::{Received, Status as Ended};
 use crate::error::OpError;
 use crate::mem::PeerId;
 
-/// PSM2's error codes, as far as matched queues have them.
+/// The error codes of PSM2 that matched queues return.
 #[doc(alias = "psm2_error_t")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
@@ -33,43 +33,43 @@ impl From<OpError> for Code {
     }
 }
 
-/// Version 1: tags of 64 bits.
+/// The status of version 1, with a 64-bit tag.
 #[doc(alias = "psm2_mq_status_t")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status {
-    /// The sender's tag: words 0 and 1.
+    /// The sender's tag, words 0 and 1.
     pub msg_tag: u64,
     /// The sender's length, in bytes.
     pub msg_length: u32,
-    /// What was delivered, in bytes.
+    /// The delivered length, in bytes.
     pub nbytes: u32,
-    /// How it ended.
+    /// The outcome of the request.
     pub error_code: Code,
-    /// The context word of the request; 0 for a probe.
+    /// The context word of the request, or 0 for a probe.
     pub context: u64,
 }
 
-/// Version 2: tags of 96 bits, and the peer.
+/// The status of version 2, with a 96-bit tag and the peer.
 #[doc(alias = "psm2_mq_status2_t")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status2 {
-    /// The sender of a message that matched, or the receiver of one that was sent;
-    /// none for a receive that was cancelled.
+    /// The sender of a received message, or the receiver of a sent one. `None` for a cancelled
+    /// receive.
     pub msg_peer: Option<PeerId>,
     /// The sender's tag.
     pub msg_tag: [u32; 3],
     /// The sender's length, in bytes.
     pub msg_length: u32,
-    /// What was delivered, in bytes; of a send, its length.
+    /// The delivered length of a receive, or the length of a send, in bytes.
     pub nbytes: u32,
-    /// How it ended.
+    /// The outcome of the request.
     pub error_code: Code,
-    /// The context word of the request; 0 for a probe.
+    /// The context word of the request, or 0 for a probe.
     pub context: u64,
 }
 
 impl Status2 {
-    /// Nothing.
+    /// A status without a message.
     pub const EMPTY: Status2 = Status2 {
         msg_peer: None,
         msg_tag: [0; 3],
@@ -79,10 +79,11 @@ impl Status2 {
         context: 0,
     };
 
-    /// Of a receive.
+    /// Creates the status of a completed receive.
     pub(super) fn received(end: &Ended, context: u64) -> Self {
         let error_code = match end.outcome {
-            // As in PSM: the caller knows that it cancelled it.
+            // A cancelled receive is `Ok`, as in PSM: the caller knows that it cancelled the
+            // receive.
             Received::Ok | Received::Cancelled => Code::Ok,
             Received::Truncated => Code::Truncation,
             Received::Failed(_) | Received::Unknown(_) => Code::InternalErr,
@@ -102,7 +103,7 @@ impl Status2 {
     }
 }
 
-/// PSM's lengths have 32 bits.
+/// Limits a length to PSM's 32 bits.
 pub(super) fn length(len: u64) -> u32 {
     u32::try_from(len).unwrap_or(u32::MAX)
 }
@@ -120,35 +121,36 @@ impl From<Status2> for Status {
     }
 }
 
-/// What `psm2_mq_get_stats` tells. User means that the receive was posted first, sys that it was
-/// not; shm that the first rail of the engine joins the two ends, which is shared memory in a node.
+/// The counters of `psm2_mq_get_stats`. "User" counts messages that arrived after their receive was
+/// posted, "sys" unexpected messages. "Shm" counts messages of peers that the engine's first rail
+/// reaches, which is shared memory within a node.
 #[doc(alias = "psm2_mq_stats_t")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Bytes of messages whose receive was posted.
+    /// Bytes of expected messages.
     pub rx_user_bytes: u64,
-    /// Such messages.
+    /// Number of expected messages.
     pub rx_user_num: u64,
-    /// Bytes of messages that came first.
+    /// Bytes of unexpected messages.
     pub rx_sys_bytes: u64,
-    /// Such messages.
+    /// Number of unexpected messages.
     pub rx_sys_num: u64,
-    /// Messages sent.
+    /// Number of sent messages.
     pub tx_num: u64,
-    /// Messages sent with their payload.
+    /// Number of messages sent with their payload.
     pub tx_eager_num: u64,
     /// Bytes of messages sent with their payload.
     pub tx_eager_bytes: u64,
-    /// Messages sent whose payload the receiver read.
+    /// Number of sent messages whose payload the receiver reads.
     pub tx_rndv_num: u64,
-    /// Bytes of messages sent whose payload the receiver read.
+    /// Bytes of sent messages whose payload the receiver reads.
     pub tx_rndv_bytes: u64,
-    /// Messages sent to peers of the first rail.
+    /// Number of messages sent to peers that the first rail reaches.
     pub tx_shm_num: u64,
-    /// Messages received from them.
+    /// Number of messages received from peers that the first rail reaches.
     pub rx_shm_num: u64,
-    /// Payloads that were kept until their receive.
+    /// Number of payloads that were stored until their receive was posted.
     pub rx_sysbuf_num: u64,
-    /// Their bytes.
+    /// Bytes of payloads that were stored until their receive was posted.
     pub rx_sysbuf_bytes: u64,
 }
