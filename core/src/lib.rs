@@ -49,16 +49,16 @@
 //!   in that (context, peer) stream, whatever rail it takes. The receiver applies signals and
 //!   atomics in stream order, each only when every earlier write of the stream has landed. Writes
 //!   themselves land in any order. Different contexts are independent streams.
-//! - **Fence** orders without waiting where the stream order suffices. It drains only a write before
-//!   a later write. **Quiet** completes: on return every earlier operation is applied at its target.
-//!   A quiet without outstanding operations costs a few loads and no call into a rail.
-//! - **Completion** has three outcomes: done; failed and quiescent (the buffer may be reused, and no
-//!   part lands later); failed, unknown. A stale or unknown token is an error, never "done". Every
-//!   wait takes a deadline. When it expires, the error names the peer, the rail and the first
+//! - **Fence** orders without waiting where the stream order suffices. It drains only a write
+//!   before a later write. **Quiet** completes: on return every earlier operation is applied at its
+//!   target. A quiet without outstanding operations costs a few loads and no call into a rail.
+//! - **Completion** has three outcomes: done; failed and quiescent (the buffer may be reused, and
+//!   no part lands later); failed, unknown. A stale or unknown token is an error, never "done".
+//!   Every wait takes a deadline. When it expires, the error names the peer, the rail and the first
 //!   missing number.
 //! - **No allocation, lock or system call on a hot path.** The caller passes all memory at setup.
-//!   The core starts no thread, reads no environment variable and sets no signal handler. A wait may
-//!   sleep, through the [`Host`](sync::host::Host) that the caller passes.
+//!   The core starts no thread, reads no environment variable and sets no signal handler. A wait
+//!   may sleep, through the [`Host`](sync::host::Host) that the caller passes.
 //! - **A rail is not a peer.** With [failover](engine::Engine::attach_failover) and rails that can
 //!   [fence](rail::Rail::fence), a peer survives the failure of all its rails but one. Every
 //!   operation is still applied once and in order.
@@ -66,16 +66,16 @@
 //!   width, sequence window. Invalid input is rejected with an error that names the violation. It
 //!   causes no panic and no write outside a registered region.
 //! - **One attachment, one epoch.** Traffic of one attachment of a peer never has an effect in a
-//!   later one: it is dropped and counted ([`Stats::stale`](engine::Stats)). If a peer attaches this
-//!   process again during an attachment, that attachment fails.
+//!   later one: it is dropped and counted ([`Stats::stale`](engine::Stats)). If a peer attaches
+//!   this process again during an attachment, that attachment fails.
 //! - **Bounded.** Every queue, window and table has a size fixed at setup. When one is full, the
 //!   call returns [`Again`](error::OpError::Again) and changes nothing. A pass handles at most a
 //!   configured number of items per queue.
 //!
 //! # Layers
 //!
-//! The layers from the bottom up. Each layer imports only earlier layers. All of them share [`bytes`], [`mem`],
-//! [`op`] and [`error`].
+//! The layers from the bottom up. Each layer imports only earlier layers. All of them share
+//! [`bytes`], [`mem`], [`op`] and [`error`].
 //!
 //! 1. [`sync`]: atomics only. SPSC ring, sequence arithmetic, eventcount, spin-then-park.
 //! 2. [`rail`]: one path to the fabric, and rails without hardware: loopback, faulty, simulated.
