@@ -2,9 +2,9 @@
 //!
 //! One side listens, the other connects. Each sends its [`Card`]: the rails with their addresses
 //! and speeds, and the settings that both engines must share. [`Card::agree`] pairs the rails, or
-//! tells why they do not fit. The listener serves many connections at once, so an unrelated client
-//! costs only its own connection. Then the [`Wire`] exchanges the caller's messages, region handles
-//! first: in each exchange both sides send one message and receive one.
+//! reports why they do not match. The listener serves many connections at once, so an unrelated
+//! client costs only its own connection. Then the [`Wire`] exchanges the caller's messages, such as
+//! region handles. In each exchange both sides send one message and receive one.
 //!
 //! All of this is setup: it allocates, and each call blocks until its deadline at most. A waiting
 //! wire calls the caller's closure, so that a rail with manual progress advances. Received lengths
@@ -40,7 +40,7 @@ pub const MESSAGE_MAX: usize = 64 << 10;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BootstrapError {
-    /// Not HOST:PORT, or an unknown host.
+    /// The address is not HOST:PORT, or its host is unknown.
     Address,
     /// A system call failed with this errno.
     System(i32),
@@ -54,9 +54,9 @@ pub enum BootstrapError {
     Stranger,
     /// The peer uses another protocol version.
     Version {
-        /// Theirs.
+        /// The peer's version.
         theirs: u16,
-        /// Ours.
+        /// Our version.
         ours: u16,
     },
     /// A message exceeds the maximum size.
@@ -70,20 +70,20 @@ pub enum BootstrapError {
     BadCard(&'static str),
     /// A setting that must be the same on both sides differs.
     Differs {
-        /// The setting.
+        /// The name of the setting.
         what: &'static str,
-        /// Theirs.
+        /// The peer's value.
         theirs: u64,
-        /// Ours.
+        /// Our value.
         ours: u64,
     },
     /// The rails cannot be paired.
     Rails(Mismatch),
     /// Two paired rails belong to different providers.
     Providers {
-        /// Ours.
+        /// The number of our rail.
         ours: u8,
-        /// Theirs.
+        /// The number of the peer's rail.
         theirs: u8,
     },
 }

@@ -9,7 +9,7 @@ use std::{ptr, thread};
 
 use fishplate_shm::{close_aside, has_aside, set_closer};
 
-/// Most threads at once. While all of them are blocked, descriptors wait.
+/// Maximum number of threads. While all of them are blocked, descriptors wait.
 const THREADS: usize = 4;
 
 /// The number of closing threads that run.
@@ -33,7 +33,7 @@ fn start() {
     }
 }
 
-/// Reserves a place for one more thread, if there is one.
+/// Reserves a place for one more thread, if fewer than [`THREADS`] run.
 fn take_turn() -> bool {
     let more = |count: usize| (count < THREADS).then_some(count + 1);
     CLOSING.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_ok()
@@ -62,7 +62,7 @@ pub fn without_signals<T>(begin: impl FnOnce() -> T) -> T {
     };
     let begun = begin();
     if blocked {
-        // SAFETY: as above.
+        // SAFETY: the call above filled `before`, as `blocked` says.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut()) };
     }
     begun
@@ -111,7 +111,7 @@ mod tests {
         assert!(Link::over(ours, Role::First, &rail.profile(), deadline).is_err());
         // The closing thread has the last copy of the pipe's other end.
         let mut ready = libc::pollfd { fd: reads.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: `ready` is one entry, the count that the call gets.
+        // SAFETY: `ready` is one entry, and the call gets a count of 1.
         assert_eq!(unsafe { libc::poll(&mut ready, 1, 10_000) }, 1, "it was not closed");
         assert_eq!(File::from(OwnedFd::from(reads)).read(&mut [0]).unwrap(), 0);
     }

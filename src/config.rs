@@ -12,24 +12,23 @@ use fishplate_core::sync::seq::MAX_WINDOW;
 /// The settings, with their defaults.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Libfabric providers to try, in order. Empty: [all](crate::rails::PROVIDERS) that are usable,
-    /// fastest first.
+    /// Libfabric providers to try, in order. If empty, all usable ones of
+    /// [`PROVIDERS`](crate::rails::PROVIDERS), fastest first.
     pub providers: Vec<String>,
-    /// Interfaces to use, by the provider's names, one rail for each mention. Empty: chosen by
-    /// distance.
+    /// Interfaces to use, by the provider's names. Each name adds one rail. If empty, the nearest
+    /// ones are used.
     pub interfaces: Vec<String>,
     /// Maximum number of rails of a process, 1 to 16.
     pub max_rails: usize,
     /// Whether the provider executes the atomics that it supports, in memory from
-    /// [`Node::alloc_native_atomics`](crate::Node::alloc_native_atomics). Providers without atomics
-    /// are then not used, and nothing outlives a rail
-    /// ([`Builder::failover`](crate::node::Builder::failover)).
+    /// [`Node::alloc_native_atomics`](crate::Node::alloc_native_atomics). If so, providers without
+    /// atomics are not used, and there is no [failover](crate::node::Builder::failover).
     pub native_atomics: bool,
-    /// The libfabric to load. `None`: `libfabric.so.1` on the linker's search path.
+    /// The libfabric to load. `None` loads `libfabric.so.1` from the linker's search path.
     pub library: Option<PathBuf>,
     /// How each operation selects its rail.
     pub policy: RailPolicy,
-    /// Maximum sequence numbers in flight per stream: a power of two, the same at both ends.
+    /// Maximum sequence numbers in flight per stream: a power of two, and the same at both ends.
     pub window: u32,
     /// Maximum events and due streams per queue that one progress pass handles.
     pub batch: u32,
@@ -41,7 +40,7 @@ pub struct Settings {
     pub stripe_chunk: u64,
     /// Passes after which a pending acknowledgement is sent on its own.
     pub ack_age: u32,
-    /// Contexts, 1 to 256. The same at both ends.
+    /// Number of contexts, 1 to 256. Must be the same at both ends.
     pub contexts: u16,
     /// Maximum time for a rail to complete a post. Then the post counts as lost and the peer fails.
     pub deadline: Duration,
@@ -90,7 +89,7 @@ impl Settings {
     /// different one at each start.
     ///
     /// # Errors
-    /// The first field that is out of range.
+    /// Returns the first field that is out of range.
     pub fn engine(&self, seed: u64) -> Result<Config, BadSetting> {
         self.check()?;
         Ok(Config {
@@ -110,7 +109,7 @@ impl Settings {
     /// Checks that every field is in range.
     ///
     /// # Errors
-    /// The first field that is out of range.
+    /// Returns the first field that is out of range.
     pub fn check(&self) -> Result<(), BadSetting> {
         let window = self.window.is_power_of_two() && u64::from(self.window) <= MAX_WINDOW;
         let unnamed = |names: &[String]| names.iter().any(String::is_empty);

@@ -36,10 +36,10 @@ pub const NAME: &str = "fishplate-counters";
 /// The first word: "FPstat" and the version of the layout, 1.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"FPstat\0\x01");
 
-/// Time between two copies, at least.
+/// Minimum time between two copies.
 pub const INTERVAL: Duration = Duration::from_millis(10);
 
-/// What the counters are, in the order of the page. The last two are gauges.
+/// Names of the counters, in the order of the page. The last two are gauges.
 pub const NAMES: [&str; 15] = [
     "posted",
     "arrived",
@@ -58,7 +58,7 @@ pub const NAMES: [&str; 15] = [
     "rails",
 ];
 
-/// The last of [`NAMES`] that go up and down; the others only grow.
+/// Number of gauges, which are the last of [`NAMES`]. The other counters only grow.
 pub const GAUGES: usize = 2;
 
 const BYTES: usize = 4096;
@@ -76,14 +76,15 @@ pub(crate) struct Page {
     published_ns: u64,
 }
 
-// SAFETY: the mapping is this value's alone, and atomic.
+// SAFETY: this value alone owns the mapping, and accesses it only by atomics.
 unsafe impl Send for Page {}
 
 impl Page {
-    /// Makes one.
+    /// Creates a page.
     pub fn create() -> Result<Page, Errno> {
         let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-        // SAFETY: a C string; the descriptor, if there is one, is new.
+        // SAFETY: the name is a C string. A descriptor that the call returns is new, so nothing
+        // else owns it.
         let fd = unsafe {
             match libc::memfd_create(c"fishplate-counters".as_ptr(), flags) {
                 -1 => return Err(Errno::last()),
@@ -91,7 +92,7 @@ impl Page {
             }
         };
         let (access, shared) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
-        // SAFETY: an open descriptor, and a new mapping of as much as the file has.
+        // SAFETY: the descriptor is open. The mapping is new and as long as the file.
         let at = unsafe {
             if libc::ftruncate(fd.as_raw_fd(), BYTES as libc::off_t) != 0 {
                 return Err(Errno::last());
@@ -101,8 +102,9 @@ impl Page {
         if at == libc::MAP_FAILED {
             return Err(Errno::last());
         }
-        // Others can only read it. Without the seals they could change the page, and nothing else.
-        // SAFETY: an open descriptor.
+        // The seals let other processes only read the page. If sealing fails, they could change the
+        // page, and nothing else.
+        // SAFETY: the descriptor is open, and the call takes no pointers.
         unsafe {
             let seals = libc::F_SEAL_GROW | libc::F_SEAL_SHRINK | libc::F_SEAL_FUTURE_WRITE;
             libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, seals);
@@ -122,7 +124,7 @@ impl Page {
         unsafe { self.words.as_ref() }
     }
 
-    /// Copies the counters, unless that was done a moment ago.
+    /// Copies the counters, unless that happened less than [`INTERVAL`] ago.
     pub fn publish(&mut self, now_ns: u64, stats: impl FnOnce() -> (Stats, [u64; GAUGES])) {
         if now_ns.saturating_sub(self.published_ns) < INTERVAL.as_nanos() as u64 {
             return;
@@ -144,12 +146,12 @@ impl Page {
 
 impl Drop for Page {
     fn drop(&mut self) {
-        // SAFETY: the mapping that `create` made; no reference to it is left.
+        // SAFETY: `create` made the mapping with this length, and no reference to it is left.
         unsafe { libc::munmap(self.words.as_ptr().cast(), BYTES) };
     }
 }
 
-/// The values in the order of [`NAMES`].
+/// Returns the counters in the order of [`NAMES`].
 fn in_order(stats: &Stats, [peers, rails]: [u64; GAUGES]) -> [u64; NAMES.len()] {
     let Stats { posted, arrived, arrivals_out_of_order, duplicates, stale, applied, acks_alone, .. } = *stats;
     let Stats { refused, failed, rails_failed, reposted, replied_again, passes, .. } = *stats;
@@ -179,7 +181,8 @@ pub struct Snapshot {
     pub pid: u32,
     /// The node: 0 for the first of its process.
     pub node: u64,
-    /// When the page was written, in nanoseconds of `CLOCK_MONOTONIC`. 0: not yet.
+    /// When the page was written, in nanoseconds of `CLOCK_MONOTONIC`. 0 if that has not happened
+    /// yet.
     pub written_ns: u64,
     /// The counters, in the order of [`NAMES`].
     pub values: [u64; NAMES.len()],
@@ -218,14 +221,15 @@ pub fn read_all() -> Vec<Snapshot> {
     pids.into_iter().filter_map(|pid| read(pid).ok()).flatten().collect()
 }
 
-/// The process's id in its own namespace.
+/// Returns the process's id in its own namespace.
 fn own_number(pid: u32) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
     line.split_whitespace().last()?.parse().ok()
 }
 
-/// Reads a page and its owner. `None`: it is no page, or it changed during every attempt.
+/// Reads a page and its owner. Returns `None` if the file is no page, or changed during every
+/// attempt.
 fn snapshot(file: &File, pid: u32) -> Option<(u64, Snapshot)> {
     for _ in 0..100 {
         let (mut page, mut count) = ([0; BYTES], [0; 8]);
@@ -274,7 +278,7 @@ mod tests {
                 assert!(posted >= before);
                 before = posted;
             }
-            // The end of the scope joins it, too, but ThreadSanitizer does not see that.
+            // The scope would join the thread too, but ThreadSanitizer does not see that.
             writer.join().unwrap();
         });
         assert_eq!(mine().unwrap().values[0], 200_000);

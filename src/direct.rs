@@ -52,7 +52,8 @@ unsafe impl DeviceMemory for StandIn {
     }
 
     unsafe fn read_device(&mut self, from: NonNull<u8>, into: &mut [u8]) -> Result<(), PostError> {
-        // SAFETY: as above.
+        // SAFETY: the stand-in's memory is host memory, and the caller guarantees that the range is
+        // valid.
         unsafe { copy_bytes(from.as_ptr(), into.as_mut_ptr(), into.len()) };
         Ok(())
     }
@@ -85,7 +86,7 @@ unsafe impl<D: Device> DeviceMemory for Direct<D> {
 
     fn dmabuf(&mut self, ptr: NonNull<u8>, len: usize) -> Option<Dmabuf> {
         let (fd, offset) = self.device.dmabuf(at(ptr), len as u64)?;
-        // SAFETY: `fd` is owned here, and this gives it up.
+        // SAFETY: `into_raw_fd` gives up the descriptor, so the `Dmabuf` is its only owner.
         Some(unsafe { Dmabuf::new(fd.into_raw_fd(), offset) })
     }
 
@@ -101,12 +102,12 @@ unsafe impl<D: Device> DeviceMemory for Direct<D> {
     }
 
     unsafe fn write_device(&mut self, to: NonNull<u8>, from: Untrusted<'_>) -> Result<(), PostError> {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         unsafe { self.device.write_device(at(to), from) }
     }
 
     unsafe fn read_device(&mut self, from: NonNull<u8>, into: &mut [u8]) -> Result<(), PostError> {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         unsafe { self.device.read_device(at(from), into) }
     }
 

@@ -2,9 +2,9 @@
 //! whether the process at the other end is alive.
 //!
 //! Providers over TCP retry for ever on a link that is down, and do not report a killed peer.
-//! [`Guard`] checks both in [`Rail::check_peers`], which waits call every 10 ms: two system calls,
-//! on no other path. It reports [`PeerError::Rail`], which names the rail, or [`PeerError::Died`],
-//! and forwards everything else.
+//! [`Guard`] checks both in [`Rail::check_peers`], which waits call every 10 ms. That takes two
+//! system calls; no other path makes any. It reports [`PeerError::Rail`], which names the rail, or
+//! [`PeerError::Died`], and forwards everything else.
 
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -17,7 +17,7 @@ use fishplate_core::rail::{Caps, Fence, Local, Posted, REOPEN_MAX, Rail, RailKey
 
 use crate::bootstrap::Lifeline;
 
-/// The link of a network interface.
+/// Watches the link of a network interface.
 #[derive(Debug)]
 pub struct LinkWatch {
     socket: OwnedFd,
@@ -25,8 +25,8 @@ pub struct LinkWatch {
 }
 
 impl LinkWatch {
-    /// Watches an interface of this network namespace.
-    /// `None` if there is no such interface, or nothing is known of its link.
+    /// Watches an interface of this network namespace. Returns `None` if there is no such
+    /// interface, or the kernel does not report its link.
     pub fn new(interface: &str) -> Option<LinkWatch> {
         let name = CString::new(interface).ok()?;
         let mut padded = [0; libc::IFNAMSIZ];
@@ -37,27 +37,28 @@ impl LinkWatch {
         for (to, from) in padded.iter_mut().zip(name) {
             *to = *from as libc::c_char;
         }
-        // SAFETY: plain numbers.
+        // SAFETY: the call takes no pointers.
         let socket = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
         if socket < 0 {
             return None;
         }
-        // SAFETY: just opened, and not owned elsewhere.
+        // SAFETY: the call above returned a new descriptor, so nothing else owns it.
         let watch = LinkWatch { socket: unsafe { OwnedFd::from_raw_fd(socket) }, name: padded };
         watch.flags().map(|_| watch)
     }
 
-    /// Whether the interface is up and has a link; false if it has disappeared. One system call.
+    /// Returns whether the interface is up and has a link. `false` if the interface no longer
+    /// exists. Makes one system call.
     pub fn is_up(&self) -> bool {
         let wanted = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
         self.flags().is_some_and(|flags| flags & wanted == wanted)
     }
 
     fn flags(&self) -> Option<libc::c_short> {
-        // SAFETY: zeros are an empty request.
+        // SAFETY: `ifreq` is plain data, for which zeros are valid.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
         request.ifr_name = self.name;
-        // SAFETY: the request is complete, names an interface, and is written only here.
+        // SAFETY: the request is initialized and names an interface. Only this call accesses it.
         let done = unsafe { libc::ioctl(self.socket.as_raw_fd(), libc::SIOCGIFFLAGS as _, &raw mut request) };
         if done != 0 {
             return None;
@@ -88,12 +89,12 @@ pub(crate) struct Watch {
 struct Watched {
     peer: Peer,
     lifeline: Option<Lifeline>,
-    /// No failure was reported since it was attached.
+    /// True until the guard reports a failure of the peer.
     up: bool,
 }
 
 impl<R> Guard<R> {
-    /// Guards a rail, which is number `id` of its engine.
+    /// Guards `rail`, which has the number `id` in its engine.
     pub fn new(rail: R, id: RailId, link: Option<LinkWatch>) -> Guard<R> {
         Guard { rail, watch: Watch { id, link, peers: vec![] } }
     }
@@ -186,7 +187,7 @@ impl<S: Sink> Sink for Judge<'_, S> {
 pub struct GuardSetup<'a, R: Rail + 'a>(&'a mut Guard<R>);
 
 impl<R: Rail> GuardSetup<'_, R> {
-    /// As [`Guard::watch`].
+    /// Calls [`Guard::watch`].
     pub fn watch(&mut self, peer: Peer, lifeline: Option<Lifeline>) {
         self.0.watch(peer, lifeline);
     }
@@ -201,8 +202,8 @@ impl<R: Rail> GuardSetup<'_, R> {
     clippy::missing_trait_methods,
     reason = "a call that is not forwarded would use the default, which ignores the rail"
 )]
-// SAFETY: forwards every call to the same rail, and all its reports to the sink. `setup` offers
-// only the calls of that rail's.
+// SAFETY: the guard forwards every call to one rail, and passes on all its reports. `setup` adds to
+// the setup calls of that rail only `watch`, which posts nothing.
 unsafe impl<R: Rail> Rail for Guard<R> {
     type Setup<'a>
         = GuardSetup<'a, R>

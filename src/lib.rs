@@ -1,13 +1,13 @@
-//! Fishplate, assembled: `fishplate-core`'s engine over `fishplate-shm`'s rails, on
-//! `fishplate-sys`'s Linux.
+//! The assembled transport: the engine of `fishplate-core` over the rails of `fishplate-shm`,
+//! `fishplate-gpu` and `fishplate-sys`.
 //!
 //! Most programs want a [`Node`]: one object per process, whose peers are other processes on this
-//! host or elsewhere. Programs with their own memory, rails or threads use the parts. They are
-//! re-exported under their own names, and this package adds [`Storage`] and [`MatchStorage`], which
-//! own an engine's memory; [`worker`], a thread that drives an engine; [`rails`], which opens
-//! libfabric rails near a process, under a [`guard`]; and [`topology`], which chooses them. The
-//! command-line tool `fishplate` is the package `fishplate-tool`; `fishplate-testing` has a
-//! libfabric provider for tests.
+//! host or elsewhere. Programs with their own memory, rails or threads use the packages, which are
+//! re-exported. This package adds [`Storage`] and [`MatchStorage`], which own an engine's memory;
+//! [`worker`], a thread that drives an engine; [`rails`], which opens libfabric rails near a
+//! process, under a [`guard`]; and [`topology`], which chooses them. The command-line tool
+//! `fishplate` is the package `fishplate-tool`; `fishplate-testing` has a libfabric provider for
+//! tests.
 //!
 //! Two processes that each write to the other, then signal:
 //!
@@ -101,7 +101,7 @@ pub use job::Job;
 pub use node::Node;
 pub use storage::{FailoverStorage, Limits, MatchStorage, Storage};
 
-// Compiles the examples of the pages.
+// Compiles the examples in these documents.
 #[cfg(doctest)]
 mod pages {
     #[doc = include_str!("../README.md")]

@@ -20,7 +20,7 @@
 //!
 //! One thread at a time uses a node, and it can move between threads. It makes progress only in its
 //! own calls: a program that computes for long calls [`Node::progress`] regularly, or opens the
-//! node with a [worker](Builder::worker) thread. Only the one `unsafe` call can cause undefined
+//! node with a [worker](Builder::worker) thread. Only its `unsafe` calls can cause undefined
 //! behaviour.
 //!
 //! | call                       | waits                        | allocates       |
@@ -47,19 +47,19 @@
 //! Shared memory carries it if both nodes have a device. Libfabric carries it if the provider of
 //! the node that owns the memory supports `FI_HMEM`; the other end needs no device.
 //!
-//! Words of signals and atomics may be in it; the device changes them. Unregistered bytes cannot be
-//! put to it: [`OpError::DeviceMemory`].
+//! Words of signals and atomics may be in device memory; the device changes them. A put of
+//! unregistered bytes to it fails: [`OpError::DeviceMemory`].
 //!
-//! Freed memory returns to the device once no peer has it open: peers close it in `progress` and in
-//! waits, and the owner frees it there. A device's copies do not wake a sleeping thread: a wait
-//! polls them every 20 microseconds to 10 milliseconds.
+//! Freed memory returns to the device once no peer has it open. Peers close it in `progress` and in
+//! waits, and the owner frees it in its own. A device's copies do not wake a sleeping thread: a
+//! wait polls them every 20 microseconds to 10 milliseconds.
 //!
 //! # Waits
 //!
 //! A wait spins for some microseconds, then sleeps until a peer on this host wakes it or something
 //! arrives over a libfabric rail. A provider without `FI_WAIT_FD`, and any libfabric rail of a node
 //! with a device, cannot end a sleep: then a wait polls every 100 microseconds, and every
-//! millisecond after 50 milliseconds. `RailInfo::wakes` says which rails can.
+//! millisecond after 50 milliseconds. `RailInfo::wakes` says which rails can end a sleep.
 
 mod address;
 mod builder;
@@ -115,8 +115,8 @@ const MEETING_PAUSE: u64 = 50_000;
 const MEETING_SLICE: u64 = 2_000_000;
 const SLICE: u64 = 20_000_000;
 
-/// Forwards a call to the worker's node if this is a front. For calls that a front would accept
-/// itself.
+/// Forwards a call to the worker's node if this is a front. Needed for calls that the front's
+/// engine would not refuse.
 macro_rules! behind {
     ($node:expr, $call:expr) => {
         if let super::Driver::Worker(worker) = &$node.driver {
@@ -142,7 +142,7 @@ pub struct Node {
     agreements: Vec<(PeerId, GpuAgreement)>,
     on_device: OnDevice,
     contacts: Vec<Contact>,
-    /// The contact to poll next.
+    /// Index of the contact to poll next.
     turn: usize,
     /// Links of peers that dialled before the program connected them.
     early: Vec<Link>,
@@ -153,7 +153,7 @@ pub struct Node {
     own: Own,
     builder: Builder,
     passes: u32,
-    /// Its counters, for other processes.
+    /// The counters that other processes read.
     page: Option<Page>,
     driver: Driver,
 }
@@ -264,8 +264,8 @@ impl Node {
 
     /// Shuts the node down: waits until everything it sent is applied and every peer knows that it
     /// leaves, so that none reports it as dead. Peers answer in any of their calls. Their later
-    /// operations to this node fail as closed, so processes that may still need each other use a
-    /// barrier first.
+    /// operations to this node fail as closed. So use a barrier first if processes may still need
+    /// each other.
     ///
     /// # Errors
     /// [`Error::Unfinished`] names what was missing when the deadline expired.
@@ -287,14 +287,14 @@ impl Node {
                 engine.remove_peer(contact.peer)?;
             }
         }
-        // Without sleeps: a node that waits for nothing still makes some passes.
+        // Uses the waiter of short waits, so it does not sleep between passes.
         self.home.engine.shutdown(&mut self.home.waiter, deadline_ns).map_err(Error::Unfinished)?;
         self.revoke_device(deadline)?;
         // Reports operations that were lost with failed peers.
         self.quiet_all(Duration::ZERO)
     }
 
-    /// If this is a front, asks the worker's node, which may know what this one does not.
+    /// If this is a front, asks the worker's node, which knows the peers, memory and operations.
     #[cold]
     fn else_behind<T, E: From<OpError>>(
         &self,

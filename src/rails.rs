@@ -26,7 +26,7 @@ pub const PROVIDERS: [&str; 7] = ["efa-direct", "efa", "verbs;ofi_rxm", "cxi", "
 pub enum RailsError {
     /// libfabric could not be loaded.
     Load(LoadError),
-    /// No requested provider is usable: the reason of each.
+    /// No requested provider is usable; each error gives the reason of one.
     Provider(Vec<NegotiateError>),
     /// More rails were requested than there are interfaces.
     TooMany {
@@ -123,7 +123,7 @@ pub struct Wanted<'a> {
     pub anchor: Anchor,
     /// Number of rails; `None`: one on each named or near interface.
     pub count: Option<usize>,
-    /// Prefers rails that can access device memory.
+    /// Whether to prefer rails that can access device memory.
     pub devices: bool,
 }
 
@@ -136,7 +136,7 @@ pub struct Candidate {
     pub nic: Option<usize>,
     /// Megabits per second; 0 if unknown.
     pub mbit: u32,
-    /// Why it is used only if named.
+    /// Why the interface is used only if named, if that is so.
     pub passed_over: Option<&'static str>,
 }
 
@@ -154,7 +154,7 @@ pub unsafe fn load(settings: &Settings) -> Result<Library, LoadError> {
         path: settings.library.as_ref().map_or_else(String::new, |path| path.display().to_string()),
         reason: "a zero byte in the path".into(),
     })?;
-    // SAFETY: the caller's guarantee.
+    // SAFETY: our caller guarantees that the path names a libfabric.
     unsafe { Library::open(path.as_deref()) }
 }
 
@@ -232,13 +232,13 @@ pub fn nearest(
     best.into_iter().take(limit).cloned().collect()
 }
 
-/// Longest message of a rail in bytes: a page, and what programs and the engine put before it.
+/// Longest message of a rail in bytes: a page, and the headers of the program and the engine.
 const MESSAGE: usize = 4096 + 512;
 
 /// Opens rails of the first usable provider.
 ///
 /// # Errors
-/// What was requested, and what is available.
+/// The error names what was requested, and what is available.
 pub fn open(wanted: Wanted<'_>, library: Library, machine: &Machine) -> Result<Vec<OpenRail>, RailsError> {
     let named: Vec<&str> = wanted.settings.providers.iter().map(String::as_str).collect();
     let providers = if named.is_empty() { &PROVIDERS[..] } else { &named[..] };
@@ -252,7 +252,7 @@ pub fn open(wanted: Wanted<'_>, library: Library, machine: &Machine) -> Result<V
     Err(RailsError::Provider(refused))
 }
 
-/// Opens the rails of one provider. The inner error means: try the next provider.
+/// Opens the rails of one provider. If the inner result is an error, try the next provider.
 fn on_provider(
     wanted: Wanted<'_>,
     library: Library,

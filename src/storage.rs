@@ -19,13 +19,13 @@ use fishplate_core::rail::{Rail, Rails};
 /// The sizes of an engine's tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Most peers.
+    /// Maximum number of peers.
     pub peers: u16,
-    /// Most registered regions.
+    /// Maximum number of registered regions.
     pub locals: u16,
-    /// Most imported regions.
+    /// Maximum number of imported regions.
     pub remotes: u16,
-    /// Most operations in flight.
+    /// Maximum number of operations in flight.
     pub operations: u32,
 }
 
@@ -71,8 +71,8 @@ impl<const RAILS: usize> Storage<RAILS> {
     /// Creates an engine over `rails` in this memory.
     ///
     /// # Errors
-    /// As [`Engine::new`]; among them [`AttachError::Config`] if `config` needs more than `new` was
-    /// given.
+    /// The same as [`Engine::new`]; [`AttachError::Config`] also if `config` needs more memory than
+    /// that of `new`.
     pub fn engine<R: Rail>(
         &mut self,
         config: Config,
@@ -92,11 +92,11 @@ impl<const RAILS: usize> Storage<RAILS> {
     }
 }
 
-/// Number of unexpected messages that hash buckets find in constant time. Lookups among more take
-/// proportionally longer.
+/// Number of unexpected messages that hash buckets find in constant time. Beyond it, the time of a
+/// lookup grows with the number.
 const HASHED: usize = 1 << 14;
 
-/// Of more messages, as many share a bucket.
+/// Number of messages that share a bucket when there are more than [`HASHED`].
 const SHARED: usize = 16;
 
 /// Zeroed slots, untouched until used. Allocated as bytes, because for a larger alignment the

@@ -25,13 +25,13 @@ pub use pci::{PciAddress, PciPath};
 /// A NIC: one PCI function, or one interface without hardware behind it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Nic {
-    /// What the kernel calls it: the network interface if it has one, else the verbs device.
+    /// The kernel's name for it: the network interface if it has one, else the verbs device.
     pub name: String,
     /// The network interface, as in `/sys/class/net`.
     pub interface: Option<String>,
     /// The verbs device, as in `/sys/class/infiniband`.
     pub verbs: Option<String>,
-    /// Where it is plugged in. `None` for software interfaces, and where the tree does not say.
+    /// Its place in the PCIe tree. `None` for software interfaces, and if unknown.
     pub path: Option<PciPath>,
     /// The NUMA node that it belongs to, if known.
     pub node: Option<u32>,
@@ -44,11 +44,11 @@ pub struct Nic {
 /// Whether a NIC has a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkState {
-    /// It has.
+    /// The NIC has a link.
     Up,
-    /// It has none, or is switched off.
+    /// The NIC has no link, or is switched off.
     Down,
-    /// The kernel does not say; loopback and many virtual interfaces do not.
+    /// The kernel does not report a state, as for loopback and many virtual interfaces.
     Unknown,
 }
 
@@ -57,9 +57,9 @@ pub enum LinkState {
 pub struct Gpu {
     /// Its address on the bus.
     pub address: PciAddress,
-    /// Where it is plugged in, if the tree says.
+    /// Its place in the PCIe tree, if known.
     pub path: Option<PciPath>,
-    /// The NUMA node that it belongs to, if the machine says.
+    /// The NUMA node that it belongs to, if known.
     pub node: Option<u32>,
     /// PCI vendor number: 0x10de NVIDIA, 0x1002 AMD.
     pub vendor: u16,
@@ -68,7 +68,7 @@ pub struct Gpu {
 /// The distance between two devices; less is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Distance {
-    /// Below one PCIe bridge: traffic between them does not pass the processor.
+    /// Below one PCIe bridge: traffic between the devices does not pass the processor.
     Switch,
     /// At one root complex.
     RootComplex,
@@ -79,7 +79,7 @@ pub enum Distance {
 }
 
 impl Distance {
-    /// In one word.
+    /// Returns the name of the distance.
     pub fn name(self) -> &'static str {
         match self {
             Distance::Switch => "switch",
@@ -102,7 +102,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// The NIC with that network interface, verbs device or name.
+    /// Returns the index of the NIC with this network interface, verbs device or name.
     pub fn nic(&self, name: &str) -> Option<usize> {
         let is = |held: &Option<String>| held.as_deref() == Some(name);
         self.nics.iter().position(|nic| nic.name == name || is(&nic.interface) || is(&nic.verbs))

@@ -32,7 +32,7 @@ pub struct Wakes<'a> {
 /// Where and how a worker runs.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Processor to pin the thread to; `None`: any.
+    /// Processor to pin the thread to. `None` does not pin it.
     pub cpu: Option<usize>,
     /// How it waits for work.
     pub policy: Policy,
@@ -44,7 +44,7 @@ impl Default for Options {
     }
 }
 
-/// A running worker.
+/// Handle of a running worker.
 pub struct Running<'scope, 'a, E> {
     thread: ScopedJoinHandle<'scope, Result<(E, bool, Counts), Errno>>,
     stop: Arc<AtomicBool>,

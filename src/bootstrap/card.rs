@@ -50,7 +50,7 @@ pub struct Card {
     pub rails: Vec<RailCard>,
 }
 
-/// The result of two matching descriptions.
+/// The result of two cards that match.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Agreement {
     /// Which local rail is connected to which remote one.
@@ -75,7 +75,8 @@ impl Card {
     /// Pairs the rails of two sides. Both sides compute the same result.
     ///
     /// # Errors
-    /// The setting that differs, with both values. [`BootstrapError::BadCard`] if it bears our id.
+    /// Names the setting that differs, with both values. Returns [`BootstrapError::BadCard`] if the
+    /// peer's card has our id.
     pub fn agree(&self, theirs: &Card) -> Result<Agreement, BootstrapError> {
         if self.id == theirs.id {
             return Err(BootstrapError::BadCard("id: it is our own"));
@@ -165,7 +166,7 @@ impl Card {
     }
 }
 
-/// Reads text for people: rejects control characters.
+/// Reads text that may be printed: rejects control characters.
 fn text(fields: &mut Reader<'_>) -> Option<String> {
     let len = fields.u8().ok()?;
     let text = std::str::from_utf8(fields.take(len.into()).ok()?).ok()?;
@@ -294,7 +295,7 @@ mod tests {
 
     #[test]
     fn forked_processes_have_different_ids() {
-        // Creates the keys that the fork copies.
+        // Creates the standard library's keys, which the fork copies.
         random_id();
         let mut ends = [0; 2];
         // SAFETY: `pipe` fills an array of two descriptors; `write` and `read` get eight bytes

@@ -32,16 +32,16 @@ const RETRY: Duration = Duration::from_millis(20);
 
 type Nonce = [u8; 16];
 
-/// Accepts processes at an address. Dropping it removes the file of a path.
+/// Accepts processes at an address. If it listens at a path, dropping it removes the socket file.
 #[derive(Debug)]
 pub struct Listener {
     socket: OwnedFd,
     meetings: Meetings<Greeting>,
-    /// The path, and the file that this listener made there.
+    /// The path, and the socket file that this listener created there.
     file: Option<(PathBuf, FileId)>,
 }
 
-/// Device and number of a file.
+/// The device and inode numbers of a file.
 type FileId = (u64, u64);
 
 impl Listener {
@@ -51,7 +51,7 @@ impl Listener {
     ///
     /// # Errors
     /// [`BootstrapError::Address`] or [`BootstrapError::System`]: `EADDRINUSE` if a process listens
-    /// there or another file is there.
+    /// there, or the path names another file.
     pub fn bind(at: &str) -> Result<Listener, BootstrapError> {
         let mut file = None;
         let socket = match Place::of(at) {
@@ -94,7 +94,7 @@ impl Listener {
     /// next call with the same card.
     ///
     /// # Errors
-    /// [`BootstrapError::Deadline`] if no process came, or [`BootstrapError::System`].
+    /// [`BootstrapError::Deadline`] if no process joined in time, or [`BootstrapError::System`].
     pub fn accept(&mut self, ours: &Card, deadline: Instant) -> Result<(Wire, Card), BootstrapError> {
         let card = Shown::new(ours)?;
         self.meetings.retain(|greeting| greeting.ours.card == card.card);
@@ -103,7 +103,7 @@ impl Listener {
         met.ok_or(BootstrapError::Deadline)
     }
 
-    /// Takes the peers that were rejected since the last call, and why: at most the last eight.
+    /// Returns the peers rejected since the last call, with the reasons: at most the last eight.
     pub fn refused(&mut self) -> Vec<(String, BootstrapError)> {
         self.meetings.refused()
     }
@@ -125,7 +125,7 @@ fn file_id(path: &Path) -> Option<FileId> {
     Some((found.dev(), found.ino()))
 }
 
-/// Whether the path is that of a socket at which no process listens.
+/// Returns whether the path is a socket at which no process listens.
 fn is_abandoned(address: &SocketAddr) -> bool {
     let is_socket =
         |path: &Path| std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
@@ -152,7 +152,7 @@ impl Place<'_> {
         }
     }
 
-    /// The address of a socket of this host.
+    /// Returns the address of a socket on this host.
     fn local(&self) -> Result<SocketAddr, BootstrapError> {
         let address = match self {
             Place::Abstract("") | Place::Network(_) => Err(io::ErrorKind::InvalidInput.into()),
@@ -163,12 +163,13 @@ impl Place<'_> {
     }
 }
 
-/// Connects to the process that listens at an address, as that of [`Listener::bind`], and exchanges
-/// cards with it. Retries until the deadline while no process listens there, or the listener closes
-/// the connection before it has sent its card.
+/// Connects to the process that listens at `at`, an address as for [`Listener::bind`], and
+/// exchanges cards with it. Retries until the deadline while no process listens there, or the
+/// listener closes the connection before it has sent its card.
 ///
 /// # Errors
-/// [`BootstrapError::System`] if no process listened in time; or why the peer does not fit.
+/// [`BootstrapError::System`] if no process listened in time; or the reason why the cards do not
+/// match.
 pub fn connect(at: &str, ours: &Card, deadline: Instant) -> Result<(Wire, Card), BootstrapError> {
     let card = Shown::new(ours)?;
     let (local, addresses) = match Place::of(at) {
@@ -210,7 +211,8 @@ pub fn connect(at: &str, ours: &Card, deadline: Instant) -> Result<(Wire, Card),
 /// Exchanges cards over a connected stream socket, such as one end of a socket pair.
 ///
 /// # Errors
-/// [`BootstrapError::Deadline`], [`BootstrapError::HungUp`]; or why the peer does not fit.
+/// [`BootstrapError::Deadline`], [`BootstrapError::HungUp`]; or the reason why the cards do not
+/// match.
 pub fn over(socket: OwnedFd, ours: &Card, deadline: Instant) -> Result<(Wire, Card), BootstrapError> {
     meet(Greeting::new(socket, &Shown::new(ours)?, false)?, deadline)
 }
@@ -243,7 +245,7 @@ struct Greeting {
 impl Greeting {
     fn new(socket: OwnedFd, ours: &Shown, judges: bool) -> Result<Greeting, BootstrapError> {
         let stream = TcpStream::from(socket);
-        // Fails on a socket pair, which does not delay either.
+        // Fails on a socket pair, which never delays data anyway.
         let _ = stream.set_nodelay(true);
         let mut wire = Wire::over(stream.into());
         let nonce = random()?;
@@ -319,7 +321,7 @@ impl HalfOpen for Greeting {
 
 fn random() -> Result<Nonce, BootstrapError> {
     let mut nonce = [0; 16];
-    // SAFETY: `nonce` has 16 writable bytes, the length that the call gets.
+    // SAFETY: `nonce` is writable for its length, which the call gets.
     let n = unsafe { libc::getrandom(nonce.as_mut_ptr().cast(), nonce.len(), 0) };
     // The call waits for the generator's seed, then returns up to 256 bytes at once.
     if n == nonce.len() as isize { Ok(nonce) } else { Err(code(std::io::Error::last_os_error())) }

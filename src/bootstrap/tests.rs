@@ -133,7 +133,7 @@ fn said(message: &[u8]) -> Vec<u8> {
 fn a_message_sent_before_the_other_side_left_is_received() {
     let (mut here, mut there) = half();
     there.write_all(&[said(b"first"), said(b"last")].concat()).unwrap();
-    // Half-closed, so that the end of stream shows before it has read our message.
+    // Half-closes, so that we see the end of stream before the peer has read our message.
     there.shutdown(std::net::Shutdown::Write).unwrap();
     assert!(!here.is_open());
     assert_eq!(here.exchange(b"", soon(), || Some(0)).unwrap(), b"first");
@@ -157,7 +157,7 @@ fn a_message_that_arrives_with_the_end_of_stream_is_received() {
     assert_eq!(here.exchange(b"", soon(), || None), Err(BootstrapError::HungUp));
 }
 
-/// A side that sends without end and reads nothing: after one whole message, the rest stays in the
+/// A peer sends without end and reads nothing. After one whole message, the rest stays in the
 /// socket.
 #[test]
 fn a_flood_stays_in_the_socket_while_our_message_is_unsent() {
@@ -184,8 +184,7 @@ fn a_flood_stays_in_the_socket_while_our_message_is_unsent() {
     assert!(flooded < 2 << 20, "{flooded} bytes were received");
 }
 
-/// Unrelated clients, each in a thread of its own, that connect to a listener until they are told
-/// to stop.
+/// Unrelated clients, each in its own thread, that connect to a listener until they are stopped.
 struct Strangers<'s, 't> {
     scope: &'s thread::Scope<'s, 't>,
     at: SocketAddr,
@@ -193,7 +192,7 @@ struct Strangers<'s, 't> {
 }
 
 impl Strangers<'_, '_> {
-    /// Connects repeatedly, and does the same each time.
+    /// Connects repeatedly, and runs `each` on every connection.
     fn flood(&self, each: impl Fn(TcpStream) + Send + 'static + Copy) {
         let (at, stop) = (self.at, self.stop);
         self.scope.spawn(move || {
@@ -215,9 +214,8 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// Measures how long the right process takes to connect while unrelated clients do, and checks that
-/// this is at most half a handshake timeout. Other load delays some attempts; waiting for a client
-/// delays all.
+/// Repeats until the expected peer connects within half a handshake timeout, beside unrelated
+/// clients. Other load delays some attempts; a listener that waits for a client delays all.
 #[track_caller]
 fn meets_beside(strangers: impl Fn(&Strangers<'_, '_>) -> Vec<TcpStream>) -> Vec<BootstrapError> {
     let mut late = vec![];
@@ -236,7 +234,6 @@ fn meets_once(strangers: impl Fn(&Strangers<'_, '_>) -> Vec<TcpStream>) -> (Vec<
     let address: SocketAddr = at.parse().unwrap();
     thread::scope(|scope| {
         let _stop = Stop(&stop);
-        // Both outlive the threads.
         let stop: &AtomicBool = &stop;
         let held = strangers(&Strangers { scope, at: address, stop });
         let begun = Instant::now();

@@ -39,15 +39,15 @@ impl Wire {
         Wire { socket, inward: vec![], outward: vec![], sent: 0, longest: MESSAGE_MAX }
     }
 
-    /// Limits the size of messages that arrive from now on.
+    /// Limits the size of messages that arrive after this call.
     pub(super) fn accept_at_most(&mut self, longest: usize) {
         self.longest = longest.min(MESSAGE_MAX);
     }
 
     /// Sends a message and waits for the peer's, which does the same. While nothing arrives, it
     /// calls `idle`, which returns how many events it handled; after several calls without events
-    /// the wait naps between them. `None` stops the wait. A message that arrived before the wait
-    /// was stopped, or before the peer closed the connection, is still returned.
+    /// the wait naps between them. If `idle` returns `None`, the wait stops. A message that arrived
+    /// before the wait was stopped, or before the peer closed the connection, is still returned.
     ///
     /// # Errors
     /// [`BootstrapError::Deadline`], [`BootstrapError::HungUp`], [`BootstrapError::Stopped`]; or
@@ -86,7 +86,8 @@ impl Wire {
         }
     }
 
-    /// Returns the peer's HOST:PORT; of a socket of this host, the process that made it.
+    /// Returns the peer's HOST:PORT. For a socket of this host, returns the process that created
+    /// the other end.
     pub fn peer(&self) -> String {
         let address = self.socket.try_clone().and_then(|socket| TcpStream::from(socket).peer_addr());
         match (address, self.pid()) {
@@ -96,7 +97,7 @@ impl Wire {
         }
     }
 
-    /// Returns the process that made the other end, if that is a socket of this host.
+    /// Returns the process that created the other end, if the socket is of this host.
     pub fn pid(&self) -> Option<u32> {
         let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
         let mut len = size_of_val(&peer) as libc::socklen_t;
@@ -119,7 +120,7 @@ impl Wire {
         self.socket.try_clone().map(Lifeline).map_err(code)
     }
 
-    /// Parses `inward` as if it had been received: for `fuzzing`.
+    /// Parses `inward` as if the socket had received it, for `fuzzing`.
     pub(super) fn heard(socket: OwnedFd, inward: &[u8]) -> Result<Option<Vec<u8>>, BootstrapError> {
         let mut wire = Wire { inward: inward.to_vec(), ..Wire::over(socket) };
         wire.hear()
@@ -235,7 +236,7 @@ impl Lifeline {
 
 fn is_open(socket: BorrowedFd<'_>) -> bool {
     let mut look = libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLRDHUP, revents: 0 };
-    // SAFETY: `look` is one entry, the count that the call gets.
+    // SAFETY: `look` is one entry, and the call gets a count of 1.
     let found = unsafe { libc::poll(&mut look, 1, 0) };
     found <= 0 || look.revents & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) == 0
 }

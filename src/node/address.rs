@@ -1,11 +1,10 @@
 //! The address of a node, which a program passes to its peers out of band.
 //!
-//! A secret of the job: a process that has it can pose as the node on its host.
+//! An address is a secret of the job: a process that knows it can impersonate the node on its host.
 //!
-//! Opaque to the program, at most [`ADDRESS_MAX`] bytes. It changes when a rail is fenced. It
-//! contains the node's id, its host, the limits that its peers must respect, and its libfabric
-//! rails.
-//! Little-endian, without padding:
+//! An address is opaque to the program, and has at most [`ADDRESS_MAX`] bytes. It changes when a
+//! rail is fenced. It contains the node's id, its host, the limits that its peers must respect, and
+//! its libfabric rails. The encoding is little-endian, without padding:
 //!
 //! ```text
 //! "FPna", version u16, id u64, door u64, host u64, window u32, contexts u16,
@@ -33,7 +32,7 @@ const VERSION: u16 = 3;
 
 const MAGIC: [u8; 4] = *b"FPna";
 
-/// What peers need to know of a libfabric rail.
+/// The description of a libfabric rail that peers need.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RailAddress {
     /// Provider, fabric and speed.
@@ -47,11 +46,11 @@ pub(super) struct RailAddress {
 /// A node's address, decoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Address {
-    /// The node's random id. Secret: a node that dials proves itself by it.
+    /// The node's random id. Secret: a node that dials proves its identity by it.
     pub id: u64,
     /// A random number in the name of its socket, which every process of the host sees.
     pub door: u64,
-    /// The same for all nodes of one host and network namespace, which share memory.
+    /// Equal for all nodes of one host and network namespace, which can share memory.
     pub host: u64,
     pub window: u32,
     pub contexts: u16,
@@ -153,7 +152,8 @@ pub(super) fn hash(parts: &[&[u8]]) -> u64 {
     parts.iter().fold(0xcbf2_9ce4_8422_2325, part)
 }
 
-/// Identifies this boot of this host and the network namespace, which bounds abstract sockets.
+/// Identifies this boot of this host and the network namespace, outside of which abstract sockets
+/// are not visible.
 fn this_host() -> u64 {
     let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let space = std::fs::metadata("/proc/self/ns/net").map_or(0, |space| space.ino());

@@ -38,15 +38,16 @@ use crate::worker::Options;
 /// Which libfabric rails a node opens.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Fabric {
-    /// Those of the first usable provider, or none without libfabric. Providers and interfaces that
-    /// the settings name must exist.
+    /// Opens the rails of the first usable provider, or none if libfabric is missing. Providers and
+    /// interfaces that the settings name must exist.
     #[default]
     IfThere,
-    /// At least one; otherwise the node does not open.
+    /// Opens at least one rail; otherwise the node does not open.
     Required,
-    /// This many, at most [`Settings::max_rails`] and 15; otherwise the node does not open.
+    /// Opens exactly this many rails, at most [`Settings::max_rails`] and 15; otherwise the node
+    /// does not open.
     Exactly(usize),
-    /// None: the node reaches peers of this host only.
+    /// Opens no rail: the node reaches peers of this host only.
     Off,
 }
 
@@ -73,7 +74,7 @@ impl Gpu {
         }
     }
 
-    /// The anchor of the NICs of a node with this device.
+    /// Returns the anchor near which a node with this device selects its NICs.
     fn anchor(self) -> Anchor {
         match self {
             Gpu::StandIn => Anchor::here(),
@@ -115,7 +116,7 @@ impl fmt::Display for Gpu {
 impl FromStr for Gpu {
     type Err = NoSuchGpu;
 
-    /// Parses what `Display` writes.
+    /// Parses the text that `Display` writes.
     fn from_str(text: &str) -> Result<Gpu, NoSuchGpu> {
         match text.split_once(':') {
             None if text == "stand-in" => Ok(Gpu::StandIn),
@@ -138,8 +139,8 @@ impl fmt::Display for NoSuchGpu {
 
 impl std::error::Error for NoSuchGpu {}
 
-/// The wait policies of a node, early in a wait and later, with these [longest
-/// sleeps](NodeWaitObject::longest).
+/// Returns the wait policies of a node, early in a wait and later. `longest` are the [longest
+/// sleeps](NodeWaitObject::longest) of the two.
 pub(super) fn parks(policy: Policy, longest: [u64; 2]) -> [Policy; 2] {
     let early = Policy { park_ns: policy.park_ns.min(longest[0]), ..policy };
     let later = match policy.parks {
@@ -245,8 +246,8 @@ impl Builder {
     /// The device whose memory peers can access: peers on this host that have a device too, and all
     /// peers over libfabric if the provider supports `FI_HMEM`. Default: none.
     ///
-    /// Each such peer on this host costs 2 MiB of shared memory at either end, to bounce what the
-    /// devices cannot copy directly.
+    /// Each such peer on this host costs 2 MiB of shared memory at either end. The slots in it
+    /// bounce data that the devices cannot copy directly.
     pub fn gpu(mut self, gpu: Gpu) -> Self {
         self.gpu = Some(gpu);
         self
@@ -274,9 +275,9 @@ impl Builder {
         self
     }
 
-    /// Gives the node a descriptor that an event loop waits on, [`Node::wait_fd`], also where it
-    /// has no libfabric rails. Peers on this host wake such a node by a packet, which costs more
-    /// than the futex that it would sleep on otherwise. Default: only with libfabric rails.
+    /// Gives the node a descriptor for event loops, [`Node::wait_fd`], even without libfabric
+    /// rails. Peers on this host then wake the node by a packet, which costs more than a futex.
+    /// Default: only with libfabric rails.
     pub fn wait_fd(mut self) -> Self {
         self.wait_fd = true;
         self
@@ -320,14 +321,14 @@ impl Builder {
         self
     }
 
-    /// Whether a peer that several libfabric rails lead to survives the failure of all but one, if
-    /// the other node has failover too. It costs about 23 KiB for each of [`Limits::peers`] and
-    /// each context, and an operation to such a peer occupies one of [`Limits::operations`] until
-    /// it is acknowledged. A node with a device or with [`Settings::native_atomics`] has none, nor
-    /// one without two libfabric rails of a provider that can fence: `tcp`.
+    /// Whether a peer survives the failure of all but one of its libfabric rails. The other node
+    /// needs failover too. It costs about 23 KiB for each of [`Limits::peers`] and each context,
+    /// and an operation to such a peer occupies one of [`Limits::operations`] until it is
+    /// acknowledged. A node with a device or with [`Settings::native_atomics`] has no failover.
+    /// Failover needs two libfabric rails of a provider that can fence: `tcp`.
     ///
-    /// Default: yes. [`Node::address`] changes when a rail has failed: peers that connect later
-    /// need the new one.
+    /// Default: yes. [`Node::address`] changes when a rail has failed; peers that connect later
+    /// need the new address.
     pub fn failover(mut self, failover: bool) -> Self {
         self.failover = failover;
         self

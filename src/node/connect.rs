@@ -26,8 +26,8 @@ use crate::topology::{FabricEnd, joined};
 /// The rail to peers of this host.
 pub(super) const LOCAL: RailId = RailId(0);
 
-/// Minimum and maximum time between two attempts to dial a peer. In between it is an eighth of the
-/// time since `connect`.
+/// Minimum and maximum time between two attempts to dial a peer. Between these limits, it is an
+/// eighth of the time since `connect`.
 const REDIAL: [Duration; 2] = [Duration::from_millis(20), Duration::from_secs(1)];
 
 /// Maximum number of unconnected peers that one pass polls, so that absent ones do not slow it.
@@ -36,7 +36,8 @@ const ONCE: usize = 32;
 /// The rails that reach a peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reach {
-    /// Whether shared memory does. `false` also while a peer of this host is not connected yet.
+    /// Whether shared memory reaches the peer. Also `false` while a peer of this host is not
+    /// connected yet.
     pub shared_memory: bool,
     /// Whether shared memory carries device memory too.
     pub gpu: bool,
@@ -62,13 +63,13 @@ pub(super) struct Contact {
 }
 
 impl Contact {
-    /// The stage in which this node dials again later.
+    /// Returns the stage in which this node dials again later.
     fn later(&self, now: Instant) -> Stage {
         let age = now.saturating_duration_since(self.named);
         Stage::Dials(now + (age / 8).clamp(REDIAL[0], REDIAL[1]))
     }
 
-    /// The first stage, at the node with the id `ours`.
+    /// Returns the first stage, at the node with the id `ours`.
     fn again(&self, ours: u64, now: Instant) -> Stage {
         if ours < self.id { self.later(now) } else { Stage::Waits }
     }
@@ -157,7 +158,7 @@ impl Node {
         self.home.engine.remove_peer(peer)?;
         self.agreements.retain(|(agrees, _)| *agrees != peer);
         if let Some(at) = self.contacts.iter().position(|contact| contact.peer == peer) {
-            // The other end could choose a second link beside this one.
+            // Closes the peer's link, so that the other end cannot choose it beside a later one.
             self.listener.hang_up(socket(self.contacts.swap_remove(at).door));
         }
         Ok(())
@@ -226,13 +227,14 @@ impl Node {
         }
     }
 
-    /// Whether a known peer is connected, so that operations can be sent to it.
+    /// Returns whether a peer is connected, so that operations can be sent to it. `None` if it is
+    /// unknown.
     pub(super) fn is_met(&self, peer: PeerId) -> Option<bool> {
         let contact = self.contacts.iter().find(|contact| contact.peer == peer)?;
         Some(matches!(contact.stage, Stage::Joined(_)))
     }
 
-    /// [`meet`](Self::meet) in some passes only.
+    /// Calls [`meet`](Self::meet) in some passes only.
     #[cold]
     pub(super) fn meet_now_and_then(&mut self) {
         self.passes = self.passes.wrapping_add(1);
@@ -300,8 +302,8 @@ impl Node {
                     contact.stage = stage;
                 }
             }
-            // It dialled before the program connected it. The last link counts, and there are at
-            // most as many as peers.
+            // The peer dialled before the program connected it. Its last link replaces earlier
+            // ones, so there are at most as many links as peers.
             None => {
                 self.early.retain(|early| early.peer_id() != id);
                 if self.early.len() < usize::from(self.builder.limits.peers) {
@@ -319,7 +321,7 @@ impl Node {
         limits: MatchLimits,
         link: Link,
     ) -> Result<Stage, Error> {
-        // The newer link counts.
+        // The newer link replaces the older one.
         self.agreements.retain(|(agrees, _)| *agrees != peer);
         let Some(profile) = self.agrees.as_ref().filter(|_| gpu) else {
             if let Some(mut rail) = self.home.engine.rail_mut(LOCAL) {
@@ -414,7 +416,7 @@ fn join_local(home: &mut Home, peer: PeerId, limits: MatchLimits) -> Result<(), 
     Ok(home.engine.join_peer(peer, &[joint(LOCAL, LOCAL, usize::MAX)], Some(limits))?)
 }
 
-/// Whether a handshake would fail again at every attempt.
+/// Returns whether a handshake would fail again at every attempt.
 fn is_final(why: HandshakeError) -> bool {
     use HandshakeError::{Mismatch, Process, Segment, User, Version};
     matches!(why, Version { .. } | Mismatch { .. } | User(_) | Process { .. } | Segment(_))
@@ -424,7 +426,7 @@ fn joint(ours: RailId, theirs: RailId, max_message: usize) -> Joint {
     Joint { ours, theirs: theirs.0, max_message }
 }
 
-/// The limits of tagged messages that the peer accepts.
+/// Returns the limits of tagged messages that the peer accepts.
 fn limits(address: &Address) -> MatchLimits {
     let Address { eager, credits, headers, .. } = *address;
     MatchLimits { eager, credits, headers }
@@ -440,9 +442,9 @@ mod tests {
     fn a_peer_that_is_given_up_before_it_has_answered_is_hung_up_on() {
         let open = || Node::builder().fabric(Fabric::Off).open().unwrap();
         let (mut node, silent) = (open(), open());
-        // Keeps connecting to another peer.
+        // The node keeps trying to connect to this peer, which never answers.
         node.connect(silent.address()).unwrap();
-        // The number of a node, which is the larger one and waits to be dialled; then its socket.
+        // The address of a node with the largest id, which therefore waits to be dialled.
         let door = u64::MAX - u64::from(std::process::id());
         let mut address = node.address().to_vec();
         address[6..14].copy_from_slice(&u64::MAX.to_le_bytes());
@@ -467,7 +469,7 @@ mod tests {
     fn a_peer_that_dials_again_while_the_two_agree_on_devices_is_connected_by_its_last_link() {
         let open = || Node::builder().fabric(Fabric::Off).gpu(Gpu::StandIn).open().unwrap();
         let mut nodes = [open(), open()];
-        // The one with the smaller number dials.
+        // The node with the smaller id dials.
         nodes.sort_by_key(|node| node.address.id);
         let [mut dials, mut other] = nodes;
         let (to_dials, to_other) = (dials.address().to_vec(), other.address().to_vec());

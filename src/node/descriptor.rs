@@ -20,10 +20,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! A readable descriptor says that the node may have something to do, not what. [`Node::arm`] comes
-//! before each wait: without it nothing makes the descriptor readable. A test comes after it: a
-//! peer that wrote a word just before `arm` has woken nobody. Later events make the descriptor
-//! readable, so no wake-up is lost.
+//! A readable descriptor says that the node may have something to do, not what. Call [`Node::arm`]
+//! before each wait: without it nothing makes the descriptor readable. Test once more after `arm`,
+//! because a peer that wrote a word just before it did not wake the node. Later events make the
+//! descriptor readable, so no wake-up is lost.
 
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
@@ -32,17 +32,17 @@ use super::home::NodeWaitObject;
 use super::worker::Driver;
 use super::{MEETING_SLICE, Node, SLICE};
 
-/// How long a wait lasts at most while the node has work that no event announces, in nanoseconds.
+/// Maximum duration of a wait in nanoseconds while the node has work that no event announces.
 const DUE_NS: u64 = 1_000_000;
 
 impl Node {
-    /// Returns the descriptor to wait on until it is readable. Only wait on it, after
-    /// [`arm`](Self::arm) and in any way: never read it, nor change its flags. It stays the same
-    /// while the node lives.
+    /// Returns the descriptor to wait on until it is readable. Wait on it by any means, after
+    /// [`arm`](Self::arm). Never read it or change its flags. It stays the same while the node
+    /// lives.
     ///
     /// `None`: the node was opened without [`Builder::wait_fd`](super::Builder::wait_fd) and has no
     /// libfabric rails, or one of these cannot end a sleep (`RailInfo::wakes`), or it has a device
-    /// or a worker. Such a program calls `progress` every now and then.
+    /// or a worker. Then the program must call `progress` regularly.
     pub fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
         match self.driver {
             Driver::Program => self.home.wait_object().elsewhere().map(|sleep| sleep.as_fd()),
@@ -51,8 +51,9 @@ impl Node {
     }
 
     /// Prepares a wait on [`wait_fd`](Self::wait_fd), and makes progress. Returns how long to wait
-    /// at most: 20 ms, and less while peers connect. Test once more what the program waits for, and
-    /// then wait. `None`: something has come, or a provider must be polled first; do not wait.
+    /// at most: 20 ms, and less while peers connect. Test the program's conditions once more, and
+    /// then wait. `None`: do not wait, because an event has arrived or a provider must be polled
+    /// first.
     ///
     /// A longer wait delays acknowledgements, and the clean-up after a peer that dies. Makes system
     /// calls, does not block.
@@ -63,7 +64,8 @@ impl Node {
         let NodeWaitObject::Network(event, sleep) = self.home.wait_object().clone() else { return None };
         let longest_ns = if self.meeting { MEETING_SLICE } else { SLICE };
         let (engine, host) = (&mut self.home.engine, self.home.waiter.host());
-        // As after each sleep: reads what peers on this host sent to wake us, and looks who lives.
+        // As after each sleep: reads the packets with which peers on this host wake this node, and
+        // checks that peers are alive.
         engine.check_peers();
         // SAFETY: the driver is the program, so no other thread uses the rails.
         let timeout_ns = unsafe { sleep.arm(&event, host, longest_ns, || engine.progress() != 0) }?;

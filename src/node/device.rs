@@ -1,6 +1,6 @@
 //! Device memory of a node. Peers put to it and get from it, and tagged messages are sent from it
 //! and received into it, over the rails that [carry](super) it. Unregistered bytes cannot be put to
-//! it, and the processor does not access it. Slow paths.
+//! it, and the processor does not access it. These are slow paths.
 
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ use super::{Driver, Error, Node, behind};
 /// The device memory of a node.
 #[derive(Default)]
 pub(super) struct OnDevice {
-    /// Registered memory. `true`: allocated here.
+    /// Registered memory. The flag is `true` if the node allocated it.
     regions: Vec<(LocalId, DevicePtr, bool)>,
 }
 
@@ -50,7 +50,8 @@ impl Node {
                 let mut gpu = self.gpu()?;
                 match error {
                     Error::Attach(AttachError::Kept(_)) => gpu.keep(at),
-                    // SAFETY: allocated here, and not registered.
+                    // SAFETY: this call allocated the memory and failed to register it, so nothing
+                    // else uses it.
                     _ => unsafe { gpu.give_back(at) },
                 }
                 Err(error)
@@ -70,9 +71,9 @@ impl Node {
     /// node was dropped; for ever if freeing it returns [`AttachError::Kept`]. It also stays valid
     /// until each peer that imported it has [released](Node::release) it, or has failed.
     pub unsafe fn register_device(&mut self, at: DevicePtr, len: usize) -> Result<Memory, Error> {
-        // SAFETY: the caller's guarantee.
+        // SAFETY: our caller guarantees the same contract.
         behind!(self, |node| unsafe { node.register_device(at, len) });
-        // SAFETY: as above.
+        // SAFETY: our caller guarantees the same contract.
         let memory = unsafe { self.register_on_device(at, len) }?;
         self.on_device.regions.push((memory.id, at, false));
         Ok(memory)
@@ -83,7 +84,7 @@ impl Node {
     unsafe fn register_on_device(&mut self, at: DevicePtr, len: usize) -> Result<Memory, Error> {
         let ordinal = self.gpu()?.device().caps().ordinal;
         let start = NonNull::new(at.0 as *mut u8).ok_or(DeviceError::NotDeviceMemory)?;
-        // SAFETY: the caller's guarantee.
+        // SAFETY: our caller guarantees the same contract.
         let region = unsafe { Region::new(start, len, RegionKind::Device { ordinal }) };
         let registered = self.registered(region);
         if let Err(Error::Attach(AttachError::Unsupported | AttachError::System(_))) = registered
@@ -108,7 +109,7 @@ impl Node {
     /// Copies bytes out of this node's device memory, and waits for the device.
     ///
     /// # Errors
-    /// As [`write_device`](Self::write_device).
+    /// The same as [`write_device`](Self::write_device).
     pub fn read_device(&mut self, at: LocalAddr, into: &mut [u8]) -> Result<(), Error> {
         behind!(self, |node| node.read_device(at, into));
         let (mut gpu, place) = self.place_on_device(at, into.len())?;
@@ -121,7 +122,7 @@ impl Node {
     /// before the memory is put, sent or freed.
     ///
     /// # Errors
-    /// As [`write_device`](Self::write_device).
+    /// The same as [`write_device`](Self::write_device).
     pub fn device_ptr(&mut self, at: LocalAddr) -> Result<DevicePtr, Error> {
         behind!(self, |node| node.device_ptr(at));
         Ok(self.place_on_device(at, 0)?.1)
@@ -146,7 +147,7 @@ impl Node {
     ) -> Result<(GpuSetup<'_, AnyDevice, LinuxHost>, DevicePtr), Error> {
         let known = self.on_device.regions.iter().find(|(id, ..)| *id == at.region);
         let start = match (self.home.engine.local_ptr(at, len), known) {
-            // `Ok`: the range is empty.
+            // `Ok` means that the range is empty.
             (Ok(_) | Err(OpError::DeviceMemory), Some(&(_, start, _))) => start,
             (Ok(_), None) => return Err(DeviceError::NotDeviceMemory.into()),
             (Err(error), _) => return Err(error.into()),
@@ -161,19 +162,22 @@ impl Node {
         }
     }
 
-    /// Handles the deregistration of a region. `kept`: something may still use its memory.
+    /// Handles the deregistration of a region. `kept` is `true` if a provider or peer may still use
+    /// its memory.
     pub(super) fn forget_on_device(&mut self, id: LocalId, kept: bool) {
         let Some(at) = self.on_device.regions.iter().position(|(known, ..)| *known == id) else { return };
         let (_, start, ours) = self.on_device.regions.swap_remove(at);
         match self.gpu() {
             Ok(mut gpu) if ours && kept => gpu.keep(start),
-            // SAFETY: allocated here and deregistered, which fails while something uses it.
+            // SAFETY: the node allocated this memory, and has deregistered it. That fails while an
+            // operation or a peer uses the memory.
             Ok(mut gpu) if ours => unsafe { gpu.give_back(start) },
             _ => {}
         }
     }
 
-    /// Asks peers to close all device memory of this node. `None`: waits without a deadline.
+    /// Asks peers to close all device memory of this node. Without a deadline, waits until they
+    /// have.
     pub(super) fn revoke_device(&mut self, deadline: Option<Instant>) -> Result<(), Error> {
         let deadline = deadline.unwrap_or(Instant::now() + Duration::from_secs(1 << 32));
         match self.gpu().map(|mut gpu| gpu.revoke_all(deadline)) {

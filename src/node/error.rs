@@ -63,20 +63,20 @@ impl From<AttachError> for OpenError {
 pub enum Error {
     /// The bytes are not a node's address, or are truncated.
     BadAddress,
-    /// The address is of another version.
+    /// The address has another version.
     Version {
-        /// Theirs.
+        /// The peer's version.
         theirs: u16,
-        /// Ours.
+        /// Our version.
         ours: u16,
     },
     /// The two nodes were opened with different values of a setting that both must share.
     Differs {
-        /// The setting.
+        /// The name of the setting.
         what: &'static str,
-        /// Theirs.
+        /// The peer's value.
         theirs: u32,
-        /// Ours.
+        /// Our value.
         ours: u32,
     },
     /// No rail connects the two nodes: they are on different hosts and share no libfabric fabric.
@@ -89,7 +89,7 @@ pub enum Error {
     Full {
         /// The field of [`Limits`](crate::Limits).
         limit: &'static str,
-        /// Its value.
+        /// The value of the limit.
         value: u32,
     },
     /// The node was opened without a device: see [`Builder::gpu`](super::Builder::gpu).
@@ -111,7 +111,7 @@ pub enum Error {
     Wait(WaitError),
     /// The awaited operation has failed.
     Failed(Outcome),
-    /// The node was closed with work left.
+    /// The node was closed, but operations were not complete.
     Unfinished(Unfinished),
 }
 
@@ -171,7 +171,7 @@ impl From<AttachError> for Error {
 }
 
 impl Error {
-    /// Converts an error of setup. A full table is that of the given limit.
+    /// Converts an error of setup. A full table becomes [`Error::Full`] with the given limit.
     pub(super) fn of(error: AttachError, limit: &'static str, value: impl Into<u32>) -> Error {
         match error {
             AttachError::Full => Error::Full { limit, value: value.into() },

@@ -50,8 +50,8 @@ impl NodeWaitObject {
         }
     }
 
-    /// The longest sleeps of a node in nanoseconds, early in a wait and later. `network`: it has
-    /// libfabric rails, which must be polled if nothing else ends a sleep.
+    /// Returns the longest sleeps of a node in nanoseconds, early in a wait and later. `network` is
+    /// `true` if it has libfabric rails, which must be polled if nothing else ends a sleep.
     pub fn longest(&self, network: bool) -> [u64; 2] {
         match network && self.elsewhere().is_none() {
             true => [100_000, 1_000_000],
@@ -59,7 +59,7 @@ impl NodeWaitObject {
         }
     }
 
-    /// The set of descriptors that it sleeps on, if there is one.
+    /// Returns the set of descriptors that the node sleeps on, if there is one.
     pub fn elsewhere(&self) -> Option<&Sleep> {
         match self {
             NodeWaitObject::Network(_, sleep) => Some(sleep),
@@ -91,7 +91,7 @@ struct Parts {
     matching: MatchStorage<RAILS_LIMIT>,
     failover: Option<FailoverStorage>,
     requests: Vec<MqSlot>,
-    /// Longer tables, which replaced those above.
+    /// Longer tables that replaced those above.
     grown: Option<Grown>,
     host: LinuxHost,
     wait_object: NodeWaitObject,
@@ -105,20 +105,20 @@ pub(super) struct Sizes {
     pub limits: Limits,
     pub receives: usize,
     pub requests: usize,
-    /// Whether peers outlive a rail.
+    /// Whether failover is on.
     pub failover: bool,
 }
 
 /// The engine and the waiters of a node, with the parts that they borrow.
 pub(super) struct Home {
     pub engine: ManuallyDrop<NodeEngine>,
-    /// For the start of a wait.
+    /// The waiter for the start of a wait.
     pub waiter: ManuallyDrop<NodeWaiter>,
-    /// For the rest of a long wait.
+    /// The waiter for the rest of a long wait.
     pub sleeper: ManuallyDrop<NodeWaiter>,
     /// The matched queue, if there are requests.
     pub queue: ManuallyDrop<Option<MqState<'static>>>,
-    /// Most requests of the queue.
+    /// Maximum number of requests of the queue.
     requests: usize,
     parts: NonNull<Parts>,
 }
@@ -133,10 +133,10 @@ static_assertions::assert_impl_all!(Parts: Send);
 unsafe impl Send for Home {}
 
 impl Home {
-    /// Builds the engine over `rails`. `wait_object` belongs to the first.
+    /// Builds the engine over `rails`. `wait_object` belongs to the first rail.
     ///
     /// # Errors
-    /// As [`Engine::new`], [`Engine::attach_matching`] and [`Engine::attach_failover`].
+    /// The same as [`Engine::new`], [`Engine::attach_matching`] and [`Engine::attach_failover`].
     pub fn new(
         sizes: Sizes,
         rails: Rails<NodeRail, RAILS_LIMIT>,
@@ -195,7 +195,8 @@ impl Home {
         })
     }
 
-    /// Doubles the tables of the queue, up to its limit. Allocates.
+    /// Doubles the tables of the queue, up to its limit. Returns whether they have grown.
+    /// Allocates.
     #[cold]
     pub fn grow_requests(&mut self) -> bool {
         let Some(queue) = self.queue.as_mut() else { return false };
@@ -221,19 +222,20 @@ impl Home {
         true
     }
 
-    /// What the node sleeps on.
+    /// Returns the wait object of the node.
     pub fn wait_object(&self) -> &NodeWaitObject {
-        // SAFETY: the parts live as long as this value, and this field of theirs is only shared.
+        // SAFETY: the parts live as long as this value, and only shared references to this field
+        // exist.
         unsafe { &*addr_of!((*self.parts.as_ptr()).wait_object) }
     }
 
-    /// The machine.
+    /// Returns the host of the node.
     pub fn host(&self) -> &LinuxHost {
         self.waiter.host()
     }
 }
 
-/// Requests of a queue that it has room for from the start, if it may have as many.
+/// Number of requests for which a queue has room at first, if its limit is not lower.
 const FIRST_REQUESTS: usize = 1 << 14;
 
 /// Tables of a queue that has grown.
@@ -253,9 +255,9 @@ impl Grown {
     }
 }
 
-/// Most payloads from slices that wait for their receive, as
-/// [`MatchMemory::outgoing`](fishplate_core::engine::protocol::MatchMemory::outgoing): at least
-/// this many, and one for each request that the queue has room for from the start.
+/// Minimum room for payloads from slices that wait to be posted, for
+/// [`MatchMemory::outgoing`](fishplate_core::engine::protocol::MatchMemory::outgoing). With a queue
+/// there is room for one per initial request.
 const OUTGOING: usize = 64;
 
 /// Frees the parts, unless a [`Home`] takes them.
@@ -263,14 +265,15 @@ struct Parked(NonNull<Parts>);
 
 impl Drop for Parked {
     fn drop(&mut self) {
-        // SAFETY: leaked from a box by `Home::new`, and freed once; their borrowers were dropped.
+        // SAFETY: `Home::new` leaked the box, and only this drop frees it, after all borrowers were
+        // dropped.
         drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 }
 
 impl Drop for Home {
     fn drop(&mut self) {
-        // SAFETY: dropped once, here, before the parts that they borrow.
+        // SAFETY: each field is dropped only here, before the parts that it borrows.
         unsafe {
             ManuallyDrop::drop(&mut self.waiter);
             ManuallyDrop::drop(&mut self.sleeper);

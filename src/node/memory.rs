@@ -29,7 +29,7 @@ pub struct Slice {
 }
 
 impl Slice {
-    /// `len` bytes from an address. Bounds are checked when the slice is used.
+    /// Returns the slice of `len` bytes at an address. Bounds are checked when the slice is used.
     #[inline(always)]
     pub const fn new(at: LocalAddr, len: usize) -> Slice {
         Slice { at, len }
@@ -44,13 +44,13 @@ pub struct Remote {
 }
 
 impl Memory {
-    /// The address `offset` bytes from the start.
+    /// Returns the address `offset` bytes from the start.
     #[inline(always)]
     pub fn at(self, offset: u64) -> LocalAddr {
         self.id.at(offset)
     }
 
-    /// A range, in bytes from the start. Bounds are checked when it is used.
+    /// Returns a range, in bytes from the start. Bounds are checked when it is used.
     #[inline(always)]
     pub fn slice(self, range: impl RangeBounds<usize>) -> Slice {
         let start = match range.start_bound() {
@@ -66,19 +66,19 @@ impl Memory {
         Slice { at: self.id.at(start as u64), len: end.saturating_sub(start) }
     }
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     pub fn len(self) -> usize {
         self.len
     }
 
-    /// Whether it is empty.
+    /// Returns whether the memory is empty.
     pub fn is_empty(self) -> bool {
         self.len == 0
     }
 }
 
 impl Remote {
-    /// The address `offset` bytes from the start.
+    /// Returns the address `offset` bytes from the start.
     #[inline(always)]
     pub fn at(self, offset: u64) -> RemoteAddr {
         self.id.at(offset)
@@ -96,16 +96,16 @@ impl Node {
         self.alloc_with(len, |region| region)
     }
 
-    /// Like [`alloc`](Self::alloc), for words whose atomics the first libfabric rail that has any
-    /// executes, in hardware where its NIC can: see [`rails`](Self::rails). The processor's atomics
-    /// do not mix with them, so signals, waits, injected bytes, and atomics of this node and of
-    /// peers of this host are refused there. [`load`](Self::load) reads a word; do not store to one
-    /// that peers use. Each atomic of a stream waits for the one before, so others are faster where
-    /// a peer has several in flight.
+    /// Like [`alloc`](Self::alloc), for words whose atomics a libfabric rail executes, in hardware
+    /// if its NIC can: the first rail with atomics in [`rails`](Self::rails). The processor's
+    /// atomics do not mix with those of a rail. So signals, waits, injected bytes, and atomics of
+    /// this node and of peers on its host are refused there. [`load`](Self::load) reads a word; do
+    /// not store to a word that peers use. Each atomic of a stream waits for the one before. If a
+    /// peer has several in flight, atomics in other memory are faster.
     ///
     /// # Errors
-    /// As [`alloc`](Self::alloc); or [`AttachError::Unsupported`]: no rail executes atomics, or
-    /// [`Settings::native_atomics`](crate::config::Settings::native_atomics) is off.
+    /// The same as [`alloc`](Self::alloc); or [`AttachError::Unsupported`]: no rail executes
+    /// atomics, or [`Settings::native_atomics`](crate::config::Settings::native_atomics) is off.
     pub fn alloc_native_atomics(&mut self, len: usize) -> Result<Memory, Error> {
         behind!(self, |node| node.alloc_native_atomics(len));
         self.alloc_with(len, Region::with_native_atomics)
@@ -137,7 +137,7 @@ impl Node {
     /// which is slower than memory from [`alloc`](Self::alloc). Slow path.
     ///
     /// # Errors
-    /// As [`alloc`](Self::alloc); or the memory is not aligned to 8 bytes.
+    /// The same as [`alloc`](Self::alloc); or the memory is not aligned to 8 bytes.
     ///
     /// # Safety
     /// As for [`Region::new`], until the memory was [freed](Self::free) without an error or the
@@ -145,7 +145,7 @@ impl Node {
     /// write it through the kernel, without this node. So it also stays valid until each peer that
     /// imported it has [released](Self::release) it, or has failed.
     pub unsafe fn register(&mut self, start: NonNull<u8>, len: usize) -> Result<Memory, Error> {
-        // SAFETY: same contract.
+        // SAFETY: our caller guarantees the same contract.
         let region = unsafe { Region::new(start, len, RegionKind::Private) };
         Ok(Memory { id: self.registered(region)?, len })
     }
@@ -230,9 +230,10 @@ impl Node {
         Ok(self.home.engine.release(memory.id)?)
     }
 
-    /// Returns where imported memory of a peer is mapped in this process: that of a peer on this
-    /// host from [`alloc`](Self::alloc) is. `None`: it is not mapped, or the range does not lie in
-    /// its region. It stays mapped until it is [released](Self::release) or its peer is gone.
+    /// Returns the address at which imported memory of a peer is mapped in this process. Memory
+    /// from [`alloc`](Self::alloc) of a peer on this host is mapped. `None`: the memory is not
+    /// mapped, or the range does not lie in its region. It stays mapped until it is
+    /// [released](Self::release) or its peer is gone.
     ///
     /// Accesses through the pointer are not ordered with operations of the node. The peer uses the
     /// memory at any time: atomics and raw copies only.
@@ -263,13 +264,14 @@ impl Node {
     /// mixed with older ones.
     ///
     /// # Errors
-    /// As [`write`](Self::write).
+    /// The same as [`write`](Self::write).
     pub fn read(&self, at: LocalAddr, into: &mut [u8]) -> Result<(), Error> {
         let place = match self.home.engine.local_ptr(at, into.len()) {
             Ok(place) => place,
             Err(error) => return self.else_behind(error, |node| node.read(at, into)),
         };
-        // SAFETY: as in `write`; `into` is exclusive.
+        // SAFETY: `place` is valid for `into.len()` bytes, to which no Rust reference exists, and
+        // `into` is exclusive.
         unsafe { copy_bytes(place.as_ptr(), into.as_mut_ptr(), into.len()) };
         Ok(())
     }
@@ -278,7 +280,7 @@ impl Node {
     /// visible.
     ///
     /// # Errors
-    /// As [`write`](Self::write), or the address is not a multiple of 8.
+    /// The same as [`write`](Self::write), or the address is not a multiple of 8.
     pub fn load(&self, at: LocalAddr) -> Result<u64, Error> {
         match self.word(at) {
             // Acquire: pairs with the release store of the thread that applies a signal.
@@ -290,7 +292,7 @@ impl Node {
     /// Stores a 64-bit word with release ordering.
     ///
     /// # Errors
-    /// As [`load`](Self::load).
+    /// The same as [`load`](Self::load).
     pub fn store(&mut self, at: LocalAddr, value: u64) -> Result<(), Error> {
         match self.word(at) {
             Ok(word) => {

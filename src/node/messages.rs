@@ -27,7 +27,7 @@ const KEPT_LEN: usize = 1 << 20;
 /// for messages from and into slices.
 #[derive(Default)]
 pub(super) struct Own {
-    /// Copies that are not in use.
+    /// Copies that no message uses.
     free: Vec<Memory>,
     /// Sends whose copy the receiver has not read yet, and abandoned fetches.
     pub operations: Vec<(Token, Option<Memory>)>,
@@ -42,8 +42,8 @@ impl Node {
     /// for the peer to read earlier ones if no region is left.
     ///
     /// # Errors
-    /// [`Error::Op`]: nothing was sent. [`Error::NotConnected`]. Bytes cannot be
-    /// [reported](Notice::Report): [`OpError::Unreported`].
+    /// [`Error::Op`]: nothing was sent. [`Error::NotConnected`]. [`OpError::Unreported`]: the
+    /// completion of a send of bytes cannot be [reported](Notice::Report).
     #[doc(alias = "MPI_Isend")]
     #[inline(always)]
     pub fn send<'a>(
@@ -78,7 +78,8 @@ impl Node {
         }
     }
 
-    /// Sends what cannot be posted at once: waits for room, connects the peer, copies long bytes.
+    /// Sends a message that cannot be posted at once: waits for room, connects the peer, copies
+    /// long bytes.
     #[cold]
     #[inline(never)]
     fn send_later(
@@ -123,13 +124,13 @@ impl Node {
         }
     }
 
-    /// Waits for the oldest message that matches, and copies it into `into`. `source`: the sender;
-    /// `None`: any peer. Bits set in `ignore` are not compared.
+    /// Waits for the oldest message that matches, and copies it into `into`. `source` is the
+    /// sender; `None` accepts any peer. Bits set in `ignore` are not compared.
     ///
     /// # Errors
     /// [`Error::Wait`]: no message matched before the deadline. A message that matches just before
-    /// has another [`Builder::patience`](super::Builder::patience) to arrive, and is lost
-    /// otherwise. [`OpError::TooLong`]: the message was longer than `into` and is lost.
+    /// the deadline has another [`Builder::patience`](super::Builder::patience) to arrive; after
+    /// that it is lost. [`OpError::TooLong`]: the message was longer than `into` and is lost.
     #[doc(alias = "MPI_Recv")]
     pub fn recv(
         &mut self,
@@ -255,7 +256,8 @@ impl Node {
         }
     }
 
-    /// [`next_recv`](Self::next_recv) of a front, or of a node with receives of its own.
+    /// Implements [`next_recv`](Self::next_recv) for a front, and for a node with receives of its
+    /// own.
     #[cold]
     #[inline(never)]
     fn next_recv_of_others(&mut self) -> Option<Status> {
@@ -284,7 +286,7 @@ impl Node {
         Ok(self.home.engine.cancel(request)?)
     }
 
-    /// Describes the oldest message that matches. Makes one pass if none has arrived. There is none
+    /// Describes the oldest message that matches. Makes one pass if none has arrived. Finds none
     /// from a peer that is not connected.
     ///
     /// # Errors
@@ -302,7 +304,7 @@ impl Node {
         self.probed(source, found)
     }
 
-    /// As [`probe`](Self::probe), and claims the message: no other receive gets it.
+    /// Like [`probe`](Self::probe), and claims the message: no other receive gets it.
     ///
     /// # Errors
     /// As [`probe`](Self::probe).
@@ -319,7 +321,7 @@ impl Node {
         self.probed(source, found)
     }
 
-    /// A program may make all its progress by probes, so they connect peers too.
+    /// Runs a probe. Also connects peers, because a program may make all its progress by probes.
     fn probed<T>(
         &mut self,
         source: Option<PeerId>,
@@ -353,8 +355,8 @@ impl Node {
         self.home.engine.eager_max(peer)
     }
 
-    /// Returns memory of at least `len` bytes for a message from or into a slice. Makes progress
-    /// while there is none because peers have not read earlier copies.
+    /// Returns memory of at least `len` bytes for a message from or into a slice. If no memory is
+    /// free, makes progress until peers have read earlier copies.
     fn copy_of(&mut self, len: usize) -> Result<Memory, Error> {
         let mut room = RoomWait { looked_ns: 0, deadline_ns: self.deadline_ns(self.builder.patience) };
         loop {
@@ -414,7 +416,7 @@ impl Node {
         let own = self.own.operations.iter().position(|(token, _)| *token == end.token);
         let Some(at) = own else { return false };
         match (self.own.operations.swap_remove(at), end.outcome) {
-            // A rail may still read it, so it is not used again.
+            // A rail may still read the copy, so it is not used again.
             ((_, Some(copy)), Outcome::Unknown(_)) => self.drop_copy(copy),
             ((_, Some(copy)), _) => self.give_back(copy),
             _ => {}
@@ -425,7 +427,7 @@ impl Node {
     /// Handles the completion of a receive into a copy.
     fn received(&mut self, copy: Memory, outcome: Received) {
         match outcome {
-            // A rail may still write it, so it is not used again.
+            // A rail may still write the copy, so it is not used again.
             Received::Unknown(_) => self.drop_copy(copy),
             _ => self.give_back(copy),
         }

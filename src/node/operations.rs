@@ -1,8 +1,8 @@
 //! One-sided operations: put, get, put-signal, signals, atomics, fence, quiet, and waiting for a
-//! signal. Their order and completion are the engine's: see the contract of `fishplate-core`.
+//! signal. The contract of `fishplate-core` defines their order and completion.
 //!
-//! An operation without room makes progress until there is some, at most [`Builder::patience`] of
-//! time. Other calls wait only if they take a timeout.
+//! An operation for which there is no room makes progress until there is some, for at most
+//! [`Builder::patience`]. Other calls wait only if they take a timeout.
 //!
 //! [`Builder::patience`]: super::Builder::patience
 
@@ -83,8 +83,8 @@ impl Node {
     /// Writes to a peer's memory. Unregistered bytes are sent in pieces that rails copy at once.
     ///
     /// # Errors
-    /// No registered memory was written. Bytes cannot be [reported](Notice::Report):
-    /// [`OpError::Unreported`].
+    /// No registered memory was written. [`OpError::Unreported`]: the completion of a put of bytes
+    /// cannot be [reported](Notice::Report).
     #[doc(alias = "shmem_put_nbi")]
     #[inline(always)]
     pub fn put<'a>(
@@ -102,11 +102,12 @@ impl Node {
         }
     }
 
-    /// [`put`](Self::put), followed by a signal. The signal is applied once the data, and
+    /// Writes as [`put`](Self::put) does, then signals. The signal is applied once the data, and
     /// everything sent to the peer before, has landed.
     ///
     /// # Errors
-    /// As [`put`](Self::put); but bytes may be reported: the completion is the signal's.
+    /// The same as [`put`](Self::put), but the completion may be reported for bytes too: it is that
+    /// of the signal.
     #[doc(alias = "shmem_put_signal_nbi")]
     #[inline(always)]
     pub fn put_signal<'a>(
@@ -162,7 +163,7 @@ impl Node {
     /// Applies a signal after everything sent to its peer before has landed.
     ///
     /// # Errors
-    /// Nothing was done.
+    /// The signal was not sent.
     #[inline(always)]
     pub fn signal(&mut self, signal: Signal, notice: Notice) -> Result<Issued, OpError> {
         match self.home.engine.signal_mapped(CONTEXT, signal) {
@@ -180,7 +181,7 @@ impl Node {
     /// [`quiet`](Self::quiet), or with the completion.
     ///
     /// # Errors
-    /// Nothing was done.
+    /// The read was not started.
     #[doc(alias = "shmem_get_nbi")]
     #[inline(always)]
     pub fn get(&mut self, into: Slice, from: RemoteAddr, notice: Notice) -> Result<Issued, OpError> {
@@ -188,16 +189,16 @@ impl Node {
     }
 
     /// Writes the first ranges of a list to a peer, and returns how many: at most
-    /// [`NOW_MAX`](fishplate_core::engine::NOW_MAX). They have landed when the call returns. 0: the
-    /// first cannot be written without the peer or the network, so [`put`](Self::put) it. To peers
-    /// of this host the kernel copies all of them in one system call.
+    /// [`NOW_MAX`](fishplate_core::engine::NOW_MAX). They have landed when the call returns.
+    /// Returns 0 if writing the first range needs the peer or the network: use [`put`](Self::put)
+    /// for it. To peers of this host the kernel copies all of them in one system call.
     ///
     /// The writes overtake what was issued earlier, even if a fence lies between. Later signals and
     /// messages follow them.
     ///
     /// # Errors
-    /// The first range is invalid, and nothing was written; or the peer or a copy has failed, and a
-    /// part may have been written.
+    /// If the first range is invalid, nothing was written. If the peer or a copy has failed, a part
+    /// may have been written.
     pub fn put_now(&mut self, ranges: &[(Slice, RemoteAddr)]) -> Result<usize, OpError> {
         behind!(self, |node| node.put_now(ranges));
         self.home.engine.put_now(ranges.iter().map(|(from, to)| (from.at, from.len, *to)))
@@ -206,7 +207,7 @@ impl Node {
     /// Reads the first ranges of a list, as [`put_now`](Self::put_now) writes them.
     ///
     /// # Errors
-    /// As [`put_now`](Self::put_now).
+    /// The same as [`put_now`](Self::put_now).
     pub fn get_now(&mut self, ranges: &[(Slice, RemoteAddr)]) -> Result<usize, OpError> {
         behind!(self, |node| node.get_now(ranges));
         self.home.engine.get_now(ranges.iter().map(|(into, from)| (into.at, into.len, *from)))
@@ -215,7 +216,7 @@ impl Node {
     /// Executes an atomic at a peer in stream order, without fetching.
     ///
     /// # Errors
-    /// Nothing was done.
+    /// The atomic was not sent.
     #[inline(always)]
     pub fn amo(&mut self, at: RemoteAddr, amo: Amo, notice: Notice) -> Result<Issued, OpError> {
         issue!(self, engine => engine.amo(CONTEXT, at, amo, notice))
@@ -224,7 +225,7 @@ impl Node {
     /// Executes an atomic at a peer in stream order, and waits for the previous value.
     ///
     /// # Errors
-    /// [`Error::Op`]: nothing was done. [`Error::Wait`]: the atomic may still be executed.
+    /// [`Error::Op`]: the atomic was not sent. [`Error::Wait`]: the atomic may still be executed.
     /// [`Error::Failed`]: it has failed.
     pub fn fetch(&mut self, at: RemoteAddr, amo: Amo, timeout: Duration) -> Result<u64, Error> {
         behind!(self, |node| node.fetch(at, amo, timeout));
@@ -234,10 +235,10 @@ impl Node {
         }
     }
 
-    /// As [`fetch`](Self::fetch), without waiting: the completion contains the previous value.
+    /// Like [`fetch`](Self::fetch), without waiting: the completion contains the previous value.
     ///
     /// # Errors
-    /// Nothing was done.
+    /// The atomic was not sent.
     #[inline]
     pub fn start_fetch(&mut self, at: RemoteAddr, amo: Amo) -> Result<Issued, OpError> {
         issue!(self, engine => engine.fetch(CONTEXT, at, amo, 0))
@@ -259,13 +260,13 @@ impl Node {
     /// Adds to a 64-bit word of a peer, and returns the previous value.
     ///
     /// # Errors
-    /// As [`fetch`](Self::fetch).
+    /// The same as [`fetch`](Self::fetch).
     #[doc(alias = "shmem_atomic_fetch_add")]
     pub fn fetch_add(&mut self, at: RemoteAddr, value: u64, timeout: Duration) -> Result<u64, Error> {
         self.fetch(at, Amo { op: AmoOp::Add, width: 8, operand: value, compare: 0 }, timeout)
     }
 
-    /// Orders writes: those to the peer issued after the fence land after everything issued before
+    /// Orders writes to the peer: those issued after the fence land after everything issued before
     /// it.
     ///
     /// # Errors
@@ -283,7 +284,7 @@ impl Node {
     /// complete.
     ///
     /// # Errors
-    /// [`Error::Wait`]: what is missing, or how many silent operations have failed.
+    /// [`Error::Wait`] names what is missing, or how many silent operations have failed.
     #[doc(alias = "shmem_quiet")]
     pub fn quiet(&mut self, peer: PeerId, timeout: Duration) -> Result<(), Error> {
         match self.wait_with(timeout, |engine, waiter, until| engine.quiet(CONTEXT, peer, waiter, until)) {
@@ -308,7 +309,7 @@ impl Node {
     /// [`quiet`](Self::quiet) for every peer.
     ///
     /// # Errors
-    /// As [`quiet`](Self::quiet), of the first peer with an error.
+    /// The error of [`quiet`](Self::quiet) for the first peer with one.
     #[doc(alias = "shmem_quiet")]
     pub fn quiet_all(&mut self, timeout: Duration) -> Result<(), Error> {
         behind!(self, |node| node.quiet_all(timeout));
@@ -317,11 +318,11 @@ impl Node {
 
     /// Waits until the 64-bit word at `at` meets the condition, and returns it. Everything that its
     /// sender sent before the signal is then visible. `from`, if given, is the peer that sends the
-    /// signal: the wait ends if it fails. A device reads a word in its memory, which takes some
-    /// microseconds each time.
+    /// signal: the wait ends if it fails. If the word is in device memory, the device reads it,
+    /// which takes some microseconds each time.
     ///
     /// # Errors
-    /// [`Error::Wait`]: what is missing, or that the peer has failed.
+    /// [`Error::Wait`] names what is missing, or that the peer has failed.
     #[doc(alias = "shmem_signal_wait_until")]
     #[inline]
     pub fn wait(
@@ -379,7 +380,7 @@ impl Node {
     /// Waits for an operation issued with [`Notice::Report`], and takes its completion.
     ///
     /// # Errors
-    /// [`Error::Wait`]: it did not complete before the deadline. [`Error::Op`]: as
+    /// [`Error::Wait`]: it did not complete before the deadline. [`Error::Op`]: the same as
     /// [`test`](Self::test).
     #[inline]
     pub fn wait_completion(&mut self, token: Token, timeout: Duration) -> Result<Completion, Error> {
@@ -414,8 +415,8 @@ impl Node {
         }
     }
 
-    /// After a refusal: makes progress and retries until there is room. Completions of the node's
-    /// own operations also make room.
+    /// Handles a refused operation: makes progress and retries until there is room. Completions of
+    /// the node's own operations also make room.
     #[cold]
     #[inline(never)]
     pub(super) fn issue_later<T>(
@@ -451,7 +452,7 @@ impl Node {
         Ok(())
     }
 
-    /// One pass of a call that waits for room. From time to time checks that peers are alive,
+    /// Makes one pass of a call that waits for room. From time to time checks that peers are alive,
     /// because a failed peer frees room. Returns `false` if the time is up.
     pub(super) fn waits_for(&mut self, room: &mut RoomWait) -> bool {
         let now_ns = self.home.host().now_ns();
@@ -475,7 +476,7 @@ impl Node {
         timeout: Duration,
         mut wait: impl FnMut(&mut NodeEngine, &mut NodeWaiter, u64) -> Result<T, WaitError>,
     ) -> Result<T, Error> {
-        // Look once without reading the clock.
+        // Looks once without reading the clock.
         match wait(&mut self.home.engine, &mut self.home.waiter, 0) {
             Ok(found) => Ok(found),
             Err(error) => self.wait_longer(error, timeout, wait),
@@ -496,7 +497,7 @@ impl Node {
             return Ok(result?);
         }
         if timeout.is_zero() {
-            // A program may make all its progress by calls like this one.
+            // A program may make all its progress by such calls, so they connect peers too.
             if self.meeting {
                 self.meet_now_and_then();
             }
@@ -506,7 +507,7 @@ impl Node {
             Driver::Turns(seat) => Some(seat.clone()),
             _ => None,
         };
-        // The worker sleeps on another word as long as this lives.
+        // While `_taken` lives, the worker sleeps on another word.
         let _taken = seat.as_ref().map(|seat| seat.take());
         let deadline_ns = self.deadline_ns(timeout);
         let late_ns = self.home.host().now_ns().saturating_add(EARLY);

@@ -11,13 +11,13 @@ use super::Node;
 use super::rail::NodeRail;
 use crate::config::RAILS_LIMIT;
 
-/// The matched queue of a [`Node`], between two other calls of the node.
+/// The matched queue of a [`Node`]. It borrows the node.
 pub struct Queue<'n>(Mq<'n, 'static, NodeRail, RAILS_LIMIT>);
 
 impl Node {
-    /// The matched queue, if the node was opened with [requests](super::Builder::requests) and
-    /// without a worker. While a peer of this host is not connected, some calls make system calls
-    /// to connect it, as [`progress`](Self::progress) does.
+    /// Returns the matched queue, if the node was opened with [requests](super::Builder::requests)
+    /// and without a worker. While a peer of this host is not connected, some calls make system
+    /// calls to connect it, as [`progress`](Self::progress) does.
     #[doc(alias = "psm2_mq_init")]
     #[inline]
     pub fn queue(&mut self) -> Option<Queue<'_>> {
@@ -38,7 +38,7 @@ impl Node {
 }
 
 impl Queue<'_> {
-    /// Begins a send. One that finds no room is sent by later passes, to each peer in order.
+    /// Begins a send. If there is no room, later passes post it, in order for each peer.
     ///
     /// # Errors
     /// As [`Mq::isend2`].
@@ -125,7 +125,7 @@ impl Queue<'_> {
         self.0.test2(req)
     }
 
-    /// Cancels a receive that nothing has matched.
+    /// Cancels a receive that no message has matched.
     ///
     /// # Errors
     /// As [`Mq::cancel`].
@@ -136,7 +136,8 @@ impl Queue<'_> {
 
     /// Ends the use of the queue.
     ///
-    /// Returns whether nothing is left that accesses the program's memory, as [`Mq::finish`] does.
+    /// Returns `true` if no operation is left that accesses the program's memory, like
+    /// [`Mq::finish`].
     #[doc(alias = "psm2_mq_finalize")]
     pub fn finish(&mut self) -> bool {
         self.0.finish()
@@ -148,8 +149,8 @@ impl Queue<'_> {
         self.0.poll()
     }
 
-    /// Returns a peer whose sends wait, because its messages that no receive takes fill all the
-    /// room that this node has for them.
+    /// Returns a peer whose sends wait because its unreceived messages fill all the room that this
+    /// node has for them.
     pub fn crowding_peer(&mut self) -> Option<PeerId> {
         self.0.engine_mut().crowding_peer()
     }

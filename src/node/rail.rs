@@ -57,10 +57,10 @@ impl NodeSetup<'_> {
     }
 }
 
-/// Size of the usual head of a message: that of an eager one.
+/// Size of the most frequent message header: that of an eager message.
 const HEAD: usize = 32;
 
-/// A call of the rail with a device, kept out of line.
+/// Calls the rail with a device. Kept out of line.
 #[cold]
 #[inline(never)]
 fn aside<T>(call: impl FnOnce() -> T) -> T {
@@ -78,7 +78,7 @@ macro_rules! each {
 }
 
 /// The hot calls of rails other than shared memory, out of line: inlined, libfabric's code would
-/// take registers from that of shared memory. Cold where the call is in the middle of a path.
+/// take registers from that of shared memory. They are cold if the call is in the middle of a path.
 impl NodeRail {
     #[cold]
     #[inline(never)]
@@ -109,7 +109,7 @@ impl NodeRail {
     }
 }
 
-/// A post between `$local` and `$remote`.
+/// Posts between `$local` and `$remote`.
 macro_rules! moves {
     ($self:ident, $local:ident, $remote:ident, $rail:ident => $call:expr) => {
         match $self {
@@ -125,7 +125,7 @@ macro_rules! moves {
     clippy::missing_trait_methods,
     reason = "a call that is not forwarded would use the default, which ignores the rail"
 )]
-// SAFETY: forwards every call to the same rail, and `setup` offers only the calls of that rail's. A
+// SAFETY: forwards every call to one rail, and `setup` offers only the setup calls of that rail. A
 // refused call has changed nothing.
 unsafe impl Rail for NodeRail {
     type Setup<'a> = NodeSetup<'a>;
@@ -280,7 +280,8 @@ unsafe impl Rail for NodeRail {
     ) -> Result<Posted, PostError> {
         match (self, <&[u8; HEAD]>::try_from(head)) {
             (NodeRail::Local(rail), _) => rail.post_message(peer, head, body, cx),
-            // A copy: if the head itself were lent, shared memory's would go through the stack too.
+            // Copies the head. If it were lent, the path of shared memory would keep its head on
+            // the stack too.
             (other, Ok(&head)) => other.post_message_elsewhere(peer, &{ head }, body, cx),
             (other, _) => other.post_message_elsewhere(peer, head, body, cx),
         }
@@ -388,7 +389,7 @@ mod tests {
         let mut memory = [0u64; 8];
         let start = NonNull::from(&mut memory).cast::<u8>();
         let region = |kind| {
-            // SAFETY: outlives the rail, and nothing is posted from or into it.
+            // SAFETY: the memory outlives the rail, and no post uses it.
             unsafe { Region::new(start, 64, kind) }
         };
         let device = region(RegionKind::Device { ordinal: 0 });
@@ -398,7 +399,7 @@ mod tests {
 
         let post = |rail: &mut NodeRail, desc, key| {
             let (local, remote) = (Local { ptr: start, len: 8, desc }, Remote { key, offset: 0 });
-            // SAFETY: what is posted is refused.
+            // SAFETY: the rail refuses each of these posts, so it accesses no memory.
             unsafe {
                 [
                     rail.post_write(peer, local, remote, Some(0), 1),

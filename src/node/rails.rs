@@ -102,8 +102,8 @@ impl Node {
         }
     }
 
-    /// Returns which libfabric rails reach a peer, in the order of ours; none for a peer of this
-    /// host. Slow path: allocates.
+    /// Returns which libfabric rails reach a peer, in the order of our rails. A peer of this host
+    /// has none. Slow path: allocates.
     ///
     /// # Errors
     /// The peer is unknown or was removed.
@@ -118,7 +118,7 @@ impl Node {
     ///
     /// # Errors
     /// The peer is unknown, not connected, or has no [failover](super::Builder::failover); or the
-    /// rail is not one of several that lead to it, or the last one in use.
+    /// rail is not one of several that lead to it, or is the last rail in use.
     pub fn disable_rail(&mut self, peer: PeerId, rail: RailId) -> Result<(), Error> {
         behind!(self, |node| node.disable_rail(peer, rail));
         Ok(self.home.engine.disable_rail(peer, rail)?)
@@ -135,8 +135,9 @@ impl Node {
         Ok(self.home.engine.enable_rail(peer, rail)?)
     }
 
-    /// Why rails to a peer are out of use, in the order of their numbers; also once the peer has
-    /// failed with its last one. Empty: all are in use. Slow path: allocates.
+    /// Returns why rails to a peer are out of use, in the order of their numbers. Empty if all
+    /// rails are in use. Also works after the peer has failed with its last rail. Slow path:
+    /// allocates.
     ///
     /// # Errors
     /// The peer is unknown or was removed.

@@ -33,7 +33,7 @@ pub(super) struct Sleep {
 }
 
 impl Sleep {
-    /// A set with these queues.
+    /// Creates a set with these queues.
     pub fn new(queues: Vec<CqWait>) -> Result<Sleep, Errno> {
         // SAFETY: two calls that return a new descriptor or -1.
         let (set, called) = unsafe {
@@ -51,24 +51,24 @@ impl Sleep {
         Ok(Sleep { set: Arc::new(set), called, queues, refused: AtomicU32::new(0) })
     }
 
-    /// The set, for the sockets of peers.
+    /// Returns the set, to which the links of peers add their sockets.
     pub fn set(&self) -> Arc<OwnedFd> {
         self.set.clone()
     }
 
-    /// The set, to wait on.
+    /// Returns the descriptor of the set, to wait on.
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.set.as_fd()
     }
 
-    /// Ends the sleep, or the next one.
+    /// Ends the current sleep, or the next one.
     pub fn ring(&self) {
-        // SAFETY: eight bytes of ours. If it fails, the counter is at its maximum, and the
-        // descriptor readable.
+        // SAFETY: `ONE` is readable for its eight bytes. If the call fails, the counter is at its
+        // maximum, and the descriptor is readable.
         unsafe { libc::write(self.called.as_raw_fd(), (&raw const ONE).cast(), size_of_val(&ONE)) };
     }
 
-    /// Runs all phases of a sleep, as [`Park::park`](fishplate_core::sync::event::Park::park). A
+    /// Runs all phases of a sleep, like [`Park::park`](fishplate_core::sync::event::Park::park). A
     /// notification of one of `wait_objects` ends it. `look` looks for work, and returns how long
     /// to sleep if there is none.
     pub fn park<H: Host + ?Sized, const N: usize>(
@@ -94,7 +94,7 @@ impl Sleep {
     /// # Safety
     /// No other thread uses the node's rails during the call.
     pub unsafe fn advised(&self, timeout_ns: u64) -> Option<u64> {
-        // SAFETY: the caller's guarantee.
+        // SAFETY: our caller guarantees that no other thread uses the rails.
         let advised = self.queues.iter().all(|queue| unsafe { queue.may_sleep() });
         // Relaxed: a counter that one thread at a time changes, and that publishes nothing.
         let refused = if advised { 0 } else { self.refused.load(Ordering::Relaxed).saturating_add(1) };
@@ -113,7 +113,8 @@ impl Sleep {
             tv_sec: (timeout_ns / 1_000_000_000).min(i32::MAX as u64) as libc::time_t,
             tv_nsec: (timeout_ns % 1_000_000_000) as libc::c_long,
         };
-        // SAFETY: one structure, a time, and no signals to mask. A failure is an early wake-up.
+        // SAFETY: `set` is one entry, `timeout` is a valid time, and the null mask changes no
+        // signals. A failure only ends the sleep early.
         let readable = unsafe { libc::ppoll(&mut set, 1, &timeout, std::ptr::null()) };
         if readable == 0 {
             return Woken::Deadline;
@@ -122,20 +123,21 @@ impl Sleep {
         Woken::Called
     }
 
-    /// Makes the set unreadable until the next change of something in it.
+    /// Makes the set unreadable until the next event.
     fn drain(&self) {
         let mut told = [libc::epoll_event { events: 0, u64: 0 }; 16];
         let mut rings = 0u64;
-        // SAFETY: room for that many events, and for eight bytes. If the eventfd is not readable,
-        // the second call fails and changes nothing.
+        // SAFETY: `told` has room for the number of events passed, and `rings` for eight bytes. If
+        // the eventfd is not readable, the second call fails and changes nothing.
         unsafe {
             libc::epoll_wait(self.set.as_raw_fd(), told.as_mut_ptr(), told.len() as libc::c_int, 0);
             libc::read(self.called.as_raw_fd(), (&raw mut rings).cast(), size_of_val(&rings));
         }
     }
 
-    /// Prepares a sleep on the set by other means. `busy` looks for work. How long the sleep may
-    /// last, at most `timeout_ns`. `None`: there is work, or a provider says to poll again first.
+    /// Prepares a sleep on the set by other means. `busy` looks for work. Returns how long the
+    /// sleep may last, at most `timeout_ns`. `None`: there is work, or a provider must be polled
+    /// first.
     ///
     /// # Safety
     /// As for [`advised`](Self::advised).
@@ -146,9 +148,9 @@ impl Sleep {
         timeout_ns: u64,
         busy: impl FnOnce() -> bool,
     ) -> Option<u64> {
-        // Before the look for work: what comes after it makes the set readable again.
+        // Drains the set before it looks for work. Later events make the set readable again.
         self.drain();
-        // SAFETY: as this function requires.
+        // SAFETY: our caller guarantees the same contract.
         let advised = |timeout_ns| unsafe { self.advised(timeout_ns) };
         EventCount::arm_elsewhere([event], host, busy).then(|| advised(timeout_ns)).flatten()
     }
@@ -159,7 +161,7 @@ static ONE: u64 = 1;
 /// # Safety
 /// `fd` is new, or negative if the call that made it has just failed.
 unsafe fn owned(fd: RawFd) -> Result<OwnedFd, Errno> {
-    // SAFETY: the caller's guarantee.
+    // SAFETY: our caller guarantees that a descriptor that is not negative is new.
     if fd < 0 { Err(Errno::last()) } else { Ok(unsafe { OwnedFd::from_raw_fd(fd) }) }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! The node with the peers, the *node behind*, belongs to a lock. The holder of the lock drives the
 //! engine: the program inside its calls, the thread at all other times. So no call waits for an
-//! answer of the thread, and all calls behave as without one.
+//! answer of the thread, and all calls behave as without a worker.
 //!
 //! The program holds the *front*, a node without peers and memory. Hot paths need no extra check:
 //! the front's engine refuses operations that name a peer, memory or an operation of the node
@@ -10,7 +10,7 @@
 //!
 //! One thread at a time may sleep on the wait object that peers notify. The worker sleeps on it
 //! while it holds [`SleepLock::taken`], and on an eventcount that the program notifies. A call that
-//! may sleep takes that lock first. The worker finds it held, and sleeps on the lock until the call
+//! may sleep takes that lock first. A worker that finds the lock held sleeps on it until the call
 //! returns.
 
 use std::cell::Cell;
@@ -54,8 +54,8 @@ pub(super) struct SleepLock {
 }
 
 impl SleepLock {
-    /// For the program, which holds the lock of the node: until the guard is dropped, the worker
-    /// does not sleep on the wait object.
+    /// Called by the program, which holds the lock of the node. Until the guard is dropped, the
+    /// worker does not sleep on the wait object.
     pub fn take(&self) -> MutexGuard<'_, ()> {
         self.call();
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
@@ -75,7 +75,7 @@ struct Shared {
     /// Boxed, because a node is large for a stack.
     node: Mutex<Box<Node>>,
     sleep_lock: Arc<SleepLock>,
-    /// The program waits for the lock, so the worker does not take it.
+    /// True while the program waits for the lock. The worker then does not take it.
     wanted: AtomicBool,
     stop: AtomicBool,
 }
@@ -110,7 +110,7 @@ impl Worker {
     /// Stops the thread, and returns the node for the program to drive.
     ///
     /// # Errors
-    /// As [`call`](Self::call).
+    /// The same as [`call`](Self::call).
     pub fn stop(mut self) -> Result<Node, OpError> {
         self.join();
         let shared = self.shared.clone();
@@ -121,8 +121,8 @@ impl Worker {
 
     fn join(&mut self) {
         let Some(thread) = self.thread.take() else { return };
-        // Relaxed: the lock publishes everything; the barriers of the wait object order this store
-        // before the look for sleepers.
+        // Relaxed: the lock publishes all other data. The barriers of the wait object order this
+        // store before the check for sleepers.
         self.shared.stop.store(true, Ordering::Relaxed);
         self.shared.sleep_lock.call();
         // A panic has poisoned the lock, so later calls report it.
@@ -171,7 +171,7 @@ fn open(builder: Builder, options: Options) -> Result<Node, OpenError> {
     let policies = parks(options.policy, wait_object.longest(!node.address.rails.is_empty()));
     front.encoded.clone_from(&node.encoded);
     front.rails.clone_from(&node.rails);
-    // The cold path of `progress` forwards to the node behind.
+    // Makes `progress` take its cold path, which forwards to the node behind.
     front.meeting = true;
     let (host, called) = (LinuxHost::shared(), EventCount::new());
     let sleep_lock = Arc::new(SleepLock { host, called, wait_object, taken: Mutex::new(()) });
@@ -200,9 +200,9 @@ fn open(builder: Builder, options: Options) -> Result<Node, OpenError> {
 /// The worker's thread.
 struct Idler<'a> {
     shared: &'a Shared,
-    /// The program holds the lock, or waits for it.
+    /// True if the program holds the lock or waits for it.
     locked_out: Cell<bool>,
-    /// The thread has slept since the last turn.
+    /// True if the thread has slept since the last turn.
     slept: Cell<bool>,
 }
 
@@ -223,12 +223,12 @@ impl Idler<'_> {
             };
             let mut active = false;
             let turn = || {
-                // Relaxed: as in `Worker::join`.
+                // Relaxed: the flag publishes no other data.
                 if stop.load(Ordering::Relaxed) {
                     return Turn::Ready;
                 }
                 self.locked_out.set(true);
-                // Relaxed: as in `Worker::call`.
+                // Relaxed: a hint that publishes nothing.
                 if self.shared.wanted.load(Ordering::Relaxed) {
                     return Turn::Nothing;
                 }
@@ -252,7 +252,7 @@ impl Idler<'_> {
                 }
             };
             _ = wait_until(host, &mut idles[usize::from(late)], self, until_ns, turn);
-            // Relaxed: as in `Worker::join`.
+            // Relaxed: the flag publishes no other data.
             if stop.load(Ordering::Relaxed) {
                 return;
             }
@@ -388,7 +388,7 @@ mod tests {
         let round = |_| {
             thread::sleep(Duration::from_millis(2));
             let begun = Instant::now();
-            // Until it finds that no peer is left to connect.
+            // The worker clears the flag when it finds that no peer is left to connect.
             worker.call(|node| node.meeting = true).unwrap();
             while worker.shared.node.lock().unwrap().meeting {
                 thread::sleep(Duration::from_micros(50));

@@ -2,9 +2,9 @@
 //!
 //! Every process computes the same assignment of NICs to all GPUs of the machine and takes the
 //! share of its own GPU, without communication. Each GPU gets `NICs / GPUs`, at least one: the
-//! nearest first, then only NICs at the same distance; among those the one that the fewest GPUs
-//! have. Then single NICs move from GPU to GPU while one is used by two more GPUs than another at
-//! the same distance. Balance never gives a GPU a more distant NIC.
+//! nearest first, then only NICs at the same distance. Among those it takes the NIC that the fewest
+//! GPUs have. Then single NICs move from GPU to GPU while one is used by two more GPUs than another
+//! at the same distance. Balance never gives a GPU a more distant NIC.
 
 use std::path::Path;
 
@@ -25,8 +25,8 @@ pub enum Anchor {
 }
 
 impl Anchor {
-    /// Returns the NUMA node that the calling thread is confined to. No preference if it may run on
-    /// others, or there are none.
+    /// Returns the NUMA node that the calling thread is confined to. Returns [`Anchor::Anywhere`]
+    /// if the thread may run on several nodes, or the machine has none.
     pub fn here() -> Anchor {
         let (mut cpu, mut node) = (0u32, 0u32);
         // SAFETY: the call writes the two numbers, and ignores its third argument.
@@ -37,7 +37,7 @@ impl Anchor {
         }
     }
 
-    /// The same, of a thread on this node with these processors.
+    /// Returns the anchor of a thread that runs on `node` and may use the processors `allowed`.
     fn confined(sys: &Path, node: u32, allowed: &CpuSet) -> Anchor {
         let nodes = sys.join("devices/system/node");
         let several = nodes.join("node1").exists();
@@ -47,8 +47,8 @@ impl Anchor {
 }
 
 impl Machine {
-    /// Returns the distance of a NIC from an anchor. An unknown GPU is [`Distance::System`] from
-    /// all.
+    /// Returns the distance of a NIC from an anchor. From an unknown GPU it is
+    /// [`Distance::System`].
     pub fn distance(&self, nic: usize, anchor: Anchor) -> Distance {
         let Some(nic) = self.nics.get(nic) else {
             return Distance::System;

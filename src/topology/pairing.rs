@@ -17,9 +17,9 @@ pub enum Mismatch {
     },
     /// The two ends have different numbers of rails.
     Rails {
-        /// Theirs.
+        /// The peer's number of rails.
         theirs: usize,
-        /// Ours.
+        /// Our number of rails.
         ours: usize,
     },
 }
@@ -57,8 +57,8 @@ pub struct Pairing {
 }
 
 impl Pairing {
-    /// Pairs the rails of two ends. `me` and `peer` identify the ends. With swapped arguments, the
-    /// other end computes the inverse.
+    /// Pairs the rails of two ends. `me` and `peer` identify the ends. The other end swaps the
+    /// arguments, and computes the inverse pairing.
     ///
     /// # Errors
     /// [`Mismatch`] names both counts.
@@ -94,8 +94,8 @@ impl Pairing {
                 joined.extend(pairs);
             }
         }
-        // Fabrics that only one end names: whether these rails reach each other is unknown until
-        // use.
+        // Pairs rails whose fabric only one end names. Whether they reach each other is unknown
+        // until use.
         joined.extend(join(&speeds(low), &speeds(high), &low_left, &high_left, 0));
         let mut pairs = vec![0; ours.len()];
         let mut uneven = vec![];
@@ -117,15 +117,15 @@ impl Pairing {
 pub struct FabricEnd {
     /// Identifies the provider. Rails of different providers do not reach each other.
     pub provider: u32,
-    /// Identifies the provider's fabric.
+    /// Identifies the fabric of the provider.
     pub fabric: u32,
-    /// Megabits per second; 0 where not known.
+    /// Megabits per second; 0 if unknown.
     pub mbit: u32,
 }
 
 /// Returns pairs of a local and a remote rail, by position. The ends may have different numbers of
-/// rails; each rail is in at most one pair. With swapped arguments, the other end computes the same
-/// pairs.
+/// rails; each rail is in at most one pair. The other end swaps the arguments, and computes the
+/// same pairs.
 ///
 /// Pairs rails on fabrics that both ends name. Without such a fabric, it pairs rails of one
 /// provider, since routers may connect them.

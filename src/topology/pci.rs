@@ -83,18 +83,18 @@ impl PciPath {
         (!steps.is_empty()).then_some(PciPath { root, steps })
     }
 
-    /// The root complex.
+    /// Returns the name of the root complex.
     pub fn root(&self) -> &str {
         &self.root
     }
 
-    /// The device.
+    /// Returns the address of the device.
     pub fn address(&self) -> PciAddress {
         self.steps[self.steps.len() - 1]
     }
 
-    /// Counts the bridges above both. Functions of one device directly at the root complex share
-    /// none.
+    /// Counts the bridges that are above both devices. Functions of one device directly at the root
+    /// complex share none.
     pub fn shared_bridges(&self, other: &PciPath) -> usize {
         let bridges = |path: &'_ PciPath| path.steps.len() - 1;
         if self.root != other.root {
@@ -104,7 +104,7 @@ impl PciPath {
         self.steps.iter().zip(&other.steps).take(most).take_while(|(a, b)| a == b).count()
     }
 
-    /// Counts the bridges between the two that are not above both.
+    /// Counts the bridges on the path between the two devices.
     pub(super) fn hops(&self, other: &PciPath) -> usize {
         let shared = self.shared_bridges(other);
         (self.steps.len() - 1 - shared) + (other.steps.len() - 1 - shared)

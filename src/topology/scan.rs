@@ -25,7 +25,7 @@ impl Machine {
     /// Reads the machine that this process runs on.
     ///
     /// # Errors
-    /// As [`read`](Self::read).
+    /// The same as [`read`](Self::read).
     pub fn here() -> io::Result<Machine> {
         Self::read(Path::new("/sys"))
     }
@@ -180,7 +180,7 @@ fn node(device: &Path) -> Option<u32> {
     value(&device.join("numa_node"))?.parse().ok()
 }
 
-/// `400 Gb/sec (4X NDR)`, `2.5 Gb/sec (1X SDR)`.
+/// Parses a rate such as `400 Gb/sec (4X NDR)` or `2.5 Gb/sec (1X SDR)`.
 fn verbs_mbit(text: &str) -> Option<u32> {
     let gbit: f64 = text.split_whitespace().next()?.parse().ok()?;
     (text.contains("Gb/sec") && gbit > 0.0 && gbit < 1e6).then_some((gbit * 1000.0) as u32)

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::*;
 
-/// A folder that is removed with its owner.
+/// A folder, removed when dropped.
 struct Tree(PathBuf);
 
 impl Drop for Tree {
@@ -28,7 +28,7 @@ static NEXT: AtomicU32 = AtomicU32::new(0);
 
 impl Tree {
     fn new(description: &str) -> Tree {
-        // Relaxed: only tells folders apart.
+        // Relaxed: the number only distinguishes folders.
         let name = format!("fishplate-sysfs-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let tree = Tree(std::env::temp_dir().join(name));
         fs::create_dir_all(&tree.0).unwrap();
