@@ -1,10 +1,11 @@
-//! Signals and atomics whose word is in device memory: receives them, applies them in their turn,
-//! and waits for such a word. Slow paths that wait only for the device.
+//! Signals and atomics whose word is in device memory: receives them, applies them when their turn
+//! comes, and waits for a word in device memory. Slow paths that wait only for the device.
 //!
-//! The processor does not access the word: the first rail reads and writes it. So such a message is
-//! parked on arrival, even if it is the next one, and a later step of the pass applies it. A change
-//! of the word is two copies. It is atomic with respect to other messages that this engine applies,
-//! but not to kernels, nor to other engines that have registered the memory.
+//! The processor does not access the word: the first rail reads and writes it. So the message is
+//! parked on arrival, even if it is next in order, and a later step of the pass applies it. A
+//! change of the word takes two copies. The change is atomic with respect to other messages that
+//! this engine applies. It is not atomic with respect to kernels, or to other engines that have
+//! registered the memory.
 
 use core::ptr::NonNull;
 
@@ -24,7 +25,7 @@ use super::{Engine, State};
 /// The rail that copies to and from device memory.
 const COPIER: RailId = RailId(0);
 
-/// Bytes of a signal's word.
+/// Size of a signal's word, in bytes.
 const SIGNAL: u8 = 8;
 
 /// A copy of a word, aligned for every width.
@@ -32,12 +33,12 @@ const SIGNAL: u8 = 8;
 struct Copied([u8; 8]);
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Applies a signal to a word that the processor cannot access, for the reason `why`. `false`:
-    /// the device has no room now, and nothing was done.
+    /// Applies a signal to a word that the processor cannot access, for the reason `why`. Returns
+    /// `false`, with nothing done, if the device has no room now.
     ///
     /// # Errors
-    /// `why`, if it is no device's word either. [`PeerError::Rail`]: the device has failed, and may
-    /// or may not change the word.
+    /// `why`, if the word is not in device memory either. [`PeerError::Rail`] if the device has
+    /// failed; it may or may not change the word.
     #[cold]
     #[inline(never)]
     pub(super) fn signal_on_device(
@@ -55,8 +56,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(self.amo_on_device(at, amo, false, why)?.is_some())
     }
 
-    /// Like [`signal_on_device`](Self::signal_on_device) for an atomic. Returns the old value if
-    /// `fetch`.
+    /// Executes an atomic on a word that the processor cannot access, under the rules of
+    /// [`signal_on_device`](Self::signal_on_device). Returns the old value, which is valid only if
+    /// `fetch` is set, or `None` if the device has no room now.
     #[cold]
     #[inline(never)]
     pub(super) fn amo_on_device(
@@ -71,18 +73,21 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let mut copied = Copied([0; 8]);
         let reads = fetch || amo.op != AmoOp::Set;
         if reads {
-            // SAFETY: registered with this rail, and readable by its owner.
+            // SAFETY: `device_word` checked that the word is in memory registered with this rail,
+            // which its owner may read.
             match unsafe { rail.read_device(word, &mut copied.0[..word.len]) } {
                 Err(PostError::Again) => return Ok(None),
                 read => read.map_err(|_| PeerError::Rail(COPIER))?,
             }
         }
         let before = copied.0;
-        // SAFETY: ours alone, and aligned; the width was checked when the message was decoded.
+        // SAFETY: `copied` is an aligned local variable of 8 bytes. Decoding the message checked
+        // the width.
         let old = unsafe { amo.apply(copied.0.as_mut_ptr()) };
         if !reads || copied.0 != before {
             let bytes = Untrusted::from_slice(&copied.0[..word.len]);
-            // SAFETY: registered with this rail, and writable by its owner.
+            // SAFETY: `device_word` checked that the word is in memory registered with this rail,
+            // which its owner may write.
             match unsafe { rail.write_device(word, bytes) } {
                 Err(PostError::Again) => return Ok(None),
                 written => written.map_err(|_| PeerError::Rail(COPIER))?,
@@ -92,8 +97,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(Some(old))
     }
 
-    /// Applies what had arrived in order from a peer that has failed since. The processor's words
-    /// were changed on arrival, and words of a device must not differ.
+    /// Applies the messages that had arrived in order from a peer that has failed since. Words in
+    /// host memory were changed on arrival, and words of a device must not differ.
     #[cold]
     #[inline(never)]
     pub(super) fn apply_of_failed(&mut self, stream: u32) {
@@ -109,7 +114,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                     Ok(()) => Ok(true),
                     Err(why) => self.signal_on_device(at, op, value, why),
                 },
-                // No reply: its sender is gone.
+                // No reply, because the sender is gone.
                 Action::Amo { amo, .. } => match self.state.apply_amo(at, amo) {
                     Ok(_) => Ok(true),
                     Err(why) => self.amo_on_device(at, amo, false, why).map(|old| old.is_some()),
@@ -132,11 +137,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.state.due.push(self.state.streams, stream);
     }
 
-    /// [`wait_signal`](Self::wait_signal) for a word in memory of the processor or of a device. The
-    /// device reads its word between two passes, which takes it some microseconds each time.
+    /// Waits like [`wait_signal`](Self::wait_signal), for a word in host or device memory. The
+    /// device reads its word between two passes, which takes some microseconds each time.
     ///
     /// # Errors
-    /// Those of `wait_signal`; [`OpError::Rail`]: the device failed.
+    /// The errors of `wait_signal`. [`OpError::Rail`] if the device failed.
     pub fn wait_signal_anywhere<H: Host, P: Park>(
         &mut self,
         at: LocalAddr,
@@ -150,8 +155,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         found.unwrap_or_else(|| Err(WaitError::Deadline(self.missing(from))))
     }
 
-    /// [`wait_signal_anywhere`](Self::wait_signal_anywhere) without waiting: returns the word if
-    /// the comparison holds, else `None`.
+    /// Checks the word of [`wait_signal_anywhere`](Self::wait_signal_anywhere) once. Returns the
+    /// word if the comparison holds, `None` otherwise.
     pub(super) fn look_anywhere(
         &mut self,
         at: LocalAddr,
@@ -166,7 +171,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let mut word = [0; SIGNAL as usize];
         let (ptr, _) = locate(self.state.locals, at, word.len() as u64)?;
         let desc = self.state.locals[at.region.index()].desc[COPIER.0 as usize];
-        // SAFETY: registered with this rail, and readable by its owner.
+        // SAFETY: `locate` checked that the word is in memory registered with this rail, which its
+        // owner may read.
         match unsafe { self.rails.first_mut().read_device(Local { ptr, len: word.len(), desc }, &mut word) } {
             Ok(()) => self.judge(u64::from_ne_bytes(word), cmp, value, from),
             Err(PostError::Again) => Ok(None),
@@ -176,8 +182,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Handles a message that names memory out of bounds for the processor. Parks it if it is a
-    /// signal or an atomic with a device's word.
+    /// Handles a message that names memory out of bounds for the processor. Parks the message if it
+    /// is a signal or an atomic on a word in device memory.
     #[cold]
     #[inline(never)]
     pub(super) fn device_word_arrived(&mut self, peer: Peer, bytes: Untrusted<'_>) {
@@ -187,7 +193,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
     }
 
     fn park_for_device(&mut self, peer: Peer, bytes: Untrusted<'_>) -> Result<(), Violation> {
-        // Copied out once more: nothing that the first copy said is relied on.
+        // Copied out again, because the peer may have changed the message. Nothing from the first
+        // copy is relied on.
         let (message, payload) = Message::decode(bytes)?;
         let Some(stream) = self.arrival_stream(peer, message.context, message.word)? else { return Ok(()) };
         let (at, width, what, data) = match message.body {
@@ -201,14 +208,14 @@ impl<const RAILS: usize> State<'_, RAILS> {
             None => core::ptr::null_mut(),
         };
         if self.park(stream, message.word, Parked { at, what })? {
-            // SAFETY: the target was checked against its region, and the payload against the
-            // message's length. Without a target the payload is empty.
+            // SAFETY: `place` checked the target against its region, and decoding checked the
+            // payload against the message's length. Without a target the payload is empty.
             unsafe { copy_bytes(payload.as_ptr(), target, payload.len()) };
         }
         Ok(())
     }
 
-    /// Resolves the word of a device that a peer names.
+    /// Resolves a word in device memory that a peer names.
     fn device_word(&self, place: Place, width: u8) -> Result<Local, Violation> {
         let slot = self.locals.get(place.region as usize).ok_or(Violation::Region)?;
         let Some(start) = NonNull::new(slot.ptr).filter(|_| slot.generation == place.generation) else {

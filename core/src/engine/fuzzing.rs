@@ -1,5 +1,5 @@
-//! Entry points for fuzzing: every parser of peer-controlled input, with valid inputs made by its
-//! own encoder. Not part of the public interface; the tests in `tests/fuzz` use it.
+//! Entry points for fuzzing: every parser of peer-controlled input, and an encoder that makes valid
+//! input for it. Not part of the public interface; the tests in `tests/fuzz` use it.
 
 use super::close::Bye;
 use super::failover::{Asks, Rejoin, Told};
@@ -12,15 +12,15 @@ use crate::op::{Amo, AmoOp, SignalOp};
 use crate::rail::RailKey;
 use crate::sync::seq::Seq;
 
-/// One parser.
+/// A parser of peer-controlled input.
 pub struct Target {
-    /// Its name.
+    /// The name of the parser.
     pub name: &'static str,
-    /// Writes a valid input, different for each number, and returns its length.
+    /// Writes a valid input and returns its length. Different numbers give different inputs.
     pub sample: fn(u64, &mut [u8]) -> usize,
-    /// Parses an input. Returns `None` if it is rejected. Otherwise encodes the result into the
-    /// second argument, and returns how many bytes of that must equal the input. Panics if the
-    /// parser does not accept what it has accepted before.
+    /// Parses an input. Returns `None` if the parser rejects the input. Otherwise encodes the
+    /// result into the second argument, and returns how many bytes of it must equal the input.
+    /// Panics if the encoded result does not parse again.
     pub read: fn(&[u8], &mut [u8]) -> Option<usize>,
 }
 
@@ -39,7 +39,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "handle-of-16-rails", sample: sample_handle::<16>, read: read_handle::<16> },
 ];
 
-/// The `n`-th random number of a seed.
+/// Returns the `n`-th random number of a seed.
 pub fn number(seed: u64, n: u64) -> u64 {
     let z = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ n.wrapping_mul(0xd1b5_4a32_d192_ed03);
     let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -89,11 +89,11 @@ fn read_message(input: &[u8], _: &mut [u8]) -> Option<usize> {
         Body::Data { .. } => rest.len(),
         _ => 0,
     };
-    assert_eq!(rest.len(), payload, "a payload that the message does not speak of");
+    assert_eq!(rest.len(), payload, "a payload that the message does not describe");
     // Bytes that a kind does not use are ignored, so only the meaning survives a round trip.
     let mut head = [0; HEAD_MAX];
     let len = message.encode(&mut head);
-    assert_eq!(len + rest.len(), input.len(), "a part of the message was not taken");
+    assert_eq!(len + rest.len(), input.len(), "a part of the message was ignored");
     let again = match rest.is_empty() {
         true => Message::decode(Untrusted::from_slice(&head[..len])).ok(),
         false => Message::decode(Untrusted::from_slice(input)).ok(),
@@ -238,7 +238,7 @@ fn sample_request<const RAILS: usize>(seed: u64, into: &mut [u8]) -> usize {
 
 fn read_request<const RAILS: usize>(input: &[u8], again: &mut [u8]) -> Option<usize> {
     let (_, rest) = Head::read(Untrusted::from_slice(input)).ok()?;
-    // Pretend that exactly the rails with keys reach the peer, so that all keys are understood.
+    // Pretend that exactly the rails with keys reach the peer, so that all keys are read.
     let rails = input.get(head::RTS - 4..head::RTS)?;
     let rails = u16::from_le_bytes([rails[0], rails[1]]) & low(RAILS);
     let offer = Offer::<RAILS>::read(rest, &Pairing::ALIKE, rails).ok()?;
@@ -247,8 +247,8 @@ fn read_request<const RAILS: usize>(input: &[u8], again: &mut [u8]) -> Option<us
     let len = offer.write(&mut bytes);
     bytes[..head::HEAD].copy_from_slice(&input[..head::HEAD]);
     match input[head::RTS - 4..head::RTS - 2] == rails.to_le_bytes() {
-        true => assert_eq!(len, input.len(), "something behind it"),
-        // Keys of rails that this end does not have were skipped.
+        true => assert_eq!(len, input.len(), "bytes after the request"),
+        // Keys of rails that this side does not have were skipped.
         false => return Some(0),
     }
     Some(put(again, &bytes[..len]))
@@ -274,12 +274,12 @@ fn sample_handle<const RAILS: usize>(seed: u64, into: &mut [u8]) -> usize {
 }
 
 fn read_handle<const RAILS: usize>(input: &[u8], again: &mut [u8]) -> Option<usize> {
-    // All keys that this end has rails for.
+    // Use all keys for which this side has rails.
     let count = usize::from(*input.get(16)?).min(RAILS);
     let handle = Handle::<RAILS>::decode(input, &Pairing::ALIKE, low(count)).ok()?;
     let mut bytes = [0; HANDLE_MAX];
     let len = handle.encode(count, &mut bytes).unwrap_or(0);
-    // Keys of rails that this end does not have were skipped, and are counted.
+    // Keys of rails that this side does not have were skipped, but are counted in the input.
     let skipped = usize::from(input[16]) > count;
     Some(if skipped { 0 } else { put(again, &bytes[..len]) })
 }

@@ -1,5 +1,5 @@
-//! Joints: which rail of the peer each of our rails leads to, with the message limit. Set when a
-//! peer is connected; hot paths use copies in its streams.
+//! Joints: which rail of the peer each of our rails leads to, and the longest message on it. Joints
+//! are set when a peer is connected. Hot paths use copies in the peer's streams.
 
 use crate::error::AttachError;
 use crate::mem::RailId;
@@ -9,10 +9,10 @@ use super::close::Parting;
 use super::epoch::Meeting;
 use super::protocol::MatchLimits;
 
-/// Most rails of an engine.
+/// Maximum number of rails of an engine.
 pub const RAILS_MAX: usize = 16;
 
-/// The smallest message limit of an end of a joint, in bytes.
+/// The smallest message limit that a joint may have, in bytes.
 const MESSAGE_MIN: usize = 128;
 
 /// One of our rails, and the rail of the peer that it leads to.
@@ -20,34 +20,35 @@ const MESSAGE_MIN: usize = 128;
 pub struct Joint {
     /// Our rail.
     pub ours: RailId,
-    /// The peer's number of its rail.
+    /// The number of the rail at the peer.
     pub theirs: u8,
     /// The longest message that the peer accepts on this rail, in bytes: at least 128.
     pub max_message: usize,
 }
 
-/// The agreement of two ends: their joints, epochs, and the state of closing.
+/// What two sides agree on: their joints, their epochs, and the state of closing.
 #[derive(Clone, Copy, Debug)]
 pub struct Pairing {
-    /// The peer's number for each of our rails, four bits each.
+    /// The peer's number for each of our rails, in four bits each.
     pub(super) theirs: u64,
-    /// Longest message, in bytes, that both ends of each of our rails accept; 0 if a rail does not
+    /// Longest message, in bytes, that both sides accept on each of our rails. 0 if a rail does not
     /// reach this peer.
     pub(crate) messages: [u32; RAILS_MAX],
-    /// The longest of these.
+    /// The largest of `messages`.
     pub(crate) longest: u32,
-    /// Longest write, in bytes, that all its rails accept in one post and that is not striped.
+    /// Longest write, in bytes, that all rails to the peer accept in one post and that is not
+    /// striped.
     pub(crate) single: u32,
     /// The peer's limits of tagged messages.
     pub(crate) matching: MatchLimits,
     pub(crate) meeting: Meeting,
     pub(crate) parting: Parting,
-    /// The last epoch used in this slot: see `epoch`. It outlives the attachment.
+    /// The last epoch used in this slot. It outlives the attachment.
     pub(crate) last: u32,
 }
 
 impl Pairing {
-    /// Both ends have the same rails, and have exchanged nothing yet.
+    /// Both sides number their rails alike, and have exchanged nothing yet.
     pub const ALIKE: Pairing = Pairing {
         theirs: 0xfedc_ba98_7654_3210,
         messages: [u32::MAX; RAILS_MAX],
@@ -59,20 +60,20 @@ impl Pairing {
         last: 0,
     };
 
-    /// Builds a pairing from joints, and returns the bitmask of the rails that they name.
+    /// Builds a pairing from joints. Also returns the bitmask of our rails that the joints name.
     pub(super) fn of(joints: &[Joint], rails: usize) -> Result<(Pairing, u16), AttachError> {
         let mut pairing = Pairing { theirs: 0, messages: [0; RAILS_MAX], ..Pairing::ALIKE };
         let (mut ours, mut theirs) = (0u16, 0u16);
         for joint in joints {
             let (at, there) = (usize::from(joint.ours.0), usize::from(joint.theirs));
             if at >= rails || there >= RAILS_MAX {
-                return Err(AttachError::Config("joints: rails that exist"));
+                return Err(AttachError::Config("joints: a rail does not exist; name rails of both sides"));
             }
             if ours & 1 << at != 0 || theirs & 1 << there != 0 {
                 return Err(AttachError::Config("joints: a rail is listed twice"));
             }
             if joint.max_message < MESSAGE_MIN {
-                return Err(AttachError::Config("joints: messages of at least 128 bytes"));
+                return Err(AttachError::Config("joints: max_message is too short; at least 128 bytes"));
             }
             (ours, theirs) = (ours | 1 << at, theirs | 1 << there);
             pairing.theirs |= (there as u64) << (4 * at);
@@ -93,8 +94,8 @@ impl Pairing {
         (0..RAILS_MAX).fold(0, |ours, rail| ours | (theirs >> self.theirs(rail) & 1) << rail)
     }
 
-    /// Reorders a peer's keys from its rail order to ours, for the rails in the bitmask. `None` if
-    /// a key is missing.
+    /// Reorders a peer's keys from its rail order to ours, for the rails in the bitmask. Returns
+    /// `None` if a key is missing.
     pub(crate) fn in_our_order<const RAILS: usize>(
         &self,
         rails: u16,

@@ -1,54 +1,57 @@
-//! Load and speed of each rail: the input of rail selection.
-//!
-//! Counting costs a few additions per post and completion, and nothing with one rail. There is no
-//! clock. Rails that are busy over the same interval work for the same time, so the bytes that each
+//! Counting costs a few additions per post and completion, and nothing with one rail. No clock is
+//! read. Rails that are busy over the same interval work for the same time, so the bytes that each
 //! moves give their relative speeds. Every [`SAMPLE`] completions update a moving average. A rail
-//! that was idle meanwhile could have moved more, so its sample counts only if it exceeds the
+//! that was idle in the interval could have moved more, so its sample counts only if it exceeds the
 //! average. Averages drift back to equal, because rails that are not the bottleneck only move what
 //! they are given. Only ratios matter, so each update rescales the averages to one mean.
 
 use core::array;
 
-/// Completions, of all rails together, between two samples.
+/// Number of completions, of all rails together, between two samples.
 const SAMPLE: u32 = 64;
 
-/// The cost of a byte on the fastest rail, and the largest ratio to the slowest. Rails up to `NEAR`
-/// count as equally fast, so rails of one kind take turns.
+/// The cost of a byte on the fastest rail.
 const UNIT: u64 = 64;
+/// The largest ratio of the cost on a rail to the cost on the fastest.
 const SLOWEST: u64 = 64;
+/// Rails up to this cost count as equally fast, so that rails of one kind take turns.
 const NEAR: u64 = UNIT + UNIT / 8;
 
-/// Initial speed of a rail.
+/// The initial speed of a rail.
 const SPEED: u64 = 1 << 16;
 
-/// Upper limit of a speed.
+/// The upper limit of a speed.
 const TOP: u64 = SPEED << 10;
 
-/// The weight of a sample in the average, and of the drift back to equal rates: one in this many.
+/// A sample has this share in the average: one in `NEW`.
 const NEW: u64 = 4;
+/// The drift back to equal speeds has this share in the average: one in `FORGET`.
 const FORGET: u64 = 256;
 
 /// Load and speed of every rail. Bytes outstanding stay below 2^50: a window of posts of 2 GiB.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Loads<const RAILS: usize> {
-    /// Posts and bytes outstanding.
+    /// Posts outstanding.
     posts: [u32; RAILS],
+    /// Bytes outstanding.
     bytes: [u64; RAILS],
-    /// Time cost of a byte on each: [`UNIT`] on the fastest.
+    /// Time cost of a byte on each rail: [`UNIT`] on the fastest.
     cost: [u64; RAILS],
     /// Relative average speeds.
     speed: [u64; RAILS],
-    /// Bytes and posts completed since the last sample, and the bitmask of rails that were idle
-    /// meanwhile.
+    /// Bytes completed since the last sample.
     moved: [u64; RAILS],
+    /// Posts completed since the last sample, on all rails.
     ends: u32,
+    /// Rails that were idle since the last sample, as a bitmask.
     dry: u16,
     /// Number of rails.
     count: u8,
 }
 
 impl<const RAILS: usize> Loads<RAILS> {
-    /// Loads of `count` rails, at most `RAILS`: nothing outstanding, all equally fast.
+    /// Creates the loads of `count` rails, at most `RAILS`. Nothing is outstanding, and all are
+    /// equally fast.
     pub(crate) fn new(count: usize) -> Self {
         Loads {
             posts: [0; RAILS],
@@ -87,14 +90,15 @@ impl<const RAILS: usize> Loads<RAILS> {
         }
     }
 
-    /// The relative time until a rail has drained its outstanding bytes and `more`. Meaningless
-    /// with a single rail.
+    /// Returns the relative time until a rail has drained its outstanding bytes and `more`. The
+    /// result is meaningless with a single rail.
     #[inline(always)]
     pub(crate) fn time(&self, rail: usize, more: u64) -> u64 {
         (self.bytes[rail] + more) * self.cost[rail]
     }
 
-    /// Whether posts may be outstanding on a rail. A single rail is not counted.
+    /// Returns whether posts may be outstanding on a rail. The posts of a single rail are not
+    /// counted.
     pub(crate) fn has_posts(&self, rail: usize) -> bool {
         RAILS == 1 || self.posts[rail] != 0
     }
@@ -104,7 +108,8 @@ impl<const RAILS: usize> Loads<RAILS> {
     fn look(&mut self) {
         let count = (self.count as usize).min(RAILS);
         let busy = |rail: &usize| self.dry & (1 << rail) == 0;
-        // The sum of what busy rails moved, scaled to avoid overflow, and the sum of their speeds.
+        // Add up the bytes that busy rails moved, scaled to avoid overflow, and the speeds of these
+        // rails.
         let (moved, speed) = (0..count).filter(busy).fold((0u64, 0u64), |(moved, speed), rail| {
             (moved + (self.moved[rail] >> 8), speed + self.speed[rail])
         });
@@ -141,8 +146,8 @@ impl<const RAILS: usize> Loads<RAILS> {
 mod tests {
     use super::*;
 
-    /// Keeps `depth` pieces outstanding on two rails. The first completes `speeds.0` pieces for
-    /// each `speeds.1` of the second. Returns how many of `pieces` each rail was given.
+    /// Keeps `depth` pieces outstanding on two rails. The first rail completes `speeds.0` pieces
+    /// for each `speeds.1` of the second. Returns how many of `pieces` each rail was given.
     fn share(loads: &mut Loads<2>, speeds: (u64, u64), depth: u32, pieces: u32) -> (u32, u32) {
         const PIECE: u64 = 64 << 10;
         let (mut given, mut credit) = ([0; 2], [0u64; 2]);

@@ -1,5 +1,5 @@
-//! Peers: reserving, connecting and removing them. Slow paths that neither block nor allocate;
-//! after an error nothing has changed.
+//! Reserves, connects and removes peers. Slow paths that neither block nor allocate. After an error
+//! nothing has changed.
 
 use crate::error::{AttachError, PeerError, Use};
 use crate::mem::PeerId;
@@ -16,15 +16,15 @@ use super::wire::{GENERATION_MASK, HEAD_MAX, Owner, PostTag, STREAM_POST_MAX};
 use super::{Engine, State, mix};
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Reserves a slot for a peer. Attach the peer to the rails under [`PeerId::peer`], then call
-    /// [`join_peer`](Self::join_peer), or [`connect_peer`](Self::connect_peer) if both ends have
-    /// the same rails. Make no progress in between: what the peer sends is dropped until it is
-    /// connected, and not resent.
+    /// Reserves a slot for a peer. Attach the peer to the rails under [`PeerId::peer`]. Then call
+    /// [`join_peer`](Self::join_peer), or [`connect_peer`](Self::connect_peer) if both sides have
+    /// the same rails. Make no progress in between: messages from the peer are dropped until it is
+    /// connected, and are not sent again.
     pub fn reserve_peer(&mut self) -> Result<PeerId, AttachError> {
         table::reserve_peer(self.state.peers)
     }
 
-    /// The rails that join a peer (bit i: rail i).
+    /// Returns the rails that join a peer, as a bitmask.
     #[inline]
     pub(crate) fn rails_to(&self, peer: PeerId) -> u16 {
         let slot = self.state.peers.get(peer.index as usize);
@@ -32,21 +32,24 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     }
 
     /// Connects a peer that is attached to the rails of `rails` (bit i: rail i). Like
-    /// [`join_peer`](Self::join_peer), where rail i leads to the peer's rail i with equal limits.
+    /// [`join_peer`](Self::join_peer) with joints from each rail to the peer's rail of the same
+    /// number, with equal limits.
     pub fn connect_peer(&mut self, peer: PeerId, rails: u16) -> Result<(), AttachError> {
         self.join(peer, rails, Pairing::ALIKE)
     }
 
     /// Connects a peer that is attached to the rails that `joints` name. Operations may begin.
-    /// Unless the rails keep attachments apart ([`Caps::fresh`](crate::rail::Caps)), operations
-    /// queue until the peer has connected as well and both ends have made progress: see
-    /// [`has_answered`](Self::has_answered). The two ends may number the rails differently;
-    /// `joints` maps the peer's keys. `matching` is the peer's limits of tagged messages; `None`:
-    /// the same as ours. Slow path.
+    ///
+    /// Operations are queued until the peer has connected too and both sides have made progress.
+    /// [`has_answered`](Self::has_answered) tells when. Rails that keep attachments apart
+    /// ([`Caps::fresh`](crate::rail::Caps)) need no such answer.
+    ///
+    /// The two sides may number the rails differently; `joints` maps the peer's keys. `matching`
+    /// has the peer's limits of tagged messages; `None` means that they equal ours. Slow path.
     ///
     /// # Errors
-    /// [`AttachError::Config`] if there are no joints, or names what is wrong with one;
-    /// [`AttachError::UnknownPeer`] once it is connected.
+    /// [`AttachError::Config`] if there are no joints, or one is invalid.
+    /// [`AttachError::UnknownPeer`] if the peer is not reserved.
     pub fn join_peer(
         &mut self,
         peer: PeerId,
@@ -64,7 +67,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             return Err(AttachError::UnknownPeer);
         }
         if rails == 0 || u32::from(rails) >> self.rails.len() != 0 {
-            return Err(AttachError::Config("rails: at least one, and none that does not exist"));
+            return Err(AttachError::Config(
+                "rails: none, or one that does not exist; name rails of this engine",
+            ));
         }
         let config = self.state.config;
         let several = rails.count_ones() > 1;
@@ -81,7 +86,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 continue;
             }
             let caps = rail.caps();
-            // The tag of a silent post can express at most this length.
+            // The tag of a silent post can express no greater length.
             let message = caps.max_message.min(STREAM_POST_MAX as usize) as u32;
             pairing.messages[i] = pairing.messages[i].min(message);
             shortest = shortest.min(pairing.messages[i]);
@@ -121,13 +126,13 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(())
     }
 
-    /// Removes a peer, alive or failed. Operations to it fail; their outcome is unknown if a living
-    /// peer may still apply something. Its regions are released, and its [`PeerId`] becomes stale.
-    /// Slow path.
+    /// Removes a peer, alive or failed. Operations to the peer fail. Their outcome is unknown if a
+    /// living peer may still apply them. The peer's regions are released, and its [`PeerId`]
+    /// becomes stale. Slow path.
     ///
     /// # Errors
     /// [`AttachError::InUse`] while regions in the segment shared with this peer are registered,
-    /// because the segment goes with the peer.
+    /// because the segment is removed with the peer.
     pub fn remove_peer(&mut self, peer: PeerId) -> Result<(), AttachError> {
         let slot = self.state.peer_mut(peer).ok_or(AttachError::UnknownPeer)?;
         // A peer that was never connected may be attached to any rail.
@@ -157,14 +162,14 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(())
     }
 
-    /// Whether the peer has connected as well and knows this attachment, so that operations are
-    /// sent. `false` also if it has failed.
+    /// Returns whether the peer has connected too and knows this attachment, so that operations are
+    /// sent. Returns `false` if the peer has failed.
     pub fn has_answered(&self, peer: PeerId) -> Result<bool, AttachError> {
         self.peer_error(peer)?;
         Ok(self.state.streams[self.state.stream_of(0, peer.index) as usize].live)
     }
 
-    /// Returns why a peer has failed; `None`: it has not.
+    /// Returns why a peer has failed, or `None` if it has not.
     pub fn peer_error(&self, peer: PeerId) -> Result<Option<PeerError>, AttachError> {
         let slot = self.state.peers.get(peer.index as usize).ok_or(AttachError::UnknownPeer)?;
         match slot.state {
@@ -184,7 +189,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         (slot.generation == peer.generation && slot.state != PeerState::Free).then_some(slot)
     }
 
-    /// Resets the streams of a peer.
     fn reset_streams(&mut self, peer: u16) {
         let words = bitmap_words(self.config.window);
         for context in 0..self.config.contexts {

@@ -1,8 +1,6 @@
-//! Operations in flight: a fixed table of slots, and the lists through it.
-//!
-//! A slot is free, or open (on the list of its stream until it is acknowledged), or ended and
-//! waiting to be taken by its token. Lists are links by index: taking, adding and removing cost a
-//! few stores. Nothing allocates.
+//! A slot is free, open, or ended. An open slot is on the list of its stream until it is
+//! acknowledged. An ended slot waits until its completion is taken. Lists are linked by index:
+//! insertion and removal cost a few stores. Nothing allocates.
 
 use crate::error::OpError;
 use crate::op::{Fault, Outcome, Token};
@@ -23,7 +21,7 @@ pub(crate) enum State {
     Ended,
 }
 
-/// What remains to be posted of an operation.
+/// The kind of an operation: what it posts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OpKind {
     /// Numbered writes, then perhaps a numbered message.
@@ -38,64 +36,69 @@ pub(crate) enum OpKind {
     Send,
 }
 
-/// One operation. Four cache lines; a fully posted one touches only the first.
+/// One operation, in four cache lines. A fully posted one touches only the first.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
 pub struct PendingSlot {
     pub(crate) links: Links,
     pub(crate) name: Name,
     pub(crate) stream: u32,
-    /// The number after its last, once posted.
+    /// The number after the last one of the operation, once posted.
     pub(crate) end: Seq,
-    /// Outstanding posts, and parts of the payload that another rail may have to post again (see
-    /// `failover`).
+    /// Outstanding posts, and parts of the payload that failover may have to post again on another
+    /// rail.
     pub(crate) posts: u32,
     pub(crate) state: State,
     pub(crate) kind: OpKind,
-    /// Everything is posted.
+    /// Whether everything is posted.
     pub(crate) posted: bool,
-    /// Every number is acknowledged, or there is none.
+    /// Whether every number is acknowledged. Also true without numbers.
     pub(crate) acked: bool,
-    /// Its completion is reported; otherwise only counted.
+    /// Whether the completion is reported, not only counted.
     pub(crate) report: bool,
-    /// Its writes wait until everything before it is acknowledged.
+    /// Whether the writes wait until everything before them is acknowledged.
     pub(crate) fenced: bool,
-    /// A reply with a value is expected.
+    /// Whether a reply is expected, or a read may have to be posted again.
     pub(crate) fetch: bool,
-    /// It took at least one number.
+    /// Whether the operation took at least one number.
     pub(crate) numbered: bool,
     pub(crate) tag: u64,
     pub(crate) value: u64,
     pub(crate) outcome: Outcome,
 
-    /// The local memory that is not posted yet, and its region.
+    /// The local memory that is not posted yet.
     pub(crate) local: *mut u8,
+    /// The registered region of `local`.
     pub(crate) local_region: u16,
-    /// The imported region of the data, and the offset not yet posted.
+    /// The imported region of the data.
     pub(crate) remote: u16,
+    /// The offset in the imported region that is not posted yet.
     pub(crate) offset: u64,
     /// Bytes not yet posted.
     pub(crate) left: u64,
     /// The message that follows the writes.
     pub(crate) message: Option<Body>,
 
-    /// It belongs to the message protocol, which handles its completion.
+    /// Whether the operation belongs to the two-sided protocol, which handles its completion.
     pub(crate) inner: bool,
-    /// The receiver pulls its payload, under this request number.
+    /// Whether the receiver pulls the payload, under the request number `request`.
     pub(crate) pulled: bool,
-    /// A read that must be posted again, because a failed rail has ended a part of it. Until that
-    /// is done `fetch` holds it open, and `request` is its length.
+    /// Whether a read must be posted again, because a failed rail has ended a part of it. Until
+    /// then `fetch` keeps the operation open, and `request` is its length.
     pub(crate) again: bool,
     pub(crate) request: u64,
     pub(crate) pull_next: u32,
-    /// How a tagged message travels, its tag, and the block that it keeps its payload in.
+    /// How a tagged message travels.
     pub(crate) form: Form,
+    /// The tag of a tagged message.
     pub(crate) envelope: Tag,
+    /// The block that holds the payload of a tagged message, or [`NONE`].
     pub(crate) outgoing: u32,
 }
 
-// SAFETY: the pointer names registered memory, which any thread may access as `Region::new`
-// requires; or the bytes of an inject, for the duration of one call.
+// SAFETY: the pointer names registered memory or a span, which any thread may access, as
+// `Region::new` and `Span::new` require. Otherwise it names a block of the engine, or the bytes of
+// an inject during one call.
 unsafe impl Send for PendingSlot {}
 
 impl PendingSlot {
@@ -133,8 +136,8 @@ impl PendingSlot {
         outgoing: NONE,
     };
 
-    /// Makes it a fully posted operation with `posts` posts outstanding; `end` is the number after
-    /// its last.
+    /// Makes the slot a fully posted operation with `posts` posts outstanding. `end` is the number
+    /// after its last one.
     #[inline(always)]
     pub(crate) fn set_posted(&mut self, stream: u32, posts: u32, end: Seq, notice: Notice) {
         (self.stream, self.posts, self.end) = (stream, posts, end);
@@ -147,13 +150,13 @@ impl PendingSlot {
         };
     }
 
-    /// Returns the token of its operation.
+    /// Returns the token of the operation.
     #[inline(always)]
     pub(crate) fn token(&self) -> Token {
         Token(self.name.word())
     }
 
-    /// Resets the operation: nothing of it is posted.
+    /// Resets the slot to an operation of which nothing is posted.
     pub(crate) fn set_open(&mut self, stream: u32, kind: OpKind, notice: Notice) {
         let (report, tag) = match notice {
             Notice::Report(tag) => (true, tag),
@@ -163,8 +166,8 @@ impl PendingSlot {
         *self = PendingSlot { name, stream, state: State::Open, kind, report, tag, ..PendingSlot::EMPTY };
     }
 
-    /// Returns whether it holds a pointer into this registered region. The rails know about its
-    /// posts.
+    /// Returns whether the operation still needs its pointer into this registered region. Rails
+    /// know about its outstanding posts.
     #[cold]
     pub(crate) fn uses_local(&self, region: u16) -> bool {
         if self.state != State::Open || self.local_region != region {
@@ -179,7 +182,7 @@ impl PendingSlot {
         }
     }
 
-    /// Returns whether something remains to be posted to this imported region.
+    /// Returns whether the operation has something left to post to this imported region.
     #[cold]
     pub(crate) fn uses_remote(&self, region: u16) -> bool {
         let again = self.kind == OpKind::Read && self.fetch;
@@ -193,7 +196,7 @@ impl PendingSlot {
         }
     }
 
-    /// Records the first failure; one that may still land takes precedence.
+    /// Records the first failure. A failure whose data may still land takes precedence.
     #[cold]
     pub(crate) fn fail(&mut self, fault: Fault, quiescent: bool) {
         match self.outcome {
@@ -230,12 +233,12 @@ impl Slot for PendingSlot {
     }
 }
 
-/// The table.
+/// The table of operations.
 pub(crate) struct Pending<'m> {
     pub slots: Slots<'m, PendingSlot>,
-    /// Completed and not taken yet, oldest first.
+    /// Completed operations whose completion was not taken, oldest first.
     pub ended: Fifo,
-    /// How many operations have ended with a report.
+    /// Number of completions so far, of operations and of receives.
     pub ends: u64,
 }
 
@@ -244,13 +247,13 @@ impl<'m> Pending<'m> {
         Pending { slots: Slots::new(slots, PendingSlot::EMPTY), ended: Fifo::EMPTY, ends: 0 }
     }
 
-    /// Ends an operation that is on no list: queues its completion, or frees the slot if none is
-    /// wanted.
+    /// Ends an operation that is on no list. Queues its completion, or frees the slot if no report
+    /// is wanted.
     #[inline(always)]
     pub(crate) fn end(&mut self, index: u32, report: bool) {
         if report {
             let slot = &mut self.slots[index as usize];
-            // An ended operation has no numbers any more, so this field now orders completions.
+            // An ended operation has no numbers, so this field now orders completions.
             (slot.state, slot.end) = (State::Ended, Seq(self.ends));
             self.ends += 1;
             self.ended.push(&mut self.slots, index);
@@ -259,14 +262,14 @@ impl<'m> Pending<'m> {
         }
     }
 
-    /// Frees a slot; its token becomes stale.
+    /// Frees a slot. Its token becomes stale.
     #[inline(always)]
     pub(crate) fn free(&mut self, index: u32) {
         self.slots[index as usize].state = State::Ended;
         self.slots.free(index);
     }
 
-    /// Returns the slot of a token, if its operation was not taken yet.
+    /// Returns the slot of a token, if its completion was not taken.
     #[inline]
     pub(crate) fn find(&self, token: Token) -> Result<u32, OpError> {
         self.slots.find(token.0).ok_or(OpError::StaleToken)

@@ -1,7 +1,6 @@
-//! Two engines in two threads over one mapped region, run as threads and by the model checker.
-//! Checks what a signal, an atomic, a fence and a quiet guarantee to the other thread. The words
-//! that they change are atomics of the region; the data is a [`Watch`], which stands for bytes
-//! beside them.
+//! Two engines in two threads over one mapped region, run as threads and by the model checker. The
+//! tests check what a signal, an atomic, a fence and a quiet guarantee to the other thread. Engines
+//! change the atomics of the region. The data is a [`Watch`], which stands for bytes beside them.
 
 extern crate std;
 
@@ -25,9 +24,9 @@ struct Shared {
     data: Watch,
 }
 
-// SAFETY: atomics, and a watch whose accesses the model checker checks.
+// SAFETY: the words are atomics, and the model checker checks the accesses to the watch.
 unsafe impl Sync for Shared {}
-// SAFETY: atomics, and a watch whose accesses the model checker checks.
+// SAFETY: the words are atomics, and the model checker checks the accesses to the watch.
 unsafe impl Send for Shared {}
 
 impl Shared {
@@ -49,14 +48,14 @@ struct End {
 impl End {
     fn new(rail: Loopback<4>, shared: &Arc<Shared>) -> Self {
         let tables = Box::into_raw(Box::new(Tables::new()));
-        // SAFETY: freed in `drop`, after the last use of the engine.
+        // SAFETY: `drop` frees the tables after the last use of the engine.
         let memory = unsafe { &mut *tables }.memory();
         let config = Config { window: 8, ..Config::DEFAULT };
         let mut engine = Box::new(Engine::new(config, [rail], memory).unwrap());
         let peer = engine.reserve_peer().unwrap();
         engine.connect_peer(peer, 1).unwrap();
         let words = NonNull::from(&shared.words);
-        // SAFETY: the words outlive the engine, because `shared` holds them, and are only used as
+        // SAFETY: `shared` keeps the words alive longer than the engine. They are only used as
         // atomics.
         let region = unsafe { Region::new(words.cast(), size_of_val(&shared.words), RegionKind::Private) };
         let local = engine.register(region).unwrap();
@@ -99,15 +98,16 @@ impl End {
 
 impl Drop for End {
     fn drop(&mut self) {
-        // SAFETY: created by a box. The engine is not used again, and its drop does nothing.
+        // SAFETY: `new` created the tables from a box. The engine is not used again, and its drop
+        // does nothing.
         drop(unsafe { Box::from_raw(self.tables) });
     }
 }
 
-// SAFETY: the tables belong to the engine beside them, which may move to any thread.
+// SAFETY: only the engine beside them uses the tables, and it may move to any thread.
 unsafe impl Send for End {}
 
-/// Runs both sides, each with an engine of its own.
+/// Runs both sides, each with its own engine.
 fn sides(
     first: impl Fn(End) + Clone + Send + Sync + 'static,
     second: impl Fn(End) + Clone + Send + Sync + 'static,
@@ -215,7 +215,8 @@ fn who_sees_what_was_written_behind_a_fence_sees_what_was_written_before_it() {
         |mut end| {
             end.shared.data.write(0);
             end.engine.fence(CONTEXT, end.peer).unwrap();
-            // A put of this word, which is a plain copy. Relaxed: a copy has no ordering either.
+            // Stands for a put of this word, which is a plain copy. Relaxed: a copy has no ordering
+            // either.
             end.shared.words[0].store(1, Ordering::Relaxed);
         },
         |end| {
@@ -234,7 +235,7 @@ fn of_two_that_write_make_quiet_and_look_one_sees_the_other() {
             let look = |end: &mut End, mine: u64, other: usize| {
                 end.signal(mine, SignalOp::Set, 1);
                 end.quiet();
-                // Relaxed: only the quiet orders it after the signal.
+                // Relaxed: only the quiet orders this load after the signal.
                 end.shared.words[other].load(Ordering::Relaxed)
             };
             let other = thread::spawn(move || look(&mut theirs, 0, 1));

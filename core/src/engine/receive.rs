@@ -46,11 +46,11 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
         if !in_bounds(place.offset, len, slot.len) {
             return Err(Violation::Bounds);
         }
-        // SAFETY: offset + len <= the region's size, checked just now.
+        // SAFETY: `in_bounds` has just checked that `offset + len` is within the region.
         Ok(unsafe { slot.ptr.add(place.offset as usize) })
     }
 
-    /// Resolves the word that a peer names, aligned to its width.
+    /// Resolves the word that a peer names. The word must be aligned to its width.
     #[inline(always)]
     pub(super) fn word(&self, place: Place, width: u8) -> Result<*mut u8, Violation> {
         if place.offset & (width as u64 - 1) != 0 {
@@ -59,13 +59,12 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
         self.place(place, width as u64)
     }
 
-    /// Applies a signal.
     #[inline(always)]
     pub(super) fn apply_signal(&mut self, at: Place, op: SignalOp, value: u64) -> Result<(), Violation> {
         let word = self.word(at, 8)?;
         // The data of this signal, and everything earlier, has been applied by this thread or by a
-        // rail that reported it. SAFETY: inside a registered region and aligned to 8 bytes, as
-        // regions are; accessed only atomically.
+        // rail that reported it. SAFETY: `word` checked that the word is inside a registered region
+        // and aligned to 8 bytes, as regions are. Signal words are only accessed atomically.
         unsafe { op.apply(word, value) };
         self.stats.applied += 1;
         Ok(())
@@ -75,14 +74,15 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
     #[inline(always)]
     pub(super) fn apply_amo(&mut self, at: Place, amo: Amo) -> Result<u64, Violation> {
         let word = self.word(at, amo.width)?;
-        // SAFETY: inside a registered region, aligned to its width; only accessed atomically.
+        // SAFETY: `word` checked that the word is inside a registered region and aligned to its
+        // width. Words of atomics are only accessed atomically.
         let old = unsafe { amo.apply(word) };
         self.stats.applied += (amo.op != AmoOp::Fetch) as u64;
         Ok(old)
     }
 
-    /// Returns the stream of a peer's context, if the word's epoch matches. `None`: it belongs to
-    /// an earlier attachment, or to none.
+    /// Returns the stream of a peer's context, if the word's epoch matches. Returns `None` if the
+    /// word belongs to an earlier attachment, or to none.
     #[inline(always)]
     pub(super) fn arrival_stream(
         &mut self,
@@ -104,7 +104,7 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
         self.due.push(self.streams, stream);
     }
 
-    /// Counts an arrival that was parked, or a duplicate.
+    /// Counts an arrival that was parked, or that was a duplicate.
     pub(super) fn held(&mut self, stream: u32, arrival: Arrival) {
         self.stats.arrived += 1;
         match arrival {
@@ -118,7 +118,7 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
         self.due.push(self.streams, stream);
     }
 
-    /// Fast path of a landed write; `false` if it is not the next one in order.
+    /// Fast path of a landed write. Returns `false` if the write is not the next one in order.
     #[inline(always)]
     fn write_in_order(&mut self, peer: Peer, data: u32) -> bool {
         if peer.0 as usize >= self.peers.len() {
@@ -145,7 +145,7 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
         Ok(())
     }
 
-    /// Parks a message until its turn. `true`: the message, and so its payload, is new.
+    /// Parks a message until its turn. Returns `true` if the message, and so its payload, is new.
     #[inline(never)]
     pub(super) fn park(&mut self, stream: u32, word: u32, parked: Parked) -> Result<bool, Violation> {
         let (window, mut cells) = self.window(stream);
@@ -181,8 +181,8 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
                 let parked = Parked { at, what: Action::Signal { op, value } };
                 if next || self.park(stream, message.word, parked)? {
                     // Data lands at once, in any order; only the signal waits for its turn. SAFETY:
-                    // the target was checked against its region, and the payload against the
-                    // message's length. Without a target the payload is empty.
+                    // `place` checked the target against its region, and decoding checked the
+                    // payload against the message's length. Without a target the payload is empty.
                     unsafe { copy_bytes(payload.as_ptr(), target, payload.len()) };
                 }
                 if next {
@@ -203,7 +203,7 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
                     fresh = arrival != Arrival::Duplicate;
                 }
                 if fresh {
-                    // SAFETY: the target was checked against its region.
+                    // SAFETY: `place` checked that the payload fits the region at the target.
                     unsafe { copy_bytes(payload.as_ptr(), target, payload.len()) };
                 }
             }
@@ -212,8 +212,8 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
                 if token == NO_TOKEN
                     && self.streams[stream as usize].window.take_in_order(message.word, self.mask)
                 {
-                    // SAFETY: inside a registered region, aligned to its width;
-                    // only accessed atomically.
+                    // SAFETY: `word` checked that the word is inside a registered region and
+                    // aligned to its width. Words of atomics are only accessed atomically.
                     unsafe { amo.apply(word) };
                     self.stats.applied += 1;
                     self.in_order(stream);
@@ -232,7 +232,7 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
                 }
                 if !wanted.is_before(s.ack_wanted) {
                     s.ack_wanted = wanted;
-                    // The request may have overtaken the numbers that it asks about.
+                    // The request may have overtaken the numbers that it names.
                     s.unhurried = !s.window.expected().is_before(wanted);
                 }
                 self.due.push(self.streams, stream);
@@ -248,11 +248,11 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
             return;
         }
         self.stats.failed += 1;
-        // It may belong to an earlier peer of this slot.
+        // The post may belong to an earlier peer of this slot.
         let slot = self.peers.get(peer.0 as usize);
         if slot.is_some_and(|slot| slot.generation & GENERATION_MASK == generation) {
-            // The next acknowledgement repairs a lost one, but a rail that loses messages must not
-            // be used for it.
+            // The next acknowledgement makes up for a lost one. But a rail that loses messages must
+            // not be used for this peer any more.
             let id = RailId(rail as u8);
             self.rail_failed(peer.0, rail, Fault::Rail(id, error), PeerError::Rail(id));
         }

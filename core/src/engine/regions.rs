@@ -1,5 +1,6 @@
 //! Regions: registered memory of this process, and imported memory of peers. Slow paths that
-//! allocate nothing; a rail may map memory. After an error nothing has changed.
+//! allocate nothing; a rail may map memory. After an error nothing has changed, unless the error
+//! says so.
 
 use core::ptr::NonNull;
 
@@ -10,7 +11,7 @@ use crate::rail::{Local, Rail, RailKey};
 use super::table::{self, Access, Handle, LocalSlot, NO_RAIL, RemoteSlot};
 use super::{Engine, State};
 
-/// [`Rail::import`] or [`Rail::try_import`].
+/// Either [`Rail::import`] or [`Rail::try_import`].
 pub(super) type Import<R> = fn(&mut R, Peer, RailKey, u64) -> Result<Option<NonNull<u8>>, AttachError>;
 /// Deregisters a region on every rail, even after one of them returned `Kept`.
 fn deregister_on<R: Rail, const RAILS: usize>(
@@ -22,12 +23,13 @@ fn deregister_on<R: Rail, const RAILS: usize>(
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Registers memory. Peers reach it through its [handle](Self::export), operations of this
-    /// engine through the returned id. Slow path.
+    /// Registers memory. Peers reach the memory through its [handle](Self::export), operations of
+    /// this engine through the returned id. Slow path.
     ///
     /// # Errors
-    /// [`AttachError::Unsupported`]: device memory or native atomics with
-    /// [failover](Self::attach_failover), native atomics in device memory, or no rail has any.
+    /// [`AttachError::Unsupported`] for device memory or native atomics with
+    /// [failover](Self::attach_failover), for native atomics in device memory, or if no rail has
+    /// native atomics.
     pub fn register(&mut self, region: Region) -> Result<LocalId, AttachError> {
         table::check_region(&region)?;
         let id = table::free_local(self.state.locals)?;
@@ -62,12 +64,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(id)
     }
 
-    /// Deregisters memory. Later messages that name it are rejected; peers that have it mapped must
-    /// have stopped using it. Slow path: scans all operations, receives and imports.
+    /// Deregisters memory. Later messages that name it are rejected. Peers that have mapped the
+    /// memory must have stopped using it. Slow path: scans all operations, receives and imports.
     ///
     /// # Errors
     /// [`AttachError::InUse`] names what still uses the memory; the region stays registered. After
-    /// [`AttachError::Kept`] it is deregistered, but its memory must never be freed.
+    /// [`AttachError::Kept`] the region is deregistered, but its memory must never be freed.
     pub fn deregister(&mut self, region: LocalId) -> Result<(), AttachError> {
         let slot = *self.state.local_slot(region).ok_or(AttachError::UnknownRegion)?;
         while let Some(idle) =
@@ -86,7 +88,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         deregistered
     }
 
-    /// Writes the handle by which peers import a region; returns its length, at most
+    /// Writes the handle by which peers import a region. Returns the length of the handle, at most
     /// [`HANDLE_MAX`](super::HANDLE_MAX) bytes.
     pub fn export(&self, region: LocalId, into: &mut [u8]) -> Result<usize, AttachError> {
         let slot = self.state.local_slot(region).ok_or(AttachError::UnknownRegion)?;
@@ -99,7 +101,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Handle { theirs, len: slot.len + slot.device, access, keys: slot.keys }.encode(self.rails.len(), into)
     }
 
-    /// Returns what still uses a registered region.
+    /// Returns what still uses a registered region, if anything does.
     fn use_of(&mut self, index: u16, slot: &LocalSlot<RAILS>) -> Option<Use> {
         let State { pending, protocol, remotes, .. } = &self.state;
         if pending.slots.iter().any(|op| op.uses_local(index)) || self.may_repost(Some(index), None) {
@@ -122,7 +124,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Makes a peer's region reachable by its exported handle. Slow path: a rail may map memory.
     ///
     /// # Errors
-    /// [`AttachError::Full`] if user imports, or imports being read, fill the table.
+    /// [`AttachError::Full`] if the table is full of imports by the user and imports that are being
+    /// read.
     pub fn import(&mut self, peer: PeerId, handle: &[u8]) -> Result<RemoteId, AttachError> {
         let slot = self.state.peer_mut(peer).ok_or(AttachError::UnknownPeer)?;
         slot.usable().map_err(|_| AttachError::UnknownPeer)?;
@@ -132,7 +135,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     }
 
     /// Imports a region. If a table is full, evicts an import that was made to read messages and
-    /// can be repeated.
+    /// that can be repeated.
     pub(super) fn import_evicting(
         &mut self,
         peer: PeerId,
@@ -159,7 +162,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if !slot.state.is_up() {
             return Err(AttachError::UnknownPeer);
         }
-        // Also on those that are out of use: they may return.
+        // Import on rails that are out of use too, because they may return.
         let (in_use, rails) = (slot.rails, self.state.joined_rails(peer.index));
         let id = table::free_remote(self.state.remotes)?;
         let plain = handle.access == Access::Plain;
@@ -180,7 +183,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             keys: handle.keys,
             ..RemoteSlot::EMPTY
         };
-        // Bitmask of rails that do not reach the memory of that device.
+        // Rails that do not reach the device memory, as a bitmask.
         let mut unable = 0;
         for i in (0..self.rails.len()).filter(|i| rails & (1 << i) != 0) {
             let (imported, error) = match import(&mut self.rails[i], peer.peer(), handle.keys[i], handle.len)
@@ -212,7 +215,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Releases an imported region. Slow path: scans all operations.
     ///
     /// # Errors
-    /// [`AttachError::InUse`] while operations to it are still to be posted.
+    /// [`AttachError::InUse`] while operations on the region are not fully posted.
     pub fn release(&mut self, region: RemoteId) -> Result<(), AttachError> {
         match self.state.remotes.get(region.index()) {
             Some(slot)
@@ -239,9 +242,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             RemoteSlot { generation: slot.generation.wrapping_add(1), ..RemoteSlot::EMPTY };
     }
 
-    /// Returns where imported memory of a peer is mapped in this process. `None`: no rail maps it,
-    /// or the range does not lie in an imported region. It stays mapped until the region is
-    /// released or its peer is removed. The peer uses it at any time: atomics and raw copies only.
+    /// Returns where imported memory of a peer is mapped in this process. Returns `None` if no rail
+    /// maps it, or if the range does not lie in an imported region. The memory stays mapped until
+    /// the region is released or its peer is removed. The peer uses it at any time: use only
+    /// atomics and raw copies.
     #[doc(alias = "shmem_ptr")]
     pub fn remote_ptr(&self, at: RemoteAddr, len: usize) -> Option<NonNull<u8>> {
         let slot = self.state.remotes.get(at.region.index())?;
@@ -251,8 +255,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         NonNull::new(start.as_ptr().wrapping_add(at.offset as usize))
     }
 
-    /// Returns the memory of a registered region, from `addr` on. Peers may write it at any time:
-    /// use atomics or raw copies; with [native atomics](Region::with_native_atomics), only loads.
+    /// Returns a pointer to `addr` in a registered region. Peers may write the memory at any time:
+    /// use atomics or raw copies. With [native atomics](Region::with_native_atomics), use only
+    /// loads.
     ///
     /// # Errors
     /// The region is unknown, does not hold `len` bytes there, or is device memory.

@@ -1,6 +1,6 @@
-//! The second half of a pass serves streams that are due. It applies parked messages in order,
-//! replies to fetches, acknowledges, and continues posting operations. Bounded: at most a batch of
-//! streams, each for at most a batch of steps.
+//! The second half of a pass serves the streams that are due. It applies parked messages in order,
+//! replies to fetches, acknowledges, and continues to post operations. Bounded: at most a batch of
+//! streams, and a batch of steps for each.
 
 use crate::error::PeerError;
 use crate::mem::PeerId;
@@ -16,16 +16,16 @@ use super::window::{Action, Next, Parked};
 use super::wire::{Body, NO_TOKEN};
 use super::{Engine, State};
 
-/// How far a stream was applied.
+/// How far the parked messages of a stream were applied.
 enum Applied {
     /// Up to the first missing number.
     All,
-    /// Not all: the batch is used up, or a reply or a device's word found no room.
+    /// Not all: the batch is used up, or a rail has no room for a reply or for a device's word.
     More,
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Serves the streams that are due now, at most a batch of them; those that become due
+    /// Serves the streams that are due now, at most a batch of them. Streams that become due
     /// meanwhile wait for the next pass.
     #[inline(never)]
     pub(super) fn service(&mut self) {
@@ -56,7 +56,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             _ => match self.apply(stream) {
                 Ok(applied) => applied,
                 Err(why) => {
-                    // It may be applied already, so never again, nor what follows it.
+                    // The message may have been applied, so never apply it again, nor later ones.
                     let (window, mut cells) = self.state.window(stream);
                     window.lose(&mut cells);
                     return self.state.fail_peer(peer, why);
@@ -102,7 +102,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                         self.state.keep_reply(stream, value);
                     }
                     if token != NO_TOKEN && !self.post_control(stream, Body::Reply { token, value }) {
-                        // Already executed: only its reply is outstanding.
+                        // The atomic was executed: only its reply is outstanding.
                         let (window, mut cells) = self.state.window(stream);
                         window.replace(Parked { at, what: Action::Reply { token, value } }, &mut cells);
                         return Ok(Applied::More);
@@ -123,8 +123,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(Applied::More)
     }
 
-    /// Sends an acknowledgement if half a window is owed, if the peer has asked, or after `ack_age`
-    /// passes without a message that carries it.
+    /// Sends an acknowledgement if half a window is owed, if the peer has requested it, or after
+    /// `ack_age` passes without a message that carries it.
     fn acknowledge(&mut self, stream: u32) {
         let config = self.state.config;
         let s = &self.state.streams[stream as usize];
@@ -148,7 +148,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Sends an acknowledgement as its own message. `false`: no rail has room.
+    /// Sends an acknowledgement as its own message. Returns `false` if no rail has room.
     fn post_alone(&mut self, stream: u32) -> bool {
         match self.state.has_grown(stream) {
             true => self.post_room(stream),
@@ -157,7 +157,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     }
 
     /// Acknowledges everything to every peer and returns all credits at once, because this engine
-    /// may not be driven when a peer asks. What finds no room in a rail stays due.
+    /// may not be driven when a peer requests it. Acknowledgements that find no room in a rail stay
+    /// due.
     #[cold]
     pub(super) fn acknowledge_all(&mut self) {
         for stream in 0..self.state.streams.len() as u32 {
@@ -173,7 +174,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.flush();
     }
 
-    /// Sends an acknowledgement, and asks for one up to `wanted`. `false`: no rail has room.
+    /// Sends an acknowledgement, and requests one up to `wanted`. Returns `false` if no rail has
+    /// room.
     fn post_ack(&mut self, stream: u32, wanted: Option<Seq>) -> bool {
         let freed = self.state.returned(stream);
         let posted = self.post_control(stream, Body::Ack { wanted, freed });
@@ -183,7 +185,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         posted
     }
 
-    /// Asks the peer for an acknowledgement, once per number reached.
+    /// Requests an acknowledgement from the peer if one is wanted, once per number reached.
     fn ask_if_wanted(&mut self, stream: u32) {
         let s = &self.state.streams[stream as usize];
         if !s.ask {
@@ -204,8 +206,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             }
             self.state.streams[stream as usize].asked = upto;
         }
-        // Ask later for numbers that are not posted yet: an acknowledgement, or room in a rail,
-        // makes the stream due again.
+        // Request an acknowledgement of unposted numbers later: an acknowledgement, or room in a
+        // rail, makes the stream due again.
         let broken = self.state.is_kept(stream) && self.state.is_broken(stream);
         let s = &mut self.state.streams[stream as usize];
         s.ask = s.unposted != NONE || broken;
@@ -222,7 +224,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.due.push(self.streams, stream);
     }
 
-    /// Fences the next data of a stream that could overtake outstanding operations.
+    /// Makes the next data of a stream wait, if it could overtake outstanding operations.
     #[inline(never)]
     pub(super) fn fence(&mut self, stream: u32) {
         let s = &mut self.streams[stream as usize];
@@ -231,7 +233,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
             return;
         }
         s.fence = holds | s.fence & KEPT;
-        // Messages need no hold here; a write that does requests the acknowledgement itself.
+        // If only writes are held back, the next write requests the acknowledgement itself.
         if holds & MESSAGES != 0 {
             self.ask(stream);
         }
@@ -247,7 +249,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// The first number missing here in any stream with holes, or in one peer's, for diagnostics.
+    /// Returns the first number missing here, in one peer's streams or in any, and its peer. For
+    /// diagnostics.
     pub(super) fn first_hole(&self, from: Option<PeerId>) -> Option<(u16, Seq)> {
         let wanted = |s: &&Stream| s.window.held() != 0 && from.is_none_or(|from| from.index == s.peer);
         let holed = self.streams.iter().find(wanted)?;

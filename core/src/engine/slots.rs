@@ -1,16 +1,14 @@
-//! A slot allocator with generations: each holder of a slot has a unique name.
-//!
-//! Taking, releasing and looking up a slot take a few instructions; nothing allocates. The memory
+//! Taking, releasing and looking up a slot take a few instructions. Nothing allocates: the memory
 //! is borrowed. The table dereferences to the slice of its slots, which intrusive lists link.
 
 use core::ops::{Deref, DerefMut};
 
 use crate::sync::pool::FreeList;
 
-/// The name of a slot: the generation of its holder in the upper half, its index in the lower.
+/// The name of a slot: the generation of its holder in the upper half, its index in the lower half.
 ///
-/// While the slot is free, the lower half links the free list, with values that are no index. So
-/// one comparison tells whether a name is current. Generations of a slot repeat after 2^32 - 1
+/// While the slot is free, the lower half links the free list, with values that are not an index.
+/// So one comparison tells whether a name is current. Generations of a slot repeat after 2^32 - 1
 /// holders. No generation is 0, so no name is 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Name(u64);
@@ -19,19 +17,19 @@ impl Name {
     /// The name of a slot that was never taken.
     pub(crate) const FRESH: Name = Name::free(1, 0);
 
-    /// The name of a free slot with this link. Links are at most the length of the table.
+    /// Returns the name of a free slot with this link. A link is at most the length of the table.
     #[inline(always)]
     const fn free(generation: u32, link: u32) -> Name {
         Name((generation as u64) << 32 | !link as u64)
     }
 
-    /// The link of a free slot.
+    /// Returns the link of a free slot.
     #[inline(always)]
     fn link(self) -> u32 {
         !(self.0 as u32)
     }
 
-    /// As a word, for tokens and requests. The slot must be taken.
+    /// Returns the name as a word, for tokens and requests. The slot must be taken.
     #[inline(always)]
     pub(crate) fn word(self) -> u64 {
         self.0
@@ -44,7 +42,7 @@ pub(crate) trait Slot: Copy {
     fn name_mut(&mut self) -> &mut Name;
 }
 
-/// The table.
+/// A table of slots.
 pub(crate) struct Slots<'m, T> {
     slots: &'m mut [T],
     free: FreeList,
@@ -70,7 +68,7 @@ impl<'m, T: Slot> Slots<'m, T> {
         }
     }
 
-    /// The slot that [`take`](Self::take) would take.
+    /// Returns the slot that [`take`](Self::take) would take.
     #[inline(always)]
     pub(crate) fn first_free(&self) -> Option<u32> {
         self.free.first(self.slots.len())
@@ -87,7 +85,7 @@ impl<'m, T: Slot> Slots<'m, T> {
         Some(index)
     }
 
-    /// Releases a slot: its name becomes stale. Does nothing to a free one.
+    /// Releases a slot. Its name becomes stale. Does nothing if the slot is free.
     #[inline(always)]
     pub(crate) fn free(&mut self, index: u32) {
         let name = self.slots[index as usize].name_mut();
@@ -104,12 +102,12 @@ impl<'m, T: Slot> Slots<'m, T> {
         (self.slots.get(index as usize)?.name().0 == name).then_some(index)
     }
 
-    /// Returns how many slots were ever taken: the first ones.
+    /// Returns how many slots were ever taken. They are the first ones.
     pub(crate) fn used(&self) -> u32 {
         self.free.used()
     }
 
-    /// Returns the taken slots and their indexes. Scans all that were ever taken.
+    /// Returns the taken slots and their indexes. Scans all slots that were ever taken.
     pub(crate) fn taken(&self) -> impl Iterator<Item = (u32, &T)> {
         (0..self.used()).zip(self.slots.iter()).filter(|&(index, slot)| slot.name().0 as u32 == index)
     }
@@ -150,8 +148,7 @@ mod tests {
         }
     }
 
-    /// A random sequence of takes and releases: while a holder has its slot, no other has the same
-    /// name.
+    /// Takes and releases slots at random. While a holder has its slot, no other has the same name.
     #[test]
     fn names_and_slots_are_those_of_a_map_with_serial_numbers() {
         let mut random = Random::new("slots");

@@ -6,24 +6,24 @@ use crate::sync::seq::Seq;
 use super::list::{Fifo, NONE};
 use super::window::Window;
 
-/// In [`Stream::fence`]: data that is posted as writes.
+/// Flag of [`Stream::fence`]: data that is posted as writes.
 pub(crate) const WRITES: u8 = 1;
 
-/// In [`Stream::fence`]: data that travels in numbered messages.
+/// Flag of [`Stream::fence`]: data that travels in numbered messages.
 pub(crate) const MESSAGES: u8 = 2;
 
-/// In [`Stream::fence`], permanently: everything goes through the queue, which keeps its posts: see
-/// `failover`.
+/// Permanent flag of [`Stream::fence`], for failover: everything goes through the queue, which
+/// records its posts.
 pub(crate) const KEPT: u8 = 8;
 
-/// Returns the bits of [`Stream::fence`] that the fast path checks besides those of its data. An
+/// Returns the bits of [`Stream::fence`] that the fast path checks besides the bits of its data. An
 /// engine with one rail never fails over, and skips the check.
 pub(crate) const fn kept(rails: usize) -> u8 {
     if rails > 1 { KEPT } else { 0 }
 }
 
-/// The state of one (context, peer). Consists of whole cache lines, so that indexing is a shift.
-/// The first line holds everything that the fast path of a message writes.
+/// The state of one (context, peer). Its size is a power of two of cache lines, so that indexing is
+/// a shift. The first line holds everything that the fast path of a message writes.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
 pub struct Stream {
@@ -31,13 +31,13 @@ pub struct Stream {
     pub(crate) next: Seq,
     /// The number after the last silent operation that took no slot.
     pub(crate) silent_end: Seq,
-    /// Everything below is applied at the peer.
+    /// The peer has applied every number below this one.
     pub(crate) acked: Seq,
     /// The last cursor sent to the peer.
     pub(crate) ack_sent: Seq,
-    /// Passes since an acknowledgement has been owed.
+    /// Passes for which an acknowledgement has been owed.
     pub(crate) age: u32,
-    /// Operations in flight. Zero: everything that this context has sent to this peer is applied.
+    /// Operations in flight. If 0, everything that this context has sent to this peer is applied.
     pub(crate) open: u32,
     /// The first operation that is not fully posted.
     pub(crate) unposted: u32,
@@ -47,38 +47,41 @@ pub struct Stream {
     /// The generation of the peer.
     pub(crate) generation: u16,
     pub(crate) context: u8,
-    /// It is [open](Self::open).
+    /// Whether the stream is [open](Self::open).
     pub(crate) live: bool,
-    /// It is open, and the peer has requested no acknowledgement of later numbers, so a tagged
-    /// message need not be acknowledged early.
+    /// Whether the stream is open and the peer has requested no acknowledgement of later numbers.
+    /// If so, a tagged message need not be acknowledged early.
     pub(crate) unhurried: bool,
-    /// Silent operations without a slot are in flight: together they count as one open operation.
+    /// Whether silent operations without a slot are in flight. Together they count as one open
+    /// operation.
     pub(crate) silent: bool,
-    /// Data that must wait for everything earlier: [`WRITES`], [`MESSAGES`] or both after a fence,
-    /// otherwise neither. The next operation with such data carries the fence and clears it here.
+    /// Data that must wait for everything earlier. After a fence it is [`WRITES`], [`MESSAGES`] or
+    /// both, otherwise neither. The next operation with such data carries the fence and clears the
+    /// flags here.
     pub(crate) fence: u8,
-    /// An acknowledgement is wanted soon, so request it.
+    /// Whether an acknowledgement is wanted soon and must be requested.
     pub(crate) ask: bool,
-    /// It is on the due list.
+    /// Whether the stream is on the due list.
     pub(crate) due: bool,
-    /// The kinds of data, [`WRITES`] and [`MESSAGES`], that the rails to the peer do not order, so
-    /// that a fence must hold them back.
+    /// The kinds of data, [`WRITES`] and [`MESSAGES`], that the rails to the peer do not order. A
+    /// fence must hold them back.
     pub(crate) holds: u8,
     /// The context and epoch bits of outgoing words.
     pub(crate) stamp: u32,
 
-    /// Operations in order of issue, from acceptance to acknowledgement.
+    /// Operations in order of issue, from submission to acknowledgement.
     pub(crate) ops: Fifo,
-    /// Fully posted operations that need no acknowledgement, until their last post completes.
+    /// Fully posted operations that need no acknowledgement. Each is removed when its last post
+    /// completes.
     pub(crate) closing: Fifo,
-    /// The tag of its silent posts without a slot, except for the size: an
+    /// The tag of silent posts without a slot, without the size: an
     /// [`Owner::Stream`](super::wire::Owner).
     pub(crate) tag: u64,
     /// The number up to which an acknowledgement was last requested.
     pub(crate) asked: Seq,
-    /// The peer wants an acknowledgement once the cursor reaches this.
+    /// The peer wants an acknowledgement once the cursor reaches this number.
     pub(crate) ack_wanted: Seq,
-    /// Failed silent operations.
+    /// Number of failed silent operations.
     pub(crate) lost: u32,
     pub(crate) due_next: u32,
     pub(crate) window: Window,
@@ -125,34 +128,35 @@ impl Stream {
         stream
     }
 
-    /// Opens the stream: posts carry the first stamp, and only words with the second are accepted.
+    /// Opens the stream. Posts carry the stamp `sends`, and only words with the stamp `takes` are
+    /// accepted.
     pub(crate) fn open(&mut self, sends: u32, takes: u32) {
         (self.live, self.unhurried) = (true, true);
         (self.acked, self.stamp) = (self.next, sends);
         self.window.set_stamp(takes);
     }
 
-    /// Closes the stream without a check on hot paths: it appears to have more than a window in
-    /// flight, and no word equals the expected one.
+    /// Closes the stream without a check on hot paths. The stream appears to have more than a
+    /// window in flight, and no word equals the expected one.
     pub(crate) const fn shut(&mut self) {
         (self.live, self.unhurried) = (false, false);
         self.acked = self.next.plus(1);
-        // A word with another context belongs to another stream. No stamp has a bit of the
-        // sequence.
+        // No word matches: words with this context go to another stream, and no valid stamp has a
+        // bit of the sequence.
         self.window.set_stamp((!self.context as u32) << 24 | 1);
     }
 
-    /// The word of the next post.
+    /// Returns the word of the next post.
     #[inline(always)]
     pub(crate) fn word(&self, mask: u32) -> u32 {
         self.stamp | self.next.low(mask)
     }
 
-    /// Returns whether a post with data of this kind, [`WRITES`], [`MESSAGES`] or neither, and
-    /// [`kept`], can take the next number at once. False for a closed stream.
+    /// Returns whether a post can take the next number at once. `data` is [`WRITES`], [`MESSAGES`]
+    /// or neither, and [`kept`]. Returns `false` for a closed stream.
     #[inline(always)]
     pub(crate) fn clear(&self, window: u32, data: u8) -> bool {
-        // Never more than a window is in flight, which fits in 32 bits.
+        // An open stream has at most a window in flight, which fits in 32 bits.
         self.unposted == NONE && self.fence & data == 0 && (self.in_flight() as u32) < window
     }
 
@@ -169,7 +173,7 @@ impl Stream {
         1
     }
 
-    /// Ends the silent operations once all are acknowledged and no post of theirs is outstanding.
+    /// Ends the silent operations once all are acknowledged and none of their posts is outstanding.
     /// Returns how many fewer operations are open.
     #[inline(always)]
     pub(crate) fn silent_over(&mut self) -> u32 {
@@ -179,7 +183,8 @@ impl Stream {
         over as u32
     }
 
-    /// Returns the numbers sent and not acknowledged; more than any window in a closed stream.
+    /// Returns how many numbers are sent and not acknowledged. For a closed stream, returns more
+    /// than any window.
     #[inline(always)]
     pub(crate) fn in_flight(&self) -> u64 {
         self.next.since(self.acked)
@@ -220,7 +225,7 @@ impl Due {
         self.len += 1;
     }
 
-    /// Removes the oldest stream.
+    /// Removes the oldest stream and returns it.
     #[inline(always)]
     pub(crate) fn pop(&mut self, streams: &mut [Stream]) -> Option<u32> {
         let index = self.head;

@@ -1,7 +1,8 @@
 //! Issues operations: checks them, then completes them at once or passes them to `queue`, which
-//! posts in order.
+//! posts them in order.
 //!
-//! Nothing here blocks. An error means that nothing was done; progress clears [`OpError::Again`].
+//! Nothing here blocks. An error means that nothing was done. After [`OpError::Again`], make
+//! progress and try again.
 
 mod queue;
 mod single;
@@ -20,7 +21,7 @@ use super::{ContextId, Engine};
 /// landed. OpenSHMEM: `shmem_put_signal`, `SHMEM_SIGNAL_SET`, `SHMEM_SIGNAL_ADD`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Signal {
-    /// The word: a multiple of 8 bytes into its region.
+    /// The word, at a multiple of 8 bytes from the start of its region.
     pub at: RemoteAddr,
     /// Set or add.
     pub op: SignalOp,
@@ -29,12 +30,12 @@ pub struct Signal {
 }
 
 impl Signal {
-    /// Sets a word.
+    /// Creates a signal that sets a word.
     pub const fn set(at: RemoteAddr, value: u64) -> Signal {
         Signal { at, op: SignalOp::Set, value }
     }
 
-    /// Adds to a word, wrapping.
+    /// Creates a signal that adds to a word, wrapping.
     pub const fn add(at: RemoteAddr, value: u64) -> Signal {
         Signal { at, op: SignalOp::Add, value }
     }
@@ -43,22 +44,23 @@ impl Signal {
 /// The result of issuing an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Issued {
-    /// It is already applied at its target.
+    /// The operation is already applied at its target.
     Done {
         /// The fetched value, or 0.
         value: u64,
     },
-    /// It is in flight under this token. For a silent operation the token has no meaning.
+    /// The operation is in flight under this token. The token of a silent operation has no meaning.
     Pending(Token),
 }
 
 /// Whether the completion of an operation is reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Notice {
-    /// Reports a [`Completion`](crate::op::Completion) that carries this word. Its slot stays in
-    /// use until it is taken by token or by [`Engine::next_completion`].
+    /// Reports a [`Completion`](crate::op::Completion) that carries this word. The slot of the
+    /// operation stays in use until the completion is taken, by token or by
+    /// [`Engine::next_completion`].
     Report(u64),
-    /// No report: quiet waits for it and reports a failure.
+    /// Reports no completion. Quiet waits for the operation, and reports its failure.
     Silent,
 }
 
@@ -81,7 +83,8 @@ struct Mapped {
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Writes `len` bytes at `from` to `to`. Do not change the source until the operation is done.
+    /// Writes `len` bytes from `from` to `to`. Do not change the source until the operation has
+    /// completed.
     #[doc(alias = "shmem_put_nbi")]
     #[inline]
     pub fn put(
@@ -95,8 +98,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if let Some(target) = self.there(context, to, len)
             && let Some(source) = self.here(from, len)
         {
-            // SAFETY: both ranges were checked against their regions; a mapping stays until its
-            // peer is detached, and a failed peer's regions are marked unmapped first.
+            // SAFETY: `here` and `there` checked both ranges against their regions. A mapping stays
+            // until its peer is detached. When a peer fails, its regions are marked unmapped first.
             unsafe { copy_bytes(source, target.ptr, len) };
             self.state.direct = true;
             return Ok(Issued::Done { value: 0 });
@@ -111,8 +114,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.put_slow(Transfer { context, local: from, len, remote: to, notice })
     }
 
-    /// [`put`](Self::put), then a signal that is applied once the data and everything earlier has
-    /// landed.
+    /// Writes like [`put`](Self::put), then applies a signal once the data and everything earlier
+    /// has landed.
     #[doc(alias = "shmem_put_signal_nbi")]
     #[inline(always)]
     pub fn put_signal(
@@ -130,10 +133,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// The mapped tier of [`put_signal`](Self::put_signal): if the peer's memory is mapped and
-    /// nothing is in flight, writes with plain stores. `None`: nothing was done; call
-    /// [`put_signal_posted`](Self::put_signal_posted), which posts it or returns the error. For
-    /// callers that want to keep the slow path out of their hot path.
+    /// The mapped path of [`put_signal`](Self::put_signal): if the peer's memory is mapped and
+    /// nothing is in flight, writes with plain stores. Returns `None` if nothing was done. Then
+    /// call [`put_signal_posted`](Self::put_signal_posted), which posts the operation or returns
+    /// the error. For callers that want to keep the slow path out of their hot path.
     #[inline(always)]
     pub fn put_signal_mapped(
         &mut self,
@@ -145,19 +148,21 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     ) -> Option<Issued> {
         let (target, word) = self.there_with_word(context, to, len, signal.at)?;
         let source = self.here(from, len)?;
-        // SAFETY: as in `put`.
+        // SAFETY: `here` and `there_with_word` checked both ranges against their regions. A mapping
+        // stays until its peer is detached.
         unsafe { copy_bytes(source, target, len) };
         self.signal_now(word, signal.op, signal.value);
         Some(Issued::Done { value: 0 })
     }
 
-    /// Writes bytes that may be reused on return. At most [`inject_max`](Self::inject_max).
+    /// Writes bytes that may be reused on return. Accepts at most [`inject_max`](Self::inject_max)
+    /// bytes.
     #[doc(alias = "shmem_p")]
     #[inline]
     pub fn inject(&mut self, context: ContextId, bytes: &[u8], to: RemoteAddr) -> Result<(), OpError> {
         if let Some(target) = self.there(context, to, bytes.len()) {
-            // SAFETY: the target was checked against its region, and the source is a slice. The
-            // mapping stays as in `put`.
+            // SAFETY: `there` checked the target against its region, and the source is a slice. A
+            // mapping stays until its peer is detached.
             unsafe { copy_bytes(bytes.as_ptr(), target.ptr, bytes.len()) };
             self.state.direct = true;
             return Ok(());
@@ -165,7 +170,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.inject_slow(context, bytes, to)
     }
 
-    /// Longest [`inject`](Self::inject) to this peer, in bytes. 0 if it is unknown.
+    /// Returns the longest [`inject`](Self::inject) to this peer, in bytes. 0 if the peer is
+    /// unknown.
     pub fn inject_max(&self, peer: PeerId) -> usize {
         let known =
             self.state.peers.get(peer.index as usize).filter(|slot| slot.generation == peer.generation);
@@ -181,8 +187,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// The mapped tier of [`signal`](Self::signal), like
-    /// [`put_signal_mapped`](Self::put_signal_mapped).
+    /// The mapped path of [`signal`](Self::signal). Returns `None` if nothing was done. Then call
+    /// [`signal_posted`](Self::signal_posted).
     #[inline(always)]
     pub fn signal_mapped(&mut self, context: ContextId, signal: Signal) -> Option<Issued> {
         let word = self.there(context, signal.at, 8)?;
@@ -193,7 +199,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Some(Issued::Done { value: 0 })
     }
 
-    /// Reads `len` bytes at `from` into `into`. Not ordered with writes: call
+    /// Reads `len` bytes from `from` into `into`. Reads are not ordered with writes: call
     /// [`quiet`](Self::quiet) first if that matters.
     #[doc(alias = "shmem_get_nbi")]
     #[inline]
@@ -208,7 +214,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if let Some(source) = self.there(context, from, len)
             && let Some(local) = self.here(into, len)
         {
-            // SAFETY: the ranges were checked and the mapping stays, as in `put`.
+            // SAFETY: `here` and `there` checked both ranges against their regions. A mapping stays
+            // until its peer is detached.
             unsafe { copy_bytes(source.ptr, local, len) };
             return Ok(Issued::Done { value: 0 });
         }
@@ -228,7 +235,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.atomic(context, at, amo, notice, false)
     }
 
-    /// Executes an atomic at the target, in stream order; its completion carries the old value.
+    /// Executes an atomic at the target, in stream order. The completion carries the old value.
     #[doc(alias = "shmem_atomic_fetch_add")]
     #[inline]
     pub fn fetch(
@@ -241,15 +248,15 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.atomic(context, at, amo, Notice::Report(tag), true)
     }
 
-    /// Orders later writes after everything issued earlier, without waiting. Where a later write
-    /// could overtake something ([`Caps::order`](crate::rail::Caps::order)), it is held back until
-    /// earlier operations are applied. Signals and atomics need no fence.
+    /// Orders later writes after everything issued earlier, without waiting. If a later write could
+    /// overtake an earlier operation ([`Caps::order`](crate::rail::Caps::order)), it is held back
+    /// until earlier operations are applied. Signals and atomics need no fence.
     #[doc(alias = "shmem_fence")]
     #[inline]
     pub fn fence(&mut self, context: ContextId, peer: PeerId) -> Result<(), OpError> {
-        // Release: mapped memory of the peer is written by this processor, and what was written
-        // before this fence must be visible before what is written after it. Pairs with the acquire
-        // load of the thread that polls the later data.
+        // Release: this processor writes mapped memory of the peer. Writes before this fence must
+        // be visible before writes after it. Pairs with the acquire load of the thread that polls
+        // the later data.
         edge_fence!("engine.fence", Release);
         let slot = self.state.peer_mut(peer).ok_or(OpError::UnknownPeer)?;
         slot.usable()?;
@@ -261,7 +268,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(())
     }
 
-    /// Resolves the local memory of an operation. `None`: invalid; the slow path returns the error.
+    /// Resolves the local memory of an operation. Returns `None` if it is invalid; the slow path
+    /// then returns the error.
     #[inline(always)]
     fn here(&self, addr: LocalAddr, len: usize) -> Option<*mut u8> {
         let slot = self.state.locals.get(addr.region.index())?;
@@ -272,8 +280,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Some(slot.ptr.wrapping_add(addr.offset as usize))
     }
 
-    /// Resolves the mapped target of an operation, if it is valid and no stream has anything in
-    /// flight, so that a direct access preserves order. `None`: take the slow path.
+    /// Resolves the mapped target of an operation, if it is valid. No stream may have anything in
+    /// flight, so that a direct access preserves order. Returns `None` if the slow path is needed.
     #[inline(always)]
     fn there(&self, context: ContextId, addr: RemoteAddr, len: usize) -> Option<Mapped> {
         let slot = self.state.remotes.get(addr.region.index())?;
@@ -291,9 +299,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Some(Mapped { ptr: slot.mapped.wrapping_add(addr.offset as usize), peer: slot.peer, rail: slot.rail })
     }
 
-    /// [`there`](Self::there) for data and its signal word at the same peer. They are usually in
-    /// the same region, which is then looked up once, because this path counts twice per round
-    /// trip.
+    /// Like [`there`](Self::there), for data and its signal word at the same peer. Both are usually
+    /// in the same region, which is then looked up once. A round trip takes this path twice.
     #[inline(always)]
     fn there_with_word(
         &self,
@@ -337,14 +344,16 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 
     #[inline(always)]
     fn signal_now(&mut self, word: Mapped, op: SignalOp, value: u64) {
-        // SAFETY: mapped, inside its region and aligned to 8 bytes, as regions are;
-        // only accessed atomically.
+        // SAFETY: the word is mapped and was checked to be in its region. It is aligned to 8 bytes,
+        // because regions are, and its offset was checked. Signal words are only accessed
+        // atomically.
         unsafe { op.apply(word.ptr, value) };
         self.state.direct = true;
         self.notify(word);
     }
 
-    /// Notifies the owner of a mapped word: inline through the first rail, which shared memory is.
+    /// Notifies the owner of a mapped word. The call is inline for the first rail, which is the one
+    /// of shared memory.
     #[inline(always)]
     fn notify(&mut self, word: Mapped) {
         match word.rail {
@@ -379,8 +388,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 
     #[inline(always)]
     fn atomic_now(&mut self, word: Mapped, amo: Amo, fetch: bool) -> u64 {
-        // SAFETY: mapped, inside its region, aligned to its width, which is valid;
-        // only accessed atomically.
+        // SAFETY: the word is mapped, was checked to be in its region, and is aligned to its valid
+        // width. Words of atomics are only accessed atomically.
         let value = unsafe { amo.apply(word.ptr) };
         if amo.op != AmoOp::Fetch {
             self.state.direct = true;

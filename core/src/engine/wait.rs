@@ -1,6 +1,6 @@
-//! The blocking calls: quiet, waiting for an operation, waiting for a signal. Each makes progress
-//! while it waits, spins and then parks according to its [`Waiter`], and returns a diagnosis at its
-//! deadline.
+//! The blocking calls: quiet, waiting for an operation, and waiting for a signal. Each makes
+//! progress while it waits, and spins and then parks according to its [`Waiter`]. At its deadline
+//! it returns a diagnosis.
 
 mod waiter;
 
@@ -22,11 +22,11 @@ use super::{ContextId, Engine};
 pub use waiter::{Asleep, Waiter};
 pub(crate) use waiter::{Drive, Noted, Pulse, block};
 
-/// Reads of a signal word before the first pass.
+/// Number of reads of a signal word before the first pass.
 const QUICK_LOOKS: u32 = 256;
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Drives progress until `ready` returns something. `None`: the deadline expired.
+    /// Drives progress until `ready` returns a value. Returns `None` if the deadline expires.
     pub(super) fn block<H: Host, P: Park, T>(
         &mut self,
         waiter: &mut Waiter<'_, H, P>,
@@ -36,16 +36,16 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         block(self, waiter, deadline_ns, ready)
     }
 
-    /// Waits until everything that this context has sent to the peer is applied there, and
-    /// everything that it has requested has arrived.
+    /// Waits until the peer has applied everything that this context has sent to it. Also waits
+    /// until everything that this context has requested from the peer has arrived.
     ///
-    /// With nothing outstanding it takes a few loads. `deadline_ns` is in the clock of
-    /// [`Host::now_ns`]; `u64::MAX` means none.
+    /// If nothing is outstanding, this takes a few loads. `deadline_ns` is in the clock of
+    /// [`Host::now_ns`]; `u64::MAX` means no deadline.
     ///
     /// # Errors
-    /// [`WaitError::Deadline`] says what is missing; the operations stay in flight.
-    /// [`WaitError::PeerFailed`] if the peer has failed, [`WaitError::Failed`] if silent operations
-    /// have failed since the last quiet.
+    /// - [`WaitError::Deadline`] tells what is missing; the operations stay in flight.
+    /// - [`WaitError::PeerFailed`]: the peer has failed.
+    /// - [`WaitError::Failed`]: silent operations have failed since the last quiet.
     #[doc(alias = "shmem_quiet")]
     #[inline]
     pub fn quiet<H: Host, P: Park>(
@@ -68,12 +68,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.quiet_slow(context, peer, waiter, deadline_ns)
     }
 
-    /// [`quiet`](Self::quiet) for every peer.
+    /// Waits like [`quiet`](Self::quiet), for every peer.
     ///
     /// # Errors
-    /// Those of `quiet`, for the first peer with one: others may not be quiet then. A failed peer
-    /// is reported only while lost operations are unreported, so a second call continues with the
-    /// others.
+    /// The errors of `quiet`, for the first peer that has one; other peers may not be quiet then. A
+    /// failed peer is reported only while it has lost operations that were not reported. So a
+    /// second call continues with the other peers.
     #[doc(alias = "shmem_ctx_quiet")]
     #[inline]
     pub fn quiet_all<H: Host, P: Park>(
@@ -103,7 +103,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     }
 
     /// Returns whether [`quiet`](Self::quiet) would return at once, with or without an error.
-    /// Requests missing acknowledgements; does not make progress.
+    /// Requests missing acknowledgements. Does not make progress.
     pub fn is_quiet(&mut self, context: ContextId, peer: PeerId) -> Result<bool, OpError> {
         let stream = self.known_stream(context, peer)?;
         let quiet = self.state.streams[stream as usize].open == 0;
@@ -122,7 +122,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             self.state.direct = false;
             // SeqCst: stores into mapped memory of peers may still be in this processor's store
             // buffer. Everything that this thread reads or sends after quiet, by any path, must
-            // come after them.
+            // come after these stores.
             edge_fence!("engine.quiet", SeqCst);
         }
     }
@@ -172,7 +172,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.verdict(stream)
     }
 
-    /// The result of a quiet stream: whether operations failed.
+    /// Returns the result of a quiet stream: an error if operations or the peer have failed.
     fn verdict(&mut self, stream: u32) -> Result<(), WaitError> {
         let lost = self.state.take_lost(stream);
         let peer = self.state.streams[stream as usize].peer;
@@ -183,11 +183,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Waits until an operation has ended, and takes its completion.
+    /// Waits until an operation has completed, and takes its completion.
     ///
     /// # Errors
-    /// [`WaitError::Deadline`]: the operation is still in flight. [`OpError::StaleToken`] if it was
-    /// taken before.
+    /// [`WaitError::Deadline`] if the operation is still in flight. [`OpError::StaleToken`] if the
+    /// completion was taken before.
     pub fn wait<H: Host, P: Park>(
         &mut self,
         token: Token,
@@ -213,14 +213,14 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Waits until the 64-bit word at `at` satisfies the comparison, and returns it. Everything
-    /// sent before the signal that satisfied it is visible then.
+    /// Waits until the 64-bit word at `at` satisfies the comparison, and returns the word.
+    /// Everything sent before the signal that satisfied the comparison is then visible.
     ///
-    /// `from` is the peer that signals, if known: the wait ends when it fails.
+    /// `from` is the peer that signals, if known: the wait ends when that peer fails.
     ///
     /// # Errors
-    /// [`WaitError::Deadline`] names the peer, the rail if there is only one, and the first number
-    /// missing here.
+    /// [`WaitError::Deadline`] names the peer, the rail if only one leads to the peer, and the
+    /// first number missing here.
     #[doc(alias = "shmem_signal_wait_until")]
     #[inline]
     pub fn wait_signal<H: Host, P: Park>(
@@ -257,12 +257,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         found.unwrap_or_else(|| Err(WaitError::Deadline(self.missing(from))))
     }
 
-    /// Diagnoses what has not arrived from a peer, or from any. Returns the first missing number,
-    /// preferring one with later arrivals, and its rail if only one reaches the peer.
+    /// Diagnoses what has not arrived from a peer, or from any peer. Returns the first missing
+    /// number, preferably one with later arrivals, and its rail if only one reaches the peer.
     pub fn missing(&self, from: Option<PeerId>) -> Stuck {
         let state = &self.state;
         let open = |slot: &PeerSlot| slot.state.is_up();
-        // If only one peer is connected, it must be that one.
+        // If only one peer is connected, it must be the one that signals.
         let only = || {
             let mut all = (0..state.peers.len()).filter(|&peer| open(&state.peers[peer]));
             all.next().filter(|_| all.next().is_none()).map(|peer| state.peer_id(peer as u16))
@@ -285,8 +285,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// [`wait_signal`](Self::wait_signal) without waiting: returns the word if the comparison
-    /// holds, else `None`.
+    /// Checks the word of [`wait_signal`](Self::wait_signal) once. Returns the word if the
+    /// comparison holds, `None` otherwise.
     pub(super) fn look(
         &self,
         at: LocalAddr,
@@ -297,7 +297,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.judge(look_at_signal(self.signal_word(at)?), cmp, value, from)
     }
 
-    /// Returns the word if the comparison holds; the error if it never will.
+    /// Returns the word if the comparison holds, or an error if it never will.
     pub(super) fn judge(
         &self,
         word: u64,
@@ -312,19 +312,20 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// The word of a signal in registered memory.
+    /// Resolves the word of a signal in registered memory.
     #[inline(always)]
     fn signal_word(&self, at: LocalAddr) -> Result<&AtomicU64, OpError> {
         if at.offset & 7 != 0 {
             return Err(OpError::Misaligned { offset: at.offset, width: 8 });
         }
         let word = resolve_local(self.state.locals, at, 8)?;
-        // SAFETY: inside a region that stays registered while `self` is borrowed, a multiple of 8
-        // bytes (regions begin at one), and accessed only atomically.
+        // SAFETY: `resolve_local` checked that the word is inside a region, which stays registered
+        // while `self` is borrowed. The word is aligned, because regions begin at a multiple of 8
+        // bytes and the offset is one. Signal words are only accessed atomically.
         Ok(unsafe { word.cast::<AtomicU64>().as_ref() })
     }
 
-    /// Returns the error if nothing more can arrive from a peer.
+    /// Returns an error if nothing more can arrive from a peer.
     fn lost_peer(&self, from: Option<PeerId>) -> Option<WaitError> {
         let from = from?;
         match self.state.peers.get(from.index as usize) {
@@ -340,8 +341,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// [`quiet`](Self::quiet) without waiting: `false` while operations are in flight, then their
-    /// result.
+    /// Checks once whether a stream is quiet. Returns `false` while operations are in flight, and
+    /// then their result.
     pub(super) fn try_quiet(&mut self, context: ContextId, peer: PeerId) -> Result<bool, WaitError> {
         match self.is_quiet(context, peer)? {
             true => self.verdict(self.state.stream_of(context.0, peer.index)).map(|()| true),
@@ -358,8 +359,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Describes what a stream is waiting for.
     fn stuck(&self, stream: u32) -> Stuck {
         let s = &self.state.streams[stream as usize];
-        // Rails are indexed over all peers. Of those that reach this peer, prefer the first with a
-        // post outstanding.
+        // The load of a rail counts the posts to all peers. Blame the first rail to this peer that
+        // has posts outstanding.
         let slots = &self.state.pending.slots;
         let list = |head| {
             core::iter::successors(slots.get(head as usize), |slot| slots.get(slot.links.next as usize))
@@ -378,7 +379,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> super::State<'_, RAILS> {
-    /// Returns whether a peer is connected here and has not answered.
+    /// Returns whether a peer is connected here but has not answered.
     fn is_unanswered(&self, peer: u16) -> bool {
         (peer as usize) < self.peers.len() && self.is_meeting(peer)
     }

@@ -1,5 +1,5 @@
-//! The slow path of operations: checks them, returns specific errors, completes them at once if the
-//! rail can copy, or queues them on their stream to be posted in order.
+//! The slow path of operations: checks them, returns specific errors, and completes them at once if
+//! the rail can copy. Other operations are queued on their stream, to be posted in order.
 
 use core::ptr::NonNull;
 
@@ -31,7 +31,7 @@ pub(super) struct Target {
     pub theirs: (u16, u16),
     pub rail: u8,
     pub offset: u64,
-    /// First byte where it is mapped, or null.
+    /// The first byte of the range where it is mapped here, or null.
     pub mapped: *mut u8,
 }
 
@@ -43,7 +43,7 @@ struct Ask {
     local_region: u16,
     remote: u16,
     offset: u64,
-    /// Bytes of data, whether they are posted as writes, as reads, or in the message.
+    /// Bytes of data, posted as writes, as reads, or in the message.
     left: u64,
     message: Option<Body>,
     fetch: bool,
@@ -105,8 +105,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.enqueue(stream, ask, notice)
     }
 
-    /// [`put_signal`](Self::put_signal) after [`put_signal_mapped`](Self::put_signal_mapped) has
-    /// declined: posts it to a rail, now or later.
+    /// Posts a [`put_signal`](Self::put_signal) that [`put_signal_mapped`](Self::put_signal_mapped)
+    /// has declined, to a rail, now or later.
     #[inline(never)]
     pub fn put_signal_posted(
         &mut self,
@@ -142,7 +142,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let data = eager.then_some((target.place(), len as u32));
         let message = Body::Signal { at: word.place(), op: signal.op, value: signal.value, data };
         if eager || len == 0 {
-            // SAFETY: the source was checked; a message is copied before its post returns.
+            // SAFETY: `resolve_local` checked the source. The rail copies a message before its post
+            // returns.
             let payload = unsafe { Untrusted::new(source.as_ptr(), len) };
             if let Some(issued) = self.message_single(stream, message, payload, MESSAGES, notice) {
                 self.flush();
@@ -162,7 +163,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.enqueue(stream, ask, notice)
     }
 
-    /// [`signal`](Self::signal) after [`signal_mapped`](Self::signal_mapped) has declined: posts it
+    /// Posts a [`signal`](Self::signal) that [`signal_mapped`](Self::signal_mapped) has declined,
     /// to a rail, now or later.
     #[inline(never)]
     pub fn signal_posted(
@@ -258,46 +259,50 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.state.peers.get(peer as usize).ok_or(OpError::UnknownPeer)?.usable()
     }
 
-    /// Returns whether nothing of the stream is in flight, so that a direct access preserves order.
+    /// Returns whether the stream has nothing in flight, so that a direct access preserves order.
     #[inline(always)]
     fn is_idle(&self, stream: u32) -> bool {
         self.state.streams.get(stream as usize).is_some_and(|stream| stream.open == 0)
     }
 
-    /// Writes at once, if the memory is mapped or the rail can copy. `None`: it must be posted.
+    /// Writes at once, if the memory is mapped or the rail can copy. Returns `None` if the write
+    /// must be posted.
     #[inline]
     fn write_now(&mut self, from: NonNull<u8>, len: usize, to: &Target) -> Option<Result<(), OpError>> {
         if !to.mapped.is_null() {
-            // SAFETY: `from` was checked against its registered region, `mapped` against the
-            // imported one; the rail keeps the mapping until the peer is detached, and a failed
-            // peer's regions are marked unmapped first.
+            // SAFETY: `from` was checked against its registered region, and `mapped` against the
+            // imported one. The rail keeps the mapping until the peer is detached. When a peer
+            // fails, its regions are marked unmapped first.
             unsafe { copy_bytes(from.as_ptr(), to.mapped, len) };
             self.state.direct = true;
             return Some(Ok(()));
         }
         let (rail, local, remote) = self.unmapped(from, len, to)?;
-        // SAFETY: the source is a registered region, or the caller's bytes during the call.
+        // SAFETY: the source is in a registered region, or is a slice of the caller that outlives
+        // this call.
         let done = unsafe { self.rails.get_mut(rail)?.copy_to(Peer(to.peer), &[(local, remote)]) }?;
         self.state.direct = true;
         Some(done.map_err(|error| self.state.refused(rail, to.peer, error)))
     }
 
-    /// Like [`write_now`](Self::write_now), in the other direction.
+    /// Reads at once, if the memory is mapped or the rail can copy. Returns `None` if the read must
+    /// be posted.
     #[inline]
     fn read_now(&mut self, into: NonNull<u8>, len: usize, from: &Target) -> Option<Result<(), OpError>> {
         if !from.mapped.is_null() {
-            // SAFETY: both ranges were checked and the mapping stays, as in `write_now`.
+            // SAFETY: `into` was checked against its registered region, and `mapped` against the
+            // imported one. The rail keeps the mapping until the peer is detached.
             unsafe { copy_bytes(from.mapped, into.as_ptr(), len) };
             return Some(Ok(()));
         }
         let (rail, local, remote) = self.unmapped(into, len, from)?;
-        // SAFETY: the target of the copy lies in a registered region.
+        // SAFETY: the destination was checked against its registered region.
         let done = unsafe { self.rails.get_mut(rail)?.copy_from(Peer(from.peer), &[(local, remote)]) }?;
         Some(done.map_err(|error| self.state.refused(rail, from.peer, error)))
     }
 
-    /// Returns the rail and arguments of a direct copy. `None` if the peer has failed: the slow
-    /// path returns the reason.
+    /// Returns the rail and arguments of a direct copy. Returns `None` if the peer has failed; the
+    /// slow path then returns the reason.
     #[inline]
     fn unmapped(&self, local: NonNull<u8>, len: usize, to: &Target) -> Option<(usize, Local, Remote)> {
         self.usable(to.peer).ok()?;
@@ -351,7 +356,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(Issued::Pending(token))
     }
 
-    /// Posts an inject that cannot be copied directly, or refuses it with nothing changed.
+    /// Posts an inject that cannot be copied directly. If that fails, nothing has changed.
     #[inline(never)]
     pub(super) fn inject_slow(
         &mut self,
@@ -374,7 +379,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if bytes.is_empty() {
             return Ok(());
         }
-        // Use a write if a rail copies that much before it returns, otherwise a message.
+        // Use a write if a rail copies that many bytes before the post returns, otherwise a
+        // message.
         let rails = self.state.injecting(target.peer, bytes.len() as u64);
         let as_write = rails != 0 && !self.state.is_kept(stream);
         let issued = if as_write {
@@ -438,7 +444,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         if fetch && let Some(Body::Amo { token: reply_to, .. }) = &mut message {
             *reply_to = token.0;
         }
-        // The first operation with fenced data carries the fence; later ones are posted after it.
+        // The first operation with fenced data carries the fence. Later ones are posted after it.
         let data = match kind {
             _ if left == 0 => 0,
             OpKind::Write => WRITES,
@@ -462,7 +468,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Ok(index)
     }
 
-    /// Removes the last operation of its stream, of which nothing was posted.
+    /// Removes the last operation of a stream, of which nothing was posted.
     fn cancel_slot(&mut self, stream: u32, index: u32) {
         let state = &mut self.streams[stream as usize];
         if self.pending.slots[index as usize].state == Stage::Open {
@@ -484,7 +490,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         each.fold(self.room(peer), |most, (_, &inject)| most.max(inject)) as usize
     }
 
-    /// Maps a rail's refusal of a direct copy to an error.
+    /// Converts the error of a rail that rejected a direct copy.
     #[cold]
     fn refused(&mut self, rail: usize, peer: u16, error: PostError) -> OpError {
         match error {

@@ -1,4 +1,4 @@
-//! The parts of a wait: the [`Waiter`], the schedule of liveness checks, and the loop that drives
+//! The parts of a wait: the [`Waiter`], the schedule of liveness checks, and the loop that makes
 //! progress.
 
 use core::cell::Cell;
@@ -10,14 +10,14 @@ use crate::sync::event::{EventCount, Park};
 use crate::sync::host::{Host, Woken};
 use crate::sync::spin::{Counts, Idle, Policy, Turn, Waited, wait_until};
 
-/// Turns between two reads of the clock for liveness checks.
+/// Number of turns between two reads of the clock for liveness checks.
 const TURNS: u32 = 1024;
 
-/// Interval between liveness checks of a busy waiter, in nanoseconds. A parked one checks whenever
-/// it wakes.
+/// Interval between liveness checks of a busy waiter, in nanoseconds. A parked waiter checks
+/// whenever it wakes.
 const CHECK_NS: u64 = 10_000_000;
 
-/// How a thread waits: its host, its parker, and the state of its spinning. One per thread.
+/// How a thread waits: its host, its parker, and the state of its spinning. Use one per thread.
 pub struct Waiter<'w, H: Host, P: Park = Asleep> {
     host: &'w H,
     event: &'w P,
@@ -35,7 +35,7 @@ pub(crate) struct Pulse {
 }
 
 impl Pulse {
-    /// Returns whether a check is due. `slept`: the turn follows a sleep.
+    /// Returns whether a check is due. `slept` is set if the turn follows a sleep.
     #[inline(always)]
     pub(crate) fn due<H: Host>(&mut self, host: &H, slept: bool) -> bool {
         self.turns = self.turns.wrapping_add(1);
@@ -66,14 +66,14 @@ impl Park for Asleep {
 }
 
 impl<'w, H: Host, P: Park> Waiter<'w, H, P> {
-    /// Spins as `policy` says, then sleeps on `event`, which the rail notifies: see the contract of
-    /// [`Rail`].
+    /// Creates a waiter that spins according to `policy`, then sleeps on `event`. The rail must
+    /// notify `event`, as the contract of [`Rail`] requires.
     pub fn new(host: &'w H, event: &'w P, policy: Policy) -> Self {
         Waiter { host, event, wakes: true, naps: false, idle: Idle::new(policy), pulse: Pulse::default() }
     }
 
-    /// Allows sleeping even while work is left that no event announces, such as a refused post. Use
-    /// it with a policy whose sleeps are short.
+    /// Allows the waiter to sleep while work is left that no event announces, such as a refused
+    /// post. Use a policy whose sleeps are short.
     pub fn napping(self) -> Self {
         Waiter { naps: true, ..self }
     }
@@ -95,16 +95,16 @@ impl<'w, H: Host, P: Park> Waiter<'w, H, P> {
 }
 
 impl<'w, H: Host> Waiter<'w, H, Asleep> {
-    /// Creates a waiter that never sleeps, for rails that cannot wake a sleeper. It yields in long
-    /// waits. Threads that own their processor should use `Waiter::new` with [`Policy::EXCLUSIVE`],
-    /// which does not yield.
+    /// Creates a waiter that never sleeps, for rails that cannot wake a sleeper. The waiter yields
+    /// in long waits. Threads that own their processor should use `Waiter::new` with
+    /// [`Policy::EXCLUSIVE`], which does not yield.
     pub fn awake(host: &'w H, never: &'w Asleep) -> Self {
         Waiter { wakes: false, ..Waiter::new(host, never, Policy::LOW_LATENCY) }
     }
 }
 
 impl Asleep {
-    /// Creates it.
+    /// Creates the parker.
     #[allow(clippy::new_without_default)]
     pub fn new() -> Self {
         Asleep(EventCount::new())
@@ -134,13 +134,13 @@ impl<P: Park + ?Sized> Park for Noted<'_, P> {
 
 /// The engine or worker that a wait drives.
 pub(crate) trait Drive {
-    /// One pass. Returns how many events came in.
+    /// Makes one pass. Returns the number of events handled.
     fn pass(&mut self) -> u32;
 
     /// Checks whether peers are alive.
     fn check(&mut self);
 
-    /// Whether work is left that no event announces.
+    /// Returns whether work is left that no event announces.
     fn is_due(&self) -> bool;
 }
 
@@ -160,7 +160,7 @@ impl<R: Rail, const RAILS: usize> Drive for Engine<'_, R, RAILS> {
     }
 }
 
-/// Drives until `ready` returns something. `None`: the deadline expired.
+/// Drives until `ready` returns a value. Returns `None` if the deadline expires.
 #[inline(always)]
 pub(crate) fn block<D: Drive, H: Host, P: Park, T>(
     driven: &mut D,
@@ -203,13 +203,13 @@ mod tests {
 
     #[test]
     fn a_busy_waiter_reads_the_clock_in_few_turns_and_a_woken_one_at_once() {
-        // Its clock counts how often it is read.
+        // The clock of the host advances by 1 whenever it is read.
         let (host, mut pulse) = (SpinHost::new(1), Pulse::default());
         let before = host.now_ns();
         let due = (0..8 * TURNS).filter(|_| pulse.due(&host, false)).count();
         assert_eq!((due, host.now_ns() - before), (0, 8 + 1));
         assert!(pulse.due(&host, true));
-        // And checks again once the interval has passed.
+        // The waiter checks again once the interval has passed.
         let (slow, mut pulse) = (SpinHost::new(CHECK_NS), Pulse::default());
         assert_eq!((0..8 * TURNS).filter(|_| pulse.due(&slow, false)).count(), 8);
     }
