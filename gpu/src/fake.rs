@@ -1,26 +1,28 @@
-//! A GPU driver inside the process, for tests of everything over [`Device`](super::Device). It
-//! needs no GPU and no driver.
+//! A simulated GPU driver for tests of all code over [`Device`](super::Device). It needs no GPU and
+//! no real driver.
 //!
-//! A [`FakeDriver`] is one machine with its devices. Its simulated processes ([`FakeProcess`]) are
-//! threads of one real process, and see each other's memory only through handles, as real processes
-//! do. Alternatively the machine has one process, the real one ([`FakeDriver::of_this_process`]),
-//! and its handles open in other real processes of the same user. A process uses a [`FakeDevice`].
+//! A [`FakeDriver`] is one machine with its devices. Its simulated processes ([`FakeProcess`]) all
+//! run in one real process. Like real processes they reach each other's memory only through
+//! handles. Alternatively the machine has one process, the real one
+//! ([`FakeDriver::of_this_process`]). Its handles can then be opened by other real processes of the
+//! same user. A process uses a [`FakeDevice`].
 //!
-//! [`Behaviour`] selects which driver is imitated and which faults it shows: reused addresses,
-//! differing handles, a rejected second open, copies that finish late and out of order. All
-//! randomness comes from one seed. Time passes by calls: each call takes a number of steps and none
-//! sleeps. Queued work advances with each call, or by [`FakeDriver::advance`].
+//! [`Behaviour`] selects the driver to imitate and its quirks: reused addresses, differing handles,
+//! a rejected second open, copies that finish late and out of order. All randomness comes from one
+//! seed. Time advances in steps: each call takes a number of steps, and no call sleeps. Queued work
+//! advances with each call, or by [`FakeDriver::advance`].
 //!
-//! The fake detects what a real driver would not: memory freed while it is open or in use, copies
-//! through closed mappings or into freed memory, overlapping ranges. Freed memory is overwritten.
-//! [`FakeDriver::violations`] lists what it found; a correct program leaves it empty. Its addresses
-//! ([`DevicePtr`]) are not processor addresses: dereferencing one faults.
+//! The fake detects misuse that a real driver does not report: memory freed while it is open or in
+//! use, copies through closed mappings or into freed memory, overlapping ranges. It overwrites
+//! freed memory. [`FakeDriver::violations`] lists the misuse, and is empty for a correct program.
+//! Device addresses ([`DevicePtr`]) are not processor addresses, so dereferencing one faults.
 //!
 //! A lock makes all calls thread-safe. The fake allocates freely, so do not measure with it.
 //!
-//! `behaviour` has settings and counters, `memory` the shared bytes, `space` their addresses,
-//! `handle` their names, `world` the whole state. `calls`, `physical` and `queue` are the calls of
-//! a process, `stream` and `step` execute queued work, and `device` implements the trait.
+//! The modules: `behaviour` has settings and counters, `memory` the shared bytes, `space` their
+//! addresses, `handle` their handles, and `world` the whole state. `calls`, `physical` and `queue`
+//! implement the calls of a process. `stream` and `step` execute queued work, and `device`
+//! implements the trait.
 
 mod behaviour;
 mod calls;
@@ -47,7 +49,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::{DeviceError, DevicePtr, Uuid};
 use world::{Fault, State};
 
-/// One machine with its devices. Clones share it.
+/// One machine with its devices. Clones share the machine.
 #[derive(Clone)]
 pub struct FakeDriver {
     state: Arc<Mutex<State>>,
@@ -65,15 +67,15 @@ impl FakeDriver {
         FakeDriver { state: Arc::new(Mutex::new(State::new(behaviour, seed))) }
     }
 
-    /// Creates a machine for this real process. Its handles open in other real processes of the
-    /// same user that called this too. Their devices correspond by position, whatever the seeds.
+    /// Creates a machine for this real process. Other real processes of the same user that call
+    /// this can open its handles. Device n is the same device in all of them, whatever their seeds.
     pub fn of_this_process(behaviour: Behaviour, seed: u64) -> FakeProcess {
         let driver = Self::new(behaviour, seed);
         let place = driver.state().enter_this_process();
         FakeProcess { driver, place }
     }
 
-    /// Starts a process that sees every device, in the machine's order.
+    /// Starts a process that sees all devices, in the machine's order.
     pub fn process(&self) -> FakeProcess {
         let devices = self.state().behaviour.devices;
         self.process_seeing(&(0..devices).collect::<Vec<_>>())
@@ -82,13 +84,13 @@ impl FakeDriver {
     /// Starts a process that sees only these devices of the machine, in this order.
     ///
     /// # Panics
-    /// If the machine lacks one of them.
+    /// Panics if the machine lacks one of them.
     pub fn process_seeing(&self, devices: &[u32]) -> FakeProcess {
         let place = self.state().enter(devices);
         FakeProcess { driver: self.clone(), place }
     }
 
-    /// Changes the driver's behaviour. The number of devices stays.
+    /// Changes the driver's behaviour. The number of devices cannot change.
     pub fn behave(&self, change: impl FnOnce(&mut Behaviour)) {
         let mut state = self.state();
         let devices = state.behaviour.devices;
@@ -114,17 +116,17 @@ impl FakeDriver {
     /// Loses a device: every later call that needs it fails, and its queued work is dropped.
     ///
     /// # Panics
-    /// If the machine lacks it.
+    /// Panics if the machine lacks the device.
     pub fn lose(&self, device: u32) {
         self.state().lose(device);
     }
 
-    /// Makes two devices unreachable for each other, for memory that is opened from now on.
+    /// Makes two devices unreachable for each other. Memory that is already open is not affected.
     pub fn part(&self, a: u32, b: u32) {
         self.state().parted.push((a.min(b), a.max(b)));
     }
 
-    /// Returns the violations so far.
+    /// Returns the violations found so far.
     pub fn violations(&self) -> Vec<Violation> {
         self.state().violations.clone()
     }
@@ -144,8 +146,9 @@ impl FakeDriver {
     }
 }
 
-/// A process of the machine. Clones share it. Its calls, in `calls`, resemble a driver's interface,
-/// with kinds of memory and any number of streams. [`FakeDevice`] implements the trait over it.
+/// A process of the machine. Clones share the process. Its calls, in `calls`, resemble those of a
+/// driver, with several kinds of memory and any number of streams. [`FakeDevice`] implements the
+/// trait over them.
 #[derive(Clone, Debug)]
 pub struct FakeProcess {
     driver: FakeDriver,
@@ -153,12 +156,12 @@ pub struct FakeProcess {
 }
 
 impl FakeProcess {
-    /// Returns its machine.
+    /// Returns the machine of the process.
     pub fn driver(&self) -> &FakeDriver {
         &self.driver
     }
 
-    /// Returns the number of devices that it sees.
+    /// Returns the number of devices that the process sees.
     pub fn devices(&self) -> u32 {
         self.driver.state().processes[self.place].visible.len() as u32
     }
@@ -166,35 +169,35 @@ impl FakeProcess {
     /// Returns the identity of a device.
     ///
     /// # Errors
-    /// [`DeviceError::NoDevice`].
+    /// [`DeviceError::NoDevice`] if the process does not see the device.
     pub fn uuid(&self, ordinal: u32) -> Result<Uuid, DeviceError> {
         let state = self.driver.state();
         let device = state.machine_device(self.place, ordinal)?;
         Ok(state.devices[device as usize].uuid)
     }
 
-    /// Makes a call of that kind fail, after `skip` more of them.
+    /// Makes one call of this kind fail, after `skip` more calls of the kind.
     pub fn fail(&self, call: Call, skip: u64, error: DeviceError) {
         self.driver.state().processes[self.place].faults.push(Fault { call, skip, error });
     }
 
-    /// Kills the process, as a signal would. Memory that it exported stays until importers close
-    /// it; using it is counted as touching orphans. Memory that it opened is closed, and its queued
-    /// work is dropped.
+    /// Kills the process, as a signal would. Memory that it exported stays mapped until importers
+    /// close it, and work queued on such memory is counted as touching orphans. Memory that the
+    /// process opened is closed, and its queued work is dropped.
     pub fn kill(&self) {
         self.driver.state().kill(self.place);
     }
 
-    /// Returns its counters.
+    /// Returns the counters of the process.
     pub fn counts(&self) -> Counts {
         self.driver.state().processes[self.place].counts
     }
 
-    /// Writes as a NIC would. With [`Behaviour::must_flush`] the bytes become visible at the next
-    /// flush.
+    /// Writes to memory as a NIC does. With [`Behaviour::must_flush`] the bytes become visible at
+    /// the next flush.
     ///
     /// # Errors
-    /// [`DeviceError::NotDeviceMemory`].
+    /// [`DeviceError::NotDeviceMemory`] for an address outside of device memory.
     pub fn remote_write(&self, to: DevicePtr, bytes: &[u8]) -> Result<(), DeviceError> {
         self.driver.state().remote_write(self.place, to, bytes)
     }
@@ -202,15 +205,15 @@ impl FakeProcess {
     /// Reads memory of this process for tests, without counting a call.
     ///
     /// # Errors
-    /// [`DeviceError::NotDeviceMemory`].
+    /// [`DeviceError::NotDeviceMemory`] for an address outside of device memory.
     pub fn peek(&self, from: DevicePtr, len: usize) -> Result<Vec<u8>, DeviceError> {
         self.driver.state().peek(self.place, from, len)
     }
 
-    /// Fills memory of this process for tests, without counting a call.
+    /// Writes memory of this process for tests, without counting a call.
     ///
     /// # Errors
-    /// [`DeviceError::NotDeviceMemory`].
+    /// [`DeviceError::NotDeviceMemory`] for an address outside of device memory.
     pub fn poke(&self, to: DevicePtr, bytes: &[u8]) -> Result<(), DeviceError> {
         self.driver.state().poke(self.place, to, bytes)
     }

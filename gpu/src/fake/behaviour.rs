@@ -5,26 +5,27 @@ use std::ops::Index;
 /// How a fake driver behaves.
 #[derive(Clone, Copy, Debug)]
 pub struct Behaviour {
-    /// Number of devices. Fixed at creation.
+    /// Number of devices. Fixed when the driver is created.
     pub devices: u32,
-    /// Memory of each device, in bytes.
+    /// Memory size of each device, in bytes.
     pub memory: u64,
-    /// The kind that [`Device::alloc`](crate::Device::alloc) allocates.
+    /// The kind of memory that [`Device::alloc`](crate::Device::alloc) allocates.
     pub kind: MemoryKind,
-    /// Whether freed addresses are reused, the last one first.
+    /// Whether freed addresses are reused, the last freed first.
     pub recycle: bool,
-    /// Whether handles made from different addresses of an allocation differ, as HIP's do. CUDA's
-    /// are equal.
+    /// Whether handles made from different addresses in an allocation differ, as with HIP. With
+    /// CUDA they are equal.
     pub handles_differ: bool,
-    /// Whether a process may open an allocation repeatedly. Every open returns the same address and
-    /// needs its own close. Otherwise the driver returns its code for "already mapped", 208.
+    /// Whether a process may open an allocation repeatedly. Every open then returns the same
+    /// address and needs its own close. If false, a second open fails with the driver's code for
+    /// "already mapped", 208.
     pub reopen: bool,
     /// Whether freed memory is overwritten.
     pub poison: bool,
-    /// Most steps before a copy begins, random for each copy. 0 finishes it within the call that
-    /// queues it.
+    /// Maximum number of steps before a copy begins, chosen at random for each copy. With 0 a copy
+    /// finishes in the call that queues it.
     pub late: u32,
-    /// Most steps that a copy takes once it has begun.
+    /// Maximum number of steps that a copy takes after it has begun.
     pub pieces: u32,
     /// Whether the processor may access device memory, at the address that
     /// [`Device::host_view`](crate::Device::host_view) returns.
@@ -33,22 +34,23 @@ pub struct Behaviour {
     pub write_word: bool,
     /// Whether writes of NICs must be flushed.
     pub must_flush: bool,
-    /// Whether memory can be exported to NICs as a descriptor.
+    /// Whether device memory can be exported to NICs as a dmabuf descriptor.
     pub dmabuf: bool,
     /// Number of streams of a [`FakeDevice`](super::FakeDevice).
     pub streams: u8,
-    /// Most outstanding marks of a [`FakeDevice`](super::FakeDevice), up to 65,536.
+    /// Maximum number of outstanding marks of a [`FakeDevice`](super::FakeDevice), up to 65,536.
     pub marks: u32,
-    /// Granularity of virtual memory, a power of two.
+    /// Granularity of virtual memory in bytes, a power of two.
     pub granule: u64,
-    /// Size of the physical segments of [`MemoryKind::Segments`]: a multiple of the granule.
+    /// Size of the physical segments of [`MemoryKind::Segments`] in bytes, a multiple of the
+    /// granule.
     pub segment: u64,
-    /// Steps that each call takes.
+    /// Returns the number of steps that a call takes.
     pub cost: fn(Call) -> u64,
 }
 
 impl Behaviour {
-    /// A well-behaved driver with two devices whose copies finish at once.
+    /// A driver with two devices, without quirks. Copies finish at once.
     pub const PLAIN: Behaviour = Behaviour {
         devices: 2,
         memory: 1 << 34,
@@ -70,7 +72,7 @@ impl Behaviour {
         cost: Call::steps,
     };
 
-    /// The same with copies that finish late, in pieces, and out of order across streams.
+    /// Like [`Self::PLAIN`], but copies finish late, in pieces, and out of order across streams.
     pub const LATE: Behaviour = Behaviour { late: 12, pieces: 4, ..Self::PLAIN };
 }
 
@@ -80,24 +82,24 @@ impl Default for Behaviour {
     }
 }
 
-/// Kinds of memory.
+/// Kinds of device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryKind {
-    /// `cuMemAlloc`, exported by a handle of 64 bytes.
+    /// Memory of `cuMemAlloc`, exported by a handle of 64 bytes.
     Legacy,
-    /// `cuMemCreate`, exported by descriptors.
+    /// Memory of `cuMemCreate`, exported by descriptors.
     Virtual,
-    /// The same in adjacent physical segments, as growing framework pools use it.
+    /// Memory of `cuMemCreate` in adjacent physical segments, like the growing pools of frameworks.
     Segments,
-    /// `cuMemCreate` without a handle type.
+    /// Memory of `cuMemCreate` without a handle type, so it cannot be exported.
     VirtualUnshared,
-    /// `cuMemAllocAsync`.
+    /// Memory of `cuMemAllocAsync`.
     Pool,
-    /// `cuMemAllocManaged`.
+    /// Memory of `cuMemAllocManaged`.
     Managed,
 }
 
-/// Calls of a driver.
+/// The calls of a driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "named after the methods of `Device`")]
 pub enum Call {
@@ -134,7 +136,7 @@ impl Call {
         Call::Flush,
     ];
 
-    /// The usual cost of this call in real drivers. A step is about a microsecond.
+    /// Returns the usual duration of this call in real drivers. A step is about a microsecond.
     pub fn steps(self) -> u64 {
         match self {
             Call::Alloc | Call::Free | Call::Pin | Call::Unpin => 100,
@@ -146,7 +148,7 @@ impl Call {
     }
 }
 
-/// How often each call was made, including failed ones.
+/// The number of calls of each kind, including failed ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Calls([u64; Call::ALL.len()]);
 
@@ -163,12 +165,12 @@ impl Calls {
         self.0[call as usize] += 1;
     }
 
-    /// Returns the sum over all calls.
+    /// Returns the total number of calls.
     pub fn total(&self) -> u64 {
         self.0.iter().sum()
     }
 
-    /// Returns the calls made since `earlier`.
+    /// Returns the calls that were made since `earlier`.
     pub fn since(&self, earlier: &Calls) -> Calls {
         Calls(std::array::from_fn(|at| self.0[at] - earlier.0[at]))
     }
@@ -181,45 +183,45 @@ impl Calls {
 /// Counters of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Calls by kind.
+    /// Calls, by kind.
     pub calls: Calls,
-    /// Allocations; each segment counts.
+    /// Allocations. Each segment counts.
     pub allocs: u64,
-    /// Frees.
+    /// Freed allocations. Each segment counts.
     pub frees: u64,
     /// Allocations leaked on purpose.
     pub kept: u64,
-    /// Successful opens; each segment counts.
+    /// Successful opens. Each segment counts.
     pub opens: u64,
     /// Successful closes.
     pub closes: u64,
-    /// Address ranges reserved.
+    /// Reserved address ranges.
     pub reserves: u64,
-    /// Address ranges released.
+    /// Released address ranges.
     pub releases: u64,
     /// Mappings closed by the death of the process.
     pub closed_by_death: u64,
-    /// Host ranges pinned.
+    /// Pinned host ranges.
     pub pins: u64,
-    /// Host ranges unpinned.
+    /// Unpinned host ranges.
     pub unpins: u64,
-    /// Marks set.
+    /// Marks that were set.
     pub marks: u64,
-    /// Marks freed.
+    /// Marks that were freed.
     pub marks_back: u64,
-    /// Bytes copied.
+    /// Copied bytes.
     pub bytes: u64,
-    /// Copies and words that finished before older ones of the process.
+    /// Copies and words that finished before older ones of the same process.
     pub reordered: u64,
     /// Calls that waited for all streams of the device.
     pub waits: u64,
-    /// Copies and words queued on memory whose owner had died.
+    /// Copies and words queued on memory whose owner had been killed.
     pub orphans_touched: u64,
 }
 
 impl Counts {
-    /// Allocations, opened allocations, reserved addresses, pinned memory and marks that are still
-    /// held.
+    /// Returns the number of allocations, opened allocations, reserved address ranges, pinned
+    /// ranges and marks that are still held.
     pub fn held(&self) -> u64 {
         let back = self.frees + self.closes + self.closed_by_death + self.releases + self.unpins;
         self.allocs + self.opens + self.reserves + self.pins + self.marks - back - self.marks_back
@@ -254,20 +256,20 @@ impl Counts {
 pub enum Violation {
     /// Memory was freed while another process had it open.
     FreedWhileOpen,
-    /// Memory was freed, closed or unpinned while queued work uses it.
+    /// Memory was freed, closed or unpinned while queued work used it.
     TakenFromQueue,
-    /// A copy through a mapping whose memory its owner has freed.
+    /// A copy used a mapping whose memory its owner had freed.
     Stale,
-    /// A copy or a word outside an allocation, or at an unmapped address.
+    /// A copy or a word lay outside of an allocation, or at an unmapped address.
     OutOfRange,
-    /// The two ranges of a copy overlap.
+    /// The two ranges of a copy overlapped.
     Overlap,
-    /// A misaligned word.
+    /// A word was misaligned.
     Misaligned,
-    /// A mark that is not outstanding.
+    /// A mark was not outstanding.
     UnknownMark,
-    /// A stream that the device does not have.
+    /// The device has no such stream.
     UnknownStream,
-    /// Something was freed that was not allocated, or by the wrong call.
+    /// A call freed memory that was not allocated, or that needs another call.
     NotTaken,
 }

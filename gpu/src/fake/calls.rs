@@ -1,4 +1,4 @@
-//! The calls of a process.
+//! The calls of a process for memory and devices.
 
 use std::fs::OpenOptions;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -23,12 +23,12 @@ impl FakeProcess {
     /// Creates a device of the process with its own streams.
     ///
     /// # Errors
-    /// [`DeviceError::NoDevice`].
+    /// [`DeviceError::NoDevice`] if the process does not see the device.
     pub fn device(&self, ordinal: u32) -> Result<FakeDevice, DeviceError> {
         FakeDevice::new(self.clone(), ordinal)
     }
 
-    /// Allocates memory of a kind.
+    /// Allocates memory of the given kind.
     ///
     /// # Errors
     /// [`DeviceError::Exhausted`], and errors injected by [`FakeProcess::fail`].
@@ -50,7 +50,7 @@ impl FakeProcess {
     /// Frees memory, and waits for the device.
     ///
     /// # Errors
-    /// The driver's code for an invalid value if this is not the start of an allocation.
+    /// The driver's code for an invalid value if `base` is not the start of an allocation.
     pub fn free(&self, ordinal: u32, base: DevicePtr) -> Result<(), DeviceError> {
         match self.kept(base, Keeper::Free) {
             Some(size) => self.take_apart(base, size, |segment| self.free_one(ordinal, segment)),
@@ -73,10 +73,10 @@ impl FakeProcess {
         Ok(())
     }
 
-    /// Returns the allocation of an address.
+    /// Returns the allocation that contains an address.
     ///
     /// # Errors
-    /// [`DeviceError::NotDeviceMemory`].
+    /// [`DeviceError::NotDeviceMemory`] if there is none.
     pub fn allocation(&self, ordinal: u32, ptr: DevicePtr) -> Result<Allocation, DeviceError> {
         let mut state = self.driver.state();
         state.begin(self.place, ordinal, Call::Allocation)?;
@@ -90,26 +90,26 @@ impl FakeProcess {
         Ok(Allocation { base, size: range.size, buffer, share, reservation })
     }
 
-    /// Whether memory opened from another process begins there. Not a driver call.
+    /// Returns whether memory opened from another process begins at `base`. Not a driver call.
     pub fn is_opened(&self, base: DevicePtr) -> bool {
         let state = self.driver.state();
         let there = state.processes[self.place].space.at(base);
         there.is_some_and(|range| matches!(range.what, What::Opened { .. }))
     }
 
-    /// Returns the device of an address, as this process numbers it.
+    /// Returns the number of the device that owns an address, in this process.
     ///
     /// # Errors
-    /// [`DeviceError::NotDeviceMemory`].
+    /// [`DeviceError::NotDeviceMemory`] if no memory is mapped there.
     pub fn ordinal_of(&self, ptr: DevicePtr) -> Result<u32, DeviceError> {
         let state = self.driver.state();
         state.processes[self.place].space.find(ptr, 0).map(|(_, range)| range.ordinal)
     }
 
-    /// Returns a 64-byte handle of the allocation at an address.
+    /// Returns a 64-byte handle of the allocation that contains an address.
     ///
     /// # Errors
-    /// [`DeviceError::NotExportable`], [`DeviceError::NotDeviceMemory`].
+    /// [`DeviceError::NotExportable`] or [`DeviceError::NotDeviceMemory`].
     pub fn export_legacy(&self, ordinal: u32, ptr: DevicePtr) -> Result<[u8; LEGACY_HANDLE], DeviceError> {
         let mut state = self.driver.state();
         state.begin(self.place, ordinal, Call::Export)?;
@@ -129,11 +129,11 @@ impl FakeProcess {
         Ok(named.bytes())
     }
 
-    /// Returns a descriptor of the allocation that begins there.
+    /// Returns a descriptor of the allocation that begins at `base`.
     ///
     /// # Errors
     /// [`DeviceError::NotExportable`], [`DeviceError::NotDeviceMemory`], or
-    /// [`DeviceError::Exhausted`] without free descriptors.
+    /// [`DeviceError::Exhausted`] if no descriptors are free.
     pub fn export_descriptor(&self, ordinal: u32, base: DevicePtr) -> Result<OwnedFd, DeviceError> {
         let mut state = self.driver.state();
         state.begin(self.place, ordinal, Call::Export)?;
@@ -146,7 +146,7 @@ impl FakeProcess {
         }
     }
 
-    /// Opens an allocation of another process.
+    /// Opens an allocation of another process by its 64-byte handle.
     ///
     /// # Errors
     /// [`DeviceError::BadHandle`], [`DeviceError::SameProcess`], [`DeviceError::NoPeerAccess`], or
@@ -167,10 +167,11 @@ impl FakeProcess {
         state.open(self.place, ordinal, device, memory, None)
     }
 
-    /// Opens an allocation of another process by its descriptor, which the caller keeps.
+    /// Opens an allocation of another process by its descriptor. The caller keeps the descriptor.
     ///
     /// # Errors
-    /// As [`FakeProcess::open_legacy`]; [`DeviceError::BadHandle`] also if the size differs.
+    /// The errors of [`FakeProcess::open_legacy`], and [`DeviceError::BadHandle`] if the size
+    /// differs.
     pub fn open_descriptor(
         &self,
         ordinal: u32,
@@ -189,7 +190,7 @@ impl FakeProcess {
     /// Closes an opened allocation, and waits for the device.
     ///
     /// # Errors
-    /// The driver's code for an invalid value if it is not open.
+    /// The driver's code for an invalid value if no opened allocation begins at `base`.
     pub fn close(&self, ordinal: u32, base: DevicePtr) -> Result<(), DeviceError> {
         match self.kept(base, Keeper::Close) {
             Some(size) => self.take_apart(base, size, |segment| self.close_one(ordinal, segment)),
@@ -218,7 +219,8 @@ impl FakeProcess {
         Ok(())
     }
 
-    /// Whether this process can reach that device from one of its own. Not a driver call.
+    /// Returns whether this process can reach the device `uuid` from its own device `ordinal`. Not
+    /// a driver call.
     pub fn reaches(&self, ordinal: u32, uuid: &Uuid) -> bool {
         let state = self.driver.state();
         match (state.machine_device(self.place, ordinal), state.device_of(uuid)) {
@@ -243,7 +245,8 @@ impl FakeProcess {
         let process = &mut state.processes[self.place];
         let what = What::Pinned { ptr: ptr.as_ptr() as usize, buffer: process.buffer() };
         process.counts.pins += 1;
-        // Keeps the offset within the page, so that words have the same alignment.
+        // Keeps the offset within the page, so that the alignment of words is the same at both
+        // addresses.
         let place = (4096, ptr.as_ptr() as u64 % 4096);
         Ok(process.space.map(len as u64, place, ordinal, what))
     }
@@ -251,7 +254,7 @@ impl FakeProcess {
     /// Unpins host memory, and waits for the device.
     ///
     /// # Errors
-    /// The driver's code for an invalid value if it is not pinned.
+    /// The driver's code for an invalid value if `ptr` is not the start of pinned memory.
     pub fn unpin(&self, ordinal: u32, ptr: NonNull<u8>) -> Result<(), DeviceError> {
         let mut state = self.driver.state();
         let is = |what: &What| matches!(what, What::Pinned { ptr: at, .. } if *at == ptr.as_ptr() as usize);
@@ -264,34 +267,34 @@ impl FakeProcess {
         Ok(())
     }
 
-    /// Returns the host address of a range, if it has one. Not a driver call.
+    /// Returns the host address of a range, if the processor may access it. Not a driver call.
     pub fn host_view(&self, ptr: DevicePtr, len: u64) -> Option<NonNull<u8>> {
         let state = self.driver.state();
         let (base, range) = state.processes[self.place].space.find(ptr, len).ok()?;
         let seen = state.behaviour.host_view || matches!(range.what, What::Pinned { .. });
-        // SAFETY: the offset lies within the range.
+        // SAFETY: `find` has checked that the offset lies inside the range.
         let at = unsafe { range.data().add((ptr.0 - base.0) as usize) };
         NonNull::new(at).filter(|_| seen)
     }
 
-    /// Returns a descriptor for NICs, and the offset of the range in it. Nothing can be read
-    /// through it.
+    /// Returns a dmabuf descriptor for NICs, and the offset of the range in it. The descriptor has
+    /// no contents.
     pub fn dmabuf(&self, ptr: DevicePtr, len: u64) -> Option<(OwnedFd, u64)> {
         let state = self.driver.state();
         let (base, _) = state.processes[self.place].space.find(ptr, len).ok()?;
         if !state.behaviour.dmabuf {
             return None;
         }
-        // SAFETY: a C string and a flag; the descriptor, if there is one, is new.
+        // SAFETY: the name is a C string literal, and the flag is a number.
         let fd = unsafe { libc::memfd_create(c"dmabuf".as_ptr(), libc::MFD_CLOEXEC) };
-        // SAFETY: as above.
+        // SAFETY: `memfd_create` returned this new descriptor, so nothing else owns it.
         (fd >= 0).then(|| (unsafe { OwnedFd::from_raw_fd(fd) }, ptr.0 - base.0))
     }
 
     /// Makes writes of NICs visible.
     ///
     /// # Errors
-    /// As for all calls of the device.
+    /// The device is lost, or the process was killed.
     pub fn flush(&self, ordinal: u32) -> Result<(), DeviceError> {
         let mut state = self.driver.state();
         state.begin(self.place, ordinal, Call::Flush)?;
@@ -309,7 +312,7 @@ impl FakeProcess {
 }
 
 impl State {
-    /// Creates memory without an address, and returns the alignment of its address.
+    /// Creates memory without an address. Also returns the alignment that its address needs.
     pub(super) fn create(
         &mut self,
         place: usize,
@@ -336,7 +339,7 @@ impl State {
         Ok((Arc::new(FakeMemory::create(size, id, owner, &gpu.uuid)?), align))
     }
 
-    /// Records a violation if queued work uses memory that the caller is about to free.
+    /// Records a violation if queued work uses memory that is about to be freed.
     fn check_queue(&mut self, place: usize, base: DevicePtr) {
         let there = self.processes[place].space.at(base).map(|range| range.serial);
         if there.is_some_and(|serial| self.is_in_queue(place, base.0, serial)) {
@@ -344,7 +347,7 @@ impl State {
         }
     }
 
-    /// Removes a range, once the device has finished its work.
+    /// Removes a range, after the device has finished its work.
     fn take(
         &mut self,
         place: usize,
@@ -369,7 +372,7 @@ impl State {
         }
     }
 
-    /// Maps memory of another process, at reserved addresses if given.
+    /// Maps memory of another process, at `at` if reserved addresses are given.
     pub(super) fn open(
         &mut self,
         place: usize,
@@ -391,7 +394,7 @@ impl State {
             let there = matches!(&range.what, What::Opened { memory: at, .. } if at.id() == memory.id());
             there && range.reservation.is_none()
         };
-        // Memory mapped at a given address may be mapped repeatedly, and affects no other mapping.
+        // Mappings at given addresses are independent: the same memory may have several.
         let open = process.space.all().find(|(_, range)| at.is_none() && is(range)).map(|(base, _)| base);
         if let Some(base) = open {
             if let Some(Range { what: What::Opened { times, .. }, .. }) =
@@ -419,7 +422,7 @@ impl State {
     }
 }
 
-/// Opens memory of another real process through its descriptor.
+/// Opens memory of another real process through that process's descriptor.
 fn from_process(named: &Named) -> Result<FakeMemory, DeviceError> {
     if start_time(named.owner.pid) != Some(named.owner.start) {
         return Err(DeviceError::BadHandle);
@@ -427,7 +430,7 @@ fn from_process(named: &Named) -> Result<FakeMemory, DeviceError> {
     let path = format!("/proc/{}/fd/{}", named.owner.pid, named.fd);
     let file = OpenOptions::new().read(true).write(true).open(path).map_err(|_| DeviceError::BadHandle)?;
     let memory = FakeMemory::attach(file.into())?;
-    // The descriptor number may refer to another file now.
+    // The descriptor number may meanwhile refer to another file.
     if memory.id() != named.id || memory.owner() != named.owner {
         return Err(DeviceError::BadHandle);
     }
@@ -444,7 +447,7 @@ fn share(kind: MemoryKind) -> Share {
     }
 }
 
-/// Why memory cannot be exported in this form.
+/// Returns why memory cannot be exported in the requested form.
 fn unshared(what: &What) -> DeviceError {
     match what {
         What::Own { kind, .. } => match share(*kind) {

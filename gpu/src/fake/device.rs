@@ -1,4 +1,4 @@
-//! The trait over the calls of a fake process.
+//! Implements the trait over the calls of a fake process.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
@@ -9,13 +9,14 @@ use super::stream::StreamId;
 use crate::{Allocation, Device, DeviceCaps, DeviceError, DevicePtr, Handle, Mark, Share, Uuid};
 
 /// One device of a fake process, used by one thread at a time. Dropping it finishes the work queued
-/// on its streams. Memory that was not freed stays allocated, and is counted.
+/// on its streams. Memory that was not freed stays allocated, and counts as held.
 #[derive(Debug)]
 pub struct FakeDevice {
     process: FakeProcess,
     caps: DeviceCaps,
     streams: Vec<StreamId>,
-    /// The marks, indexed by a mark's lower half. The upper half counts the uses of that entry.
+    /// The marks. The lower half of a [`Mark`] is the index, and the upper half counts the uses of
+    /// that entry.
     marks: Vec<(u16, Option<(StreamId, u64)>)>,
     free: Vec<u16>,
 }
@@ -37,15 +38,15 @@ impl FakeDevice {
         Ok(FakeDevice { process, caps, streams, marks: vec![(0, None); marks as usize], free })
     }
 
-    /// Returns its process.
+    /// Returns the process of the device.
     pub fn process(&self) -> &FakeProcess {
         &self.process
     }
 
-    /// Allocates memory of a kind.
+    /// Allocates memory of the given kind.
     ///
     /// # Errors
-    /// As [`Device::alloc`].
+    /// The errors of [`Device::alloc`].
     pub fn alloc_as(&mut self, kind: MemoryKind, size: u64) -> Result<DevicePtr, DeviceError> {
         self.process.alloc(self.caps.ordinal, kind, size)
     }
@@ -66,8 +67,8 @@ impl Drop for FakeDevice {
     }
 }
 
-// SAFETY: the fake keeps memory until it is freed or closed, and executes queued copies before it
-// reports their mark as reached.
+// SAFETY: the fake keeps memory mapped until it is freed or closed. It executes queued copies
+// before it reports their mark as reached.
 unsafe impl Device for FakeDevice {
     fn caps(&self) -> DeviceCaps {
         self.caps
@@ -123,7 +124,8 @@ unsafe impl Device for FakeDevice {
     }
 
     unsafe fn pin(&mut self, ptr: NonNull<u8>, len: usize) -> Result<DevicePtr, DeviceError> {
-        // SAFETY: our caller guarantees the same contract.
+        // SAFETY: the caller keeps the contract of `Device::pin`, which is that of
+        // `FakeProcess::pin`.
         unsafe { self.process.pin(self.caps.ordinal, ptr, len) }
     }
 
@@ -143,13 +145,15 @@ unsafe impl Device for FakeDevice {
         len: u64,
     ) -> Result<(), DeviceError> {
         let stream = self.stream(stream)?;
-        // SAFETY: our caller guarantees the same contract.
+        // SAFETY: the caller keeps the contract of `Device::copy`, which includes that of
+        // `FakeProcess::copy`.
         unsafe { self.process.copy(stream, to, from, len) }
     }
 
     unsafe fn write_word(&mut self, stream: u8, word: DevicePtr, value: u64) -> Result<(), DeviceError> {
         let stream = self.stream(stream)?;
-        // SAFETY: our caller guarantees the same contract.
+        // SAFETY: the caller keeps the contract of `Device::write_word`, which includes that of
+        // `FakeProcess::write_word`.
         unsafe { self.process.write_word(stream, word, value) }
     }
 

@@ -1,4 +1,5 @@
-//! The 64-byte handle of fake memory: its kind, its owner, and its descriptor or address there.
+//! The 64-byte handle of fake memory. It names the owner, and the descriptor or the number of the
+//! memory in the owner.
 
 use super::memory::{MAGIC_HANDLE, Owner};
 use crate::{DeviceError, LEGACY_HANDLE};
@@ -9,9 +10,9 @@ pub(super) struct Named {
     pub owner: Owner,
     pub id: u64,
     pub base: u64,
-    /// The owner's descriptor, for other real processes.
+    /// The owner's descriptor number, used by other real processes.
     pub fd: u64,
-    /// Offset of the exported address; 0 where all handles of an allocation are equal.
+    /// Offset of the exported address. 0 if all handles of an allocation are equal.
     pub offset: u64,
 }
 
@@ -27,8 +28,10 @@ impl Named {
         bytes
     }
 
+    /// Decodes a handle.
+    ///
     /// # Errors
-    /// [`DeviceError::BadHandle`] for bytes that no fake has made.
+    /// [`DeviceError::BadHandle`] for bytes that no fake driver has made.
     pub fn read(bytes: &[u8; LEGACY_HANDLE]) -> Result<Named, DeviceError> {
         let mut words = [0; LEGACY_HANDLE / 8];
         for (word, from) in words.iter_mut().zip(bytes.chunks_exact(8)) {
@@ -42,7 +45,7 @@ impl Named {
     }
 }
 
-/// A checksum that changes with every bit of the first seven words.
+/// Returns a checksum that changes with every bit of the first seven words.
 fn sum(words: &[u64; 8]) -> u64 {
     words[..7].iter().fold(0xCBF2_9CE4_8422_2325, |sum, word| {
         (sum ^ word).rotate_left(23).wrapping_mul(0x9E37_79B9_7F4A_7C15)

@@ -1,7 +1,7 @@
 //! Bytes that processes share: a memfd whose first page holds its owner and its state.
 //!
-//! Through this page several real processes act as one driver: it counts who has the memory open,
-//! and records that it was freed. Programs see only the bytes after it.
+//! The state makes several real processes act as one driver. It counts how many have the memory
+//! open, and records that the memory was freed. Programs see only the bytes after the first page.
 
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,11 +19,11 @@ pub(super) const MAGIC_HANDLE: u64 = u64::from_le_bytes(*b"fakeipc1");
 /// The byte that overwrites freed memory.
 pub(super) const POISON: u8 = 0xDB;
 
-/// The owner of memory.
+/// The process that owns memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Owner {
     pub pid: u64,
-    /// Distinguishes a process from an earlier one with the same pid.
+    /// Distinguishes a process from an earlier one with the same process ID.
     pub start: u64,
 }
 
@@ -43,7 +43,7 @@ const LIVES: u32 = 0;
 const FREED: u32 = 1;
 const ORPHAN: u32 = 2;
 
-/// The bytes of one allocation.
+/// The memory of one allocation.
 pub(super) struct FakeMemory {
     mapping: Mapping,
     fd: OwnedFd,
@@ -79,7 +79,7 @@ impl FakeMemory {
         Ok(memory)
     }
 
-    /// Maps memory of another process. Rejects files that no fake has made.
+    /// Maps memory of another process. Rejects files that no fake driver has made.
     pub fn attach(fd: OwnedFd) -> Result<FakeMemory, DeviceError> {
         let actual = extension::memory_size(fd.as_fd()).map_err(|_| DeviceError::BadHandle)?;
         if actual <= PAGE as u64 {
@@ -97,14 +97,14 @@ impl FakeMemory {
     }
 
     fn header(&self) -> &Header {
-        // SAFETY: the mapping begins with a page for the header, is page-aligned, and consists of
-        // atomics.
+        // SAFETY: the page-aligned mapping begins with a page for the header, and lives as long as
+        // `self`. The header consists of atomics, so any bytes are valid.
         unsafe { self.mapping.ptr().cast::<Header>().as_ref() }
     }
 
-    /// First byte that programs see.
+    /// Returns the first byte that programs see.
     pub fn data(&self) -> *mut u8 {
-        // SAFETY: the mapping is longer than a page.
+        // SAFETY: the mapping is longer than one page.
         unsafe { self.mapping.ptr().as_ptr().add(PAGE) }
     }
 
@@ -145,11 +145,12 @@ impl FakeMemory {
         self.header().state.store(ORPHAN, Ordering::SeqCst);
     }
 
-    /// Marks it as freed, and returns how many had it open.
+    /// Marks the memory as freed. Returns how many processes still had it open.
     pub fn free(&self, poison: bool) -> u32 {
         self.header().state.store(FREED, Ordering::SeqCst);
         if poison {
-            // SAFETY: `size` bytes follow the header page. A late user is meant to see the poison.
+            // SAFETY: `size` bytes follow the header page. A process that still has them open is
+            // meant to see the poison.
             unsafe { self.data().write_bytes(POISON, self.size as usize) };
         }
         self.header().opens.load(Ordering::SeqCst)

@@ -1,5 +1,5 @@
-//! Virtual memory in two parts, like `cuMemCreate` and related calls: memory without addresses, and
-//! addresses without memory.
+//! Virtual memory in two parts, as in `cuMemCreate` and related calls: physical memory without
+//! addresses, and addresses without memory.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -11,19 +11,19 @@ use super::memory::FakeMemory;
 use super::space::{Keeper, What};
 use crate::{DeviceError, DevicePtr, Unshared};
 
-/// Memory without an address.
+/// Physical memory without an address.
 #[derive(Clone, Debug)]
 pub struct FakePhysical {
     memory: Arc<FakeMemory>,
-    /// `None` for memory of another process.
+    /// The kind, or `None` for memory of another process.
     kind: Option<MemoryKind>,
 }
 
 impl FakePhysical {
-    /// Exports it as a descriptor.
+    /// Exports the memory as a descriptor.
     ///
     /// # Errors
-    /// [`DeviceError::NotExportable`]; [`DeviceError::Exhausted`] without free descriptors.
+    /// [`DeviceError::NotExportable`], or [`DeviceError::Exhausted`] if no descriptors are free.
     pub fn export(&self) -> Result<OwnedFd, DeviceError> {
         match self.kind {
             Some(MemoryKind::Virtual) => self.memory.fd().try_clone().map_err(|_| DeviceError::Exhausted),
@@ -33,10 +33,10 @@ impl FakePhysical {
 }
 
 impl FakeProcess {
-    /// Creates memory. It counts as allocated once it is mapped.
+    /// Creates physical memory. It counts as allocated when it is mapped.
     ///
     /// # Errors
-    /// As [`FakeProcess::alloc`].
+    /// The errors of [`FakeProcess::alloc`].
     pub fn create(&self, ordinal: u32, kind: MemoryKind, size: u64) -> Result<FakePhysical, DeviceError> {
         let mut state = self.driver.state();
         let device = state.machine_device(self.place, ordinal)?;
@@ -44,10 +44,10 @@ impl FakeProcess {
         Ok(FakePhysical { memory, kind: Some(kind) })
     }
 
-    /// Imports memory of another process by its descriptor, which the caller keeps.
+    /// Imports memory of another process by its descriptor. The caller keeps the descriptor.
     ///
     /// # Errors
-    /// [`DeviceError::BadHandle`], [`DeviceError::SameProcess`].
+    /// [`DeviceError::BadHandle`] or [`DeviceError::SameProcess`].
     pub fn import(&self, fd: BorrowedFd<'_>) -> Result<FakePhysical, DeviceError> {
         let memory = self.driver.state().import(self.place, fd)?;
         Ok(FakePhysical { memory, kind: None })
@@ -69,15 +69,15 @@ impl FakeProcess {
         }
     }
 
-    /// Reserves addresses, aligned as for virtual memory.
+    /// Reserves addresses with the alignment of virtual memory.
     pub fn reserve(&self, size: u64) -> DevicePtr {
         self.reserve_for(size, Keeper::Caller)
     }
 
-    /// Reserves these addresses, which must have been released before.
+    /// Reserves the given addresses, which must have been released before.
     ///
     /// # Errors
-    /// [`DeviceError::Exhausted`] if they are not free.
+    /// [`DeviceError::Exhausted`] if the addresses are not free.
     pub fn reserve_at(&self, base: DevicePtr, size: u64) -> Result<(), DeviceError> {
         let process = &mut self.driver.state().processes[self.place];
         if !process.space.reserve_at(base, size) {
@@ -95,10 +95,10 @@ impl FakeProcess {
         process.space.reserve(size, granule, keeper)
     }
 
-    /// Releases addresses.
+    /// Releases reserved addresses.
     ///
     /// # Errors
-    /// The driver's code for an invalid value unless one reservation made exactly this range, and
+    /// The driver's code for an invalid value, unless the range is exactly one reservation and
     /// nothing is mapped in it.
     pub fn release(&self, base: DevicePtr, size: u64) -> Result<(), DeviceError> {
         let mut state = self.driver.state();
@@ -110,18 +110,18 @@ impl FakeProcess {
         Ok(())
     }
 
-    /// Returns the reservation of an address: its start and size. Memory need not be mapped there.
-    /// Not a driver call.
+    /// Returns the start and size of the reservation that contains an address. The reservation may
+    /// be without memory. Not a driver call.
     pub fn reservation(&self, ptr: DevicePtr) -> Option<(DevicePtr, u64)> {
         self.driver.state().processes[self.place].space.reservation(ptr)
     }
 
-    /// Maps memory at reserved addresses. Own memory counts as allocated, that of another process
-    /// as opened. [`FakeProcess::free`] and [`FakeProcess::close`] unmap it.
+    /// Maps memory at reserved addresses. Memory of this process counts as allocated, memory of
+    /// another process as opened. [`FakeProcess::free`] and [`FakeProcess::close`] unmap it.
     ///
     /// # Errors
-    /// The driver's code for an invalid value if the size differs from that of the memory;
-    /// otherwise as [`FakeProcess::alloc`] and [`FakeProcess::open_descriptor`].
+    /// The driver's code for an invalid value if the size differs from that of the memory.
+    /// Otherwise the errors of [`FakeProcess::alloc`] and [`FakeProcess::open_descriptor`].
     pub fn map(
         &self,
         ordinal: u32,
@@ -148,7 +148,7 @@ impl FakeProcess {
         Ok(())
     }
 
-    /// Allocates adjacent segments; the last one has the remaining size.
+    /// Allocates adjacent segments. The last one has the remaining size.
     pub(super) fn alloc_segments(&self, ordinal: u32, size: u64) -> Result<DevicePtr, DeviceError> {
         let (granule, segment) = {
             let behaviour = self.driver.state().behaviour;
@@ -161,7 +161,7 @@ impl FakeProcess {
             let len = segment.min(size - at);
             let made = self.create(ordinal, MemoryKind::Virtual, len);
             if let Err(error) = made.and_then(|made| self.map(ordinal, base.at(at), len, &made)) {
-                // Undo: the segments were allocated just now, and nothing uses them.
+                // Frees the segments allocated so far, which nothing uses yet.
                 let _ = self.free(ordinal, base);
                 return Err(error);
             }
@@ -174,7 +174,7 @@ impl FakeProcess {
     /// descriptors.
     ///
     /// # Errors
-    /// As [`FakeProcess::open_descriptor`]; then none of them is open.
+    /// The errors of [`FakeProcess::open_descriptor`]. On an error no segment stays open.
     pub fn open_segments(
         &self,
         ordinal: u32,
@@ -187,7 +187,7 @@ impl FakeProcess {
         let mut at = base;
         for (physical, (_, size)) in physical.iter().zip(segments) {
             if let Err(error) = self.map(ordinal, at, *size, physical) {
-                // Undo: the segments were opened just now, and nothing uses them.
+                // Closes the segments opened so far, which nothing uses yet.
                 let _ = self.close(ordinal, base);
                 return Err(if error == INVALID_VALUE { DeviceError::BadHandle } else { error });
             }
@@ -196,14 +196,15 @@ impl FakeProcess {
         Ok(base)
     }
 
-    /// The size of the reserved range that is released together with the memory in it.
+    /// Returns the size of the reservation at `base`, if `keeper` is the call that releases it
+    /// together with its memory.
     pub(super) fn kept(&self, base: DevicePtr, keeper: Keeper) -> Option<u64> {
         let state = self.driver.state();
         let (size, kept) = state.processes[self.place].space.reserved(base)?;
         (kept == keeper).then_some(size)
     }
 
-    /// Unmaps everything in a reserved range, and releases the range.
+    /// Unmaps all memory in a reservation, and releases the reservation.
     pub(super) fn take_apart(
         &self,
         base: DevicePtr,

@@ -23,7 +23,7 @@ impl FakeProcess {
         Ok(StreamId(streams.len() as u32 - 1))
     }
 
-    /// Destroys a stream once its queued work has finished.
+    /// Destroys a stream after its queued work has finished.
     pub fn end_stream(&self, stream: StreamId) {
         let mut state = self.driver.state();
         while !state.processes[self.place].streams[stream.0 as usize].queue.is_empty() {
@@ -35,7 +35,7 @@ impl FakeProcess {
     /// Waits for all work queued on a stream.
     ///
     /// # Errors
-    /// As for all calls of the device.
+    /// The device is lost, or the process was killed.
     pub fn wait(&self, stream: StreamId) -> Result<(), DeviceError> {
         loop {
             let mut state = self.driver.state();
@@ -51,7 +51,7 @@ impl FakeProcess {
     /// Queues a copy.
     ///
     /// # Errors
-    /// [`DeviceError::NotDeviceMemory`] unless both ranges lie within an allocation or adjacent
+    /// [`DeviceError::NotDeviceMemory`] unless each range lies inside an allocation or adjacent
     /// segments.
     ///
     /// # Safety
@@ -91,11 +91,11 @@ impl FakeProcess {
     /// Queues the store of a word.
     ///
     /// # Errors
-    /// [`DeviceError::NotDeviceMemory`] unless its 8 bytes are aligned and lie within an
+    /// [`DeviceError::NotDeviceMemory`] unless the 8 bytes are aligned and lie inside an
     /// allocation.
     ///
     /// # Safety
-    /// As for [`FakeProcess::copy`].
+    /// If the word is in pinned memory, that memory stays mapped until the store has finished.
     pub unsafe fn write_word(
         &self,
         stream: StreamId,
@@ -122,10 +122,11 @@ impl FakeProcess {
         Ok(())
     }
 
-    /// Marks the end of the work queued on a stream. Returns how many copies and words precede it.
+    /// Marks the end of the work queued on a stream. Returns the number of copies and words before
+    /// the mark.
     ///
     /// # Errors
-    /// As for all calls of the device.
+    /// The device is lost, or the process was killed.
     pub fn mark(&self, stream: StreamId) -> Result<u64, DeviceError> {
         let mut state = self.driver.state();
         state.begin_queue(self.place, stream, Call::Mark)?;
@@ -134,10 +135,10 @@ impl FakeProcess {
         Ok(process.streams[stream.0 as usize].queued)
     }
 
-    /// Whether everything before a mark has finished.
+    /// Returns whether all work before a mark has finished.
     ///
     /// # Errors
-    /// As for all calls of the device.
+    /// The device is lost, or the process was killed.
     pub fn reached(&self, stream: StreamId, mark: u64) -> Result<bool, DeviceError> {
         let mut state = self.driver.state();
         state.begin_queue(self.place, stream, Call::Reached)?;
@@ -161,7 +162,7 @@ impl State {
     }
 }
 
-/// Splits a copy into pieces that lie within one range at either end.
+/// Splits a copy into pieces. Each piece lies inside one range at either end.
 fn side_by_side(to: &[(Place, u64)], from: &[(Place, u64)]) -> Vec<(Place, Place, u64)> {
     let (mut pieces, mut at, mut done) = (vec![], [0, 0], [0, 0]);
     while let (Some((target, to_len)), Some((source, from_len))) = (to.get(at[0]), from.get(at[1])) {

@@ -1,5 +1,5 @@
-//! The address space that a process's devices share. None of its addresses is valid for the
-//! processor.
+//! The address space that a process's devices share. The processor cannot access any of its
+//! addresses.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,10 +8,11 @@ use super::behaviour::MemoryKind;
 use super::memory::FakeMemory;
 use crate::{DeviceError, DevicePtr};
 
-/// Outside the address space of x86-64 and AArch64 programs, even without the top byte.
+/// The first address. It lies outside the address spaces of programs on x86-64 and AArch64, even if
+/// the top byte is ignored.
 const FOREIGN: u64 = 0x0A5A_0000_0000_0000;
 
-/// Unmapped addresses between two ranges.
+/// Number of unmapped addresses between two ranges.
 const GAP: u64 = 512;
 
 /// The memory mapped at a range of addresses.
@@ -22,7 +23,7 @@ pub(super) enum What {
         memory: Arc<FakeMemory>,
         buffer: u64,
     },
-    /// Memory of another process, with its number of opens.
+    /// Memory of another process. `times` counts its opens.
     Opened {
         memory: Arc<FakeMemory>,
         times: u32,
@@ -35,22 +36,21 @@ pub(super) enum What {
     },
 }
 
-/// A range of addresses.
+/// A range of mapped addresses.
 #[derive(Clone, Debug)]
 pub(super) struct Range {
     pub size: u64,
-    /// Never reused.
+    /// The number of the range, which is never reused.
     pub serial: u64,
-    /// The device, as the process numbers it.
+    /// The device's number in this process.
     pub ordinal: u32,
-    /// Start of the reserved range that contains it. That range stays reserved when this one is
-    /// unmapped.
+    /// Start of the reservation that contains the range, which outlives the range.
     pub reservation: Option<u64>,
     pub what: What,
 }
 
 impl Range {
-    /// Returns the host address of its bytes.
+    /// Returns the host address of the range's bytes.
     pub fn data(&self) -> *mut u8 {
         match &self.what {
             What::Own { memory, .. } | What::Opened { memory, .. } => memory.data(),
@@ -66,10 +66,10 @@ impl Range {
     }
 }
 
-/// Which call releases a reserved range.
+/// The call that releases a reserved range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Keeper {
-    /// The caller of the reservation.
+    /// The call that releases addresses.
     Caller,
     /// The call that frees the memory in it.
     Free,
@@ -77,8 +77,8 @@ pub(super) enum Keeper {
     Close,
 }
 
-/// A location within a range. Its serial number distinguishes it from a later range at the same
-/// address.
+/// A location inside a range. The serial number distinguishes the range from a later one at the
+/// same address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub base: u64,
@@ -89,27 +89,28 @@ pub(super) struct Place {
 #[derive(Debug)]
 pub(super) struct Space {
     ranges: BTreeMap<u64, Range>,
-    /// Reserved ranges by start: the size, and which call releases them.
+    /// The reservations, by start: the size, and the call that releases them.
     reservations: BTreeMap<u64, (u64, Keeper)>,
     next: u64,
     next_serial: u64,
-    /// Whether released addresses are reused, the last one first.
+    /// Whether released addresses are reused, the last released first.
     pub recycle: bool,
-    /// Released ranges: start and size.
+    /// Released ranges, by start and size.
     free: Vec<(u64, u64)>,
 }
 
 impl Space {
-    /// Creates the address space of the process with this index, disjoint from those of the
-    /// machine's other processes.
+    /// Creates the address space of the process with index `place`. The spaces of a machine are
+    /// disjoint.
     pub fn new(place: usize) -> Space {
-        // Not a multiple of a large power of two, unlike real addresses that tests might assume.
+        // Not a multiple of a large power of two, so that tests do not come to rely on such an
+        // alignment.
         let next = FOREIGN + ((place as u64) << 40) + 0x1200;
         let (ranges, reservations) = (BTreeMap::new(), BTreeMap::new());
         Space { ranges, reservations, next, next_serial: 1, recycle: true, free: vec![] }
     }
 
-    /// Takes addresses that begin `into` bytes after a multiple of `align`.
+    /// Takes `size` addresses that begin `into` bytes after a multiple of `align`.
     fn take(&mut self, size: u64, (align, into): (u64, u64)) -> DevicePtr {
         let fits = |&(base, len): &(u64, u64)| len == size && base % align == into;
         DevicePtr(match self.free.iter().rposition(fits).filter(|_| self.recycle) {
@@ -129,7 +130,7 @@ impl Space {
         base
     }
 
-    /// Reserves released addresses. Returns whether they were free.
+    /// Reserves given addresses that were released before. Returns whether they were free.
     pub fn reserve_at(&mut self, base: DevicePtr, size: u64) -> bool {
         let end = base.0 + size;
         let free = self.free.iter().position(|&(at, len)| at <= base.0 && end <= at + len);
@@ -139,8 +140,8 @@ impl Space {
         true
     }
 
-    /// Releases a range of [`reserve`](Self::reserve). Returns whether it was that whole range, and
-    /// empty.
+    /// Releases a reservation. Returns false unless the range is a whole reservation without
+    /// memory.
     pub fn release(&mut self, base: DevicePtr, size: u64) -> bool {
         let whole = self.reservations.get(&base.0).is_some_and(|&(reserved, _)| reserved == size);
         let fits = whole && self.ranges.range(base.0..base.0 + size).next().is_none();
@@ -151,19 +152,19 @@ impl Space {
         fits
     }
 
-    /// Returns the size of the reservation that begins there, and which call releases it.
+    /// Returns the size of the reservation that begins at `base`, and the call that releases it.
     pub fn reserved(&self, base: DevicePtr) -> Option<(u64, Keeper)> {
         self.reservations.get(&base.0).copied()
     }
 
-    /// Returns the reservation that contains an address: start and size.
+    /// Returns the start and size of the reservation that contains an address.
     pub fn reservation(&self, ptr: DevicePtr) -> Option<(DevicePtr, u64)> {
         let (&first, &(size, _)) = self.reservations.range(..=ptr.0).next_back()?;
         (ptr.0 - first < size).then_some((DevicePtr(first), size))
     }
 
-    /// Returns the start of the reservation that contains these addresses, if nothing is mapped at
-    /// them.
+    /// Returns the start of the reservation that contains these addresses, if no memory is mapped
+    /// there.
     pub fn vacant(&self, base: DevicePtr, size: u64) -> Option<u64> {
         let (first, len) = self.reservation(base)?;
         let inside = (base.0 - first.0).checked_add(size).is_some_and(|end| end <= len);
@@ -172,7 +173,7 @@ impl Space {
         (inside && vacant).then_some(first.0)
     }
 
-    /// Returns the first range mapped in a reservation.
+    /// Returns the start of the first range mapped in a reservation.
     pub fn first_in(&self, reservation: DevicePtr) -> Option<DevicePtr> {
         let (size, _) = self.reserved(reservation)?;
         self.ranges.range(reservation.0..reservation.0 + size).next().map(|(&base, _)| DevicePtr(base))
@@ -185,7 +186,7 @@ impl Space {
         base
     }
 
-    /// Maps memory at given addresses.
+    /// Maps memory at the given addresses.
     pub fn map_at(&mut self, base: DevicePtr, size: u64, reservation: Option<u64>, ordinal: u32, what: What) {
         let serial = self.next_serial;
         self.next_serial += 1;
@@ -212,7 +213,7 @@ impl Space {
         self.ranges.iter().map(|(&base, range)| (DevicePtr(base), range))
     }
 
-    /// Returns the range that holds `len` bytes at `ptr`.
+    /// Returns the range that contains `len` bytes at `ptr`.
     pub fn find(&self, ptr: DevicePtr, len: u64) -> Result<(DevicePtr, &Range), DeviceError> {
         let found = self.ranges.range(..=ptr.0).next_back();
         let inside = found.filter(|(base, range)| {
@@ -227,8 +228,8 @@ impl Space {
         Ok(Place { base: base.0, serial: range.serial, offset: ptr.0 - base.0 })
     }
 
-    /// Returns the locations of `len` bytes at `ptr`, with the bytes in each. There are several if
-    /// the bytes span adjacent ranges of one reservation.
+    /// Returns the locations of `len` bytes at `ptr`, with the number of bytes in each. There are
+    /// several locations if the bytes cross adjacent ranges of one reservation.
     pub fn places(&self, ptr: DevicePtr, len: u64) -> Result<Vec<(Place, u64)>, DeviceError> {
         let (mut at, mut left, mut places) = (ptr, len, vec![]);
         let reservation = self.find(ptr, 0)?.1.reservation;
@@ -248,7 +249,7 @@ impl Space {
         }
     }
 
-    /// Returns the range of a location, unless it was replaced.
+    /// Returns the range of a location, unless it was unmapped or replaced.
     pub fn range(&self, place: Place) -> Option<&Range> {
         self.ranges.get(&place.base).filter(|range| range.serial == place.serial)
     }

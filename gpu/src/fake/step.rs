@@ -1,5 +1,5 @@
-//! Executes queued copies and words: in order within a stream, in any order across streams, late
-//! and in pieces as the seed decides.
+//! Executes queued copies and words. Work is in order within a stream, and in any order across
+//! streams. The seed decides how late, and in how many pieces, work executes.
 
 use std::sync::atomic::AtomicU64;
 
@@ -10,7 +10,7 @@ use super::world::{Process, State};
 use crate::done::tell;
 
 impl State {
-    /// Queues work that was checked.
+    /// Queues work that has been checked.
     pub fn queue(&mut self, place: usize, stream: StreamId, verb: Verb) {
         let wait = match self.behaviour.late {
             0 => 0,
@@ -45,7 +45,7 @@ impl State {
         }
     }
 
-    /// Advances time until a process has no work queued on a device.
+    /// Advances time until a process has no queued work on a device.
     pub fn wait_for_device(&mut self, place: usize, ordinal: u32) {
         self.processes[place].counts.waits += 1;
         let busy = |state: &State| {
@@ -60,7 +60,7 @@ impl State {
         }
     }
 
-    /// Whether queued work uses a range.
+    /// Returns whether queued work uses a range.
     pub fn is_in_queue(&self, place: usize, base: u64, serial: u64) -> bool {
         let streams = &self.processes[place].streams;
         streams.iter().any(|stream| stream.queue.iter().any(|work| work.uses(base, serial)))
@@ -94,7 +94,7 @@ impl State {
     }
 }
 
-/// Continues one item of work. Returns whether it is finished.
+/// Continues one item of work. Returns whether the item is finished.
 fn work_on(process: &mut Process, work: &mut Work, violations: &mut Vec<Violation>) -> bool {
     let space = &process.space;
     let mut stale = |range: &Range| {
@@ -105,7 +105,7 @@ fn work_on(process: &mut Process, work: &mut Work, violations: &mut Vec<Violatio
     match &mut work.verb {
         Verb::Copy { to, from, len, piece, moved, backwards } => {
             let (Some(target), Some(source)) = (space.range(*to), space.range(*from)) else {
-                // The memory was removed during the copy, which was reported then.
+                // The memory was removed during the copy. Its removal reported the violation.
                 return true;
             };
             if *moved == 0 {
@@ -114,8 +114,8 @@ fn work_on(process: &mut Process, work: &mut Work, violations: &mut Vec<Violatio
             }
             let now = (*piece).min(*len - *moved);
             let at = if *backwards { *len - *moved - now } else { *moved };
-            // SAFETY: both ranges held the copy when it was queued and have not been replaced, so
-            // their memory is mapped. Overlapping copies were rejected.
+            // SAFETY: both ranges contained the copy when it was queued, and have not been
+            // replaced, so their memory is mapped. `copy` rejected overlapping ranges.
             unsafe {
                 let target = target.data().add((to.offset + at) as usize);
                 let source = source.data().add((from.offset + at) as usize);
@@ -128,8 +128,8 @@ fn work_on(process: &mut Process, work: &mut Work, violations: &mut Vec<Violatio
         Verb::Word { at, value } => {
             if let Some(range) = space.range(*at) {
                 stale(range);
-                // SAFETY: eight aligned bytes of the range, checked when queued. All accesses to
-                // words are atomic.
+                // SAFETY: the word is aligned and lies inside the range, which was checked when it
+                // was queued. Words are accessed only as atomics.
                 let word = unsafe { AtomicU64::from_ptr(range.data().add(at.offset as usize).cast()) };
                 tell(word, *value);
             }

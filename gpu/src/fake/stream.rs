@@ -10,7 +10,7 @@ pub struct StreamId(pub(super) u32);
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Verb {
-    /// `backwards`: from the end to the start.
+    /// A copy of bytes. If `backwards` is true, it proceeds from the end to the start.
     Copy {
         to: Place,
         from: Place,
@@ -47,9 +47,9 @@ pub(super) struct Stream {
     pub ordinal: u32,
     pub open: bool,
     pub queue: VecDeque<Work>,
-    /// Copies and words queued since the stream exists.
+    /// Number of copies and words that were ever queued.
     pub queued: u64,
-    /// How many of them have finished.
+    /// Number of copies and words that have finished.
     pub done: u64,
 }
 

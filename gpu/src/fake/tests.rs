@@ -27,16 +27,16 @@ fn an_exported_allocation_is_one_memory_in_two_processes() {
         let own = a.alloc(100_000).unwrap();
         let size = a.allocation(own).unwrap().size;
         let handle = export(&mut a, own.at(70_000));
-        // SAFETY: freed after it was closed.
+        // SAFETY: `a` frees the memory only after `b` has closed it.
         let theirs = unsafe { b.open(&handle, size) }.unwrap();
         assert_ne!(theirs, own, "every process has its own addresses");
         a.process().poke(own.at(99_990), b"0123456789").unwrap();
         let scratch = b.alloc(10).unwrap();
-        // SAFETY: both are there until the end of the test.
+        // SAFETY: both allocations live until the end of the test.
         unsafe { b.copy(0, scratch, theirs.at(99_990), 10) }.unwrap();
         settle(&mut b, 0);
         assert_eq!(b.process().peek(scratch, 10).unwrap(), b"0123456789");
-        // SAFETY: nothing is queued.
+        // SAFETY: no queued work uses the memory, which is closed before it is freed.
         unsafe {
             b.close(theirs).unwrap();
             b.free(scratch).unwrap();
@@ -55,15 +55,15 @@ fn addresses_are_reused_and_buffer_ids_are_not() {
     let stale = export(&mut a, first);
     for _ in 0..20 {
         assert!(seen.insert(a.allocation(first).unwrap().buffer));
-        // SAFETY: nothing uses it.
+        // SAFETY: nothing uses the memory.
         unsafe { a.free(first) }.unwrap();
         assert_eq!(a.alloc(4096).unwrap(), first);
     }
-    // SAFETY: the open fails.
+    // SAFETY: the open fails, so it returns no memory.
     assert_eq!(unsafe { b.open(&stale, 4096) }, Err(DeviceError::BadHandle));
     assert_eq!(driver.violations(), []);
     driver.behave(|behaviour| behaviour.recycle = false);
-    // SAFETY: nothing uses it.
+    // SAFETY: nothing uses the memory.
     unsafe { a.free(first) }.unwrap();
     assert_ne!(a.alloc(4096).unwrap(), first);
 }
@@ -89,7 +89,7 @@ fn invalid_handles_do_not_open() {
     let (driver, mut a, mut b) = pair(Behaviour::PLAIN);
     let own = a.alloc(4096).unwrap();
     let Handle::Legacy(bytes) = export(&mut a, own) else { panic!("another kind than requested") };
-    // SAFETY: only the last of these opens.
+    // SAFETY: only the last open succeeds, and nothing uses its memory.
     unsafe {
         assert_eq!(a.open(&Handle::Legacy(bytes), 4096), Err(DeviceError::SameProcess));
         for bit in 0..512 {
@@ -125,10 +125,10 @@ fn unexportable_memory_names_the_reason() {
         assert_eq!(a.process().export_legacy(0, ptr).unwrap_err(), DeviceError::NotExportable(why));
     }
     let mut memory = [0u8; 64];
-    // SAFETY: lives until it is unpinned.
+    // SAFETY: `memory` lives until it is unpinned.
     let pinned = unsafe { a.pin(NonNull::new(memory.as_mut_ptr()).unwrap(), 64) }.unwrap();
     assert_eq!(a.allocation(pinned).unwrap().share, Share::Never(Unshared::Host));
-    // SAFETY: nothing is queued.
+    // SAFETY: no work is queued.
     unsafe { a.unpin(NonNull::new(memory.as_mut_ptr()).unwrap()) }.unwrap();
     assert_eq!(a.allocation(pinned), Err(DeviceError::NotDeviceMemory));
 }
@@ -146,7 +146,7 @@ fn copies_are_ordered_within_a_stream_only() {
         for value in 1..=40u64 {
             let stream = random.below(4) as u8;
             let at = 8 * u64::from(stream);
-            // SAFETY: both allocations are there until the end of the test.
+            // SAFETY: both allocations live until the end of the test.
             unsafe {
                 device.copy(stream, words.at(1024 + 512 * u64::from(stream)), source, 512).unwrap();
                 device.write_word(stream, words.at(at), value).unwrap();
@@ -177,7 +177,7 @@ fn a_word_becomes_visible_after_earlier_copies() {
     let (from, to) = (device.alloc(8192).unwrap(), device.alloc(8192).unwrap());
     for round in 1..=100u64 {
         device.process().poke(from, &[round as u8; 4096]).unwrap();
-        // SAFETY: both allocations are there until the end of the test.
+        // SAFETY: both allocations live until the end of the test.
         unsafe {
             device.copy(1, to, from, 4096).unwrap();
             device.write_word(1, to.at(4096), round).unwrap();
@@ -202,7 +202,8 @@ fn misuse_that_a_real_driver_misses_is_counted() {
     let own = a.alloc(4096).unwrap();
     let handle = export(&mut a, own);
     let scratch = b.alloc(4096).unwrap();
-    // SAFETY: the fake tolerates the misuse here.
+    // SAFETY: the test violates the contract on purpose. The fake driver detects that without
+    // undefined behaviour.
     unsafe {
         let open = b.open(&handle, 4096).unwrap();
         a.free(own).unwrap();
@@ -233,7 +234,7 @@ fn injected_errors_occur_and_a_lost_device_stays_lost() {
     let (driver, mut a, _) = pair(Behaviour::LATE);
     let (from, to) = (a.alloc(64).unwrap(), a.alloc(64).unwrap());
     a.process().fail(Call::Copy, 2, DeviceError::Driver(700));
-    // SAFETY: both allocations are there until the end of the test.
+    // SAFETY: both allocations live until the end of the test.
     let copied = [(); 4].map(|()| unsafe { a.copy(0, to, from, 64) });
     assert_eq!(copied, [Ok(()), Ok(()), Err(DeviceError::Driver(700)), Ok(())]);
     assert_eq!(a.process().counts().calls[Call::Copy], 4);
@@ -261,18 +262,18 @@ fn death_closes_opened_memory_and_leaves_orphans() {
     let (driver, mut a, mut b) = pair(Behaviour::PLAIN);
     let (own, other) = (a.alloc(4096).unwrap(), b.alloc(4096).unwrap());
     let (to_b, to_a) = (export(&mut a, own), export(&mut b, other));
-    // SAFETY: neither side frees its memory.
+    // SAFETY: neither process frees its memory while it is open.
     let (at_b, _) = unsafe { (b.open(&to_b, 4096).unwrap(), a.open(&to_a, 4096).unwrap()) };
     a.process().kill();
     assert!(matches!(a.alloc(64), Err(DeviceError::Lost(_))));
     assert_eq!(a.process().counts().held(), 0);
-    // SAFETY: no process has it open any more.
+    // SAFETY: no process has the memory open any more.
     unsafe { b.free(other) }.unwrap();
     let scratch = b.alloc(4096).unwrap();
-    // SAFETY: orphaned memory is still mapped.
+    // SAFETY: orphaned memory stays mapped while `b` has it open.
     unsafe { b.copy(0, scratch, at_b, 8) }.unwrap();
     assert_eq!(b.process().counts().orphans_touched, 1);
-    // SAFETY: as above.
+    // SAFETY: no work is queued any more.
     unsafe { b.close(at_b) }.unwrap();
     let counts = driver.counts();
     assert_eq!((driver.violations(), counts.opens), (vec![], counts.closes + counts.closed_by_death));
@@ -285,10 +286,10 @@ fn the_processor_sees_memory_with_a_host_view() {
     let seen = a.host_view(own.at(100), 3996).unwrap();
     assert_eq!(a.host_view(own.at(100), 3997), None);
     a.process().remote_write(own.at(100), &[7]).unwrap();
-    // SAFETY: it has a host view, and no work is queued.
+    // SAFETY: the address is that of a host view, and no work is queued.
     assert_eq!(unsafe { seen.as_ptr().read_volatile() }, 0, "not flushed yet");
     a.flush_remote_writes().unwrap();
-    // SAFETY: as above.
+    // SAFETY: the address is that of a host view, and no work is queued.
     assert_eq!(unsafe { seen.as_ptr().read_volatile() }, 7);
     driver.behave(|behaviour| behaviour.host_view = false);
     assert_eq!(a.host_view(own, 1), None);

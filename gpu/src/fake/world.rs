@@ -9,13 +9,13 @@ use super::space::{Place, Space, What};
 use super::stream::Stream;
 use crate::{DeviceError, DevicePtr, Uuid};
 
-/// `CUDA_ERROR_DEVICE_UNAVAILABLE`, for a device that was lost.
+/// `CUDA_ERROR_DEVICE_UNAVAILABLE`, returned for a lost device.
 const UNAVAILABLE: i32 = 46;
 
-/// `CUDA_ERROR_DEINITIALIZED`, for a process that was killed.
+/// `CUDA_ERROR_DEINITIALIZED`, returned to a killed process.
 const DEINITIALIZED: i32 = 4;
 
-/// Numbers machines, processes and allocations in this real process.
+/// The next number of a machine, process or allocation in this real process.
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
 /// An injected error.
@@ -36,17 +36,17 @@ pub(super) struct Gpu {
 #[derive(Debug)]
 pub(super) struct Process {
     pub owner: Owner,
-    /// Whether it is the real process, which may open memory of other real processes.
+    /// Whether this is the real process, which may open memory of other real processes.
     pub real: bool,
     pub dead: bool,
-    /// The machine's devices that it sees, by ordinal.
+    /// The machine's devices that the process sees, by ordinal.
     pub visible: Vec<u32>,
     pub space: Space,
     pub next_buffer: u64,
     pub counts: Counts,
     pub faults: Vec<Fault>,
     pub streams: Vec<Stream>,
-    /// Writes of NICs that are not flushed yet.
+    /// Writes of NICs that have not been flushed yet.
     pub unflushed: Vec<(Place, Vec<u8>)>,
     pub next_work: u64,
 }
@@ -63,11 +63,11 @@ pub(super) struct State {
     pub behaviour: Behaviour,
     pub devices: Vec<Gpu>,
     pub processes: Vec<Process>,
-    /// Pairs of devices that cannot reach each other, the lower one first.
+    /// Pairs of devices that cannot reach each other, the lower number first.
     pub parted: Vec<(u32, u32)>,
     pub violations: Vec<Violation>,
     pub steps: u64,
-    /// Copies and words queued by all processes.
+    /// Number of copies and words queued by all processes.
     pub pending: u64,
     machine: u64,
     random: u64,
@@ -83,7 +83,7 @@ impl State {
             violations: vec![],
             steps: 0,
             pending: 0,
-            // Relaxed: only uniqueness matters.
+            // Relaxed: the number only needs to be unique.
             machine: NEXT.fetch_add(1, Ordering::Relaxed),
             random: seed | 1 << 63,
         }
@@ -105,7 +105,7 @@ impl State {
     /// Starts a simulated process.
     pub fn enter(&mut self, visible: &[u32]) -> usize {
         assert!(visible.iter().all(|&device| (device as usize) < self.devices.len()), "no such device");
-        // Relaxed: only uniqueness matters. No real pid is that large.
+        // Relaxed: the number only needs to be unique. No real process ID is this large.
         let pid = (1 << 32) + NEXT.fetch_add(1, Ordering::Relaxed);
         self.join(Owner { pid, start: 0 }, false, visible.to_vec())
     }
@@ -131,7 +131,7 @@ impl State {
             dead: false,
             visible,
             space: Space::new(place),
-            // Differs between processes, and is not small everywhere.
+            // The first id differs between processes, so that tests do not rely on equal ids.
             next_buffer: 1000 * place as u64,
             counts: Counts::default(),
             faults: vec![],
@@ -142,9 +142,9 @@ impl State {
         place
     }
 
-    /// Returns the number of the next allocation, unique among all processes that can see it.
+    /// Returns the number of the next allocation, unique among all processes that can open it.
     pub fn id(&self) -> u64 {
-        // Relaxed: only uniqueness matters.
+        // Relaxed: the number only needs to be unique.
         (u64::from(std::process::id()) << 32) + NEXT.fetch_add(1, Ordering::Relaxed)
     }
 
@@ -159,7 +159,7 @@ impl State {
         self.processes.iter().fold(Counts::default(), |sum, process| sum.with(&process.counts))
     }
 
-    /// Converts an ordinal to the machine's device.
+    /// Converts a process's ordinal to the machine's number of the device.
     pub fn machine_device(&self, place: usize, ordinal: u32) -> Result<u32, DeviceError> {
         let visible = &self.processes[place].visible;
         visible.get(ordinal as usize).copied().ok_or(DeviceError::NoDevice(visible.len() as u32))
@@ -173,7 +173,7 @@ impl State {
         !self.parted.contains(&(a.min(b), a.max(b)))
     }
 
-    /// The start of every call: counts it, advances time, and applies an injected error.
+    /// Begins a call: counts it, advances time, and applies an injected error.
     pub fn begin(&mut self, place: usize, ordinal: u32, call: Call) -> Result<u32, DeviceError> {
         self.processes[place].counts.calls.add(call);
         self.advance((self.behaviour.cost)(call));
@@ -256,8 +256,8 @@ impl State {
         let process = &mut self.processes[place];
         for (at, bytes) in process.unflushed.drain(..) {
             if let Some(range) = process.space.range(at) {
-                // SAFETY: the bytes lay within the range when they were written, and it has not
-                // been replaced.
+                // SAFETY: the bytes lay inside the range when they were written, and the range has
+                // not been replaced.
                 unsafe {
                     let to = range.data().add(at.offset as usize);
                     to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
@@ -273,7 +273,8 @@ impl State {
         for (place, len) in space.places(from, len as u64)? {
             let range = space.range(place).ok_or(DeviceError::NotDeviceMemory)?;
             let into = &mut bytes[at..at + len as usize];
-            // SAFETY: that many bytes lie within the range and in the slice.
+            // SAFETY: `places` returned this location for `len` bytes of the range, and `into` is
+            // as long.
             unsafe {
                 let from = range.data().add(place.offset as usize);
                 into.as_mut_ptr().copy_from_nonoverlapping(from, into.len());
@@ -289,7 +290,8 @@ impl State {
         for (place, len) in space.places(to, bytes.len() as u64)? {
             let range = space.range(place).ok_or(DeviceError::NotDeviceMemory)?;
             let these = &bytes[at..at + len as usize];
-            // SAFETY: that many bytes lie within the range.
+            // SAFETY: `places` returned this location for `len` bytes of the range, and `these` is
+            // as long.
             unsafe {
                 let to = range.data().add(place.offset as usize);
                 to.copy_from_nonoverlapping(these.as_ptr(), these.len());
@@ -299,7 +301,7 @@ impl State {
         Ok(())
     }
 
-    /// Returns memory of a simulated process by its number.
+    /// Returns the memory of a simulated process with this number.
     pub fn memory_of(&self, owner: Owner, id: u64) -> Option<Arc<super::memory::FakeMemory>> {
         let process = self.processes.iter().find(|process| process.owner == owner && !process.dead)?;
         process.space.all().find_map(|(_, range)| match &range.what {
@@ -312,8 +314,8 @@ impl State {
 /// Returns the start time of a real process, in clock ticks since boot.
 pub(super) fn start_time(pid: u64) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name in brackets may contain anything. The field is number 22; the one after the name is
-    // number 3.
+    // The name in parentheses may contain any character. The start time is field 22, and the field
+    // after the name is number 3.
     let (_, fields) = stat.rsplit_once(')')?;
     fields.split_ascii_whitespace().nth(19)?.parse().ok()
 }
