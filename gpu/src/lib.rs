@@ -319,9 +319,8 @@ pub unsafe trait Device: Send {
     /// path.
     fn forsake(&mut self, _base: DevicePtr) {}
 
-    /// Leaks memory of [`alloc`](Device::alloc), even after the device is dropped, because a NIC or
-    /// the device itself may still access it. Unlike [`forsake`](Device::forsake), never frees it.
-    /// Slow path.
+    /// Leaks memory of [`alloc`](Device::alloc) for good, because a NIC or the device itself may
+    /// still access it. It stays allocated even after the device is dropped. Slow path.
     fn keep(&mut self, base: DevicePtr);
 
     /// Returns the allocation that contains an address. For virtual memory, returns the physical

@@ -1,12 +1,11 @@
-//! The rail between processes of one machine that have devices. It carries host memory and messages
-//! over an inner [`ShmRail`], and device memory beside it. [`GpuRail`] lists its fast and slow
-//! paths.
+//! The rail between processes of one machine that have devices. An inner [`ShmRail`] carries host
+//! memory and messages. This rail adds device memory. [`GpuRail`] lists the fast and slow paths.
 //!
-//! `contract` divides calls between [`ShmRail`] and the device, `config` has the settings, `link`
-//! the agreement of both ends, `memory` registers and imports, `post` accepts transfers, `queue`
-//! holds the work of the device, `bounce` moves what no device can copy across, `progress` polls
-//! and reports completions, `owned` allocates memory and gives it back, `stage` copies a few bytes
-//! synchronously, `wait_object` wakes the owner.
+//! The modules: `contract` dispatches calls to [`ShmRail`] or the device, `config` has the
+//! settings, and `link` the agreement of both ends. `memory` registers and imports, `post` accepts
+//! transfers, and `queue` tracks the device's work. `bounce` transfers data that no device can copy
+//! directly, and `progress` polls and reports completions. `owned` allocates and frees memory,
+//! `stage` copies a few bytes synchronously, and `wait_object` wakes the owner.
 
 mod bounce;
 mod config;
@@ -52,88 +51,89 @@ pub use wait_object::GpuWaitObject;
 /// Counters of a rail.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GpuStats {
-    /// Transfers that the device copied.
+    /// Number of transfers that the device copied.
     pub direct: u64,
-    /// Transfers through bounce slots.
+    /// Number of transfers through bounce slots.
     pub relayed: u64,
-    /// Transfers that the processor copied.
+    /// Number of transfers that the processor copied.
     pub stored: u64,
-    /// Writes reported by done words, and by records.
+    /// Number of writes reported to peers by done words, and by records.
     pub told: (u64, u64),
-    /// Writes of peers that were reported as failed.
+    /// Number of writes that peers reported as failed.
     pub failures_heard: u64,
 }
 
 /// Direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
-    /// From this process into the peer's memory.
+    /// Copies from this process into the peer's memory.
     Put,
-    /// From the peer's memory into this process.
+    /// Copies from the peer's memory into this process.
     Get,
 }
 
-/// One end's view of both segments of a link.
+/// This end's view of both segments of a link.
 #[derive(Debug)]
 struct Shared {
     segment: Segment,
     mine: PairSegment,
     theirs: PairSegment,
     number: u32,
-    /// Their device addresses, if the device can use them.
+    /// Device addresses of both segments, if the device can access them.
     mine_at: Option<DevicePtr>,
     theirs_at: Option<DevicePtr>,
     done: Option<(Sender, Receiver)>,
     relay: Option<Relay>,
 }
 
-// SAFETY: segments are addresses in mappings that belong to no thread; both outlive this value.
+// SAFETY: the segments are addresses in shared mappings, which are not tied to a thread. The
+// segment and the link keep them mapped longer than this value.
 unsafe impl Send for Shared {}
 
 /// An attached peer.
 #[derive(Debug)]
 struct GpuPeer {
-    /// Distinguishes it from earlier peers in this slot.
+    /// Distinguishes this attachment from earlier ones in the same slot.
     life: u32,
     own: bool,
-    /// It has a device, so it is sent our memory handles.
+    /// Whether the peer has a device. If so, we send it our memory handles.
     device: bool,
     down: bool,
     imports: Vec<Imported>,
-    /// The last one used.
+    /// The index of the import that was used last.
     hint: usize,
     shared: Option<Shared>,
-    /// Copies in flight into or out of the segments.
+    /// Number of copies in flight into or out of the segments.
     pieces: u32,
 }
 
 /// A rail between processes of one machine, with device memory.
 ///
 /// Posting, polling and notifying do not block, allocate, lock, or make system calls. They call the
-/// driver only to queue copies and words, and to query them. There is one exception: while peers
-/// with devices are attached, one poll per millisecond at most may be slow. It answers peers that
-/// revoke memory, closes that memory, and frees our own memory once peers have closed it.
+/// driver only to queue and query copies and words. There is one exception: while peers with
+/// devices are attached, at most one poll per millisecond may be slow. That poll answers peers that
+/// revoke memory, closes the revoked memory, and frees our own memory after peers have closed it.
 /// Registering, importing, attaching, detaching, [`write_device`](Rail::write_device),
 /// [`read_device`](Rail::read_device) and [`check_peers`](Rail::check_peers) are slow paths. One
 /// thread owns the rail.
 ///
-/// | local memory | memory of the peer | moved by |
+/// | local memory | memory of the peer | copied by |
 /// |---|---|---|
 /// | host | host | [`ShmRail`] |
-/// | device, or pinned host | device, reached | the device, in chunks over several streams |
-/// | mapped here | device, mapped here | processor, if [short](GpuConfig::mapped_store) |
-/// | any | device, not reached; host | both ends, through bounce slots |
+/// | device, or pinned host | device, reachable | the device, in chunks over several streams |
+/// | mapped here | device, mapped here | the processor, if [short](GpuConfig::mapped_store) |
+/// | any | device, not reachable; or host | both ends, through bounce slots |
 ///
-/// A write is reported to its target once all of it has landed: by a word in the [done
-/// channel](GpuConfig::done_channel), which the device stores itself if it can, or by a record
-/// through the lane. Writes complete in any order: the rail is not [ordered](Caps::order).
+/// A write is reported to its target after the whole write has landed. The report is a word in the
+/// [done channel](GpuConfig::done_channel), which the device stores itself if it can, or a record
+/// in the lane. Writes complete in any order: the rail is not [ordered](Caps::order).
 ///
-/// An operation to a failed peer completes once the device has finished with its memory; until then
-/// its buffer stays in use. If the device does not finish in time, or is lost, the outcome is
+/// An operation to a failed peer completes when the device has stopped using its memory. Until then
+/// its buffer is in use. If the device does not finish in time, or is lost, the outcome is
 /// [unknown](CompleteError::Unknown).
 ///
-/// A word that a device stores does not notify: sleep on [`wait_object`](GpuRail::wait_object),
-/// which wakes up now and then to check.
+/// A word that a device stores wakes nobody. So sleep on [`wait_object`](GpuRail::wait_object),
+/// which wakes periodically to check.
 #[derive(Debug)]
 pub struct GpuRail<D: Device, H: Host> {
     inner: ShmRail<H>,
@@ -151,47 +151,48 @@ pub struct GpuRail<D: Device, H: Host> {
     life: u32,
     ops: Ops,
     streams: Streams,
-    /// Completions to report.
+    /// Completions to report in the next poll.
     ended: VecDeque<(u64, Result<(), CompleteError>)>,
-    /// Arrived writes to report.
+    /// Landed writes to report in the next poll.
     landed: VecDeque<(Peer, u32)>,
-    /// Operations whose record waits for room.
+    /// Operations whose record waits for room in the lane.
     telling: VecDeque<u32>,
-    /// Peers reported as failed in this pass.
+    /// Peers that this pass reported as failed.
     fallen: Vec<Peer>,
     lost: Option<i32>,
-    /// Some work of the device has an unknown outcome: it may still use its memory.
+    /// Whether some work of the device has an unknown outcome, so that the device may still access
+    /// its memory.
     unsure: bool,
     stage: Stage,
     pace: Arc<Pace>,
-    /// Peers whose devices store words, which do not notify.
+    /// Number of peers whose devices store words, which do not notify.
     silent: u32,
     stats: GpuStats,
     why: Option<Refused>,
-    /// Calls of `poll`. The device and the inner rail take turns at going first.
+    /// Number of calls of `poll`. The device and the inner rail are polled first in turn.
     passes: u32,
     /// Whether peers may send messages about device memory, so that some polls must take a slow
     /// turn.
     hears: bool,
-    /// Time of the next slow turn.
+    /// Earliest time of the next slow turn, in nanoseconds.
     next_turn_ns: u64,
 }
 
 assert_impl_all!(GpuRail<HostDevice, SpinHost>: Send);
 assert_not_impl_any!(GpuRail<HostDevice, SpinHost>: Sync, Clone);
 
-/// The reason for the last rejected registration or import of device memory.
+/// Why device memory was last rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Refused {
-    /// A registration.
+    /// A registration was rejected.
     Export(ExportError),
-    /// An import.
+    /// An import was rejected.
     Import(ImportError),
 }
 
 impl<D: Device, H: Host> GpuRail<D, H> {
-    /// Creates a rail without peers, which owns the device.
+    /// Creates a rail without peers. The rail owns the device.
     pub fn new(device: D, host: H, shm: ShmConfig, config: GpuConfig) -> Result<Self, AttachError> {
         config.check()?;
         let config = GpuConfig { timeout: config.timeout.min(FOREVER), ..config };
@@ -247,12 +248,12 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Returns the wait object that the owner sleeps on. It may outlive the rail.
+    /// Returns the wait object on which the owner sleeps. It may outlive the rail.
     pub fn wait_object(&self) -> GpuWaitObject {
         GpuWaitObject { wait_object: self.inner.wait_object(), pace: Arc::clone(&self.pace) }
     }
 
-    /// Returns the host under the rail.
+    /// Returns the rail's host.
     pub fn host(&self) -> &H {
         self.inner.host()
     }
@@ -262,10 +263,10 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.sharing.device()
     }
 
-    /// Returns the device, mutable, to free its memory.
+    /// Returns the device, to free its memory.
     ///
     /// # Safety
-    /// As for [`Sharing::device_mut`].
+    /// The contract of [`Sharing::device_mut`] applies.
     pub unsafe fn device_mut(&mut self) -> &mut D {
         self.sharing.driver()
     }
@@ -280,7 +281,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.why
     }
 
-    /// Exchanges opaque bytes with an attached peer: see [`ShmRail::exchange`].
+    /// Exchanges opaque bytes with an attached peer, as [`ShmRail::exchange`] does.
     pub fn exchange(
         &mut self,
         peer: Peer,
@@ -290,24 +291,27 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.inner.exchange(peer, blob, deadline)
     }
 
-    /// Attaches a peer. Its link was agreed with this rail's [`profile`](Self::profile). Slow path.
+    /// Attaches a peer. The agreement on its link must have used this rail's
+    /// [`profile`](Self::profile). Slow path.
     pub fn attach(&mut self, peer: Peer, link: GpuLink) -> Result<(), AttachError> {
         let GpuLink { link, agreed, device } = link;
         self.inner.attach(peer, link)?;
         let layout = agreed.layout;
         let shared = agreed.segments.map(|(segment, mine, theirs, number)| {
             let device = self.sharing.driver();
-            // SAFETY: both stay mapped until the peer is detached,
-            // which unpins them or leaves them mapped for good.
+            // SAFETY: both segments stay mapped until the peer is detached. Detaching unpins them,
+            // or leaves them mapped for good.
             let mut pin = |record: PairSegment| unsafe { device.pin(record.ptr(), record.len()) }.ok();
             let (mine_at, theirs_at) = (pin(mine), pin(theirs));
-            // SAFETY: our segment holds the words that we store and our cursor; the peer's segment
-            // holds its words and its cursor. Both stay mapped while these are used.
+            // SAFETY: both segments stay mapped while the ends are used. Our segment holds the
+            // words that we store, and our cursor. The peer's segment holds its words, and its
+            // cursor. These are the only ends.
             let done = agreed.done.then(|| unsafe {
                 let sender = Sender::new(mine.words(), layout.words, theirs.cursor(), 0);
                 (sender, Receiver::new(theirs.words(), layout.words, mine.cursor(), 0))
             });
-            // SAFETY: both segments stay mapped while this is used, and no other relay uses them.
+            // SAFETY: both segments stay mapped while the relay is used, and this is the only relay
+            // on them.
             let relay = agreed.relay.then(|| unsafe { Relay::new(&mine, &theirs, layout, &self.config) });
             Shared { segment, mine, theirs, number, mine_at, theirs_at, done, relay }
         });
@@ -321,7 +325,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         Ok(())
     }
 
-    /// Attaches this process as its own peer. Slow path.
+    /// Attaches this rail as its own peer. Slow path.
     pub fn attach_self(&mut self, peer: Peer) -> Result<(), AttachError> {
         self.inner.attach_self(peer)?;
         self.enter(peer, None, true, true);
@@ -350,7 +354,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.unsure || self.stage.is_unsure()
     }
 
-    /// Updates what polls and sleeps must expect, after a peer was attached or detached.
+    /// Updates the expected messages and silent events, after a peer was attached or detached.
     fn expect(&mut self) {
         self.hears = self.peers.iter().flatten().any(|peer| peer.device && !peer.own);
         let told =
@@ -363,12 +367,12 @@ impl<D: Device, H: Host> GpuRail<D, H> {
 }
 
 impl<D: Device, H: Host> Drop for GpuRail<D, H> {
-    /// Detaches all peers. Waits for the device, up to the configured timeout for each. Memory that
-    /// a peer may have open, or the device may use, stays allocated.
+    /// Detaches all peers. Waits for the device up to the configured timeout per peer. Memory that
+    /// a peer may have open, or that the device may access, stays allocated.
     fn drop(&mut self) {
         self.end();
         for slot in 0..self.locals.len() {
-            // Memory that the device does not free goes with its context.
+            // If unpinning fails, the memory is released with the device's context.
             let _ = self.unpin_local(slot);
         }
         self.stage.end(self.sharing.driver());

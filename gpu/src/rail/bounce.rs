@@ -1,6 +1,6 @@
-//! Transfers through bounce slots. One end cuts a transfer into pieces, the other assembles them.
-//! Several pieces are in flight at once, so that one end fills a slot while the other empties the
-//! previous one. Does not block or allocate. Each pass does bounded work per peer, so no peer
+//! Transfers through bounce slots. One end cuts a transfer into pieces, and the other end assembles
+//! them. Several pieces may be in flight, so that one end fills a slot while the other end empties
+//! the previous one. Does not block or allocate. Each pass does bounded work per peer, so no peer
 //! delays another.
 //!
 //! A peer's request is checked against the registrations before anything is copied. If the region
@@ -8,7 +8,7 @@
 //! meanwhile. A range outside a registered region, an unexpected reply, or a reply that is too long
 //! violates the protocol.
 //!
-//! `fill` copies into our slots, `take` out of the peer's.
+//! `fill` copies into our slots, and `take` copies out of the peer's slots.
 
 mod fill;
 mod take;
@@ -29,16 +29,16 @@ use crate::relay::{Incoming, Outgoing, Piece};
 /// The kind of a job.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum JobKind {
-    /// Pieces of a write of ours.
+    /// Sends the pieces of a write of ours.
     Write { op: u32, key: RailKey, data: Option<u32> },
-    /// The request for one of our reads.
+    /// Sends the request for a read of ours.
     Ask { op: u32, key: RailKey, id: u64 },
-    /// Pieces that answer a peer's read: the number of the requesting piece, the peer's id of the
-    /// read, and the start of the bytes.
+    /// Sends the pieces that answer a peer's read. `number` is the requesting piece, `id` the
+    /// peer's id of the read, and `from` the start of the bytes.
     Reply { number: u64, id: u64, key: RailKey, from: u64 },
 }
 
-/// A transfer being cut into pieces.
+/// A transfer that is being cut into pieces.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Job {
     pub(super) kind: JobKind,
@@ -48,18 +48,18 @@ pub(super) struct Job {
     pub(super) len: u64,
 }
 
-/// One of our slots in use.
+/// A piece in one of our slots.
 #[derive(Clone, Copy, Debug)]
 struct Sent {
     number: u64,
     piece: Piece,
-    /// The operation that it belongs to; none for a reply.
+    /// The operation of the piece. `None` for a reply.
     op: Option<u32>,
-    /// The requesting piece, if this is the last of the reply.
+    /// The requesting piece, if this piece is the last of the reply.
     answers: Option<u64>,
     /// Whether the slot is filled.
     filled: bool,
-    /// For a reply, the registration that it is copied from.
+    /// For a reply, the registration of its source.
     local: Option<u32>,
 }
 
@@ -67,14 +67,14 @@ struct Sent {
 #[derive(Clone, Copy, Debug)]
 struct Taken {
     number: u64,
-    /// For the last piece of a write, its first piece and its word.
+    /// For the last piece of a write: the number of its first piece, and its completion word.
     last: Option<(u64, Option<u32>)>,
-    /// For a piece of our read, the read and the piece's bytes.
+    /// For a piece of our read: the read, and the number of bytes.
     read: Option<(u32, u64)>,
     local: Option<u32>,
 }
 
-/// Both directions of one link.
+/// Both directions of the bounce slots of a link.
 #[derive(Debug)]
 pub(super) struct Relay {
     out: Outgoing,
@@ -85,21 +85,21 @@ pub(super) struct Relay {
     sent: Box<[Option<Sent>]>,
     taken: Box<[Option<Taken>]>,
     chunk: u32,
-    /// First piece of the arriving write.
+    /// Number of the first piece of the write that is arriving.
     write_began: Option<u64>,
-    /// Last piece of a failed write.
+    /// Number of the last piece of a write that failed.
     failed: Option<u64>,
 }
 
-// SAFETY: its addresses belong to no thread. They stay valid until an operation completes, or are
-// registered.
+// SAFETY: the pointers refer to shared mappings and to memory of operations, neither of which is
+// tied to a thread. They stay valid until the operation completes.
 unsafe impl Send for Relay {}
 
 impl Relay {
     /// Creates both directions over the two segments of a link.
     ///
     /// # Safety
-    /// The segments stay mapped while this exists, and no other one uses them.
+    /// The segments stay mapped while the value exists, and no other `Relay` uses them.
     pub(super) unsafe fn new(
         mine: &PairSegment,
         theirs: &PairSegment,
@@ -109,9 +109,11 @@ impl Relay {
         let slots = layout.slots as usize;
         let most_jobs = usize::from(config.ops);
         Relay {
-            // SAFETY: both segments have this layout; our caller guarantees the rest.
+            // SAFETY: both segments have this layout. The caller guarantees their lifetime, and
+            // that this is the only relay.
             out: unsafe { Outgoing::new(mine.descriptors(), theirs.acks(), layout.slots) },
-            // SAFETY: both segments have this layout; our caller guarantees the rest.
+            // SAFETY: both segments have this layout. The caller guarantees their lifetime, and
+            // that this is the only relay.
             input: unsafe { Incoming::new(theirs.descriptors(), mine.acks(), layout.slots) },
             jobs: VecDeque::with_capacity(most_jobs + slots),
             most_jobs,
@@ -128,7 +130,6 @@ impl Relay {
         self.jobs.len() < self.most_jobs
     }
 
-    /// Number of our slots in use.
     #[cfg(test)]
     pub(super) fn in_flight(&self) -> usize {
         self.sent.iter().flatten().count()
@@ -144,8 +145,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.shared(peer)?.relay.as_mut()
     }
 
-    /// Checks which of our pieces the peer has taken, refills slots, and takes the peer's pieces.
-    /// Returns whether there was anything to do.
+    /// Checks which of our pieces the peer has answered, refills free slots, and takes the peer's
+    /// pieces. Returns whether there was work.
     pub(super) fn bounce(&mut self, peer: Peer) -> bool {
         let Some(relay) = self.relay_of(peer) else { return false };
         let mut moved = false;
@@ -168,7 +169,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         moved
     }
 
-    /// Fails everything that waits for a peer's answer. Copies of the device continue.
+    /// Fails all operations that wait for a peer's answer. Copies of the device continue.
     pub(super) fn drop_pieces(&mut self, peer: Peer) {
         let Some(relay) = self.relay_of(peer) else { return };
         let (jobs, slots) = (std::mem::take(&mut relay.jobs), relay.sent.len() as u32);
@@ -186,7 +187,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         for slot in 0..slots {
             let Some(relay) = self.relay_of(peer) else { return };
             let Some(sent) = &mut relay.sent[slot as usize] else { continue };
-            // The peer's last piece needs no answer.
+            // A failed peer needs no answer to its last piece.
             sent.answers = None;
             if sent.filled {
                 if let Some(op) = sent.op.and_then(|op| self.ops.get_mut(op)) {
@@ -198,7 +199,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
     }
 }
 
-/// Maps a code to a nonzero one that fits an acknowledgement.
+/// Converts a code to a nonzero errno that fits an acknowledgement.
 fn errno(code: i32) -> u16 {
     u16::try_from(code).ok().filter(|code| *code != 0).unwrap_or(libc::EIO as u16)
 }

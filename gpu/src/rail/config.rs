@@ -1,4 +1,4 @@
-//! Settings of a rail with a device.
+//! The settings of a rail with a device.
 
 use std::time::Duration;
 
@@ -8,39 +8,40 @@ use fishplate_shm::extension::PAGE;
 use crate::ImportLimits;
 use crate::pair::Layout;
 
-/// Settings of a [`GpuRail`](crate::GpuRail), fixed once it is open. If some that are best equal
-/// differ between the ends of a link, writes are reported by records, and nothing is relayed.
+/// The settings of a [`GpuRail`](crate::GpuRail), fixed when it is created. Some settings should be
+/// equal at both ends of a link. If they differ, records report writes, and bounce slots are not
+/// used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuConfig {
-    /// Most writes and reads of device memory in flight.
+    /// Maximum number of writes and reads of device memory in flight.
     pub ops: u16,
-    /// Most registered regions of device memory, and most imported regions per peer.
+    /// Maximum number of registered regions of device memory, and of imported regions per peer.
     pub max_regions: u16,
-    /// Size of a transfer's pieces, in bytes; the last one may be shorter.
+    /// Size of the pieces of a transfer, in bytes. The last piece may be shorter.
     pub chunk: u64,
-    /// Most streams that one transfer is spread over.
+    /// Maximum number of streams for one transfer.
     pub spread: u8,
-    /// Whether done words report writes. Best equal at both ends.
+    /// Whether done words report writes. Should be equal at both ends.
     pub done_channel: bool,
-    /// Done words per direction of a link: a power of two. Best equal at both ends.
+    /// Number of done words per direction of a link: a power of two. Should be equal at both ends.
     pub done_words: u32,
-    /// Bounce slots per direction of a link: a power of two, or 0 for none. Best equal at both
-    /// ends.
+    /// Number of bounce slots per direction of a link: a power of two, or 0 for none. Should be
+    /// equal at both ends.
     pub relay_slots: u32,
-    /// Bytes of a bounce slot: a multiple of 4096. Best equal at both ends.
+    /// Size of a bounce slot in bytes: a multiple of 4096. Should be equal at both ends.
     pub relay_chunk: u32,
-    /// Sends everything through bounce slots, as if no device could reach another.
+    /// Whether all transfers use bounce slots, as if no device could reach another.
     pub force_relay: bool,
-    /// Longest transfer that the processor copies itself, where it has mappings of both memories,
-    /// in bytes.
+    /// Maximum length, in bytes, of a transfer that the processor copies if both memories are
+    /// mapped.
     pub mapped_store: u64,
-    /// Whether host regions are pinned, so that the device can copy to and from them.
+    /// Whether host regions are pinned, so that the device can access them.
     pub pin_regions: bool,
-    /// Limits of open peer memory.
+    /// Limits of opened peer memory.
     pub imports: ImportLimits,
-    /// How long an import waits for its handle, and a detach for the device.
+    /// How long an import waits for its handle, and how long a detach waits for the device.
     pub timeout: Duration,
-    /// The longest nap of the owner while events may come that do not notify.
+    /// Maximum sleep of the owner while events are possible that do not notify.
     pub longest_nap: Duration,
 }
 

@@ -1,4 +1,4 @@
-//! `Rail` for [`GpuRail`]: divides calls between shared memory and the device.
+//! Implements `Rail` for [`GpuRail`]: dispatches calls to the shared-memory rail or the device.
 
 use std::ptr::NonNull;
 use std::time::Instant;
@@ -12,7 +12,7 @@ use super::owned::TURN_PASSES;
 use super::{GpuRail, GpuSetup, Way, memory};
 use crate::Device;
 
-/// Forwards all reports, and records failed peers.
+/// A sink that forwards all reports, and records failed peers.
 struct Watch<'a, S> {
     sink: &'a mut S,
     fallen: &'a mut Vec<Peer>,
@@ -50,9 +50,9 @@ impl<S: Sink> Sink for Watch<'_, S> {
     }
 }
 
-// SAFETY: host memory is handled by the inner rail. Device memory is never mapped for the
-// processor, and a pending transfer completes only when the device has finished with it. `GpuSetup`
-// gives out neither the inner rail nor the device.
+// SAFETY: the inner rail handles host memory. `import` returns no pointers to device memory. A
+// pending transfer completes only after the device has stopped using its memory. `GpuSetup` gives
+// no mutable access to the inner rail or the device.
 unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
     type Setup<'a>
         = GpuSetup<'a, D, H>
@@ -118,10 +118,12 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
         cx: u64,
     ) -> Result<Posted, PostError> {
         if memory::is_host(&local, &remote) {
-            // SAFETY: our caller guarantees the same contract.
+            // SAFETY: the caller keeps the contract of `Rail::post_write`, which the inner rail
+            // requires.
             return unsafe { self.inner.post_write(peer, local, remote, data, cx) };
         }
-        // SAFETY: our caller guarantees the same contract.
+        // SAFETY: the caller keeps the contract of `Rail::post_write`, which `post` requires for
+        // `Put`.
         unsafe { self.post(peer, Way::Put, local, remote, data, cx) }
     }
 
@@ -134,10 +136,12 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
         cx: u64,
     ) -> Result<Posted, PostError> {
         if memory::is_host(&local, &remote) {
-            // SAFETY: our caller guarantees the same contract.
+            // SAFETY: the caller keeps the contract of `Rail::post_read`, which the inner rail
+            // requires.
             return unsafe { self.inner.post_read(peer, local, remote, cx) };
         }
-        // SAFETY: our caller guarantees the same contract.
+        // SAFETY: the caller keeps the contract of `Rail::post_read`, which `post` requires for
+        // `Get`.
         unsafe { self.post(peer, Way::Get, local, remote, None, cx) }
     }
 
@@ -149,10 +153,12 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
         cx: u64,
     ) -> Result<Posted, PostError> {
         if memory::is_host(&local, &remote) {
-            // SAFETY: our caller guarantees the same contract.
+            // SAFETY: the caller keeps the contract of `Rail::post_rendezvous_read`, which the
+            // inner rail requires.
             return unsafe { self.inner.post_rendezvous_read(peer, local, remote, cx) };
         }
-        // SAFETY: our caller guarantees the same contract.
+        // SAFETY: the contract of `Rail::post_rendezvous_read`, which the caller keeps, includes
+        // that of `Rail::post_read`.
         unsafe { self.post(peer, Way::Get, local, remote, None, cx) }
     }
 
@@ -169,7 +175,8 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
 
     #[inline]
     fn poll<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
-        // The second part gets the rest of the budget, so the two take turns at going first.
+        // The part that is polled second gets only the rest of the budget. So the two parts take
+        // turns.
         self.passes = self.passes.wrapping_add(1);
         let device_first = self.passes & 1 == 0;
         let mut count = 0;
@@ -202,7 +209,7 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
         if pieces.iter().any(|(local, remote)| !memory::is_host(local, remote)) {
             return None;
         }
-        // SAFETY: our caller guarantees the same contract.
+        // SAFETY: the caller keeps the contract of `Rail::copy_to`, which the inner rail requires.
         unsafe { self.inner.copy_to(peer, pieces) }
     }
 
@@ -210,7 +217,8 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
         if pieces.iter().any(|(local, remote)| !memory::is_host(local, remote)) {
             return None;
         }
-        // SAFETY: our caller guarantees the same contract.
+        // SAFETY: the caller keeps the contract of `Rail::copy_from`, which the inner rail
+        // requires.
         unsafe { self.inner.copy_from(peer, pieces) }
     }
 
@@ -221,19 +229,22 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
 
     #[cold]
     unsafe fn read_address(&mut self, peer: Peer, local: Local, address: u64) -> bool {
-        // SAFETY: our caller guarantees the same contract.
+        // SAFETY: the caller keeps the contract of `Rail::read_address`, which the inner rail
+        // requires.
         unsafe { self.inner.read_address(peer, local, address) }
     }
 
     #[cold]
     unsafe fn write_device(&mut self, to: Local, from: Untrusted<'_>) -> Result<(), PostError> {
-        // SAFETY: our caller guarantees the same contract.
+        // SAFETY: the caller keeps the contract of `Rail::write_device`, which `write_device_bytes`
+        // requires.
         unsafe { self.write_device_bytes(to, from) }
     }
 
     #[cold]
     unsafe fn read_device(&mut self, from: Local, into: &mut [u8]) -> Result<(), PostError> {
-        // SAFETY: our caller guarantees the same contract.
+        // SAFETY: the caller keeps the contract of `Rail::read_device`, which `read_device_bytes`
+        // requires.
         unsafe { self.read_device_bytes(from, into) }
     }
 
@@ -243,7 +254,7 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
     }
 
     fn check_peers<S: Sink>(&mut self, sink: &mut S) {
-        // Report the peer's last arrivals before its failure.
+        // Reports the peer's last arrivals before its failure.
         self.poll_device(self.caps.depth, sink);
         let mut watch = Watch { sink, fallen: &mut self.fallen };
         self.inner.check_peers(&mut watch);

@@ -7,7 +7,7 @@ use fishplate_shm::{HandshakeError, Link, Profile, Segment};
 
 use crate::pair::{Agreed, Agreement, Layout};
 
-/// A link whose ends have agreed on how to carry device memory.
+/// A link whose ends have agreed on how to transfer device memory.
 #[derive(Debug)]
 pub struct GpuLink {
     pub(super) link: Link,
@@ -16,14 +16,14 @@ pub struct GpuLink {
     pub(super) device: bool,
 }
 
-/// An agreement in progress. Drop hangs up.
+/// An agreement in progress. Dropping it hangs up.
 #[derive(Debug)]
 pub struct GpuAgreement {
     link: Link,
     agreement: Agreement,
 }
 
-/// A rail's part of the agreement. Clones may move to other threads.
+/// A rail's settings for the handshake and the agreement. Clones may move to other threads.
 #[derive(Clone, Debug)]
 pub struct GpuProfile {
     pub(super) profile: Profile,
@@ -32,20 +32,20 @@ pub struct GpuProfile {
 }
 
 impl GpuProfile {
-    /// The part that the handshake needs.
+    /// Returns the settings for the handshake.
     pub fn profile(&self) -> &Profile {
         &self.profile
     }
 
-    /// Agrees with the other end of a link, which must do the same. Waits until the deadline. Slow
-    /// path.
+    /// Agrees with the other end of a link, which must call this too. Waits until the deadline.
+    /// Slow path.
     pub fn agree(&self, link: Link, deadline: Instant) -> Result<GpuLink, HandshakeError> {
         let GpuAgreement { mut link, agreement } = self.begin(link)?;
         let agreed = agreement.finish(&mut link, deadline)?;
         Ok(GpuLink { link, agreed, device: true })
     }
 
-    /// Starts to [`agree`](Self::agree), without waiting. Slow path.
+    /// Starts an agreement like [`agree`](Self::agree), without waiting. Slow path.
     ///
     /// # Errors
     /// The offer cannot be sent.
@@ -56,7 +56,7 @@ impl GpuProfile {
 }
 
 impl GpuAgreement {
-    /// Continues as far as possible without waiting. Slow path.
+    /// Continues the agreement as far as possible without waiting. Slow path.
     ///
     /// # Errors
     /// The other end hung up, or broke the protocol.
@@ -69,18 +69,19 @@ impl GpuAgreement {
 }
 
 impl GpuLink {
-    /// Wraps a link to a peer with a [`ShmRail`](fishplate_shm::ShmRail): host memory only.
+    /// Wraps a link to a peer with a [`ShmRail`](fishplate_shm::ShmRail). It carries host memory
+    /// only.
     pub fn plain(link: Link) -> GpuLink {
         GpuLink { link, agreed: Agreed::NOTHING, device: false }
     }
 
-    /// Returns whether done words report writes, and whether bounce slots exist. Equal at both
-    /// ends.
+    /// Returns whether done words report writes, and whether bounce slots exist. Both ends return
+    /// the same values.
     pub fn active(&self) -> (bool, bool) {
         (self.agreed.done, self.agreed.relay)
     }
 
-    /// The link.
+    /// Returns the link.
     pub fn link(&self) -> &Link {
         &self.link
     }

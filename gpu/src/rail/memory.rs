@@ -1,11 +1,11 @@
 //! Registered and imported memory. Slow path except for the lookups: calls the driver, and an
-//! import waits until its deadline.
+//! import may wait until its deadline.
 //!
 //! | bits of a key | what                                                                       |
 //! |---------------|----------------------------------------------------------------------------|
-//! | 60..64        | 4: device memory; others: see [`ShmRail`](fishplate_shm::ShmRail)            |
-//! | 32..60        | version of the registration, so that keys of an earlier one are refused    |
-//! | 0..32         | the allocation                                                             |
+//! | 60..64        | 4: device memory; others: see [`ShmRail`](fishplate_shm::ShmRail)          |
+//! | 32..60        | version of the registration: keys of earlier registrations are refused     |
+//! | 0..32         | number of the allocation                                                   |
 //!
 //! The key's base is an offset from the start of the allocation.
 
@@ -26,10 +26,10 @@ use crate::{
 
 const DEVICE: u64 = 4;
 
-/// Marks the descriptor of a device region.
+/// The bit that marks the descriptor of a device region.
 const DEVICE_DESC: u64 = 1 << 63;
 
-/// Returns whether a key that [`register`](Rail::register) returned names device memory.
+/// Returns whether a key of [`register`](Rail::register) names device memory.
 #[inline(always)]
 pub fn is_device(key: RailKey) -> bool {
     key.key >> 60 == DEVICE
@@ -58,14 +58,14 @@ pub(super) struct Registered {
     pub(super) ptr: u64,
     pub(super) len: u64,
     pub(super) what: What,
-    /// Number of registrations.
+    /// Number of registrations that share this entry.
     times: u32,
-    /// Transfers in flight that use it.
+    /// Number of transfers in flight that use the region.
     pub(super) uses: u32,
     generation: u32,
 }
 
-// SAFETY: addresses of registered memory, which belongs to no thread.
+// SAFETY: the addresses refer to registered memory, which is not tied to a thread.
 unsafe impl Send for Registered {}
 
 impl Registered {
@@ -83,7 +83,7 @@ impl Registered {
         matches!(self.what, What::Nothing)
     }
 
-    /// Returns the device address of a range of it.
+    /// Returns the device address of a range of the region.
     pub(super) fn place(&self, addr: u64, len: u64) -> Option<DevicePtr> {
         let delta = addr.checked_sub(self.ptr).filter(|&delta| within(delta, len, self.len))?;
         match self.what {
@@ -93,7 +93,8 @@ impl Registered {
         }
     }
 
-    /// Returns the host address of a part of it.
+    /// Returns the host address of a byte of the region, if it is device memory with a host
+    /// mapping.
     pub(super) fn view(&self, addr: u64) -> Option<*mut u8> {
         match self.what {
             What::Device(_, view) => view.map(|view| view.as_ptr().wrapping_add((addr - self.ptr) as usize)),
@@ -105,11 +106,11 @@ impl Registered {
 /// How imported memory is reached.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Reach {
-    /// It is open in this process.
+    /// The memory is open in this process.
     Open { id: ImportId, ptr: DevicePtr, view: Option<NonNull<u8>> },
-    /// It is our own: the slot of its registration.
+    /// The memory is our own. `slot` is its registration.
     Own { slot: u32 },
-    /// Only through bounce slots.
+    /// The memory is reached only through bounce slots.
     Relay,
 }
 
@@ -122,7 +123,7 @@ pub(super) struct Imported {
     uses: u32,
 }
 
-// SAFETY: addresses of imported memory, which belongs to no thread.
+// SAFETY: the addresses refer to imported memory, which is not tied to a thread.
 unsafe impl Send for Imported {}
 
 impl<D: Device, H: Host> GpuRail<D, H> {
@@ -146,7 +147,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
         let version = registration.version & ((1 << 28) - 1);
         let key = RailKey { key: DEVICE << 60 | version << 32 | alloc, base: registration.offset };
-        // Registering the same range again shares the registration.
+        // A repeated registration of the same range shares the entry.
         if let Some(slot) = self.locals.iter().position(|known| !known.is_free() && known.key == key) {
             self.locals[slot].times += 1;
             return Ok((key, self.desc(slot)));
@@ -165,14 +166,15 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         else {
             return Ok((key, 0));
         };
-        // SAFETY: registered memory stays mapped until it is deregistered, which unpins it.
+        // SAFETY: the caller keeps registered memory mapped until it is deregistered, which unpins
+        // it.
         match unsafe { self.sharing.driver().pin(region.ptr(), region.len()) } {
             Ok(at) => {
                 let (ptr, len) = (region.ptr().as_ptr() as u64, region.len() as u64);
                 self.enter_local(slot, key, ptr, len, What::Pinned(at));
                 Ok((key, self.desc(slot)))
             }
-            // Pinned elsewhere, or not pinnable: use bounce slots.
+            // The memory is pinned elsewhere or cannot be pinned, so transfers use bounce slots.
             Err(_) => Ok((key, 0)),
         }
     }
@@ -213,11 +215,11 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Sends a peer the handle of a region, so that it need not request it.
+    /// Sends a peer the handle of a region, so that the peer need not request it.
     fn publish(&mut self, peer: Peer, slot: usize) {
         let Registered { key, what: What::Device(registration, _), .. } = self.locals[slot] else { return };
         if self.peers[usize::from(peer.0)].as_ref().is_some_and(|peer| !peer.own && peer.device) {
-            // On failure the peer requests it when it needs it.
+            // If this fails, the peer requests the handle when needed.
             let _ = self.sharing.publish(&mut self.inner, peer, key.key, None, &registration);
         }
     }
@@ -243,7 +245,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
         let deadline = Instant::now() + self.config.timeout;
         while self.locals[slot].uses > 0 && Instant::now() < deadline && self.step_device() {}
-        // The device may still access it, so it must stay valid.
+        // If the device may still access the region, its memory must stay valid.
         self.stage.look(self.sharing.driver());
         let used = self.locals[slot].uses > 0 || self.is_unsure();
         match self.unpin_local(slot) {
@@ -262,8 +264,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             let used = local.uses > 0 || unsure && !local.is_free();
             used && memory.overlaps(ptr, local.len as usize)
         };
-        // Operations that no registration or import counts: on unpinned host memory, or to our own
-        // memory.
+        // Operations that neither `uses` nor an import counts: those on unpinned host memory, and
+        // those to memory of this process itself.
         let uncounted = |op: &Op| match op.kind {
             OpKind::Direct => op.import.is_none(),
             _ => op.local.is_none() && memory.desc & DEVICE_DESC == 0,
@@ -271,7 +273,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.inner.touches(memory) || self.locals.iter().any(used) || self.ops.iter().any(uncounted)
     }
 
-    /// Removes a region. Memory that the device may still be copying stays pinned.
+    /// Removes a region. Memory that the device may still access stays pinned.
     pub(super) fn unpin_local(&mut self, slot: usize) -> Result<(), DeviceError> {
         let unsure = self.is_unsure();
         let local = &mut self.locals[slot];
@@ -281,7 +283,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             && !unsure
             && let Some(ptr) = NonNull::new(local.ptr as *mut u8)
         {
-            // SAFETY: no operation in flight uses it.
+            // SAFETY: `uses` is 0 and no outcome is unknown, so no work of the device accesses the
+            // memory.
             unpinned = unsafe { self.sharing.driver().unpin(ptr) };
         }
         let local = &mut self.locals[slot];
@@ -290,7 +293,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         unpinned
     }
 
-    /// Imports a device region. Waits for the peer's handle until the deadline, if there is one.
+    /// Imports a device region. Waits for the peer's handle until the deadline. Without a deadline
+    /// it does not wait.
     pub(super) fn import_device(
         &mut self,
         peer: Peer,
@@ -331,8 +335,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         } else if self.config.force_relay && relays {
             Reach::Relay
         } else {
-            // The peer has sent the region's offset and length for this key. The import covers no
-            // more of the allocation.
+            // The peer has sent the offset and length of the region under this key. The import
+            // covers only that part of the allocation.
             let (links, wanted) = (&mut self.inner, Wanted::Latest);
             let found = match deadline {
                 Some(deadline) => self.sharing.prefetch(links, peer, key.key, wanted, deadline).map(Some),
@@ -376,7 +380,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Finds the registered device region that holds these bytes.
+    /// Returns the registered device region that contains a range.
     pub(super) fn registered(&self, at: DevicePtr, len: usize) -> Option<Local> {
         let holds = |known: &Registered| {
             matches!(known.what, What::Device(..)) && known.place(at.0, len as u64).is_some()

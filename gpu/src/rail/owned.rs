@@ -1,5 +1,5 @@
-//! Memory that the rail has allocated, and slow turns that free it once no peer has it open. Slow
-//! paths: they make system calls and call the driver, which may wait for the device. Only
+//! Memory that the rail has allocated, and the slow turns that free it when no peer has it open.
+//! Slow paths: they make system calls and call the driver, which may wait for the device. Only
 //! [`GpuRail::revoke_all`], [`GpuRail::revoke`], [`GpuRail::free`] and [`GpuRail::close_revoked`]
 //! wait for peers.
 
@@ -11,16 +11,17 @@ use fishplate_core::sync::host::Host;
 use super::GpuRail;
 use crate::{AllocId, Device, DeviceError, DevicePtr, ExportError, RevokeError};
 
-/// Polls between two clock reads, and the minimum time between two turns of polls, in nanoseconds.
+/// Number of polls between two clock reads, and minimum time in nanoseconds between two turns that
+/// polls take.
 pub(super) const TURN_PASSES: u32 = 16;
 const TURN_PAUSE: u64 = 1_000_000;
 
 /// Device memory that the rail owns.
 #[derive(Debug, Default)]
 pub(super) struct Owned {
-    /// Allocated, and not to be freed yet.
+    /// Allocated memory that is not to be freed yet.
     allocated: Vec<DevicePtr>,
-    /// To be freed once they are no longer exported.
+    /// Memory to be freed when its allocation is no longer exported.
     leaving: Vec<(DevicePtr, AllocId)>,
 }
 
@@ -39,8 +40,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         taken
     }
 
-    /// Asks all peers to close the allocation that holds `at`, if it was exported, and waits until
-    /// they have. Slow path.
+    /// Asks all peers to close the allocation that contains `at`, if it was exported. Waits until
+    /// they have closed it. Slow path.
     ///
     /// # Errors
     /// See [`RevokeError`].
@@ -51,8 +52,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Asks all peers to close all memory of [`alloc`](Self::alloc), and waits until they have.
-    /// Slow path.
+    /// Asks all peers to close all memory of [`alloc`](Self::alloc), and waits until they have
+    /// closed it. Slow path.
     ///
     /// # Errors
     /// [`RevokeError::Deadline`] counts the peers that have not answered.
@@ -85,60 +86,66 @@ impl<D: Device, H: Host> GpuRail<D, H> {
     }
 
     /// Frees memory of [`alloc`](Self::alloc). Waits until no peer has it open, or until the
-    /// deadline. May be called again. Slow path.
+    /// deadline. May be called again after an error. Slow path.
     ///
     /// # Errors
-    /// A peer still has it open, so it stays allocated; or the device fails.
+    /// A peer still has the memory open, so it stays allocated; or the device fails.
     ///
     /// # Safety
-    /// `at` is what `alloc` returned. It is not registered, and nothing queued uses it.
+    /// `alloc` returned `at`. The memory is not registered, and no queued work uses it.
     pub unsafe fn free(&mut self, at: DevicePtr, deadline: Instant) -> Result<(), RevokeError> {
         self.revoke(at, deadline)?;
-        // SAFETY: our caller guarantees that nothing uses it, and no peer has it open.
+        // SAFETY: the caller guarantees that nothing uses the memory. `revoke` has waited until no
+        // peer has it open.
         Ok(unsafe { self.free_closed(at) }.map_err(ExportError::Device)?)
     }
 
-    /// Like [`free`](Self::free), without waiting: memory that a peer has open is freed in a later
-    /// poll, once the peer has closed it. Memory that is never closed is freed with the device.
-    /// Slow path.
+    /// Frees memory like [`free`](Self::free), without waiting. If a peer has the memory open, a
+    /// later poll frees it after the peer has closed it. Memory that is never closed is freed with
+    /// the device. Slow path.
     ///
     /// # Safety
-    /// As for [`free`](Self::free).
+    /// The contract of [`free`](Self::free) applies.
     pub unsafe fn give_back(&mut self, at: DevicePtr) {
         if let Some((alloc, _)) = self.sharing.exports().find(at, 1) {
-            // Cannot fail: it is exported.
+            // Cannot fail, because the allocation is exported.
             let _ = self.sharing.revoke(&mut self.inner, alloc);
             if self.sharing.exports().allocation(alloc).is_some() {
                 self.owned.leaving.push((at, alloc));
                 return self.turn_now_and_then();
             }
         }
-        // SAFETY: our caller guarantees that nothing uses it, and no peer has it open.
+        // SAFETY: the caller guarantees that nothing uses the memory. It is no longer exported, so
+        // no peer has it open.
         let _ = unsafe { self.free_closed(at) };
     }
 
-    /// Leaks memory of [`alloc`](Self::alloc), even beyond the drop of the rail, because something
-    /// other than a peer may still use it. Asks peers to close it. Slow path.
+    /// Leaks memory of [`alloc`](Self::alloc), even after the rail is dropped, because a NIC or a
+    /// kernel may still access it. Asks peers to close it. Slow path.
     pub fn keep(&mut self, at: DevicePtr) {
         if let Some((alloc, _)) = self.sharing.exports().find(at, 1) {
-            // Cannot fail: it is exported. Whether peers close it changes nothing.
+            // Cannot fail, because the allocation is exported. The memory is leaked whether peers
+            // close it or not.
             let _ = self.sharing.revoke(&mut self.inner, alloc);
         }
         self.owned.allocated.retain(|&allocated| allocated != at);
         self.sharing.driver().keep(at);
     }
 
+    /// Frees memory that no peer has open.
+    ///
     /// # Safety
-    /// As for [`free`](Self::free), and no peer has it open.
+    /// `alloc` returned `at`. The memory is not registered, no queued work uses it, and no peer has
+    /// it open.
     unsafe fn free_closed(&mut self, at: DevicePtr) -> Result<(), DeviceError> {
-        // SAFETY: our caller guarantees that nothing uses it, and that no peer has it open.
+        // SAFETY: the caller guarantees that nothing uses the memory, and that no peer has it open.
         unsafe { self.sharing.driver().free(at) }?;
         self.owned.allocated.retain(|&allocated| allocated != at);
         Ok(())
     }
 
-    /// Answers peers that revoke their memory, until none of it is open here. Returns `false` if
-    /// the deadline expired. Slow path.
+    /// Answers peers that revoke their memory, until no peer's memory is open here. Returns false
+    /// if the deadline expired. Slow path.
     pub fn close_revoked(&mut self, deadline: Instant) -> bool {
         while self.sharing.imports().mapped().0 > 0 {
             self.turn();
@@ -149,7 +156,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         true
     }
 
-    /// Answers all peers, and frees what they have closed. Does not wait for them.
+    /// Answers all peers, and frees memory that they have closed. Does not wait for them.
     pub(super) fn turn(&mut self) {
         self.stage.look(self.sharing.driver());
         self.sharing.turn(&mut self.inner);
@@ -157,8 +164,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         let closed = |&mut (_, alloc): &mut (DevicePtr, AllocId)| exports.allocation(alloc).is_none();
         let closed: Vec<_> = self.owned.leaving.extract_if(.., closed).collect();
         for (at, _) in closed {
-            // SAFETY: the caller of `give_back` guarantees that nothing here uses it, and every
-            // peer that had it open has closed it or is gone.
+            // SAFETY: the caller of `give_back` guarantees that nothing here uses the memory. It is
+            // no longer exported, so every peer has closed it or is gone.
             let _ = unsafe { self.free_closed(at) };
         }
     }
@@ -173,9 +180,10 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Detaches all peers, and frees what can be freed; the device keeps the rest.
+    /// Detaches all peers. Leaks memory that a peer or the device may still access; dropping the
+    /// device frees the rest.
     pub(super) fn end(&mut self) {
-        // A detached peer no longer counts as a user of memory, so check before.
+        // Records which memory is open first, because a detached peer no longer counts as a user.
         let revoked = self.begin_to_revoke_all().is_ok();
         self.turn();
         let Owned { allocated, .. } = std::mem::take(&mut self.owned);
@@ -185,7 +193,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         for peer in 0..self.peers.len() as u16 {
             self.detach_peer(Peer(peer));
         }
-        // Work that has not finished by now may still access memory.
+        // Work that has not finished by now may still access any memory.
         let unsure = self.is_unsure() || self.streams.out() > 0;
         for (at, open) in allocated {
             if unsure {

@@ -18,12 +18,13 @@ use crate::within;
 use crate::{Device, DevicePtr, ImportId};
 use fishplate_core::error::CompleteError;
 
-/// The remote end of a transfer.
+/// The resolved remote memory of a transfer.
 #[derive(Clone, Copy)]
 enum Far {
-    /// The device address, the host address if there is one, and the import that keeps it open.
+    /// Reachable memory: its device address, its host address if it has one, and the import that
+    /// keeps it open.
     Near(DevicePtr, Option<*mut u8>, Option<ImportId>),
-    /// Not reachable by device or processor.
+    /// Memory that neither device nor processor can reach.
     Relay,
 }
 
@@ -35,7 +36,7 @@ struct Transfer {
     len: u64,
     data: Option<u32>,
     cx: u64,
-    /// The local registration that it uses.
+    /// The local registration that the transfer uses.
     local: Option<u32>,
 }
 
@@ -43,7 +44,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
     /// Starts a transfer with at least one end in device memory.
     ///
     /// # Safety
-    /// As for `Rail::post_write` or `Rail::post_read`, by `way`.
+    /// The contract of `Rail::post_write` or `Rail::post_read` applies, according to `way`.
     pub(super) unsafe fn post(
         &mut self,
         peer: Peer,
@@ -70,7 +71,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                 let view = if is_host_desc(local.desc) { Some(addr) } else { known.view(addr as u64) };
                 (Place::Device(place), view)
             }
-            // The memory was deregistered, so its address is invalid.
+            // The descriptor is that of a deregistered device region, so its address is invalid.
             None if !is_host_desc(local.desc) => return Err(PostError::BadKey),
             None => (Place::Host(addr), Some(addr)),
         };
@@ -79,13 +80,13 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             (Far::Near(_, Some(there), import), _, Some(here))
                 if len <= self.config.mapped_store || len == 0 =>
             {
-                // SAFETY: the remote range was checked against the imports, and is mapped for the
-                // processor. The local range was checked against the registrations, or is valid by
-                // our caller's guarantee.
+                // SAFETY: `far` has checked the remote range against the import, and the processor
+                // has it mapped. `place` has checked the local range, or the caller guarantees it.
                 unsafe { self.store(&transfer, here, there, import) }
             }
             (Far::Near(ptr, _, import), Place::Device(here), _) if len > 0 => {
-                // SAFETY: both ranges are valid as above, and the device can access them.
+                // SAFETY: `far` and `place` have checked both ranges, and the device can access
+                // them. The caller keeps the local range valid until the operation completes.
                 unsafe { self.queue(&transfer, here, ptr, import) }
             }
             (Far::Near(..), Place::Device(_), _) => self.tell_only(&transfer),
@@ -93,7 +94,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Resolves a peer's key.
+    /// Resolves the remote range of a transfer.
     #[inline]
     fn far(&mut self, peer: Peer, remote: Remote, len: u64) -> Result<Far, PostError> {
         let locals = &self.locals;
@@ -103,7 +104,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             if !known.own {
                 return Ok(Far::Relay);
             }
-            // Our own host memory, which must be pinned for the device.
+            // Our own host memory, which must be pinned to be accessible for the device.
             let slot = self.local_by_key(remote.key).ok_or(PostError::Unsupported)?;
             let local = &self.locals[slot as usize];
             let at = local.ptr.checked_add(remote.offset).ok_or(PostError::BadKey)?;
@@ -134,8 +135,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         })
     }
 
-    /// Reserves the means to report a write to its target. Returns the ticket if that is a done
-    /// word.
+    /// Reserves a done word or a record to report a write. Returns the ticket if it is a done word.
     #[inline]
     fn can_tell(&mut self, peer: Peer) -> Result<Option<u64>, PostError> {
         let known = self.peers.get_mut(usize::from(peer.0)).and_then(Option::as_deref_mut);
@@ -159,7 +159,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Reports a landed write to its target. The means were reserved before.
+    /// Reports a landed write to its target. `can_tell` has reserved the done word or record.
     fn tell_at_once(&mut self, peer: Peer, ticket: Option<u64>, data: u32) -> Result<(), PostError> {
         match ticket {
             Some(ticket) => {
@@ -188,11 +188,11 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         Ok(Posted::Done)
     }
 
-    /// Executes a transfer by processor stores and loads.
+    /// Copies a transfer with the processor.
     ///
     /// # Safety
-    /// `len` bytes are valid at both addresses, for reads and writes according to `way`, while
-    /// `import` is open.
+    /// While `import` is open, `len` bytes are valid at both addresses, for reads and writes
+    /// according to `way`.
     unsafe fn store(
         &mut self,
         transfer: &Transfer,
@@ -208,11 +208,12 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             Way::Put => (here, there),
             Way::Get => (there, here),
         };
-        // Only this thread closes imports, so a check is enough.
+        // Only this thread closes imports, so checking once before the copy is enough.
         if import.is_some_and(|id| !self.sharing.imports().is_open(id)) {
             return Err(self.is_closed(transfer.peer));
         }
-        // SAFETY: our caller guarantees both ranges. They may overlap if a process is its own peer.
+        // SAFETY: the caller guarantees both ranges, and the import is open. The ranges may overlap
+        // if a rail is its own peer, which `copy_to_window` permits.
         unsafe { copy_to_window(from, to, transfer.len as usize) };
         self.stats.stored += 1;
         if let (Some(ticket), Some(data)) = (ticket, transfer.data) {
@@ -259,11 +260,11 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             let piece = self.config.chunk.min(len - done);
             let turn = (done / self.config.chunk % u64::from(spread)) as u8;
             let stream = (first + turn) % self.streams.count();
-            // SAFETY: our caller guarantees both ranges, and this is a part of them.
+            // SAFETY: the caller guarantees both ranges, and this piece lies inside them.
             match unsafe { self.sharing.driver().copy(stream, to.at(done), from.at(done), piece) } {
                 Ok(()) => used = used.max(turn + 1),
                 Err(refused) if done == 0 => {
-                    // Nothing was queued.
+                    // Nothing was queued, so the transfer ends here.
                     if let Some(id) = import {
                         self.sharing.imports_mut().end(id);
                     }
@@ -311,7 +312,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         Ok(Posted::Pending)
     }
 
-    /// Returns why a peer's memory is no longer open: the peer has failed, or has revoked it.
+    /// Returns why a peer's memory is no longer open: the peer failed, or revoked the memory.
     #[cold]
     fn is_closed(&mut self, peer: Peer) -> PostError {
         match self.inner.line(peer).is_none_or(|line| line.ended().is_some()) {
@@ -320,7 +321,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Queues the store of a write's word behind its only copy, if the device supports that.
+    /// Queues the store of a write's word after its only copy, if the device supports that. Returns
+    /// whether it was queued.
     fn queue_word(&mut self, peer: Peer, stream: u8, ticket: u64, data: u32) -> bool {
         if !self.device.write_word {
             return false;
@@ -330,8 +332,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         let (Some(at), Some((sender, _))) = (shared.mine_at, shared.done.as_ref()) else { return false };
         let place = at.at(shared.mine.words_at() + sender.offset(ticket));
         let value = word(ticket, Status::Landed, data);
-        // SAFETY: the word is in our segment, aligned to 8, and pinned until the device has
-        // finished.
+        // SAFETY: the word is inside our segment and aligned to 8. The segment stays pinned until
+        // the device has finished.
         unsafe { self.sharing.driver().write_word(stream, place, value) }.is_ok()
     }
 
@@ -391,7 +393,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         Ok(Posted::Pending)
     }
 
-    /// Adds an operation.
+    /// Adds an operation. Returns its index.
     fn begin(&mut self, op: Op) -> Option<u32> {
         if self.ops.is_empty() {
             self.pace.expect(self.silent + 1);
@@ -399,7 +401,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.ops.insert(op)
     }
 
-    /// Returns whether the queue of completions is full, so that no more transfers are accepted.
+    /// Returns whether the queue of completions is full. Further transfers are refused meanwhile.
     fn is_owed(&self) -> bool {
         self.ended.len() >= usize::from(self.config.ops)
     }

@@ -1,5 +1,5 @@
 //! Progress: polls the device, done words and bounce slots, reports completions, and completes the
-//! operations of failed peers and lost devices. A poll's budget bounds the work. Nothing here
+//! operations of failed peers and lost devices. The budget of a poll bounds its work. Nothing here
 //! allocates, and only a detach waits.
 
 use std::time::Instant;
@@ -36,7 +36,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             self.settle(index);
         }
         let mut steps = 0;
-        // Handles about as many completions as it reports, and notifies their targets at once.
+        // The budget also bounds the completions of the device that are handled here. Each may
+        // notify its target at once.
         while steps < budget.max(1) && self.ended.len() < usize::from(self.config.ops) && self.step_stream() {
             steps += 1;
         }
@@ -52,7 +53,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         count
     }
 
-    /// Reads what peers have written into their segments.
+    /// Polls the done words and bounce slots of all peers.
     #[inline]
     fn poll_peers<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
         let mut count = 0;
@@ -104,7 +105,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.fallen.push(peer);
     }
 
-    /// Handles one completion of the device. Returns `false` if there is none.
+    /// Handles one completion of the device. Returns false if there is none.
     fn step_stream(&mut self) -> bool {
         match self.streams.next(self.sharing.driver()) {
             Ok(None) => false,
@@ -126,7 +127,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Makes progress while a slow path waits. Returns `false` if nothing is in flight.
+    /// Makes progress while a slow path waits. Returns false if nothing is in flight.
     pub(super) fn step_device(&mut self) -> bool {
         if self.streams.out() == 0 {
             return false;
@@ -143,7 +144,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                 if let Some(op) = self.ops.get_mut(index) {
                     op.parts = op.parts.saturating_sub(1);
                     if let Some(error) = error {
-                        // "May still land" takes precedence over "failed".
+                        // An unknown outcome replaces a failed one, because the data may still
+                        // land.
                         op.error = Some(error);
                     }
                 }
@@ -164,7 +166,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Completes an operation if nothing of it is left.
+    /// Completes an operation if none of its parts are left.
     pub(super) fn settle(&mut self, index: u32) {
         let Some(op) = self.ops.get_mut(index) else { return };
         let waits = matches!(op.kind, OpKind::Read { left, .. } if left > 0 && op.error.is_none());
@@ -181,7 +183,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         {
             return;
         }
-        // The outcome is unknown, so the peer's memory stays open.
+        // If the outcome is unknown, the device may still access the peer's memory, so it stays
+        // open.
         if let Some(id) = op.import
             && !matches!(op.error, Some(CompleteError::Unknown(_)))
         {
@@ -201,7 +204,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Notifies the target of a completed write. Returns `false` if there is no room.
+    /// Notifies the target of a completed write. Returns false if there is no room yet.
     fn tell(
         &mut self,
         index: u32,
@@ -229,7 +232,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                     self.telling.push_back(index);
                     return false;
                 }
-                // The peer has failed, and the completion says so.
+                // The peer has failed, which the completion reports.
                 Err(_) => {}
             },
             // The write failed, so there is nothing to report.
@@ -238,7 +241,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         true
     }
 
-    /// Completes all work of a lost device as unknown.
+    /// Completes all work of a lost device with an unknown outcome.
     #[cold]
     fn lose(&mut self, code: i32) {
         self.lost.get_or_insert(code);
@@ -248,7 +251,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Completes operations that failed peers will not answer.
+    /// Completes the operations that failed peers will not answer.
     #[cold]
     pub(super) fn take_down(&mut self) {
         while let Some(peer) = self.fallen.pop() {
@@ -259,7 +262,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Detaches a peer: waits until the device has finished its posts, reports their completions,
+    /// Detaches a peer. Waits until the device has finished its posts, queues their completions,
     /// and closes its memory.
     #[cold]
     pub(super) fn detach_peer(&mut self, peer: Peer) {
@@ -276,7 +279,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                 op.error.get_or_insert(CompleteError::PeerDown);
                 self.settle(index);
             } else if !std::mem::replace(&mut op.reported, true) {
-                // The device has not finished with its memory in time.
+                // The device did not stop using the operation's memory in time.
                 let cx = op.cx;
                 self.ended.push_back((cx, Err(CompleteError::Unknown(libc::ETIMEDOUT))));
             }
@@ -294,12 +297,12 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         if let Some(shared) = known.shared {
             for (at, record) in [(shared.mine_at, shared.mine), (shared.theirs_at, shared.theirs)] {
                 if at.is_some() && !moving {
-                    // SAFETY: no operation in flight uses it.
+                    // SAFETY: `moving` is false, so no work of the device accesses the segment.
                     let _ = unsafe { self.sharing.driver().unpin(record.ptr()) };
                 }
             }
             if moving {
-                // The device may still write into both, so they stay mapped.
+                // The device may still access both segments, so they stay mapped.
                 std::mem::forget(shared.segment);
                 if let Some(mut line) = self.inner.line(peer) {
                     line.keep(shared.number);
@@ -312,7 +315,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.expect();
     }
 
-    /// Whether the device is copying to, from or for a peer.
+    /// Returns whether the device is copying to, from or for a peer.
     fn is_moving(&mut self, peer: Peer) -> bool {
         let pieces = self.peer(peer).is_some_and(|known| known.pieces > 0);
         let mut ops = self.ops.of(peer).collect::<Vec<_>>().into_iter();

@@ -1,4 +1,4 @@
-//! The work queued on the device, and its completions. Copies of one stream complete in order, so
+//! The work queued on the device, and its completions. Copies in one stream complete in order, so
 //! only the oldest mark of each stream is polled. Does not allocate or wait.
 
 use std::collections::VecDeque;
@@ -8,7 +8,7 @@ use fishplate_core::mem::Peer;
 
 use crate::{Device, DeviceError, ImportId, Mark};
 
-/// The code of errors without a driver code.
+/// Returns the driver's code of an error, or a substitute for errors without a code.
 pub(super) fn code(error: DeviceError) -> i32 {
     match error {
         DeviceError::Lost(code) | DeviceError::Driver(code) => code,
@@ -17,20 +17,20 @@ pub(super) fn code(error: DeviceError) -> i32 {
     }
 }
 
-/// The owner of queued work.
+/// The purpose of queued work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
-    /// An operation.
+    /// An operation, by its index.
     Op(u32),
-    /// A copy into one of our bounce slots. `life`: the attachment of the peer.
+    /// A copy into one of our bounce slots. `life` is the attachment of the peer.
     Filling { peer: Peer, life: u32, number: u64 },
-    /// A copy out of a peer's bounce slot.
+    /// A copy out of a peer's bounce slot. `life` is the attachment of the peer.
     Emptying { peer: Peer, life: u32, number: u64 },
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Queued {
-    /// `None`: the device was out of marks; retry.
+    /// The mark, or `None` if the device had no free mark, so that setting it must be retried.
     mark: Option<Mark>,
     owner: Owner,
 }
@@ -38,9 +38,9 @@ struct Queued {
 /// The outcome of queued work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// It is complete and visible.
+    /// The work is complete and visible.
     Reached,
-    /// Unknown: parts of it may still happen.
+    /// The outcome is unknown: the work may still take effect.
     Unknown(i32),
 }
 
@@ -48,7 +48,7 @@ pub(super) enum End {
 #[derive(Debug)]
 pub(super) struct Streams {
     streams: Box<[VecDeque<Queued>]>,
-    /// Outstanding marks.
+    /// Number of outstanding marks.
     out: u32,
     most: u32,
     first: usize,
@@ -65,12 +65,12 @@ impl Streams {
         self.streams.len() as u8
     }
 
-    /// Marks available now.
+    /// Returns the number of available marks.
     pub(super) fn room(&self) -> u32 {
         self.most - self.out
     }
 
-    /// Queued work without a known outcome.
+    /// Returns the number of queued works whose outcome is not known.
     pub(super) fn out(&self) -> u32 {
         self.out
     }
@@ -81,9 +81,10 @@ impl Streams {
         lens.min_by_key(|&(_, len)| len).map_or(0, |(i, _)| i as u8)
     }
 
-    /// Marks the end of the work queued on a stream. Needs [room](Streams::room).
+    /// Marks the end of the work queued on a stream. Call it only if [`room`](Streams::room) is not
+    /// 0.
     pub(super) fn mark<D: Device>(&mut self, device: &mut D, stream: u8, owner: Owner) {
-        // Out of marks: set one later, which is still after this work.
+        // If the device has no free mark, a later mark will do, because it also follows this work.
         let mark = device.mark(stream).ok();
         self.out += 1;
         self.streams[usize::from(stream)].push_back(Queued { mark, owner });
@@ -113,7 +114,7 @@ impl Streams {
             match device.reached(mark) {
                 Ok(false) => {}
                 Ok(true) => {
-                    // Start with the next stream next time, so that none starves.
+                    // The next call starts with the next stream, so that no stream starves.
                     self.first = (stream + 1) % n;
                     return Ok(Some(self.over(stream, End::Reached)));
                 }
@@ -132,7 +133,7 @@ impl Streams {
         }
     }
 
-    /// Removes queued work of a lost device, whatever its outcome.
+    /// Removes one queued work of a lost device, whatever its outcome.
     pub(super) fn abandon(&mut self) -> Option<Owner> {
         let stream = self.streams.iter().position(|stream| !stream.is_empty())?;
         Some(self.over(stream, End::Reached).0)
@@ -142,20 +143,20 @@ impl Streams {
 /// The kind of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OpKind {
-    /// The device copies it.
+    /// A transfer that the device copies.
     Direct,
     /// A write through bounce slots.
     Written,
-    /// A read through bounce slots: the missing bytes, and the size.
+    /// A read through bounce slots. `left` bytes of `len` are missing.
     Read { left: u64, len: u64, into: Place },
 }
 
-/// Local memory of an operation.
+/// The local memory of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
-    /// Host address.
+    /// A host address.
     Host(*mut u8),
-    /// Device address.
+    /// A device address.
     Device(crate::DevicePtr),
 }
 
@@ -179,17 +180,17 @@ pub(super) struct Op {
     pub(super) import: Option<ImportId>,
     /// The slot of the local registration, if there is one.
     pub(super) local: Option<u32>,
-    /// Incomplete parts: marks and pieces.
+    /// Number of incomplete parts: marks and pieces.
     pub(super) parts: u32,
-    /// Whether parts are still to come.
+    /// Whether some parts have not been posted yet.
     pub(super) unposted: bool,
     pub(super) error: Option<CompleteError>,
     pub(super) data: Option<u32>,
-    /// The ticket of the word that reports the write to its target.
+    /// The ticket of the done word that reports the write.
     pub(super) ticket: Option<u64>,
-    /// Whether the device stores that word.
+    /// Whether the device stores the done word.
     pub(super) word_queued: bool,
-    /// Whether the completion was reported; parts may still be in flight.
+    /// Whether the completion was reported. Parts may still be in flight.
     pub(super) reported: bool,
 }
 
@@ -200,7 +201,8 @@ pub(super) struct Ops {
     free: Vec<u32>,
 }
 
-// SAFETY: the addresses belong to no thread, and stay valid until their operation completes.
+// SAFETY: the pointers refer to memory of operations, which is not tied to a thread and stays valid
+// until its operation completes.
 unsafe impl Send for Ops {}
 
 impl Ops {
@@ -211,7 +213,7 @@ impl Ops {
         }
     }
 
-    /// Sets the first generation of all slots.
+    /// Sets the initial generation of all slots.
     #[cfg(test)]
     pub(super) fn begin_at(&mut self, generation: u32) {
         for (known, _) in &mut self.slots {
@@ -250,25 +252,25 @@ impl Ops {
         Some(op)
     }
 
-    /// Returns the id of an operation, as sent to a peer.
+    /// Returns the id of an operation in messages to a peer.
     pub(super) fn id(&self, index: u32) -> u64 {
         u64::from(self.slots[index as usize].0) << 32 | u64::from(index)
     }
 
-    /// Finds the operation that a peer's message names.
+    /// Returns the index of the operation with this id.
     pub(super) fn find(&self, id: u64) -> Option<u32> {
         let (generation, op) = self.slots.get(id as u32 as usize)?;
         (u64::from(*generation) == id >> 32 && op.is_some()).then_some(id as u32)
     }
 
-    /// Returns whether a peer's message names an operation that has completed.
+    /// Returns whether an id belongs to an operation that has completed.
     pub(super) fn was(&self, id: u64) -> bool {
         let Some(&(generation, _)) = self.slots.get(id as u32 as usize) else { return false };
         let age = generation.wrapping_sub((id >> 32) as u32);
         id >> 32 != 0 && age != 0 && age <= u32::MAX / 2
     }
 
-    /// The operations of a peer.
+    /// Returns the indexes of a peer's operations.
     pub(super) fn of(&self, peer: Peer) -> impl Iterator<Item = u32> {
         let theirs = move |op: &Op| op.peer == peer;
         let slots = self.slots.iter().enumerate();

@@ -1,4 +1,4 @@
-//! The calls that a [`GpuRail`] inside an engine allows. Slow paths.
+//! The setup calls of a [`GpuRail`] that an engine owns. Slow paths.
 
 use std::time::Instant;
 
@@ -10,12 +10,12 @@ use fishplate_shm::HandshakeError;
 use super::{GpuLink, GpuRail, Refused};
 use crate::{Device, DeviceError, DevicePtr, RevokeError};
 
-/// A [`GpuRail`] inside an engine.
+/// Gives access to the setup calls of a [`GpuRail`] that an engine owns.
 #[derive(Debug)]
 pub struct GpuSetup<'a, D: Device, H: Host>(pub(super) &'a mut GpuRail<D, H>);
 
 impl<D: Device, H: Host> GpuSetup<'_, D, H> {
-    /// See [`GpuRail::attach`].
+    /// Attaches a peer: see [`GpuRail::attach`].
     ///
     /// # Errors
     /// The peer number is in use, or the link was made with another rail's profile.
@@ -23,7 +23,7 @@ impl<D: Device, H: Host> GpuSetup<'_, D, H> {
         self.0.attach(peer, link)
     }
 
-    /// See [`GpuRail::attach_self`].
+    /// Attaches the rail to itself: see [`GpuRail::attach_self`].
     ///
     /// # Errors
     /// The peer number is in use, or there is no memory for a lane.
@@ -31,7 +31,7 @@ impl<D: Device, H: Host> GpuSetup<'_, D, H> {
         self.0.attach_self(peer)
     }
 
-    /// See [`GpuRail::exchange`].
+    /// Exchanges opaque bytes with a peer: see [`GpuRail::exchange`].
     ///
     /// # Errors
     /// The peer is not attached, hung up, or did not answer in time.
@@ -44,7 +44,7 @@ impl<D: Device, H: Host> GpuSetup<'_, D, H> {
         self.0.exchange(peer, blob, deadline)
     }
 
-    /// See [`GpuRail::alloc`].
+    /// Allocates device memory: see [`GpuRail::alloc`].
     ///
     /// # Errors
     /// Any error of the device.
@@ -52,12 +52,12 @@ impl<D: Device, H: Host> GpuSetup<'_, D, H> {
         self.0.alloc(size)
     }
 
-    /// See [`GpuRail::device`].
+    /// Returns the device.
     pub fn device(&self) -> &D {
         self.0.device()
     }
 
-    /// See [`GpuRail::why`].
+    /// Returns why device memory was last rejected.
     pub fn why(&self) -> Option<Refused> {
         self.0.why()
     }
@@ -68,47 +68,47 @@ impl<D: Device, H: Host> GpuSetup<'_, D, H> {
     /// The range is not registered, or the device is busy or fails.
     pub fn write(&mut self, at: DevicePtr, bytes: &[u8]) -> Result<(), PostError> {
         let local = self.0.registered(at, bytes.len()).ok_or(PostError::BadKey)?;
-        // SAFETY: `write_device_bytes` checks the range; `bytes` is not device memory.
+        // SAFETY: `registered` returned a registered range, and `bytes` is host memory.
         unsafe { self.0.write_device_bytes(local, Untrusted::from_slice(bytes)) }
     }
 
     /// Copies bytes out of registered device memory, and waits for the copy.
     ///
     /// # Errors
-    /// As [`write`](Self::write).
+    /// The range is not registered, or the device is busy or fails.
     pub fn read(&mut self, at: DevicePtr, into: &mut [u8]) -> Result<(), PostError> {
         let local = self.0.registered(at, into.len()).ok_or(PostError::BadKey)?;
-        // SAFETY: `read_device_bytes` checks the range; `into` is not device memory.
+        // SAFETY: `registered` returned a registered range, and `into` is host memory.
         unsafe { self.0.read_device_bytes(local, into) }
     }
 
-    /// See [`GpuRail::free`].
+    /// Frees device memory, and waits for peers: see [`GpuRail::free`].
     ///
     /// # Errors
-    /// See [`GpuRail::free`].
+    /// A peer still has the memory open, so it stays allocated; or the device fails.
     ///
     /// # Safety
-    /// As for [`GpuRail::free`].
+    /// The contract of [`GpuRail::free`] applies.
     pub unsafe fn free(&mut self, at: DevicePtr, deadline: Instant) -> Result<(), RevokeError> {
-        // SAFETY: our caller guarantees the same contract.
+        // SAFETY: the caller keeps the contract of `GpuRail::free`.
         unsafe { self.0.free(at, deadline) }
     }
 
-    /// See [`GpuRail::give_back`].
+    /// Frees device memory without waiting: see [`GpuRail::give_back`].
     ///
     /// # Safety
-    /// As for [`GpuRail::free`].
+    /// The contract of [`GpuRail::free`] applies.
     pub unsafe fn give_back(&mut self, at: DevicePtr) {
-        // SAFETY: our caller guarantees the same contract.
+        // SAFETY: the caller keeps the contract of `GpuRail::free`, which `give_back` requires.
         unsafe { self.0.give_back(at) }
     }
 
-    /// See [`GpuRail::keep`].
+    /// Leaks device memory: see [`GpuRail::keep`].
     pub fn keep(&mut self, at: DevicePtr) {
         self.0.keep(at);
     }
 
-    /// See [`GpuRail::revoke`].
+    /// Revokes device memory, and waits for peers: see [`GpuRail::revoke`].
     ///
     /// # Errors
     /// See [`RevokeError`].
@@ -116,15 +116,15 @@ impl<D: Device, H: Host> GpuSetup<'_, D, H> {
         self.0.revoke(at, deadline)
     }
 
-    /// See [`GpuRail::revoke_all`].
+    /// Revokes all device memory, and waits for peers: see [`GpuRail::revoke_all`].
     ///
     /// # Errors
-    /// See [`GpuRail::revoke_all`].
+    /// [`RevokeError::Deadline`] counts the peers that have not answered.
     pub fn revoke_all(&mut self, deadline: Instant) -> Result<(), RevokeError> {
         self.0.revoke_all(deadline)
     }
 
-    /// See [`GpuRail::close_revoked`].
+    /// Waits until no peer's memory is open here: see [`GpuRail::close_revoked`].
     pub fn close_revoked(&mut self, deadline: Instant) -> bool {
         self.0.close_revoked(deadline)
     }

@@ -3,9 +3,9 @@
 //! [`read_device`](fishplate_core::rail::Rail::read_device). Slow path: waits for the device until
 //! a deadline.
 //!
-//! An aligned word of 8 bytes is stored at once, so that a kernel that polls it sees the old value
-//! or the new one: through a window, or by a stream of a device that
-//! [stores words](crate::DeviceCaps::write_word).
+//! An aligned word of 8 bytes is stored whole, so a kernel that polls the word sees the old value
+//! or the new one. The store goes through a bus window, or a stream of a device that [stores
+//! words](crate::DeviceCaps::write_word).
 
 use std::ptr::NonNull;
 use std::time::Instant;
@@ -22,23 +22,21 @@ use crate::done::tell;
 use crate::primitive::AtomicU64;
 use crate::{Device, DeviceError, DevicePtr, Mark};
 
-/// Bytes per copy.
+/// Size of the buffer, so the maximum number of bytes per copy.
 const LEN: usize = 16 * PAGE;
 
-/// Returns the value of a write that is one aligned word.
+/// Returns the value of a write that is exactly one aligned word.
 fn whole_word(to: u64, from: Untrusted<'_>) -> Option<u64> {
     let mut word = [0; 8];
     let is_word = from.len() == word.len() && to.is_multiple_of(8);
     (is_word && from.copy_out(&mut word) == word.len()).then_some(u64::from_ne_bytes(word))
 }
 
-/// Writes through a window into device memory. Later stores follow.
-///
-/// # Safety
-/// `view` is writable for `from.len()` bytes.
+/// Writes to device memory through a bus window. Later stores of this thread follow it.
 pub(crate) unsafe fn write_window(view: *mut u8, from: Untrusted<'_>) {
     let word = whole_word(view.addr() as u64, from);
-    // SAFETY: our caller guarantees the range, and a whole word is aligned.
+    // SAFETY: the caller guarantees the range, and `whole_word` returns a value only if it is
+    // aligned.
     unsafe {
         match word {
             Some(value) => {
@@ -56,7 +54,7 @@ pub(crate) struct Stage {
     memory: Option<(Segment, DevicePtr)>,
     /// The mark of a copy that missed its deadline.
     late: Option<Mark>,
-    /// The outcome of a copy is unknown for good.
+    /// Whether the outcome of a copy will never be known.
     lost: bool,
 }
 
@@ -65,24 +63,25 @@ impl Stage {
     pub(crate) fn new<D: Device>(device: &mut D) -> Self {
         let segment = Segment::create(LEN).ok();
         let memory = segment.and_then(|segment| {
-            // SAFETY: mapped until `end`, which unpins it.
+            // SAFETY: `end` unpins the segment before it is unmapped.
             let at = unsafe { device.pin(segment.ptr(), segment.len()) }.ok()?;
             Some((segment, at))
         });
         Stage { memory, late: None, lost: false }
     }
 
-    /// Frees the buffer, unless the device may still be using it.
+    /// Frees the buffer, unless the device may still access it.
     pub(crate) fn end<D: Device>(&mut self, device: &mut D) {
         let Some((segment, _)) = self.memory.take() else { return };
         let over = self.late.is_none_or(|mark| device.reached(mark) == Ok(true));
-        // SAFETY: no queued work uses it any more.
+        // SAFETY: no copy is in flight, because `over` is true, so the device does not access the
+        // buffer.
         if !over || unsafe { device.unpin(segment.ptr()) }.is_err() {
             std::mem::forget(segment);
         }
     }
 
-    /// Whether the device may still be copying.
+    /// Returns whether the device may still be copying.
     pub(crate) fn is_unsure(&self) -> bool {
         self.late.is_some() || self.lost
     }
@@ -94,7 +93,7 @@ impl Stage {
         }
     }
 
-    /// Returns the buffer if no copy is using it.
+    /// Returns the buffer, unless a copy may be using it.
     fn free<D: Device>(&mut self, device: &mut D) -> Result<(NonNull<u8>, DevicePtr), PostError> {
         if let Some(mark) = self.late {
             match device.reached(mark) {
@@ -110,7 +109,7 @@ impl Stage {
         self.memory.as_ref().map(|(segment, at)| (segment.ptr(), *at)).ok_or(PostError::Unsupported)
     }
 
-    /// Leaks the buffer, because the device may still be using it.
+    /// Leaks the buffer, because the device may still access it.
     #[cold]
     fn forsake(&mut self) {
         self.lost = true;
@@ -119,10 +118,10 @@ impl Stage {
         }
     }
 
-    /// Copies, and waits for the copy.
+    /// Queues a copy, and waits for it.
     ///
     /// # Safety
-    /// As for [`Device::copy`].
+    /// The contract of [`Device::copy`] applies.
     unsafe fn copy<D: Device>(
         &mut self,
         device: &mut D,
@@ -131,17 +130,17 @@ impl Stage {
         len: u64,
         deadline: Instant,
     ) -> Result<(), PostError> {
-        // SAFETY: our caller guarantees the same contract.
+        // SAFETY: the caller keeps the contract of `Device::copy`.
         unsafe { device.copy(0, to, from, len) }.map_err(post_error)?;
         self.finish(device, deadline)
     }
 
-    /// Waits for everything queued.
+    /// Waits for all work queued on stream 0.
     fn finish<D: Device>(&mut self, device: &mut D, deadline: Instant) -> Result<(), PostError> {
         let mark = loop {
             match device.mark(0) {
                 Ok(mark) => break mark,
-                // Marks become free when queued work completes.
+                // A mark becomes free when queued work completes.
                 Err(DeviceError::Exhausted) if Instant::now() < deadline => std::thread::yield_now(),
                 Err(error) => {
                     self.forsake();
@@ -180,7 +179,8 @@ impl Stage {
             && let Some(value) = whole_word(to.0, from)
         {
             self.free(device)?;
-            // SAFETY: device memory, as our caller guarantees, and aligned.
+            // SAFETY: the caller guarantees that the word is device memory, and `whole_word` has
+            // checked its alignment.
             unsafe { device.write_word(0, to, value) }.map_err(post_error)?;
             return self.finish(device, deadline);
         }
@@ -188,8 +188,8 @@ impl Stage {
         while done < from.len() {
             let piece = (from.len() - done).min(LEN);
             let (bytes, at) = self.free(device)?;
-            // SAFETY: the piece fits into the staging buffer, which we own, and lies inside both
-            // ranges.
+            // SAFETY: `free` returned the buffer, so no copy uses it, and it is as long as `piece`.
+            // The piece lies inside both ranges.
             unsafe {
                 copy_bytes(from.as_ptr().add(done), bytes.as_ptr(), piece);
                 self.copy(device, to.at(done as u64), at, piece as u64, deadline)?;
@@ -214,7 +214,8 @@ impl Stage {
         while done < into.len() {
             let piece = (into.len() - done).min(LEN);
             let (bytes, at) = self.free(device)?;
-            // SAFETY: the piece lies inside the buffer and both ranges, as in `write_device`.
+            // SAFETY: `free` returned the buffer, so no copy uses it, and it is as long as `piece`.
+            // The piece lies inside both ranges.
             unsafe {
                 self.copy(device, at, from.at(done as u64), piece as u64, deadline)?;
                 copy_bytes(bytes.as_ptr(), into.as_mut_ptr().add(done), piece);
@@ -226,8 +227,10 @@ impl Stage {
 }
 
 impl<D: Device, H: Host> GpuRail<D, H> {
+    /// Copies bytes into registered device memory.
+    ///
     /// # Safety
-    /// As for `Rail::write_device`.
+    /// The contract of `Rail::write_device` applies.
     pub(super) unsafe fn write_device_bytes(
         &mut self,
         to: Local,
@@ -240,18 +243,20 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         let target = local.place(addr, len as u64).ok_or(PostError::BadKey)?;
         let Some((from, _)) = from.split_at(len) else { return Ok(()) };
         if let Some(view) = local.view(addr) {
-            // SAFETY: the range was checked against the registration, and is mapped for the
-            // processor.
+            // SAFETY: `place` has checked that the range is registered, and the processor has it
+            // mapped.
             unsafe { write_window(view, from) };
             return Ok(());
         }
         let deadline = Instant::now() + self.config.timeout;
-        // SAFETY: the range was checked against the registration.
+        // SAFETY: `place` has checked that the range is registered.
         unsafe { self.stage.write_device(self.sharing.driver(), target, from, deadline) }
     }
 
+    /// Copies bytes out of registered device memory.
+    ///
     /// # Safety
-    /// As for `Rail::read_device`.
+    /// The contract of `Rail::read_device` applies.
     pub(super) unsafe fn read_device_bytes(&mut self, from: Local, into: &mut [u8]) -> Result<(), PostError> {
         let len = from.len.min(into.len());
         let addr = from.ptr.as_ptr() as u64;
@@ -259,13 +264,13 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         let local = local.ok_or(PostError::BadKey)?;
         let source = local.place(addr, len as u64).ok_or(PostError::BadKey)?;
         if let Some(view) = local.view(addr) {
-            // SAFETY: the range was checked against the registration, and is mapped for the
-            // processor.
+            // SAFETY: `place` has checked that the range is registered, and the processor has it
+            // mapped.
             unsafe { copy_bytes(view, into.as_mut_ptr(), len) };
             return Ok(());
         }
         let deadline = Instant::now() + self.config.timeout;
-        // SAFETY: the range was checked against the registration.
+        // SAFETY: `place` has checked that the range is registered.
         unsafe { self.stage.read_device(self.sharing.driver(), source, &mut into[..len], deadline) }
     }
 }

@@ -1,5 +1,5 @@
-//! The rail over the fake driver: simulated processes of one machine in one real process, joined by
-//! real sockets and segments. Every test checks that [`FakeDriver::violations`] is empty.
+//! The rail over the fake driver. Simulated processes in one real process are connected by real
+//! sockets and segments. Every test checks that [`FakeDriver::violations`] is empty.
 
 mod bounces;
 mod direct;
@@ -24,10 +24,10 @@ use crate::testing::{Random, Seen, soon};
 
 type FakeRail = GpuRail<FakeDevice, SpinHost>;
 
-/// The other end, for both ends of a [`Pair`].
+/// The number under which each end of a [`Pair`] attaches the other.
 const PEER: Peer = Peer(3);
 
-/// Polls after which something that has not arrived counts as lost.
+/// Number of polls after which an event that has not arrived counts as lost.
 const PATIENCE: u32 = 200_000;
 
 fn small() -> GpuConfig {
@@ -66,11 +66,11 @@ impl Memory {
 
 fn device_region(at: DevicePtr, len: usize) -> Region {
     let ptr = NonNull::new(at.0 as *mut u8).unwrap();
-    // SAFETY: memory of the fake driver, valid until its process ends.
+    // SAFETY: the fake driver keeps the memory valid until its process ends.
     unsafe { Region::new(ptr, len, RegionKind::Device { ordinal: 0 }) }
 }
 
-/// Registered device memory of a rail.
+/// Allocates and registers device memory of a rail.
 fn memory(rail: &mut FakeRail, len: usize) -> Memory {
     let at = rail.alloc(len as u64).unwrap();
     let (key, desc) = rail.register(&device_region(at, len)).unwrap();
@@ -89,12 +89,13 @@ fn poke(rail: &FakeRail, memory: &Memory, offset: usize, bytes: &[u8]) {
     process(rail).poke(memory.at.at(offset as u64), bytes).unwrap();
 }
 
-/// A rail of a new process. Its clock advances 0.1 ms per call.
+/// Creates a rail in a process. Its clock advances 0.1 ms per call.
 fn rail(process: &FakeProcess, config: GpuConfig) -> FakeRail {
     GpuRail::new(process.device(0).unwrap(), SpinHost::new(100_000), shm(), config).unwrap()
 }
 
-/// Attaches two rails to each other, like two separate processes.
+/// Attaches two rails to each other, like two separate processes. Returns the active features of
+/// both ends.
 fn join(a: &mut FakeRail, b_at_a: Peer, b: &mut FakeRail, a_at_b: Peer) -> [(bool, bool); 2] {
     let (x, y) = socket_pair().unwrap();
     let meet = |profile: GpuProfile, socket, role| {
@@ -112,7 +113,7 @@ fn join(a: &mut FakeRail, b_at_a: Peer, b: &mut FakeRail, a_at_b: Peer) -> [(boo
     active
 }
 
-/// Two processes with a region each, imported by the other.
+/// Two processes, each with a region that the other one has imported.
 struct Pair {
     driver: FakeDriver,
     rails: [FakeRail; 2],
@@ -129,7 +130,7 @@ impl Pair {
         Self::of(driver, processes, [config.clone(), config])
     }
 
-    /// A pair on two devices that cannot reach each other.
+    /// Creates a pair on two devices that cannot reach each other.
     fn apart(behaviour: Behaviour, config: GpuConfig, seed: u64) -> Self {
         let driver = FakeDriver::new(behaviour, seed);
         driver.part(0, 1);
@@ -162,7 +163,7 @@ impl Pair {
         panic!("{what}: {:?}", self.seen);
     }
 
-    /// Posts a write from the first end's memory to the second's, once there is room.
+    /// Posts a write from the first end's memory to the second's. Polls until there is room.
     fn write(&mut self, from: usize, to: usize, len: usize, data: Option<u32>, cx: u64) -> Posted {
         let (local, remote) = (self.memory[0].local(from, len), self.memory[1].remote(to));
         for _ in 0..PATIENCE {
@@ -179,7 +180,7 @@ impl Pair {
     fn read(&mut self, into: usize, from: usize, len: usize, cx: u64) -> Posted {
         let (local, remote) = (self.memory[0].local(into, len), self.memory[1].remote(from));
         for _ in 0..PATIENCE {
-            // SAFETY: as above.
+            // SAFETY: the memory outlives the pair.
             match unsafe { self.rails[0].post_read(PEER, local, remote, cx) } {
                 Ok(posted) => return posted,
                 Err(PostError::Again) => self.poll(),
@@ -193,7 +194,7 @@ impl Pair {
         self.seen[0].done.iter().find(|(done, _)| *done == cx).map(|(_, result)| *result)
     }
 
-    /// Checks that the device work of both ends has finished.
+    /// Checks that the device work of both ends has finished, and that there were no violations.
     fn check(self) {
         let Pair { driver, rails, .. } = self;
         let processes = [0, 1].map(|i| process(&rails[i]).clone());
@@ -207,7 +208,7 @@ impl Pair {
     }
 }
 
-/// Pseudo-random bytes, equal for equal seeds.
+/// Returns pseudo-random bytes, equal for equal seeds.
 fn bytes(seed: u64, len: usize) -> Vec<u8> {
     Random(seed | 1 << 40).bytes(len)
 }

@@ -1,7 +1,7 @@
-//! The eventcount that the owner of a rail with a device sleeps on. A word that a device stores, or
-//! a copy that completes, does not notify. While either may happen, the owner sleeps in naps, each
-//! twice as long as the last, up to a limit. Any event makes the next nap short again. So long
-//! waits cost little, and the delay is in proportion to the wait.
+//! The eventcount on which the owner of a rail with a device sleeps. A word that a device stores
+//! does not notify, and neither does the completion of a copy. While either is possible, the owner
+//! sleeps in naps. Each nap is twice as long as the last, up to a limit, and any event makes the
+//! next nap short again. So long waits cost little, and the delay is in proportion to the wait.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -11,15 +11,15 @@ use fishplate_core::sync::event::{EventCount, Park};
 use fishplate_core::sync::host::{Host, Woken};
 use fishplate_shm::WaitObject;
 
-/// The first nap, in nanoseconds.
+/// Duration of the first nap, in nanoseconds.
 const FIRST: u64 = 20_000;
 
-/// The state that the rail shares with its wait object. Only the sleeping thread writes it. Atomic
-/// because the wait object may outlive the rail.
+/// The state that the rail shares with its wait object. Only the owner's thread accesses it. It is
+/// atomic because the wait object may outlive the rail.
 #[derive(Debug)]
 pub(super) struct Pace {
-    /// Possible events that do not notify: copies in flight, and peers whose devices store
-    /// words.
+    /// Number of possible events that do not notify: copies in flight, and peers whose devices
+    /// store words.
     silent: AtomicU32,
     nap: AtomicU64,
     longest: u64,
@@ -31,22 +31,26 @@ impl Pace {
         Pace { silent: AtomicU32::new(0), nap: AtomicU64::new(FIRST), longest }
     }
 
-    /// Sets the number of possible silent events.
+    /// Sets the number of possible events that do not notify.
     pub(super) fn expect(&self, silent: u32) {
-        // Relaxed: only the owner's thread reads it, or one that the rail was handed to.
+        // Relaxed: only the thread that owns the rail uses this, and handing the rail over orders
+        // the accesses.
         self.silent.store(silent, Ordering::Relaxed);
     }
 
-    /// Records an event.
+    /// Records an event, which makes the next nap short.
     #[inline(always)]
     pub(super) fn found(&self) {
-        // Relaxed: only the owner's thread reads it, or one that the rail was handed to.
+        // Relaxed: only the thread that owns the rail uses this, and handing the rail over orders
+        // the accesses.
         self.nap.store(FIRST, Ordering::Relaxed);
     }
 
-    /// Returns the next nap in nanoseconds, and lengthens the one after.
+    /// Returns the duration of the next nap in nanoseconds, and doubles the following one. Returns
+    /// `None` if all possible events notify.
     fn nap(&self) -> Option<u64> {
-        // Relaxed: only the owner's thread writes it, or one that the rail was handed to.
+        // Relaxed: only the thread that owns the rail uses this, and handing the rail over orders
+        // the accesses.
         if self.silent.load(Ordering::Relaxed) == 0 {
             return None;
         }
@@ -56,8 +60,8 @@ impl Pace {
     }
 }
 
-/// The eventcount that the owner of a [`GpuRail`](crate::GpuRail) sleeps on. A handle: it may
-/// outlive the rail, and clones share it.
+/// The eventcount on which the owner of a [`GpuRail`](crate::GpuRail) sleeps. This is a handle:
+/// clones share the eventcount, and it may outlive the rail.
 #[derive(Clone, Debug)]
 pub struct GpuWaitObject {
     pub(super) wait_object: WaitObject,
@@ -65,8 +69,8 @@ pub struct GpuWaitObject {
 }
 
 impl GpuWaitObject {
-    /// Returns the eventcount and the longest next sleep, for owners that also sleep on other
-    /// events.
+    /// Returns the eventcount and the maximum duration of the next sleep. For owners that also
+    /// sleep on other events.
     pub fn next_sleep(&self, timeout_ns: u64) -> (&EventCount, u64) {
         (&self.wait_object, self.pace.nap().map_or(timeout_ns, |nap| nap.min(timeout_ns)))
     }

@@ -1,5 +1,5 @@
-//! The sending half: cuts jobs into pieces, and puts the pieces into our slots. A slot is free once
-//! the peer has answered.
+//! The sending half: cuts jobs into pieces, and puts the pieces into our slots. A slot is free
+//! after the peer has answered.
 
 use fishplate_core::error::CompleteError;
 use fishplate_core::mem::{Peer, copy_bytes};
@@ -13,7 +13,7 @@ use crate::Device;
 use crate::relay::{Piece, What};
 
 impl<D: Device, H: Host> GpuRail<D, H> {
-    /// Fills slots while there are jobs and free slots.
+    /// Fills free slots with the pieces of waiting jobs.
     pub(in super::super) fn pump(&mut self, peer: Peer) {
         loop {
             let Some(known) = self.peers.get_mut(usize::from(peer.0)).and_then(Option::as_deref_mut) else {
@@ -47,7 +47,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                 }
             };
             let (source, local) = match job.kind {
-                // Checked for each piece, because the region may be deregistered at any time.
+                // Looks up the region for each piece, because it may be deregistered at any time.
                 JobKind::Reply { key, from, .. } => {
                     let Named::At(source, local) = self.named(peer, key, from + job.done, len.into()) else {
                         self.break_off(peer, job, libc::EFAULT);
@@ -65,8 +65,9 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                     }
                     let Some(base) = mine_at else { return };
                     let (stream, to) = (self.streams.idle(), base.at(mine.bounce_at(slot)));
-                    // SAFETY: the source is valid until the operation completes, or was checked
-                    // just above. The slot is free, and pinned.
+                    // SAFETY: the source is valid until the operation completes, or `named` has
+                    // just checked it. The slot is free, because `sent` has no entry for it, and
+                    // its segment is pinned.
                     let queued =
                         unsafe { self.sharing.driver().copy(stream, to, from, u64::from(piece.len)) };
                     if let Err(error) = queued {
@@ -83,8 +84,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                     }
                 }
                 Place::Host(from) if piece.len > 0 => {
-                    // SAFETY: the source is valid as above, and the slot is ours until it is
-                    // filled.
+                    // SAFETY: the source is valid until the operation completes, or `named` has
+                    // just checked it. The slot is free, because `sent` has no entry for it.
                     unsafe { copy_bytes(from, mine.bounce(slot), piece.len as usize) };
                     sent.filled = true;
                 }
@@ -108,7 +109,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Publishes a piece that is in its slot.
+    /// Publishes a piece whose bytes are in its slot.
     fn send(&mut self, peer: Peer, slot: u32) {
         let Some(relay) = self.relay_of(peer) else { return };
         let Some(sent) = &mut relay.sent[slot as usize] else { return };
@@ -122,7 +123,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.inner.mark_due(peer);
     }
 
-    /// Abandons a job, with an error code for whoever waits for it.
+    /// Abandons a job. Reports the error code to the operation or to the reading peer.
     #[cold]
     fn break_off(&mut self, peer: Peer, job: Job, code: i32) {
         let Some(relay) = self.relay_of(peer) else { return };
@@ -143,8 +144,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Handles a piece that the device has copied into its slot, or whose copy has an unknown
-    /// outcome.
+    /// Handles the completion of a device copy into a slot. `error` is set if its outcome is
+    /// unknown.
     pub(in super::super) fn filled(&mut self, peer: Peer, number: u64, error: Option<CompleteError>) {
         let Some(relay) = self.relay_of(peer) else { return };
         let slot = (number & (relay.sent.len() as u64 - 1)) as u32;
@@ -160,10 +161,10 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
         let down = self.peer(peer).is_none_or(|known| known.down);
         match down {
-            // The peer will not take it.
+            // A failed peer does not take the piece.
             true => self.slot_over(peer, slot, 0),
-            // Failed pieces are sent too, because slots are used in order. The reader knows of the
-            // failure, or is told in the final message.
+            // Failed pieces are sent too, because slots are used in order. The operation of the
+            // piece, if it has one, has recorded the failure.
             false => self.send(peer, slot),
         }
     }

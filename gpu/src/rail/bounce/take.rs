@@ -1,5 +1,5 @@
 //! The receiving half: checks the pieces in the peer's slots, copies them to their targets, and
-//! answers.
+//! answers them.
 
 use fishplate_core::error::{CompleteError, PeerError, Violation};
 use fishplate_core::mem::{Peer, copy_bytes};
@@ -16,16 +16,16 @@ use crate::within;
 
 /// The result of looking up memory that a peer names.
 pub(super) enum Named {
-    /// The memory, and its registration if the device needs one.
+    /// The memory, and its registration if the device accesses it.
     At(Place, Option<u32>),
-    /// It is not registered, or not any more.
+    /// The memory is not registered, or no longer registered.
     Nothing,
     /// The range does not lie inside the region.
     Outside,
 }
 
 impl<D: Device, H: Host> GpuRail<D, H> {
-    /// Takes the next piece of a peer, if there is one.
+    /// Takes the next piece of a peer. Returns false if there is none, or if it is invalid.
     pub(super) fn take_piece(&mut self, peer: Peer) -> bool {
         let Some(relay) = self.relay_of(peer) else { return false };
         let Some((number, slot, piece)) = relay.input.next() else { return false };
@@ -77,7 +77,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                     if !self.ops.was(id) {
                         return self.blame(peer, Violation::Reply);
                     }
-                    // The read was cancelled by either end while this piece was in flight.
+                    // The read completed or was cancelled while this piece was in flight.
                     self.answer(peer, number, 0);
                     return true;
                 };
@@ -112,20 +112,21 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         let to = match to {
             _ if len == 0 => return self.taken_out(peer, taken, Ok(())),
             Place::Host(to) => {
-                // SAFETY: the target was checked against the registrations, or belongs to a read in
-                // flight. The slot is mapped and holds `len` bytes. The peer may change them at any
-                // time, so this is a raw copy.
+                // SAFETY: `named` has checked the target, or it belongs to a read in flight. The
+                // slot is mapped, and `len` is at most its size. The peer may change the bytes at
+                // any time, so this is a raw copy.
                 unsafe { copy_bytes(theirs.bounce(slot), to, len as usize) };
                 return self.taken_out(peer, taken, Ok(()));
             }
             Place::Device(to) => to,
         };
         let Some(base) = theirs_at else { return self.taken_out(peer, taken, Err(libc::ENOTSUP)) };
-        // One stream per peer: its copies complete in order, so a write has landed when its last
-        // has.
+        // Uses one stream per peer, in which copies complete in order. So a write has landed when
+        // its last piece has landed.
         let stream = (peer.0 % u16::from(self.streams.count())) as u8;
         let from = base.at(theirs.bounce_at(slot));
-        // SAFETY: the target is valid as above, and the slot is pinned for the device.
+        // SAFETY: `named` has checked the target, or it belongs to a read in flight. The slot's
+        // segment is pinned for the device, and `len` is at most the slot's size.
         match unsafe { self.sharing.driver().copy(stream, to, from, len.into()) } {
             Ok(()) => {
                 known.pieces += 1;
@@ -142,8 +143,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Handles a piece that the device has copied out of its slot, or whose copy has an unknown
-    /// outcome.
+    /// Handles the completion of a device copy out of a slot. `error` is set if its outcome is
+    /// unknown.
     pub(in super::super) fn emptied(&mut self, peer: Peer, number: u64, error: Option<CompleteError>) {
         let Some(relay) = self.relay_of(peer) else { return };
         let slot = (number & (relay.taken.len() as u64 - 1)) as usize;
@@ -165,7 +166,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.taken_out(peer, taken, result);
     }
 
-    /// Ends a piece of the peer: it was copied, or never will be.
+    /// Finishes a piece of the peer, which was copied or failed, and answers it.
     fn taken_out(&mut self, peer: Peer, taken: Taken, result: Result<(), i32>) {
         let mut result = result;
         if let Some((index, _)) = taken.read {
@@ -183,7 +184,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             relay.failed = relay.failed.max(Some(taken.number));
         }
         if let Some((began, data)) = taken.last {
-            // A write has not landed if any of its pieces failed.
+            // A write has landed only if none of its pieces failed.
             if relay.failed.is_some_and(|failed| failed >= began) {
                 result = result.and(Err(libc::EIO));
             }

@@ -58,12 +58,12 @@ fn row_15_pieces_are_pipelined_up_to_the_number_of_slots() {
 
 #[test]
 fn device_and_host_memory_of_any_kind_reach_each_other() {
-    // Not pinned, so neither the device nor the processor sees both.
+    // Host memory is not pinned, so neither the device nor the processor can access both ends.
     let config = GpuConfig { pin_regions: false, ..small() };
     let mut pair = Pair::new(Behaviour::LATE, config, 4);
     let segment = Segment::create(20_000).unwrap();
     let mut private = vec![0u8; 20_000];
-    // SAFETY: both outlive the pair's use, and are accessed only between transfers.
+    // SAFETY: both buffers outlive the pair's use of them, and are accessed only between transfers.
     let regions = unsafe {
         let ptr = NonNull::from(&mut private[..]).cast();
         [segment.region(0, 20_000).unwrap(), Region::new(ptr, 20_000, RegionKind::Private)]
@@ -80,7 +80,7 @@ fn device_and_host_memory_of_any_kind_reach_each_other() {
             got
         };
         let n = n as u64 * 10;
-        // From device memory here to host memory there, and back.
+        // Transfers from local device memory to remote host memory, and back.
         let (key, _) = pair.rails[1].register(region).unwrap();
         pair.rails[0].import(PEER, key, 20_000).unwrap();
         let remote = Remote { key, offset: 0 };
@@ -97,7 +97,7 @@ fn device_and_host_memory_of_any_kind_reach_each_other() {
         assert!(peek(&pair.rails[0], &pair.memory[0], 3, 20_000) == bytes(n + 1, 20_000), "host to device");
         pair.rails[0].release(PEER, key);
         pair.rails[1].deregister(key).unwrap();
-        // From host memory here to device memory there, and back.
+        // Transfers from local host memory to remote device memory, and back.
         let (key, desc) = pair.rails[0].register(region).unwrap();
         let local = Local { ptr: region.ptr(), len: 20_000, desc };
         set(&bytes(n + 2, 20_000));
@@ -160,7 +160,7 @@ fn b15_three_ranks_sending_in_a_circle_all_finish() {
         let config = GpuConfig { force_relay: relay, timeout: Duration::from_secs(20), ..small() };
         let driver = FakeDriver::new(Behaviour::LATE, 6);
         let mut rails: Vec<FakeRail> = (0..3).map(|_| rail(&driver.process(), config.clone())).collect();
-        // Each has the next rank as peer 1 and the previous one as peer 2.
+        // Each rank attaches the next rank as peer 1 and the previous rank as peer 2.
         for i in 0..3 {
             let [mut a, mut b] = [i, (i + 1) % 3]
                 .map(|i| std::mem::replace(&mut rails[i], rail(&driver.process(), config.clone())));
@@ -200,7 +200,7 @@ fn b15_three_ranks_sending_in_a_circle_all_finish() {
                         rail.check_peers(&mut seen);
                     }
                     assert!(seen.done.iter().all(|(_, result)| result.is_ok()), "{seen:?}");
-                    // The others may still need answers from this one.
+                    // The other ranks may still need answers from this one.
                     for _ in 0..2000 {
                         rail.poll(8, &mut seen);
                     }
@@ -208,7 +208,7 @@ fn b15_three_ranks_sending_in_a_circle_all_finish() {
                 })
             })
             .collect();
-        // No rail is dropped before all are done.
+        // Drops no rail before all ranks are done.
         let rails: Vec<FakeRail> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
         assert_eq!(driver.violations(), []);
         drop(rails);
@@ -257,7 +257,7 @@ fn memory_deregistered_during_a_relayed_read_is_not_read_again() {
         let config = GpuConfig { pin_regions: false, ..small() };
         let mut pair = Pair::apart(Behaviour::LATE, config, seed);
         let mut private = vec![1u8; 60_000];
-        // SAFETY: outlives the pair, and is accessed only between polls.
+        // SAFETY: `private` outlives the pair, and is accessed only between polls.
         let region =
             unsafe { Region::new(NonNull::from(&mut private[..]).cast(), 60_000, RegionKind::Private) };
         let device = pair.memory[1];
@@ -284,7 +284,7 @@ fn memory_deregistered_during_a_relayed_read_is_not_read_again() {
             pair.rails[1].poll(8, &mut pair.seen[1]);
         }
         poke(&pair.rails[1], &device, 0, &[2; 60_000]);
-        // SAFETY: accessed only between polls.
+        // SAFETY: the memory is accessed only between polls.
         unsafe { region.ptr().as_ptr().write_bytes(2, 60_000) };
         pair.until("its end", |pair| pair.ended(1).is_some());
         assert_eq!(pair.ended(1), Some(Err(CompleteError::Failed(libc::EFAULT))), "seed {seed}");

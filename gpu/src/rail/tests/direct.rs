@@ -5,7 +5,7 @@ use super::*;
 #[test]
 fn random_transfers_arrive_intact_on_a_slow_device() {
     for seed in 1..12 {
-        // Every other allocation has eight adjacent physical segments.
+        // For every other seed, allocations have eight adjacent physical segments.
         let kind = if seed % 2 == 0 { MemoryKind::Segments } else { MemoryKind::Legacy };
         let (granule, segment) = (4096, LEN as u64 / 8);
         let behaviour = Behaviour { write_word: seed % 3 != 0, kind, granule, segment, ..Behaviour::LATE };
@@ -27,7 +27,7 @@ fn random_transfers_arrive_intact_on_a_slow_device() {
                 let posted = pair.write(from, to, len, Some(round as u32), round);
                 let landed = |pair: &Pair| pair.seen[1].landed.contains(&(round as u32));
                 pair.until("a write", landed);
-                // Its completion word has arrived, so its bytes have.
+                // If the completion word has arrived, the bytes must have arrived.
                 assert!(peek(&pair.rails[1], &pair.memory[1], to, len) == sent, "seed {seed} {round}");
                 if posted == Posted::Pending {
                     pair.until("its end", |pair| pair.ended(round).is_some());
@@ -71,13 +71,13 @@ fn row_6_steady_state_takes_three_driver_calls_and_no_packet() {
         assert!(expected || calls[call] == 0, "{call:?}");
     }
     assert_eq!(process(&pair.rails[1]).counts().calls.since(&before[1]).total(), 0, "of the target");
-    // No packet is in the socket, at either end.
+    // Checks that no packet waits in the socket, at either end.
     for rail in &mut pair.rails {
         use std::os::fd::AsRawFd;
         let line = rail.inner.line(PEER).unwrap();
         assert!(!line.has_notices());
         let mut poll = libc::pollfd { fd: line.fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: one structure, ours.
+        // SAFETY: `poll` is one local structure.
         assert_eq!(unsafe { libc::poll(&mut poll, 1, 0) }, 0, "a packet was sent");
     }
     pair.check();
@@ -94,8 +94,8 @@ fn row_16_a_transfer_is_cut_into_pieces_over_the_streams() {
         let calls = process(&pair.rails[0]).counts().calls.since(&before);
         assert_eq!(calls[Call::Copy], len.div_ceil(512) as u64, "{len}");
         assert_eq!(calls[Call::Mark], spread, "{len}");
-        // The device stores the word after a single copy. With several streams, the rail does once
-        // all have finished.
+        // After a single copy, the device stores the word. With several streams, the rail stores it
+        // after all copies have finished.
         assert_eq!(calls[Call::WriteWord], u64::from(spread == 1), "{len}");
         pair.until("the write", |pair| pair.seen[1].landed.len() == 1);
         assert!(peek(&pair.rails[1], &pair.memory[1], 9, len) == sent, "{len}");
@@ -106,7 +106,7 @@ fn row_16_a_transfer_is_cut_into_pieces_over_the_streams() {
 
 #[test]
 fn a_post_refused_for_lack_of_room_changes_nothing() {
-    // Limited by marks, operations or done words.
+    // Limits the transfers by marks, operations or done words.
     let configs = [
         (Behaviour { marks: 3, ..Behaviour::LATE }, small()),
         (Behaviour::LATE, GpuConfig { ops: 3, ..small() }),
@@ -120,7 +120,7 @@ fn a_post_refused_for_lack_of_room_changes_nothing() {
             let at = n as usize * 8;
             let (local, remote) = (pair.memory[0].local(at, 8), pair.memory[1].remote(at));
             let before = process(&pair.rails[0]).counts().calls;
-            // SAFETY: the memory is there until the pair is dropped.
+            // SAFETY: the memory lives until the pair is dropped.
             match unsafe { pair.rails[0].post_write(PEER, local, remote, Some(n), n.into()) } {
                 Ok(_) => accepted.push(n),
                 Err(error) => {
@@ -173,20 +173,20 @@ fn pinned_host_memory_is_transferred_by_one_device_copy() {
     let mut pair = Pair::new(Behaviour::LATE, small(), 4);
     let mut host = bytes(1, 4000);
     let ptr = NonNull::from(&mut host[..]).cast::<u8>();
-    // SAFETY: the vector outlives the pair's use, and is accessed only through this pointer.
+    // SAFETY: the vector outlives the pair's use of it, and is accessed only through this pointer.
     let region = unsafe { Region::new(ptr, 4000, RegionKind::Private) };
     let (key, desc) = pair.rails[0].register(&region).unwrap();
     let local = Local { ptr, len: 4000, desc };
-    // SAFETY: as above.
+    // SAFETY: the memory outlives the pair's use of it.
     let posted = unsafe { pair.rails[0].post_write(PEER, local, pair.memory[1].remote(8), Some(1), 1) };
     assert_eq!(posted, Ok(Posted::Pending));
     pair.until("the write", |pair| pair.seen[1].landed.len() == 1);
     assert_eq!(peek(&pair.rails[1], &pair.memory[1], 8, 4000), bytes(1, 4000));
     poke(&pair.rails[1], &pair.memory[1], 8, &bytes(2, 4000));
-    // SAFETY: as above.
+    // SAFETY: the memory outlives the pair's use of it.
     let posted = unsafe { pair.rails[0].post_read(PEER, local, pair.memory[1].remote(8), 2) };
     assert_eq!(posted, Ok(Posted::Pending));
-    // Deregistered with the copy in flight, which finishes first.
+    // Deregisters with the copy in flight, and so waits for the copy.
     pair.rails[0].deregister(key).unwrap();
     assert_eq!(host, bytes(2, 4000));
     assert_eq!(pair.rails[0].stats().relayed, 0);
@@ -200,15 +200,15 @@ fn device_bytes_pass_through_pinned_memory() {
         let rail = &mut pair.rails[0];
         let at = memory(rail, 300_000);
         let sent = bytes(3, 200_000);
-        // SAFETY: registered, and valid.
+        // SAFETY: the range is registered device memory.
         unsafe { rail.write_device(at.local(70, 200_000), Untrusted::from_slice(&sent)) }.unwrap();
         assert!(peek(rail, &at, 70, 200_000) == sent);
         let mut got = vec![0; 200_000];
-        // SAFETY: as above.
+        // SAFETY: the range is registered device memory.
         unsafe { rail.read_device(at.local(70, 200_000), &mut got) }.unwrap();
         assert!(got == sent);
         let outside = at.local(299_999, 2);
-        // SAFETY: refused.
+        // SAFETY: the rail refuses the call, so it accesses no memory.
         assert_eq!(unsafe { rail.read_device(outside, &mut got) }, Err(PostError::BadKey));
         pair.check();
     }

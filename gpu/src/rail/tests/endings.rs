@@ -1,8 +1,8 @@
-//! Failed peers, lost or slow devices, and when memory may be reused.
+//! Failed peers, lost or slow devices, and the time at which memory may be reused.
 
 use super::*;
 
-/// More steps than any copy in these tests takes.
+/// Number of steps that no copy of a test waits for by itself.
 const NEVER: u32 = 1_000_000;
 
 #[test]
@@ -17,7 +17,7 @@ fn b14_a_write_reported_as_failed_does_not_land_later() {
             }
             pair.read(30_000, 0, 4000, 6);
             pair.poll();
-            // The peer leaves with copies in flight: this waits for the device.
+            // Detaches with copies in flight, and so waits for the device.
             pair.rails[0].detach(PEER);
             let mut seen = Seen::default();
             while pair.rails[0].poll(8, &mut seen) > 0 {}
@@ -30,7 +30,7 @@ fn b14_a_write_reported_as_failed_does_not_land_later() {
             for n in 0..7 {
                 over(n, &pair);
             }
-            // Reuse the buffer at once: no finished operation may read or write the new bytes.
+            // Reuses the buffer at once: no finished operation may read or write the new bytes.
             poke(&pair.rails[0], &pair.memory[0], 0, &[2; 40_000]);
             pair.driver.drain();
             assert_eq!(peek(&pair.rails[0], &pair.memory[0], 0, 40_000), [2; 40_000]);
@@ -64,7 +64,7 @@ fn b14_an_unfinished_copy_keeps_its_memory() {
         assert_eq!(counts.closes, before.closes, "closed under a copy");
         assert_eq!(counts.unpins, before.unpins, "unpinned under a copy");
         assert_eq!(pair.driver.violations(), []);
-        // Once the device has finished, nothing is reported again.
+        // Nothing is reported again after the device has finished.
         pair.driver.behave(|behaviour| behaviour.late = 0);
         pair.driver.drain();
         let mut seen = Seen::default();
@@ -90,10 +90,10 @@ fn a_lost_device_completes_all_operations_as_unknown() {
         assert!(unknown.count() >= 1);
         assert!(pair.seen[0].done.iter().all(|(_, result)| result.is_err()), "{:?}", pair.seen[0]);
         let (local, remote) = (pair.memory[0].local(0, 10), pair.memory[1].remote(0));
-        // SAFETY: refused.
+        // SAFETY: the rail refuses the post, so it accesses no memory.
         let posted = unsafe { pair.rails[0].post_write(PEER, local, remote, None, 9) };
         assert_eq!(posted, Err(PostError::Provider(46)));
-        // Messages still go.
+        // Messages still arrive.
         pair.rails[0].post_message(PEER, b"still here", Untrusted::from_slice(&[]), 0).unwrap();
         pair.until("a message", |pair| pair.seen[1].messages.len() == 1);
         assert!(pair.seen[1].landed.is_empty());
@@ -107,7 +107,7 @@ fn memory_of_an_unknown_outcome_stays_in_use_at_both_ends() {
         let mut host = Box::new([0u64; 512]);
         let mut pair = Pair::new(Behaviour { late: NEVER, ..Behaviour::LATE }, config, 5);
         let local = pair.memory[0].local(0, LEN);
-        // SAFETY: freed after the rails, and once the device has finished.
+        // SAFETY: `host` is freed after the rails, and after the device has finished.
         let host = unsafe { Region::new(NonNull::from(&mut *host).cast(), 4096, RegionKind::Private) };
         let (pinned, _) = pair.rails[0].register(&host).unwrap();
         let counts = process(&pair.rails[0]).counts();
@@ -145,7 +145,7 @@ fn memory_of_an_abandoned_staged_copy_stays_until_the_device_has_finished() {
     let config = GpuConfig { timeout: Duration::from_millis(4), ..small() };
     let mut pair = Pair::new(Behaviour { late: NEVER, ..Behaviour::LATE }, config, 7);
     let local = pair.memory[0].local(0, 64);
-    // SAFETY: registered.
+    // SAFETY: the range is registered device memory.
     let placed = unsafe { pair.rails[0].write_device(local, Untrusted::from_slice(&[1; 64])) };
     assert_eq!(placed, Err(PostError::Provider(libc::ETIMEDOUT)));
     assert!(pair.rails[0].touches(local));
@@ -179,7 +179,7 @@ fn the_death_of_a_peer_completes_its_operations_and_its_memory_is_not_accessed()
             }
             assert_eq!((seen[0].done.len(), seen[0].down.len()), (10, 1), "seed {seed}: {seen:?}");
             let (local, remote) = (memory[0].local(0, 10), memory[1].remote(0));
-            // SAFETY: refused.
+            // SAFETY: the rail refuses the post, so it accesses no memory.
             let posted = unsafe { origin.post_write(PEER, local, remote, None, 99) };
             assert_eq!(posted, Err(PostError::PeerDown));
             let touched = process(&origin).counts().orphans_touched;
@@ -200,7 +200,7 @@ fn b16_an_end_that_leaves_during_traffic_blocks_no_other_and_frees_nothing_in_us
         let config = GpuConfig { force_relay: round % 3 == 0, ..small() };
         let Pair { driver, rails, memory, .. } = Pair::new(behaviour, config, round);
         let [mut a, mut b] = rails;
-        // One end leaves after a number of polls, whatever the state of the other.
+        // One end detaches after a number of polls, in any state of the other end.
         let leaving = std::thread::spawn(move || {
             let mut seen = Seen::default();
             for _ in 0..(round * 37 % 400) {
@@ -216,7 +216,7 @@ fn b16_an_end_that_leaves_during_traffic_blocks_no_other_and_frees_nothing_in_us
         while seen.down.is_empty() {
             assert!(Instant::now() < end, "round {round}: {seen:?}");
             let (local, remote) = (memory[0].local(0, 3000), memory[1].remote(0));
-            // SAFETY: the memory is there until the rail is dropped.
+            // SAFETY: the memory lives until the rail is dropped.
             match unsafe { a.post_write(PEER, local, remote, Some(posted as u32), posted) } {
                 Ok(result) => {
                     posted += 1;

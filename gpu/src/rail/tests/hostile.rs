@@ -5,14 +5,14 @@ use fishplate_core::error::Violation;
 use super::*;
 use crate::relay::{Outgoing, Piece, What};
 
-/// Builds the contents of a piece from a region's key and length.
+/// Builds a piece from the key and the length of a region.
 type Says = fn(RailKey, u64) -> What;
 
-/// Makes the second end send the first a piece that no rail would send.
+/// Lets the second end send the first a piece that no correct rail sends.
 fn say(pair: &mut Pair, what: What, offset: u64, len: u32) {
     let shared = pair.rails[1].shared(PEER).unwrap();
     let (mine, theirs) = (shared.mine, shared.theirs);
-    // SAFETY: both segments are mapped as long as the pair lives; the rail itself has sent no
+    // SAFETY: both segments stay mapped while the pair lives, and the rail itself has sent no
     // piece.
     let out = unsafe { Outgoing::new(mine.descriptors(), theirs.acks(), 4) };
     out.fill(0, &Piece { what, offset, len });
@@ -75,7 +75,7 @@ fn b13_a_reply_that_does_not_match_its_read_writes_nothing() {
         assert_eq!(process(&pair.rails[0]).counts().calls.since(&before)[Call::Copy], 0);
         assert_eq!(peek(&pair.rails[0], &pair.memory[0], 0, LEN), [0x5a; LEN]);
     }
-    // More replies than bytes: the second one has no read.
+    // Sends more replies than requested bytes: the second reply belongs to no read.
     let mut pair = Pair::apart(Behaviour::PLAIN, small(), 1);
     pair.read(500, 0, 100, 1);
     let id = pair.rails[0].ops.id(0);
@@ -87,7 +87,8 @@ fn b13_a_reply_that_does_not_match_its_read_writes_nothing() {
     assert!(pair.seen[0].down.is_empty());
     let shared = pair.rails[1].shared(PEER).unwrap();
     let (mine, theirs) = (shared.mine, shared.theirs);
-    // SAFETY: both segments are mapped while the pair lives; the rail itself has sent no piece.
+    // SAFETY: both segments stay mapped while the pair lives, and the rail itself has sent no
+    // piece.
     let out = unsafe { Outgoing::new(mine.descriptors(), theirs.acks(), 4) };
     out.fill(1, &Piece { what: What::Reply { id }, offset: 0, len: 60 });
     for _ in 0..100 {
@@ -102,7 +103,7 @@ fn b13_bounds_are_those_of_the_region_and_not_of_its_allocation() {
     for relay in [false, true] {
         let config = GpuConfig { force_relay: relay, ..small() };
         let mut pair = Pair::new(Behaviour::PLAIN, config, 1);
-        // A region in the middle of an allocation.
+        // Registers a region in the middle of an allocation.
         let base = pair.rails[1].alloc(10_000).unwrap();
         let (key, _) = pair.rails[1].register(&device_region(base.at(1000), 2000)).unwrap();
         if !relay {
@@ -111,10 +112,11 @@ fn b13_bounds_are_those_of_the_region_and_not_of_its_allocation() {
         pair.rails[0].import(PEER, key, 2000).unwrap();
         for (offset, len) in [(0u64, 2001usize), (1999, 2), (2001, 0), (u64::MAX, 1), (u64::MAX - 3, 8)] {
             let (local, remote) = (pair.memory[0].local(0, len), Remote { key, offset });
-            // SAFETY: refused.
+            // SAFETY: the post is refused here or at the target, so it accesses only registered
+            // memory.
             let posted = unsafe { pair.rails[0].post_write(PEER, local, remote, Some(1), 1) };
             match relay {
-                // A relayed transfer is checked at the target.
+                // The target checks a relayed transfer.
                 true if posted.is_ok() => {}
                 _ => assert_eq!(posted, Err(PostError::BadKey), "{offset} {len}"),
             }
@@ -134,11 +136,12 @@ fn b18_flipped_bits_in_shared_segments_fail_at_most_the_link() {
             // SAFETY: the memory outlives the pair.
             let _ = unsafe { pair.rails[0].post_write(PEER, local, remote, Some(n as u32), n) };
             let Some(shared) = pair.rails[1].shared(PEER) else { break };
-            // Any word of either segment, except the bounce slots, which hold arbitrary bytes
-            // anyway.
+            // Picks any word of either segment, except in the bounce slots, which hold arbitrary
+            // bytes anyway.
             let record = if random.below(2) == 0 { shared.mine } else { shared.theirs };
             let at = random.below(record.bounce_at(0) as usize) & !7;
-            // SAFETY: inside the segment and aligned; both ends access it through atomics.
+            // SAFETY: the word lies inside the segment and is aligned. Both ends access it as an
+            // atomic.
             let word = unsafe {
                 fishplate_core::sync::primitive::AtomicU64::from_ptr(record.ptr().as_ptr().add(at).cast())
             };
@@ -161,7 +164,7 @@ fn bad_input_is_refused_with_its_reason() {
     // A device that does not exist.
     let at = rail.alloc(4096).unwrap();
     let ptr = NonNull::new(at.0 as *mut u8).unwrap();
-    // SAFETY: refused.
+    // SAFETY: the rail refuses the region, so it accesses no memory.
     let region = unsafe { Region::new(ptr, 4096, RegionKind::Device { ordinal: 7 }) };
     assert_eq!(rail.register(&region), Err(AttachError::Unsupported));
     assert_eq!(rail.why(), Some(Refused::Export(ExportError::Device(DeviceError::NoDevice(1)))));
@@ -175,7 +178,7 @@ fn bad_input_is_refused_with_its_reason() {
     let nothing = device_region(DevicePtr(64), 4096);
     assert_eq!(rail.register(&nothing), Err(AttachError::Unsupported));
     assert_eq!(rail.register(&device_region(at, 4097)), Err(AttachError::BadRange));
-    // Keys that the peer never registered: an error within the configured time.
+    // Keys that the peer never registered give an error within the configured time.
     let RailKey { key, base } = pair.memory[1].key;
     for (key, base, len, want) in [
         (key + 1000, base, 8, AttachError::Unheard),
@@ -193,13 +196,13 @@ fn bad_input_is_refused_with_its_reason() {
         other => panic!("{other:?}"),
     }
     assert_eq!(rail.import(Peer(9), pair.memory[1].key, 8), Err(AttachError::UnknownPeer));
-    // A second import shares the first. An import released too often is unknown.
+    // A second import shares the first. A release too many is ignored, and the key is then unknown.
     rail.import(PEER, pair.memory[1].key, LEN as u64).unwrap();
     for _ in 0..3 {
         rail.release(PEER, pair.memory[1].key);
     }
     let (local, remote) = (pair.memory[0].local(0, 8), pair.memory[1].remote(0));
-    // SAFETY: refused.
+    // SAFETY: the rail refuses the post, so it accesses no memory.
     assert_eq!(unsafe { rail.post_write(PEER, local, remote, None, 1) }, Err(PostError::BadKey));
     rail.deregister(pair.memory[0].key).unwrap();
     rail.deregister(pair.memory[0].key).unwrap();
@@ -218,7 +221,7 @@ fn imports_from_oneself_and_from_a_plain_peer_are_checked() {
     assert_eq!(rail.import(own, RailKey { key: key.key + 1, ..key }, 64), Err(AttachError::UnknownRegion));
     rail.import(own, key, 64).unwrap();
 
-    // A peer that has a rail without a device.
+    // A peer whose rail has no device.
     let mut plain = ShmRail::new(SpinHost::new(100_000), shm()).unwrap();
     let (x, y) = socket_pair().unwrap();
     let profile = plain.profile();

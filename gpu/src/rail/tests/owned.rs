@@ -1,12 +1,12 @@
-//! Memory that the rail allocated and peers imported, and how it is freed.
+//! Memory that the rail allocated and peers imported, and the ways to free it.
 
 use super::*;
 use crate::RevokeError;
 
-/// More steps than any copy of a test waits for by itself.
+/// Number of steps that no copy of a test waits for by itself.
 const NEVER: u32 = 1_000_000;
 
-/// A pair whose second end owns memory that the first is still copying into.
+/// Creates a pair whose first end is still copying into memory of the second.
 fn copying() -> Pair {
     let mut pair = Pair::new(Behaviour::LATE, GpuConfig { timeout: Duration::from_secs(20), ..small() }, 8);
     pair.driver.behave(|behaviour| behaviour.late = NEVER);
@@ -14,7 +14,7 @@ fn copying() -> Pair {
     pair
 }
 
-/// Polls both long enough for several turns.
+/// Polls both ends long enough for several turns.
 fn polls(pair: &mut Pair) {
     (0..2000).for_each(|_| pair.poll());
 }
@@ -26,7 +26,7 @@ fn memory_given_back_is_freed_by_polls_once_the_peer_has_finished() {
     let frees = |pair: &Pair| process(&pair.rails[1]).counts().frees;
     let before = frees(&pair);
     assert_eq!(pair.rails[1].deregister(key), Ok(()));
-    // SAFETY: allocated there, and not registered any more.
+    // SAFETY: this rail allocated the memory, and it is not registered any more.
     unsafe { pair.rails[1].give_back(at) };
     polls(&mut pair);
     assert_eq!(frees(&pair), before, "freed under a copy");
@@ -35,7 +35,7 @@ fn memory_given_back_is_freed_by_polls_once_the_peer_has_finished() {
     pair.until("it is freed", |pair| frees(pair) > before);
     // Memory that no peer imported is freed at once.
     let other = pair.rails[1].alloc(64).unwrap();
-    // SAFETY: allocated there, and not registered.
+    // SAFETY: this rail allocated the memory, and it is not registered.
     unsafe { pair.rails[1].give_back(other) };
     assert_eq!(frees(&pair), before + 2);
     pair.check();
@@ -49,7 +49,7 @@ fn revoke_all_counts_each_late_peer_once() {
     let revoked = pair.rails[1].revoke_all(soon());
     assert!(matches!(revoked, Err(RevokeError::Deadline { peer: PEER, peers: 1, .. })), "{revoked:?}");
     polls(&mut pair);
-    // The peer now has open only the allocation that it copies into.
+    // The peer now has only that allocation open into which it is copying.
     let (copied, _) = pair.rails[1].sharing.exports().find(pair.memory[1].at, 1).unwrap();
     let left = pair.rails[1].revoke_all(soon());
     assert_eq!(left, Err(RevokeError::Deadline { alloc: copied, peer: PEER, peers: 1 }));

@@ -1,4 +1,4 @@
-//! How writes are reported, by done words or records; both ends agree on it.
+//! The reports of writes, by done words or records. Both ends agree on one of them.
 
 use super::*;
 use crate::pair;
@@ -49,7 +49,8 @@ fn b4_an_unmappable_segment_turns_features_off_at_both_ends() {
         one.agree(link, soon()).unwrap().active()
     });
     let mut link = Link::over(x, Role::Second, two.profile(), soon()).unwrap();
-    // Its own segment is shorter than announced: it can map the other's, but not the reverse.
+    // This end's segment is shorter than announced. So it can map the peer's segment, but the peer
+    // cannot map its segment.
     let agreed = pair::agree_cut_short(&mut link, two.layout, soon()).unwrap();
     assert_eq!((agreed.done, agreed.relay), (false, false));
     assert!(agreed.segments.is_none());
@@ -94,7 +95,7 @@ fn b17_a_missing_word_delays_no_other_write() {
         join(origin, PEER, &mut target, Peer(n as u16));
         origin.import(PEER, into.key, 4096).unwrap();
     }
-    // The first takes tickets and dies before it stores their words, in each position.
+    // The first origin takes tickets and dies before it stores their words.
     if let Some((sender, _)) = &mut origins[0].shared(PEER).unwrap().done {
         for _ in 0..3 {
             sender.reserve().unwrap();
@@ -108,7 +109,7 @@ fn b17_a_missing_word_delays_no_other_write() {
     let mut seen = [Seen::default(), Seen::default(), Seen::default()];
     for n in 0..100u64 {
         loop {
-            // SAFETY: as above.
+            // SAFETY: the memory outlives the rail.
             match unsafe {
                 origins[1].post_write(PEER, from.local(0, 64), into.remote(64), Some(n as u32), n)
             } {
