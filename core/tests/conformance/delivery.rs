@@ -1,5 +1,5 @@
-//! Clauses 1 to 6: an accepted post completes and arrives once, whole, from the right peer; a
-//! refused one has changed nothing.
+//! Clauses 1 to 6: an accepted post completes and arrives once, whole, from the right peer. A
+//! refused post has changed nothing.
 
 use std::ptr::NonNull;
 
@@ -15,7 +15,8 @@ pub fn c1_a_refused_post_has_changed_nothing_and_again_goes_away<F: Fixture>() {
         let (mut seen, mut accepted, mut pending, mut refused) = (Seen::default(), vec![], vec![], 0);
         let to = link.to;
         for round in 0..3u64 {
-            // Without polls in between, until it is refused a few times; some rails never refuse.
+            // Posts without polls in between, until a few posts are refused. Some rails never
+            // refuse.
             for i in 0..1000u64 {
                 let n = round * 1000 + i;
                 let at = (n % 1024) as usize * 8;
@@ -24,7 +25,8 @@ pub fn c1_a_refused_post_has_changed_nothing_and_again_goes_away<F: Fixture>() {
                     set(&field.source, at, &(n + 1).to_le_bytes());
                 }
                 let word = Some(n as u32);
-                // SAFETY: the source is never freed, and each part of it is written once.
+                // SAFETY: the source is never freed, and each of its parts is written once, before
+                // its post.
                 let result = unsafe {
                     link.origin().post_write(to, field.local(at, 8), field.remote(at as u64), word, n)
                 };
@@ -87,7 +89,8 @@ pub fn c2_a_pending_post_ends_once_and_a_done_one_never<F: Fixture>() {
                 _ => {
                     let to = link.to;
                     let (local, remote) = (field.local(at, 32), field.remote(at as u64));
-                    // SAFETY: the source is never freed, and not read before the end.
+                    // SAFETY: the source is never freed, and nothing reads it before all posts have
+                    // completed.
                     accept(&mut link, &mut seen, |rail| unsafe {
                         match n % 8 {
                             3 => rail.post_read(to, local, remote, n),
@@ -119,7 +122,8 @@ pub fn c2_a_read_or_fetch_brings_what_was_there<F: Fixture>() {
             fill(&field.source, 0);
             let to = link.to;
             let (local, remote) = (field.local(0, len), field.remote(offset as u64));
-            // SAFETY: the source is never freed, and not read before the end.
+            // SAFETY: the source is never freed, and nothing reads it before all posts have
+            // completed.
             let posted = accept(&mut link, &mut seen, |rail| unsafe {
                 match n < ranges.len() {
                     true => rail.post_read(to, local, remote, n as u64),
@@ -322,7 +326,7 @@ pub fn c6_poll_reports_at_most_its_budget<F: Fixture>() {
             for n in 0..16u32 {
                 message(&mut link, &mut seen, &n.to_le_bytes(), &[], n as u64);
             }
-            // `turn` checks each poll.
+            // `turn` checks the budget of each poll.
             for _ in 0..400 {
                 link.turn(budget, &mut seen);
             }

@@ -1,4 +1,4 @@
-//! Optional capabilities of a rail: mapped memory, copies at once, native atomics.
+//! Optional capabilities of a rail: mapped memory, immediate copies, native atomics.
 
 use fishplate_core::error::PostError;
 use fishplate_core::op::{Amo, AmoOp};
@@ -24,7 +24,7 @@ pub fn copies_at_once_are_whole_and_checked<F: Fixture>() {
     let field = Field::new::<F>(&mut link, 64);
     let to = link.to;
     set(&field.source, 0, &[0x77; 64]);
-    // SAFETY: the source has the given length.
+    // SAFETY: the source has the given length and is never freed.
     unsafe {
         if let Some(done) = link
             .origin()
@@ -67,7 +67,7 @@ pub fn native_atomics_are_atomics_or_unsupported<F: Fixture>() {
     {
         let amo = Amo { op, width, operand: 0x55, compare: 0 };
         let fetch = field.source.ptr().cast();
-        // SAFETY: the source is never freed and aligned.
+        // SAFETY: `fetch` points to aligned words that are never freed.
         let result = attempt(&mut link, &mut seen, |rail| unsafe {
             rail.post_atomic(to, amo, field.remote(n as u64 * 8), Some(fetch), n as u64)
         });
@@ -85,7 +85,7 @@ pub fn native_atomics_are_atomics_or_unsupported<F: Fixture>() {
     if native.has(AmoOp::Set, 8) {
         let amo = Amo { op: AmoOp::Set, width: 8, operand: u64::MAX, compare: 0 };
         for offset in [64, 57, u64::MAX - 3] {
-            // SAFETY: it does not fetch.
+            // SAFETY: the atomic fetches nothing, so no local memory must stay valid.
             assert!(unsafe { link.origin().post_atomic(to, amo, field.remote(offset), None, 9) }.is_err());
         }
         field.check_canaries("atomics");

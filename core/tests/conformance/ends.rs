@@ -1,4 +1,5 @@
-//! A detached peer, and one that dies: every pending post completes once, and nothing follows.
+//! A peer that is detached, and a peer that dies: every pending post completes once, and nothing is
+//! reported afterwards.
 
 use fishplate_core::error::{CompleteError, PeerError, PostError};
 use fishplate_core::mem::Peer;
@@ -34,10 +35,10 @@ pub fn detach_ends_what_is_pending_and_reports_nothing_else<F: Fixture>() {
             after.landed.is_empty() && after.messages.is_empty() && after.down.is_empty(),
             "seed {seed}: {after:?}"
         );
-        // Repeating it is harmless, and so is detaching an unknown peer.
+        // A second detach is harmless, and so is detaching an unknown peer.
         link.origin().detach(to);
         link.origin().detach(Peer(9));
-        // A post that failed does not land later.
+        // A failed post does not land later.
         if skipped("that what failed does not land later", F::LANDS_LATE) {
             continue;
         }

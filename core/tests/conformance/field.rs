@@ -1,4 +1,4 @@
-//! Memory under test: a region of the target between canaries, and a source at the origin.
+//! The memory under test: a region of the target between canaries, and a source at the origin.
 
 use std::ptr::NonNull;
 
@@ -7,13 +7,14 @@ use fishplate_core::rail::{Local, Rail, RailKey, Remote};
 
 use super::{Fixture, Link};
 
-/// The byte around a region under test, and in it before it is written.
+/// The byte that fills the canaries, and the region before it is written.
 pub const CANARY: u8 = 0xc5;
 
-/// Bytes on either side of a region.
+/// Number of canary bytes on each side of a region.
 pub const PAD: usize = 64;
 
-/// A region of the target between canaries, and a source at the origin; registered and imported.
+/// A region of the target between canaries, and a source at the origin. Both are registered, and
+/// the region is imported.
 pub struct Field {
     /// All of the target's memory: `PAD` bytes, the region, `PAD` bytes.
     pub whole: Region,
@@ -35,7 +36,8 @@ impl Field {
             RegionKind::Common { peer, offset } => RegionKind::Common { peer, offset: offset + PAD as u64 },
             kind => kind,
         };
-        // SAFETY: PAD bytes into memory of len + 2 PAD bytes that is never freed.
+        // SAFETY: the memory has len + 2 PAD bytes and is never freed, and the region begins PAD
+        // bytes into it.
         let inner = unsafe { Region::new(whole.ptr().add(PAD), len, kind) };
         let (key, _) = link.target().register(&inner).expect("memory of the fixture is registered");
         let source = leaked(len);
@@ -44,9 +46,8 @@ impl Field {
         Field { whole, len, key, mapped, source, desc }
     }
 
-    /// A part of the source.
     pub fn local(&self, offset: usize, len: usize) -> Local {
-        // SAFETY: the tests stay inside the source.
+        // SAFETY: the tests use offsets inside the source.
         Local { ptr: unsafe { self.source.ptr().add(offset) }, len, desc: self.desc }
     }
 
@@ -65,17 +66,18 @@ impl Field {
     }
 }
 
-/// Zeroed memory of this process that is never freed.
+/// Returns zeroed memory that is never freed.
 pub fn leaked(len: usize) -> Region {
     let words = Box::leak(vec![0u64; len.div_ceil(8).max(1)].into_boxed_slice());
-    // SAFETY: leaked, so always valid; the tests access it only through raw copies.
+    // SAFETY: the memory is leaked, so it is always valid. The tests access it only through raw
+    // copies.
     unsafe { Region::new(NonNull::new(words.as_mut_ptr().cast()).unwrap(), len, RegionKind::Private) }
 }
 
-/// Copies memory out.
+/// Returns a copy of a region's bytes.
 pub fn look(region: &Region) -> Vec<u8> {
     let mut bytes = vec![0; region.len()];
-    // SAFETY: the region is never freed, and as long as the copy.
+    // SAFETY: the region is never freed, and the copy has its length.
     unsafe { std::ptr::copy(region.ptr().as_ptr(), bytes.as_mut_ptr(), region.len()) };
     bytes
 }
@@ -87,6 +89,6 @@ pub fn fill(region: &Region, byte: u8) {
 
 pub fn set(region: &Region, offset: usize, bytes: &[u8]) {
     assert!(offset + bytes.len() <= region.len());
-    // SAFETY: the bounds were checked above.
+    // SAFETY: the bounds were checked above, and the region is never freed.
     unsafe { std::ptr::copy(bytes.as_ptr(), region.ptr().as_ptr().add(offset), bytes.len()) };
 }

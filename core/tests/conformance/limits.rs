@@ -1,4 +1,4 @@
-//! Capabilities are constant, and longer posts are refused.
+//! Capabilities are constant, and posts beyond a limit are refused.
 
 use fishplate_core::error::PostError;
 use fishplate_core::mem::Untrusted;
@@ -34,7 +34,8 @@ pub fn too_long_is_said_and_nothing_is_posted<F: Fixture>() {
         link.until(&mut seen, "the longest message", |seen| seen.messages.len() == 1);
         assert_eq!(seen.messages[0].1.len(), max_message);
         if max_rma <= 1 << 30 {
-            // One byte more than the rail accepts. It is never accessed, so it need not exist.
+            // The post is one byte longer than the rail accepts. The target range is never
+            // accessed, so it need not exist.
             let field = Field::new::<F>(&mut link, 64);
             let long = leaked(max_rma + 1);
             let local = Local { ptr: long.ptr(), len: max_rma + 1, desc: field.desc };

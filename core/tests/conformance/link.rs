@@ -1,4 +1,4 @@
-//! The ends under test, their reports, and posts that are repeated until they are accepted.
+//! The two ends under test, their reports, and helpers that repeat a post until it is accepted.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -9,8 +9,8 @@ use fishplate_core::rail::{Caps, Local, Posted, Rail, Remote, Sink};
 
 use super::Field;
 
-/// How long a test waits for what a rail owes: for many polls, and for long enough that a loaded
-/// machine has run the rail's other threads meanwhile.
+/// How long a test waits for a report: for many polls, and long enough that a loaded machine has
+/// run the rail's other threads meanwhile.
 pub struct Patience {
     polls: u32,
     since: Instant,
@@ -21,21 +21,21 @@ impl Patience {
         Patience { polls: 0, since: Instant::now() }
     }
 
-    /// Counts one poll. Returns whether it is worth making.
+    /// Counts one poll. Returns whether the test should make it.
     pub fn lasts(&mut self) -> bool {
         self.polls += 1;
         self.polls < 100_000 || self.since.elapsed() < Duration::from_secs(20)
     }
 }
 
-/// Two connected ends, or one that is its own peer.
+/// Two connected ends, or one end that is its own peer.
 pub struct Link<R> {
-    /// The ends; one if the rail is its own peer.
+    /// Both ends, or one if the rail is its own peer.
     pub rails: Vec<R>,
-    /// The indexes of the posting end and of the target.
+    /// Indexes of the posting end and of the target in `rails`.
     pub origin: usize,
     pub target: usize,
-    /// The target's number at the origin, and the origin's at the target.
+    /// The target's peer number at the origin, and the origin's peer number at the target.
     pub to: Peer,
     pub from: Peer,
 }
@@ -53,8 +53,8 @@ impl<R: Rail> Link<R> {
         self.origin().caps()
     }
 
-    /// Polls every end once and collects the reports. Several polls may be needed, because posts
-    /// may be batched.
+    /// Polls every end and collects the reports. Several polls may be needed, because posts may be
+    /// batched.
     pub fn turn(&mut self, budget: u32, seen: &mut Seen) -> u32 {
         let mut most = 0;
         for rail in &mut self.rails {
@@ -72,7 +72,7 @@ impl<R: Rail> Link<R> {
         most
     }
 
-    /// Polls until `enough`, and some more, to detect repeated reports.
+    /// Polls until `enough` returns true, and some more, to detect repeated reports.
     pub fn until(&mut self, seen: &mut Seen, what: &str, enough: impl Fn(&Seen) -> bool) {
         let mut patience = Patience::new();
         while !enough(seen) {
@@ -89,18 +89,18 @@ impl<R: Rail> Link<R> {
     }
 }
 
-/// The reports of a rail.
+/// The collected reports.
 #[derive(Default)]
 pub struct Seen {
     pub done: Vec<(u64, Result<(), CompleteError>)>,
     pub landed: Vec<(Peer, u32)>,
     pub messages: Vec<(Peer, Vec<u8>)>,
-    /// For each arrival in order: whether it was a message.
+    /// For each arrival in order, whether it was a message.
     pub arrivals: Vec<bool>,
     pub down: Vec<(Peer, PeerError)>,
     pub up: Vec<Peer>,
     pub events: u32,
-    /// Reads memory when a write is reported.
+    /// Called when a write is reported, to read its memory.
     pub on_landed: Option<Box<dyn FnMut(u32)>>,
 }
 
@@ -154,7 +154,7 @@ impl Sink for Seen {
     }
 }
 
-/// Posts, and polls in between, until the answer is not `Again`.
+/// Posts, and polls in between, until the result is not `Again`.
 pub fn attempt<R: Rail>(
     link: &mut Link<R>,
     seen: &mut Seen,
@@ -169,7 +169,7 @@ pub fn attempt<R: Rail>(
     }
 }
 
-/// Posts until it is accepted, polling in between.
+/// Posts, and polls in between, until the post is accepted.
 pub fn accept<R: Rail>(
     link: &mut Link<R>,
     seen: &mut Seen,
@@ -197,7 +197,8 @@ pub fn message<R: Rail>(link: &mut Link<R>, seen: &mut Seen, head: &[u8], body: 
     accept(link, seen, |rail| rail.post_message(to, head, Untrusted::from_slice(body), cx))
 }
 
-/// Posts 4 writes, 4 messages and 4 reads of 64 bytes each in turn. Returns those still pending.
+/// Posts 4 writes, 4 messages and 4 reads of 64 bytes each, in turn. Returns the posts that are
+/// still pending.
 pub fn posts_of_each_kind<R: Rail>(link: &mut Link<R>, field: &Field) -> Vec<u64> {
     let (mut seen, mut pending, to) = (Seen::default(), vec![], link.to);
     for n in 0..12u64 {
@@ -205,7 +206,8 @@ pub fn posts_of_each_kind<R: Rail>(link: &mut Link<R>, field: &Field) -> Vec<u64
         let posted = match n % 3 {
             0 => write(link, &mut seen, local, remote, Some(n as u32), n),
             1 => message(link, &mut seen, &[n as u8], &[], n),
-            // SAFETY: the source is never freed, and not read before the end.
+            // SAFETY: the source is never freed, and nothing reads it before all posts have
+            // completed.
             _ => accept(link, &mut seen, |rail| unsafe { rail.post_read(to, local, remote, n) }),
         };
         if posted == Posted::Pending {

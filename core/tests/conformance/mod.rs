@@ -1,12 +1,12 @@
 //! The contract of `Rail`, clause by clause, as tests for any rail.
 //!
 //! A package includes this file by `#[path]`, implements [`Fixture`] for its rail, and adds one
-//! line: `rail_conformance!(name, MyFixture);`. Every test is a named function over the fixture;
-//! `cN_` is the clause of the contract in `core/src/rail.rs`. Randomised ones run over a few seeds
-//! and name the seed when they fail.
+//! line: `rail_conformance!(name, MyFixture);`. Every test is a named function over the fixture.
+//! The prefix `cN_` is the clause of the contract in `core/src/rail.rs`. Randomised tests run over
+//! a few seeds and name the seed when they fail.
 //!
-//! `link` has the two ends and what they report, `field` the memory; `delivery`, `reach`, `limits`,
-//! `ends` and `direct` have the tests.
+//! `link` contains the two ends and their reports, and `field` the memory. `delivery`, `reach`,
+//! `limits`, `ends` and `direct` contain the tests.
 #![allow(dead_code, reason = "each package uses its part of this")]
 
 mod delivery;
@@ -35,56 +35,57 @@ use fishplate_core::rail::{Rail, RailKey};
 pub trait Fixture {
     type Rail: Rail;
 
-    /// Why an origin may still reach imported memory after its deregistration, if it may. It never
-    /// reaches a region that is registered later.
+    /// Why an origin may still access imported memory after it is deregistered, if it may. The
+    /// origin never accesses a region that is registered later.
     const REACHES_ON: Option<&'static str> = None;
 
-    /// Why a write that a detach reported as failed may land later, if it may.
+    /// Why a write may land after a detach has reported it as failed, if it may.
     const LANDS_LATE: Option<&'static str> = None;
 
     /// Why an import longer than the region is accepted, if it is. Posts beyond the region are
-    /// refused anyway.
+    /// refused in any case.
     const IMPORTS_UNSEEN: Option<&'static str> = None;
 
-    /// Why this machine has no such rail, if so.
+    /// Returns why this machine has no such rail, if it has none.
     fn absent() -> Option<String> {
         None
     }
 
-    /// Creates a new pair; `seed` determines all randomness.
+    /// Creates a new pair. `seed` determines all randomness.
     fn link(seed: u64) -> Link<Self::Rail>;
 
-    /// A fresh pair whose origin soon gives up a peer that leaves its posts incomplete.
+    /// Creates a pair whose origin soon fails a peer that leaves its posts incomplete.
     fn impatient(seed: u64) -> Link<Self::Rail> {
         Self::link(seed)
     }
 
-    /// Memory that the rail can register: `len` bytes, aligned to 8, zeroed, never freed.
+    /// Returns memory that the rail can register: `len` bytes, aligned to 8, zeroed, never freed.
     fn memory(_link: &mut Link<Self::Rail>, len: usize) -> Region {
         leaked(len)
     }
 
-    /// Prepares the origin's access to a region of the target.
+    /// Imports a region of the target at the origin.
     fn import(link: &mut Link<Self::Rail>, key: RailKey, len: usize) -> Option<NonNull<u8>> {
         let to = link.to;
         link.origin().import(to, key, len as u64).expect("a new key can be imported")
     }
 
-    /// Ends the target as if its process had died. `false`: not supported.
+    /// Ends the target as if its process had died. Returns `false` if the rail does not support
+    /// this.
     fn kill_target(_link: &mut Link<Self::Rail>) -> bool {
         false
     }
 }
 
-/// Seeds of a randomised test.
+/// The seeds of a randomised test.
 const SEEDS: std::ops::Range<u64> = 1..6;
 
 thread_local! {
-    /// The skipped checks that this test has printed.
+    /// The skipped checks that this test has already printed.
     static SKIPPED: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Prints that a check is skipped, once per test, if there is a reason to skip it.
+/// Returns whether there is a reason to skip a check. Prints the reason once per test.
 fn skipped(what: &str, why: Option<&str>) -> bool {
     if let Some(why) = why {
         let line = format!("SKIPPED {what}: {why}");
@@ -98,7 +99,7 @@ fn skipped(what: &str, why: Option<&str>) -> bool {
     why.is_some()
 }
 
-/// All tests of the suite for one fixture, in a module of its own.
+/// Makes a module with all tests of the suite for one fixture.
 #[macro_export]
 macro_rules! rail_conformance {
     ($name:ident, $fixture:ty) => {

@@ -1,4 +1,4 @@
-//! Clause 7: no key, offset or length reaches memory outside of registered regions.
+//! Clause 7: no key, offset or length accesses memory outside registered regions.
 
 use fishplate_core::error::{CompleteError, PostError};
 use fishplate_core::rail::{Posted, Rail, RailKey, Remote};
@@ -59,7 +59,7 @@ pub fn c7_a_key_taken_back_is_dead_for_ever<F: Fixture>() {
         let mut link = F::impatient(seed);
         let field = Field::new::<F>(&mut link, 64);
         link.target().deregister(field.key).unwrap();
-        // The next region must not be reachable by the old key.
+        // The old key must not reach the next registered region.
         let next = F::memory(&mut link, 64);
         fill(&next, CANARY);
         let (key, _) = link.target().register(&next).unwrap();

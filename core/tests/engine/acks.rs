@@ -1,5 +1,5 @@
-//! Acknowledgements: a cumulative cursor, sent in time and never ahead of what is applied; and
-//! every number is credited.
+//! Acknowledgements: a cumulative cursor that is sent in time and never ahead of applied
+//! operations. Every number is acknowledged.
 
 use fishplate_core::engine::{Config, Notice};
 use fishplate_core::error::{OpError, PostError};
@@ -291,7 +291,7 @@ fn e5_withheld_acks_of_one_peer_do_not_block_others() {
             let control = if node == 0 { control.clone() } else { shared() };
             tap::Tap::new(end, rail as usize, &control)
         });
-    // Node 0 receives nothing from node 1.
+    // Node 0 receives no message from node 1.
     let _held = hold(&control, |event| matches!(event, Event::Message(Peer(1), _)));
     let node = &mut nodes[0];
     for _ in 0..20 {

@@ -1,4 +1,4 @@
-//! Atomics: every operation at every width, executed once, in order, by message or natively.
+//! Atomics: every operation at every width is executed once and in order, by message or natively.
 
 use fishplate_core::engine::{Config, Notice};
 use fishplate_core::error::{AttachError, CompleteError, OpError, PeerError, PostError};
@@ -15,7 +15,7 @@ use super::support::*;
 
 type Network = Loopback<64>;
 
-/// Rails that execute atomics, and keep no order.
+/// Returns rails that execute atomics and preserve no order.
 fn native<const DEPTH: usize, const RAILS: usize>(control: &Shared) -> [Tap<Loopback<DEPTH>>; RAILS] {
     control.borrow_mut().caps = Some(|caps| Caps { order: Order::None, ..caps });
     std::array::from_fn(|rail| Tap::new(Loopback::new().with_native_atomics(), rail, control))
@@ -140,7 +140,7 @@ fn a_fetch_reads_what_the_stream_wrote_before_it() {
     }
 }
 
-/// Whatever is delayed, the applied operations are a prefix of the issued ones.
+/// The applied operations are a prefix of the issued operations, whatever the rails delay.
 #[test]
 fn native_atomics_are_ordered() {
     for seed in seeds(60) {
@@ -153,7 +153,7 @@ fn native_atomics_are_ordered() {
             move |_| random.below(2) == 0
         });
         let mut random = Random(seed);
-        // Signals and atomics issued so far, and how many of each were issued before every one.
+        // The number of signals and atomics issued so far, and both numbers before each operation.
         let (mut issued, mut prefixes) = ((0, 0), vec![(0, 0)]);
         let add = |operand| Amo { op: AmoOp::Add, width: 8, operand, compare: 0 };
         let mut tokens = vec![];
@@ -212,7 +212,7 @@ fn nothing_later_is_posted_before_a_native_atomic_has_completed() {
     assert_eq!(verbs(&control).iter().filter(|&&verb| verb != Verb::Message).count(), 1, "the atomic alone");
     assert_eq!(word(&own.engine, own.target.at(0)), 0);
     assert_eq!(own.engine.test(token), Ok(None));
-    // It names memory of the region no more.
+    // The later atomic has not been posted, and the stream is not quiet.
     assert_eq!(own.engine.is_quiet(CX, own.peer), Ok(false));
     control.borrow_mut().edit = None;
     control.borrow_mut().inject.extend(held.borrow_mut().drain(..));
@@ -249,7 +249,7 @@ fn what_is_not_a_native_atomic_is_refused_in_such_a_region() {
     let outside = Err(OpError::OutOfBounds { offset: 256, len: 8, size: 256 });
     assert_eq!(own.engine.amo(CX, there.at(256), amo, Notice::Silent), outside);
     assert_eq!(control.borrow().posts.len(), 0, "nothing of that was posted");
-    // Data goes in and out, as writes and reads.
+    // Puts and gets still work in this region.
     write(&own.engine, own.source.at(0), &[7; 64]);
     own.engine.put(CX, own.source.at(0), 64, there.at(64), Notice::Silent).unwrap();
     own.engine.quiet(CX, own.peer, &mut own.waiter, SOON).unwrap();
@@ -260,7 +260,7 @@ fn what_is_not_a_native_atomic_is_refused_in_such_a_region() {
     own.engine.quiet(CX, own.peer, &mut own.waiter, SOON).unwrap();
     assert_eq!(read(&own.engine, own.target.at(0), 64), [7; 64]);
     assert_eq!(read(&own.engine, own.source.at(64), 64), [7; 64]);
-    // No rail, no region.
+    // Registration fails if no rail executes atomics.
     control.borrow_mut().caps = Some(|caps| Caps { native_atomics: AmoSet::NONE, ..caps });
     let refused = own.engine.register(region(64).with_native_atomics());
     assert_eq!(refused, Err(AttachError::Unsupported));
@@ -297,7 +297,7 @@ fn a_native_atomic_that_fails_or_whose_peer_fails_says_so() {
             false => {
                 let fault = Fault::Rail(RailId(0), CompleteError::Failed(5));
                 assert_eq!(outcome, Outcome::Failed(fault));
-                // The stream goes on.
+                // The stream continues after the failed atomic.
                 own.engine.signal(CX, set(own.remote, 0, 1), Notice::Silent).unwrap();
                 own.engine.quiet(CX, own.peer, &mut own.waiter, SOON).unwrap();
             }

@@ -1,4 +1,4 @@
-//! Invalid arguments are refused with an exact error, and nothing is done.
+//! Invalid arguments are refused with an exact error, and change nothing.
 
 use std::ptr::NonNull;
 
@@ -17,7 +17,7 @@ use super::support::tap::{Event, shared, tap};
 use super::support::*;
 
 type Network = Loopback<64>;
-/// Small, because many are on the stack.
+/// A small rail, because many of them are on the stack.
 type Small = Loopback<4>;
 
 #[test]
@@ -99,7 +99,7 @@ fn invalid_operations_are_refused_by_name() {
         assert_eq!(end, Err(WaitError::Op(bounds(4096, 8))));
         assert_eq!(e.stats(), before, "something was done");
         assert_eq!(e.is_quiet(CX, own.peer), Ok(true));
-        // The last bytes are inside.
+        // The last bytes of a region are valid targets.
         assert!(e.put(CX, from.region.at(4088), 8, own.remote.at(4088), silent).is_ok());
         assert!(e.put(CX, from.region.at(4096), 0, own.remote.at(4096), silent).is_ok());
         assert!(e.signal(CX, set(own.remote, 4088, 1), silent).is_ok());
@@ -109,7 +109,7 @@ fn invalid_operations_are_refused_by_name() {
 #[test]
 fn invalid_peers_are_refused_by_name() {
     let mut own = own(Config::DEFAULT, [Network::new(), Network::new()], 4096);
-    // An id of another engine with more peers.
+    // An id of another engine, which has more peers.
     let mut more = Engine::new(Config::DEFAULT, [Network::new()], memory(&Config::DEFAULT, 9, 8)).unwrap();
     let foreign = (0..9).map(|_| more.reserve_peer().unwrap()).last().unwrap();
     {
@@ -146,7 +146,8 @@ fn invalid_regions_and_handles_are_refused_by_name() {
     let mut own = own(Config::DEFAULT, [Network::new(), Network::new()], 4096);
     let words = Box::leak(Box::new([0u64; 8]));
     let at = NonNull::new(words.as_mut_ptr().cast::<u8>()).unwrap();
-    // SAFETY: the valid descriptions are leaked; the others are refused before any access.
+    // SAFETY: the valid descriptions are of leaked memory. The engine refuses the others before any
+    // access.
     let (empty, odd, endless) = unsafe {
         let odd = NonNull::new(at.as_ptr().add(4)).unwrap();
         let private = RegionKind::Private;
@@ -171,7 +172,8 @@ fn invalid_regions_and_handles_are_refused_by_name() {
         assert_eq!(own.engine.import(own.peer, &handle[..cut]), Err(AttachError::BadHandle));
     }
     assert!(own.engine.export(own.target, &mut handle[..len - 1]).is_err());
-    // Ends may have different numbers of rails, but the handle needs a key for each joint.
+    // The two engines may have different numbers of rails, but the handle needs a key for each
+    // joint.
     let mut one = super::support::own(Config::DEFAULT, [Network::new()], 4096);
     let len = one.engine.export(one.target, &mut handle).unwrap();
     assert_eq!(own.engine.import(own.peer, &handle[..len]), Err(AttachError::BadHandle), "e17");
@@ -183,7 +185,7 @@ fn invalid_regions_and_handles_are_refused_by_name() {
         let got = own.engine.import(own.peer, &wrong[..len]);
         assert_eq!(got, Err(AttachError::BadHandle), "{count} rails");
     }
-    // A length or key that differs from the registration.
+    // Handles whose length or key differs from the registration.
     for at in [8, 24, 40] {
         let mut wrong = handle;
         wrong[at] ^= 0x80;
@@ -255,8 +257,8 @@ fn configurations_out_of_range_are_refused_by_name() {
 #[test]
 fn rails_are_joined_once_and_before_the_peer_is_used() {
     let mut engine: Engine<'_, Network, 2> = engine(Config::DEFAULT, [Network::new(), Network::new()]);
-    // From here on the rails have different keys for one region. SAFETY: another region, which is
-    // never freed.
+    // The extra registration makes the keys of one region differ between rails. SAFETY: it
+    // registers another region, which is never freed.
     unsafe { engine.rail_unchecked(RailId(1)) }.unwrap().register(&region(64)).unwrap();
     let target = engine.register(region(64)).unwrap();
     let mut handle = [0; 512];
@@ -279,7 +281,7 @@ fn rails_are_joined_once_and_before_the_peer_is_used() {
     }
     engine.join_peer(peer, &alike, None).unwrap();
     engine.import(peer, &handle[..len]).expect("what was refused changed nothing");
-    // Once it is connected, its keys are in use.
+    // The joints of a connected peer are in use, so they cannot change.
     assert_eq!(engine.join_peer(peer, &crossed, None), Err(AttachError::UnknownPeer));
     engine.import(peer, &handle[..len]).expect("the refused joints changed nothing");
     let other = engine.reserve_peer().unwrap();
@@ -288,7 +290,7 @@ fn rails_are_joined_once_and_before_the_peer_is_used() {
     engine.remove_peer(other).unwrap();
     assert_eq!(engine.join_peer(other, &alike, None), Err(AttachError::UnknownPeer));
     let crossed = other;
-    // The next peer in this slot starts with equal numbering again.
+    // The next peer in this slot starts again with equal rail numbers.
     let next: PeerId = engine.reserve_peer().unwrap();
     assert_eq!(next.peer(), crossed.peer());
     engine.connect_peer(next, 3).unwrap();
@@ -320,7 +322,7 @@ fn memory_left_by_an_earlier_engine_is_no_context() {
         let mut engine = Engine::new(config, tap(Network::new(), &control), memory).unwrap();
         let peer = engine.reserve_peer().unwrap();
         engine.connect_peer(peer, 1).unwrap();
-        // The next write in the second context, of which the first engine has one.
+        // The next write in the second context. Only the first of the two engines has that context.
         let next = u32::from(2 - config.contexts);
         control.borrow_mut().inject.push_back(Event::Landed(peer.peer(), 1 << 24 | next));
         engine.progress();

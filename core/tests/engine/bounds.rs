@@ -1,4 +1,4 @@
-//! Bounds: small windows, queues and pools never block each other for ever, a pass handles at most
+//! Bounds: small windows, queues and pools never block each other for ever. A pass handles at most
 //! a batch, and nothing recurses.
 
 use fishplate_core::engine::{Config, Notice};
@@ -11,7 +11,7 @@ use super::order::{add, hold, set};
 use super::support::tap::{Event, Tap, shared, tap};
 use super::support::*;
 
-/// Operations of all kinds, as often as they are accepted.
+/// Issues operations of all kinds, as often as the engine accepts them.
 fn traffic<R: Rail, const RAILS: usize>(own: &mut Own<R, RAILS>, count: u64, seed: u64) {
     let mut random = Random(seed);
     let amo = Amo { op: AmoOp::Inc, width: 8, operand: 0, compare: 0 };
@@ -97,7 +97,7 @@ fn i10_a_poll_gets_a_batch_as_budget_and_e7_nothing_recurses() {
         let rails: [_; 3] = std::array::from_fn(|i| Tap::new(Loopback::<8>::new(), i, &control));
         let config = Config { batch, window: 16, stripe_threshold: 100, stripe_chunk: 40, ..Config::DEFAULT };
         traffic(&mut own(config, rails, 4096), 300, batch as u64);
-        // The tap asserts that no report posts anything.
+        // The tap asserts that nothing is posted from inside a report.
         assert_eq!(control.borrow().budget, batch);
         assert!(control.borrow().reported <= batch && control.borrow().reported > 0);
     }
@@ -168,7 +168,7 @@ fn a_put_in_many_pieces_is_posted_over_several_passes() {
 
 #[test]
 fn e6_a_parked_message_is_a_copy() {
-    // The tap frees each message's bytes after its report; 60 of them wait for one write.
+    // The tap frees each message's bytes after its report. 60 messages wait for one write.
     let control = shared();
     let mut own = own(Config::DEFAULT, tap(Loopback::<64>::new(), &control), 4096);
     let held = hold(&control, |event| matches!(event, Event::Landed(..)));

@@ -1,4 +1,4 @@
-//! Connections close in order: what was accepted is applied once, and a close is not mistaken for a
+//! Orderly closing: accepted operations are applied once, and a close is not mistaken for a
 //! failure.
 
 use std::cell::RefCell;
@@ -92,7 +92,7 @@ fn meet<R: Rail>(own: &mut Own<R, 1>) {
     pass_until(&mut own.engine, "it connects to itself", |engine| engine.has_answered(peer) == Ok(true));
 }
 
-/// Two of each operation; returns the sum that they add.
+/// Issues two of each operation. Returns the sum that they add to the first word.
 fn operations<R: Rail>(own: &mut Own<R, 1>) -> u64 {
     let (e, remote, from) = (&mut own.engine, own.remote, own.source.at(0));
     let signal = Signal { at: remote.at(0), op: SignalOp::Add, value: 1 };
@@ -151,7 +151,7 @@ fn to_oneself<R: Rail>(mut own: Own<R, 1>) {
     refused(&mut own);
     assert_eq!(own.engine.close_peer(own.peer), Err(OpError::PeerFailed(PeerError::Closed)));
     assert_eq!(own.engine.shutdown(&mut own.waiter, 0), Ok(()), "nothing is left to close");
-    // The slot is free for another peer.
+    // The slot is free for another peer, so the old id is unknown.
     own.engine.remove_peer(own.peer).unwrap();
     assert_eq!(own.engine.has_left(own.peer), Err(AttachError::UnknownPeer));
     own.peer = own.engine.reserve_peer().unwrap();
@@ -180,14 +180,14 @@ fn an_engine_that_is_its_own_peer_shuts_down_over_every_loopback() {
 fn an_expired_deadline_names_the_peer_and_what_is_missing() {
     let config = Config { window: 8, ..Config::DEFAULT };
     let (_, mut nodes) = fleet::plain::<1>(4, Dials::CALM, config, SIZE, 1);
-    // Node 1 makes no progress but has received everything; nodes 2 and 3 have not.
+    // Node 1 makes no progress but has received everything. Nodes 2 and 3 have not.
     let [first, _, _, last] = &mut nodes[..] else { unreachable!() };
     let mut waiter = waiter();
     let signal = |node| Signal { at: node, op: SignalOp::Add, value: 1 };
     first.engine.signal(CX, signal(first.remotes[2].at(0)), Notice::Silent).unwrap();
     let late = first.engine.shutdown(&mut waiter, 100_000).unwrap_err();
     assert_eq!(late, Unfinished { peer: first.peers[1], peers: 3, missing: Missing::Answer });
-    // It answers in its passes, without a call.
+    // The last node answers in its passes; its program makes no call.
     let (first_peer, last_peer) = (last.peers[0], first.peers[3]);
     for _ in 0..2000 {
         last.engine.progress();
@@ -253,7 +253,7 @@ fn an_unanswered_peer_is_closed_once_it_has_answered() {
     assert_eq!(word(&own.engine, own.target.at(0)), adds);
 }
 
-/// Operations that can be issued before the peer has answered.
+/// Issues operations that are queued until the peer has answered.
 fn operations_queued<R: Rail>(own: &mut Own<R, 1>) -> u64 {
     for _ in 0..5 {
         let signal = Signal { at: own.remote.at(0), op: SignalOp::Add, value: 1 };
@@ -262,14 +262,14 @@ fn operations_queued<R: Rail>(own: &mut Own<R, 1>) -> u64 {
     5
 }
 
-/// The bits beside a word's number, in a window of 128 and the first context.
+/// Returns the bits of a word above its sequence number, for a window of 128 and the first context.
 fn stamp(control: &Shared) -> u32 {
     let control = control.borrow();
     let hello = control.posts.iter().find(|post| post.bytes.first() == Some(&7));
     hello.map_or(0, |post| u32::from_le_bytes(post.bytes[4..8].try_into().unwrap()) << 9 & 0xff_ffff)
 }
 
-/// The Byes among the posted messages.
+/// Returns the Bye messages among the posts.
 fn byes(control: &Shared) -> Vec<Vec<u8>> {
     let posts = &control.borrow().posts;
     posts.iter().filter(|post| post.bytes.first() == Some(&8)).map(|post| post.bytes.clone()).collect()
@@ -285,7 +285,7 @@ fn a_bye_of_an_earlier_attachment_is_dropped_and_counted() {
     own.peer = own.engine.reserve_peer().unwrap();
     own.engine.connect_peer(own.peer, 1).unwrap();
     own.remote = import(&mut own.engine, own.peer, own.target);
-    // Before and after the new attachment is connected.
+    // Injects the old Byes both before and after the new attachment is connected.
     for round in 1..3 {
         for bye in &old {
             control.borrow_mut().inject.push_back(Event::Message(own.peer.peer(), bye.clone()));
@@ -305,7 +305,7 @@ fn a_bye_acknowledges_and_ends_waits_for_its_sender() {
     let heard = Rc::new(RefCell::new(vec![]));
     let notes = heard.clone();
     control.borrow_mut().edit = Some(Box::new(move |_, event| match &event {
-        // Only Byes report the cursor.
+        // Drops other acknowledgements, so that only Byes report the cursor.
         Event::Message(_, bytes) if bytes[0] == 5 => vec![],
         Event::Message(_, bytes) if bytes[0] == 8 => {
             notes.borrow_mut().push(event);
@@ -317,7 +317,7 @@ fn a_bye_acknowledges_and_ends_waits_for_its_sender() {
     own.engine.signal(CX, signal, Notice::Report(3)).unwrap();
     passes(&mut own.engine, 50);
     assert_eq!(own.engine.next_completion(), None);
-    // The message that the other end of this stream would send.
+    // The Bye that the other end of this stream would send.
     let mut bye: Vec<u8> = [8, stamp(&control), 1, 0].map(u32::to_le_bytes).as_flattened().to_vec();
     bye.extend([1u64.to_le_bytes().as_slice(), &[0; 4]].concat());
     control.borrow_mut().inject.push_back(Event::Message(own.peer.peer(), bye.clone()));
@@ -328,7 +328,7 @@ fn a_bye_acknowledges_and_ends_waits_for_its_sender() {
     assert_eq!(end, Err(WaitError::PeerFailed(own.peer, PeerError::Closed)));
     passes(&mut own.engine, 2000);
     assert_eq!(own.engine.has_left(own.peer), Ok(true));
-    // Its own Bye is the same.
+    // The engine sends the same Bye.
     assert_eq!(byes(&control), [bye]);
 }
 
@@ -337,7 +337,7 @@ fn a_peer_that_sent_a_bye_counts_as_closed_whatever_the_rail_reports() {
     for why in [PeerError::Died, PeerError::Lost, PeerError::Closed, PeerError::Rail(RailId(0))] {
         for says in [true, false] {
             let (control, mut own) = alone(Config::DEFAULT);
-            // Its answer is never sent.
+            // The engine's answer is never sent.
             control.borrow_mut().refuse =
                 Some(Box::new(|post| (post.bytes.first() == Some(&8)).then_some(PostError::Again)));
             own.engine.close_peer(own.peer).unwrap();

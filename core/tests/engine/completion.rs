@@ -1,4 +1,4 @@
-//! Completion: three outcomes, once per operation, and only a valid token gets an answer.
+//! Completion: one of three outcomes, once per operation, and only for a valid token.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ type Network = Loopback<64>;
 
 const ADD: Amo = Amo { op: AmoOp::Add, width: 8, operand: 1, compare: 0 };
 
-/// Delays every post until a poll, so that each is pending.
+/// Delays every post until a poll, so that each post is pending.
 const LATER: Faults = Faults { hold: 1000, ..Faults::NONE };
 
 fn slow() -> (Shared, Own<Tap<Faulty<Network>>, 1>) {
@@ -106,7 +106,7 @@ fn stale_silent_and_foreign_tokens_are_errors() {
     a.engine.wait(token, &mut a.waiter, SOON).unwrap();
     assert_eq!(a.engine.test(token), Err(OpError::StaleToken));
     assert_eq!(a.engine.wait(token, &mut a.waiter, SOON), Err(WaitError::Op(OpError::StaleToken)));
-    // The slot is reused: the old token stays stale.
+    // The slot is reused, and the old token stays stale.
     for _ in 0..10 {
         let next = pending(a.engine.signal(CX, set(a.remote, 0, 2), Notice::Report(1)));
         assert_ne!(next, token);
@@ -133,8 +133,8 @@ fn a_full_pool_returns_again_and_changes_nothing() {
     assert_eq!(engine.fetch(CX, remote.at(8), ADD, 1), Err(OpError::Again));
     assert_eq!(engine.stats(), before);
     passes(&mut engine, 50);
-    // Completed operations keep their slots until they are taken; silent ones of one post need
-    // none.
+    // Completed operations keep their slots until they are taken. A silent operation with one post
+    // needs no slot.
     assert_eq!(engine.signal(CX, add(remote, 0, 1), Notice::Report(9)), Err(OpError::Again));
     assert!(engine.signal(CX, add(remote, 0, 1), Notice::Silent).is_ok());
     assert!(engine.inject(CX, &[1; 8], remote.at(8)).is_ok());
@@ -213,7 +213,7 @@ fn e9_a_fetch_completes_with_its_reply() {
     let held = hold(&control, |event| matches!(event, Event::Message(_, bytes) if bytes[0] == 4));
     let fetch = pending(own.engine.fetch(CX, own.remote.at(0), ADD, 7));
     pass_until(&mut own.engine, "the reply", |_| held.borrow().len() == 1);
-    // A later signal is acknowledged, and with it the atomic.
+    // The acknowledgement of a later signal also acknowledges the atomic.
     let later = pending(own.engine.signal(CX, set(own.remote, 8, 1), Notice::Report(8)));
     own.engine.wait(later, &mut own.waiter, SOON).unwrap();
     assert_eq!(own.engine.test(fetch), Ok(None), "acknowledged, but the value is not here");
@@ -300,7 +300,7 @@ fn quiet_counts_silent_failures_once() {
 fn a_failed_numbered_post_breaks_the_stream_with_unknown_outcome() {
     let (control, mut own) = slow();
     control.borrow_mut().edit = Some(Box::new(|_, event| match event {
-        // Acknowledgements, which belong to no operation, succeed.
+        // Posts of acknowledgements, which belong to no operation, succeed.
         Event::Done(cx, _) if cx >> 63 == 0 => vec![Event::Done(cx, Err(CompleteError::Failed(-5)))],
         event => vec![event],
     }));

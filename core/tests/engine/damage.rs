@@ -1,4 +1,4 @@
-//! Damaged, repeated, lost and forged traffic: nothing panics, and other peers are unaffected. Half
+//! Damaged, repeated, lost and forged traffic causes no panic and does not affect other peers. Half
 //! of the engines have failover.
 
 use fishplate_core::engine::{Config, Notice};
@@ -13,8 +13,8 @@ use super::support::*;
 
 const SIZE: usize = 4096;
 
-/// Damages the traffic from one node to another, on a faulty fabric of three. Returns how much was
-/// posted again.
+/// Damages the traffic from one node to another, on a faulty fabric of three nodes. Returns the
+/// number of operations that were posted again.
 fn run(seed: u64) -> u64 {
     let control = shared();
     let config =
@@ -31,7 +31,7 @@ fn run(seed: u64) -> u64 {
             engine.attach_failover(failover(&config, 3)).unwrap();
         }
     });
-    // Rail 0 between two of them fails, and they continue without it.
+    // Rail 0 between two nodes fails, and they continue without it.
     let mut fails = vec![];
     for ends in [(0, 1), (1, 0), (0, 2), (2, 0)] {
         if keeps && random.below(2) == 0 {
@@ -45,10 +45,11 @@ fn run(seed: u64) -> u64 {
     for n in 0..60u64 {
         for &(_, (me, to)) in fails.iter().filter(|fails| fails.0 == n) {
             let peer = nodes[me].peers[to];
-            // Refused if the rail or the peer has failed already.
+            // The call is refused if the rail or the peer has already failed.
             let _ = nodes[me].engine.disable_rail(peer, RailId(0));
         }
-        // The bad node to its victim; the victim to the bad one; the third to the victim.
+        // The bad node sends to its victim, the victim to the bad node, and the third node to the
+        // victim.
         for (me, to) in [(1, 0), (0, 1), (2, 0)] {
             let node = &mut nodes[me];
             let context = fishplate_core::engine::ContextId((n % 2) as u8);
@@ -84,8 +85,8 @@ fn run(seed: u64) -> u64 {
     fleet::turn_until(&mut nodes, &format!("seed {seed}: the third node"), |nodes| {
         contexts.iter().all(|&context| nodes[2].engine.is_quiet(context, victim) == Ok(true))
     });
-    // A flipped bit may send a signal to another word of the same region, so only the third node's
-    // count is exact, and only if the damage stayed elsewhere. Nothing else was written.
+    // A flipped bit may send a signal to another word of the same region. So only the third node's
+    // count is exact, and only if no damage hit its word. Other memory is unchanged.
     for node in &nodes[1..] {
         let source = read(&node.engine, node.source.at(0), SIZE);
         assert!(source.iter().all(|&b| b == 0), "seed {seed}: a source was written");

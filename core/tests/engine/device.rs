@@ -1,5 +1,6 @@
 //! Operations on memory that the processor cannot access are always posted to a rail, in order with
-//! all others. They are refused where unsupported. An access would fault: see [`veil`].
+//! all others. They are refused if the rail does not support them. An access by the processor would
+//! fault, because [`veil`] hides the memory.
 
 use fishplate_core::engine::{Config, Issued, Notice, Signal};
 use fishplate_core::error::{AttachError, OpError};
@@ -59,7 +60,7 @@ fn puts_gets_and_signals_move_device_memory_in_any_pairing() {
             let issued =
                 own.engine.put_signal(CX, source_at, len, remote_at, signal, Notice::Silent).unwrap();
             let what = format!("seed {seed} round {round}: {len} bytes, device {here} to device {there}");
-            // Reads the word directly, to detect a signal that overtook its data.
+            // Reads the word directly, to detect a signal that overtakes its data.
             for _ in 0..10_000 {
                 if word(&own.engine, own.target.at(0)) == round {
                     break;
@@ -75,7 +76,7 @@ fn puts_gets_and_signals_move_device_memory_in_any_pairing() {
             if (here || there) && len > 0 {
                 assert!(matches!(issued, Issued::Pending(_)), "{what}");
             }
-            // Back again, to another place.
+            // Copies the data back to another place.
             let back = SIZE as u64 / 2;
             let into = if here { rig.source } else { own.source };
             let issued =

@@ -1,6 +1,6 @@
-//! Signals and atomics whose word is in device memory: applied in their turn, by the device, and
-//! exactly once, also where the device has no room, the peer fails, or the device does. The
-//! processor cannot access such a word: see [`veil`](super::support::veil).
+//! Signals and atomics whose word is in device memory. The device applies them in order and exactly
+//! once, even if it has no room, it fails, or the peer fails. The processor cannot access such a
+//! word, because [`veil`](super::support::veil) hides it.
 
 use fishplate_core::engine::{Config, Issued, Notice, Signal};
 use fishplate_core::error::{OpError, PeerError, Violation, WaitError};
@@ -39,7 +39,7 @@ impl<R: Rail, const RAILS: usize> Rig<R, RAILS> {
         u64::from_ne_bytes(peek(&self.memory, at, 8).try_into().unwrap())
     }
 
-    /// The rail that reaches the device.
+    /// Returns the rail that reaches the device.
     fn rail(&mut self) -> &mut Veiled<R> {
         self.own.engine.rail_mut(RailId(0)).unwrap()
     }
@@ -70,7 +70,7 @@ fn tapped() -> (Shared, Rig<Tap<Loopback<64>>, 1>) {
     (control, rig)
 }
 
-/// What a kernel that polls the word sees: when it changes, everything before it has landed.
+/// When a kernel that polls the word sees it change, all earlier writes have landed.
 #[test]
 fn data_is_in_the_device_when_the_word_of_its_signal_changes() {
     const SLOTS: u64 = 8;
@@ -86,7 +86,7 @@ fn data_is_in_the_device_when_the_word_of_its_signal_changes() {
                 rig.own.engine.quiet(CX, rig.own.peer, &mut rig.own.waiter, SOON).unwrap();
             }
             write(&rig.own.engine, rig.own.source.at(at), &payload);
-            // Either a sum or a count, in the same word.
+            // The signal either sets the word to a count or adds to the word.
             let signal = match random.below(2) {
                 0 => Signal::set(rig.remote.at(0), n),
                 _ => Signal::add(rig.remote.at(0), 1),
@@ -121,10 +121,10 @@ fn atomics_of_every_kind_match_a_model_and_keep_their_order_with_signals() {
     for seed in seeds(40) {
         let mut rig = Rig::new(faulty::<2>(seed));
         let mut random = Random(!seed);
-        // Host memory on which the same operations are executed at once.
+        // Host memory on which the model executes the same operations at once.
         let mut model = [0u64; 4];
         let at_model = |model: &mut [u64; 4], at: u64| -> *mut u8 {
-            // SAFETY: `at` is below 32.
+            // SAFETY: `at` is below 32, the size of the model.
             unsafe { model.as_mut_ptr().cast::<u8>().add(at as usize) }
         };
         for n in 0..150u64 {
@@ -140,7 +140,7 @@ fn atomics_of_every_kind_match_a_model_and_keep_their_order_with_signals() {
                 *word = word.wrapping_add(signal.value);
                 continue;
             }
-            // SAFETY: aligned to its width, and inside the model.
+            // SAFETY: the address is aligned to the width and inside the model.
             let old = unsafe { amo.apply(at_model(&mut model, at)) };
             rig.rail().full = random.below(3) as u32;
             let place = rig.remote.at(at);
@@ -161,7 +161,7 @@ fn atomics_of_every_kind_match_a_model_and_keep_their_order_with_signals() {
     }
 }
 
-/// As a word of the processor, which is changed on arrival.
+/// This matches the behaviour of a word in host memory, which changes on arrival.
 #[test]
 fn what_arrived_from_a_peer_before_it_failed_is_applied() {
     for why in [PeerError::Died, PeerError::Closed, PeerError::Rail(RailId(0)), PeerError::Lost] {
@@ -191,8 +191,8 @@ fn device_fails(full: u32) {
     let (control, mut rig) = tapped();
     rig.set(0, 1);
     rig.own.engine.quiet(CX, rig.own.peer, &mut rig.own.waiter, SOON).unwrap();
-    // The first change fails after it was made, as with a device that is too late. The peer fails
-    // before or by that.
+    // The device makes the first change but reports a failure, as if it were too late. That
+    // failure, or an earlier event, fails the peer.
     rig.rail().late = 1;
     rig.rail().full = full;
     for _ in 0..2 {
@@ -223,14 +223,14 @@ fn a_wait_for_a_word_of_a_device_sees_it_and_ends_with_its_peer() {
     rig.rail().full = 4;
     assert_eq!(wait(&mut rig, 3, SOON), Ok(3));
     assert!(matches!(wait(&mut rig, 4, 1), Err(WaitError::Deadline(_))));
-    // Whoever changes it.
+    // The wait sees any change of the word, here one by the device itself.
     poke(&rig.memory, 8, &4u64.to_ne_bytes());
     assert_eq!(wait(&mut rig, 4, SOON), Ok(4));
     control.borrow_mut().inject.push_back(Event::Down(peer.peer(), PeerError::Died));
     assert_eq!(wait(&mut rig, 5, SOON), Err(WaitError::PeerFailed(peer, PeerError::Died)));
     assert_eq!(wait(&mut rig, 4, SOON), Ok(4));
     let Own { engine, waiter, source, .. } = &mut rig.own;
-    // A word of the processor too, and none outside.
+    // The wait also works on a word in host memory, and refuses an address outside the region.
     assert_eq!(engine.wait_signal_anywhere(source.at(0), Cmp::Eq, 0, None, waiter, SOON), Ok(0));
     let outside = OpError::OutOfBounds { offset: SIZE as u64, len: 8, size: SIZE as u64 };
     let waited = engine.wait_signal_anywhere(rig.local.at(SIZE as u64), Cmp::Eq, 0, None, waiter, SOON);
@@ -247,7 +247,7 @@ fn words_that_a_peer_may_not_name_are_refused() {
         ("with data for a device", 0, Some(8u64), Violation::Bounds),
     ] {
         let (control, mut rig) = tapped();
-        // The third region of its engine.
+        // The device region is the third region of its engine.
         let region = (2, 0);
         let mut words = vec![offset, 7];
         if let Some(to) = data {
@@ -264,7 +264,7 @@ fn words_that_a_peer_may_not_name_are_refused() {
     }
 }
 
-/// The region of a parked message is gone when its turn comes.
+/// The region of a parked message is deregistered before the message is applied.
 #[test]
 fn a_word_that_is_deregistered_before_its_turn_is_not_changed() {
     let (_, mut rig) = tapped();

@@ -1,4 +1,4 @@
-//! Traffic of one attachment of a peer is never counted in a later one, however late it arrives.
+//! Traffic of one attachment of a peer never has an effect in a later one, however late it arrives.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -15,7 +15,7 @@ use fishplate_core::rail::sim::Dials;
 use super::support::tap::{Event, Shared, Tap, shared, tap};
 use super::support::*;
 
-/// Delays of a rail on which traffic may outlive its attachment.
+/// Returns the dials of a rail on which traffic may outlive its attachment.
 fn dials(seed: u64) -> Dials {
     let late = Dials { late: true, ..Dials::WILD };
     match seed % 4 {
@@ -79,7 +79,7 @@ fn renew(own: &mut Own<Tap<Loopback<64>>, 1>) {
     meet(own);
 }
 
-/// Records arrivals, and holds them back if `holds`.
+/// Records arrivals. If `holds` is true, also holds them back.
 fn listen(control: &Shared, holds: bool) -> Rc<RefCell<Vec<Event>>> {
     let heard = Rc::new(RefCell::new(vec![]));
     let notes = heard.clone();
@@ -93,8 +93,8 @@ fn listen(control: &Shared, holds: bool) -> Rc<RefCell<Vec<Event>>> {
     heard
 }
 
-/// Two of each operation that sends something. Fetches are reported, and so are signals, which
-/// complete with an acknowledgement.
+/// Issues two of each operation that sends something. Fetches are reported, and so are signals,
+/// which complete with an acknowledgement.
 fn one_of_each(own: &mut Own<Tap<Loopback<64>>, 1>) {
     let (e, remote, from) = (&mut own.engine, own.remote, own.source.at(0));
     let inc = Amo { op: AmoOp::Inc, width: 8, operand: 0, compare: 0 };
@@ -117,8 +117,8 @@ fn signal(at: RemoteAddr) -> Signal {
 fn traffic_of_an_earlier_attachment_has_no_effect() {
     for first_sequence in STARTS {
         let control = shared();
-        // Both attachments use the same numbers, so the old messages match exactly what is
-        // expected.
+        // Both attachments use the same numbers, so the old messages match exactly the expected
+        // numbers.
         let config = Config { window: 64, eager: 64, first_sequence, ..Config::DEFAULT };
         let mut own = meeting(config, &control);
         write(&own.engine, own.source.at(0), &[7; 4096]);
@@ -138,7 +138,7 @@ fn traffic_of_an_earlier_attachment_has_no_effect() {
         one_of_each(&mut own);
         assert_eq!(own.engine.is_quiet(CX, own.peer), Ok(false));
         passes(&mut own.engine, 50);
-        // Writes by the rail itself have landed, without a report.
+        // Writes that the rail itself executes have landed, without a report.
         let before = (read(&own.engine, own.target.at(0), 4096), own.engine.stats());
         assert_eq!((before.1.stale, word(&own.engine, own.target.at(0))), (0, 0));
         for event in &old {
@@ -168,7 +168,7 @@ fn traffic_of_an_earlier_attachment_has_no_effect() {
     }
 }
 
-/// A Hello as encoded on the wire.
+/// Returns a Hello message in its wire encoding.
 fn hello(mine: u32, yours: u32, bond: u8) -> Vec<u8> {
     let mut bytes = vec![7, 0, bond, 0];
     for word in [mine, yours, 5] {
@@ -177,7 +177,7 @@ fn hello(mine: u32, yours: u32, bond: u8) -> Vec<u8> {
     bytes
 }
 
-/// The fields of a Hello: mine, yours and bond.
+/// Returns the fields of a Hello: mine, yours and bond.
 fn said(bytes: &[u8]) -> Option<(u32, u32, u8)> {
     let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
     (bytes[0] == 7).then(|| (word(4), word(8), bytes[2]))
@@ -187,13 +187,13 @@ fn hellos(control: &Shared) -> Vec<(u32, u32, u8)> {
     control.borrow().posts.iter().filter_map(|post| said(&post.bytes)).collect()
 }
 
-/// Connected, with its own epoch.
+/// Returns a connected engine and its epoch.
 fn met() -> (Shared, Own<Tap<Loopback<64>>, 1>, u32) {
     let control = shared();
     let own = meeting(Config { seed: 77, ..Config::DEFAULT }, &control);
     let epoch = hellos(&control)[0].0;
     control.borrow_mut().posts.clear();
-    // Its answers to forged Hellos would come back to itself.
+    // Drops the engine's answers to forged Hellos, which would arrive at the engine itself.
     control.borrow_mut().edit = Some(Box::new(|_, event| match &event {
         Event::Message(_, bytes) if bytes[0] == 7 => vec![],
         _ => vec![event],
@@ -206,7 +206,8 @@ fn hellos_without_proof_change_nothing() {
     let (control, mut own, epoch) = met();
     let mut random = Random(5);
     for n in 0..5000u32 {
-        // From unknown, earlier and later attachments, and with the right epoch in the wrong field.
+        // Forges Hellos of unknown, earlier and later attachments, and Hellos with the right epoch
+        // in the wrong field.
         let other = random.next() as u32 | 1;
         let bytes = match n % 4 {
             0 => hello(other, 0, 0),
@@ -231,7 +232,7 @@ fn hellos_without_proof_change_nothing() {
                 .unwrap();
         }
     }
-    // The last earlier epoch of the bound peer, late.
+    // A late Hello with the last earlier epoch of the connected peer.
     control.borrow_mut().inject.push_back(Event::Message(own.peer.peer(), hello(epoch - 1, epoch, 1)));
     passes(&mut own.engine, 50);
     own.engine.quiet(CX, own.peer, &mut own.waiter, SOON).unwrap();
@@ -239,7 +240,7 @@ fn hellos_without_proof_change_nothing() {
     assert_eq!(word(&own.engine, own.target.at(0)), 50);
     let answers = hellos(&control);
     assert!(answers.len() <= 5000, "{}", answers.len());
-    // Others are only asked whether they are alive.
+    // The engine answers other Hellos only by asking whether their sender is alive.
     assert!(
         answers
             .iter()
@@ -289,7 +290,7 @@ fn what_arrives_before_its_peer_is_connected_does_not_fail_it() {
     let mut own = meeting(Config::DEFAULT, &control);
     let early = own.engine.reserve_peer().unwrap();
     let from = early.peer();
-    // The last is a word of an earlier attachment.
+    // The last event is a word of an earlier attachment.
     let words = [0, 5 << 19].map(|word| Event::Landed(from, word));
     for event in [Event::Message(from, hello(5, 0, 0))].into_iter().chain(words) {
         control.borrow_mut().inject.push_back(event.clone());
@@ -336,7 +337,7 @@ fn operations_queue_until_the_peer_has_answered() {
     a.connect_peer(*to, 1).unwrap();
     let remote = a.import(*to, &handle[..len]).unwrap();
     write(a, from.at(0), &[7; 256]);
-    // The other end has not connected yet: it receives nothing of this, and is received later.
+    // The other engine has not connected yet. It receives nothing now, and everything later.
     for n in 0..10 {
         let issued = a.put_signal(CX, from.at(0), 256, remote.at(1024), signal(remote.at(0)), Notice::Silent);
         assert!(matches!(issued, Ok(Issued::Pending(_))), "{n}: {issued:?}");
@@ -413,7 +414,7 @@ fn a_word_of_an_unknown_sender_is_no_answer() {
     control.borrow_mut().inject.push_back(Event::Landed(own.peer.peer(), word));
     passes(&mut own.engine, 1);
     assert_eq!((own.engine.has_answered(own.peer), own.engine.stats().stale), (Ok(false), 1));
-    // Once it has proved to be alive, that word is its first.
+    // Once the sender has proved to be alive, that word counts as its first.
     control.borrow_mut().inject.push_back(Event::Message(own.peer.peer(), hello(5, epoch, 0)));
     control.borrow_mut().inject.push_back(Event::Landed(own.peer.peer(), word));
     passes(&mut own.engine, 1);

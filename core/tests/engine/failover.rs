@@ -1,4 +1,4 @@
-//! Rails that fail while others remain: every operation happens once, in order.
+//! Rails that fail while others remain: every operation is applied once and in order.
 
 use fishplate_core::engine::{Config, Engine, Notice, Signal};
 use fishplate_core::error::{AttachError, PeerError, Use};
@@ -13,7 +13,7 @@ use super::support::*;
 
 type Kept = Own<Tap<Loopback<64>>, 3>;
 
-/// An engine that is its own peer and survives while one of three rails is left.
+/// Returns an engine that is its own peer and survives while one of three rails is left.
 fn own_kept(control: &Shared) -> Kept {
     let rails = std::array::from_fn(|rail| Tap::new(Loopback::new(), rail, control));
     let mut engine = engine(Config::DEFAULT, rails);
@@ -48,7 +48,7 @@ fn a_disabled_rail_is_not_used_and_the_last_one_stays() {
         assert!(matches!(disabled, Err(AttachError::Config(_))), "{rail}");
     }
     assert_eq!(own.engine.remove_peer(own.peer), Ok(()));
-    // Each was attached to it once.
+    // Each rail was detached from the peer once.
     assert_eq!(control.borrow().detached.len(), 3);
     assert_eq!(own.engine.disable_rail(own.peer, RailId(0)), Err(AttachError::UnknownPeer));
     assert_eq!(own.engine.rail_error(own.peer, RailId(0)), Err(AttachError::UnknownPeer));
@@ -107,7 +107,7 @@ fn memory_that_may_be_posted_again_stays_in_use() {
     let mut own = own_kept(&control);
     let bytes = own.engine.register(region(64)).unwrap();
     own.engine.put(CX, bytes.at(0), 64, own.remote.at(0), Notice::Silent).unwrap();
-    // The rails have copied it, and nothing is acknowledged.
+    // The rails have copied the bytes, but no acknowledgement has arrived.
     assert_eq!(own.engine.deregister(bytes), Err(AttachError::InUse(Use::Operations)));
     assert_eq!(own.engine.release(own.remote), Err(AttachError::InUse(Use::Operations)));
     own.engine.quiet(CX, own.peer, &mut own.waiter, SOON).unwrap();
@@ -168,7 +168,7 @@ fn failover_messages_of_an_earlier_attachment_are_dropped() {
         engine.remove_peer(*peer).unwrap();
         *peer = engine.reserve_peer().unwrap();
         for rail in [0, 1] {
-            // SAFETY: nothing is posted.
+            // SAFETY: `setup` only attaches a peer, and posts nothing.
             let rail = unsafe { engine.rail_unchecked(RailId(rail)) }.unwrap();
             rail.setup().attach(Peer(0), 1 - node).unwrap();
         }
@@ -176,7 +176,7 @@ fn failover_messages_of_an_earlier_attachment_are_dropped() {
     }
     met(&mut nodes);
     let before: Vec<_> = nodes.iter().map(|(engine, _)| engine.stats().stale).collect();
-    // Rail 0 of the end that polls first repeats the old message.
+    // Rail 0 of the engine that polls first repeats the old message.
     for told in &told {
         control.borrow_mut().inject.push_back(Event::Message(Peer(0), told.bytes.clone()));
         nodes.iter_mut().for_each(|(engine, _)| _ = engine.progress());

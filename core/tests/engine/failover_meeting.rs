@@ -1,5 +1,5 @@
-//! Two ends that connect over several rails, some of which fail meanwhile. One end or both have
-//! failover.
+//! Two engines that connect over several rails, some of which fail meanwhile. One engine or both
+//! have failover.
 
 use fishplate_core::engine::{Config, Engine, Notice, Signal};
 use fishplate_core::error::PeerError;
@@ -17,7 +17,7 @@ struct Side<const RAILS: usize> {
     source: LocalId,
     target: LocalId,
     remote: Option<RemoteId>,
-    /// Operations posted before the connection, and their outcomes.
+    /// Number of operations posted before the connection, and their outcomes.
     ops: u64,
     done: u64,
     failed: u64,
@@ -41,7 +41,7 @@ impl<const RAILS: usize> Side<RAILS> {
         Side { engine, peer, source, target, remote: None, ops, done: 0, failed: 0 }
     }
 
-    /// Connects, and posts at once operations that wait until both have connected.
+    /// Connects, and posts operations that wait until both engines have connected.
     fn connect(&mut self, handle: &[u8]) {
         self.engine.connect_peer(self.peer, (1 << RAILS) - 1).unwrap();
         let remote = self.engine.import(self.peer, handle).unwrap();
@@ -64,12 +64,12 @@ impl<const RAILS: usize> Side<RAILS> {
     }
 }
 
-/// The outcome of a connection.
+/// The outcomes of connections.
 #[derive(Debug, Default)]
 struct Met {
-    /// Rails that failed without consequences.
+    /// Number of rails that failed.
     failed: u64,
-    /// Ends that removed the other.
+    /// Number of engines that failed their peer.
     given_up: u64,
 }
 
@@ -94,8 +94,8 @@ fn meets<const RAILS: usize>(seed: u64, keeps: [bool; 2], cuts: bool, all: &mut 
     let settled = |side: &Side<RAILS>| side.done + side.failed == ops;
     let mut turns = 0u64;
     let lasts = keeps == [true; 2];
-    // Long enough that every cut is reported and announced. One end may have removed the other
-    // before it knew, and then waits.
+    // The run is long enough that every cut is reported and announced. An engine may have failed
+    // its peer before the peer connected; the peer then waits for ever.
     let waits = lasts || !cuts;
     while turns < 1500 || (waits && !sides.iter().all(settled)) {
         assert!(turns < 100_000, "seed {seed}: no end; {:?}", sides.each_ref().map(|s| s.engine.stats()));
@@ -108,7 +108,7 @@ fn meets<const RAILS: usize>(seed: u64, keeps: [bool; 2], cuts: bool, all: &mut 
             }
             let side = &mut sides[from as usize];
             if how == 2 && side.engine.disable_rail(side.peer, RailId(rail as u8)).is_err() {
-                // It is not connected yet, or has no failover.
+                // The engine is not connected yet, or has no failover.
                 sim.cut(from, 1 - from, rail, 300).unwrap();
             }
         }
@@ -131,7 +131,7 @@ fn meets<const RAILS: usize>(seed: u64, keeps: [bool; 2], cuts: bool, all: &mut 
             assert_eq!(word(&there.engine, there.target.at(0)), ops, "seed {seed}, node {n}");
             assert_eq!(side.engine.has_failover(side.peer), Ok(lasts), "seed {seed}, node {n}");
         } else {
-            // One that lost a rail before it knew that the other has no failover.
+            // Such an engine lost a rail before it knew that the other has no failover.
             let lost = side.engine.stats().rails_failed != 0;
             assert!(!lost || side.engine.has_answered(side.peer) == Ok(false), "seed {seed}, node {n}");
             all.given_up += u64::from(error.is_some());
@@ -190,7 +190,7 @@ fn a_hello_that_was_lost_with_its_rail_is_answered_again() {
             engine.connect_peer(peer, 0b11).unwrap();
             (engine, peer)
         });
-        // What arrives at node 1 by its first rail is lost, until that rail is seen to have failed.
+        // Messages that node 1 receives by its first rail are lost, until that rail has failed.
         let drop_first = |rail, event| match (rail, &event) {
             (0, Event::Message(..)) => vec![],
             _ => vec![event],

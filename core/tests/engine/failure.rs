@@ -1,4 +1,4 @@
-//! Failure of a peer ends only the operations to it, and a reused slot has no trace of it.
+//! The failure of a peer fails only operations to that peer, and a reused slot has no trace of it.
 
 use fishplate_core::engine::{Config, ContextId, Notice};
 use fishplate_core::error::{AttachError, CompleteError, OpError, PeerError, PostError, WaitError};
@@ -65,7 +65,7 @@ fn a_dead_peer_fails_only_operations_to_it() {
         );
         assert_eq!(node.engine.fence(CX, dead), Err(OpError::PeerFailed(why)));
         assert_eq!(node.engine.quiet(CX, dead, &mut waiter(), SOON), Err(WaitError::PeerFailed(dead, why)));
-        // The third node is not affected.
+        // The third node is unaffected.
         for n in 0..20 {
             let node = &mut nodes[0];
             node.engine.signal(CX, add(node.remotes[2], 0, 1), Notice::Silent).unwrap();
@@ -125,7 +125,7 @@ fn ids_and_regions_of_a_removed_peer_are_stale_and_its_slot_is_reused() {
     }
 }
 
-/// The peer is this engine, so operations in the rail still land after it was removed.
+/// The peer is this engine itself, so operations in the rail still land after its removal.
 #[test]
 fn operations_to_a_removed_living_peer_have_an_unknown_outcome() {
     for (why, numbered) in [
@@ -175,7 +175,7 @@ fn late_completions_of_a_removed_peer_do_not_affect_its_successor() {
         let get = pending(own.engine.get(CX, own.source.at(0), 8, own.remote.at(0), Notice::Report(1)));
         own.engine.signal(CX, set(own.remote, 0, 1), Notice::Silent).unwrap();
         own.engine.put(CX, own.source.at(0), 300, own.remote.at(64), Notice::Silent).unwrap();
-        // Also acknowledgements, which belong to no operation.
+        // The held completions include acknowledgements, which belong to no operation.
         passes(&mut own.engine, 60);
         assert!(held.borrow().iter().any(|event| matches!(event, Event::Done(cx, _) if cx >> 63 == 1)));
         own.engine.remove_peer(own.peer).unwrap();
@@ -199,8 +199,9 @@ fn late_completions_of_a_removed_peer_do_not_affect_its_successor() {
     }
 }
 
-/// Returns the outcome of an operation with an incomplete post and no acknowledgement, after these
-/// events of its peer and of its post's context word.
+/// Issues an operation whose post stays incomplete and unacknowledged, then injects `events`. The
+/// closure receives the peer and the context word of the post. Returns the outcome of the
+/// operation.
 fn outcome<R: Rail>(rail: R, verb: Verb, events: impl Fn(Peer, u64) -> Vec<Event>) -> Outcome {
     const ACK: u8 = 5;
     let control = shared();
@@ -226,7 +227,7 @@ fn outcome<R: Rail>(rail: R, verb: Verb, events: impl Fn(Peer, u64) -> Vec<Event
     own.engine.test(token).unwrap().expect("ended").outcome
 }
 
-/// As [`outcome`], over a rail that completes each post later, or executes atomics.
+/// Like [`outcome`], over a rail that completes each post later, or that executes atomics.
 fn outcome_of(verb: Verb, events: impl Fn(Peer, u64) -> Vec<Event>) -> Outcome {
     let later = Faults { hold: 1000, ..Faults::NONE };
     match verb {
@@ -244,7 +245,7 @@ fn a_post_without_a_number_that_fails_is_over_where_its_rail_says_so() {
         (Verb::Read, down, true),
         (Verb::Read, unknown, false),
         (Verb::Atomic, refused, true),
-        // It may have been executed.
+        // The atomic may have been executed.
         (Verb::Atomic, down, false),
         (Verb::Atomic, unknown, false),
     ] {
@@ -429,7 +430,7 @@ fn parked_messages_of_a_removed_peer_are_dropped() {
         let mut own =
             own(Config { window: 8, first_sequence, ..Config::DEFAULT }, tap(Network::new(), &control), 4096);
         for round in 0..4u64 {
-            // Numbers 1 and 2 wait for number 0, which never lands for the peers of even rounds.
+            // Numbers 1 and 2 wait for number 0. In even rounds number 0 never lands.
             let held = hold(&control, |event| matches!(event, Event::Landed(..)));
             own.engine.put(CX, own.source.at(0), 8, own.remote.at(64), Notice::Silent).unwrap();
             own.engine.signal(CX, add(own.remote, 0, 1), Notice::Silent).unwrap();
@@ -450,8 +451,8 @@ fn parked_messages_of_a_removed_peer_are_dropped() {
     }
 }
 
-/// Permanent refusals of operations of every kind, whole and in pieces, fail only those. Each
-/// completes once with a true outcome, and no slot leaks.
+/// Permanent refusals of whole and split operations of every kind fail only those operations. Each
+/// completes once with a correct outcome, and no slot leaks.
 #[test]
 fn permanently_refused_operations_complete_once_with_a_true_outcome() {
     const OPS: u64 = 200;
@@ -496,7 +497,7 @@ fn permanently_refused_operations_complete_once_with_a_true_outcome() {
             let notice = if silent { Notice::Silent } else { Notice::Report(n << 8 | kind) };
             let len = [8, 64, 200, 300, 1000][random.below(5) as usize];
             let (from, to) = (own.source.at(0), own.remote.at(4096));
-            // Separate words for reported and silent operations.
+            // Reported and silent operations use separate words.
             let at = if silent { 16 } else { 0 };
             if random.below(5) == 0 {
                 own.engine.fence(CX, own.peer).unwrap();
@@ -534,8 +535,8 @@ fn permanently_refused_operations_complete_once_with_a_true_outcome() {
         take(&mut own, &mut open, &mut words);
         assert!(open.iter().all(|open| !open), "seed {seed}: {open:?}");
         assert_eq!(own.engine.peer_error(own.peer), Ok(None), "seed {seed}");
-        // A done operation was executed once; a failed one was not started, because no message was
-        // lost.
+        // A successful operation was executed once. A failed operation was not started, because no
+        // message was lost.
         for (at, total) in [(0, words[0]), (8, words[1])] {
             assert_eq!(word(&own.engine, own.target.at(at)), total, "seed {seed}");
         }

@@ -1,5 +1,5 @@
-//! Fence orders without waiting, quiet costs little when nothing is outstanding, and a wait that
-//! expires says why.
+//! Fence orders without waiting, quiet costs little when nothing is outstanding, and an expired
+//! wait names the reason.
 
 use fishplate_core::engine::{Config, ContextId, Notice};
 use fishplate_core::error::{Stuck, WaitError};
@@ -40,7 +40,7 @@ fn writes_after_a_fence_never_land_before_earlier_ones() {
                             .unwrap(),
                     ),
                     _ => {
-                        // An operation in between must not lift the fence.
+                        // An operation between fence and write must not cancel the fence.
                         node.engine.signal(CX, set(word, 8000, 2), Notice::Silent).unwrap();
                         node.engine.get(CX, node.source.at(8000), 8, word.at(8008), Notice::Silent).unwrap();
                         node.engine.put(CX, from, len, to, Notice::Silent).unwrap();
@@ -105,7 +105,7 @@ fn a_fence_delays_nothing_on_an_ordered_rail_or_without_traffic() {
 
 #[test]
 fn a_fence_delays_writes_but_not_messages() {
-    // This rail copies a write when it is posted, and delivers a message when it is polled.
+    // This rail copies a write when it is posted, but delivers a message only when it is polled.
     let control = shared();
     let mut own = own(Config::DEFAULT, tap(Network::new(), &control), 4096);
     write(&own.engine, own.source.at(0), &[1; 16]);
@@ -222,7 +222,8 @@ fn a_deadline_names_the_peer_the_rail_and_the_hole() {
         own.engine.quiet(CX, second, &mut own.waiter, SOON).unwrap();
         let hole = first_sequence.wrapping_add(3);
         control.borrow_mut().mute = true;
-        // Posts to the first peer are outstanding on rail 0, to the second on rail 1.
+        // Posts to the first peer are outstanding on rail 0, and posts to the second peer on rail
+        // 1.
         own.engine.get(CX, own.source.at(0), 8, own.remote.at(0), Notice::Silent).unwrap();
         own.engine.get(CX, own.source.at(0), 8, own.remote.at(0), Notice::Silent).unwrap();
         let late = pending(own.engine.signal(CX, add(other, 0, 1), Notice::Report(1)));
@@ -237,7 +238,7 @@ fn a_deadline_names_the_peer_the_rail_and_the_hole() {
         assert_eq!(own.engine.quiet(CX, second, &mut own.waiter, deadline), Err(want));
         let deadline = soon(&own);
         assert_eq!(own.engine.wait(late, &mut own.waiter, deadline), Err(want));
-        // The operation is still in flight, and completes once permitted.
+        // The operation is still in flight, and completes once the rail reports again.
         control.borrow_mut().mute = false;
         own.engine.wait(late, &mut own.waiter, u64::MAX).unwrap();
         own.engine.quiet_all(CX, &mut own.waiter, u64::MAX).unwrap();
@@ -254,8 +255,8 @@ fn a_missing_acknowledgement_names_no_rail() {
     own.engine.signal(CX, set(own.remote, 0, 1), Notice::Silent).unwrap();
     let want = Stuck { peer: Some(own.peer), hole: Some(0), ..Stuck::default() };
     assert_eq!(own.engine.quiet(CX, own.peer, &mut own.waiter, 20_000), Err(WaitError::Deadline(want)));
-    // A signal wait names the first number that is missing here, and the rail, because there is
-    // only one.
+    // A signal wait names the first number that is missing here. It also names the rail, because
+    // there is only one.
     let want = Stuck { rail: Some(RailId(0)), ..want };
     let end = own.engine.wait_signal(own.target.at(0), Cmp::Ge, 1, Some(own.peer), &mut own.waiter, 60_000);
     assert_eq!(end, Err(WaitError::Deadline(want)));
@@ -267,7 +268,7 @@ fn a_signal_wait_names_the_peer_it_waits_for() {
     let mut own = own(Config::DEFAULT, tap(Network::new(), &control), 4096);
     let second = own.engine.reserve_peer().unwrap();
     own.engine.connect_peer(second, 1).unwrap();
-    // The first peer has a hole; the wait is for the second, which has none.
+    // The first peer has a hole. The wait is for the second peer, which has none.
     let _held = hold(&control, |event| matches!(event, Event::Landed(..)));
     own.engine.put(CX, own.source.at(0), 8, own.remote.at(64), Notice::Silent).unwrap();
     own.engine.signal(CX, set(own.remote, 0, 1), Notice::Silent).unwrap();

@@ -1,5 +1,5 @@
-//! Peers are not trusted: an invalid message is refused by name, quarantines its sender, and
-//! touches nothing else.
+//! Peers are not trusted: an invalid message is refused with an error that names the violation,
+//! quarantines its sender, and has no other effect.
 
 use fishplate_core::engine::{Config, Notice};
 use fishplate_core::error::{OpError, PeerError, Violation, WaitError};
@@ -16,8 +16,8 @@ type Network = Loopback<64>;
 
 const SIZE: usize = 4096;
 
-/// A message on the wire: kind, context, op, width, sequence, ack, region, generation, followed by
-/// words.
+/// Returns a message in its wire encoding: kind, context, op, width, sequence, ack, region,
+/// generation, then words.
 pub(super) fn message(head: [u8; 4], seq: u32, ack: u32, region: (u16, u16), words: &[u64]) -> Vec<u8> {
     let mut bytes = head.to_vec();
     bytes.extend(seq.to_le_bytes());
@@ -30,7 +30,7 @@ pub(super) fn message(head: [u8; 4], seq: u32, ack: u32, region: (u16, u16), wor
     bytes
 }
 
-/// An engine with two peers, both itself; the second is honest.
+/// An engine with two peers, which are both the engine itself. The second peer is honest.
 struct Bench {
     control: Shared,
     own: Own<Tap<Network>, 1>,
@@ -44,7 +44,7 @@ impl Bench {
         let control = shared();
         let config = Config { window: 8, contexts: 2, first_sequence, ..Config::DEFAULT };
         let mut own = own(config, tap(Network::new(), &control), SIZE);
-        // A region that was deregistered, and one that never existed.
+        // A region that was deregistered, and a region that never existed.
         let gone = own.engine.register(region(64)).unwrap();
         own.engine.deregister(gone).unwrap();
         let honest = own.engine.reserve_peer().unwrap();
@@ -79,7 +79,7 @@ impl Bench {
 #[test]
 fn every_violation_is_named() {
     let size = SIZE as u64;
-    // The target is region 1 of generation 0; region 2 was deregistered; there are 8 slots.
+    // The target is region 1 of generation 0. Region 2 was deregistered, and there are 8 slots.
     let target = (1, 0);
     let signal = |seq, region, offset| message([1, 0, 1, 8], seq, 0, region, &[offset, 7]);
     let amo = |op, width, offset| message([3, 0, op, width], 0, 0, target, &[offset, 7, 0, 0]);
@@ -162,7 +162,7 @@ fn every_violation_is_named() {
 fn a_reply_is_accepted_once_from_its_peer_for_a_fetch() {
     let inc = Amo { op: AmoOp::Inc, width: 8, operand: 0, compare: 0 };
     let reply = |token: u64| message([4, 0, 0, 0], 0, 0, (0, 0), &[token, 7]);
-    // A token is generation and slot; the first operation has slot 0 of generation 1.
+    // A token consists of generation and slot. The first operation has slot 0 of generation 1.
     for (what, signal_first) in [("to a signal", true), ("of another peer", false)] {
         let mut bench = Bench::new(0);
         let held = hold(&bench.control, |event| matches!(event, Event::Message(..) | Event::Landed(..)));
@@ -235,7 +235,7 @@ fn a_late_request_for_an_acknowledgement_is_harmless() {
     passes(&mut own.engine, 2);
     assert_eq!(held.borrow().len(), 1);
     control.borrow_mut().edit = None;
-    // More numbers than half of the range that a message's own number can distinguish.
+    // Uses more numbers than half of the range that a message's own number can distinguish.
     for n in 1..600_000u64 {
         own.engine.put(CX, own.source.at(0), 8, own.remote.at(64), Notice::Silent).unwrap();
         if n % 128 == 0 {
@@ -284,7 +284,7 @@ fn a_waiting_signal_does_not_write_a_deregistered_region() {
     let mut bench = Bench::new(0);
     let target = bench.own.target;
     let from = bench.own.peer.peer();
-    // Number 1 waits for number 0.
+    // The signal with number 1 waits for number 0.
     bench.hear(Event::Message(from, message([1, 0, 1, 8], 1, 0, (1, 0), &[0, 7])));
     let memory = bench.own.engine.local_ptr(target.at(0), SIZE).unwrap();
     bench.own.engine.deregister(target).unwrap();
@@ -332,15 +332,15 @@ fn numbers_repeated_while_they_wait_change_nothing() {
             let config = Config { window: 8, batch, first_sequence, ..Config::DEFAULT };
             let mut own = own(config, tap(Network::new(), &control), SIZE);
             let from = own.peer.peer();
-            // The arrivals were forged here, so no answers may be sent.
+            // The arrivals were forged, so no answers may be sent.
             control.borrow_mut().refuse = Some(Box::new(|_| Some(fishplate_core::error::PostError::Again)));
             let signal = |n: u32| {
                 let seq = sequence(first_sequence.wrapping_add(n as u64), 8);
                 Event::Message(from, message([1, 0, 2, 8], seq, first_sequence as u32, (1, 0), &[0, 1]))
             };
             let all: Vec<Event> = (1..6).map(signal).collect();
-            // Each three times while number 0 is missing, and again in every pass that applies
-            // them.
+            // Each arrives three times while number 0 is missing, and again in every pass that
+            // applies them.
             for _ in 0..3 {
                 control.borrow_mut().inject.extend(all.iter().cloned());
                 passes(&mut own.engine, 5);
@@ -355,7 +355,7 @@ fn numbers_repeated_while_they_wait_change_nothing() {
             }
             passes(&mut own.engine, 200);
             assert_eq!(word(&own.engine, own.target.at(0)), 5, "from {first_sequence:#x}, batch {batch}");
-            // The slots of the whole window are free again.
+            // All slots of the window are free again.
             for n in 6..40 {
                 control.borrow_mut().inject.push_back(signal(n));
                 passes(&mut own.engine, 3);

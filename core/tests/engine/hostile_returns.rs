@@ -1,5 +1,5 @@
-//! A peer is not trusted with the return of rails either: what it says of a rail is checked against
-//! the rail's epoch, and a bad address is not attached.
+//! A peer is not trusted with the return of rails either. Its messages about a rail are checked
+//! against the rail's epoch, and an invalid address is not attached.
 
 use fishplate_core::engine::Config;
 use fishplate_core::error::{PeerError, Violation};
@@ -14,7 +14,7 @@ const ATTACHED: u8 = 1;
 const PROVEN: u8 = 2;
 const PROBE: u8 = 3;
 
-/// An engine that is its own peer over two rails of three.
+/// An engine that is its own peer, over two of its three rails.
 struct Bench {
     control: Shared,
     own: Own<Tap<Loopback<64>>, 3>,
@@ -36,7 +36,7 @@ impl Bench {
         Bench { control, own: Own { engine, peer, waiter: waiter(), source, target, remote } }
     }
 
-    /// Rail 1 is fenced, and both ends know all.
+    /// Returns a bench whose rail 1 is fenced and whose two ends know it.
     fn fenced() -> Bench {
         let mut bench = Bench::new(true);
         bench.own.engine.disable_rail(bench.own.peer, RailId(1)).unwrap();
@@ -69,7 +69,8 @@ fn rejoin(rail: u8, stage: u8, epoch: u16, serial: u16, address: &[u8]) -> Vec<u
     bytes
 }
 
-/// The peer says that it has fenced rails and that some have failed, in these epochs.
+/// Returns a message of the peer: it has fenced `rails`, and the rails `failed` have failed, in
+/// this epoch.
 fn told(rails: u16, failed: u16, epoch: u16) -> Vec<u8> {
     let mut bytes = vec![9, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     bytes.extend(0u64.to_le_bytes());
@@ -122,14 +123,14 @@ fn what_belongs_to_an_earlier_epoch_is_dropped_and_counted() {
 
 #[test]
 fn a_rail_is_not_used_on_a_peer_s_word_alone() {
-    // It is disabled here, whatever the peer says.
+    // Rail 1 is disabled here, so it stays unused whatever the peer sends.
     let mut bench = Bench::fenced();
     for (serial, stage) in (1..).zip([OFFER, ATTACHED, PROVEN, ATTACHED]) {
         bench.hear(rejoin(1, stage, 1, serial, &[]));
         passes(&mut bench.own.engine, 100);
         assert_eq!((bench.error(), bench.is_used()), (None, false));
     }
-    // It may return, and the peer says that all is done before it begins.
+    // The rail may return, but the peer reports later stages before the return begins.
     bench.control.borrow_mut().edit = Some(Box::new(|_, event| match &event {
         Event::Message(_, bytes) if bytes[0] == 11 => vec![],
         _ => vec![event],
@@ -152,7 +153,7 @@ fn a_rail_is_not_used_on_a_peer_s_word_alone() {
     bench.hear(rejoin(1, PROBE, 1, 0, &[]));
     assert_eq!((bench.error(), bench.is_used()), (None, true));
     assert_eq!(bench.own.engine.stats().rails_returned, 1);
-    // The next epoch begins after the next failure alone.
+    // Only the next failure begins the next epoch.
     bench.hear(rejoin(1, OFFER, 2, 14, &[]));
     assert_eq!(bench.error(), Some(PeerError::Protocol(Violation::Sequence)));
 }

@@ -1,4 +1,4 @@
-//! Different rails in one engine: a peer's limits follow only from the rails that reach it.
+//! Different rails in one engine: only the rails that reach a peer determine its limits.
 
 use fishplate_core::engine::{Config, Engine, Issued, Notice, RailPolicy};
 use fishplate_core::error::OpError;
@@ -13,8 +13,8 @@ use super::support::*;
 
 type Network = Loopback<32>;
 
-/// One engine over two rails that is its own peer three times: by the first rail, by the second,
-/// and by both.
+/// An engine over two rails that is its own peer three times: by the first rail, by the second, and
+/// by both.
 struct Bench {
     engine: Engine<'static, Tap<Network>, 4>,
     controls: [Shared; 2],
@@ -44,7 +44,7 @@ impl Bench {
         Bench { engine, controls, peers, remotes, source }
     }
 
-    /// The posts of each rail since the last call, as verbs and lengths.
+    /// Returns each rail's posts since the last call, as verbs and lengths.
     fn posts(&mut self) -> [Vec<(Verb, usize)>; 2] {
         [0, 1].map(|rail: usize| {
             let posts = std::mem::take(&mut self.controls[rail].borrow_mut().posts);
@@ -52,7 +52,7 @@ impl Bench {
         })
     }
 
-    /// Completes everything, and discards the recorded posts.
+    /// Completes all operations, and discards the recorded posts.
     fn rest(&mut self) {
         for peer in self.peers {
             pass_until(&mut self.engine, "quiet", |engine| engine.is_quiet(CX, peer).unwrap());
@@ -91,7 +91,7 @@ fn injected_bytes_use_a_rail_that_copies_or_a_message() {
         assert_eq!(long, Err(OpError::TooLong { len: 81, max: 80 }));
         bench.rest();
     }
-    // Both rails copy eight bytes, and take turns.
+    // Both rails copy writes of eight bytes, so they take turns.
     bench.engine.inject(CX, &[7; 8], c.at(0)).unwrap();
     bench.engine.inject(CX, &[7; 8], c.at(0)).unwrap();
     assert_eq!(bench.posts(), [vec![(Verb::Write, 8)], vec![(Verb::Write, 8)]]);
@@ -144,7 +144,7 @@ fn order_and_atomics_depend_on_the_rails_to_the_peer() {
     let loose = |caps| Caps { order: Order::None, native_atomics: AmoSet::NONE, ..caps };
     let mut bench = Bench::new(EACH, [ordered, loose]);
     let (from, [a, b, c]) = (bench.source.at(0), bench.remotes);
-    // Rail 0 executes the atomics: it leads to the first and the third peer.
+    // Only rail 0 executes the atomics. It reaches the first and the third peer.
     let words = bench.engine.register(region(64).with_native_atomics()).unwrap();
     let natives = bench.peers.map(|peer| import(&mut bench.engine, peer, words));
     let add = Amo { op: AmoOp::Add, width: 8, operand: 1, compare: 0 };
@@ -162,7 +162,7 @@ fn order_and_atomics_depend_on_the_rails_to_the_peer() {
         done(&mut bench.engine, Issued::Pending(token), "a fetch");
         bench.rest();
     }
-    // Where everything stays in order, a fence delays nothing.
+    // If the rail preserves order, a fence delays nothing.
     for (remote, peer, at_once) in [(a, 0, 2), (b, 1, 1), (c, 2, 1)] {
         bench.engine.put(CX, from, 8, remote.at(64), Notice::Silent).unwrap();
         bench.engine.fence(CX, bench.peers[peer]).unwrap();

@@ -1,4 +1,5 @@
-//! A rail whose messages may be longer than the tag of a silent post can express: 16 MiB.
+//! A rail whose messages may exceed the length that the tag of a silent post can express, which is
+//! 16 MiB.
 
 use fishplate_core::engine::{Config, Notice};
 use fishplate_core::rail::loopback::Loopback;
@@ -8,7 +9,7 @@ use super::order::add;
 use super::support::tap::{Verb, shared, tap};
 use super::support::*;
 
-/// The largest length in the tag, and the message header's share of it.
+/// The maximum length in the tag, and the length of the message header that it includes.
 const TOLD: usize = (1 << 24) - 1;
 const HEAD: usize = 48;
 
@@ -31,7 +32,7 @@ fn a_silent_put_signal_longer_than_its_tag_can_express_completes() {
         let control = control.borrow();
         let messages = control.posts.iter().filter(|post| post.verb == Verb::Message);
         let longest = messages.map(|post| post.len).max().unwrap();
-        // A message is at most as long as the tag can express; longer data is written.
+        // A message is at most as long as the tag can express. Longer data is sent as writes.
         assert_eq!(longest == TOLD, len == TOLD - HEAD, "{len}: {longest}");
     }
 }

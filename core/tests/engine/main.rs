@@ -1,8 +1,8 @@
-//! The engine's contract, over loopback, faulty and simulated rails. In test names `iN_` and `eN_`
-//! are invariants and edge cases of the ordering specification.
+//! Tests the engine's contract over loopback, faulty and simulated rails. In test names `iN_` and
+//! `eN_` are invariants and edge cases of the ordering specification.
 //!
-//! Randomised tests run over [`support::seeds`] and name the seed when they fail;
-//! `FISHPLATE_SEED=n` runs one, `FISHPLATE_SEEDS=n` that many.
+//! Randomised tests run over [`support::seeds`] and name the seed when they fail.
+//! `FISHPLATE_SEED=n` runs one seed, and `FISHPLATE_SEEDS=n` runs that many.
 
 #[path = "../support/mod.rs"]
 mod support;

@@ -1,4 +1,5 @@
-//! Mapped memory: the same behaviour, completed at once, never ahead of operations in flight.
+//! Mapped memory: operations behave as on other rails, complete at once, and never overtake
+//! operations in flight.
 
 use std::ptr::NonNull;
 
@@ -61,11 +62,11 @@ fn atomics_are_the_same_as_by_message() {
     }
 }
 
-/// A region that [`Loopback::mapped_where_shared`] maps.
+/// Returns a region that [`Loopback::mapped_where_shared`] maps.
 fn shared_region(len: usize) -> Region {
     let words = Box::leak(vec![0u64; len.div_ceil(8)].into_boxed_slice());
     let kind = RegionKind::Shared { segment: 0, offset: 0 };
-    // SAFETY: leaked, and accessed only through the helpers and the engine.
+    // SAFETY: the memory is leaked, and only the helpers and the engine access it.
     unsafe { Region::new(NonNull::new(words.as_mut_ptr().cast()).unwrap(), len, kind) }
 }
 
@@ -84,7 +85,7 @@ fn a_direct_operation_never_overtakes_numbered_ones_of_its_stream() {
             issued += 1;
             let (from, value) = (own.source.at(0), issued);
             let e = &mut own.engine;
-            // The data of a step is in unmapped memory, its number in mapped or unmapped memory.
+            // The data of a step is in unmapped memory. Its number is in mapped or unmapped memory.
             let done = match random.below(5) {
                 0 => {
                     let place = own.remote.at(64 + issued * 8);
@@ -115,13 +116,13 @@ fn a_direct_operation_never_overtakes_numbered_ones_of_its_stream() {
             if random.below(3) == 0 {
                 e.progress();
             }
-            // Never a future step, and never backwards.
+            // The visible step was issued, and never goes backwards.
             let now = word(e, mapped.at(0));
             assert!(now <= issued && now >= *state.first().unwrap(), "seed {seed}");
             if state[0] != now {
                 state.retain(|&step| step >= now);
             }
-            // All numbered data from before the visible step has landed.
+            // All numbered data up to the visible step has landed.
             for step in 1..=now {
                 let data = word(e, own.target.at(64 + step * 8));
                 let was_put = word(e, own.source.at(step * 8)) == step;

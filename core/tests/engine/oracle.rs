@@ -1,4 +1,5 @@
-//! All operations against a model ([`support::oracle`](super::support::oracle)), over faulty rails.
+//! Checks all operations against a model ([`support::oracle`](super::support::oracle)), over faulty
+//! rails.
 
 use fishplate_core::rail::sim::Dials;
 

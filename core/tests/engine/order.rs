@@ -1,4 +1,5 @@
-//! Order: signals and atomics are applied in issue order, once everything before has landed.
+//! Order: signals and atomics are applied in issue order, each once all earlier operations have
+//! landed.
 
 use fishplate_core::engine::{Config, ContextId, Notice, Signal};
 use fishplate_core::mem::RemoteId;
@@ -21,7 +22,7 @@ pub fn add(region: RemoteId, offset: u64, value: u64) -> Signal {
     Signal { at: region.at(offset), op: SignalOp::Add, value }
 }
 
-/// Holds back, in a list, the events that `which` selects; others pass.
+/// Holds back the events that `which` selects, in the returned list. Other events pass.
 pub fn hold(
     control: &Shared,
     mut which: impl FnMut(&Event) -> bool + 'static,
@@ -168,7 +169,7 @@ fn i7_contexts_and_peers_are_independent_streams() {
     assert_eq!(word(&own.engine, own.target.at(0)), 1);
 }
 
-/// Put-signals of all lengths to the engine itself: when the signal is visible, so is the data.
+/// Sends put-signals of all lengths to the engine itself. When a signal is visible, so is its data.
 fn data_is_there_with_its_signal<R: Rail, const RAILS: usize>(config: Config, rails: [R; RAILS], seed: u64) {
     let mut own = own(config, rails, 4096);
     let mut random = Random(seed);
@@ -326,7 +327,7 @@ fn i6_numbers_are_consecutive_across_the_wrap() {
     for first_sequence in STARTS {
         let (control, mut own) = tapped(Config { first_sequence, window: 4, ..Config::DEFAULT });
         let mut random = Random(first_sequence);
-        // Refusals in between must not consume numbers.
+        // A refused post must not consume a number.
         control.borrow_mut().refuse = Some(Box::new(move |_| {
             (random.below(3) == 0).then_some(fishplate_core::error::PostError::Again)
         }));

@@ -1,4 +1,4 @@
-//! Rails whose fence cuts off all peers: which of them it costs.
+//! Rails whose fence cuts off all peers: which peers and rails fail.
 
 use fishplate_core::engine::{Config, Notice, Signal};
 use fishplate_core::mem::{Peer, RailId};
@@ -7,14 +7,14 @@ use fishplate_core::rail::sim::Dials;
 use super::support::tap::{Tap, shared};
 use super::support::*;
 
-/// Most polls after a cut in which traffic of the link may still land.
+/// Maximum number of polls after a cut in which traffic of the link may still land.
 const LATE: u32 = 2000;
 
-/// The fences at each node: the rail and the peer.
+/// The fences at each node, as rail and peer.
 type Fences = Vec<Vec<(usize, Peer)>>;
 
-/// Four nodes over rails whose fence costs all peers; the links of these nodes to all others are
-/// cut, one rail after the other. Returns the fences, and for each node which others have failed.
+/// Runs four nodes over rails whose fence cuts off all peers. Cuts all links of the listed nodes on
+/// the listed rails. Returns the fences, and for each node which other nodes have failed.
 fn isolated(cuts: &[(u16, u16)], seed: u64) -> (Fences, Vec<Vec<bool>>) {
     const NODES: u16 = 4;
     let config = Config { seed, ..Config::DEFAULT };
@@ -56,7 +56,8 @@ fn isolated(cuts: &[(u16, u16)], seed: u64) -> (Fences, Vec<Vec<bool>>) {
 #[test]
 fn a_process_that_ends_takes_no_rail_from_others() {
     for seed in seeds(20) {
-        // One that is gone; and two, each seen first on another rail.
+        // First one node loses all its links. Then two nodes lose theirs, each detected first on
+        // another rail.
         for gone in [&[(2, 0), (2, 1)][..], &[(2, 0), (3, 1), (2, 1), (3, 0)]] {
             let (fences, lost) = isolated(gone, seed);
             let last = if gone.len() > 2 { 3 } else { 2 };
@@ -73,7 +74,7 @@ fn a_process_that_ends_takes_no_rail_from_others() {
 fn a_rail_is_fenced_once_the_peer_was_heard_over_another() {
     let (fences, lost) = isolated(&[(2, 0)], 1);
     for (node, fences) in fences.iter().enumerate().filter(|(node, _)| *node != 2) {
-        // The first fence cuts off the other peers of the rail too, so theirs follow.
+        // The first fence also cuts off the other peers of the rail, so their fences follow.
         assert_eq!(fences.first(), Some(&(0, Peer(2))), "{node}: {fences:?}");
         assert!(fences.iter().all(|fence| fence.0 == 0), "{node}: {fences:?}");
     }

@@ -1,5 +1,5 @@
-//! Rails of different speed on a simulated fabric with rates: their combined throughput, with the
-//! default configuration.
+//! The combined throughput of rails with different speeds, on a simulated fabric, with the default
+//! configuration.
 
 use fishplate_core::engine::{Config, ContextId, Notice, RailPolicy};
 use fishplate_core::rail::sim::Dials;
@@ -9,7 +9,7 @@ use super::support::fleet::{fabric, fleet, turn_until};
 const PUT: usize = 1 << 20;
 const PUTS: u64 = 256;
 
-/// Bytes per poll that two rails of these rates carry together.
+/// Returns the bytes per poll that two rails with these rates carry together.
 fn together(rates: [u32; 2], policy: RailPolicy, dials: Dials) -> f64 {
     let config = Config { policy, ..Config::DEFAULT };
     let sim = fabric(2, 2, 1024, dials, 7);
@@ -50,7 +50,7 @@ fn two_unequal_rails_carry_nine_tenths_of_their_sum() {
 
 #[test]
 fn with_round_robin_the_slower_rail_sets_the_pace() {
-    // For comparison with the figure above.
+    // Round robin is slower, for comparison with the policies above.
     let got = together([6144, 2048], RailPolicy::RoundRobin, QUICK);
     assert!(got < 0.6 * 8192.0, "{:.3} of the sum", got / 8192.0);
 }

@@ -1,12 +1,12 @@
-//! Every order of events of one pair over two rails, with a window of four: post, deliver, cut,
-//! fence, answer, post again, acknowledge. The engines are the real ones; the rails do only what
-//! the search tells them.
+//! Tries every order of events of a pair over two rails, with a window of four. The events are:
+//! post, deliver, cut, fence, answer, post again, acknowledge. The engines are the real ones. The
+//! rails do only what the search tells them.
 //!
-//! A run in the usual order is cut off after each of its choices, in each way. From every point of
-//! these runs the search takes all free choices, breadth first. It replays each path from the
-//! start, and drops a state that looks like one seen before: to the rails, the memory and the
-//! counters. From each new state the rest runs in the usual order, and all must be done, once and
-//! in order. `FISHPLATE_STATES=n` sets how many states it visits.
+//! The search starts from a run in the usual order. It cuts a link after each choice of that run,
+//! in each way. From every point of these runs it takes all possible choices, breadth first. It
+//! replays each path from the start, and drops a state that it has seen before: equal rails, memory
+//! and counters. From each new state the rest runs in the usual order. All operations must then
+//! complete, once and in order. `FISHPLATE_STATES=n` sets the number of states to visit.
 
 use std::cell::RefCell;
 use std::collections::{HashSet, VecDeque};
@@ -25,11 +25,11 @@ use super::support::*;
 
 const RAILS: usize = 2;
 
-/// What is in flight to a node on a rail.
+/// A post in flight to a node on a rail.
 #[derive(Clone, Hash)]
 struct Packet {
     cx: u64,
-    /// Its post has been reported as failed.
+    /// Whether the post has been reported as failed.
     failed: bool,
     what: What,
 }
@@ -51,15 +51,15 @@ enum Event {
 /// One end of a rail.
 #[derive(Default, Hash)]
 struct Side {
-    /// In flight to this node, and what the rail is to report here.
+    /// Packets in flight to this node, and events that the rail will report here.
     queue: VecDeque<Packet>,
     events: VecDeque<Event>,
-    /// The link from this node is cut; it has fenced the other one.
+    /// Whether the link from this node is cut, and whether this node has fenced the other one.
     cut: bool,
     fenced: bool,
 }
 
-/// The rails, by node and rail, and the memory that is registered.
+/// The rails by node and rail, and the registered memory.
 #[derive(Default)]
 struct World {
     sides: [[Side; RAILS]; 2],
@@ -87,7 +87,7 @@ impl Wire {
     }
 }
 
-// SAFETY: nothing is mapped, and posts copy their memory before they return. `Setup` is empty.
+// SAFETY: the rail maps nothing, and a post copies its memory before it returns. `Setup` is empty.
 unsafe impl Rail for Wire {
     type Setup<'a> = ();
 
@@ -113,7 +113,7 @@ unsafe impl Rail for Wire {
         let known = regions.iter().position(|other| other.ptr() == region.ptr());
         let key = known.unwrap_or(regions.len());
         if known.is_none() {
-            // SAFETY: the engine holds this region as long as the rail.
+            // SAFETY: the engine keeps the region's memory valid as long as the rail lives.
             regions.push(unsafe { Region::new(region.ptr(), region.len(), region.kind()) });
         }
         Ok((RailKey { key: key as u64, base: 0 }, 0))
@@ -156,7 +156,7 @@ unsafe impl Rail for Wire {
         data: Option<u32>,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        // SAFETY: readable, as our caller guarantees.
+        // SAFETY: our caller guarantees that the local memory is readable.
         let bytes = unsafe { std::slice::from_raw_parts(local.ptr.as_ptr(), local.len) }.to_vec();
         let (region, offset) = (remote.key.key as usize, remote.offset as usize);
         self.post(cx, What::Write { bytes, region, offset, data })
@@ -196,16 +196,16 @@ unsafe impl Rail for Wire {
     }
 }
 
-/// One choice of the search. Nodes and rails are 0 and 1.
+/// A choice of the search. Nodes and rails have the numbers 0 and 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Choice {
-    /// The next operation of the script.
+    /// Issue the next operation of the script.
     Issue,
-    /// A pass of a node: it handles what its rails report, posts, fences, tells, acknowledges.
+    /// Make a pass of a node, which handles reports and posts what is due.
     Pass(usize),
-    /// A packet to a node lands, on a rail: that place of the queue.
+    /// Deliver a packet to a node on a rail, from this position of the queue.
     Deliver(usize, usize, usize),
-    /// The link from a node is cut; or both links, if there is none.
+    /// Cut the link from a node on a rail, or both links if there is no node.
     Cut(Option<usize>, usize),
 }
 
@@ -217,18 +217,18 @@ struct Node {
     remote: Option<RemoteId>,
 }
 
-/// One run.
+/// The state of one run.
 struct Pair {
     world: Rc<RefCell<World>>,
     nodes: [Node; 2],
     issued: usize,
-    /// Fetched values, in the order of completion, and the number of all completions.
+    /// Fetched values in completion order, and the number of all completions.
     fetched: Vec<u64>,
     done: usize,
 }
 
-/// Operations of node 0: two put-signals to different places, an addition that fetches, and one
-/// more put-signal. Node 1 answers with one. Each signal adds 1.
+/// The node of each operation. Node 0 issues two put-signals to different places, a fetching
+/// addition, and another put-signal. Node 1 issues one put-signal. Each signal adds 1.
 const SCRIPT: [usize; 5] = [0, 0, 1, 0, 0];
 const FETCHES: usize = 1;
 
@@ -263,7 +263,7 @@ impl Pair {
         let world = self.world.borrow();
         for (node, sides) in world.sides.iter().enumerate() {
             for (rail, side) in sides.iter().enumerate() {
-                // Any of the first ones: rails keep no order.
+                // Any of the first packets may be next, because rails preserve no order.
                 all.extend((0..side.queue.len().min(3)).map(|at| Choice::Deliver(node, rail, at)));
             }
         }
@@ -294,7 +294,7 @@ impl Pair {
                 for node in [0, 1].into_iter().filter(|&node| from.is_none_or(|from| from == node)) {
                     world.sides[node][rail].cut = true;
                     world.sides[node][rail].events.push_back(Event::Down);
-                    // Each may still land, although it fails.
+                    // Each packet in flight is reported as failed, but may still land.
                     let mut failed = vec![];
                     for packet in &mut world.sides[1 - node][rail].queue {
                         packet.failed = true;
@@ -333,7 +333,8 @@ impl Pair {
             What::Write { bytes, region, offset, data } => {
                 let region = &world.regions[node][region];
                 assert!(offset + bytes.len() <= region.len());
-                // SAFETY: checked above; the region lives as long as the engine.
+                // SAFETY: the range was checked above, and the region's memory lives as long as the
+                // engine.
                 unsafe {
                     std::ptr::copy(bytes.as_ptr(), region.ptr().as_ptr().add(offset), bytes.len());
                 }
@@ -346,7 +347,7 @@ impl Pair {
         }
     }
 
-    /// Hashes all that can be seen from outside.
+    /// Hashes the visible state.
     fn look(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         let world = self.world.borrow();
@@ -359,11 +360,11 @@ impl Pair {
         hasher.finish()
     }
 
-    /// The signal counts at node 1 what is there.
+    /// Checks that the data of every signal counted at node 1 has landed there.
     fn check(&self, path: &[Choice]) {
         let Node { engine, target, .. } = &self.nodes[1];
         let value = word(engine, target.at(0));
-        // The addition comes after two signals, and one more may follow.
+        // The addition follows two signals, and one more signal may follow it.
         let signals = match value {
             0..=2 => value,
             12 => 2,
@@ -376,7 +377,7 @@ impl Pair {
         }
     }
 
-    /// One round in the usual order: all is delivered that no cut link carries.
+    /// Runs one round in the usual order. Delivers all packets except those on cut links.
     fn usual(&mut self, log: &mut Vec<Choice>) {
         let mut choose = |pair: &mut Pair, choice| {
             pair.choose(choice);
@@ -400,7 +401,7 @@ impl Pair {
         }
     }
 
-    /// All comes to its end in the usual order. Returns the choices.
+    /// Completes the run in the usual order. Returns the choices.
     fn finish(&mut self, path: &[Choice]) -> Vec<Choice> {
         let (mut log, mut rounds) = (vec![], 0);
         while self.done < SCRIPT.len() {
@@ -419,7 +420,8 @@ impl Pair {
     }
 }
 
-/// Runs in the usual order, without a cut and with one after each choice: their beginnings.
+/// Returns the beginnings of runs in the usual order: without a cut, and with a cut after each
+/// choice.
 fn beginnings() -> VecDeque<Vec<Choice>> {
     let _scope = Scope::new();
     let whole = Pair::new().finish(&[]);

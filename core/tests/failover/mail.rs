@@ -1,4 +1,4 @@
-//! Tagged messages of every protocol: each is received once, whole and in order.
+//! Tagged messages of every protocol, each of which is received once, whole and in order.
 
 use std::collections::HashMap;
 
@@ -11,27 +11,26 @@ use super::rig::*;
 use super::schedule::Fleet;
 use super::support::*;
 
-/// Places in the regions, each for one payload.
+/// Number of places in each region, and bytes of a place. A place holds one payload.
 const PLACES: u64 = 16;
 const PLACE: u64 = 1024;
 pub const SIZE: usize = (PLACES * PLACE) as usize;
-/// The bit of their completion tags.
+/// The bit that marks the completion tags of these messages.
 pub const TAG: u64 = 1 << 63;
 
 const TAGS: u64 = 3;
 
-/// One node.
+/// The messages of one node.
 #[derive(Default)]
 struct Desk {
-    /// Free places to send from, and to receive into.
+    /// Free places to send from, and free places to receive into.
     out: Vec<u64>,
     into: Vec<u64>,
-    /// By completion tag: the target, the place that it was sent from, and the length, which the
-    /// receiver may report.
+    /// Sends by completion tag: the target, the place of the payload, and the length.
     sends: HashMap<u64, (usize, Option<u64>, u64)>,
-    /// Open receives: source and tag, how many of these came before, and the place.
+    /// Open receives: source and tag, the number of earlier receives with both, and the place.
     receives: Vec<(Request, (usize, u64), usize, u64)>,
-    /// How many were posted, by source and tag.
+    /// Number of posted receives by source and tag.
     posted: HashMap<(usize, u64), usize>,
     sent: u64,
 }
@@ -41,16 +40,16 @@ pub struct Mail {
     pace: u64,
     seed: u64,
     desks: Vec<Desk>,
-    /// Sent messages by source, target and tag: the fill value and the length.
+    /// Sent messages by source, target and tag, each as fill value and length.
     sent: HashMap<(usize, usize, u64), Vec<(u64, usize)>>,
-    /// How many of them were received.
+    /// Number of received messages by source, target and tag.
     received: HashMap<(usize, usize, u64), usize>,
-    /// A node that has died: its messages and those to it have any outcome.
+    /// The node that has died, if any. Messages from and to it may have any outcome.
     dead: Option<usize>,
 }
 
 impl Mail {
-    /// Uses both regions from an offset on. One in `pace` turns of a node sends a message.
+    /// Uses both regions from offset `at` on. A node sends a message in one of `pace` turns.
     pub fn new(nodes: usize, contexts: u16, at: u64, pace: u64, seed: u64) -> Mail {
         let places = || (0..PLACES).map(|place| at + place * PLACE).collect();
         let desk = |_| Desk { out: places(), into: places(), ..Desk::default() };
@@ -58,13 +57,13 @@ impl Mail {
         Mail { contexts, pace, seed, desks, sent: HashMap::new(), received: HashMap::new(), dead: None }
     }
 
-    /// A node dies.
+    /// Records that a node has died.
     pub fn dies(&mut self, node: usize) {
         self.dead = Some(node);
         self.desks[node].sends.clear();
     }
 
-    /// A node sends, and posts receives.
+    /// Lets a node send, and post and check receives.
     pub fn turn<const RAILS: usize>(
         &mut self,
         fleet: &mut Fleet<RAILS>,
@@ -78,7 +77,7 @@ impl Mail {
         let from = random.below(fleet.len() as u64) as usize;
         let lo = random.below(self.contexts) << 8 | random.below(TAGS);
         let posted = self.desks[me].posted.get(&(from, lo)).copied().unwrap_or(0);
-        // Receives keep up with the sends in the long run.
+        // In the long run there are as many receives as sends.
         if self.dead != Some(from) && posted < self.sent.get(&(from, me, lo)).map_or(0, Vec::len) {
             self.receive(fleet, me, from, lo);
         }
@@ -112,7 +111,7 @@ impl Mail {
         let tag_done = TAG | desk.sent;
         let (cx, peer, report) = (ContextId(context as u8), node.peers[to], Notice::Report(tag_done));
         let (issued, place) = match kind {
-            // From a slice: copied, if a block is free.
+            // The payload is a slice, which the engine copies if a block is free.
             0 => (node.engine.send(cx, peer, tag(lo), Payload::Bytes(&bytes), Notice::Silent), None),
             1 => (node.engine.send_sync(cx, peer, tag(lo), Payload::Bytes(&bytes), report), None),
             _ => {

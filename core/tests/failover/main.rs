@@ -1,8 +1,8 @@
-//! Rails that fail and return, in the simulator, by seeded schedules: every operation and message
-//! happens once, in order.
+//! Rails fail and return in the simulator, by seeded schedules. Every operation is applied once and
+//! in order, and so is every message.
 //!
-//! `FISHPLATE_SEED=n` runs one seed, `FISHPLATE_SEEDS=n` that many in each part. `tests/proofs.sh`
-//! runs 100,000.
+//! `FISHPLATE_SEED=n` runs one seed, and `FISHPLATE_SEEDS=n` that many in each part.
+//! `tests/proofs.sh` runs 100,000.
 
 #[path = "../twosided/rig.rs"]
 #[allow(dead_code, reason = "this uses a part of it")]

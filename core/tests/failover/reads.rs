@@ -1,5 +1,5 @@
-//! Reads of constant memory, again and again into the same buffer. It must not change between two
-//! reads, and each brings what is there.
+//! Repeated reads of constant memory into the same buffer. The buffer must not change between two
+//! reads, and each read returns the current source.
 
 use fishplate_core::engine::Notice;
 use fishplate_core::op::{Completion, Outcome};
@@ -7,13 +7,13 @@ use fishplate_core::op::{Completion, Outcome};
 use super::schedule::Fleet;
 use super::support::*;
 
-/// Bytes of a read.
+/// Length of a read in bytes.
 const LEN: usize = 500;
 pub const SIZE: usize = 8 * 512;
-/// The bit of their completion tags.
+/// The bit that marks the completion tags of these reads.
 pub const TAG: u64 = 1 << 62;
 
-/// What each node reads, from one other.
+/// The reads of all nodes. Each node reads from one other node at a time.
 pub struct Reads {
     at: u64,
     readers: Vec<Reader>,
@@ -24,20 +24,21 @@ pub struct Reads {
 #[derive(Clone, Copy, Default)]
 struct Reader {
     from: usize,
-    /// What the buffer holds: odd values are read, even ones are written there afterwards.
+    /// The fill value of the buffer. A read brings odd values, and the test writes even ones
+    /// afterwards.
     round: u8,
     waits: bool,
-    /// Turns until the next read.
+    /// Number of turns until the next read.
     rest: u64,
 }
 
 impl Reads {
-    /// Uses both regions from an offset on.
+    /// Uses both regions from offset `at` on.
     pub fn new(nodes: usize, at: u64, seed: u64) -> Reads {
         Reads { at, readers: vec![Reader::default(); nodes], seed, dead: None }
     }
 
-    /// A node dies.
+    /// Records that a node has died.
     pub fn dies(&mut self, node: usize) {
         self.dead = Some(node);
         self.readers[node].waits = false;
@@ -90,7 +91,7 @@ impl Reads {
         let well = done.outcome == Outcome::Done && got == [reader.round; LEN];
         let lost = self.dead == Some(reader.from) && done.outcome != Outcome::Done;
         assert!(reader.waits && (well || lost), "seed {seed}: node {me}, {done:?}");
-        // It is used for something else for a while.
+        // The program uses the buffer for something else for a while.
         reader.round = reader.round.wrapping_add(2) & !1;
         write(&fleet[me].engine, into, &[reader.round; LEN]);
         (reader.waits, reader.rest) = (false, 1 + random.below(60));

@@ -1,4 +1,4 @@
-//! One schedule: a fleet, its traffic, and what happens to its rails.
+//! Runs one schedule: a fleet, its traffic, and the events of its rails.
 
 use fishplate_core::engine::Stats;
 use fishplate_core::engine::protocol::MatchConfig;
@@ -13,13 +13,13 @@ use super::support::oracle::{self, Streams};
 use super::support::scope::Scope;
 use super::support::*;
 
-/// Most rails of a schedule.
+/// Maximum number of rails of a schedule.
 const RAILS: usize = 8;
 
-/// A run that takes more turns counts as hung.
+/// Maximum number of turns. A longer run counts as hung.
 const TURNS: u64 = 60_000;
 
-/// What has happened in several runs.
+/// Totals of several runs.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Totals {
     pub schedules: u64,
@@ -42,7 +42,7 @@ impl Totals {
     }
 }
 
-/// Prints the schedule where the run fails.
+/// Prints the schedule if the run fails.
 struct Told(Schedule, u64);
 
 impl Drop for Told {
@@ -80,7 +80,7 @@ pub fn run(seed: u64, totals: &mut Totals) {
     let schedule = &mut told.0;
     let busy = 100 + random.below(100) * pace;
     let heals = random.below(4) != 0;
-    // A node of three or more may die.
+    // If there are three or more nodes, one of them may die.
     let dies = (nodes > 2 && random.below(3) == 0).then(|| (random.below(nodes.into()), random.below(busy)));
     let dead = |node: usize, turn| dies.is_some_and(|(dies, at)| dies as usize == node && turn >= at);
     let (mut over, mut closing) = (None, None);
@@ -121,7 +121,7 @@ pub fn run(seed: u64, totals: &mut Totals) {
             continue;
         }
         let since = *over.get_or_insert(turn);
-        // Nothing lands late any more.
+        // Continues until no traffic can land late any more.
         if turn < since + schedule.late() / (nodes as u64 * count as u64) {
             continue;
         }
@@ -148,7 +148,7 @@ pub fn run(seed: u64, totals: &mut Totals) {
                 }
             }
         }
-        // Rails fail while the ends part, too.
+        // Rails also fail while the nodes close.
         if closing == Some(turn) || turn < closing.unwrap_or(0) + 20 {
             schedule.turn(turn, &mut fleet);
         }
@@ -169,13 +169,14 @@ pub fn run(seed: u64, totals: &mut Totals) {
     totals.events += schedule.events() as u64;
 }
 
-/// The rail that took the first Bye refused the second one, and only that one was said again.
+/// A rail accepted the first Bye and refused the second. At first the engine repeated only the
+/// second.
 #[test]
 fn the_byes_before_one_that_is_refused_are_said_again() {
     run(231, &mut Totals::default());
 }
 
-/// The schedules in parts, so that several run at a time.
+/// Runs one of `of` parts of the schedules, so that several parts run at a time.
 fn part(n: u64, of: u64) {
     let mut totals = Totals::default();
     for seed in seeds(1000).into_iter().filter(|seed| seed % of == n) {

@@ -1,4 +1,4 @@
-//! What happens to the rails of a fleet, and when: drawn from a seed.
+//! The events of a fleet's rails and their times, drawn from a seed.
 
 use fishplate_core::mem::RailId;
 use fishplate_core::rail::sim::Sim;
@@ -8,7 +8,7 @@ use super::support::fleet::{self, End, Node};
 
 pub type Fleet<const RAILS: usize> = Vec<Node<End, RAILS>>;
 
-/// A rail between two nodes, the first not after the second.
+/// A rail between two nodes, with `a <= b`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Link {
     pub a: u16,
@@ -16,25 +16,25 @@ pub struct Link {
     pub rail: u16,
 }
 
-/// Why a link is out of use: it is cut, from the first node or to it, or one of the nodes has
-/// disabled it.
+/// Why a link is out of use. It is cut in one or both directions, or one of its nodes has disabled
+/// it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Why {
     Cut { there: bool, back: bool },
     Disabled { by: u16, of: u16 },
 }
 
-/// A link that is not whole, or not known to be used again since.
+/// A link that has failed, and is not known to be in use again.
 #[derive(Debug)]
 struct Down {
     link: Link,
     why: Why,
-    /// An end has stopped to use it.
+    /// Whether one of the two nodes has stopped using the link.
     seen: bool,
     healed: bool,
 }
 
-/// One event, for the report of a failure.
+/// An event, printed if the run fails.
 #[derive(Debug)]
 #[allow(dead_code, reason = "printed")]
 enum Event {
@@ -44,23 +44,23 @@ enum Event {
     Dies(u16),
 }
 
-/// Rails that fail and return. One stays in use between each two nodes.
+/// Rails that fail and return. One rail between each two nodes stays in use.
 pub struct Schedule {
     sim: &'static Sim<'static>,
     random: Random,
     nodes: u16,
     rails: u16,
-    /// A fence cuts off all peers of an end. Then one rail is out of use at a time: while two are,
-    /// a fence may cost a peer.
+    /// Whether a fence cuts off all peers of an endpoint. If so, only one rail is out of use at a
+    /// time: with two, a fence may fail a peer.
     closes: bool,
-    /// Of 1000 turns, in how many something happens.
+    /// Rate of turns in which something happens, per 1000.
     often: u64,
     down: Vec<Down>,
-    /// A node that makes no passes, until some turn.
+    /// A node that makes no passes until the given turn.
     stalled: Option<(u16, u64)>,
-    /// A node that has died.
+    /// The node that has died, if any.
     dead: Option<u16>,
-    /// The longest time, in polls, in which traffic of a cut link lands.
+    /// Maximum number of polls after which traffic of a cut link lands.
     late: u32,
     log: Vec<(u64, Event)>,
 }
@@ -88,23 +88,22 @@ impl Schedule {
         self.log.len()
     }
 
-    /// The longest time, in polls, in which traffic of a cut link lands.
+    /// Returns the maximum number of polls after which traffic of a cut link lands.
     pub fn late(&self) -> u64 {
         self.late.into()
     }
 
-    /// Prints the events, if the test fails.
     pub fn print(&self) {
         self.log.iter().for_each(|(turn, event)| println!("turn {turn}: {event:?}"));
     }
 
-    /// Whether a node makes a pass in this turn.
+    /// Returns whether a node makes a pass in this turn.
     pub fn is_awake(&self, node: u16, turn: u64) -> bool {
         self.dead != Some(node)
             && self.stalled.is_none_or(|(stalled, until)| stalled != node || turn >= until)
     }
 
-    /// Kills a node. The sim tells its peers.
+    /// Kills a node. The simulator notifies its peers.
     pub fn kill(&mut self, node: u16, turn: u64) {
         self.sim.kill(node);
         self.dead = Some(node);
@@ -112,12 +111,12 @@ impl Schedule {
         self.log.push((turn, Event::Dies(node)));
     }
 
-    /// A node's number of a rail.
+    /// Returns a node's own number of a rail.
     fn ours(&self, node: u16, rail: u16) -> RailId {
         RailId(((rail + self.rails - node % self.rails) % self.rails) as u8)
     }
 
-    /// How many of the two ends of a link use it.
+    /// Returns how many of the two nodes of a link use it.
     fn users<const RAILS: usize>(&self, fleet: &[Node<End, RAILS>], link: Link) -> usize {
         let Link { a, b, rail } = link;
         let used = |&(from, to): &(u16, u16)| {
@@ -138,7 +137,7 @@ impl Schedule {
         pairs.flat_map(move |(a, b)| (0..rails).map(move |rail| Link { a, b, rail }))
     }
 
-    /// Whether a link may fail: another one between its nodes stays in use.
+    /// Returns whether a link may fail, because another link between its nodes stays in use.
     fn may_fail<const RAILS: usize>(&self, fleet: &Fleet<RAILS>, link: Link) -> bool {
         let Link { a, b, rail } = link;
         if self.closes {
@@ -147,7 +146,7 @@ impl Schedule {
         (0..self.rails).any(|other| other != rail && self.is_used(fleet, Link { a, b, rail: other }))
     }
 
-    /// Executes what happens in a turn.
+    /// Executes the events of a turn.
     pub fn turn<const RAILS: usize>(&mut self, turn: u64, fleet: &mut Fleet<RAILS>) {
         let mut down = std::mem::take(&mut self.down);
         down.retain_mut(|down| {
@@ -181,7 +180,8 @@ impl Schedule {
         let rail = self.random.below(self.rails.into()) as u16;
         let (x, y) = (self.random.below(self.nodes.into()), self.random.below(self.nodes.into()));
         let (a, b) = (x.min(y) as u16, x.max(y) as u16);
-        // A switch, a cable of one node, or the path between two nodes.
+        // The failure is that of a switch, of a cable of one node, or of the path between two
+        // nodes.
         let which = self.random.below(8);
         let chosen = |link: &Link| match which {
             0 => true,
@@ -255,7 +255,7 @@ impl Schedule {
         }
     }
 
-    /// Waits until all links are in use, which have been healed.
+    /// Waits until both nodes use every link. All links must have been healed.
     pub fn all_return<const RAILS: usize>(&mut self, fleet: &mut Fleet<RAILS>, seed: u64) {
         let links: Vec<_> = self.links().collect();
         let dead = self.dead.map(usize::from);

@@ -1,4 +1,4 @@
-//! Cut links and fenced peers: each post still completes once, lands at most once, and nothing
+//! Cut links and fenced peers: each post still completes once and lands at most once, and no post
 //! lands after a fence.
 
 use std::collections::BTreeMap;
@@ -26,7 +26,7 @@ struct Fates {
 }
 
 /// Posts to a link before and after it is cut, and counts the outcomes. With `fence` the target
-/// fences the origin.
+/// also fences the origin.
 fn fates(seed: u64, fence: bool, fates: &mut Fates) {
     let packets = Box::leak(vec![Packet::EMPTY; 256].into_boxed_slice());
     let sim: &Sim<'_> = Box::leak(Box::new(Sim::new(packets, 2, 1, Dials::WILD, seed).unwrap()));
@@ -160,7 +160,7 @@ fn a_closing_fence_cuts_off_all_peers_until_they_attach_the_new_address() {
     assert!(ends[0].fences_all() && !ends[1].fences_all());
     let mut seen = [(); 3].map(|()| Seen::default());
     let old = address(&mut ends[0], B);
-    // In flight from both others when the first closes.
+    // Messages from both other nodes are in flight when the first node closes its endpoint.
     for from in [1, 2] {
         ends[from].post_message(A, &[from as u8], Untrusted::from_slice(&[]), 0).unwrap();
     }
@@ -174,7 +174,7 @@ fn a_closing_fence_cuts_off_all_peers_until_they_attach_the_new_address() {
     let down: Vec<_> = seen[0].down.iter().map(|(peer, _)| *peer).collect();
     assert_eq!(down, [A, Peer(2)], "all but the one that was fenced");
     assert!((0..3).all(|peer| ends[0].is_fenced(Peer(peer))));
-    // Both ends attach each other again, one of them at the address of the closed endpoint.
+    // Both nodes attach each other again, one of them at the address of the closed endpoint.
     let new = address(&mut ends[0], B);
     assert_ne!(old, new);
     for (node, theirs) in [(1, old), (2, new)] {

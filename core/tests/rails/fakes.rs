@@ -1,5 +1,5 @@
 //! Properties of the simulated fabric and the faulty rail beyond the contract: determinism by seed,
-//! the requested rates, and no access by a key of another node.
+//! the requested rates, and no access with a key of another node.
 
 use fishplate_core::error::{CompleteError, PostError};
 use fishplate_core::mem::{Peer, Untrusted};

@@ -1,4 +1,5 @@
-//! Every rail of this package against the contract of `Rail`, and further properties of the fakes.
+//! Tests every rail of this package against the contract of `Rail`, and further properties of the
+//! fakes.
 
 #[path = "../conformance/mod.rs"]
 mod conformance;
@@ -33,7 +34,7 @@ fn own<R: Rail>(rail: R) -> Link<R> {
     Link { rails: vec![rail], origin: 0, target: 0, to: Peer(0), from: Peer(0) }
 }
 
-/// Two nodes with different peer numbers.
+/// Returns two nodes that have different peer numbers.
 fn pair(dials: Dials, seed: u64) -> (&'static Sim<'static>, Link<SimRail<'static, 'static>>) {
     let packets = Box::leak(vec![Packet::EMPTY; 64].into_boxed_slice());
     let sim: &Sim<'_> = Box::leak(Box::new(Sim::new(packets, 2, 1, dials, seed).unwrap()));
@@ -128,7 +129,7 @@ impl Fixture for Files {
         let mut rails = vec![FileRail::default(), FileRail::default()];
         rails[0].setup().attach(Peer(0), &there, &back).unwrap();
         rails[1].setup().attach(Peer(3), &back, &there).unwrap();
-        // Both ends have the files open.
+        // Both ends have already opened the files.
         std::fs::remove_dir_all(dir).unwrap();
         Link { rails, origin: 0, target: 1, to: Peer(0), from: Peer(3) }
     }

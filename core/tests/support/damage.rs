@@ -6,17 +6,17 @@ use fishplate_core::mem::Peer;
 use super::Random;
 use super::tap::{Edit, Event};
 
-/// Answers of the two-sided protocol, with and without a number.
+/// Kinds of the answers of the two-sided protocol, with and without a sequence number.
 const ANSWERS: [u8; 7] = [19, 20, 21, 22, 23, 24, 25];
 
 const PULLS: [u8; 2] = [20, 24];
 
-/// Damages one event in `rate` of a peer. `first` is the first number of all streams.
+/// Damages one in `rate` events of a peer. `first` is the first sequence number of all streams.
 pub fn damage(bad: Peer, rate: u64, first: u64, seed: u64) -> Edit {
     let mut random = Random(seed ^ 0xdead);
     let mut old: Vec<Event> = vec![];
-    // Half of the peers only add forged messages, so they are quarantined later. Some of those send
-    // nothing else after they have requested chunks.
+    // Half of the peers only add forged messages, so they are quarantined later. Some of these
+    // peers send nothing else after they have requested chunks.
     let lies = (seed / 2).is_multiple_of(2);
     let mut mute = None;
     Box::new(move |_, event| {
@@ -71,8 +71,8 @@ pub fn damage(bad: Peer, rate: u64, first: u64, seed: u64) -> Edit {
     })
 }
 
-/// A message with the header and token of earlier ones: an answer, or a report of arrivals. `calm`:
-/// completes an open request, and uses one rail, so that it is quarantined later.
+/// Returns an answer or a report of arrivals, with the header and token of earlier messages. With
+/// `calm` it completes an open request or names one rail, so that the peer is quarantined later.
 fn made_up(old: &[Event], first: u64, calm: bool, random: &mut Random) -> Vec<Event> {
     let (kinds, about) = if calm { (&ANSWERS[..1], &PULLS[..]) } else { (&ANSWERS[..], &ANSWERS[..]) };
     let pick = |random: &mut Random, wanted: &dyn Fn(&[u8]) -> bool| {
@@ -84,7 +84,7 @@ fn made_up(old: &[Event], first: u64, calm: bool, random: &mut Random) -> Vec<Ev
     };
     let Some((from, head)) = pick(random, &|bytes| bytes.len() >= 16) else { return vec![] };
     let some = |random: &mut Random| [0u64, 1, 2, 8, 64, 100, 600][random.below(7) as usize];
-    // A number of the stream that is acknowledged.
+    // Returns a number near the stream's last acknowledged number.
     let near = |random: &mut Random| {
         let acked = u32::from_le_bytes(head[8..12].try_into().unwrap());
         first.wrapping_add(acked.wrapping_sub(first as u32).into()).wrapping_add(random.below(4))
@@ -104,7 +104,7 @@ fn made_up(old: &[Event], first: u64, calm: bool, random: &mut Random) -> Vec<Ev
             bytes
         }
         (0, None) => {
-            // A request for a reply or an acknowledgement, or a Bye.
+            // A request for a reply, an acknowledgement, or a Bye.
             let (kind, len) = [(10, 32), (5, 24), (8, 28)][random.below(3) as usize];
             let mut bytes = vec![kind, head[1], (kind == 5) as u8, 0];
             bytes.extend_from_slice(&head[4..16]);
@@ -114,7 +114,7 @@ fn made_up(old: &[Event], first: u64, calm: bool, random: &mut Random) -> Vec<Ev
             bytes
         }
         _ => {
-            // A report of arrivals: a few numbers, on some rails, and nothing after them.
+            // A report that only a few numbers have arrived, on some rails.
             let mut bytes = vec![9, head[1], 1, 0];
             bytes.extend_from_slice(&head[4..16]);
             bytes.extend(near(random).to_le_bytes());

@@ -1,5 +1,5 @@
-//! Several engines on one simulated fabric, each connected to all and itself,
-//! driven in turn by one thread.
+//! Several engines on one simulated fabric. Each is connected to all of them and to itself, and one
+//! thread drives them in turn.
 
 use fishplate_core::engine::protocol::MatchLimits;
 use fishplate_core::engine::{Config, Engine, Joint};
@@ -11,17 +11,17 @@ use fishplate_core::rail::{Caps, Order, Rail, Rails};
 use super::tap::{Tap, Verb, shared};
 use super::{Random, failover, leak, memory, region, scope};
 
-/// A node's end of a rail of a fabric that is never freed.
+/// A node's endpoint on a rail of a fabric that is never freed.
 pub type End = SimRail<'static, 'static>;
 
-/// One engine of a fleet. Peer `n` is node `n`.
+/// An engine of a fleet. Peer `n` is node `n`.
 pub struct Node<R: Rail, const RAILS: usize> {
     pub engine: Engine<'static, R, RAILS>,
     pub peers: Vec<PeerId>,
-    /// The source region, and the region that others write to.
+    /// The source region, and the region that other nodes write to.
     pub source: LocalId,
     pub target: LocalId,
-    /// The targets of all nodes, imported.
+    /// The imported target regions of all nodes.
     pub remotes: Vec<RemoteId>,
 }
 
@@ -30,7 +30,7 @@ pub fn fabric(nodes: u16, rails: u16, packets: usize, dials: Dials, seed: u64) -
     scope::leak_one(sim)
 }
 
-/// Engines on a fabric; `wrap` wraps each node's end in a rail.
+/// Creates engines on a fabric. `wrap` wraps each endpoint in a rail.
 pub fn fleet<R: Rail, const RAILS: usize>(
     sim: &'static Sim<'static>,
     nodes: u16,
@@ -41,7 +41,7 @@ pub fn fleet<R: Rail, const RAILS: usize>(
     prepared(sim, nodes, config, size, wrap, |_| ())
 }
 
-/// As [`fleet`], with a function that prepares each engine before it connects.
+/// Like [`fleet`]. `prepare` is called for each engine before it connects.
 pub fn prepared<R: Rail, const RAILS: usize>(
     sim: &'static Sim<'static>,
     nodes: u16,
@@ -56,7 +56,7 @@ pub fn prepared<R: Rail, const RAILS: usize>(
     join_prepared((0..nodes).map(rails).collect(), config, size, alike, |_| None, prepare)
 }
 
-/// A node's end of a rail of the fabric, attached to all nodes' ends.
+/// Returns a node's endpoint on a rail, attached to the endpoints of all nodes.
 fn attached(sim: &'static Sim<'static>, node: u16, rail: u16, nodes: u16) -> End {
     let mut end = sim.endpoint(node, rail);
     for peer in 0..nodes {
@@ -65,7 +65,7 @@ fn attached(sim: &'static Sim<'static>, node: u16, rail: u16, nodes: u16) -> End
     end
 }
 
-/// Engines with fewer rails than they have room for.
+/// Creates engines that have fewer rails than their maximum.
 pub fn few<const RAILS: usize>(
     nodes: u16,
     count: u16,
@@ -85,7 +85,7 @@ pub fn few<const RAILS: usize>(
     join((0..nodes).map(rails).collect(), config, size, alike, |_| None)
 }
 
-/// Engines that number the fabric's rails differently: node `n` starts with rail `n`.
+/// Creates engines that number the fabric's rails differently: node `n` starts with rail `n`.
 pub fn crossed<const RAILS: usize>(
     nodes: u16,
     dials: Dials,
@@ -104,19 +104,20 @@ pub fn crossed<const RAILS: usize>(
     join((0..nodes).map(rails).collect(), config, size, joints, |_| None)
 }
 
-/// The joint of our rail with theirs.
+/// Returns the joint of rail `ours` with the peer's rail `theirs`.
 pub fn joint(ours: usize, theirs: usize, max_message: usize) -> Joint {
     Joint { ours: RailId(ours as u8), theirs: theirs as u8, max_message }
 }
 
-/// Pairs rails with equal numbers.
+/// Returns joints that pair rails with equal numbers.
 pub fn alike<R>(_: usize, _: usize, rails: &[R]) -> Vec<Joint> {
     (0..rails.len()).map(|rail| joint(rail, rail, usize::MAX)).collect()
 }
 
-/// Engines over the rails of each node, which are attached to each other: node `n` is everyone's
-/// `Peer(n)`, including its own. `joints` returns how a node's rails reach another's, `takes` a
-/// node's limits of tagged messages. All are connected on return.
+/// Creates engines over each node's rails, which must be attached to each other. Node `n` is
+/// `Peer(n)` of every node, including its own. `joints` returns how a node's rails reach those of
+/// another. `takes` returns a node's limits of tagged messages. On return all engines are
+/// connected.
 pub fn join<R: Rail, const RAILS: usize>(
     rails: Vec<impl Into<Rails<R, RAILS>>>,
     config: Config,
@@ -127,7 +128,7 @@ pub fn join<R: Rail, const RAILS: usize>(
     join_prepared(rails, config, size, joints, takes, |_| ())
 }
 
-/// As [`join`], with a function that prepares each engine before it connects.
+/// Like [`join`]. `prepare` is called for each engine before it connects.
 pub fn join_prepared<R: Rail, const RAILS: usize>(
     rails: Vec<impl Into<Rails<R, RAILS>>>,
     config: Config,
@@ -169,8 +170,8 @@ pub fn join_prepared<R: Rail, const RAILS: usize>(
     fleet
 }
 
-/// Engines over `count` rails that survive while one rail is left. `closes`: a fence closes the
-/// whole end of a rail.
+/// Creates engines over `count` rails that survive while one rail is left. With `closes`, a fence
+/// closes the whole endpoint of a rail.
 pub fn lasting<const RAILS: usize>(
     sim: &'static Sim<'static>,
     nodes: u16,
@@ -200,12 +201,12 @@ pub fn lasting<const RAILS: usize>(
     join_prepared((0..nodes).map(rails).collect(), config, size, joints, |_| None, prepare)
 }
 
-/// The fabric's number of a rail of a node, each of which numbers them differently.
+/// Returns the fabric's number of a node's rail. Each node numbers the rails differently.
 pub fn fabric_rail(node: u16, ours: u16, count: u16) -> u16 {
     (ours + node) % count
 }
 
-/// A fleet on plain ends.
+/// Creates a fleet on unwrapped endpoints.
 pub fn plain<const RAILS: usize>(
     nodes: u16,
     dials: Dials,
@@ -217,7 +218,7 @@ pub fn plain<const RAILS: usize>(
     (sim, fleet(sim, nodes, config, size, |_, _, end| end))
 }
 
-/// The different capabilities of the rails of a [`mixed`] fleet.
+/// The capabilities that the rails of a [`mixed`] fleet have.
 pub const KINDS: [fn(Caps) -> Caps; 4] = [
     |caps| caps,
     |caps| Caps { max_message: 128, inject: 0, ..caps },
@@ -225,9 +226,10 @@ pub const KINDS: [fn(Caps) -> Caps; 4] = [
     |caps| Caps { max_message: 200, max_rma: 1000, inject: 32, ..caps },
 ];
 
-/// Different engines: each has some of the rails of one fabric, in an order of its own, with at
-/// least one in common with every other, and different length limits at each end. Some rails keep
-/// order. A post longer than either end's limit fails the test.
+/// Creates engines with different rails. Each has some of the rails of one fabric, in its own
+/// order, and shares at least one with every other engine. The two ends of a rail have different
+/// length limits, and some rails preserve order. A post longer than either end's limit fails the
+/// test.
 pub fn mixed<const RAILS: usize>(
     nodes: u16,
     config: Config,
@@ -244,7 +246,7 @@ pub fn mixed<const RAILS: usize>(
             sim.set_dials(rail, Dials { ordered: true, ..Dials::CALM });
         }
     }
-    // By node: its rails of the fabric, and the kind of its end of each.
+    // For each node, its rails of the fabric and the capabilities of its endpoint on each.
     let plan: Vec<Vec<(u16, usize)>> = (0..nodes)
         .map(|_| {
             let mut rails: Vec<u16> = (0..FABRIC).filter(|&rail| rail == common).collect();
@@ -293,7 +295,7 @@ pub fn mixed<const RAILS: usize>(
     join((0..nodes).map(rails).collect(), config, size, joints, takes)
 }
 
-/// The capabilities of a plain end.
+/// The capabilities of an unwrapped endpoint.
 const END: Caps = Caps {
     max_message: 256,
     max_rma: 1 << 16,
@@ -305,14 +307,15 @@ const END: Caps = Caps {
     fresh: false,
 };
 
-/// One pass of every node.
+/// Makes one pass of every node.
 pub fn turn<R: Rail, const RAILS: usize>(fleet: &mut [Node<R, RAILS>]) {
     for node in fleet {
         node.engine.progress();
     }
 }
 
-/// Passes of every node until `ready`; panics with the state otherwise.
+/// Makes passes of every node until `ready` returns true. Panics with the state if that takes too
+/// long.
 pub fn turn_until<R: Rail, const RAILS: usize>(
     fleet: &mut [Node<R, RAILS>],
     what: &str,

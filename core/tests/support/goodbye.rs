@@ -1,5 +1,5 @@
-//! Engines that shut down at any time, in any order: everything accepted is applied once, and no
-//! end mistakes the exit of another for a failure.
+//! Engines that shut down at any time and in any order. Accepted operations are applied once, and
+//! no engine mistakes the exit of another for a failure.
 
 use fishplate_core::engine::{Asleep, ContextId, Notice, Signal, Waiter};
 use fishplate_core::error::{OpError, PeerError, Unfinished};
@@ -14,8 +14,8 @@ pub fn add(node: u64) -> Amo {
     Amo { op: AmoOp::Add, width: 8, operand: 1 << (8 * node), compare: 0 }
 }
 
-/// Issues a random operation to a peer: an add to one of its words, or a read. `None`: refused for
-/// good.
+/// Issues a random operation to a peer: an addition to one of its words, or a read. Returns `None`
+/// if the operation is permanently refused.
 fn issue<R: Rail, const RAILS: usize>(
     node: &mut Node<R, RAILS>,
     me: u64,
@@ -27,7 +27,7 @@ fn issue<R: Rail, const RAILS: usize>(
     let e = &mut node.engine;
     let notice = if random.below(2) == 0 { Notice::Silent } else { Notice::Report(1) };
     let data = remote.at(512 + 256 * me);
-    // Each origin and each context has a word for its adds.
+    // Each origin and context adds to its own word.
     let at = remote.at(8 * (4 * context.0 as u64 + me));
     let signal = Signal { at, op: SignalOp::Add, value: 1 };
     let (issued, adds) = match random.below(6) {
@@ -46,7 +46,7 @@ fn issue<R: Rail, const RAILS: usize>(
     }
 }
 
-/// The life of one node: it issues for this many turns, shuts down, and ends.
+/// The life of a node. It issues operations for this many turns, shuts down, and exits.
 struct Life {
     turns: u64,
     waiter: Waiter<'static, SpinHost, Asleep>,
@@ -54,8 +54,9 @@ struct Life {
     gone: bool,
 }
 
-/// Nodes that issue random operations to each other and shut down at random times. `exit` is called
-/// for each that is done, which makes no progress after that. Returns how much was applied.
+/// Runs nodes that issue random operations to each other and shut down at random times. Calls
+/// `exit` for each node that has shut down, which makes no progress afterwards. Returns the number
+/// of applied operations.
 pub fn run<R: Rail, const RAILS: usize>(
     seed: u64,
     mut nodes: Vec<Node<R, RAILS>>,

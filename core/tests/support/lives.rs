@@ -1,10 +1,10 @@
 //! Two engines that repeatedly attach each other while puts, signals, fetches and messages are in
-//! flight: one alone, one after the other, or both at once.
+//! flight. They reattach one alone, one after the other, or both at once.
 //!
 //! Each attachment of a node has its own words and slots at the other node. Operation `n` fills a
 //! slot and then adds 1 to the attachment's word. So a word with the value `n` says that `n`
-//! operations were applied in order, and all their slots must be filled. An operation that is
-//! counted in a later attachment shows as a word ahead of its slots.
+//! operations were applied in order, and all their slots must be filled. If an operation takes
+//! effect in a later attachment, a word is ahead of its slots.
 
 use fishplate_core::engine::protocol::{Payload, Received};
 use fishplate_core::engine::tag::Tag;
@@ -16,18 +16,18 @@ use fishplate_core::rail::Rail;
 
 use super::*;
 
-/// Attachments of a node, operations of an attachment, bytes of a slot.
+/// Number of attachments of a node, operations of an attachment, and bytes of a slot.
 const LIVES: u64 = 24;
 const OPS: u64 = 24;
 const SENDS: u64 = 60;
 const SLOT: u64 = 96;
 
-/// Layout of an attachment's part of the target: the word of its signals, that of its fetches, and
-/// its slots.
+/// The layout of an attachment's part of the target: the word of its signals, the word of its
+/// fetches, and its slots.
 const PART: u64 = 16 + OPS * SLOT;
 const SIZE: usize = (LIVES * PART) as usize;
 
-/// Attaches one node's rails to the other's, which they reach as `peer`.
+/// A function that attaches one node's rails to those of the other, which they reach as `peer`.
 pub type Attach<R, const RAILS: usize> = dyn Fn(&mut Engine<'static, R, RAILS>, usize, PeerId);
 
 struct Node<R: Rail, const RAILS: usize> {
@@ -36,15 +36,15 @@ struct Node<R: Rail, const RAILS: usize> {
     target: LocalId,
     peer: Option<PeerId>,
     remote: Option<RemoteId>,
-    /// Number of attachments; operations, fetches and messages of the present one.
+    /// The number of the present attachment, and its operations, fetches and messages so far.
     life: u64,
     ops: u64,
     fetches: u64,
     sends: u64,
-    /// The attachment of the peer that the last message came from, and a bit for each of its
-    /// messages that arrived.
+    /// The attachment of the peer that sent the last message, and one bit for each of its messages
+    /// that arrived.
     heard: (u64, u64),
-    /// Signals of each attachment of the peer that were applied here at the last look.
+    /// Number of applied signals of each attachment of the peer, at the last check.
     applied: [u64; LIVES as usize],
     renewed: u64,
 }
@@ -52,11 +52,11 @@ struct Node<R: Rail, const RAILS: usize> {
 /// Counters of a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Seen {
-    /// Arrivals of an earlier attachment.
+    /// Number of arrivals of an earlier attachment.
     pub stale: u64,
-    /// Peers that failed because they reattached.
+    /// Number of peers that failed because they reattached.
     pub renewed: u64,
-    /// Signals applied.
+    /// Number of applied signals.
     pub applied: u64,
 }
 
@@ -82,7 +82,7 @@ impl<R: Rail, const RAILS: usize> Node<R, RAILS> {
         }
     }
 
-    /// Issues an operation, if there is room.
+    /// Issues an operation if there is room.
     fn issue(&mut self, random: &mut Random) {
         let (Some(peer), Some(remote)) = (self.peer, self.remote) else { return };
         let part = self.life * PART;
@@ -97,7 +97,7 @@ impl<R: Rail, const RAILS: usize> Node<R, RAILS> {
                 write(&self.engine, self.source.at(part + at), &fill(self.life, self.ops));
                 let add = Signal { at: remote.at(part), op: SignalOp::Add, value: 1 };
                 let from = self.source.at(part + at);
-                // The rest of the slot, then the data before the signal.
+                // First puts the rest of the slot, then sends the signal with the remaining data.
                 let (e, to) = (&mut self.engine, remote.at(part + at));
                 if len != SLOT as usize {
                     let rest = (from.region.at(from.offset + 8), remote.at(part + at + 8));
@@ -134,7 +134,7 @@ impl<R: Rail, const RAILS: usize> Node<R, RAILS> {
         }
     }
 
-    /// A pass, and a check of everything that it may have changed. `peer_life` is the peer's
+    /// Makes a pass, and checks the memory that it may have changed. `peer_life` is the peer's
     /// attachment.
     fn pass(&mut self, seed: u64, peer_life: u64) {
         self.engine.progress();
@@ -179,7 +179,7 @@ impl<R: Rail, const RAILS: usize> Node<R, RAILS> {
     }
 }
 
-/// One run over two nodes' rails, which `attach` attaches to each other. `prepare` enables
+/// Runs two nodes over these rails, which `attach` attaches to each other. `prepare` enables
 /// matching.
 pub fn run<R: Rail, const RAILS: usize>(
     seed: u64,
@@ -223,7 +223,7 @@ pub fn run<R: Rail, const RAILS: usize>(
             nodes[at].attach(at, &handles[1 - at], attach);
         }
     };
-    // Each node makes passes alone for a while, so that the other does not read in time.
+    // One node makes passes alone for a while, so that the other does not read in time.
     for _ in 0..160 {
         let at = random.below(2) as usize;
         for _ in 0..random.below(30) {
@@ -238,7 +238,7 @@ pub fn run<R: Rail, const RAILS: usize>(
             }
         }
     }
-    // Finally both reattach, and everything must arrive.
+    // Finally both nodes reattach, and all operations must arrive.
     for at in 0..2 {
         nodes[at].detach();
         nodes[at].attach(at, &handles[1 - at], attach);

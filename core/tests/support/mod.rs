@@ -1,8 +1,13 @@
-//! Shared by the engine tests: engines with leaked memory, regions, a host, random numbers; a rail
-//! that observes and changes traffic ([`tap`]), a faulty peer ([`damage`]), a rail with memory that
-//! the processor cannot access ([`veil`]), several engines on a simulated fabric ([`fleet`]) and
-//! their shutdown ([`goodbye`]); a model of operations ([`oracle`]); engines that reattach
-//! repeatedly ([`lives`]); and the memory of long runs ([`scope`]).
+//! Helpers for the engine tests: engines with leaked memory, regions, a host and random numbers.
+//!
+//! - [`tap`]: a rail that observes and changes traffic;
+//! - [`damage`]: a faulty peer;
+//! - [`veil`]: a rail with memory that the processor cannot access;
+//! - [`fleet`]: several engines on a simulated fabric;
+//! - [`goodbye`]: engines that shut down;
+//! - [`lives`]: engines that reattach repeatedly;
+//! - [`oracle`]: a model of operations;
+//! - [`scope`]: the memory of long runs.
 #![allow(dead_code, reason = "each test file uses its part of this")]
 
 pub mod damage;
@@ -30,10 +35,11 @@ pub use scope::leak;
 
 pub const CX: ContextId = ContextId(0);
 
-/// A distant deadline for [`SpinHost`], whose clock counts calls: some millions of turns.
+/// A distant deadline for [`SpinHost`], whose clock counts calls. It leaves time for millions of
+/// turns.
 pub const SOON: u64 = 50_000_000;
 
-/// The tables of an engine, leaked.
+/// Returns leaked memory for the tables of an engine.
 pub fn memory<const RAILS: usize>(config: &Config, peers: usize, ops: usize) -> EngineMemory<'static, RAILS> {
     let streams = peers * config.contexts as usize;
     EngineMemory {
@@ -52,7 +58,7 @@ pub fn engine<R: Rail, const RAILS: usize>(config: Config, rails: [R; RAILS]) ->
     Engine::new(config, rails, memory(&config, 4, 256)).unwrap()
 }
 
-/// The memory of failover, leaked.
+/// Returns leaked memory for failover.
 pub fn failover(config: &Config, peers: usize) -> FailoverMemory<'static> {
     let streams = peers * config.contexts as usize;
     FailoverMemory {
@@ -62,14 +68,14 @@ pub fn failover(config: &Config, peers: usize) -> FailoverMemory<'static> {
     }
 }
 
-/// Zeroed memory that is never freed.
+/// Returns a region of zeroed memory that is never freed.
 pub fn region(len: usize) -> Region {
     let words = leak(0u64, len.div_ceil(8));
-    // SAFETY: leaked, so always valid; only the helpers below and the engine access it.
+    // SAFETY: the memory is leaked, so it is always valid. Only the helpers below and the engine
+    // access it.
     unsafe { Region::new(NonNull::new(words.as_mut_ptr().cast()).unwrap(), len, RegionKind::Private) }
 }
 
-/// A host and waiter for one engine.
 pub fn host() -> &'static SpinHost {
     Box::leak(Box::new(SpinHost::new(1)))
 }
@@ -109,13 +115,12 @@ pub fn import<R: Rail, const RAILS: usize>(
     engine.import(peer, &handle[..len]).unwrap()
 }
 
-/// Registers a region whose atomics a rail executes, and imports it into the same engine.
+/// Registers a region whose atomics a rail executes, and imports the region into the same engine.
 pub fn words<R: Rail, const RAILS: usize>(own: &mut Own<R, RAILS>) -> (LocalId, RemoteId) {
     let words = own.engine.register(region(256).with_native_atomics()).unwrap();
     (words, import(&mut own.engine, own.peer, words))
 }
 
-/// Reads registered memory.
 pub fn read<R: Rail, const RAILS: usize>(
     engine: &Engine<'_, R, RAILS>,
     at: LocalAddr,
@@ -123,26 +128,25 @@ pub fn read<R: Rail, const RAILS: usize>(
 ) -> Vec<u8> {
     let ptr = engine.local_ptr(at, len).unwrap();
     let mut bytes = vec![0; len];
-    // SAFETY: `local_ptr` checked the range.
+    // SAFETY: `local_ptr` checked the range, and the buffer has the same length.
     unsafe { std::ptr::copy(ptr.as_ptr(), bytes.as_mut_ptr(), len) };
     bytes
 }
 
-/// Writes registered memory.
 pub fn write<R: Rail, const RAILS: usize>(engine: &Engine<'_, R, RAILS>, at: LocalAddr, bytes: &[u8]) {
     let ptr = engine.local_ptr(at, bytes.len()).unwrap();
-    // SAFETY: `local_ptr` checked the range.
+    // SAFETY: `local_ptr` checked the range of the target.
     unsafe { std::ptr::copy(bytes.as_ptr(), ptr.as_ptr(), bytes.len()) };
 }
 
 /// Reads a 64-bit word of registered memory.
 pub fn word<R: Rail, const RAILS: usize>(engine: &Engine<'_, R, RAILS>, at: LocalAddr) -> u64 {
     let ptr = engine.local_ptr(at, 8).unwrap().cast::<u64>();
-    // SAFETY: `local_ptr` checked the range; one thread drives all engines of a test.
+    // SAFETY: `local_ptr` checked the range, and one thread drives all engines of a test.
     unsafe { ptr.as_ptr().read_unaligned() }
 }
 
-/// Makes passes until `ready`; panics with the state otherwise.
+/// Makes passes until `ready` returns true. Panics with the state if that takes too long.
 pub fn pass_until<R: Rail, const RAILS: usize>(
     engine: &mut Engine<'static, R, RAILS>,
     what: &str,
@@ -157,14 +161,13 @@ pub fn pass_until<R: Rail, const RAILS: usize>(
     panic!("{what}: not after 100000 passes; {:?}", engine.stats());
 }
 
-/// Makes `count` passes.
 pub fn passes<R: Rail, const RAILS: usize>(engine: &mut Engine<'static, R, RAILS>, count: u32) {
     for _ in 0..count {
         engine.progress();
     }
 }
 
-/// The token of an operation that must be in flight.
+/// Returns the token of an operation that must be in flight.
 pub fn pending(issued: Result<Issued, OpError>) -> Token {
     match issued {
         Ok(Issued::Pending(token)) => token,
@@ -172,7 +175,7 @@ pub fn pending(issued: Result<Issued, OpError>) -> Token {
     }
 }
 
-/// Makes passes until an operation has succeeded.
+/// Makes passes until the operation has succeeded.
 pub fn done<R: Rail, const RAILS: usize>(engine: &mut Engine<'static, R, RAILS>, issued: Issued, what: &str) {
     let Issued::Pending(token) = issued else { return };
     let mut end = None;
@@ -183,15 +186,15 @@ pub fn done<R: Rail, const RAILS: usize>(engine: &mut Engine<'static, R, RAILS>,
     assert_eq!(end.unwrap().outcome, Outcome::Done, "{what}");
 }
 
-/// First sequence numbers: zero, and just before each wrap.
+/// First sequence numbers to test: zero, and values just before each wrap.
 pub const STARTS: [u64; 4] = [0, (1 << 20) - 5, (1 << 32) - 5, u64::MAX - 5];
 
-/// The sequence bits of a word.
+/// Returns the sequence bits of a word.
 pub fn sequence(seq: u64, window: u32) -> u32 {
     seq as u32 & (4 * window - 1)
 }
 
-/// splitmix64.
+/// A splitmix64 generator.
 #[derive(Clone, Debug)]
 pub struct Random(pub u64);
 
@@ -209,8 +212,8 @@ impl Random {
     }
 }
 
-/// Seeds for a randomised test: one from `FISHPLATE_SEED`, or `FISHPLATE_SEEDS` or `count` of them.
-/// Printed on failure by the tests.
+/// Returns the seeds of a randomised test: the one in `FISHPLATE_SEED`, or `FISHPLATE_SEEDS` or
+/// `count` many. The tests print the seed when they fail.
 pub fn seeds(count: u64) -> Vec<u64> {
     match std::env::var("FISHPLATE_SEED") {
         Ok(seed) => vec![seed.parse().expect("FISHPLATE_SEED is a number")],

@@ -1,6 +1,6 @@
 //! A model of random operations by several contexts and peers over any rails. Each stream has its
 //! own words, so the model is a sequence of states per stream. The observed state must be one of
-//! them, never earlier than the last one, with the data of all earlier writes.
+//! them, never earlier than the last observed one, and with the data of all earlier writes.
 
 use fishplate_core::engine::{Config, ContextId, Issued, Notice, RailPolicy, Signal};
 use fishplate_core::error::OpError;
@@ -20,7 +20,7 @@ pub const OPS: [AmoOp; 9] = [
     AmoOp::Fetch,
 ];
 
-/// The result of an atomic, computed by the model.
+/// Returns the new value of an atomic's word, as the model computes it.
 pub fn model(amo: &Amo, old: u64) -> u64 {
     let mask = if amo.width == 8 { u64::MAX } else { (1 << (8 * amo.width)) - 1 };
     let (x, c) = (amo.operand & mask, amo.compare & mask);
@@ -36,7 +36,8 @@ pub fn model(amo: &Amo, old: u64) -> u64 {
     }
 }
 
-/// Bytes of a stream's part of each region: words, data slots, and a constant to read.
+/// Bytes of a stream's part of each region, which contains words, data slots and a constant to
+/// read.
 const PART: u64 = 1024;
 const WORDS: usize = 5;
 const SLOTS: u64 = 12;
@@ -45,35 +46,37 @@ const SLOTS_AT: u64 = 64;
 const SOURCE: u64 = 128 * SLOT;
 const CONSTANT_AT: u64 = SLOTS_AT + SLOTS * SLOT;
 
-/// A signal word and one word of each width, 8 bytes apart.
+/// A signal word and a word of each width, 8 bytes apart.
 type Words = [u64; WORDS];
 
-/// One (origin, context, target).
+/// The model of one stream, by origin, context and target.
 struct Model {
     context: ContextId,
     to: usize,
     part: u64,
-    /// Its part of the origin's source region.
+    /// Offset of the stream's part of the origin's source region.
     from: u64,
-    /// The words after each ordered operation, and the number of writes issued before it.
+    /// The words after each ordered operation, and the number of writes issued before that
+    /// operation.
     states: Vec<(Words, usize)>,
     seen: usize,
-    /// Writes in issue order: slot, byte, length.
+    /// Writes in issue order, as slot, byte and length.
     writes: Vec<(u64, u8, usize)>,
-    /// Number of fences, and its value when each slot was last written; `None`: never.
+    /// Number of fences so far, and that number when each slot was last written, or `None` if
+    /// never.
     fences: u32,
     written: [Option<u32>; SLOTS as usize],
     ops: u64,
-    /// Tag → expected value of a fetch.
+    /// Tags of open operations, with the expected value of a fetch.
     waiting: Vec<(u64, Option<u64>)>,
     quiet: bool,
-    /// Nothing more is issued, and it has begun to wait for all.
+    /// Whether the stream issues no more operations and waits for all earlier ones.
     ends: bool,
 }
 
 fn words<R: Rail, const RAILS: usize>(node: &fleet::Node<R, RAILS>, part: u64) -> Words {
     let ptr = node.engine.local_ptr(node.target.at(part), size_of::<Words>()).unwrap().cast::<Words>();
-    // SAFETY: `local_ptr` checked the range; one thread drives all engines of a test.
+    // SAFETY: `local_ptr` checked the range, and one thread drives all engines of a test.
     unsafe { ptr.as_ptr().read_unaligned() }
 }
 
@@ -175,7 +178,7 @@ impl Model {
         }
     }
 
-    /// Checks that the target's words never go back, and that their data has arrived.
+    /// Checks that the target's words never go backwards, and that their data has arrived.
     fn check<R: Rail, const RAILS: usize>(&mut self, nodes: &[fleet::Node<R, RAILS>], seed: u64) {
         let target = &nodes[self.to];
         let now = words(target, self.part);
@@ -193,7 +196,8 @@ impl Model {
         self.check_data(target, self.states[self.seen].1, seed);
     }
 
-    /// The first `count` writes have landed; later ones to the same slots may have.
+    /// Checks that the first `count` writes have landed. Later writes to the same slots may have
+    /// landed too.
     fn check_data<R: Rail, const RAILS: usize>(
         &self,
         target: &fleet::Node<R, RAILS>,
@@ -213,18 +217,18 @@ impl Model {
     }
 }
 
-/// The streams of all contexts of a fleet, to all nodes.
+/// The streams of all contexts of a fleet to all nodes.
 pub struct Streams {
     streams: Vec<(usize, Model)>,
-    /// One in so many turns of a stream issues an operation.
+    /// A stream issues an operation in one of this many turns.
     pace: u64,
     seed: u64,
-    /// A node that has died. Its streams and those to it have any outcome.
+    /// The node that has died, if any. Streams from and to it may have any outcome.
     dead: Option<usize>,
 }
 
 impl Streams {
-    /// Bytes of both regions of each node.
+    /// Returns the size of each node's two regions, in bytes.
     pub fn size(nodes: usize, config: &Config) -> usize {
         nodes * config.contexts as usize * (PART * 9) as usize
     }
@@ -269,19 +273,19 @@ impl Streams {
         Streams { streams, pace, seed: config.seed, dead: None }
     }
 
-    /// A node dies.
+    /// Records that a node has died.
     pub fn dies(&mut self, node: usize) {
         self.dead = Some(node);
         self.streams.retain(|(me, _)| *me != node);
         self.streams.iter_mut().filter(|(_, s)| s.to == node).for_each(|(_, s)| s.quiet = false);
     }
 
-    /// The streams between living nodes.
+    /// Returns the streams between living nodes.
     fn living(&self) -> impl Iterator<Item = &Model> {
         self.streams.iter().map(|(_, stream)| stream).filter(|stream| self.dead != Some(stream.to))
     }
 
-    /// Issues operations, or at last only those that wait for all others.
+    /// Issues operations. If `issues` is false, issues only those that wait for all earlier ones.
     pub fn turn<R: Rail, const RAILS: usize>(
         &mut self,
         fleet: &mut [fleet::Node<R, RAILS>],
@@ -317,8 +321,8 @@ impl Streams {
     /// Checks a completion of node `me`.
     pub fn completed(&mut self, me: usize, done: &Completion) {
         let (seed, dead) = (self.seed, self.dead);
-        // Streams of one origin and context differ by target: tags are compared over all of
-        // them.
+        // Streams of one origin and context differ only by target, so the tag is compared over all
+        // of them.
         let found = self.streams.iter_mut().filter(|(node, _)| *node == me).find_map(|(_, stream)| {
             let lost = dead == Some(stream.to);
             let at = stream.waiting.iter().position(|&(tag, value)| {
@@ -330,19 +334,19 @@ impl Streams {
         assert!(found.is_some(), "seed {seed}: {done:?} was unexpected");
     }
 
-    /// Checks what a node's memory shows.
+    /// Checks the visible state of a node's memory.
     pub fn check<R: Rail, const RAILS: usize>(&mut self, fleet: &[fleet::Node<R, RAILS>], to: usize) {
         for (_, stream) in self.streams.iter_mut().filter(|(_, stream)| stream.to == to) {
             stream.check(fleet, self.seed);
         }
     }
 
-    /// Whether every operation is complete and applied.
+    /// Returns whether every operation is complete and applied.
     pub fn is_over(&self) -> bool {
         self.streams.iter().all(|(_, s)| s.waiting.is_empty()) && self.living().all(|s| s.ends && !s.quiet)
     }
 
-    /// Checks all memory once nothing is in flight.
+    /// Checks all memory. Nothing may be in flight.
     pub fn end<R: Rail, const RAILS: usize>(&self, fleet: &[fleet::Node<R, RAILS>]) {
         for stream in self.living() {
             let (target, seed) = (&fleet[stream.to], self.seed);
@@ -352,7 +356,7 @@ impl Streams {
     }
 }
 
-/// A random configuration.
+/// Returns a random configuration.
 pub fn config(random: &mut Random, seed: u64) -> Config {
     Config {
         contexts: 2,
@@ -369,7 +373,8 @@ pub fn config(random: &mut Random, seed: u64) -> Config {
     }
 }
 
-/// One run of at most `turns` turns. `make` returns that many nodes with regions of that size.
+/// Runs at most `turns` turns. `make` returns the given number of nodes, with regions of the given
+/// size.
 pub fn run<R: Rail, const RAILS: usize>(
     seed: u64,
     turns: u64,

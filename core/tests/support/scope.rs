@@ -1,17 +1,18 @@
-//! Memory that tests hand out as `'static`. It is never freed, or at the end of a [`Scope`], which
-//! runs of many seeds need.
+//! Memory that tests hand out as `'static`. It is never freed, or freed when a [`Scope`] is
+//! dropped, as runs of many seeds require.
 
 use std::cell::RefCell;
 
 type Free = Box<dyn FnOnce()>;
 
 thread_local! {
-    /// Frees what was handed out in the scope that is open, newest last. `None`: no scope is.
+    /// Functions that free the memory handed out in the open scope, newest last. `None` if no scope
+    /// is open.
     static OPEN: RefCell<Option<Vec<Free>>> = const { RefCell::new(None) };
 }
 
-/// Frees on drop what this thread has [leaked](leak) since its creation. Declare it before anything
-/// that borrows that memory, so that it is dropped last.
+/// Frees on drop all memory that this thread has [leaked](leak) since the scope was created.
+/// Declare it before any borrower of that memory, so that it is dropped last.
 pub struct Scope(());
 
 impl Scope {
@@ -28,7 +29,7 @@ impl Drop for Scope {
     }
 }
 
-/// `n` copies of a value.
+/// Returns `n` copies of a value.
 pub fn leak<T: Clone + 'static>(value: T, n: usize) -> &'static mut [T] {
     keep(vec![value; n].into_boxed_slice())
 }
@@ -41,11 +42,11 @@ fn keep<T: 'static>(values: Box<[T]>) -> &'static mut [T] {
     let values = Box::into_raw(values);
     OPEN.with_borrow_mut(|open| {
         if let Some(frees) = open {
-            // SAFETY: from `into_raw` above. The only borrow is returned below, and the owner of
-            // the scope drops what has it first.
+            // SAFETY: the pointer is from `into_raw` above. The only borrow of it is returned
+            // below, and the owner of the scope drops all borrowers before the scope.
             frees.push(Box::new(move || drop(unsafe { Box::from_raw(values) })));
         }
     });
-    // SAFETY: as above; nothing else has borrowed it.
+    // SAFETY: the pointer is from `into_raw` above, and this is the only borrow of it.
     unsafe { &mut *values }
 }

@@ -1,8 +1,8 @@
-//! A test rail around another rail: counts traffic, refuses posts, and changes, drops, repeats or
-//! forges reports.
+//! A test rail around another rail. It counts traffic, refuses posts, and changes, drops, repeats
+//! or forges reports.
 //!
-//! Several taps may share one [`Control`]. It also checks the engine's side of the contract:
-//! nothing is posted or polled from inside a report, and no poll asks for more than a batch.
+//! Several taps may share one [`Control`]. A tap also checks the engine's side of the contract:
+//! nothing is posted or polled from inside a report, and no poll requests more than a batch.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -33,7 +33,7 @@ pub enum Verb {
     Atomic,
 }
 
-/// A post before the rail gets it.
+/// A post, recorded before it is passed to the rail.
 #[derive(Clone, Debug)]
 pub struct Post {
     pub rail: usize,
@@ -48,38 +48,38 @@ pub struct Post {
 type Refuse = Box<dyn FnMut(&Post) -> Option<PostError>>;
 pub type Edit = Box<dyn FnMut(usize, Event) -> Vec<Event>>;
 
-/// Settings and counters of a test.
+/// The settings and counters of a test.
 #[derive(Default)]
 pub struct Control {
-    /// Posts accepted.
+    /// The accepted posts.
     pub posts: Vec<Post>,
     pub polls: u64,
     pub flushes: u64,
-    /// The largest budget of a poll, and the most events reported in one.
+    /// The largest budget of a poll, and the largest number of events reported in one poll.
     pub budget: u32,
     pub reported: u32,
-    /// Changes the reported capabilities. The tap itself carries messages that are longer than the
-    /// inner rail's limit.
+    /// Changes the reported capabilities. The tap itself carries messages that exceed the inner
+    /// rail's limit.
     pub caps: Option<fn(Caps) -> Caps>,
-    /// Imports fail, so payloads come in messages.
+    /// Makes imports fail, so payloads are sent in messages.
     pub unreadable: bool,
-    /// May refuse each post.
+    /// Decides for each post whether it is refused.
     pub refuse: Option<Refuse>,
-    /// Replaces each event.
+    /// Replaces each event by a list of events.
     pub edit: Option<Edit>,
-    /// Events for the next polls of rail 0 to report.
+    /// Events that the next polls of rail 0 report.
     pub inject: VecDeque<Event>,
-    /// Polls report nothing, and the inner rail is not polled.
+    /// Makes polls report nothing and leave the inner rail alone.
     pub mute: bool,
-    /// The result of fencing a peer, whatever the rail returns.
+    /// The result of fencing a peer, in place of the rail's result.
     pub fence: Option<Fence>,
-    /// A fence is said to cut off all peers.
+    /// The answer of `fences_all`.
     pub fences_all: bool,
-    /// Calls of `fence`: the rail and the peer.
+    /// The calls of `fence`, as rail and peer.
     pub fences: Vec<(usize, Peer)>,
-    /// Peers detached.
+    /// The detached peers.
     pub detached: Vec<Peer>,
-    /// Offset of mapped addresses, in bytes; and imports that were not released.
+    /// The offset of mapped addresses in bytes, and the number of imports that were not released.
     pub shift: usize,
     pub imported: i32,
     inside: bool,
@@ -87,7 +87,7 @@ pub struct Control {
 
 pub type Shared = Rc<RefCell<Control>>;
 
-/// Wraps `R`. `rail` is its number among those that share the control.
+/// Wraps `R`. `rail` is the tap's number among the taps that share the control.
 pub struct Tap<R> {
     inner: R,
     rail: usize,
@@ -99,7 +99,7 @@ pub fn shared() -> Shared {
     Shared::default()
 }
 
-/// One tapped rail.
+/// Wraps one rail in a tap.
 pub fn tap<R>(inner: R, control: &Shared) -> [Tap<R>; 1] {
     [Tap::new(inner, 0, control)]
 }
@@ -131,7 +131,7 @@ impl<R> Tap<R> {
         refused.map_or(Ok(post), Err)
     }
 
-    /// Stops all reports about a peer.
+    /// Drops all queued reports about a peer.
     fn hush(&mut self, peer: Peer) {
         self.backlog.retain(|event| match event {
             Event::Landed(from, _) | Event::Message(from, _) | Event::Down(from, _) => *from != peer,
@@ -148,7 +148,7 @@ impl<R> Tap<R> {
     }
 }
 
-/// Records events.
+/// A sink that records events.
 struct Notes<'a>(&'a mut VecDeque<Event>);
 
 impl Sink for Notes<'_> {
@@ -175,7 +175,7 @@ impl Sink for Notes<'_> {
     }
 }
 
-// SAFETY: the inner rail keeps the contract. A test is responsible for events that it forges.
+// SAFETY: the inner rail satisfies the contract. The tests are responsible for forged events.
 unsafe impl<R: Rail> Rail for Tap<R> {
     type Setup<'a>
         = R::Setup<'a>
@@ -212,7 +212,7 @@ unsafe impl<R: Rail> Rail for Tap<R> {
         let mapped = self.inner.import(peer, key, len)?;
         let mut control = self.control.borrow_mut();
         control.imported += 1;
-        // SAFETY: fewer bytes than a region has.
+        // SAFETY: the offset is smaller than the mapped region.
         Ok(mapped.map(|mapped| unsafe { mapped.add(control.shift) }))
     }
 

@@ -1,6 +1,6 @@
-//! A test rail around another rail that provides "device" memory: memory of this process under
-//! addresses that the processor cannot access. An access faults; only the rail knows the real
-//! address.
+//! A test rail around another rail that provides "device" memory: memory of this process at
+//! addresses that the processor cannot access. An access faults, because only the rail knows the
+//! real address.
 
 use std::ptr::NonNull;
 
@@ -9,21 +9,22 @@ use fishplate_core::mem::{Peer, Region, RegionKind, Untrusted};
 use fishplate_core::op::Amo;
 use fishplate_core::rail::{Caps, Fence, Local, Posted, REOPEN_MAX, Rail, RailKey, Remote, Sink};
 
-/// No present processor has addresses with this bit set and the highest one clear.
+/// This bit hides an address: no present processor has addresses with it set and the highest bit
+/// clear.
 const VEIL: usize = 1 << 62;
 
-/// Wraps `R`, with devices.
+/// A rail that wraps `R` and adds device memory.
 pub struct Veiled<R> {
     inner: R,
     devices: Vec<RailKey>,
-    /// Number of device writes that the engine requested.
+    /// Number of device writes and device reads that the engine requested.
     pub placed: u32,
     pub fetched: u32,
-    /// This many more calls of either kind find no room.
+    /// Number of further calls of either kind that find no room.
     pub full: u32,
-    /// This many more writes take effect and yet fail.
+    /// Number of further writes that take effect and yet report a failure.
     pub late: u32,
-    /// Reads are refused permanently.
+    /// Whether reads are permanently refused.
     pub unreadable: bool,
 }
 
@@ -33,12 +34,12 @@ impl<R> Veiled<R> {
     }
 }
 
-/// Zeroed device memory that is never freed.
+/// Returns zeroed device memory that is never freed.
 pub fn device_region(len: usize) -> Region {
     let bytes = Box::leak(vec![0u8; len].into_boxed_slice());
     let ptr = NonNull::from(bytes).cast::<u8>();
     let ptr = NonNull::new(ptr.as_ptr().map_addr(|addr| addr | VEIL)).unwrap();
-    // SAFETY: leaked, and accessed only at its real address.
+    // SAFETY: the memory is leaked, and it is accessed only at its real address.
     unsafe { Region::new(ptr, len, RegionKind::Device { ordinal: 0 }) }
 }
 
@@ -47,11 +48,11 @@ pub fn unveil(ptr: NonNull<u8>) -> NonNull<u8> {
     NonNull::new(ptr.as_ptr().map_addr(|addr| addr & !VEIL)).unwrap()
 }
 
-/// Reads device memory.
+/// Returns a copy of device memory.
 pub fn peek(region: &Region, at: usize, len: usize) -> Vec<u8> {
     assert!(at + len <= region.len());
     let mut bytes = vec![0; len];
-    // SAFETY: inside the region.
+    // SAFETY: the range was checked to be inside the region, and the buffer has its length.
     unsafe { std::ptr::copy(unveil(region.ptr()).as_ptr().add(at), bytes.as_mut_ptr(), len) };
     bytes
 }
@@ -59,7 +60,7 @@ pub fn peek(region: &Region, at: usize, len: usize) -> Vec<u8> {
 /// Writes device memory.
 pub fn poke(region: &Region, at: usize, bytes: &[u8]) {
     assert!(at + bytes.len() <= region.len());
-    // SAFETY: inside the region.
+    // SAFETY: the range was checked to be inside the region.
     unsafe { std::ptr::copy(bytes.as_ptr(), unveil(region.ptr()).as_ptr().add(at), bytes.len()) };
 }
 
@@ -67,8 +68,8 @@ fn clear(local: Local) -> Local {
     Local { ptr: unveil(local.ptr), ..local }
 }
 
-// SAFETY: the inner rail keeps the contract; device memory is never mapped. Tests only set its
-// fields.
+// SAFETY: the inner rail satisfies the contract, and device memory is never mapped. Through `Setup`
+// the tests only set fields.
 unsafe impl<R: Rail> Rail for Veiled<R> {
     type Setup<'a>
         = &'a mut Self
@@ -87,7 +88,8 @@ unsafe impl<R: Rail> Rail for Veiled<R> {
 
     fn register(&mut self, region: &Region) -> Result<(RailKey, u64), AttachError> {
         let device = matches!(region.kind(), RegionKind::Device { .. });
-        // SAFETY: as the creator of the region guarantees.
+        // SAFETY: the creator of the region guarantees that its memory stays valid while
+        // registered.
         let real = unsafe { Region::new(unveil(region.ptr()), region.len(), RegionKind::Private) };
         let (key, desc) = self.inner.register(if device { &real } else { region })?;
         if device {
