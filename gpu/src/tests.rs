@@ -1,5 +1,5 @@
-//! The memory side over the fake driver and over host memory: simulated processes of one machine in
-//! one real process, joined by real sockets.
+//! The memory side over the fake driver and over host memory. Simulated processes in one real
+//! process are connected by real sockets.
 
 mod bugs;
 mod host;
@@ -21,12 +21,12 @@ use super::share::record;
 use super::*;
 use crate::testing::{Random, met, soon};
 
-/// A deadline that expires soon.
+/// Returns a deadline that expires soon.
 fn at_once() -> Instant {
     Instant::now() + Duration::from_millis(20)
 }
 
-/// One process: its device, and its links by peer number.
+/// One process: its device, and its links, indexed by peer number.
 struct End<D: Device> {
     sharing: Sharing<D>,
     links: Vec<Option<Link>>,
@@ -81,7 +81,7 @@ impl End<FakeDevice> {
 
     /// Frees memory, even if peers have it open.
     fn free(&mut self, base: DevicePtr) {
-        // SAFETY: memory of the fake, which detects accesses to freed memory.
+        // SAFETY: the fake driver detects accesses to freed memory without undefined behaviour.
         unsafe { self.sharing.driver().free(base) }.unwrap();
     }
 
@@ -91,7 +91,8 @@ impl End<FakeDevice> {
         let from = DevicePtr(at.0 + (imported.ptr.0 - at.0));
         let device = self.sharing.driver();
         let scratch = device.alloc(len).unwrap();
-        // SAFETY: both are valid until the copy has finished, below.
+        // SAFETY: both ranges are valid until the copy has finished, which the loop below waits
+        // for.
         unsafe { device.copy(0, scratch, from, len) }.unwrap();
         let mark = device.mark(0).unwrap();
         while !device.reached(mark).unwrap() {}
@@ -103,7 +104,7 @@ impl End<FakeDevice> {
     }
 }
 
-/// Links two ends: `b` is peer `j` of `a`, and `a` is peer `i` of `b`.
+/// Links two ends: `b` becomes peer `j` of `a`, and `a` becomes peer `i` of `b`.
 fn link<D: Device, E: Device>(a: &mut End<D>, j: u16, b: &mut End<E>, i: u16) {
     let config = ShmConfig { lane_cells: 64, max_message: 256, ..ShmConfig::default() };
     let [one, two] = met(config).map(|mut link| {
@@ -114,10 +115,10 @@ fn link<D: Device, E: Device>(a: &mut End<D>, j: u16, b: &mut End<E>, i: u16) {
     b.links[usize::from(i)] = two;
 }
 
-/// How both ends of a [`pair`] number each other.
+/// The number under which each end of a [`pair`] links the other.
 const PEER: Peer = Peer(0);
 
-/// Two processes of a fake machine, each with the first device.
+/// Creates two linked processes of a fake machine, each with the first device.
 fn pair(behaviour: Behaviour) -> (FakeDriver, End<FakeDevice>, End<FakeDevice>) {
     let driver = FakeDriver::new(behaviour, 7);
     let end = || End::new(driver.process().device(0).unwrap(), ImportLimits::default());
@@ -126,7 +127,7 @@ fn pair(behaviour: Behaviour) -> (FakeDriver, End<FakeDevice>, End<FakeDevice>) 
     (driver, a, b)
 }
 
-/// Lets both exchange all their messages.
+/// Makes enough passes of both ends to deliver all their messages.
 fn settle<D: Device, E: Device>(a: &mut End<D>, b: &mut End<E>) {
     for _ in 0..4 {
         a.turn();
@@ -134,7 +135,7 @@ fn settle<D: Device, E: Device>(a: &mut End<D>, b: &mut End<E>) {
     }
 }
 
-/// Imports from a peer that must answer first.
+/// Imports from a peer whose answer may be needed, so both ends make passes.
 fn import_from<D: Device, E: Device>(
     b: &mut End<D>,
     a: &mut End<E>,
@@ -150,22 +151,23 @@ fn import_from<D: Device, E: Device>(
     panic!("no answer");
 }
 
-/// Opens and closes by a process so far.
+/// Returns the numbers of opens and closes of a process so far.
 fn opened(process: &FakeProcess) -> (u64, u64) {
     let counts = process.counts();
     (counts.opens, counts.closes)
 }
 
-/// A new file.
+/// Creates a file that is not device memory.
 fn junk() -> OwnedFd {
-    // SAFETY: the name is a C string; the descriptor is new and ours.
+    // SAFETY: the name is a C string literal. `memfd_create` returned this new descriptor, so
+    // nothing else owns it.
     let fd = unsafe { OwnedFd::from_raw_fd(libc::memfd_create(c"junk".as_ptr(), libc::MFD_CLOEXEC)) };
-    // SAFETY: a call on our descriptor with plain numbers.
+    // SAFETY: the call takes only numbers, and the descriptor is ours.
     assert_eq!(unsafe { libc::ftruncate(fd.as_raw_fd(), 1 << 16) }, 0);
     fd
 }
 
-/// Descriptors of the same file in this real process. Concurrent tests have files of their own.
+/// Counts the descriptors of the same file in this real process. Concurrent tests use other files.
 fn copies(of: BorrowedFd<'_>) -> usize {
     use std::os::unix::fs::MetadataExt;
     let identity = |number: &std::ffi::OsStr| {

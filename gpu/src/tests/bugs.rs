@@ -1,9 +1,9 @@
-//! Known bugs of other implementations, one test each.
+//! One test for each known bug of other implementations.
 
 use super::*;
 use crate::wire::Offer;
 
-/// The handle of an allocation, as a peer sends it.
+/// Returns the handle of an allocation as a peer sends it.
 fn offer(of: &mut End<FakeDevice>, base: DevicePtr, alloc: AllocId) -> Offer {
     let device = of.sharing.driver();
     let allocation = device.allocation(base).unwrap();
@@ -66,7 +66,7 @@ fn b11_state_of_an_earlier_incarnation_is_dropped() {
     let at = a.register(base, 4096).unwrap();
     let told = a.sharing.publish(&mut a.links[..], PEER, 1, Some(1), &at).unwrap();
     let (old, imported) = b.sharing.prefetch(&mut b.links[..], PEER, 1, Wanted::Latest, soon()).unwrap();
-    // The peer dies and restarts: the same numbers name other memory.
+    // The peer dies and restarts, and the same numbers then name other memory.
     a.process().kill();
     drop(a);
     let mut a = End::new(driver.process().device(0).unwrap(), ImportLimits::default());
@@ -78,7 +78,7 @@ fn b11_state_of_an_earlier_incarnation_is_dropped() {
     assert_eq!(told.binding.version, again.binding.version);
     b.turn();
     let new = b.query(PEER, 1, Wanted::Version(1)).unwrap().unwrap();
-    // A new process numbers its allocations from the start, as the old one did.
+    // Like the old process, the new one numbers its allocations from the start.
     let base = a.alloc(4096);
     a.process().poke(base, b"new").unwrap();
     at.alloc = a.register(base, 4096).unwrap().alloc;
@@ -106,7 +106,7 @@ fn b12_memory_reallocated_at_the_same_address_is_new_memory() {
     let old = a.register(base, 1 << 20).unwrap();
     let first = a.publish(PEER, 1, &old);
     let (token, was) = b.sharing.prefetch(&mut b.links[..], PEER, 1, Wanted::Latest, soon()).unwrap();
-    // Freed without a revocation.
+    // Frees the memory without a revocation.
     a.free(base);
     assert_eq!(a.alloc(1 << 20), base);
     a.process().poke(base, b"fresh").unwrap();
@@ -137,7 +137,7 @@ fn b12_memory_across_several_old_ranges_supersedes_all_of_them() {
     settle(&mut a, &mut b);
     a.free(base);
     assert_eq!(a.alloc(1 << 20), base);
-    // `verify` detects it before another registration does.
+    // `verify` detects the change before another registration does.
     assert_eq!(a.sharing.verify(&mut a.links[..], &at), Err(ExportError::Unknown(at.alloc)));
     settle(&mut a, &mut b);
     assert_eq!(b.query(PEER, 1, Wanted::Latest), Ok(None));
@@ -153,7 +153,7 @@ fn b13_sizes_are_checked_at_every_use() {
         let size = 1 << 16;
         let base = a.alloc(size);
         let at = a.register(base, size).unwrap();
-        // Ranges that are too long: while the handle is requested, and once it is open.
+        // Requests ranges that are too long: while the handle is requested, and when it is open.
         for (offset, len) in [(0, size + 1), (size, 1), (size - 7, 8), (u64::MAX, 2), (1, u64::MAX), (0, 0)] {
             for _ in 0..2 {
                 let wrong = Registration { offset, len, ..at };
@@ -170,7 +170,7 @@ fn b13_sizes_are_checked_at_every_use() {
         a.revoke(at.alloc).unwrap();
         settle(&mut a, &mut b);
 
-        // A peer that announces a wrong size.
+        // Lets the peer announce a wrong size.
         let (_, handle) = {
             let at = a.register(base, size).unwrap();
             a.sharing.exports().handle(at.alloc).unwrap()
@@ -209,8 +209,8 @@ fn b19_memory_has_no_guessable_name() {
     let path = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).unwrap();
     assert_eq!(path.to_str(), Some("/memfd:fishplate (deleted)"));
     assert_eq!(names(), before);
-    // Sealed: nobody can truncate it under a mapping. SAFETY: a call on our descriptor with plain
-    // numbers.
+    // The memory is sealed, so nobody can truncate it under a mapping. SAFETY: the call takes only
+    // numbers, and the descriptor is ours.
     assert_eq!(unsafe { libc::ftruncate(fd.as_raw_fd(), 0) }, -1);
 }
 
@@ -218,7 +218,8 @@ fn b19_memory_has_no_guessable_name() {
 fn b23_unread_messages_and_unused_state_stay_bounded() {
     let (_, mut a, mut b) = pair(Behaviour::PLAIN);
     let base = a.alloc(1 << 20);
-    // The receiver reads nothing: eventually the sender gets an error, and keeps no more.
+    // While the receiver reads nothing, the sender eventually gets an error, and queues no more
+    // packets.
     let mut refused = 0;
     let mut last = None;
     for i in 0..20_000u64 {
@@ -239,7 +240,7 @@ fn b23_unread_messages_and_unused_state_stay_bounded() {
     }
     let token = b.query(PEER, 1, Wanted::Latest).unwrap().unwrap();
     assert_eq!(Some(token.binding()), last);
-    // The receiver reads: both ends keep only a few versions.
+    // When the receiver reads, both ends keep only a few versions.
     let mut versions = Vec::new();
     for i in 0..10_000u64 {
         let at = a.register(base.at(i * 8), 8).unwrap();
@@ -249,13 +250,13 @@ fn b23_unread_messages_and_unused_state_stay_bounded() {
     }
     let known = |version: &&u64| record(&mut b.line(PEER)).find(2, Wanted::Version(**version)).is_some();
     assert_eq!(versions.iter().filter(known).count(), VERSIONS_KEPT);
-    // Requests without answers: a few are outstanding, and the peer keeps a bounded number.
+    // Without answers, only a few requests are outstanding, and the peer keeps a bounded number.
     for version in 0..5000 {
         assert_eq!(b.query(PEER, 77, Wanted::Version(u64::MAX - version)), Ok(None));
         a.turn();
     }
     assert!(record(&mut a.line(PEER)).queries.len() <= 32, "{}", record(&mut a.line(PEER)).queries.len());
-    // Publications are limited, and the error names the limit.
+    // The number of publications is limited, and the error names the limit.
     let at = a.register(base, 8).unwrap();
     let mut full = None;
     for buffer in 100..100 + MAX_BUFFERS as u64 {
@@ -278,7 +279,7 @@ fn b24_offsets_count_from_the_start_of_the_allocation() {
     for kind in [MemoryKind::Legacy, MemoryKind::Virtual] {
         for handles_differ in [false, true] {
             let (driver, mut a, mut b) = pair(Behaviour { kind, handles_differ, ..Behaviour::PLAIN });
-            // Moves the next allocation off its usual place.
+            // Moves the next allocation to an address that is not a multiple of 1 MiB.
             a.alloc(4096 + 512);
             let base = a.alloc(5 << 20);
             assert_ne!(base.0 % (1 << 20), 0);
@@ -339,7 +340,7 @@ fn eviction_takes_the_least_recently_used_unused_import() {
     let error = import_from(&mut b, &mut a, &at[3]).unwrap_err();
     assert_eq!(error.why, Fault::Full, "all are in use");
     assert_eq!(opened(b.process()), (3, 0));
-    // The second is released with a transfer in flight, then the third, then the first.
+    // Releases the second import with a transfer in flight, then the third, then the first.
     b.sharing.imports_mut().begin(there[1].id).unwrap();
     for i in [1, 2, 0] {
         b.sharing.release(there[i].id);
@@ -351,12 +352,12 @@ fn eviction_takes_the_least_recently_used_unused_import() {
     assert_eq!([0, 1].map(|i| b.sharing.imports().is_open(there[i].id)), [false, true]);
     assert_eq!(opened(b.process()), (5, 2));
     assert_eq!(b.sharing.imports().stats().evictions, 2);
-    // Nothing is left to evict.
+    // No mapping is left to evict.
     assert_eq!(import_from(&mut b, &mut a, &at[0]).unwrap_err().why, Fault::Full);
     b.sharing.imports_mut().end(there[1].id);
     let again = import_from(&mut b, &mut a, &at[0]).unwrap();
     assert_eq!(opened(b.process()), (6, 3));
-    // More bytes than the limit.
+    // Imports more bytes than the limit.
     let base = a.alloc(20_000);
     let large = a.register(base, 20_000).unwrap();
     b.sharing.release(again.id);
@@ -395,8 +396,8 @@ fn b23_exports_without_registrations_make_room() {
         let base = a.alloc(64);
         let at = a.register(base, 64).unwrap();
         if n < 2 {
-            // One export is open and in use at the peer; another is open there but not registered
-            // here.
+            // The first export stays registered and is open at the peer. The second is open at the
+            // peer, but no longer registered.
             import_from(&mut b, &mut a, &at).unwrap();
         }
         if n == 0 {
@@ -410,7 +411,7 @@ fn b23_exports_without_registrations_make_room() {
     assert!(a.sharing.exports().holds(&first.unwrap()));
     settle(&mut a, &mut b);
     assert_eq!(opened(b.process()), (2, 1), "the second was revoked");
-    // All are in use, which is an error.
+    // Now all exports are in use, so a further one is an error.
     let mut error = None;
     for _ in 0..MAX_EXPORTS {
         let base = a.alloc(64);
@@ -429,7 +430,7 @@ fn b18_devices_are_identified_by_uuid_and_not_by_ordinal() {
     let end = |devices: &[u32]| {
         End::new(driver.process_seeing(devices).device(0).unwrap(), ImportLimits::default())
     };
-    // The same ordinal for different devices, and devices that the other process does not see.
+    // Uses the same ordinal for different devices, and devices that the other process does not see.
     for (theirs, ours) in [(&[1, 0][..], &[0, 1][..]), (&[1], &[0])] {
         let (mut a, mut b) = (end(theirs), end(ours));
         link(&mut a, 0, &mut b, 0);

@@ -21,7 +21,7 @@ fn allocations_have_their_own_pages_and_unique_ids() {
         assert_ne!(device.allocation(base.at(known.size)).ok(), Some(known));
         assert!(device.host_view(base.at(known.size - 8), 8).is_some());
         assert!(device.host_view(base.at(known.size - 8), 9).is_none());
-        // SAFETY: nothing uses it.
+        // SAFETY: nothing uses the memory.
         unsafe {
             device.free(base).unwrap();
             assert_eq!(device.free(base), Err(DeviceError::NotDeviceMemory));
@@ -39,7 +39,7 @@ fn only_sealed_memory_of_another_process_opens_at_its_size() {
     let own = device.export(&allocation).unwrap();
     let other = fishplate_shm::extension::create(8192).unwrap();
     let mut open = |handle: &Handle, size| {
-        // SAFETY: memory that lives until the end of the test, or a handle that is rejected.
+        // SAFETY: the handle names memory that lives until the end of the test, or it is rejected.
         unsafe { device.open(handle, size) }
     };
     assert_eq!(open(&own, 4096), Err(DeviceError::SameProcess));
@@ -52,7 +52,7 @@ fn only_sealed_memory_of_another_process_opens_at_its_size() {
     let known = device.allocation(there.at(5000)).unwrap();
     assert_eq!((known.base, known.size), (there, 8192));
     assert_eq!(device.held(), (1, 1));
-    // SAFETY: nothing uses it.
+    // SAFETY: nothing uses the memory.
     unsafe { device.close(there) }.unwrap();
     assert!(device.host_view(there, 1).is_none());
 }
@@ -70,15 +70,17 @@ fn a_word_is_stored_after_earlier_copies() {
     let word = device.host_view(base.at(4096), 8).unwrap().cast::<AtomicU64>();
     let word = word.as_ptr() as usize;
     let seen = std::thread::spawn(move || {
-        // SAFETY: mapped until the thread is joined, and accessed only as an atomic.
+        // SAFETY: the word stays mapped until the thread is joined, and is accessed only as an
+        // atomic.
         let word = unsafe { AtomicU64::from_ptr(word as *mut u64) };
         while word.load(Ordering::Acquire) != 77 {
             std::thread::yield_now();
         }
-        // SAFETY: 8 bytes before the word, written before it.
+        // SAFETY: these 8 bytes are mapped too. They were written before the word, which was loaded
+        // with Acquire.
         unsafe { std::ptr::from_ref(word).cast::<u64>().sub(1).read() }
     });
-    // SAFETY: all of it is mapped; the ranges do not overlap.
+    // SAFETY: all ranges are mapped and do not overlap.
     unsafe {
         device.copy(2, base.at(4088), pinned.at(24), 8).unwrap();
         device.write_word(2, base.at(4096), 77).unwrap();
@@ -86,7 +88,7 @@ fn a_word_is_stored_after_earlier_copies() {
     assert_eq!(seen.join().unwrap(), 42);
     let mark = device.mark(2).unwrap();
     assert_eq!(device.reached(mark), Ok(true));
-    // SAFETY: nothing uses it.
+    // SAFETY: nothing uses the memory.
     unsafe { device.unpin(ptr) }.unwrap();
     assert!(device.host_view(pinned, 1).is_none());
 }

@@ -1,5 +1,5 @@
 //! Peers that send invalid messages get an error. Nothing panics, no unexpected memory is opened,
-//! no descriptor is kept, and nothing grows without bound.
+//! no descriptor leaks, and nothing grows without bound.
 
 use std::sync::Arc;
 
@@ -12,12 +12,12 @@ fn id(key: u64) -> AllocId {
     AllocId::from_key(key).unwrap()
 }
 
-/// A handle of segments of these sizes.
+/// Returns a handle with segments of these sizes.
 fn segments(sizes: &[u64]) -> Handle {
     Handle::Segments(sizes.iter().map(|size| (junk(), *size)).collect())
 }
 
-/// One packet of each kind.
+/// Returns one packet of each kind, each with its number of descriptors.
 fn packets(uuid: &Uuid) -> Vec<(Vec<u8>, usize)> {
     let binding = Binding { version: 3, alloc: id(5), offset: 64, len: 128 };
     vec![
@@ -36,12 +36,13 @@ fn packets(uuid: &Uuid) -> Vec<(Vec<u8>, usize)> {
     ]
 }
 
-/// Handles a packet as the socket does, with this many descriptors.
+/// Handles a packet as the socket does, with this number of descriptors. Returns whether it was
+/// accepted.
 fn take(record: &mut LinkRecord, packet: &[u8], fds: usize) -> bool {
     take_with(record, packet, fds, junk().as_fd())
 }
 
-/// The same, with descriptors of this file.
+/// Handles a packet like `take`, with descriptors of this file.
 fn take_with(record: &mut LinkRecord, packet: &[u8], fds: usize, file: BorrowedFd<'_>) -> bool {
     let Ok((kind, body)) = Reader::extension(packet) else { return false };
     let fds = (0..fds).map(|_| file.try_clone_to_owned().unwrap().into()).collect::<Vec<_>>();
@@ -60,7 +61,7 @@ fn b18_packets_with_a_flipped_bit_or_wrong_length_are_harmless() {
             assert!(!take_with(&mut record, &packet[..len], fds, file.as_fd()), "cut at {len}");
             let mut cut = packet[..len].to_vec();
             if len >= 16 {
-                // The length field matches.
+                // The length field matches the cut packet.
                 cut[12..16].copy_from_slice(&(len as u32).to_ne_bytes());
                 assert!(!take_with(&mut record, &cut, fds, file.as_fd()), "cut at {len}");
             }
@@ -110,9 +111,9 @@ fn b18_extreme_numbers_are_refused() {
     ] {
         assert!(!take(&mut record, &whole(sizes, said), sizes.len()), "{} segments", sizes.len());
     }
-    // The most segments allowed.
+    // The maximum number of segments is accepted.
     assert!(take(&mut record, &whole(&[1; MAX_SEGMENTS], MAX_SEGMENTS as u64), MAX_SEGMENTS));
-    // A version that changes its meaning.
+    // A version whose location changes is refused.
     let binding = Binding { version: 1, alloc, offset: 0, len: 1 };
     assert!(take(&mut record, &wire::publish(1, &binding), 0));
     assert!(take(&mut record, &wire::publish(1, &binding), 0));
@@ -127,7 +128,7 @@ fn b18_state_that_a_peer_controls_is_bounded() {
         assert!(take(&mut record, &wire::export(id(key), 1, &[0; 16], Some(&handle)), 0));
     }
     assert_eq!((1..100_000).filter(|key| record.accept(id(*key)).is_some()).count(), record::MAX_OFFERS);
-    // Descriptors too, whatever their number per handle.
+    // The number of kept descriptors is limited too, whatever their number per handle.
     let file = junk();
     let many = segments(&[1; 120]);
     for key in 1..20 {
@@ -214,7 +215,7 @@ fn b18_a_peer_that_sends_random_messages_is_harmless() {
         while a.line(PEER).ended().is_none() && known.len() < 200 {
             let all = packets(&uuid);
             let (mut packet, fds) = all[random.below(all.len())].clone();
-            // Mostly small numbers, so that they hit existing objects.
+            // Most numbers are small, so that they hit existing objects.
             for word in packet[16..].chunks_exact_mut(8) {
                 match random.below(4) {
                     0 => word.copy_from_slice(&(random.below(12) as u64).to_ne_bytes()),
@@ -235,14 +236,14 @@ fn b18_a_peer_that_sends_random_messages_is_harmless() {
             for buffer in 0..12 {
                 let _ = b.query(PEER, buffer, Wanted::Latest);
             }
-            // Its own work continues.
+            // The work of this end continues.
             let again = b.register(base, 4096).unwrap();
             assert_eq!(again, at);
             a.line(PEER).pump();
         }
         assert_eq!(b.process().counts().opens, 0);
         assert!(copies(file.as_fd()) <= 1 + record::MAX_DESCRIPTORS);
-        // Whatever the peer sent, memory can be revoked.
+        // The memory can be revoked, whatever the peer sent.
         a.links[0] = None;
         assert_eq!(b.sharing.revoke_and_wait(&mut b.links[..], at.alloc, soon()), Ok(()));
         b.free(base);

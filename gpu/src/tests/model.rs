@@ -1,4 +1,4 @@
-//! Random operations of two processes against a model: registering, freeing, importing,
+//! Random operations of two processes, compared with a model: registering, freeing, importing,
 //! transferring, revoking and dying, in any order. Every allocation is filled with unique words, so
 //! a read through a mapping shows whose memory it is.
 
@@ -7,28 +7,28 @@ use std::collections::BTreeMap;
 use super::*;
 use crate::fake::Violation;
 
-/// Limits of open memory.
+/// Limits of opened memory.
 const LIMITS: ImportLimits = ImportLimits { mappings: 3, bytes: 24_000 };
 
-/// An allocation of a side.
+/// An allocation of one side.
 struct Own {
     base: DevicePtr,
     size: u64,
-    /// The word that fills it.
+    /// The word that fills the allocation.
     word: u64,
     alloc: Option<AllocId>,
     registered: Vec<Registration>,
     revoking: bool,
-    /// A revocation was cancelled, and not all its messages have arrived.
+    /// Whether a revocation was cancelled of which some messages have not arrived yet.
     unsettled: bool,
 }
 
-/// An imported range of the peer.
+/// An import from the peer.
 struct Held {
     imported: Imported,
     alloc: AllocId,
     word: u64,
-    /// A cancelled revocation may have invalidated it.
+    /// Whether a cancelled revocation may have invalidated the import.
     doubtful: bool,
 }
 
@@ -43,7 +43,7 @@ struct Flight {
 struct Side {
     end: End<FakeDevice>,
     own: Vec<Own>,
-    /// Every version ever published in this incarnation: its location and contents.
+    /// Every version that was ever published in this incarnation, with its location and contents.
     published: BTreeMap<(u64, u64), (Binding, u64)>,
     held: Vec<Held>,
     flights: Vec<Flight>,
@@ -54,9 +54,9 @@ struct Run {
     random: Random,
     sides: Vec<Side>,
     words: u64,
-    /// Number of allocations freed without a revocation, possibly while open.
+    /// Number of allocations that were freed without a revocation, possibly while open.
     behind: usize,
-    /// How often each event happened.
+    /// Number of occurrences of each event.
     seen: BTreeMap<&'static str, u64>,
 }
 
@@ -66,7 +66,7 @@ impl Side {
         Side { end, own: vec![], published: BTreeMap::new(), held: vec![], flights: vec![] }
     }
 
-    /// Returns whether the allocation may be imported now, and was importable for as long as any
+    /// Returns whether the allocation may be imported now, and could be imported as long as any
     /// message has been in flight.
     fn steady(&self, alloc: AllocId) -> bool {
         self.own.iter().any(|own| own.alloc == Some(alloc) && !own.revoking && !own.unsettled)
@@ -90,7 +90,7 @@ impl Run {
         self.driver.behaviour().kind == MemoryKind::Segments
     }
 
-    /// Returns how often the driver opens, closes or frees memory of this size.
+    /// Returns how many opens, closes or frees the driver counts for memory of this size.
     fn pieces(&self, pieces: u64, bytes: u64) -> u64 {
         if self.segments() { bytes / 4096 } else { pieces }
     }
@@ -99,7 +99,7 @@ impl Run {
         *self.seen.entry(what).or_default() += 1;
     }
 
-    /// Allocates memory filled with a new word.
+    /// Allocates memory and fills it with a new word.
     fn fill(&mut self, s: usize, size: u64) -> (DevicePtr, u64) {
         self.words += 1;
         let base = self.sides[s].end.alloc(size);
@@ -153,7 +153,8 @@ impl Run {
     fn register(&mut self, s: usize) {
         let Some(i) = self.some_own(s) else { return };
         let size = self.sides[s].own[i].size;
-        // With several segments, a range touches the first and the last, so that it is one export.
+        // With several segments, a range touches the first and the last, so that all segments form
+        // one export.
         let edge = if self.segments() { 4096 } else { size };
         let offset = 8 * self.random.below(edge as usize / 8) as u64;
         let least = (size - edge).saturating_sub(offset) + 8;
@@ -231,7 +232,7 @@ impl Run {
         }
     }
 
-    /// Imports from the peer by number, whether or not it is still valid.
+    /// Imports one of the peer's registrations, which may be revoked or being revoked.
     fn import(&mut self, s: usize) {
         let all: Vec<_> = self.sides[1 - s]
             .own
@@ -251,7 +252,7 @@ impl Run {
             return;
         }
         let result = match token {
-            // The peer is not asked meanwhile, so this may find no answer.
+            // The peer makes no pass meanwhile, so its answer may be missing.
             Some(token) => side.end.sharing.open_direct(&mut side.end.links[..], PEER, token, Instant::now()),
             None => import_from(&mut side.end, &mut peer.end, at),
         };
@@ -265,7 +266,7 @@ impl Run {
             Err(ImportError { why: Fault::NotExported, .. }) => assert!(!steady, "it is exported"),
             Err(ImportError { why: Fault::Deadline, .. }) => assert!(token.is_some()),
             Err(ImportError { why: Fault::Full, .. }) => {
-                // Fails only if memory in use leaves no room.
+                // This fails only if memory in use leaves no room.
                 let mut used: Vec<_> = side.held.iter().map(|held| held.alloc).collect();
                 used.sort();
                 used.dedup();
@@ -280,7 +281,7 @@ impl Run {
         }
     }
 
-    /// Begins a copy of a word.
+    /// Begins a copy of one word.
     fn begin(&mut self, s: usize) {
         let n = self.sides[s].held.len();
         if n == 0 || self.sides[s].flights.len() > 8 {
@@ -296,7 +297,7 @@ impl Run {
                 let device = end.sharing.driver();
                 let into = device.alloc(8).unwrap();
                 let stream = (word % 4) as u8;
-                // SAFETY: memory of the fake, which checks the copy.
+                // SAFETY: both addresses are memory of the fake driver, which checks the copy.
                 unsafe { device.copy(stream, into, imported.ptr.at(place), 8) }.unwrap();
                 let mark = device.mark(stream).unwrap();
                 self.sides[s].flights.push(Flight { id: imported.id, mark, into, word });
@@ -310,7 +311,7 @@ impl Run {
         }
     }
 
-    /// Finishes this many copies, and checks the bytes.
+    /// Finishes up to `count` copies, and checks the copied words.
     fn finish(&mut self, s: usize, count: usize) {
         for _ in 0..count.min(self.sides[s].flights.len()) {
             let side = &mut self.sides[s];
@@ -356,7 +357,7 @@ impl Run {
         }
     }
 
-    /// Frees memory that no peer has open any more; the driver checks that.
+    /// Frees memory that no peer has open any more. The driver checks that.
     fn free_revoked(&mut self, s: usize) -> bool {
         let side = &mut self.sides[s];
         let done = side.own.iter().position(|own| {
@@ -370,10 +371,10 @@ impl Run {
         done.is_some()
     }
 
-    /// Frees memory without a revocation and allocates other memory, perhaps at the same address.
+    /// Frees memory without a revocation, and allocates other memory, perhaps at the same address.
     fn free_behind(&mut self, s: usize) {
         let Some(i) = self.some_own(s) else { return };
-        // A copy in flight at this moment would fail with any cache.
+        // Finishes copies in flight first, because no cache could protect them from this.
         self.finish(1 - s, usize::MAX);
         let own = self.sides[s].own.swap_remove(i);
         if own.revoking || own.unsettled {
@@ -399,7 +400,7 @@ impl Run {
         }
     }
 
-    /// Kills one side at any point, and restarts it.
+    /// Kills one side in any state, and restarts it.
     fn kill(&mut self, s: usize) {
         let mut fresh = Side::new(&self.driver);
         std::mem::swap(&mut self.sides[s], &mut fresh);

@@ -1,8 +1,8 @@
-//! Revocation of memory.
+//! Revocation of memory that peers have open.
 
 use super::*;
 
-/// An end with one allocation that the other has imported.
+/// Creates a pair whose second end has imported an allocation of the first.
 fn shared() -> (FakeDriver, End<FakeDevice>, End<FakeDevice>, DevicePtr, Registration, Imported) {
     let (driver, mut a, mut b) = pair(Behaviour::PLAIN);
     let base = a.alloc(4096);
@@ -27,7 +27,7 @@ fn a_revocation_is_acknowledged_after_the_last_transfer() {
         assert_eq!(b.sharing.imports_mut().begin(imported.id), Err(Fault::Revoked));
         b.sharing.imports_mut().end(imported.id);
     }
-    // It is not handed out any more, by any route.
+    // The allocation is no longer handed out, in any way.
     assert_eq!(a.register(base, 8), Err(ExportError::Revoking(at.alloc)));
     let mut other = End::new(driver.process().device(0).unwrap(), ImportLimits::default());
     link(&mut a, 1, &mut other, 0);
@@ -71,14 +71,14 @@ fn a_late_acknowledgement_of_an_earlier_revocation_is_ignored() {
     let (driver, mut a, mut b, _, at, imported) = shared();
     a.revoke(at.alloc).unwrap();
     b.turn();
-    // The acknowledgement is in flight when the revocation is cancelled
-    // and the memory imported again.
+    // The acknowledgement is in flight when the revocation is cancelled and the memory imported
+    // again.
     assert_eq!(opened(b.process()), (1, 1));
     a.sharing.call_off(at.alloc).unwrap();
     b.sharing.release(imported.id);
     let mut late = Vec::new();
     for _ in 0..3 {
-        // Keep it back: it arrives after the second revocation has begun.
+        // Delays the acknowledgement until the second revocation has begun.
         a.line(PEER).pump();
         late.extend(record(&mut a.line(PEER)).acks.drain(..));
         a.turn();
@@ -111,7 +111,7 @@ fn a_cancelled_revocation_does_not_open_memory_twice() {
     let again = import_from(&mut b, &mut a, &at).unwrap();
     assert!(b.sharing.imports().is_open(again.id) && !b.sharing.imports().is_open(imported.id));
     assert_eq!(opened(b.process()), (2, 1));
-    // Publishing again sends it again.
+    // After the cancelled revocation, publishing sends the version again.
     assert!(a.publish(PEER, 1, &at).told);
     assert_eq!(driver.violations(), []);
 }
@@ -161,7 +161,7 @@ fn three_processes_waiting_in_a_circle_are_all_served() {
     let end = || End::new(driver.process().device(0).unwrap(), ImportLimits::default());
     let mut ends = [end(), end(), end()];
     let [a, b, c] = &mut ends;
-    // Each has the next as peer 0 and the previous one as peer 1.
+    // Each process links the next one as peer 0, and the previous one as peer 1.
     link(a, 0, b, 1);
     link(b, 0, c, 1);
     link(c, 0, a, 1);
@@ -179,7 +179,7 @@ fn three_processes_waiting_in_a_circle_are_all_served() {
         .map(|(mut end, at)| {
             std::thread::spawn(move || {
                 end.sharing.import(&mut end.links[..], PEER, at.alloc, 0, 4096, soon()).unwrap();
-                // Serves the previous one until it has left.
+                // Serves the previous process until it has left.
                 while end.links[1].as_mut().is_some_and(|link| link.line().ended().is_none()) {
                     end.links[0] = None;
                     end.turn();
@@ -197,7 +197,7 @@ fn a_refusal_that_nobody_awaits_is_not_used_later() {
     let (_, mut a, mut b, _, at, imported) = shared();
     b.sharing.release(imported.id);
     a.revoke(at.alloc).unwrap();
-    // Keep the acknowledgement back, so that the revocation can be cancelled.
+    // Delays the acknowledgement, so that the revocation can be cancelled.
     b.turn();
     let error = b.import(PEER, at.alloc, 0, 8).unwrap_err();
     assert_eq!(error.why, Fault::Deadline);

@@ -1,4 +1,4 @@
-//! Observable features, one row of the feature list per test.
+//! Observable features: each test covers one row of the feature list.
 
 use super::*;
 
@@ -18,7 +18,7 @@ fn row_1_an_allocation_is_exported_once() {
     }
     let seven = import_from(&mut b, &mut a, &Registration { offset: 7 << 20, len: 5, ..whole }).unwrap();
     assert_eq!(b.read(&seven, 5).unwrap(), b"seven");
-    // Lookup by address makes no driver call.
+    // A lookup by address makes no driver call.
     let calls = a.process().counts().calls;
     assert_eq!(a.sharing.exports().find(base.at(9 << 20), 100), Some((whole.alloc, 9 << 20)));
     assert_eq!(a.sharing.exports().find(base.at(9 << 20), 2 << 20), None);
@@ -29,7 +29,7 @@ fn row_1_an_allocation_is_exported_once() {
     assert!(a.sharing.deregister(&whole) && a.sharing.exports().holds(&whole));
     assert!(a.sharing.deregister(&whole) && !a.sharing.exports().holds(&whole));
     assert!(!a.sharing.deregister(&whole));
-    // A range outside one allocation is refused, and the error states its size.
+    // A range that exceeds its allocation is refused, and the error states the remaining size.
     assert_eq!(a.register(base.at(100), 10 << 20), Err(ExportError::BadRange { there: (10 << 20) - 100 }));
     assert_eq!(a.register(base, 0), Err(ExportError::BadRange { there: 10 << 20 }));
     assert_eq!(driver.violations(), []);
@@ -44,7 +44,7 @@ fn row_2_one_handle_serves_all_peers_and_all_requests() {
     link(&mut a, 1, &mut c, 0);
     let base = a.alloc(1 << 20);
     let at = a.register(base, 1 << 20).unwrap();
-    // One peer is told, the other asks.
+    // One peer is sent the version, and the other requests it.
     a.publish(PEER, 5, &at);
     b.turn();
     let token = b.query(PEER, 5, Wanted::Latest).unwrap().unwrap();
@@ -67,12 +67,12 @@ fn row_3_lookup_of_the_latest_and_of_a_given_version() {
     };
     assert_eq!(find(&mut b, Wanted::Latest), Some(5000));
     for (i, version) in versions.iter().enumerate() {
-        // The first two of six are no longer kept.
+        // The first two of six versions are no longer kept.
         let want = (i >= 2).then_some(i as u64 * 1000);
         assert_eq!(find(&mut b, Wanted::Version(*version)), want);
     }
     assert_eq!(find(&mut b, Wanted::Version(versions[5] + 1)), None);
-    // The caller's own versions must grow, or repeat what exists.
+    // The caller's own versions must increase, or repeat the latest location.
     let last = versions[5];
     let mut publish = |version, at| a.sharing.publish(&mut a.links[..], PEER, 9, Some(version), at);
     let refused = Err(TellError::Publish(PublishError::Version { last }));
@@ -96,7 +96,7 @@ fn row_3_a_buffer_whose_latest_version_was_revoked_is_not_found() {
     assert_eq!(b.query(PEER, 1, Wanted::Latest), Ok(None), "not where it was before");
     let older = b.query(PEER, 1, Wanted::Version(versions[0])).unwrap().unwrap();
     assert_eq!(older.binding().alloc, at[0].alloc);
-    // Published again, it gets a new version.
+    // When it is published again, it gets a new version.
     let again = a.publish(PEER, 1, &at[0]);
     assert!(again.told && again.binding.version > versions[1]);
     b.turn();
@@ -116,7 +116,8 @@ fn row_4_wait_returns_the_version_or_expires_and_query_does_not_wait() {
     let error = b.sharing.wait(&mut b.links[..], PEER, 2, Wanted::Latest, at_once()).unwrap_err();
     assert_eq!(error, ImportError { peer: PEER, alloc: None, why: Fault::Deadline });
     settle(&mut a, &mut b);
-    // Requested before it existed: publishing it for another peer answers the request.
+    // The version was requested before it existed. Publishing it to another peer answers the
+    // request.
     let version = a.publish(PEER, 1, &at).binding.version;
     b.turn();
     assert_eq!(b.query(PEER, 1, Wanted::Latest).unwrap().unwrap().binding().version, version);
@@ -124,13 +125,13 @@ fn row_4_wait_returns_the_version_or_expires_and_query_does_not_wait() {
         let token = b.sharing.wait(&mut b.links[..], PEER, 3, Wanted::Latest, soon()).unwrap();
         (b, token)
     });
-    // Request and publication may cross.
+    // The request and the publication may cross.
     std::thread::yield_now();
     let version = a.publish(PEER, 3, &at).binding.version;
     a.turn();
     let (mut b, token) = waiter.join().unwrap();
     assert_eq!(token.binding().version, version);
-    // A version that is no longer kept is reported as gone, at once.
+    // A version that is no longer kept is reported as gone at once.
     let parts: Vec<_> =
         (0..VERSIONS_KEPT as u64 + 1).map(|i| a.register(base.at(i * 8), 8).unwrap()).collect();
     let first = a.publish(PEER, 4, &parts[0]).binding.version;
@@ -184,7 +185,7 @@ fn row_6_steady_state_sends_no_packet_and_calls_no_driver() {
     assert_eq!([a.process(), b.process()].map(|process| process.counts().calls), calls);
     for end in [&mut a, &mut b] {
         let mut poll = libc::pollfd { fd: end.line(PEER).fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: one structure, which is ours.
+        // SAFETY: `poll` is one local structure.
         assert_eq!(unsafe { libc::poll(&mut poll, 1, 0) }, 0, "a packet was sent");
     }
 }
@@ -206,7 +207,7 @@ fn row_7_within_one_process_imports_use_the_address_without_a_driver_call() {
         assert_eq!(imported.ptr, base.at(12));
         let id = imported.id;
         assert_eq!(b.sharing.imports_mut().begin(id), Ok(base));
-        // It can be revoked like any other.
+        // The memory can be revoked like any other.
         a.revoke(at.alloc).unwrap();
         settle(&mut a, &mut b);
         assert_eq!(a.sharing.awaited(at.alloc).collect::<Vec<_>>(), [PEER]);
@@ -235,7 +236,7 @@ fn row_7_the_handshake_detects_a_link_to_the_same_process() {
     let imported = import_from(&mut b, &mut a, &at).unwrap();
     assert_eq!(imported.ptr, base.at(100));
     assert_eq!(b.sharing.device().held(), (0, 0));
-    // Without the handshake's knowledge, the device detects it.
+    // If the ends do not know that they are one process, the device detects it.
     for end in [&mut a, &mut b] {
         record(&mut end.line(PEER)).home = false;
     }
@@ -248,7 +249,7 @@ fn row_7_the_handshake_detects_a_link_to_the_same_process() {
 #[test]
 fn row_14_a_dropped_handle_is_requested_again() {
     let (_, mut a, mut b) = pair(Behaviour::PLAIN);
-    // More handles than are kept unopened.
+    // Publishes more handles than are kept unopened.
     let all: Vec<_> = (0..3 * record::MAX_OFFERS as u64)
         .map(|buffer| {
             let base = a.alloc(4096);
@@ -268,7 +269,7 @@ fn row_14_a_dropped_handle_is_requested_again() {
     assert_eq!(a.process().counts().calls[Call::Export], all.len() as u64);
 }
 
-/// A round trip of one buffer, after which everything is freed.
+/// Publishes, reads and revokes one buffer, and then frees everything.
 fn round_trip<D: Device>(mut a: End<D>, mut b: End<D>) {
     link(&mut a, 0, &mut b, 0);
     let base = a.sharing.driver().alloc(3 << 20).unwrap();
@@ -284,7 +285,7 @@ fn round_trip<D: Device>(mut a: End<D>, mut b: End<D>) {
     assert!(a.sharing.exports().is_empty());
     let stats = b.sharing.imports().stats();
     assert_eq!((stats.opens, stats.closes, b.sharing.imports().mapped()), (1, 1, (0, 0)));
-    // SAFETY: nobody has it open.
+    // SAFETY: no peer has the memory open.
     unsafe { a.sharing.driver().free(base) }.unwrap();
 }
 
@@ -299,8 +300,7 @@ fn row_19_every_kind_of_handle_works() {
             assert_eq!(driver.counts().held(), 0);
         }
     }
-    // For host memory between two processes see `two_ends_share_memory` among the integration
-    // tests.
+    // The integration test `two_ends_share_memory` covers host memory between two processes.
 }
 
 #[test]
@@ -318,7 +318,7 @@ fn unexportable_memory_names_reason_and_remedy() {
     }
     assert_eq!(a.register(DevicePtr(1), 1), Err(ExportError::Device(DeviceError::NotDeviceMemory)));
     assert!(a.sharing.exports().is_empty());
-    // Only the export itself fails.
+    // Makes only the export itself fail.
     let base = a.alloc(4096);
     a.process().fail(Call::Export, 0, DeviceError::NotExportable(Unshared::NoHandleType));
     assert!(a.register(base, 4096).is_err());

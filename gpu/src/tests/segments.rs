@@ -1,5 +1,5 @@
-//! Virtual memory of several physical segments: exported over the range, mapped at adjacent
-//! addresses, grown, cut and revoked.
+//! Virtual memory of several physical segments: one export covers a range, and the importer maps it
+//! at adjacent addresses. Pools grow, lose segments and are revoked.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -7,21 +7,21 @@ use std::sync::Arc;
 use super::*;
 use crate::fake::Violation;
 
-/// Size of a segment.
+/// Size of a segment, in bytes.
 const EACH: u64 = 1 << 16;
 
 const SEGMENTS: Behaviour = Behaviour { kind: MemoryKind::Segments, segment: EACH, ..Behaviour::PLAIN };
 
-/// A reserved range with memory mapped in part of it, like a growing pool.
+/// A reserved range with memory mapped in a part of it, like a growing pool.
 struct Pool {
     base: DevicePtr,
-    /// The byte that fills the segment at each index, if one is mapped.
+    /// The byte that fills the segment at each index, or `None` if no segment is mapped.
     words: Vec<Option<u8>>,
     next: u8,
 }
 
 impl Pool {
-    /// Reserves `places` segments and maps the first `mapped`.
+    /// Reserves room for `places` segments, and maps the first `mapped`.
     fn new(of: &mut End<FakeDevice>, places: usize, mapped: usize) -> Pool {
         let base = of.process().reserve(places as u64 * EACH);
         let mut pool = Pool { base, words: vec![None; places], next: 1 };
@@ -33,7 +33,7 @@ impl Pool {
         self.base.at(place as u64 * EACH)
     }
 
-    /// Maps new memory, filled with a new byte.
+    /// Maps a new segment, filled with a new byte.
     fn map(&mut self, of: &mut End<FakeDevice>, place: usize) {
         let memory = of.process().create(0, MemoryKind::Virtual, EACH).unwrap();
         of.process().map(0, self.at(place), EACH, &memory).unwrap();
@@ -53,7 +53,7 @@ impl Pool {
     }
 }
 
-/// Reads one word of each segment of an import, at both of its ends.
+/// Returns the byte that fills each segment of an import. Checks it at both ends of the segment.
 fn words(b: &mut End<FakeDevice>, there: &Imported) -> Vec<u8> {
     let bytes = b.read(there, there.len).unwrap();
     let one = |segment: &[u8]| {
@@ -70,7 +70,7 @@ fn a_range_over_segments_is_one_export_and_one_mapping() {
     let base = a.alloc(size);
     let data = Random(3 | 1 << 40).bytes(size as usize);
     a.process().poke(base, &data).unwrap();
-    // From the middle of the second segment to the middle of the fourth.
+    // The range extends from the middle of the second segment to the middle of the fourth.
     let (from, len) = (EACH + 1000, 2 * EACH);
     let at = a.register(base.at(from), len).unwrap();
     assert_eq!((at.offset, at.len), (1000, len));
@@ -88,14 +88,14 @@ fn a_range_over_segments_is_one_export_and_one_mapping() {
     b.process().poke(there.ptr.at(EACH - 1004), b"over the edge").unwrap();
     assert_eq!(a.process().peek(base.at(2 * EACH - 4), 13).unwrap(), b"over the edge");
     b.sharing.imports_mut().end(there.id);
-    // Parts of it share the export, at both ends.
+    // Registrations of parts share the export, at both ends.
     let part = a.register(base.at(2 * EACH), EACH + 1).unwrap();
     assert_eq!((part.alloc, part.offset), (at.alloc, EACH));
     import_from(&mut b, &mut a, &part).unwrap();
     assert_eq!((a.process().counts().calls[Call::Export], opened(b.process())), (3, (3, 0)));
     assert_eq!(a.sharing.exports().find(base.at(2 * EACH), EACH), Some((at.alloc, EACH)));
     assert_eq!(a.sharing.verify(&mut a.links[..], &at), Ok(()));
-    // Revoking it closes all segments at once.
+    // The revocation closes all segments at once.
     a.revoke(at.alloc).unwrap();
     settle(&mut a, &mut b);
     assert_eq!(a.sharing.awaited(at.alloc).count(), 0);
@@ -163,7 +163,7 @@ fn a_segment_remapped_in_the_middle_is_new_memory() {
         Err(ExportError::Device(DeviceError::NotDeviceMemory)),
         "reserved, not mapped"
     );
-    // Other memory is mapped at the same address without a revocation.
+    // Maps other memory at the same address without a revocation.
     pool.map(&mut a, 1);
     let new = pool.register(&mut a, 0..3).unwrap();
     assert_ne!(new.alloc, old.alloc);
@@ -175,8 +175,8 @@ fn a_segment_remapped_in_the_middle_is_new_memory() {
     assert_eq!(words(&mut b, &also), [3, 4]);
     let there = import_from(&mut b, &mut a, &new).unwrap();
     assert_eq!(words(&mut b, &there), [1, 5, 3]);
-    // A request detects it before another registration does, whether nothing is mapped there or
-    // another segment is.
+    // `verify` detects a lost segment before another registration does. Tries an unmapped segment,
+    // and one that was replaced.
     for place in [1, 2] {
         let at = pool.register(&mut a, 0..3).unwrap();
         pool.unmap(&mut a, place);
@@ -184,7 +184,7 @@ fn a_segment_remapped_in_the_middle_is_new_memory() {
         assert_eq!(a.sharing.verify(&mut a.links[..], &at), gone, "{place}");
         pool.map(&mut a, place);
     }
-    // Other parts of an export that has lost a segment are not handed out either.
+    // If an export has lost a segment, its other parts are not handed out either.
     let at = pool.register(&mut a, 0..3).unwrap();
     pool.unmap(&mut a, 2);
     let first = pool.register(&mut a, 0..1).unwrap();
@@ -208,7 +208,7 @@ fn too_many_segments_are_refused_with_the_size_that_fits() {
     assert_eq!(error, ExportError::Segments { max: MAX_SEGMENTS, there });
     assert!(error.to_string().contains("more than 253 physical segments"), "{error}");
     assert_eq!(a.process().counts().calls[Call::Export], 0);
-    // In parts, as the error suggests.
+    // Registers the range in parts, as the error suggests.
     let first = a.register(base.at(100), there).unwrap();
     let second = a.register(base.at(100 + there), 200).unwrap();
     assert_ne!(first.alloc, second.alloc);
@@ -248,7 +248,7 @@ fn an_unexportable_segment_is_refused_and_no_descriptor_is_kept() {
     assert_eq!(a.register(base, 3 * EACH), Err(ExportError::Device(why)));
     assert_eq!(copies(fd.as_fd()), before);
     a.process().fail(Call::Export, 1, DeviceError::Exhausted);
-    // The first segment is exported, the second fails. The next attempt exports both.
+    // The first segment is exported and the second fails. The next attempt exports both.
     assert!(a.register(base, 2 * EACH).is_ok());
     assert_eq!(copies(fd.as_fd()), before + 1);
     assert_eq!(a.process().counts().calls[Call::Export], 2 + 2 + 2);
@@ -317,11 +317,11 @@ fn a_peer_that_dies_with_open_segments_leaves_nothing() {
     assert_eq!((driver.violations(), counts.held(), counts.orphans_touched), (vec![], 0, 0));
 }
 
-/// Registers, grows, cuts and reads at random, and compares with a model.
+/// Registers, grows, unmaps and reads at random, and compares the results with a model.
 struct Walk {
     pool: Pool,
     random: Random,
-    /// The registrations, and the bytes that filled their segments.
+    /// The registrations, and the bytes that filled their segments when they were made.
     live: Vec<(Registration, Range<usize>, Vec<u8>)>,
 }
 
@@ -364,12 +364,14 @@ impl Walk {
                 } else {
                     self.pool.words[place] = None;
                 }
-                // Callers that do not control who frees memory verify each registration.
+                // Verifies each registration, as callers do that do not control when memory is
+                // freed.
                 self.live.retain(|(at, range, words)| {
                     let now: Vec<u8> =
                         self.pool.words[range.clone()].iter().map_while(|word| *word).collect();
                     let known = a.sharing.verify(&mut a.links[..], at);
-                    // A longer export that contains it may have lost a segment elsewhere.
+                    // The registration may also fail because a longer export around it has lost
+                    // another segment.
                     assert!(known.is_err() || now == *words, "{at:?}");
                     known.is_ok()
                 });
