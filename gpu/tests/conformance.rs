@@ -1,6 +1,6 @@
-//! [`GpuRail`] over host memory against the contract of `Rail`: by each path of device memory and
-//! each way to report writes, and as its own peer. `conformance` covers host memory and messages,
-//! and runs over this rail too.
+//! Runs the conformance suite of `Rail` on [`GpuRail`] over host memory. Covers each path of device
+//! memory and each way to report writes, and a rail that is its own peer. One fixture covers host
+//! memory and messages.
 
 use std::cell::RefCell;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -18,27 +18,26 @@ use support::{TestGpuRail, gpu_rail, meet_gpu};
 
 type Ends = Link<TestGpuRail>;
 
-/// Device memory: the processor copies short transfers, the device others, and done words report
-/// writes.
+/// The processor copies short transfers, the device copies others, and done words report writes.
 struct Usual;
 /// The device copies everything, in pieces of 24 bytes over all streams.
 struct InPieces;
-/// Records through the lane report writes.
+/// Records in the lane report writes.
 struct Records;
-/// Through bounce slots.
+/// Bounce slots carry all transfers.
 struct Relayed;
-/// Through bounce slots, without done words.
+/// Bounce slots carry all transfers, and records report writes.
 struct RelayedAlone;
-/// The same process as both ends.
+/// A rail that is its own peer.
 struct Own;
-/// Host memory.
+/// Memory that is not device memory.
 struct HostMemory;
 
 const MAPPED: &str = "a peer writes open memory without the target's check";
 const LATE: &str = "bytes in a bounce slot stay there for the target";
 const UNSEEN: &str = "the target checks relayed transfers";
 
-/// The two ends, as they number each other.
+/// The numbers under which the two ends attach each other.
 const TO: Peer = Peer(5);
 const FROM: Peer = Peer(2);
 
@@ -52,7 +51,8 @@ fn rail(seed: u64, config: &GpuConfig) -> TestGpuRail {
     gpu_rail(shm, config.clone())
 }
 
-/// Two ends that met and agreed in two threads; this thread drives both.
+/// Creates two ends that have agreed. The handshake takes two threads; this thread drives both ends
+/// afterwards.
 fn pair(seed: u64, config: GpuConfig) -> Ends {
     let (mut origin, mut target) = (rail(seed, &config), rail(seed, &config));
     let sockets = socket_pair().unwrap();
@@ -64,19 +64,20 @@ fn pair(seed: u64, config: GpuConfig) -> Ends {
     Link { rails: vec![origin, target], origin: 0, target: 1, to: TO, from: FROM }
 }
 
-/// Memory of the target's device.
+/// Allocates memory of the target's device.
 fn memory(link: &mut Ends, len: usize) -> Region {
     let at = link.target().alloc(len as u64).unwrap();
     let ptr = NonNull::new(at.0 as *mut u8).unwrap();
-    // SAFETY: freed with the device, which the tests keep or leak; only raw copies access it.
+    // SAFETY: the memory is freed with the device, which the tests keep or leak. It is accessed
+    // only through raw copies.
     unsafe { Region::new(ptr, len, RegionKind::Device { ordinal: 0 }) }
 }
 
-/// Ends the target without a Bye. Its memory stays mapped, like that of a process that died while
-/// it was open here.
+/// Kills the target without a Bye. Its memory stays mapped, like that of a process that dies while
+/// its memory is open here.
 fn kill(link: &mut Ends) -> bool {
     let Some(socket) = SOCKET.take() else { return false };
-    // SAFETY: a call on our descriptor.
+    // SAFETY: the call takes only numbers, and the descriptor is ours.
     assert_eq!(unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_RDWR) }, 0);
     std::mem::forget(link.rails.pop());
     true

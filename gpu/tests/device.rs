@@ -1,6 +1,6 @@
-//! The contract of [`Device`], tested over all its implementations: host memory, the fakes, and
-//! CUDA where there is a driver, real or not (`tests/cuda-fake.sh`, `tests/gpu.sh`). The second
-//! process is this test binary again.
+//! Tests the contract of [`Device`] over all implementations: host memory, the fakes, and CUDA. The
+//! CUDA tests use a real driver or a simulated one (`tests/cuda-fake.sh`, `tests/gpu.sh`). The
+//! second process runs this test binary again.
 
 use std::sync::OnceLock;
 
@@ -14,34 +14,34 @@ mod second;
 #[path = "device/suite.rs"]
 mod suite;
 
-/// An implementation of the trait.
+/// An implementation of [`Device`], and its test fixtures.
 trait Kit {
-    /// The device.
+    /// The type of the device.
     type Device: Device;
 
-    /// Its name, passed to the second process.
+    /// The implementation's name, which the second process receives.
     const NAME: &str;
 
-    /// Opens a device; `None` for an ordinal that this kind cannot have.
+    /// Opens a device. Returns `None` for an ordinal that this kind cannot have.
     fn open(ordinal: u32) -> Option<Result<Self::Device, DeviceError>>;
 
-    /// Why it cannot be tested here, if so.
+    /// Returns why the implementation cannot be tested here, if that is so.
     fn absent() -> Option<String> {
         None
     }
 
-    /// Memory that cannot be exported, and why.
+    /// Returns memory that cannot be exported, with the reasons.
     fn unshared(_: &mut Self::Device) -> Vec<(DevicePtr, Unshared)> {
         vec![]
     }
 
-    /// Memory in adjacent physical segments
-    /// of [`SEGMENT`](suite::SEGMENT) bytes, if this kind has it.
+    /// Returns memory in adjacent physical segments of [`SEGMENT`](suite::SEGMENT) bytes, if this
+    /// kind supports it.
     fn segments(_: &mut Self::Device, _size: u64) -> Option<DevicePtr> {
         None
     }
 
-    /// Number of objects not freed, if known.
+    /// Returns the number of objects that are still open, if it is known.
     fn held(_: &Self::Device) -> u64 {
         0
     }
@@ -51,7 +51,7 @@ fn first<K: Kit>() -> K::Device {
     K::open(0).expect("there is a first device").unwrap()
 }
 
-/// A fake driver with one process.
+/// Returns the process of a fake driver: one for early and one for late copies.
 fn fake(late: bool) -> FakeProcess {
     static DRIVERS: [OnceLock<FakeProcess>; 2] = [OnceLock::new(), OnceLock::new()];
     let behaviour = if late {
@@ -76,7 +76,8 @@ fn fake_unshared(device: &mut FakeDevice) -> Vec<(DevicePtr, Unshared)> {
     kinds.map(|(kind, why)| (device.alloc_as(kind, 4096).unwrap(), why)).into()
 }
 
-/// Open objects. One test asks for unknown marks on purpose.
+/// Returns the number of opened allocations. Checks that there was no violation, except for unknown
+/// marks, which one test uses on purpose.
 fn fake_held(device: &FakeDevice) -> u64 {
     let found = device.process().driver().violations();
     assert!(found.iter().all(|what| *what == Violation::UnknownMark), "{found:?}");
@@ -107,7 +108,8 @@ impl Kit for Fake {
     }
 }
 
-/// Late and out of order, with memory exported by descriptors.
+/// The fake driver with copies that are late and out of order, and with memory exported by
+/// descriptors.
 struct FakeLate;
 
 impl Kit for FakeLate {
@@ -131,7 +133,7 @@ impl Kit for FakeLate {
     }
 }
 
-/// Host memory.
+/// Host memory as a device.
 struct Host;
 
 impl Kit for Host {
@@ -202,7 +204,7 @@ mod nvidia {
         }
     }
 
-    /// With memory exported by descriptors.
+    /// CUDA with memory exported by descriptors.
     pub struct CudaVirtual;
 
     impl Kit for CudaVirtual {
@@ -269,12 +271,12 @@ mod nvidia {
         })
         .join()
         .unwrap();
-        // SAFETY: nothing is queued.
+        // SAFETY: no work is queued.
         unsafe { device.free(base) }.unwrap();
     }
 }
 
-/// Plays the child's part, if this process is one.
+/// Plays the role of the child, if this process is one.
 #[test]
 fn child() {
     let Some((role, address)) = support::role() else { return };
@@ -290,7 +292,7 @@ fn child() {
     }
 }
 
-/// One line per test of the suite, for one kind of device.
+/// Defines one test per function of the suite, for one kind of device.
 macro_rules! suite {
     ($module:ident, $kit:ty) => {
         suite!($module, $kit:

@@ -1,5 +1,5 @@
 //! Engines over [`GpuRail`], with device memory at one end, the other, or both. The device is host
-//! memory, so that tests can inspect it; the engines do not know that.
+//! memory, so that tests can inspect it. The engines treat it as device memory.
 
 use std::ptr::NonNull;
 use std::thread;
@@ -33,7 +33,7 @@ const MATCHING: MatchConfig = MatchConfig {
 };
 const SIZE: usize = 1 << 18;
 
-/// Memory of one end: registered here, and imported by the other.
+/// Memory of one end, registered there and imported by the other end.
 #[derive(Clone, Copy)]
 struct Part {
     at: NonNull<u8>,
@@ -41,7 +41,7 @@ struct Part {
     remote: Option<RemoteId>,
 }
 
-// SAFETY: the memory belongs to no thread; one thread at a time uses an end.
+// SAFETY: the memory is not tied to a thread, and one thread at a time uses an end.
 unsafe impl Send for Part {}
 
 struct End {
@@ -54,14 +54,14 @@ struct End {
 impl Part {
     fn set(&self, at: usize, bytes: &[u8]) {
         assert!(at + bytes.len() <= SIZE);
-        // SAFETY: inside the region, and no transfer uses it.
+        // SAFETY: the range lies inside the region, and no transfer uses it.
         unsafe { std::ptr::copy(bytes.as_ptr(), self.at.as_ptr().add(at), bytes.len()) };
     }
 
     fn get(&self, at: usize, len: usize) -> Vec<u8> {
         assert!(at + len <= SIZE);
         let mut bytes = vec![0; len];
-        // SAFETY: as above.
+        // SAFETY: the range lies inside the region, and no transfer uses it.
         unsafe { std::ptr::copy(self.at.as_ptr().add(at), bytes.as_mut_ptr(), len) };
         bytes
     }
@@ -77,7 +77,8 @@ fn end(mut rail: TestGpuRail, attach: impl FnOnce(GpuSetup<'_, HostDevice, Linux
     let (host, device) =
         (NonNull::from(&mut words[0]).cast::<u8>(), NonNull::new(device.0 as *mut u8).unwrap());
     let mut part = |at: NonNull<u8>, kind| {
-        // SAFETY: leaked, or freed with the device; only raw copies and the engine access it.
+        // SAFETY: the memory is leaked, or freed with the device. It is accessed only through raw
+        // copies and the engine.
         let local = engine.register(unsafe { Region::new(at, SIZE, kind) }).unwrap();
         Part { at, local, remote: None }
     };
@@ -85,7 +86,8 @@ fn end(mut rail: TestGpuRail, attach: impl FnOnce(GpuSetup<'_, HostDevice, Linux
     End { engine, peer, host, device }
 }
 
-/// Two ends that met in two threads; this thread drives both.
+/// Creates two connected ends. Their handshake takes two threads; this thread drives both ends
+/// afterwards.
 fn pair(config: &GpuConfig) -> [End; 2] {
     let make = || gpu_rail(ShmConfig::default(), config.clone());
     let (near, far) = (make(), make());
@@ -108,7 +110,7 @@ fn pair(config: &GpuConfig) -> [End; 2] {
     ends
 }
 
-/// Each path of device memory.
+/// Returns a configuration for each path of device memory.
 fn ways() -> [(&'static str, GpuConfig); 4] {
     let config = GpuConfig { chunk: 4096, relay_chunk: 4096, done_words: 16, ..GpuConfig::default() };
     [
@@ -138,7 +140,7 @@ fn until(ends: &mut [End; 2], what: &str, mut ready: impl FnMut(&mut [End; 2]) -
     panic!("{what}: {:?} and {:?}", a.engine.stats(), b.engine.stats());
 }
 
-/// Drives both ends until an operation of the first has succeeded.
+/// Drives both ends until an operation of the first end has succeeded.
 fn done(ends: &mut [End; 2], issued: Issued, what: &str) {
     let Issued::Pending(token) = issued else { return };
     let mut end = None;
@@ -180,7 +182,7 @@ fn row_21_a_signal_comes_after_its_data_in_any_memory() {
                     )
                     .unwrap();
                 let word = |ends: &[End; 2]| u64::from_ne_bytes(ends[1].host.get(0, 8).try_into().unwrap());
-                // Checks the word after every pass, to detect a signal before its data.
+                // Checks the word after every pass, to detect a signal that precedes its data.
                 until(&mut ends, &what, |ends| word(ends) >= count);
                 assert_eq!(word(&ends), count, "{what}");
                 assert!(target.get(64, len) == sent, "{what}");
@@ -221,8 +223,8 @@ fn row_21_gets_puts_and_counting_signals_in_any_memory() {
     }
 }
 
-/// Signals count, and atomics keep their order among writes to a device. `words`: the words are in
-/// the device's memory too.
+/// Signals are counted, and atomics keep their order among writes to a device. `words`: whether the
+/// words are in device memory too.
 fn counts(way: &str, ends: &mut [End; 2], words: bool) {
     const AT: usize = 10_240;
     let part = if words { ends[1].device } else { ends[1].host };
@@ -293,10 +295,10 @@ fn row_21_tagged_messages_in_any_memory() {
     }
 }
 
-/// Processor time of this thread.
+/// Returns the processor time of this thread.
 fn cpu() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the structure is ours.
+    // SAFETY: `time` is a local structure of the type that the call fills.
     assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) }, 0);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
@@ -314,7 +316,7 @@ fn b2_b3_row_10_waiting_for_a_silent_peer_takes_little_processor_time() {
         let used = cpu() - began;
         println!("{way}: {used:?} of processor in 2 s; {:?}", waiter.counts());
         assert!(matches!(waited, Err(WaitError::Deadline(_))), "{way}: {waited:?}");
-        // Never asleep, it would use both seconds of a free processor.
+        // A waiter that never slept would use both seconds of a free processor.
         assert!(used < Duration::from_millis(400), "{way}: {used:?}");
         drop(far);
     }

@@ -1,7 +1,7 @@
 //! No pass over the links takes long, whatever a peer sends about device memory.
 //!
-//! The hostile peer is a thread that plays one trick over a socket pair. A pass counts as too long
-//! only if it happens in each of three runs of the trick.
+//! The hostile peer is a thread that plays one trick over a socket pair. A trick counts as slow
+//! only if it delays a pass in every attempt.
 
 use std::os::fd::OwnedFd;
 use std::thread;
@@ -24,11 +24,11 @@ use raw::{Raw, SEALS, memory, packet};
 use support::{rail, soon};
 use tricks::lingering;
 
-/// Upper limit of one pass.
+/// Maximum duration of a pass.
 const LIMIT: Duration = Duration::from_millis(10);
 
-/// Attempts, of which the fastest counts. The host of a virtual machine delays some, which the
-/// kernel here does not know; a trick that works delays all.
+/// Number of attempts, of which the fastest counts. The host of a virtual machine may delay some
+/// attempts, which this kernel cannot see. A trick that works delays all of them.
 const ATTEMPTS: usize = 8;
 
 const EXPORT: u16 = 0x100;
@@ -42,12 +42,12 @@ fn say(raw: &Raw, kind: u16, words: &[u64], fds: &[&OwnedFd]) -> bool {
     raw.send(&packet(kind, &body), fds)
 }
 
-/// An export of allocation `n` with any descriptor.
+/// Sends an export of allocation `n` with any descriptor.
 fn export(raw: &Raw, n: u64, fd: &OwnedFd) -> bool {
     say(raw, EXPORT, &[n, 4096, 1, 1, 2], &[fd])
 }
 
-/// A trick, and whether it ends the link.
+/// The name of a trick, whether it ends the link, and the trick.
 type Trick = (&'static str, bool, fn(&Raw));
 
 const TRICKS: &[Trick] = &[
@@ -77,7 +77,7 @@ const TRICKS: &[Trick] = &[
 
 #[test]
 fn no_trick_makes_a_pass_take_long() {
-    // Descriptors that are slow to close stay open until this process ends.
+    // Descriptors that are slow to close stay open until this process exits.
     set_closer(|| {});
     for (name, given_up, play) in TRICKS {
         let mut longest = Duration::MAX;
@@ -101,7 +101,7 @@ fn no_trick_makes_a_pass_take_long() {
                 meter.call("a pass", || sharing.turn(&mut links[..]));
                 ended = ended.or(links[0].as_mut().and_then(|link| link.line().ended()));
                 if ended.is_some() {
-                    // A peer that still sends gets an error.
+                    // After this, a peer that still sends gets an error.
                     meter.call("the end", || links[0] = None);
                 }
             };

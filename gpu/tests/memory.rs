@@ -16,10 +16,10 @@ use fishplate_shm::{Link, Listener, ShmConfig, connect};
 mod support;
 use support::*;
 
-/// Size of the shared memory: some pages more than 1 MiB.
+/// Size of the shared memory, in bytes: some pages more than 1 MiB.
 const SIZE: u64 = (1 << 20) + 5 * 4096;
 
-/// Words that depend on index and seed.
+/// Returns words that depend on index and seed.
 fn pattern(seed: u8, len: usize) -> Vec<u8> {
     let word = |i: u64| (i.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ u64::from(seed) << 32).to_ne_bytes();
     (0..len as u64 / 8).flat_map(word).collect()
@@ -44,13 +44,13 @@ impl End {
         Self::over(connect(address, &rail(sizes()).profile(), soon()).unwrap())
     }
 
-    /// Allocates memory filled from a seed, and registers it from `offset` on.
+    /// Allocates memory filled from a seed, and registers it from `offset` to its end.
     fn filled(&mut self, seed: u8, offset: u64) -> (DevicePtr, Registration) {
-        // SAFETY: only allocates.
+        // SAFETY: the call only allocates.
         let base = unsafe { self.sharing.device_mut() }.alloc(SIZE).unwrap();
         let at = self.sharing.device().host_view(base, SIZE).unwrap();
         let data = pattern(seed, SIZE as usize);
-        // SAFETY: that many bytes are allocated, and no other code knows the address.
+        // SAFETY: the range was just allocated, and no other code knows the address.
         unsafe { at.copy_from_nonoverlapping(NonNull::from(&data[..]).cast(), SIZE as usize) };
         let registered = self.sharing.register(&mut self.links[..], base.at(offset), SIZE - offset).unwrap();
         (base, registered)
@@ -65,19 +65,21 @@ impl End {
         self.sharing.prefetch(links, PEER, buffer, Wanted::Latest, soon()).map(|(_, imported)| imported)
     }
 
-    /// Copies the peer's memory into its own, as a transfer does, and checks it.
+    /// Copies the peer's memory into memory of this process, like a transfer, and returns the
+    /// bytes.
     fn read(&mut self, from: &Imported) -> Result<Vec<u8>, Fault> {
         self.sharing.imports_mut().begin(from.id)?;
-        // SAFETY: uses memory that it allocates itself, and reads memory that `begin` keeps open.
+        // SAFETY: the device copies into memory that this function allocates, from memory that
+        // `begin` keeps open.
         let device = unsafe { self.sharing.device_mut() };
         let scratch = device.alloc(from.len).unwrap();
-        // SAFETY: both are mapped until the end of the function.
+        // SAFETY: both ranges stay mapped until the end of the function.
         unsafe { device.copy(0, scratch, from.ptr, from.len) }.unwrap();
         let mark = device.mark(0).unwrap();
         assert!(device.reached(mark).unwrap());
         let mut bytes = vec![0u8; from.len as usize];
         let at = device.host_view(scratch, from.len).unwrap();
-        // SAFETY: that many bytes are allocated, and no other code knows the address.
+        // SAFETY: the range was just allocated, and no other code knows the address.
         unsafe { at.copy_to_nonoverlapping(NonNull::from(&mut bytes[..]).cast(), bytes.len()) };
         // SAFETY: no work is queued.
         unsafe { device.free(scratch) }.unwrap();
@@ -85,7 +87,7 @@ impl End {
         Ok(bytes)
     }
 
-    /// Serves the peer until it has ended.
+    /// Serves the peer until it has exited.
     fn serve(&mut self) {
         while self.sharing.query(&mut self.links[..], PEER, u64::MAX, Wanted::Latest).is_ok() {
             self.sharing.sleep(&mut self.links[..], soon());
@@ -93,7 +95,7 @@ impl End {
     }
 }
 
-/// The body of the child processes. The test does nothing unless this process is a child.
+/// Runs in the child processes, and does nothing in the parent.
 #[test]
 fn child() {
     let Some((role, address)) = role() else { return };
@@ -107,7 +109,7 @@ fn child() {
             end.publish(1, Some(1), &at);
             end.serve();
         }
-        // Publishes buffer after buffer in new memory, and revokes the old one.
+        // Publishes one buffer after the other in new memory, and revokes the old memory.
         "churn" => loop {
             let (base, at) = end.filled(seed, 0);
             end.publish(1, None, &at);
@@ -116,10 +118,10 @@ fn child() {
             if end.sharing.revoke_and_wait(&mut end.links[..], at.alloc, deadline).is_err() {
                 return;
             }
-            // SAFETY: no peer has it open any more.
+            // SAFETY: no peer has the memory open any more.
             unsafe { end.sharing.device_mut().free(base) }.unwrap();
         },
-        // Reads a buffer again and again.
+        // Reads a buffer repeatedly.
         "import" => {
             let imported = end.prefetch(1).unwrap();
             let want = &pattern(seed, SIZE as usize)[1000..];
@@ -138,7 +140,7 @@ fn child() {
     }
 }
 
-/// Meets a child with a role.
+/// Connects to a child with this role.
 fn meet(role: &str) -> (Killed, End) {
     let rail = rail(sizes());
     let address = name();
@@ -157,7 +159,7 @@ fn two_ends_share_memory() {
         let imported = end.prefetch(1).unwrap();
         assert_eq!(imported.len, SIZE - 1000);
         assert!(end.read(&imported).unwrap() == pattern(3, SIZE as usize)[1000..]);
-        // Beyond the end: the error names peer and allocation.
+        // The range exceeds the allocation, and the error names peer and allocation.
         let alloc = alloc_of(&mut end);
         let error = end.sharing.import(&mut end.links[..], PEER, alloc, SIZE - 8, 9, soon()).unwrap_err();
         let why = Fault::OutOfBounds { offset: SIZE - 8, len: 9, size: SIZE };
@@ -179,12 +181,12 @@ fn a_buffer_published_before_the_first_pass_is_found() {
     let (_child, mut end) = meet("export 3");
     let link = end.links[0].as_mut().unwrap();
     let mut arrives = libc::pollfd { fd: link.line().fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: one structure, which is ours.
+    // SAFETY: `arrives` is one local structure.
     assert_eq!(unsafe { libc::poll(&mut arrives, 1, 20_000) }, 1);
     assert_eq!(end.prefetch(1).unwrap().len, SIZE - 1000);
 }
 
-/// The allocation that the peer's buffer lies in.
+/// Returns the allocation that contains the peer's buffer.
 fn alloc_of(end: &mut End) -> AllocId {
     let token = end.sharing.look_up(&mut end.links[..], PEER, 1, Wanted::Latest).unwrap();
     token.binding().alloc
@@ -206,7 +208,7 @@ fn b11_a_restarted_peer_is_not_confused_with_its_earlier_incarnation() {
         end.links[0] = Some(listener.accept(&rail.profile(), soon()).unwrap());
         let links = &mut end.links[..];
         let (new, now) = end.sharing.prefetch(links, PEER, 1, Wanted::Version(1), soon()).unwrap();
-        // All its numbers are the same as before.
+        // All numbers are the same as in the old process.
         assert_eq!(old.binding(), new.binding());
         let error = end.sharing.open_direct(&mut end.links[..], PEER, &old, soon()).unwrap_err();
         let alloc = Some(old.binding().alloc);
@@ -219,12 +221,12 @@ fn b11_a_restarted_peer_is_not_confused_with_its_earlier_incarnation() {
     nothing_left(before, "both ends");
 }
 
-/// Rounds of the long test: `FISHPLATE_STRESS`, or the given number.
+/// Returns the number of rounds of the long test: `FISHPLATE_STRESS`, or `usual`.
 fn rounds(usual: u32) -> u32 {
     std::env::var("FISHPLATE_STRESS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(usual)
 }
 
-/// Kills a child that has found no error so far.
+/// Kills a child, which must not have exited with an error before.
 fn kill(mut child: Killed) {
     assert!(child.0.try_wait().unwrap().is_none(), "the child exited by itself");
 }
@@ -232,7 +234,8 @@ fn kill(mut child: Killed) {
 #[test]
 fn b20_killed_processes_leave_nothing() {
     let _alone = alone();
-    // Other programs have files there too: count only our names, and the mappings of this process.
+    // Other programs have files there too, so this counts only our names, and the mappings of this
+    // process.
     let names = || {
         let all = std::fs::read_dir("/dev/shm").unwrap().map(|entry| entry.unwrap().file_name());
         all.filter(|name| name.to_string_lossy().contains("fishplate")).count()
@@ -256,7 +259,8 @@ fn b20_killed_processes_leave_nothing() {
         let (child, mut end) = meet(["export 5", "churn 5", "import 5"][part as usize]);
         let steps = below(6);
         if part == 2 {
-            // Killed with our memory open or being opened; afterwards no process has it open.
+            // Kills processes that have our memory open or are opening it. Afterwards no process
+            // has it open.
             let (base, at) = end.filled(5, 1000);
             end.publish(1, None, &at);
             for _ in 0..steps {
@@ -266,11 +270,11 @@ fn b20_killed_processes_leave_nothing() {
             kill(child);
             end.sharing.revoke_and_wait(&mut end.links[..], at.alloc, soon()).unwrap();
             assert!(end.sharing.exports().is_empty());
-            // SAFETY: the processes that had it open are dead.
+            // SAFETY: the processes that had the memory open are dead.
             unsafe { end.sharing.device_mut().free(base) }.unwrap();
             revoked += 1;
         } else {
-            // Killed while its memory is open here, being opened, or being revoked.
+            // Kills the process while its memory is open here, being opened, or being revoked.
             for _ in 0..steps {
                 let Ok(imported) = end.prefetch(1) else { continue };
                 match end.read(&imported) {
@@ -282,7 +286,7 @@ fn b20_killed_processes_leave_nothing() {
                 }
             }
             kill(child);
-            // Stops as soon as it has detected the death.
+            // Stops when the death is detected.
             while end.sharing.query(&mut end.links[..], PEER, 2, Wanted::Latest).is_ok() {
                 assert!(end.sharing.sleep(&mut end.links[..], soon()));
             }
@@ -307,9 +311,9 @@ fn b2_waiting_for_a_silent_peer_takes_little_processor_time() {
     let _alone = alone();
     let (child, mut end) = meet("export 1");
     let used = || {
-        // SAFETY: all zeroes is a value of `timespec`, two plain numbers.
+        // SAFETY: `timespec` consists of numbers, so all zeroes are a valid value.
         let mut time: libc::timespec = unsafe { std::mem::zeroed() };
-        // SAFETY: `time` is ours and of the type that the call fills.
+        // SAFETY: `time` is a local structure of the type that the call fills.
         assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) }, 0);
         Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
     };
@@ -319,7 +323,7 @@ fn b2_waiting_for_a_silent_peer_takes_little_processor_time() {
     assert_eq!(error, ImportError { peer: Peer(0), alloc: None, why: Fault::Deadline });
     assert!(Instant::now() >= deadline);
     let took = used() - before;
-    // Never asleep, it would use both seconds of a free processor.
+    // A waiter that never slept would use both seconds of a free processor.
     assert!(took < Duration::from_millis(400), "{took:?}");
     drop(child);
 }

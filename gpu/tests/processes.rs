@@ -1,5 +1,5 @@
 //! `GpuRail` between real processes over host memory, each with the other's allocation open: data
-//! by every path, and processes that are killed during transfers.
+//! on every path, and processes that are killed during transfers.
 
 use std::ptr::NonNull;
 use std::time::Instant;
@@ -18,7 +18,7 @@ use support::{PEER, Seen, TestGpuRail, alone, gpu_rail, held, name, nothing_left
 
 const LEN: usize = 300_000;
 
-/// The named path of device memory.
+/// Returns the configuration for a path of device memory.
 fn config(way: &str) -> GpuConfig {
     let config = GpuConfig { chunk: 65536, relay_chunk: 16384, ..GpuConfig::default() };
     match way {
@@ -52,20 +52,21 @@ impl Mine {
     fn new(rail: &mut TestGpuRail) -> Self {
         let at = rail.alloc(LEN as u64).unwrap();
         let at = NonNull::new(at.0 as *mut u8).unwrap();
-        // SAFETY: freed with the device, after the rail; accessed only through raw copies.
+        // SAFETY: the memory is freed with the device, after the rail. It is accessed only through
+        // raw copies.
         let region = unsafe { Region::new(at, LEN, RegionKind::Device { ordinal: 0 }) };
         let (key, desc) = rail.register(&region).unwrap();
         Mine { at, key, desc }
     }
 
     fn set(&self, bytes: &[u8]) {
-        // SAFETY: inside the memory, and no transfer uses it.
+        // SAFETY: the range lies inside the memory, and no transfer uses it.
         unsafe { std::ptr::copy(bytes.as_ptr(), self.at.as_ptr(), bytes.len()) };
     }
 
     fn get(&self, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
-        // SAFETY: as above.
+        // SAFETY: the range lies inside the memory, and no transfer uses it.
         unsafe { std::ptr::copy(self.at.as_ptr(), bytes.as_mut_ptr(), len) };
         bytes
     }
@@ -88,7 +89,7 @@ fn pattern(seed: u32, len: usize) -> Vec<u8> {
     (0..len as u32).map(|i| (i ^ seed).wrapping_mul(2_654_435_761).to_le_bytes()[3]).collect()
 }
 
-/// Polls, and sleeps in between, until `enough`.
+/// Polls until `enough` returns true, and sleeps in between.
 fn until(rail: &mut TestGpuRail, seen: &mut Seen, mut enough: impl FnMut(&Seen) -> bool) {
     let host = LinuxHost::shared();
     let (wait_object, end) = (rail.wait_object(), soon());
@@ -121,7 +122,7 @@ fn insist<T>(
     }
 }
 
-/// Answers for each write whether its bytes match its word, until told to stop.
+/// Reports for each write whether its bytes match its completion word, until it is stopped.
 fn serve(address: &std::ffi::OsStr, way: &str) {
     let mut rail = make(way);
     let link = connect(address, rail.profile().profile(), soon()).unwrap();
@@ -135,7 +136,7 @@ fn serve(address: &std::ffi::OsStr, way: &str) {
             let seed = seen.landed[told];
             told += 1;
             let good = mine.get(length(seed)) == pattern(seed, length(seed));
-            // The peer reads something else back.
+            // Changes the memory, so that the peer reads other bytes than it wrote.
             mine.set(&pattern(!seed, length(seed)));
             insist(&mut rail, &mut seen, |rail| {
                 rail.post_message(PEER, &[u8::from(good)], Untrusted::from_slice(&[]), 0)
@@ -145,7 +146,7 @@ fn serve(address: &std::ffi::OsStr, way: &str) {
     }
 }
 
-/// The length of the write with that word.
+/// Returns the length of the write with this completion word.
 fn length(seed: u32) -> usize {
     [1, 8, 4096, 65_536, 65_537, LEN][seed as usize % 6]
 }
@@ -183,7 +184,7 @@ fn row_20_two_processes_write_and_read_each_other_s_device_memory() {
                 rail.flush();
                 until(&mut rail, &mut seen, |seen| seen.messages.len() > seed as usize);
                 assert_eq!(seen.messages[seed as usize], [1], "{way}: write {seed} of {len} bytes");
-                // SAFETY: as above.
+                // SAFETY: the memory outlives the rail.
                 let posted = insist(&mut rail, &mut seen, |rail| unsafe {
                     rail.post_read(PEER, mine.local(len), remote, 1000 + cx)
                 });
@@ -248,7 +249,7 @@ fn b17_b20_a_process_killed_during_writes_is_survived_and_leaves_nothing() {
         rail.import(PEER, theirs, LEN as u64).unwrap();
         let mut seen = Seen::default();
         until(&mut rail, &mut seen, |seen| seen.landed.len() as u64 > round * 3);
-        // Kill it at a random point, while we write to it too.
+        // Kills the child at a random point, while this process also writes to it.
         child.0.kill().unwrap();
         let (remote, mut pending) = (Remote { key: theirs, offset: 0 }, 0usize);
         let end = soon();
@@ -277,7 +278,7 @@ fn b17_b20_a_process_killed_during_writes_is_survived_and_leaves_nothing() {
     nothing_left(before, "both ends");
 }
 
-/// The body of the child processes.
+/// Runs in the child processes.
 #[test]
 fn child() {
     let Some((role, address)) = role() else { return };

@@ -1,4 +1,5 @@
-//! A message names an allocation that its sender has not published: progress does not wait for it.
+//! Progress does not wait for an allocation that a message names but that its sender has not
+//! published.
 
 use fishplate_core::engine::Engine;
 use fishplate_core::mem::{PeerId, RailId};

@@ -1,24 +1,26 @@
-//! The fence behind stores into device memory. On x86-64 nothing else orders stores through a
-//! write-combining mapping before a signal, and ordinary memory does not show that it is missing.
+//! The fence after stores into device memory. On x86-64 nothing else orders stores through a
+//! write-combining mapping before a signal. Tests over ordinary memory cannot detect a missing
+//! fence.
 #![cfg(target_arch = "x86_64")]
 
 use fishplate_core::mem::copy_to_window;
 
-/// The first three bytes at an instruction pointer.
+/// The first three bytes of the instruction `sfence`.
 const SFENCE: u64 = 0xf8_ae0f;
-/// How a child ends that may not be traced.
+/// Exit status of a child that may not be traced.
 const UNTRACED: i32 = 77;
 
-/// Single-steps a child process through a copy. Returns whether a fence comes behind the last
-/// store, or `None` where ptrace is not allowed.
+/// Single-steps a child process through a copy. Returns whether a fence follows the last store, or
+/// `None` if ptrace is not allowed.
 fn is_fenced(len: usize) -> Option<bool> {
     let (from, mut to) = (vec![0xa5u8; len], vec![0u8; len]);
     let target = to.as_mut_ptr();
     let last = target.wrapping_add(len - 1);
-    // SAFETY: the child calls what allocates nothing and takes no lock, and exits.
+    // SAFETY: until it exits, the child calls only functions that neither allocate nor lock.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        // SAFETY: calls with plain numbers; both vectors have `len` bytes, and are the child's.
+        // SAFETY: the calls take only numbers. Both vectors have `len` bytes, and the child has its
+        // own copies.
         unsafe {
             if libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0) != 0 {
                 libc::_exit(UNTRACED);
@@ -29,22 +31,23 @@ fn is_fenced(len: usize) -> Option<bool> {
         }
     }
     assert!(child > 0);
-    // SAFETY: the child is ours, and stopped at each call.
+    // SAFETY: the child is ours, and is stopped whenever this is called.
     let peek = |at: u64| unsafe { libc::ptrace(libc::PTRACE_PEEKDATA, child, at, 0) as u64 };
     let (mut status, mut stored, mut fenced) = (0, false, false);
     loop {
-        // SAFETY: `status` is ours.
+        // SAFETY: `status` is a local variable.
         assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
         if !libc::WIFSTOPPED(status) {
             break;
         }
-        // SAFETY: plain numbers; the call fills it.
+        // SAFETY: `user_regs_struct` consists of numbers, so all zeroes are a valid value.
         let mut registers: libc::user_regs_struct = unsafe { std::mem::zeroed() };
-        // SAFETY: the child is stopped, and `registers` is ours.
+        // SAFETY: the child is stopped, and `registers` is a local structure of the type that the
+        // call fills.
         unsafe { libc::ptrace(libc::PTRACE_GETREGS, child, 0, &raw mut registers) };
         stored |= peek(last.addr() as u64) & 0xff == 0xa5;
         fenced |= stored && peek(registers.rip) & 0xff_ffff == SFENCE;
-        // SAFETY: the child is stopped.
+        // SAFETY: the child is stopped, and the call takes only numbers.
         unsafe { libc::ptrace(libc::PTRACE_SINGLESTEP, child, 0, 0) };
     }
     assert!(libc::WIFEXITED(status), "status {status:#x}");

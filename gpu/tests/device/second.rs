@@ -14,19 +14,20 @@ use super::suite::{Pinned, pattern, settle};
 use super::support::{Killed, name, spawn};
 use super::{Kit, first};
 
-/// The first process's view of the second.
+/// The second process, as the first process sees it.
 pub struct Second {
     child: Killed,
     stream: BufReader<UnixStream>,
 }
 
 impl Second {
-    /// Starts it with a handle. It inherits the descriptors.
+    /// Starts the second process with a handle. The process inherits the descriptors of the handle.
     pub fn start<K: Kit>(handle: &Handle, size: u64) -> Second {
         let address = name();
         let told = SocketAddr::from_abstract_name(&address.as_bytes()[1..]).unwrap();
         let listener = UnixListener::bind_addr(&told).unwrap();
-        // SAFETY: a call with plain numbers; the new descriptor is ours, and children inherit it.
+        // SAFETY: the call takes only a number. The new descriptor is ours, and is inherited by
+        // children.
         let inherit = |fd: &OwnedFd| unsafe { OwnedFd::from_raw_fd(libc::dup(fd.as_raw_fd())) };
         let inherited: Vec<(OwnedFd, u64)> = match handle {
             Handle::Legacy(_) => vec![],
@@ -58,14 +59,14 @@ impl Second {
         line.trim_end().to_owned()
     }
 
-    /// Lets it exit, and checks its status.
+    /// Lets the process exit, and checks its exit status.
     pub fn end(mut self) {
         assert_eq!(self.ask("end"), "ok");
         self.child.join();
     }
 }
 
-/// The body of the second process.
+/// Runs in the second process.
 pub fn serve<K: Kit>(address: &OsStr) {
     let told = SocketAddr::from_abstract_name(&address.as_bytes()[1..]).unwrap();
     let stream = UnixStream::connect_addr(&told).unwrap();
@@ -88,7 +89,8 @@ pub fn serve<K: Kit>(address: &OsStr) {
                     _ => {
                         let one = |word: &str| {
                             let (fd, size) = word.split_once(':').unwrap();
-                            // SAFETY: inherited, and not owned elsewhere in this process.
+                            // SAFETY: this process inherited the descriptor, and nothing else owns
+                            // it.
                             let fd = unsafe { OwnedFd::from_raw_fd(fd.parse().unwrap()) };
                             (fd, size.parse().unwrap())
                         };
@@ -104,7 +106,7 @@ pub fn serve<K: Kit>(address: &OsStr) {
             }
             "open" | "again" => {
                 let (handle, size) = handle.as_ref().unwrap();
-                // SAFETY: the first process keeps it until this one has closed it.
+                // SAFETY: the first process keeps the memory until this one has closed it.
                 let opened = unsafe { device.open(handle, *size) };
                 match (opened, open) {
                     (Ok(base), None) => {
@@ -126,7 +128,7 @@ pub fn serve<K: Kit>(address: &OsStr) {
                 let writes = words[0] == "write";
                 host.fill(0, &if writes { pattern(seed, len as usize) } else { vec![0; len as usize] });
                 let (to, from) = if writes { (there, host.seen) } else { (host.seen, there) };
-                // SAFETY: open or pinned until the stream has finished.
+                // SAFETY: both ranges stay open or pinned until the stream has finished.
                 unsafe { device.copy(0, to, from, len) }.unwrap();
                 settle(&mut device, 0);
                 match writes || host.read(0, len as usize) == pattern(seed, len as usize) {

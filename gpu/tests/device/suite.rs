@@ -1,4 +1,4 @@
-//! The tests. Permitted differences between drivers are noted where they are accepted.
+//! The tests of the suite. Comments mark the differences between drivers that are permitted.
 
 use std::fs::File;
 use std::ptr::NonNull;
@@ -13,19 +13,19 @@ use super::second::Second;
 use super::support::soon;
 use super::{Kit, first};
 
-/// Host memory that a device uses.
+/// Pinned host memory, for copies to and from a device.
 pub struct Pinned {
     bytes: Box<[u64]>,
     pub seen: DevicePtr,
 }
 
 impl Pinned {
-    /// Allocates whole pages.
+    /// Allocates and pins whole pages.
     pub fn new<D: Device>(device: &mut D, len: usize) -> Pinned {
         let mut bytes = vec![0u64; (len + 8192) / 8].into_boxed_slice();
         let at = bytes.as_mut_ptr().cast::<u8>();
         let skip = at.align_offset(4096);
-        // SAFETY: the box holds these bytes and lives until they are unpinned.
+        // SAFETY: the box contains these bytes, and lives until they are unpinned.
         let seen = unsafe {
             let page = NonNull::new(at.add(skip)).unwrap();
             device.pin(page, len.next_multiple_of(4096)).unwrap()
@@ -35,24 +35,26 @@ impl Pinned {
 
     pub fn at(&mut self) -> NonNull<u8> {
         let at = self.bytes.as_mut_ptr().cast::<u8>();
-        // SAFETY: the box has two pages more than the memory.
+        // SAFETY: the box is two pages longer than the memory, so the aligned address lies inside
+        // it.
         NonNull::new(unsafe { at.add(at.align_offset(4096)) }).unwrap()
     }
 
     pub fn fill(&mut self, offset: usize, bytes: &[u8]) {
-        // SAFETY: inside the memory, and no queued work uses it.
+        // SAFETY: the range lies inside the memory, and no queued work uses it.
         unsafe { self.at().add(offset).as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     }
 
     pub fn read(&mut self, offset: usize, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
-        // SAFETY: inside the memory; all queued work on it has finished.
+        // SAFETY: the range lies inside the memory, and all queued work on it has finished.
         unsafe { bytes.as_mut_ptr().copy_from_nonoverlapping(self.at().add(offset).as_ptr(), len) };
         bytes
     }
 
     pub fn word(&mut self, offset: usize) -> u64 {
-        // SAFETY: aligned, and inside the memory; a device may write it concurrently.
+        // SAFETY: the word is aligned and lies inside the memory. The device may write it
+        // concurrently, so it is loaded as an atomic.
         unsafe { std::sync::atomic::AtomicU64::from_ptr(self.at().add(offset).as_ptr().cast()) }
             .load(std::sync::atomic::Ordering::Acquire)
     }
@@ -63,7 +65,7 @@ impl Pinned {
     }
 }
 
-/// Bytes that depend on index and seed.
+/// Returns bytes that depend on index and seed.
 pub fn pattern(seed: u8, len: usize) -> Vec<u8> {
     (0..len).map(|at| (at as u32).wrapping_mul(2_654_435_761).to_le_bytes()[3] ^ seed).collect()
 }
@@ -77,7 +79,7 @@ pub fn settle<D: Device>(device: &mut D, stream: u8) {
     }
 }
 
-/// Allocates memory, runs the body, frees the memory, and checks that nothing is left.
+/// Allocates memory, runs the body, frees the memory, and checks that nothing stays open.
 fn with<K: Kit>(size: u64, body: impl FnOnce(&mut K::Device, DevicePtr)) {
     let mut device = first::<K>();
     let base = device.alloc(size).unwrap();
@@ -85,7 +87,7 @@ fn with<K: Kit>(size: u64, body: impl FnOnce(&mut K::Device, DevicePtr)) {
     for stream in 0..device.caps().streams {
         settle(&mut device, stream);
     }
-    // SAFETY: all work has finished, and peers have closed it.
+    // SAFETY: all work has finished, and peers have closed the memory.
     unsafe { device.free(base) }.unwrap();
     assert_eq!(K::held(&device), 0);
 }
@@ -117,7 +119,7 @@ pub fn a_place_lies_in_an_allocation<K: Kit>() {
         }
         let other = device.alloc(4096).unwrap();
         assert_ne!(device.allocation(other).unwrap().buffer, whole.buffer);
-        // SAFETY: nothing uses it.
+        // SAFETY: nothing uses the memory.
         unsafe { device.free(other) }.unwrap();
     });
 }
@@ -128,7 +130,7 @@ pub fn addresses_come_back_and_buffers_do_not<K: Kit>() {
     for _ in 0..20 {
         let base = device.alloc(2 << 20).unwrap();
         assert!(buffers.insert(device.allocation(base).unwrap().buffer), "a buffer id was reused");
-        // SAFETY: nothing uses it.
+        // SAFETY: nothing uses the memory.
         unsafe { device.free(base) }.unwrap();
     }
 }
@@ -145,7 +147,7 @@ pub fn copies_arrive_whole<K: Kit>() {
             let sent = pattern(round as u8, len);
             from.fill(3, &sent);
             to.fill(1, &vec![0xEE; len + 2]);
-            // SAFETY: all of it is valid until the stream has finished.
+            // SAFETY: all ranges are valid until the stream has finished.
             unsafe {
                 device.copy(stream, base.at(5), from.seen.at(3), len as u64).unwrap();
                 device.copy(stream, behind, base.at(5), len as u64).unwrap();
@@ -169,10 +171,10 @@ pub fn a_stream_keeps_its_order<K: Kit>() {
         }
         for stream in 0..device.caps().streams {
             for value in 0..256 {
-                // SAFETY: all of it is valid until the stream has finished.
+                // SAFETY: all ranges are valid until the stream has finished.
                 unsafe { device.copy(stream, base, from.seen.at(256 * value), 256) }.unwrap();
             }
-            // SAFETY: as above.
+            // SAFETY: all ranges are valid until the stream has finished.
             unsafe { device.copy(stream, to.seen, base, 256) }.unwrap();
             settle(device, stream);
             assert_eq!(to.read(0, 256), [255; 256]);
@@ -187,7 +189,7 @@ pub fn marks_run_out_and_are_reused<K: Kit>() {
     let mut device = first::<K>();
     let marks = device.caps().marks;
     if marks > 1000 {
-        // Too many marks to exhaust in a test.
+        // The device has too many marks to exhaust in a test.
         settle(&mut device, 0);
         return;
     }
@@ -212,7 +214,7 @@ pub fn a_word_follows_what_it_tells_of<K: Kit>() {
         for round in 1..=20u64 {
             let sent = pattern(round as u8, 1 << 20);
             host.fill(4096, &sent);
-            // SAFETY: all of it is valid until the stream has finished.
+            // SAFETY: all ranges are valid until the stream has finished.
             unsafe {
                 device.copy(0, base, host.seen.at(4096), 1 << 20).unwrap();
                 settle(device, 0);
@@ -220,7 +222,7 @@ pub fn a_word_follows_what_it_tells_of<K: Kit>() {
                 device.copy(0, host.seen.at(4096), base, 1 << 20).unwrap();
                 device.write_word(0, host.seen.at(8), round).unwrap();
             }
-            // Advances time in a fake.
+            // Queries of this mark advance the time of a fake driver.
             let mark = device.mark(0).unwrap();
             let end = soon();
             let mut over = false;
@@ -248,18 +250,18 @@ pub fn another_process_has_the_same_memory<K: Kit>() {
         for (seed, offset, len) in [(1, 0, 100), (2, 12_345, 1 << 20), (3, (2 << 20) + 511, (1 << 20) - 511)]
         {
             host.fill(0, &pattern(seed, len));
-            // SAFETY: all of it is valid until the stream has finished.
+            // SAFETY: all ranges are valid until the stream has finished.
             unsafe { device.copy(0, base.at(offset), host.seen, len as u64) }.unwrap();
             settle(device, 0);
             assert_eq!(second.ask(&format!("check {seed} {offset} {len}")), "good");
             assert_eq!(second.ask(&format!("write {} {offset} {len}", seed + 100)), "ok");
-            // SAFETY: as above.
+            // SAFETY: all ranges are valid until the stream has finished.
             unsafe { device.copy(0, host.seen, base.at(offset), len as u64) }.unwrap();
             settle(device, 0);
             assert!(host.read(0, len) == pattern(seed + 100, len), "{len} bytes at {offset}");
         }
         assert_eq!(second.ask("close"), "ok");
-        // Once closed, it can be opened again.
+        // After a close the memory can be opened again.
         assert_eq!(second.ask("open"), "ok");
         assert_eq!(second.ask("check 103 2097663 1048065"), "good");
         assert_eq!(second.ask("close"), "ok");
@@ -268,11 +270,11 @@ pub fn another_process_has_the_same_memory<K: Kit>() {
     });
 }
 
-/// Size of a physical segment of [`Kit::segments`].
+/// Size of a physical segment of [`Kit::segments`], in bytes.
 pub const SEGMENT: u64 = 2 << 20;
 
-/// Runs the body with memory in three physical segments, the driver's description of each, and a
-/// handle of all.
+/// Runs the body with memory in three physical segments, the driver's description of each segment,
+/// and a handle of all.
 fn in_segments<K: Kit>(body: impl FnOnce(&mut K::Device, DevicePtr, &[Allocation])) {
     let mut device = first::<K>();
     let Some(base) = K::segments(&mut device, 3 * SEGMENT) else { return };
@@ -281,7 +283,7 @@ fn in_segments<K: Kit>(body: impl FnOnce(&mut K::Device, DevicePtr, &[Allocation
     for stream in 0..device.caps().streams {
         settle(&mut device, stream);
     }
-    // SAFETY: all work has finished, and peers have closed it.
+    // SAFETY: all work has finished, and peers have closed the memory.
     unsafe { device.free(base) }.unwrap();
     for part in parts {
         assert_eq!(device.allocation(part.base), Err(DeviceError::NotDeviceMemory));
@@ -308,18 +310,18 @@ pub fn segments_side_by_side_are_one_memory_to_another_process<K: Kit>() {
             [(1, SEGMENT - 100, 200), (2, 1000, 4 << 20), (3, 5, (4 << 20) - 1), (4, 2 * SEGMENT - 1, 2)];
         for (seed, offset, len) in ranges {
             host.fill(0, &pattern(seed, len));
-            // SAFETY: all of it is valid until the stream has finished.
+            // SAFETY: all ranges are valid until the stream has finished.
             unsafe { device.copy(0, base.at(offset), host.seen, len as u64) }.unwrap();
             settle(device, 0);
             assert_eq!(second.ask(&format!("check {seed} {offset} {len}")), "good");
             assert_eq!(second.ask(&format!("write {} {offset} {len}", seed + 100)), "ok");
-            // SAFETY: as above.
+            // SAFETY: all ranges are valid until the stream has finished.
             unsafe { device.copy(0, host.seen, base.at(offset), len as u64) }.unwrap();
             settle(device, 0);
             assert!(host.read(0, len) == pattern(seed + 100, len), "{len} bytes at {offset}");
         }
         assert_eq!(second.ask("close"), "ok");
-        // Once closed, they can be opened again.
+        // After a close the segments can be opened again.
         assert_eq!(second.ask("open"), "ok");
         assert_eq!(second.ask(&format!("check 104 {} 2", 2 * SEGMENT - 1)), "good");
         assert_eq!(second.ask("close"), "ok");
@@ -355,8 +357,8 @@ pub fn an_allocation_is_opened_once<K: Kit>() {
         let handle = device.export(&allocation).unwrap();
         let mut second = Second::start::<K>(&handle, allocation.size);
         assert_eq!(second.ask("open"), "ok");
-        // Some drivers count opens, some map the memory again, some refuse. None closes the first
-        // mapping.
+        // Some drivers count opens, some map the memory again, and some refuse. No driver closes
+        // the first mapping.
         let again = second.ask("again");
         assert!(["refused", "same", "another"].contains(&again.as_str()), "{again}");
         assert_eq!(second.ask("write 9 100 1000"), "ok");
@@ -381,7 +383,7 @@ pub fn garbage_does_not_open<K: Kit>() {
     handles.push(Handle::Segments(vec![]));
     for handle in handles {
         for size in [2 << 20, 0, u64::MAX] {
-            // SAFETY: the open fails.
+            // SAFETY: the open fails, so it returns no memory.
             match unsafe { device.open(&handle, size) } {
                 Err(DeviceError::BadHandle | DeviceError::Exhausted | DeviceError::Driver(_)) => {}
                 other => panic!("{handle:?} of {size} bytes: {other:?}"),
@@ -391,7 +393,7 @@ pub fn garbage_does_not_open<K: Kit>() {
     // The device still works.
     let base = device.alloc(4096).unwrap();
     settle(&mut device, 0);
-    // SAFETY: nothing uses it.
+    // SAFETY: nothing uses the memory.
     unsafe { device.free(base) }.unwrap();
     assert_eq!(K::held(&device), 0);
 }
@@ -400,7 +402,7 @@ pub fn a_handle_of_this_process_does_not_open<K: Kit>() {
     with::<K>(2 << 20, |device, base| {
         let allocation = device.allocation(base).unwrap();
         let handle = device.export(&allocation).unwrap();
-        // SAFETY: it is not used.
+        // SAFETY: nothing uses the memory that the call may return.
         match unsafe { device.open(&handle, allocation.size) } {
             Err(DeviceError::SameProcess) => {}
             // A driver may map a descriptor of its own process a second time. SAFETY: no work is
@@ -418,20 +420,20 @@ pub fn unexportable_memory_names_the_reason<K: Kit>() {
         assert_eq!(allocation.share, Share::Never(why));
         assert_eq!(device.export(&allocation).unwrap_err(), DeviceError::NotExportable(why));
         assert!(DeviceError::NotExportable(why).to_string().contains("cannot be exported"));
-        // SAFETY: nothing uses it.
+        // SAFETY: nothing uses the memory.
         unsafe { device.free(base) }.unwrap();
     }
     let host = Pinned::new(&mut device, 4096);
     match device.allocation(host.seen) {
         Ok(allocation) => assert_eq!(allocation.share, Share::Never(Unshared::Host)),
-        // A device that treats all host memory alike.
+        // This device treats all host memory alike.
         Err(error) => assert_eq!(error, DeviceError::NotDeviceMemory),
     }
     host.end(&mut device);
 }
 
 pub fn the_call_that_flushes_remote_writes_is_taken<K: Kit>() {
-    // Without a NIC there is nothing to flush.
+    // Without a NIC there are no writes to flush.
     with::<K>(4096, |device, _| assert_eq!(device.flush_remote_writes(), Ok(())));
 }
 
@@ -440,7 +442,7 @@ pub fn only_what_is_pinned_is_seen_and_only_set_marks_are_known<K: Kit>() {
         let mut host = Pinned::new(device, 4096);
         assert_eq!(device.host_view(host.seen.at(8), 4088), NonNull::new(host.at().as_ptr().wrapping_add(8)));
         assert_eq!(device.host_view(host.seen.at(8), 4089), None);
-        // Where marks are unlimited, all are reached.
+        // If a device has very many marks, unknown ones may count as reached.
         assert!(device.reached(Mark(u32::MAX)).is_err() || device.caps().marks > 1000);
         host.end(device);
     });

@@ -1,4 +1,4 @@
-//! Shared by the tests: those of shared memory, and rails whose devices are host memory.
+//! Helpers of the tests: those of the shared-memory tests, and rails whose devices are host memory.
 
 #![allow(dead_code, unused_imports, reason = "each test binary uses its part")]
 
@@ -17,13 +17,13 @@ pub use shm::*;
 /// A rail over Linux whose devices are host memory.
 pub type TestGpuRail = GpuRail<HostDevice, LinuxHost>;
 
-/// Creates one.
+/// Creates a rail over Linux whose device is host memory.
 pub fn gpu_rail(config: ShmConfig, gpu: GpuConfig) -> TestGpuRail {
     let (host, config) = linux(config);
     GpuRail::new(HostDevice::new(), host, config, gpu).unwrap()
 }
 
-/// Two rails meet and agree, in two threads.
+/// Performs the handshake and the agreement of two rails, in two threads.
 pub fn meet_gpu(near: &TestGpuRail, far: &TestGpuRail, (ours, theirs): (OwnedFd, OwnedFd)) -> [GpuLink; 2] {
     let profile = far.profile();
     let other = thread::spawn(move || {
