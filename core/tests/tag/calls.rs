@@ -1,4 +1,4 @@
-//! Each call alone: ids, widths, and refusals that change nothing.
+//! Each call in isolation: ids, widths, and refusals that change nothing.
 
 use fishplate_core::engine::tag::{
     Arrive, Arrived, Cancel, Matcher, MatcherConfig, MatcherMemory, Post, PostedSlot, ReceiveId, Tag,
@@ -141,7 +141,7 @@ fn a_full_array_refuses_and_changes_nothing() {
     }
     assert_eq!((matcher.posted(), matcher.unexpected()), (4, 4));
     assert_eq!((matcher.stats().unexpected, matcher.stats().expected), (before.unexpected, before.expected));
-    // Calls that need no slot still work.
+    // Calls that need no free slot still work.
     assert_eq!(matcher.post(Some(1), T, Tag::ZERO, 4), Ok(Post::Matched(message(0))));
     assert!(matches!(matcher.arrive(9, T, 0, 0), Ok(Arrive::Matched { context: 0, .. })));
     assert_eq!(matcher.verify(), Ok(()));
@@ -157,7 +157,7 @@ fn claimed_messages_use_room_and_are_received_in_any_order() {
     let claimed: Vec<_> = (0..3).map(|_| claim(&mut matcher).unwrap()).collect();
     assert_eq!((matcher.unexpected(), matcher.claimed(), matcher.unexpected_room()), (1, 3, 0));
     assert_eq!(arrive(&mut matcher, 9), Err(TagError::Full));
-    // No other call gets them.
+    // No other call finds the claimed messages.
     assert_eq!(matcher.probe(None, T, Tag::ALL).unwrap().map(|(_, found)| found), Some(message(3)));
     assert_eq!(matcher.take(claimed[2].0), Ok(message(2)));
     assert_eq!(matcher.take(claimed[2].0), Err(TagError::Stale));
@@ -195,7 +195,7 @@ fn a_failed_source_removes_only_its_directed_receives() {
     assert_eq!(removed.iter().map(|(_, context)| *context).collect::<Vec<_>>(), [2, 4]);
     assert!(removed.iter().all(|(id, _)| !matcher.is_waiting(*id)));
     assert_eq!((matcher.posted(), matcher.verify()), (2, Ok(())));
-    // Source 0 is not "any".
+    // Source 0 does not mean any source.
     matcher.fail_source(0, |_, context| assert_eq!(context, 1));
     assert_eq!(matcher.posted(), 1);
     assert!(matches!(matcher.arrive(3, T, 0, 0), Ok(Arrive::Matched { context: 3, .. })));
@@ -211,7 +211,7 @@ fn a_forgotten_source_leaves_no_message() {
     matcher.forget_source(1);
     assert_eq!((matcher.unexpected(), matcher.claimed(), matcher.verify()), (1, 1, Ok(())));
     assert_eq!((matcher.take(ids[1]), matcher.message(ids[3])), (Err(TagError::Stale), Err(TagError::Stale)));
-    // Messages of others are still there, and their room is free.
+    // Messages of other sources remain, and the room of the failed source is free.
     assert!(matches!(matcher.take(ids[0]), Ok(Arrived { cookie: 0, .. })));
     assert!(matches!(matcher.message(ids[2]), Ok(Arrived { cookie: 2, .. })));
     for n in 0..3 {
@@ -243,7 +243,7 @@ fn a_pinned_shape_keeps_its_place() {
     let shapes: Vec<_> = (0..4).map(|n| matcher.shape(n % 2 == 0, Tag::from(n)).unwrap()).collect();
     assert_eq!(matcher.shape(true, Tag::from(0)), Ok(shapes[0]));
     assert_eq!(matcher.shape(true, Tag::from(99)), Err(TagError::Full));
-    // Masks without a slot work all the same, and do not take one.
+    // A mask without a slot still works, and takes no slot.
     waiting(matcher.post(None, T, Tag::from(99), 1));
     assert_eq!(matcher.stats().overflowed, 1);
     waiting(matcher.post_shaped(shapes[2], 1, T, 2));
@@ -291,7 +291,8 @@ fn ids_of_an_earlier_matcher_in_the_same_memory_are_refused() {
     let mut posted = [PostedSlot::EMPTY; 4];
     let mut unexpected = [UnexpectedSlot::EMPTY; ROOM];
     let mut buckets = vec![0; MatcherMemory::buckets(4, ROOM)];
-    // How many messages are left behind: in few slots of those that were used, in all, in some.
+    // The number of messages that the earlier matcher leaves behind: in few of its used slots, in
+    // all, and in some.
     for left in [3, ROOM, 20, 0, 1] {
         let mut over = |stores: usize, old: &[UnexpectedId]| -> Vec<UnexpectedId> {
             let memory =

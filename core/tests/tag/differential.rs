@@ -1,5 +1,5 @@
 //! Random operations with small alphabets: 2 communicators, 2 sources, 4 tags, 2 values of bits 64
-//! to 95, 48 shapes.
+//! to 95, and 48 shapes.
 
 use fishplate_core::engine::tag::{Arrived, Tag};
 
@@ -7,19 +7,19 @@ use super::engines::{Build, Ours};
 use super::model::Model;
 use super::ops::{Answers, Op, Random, Seen, Wanted, setting};
 
-/// Operations after which a phase with more posts is followed by one with more arrivals.
+/// Number of operations in a phase. Phases with more posts and phases with more arrivals alternate.
 const PERIOD: u64 = 8192;
 
-/// Sources other than these send nothing.
+/// Number of sources that send.
 pub const SOURCES: u64 = 2;
 
 pub fn tag(random: &mut Random) -> Tag {
     Tag::new(random.below(2) << 40 | random.below(4) | 1 << 63, random.below(2) as u32)
 }
 
-/// One of 24 masks: each of the communicator and the two bits of the tag is compared or ignored; a
-/// bit common to all is compared or ignored with half of these; bits 64 to 95 are compared or
-/// ignored.
+/// Returns one of 24 masks. Each mask compares or ignores the communicator and the two bits of the
+/// tag. Half of them also ignore a bit that is set in all tags. Each compares or ignores bits 64 to
+/// 95.
 pub fn ignore(random: &mut Random) -> Tag {
     let kind = random.below(12);
     let lo = (kind & 1) << 40 | kind >> 1 & 3 | (kind >> 3) << 63;
@@ -28,12 +28,12 @@ pub fn ignore(random: &mut Random) -> Tag {
 
 pub fn wanted(random: &mut Random) -> Wanted {
     let source = (random.below(2) == 0).then(|| random.below(SOURCES) as u32);
-    // Half of the receives have four shapes, as in programs; the others have any.
+    // Half of the receives have common shapes, as in programs. The others have any shape.
     let ignore = if random.below(2) == 0 { Tag::ZERO } else { ignore(random) };
     Wanted { source, tag: tag(random), ignore }
 }
 
-/// The next operation. Cancels and takes choose from the model's entries.
+/// Returns the next operation. Cancels and takes choose from the model's entries.
 pub fn operation(random: &mut Random, number: u64, model: &Model) -> Op {
     let share = if (number / PERIOD).is_multiple_of(2) { 60 } else { 40 };
     match random.below(100) {
@@ -79,7 +79,7 @@ fn agree<const SHAPES: usize, const INDEXES: usize>(build: Build, seed: u64, cou
         assert_eq!((matcher.posted(), matcher.unexpected(), matcher.claimed()), counts, "{}", named());
         most_posted = most_posted.max(counts.0);
         most_unexpected = most_unexpected.max(counts.1);
-        // Claimed messages are taken from time to time.
+        // Claimed messages are taken from time to time, so that they do not use up the room.
         if counts.2 > build.room / 2 {
             let op = Op::Take { cookie: model.claimed[0].cookie };
             assert!(matches!(model.answer(&op), Seen::Message(_)));
@@ -87,7 +87,7 @@ fn agree<const SHAPES: usize, const INDEXES: usize>(build: Build, seed: u64, cou
         }
     }
     if count >= 2 * PERIOD {
-        // Both queues became deep, or full.
+        // Checks that both queues became deep or full.
         let deep = if build.room < 100 { build.room } else { 60 };
         assert!(
             most_posted >= deep && most_unexpected >= deep,
@@ -100,7 +100,7 @@ fn agree<const SHAPES: usize, const INDEXES: usize>(build: Build, seed: u64, cou
 #[test]
 fn any_configuration_agrees_with_two_lists() {
     let mut random = Random::seeded("any_configuration_agrees_with_two_lists");
-    // 16 runs; the lists cost more the deeper they are.
+    // 16 runs share the operations. The deeper the lists, the longer a run takes.
     let each = setting("FISHPLATE_TAG_OPS", 16 * 20_000).div_ceil(16);
     let build = |room: usize, buckets: usize, unhashed: u32, walked: u32, seed: u64| Build {
         buckets,
@@ -115,17 +115,17 @@ fn any_configuration_agrees_with_two_lists() {
     agree::<32, 4>(Build { seed: seed(), ..Build::new(300) }, seed(), each);
     agree::<64, 4>(build(300, 1024, 0, 0, seed()), seed(), each);
     agree::<16, 4>(build(300, 1024, 1, 2, seed()), seed(), each);
-    // Wraps of the ids' generation, and of a sign.
+    // The generation of the ids wraps, and its sign bit changes.
     agree::<16, 4>(from((1 << 32) - each / 4, build(300, 512, 4, 8, seed())), seed(), each);
     agree::<16, 4>(from((1 << 63) - 1 - each / 4, build(300, 512, 0, 0, seed())), seed(), each);
-    // Degenerate: all in one chain, one shape, one index, or none.
+    // Degenerate configurations: all entries in one chain, one shape, one index, or no index.
     agree::<32, 4>(build(120, 2, 0, 0, seed()), seed(), each);
     agree::<2, 2>(build(120, 4, 0, 0, seed()), seed(), each);
     agree::<1, 1>(build(120, 2, 0, 0, seed()), seed(), each);
     agree::<1, 1>(build(120, 256, 4, 8, seed()), seed(), each);
     agree::<0, 0>(build(120, 2, 0, 0, seed()), seed(), each);
     agree::<8, 1>(build(120, 3, 30, 8, seed()), seed(), each);
-    // Always full, or nearly.
+    // Queues that are always or nearly full.
     agree::<32, 4>(build(1, 2, 0, 0, seed()), seed(), each);
     agree::<32, 4>(build(3, 8, 1, 0, seed()), seed(), each);
     agree::<2, 2>(build(20, 2, 4, 8, seed()), seed(), each);

@@ -27,7 +27,7 @@ impl Build {
     }
 }
 
-/// A matcher, and the ids of its waiting messages.
+/// A matcher with the ids of its waiting messages.
 pub struct Ours<const SHAPES: usize, const INDEXES: usize> {
     pub matcher: Matcher<'static, SHAPES, INDEXES>,
     pub receives: HashMap<u64, ReceiveId>,
@@ -46,7 +46,7 @@ impl<const SHAPES: usize, const INDEXES: usize> Ours<SHAPES, INDEXES> {
             unexpected: leak(UnexpectedSlot::EMPTY, room),
             buckets: leak(0, buckets),
         };
-        // Half of all seeds hash as late as possible.
+        // With half of all seeds, the matcher builds its hash tables as late as possible.
         let lazily = if seed % 2 == 1 { 5 * unhashed + 3 } else { 0 };
         let config =
             MatcherConfig { seed, first_sequence, unhashed, lazily, walked, ..MatcherConfig::DEFAULT };

@@ -1,6 +1,6 @@
-//! Every sequence of operations over 15 letters: receives from 2 sources or any with 2 tags or any
-//! (9), messages from 2 sources with 2 tags (4), cancelling the oldest and the youngest receive
-//! (2). After every letter, all 9 probes.
+//! Every sequence of operations over 15 letters. The letters are receives from 2 sources or any
+//! source with 2 tags or any tag (9), messages from 2 sources with 2 tags (4), and cancelling the
+//! oldest or the youngest receive (2). All 9 probes follow every letter.
 
 use fishplate_core::engine::tag::{
     Arrive, Cancel, Matcher, MatcherConfig, MatcherMemory, Post, PostedSlot, ReceiveId, Tag, UnexpectedSlot,
@@ -11,10 +11,10 @@ use super::ops::setting;
 const LETTERS: u8 = 15;
 const POSTS: usize = 9;
 const LONGEST: usize = 8;
-/// No receive, no message.
+/// Means that there is no receive or no message.
 const NONE: u8 = u8::MAX;
 
-/// Source and tag of a receive; `None` is any.
+/// Source and tag of each kind of receive, with `None` for any.
 const WANTED: [(Option<u32>, Option<u64>); POSTS] = [
     (Some(0), Some(0)),
     (Some(0), Some(1)),
@@ -33,7 +33,8 @@ fn accepts(wanted: u8, message: u8) -> bool {
         && tag.is_none_or(|tag| tag == message as u64 % 2)
 }
 
-/// A queue of at most [`LONGEST`] (kind, position of the letter in the word).
+/// A queue of at most [`LONGEST`] entries, each with its kind and the position of its letter in the
+/// word.
 #[derive(Clone, Copy, Default)]
 struct Queue {
     items: [(u8, u8); LONGEST],
@@ -61,7 +62,7 @@ impl Queue {
 struct Model {
     posted: Queue,
     unexpected: Queue,
-    /// The partner of the last letter: a position, or [`NONE`].
+    /// The position of the letter that matched the last one, or [`NONE`].
     with: u8,
     probes: [u8; POSTS],
 }
@@ -98,7 +99,7 @@ impl Model {
     }
 }
 
-/// Checks all words of a length.
+/// Checks all words of this length.
 fn all_words(length: usize, config: MatcherConfig, buckets: usize) {
     let mut word = [0u8; LONGEST];
     let mut right = [Model::default(); LONGEST + 1];
@@ -191,7 +192,8 @@ fn every_word_agrees_with_two_lists() {
     let length = setting("FISHPLATE_TAG_WORDS", 4) as usize;
     assert!(length < LONGEST, "FISHPLATE_TAG_WORDS: at most {}", LONGEST - 1);
     let config = MatcherConfig { first_sequence: Some((1 << 32) - 2), ..MatcherConfig::DEFAULT };
-    // All hashed and indexed, with one bucket each; partly so; and the defaults.
+    // The matcher hashes and indexes all entries with few buckets, then only some entries, then by
+    // its defaults.
     all_words(length, MatcherConfig { unhashed: 0, walked: 0, ..config }, 2);
     all_words(length, MatcherConfig { unhashed: 1, walked: 1, ..config }, 16);
     all_words(length.min(6), config, 16);

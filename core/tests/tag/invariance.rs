@@ -1,5 +1,5 @@
-//! One sequence of operations, every configuration, the same results: sizes and seeds only change
-//! the cost of a search.
+//! One sequence of operations gives the same results in every configuration. Sizes and seeds change
+//! only the cost of a search.
 
 use super::differential::operation;
 use super::engines::{Build, Ours};

@@ -1,4 +1,4 @@
-//! Depth, wraps, counters, and the entries that a search examines.
+//! Depth, wraps, counters, and the number of entries that a search examines.
 
 use fishplate_core::engine::tag::{
     Arrive, Cancel, MatchStats, Matcher, MatcherConfig, MatcherMemory, Post, PostedSlot, Tag, UnexpectedSlot,
@@ -42,8 +42,8 @@ fn the_oldest_wins_across_wraps_of_32_and_of_63_bits() {
             let config =
                 MatcherConfig { first_sequence: Some(first), unhashed, walked: 0, ..MatcherConfig::DEFAULT };
             let mut matcher = matcher(64, config);
-            // Three shapes in turn; every message fits all. A receive of another source stays the
-            // oldest.
+            // Three shapes in turn, and every message matches all of them. A receive for another
+            // source stays the oldest.
             let other = matcher.post(Some(9), Tag::ZERO, Tag::ZERO, 99).unwrap();
             assert!(matches!(other, Post::Waiting(_)));
             for n in 0..24 {
@@ -55,7 +55,7 @@ fn the_oldest_wins_across_wraps_of_32_and_of_63_bits() {
                 assert_eq!(context(matcher.arrive(1, Tag::ZERO, 0, 0).unwrap()), Some(n), "from {first:#x}");
                 assert_eq!(matcher.verify(), Ok(()));
             }
-            // The same for messages: whichever shape asks gets the oldest.
+            // Messages behave alike: a receive of any shape takes the oldest message.
             assert_eq!(context(matcher.arrive(8, Tag::ZERO, 0, 100).unwrap()), None);
             for n in 0..24 {
                 assert_eq!(context(matcher.arrive(1, Tag::from(1), 0, n).unwrap()), None);
@@ -75,7 +75,7 @@ fn the_oldest_wins_across_wraps_of_32_and_of_63_bits() {
 fn a_search_examines_few_entries_at_any_depth() {
     const DEPTH: u64 = 1 << 16;
     let mut matcher = matcher(DEPTH as usize + 8, MatcherConfig::DEFAULT);
-    // As MPICH does it: a bit that every receive ignores; equal tags, different sources.
+    // Tags as in MPICH: every receive ignores one bit. All tags are equal, and the sources differ.
     let ignore = Tag::from(1 << 40);
     for n in 0..DEPTH {
         let source = if n % 2 == 0 { Some(n as u32) } else { None };
@@ -86,7 +86,7 @@ fn a_search_examines_few_entries_at_any_depth() {
         let tag = if n % 2 == 0 { Tag::from(5) } else { Tag::from(6 + n) };
         assert_eq!(context(matcher.arrive(n as u32, tag, 1, 0).unwrap()), Some(n));
     }
-    // 64 Ki messages, taken youngest first: the index is built once.
+    // Takes 64 Ki messages, youngest first. The index is built only once.
     for n in 0..DEPTH {
         assert_eq!(context(matcher.arrive(1, Tag::from(n), 1, n).unwrap()), None);
     }

@@ -1,5 +1,6 @@
-//! The matcher against its specification. The model (`model`) is two lists that are searched from
-//! the oldest entry; the matcher, in every configuration (`engines`), must give the same results.
+//! Tests the matcher against its specification. The model (`model`) consists of two lists that are
+//! searched from the oldest entry. The matcher must give the same results in every configuration
+//! (`engines`).
 //!
 //! | file           | what                                                                     |
 //! |----------------|--------------------------------------------------------------------------|
@@ -10,7 +11,7 @@
 //! | `calls`        | each call alone, ids, errors that change nothing                          |
 //! | `limits`       | wraps, depth, counters, search costs                                      |
 //!
-//! Randomised tests print their seed; `FISHPLATE_SEED=n` runs that one.
+//! Randomised tests print their seed. `FISHPLATE_SEED=n` runs that seed.
 
 mod calls;
 mod differential;

@@ -1,4 +1,4 @@
-//! The specification: two lists, searched from the oldest entry.
+//! The specification: two lists that are searched from the oldest entry.
 
 use fishplate_core::engine::tag::{Arrived, Cancel, Tag, TagError};
 
@@ -11,7 +11,7 @@ impl Wanted {
     }
 }
 
-/// The lists.
+/// The two lists, and the claimed messages.
 #[derive(Clone, Debug)]
 pub struct Model {
     room: usize,
@@ -21,7 +21,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// Room for this many receives, and as many messages.
+    /// Creates a model with room for this many receives and as many messages.
     pub fn new(room: usize) -> Self {
         Model { room, posted: vec![], unexpected: vec![], claimed: vec![] }
     }
@@ -57,8 +57,8 @@ impl Answers for Model {
                     }
                 }
             }
-            // Only waiting receives are cancelled: the result for others depends on the reuse of
-            // their slot.
+            // Only waiting receives are cancelled, because for others the result depends on the
+            // reuse of their slot.
             Op::Cancel { context } => match self.posted.iter().position(|(c, _)| *c == context) {
                 Some(at) => {
                     self.posted.remove(at);

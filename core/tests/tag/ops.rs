@@ -1,9 +1,9 @@
-//! Operations and their results, in terms common to all engines: receives by context, messages by
-//! cookie.
+//! Operations and their results, in terms common to all engines. A receive is named by its context,
+//! a message by its cookie.
 
 use fishplate_core::engine::tag::{Arrived, Cancel, Tag, TagError};
 
-/// The criteria of a receive or a probe.
+/// The matching criteria of a receive or a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted {
     pub source: Option<u32>,
@@ -11,7 +11,7 @@ pub struct Wanted {
     pub ignore: Tag,
 }
 
-/// One operation.
+/// An operation on a matcher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
     Post { wanted: Wanted, context: u64 },
@@ -29,7 +29,7 @@ pub enum Op {
 pub enum Seen {
     /// The receive or the message waits.
     Waits,
-    /// The receive got this message; the probe found it; it was taken or discarded.
+    /// The receive matched this message, the probe found it, or it was taken or discarded.
     Message(Arrived),
     /// The message matched this receive.
     Receive(u64),
@@ -40,17 +40,17 @@ pub enum Seen {
     Refused(TagError),
 }
 
-/// Executes operations.
+/// An engine that executes operations.
 pub trait Answers {
     fn answer(&mut self, op: &Op) -> Seen;
 }
 
-/// splitmix64.
+/// A splitmix64 generator.
 #[derive(Clone, Debug)]
 pub struct Random(pub u64);
 
 impl Random {
-    /// Seeded from `FISHPLATE_SEED` or the time; prints the seed.
+    /// Creates a generator with a seed from `FISHPLATE_SEED` or the time, and prints the seed.
     pub fn seeded(test: &str) -> Self {
         let seed =
             std::env::var("FISHPLATE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(|| {
@@ -73,7 +73,7 @@ impl Random {
     }
 }
 
-/// The number in an environment variable, or the default.
+/// Returns the number in an environment variable, or the default.
 pub fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(default)
 }

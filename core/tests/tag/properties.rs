@@ -1,4 +1,4 @@
-//! Properties of every sequence, without a model.
+//! Properties of every sequence of operations, without a model.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +10,7 @@ use super::ops::{Answers, Op, Random, Seen, Wanted};
 
 type Engine = Ours<16, 4>;
 
-/// The pairs (context, cookie) of a sequence, in order.
+/// Returns the matched pairs (context, cookie) of a sequence, in order.
 fn pairs(ops: &[Op]) -> Vec<(u64, u64)> {
     let mut engine = Engine::new(Build { unhashed: 1, walked: 1, ..Build::new(ops.len()) });
     let mut pairs = vec![];
@@ -56,7 +56,7 @@ fn every_message_and_every_receive_ends_once() {
         }
         assert_eq!((engine.matcher.posted(), engine.matcher.unexpected()), (waiting.len(), there.len()));
     }
-    // The remaining messages are complete, oldest first.
+    // The remaining messages are complete, and the oldest comes first.
     let everything = Wanted { source: None, tag: Tag::ZERO, ignore: Tag::ALL };
     for context in waiting {
         assert!(matches!(engine.answer(&Op::Cancel { context }), Seen::Cancelled(_)));
@@ -79,8 +79,8 @@ fn messages_of_one_pair_are_not_reordered() {
         .collect();
     let pairs: BTreeMap<u64, u64> =
         pairs(&ops).into_iter().map(|(context, cookie)| (cookie, context)).collect();
-    // Of two equal messages, the second reaches no receive before the first has reached one. And
-    // the first never gets a later receive than the second, if both accept both.
+    // Of two equal messages, the second matches no receive before the first has matched one. If
+    // both fit two receives, the first message never gets the later one.
     let mut last: BTreeMap<(u32, Tag), (u64, Option<u64>)> = BTreeMap::new();
     for op in &ops {
         let Op::Arrive(message) = op else { continue };
@@ -102,7 +102,8 @@ fn messages_of_one_pair_are_not_reordered() {
 #[test]
 fn interleaving_of_independent_pairs_does_not_change_pairs() {
     let mut random = Random::seeded("how_independent_pairs_interleave");
-    // Each source has its own receives, so operations that name it are independent of the other.
+    // Each source has its own receives, so operations that name one source do not depend on the
+    // other.
     let streams: [Vec<Op>; 2] = [0, 1].map(|source| {
         (0..300)
             .map(|n| match random.below(2) {
@@ -159,7 +160,8 @@ fn a_rebuilt_index_finds_the_same() {
     for message in &messages {
         assert_eq!(engine.answer(&Op::Arrive(*message)), Seen::Waits);
     }
-    // Two shapes repeatedly take the only index from each other: each searches often enough.
+    // Two shapes repeatedly take the only index from each other, because each of them searches
+    // often enough.
     for _ in 0..6 {
         for ignore in [Tag::from(1), Tag::from(2)] {
             for _ in 0..100 {

@@ -1,5 +1,5 @@
-//! One message at a time: posted first or unexpected, short, long, synchronous,
-//! truncated, claimed, cancelled.
+//! One message at a time: expected or unexpected, short, long, synchronous, truncated, claimed,
+//! cancelled.
 
 use fishplate_core::engine::protocol::{Cancelled, Received};
 use fishplate_core::engine::{Issued, Notice};
@@ -10,7 +10,7 @@ use fishplate_core::rail::Rail;
 use super::rig::*;
 use super::support::*;
 
-/// Lengths around every limit: 4.6 of the matching specification, item 6.
+/// Lengths around every limit, as in item 6 of section 4.6 of the matching specification.
 const LENGTHS: [usize; 12] = [0, 1, 8, 9, 31, 32, 33, 64, 65, 128, 129, 5000];
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -110,14 +110,14 @@ fn a_long_message_arrives_with_all_operation_slots_in_use() {
     let mut own = loopback(SMALL);
     let (me, into) = (own.me, own.into);
     let word = import(&mut own.engine, me, into).at(SIZE as u64 - 8);
-    // A message with enough free slots first.
+    // The first message finds enough free slots.
     let before = own.recv(9, EXACT, 0, 5000);
     let sent = own.send_region(9, 0, 5000, false).unwrap();
     check(&own.finish(before), Received::Ok, 9, 5000, 5000);
     done(&mut own.engine, sent, "the send before");
     assert_eq!(own.engine.matching_stats().pulled, 0);
     let sent = pending(own.send_region(1, 0, 5000, false));
-    // Operations complete without being reaped: a receive-only waiter never reaps them.
+    // Operations complete without being reaped, because a receive-only waiter never reaps them.
     let amo = Amo { op: AmoOp::Add, width: 8, operand: 1, compare: 0 };
     for _ in 0..1000 {
         let _ = own.engine.amo(CX, word, amo, Notice::Report(2));

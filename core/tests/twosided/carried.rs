@@ -9,7 +9,7 @@ use super::rig::*;
 use super::support::fleet::{self, End, Node};
 use super::support::*;
 
-/// Passes after which an acknowledgement is sent alone.
+/// Number of passes after which an acknowledgement is sent alone.
 const AGE: u32 = 40;
 const CONFIG: Config = Config { ack_age: AGE, ..Config::DEFAULT };
 const MATCHING: MatchConfig = MatchConfig { credits: 64, ..SMALL };
@@ -43,16 +43,16 @@ fn turns(nodes: &mut [Node<End, 1>], count: u32) {
 fn a_message_back_carries_the_acknowledgement_and_restarts_its_timer() {
     let mut nodes = pair();
     for lo in 0..10 {
-        // A write, which consumes no credit.
+        // A write, which takes a number but no credit.
         let Node { engine, source, remotes, .. } = &mut nodes[0];
         engine.put(CX, source.at(0), 8, remotes[1].at(64), Notice::Silent).unwrap();
-        // Nearly due.
+        // The acknowledgement is nearly due.
         turns(&mut nodes, AGE / 2 + 4);
         send(&mut nodes, 1, lo);
         receive(&mut nodes, 0, lo);
     }
     assert_eq!(nodes[1].engine.stats().acks_alone, 0);
-    // What the last message carried is not sent again.
+    // The acknowledgement that the last message carried is not sent again.
     turns(&mut nodes, 3 * AGE);
     assert_eq!(nodes[1].engine.stats().acks_alone, 0);
 }
@@ -62,13 +62,14 @@ fn a_message_back_returns_credits_when_nothing_else_is_owed() {
     let mut nodes = pair();
     send(&mut nodes, 0, 1);
     turns(&mut nodes, 5);
-    // It has arrived and waits for its receive: this acknowledges it, and returns no credit.
+    // The first message has arrived and waits for its receive. The message back acknowledges it,
+    // and returns no credit.
     send(&mut nodes, 1, 2);
     receive(&mut nodes, 1, 1);
     send(&mut nodes, 1, 3);
     turns(&mut nodes, 3 * AGE);
     assert_eq!(nodes[1].engine.stats().acks_alone, 0);
-    // All credits are available: none of these waits for one.
+    // All credits are available, so none of these messages waits for one.
     for lo in 0..u64::from(MATCHING.credits) {
         send(&mut nodes, 0, 100 + lo);
     }

@@ -1,6 +1,5 @@
-//! Peers that fail, leave and reconnect during traffic of every kind: each receive completes once,
-//! with a sent message or as failed; nothing lands after that; and at the end all room is free
-//! again.
+//! Peers that fail, leave and reconnect during traffic of every kind. Each receive completes once,
+//! with a sent message or as failed. Nothing lands after that. Finally all room is free again.
 
 use std::collections::HashMap;
 
@@ -19,14 +18,14 @@ use super::support::*;
 
 type Network = Veiled<Tap<Faulty<Loopback<64>, 16>>>;
 
-/// Bytes of each receive buffer, and of the longest message.
+/// Length of each receive buffer and of the longest message, in bytes.
 const ROOM: usize = 700;
 const PEERS: usize = 3;
 const UNTOUCHED: u8 = 0xee;
-/// Blocks for payloads that wait at their sender, as in [`own1`].
+/// Number of blocks for payloads that wait at their sender, as in [`own1`].
 const OUTGOING: u64 = 4;
 
-/// Every other buffer is device memory.
+/// Returns whether the buffer at this place is device memory. Every other buffer is.
 fn in_device(place: u64) -> bool {
     !(place / ROOM as u64).is_multiple_of(2)
 }
@@ -37,7 +36,7 @@ struct Churn {
     matching: MatchConfig,
     own: Own1<Network, 2>,
     peers: Vec<PeerId>,
-    /// As large as the memory that others receive into.
+    /// Device memory, as large as the region that receives use in host memory.
     device: (LocalId, Region),
     /// Open receives, with the place and size of their buffers.
     open: HashMap<Request, (u64, usize)>,
@@ -50,7 +49,7 @@ impl Churn {
     fn new(seed: u64) -> Churn {
         let mut random = Random(seed);
         let control = shared();
-        // Payloads are read, or sent in chunks.
+        // The receiver either reads payloads or gets them in chunks.
         let unreadable = random.below(2) == 0;
         let rails = std::array::from_fn(|n| {
             let inner = Faulty::new(Loopback::new(), Faults::DISORDER, seed + 1000 * n as u64);
@@ -101,7 +100,7 @@ impl Churn {
         self.peers[self.random.below(PEERS as u64) as usize]
     }
 
-    /// Sends a message whose tag says where its bytes are from.
+    /// Sends a message whose tag names the source of its bytes.
     fn send(&mut self) {
         let to = self.some_peer();
         let len = [0, 8, 100, 128, 129, 300, 650][self.random.below(7) as usize];
@@ -119,7 +118,7 @@ impl Churn {
         assert!(sent.is_ok() || lost, "{}: {sent:?}", self.what);
     }
 
-    /// The contents of a buffer.
+    /// Returns the contents of a buffer.
     fn bytes(&self, at: u64, len: usize) -> Vec<u8> {
         match in_device(at) {
             false => self.own.bytes(at, len),
@@ -207,14 +206,14 @@ impl Churn {
     fn replace(&mut self) {
         let nth = self.random.below(PEERS as u64) as usize;
         self.own.engine.remove_peer(self.peers[nth]).unwrap();
-        // Messages to the removed peer are not sent to the next one.
+        // Messages to the removed peer must not reach the next peer in its slot.
         self.control.borrow_mut().inject.clear();
         let peer = self.own.engine.reserve_peer().unwrap();
         self.own.engine.connect_peer(peer, 3).unwrap();
         self.peers[nth] = peer;
     }
 
-    /// Takes completed receives, and checks them.
+    /// Takes and checks completed receives.
     fn take(&mut self) {
         while self.own.engine.next_completion().is_some() {}
         while let Some(status) = self.own.engine.next_recv() {
@@ -245,7 +244,8 @@ impl Churn {
         self.free.push(at);
     }
 
-    /// Nothing is left: every peer is new, and sends and receives as much as there is room for.
+    /// Replaces every peer, then checks that no receive is open and that the new peers have all
+    /// room.
     fn finish(&mut self) {
         for _ in 0..PEERS {
             let peer = self.peers.remove(0);
@@ -264,7 +264,7 @@ impl Churn {
         for message in std::mem::take(&mut self.claimed) {
             assert_eq!(self.own.engine.mrecv(message, None, 0), Err(OpError::StaleToken), "{}", self.what);
         }
-        // All blocks of the senders, except the one for devices.
+        // Uses all blocks of the senders, except the one reserved for devices.
         let (peer, bytes) = (self.peers[0], pattern(0, 64));
         for n in 0..OUTGOING - 1 {
             let sent = self.own.engine.send_sync(CX, peer, tag(n), Payload::Bytes(&bytes), Notice::Silent);
@@ -275,7 +275,7 @@ impl Churn {
             let request = self.own.engine.recv(Some(peer), tag(n), EXACT, into, n).unwrap();
             check(&self.own.finish(request), Received::Ok, n, 64, 64);
         }
-        // Each stream has its own room, and the first gets all of the shared room.
+        // Each stream has its own room, and the first stream also gets all of the shared room.
         let MatchConfig { credits, headers, shared_credits, shared_headers, .. } = self.matching;
         let most = |nth: usize| match nth {
             0 => u64::from(grown(credits, shared_credits) + grown(headers, shared_headers)),

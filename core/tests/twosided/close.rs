@@ -1,4 +1,5 @@
-//! Messages and Byes: sent messages are received, unreceived ones fail, nothing hangs.
+//! Messages and closing: sent messages are received, receives without a message fail, and nothing
+//! hangs.
 
 use std::collections::BTreeSet;
 
@@ -14,8 +15,8 @@ use super::support::*;
 
 const CLOSED: Outcome = Outcome::Failed(Fault::Peer(PeerError::Closed));
 
-/// Node 0 sends, both close at random times, node 1 receives all it can. Returns how many messages
-/// were received, and how many sends failed.
+/// Node 0 sends, both nodes close at random times, and node 1 receives all messages that it can.
+/// Returns the number of received messages and the number of failed sends.
 fn chatter<const RAILS: usize>(seed: u64) -> (u64, u64) {
     let mut random = Random(seed);
     let config = Config { window: [1, 4, 128][seed as usize % 3], ..Config::DEFAULT };
@@ -47,7 +48,8 @@ fn chatter<const RAILS: usize>(seed: u64) -> (u64, u64) {
             let (to, notice) = (a.peers[1], Notice::Report(sent));
             let issued = match random.below(3) {
                 0 => a.engine.send(CX, to, tag(sent), payload, notice),
-                // Without a credit it is sent in chunks, because its receiver cannot read it.
+                // Without a credit the payload is sent in chunks, because its receiver cannot read
+                // it.
                 1 => a.engine.send(CX, to, tag(sent), Payload::Bytes(&pattern(at, 100)), notice),
                 _ => a.engine.send_sync(CX, to, tag(sent), payload, notice),
             };
@@ -109,7 +111,7 @@ fn chatter<const RAILS: usize>(seed: u64) -> (u64, u64) {
             break;
         }
         assert!(now < 100_000, "seed {seed}: no end; closes {closes:?}, quits {quits}");
-        // Messages that the sender waits for are received, or the receiver closes.
+        // The receiver closes, in case the sender still waits for a receive.
         if now == 20_000 {
             let sender = nodes[1].peers[0];
             let _ = nodes[1].engine.close_peer(sender);
@@ -166,7 +168,7 @@ fn messages_before_a_bye_are_received_and_others_fail() {
     nodes[0].engine.send(CX, to, tag(1), Payload::Bytes(b"first"), Notice::Silent).unwrap();
     let into = Some((nodes[1].target.at(0), 64));
     let never = nodes[1].engine.recv(Some(from), tag(2), EXACT, into, 2).unwrap();
-    // A send of its own that no receive matches.
+    // Node 1 also sends a message that no receive matches.
     nodes[1].engine.send_sync(CX, from, tag(3), Payload::Bytes(b"lost"), Notice::Report(3)).unwrap();
     nodes[0].engine.close_peer(to).unwrap();
     turn_until(&mut nodes, "both have left", |nodes| {

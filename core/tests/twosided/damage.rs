@@ -1,6 +1,6 @@
-//! Tagged messages beside a peer with damaged, repeated, lost and forged traffic: nothing panics,
-//! no other peer is affected, and no byte of a payload is sent after its send has completed. Half
-//! of the engines have failover.
+//! Tagged messages in the presence of a peer with damaged, repeated, lost and forged traffic.
+//! Nothing panics and no other peer is affected. No byte of a payload is sent after its send has
+//! completed. Half of the engines have failover.
 
 use std::collections::VecDeque;
 
@@ -17,14 +17,15 @@ use super::support::fleet::{self, Node};
 use super::support::tap::{Tap, shared};
 use super::support::*;
 
-/// Fills memory whose send has completed.
+/// The byte that fills memory whose send has completed.
 const GONE: u8 = 0x5e;
 
-/// Bytes of each place in the regions; and most messages in flight to each peer.
+/// Length of each place in the regions, and maximum number of messages in flight to each peer.
 const PLACE: u64 = 2048;
 const MOST: usize = 4;
 
-/// The traffic from one node to another, in its own part of both regions, from `first` on.
+/// The traffic from one node to another. It uses its own part of both regions, which begins at
+/// place `first`.
 struct Pair {
     to: PeerId,
     from: PeerId,
@@ -90,7 +91,7 @@ impl Pair {
         }
     }
 
-    /// Takes the oldest receive if it is complete. `honest`: checks the contents.
+    /// Takes the oldest receive if it is complete. If the sender is `honest`, checks the contents.
     fn take(&mut self, node: &mut Node<Tap<fleet::End>, 2>, honest: bool, what: &str) {
         let Some(&(request, place)) = self.receives.front() else { return };
         let Some(status) = node.engine.test_recv(request).unwrap() else { return };
@@ -105,8 +106,8 @@ impl Pair {
     }
 }
 
-/// Damages the traffic from one node to another, on a faulty fabric of three. Returns how much was
-/// posted again.
+/// Damages the traffic from one node to another, on a faulty fabric of three nodes. Returns the
+/// number of operations that were posted again.
 fn run(seed: u64) -> u64 {
     let what = format!("seed {seed}");
     let controls = [(); 3].map(|()| shared());
@@ -127,14 +128,14 @@ fn run(seed: u64) -> u64 {
         }
         engine.attach_matching(matching, match_memory(matching, 3, 8)).unwrap();
     });
-    // Rail 0 between two of them fails, and they continue without it.
+    // Rail 0 between two nodes fails, and they continue without it.
     let mut fails = vec![];
     for ends in [(0, 1), (1, 0), (0, 2), (2, 0)] {
         if keeps && random.below(2) == 0 {
             fails.push((random.below(150), ends));
         }
     }
-    // Memory of completed sends is filled with one byte that few messages contain often.
+    // Memory of completed sends is filled with one byte, of which no message contains a long run.
     control.borrow_mut().refuse = Some(Box::new(move |post| {
         let gone = post.bytes.windows(8).any(|bytes| bytes == [GONE; 8]);
         assert!(!gone, "seed {seed}: a payload goes out whose send has ended");
@@ -148,10 +149,10 @@ fn run(seed: u64) -> u64 {
     for turn in 0..30_000 {
         for &(_, (me, to)) in fails.iter().filter(|fails| fails.0 == turn) {
             let peer = nodes[me].peers[to];
-            // Refused if the rail or the peer has failed already.
+            // The call is refused if the rail or the peer has already failed.
             let _ = nodes[me].engine.disable_rail(peer, RailId(0));
         }
-        // Payloads cannot be read for a while, so they are pulled.
+        // For a while payloads cannot be read, so they are pulled.
         controls.iter().for_each(|control| control.borrow_mut().unreadable = turn % 64 < 48);
         for (me, to, pair) in &mut pairs {
             let honest = *me != 1 && *to != 1;

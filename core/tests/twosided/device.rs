@@ -1,5 +1,5 @@
-//! Tagged messages to and from memory that the processor cannot access; an access faults, see
-//! [`veil`].
+//! Tagged messages to and from memory that the processor cannot access. An access by the processor
+//! would fault, because [`veil`] hides the memory.
 
 use fishplate_core::engine::protocol::{Payload, Received};
 use fishplate_core::engine::{Config, Notice};
@@ -34,7 +34,7 @@ fn plain() -> Rig<Loopback<256>, 1> {
 }
 
 impl<R: Rail, const RAILS: usize> Rig<R, RAILS> {
-    /// Sends `bytes` from the device or the host, and receives them into either.
+    /// Sends `bytes` from device or host memory, and receives them into either.
     #[expect(clippy::too_many_arguments, reason = "one message in every way")]
     fn exchange(&mut self, n: u64, bytes: &[u8], room: usize, from: bool, to: bool, first: bool, what: &str) {
         let own = &mut self.own;
@@ -127,8 +127,8 @@ fn the_rail_writes_an_eager_payload_to_the_device_once_it_has_room() {
 fn credits_return_after_device_writes_and_the_rest_is_pulled() {
     let mut rig = plain();
     let own = &mut rig.own;
-    // More than there are credits: the rest stays with its sender, where no rail can read it. One
-    // block of those for such payloads is reserved for the receives, so that they always complete.
+    // More messages than credits: the rest stays with its sender, where no rail can read it. One
+    // block for such payloads is reserved for the receives, so that they always complete.
     let count = SMALL.credits as u64 + 3;
     for round in 0..5u64 {
         for n in 0..count {

@@ -43,7 +43,7 @@ fn meet(own: &mut Looped) {
     pass_until(&mut own.engine, "it connects to itself", |engine| engine.has_answered(me) == Ok(true));
 }
 
-/// Posts receives, and sends a message for each, by every protocol.
+/// Posts receives, and sends a message for each of them, by every protocol.
 fn one_of_each(own: &mut Looped) {
     for (n, len) in [(1, 100), (2, 100), (3, 1000)] {
         own.recv(n, EXACT, 4096 * n, 1000);
@@ -116,7 +116,7 @@ fn messages_of_an_earlier_attachment_have_no_effect() {
             assert_eq!(status.unwrap().outcome, Received::Ok, "{n}");
         }
         assert_eq!(own.bytes(4096 * 3, 1000), pattern(0, 1000));
-        // All credits are available, and no more: that many messages are sent before their
+        // All credits are available, and no more: exactly that many messages are sent before their
         // receives.
         for n in 0..3 * u64::from(SMALL.credits) {
             own.engine.send(CX, own.me, tag(n), Payload::Bytes(&[1; 8]), Notice::Silent).unwrap();

@@ -1,5 +1,5 @@
-//! A receiver that sleeps: unexpected messages stay within the bound, nothing is lost, nothing
-//! hangs.
+//! A receiver that sleeps: unexpected messages stay within their bound, no message is lost, and
+//! nothing hangs.
 
 use fishplate_core::engine::protocol::{MatchConfig, Payload, Received};
 use fishplate_core::engine::{Config, Issued, Notice};
@@ -10,7 +10,7 @@ use super::rig::*;
 use super::support::fleet;
 use super::support::*;
 
-/// Total number of messages: `FISHPLATE_FLOOD`, or a million in release.
+/// Returns the total number of messages, from `FISHPLATE_FLOOD` or a million in release builds.
 fn messages() -> u64 {
     let default = if cfg!(debug_assertions) { 20_000 } else { 1_000_000 };
     std::env::var("FISHPLATE_FLOOD").map_or(default, |n| n.parse().expect("FISHPLATE_FLOOD is a number"))
@@ -23,7 +23,8 @@ fn flood<const RAILS: usize>(dials: Dials, count: u64) {
     let bound = matching.unexpected(2);
     let (mut sent, mut received, mut sleeps, mut exhausted) = (0u64, 0u64, 0u64, 0u64);
     while received < count {
-        // The receiver posts nothing, though its engine is driven, until the sender is blocked.
+        // The receiver posts no receive until the sender is blocked, although its engine makes
+        // passes.
         let mut idle = 0;
         while sent < count && idle < 2000 {
             let node = &mut fleet[0];
@@ -45,7 +46,7 @@ fn flood<const RAILS: usize>(dials: Dials, count: u64) {
         let stats = fleet[1].engine.matching_stats().matching;
         assert!(stats.unexpected_peak as usize <= bound, "{} of {bound}", stats.unexpected_peak);
         exhausted = exhausted.max(sent - received);
-        // It receives everything, in order.
+        // The receiver receives all messages, in order.
         while received < sent {
             let node = &mut fleet[1];
             let into = Some((node.target.at(0), 8));

@@ -1,5 +1,6 @@
-//! A sender is not trusted: an invalid message is refused by name, quarantines its sender, and
-//! touches nothing else. Misuse by the program is refused with nothing changed.
+//! A sender is not trusted: an invalid message is refused with an error that names the violation,
+//! quarantines its sender, and has no other effect. Misuse by the program is refused and changes
+//! nothing.
 
 use fishplate_core::engine::protocol::{MatchConfig, Payload, Received};
 use fishplate_core::engine::tag::MatcherMemory;
@@ -15,7 +16,8 @@ use super::support::*;
 
 type Network = Loopback<64>;
 
-/// A message of the protocol: kind, context, op, sequence, ack, freed; words.
+/// Returns a message of the protocol in its wire encoding: kind, context, op, sequence, ack, freed,
+/// then words.
 fn message(kind: u8, op: u8, seq: u32, freed: u32, words: &[u64]) -> Vec<u8> {
     let mut bytes = vec![kind, 0, op, 0];
     bytes.extend(seq.to_le_bytes());
@@ -33,7 +35,7 @@ fn tagged(seq: u32, tag: u64, payload: usize) -> Vec<u8> {
     bytes
 }
 
-/// A request to send; `last` is region, generation and the rails whose keys follow.
+/// Returns a request to send. `last` contains region, generation and the rails whose keys follow.
 fn request(seq: u32, token: u64, len: u64, offset: u64, size: u64, last: u64, keys: &[u64]) -> Vec<u8> {
     let mut bytes = message(18, 0, seq, 0, &[1, 0, token, len, offset, size, last]);
     for key in keys {
@@ -42,7 +44,7 @@ fn request(seq: u32, token: u64, len: u64, offset: u64, size: u64, last: u64, ke
     bytes
 }
 
-/// An engine with two peers, both itself; the second is honest.
+/// An engine with two peers, which are both the engine itself. The second peer is honest.
 struct Bench {
     control: Shared,
     own: Own1<Tap<Network>, 1>,
@@ -60,8 +62,8 @@ impl Bench {
         let mut own = own1(config, matching, tap(Network::new(), &control));
         let honest = own.engine.reserve_peer().unwrap();
         own.engine.connect_peer(honest, 1).unwrap();
-        // The bad peer's messages were forged: their answers must not reach this engine again
-        // through it.
+        // The bad peer's messages are forged, so the engine must not receive its own answers to
+        // them.
         let me = own.me.peer();
         control.borrow_mut().edit = Some(Box::new(move |_, event| match event {
             Event::Message(from, mut bytes) if from == me && bytes.len() >= 12 => {
@@ -88,7 +90,7 @@ impl Bench {
         let refused = self.own.send(1, &[1]);
         assert_eq!(refused, Err(OpError::PeerFailed(why)), "{what}");
         assert!(self.own.bytes(0, SIZE).iter().all(|&b| b == 0), "{what}: wrote");
-        // The honest one still works, by every protocol.
+        // The honest peer still works, by every protocol.
         for (n, len) in [(1, 8), (2, 5000)] {
             let into = Some((self.own.into.at(0), len));
             let receive = self.own.engine.recv(Some(honest), tag(n), EXACT, into, n).unwrap();
@@ -185,7 +187,7 @@ fn a_sender_without_credits_is_stopped_at_the_bound() {
         }
         bench.hear(make(SMALL.credits));
         bench.check(what, Violation::Credit);
-        // Its memory is free again for the next peer.
+        // The bad peer's memory is free again for the next peer.
         let next = bench.own.engine.reserve_peer().unwrap();
         bench.own.engine.connect_peer(next, 1).unwrap();
         for n in 0..SMALL.credits as u64 {
@@ -203,8 +205,8 @@ fn a_sender_without_credits_is_stopped_at_the_bound() {
 
 #[test]
 fn a_short_message_is_bounded_by_its_grant_and_its_block() {
-    // The third payload is more than half of the credits, and brings a grant of 2 blocks of 8. The
-    // second message of it brings another 2.
+    // The third payload exceeds half of the credits, and brings a grant of 2 of the 8 blocks. The
+    // second message of that grant brings another 2.
     let granted = SMALL.credits - 1;
     for (what, before, payloads, want) in [
         ("before a grant", granted - 1, &[8][..], Violation::Credit),
@@ -250,7 +252,8 @@ fn a_repeated_message_takes_no_room() {
 
 #[test]
 fn unmatched_answers_are_refused() {
-    // A send of ours is open: its token is the first operation's of the first generation.
+    // The engine has an open send. Its token is that of the first operation of the first
+    // generation.
     let token = 1u64 << 32;
     for (what, answer, want) in [
         ("more delivered than sent", message(19, 0, 0, 0, &[token, 5001]), Some(Violation::Reply)),
@@ -307,7 +310,7 @@ fn answers_to_what_waits_for_none_of_this_peer_are_refused_and_end_nothing() {
             pending(own.engine.fetch(CX, remote.at(0), amo, 1))
         }),
         ("a send that is not posted yet", |own, _| {
-            // The window is full.
+            // The signals fill the window.
             let remote = import(&mut own.engine, own.me, own.into);
             for _ in 0..8 {
                 let nothing = Signal { at: remote.at(0), op: SignalOp::Add, value: 0 };
@@ -319,14 +322,14 @@ fn answers_to_what_waits_for_none_of_this_peer_are_refused_and_end_nothing() {
     for (what, begin) in cases {
         for kind in [19, 20] {
             let mut bench = Bench::new();
-            // Nothing is acknowledged or answered.
+            // Drops all acknowledgements and answers.
             bench.control.borrow_mut().edit = Some(Box::new(|_, event| match &event {
                 Event::Message(_, bytes) if [4, 5].contains(&bytes[0]) => vec![],
                 _ => vec![event],
             }));
             let token = begin(&mut bench.own, bench.honest);
             passes(&mut bench.own.engine, 3);
-            // A Fin of nothing, which fits whatever it is taken for, or a Pull.
+            // A Fin with zero bytes, which would be valid for any kind of operation, or a Pull.
             let words = [token.to_raw(), 0, 8];
             bench.hear(message(kind, 0, 0, 0, &words[..if kind == 19 { 2 } else { 3 }]));
             let why = PeerError::Protocol(Violation::Reply);
@@ -360,7 +363,7 @@ fn a_chunk_of_another_peer_than_the_sender_s_is_refused() {
     let mut bench = Bench::new();
     let into = Some((bench.own.into.at(0), 64));
     let receive = bench.own.engine.recv(Some(bench.honest), tag(1), EXACT, into, 0).unwrap();
-    // The payload is asked for in chunks, which do not come.
+    // The engine requests the payload in chunks, and that request is lost.
     bench.control.borrow_mut().edit = Some(Box::new(|_, event| match &event {
         Event::Message(_, bytes) if bytes[0] == 20 => vec![],
         _ => vec![event],
@@ -395,7 +398,7 @@ fn a_payload_that_went_in_its_message_is_not_pulled_as_well() {
 fn a_pull_of_more_than_was_sent_or_of_nothing_of_it_sends_no_chunk() {
     for len in [0, 5001] {
         let mut bench = Bench::new();
-        // No chunk comes back, so that the Pull alone is refused.
+        // Drops all chunks, so that only the Pull can be refused.
         bench.control.borrow_mut().edit = Some(Box::new(|_, event| match &event {
             Event::Message(_, bytes) if bytes[0] == 21 => vec![],
             _ => vec![event],
@@ -420,7 +423,8 @@ fn unrequested_chunks_are_refused_and_the_receive_fails() {
         let mut bench = Bench::new();
         let into = Some((bench.own.into.at(0), 64));
         let receive = bench.own.engine.recv(Some(bench.own.me), tag(1), EXACT, into, 0).unwrap();
-        // Its region cannot be read, so it is pulled; its sender answers with this.
+        // The sender's region cannot be read, so the engine pulls the payload. The sender answers
+        // with this chunk.
         bench.control.borrow_mut().edit = Some(Box::new(|_, event| match &event {
             Event::Message(_, bytes) if bytes[0] == 20 => vec![],
             _ => vec![event],
@@ -443,7 +447,7 @@ fn a_chunk_that_comes_twice_is_refused() {
     let mut bench = Bench::new();
     let into = Some((bench.own.into.at(0), 64));
     let receive = bench.own.engine.recv(Some(bench.own.me), tag(1), EXACT, into, 0).unwrap();
-    // The payload is asked for in chunks.
+    // The engine requests the payload in chunks, and that request is lost.
     bench.control.borrow_mut().edit = Some(Box::new(|_, event| match &event {
         Event::Message(_, bytes) if bytes[0] == 20 => vec![],
         _ => vec![event],
@@ -486,7 +490,8 @@ fn an_unreadable_payload_is_pulled_or_fails() {
     let mut bench = Bench::new();
     let into = Some((bench.own.into.at(0), 64));
     let receive = bench.own.engine.recv(Some(bench.own.me), tag(1), EXACT, into, 0).unwrap();
-    // Keys of nothing: the import is refused, and the pull names a send that does not exist.
+    // The keys name no memory: the import is refused, and the pull names a send that does not
+    // exist.
     bench.hear(request(0, 77, 64, 0, 64, 5 | 1 << 32, &[0xdead_beef, 0]));
     let why = PeerError::Protocol(Violation::Reply);
     assert_eq!(bench.own.engine.peer_error(bench.own.me), Ok(Some(why)));
@@ -551,7 +556,8 @@ fn misuse_is_refused_with_nothing_changed() {
     assert_eq!(recv(None, Some((into.at(SIZE as u64 - 4), 8))), beyond);
     assert_eq!(engine.probe(Some(stranger), tag(1), EXACT), Err(OpError::UnknownPeer));
     assert_eq!((engine.stats().posted, engine.matching_stats()), (before.0.posted, before.1));
-    // As many receives as there is room for, then Again; one less, then room.
+    // Posts as many receives as there is room for. The next one returns `Again`, until the status
+    // of a cancelled receive is taken.
     let all: Vec<_> = (0..RECEIVES).map(|_| engine.recv(None, tag(1), EXACT, None, 0).unwrap()).collect();
     assert_eq!(engine.recv(None, tag(1), EXACT, None, 0), Err(OpError::Again));
     engine.cancel(all[3]).unwrap();

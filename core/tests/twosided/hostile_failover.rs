@@ -1,4 +1,4 @@
-//! A peer is not trusted with failover either: whatever it reports, a send keeps its memory until
+//! A peer is not trusted with failover either. Whatever it reports, a send keeps its memory until
 //! none of its chunks may be posted again, and is pulled once.
 
 use fishplate_core::engine::protocol::{Payload, Received};
@@ -17,16 +17,16 @@ const ACK: u8 = 5;
 const BYE: u8 = 8;
 const FIN: u8 = 19;
 const PULL: u8 = 20;
-/// Numbered.
+/// Kinds of messages that carry a sequence number.
 const CHUNK: u8 = 25;
 const NUMBERED_FIN: u8 = 23;
 
 const IN_USE: Result<(), AttachError> = Err(AttachError::InUse(Use::Operations));
 
-/// Bytes of the payload: several chunks.
+/// Length of the payload in bytes, which takes several chunks.
 const LEN: usize = 600;
 
-/// An engine with failover that is its own peer, on two rails that cannot read its memory.
+/// An engine with failover that is its own peer, over two rails that cannot read its memory.
 struct Bench {
     control: Shared,
     engine: Engine<'static, Tap<Loopback<64>>, 2>,
@@ -52,7 +52,7 @@ impl Bench {
         Bench { control, engine, me, out, into }
     }
 
-    /// Drops messages of these kinds.
+    /// Drops received messages of these kinds.
     fn lose(&mut self, kinds: &'static [u8]) {
         self.control.borrow_mut().edit = Some(Box::new(move |_, event| match &event {
             Event::Message(_, bytes) if kinds.contains(&bytes[0]) => vec![],
@@ -69,7 +69,7 @@ impl Bench {
         pending(self.engine.send(CX, self.me, tag(1), payload, Notice::Report(1)))
     }
 
-    /// A send whose chunks are all sent, and lost.
+    /// Starts a send whose chunks are all posted, and lost.
     fn pulled(&mut self) -> Token {
         self.lose(&[CHUNK]);
         self.recv(1, LEN);
@@ -79,15 +79,15 @@ impl Bench {
         sent
     }
 
-    /// The payloads of the chunks posted since the given number of posts.
+    /// Returns the payloads of the chunks that were posted after the first `since` posts.
     fn chunked(&self, since: usize) -> Vec<u8> {
         let control = self.control.borrow();
         let chunks = control.posts[since..].iter().filter(|post| post.bytes.first() == Some(&CHUNK));
         chunks.flat_map(|post| post.bytes[32..].to_vec()).collect()
     }
 
-    /// Delivers a message of the peer: kind, op, acknowledged, and the words after the header of 16
-    /// bytes.
+    /// Delivers a message of the peer: its kind, the acknowledged number, and the words after the
+    /// header of 16 bytes.
     fn hear(&mut self, kind: u8, ack: u32, rest: &[u64]) {
         let mut bytes = vec![kind, 0, 0, 0, 0, 0, 0, 0];
         bytes.extend(ack.to_le_bytes());
@@ -97,7 +97,8 @@ impl Bench {
         passes(&mut self.engine, 3);
     }
 
-    /// The peer reports that it has fenced rail 0, and that nothing from number 2 on has arrived.
+    /// Delivers the peer's report that it has fenced rail 0, and that no message from number 2 on
+    /// has arrived.
     fn tell(&mut self) {
         let mut told = vec![9, 0, 1, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0];
         told.extend([2, 1].iter().flat_map(|word: &u64| word.to_le_bytes()));
@@ -108,7 +109,7 @@ impl Bench {
     }
 }
 
-/// The word of a token on the wire.
+/// Returns the send's token as it appears on the wire.
 fn word_of(bench: &Bench) -> u64 {
     let control = bench.control.borrow();
     let request = control.posts.iter().find(|post| post.bytes.first() == Some(&18)).expect("a request");
@@ -121,7 +122,7 @@ fn a_finished_send_keeps_its_memory_until_its_chunks_are_acknowledged() {
     let sent = bench.pulled();
     assert_eq!(bench.engine.deregister(bench.out), IN_USE);
     let token = word_of(&bench);
-    // The peer reports that it has everything, and then that it has not.
+    // The peer reports that all chunks have arrived, and later that they have not.
     bench.hear(FIN, 2, &[token, LEN as u64]);
     assert_eq!(bench.engine.peer_error(bench.me), Ok(None));
     assert_eq!(bench.engine.test(sent), Ok(None));
@@ -151,7 +152,7 @@ fn a_send_with_chunks_in_flight_is_finished_once() {
         bench.hear(kind, 2, more);
         let why = PeerError::Protocol(Violation::Reply);
         assert_eq!(bench.engine.peer_error(bench.me), Ok(Some(why)));
-        // The first report counts; nothing is posted to a failed peer.
+        // The first report counts, and nothing is posted to a failed peer.
         let end = bench.engine.test(sent).unwrap().expect("ended with its peer");
         assert_eq!((end.outcome, end.value), (Outcome::Done, LEN as u64));
         assert_eq!(bench.engine.deregister(bench.out), Ok(()));
@@ -163,7 +164,7 @@ fn a_block_is_reused_after_its_chunks_are_acknowledged() {
     let mut bench = Bench::new(1);
     bench.lose(&[CHUNK]);
     let bytes = Payload::Bytes(&[0xaa; 100]);
-    // Without credits a slice waits in a block.
+    // Uses all credits. Without one, a slice waits in a block.
     for n in 2..2 + u64::from(SMALL.credits) {
         bench.engine.send(CX, bench.me, tag(n), Payload::Region(bench.out.at(0), 1), Notice::Silent).unwrap();
     }
@@ -187,7 +188,7 @@ fn a_block_is_reused_after_its_chunks_are_acknowledged() {
 fn a_failed_send_keeps_its_memory_until_its_chunks_are_acknowledged() {
     let mut bench = Bench::new(4);
     let sent = bench.pulled();
-    // The peer reports two numbers and no Fin: so the send has not matched.
+    // The peer reports two numbers but no Fin, so the send has not matched.
     let mut bye = vec![BYE, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0];
     bye.extend([0; 4]);
     bench.control.borrow_mut().inject.push_back(Event::Message(bench.me.peer(), bye));
@@ -223,7 +224,7 @@ fn a_fin_before_the_acknowledgement_of_chunks_completes_the_send_after_it() {
     let remote = import_readable(&mut bench);
     let sent = bench.send();
     passes(&mut bench.engine, 40);
-    // The request has arrived. A write after it is late, and holds up the cursor.
+    // The request has arrived. A later write is held back, so it blocks the acknowledged cursor.
     let late = std::rc::Rc::new(std::cell::RefCell::new(vec![]));
     let held = late.clone();
     bench.control.borrow_mut().edit = Some(Box::new(move |_, event| match &event {
@@ -257,7 +258,7 @@ fn a_fin_before_the_acknowledgement_of_chunks_completes_the_send_after_it() {
     assert_eq!(bench.engine.deregister(bench.out), Ok(()));
 }
 
-/// Imports memory to write to, on rails that cannot read payloads.
+/// Imports memory as the target of writes, on rails that cannot read payloads.
 fn import_readable(bench: &mut Bench) -> fishplate_core::mem::RemoteId {
     let target = bench.engine.register(region(64)).unwrap();
     bench.control.borrow_mut().unreadable = false;

@@ -1,5 +1,5 @@
-//! Memory in use is neither deregistered nor released: the call says what uses it, and succeeds
-//! once that is complete.
+//! Memory in use can be neither deregistered nor released. The call names what uses the memory, and
+//! succeeds once that has completed.
 
 use fishplate_core::engine::protocol::Payload;
 use fishplate_core::engine::{Config, Notice};
@@ -18,7 +18,7 @@ fn in_use(by: Use) -> Result<(), AttachError> {
     Err(AttachError::InUse(by))
 }
 
-/// Longer than an eager payload.
+/// A length above that of an eager payload.
 const LONG: usize = 5000;
 
 fn mapped() -> Own1<Loopback<256>, 1> {
@@ -84,7 +84,7 @@ fn a_posted_receive_keeps_its_buffer_until_it_is_cancelled() {
     own.engine.cancel(request).unwrap();
     assert_eq!(own.engine.deregister(own.into), Ok(()), "its status is yet to be taken");
     own.engine.test_recv(request).unwrap().expect("ended");
-    // One without room writes nothing.
+    // A receive with a buffer of zero bytes writes nothing.
     own.engine.recv(None, tag(1), EXACT, Some((own.out.at(0), 0)), 1).unwrap();
     assert_eq!(own.engine.deregister(own.out), Ok(()));
 }
@@ -100,7 +100,7 @@ fn a_rendezvous_payload_is_kept_until_it_was_read() {
         own.finish(request);
         passes(&mut own.engine, 5);
         assert!(own.engine.next_completion().is_some());
-        // The engine imported it to read it, and it was mapped.
+        // The engine imported the region itself to read it, and the rail may have mapped it.
         assert_eq!(own.engine.deregister(own.out), Ok(()));
     }
 }
@@ -111,7 +111,7 @@ fn an_own_import_that_is_mapped_keeps_the_region_that_it_maps() {
     let (me, into) = (own.me, own.into);
     let mut handle = [0; 512];
     let len = own.engine.export(into, &mut handle).unwrap();
-    // The region index in a peer's handle is not trusted.
+    // Changes the region index in the handle, which the engine does not trust.
     handle[4] = 200;
     let remote = own.engine.import(me, &handle[..len]).unwrap();
     assert_eq!(own.engine.deregister(into), in_use(Use::Import));
@@ -135,7 +135,7 @@ fn a_failed_peer_releases_the_memory_of_its_operations() {
     assert_eq!(own.engine.deregister(out), Ok(()));
 }
 
-/// Has the payload of a region read through every peer.
+/// Reads the payload of a region by rendezvous through every peer.
 fn read_by_all<R: Rail>(own: &mut Own1<R, 1>, peers: &[fishplate_core::mem::PeerId], from: LocalId) {
     for &peer in peers {
         let request = own.engine.recv(Some(peer), tag(1), EXACT, Some((own.into.at(0), LONG)), 1).unwrap();
@@ -147,7 +147,8 @@ fn read_by_all<R: Rail>(own: &mut Own1<R, 1>, peers: &[fishplate_core::mem::Peer
 
 #[test]
 fn the_engine_s_own_imports_make_room_for_those_of_the_user() {
-    // Every peer is this engine; its tables hold 16 imports, one of which is in use from the start.
+    // Every peer is this engine. Its tables have room for 16 imports, one of which is in use from
+    // the start.
     let mut own = loopback(SMALL);
     let mut peers = vec![own.me];
     while let Ok(peer) = own.engine.reserve_peer() {
@@ -168,7 +169,7 @@ fn the_engine_s_own_imports_make_room_for_those_of_the_user() {
     let len = own.engine.export(regions[0], &mut handle).unwrap();
     let full = own.engine.import(peers[0], &handle[..len]);
     assert_eq!(full, Err(AttachError::Full), "the user's own imports stay");
-    // Payloads come in chunks now.
+    // The import table is full, so payloads arrive in chunks.
     read_by_all(&mut own, &peers[..1], regions[1]);
     assert!(own.engine.matching_stats().pulled > 0);
     for remote in remotes {
@@ -181,7 +182,7 @@ fn a_peer_with_regions_in_the_common_segment_is_not_removed() {
     let mut own = mapped();
     let plain = region(64);
     let kind = RegionKind::Common { peer: own.me.peer(), offset: 0 };
-    // SAFETY: as for the region of `region`.
+    // SAFETY: the memory is that of `plain`, which is leaked and accessed only through the engine.
     let common = own.engine.register(unsafe { Region::new(plain.ptr(), 64, kind) }).unwrap();
     assert_eq!(own.engine.remove_peer(own.me), in_use(Use::Common));
     assert_eq!(own.engine.peer_error(own.me), Ok(None), "nothing has changed");

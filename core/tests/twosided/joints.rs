@@ -35,7 +35,7 @@ fn a_sender_respects_its_receiver_s_limits() {
         write(&engine, out.at(0), &bytes);
         let long = engine.send(CX, small, tag(1), Payload::Bytes(&bytes[..41]), Notice::Silent);
         assert_eq!(long, Err(OpError::TooLong { len: 41, max: 40 }));
-        // The one credit, and then two headers, whatever their payload.
+        // The receiver has one credit, and then two headers, whatever the payload.
         let sent = engine.send(CX, small, tag(1), Payload::Bytes(&bytes[..40]), Notice::Silent);
         assert_eq!(sent, Ok(Issued::Done { value: 40 }));
         for len in [40, 200] {
@@ -58,7 +58,7 @@ fn a_sender_respects_its_receiver_s_limits() {
             check(&status, Received::Ok, 1, len as u64, len as u64);
             assert_eq!(read(&engine, into_at, len), bytes[..len]);
         }
-        // With equal limits, the rail's message size decides.
+        // With equal limits, the rail's maximum message length decides.
         let sent = engine.send(CX, short, tag(2), Payload::Bytes(&bytes[..88]), Notice::Silent);
         assert_eq!(sent, Ok(Issued::Done { value: 88 }));
         let long = engine.send(CX, short, tag(2), Payload::Bytes(&bytes[..89]), Notice::Silent);

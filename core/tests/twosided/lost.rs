@@ -1,5 +1,5 @@
-//! The state of a lost peer is freed once, whatever it was: later peers have neither less room nor
-//! state of others.
+//! The state of a lost peer is freed exactly once, in every state. Later peers have no less room,
+//! and no state of earlier ones.
 
 use fishplate_core::engine::protocol::{Payload, Received};
 use fishplate_core::engine::{Config, Notice};
@@ -12,10 +12,10 @@ use super::rig::*;
 use super::support::tap::{Post, Verb, shared, tap};
 use super::support::*;
 
-/// Streams of an engine of these tests.
+/// Number of streams of an engine in these tests.
 const PEERS: u32 = 4;
 
-/// Another peer that is this engine.
+/// Connects another peer that is this engine.
 fn another<R: Rail>(own: &mut Own1<R, 1>) -> PeerId {
     let peer = own.engine.reserve_peer().unwrap();
     own.engine.connect_peer(peer, 1).unwrap();
@@ -27,12 +27,12 @@ fn send_to<R: Rail>(own: &mut Own1<R, 1>, to: PeerId, n: u64) {
     passes(&mut own.engine, 2);
 }
 
-/// Makes a peer acknowledge something that was never sent.
+/// Makes a peer acknowledge a number that was never sent.
 fn fail<R: Rail>(own: &mut Own1<R, 1>, peer: PeerId) {
     let mut ack = [0u8; 16];
     ack[0] = 5;
     ack[8..12].copy_from_slice(&0x4000_0000u32.to_le_bytes());
-    // SAFETY: one message, which has no completion to report.
+    // SAFETY: the test only posts one message, which completes at once and so uses no context word.
     let rail = unsafe { own.engine.rail_unchecked(RailId(0)) }.unwrap();
     rail.post_message(peer.peer(), &ack, Untrusted::from_slice(&[]), 0).unwrap();
     passes(&mut own.engine, 3);
@@ -44,7 +44,7 @@ fn claimed_messages_of_a_removed_sender_take_no_room() {
     let mut own = loopback(SMALL);
     let room = SMALL.unexpected(PEERS as usize);
     let mut claimed = vec![];
-    // More than there is room for, a few of each peer that comes and goes.
+    // Claims more messages than there is room for, a few of each of many successive peers.
     while claimed.len() <= room {
         let peer = another(&mut own);
         for n in 0..u64::from(SMALL.credits) {
@@ -63,7 +63,7 @@ fn claimed_messages_of_a_removed_sender_take_no_room() {
 #[test]
 fn a_header_of_a_lost_peer_held_by_a_receive_is_freed_once() {
     let control = shared();
-    // One step per pass: entries behind one without room stay.
+    // A pass takes one step, so entries behind an entry without room stay.
     let config = Config { batch: 1, ..Config::DEFAULT };
     let mut own = own1(config, SMALL, tap(Loopback::<64>::new(), &control));
     control.borrow_mut().unreadable = true;
@@ -76,7 +76,8 @@ fn a_header_of_a_lost_peer_held_by_a_receive_is_freed_once() {
         own.engine.send(CX, to, tag(n), Payload::Region(own.out.at(n * 600), 600), Notice::Silent).unwrap();
         passes(&mut own.engine, 20);
     };
-    // A receive whose payload cannot be requested precedes that of the lost one's message.
+    // A receive whose payload cannot be requested is ahead of the receive of the lost peer's
+    // message.
     let first = own.recv(1, EXACT, 600, 600);
     send(&mut own, honest, 1);
     send(&mut own, lost, 2);
@@ -88,7 +89,7 @@ fn a_header_of_a_lost_peer_held_by_a_receive_is_freed_once() {
     let status = own.finish(second);
     assert!(matches!(status.outcome, Received::Failed(_)), "{status:?}");
     check(&own.finish(first), Received::Ok, 1, 600, 600);
-    // All headers at once: each belongs to its own message.
+    // Uses all headers at once: each belongs to its own message.
     passes(&mut own.engine, 20);
     for n in 3..3 + u64::from(SMALL.headers) {
         send(&mut own, honest, n);
@@ -107,7 +108,7 @@ fn a_search_for_messages_of_a_failed_peer_returns_at_once() {
     send_to(&mut own, peer, 1);
     fail(&mut own, peer);
     let gone = OpError::PeerFailed(PeerError::Protocol(Violation::Ack));
-    // Messages that have arrived can be found; others never come.
+    // Messages that have arrived can be found. No further message arrives.
     assert_eq!(own.engine.probe(Some(peer), tag(1), EXACT).unwrap().unwrap().len, 8);
     assert_eq!(own.engine.probe(Some(peer), tag(2), EXACT), Err(gone));
     assert_eq!(own.engine.mprobe(Some(peer), tag(2), EXACT), Err(gone));

@@ -1,4 +1,5 @@
-//! Messages of one sender never overtake each other on any rails; none is lost or delivered twice.
+//! Messages of one sender never overtake each other on any rails. No message is lost or delivered
+//! twice.
 
 use fishplate_core::engine::protocol::{MatchConfig, Payload, Received, Request};
 use fishplate_core::engine::tag::Tag;
@@ -14,10 +15,11 @@ use super::support::fleet::{self, Node};
 use super::support::tap::{shared, tap};
 use super::support::*;
 
-/// Messages that each node sends in all, and bytes reserved for each.
+/// Number of messages that each node sends in all, and bytes reserved for each message.
 const MESSAGES: u64 = 24;
 const ROOM: u64 = 640;
-/// A receiver's buffers, used in turn: more than can be open at once, or than a node is sent.
+/// Number of a receiver's buffers, which are used in turn. It exceeds both the number of open
+/// receives and the number of messages to one node.
 const PLACES: u64 = 100;
 
 /// A sent message.
@@ -30,7 +32,7 @@ struct Sent {
     sync: bool,
 }
 
-/// A receive, and the message that it got: its sender and its number there.
+/// A receive, and the message that it matched: the sender and the message's number there.
 struct Posted {
     source: Option<usize>,
     tag: u64,
@@ -45,13 +47,12 @@ impl Posted {
     }
 }
 
-/// All nodes send to all over `RAILS` faulty rails.
+/// Lets all nodes send to all nodes over `RAILS` faulty rails.
 fn traffic<const RAILS: usize>(seed: u64) {
     run(seed, |nodes, config, matching| tagged_fleet::<RAILS>(nodes, Dials::WILD, config, matching, seed));
 }
 
-/// All nodes send to all over the nodes of `make`, whose limits are those of the configuration or
-/// less.
+/// Lets all nodes of `make` send to all nodes. Their limits are at most those of the configuration.
 fn run<R: Rail, const RAILS: usize>(
     seed: u64,
     make: impl FnOnce(u16, Config, MatchConfig) -> Vec<Node<R, RAILS>>,
@@ -91,8 +92,8 @@ fn run<R: Rail, const RAILS: usize>(
                 .collect(),
         );
     }
-    // Receives of every kind, at most as many as messages to come. Unmatched ones are cancelled at
-    // the end, and receives of any message follow.
+    // Posts receives of every kind, at most as many as there are messages to come. Finally cancels
+    // unmatched receives, and posts receives of any message.
     let mut sent = vec![0usize; nodes];
     let mut open: Vec<usize> = vec![0; nodes];
     let mut places: Vec<u64> = vec![0; nodes];
@@ -111,7 +112,7 @@ fn run<R: Rail, const RAILS: usize>(
             while let Some(end) = fleet[me].engine.next_completion() {
                 assert_eq!(end.outcome, Outcome::Done, "seed {seed}");
             }
-            // The receiver pauses at first, and in between.
+            // The receiver pauses at first and from time to time.
             if turn < hold || turn % 512 < hold {
                 continue;
             }
@@ -131,7 +132,7 @@ fn run<R: Rail, const RAILS: usize>(
                 open[me] += 1;
             }
             if turn > 2000 && turn % 500 == 0 {
-                // Receives that no message can match any more.
+                // Cancels receives that no message can match any more.
                 for receive in posted[me].iter_mut().filter(|receive| receive.got.is_none()) {
                     let _ = fleet[me].engine.cancel(receive.request);
                 }
@@ -171,7 +172,7 @@ fn run<R: Rail, const RAILS: usize>(
         }
         assert!(turn < 399_999, "seed {seed}: nothing comes any more");
     }
-    // Everything owed to the senders arrives too.
+    // All acknowledgements and credits also arrive at the senders.
     let peers: Vec<_> = fleet[0].peers.clone();
     fleet::turn_until(&mut fleet, &format!("seed {seed}: quiet"), |fleet| {
         fleet.iter_mut().all(|node| {
@@ -222,7 +223,7 @@ fn post<R: Rail, const RAILS: usize>(node: &mut Node<R, RAILS>, message: Sent, n
     match issued {
         Ok(Issued::Done { .. }) => {
             assert!(!message.sync);
-            // A done message may be changed at once.
+            // The buffer of a completed send may be changed at once.
             write(&node.engine, node.source.at(at), &vec![0xff; message.len]);
             true
         }
@@ -292,7 +293,7 @@ fn payloads_are_read_over_rails_numbered_differently() {
     assert!(stats.iter().all(|stats| stats.pulled == 0), "a key of another rail: {stats:?}");
 }
 
-/// A rail that is briefly full: the first message waits, and so do later bytes.
+/// The rail is briefly full: the first message waits, and later bytes wait behind it.
 #[test]
 fn bytes_do_not_overtake_a_message_that_waits_for_room() {
     for len in [8, 100] {

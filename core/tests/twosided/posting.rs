@@ -1,5 +1,5 @@
-//! The fast path of posting applies only to a receive like the previous one. Here each other kind
-//! follows one like it.
+//! The fast path of posting applies only to a receive like the previous one. In these tests, each
+//! other kind follows such a receive.
 
 use fishplate_core::engine::Notice;
 use fishplate_core::engine::protocol::{Cancelled, Payload, Received};
@@ -15,7 +15,7 @@ use super::support::*;
 
 type Rig = Own1<Veiled<Loopback<64>>, 1>;
 
-/// An engine on a rail with devices, and a second peer of it.
+/// Returns an engine over a rail with device memory, and a second peer of the engine.
 fn rig() -> (Rig, PeerId) {
     let mut own = own1(Default::default(), SMALL, [Veiled::new(Loopback::new())]);
     let other = own.engine.reserve_peer().unwrap();
@@ -23,14 +23,14 @@ fn rig() -> (Rig, PeerId) {
     (own, other)
 }
 
-/// Posts an unmatched receive and cancels it: the next one may then take the fast path.
+/// Posts an unmatched receive and cancels it. The next receive may then take the fast path.
 fn prime(own: &mut Rig, source: Option<PeerId>, ignore: Tag) {
     let request = own.engine.recv(source, tag(0xdead), ignore, Some((own.into.at(0), 8)), 0).unwrap();
     assert_eq!(own.engine.cancel(request), Ok(Cancelled::Removed));
     assert_eq!(own.engine.test_recv(request).unwrap().unwrap().outcome, Received::Cancelled);
 }
 
-/// Nothing is open, and every slot is free.
+/// Checks that no receive is open and that every slot is free.
 fn all_free(own: &mut Rig) {
     let into = Some((own.into.at(0), 8));
     let all: Vec<_> = (0..RECEIVES)
@@ -63,12 +63,13 @@ fn directed_and_any_source_receives_alternate() {
         prime(&mut own, before, EXACT);
         let into = Some((own.into.at(0), 8));
         let request = own.engine.recv(source, tag(1), EXACT, into, 0).unwrap();
-        // Both send: a named source second, and without one `other` before `me`.
+        // Both peers send. A named source sends second; without a named source, `other` sends
+        // before `me`.
         let senders = if source == Some(other) { [me, other] } else { [other, me] };
         senders.into_iter().for_each(|from| send(&mut own, from, tag(1)));
         let status = own.finish(request);
         assert_eq!(status.envelope.unwrap().source, source.unwrap_or(other), "{before:?} then {source:?}");
-        // The other message is still there.
+        // The message of the other peer is still unmatched.
         let left = own.engine.mprobe(None, tag(1), EXACT).unwrap().expect("the other");
         own.engine.discard(left).unwrap();
         passes(&mut own.engine, 5);
@@ -126,11 +127,11 @@ fn a_receive_without_a_free_slot() {
     }
     let last = own.recv(1, EXACT, 0, 8);
     assert_eq!(post(&mut own, Some(me), EXACT, into), Err(OpError::Again));
-    // A complete receive keeps its slot until its status is taken.
+    // A completed receive keeps its slot until its status is taken.
     assert_eq!(own.engine.cancel(last), Ok(Cancelled::Removed));
     assert_eq!(post(&mut own, Some(me), EXACT, into), Err(OpError::Again));
     assert_eq!(own.engine.next_recv().unwrap().request, last);
-    // The others are unchanged: each completes once.
+    // The other receives are unchanged, and each completes once.
     for _ in 1..RECEIVES {
         send(&mut own, me, tag(1));
         assert_eq!(own.engine.next_recv().expect("one for each message").outcome, Received::Ok);
@@ -147,10 +148,10 @@ fn a_receive_from_a_missing_peer() {
     let reserved = own.engine.reserve_peer().unwrap();
     prime(&mut own, Some(other), EXACT);
     assert_eq!(post(&mut own, Some(reserved), EXACT, into), Err(OpError::UnknownPeer), "never connected");
-    // It acknowledges something that was never sent.
+    // The peer acknowledges a number that was never sent.
     let mut ack = [0u8; 16];
     (ack[0], ack[11]) = (5, 0x40);
-    // SAFETY: one message, which has no completion to report.
+    // SAFETY: the test only posts one message, which completes at once and so uses no context word.
     let rail = unsafe { own.engine.rail_unchecked(RailId(0)) }.unwrap();
     rail.post_message(other.peer(), &ack, Untrusted::from_slice(&[]), 0).unwrap();
     passes(&mut own.engine, 3);

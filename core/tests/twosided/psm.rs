@@ -1,5 +1,5 @@
-//! The compatibility layer follows PSM's rules: two words or three, status fields, oldest completed
-//! first, cancel before wait.
+//! The compatibility layer follows PSM's rules: two or three tag words, status fields, oldest
+//! completion first, cancel before wait.
 
 use fishplate_core::engine::protocol::MatchConfig;
 use fishplate_core::engine::{Config, Waiter};
@@ -66,7 +66,7 @@ fn a_two_word_receive_accepts_any_third_word() {
     assert_eq!(status, want);
     assert_eq!(Status::from(status).msg_tag, 5 | 6 << 32);
     assert_eq!(bench.wait(sent), Status2 { context: 1, ..want });
-    // Three words are compared if three are selected.
+    // All three words are compared if all three are selected.
     bench.mq.isend2(bench.me, 0, [5, 6, 8], bench.from(4), 3).unwrap();
     let mut other = Some(bench.mq.irecv2(Some(bench.me), [5, 6, 9], ALL3, bench.to(8), 4).unwrap());
     bench.mq.poll();
@@ -100,7 +100,7 @@ fn peek_returns_the_oldest_completed_request_and_leaves_it() {
     let short = bench.mq.irecv(2, ALL, Some((bench.into.at(6000), 8)), 2).unwrap();
     let first = bench.mq.isend(bench.me, 0, 1, bench.from(5000), 3).unwrap();
     let second = bench.mq.isend(bench.me, 0, 2, bench.from(8), 4).unwrap();
-    // The short send completes at once; the long ones follow.
+    // The short send completes at once, and the long sends complete later.
     let mut order = vec![];
     for _ in 0..4 {
         while bench.mq.ipeek().is_err() {}
@@ -183,7 +183,8 @@ fn probes_find_claim_and_fill_every_field() {
     assert_eq!(status, want);
     let (second, status) = bench.mq.improbe(1, ALL).unwrap();
     assert_eq!(status.msg_length, 9);
-    // In any order, each once; the handle becomes that of the receive.
+    // Claimed messages may be received in any order, each once. The handle becomes that of the
+    // receive.
     assert_eq!(bench.mq.test2(&mut Some(second)), Err(Code::ParamErr));
     bench.mq.imrecv(bench.to(64), 21, second).unwrap();
     assert_eq!(bench.mq.imrecv(bench.to(64), 21, second), Err(Code::ParamErr));
@@ -194,7 +195,7 @@ fn probes_find_claim_and_fill_every_field() {
 
 #[test]
 fn deferred_sends_keep_order_and_full_requests_are_an_error() {
-    // Four headers at once, and no payload is kept: most of these wait.
+    // The receiver stores at most four headers and no payload, so most of these sends wait.
     let mut bench = bench(40, MatchConfig { credits: 0, headers: 4, ..SMALL });
     for n in 0..30u32 {
         bench.mq.isend2(bench.me, 0, [7, n, 0], bench.from(8), n as u64).unwrap();
@@ -235,7 +236,7 @@ fn a_short_send_without_a_credit_counts_as_rendezvous() {
     }
 }
 
-/// Counts its sleeps.
+/// A sleeper that counts its sleeps.
 struct Bed(std::cell::Cell<u32>);
 
 impl Park for Bed {
@@ -268,7 +269,7 @@ fn a_blocking_send_returns_when_its_buffer_is_free() {
     let mut bench = bench(4, ROOMY);
     let (me, from) = (bench.me, bench.from(8));
     bench.mq.send(me, 0, 1, from, &mut waiter(), SOON).unwrap();
-    // No receive matches it, so it expires, and its slot is freed when it completes.
+    // No receive matches the send, so its wait expires. Its slot is freed when it completes.
     let late = bench.mq.send(me, FLAG_SENDSYNC, 2, from, &mut waiter(), 2000);
     assert_eq!(late, Err(Code::NoCompletions));
     let recv = bench.mq.irecv(2, ALL, bench.to(8), 0).unwrap();
@@ -305,7 +306,7 @@ fn the_rendezvous_threshold_can_be_changed_at_any_time() {
 #[test]
 fn completions_are_offered_oldest_first_and_unaccepted_ones_stay() {
     let mut bench = bench(8, ROOMY);
-    // Seven sends to a queue of eight; each completes at once.
+    // Seven sends to a queue with eight slots. Each completes at once.
     let send = |bench: &mut Bench, context| {
         let from = bench.from(8);
         bench.mq.fp_msg(Fast::Send(bench.me, 0), [1, 0, 0], from, context).unwrap()
@@ -319,7 +320,7 @@ fn completions_are_offered_oldest_first_and_unaccepted_ones_stay() {
     });
     assert_eq!(stored, 2);
     assert_eq!(seen, [0, 1, 2, 3].map(|n| (requests[n], n as u64, [0, 1, 1, 2][n])));
-    // An accepted request is finished; a refused one is the oldest again.
+    // An accepted request is finished. A refused request is reported as the oldest again.
     assert_eq!(bench.mq.test(&mut Some(requests[1])), Err(Code::ParamErr));
     let mut contexts = vec![];
     let mut offer = |bench: &mut Bench, entries, answer| {
@@ -334,7 +335,7 @@ fn completions_are_offered_oldest_first_and_unaccepted_ones_stay() {
     assert_eq!(offer(&mut bench, 2, Copied::Stored), 1);
     assert_eq!(offer(&mut bench, 2, Copied::Stored), 0);
     assert_eq!(contexts, [3, 4, 5, 6]);
-    // Without a completion it polls: the messages are there, and each matches its receive.
+    // Without a completion the call polls. The messages have arrived, and each matches its receive.
     let into = bench.to(8);
     let recv = bench.mq.fp_msg(Fast::Receive(Some(bench.me), ALL3), [1, 0, 0], into, 9).unwrap();
     let mut got = None;

@@ -1,5 +1,5 @@
-//! The compatibility layer and its peers: none delays another, and none leaves requests that cannot
-//! be completed.
+//! The compatibility layer and its peers: no peer delays another, and no peer leaves requests that
+//! cannot complete.
 
 use fishplate_core::engine::Config;
 use fishplate_core::engine::protocol::MatchConfig;
@@ -16,7 +16,7 @@ const ALL3: [u32; 3] = [u32::MAX; 3];
 
 struct Bench {
     mq: Mq<'static, 'static, Loopback<256>, 1>,
-    /// All of them are this engine.
+    /// The peers, which are all this engine.
     peers: [PeerId; 3],
     out: LocalId,
     into: LocalId,
@@ -47,7 +47,7 @@ impl Bench {
         self.mq.isend(self.peers[to], 0, tag, self.from(8), tag).unwrap()
     }
 
-    /// Whether a receive from that peer with that tag completes soon.
+    /// Returns whether a receive from this peer with this tag completes soon.
     fn receives(&mut self, from: usize, tag: u32) -> bool {
         let req = self.mq.irecv2(Some(self.peers[from]), [tag, 0, 0], ALL3, self.to(8), 0).unwrap();
         (0..200).any(|_| {
@@ -57,7 +57,7 @@ impl Bench {
     }
 }
 
-/// Only a header is kept at the receiver.
+/// Limits under which the receiver stores only one header.
 const TIGHT: MatchConfig = MatchConfig { credits: 0, headers: 1, ..SMALL };
 
 #[test]
@@ -67,7 +67,7 @@ fn a_send_without_room_delays_none_to_another_peer() {
         for n in 0..1 + blocked {
             bench.send(0, n);
         }
-        // The former are not received; the latter are received at once.
+        // Messages to peers 1 and 2 are received at once, while those to peer 0 wait.
         for n in 0..3 {
             bench.send(1, 10 + n);
             bench.send(2, 20 + n);
@@ -76,7 +76,7 @@ fn a_send_without_room_delays_none_to_another_peer() {
             assert!(bench.receives(2, 20 + n), "message {n} to the third waits for the first");
             assert!(bench.receives(1, 10 + n), "message {n} to the second waits for the first");
         }
-        // Sends to one peer wait for each other.
+        // Sends to the same peer wait for each other.
         for n in 0..1 + blocked as u32 {
             let found = (0..200).find_map(|_| bench.mq.iprobe2(Some(bench.peers[0]), [0; 3], [0; 3]).ok());
             assert_eq!(found.unwrap().msg_tag[0], n);
@@ -102,8 +102,8 @@ fn probes_retry_deferred_sends() {
     }
 }
 
-/// A pass that frees room for a deferred send may not retry it: a probe that finds its message in
-/// that pass, or a pass of the engine's owner.
+/// A pass that frees room for a deferred send may not retry that send. The pass may be that of a
+/// probe that finds its message, or of the engine's owner.
 #[test]
 fn a_send_does_not_overtake_a_deferred_one() {
     let mut found_both = 0;
@@ -146,7 +146,7 @@ fn deferred_sends_keep_their_order() {
         let any = bench.mq.irecv2(Some(bench.peers[0]), [0; 3], [0; 3], bench.to(8), 0).unwrap();
         let status = bench.mq.wait2(&mut Some(any), &mut waiter(), 1_000_000).unwrap();
         assert_eq!(status.msg_tag[0], tag);
-        // Behind those that still wait.
+        // The new sends wait behind those that are still deferred.
         send(&mut bench, tag as usize % 3);
     }
 }
@@ -173,7 +173,7 @@ fn a_claimed_message_of_a_removed_sender_fails() {
 }
 
 impl Bench {
-    /// The contexts of all completions, in order.
+    /// Returns the contexts of all completions, in order.
     fn completed(&mut self) -> Vec<u64> {
         let mut contexts = vec![];
         while let Ok((req, status)) = self.mq.ipeek_dequeue() {
@@ -183,18 +183,19 @@ impl Bench {
         contexts
     }
 
-    /// Makes the peer break the protocol.
+    /// Makes the peer violate the protocol.
     fn fail(&mut self, peer: usize) {
         let mut ack = [0u8; 16];
         (ack[0], ack[11]) = (5, 0x40);
-        // SAFETY: one message, which has no completion to report.
+        // SAFETY: the test posts one message, which completes at once and so uses no context word.
         let rail = unsafe { self.mq.engine_mut().rail_unchecked(RailId(0)) }.unwrap();
         rail.post_message(self.peers[peer].peer(), &ack, Untrusted::from_slice(&[]), 0).unwrap();
         self.mq.poll();
     }
 }
 
-/// The engine's owner makes passes, so that requests complete without the queue's knowledge.
+/// The engine's owner makes passes, so requests complete before the queue collects their
+/// completions.
 #[test]
 fn earlier_completions_are_reported_before_a_request_that_completes_at_once() {
     for claimed in [false, true] {

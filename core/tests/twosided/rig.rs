@@ -1,4 +1,4 @@
-//! Engines that exchange tagged messages: one that is its own peer, or a fleet on a simulated
+//! Engines that exchange tagged messages: an engine that is its own peer, or a fleet on a simulated
 //! fabric.
 
 use fishplate_core::engine::protocol::{
@@ -17,7 +17,7 @@ use fishplate_core::rail::sim::Dials;
 use super::support::fleet::{self, Node};
 use super::support::*;
 
-/// Small, so that everything runs out soon.
+/// Small limits, which are soon reached.
 pub const SMALL: MatchConfig = MatchConfig {
     eager: 128,
     credits: 4,
@@ -28,7 +28,8 @@ pub const SMALL: MatchConfig = MatchConfig {
     seed: 7,
 };
 
-/// The final size of a stream that begins with `each` and needs all of the shared room.
+/// Returns the final room of a stream that begins with `each` and takes as much of the shared room
+/// as it can.
 pub fn grown(each: u32, mut shared: u32) -> u32 {
     let mut has = each;
     while has != 0 && has <= shared {
@@ -38,10 +39,10 @@ pub fn grown(each: u32, mut shared: u32) -> u32 {
     has
 }
 
-/// Most open receives in these tests.
+/// Maximum number of open receives in these tests.
 pub const RECEIVES: usize = 64;
 
-/// Leaked memory for this many streams.
+/// Returns leaked matching memory for this many streams.
 pub fn match_memory<const RAILS: usize>(
     config: MatchConfig,
     streams: usize,
@@ -70,12 +71,12 @@ pub fn match_memory<const RAILS: usize>(
 pub struct Own1<R: Rail, const RAILS: usize> {
     pub engine: Engine<'static, R, RAILS>,
     pub me: PeerId,
-    /// The source region, and the destination region.
+    /// The region that sends use, and the region that receives use.
     pub out: LocalId,
     pub into: LocalId,
 }
 
-/// Bytes of each region in these tests.
+/// Length of each region in these tests, in bytes.
 pub const SIZE: usize = 1 << 16;
 
 pub fn own1<R: Rail, const RAILS: usize>(
@@ -97,7 +98,7 @@ pub fn faulty(matching: MatchConfig, seed: u64) -> Own1<Faulty<Loopback<64>, 16>
     own1(Config { window: 16, ..Config::DEFAULT }, matching, [rail(0), rail(1000)])
 }
 
-/// A fleet whose nodes all match messages.
+/// Creates a fleet whose nodes all match messages.
 pub fn tagged_fleet<const RAILS: usize>(
     nodes: u16,
     dials: Dials,
@@ -117,7 +118,7 @@ pub fn tag(lo: u64) -> Tag {
     Tag::from(lo)
 }
 
-/// Nothing ignored, and everything ignored.
+/// Masks that ignore no bit and all bits.
 pub const EXACT: Tag = Tag::ZERO;
 pub const ANY: Tag = Tag::ALL;
 
@@ -131,7 +132,7 @@ impl<R: Rail, const RAILS: usize> Own1<R, RAILS> {
         self.engine.send(CX, self.me, tag(lo), Payload::Bytes(bytes), Notice::Silent)
     }
 
-    /// Sends `len` bytes of the source region, whose values depend on their offset.
+    /// Sends `len` bytes of the source region, filled with the pattern of their offset.
     pub fn send_region(&mut self, lo: u64, at: u64, len: usize, sync: bool) -> Result<Issued, OpError> {
         write(&self.engine, self.out.at(at), &pattern(at, len));
         let payload = Payload::Region(self.out.at(at), len);
@@ -156,7 +157,7 @@ impl<R: Rail, const RAILS: usize> Own1<R, RAILS> {
     }
 }
 
-/// Bytes that depend on their offset.
+/// Returns bytes that depend on their offset.
 pub fn pattern(at: u64, len: usize) -> Vec<u8> {
     (at..at + len as u64).map(|n| (n.wrapping_mul(0x9e37_79b9) >> 13) as u8).collect()
 }

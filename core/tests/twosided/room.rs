@@ -1,4 +1,4 @@
-//! Room for unexpected messages: the shared part goes to streams that need it, and returns.
+//! Room for unexpected messages: streams that need it take from the shared room, and return it.
 
 use fishplate_core::engine::protocol::{MatchConfig, Payload, Received};
 use fishplate_core::engine::{Config, Issued, Notice};
@@ -13,11 +13,12 @@ use super::support::fleet;
 use super::support::tap::{Event, shared, tap};
 use super::support::*;
 
-/// Little for each stream, much in common.
+/// Limits with little room for each stream and much shared room.
 const SHARED: MatchConfig =
     MatchConfig { credits: 2, headers: 2, shared_credits: 600, shared_headers: 120, ..SMALL };
 
-/// Sends unmatched messages to a peer, numbered from `first`, until there is no room.
+/// Sends unmatched messages to a peer, numbered from `first`, until there is no room. Returns their
+/// number.
 fn fill<R: Rail, const RAILS: usize>(own: &mut Own1<R, RAILS>, to: PeerId, first: u64) -> u64 {
     let (mut n, mut refused) = (first, 0);
     while refused < 1000 {
@@ -35,7 +36,7 @@ fn fill<R: Rail, const RAILS: usize>(own: &mut Own1<R, RAILS>, to: PeerId, first
     n - first
 }
 
-/// Receives those messages, the last one first.
+/// Receives these messages, the last one first.
 fn drain<R: Rail, const RAILS: usize>(own: &mut Own1<R, RAILS>, from: PeerId, first: u64, count: u64) {
     for n in (first..first + count).rev() {
         let into = Some((own.into.at(0), 8));
@@ -57,7 +58,7 @@ fn a_stream_s_room_grows_to_hundreds_of_messages() {
     assert_eq!(sent, most(&SHARED), "as far as doubling goes");
     assert!(sent > 500);
     drain(&mut own, me, 0, sent);
-    // The room has not changed.
+    // The stream has the same room again.
     assert_eq!(fill(&mut own, me, 0), sent);
     drain(&mut own, me, 0, sent);
 }
@@ -74,7 +75,7 @@ fn a_greedy_peer_leaves_others_their_own_room() {
     let (modest, patient) = (next(), next());
     let all = fill(&mut own, greedy, 0);
     assert_eq!(all, most(&SHARED));
-    // The rest of the shared room is less than the greedy stream requests.
+    // The rest of the shared room is less than the greedy stream would request.
     let left = |each: u32, shared: u32| shared - (grown(each, shared) - each);
     let rest = MatchConfig {
         shared_credits: left(SHARED.credits, SHARED.shared_credits),
@@ -97,7 +98,7 @@ fn a_greedy_peer_leaves_others_their_own_room() {
     drain(&mut own, peer, 0, again);
 }
 
-/// Blocks for short messages, in common.
+/// Number of shared blocks for short messages.
 const SHORTS: u32 = 1000;
 
 #[test]
@@ -109,12 +110,12 @@ fn short_messages_have_room_beyond_the_credits() {
         let me = own.me;
         let sent = fill(&mut own, me, 0);
         assert_eq!(sent, most);
-        // Longer ones take none of it.
+        // Longer messages cannot use the blocks for short ones.
         let longer = own.engine.send(CX, me, tag(7), Payload::Region(own.out.at(0), 65), Notice::Silent);
         assert_eq!(longer, Err(OpError::Again));
         drain(&mut own, me, 0, sent);
     }
-    // A peer that is removed leaves all of it, whether its messages wait or were not sent.
+    // Removing a peer frees all of its room, whether its messages wait or were never sent.
     for sent in [most, most / 2, 40] {
         let me = own.me;
         for n in 0..sent {
@@ -154,7 +155,8 @@ fn one_way_traffic_needs_few_acknowledgements_and_little_room() {
         }
         alone.push(fleet[1].engine.stats().acks_alone - before);
     }
-    // After 2 messages, then after 3, 5, 9 and 17, and from then on after 33: half of 64, plus one.
+    // In the first round room is returned after 2, 3, 5, 9 and 17 messages. Later it is returned
+    // after 33 messages each: half of 64, plus one.
     assert_eq!(alone[0], 5, "{alone:?}");
     assert_eq!(alone[10..].iter().sum::<u64>(), 20, "{alone:?}");
     assert_eq!(fleet[1].engine.matching_stats().kept, 0);
@@ -165,7 +167,7 @@ fn a_late_room_message_does_not_shrink_room() {
     let control = shared();
     let mut own = own1(Config::DEFAULT, SMALL, tap(Loopback::<64>::new(), &control));
     let from = own.me.peer();
-    // The header, then credits and headers.
+    // The message has a header, then credits and headers.
     for (credits, headers) in [(6u64, 5u64), (1, 1)] {
         let mut bytes = vec![22, 0, 0, 0];
         bytes.resize(16, 0);
@@ -174,7 +176,7 @@ fn a_late_room_message_does_not_shrink_room() {
         control.borrow_mut().inject.push_back(Event::Message(from, bytes));
     }
     passes(&mut own.engine, 3);
-    // The receiver is this engine too, and has given 4 of each.
+    // The receiver is this engine too, and has granted 4 of each.
     control.borrow_mut().edit = Some(Box::new(|_, event| match event {
         Event::Message(..) => vec![],
         event => vec![event],
@@ -194,13 +196,13 @@ fn credits_of_received_messages_return_without_traffic_the_other_way() {
     fleet::turn_until(&mut fleet, "all are kept", |fleet| {
         fleet[1].engine.matching_stats().kept == most && fleet[0].engine.is_quiet(CX, to) == Ok(true)
     });
-    // Nothing is owed now but what receiving them returns.
+    // Only the messages received from here on return credits.
     for n in 0..most {
         let into = Some((fleet[1].target.at(0), 8));
         let request = fleet[1].engine.recv(None, tag(n), EXACT, into, n).unwrap();
         check(&fleet[1].engine.test_recv(request).unwrap().unwrap(), Received::Ok, n, 8, 8);
     }
-    // Runs longer than an acknowledgement waits for a message to travel with.
+    // Runs for longer than an acknowledgement waits for a message that can carry it.
     let mut turns = 0;
     fleet::turn_until(&mut fleet, "some turns", |_| {
         turns += 1;

@@ -1,5 +1,5 @@
-//! Known errors and ambiguities of other stacks: sections 1, 2 and 7 of the matching specification,
-//! a test each.
+//! Known errors and ambiguities of other stacks, from sections 1, 2 and 7 of the matching
+//! specification. Each has a test.
 
 use std::collections::HashMap;
 
@@ -14,7 +14,7 @@ use fishplate_core::rail::loopback::Loopback;
 use super::rig::*;
 use super::support::*;
 
-/// One engine with four sources, all of which are itself.
+/// An engine with four sources, all of which are the engine itself.
 struct Many {
     own: Own1<Loopback<256>, 1>,
     sources: Vec<PeerId>,
@@ -97,7 +97,7 @@ fn o3_a_64_bit_receive_ignores_the_third_word() {
 
 #[test]
 fn o4_truncation_reports_both_lengths_in_every_protocol() {
-    // Also by rendezvous and posted first, where other stacks overwrite the length.
+    // Also tests rendezvous and posted receives, for which other stacks overwrite the length.
     for (len, posted_first) in [(8, true), (8, false), (4000, true), (4000, false)] {
         let mut own = loopback(ROOMY);
         let early = posted_first.then(|| own.recv(1, EXACT, 0, 4));
@@ -163,7 +163,7 @@ fn o7_a_synchronous_send_to_oneself_completes_with_its_match() {
                 true => {
                     let message = own.engine.mprobe(None, tag(1), EXACT).unwrap().unwrap();
                     passes(&mut own.engine, 100);
-                    // A claim is not a match.
+                    // A claim does not count as a match.
                     assert_eq!(own.engine.test(token), Ok(None));
                     own.engine.discard(message).unwrap();
                 }
@@ -190,7 +190,7 @@ fn o8_the_status_distinguishes_cancelled_from_matched() {
     let ends: Vec<_> = std::iter::from_fn(|| many.own.engine.next_recv()).collect();
     assert_eq!(ends.iter().map(|end| end.outcome).collect::<Vec<_>>(), [Received::Ok, Received::Cancelled]);
     assert_eq!((ends[1].envelope, ends[1].delivered), (None, 0));
-    // A later message for it waits for another receive.
+    // A later message stays unexpected until another receive.
     many.send(0, tag(2), b"late");
     assert!(many.own.engine.probe(None, tag(2), EXACT).unwrap().is_some());
 }
@@ -216,7 +216,7 @@ fn o9_directed_receives_are_cancelled_at_any_position() {
 #[test]
 fn o10_completions_are_reported_in_completion_order() {
     let mut own = loopback(ROOMY);
-    // The long one matches first, and completes later.
+    // The long message matches first and completes later.
     let long = own.recv(1, EXACT, 0, 5000);
     let short = own.recv(2, EXACT, 6000, 8);
     own.send_region(1, 0, 5000, false).unwrap();
@@ -232,7 +232,7 @@ fn o10_completions_are_reported_in_completion_order() {
 
 #[test]
 fn o11_a_receiver_may_wait_for_the_thousandth_message_first() {
-    // Room for 4 payloads here; the others stay with their sender.
+    // The receiver has room for 4 payloads. The other payloads stay with their sender.
     let matching = MatchConfig { headers: 1000, ..SMALL };
     let mut own = own1(Config::DEFAULT, matching, [Loopback::<256>::new()]);
     let mut tokens = HashMap::new();
@@ -273,7 +273,7 @@ fn o12_a_failed_peer_ends_only_receives_that_name_it() {
     let directed = many.recv(Some(1), tag(1), EXACT);
     let anybody = many.recv(None, tag(1), EXACT);
     let other = many.recv(Some(2), tag(3), EXACT);
-    // Left behind: a whole message, and one that stayed at its sender.
+    // The source leaves a complete message, and a message whose payload stayed at its sender.
     many.send(1, tag(7), b"here");
     let payload = Payload::Region(many.own.out.at(0), 4000);
     let gone = many.sources[1];
@@ -285,14 +285,14 @@ fn o12_a_failed_peer_ends_only_receives_that_name_it() {
     assert_eq!((end.outcome, end.envelope), (Received::Failed(Fault::Peer(why)), None));
     assert_eq!(many.own.engine.test_recv(anybody), Ok(None));
     assert_eq!(many.own.engine.test_recv(other), Ok(None));
-    // Messages that have arrived can be received, others cannot.
+    // A complete message can be received, but no other.
     let request = many.recv(Some(1), tag(7), EXACT);
     check(&many.status(request), Received::Ok, 7, 4, 4);
     let request = many.recv(None, tag(8), EXACT);
     assert!(matches!(many.status(request).outcome, Received::Failed(Fault::Peer(_))));
     let refused = many.own.engine.recv(Some(gone), tag(9), EXACT, None, 0);
     assert_eq!(refused, Err(OpError::PeerFailed(why)));
-    // The others continue.
+    // The other sources continue.
     many.send(2, tag(1), b"anybody");
     many.send(2, tag(3), b"two");
     check(&many.status(anybody), Received::Ok, 1, 7, 7);
@@ -301,11 +301,11 @@ fn o12_a_failed_peer_ends_only_receives_that_name_it() {
     assert_eq!(many.own.engine.recv(Some(gone), tag(9), EXACT, None, 0), Err(OpError::UnknownPeer));
 }
 
-/// Makes a source acknowledge something that was never sent.
+/// Makes a source acknowledge a number that was never sent.
 fn fail(many: &mut Many, source: usize) {
     use fishplate_core::mem::Untrusted;
     use fishplate_core::rail::Rail;
-    // SAFETY: one message, which has no completion to report.
+    // SAFETY: the test only posts one message, which completes at once and so uses no context word.
     let rail = unsafe { many.own.engine.rail_unchecked(fishplate_core::mem::RailId(0)) }.unwrap();
     let mut ack = [0u8; 16];
     ack[0] = 5;
@@ -321,7 +321,7 @@ fn o13_an_empty_message_needs_no_buffer_and_matches_in_order() {
     let empty = own.engine.recv(None, tag(1), EXACT, None, 11).unwrap();
     own.send(1, &[]).unwrap();
     check(&own.finish(empty), Received::Ok, 1, 0, 0);
-    // A message for a receive without a buffer is truncated to zero bytes.
+    // A message that matches a receive without a buffer is truncated to zero bytes.
     let none = own.engine.recv(None, tag(1), EXACT, None, 12).unwrap();
     own.send(1, &[1, 2, 3]).unwrap();
     check(&own.finish(none), Received::Truncated, 1, 3, 0);

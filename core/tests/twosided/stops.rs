@@ -1,4 +1,5 @@
-//! Workers that stop: what is complete then; and no stop waits for a worker that has stopped.
+//! Workers that stop: all sent messages are received by then, and no stop waits for a worker that
+//! has stopped.
 
 use std::sync::atomic::AtomicBool;
 
@@ -19,13 +20,13 @@ use super::rig::*;
 use super::support::fleet::{self, End, Node};
 use super::support::*;
 
-/// Acknowledgements are sent on request or at half a window; neither happens by itself here.
+/// Acknowledgements are sent only on request or at half a window, never by age.
 const CONFIG: Config = Config { window: 64, ack_age: u32::MAX, ..Config::DEFAULT };
 
-/// Looks after which something must have finished long before.
+/// Maximum number of checks until a condition must hold. It normally holds much earlier.
 const PATIENCE: u32 = 20_000;
 
-/// One engine with a worker, driven by the test, and its one user.
+/// An engine with a worker that the test drives, and its one user.
 struct Place<const RAILS: usize> {
     node: Node<End, RAILS>,
     context: Context<'static, SpinHost>,
@@ -47,14 +48,14 @@ impl<const RAILS: usize> Place<RAILS> {
         places.collect::<Vec<_>>().try_into().ok().unwrap()
     }
 
-    /// A turn of its worker, if that still runs.
+    /// Makes a turn of the worker, unless the worker has stopped.
     fn turn(&mut self) {
         if !self.stopped {
             Worker::new(&mut self.node.engine, &mut self.consumers, Policy::BALANCED).turn(host());
         }
     }
 
-    /// Asks its worker to stop, with a few turns for that.
+    /// Tells the worker to stop, and lets it make a few turns. Returns whether it has stopped.
     fn stop(&mut self) -> bool {
         let mut worker = Worker::new(&mut self.node.engine, &mut self.consumers, Policy::BALANCED);
         self.stopped |= worker.run(host(), &self.channels.send, None, &AtomicBool::new(true), 0);
@@ -87,13 +88,13 @@ impl<const RAILS: usize> Place<RAILS> {
         self.context.test(ticket).unwrap()
     }
 
-    /// The word that the other's signals and atomics change.
+    /// Returns the word that signals and atomics of the other place change.
     fn word(&self) -> u64 {
         word(&self.node.engine, self.node.target.at(0))
     }
 }
 
-/// Turns of both until `ready`.
+/// Makes turns of both workers until `ready` returns true.
 fn until<const RAILS: usize>(
     places: &mut [Place<RAILS>; 2],
     what: &str,
@@ -108,7 +109,7 @@ fn until<const RAILS: usize>(
     panic!("{what}: not after {PATIENCE} turns; {:?}", places.each_ref().map(|p| p.node.engine.stats()));
 }
 
-/// The last operation of one user, which the other waits for.
+/// The last operation of one user, for which the other user waits.
 #[derive(Clone, Copy, Debug)]
 enum Last {
     Send(usize),
@@ -116,8 +117,8 @@ enum Last {
     Amo,
 }
 
-/// `from` sends and waits only until its payload is free again; the other has received it on
-/// return.
+/// Executes an operation of place `from`, and waits until the other place has received it and the
+/// payload may be reused.
 fn carry_out<const RAILS: usize>(places: &mut [Place<RAILS>; 2], from: usize, last: Last, what: &str) {
     let to = 1 - from;
     let before = places[to].word();
@@ -143,10 +144,11 @@ fn carry_out<const RAILS: usize>(places: &mut [Place<RAILS>; 2], from: usize, la
     until(places, what, |places| places[to].word() == before + 1);
 }
 
-/// Which worker is told to stop, and when.
+/// The order in which the two workers stop.
 #[derive(Clone, Copy, Debug)]
 enum Order {
-    /// This one while the other runs; the other after a long time in which the first is not driven.
+    /// This worker stops while the other runs. The other stops after many turns in which nobody
+    /// drives the first.
     First(usize),
     Together,
 }
@@ -178,8 +180,8 @@ fn every_order<const RAILS: usize>(dials: Dials, config: Config, seed: u64) {
         for order in [Order::First(0), Order::First(1), Order::Together] {
             let what = format!("{RAILS} rails, seed {seed}, {last:?}, {order:?}");
             let mut places = Place::<RAILS>::pair(dials, config, seed);
-            // A few exchanges, and one without an answer. Then workers again, over the same
-            // engines.
+            // Seven operations in turn, so the last one has no answer. Then workers run over the
+            // same engines again.
             for _ in 0..3 {
                 for n in 0..7 {
                     carry_out(&mut places, n % 2, last, &what);
@@ -200,8 +202,8 @@ fn every_order<const RAILS: usize>(dials: Dials, config: Config, seed: u64) {
 #[test]
 fn workers_stop_in_any_order_once_all_messages_are_received() {
     every_order::<1>(Dials::CALM, CONFIG, 1);
-    // A send that a rail refused at first is answered on its acknowledgement, which nobody
-    // requests.
+    // If a rail refused a send at first, its acknowledgement completes the send, and nobody
+    // requests that. So acknowledgements are also sent by age.
     let config = Config { ack_age: 1000, ..CONFIG };
     for seed in seeds(5) {
         every_order::<1>(Dials::WILD, config, seed);
@@ -213,7 +215,7 @@ fn workers_stop_in_any_order_once_all_messages_are_received() {
 fn a_stop_waits_until_messages_have_arrived() {
     for last in [Last::Send(8), Last::PutSignal(8), Last::PutSignal(600), Last::Amo] {
         let mut places = Place::<1>::pair(Dials::CALM, CONFIG, 1);
-        // The other's worker does not run yet.
+        // The worker of the other place does not run yet.
         let received = places[1].recv(0, 600);
         match last {
             Last::Send(len) => drop(places[0].send(1, len)),
@@ -233,8 +235,8 @@ fn a_stop_waits_until_messages_have_arrived() {
 
 #[test]
 fn a_worker_that_stops_gives_credits_back() {
-    // A signal acknowledges earlier messages, but returns no credits; it is acknowledged itself
-    // before a request.
+    // A signal acknowledges earlier messages, but returns no credits. The signal itself is
+    // acknowledged before any request.
     for signal in [false, true] {
         let mut places = Place::<1>::pair(Dials::CALM, Config { ack_age: 4, ..CONFIG }, 1);
         for _ in 0..2 {
@@ -256,7 +258,8 @@ fn a_worker_that_stops_gives_credits_back() {
 
 #[test]
 fn an_acknowledgement_requested_before_its_message_is_sent() {
-    // The request uses the rail with less load, and arrives first if that is faster.
+    // The request uses the rail with the lower load, and arrives before the message if that rail is
+    // faster.
     let slow = Dials { min_delay: 60, max_delay: 60, ..Dials::CALM };
     for policy in [RailPolicy::RoundRobin, RailPolicy::LeastOutstanding] {
         for late in [0, 1] {
