@@ -223,6 +223,8 @@ pub(crate) struct State<'m, const RAILS: usize> {
     pub open: u32,
     /// Failed peers, and streams with failed operations, that quiet has not reported yet.
     pub troubles: u32,
+    /// The last pass that changed a device's word.
+    pub device_pass: u64,
     /// Whether memory of a peer was written directly since the last quiet.
     pub direct: bool,
     /// Peers that are being closed.
@@ -334,6 +336,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
                 due: Due::EMPTY,
                 open: 0,
                 troubles: 0,
+                device_pass: u64::MAX,
                 direct: false,
                 closing: 0,
                 epoch: mix(config.seed) as u32,

@@ -18,7 +18,7 @@ use crate::sync::host::Host;
 
 use super::table::{NO_RAIL, in_bounds, locate};
 use super::wait::Waiter;
-use super::window::{Action, Next, Parked};
+use super::window::{Action, Parked};
 use super::wire::{Body, Message, Place};
 use super::{Engine, State};
 
@@ -34,7 +34,8 @@ struct Copied([u8; 8]);
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Applies a signal to a word that the processor cannot access, for the reason `why`. Returns
-    /// `false`, with nothing done, if the device has no room now.
+    /// `false`, with nothing done, if the device has no room now or this pass has changed a word of
+    /// a device already.
     ///
     /// # Errors
     /// `why`, if the word is not in device memory either. [`PeerError::Rail`] if the device has
@@ -69,6 +70,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         why: Violation,
     ) -> Result<Option<u64>, PeerError> {
         let word = self.state.device_word(at, amo.width).map_err(|_| why)?;
+        // The copies take microseconds, so a pass makes those of one word.
+        if self.state.device_pass == self.state.stats.passes {
+            return Ok(None);
+        }
         let rail = self.rails.first_mut();
         let mut copied = Copied([0; 8]);
         let reads = fetch || amo.op != AmoOp::Set;
@@ -93,48 +98,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 written => written.map_err(|_| PeerError::Rail(COPIER))?,
             }
         }
+        self.state.device_pass = self.state.stats.passes;
         self.state.stats.applied += (amo.op != AmoOp::Fetch) as u64;
         Ok(Some(old))
-    }
-
-    /// Applies the messages that had arrived in order from a peer that has failed since. Words in
-    /// host memory were changed on arrival, and words of a device must not differ.
-    #[cold]
-    #[inline(never)]
-    pub(super) fn apply_of_failed(&mut self, stream: u32) {
-        for _ in 0..self.state.config.batch {
-            let (window, mut cells) = self.state.window(stream);
-            let Parked { at, what } = match window.next(&mut cells) {
-                Next::Hole => return,
-                Next::Write => continue,
-                Next::Message(parked) => parked,
-            };
-            let applied = match what {
-                Action::Signal { op, value } => match self.state.apply_signal(at, op, value) {
-                    Ok(()) => Ok(true),
-                    Err(why) => self.signal_on_device(at, op, value, why),
-                },
-                // No reply, because the sender is gone.
-                Action::Amo { amo, .. } => match self.state.apply_amo(at, amo) {
-                    Ok(_) => Ok(true),
-                    Err(why) => self.amo_on_device(at, amo, false, why).map(|old| old.is_some()),
-                },
-                Action::Reply { .. } => Ok(true),
-                Action::Tagged { .. } => return,
-            };
-            match applied {
-                Ok(true) => {
-                    let (window, mut cells) = self.state.window(stream);
-                    window.consume(&mut cells);
-                }
-                Ok(false) => break,
-                Err(_) => {
-                    let (window, mut cells) = self.state.window(stream);
-                    return window.lose(&mut cells);
-                }
-            }
-        }
-        self.state.due.push(self.state.streams, stream);
     }
 
     /// Waits like [`wait_signal`](Self::wait_signal), for a word in host or device memory. The
@@ -175,7 +141,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         // owner may read.
         match unsafe { self.rails.first_mut().read_device(Local { ptr, len: word.len(), desc }, &mut word) } {
             Ok(()) => self.judge(u64::from_ne_bytes(word), cmp, value, from),
-            Err(PostError::Again) => Ok(None),
+            Err(PostError::Again) => {
+                // No event announces that the device has room, so the waiter must not sleep. A due
+                // stream keeps it awake for one pass, and costs that pass nothing.
+                self.state.due.push(self.state.streams, 0);
+                Ok(None)
+            }
             Err(error) => Err(OpError::Rail(COPIER, error).into()),
         }
     }

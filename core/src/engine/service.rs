@@ -48,23 +48,14 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 self.greet(peer);
                 return;
             }
-            PeerState::Failed(_) => return self.apply_of_failed(stream),
+            PeerState::Failed(_) => return self.apply_parked(stream),
             PeerState::Free | PeerState::Reserved => return,
         }
-        let applied = match self.state.streams[stream as usize].window.held() {
-            0 => Applied::All,
-            _ => match self.apply(stream) {
-                Ok(applied) => applied,
-                Err(why) => {
-                    // The message may have been applied, so never apply it again, nor later ones.
-                    let (window, mut cells) = self.state.window(stream);
-                    window.lose(&mut cells);
-                    return self.state.fail_peer(peer, why);
-                }
-            },
-        };
-        if let Applied::More = applied {
-            self.state.due.push(self.state.streams, stream);
+        if self.state.streams[stream as usize].window.held() != 0 {
+            self.apply_parked(stream);
+            if !self.state.streams[stream as usize].live {
+                return;
+            }
         }
         self.acknowledge(stream);
         if self.state.streams[stream as usize].unposted != NONE {
@@ -73,7 +64,21 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.ask_if_wanted(stream);
     }
 
-    /// Applies parked messages in order.
+    /// Applies parked messages in order, also those of a peer that has failed since. Fails the peer
+    /// if one cannot be applied.
+    fn apply_parked(&mut self, stream: u32) {
+        match self.apply(stream) {
+            Ok(Applied::All) => {}
+            Ok(Applied::More) => self.state.due.push(self.state.streams, stream),
+            Err(why) => {
+                // The message may have been applied in part. Neither it nor a later one is applied.
+                let (window, mut cells) = self.state.window(stream);
+                window.lose(&mut cells);
+                self.state.fail_peer(self.state.streams[stream as usize].peer, why);
+            }
+        }
+    }
+
     fn apply(&mut self, stream: u32) -> Result<Applied, PeerError> {
         for _ in 0..self.state.config.batch {
             let (window, mut cells) = self.state.window(stream);
@@ -101,7 +106,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                     if token != NO_TOKEN && self.state.is_kept(stream) {
                         self.state.keep_reply(stream, value);
                     }
-                    if token != NO_TOKEN && !self.post_control(stream, Body::Reply { token, value }) {
+                    if token != NO_TOKEN && !self.reply(stream, token, value) {
                         // The atomic was executed: only its reply is outstanding.
                         let (window, mut cells) = self.state.window(stream);
                         window.replace(Parked { at, what: Action::Reply { token, value } }, &mut cells);
@@ -112,7 +117,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                     self.state.turn(stream, Tag { lo, hi }, Kept::unpack(kept))?;
                 }
                 Action::Reply { token, value } => {
-                    if !self.post_control(stream, Body::Reply { token, value }) {
+                    if !self.reply(stream, token, value) {
                         return Ok(Applied::More);
                     }
                 }
@@ -121,6 +126,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             window.consume(&mut cells);
         }
         Ok(Applied::More)
+    }
+
+    /// Sends the old value of an atomic. Returns `false` if no rail has room. A failed peer gets no
+    /// reply.
+    fn reply(&mut self, stream: u32, token: u64, value: u64) -> bool {
+        self.post_control(stream, Body::Reply { token, value }) || !self.state.streams[stream as usize].live
     }
 
     /// Sends an acknowledgement if half a window is owed, if the peer has requested it, or after

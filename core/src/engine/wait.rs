@@ -330,6 +330,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let from = from?;
         match self.state.peers.get(from.index as usize) {
             Some(slot) if slot.generation == from.generation => match slot.state {
+                // What has arrived is applied first.
+                PeerState::Failed(_) | PeerState::Closing if self.state.has_parked(from.index) => None,
                 PeerState::Failed(why) => Some(WaitError::PeerFailed(from, why)),
                 PeerState::Closing if self.state.has_said_bye(from.index) => {
                     Some(WaitError::PeerFailed(from, PeerError::Closed))
@@ -379,6 +381,15 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> super::State<'_, RAILS> {
+    /// Returns whether a later pass may apply messages that have arrived from a peer.
+    #[cold]
+    fn has_parked(&self, peer: u16) -> bool {
+        (0..self.config.contexts).any(|context| {
+            let stream = &self.streams[self.stream_of(context as u8, peer) as usize];
+            stream.due && stream.window.held() != 0
+        })
+    }
+
     /// Returns whether a peer is connected here but has not answered.
     fn is_unanswered(&self, peer: u16) -> bool {
         (peer as usize) < self.peers.len() && self.is_meeting(peer)

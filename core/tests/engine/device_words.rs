@@ -182,6 +182,55 @@ fn what_arrived_from_a_peer_before_it_failed_is_applied() {
 }
 
 #[test]
+fn a_wait_applies_what_has_arrived_before_it_reports_a_failed_peer() {
+    let (control, mut rig) = tapped();
+    let (at, peer) = (rig.local.at(8), rig.own.peer);
+    rig.rail().full = 6;
+    rig.set(8, 3);
+    rig.own.engine.progress();
+    control.borrow_mut().inject.push_back(Event::Down(peer.peer(), PeerError::Died));
+    let Own { engine, waiter, .. } = &mut rig.own;
+    assert_eq!(engine.wait_signal_anywhere(at, Cmp::Ge, 3, Some(peer), waiter, SOON), Ok(3));
+    let failed = WaitError::PeerFailed(peer, PeerError::Died);
+    assert_eq!(engine.wait_signal_anywhere(at, Cmp::Ge, 4, Some(peer), waiter, SOON), Err(failed));
+}
+
+#[test]
+fn a_pass_changes_at_most_one_word_of_a_device() {
+    const SIGNALS: u64 = 10;
+    let (_, mut rig) = tapped();
+    for word in 0..SIGNALS {
+        rig.set(8 * word, word + 1);
+    }
+    let mut passes = 0;
+    while rig.word(8 * (SIGNALS as usize - 1)) == 0 {
+        let before = rig.rail().placed;
+        rig.own.engine.progress();
+        assert!(rig.rail().placed - before <= 1);
+        passes += 1;
+        assert!(passes <= SIGNALS + 1, "{passes} passes");
+    }
+    let words: Vec<_> = (0..SIGNALS as usize).map(|word| rig.word(8 * word)).collect();
+    assert_eq!(words, (1..=SIGNALS).collect::<Vec<_>>());
+}
+
+/// No event announces that the device has room again.
+#[test]
+fn a_waiter_stays_awake_while_the_device_refuses_to_read_its_word() {
+    let (_, mut rig) = tapped();
+    let at = rig.local.at(8);
+    rig.rail().full = u32::MAX;
+    let Own { engine, waiter, .. } = &mut rig.own;
+    assert!(!engine.has_due());
+    let waited = engine.wait_signal_anywhere(at, Cmp::Eq, 1, None, waiter, 1);
+    assert!(matches!(waited, Err(WaitError::Deadline(_))), "{waited:?}");
+    assert!(engine.has_due());
+    // One pass without a wait, and it may sleep.
+    engine.progress();
+    assert!(!engine.has_due());
+}
+
+#[test]
 fn a_device_that_fails_costs_the_peer_and_nothing_is_applied_twice() {
     device_fails(0);
     device_fails(3);

@@ -1,15 +1,19 @@
 //! The state of a lost peer is freed exactly once, in every state. Later peers have no less room,
 //! and no state of earlier ones.
 
+use std::cell::RefCell;
+use std::rc::Rc;
+
 use fishplate_core::engine::protocol::{Payload, Received};
 use fishplate_core::engine::{Config, Notice};
 use fishplate_core::error::{OpError, PeerError, PostError, Violation};
 use fishplate_core::mem::{PeerId, RailId, Untrusted};
+use fishplate_core::op::Fault;
 use fishplate_core::rail::Rail;
 use fishplate_core::rail::loopback::Loopback;
 
 use super::rig::*;
-use super::support::tap::{Post, Verb, shared, tap};
+use super::support::tap::{Event, Post, Verb, shared, tap};
 use super::support::*;
 
 /// Number of streams of an engine in these tests.
@@ -115,4 +119,51 @@ fn a_search_for_messages_of_a_failed_peer_returns_at_once() {
     assert_eq!(own.engine.probe(None, tag(2), EXACT), Ok(None));
     assert!(own.engine.mprobe(Some(peer), tag(1), EXACT).unwrap().is_some());
     assert_eq!(own.engine.mprobe(Some(peer), tag(1), EXACT), Err(gone));
+}
+
+/// Its messages were parked behind a missing one, which comes in the pass in which the peer fails.
+#[test]
+fn messages_that_arrived_in_order_before_their_peer_failed_are_received() {
+    let control = shared();
+    let mut own = own1(Config::DEFAULT, SMALL, tap(Loopback::<64>::new(), &control));
+    control.borrow_mut().unreadable = true;
+    let peer = another(&mut own);
+    let any = own.engine.recv(None, tag(2), EXACT, Some((own.into.at(0), 8)), 2).unwrap();
+    let held = Rc::new(RefCell::new(None));
+    let first = Rc::clone(&held);
+    control.borrow_mut().edit = Some(Box::new(move |_, event| match &event {
+        Event::Message(_, bytes) if bytes[0] >= 16 && first.borrow().is_none() => {
+            *first.borrow_mut() = Some(event);
+            vec![]
+        }
+        _ => vec![event],
+    }));
+    for n in 1..=3 {
+        send_to(&mut own, peer, n);
+    }
+    // Only a header; its payload stays with the sender.
+    write(&own.engine, own.out.at(0), &pattern(4, 600));
+    own.engine.send(CX, peer, tag(4), Payload::Region(own.out.at(0), 600), Notice::Silent).unwrap();
+    passes(&mut own.engine, 3);
+    assert_eq!(own.engine.probe(None, tag(3), EXACT), Ok(None));
+    let mut control = control.borrow_mut();
+    control.edit = None;
+    control.inject.push_back(held.take().expect("the first message"));
+    control.inject.push_back(Event::Down(peer.peer(), PeerError::Died));
+    drop(control);
+    passes(&mut own.engine, 3);
+    assert_eq!(own.engine.peer_error(peer), Ok(Some(PeerError::Died)));
+    check(&own.finish(any), Received::Ok, 2, 8, 8);
+    for n in [3, 1] {
+        let into = Some((own.into.at(8 * n), 8));
+        let request = own.engine.recv(Some(peer), tag(n), EXACT, into, n).unwrap();
+        check(&own.finish(request), Received::Ok, n, 8, 8);
+        assert_eq!(own.bytes(8 * n, 8), n.to_le_bytes());
+    }
+    let request = own.engine.recv(None, tag(4), EXACT, Some((own.into.at(0), 600)), 4).unwrap();
+    let status = own.finish(request);
+    assert_eq!(status.outcome, Received::Failed(Fault::Peer(PeerError::Died)));
+    own.engine.remove_peer(peer).unwrap();
+    passes(&mut own.engine, 1);
+    assert!(!own.engine.has_due());
 }
