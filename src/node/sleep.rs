@@ -92,7 +92,7 @@ impl Sleep {
     /// first.
     ///
     /// # Safety
-    /// No other thread uses the node's rails during the call.
+    /// The node's rails are open, and no other thread uses them during the call.
     pub unsafe fn advised(&self, timeout_ns: u64) -> Option<u64> {
         // SAFETY: our caller guarantees that no other thread uses the rails.
         let advised = self.queues.iter().all(|queue| unsafe { queue.may_sleep() });

@@ -53,38 +53,31 @@ impl CqError {
     }
 }
 
-/// An open completion queue. Reading it does not block or allocate.
+/// An open completion queue, closed when dropped. Reading it does not block or allocate.
 #[derive(Debug)]
 pub struct CompletionQueue {
     fid: NonNull<fid_cq>,
     wait: Option<CqWait>,
-    open: Arc<Open>,
-}
-
-/// The open queue, closed when its last handle is dropped.
-#[derive(Debug)]
-struct Open {
-    fid: NonNull<fid_cq>,
     domain: Arc<Domain>,
 }
 
-// SAFETY: dropping the last handle only closes the queue, and `CqWait::may_sleep` requires its
-// caller to exclude other threads.
-unsafe impl Send for Open {}
-// SAFETY: as above.
-unsafe impl Sync for Open {}
-
-/// The wait object of a queue, on which a thread sleeps until the queue has an entry. A wait object
-/// keeps its queue open.
-#[derive(Clone, Debug)]
+/// The wait object of a queue, on which a thread sleeps until the queue has an entry. It does not
+/// keep the queue open.
+#[derive(Clone, Copy, Debug)]
 pub struct CqWait {
     fd: c_int,
     try_wait: TryWait,
-    queue: Arc<Open>,
+    fabric: *mut fid_fabric,
+    queue: NonNull<fid_cq>,
 }
 
+// SAFETY: only `may_sleep` uses the pointers, and its caller excludes other threads.
+unsafe impl Send for CqWait {}
+// SAFETY: the same holds for several threads with one value.
+unsafe impl Sync for CqWait {}
+
 impl CqWait {
-    /// Returns the descriptor, which is open while this value lives. It becomes readable once the
+    /// Returns the descriptor, which is open as long as the queue. It becomes readable once the
     /// queue may have an entry. Use it only with `poll(2)` and similar calls.
     pub fn fd(&self) -> c_int {
         self.fd
@@ -94,14 +87,13 @@ impl CqWait {
     /// not block; may make system calls.
     ///
     /// # Safety
-    /// No other thread uses the queue or its endpoint during the call.
+    /// The queue is open, and no other thread uses it or its endpoint during the call.
     #[doc(alias = "fi_trywait")]
     pub unsafe fn may_sleep(&self) -> bool {
-        let Open { fid, domain } = &*self.queue;
-        let mut object: *mut fid = fid.as_ptr().cast();
-        // SAFETY: the queue is open, belongs to this fabric and has a wait object. Our caller
-        // excludes other threads.
-        unsafe { (self.try_wait)(domain.fabric().as_ptr(), &mut object, 1) == 0 }
+        let mut object: *mut fid = self.queue.as_ptr().cast();
+        // SAFETY: the queue has a wait object, and our caller keeps it open and excludes other
+        // threads. An open queue keeps its fabric open.
+        unsafe { (self.try_wait)(self.fabric, &mut object, 1) == 0 }
     }
 }
 
@@ -133,8 +125,7 @@ impl CompletionQueue {
         // SAFETY: the function at this offset opens a `fid_cq` and takes a `fi_cq_attr`.
         let fid: NonNull<fid_cq> =
             unsafe { domain.open_in("fi_cq_open", offset_of!(fi_ops_domain, cq_open), &mut attr.value) }?;
-        let open = Arc::new(Open { fid, domain: Arc::clone(domain) });
-        let queue = CompletionQueue { fid, wait: None, open };
+        let queue = CompletionQueue { fid, wait: None, domain: Arc::clone(domain) };
         let needed = [
             ("fi_cq_read", offset_of!(fi_ops_cq, read)),
             ("fi_cq_readfrom", offset_of!(fi_ops_cq, readfrom)),
@@ -150,18 +141,19 @@ impl CompletionQueue {
 
     #[doc(alias = "FI_GETWAIT")]
     fn find_wait(&mut self) {
-        let Some(try_wait) = self.open.domain.fabric().try_wait() else { return };
+        let fabric = self.domain.fabric();
+        let Some(try_wait) = fabric.try_wait() else { return };
         let mut fd: c_int = -1;
         // SAFETY: the queue is open, and `FI_GETWAIT` writes one descriptor to `fd`.
         let found = unsafe { object::control("fi_control", self.as_fid(), FI_GETWAIT, (&raw mut fd).cast()) };
         if found.is_ok() && fd >= 0 {
-            self.wait = Some(CqWait { fd, try_wait, queue: Arc::clone(&self.open) });
+            self.wait = Some(CqWait { fd, try_wait, fabric: fabric.as_ptr(), queue: self.fid });
         }
     }
 
     /// Returns the wait object, if the queue has one.
-    pub fn wait(&self) -> Option<&CqWait> {
-        self.wait.as_ref()
+    pub fn wait(&self) -> Option<CqWait> {
+        self.wait
     }
 
     pub(super) fn as_fid(&self) -> *mut fid {
@@ -264,11 +256,10 @@ impl CompletionQueue {
     }
 }
 
-impl Drop for Open {
+impl Drop for CompletionQueue {
     fn drop(&mut self) {
         // A failed close cannot be reported from drop.
-        // SAFETY: the queue is open. Its endpoint holds a handle to it, so the endpoint is already
-        // closed.
+        // SAFETY: the queue is open. Its endpoint owns it, and has closed itself before.
         let _ = unsafe { object::close(self.fid.as_ptr().cast()) };
     }
 }

@@ -252,7 +252,7 @@ impl Endpoint {
     }
 
     /// Returns the queue's wait object, if it has one.
-    pub fn wait(&self) -> Option<&CqWait> {
+    pub fn wait(&self) -> Option<CqWait> {
         self.cq.wait()
     }
 

@@ -354,7 +354,7 @@ impl FabricRail {
     /// Returns the wait object on which the owning thread sleeps until there may be a completion,
     /// if the provider has one. A call of [`CqWait::may_sleep`] counts as a use of the rail.
     pub fn wait(&self) -> Option<CqWait> {
-        self.endpoint.wait().cloned()
+        self.endpoint.wait()
     }
 
     /// Returns the last error of a completion, post or registration, with libfabric's and the
