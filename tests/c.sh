@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The C library as packagers install it: its header in C11 and C++17, its symbols, the examples as
-# two and four processes, misuse by programs, and all of it under Valgrind's memcheck.
+# Tests the C library as packagers install it: its header in C11 and C++17, its symbols, the
+# examples as two and four processes, and misuse by programs. Runs everything under Valgrind's
+# memcheck too.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 source tests/need.sh
@@ -13,7 +14,7 @@ trap 'rm -r "$place"' EXIT
 failed=0
 c=$PWD/bindings/c
 
-# say NAME COMMAND...: one line for one check
+# say NAME COMMAND...: runs a check, and prints its result on one line
 say() {
     local name=$1
     shift
@@ -36,7 +37,7 @@ for source in "$c"/tests/*.c "$c"/examples/*.c; do
     name=$(basename "$source" .c)
     say "$name.c in C11" gcc -std=c11 -D_GNU_SOURCE "${warnings[@]}" "$source" "${flags[@]}" -lpthread -o "$place/$name"
 done
-# The example of the page, whose `swap` stands for any channel.
+# The example in docs/c.md. Its `swap` stands for any way to exchange bytes.
 {
     echo '#include <fishplate.h>'
     echo 'size_t swap (const void *ours, size_t len, void *theirs);'
@@ -52,7 +53,7 @@ say "the version of header and library" "$place/layout"
 say "the same, linked statically" "$place/static"
 
 export place
-# The exported symbols are those of the list, at most 40 functions.
+# The exported symbols are exactly those of the list, at most 40 functions.
 export c
 symbols() {
     nm -D --defined-only "$place/root/usr/lib/libfishplate.so.0" | awk '{ print $3 }' | sort | diff "$c/tests/symbols.txt" - &&
@@ -63,7 +64,7 @@ export -f symbols
 say "40 symbols, those of the header" bash -c symbols
 say "SONAME" grep -q 'libfishplate\.so\.0\]' <(readelf -d "$place/root/usr/lib/libfishplate.so")
 
-# put_signal COMMAND...: two processes, the second of which dies
+# put_signal COMMAND...: runs two processes; the second one dies
 put_signal() {
     local folder status=0
     folder=$(mktemp -d -p "$place")
@@ -72,7 +73,7 @@ put_signal() {
     wait $! && [ $status = 0 ] && grep -qx "hello world" "$folder/out"
 }
 
-# events COMMAND...: two processes in epoll loops, the second of which dies
+# events COMMAND...: runs two processes in epoll loops; the second one dies
 events() {
     local folder status=0
     folder=$(mktemp -d -p "$place")
@@ -81,7 +82,7 @@ events() {
     wait $! && [ $status = 0 ] && grep -q '^100 messages, the peer is gone: ' "$folder/out"
 }
 
-# tagged COMMAND...: four processes in a ring
+# tagged COMMAND...: runs four processes in a ring
 tagged() {
     local folder rank pids=() status=0
     folder=$(mktemp -d -p "$place")

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The CUDA backend over a libcuda.so without a GPU: its functions, how the library is found and
-# loaded, and memory that two processes share. Runs in several modes of that driver, and checks the
-# errors if there is no driver or an unusable one.
+# Tests the CUDA backend over a libcuda.so without a GPU: its functions, how the library is found
+# and loaded, and memory shared by two processes. Runs with several modes of that driver. Also
+# checks the errors without a driver and with an unusable one.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 target=${CARGO_TARGET_DIR:-target}
@@ -9,7 +9,7 @@ place=$(mktemp -d)
 trap 'rm -r "$place"' EXIT
 failed=0
 
-# say NAME COMMAND...: one line for one check
+# say NAME COMMAND...: runs a check, and prints its result on one line
 say() {
     local name=$1
     shift
@@ -30,13 +30,14 @@ nodes=$(cargo test --locked --quiet -p fishplate --test node --no-run --message-
 mkdir "$place/fake" "$place/old" "$place/none"
 cp "$target/debug/libfishplate_fake_cuda.so" "$place/fake/libcuda.so"
 
-# suite MODE: the device tests over that driver; nothing skipped, left open or misused
+# suite MODE: runs the device tests over that driver; nothing may be skipped, leaked or misused
 suite() {
     rm -f "$place/report"
     env LD_LIBRARY_PATH="$place/fake" FAKE_CUDA="$1" FAKE_CUDA_REPORT="$place/report" \
         timeout 120 "$tests" cuda --nocapture || return
     ! env LD_LIBRARY_PATH="$place/fake" timeout 120 "$tests" cuda --show-output | grep SKIPPED || return
-    # The tests and two children, for each of two kinds of memory.
+    # The report has a line for the tests and for two child processes, for each of two kinds of
+    # memory.
     cat "$place/report"
     [ "$(wc -l <"$place/report")" -ge 5 ] && ! grep -v 'held 0 violations \[\]$' "$place/report"
 }
@@ -44,19 +45,21 @@ for mode in "" late late,differ,reopen flush,nowords,devices=1; do
     say "the suite over a fake driver${mode:+: $mode}" suite "$mode"
 done
 
-# node MODE: nodes with devices over that driver, which does not learn of processes that are killed
+# node MODE: runs the tests of nodes with devices over that driver, which does not notice killed
+# processes
 node() {
     local over=(env "LD_LIBRARY_PATH=$place/fake" "FAKE_CUDA=$1" FISHPLATE_TEST_GPU=cuda timeout 120 "$nodes")
     "${over[@]}" gpu::a_killed_process || return
     rm -f "$place/report"
     FAKE_CUDA_REPORT="$place/report" "${over[@]}" gpu:: --skip a_killed_process || return
-    # The tests and four children. Dropped nodes leave memory allocated that peers have open.
+    # The report has a line for the tests and for four child processes. Dropped nodes leave memory
+    # allocated while peers have it open.
     cat "$place/report"
     [ "$(wc -l <"$place/report")" -eq 5 ] && ! grep -v ' violations \[\]$' "$place/report"
-    # Lent memory is freed, unless a peer makes no call.
+    # Imported memory is freed, unless a peer makes no calls.
     FAKE_CUDA_REPORT="$place/report" "${over[@]}" lent:: --skip makes_no_call || return
     tail -n 1 "$place/report" | grep -q 'held 0 violations \[\]$' || return
-    # Over NICs: all within one process.
+    # Device memory over NICs, all within one process.
     FAKE_CUDA_REPORT="$place/report" "${over[@]}" nics:: || return
     tail -n 1 "$place/report" | grep -q 'held 0 violations \[\]$'
 }
@@ -64,7 +67,7 @@ for mode in "" late,differ,reopen flush,nowords,devices=1; do
     say "nodes over a fake driver${mode:+: $mode}" node "$mode"
 done
 
-# example: two processes of the first program with a device
+# example: runs two processes of the device example
 example() {
     local port=$((20000 + RANDOM % 10000))
     while (: <>/dev/tcp/127.0.0.1/$port) 2>/dev/null; do port=$((port + 1)); done
@@ -85,8 +88,8 @@ info() {
 }
 say "what the tool tells of it" info
 
-# perf MODE OPTIONS...: two processes over that driver; every payload verified, nothing left open or
-# misused
+# perf MODE OPTIONS...: runs two processes over that driver; every payload is verified, nothing may
+# be leaked or misused
 perf() {
     local mode=$1 test
     shift
@@ -107,23 +110,23 @@ done
 say "perf over memory in physical segments" perf segments --ipc-path direct
 say "perf over memory in physical segments: late" perf late,segments --ipc-path direct
 
-# fails MODE TEXT: an error of the driver ends the tool with that text and without a panic
+# fails MODE TEXT: a driver error ends the tool with that text and without a panic
 fails() {
     env LD_LIBRARY_PATH="$place/fake" FAKE_CUDA="$1" timeout 60 "$target/debug/fishplate" perf put --transport gpu \
         --device cuda:0 --region 1M -n 1 --pin none >"$place/seen" 2>&1
     local status=$?
     cat "$place/seen"
-    # 2: there is no such device.
+    # Status 2 means that there is no such device.
     { [ "$status" = 1 ] || [ "$status" = 2 ]; } && grep -qF -e "$2" "$place/seen" && ! grep -q panicked "$place/seen"
 }
 say "a device that is lost" fails fail=Alloc:0:700 "the device is lost (driver code 700)"
 say "a device without memory" fails fail=Alloc:0:2 "choose a smaller --region"
 say "a code that is newer than the program" fails fail=Alloc:0:7777 "the driver refused the call (code 7777)"
-# cut: if the third segment of a peer's memory does not open, none stays open
+# cut: if the third segment of a peer's memory cannot be opened, the first two are closed
 cut() {
     rm -f "$place/report"
     FAKE_CUDA_REPORT="$place/report" fails segments,fail=Open:2:2 "cannot open the memory of the other process" || return
-    # The other process is killed, or ends by itself.
+    # The other process is killed or exits.
     cat "$place/report"
     # Memory that it exported stays allocated, because the peer may have it open.
     grep -q 'opens 2 closes 2 ' "$place/report" && ! grep -v ' violations \[\]$' "$place/report"
@@ -131,8 +134,8 @@ cut() {
 say "a segment that does not open" cut
 say "no devices" fails devices=0 "--device cuda:0: no such device: this machine has 0"
 
-# none: no driver where the loader looks. A machine with a driver has it in the loader's cache, and
-# cannot test this.
+# none: the loader finds no driver. A machine with a driver has it in the loader's cache, so this
+# cannot be tested there.
 none() {
     env LD_LIBRARY_PATH="$place/none" timeout 60 "$tests" cuda --show-output >"$place/seen" 2>&1 || return
     cat "$place/seen"
@@ -144,7 +147,7 @@ else
     say "no driver" none
 fi
 
-# old: a library that lacks required functions
+# old: the library lacks required functions
 old() {
     env LD_LIBRARY_PATH="$place/old" timeout 60 "$tests" cuda --show-output >"$place/seen" 2>&1 || return
     cat "$place/seen"

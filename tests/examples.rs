@@ -7,12 +7,10 @@ use std::process::{Child, Command, Stdio};
 
 mod port;
 
-/// Starts an example process.
 fn start(name: &str, arguments: &[String]) -> Child {
     start_in(&[], name, arguments)
 }
 
-/// Starts an example with these variables.
 fn start_in(variables: &[(&str, &str)], name: &str, arguments: &[String]) -> Child {
     let tests = std::env::current_exe().unwrap();
     let program: PathBuf = tests.parent().unwrap().parent().unwrap().join("examples").join(name);
@@ -28,7 +26,7 @@ fn start_in(variables: &[(&str, &str)], name: &str, arguments: &[String]) -> Chi
     })
 }
 
-/// Returns the lines that an example printed. Checks that it exited with success.
+/// Returns the lines that an example printed. Fails if it did not exit with success.
 fn output(child: Child) -> Vec<String> {
     let output = child.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
@@ -36,7 +34,7 @@ fn output(child: Child) -> Vec<String> {
     said.lines().map(str::to_owned).collect()
 }
 
-/// Returns an address with no listener.
+/// Returns an address on which nothing listens.
 fn address() -> String {
     format!("127.0.0.1:{}", port::free_port())
 }

@@ -1,18 +1,17 @@
 #!/usr/bin/env bash
-# Two network namespaces on this machine, joined by two veth pairs of a chosen speed: two real
-# rails. Shows, over libfabric's tcp,
+# Tests two real rails over libfabric's tcp: two network namespaces on this machine, joined by two
+# veth pairs of a chosen speed. Checks that
 #
-#   - that two equal rails carry at least 1.9 times one's, and two of 3:1 at least 0.9 of their sum;
-#   - that no put-signal of a million is misordered while one rail is slow;
-#   - that the only interface set down, and a peer that is killed, are errors at both ends that
-#     name peer and rail, within the deadline. (With another interface the run goes on:
-#     failover-netns.sh.)
+#   - two equal rails carry at least 1.9 times as much as one, two of 3:1 at least 0.9 of their sum;
+#   - of a million put-signals none is misordered while one rail is slow;
+#   - if the only interface goes down, or a peer is killed, both ends fail within the deadline, with
+#     errors that name peer and rail. (With another interface the run continues: failover-netns.sh.)
 #
 #   tests/fabric-netns.sh [--short] [FISHPLATE]
 #
 # --short: fewer put-signals. FISHPLATE: the binary; by default it is built, optimised. Needs root,
-# iproute2 and libfabric; says SKIPPED and ends with 77 where namespaces are not permitted. Takes
-# everything down again, whatever happens.
+# iproute2 and libfabric. Prints SKIPPED and exits with 77 if namespaces are not permitted. Always
+# removes the namespaces at the end.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 source tests/need.sh
@@ -52,7 +51,7 @@ trap 'exit 130' INT TERM
 
 hosts 2 99 >"$work/why" || skip "$(cat "$work/why")"
 
-# shape RAIL MBIT: the same speed in both directions
+# shape RAIL MBIT: sets the speed of both directions
 shape() {
     local end
     for end in "$here" "$there"; do
@@ -64,7 +63,7 @@ shape() {
 port=7000
 options=(--transport fabric --provider tcp)
 
-# listen INTERFACES ARGUMENTS...: the answering side, in the background
+# listen INTERFACES ARGUMENTS...: starts the answering side in the background
 listen() {
     local interfaces=$1
     shift
@@ -74,7 +73,7 @@ listen() {
     listener=$!
 }
 
-# connect INTERFACES ARGUMENTS...: the measuring side; rows to $work/rows
+# connect INTERFACES ARGUMENTS...: runs the measuring side; writes rows to $work/rows
 connect() {
     local interfaces=$1
     shift
@@ -83,7 +82,7 @@ connect() {
 }
 
 failed=0
-# check DESCRIPTION CONDITION...
+# check DESCRIPTION CONDITION...: prints whether a condition holds
 check() {
     local what=$1
     shift
@@ -96,12 +95,12 @@ check() {
     fi
 }
 
-# field NAME: prints it for every row
+# field NAME: prints this field of every row
 field() {
     sed -n "s/.*\"$1\":\([0-9.eE+-]*\).*/\1/p" "$work/rows"
 }
 
-# run INTERFACES ARGUMENTS...: both sides
+# run INTERFACES ARGUMENTS...: runs both sides
 run() {
     local interfaces=$1 rails status=0
     shift
@@ -112,8 +111,8 @@ run() {
     return "$status"
 }
 
-# speed INTERFACES: puts of 1 MiB; megabytes per second to $mb. All puts of a half are in flight at
-# once, because at its end the faster rail waits for the slower.
+# speed INTERFACES: measures puts of 1 MiB, and stores megabytes per second in $mb. All puts of one
+# half of the run are in flight at once, because at its end the faster rail waits for the slower.
 speed() {
     mb=0
     if run "$1" put -s 1M -n 512 -w 0 --window 256 -T 120; then
@@ -132,8 +131,8 @@ at_least() {
     awk -v a="$1" -v b="$2" 'BEGIN { exit !(a >= b) }'
 }
 
-# together LEAST: rails 0 and 1 together against the sum of their separate speeds. Other load only
-# slows both, so the best of three attempts counts.
+# together LEAST: compares rails 0 and 1 together with the sum of their separate speeds. Other load
+# only slows a run down, so the best of three attempts counts.
 together() {
     local alone0 alone1 sum attempt
     for attempt in 1 2 3; do
@@ -161,7 +160,7 @@ check "two rails of 3:1 carry 0.9 of their sum" together 0.9
 
 shape 0 1000
 shape 1 20
-# Sizes on both sides of every limit, most of them small: a payload may wait on the slow rail while
+# Sizes on both sides of every limit, most of them small. A payload may wait on the slow rail while
 # its signal arrives on the fast one.
 done=0 wrong=0 disorder=0
 for share in "8 40" "200 31" "1000 20" "8K 9" "300K 1"; do
@@ -182,8 +181,8 @@ sent() {
     ip netns exec "$here" cat /proc/net/dev | awk '/rail[01]:/ { sum += $11 } END { print sum + 0 }'
 }
 
-# lost_within SECONDS INTERFACES COMMAND...: after the command both sides of an endless run fail in
-# time and name peer and rail
+# lost_within SECONDS INTERFACES COMMAND...: after the command, both sides of an endless run must
+# fail in time, with errors that name peer and rail
 lost_within() {
     local limit=$1 interfaces=$2 begun status=0 connector before rails
     shift 2
@@ -205,7 +204,7 @@ lost_within() {
     [ "$status" = 0 ] && [ "$took" -le $((limit * 1000)) ]
 }
 
-# told FILE PATTERN...
+# told FILE PATTERN...: every pattern occurs in the file
 told() {
     local file=$1 pattern
     shift

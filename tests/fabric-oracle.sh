@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Compares our structures of libfabric with the official binding (ofi-libfabric-sys), built against
-# the headers of libfabric 2. The binding does not accept the headers of 1.17, which Debian 12 has.
-# So those of Debian trixie's libfabric-dev are unpacked into a separate directory, and not
-# installed. Installs pkg-config, libclang and libfabric1 if they are missing. Exits with 77 if
-# something is unavailable.
-# Usage: tests/fabric-oracle.sh [DIRECTORY]   the directory is kept and reused.
+# Compares our declarations of libfabric's structures with the official binding (ofi-libfabric-sys),
+# built against the headers of libfabric 2. The binding does not accept the headers of 1.17 in
+# Debian 12. So the headers of Debian trixie's libfabric-dev are unpacked into a separate directory,
+# without installing the package. Installs pkg-config, libclang and libfabric1 if they are missing.
+# Exits with 77 if something is unavailable. Usage: tests/fabric-oracle.sh [DIRECTORY] the directory
+# is kept and reused.
 set -eu
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 place=${1:-${TMPDIR:-/tmp}/fishplate-fabric-oracle}
@@ -16,7 +16,7 @@ for tool in apt-get dpkg-deb; do
     command -v "$tool" >/dev/null || skip "no $tool"
 done
 need pkg-config pkg-config || skip "no pkg-config, and it could not be installed"
-# libclang's own compiler headers are needed too, but often only the library is installed.
+# libclang also needs its own compiler headers, but often only the library is installed.
 need_file '/usr/lib/llvm-*/lib/clang/*/include/stddef.h' libclang-dev || skip "no libclang-dev, and it could not be installed"
 need_file '/usr/lib/*/libfabric.so.1' libfabric1 || skip "no libfabric.so.1, and libfabric1 could not be installed"
 installed=$(compgen -G '/usr/lib/*/libfabric.so.1' | head -n 1)
@@ -46,6 +46,6 @@ ln -sf "$installed" "$library"
 export PKG_CONFIG_PATH="$(dirname "$config")"
 export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$place/target}"
 cargo run --quiet --features oracle --manifest-path "$here/fabric-oracle/Cargo.toml"
-# The same numbers from C, with these headers.
+# Compares the same numbers with a C program, using these headers.
 cd "$here/.."
 FISHPLATE_FABRIC_INCLUDE="$root/usr/include" cargo test --quiet --package fishplate-sys --test layout -- --nocapture

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Cables that are pulled while two nodes talk: two processes in two network namespaces, joined by
-# two veth pairs, with libfabric's tcp on both (examples/outlive.rs). Every put-signal, message and
-# addition is checked: none may be lost, come twice or out of order. Cables that are put back are
-# used again: the last tenth of all rounds goes by both.
+# Tests cables that are pulled while two nodes communicate (examples/outlive.rs). Two processes run
+# in two network namespaces, joined by two veth pairs, with libfabric's tcp on both. Every
+# put-signal, message and addition is checked: none may be lost, duplicated or misordered. Cables
+# that are plugged in again must be used again, so the last tenth of all rounds uses both.
 #
 #   tests/failover-netns.sh [EXAMPLE [ROUNDS]]
 #
-# EXAMPLE: the built example; by default it is built, optimised. Needs root, iproute2 and libfabric;
-# says SKIPPED and ends with 77 where namespaces are not permitted. Takes everything down again,
-# whatever happens.
+# EXAMPLE: the built example; by default it is built, optimised. Needs root, iproute2 and libfabric.
+# Prints SKIPPED and exits with 77 if namespaces are not permitted. Always removes the namespaces at
+# the end.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 source tests/need.sh
@@ -43,12 +43,12 @@ down() {
 trap down EXIT
 trap 'exit 130' INT TERM
 
-# The third is for the bootstrap, and stays.
+# The third pair is for the bootstrap, and stays up.
 hosts 3 97 >"$work/why" || skip "$(cat "$work/why")"
 
 port=7300 failed=0
 
-# Waits until an end has come this far, in tenths of all rounds.
+# reached TENTHS: waits until a process has completed this many tenths of the rounds
 reached() {
     for _ in {1..1200}; do
         grep -q "round $((rounds * $1 / 10))\$" "$work/out.0" && return 0
@@ -58,13 +58,14 @@ reached() {
     return 1
 }
 
-# Bytes that the end `here` has sent on each rail.
+# sent: prints the bytes that process `here` has sent on each rail
 sent() {
     ip netns exec "$here" cat /sys/class/net/rail{0,1}/statistics/tx_bytes
 }
 
-# job NAME FAILED RETURNED [back]: two ends; runs `events` meanwhile; so many rails (patterns) fail
-# and return at each end. With `back` all rails are to return, and to be used in the end.
+# job NAME FAILED RETURNED [back]: runs both processes, and `events` meanwhile. FAILED and RETURNED
+# are patterns for the number of rails that fail and return at each end. With `back` all rails must
+# return, and be used at the end.
 job() {
     local pids=() pid status=0 side before=() after=() use=""
     port=$((port + 1))
@@ -86,7 +87,7 @@ job() {
     if [ -n "${4:-}" ]; then
         mapfile -t after < <(sent)
         use=$((after[0] - before[0])) both=$((after[1] - before[1]))
-        # Neither carries less than a tenth of what the other does.
+        # Each rail carries at least a tenth of the other's traffic.
         [ $((10 * use)) -ge $both ] && [ $((10 * both)) -ge $use ] || status=2
         use="        | last rounds: $use bytes on rail 0, $both on rail 1"
     fi
@@ -120,7 +121,7 @@ events() {
         reached 6 && ip -n "$there" link set rail1 down && reached 7 && ip -n "$there" link set rail1 up
 }
 job "both cables are pulled and put back, one after the other" "[2-9]" "[2-9]" back
-# No other endpoint can be opened meanwhile.
+# While the address is missing, no new endpoint can be opened.
 events() {
     reached 2 && ip -n "$here" addr del 10.97.0.1/24 dev rail0 && ip -n "$here" link set rail0 down &&
         reached 4 && ip -n "$here" link set rail0 up && ip -n "$here" addr add 10.97.0.1/24 dev rail0

@@ -1,9 +1,9 @@
-//! Runs every parser of peer-controlled input: it must not panic or read beyond its input, and must
-//! re-encode what it has accepted.
+//! Runs every parser of peer-controlled input on mutated inputs. A parser must not panic or read
+//! beyond its input, and must be able to re-encode each accepted input.
 //!
-//! `FISHPLATE_FUZZ_SECONDS` (5): the time for all parsers together. `FISHPLATE_SEED` repeats a run.
-//! cargo-fuzz finds the same parsers in `tests/fuzz`. `FISHPLATE_FUZZ_SAVE` adds a few inputs of
-//! each parser to the corpus there.
+//! `FISHPLATE_FUZZ_SECONDS` sets the time for all parsers together (default 5). `FISHPLATE_SEED`
+//! repeats a run. `tests/fuzz` runs the same parsers under cargo-fuzz. `FISHPLATE_FUZZ_SAVE` adds
+//! some inputs of each parser to the corpus in that folder.
 
 use std::path::Path;
 use std::time::Duration;
@@ -36,7 +36,7 @@ fn variable(name: &str, default: u64) -> u64 {
 fn parsers_neither_panic_nor_overread_nor_alter_input() {
     let seed = variable("FISHPLATE_SEED", u64::from(process::id()));
     let seconds = variable("FISHPLATE_FUZZ_SECONDS", 5);
-    // Printed first, because a read beyond the input ends the process.
+    // Printed first, because a read beyond the input kills the process.
     eprintln!("FISHPLATE_SEED={seed} FISHPLATE_FUZZ_SECONDS={seconds}");
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fuzz/corpus");
     let time = Duration::from_secs(seconds) / targets().count() as u32;
@@ -67,7 +67,7 @@ fn cargo_fuzz_has_a_target_for_each_parser() {
     assert_eq!(bins.collect::<Vec<_>>(), targets().map(|target| target.name).collect::<Vec<_>>());
 }
 
-/// Parsers with a bug each, which the driver must detect.
+/// Parsers with one planted bug each. The driver must detect every bug.
 mod planted {
     use super::*;
 
@@ -78,7 +78,7 @@ mod planted {
         1 + len
     }
 
-    /// Runs the driver over a parser and returns its message.
+    /// Runs the driver over a parser, and returns its failure message.
     fn told(read: fn(&[u8], &mut [u8]) -> Option<usize>) -> String {
         let target = Target { name: "planted", sample, read };
         let told = driver::drive(&target, Path::new("/nonexistent"), 1, Duration::from_secs(5));
@@ -105,12 +105,12 @@ mod planted {
         assert!(told.contains("changes in a round trip"), "{told}");
     }
 
-    /// In a separate process, because it dies.
+    /// Runs in a separate process, because the read kills the process.
     #[test]
     fn a_read_beyond_the_input_is_found() {
         if env::var_os("FISHPLATE_PLANTED").is_some() {
             told(|input, _| {
-                // SAFETY: none: this read is the planted bug.
+                // SAFETY: unsound on purpose: this read is the planted bug.
                 let _beyond = unsafe { input.as_ptr().add(input.len()).read_volatile() };
                 Some(0)
             });

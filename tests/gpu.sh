@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# On a machine with an NVIDIA GPU: the device tests over its driver, with two processes, and the
-# tool's measurements with every payload verified. On other machines it prints SKIPPED and why.
+# Runs the device tests over the driver of an NVIDIA GPU, with two processes, and the tool's
+# measurements with every payload verified. On a machine without such a GPU it prints SKIPPED and
+# the reason.
 #
-# usage: tests/gpu.sh            tests
-#        tests/gpu.sh --figures  and the table of figures, from a release build
+# usage: tests/gpu.sh tests
+#        tests/gpu.sh --figures  tests, and a table of figures from a release build
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 target=${CARGO_TARGET_DIR:-target}

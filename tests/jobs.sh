@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Jobs of four processes, as launchers start them: mpiexec.hydra (PMI-1), mpirun of Open MPI (PMIx),
-# torchrun's and Slurm's variables, and plain ones with tcp:// and file://. Every process writes,
-# signals, adds and sends to every other one, and all data is checked (examples/all_to_all.rs). Then
-# jobs that fail: a rank that is missing, a wrong cookie, ranks that are killed at random. And
+# Tests jobs of four processes under launchers: mpiexec.hydra (PMI-1), Open MPI's mpirun (PMIx), the
+# variables of torchrun and Slurm, and no launcher with tcp:// and file://. Every process writes,
+# signals, adds and sends to every other one, and all data is checked (examples/all_to_all.rs). Also
+# tests failing jobs: a missing rank, a wrong cookie, and ranks killed at random. Finally runs
 # `fishplate perf job` under each launcher, in every pattern.
 #
 #   tests/jobs.sh [KILLS [EXAMPLE TOOL]]
 #
 # KILLS: 10 by default. EXAMPLE and TOOL: the built example and tool; by default they are built,
-# optimised. What a launcher runs says SKIPPED where the launcher cannot be installed.
+# optimised. Prints SKIPPED for launchers that cannot be installed.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 source tests/need.sh
@@ -24,7 +24,7 @@ program=$(readlink -f "$program") tool=$(readlink -f "$tool")
 [ -x "$program" ] && [ -x "$tool" ] || { echo "no such program: $program or $tool"; exit 1; }
 
 work=$(mktemp -d)
-# A copy, so that what is left of this run can be told from other runs.
+# Copies have unique paths, so leftover processes of this run can be recognized.
 cp "$program" "$work/all_to_all" && program=$work/all_to_all
 cp "$tool" "$work/fishplate" && tool=$work/fishplate
 # shellcheck disable=SC2317  # called by trap
@@ -40,7 +40,7 @@ down() {
 trap down EXIT
 trap 'exit 130' INT TERM
 
-# left: processes of this run; succeeds if there are none
+# left: prints the processes of this run; succeeds if there are none
 left() {
     local exe found=1
     for exe in /proc/[0-9]*/exe; do
@@ -53,7 +53,7 @@ left() {
 }
 
 failed=0
-# say NAME COMMAND...: one line for one check
+# say NAME COMMAND...: runs a check, and prints its result on one line
 say() {
     local name=$1
     shift
@@ -67,13 +67,13 @@ say() {
     fi
 }
 
-# good: four processes reached all others, and rank 0 counted all rounds
+# good: all four processes have reached the others, and rank 0 has counted all rounds
 good() {
     [ "$(cat "$work"/out* | grep -c '4 near, 0 rails to others')" = 4 ] &&
         [ "$(cat "$work"/out* | grep -c 'rank 0: .* counted 400')" = 1 ]
 }
 
-# four VARIABLE=VALUE...: four processes with these variables, where %r stands for the rank
+# four VARIABLE=VALUE...: runs four processes with these variables; %r stands for the rank
 four() {
     local rank pids=() pid status=0
     for rank in 0 1 2 3; do
@@ -84,7 +84,7 @@ four() {
     [ $status = 0 ] && good
 }
 
-# launched COMMAND...: four processes by a launcher, each with a file of its own
+# launched COMMAND...: runs four processes under a launcher, each with its own output file
 launched() {
     # shellcheck disable=SC2016  # for the inner shell
     timeout --kill-after=5 120 "$@" bash -c 'exec "$0" 100 60 >"$1$PMI_RANK$OMPI_COMM_WORLD_RANK" 2>&1' \
@@ -107,7 +107,7 @@ else
     echo "SKIPPED mpirun of Open MPI: it is missing and cannot be installed"
 fi
 
-# Each job has a port of its own where nobody listens, and torchrun's store the one before.
+# Each job uses a new port. torchrun's store uses the port before.
 port=$((20000 + $$ % 9000))
 next() {
     port=$((port + 2))
@@ -130,14 +130,16 @@ say "Slurm's variables" four SLURM_PROCID=%r SLURM_NTASKS=4 SLURM_STEP_NUM_TASKS
     "FISHPLATE_RENDEZVOUS=file://$meet"
 
 patterns=pairs,one-to-many,many-to-one,all-to-all,ring
-# measured COMMAND...: four ranks of the tool by a launcher; rank 0 wrote a row for each pattern
+# measured COMMAND...: runs four ranks of the tool under a launcher; rank 0 must write a row for
+# each pattern
 measured() {
     timeout --kill-after=5 120 "$@" "$tool" perf job --pattern $patterns --check --json -n 200 \
         >"$work/out" 2>&1 </dev/null &&
         [ "$(grep -c '"ranks":4.*"errors":0' "$work/out")" = 5 ]
 }
 
-# by_hand VARIABLE=VALUE...: the same with these variables, where %r stands for the rank
+# by_hand VARIABLE=VALUE...: runs four ranks of the tool with these variables; %r stands for the
+# rank
 by_hand() {
     local rank pids=() pid status=0
     for rank in 1 2 3 0; do
@@ -163,7 +165,7 @@ else
     echo "SKIPPED fishplate perf job under torchrun: it is missing"
 fi
 
-# missing: ranks 0, 1 and 3 of four are started, and each names rank 2
+# missing: starts ranks 0, 1 and 3 of four; each must name rank 2
 missing() {
     local rank pids=()
     for rank in 0 1 3; do
@@ -176,7 +178,7 @@ missing() {
 }
 say "a missing rank is named by those who wait" missing
 
-# cookie: a process with the wrong cookie is refused, and the job goes on without it
+# cookie: a process with a wrong cookie is refused, and the job continues without it
 cookie() {
     local place=tcp://127.0.0.1:$port pids=() rank
     for rank in 0 1; do
@@ -196,7 +198,7 @@ say "a wrong cookie is refused" cookie
 
 RANDOM=${FISHPLATE_SEED:-$$}
 echo "seed ${FISHPLATE_SEED:-$$}"
-# ended PID...: all of them end within the time of the job and a margin
+# ended PID...: all these processes exit within the job's timeout and a margin
 ended() {
     local pid tries
     for pid; do
@@ -209,7 +211,8 @@ ended() {
     done
 }
 
-# clean: no process of this run, and nothing in the folder; one that a launcher kills takes a moment
+# clean: no process of this run is left, and the folder is empty; waits, because a launcher's kill
+# takes a moment
 clean() {
     local tries
     for ((tries = 0; tries < 200; tries++)); do
@@ -219,7 +222,8 @@ clean() {
     left >>"$work/out-left" && [ -z "$(ls -A "$meet")" ]
 }
 
-# killed VICTIM DELAY VARIABLE=VALUE...: kills one of four processes; the others end by themselves
+# killed VICTIM DELAY VARIABLE=VALUE...: kills one of four processes; the others must exit by
+# themselves
 killed() {
     local victim=$1 delay=$2 rank pids=()
     shift 2
@@ -239,7 +243,7 @@ for ((n = 0; n < kills; n++)); do
     say "process $victim killed after $delay s" killed "$victim" "$delay" "${variables[@]}"
 done
 
-# killed_of_tool: one rank of four that the tool started is killed, or the tool; all others end
+# killed_of_tool: kills one of four ranks that the tool started, or the tool; all others must exit
 killed_of_tool() {
     local tries victim
     "$tool" perf job -N 4 -n 1e12 -T 60 >"$work/out" 2>&1 </dev/null &
@@ -256,7 +260,7 @@ for ((n = 0; n < kills; n++)); do
     say "a rank of fishplate perf job killed, $((n + 1))" killed_of_tool
 done
 
-# killed_under COMMAND...: one process of a launcher's job is killed; the launcher ends the others
+# killed_under COMMAND...: kills one process of a launcher's job; the launcher must end the others
 killed_under() {
     local victim tries
     "$@" "$program" 100000 10 >"$work/out" 2>&1 </dev/null &

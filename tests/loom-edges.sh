@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Runs every model of memory shared between threads or processes under loom, then again with each
+# Runs every loom model of memory shared between threads or processes. Then repeats them with each
 # ordering weakened in turn, and checks that a model fails each time. A model is a test in a module
-# named `races`. An edge is whatever the source names by `edge!` or `edge_fence!`, so none can be
-# forgotten. For AcqRel each half is weakened separately: NAME/acquire, NAME/release.
+# named `races`. The orderings are found by their `edge!` or `edge_fence!` in the source, so none
+# can be forgotten. For AcqRel each half is weakened separately: NAME/acquire, NAME/release.
 #
-# usage: tests/loom-edges.sh [edge...]     (default: all of them)
+# usage: tests/loom-edges.sh [edge...] (default: all of them)
 set -u
 cd "$(dirname "$0")/.."
 

@@ -1,5 +1,5 @@
-//! Memory cost of peers with the default settings and tag matching: never used, connected, after a
-//! few messages, and busy.
+//! Memory cost of a peer with default settings and tag matching, in four states: unused, connected,
+//! after a few messages, and busy.
 #![cfg(target_os = "linux")]
 
 use std::fs;
@@ -23,14 +23,14 @@ const MATCHING: MatchConfig = MatchConfig::for_streams(PEERS as usize);
 
 type Rail = Faulty<Loopback<256>, 64>;
 
-/// Anonymous memory of this process, in bytes.
+/// Returns the anonymous memory of this process in bytes.
 fn resident() -> i64 {
     let rollup = fs::read_to_string("/proc/self/smaps_rollup").unwrap();
     let line = rollup.lines().find_map(|line| line.strip_prefix("Anonymous:")).unwrap();
     1024 * line.trim().trim_end_matches(" kB").parse::<i64>().unwrap()
 }
 
-/// Memory reserved per peer, in bytes: its state, and its initial room for messages.
+/// Returns the bytes reserved per peer: its state, and its initial room for messages.
 fn laid_out(config: &Config) -> (usize, usize) {
     let contexts = usize::from(config.contexts);
     let state = size_of::<PeerSlot>() + size_of::<Pairing>();
@@ -43,7 +43,7 @@ fn laid_out(config: &Config) -> (usize, usize) {
     (state + contexts * stream, contexts * room)
 }
 
-/// An engine whose peers are all itself, over one rail.
+/// An engine that is every one of its own peers, over one rail.
 struct World<'m> {
     engine: Engine<'m, Rail, 1>,
     peers: Vec<(PeerId, RemoteId)>,
@@ -51,7 +51,7 @@ struct World<'m> {
 }
 
 impl World<'_> {
-    /// Posts something to each peer this many times, and makes passes until all has arrived.
+    /// Posts something to each peer `times` times, and makes passes until everything has arrived.
     fn each(
         &mut self,
         times: u32,
@@ -92,13 +92,14 @@ impl World<'_> {
     }
 
     fn faults(&mut self, faults: Faults) {
-        // SAFETY: the injected faults affect nothing registered, imported or posted.
+        // SAFETY: the injected faults affect no registered, imported or posted memory.
         unsafe { self.engine.rail_unchecked(RailId(0)) }.unwrap().set_faults(faults);
     }
 }
 
-/// Resident bytes for `count` peers: unused, connected, after one put-signal and one waiting tagged
-/// message, and after a full reordered window with as many messages as credits.
+/// Returns the resident bytes for `count` peers in four states: unused; connected; after one
+/// put-signal and one unexpected message; with a full reordered window and as many messages as
+/// credits.
 fn stages(count: u16, busy: bool) -> [i64; 4] {
     let config = Config::DEFAULT;
     let limits = Limits { peers: count, remotes: count, ..Limits::DEFAULT };
@@ -112,7 +113,7 @@ fn stages(count: u16, busy: bool) -> [i64; 4] {
     engine.attach_matching(MATCHING, matching.memory()).unwrap();
     let unused = resident() - before;
 
-    // SAFETY: the memory outlives the engine and is accessed only through it.
+    // SAFETY: the memory outlives the engine, and only the engine accesses it.
     let region = unsafe { Region::new(NonNull::from(&mut memory[0]).cast(), 4096, RegionKind::Private) };
     let here = engine.register(region).unwrap();
     let mut handle = [0; 512];
@@ -143,8 +144,8 @@ fn stages(count: u16, busy: bool) -> [i64; 4] {
 
 #[test]
 fn peers_cost_little_before_they_are_busy() {
-    // Large tables are allocated from the system and returned to it, whatever was freed before.
-    // SAFETY: a setting of the allocator.
+    // Makes the allocator map large tables separately and unmap them when freed, so that earlier
+    // frees do not affect the result. SAFETY: sets a parameter of the allocator.
     assert_eq!(unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, 32 << 10) }, 1);
     // The first run includes one-time costs of stack, allocator and engine.
     stages(1, true);

@@ -1,15 +1,14 @@
-# shellcheck shell=bash
-# Sourced by the other scripts: finds a command or a file, or installs the Debian package that has
-# it and says so.
+# shellcheck shell=bash Sourced by the other scripts. Finds a command or a file, or installs the
+# Debian package that contains it and prints that.
 
-# need COMMAND PACKAGE
+# need COMMAND PACKAGE: fails if the command is missing and cannot be installed
 need() {
     command -v "$1" >/dev/null && return
     fetch_package "$1" "$2"
     command -v "$1" >/dev/null
 }
 
-# need_file PATTERN PACKAGE: PATTERN is a path, or one for the shell to expand
+# need_file PATTERN PACKAGE: the same for a file; PATTERN is a path or a glob
 need_file() {
     compgen -G "$1" >/dev/null && return
     fetch_package "$1" "$2"

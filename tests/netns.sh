@@ -1,13 +1,12 @@
-# shellcheck shell=bash
-# Sourced by scripts that need two hosts, after need.sh: two network namespaces, "$here" and
-# "$there", joined by pairs of interfaces named rail0, rail1, and so on.
+# shellcheck shell=bash Sourced by scripts that need two hosts, after need.sh: two network
+# namespaces, "$here" and "$there", joined by pairs of interfaces named rail0, rail1, and so on.
 #
-# Pair P has the addresses 10.NET.P.1 here and 10.NET.P.2 there. Names of namespaces contain the
-# number of the shell's process, so scripts may run beside each other.
+# Pair P has the addresses 10.NET.P.1 here and 10.NET.P.2 there. The names of namespaces contain the
+# shell's process id, so several scripts may run at once.
 
 export here=fpa$$ there=fpb$$
 
-# hosts PAIRS NET: makes both. If it fails it says why.
+# hosts PAIRS NET: creates the namespaces; prints the reason if it fails
 hosts() {
     local pair end
     [ "$(id -u)" = 0 ] || { echo "namespaces need root"; return 1; }
@@ -21,7 +20,7 @@ hosts() {
         ip -n "$there" addr add "10.$2.$pair.2/24" dev "rail$pair"
         for end in "$here" "$there"; do ip -n "$end" link set "rail$pair" up; done
     done
-    # A node that opens before its interfaces are up does without them.
+    # A node does not use interfaces that come up after it was opened, so wait until all are up.
     for end in "$here" "$there"; do
         for _ in {1..100}; do
             [ "$(ip -n "$end" -o link show type veth | grep -c 'state UP')" = "$1" ] && break
@@ -30,7 +29,7 @@ hosts() {
     done
 }
 
-# no_hosts: removes them, whether or not they are there
+# no_hosts: removes the namespaces, if they exist
 no_hosts() {
     ip netns del "$here" 2>/dev/null
     ip netns del "$there" 2>/dev/null

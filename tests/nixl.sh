@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# libplugin_FISHPLATE.so in stock NIXL: agents of the wheel from PyPI load it and move data. Says
-# SKIPPED where the wheel cannot be installed.
+# Tests libplugin_FISHPLATE.so in stock NIXL: agents of the wheel from PyPI load it and move data.
+# Prints SKIPPED if the wheel cannot be installed.
 #
 #   tests/nixl.sh [--long]
 #
@@ -42,7 +42,7 @@ PROFILE=${PROFILE:-dev} adapters/nixl/build.sh "$work/lib" || { echo "FAILED to 
 export NIXL_PLUGIN_DIR=$work/lib PYTHONDONTWRITEBYTECODE=1 python tests work
 seed=${FISHPLATE_SEED:-$RANDOM}
 
-# say NAME COMMAND...: one line for one check
+# say NAME COMMAND...: runs a check, and prints its result on one line
 say() {
     local name=$1 status=0
     shift
@@ -56,8 +56,8 @@ say() {
     fi
 }
 
-# transfers PROCESSES COUNT SEED [PARAMS]: each process moves COUNT lists. With PARAMS, every second
-# process is on the other host.
+# transfers PROCESSES COUNT SEED [PARAMS]: each process moves COUNT lists; with PARAMS, every second
+# process is on the other host
 transfers() {
     local names pids=() status=0 folder starter number=0
     names=$(seq -f p%g -s, "$1")
@@ -95,7 +95,7 @@ lists=100 rounds=5
 $long && lists=5000 rounds=50
 limit=1800 say "2 processes, $lists lists each, seed $seed" bash -c "transfers 2 $lists $seed"
 limit=1800 say "4 processes, $((lists / 2)) lists each" bash -c "transfers 4 $((lists / 2)) $seed"
-# killed [PARAMS]
+# killed [PARAMS]: kills agents during transfers
 killed() {
     local starter=()
     [ -z "${1:-}" ] || starter=(ip netns exec "$there")
@@ -116,15 +116,15 @@ if need fi_info libfabric-bin && hosts 2 78 >"$work/why"; then
 else
     echo "SKIPPED NIXL on two hosts: $(cat "$work/why" 2>/dev/null || echo no libfabric)"
 fi
-# The C++ half under AddressSanitizer, with the allocations of the Rust half: alone, and in the
-# wheel, where Python leaks.
+# Runs the C++ half under AddressSanitizer, which also checks the Rust half's allocations: first
+# alone, then in the wheel without leak checks, because Python leaks.
 asan=$("${CXX:-g++}" -print-file-name=libasan.so)
 if [ -e "$asan" ]; then
     flags="-fsanitize=address -fno-omit-frame-pointer"
     say "built with AddressSanitizer" env CXXFLAGS="$flags" PROFILE="${PROFILE:-dev}" adapters/nixl/build.sh "$work/asan"
     say "engine.cpp with it" g++ -std=c++20 -Wno-invalid-offsetof -O1 -g $flags "$tests/engine.cpp" -o "$work/engine-asan"
     say "each status, under AddressSanitizer" "$work/engine-asan" "$work/asan/libplugin_FISHPLATE.so"
-    # Libfabric leaks descriptions of its own.
+    # libfabric leaks its own descriptions.
     echo leak:libfabric.so >"$work/leaks"
     # shellcheck disable=SC2086  # several words
     ! need fi_info libfabric-bin || say "the same over tcp" env LSAN_OPTIONS=suppressions="$work/leaks" "$work/engine-asan" "$work/asan/libplugin_FISHPLATE.so" $tcp

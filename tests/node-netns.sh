@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Four processes on two "hosts": two network namespaces joined by four veth pairs. Every process
-# writes, signals, adds and sends to every other one (examples/all_to_all.rs), over shared memory on
-# the same host, and over 1, 2 or 4 rails of libfabric's tcp between the hosts. The two hosts may
-# have different numbers of rails. All data is checked.
+# Tests four processes on two "hosts": two network namespaces joined by four veth pairs. Every
+# process writes, signals, adds and sends to every other one (examples/all_to_all.rs), over shared
+# memory on the same host, and over 1, 2 or 4 rails of libfabric's tcp between the hosts. The two
+# hosts may have different numbers of rails. All data is checked.
 #
 #   tests/node-netns.sh [EXAMPLE]
 #
 # EXAMPLE: the built example; by default it is built, optimised. Needs root, iproute2 and libfabric.
-# Prints SKIPPED and exits with 77 if namespaces are not permitted. Removes all that it created,
-# even on errors.
+# Prints SKIPPED and exits with 77 if namespaces are not permitted. Always removes the namespaces at
+# the end.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 source tests/need.sh
@@ -47,7 +47,7 @@ hosts 4 98 >"$work/why" || skip "$(cat "$work/why")"
 
 port=7200 failed=0
 
-# job OURS THEIRS JOINED: two processes on each side, with these interfaces; JOINED rails must
+# job OURS THEIRS JOINED: runs two processes on each side with these interfaces; JOINED rails must
 # connect the sides
 job() {
     local pids=() pid status=0 side
@@ -62,8 +62,8 @@ job() {
         pids+=($!)
     done
     for pid in "${pids[@]}"; do wait "$pid" || status=$?; done
-    # On this host: itself and another process. On the other: two processes with that many rails
-    # each.
+    # Each process reaches itself and another process on its own host, and two processes with JOINED
+    # rails each on the other.
     if [ $status = 0 ] && [ "$(grep -c "2 near, $((2 * $3)) rails to others" "$work"/out.* | grep -c ':1$')" = 4 ] &&
         [ "$(cat "$work"/out.* | grep -c 'counted 400')" = 1 ]; then
         echo "ok      $1 to $2: $3 rails joined"

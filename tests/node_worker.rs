@@ -1,4 +1,4 @@
-//! The tests of `Node` with workers, and tests of workers.
+//! The tests of `Node` with workers, and tests of workers themselves.
 
 #[path = "node/main.rs"]
 mod node;
@@ -16,7 +16,7 @@ use fishplate::worker::Options;
 use fishplate::{Cmp, Node, Notice, PeerId, Signal};
 use node::{SOON, Side, Way, two, ways};
 
-/// A message too long for one piece on any rail.
+/// Length of a message that no rail sends in one piece.
 const LONG: usize = 700_000;
 
 fn same(builder: Builder) -> Builder {
@@ -34,8 +34,8 @@ fn a_peer_is_answered_while_the_program_sleeps() {
             let there = node.import(*peer, handle).unwrap();
             if *rank == 0 {
                 receive.recv().unwrap();
-                // None of these completes without progress at the other side, whose program
-                // waits for us meanwhile.
+                // These operations need progress at the other side, whose program makes no calls
+                // while it waits for us.
                 for n in 0..10 {
                     assert_eq!(node.fetch_add(there.at(8), 1, SOON), Ok(n));
                 }
@@ -45,7 +45,7 @@ fn a_peer_is_answered_while_the_program_sleeps() {
             } else {
                 let request = node.post_recv(Some(*peer), 1, Tag::ZERO, memory.slice(64..), 5).unwrap();
                 send.send(vec![]).unwrap();
-                // Sleeps outside the node's calls.
+                // Waits outside the node's calls.
                 receive.recv().unwrap();
                 let status = node.test_recv(request).unwrap().expect("it has been received meanwhile");
                 assert_eq!((status.outcome, status.delivered), (Received::Ok, LONG as u64));
@@ -66,10 +66,10 @@ fn operations_of_a_sleeping_program_continue_and_its_peers_connect() {
             let Side { node, peer, rank, send, receive } = &mut side;
             let memory = node.alloc(1 << 20).unwrap();
             if *rank == 0 {
-                // Waits for the connection, but not for the peer to read the message.
+                // The call waits for the connection, but not until the peer has read the message.
                 node.send(*peer, 1, memory.slice(..LONG), Notice::Silent).unwrap();
                 begun.send(()).unwrap();
-                // Outside of the node, until the peer has it.
+                // Waits outside the node's calls until the peer has the message.
                 receive.recv().unwrap();
             } else {
                 let mut into = vec![1; LONG];
@@ -85,9 +85,9 @@ fn operations_of_a_sleeping_program_continue_and_its_peers_connect() {
     }
 }
 
-/// Processor time and number of sleeps of all threads of this process.
+/// Returns the processor time and the number of sleeps of all threads of this process.
 fn used() -> (Duration, i64) {
-    // SAFETY: all zeros is a valid value.
+    // SAFETY: all zeros are a valid `rusage`.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     // SAFETY: the call fills one structure, which is ours.
     assert_eq!(unsafe { libc::getrusage(libc::RUSAGE_SELF, &mut usage) }, 0);
@@ -97,7 +97,7 @@ fn used() -> (Duration, i64) {
     (time(usage.ru_utime) + time(usage.ru_stime), usage.ru_nvcsw)
 }
 
-/// Runs in a process of its own, so that nothing else uses processor time.
+/// Runs in a separate process, so that nothing else uses processor time.
 #[test]
 fn an_idle_worker_uses_little_processor_time() {
     const ALONE: &str = "FISHPLATE_TEST_ALONE";
@@ -114,7 +114,8 @@ fn an_idle_worker_uses_little_processor_time() {
     ways().into_iter().filter(|way| *way != Way::SharedMemory).for_each(idle_over);
 }
 
-/// Over a network a worker sleeps on descriptors. `FISHPLATE_IDLE_SECONDS`: how long, or 1.
+/// Checks that a worker over a network sleeps on descriptors. `FISHPLATE_IDLE_SECONDS` sets the
+/// duration (default 1).
 fn idle_over(way: Way) {
     let seconds = std::env::var("FISHPLATE_IDLE_SECONDS").ok().and_then(|seconds| seconds.parse().ok());
     two(way, same, |mut side| {
@@ -148,13 +149,13 @@ fn idle(change: impl Fn(Builder) -> Builder) {
     b.wait(memory.at(0), Cmp::Eq, 1, Some(me), SOON).unwrap();
     thread::sleep(Duration::from_millis(10));
     rested("two idle workers", || thread::sleep(Duration::from_secs(1)));
-    // The worker of a waiting program sleeps too.
+    // The worker also sleeps while its program waits.
     rested("a wait and two workers", || {
         assert!(b.wait(memory.at(0), Cmp::Eq, 2, Some(me), Duration::from_secs(1)).is_err());
     });
 }
 
-/// Fails if two workers did more meanwhile than sleep for 10 ms, poll, and sleep again.
+/// Fails if two workers did more than poll and sleep for 10 ms in alternation.
 fn rested(who: &str, meanwhile: impl FnOnce()) {
     let (before, begun) = (used(), Instant::now());
     meanwhile();
@@ -167,7 +168,7 @@ fn rested(who: &str, meanwhile: impl FnOnce()) {
     assert!(time < took / 5, "{who} used {time:?} of {took:?}");
 }
 
-/// Two nodes of this process, each with a worker and the other's memory imported.
+/// Two nodes of this process, each with a worker and with the other's memory imported.
 struct Pair {
     nodes: [Node; 2],
     peers: [PeerId; 2],
@@ -187,7 +188,7 @@ fn pair(change: impl Fn(Builder) -> Builder) -> Pair {
 }
 
 /// Fails unless the median of `rounds` rounds is below the limit in one of several attempts. Other
-/// load delays the rounds of some attempts; a defect delays those of all.
+/// load delays some attempts, a defect delays all.
 #[track_caller]
 fn takes_less_than(limit: Duration, rounds: usize, mut round: impl FnMut(usize) -> Duration) {
     let mut attempt = || {
@@ -199,7 +200,7 @@ fn takes_less_than(limit: Duration, rounds: usize, mut round: impl FnMut(usize) 
     assert!(took.len() < 10, "{took:?}, not less than {limit:?}");
 }
 
-/// Waits until an idle worker sleeps, for at most 10 ms.
+/// Waits until an idle worker is probably asleep.
 fn let_it_sleep() {
     thread::sleep(Duration::from_millis(2));
 }
@@ -219,7 +220,7 @@ fn a_wait_is_woken_through_the_wait_object_of_its_worker() {
     static SIGNALLED: Mutex<Option<Instant>> = Mutex::new(None);
     let mut rounds = 0;
     takes_less_than(Duration::from_millis(2), 41, |round| {
-        // At different points of its sleep.
+        // Waits for a different phase of the worker's sleep in each round.
         thread::sleep(Duration::from_micros(2000 + round as u64 * 617 % 8000));
         rounds += 1;
         ask.send(rounds).unwrap();

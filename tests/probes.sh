@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The static tracing probes of the feature `probes`: a program built with it has a note for each,
-# whose address is that of a nop; one built without it has none. Tracers are not needed.
+# Checks the static tracing probes of the feature `probes`. A program built with the feature has a
+# note for each probe, whose address is that of a nop. A program built without it has no notes.
+# Needs no tracer.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source tests/need.sh
@@ -9,7 +10,7 @@ need readelf binutils || { echo "SKIPPED probes: readelf is missing and cannot b
 case $(uname -m) in x86_64 | aarch64) ;; *) echo "SKIPPED probes: none on $(uname -m)"; exit 77 ;; esac
 
 program=${CARGO_TARGET_DIR:-target}/debug/examples/tagged
-# notes FEATURES...: the notes of the example tagged, built with these
+# notes FEATURES...: builds the example `tagged` with these features, and prints its notes
 notes() {
     cargo build --quiet --locked --package fishplate --example tagged "$@"
     readelf --notes --wide "$program" 2>/dev/null | grep -A4 NT_STAPSDT || true

@@ -1,11 +1,10 @@
 #!/usr/bin/env bash
-# The long-running checks of the contract: each prints its figures and fails if one is wrong.
+# Runs the long checks of the contract. Each prints its figures, and fails if one is wrong.
 #
 #   tests/proofs.sh            in full
 #   tests/proofs.sh --short    a tenth of it, as in .ci/run
 #   PROOF_ITERS, PROOF_SEEDS, PROOF_PROGRAMS, PROOF_FLOODS, PROOF_KILLS, PROOF_CYCLES,
-#   PROOF_ATOMICS, PROOF_PINGPONGS, PROOF_MATCHES, PROOF_WORDS, PROOF_SCHEDULES set the lengths one
-#   by one
+#   PROOF_ATOMICS, PROOF_PINGPONGS, PROOF_MATCHES, PROOF_WORDS, PROOF_SCHEDULES: the lengths
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 source tests/need.sh
@@ -32,7 +31,7 @@ log=$(mktemp)
 trap 'rm -f "$log" "$log.met"' EXIT
 failed=()
 
-# proof NAME COMMAND...: prints the result, and the time that it took
+# proof NAME COMMAND...: runs a check, and prints its result and duration
 proof() {
     local name=$1 start=$SECONDS
     shift
@@ -76,7 +75,7 @@ failing_rails() {
     return $status
 }
 
-# A debug build, which has more checks and exists already.
+# Uses the debug build, which has more checks and exists already.
 memory_oracle() {
     FISHPLATE_PROGRAMS=$programs timeout 3000 cargo test --locked --quiet --test oracle -- memory_is --nocapture >"$log" 2>&1
     local status=$?
@@ -100,8 +99,9 @@ tagged_flood() {
     return $status
 }
 
-# Either side is killed at a random moment after they have met. The other must fail, in the median
-# within 100 ms: on a busy machine some are late. The next pair under the same name must connect.
+# Kills either process at a random moment after both have met. The other must fail, in the median
+# within 100 ms, because on a busy machine some are late. The next pair under the same name must
+# connect.
 kill_nine() {
     local pair=@fishplate-proof-$$ before after victim survivor began status took=() tries n
     local run=("$fishplate" perf put-signal --transport shm -s 8 -n 1000000000 --pin none --region 1M --timeout 600)
@@ -112,7 +112,7 @@ kill_nine() {
         : >"$log.met"
         "${run[@]}" --connect $pair >"$log.met" 2>>"$log" &
         local two=$!
-        # What is measured is announced once the two have met.
+        # The program prints a line once the two have met.
         for ((tries = 0; tries < 2000; tries++)); do
             [ -s "$log.met" ] && break
             sleep 0.01
@@ -139,7 +139,7 @@ kill_nine() {
     [ "$before" = "$after" ] && ((median < 100000 && worst < 20000000))
 } 2>/dev/null # where bash reports each kill
 
-# Device memory: every open is closed, and nothing is left of a killed peer.
+# Checks device memory: every open is closed, and nothing is left of a killed peer.
 memory_cycles() {
     FISHPLATE_STRESS=$cycles timeout 3000 cargo test --release --locked --quiet --package fishplate-gpu --test memory -- \
         b20_ --nocapture >"$log" 2>&1

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# libpsm2.so.2 as programs find it: its symbols and layouts, by Debian's headers; wrong calls; a
-# killed peer; and stock Open MPI over it, with a program of ours and mpi4py's tests. That a job ran
-# over ours is told by our counters.
+# Tests libpsm2.so.2: its symbols and layouts against Debian's headers, wrong calls, and a killed
+# peer. Then runs stock Open MPI over it, with our own program and mpi4py's tests. Our counters show
+# whether a job really ran over it.
 #
 #   tests/psm2.sh [--long]
 #
-# --long: also 3 and 8 ranks, hpcc, 100 killed peers, and more messages. Without, it takes two
+# --long: also 3 and 8 ranks, hpcc, 100 killed peers, and more messages. The short run takes two
 # minutes.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
@@ -37,7 +37,7 @@ PROFILE=${PROFILE:-dev} adapters/psm2/build.sh "$work/lib" || { echo "FAILED to 
 library=$work/lib/libpsm2.so.2
 export LD_LIBRARY_PATH=$work/lib work
 
-# say NAME COMMAND...: one line for one check
+# say NAME COMMAND...: runs a check, and prints its result on one line
 say() {
     local name=$1 status=0
     shift
@@ -75,7 +75,8 @@ for bytes in 8 100 8000; do
     say "an error where messages of $bytes bytes fill all memory" \
         env FISHPLATE_PSM2_UNEXPECTED=10000 FISHPLATE_PSM2_PATIENCE=2 "$work/stuck" crowds $bytes
 done
-# Over libfabric's provider, whose client finds the server by TCP, and which verifies what arrives.
+# Runs libfabric's psm2 provider, whose client finds the server by TCP. The program verifies the
+# data.
 pingpong() {
     local port=$((20000 + $$ % 20000)) pair=(fi_pingpong -p psm2 -e rdm -m tagged -c)
     export LD_PRELOAD=$work/lib/libfishplate_hfi1.so FISHPLATE_PSM2_STATS=1
@@ -102,7 +103,7 @@ tail -n 1 "$work/log"
 limit=600 say "$rounds killed peers" "$work/killed" $rounds
 tail -n 1 "$work/log"
 
-# Two hosts, with two rails of libfabric.
+# Two hosts, joined by two rails of libfabric.
 if hosts 2 77 >"$work/why"; then
     two_hosts=true
     limit=600 say "2 killed peers on two hosts" "$work/killed" 2 "$here" "$there"
@@ -116,9 +117,9 @@ need mpirun.openmpi openmpi-bin && need mpicc.openmpi libopenmpi-dev ||
     { echo "SKIPPED MPI over libpsm2: Open MPI could not be installed"; exit $failed; }
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
 
-# job RANKS PROGRAM...: that each rank ran over ours is told by its counters. Each writes a file of
-# its own, as mpirun cuts lines, and says how it ended: mpirun kills the others as soon as one exits
-# with 1.
+# job RANKS PROGRAM...: runs a program, and checks our counters to see that each rank ran over our
+# library. Each rank writes its own output file, because mpirun cuts lines, and records its exit
+# status, because mpirun kills the other ranks as soon as one exits with 1.
 job() {
     local ranks=$1
     shift
@@ -129,18 +130,18 @@ job() {
     cat "$work"/rank.*
     [ "$(grep -lE '^fishplate-psm2 .*: sent [1-9]' "$work"/rank.* | wc -l)" = "$ranks" ]
 }
-# ended RANKS HOW: that many ranks ended with this status
+# ended RANKS HOW: checks that this many ranks exited with this status
 ended() {
     [ "$(grep -lE "^ended with $2\$" "$work"/rank.* | wc -l)" = "$1" ]
 }
 export -f job ended
 
 say "the MPI program" mpicc.openmpi -Wall -Wextra -Werror -O1 "$tests/mpi.c" -o "$work/mpi"
-# program RANKS REVERSED
+# program RANKS REVERSED: runs our MPI program
 program() {
     job "$1" "$work/mpi" "$2" && ended "$1" 0 && [ "$(grep -c "^rank . of $1 is done" "$work/log")" = "$1" ]
 }
-# With room for fewer short messages than are sent before the first is received.
+# Runs with less room for short messages than are sent before the first is received.
 crowded() {
     export FISHPLATE_PSM2_UNEXPECTED=10000 FISHPLATE_PSM2_PATIENCE=2
     ! program 2 100000 && grep -q 'set FISHPLATE_PSM2_UNEXPECTED to a number above 10000' "$work/log"
@@ -157,7 +158,7 @@ threads() {
 export -f threads
 for ranks in 2 3; do say "$ranks ranks of 4 threads" bash -c "threads $ranks"; done
 
-# What mpirun starts on the other host: "agent HOST COMMAND".
+# The command by which mpirun starts processes on the other host: "agent HOST COMMAND".
 cat >"$work/agent" <<'AGENT'
 #!/usr/bin/env bash
 while [[ ${1:-} == -* ]]; do shift; done
@@ -165,7 +166,7 @@ shift
 exec nsenter --net="/run/netns/$there" unshare -u sh -c "hostname there; $*"
 AGENT
 chmod +x "$work/agent"
-# Two ranks on either host: shared memory within, two rails of tcp between.
+# Two ranks on each host: shared memory within a host, two rails of tcp between hosts.
 network() {
     nsenter --net="/run/netns/$here" unshare -u bash -c 'hostname here; "$@"' - \
         mpirun.openmpi --host 10.77.0.1:2,10.77.0.2:2 -n 4 --mca plm_rsh_agent "$work/agent" \
@@ -173,12 +174,13 @@ network() {
         -x LD_PRELOAD="$work/lib/libfishplate_hfi1.so" -x FISHPLATE_PSM2_STATS=1 "$work/mpi" 1000 "$@"
     [ "$(grep -cE '^fishplate-psm2 0a4d.*: sent [1-9]' "$work/log")" = 4 ] && [ "$(grep -c "^rank . of 4 is done" "$work/log")" = 4 ]
 }
-# The same while the cable of one rail is pulled; the other carries mpirun's own messages, too.
+# Runs on two hosts while the cable of one rail is pulled. The other rail also carries mpirun's own
+# messages.
 pulled() {
     network "$work/exchange" &
     local job=$!
     until [ -e "$work/exchange" ]; do kill -0 $job || return; sleep 0.05; done
-    # It has carried a part of the payloads.
+    # The rail has carried a part of the payloads.
     [ "$(ip netns exec "$here" cat /sys/class/net/rail1/statistics/tx_bytes)" -gt 1000000 ] || return
     ip -n "$here" link set rail1 down && touch "$work/exchange.end"
     wait $job && [ -e "$work/exchange.more" ]
@@ -191,11 +193,11 @@ if $two_hosts; then
 fi
 $long && limit=600 say "8 ranks, 2000000 messages in reverse" bash -c "program 8 2000000" && grep "in reverse" "$work/log"
 
-# NetPIPE compares what arrives, in 32 lengths and those beside them; hpcc verifies its results.
+# NetPIPE verifies the data in 32 lengths and lengths next to them. hpcc verifies its results.
 pipe() {
     job 2 NPopenmpi -i -u 300000 -n 2 -o "$work/pipe" && ended 2 0 && [ "$(grep -ac 'Integrity check passed' "$work/rank.0")" -gt 30 ]
 }
-# challenge RANKS
+# challenge RANKS: runs hpcc
 challenge() {
     mkdir "$work/hpcc.$1" && cd "$work/hpcc.$1" || return
     # A matrix of 200, on a grid of one row.
@@ -215,7 +217,7 @@ elif $long; then
     echo "SKIPPED hpcc over libpsm2: hpcc could not be installed"
 fi
 
-# mpi4py's own tests, of the version that the package has.
+# mpi4py's own tests, in the version of the installed package.
 need_file /usr/lib/python3/dist-packages/mpi4py/MPI.*.so python3-mpi4py ||
     { echo "SKIPPED mpi4py over libpsm2: python3-mpi4py could not be installed"; exit $failed; }
 version=$(/usr/bin/python3 -c 'import mpi4py; print(mpi4py.__version__)')
@@ -227,8 +229,8 @@ if [ ! -d "$source/test" ]; then
     tar -C "$cache" -xf "$source.tar.gz" ||
         { echo "SKIPPED mpi4py over libpsm2: its tests are not to be had from PyPI"; tail -n 3 "$work/log"; exit $failed; }
 fi
-# suite RANKS: only those tests fail that fail over the real library, too. Left out is what is not
-# about messages, or not of Open MPI's mtl: files, windows, other programs, pickles.
+# suite RANKS: only tests that also fail over the real library may fail. Leaves out tests that do
+# not concern messages or Open MPI's mtl: files, windows, spawned programs, pickles.
 suite() {
     # shellcheck disable=SC2086  # several words
     job "$1" /usr/bin/python3 "$source/test/runtests.py" -q --no-threads $2 -e spawn -e io -e rma -e win -e cco_vec -e test_pickle &&
@@ -237,8 +239,8 @@ suite() {
 }
 export -f suite
 export source
-# mpi4py RANKS WHAT: each message of two ranks takes a turn of every process that computes beside
-# them, so on a busy machine a suite has no end in sight.
+# mpi4py RANKS WHAT: skips the suite on a busy machine, where it would take too long: each message
+# between two ranks needs a turn of every process that computes beside them
 mpi4py() {
     local busy
     busy=$(awk -v most="$(($(nproc) * 2))" '{ print ($1 > most) }' /proc/loadavg)

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The Python wheel as users install it: built by maturin, installed into a new environment, and
-# tested there by pytest with two and four processes. Then its examples as two processes.
+# Tests the Python wheel as users install it: maturin builds it, it is installed into a new
+# environment, and pytest runs there with two and four processes. Then runs the examples as two
+# processes.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 source tests/need.sh
@@ -13,7 +14,7 @@ trap 'rm -r "$place"' EXIT
 failed=0
 package=$PWD/bindings/python
 
-# say NAME COMMAND...: one line for one check
+# say NAME COMMAND...: runs a check, and prints its result on one line
 say() {
     local name=$1
     shift
@@ -53,7 +54,7 @@ else
     tail -n 100 "$place/log"
 fi
 
-# The examples of the pages, whose names stand for what a program has.
+# The examples in the documentation pages. Their undefined names stand for objects of a program.
 cd "$package/../.." || exit
 code() { sed -n '/^```python$/,/^```$/{ /^```/!p }' "$1"; }
 {
@@ -65,7 +66,7 @@ code "$package/README.md" >"$place/readme.py"
 say "the examples in docs/python.md and the README" mypy --strict "$place/page.py" "$place/readme.py"
 cd "$place" || exit
 
-# two EXAMPLE: runs it as two processes
+# two EXAMPLE: runs an example as two processes
 two() {
     local port status=0
     port=$(python3 -c 'import socket; s = socket.create_server(("127.0.0.1", 0)); print(s.getsockname()[1])')
@@ -77,7 +78,7 @@ two() {
 export -f two
 for example in "$package"/examples/*.py; do
     say "$(basename "$example") as two processes" bash -c 'two "$0"' "$example"
-    # Prints its costs.
+    # Prints the cost figures of the example.
     grep 'one way\|the call' "$place/log"
 done
 exit $failed

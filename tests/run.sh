@@ -12,7 +12,7 @@ log=target/test.log
 mkdir -p target
 passed=0 failed=0 skipped=0
 
-# part NAME COMMAND...: one part that passes, fails or (status 77) is skipped as a whole
+# part NAME COMMAND...: runs a part, which passes, fails or (status 77) is skipped as a whole
 part() {
     local name=$1 status=0
     shift
@@ -43,7 +43,8 @@ read -r passed failed skipped < <(awk '
     /^test result:/ { passed += $4; failed += $6; skipped += $8 }
     /^SKIPPED/ { skipped++; passed-- }
     END { print passed + 0, failed + 0, skipped + 0 }' "$log")
-# Not built, killed at the time limit, or a test program that died: the lines above do not show it.
+# Nothing was built, the time limit was reached, or a test program died. The lines above do not show
+# that.
 if [ "$status" != 0 ] && [ "$failed" = 0 ]; then
     failed=1
     echo "FAILED cargo test (status $status)"

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# The unit tests of every package under AddressSanitizer or ThreadSanitizer; under the former also
-# the lifecycles of engines and of nodes, and device memory behind NICs:
-# tests/sanitize.sh address|thread. Needs a nightly toolchain; std is not instrumented.
+# Runs the unit tests of every package under AddressSanitizer or ThreadSanitizer. Under
+# AddressSanitizer also runs the lifecycles of engines and nodes, and device memory behind NICs.
+# Needs a nightly toolchain; std is not instrumented.
 #
-# ThreadSanitizer does not understand fences. The eventcount's fences order only atomics, so that is
-# no loss. It checks that plain memory is passed on by an acquire and a release of the same word, as
-# the rings do.
+#   tests/sanitize.sh address|thread
+#
+# ThreadSanitizer does not understand fences. That does not matter, because the eventcount's fences
+# order only atomics. ThreadSanitizer checks that plain memory is handed over by a release and an
+# acquire of the same word, as in the rings.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -28,8 +30,8 @@ export ASAN_OPTIONS=detect_leaks=1 TSAN_OPTIONS=suppressions=$PWD/tests/tsan.sup
 # One test loads UCX for comparison. UCX replaces malloc and mmap, which sanitizers do not support.
 cargo "+$toolchain" test --workspace --lib --bins "${programs[@]}" --locked --no-fail-fast --target $host -- --skip as_in_ucx "${skips[@]}"
 if [ "$1" = address ]; then
-    # Its engines live as long as the process.
+    # The engines of these tests live as long as the process.
     ASAN_OPTIONS=detect_leaks=0 cargo "+$toolchain" test --test fabric_fake --locked --target $host -- devices::
-    # Nodes that meet, work, part with traffic outstanding, and meet again.
+    # Nodes that connect, exchange data, disconnect with traffic outstanding, and connect again.
     FISHPLATE_SEEDS=${FISHPLATE_SEEDS:-60} cargo "+$toolchain" test --test node --locked --target $host -- lives::
 fi

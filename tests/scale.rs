@@ -1,6 +1,7 @@
-//! Many ranks in one process, an engine each, over a switch that delivers in any order: start-up,
-//! memory of a rank, the first message, and all to all with everything checked. 100 ranks, or as
-//! many as `FISHPLATE_RANKS` says; `benches/README.md` has figures of 1,000.
+//! Many ranks in one process, one engine each, over a switch that delivers in any order. Measures
+//! start-up, memory per rank and the first message, and checks all-to-all traffic.
+//! `FISHPLATE_RANKS` sets the number of ranks (default 100). `benches/README.md` has figures for
+//! 1,000.
 #![cfg(target_os = "linux")]
 
 use std::cell::RefCell;
@@ -25,37 +26,37 @@ const DEPTH: usize = 256;
 /// A rail delivers one of this many oldest events next.
 const REACH: u64 = 8;
 
-/// What arrives at a rank.
+/// An event that arrives at a rank.
 enum Event {
     Landed(u32),
     Message(Vec<u8>),
 }
 
-/// What all ranks share: their memory, and what is on its way to them.
+/// The state that all ranks share: their memory, and events in flight.
 struct Switch {
     memory: Vec<Option<(NonNull<u8>, usize)>>,
     mail: Vec<VecDeque<(u16, Event)>>,
     random: u64,
 }
 
-/// A rank's end of the switch. Peers are numbered by [`peer_of`].
+/// A rank's end of the switch. [`peer_of`] numbers its peers.
 struct Port<'s> {
     switch: &'s RefCell<Switch>,
     rank: u16,
 }
 
-/// The number that `other` has as a peer of `rank`: ranks in order, without the own one.
+/// Returns the peer number of `other` at `rank`: ranks in order, without `rank` itself.
 fn peer_of(rank: u16, other: u16) -> u16 {
     other - u16::from(other > rank)
 }
 
-/// The rank that a peer of `rank` is.
+/// Returns the rank of a peer of `rank`.
 fn rank_of(rank: u16, peer: u16) -> u16 {
     peer + u16::from(peer >= rank)
 }
 
 impl Port<'_> {
-    /// Memory of a peer, if `len` bytes of it are inside.
+    /// Returns the address of a peer's memory, if the `len` bytes are in bounds.
     fn resolve(&self, peer: Peer, remote: Remote, len: usize) -> Result<*mut u8, PostError> {
         let to = rank_of(self.rank, peer.0);
         let (base, size) = self.switch.borrow().memory[usize::from(to)].ok_or(PostError::BadKey)?;
@@ -141,7 +142,8 @@ unsafe impl<'s> Rail for Port<'s> {
         if let Some(data) = data {
             self.post(peer, Event::Landed(data))?;
         }
-        // SAFETY: the source is readable by this function's contract, and the target was checked.
+        // SAFETY: this function's contract makes the source readable, and `resolve` has checked the
+        // target.
         unsafe { ptr::copy(local.ptr.as_ptr(), target, local.len) };
         Ok(Posted::Done)
     }
@@ -184,7 +186,8 @@ unsafe impl<'s> Rail for Port<'s> {
     }
 }
 
-/// A rank: its engine, and its memory. Two slots and a signal word for each rank, then two sources.
+/// A rank: its engine and its memory. The memory has two slots and a signal word per rank, then two
+/// sources per rank.
 struct Rank<'m, 's> {
     engine: Engine<'m, Port<'s>, 1>,
     peers: Vec<PeerId>,
@@ -194,26 +197,26 @@ struct Rank<'m, 's> {
 }
 
 impl Rank<'_, '_> {
-    /// A word of its memory, as the peers wrote it.
+    /// Loads a word of this rank's memory.
     fn word(&self, at: usize) -> u64 {
-        // SAFETY: inside the memory, which the test accesses on one thread.
+        // SAFETY: inside the memory, which the test accesses from one thread.
         unsafe { self.memory.add(at).read() }
     }
 }
 
-/// What rank `from` sends to rank `to`.
+/// Returns the word that rank `from` sends to rank `to`.
 fn contents(from: usize, to: usize) -> u64 {
     (((from as u64) << 32) | to as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 1
 }
 
-/// Anonymous memory of this process, in bytes.
+/// Returns the anonymous memory of this process in bytes.
 fn resident() -> usize {
     let rollup = fs::read_to_string("/proc/self/smaps_rollup").unwrap();
     let line = rollup.lines().find_map(|line| line.strip_prefix("Anonymous:")).unwrap();
     1024 * line.trim().trim_end_matches(" kB").parse::<usize>().unwrap()
 }
 
-/// The shortest of many passes of a rank that has nothing to do.
+/// Returns the time of the shortest of many passes of an idle rank.
 fn idle_pass(rank: &mut Rank) -> Duration {
     let pass = |rank: &mut Rank| {
         let begun = Instant::now();
@@ -223,7 +226,7 @@ fn idle_pass(rank: &mut Rank) -> Duration {
     (0..100).map(|_| pass(rank)).min().unwrap()
 }
 
-/// Puts the contents of rank `from` into both slots of rank `to`, then adds a signal.
+/// Puts a word of rank `from` into both slots of rank `to`, then adds to a signal.
 fn send(ranks: &mut [Rank], from: usize, to: usize, until: Instant) {
     let count = ranks.len();
     let peer = ranks[from].peers[usize::from(peer_of(from as u16, to as u16))];
@@ -232,7 +235,8 @@ fn send(ranks: &mut [Rank], from: usize, to: usize, until: Instant) {
     let there = rank.engine.import(peer, &handle).unwrap();
     let at = |word: usize| 8 * word as u64;
     for slot in 0..2 {
-        // SAFETY: inside the memory, which the test accesses on one thread. Each target has two.
+        // SAFETY: inside the memory, which the test accesses from one thread. Each target has two
+        // sources.
         unsafe { rank.memory.add(3 * count + 2 * to + slot).write(contents(from, to) + slot as u64) };
     }
     let source = rank.here.at(at(3 * count + 2 * to));
@@ -262,7 +266,7 @@ fn again<'m, 's>(
     }
 }
 
-/// All ranks pass until nothing is in flight.
+/// Makes passes on all ranks until nothing is in flight.
 fn settle(ranks: &mut [Rank], switch: &RefCell<Switch>, until: Instant) {
     let mut idle = 0;
     while idle < 64 {
@@ -273,7 +277,7 @@ fn settle(ranks: &mut [Rank], switch: &RefCell<Switch>, until: Instant) {
     }
 }
 
-/// Runs a job of `count` ranks. Returns the time of an idle pass of one that knows all others.
+/// Runs a job of `count` ranks. Returns the time of an idle pass of a rank that knows all others.
 fn job(count: usize, seed: u64) -> Duration {
     let until = Instant::now() + Duration::from_secs(20 + count as u64);
     let config = Config { window: 16, seed, ..Config::DEFAULT };
@@ -291,8 +295,8 @@ fn job(count: usize, seed: u64) -> Duration {
     let opened = storage.iter_mut().zip(&mut memory).enumerate().map(|(rank, (storage, memory))| {
         let mut engine = storage.engine(config, [Port { switch: &switch, rank: rank as u16 }]).unwrap();
         let memory_ptr = NonNull::new(memory.as_mut_ptr()).unwrap();
-        // SAFETY: the memory has 5 * count words and outlives the engine. Only this pointer, which
-        // may reach all of it, accesses it from here on.
+        // SAFETY: the memory has 5 * count words and outlives the engine. From here on only this
+        // pointer, which may reach all words, accesses it.
         let region = unsafe { Region::new(memory_ptr.cast(), 40 * count, RegionKind::Private) };
         let here = engine.register(region).unwrap();
         let mut handle = [0; 512];
@@ -333,7 +337,7 @@ fn job(count: usize, seed: u64) -> Duration {
                 send(&mut ranks, from, to, until);
             }
         }
-        // Some of the traffic of a step is in flight with the next.
+        // Some traffic of a step is still in flight during the next step.
         ranks.iter_mut().for_each(|rank| _ = rank.engine.progress());
     }
     settle(&mut ranks, &switch, until);

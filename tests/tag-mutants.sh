@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Plants one bug after the other in a copy of the matcher, and checks that a test fails each time. A
+# Plants one bug after another in a copy of the matcher, and checks that a test fails each time. A
 # mutant is a line of the table below: its name, the file under core/src/engine/tag, an expression
 # that occurs there exactly once, and its replacement. The run fails if an expression is not found
 # exactly once: then adapt it to the code.
 #
-# usage: tests/tag-mutants.sh [name...]     (default: all of them; about four minutes on two cores)
+# usage: tests/tag-mutants.sh [name...] (default: all of them; about four minutes on two cores)
 set -u
 cd "$(dirname "$0")/.." || exit
 
@@ -59,7 +59,7 @@ while IFS='~' read -r name file from to; do
     known=$((known + 1))
     source=$copy/tree/core/src/engine/tag/$file
     cp "$source" "$copy/original"
-    # Spaces stand for any white space.
+    # A space in an expression matches any white space.
     if ! from=$from to=$to perl -0pi -e '
         my $from = join("\\s+", map { quotemeta } split(/\s+/, $ENV{from}));
         my $count = () = /$from/g;

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Vendoring: each package builds when it is copied out of this tree with its dependencies, and cargo
-# can package it.
+# Tests vendoring: each package builds when it is copied out of this tree with its dependencies, and
+# cargo can package it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -8,28 +8,28 @@ copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT
 export CARGO_TARGET_DIR=$copy/target
 
-# vendored PACKAGE FOLDER...: the first folder's package builds beside the others
+# vendored PACKAGE FOLDER...: copies the folders, and builds the package in the first one
 vendored() {
     local package=$1
     rm -rf "$copy/vendor"
     mkdir "$copy/vendor"
     shift
     cp -r --parents "$@" "$copy/vendor"
-    # The tested versions, so that none is looked up.
+    # Uses the tested versions, so that none is looked up.
     cp Cargo.lock "$copy/vendor/$1"
     cargo build --quiet --all-features --manifest-path "$copy/vendor/$1/Cargo.toml"
     echo "builds out of the tree: $package"
 }
 
 vendored fishplate-core core
-# Their tests name fishplate-sys, and cargo needs all packages that tests name.
+# The tests of these packages name fishplate-sys, and cargo needs all packages that tests name.
 vendored fishplate-shm shm core sys
 vendored fishplate-sys sys core
 vendored fishplate-gpu gpu shm core sys
 vendored fishplate-testing tests/testing sys core
 
-# A project as docs/vendoring.md describes it: the files of its table, its lines of Cargo.toml, and
-# the program of the README.
+# A project as in docs/vendoring.md: the files of its table, its lines of Cargo.toml, and the
+# program of the README.
 row=$(grep '^| `Node`' docs/vendoring.md | cut -d'|' -f3 | tr -d '`,')
 mkdir -p "$copy/project/vendor/fishplate" "$copy/project/src"
 # shellcheck disable=SC2086
@@ -43,7 +43,7 @@ sed -n '/^```rust/,/^```$/{ /^```/!p }' README.md >"$copy/project/src/main.rs"
 cargo build --quiet --manifest-path "$copy/project/Cargo.toml"
 echo "builds as the page on vendoring says: fishplate"
 
-# Every package builds from its cargo package, over the other packages. All dependencies are
+# Every package builds from its cargo package, on top of the other packages. All dependencies are
 # downloaded by now.
 cargo package --workspace --exclude fishplate-fake-cuda --quiet --allow-dirty --offline
 for package in fishplate-core fishplate-sys fishplate-shm fishplate-gpu fishplate fishplate-tool fishplate-testing fishplate-c fishplate-python fishplate-psm2 fishplate-hfi1 fishplate-nixl; do

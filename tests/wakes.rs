@@ -1,6 +1,6 @@
-//! Wake-ups: submissions wake the worker, completions wake only the queue that they belong to, and
-//! a thread that waits for another worker's queue sleeps until there is something for it. Sleeps
-//! have no deadline here, so a lost wake-up hangs until the time limit of [`until`].
+//! Wake-ups. Submissions wake the worker. A completion wakes only its own queue. A thread that
+//! waits for another worker's queue sleeps until it is needed. Sleeps have no deadline here, so a
+//! lost wake-up hangs until the time limit of [`until`].
 #[path = "../core/tests/support/mod.rs"]
 mod support;
 
@@ -39,18 +39,18 @@ const MATCHING: MatchConfig = MatchConfig {
     shared_shorts: 0,
     seed: 5,
 };
-/// Parks at once, until it is woken.
+/// Parks at once, until it is notified.
 const SLEEPY: Policy = Policy { park_ns: u64::MAX, ..Policy::EFFICIENT };
 
 /// A host that records which threads sleep, and which word each wake-up was for.
 struct Counting {
     inner: LinuxHost,
-    /// The words that threads sleep on, and their values without a notification.
+    /// The words that threads sleep on, with the values at which they sleep.
     asleep: Mutex<Vec<[(usize, u32); 2]>>,
     wakes: Mutex<HashMap<usize, u64>>,
 }
 
-/// As long as any test takes: the kernel has no unlimited sleep here.
+/// Longer than any test takes. The kernel has no unlimited sleep here.
 const LONG_NS: u64 = 600_000_000_000;
 
 fn address(word: &AtomicU32) -> usize {
@@ -103,7 +103,7 @@ fn until(what: &str, mut ready: impl FnMut() -> bool) {
     }
 }
 
-/// A panic ends the process, because sleeping threads would keep the test from ending.
+/// Makes a panic end the process, because sleeping threads would keep the test from ending.
 fn panics_end_all() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -149,8 +149,8 @@ type Rails = Loopback<64>;
 struct Site {
     own: Own<Rails, 1>,
     channels: &'static Channels<QUEUES>,
-    /// The rail's wait object, which nobody notifies: loopback reports in the pass that posts or in
-    /// the next one.
+    /// The rail's wait object, which nobody notifies: a loopback reports in the pass that posts or
+    /// in the next one.
     arrivals: &'static EventCount,
     queues: Vec<Hosted>,
     consumers: Vec<CommandConsumer<'static>>,
@@ -202,15 +202,15 @@ fn a_worker_and_a_thread_sleep_until_another_worker_s_event() {
             });
             let mut queues = queues.drain(..);
             let (mut waits, mut after) = (queues.next().unwrap(), queues.next().unwrap());
-            // One thread waits for the event. The worker has a command of the other queue after it,
-            // and another one after that.
+            // One thread waits for the event. The worker has a command of the other queue that
+            // depends on it, and a further command that depends on that one.
             let made_here = made.clone();
             let waiting = scope.spawn(move || (waits.wait(&made_here, NEVER), waits.counts()));
             let filled = submit(&mut after, fill(target.at(0), 5), &[&made]);
             let behind = submit(&mut after, Command::Marker, &[]);
             host.until_asleep(2);
             assert!(!filled.is_done() && !behind.is_done());
-            // Neither of the others wakes its own worker.
+            // Neither of the other threads wakes its own worker.
             let before = host.all_wakes();
             assert_eq!(host.wakes(&channels.recv[0]), 0);
             Worker::new(&mut first.own.engine, &mut first.consumers, SLEEPY).turn(host);
@@ -219,7 +219,7 @@ fn a_worker_and_a_thread_sleep_until_another_worker_s_event() {
             assert_eq!(after.finish(NEVER), Ok(()));
             assert_eq!(filled.reply(), Some(Reply::Done(0)));
             assert!(behind.is_done());
-            // One for the thread, one for the worker, and perhaps one for this thread.
+            // One wake-up for the thread, one for the worker, and possibly one for this thread.
             assert_eq!(host.wakes(&channels.recv[0]), 1);
             assert!((2..=3).contains(&(host.all_wakes() - before)), "{:?}", host.wakes.lock());
             stop.store(true, Ordering::Release);
@@ -268,8 +268,8 @@ fn a_submission_wakes_only_the_worker_and_a_completion_only_its_queue() {
             host.until_asleep(2);
             assert!(host.wakes(&channels.recv[0]) <= before[1] + 1);
         }
-        // The receive side's sleeper and the idle queue were not woken; nor was the rail's wait
-        // object.
+        // Neither the sleeper of the receive side, nor the idle queue, nor the rail's wait object
+        // was notified.
         assert_eq!([1, 2].map(|queue| host.wakes(&channels.recv[queue])), [0, 0]);
         assert_eq!(host.wakes(arrivals), 0);
         let send = Command::Send { to: peer, tag, from: None, sync: false };
@@ -313,7 +313,7 @@ fn a_worker_sleeps_while_a_marker_waits_for_the_engine() {
     });
 }
 
-/// Runs `user` beside a sleeping worker, which sleeps again before it is stopped.
+/// Runs `user` together with a sleeping worker. The worker sleeps again before it is stopped.
 fn beside_a_sleeping_worker(
     contexts: usize,
     user: impl FnOnce(&'static Counting, &mut Vec<Hosted>, LocalId),
@@ -372,8 +372,8 @@ fn pending_counts_entries_that_are_not_taken() {
     }
 }
 
-/// Commands depend on events of queues of either worker, in any thread timing. Every command
-/// depends only on earlier ones, so there is no circle, and all complete.
+/// Commands depend on events of the queues of both workers, in any thread timing. Every command
+/// depends only on earlier ones, so there is no cycle, and all complete.
 #[test]
 fn commands_that_depend_on_each_other_over_two_workers_all_complete() {
     for seed in seeds(20) {

@@ -1,5 +1,5 @@
-//! Contexts, a worker and its engine on threads: nothing is lost, answers reach their callers,
-//! sleepers are woken.
+//! Contexts, a worker and its engine on separate threads. Nothing is lost, answers reach their
+//! callers, and sleepers are woken.
 #[path = "../core/tests/support/mod.rs"]
 mod support;
 
@@ -74,7 +74,7 @@ fn patiently(mut ask: impl FnMut() -> Result<Ticket, OpError>) -> Ticket {
     }
 }
 
-/// Runs `user` on a thread per context; a worker serves them with a reordering engine that is its
+/// Runs `user` on a thread per context. A worker serves them with a reordering engine that is its
 /// own peer.
 fn with_worker(
     seed: u64,
@@ -106,7 +106,7 @@ fn with_worker(
             })
             .collect();
         let ends: Vec<_> = users.into_iter().map(|user| user.join()).collect();
-        // Release: a worker that sees it also sees all earlier submissions in its rings.
+        // Release: a worker that sees `stop` also sees all earlier submissions in its rings.
         stop.store(true, Ordering::Release);
         send.notify(host);
         assert!(running.join().unwrap(), "seed {seed}");
@@ -137,7 +137,7 @@ fn every_context_gets_the_answers_to_its_own_requests() {
                     waiting.push((patiently(|| context.fetch(word, amo)), sum));
                     sum += operand;
                     if waiting.len() == 8 {
-                        // All slots are in use; the replies may be taken in any order.
+                        // All slots are in use. The replies may be taken in any order.
                         while !waiting.is_empty() {
                             let (ticket, before) =
                                 waiting.swap_remove(random.below(waiting.len() as u64) as usize);
@@ -187,7 +187,7 @@ fn submissions_before_the_stop_are_executed() {
             }
             if i == 0 {
                 let _ = word.set(());
-                // All increments of this context are applied; the other's may be in flight.
+                // All increments of this context are applied. Those of the other may be in flight.
                 context.quiet(at.peer, NEVER).unwrap();
                 let ticket = patiently(|| context.fetch(at.remote.at(0), Amo { op: AmoOp::Fetch, ..amo }));
                 let Ok(Reply::Done(sum)) = context.wait(ticket, NEVER) else { panic!("seed {seed}") };
@@ -240,7 +240,7 @@ fn every_receive_through_a_worker_is_answered_once() {
                     other => panic!("seed {seed}: {other:?}"),
                 }
                 assert_eq!(context.wait(sync, NEVER), Ok(Reply::Done(len as u64)), "seed {seed}");
-                // Unexpected: probed, claimed, and received by its id.
+                // An unexpected message: probed, claimed, and received by its id.
                 let sent = patiently(|| context.send(at.peer, tag(n), Some((from, len))));
                 let any = Tag::new(u64::MAX, 0);
                 let found = loop {
@@ -259,7 +259,7 @@ fn every_receive_through_a_worker_is_answered_once() {
                 assert!(matches!(context.wait(sent, NEVER), Ok(Reply::Done(_))));
                 let again = patiently(|| context.mrecv(claimed, None));
                 assert_eq!(context.wait(again, NEVER), Ok(Reply::Refused(OpError::StaleToken)));
-                // Cancelled: the receive is answered too.
+                // A cancelled receive is answered too.
                 let open = patiently(|| context.recv(None, tag(99), Tag::ZERO, None));
                 assert_eq!(context.cancel(open, NEVER), Ok(Cancelled::Removed));
                 match context.wait(open, NEVER) {
@@ -289,7 +289,7 @@ fn an_expired_request_frees_its_slot_once_answered() {
         late(context.probe(None, Tag::ZERO, Tag::ZERO, 1).map(drop));
         late(context.mprobe(None, Tag::ZERO, Tag::ZERO, 1).map(drop));
         late(context.cancel(receive, 1).map(drop));
-        // The replies are dropped, except that of a ticket still held.
+        // All replies are dropped, except the reply of a ticket that is still held.
         let put = context.put(source.at(0), 8, remote.at(64)).unwrap();
         late(context.wait(put, 1).map(drop));
         for _ in 0..20 {
@@ -302,7 +302,7 @@ fn an_expired_request_frees_its_slot_once_answered() {
 
 #[test]
 fn a_queue_waiting_for_silent_commands_is_woken() {
-    /// Parks until it is woken.
+    /// Parks until it is notified.
     const SLEEPY: Policy = Policy { park_ns: u64::MAX, ..Policy::EFFICIENT };
     with_worker(1, 1, SLEEPY, |_, context, at| {
         for n in 0..1000 {
@@ -321,7 +321,7 @@ fn a_queue_waiting_for_silent_commands_is_woken() {
 #[test]
 fn a_ticket_of_another_context_is_refused() {
     with_worker(1, 2, Policy::BALANCED, |i, context, at| {
-        // The first request of either context has the same number.
+        // The first requests of both contexts have the same number.
         let amo = Amo { op: AmoOp::Inc, width: 8, operand: 0, compare: 0 };
         let ticket = patiently(|| context.fetch(at.remote.at(8 * i as u64), amo));
         let theirs = exchange(i, ticket);
@@ -334,7 +334,7 @@ fn a_ticket_of_another_context_is_refused() {
     });
 }
 
-/// Gives each of two threads the other's ticket.
+/// Exchanges tickets between two threads.
 fn exchange(mine: usize, ticket: Ticket) -> Ticket {
     static TICKETS: [OnceLock<Ticket>; 2] = [const { OnceLock::new() }; 2];
     TICKETS[mine].set(ticket).unwrap();

@@ -1,5 +1,5 @@
-//! An interface that has lost its address: no endpoint can be opened on it. Peers join over the
-//! other rails, and it joins once it has an address.
+//! An interface that has lost its address, so no endpoint can be opened on it. Peers join over the
+//! other rails. The rail joins when the interface has an address again.
 
 use std::time::{Duration, Instant};
 
@@ -40,7 +40,7 @@ fn until<const N: usize>(what: &str, all: &mut [Node; N], mut ready: impl FnMut(
     while !ready(all) {
         for node in all.iter_mut() {
             node.progress();
-            // As the waits of an engine do.
+            // The wait functions of an engine make the same call.
             node.check_peers();
         }
         assert!(Instant::now() < end, "{what}");
@@ -49,7 +49,7 @@ fn until<const N: usize>(what: &str, all: &mut [Node; N], mut ready: impl FnMut(
 
 #[test]
 fn a_peer_joins_over_the_other_rail_and_this_one_joins_later() {
-    // The seed decides over which rail the first message goes.
+    // The seed selects the rail that carries the first message.
     (0..4).for_each(joins_over_the_other_rail);
 }
 
@@ -66,7 +66,7 @@ fn joins_over_the_other_rail(seed: u64) {
     let to_b = connect(&mut nodes[0], &addresses[1]).unwrap();
     connect(&mut nodes[1], &addresses[0]).unwrap();
     until("a and b have met", &mut nodes, |nodes| nodes[0].has_failover(to_b) == Ok(true));
-    // Fencing closes the endpoint, and no other one can be opened.
+    // Fencing closes the endpoint, and no new one can be opened.
     fake.set_address("eth1", false);
     nodes[0].disable_rail(to_b, RailId(1)).unwrap();
     until("a has fenced b", &mut nodes, |nodes| {
@@ -114,7 +114,8 @@ fn a_peer_that_returns_at_our_own_address_is_refused() {
     while a.reopen(Peer(0), &mut [0; REOPEN_MAX]).is_none() {
         assert!(Instant::now() < end, "it opens again");
     }
-    // The provider's address follows 16 bytes of the rail, with the number of the peer.
+    // A rail's address is 16 bytes, which contain its signature, followed by the provider's
+    // address.
     let own = [&theirs[..16], &a.address().unwrap()[16..]].concat();
     assert_eq!(a.rejoin(Peer(0), &own), Err(AttachError::BadHandle));
     assert!(a.is_fenced(Peer(0)), "nothing has changed");

@@ -1,5 +1,5 @@
-//! Device memory that NICs reach, over a fake provider with `FI_HMEM` and a fake driver. The driver
-//! makes a NIC's writes visible only after a flush.
+//! Device memory that NICs access, over a fake provider with `FI_HMEM` and a fake GPU driver. The
+//! driver makes a NIC's writes visible only after a flush.
 
 use std::env;
 use std::ptr::NonNull;
@@ -56,11 +56,12 @@ impl Bus for Devices {
     }
 }
 
-/// Two engines, each with device memory on all of its rails; the first sends to the second.
+/// Two engines, each with device memory on all of its rails. The first sends to the second.
 struct Two<const RAILS: usize> {
     nodes: Vec<Node<FabricRail, RAILS>>,
     processes: [FakeProcess; 2],
-    /// Per node: its registered memory, the address, and the imported memory of the other.
+    /// Per node: its registered memory and the address of that memory. Then each node's import of
+    /// the other's memory.
     memory: [(LocalId, DevicePtr); 2],
     theirs: [RemoteId; 2],
     _devices: [FakeDevice; 2],
@@ -71,7 +72,7 @@ const FLUSHED: Behaviour = Behaviour { must_flush: true, ..Behaviour::LATE };
 
 pub fn region(at: DevicePtr, len: u64) -> Region {
     let start = NonNull::new(at.0 as *mut u8).unwrap();
-    // SAFETY: device memory, which the rails do not dereference; the test outlives them.
+    // SAFETY: device memory, which rails do not dereference. It outlives the rails.
     unsafe { Region::new(start, len as usize, RegionKind::Device { ordinal: 0 }) }
 }
 
@@ -102,7 +103,7 @@ impl<const RAILS: usize> Two<RAILS> {
         Two { nodes, processes, memory, theirs, _devices: devices, fake: Checked(fake) }
     }
 
-    /// Fills device memory of a node.
+    /// Writes to device memory of a node.
     fn fill(&self, node: usize, at: u64, bytes: &[u8]) {
         self.processes[node].poke(self.memory[node].1.at(at), bytes).unwrap();
     }
@@ -131,7 +132,7 @@ impl<const RAILS: usize> Two<RAILS> {
     }
 }
 
-/// Providers that report arrivals in each of the three ways.
+/// One provider for each of the three ways to report arrivals.
 fn personas() -> [(&'static str, Persona); 5] {
     [
         ("efa-direct", Persona::efa_direct()),
@@ -146,19 +147,19 @@ fn bytes(random: &mut Random, len: usize) -> Vec<u8> {
     (0..len).map(|_| random.next() as u8).collect()
 }
 
-/// Where the word of a signal is.
+/// Where the signal words are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Words {
     Host,
     Device,
 }
 
-/// Put-signals of mixed lengths from device memory to device memory. When a signal is visible, all
-/// earlier puts are: to kernels, which may poll a word of the device.
+/// Sends put-signals of mixed lengths from device memory to device memory. When a signal is
+/// visible, all earlier puts must be visible to kernels, which may poll a word of the device.
 fn put_signals(name: &str, persona: Persona, behaviour: Behaviour, words: Words, seed: u64, count: u64) {
     const SLOTS: u64 = 16;
     const SLOT: u64 = SIZE / SLOTS;
-    // Behind the longest payload of the last slot.
+    // After the longest payload of the last slot.
     const WORD: u64 = SIZE - 8;
     let mut two = Two::<4>::new(name, persona, behaviour, seed);
     let mut random = Random(!seed);
@@ -190,14 +191,14 @@ fn put_signals(name: &str, persona: Persona, behaviour: Behaviour, words: Words,
                 Words::Device => u64::from_ne_bytes(two.seen(1, WORD, 8).try_into().unwrap()),
             };
             assert!((checked..=n).contains(&arrived), "{name}: seed {seed}: {arrived} after {checked}");
-            // All but the last few may have been overwritten by later ones.
+            // Later payloads may have overwritten all but the last few.
             for n in (checked + 1).max(arrived.saturating_sub(SLOTS / 2))..=arrived {
                 let payload = &sent[(n % SLOTS) as usize];
                 let there = two.seen(1, (n % SLOTS) * SLOT, payload.len());
                 assert!(there == *payload, "{name}: seed {seed}: data put before signal {n} is missing");
             }
             checked = checked.max(arrived);
-            // A few are in flight at any time.
+            // Leaves a few puts in flight.
             if checked + random.below(6) >= n && (n != count || checked == n) {
                 break;
             }
@@ -207,7 +208,7 @@ fn put_signals(name: &str, persona: Persona, behaviour: Behaviour, words: Words,
     assert_eq!(two.fake.0.device_registrations(), (2 * 4, 0));
 }
 
-/// Put-signals per provider: `FISHPLATE_STRESS`, or a few.
+/// Returns the number of put-signals per provider: `FISHPLATE_STRESS`, or a few.
 fn rounds() -> u64 {
     env::var("FISHPLATE_STRESS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(500)
 }
@@ -280,7 +281,7 @@ fn messages(name: &str, mut two: Two<2>, seed: u64) {
         let len = [1, 64, 5000, 70_000][random.below(4) as usize];
         let payload = bytes(&mut random, len);
         two.fill(0, 0, &payload);
-        // Either the receive or the message comes first.
+        // Alternates whether the receive or the message comes first.
         let early = round % 2 == 0;
         let post = |two: &mut Two<2>| {
             let (node, into) = (&mut two.nodes[1], two.memory[1].0.at(0));
@@ -340,7 +341,7 @@ fn device_memory_is_refused_by_rails_that_cannot_reach_it() {
         FabricRail::open(&negotiate(fake.0.library(), &ask).unwrap(), FabricConfig::default()).unwrap()
     };
     let reached = |ordinal| direct(processes[0].device(ordinal).unwrap(), Interface::Cuda);
-    // A rail without a device; one opened without device memory; one with another device.
+    // A rail without a device, a rail opened without device memory, and a rail with another device.
     let mut without = open(true);
     assert_eq!(without.register(&memory), Err(AttachError::Unsupported));
     let mut unasked = open(false);
@@ -353,15 +354,15 @@ fn device_memory_is_refused_by_rails_that_cannot_reach_it() {
     rail.reach(reached(0)).unwrap();
     assert_eq!(rail.reach(reached(1)), Err(AttachError::Full));
     assert!(rail.register(&memory).is_ok());
-    // Host memory, claimed to be device memory.
+    // Host memory that is passed off as device memory.
     let mut host = vec![0u8; 4096];
-    // SAFETY: it is refused.
+    // SAFETY: `register` refuses the region before any access.
     let claimed =
         unsafe { Region::new(NonNull::from(&mut host[0]), 4096, RegionKind::Device { ordinal: 0 }) };
     assert_eq!(rail.register(&claimed), Err(AttachError::System(libc::EFAULT)));
 }
 
-/// Looks into device memory at each report of a write.
+/// Checks device memory whenever a write is reported.
 struct Look<'a> {
     process: &'a FakeProcess,
     memory: DevicePtr,
@@ -389,7 +390,7 @@ impl Sink for Look<'_> {
 #[test]
 fn a_write_is_flushed_before_it_is_reported() {
     const COUNT: u32 = 200;
-    // A calm provider also fills whole batches.
+    // The calm providers also fill whole batches.
     for (name, persona) in personas().into_iter().flat_map(|(name, p)| [(name, p.clone()), (name, p.calm())])
     {
         println!("{name}");
@@ -421,9 +422,9 @@ fn a_write_is_flushed_before_it_is_reported() {
             while posted < COUNT {
                 let ptr = NonNull::new(source.ptr().as_ptr().wrapping_add(posted as usize)).unwrap();
                 let (local, at) = (Local { ptr, len: 1, desc }, rail::Remote { key, offset: posted.into() });
-                // SAFETY: leaked memory of that size.
+                // SAFETY: `ptr` is leaked memory of sufficient size.
                 unsafe { ptr.write(posted as u8) };
-                // SAFETY: as above.
+                // SAFETY: the source is leaked, and the target is registered device memory.
                 if unsafe { origin.post_write(Peer(0), local, at, Some(posted), 7) }.is_err() {
                     break;
                 }
@@ -488,7 +489,7 @@ fn a_short_write_from_a_device_is_posted_and_one_from_the_processor_copied() {
         let posted = memories.map(|memory| {
             let (_, desc) = rail.register(&memory).unwrap();
             let local = Local { ptr: memory.ptr(), len: 8, desc };
-            // SAFETY: both live until the end of the test.
+            // SAFETY: both regions live until the end of the test.
             unsafe { rail.post_write(Peer(0), local, rail::Remote { key, offset: 0 }, Some(1), 7) }
         });
         assert_eq!(posted, [Ok(Posted::Pending), Ok(Posted::Done)]);

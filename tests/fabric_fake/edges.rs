@@ -83,7 +83,7 @@ fn e11_many_senders_do_not_overrun_an_unprotected_queue() {
     assert!(!persona.protects_queue);
     let fake = Checked(Fake::new(persona.clone(), 11));
     let mut nodes = join::<1>(&fake.0, ("efa-direct", &persona), 11, 8, Config::DEFAULT, 4096);
-    // All others write to node 0, which does not poll.
+    // All other nodes write to node 0, which does not poll.
     for _ in 0..500 {
         for node in &mut nodes[1..] {
             let _ = node.engine.put(CX, node.source.at(0), 64, node.remotes[0].at(0), Notice::Silent);
@@ -99,7 +99,7 @@ fn e11_many_senders_do_not_overrun_an_unprotected_queue() {
 fn e12_send_completions_and_arrivals_in_one_queue_are_distinguished() {
     let mut two = efa::<2>(Config::DEFAULT, 12);
     for n in 0..200u64 {
-        // The reply arrives in the queue that holds the completions of the requests.
+        // The reply arrives in the same queue as the completions of requests.
         assert_eq!(two.fetch(8, amo(AmoOp::Add, 8, 1, 0)), n);
     }
 }
@@ -201,7 +201,7 @@ fn e20_rails_are_closed_during_traffic() {
                     turn(&mut two.nodes);
                 }
             }
-            // The target is dropped first, then the origin, without waiting.
+            // Drops the target and then the origin, without waiting.
             drop(two.nodes.pop());
             for _ in 0..20 {
                 two.nodes[0].engine.progress();

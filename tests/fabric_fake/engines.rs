@@ -1,6 +1,6 @@
-//! Engines over fake networks with several rails each, checked against the model of the core's own
-//! tests: random puts, put-signals, signals, atomics of all widths, fetches, gets, fences and
-//! quiets between up to three engines, including to themselves.
+//! Engines over fake networks with several rails each, checked against the model in the core's
+//! tests. Random puts, put-signals, signals, atomics of all widths, fetches, gets, fences and
+//! quiets between up to three engines, including an engine and itself.
 
 use fishplate_core::engine::{Config, Engine};
 use fishplate_core::mem::Peer;
@@ -10,7 +10,7 @@ use fishplate_testing::fabric::{Fake, Persona};
 
 use crate::behaviour::{fleet, oracle, seeds};
 
-/// Small sizes, so that everything runs out.
+/// Small sizes, so that tests reach every limit.
 fn config(seed: u64) -> FabricConfig {
     FabricConfig {
         depth: 32,
@@ -34,7 +34,7 @@ pub fn join<const RAILS: usize>(
     join_prepared(fake, (name, persona), (seed, true), nodes, engines, size, |_| ())
 }
 
-/// As [`join`], of engines that are prepared before they connect; rails may inject.
+/// Like [`join`], for engines that are prepared before they connect. Rails may inject.
 pub fn join_prepared<const RAILS: usize>(
     fake: &Fake,
     (name, persona): (&str, &Persona),

@@ -1,4 +1,4 @@
-//! A silent peer, a cut cable, a write that is too long.
+//! A silent peer, a cut cable, and a write that is too long.
 
 use std::ptr::NonNull;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::behaviour::fleet::turn;
 use crate::fixture::{pair, rail};
 use crate::two::{CX, efa};
 
-/// The reports of a rail.
+/// Records the reports of a rail.
 #[derive(Default)]
 struct Seen {
     down: Vec<(Peer, PeerError)>,
@@ -37,7 +37,7 @@ impl Sink for Seen {
     }
 }
 
-/// A silent peer fails at the deadline, with or without calls of `check_peers`.
+/// A silent peer fails at the deadline, whether or not `check_peers` is called.
 fn a_silent_peer(persona: Persona, name: &str, interface: &str, asked: bool) {
     let fake = Fake::new(persona.calm(), 1);
     let offer = negotiate(fake.library(), &Ask { interface: Some(interface), ..Ask::new(name) }).unwrap();
@@ -123,12 +123,12 @@ fn a_write_beyond_the_provider_s_limit_is_refused_by_the_rail() {
     let ptr = std::ptr::NonNull::new(bytes.as_ptr().cast_mut()).unwrap();
     let local = Local { ptr, len: most + 1, desc: 0 };
     let remote = Remote { key: Default::default(), offset: 0 };
-    // SAFETY: refused before anything is read.
+    // SAFETY: the post is refused before anything is read.
     let refused = unsafe { link.rails[0].post_write(Peer(0), local, remote, None, 1) };
     assert!(refused.is_err(), "{refused:?}");
 }
 
-/// One of two rails keeps the registration: the region is deregistered anyway, and the error says
+/// One of two rails keeps the registration. The region is deregistered anyway, and the error says
 /// that the memory must not be reused.
 #[test]
 fn a_registration_that_the_provider_keeps_is_reported() {
@@ -140,7 +140,7 @@ fn a_registration_that_the_provider_keeps_is_reported() {
     assert_eq!(engine.deregister(region), Err(AttachError::UnknownRegion));
     let stats = [RailId(0), RailId(1)].map(|id| engine.rail(id).unwrap().stats().kept);
     assert_eq!(stats, [1, 1]);
-    // The rails retry when they are dropped.
+    // The rails retry the deregistration on drop.
     two.fake.0.keep_registrations(false);
 }
 
@@ -148,7 +148,7 @@ fn a_registration_that_the_provider_keeps_is_reported() {
 fn a_post_in_flight_keeps_only_its_own_memory() {
     let mut two = efa::<1>(Config::DEFAULT, 8);
     let mut other = vec![0u64; 512];
-    // SAFETY: it outlives its registration, and nothing else uses it.
+    // SAFETY: `other` outlives its registration, and nothing else uses it.
     let other = unsafe { Region::new(NonNull::from(&mut other[..]).cast(), 4096, RegionKind::Private) };
     let other = two.nodes[0].engine.register(other).unwrap();
     two.put(0, 4096, 0);

@@ -10,7 +10,8 @@ use fishplate_testing::fabric::{Dead, Fake, Persona};
 use crate::conformance::{Fixture, Link};
 
 thread_local! {
-    /// The network of this test's last pair. It is checked when it is replaced, and at the end.
+    /// The network of this test's latest pair. It is checked when it is replaced and at the end of
+    /// the test.
     static NETWORK: RefCell<Option<Checked>> = const { RefCell::new(None) };
 }
 
@@ -25,7 +26,7 @@ impl Drop for Checked {
     }
 }
 
-/// A rail of medium size on an interface of a network.
+/// Creates a rail of medium size on an interface of a network.
 pub fn rail(fake: &Fake, persona: &str, interface: &str, seed: u64) -> FabricRail {
     let ask = Ask { interface: Some(interface), ..Ask::new(persona) };
     let offer = negotiate(fake.library(), &ask).expect("the persona is offered");
@@ -40,7 +41,7 @@ pub fn rail(fake: &Fake, persona: &str, interface: &str, seed: u64) -> FabricRai
     FabricRail::open(&offer, config).expect("a rail on it")
 }
 
-/// Two rails attached to each other, with different peer numbers.
+/// Creates two rails attached to each other, with different peer numbers.
 pub fn pair(fake: &Fake, persona: &str, interface: &str, seed: u64) -> Link<FabricRail> {
     let (mut a, mut b) =
         (rail(fake, persona, interface, 2 * seed), rail(fake, persona, interface, 2 * seed + 1));
@@ -87,14 +88,14 @@ macro_rules! fixtures {
 fixtures! {
     EfaDirect = "efa-direct", Persona::efa_direct();
     Efa = "efa", Persona::efa();
-    /// Death without a notice is detected at the deadline, for which these tests do not wait.
+    /// A death without notice is detected only at the deadline, for which these tests do not wait.
     VerbsRxm = "verbs;ofi_rxm", Persona { dead: Dead::Errors, ..Persona::verbs_rxm() };
     Cxi = "cxi", Persona::cxi();
     Psm3 = "psm3", Persona { dead: Dead::Errors, ..Persona::psm3() };
     Tcp = "tcp", Persona::tcp();
     Shm = "shm", Persona::shm();
     Shm2 = "shm", Persona::shm2();
-    /// Like plain verbs: a write with data consumes a receive.
+    /// A write with data consumes a receive, as with plain verbs.
     TakesReceives = "tcp", Persona { data_takes_receive: true, mode: FI_RX_CQ_DATA, ..Persona::tcp() };
     Calm = "efa-direct", Persona::efa_direct().calm();
 }

@@ -1,4 +1,4 @@
-//! Memory stays in use while an abandoned copy between processor and device continues.
+//! Memory must stay in use while an abandoned copy between host and device continues.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -18,10 +18,11 @@ use crate::conformance::leaked;
 use crate::devices::{Devices, region};
 use crate::fixture::Checked;
 
-/// A device whose copies into its memory fail, and continue while the flag is set.
+/// A device whose copies to device memory fail, and continue in the background while the flag is
+/// set.
 struct Slow(Box<dyn DeviceMemory>, Arc<AtomicBool>);
 
-// SAFETY: the inner device's guarantees; a failing call copies nothing.
+// SAFETY: forwards to the inner device, which upholds the contract. A failing call copies nothing.
 unsafe impl DeviceMemory for Slow {
     fn interface(&self) -> Interface {
         self.0.interface()
@@ -48,7 +49,7 @@ unsafe impl DeviceMemory for Slow {
     }
 
     unsafe fn read_device(&mut self, from: NonNull<u8>, into: &mut [u8]) -> Result<(), PostError> {
-        // SAFETY: same contract.
+        // SAFETY: the caller upholds the same contract.
         unsafe { self.0.read_device(from, into) }
     }
 
@@ -76,10 +77,10 @@ fn memory_stays_in_use_until_an_abandoned_copy_finishes() {
                 (key, Local { ptr: memory.ptr(), len: memory.len(), desc })
             });
     assert!(!rail.touches(used.1));
-    // SAFETY: registered device memory.
+    // SAFETY: the target is registered device memory.
     let placed = unsafe { rail.write_device(used.1, Untrusted::from_slice(&[1; 8])) };
     assert_eq!(placed, Err(PostError::Provider(libc::ETIMEDOUT)));
-    // The rail does not know which device memory the copy uses.
+    // The rail does not know which device memory the copy uses, so all of it counts as in use.
     assert_eq!([used, freed, host].map(|(_, local)| rail.touches(local)), [true, true, false]);
     assert_eq!(rail.deregister(freed.0), Err(AttachError::Kept(libc::EBUSY)));
     assert!(!rail.touches(freed.1));

@@ -1,4 +1,4 @@
-//! Engines over fake networks shut down at any time, and their processes end right after.
+//! Engines over fake networks that shut down at any time, after which their processes end at once.
 
 use fishplate_core::engine::Config;
 use fishplate_core::mem::RailId;
@@ -9,7 +9,8 @@ use crate::behaviour::fleet::Node;
 use crate::behaviour::{goodbye, seeds};
 use crate::engines::join;
 
-/// Each process stops its progress once its engine is done. `dies`: its endpoint is killed too.
+/// Runs until all engines have shut down. Each process stops its progress when its engine is done.
+/// If `dies`, its endpoint is killed too.
 fn run<const RAILS: usize>(fake: &Fake, seed: u64, nodes: Vec<Node<FabricRail, RAILS>>, dies: bool) -> u64 {
     let address = |node: &Node<FabricRail, RAILS>, rail| {
         node.engine.rail(RailId(rail as u8)).map(|rail: &FabricRail| rail.address().unwrap())
@@ -40,7 +41,7 @@ fn runs(name: &str, persona: Persona, dies: bool) {
 
 #[test]
 fn no_peer_is_reported_dead_after_a_shutdown_in_any_order() {
-    // The other fakes lose messages of a killed endpoint whose completion they have reported.
+    // The other fakes drop messages of a killed endpoint even if their completion was reported.
     for (name, persona, dies) in [
         ("efa-direct", Persona::efa_direct(), true),
         ("efa", Persona::efa(), true),

@@ -1,4 +1,4 @@
-//! How a guard classifies a lost peer: its process has ended, or the rail has failed.
+//! How a guard classifies a lost peer: whether the peer's process has died, or the rail has failed.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ fn soon() -> Instant {
     Instant::now() + Duration::from_secs(20)
 }
 
-/// The two ends of a connection.
+/// Creates the two ends of a connection.
 fn wires() -> (Wire, Wire) {
     let rail = RailCard {
         provider: "efa".into(),
@@ -49,7 +49,7 @@ impl Sink for Down {
     }
 }
 
-/// A guarded rail number 2, with a peer that has a lifeline.
+/// Creates a guarded rail, number 2, and a peer with a lifeline.
 fn guarded(fake: &Fake, wire: &Wire) -> (Guard<FabricRail>, FabricRail) {
     let [mut here, there] = [1, 2].map(|seed| rail(fake, "efa-direct", "rdmap0-rdm", seed));
     here.attach(Peer(4), &there.address().unwrap()).unwrap();

@@ -1,5 +1,6 @@
-//! The libfabric rail over the fake provider, with the persona of each provider that has no
-//! hardware here: the contract of `Rail`, clause by clause, and further behaviour of providers.
+//! Tests of the libfabric rail over the fake provider, with a persona for each provider whose
+//! hardware is not available here: the contract of `Rail`, clause by clause, and further behaviour
+//! of providers.
 
 mod bare;
 #[path = "../../core/tests/support/mod.rs"]

@@ -1,5 +1,5 @@
-//! Cables that are pulled, under engines that survive the loss of a rail. Operations in flight
-//! fail, and land nevertheless: soon, late or never. Every operation takes effect once, in order.
+//! Pulled cables, with engines that survive the loss of a rail. Operations in flight fail, but may
+//! still land soon, late or never. Every operation must take effect once and in order.
 
 use fishplate_core::engine::Config;
 use fishplate_core::mem::RailId;
@@ -11,18 +11,18 @@ use crate::behaviour::oracle::Streams;
 use crate::behaviour::{Random, failover, oracle, seeds};
 use crate::engines::join_prepared;
 
-/// Longest delay of a late operation, in reads of a queue.
+/// Maximum delay of a late operation, in reads of a queue.
 const LATE: u32 = 4000;
 
-/// When each rail fails, and at which node the failure is reported first, if at any.
+/// When each rail fails, and which node reports it first, if any.
 struct Plan {
     cuts: Vec<(u64, usize, bool)>,
     disables: Vec<(u64, usize, usize, usize)>,
 }
 
 impl Plan {
-    /// All rails but one may fail in the first turns. Injected posts are lost silently, so at least
-    /// one node is told of the cut, as by a watched link.
+    /// Creates a random plan. All rails but one may fail in the first turns. Injected posts are
+    /// lost silently, so at least one node is told of the cut, as if it watched the link.
     fn new(nodes: usize, rails: usize, inject: bool, random: &mut Random) -> Plan {
         let (mut cuts, mut disables) = (vec![], vec![]);
         let spared = random.below(rails as u64) as usize;
@@ -53,7 +53,7 @@ impl Plan {
         }
         for &(_, node, peer, rail) in self.disables.iter().filter(|cut| cut.0 == turn) {
             let Node { engine, peers, .. } = &mut fleet[node];
-            // The rail may have failed there already, or the peer may have left.
+            // Fails if the rail has failed there already, or if the peer has left.
             _ = engine.disable_rail(peers[peer], RailId(rail as u8));
         }
     }
@@ -93,7 +93,7 @@ fn run<const RAILS: usize>(seed: u64) -> (u64, u64) {
             break;
         }
     }
-    // Nothing changes when the late operations land.
+    // Late operations may land now, and must not change anything.
     (0..LATE / 4).for_each(|_| turn(&mut fleet));
     streams.end(&fleet);
     for node in &fleet {
@@ -118,12 +118,12 @@ fn streams_over_tcp_are_what_the_model_says_while_cables_are_pulled() {
         (strays, late) = (strays + left, late + landed);
     }
     println!("{} seeds, the last is {:?}: {strays} strays, {late} landed late", seeds.len(), seeds.last());
-    // Otherwise the test has covered nothing. A fence drops the other strays.
+    // Checks the coverage of the test. A fence drops the other strays.
     assert!(seeds.len() < 100 || (late > 0 && late < strays), "{strays} strays, {late} landed late");
 }
 
 /// Each end reports a rail failure over the rail that is dead at the other end, so both reports are
-/// lost silently. The ends must repeat them.
+/// lost. The ends must repeat them.
 #[test]
 fn two_ends_that_lose_two_rails_at_once_tell_each_other_until_they_are_heard() {
     run::<4>(4642);

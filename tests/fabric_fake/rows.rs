@@ -1,5 +1,5 @@
-//! One test per row of the feature table in the ordering specification, section 3: two engines over
-//! fake providers.
+//! One test per row of the feature table in section 3 of the ordering specification: two engines
+//! over fake providers.
 
 mod data;
 mod order;

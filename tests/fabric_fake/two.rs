@@ -1,4 +1,4 @@
-//! Two engines over a fake network; the first sends to the second.
+//! Two engines over a fake network. The first sends to the second.
 
 use fishplate_core::engine::{Config, ContextId, Issued, Notice, Signal};
 use fishplate_core::error::OpError;
@@ -14,7 +14,7 @@ use crate::fixture::Checked;
 pub const CX: ContextId = ContextId(0);
 const SIZE: usize = 1 << 20;
 
-/// Node 0 sends to node 1.
+/// Two nodes. Node 0 sends to node 1.
 pub struct Two<const RAILS: usize> {
     pub nodes: Vec<Node<FabricRail, RAILS>>,
     pub fake: Checked,
@@ -27,7 +27,7 @@ impl<const RAILS: usize> Two<RAILS> {
         Two { nodes, fake: Checked(fake) }
     }
 
-    /// Issues an operation, and retries until there is room.
+    /// Issues an operation. Retries while there is no room.
     pub fn issue(
         &mut self,
         mut call: impl FnMut(&mut Node<FabricRail, RAILS>) -> Result<Issued, OpError>,
@@ -68,7 +68,7 @@ impl<const RAILS: usize> Two<RAILS> {
         self.end(issued).expect("a fetch has a value")
     }
 
-    /// Waits for an operation; its value if it is done.
+    /// Waits for an operation. Returns its value if it succeeded.
     pub fn end(&mut self, issued: Issued) -> Option<u64> {
         let token: Token = match issued {
             Issued::Done { value } => return Some(value),

@@ -1,5 +1,5 @@
-//! Rails around other rails: every call on the outer rail reaches the inner one, and every report
-//! comes out unchanged.
+//! Rails that wrap another rail: every call on the outer rail must reach the inner rail, and every
+//! report must come out unchanged.
 
 use std::cell::RefCell;
 use std::ptr::NonNull;
@@ -18,7 +18,7 @@ use crate::shared;
 
 type Log = Rc<RefCell<Vec<&'static str>>>;
 
-/// Records the calls.
+/// An inner rail that records its calls.
 struct Recorder(Log);
 
 impl Recorder {
@@ -41,13 +41,13 @@ const CAPS: Caps = Caps {
 const KEY: RailKey = RailKey { key: 3, base: 9 };
 
 #[deny(clippy::missing_trait_methods, reason = "the tested rails do not use the rest")]
-// SAFETY: it keeps no pointer and maps nothing.
+// SAFETY: the recorder keeps no pointers and maps nothing.
 unsafe impl Rail for Recorder {
     type Setup<'a> = ();
 
     const COPIES: bool = true;
 
-    // Obtaining a setup view is not a call of the inner rail.
+    // `setup` is not a recorded call.
     fn setup(&mut self) {}
     fn caps(&self) -> Caps {
         self.note("caps", CAPS)
@@ -173,7 +173,7 @@ unsafe impl Rail for Recorder {
     }
 }
 
-/// The reports as text.
+/// Records reports as text.
 struct Words(Vec<String>);
 
 #[deny(clippy::missing_trait_methods, reason = "the tested rails do not use the rest")]
@@ -221,7 +221,7 @@ fn everything<R: Rail>(mut rail: R) -> Vec<String> {
     told.push(format!("{:?} {}", rail.reopen(peer, &mut address), address[0]));
     told.push(format!("{:?}", rail.rejoin(peer, &address[..1])));
     rail.detach(peer);
-    // SAFETY: as above.
+    // SAFETY: the recorder accesses no memory.
     unsafe {
         told.push(format!("{:?}", rail.post_write(peer, local, remote, None, 1)));
         told.push(format!("{:?}", rail.post_write_checked(peer, local, remote, 2, 1)));
@@ -254,7 +254,7 @@ fn every_call_and_every_report_is_forwarded() {
     assert_eq!(run(&|rail| everything(Guard::new(rail, RailId(0), None))), bare);
 }
 
-/// A fixture with a guard around each rail.
+/// Defines a fixture that wraps each rail in a guard.
 macro_rules! guarded {
     ($($(#[$doc:meta])* $fixture:ident = $link:expr, $rail:ty;)*) => {$(
         $(#[$doc])*
@@ -280,7 +280,7 @@ macro_rules! guarded {
 guarded! {
     EfaDirect = fixture::EfaDirect::link, fishplate_sys::fabric::FabricRail;
     Tcp = fixture::Tcp::link, fishplate_sys::fabric::FabricRail;
-    /// Memory that the kernel copies: the rail copies at once, and payloads arrive through the
+    /// Memory that the kernel copies. The rail copies at once, and payloads arrive through the
     /// lane.
     Shm = private, shared::TestRail;
 }

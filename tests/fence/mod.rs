@@ -1,11 +1,11 @@
-//! Memory between two inaccessible pages: an access beyond it ends the test with SIGSEGV.
+//! Memory between two inaccessible pages. An access outside the memory ends the test with SIGSEGV.
 #![allow(dead_code, reason = "not every test that includes this uses all of it")]
 
 use std::ptr::{self, NonNull};
 
 use fishplate_core::mem::{Region, RegionKind};
 
-/// Bytes that end at an inaccessible page, in pages that follow another inaccessible page.
+/// Memory that ends at an inaccessible page. Another inaccessible page precedes its first page.
 pub struct Fence {
     base: *mut u8,
     mapped: usize,
@@ -13,17 +13,17 @@ pub struct Fence {
     len: usize,
 }
 
-// SAFETY: only this value uses the pages.
+// SAFETY: this value owns the pages.
 unsafe impl Send for Fence {}
 
 impl Fence {
-    /// Allocates `len` bytes, all zero.
+    /// Allocates `len` zeroed bytes.
     pub fn new(len: usize) -> Fence {
-        // SAFETY: the call takes a number.
+        // SAFETY: the call takes only a number.
         let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
         let inner = len.div_ceil(page).max(1) * page;
         let mapped = inner + 2 * page;
-        // SAFETY: a new mapping of ours, whose inner pages become accessible.
+        // SAFETY: creates a new mapping, and makes its inner pages accessible.
         unsafe {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
             let base = libc::mmap(ptr::null_mut(), mapped, libc::PROT_NONE, flags, -1, 0);
@@ -36,13 +36,13 @@ impl Fence {
     }
 
     fn start(&self) -> *mut u8 {
-        // SAFETY: inside the mapping: `len` bytes fit in front of the last, inaccessible page.
+        // SAFETY: inside the mapping, because `len` bytes fit in front of the last page.
         unsafe { self.base.add(self.mapped - self.page - self.len) }
     }
 
-    /// All bytes; an inaccessible page follows them.
+    /// Returns all bytes. An inaccessible page follows them.
     pub fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: accessible, ours, and borrowed with this value.
+        // SAFETY: the bytes are accessible, owned by this value, and borrowed with it.
         unsafe { std::slice::from_raw_parts_mut(self.start(), self.len) }
     }
 
@@ -54,30 +54,30 @@ impl Fence {
         place
     }
 
-    /// Copies `bytes` so that they begin after the inaccessible page.
+    /// Copies `bytes` so that they start right after the inaccessible page.
     pub fn front(&mut self, bytes: &[u8]) -> &[u8] {
         assert!(bytes.len() <= self.len);
-        // SAFETY: the accessible pages begin here and hold `len` bytes; ours, and borrowed with
-        // this value.
+        // SAFETY: the accessible pages start here and hold `len` bytes. This value owns them, and
+        // they are borrowed with it.
         let place = unsafe { std::slice::from_raw_parts_mut(self.base.add(self.page), bytes.len()) };
         place.copy_from_slice(bytes);
         place
     }
 
-    /// The bytes as memory to register.
+    /// Returns the bytes as a region to register.
     ///
     /// # Safety
-    /// The region is deregistered, and not used any more, before this value is dropped.
+    /// The region is deregistered and no longer used before this value is dropped.
     pub unsafe fn region(&mut self) -> Region {
         let ptr = NonNull::new(self.start()).expect("not null");
-        // SAFETY: accessible and ours; the caller keeps this value alive.
+        // SAFETY: the bytes are accessible and owned by this value, which the caller keeps alive.
         unsafe { Region::new(ptr, self.len, RegionKind::Private) }
     }
 }
 
 impl Drop for Fence {
     fn drop(&mut self) {
-        // SAFETY: mapped by `new`, and unmapped once.
+        // SAFETY: `new` mapped the pages, and they are unmapped once.
         unsafe { libc::munmap(self.base.cast(), self.mapped) };
     }
 }

@@ -1,5 +1,5 @@
 //! Runs parsers on mutated valid inputs, with the stable toolchain. Each input lies between two
-//! inaccessible pages, alternately at the end and at the start of the bytes between them.
+//! inaccessible pages: in alternation, it ends at the second page or starts after the first.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -10,10 +10,10 @@ use fishplate_core::engine::fuzzing::{Target, number};
 
 use super::fence::Fence;
 
-/// Longest input, in bytes.
+/// Maximum length of an input in bytes.
 pub const LONGEST: usize = 1 << 16;
 
-/// How many inputs of a parser were accepted and rejected.
+/// Numbers of accepted and rejected inputs.
 #[derive(Debug, Default)]
 pub struct Count {
     pub inputs: u64,
@@ -21,7 +21,7 @@ pub struct Count {
     pub saved: usize,
 }
 
-/// Seeded random numbers.
+/// A seeded random generator.
 struct Random {
     seed: u64,
     n: u64,
@@ -38,8 +38,8 @@ impl Random {
     }
 }
 
-/// Runs a parser over its saved corpus, its samples, and mutations until `time` is up. `Err`: the
-/// failure, with the input.
+/// Runs a parser on its saved corpus, on its samples, and on mutations until `time` is up. Fails
+/// with a message that shows the input.
 pub fn drive(target: &Target, corpus: &Path, seed: u64, time: Duration) -> Result<Count, String> {
     let mut bench =
         Bench { target, fence: Fence::new(LONGEST), again: vec![0; LONGEST], count: Count::default() };
@@ -87,7 +87,7 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// Whether the input is accepted.
+    /// Runs the parser on an input. Returns true if it accepts the input.
     fn check(&mut self, input: &[u8], what: &str) -> Result<bool, String> {
         let Bench { target, fence, again, count } = self;
         count.inputs += 1;
@@ -112,7 +112,7 @@ impl Bench<'_> {
     }
 }
 
-/// Numbers at frequent limits.
+/// Integers at common limits.
 const EDGES: [u64; 16] = [
     0,
     1,
@@ -132,15 +132,15 @@ const EDGES: [u64; 16] = [
     u64::MAX,
 ];
 
-/// One mutation: of bits, numbers, lengths or order.
+/// Mutates an input: its bits, numbers, lengths or order.
 fn change(input: &mut Vec<u8>, target: &Target, sample: &mut [u8], random: &mut Random) {
     let len = input.len();
     let at = random.below(len);
     match random.below(12) {
         0 if len > 0 => input[at] ^= 1 << random.below(8),
         1 if len > 0 => input[at] = random.next() as u8,
-        // A number of 1, 2, 4 or 8 bytes: a limit, the length, or the present value plus or minus
-        // one.
+        // Replaces an integer of 1, 2, 4 or 8 bytes by a limit, by the length, or by its value plus
+        // or minus one.
         2..=4 if len > 0 => {
             let width = (1 << random.below(4)).min(len);
             let at = random.below(len - width + 1);
@@ -167,7 +167,7 @@ fn change(input: &mut Vec<u8>, target: &Target, sample: &mut [u8], random: &mut 
             let to = random.below(len);
             input.splice(to..to, piece);
         }
-        // A field after its length: both become longer or shorter.
+        // Lengthens or shortens a field together with its length prefix.
         9 | 10 if len > 2 => {
             let width = (1 << random.below(2)).min(len - 1);
             let at = at.min(len - width);
@@ -182,7 +182,7 @@ fn change(input: &mut Vec<u8>, target: &Target, sample: &mut [u8], random: &mut 
                 input.splice(start + other.min(there)..start + there, filler);
             }
         }
-        // The start of this input and the end of another.
+        // Joins the start of this input and the end of another.
         _ => {
             let other = (target.sample)(random.next(), sample);
             input.truncate(at);
@@ -191,7 +191,7 @@ fn change(input: &mut Vec<u8>, target: &Target, sample: &mut [u8], random: &mut 
     }
 }
 
-/// Saved inputs, sorted by name.
+/// Returns the saved inputs, sorted by name.
 fn saved(corpus: &Path, name: &str) -> Vec<Vec<u8>> {
     let files = fs::read_dir(corpus.join(name)).map(|dir| dir.flatten().map(|file| file.path()).collect());
     let mut files: Vec<_> = files.unwrap_or_default();

@@ -1,5 +1,5 @@
-//! Modules of one folder import each other in one direction: no circle, at any level of any
-//! package.
+//! Checks that sibling modules import each other in one direction only: no import circle at any
+//! level of any package.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,11 +13,11 @@ const KNOWN: [(&str, &str, &[&str]); 2] = [
     (
         "core",
         "engine",
-        // Five small types belong to a lower layer: `Parting`, `Meeting`, `MatchLimits`, `Form`,
-        // `Notice`.
+        // Five small types of these modules belong in a lower layer: `Parting`, `Meeting`,
+        // `MatchLimits`, `Form`, `Notice`.
         &["close", "epoch", "failover", "joint", "pending", "post", "protocol", "submit", "table", "wait"],
     ),
-    // The provider's objects refer to each other, as a real one's do.
+    // The provider's objects refer to each other, like those of a real provider.
     ("tests/testing", "fabric", &["info", "object", "post", "queue", "world"]),
 ];
 
@@ -30,7 +30,8 @@ fn modules(package: &str) -> BTreeMap<Module, String> {
     sources(package).into_iter().map(|source| (path(&source), source.code)).collect()
 }
 
-/// The paths that begin with `crate`, `super` or `self`; each branch of a use tree separately.
+/// Returns the paths that start with `crate`, `super` or `self`. Splits a use tree into its
+/// branches.
 fn paths(code: &str) -> Vec<Vec<&str>> {
     let tokens = tokens(code);
     let (mut found, mut at) = (vec![], 0);
@@ -44,7 +45,7 @@ fn paths(code: &str) -> Vec<Vec<&str>> {
     found
 }
 
-/// Reads a path, or a tree of them, after `prefix`. Returns where it ends.
+/// Reads a path or a use tree after `prefix`. Returns the position of the first token after it.
 fn branch<'a>(tokens: &[&'a str], mut at: usize, prefix: &[&'a str], found: &mut Vec<Vec<&'a str>>) -> usize {
     let mut path = prefix.to_vec();
     while at < tokens.len() {
@@ -52,7 +53,7 @@ fn branch<'a>(tokens: &[&'a str], mut at: usize, prefix: &[&'a str], found: &mut
             at += 1;
             while at < tokens.len() && tokens[at] != "}" {
                 at = branch(tokens, at, &path, found);
-                // Skips the branch's alias and separator.
+                // Skips an alias and the separator of the branch.
                 while at < tokens.len() && tokens[at] != "," && tokens[at] != "}" {
                     at += 1;
                 }
@@ -71,7 +72,7 @@ fn branch<'a>(tokens: &[&'a str], mut at: usize, prefix: &[&'a str], found: &mut
     at
 }
 
-/// Resolves a path of `from` to a module.
+/// Resolves a path in module `from` to a module.
 fn target(modules: &BTreeMap<Module, String>, from: &Module, path: &[&str]) -> Module {
     let ups = path.iter().take_while(|part| **part == "super").count();
     let (mut at, rest) = match path[0] {
@@ -89,7 +90,8 @@ fn target(modules: &BTreeMap<Module, String>, from: &Module, path: &[&str]) -> M
     at
 }
 
-/// The modules below `parent` on import circles, or between two circles.
+/// Returns the modules directly below `parent` that are on an import circle, or between two
+/// circles.
 fn circle(modules: &BTreeMap<Module, String>, parent: &[String]) -> BTreeSet<String> {
     let below = |module: &Module| {
         (module.len() > parent.len() && module.starts_with(parent)).then(|| module[parent.len()].clone())
@@ -157,7 +159,7 @@ fn a_planted_circle_is_found() {
         of(&[root, ("a", "use crate::b::B;\n"), ("b", "use super::c::C;\n"), ("c", "fn f() {}\n")]),
         []
     );
-    // Through nested modules.
+    // A circle through nested modules.
     assert_eq!(
         of(&[root, ("a", ""), ("a/x", "use crate::b;\n"), ("b", "use crate::a::x::X;\n")]),
         found("", "a b")
@@ -166,7 +168,7 @@ fn a_planted_circle_is_found() {
         of(&[root, ("a", ""), ("a/x", "use super::y::Y;\n"), ("a/y", "fn f() -> super::x::X {}\n")]),
         found("a", "x y")
     );
-    // A parent and its children may name each other. Tests may name anything.
+    // A parent and its children may name each other. Test code may name any module.
     assert_eq!(of(&[root, ("a", "use self::x::X;\n"), ("a/x", "use super::A;\n")]), []);
     let tested = "#[cfg(test)]\nmod tests {\n    use crate::a;\n}\n";
     assert_eq!(of(&[root, ("a", "use crate::b;\n"), ("b", tested)]), []);

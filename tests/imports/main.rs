@@ -13,7 +13,7 @@
 //! | modules beside each other import in one direction | all packages' src |
 //! | comment lines end at column 100, unless an address is longer | all sources |
 //!
-//! What is compiled for tests or models only, and comments, may name anything.
+//! Comments, and code that is compiled only for tests or models, may name anything.
 
 mod circles;
 
@@ -58,9 +58,9 @@ fn sources(package: &str) -> Vec<Source> {
     sources
 }
 
-/// The code of a file without comments and items under `#[cfg(test)]`, `cfg(all(test, ..))` or
-/// `#[cfg(fishplate_loom)]`; and the names of those modules among them that have their own files.
-/// The file is formatted by rustfmt.
+/// Returns the code of a file without comments and without items under `#[cfg(test)]`,
+/// `cfg(all(test, ..))` or `#[cfg(fishplate_loom)]`. Also returns the names of those removed
+/// modules that have their own files. Expects the format of rustfmt.
 fn product_code(text: &str) -> (String, Vec<String>) {
     let mut code = String::new();
     let mut modules = vec![];
@@ -75,7 +75,7 @@ fn product_code(text: &str) -> (String, Vec<String>) {
             code.push('\n');
             continue;
         }
-        // The item ends with a semicolon, or with a brace in the column of its attribute.
+        // The removed item ends with a semicolon, or with a brace in the column of its attribute.
         for line in lines.by_ref() {
             let item = line.trim_start();
             if let Some(module) = item.split("mod ").nth(1).and_then(|rest| rest.strip_suffix(';')) {
@@ -110,7 +110,8 @@ fn tokens(code: &str) -> Vec<&str> {
     tokens
 }
 
-/// The names after `prefix::`, repeated at least `times`, with the branches of a use tree.
+/// Returns the names after `prefix::`, repeated at least `times`, including the branches of a use
+/// tree.
 fn named_behind<'a>(prefix: &str, times: usize, tokens: &[&'a str]) -> Vec<&'a str> {
     let mut named = vec![];
     for at in 0..tokens.len().saturating_sub(2) {
@@ -136,7 +137,7 @@ fn named_behind<'a>(prefix: &str, times: usize, tokens: &[&'a str]) -> Vec<&'a s
     named
 }
 
-/// The modules of core that this module may not name.
+/// Returns the modules of core that this module must not name.
 fn above(module: &str) -> &'static [&'static str] {
     match module {
         "bytes" => &["sync", "rail", "engine", "queue", "context", "psm", "op", "mem", "error"],
@@ -153,7 +154,7 @@ fn above(module: &str) -> &'static [&'static str] {
 fn layer_breaches(path: &Path, code: &str) -> Vec<String> {
     let module = path.components().next().unwrap().as_os_str().to_str().unwrap().trim_end_matches(".rs");
     let tokens = tokens(code);
-    // The root of the crate is as many modules up as the path is long.
+    // As many `super`s as the path has components lead to the crate root.
     let depth = path.components().count();
     let named = named_behind("crate", 1, &tokens).into_iter().chain(named_behind("super", depth, &tokens));
     named
@@ -162,7 +163,7 @@ fn layer_breaches(path: &Path, code: &str) -> Vec<String> {
         .collect()
 }
 
-/// The packages that a Cargo.toml depends on, except dev-dependencies.
+/// Returns the packages that a Cargo.toml depends on, without dev-dependencies.
 fn dependencies(manifest: &str) -> Vec<String> {
     let mut found = vec![];
     let mut in_dependencies = false;
@@ -192,7 +193,7 @@ fn manifest(package: &str) -> String {
 fn core_names_no_std_and_no_system() {
     for source in sources("core") {
         let tokens = tokens(&source.code);
-        // Compiled only with the feature `alloc`, as its `mod` line says.
+        // The `mod` line of this file compiles it only with the feature `alloc`.
         let allocates = source.path == Path::new("sync/pool/heap.rs");
         for word in ["std", "alloc", "libc"].into_iter().filter(|word| !(allocates && *word == "alloc")) {
             let named = tokens.windows(2).any(|pair| pair == [word, "::"] || pair == ["crate", word]);
@@ -219,7 +220,7 @@ fn layers_of_core_name_only_lower_layers() {
     assert!(breaches.is_empty(), "{breaches:#?}");
 }
 
-/// The packages, and those of this tree that each may depend on.
+/// The packages, and for each the packages of this tree that it may depend on.
 const PACKAGES: [(&str, &[&str]); 12] = [
     ("core", &[]),
     ("sys", &["fishplate-core"]),
@@ -266,19 +267,20 @@ fn libraries_start_no_thread_read_no_environment_and_set_no_handler() {
     }
 }
 
-/// Orderings stronger than relaxed, and fences, without `edge!` or `edge_fence!`.
+/// Returns orderings stronger than relaxed, and fences, that are not written with `edge!` or
+/// `edge_fence!`.
 fn unnamed_orderings(code: &str) -> Vec<String> {
     let tokens = tokens(code);
     let mut found = vec![];
     for at in 2..tokens.len().saturating_sub(2) {
         match tokens[at..at + 3] {
-            // A compiler fence.
+            // A compiler fence needs no edge.
             ["Ordering", "::", _] if tokens[at - 2..at] == ["compiler_fence", "("] => {}
             ["Ordering", "::", "Relaxed" | "$"] => {}
             ["Ordering", "::", order @ ("Acquire" | "Release" | "AcqRel" | "SeqCst" | "{" | "*")] => {
                 found.push(format!("Ordering::{order}"));
             }
-            // The engine's own fence is a method.
+            // The engine's own `fence` is a method.
             ["fence", "(", _] if !matches!(tokens[at - 1], "." | "fn") => found.push("fence(".to_owned()),
             _ => {}
         }
@@ -290,7 +292,7 @@ fn unnamed_orderings(code: &str) -> Vec<String> {
 fn every_ordering_is_relaxed_or_an_edge() {
     for package in ["core", "sys", "shm", "gpu"] {
         for source in sources(package) {
-            // The facade; and the fake driver, which uses SeqCst throughout.
+            // Exempt: the facade, and the fake driver, which uses SeqCst throughout.
             let seq_cst = source.path.starts_with("fake");
             if source.path == Path::new("sync/primitive.rs") {
                 continue;
@@ -325,8 +327,7 @@ fn texts(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The numbers and lengths of comment lines longer than 100 columns. A line that is long because of
-/// a URL is exempt.
+/// Returns the numbers and lengths of comment lines over 100 columns, except lines with a URL.
 fn long_comments(text: &str, comment: &str) -> Vec<(usize, usize)> {
     let lines = text.lines().zip(1..).filter(|(line, _)| line.trim_start().starts_with(comment));
     lines

@@ -1,4 +1,4 @@
-//! One end: an engine with its own memory and regions.
+//! One side of a test: an engine with its own memory and regions.
 
 use fishplate::{FailoverStorage, Limits, MatchStorage, Storage};
 use fishplate_core::engine::protocol::{Claimed, MatchConfig, Request};
@@ -8,7 +8,7 @@ use fishplate_core::rail::Rail;
 
 use super::memory::Memory;
 
-/// Small, so that everything runs out.
+/// Small limits, so that tests reach all of them.
 pub const CONFIG: Config = Config { window: 8, eager: 64, ..Config::DEFAULT };
 const MATCHING: MatchConfig = MatchConfig {
     eager: 96,
@@ -22,27 +22,27 @@ const MATCHING: MatchConfig = MatchConfig {
 const LIMITS: Limits = Limits { peers: 3, locals: 12, remotes: 7, operations: 24 };
 const RECEIVES: usize = 8;
 
-/// What a region is used for.
+/// The role of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Peers write only this region's word into it.
+    /// Peers write to it, and only its own word.
     Target,
-    /// Has the word of one target, and is the source of sends and puts. Never written.
+    /// Holds the word of one target, and is the source of sends and puts. Never written.
     Source,
-    /// Receives and gets write there.
+    /// The destination of receives and gets.
     Scratch,
 }
 
 pub struct Registered {
     pub id: LocalId,
     pub role: Role,
-    /// A target's own word; for a source, that of its target.
+    /// The word of this target. For a source, the word of its target.
     pub word: u64,
     pub memory: Memory,
 }
 
 impl Registered {
-    /// Checks that it holds no unexpected word.
+    /// Checks that the region holds no unexpected word.
     pub fn check(&self) {
         for found in self.memory.words() {
             let foreign = match self.role {
@@ -55,7 +55,7 @@ impl Registered {
     }
 }
 
-/// A region imported from another end, or from the same one.
+/// A region imported from the other side, or from this one.
 #[derive(Clone, Copy)]
 pub struct Imported {
     pub id: RemoteId,
@@ -67,9 +67,9 @@ pub struct End<R: Rail, const RAILS: usize> {
     storage: *mut Own<RAILS>,
     pub regions: Vec<Registered>,
     pub imports: Vec<Imported>,
-    /// The peer number of each end.
+    /// The id of each side as a peer.
     pub peers: Vec<Option<PeerId>>,
-    /// Ids that were valid once.
+    /// Ids that are no longer valid.
     pub old_locals: Vec<LocalId>,
     pub old_remotes: Vec<RemoteId>,
     pub old_peers: Vec<PeerId>,
@@ -77,7 +77,7 @@ pub struct End<R: Rail, const RAILS: usize> {
     pub claimed: Vec<Claimed>,
 }
 
-/// What the engine borrows.
+/// The memory that the engine borrows.
 type Own<const RAILS: usize> = (Storage<RAILS>, MatchStorage<RAILS>, FailoverStorage);
 
 impl<R: Rail, const RAILS: usize> End<R, RAILS> {
@@ -86,7 +86,7 @@ impl<R: Rail, const RAILS: usize> End<R, RAILS> {
         let matching = MatchStorage::new(&MATCHING, streams, RECEIVES, 2);
         let storage = (Storage::new(&CONFIG, LIMITS), matching, FailoverStorage::new(&CONFIG, LIMITS));
         let storage = Box::into_raw(Box::new(storage));
-        // SAFETY: just created; freed after the engine.
+        // SAFETY: just allocated, and freed after the engine.
         let (tables, matching, sent) = unsafe { &mut *storage };
         let mut engine = tables.engine(CONFIG, rails).unwrap();
         if failover {
@@ -117,10 +117,10 @@ impl<R: Rail, const RAILS: usize> Drop for End<R, RAILS> {
         if !std::thread::panicking() {
             self.regions.iter().for_each(Registered::check);
         }
-        // Device memory is freed with its rail.
+        // Device memory is freed together with its rail.
         self.regions.retain(|region| !matches!(region.memory, Memory::Device(..)));
         drop(self.engine.take());
-        // SAFETY: created by `new`, and borrowed only by the engine, which was dropped.
+        // SAFETY: `new` allocated it, and its only borrower, the engine, has been dropped.
         drop(unsafe { Box::from_raw(self.storage) });
     }
 }

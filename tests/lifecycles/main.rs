@@ -1,12 +1,12 @@
 //! Lifecycles: random sequences of register, export, import, all operations, deregister, release,
-//! remove, reattach, and drop during traffic, by both ends, over every rail. Safe calls in any
-//! order are executed, refused with an error, or without effect. Memory that `deregister` returned
-//! is unmapped at once, so a late access faults. Data never appears in a region that it was not put
-//! into.
+//! remove, reattach, and drop during traffic, by both ends, over every rail. Every safe call, in
+//! any order, must take effect, fail with an error, or do nothing. Deregistered memory is unmapped
+//! at once, so a late access faults. Data must never appear in a region that it was not sent to.
 //!
-//! A failing program prints its seed; `FISHPLATE_SEED=n` runs one, `FISHPLATE_SEEDS=n` that many
-//! over each rail. After a fault, the last line that starts with `lifecycle` has the seed, with
-//! `--nocapture`. `tests/sanitize.sh address` runs these tests too.
+//! A failing program prints its seed. `FISHPLATE_SEED=n` runs the program with that seed,
+//! `FISHPLATE_SEEDS=n` runs n programs over each rail. After a fault, run with `--nocapture`: the
+//! last line that starts with `lifecycle` has the seed. `tests/sanitize.sh address` runs these
+//! tests too.
 
 #[path = "../../core/tests/support/mod.rs"]
 #[allow(unused_imports, reason = "this uses its random numbers and seeds alone")]
@@ -30,7 +30,7 @@ fn run<W: World<RAILS>, const RAILS: usize>(count: u64) -> Tally {
     tally
 }
 
-/// Checks that the programs covered everything; a few of them need not.
+/// Checks that the programs together covered everything. Skipped if only a few ran.
 fn is_whole(tally: &Tally) {
     if tally.programs >= 50 {
         assert!(tally.is_whole(), "{tally:?}");

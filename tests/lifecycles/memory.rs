@@ -1,29 +1,29 @@
-//! Memory that can be unmapped, so that a later access faults.
+//! Memory that is unmapped after its use, so that a later access faults.
 
 use std::ptr::{self, NonNull};
 
 use fishplate_core::mem::{Region, RegionKind};
 use fishplate_shm::Segment;
 
-/// Bytes of every region here: one page.
+/// Size of every region here: one page, in bytes.
 pub const SIZE: usize = 4096;
 
-/// Words of 64 bits in it.
+/// Number of 64-bit words in a region.
 pub const WORDS: usize = SIZE / 8;
 
 /// Memory to register.
 pub enum Memory {
     /// A page between two inaccessible ones.
     Page(NonNull<u8>),
-    /// Shared memory, unmapped when it has no user left.
+    /// Shared memory. Unmapped when its last user drops it.
     Segment(Segment),
-    /// Device memory that the processor can access. It is freed with its rail.
+    /// Device memory that the processor can access. Freed with its rail.
     Device(NonNull<u8>, RegionKind),
 }
 
 fn map(at: *mut libc::c_void, len: usize, protection: i32, flags: i32) -> NonNull<u8> {
     let flags = flags | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // SAFETY: an address that the kernel chooses, or pages of ours that are unmapped.
+    // SAFETY: the kernel chooses the address, or `at` is our own range, whose pages are replaced.
     let at = unsafe { libc::mmap(at, len, protection, flags, -1, 0) };
     assert_ne!(at, libc::MAP_FAILED);
     NonNull::new(at.cast()).unwrap()
@@ -33,7 +33,7 @@ impl Memory {
     pub fn page() -> Memory {
         let whole = map(ptr::null_mut(), 3 * SIZE, libc::PROT_NONE, 0);
         let page = whole.as_ptr().wrapping_add(SIZE);
-        // SAFETY: the page in the middle, which is not used yet.
+        // SAFETY: the page in the middle of the new mapping, which is not used yet.
         assert_eq!(unsafe { libc::mprotect(page.cast(), SIZE, libc::PROT_READ | libc::PROT_WRITE) }, 0);
         Memory::Page(NonNull::new(page).unwrap())
     }
@@ -44,13 +44,13 @@ impl Memory {
 
     pub fn region(&self) -> Region {
         let region = |at, kind| {
-            // SAFETY: unmapped only once the engine says that it is not in use, or has been
-            // dropped; words are accessed through raw pointers only.
+            // SAFETY: the memory is unmapped only when the engine no longer uses it or was dropped.
+            // Its words are accessed through raw pointers only.
             unsafe { Region::new(at, SIZE, kind) }
         };
         match self {
             Memory::Page(at) => region(*at, RegionKind::Private),
-            // SAFETY: as above.
+            // SAFETY: the segment is dropped only when the engine no longer uses it or was dropped.
             Memory::Segment(segment) => unsafe { segment.region(0, SIZE) }.unwrap(),
             Memory::Device(at, kind) => region(*at, *kind),
         }
@@ -65,13 +65,13 @@ impl Memory {
 
     pub fn fill(&self, word: u64) {
         for n in 0..WORDS {
-            // SAFETY: inside the memory, which this value keeps mapped.
+            // SAFETY: `n < WORDS`, and this value keeps the memory mapped.
             unsafe { self.at().add(n).write_volatile(word) };
         }
     }
 
     pub fn words(&self) -> impl Iterator<Item = u64> {
-        // SAFETY: as above.
+        // SAFETY: `n < WORDS`, and this value keeps the memory mapped.
         (0..WORDS).map(|n| unsafe { self.at().add(n).read_volatile() })
     }
 }
@@ -79,7 +79,7 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         if let Memory::Page(at) = self {
-            // The address range stays reserved: nothing is ever mapped there again.
+            // Keeps the address range reserved, so that nothing else is mapped there.
             map(at.as_ptr().cast(), SIZE, libc::PROT_NONE, libc::MAP_FIXED);
         }
     }

@@ -1,4 +1,4 @@
-//! A random program over two ends, or one.
+//! A random program on two ends, or on one.
 
 use std::ptr::NonNull;
 
@@ -23,23 +23,23 @@ pub trait World<const RAILS: usize>: Sized {
     const NAME: &'static str;
     /// Number of ends that can connect. One end connects only to itself.
     const ENDS: usize = 2;
-    /// Whether an end can be its own peer.
+    /// True if an end can be its own peer.
     const OWN: bool = true;
-    /// Whether ends have failover, and disable rails.
+    /// True if the ends use failover and disable rails.
     const FAILOVER: bool = false;
-    /// Whether a rail may keep memory posted to a failed peer until it is dropped.
+    /// True if a rail may keep memory posted to a failed peer in use until the rail is dropped.
     const KEEPS: bool = false;
 
     fn new(seed: u64) -> Self;
 
-    /// Creates rail `rail` of end `end`, which has none.
+    /// Creates rail `rail` of end `end`. No such rail exists at that time.
     fn rail(&mut self, end: usize, rail: usize) -> Self::Rail;
 
-    /// Attaches the rails of two ends, which may be the same. Each gets the peer number that it
-    /// uses for the other.
+    /// Attaches the rails of two ends, which may be the same end. Each end comes with its id for
+    /// the other.
     fn attach(&mut self, ends: [(usize, PeerId); 2], engines: &mut [End<Self::Rail, RAILS>]);
 
-    /// Device memory of the rail, if it has any.
+    /// Returns device memory of the rail, if it has any.
     fn device(_engine: &mut Engine<'static, Self::Rail, RAILS>) -> Option<(NonNull<u8>, RegionKind)> {
         None
     }
@@ -68,7 +68,7 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Whether the programs covered everything.
+    /// True if the programs covered everything.
     pub fn is_whole(&self) -> bool {
         let Tally { done, received, deregistered, operations_in_use, receives_in_use, .. } = *self;
         let Tally { release_in_use, stale, removed, dropped, failed, .. } = *self;
@@ -84,7 +84,7 @@ struct Program<'t, W: World<RAILS>, const RAILS: usize> {
     ends: Vec<End<W::Rail, RAILS>>,
     words: u64,
     tally: &'t mut Tally,
-    // Last: rails may need it until they are dropped.
+    // Last, because rails may need the world until they are dropped.
     world: W,
 }
 
@@ -112,7 +112,7 @@ impl<W: World<RAILS>, const RAILS: usize> Program<'_, W, RAILS> {
         self.random.below(n as u64) as usize
     }
 
-    /// Picks one at random, if there are any.
+    /// Returns a random element, if there is one.
     fn one_of<T: Copy>(&mut self, of: &[T]) -> Option<T> {
         if of.is_empty() { None } else { Some(of[self.below(of.len())]) }
     }
@@ -138,7 +138,7 @@ impl<W: World<RAILS>, const RAILS: usize> Program<'_, W, RAILS> {
         }
     }
 
-    /// As [`meet`](Self::meet), and also pairs of which one end has removed the other.
+    /// Like [`meet`](Self::meet), but also reattaches pairs of which one end has removed the other.
     fn meet_again(&mut self) {
         for a in 0..W::ENDS {
             for b in 0..W::ENDS {
@@ -191,7 +191,7 @@ impl<W: World<RAILS>, const RAILS: usize> Program<'_, W, RAILS> {
         Some(id)
     }
 
-    /// A region with this role; sometimes an invalid id.
+    /// Returns a region with this role, or sometimes an invalid id.
     fn local(&mut self, end: usize, role: Role) -> Option<LocalId> {
         let fit: Vec<_> = self.ends[end].regions.iter().filter(|r| r.role == role).map(|r| r.id).collect();
         match self.below(16) {
@@ -200,7 +200,7 @@ impl<W: World<RAILS>, const RAILS: usize> Program<'_, W, RAILS> {
         }
     }
 
-    /// A source with that word.
+    /// Returns a source that holds this word.
     fn source(&mut self, end: usize, word: u64) -> Option<LocalId> {
         let is = |region: &&Registered| region.role == Role::Source && region.word == word;
         match self.ends[end].regions.iter().find(is) {
@@ -223,7 +223,7 @@ impl<W: World<RAILS>, const RAILS: usize> Program<'_, W, RAILS> {
         }
     }
 
-    /// Deregisters a region, and unmaps its memory if the engine permits. Returns whether it did.
+    /// Deregisters a region, and unmaps its memory if the engine allows it. Returns whether it did.
     fn deregister_at(&mut self, end: usize, at: usize) -> bool {
         let id = self.ends[end].regions[at].id;
         match self.ends[end].engine().deregister(id) {
@@ -247,7 +247,7 @@ impl<W: World<RAILS>, const RAILS: usize> Program<'_, W, RAILS> {
         false
     }
 
-    /// Imports a target of any end that this one knows.
+    /// Imports a target of any end that this end knows.
     fn import(&mut self, end: usize) {
         let from = self.below(W::ENDS);
         let Some(peer) = self.ends[end].peers[from] else { return };
@@ -262,7 +262,7 @@ impl<W: World<RAILS>, const RAILS: usize> Program<'_, W, RAILS> {
             handle[at] ^= 1 << bit;
         }
         match self.ends[end].engine().import(peer, &handle[..len]) {
-            // Operations on it could reach another region of the peer.
+            // The import may name another region of the peer by now, so it is released.
             Ok(id) if changed => {
                 self.ends[end].engine().release(id).unwrap();
             }
@@ -288,7 +288,7 @@ impl<W: World<RAILS>, const RAILS: usize> Program<'_, W, RAILS> {
         }
     }
 
-    /// One operation on imported memory. A target only ever gets its own word.
+    /// Posts one operation on imported memory. A target is only ever sent its own word.
     fn post(&mut self, end: usize) {
         let imports = self.ends[end].imports.clone();
         let stale = self.one_of(&self.ends[end].old_remotes.clone()).filter(|_| self.below(16) == 0);
@@ -322,7 +322,7 @@ impl<W: World<RAILS>, const RAILS: usize> Program<'_, W, RAILS> {
         }
     }
 
-    /// A peer of an end; sometimes an invalid one.
+    /// Returns a peer of an end, or sometimes an invalid id.
     fn peer(&mut self, end: usize) -> Option<PeerId> {
         let known: Vec<_> = self.ends[end].peers.iter().flatten().copied().collect();
         match self.below(16) {
@@ -408,11 +408,11 @@ impl<W: World<RAILS>, const RAILS: usize> Program<'_, W, RAILS> {
         assert_eq!(self.ends[end].engine().remove_peer(peer), Err(AttachError::UnknownPeer));
         self.ends[end].old_peers.push(peer);
         self.tally.removed += 1;
-        // Its regions were released with it.
+        // The peer's imports were released with it.
         let End { imports, .. } = &mut self.ends[end];
         let imports = std::mem::take(imports);
         for import in imports {
-            // Those of other peers still exist; release them too.
+            // Imports of other peers still exist. Release them too.
             let released = self.ends[end].engine().release(import.id);
             match released {
                 Ok(()) | Err(AttachError::UnknownRegion) => self.ends[end].old_remotes.push(import.id),
@@ -422,8 +422,8 @@ impl<W: World<RAILS>, const RAILS: usize> Program<'_, W, RAILS> {
         }
     }
 
-    /// Disables a rail to a peer, if another is left, or enables one. The ends make progress
-    /// meanwhile, because a failed rail is fenced once the peer has answered.
+    /// Enables a rail to a peer, or disables one if another is left. The ends make progress
+    /// meanwhile, because a failed rail is fenced only after the peer has answered.
     fn disable(&mut self, end: usize) {
         let (other, rail) = (self.below(W::ENDS), RailId(self.below(RAILS) as u8));
         let Some(peer) = self.ends[end].peers[other] else { return };
@@ -438,17 +438,17 @@ impl<W: World<RAILS>, const RAILS: usize> Program<'_, W, RAILS> {
         }
     }
 
-    /// Drops an end during traffic, and creates it anew. The other end is not told.
+    /// Drops an end during traffic and creates a new one. The other end is not notified.
     fn replace(&mut self, end: usize) {
         self.tally.dropped += 1;
         self.tally.returned += self.ends[end].engine().stats().rails_returned;
-        // Drop its rail first, because the new one may need its place.
+        // Drops the old rails first, because the new ones may need their place.
         self.ends.remove(end);
         let fresh = fresh(&mut self.world, end);
         self.ends.insert(end, fresh);
     }
 
-    /// Ends everything and checks that nothing is left in use.
+    /// Completes everything, and checks that nothing is left in use.
     fn finish(&mut self) {
         for end in 0..W::ENDS {
             for other in 0..W::ENDS {

@@ -1,4 +1,4 @@
-//! The rails that programs run over.
+//! The rails over which programs run.
 
 use std::ptr::NonNull;
 use std::thread;
@@ -19,7 +19,7 @@ use super::end::End;
 use super::memory::SIZE;
 use super::program::World;
 
-/// Lends an engine's owner its rail.
+/// Borrows a rail of an end's engine.
 macro_rules! rail {
     ($ends:ident[$end:expr]) => {
         $ends[$end].engine().rail_mut(RailId(0)).unwrap()
@@ -64,7 +64,7 @@ impl World<1> for Mapped {
     fn attach(&mut self, _: [(usize, PeerId); 2], _: &mut [End<Self::Rail, 1>]) {}
 }
 
-/// The memory of a simulated fabric, and the fabric; dropped in the right order.
+/// A simulated fabric and the memory that it borrows. Drops the fabric first.
 struct Owned {
     sim: *mut Sim<'static>,
     packets: *mut [Packet],
@@ -73,20 +73,20 @@ struct Owned {
 impl Owned {
     fn new(dials: Dials, rails: u16, seed: u64) -> Self {
         let packets: *mut [Packet] = Box::into_raw(vec![Packet::EMPTY; 48].into_boxed_slice());
-        // SAFETY: just created, and freed after the fabric.
+        // SAFETY: just allocated, and freed after the fabric.
         let sim = Sim::new(unsafe { &mut *packets }, 2, rails, dials, seed).unwrap();
         Owned { sim: Box::into_raw(Box::new(sim)), packets }
     }
 
     fn rail(&self, end: usize, rail: usize) -> SimRail<'static, 'static> {
-        // SAFETY: programs drop their rails before their world.
+        // SAFETY: programs drop their rails before their world, so the fabric is still alive.
         unsafe { &*self.sim }.endpoint(end as u16, rail as u16)
     }
 }
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        // SAFETY: created by `new`; all rails were dropped.
+        // SAFETY: `new` allocated both, and all rails that borrow them were dropped.
         unsafe {
             drop(Box::from_raw(self.sim));
             drop(Box::from_raw(self.packets));
@@ -140,7 +140,7 @@ impl World<1> for Disordered {
     }
 }
 
-/// Two rails of a simulated fabric that disorders, with failover or without.
+/// Two rails of a simulated fabric that reorders, with or without failover.
 pub struct Two<const FAILOVER: bool>(Owned);
 
 impl<const FAILOVER: bool> World<2> for Two<FAILOVER> {
@@ -200,7 +200,7 @@ fn attach_shm([(a, of_a), (b, of_b)]: [(usize, PeerId); 2], ends: &mut [End<Shm,
     rail!(ends[b]).attach(of_b.peer(), theirs).unwrap();
 }
 
-/// Shared memory, with copies by the kernel.
+/// Shared memory with kernel copies.
 pub struct Shared;
 
 impl World<1> for Shared {
@@ -220,7 +220,7 @@ impl World<1> for Shared {
     }
 }
 
-/// Shared memory that carries private memory through the lane.
+/// Shared memory that sends private memory through the lane.
 pub struct Staged;
 
 impl World<1> for Staged {
@@ -240,7 +240,7 @@ impl World<1> for Staged {
     }
 }
 
-/// Devices backed by host memory, reached directly or through bounce slots.
+/// Devices backed by host memory, accessed directly or through bounce slots.
 pub struct Devices(u64);
 
 impl World<1> for Devices {
@@ -294,7 +294,7 @@ impl World<1> for Devices {
     }
 }
 
-/// A fake libfabric provider with each persona.
+/// A fake libfabric provider, with each persona in turn.
 pub struct Fabric {
     fake: Fake,
     name: &'static str,
@@ -306,7 +306,7 @@ impl World<1> for Fabric {
     type Rail = FabricRail;
     const NAME: &'static str = "libfabric";
     const OWN: bool = false;
-    // A provider may not report dead peers.
+    // A provider may not report dead peers, so memory may stay in use.
     const KEEPS: bool = true;
 
     fn new(seed: u64) -> Self {

@@ -1,5 +1,5 @@
-//! Atomics that a provider executes, on words of a node: over a provider inside the process whose
-//! rails report out of order, and over libfabric's providers, if they have any.
+//! Atomics that a provider executes on words of a node. Runs over a provider inside the process,
+//! whose rails report out of order, and over libfabric's providers that support atomics.
 
 use fishplate::config::Settings;
 use fishplate::core::error::{AttachError, OpError, PostError};
@@ -17,7 +17,7 @@ fn add(operand: u64) -> Amo {
     Amo { op: AmoOp::Add, width: 8, operand, compare: 0 }
 }
 
-/// Settings of rails over a provider that executes atomics.
+/// Returns settings for rails over a provider that executes atomics.
 fn native(provider: &str, interfaces: &[&str]) -> Settings {
     Settings {
         providers: vec![provider.into()],
@@ -89,7 +89,7 @@ fn a_node_without_a_rail_that_has_atomics_has_no_memory_for_them() {
     let mut node = builder().fabric(Fabric::Off).open().unwrap();
     let none = Err(Error::Attach(AttachError::Unsupported));
     assert_eq!(node.alloc_native_atomics(64), none);
-    // Without the setting there are none either.
+    // Without the setting there are no provider atomics either.
     let provider = Fake::new(Persona::cxi(), 3);
     let mut node = fake(&provider, &["cxi0"]).open().unwrap();
     assert!(node.rails().iter().all(|rail| rail.atomics.is_empty()));

@@ -1,4 +1,4 @@
-//! Nodes in event loops: which events make their descriptor readable.
+//! Nodes in event loops: the events that make their descriptor readable.
 
 use std::os::fd::AsRawFd;
 use std::sync::Mutex;
@@ -11,8 +11,8 @@ use fishplate::{Cmp, Issued, Node, Notice, Signal};
 
 use super::{SOON, Side, WORKER, Way, two, ways};
 
-/// Turns an event loop until `done`. Returns how often a wait ended, and how often by the
-/// descriptor.
+/// Runs an event loop until `done`. Returns the number of finished waits, and how many of them the
+/// descriptor ended.
 fn turn(node: &mut Node, mut done: impl FnMut(&mut Node) -> bool) -> [u32; 2] {
     let (fd, begun, mut waits) = (node.wait_fd().unwrap().as_raw_fd(), Instant::now(), [0; 2]);
     while !done(node) {
@@ -22,7 +22,7 @@ fn turn(node: &mut Node, mut done: impl FnMut(&mut Node) -> bool) -> [u32; 2] {
             break;
         }
         let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-        // SAFETY: one structure.
+        // SAFETY: `poll` is one structure, and the count is 1.
         let ready = unsafe { libc::poll(&mut poll, 1, timeout.as_millis() as libc::c_int + 1) };
         waits[0] += 1;
         waits[1] += ready as u32;
@@ -43,7 +43,7 @@ fn connected(side: &mut Side) -> (fishplate::node::Memory, fishplate::node::Remo
     (inbox, there)
 }
 
-/// How long a sender waits before it sends: longer than any of its peer's waits.
+/// Delay before a sender sends. Longer than any wait of its peer.
 const LATE: Duration = Duration::from_millis(70);
 const ROUNDS: u64 = 10;
 
@@ -68,7 +68,7 @@ fn signals_and_messages_end_a_wait() {
                         side.node.quiet(side.peer, SOON).unwrap();
                         continue;
                     }
-                    // While idle, it waits for as long as asked, and the descriptor does not become
+                    // An idle node waits for the full timeout, and its descriptor does not become
                     // readable.
                     let begun = Instant::now();
                     let idle = turn(&mut side.node, |_| begun.elapsed() > LATE / 2);
@@ -109,7 +109,8 @@ fn completions_end_a_wait() {
                     .put_signal(&[7; 4096], there.at(8), Signal::set(there.at(0), 1), Notice::Report(5))
                     .unwrap_err();
                 let issued = side.node.signal(Signal::set(there.at(0), 1), Notice::Report(5)).unwrap();
-                // Over shared memory it completes at once, and nothing is left to report.
+                // Over shared memory the operation completes at once, so there is nothing to
+                // report.
                 if let Issued::Done { .. } = issued {
                     side.exchange(&[]);
                     return side.node.close(SOON).unwrap();
@@ -132,14 +133,14 @@ fn the_death_of_a_peer_ends_a_wait() {
     if WORKER {
         return;
     }
-    // Over libfabric an idle node learns of the loss when it sends.
+    // Over libfabric an idle node detects the loss only when it sends.
     two(
         Way::SharedMemory,
         |builder| builder.wait_fd(),
         |mut side| {
             connected(&mut side);
             if side.rank == 1 {
-                // Without a Bye, like a process that is killed.
+                // Ends without a Bye, like a killed process.
                 thread::sleep(LATE);
                 return drop(side.node);
             }

@@ -1,4 +1,4 @@
-//! Settings at their limits, and waits that expire at the moment when something arrives.
+//! Settings at their limits, and waits that expire when something arrives.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -121,7 +121,7 @@ fn registered_program_memory_works_and_its_bounds_are_checked() {
         |builder| builder.limits(Limits { operations: 4, ..Limits::DEFAULT }).patience(Duration::ZERO),
         |mut side| {
             let words: &'static mut [u64] = Box::leak(vec![0; 512].into());
-            // SAFETY: leaked, and accessed only by the node.
+            // SAFETY: the memory is leaked, and only the node accesses it.
             let memory = unsafe { side.node.register(NonNull::from(&mut words[0]).cast(), 4096) }.unwrap();
             let beyond = OpError::OutOfBounds { offset: 4090, len: 8, size: 4096 };
             assert_eq!(side.node.write(memory.at(4090), &[0; 8]), Err(beyond.into()));
@@ -134,13 +134,14 @@ fn registered_program_memory_works_and_its_bounds_are_checked() {
             let there = side.node.import(side.peer, handle).unwrap();
             side.exchange(&[]);
             if side.rank == 0 {
-                // The other side makes no progress: more waits expire than operations have slots.
+                // The other side makes no progress, so more waits expire than there are slots for
+                // operations.
                 side.receive.recv().unwrap();
                 let mut begun = 0;
                 for _ in 0..8 {
                     match side.node.fetch_add(there.at(0), 1, Duration::ZERO) {
                         Err(Error::Wait(_)) => begun += 1,
-                        // Its worker makes progress.
+                        // The peer's worker makes progress.
                         Ok(_) if WORKER => begun += 1,
                         other => assert_eq!(other, Err(OpError::Again.into())),
                     }
@@ -180,7 +181,8 @@ fn imported_memory_of_a_peer_on_this_host_is_mapped_and_its_bounds_are_checked()
             let theirs = side.node.import(side.peer, handle).unwrap();
             let number = 17 + side.rank as u64;
             let there = side.node.remote_ptr(theirs.at(8), 8).unwrap();
-            // SAFETY: eight bytes of the peer's memory, aligned, which it only accesses by atomics.
+            // SAFETY: the address is aligned and in mapped memory of the peer, which accesses this
+            // word only by atomics.
             unsafe { there.cast::<AtomicU64>().as_ref() }.store(number, Ordering::Release);
             side.exchange(&[]);
             assert_eq!(side.node.load(ours.at(8)), Ok(35 - number));
@@ -225,7 +227,7 @@ fn any_context_word_of_the_program_is_returned() {
         |mut side| {
             let memory = side.node.alloc(1 << 20).unwrap();
             let request = side.node.post_recv(None, 1, Tag::ZERO, memory.slice(..), u64::MAX).unwrap();
-            // Sent from the node's own copy, whose completion the program does not see.
+            // The node sends a copy, and the program does not see its completion.
             side.node.send(side.peer, 1, &[1; 200_000][..], Notice::Silent).unwrap();
             let sent =
                 side.node.send(side.peer, 2, memory.slice(..100_000), Notice::Report(u64::MAX)).unwrap();
@@ -295,7 +297,7 @@ fn a_peer_that_dialled_again_is_connected_by_its_last_link() {
     for first in [0, 1] {
         let [x, y] = &mut nodes;
         let (x, y) = if first == 0 { (x, y) } else { (y, x) };
-        // Keeps accepting connections.
+        // This node keeps accepting connections.
         let nobody = y.connect(silent.address()).unwrap();
         let drive = |x: &mut Node, y: &mut Node, peer| {
             let deadline = Instant::now() + SOON;
@@ -306,7 +308,7 @@ fn a_peer_that_dialled_again_is_connected_by_its_last_link() {
             }
         };
         let mut at_x = x.connect(y.address()).unwrap();
-        // The one with the smaller id dials, whether or not the other has connected.
+        // The node with the smaller id dials, whether or not the other has connected.
         if id(x) < id(y) {
             drive(x, y, at_x);
             x.disconnect(at_x).unwrap();
@@ -348,7 +350,7 @@ fn a_call_waiting_for_room_detects_the_death_of_its_peer() {
                 side.exchange(&[]);
                 let Side { mut node, peer, rank, receive, send } = side;
                 if rank == 1 {
-                    // Ends without a Bye, once the other side has no room left to send.
+                    // Ends without a Bye once the other side has no more room to send.
                     receive.recv().unwrap();
                     std::thread::sleep(Duration::from_millis(100));
                     return;

@@ -1,6 +1,6 @@
-//! Device memory through [`Node`], between real processes and with peers that do not reach it. Host
-//! memory stands in for the device. `FISHPLATE_TEST_GPU=cuda` uses the first CUDA device instead,
-//! as `tests/cuda-fake.sh` does.
+//! Device memory through [`Node`], between real processes and with peers that cannot access it.
+//! Host memory replaces device memory. `FISHPLATE_TEST_GPU=cuda` uses the first CUDA device
+//! instead, as `tests/cuda-fake.sh` does.
 
 use std::env;
 use std::process::{Child, Command, Stdio};
@@ -21,10 +21,10 @@ use super::{SOON, Way, builder, fake, two};
 
 pub const LEN: usize = 300_000;
 
-/// Payloads that the processor stores, that the device copies, and of whole chunks and more.
+/// Lengths for stores by the processor, for copies by the device, and for one or more whole chunks.
 const SIZES: [usize; 7] = [1, 8, 1000, 4096, 4097, 65_536, LEN];
 
-/// Names the variable that tells a child process where to meet its parent.
+/// Variable that tells a child process where to meet its parent.
 const PLACE: &str = "FISHPLATE_TEST_PLACE";
 
 pub fn device() -> Gpu {
@@ -40,12 +40,12 @@ fn open() -> Node {
     builder().fabric(Fabric::Off).gpu(device()).open().unwrap()
 }
 
-/// A process of a test that has met the other.
+/// One process of a test, connected to the other.
 struct Process {
     node: Node,
     peer: PeerId,
     job: Job,
-    /// At the parent: the other process.
+    /// The child process, in the parent.
     child: Option<Child>,
     device: Memory,
     words: Memory,
@@ -54,7 +54,7 @@ struct Process {
 }
 
 impl Process {
-    /// Starts the other process with only the test of this name, or is that process.
+    /// Starts the other process, which runs only the test of this name; or returns as that process.
     fn new(test: &str) -> Process {
         let place = env::var(PLACE).ok();
         let child = place.is_none().then(|| {
@@ -90,7 +90,7 @@ impl Process {
         seen
     }
 
-    /// Waits for the outcome of a reported operation.
+    /// Waits for an operation that reports its completion, and returns its outcome.
     fn end(&mut self, issued: Issued) -> Outcome {
         let Issued::Pending(token) = issued else { return Outcome::Done };
         let end = Instant::now() + SOON;
@@ -99,13 +99,13 @@ impl Process {
             if let Some(completion) = self.node.test(token).unwrap() {
                 return completion.outcome;
             }
-            // Also checks that the peer is alive.
+            // This call also checks that the peer is alive.
             self.node.peer_error(self.peer).unwrap();
             assert!(Instant::now() < end, "it does not complete");
         }
     }
 
-    /// Closes both nodes in good order.
+    /// Closes this node, after both have finished.
     fn close(mut self) {
         self.barrier();
         self.node.close(SOON).unwrap();
@@ -195,7 +195,7 @@ fn freed_memory_refuses_puts_and_the_peer_stays() {
         own.node.free(own.device).unwrap();
         own.barrier();
         own.barrier();
-        // Memory that a peer has closed returns to the device.
+        // The memory returns to the device once the peer has closed it.
         own.device = own.node.alloc_device(LEN).unwrap();
     } else {
         own.fill(&[5; 8192]);
@@ -243,7 +243,7 @@ fn a_killed_process_invalidates_only_its_own_device_memory() {
     assert_eq!(own.node.peer_error(own.peer), Ok(Some(PeerError::Died)));
     assert_eq!(put(&mut own), Err(OpError::PeerFailed(PeerError::Died)));
     own.node.disconnect(own.peer).unwrap();
-    // The free does not wait for the dead process that had it open.
+    // The free does not wait for the dead process that had imported the memory.
     own.node.free(own.device).unwrap();
     let address = own.node.address().to_vec();
     let me = own.node.connect(&address).unwrap();
@@ -266,11 +266,11 @@ fn device_memory_of_a_closed_node_refuses_puts() {
             let theirs = side.node.import(side.peer, handle).unwrap();
             side.exchange(&[]);
             if side.rank == 0 {
-                // The other side only makes progress.
+                // The other side only makes progress until the end.
                 assert_eq!(side.node.close(SOON), Ok(()));
                 side.send.send(vec![]).unwrap();
             } else {
-                // It may have ended by then, so nothing is sent to it.
+                // Nothing is sent to the other side, because it may have ended.
                 while side.receive.try_recv() == Err(std::sync::mpsc::TryRecvError::Empty) {
                     side.node.progress();
                 }
@@ -298,13 +298,13 @@ fn a_node_without_a_device_has_and_reaches_no_device_memory() {
     let (inbox, outbox, device) = (plain.alloc(64).unwrap(), gpu.alloc(64).unwrap(), gpu.alloc_device(LEN));
     let device = device.unwrap();
     let handles = [plain.handle(inbox).unwrap(), gpu.handle(outbox).unwrap(), gpu.handle(device).unwrap()];
-    // Both wait for the connection, so one of them runs in a thread of its own.
+    // Both wait for the connection, so one of them needs its own thread.
     let (sent, received) = thread::scope(|scope| {
         let plain_side = scope.spawn(|| {
             let theirs = plain.import(there, &handles[1]).unwrap();
             assert_eq!(plain.import(there, &handles[2]), Err(Error::NoGpuRail(there)));
             plain.signal(Signal::set(theirs.at(0), 7), Notice::Silent).unwrap();
-            // Messages from the device arrive, and short ones to it.
+            // Messages from device memory arrive, and short messages arrive in device memory.
             for len in [64, LEN] {
                 let mut got = vec![0; len];
                 plain.recv(Some(there), len as u64, Tag::ZERO, &mut got, SOON).unwrap();
@@ -318,7 +318,7 @@ fn a_node_without_a_device_has_and_reaches_no_device_memory() {
         let theirs = gpu.import(here, &handles[0]).unwrap();
         assert!(!gpu.reach(here).unwrap().gpu && gpu.reach(here).unwrap().shared_memory);
         let received = gpu.wait(outbox.at(0), Cmp::Eq, 7, Some(here), SOON);
-        // The peer is not told of more allocations either.
+        // The peer is not notified of later allocations either.
         gpu.alloc_device(64).unwrap();
         // Device memory cannot be put to it.
         let issued = gpu.put(device.slice(..), theirs.at(0), Notice::Report(0));
@@ -352,8 +352,8 @@ fn device_ptr_works_for_device_memory_only() {
     assert_eq!(node.device_ptr(device.at(4000)), Ok(start.at(4000)));
     assert_eq!(node.device_ptr(device.at(4097)), Err(Error::Op(beyond)));
     assert_eq!(node.device_ptr(host.at(0)), Err(Error::Device(DeviceError::NotDeviceMemory)));
-    // Memory registered by its address is the same memory. SAFETY: inside an allocation that
-    // outlives it.
+    // Memory registered by its address is the same memory. SAFETY: the range lies inside an
+    // allocation that outlives the registration.
     let part = unsafe { node.register_device(start.at(1024), 1024) }.unwrap();
     assert_eq!(node.device_ptr(part.at(8)), Ok(start.at(1032)));
     node.write_device(part.at(8), &[7; 16]).unwrap();
@@ -371,7 +371,7 @@ fn device_ptr_works_for_device_memory_only() {
 
 #[test]
 fn a_peer_that_leaves_during_the_agreement_is_connected_again() {
-    // A pass that looks for peers.
+    // Makes a pass that also checks for peers.
     let look = |node: &mut Node| {
         thread::sleep(Duration::from_micros(60));
         (0..16).for_each(|_| _ = node.progress());
@@ -396,7 +396,7 @@ fn a_peer_that_leaves_during_the_agreement_is_connected_again() {
             assert!(Instant::now() < end, "{looks}: they do not connect");
             look(&mut dials);
             look(&mut waits);
-            // It had connected the peer before that left, and sees the Bye.
+            // The peer connected before it left, so this node sees its Bye.
             if dials.peer_error(there).unwrap().is_some() {
                 dials.disconnect(there).unwrap();
                 there = dials.connect(waits.address()).unwrap();
@@ -413,7 +413,8 @@ fn a_peer_without_room_for_the_link_is_dialled_again() {
     let open = || builder().fabric(Fabric::Off).gpu(device()).limits(limits).open().unwrap();
     let mut nodes = [open(), open(), open(), open()];
     nodes.sort_by_key(|node| u64::from_le_bytes(node.address()[6..14].try_into().unwrap()));
-    // The smaller ids dial. The last node keeps one link for a peer that was not connected yet.
+    // The nodes with smaller ids dial. The last node keeps one connection for a peer that it has
+    // not connected yet.
     let [silent, mut first, mut dials, mut waits] = nodes;
     let nobody = waits.connect(silent.address()).unwrap();
     let there = dials.connect(waits.address()).unwrap();
@@ -512,7 +513,7 @@ fn libfabric_without_fi_hmem_refuses_gpu_memory() {
 
 #[test]
 fn messages_arrive_from_memory_not_yet_announced() {
-    // A socket holds some hundred announcements.
+    // A socket's buffer holds only a few hundred announcements.
     let limits = Limits { locals: 1000, ..Limits::DEFAULT };
     for on_device in [true, false] {
         let mut a = builder().fabric(Fabric::Off).gpu(device()).limits(limits).open().unwrap();
@@ -536,7 +537,7 @@ fn messages_arrive_from_memory_not_yet_announced() {
         let request = b.post_recv(Some(a_at_b), 1, Tag::ZERO, into.slice(..), 0).unwrap();
         a.send(b_at_a, 1, from.slice(..), Notice::Silent).unwrap();
         let status = loop {
-            // Announcements that do not fit the socket are sent by waits; this call acts like one.
+            // Waits send announcements that do not fit the socket. This call does the same.
             assert_eq!(a.peer_error(b_at_a), Ok(None));
             b.progress();
             if let Some(status) = b.test_recv(request).unwrap() {
@@ -557,7 +558,7 @@ fn messages_arrive_from_memory_not_yet_announced() {
     }
 }
 
-/// Counts with the words of both devices, and waits for them.
+/// Signals and adds on words in both devices, and waits for them.
 #[test]
 fn signals_and_atomics_on_words_of_a_device_between_two_processes() {
     const ROUNDS: u64 = 50;
@@ -570,7 +571,7 @@ fn signals_and_atomics_on_words_of_a_device_between_two_processes() {
     for (round, len) in (1..=ROUNDS).zip(SIZES.into_iter().cycle()) {
         let len = len.min(LEN - 64);
         own.node.write_device(from.at(0), &pattern(me + round as usize, len)).unwrap();
-        // In turn set and added to.
+        // Sets and adds in alternation.
         let signal = match round % 2 {
             0 => Signal::set(own.theirs.at(8), round),
             _ => Signal::add(own.theirs.at(8), 1),
@@ -614,7 +615,7 @@ fn unsupported_device_operations_are_refused() {
     node.close(SOON).unwrap();
 }
 
-/// The addresses of one device mean nothing to the other.
+/// A device's addresses are invalid for another device.
 #[cfg(feature = "cuda")]
 #[test]
 fn devices_of_two_kinds_in_one_process_do_not_reach_each_other() {
@@ -636,7 +637,7 @@ fn devices_of_two_kinds_in_one_process_do_not_reach_each_other() {
     for at in 0..2 {
         match nodes[at].import(peers[at], &handles[1 - at]) {
             Err(_) => {}
-            // Through memory that both reach.
+            // Both reach this memory, so test it.
             Ok(there) => {
                 let written = [at as u8 + 1; 4096];
                 nodes[at].write_device(memory[at].at(0), &written).unwrap();

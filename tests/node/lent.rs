@@ -1,6 +1,5 @@
-//! Device memory that is freed while peers have imported it: peers that only make progress, and
-//! peers that make no call. As in [`gpu`](super::gpu), host memory stands in for the device, or
-//! CUDA is used.
+//! Device memory that is freed while peers have imported it. Some peers only make progress, others
+//! make no calls. As in [`gpu`](super::gpu), host memory replaces device memory, or CUDA is used.
 
 use std::fs;
 use std::ops::Range;
@@ -45,7 +44,7 @@ impl Two {
         }
     }
 
-    /// The second node imports memory of the first.
+    /// Imports memory of the first node at the second.
     fn import(&mut self, memory: &[Memory]) {
         let [a, b] = &mut self.nodes;
         let handles: Vec<_> = memory.iter().map(|memory| a.handle(*memory).unwrap()).collect();
@@ -60,8 +59,9 @@ impl Two {
     }
 }
 
-/// The mapped memory of the stand-in: addresses, and the file's number, which is never reused. For
-/// CUDA the fake driver reports at its end what it still holds: `tests/cuda-fake.sh` checks it.
+/// Returns the mappings of the memory that replaces device memory: addresses, and the file's inode,
+/// which is never reused. For CUDA the fake driver reports leaks at its end, and
+/// `tests/cuda-fake.sh` checks them.
 fn mapped() -> Vec<(Range<u64>, u64)> {
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     let of_memory = maps.lines().filter(|line| line.contains("memfd:"));
@@ -74,7 +74,7 @@ fn mapped() -> Vec<(Range<u64>, u64)> {
     parsed.collect()
 }
 
-/// Returns the file number of this memory.
+/// Returns the inode of this memory's file.
 fn file(node: &mut Node, memory: Memory) -> u64 {
     let at = node.device_ptr(memory.at(0)).unwrap().0;
     mapped().into_iter().find(|(range, _)| range.contains(&at)).unwrap().1
@@ -84,10 +84,10 @@ fn is_mapped(file: u64) -> bool {
     mapped().iter().any(|(_, other)| *other == file)
 }
 
-/// Processor time of this thread.
+/// Returns the processor time of this thread.
 pub(super) fn used() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: fills a structure of ours.
+    // SAFETY: the call fills `time`, which is ours.
     assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) }, 0);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
@@ -135,7 +135,7 @@ fn freed_memory_returns_to_the_device_by_progress_alone() {
                 two.until("", |_| Instant::now() > end);
             }
         }
-        // Dropped together, so that memory still held by the driver was not freed before.
+        // Both are dropped together, so memory that the driver still held was not freed earlier.
     }
 }
 
@@ -145,13 +145,13 @@ fn freeing_stays_cheap_beside_a_peer_that_makes_no_call() {
         println!("SKIPPED a peer that makes no call: its worker does");
         return;
     }
-    // Other load disturbs some attempts; a cost that grows shows in all.
+    // Other load slows some attempts down. A cost that really grows shows in all attempts.
     let dear: Vec<_> =
         (0..5).map(|_| cost_of_freeing()).take_while(|[first, last]| *last >= 4 * *first).collect();
     assert!(dear.len() < 5, "60 blocks first, and beside 320 that were freed: {dear:?}");
 }
 
-/// What 60 blocks cost at first, and beside 320 that were freed.
+/// Returns the cost of freeing 60 blocks: at first, and after 320 others were freed.
 fn cost_of_freeing() -> [Duration; 2] {
     let mut two = Two::new();
     let node = &mut two.nodes[0];

@@ -1,8 +1,9 @@
-//! Random histories of two nodes: they connect in any order, exchange data, disconnect with
-//! operations in flight, and connect again, under the same addresses or new ones. Both run in one
+//! Random histories of two nodes. The nodes connect in any order, exchange data, disconnect with
+//! operations in flight, and connect again, with the same addresses or new ones. Both run in one
 //! thread, so the seed determines everything.
 //!
-//! `FISHPLATE_SEED=n` runs one history over each kind of rail, `FISHPLATE_SEEDS=n` that many.
+//! `FISHPLATE_SEED=n` runs the history with that seed over each kind of rail, `FISHPLATE_SEEDS=n`
+//! runs n histories.
 
 #[path = "../../core/tests/support/mod.rs"]
 #[allow(unused, reason = "this uses its random numbers and seeds alone")]
@@ -20,7 +21,7 @@ use fishplate_testing::fabric::{Fake, Persona};
 use super::{SOON, fake};
 use behaviour::{Random, seeds};
 
-/// Bytes of each region. The first word is for signals, the second for counting.
+/// Size of each region in bytes. The first word is for signals, the second for atomics.
 const SIZE: usize = 64 << 10;
 
 /// Offset of the payloads.
@@ -29,16 +30,17 @@ const PAYLOAD: u64 = 64;
 struct End {
     node: Node,
     memory: Memory,
-    /// The other node, and its memory.
+    /// The other node as a peer, and its imported memory.
     peer: PeerId,
     theirs: Remote,
 }
 
 struct Life {
     random: Random,
-    /// The provider, if the nodes connect over one.
+    /// The provider, if the nodes do not use shared memory.
     fake: Option<Fake>,
-    /// Never answers. A node that waits for it is still connecting when it connects to the other.
+    /// A node that never answers. A node that waits for it is still connecting when it connects to
+    /// the other.
     silent: Node,
     word: u64,
     lost_in_flight: u32,
@@ -57,7 +59,7 @@ impl Life {
             Some(provider) => fake(provider, [&["cxi0"][..], &["cxi1", "cxi2"]][rank]),
             None => super::builder().fabric(Fabric::Off),
         };
-        // Two nodes with devices have more to agree on.
+        // Two nodes with devices exchange more when they connect.
         let builder = if self.random.below(2) == 0 { builder } else { builder.gpu(Gpu::StandIn) };
         let mut node = builder.limits(limits).patience(Duration::ZERO).open().unwrap();
         if self.random.below(2) == 0 {
@@ -73,7 +75,7 @@ impl Life {
         }
     }
 
-    /// Both ends connect in either order, and import each other's memory.
+    /// Connects both ends in either order, and imports each other's memory.
     fn meet(&mut self, mut ends: [Alone; 2]) -> [End; 2] {
         let mut peers = [None; 2];
         let first = self.random.below(2) as usize;
@@ -105,7 +107,7 @@ impl Life {
         })
     }
 
-    /// One operation of one end, with its effect at the other.
+    /// Runs one operation of one end, and checks its effect at the other.
     fn step(&mut self, ends: &mut [End; 2]) {
         let from = self.random.below(2) as usize;
         let len = [0, 8, 3000, 20_000][self.random.below(4) as usize];
@@ -116,7 +118,7 @@ impl Life {
             0 => {
                 let theirs = ends[from].theirs;
                 let signal = Signal::set(theirs.at(0), word);
-                // Streams of bytes are sent in pieces, and a refusal may leave some of them sent.
+                // A byte slice is sent in pieces, and a refused call may have sent some of them.
                 eventually(ends, |ends| {
                     ends[from].node.put_signal(&bytes[..], theirs.at(PAYLOAD), signal, Notice::Silent)
                 });
@@ -167,7 +169,7 @@ impl Life {
                 assert_eq!(got, bytes);
             }
             _ => {
-                // Whether or not the wait expires, the operation is executed once.
+                // The operation is executed once, whether or not the wait expires.
                 let at = ends[from].theirs.at(8);
                 let before = ends_word(&ends[1 - from]);
                 match ends[from].node.fetch_add(at, 1, Duration::ZERO) {
@@ -200,7 +202,7 @@ impl Life {
         }
     }
 
-    /// Both ends remove each other, or one is replaced by a new node.
+    /// Both ends disconnect, or one is replaced by a new node.
     fn part(&mut self, ends: [End; 2]) -> [Alone; 2] {
         let first = self.random.below(2) as usize;
         let how = self.random.below(3);
@@ -212,7 +214,7 @@ impl Life {
                 drop(end);
                 alone[rank] = Some(self.open(rank));
             } else if how == 1 && rank == first {
-                // The other makes no progress now, so nobody answers.
+                // The other end makes no progress now, so nobody answers.
                 _ = end.node.close(Duration::ZERO);
                 alone[rank] = Some(self.open(rank));
             } else {

@@ -1,5 +1,5 @@
-//! [`Node`] as programs use it: over shared memory, over libfabric's tcp, and to itself. Without a
-//! worker; `tests/node_worker.rs` runs the same tests with one.
+//! [`Node`] as programs use it: over shared memory, over libfabric's tcp, and with itself as peer.
+//! These tests run without a worker; `tests/node_worker.rs` runs them with one.
 
 mod atomics;
 mod descriptor;
@@ -28,10 +28,10 @@ use fishplate::worker::Options;
 use fishplate::{Node, PeerId};
 use fishplate_testing::fabric::Fake;
 
-/// Whether nodes have workers.
+/// True if nodes have workers.
 const WORKER: bool = matches!(env!("CARGO_CRATE_NAME").as_bytes(), b"node_worker");
 
-/// Settings of every node here.
+/// Returns a builder with the settings of every node here.
 pub(crate) fn builder() -> Builder {
     match WORKER {
         true => Node::builder().worker(Options::default()),
@@ -39,18 +39,18 @@ pub(crate) fn builder() -> Builder {
     }
 }
 
-/// Longest wait of a test.
+/// Maximum wait of a test.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 
-/// How two nodes of a test reach each other.
+/// The transport between two nodes of a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     SharedMemory,
-    /// This many rails of libfabric's tcp at each end.
+    /// libfabric's tcp, with this many rails at each end.
     Tcp(usize, usize),
 }
 
-/// All ways that this machine supports.
+/// Returns all transports that this machine supports.
 pub(crate) fn ways() -> Vec<Way> {
     let tcp = tcp(1).open();
     if let Err(error) = &tcp {
@@ -66,7 +66,7 @@ fn tcp(rails: usize) -> Builder {
     builder().settings(settings).fabric(Fabric::Required).shared_memory(false)
 }
 
-/// Over these interfaces of a provider inside the process.
+/// Returns a builder for these interfaces of a provider inside the process.
 fn fake(provider: &Fake, interfaces: &[&str]) -> Builder {
     let interfaces = interfaces.iter().map(|name| (*name).to_owned()).collect();
     let settings = Settings { providers: vec!["cxi".into()], interfaces, ..Settings::DEFAULT };
@@ -86,7 +86,7 @@ impl Way {
 pub(crate) struct Side {
     pub(crate) node: Node,
     pub(crate) peer: PeerId,
-    /// 0 or 1.
+    /// Rank of this side: 0 or 1.
     pub(crate) rank: usize,
     pub(crate) send: Sender<Vec<u8>>,
     pub(crate) receive: Receiver<Vec<u8>>,
@@ -106,7 +106,7 @@ impl Side {
     }
 }
 
-/// Runs both sides of a program, each in a thread of its own.
+/// Runs both sides of a program, each in its own thread.
 pub(crate) fn two(way: Way, change: impl Fn(Builder) -> Builder + Sync, program: impl Fn(Side) + Sync) {
     let (to_first, from_second) = channel();
     let (to_second, from_first) = channel();

@@ -1,4 +1,4 @@
-//! Connecting peers: in any order, with any kind of wait, and repeatedly.
+//! Connects peers in any order, with any kind of wait, and repeatedly.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -16,15 +16,15 @@ fn open(limits: Limits) -> Node {
     super::builder().fabric(Fabric::Off).limits(limits).open().unwrap()
 }
 
-/// Two nodes: the first dials the second.
+/// Opens two nodes, of which the first dials the second.
 fn pair(limits: [Limits; 2]) -> [Node; 2] {
     let mut nodes = limits.map(open);
     nodes.sort_by_key(|node| u64::from_le_bytes(node.address()[6..14].try_into().unwrap()));
     nodes
 }
 
-/// Connects a node by `poll` alone to another node that waits; once as the dialling side and once
-/// as the other.
+/// Connects a node, which calls only `poll`, to another node that waits. Runs once with the node as
+/// the dialling side and once as the other.
 fn met_by(poll: impl Fn(&mut Node, PeerId) -> bool) {
     for turned in [false, true] {
         let mut nodes = pair([Limits::DEFAULT; 2]);
@@ -64,7 +64,7 @@ fn a_program_that_only_polls_connects_its_peers() {
         node.quiet_all(Duration::ZERO).unwrap();
         node.reach(peer).unwrap().shared_memory
     });
-    // A program that computes between its calls, or waits at a barrier.
+    // Like a program that computes between its calls, or that waits at a barrier.
     met_by(|node, peer| {
         thread::sleep(Duration::from_millis(1));
         node.progress();
@@ -81,7 +81,7 @@ fn nodes_with_different_limits_connect() {
     }
 }
 
-/// Connects both, and sends a signal each way.
+/// Connects both nodes, and sends a signal each way.
 fn both_talk([a, b]: &mut [Node; 2]) {
     let (to_a, to_b) = (a.address().to_vec(), b.address().to_vec());
     let (b_at_a, a_at_b) = (a.connect(to_b).unwrap(), b.connect(to_a).unwrap());
@@ -119,7 +119,7 @@ fn peers_that_removed_each_other_connect_again() {
         let (b_at_a, a_at_b) = (a.connect(&to_b).unwrap(), b.connect(&to_a).unwrap());
         let few = |node: &mut Node| (0..100).for_each(|_| _ = node.progress());
         match round % 6 {
-            // One after the other, with or without a pause.
+            // One node disconnects after the other, with or without a pause.
             0 => {
                 a.disconnect(b_at_a).unwrap();
                 b.disconnect(a_at_b).unwrap();
@@ -129,7 +129,7 @@ fn peers_that_removed_each_other_connect_again() {
                 few(a);
                 a.disconnect(b_at_a).unwrap();
             }
-            // One connects and disconnects again before the other has connected.
+            // One node connects and disconnects again before the other has connected.
             2 | 3 => {
                 let [(one, other, to), (two, first, _)] = match round % 6 {
                     2 => [(&mut *a, b_at_a, &to_b), (&mut *b, a_at_b, &to_a)],
@@ -145,7 +145,7 @@ fn peers_that_removed_each_other_connect_again() {
                 one.connect(to).unwrap();
                 two.disconnect(first).unwrap();
             }
-            // The other polls for another peer meanwhile, and so answers early.
+            // The other node polls for another peer meanwhile, and so answers early.
             _ => {
                 let [(one, other, to), (two, first, _)] = match round % 6 {
                     4 => [(&mut *a, b_at_a, &to_b), (&mut *b, a_at_b, &to_a)],
@@ -163,7 +163,7 @@ fn peers_that_removed_each_other_connect_again() {
                         two.progress();
                     }
                 }
-                // Connects again before the peer notices.
+                // Connects again before the peer notices the disconnect.
                 let now = one.connect(to).unwrap();
                 one.disconnect(now).unwrap();
                 one.connect(to).unwrap();
@@ -203,10 +203,10 @@ fn many_absent_peers_delay_no_other() {
     for _ in 0..10_000 {
         node.progress();
     }
-    // Dialling all of them continuously would take 13 s or more.
+    // Dialling all peers continuously would take at least 13 s of processor time.
     let used = used() - before;
     assert!(used < Duration::from_secs(6), "{used:?}");
-    // A peer that does answer is connected despite the others.
+    // A peer that answers is connected despite the others.
     let mut other = open(Limits::DEFAULT);
     let (to_node, to_other) = (node.address().to_vec(), other.address().to_vec());
     let peer = node.connect(to_other).unwrap();
@@ -238,7 +238,7 @@ fn a_program_that_only_waits_connects_its_peer() {
     other.join().unwrap();
 }
 
-/// Every process of the host can list the names of its sockets.
+/// Every process of the host can list the names of sockets.
 #[test]
 fn knowing_the_socket_names_of_two_nodes_does_not_allow_posing_as_one() {
     let [mut a, mut b] = pair([Limits::DEFAULT; 2]);
@@ -250,7 +250,7 @@ fn knowing_the_socket_names_of_two_nodes_does_not_allow_posing_as_one() {
     let profile = ShmRail::new(host, config).unwrap().profile();
     let name = format!("@fishplate-{:016x}", door(&to_b));
     thread::scope(|scope| {
-        // It dials first, and waits for the outcome.
+        // The stranger dials first, and waits for the outcome.
         let stranger = scope.spawn(|| connect(&name, &profile, Instant::now() + SOON));
         let peer = b.connect(&to_a).unwrap();
         let end = Instant::now() + Duration::from_millis(300);

@@ -1,4 +1,4 @@
-//! Misuse by a program is an error that names it, never undefined behaviour.
+//! Misuse by a program returns an error that names it, and is never undefined behaviour.
 
 use std::time::{Duration, Instant};
 
@@ -28,11 +28,11 @@ fn invalid_addresses_are_refused() {
     let other = super::builder().fabric(Fabric::Off).settings(settings).open().unwrap();
     let differs = Error::Differs { what: "window", theirs: 64, ours: 128 };
     assert_eq!(node.connect(other.address()), Err(differs));
-    // An address of another host that no rail reaches.
+    // An address of another host, which no rail reaches.
     let mut elsewhere = alone().address().to_vec();
     elsewhere[22] ^= 1;
     assert_eq!(node.connect(&elsewhere), Err(Error::NoRail));
-    // The refused addresses used no table entries.
+    // The refused addresses have used no table entries.
     assert!(node.connect(&good).is_ok());
 }
 
@@ -60,10 +60,10 @@ fn a_peer_that_never_connects_is_named_at_the_deadline() {
 #[test]
 fn a_peer_that_refuses_for_good_is_reported_and_not_dialled_again() {
     let mut node = alone();
-    // The id of a node, after magic and version. The node with the smaller one dials.
+    // A node's id follows magic and version in its address. The node with the smaller id dials.
     let mut address = node.address().to_vec();
     address[6..14].copy_from_slice(&[u8::MAX; 8]);
-    // Its socket, which no other run of the tests has.
+    // The id of a socket that no other run of the tests uses.
     let door = u64::MAX / 2 - u64::from(std::process::id());
     address[14..22].copy_from_slice(&door.to_le_bytes());
     let listener = Listener::bind(format!("@fishplate-{door:016x}")).unwrap();
@@ -127,7 +127,7 @@ fn memory_that_is_freed_foreign_or_too_short_is_an_error() {
     assert_eq!(node.put(&bytes, there.at(0), Notice::Report(1)), Err(OpError::Unreported));
     assert!(node.signal(Signal::set(there.at(3), 1), Notice::Silent).is_err());
     assert!(node.wait(memory.at(8192), Cmp::Eq, 1, None, SOON).is_err());
-    // This process itself has imported it.
+    // This process has imported the memory.
     assert!(matches!(node.free(memory), Err(Error::Attach(AttachError::InUse(_)))));
     node.release(there).unwrap();
     assert!(node.release(there).is_err());
@@ -151,10 +151,10 @@ fn a_closing_node_is_not_reported_dead_and_its_last_message_arrives() {
                     let handle = side.node.handle(memory).unwrap();
                     let handle = side.exchange(&handle);
                     let there = side.node.import(side.peer, handle).unwrap();
-                    // The first to leave frees its memory.
+                    // The first side to leave frees its memory.
                     side.exchange(&[]);
                     if side.rank == first {
-                        // Without a quiet, and the last message right before the end.
+                        // Sends without a quiet, and sends the last message right before the end.
                         for _ in 0..10 {
                             side.node.put(memory.slice(64..90_000), there.at(64), Notice::Silent).unwrap();
                         }
@@ -195,10 +195,10 @@ fn an_unanswered_close_names_the_peer() {
                 side.exchange(&[]);
                 let Side { node, peer, rank, send, receive } = side;
                 if rank == 0 {
-                    // The other side has finished its exchange, and makes no progress.
+                    // The other side has finished its exchange, and makes no more progress.
                     receive.recv().unwrap();
                     let closed = node.close(Duration::from_millis(100));
-                    // A worker answers even if its program makes no call.
+                    // A worker answers even if its program makes no calls.
                     assert!(
                         WORKER && closed.is_ok()
                             || matches!(closed, Err(Error::Unfinished(left)) if left.peer == peer && left.peers == 1),
@@ -235,7 +235,7 @@ fn a_node_can_be_dropped_with_everything_in_flight() {
                     let sent = side.node.send(side.peer, tag, memory.slice(..100_000), Notice::Silent);
                     let put = side.node.put(memory.slice(..), there.at(0), Notice::Silent);
                     let Err(refusal) = sent.and(put.map_err(Error::Op)) else { continue };
-                    // A worker may detect that the other side is gone.
+                    // With a worker, the node may already know that the other side is gone.
                     let gone = WORKER && matches!(refusal, Error::Op(OpError::PeerFailed(_)));
                     assert!(gone || refusal == OpError::Again.into(), "{refusal}");
                     break;

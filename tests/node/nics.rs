@@ -1,5 +1,5 @@
-//! Device memory of a node over libfabric, between nodes that share no memory. As in
-//! [`gpu`](super::gpu), host memory stands in for the device and works with any provider.
+//! Device memory of a node over libfabric, between nodes without shared memory. As in
+//! [`gpu`](super::gpu), host memory replaces device memory, which works with any provider.
 //! `FISHPLATE_TEST_GPU=cuda` uses CUDA, which works with providers that have `FI_HMEM`.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,10 +15,10 @@ use fishplate_testing::fabric::{Fake, Persona};
 use super::gpu::{LEN, device, pattern};
 use super::{Builder, SOON, Side, Way, fake, two, ways};
 
-/// Lengths that a provider copies at once, and lengths that are striped over all rails.
+/// Lengths that a provider injects, and lengths that are striped over all rails.
 const SIZES: [usize; 6] = [1, 8, 1000, 4097, 65_536, LEN];
 
-/// A network whose NICs reach device memory.
+/// Creates a network whose NICs access device memory.
 fn network(seed: u64) -> Fake {
     let provider = Fake::new(Persona::cxi().with_devices(), seed);
     #[cfg(feature = "cuda")]
@@ -28,8 +28,8 @@ fn network(seed: u64) -> Fake {
     provider
 }
 
-/// Runs a program over this many rails of a simulated network, and over real providers that accept
-/// device memory.
+/// Runs a program over rails of a simulated network, and over real providers that accept device
+/// memory.
 fn over_nics(change: impl Fn(Builder) -> Builder + Sync, program: impl Fn(Side) + Sync) {
     for (seed, rails) in [(1, 1), (2, 4)] {
         println!("{rails} simulated rails, seed {seed}");
@@ -46,7 +46,7 @@ fn over_nics(change: impl Fn(Builder) -> Builder + Sync, program: impl Fn(Side) 
     }
 }
 
-/// A side's memory, and its imports of the other's.
+/// The memory of a side, and its imports of the other side's memory.
 struct Memories {
     device: Memory,
     host: Memory,
@@ -91,7 +91,7 @@ fn puts_and_gets_reach_device_memory_on_another_host() {
                     seen(&mut side, device, len) == pattern(1 - side.rank + round, len),
                     "{len} bytes put"
                 );
-                // Back to the device of origin, whose contents have changed.
+                // Gets the data back to its source, whose contents have changed.
                 side.node.quiet(side.peer, SOON).unwrap();
                 side.node.write_device(from.at(0), &vec![0; len]).unwrap();
                 side.node.get(from.slice(..len), their_device.at(0), Notice::Silent).unwrap();
@@ -99,7 +99,7 @@ fn puts_and_gets_reach_device_memory_on_another_host() {
                 assert!(seen(&mut side, from, len) == pattern(side.rank + round, len), "{len} bytes got");
                 side.exchange(&[]);
             }
-            // Words in the device.
+            // Signals and atomics on words in the device.
             side.node.write_device(device.at(0), &[0; 16]).unwrap();
             side.exchange(&[]);
             for n in 1..=20 {
@@ -169,7 +169,7 @@ fn a_put_to_freed_device_memory_fails() {
 
 #[test]
 fn a_node_without_a_device_accesses_device_memory_of_a_peer() {
-    // Every other node has a device.
+    // Alternates between nodes with and without a device.
     let turn = AtomicBool::new(false);
     over_nics(
         |builder| if turn.fetch_xor(true, Ordering::Relaxed) { builder } else { builder.gpu(device()) },
@@ -218,7 +218,8 @@ mod cuda {
     use super::super::{SOON, fake};
     use super::network;
 
-    /// A machine with four NICs: two below each of two root complexes, one of which has the GPU.
+    /// Describes a machine with four NICs: two below each of two root complexes, one of which has
+    /// the GPU.
     fn machine(gpu: PciAddress, near: usize) -> Machine {
         let path = |root: usize, address: PciAddress| {
             PciPath::parse(Path::new(&format!("/sys/devices/pci{root:04x}:00/{address}")))
@@ -252,7 +253,7 @@ mod cuda {
         assert_eq!(used(machine(address, 0), &[]), ["cxi0", "cxi1"]);
         assert_eq!(used(machine(address, 1), &[]), ["cxi2", "cxi3"]);
         assert_eq!(used(machine(address, 1), &["cxi0", "cxi3"]), ["cxi0", "cxi3"]);
-        // The machine does not list the GPU: all NICs are equally far.
+        // The machine does not list the GPU, so all NICs are equally far.
         let elsewhere = PciAddress { domain: 9, ..address };
         assert_eq!(used(machine(elsewhere, 1), &[]).len(), 4);
     }
@@ -286,11 +287,11 @@ mod cuda {
         reached.answers.store(i64::MAX, Ordering::Relaxed);
         let refused: Vec<_> = a.rails().iter().filter_map(|rail| a.last_error(rail.id)).collect();
         assert_eq!(refused.len(), 1, "one NIC has refused: {refused:?}");
-        // In both directions, short and striped.
+        // Transfers in both directions, short and striped.
         let pattern: Vec<u8> = (0..LEN).map(|at| ((at * 7) >> 3) as u8 | 1).collect();
         a.write_device(memory.at(0), &pattern).unwrap();
         for (n, len) in [512, LEN, 512, 4096, 512, 512, 512].into_iter().enumerate() {
-            // Puts are unordered, so each has its own place.
+            // Puts are unordered, so each has a separate target range.
             let at = if len == LEN { LEN } else { n * 8192 };
             a.put(memory.slice(..len), remote.at(at as u64), Notice::Silent).unwrap();
         }
@@ -322,11 +323,11 @@ mod cuda {
         }
     }
 
-    /// The first device, as the NICs of a network see it.
+    /// The first device, as seen by the NICs of a network.
     #[derive(Debug)]
     pub struct Reached {
         handles: Mutex<Handles>,
-        /// How many `device_of` questions are still answered.
+        /// Number of `device_of` queries that are still answered.
         answers: AtomicI64,
     }
 
@@ -358,7 +359,7 @@ mod cuda {
         }
 
         fn write(&self, at: u64, bytes: &[u8]) {
-            // SAFETY: `device_of` has found it.
+            // SAFETY: the NIC writes only where `device_of` has found device memory.
             unsafe {
                 self.handles.lock().unwrap().direct.write_device(DevicePtr(at), Untrusted::from_slice(bytes))
             }
@@ -366,7 +367,7 @@ mod cuda {
         }
 
         fn read(&self, at: u64, into: &mut [u8]) {
-            // SAFETY: as above.
+            // SAFETY: the NIC reads only where `device_of` has found device memory.
             unsafe { self.handles.lock().unwrap().direct.read_device(DevicePtr(at), into) }.unwrap();
         }
     }

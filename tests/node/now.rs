@@ -1,4 +1,4 @@
-//! Lists that are moved at once.
+//! Lists of ranges that are moved at once.
 
 use std::ptr::NonNull;
 
@@ -23,7 +23,7 @@ fn a_list_has_moved_when_the_call_returns_or_is_left_alone() {
 fn program(way: Way, private: bool, mut side: Side) {
     let mut own = vec![side.rank as u64 + 1; LEN / 8];
     let memory = match private {
-        // SAFETY: outlives the node, and is only read through it.
+        // SAFETY: the memory outlives the node, and nothing else accesses it meanwhile.
         true => unsafe { side.node.register(NonNull::from(&mut own[..]).cast(), LEN) },
         false => side.node.alloc(LEN),
     };
@@ -34,7 +34,7 @@ fn program(way: Way, private: bool, mut side: Side) {
     let flag = side.exchange(&flag);
     let Side { node, peer, rank, .. } = &mut side;
     let (there, flag) = (node.import(*peer, handle).unwrap(), node.import(*peer, flag).unwrap());
-    // Each second piece of 100 bytes, to the second half of the peer's memory.
+    // Puts every second piece of 100 bytes to the second half of the peer's memory.
     let source = node.alloc(LEN).unwrap();
     let bytes: Vec<u8> = (0..LEN).map(|at| (at * 7 + at / 255 + *rank) as u8).collect();
     node.write(source.at(0), &bytes).unwrap();
@@ -49,7 +49,7 @@ fn program(way: Way, private: bool, mut side: Side) {
         }
         done += moved.max(1);
     }
-    // What is sent later follows it.
+    // A later signal follows the moved data.
     node.signal(Signal::add(flag.at(0), 1), Notice::Silent).unwrap();
     node.wait(word.at(0), Cmp::Ge, 1, Some(*peer), SOON).unwrap();
     let mut got = vec![0; LEN];
@@ -70,7 +70,7 @@ fn program(way: Way, private: bool, mut side: Side) {
             assert_eq!(got[n * 100..][..100], bytes[n * 200..][..100], "piece {n}, read");
         }
     }
-    // A wrong range is refused if it is the first, and otherwise left.
+    // An invalid range is refused if it comes first. Otherwise the ranges before it are moved.
     let size = LEN as u64;
     let wrong = (source.slice(..100), there.at(size - 99));
     assert_eq!(node.put_now(&[wrong]), Err(OpError::OutOfBounds { offset: size - 99, len: 100, size }));

@@ -1,5 +1,5 @@
-//! The matched queue of a node, with memory that is not registered: messages of any length,
-//! synchronous or not, received in any order, by receives and by claims.
+//! The matched queue of a node with unregistered memory. Messages of any length, synchronous or
+//! not, are received in any order, by receives and by claims.
 
 use std::time::Instant;
 
@@ -86,7 +86,7 @@ fn receives(side: &mut Side, random: &mut Random) {
     }
     for n in order {
         let len = length(n);
-        // Some receives have less room than the message has bytes.
+        // Some receives have less room than the message needs.
         let room = if random.below(8) == 0 { len / 2 } else { len + 9 };
         let mut memory = vec![0xee; room + 16];
         let into = span(&mut memory[8..8 + room]);

@@ -12,7 +12,7 @@ use fishplate_testing::fabric::{Dead, Fake, Persona};
 
 use super::{SOON, builder, fake};
 
-/// Two connected nodes over these interfaces of a provider.
+/// Opens and connects two nodes over these interfaces of a provider.
 fn two(provider: &Fake, interfaces: [&[&str]; 2]) -> ([Node; 2], [PeerId; 2]) {
     let [mut a, mut b] = interfaces.map(|names| fake(provider, names).open().unwrap());
     let (to_a, to_b) = (a.address().to_vec(), b.address().to_vec());
@@ -33,7 +33,7 @@ fn rails_are_listed_with_the_peer_s_rails() {
     );
     let mbit = a.rails()[0].mbit;
     assert!(mbit > 0);
-    // The pairings of both ends must agree.
+    // Both ends must agree on the pairings.
     let (there, mut back) = (a.rail_pairs(b_at_a).unwrap(), b.rail_pairs(a_at_b).unwrap());
     back.sort_by_key(|pair| pair.theirs.0);
     for (at, (there, back)) in there.iter().zip(&back).enumerate() {
@@ -51,7 +51,7 @@ fn no_libfabric_rail_reaches_a_peer_of_this_host() {
     let (mut node, other) = (open(), open());
     let peer = node.connect(other.address()).unwrap();
     assert_eq!((node.rails(), node.rail_pairs(peer)), (&[][..], Ok(vec![])));
-    // It has its own death detection, so this stream is ignored.
+    // The peer has its own death detection, so this stream is ignored.
     let (lifeline, end) = UnixStream::pair().unwrap();
     assert_eq!(node.watch(peer, lifeline), Ok(()));
     drop(end);
@@ -83,7 +83,7 @@ fn a_peer_whose_lifeline_ends_fails_at_once() {
     let inbox = a.alloc(64).unwrap();
     let ends = [0, 1].map(|_| UnixStream::pair().unwrap());
     let [(first, gone), (second, held)] = ends;
-    // The last lifeline replaces the first.
+    // A later lifeline replaces an earlier one.
     a.watch(peer, first).unwrap();
     a.watch(peer, second).unwrap();
     drop(gone);
@@ -136,7 +136,8 @@ fn a_rail_that_loses_a_living_peer_is_named_with_its_error() {
 #[test]
 fn a_rail_taken_out_of_use_goes_unused_until_it_is_enabled_or_both_ends_connect_anew() {
     for worker in [false, true] {
-        // Each end has its own interfaces, so either may lead to the first one of the other end.
+        // Each end has its own interfaces, so either of its rails may pair with the first rail of
+        // the other end.
         let interfaces = [["eth0", "eth1"], ["eth2", "eth3"]];
         let persona = Persona { interfaces: interfaces.concat(), ..Persona::tcp() };
         let provider = Fake::new(persona, 5 + worker as u64);
@@ -180,7 +181,7 @@ fn a_rail_taken_out_of_use_goes_unused_until_it_is_enabled_or_both_ends_connect_
         let errors = a.rail_errors(to_b).unwrap();
         assert_eq!(errors.iter().map(|error| error.rail).collect::<Vec<_>>(), rails[..1]);
         assert_eq!(errors[0].to_string(), format!("rail {} is out of use: it was disabled", rails[0].0));
-        // Until it learns of the failure, the other end may acknowledge over that rail.
+        // Until the other end learns of the failure, it may acknowledge over that rail.
         let deadline = Instant::now() + SOON;
         while b.rail_errors(to_a).unwrap().is_empty() {
             assert!(Instant::now() < deadline, "the other end was not told");
@@ -218,7 +219,7 @@ fn a_rail_taken_out_of_use_goes_unused_until_it_is_enabled_or_both_ends_connect_
     }
 }
 
-/// The addresses of the endpoints of a node, as the fake provider knows them.
+/// Returns the addresses of a node's endpoints, as the fake provider knows them.
 fn endpoints(node: &Node) -> Vec<Vec<u8>> {
     let address = node.address();
     let starts = address.windows(4).enumerate().filter(|(_, word)| *word == b"fake");
@@ -237,7 +238,7 @@ fn processes_that_end_on_different_rails_take_no_rail_from_others() {
                 interfaces: interfaces.map(String::from).into(),
                 ..Default::default()
             };
-            // No worker: it would still run after the test has declared this process dead.
+            // No worker, because it would still run after the test has declared this process dead.
             let node = Node::builder().library(provider.library()).settings(settings);
             node.patience(Duration::ZERO).shared_memory(false).open().unwrap()
         };
@@ -260,7 +261,7 @@ fn processes_that_end_on_different_rails_take_no_rail_from_others() {
                 (0..4).map(import).collect()
             })
             .collect();
-        // Live nodes put and read, long enough for a completion, and make progress.
+        // Live nodes put, get and make progress for long enough to see completions.
         let rounds = |nodes: &mut Vec<Node>, alive: usize, what: &str, done: &dyn Fn(&[Node]) -> bool| {
             let deadline = Instant::now() + SOON;
             while !done(nodes) {
@@ -283,7 +284,7 @@ fn processes_that_end_on_different_rails_take_no_rail_from_others() {
         let failed = |node: &Node| node.stats().rails_failed;
         rounds(&mut nodes, 4, "all have met", &|nodes| nodes.iter().all(|node| node.stats().arrived > 100));
         assert!(nodes.iter().all(|node| failed(node) == 0), "seed {seed}");
-        // The last two nodes end: first one rail of each, a different one, then the others.
+        // The last two nodes end. First a different rail of each ends, then the others.
         let gone: Vec<_> = nodes[2..].iter().map(endpoints).collect();
         assert!(gone.iter().all(|rails| rails.len() == 2), "{gone:?}");
         provider.kill(&gone[0][0]);
@@ -301,7 +302,7 @@ fn processes_that_end_on_different_rails_take_no_rail_from_others() {
             let turn = std::cell::Cell::new(0);
             rounds(&mut nodes, 2, "a turn", &|_| turn.replace(turn.get() + 1) > 10);
         }
-        // Neither has fenced a rail, and both go on over both.
+        // Neither has fenced a rail, and both continue over both rails.
         for (me, to) in [(0, 1), (1, 0)] {
             assert_eq!(nodes[me].rail_errors(peers[me][to].unwrap()), Ok(vec![]), "seed {seed}");
             assert_eq!(nodes[me].address(), addresses[me], "seed {seed}: an endpoint was replaced");

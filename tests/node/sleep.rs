@@ -1,4 +1,4 @@
-//! Which events end the sleep of a node with libfabric rails.
+//! Events that end the sleep of a node with libfabric rails.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,16 +12,16 @@ use super::{SOON, Way, two, ways};
 
 const ROUNDS: u64 = 11;
 
-/// Longer than the early part of a wait, in which sleeps may be short.
+/// Longer than the first phase of a wait, in which sleeps may be short.
 const LATE: Duration = Duration::from_millis(70);
 
-/// Without a wake-up, a sleep lasts 10 ms, so half of the arrivals would wait for 5 ms or more.
+/// Without a wake-up, a sleep lasts 10 ms. Half of the arrivals would then wait for 5 ms or more.
 const WOKEN: Duration = Duration::from_millis(2);
 
-/// Attempts. Other load delays some of them; a missing wake-up delays all.
+/// Number of attempts. Other load delays some of them, a missing wake-up delays all.
 const ATTEMPTS: usize = 6;
 
-/// Checks that the median wake-up is immediate.
+/// Checks that the median wake-up is fast.
 #[track_caller]
 fn wake_each_other(way: Way, change: impl Fn(Builder) -> Builder + Sync) {
     let attempt = || signal_in_turn(way, &change);
@@ -29,8 +29,8 @@ fn wake_each_other(way: Way, change: impl Fn(Builder) -> Builder + Sync) {
     assert!(late.len() < ATTEMPTS, "{way:?}: {late:?}");
 }
 
-/// Two nodes signal each other in turn, each after the other has slept for some time. Returns the
-/// median time until the slower one is awake.
+/// Lets two nodes signal each other in turn, each after the other has slept for some time. Returns
+/// the median time until the slower one is awake.
 fn signal_in_turn(way: Way, change: impl Fn(Builder) -> Builder + Sync) -> Duration {
     let sent = Mutex::new(Instant::now());
     let took = [const { Mutex::new(vec![]) }; 2];

@@ -1,4 +1,4 @@
-//! Every operation, over every kind of rail.
+//! Every operation of a node, over every kind of rail.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use fishplate::{Cmp, Issued, Limits, Notice, Signal};
 
 use super::{SOON, Side, two, ways};
 
-/// Bytes that depend on sender and index.
+/// Returns bytes that depend on sender and index.
 fn pattern(rank: usize, len: usize) -> Vec<u8> {
     (0..len).map(|at| (at * 31 + rank * 7 + at / 251) as u8).collect()
 }
@@ -70,7 +70,7 @@ fn puts_gets_signals_and_atomics_are_ordered_from_bytes_and_memory() {
                 assert_eq!(node.wait(inbox.at(24), Cmp::Eq, 9, None, SOON).unwrap(), 9);
                 assert_eq!((node.load(inbox.at(8)).unwrap(), node.load(inbox.at(16)).unwrap()), (30, 0xf0));
 
-                // A reported completion.
+                // A put that reports its completion.
                 let issued = node.put(outbox.slice(..4096), there.at(4096), Notice::Report(77)).unwrap();
                 if let Issued::Pending(token) = issued {
                     node.quiet(*peer, SOON).unwrap();
@@ -98,7 +98,7 @@ fn messages_match_by_source_and_tag_from_slices_and_memory_short_and_long() {
                 for (tag, len) in lengths.into_iter().enumerate() {
                     node.send(peer, tag as u64, &pattern(rank, len)[..], Notice::Silent).unwrap();
                 }
-                // In reverse order, ignoring the lowest bit of the tag.
+                // Receives in reverse order, ignoring the lowest bit of the tag.
                 for (tag, len) in lengths.into_iter().enumerate().rev() {
                     let mut got = vec![0; len];
                     let message = node.recv(Some(peer), tag as u64, Tag::ZERO, &mut got, SOON).unwrap();
@@ -116,7 +116,7 @@ fn messages_match_by_source_and_tag_from_slices_and_memory_short_and_long() {
                 node.read(into.at(0), &mut got).unwrap();
                 assert_eq!(got, pattern(1 - rank, 700_000), "{way:?}");
 
-                // There is no message: the wait expires, and a later message is not lost.
+                // There is no message yet. The wait expires, and a later message is not lost.
                 let begun = Instant::now();
                 let mut text = [0; 8];
                 let waited = node.recv(Some(peer), 1000, Tag::ZERO, &mut text, Duration::from_millis(30));
@@ -287,7 +287,7 @@ fn pages_stay_mapped_while_their_segment_lives() {
     assert_eq!(node.segment(memories[0]).map(drop), Err(Error::Attach(AttachError::UnknownRegion)));
     node.close(SOON).unwrap();
     for segment in segments {
-        // SAFETY: the segment is mapped and longer, and nobody writes these bytes.
+        // SAFETY: the segment is mapped and long enough, and nobody writes these bytes.
         assert_eq!(unsafe { segment.ptr().add(8).cast::<[u8; 4]>().read() }, *b"kept");
     }
 }

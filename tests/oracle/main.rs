@@ -1,10 +1,10 @@
-//! Checks memory against the contract: random programs over the rails available without a NIC, in
-//! one process. After each step the model checks whether the contract allows the contents of the
+//! Checks memory against the contract with random programs, in one process, over all rails that
+//! need no NIC. After each step the model checks that the contract allows the contents of the
 //! target's memory.
 //!
-//! The seed determines a program. Programs of one group run one after the other over the same pair
-//! of engines. `FISHPLATE_SEED` runs one program, after the earlier ones of its group.
-//! `FISHPLATE_PROGRAMS` sets how many run.
+//! The seed determines a program. The programs of a group run one after the other over the same
+//! pair of engines. `FISHPLATE_SEED` runs one program and the earlier ones of its group.
+//! `FISHPLATE_PROGRAMS` sets the number of programs.
 
 mod model;
 mod program;
@@ -19,11 +19,11 @@ use fishplate_core::rail::Rail;
 use program::Counts;
 use rig::{Pair, Room};
 
-/// Programs per pair of engines.
+/// Number of programs per pair of engines.
 const GROUP: u64 = 25;
 
-/// Runs the requested groups of programs, `usual` programs by default. `pair` creates a pair of
-/// engines, whose settings depend on the number of the group.
+/// Runs groups of programs, `usual` programs by default. `pair` creates a pair of engines with
+/// settings that depend on the group number.
 fn programs<R: Rail, const RAILS: usize>(
     name: &str,
     usual: u64,

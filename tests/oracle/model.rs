@@ -1,6 +1,6 @@
 //! The permitted contents of a target's memory. Operations are numbered in issue order. Each write
-//! has a location and a new value for it, and each word takes a new value with each change. So the
-//! contents of memory show which operations are visible.
+//! has a location and a new value for it, and each word takes a new value with each change. The
+//! contents of memory thus show which operations are visible.
 //!
 //! | observed                                     | required then                              |
 //! |----------------------------------------------|--------------------------------------------|
@@ -10,31 +10,31 @@
 //! | a completion, or an operation done on return | that operation                             |
 //! | quiet                                        | all operations                             |
 //!
-//! Everything else may or may not be visible. Values never go back, and bytes that no operation
-//! writes never change.
+//! All other operations may or may not be visible. A location never returns to an earlier value,
+//! and bytes that no operation writes never change.
 
 use std::ptr::NonNull;
 
-/// Unused bytes after each location.
+/// Number of unused bytes after each location.
 pub const GAP: usize = 8;
 
 /// The number of an operation.
 pub type Number = usize;
 
-/// A location in one of the target's regions, written once or, with fences in between, repeatedly.
+/// A location in a region of the target. It is written once, or repeatedly with fences in between.
 struct Place {
     region: usize,
     offset: usize,
     len: usize,
-    /// The values that it takes, and the operations that write them.
+    /// The values of the location over time, and the operations that write them.
     values: Vec<(u8, Number)>,
-    /// How many of them each byte has taken; all bytes; and at least one byte.
+    /// How many values each byte, all bytes, and at least one byte have taken.
     seen: Vec<u8>,
     all: u8,
     some: u8,
 }
 
-/// A word, and its values in order.
+/// A word, and its values over time.
 struct Word {
     region: usize,
     offset: usize,
@@ -45,15 +45,15 @@ struct Word {
 
 #[derive(Clone, Copy, Default)]
 struct Op {
-    /// A location, and the index of its value.
+    /// The written location, and the index of the new value.
     data: Option<(usize, u8)>,
-    /// A word, and the index of its value.
+    /// The changed word, and the index of the new value.
     word: Option<(usize, usize)>,
-    /// How many operations precede the last fence before this one.
+    /// Number of operations before the last fence that precedes this operation.
     fenced: Number,
-    /// It must be visible.
+    /// True if the operation must be visible.
     done: bool,
-    /// Its data is a tagged message: visible once it is received, whatever comes later.
+    /// True for a tagged message: its data is visible once the message is received.
     message: bool,
 }
 
@@ -79,12 +79,12 @@ impl Model {
         Model { regions, places: vec![], words, ops: vec![], fence: 0, floor: 0, free }
     }
 
-    /// Number of operations issued.
+    /// Returns the number of operations issued.
     pub fn issued(&self) -> Number {
         self.ops.len()
     }
 
-    /// Bytes of a region that may have been written.
+    /// Returns the number of bytes of a region that may have been written.
     pub fn used(&self, region: usize) -> usize {
         self.free[region]
     }
@@ -97,7 +97,8 @@ impl Model {
         (self.places.len() - 1, offset)
     }
 
-    /// The locations that may be written again, because a fence orders all earlier writes to them.
+    /// Returns the locations that may be written again, because a fence orders all earlier writes
+    /// to them.
     pub fn rewritable(&self) -> Vec<(usize, usize, usize, usize)> {
         let mut found = vec![];
         for (at, place) in self.places.iter().enumerate() {
@@ -109,12 +110,12 @@ impl Model {
         found
     }
 
-    /// The next value of a location, which is neither 0 nor its present one.
+    /// Returns the next value of a location, which differs from 0 and from the present value.
     pub fn value(&self, place: usize) -> u8 {
         (place * 7 + self.places[place].values.len() * 101) as u8 % 255 + 1
     }
 
-    /// The next value of a word: 1, 2, 3 and so on.
+    /// Returns the next value of a word: 1, 2, 3 and so on.
     pub fn next(&self, word: usize) -> u64 {
         self.words[word].values.len() as u64 + 1
     }
@@ -136,7 +137,7 @@ impl Model {
         number
     }
 
-    /// Records a tagged message; the matching receive writes this location.
+    /// Records a tagged message. The matching receive writes this location.
     pub fn send(&mut self, place: usize) -> Number {
         let number = self.issue(Some(place), None);
         self.ops[number].message = true;
@@ -153,7 +154,8 @@ impl Model {
         self.ops[number].done = true;
     }
 
-    /// Records a received message: it and everything issued before it must be visible.
+    /// Records that a message was received. The message and everything issued before it must be
+    /// visible.
     pub fn received(&mut self, number: Number) {
         self.done(number);
         self.floor = self.floor.max(number);
@@ -164,7 +166,7 @@ impl Model {
         self.floor = self.ops.len();
     }
 
-    /// Whether all issued operations have been seen.
+    /// True if all issued operations have been seen.
     pub fn is_complete(&self) -> bool {
         self.ops.iter().all(|op| self.landed(op) && self.applied(op))
     }
@@ -177,7 +179,7 @@ impl Model {
         op.word.is_none_or(|(at, n)| self.words[at].seen >= n)
     }
 
-    /// Checks the memory. Returns what the contract does not allow.
+    /// Checks the memory. Returns a description of contents that the contract does not allow.
     pub fn check(&mut self) -> Result<(), String> {
         for place in &mut self.places {
             place.look(self.regions[place.region])?;
@@ -217,7 +219,7 @@ impl Model {
 fn read(base: NonNull<u8>, offset: usize, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     // SAFETY: locations and words lie inside their regions, which outlive the model. Providers and
-    // peers write them from this thread.
+    // peers write them only from this thread.
     unsafe { std::ptr::copy(base.as_ptr().add(offset), bytes.as_mut_ptr(), len) };
     bytes
 }
@@ -249,7 +251,7 @@ impl Place {
         Ok(())
     }
 
-    /// The latest index of this value of a byte, if it is one of its values.
+    /// Returns the latest index at which a byte has this value, if there is one.
     fn taken(&self, byte: u8) -> Option<u8> {
         match byte {
             0 => Some(0),

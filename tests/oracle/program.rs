@@ -1,5 +1,5 @@
-//! One random program: operations of every kind to a target that polls rarely, a check of the
-//! target's memory after each step, and a final quiet after which everything must be visible.
+//! One random program. It issues operations of every kind to a target that polls rarely, and checks
+//! the target's memory after each step. After a final quiet everything must be visible.
 
 use std::collections::HashMap;
 
@@ -16,27 +16,27 @@ use crate::model::{Model, Number};
 use crate::rig::{CX, Pair};
 use crate::support::Random;
 
-/// Region, offset and width of the words that signals and atomics change.
+/// The words that signals and atomics change: region, offset and width.
 const WORDS: [(usize, usize, usize); 6] =
     [(0, 0, 8), (1, 0, 8), (0, 8, 8), (1, 8, 8), (0, 16, 4), (1, 20, 4)];
 
-/// Where locations begin.
+/// Offset of the first location.
 const FIRST: usize = 64;
 
-/// Most tagged messages of a program.
+/// Maximum number of tagged messages per program.
 const MESSAGES: usize = 6;
 
-/// Lengths of data: inside a message, at its limit, in one write, in pieces, and more than a small
-/// lane holds.
+/// Lengths of data: inside a message, at the limit of a message, in one write, in several pieces,
+/// and more than a small lane holds.
 const LENGTHS: [usize; 9] = [1, 8, 8, 40, 192, 193, 600, 3000, 9000];
 
-/// Turns after which something that has not arrived counts as lost.
+/// Number of turns after which missing data counts as lost.
 const PATIENCE: u32 = 200_000;
 
-/// The context word of a send.
+/// Context word of sends.
 const SEND: u64 = u64::MAX;
 
-/// Counters of programs, so that a test can check its coverage.
+/// Counters of programs, which let a test check its coverage.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
     pub steps: u64,
@@ -44,18 +44,18 @@ pub struct Counts {
     pub fences: u64,
     /// Operations that completed within the call.
     pub direct: u64,
-    /// Checks of memory with some operation not visible yet.
+    /// Checks of memory at which some operation was not visible yet.
     pub waiting: u64,
     pub messages: u64,
 }
 
-/// A tagged message, and its receive location.
+/// A tagged message, and the location of its receive.
 struct Message {
     region: usize,
     place: usize,
     offset: usize,
     len: usize,
-    /// Set once it is sent.
+    /// Set once the message is sent.
     number: Option<Number>,
 }
 
@@ -77,7 +77,7 @@ struct Run<'p, 'm, R: Rail, const RAILS: usize> {
     model: Model,
     random: Random,
     counts: Counts,
-    /// The next free byte of the source.
+    /// Offset of the next unused byte of the source.
     free: usize,
     /// Expected results of fetches.
     fetches: HashMap<Number, u64>,
@@ -89,7 +89,7 @@ struct Run<'p, 'm, R: Rail, const RAILS: usize> {
     reported: usize,
 }
 
-/// Runs the program of a seed. Returns what was wrong.
+/// Runs the program of a seed. Returns a description of the first error.
 pub fn run<R: Rail, const RAILS: usize>(pair: &mut Pair<'_, R, RAILS>, seed: u64) -> Result<Counts, String> {
     let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     let mut model = Model::new(pair.targets.map(|target| target.base).to_vec(), &WORDS, FIRST);
@@ -114,7 +114,7 @@ pub fn run<R: Rail, const RAILS: usize>(pair: &mut Pair<'_, R, RAILS>, seed: u64
         ended: 0,
         reported: 0,
     };
-    // Often no polls at all: direct operations need a program without other traffic.
+    // Often does not poll at all, because direct operations need a program without other traffic.
     let polls = [0, 2, 10][run.random.below(3) as usize];
     let steps = 8 + run.random.below(32);
     for step in 0..steps {
@@ -158,7 +158,7 @@ impl<R: Rail, const RAILS: usize> Run<'_, '_, R, RAILS> {
         }
     }
 
-    /// Chooses a location, new or rewritable: region, location, offset and length.
+    /// Chooses a new or rewritable location. Returns region, location, offset and length.
     fn place(&mut self, lengths: &[usize]) -> (usize, usize, usize, usize) {
         let again = self.model.rewritable();
         if !again.is_empty() && self.random.below(3) == 0 {
@@ -173,12 +173,12 @@ impl<R: Rail, const RAILS: usize> Run<'_, '_, R, RAILS> {
         (region, place, offset, len)
     }
 
-    /// Fills new memory of the origin.
+    /// Fills unused memory of the origin.
     fn fill(&mut self, value: u8, len: usize) -> LocalAddr {
         let at = self.free;
         self.free += len.next_multiple_of(8);
-        // SAFETY: inside the region, because a program has at most 40 operations; unused so far, so
-        // nothing reads it.
+        // SAFETY: inside the region, because a program has at most 40 operations. The bytes are
+        // unused so far, so nothing reads them.
         unsafe { self.pair.source.as_ptr().add(at).write_bytes(value, len) };
         self.pair.from.at(at as u64)
     }
@@ -228,7 +228,7 @@ impl<R: Rail, const RAILS: usize> Run<'_, '_, R, RAILS> {
     }
 
     fn change(&mut self) -> (usize, Signal) {
-        // The words of 8 bytes.
+        // One of the 8-byte words.
         let word = self.random.below(4) as usize;
         let (region, offset, _) = WORDS[word];
         let (op, value) = match self.random.below(2) {
@@ -258,7 +258,7 @@ impl<R: Rail, const RAILS: usize> Run<'_, '_, R, RAILS> {
         let (region, place, offset, len) = self.place(&[1, 8, 40, 192]);
         let (bytes, to) = (vec![self.model.value(place); len], self.remote(region, offset));
         let issued = self.pair.a.engine.inject(CX, &bytes, to);
-        // It does not say whether it completed at once.
+        // The call does not report whether it completed at once.
         let issued = issued.map(|()| Issued::Pending(fishplate_core::op::Token::NONE));
         self.issued(issued, Some(place), None, Notice::Silent);
         "inject"
@@ -292,8 +292,8 @@ impl<R: Rail, const RAILS: usize> Run<'_, '_, R, RAILS> {
         "fetch"
     }
 
-    /// A quiet with a short deadline, during which only the origin polls. Half of them are issued
-    /// when everything may be visible, and later operations can be direct.
+    /// Runs a quiet with a short deadline, during which only the origin polls. Half of them run
+    /// when everything may already be visible, so that later operations can be direct.
     fn quiet(&mut self) -> &'static str {
         if self.random.below(2) == 0 {
             for _ in 0..8 {
@@ -354,7 +354,7 @@ impl<R: Rail, const RAILS: usize> Run<'_, '_, R, RAILS> {
             }
         }
         while let Some(status) = self.pair.b.engine.next_recv() {
-            // Receives match in the order sent, and may complete in another.
+            // Receives match in the order sent, but may complete in another order.
             let Message { len, number, .. } = self.messages[status.word as usize];
             if status.outcome != Received::Ok || status.delivered != len as u64 {
                 return Err(format!("receive {}: {status:?}", status.word));
@@ -367,7 +367,7 @@ impl<R: Rail, const RAILS: usize> Run<'_, '_, R, RAILS> {
         Ok(())
     }
 
-    /// Completes everything: after a quiet all must be visible.
+    /// Completes everything. After the quiet all operations must be visible.
     fn finish(&mut self) -> Result<(), String> {
         let sent = self.messages.iter().filter(|message| message.number.is_some()).count();
         while self.posted.len() < sent {
@@ -419,10 +419,10 @@ impl<R: Rail, const RAILS: usize> Run<'_, '_, R, RAILS> {
         Ok(())
     }
 
-    /// Zeroes the memory.
+    /// Zeroes the used memory.
     fn clear(&mut self) {
         for (region, target) in self.pair.targets.iter().enumerate() {
-            // SAFETY: inside the region; all operations are complete.
+            // SAFETY: inside the region, and all operations are complete.
             unsafe { target.base.as_ptr().write_bytes(0, self.model.used(region)) };
         }
     }

@@ -1,4 +1,4 @@
-//! Two engines in one process, connected by a rail, driven by one thread, and the memory of both.
+//! Two engines in one process, connected by a rail and driven by one thread, and their memory.
 
 use std::ptr::NonNull;
 
@@ -12,10 +12,10 @@ use fishplate_core::sync::host::SpinHost;
 
 pub const CX: ContextId = ContextId(0);
 
-/// Bytes of each region.
+/// Size of each region in bytes.
 pub const SIZE: usize = 512 << 10;
 
-/// Small, so that windows and credits run out.
+/// Small limits, so that windows and credits run out.
 pub const CONFIG: Config = Config { window: 16, ..Config::DEFAULT };
 const MATCHING: MatchConfig = MatchConfig {
     eager: 128,
@@ -28,7 +28,7 @@ const MATCHING: MatchConfig = MatchConfig {
 };
 const LIMITS: Limits = Limits { peers: 1, locals: 4, remotes: 8, operations: 48 };
 
-/// Memory that pairs borrow, one after the other: the tables of both engines, private memory, a
+/// Memory that pairs borrow one after the other: the tables of both engines, private memory, and a
 /// waiter.
 pub struct Room<const RAILS: usize> {
     tables: [(Storage<RAILS>, MatchStorage<RAILS>); 2],
@@ -38,7 +38,7 @@ pub struct Room<const RAILS: usize> {
 }
 
 impl<const RAILS: usize> Room<RAILS> {
-    /// Enough for pairs of [`CONFIG`] or smaller. The memory is all zero.
+    /// Allocates zeroed memory that suffices for pairs of [`CONFIG`] or smaller.
     pub fn new() -> Self {
         let tables = || (Storage::new(&CONFIG, LIMITS), MatchStorage::new(&MATCHING, 1, 32, 8));
         Room {
@@ -51,8 +51,8 @@ impl<const RAILS: usize> Room<RAILS> {
 }
 
 fn private(words: &mut [u64]) -> Region {
-    // SAFETY: the words live while the pair borrows them, and are accessed only through raw copies
-    // and the engines.
+    // SAFETY: the words live while the pair borrows them. They are accessed only by raw copies and
+    // by the engines.
     unsafe { Region::new(NonNull::from(&mut words[0]).cast(), SIZE, RegionKind::Private) }
 }
 
@@ -63,7 +63,7 @@ pub struct End<'m, R: Rail, const RAILS: usize> {
 }
 
 impl<'m, R: Rail, const RAILS: usize> End<'m, R, RAILS> {
-    /// An engine over rails whose peer 0 is the other end.
+    /// Creates an engine over `rails`. Its peer 0 is the other end.
     fn new(
         config: Config,
         rails: [R; RAILS],
@@ -94,13 +94,13 @@ pub struct Pair<'m, R: Rail, const RAILS: usize> {
     pub from: LocalId,
     pub targets: [Target; 2],
     pub waiter: Waiter<'m, SpinHost, Asleep>,
-    /// Freed after the engines.
+    /// Keeps the segment mapped. Dropped after the engines.
     _segment: Option<Segment>,
 }
 
 impl<'m, R: Rail, const RAILS: usize> Pair<'m, R, RAILS> {
-    /// A pair over rails that are attached to each other. The second region of the target is in the
-    /// segment, if there is one.
+    /// Creates a pair over rails that are attached to each other. If there is a segment, it holds
+    /// the second region of the target.
     pub fn new(
         room: &'m mut Room<RAILS>,
         config: Config,
@@ -110,7 +110,7 @@ impl<'m, R: Rail, const RAILS: usize> Pair<'m, R, RAILS> {
         let Room { tables: [first, second], memory: [source, one, other], host, never } = room;
         let (mut a, mut b) = (End::new(config, near, first), End::new(config, far, second));
         let shared = segment.as_ref().map(|segment| {
-            // SAFETY: the pair keeps the segment for longer than its engines.
+            // SAFETY: the pair drops the segment after its engines.
             unsafe { segment.region(0, SIZE) }.unwrap()
         });
         let regions = [private(one), shared.unwrap_or_else(|| private(other))];

@@ -1,4 +1,4 @@
-//! The rail between processes, with mapped and unmapped target memory.
+//! The shared-memory rail, with mapped and unmapped target memory.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use crate::rig::{CONFIG, CX, Pair, Room, SIZE};
 
 type Rails<const RAILS: usize> = [ShmRail<SpinHost>; RAILS];
 
-/// Two rails that met in two threads, attached to each other as peer 0.
+/// Creates two rails that have met in two threads and are attached to each other as peer 0.
 fn meet(config: &ShmConfig) -> [ShmRail<SpinHost>; 2] {
     let rail = || ShmRail::new(SpinHost::new(1), config.clone()).unwrap();
     let (mut near, mut far) = (rail(), rail());
@@ -33,7 +33,8 @@ fn ends<const RAILS: usize>(config: &ShmConfig) -> [Rails<RAILS>; 2] {
     [near, far].map(|rails| rails.try_into().unwrap_or_else(|_| unreachable!()))
 }
 
-/// The settings of a group of programs: how private memory is written, and how much room there is.
+/// Returns the settings of a group of programs: how private memory is written, and how much room
+/// there is.
 fn config(group: u64) -> ShmConfig {
     let config = ShmConfig {
         max_regions: 8,
@@ -42,7 +43,7 @@ fn config(group: u64) -> ShmConfig {
         ..ShmConfig::default()
     };
     match group % 4 {
-        // The kernel copies, if it can.
+        // The kernel copies if it can.
         0 => config,
         1 => ShmConfig { force_staging: true, ..config },
         2 => ShmConfig { force_staging: true, lane_cells: 64, max_message: 512, ..config },
@@ -52,7 +53,7 @@ fn config(group: u64) -> ShmConfig {
 
 fn pair<const RAILS: usize>(group: u64, room: &mut Room<RAILS>) -> Pair<'_, ShmRail<SpinHost>, RAILS> {
     let first_sequence = [0, (1 << 20) - 40, u64::MAX - 100][group as usize % 3];
-    // Striped over both rails or whole on one, in several chunks if staged.
+    // Writes are striped over both rails or use one rail. Staged writes need several chunks.
     let stripe_threshold = [512, CONFIG.stripe_threshold][group as usize / 4 % 2];
     let engine = Config { first_sequence, stripe_threshold, stripe_chunk: 256, ..CONFIG };
     Pair::new(room, engine, ends(&config(group)), Some(Segment::create(SIZE).unwrap()))
@@ -68,7 +69,7 @@ fn memory_is_what_the_contract_allows_over_two_rails_of_shared_memory() {
     programs("two rails of shared memory", 1000, pair::<2>);
 }
 
-/// A removed peer that is alive still applies what is in the lane, so the outcome is unknown.
+/// A removed peer that is alive still applies the contents of the lane, so the outcome is unknown.
 #[test]
 fn operations_that_a_removed_peer_still_applies_have_an_unknown_outcome() {
     let config = ShmConfig { force_staging: true, ..ShmConfig::default() };
@@ -83,7 +84,7 @@ fn operations_that_a_removed_peer_still_applies_have_an_unknown_outcome() {
     engine.progress();
     let end = engine.next_completion().unwrap();
     assert_eq!((end.tag, end.outcome), (5, Outcome::Unknown(Fault::Peer(PeerError::Removed))));
-    // SAFETY: inside the target's region; only this thread writes it.
+    // SAFETY: inside the target's region, and only this thread writes it.
     let word = |at: usize| unsafe { pair.targets[0].base.add(at).cast::<u64>().read_volatile() };
     assert_eq!([word(0), word(64)], [0, 0]);
     pair.b.engine.progress();

@@ -10,7 +10,7 @@ use fishplate::sys::fabric::{Ask, FabricConfig, FabricRail, Library, negotiate};
 use crate::programs;
 use crate::rig::{CONFIG, Pair, Room};
 
-/// Long enough for a loaded machine, as no process dies here.
+/// The timeouts are long enough for a loaded machine, because no process dies here.
 const FABRIC: FabricConfig = FabricConfig {
     max_peers: 1,
     max_message: 1024,
@@ -54,7 +54,7 @@ fn pair<'m, const RAILS: usize>(
 
 fn over<const RAILS: usize>(name: &str, usual: u64) {
     let path = std::env::var("FISHPLATE_LIBFABRIC").ok().and_then(|path| CString::new(path).ok());
-    // SAFETY: the file that the linker finds under this name, or that the tests' user names, is a
+    // SAFETY: the loader's default libfabric, or the one that `FISHPLATE_LIBFABRIC` names, is a
     // libfabric.
     match unsafe { Library::open(path.as_deref()) } {
         Ok(library) => programs::<_, RAILS>(name, usual, |group, room| pair(&library, group, room)),

@@ -1,13 +1,13 @@
-//! Ports of 127.0.0.1, for tests that must name one before anything listens there.
+//! Ports of 127.0.0.1, for tests that must know a port before anything listens on it.
 
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicU16, Ordering};
 
-/// Ports reserved for each test process.
+/// Number of ports reserved for each test process.
 const EACH: u16 = 40;
 
-/// Returns a port where nothing listens. No other program or test process gets it: it is below the
-/// kernel's ephemeral ports, in a range that the process id selects.
+/// Returns a port on which nothing listens. No other program or test process uses it: it is below
+/// the kernel's ephemeral ports, in a range that the process id selects.
 pub fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let first = 10_000 + (std::process::id() % 500) as u16 * EACH;

@@ -1,4 +1,4 @@
-//! Each kind of command, and its errors.
+//! Each kind of command on a queue, and its errors.
 
 use fishplate_core::engine::Signal;
 use fishplate_core::engine::command::Reply;
@@ -25,7 +25,7 @@ fn every_kind_of_command_works() {
     let into = source.at(500_000);
     assert_eq!(bench.run(0, Command::Get { from: remote.at(0), len, into }), Reply::Done(0));
     assert_eq!(read(bench.engine(), into, len), bytes);
-    // Longer than one turn copies, and overlapping towards lower addresses.
+    // Longer than the worker copies per turn, and overlapping towards lower addresses.
     assert_eq!(
         bench.run(0, Command::Copy { from: source.at(0), len, to: target.at(400_001) }),
         Reply::Done(0)
@@ -128,7 +128,7 @@ fn an_unmatched_receive_uses_one_slot_and_is_cancelled() {
     assert_eq!(cancel.reply(), Some(Reply::Cancelled(Cancelled::Removed)));
     let Some(Reply::Received(status)) = open.reply() else { panic!("{open:?}") };
     assert_eq!((status.outcome, status.envelope), (Received::Cancelled, None));
-    // An ended command, and a command that is not a receive.
+    // A completed command, and a command that is not a receive.
     let marker = submit(&mut bench.queues[0], Command::Marker);
     for event in [&open, &marker] {
         let cancel = bench.queues[0].cancel(event).unwrap();
@@ -154,7 +154,7 @@ fn invalid_arguments_are_refused_and_take_no_slot() {
     }
     let counts = queue.pool_counts();
     assert_eq!(counts.allocs, counts.local_frees);
-    // The worker checks bounds before anything is written.
+    // The worker checks bounds before it writes anything.
     let before = read(bench.engine(), target.at(0), 1 << 20);
     let far = Command::Fill { at: target.at(8), len: 1 << 20, pattern: !0, width: 8 };
     assert!(matches!(bench.run(0, far), Reply::Refused(OpError::OutOfBounds { .. })));

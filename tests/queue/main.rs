@@ -1,5 +1,5 @@
-//! Queues of commands: what each kind does, what orders them, and what happens when a queue, worker
-//! or event is dropped.
+//! Queues of commands: the effect of each kind, their order, and dropped queues, workers and
+//! events.
 
 #[path = "../../core/tests/support/mod.rs"]
 mod support;

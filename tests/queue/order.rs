@@ -1,4 +1,4 @@
-//! Markers, events, and waits for them.
+//! Markers and events, and waits for them.
 
 use fishplate_core::engine::command::{MAX_AFTER, Reply};
 use fishplate_core::engine::tag::Tag;
@@ -36,7 +36,7 @@ fn a_command_begins_after_events_of_other_queues() {
         let mut bench = bench(seed, 2);
         let Places { source, remote, target, .. } = bench.at;
         let fill = |at, pattern| Command::Fill { at, len: 64, pattern, width: 8 };
-        // The second queue moves data of the first, and the first moves it again.
+        // The second queue copies data of the first, and the first copies it again.
         let made = create(&mut bench.queues[0], fill(source.at(0), 7));
         let moved =
             create(&mut bench.queues[1], Command::Put { from: source.at(0), len: 64, to: remote.at(0) });
@@ -109,7 +109,7 @@ fn an_expired_wait_says_what_blocks_the_worker() {
     let event = Held { command: after.index(), by: HeldBy::Event(marker.index()) };
     assert_eq!(bench.queues[1].held(), Some(event));
     let message = Command::Send { to: bench.at.peer, tag: tag(99), from: None, sync: false };
-    // After a command that waits for the message, it would never be sent.
+    // After a command that waits for the message itself, the message would never be sent.
     let (mut third, consumer) = queue_of::<4>(host, leak(Channels::new()), 0);
     let sent = submit(&mut third, message);
     let mut consumers = [consumer];

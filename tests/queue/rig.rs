@@ -21,7 +21,7 @@ use fishplate_sys::LinuxHost;
 use crate::support::{Own, own};
 
 pub const NEVER: u64 = u64::MAX;
-/// Most queues of one worker.
+/// Maximum number of queues per worker.
 pub const QUEUES: usize = 8;
 pub const MATCHING: MatchConfig = MatchConfig {
     eager: 128,
@@ -32,7 +32,7 @@ pub const MATCHING: MatchConfig = MatchConfig {
     shared_shorts: 0,
     seed: 5,
 };
-/// A deadline before anything can happen.
+/// A deadline that has expired before anything can happen.
 pub const NOW: u64 = 1;
 
 pub type Rails = Faulty<Loopback<64>, 32>;
@@ -42,7 +42,7 @@ pub fn leak<T>(value: T) -> &'static mut T {
     Box::leak(Box::new(value))
 }
 
-/// An engine that is its own peer over two reordering rails.
+/// Creates an engine that is its own peer over two reordering rails.
 pub fn scene(seed: u64, contexts: u16) -> Own<Rails, 2> {
     let rails = std::array::from_fn(|i| Faulty::new(Loopback::new(), Faults::DISORDER, seed * 2 + i as u64));
     let mut own = own(Config { contexts, window: 16, eager: 0, ..Config::default() }, rails, 1 << 20);
@@ -60,7 +60,7 @@ pub fn queue_of<const N: usize>(
     Queue::new(ContextId(id), host, channels.queue(id.into()), memory, Policy::BALANCED).unwrap()
 }
 
-/// Queues, and the worker that serves them in this thread.
+/// Queues, and a worker that serves them in this thread.
 pub struct Bench {
     pub host: &'static LinuxHost,
     pub queues: Vec<Hosted>,

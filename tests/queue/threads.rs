@@ -1,4 +1,4 @@
-//! Queues in threads of their own, with a worker in another.
+//! Queues in separate threads, and a worker in another thread.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ use fishplate_sys::LinuxHost;
 use crate::rig::{Hosted, NEVER, Places, create, leak, queue_of, scene, submit};
 use crate::support::{Own, Random, seeds, word};
 
-/// Runs `user` in a thread per queue, beside a worker.
+/// Runs `user` in a thread per queue, and a worker in another thread.
 fn with_worker(seed: u64, queues: u8, user: impl Fn(usize, Hosted, Places) + Sync) {
     let Own { mut engine, peer, source, target, remote, .. } = scene(seed, queues.into());
     let at = Places { peer, source, target, remote };
@@ -38,7 +38,7 @@ fn with_worker(seed: u64, queues: u8, user: impl Fn(usize, Hosted, Places) + Syn
             })
             .collect();
         let ends: Vec<_> = users.into_iter().map(|user| user.join()).collect();
-        // Release: a worker that sees it also sees all earlier submissions in its rings.
+        // Release: a worker that sees `stop` also sees all earlier submissions in its rings.
         stop.store(true, Ordering::Release);
         channels.send.notify(host);
         assert!(running.join().unwrap(), "seed {seed}");
@@ -92,7 +92,8 @@ fn commands_of_a_dropped_queue_are_still_executed() {
     }
 }
 
-/// The processors that the running worker may use. A joined worker may still be listed for a while.
+/// Returns the processors that the running worker may use. A joined worker may still be listed for
+/// a while.
 fn cpus_of_the_worker() -> String {
     let late = Instant::now() + Duration::from_secs(20);
     loop {
@@ -139,7 +140,7 @@ fn a_stopped_worker_thread_has_executed_all_submissions() {
                     })
                     .collect();
                 let cpus = (round == 0).then(|| {
-                    // Its work was executed with the pinning in effect.
+                    // The worker has executed a command, so the pinning is in effect.
                     queue.finish(NEVER).unwrap();
                     cpus_of_the_worker()
                 });

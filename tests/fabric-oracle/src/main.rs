@@ -1,5 +1,5 @@
 //! Compares every structure of `fishplate_sys::fabric::raw` with the official binding: offsets at
-//! compile time, field sizes at run time. A structure of a later library may be longer.
+//! compile time, field sizes at run time. Structures of a later library may be longer.
 #![allow(clippy::unnecessary_cast, reason = "the binding's types of numbers are its generator's choice")]
 
 #[cfg(feature = "oracle")]
@@ -20,13 +20,13 @@ mod compared {
                 $(layout!(@field $structure $field $field);)*
             )*
             $(layout!(@field $of $name $generated);)*
-            /// Offsets and sizes of fields; the size macro works only at run time.
+            /// Compares offsets and sizes of fields. The size macro works only at run time.
             pub fn spans() {
                 $($(layout!(@span $structure $field $field);)*)*
                 $(layout!(@span $of $name $generated);)*
             }
-            // The binding lacks numbers that C defines by a macro with a cast; the C probe compares
-            // those.
+            // The binding lacks constants that C defines by a macro with a cast. The C probe
+            // compares those.
             pub const NUMBERS: &[(&str, u64)] = &[$((stringify!($number), ours::$number as u64)),*];
             pub const STRUCTURES: &[&str] = &[$(stringify!($structure)),*];
         };

@@ -1,4 +1,4 @@
-//! Rows 1 to 7: providers, memory and its keys, puts and gets.
+//! Rows 1 to 7: providers, memory and keys, puts and gets.
 
 use fishplate_core::engine::{Config, HANDLE_MAX, Issued, Notice, RailPolicy, Signal, handle_len};
 use fishplate_core::error::AttachError;
@@ -32,7 +32,7 @@ fn row_02_keys_by_address_and_keys_by_offset() {
         assert_eq!(persona.mr_mode & FI_MR_VIRT_ADDR != 0, by_address);
         let mut two = Two::<2>::new(name, persona, Config::DEFAULT, 2);
         let device = std::ptr::NonNull::new(0x0A5A_0000_0000_1000 as *mut u8).unwrap();
-        // SAFETY: it is refused, so nothing accesses it.
+        // SAFETY: the region is refused, so nothing accesses it.
         let region = unsafe { Region::new(device, 4096, RegionKind::Device { ordinal: 0 }) };
         assert_eq!(two.nodes[0].engine.register(region), Err(AttachError::Unsupported), "{name}");
         let bytes = two.fill(5000, 2);
@@ -46,7 +46,7 @@ fn row_02_keys_by_address_and_keys_by_offset() {
 fn row_03_unexported_memory_works_locally() {
     let mut two = efa::<2>(Config::DEFAULT, 3);
     let bytes = two.fill(256, 3);
-    // The source is registered with the engine, which is enough to send from it and to get into it.
+    // The source is registered with the engine, so it can be sent from and read into.
     two.put(0, 256, 0);
     two.quiet();
     let issued = two.issue(|node| {
@@ -122,7 +122,7 @@ fn row_07_scalars_are_copied_by_the_call() {
             let to = node.remotes[1].at(value * 8);
             node.engine.inject(CX, &bytes, to).map(|()| Issued::Done { value: 0 })
         });
-        // The source is free at once, whether or not the provider has accepted it.
+        // The source may be reused at once, whether or not the provider has accepted it.
         bytes.fill(0xee);
         std::hint::black_box(&bytes);
         two.quiet();

@@ -102,7 +102,7 @@ fn row_26_refusals_are_retried_and_permanent_ones_fail_the_peer() {
     two.quiet();
     assert_eq!((two.there(64, 100_000), two.word(0)), (bytes, 1));
     assert!(two.fake.0.counts().refused > 10);
-    // Refuses for ever: each post returns `Again` and changes nothing.
+    // A provider that always refuses: each post returns `Again` and changes nothing.
     let never = Fake::new(Persona { refuse: 100, ..Persona::tcp() }, 26);
     let mut rail = pair(&never, "tcp", "eth0", 26).rails.swap_remove(0);
     for _ in 0..1000 {

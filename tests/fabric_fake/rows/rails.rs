@@ -1,4 +1,4 @@
-//! Rows 17 to 20, 31 and 34: the rails, and which traffic uses which.
+//! Rows 17 to 20, 31 and 34: rails, and which traffic uses which rail.
 
 use fishplate::Limits;
 use fishplate::config::Settings;
@@ -22,7 +22,7 @@ fn row_17_round_robin_uses_every_one_of_16_rails() {
     }
     two.quiet();
     for (name, before) in interfaces.iter().zip(before) {
-        // An even share is 20; one post in ten is refused, and goes to the next rail.
+        // An even share is 20. One post in ten is refused and uses the next rail.
         let posted = two.fake.0.posted_on(name) - before;
         assert!((18..=24).contains(&posted), "{name}: {posted}");
     }
@@ -43,7 +43,7 @@ fn row_18_a_large_put_is_spread_over_the_rails() {
     }
 }
 
-/// Four NICs, two at each node.
+/// A machine with four NICs, two per node.
 fn machine() -> Machine {
     let nic = |at: usize| Nic {
         name: format!("cxi{at}"),
@@ -105,7 +105,7 @@ fn row_34_rails_open_and_close_without_leaks() {
     for (name, persona) in Persona::all() {
         let mut two = Two::<2>::new(name, persona, Config::DEFAULT, 34);
         two.put(0, 10_000, 0);
-        // During traffic.
+        // There is traffic meanwhile.
         turn(&mut two.nodes);
         let Two { nodes, fake } = two;
         assert!(fake.0.open_objects() > 0);

@@ -18,19 +18,19 @@ extern "C" fn cuInit(flags: c_uint) -> Code {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuDriverGetVersion(version: *mut c_int) -> Code {
-    // SAFETY: the arguments are valid, as the driver's documentation requires.
+    // SAFETY: the driver's documentation requires the caller to pass valid arguments.
     answer(unsafe { put(version, 12_060) })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuDeviceGetCount(count: *mut c_int) -> Code {
-    // SAFETY: the arguments are valid, as the driver's documentation requires.
+    // SAFETY: the driver's documentation requires the caller to pass valid arguments.
     answer(library().and_then(|library| unsafe { put(count, library.process.devices() as c_int) }))
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuDeviceGet(device: *mut c_int, wanted: c_int) -> Code {
-    // SAFETY: the arguments are valid, as the driver's documentation requires.
+    // SAFETY: the driver's documentation requires the caller to pass valid arguments.
     answer(
         library().and_then(|library| ordinal(library, wanted)).and_then(|_| unsafe { put(device, wanted) }),
     )
@@ -43,7 +43,7 @@ unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, len: c_int, device: c_in
     answer(outcome.map(|()| {
         let text = b"Fishplate fake GPU\0";
         let fits = text.len().min(len as usize);
-        // SAFETY: the caller provides `len` bytes; the text ends with a zero.
+        // SAFETY: the caller provides `len` bytes, and `text` ends with a zero byte.
         unsafe {
             name.cast::<u8>().copy_from_nonoverlapping(text.as_ptr(), fits);
             name.add(fits - 1).write(0);
@@ -53,7 +53,7 @@ unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, len: c_int, device: c_in
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuDeviceTotalMem_v2(bytes: *mut usize, device: c_int) -> Code {
-    // SAFETY: the arguments are valid, as the driver's documentation requires.
+    // SAFETY: the driver's documentation requires the caller to pass valid arguments.
     answer(
         library().and_then(|library| ordinal(library, device)).and_then(|_| unsafe { put(bytes, 1 << 34) }),
     )
@@ -64,7 +64,7 @@ unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_uint, 
     let outcome = library().and_then(|library| {
         let ordinal = ordinal(library, device)?;
         let behaviour = library.process.driver().behaviour();
-        // The attribute numbers of cuda.h.
+        // Numbers of attributes in cuda.h.
         let told = match attribute {
             33 => ordinal as c_int + 1,
             34 | 50 => 0,
@@ -74,7 +74,7 @@ unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_uint, 
             122 => c_int::from(behaviour.write_word),
             _ => return Err(INVALID_VALUE),
         };
-        // SAFETY: the arguments are valid, as the driver's documentation requires.
+        // SAFETY: the driver's documentation requires the caller to pass valid arguments.
         unsafe { put(value, told) }
     });
     answer(outcome)
@@ -86,7 +86,7 @@ unsafe extern "C" fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int) -> C
         let ordinal = ordinal(library, device)?;
         library.process.uuid(ordinal).map_err(code)
     });
-    // SAFETY: the arguments are valid, as the driver's documentation requires.
+    // SAFETY: the driver's documentation requires the caller to pass valid arguments.
     answer(found.and_then(|found| unsafe { put(uuid, found) }))
 }
 
@@ -97,14 +97,14 @@ unsafe extern "C" fn cuDeviceCanAccessPeer(can: *mut c_int, device: c_int, peer:
         let uuid = library.process.uuid(other).map_err(code)?;
         Ok(one != other && library.process.reaches(one, &uuid))
     });
-    // SAFETY: the arguments are valid, as the driver's documentation requires.
+    // SAFETY: the driver's documentation requires the caller to pass valid arguments.
     answer(found.and_then(|found| unsafe { put(can, c_int::from(found)) }))
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut *mut c_void, device: c_int) -> Code {
     let found = library().and_then(|library| ordinal(library, device));
-    // SAFETY: the arguments are valid, as the driver's documentation requires.
+    // SAFETY: the driver's documentation requires the caller to pass valid arguments.
     answer(found.and_then(|ordinal| unsafe { put(context, (FIRST + ordinal as usize) as *mut c_void) }))
 }
 
@@ -117,7 +117,7 @@ extern "C" fn cuDevicePrimaryCtxRelease_v2(device: c_int) -> Code {
 unsafe extern "C" fn cuCtxGetCurrent(context: *mut *mut c_void) -> Code {
     let top = CONTEXTS.with_borrow(|contexts| contexts.last().copied());
     let handle = top.map_or(0, |ordinal| FIRST + ordinal as usize);
-    // SAFETY: the arguments are valid, as the driver's documentation requires.
+    // SAFETY: the driver's documentation requires the caller to pass valid arguments.
     answer(library().and_then(|_| unsafe { put(context, handle as *mut c_void) }))
 }
 
@@ -133,6 +133,6 @@ extern "C" fn cuCtxPushCurrent_v2(context: *mut c_void) -> Code {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuCtxPopCurrent_v2(context: *mut *mut c_void) -> Code {
     let top = CONTEXTS.with_borrow_mut(Vec::pop).ok_or(INVALID_CONTEXT);
-    // SAFETY: the arguments are valid, as the driver's documentation requires.
+    // SAFETY: the driver's documentation requires the caller to pass valid arguments.
     answer(top.and_then(|ordinal| unsafe { put(context, (FIRST + ordinal as usize) as *mut c_void) }))
 }

@@ -1,17 +1,27 @@
 //! A `libcuda.so` without a GPU: the functions that the CUDA backend uses, over the fake driver.
 //! Memory is real and shared between processes of one user; the processor makes the copies.
 //!
-//! `tests/cuda-fake.sh` installs it under that name in a folder of `LD_LIBRARY_PATH`. A program
-//! that uses other functions of the driver does not find them.
+//! `tests/cuda-fake.sh` installs it under that name in a folder of `LD_LIBRARY_PATH`. Other
+//! functions of the driver are missing.
 //!
-//! `FAKE_CUDA` selects its behaviour, as words separated by commas. `devices=N`; `late`: copies
-//! finish late and out of order, advanced by a thread; `differ`: handles as HIP's; `reopen`: opens
-//! are counted; `flush`: writes of NICs must be flushed; `nowords`: streams cannot store words;
-//! `segments`: `cuMemAlloc` allocates virtual memory in adjacent physical segments, as a
-//! framework's allocator may; `fail=CALL:SKIP:CODE`: injects an error. With `FAKE_CUDA_REPORT` a
-//! process appends a line to that file at its end: its calls, and what it has not freed.
+//! `FAKE_CUDA` selects its behaviour, as words separated by commas:
 //!
-//! `context` has devices and contexts, `memory` all kinds of memory, `stream` streams and events.
+//! | word | behaviour |
+//! |---|---|
+//! | `devices=N` | number of devices |
+//! | `late` | a thread advances copies, which finish late and out of order |
+//! | `differ` | handles of different addresses of one allocation differ, as in HIP |
+//! | `reopen` | a handle can be opened repeatedly; opens are counted |
+//! | `flush` | writes of NICs must be flushed |
+//! | `nowords` | streams cannot store words |
+//! | `segments` | `cuMemAlloc` maps adjacent physical segments, as a framework's allocator may |
+//! | `fail=CALL:SKIP:CODE` | injects an error |
+//!
+//! If `FAKE_CUDA_REPORT` names a file, each process appends a line at exit: its calls, and the
+//! memory that it has not freed.
+//!
+//! `context` implements devices and contexts, `memory` all kinds of memory, `stream` streams and
+//! events.
 
 mod context;
 mod memory;
@@ -27,7 +37,7 @@ use std::time::Duration;
 use fishplate_gpu::DeviceError;
 use fishplate_gpu::fake::{Behaviour, Call, FakeDriver, FakePhysical, FakeProcess, MemoryKind, StreamId};
 
-/// A driver's error code.
+/// An error code of the driver.
 type Code = u32;
 
 const INVALID_VALUE: Code = 1;
@@ -42,13 +52,13 @@ const NOT_SUPPORTED: Code = 801;
 /// Size of physical segments, if `cuMemAlloc` allocates them.
 const SEGMENT: u64 = 1 << 16;
 
-/// A pinned host range: address, length, and device address.
+/// A pinned host range: host address, length, device address.
 type Pin = (usize, usize, u64);
 
 /// The driver's state in this process.
 struct Library {
     process: FakeProcess,
-    /// The kind that `cuMemAlloc` allocates.
+    /// The kind of memory that `cuMemAlloc` allocates.
     kind: MemoryKind,
     handles: Mutex<Handles>,
 }
@@ -72,7 +82,7 @@ thread_local! {
     static CONTEXTS: RefCell<Vec<u32>> = const { RefCell::new(vec![]) };
 }
 
-/// The library, if it was initialised.
+/// Returns the library, if it is initialised.
 fn library() -> Result<&'static Library, Code> {
     LIBRARY.get().ok_or(NOT_INITIALIZED)
 }
@@ -83,7 +93,7 @@ impl Library {
     }
 }
 
-/// Initialises it.
+/// Initialises the library.
 fn start() {
     LIBRARY.get_or_init(|| {
         let words = std::env::var("FAKE_CUDA").unwrap_or_default();
@@ -119,7 +129,7 @@ fn start() {
                 }
             });
         }
-        // SAFETY: a function that may run at the end of the process.
+        // SAFETY: `report` may run at the end of the process.
         unsafe { libc::atexit(report) };
         Library { process, kind: behaviour.kind, handles: Mutex::default() }
     });
@@ -132,7 +142,7 @@ fn fault(what: &str) -> Option<(Call, u64, i32)> {
     Some((call, parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
-/// Appends the report of the process.
+/// Appends the report of this process to the file.
 extern "C" fn report() {
     let Some(path) = std::env::var_os("FAKE_CUDA_REPORT") else { return };
     let Ok(library) = library() else { return };
@@ -148,13 +158,13 @@ extern "C" fn report() {
         counts.held() + physical,
     );
     if let Ok(mut file) = OpenOptions::new().append(true).create(true).open(path) {
-        // One write, so that lines of several processes do not mix. There is nobody to report an
-        // error to.
+        // One write, so that lines of several processes do not mix. An error cannot be reported
+        // anywhere.
         let _ = file.write_all(line.as_bytes());
     }
 }
 
-/// The device of the current context.
+/// Returns the library, and the device of the current context.
 fn current() -> Result<(&'static Library, u32), Code> {
     let library = library()?;
     let top = CONTEXTS.with_borrow(|contexts| contexts.last().copied());
@@ -201,7 +211,8 @@ unsafe fn put<T>(place: *mut T, value: T) -> Result<(), Code> {
     if place.is_null() {
         return Err(INVALID_VALUE);
     }
-    // SAFETY: writable, as the caller guarantees. It may be misaligned: some results are bytes.
+    // SAFETY: not null, and the caller guarantees that it is writable. It may be misaligned,
+    // because some results are bytes.
     unsafe { place.write_unaligned(value) };
     Ok(())
 }

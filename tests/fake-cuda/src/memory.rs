@@ -1,4 +1,4 @@
-//! Memory of devices in all kinds, of other processes, and pinned host memory.
+//! Device memory of all kinds, memory of other processes, and pinned host memory.
 
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use std::os::fd::{BorrowedFd, IntoRawFd};
@@ -45,30 +45,30 @@ struct Access {
 /// Allocates memory of a kind.
 ///
 /// # Safety
-/// `place` is writable.
+/// `place` is null or writable.
 unsafe fn alloc(place: *mut u64, kind: MemoryKind, size: usize) -> Code {
     let taken = current()
         .and_then(|(library, ordinal)| library.process.alloc(ordinal, kind, size as u64).map_err(code));
-    // SAFETY: our caller's promise.
+    // SAFETY: this function's contract.
     answer(taken.and_then(|base| unsafe { put(place, base.0) }))
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemAlloc_v2(place: *mut u64, size: usize) -> Code {
     let kind = library().map_or(MemoryKind::Legacy, |library| library.kind);
-    // SAFETY: the arguments are valid, as the driver's documentation requires.
+    // SAFETY: the driver's documentation requires the caller to pass valid arguments.
     unsafe { alloc(place, kind, size) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemAllocManaged(place: *mut u64, size: usize, _flags: c_uint) -> Code {
-    // SAFETY: the arguments are valid, as the driver's documentation requires.
+    // SAFETY: the driver's documentation requires the caller to pass valid arguments.
     unsafe { alloc(place, MemoryKind::Managed, size) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemAllocAsync(place: *mut u64, size: usize, _stream: *mut c_void) -> Code {
-    // SAFETY: the arguments are valid, as the driver's documentation requires.
+    // SAFETY: the driver's documentation requires the caller to pass valid arguments.
     unsafe { alloc(place, MemoryKind::Pool, size) }
 }
 
@@ -95,10 +95,10 @@ unsafe extern "C" fn cuPointerGetAttributes(
         let reserved = library.process.reservation(DevicePtr(ptr));
         let range = reserved.or(found.map(|found| (found.base, found.size)));
         for at in 0..count as usize {
-            // SAFETY: both arrays have that many entries.
+            // SAFETY: both arrays have `count` entries, as cuda.h requires.
             let (name, place) = unsafe { (*names.add(at), *places.add(at)) };
-            // SAFETY: cuda.h requires a result of the attribute's size. For memory that the driver
-            // does not know, all are zero.
+            // SAFETY: cuda.h requires a result of the attribute's size. All results are zero for
+            // memory that the driver does not know.
             unsafe {
                 match name {
                     2 if is(Share::Never(Unshared::Host)) => put(place.cast(), 1u32)?,
@@ -123,7 +123,7 @@ unsafe extern "C" fn cuMemGetAddressRange_v2(base: *mut u64, size: *mut usize, p
     let found = current().and_then(|(library, ordinal)| {
         library.process.allocation(ordinal, DevicePtr(ptr)).map_err(|_| NOT_FOUND)
     });
-    // SAFETY: the arguments are valid, as the driver's documentation requires.
+    // SAFETY: the driver's documentation requires the caller to pass valid arguments.
     answer(found.and_then(|found| unsafe {
         put(base, found.base.0)?;
         put(size, found.size as usize)
@@ -134,7 +134,7 @@ unsafe extern "C" fn cuMemGetAddressRange_v2(base: *mut u64, size: *mut usize, p
 unsafe extern "C" fn cuIpcGetMemHandle(place: *mut [u8; LEGACY_HANDLE], ptr: u64) -> Code {
     let made = current()
         .and_then(|(library, ordinal)| library.process.export_legacy(ordinal, DevicePtr(ptr)).map_err(code));
-    // SAFETY: the arguments are valid, as the driver's documentation requires.
+    // SAFETY: the driver's documentation requires the caller to pass valid arguments.
     answer(made.and_then(|handle| unsafe { put(place, handle) }))
 }
 
@@ -148,7 +148,7 @@ unsafe extern "C" fn cuIpcOpenMemHandle_v2(place: *mut u64, handle: IpcHandle, f
         1 => library.process.open_legacy(ordinal, &handle.0).map_err(code),
         _ => Err(INVALID_VALUE),
     });
-    // SAFETY: the arguments are valid, as the driver's documentation requires.
+    // SAFETY: the driver's documentation requires the caller to pass valid arguments.
     answer(opened.and_then(|base| unsafe { put(place, base.0) }))
 }
 
@@ -160,12 +160,12 @@ extern "C" fn cuIpcCloseMemHandle(base: u64) -> Code {
     )
 }
 
-/// Checks a request.
+/// Checks a request for physical memory.
 ///
 /// # Safety
-/// It is complete, or null.
+/// `asked` is null or points to a complete request.
 unsafe fn asked(asked: *const Asked) -> Result<(u32, MemoryKind), Code> {
-    // SAFETY: our caller's promise.
+    // SAFETY: this function's contract.
     let asked = unsafe { asked.as_ref() }.ok_or(INVALID_VALUE)?;
     // Only pinned memory of a device is supported.
     if asked.kind != 1 || asked.location.kind != 1 {
@@ -185,7 +185,7 @@ unsafe extern "C" fn cuMemGetAllocationGranularity(
     what: *const Asked,
     _option: c_uint,
 ) -> Code {
-    // SAFETY: the arguments are valid, as the driver's documentation requires.
+    // SAFETY: the driver's documentation requires the caller to pass valid arguments.
     answer(unsafe { asked(what).and_then(|_| put(place, GRANULE)) })
 }
 
@@ -196,24 +196,24 @@ unsafe extern "C" fn cuMemCreate(
     what: *const Asked,
     flags: c_ulonglong,
 ) -> Code {
-    // SAFETY: the arguments are valid, as the driver's documentation requires.
+    // SAFETY: the driver's documentation requires the caller to pass valid arguments.
     let made = unsafe { asked(what) }.and_then(|(ordinal, kind)| {
         if size == 0 || !size.is_multiple_of(GRANULE) || flags != 0 {
             return Err(INVALID_VALUE);
         }
         library()?.process.create(ordinal, kind, size as u64).map_err(code)
     });
-    // SAFETY: the arguments are valid, as the driver's documentation requires.
+    // SAFETY: the driver's documentation requires the caller to pass valid arguments.
     unsafe { put_physical(place, made) }
 }
 
-/// Returns a handle of memory.
+/// Writes a handle of physical memory.
 ///
 /// # Safety
-/// `place` is writable.
+/// `place` is null or writable.
 unsafe fn put_physical(place: *mut u64, physical: Result<FakePhysical, Code>) -> Code {
     let handle = physical.and_then(|physical| Ok(add(&mut library()?.handles().physical, physical)));
-    // SAFETY: our caller's promise.
+    // SAFETY: this function's contract.
     answer(handle.and_then(|handle| unsafe { put(place, handle as u64) }))
 }
 
@@ -230,7 +230,7 @@ unsafe extern "C" fn cuMemRetainAllocationHandle(place: *mut u64, at: *mut c_voi
             _ => Err(INVALID_VALUE),
         }
     });
-    // SAFETY: the arguments are valid, as the driver's documentation requires.
+    // SAFETY: the driver's documentation requires the caller to pass valid arguments.
     unsafe { put_physical(place, found) }
 }
 
@@ -248,7 +248,7 @@ unsafe extern "C" fn cuMemExportToShareableHandle(
         let physical = find(&mut library.handles().physical, handle as usize)?.clone();
         physical.ok_or(INVALID_HANDLE)?.export().map_err(code)
     });
-    // SAFETY: `place` is writable; the caller owns the descriptor from now on.
+    // SAFETY: `place` is writable. The caller owns the descriptor from now on.
     answer(made.and_then(|fd| unsafe { put(place, fd.into_raw_fd()) }))
 }
 
@@ -256,10 +256,10 @@ unsafe extern "C" fn cuMemExportToShareableHandle(
 unsafe extern "C" fn cuMemImportFromShareableHandle(place: *mut u64, fd: *mut c_void, kind: c_uint) -> Code {
     let found = library().and_then(|library| {
         let fd = c_int::try_from(fd as usize).ok().filter(|_| kind == DESCRIPTOR).ok_or(INVALID_VALUE)?;
-        // SAFETY: the caller's descriptor, open during the call.
+        // SAFETY: the caller keeps its descriptor open during the call.
         library.process.import(unsafe { BorrowedFd::borrow_raw(fd) }).map_err(code)
     });
-    // SAFETY: the arguments are valid, as the driver's documentation requires.
+    // SAFETY: the driver's documentation requires the caller to pass valid arguments.
     unsafe { put_physical(place, found) }
 }
 
@@ -275,7 +275,7 @@ unsafe extern "C" fn cuMemAddressReserve(
         true => Ok(library.process.reserve(size as u64)),
         false => Err(INVALID_VALUE),
     });
-    // SAFETY: the arguments are valid, as the driver's documentation requires.
+    // SAFETY: the driver's documentation requires the caller to pass valid arguments.
     answer(taken.and_then(|base| unsafe { put(place, base.0) }))
 }
 
@@ -314,12 +314,12 @@ extern "C" fn cuMemUnmap(base: u64, size: usize) -> Code {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemSetAccess(base: u64, size: usize, access: *const Access, count: usize) -> Code {
     answer(library().and_then(|library| {
-        // SAFETY: the caller provides `count` entries, and we read one.
+        // SAFETY: the caller provides `count` entries, and only the first is read.
         let access = unsafe { access.as_ref() }.filter(|_| count == 1).ok_or(INVALID_VALUE)?;
         let ordinal = ordinal(library, access.location.id)?;
         let end = base + size as u64;
         let mut at = base;
-        // Read and write access to each whole segment.
+        // Grants read and write access to each whole segment.
         while access.flags == 3 && at < end {
             let there = library.process.allocation(ordinal, DevicePtr(at)).map_err(code)?;
             if there.base.0 != at {
@@ -349,7 +349,7 @@ unsafe extern "C" fn cuMemHostRegister_v2(ptr: *mut c_void, size: usize, _flags:
             // `CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED`.
             return Err(712);
         }
-        // SAFETY: the arguments are valid, as the driver's documentation requires.
+        // SAFETY: the driver's documentation requires the caller to pass valid arguments.
         let seen = unsafe { library.process.pin(ordinal, host, size) }.map_err(code)?;
         handles.pins.push((start, size, seen.0));
         Ok(())
@@ -377,7 +377,7 @@ unsafe extern "C" fn cuMemHostGetDevicePointer_v2(place: *mut u64, ptr: *mut c_v
         let (at, _, seen) = handles.pins.iter().find(inside).ok_or(INVALID_VALUE)?;
         Ok(seen + (wanted - at) as u64)
     });
-    // SAFETY: the arguments are valid, as the driver's documentation requires.
+    // SAFETY: the driver's documentation requires the caller to pass valid arguments.
     answer(found.and_then(|seen| unsafe { put(place, seen) }))
 }
 

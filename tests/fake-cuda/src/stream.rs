@@ -7,7 +7,7 @@ use fishplate_gpu::fake::StreamId;
 
 use crate::{Code, INVALID_VALUE, Library, NOT_READY, add, answer, code, current, find, library, put};
 
-/// Returns the stream of a handle; for null, the device's default stream.
+/// Returns the stream of a handle. Null means the device's default stream.
 fn stream(library: &Library, ordinal: u32, handle: *mut c_void) -> Result<StreamId, Code> {
     let mut handles = library.handles();
     if !handle.is_null() {
@@ -28,7 +28,7 @@ unsafe extern "C" fn cuStreamCreate(place: *mut *mut c_void, _flags: c_uint) -> 
         let stream = library.process.stream(ordinal).map_err(code)?;
         Ok(add(&mut library.handles().streams, stream))
     });
-    // SAFETY: the arguments are valid, as the driver's documentation requires.
+    // SAFETY: the driver's documentation requires the caller to pass valid arguments.
     answer(made.and_then(|handle| unsafe { put(place, handle as *mut c_void) }))
 }
 
@@ -54,7 +54,7 @@ unsafe extern "C" fn cuMemcpyAsync(to: u64, from: u64, len: usize, handle: *mut 
     answer(current().and_then(|(library, ordinal)| {
         let stream = stream(library, ordinal, handle)?;
         let (to, from) = (DevicePtr(to), DevicePtr(from));
-        // SAFETY: the arguments are valid, as the driver's documentation requires.
+        // SAFETY: the driver's documentation requires the caller to pass valid arguments.
         unsafe { library.process.copy(stream, to, from, len as u64) }.map_err(code)
     }))
 }
@@ -71,7 +71,7 @@ unsafe extern "C" fn cuStreamWriteValue64_v2(
             return Err(INVALID_VALUE);
         }
         let stream = stream(library, ordinal, handle)?;
-        // SAFETY: the arguments are valid, as the driver's documentation requires.
+        // SAFETY: the driver's documentation requires the caller to pass valid arguments.
         unsafe { library.process.write_word(stream, DevicePtr(word), value) }.map_err(code)
     }))
 }
@@ -79,7 +79,7 @@ unsafe extern "C" fn cuStreamWriteValue64_v2(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuEventCreate(place: *mut *mut c_void, _flags: c_uint) -> Code {
     let made = current().map(|(library, _)| add(&mut library.handles().events, None));
-    // SAFETY: the arguments are valid, as the driver's documentation requires.
+    // SAFETY: the driver's documentation requires the caller to pass valid arguments.
     answer(made.and_then(|handle| unsafe { put(place, handle as *mut c_void) }))
 }
 

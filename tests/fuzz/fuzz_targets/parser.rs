@@ -1,4 +1,4 @@
-//! Runs the parser with this program's name under libFuzzer.
+//! Runs one parser under libFuzzer: the parser named like this program.
 #![no_main]
 
 use std::cell::RefCell;

@@ -1,5 +1,6 @@
-//! Uses the ring and the engine without std, allocator or operating system: all memory is on the
-//! stack, and time counts calls. Exits with 0, or with the number of the first failed check.
+//! Uses the ring and the engine without std, an allocator or an operating system. All memory is on
+//! the stack, and the clock counts calls. Exits with 0, or with the number of the first failed
+//! check.
 #![no_std]
 #![no_main]
 
@@ -19,7 +20,7 @@ use fishplate_core::rail::loopback::Loopback;
 use fishplate_core::sync::host::SpinHost;
 use fishplate_core::sync::ring::{self, Header};
 
-// Only the C library's startup code, memcpy and abort are used.
+// Needs only the C library's startup code, memcpy and abort.
 #[link(name = "c")]
 unsafe extern "C" {
     fn abort() -> !;
@@ -27,7 +28,7 @@ unsafe extern "C" {
 
 #[panic_handler]
 fn panic(_: &PanicInfo<'_>) -> ! {
-    // SAFETY: takes nothing and does not return.
+    // SAFETY: `abort` takes no arguments and does not return.
     unsafe { abort() }
 }
 
@@ -86,7 +87,7 @@ fn put_signal_over(rail: impl Rail) -> Option<()> {
     let mut engine = Engine::new(config, [rail], memory).ok()?;
     let peer = engine.reserve_peer().ok()?;
     engine.connect_peer(peer, 1).ok()?;
-    // SAFETY: `words` outlives the engine's use of it and is accessed through atomics only.
+    // SAFETY: `words` outlives the engine's use, and is accessed through atomics only.
     let region = unsafe { Region::new(NonNull::from(&words).cast(), 24, RegionKind::Private) };
     let local = engine.register(region).ok()?;
     let mut handle = [0; HANDLE_MAX];
@@ -97,7 +98,7 @@ fn put_signal_over(rail: impl Rail) -> Option<()> {
     let mut waiter = Waiter::awake(&host, &never);
     let context = ContextId(0);
     for round in 1..=ROUNDS {
-        // Relaxed: a single thread.
+        // Relaxed: there is only one thread.
         words[0].store(!round, Ordering::Relaxed);
         let signal = Signal { at: remote.at(16), op: SignalOp::Add, value: 1 };
         engine.put_signal(context, local.at(0), 8, remote.at(8), signal, Notice::Silent).ok()?;

@@ -1,19 +1,19 @@
-//! A libfabric provider inside the process, for tests. It implements the function tables behind the
-//! `fid`s, and is called through the same wrappers as real providers. It needs no libfabric,
+//! A fake libfabric provider inside the process, for tests. It implements the function tables of
+//! the `fid`s, and is called through the same wrappers as real providers. It needs no libfabric,
 //! network or hardware.
 //!
 //! A [`Fake`] is one network of endpoints. Its [`Persona`] selects the imitated provider and its
 //! behaviour: required modes, ordering, how often it refuses with `-FI_EAGAIN`, and whether
 //! completions come late, reordered or a few at a time. All randomness comes from one seed. Time
-//! passes by calls: an operation advances when a completion queue is read; with manual progress,
-//! only the right one.
+//! advances with calls: an operation advances when a completion queue is read. With manual progress
+//! a stage advances only when the endpoint that executes it reads its queue.
 //!
-//! The fake detects what a real provider would not: a context that is used twice or written while
-//! the provider owns it, a buffer outside its registration, a missing descriptor, an overrun queue,
-//! an object closed while in use. [`Fake::violations`] lists what it found; a correct program
-//! leaves it empty.
+//! The fake detects errors that a real provider would not: a context that is used twice or written
+//! while the provider owns it, a buffer outside its registration, a missing descriptor, an overrun
+//! queue, an object closed while in use. [`Fake::violations`] lists them. A correct program causes
+//! none.
 //!
-//! A lock makes all calls thread-safe. The fake allocates freely, so do not measure with it.
+//! A lock makes all calls thread-safe. The fake allocates freely, so it is no use for measurements.
 //!
 //! `persona` describes providers, `info` implements `fi_getinfo`, `object` the objects that are
 //! opened and closed, `post` operations, `queue` completions, and `world` the network.
@@ -36,26 +36,27 @@ use fishplate_sys::fabric::Library;
 
 use world::{Fault, State, World};
 
-/// Most networks at once in a process.
+/// Maximum number of networks in a process.
 pub const FAKES_MAX: usize = 64;
 
-/// The networks that `fi_getinfo` finds: one entry point each.
+/// The networks that `fi_getinfo` can find. Each has its own entry point.
 static WORLDS: [Mutex<Option<Arc<World>>>; FAKES_MAX] = [const { Mutex::new(None) }; FAKES_MAX];
 
-/// How the NICs of a network reach device memory. It classifies addresses.
+/// The path between a network's NICs and device memory. Also tells which addresses are device
+/// memory.
 pub trait Bus: fmt::Debug + Send + Sync {
-    /// Returns the number of the device whose memory holds these bytes.
+    /// Returns the number of the device whose memory holds this range.
     fn device_of(&self, at: u64, len: usize) -> Option<u32>;
 
-    /// Writes as a NIC does: visible to the owner after a flush, if it needs one.
+    /// Writes as a NIC does. The owner may see the data only after a flush.
     fn write(&self, at: u64, bytes: &[u8]);
 
     /// Reads as a NIC does.
     fn read(&self, at: u64, into: &mut [u8]);
 }
 
-/// A network of simulated endpoints. Open endpoints outlive it; afterwards nothing new can be
-/// opened.
+/// A network of simulated endpoints. After it is dropped, open endpoints continue to work, but no
+/// object can be opened.
 #[derive(Debug)]
 pub struct Fake {
     place: usize,
@@ -66,7 +67,7 @@ impl Fake {
     /// Creates a network.
     ///
     /// # Panics
-    /// If there are [`FAKES_MAX`] already.
+    /// If [`FAKES_MAX`] networks exist already.
     pub fn new(persona: Persona, seed: u64) -> Fake {
         for (place, slot) in WORLDS.iter().enumerate() {
             let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
@@ -79,14 +80,15 @@ impl Fake {
         panic!("{FAKES_MAX} fake networks at once, and one more");
     }
 
-    /// Returns the library to open fabrics with. It answers while this network exists.
+    /// Returns the library with which to open fabrics. Its calls fail after this network is
+    /// dropped.
     pub fn library(&self) -> Library {
-        // SAFETY: the functions behave as `fi_getinfo(3)` and other pages say; every table begins
+        // SAFETY: the functions behave as libfabric's manual pages require, and every table begins
         // with its size.
         unsafe { Library::from_entries(info::entries(self.place)) }
     }
 
-    /// Makes an operation fail, after `skip` more of them: with libfabric's code, the provider's
+    /// Makes one operation fail after `skip` successful ones, with libfabric's code, the provider's
     /// code, and error data.
     pub fn fail(&self, skip: u32, code: i32, provider: i32, data: &[u8]) {
         self.state().faults.push(Fault { skip, code, provider, data: data.to_vec() });
@@ -102,7 +104,7 @@ impl Fake {
         self.state().bus = Some(bus);
     }
 
-    /// Returns the open registrations of device memory, and how many of them use a dmabuf
+    /// Returns the number of open registrations of device memory, and how many of them use a dmabuf
     /// descriptor.
     pub fn device_registrations(&self) -> (usize, usize) {
         let state = self.state();
@@ -110,21 +112,21 @@ impl Fake {
         (of_devices.clone().count(), of_devices.filter(|mr| mr.by_descriptor).count())
     }
 
-    /// Ends an endpoint as if its process had died. `address` is the result of `fi_getname`, or
-    /// ends with it. The persona determines what others see.
+    /// Kills an endpoint, as if its process had died. `address` is the result of `fi_getname`, or
+    /// ends with it. The persona determines what other endpoints see.
     pub fn kill(&self, address: &[u8]) {
         self.state().kill(address);
     }
 
-    /// Cuts the cable of an interface: nothing passes any more, and no error is reported.
+    /// Cuts the cable of an interface. Nothing passes any more, and no error is reported.
     pub fn cut(&self, interface: &str) {
         self.state().cut.push(interface.to_owned());
     }
 
     /// Pulls the cable of an interface, which breaks its connections. Every operation on it, in
     /// flight or later, fails with `FI_ECONNRESET`, or silently if it was injected. Some of the
-    /// writes and messages land nevertheless, within `late` reads of a queue, unless their target
-    /// endpoint is closed by then.
+    /// writes and messages still land, within `late` reads of a queue, unless their target endpoint
+    /// is closed before.
     pub fn pull(&self, interface: &str, late: u32) {
         self.state().pull(interface, late);
     }
@@ -134,8 +136,8 @@ impl Fake {
         self.state().pulled.retain(|(name, _)| name != interface);
     }
 
-    /// Takes the address of an interface away, or gives it back. Meanwhile no endpoint can be
-    /// opened on it. Open ones stay.
+    /// Removes or restores the address of an interface. Without an address no new endpoint can be
+    /// opened on it; open ones stay.
     pub fn set_address(&self, interface: &str, has: bool) {
         let bare = &mut self.state().bare;
         bare.retain(|name| name != interface);
@@ -144,22 +146,23 @@ impl Fake {
         }
     }
 
-    /// Returns the violations of libfabric's rules so far, in words.
+    /// Describes the violations of libfabric's rules so far.
     pub fn violations(&self) -> Vec<String> {
         self.state().violations.clone()
     }
 
-    /// Number of open objects: fabrics, domains, endpoints, queues, address vectors, registrations.
+    /// Returns the number of open objects: fabrics, domains, endpoints, queues, address vectors,
+    /// registrations.
     pub fn open_objects(&self) -> usize {
         self.state().open
     }
 
-    /// Operations accepted on an interface.
+    /// Returns the number of operations accepted on an interface.
     pub fn posted_on(&self, interface: &str) -> u64 {
         self.state().by_interface.get(interface).copied().unwrap_or(0)
     }
 
-    /// The counters.
+    /// Returns the counters.
     pub fn counts(&self) -> Counts {
         self.state().counts
     }
@@ -182,7 +185,7 @@ pub struct Counts {
     pub posted: u64,
     /// Posts answered with `-FI_EAGAIN`.
     pub refused: u64,
-    /// Operations that overtook an earlier one of the same endpoint to the same target.
+    /// Operations that overtook an earlier operation of the same endpoint to the same target.
     pub overtaken: u64,
     /// Completions reported while older operations of the queue's endpoint were outstanding.
     pub early: u64,
@@ -192,10 +195,10 @@ pub struct Counts {
     pub reads: u64,
     /// Posts with `FI_MORE`.
     pub held_back: u64,
-    /// Posts with `FI_MORE` that no further post followed before the queue was read.
+    /// Posts with `FI_MORE` that were not followed by another post before the queue was read.
     pub left_open: u64,
-    /// Writes and messages that a pulled cable has left in the network.
+    /// Writes and messages that a pulled cable left in the network.
     pub strays: u64,
-    /// How many of them have landed.
+    /// Strays that have landed.
     pub landed_late: u64,
 }

@@ -1,5 +1,5 @@
-//! `fi_getinfo` and related calls. Structures are Rust boxes; strings are the C library's, as
-//! callers that fill in hints expect.
+//! `fi_getinfo` and related calls. Structures are Rust boxes. Strings are allocated by the C
+//! library, because callers who fill in hints expect that.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr;
@@ -12,10 +12,10 @@ use super::object::open_fabric;
 use super::world::World;
 use super::{FAKES_MAX, Persona, WORLDS};
 
-/// The version that a fake library has.
+/// The libfabric version that the fake reports.
 const VERSION: u32 = fi_version(1, 20);
 
-/// The entry points of one network.
+/// Returns the entry points of one network.
 pub(super) fn entries(place: usize) -> Entries {
     Entries {
         getinfo: GETINFO[place],
@@ -42,9 +42,9 @@ macro_rules! of_each_place {
     };
 }
 
-/// One function per network, because the call has no argument that identifies one.
+/// One `fi_getinfo` per network, because the call has no argument that identifies a network.
 static GETINFO: [getinfo; FAKES_MAX] = of_each_place!(getinfo);
-/// As above.
+/// One `fi_fabric` per network, for the same reason.
 static OPEN_FABRIC: [fabric; FAKES_MAX] = of_each_place!(open_fabric);
 
 unsafe extern "C" fn getinfo<const PLACE: usize>(
@@ -61,7 +61,7 @@ unsafe extern "C" fn getinfo<const PLACE: usize>(
     let persona = world.state().persona.clone();
     let mut first = ptr::null_mut();
     for interface in persona.interfaces.iter().rev() {
-        // SAFETY: the caller's hints are null or complete.
+        // SAFETY: libfabric's manual requires hints that are null or complete.
         if let Some(mut info) = unsafe { offer(&persona, interface, hints) } {
             info.next = first;
             first = Box::into_raw(info);
@@ -70,19 +70,19 @@ unsafe extern "C" fn getinfo<const PLACE: usize>(
     if first.is_null() {
         return -FI_ENODATA;
     }
-    // SAFETY: the caller's result is writable.
+    // SAFETY: libfabric's manual requires a writable result.
     unsafe { *out = first };
     0
 }
 
-/// What an interface offers, if it matches the hints.
+/// Returns the description of an interface, if it matches the hints.
 ///
 /// # Safety
 /// `hints` is null or complete.
 unsafe fn offer(persona: &Persona, interface: &str, hints: *const fi_info) -> Option<Box<fi_info>> {
-    // SAFETY: the arguments are valid, as libfabric's manual requires.
+    // SAFETY: this function's contract.
     let hints = unsafe { hints.as_ref() };
-    // SAFETY: parts of hints are null or complete.
+    // SAFETY: the parts of complete hints are null or complete.
     let asked = hints.map(|h| unsafe {
         (
             h,
@@ -96,7 +96,7 @@ unsafe fn offer(persona: &Persona, interface: &str, hints: *const fi_info) -> Op
     let mut progress = persona.progress;
     let mut threading = FI_THREAD_SAFE;
     let mut mr_mode = persona.mr_mode;
-    // The mode applies only to callers that request device memory.
+    // The mode applies only to callers who request device memory.
     if asked.is_none_or(|(hints, ..)| hints.caps & FI_HMEM == 0) {
         mr_mode &= !FI_MR_HMEM;
     }
@@ -112,7 +112,7 @@ unsafe fn offer(persona: &Persona, interface: &str, hints: *const fi_info) -> Op
         }
         if let Some(fabric) = fabric {
             let named = |name: *const c_char, is: &dyn Fn(&str) -> bool| {
-                // SAFETY: null or a C string.
+                // SAFETY: names in complete hints are null or C strings.
                 name.is_null() || unsafe { CStr::from_ptr(name) }.to_str().is_ok_and(is)
             };
             let is_provider = |name: &str| {
@@ -164,7 +164,7 @@ unsafe fn offer(persona: &Persona, interface: &str, hints: *const fi_info) -> Op
         }
     }
     let mut info = empty();
-    // SAFETY: all parts were just created.
+    // SAFETY: `empty` has just created all parts.
     unsafe {
         info.caps = caps;
         info.mode = persona.mode;
@@ -200,7 +200,7 @@ unsafe fn offer(persona: &Persona, interface: &str, hints: *const fi_info) -> Op
 /// Allocates a string as the C library does.
 fn string(text: &str) -> *mut c_char {
     let text = CString::new(text).unwrap_or_default();
-    // SAFETY: a C string.
+    // SAFETY: `text` is a C string.
     unsafe { libc::strdup(text.as_ptr()) }
 }
 
@@ -209,12 +209,12 @@ fn string(text: &str) -> *mut c_char {
 /// # Safety
 /// All zeros is a valid `T`.
 unsafe fn zeroed<T>() -> *mut T {
-    // SAFETY: our caller guarantees that zeros are a valid `T`.
+    // SAFETY: this function's contract.
     Box::into_raw(Box::new(unsafe { std::mem::zeroed() }))
 }
 
 fn empty() -> Box<fi_info> {
-    // SAFETY: zeros are null pointers, numbers, and the first value of every enumeration.
+    // SAFETY: zeros are valid: null pointers, numbers, and the first value of every enumeration.
     unsafe {
         let mut info = Box::from_raw(zeroed::<fi_info>());
         info.tx_attr = zeroed();
@@ -226,10 +226,10 @@ fn empty() -> Box<fi_info> {
     }
 }
 
-/// A PCI adapter whose address depends on the interface's index.
+/// Creates a PCI adapter. Its address depends on the index of the interface.
 fn nic(persona: &Persona, interface: &str) -> *mut fid_nic {
     let at = persona.interfaces.iter().position(|name| *name == interface).unwrap_or(0);
-    // SAFETY: as in `empty`.
+    // SAFETY: zeros are valid: null pointers, numbers, and the first value of every enumeration.
     unsafe {
         let nic = zeroed::<fid_nic>();
         (*nic).bus_attr = zeroed();
@@ -243,19 +243,20 @@ fn nic(persona: &Persona, interface: &str) -> *mut fid_nic {
 }
 
 unsafe extern "C" fn dupinfo(info: *const fi_info) -> *mut fi_info {
-    // SAFETY: null or complete.
+    // SAFETY: libfabric's manual requires null or a complete description.
     let Some(source) = (unsafe { info.as_ref() }) else {
         return Box::into_raw(empty());
     };
-    // SAFETY: null or complete, and plain data.
+    // SAFETY: `part` is null or points to a complete structure, which is plain data.
     unsafe fn copy<T: Copy>(part: *mut T) -> *mut T {
         if part.is_null() {
             return part;
         }
-        // SAFETY: complete, as the caller guarantees.
+        // SAFETY: not null, so it points to a complete structure.
         Box::into_raw(Box::new(unsafe { *part }))
     }
-    // SAFETY: parts are null or complete; strings are null or C strings.
+    // SAFETY: the parts of a complete description are null or complete; its strings are null or C
+    // strings.
     unsafe {
         let again = |text: *mut c_char| if text.is_null() { text } else { libc::strdup(text) };
         let mut twin = Box::new(*source);
@@ -292,16 +293,16 @@ unsafe extern "C" fn dupinfo(info: *const fi_info) -> *mut fi_info {
 }
 
 unsafe extern "C" fn freeinfo(info: *mut fi_info) {
-    // SAFETY: null or a box of ours.
+    // SAFETY: `part` is null or a box that this file created.
     unsafe fn free<T>(part: *mut T) {
         if !part.is_null() {
-            // SAFETY: created by `zeroed` or `copy`, and freed once.
+            // SAFETY: `zeroed` or `copy` created it, and it is freed once.
             drop(unsafe { Box::from_raw(part) });
         }
     }
     let mut next = info;
     while !next.is_null() {
-        // SAFETY: a list of complete entries of `getinfo` or `dupinfo`.
+        // SAFETY: the list consists of complete entries created by `getinfo` or `dupinfo`.
         unsafe {
             let entry = Box::from_raw(next);
             next = entry.next;

@@ -1,8 +1,9 @@
 //! Objects that are opened and closed: fabrics, domains, queues, address vectors, endpoints,
 //! registrations.
 //!
-//! Each object is a box that begins with libfabric's structure, and keeps its network alive. This
-//! file has fabrics, domains and queues; `endpoint`, `vector` and `registration` have the rest.
+//! Each object is a box that begins with libfabric's structure and keeps its network alive. This
+//! file implements fabrics, domains and queues; `endpoint`, `vector` and `registration` implement
+//! the others.
 
 mod endpoint;
 mod registration;
@@ -44,17 +45,17 @@ objects! {
     FakeMr: fid_mr;
 }
 
-/// The start of an object.
+/// Returns the common first field of an object.
 fn head(class: usize, ops: &'static fi_ops) -> fid {
     fid { fclass: class, context: ptr::null_mut(), ops: table(ops) }
 }
 
-/// A table as C expects it. It is never written.
+/// Returns a table as C expects it. It is never written.
 fn table<T>(ops: &'static T) -> *mut T {
     ptr::from_ref(ops).cast_mut()
 }
 
-/// The common table of a class.
+/// Returns the table that all objects of a class share.
 const fn common(
     close: unsafe extern "C" fn(*mut fid) -> c_int,
     bind: Option<unsafe extern "C" fn(*mut fid, *mut fid, u64) -> c_int>,
@@ -105,7 +106,7 @@ pub(super) unsafe extern "C" fn open_fabric<const PLACE: usize>(
     out: *mut *mut fid_fabric,
     _context: *mut c_void,
 ) -> c_int {
-    // SAFETY: complete attributes of a fake `fi_getinfo`; the caller's result is writable.
+    // SAFETY: the attributes are complete and come from this fake; the caller's result is writable.
     unsafe {
         let Some(world) = world(PLACE) else {
             return -FI_ENODATA;
@@ -121,7 +122,7 @@ pub(super) unsafe extern "C" fn open_fabric<const PLACE: usize>(
     0
 }
 
-/// Counts an object, and numbers it.
+/// Counts a new object, and returns its number.
 fn begin(state: &mut State) -> u32 {
     state.open += 1;
     state.number()
@@ -133,7 +134,7 @@ unsafe extern "C" fn open_domain(
     out: *mut *mut fid_domain,
     _context: *mut c_void,
 ) -> c_int {
-    // SAFETY: an open fabric of ours; the caller's result is writable.
+    // SAFETY: `fabric` is an open fabric of this fake; the caller's result is writable.
     unsafe {
         let world = Arc::clone(&(*fabric.cast::<FakeFabric>()).world);
         let raw = fid_domain { fid: head(FI_CLASS_DOMAIN, &DOMAIN), ops: table(&IN_DOMAIN), mr: table(&MR) };
@@ -154,7 +155,8 @@ unsafe extern "C" fn open_cq(
     out: *mut *mut fid_cq,
     _context: *mut c_void,
 ) -> c_int {
-    // SAFETY: an open domain of ours; complete attributes; the caller's result is writable.
+    // SAFETY: `domain` is an open domain of this fake, the attributes are complete, and the
+    // caller's result is writable.
     unsafe {
         let domain = &*domain.cast::<FakeDomain>();
         if (*attr).format != FI_CQ_FORMAT_DATA {
@@ -172,14 +174,14 @@ unsafe extern "C" fn open_cq(
 }
 
 unsafe extern "C" fn close_fabric(object: *mut fid) -> c_int {
-    // SAFETY: open, and closed once.
+    // SAFETY: the object is open, and is closed only once.
     let this = unsafe { Box::from_raw(object.cast::<FakeFabric>()) };
     this.world.state().open -= 1;
     0
 }
 
 unsafe extern "C" fn close_domain(object: *mut fid) -> c_int {
-    // SAFETY: open, and closed once.
+    // SAFETY: the object is open, and is closed only once.
     let this = unsafe { Box::from_raw(object.cast::<FakeDomain>()) };
     let mut state = this.world.state();
     let inside = state.eps.values().any(|ep| ep.domain == this.id)
@@ -193,7 +195,7 @@ unsafe extern "C" fn close_domain(object: *mut fid) -> c_int {
 }
 
 unsafe extern "C" fn close_cq(object: *mut fid) -> c_int {
-    // SAFETY: open, and closed once.
+    // SAFETY: the object is open, and is closed only once.
     let this = unsafe { Box::from_raw(object.cast::<FakeCq>()) };
     let mut state = this.world.state();
     if state.eps.values().any(|ep| ep.tx == Some(this.id) || ep.rx == Some(this.id)) {

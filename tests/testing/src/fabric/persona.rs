@@ -1,73 +1,75 @@
-//! Which provider to imitate, and how it behaves.
+//! A persona: the provider that the fake imitates, and its behaviour.
 
 use fishplate_sys::fabric::raw::*;
 
-/// What others see of an endpoint whose process died.
+/// How other endpoints see an endpoint whose process has died.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dead {
     /// Operations to it fail with `FI_ECONNRESET`.
     Errors,
-    /// Operations to it never complete; once queues are full, posts are refused for ever.
+    /// Operations to it never complete. Once queues are full, posts are refused forever.
     Silence,
 }
 
-/// A provider's claims and behaviour. Start from one of the functions and change fields.
+/// The attributes and the behaviour of a provider. Start from one of the functions and change
+/// fields.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Persona {
-    /// As in `fi_fabric_attr.prov_name`.
+    /// `fi_fabric_attr.prov_name`.
     pub provider: &'static str,
-    /// As in `fi_fabric_attr.name`.
+    /// `fi_fabric_attr.name`.
     pub fabric: &'static str,
-    /// Its domains, one per interface.
+    /// The names of its domains, one per interface.
     pub interfaces: Vec<&'static str>,
     /// Speed of the interfaces in megabits per second.
     pub mbit: u32,
     /// `fi_info.caps`. Without `FI_ATOMIC` there is no table of atomics.
     pub caps: u64,
-    /// Modes that the program must support: `FI_CONTEXT`, `FI_CONTEXT2`.
+    /// Modes that the program must support, such as `FI_CONTEXT` and `FI_CONTEXT2`.
     pub mode: u64,
     /// Registration modes that the program must support.
     pub mr_mode: i32,
-    /// Whether device memory can be registered by a descriptor (`FI_MR_DMABUF`).
+    /// True if device memory can be registered by a descriptor (`FI_MR_DMABUF`).
     pub dmabuf: bool,
-    /// Its data progress. With `FI_PROGRESS_AUTO` it also accepts a request for manual progress.
+    /// Data progress. `FI_PROGRESS_AUTO` also accepts a request for manual progress.
     pub progress: i32,
-    /// Whether it only takes `FI_THREAD_SAFE`.
+    /// True if it offers only `FI_THREAD_SAFE`.
     pub locks: bool,
-    /// The message order that it keeps: bits `FI_ORDER_*`, or 0.
+    /// The message order that it preserves: `FI_ORDER_*` bits, or 0.
     pub order: u64,
-    /// Bytes of completion data. The rest is cut off.
+    /// Bytes of completion data. Further bytes are cut off.
     pub data_bytes: usize,
-    /// Longest injected operation, in bytes.
+    /// Maximum length of an injected operation in bytes.
     pub inject: usize,
-    /// Operations outstanding per endpoint.
+    /// Maximum number of outstanding operations per endpoint.
     pub tx_size: usize,
-    /// Receives posted per endpoint.
+    /// Maximum number of posted receives per endpoint.
     pub rx_size: usize,
-    /// Longest message, in bytes.
+    /// Maximum length of a message in bytes.
     pub max_message: usize,
-    /// Longest write or read, in bytes; the value of `max_msg_size`.
+    /// Maximum length of a write or read in bytes; the value of `max_msg_size`.
     pub max_rma: usize,
-    /// Bytes of a key, if the program chooses it.
+    /// Length of a key in bytes, if the program chooses keys.
     pub key_bytes: usize,
-    /// Whether it waits while a queue is full. Otherwise completions that do not fit are lost: an
-    /// overrun.
+    /// True if it waits while a queue is full. Otherwise completions that do not fit are lost,
+    /// which is an overrun.
     pub protects_queue: bool,
-    /// Whether a write with data consumes a receive at the target: `mode` then has `FI_RX_CQ_DATA`.
+    /// True if a write with data consumes a receive at the target. `mode` then has `FI_RX_CQ_DATA`.
     pub data_takes_receive: bool,
-    /// Whether the completion of an incoming write has a foreign context, as with shm of 1.17.
+    /// True if the completion of an incoming write has an arbitrary context, as with shm of 1.17.
     pub stray_context: bool,
-    /// The completion of an incoming write has only the data flag, as with shm of libfabric 2.
+    /// True if the completion of an incoming write has only the data flag, as with shm of libfabric
+    /// 2.
     pub data_flag_alone: bool,
-    /// Whether it executes only additions and compare-and-swaps of 8 bytes, as InfiniBand's NICs.
+    /// True if it executes only 8-byte additions and compare-and-swaps, as InfiniBand NICs do.
     pub few_atomics: bool,
-    /// Longest delay of each stage of an operation, in reads of the queue that advances it.
+    /// Maximum delay of each stage of an operation, in reads of the queue that advances it.
     pub jitter: u32,
-    /// Percentage of posts that are refused with `-FI_EAGAIN` at random.
+    /// Percentage of posts that are refused at random with `-FI_EAGAIN`.
     pub refuse: u32,
-    /// Whether a read of a queue returns only some of the available completions.
+    /// True if a read of a queue returns only some of the available completions.
     pub short_reads: bool,
-    /// What others see of dead endpoints.
+    /// How other endpoints see dead endpoints.
     pub dead: Dead,
 }
 
@@ -94,7 +96,7 @@ const ALL_ORDERS: u64 = FI_ORDER_RAR
     | FI_ORDER_SAS;
 
 impl Persona {
-    /// EFA's own fabric: no order, no atomics, 4 bytes of data, 32 bytes inline, automatic
+    /// EFA's own fabric: no order, no atomics, 4 bytes of data, injects up to 32 bytes, automatic
     /// progress.
     pub fn efa_direct() -> Persona {
         Persona {
@@ -162,8 +164,8 @@ impl Persona {
         }
     }
 
-    /// Slingshot: registrations bound to an endpoint, keys relative to the memory's start, manual
-    /// progress.
+    /// Slingshot: registrations bound to an endpoint, keys relative to the start of the memory,
+    /// manual progress.
     pub fn cxi() -> Persona {
         Persona {
             provider: "cxi",
@@ -184,7 +186,7 @@ impl Persona {
         }
     }
 
-    /// PSM3: a context per operation, keys chosen by the program.
+    /// PSM3: one context per operation, keys chosen by the program.
     pub fn psm3() -> Persona {
         Persona {
             provider: "psm3",
@@ -205,7 +207,7 @@ impl Persona {
         }
     }
 
-    /// Plain tcp: no requirements, ordered, automatic progress.
+    /// Plain tcp: no required modes, ordered, automatic progress.
     pub fn tcp() -> Persona {
         Persona {
             provider: "tcp",
@@ -225,7 +227,7 @@ impl Persona {
         }
     }
 
-    /// Shared memory: keys by address, the sender's context at the target.
+    /// Shared memory: keys by address; completions at the target have an arbitrary context.
     pub fn shm() -> Persona {
         Persona {
             provider: "shm",

@@ -1,4 +1,4 @@
-//! Posts: messages, writes, reads, atomics, receives. A refused post has changed nothing.
+//! Posts: messages, writes, reads, atomics and receives. A refused post changes nothing.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -53,7 +53,7 @@ pub(super) static ATOMIC: fi_ops_atomic = fi_ops_atomic {
     compwritevalid: Some(compare_valid),
 };
 
-/// The arguments of a post, whatever the call.
+/// The arguments of any post.
 struct Post {
     verb: Verb,
     local: *mut u8,
@@ -65,7 +65,8 @@ struct Post {
     data: Option<u64>,
     context: *mut c_void,
     flags: u64,
-    /// Injected calls have no context: they copy the source, and complete only on failure.
+    /// True for injected calls. They have no context, copy the source, and complete only on
+    /// failure.
     inject: bool,
 }
 
@@ -108,12 +109,13 @@ impl Post {
 }
 
 /// # Safety
-/// `ep` is an open endpoint of ours; the rest as the manual page of the call says.
+/// `ep` is an open endpoint of this fake. The other arguments are valid as the manual page of the
+/// call requires.
 unsafe fn post(ep: *mut fid_ep, post: Post) -> isize {
-    // SAFETY: the arguments are valid, as libfabric's manual requires.
+    // SAFETY: this function's contract.
     let this = unsafe { &*ep.cast::<FakeEp>() };
     let mut state = this.world.state();
-    // SAFETY: as above.
+    // SAFETY: this function's contract.
     match unsafe { accept(&mut state, this.id, post) } {
         Ok(op) => {
             state.launch(op);
@@ -127,7 +129,7 @@ unsafe fn post(ep: *mut fid_ep, post: Post) -> isize {
 }
 
 /// # Safety
-/// As in `post`.
+/// The same as for `post`.
 unsafe fn accept(state: &mut State, id: u32, post: Post) -> Result<Op, i32> {
     let Post { verb, local, len, desc, to, addr, key, data, context, flags, inject } = post;
     let Some(ep) = state.eps.get(&id).filter(|ep| ep.enabled) else {
@@ -135,7 +137,7 @@ unsafe fn accept(state: &mut State, id: u32, post: Post) -> Result<Op, i32> {
     };
     let (selective, op_flags) = (ep.selective, ep.op_flags);
     let known = ep.av.and_then(|av| state.avs.get(&av));
-    // An address that the vector never returned, or has removed.
+    // The vector never returned this address, or the address was removed.
     let Some(dst) = known.and_then(|known| *known.get(to as usize)?) else {
         state.violation("a post to an address that is not in the vector");
         return Err(libc::EINVAL);
@@ -167,7 +169,7 @@ unsafe fn accept(state: &mut State, id: u32, post: Post) -> Result<Op, i32> {
     if !inject && !state.own(context) {
         return Err(libc::EINVAL);
     }
-    // SAFETY: readable during the call.
+    // SAFETY: the caller of the post guarantees that the source is readable during the call.
     let copy = injects.then(|| unsafe { slice::from_raw_parts(local, len) }.to_vec());
     let mask = u64::MAX >> (64 - 8 * state.persona.data_bytes as u32);
     Ok(Op {
@@ -202,7 +204,7 @@ unsafe extern "C" fn recv(
     _from: u64,
     context: *mut c_void,
 ) -> isize {
-    // SAFETY: an open endpoint of ours.
+    // SAFETY: `ep` is an open endpoint of this fake.
     let this = unsafe { &*ep.cast::<FakeEp>() };
     let mut state = this.world.state();
     let most = state.persona.rx_size;
@@ -228,12 +230,12 @@ unsafe extern "C" fn send(
     to: u64,
     context: *mut c_void,
 ) -> isize {
-    // SAFETY: the arguments are valid, as libfabric's manual requires.
+    // SAFETY: libfabric's manual requires the caller to pass valid arguments.
     unsafe { post(ep, Post::new(Verb::Send, buf, len, desc, to, context)) }
 }
 
 unsafe extern "C" fn sendmsg(ep: *mut fid_ep, msg: *const fi_msg, flags: u64) -> isize {
-    // SAFETY: a complete message with one part, as offered.
+    // SAFETY: the message is complete and has one part, as this fake's limits say.
     unsafe {
         let msg = &*msg;
         if msg.iov_count != 1 {
@@ -247,7 +249,7 @@ unsafe extern "C" fn sendmsg(ep: *mut fid_ep, msg: *const fi_msg, flags: u64) ->
 }
 
 unsafe extern "C" fn inject(ep: *mut fid_ep, buf: *const c_void, len: usize, to: u64) -> isize {
-    // SAFETY: the arguments are valid, as libfabric's manual requires.
+    // SAFETY: libfabric's manual requires the caller to pass valid arguments.
     unsafe { post(ep, Post::new(Verb::Send, buf, len, ptr::null_mut(), to, ptr::null_mut()).injected()) }
 }
 
@@ -261,7 +263,7 @@ unsafe extern "C" fn read(
     key: u64,
     context: *mut c_void,
 ) -> isize {
-    // SAFETY: the arguments are valid, as libfabric's manual requires.
+    // SAFETY: libfabric's manual requires the caller to pass valid arguments.
     unsafe { post(ep, Post::new(Verb::Read, buf, len, desc, from, context).at(addr, key)) }
 }
 
@@ -275,7 +277,7 @@ unsafe extern "C" fn write(
     key: u64,
     context: *mut c_void,
 ) -> isize {
-    // SAFETY: the arguments are valid, as libfabric's manual requires.
+    // SAFETY: libfabric's manual requires the caller to pass valid arguments.
     unsafe { post(ep, Post::new(Verb::Write, buf, len, desc, to, context).at(addr, key)) }
 }
 
@@ -291,7 +293,7 @@ unsafe extern "C" fn writedata(
     key: u64,
     context: *mut c_void,
 ) -> isize {
-    // SAFETY: the arguments are valid, as libfabric's manual requires.
+    // SAFETY: libfabric's manual requires the caller to pass valid arguments.
     unsafe { post(ep, Post::new(Verb::Write, buf, len, desc, to, context).at(addr, key).with(data)) }
 }
 
@@ -304,7 +306,7 @@ unsafe extern "C" fn inject_write(
     key: u64,
 ) -> isize {
     let (desc, context) = (ptr::null_mut(), ptr::null_mut());
-    // SAFETY: the arguments are valid, as libfabric's manual requires.
+    // SAFETY: libfabric's manual requires the caller to pass valid arguments.
     unsafe { post(ep, Post::new(Verb::Write, buf, len, desc, to, context).at(addr, key).injected()) }
 }
 
@@ -318,14 +320,14 @@ unsafe extern "C" fn inject_writedata(
     key: u64,
 ) -> isize {
     let (desc, context) = (ptr::null_mut(), ptr::null_mut());
-    // SAFETY: the arguments are valid, as libfabric's manual requires.
+    // SAFETY: libfabric's manual requires the caller to pass valid arguments.
     unsafe {
         post(ep, Post::new(Verb::Write, buf, len, desc, to, context).at(addr, key).with(data).injected())
     }
 }
 
 unsafe extern "C" fn writemsg(ep: *mut fid_ep, msg: *const fi_msg_rma, flags: u64) -> isize {
-    // SAFETY: a complete message with one part on each side, as offered.
+    // SAFETY: the message is complete and has one part on each side, as this fake's limits say.
     unsafe {
         let msg = &*msg;
         if msg.iov_count != 1 || msg.rma_iov_count != 1 {
@@ -343,9 +345,9 @@ unsafe extern "C" fn writemsg(ep: *mut fid_ep, msg: *const fi_msg_rma, flags: u6
 }
 
 /// # Safety
-/// Null, or at least one descriptor.
+/// `desc` is null or points to at least one descriptor.
 unsafe fn first(desc: *mut *mut c_void) -> *mut c_void {
-    // SAFETY: the arguments are valid, as libfabric's manual requires.
+    // SAFETY: libfabric's manual requires the caller to pass valid arguments.
     if desc.is_null() { ptr::null_mut() } else { unsafe { *desc } }
 }
 
@@ -359,31 +361,31 @@ fn width(datatype: c_int) -> Option<u8> {
     }
 }
 
-/// Reads an operand of that width.
+/// Reads an operand of `width` bytes.
 ///
 /// # Safety
 /// `from` is null or readable for `width` bytes.
 unsafe fn operand(from: *const c_void, width: u8) -> u64 {
     let mut bytes = [0u8; 8];
     if !from.is_null() {
-        // SAFETY: the arguments are valid, as libfabric's manual requires.
+        // SAFETY: libfabric's manual requires the caller to pass valid arguments.
         unsafe { ptr::copy_nonoverlapping(from.cast::<u8>(), bytes.as_mut_ptr(), width.into()) };
     }
     u64::from_ne_bytes(bytes)
 }
 
-/// Executes an atomic in place. Returns the old value; `None` for an unknown operation or a
+/// Executes an atomic in place. Returns the old value, or `None` for an unknown operation or a
 /// misaligned address.
 ///
 /// # Safety
-/// `at` is valid for `width` bytes, which are only accessed atomically or by raw copies.
+/// `at` is valid for `width` bytes, which are accessed only atomically or by raw copies.
 pub(super) unsafe fn apply(at: *mut u8, width: u8, op: i32, operand: u64, compare: u64) -> Option<u64> {
     if !(at as usize).is_multiple_of(width.into()) {
         return None;
     }
     macro_rules! on {
         ($atomic:ty, $int:ty) => {{
-            // SAFETY: valid, as the caller guarantees; alignment was just checked.
+            // SAFETY: the caller guarantees that `at` is valid; the alignment was checked above.
             let word = unsafe { <$atomic>::from_ptr(at.cast()) };
             let (x, expected) = (operand as $int, compare as $int);
             let order = Ordering::SeqCst;
@@ -411,7 +413,7 @@ pub(super) unsafe fn apply(at: *mut u8, width: u8, op: i32, operand: u64, compar
 }
 
 /// # Safety
-/// As the manual page says.
+/// The arguments are valid as the manual page of the call requires.
 #[allow(clippy::too_many_arguments, reason = "the common arguments of three calls")]
 unsafe fn post_atomic(
     ep: *mut fid_ep,
@@ -425,12 +427,12 @@ unsafe fn post_atomic(
     op: c_int,
     context: *mut c_void,
 ) -> isize {
-    // SAFETY: as this function requires.
+    // SAFETY: this function's contract.
     let few = unsafe { has_few(ep) };
     let Some(width) = width(datatype).filter(|_| count == 1 && (!few || is_of_few(datatype, op))) else {
         return -(libc::EOPNOTSUPP as isize);
     };
-    // SAFETY: as the caller guarantees: operands are readable during the call, the result is
+    // SAFETY: this function's contract: operands are readable during the call, and the result is
     // writable until the completion.
     unsafe {
         let (operand, compare) = (operand(buf, width), operand(compare, width));
@@ -454,7 +456,7 @@ unsafe extern "C" fn atomic(
     context: *mut c_void,
 ) -> isize {
     let none = (ptr::null_mut(), desc);
-    // SAFETY: the arguments are valid, as libfabric's manual requires.
+    // SAFETY: libfabric's manual requires the caller to pass valid arguments.
     unsafe { post_atomic(ep, buf, ptr::null(), none, count, to, (addr, key), datatype, op, context) }
 }
 
@@ -474,7 +476,7 @@ unsafe extern "C" fn fetch_atomic(
     context: *mut c_void,
 ) -> isize {
     let into = (result, result_desc);
-    // SAFETY: the arguments are valid, as libfabric's manual requires.
+    // SAFETY: libfabric's manual requires the caller to pass valid arguments.
     unsafe { post_atomic(ep, buf, ptr::null(), into, count, to, (addr, key), datatype, op, context) }
 }
 
@@ -496,51 +498,51 @@ unsafe extern "C" fn compare_atomic(
     context: *mut c_void,
 ) -> isize {
     let into = (result, result_desc);
-    // SAFETY: the arguments are valid, as libfabric's manual requires.
+    // SAFETY: libfabric's manual requires the caller to pass valid arguments.
     unsafe { post_atomic(ep, buf, compare, into, count, to, (addr, key), datatype, op, context) }
 }
 
-/// Whether the endpoint's provider executes only [a few](is_of_few) atomics.
+/// True if the provider of this endpoint executes only [a few](is_of_few) atomics.
 ///
 /// # Safety
-/// `ep` is an open endpoint of ours.
+/// `ep` is an open endpoint of this fake.
 unsafe fn has_few(ep: *mut fid_ep) -> bool {
-    // SAFETY: as this function requires.
+    // SAFETY: this function's contract.
     unsafe { &*ep.cast::<FakeEp>() }.world.state().persona.few_atomics
 }
 
-/// Whether this is an addition or a compare-and-swap of 8 bytes.
+/// True for an addition or a compare-and-swap of 8 bytes.
 fn is_of_few(datatype: c_int, op: c_int) -> bool {
     datatype == FI_UINT64 && [FI_SUM, FI_CSWAP].contains(&op)
 }
 
 /// # Safety
-/// `ep` is an open endpoint of ours; `count` is null or writable.
+/// `ep` is an open endpoint of this fake; `count` is null or writable.
 unsafe fn valid(ep: *mut fid_ep, datatype: c_int, ops: &[c_int], op: c_int, count: *mut usize) -> c_int {
-    // SAFETY: as this function requires.
+    // SAFETY: this function's contract.
     let few = unsafe { has_few(ep) };
     if width(datatype).is_none() || !ops.contains(&op) || (few && !is_of_few(datatype, op)) {
         return -libc::EOPNOTSUPP;
     }
     if !count.is_null() {
-        // SAFETY: the arguments are valid, as libfabric's manual requires.
+        // SAFETY: libfabric's manual requires the caller to pass valid arguments.
         unsafe { count.write(1) };
     }
     0
 }
 
 unsafe extern "C" fn atomic_valid(ep: *mut fid_ep, datatype: c_int, op: c_int, count: *mut usize) -> c_int {
-    // SAFETY: as this function requires.
+    // SAFETY: libfabric's manual requires an open endpoint, and `count` to be null or writable.
     unsafe { valid(ep, datatype, &[FI_SUM, FI_BOR, FI_BAND, FI_BXOR, FI_ATOMIC_WRITE], op, count) }
 }
 
 unsafe extern "C" fn fetch_valid(ep: *mut fid_ep, datatype: c_int, op: c_int, count: *mut usize) -> c_int {
     let ops = [FI_SUM, FI_BOR, FI_BAND, FI_BXOR, FI_ATOMIC_READ, FI_ATOMIC_WRITE];
-    // SAFETY: as this function requires.
+    // SAFETY: libfabric's manual requires an open endpoint, and `count` to be null or writable.
     unsafe { valid(ep, datatype, &ops, op, count) }
 }
 
 unsafe extern "C" fn compare_valid(ep: *mut fid_ep, datatype: c_int, op: c_int, count: *mut usize) -> c_int {
-    // SAFETY: as this function requires.
+    // SAFETY: libfabric's manual requires an open endpoint, and `count` to be null or writable.
     unsafe { valid(ep, datatype, &[FI_CSWAP], op, count) }
 }

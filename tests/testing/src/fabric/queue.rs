@@ -1,4 +1,4 @@
-//! Completion queues, as the program reads them.
+//! Completion queues: the calls with which a program reads them.
 
 use std::collections::VecDeque;
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -8,7 +8,7 @@ use fishplate_sys::fabric::raw::*;
 
 use super::object::FakeCq;
 
-/// A completion, or an error.
+/// A completion or an error.
 #[derive(Debug)]
 pub(super) enum Item {
     Good { entry: fi_cq_data_entry, source: u64 },
@@ -25,14 +25,13 @@ impl Item {
     }
 }
 
-/// A queue.
 #[derive(Debug)]
 pub(super) struct Queue {
     pub domain: u32,
     size: usize,
     items: VecDeque<Item>,
     overrun: bool,
-    /// Data of the last error that was read, valid until the next read.
+    /// Data of the last error that was read. Valid until the next read.
     last: Vec<u8>,
 }
 
@@ -66,12 +65,12 @@ pub(super) static CQ: fi_ops_cq = fi_ops_cq {
 };
 
 unsafe extern "C" fn read(cq: *mut fid_cq, buf: *mut c_void, count: usize) -> isize {
-    // SAFETY: as the caller guarantees, without room for sources.
+    // SAFETY: the caller upholds the contract of `fi_cq_read`; no room for sources is needed.
     unsafe { readfrom(cq, buf, count, ptr::null_mut()) }
 }
 
 unsafe extern "C" fn readfrom(cq: *mut fid_cq, buf: *mut c_void, count: usize, sources: *mut u64) -> isize {
-    // SAFETY: an open queue of ours.
+    // SAFETY: `cq` is an open queue of this fake.
     let cq = unsafe { &*cq.cast::<FakeCq>() };
     let mut state = cq.world.state();
     let left_open = |op: &super::world::Op| {
@@ -81,7 +80,7 @@ unsafe extern "C" fn readfrom(cq: *mut fid_cq, buf: *mut c_void, count: usize, s
     state.counts.left_open += held as u64;
     state.counts.reads += 1;
     state.step(cq.id);
-    // Some of them, at least one.
+    // Returns some of the entries, but at least one.
     let some = match state.persona.short_reads {
         true => 1 + state.draw(8) as usize,
         false => usize::MAX,
@@ -97,8 +96,8 @@ unsafe extern "C" fn readfrom(cq: *mut fid_cq, buf: *mut c_void, count: usize, s
         match queue.items.front() {
             Some(&Item::Good { entry, source }) => {
                 queue.items.pop_front();
-                // SAFETY: the caller has room for `count` entries of the queue's format, and for as
-                // many sources if `sources` is not null.
+                // SAFETY: the caller has room for `count` entries of the queue's format, and for
+                // `count` sources unless `sources` is null.
                 unsafe {
                     buf.cast::<fi_cq_data_entry>().add(given).write(entry);
                     if !sources.is_null() {
@@ -115,7 +114,7 @@ unsafe extern "C" fn readfrom(cq: *mut fid_cq, buf: *mut c_void, count: usize, s
 }
 
 unsafe extern "C" fn readerr(cq: *mut fid_cq, out: *mut fi_cq_err_entry, _flags: u64) -> isize {
-    // SAFETY: an open queue of ours; the caller's entry.
+    // SAFETY: `cq` is an open queue of this fake, and the caller's entry is writable.
     let (cq, out) = unsafe { (&*cq.cast::<FakeCq>(), &mut *out) };
     let mut state = cq.world.state();
     let Some(queue) = state.cqs.get_mut(&cq.id) else {
@@ -135,11 +134,11 @@ unsafe extern "C" fn readerr(cq: *mut fid_cq, out: *mut fi_cq_err_entry, _flags:
     (out.len, out.olen, out.data, out.tag) = (0, 0, 0, 0);
     queue.last = data;
     if out.err_data_size == 0 {
-        // Without a buffer of the caller, point to ours.
+        // The caller has no buffer, so point to ours.
         out.err_data = queue.last.as_mut_ptr().cast();
     } else {
         let len = queue.last.len().min(out.err_data_size);
-        // SAFETY: the caller has room for that many bytes.
+        // SAFETY: the caller has room for `len` bytes.
         unsafe { ptr::copy_nonoverlapping(queue.last.as_ptr(), out.err_data.cast::<u8>(), len) };
     }
     out.err_data_size =
@@ -156,7 +155,7 @@ unsafe extern "C" fn strerror(
 ) -> *const c_char {
     let said = match data.is_null() {
         true => String::new(),
-        // SAFETY: the data of `readerr`, which ends with a zero.
+        // SAFETY: the data comes from `readerr`, and ends with a zero byte.
         false => format!(": {}", unsafe { CStr::from_ptr(data.cast()) }.to_string_lossy()),
     };
     let text = format!("fake provider error {code}{said}\0");

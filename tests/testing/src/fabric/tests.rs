@@ -1,4 +1,4 @@
-//! The fake provider, through the wrappers that the rails use.
+//! Tests of the fake provider, through the wrappers that rails use.
 
 use std::ffi::c_void;
 use std::ptr::{NonNull, null_mut};
@@ -19,7 +19,8 @@ use super::*;
 const LEN: usize = 4096;
 const ACCESS: u64 = FI_READ | FI_WRITE | FI_SEND | FI_RECV | FI_REMOTE_READ | FI_REMOTE_WRITE;
 
-/// One side: an endpoint, and the memory of all its operations. Dropped in this order.
+/// One side: an endpoint, and the memory of all its operations. The fields are dropped in this
+/// order.
 struct Side {
     mr: MemoryRegion,
     ep: Endpoint,
@@ -46,10 +47,12 @@ impl Side {
         let ep = Endpoint::open(&domain, &info, cq, av).unwrap();
         let mut memory = vec![0u64; LEN / 8];
         let start = NonNull::new(memory.as_mut_ptr().cast()).unwrap();
-        // SAFETY: the memory is in the same structure, after the registration.
+        // SAFETY: the memory is a later field of the same structure, so it outlives the
+        // registration.
         let mut mr = unsafe { MemoryRegion::register(&domain, start, LEN, ACCESS, 77) }.unwrap();
         if info.domain().mr_mode & FI_MR_ENDPOINT != 0 {
-            // SAFETY: the fields are dropped in order: the registration first.
+            // SAFETY: the registration is an earlier field than the endpoint, so it is dropped
+            // first.
             unsafe { mr.bind(&ep) }.unwrap();
         }
         let contexts = vec![fi_context2 { internal: [null_mut(); 8] }; 1024];
@@ -58,7 +61,7 @@ impl Side {
     }
 
     fn buffer(&mut self, at: usize, len: usize) -> Buffer {
-        // SAFETY: the tests stay inside the memory.
+        // SAFETY: the tests use only offsets inside the memory.
         Buffer { ptr: unsafe { self.memory.as_mut_ptr().cast::<u8>().add(at) }, len, desc: self.mr.desc() }
     }
 
@@ -76,7 +79,7 @@ impl Side {
         self.memory.iter().flat_map(|word| word.to_ne_bytes()).skip(at).take(len).collect()
     }
 
-    /// Completions: contexts, flags, data; or the error code and the provider's text.
+    /// Reads completions, or the error code and the provider's text.
     fn read(&mut self) -> Vec<Result<fi_cq_data_entry, (i32, String)>> {
         let mut entries = [EMPTY; 16];
         let mut seen = vec![];
@@ -100,7 +103,7 @@ impl Side {
     }
 }
 
-/// Two connected sides; each is number 0 to the other.
+/// Creates two connected sides. Each has number 0 in the other's address vector.
 fn pair(fake: &Fake, completions: usize) -> (Side, Side) {
     let (mut a, mut b) = (Side::new(fake, completions), Side::new(fake, completions));
     a.ep.insert(&b.ep.name().unwrap()).unwrap();
@@ -128,8 +131,8 @@ fn every_persona_moves_bytes_without_leaks() {
             b.memory[64..80].fill(0x5555_6666_7777_8888);
             let (from, into, room) = (a.buffer(0, 256), a.buffer(1024, 128), b.buffer(2048, 256));
             let context = b.context();
-            // SAFETY: memory and contexts live in the sides, and are not accessed until they
-            // complete.
+            // SAFETY: memory and contexts belong to the sides, and are not accessed until the
+            // operations complete.
             unsafe {
                 insist(|| b.ep.recv(room, context));
                 let (to, source, cx) = (b.target(0), b.target(512), [a.context(), a.context(), a.context()]);
@@ -164,7 +167,7 @@ fn every_persona_moves_bytes_without_leaks() {
     }
 }
 
-/// The numbers in their order of arrival.
+/// Returns the completion data in order of arrival.
 fn arrivals(fake: &Fake, count: u64) -> Vec<u64> {
     let (mut a, mut b) = pair(fake, 1024);
     let (from, to) = (a.buffer(0, 8), b.target(0));
@@ -173,7 +176,7 @@ fn arrivals(fake: &Fake, count: u64) -> Vec<u64> {
     for _ in 0..10_000 {
         if next < count {
             let context = a.context();
-            // SAFETY: as above; the source never changes.
+            // SAFETY: memory and contexts belong to the sides, and the source never changes.
             match unsafe { a.ep.write(from, to, Some(next), context) } {
                 Ok(()) => next += 1,
                 Err(_) => a.free.push((context as usize - a.contexts.as_ptr() as usize) / 64),
@@ -207,7 +210,8 @@ fn completion_data_is_cut_to_four_bytes() {
     let fake = Fake::new(Persona::efa_direct().calm(), 1);
     let (mut a, mut b) = pair(&fake, 64);
     let (from, to, context) = (a.buffer(0, 8), b.target(0), a.context());
-    // SAFETY: as above.
+    // SAFETY: memory and contexts belong to the sides, and are not accessed until the operations
+    // complete.
     unsafe { a.ep.write(from, to, Some(0xaaaa_bbbb_cccc_dddd), context) }.unwrap();
     let entry = (0..10).find_map(|_| b.read().pop()).unwrap().unwrap();
     assert_eq!(entry.data, 0xcccc_dddd);
@@ -219,7 +223,8 @@ fn manual_progress_needs_the_target_and_automatic_does_not() {
         let fake = Fake::new(persona.calm(), 1);
         let (mut a, mut b) = pair(&fake, 64);
         let (from, to, context) = (a.buffer(0, 8), b.target(0), a.context());
-        // SAFETY: as above.
+        // SAFETY: memory and contexts belong to the sides, and are not accessed until the
+        // operations complete.
         unsafe { a.ep.write(from, to, None, context) }.unwrap();
         let alone = (0..100).map(|_| a.read().len()).sum::<usize>();
         assert_eq!(alone, usize::from(moves));
@@ -235,7 +240,8 @@ fn a_failed_write_reports_the_provider_s_text_and_does_not_land() {
     a.memory[0] = 9;
     fake.fail(1, libc::EIO, 4711, b"what happened");
     let (from, to, cx) = (a.buffer(0, 8), b.target(0), [a.context(), a.context()]);
-    // SAFETY: as above.
+    // SAFETY: memory and contexts belong to the sides, and are not accessed until the operations
+    // complete.
     unsafe {
         a.ep.write(from, b.target(8), None, cx[0]).unwrap();
         a.ep.write(from, to, Some(1), cx[1]).unwrap();
@@ -258,7 +264,8 @@ fn unregistered_memory_cannot_be_accessed() {
             [good, Target { key: good.key ^ 1, ..b.target(0) }, Target { addr: u64::MAX - 4, ..good }];
         for to in wrong {
             let context = a.context();
-            // SAFETY: as above.
+            // SAFETY: memory and contexts belong to the sides, and are not accessed until the
+            // operations complete.
             unsafe { a.ep.write(from, to, None, context) }.unwrap();
             let seen: Vec<_> = (0..10).flat_map(|_| [a.read(), b.read()].concat()).collect();
             assert!(matches!(seen[..], [Err((libc::EACCES, _))]), "{name}: {seen:?}");
@@ -274,7 +281,8 @@ fn dead_endpoints_are_silent_or_report_errors() {
         let (mut a, b) = pair(&fake, 64);
         fake.kill(&b.ep.name().unwrap());
         let (from, to, context) = (a.buffer(0, 8), b.target(0), a.context());
-        // SAFETY: as above.
+        // SAFETY: memory and contexts belong to the sides, and are not accessed until the
+        // operations complete.
         unsafe { a.ep.write(from, to, None, context) }.unwrap();
         let seen: Vec<_> = (0..100).flat_map(|_| a.read()).collect();
         assert_eq!(seen.len(), ends, "{seen:?}");
@@ -289,11 +297,12 @@ fn an_unprotected_short_queue_overruns() {
         let (from, to) = (a.buffer(0, 8), b.target(0));
         for n in 0..8 {
             let context = a.context();
-            // SAFETY: as above.
+            // SAFETY: memory and contexts belong to the sides, and are not accessed until the
+            // operations complete.
             unsafe { a.ep.write(from, to, Some(n), context) }.unwrap();
         }
         for _ in 0..50 {
-            // Only the origin reads.
+            // Only the origin reads its queue.
             a.read();
         }
         let seen: Vec<_> = (0..50).flat_map(|_| b.read()).collect();
@@ -308,14 +317,14 @@ fn violations_are_detected() {
     let fake = Fake::new(Persona::efa_direct().calm(), 1);
     let (mut a, b) = pair(&fake, 64);
     let (from, to, context) = (a.buffer(0, 8), b.target(0), a.context());
-    // SAFETY: as above; the misuse is rejected before any access.
+    // SAFETY: the provider rejects the misuse before any access.
     unsafe {
         assert!(a.ep.write(Buffer { desc: null_mut(), ..from }, to, None, context).is_err());
         assert!(a.ep.write(from, to, None, null_mut()).is_err());
         assert!(a.ep.write(from, Target { peer: 5, ..to }, None, context).is_err());
         a.ep.write(from, to, None, context).unwrap();
         assert!(a.ep.write(from, to, None, context).is_err());
-        // Writes into a context that the provider owns.
+        // Misuse: writes to a context that the provider owns.
         context.cast::<u64>().write(1);
     }
     (0..10).for_each(|_| drop(a.read()));

@@ -1,12 +1,11 @@
 //! The network: operations in flight, and the memory and queues that they access.
 //!
-//! An operation leaves (`Leaving`), travels (`Flying`), is executed at its target, and its
-//! completion returns (`Returning`). Each stage lasts some reads of a completion queue. With
+//! An operation leaves its origin (`Leaving`), travels (`Flying`), is executed at its target, and
+//! its completion returns (`Returning`). Each stage lasts some reads of a completion queue. With
 //! automatic progress any read advances everything. With manual progress the origin's reads advance
 //! the first and the last stage, the target's reads the middle one.
 //!
-//! This file has the state and the start of operations; `step` advances them, `target` executes
-//! them.
+//! This file holds the state and starts operations; `step` advances them, `target` executes them.
 
 mod step;
 mod target;
@@ -21,13 +20,12 @@ use super::persona::Persona;
 use super::queue::Queue;
 use super::{Bus, Counts};
 
-/// The start of every address.
+/// The first bytes of every address.
 const NAME: [u8; 4] = *b"fake";
 
 /// Length of an address, in bytes.
 pub(super) const NAME_LEN: usize = 16;
 
-/// One network.
 #[derive(Debug)]
 pub(super) struct World {
     state: Mutex<State>,
@@ -56,7 +54,7 @@ pub(super) struct Ep {
     pub av: Option<u32>,
     pub tx: Option<u32>,
     pub rx: Option<u32>,
-    /// Only operations that request a completion get one.
+    /// True if only operations that request a completion get one.
     pub selective: bool,
     pub op_flags: u64,
     pub enabled: bool,
@@ -74,7 +72,7 @@ pub(super) struct Mr {
     pub len: usize,
     pub access: u64,
     pub key: u64,
-    /// Device memory.
+    /// True for device memory.
     pub device: bool,
     pub by_descriptor: bool,
 }
@@ -89,7 +87,7 @@ pub(super) enum Verb {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// Posted with `FI_MORE`: waits for a post without.
+    /// Posted with `FI_MORE`, and waits for a post without that flag.
     Held,
     Leaving,
     Flying,
@@ -101,7 +99,7 @@ pub(super) enum Stage {
 pub(super) struct Op {
     pub number: u64,
     pub src: u32,
-    /// `None`: no endpoint has that address.
+    /// The target endpoint. `None` if no endpoint has the address.
     pub dst: Option<u32>,
     pub verb: Verb,
     pub context: *mut c_void,
@@ -109,9 +107,9 @@ pub(super) struct Op {
     pub delivery: bool,
     pub local: *mut u8,
     pub len: usize,
-    /// Whether `local` is device memory.
+    /// True if `local` is device memory.
     pub of_device: bool,
-    /// A copy of `local`, once the source may be reused.
+    /// A copy of `local`. After the copy the source may be reused.
     pub copy: Option<Vec<u8>>,
     pub data: Option<u64>,
     pub addr: u64,
@@ -120,9 +118,11 @@ pub(super) struct Op {
     pub wait: u32,
     pub landed: bool,
     pub fault: Option<Fault>,
-    /// Its connection is broken: its origin gets an error, whether or not it lands.
+    /// True if its connection is broken. The origin gets an error, whether or not the operation
+    /// lands.
     pub torn: bool,
-    /// A broken operation that is still in the network. Its origin has already seen the error.
+    /// True for a broken operation that is still in the network, after its origin has seen the
+    /// error.
     pub stray: bool,
 }
 
@@ -137,15 +137,16 @@ pub(super) struct State {
     pub eps: BTreeMap<u32, Ep>,
     pub mrs: Vec<Mr>,
     pub ops: Vec<Op>,
-    /// Contexts that the provider owns, and the values that it wrote there.
+    /// Contexts that the provider owns, and the marks that it wrote there.
     contexts: HashMap<usize, usize>,
-    /// Connections that an error has ended. Operations posted up to that number fail with them.
+    /// Connections that an error has ended, and the number of the last operation that fails with
+    /// them.
     ended: HashMap<(u32, Option<u32>), u64>,
     pub faults: Vec<Fault>,
-    /// Whether closing registrations is refused.
+    /// True if closing registrations is refused.
     pub keeps_registrations: bool,
     pub cut: Vec<String>,
-    /// Interfaces whose connections are broken, and how late operations in flight may land.
+    /// Interfaces with broken connections, and how late operations in flight may land.
     pub pulled: Vec<(String, u32)>,
     /// Interfaces without an address.
     pub bare: Vec<String>,
@@ -158,8 +159,8 @@ pub(super) struct State {
     pub counts: Counts,
 }
 
-// SAFETY: the pointers come from the program's posts. They are used under the lock, while the
-// program keeps its promises to the provider, which do not depend on a thread.
+// SAFETY: the pointers come from the program's posts. They are used under the lock and only while
+// the program must keep them valid, which it must do on every thread.
 unsafe impl Send for State {}
 
 impl World {
@@ -197,7 +198,7 @@ impl World {
     }
 }
 
-/// The address of an endpoint.
+/// Returns the address of an endpoint.
 pub(super) fn name_of(ep: u32) -> [u8; NAME_LEN] {
     let mut name = [0; NAME_LEN];
     name[..4].copy_from_slice(&NAME);
@@ -205,7 +206,7 @@ pub(super) fn name_of(ep: u32) -> [u8; NAME_LEN] {
     name
 }
 
-/// The endpoint of an address.
+/// Returns the endpoint of an address.
 pub(super) fn ep_of(name: &[u8]) -> Option<u32> {
     let bytes: [u8; 4] = name.get(4..8)?.try_into().ok()?;
     (name.len() >= NAME_LEN && name[..4] == NAME).then_some(u32::from_le_bytes(bytes))
@@ -233,7 +234,7 @@ impl State {
         }
     }
 
-    /// Marks a context as owned by the provider. `false`: it must not be used.
+    /// Marks a context as owned by the provider. Returns false if the program must not use it.
     pub fn own(&mut self, context: *mut c_void) -> bool {
         let words = self.context_words();
         if words == 0 {
@@ -248,8 +249,8 @@ impl State {
             self.violation("a context used for two operations at once");
             return false;
         }
-        // SAFETY: the provider owns that many words of a context until the operation completes:
-        // `fi_getinfo(3)`, FI_CONTEXT.
+        // SAFETY: the provider owns `words` words of a context until the operation completes
+        // (`fi_getinfo(3)`, FI_CONTEXT).
         (0..words).for_each(|at| unsafe { context.cast::<usize>().add(at).write(mark) });
         true
     }
@@ -257,7 +258,7 @@ impl State {
     fn disown(&mut self, context: *mut c_void) {
         let words = self.context_words();
         if let Some(mark) = self.contexts.remove(&(context as usize)) {
-            // SAFETY: as in `own`; the provider owned it until now.
+            // SAFETY: the provider has owned these words of the context until now.
             if (0..words).any(|at| unsafe { context.cast::<usize>().add(at).read() } != mark) {
                 self.violation("a context written while the provider owned it");
             }
@@ -272,7 +273,7 @@ impl State {
         }
     }
 
-    /// Whether local memory may be used with a descriptor.
+    /// True if local memory may be used with this descriptor.
     pub fn may_use(&mut self, ep: u32, ptr: *const u8, len: usize, desc: *mut c_void, what: &str) -> bool {
         let of_device = self.device_of(ptr as usize, len).is_some();
         if self.persona.mr_mode & FI_MR_LOCAL == 0 && !of_device {
@@ -293,19 +294,19 @@ impl State {
         good
     }
 
-    /// The device whose memory holds these bytes.
+    /// Returns the device whose memory holds this range.
     pub fn device_of(&self, at: usize, len: usize) -> Option<u32> {
         self.bus.as_ref()?.device_of(at as u64, len)
     }
 
-    /// The payload of an operation: its copy, or the bytes in its origin's memory.
+    /// Returns the payload of an operation: its copy, or the bytes in the origin's memory.
     ///
     /// # Safety
-    /// Local memory is readable.
+    /// The operation's local memory is readable.
     pub unsafe fn source(&self, op: &Op) -> Vec<u8> {
         match &op.copy {
             Some(bytes) => bytes.clone(),
-            // SAFETY: the arguments are valid, as libfabric's manual requires.
+            // SAFETY: this function's contract.
             None => unsafe { self.load(op.local, op.len, op.of_device) },
         }
     }
@@ -316,7 +317,7 @@ impl State {
         let mut bytes = vec![0; len];
         match &self.bus {
             Some(bus) if of_device => bus.read(from as u64, &mut bytes),
-            // SAFETY: the arguments are valid, as libfabric's manual requires.
+            // SAFETY: this function's contract.
             _ => unsafe { std::ptr::copy(from, bytes.as_mut_ptr(), len) },
         }
         bytes
@@ -327,7 +328,7 @@ impl State {
     pub unsafe fn store(&self, to: *mut u8, bytes: &[u8], of_device: bool) {
         match &self.bus {
             Some(bus) if of_device => bus.write(to as u64, bytes),
-            // SAFETY: the arguments are valid, as libfabric's manual requires.
+            // SAFETY: this function's contract.
             _ => unsafe { std::ptr::copy(bytes.as_ptr(), to, bytes.len()) },
         }
     }
@@ -371,7 +372,7 @@ impl State {
         self.eps.get(&ep).is_some_and(|ep| self.cut.contains(&ep.interface))
     }
 
-    /// Returns how late operations in flight between two endpoints may land, if the connection is
+    /// Returns how late an operation in flight between two endpoints may land, if the connection is
     /// broken.
     fn torn(&self, src: u32, dst: Option<u32>) -> Option<u32> {
         let of = |ep: u32| {
@@ -402,8 +403,8 @@ impl State {
         }
         let carries = matches!(op.verb, Verb::Write | Verb::Send) && !op.of_device;
         if carries && !op.landed && self.draw(3) != 0 {
-            // SAFETY: copied already, or readable until the completion, which has not been
-            // reported.
+            // SAFETY: the payload was copied, or is readable until the completion, which was not
+            // reported yet.
             let copy = Some(unsafe { self.source(op) });
             let wait = self.draw(late + 1);
             let (context, fault, stage) = (std::ptr::null_mut(), None, Stage::Flying);
@@ -440,7 +441,7 @@ impl State {
     pub fn kill(&mut self, address: &[u8]) {
         if let Some(ep) = ep_of(&address[address.len().saturating_sub(NAME_LEN)..]) {
             self.forget(ep);
-            // Its operations that are not complete never arrive.
+            // Moves incomplete reads from it back by a stage, so that they meet a dead target.
             for op in self.ops.iter_mut().filter(|op| op.dst == Some(ep) && op.verb == Verb::Read) {
                 op.stage = Stage::Flying;
             }
@@ -470,7 +471,7 @@ impl State {
     }
 }
 
-/// Returns the descriptor of a registration for local posts; it is not a pointer.
+/// Returns the descriptor of a registration for local posts. It is not a pointer.
 pub(super) fn descriptor(mr: u32) -> *mut c_void {
     std::ptr::without_provenance_mut((mr as usize) << 8 | 0xd5)
 }

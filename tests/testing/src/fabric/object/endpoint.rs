@@ -1,4 +1,4 @@
-//! Endpoints: opened, bound, enabled, named, closed.
+//! Endpoints: open, bind, enable, getname, close.
 
 use std::collections::VecDeque;
 use std::ffi::{CStr, c_int, c_void};
@@ -43,7 +43,8 @@ pub(super) unsafe extern "C" fn open_ep(
     out: *mut *mut fid_ep,
     _context: *mut c_void,
 ) -> c_int {
-    // SAFETY: as in `open_cq`; the information is complete.
+    // SAFETY: `domain` is an open domain of this fake, the information is complete, and the
+    // caller's result is writable.
     unsafe {
         let domain = &*domain.cast::<FakeDomain>();
         let interface = CStr::from_ptr((*(*info).domain_attr).name).to_string_lossy().into_owned();
@@ -85,7 +86,8 @@ pub(super) unsafe extern "C" fn open_ep(
 }
 
 unsafe extern "C" fn bind_ep(ep: *mut fid, to: *mut fid, flags: u64) -> c_int {
-    // SAFETY: an open endpoint, and an open object of the stated class.
+    // SAFETY: `ep` is an open endpoint of this fake. `to` is an open object whose class is checked
+    // before it is cast.
     unsafe {
         let this = &*ep.cast::<FakeEp>();
         let mut state = this.world.state();
@@ -116,11 +118,11 @@ unsafe extern "C" fn bind_ep(ep: *mut fid, to: *mut fid, flags: u64) -> c_int {
     0
 }
 
-/// `FI_SELECTIVE_COMPLETION`, a flag of `fi_ep_bind`.
+/// The flag `FI_SELECTIVE_COMPLETION` of `fi_ep_bind`.
 const FI_SELECTIVE_COMPLETION: u64 = 1 << 59;
 
 unsafe extern "C" fn control_ep(ep: *mut fid, command: c_int, _argument: *mut c_void) -> c_int {
-    // SAFETY: an open endpoint of ours.
+    // SAFETY: `ep` is an open endpoint of this fake.
     let this = unsafe { &*ep.cast::<FakeEp>() };
     let mut state = this.world.state();
     let Some(ep) = state.eps.get_mut(&this.id) else {
@@ -148,7 +150,7 @@ unsafe extern "C" fn setopt(
 }
 
 unsafe extern "C" fn getname(ep: *mut fid, out: *mut c_void, len: *mut usize) -> c_int {
-    // SAFETY: an open endpoint of ours; the caller has the stated room.
+    // SAFETY: `ep` is an open endpoint of this fake, and the caller has the stated room.
     unsafe {
         let this = &*ep.cast::<FakeEp>();
         let room = *len;
@@ -162,7 +164,7 @@ unsafe extern "C" fn getname(ep: *mut fid, out: *mut c_void, len: *mut usize) ->
 }
 
 unsafe extern "C" fn close_ep(object: *mut fid) -> c_int {
-    // SAFETY: open, and closed once.
+    // SAFETY: the object is open, and is closed only once.
     let this = unsafe { Box::from_raw(object.cast::<FakeEp>()) };
     let mut state = this.world.state();
     if state.mrs.iter().any(|mr| mr.ep == Some(this.id)) {

@@ -25,7 +25,7 @@ unsafe extern "C" fn register(
     out: *mut *mut fid_mr,
     _context: *mut c_void,
 ) -> c_int {
-    // SAFETY: an open domain of ours; the caller's result is writable.
+    // SAFETY: `domain` is an open domain of this fake; the caller's result is writable.
     unsafe {
         let of_device = (*domain.cast::<FakeDomain>()).world.state().device_of(buf as usize, len).is_some();
         if of_device {
@@ -36,14 +36,15 @@ unsafe extern "C" fn register(
     }
 }
 
-/// By attributes: device memory, by its address or by a descriptor.
+/// Registers memory by attributes. Device memory is given by address or by descriptor.
 unsafe extern "C" fn register_attr(
     domain: *mut fid,
     attr: *const fi_mr_attr,
     flags: u64,
     out: *mut *mut fid_mr,
 ) -> c_int {
-    // SAFETY: an open domain of ours; complete attributes; the caller's result is writable.
+    // SAFETY: `domain` is an open domain of this fake, the attributes are complete, and the
+    // caller's result is writable.
     unsafe {
         let attr = &*attr;
         if attr.iov_count != 1 || flags & !FI_MR_DMABUF != 0 {
@@ -78,10 +79,10 @@ unsafe extern "C" fn register_attr(
     }
 }
 
-/// Adds a registration. For device memory, `dmabuf` says whether by a descriptor.
+/// Adds a registration. For device memory, `dmabuf` is true if it is given by a descriptor.
 ///
 /// # Safety
-/// An open domain of ours; the result is writable.
+/// `domain` is an open domain of this fake; the result is writable.
 unsafe fn add(
     domain: *mut fid,
     (buf, len): (*const c_void, usize),
@@ -90,7 +91,7 @@ unsafe fn add(
     device: Option<bool>,
     out: *mut *mut fid_mr,
 ) -> c_int {
-    // SAFETY: the arguments are valid, as libfabric's manual requires.
+    // SAFETY: libfabric's manual requires the caller to pass valid arguments.
     unsafe {
         let domain = &*domain.cast::<FakeDomain>();
         let mut state = domain.world.state();
@@ -136,7 +137,8 @@ unsafe fn add(
 }
 
 unsafe extern "C" fn bind_mr(mr: *mut fid, to: *mut fid, _flags: u64) -> c_int {
-    // SAFETY: an open registration, and an open object of the stated class.
+    // SAFETY: `mr` is an open registration of this fake. `to` is an open object whose class is
+    // checked before it is cast.
     unsafe {
         if (*to).fclass != FI_CLASS_EP {
             return -libc::EINVAL;
@@ -152,7 +154,7 @@ unsafe extern "C" fn bind_mr(mr: *mut fid, to: *mut fid, _flags: u64) -> c_int {
 }
 
 unsafe extern "C" fn control_mr(mr: *mut fid, command: c_int, _argument: *mut c_void) -> c_int {
-    // SAFETY: an open registration of ours.
+    // SAFETY: `mr` is an open registration of this fake.
     unsafe {
         let this = mr.cast::<FakeMr>();
         let world = Arc::clone(&(*this).world);
@@ -165,20 +167,20 @@ unsafe extern "C" fn control_mr(mr: *mut fid, command: c_int, _argument: *mut c_
             return -libc::EINVAL;
         }
         mr.enabled = true;
-        // The key is valid from here on.
+        // The key is valid from now on.
         (*this).raw.key = mr.key;
     }
     0
 }
 
 unsafe extern "C" fn close_mr(object: *mut fid) -> c_int {
-    // SAFETY: open.
+    // SAFETY: the object is open until this function closes it.
     let world = Arc::clone(unsafe { &(*object.cast::<FakeMr>()).world });
     let mut state = world.state();
     if state.keeps_registrations {
         return -libc::EBUSY;
     }
-    // SAFETY: open, and closed once.
+    // SAFETY: the object is open, and is closed only once.
     let this = unsafe { Box::from_raw(object.cast::<FakeMr>()) };
     if let Some(at) = state.mrs.iter().position(|mr| mr.id == this.id) {
         state.mrs.swap_remove(at);

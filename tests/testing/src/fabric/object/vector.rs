@@ -1,4 +1,4 @@
-//! Address vectors: an address's number is its index.
+//! Address vectors. The number of an address is its index.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
@@ -28,7 +28,8 @@ pub(super) unsafe extern "C" fn open_av(
     out: *mut *mut fid_av,
     _context: *mut c_void,
 ) -> c_int {
-    // SAFETY: as in `open_cq`.
+    // SAFETY: `domain` is an open domain of this fake, the attributes are complete, and the
+    // caller's result is writable.
     unsafe {
         let domain = &*domain.cast::<FakeDomain>();
         if (*attr).r#type == FI_AV_MAP {
@@ -52,8 +53,8 @@ unsafe extern "C" fn insert(
     _flags: u64,
     _context: *mut c_void,
 ) -> c_int {
-    // SAFETY: an open vector of ours; the caller provides `count` addresses and room for as many
-    // numbers.
+    // SAFETY: `av` is an open vector of this fake. The caller provides `count` addresses and room
+    // for `count` numbers.
     unsafe {
         let this = &*av.cast::<FakeAv>();
         let mut state = this.world.state();
@@ -84,7 +85,7 @@ unsafe extern "C" fn insert(
 }
 
 unsafe extern "C" fn remove(av: *mut fid_av, numbers: *mut u64, count: usize, _flags: u64) -> c_int {
-    // SAFETY: an open vector of ours, and the caller's numbers.
+    // SAFETY: `av` is an open vector of this fake, and the caller provides `count` numbers.
     unsafe {
         let this = &*av.cast::<FakeAv>();
         let mut state = this.world.state();
@@ -107,7 +108,8 @@ unsafe extern "C" fn straddr(
     out: *mut c_char,
     len: *mut usize,
 ) -> *const c_char {
-    // SAFETY: an address of our form; the caller has the stated room.
+    // SAFETY: the address has the length of this fake's addresses, and the caller has the stated
+    // room.
     unsafe {
         let bytes = std::slice::from_raw_parts(address.cast::<u8>(), NAME_LEN);
         let text = format!("fake://{}\0", ep_of(bytes).unwrap_or(0));
@@ -119,7 +121,7 @@ unsafe extern "C" fn straddr(
 }
 
 unsafe extern "C" fn close_av(object: *mut fid) -> c_int {
-    // SAFETY: open, and closed once.
+    // SAFETY: the object is open, and is closed only once.
     let this = unsafe { Box::from_raw(object.cast::<FakeAv>()) };
     let mut state = this.world.state();
     if state.eps.values().any(|ep| ep.av == Some(this.id)) {

@@ -1,4 +1,5 @@
-//! Stages of operations: what a read of a completion queue advances, and what the origin sees.
+//! The stages of operations: which of them a read of a completion queue advances, and what the
+//! origin sees.
 
 use std::collections::HashSet;
 
@@ -38,12 +39,12 @@ impl State {
             }
         }
         ops.retain(|op| op.stage != Stage::Over);
-        // The lock is held, so only strays can have been added meanwhile.
+        // The lock is held, so `self.ops` can contain only newly added strays.
         ops.append(&mut self.ops);
         self.ops = ops;
     }
 
-    /// Operations with the same order key are executed in the order posted.
+    /// Returns an ordering key. Operations with the same key are executed in the order posted.
     fn lane(&self, op: &Op) -> Option<(u32, Option<u32>)> {
         let in_order =
             self.persona.is_ordered() || self.persona.order & FI_ORDER_SAS != 0 && op.verb == Verb::Send;
@@ -64,7 +65,8 @@ impl State {
         }
         match ops[at].stage {
             Stage::Flying if ops[at].stray => {
-                // A stray lands in the endpoint it was sent to, or nowhere if that is gone.
+                // A stray lands in the endpoint that it was sent to, or nowhere if that endpoint is
+                // gone.
                 match self.is_alive(dst).then(|| self.carry_out(&ops[at])) {
                     Some(Outcome::Later) => {}
                     landed => {
@@ -73,7 +75,7 @@ impl State {
                     }
                 }
             }
-            // A broken operation that was copied is not reported.
+            // A broken operation that was injected is not reported.
             Stage::Flying if ops[at].torn && !ops[at].completes => {
                 ops[at].stage = Stage::Over;
                 self.disown(ops[at].context);
@@ -81,7 +83,7 @@ impl State {
             Stage::Flying if ops[at].torn => self.fail(&mut ops[at], libc::ECONNRESET),
             Stage::Leaving => {
                 if !ops[at].delivery && ops[at].fault.is_none() && ops[at].verb_sends() {
-                    // SAFETY: the source is readable until the completion, which is reported now.
+                    // SAFETY: the source is readable until the completion, which is reported below.
                     let copy = unsafe { self.source(&ops[at]) };
                     ops[at].copy = Some(copy);
                     if !self.complete(ops, at) {
@@ -105,8 +107,8 @@ impl State {
                     Outcome::Later => {}
                     Outcome::Failed(code) => {
                         if self.persona.is_ordered() {
-                            // On an ordered connection nothing can follow a failed operation. The
-                            // next post opens another connection.
+                            // On an ordered connection no operation can follow a failed one. The
+                            // next post opens a new connection.
                             self.ended.insert((src, dst), self.posted);
                         }
                         self.fail(&mut ops[at], code);
@@ -136,7 +138,7 @@ impl State {
         }
     }
 
-    /// Reports a completion to the origin. `false`: its queue is full.
+    /// Reports a completion to the origin. Returns false if the origin's queue is full.
     fn complete(&mut self, ops: &mut [Op], at: usize) -> bool {
         let op = &ops[at];
         if !op.completes {
@@ -165,7 +167,7 @@ impl State {
         true
     }
 
-    /// Completes an operation with an error, whether or not it requests a completion.
+    /// Completes an operation with an error, whether or not it requested a completion.
     fn fail(&mut self, op: &mut Op, code: i32) {
         let (provider, data) = op.fault.take().map_or((0, vec![]), |fault| (fault.provider, fault.data));
         let Some(queue) = self.eps.get(&op.src).and_then(|ep| ep.tx) else {
@@ -184,7 +186,7 @@ impl State {
         }
     }
 
-    /// Adds an item to a queue. `false`: it is full, and the item must wait.
+    /// Adds an item to a queue. Returns false if the queue is full and the item must wait.
     pub(super) fn push(&mut self, queue: u32, item: Item) -> bool {
         let protects = self.persona.protects_queue;
         let Some(held) = self.cqs.get_mut(&queue) else {
@@ -209,7 +211,7 @@ impl State {
 }
 
 impl Op {
-    /// Whether the operation only reads the origin's memory.
+    /// True if the operation only reads the origin's memory.
     fn verb_sends(&self) -> bool {
         matches!(self.verb, Verb::Send | Verb::Write)
     }

@@ -9,7 +9,7 @@ use crate::fabric::queue::Item;
 /// The result of an execution.
 pub(super) enum Outcome {
     Done,
-    /// There is no receive, or no room in the target's queue.
+    /// The target has no receive, or no room in its queue.
     Later,
     Failed(i32),
 }
@@ -40,8 +40,8 @@ impl State {
         let Some((at, of_device)) = self.remote(dst, op.addr, op.key, op.len, access) else {
             return Outcome::Failed(libc::EACCES);
         };
-        // SAFETY: the target registered that range for this access, and it stays valid until the
-        // registration is closed; the provider owns the origin's memory until the completion.
+        // SAFETY: the target registered this range for this access, and it stays valid until the
+        // registration is closed. The provider owns the origin's memory until the completion.
         unsafe {
             match op.verb {
                 Verb::Write => self.store(at, &self.source(op), of_device),
@@ -87,7 +87,7 @@ impl State {
         };
         let flags = FI_MSG | FI_RECV;
         let len = op.len.min(receive.len);
-        // SAFETY: the provider owns the receive's memory until its completion, like the sender's.
+        // SAFETY: the provider owns the memory of the receive and of the send until they complete.
         unsafe { self.store(receive.buf, &self.source(op)[..len], false) };
         if len < op.len {
             self.push(rx, Item::bad(receive.context, flags, FI_ETRUNC, 0, vec![]));
@@ -103,14 +103,14 @@ impl State {
         Outcome::Done
     }
 
-    /// The origin's number in the target's address vector.
+    /// Returns the origin's number in the target's address vector.
     fn address_of(&self, dst: u32, src: u32) -> u64 {
         let known = self.eps[&dst].av.and_then(|av| self.avs.get(&av));
         let at = known.and_then(|known| known.iter().position(|&ep| ep == Some(src)));
         at.map_or(FI_ADDR_NOTAVAIL, |at| at as u64)
     }
 
-    /// Registered memory of a target, and whether it is device memory.
+    /// Returns registered memory of a target, and whether it is device memory.
     fn remote(&self, dst: u32, addr: u64, key: u64, len: usize, access: u64) -> Option<(*mut u8, bool)> {
         let domain = self.eps[&dst].domain;
         let per_endpoint = self.persona.mr_mode & FI_MR_ENDPOINT != 0;
