@@ -24,7 +24,7 @@
 //! - Pool and managed memory exist for tests ([`CudaDevice::alloc_as`]).
 //!
 //! AMD's driver has the same calls under other names, such as `hipIpcOpenMemHandle`. A HIP backend
-//! would be another implementation of [`Device`] beside this one.
+//! would be another implementation of [`Device`].
 
 mod driver;
 mod memory;
@@ -117,7 +117,7 @@ impl CudaDevice {
     /// Opens a device of this process.
     ///
     /// # Errors
-    /// [`DeviceError::NoDriver`] without a usable driver; [`devices`] returns the reason.
+    /// [`DeviceError::NoDriver`] without a usable driver. [`devices`] then returns the reason.
     /// [`DeviceError::NoDevice`] with the number of devices, if `ordinal` is too large.
     pub fn open(ordinal: u32, config: CudaConfig) -> Result<CudaDevice, DeviceError> {
         let driver = driver::get().map_err(DeviceError::from)?;

@@ -46,9 +46,9 @@ pub enum ExportError {
     },
     /// An error of the device. [`DeviceError::NotExportable`] names the remedy.
     Device(DeviceError),
-    /// This maximum number of allocations is already exported.
+    /// The limit of exported allocations is reached. The value is the limit.
     Full(usize),
-    /// This allocation is being revoked.
+    /// The allocation with this id is being revoked.
     Revoking(AllocId),
     /// No allocation with this id is exported.
     Unknown(AllocId),

@@ -12,10 +12,10 @@
 //! seed. Time advances in steps: each call takes a number of steps, and no call sleeps. Queued work
 //! advances with each call, or by [`FakeDriver::advance`].
 //!
-//! The fake detects misuse that a real driver does not report: memory freed while it is open or in
-//! use, copies through closed mappings or into freed memory, overlapping ranges. It overwrites
-//! freed memory. [`FakeDriver::violations`] lists the misuse, and is empty for a correct program.
-//! Device addresses ([`DevicePtr`]) are not processor addresses, so dereferencing one faults.
+//! The fake detects misuse that a real driver does not report. Examples are memory freed while it
+//! is open or in use, copies through closed mappings, and overlapping ranges. It overwrites freed
+//! memory. [`FakeDriver::violations`] lists the misuse, and is empty for a correct program. Device
+//! addresses ([`DevicePtr`]) are not processor addresses, so dereferencing one faults.
 //!
 //! A lock makes all calls thread-safe. The fake allocates freely, so do not measure with it.
 //!

@@ -229,7 +229,7 @@ pub struct Mark(pub u32);
 pub enum DeviceError {
     /// This machine has no driver.
     NoDriver,
-    /// This process has no device of that number, but this many devices.
+    /// This process has no device of that number. The value is the number of its devices.
     NoDevice(u32),
     /// The address is not device memory.
     NotDeviceMemory,
@@ -263,13 +263,13 @@ impl fmt::Display for DeviceError {
                     Unshared::Pool =>
                         "it belongs to a stream-ordered pool; make the pool shareable, or allocate with cuMemAlloc",
                     Unshared::Managed => "it is managed memory; allocate with cuMemAlloc",
-                    Unshared::Host => "it is host memory; register it as such",
+                    Unshared::Host => "it is host memory; register it as host memory",
                     Unshared::NoHandleType =>
                         "it was created without a handle type; request POSIX descriptors when creating it",
                 }
             ),
             DeviceError::BadHandle => {
-                f.write_str("cannot open the handle: it is stale, damaged, or of another machine")
+                f.write_str("cannot open the handle: it is stale, damaged, or from another machine")
             }
             DeviceError::SameProcess => {
                 f.write_str("the handle belongs to this process; use the address itself")

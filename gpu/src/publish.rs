@@ -82,7 +82,7 @@ impl DirectToken {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PublishError {
-    /// This maximum number of buffers is already published.
+    /// The limit of published buffers is reached. The value is the limit.
     Full(usize),
     /// The version is not greater than the buffer's last one.
     Version {

@@ -132,8 +132,8 @@ struct GpuPeer {
 /// its buffer is in use. If the device does not finish in time, or is lost, the outcome is
 /// [unknown](CompleteError::Unknown).
 ///
-/// A word that a device stores wakes nobody. So sleep on [`wait_object`](GpuRail::wait_object),
-/// which wakes periodically to check.
+/// A word that a device stores does not wake the owner. So sleep on
+/// [`wait_object`](GpuRail::wait_object), which wakes periodically to check.
 #[derive(Debug)]
 pub struct GpuRail<D: Device, H: Host> {
     inner: ShmRail<H>,

@@ -152,10 +152,10 @@ pub(crate) struct Incoming {
 }
 
 // SAFETY: the pointers refer to a shared mapping, which is not tied to a thread. `new` requires
-// that there is one such end.
+// that no other `Outgoing` in this process uses these slots.
 unsafe impl Send for Outgoing {}
 // SAFETY: the pointers refer to a shared mapping, which is not tied to a thread. `new` requires
-// that there is one such end.
+// that no other `Incoming` in this process uses these slots.
 unsafe impl Send for Incoming {}
 
 impl Outgoing {

@@ -19,7 +19,7 @@ use super::{Allocation, Device, DeviceError, DevicePtr, Handle, MAX_SEGMENTS, Un
 pub(crate) struct Run {
     /// The first segment, with the size of the whole run.
     whole: Allocation,
-    /// The segments in address order; at least one.
+    /// The segments, at least one, in address order.
     segments: Box<[Allocation]>,
 }
 

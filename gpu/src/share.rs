@@ -170,8 +170,8 @@ impl<D: Device> Sharing<D> {
             }
         }
         let alive = &self.alive;
-        // Imports come only from peers of earlier passes, so a change since the last pass finds all
-        // failed ones.
+        // Imports come only from peers of earlier passes. So failed peers are looked for only if
+        // the set of linked peers has changed.
         if *alive != before {
             self.imports.keep_only(|nonce| alive.contains(nonce));
         }

@@ -91,8 +91,8 @@ impl Offer {
 }
 
 impl Drop for Offer {
-    /// Closes the descriptors through [`Foreign`], because they may refer to anything, and closing
-    /// them may block.
+    /// Closes the descriptors through [`Foreign`], because a peer may send any kind of descriptor,
+    /// and closing some kinds blocks.
     fn drop(&mut self) {
         match self.handle.take() {
             Some(Handle::Descriptor(fd)) => drop(Foreign::from(fd)),

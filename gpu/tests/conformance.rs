@@ -51,8 +51,8 @@ fn rail(seed: u64, config: &GpuConfig) -> TestGpuRail {
     gpu_rail(shm, config.clone())
 }
 
-/// Creates two ends that have agreed. The handshake takes two threads; this thread drives both ends
-/// afterwards.
+/// Creates two ends that have agreed. The handshake takes two threads. Afterwards this thread
+/// drives both ends.
 fn pair(seed: u64, config: GpuConfig) -> Ends {
     let (mut origin, mut target) = (rail(seed, &config), rail(seed, &config));
     let sockets = socket_pair().unwrap();

@@ -86,8 +86,8 @@ fn end(mut rail: TestGpuRail, attach: impl FnOnce(GpuSetup<'_, HostDevice, Linux
     End { engine, peer, host, device }
 }
 
-/// Creates two connected ends. Their handshake takes two threads; this thread drives both ends
-/// afterwards.
+/// Creates two connected ends. The handshake takes two threads. Afterwards this thread drives both
+/// ends.
 fn pair(config: &GpuConfig) -> [End; 2] {
     let make = || gpu_rail(ShmConfig::default(), config.clone());
     let (near, far) = (make(), make());

@@ -46,8 +46,8 @@ pub struct ShmConfig {
     /// directly.
     ///
     /// Set this if peers may block you on purpose. A copy by the kernel waits for the provider of
-    /// the peer's pages: a process that serves them through `userfaultfd(2)`, or maps a FUSE file,
-    /// can block the copy and its caller.
+    /// the peer's pages. A process that serves its pages through `userfaultfd(2)`, or that maps a
+    /// FUSE file, can block the copy.
     pub force_staging: bool,
     /// The number that identifies this process to peers: see
     /// [`Link::peer_id`](crate::Link::peer_id).

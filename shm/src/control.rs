@@ -192,7 +192,7 @@ impl Control {
             match self.socket.try_send(&packet, &fds) {
                 Ok(()) => {}
                 Err(HandshakeError::System(libc::EAGAIN)) => return,
-                // The connection is broken; the next read reports it.
+                // The connection is broken. The next read reports that.
                 Err(_) => return self.notices.clear(),
             }
             self.notices.pop_front();

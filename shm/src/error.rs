@@ -177,23 +177,25 @@ impl Display for HandshakeError {
             HandshakeError::Mismatch { what, theirs, ours } => {
                 write!(f, "different {what}: {theirs} at the other end, {ours} here; use the same value")
             }
-            HandshakeError::Nonce => f.write_str("the other end answered another process, or an earlier run"),
+            HandshakeError::Nonce => {
+                f.write_str("the other end answered a different process or an earlier run; connect again")
+            }
             HandshakeError::User(user) => {
                 write!(f, "the other end belongs to user {user}; processes must have the same user")
             }
             HandshakeError::Process { hello, ready } => write!(
                 f,
-                "process {hello} began the handshake, but process {ready} ended it; do not fork in between"
+                "process {hello} began the handshake, but process {ready} completed it; do not fork in between"
             ),
             HandshakeError::Segment(error) => write!(f, "invalid memory from the other end: {error}"),
-            HandshakeError::InUse => f.write_str("another process listens at this address"),
+            HandshakeError::InUse => f.write_str("the address to listen on is in use; choose another one"),
             HandshakeError::Address => {
                 f.write_str("invalid socket address: the path or name is empty or too long")
             }
             HandshakeError::TooLong { len, max } => {
-                write!(f, "a packet of {len} bytes is too long: it carries at most {max}")
+                write!(f, "{len} bytes are too long for a packet; send at most {max}")
             }
-            HandshakeError::UnknownPeer => f.write_str("no such peer is attached through a socket"),
+            HandshakeError::UnknownPeer => f.write_str("no peer with this number is attached over a socket"),
             HandshakeError::System(code) => write!(f, "{}", io::Error::from_raw_os_error(*code)),
         }
     }

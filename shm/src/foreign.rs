@@ -7,9 +7,9 @@
 //! sealable memory closes it, unless freeing its pages would take long. Everything else is set
 //! aside for a thread that may block: see [`set_closer`].
 //!
-//! The kernel itself closes descriptors in the calling thread in two cases: the receiver of a
-//! packet has no room for its descriptors, or a socket is closed while descriptors are in its
-//! queue. So [`Socket`](crate::socket::Socket) always offers room for the maximum number of
+//! In two cases the kernel itself closes descriptors, in the calling thread. First, a packet is
+//! received without room for its descriptors. Second, a socket is closed while descriptors are in
+//! its queue. So [`Socket`](crate::socket::Socket) always offers room for the maximum number of
 //! descriptors, and drains its queue before it closes. One case remains: if the process has no free
 //! descriptors, the kernel closes them and may block.
 
@@ -122,8 +122,7 @@ impl Drop for Batch {
     }
 }
 
-/// Unmaps a peer's memory. Sets large memory aside if there is a closer; unmaps everything else at
-/// once.
+/// Unmaps a peer's memory. If there is a closer, large memory is set aside instead.
 pub fn unmap(mapping: Mapping) {
     if mapping.len() > UNMAPPED && closer().is_some() {
         put_aside(mapping);

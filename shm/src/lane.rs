@@ -128,7 +128,8 @@ impl LaneMemory {
     }
 
     fn first_cell(&self) -> *mut u8 {
-        // SAFETY: `Mapping::twice` mapped `CELLS` bytes and the cells behind them.
+        // SAFETY: `Mapping::twice` mapped more than `CELLS` bytes, so the first cell lies inside
+        // the mapping.
         unsafe { self.mapping.ptr().as_ptr().add(CELLS) }
     }
 }
@@ -185,17 +186,17 @@ pub(crate) unsafe fn ends(outgoing: &LaneMemory, incoming: &LaneMemory, start: u
     (producer, consumer)
 }
 
-/// Copies the header of a message, word by word if its length is a multiple of 8, because the
-/// caller has just stored it in words. A load that is wider than those stores cannot be forwarded
-/// from them. It would wait until all earlier stores, including those to the lane, have reached the
-/// cache.
+/// Copies the header of a message. Copies word by word if its length is a multiple of 8, because
+/// the caller has just stored it in words. A load that is wider than those stores cannot be
+/// forwarded from them. It would wait until all earlier stores, including those to the lane, have
+/// reached the cache.
 ///
 /// # Safety
 /// `from` is readable and `to` writable for `len` bytes, and they do not overlap.
 #[inline(always)]
 pub(crate) unsafe fn copy_words(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: each access lies within `len` bytes of a pointer that the caller guarantees. The
-    // accesses are unaligned ones.
+    // loads and stores are unaligned ones.
     unsafe {
         if !len.is_multiple_of(8) {
             return copy_message(from, to, len);

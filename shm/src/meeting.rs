@@ -93,8 +93,8 @@ impl<H: HalfOpen> Meetings<H> {
         Meetings { open: Vec::new(), refused: VecDeque::new(), failed: Vec::new(), patience }
     }
 
-    /// Waits until a handshake completes, and returns its result. Accepts connections meanwhile;
-    /// `begin` starts the handshake over a new connection. The other handshakes stay open for the
+    /// Waits until a handshake completes, and returns its result. Accepts connections meanwhile,
+    /// and calls `begin` to start the handshake over each. The other handshakes stay open for the
     /// next call. Returns `None` if the deadline expired. Polls at least once, even after the
     /// deadline.
     ///

@@ -3,9 +3,9 @@
 //! the times.
 //!
 //! The faster path depends on the caches that the two processors share. For 1 MiB, lane and kernel
-//! take 66 and 97 us on one core, 150 and 90 us with a shared last-level cache, 510 and 90 us
-//! without one. Processes migrate and the load varies, so both paths are measured, per peer and
-//! length:
+//! take 66 and 97 us on one core, and 150 and 90 us with a shared last-level cache. Without a
+//! shared cache they take 510 and 90 us. Processes migrate and the load varies, so both paths are
+//! measured, per peer and length:
 //!
 //! - The faster path is in use, and is measured again every [`AGAIN`] payloads.
 //! - The other path is *tried* from time to time, until one measurement is complete. Trials of a

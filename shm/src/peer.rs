@@ -64,7 +64,8 @@ pub(crate) struct Attached {
     pub(crate) hot: bool,
     /// Whether a record has arrived since the last check for cold peers.
     pub(crate) heard: bool,
-    /// Imports by the slot in their key, up to the highest slot in use; at most `max_imports`.
+    /// Imports, indexed by the slot in their key, up to the highest slot in use. At most
+    /// `max_imports`.
     imports: Vec<Option<Import>>,
     max_imports: usize,
     pub(crate) staged: Staged,

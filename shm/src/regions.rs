@@ -70,7 +70,7 @@ pub(crate) enum Owner {
     User,
     /// The segment that contains the region.
     Segment(Segment),
-    /// The attachment of this peer, which maps the common segment; and its pair ID.
+    /// The attachment of this peer, which maps the common segment, with its pair ID.
     Peer(Peer, u32),
 }
 

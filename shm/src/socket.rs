@@ -327,8 +327,8 @@ impl Control {
 
     fn take(&self, message: &libc::msghdr) -> (Vec<Foreign>, Sender) {
         let (mut fds, mut sender) = (Vec::new(), Sender::UNKNOWN);
-        // SAFETY: the kernel filled the control buffer, which `message` still points to, and set
-        // its length; the macros iterate over the headers inside that length. The kernel opened
+        // SAFETY: the kernel filled the control buffer, to which `message` still points, and set
+        // its length. The macros iterate over the headers inside that length. The kernel opened
         // each descriptor under SCM_RIGHTS and SCM_PIDFD for this receive, so nothing else owns it.
         // A pidfd that could not be opened is negative. The numbers are read unaligned.
         unsafe {

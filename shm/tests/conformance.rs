@@ -54,8 +54,8 @@ fn config(seed: u64) -> ShmConfig {
     ShmConfig { lane_cells: 64 << (seed % 3), max_message: 1024, ..ShmConfig::default() }
 }
 
-/// Creates two connected ends. Their handshake takes two threads; this thread drives both ends
-/// afterwards.
+/// Creates two connected ends. The handshake takes two threads. Afterwards this thread drives both
+/// ends.
 fn pair(config: &ShmConfig) -> Ends {
     let (mut origin, mut target) = (rail(config.clone()), rail(config.clone()));
     let sockets = socket_pair().unwrap();

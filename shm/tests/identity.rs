@@ -54,7 +54,7 @@ fn forked(play: impl FnOnce(OwnedFd) -> Raw) -> (OwnedFd, Forked) {
 fn a_forked_peer_cannot_make_the_kernel_write_our_memory() {
     let _alone = alone();
     let config = ShmConfig::default();
-    // The child's probe is an address at which this process has the same bytes.
+    // The child claims a nonce that this process has at the same address.
     let (socket, child) = forked(|socket| {
         let mut raw = Raw::new(socket, &ShmConfig::default());
         raw.hello(KNOWN, KNOWN.as_ptr() as u64);

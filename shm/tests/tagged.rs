@@ -58,8 +58,8 @@ fn end(rail: TestRail, region: Region, attach: impl FnOnce(ShmSetup<'_, LinuxHos
     End { engine, peer, region, at }
 }
 
-/// Creates two connected ends. Their handshake takes two threads; this thread drives both ends
-/// afterwards.
+/// Creates two connected ends. The handshake takes two threads. Afterwards this thread drives both
+/// ends.
 fn pair(config: &ShmConfig, region: fn() -> Region) -> Vec<End> {
     pair_of(config, config, region)
 }

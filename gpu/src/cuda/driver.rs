@@ -158,7 +158,7 @@ pub fn get() -> Result<&'static Driver, Absent> {
 /// Returns the driver's version in CUDA's numbering: 12060 is CUDA 12.6.
 ///
 /// # Errors
-/// Why there is no usable driver.
+/// [`Absent`], with the reason, if there is no usable driver.
 pub fn version() -> Result<u32, Absent> {
     let driver = get()?;
     let mut version = 0;
@@ -246,7 +246,7 @@ pub struct CudaInfo {
 /// Returns the devices of this process.
 ///
 /// # Errors
-/// Why there is no usable driver.
+/// [`Absent`], with the reason, if there is no usable driver.
 pub fn devices() -> Result<Vec<CudaInfo>, Absent> {
     let driver = get()?;
     let refused = |error| match error {

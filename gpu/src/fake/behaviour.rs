@@ -119,7 +119,7 @@ pub enum Call {
 }
 
 impl Call {
-    /// All calls.
+    /// All kinds of calls.
     pub const ALL: [Call; 13] = [
         Call::Alloc,
         Call::Free,

@@ -103,8 +103,7 @@ impl Space {
     /// Creates the address space of the process with index `place`. The spaces of a machine are
     /// disjoint.
     pub fn new(place: usize) -> Space {
-        // Not a multiple of a large power of two, so that tests do not come to rely on such an
-        // alignment.
+        // Not a multiple of a large power of two, so that tests do not rely on such an alignment.
         let next = FOREIGN + ((place as u64) << 40) + 0x1200;
         let (ranges, reservations) = (BTreeMap::new(), BTreeMap::new());
         Space { ranges, reservations, next, next_serial: 1, recycle: true, free: vec![] }

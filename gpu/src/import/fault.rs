@@ -67,18 +67,20 @@ impl fmt::Display for Fault {
         match self {
             Fault::PeerGone => f.write_str("the peer is gone"),
             Fault::Deadline => f.write_str("no answer before the deadline"),
-            Fault::NotExported => f.write_str("the peer does not export it"),
-            Fault::Revoked => f.write_str("the peer has revoked it"),
-            Fault::Incarnation => f.write_str("it was looked up before the peer restarted; look it up again"),
-            Fault::Gone => f.write_str("the peer no longer keeps this version; ask for a newer one"),
-            Fault::Busy => {
-                f.write_str("transfers from before its revocation are in flight; retry once they are done")
+            Fault::NotExported => f.write_str("the peer does not export this memory"),
+            Fault::Revoked => f.write_str("the peer has revoked this memory"),
+            Fault::Incarnation => {
+                f.write_str("the token is from before the peer's restart; look the buffer up again")
             }
+            Fault::Gone => f.write_str("the peer no longer keeps this version; ask for a newer one"),
+            Fault::Busy => f.write_str(
+                "transfers from before a revocation are still in flight; retry after they complete",
+            ),
             Fault::OutOfBounds { offset, len, size } => {
-                write!(f, "{len} bytes at offset {offset} exceed its {size} bytes")
+                write!(f, "{len} bytes at offset {offset} exceed the allocation of {size} bytes")
             }
             Fault::Size { told, actual } => {
-                write!(f, "the peer announced {told} bytes, and it has {actual}")
+                write!(f, "the peer announced {told} bytes, but the memory has {actual}")
             }
             Fault::Full => {
                 f.write_str("the limit of imported memory is reached; release imports, or raise the limit")

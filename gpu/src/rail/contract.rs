@@ -18,7 +18,10 @@ struct Watch<'a, S> {
     fallen: &'a mut Vec<Peer>,
 }
 
-#[deny(clippy::missing_trait_methods, reason = "what is not passed on comes one by one")]
+#[deny(
+    clippy::missing_trait_methods,
+    reason = "a report that is not forwarded would use the default, one event at a time"
+)]
 impl<S: Sink> Sink for Watch<'_, S> {
     #[inline(always)]
     fn done(&mut self, cx: u64, result: Result<(), CompleteError>) {

@@ -89,7 +89,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
     /// deadline. May be called again after an error. Slow path.
     ///
     /// # Errors
-    /// A peer still has the memory open, so it stays allocated; or the device fails.
+    /// A peer still has the memory open, or the device fails. The memory stays allocated.
     ///
     /// # Safety
     /// `alloc` returned `at`. The memory is not registered, and no queued work uses it.
@@ -180,7 +180,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Detaches all peers. Leaks memory that a peer or the device may still access; dropping the
+    /// Detaches all peers. Leaks memory that a peer or the device may still access. Dropping the
     /// device frees the rest.
     pub(super) fn end(&mut self) {
         // Records which memory is open first, because a detached peer no longer counts as a user.

@@ -70,7 +70,7 @@ impl Streams {
         self.most - self.out
     }
 
-    /// Returns the number of queued works whose outcome is not known.
+    /// Returns the number of items of queued work whose outcome is not known.
     pub(super) fn out(&self) -> u32 {
         self.out
     }
@@ -133,7 +133,7 @@ impl Streams {
         }
     }
 
-    /// Removes one queued work of a lost device, whatever its outcome.
+    /// Removes one item of a lost device's queued work. Returns the owner of the item.
     pub(super) fn abandon(&mut self) -> Option<Owner> {
         let stream = self.streams.iter().position(|stream| !stream.is_empty())?;
         Some(self.over(stream, End::Reached).0)

@@ -85,7 +85,7 @@ impl<D: Device, H: Host> GpuSetup<'_, D, H> {
     /// Frees device memory, and waits for peers: see [`GpuRail::free`].
     ///
     /// # Errors
-    /// A peer still has the memory open, so it stays allocated; or the device fails.
+    /// A peer still has the memory open, or the device fails. The memory stays allocated.
     ///
     /// # Safety
     /// The contract of [`GpuRail::free`] applies.

@@ -115,7 +115,7 @@ impl<'a> Line<'a> {
 
     /// Returns the state of an extension. The first call registers the extension.
     pub fn extension<E: Extension>(&mut self) -> &mut E {
-        const { assert!(*E::KINDS.start() >= *EXTENSIONS.start(), "kinds of the protocol itself") };
+        const { assert!(*E::KINDS.start() >= *EXTENSIONS.start(), "packet kinds of the protocol itself") };
         let control = &mut *self.control;
         let at = control.extensions.find::<E>().unwrap_or_else(|| {
             control.max_segments += usize::from(E::SEGMENTS);
@@ -125,7 +125,7 @@ impl<'a> Line<'a> {
         let (_, extension) = &mut control.extensions.0[at];
         match (&mut **extension as &mut dyn Any).downcast_mut() {
             Some(extension) => extension,
-            None => unreachable!("found by its type, or just made"),
+            None => unreachable!("found by its type, or just created"),
         }
     }
 

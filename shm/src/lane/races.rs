@@ -3,8 +3,8 @@
 //!
 //! Each lane cell has a loom cell that represents its payload. The producer writes the loom cell
 //! before it publishes, and the consumer reads it before it advances. Loom checks these accesses.
-//! Where a long record has payload at the offset of a stamp, the models store the worst value: the
-//! stamp that the consumer expects there one lap later.
+//! Where a long record has payload at the offset of a stamp, the models store the worst value. That
+//! is the stamp that the consumer expects there one lap later.
 
 use fishplate_core::sync::primitive::modelled as primitive;
 

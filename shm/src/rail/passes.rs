@@ -1,5 +1,5 @@
-//! The limits of one pass: staged operations that are longer than a pass, several operations at
-//! once, and an owner that sleeps when a pass reports no work.
+//! The limits of one pass. Covers staged operations that are longer than a pass, several operations
+//! at once, and an owner that sleeps when a pass reports no work.
 
 use std::ptr::NonNull;
 

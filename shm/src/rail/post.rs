@@ -1,5 +1,5 @@
 //! Moves data: chooses among mapped copies, kernel copies and staging. Nothing here allocates or
-//! blocks; a kernel copy is one system call, and occasionally a second that checks the peer's
+//! blocks. A kernel copy is one system call, and occasionally a second that checks the peer's
 //! process.
 
 use std::ptr::NonNull;

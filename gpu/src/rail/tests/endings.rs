@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Number of steps that no copy of a test waits for by itself.
+/// A delay of copies, in steps, that no test waits for.
 const NEVER: u32 = 1_000_000;
 
 #[test]

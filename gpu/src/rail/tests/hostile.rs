@@ -168,7 +168,8 @@ fn bad_input_is_refused_with_its_reason() {
     let region = unsafe { Region::new(ptr, 4096, RegionKind::Device { ordinal: 7 }) };
     assert_eq!(rail.register(&region), Err(AttachError::Unsupported));
     assert_eq!(rail.why(), Some(Refused::Export(ExportError::Device(DeviceError::NoDevice(1)))));
-    // Unexportable memory, with its remedy; an unmapped address; a range that is too long.
+    // Tries unexportable memory, with its remedy, an unmapped address, and a range that is too
+    // long.
     for (kind, why) in [(MemoryKind::Pool, Unshared::Pool), (MemoryKind::Managed, Unshared::Managed)] {
         let at = rail.sharing.driver().alloc_as(kind, 4096).unwrap();
         assert_eq!(rail.register(&device_region(at, 4096)), Err(AttachError::Unsupported));

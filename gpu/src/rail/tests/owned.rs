@@ -3,7 +3,7 @@
 use super::*;
 use crate::RevokeError;
 
-/// Number of steps that no copy of a test waits for by itself.
+/// A delay of copies, in steps, that no test waits for.
 const NEVER: u32 = 1_000_000;
 
 /// Creates a pair whose first end is still copying into memory of the second.
