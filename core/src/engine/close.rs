@@ -1,32 +1,34 @@
-//! Closing a connection in good order, so that no end takes the other's exit for a failure.
+//! Closes connections in an orderly way, so that neither side takes the other's exit for a failure.
 //!
 //! # The exchange
 //!
-//! Either end begins, or both at once. A closing end refuses new operations to the peer as
-//! [`PeerError::Closed`]; accepted ones continue. It sends a Bye on each of its streams once
+//! Either side begins, or both at once. A closing side rejects new operations to the peer with
+//! [`PeerError::Closed`]. Earlier operations continue. The side sends a Bye on each of its streams
+//! once two conditions hold:
 //!
-//! - every operation of its own to the peer has ended: it is applied there, and no post of it is
-//!   outstanding;
-//! - every receive that has matched a message of the peer has ended. From then on it reads no
-//!   payload of the peer and answers no send.
+//! - Every operation of its own to the peer has completed: the peer has applied it, and no post of
+//!   it is outstanding.
+//! - Every receive that has matched a message of the peer has completed. From then on this side
+//!   reads no payload of the peer and answers no send.
 //!
-//! An end that receives a Bye closes as well, in its passes, and answers with its own Byes. A peer
-//! is [`PeerError::Closed`] once all its Byes have arrived and the rails have completed ours, and
-//! some passes later, since not every rail reports that. A Bye carries the cursor and the credits
-//! of its stream, so no acknowledgement is lost.
+//! A side that receives a Bye closes too, in its passes, and answers with its own Byes. It waits
+//! for all Byes of the peer, and for the rails to complete its own. Some passes later the peer is
+//! [`PeerError::Closed`]. These passes are needed because a rail may complete a Bye before it is
+//! sent. A Bye carries the cursor and the credits of its stream, so no acknowledgement is lost.
 //!
-//! # What is in flight when a Bye arrives
+//! # Operations in flight when a Bye arrives
 //!
 //! The sender of a Bye makes progress until it is answered, and the answer is sent only when
-//! nothing is in flight towards it. So writes, signals, atomics, reads and messages complete as
-//! usual. Only a send that waits for a matching receive fails, with `Closed`. It fails once all
-//! Fins of the peer have arrived, because a Bye may overtake them; the Bye says how many there are.
+//! nothing is in flight towards that sender. So writes, signals, atomics, reads and messages
+//! complete as usual. Only a send that waits for a matching receive fails, with `Closed`. It fails
+//! once all Fins of the peer have arrived, because a Bye may overtake them. The Bye tells how many
+//! Fins there are.
 //!
-//! # Duplicates, late messages and strangers
+//! # Duplicates and late messages
 //!
-//! A rail delivers once or reports the peer as down, so a Bye is sent once. A duplicate changes
-//! nothing. A Bye of an earlier attachment is dropped and counted like any message. After a Bye,
-//! any failure that a rail reports for the peer counts as `Closed`.
+//! A rail delivers a message once or reports the peer as down, so a Bye is sent once. A duplicate
+//! changes nothing. A Bye of an earlier attachment is dropped and counted like any message. After a
+//! Bye, any failure that a rail reports for the peer counts as `Closed`.
 
 use crate::error::{AttachError, Missing, OpError, PeerError, Unfinished, Violation};
 use crate::mem::{Peer, PeerId, Untrusted};
@@ -44,31 +46,31 @@ use super::wait::Waiter;
 use super::wire::{GENERATION_MASK, HEAD_MAX, KIND_BYE, Owner, get32, get64, put64};
 use super::{Engine, State};
 
-/// Passes that an end makes after it is done. Rails do not report when a copied message has left,
-/// and a provider may send it only while it is polled.
+/// Number of passes that a side makes after it is done. Rails do not report when a copied message
+/// was sent, and a provider may send it only while it is polled.
 const LINGER: u16 = 1024;
 
-/// Bytes of a Bye.
+/// Length of a Bye, in bytes.
 const LEN: usize = 28;
 
 /// The progress of closing a peer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Parting {
-    /// Our Byes may be sent.
+    /// Whether our Byes may be sent.
     due: bool,
-    /// Byes were sent for contexts below this.
+    /// Byes were sent for the contexts below this number.
     sent: u16,
-    /// Passes made since nothing was missing.
+    /// Number of passes since nothing was missing.
     lingered: u16,
-    /// Contexts whose Byes have arrived, one bit each.
+    /// Contexts whose Byes have arrived, as a bitmask.
     heard: [u64; 4],
 }
 
 impl Parting {
-    /// Neither end has begun to close.
+    /// The state before either side has begun to close.
     pub(crate) const NONE: Parting = Parting { due: false, sent: 0, lingered: 0, heard: [0; 4] };
 
-    /// Sends all Byes again, because a failed rail may have lost them.
+    /// Makes all Byes due again, because a failed rail may have lost them.
     pub(super) fn say_again(&mut self) {
         self.sent = 0;
     }
@@ -90,11 +92,11 @@ pub(crate) struct Bye {
     pub word: u32,
     /// Low 32 bits of the reverse stream's cursor.
     pub ack: u32,
-    /// Credits of the reverse stream that are returned.
+    /// Total of returned credits of the reverse stream.
     pub freed: u32,
-    /// The number after the last of this stream.
+    /// The number after the last one of this stream.
     pub end: Seq,
-    /// Fins sent on this stream.
+    /// Number of Fins sent on this stream.
     pub fins: u32,
 }
 
@@ -110,7 +112,8 @@ impl Bye {
         core::array::from_fn(|at| out[at])
     }
 
-    /// Copies a Bye out and checks its form. `None`: it is another message.
+    /// Copies a Bye out of untrusted memory and checks its form. Returns `None` for another kind of
+    /// message.
     pub(crate) fn decode(bytes: Untrusted<'_>) -> Option<Result<Bye, Violation>> {
         let mut head = [0; HEAD_MAX];
         let len = bytes.copy_out(&mut head);
@@ -135,16 +138,17 @@ impl Bye {
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Begins to close the connection to a peer. New operations to it are refused as
-    /// [`PeerError::Closed`]. Accepted ones complete as usual, and then the peer is told. Make
-    /// progress until [`has_left`](Self::has_left). Does not block. Closing twice changes nothing.
+    /// Begins to close the connection to a peer. New operations to the peer are rejected with
+    /// [`PeerError::Closed`]. Earlier operations complete as usual, and then the peer is notified.
+    /// Make progress until [`has_left`](Self::has_left). Does not block. Closing twice changes
+    /// nothing.
     ///
-    /// The other end answers in its passes, without a call of its user, and closes as well. What it
-    /// has in flight is applied here first. Its sends that no receive has matched fail.
+    /// The other side answers in its passes, without a call of its user, and closes too. Its
+    /// operations in flight are applied here first. Its sends that no receive has matched fail.
     ///
     /// # Errors
-    /// [`OpError::UnknownPeer`], also of a peer that is not connected yet;
-    /// [`OpError::PeerFailed`] of one that has failed or left.
+    /// [`OpError::UnknownPeer`] if the peer was removed or is not connected yet.
+    /// [`OpError::PeerFailed`] if it has failed or left.
     #[doc(alias = "ucp_ep_close_nbx")]
     #[doc(alias = "psm2_ep_disconnect")]
     pub fn close_peer(&mut self, peer: PeerId) -> Result<(), OpError> {
@@ -156,25 +160,25 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(())
     }
 
-    /// Whether the connection to a peer is closed, or has failed: nothing is in flight either way.
-    /// [`peer_error`](Self::peer_error) says which. Does not make progress.
+    /// Returns whether the connection to a peer is closed or has failed. Then nothing is in flight
+    /// in either direction. [`peer_error`](Self::peer_error) tells which. Does not make progress.
     ///
     /// # Errors
-    /// [`AttachError::UnknownPeer`].
+    /// [`AttachError::UnknownPeer`] if the peer was removed.
     pub fn has_left(&self, peer: PeerId) -> Result<bool, AttachError> {
         self.peer_error(peer)?;
         Ok(!self.state.peers[peer.index as usize].state.is_up())
     }
 
-    /// [Closes](Self::close_peer) the connections to all peers, and makes progress until they have
-    /// left. Does not wait for failed peers. Blocks until then, or until `deadline_ns`.
+    /// [Closes](Self::close_peer) the connections to all peers, and makes progress until the peers
+    /// have left. Does not wait for failed peers. Blocks until then, or until `deadline_ns`.
     ///
-    /// After a return without an error nothing is in flight, and no peer waits for this engine. So
-    /// it may be dropped, its memory released, and the process may exit.
+    /// After a return without an error, nothing is in flight and no peer waits for this engine. So
+    /// the engine may be dropped, its memory may be released, and the process may exit.
     ///
     /// # Errors
-    /// [`Unfinished`] says which peer has not left when the deadline expired. It may be called
-    /// again.
+    /// [`Unfinished`] names a peer that had not left when the deadline expired. Call `shutdown`
+    /// again to continue.
     #[doc(alias = "shmem_finalize")]
     pub fn shutdown<H: Host, P: Park>(
         &mut self,
@@ -190,7 +194,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         left.ok_or(()).or_else(|()| self.state.unfinished())
     }
 
-    /// Continues closing a stream's peer. `false`: do not serve the stream.
+    /// Continues closing a stream's peer. Returns `false` if the stream must not be served.
     #[cold]
     pub(super) fn close_step(&mut self, stream: u32) -> bool {
         let peer = self.state.streams[stream as usize].peer;
@@ -205,11 +209,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if !self.state.has_parted(peer) {
             self.state.fail_unmatched(peer);
             if self.state.is_busy(peer) {
-                // The completion of the last operation makes nothing due, so stay due.
+                // The completion of the last operation makes nothing due, so stay on the due list.
                 self.state.due.push(self.state.streams, first);
                 return true;
             }
-            // Direct writes become visible before the Bye.
+            // Make direct writes visible before the Bye.
             self.settle();
             self.state.pairings[peer as usize].parting.due = true;
         }
@@ -226,7 +230,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             }
             let parting = &mut self.state.pairings[peer as usize].parting;
             if parting.sent != context {
-                // A rail has refused it and failed, so the Byes before it are said again.
+                // A rail has failed during the post, so all Byes are due again.
                 break;
             }
             parting.sent += 1;
@@ -246,7 +250,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         false
     }
 
-    /// Sends the Bye of a stream. `false`: no rail has room, or the peer is lost.
+    /// Sends the Bye of a stream. Returns `false` if no rail has room, or if the peer has failed.
     fn post_bye(&mut self, stream: u32) -> bool {
         let s = &self.state.streams[stream as usize];
         let (peer, cursor) = (s.peer, s.window.expected());
@@ -259,7 +263,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             end: s.next,
             fins: account.map_or(0, |account| account.fins_sent),
         };
-        // The stream counts this post, because closing waits for its completion.
+        // The stream counts this post, because closing waits for the completion.
         let owner = Owner::Stream(stream, s.generation & GENERATION_MASK);
         let nothing = Untrusted::from_slice(&[]);
         match self.post_bytes(stream, peer, &bye.encode(), nothing, owner, cursor) {
@@ -279,12 +283,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Refuses new operations to a connected peer.
+    /// Rejects new operations to a connected peer.
     #[cold]
     fn begin_closing(&mut self, peer: u16) {
         self.peers[peer as usize].state = PeerState::Closing;
         self.closing += 1;
-        // Invalidates the peer's regions for new operations. Accepted ones use the keys alone.
+        // Invalidate the peer's regions for new operations. Earlier operations use only the keys.
         for remote in self.remotes.iter_mut().filter(|remote| remote.peer == peer && !remote.auto) {
             (remote.mapped, remote.len, remote.device) = (core::ptr::null_mut(), 0, 0);
         }
@@ -293,22 +297,22 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Returns whether a peer has sent its Byes. Then everything that it sent has arrived, and it
-    /// only applies what was in flight.
+    /// Returns whether a peer has sent Byes. Everything else that it sent has then arrived, and it
+    /// only applies what was in flight to it.
     #[cold]
     pub(super) fn has_said_bye(&self, peer: u16) -> bool {
         self.pairings[peer as usize].parting.count_heard() != 0
     }
 
-    /// Returns whether our Byes to a peer are due or sent. Then we no longer read its memory or
-    /// answer it.
+    /// Returns whether our Byes to a peer are due or sent. From then on we neither read its memory
+    /// nor answer it.
     #[cold]
     pub(super) fn has_parted(&self, peer: u16) -> bool {
         self.pairings[peer as usize].parting.due
     }
 
-    /// Returns why a peer failed: `Closed` once it has sent its Byes, unless it broke the protocol
-    /// or was removed.
+    /// Returns the reason to record for a failed peer: `Closed` once it has sent Byes, unless it
+    /// broke the protocol or was removed.
     #[cold]
     pub(super) fn after_bye(&self, peer: u16, why: PeerError) -> PeerError {
         match why {
@@ -326,13 +330,13 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.contexts_of(peer).any(|stream| self.streams[stream].silent_posts != 0)
     }
 
-    /// Whether an operation to a peer, or a payload from it, is in flight. Slow path: scans all
-    /// receives.
+    /// Returns whether an operation to a peer, or a payload from it, is in flight. Slow path: scans
+    /// all receives.
     #[cold]
     fn is_busy(&self, peer: u16) -> bool {
         let busy = |stream: usize| {
             let s = &self.streams[stream];
-            // Replies of the protocol take numbers of the stream, but no slot.
+            // Answers of the protocol take numbers of a kept stream, but no slot.
             s.open != 0 || (s.live && s.in_flight() != 0 && self.is_kept(stream as u32))
         };
         self.contexts_of(peer).any(busy)
@@ -343,11 +347,12 @@ impl<const RAILS: usize> State<'_, RAILS> {
             })
     }
 
-    /// A Bye has arrived.
+    /// Handles a Bye.
     #[cold]
     pub(super) fn bye_heard(&mut self, peer: Peer, bye: Bye) -> Result<(), Violation> {
         let Some(stream) = self.arrival_stream(peer, bye.context, bye.word)? else { return Ok(()) };
-        // The sender has received the acknowledgement of everything before the Bye.
+        // The sender had everything before the Bye acknowledged, so all its numbers were applied
+        // here.
         if self.streams[stream as usize].window.expected() != bye.end {
             return Err(Violation::Sequence);
         }
@@ -370,7 +375,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Ok(())
     }
 
-    /// The sends of a stream that wait for a receive.
+    /// Returns the sends of a stream that wait for a receive.
     fn unmatched(&self, stream: u32) -> impl Iterator<Item = (u32, &PendingSlot)> {
         let s = &self.streams[stream as usize];
         let slot = |index: u32| Some((index, self.pending.slots.get(index as usize)?));
@@ -386,12 +391,12 @@ impl<const RAILS: usize> State<'_, RAILS> {
             let Some(protocol) = &self.protocol else { return };
             let account = &protocol.accounts[stream as usize];
             let s = &self.streams[stream as usize];
-            // A Fin in flight still completes one of them.
+            // A Fin in flight will still complete one of the sends.
             let heard = self.pairings[peer as usize].parting.has_heard(context as u8);
             if !heard || account.fins_said != account.fins_heard {
                 continue;
             }
-            // Only acknowledged ones: the others follow once they are.
+            // Fail only acknowledged sends. The others follow once they are acknowledged.
             let mut index = s.closing.head;
             while index != NONE {
                 let slot = &mut self.pending.slots[index as usize];
@@ -406,7 +411,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Returns an error with the peers that have not left, if there are any.
+    /// Returns an error about the peers that have not left, if there are any.
     #[cold]
     fn unfinished(&self) -> Result<(), Unfinished> {
         let closing = |peer: &u16| self.peers[*peer as usize].state == PeerState::Closing;

@@ -1,6 +1,6 @@
 //! Commands: requests of a queue to its worker, with their state and result. A command occupies a
-//! slot of its queue's pool from its creation until its last [`Event`] is dropped; the worker
-//! writes the result there. Nothing here blocks or allocates.
+//! slot of its queue's pool from its creation until its last [`Event`] is dropped. The worker
+//! writes the result to that slot. Nothing here blocks or allocates.
 //!
 //! | edge         | release                    | acquire                | carries        |
 //! |--------------|----------------------------|------------------------|----------------|
@@ -19,62 +19,63 @@ use super::Signal;
 use super::protocol::{Cancelled, Claimed, Envelope, Received, Status};
 use super::tag::Tag;
 
-/// What a queue asks of the worker.
+/// A request of a queue to its worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// [`Engine::put`](super::Engine::put).
+    /// Calls [`Engine::put`](super::Engine::put).
     Put {
         /// The source.
         from: LocalAddr,
-        /// Bytes.
+        /// Length in bytes.
         len: usize,
         /// The target.
         to: RemoteAddr,
     },
-    /// [`Engine::put_signal`](super::Engine::put_signal).
+    /// Calls [`Engine::put_signal`](super::Engine::put_signal).
     PutSignal {
         /// The source.
         from: LocalAddr,
-        /// Bytes.
+        /// Length in bytes.
         len: usize,
         /// The target.
         to: RemoteAddr,
         /// The signal that follows.
         signal: Signal,
     },
-    /// [`Engine::get`](super::Engine::get).
+    /// Calls [`Engine::get`](super::Engine::get).
     Get {
         /// The target.
         into: LocalAddr,
-        /// Bytes.
+        /// Length in bytes.
         len: usize,
         /// The source.
         from: RemoteAddr,
     },
-    /// [`Engine::signal`](super::Engine::signal).
+    /// Calls [`Engine::signal`](super::Engine::signal).
     Signal(Signal),
-    /// [`Engine::amo`](super::Engine::amo), or with `fetch`
-    /// [`Engine::fetch`](super::Engine::fetch).
+    /// Calls [`Engine::amo`](super::Engine::amo), or [`Engine::fetch`](super::Engine::fetch) if
+    /// `fetch` is set.
     Amo {
         /// The word.
         at: RemoteAddr,
-        /// What to do with it.
+        /// The operation on the word.
         amo: Amo,
-        /// Whether the answer carries the value from before.
+        /// Whether the reply has the old value.
         fetch: bool,
     },
-    /// [`Engine::fence`](super::Engine::fence).
+    /// Calls [`Engine::fence`](super::Engine::fence).
     Fence(PeerId),
-    /// [`Engine::quiet`](super::Engine::quiet); later commands of the same queue wait behind it.
+    /// Waits like [`Engine::quiet`](super::Engine::quiet). Later commands of the same queue wait
+    /// until this one is done.
     Quiet(PeerId),
-    /// [`Engine::wait_signal`](super::Engine::wait_signal),
-    /// polled by the worker between its other work.
+    /// Waits like [`Engine::wait_signal`](super::Engine::wait_signal). The worker polls the word
+    /// between its other work.
     Watch {
         /// The word.
         at: LocalAddr,
-        /// How it is compared,
+        /// The comparison.
         cmp: Cmp,
-        /// and with what.
+        /// The value to compare the word with.
         value: u64,
         /// The peer whose failure ends the watch.
         from: Option<PeerId>,
@@ -83,11 +84,11 @@ pub enum Command {
     Fill {
         /// The target.
         at: LocalAddr,
-        /// Bytes, a multiple of `width`.
+        /// Length in bytes, a multiple of `width`.
         len: usize,
-        /// The pattern; its low `width` bytes count, lowest first.
+        /// The pattern. Its low `width` bytes are used, lowest first.
         pattern: u64,
-        /// Bytes of the pattern: 1, 2, 4 or 8.
+        /// Width of the pattern, in bytes: 1, 2, 4 or 8.
         width: u8,
     },
     /// Copies within registered memory of this process. The worker copies a piece per turn, in
@@ -95,74 +96,74 @@ pub enum Command {
     Copy {
         /// The source.
         from: LocalAddr,
-        /// Bytes.
+        /// Length in bytes.
         len: usize,
         /// The target.
         to: LocalAddr,
     },
     /// Copies from one peer to another through memory of this process: a get, then a put. Later
-    /// commands of the same queue wait behind the get.
+    /// commands of the same queue wait until the get is done.
     PeerCopy {
         /// The source.
         from: RemoteAddr,
-        /// The staging buffer; do not touch it until the command is done.
+        /// The staging buffer. Do not access it until the command is done.
         via: LocalAddr,
-        /// Bytes.
+        /// Length in bytes.
         len: usize,
         /// The target.
         to: RemoteAddr,
     },
-    /// Does nothing. Completes when every earlier command of the same queue has; later ones wait
-    /// behind it.
+    /// Does nothing. Completes when every earlier command of the same queue has completed. Later
+    /// commands wait until then.
     Marker,
-    /// [`Engine::send`](super::Engine::send), or with `sync`
-    /// [`Engine::send_sync`](super::Engine::send_sync).
+    /// Calls [`Engine::send`](super::Engine::send), or
+    /// [`Engine::send_sync`](super::Engine::send_sync) if `sync` is set.
     Send {
         /// The receiver.
         to: PeerId,
         /// The tag.
         tag: Tag,
-        /// The payload and its length in bytes; without it, none.
+        /// The payload and its length in bytes, or `None` for an empty message.
         from: Option<(LocalAddr, usize)>,
-        /// Whether it completes only once a receive has matched.
+        /// Whether the send completes only once a receive has matched.
         sync: bool,
     },
-    /// [`Engine::recv`](super::Engine::recv); the answer is its status.
+    /// Calls [`Engine::recv`](super::Engine::recv). The reply is the status of the receive.
     Recv {
-        /// The sender, or any peer.
+        /// The sender, or `None` for any peer.
         source: Option<PeerId>,
-        /// The tag,
+        /// The tag to match.
         tag: Tag,
-        /// and the bits of it that are not compared.
+        /// The bits of the tag that are not compared.
         ignore: Tag,
-        /// The buffer and its length in bytes; without it, none.
+        /// The buffer and its length in bytes, or `None` to drop the message.
         into: Option<(LocalAddr, usize)>,
     },
-    /// [`Engine::probe`](super::Engine::probe), or with `claim`
-    /// [`Engine::mprobe`](super::Engine::mprobe).
+    /// Calls [`Engine::probe`](super::Engine::probe), or [`Engine::mprobe`](super::Engine::mprobe)
+    /// if `claim` is set.
     Probe {
-        /// The sender, or any peer.
+        /// The sender, or `None` for any peer.
         source: Option<PeerId>,
-        /// The tag,
+        /// The tag to match.
         tag: Tag,
-        /// and the bits of it that are not compared.
+        /// The bits of the tag that are not compared.
         ignore: Tag,
-        /// Whether the message is claimed.
+        /// Whether to claim the message.
         claim: bool,
     },
-    /// [`Engine::mrecv`](super::Engine::mrecv); the answer is its status.
+    /// Calls [`Engine::mrecv`](super::Engine::mrecv). The reply is the status of the receive.
     ClaimedRecv {
-        /// The message.
+        /// The claimed message.
         message: Claimed,
-        /// The buffer and its length in bytes; without it, none.
+        /// The buffer and its length in bytes, or `None` to drop the message.
         into: Option<(LocalAddr, usize)>,
     },
-    /// [`Engine::discard`](super::Engine::discard).
+    /// Calls [`Engine::discard`](super::Engine::discard).
     Discard(Claimed),
-    /// [`Engine::cancel`](super::Engine::cancel) of the receive in this slot of the same queue's
-    /// pool. The receive completes as well, once, whatever the result here.
+    /// Calls [`Engine::cancel`](super::Engine::cancel) for the receive in this slot of the same
+    /// queue's pool. The receive completes once too, cancelled or not.
     Cancel {
-        /// The slot.
+        /// The slot of the receive.
         slot: u16,
     },
 }
@@ -170,30 +171,31 @@ pub enum Command {
 /// How a command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// Done; the value that it fetched or found, or 0.
+    /// The command is done. Holds the value that it fetched or found, or 0.
     Done(u64),
-    /// It was posted and failed: never [`Outcome::Done`].
+    /// The command was posted and failed. Never holds [`Outcome::Done`].
     Failed(Outcome),
-    /// It was refused; nothing was done. Never [`OpError::Again`].
+    /// The command was rejected, and nothing was done. Never holds [`OpError::Again`].
     Refused(OpError),
-    /// Its quiet or watch ended with this error.
+    /// The quiet or watch ended with this error.
     Wait(WaitError),
     /// The receive has ended.
     Received(Status),
-    /// What was found, if anything.
+    /// The message found, if any.
     Found(Option<Envelope>),
-    /// What was claimed, if anything was found.
+    /// The message claimed, if any.
     Claimed(Option<Claimed>),
-    /// What became of the receive.
+    /// The result of cancelling the receive.
     Cancelled(Cancelled),
-    /// A command that it depends on failed; nothing was done.
+    /// A command that this one depends on failed. Nothing was done.
     Dependency,
     /// The worker is gone. The command may have begun, so its memory must not be reused.
     Abandoned,
 }
 
 impl Reply {
-    /// Whether the command succeeded. For a receive: the buffer holds a whole message.
+    /// Returns whether the command succeeded. For a receive, whether the buffer holds the whole
+    /// message.
     pub fn is_well(&self) -> bool {
         match self {
             Self::Done(_) | Self::Found(_) | Self::Claimed(_) | Self::Cancelled(_) => true,
@@ -203,36 +205,37 @@ impl Reply {
     }
 }
 
-/// Most events that one command can follow.
+/// Maximum number of events that one command can follow.
 pub const MAX_AFTER: usize = 4;
 
 /// A command in its slot.
 #[derive(Debug)]
 pub struct Entry<'m> {
     command: Command,
-    /// Notified when it has ended, by its worker.
+    /// The worker notifies these listeners when the command has ended.
     listeners: &'m Listeners<'m>,
     /// [`PENDING`] or [`DONE`].
     state: AtomicU32,
-    /// Written by the worker alone, before `state` says [`DONE`], and never again.
+    /// The result. Only the worker writes it, once, before it sets `state` to [`DONE`].
     reply: UnsafeCell<Reply>,
-    /// Written while the command has one holder, and from its submission on by the worker alone.
+    /// The worker's state. Written by the only holder before the submission, and by the worker
+    /// afterwards.
     work: UnsafeCell<Work<'m>>,
     watch: Watch,
 }
 
-/// The worker's state of a command that it has begun.
+/// The worker's state of a command.
 #[derive(Debug, Default)]
 pub(super) struct Work<'m> {
-    /// The events that must happen before it begins.
+    /// The events that must happen before the command begins.
     after: [Option<Event<'m>>; MAX_AFTER],
     /// Bytes of a fill or copy that are done.
     pub progress: usize,
-    /// State of a copy between peers.
+    /// The state of a copy between peers.
     pub relay: Relay,
 }
 
-/// The first half of a copy between peers.
+/// The state of the first half of a copy between peers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Relay {
     #[default]
@@ -244,10 +247,11 @@ pub(super) enum Relay {
 const PENDING: u32 = 0;
 const DONE: u32 = 1;
 
-// SAFETY: only the holder of the entry writes `reply` and `work`, and then the one worker it was
-// submitted to; others read `reply` only after edge `queue.done`.
+// SAFETY: only the holder of the entry writes `reply` and `work`, and after the submission only the
+// one worker. Others read `reply` only after edge `queue.done`.
 unsafe impl Sync for Entry<'_> {}
-// SAFETY: as above.
+// SAFETY: nothing in the entry belongs to a thread, and `reply` and `work` have one writer at a
+// time.
 unsafe impl Send for Entry<'_> {}
 
 #[cfg(all(not(fishplate_loom), any(target_arch = "x86_64", target_arch = "aarch64")))]
@@ -268,12 +272,12 @@ impl<'m> Entry<'m> {
         }
     }
 
-    /// The command.
+    /// Returns the command.
     pub fn command(&self) -> &Command {
         &self.command
     }
 
-    /// Makes it begin only after `event`. Returns `false` if [`MAX_AFTER`] events are set.
+    /// Makes the command begin only after `event`. Returns `false` if [`MAX_AFTER`] events are set.
     pub(crate) fn add_after(&mut self, event: Event<'m>) -> bool {
         match self.work.get_mut().after.iter_mut().find(|after| after.is_none()) {
             Some(free) => {
@@ -284,13 +288,13 @@ impl<'m> Entry<'m> {
         }
     }
 
-    /// Checks whether all its dependencies are done. Drops events that are done, or all of them if
-    /// one failed. `worker` then listens for the first that is not done.
+    /// Checks whether all dependencies of the command are done. Drops the events that are done, or
+    /// all events if one failed. `worker` then listens for the first event that is not done.
     ///
     /// # Safety
     /// The same as for [`work`](Self::work).
     pub(super) unsafe fn looks_ready(&self, worker: &'m EventCount) -> Readiness {
-        // SAFETY: as this function requires.
+        // SAFETY: the caller guarantees what `work` requires.
         let work = unsafe { self.work() };
         for after in &mut work.after {
             let Some(event) = after else { continue };
@@ -306,14 +310,15 @@ impl<'m> Entry<'m> {
         Readiness::Ready
     }
 
-    /// Returns the worker's state.
+    /// Returns the worker's state of the command.
     ///
     /// # Safety
-    /// The caller is the worker that was given the entry, and holds no other reference to this.
+    /// The caller is the worker to which the entry was submitted, and holds no other reference to
+    /// the state.
     #[expect(clippy::mut_from_ref, reason = "one worker at a time, as promised")]
     pub(super) unsafe fn work(&self) -> &mut Work<'m> {
-        // SAFETY: our caller is that worker. The submission ring handed over the entry from its
-        // only holder.
+        // SAFETY: the caller is that worker, so no other thread uses `work`. The submission ring
+        // handed over the entry from its only holder.
         unsafe { &mut *self.work.get() }
     }
 
@@ -323,9 +328,9 @@ impl<'m> Entry<'m> {
     /// Called once, by the worker to which the entry was submitted, or by its successor.
     pub(crate) unsafe fn finish(&self, reply: Reply) {
         self.watch.write(0);
-        // SAFETY: nothing reads it before the store below.
+        // SAFETY: no thread reads `reply` before the store below, and only this worker writes it.
         unsafe { *self.reply.get() = reply };
-        // Release, edge `queue.done`: pairs with the load in `reply`. A thread that observes the
+        // Release, edge `queue.done`: pairs with the load in `is_done`. A thread that observes the
         // end observes the result, and what the command did to memory.
         self.state.store(DONE, edge!("queue.done.store", Release));
     }
@@ -336,28 +341,28 @@ impl<'m> Entry<'m> {
     /// The same as for [`finish`](Self::finish).
     #[cold]
     pub(crate) unsafe fn abandon(&self) {
-        // SAFETY: our caller is the worker, or there is none any more.
+        // SAFETY: the caller is the worker, or acts for a worker that is gone.
         unsafe {
             self.work().after = Default::default();
             self.finish(Reply::Abandoned);
         }
     }
 
-    /// Whether it has ended.
+    /// Returns whether the command has ended.
     #[inline]
     pub(crate) fn is_done(&self) -> bool {
         // Acquire, edge `queue.done`: pairs with the store in `finish`.
         self.state.load(edge!("queue.done.load", Acquire)) != PENDING
     }
 
-    /// How it ended, if it has.
+    /// Returns how the command ended, or `None` if it has not.
     #[inline]
     pub(crate) fn reply(&self) -> Option<Reply> {
         if !self.is_done() {
             return None;
         }
         self.watch.read(0);
-        // SAFETY: not written again after the store just observed.
+        // SAFETY: `reply` is not written again after the store that `is_done` observed.
         Some(unsafe { *self.reply.get() })
     }
 }
@@ -366,7 +371,7 @@ impl<'m> Entry<'m> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Readiness {
     Ready,
-    /// The event with this index is not done; [`Listening`] says whether its end is notified.
+    /// The event with this index is not done. [`Listening`] tells whether its end will be notified.
     Waits(u16, Listening),
     /// A dependency failed.
     Never,
@@ -377,25 +382,25 @@ pub(super) enum Readiness {
 pub struct Event<'m>(pub(crate) Shared<'m, Entry<'m>>);
 
 impl Event<'_> {
-    /// How the command ended, if it has. One load.
+    /// Returns how the command ended, or `None` if it has not. Costs one load.
     #[inline]
     pub fn reply(&self) -> Option<Reply> {
         self.0.reply()
     }
 
-    /// Whether the command has ended, with success or failure.
+    /// Returns whether the command has ended, with success or failure.
     #[inline]
     pub fn is_done(&self) -> bool {
         self.0.is_done()
     }
 
-    /// The command.
+    /// Returns the command.
     pub fn command(&self) -> &Command {
         self.0.command()
     }
 
-    /// Returns its slot in its queue's pool. No other command of that queue uses the slot while
-    /// this event exists.
+    /// Returns the command's slot in its queue's pool. No other command of that queue uses the slot
+    /// while this event exists.
     pub fn index(&self) -> u16 {
         self.0.index().unwrap_or(u16::MAX)
     }

@@ -1,42 +1,46 @@
-//! Epochs: which attachment a message belongs to, and how two ends agree on it.
+//! Epochs: which attachment a message belongs to, and how two sides agree on it.
 //!
-//! Each attachment of a peer has an *epoch*: the receiver chooses it, the sender puts it into every
-//! word (see `wire`). A message with another epoch belongs to an earlier attachment; it is dropped
-//! and counted ([`Stats::stale`](super::Stats)). An engine counts its attachments. So recent
-//! attachments never share an epoch, not even the few bits that fit in a word, and neither do
-//! successive attachments in one peer slot.
+//! Each attachment of a peer has an *epoch*. The receiver chooses it, and the sender puts it into
+//! every word (see `wire`). A message with another epoch belongs to an earlier attachment. It is
+//! dropped and counted ([`Stats::stale`](super::Stats)).
 //!
-//! Over rails that keep attachments apart themselves ([`Caps::fresh`](crate::rail::Caps)) all
-//! epochs are 0 and a peer can be posted to at once. Otherwise the two ends exchange Hellos first.
-//! Until then operations queue, as they do behind a full window.
+//! An engine numbers its attachments in sequence. So the epochs of recent attachments differ, even
+//! in the few bits that fit in a word. The epochs of successive attachments in one peer slot differ
+//! too.
+//!
+//! Rails may keep attachments apart themselves ([`Caps::fresh`](crate::rail::Caps)). Over such
+//! rails all epochs are 0, and operations are posted at once. Over other rails the two sides
+//! exchange Hellos first. Until then operations are queued, as behind a full window.
 //!
 //! # The exchange
 //!
-//! A Hello carries `mine`, the sender's epoch; `yours`, the receiver's epoch as the sender knows
-//! it; and to whom the sender is *bound*. A Hello whose `yours` is our epoch is *proof* that its
-//! sender is alive: it knows this attachment. Any other may be old and proves nothing.
+//! A Hello carries three things: `mine`, the sender's epoch; `yours`, the receiver's epoch as the
+//! sender knows it; and the attachment to which the sender is *bound*. A Hello whose `yours` is our
+//! epoch is *proof* that its sender is alive, because the sender knows this attachment. Any other
+//! Hello may be old and proves nothing.
 //!
-//! | heard                                    | what follows                                  |
-//! |------------------------------------------|-----------------------------------------------|
-//! | no proof                                 | an answer that repeats its `mine`             |
-//! | proof, and nobody is bound here          | its sender is bound here; an answer           |
-//! | proof, of the one bound here, bound to us | both are bound: operations go out            |
-//! | proof, of another than the one bound here | the peer fails: it has attached anew         |
-//! | proof, of one bound to another of ours   | an answer: proof for the other end to fail us |
+//! | received                                  | reaction                                     |
+//! |-------------------------------------------|----------------------------------------------|
+//! | no proof                                  | answer with its `mine`                       |
+//! | proof, and no sender is bound here        | bind its sender here, and answer             |
+//! | proof of the bound sender, bound to us    | both are bound: send operations              |
+//! | proof of another than the bound sender    | fail the peer, which has attached anew       |
+//! | proof of a sender bound to another of ours | answer, so that the other side fails us     |
 //!
-//! Each received epoch is answered once, and nothing is resent: the end that attaches last always
-//! reaches the other. A word with our epoch counts as a Hello from the bound peer, because only
-//! that peer knows the epoch.
+//! Each received epoch is answered once, and nothing is sent again: the side that attaches last
+//! always reaches the other. A word with our epoch counts as a Hello from the bound peer, because
+//! only that peer knows the epoch.
 //!
-//! A Hello also says whether its sender keeps what `failover` needs. Unless both do, the peer fails
-//! with its first rail. A rail that fails during the exchange may have lost Hellos. It reports this
-//! to the sender, which sends its Hello again, and repeats the answers that it has given.
+//! A Hello also tells whether its sender keeps what `failover` needs. Unless both sides do, the
+//! peer fails with its first rail. A rail that fails during the exchange may have lost Hellos. The
+//! rail reports this to the sender, which sends its Hello again. The receiver then repeats its
+//! answer.
 //!
-//! # One rail
+//! # Epochs of rails
 //!
-//! Each rail to a peer has an epoch of its own, which the messages about rails carry: see
-//! `failover`. Words carry none: nothing that was posted before a rail was fenced arrives after it
-//! was attached again, which the rail promises ([`Rail::fence`]).
+//! Each rail to a peer has its own epoch, which the messages about rails carry (see `failover`).
+//! Words do not carry it. The rail promises that nothing posted before it was fenced arrives after
+//! it was attached again ([`Rail::fence`]).
 use crate::error::{PeerError, Violation};
 use crate::mem::{Peer, Untrusted};
 use crate::probe::probe;
@@ -49,33 +53,34 @@ use super::table::PeerState;
 use super::wire::{Bond, Hello, stamp};
 use super::{Engine, State};
 
-/// Most Hellos that wait for room in a rail. A newer one replaces the oldest that is not for the
-/// bound peer.
+/// Maximum number of Hellos that wait for room in a rail. A newer Hello replaces the oldest one
+/// that is not for the bound peer.
 const ANSWERS: usize = 4;
 
-/// Epochs this far below the bound one count as earlier attachments, not as another engine's.
+/// An epoch less than this far below the bound one belongs to an earlier attachment, not to another
+/// engine.
 const EARLIER: u32 = 1 << 16;
 
 /// The epochs of a peer's attachment and of ours.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Meeting {
-    /// The epoch of incoming words. 0: no Hello is needed.
+    /// The epoch of incoming words, or 0 if no Hello is needed.
     mine: u32,
-    /// The epoch of outgoing words: the bound peer's. 0: none is bound.
+    /// The epoch of outgoing words, which the bound peer has chosen, or 0 if no peer is bound.
     theirs: u32,
-    /// The last Hello sent: its receiver, and our bond at that time.
+    /// The last Hello sent: the epoch of its receiver, and our bond at that time.
     told: (u32, Bond),
-    /// Epochs that a Hello is due to, oldest first.
+    /// Epochs to which a Hello is due, oldest first.
     answers: [u32; ANSWERS],
     count: u8,
-    /// The streams to the peer are kept for failover, as Hellos say.
+    /// Whether our streams to the peer are kept for failover. Hellos carry this.
     keeps: bool,
-    /// The next Hello says that those before may have been lost.
+    /// Whether the next Hello reports that earlier ones may have been lost.
     again: bool,
 }
 
 impl Meeting {
-    /// Nothing to agree on.
+    /// The state of a peer that needs no Hellos.
     pub(crate) const NONE: Meeting = Meeting {
         mine: 0,
         theirs: 0,
@@ -86,7 +91,7 @@ impl Meeting {
         again: false,
     };
 
-    /// Returns whether this epoch, another one or none is bound here.
+    /// Returns whether this epoch, another epoch or no epoch is bound here.
     fn bond(&self, epoch: u32) -> Bond {
         match self.theirs {
             0 => Bond::None,
@@ -95,8 +100,8 @@ impl Meeting {
         }
     }
 
-    /// Queues a Hello to `epoch`, unless that end already knows our state. Returns how many more
-    /// wait.
+    /// Queues a Hello to `epoch`, unless that side already knows our state. Returns how many Hellos
+    /// were added to the queue.
     fn answer(&mut self, epoch: u32) -> u32 {
         let known = epoch != 0 && self.told == (epoch, self.bond(epoch));
         let count = self.count as usize;
@@ -104,7 +109,7 @@ impl Meeting {
             return 0;
         }
         if count == ANSWERS {
-            // Keep the bound peer's: it sends nothing more before it is answered.
+            // Keep the Hello to the bound peer, which sends nothing more before it is answered.
             let oldest = usize::from(self.theirs != 0 && self.answers[0] == self.theirs);
             self.answers.copy_within(oldest + 1.., oldest);
             self.answers[count - 1] = epoch;
@@ -115,13 +120,13 @@ impl Meeting {
         1
     }
 
-    /// Returns the oldest Hello that waits.
+    /// Returns the oldest waiting Hello.
     fn first(&self) -> Option<Hello> {
         let yours = *self.answers[..self.count as usize].first()?;
         Some(Hello { mine: self.mine, yours, bond: self.bond(yours), keeps: self.keeps, again: self.again })
     }
 
-    /// Records that it was sent.
+    /// Records that the oldest waiting Hello was sent.
     fn sent(&mut self, hello: Hello) {
         (self.told, self.again) = ((hello.yours, hello.bond), false);
         self.answers.copy_within(1.., 0);
@@ -130,8 +135,8 @@ impl Meeting {
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Sends the Hellos that wait for a peer. `false`: no rail has room and they stay due, or the
-    /// peer is lost.
+    /// Sends the waiting Hellos to a peer. Returns `false` if no rail has room, so that they stay
+    /// due, or if the peer has failed.
     #[cold]
     pub(super) fn greet(&mut self, peer: u16) -> bool {
         let stream = self.state.stream_of(0, peer);
@@ -161,7 +166,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Begins an attachment. `fresh`: its rails keep attachments apart.
+    /// Begins an attachment. `fresh` is set if the rails keep attachments apart.
     pub(super) fn meet(&mut self, peer: u16, fresh: bool) {
         if fresh {
             return self.establish(peer);
@@ -169,7 +174,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let in_word = |epoch| stamp(0, epoch, self.mask);
         let before = self.pairings[peer as usize].last;
         let mut epoch = self.epoch.wrapping_add(1).max(1);
-        // Skip epochs that a word cannot tell from the one before.
+        // Skip an epoch that looks like the previous one in a word.
         if in_word(epoch) == in_word(before) {
             epoch = epoch.wrapping_add(1).max(1);
         }
@@ -189,14 +194,14 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.answer(peer, theirs);
     }
 
-    /// Drops the Hellos that wait.
+    /// Drops the waiting Hellos.
     pub(super) fn part(&mut self, peer: u16) {
         let meeting = &mut self.pairings[peer as usize].meeting;
         self.hellos -= meeting.count as u32;
         *meeting = Meeting::NONE;
     }
 
-    /// Returns whether a peer is connected here and has not answered.
+    /// Returns whether a peer is connected here but has not answered.
     #[cold]
     pub(super) fn is_meeting(&self, peer: u16) -> bool {
         match self.peers[peer as usize].state {
@@ -206,7 +211,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Opens the streams: both ends know each other's epoch.
+    /// Opens the streams, because both sides know each other's epoch.
     fn establish(&mut self, peer: u16) {
         let Meeting { mine, theirs, .. } = self.pairings[peer as usize].meeting;
         probe!("peer_up", peer, mine);
@@ -257,7 +262,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Handles a Hello.
     fn greeted(&mut self, peer: u16, hello: Hello) -> Result<(), Violation> {
         let Some(slot) = self.peers.get(peer as usize) else { return Ok(()) };
         if !slot.state.is_up() {
@@ -295,8 +299,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Ok(())
     }
 
-    /// Handles a word for no open stream, or with another epoch than the stream's. Drops it, unless
-    /// it shows that the other end is bound to us.
+    /// Handles a word that arrives for no open stream, or with another epoch than the stream's.
+    /// Drops the message, unless the word shows that the other side is bound to us.
     #[cold]
     pub(super) fn strange_arrival(
         &mut self,
@@ -311,8 +315,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let waiting = self.is_meeting(peer.0);
         let Meeting { mine, theirs, .. } = self.pairings[peer.0 as usize].meeting;
         let right = word & !self.mask == stamp(context, mine, self.mask);
-        // `mine == 0`: the rail separates attachments, so nothing stale can arrive, and a mismatch
-        // is a violation.
+        // If `mine` is 0, the rail separates attachments. Then nothing stale can arrive, and a
+        // mismatch is a violation.
         if (right || mine == 0) && context as u16 >= self.config.contexts {
             return Err(Violation::Context);
         }
@@ -353,8 +357,8 @@ mod tests {
         });
         for (at, &one) in epochs.iter().enumerate() {
             assert_ne!(one, 0);
-            // Also not the four bits that the widest window leaves; 0 is skipped, so 14 in a row
-            // differ.
+            // The four bits that the widest window leaves differ too. 0 is skipped, so 14 epochs in
+            // a row differ.
             for &other in epochs[at + 1..].iter().take(13) {
                 assert_ne!(one, other);
                 let mask = sequence_mask(1 << 19);
@@ -365,8 +369,8 @@ mod tests {
 
     #[test]
     fn peers_that_are_all_attached_anew_share_no_epoch_with_what_they_were_before() {
-        // A window whose words have room for four bits of an epoch, and as many peers as those tell
-        // apart.
+        // A window whose words have room for four bits of an epoch, and as many peers as four bits
+        // can distinguish.
         const MASK: u32 = sequence_mask(1 << 19);
         let mut tables = Tables::<1, 16, 1, 1, 1>::new();
         let config = Config { window: 1, ..Config::DEFAULT };

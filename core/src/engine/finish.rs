@@ -1,5 +1,5 @@
-//! Completion of operations: by acknowledgement, completion or reply, or by failure of the peer;
-//! and how the user is notified.
+//! Completes operations: by an acknowledgement, by the completion of a post, by a reply, or by the
+//! failure of the peer. Hands the completions to the user.
 
 use crate::error::{CompleteError, OpError, PeerError, Violation};
 use crate::mem::RailId;
@@ -23,7 +23,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Takes the completion of one operation; `None` while it is in flight. Does not make progress.
+    /// Takes the completion of one operation. Returns `None` while the operation is in flight. Does
+    /// not make progress.
     ///
     /// # Errors
     /// [`OpError::StaleToken`] if it was already taken, or never existed.
@@ -69,7 +70,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
     pub(super) fn acknowledged_up_to(&mut self, stream: u32, cursor: Seq) -> Result<(), Violation> {
         let s = &self.streams[stream as usize];
         if cursor.is_before(s.acked) {
-            // A reordered older message, which acknowledges nothing new.
+            // An older message that arrives late acknowledges nothing new.
             return Ok(());
         }
         if cursor.since(s.acked) > s.in_flight() {
@@ -117,7 +118,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         };
         let index = match self.pending.find(Token(token)).ok().filter(waits) {
             Some(index) => index,
-            // A duplicate.
+            // Failover may repeat a reply.
             None if kept => return Ok(()),
             None => return Err(Violation::Reply),
         };
@@ -146,8 +147,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Records the completion of an atomic that a rail executed. The stream waits for it: see
-    /// `submit::queue::native`.
+    /// Records the completion of an atomic that a rail executed. The stream waits for this, so it
+    /// continues in the next pass.
     #[cold]
     pub(super) fn atomic_done(&mut self, rail: usize, index: u32, result: Result<(), CompleteError>) {
         let Some(slot) = self.pending.slots.get(index as usize) else { return };
@@ -195,7 +196,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let slot = &mut self.pending.slots[index as usize];
         let quiescent = match error {
             CompleteError::Failed(_) => true,
-            // The peer has failed already: the kind of operation decides whether anything may still
+            // The peer has already failed. The kind of operation decides whether its data may still
             // land.
             CompleteError::PeerDown => slot.kind == OpKind::Read || slot.outcome != Outcome::Done,
             CompleteError::Unknown(_) => false,
@@ -210,8 +211,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.end_if_over(index);
     }
 
-    /// Checks whether other rails take over a post that has failed with its rail. They post
-    /// numbered data again once the peer has reported it missing, and repeat reads.
+    /// Lets other rails take over a post that has failed with its rail. They post numbered data
+    /// again once the peer has reported it missing, and they repeat reads. Returns `false` if they
+    /// cannot.
     fn is_taken_over(&mut self, rail: usize, index: u32, error: CompleteError) -> bool {
         let PendingSlot { stream, kind, .. } = self.pending.slots[index as usize];
         if stream == NONE || !self.is_kept(stream) {
@@ -221,7 +223,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let read = kind == OpKind::Read;
         let failed = self.peers[peer as usize].rails >> rail & 1 == 0;
         if read && !failed && matches!(error, CompleteError::Failed(_)) {
-            // The target rejects it, so no other rail may carry it.
+            // The target rejected the read, so no other rail may repeat it.
             return false;
         }
         if read {
@@ -264,8 +266,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.pending.end(index, report);
     }
 
-    /// Fails a peer: each operation to it fails now, or with the completion of its last post. Slow
-    /// path.
+    /// Fails a peer. Each operation to the peer fails now, or with the completion of its last post.
+    /// Slow path.
     #[cold]
     pub(super) fn fail_peer(&mut self, peer: u16, why: PeerError) {
         let before = self.peers[peer as usize].state;
@@ -301,8 +303,9 @@ impl<const RAILS: usize> State<'_, RAILS> {
                 while index != NONE {
                     let slot = &mut self.pending.slots[index as usize];
                     let next = slot.links.next;
-                    // An acknowledged operation is done, even while a post of it is outstanding. A
-                    // rail executes an atomic without a number, and may have done so already.
+                    // An acknowledged operation is done, even if one of its posts is outstanding.
+                    // An atomic that a rail executes has no number, and may have been executed
+                    // already.
                     let native = slot.kind == OpKind::Atomic && !slot.numbered && slot.message.is_none();
                     let executed = native && slot.posts == 0;
                     if !executed && (!slot.acked || slot.fetch || !slot.numbered) {

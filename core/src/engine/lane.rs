@@ -1,17 +1,17 @@
-//! A queue's two rings: commands to its worker, and their slots back.
+//! The two rings of a queue: one carries commands to its worker, and the other returns their slots.
 //! Nothing here blocks or allocates.
 //!
-//! Neither ring is ever full: each has at least as many slots as the queue's pool. A completed
-//! command returns to its queue through the ring, so releasing its slot takes no atomic operation
-//! unless an event of it exists.
+//! Neither ring is ever full, because each has at least as many slots as the queue's pool. A
+//! completed command returns to its queue through the ring. So releasing its slot takes no atomic
+//! operation, unless an event of the command exists.
 //!
-//! Queue and worker may be dropped in any order. The first leaves its ends of the two rings in the
-//! [`Lane`]; the second takes them and empties both rings, so no slot is lost. Commands that a
-//! worker leaves undone end as [`Reply::Abandoned`].
+//! Queue and worker may be dropped in any order. The first side to leave stores its ends of the two
+//! rings in the [`Lane`]. The second side takes them and empties both rings, so no slot is lost.
+//! Commands that a worker leaves undone end as [`Reply::Abandoned`].
 //!
-//! | edge        | release                     | acquire            | carries               |
-//! |-------------|-----------------------------|--------------------|-----------------------|
-//! | `lane.left` | ends, by the one who leaves | ends, by the other | its ends of the rings |
+//! | edge        | release               | acquire                | carries                    |
+//! |-------------|-----------------------|------------------------|----------------------------|
+//! | `lane.left` | `there`, by the first | `there`, by the second | the first side's ring ends |
 
 use core::cell::UnsafeCell;
 use core::mem::{ManuallyDrop, MaybeUninit};
@@ -33,12 +33,12 @@ pub use held::{Held, HeldBy};
 #[derive(Clone, Copy)]
 pub struct Posted<'m> {
     pub(super) raw: RawShared<'m, Entry<'m>>,
-    /// Its result will be read.
+    /// Whether its result will be read.
     pub(super) report: bool,
 }
 
 impl<'m> Posted<'m> {
-    /// A command to submit.
+    /// Creates a command to submit.
     pub(crate) fn new(entry: Shared<'m, Entry<'m>>, report: bool) -> Self {
         Posted { raw: entry.into_raw(), report }
     }
@@ -46,25 +46,25 @@ impl<'m> Posted<'m> {
     /// # Safety
     /// Called once for each command that was popped.
     pub(crate) unsafe fn open(self) -> Shared<'m, Entry<'m>> {
-        // SAFETY: as this function requires.
+        // SAFETY: the caller guarantees that the command was popped and is opened once.
         unsafe { self.raw.open() }
     }
 }
 
 type Ends<P, C> = UnsafeCell<MaybeUninit<(P, C)>>;
 
-/// The state that queue and worker share besides the rings. The first side to leave stores its ends
-/// here.
+/// The state that queue and worker share besides the rings. The first side to leave stores its ring
+/// ends here.
 pub struct Lane<'m> {
-    /// The sides that exist: [`QUEUE`], [`CONSUMER`].
+    /// The sides that have not left: [`QUEUE`], [`CONSUMER`].
     there: AtomicU32,
-    /// Written by the queue when it leaves; from then on the worker's.
+    /// The queue writes this when it leaves. From then on it belongs to the worker.
     queue: Ends<Producer<'m, Posted<'m>>, Consumer<'m, Posted<'m>>>,
-    /// Written by the worker when it leaves; from then on the queue's.
+    /// The worker writes this when it leaves. From then on it belongs to the queue.
     consumer: Ends<Producer<'m, Posted<'m>>, Consumer<'m, Posted<'m>>>,
-    /// Waiters for events of this queue, other than its user.
+    /// Waiters for events of this queue, other than the queue's user.
     pub(crate) listeners: Listeners<'m>,
-    /// [`Held`], as of the worker's last turn.
+    /// The packed [`Held`] of the worker's last turn.
     held: AtomicU64,
     watch: Watch,
 }
@@ -72,7 +72,8 @@ pub struct Lane<'m> {
 const QUEUE: u32 = 1;
 const CONSUMER: u32 = 2;
 
-// SAFETY: edge `lane.left` hands over the cells, and their contents may move to any thread.
+// SAFETY: edge `lane.left` hands over the cells from one side to the other. Their contents may move
+// to any thread.
 unsafe impl Sync for Lane<'_> {}
 
 impl Lane<'_> {
@@ -95,7 +96,7 @@ impl Default for Lane<'_> {
     }
 }
 
-/// Entries in the rings that are not taken, per direction.
+/// Number of entries in the rings that were not taken, per direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pending {
     /// Commands submitted that no worker has taken.
@@ -104,14 +105,14 @@ pub struct Pending {
     pub recv: usize,
 }
 
-/// One side's ends of the two rings. Dropping it leaves them in the lane; if the other side has
-/// left before, empties the rings.
+/// One side's ends of the two rings. Dropping it stores the ends in the lane. If the other side has
+/// already left, dropping it empties the rings instead.
 pub(crate) struct Side<'m> {
     pub outgoing: ManuallyDrop<Producer<'m, Posted<'m>>>,
     pub incoming: ManuallyDrop<Consumer<'m, Posted<'m>>>,
     pub lane: &'m Lane<'m>,
     side: u32,
-    /// The other side's end, once it has left.
+    /// The consumer that the other side stored when it left.
     left: Option<Consumer<'m, Posted<'m>>>,
 }
 
@@ -139,8 +140,8 @@ impl<'m> Side<'m> {
     #[inline]
     pub fn push(&mut self, posted: Posted<'m>) {
         if let Err(full) = self.outgoing.push(posted) {
-            // SAFETY: the ring returned it. That cannot happen, because the ring is as long as the
-            // pool.
+            // SAFETY: the ring has just returned the command, so it is opened once. This never
+            // happens, because the ring is as long as the pool.
             drop(unsafe { full.0.open() });
         }
     }
@@ -151,7 +152,7 @@ impl<'m> Side<'m> {
         self.incoming.pop()
     }
 
-    /// Returns how much either side has not taken.
+    /// Returns how many entries each side has not taken.
     pub fn pending(&mut self) -> Pending {
         let out = self.outgoing.capacity() - self.outgoing.free();
         let inn = self.incoming.len();
@@ -163,18 +164,18 @@ impl<'m> Side<'m> {
 
     /// Returns what blocked the worker in its last turn.
     pub fn held(&self) -> Option<Held> {
-        // Relaxed: informational, as in `CommandConsumer::note`.
+        // Relaxed: informational, and orders nothing.
         Held::unpack(self.lane.held.load(Ordering::Relaxed))
     }
 
-    /// Returns whether the other side has left. [`unsent`](Self::unsent) then returns what was sent
-    /// to it.
+    /// Returns whether the other side has left. Then [`unsent`](Self::unsent) returns the commands
+    /// that were sent to it.
     #[inline]
     pub fn is_alone(&mut self) -> bool {
         self.left.is_some() || self.other_left()
     }
 
-    /// Returns a command that the other side has not taken before it left.
+    /// Returns a command that the other side had not taken when it left.
     pub fn unsent(&mut self) -> Option<Posted<'m>> {
         self.left.as_mut()?.pop()
     }
@@ -185,7 +186,8 @@ impl<'m> Side<'m> {
         if self.lane.there.load(edge!("lane.left.load", Acquire)) != self.side {
             return false;
         }
-        // SAFETY: the other side wrote its ends there and is gone.
+        // SAFETY: the load above shows that the other side has written its ends and is gone. `left`
+        // was `None`, so this is the first call.
         self.left = Some(unsafe { self.take_left() });
         true
     }
@@ -195,8 +197,8 @@ impl<'m> Side<'m> {
     unsafe fn take_left(&self) -> Consumer<'m, Posted<'m>> {
         let cell = if self.side == QUEUE { &self.lane.consumer } else { &self.lane.queue };
         self.lane.watch.read((self.side ^ (QUEUE | CONSUMER)) as usize);
-        // SAFETY: our caller guarantees that the other side wrote the cell and is gone. Its
-        // producer needs no drop.
+        // SAFETY: the caller guarantees that the other side wrote the cell and is gone. The
+        // producer in the cell needs no drop.
         unsafe { (*cell.get()).assume_init_read().1 }
     }
 }
@@ -212,8 +214,8 @@ impl Drop for Side<'_> {
                 let ends = (ManuallyDrop::take(&mut self.outgoing), ManuallyDrop::take(&mut self.incoming));
                 (*cell.get()).write(ends);
             }
-            // Release, edge `lane.left`: hands over the ends. Acquire: takes the other side's if it
-            // has just left.
+            // Release, edge `lane.left`: hands over the ends of this side. Acquire: takes the ends
+            // of the other side if it has just left.
             let there = self.lane.there.fetch_sub(self.side, edge!("lane.left.drop", AcqRel));
             if there != self.side {
                 return;
@@ -226,25 +228,26 @@ impl Drop for Side<'_> {
             }
         }
         while let Some(posted) = self.unsent() {
-            // SAFETY: just popped.
+            // SAFETY: `unsent` has just popped the command, so it is opened once.
             abandon(unsafe { posted.open() }, self.side == QUEUE);
         }
         while let Some(posted) = self.incoming.pop() {
-            // SAFETY: just popped.
+            // SAFETY: the ring has just popped the command, so it is opened once.
             abandon(unsafe { posted.open() }, self.side == CONSUMER);
         }
     }
 }
 
-/// Releases a command; ends it as abandoned if the worker never took it.
+/// Releases a command. Ends it as abandoned if it was submitted.
 fn abandon(entry: Shared<'_, Entry<'_>>, was_submitted: bool) {
     if was_submitted {
-        // SAFETY: taken from the submission ring by the last side, which acts for the worker.
+        // SAFETY: the caller acts for the worker, and has taken the command out of the ring or the
+        // worker's tables. So it is finished once.
         unsafe { entry.abandon() };
     }
 }
 
-/// A command in the engine, by the slot of its pool.
+/// A command in the engine. Its position in the table is the command's slot in the pool.
 #[derive(Default)]
 pub struct Flight<'m> {
     entry: Option<Shared<'m, Entry<'m>>>,
@@ -255,24 +258,24 @@ pub struct Flight<'m> {
 /// Which part of a command is in the engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Part {
-    /// All of it, and it completes without the user.
+    /// The whole command, which completes without the user.
     #[default]
     Whole,
-    /// The get of a copy between peers; the command is held.
+    /// The get of a copy between peers. The command itself is held.
     Relay,
-    /// A receive, which may wait for ever.
+    /// A receive, which may wait without limit.
     Receive,
 }
 
-/// A command with the worker.
+/// A command that the worker has taken.
 pub(super) struct Job<'m> {
     pub entry: Shared<'m, Entry<'m>>,
     pub report: bool,
 }
 
 impl Job<'_> {
-    /// The ticket of its completion: stamp and slot, 48 bits. The engine counts stamps, so a
-    /// completion for a dropped consumer never matches another command.
+    /// Returns the ticket of the command's completion: stamp and slot, in 48 bits. The engine
+    /// counts stamps, so a completion for a dropped consumer never matches another command.
     #[inline]
     pub(super) fn ticket(&self, stamp: &mut u32) -> u64 {
         *stamp = stamp.wrapping_add(1);
@@ -286,13 +289,13 @@ pub struct CommandConsumer<'m> {
     side: Side<'m>,
     channel: Channel<'m>,
     flights: &'m mut [Flight<'m>],
-    /// Commands in the engine.
+    /// Number of commands in the engine.
     pub(super) flying: u32,
-    /// How many of them are receives.
+    /// Number of receives in the engine.
     receiving: u32,
-    /// The command that cannot start yet; later ones wait behind it.
+    /// The command that cannot start yet. Later commands wait until it has started.
     pub(super) held: Option<Job<'m>>,
-    /// Nothing notifies the worker when the held command can start, so it must poll.
+    /// Whether the worker must poll, because nothing notifies it when the held command can start.
     pub(super) restless: bool,
     /// The value last stored in [`Lane::held`].
     noted: u64,
@@ -301,8 +304,8 @@ pub struct CommandConsumer<'m> {
 }
 
 impl<'m> CommandConsumer<'m> {
-    /// Creates the worker's side of the queue that runs in `context`. `flights` is as long as its
-    /// pool.
+    /// Creates the worker's side of the queue that runs in `context`. `flights` is as long as the
+    /// queue's pool.
     pub(crate) fn new(
         context: ContextId,
         side: Side<'m>,
@@ -312,7 +315,7 @@ impl<'m> CommandConsumer<'m> {
         for flight in flights.iter_mut() {
             flight.write(Flight::default());
         }
-        // SAFETY: all entries were just written.
+        // SAFETY: the loop above has written every entry.
         let flights = unsafe { &mut *(&raw mut *flights as *mut [Flight<'m>]) };
         CommandConsumer {
             context,
@@ -336,24 +339,25 @@ impl<'m> CommandConsumer<'m> {
             return Some(held);
         }
         let posted = self.side.pop()?;
-        // SAFETY: just popped.
+        // SAFETY: the ring has just popped the command, so it is opened once.
         Some(Job { report: posted.report, entry: unsafe { posted.open() } })
     }
 
     /// Returns whether a command may start, must wait, or fails with a dependency.
     pub(super) fn readiness(&self, job: &Job<'m>) -> super::command::Readiness {
-        // SAFETY: it was submitted to this worker, which holds no other reference to its work.
+        // SAFETY: the command was submitted to this worker, which holds no other reference to its
+        // work.
         unsafe { job.entry.looks_ready(self.channel.send) }
     }
 
-    /// Holds a command back, and with it all later ones.
+    /// Holds back a command, and all later ones with it.
     #[cold]
     pub(super) fn hold(&mut self, job: Job<'m>, by: HeldBy) {
         self.note(Held { command: job.entry.index().unwrap_or(u16::MAX), by }.pack());
         self.held = Some(job);
     }
 
-    /// Releases the held command, if there is one.
+    /// Reports that no command is held, if one was held before.
     #[inline]
     pub(super) fn note_progress(&mut self) {
         if self.noted != 0 && self.held.is_none() {
@@ -364,14 +368,14 @@ impl<'m> CommandConsumer<'m> {
     fn note(&mut self, word: u64) {
         if self.noted != word {
             self.noted = word;
-            // Relaxed: informational, and publishes nothing.
+            // Relaxed: informational, and orders nothing.
             self.side.lane.held.store(word, Ordering::Relaxed);
         }
     }
 
     /// Ends a command and returns its slot to the queue.
     pub(super) fn end(&mut self, job: Job<'m>, reply: Reply) {
-        // SAFETY: a job ends once, and only this worker has it.
+        // SAFETY: `end` consumes the job, so it ends once, and only this worker has it.
         unsafe { job.entry.finish(reply) };
         self.answered |= job.report;
         self.return_slot(job);
@@ -388,7 +392,7 @@ impl<'m> CommandConsumer<'m> {
     #[cold]
     fn forget_queue(&mut self) {
         while let Some(posted) = self.side.unsent() {
-            // SAFETY: just popped.
+            // SAFETY: `unsent` has just popped the command, so it is opened once.
             drop(unsafe { posted.open() });
         }
     }
@@ -402,12 +406,12 @@ impl<'m> CommandConsumer<'m> {
                 self.flying += 1;
                 self.receiving += u32::from(part == Part::Receive);
             }
-            // Its completion would be ambiguous.
+            // Without an entry, the completion would be ambiguous.
             None => self.end(job, Reply::Abandoned),
         }
     }
 
-    /// Takes the job of a completion. `None`: it belongs to another consumer.
+    /// Takes the job of a completion. Returns `None` if the completion belongs to another consumer.
     #[inline]
     pub(super) fn land(&mut self, ticket: u64) -> Option<(Job<'m>, Part)> {
         let flight = self.flights.get_mut(ticket as u16 as usize)?;
@@ -426,7 +430,7 @@ impl<'m> CommandConsumer<'m> {
         flight.entry.as_ref().map(|_| u64::from(flight.stamp) << 16 | u64::from(slot))
     }
 
-    /// Returns how much either side has not taken.
+    /// Returns how many entries each side has not taken.
     pub(super) fn pending(&mut self) -> Pending {
         self.side.pending()
     }
@@ -440,11 +444,11 @@ impl<'m> CommandConsumer<'m> {
         }
         self.answered = false;
         let woke = self.channel.recv.notify(host);
-        // The notification above included the fence.
+        // The notification above included the fence that this one needs.
         u64::from(woke) + self.side.lane.listeners.notify(host)
     }
 
-    /// Returns whether nothing is submitted or watched, and the engine has at most receives.
+    /// Returns whether nothing is submitted, held or watched, and the engine has only receives.
     pub(super) fn is_idle(&mut self) -> bool {
         let engine_has_receives_alone = self.flying == self.receiving;
         self.held.is_none()
@@ -474,13 +478,13 @@ impl Drop for CommandConsumer<'_> {
         }
         self.flights.iter_mut().for_each(|flight| flight.entry = None);
         while let Some(posted) = self.side.pop() {
-            // SAFETY: just popped.
+            // SAFETY: the ring has just popped the command, so it is opened once.
             abandon(unsafe { posted.open() }, true);
         }
     }
 }
 
-/// The queue's own handle to a submitted command.
+/// Makes an event from the queue's own handle to a submitted command.
 impl<'m> From<Shared<'m, Entry<'m>>> for Event<'m> {
     fn from(entry: Shared<'m, Entry<'m>>) -> Self {
         Event(entry)

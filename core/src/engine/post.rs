@@ -1,8 +1,8 @@
-//! Posting: cuts operations into posts, numbers them and chooses rails. A stream's operations are
-//! posted in the order of issue.
+//! Posting: cuts operations into posts, numbers them and chooses rails. The operations of a stream
+//! are posted in the order of issue.
 //!
-//! A refused post changes nothing and is retried in the next pass. A number is taken only when a
-//! rail accepts the post that carries it, so no hole stays unfilled.
+//! A rejected post changes nothing and is tried again in the next pass. A number is taken only when
+//! a rail accepts the post that carries it, so no hole stays unfilled.
 
 use core::ptr::NonNull;
 
@@ -22,19 +22,19 @@ use super::{Engine, RailPolicy, State};
 
 /// Why posting stopped.
 pub(super) enum Blocked {
-    /// The window is full; an acknowledgement continues.
+    /// The window is full. Posting continues after an acknowledgement.
     Window,
     /// A fence or an atomic waits until everything earlier is acknowledged.
     Fence,
-    /// A rail executes an atomic; its completion continues.
+    /// A rail executes an atomic. Posting continues after its completion.
     Atomic,
-    /// No rail has room; the next pass continues.
+    /// No rail has room. Posting continues in the next pass.
     Rail,
     /// The pass has done its share.
     Budget,
     /// The operation cannot be posted.
     Refused(RailId, PostError),
-    /// The peer is gone, and its operations with it.
+    /// The peer has failed, and its operations with it.
     PeerDown,
 }
 
@@ -59,7 +59,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                     let slot = &mut self.state.pending.slots[index as usize];
                     let quiescent = if slot.numbered { applied } else { slot.posts == 0 };
                     slot.fail(Fault::Post(rail, error), quiescent);
-                    // No acknowledgement will come for numbers that are acknowledged.
+                    // The numbers are already acknowledged, so no acknowledgement will arrive for
+                    // them.
                     slot.numbered &= !applied;
                     slot.fetch = false;
                     self.state.all_posted(stream, index);
@@ -69,7 +70,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Posts an inject at once, or fails.
+    /// Posts an inject at once, or returns an error.
     pub(super) fn post_inject(&mut self, stream: u32, index: u32) -> Result<(), OpError> {
         let mut budget = 1;
         match self.post_slot(stream, index, &mut budget) {
@@ -86,7 +87,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Posts what is left of one operation.
+    /// Posts the rest of one operation.
     fn post_slot(&mut self, stream: u32, index: u32, budget: &mut u32) -> Result<(), Blocked> {
         let slot = &self.state.pending.slots[index as usize];
         if slot.fenced {
@@ -146,7 +147,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             whole = state.kept_peer(peer).map_or(whole, |kept| whole.min(kept.longest));
         }
         let mut tried = if inject { !state.injecting(peer, whole) } else { 0 };
-        // Remembers a rail that does not reach this memory, unless another one only lacks room.
+        // `unable` is a rail that does not reach this memory. `full` is set if another rail only
+        // lacks room.
         let (mut unable, mut full) = (None, false);
         let (rail, len, posted) = loop {
             let Some(rail) = state.pick(peer, tried, whole) else {
@@ -160,10 +162,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             let local = Local { ptr: local, len: len as usize, desc };
             let remote = Remote { key: state.remotes[remote as usize].keys[rail], offset };
             let cx = PostTag { owner: Owner::Op(index), bytes: len as u32 }.pack();
-            // SAFETY: both ranges were checked when the operation was accepted. `Region::new`
-            // requires that the memory stays valid until the operation ends; an inject goes only to
-            // rails that copy it at once. The rail checks the remote region again, because it may
-            // have been released since.
+            // SAFETY: both ranges were checked when the operation was submitted. `Region::new`
+            // requires that the memory stays valid until the operation ends. An inject is posted
+            // only on rails that copy it at once. The remote region may have been released since,
+            // so the rail checks it again.
             let result = unsafe {
                 match (write, fetch) {
                     (true, _) => self.rails[rail].post_write(Peer(peer), local, remote, Some(word), cx),
@@ -215,10 +217,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
         let slot = &self.state.pending.slots[index as usize];
         let payload = match body {
-            // SAFETY: as in `post_piece`, the source stays valid until the operation ends.
+            // SAFETY: the source was checked when the operation was submitted. `Region::new`
+            // requires that it stays valid until the operation ends.
             Body::Signal { data: Some((_, len)), .. } => unsafe { Untrusted::new(slot.local, len as usize) },
-            // SAFETY: as in `post_piece`. An inject is posted only during this call, and its bytes
-            // are valid until it returns.
+            // SAFETY: only an inject has this body. It is posted during the call of its user, and
+            // its bytes are valid until that call returns.
             Body::Data { .. } => unsafe { Untrusted::new(slot.local, slot.left as usize) },
             _ => Untrusted::from_slice(&[]),
         };
@@ -241,8 +244,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(())
     }
 
-    /// Sends a message without a number. `false`: no rail has room, or the peer has failed. A
-    /// permanent refusal fails the peer, because it waits for this message.
+    /// Sends a message without a number. Returns `false` if no rail has room, or if the peer has
+    /// failed. A permanent rejection fails the peer, because the peer waits for this message.
     pub(super) fn post_control(&mut self, stream: u32, body: Body) -> bool {
         let s = &self.state.streams[stream as usize];
         let (peer, word) = (s.peer, s.stamp);
@@ -257,7 +260,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Sends a message on any rail with room, together with the reverse stream's cursor.
+    /// Sends a message on any rail with room, together with the cursor of the reverse stream.
     #[inline]
     pub(super) fn post_message(
         &mut self,
@@ -269,8 +272,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         owner: Owner,
     ) -> Result<Posted, Blocked> {
         let s = &self.state.streams[stream as usize];
-        // A reply acknowledges the atomic that it answers, whose turn ends once the reply is
-        // posted.
+        // A reply also acknowledges the atomic that it answers. The turn of that atomic ends once
+        // the reply is posted.
         let cursor = s.window.expected().plus(matches!(body, Body::Reply { .. }) as u64);
         let mut head = [0; HEAD_MAX];
         let len = Message { context: s.context, word, ack: truncate::<32>(cursor.0), body }.encode(&mut head);
@@ -319,7 +322,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Chooses the rail for the next post to a peer, except those in `exclude`.
+    /// Chooses a rail that is not in `exclude` for the next post to a peer.
     #[inline(always)]
     pub(super) fn pick(&mut self, peer: u16, exclude: u16, bytes: u64) -> Option<usize> {
         if RAILS == 1 {
@@ -341,8 +344,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Chooses one of several rails. Out of line, to keep callers short; cold, to keep their
-    /// registers.
+    /// Chooses one of several rails. Out of line to keep callers short, and cold so that callers
+    /// keep their registers.
     #[cold]
     #[inline(never)]
     fn pick_of(&mut self, peer: u16, rails: u16, bytes: u64) -> usize {
@@ -350,7 +353,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         if self.config.policy == RailPolicy::Fixed {
             return rails.trailing_zeros() as usize;
         }
-        // Rotated so that bit 0 is the rail whose turn it is.
+        // Rotate the bitmask so that bit 0 is the rail whose turn is next.
         let turn = slot.turn as u32;
         let mut ahead = rails.rotate_right(turn);
         let nth = |ahead: u16| (ahead.trailing_zeros() + turn) as usize & 15;
@@ -369,22 +372,22 @@ impl<const RAILS: usize> State<'_, RAILS> {
         rail
     }
 
-    /// Returns the bitmask of rails to a peer on which a message of this length does not fit. May
-    /// include rails that do not reach the peer. With one rail the sender already respects its
-    /// limit.
+    /// Returns the rails to a peer on which a message of this length does not fit, as a bitmask.
+    /// May include rails that do not reach the peer. With one rail the bitmask is empty, because
+    /// the sender already respects the limit.
     #[inline(always)]
     pub(super) fn too_short(&self, peer: u16, bytes: u32) -> u16 {
         if RAILS == 1 || bytes <= self.shortest { 0 } else { self.pairings[peer as usize].too_short(bytes) }
     }
 
-    /// Returns the bitmask of rails to a peer that can inject this many bytes.
+    /// Returns the rails to a peer that can inject this many bytes, as a bitmask.
     pub(super) fn injecting(&self, peer: u16, bytes: u64) -> u16 {
         let copies = |(rail, most): (usize, &u64)| ((*most >= bytes) as u16) << rail;
         let rails = self.peers.get(peer as usize).map_or(0, |slot| slot.rails);
         rails & self.inject.iter().enumerate().map(copies).sum::<u16>()
     }
 
-    /// Returns whether this many bytes travel to a peer in the message of their signal.
+    /// Returns whether this many bytes are sent to a peer in the message of their signal.
     #[inline(always)]
     pub(super) fn is_eager(&self, peer: u16, bytes: u64) -> bool {
         let most = |limit: u64| bytes <= limit && bytes > 0;
@@ -397,7 +400,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         (longest as u64).saturating_sub(HEAD_MAX as u64)
     }
 
-    /// Returns how much of `left` bytes goes into one post, if the rail accepts it. An inject is
+    /// Returns how many of `left` bytes belong in one post, if the rail accepts them. An inject is
     /// never cut.
     #[inline(always)]
     fn piece(&self, peer: u16, left: u64, inject: bool) -> u64 {
@@ -406,8 +409,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         if stripe && several() { left.min(self.config.stripe_chunk) } else { left }
     }
 
-    /// Like [`no_room`](Self::no_room), for a message. The rails that accepted messages of its
-    /// length may all have failed.
+    /// Like [`no_room`](Self::no_room), for a message. Fails the peer if all rails that accept
+    /// messages of this length have failed.
     #[inline]
     fn no_room_for(&mut self, peer: u16, bytes: u32) -> Blocked {
         if RAILS > 1 && self.peers[peer as usize].rails & !self.too_short(peer, bytes) == 0 {
@@ -429,8 +432,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Blocked::Rail
     }
 
-    /// Handles a permanent refusal: fails the operation, the rail, or the peer. `Ok`: other rails
-    /// may take the post.
+    /// Handles a permanent rejection: fails the operation, the rail, or the peer. Returns `Ok` if
+    /// other rails may take the post.
     #[cold]
     pub(super) fn hard_error(&mut self, peer: u16, rail: usize, error: PostError) -> Result<(), Blocked> {
         let id = RailId(rail as u8);
@@ -449,13 +452,13 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Owner::Control(Peer(peer), self.peers[peer as usize].generation & GENERATION_MASK)
     }
 
-    /// Returns whether this stream's posts are kept for failover: see `failover`.
+    /// Returns whether the posts of this stream are kept for failover.
     #[inline(always)]
     pub(super) fn is_kept(&self, stream: u32) -> bool {
         RAILS > 1 && self.streams[stream as usize].fence & KEPT != 0
     }
 
-    /// Marks an operation as fully posted and advances to the next.
+    /// Marks an operation as fully posted, and advances to the next one.
     #[inline]
     fn all_posted(&mut self, stream: u32, index: u32) {
         let s = &mut self.streams[stream as usize];

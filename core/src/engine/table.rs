@@ -1,8 +1,5 @@
-//! An engine's tables of peers, registered memory and imported memory, and the handles of exported
-//! regions.
-//!
-//! A look-up is one index, one comparison of the generation, and one bounds check. The slow paths
-//! that fill the tables scan linearly.
+//! The tables of an engine: its peers, its registered memory and its imported memory. Also the
+//! handles of exported regions.
 
 use core::ptr::{self, NonNull};
 
@@ -13,16 +10,16 @@ use crate::rail::RailKey;
 
 use super::joint::{Pairing, RAILS_MAX};
 
-/// Longest handle of a region, in bytes: with 16 rails.
+/// The maximum length of a region's handle, in bytes.
 pub const HANDLE_MAX: usize = 512;
 
-/// Version of the handle's layout.
+/// The version of the layout of handles.
 pub const HANDLE_VERSION: u16 = 4;
 
 const HANDLE_MAGIC: u16 = u16::from_le_bytes(*b"FP");
 const HANDLE_HEAD: usize = 24;
 
-/// Length of the handle of a region on `rails` rails, in bytes.
+/// Returns the length of the handle of a region on `rails` rails, in bytes.
 pub const fn handle_len(rails: usize) -> usize {
     HANDLE_HEAD + 16 * rails
 }
@@ -34,16 +31,16 @@ const _: () = assert!(handle_len(RAILS_MAX) <= HANDLE_MAX);
 pub(crate) enum PeerState {
     Free,
     Reserved,
-    /// Connected, but nothing is sent until the other end has answered.
+    /// Connected, but nothing is sent until the other side has answered.
     Meeting,
     Connected,
-    /// Refuses new operations: see `close`. It may still be unanswered, as in `Meeting`.
+    /// Rejects new operations. The other side may not have answered yet, as in `Meeting`.
     Closing,
     Failed(PeerError),
 }
 
 impl PeerState {
-    /// Returns whether it is connected and has not failed.
+    /// Returns whether the peer is connected and has not failed.
     #[inline]
     pub(crate) fn is_up(self) -> bool {
         matches!(self, PeerState::Connected | PeerState::Meeting | PeerState::Closing)
@@ -55,7 +52,7 @@ impl PeerState {
 pub struct PeerSlot {
     pub(crate) state: PeerState,
     pub(crate) generation: u16,
-    /// Bit i: rail i reaches it.
+    /// Bit i is set if rail i reaches the peer.
     pub(crate) rails: u16,
     /// The rail whose turn is next.
     pub(crate) turn: u8,
@@ -65,7 +62,7 @@ impl PeerSlot {
     /// A slot without a peer.
     pub const EMPTY: PeerSlot = PeerSlot { state: PeerState::Free, generation: 0, rails: 0, turn: 0 };
 
-    /// Checks that operations may be posted to it.
+    /// Checks that operations may be posted to the peer.
     #[inline]
     pub(crate) fn usable(&self) -> Result<(), OpError> {
         match self.state {
@@ -77,32 +74,33 @@ impl PeerSlot {
     }
 }
 
-/// One registered region. It takes at least a cache line, so that indexing is a shift.
+/// One registered region. The slot takes at least a cache line, so that indexing is a shift.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
 pub struct LocalSlot<const RAILS: usize> {
-    /// Null: the slot is free.
+    /// The start of the region, or null if the slot is free.
     pub(crate) ptr: *mut u8,
-    /// Bytes that the processor may access. 0 for device memory, so that every bounds check rejects
-    /// it.
+    /// Number of bytes that the processor may access. 0 if only rails access the memory, so that
+    /// every bounds check rejects it.
     pub(crate) len: u64,
-    /// Size in bytes of memory that only rails access: device memory, or memory with native
-    /// atomics. Otherwise 0.
+    /// Number of bytes that only rails access: device memory, or memory with native atomics.
+    /// Otherwise 0.
     pub(crate) device: u64,
     pub(crate) generation: u16,
-    /// The rail that executes atomics in it, or [`NO_RAIL`].
+    /// The rail that executes atomics in the region, or [`NO_RAIL`].
     pub(crate) native: u8,
-    /// The peer with which its segment is shared, or [`LocalSlot::OURS`].
+    /// The peer with which the region's segment is shared, or [`LocalSlot::OURS`].
     pub(crate) common: u16,
     pub(crate) keys: [RailKey; RAILS],
     pub(crate) desc: [u64; RAILS],
 }
 
-// SAFETY: any thread of the process may access the memory, as `Region::new` requires.
+// SAFETY: `Region::new` requires that any thread of the process may access the memory.
 unsafe impl<const RAILS: usize> Send for LocalSlot<RAILS> {}
 
 impl<const RAILS: usize> LocalSlot<RAILS> {
-    /// The region is in no segment shared with only one peer. No peer has this number.
+    /// The value of `common` if the region is in no segment shared with only one peer. No peer has
+    /// this number.
     pub(crate) const OURS: u16 = u16::MAX;
 
     /// A slot without a region.
@@ -117,40 +115,41 @@ impl<const RAILS: usize> LocalSlot<RAILS> {
         desc: [0; RAILS],
     };
 
-    /// Returns whether an import maps into this region: an import of the process's own memory.
+    /// Returns whether an import maps into this region, as an import of the process's own memory
+    /// does.
     pub(crate) fn holds(&self, remote: &RemoteSlot<RAILS>) -> bool {
         let (start, mapped) = (self.ptr.addr() as u64, remote.mapped.addr() as u64);
         mapped != 0 && start < mapped.saturating_add(remote.len) && mapped < start.saturating_add(self.len)
     }
 }
 
-/// One imported region. It takes at least a cache line, so that indexing is a shift.
+/// One imported region. The slot takes at least a cache line, so that indexing is a shift.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
 pub struct RemoteSlot<const RAILS: usize> {
-    /// Where it is mapped here, or null.
+    /// Where the region is mapped here, or null.
     pub(crate) mapped: *mut u8,
-    /// As [`LocalSlot::len`].
+    /// Number of bytes that the processor may access. 0 if only rails access the memory.
     pub(crate) len: u64,
-    /// As [`LocalSlot::device`].
+    /// Number of bytes that only rails access. Otherwise 0.
     pub(crate) device: u64,
-    /// [`RemoteSlot::FREE`] if the slot is free.
+    /// The owner of the region, or [`RemoteSlot::FREE`] if the slot is free.
     pub(crate) peer: u16,
     pub(crate) generation: u16,
-    /// The peer's number and generation of it.
+    /// The number and generation of the region at its owner.
     pub(crate) theirs: (u16, u16),
-    /// The rail that mapped it.
+    /// The rail that mapped the region, or the lowest rail to the owner.
     pub(crate) rail: u8,
-    /// Our rail that executes atomics in it, [`UNREACHED`] or [`NO_RAIL`].
+    /// Our rail that executes atomics in the region, or [`UNREACHED`], or [`NO_RAIL`].
     pub(crate) native: u8,
-    /// Whether it was imported to read messages, not by the user; and the number of reads in
-    /// flight.
+    /// Whether the region was imported to read messages, not by the user.
     pub(crate) auto: bool,
+    /// Number of reads in flight, if `auto` is set.
     pub(crate) uses: u32,
     pub(crate) keys: [RailKey; RAILS],
 }
 
-// SAFETY: a mapping belongs to the process, not to a thread; only raw copies and atomics access it.
+// SAFETY: a mapping belongs to the process, not to a thread. Only raw copies and atomics access it.
 unsafe impl<const RAILS: usize> Send for RemoteSlot<RAILS> {}
 
 impl<const RAILS: usize> RemoteSlot<RAILS> {
@@ -171,16 +170,17 @@ impl<const RAILS: usize> RemoteSlot<RAILS> {
         keys: [RailKey { key: 0, base: 0 }; RAILS],
     };
 
-    /// Returns whether it was imported to read messages and no read is in flight.
+    /// Returns whether the region was imported to read messages and no read is in flight.
     pub(crate) fn is_idle(&self) -> bool {
         self.auto && self.uses == 0
     }
 }
 
-/// Instead of a rail: the processor executes atomics.
+/// The value in place of a rail if the processor executes atomics.
 pub(crate) const NO_RAIL: u8 = u8::MAX;
 
-/// Instead of a rail: a rail of the owner executes atomics, and no rail here leads to it.
+/// The value in place of a rail if a rail of the owner executes atomics and no rail here leads to
+/// it.
 pub(crate) const UNREACHED: u8 = u8::MAX - 1;
 
 /// Returns whether `len` bytes from `offset` lie inside `size` bytes.
@@ -203,7 +203,7 @@ fn untouchable(offset: u64, len: u64, size: u64, device: u64, native: u8) -> OpE
     OpError::OutOfBounds { offset, len, size: size.max(device) }
 }
 
-/// Resolves `len` bytes at `addr` to the registered region and a pointer.
+/// Resolves `len` bytes at `addr` in a registered region to a pointer.
 #[inline(always)]
 pub(crate) fn resolve_local<const RAILS: usize>(
     locals: &[LocalSlot<RAILS>],
@@ -218,11 +218,12 @@ pub(crate) fn resolve_local<const RAILS: usize>(
     if !in_bounds(addr.offset, len, slot.len) {
         return Err(untouchable(addr.offset, len, slot.len, slot.device, slot.native));
     }
-    // SAFETY: offset <= len of the region, so the pointer stays within (or one past) it.
+    // SAFETY: the bounds check above passed, so the offset is at most the length of the region. The
+    // pointer stays within the region, or one past its end.
     Ok(unsafe { base.add(addr.offset as usize) })
 }
 
-/// Resolves `len` bytes at `addr` to the imported region.
+/// Resolves `len` bytes at `addr` to their imported region.
 #[inline(always)]
 pub(crate) fn resolve_remote<const RAILS: usize>(
     remotes: &[RemoteSlot<RAILS>],
@@ -239,8 +240,8 @@ pub(crate) fn resolve_remote<const RAILS: usize>(
     Ok(slot)
 }
 
-/// Like [`resolve_local`], but accepts memory that only rails access too, and returns `true` for
-/// it.
+/// Like [`resolve_local`], but also accepts memory that only rails access. Returns `true` for such
+/// memory.
 #[cold]
 pub(crate) fn locate<const RAILS: usize>(
     locals: &[LocalSlot<RAILS>],
@@ -260,12 +261,12 @@ pub(crate) fn locate<const RAILS: usize>(
 /// Who may access a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
-    /// Processor and rails.
+    /// The processor and rails.
     Plain,
-    /// Only rails: device memory.
+    /// Only rails, because the region is device memory.
     Device,
-    /// Only rails, one of which executes atomics. In an encoded handle this is the owner's number
-    /// of that rail, in a decoded one ours or [`UNREACHED`].
+    /// Only rails, because one of them executes atomics. In an encoded handle this is the owner's
+    /// number of that rail. In a decoded handle it is ours, or [`UNREACHED`].
     Native(u8),
 }
 
@@ -287,7 +288,7 @@ impl Access {
     }
 }
 
-/// A region's handle, decoded. The keys are in the order of our rails to its owner.
+/// A decoded handle of a region. The keys are in the order of our rails to the owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Handle<const RAILS: usize> {
     pub theirs: (u16, u16),
@@ -297,7 +298,8 @@ pub(crate) struct Handle<const RAILS: usize> {
 }
 
 impl<const RAILS: usize> Handle<RAILS> {
-    /// Writes the handle, with the keys of the first `rails`; returns its length in bytes.
+    /// Writes the handle, with the keys of the first `rails` rails. Returns the length of the
+    /// handle in bytes.
     pub(crate) fn encode(&self, rails: usize, out: &mut [u8]) -> Result<usize, AttachError> {
         let len = handle_len(rails);
         let out = out.get_mut(..len).ok_or(AttachError::BadHandle)?;
@@ -315,8 +317,8 @@ impl<const RAILS: usize> Handle<RAILS> {
         Ok(len)
     }
 
-    /// Decodes a peer's handle. `rails` is the bitmask of our rails that reach it. Ignores trailing
-    /// bytes.
+    /// Decodes a peer's handle. `rails` is the bitmask of our rails that reach the peer. Ignores
+    /// trailing bytes.
     pub(crate) fn decode(bytes: &[u8], pairing: &Pairing, rails: u16) -> Result<Self, AttachError> {
         let mut fields = Reader::new(bytes);
         if fields.u16()? != HANDLE_MAGIC {
@@ -360,8 +362,8 @@ pub(crate) fn reserve_peer(peers: &mut [PeerSlot]) -> Result<PeerId, AttachError
     Ok(PeerId { index: index as u16, generation: peers[index].generation })
 }
 
-/// Checks that a region can be registered: it is not empty, inside the address space, and aligned
-/// to 8 if signals and atomics may be in it.
+/// Checks that a region can be registered. It must not be empty, and must be inside the address
+/// space. It must be aligned to 8 bytes if it may hold signals and atomics.
 pub(crate) fn check_region(region: &Region) -> Result<(), AttachError> {
     let start = region.ptr().as_ptr() as usize;
     if region.is_empty() || region.len() > isize::MAX as usize || start.checked_add(region.len()).is_none() {
@@ -416,7 +418,7 @@ mod tests {
             other.encode(3, &mut bytes).unwrap();
             assert_eq!(decode::<3>(&bytes, 0b111), Ok(other));
         }
-        // Of the three rails, the one that executes atomics is not reachable from here.
+        // Our rails do not reach the rail that executes atomics.
         let reached = decode::<3>(&bytes, 0b011).map(|handle| handle.access);
         assert_eq!(reached, Ok(Access::Native(UNREACHED)));
         for code in [2 + 3, 2 + 255, u32::MAX] {
@@ -446,7 +448,7 @@ mod tests {
         for cut in 0..len {
             assert_eq!(decode::<3>(&bytes[..cut], 0b111), Err(AttachError::BadHandle), "cut to {cut}");
         }
-        // Ends may have different numbers of rails; every rail that joins them has a key.
+        // The two sides may have different numbers of rails. Every rail that joins them has a key.
         assert_eq!(decode::<2>(&bytes, 0b11).map(|handle| handle.keys), Ok([1, 2].map(key)));
         assert_eq!(decode::<16>(&bytes, 0b100).map(|handle| handle.keys[2]), Ok(key(u64::MAX)));
         assert_eq!(decode::<16>(&bytes, 0b1001), Err(AttachError::BadHandle));
@@ -456,7 +458,7 @@ mod tests {
             assert_eq!(decode::<16>(&bad, 1), Err(AttachError::BadHandle), "{count} rails");
         }
         bytes[16] = 4;
-        assert_eq!(decode::<3>(&bytes[..len], 1), Err(AttachError::BadHandle), "a key more than there is");
+        assert_eq!(decode::<3>(&bytes[..len], 1), Err(AttachError::BadHandle), "one key too many");
         bytes[2] = 9;
         assert_eq!(decode::<3>(&bytes, 0b111), Err(AttachError::Version { theirs: 9, ours: HANDLE_VERSION }));
         bytes[0] = 0;

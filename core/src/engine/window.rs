@@ -1,12 +1,9 @@
-//! The receive window of one stream: which numbers have arrived, and the messages that wait for
-//! their turn.
-//!
-//! A write needs one bit; a message is copied into its own slot, so the rail can reuse its buffer.
-//! The index of number `s` is `s & (W - 1)` for a window of `W`, a power of two. Nothing here
-//! posts, blocks or allocates. An arrival costs the same however many holes there are.
+//! A write needs one bit. A message is copied into its own slot, so that the rail can reuse its
+//! buffer. The index of number `s` is `s & (W - 1)` for a window of `W`, a power of two. Nothing
+//! here posts, blocks or allocates. The cost of an arrival does not depend on the number of holes.
 //!
 //! Numbers below [`Window::expected`] are applied. The sender has at most `W` numbers in flight
-//! from there; others are rejected.
+//! from there on; others are rejected.
 
 use core::mem::MaybeUninit;
 
@@ -31,52 +28,53 @@ pub(crate) enum Action {
     /// Execute an atomic and send the old value, unless the token is
     /// [`NO_TOKEN`](super::wire::NO_TOKEN).
     Amo { amo: Amo, token: u64 },
-    /// A tagged message, and where its payload or header is kept.
+    /// A tagged message. `kept` tells where its payload or header is stored.
     Tagged { lo: u64, hi: u32, kept: u64 },
     /// An executed atomic whose reply waits for room in a rail.
     Reply { token: u64, value: u64 },
 }
 
 impl Parked {
-    /// An unused slot: its memory is not touched before a message is parked there.
+    /// An unused slot. Its memory is not touched before a message is parked there.
     pub const EMPTY: MaybeUninit<Parked> = MaybeUninit::uninit();
 }
 
 /// The effect of an arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Arrival {
-    /// It is the next one, to be taken with [`Window::next`].
+    /// The arrival has the next number. Take it with [`Window::next`].
     Due,
-    /// It waits for an earlier one.
+    /// The arrival waits for an earlier number.
     Early,
-    /// It had arrived before; nothing changed.
+    /// The number had arrived before. Nothing changed.
     Duplicate,
 }
 
 /// The next item in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// Nothing: number [`Window::expected`] is missing.
+    /// Nothing, because number [`Window::expected`] is missing.
     Hole,
-    /// A write; it is consumed now.
+    /// A write, which is now consumed.
     Write,
     /// A message, which stays until [`Window::consume`].
     Message(Parked),
 }
 
-/// The window's cursor. Each call passes the bits and slots, `W` of each for a window of `W`.
+/// The cursor of a receive window. Each call passes the bits and slots, `W` of each for a window of
+/// `W`.
 #[derive(Clone, Copy, Debug)]
 pub struct Window {
     expected: Seq,
-    /// Arrivals not yet consumed.
+    /// Number of arrivals that are not consumed.
     held: u32,
     /// The part of arriving words that is not their number.
     stamp: u32,
 }
 
 /// The memory of one window: which numbers have arrived, which of them are messages, and the
-/// messages; and the bits of a word that are its number. A slot is initialized if both its bits are
-/// set. The bits start as zeros, and only [`Window`] sets them.
+/// messages. `mask` has the bits of a word that are its number. A slot is initialized if both of
+/// its bits are set. The bits start as zeros, and only [`Window`] sets them.
 pub(crate) struct Cells<'a> {
     pub arrived: &'a mut [u64],
     pub message: &'a mut [u64],
@@ -88,7 +86,7 @@ impl Cells<'_> {
     /// Returns the slot of a number.
     #[inline(always)]
     fn index(&self, seq: Seq) -> u32 {
-        // There are as many slots as the window has numbers, a power of two.
+        // The number of slots is the size of the window, a power of two.
         seq.0 as u32 & (self.parked.len() as u32).wrapping_sub(1)
     }
 
@@ -96,18 +94,18 @@ impl Cells<'_> {
     pub(crate) fn waiting(&self, index: u32) -> Option<Parked> {
         let (word, bit) = (index as usize / 64, 1u64 << (index % 64));
         let waits = self.arrived[word] & self.message[word] & bit != 0;
-        // SAFETY: `hold` writes the slot whenever it sets the two bits.
+        // SAFETY: both bits are set, so `hold` has written the slot.
         waits.then(|| unsafe { self.parked[index as usize].assume_init() })
     }
 }
 
-/// Returns the 64-bit words that a window of `size` needs for each of its two bitmaps.
+/// Returns the number of 64-bit words in each of the two bitmaps of a window of `size` numbers.
 pub const fn bitmap_words(size: u32) -> usize {
     (size as usize).div_ceil(64)
 }
 
 impl Window {
-    /// An empty window that expects `first` in words with this stamp.
+    /// Creates an empty window that expects `first` in words with this stamp.
     pub(crate) const fn new(stamp: u32, first: Seq) -> Self {
         Window { expected: first, held: 0, stamp }
     }
@@ -141,8 +139,8 @@ impl Window {
         self.held
     }
 
-    /// Returns the slot of the number in a word, or its violation. `None`: a duplicate. A word
-    /// stands for the number that is nearest to the expected one.
+    /// Returns the slot of the number in a word, or `None` for a duplicate, or the violation. A
+    /// word stands for the number nearest to the expected one.
     #[inline(always)]
     fn place(&self, word: u32, cells: &Cells<'_>) -> Result<Option<u32>, Violation> {
         let ahead = word.wrapping_sub(self.expected.0 as u32) & cells.mask;
@@ -155,8 +153,8 @@ impl Window {
         }
     }
 
-    /// Fast path: if the arrival is the expected number of this attachment and nothing is parked,
-    /// consumes it for the caller to apply at once.
+    /// Fast path: consumes an arrival that has the expected number of this attachment, if nothing
+    /// is parked. The caller then applies the arrival at once.
     #[inline(always)]
     pub(crate) fn take_in_order(&mut self, word: u32, mask: u32) -> bool {
         let next = word == self.next_word(mask) && self.held == 0;
@@ -243,7 +241,7 @@ impl Window {
         self.expected = self.expected.plus(1);
     }
 
-    /// Drops the next message: from now on it is missing, and nothing after it is applied.
+    /// Drops the next message. From then on it is missing, and nothing after it is applied.
     #[inline]
     pub(crate) fn lose(&mut self, cells: &mut Cells<'_>) {
         let index = cells.index(self.expected);
@@ -288,7 +286,7 @@ mod tests {
             (window, Cells { arrived, message, parked, mask })
         }
 
-        /// Lets number `seq` arrive; odd numbers are messages that carry their own number.
+        /// Lets number `seq` arrive. Odd numbers are messages that carry their own number.
         fn arrive(&mut self, seq: u64) -> Result<Arrival, Violation> {
             let (window, mut cells) = self.split();
             let word = STAMP | Seq(seq).low(cells.mask);
@@ -303,7 +301,7 @@ mod tests {
             }
         }
 
-        /// Consumes all that is next and returns the numbers of the messages among it.
+        /// Consumes everything that is in order. Returns the numbers of the messages.
         fn drain(&mut self) -> Vec<u64> {
             let (window, mut cells) = self.split();
             let mut out = vec![];

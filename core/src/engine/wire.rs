@@ -8,30 +8,34 @@
 //!    0 kind u8 | 1 context u8 | 2 op u8 | 3 width u8 | 4 word u32
 //!    8 ack u32 | 12 region u16 | 14 generation u16
 //! Signal      32 bytes: head, offset u64, value u64
-//! SignalData  48 bytes and the payload: as Signal, then offset u64, len u32, region u16,
+//! SignalData  48 bytes and the payload: the fields of Signal, offset u64, len u32, region u16,
 //!             generation u16
 //! Data        24 bytes and the payload: head, offset u64; counts as a write
 //! Amo         48 bytes: head, offset u64, operand u64, compare u64, token u64 (0: no fetch)
 //! Reply       32 bytes: head, token u64, value u64
 //! Hello       16 bytes: kind u8 | again u8 | bond u8 | keeps u8 | mine u32 | yours u32 |
-//!             version u32; no context, see `epoch`
-//! Bye         28 bytes: head; instead of region and generation credits as in an Ack; end u64,
-//!             fins u32: see `close`
-//! Told        128 bytes; Asks: 32 bytes; see `failover::told`. Rejoin: 128 bytes; see
-//!             `failover::rejoin`
-//! Ack         16 bytes: head; instead of region and generation the credits given back, u32 (see
-//!             `protocol`, whose messages have kinds from 16 on). 24 bytes where `op` is 1: then
-//!             wanted u64, the number up to which an acknowledgement is asked for
+//!             version u32; no context
+//! Bye         28 bytes: head, with returned credits u32 in place of region and generation;
+//!             end u64, fins u32
+//! Told        128 bytes
+//! Asks        32 bytes
+//! Rejoin      128 bytes
+//! Ack         16 bytes: head, with returned credits u32 in place of region and generation;
+//!             24 bytes if op is 1: also wanted u64, the number up to which the sender requests
+//!             an acknowledgement
 //! ```
 //!
-//! The sequence has two bits more than the window needs, at most 20; the epoch gets the remaining
-//! bits. The epoch identifies the attachment that the word belongs to: see `epoch`. A message
-//! without a number (Reply, Ack, and the answers of `protocol`) carries the word with a sequence of
-//! 0.
+//! `epoch` explains Hello, and `close` explains Bye. `failover::told` and `failover::rejoin` have
+//! the layouts of Told, Asks and Rejoin. The messages of `protocol` have kinds from 16 on.
+//!
+//! The sequence has two bits more than the window needs, at most 20. The epoch gets the remaining
+//! bits, and identifies the attachment that the word belongs to. A message without a number (Reply,
+//! Ack, and the answers of `protocol`) carries the word with a sequence of 0.
 //!
 //! Every message carries in `ack` the low 32 bits of the reverse stream's cursor: all numbers below
-//! it were applied here. A sequence has fewer bits than that. A message without a number may be
-//! millions of numbers late on a slow rail, and its cursor must not be mistaken for a new one.
+//! the cursor were applied here. A sequence would have too few bits for this. A message without a
+//! number may be millions of numbers late on a slow rail, and its cursor must not be mistaken for a
+//! new one.
 
 use crate::error::Violation;
 use crate::mem::{Peer, Untrusted};
@@ -87,18 +91,19 @@ pub(crate) struct Place {
 /// The contents of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Body {
-    /// Changes a signal word. `data` is the target of the payload that follows, with its length in
-    /// bytes.
+    /// Changes a signal word. `data` has the target and the length in bytes of the payload that
+    /// follows.
     Signal { at: Place, op: SignalOp, value: u64, data: Option<(Place, u32)> },
-    /// A write that is short enough to travel as a message. The payload goes to this location.
+    /// A write that is short enough to be sent as a message. `at` is the target of the payload.
     Data { at: Place },
-    /// Executes an atomic. The reply returns `token` with the fetched value, unless it is
-    /// [`NO_TOKEN`].
+    /// Executes an atomic. Unless `token` is [`NO_TOKEN`], a reply returns it with the fetched
+    /// value.
     Amo { at: Place, amo: Amo, token: u64 },
-    /// The fetched value.
+    /// Returns a fetched value.
     Reply { token: u64, value: u64 },
-    /// Only the cursor. `wanted`: the sender requests one in return once everything below that
-    /// number is applied. `freed`: returned credits of the reverse stream, as in tagged messages.
+    /// Carries only the cursor. With `wanted`, the sender requests an acknowledgement once
+    /// everything below that number is applied. `freed` is the total of returned credits of the
+    /// reverse stream.
     Ack { wanted: Option<Seq>, freed: u32 },
 }
 
@@ -114,7 +119,7 @@ pub(crate) struct Message {
 }
 
 impl Message {
-    /// Writes the header, and returns its length in bytes.
+    /// Writes the header. Returns the length of the header in bytes.
     #[inline]
     pub(crate) fn encode(&self, out: &mut [u8; HEAD_MAX]) -> usize {
         let (kind, op, width, at, len) = match self.body {
@@ -163,7 +168,8 @@ impl Message {
         len
     }
 
-    /// Copies a message out and checks its form. Returns it with the payload that follows.
+    /// Copies a message out of untrusted memory and checks its form. Returns the message with the
+    /// payload that follows it.
     #[inline(always)]
     pub(crate) fn decode(bytes: Untrusted<'_>) -> Result<(Message, Untrusted<'_>), Violation> {
         let mut head = [0u8; HEAD_MAX];
@@ -232,26 +238,27 @@ impl Message {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Bond {
     None,
-    /// The attachment that it names.
+    /// The attachment that the Hello names.
     Yours,
     Other,
 }
 
-/// The first message between two ends.
+/// The first message between two sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hello {
     /// The epoch that the sender expects in incoming words.
     pub mine: u32,
-    /// The epoch that the receiver expects, as far as the sender knows; or 0.
+    /// The epoch that the receiver expects, or 0 if the sender does not know it.
     pub yours: u32,
     pub bond: Bond,
     /// Whether the sender keeps what failover needs.
     pub keeps: bool,
-    /// Earlier ones, or their answers, may have been lost: answer this one in any case.
+    /// Whether earlier Hellos, or their answers, may have been lost. If so, this one is answered in
+    /// any case.
     pub again: bool,
 }
 
-/// The layout of words and messages that this version writes and reads.
+/// The version of the layout of words and messages.
 const VERSION: u32 = 5;
 
 impl Hello {
@@ -264,7 +271,8 @@ impl Hello {
         out
     }
 
-    /// Copies a Hello out and checks its form. `None`: it is another message.
+    /// Copies a Hello out of untrusted memory and checks its form. Returns `None` for another kind
+    /// of message.
     pub(crate) fn decode(bytes: Untrusted<'_>) -> Option<Result<Hello, Violation>> {
         let mut head = [0u8; HEAD_MAX];
         let len = bytes.copy_out(&mut head);
@@ -310,7 +318,7 @@ fn get16(head: &[u8; HEAD_MAX], at: usize) -> u16 {
     u16::from_le_bytes([head[at], head[at + 1]])
 }
 
-/// The owner of a post, and the bytes that were outstanding.
+/// The owner of a post, and the number of bytes posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PostTag {
     pub owner: Owner,
@@ -320,7 +328,7 @@ pub(crate) struct PostTag {
 /// The bits of a peer's generation that fit beside its number.
 pub(crate) const GENERATION_MASK: u16 = 0x3fff;
 
-/// Longest post of [`Owner::Stream`], in bytes: its tag has fewer bits for the size.
+/// Longest post of [`Owner::Stream`], in bytes, because its tag has fewer bits for the size.
 pub(crate) const STREAM_POST_MAX: u64 = (1 << 24) - 1;
 
 /// The owner of a post.
@@ -338,7 +346,7 @@ pub(crate) enum Owner {
 }
 
 impl PostTag {
-    /// Encodes it as the context word of a post.
+    /// Encodes the tag as the context word of a post.
     ///
     /// ```text
     /// Op       0 2 bits | slot 30 | bytes 32
@@ -361,7 +369,7 @@ impl PostTag {
         }
     }
 
-    /// Decodes it.
+    /// Decodes the context word of a post.
     #[inline(always)]
     pub(crate) fn unpack(cx: u64) -> Self {
         let generation = |from: u32| (cx >> from) as u16 & GENERATION_MASK;

@@ -1,16 +1,17 @@
-//! The loop of a thread that drives an engine for other threads. (In UCX, a worker is an object
-//! without a thread.)
+//! The loop of a thread that drives an engine for other threads. In UCX, a worker is an object
+//! without a thread.
 //!
-//! Each queue reaches the worker by a [`CommandConsumer`]: a ring of incoming commands, and a ring
-//! that returns their slots. The worker takes a bounded number from each consumer in turn, makes
-//! one engine pass, and returns what has ended. It allocates nothing and starts no thread: the
-//! caller's thread runs it, and may be pinned. It sleeps only in [`Worker::run`], on two words:
-//! `send`, which queues notify when they submit, and the rail's own, which peers notify when
+//! Each queue reaches the worker through a [`CommandConsumer`]: a ring of incoming commands, and a
+//! ring that returns their slots. The worker takes a bounded number of commands from each consumer
+//! in turn, makes one engine pass, and returns the results. It allocates nothing and starts no
+//! thread: the caller's thread runs it, and may be pinned. It sleeps only in [`Worker::run`], on
+//! two words. Queues notify `send` when they submit. Peers notify the rail's own word when
 //! something arrives.
 //!
-//! It may sleep while commands wait for the engine, because the rail notifies it, or for events of
-//! other workers' queues, because those workers notify it. While a command waits for room in the
-//! engine it stays awake, because nothing notifies it of room.
+//! The worker may sleep while commands wait for the engine, because the rail notifies it. It may
+//! sleep while commands wait for events of other workers' queues, because those workers notify it.
+//! While a command waits for room in the engine, the worker stays awake, because nothing notifies
+//! it of room.
 
 use core::cell::Cell;
 use core::ptr::NonNull;
@@ -34,11 +35,12 @@ use super::{Engine, Issued, Notice};
 const TICKET_BITS: u32 = 48;
 const TICKET_MASK: u64 = (1 << TICKET_BITS) - 1;
 
-/// Bytes of a fill or a local copy that one turn does.
+/// Number of bytes of a fill or a local copy that one turn handles.
 const PIECE: usize = 256 << 10;
 
-/// An engine, the consumers it serves, and the idle state of its thread. Engine and consumers are
-/// borrowed: once the worker has stopped, the engine may be driven directly or by another worker.
+/// An engine, the consumers that it serves, and the idle state of its thread. Engine and consumers
+/// are borrowed. Once the worker has stopped, the engine may be driven directly or by another
+/// worker.
 pub struct Worker<'e, 'm, 'd, R: Rail, const RAILS: usize> {
     engine: &'e mut Engine<'m, R, RAILS>,
     consumers: &'e mut [CommandConsumer<'d>],
@@ -49,7 +51,7 @@ pub struct Worker<'e, 'm, 'd, R: Rail, const RAILS: usize> {
 }
 
 impl<'e, 'm, 'd, R: Rail, const RAILS: usize> Worker<'e, 'm, 'd, R, RAILS> {
-    /// Creates a worker for at most 65,536 `consumers`, which idles as `policy` says.
+    /// Creates a worker for at most 65,536 `consumers`. The worker idles according to `policy`.
     pub fn new(
         engine: &'e mut Engine<'m, R, RAILS>,
         consumers: &'e mut [CommandConsumer<'d>],
@@ -63,13 +65,13 @@ impl<'e, 'm, 'd, R: Rail, const RAILS: usize> Worker<'e, 'm, 'd, R, RAILS> {
         self.engine
     }
 
-    /// Returns how this thread idled in its last [`run`](Self::run), and the total of its wake-up
-    /// calls.
+    /// Returns how this thread idled in its last [`run`](Self::run), and how many wake-up calls it
+    /// has made in all.
     pub fn counts(&self) -> Counts {
         Counts { wake_syscalls: self.wakes, ..self.counts }
     }
 
-    /// Returns how many entries of its queues' rings the other side has not taken.
+    /// Returns how many entries in the rings of its queues were not taken by the other side.
     pub fn pending(&mut self) -> Pending {
         let each = self.consumers.iter_mut().map(CommandConsumer::pending);
         each.fold(Pending::default(), |all, consumer| Pending {
@@ -78,8 +80,8 @@ impl<'e, 'm, 'd, R: Rail, const RAILS: usize> Worker<'e, 'm, 'd, R, RAILS> {
         })
     }
 
-    /// Makes one bounded round over consumers and engine. Returns whether anything was done. Never
-    /// blocks.
+    /// Makes one bounded round over the consumers and the engine. Returns whether anything was
+    /// done. Never blocks.
     pub fn turn<H: Host>(&mut self, host: &H) -> bool {
         let batch = self.engine.config().batch;
         let mut busy = false;
@@ -112,18 +114,18 @@ impl<'e, 'm, 'd, R: Rail, const RAILS: usize> Worker<'e, 'm, 'd, R, RAILS> {
     }
 
     /// Takes turns until `stop` is set and nothing is left to do, or until `deadline_ns`. Sleeps on
-    /// `send`, which queues notify, and on `arrivals`, which the rail notifies; without the latter
+    /// `send`, which queues notify, and on `arrivals`, which the rail notifies. Without `arrivals`
     /// it never sleeps. A thread that sets `stop` must notify `send` afterwards.
     ///
-    /// Returns whether it stopped with nothing left to do. Then
+    /// Returns whether it stopped with nothing left to do. In that case:
     ///
-    /// - everything submitted before has ended and is applied at its peers, silent commands
-    ///   included. An unmatched receive does not delay the stop: the engine and its consumer keep
-    ///   it;
-    /// - everything that has arrived and been applied is acknowledged, and credits are returned, so
+    /// - Every command submitted before has completed and is applied at its peers, including silent
+    ///   commands. An unmatched receive does not delay the stop: it stays in the engine and its
+    ///   consumer.
+    /// - Everything that has arrived and been applied is acknowledged, and credits are returned. So
     ///   no peer waits for this engine.
     ///
-    /// So a stop waits for a peer only until the peer has received what was sent and has replied.
+    /// A stop waits for a peer only until the peer has received what was sent and has replied.
     /// Workers whose users have received everything may stop in any order. Operations to a peer
     /// that makes no progress delay the stop until `deadline_ns`, and stay in the engine.
     #[doc(alias = "ucp_worker_flush_nbx")]
@@ -167,13 +169,13 @@ impl<'e, 'm, 'd, R: Rail, const RAILS: usize> Worker<'e, 'm, 'd, R, RAILS> {
 
     /// Returns whether `stop` is set and nothing is left to do.
     pub(crate) fn may_stop(&mut self, stop: &AtomicBool) -> bool {
-        // Acquire, edge `worker.stop`: pairs with the release store of the stopping thread, so
-        // `is_done` sees everything that was submitted before it.
+        // Acquire, edge `worker.stop`: pairs with the release store of the stopping thread. So
+        // `is_done` sees everything that was submitted before that store.
         stop.load(edge!("worker.stop.load", Acquire)) && self.is_done()
     }
 
     /// Returns whether nothing is submitted, watched or in flight except unmatched receives, and no
-    /// acknowledgement is owed. Sends owed acknowledgements, and requests missing ones.
+    /// acknowledgement is owed. Also sends owed acknowledgements, and requests missing ones.
     fn is_done(&mut self) -> bool {
         self.engine.acknowledge_all();
         self.engine.state.ask_all();
@@ -218,7 +220,7 @@ fn serve<R: Rail, const RAILS: usize>(
         let ticket = job.ticket(&mut engine.state.stamp);
         match carry_out(engine, consumer, (index << TICKET_BITS) | ticket, &job) {
             Step::Replied(reply) => consumer.end(job, reply),
-            // No report is wanted, and the engine has copied what it needs.
+            // No report is wanted, and the engine no longer needs the command.
             Step::Taken if !job.report => consumer.end(job, Reply::Done(0)),
             Step::Taken => {
                 let part = match *job.entry.command() {
@@ -262,10 +264,11 @@ fn landed(consumer: &mut CommandConsumer<'_>, ticket: u64, reply: Reply) {
     if part != Part::Relay {
         return consumer.end(job, reply);
     }
-    // The first half of a copy between peers; the command itself is held.
+    // The first half of a copy between peers has completed. The command itself is held.
     match (reply, consumer.held.take()) {
         (Reply::Done(_), Some(held)) => {
-            // SAFETY: this is its worker, and no other reference to its work exists.
+            // SAFETY: the entry was submitted to this worker, and no other reference to its work
+            // exists.
             unsafe { held.entry.work() }.relay = Relay::Read;
             consumer.held = Some(held);
         }
@@ -277,15 +280,15 @@ fn landed(consumer: &mut CommandConsumer<'_>, ticket: u64, reply: Reply) {
 /// The result of one step of a command.
 enum Step {
     Replied(Reply),
-    /// It is in the engine; its completion ends it.
+    /// The command is in the engine, and completes with its completion there.
     Taken,
-    /// Its first half is in the engine.
+    /// The first half of the command is in the engine.
     Relayed,
-    /// It waits for the engine, or a piece of it was done (`moved`).
+    /// The command waits for the engine, or a piece of it was done (`moved`).
     Later {
         moved: bool,
     },
-    /// The engine has no room for it.
+    /// The engine has no room for the command.
     Full,
     Watch,
 }
@@ -298,7 +301,7 @@ fn carry_out<R: Rail, const RAILS: usize>(
 ) -> Step {
     let context = consumer.context;
     let notice = if job.report { Notice::Report(tag) } else { Notice::Silent };
-    // SAFETY: this is its worker, and only `carry_out` refers to its work.
+    // SAFETY: the entry was submitted to this worker, and no other reference to its work exists.
     let work = unsafe { job.entry.work() };
     let mut relayed = false;
     let issued = match *job.entry.command() {
@@ -358,7 +361,8 @@ fn carry_out<R: Rail, const RAILS: usize>(
         Command::Fill { at, len, pattern, width } => {
             let whole = resolve_local(engine.state.locals, at, len as u64);
             return in_pieces(&mut work.progress, len, whole, |to, done, piece| {
-                // SAFETY: `piece` bytes from `done` on lie inside the resolved region.
+                // SAFETY: `resolve_local` checked the whole range, and `piece` bytes from `done` on
+                // lie inside it.
                 unsafe { fill(to.add(done), piece, pattern, width) }
             });
         }
@@ -366,8 +370,8 @@ fn carry_out<R: Rail, const RAILS: usize>(
             let resolve = |addr: LocalAddr| resolve_local(engine.state.locals, addr, len as u64);
             let whole = resolve(from).and_then(|from| Ok((from, resolve(to)?)));
             return in_pieces(&mut work.progress, len, whole, |(from, to), done, piece| {
-                // SAFETY: as for a fill, for both ranges. `Region::new` requires that they stay
-                // valid.
+                // SAFETY: `resolve_local` checked both whole ranges, and the pieces lie inside
+                // them. `Region::new` requires that they stay valid.
                 unsafe { copy_bytes(from.add(done).as_ptr(), to.add(done).as_ptr(), piece) }
             });
         }
@@ -398,7 +402,7 @@ fn carry_out<R: Rail, const RAILS: usize>(
     }
 }
 
-/// Tracks a posted receive; detaches it if no report is wanted.
+/// Tracks a posted receive, and detaches it if no report is wanted.
 fn received<R: Rail, const RAILS: usize>(
     engine: &mut Engine<'_, R, RAILS>,
     job: &Job<'_>,
@@ -410,7 +414,7 @@ fn received<R: Rail, const RAILS: usize>(
     Step::Taken
 }
 
-/// Does one piece of a fill or copy; the whole range is resolved first.
+/// Does one piece of a fill or copy. The whole range is resolved first.
 fn in_pieces<M>(
     progress: &mut usize,
     len: usize,
@@ -427,8 +431,8 @@ fn in_pieces<M>(
     if *progress == len { Step::Replied(Reply::Done(0)) } else { Step::Later { moved: true } }
 }
 
-/// Repeats a pattern. The pieces of a fill are multiples of its width, so each starts at its first
-/// byte.
+/// Repeats a pattern over memory. The pieces of a fill are multiples of its width, so each starts
+/// at the first byte of the pattern.
 ///
 /// # Safety
 /// `len` bytes from `to` on are writable.
@@ -436,12 +440,12 @@ unsafe fn fill(to: NonNull<u8>, len: usize, pattern: u64, width: u8) {
     let bytes = pattern.to_le_bytes();
     let mask = usize::from(width).wrapping_sub(1) & 7;
     for index in 0..len {
-        // SAFETY: as this function requires.
+        // SAFETY: `index` is below `len`, and the caller guarantees `len` writable bytes.
         unsafe { to.add(index).write(bytes[index & mask]) };
     }
 }
 
-/// Checks a watched word.
+/// Checks a watched word. Returns `None` while the watch continues.
 fn look<R: Rail, const RAILS: usize>(engine: &mut Engine<'_, R, RAILS>, watch: &Command) -> Option<Reply> {
     let Command::Watch { at, cmp, value, from } = *watch else { return None };
     match engine.look_anywhere(at, cmp, value, from) {
