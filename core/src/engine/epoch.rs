@@ -19,13 +19,13 @@
 //! epoch is *proof* that its sender is alive, because the sender knows this attachment. Any other
 //! Hello may be old and proves nothing.
 //!
-//! | received                                  | reaction                                     |
-//! |-------------------------------------------|----------------------------------------------|
-//! | no proof                                  | answer with its `mine`                       |
-//! | proof, and no sender is bound here        | bind its sender here, and answer             |
-//! | proof of the bound sender, bound to us    | both are bound: send operations              |
-//! | proof of another than the bound sender    | fail the peer, which has attached anew       |
-//! | proof of a sender bound to another of ours | answer, so that the other side fails us     |
+//! | received                                       | reaction                               |
+//! |------------------------------------------------|----------------------------------------|
+//! | no proof                                       | answer, repeating its `mine`           |
+//! | proof, while no sender is bound here           | bind its sender here, and answer       |
+//! | proof from the bound sender, which is bound to us | both are bound: send operations     |
+//! | proof from another sender than the bound one   | fail the peer, which has attached anew |
+//! | proof from a sender bound to another attachment | answer, so that the sender fails us   |
 //!
 //! Each received epoch is answered once, and nothing is sent again: the side that attaches last
 //! always reaches the other. A word with our epoch counts as a Hello from the bound peer, because

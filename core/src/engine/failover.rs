@@ -25,8 +25,8 @@
 //!
 //! A number is in flight on one rail at a time. A write is posted again only after the target has
 //! reported that the first copy never lands. So no late write overwrites a later one. A repeated
-//! report changes nothing. A second failure starts again for all fenced rails. Reports carry the
-//! epoch of the attachment, as all messages do.
+//! report changes nothing. After a second failure, reports cover all fenced rails again. Reports
+//! carry the epoch of the attachment, as all messages do.
 //!
 //! 5. *Return*: once each side knows that the other has reported everything, the rail may return.
 //!    It does so when [`Sink::peer_up`] or [`Engine::enable_rail`] allows it: it is attached again
@@ -117,11 +117,11 @@ pub struct FailoverPeer {
     confirmed: u16,
     /// How often the unconfirmed reports were repeated.
     told: u16,
-    /// Passes until they are repeated.
+    /// Passes until the reports are repeated.
     wait: u32,
     /// Passes that a fence has waited for rails of other peers.
     patience: u32,
-    /// The return of rails.
+    /// The state of the rails that return.
     back: Back,
     /// Longest write that all joined rails accept, in bytes.
     pub(super) longest: u64,

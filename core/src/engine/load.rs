@@ -1,3 +1,5 @@
+//! Load and speed of each rail: the input of rail selection.
+//!
 //! Counting costs a few additions per post and completion, and nothing with one rail. No clock is
 //! read. Rails that are busy over the same interval work for the same time, so the bytes that each
 //! moves give their relative speeds. Every [`SAMPLE`] completions update a moving average. A rail

@@ -1,3 +1,5 @@
+//! Operations in flight: a fixed table of slots, and the lists through it.
+//!
 //! A slot is free, open, or ended. An open slot is on the list of its stream until it is
 //! acknowledged. An ended slot waits until its completion is taken. Lists are linked by index:
 //! insertion and removal cost a few stores. Nothing allocates.

@@ -1,3 +1,6 @@
+//! The receive window of one stream: which numbers have arrived, and the messages that wait for
+//! their turn.
+//!
 //! A write needs one bit. A message is copied into its own slot, so that the rail can reuse its
 //! buffer. The index of number `s` is `s & (W - 1)` for a window of `W`, a power of two. Nothing
 //! here posts, blocks or allocates. The cost of an arrival does not depend on the number of holes.

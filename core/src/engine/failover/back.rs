@@ -51,7 +51,7 @@ struct Turn {
 /// The rails to a peer that return. Bitmasks use our numbers of rails.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Back {
-    /// Rails that may return. The rail, the user or an offer of the peer says so.
+    /// Rails that may return. Set by the rail, by the user, or by an offer of the peer.
     ready: u16,
     /// Rails offered to the peer, which may begin their next epoch.
     offered: u16,
@@ -320,8 +320,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Returns the rails that can be offered. Both sides have told each other everything about the
-    /// epoch that ended.
+    /// Returns the rails that can be offered. Both sides have reported everything about the epoch
+    /// that ended.
     fn able(&self, peer: u16) -> u16 {
         match self.kept_peer(peer).map(|kept| kept.back.ready & kept.fenced & kept.confirmed & !kept.disabled)
         {
@@ -413,8 +413,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let back = &mut kept.back;
         let named = matches!(message.stage, Stage::Offer | Stage::Attached);
         if ahead == 1 && disabled {
-            // The rail is disabled here. If the peer has attached it, end the new epoch, and tell
-            // the peer.
+            // The rail is disabled here. If the peer has attached it, end the new epoch, and report
+            // that to the peer.
             if message.stage == Stage::Attached && back.may_have_begun(ours) {
                 self.begin_epoch(peer.0, rail);
                 self.peer_fences(peer.0, rail);

@@ -66,7 +66,7 @@ pub(in super::super) enum Sent {
 pub struct SentSlot {
     pub(super) what: Sent,
     pub(super) carried: Carried,
-    /// The number is a fetching atomic whose reply may be lost: ask the target for it.
+    /// Whether the reply to the fetching atomic with this number may be lost and must be requested.
     pub(super) ask: bool,
     pub(super) bytes: [u8; COPY],
     /// The value that the peer's atomic with this number fetched here. `again` is the token of a
@@ -214,7 +214,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let _ = self.acknowledged_up_to(stream, heard);
     }
 
-    /// Records the value that the atomic whose turn it is has fetched.
+    /// Records the value fetched by the atomic whose turn it is.
     #[cold]
     pub(in super::super) fn keep_reply(&mut self, stream: u32, value: u64) {
         let seq = self.streams[stream as usize].window.expected();

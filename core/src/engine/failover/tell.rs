@@ -33,8 +33,8 @@ enum Cost {
 }
 
 impl FailoverPeer {
-    /// Returns whether the peer must be told again. It may not know of every fenced rail, or may
-    /// not have fenced a failed one.
+    /// Returns whether reports to the peer must be repeated: a failed rail is not fenced yet, or
+    /// the peer has not confirmed a fenced one.
     pub(super) fn is_unconfirmed(&self) -> bool {
         self.suspect | self.fencing | self.fenced & !self.confirmed != 0
     }
@@ -176,7 +176,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
     }
 
     /// Fails the rail for all other peers, because fencing one peer has cut off all of them. The
-    /// rail reports this later, but the next fence must already count with it.
+    /// rail reports this later, but the next fence must already take it into account.
     fn all_fenced(&mut self, peer: u16, rail: usize) {
         let id = RailId(rail as u8);
         for other in (0..self.peers.len() as u16).filter(|&other| other != peer) {

@@ -21,8 +21,9 @@
 //! Every rail accepts a message of this length. libfabric's `tcp` cannot inject it, so the provider
 //! reports if its post fails.
 //!
-//! The other message, [`Asks`], requests the reply to a fetching atomic again. It carries the whole
-//! number of the atomic. It may be so late that the sequence in a word would mean another number.
+//! The other message, [`Asks`], requests the reply to a fetching atomic again. The request carries
+//! the whole number of the atomic, because it may be very late. Then the sequence in a word would
+//! mean another number.
 //!
 //! ```text
 //! 32 bytes: kind u8 | context u8 | 0 u16 | word u32 | ack u32 | 0 u32 | token u64 | number u64
