@@ -47,11 +47,11 @@ pub enum Command {
     Perf(PerfArgs),
     /// Draw latency and bandwidth by size from results that perf --json wrote.
     Plot(PlotArgs),
-    /// Tell what is known of this machine and this build.
+    /// Describe this machine and this build.
     Info(InfoArgs),
-    /// Find what makes the transport slow or unusable here, and what to do about it.
+    /// Find what makes the transport slow or unusable here, with remedies.
     Doctor(DoctorArgs),
-    /// Show the counters of running programs whose nodes have them (Builder::counters).
+    /// Show the counters of running programs that publish them (Builder::counters).
     Stat(StatArgs),
     /// The second process, which `perf` starts.
     #[command(hide = true)]
@@ -61,7 +61,7 @@ pub enum Command {
 /// Options of `fishplate plot`.
 #[derive(Debug, Args)]
 pub struct PlotArgs {
-    /// Files of JSON lines; with several, curves are named by the file.
+    /// Files of JSON lines. With several files, the names of curves contain the name of the file.
     #[arg(required = true, value_name = "RESULTS")]
     pub results: Vec<PathBuf>,
     /// The picture to write.
@@ -72,16 +72,16 @@ pub struct PlotArgs {
 /// Options of `fishplate info`.
 #[derive(Debug, Args)]
 pub struct InfoArgs {
-    /// Everything, one value a line, rather than a summary.
+    /// Print every value, one per line, instead of a summary.
     #[arg(short, long)]
     pub verbose: bool,
-    /// Everything about one libfabric provider, such as tcp or efa.
+    /// Print everything about one libfabric provider, such as tcp or efa.
     #[arg(short, long, value_name = "NAME")]
     pub provider: Option<String>,
-    /// Everything, as one JSON object.
+    /// Print everything as one JSON object.
     #[arg(long)]
     pub json: bool,
-    /// The same: json, or table for text.
+    /// json is the same as --json; table is text.
     #[arg(long, value_parser = ["table", "json"], conflicts_with = "json")]
     pub format: Option<String>,
 }
@@ -92,10 +92,10 @@ pub struct InfoArgs {
     after_help = "Exit codes: 0 all is well; 1 something fails; 3 there are warnings; 2 the command line."
 )]
 pub struct DoctorArgs {
-    /// One JSON object instead of text.
+    /// Print one JSON object instead of text.
     #[arg(long)]
     pub json: bool,
-    /// Read proc, sys and dev/shm below this folder, of another machine or a test.
+    /// Read proc, sys and dev/shm below this folder, such as a copy from another machine.
     #[arg(long, value_name = "DIR", default_value = "/")]
     pub root: PathBuf,
 }
@@ -103,18 +103,18 @@ pub struct DoctorArgs {
 /// Options of `fishplate stat`.
 #[derive(Debug, Args)]
 pub struct StatArgs {
-    /// The process [default: all that may be read].
+    /// The id of a process [default: all processes that may be read].
     pub pid: Option<u32>,
-    /// One JSON object a line instead of text.
+    /// Print one JSON object per line instead of text.
     #[arg(long, conflicts_with = "prom")]
     pub json: bool,
-    /// Prometheus' text format.
+    /// Print Prometheus' text format.
     #[arg(long)]
     pub prom: bool,
-    /// Again every so many seconds, with rates. With a suffix: 500ms, 5s or 1m.
+    /// Repeat at this interval, with rates. With a suffix: 500ms, 5s or 1m.
     #[arg(short, long, value_name = "SECONDS", value_parser = sizes::parse_interval)]
     pub interval: Option<Duration>,
-    /// So many times; without it until it is interrupted.
+    /// Number of repetitions [default: until interrupted].
     #[arg(short = 'n', long, value_name = "N", requires = "interval", value_parser = clap::value_parser!(u64).range(1..))]
     pub count: Option<u64>,
 }
@@ -131,25 +131,25 @@ pub struct PeerArgs {
     /// Seconds after which to give up.
     #[arg(long)]
     pub timeout: u64,
-    /// How to reach it.
+    /// The transport to the first process.
     #[arg(long, value_enum, default_value_t = Transport::Shm)]
     pub transport: Transport,
-    /// Rails.
+    /// Number of rails.
     #[arg(long, default_value_t = 1)]
     pub rails: usize,
     /// Providers of the rails, in the order in which they are tried.
     #[arg(long, value_delimiter = ',')]
     pub provider: Vec<String>,
-    /// Their interfaces.
+    /// Interfaces of the rails.
     #[arg(long, value_delimiter = ',')]
     pub interface: Vec<String>,
-    /// Whose memory payloads are in.
+    /// The memory of the payloads.
     #[arg(long, default_value = "host")]
     pub device: DeviceName,
-    /// How they get from one device to the other.
+    /// How payloads travel from one device to the other.
     #[arg(long, value_enum, default_value_t = IpcPath::Direct)]
     pub ipc_path: IpcPath,
-    /// Who drives the node.
+    /// Which thread makes progress.
     #[arg(long, value_enum, default_value_t = Mode::Inline)]
     pub mode: Mode,
     /// Both sides share one processor.
@@ -181,8 +181,8 @@ pub struct PerfArgs {
     #[arg(short, long, value_name = "N")]
     pub factor: Option<usize>,
 
-    /// Measured iterations per size, such as 5000, 100K (powers of 1000) or 1e6; by default one
-    /// million, fewer for large payloads, and as many as half of --timeout is enough for.
+    /// Measured iterations per size, such as 5000, 100K (powers of 1000) or 1e6. By default one
+    /// million; fewer for large payloads, and if half of --timeout is not enough.
     #[arg(short = 'n', long, value_name = "N", value_parser = sizes::parse_count)]
     pub iters: Option<u64>,
     /// Measure each size for about this long, such as 10s, rather than a number of iterations.
@@ -204,8 +204,8 @@ pub struct PerfArgs {
     /// With --transport fabric: interfaces, one rail for each name given [default: the nearest].
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub interface: Vec<String>,
-    /// With --transport gpu: whose memory payloads are in, host or cuda:N; A,B for this side and
-    /// the other [default: cuda:0 if there is one, else host].
+    /// With --transport gpu: the memory of the payloads, host or cuda:N; A,B names it for this side
+    /// and the other [default: cuda:0 if there is one, else host].
     #[arg(long, value_name = "WHERE", value_delimiter = ',')]
     pub device: Vec<DeviceName>,
     /// With --transport gpu: how payloads reach another process's device memory [default: direct].
@@ -226,21 +226,21 @@ pub struct PerfArgs {
     /// Both sides send at once (put, tag-bw); rates are of both directions together.
     #[arg(long)]
     pub bidirectional: bool,
-    /// Processors: auto (none with --mode worker or --transport fabric), none,
-    /// or A,B for this side and the other.
+    /// Processors to pin to: auto (none with --mode worker or --transport fabric), none, or A,B for
+    /// this side and the other.
     #[arg(long, value_name = "WHERE", default_value = "auto")]
     pub pin: Pin,
-    /// Numbers of threads that each use a pool of their own (pool).
+    /// Numbers of threads, each with a pool of its own (pool).
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [1, 2, 4])]
     pub streams: Vec<usize>,
-    /// Where the signal lies: by default adjacent up to 56 bytes, split above. See below.
+    /// Placement of the signal [default: adjacent up to 56 bytes, else split]. See below.
     #[arg(long, value_enum)]
     pub layout: Option<Layout>,
     /// What signal-rate does to the word.
     #[arg(long, value_enum, default_value_t = SignalKind::Add)]
     pub signal: SignalKind,
-    /// Who makes progress on this side, and on the side that it starts. worker: a thread, too, over
-    /// shm, fabric or gpu.
+    /// Which thread makes progress, on this side and on a side that it starts. worker: a thread of
+    /// the node too (shm, fabric, gpu).
     #[arg(long, value_enum, default_value_t = Mode::Inline)]
     pub mode: Mode,
     /// How to write the results.
@@ -260,15 +260,14 @@ pub struct PerfArgs {
     /// abstract socket of this host.
     #[arg(long, value_name = "ADDR", conflicts_with = "connect", value_parser = address)]
     pub listen: Option<String>,
-    /// Be the side that measures, and find the other here.
+    /// Be the side that measures, and connect to the other side at this address.
     #[arg(long, value_name = "ADDR", value_parser = address)]
     pub connect: Option<String>,
-    /// Memory for the payloads of one direction; the same on both sides.
+    /// Memory for the payloads of one direction. Must be the same on both sides.
     #[arg(long, value_name = "SIZE", value_parser = sizes::parse, default_value_t = REGION)]
     pub region: usize,
-    /// Give up after so many seconds: for the other side to appear, for each measurement, and for
-    /// each operation over libfabric unless FISHPLATE_DEADLINE says less.
-    /// With a suffix: 90s, 5m or 1h.
+    /// Time limit in seconds: for the other side to appear, for each measurement, and for each
+    /// operation over libfabric unless FISHPLATE_DEADLINE is shorter. With a suffix: 90s, 5m or 1h.
     #[arg(short = 'T', long, value_name = "SECONDS", value_parser = sizes::parse_time, default_value = "60")]
     pub timeout: u64,
 }

@@ -54,13 +54,13 @@ impl Clock {
         self.step
     }
 
-    /// A clock of nanoseconds that moves in steps, for tests.
+    /// Creates a clock of nanoseconds that moves in steps, for tests.
     #[cfg(test)]
     pub fn stepping(step: u64) -> Self {
         Clock { step, ..SYSTEM }
     }
 
-    /// The counter. Hot path.
+    /// Returns the counter, in ticks. Hot path.
     #[inline(always)]
     pub fn now(&self) -> u64 {
         #[cfg(target_arch = "x86_64")]
@@ -87,10 +87,10 @@ impl Clock {
     }
 }
 
-/// The monotonic clock in nanoseconds.
+/// Returns the monotonic clock, in nanoseconds.
 pub fn monotonic_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` is a valid place for the result; CLOCK_MONOTONIC exists on every Linux.
+    // SAFETY: `time` is writable for the result. Every Linux has CLOCK_MONOTONIC.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
@@ -98,7 +98,7 @@ pub fn monotonic_ns() -> u64 {
 /// Returns the processor time of all threads of this process, in nanoseconds.
 pub fn processor_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` is a valid place for the result; every Linux has this clock.
+    // SAFETY: `time` is writable for the result. Every Linux has this clock.
     unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::failure::{Failure, Outcome};
 
-/// What `--pin` asks for.
+/// The value of `--pin`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pin {
     /// Two processors on different cores, if there are two.
@@ -81,7 +81,7 @@ impl Places {
         }
     }
 
-    /// The pinning as text, for the header of a report.
+    /// Describes the pinning, for the header of a report.
     pub fn describe(&self) -> String {
         match self.cpus {
             Some((a, b)) => format!("{a},{b}"),
@@ -90,7 +90,7 @@ impl Places {
     }
 }
 
-/// Keeps the calling thread on one processor. Drop restores the thread's former processors.
+/// Keeps the calling thread on one processor. Dropping it restores the thread's former processors.
 #[must_use]
 pub struct Pinned {
     before: affinity::CpuSet,
@@ -110,7 +110,7 @@ impl Drop for Pinned {
     }
 }
 
-/// The processors on which this process may run.
+/// Returns the processors on which this process may run.
 pub fn allowed() -> Outcome<Vec<usize>> {
     Ok(set()?.iter().collect())
 }
@@ -120,7 +120,7 @@ fn set() -> Outcome<affinity::CpuSet> {
         .map_err(|error| Failure::run(format!("cannot read the processors of this process: {error}")))
 }
 
-/// The core of a processor, named by its lowest sibling.
+/// Returns the core of a processor, which is named by its lowest sibling.
 fn core_of(cpu: usize) -> usize {
     fs::read_to_string(format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"))
         .ok()
@@ -128,7 +128,8 @@ fn core_of(cpu: usize) -> usize {
         .unwrap_or(cpu)
 }
 
-/// The first two processors on different cores; otherwise two threads of one core.
+/// Returns the first two processors on different cores, or two threads of one core if there are
+/// none.
 fn two_cores(allowed: &[usize], core_of: &dyn Fn(usize) -> usize) -> Option<(usize, usize)> {
     let mut cores = BTreeMap::new();
     for &cpu in allowed {
@@ -154,7 +155,7 @@ pub fn list(cpus: &[usize]) -> String {
     runs.iter().map(show).collect::<Vec<_>>().join(",")
 }
 
-/// The processor's own name.
+/// Returns the processor's name.
 pub fn model() -> String {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = text.lines().find(|line| line.starts_with("model name") || line.starts_with("CPU part"));
@@ -162,7 +163,7 @@ pub fn model() -> String {
         .map_or_else(|| "unknown".into(), |(_, name)| name.trim().into())
 }
 
-/// Size of a cache line in bytes, as the system reports it.
+/// Returns the size of a cache line in bytes, as the system reports it.
 pub fn cache_line() -> Option<usize> {
     let path = "/sys/devices/system/cpu/cpu0/cache/index0/coherency_line_size";
     fs::read_to_string(path).ok()?.trim().parse().ok()

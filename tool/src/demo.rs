@@ -1,4 +1,4 @@
-//! What the tool does without arguments: a demonstration of the main operations.
+//! Runs a demonstration of the main operations, if the tool has no arguments.
 
 use super::args::{Cli, Command, Effort, Plan};
 use super::failure::{Failure, Outcome};
@@ -23,7 +23,7 @@ const ACTS: [Act; 2] = [
     },
 ];
 
-/// Runs the demonstration: two tables, in some seconds.
+/// Runs the demonstration, which prints two tables within seconds.
 pub fn run() -> Outcome {
     for (k, act) in ACTS.iter().enumerate() {
         let gap = if k == 0 { "" } else { "\n" };

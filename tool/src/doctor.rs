@@ -71,7 +71,7 @@ impl Finding {
 struct Root(PathBuf);
 
 impl Root {
-    /// The first line of a file. `None`: it cannot be read.
+    /// Returns the first line of a file. `None` if it cannot be read.
     fn line(&self, path: impl AsRef<Path>) -> Option<String> {
         let text = fs::read_to_string(self.path(path)).ok()?;
         Some(text.lines().next().unwrap_or("").trim().to_owned())
@@ -81,7 +81,7 @@ impl Root {
         self.0.join(path)
     }
 
-    /// The names in a folder, sorted; none if there is no such folder.
+    /// Returns the names in a folder, sorted; none if there is no such folder.
     fn names(&self, path: impl AsRef<Path>) -> Vec<String> {
         let entries = fs::read_dir(self.path(path)).into_iter().flatten().flatten();
         let mut names: Vec<String> =

@@ -19,17 +19,17 @@ pub enum Failure {
 pub type Outcome<T = ()> = Result<T, Failure>;
 
 impl Failure {
-    /// A mistake in the command line.
+    /// Creates the failure of a wrong command line.
     pub fn usage(message: impl Into<String>) -> Self {
         Failure::Usage(message.into())
     }
 
-    /// A run that failed.
+    /// Creates the failure of a run.
     pub fn run(message: impl Into<String>) -> Self {
         Failure::Run(message.into())
     }
 
-    /// A run that lost the other side.
+    /// Creates the failure of a run that lost the other side.
     pub fn lost(who: &str, how: impl fmt::Display) -> Self {
         Failure::Lost(format!("lost {who}: {how}"))
     }
@@ -46,7 +46,7 @@ impl Failure {
         }
     }
 
-    /// The exit code of the process.
+    /// Returns the exit code of the process.
     pub fn code(&self) -> u8 {
         match self {
             Failure::Usage(_) => 2,

@@ -25,17 +25,17 @@ pub const PAD_LEN: usize = 512;
 /// Round trips per batch: some 5 µs.
 const ROUNDS: u64 = 64;
 const BATCHES: usize = 64;
-/// A waiting side calls this now and then. Returns whether to continue.
+/// A waiting side calls this regularly. An error ends the wait.
 pub type Alive<'a> = &'a mut dyn FnMut() -> Outcome;
 
-/// Loads between two calls that ask whether to continue. These also let the other side run if it
-/// waits for this processor. An answer from another processor takes far fewer.
+/// Loads between two calls of [`Alive`]. These calls also let the other side run if it shares this
+/// processor. An answer from another processor takes far fewer loads.
 const PATIENCE: u32 = 1 << 12;
 
 /// Time limit for all batches, which take some milliseconds on two idle processors.
 pub const AMPLE: Duration = Duration::from_secs(1);
 
-/// Marks the number by which the measuring side gives up, and its answer.
+/// Marks the last number of a measuring side that gives up, and the answer to it.
 const STOP: u64 = 1 << 63;
 
 /// The words of the measurement, in memory that both sides have mapped. Zero at first.
@@ -47,7 +47,7 @@ pub struct Pad {
 /// Words of a cache line.
 const WORDS: usize = 8;
 
-/// One way to do it.
+/// One way to measure.
 #[derive(Clone, Copy, Debug)]
 struct Way {
     /// Offsets of the words, in units of 8 bytes.
@@ -75,8 +75,8 @@ impl Pad {
 
     fn word(&self, index: usize) -> &AtomicU64 {
         debug_assert!(index < PAD_LEN / 8);
-        // SAFETY: inside the pad, by the constants above;
-        // mapped and only accessed atomically, as `new` requires.
+        // SAFETY: the constants above keep `index` inside the pad. `new` requires that the pad is
+        // mapped and accessed only by pads, which use atomics.
         unsafe { self.base.add(index).as_ref() }
     }
 
@@ -115,7 +115,7 @@ impl Pad {
         Ok(())
     }
 
-    /// Returns whether to continue. The starting side decides how long.
+    /// Plays one way. Returns whether to continue, which the starting side decides.
     fn play(&self, way: Way, starts: Option<Instant>, alive: Alive<'_>) -> Outcome<bool> {
         let [ping, pong] = way.words.map(|index| self.word(index));
         let (mine, theirs) = if starts.is_some() { (ping, pong) } else { (pong, ping) };
@@ -176,7 +176,7 @@ fn bounce<const PAUSE: bool>(
 /// A floor, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Floor {
-    /// The best of all ways.
+    /// The floor of the fastest way.
     pub ns: f64,
     /// The floor with a line for each direction.
     pub apart_ns: f64,
@@ -193,7 +193,7 @@ impl Floors {
     /// Maximum ratio between the floors of the two halves.
     const STEADY: f64 = 1.2;
 
-    /// The floor of the row: the median.
+    /// Returns the floor of the row: the median.
     pub fn median(&self) -> Floor {
         let middle = |pick: fn(&Floor) -> f64| {
             let mut sorted = self.taken.each_ref().map(pick);
@@ -203,7 +203,7 @@ impl Floors {
         Floor { ns: middle(|floor| floor.ns), apart_ns: middle(|floor| floor.apart_ns) }
     }
 
-    /// Whether the floor was stable.
+    /// Returns whether the floor was stable.
     pub fn steady(&self) -> bool {
         let taken = self.taken.map(|floor| floor.ns);
         let least = taken.into_iter().fold(f64::INFINITY, f64::min);
@@ -231,14 +231,15 @@ mod tests {
         let memory = Memory([const { AtomicU64::new(0) }; PAD_LEN / 8]);
         let address = memory.0.as_ptr().addr();
         let pad = || {
-            // SAFETY: `memory` has the size and alignment,
-            // and outlives the scope that uses both pads.
+            // SAFETY: `memory` has the size and alignment, and outlives the scope that uses both
+            // pads.
             unsafe { Pad::new(NonNull::new(memory.0.as_ptr().with_addr(address).cast_mut().cast()).unwrap()) }
         };
         std::thread::scope(|scope| {
             let memory = &memory;
             scope.spawn(move || {
-                // SAFETY: as above.
+                // SAFETY: `memory` has the size and alignment, and outlives the scope that uses
+                // both pads.
                 let pad = unsafe { Pad::new(NonNull::from(memory).cast()) };
                 for _ in 0..2 {
                     pad.answer(&mut yields).unwrap();
@@ -262,12 +263,12 @@ mod tests {
         std::thread::scope(|scope| {
             let (memory, waited) = (&memory, &waited);
             let pad = move || {
-                // SAFETY: `memory` has the size and alignment,
-                // and outlives the scope that uses both pads.
+                // SAFETY: `memory` has the size and alignment, and outlives the scope that uses
+                // both pads.
                 unsafe { Pad::new(NonNull::from(memory).cast()) }
             };
             scope.spawn(move || {
-                // Not before the other side has waited until it was too late.
+                // Answers only after the other side has waited longer than its limit.
                 while !waited.load(Ordering::Relaxed) {
                     std::thread::yield_now();
                 }
@@ -280,7 +281,7 @@ mod tests {
                 yields()
             };
             let given_up = pad().measure(Duration::ZERO, &clock, &mut wait);
-            // Before anything is asserted, so that the other side is not left to wait.
+            // Measures before it asserts, so that a failure does not leave the other side waiting.
             let again = pad().measure(3600 * AMPLE, &clock, &mut yields);
             assert_eq!(given_up, Ok(None));
             assert!(again.unwrap().is_some());

@@ -66,14 +66,14 @@ impl Histogram {
         self.longest = self.longest.max(ticks);
     }
 
-    /// Forgets everything.
+    /// Removes all samples.
     pub fn clear(&mut self) {
         self.linear.fill(0);
         self.coarse.fill(0);
         self.longest = 0;
     }
 
-    /// How many there are.
+    /// Returns the number of samples.
     pub fn samples(&self) -> u64 {
         self.linear.iter().chain(self.coarse.iter()).map(|&count| u64::from(count)).sum()
     }
@@ -131,14 +131,14 @@ impl Histogram {
     }
 }
 
-/// The bucket of a duration of at least [`LINEAR`] ticks.
+/// Returns the bucket of a duration of at least [`LINEAR`] ticks.
 fn coarse_index(ticks: u64) -> usize {
     let top = 63 - ticks.leading_zeros();
     let step = (ticks >> (top - STEPS_BITS)) as usize & ((1 << STEPS_BITS) - 1);
     ((top - LINEAR_BITS) as usize) << STEPS_BITS | step
 }
 
-/// The duration in the middle of a bucket.
+/// Returns the duration in the middle of a bucket.
 fn coarse_middle(index: usize) -> f64 {
     let width = 2f64.powi((index >> STEPS_BITS) as i32 + (LINEAR_BITS - STEPS_BITS) as i32);
     ((1 << STEPS_BITS) + (index & ((1 << STEPS_BITS) - 1))) as f64 * width + width / 2.0
@@ -189,7 +189,7 @@ mod tests {
         let mut histogram = Histogram::new();
         for sample in 0..2000u64 {
             histogram.clear();
-            // One duration or several alike, or of either kind of bucket.
+            // Records one to four durations: equal ones, or ones in either kind of bucket.
             for n in 0..=sample % 4 {
                 let spread = if sample % 3 == 0 { 0 } else { n * sample * 37 };
                 histogram.record(1 + sample * sample / 7 + spread);

@@ -22,7 +22,7 @@ use super::failure::{Failure, Outcome};
 use super::report::{self, SCHEMA_VERSION};
 use super::variables::{self, VARIABLES};
 
-/// Finds out and writes.
+/// Gathers and prints the information.
 pub fn run(args: &InfoArgs) -> Outcome {
     let (info, whole) = match &args.provider {
         None => (gather()?, args.verbose),
@@ -41,7 +41,7 @@ pub fn run(args: &InfoArgs) -> Outcome {
     report::print(&text)
 }
 
-/// Everything about one provider.
+/// Returns everything about one provider.
 fn provider(name: &str) -> Outcome<Value> {
     let providers = vec![name.to_owned()];
     let settings = Settings { providers, ..variables::from_environment(Settings::DEFAULT)? };
@@ -108,7 +108,7 @@ fn gather() -> Outcome<Value> {
     }))
 }
 
-/// NICs and GPUs, as /sys describes them.
+/// Returns the NICs and GPUs that /sys describes.
 fn topology(machine: &Machine) -> Value {
     let nics = machine.nics.iter().map(|nic| {
         let told = json!({
@@ -135,7 +135,7 @@ fn topology(machine: &Machine) -> Value {
     })
 }
 
-/// Every variable with its value, its default and its meaning.
+/// Returns every variable with its value, its default and its meaning.
 fn settings(now: &Settings) -> Value {
     let all = VARIABLES.iter().map(|variable| {
         let told = json!({
@@ -148,7 +148,7 @@ fn settings(now: &Settings) -> Value {
     Value::Object(all.collect())
 }
 
-/// A value without quotes.
+/// Formats a value without quotes.
 fn text(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }

@@ -1,4 +1,5 @@
-//! Instructions that this thread executes in user space, by the kernel (`perf_event_open(2)`).
+//! Counts the instructions that this thread executes in user space, through the kernel
+//! (`perf_event_open(2)`).
 
 use perf_event::events::Hardware;
 use perf_event::{Builder, Counter};
@@ -14,7 +15,7 @@ impl Instructions {
         Instructions(counter.ok().and_then(|mut counter| counter.enable().is_ok().then_some(counter)))
     }
 
-    /// Returns the number of instructions since the start. A system call.
+    /// Returns the number of instructions since the start. Makes a system call.
     pub fn read(&mut self) -> Option<u64> {
         self.0.as_mut()?.read().ok()
     }

@@ -14,7 +14,8 @@ extern "C" fn note(_: libc::c_int) {
 
 /// Handles interruptions from now on.
 pub fn watch() {
-    // SAFETY: a structure of zeros is a value; the handler only stores to an atomic.
+    // SAFETY: `sigaction` is plain data, for which zeros are valid. The handler only stores to an
+    // atomic, which a handler may do.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = note as extern "C" fn(libc::c_int) as libc::sighandler_t;
@@ -27,13 +28,13 @@ pub fn watch() {
 
 /// Ignores Ctrl-C: the process that started this one ends both.
 pub fn leave_to_parent() {
-    // SAFETY: no handler is installed.
+    // SAFETY: ignoring a signal installs no handler.
     unsafe { libc::signal(libc::SIGINT, libc::SIG_IGN) };
 }
 
 /// Fails if the run was interrupted.
 pub fn check() -> Outcome {
-    // Relaxed: as in `note`.
+    // Relaxed: the flag publishes no other data.
     match INTERRUPTED.load(Ordering::Relaxed) {
         true => Err(Failure::Interrupted("interrupted".into())),
         false => Ok(()),

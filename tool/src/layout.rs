@@ -26,7 +26,7 @@ pub fn fitting(size: usize) -> Layout {
 }
 
 impl Placement {
-    /// The placement of payloads of `size` bytes.
+    /// Returns the placement of payloads of `size` bytes.
     pub fn of(layout: Layout, size: usize) -> Self {
         let behind = size.next_multiple_of(8);
         match layout {
@@ -37,13 +37,13 @@ impl Placement {
         }
     }
 
-    /// Bytes of an area that any placement of payloads up to `size` bytes stays within.
+    /// Returns the size of an area that holds any placement of payloads of up to `size` bytes.
     pub fn arena(size: usize) -> usize {
         (size + 8).next_multiple_of(apart(size)) + apart(size)
     }
 }
 
-/// The distance between payloads of `size` bytes and their signals.
+/// Returns the distance between payloads of `size` bytes and their signals.
 fn apart(size: usize) -> usize {
     if size < PAGE { APART } else { PAGE }
 }

@@ -1,6 +1,6 @@
 //! Limits of the process and the machine that would end a program by a signal. The tool checks them
-//! in advance, or turns them into an error with a remedy. A library would leave allocator, signals
-//! and stack to its user.
+//! in advance, or turns them into an error with a remedy. Allocator, signals and stack are the
+//! program's to control, so the library leaves them alone.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::Write;
@@ -58,7 +58,7 @@ fn found(block: *mut u8, size: usize) -> *mut u8 {
 fn lacking(size: usize) -> ! {
     let mut text = [0u8; 160];
     let mut rest = &mut text[..];
-    // It fits; otherwise it would be truncated.
+    // The text fits into the buffer; a longer text would be truncated.
     let _ = writeln!(
         rest,
         "fishplate: cannot allocate {size} bytes of memory; raise the limit (ulimit -v), or choose a smaller --region or --size"
@@ -74,8 +74,8 @@ fn lacking(size: usize) -> ! {
 
 /// Runs the program so that these limits do not end it by a signal.
 pub fn within_limits(program: fn() -> ExitCode) -> ExitCode {
-    // SAFETY: no handler is installed. A write beyond the limit on files (ulimit -f) then fails
-    // with an error.
+    // SAFETY: ignoring a signal installs no handler. A write beyond the limit on files (ulimit -f)
+    // then fails with an error.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     let stack = limit(libc::RLIMIT_STACK);
     if stack >= STACK as u64 && limit(libc::RLIMIT_AS) == libc::RLIM_INFINITY {
@@ -86,7 +86,7 @@ pub fn within_limits(program: fn() -> ExitCode) -> ExitCode {
     let running = thread::Builder::new().stack_size(STACK).spawn(program);
     match running.map(thread::JoinHandle::join) {
         Ok(Ok(code)) => code,
-        // It has said why.
+        // The program has panicked, and printed why.
         Ok(Err(_)) => ExitCode::FAILURE,
         Err(error) => {
             eprintln!(
@@ -109,7 +109,7 @@ pub fn end_by(signal: libc::c_int) -> ! {
     }
 }
 
-/// A limit of this process, in bytes.
+/// Returns a limit of this process, in bytes.
 fn limit(of: libc::__rlimit_resource_t) -> libc::rlim_t {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: `limit` is ours and of the type that the call fills.
@@ -133,7 +133,7 @@ fn check_addresses(bytes: usize) -> Result<(), SegmentError> {
     if at == libc::MAP_FAILED {
         return Err(SegmentError::System(libc::ENOMEM));
     }
-    // SAFETY: just mapped with this length, and not used elsewhere.
+    // SAFETY: the call above mapped this range with this length, and nothing else uses it.
     unsafe { libc::munmap(at, bytes.max(1)) };
     Ok(())
 }
@@ -164,7 +164,7 @@ pub fn attach_failed(what: &str, error: AttachError) -> Failure {
     Failure::run(format!("cannot set up {what}: {error}{}", attach_remedy(error)))
 }
 
-/// The remedy if a limit prevents a setup.
+/// Returns the remedy if a limit prevents a setup.
 #[cold]
 pub fn attach_remedy(error: AttachError) -> &'static str {
     match error {
@@ -177,13 +177,13 @@ pub fn attach_remedy(error: AttachError) -> &'static str {
     }
 }
 
-/// The remedy if two processes cannot connect and a lack of descriptors may be the reason.
+/// Returns the remedy if two processes cannot connect and a lack of descriptors may be the reason.
 #[cold]
 pub fn descriptors() -> &'static str {
     if limit(libc::RLIMIT_NOFILE) < 64 { "; few files may be open: raise ulimit -n" } else { "" }
 }
 
-/// The remedy if no process can be started.
+/// Returns the remedy if no process can be started.
 #[cold]
 pub fn remedy(error: &std::io::Error) -> &'static str {
     match error.raw_os_error() {

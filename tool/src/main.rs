@@ -1,5 +1,4 @@
-//! The command-line tool `fishplate`:
-//! measures and checks the transport, and describes this machine.
+//! The command-line tool `fishplate` measures and checks the transport, and describes this machine.
 //!
 //! Without arguments it demonstrates the main operations: two processes, put-signal over shared
 //! memory, data checked. Exit statuses are in `--help`.
@@ -46,7 +45,7 @@ fn main() -> ExitCode {
 /// Runs the command line and returns the exit code.
 fn run() -> ExitCode {
     let words: Vec<_> = std::env::args_os().collect();
-    // Tests with options of their own.
+    // `perf match` and `perf job` parse their own options.
     let own = words.get(1).filter(|word| *word == "perf").and(words.get(2)).and_then(|word| word.to_str());
     match own {
         Some("match") => return say("fishplate", perf::matching::run(&words)),

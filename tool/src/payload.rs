@@ -4,8 +4,8 @@
 //! peer may write the same memory meanwhile: a changing payload counts as wrong, and is not
 //! undefined behaviour of the checker.
 
-/// A payload's contents: word `k` is `base + k * STEP`,
-/// and the last bytes are the start of one more word.
+/// A payload's contents: word `k` is `base + k * STEP`. The last bytes are the start of one more
+/// word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pattern {
     base: u64,
@@ -15,7 +15,8 @@ pub struct Pattern {
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl Pattern {
-    /// The payload number `iteration` in a direction (or of an object, when only one side sends).
+    /// Returns the pattern of payload `iteration` in a direction, or of an object if only one side
+    /// sends.
     #[inline(always)]
     pub fn new(seed: u64, direction: u64, iteration: u64) -> Self {
         // The finalizer of splitmix64 maps neighbouring numbers to unrelated words.
@@ -62,7 +63,7 @@ impl Pattern {
         unsafe { self.verify(bytes.as_ptr(), bytes.len()) }
     }
 
-    /// Returns whether the whole payload is there.
+    /// Returns whether `len` bytes at `at` are the whole payload.
     ///
     /// # Safety
     /// `at` is readable for `len` bytes.

@@ -157,7 +157,7 @@ fn finish_row(report: &mut Report, files: &mut Files, row: Row, check: bool) -> 
     fault.map_or(Ok(()), |fault| Err(Failure::run(fault)))
 }
 
-/// Whether the test always verifies every iteration.
+/// Returns whether the test always verifies every iteration.
 fn always_checks(test: Test) -> bool {
     matches!(test, Test::Amo | Test::SignalRate | Test::Ring)
 }
@@ -202,7 +202,7 @@ fn run_job<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Out
         Test::Ring => verbs.ring(job, Some(histogram)),
         Test::Pool => Err(Failure::usage("pool has no sides")),
     }?;
-    // A warm-up iteration takes as long as a measured one.
+    // Excludes the share of warm-up iterations, which take as long as measured ones.
     let busy = clock::processor_ns() - busy;
     let cpu_ns = (u128::from(busy) * u128::from(job.iters) / u128::from(job.iters + job.warmup)) as u64;
     Ok(Tally { out_of_order: verbs.out_of_order() - before, cpu_ns, ..tally })

@@ -106,7 +106,7 @@ fn add(curves: &mut Vec<Curve>, prefix: &str, row: &Value) -> bool {
     true
 }
 
-/// The properties that the rows of a curve share.
+/// Describes the properties that the rows of a curve share.
 fn describe(row: &Value) -> String {
     let mut name = word(&row["test"]).to_owned();
     if let Some(transport) = row["transport"].as_str() {

@@ -8,13 +8,13 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 /// Minimum number of steps for a bar.
 const MANY: u64 = 8;
 
-/// A bar, or nothing.
+/// A progress bar, if one is shown.
 pub struct Progress {
     bar: ProgressBar,
 }
 
 impl Progress {
-    /// A bar of `steps`, if they are many or `long`.
+    /// Creates a bar of `steps`, if there are many or the run is `long`.
     pub fn new(steps: u64, long: bool) -> Self {
         let bar = if (steps >= MANY || long) && std::io::stderr().is_terminal() {
             ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr())
@@ -37,7 +37,7 @@ impl Progress {
         self.bar.inc(1);
     }
 
-    /// There are more steps.
+    /// Adds steps to the total.
     pub fn extend(&self, steps: u64) {
         self.bar.inc_length(steps);
     }

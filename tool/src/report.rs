@@ -18,7 +18,7 @@ pub const SCHEMA_VERSION: u32 = 1;
 pub struct Moved {
     /// Copies of a device.
     pub direct: u64,
-    /// Through bounce slots.
+    /// Copies through bounce slots.
     pub relayed: u64,
     /// Stores of the processor.
     pub stored: u64,
@@ -58,7 +58,7 @@ pub struct Row {
     pub bytes_per_s: f64,
     /// Half of a round trip of bare atomics between the two sides; none within one process.
     pub floor_ns: Option<f64>,
-    /// The same with a cache line for each direction, as in the tests.
+    /// The floor with a cache line for each direction, as in the tests.
     pub floor_apart_ns: Option<f64>,
     /// Iterations whose data was verified.
     pub checked: u64,
@@ -68,15 +68,15 @@ pub struct Row {
     pub cpu_ns_per_op: Option<f64>,
     /// Processor time of the other side's process.
     pub peer_cpu_ns_per_op: Option<f64>,
-    /// Numbered arrivals before an earlier one, at both sides.
+    /// Arrivals before one with a lower number, at both sides.
     pub arrivals_out_of_order: u64,
     /// Signals seen before their data or before an earlier signal.
     pub signals_misordered: u64,
     /// The placement of the signal, if there was one.
     pub layout: Option<Layout>,
-    /// Who drove the engine.
+    /// Which thread made progress.
     pub mode: Mode,
-    /// Operations in flight at most.
+    /// Maximum number of operations in flight.
     pub window: u32,
     /// Whether both sides sent at once: rates are of both directions together.
     pub bidirectional: bool,
@@ -88,13 +88,13 @@ pub struct Row {
     pub p50_over_floor: Option<f64>,
     /// `lat_ns.p50 / floor_apart_ns`, for ping-pong tests.
     pub p50_over_apart: Option<f64>,
-    /// A plain copy of the same buffers, interleaved with the measurement.
+    /// Speed of memcpy between the same buffers, interleaved with the measurement.
     pub memcpy_bytes_per_s: Option<f64>,
     /// The memory of the payloads, here and on the other side, if it is a device's.
     pub devices: Vec<String>,
     /// The requested path of the payloads, if it is a device's.
     pub ipc_path: Option<IpcPath>,
-    /// What way they went.
+    /// How the payloads travelled.
     pub moved: Option<Moved>,
     /// How often the row was measured again because the floor changed.
     pub repeats: u32,
@@ -103,7 +103,7 @@ pub struct Row {
 }
 
 impl Row {
-    /// A row of `plan` with nothing measured.
+    /// Creates a row of `plan` without results.
     pub fn new(plan: &Plan, size: usize) -> Self {
         Row {
             schema_version: SCHEMA_VERSION,
@@ -167,7 +167,7 @@ impl Row {
     }
 }
 
-/// A row in the forms that differ by kind of row. JSON is that of `Serialize`.
+/// The forms of a row that differ by kind of row. Its JSON comes from `Serialize`.
 pub trait Columns: Serialize {
     /// Returns the header and the line of a table.
     fn table(&self) -> [String; 2];
@@ -227,7 +227,7 @@ impl Columns for Row {
     }
 }
 
-/// Writes to standard output. If the reader has gone, such as `head`, SIGPIPE ends the process
+/// Writes to standard output. If the reader has exited, such as `head`, SIGPIPE ends the process
 /// silently, as it ends other tools.
 pub fn print(text: &str) -> Outcome {
     let mut out = io::stdout().lock();
@@ -300,7 +300,7 @@ fn line(row: &Row) -> String {
     line
 }
 
-/// A duration with its unit, three or four digits.
+/// Formats a duration with its unit, in three or four digits.
 pub fn time(ns: f64) -> String {
     match ns {
         n if n < 1000.0 => format!("{n:.1}ns"),

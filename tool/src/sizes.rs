@@ -52,7 +52,7 @@ pub fn number(text: &str, suffixes: &[(&str, u64)]) -> Option<u64> {
     number.parse::<u64>().ok()?.checked_mul(scale)
 }
 
-/// `begin`, `begin * factor`, ... up to `end`, which is included when the steps meet it.
+/// Returns `begin`, `begin * factor`, ... up to `end`, which is included if a step reaches it.
 pub fn range(begin: usize, end: usize, factor: usize) -> Result<Vec<usize>, String> {
     if factor < 2 {
         return Err(format!("-f {factor}: the factor between sizes must be at least 2"));
@@ -72,7 +72,7 @@ pub fn range(begin: usize, end: usize, factor: usize) -> Result<Vec<usize>, Stri
     Ok(sizes)
 }
 
-/// Writes a size the way [`parse`] reads it, in the largest unit that divides it.
+/// Formats a size in the largest unit that divides it, as [`parse`] reads it.
 pub fn show(bytes: usize) -> String {
     match bytes {
         0 => "0".into(),
@@ -83,7 +83,7 @@ pub fn show(bytes: usize) -> String {
     }
 }
 
-/// Reads a time from a millisecond to a day: seconds, which may have a fraction, or with a suffix.
+/// Parses a time from a millisecond to a day: seconds, which may have a fraction, or with a suffix.
 pub fn parse_interval(text: &str) -> Result<Duration, String> {
     let whole = number(text, &[("ms", 1), ("s", 1000), ("m", 60_000), ("h", 3_600_000)]);
     let suffixed = text.ends_with(|c: char| c.is_ascii_alphabetic());

@@ -1,5 +1,5 @@
-//! The counters of running programs, from the pages of their nodes: once, or repeatedly with rates.
-//! Only reads; the programs keep running and do not notice.
+//! Prints the counters of running programs, from the pages of their nodes: once, or repeatedly with
+//! rates. It only reads memory, so the programs do not notice.
 
 use std::io;
 use std::thread::sleep;
@@ -11,7 +11,7 @@ use super::args::StatArgs;
 use super::failure::{Failure, Outcome};
 use super::report::{self, SCHEMA_VERSION};
 
-/// Reads and writes.
+/// Reads the counters and prints them.
 pub fn run(args: &StatArgs) -> Outcome {
     let mut before = look(args)?;
     report::print(&written(args, &before, &[])?)?;
@@ -85,7 +85,7 @@ fn as_json(now: &[Snapshot]) -> Outcome<String> {
     Ok(json!({ "schema_version": SCHEMA_VERSION, "nodes": all }).to_string() + "\n")
 }
 
-/// Prometheus' text format.
+/// Formats the counters for Prometheus.
 fn as_prom(now: &[Snapshot]) -> String {
     let mut text = String::new();
     for (at, name) in NAMES.iter().enumerate() {

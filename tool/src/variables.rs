@@ -12,12 +12,12 @@ use super::sizes;
 /// The prefix of all names.
 pub const PREFIX: &str = "FISHPLATE_";
 
-/// Those that say which process of a job this one is: `fishplate::Job` reads them.
+/// The variables that `fishplate::Job` reads: which process of a job this one is.
 const JOB: [&str; 4] = ["RENDEZVOUS", "RANK", "SIZE", "COOKIE"];
 
 /// One variable.
 pub struct Variable {
-    /// Without the prefix.
+    /// The name without the prefix.
     pub name: &'static str,
     /// Its meaning, in one line.
     pub meaning: &'static str,
@@ -28,7 +28,7 @@ pub struct Variable {
 }
 
 impl Variable {
-    /// Returns the value of a setting, as the variable would have it.
+    /// Formats the value of a setting, as the variable would have it.
     pub fn show(&self, settings: &Settings) -> String {
         (self.show)(settings)
     }
@@ -40,7 +40,7 @@ const POLICIES: [(&str, RailPolicy); 3] = [
     ("least-outstanding", RailPolicy::LeastOutstanding),
 ];
 
-/// The name of a policy on the command line.
+/// Returns the name of a policy on the command line.
 pub fn policy_name(policy: RailPolicy) -> &'static str {
     POLICIES.iter().find(|(_, known)| *known == policy).map_or("", |(name, _)| name)
 }
@@ -153,8 +153,8 @@ pub const VARIABLES: [Variable; 14] = [
     },
 ];
 
-/// The settings of a run with this timeout in seconds. Unless the environment says otherwise, no
-/// operation expires earlier.
+/// Returns the settings of a run with this timeout in seconds. Unless the environment sets a
+/// deadline, no operation expires earlier.
 pub fn for_run(timeout: u64) -> Outcome<Settings> {
     from_environment(Settings { deadline: Duration::from_secs(timeout), ..Settings::DEFAULT })
 }
@@ -162,7 +162,7 @@ pub fn for_run(timeout: u64) -> Outcome<Settings> {
 /// Returns the settings from the environment of this process, and defaults for the rest.
 ///
 /// # Errors
-/// The first variable that is unknown or has an invalid value, with the allowed values.
+/// Names the first variable that is unknown or has an invalid value, and the allowed values.
 pub fn from_environment(defaults: Settings) -> Outcome<Settings> {
     let pairs = env::vars_os().filter_map(|(name, value)| {
         let name = name.to_str()?.strip_prefix(PREFIX)?.to_owned();

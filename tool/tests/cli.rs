@@ -101,7 +101,7 @@ fn pools_are_compared_in_every_scenario() {
             assert!(has(pool, scenario, streams), "{pool} {scenario} {streams}");
         }
     }
-    // Without a bound nothing is exhausted.
+    // A pool without a bound is never exhausted.
     assert!(has("fishplate", "exhausted", 1) && !has("box", "exhausted", 1));
 }
 
@@ -226,19 +226,19 @@ fn sides_that_do_not_match_say_so() {
     assert!(!path.exists());
 }
 
-/// Each says something to a listener, or nothing, and stays.
+/// Connects clients that each send some bytes, or none, and stay connected.
 fn strangers(path: &Path, each: &[&[u8]]) -> Vec<OwnedFd> {
     let name = path.to_str().unwrap().as_bytes();
     let connect = |says: &&[u8]| {
-        // SAFETY: plain numbers; an address of zeros is a value; the name is shorter than it; the
-        // descriptor is new.
+        // SAFETY: an address of zeros is valid, and the name fits it. The descriptor is new, so
+        // nothing else owns it.
         unsafe {
             let fd = OwnedFd::from_raw_fd(libc::socket(libc::AF_UNIX, libc::SOCK_STREAM, 0));
             let mut address: libc::sockaddr_un = std::mem::zeroed();
             address.sun_family = libc::AF_UNIX as _;
             std::ptr::copy_nonoverlapping(name.as_ptr(), address.sun_path.as_mut_ptr().cast(), name.len());
             let len = size_of_val(&address) as u32;
-            // The name is there a moment before anybody listens.
+            // The name of the socket exists a moment before the process listens.
             let joined = || libc::connect(fd.as_raw_fd(), (&raw const address).cast(), len) == 0;
             soon("a listener", || joined().then_some(()));
             if !says.is_empty() {
@@ -264,7 +264,7 @@ fn strangers_and_sides_that_do_not_fit_do_not_end_a_side_that_listens() {
     assert!(told.contains("--region"), "{told}");
     let begun = Instant::now();
     rows(&format!("perf put --region 1M -n 100 --connect {}", path.display()));
-    // Each of the 64 silent ones has 5 s to speak.
+    // Each of the 64 silent clients has 5 s to send its greeting.
     assert!(begun.elapsed() < Duration::from_secs(20), "after {:?}", begun.elapsed());
     let output = side.wait_with_output().unwrap();
     let told = text(&output.stderr);
@@ -274,9 +274,9 @@ fn strangers_and_sides_that_do_not_fit_do_not_end_a_side_that_listens() {
     }
 }
 
-/// Two processes that one has started are joined by a pair of sockets of which neither listens, so
-/// no other process can order jobs. Their nodes listen for each other, and for nobody else: a node
-/// takes only peers that the program has named.
+/// A pair of processes, one of which starts the other, is connected by a socket pair. Neither end
+/// listens, so no other process can order jobs. Their nodes listen, but accept only peers that the
+/// program has added.
 #[test]
 fn a_pair_that_started_itself_listens_only_for_peers_of_its_nodes() {
     for transport in ["shm", "gpu --device host"] {
@@ -285,7 +285,7 @@ fn a_pair_that_started_itself_listens_only_for_peers_of_its_nodes() {
             .stderr(Stdio::null())
             .spawn()
             .expect("the binary starts");
-        // What is measured is announced once the two have met.
+        // The headline is printed once the two have met.
         first.stdout.as_mut().unwrap().read_exact(&mut [0]).expect("the two meet");
         let second = child_of(first.id()).expect("a second process");
         let held: Vec<String> = [first.id(), second].map(sockets).concat();
@@ -302,7 +302,7 @@ fn a_pair_that_started_itself_listens_only_for_peers_of_its_nodes() {
     }
 }
 
-/// The numbers of a process's sockets.
+/// Returns the inode numbers of a process's sockets.
 fn sockets(pid: u32) -> Vec<String> {
     let Ok(open) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return vec![] };
     let links = open.filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok());
@@ -311,7 +311,7 @@ fn sockets(pid: u32) -> Vec<String> {
         .collect()
 }
 
-/// The process that a process has started.
+/// Returns the process that `parent` has started.
 fn child_of(parent: u32) -> Option<u32> {
     let children = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).ok()?;
     children.split_whitespace().next()?.parse().ok()
@@ -322,7 +322,7 @@ fn kill(pid: u32) {
     assert_eq!(unsafe { libc::kill(pid as i32, libc::SIGKILL) }, 0);
 }
 
-/// Waits for something that must come soon.
+/// Waits until `look` returns a value. Fails if that takes too long.
 fn soon<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {
@@ -345,7 +345,7 @@ fn a_killed_second_process_is_reported_and_a_killed_first_takes_it_along() {
             .stderr(Stdio::piped())
             .spawn()
             .expect("the binary starts");
-        // What is measured is announced once the two have met.
+        // The headline is printed once the two have met.
         first.stdout.as_mut().unwrap().read_exact(&mut [0]).expect("the two meet");
         let second = child_of(first.id()).expect("a second process");
         if kill_second {
@@ -424,7 +424,6 @@ fn without_arguments_it_demonstrates() {
     assert!(told.contains("Latency") && told.contains("Bandwidth") && told.contains("memcpy"), "{told}");
 }
 
-/// Sends Ctrl-C once it is there.
 fn interrupt(child: &Child) {
     // SAFETY: a call with plain numbers. The process is a child that is not waited for yet.
     assert_eq!(unsafe { libc::kill(child.id() as i32, libc::SIGINT) }, 0);

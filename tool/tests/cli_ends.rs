@@ -1,6 +1,6 @@
-//! How a measurement ends that cannot go on: every command over every transport, when either side
-//! is killed, and when either side's time is up. The two sides are started apart, so that neither
-//! ends because the other started it.
+//! How a measurement ends if it cannot continue: every command over every transport, when either
+//! side is killed or exceeds its time limit. The test starts both sides, so that neither ends
+//! because the other started it.
 
 use std::fmt::Write as _;
 use std::io::Read;
@@ -19,15 +19,13 @@ mod port;
 use command::{fishplate, run, text};
 use port::free_port;
 
-/// Within which a side must end once it can know that it has to. The machine may have more to do
-/// than this test.
+/// Time limit for a side to end once it can detect the reason. Other load may slow it down.
 const SOON: Duration = Duration::from_secs(15);
 
 /// Pairs of processes at once.
 const AT_ONCE: usize = 8;
 
-/// How often two sides are started that do not meet in the time they have, because the machine is
-/// busy.
+/// Attempts to start two sides. On a busy machine they may not meet within their time limit.
 const STARTS: u32 = 5;
 
 /// The tests of this program run one after the other: each keeps all processors busy.
@@ -44,7 +42,7 @@ enum Side {
 #[derive(Clone, Debug)]
 struct Case {
     words: String,
-    /// Whether the sides meet at a port, or else at a path.
+    /// Whether the sides meet at a port; otherwise they meet at a path.
     port: bool,
 }
 
@@ -69,7 +67,7 @@ fn cases() -> Vec<Case> {
     cases
 }
 
-/// Two sides that measure something which takes for ever.
+/// The two sides of a measurement that never ends by itself.
 struct Pair {
     listens: Child,
     connects: Child,
@@ -78,7 +76,7 @@ struct Pair {
 }
 
 impl Pair {
-    /// Starts both, and waits until they have met.
+    /// Starts both sides, and waits until they have met.
     fn start(case: &Case, timeouts: [u32; 2]) -> Result<Self, String> {
         let mut told = String::new();
         for _ in 0..STARTS {
@@ -103,10 +101,10 @@ impl Pair {
         };
         let listens = side(format!("perf {} --listen {at} -T {theirs}", case.words));
         let mut connects = side(format!("perf {} -n 1e11 --connect {at} -T {ours}", case.words));
-        // What is measured is announced once the two have met.
+        // The headline is printed once the two have met.
         let met = connects.stdout.as_mut().unwrap().read_exact(&mut [0]);
         let names = match case.port {
-            // The port that the connecting side has is for the system to choose.
+            // The system chooses the port of the connecting side.
             true => ["the process at 127.0.0.1:".into(), format!("the process at {at}")],
             false => [&connects, &listens].map(|child| format!("(pid {})", child.id())),
         };
@@ -143,7 +141,8 @@ fn path(number: u32) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("ends-{}-{number}", std::process::id()))
 }
 
-/// What a side said once it has ended, which must be soon; it is killed if it has not.
+/// Returns the output of a side that ends within [`SOON`]. Otherwise kills it, and returns its
+/// output as the error.
 fn end(child: &mut Child) -> Result<Output, Output> {
     let deadline = Instant::now() + SOON;
     let status = loop {
@@ -164,7 +163,7 @@ fn end(child: &mut Child) -> Result<Output, Output> {
     }
 }
 
-/// Whether a process has used as much more of a processor as only a measurement uses, or has ended.
+/// Waits until a process has used as much processor time as only a measurement uses, or has exited.
 fn until_it_measures(pid: u32) {
     let used = || -> Option<u64> {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
@@ -177,7 +176,7 @@ fn until_it_measures(pid: u32) {
     }
 }
 
-/// Runs all cases, some at once, and tells all that went wrong.
+/// Runs all cases, [`AT_ONCE`] at a time, and reports all failures.
 fn each(check: impl Fn(&Case, Side) -> Result<(), String> + Sync) {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let mut left: Vec<(Case, Side)> = cases()
@@ -254,7 +253,7 @@ fn one_process_alone_ends_when_its_time_is_up() {
             runs.push((line, child.expect("the binary starts")));
         }
     }
-    // All are ended before anything is asserted.
+    // Ends all sides before it asserts anything.
     let ends: Vec<_> =
         runs.iter_mut().map(|(line, child)| (line, failed(child, &["in time", "--timeout"]))).collect();
     for (line, end) in ends {

@@ -1,5 +1,5 @@
-//! What the binary does over libfabric, as its users see it. Where there is no libfabric,
-//! everything that needs one says SKIPPED.
+//! Tests the binary over libfabric, as its users see it. Without libfabric, these tests print
+//! SKIPPED.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -18,7 +18,7 @@ fn info() -> Value {
     serde_json::from_slice(&run("info --json").stdout).expect("info is JSON")
 }
 
-/// Why there is nothing to test with, if so; says so.
+/// Returns whether libfabric is missing. If so, prints that the test is skipped, and why.
 fn absent(name: &str) -> bool {
     let usable = info()["fabric"]["usable"].as_str().unwrap_or("no answer").to_owned();
     if usable != "usable" {
@@ -71,7 +71,7 @@ fn without_a_number_there_are_as_many_iterations_as_there_is_time_for() {
     if absent("fabric, time") {
         return;
     }
-    // A quarter of it for each half: a million round trips through sockets take longer.
+    // Each half has a quarter of the time limit. A million round trips through sockets take longer.
     let rows = rows(&format!("perf put-signal {LO} -T 4"));
     let iters = rows[0]["iters"].as_u64().unwrap();
     assert!((2..1_000_000).contains(&iters), "{iters}");
@@ -90,7 +90,7 @@ fn a_machine_that_gets_slower_in_mid_run_makes_fewer_iterations_of_it() {
             .and_then(|text| text.split_whitespace().next()?.parse::<i32>().ok());
     }
     until_it_measures(pid);
-    // From now on the other side runs for a thirtieth of the time.
+    // From now on, the other side runs for only a thirtieth of the time.
     while first.try_wait().unwrap().is_none() {
         for (signal, ms) in [(libc::SIGSTOP, 29), (libc::SIGCONT, 1)] {
             // SAFETY: a call with plain numbers. The process is a child of one that has not ended,
@@ -142,7 +142,7 @@ fn sides_that_do_not_fit_say_what_differs() {
         let told = text(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{told}");
         assert!(told.contains(says), "{says}: {told}");
-        // The listening side goes on, and meets one that fits.
+        // The listening side continues, and accepts a process whose options match.
         rows(&format!("perf put {} -n 100 --connect 127.0.0.1:{port}", with(theirs)));
         let output = side.wait_with_output().unwrap();
         let told = text(&output.stderr);
@@ -188,7 +188,7 @@ fn strangers_do_not_end_a_side_that_listens_nor_make_it_wait() {
     drop(connect(b""));
     let begun = Instant::now();
     rows(&format!("perf put {LO} -n 100 --connect 127.0.0.1:{port}"));
-    // Each of the 64 silent ones has 5 s to speak.
+    // Each of the 64 silent clients has 5 s to send its greeting.
     assert!(begun.elapsed() < Duration::from_secs(20), "after {:?}", begun.elapsed());
     let output = side.wait_with_output().unwrap();
     let told = text(&output.stderr);
@@ -270,15 +270,14 @@ fn info_tells_of_providers_interfaces_and_memory() {
     }
     let bytes = negotiated["bytes_per_peer_with_4_rails"].as_u64().expect("rails can be opened");
     assert!(bytes < 16 << 10, "{bytes} bytes per peer");
-    // Libfabric's tcp has FI_HMEM where it was built with a GPU's library, its shm always.
+    // Libfabric's tcp has FI_HMEM only if it was built with a GPU's library; its shm always has it.
     assert!(tcp["device_memory"].is_boolean(), "{tcp}");
     assert_eq!(told["fabric"]["providers"]["shm"]["device_memory"], true);
     let missing = told["fabric"]["providers"]["cxi"]["usable"].as_str().unwrap_or_default();
     assert!(missing == "usable" || missing.contains("cxi"), "why it was rejected: {missing}");
 }
 
-/// Waits until a process has used as much more processor time
-/// as only a measurement does: waiters sleep.
+/// Waits until a process has used as much processor time as only a measurement uses: waiters sleep.
 fn until_it_measures(pid: u32) {
     let used = || -> u64 {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("the process lives");
@@ -323,12 +322,12 @@ fn a_killed_side_is_reported_by_the_other_with_peer_and_rail() {
     if absent("fabric, a killed side") {
         return;
     }
-    // While the two talk about what to measure, and while they do.
+    // Kills a side during the setup, and then during the measurement.
     for measuring in [false, true] {
         let port = free_port();
         let mut side = listen(&format!("perf put-signal {LO} --listen 127.0.0.1:{port}"));
         let mut other = listen(&format!("perf put-signal -n 1e11 -T 600 {LO} --connect 127.0.0.1:{port}"));
-        // What is measured is announced once the two have met.
+        // The headline is printed once the two have met.
         let mut first = [0];
         other.stdout.as_mut().unwrap().read_exact(&mut first).expect("the two sides meet");
         if measuring {

@@ -1,4 +1,4 @@
-//! What the binary says of GPUs, with and without a driver.
+//! What the binary prints about GPUs, with and without a driver.
 
 use std::process::{Command, Stdio};
 

@@ -29,7 +29,7 @@ fn every_pattern_delivers_everything_and_its_rows_fit_the_schema() {
 }
 
 /// Kills a process that still runs after 20 s, so that a test that waits for it ends. Dropping the
-/// sender cancels that.
+/// returned sender cancels it.
 fn limit(process: u32) -> Sender<()> {
     let (done, over) = channel();
     spawn(move || {
@@ -66,7 +66,7 @@ fn wrong_first_messages_are_errors_of_the_first_row() {
     assert_eq!((row["flows"].as_u64(), row["errors"].as_u64()), (Some(2), Some(2 * (3 + 1))), "{row}");
 }
 
-/// The ranks that a process has started: its children.
+/// Returns the ranks that a process has started: its children.
 fn ranks_of(parent: u32) -> Vec<i32> {
     let path = format!("/proc/{parent}/task/{parent}/children");
     let text = std::fs::read_to_string(path).unwrap_or_default();

@@ -8,14 +8,14 @@ use std::process::{Command, Output, Stdio};
 mod command;
 use command::{run, text};
 
-/// Runs a line in a shell that has set its limits.
+/// Runs a command line in a shell with limits.
 fn limited(limit: &str, line: &str) -> Output {
     let script = format!("{limit}; exec {} {line}", env!("CARGO_BIN_EXE_fishplate"));
     Command::new("sh").args(["-c", &script]).stdin(Stdio::null()).output().expect("a shell starts")
 }
 
-/// The run ended by itself: well, or with an error that says one of `says`. Returns whether it went
-/// well.
+/// Checks that the run exited by itself: with success, or with an error that contains one of
+/// `says`. Returns whether it succeeded.
 fn ended(what: &str, output: &Output, says: &[&str]) -> bool {
     let told = text(&output.stderr);
     match output.status.code() {
@@ -37,7 +37,8 @@ fn without_addresses_there_is_a_remedy() {
         "perf tag --transport loopback -n 100 -w 10",
     ] {
         let (mut refused, mut went_well) = (0, 0);
-        // KiB. With the first few not even the libraries fit in, with the last everything does.
+        // Limits in KiB. With the lowest ones, not even the libraries fit. With the highest one,
+        // everything does.
         for limit in [14, 18, 24, 40, 100, 150, 250, 270, 280, 290, 640].map(|mib| mib << 10) {
             let set = format!("ulimit -v {limit}");
             if limited(&set, "--version").status.success() {
@@ -89,9 +90,9 @@ fn few_descriptors_and_no_threads_are_errors() {
     for descriptors in 3..16 {
         let set = format!("ulimit -n {descriptors}");
         if limited(&set, "--version").status.success() {
-            // What is missing is named by the system.
+            // The system names the missing resource.
             let says = ["Too many open files", "ulimit -n", "hung up", "(os error 24)"];
-            // Where there are descriptors for all but the handshake, the sides wait until then.
+            // If descriptors are missing only for the handshake, the sides wait until the timeout.
             let output = limited(&set, "perf put-signal -n 100 -w 10 --timeout 5");
             ended(&set, &output, &says);
             assert!(!text(&output.stderr).contains("ulimit -v"), "{set}: {}", text(&output.stderr));

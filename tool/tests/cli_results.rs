@@ -1,5 +1,5 @@
-//! What a run leaves for other programs: rows that fit their schema, histograms, pictures; and the
-//! options that say for how long and in which directions.
+//! The output of a run for other programs: rows that fit their schema, histograms, pictures. Also
+//! the options for duration and direction.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -104,7 +104,7 @@ fn pictures_are_drawn_of_a_run_and_of_results() {
     assert!(output.status.success(), "{}", text(&output.stderr));
     std::fs::write(&results, &output.stdout).unwrap();
     let first = std::fs::read_to_string(&picture).unwrap();
-    // A dot for p50, p99 and bandwidth of each size.
+    // One dot each for p50, p99 and bandwidth, for each size.
     assert_eq!(first.matches("<circle").count(), 9, "{first}");
     assert!(first.contains("put shm") && first.contains("prefers-color-scheme: dark"), "{first}");
     let both = format!("plot {0} {0} -o {1}", results.display(), picture.display());

@@ -1,5 +1,6 @@
-//! `fishplate doctor` on machines with a fault: each is named, with its remedy. Limits, namespaces,
-//! mounts and variables are real; settings of other kernels and hardware are files in a folder.
+//! `fishplate doctor` on machines with a fault: it names each fault, with a remedy. Limits,
+//! namespaces, mounts and variables are real; settings of other kernels and hardware are files in a
+//! folder.
 
 mod command;
 
@@ -44,7 +45,7 @@ impl Tree {
         std::os::unix::fs::symlink(to, path).unwrap();
     }
 
-    /// A PCI device, and the interface or verbs device that it is.
+    /// Adds a PCI device, and its interface or verbs device.
     fn device(&self, slot: &str, class: &str, vendor: &str) -> String {
         let device = format!("sys/devices/pci{}/{slot}", &slot[..7]);
         self.write(&format!("{device}/class"), class);
@@ -72,12 +73,12 @@ impl Drop for Tree {
     }
 }
 
-/// What a shell command that ends with the doctor says.
+/// Returns the output of a shell command that ends with the doctor.
 fn shell(line: &str) -> Output {
     Command::new("sh").args(["-c", &format!("{line} {PROGRAM} doctor --json")]).output().unwrap()
 }
 
-/// The finding of one check: its level, and its text with the remedy.
+/// Returns the finding of one check: its level, and its text with the remedy.
 fn finding(output: &Output, check: &str) -> (String, String) {
     let said: Value = serde_json::from_slice(&output.stdout)
         .unwrap_or_else(|_| panic!("{}{}", text(&output.stdout), text(&output.stderr)));
@@ -112,7 +113,7 @@ fn limits_of_the_process() {
     says(&shell("ulimit -v 3000000;"), "addresses", "WARN", &["3000000 KiB", "ulimit -v unlimited"]);
     says(&shell("ulimit -S -n 1000;"), "descriptors", "WARN", &["1000", "ulimit -n"]);
     says(&shell("ulimit -n 100;"), "descriptors", "FAIL", &["100", "nofile"]);
-    // One of those that this process may use: in a container it may be any.
+    // Uses a processor of this process: in a container it may have any number.
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap().trim();
     let pinned = format!("taskset -c {}", &allowed[..allowed.find([',', '-']).unwrap_or(allowed.len())]);

@@ -10,7 +10,7 @@ use fishplate::node::Fabric;
 use fishplate::{Cmp, Node, Notice, Signal};
 use serde_json::Value;
 
-/// A node that talks to itself until its page says so.
+/// Opens a node that sends to itself until its page shows the counts.
 fn node() -> Node {
     let mut node = Node::builder().counters().fabric(Fabric::Off).open().unwrap();
     let address = node.address().to_vec();
@@ -38,7 +38,7 @@ fn counters_are_read_from_outside_in_every_format() {
     let before = passes(&output);
     assert!(before > 0 && nodes(&output)[0]["counters"]["peers"] == 1 && nodes(&output)[0]["pid"] == own);
     (0..1000).for_each(|_| _ = node.progress());
-    // A page that was written a moment ago is not written again.
+    // A page is not written again until an interval has passed.
     let deadline = Instant::now() + Duration::from_secs(20);
     let mut now = before;
     while now < before + 1000 && Instant::now() < deadline {
@@ -46,7 +46,7 @@ fn counters_are_read_from_outside_in_every_format() {
         now = passes(&run(&format!("stat {own} --json")));
     }
     assert!(now >= before + 1000 && now <= node.stats().passes, "{before} {now}");
-    // Without a number: all that this user may read.
+    // Without a process id, all pages that this user may read are shown.
     assert!(nodes(&run("stat --json")).iter().any(|one| one["pid"] == own));
     let said = text(&run(&format!("stat {own}")).stdout);
     assert!(said.contains(&format!("process {own} node 0")) && said.contains("passes"), "{said}");

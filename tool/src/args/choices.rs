@@ -59,7 +59,7 @@ pub enum IpcPath {
 /// Which memory the payloads are in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DeviceName {
-    /// Host memory, used as if it were a device's.
+    /// Host memory, used like the memory of a device.
     Host,
     /// The memory of a GPU, by its number in this process.
     Cuda(u32),
@@ -97,13 +97,13 @@ pub enum Layout {
     Split,
 }
 
-/// Who drives the engine.
+/// Which thread makes progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
     /// The thread that issues the operations.
     Inline,
-    /// A thread of its own.
+    /// A separate thread.
     Worker,
 }
 
@@ -120,7 +120,7 @@ pub enum SignalKind {
 /// How results are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Format {
-    /// For people.
+    /// A table for people.
     Table,
     /// One object per line.
     Json,
@@ -128,7 +128,7 @@ pub enum Format {
     Csv,
 }
 
-/// The name of a choice on the command line.
+/// Returns the name of a choice on the command line.
 pub fn name<T: ValueEnum>(value: T) -> String {
     value.to_possible_value().map_or_else(String::new, |v| v.get_name().to_owned())
 }

@@ -62,7 +62,7 @@ const LEADERS: [(&str, &str); 16] = [
     ("format", "--format"),
 ];
 
-/// The options that the command line contains, by their names in clap.
+/// The options of a command line, by their names in clap.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Given(Vec<String>);
 
@@ -115,7 +115,7 @@ impl PerfArgs {
         Ok(())
     }
 
-    /// Messages about options that affect only the other side, or change nothing here.
+    /// Returns messages about options that affect only the other side, or change nothing here.
     pub(super) fn notes(&self) -> Vec<String> {
         if self.given.has("warmup") && self.transport == Transport::Sim {
             return vec!["--warmup: a simulation needs none; not used".into()];
@@ -133,7 +133,7 @@ impl PerfArgs {
     }
 }
 
-/// The options named here, for a test that they exist.
+/// Returns the options named here, for a test that they exist.
 #[cfg(test)]
 pub fn ids() -> impl Iterator<Item = &'static str> {
     OPTIONS.iter().map(|(id, ..)| *id).chain(LEADERS.iter().map(|(id, _)| *id))

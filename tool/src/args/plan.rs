@@ -10,7 +10,7 @@ use crate::cpu::{Pin, Places};
 use crate::failure::{Failure, Outcome};
 use crate::variables;
 
-/// Everything about a run, checked.
+/// A run, with all options checked.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// What to measure.
@@ -37,7 +37,7 @@ pub struct Plan {
     pub check: bool,
     /// Operations in flight.
     pub window: u32,
-    /// Where to run.
+    /// The processors of the two sides.
     pub places: Places,
     /// Numbers of threads, for the pool.
     pub streams: Vec<usize>,
@@ -45,7 +45,7 @@ pub struct Plan {
     pub layout: Option<Layout>,
     /// What `signal-rate` does.
     pub signal: SignalKind,
-    /// Who drives the engine.
+    /// Which thread makes progress.
     pub mode: Mode,
     /// Both sides send at once.
     pub bidirectional: bool,
@@ -64,7 +64,7 @@ pub struct Plan {
     pub meeting: Meeting,
     /// Memory of one direction, in bytes.
     pub region: usize,
-    /// Seconds.
+    /// The time limit, in seconds.
     pub timeout: u64,
     /// The settings of rails, from the environment and the command line.
     pub settings: Settings,
@@ -75,9 +75,9 @@ pub struct Plan {
 /// Limits of one row. The first one reached ends it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Effort {
-    /// Iterations.
+    /// Maximum number of iterations.
     pub iters: u64,
-    /// Payload bytes.
+    /// Maximum number of payload bytes.
     pub bytes: u64,
 }
 

@@ -7,7 +7,7 @@ use crate::cpu;
 const LOCKED: u64 = 64 << 20;
 /// Below this, a node with a few large segments fails.
 const ADDRESSES: u64 = 4 << 30;
-/// A peer on this host takes a socket and a descriptor for each segment.
+/// Below this, few peers fit: one on this host takes a socket, and a descriptor for each segment.
 const DESCRIPTORS: u64 = 4096;
 const DESCRIPTORS_LEAST: u64 = 128;
 
@@ -15,10 +15,10 @@ pub(super) fn check() -> Vec<Finding> {
     vec![memlock(), address_space(), descriptors(), processors()]
 }
 
-/// The soft and the hard limit.
+/// Returns the soft and the hard limit.
 fn limit(of: libc::__rlimit_resource_t) -> (u64, u64) {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: there is room for the answer. If the call fails, no limit is reported.
+    // SAFETY: `limit` is writable for the answer. If the call fails, no limit is reported.
     match unsafe { libc::getrlimit(of, &mut limit) } {
         0 => (limit.rlim_cur, limit.rlim_max),
         _ => (libc::RLIM_INFINITY, libc::RLIM_INFINITY),

@@ -43,7 +43,8 @@ fn shm(root: &Root) -> Finding {
     let path = root.path("dev/shm");
     let room = std::ffi::CString::new(path.as_os_str().as_encoded_bytes()).ok().and_then(|name| {
         let mut told = std::mem::MaybeUninit::<libc::statvfs>::uninit();
-        // SAFETY: a C string, and room for the answer, which is read only if the call succeeds.
+        // SAFETY: `name` is a C string. `told` is writable for the answer, and is read only if the
+        // call succeeds.
         unsafe { (libc::statvfs(name.as_ptr(), told.as_mut_ptr()) == 0).then(|| told.assume_init()) }
     });
     let remedy = "mount -o remount,size=8G /dev/shm, or --shm-size for the container";

@@ -27,7 +27,7 @@ fn kernel_copy() -> Finding {
     let (from, mut to) = ([7u8; 8], [0u8; 8]);
     let source = libc::iovec { iov_base: from.as_ptr().cast_mut().cast(), iov_len: 8 };
     let target = libc::iovec { iov_base: to.as_mut_ptr().cast(), iov_len: 8 };
-    // SAFETY: both structures name eight bytes of ours.
+    // SAFETY: each structure names eight bytes, of `from` and of `to`.
     let copied = unsafe { libc::process_vm_readv(libc::getpid(), &target, 1, &source, 1, 0) };
     match copied {
         8 => Finding::pass("copies", "process_vm_readv works"),

@@ -48,8 +48,8 @@ pub fn gather(settings: &Settings, machine: &Machine) -> Value {
     })
 }
 
-/// The rails that a node opens with a provider, if it is usable. Without libfabric nodes use shared
-/// memory.
+/// Describes the rails that a node opens with a provider, if it is usable. Without libfabric, nodes
+/// use shared memory.
 fn rails_of(name: &str, told: &Value) -> Option<String> {
     let interfaces =
         told["interfaces"].as_object().filter(|_| name != "shm" && told["usable"] == "usable")?;
@@ -98,8 +98,8 @@ fn provider(library: Library, machine: &Machine, anchor: Anchor, settings: &Sett
     told.into()
 }
 
-/// The atomics that a provider executes, in regions with native atomics; the engine executes the
-/// others.
+/// Describes the atomics that a provider executes in regions with native atomics. The engine
+/// executes the others.
 fn atomics(library: Library, name: &str) -> String {
     let config = FabricConfig { native_atomics: true, ..FabricConfig::default() };
     let offer = negotiate::negotiate(library, &Ask { atomics: true, ..Ask::new(name) }).ok();
@@ -188,7 +188,8 @@ fn negotiated(offer: &Offer) -> Value {
     told
 }
 
-/// Bytes that an engine and its rails need for each peer, with one region imported from it.
+/// Returns the bytes that an engine and its rails need for each peer, with one region imported from
+/// it.
 pub fn per_peer(settings: &Settings, of_rails: usize) -> usize {
     let streams = usize::from(settings.contexts);
     let config = settings.engine(0).unwrap_or_default();

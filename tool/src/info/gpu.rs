@@ -4,13 +4,13 @@
 use fishplate_gpu::cuda::{self, Absent, CudaInfo};
 use serde_json::{Value, json};
 
-/// Everything, or why there is nothing.
+/// Returns why no device can be described.
 #[cfg(not(feature = "cuda"))]
 pub fn gather() -> Value {
     json!({ "usable": "no CUDA in this build: its feature `cuda` was turned off" })
 }
 
-/// Everything, or why there is nothing.
+/// Describes the driver and its devices, or why there are none.
 #[cfg(feature = "cuda")]
 pub fn gather() -> Value {
     tell(cuda::version(), cuda::devices())

@@ -1,4 +1,4 @@
-//! A summary of one screen, made from what [`gather`](super::gather) found.
+//! A summary that fits one screen, of the values that [`gather`](super::gather) found.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use super::text;
 
-/// Where values begin.
+/// The column at which values begin.
 const MARGIN: usize = 15;
 
 /// Writes the summary.
@@ -34,7 +34,7 @@ pub fn write(info: &Value, into: &mut String) {
     into.push_str("\n-v tells everything, -p NAME everything about one provider, doctor what to improve\n");
 }
 
-/// libfabric, its usable providers as a table, and the others.
+/// Writes about libfabric: its usable providers as a table, then the others.
 fn fabric(fabric: &Value, into: &mut String) {
     if fabric["usable"] != "usable" {
         return line(into, "libfabric", &text(&fabric["usable"]));
@@ -86,7 +86,7 @@ fn line(into: &mut String, name: &str, value: &str) {
     let _ = writeln!(into, "{name:<MARGIN$} {value}");
 }
 
-/// The fields of an object; none of anything else.
+/// Returns the fields of an object; none for any other value.
 fn fields(value: &Value) -> impl Iterator<Item = (&String, &Value)> {
     value.as_object().map(Map::iter).into_iter().flatten()
 }

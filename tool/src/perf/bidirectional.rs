@@ -20,7 +20,7 @@ const PIECE: u64 = 32;
 /// Runs the side that this process plays.
 pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Outcome<Tally> {
     let me = if verbs.plays(Side::Starts) { Side::Starts } else { Side::Answers };
-    // Operations of both directions.
+    // Counts the operations of both directions.
     let mut tally = Tally { ops: 2 * job.iters, ..Tally::default() };
     let mut discarded = Histogram::new();
     if job.test == Test::Put {
@@ -116,8 +116,8 @@ fn messages<V: Verbs>(
     tally: &mut Tally,
 ) -> Outcome<u64> {
     let per_window = job.per_window();
-    // Messages that the other side may have sent before their receives are posted. None, so that
-    // unreceived messages never stop either side from sending.
+    // Each side sends at most as many messages as the other has posted receives. Unreceived
+    // messages could stop both sides from sending.
     let posted = job.window.min(POSTED);
     let lag = posted.saturating_sub(PIECE);
     let begun = verbs.clock().now();

@@ -40,7 +40,7 @@ pub struct Endpoint<const STARTS: bool> {
     pub device: Option<Memory>,
     /// The areas as the processor sees them: landing, then buffer.
     pub views: [NonNull<u8>; 2],
-    /// Size of each.
+    /// Sizes of the views.
     pub lens: [usize; 2],
     /// Memory that both processes have mapped: the words of the starting side.
     pub common: Option<NonNull<u8>>,
@@ -147,8 +147,8 @@ impl<const STARTS: bool> Endpoint<STARTS> {
         }
     }
 
-    /// The error of an expired deadline: names what this side has in flight, or what is missing
-    /// here.
+    /// Returns the error of an expired deadline. Names the operations in flight at this side, or
+    /// the missing arrivals.
     #[cold]
     pub fn expired(&mut self) -> Failure {
         match self.node.quiet(self.peer, Duration::from_nanos(1)) {
@@ -157,7 +157,7 @@ impl<const STARTS: bool> Endpoint<STARTS> {
         }
     }
 
-    /// How device memory has travelled so far, if a device has the payloads.
+    /// Returns how device memory has travelled so far, if a device has the payloads.
     pub fn moved(&self) -> Option<Moved> {
         let stats = self.node.gpu_stats()?;
         Some(Moved { direct: stats.direct, relayed: stats.relayed, stored: stats.stored })
@@ -191,12 +191,12 @@ impl Mapped {
         }
     }
 
-    /// First byte.
+    /// Returns the first byte.
     pub fn ptr(&self) -> NonNull<u8> {
         self.ptr
     }
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -204,7 +204,7 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: mapped by `new` with this very length.
+        // SAFETY: `new` mapped this memory with this length, and nothing uses it after the drop.
         unsafe { libc::munmap(self.ptr.as_ptr().cast(), self.len) };
     }
 }

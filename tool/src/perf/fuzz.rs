@@ -52,7 +52,7 @@ fn read(input: &[u8], _: &mut [u8]) -> Option<usize> {
         if job.check_bounds(transport, REGION).is_err() {
             continue;
         }
-        // The computations that sides make with it before they measure.
+        // Runs the computations that a side makes with an order before it measures.
         assert!(job.slots() > 0 && job.per_window() > 0 && job.divisor() > 0.0, "{job:?}");
         assert!(job.size <= REGION && job.size as u64 * job.slots() < Job::arena(REGION) as u64, "{job:?}");
         let _ = (job.placement(), job.halves());

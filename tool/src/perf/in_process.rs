@@ -39,7 +39,7 @@ use crate::sizes;
 
 mod ordered;
 
-/// Default iterations: all of them, and for each of many seeds.
+/// Default iterations: of one run, and of each seed if there are many.
 const SIM_ITERS: u64 = 100_000;
 const SEED_ITERS: u64 = 200;
 
@@ -252,7 +252,7 @@ impl<const RAILS: usize> Parts<RAILS> {
 struct One<'m, R: Rail, const RAILS: usize> {
     engine: Engine<'m, R, RAILS>,
     peer: PeerId,
-    /// Landing, then buffer. Each has an area for each side that the engine serves.
+    /// The landing memory, then the buffer. Each has an area for each side that the engine serves.
     memory: [(LocalId, NonNull<u8>); 2],
     lens: [usize; 2],
     /// The landing memory of the other side, once it is imported.
@@ -293,7 +293,7 @@ impl<'m, R: Rail, const RAILS: usize> One<'m, R, RAILS> {
     }
 }
 
-/// Both sides; over one engine, which is its own peer, or over two.
+/// Both sides of a run, over one engine that is its own peer, or over two engines.
 pub struct InProcess<'m, R: Rail, const RAILS: usize> {
     engines: Vec<One<'m, R, RAILS>>,
     clock: Clock,
@@ -308,28 +308,28 @@ impl<'m, R: Rail, const RAILS: usize> InProcess<'m, R, RAILS> {
         InProcess { engines, clock, watch: Watch::new(clock), tally: Tally::default(), passes: 0 }
     }
 
-    /// The engine of a side.
+    /// Returns the engine of a side.
     #[inline(always)]
     fn one(&mut self, side: Side) -> &mut One<'m, R, RAILS> {
         let at = side as usize % self.engines.len();
         &mut self.engines[at]
     }
 
-    /// The offset of a side's area in the memory, because one engine may serve both sides.
+    /// Returns the offset of a side's area in the memory, because one engine may serve both sides.
     #[inline(always)]
     fn start(&self, side: Side, area: Area) -> usize {
         let before = if self.engines.len() == 1 { side as usize } else { 0 };
         before * self.engines[0].lens[area as usize]
     }
 
-    /// An address in the buffer of a side.
+    /// Returns an address in the buffer of a side.
     #[inline(always)]
     fn buffer_at(&mut self, side: Side, offset: usize) -> LocalAddr {
         let start = self.start(side, Area::Buffer);
         self.one(side).memory[Area::Buffer as usize].0.at((start + offset) as u64)
     }
 
-    /// An address in the landing area of the side other than `side`.
+    /// Returns an address in the landing area of the side other than `side`.
     #[inline(always)]
     fn there(&mut self, side: Side, offset: usize) -> Outcome<RemoteAddr> {
         let start = self.start(side.other(), Area::Landing);
@@ -337,7 +337,7 @@ impl<'m, R: Rail, const RAILS: usize> InProcess<'m, R, RAILS> {
         Ok(theirs.at((start + offset) as u64))
     }
 
-    /// One pass of every engine.
+    /// Makes one pass of every engine.
     #[inline(always)]
     fn pass(&mut self) -> Outcome {
         for one in &mut self.engines {
@@ -394,7 +394,7 @@ impl<'m, R: Rail, const RAILS: usize> InProcess<'m, R, RAILS> {
         }
     }
 
-    /// Takes the completions of sends for which nothing waits.
+    /// Discards the completions of sends.
     fn forget_ends(&mut self, side: Side) {
         while self.one(side).engine.next_completion().is_some() {}
     }
@@ -582,13 +582,13 @@ impl<R: Rail, const RAILS: usize> InProcess<'_, R, RAILS> {
         }
     }
 
-    /// A word of the landing area of a side.
+    /// Returns a word of the landing area of a side.
     #[inline(always)]
     fn landing_word(&self, side: Side, offset: usize) -> &AtomicU64 {
         let (start, len) = self.area(side, Area::Landing);
         assert!(offset.is_multiple_of(8) && offset + 8 <= len);
-        // SAFETY: inside the area, as just checked, which stays mapped as long as the engines.
-        // Aligned, because areas begin at a page. Words are accessed only atomically.
+        // SAFETY: the word is inside the area, as just checked, and aligned, because areas begin at
+        // a page. The area stays mapped as long as the engines. Words are accessed only atomically.
         unsafe { start.add(offset).cast::<AtomicU64>().as_ref() }
     }
 }

@@ -44,21 +44,21 @@ pub enum Side {
 }
 
 impl Side {
-    /// Both.
+    /// Both sides.
     pub const BOTH: [Side; 2] = [Side::Starts, Side::Answers];
 
-    /// The side that is not this one.
+    /// Returns the other side.
     pub fn other(self) -> Side {
         Side::BOTH[1 - self as usize]
     }
 }
 
-/// What a side found.
+/// The results of one side.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tally {
     /// Duration of the measured part, in ticks of the measuring side.
     pub ticks: u64,
-    /// Operations in that time.
+    /// Operations in `ticks`.
     pub ops: u64,
     /// Iterations verified.
     pub checked: u64,
@@ -116,12 +116,12 @@ const SLOTS_BYTES: usize = 32 << 10;
 pub const SLOTS_AT: usize = 4096;
 
 impl Job {
-    /// All iterations of one row. [`halves`](Self::halves) are measured.
+    /// Returns the job of a whole row, which is measured in [`halves`](Self::halves).
     pub fn of(plan: &Plan, size: usize) -> Job {
         let usual = (plan.effort.bytes / size as u64).clamp(100, plan.effort.iters);
         let planned = plan.iters.unwrap_or(usual);
         let iters = if plan.duration.is_some() { bounds::ITERS_MAX } else { planned };
-        // At least one whole window in each half, because samples are of whole windows.
+        // Each half has at least one whole window, because a sample covers a whole window.
         let fits = 1 << (iters / 2).max(1).ilog2();
         Job {
             test: plan.test,
@@ -138,7 +138,7 @@ impl Job {
         }
     }
 
-    /// The two halves of a row. The second has no iterations if there is only one.
+    /// Returns the two halves of a row. A row of one iteration has an empty second half.
     pub fn halves(self) -> [Job; 2] {
         let second = self.iters / 2;
         [Job { iters: self.iters - second, ..self }, Job { iters: second, ..self }]
@@ -158,37 +158,38 @@ impl Job {
         bounds::layout(self.layout, transport)
     }
 
-    /// Whether samples are of whole windows.
+    /// Returns whether a sample covers a whole window.
     pub fn is_windowed(&self) -> bool {
         matches!(self.test, Test::Put | Test::SignalRate | Test::TagBw)
     }
 
-    /// Whether both sides send payloads.
+    /// Returns whether both sides send payloads.
     pub fn is_two_way(&self) -> bool {
         self.bidirectional || matches!(self.test, Test::PutSignal | Test::Tag)
     }
 
-    /// Bytes from one slot of a stream to the next.
+    /// Returns the distance between two slots of a stream, in bytes.
     pub fn stride(&self) -> usize {
         if self.size <= 64 { self.size.next_multiple_of(8) } else { self.size.next_multiple_of(64) }
     }
 
-    /// Slots that a stream of puts writes in turn.
+    /// Returns the number of slots that a stream of puts writes in turn.
     pub fn slots(&self) -> u64 {
         ((SLOTS_BYTES / self.stride()) as u64).clamp(1, self.window)
     }
 
-    /// Operations of one window. If the other side verifies, it does so after each window.
+    /// Returns the number of operations of one window. If the other side verifies, it does so after
+    /// each window.
     pub fn per_window(&self) -> u64 {
         if self.check && matches!(self.test, Test::Put | Test::TagBw) { self.slots() } else { self.window }
     }
 
-    /// Where payload and signal lie.
+    /// Returns the placement of payload and signal.
     pub fn placement(&self) -> Placement {
         Placement::of(self.layout, self.size)
     }
 
-    /// The divisor of a sample of the histogram.
+    /// Returns the divisor of a sample of the histogram.
     pub fn divisor(&self) -> f64 {
         match self.test {
             Test::PutSignal | Test::Tag | Test::Ring => 2.0,
@@ -197,12 +198,12 @@ impl Job {
         }
     }
 
-    /// Size of the buffer for payloads up to `region` bytes: two are used in turn.
+    /// Returns the size of the buffer for payloads up to `region` bytes: two are used in turn.
     pub fn buffer(region: usize) -> usize {
         2 * Job::arena(region)
     }
 
-    /// Size of the landing area for payloads up to `region` bytes.
+    /// Returns the size of the landing area for payloads up to `region` bytes.
     pub fn arena(region: usize) -> usize {
         (Placement::arena(region) + SLOTS_AT + SLOTS_BYTES).max(RING_ARENA).next_multiple_of(4096)
     }
@@ -248,7 +249,7 @@ mod tests {
             let Some(Command::Perf(args)) = cli.command else { panic!("not perf") };
             Job::of(&args.plan().unwrap(), 64 << 20)
         };
-        // So large a payload is sent 100 times by default.
+        // Payloads of this size are sent 100 times by default.
         for (line, iters, warmup) in [
             ("", 100, 10),
             ("-n 50", 50, 5),

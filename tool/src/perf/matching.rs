@@ -51,10 +51,10 @@ pub struct MatchArgs {
     /// Units per turn of an engine.
     #[arg(short = 'n', long, value_name = "N", value_parser = sizes::parse_count, default_value = "20000")]
     units: u64,
-    /// Turns; medians are reported.
+    /// Turns of each engine; medians are reported.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..1000))]
     rounds: u32,
-    /// Leave out what would take an engine longer, for one row.
+    /// Skip a row for an engine that would take longer than this.
     #[arg(long, value_name = "MILLISECONDS", default_value_t = 2000)]
     patience: u64,
     /// How to write the results.
@@ -143,9 +143,9 @@ struct Row {
 
 /// A workload prepared in an engine.
 trait Ready {
-    /// Does rounds of it.
+    /// Runs rounds of the workload.
     fn run(&mut self, rounds: u64);
-    /// One round; the longest time between two ticks, in ticks of the clock.
+    /// Runs one round. Returns the longest time between two ticks, in ticks of the clock.
     fn longest(&mut self, clock: Clock) -> u64;
     fn pairs(&self) -> Pairs;
 }
@@ -371,7 +371,7 @@ fn median(mut values: Vec<f64>) -> Option<f64> {
 }
 
 impl Row {
-    /// The values that some engines or machines lack, as text.
+    /// Formats the values that some engines or machines lack.
     fn optional(&self) -> [String; 2] {
         let bytes = self.bytes_per_entry.map_or_else(String::new, |bytes| bytes.to_string());
         [bytes, self.instr_per_op.map_or_else(String::new, |count| format!("{count:.1}"))]

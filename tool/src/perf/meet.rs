@@ -34,7 +34,7 @@ const LOOK: Duration = Duration::from_millis(100);
 /// Maximum number of refused peers that it names.
 const NAMED: u32 = 16;
 
-/// The other side, met.
+/// The connection to the other side.
 pub struct Met {
     pub wire: Wire,
     pub theirs: Card,
@@ -42,7 +42,7 @@ pub struct Met {
     pub name: String,
     /// Its process, if this one started it.
     pub second: Option<Second>,
-    /// Describes how the two sides are connected, for the lines above the rows.
+    /// Lines to print above the rows: how the two sides are connected.
     pub notes: Vec<String>,
 }
 
@@ -70,7 +70,7 @@ pub fn answer(socket: OwnedFd, card: &Card) -> Outcome<Met> {
     Ok(Met::new(met, "the first process".into()))
 }
 
-/// The error of two processes that have reached each other.
+/// Explains an error between two processes that have reached each other.
 fn explain(error: BootstrapError, who: &str) -> String {
     match error {
         BootstrapError::Differs { what: "region size", theirs, ours } => format!(
@@ -139,7 +139,7 @@ fn listen(plan: &Plan, at: &str, card: &Card) -> Outcome<Met> {
     }
 }
 
-/// The command line of the other side, whose options are those of this one.
+/// Returns the command line of the other side, with the same options as this side.
 fn command(plan: &Plan, card: &Card, at: &str) -> String {
     let mut line = format!("fishplate perf {}", name(plan.test));
     if plan.transport != Transport::Shm {
@@ -170,7 +170,7 @@ fn quoted(word: &str) -> String {
     }
 }
 
-/// The address by which the other side reaches a process that listens at `at`.
+/// Returns the address by which the other side reaches a process that listens at `at`.
 fn reachable(at: &str) -> String {
     match at.rsplit_once(':') {
         Some(("0.0.0.0" | "[::]" | "::" | "*" | "", port)) => format!("HOST:{port}"),
@@ -245,7 +245,7 @@ fn launch(plan: &Plan, setup: &Setup, card: &Card, socket: OwnedFd) -> Outcome<S
         command.arg("--crowded");
     }
     if plan.transport == Transport::Fabric {
-        // The choices that this side has made, so that the other makes the same.
+        // Passes on the choices of this side, so that the other makes the same.
         let interfaces: Vec<&str> = card.rails.iter().map(|rail| rail.interface.as_str()).collect();
         command
             .args(["--rails", &plan.rails.to_string()])
@@ -260,7 +260,7 @@ fn launch(plan: &Plan, setup: &Setup, card: &Card, socket: OwnedFd) -> Outcome<S
     // SAFETY: between fork and exec only an async-signal-safe call is made: fcntl.
     unsafe {
         command.pre_exec(move || {
-            // Only in the new process the descriptor survives exec.
+            // The flag is cleared only in the new process, where the descriptor must survive exec.
             match libc::fcntl(inherited, libc::F_SETFD, 0) {
                 0 => Ok(()),
                 _ => Err(std::io::Error::last_os_error()),
@@ -303,8 +303,8 @@ pub fn inherited(socket: i32) -> Outcome<OwnedFd> {
         let why = "not a socket of a process that measures, which alone starts this one";
         return Err(Failure::usage(format!("--socket {socket}: {why}")));
     }
-    // SAFETY: it is open, and this process has opened no such socket, so it was inherited for this
-    // use.
+    // SAFETY: the descriptor is open. This process has opened no socket yet, so it inherited this
+    // one for this use.
     Ok(unsafe { OwnedFd::from_raw_fd(socket) })
 }
 
@@ -317,14 +317,14 @@ impl Second {
             return Failure::run(explain(why, "the second process"));
         };
         let told = format!("the second process (pid {}) {} before it answered", self.id(), describe(status));
-        // It has printed what is wrong with the command line.
+        // The process has printed what is wrong with the command line.
         match status.code() {
             Some(2) => Failure::usage(told),
             _ => Failure::run(told),
         }
     }
 
-    /// Its process number.
+    /// Returns the process id.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
@@ -345,7 +345,7 @@ impl Second {
         self.ends(within).map_or_else(|| "has not ended".into(), describe)
     }
 
-    /// Lets it end by itself.
+    /// Waits until the process exits by itself.
     pub fn leave(mut self) -> Outcome {
         match self.ends(LEAVE) {
             Some(status) if status.success() => Ok(()),
@@ -355,7 +355,7 @@ impl Second {
     }
 }
 
-/// How a process ended, in words.
+/// Describes how a process ended.
 pub fn describe(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(0), _) => "ended".into(),

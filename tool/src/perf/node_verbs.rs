@@ -46,8 +46,8 @@ impl<const STARTS: bool> Verbs for Endpoint<STARTS> {
     fn write_device(&mut self, area: Area, offset: usize, len: usize) -> Outcome {
         let Some(memory) = self.on_device(area) else { return Ok(()) };
         let at = memory.at((if area == Area::Landing { AREAS_AT } else { 0 } + offset) as u64);
-        // SAFETY: inside the view, which the callers check. Only this thread uses views of a
-        // device.
+        // SAFETY: the callers check that the range is inside the view. Only this thread uses views
+        // of a device.
         let bytes =
             unsafe { std::slice::from_raw_parts(self.views[area as usize].as_ptr().add(offset), len) };
         self.node.write_device(at, bytes).map_err(|error| self.who.failed("a copy to the device", error))
@@ -57,7 +57,8 @@ impl<const STARTS: bool> Verbs for Endpoint<STARTS> {
     fn read_device(&mut self, area: Area, offset: usize, len: usize) -> Outcome {
         let Some(memory) = self.on_device(area) else { return Ok(()) };
         let at = memory.at((if area == Area::Landing { AREAS_AT } else { 0 } + offset) as u64);
-        // SAFETY: as in `write_device`.
+        // SAFETY: the callers check that the range is inside the view. Only this thread uses views
+        // of a device.
         let bytes =
             unsafe { std::slice::from_raw_parts_mut(self.views[area as usize].as_ptr().add(offset), len) };
         self.node.read_device(at, bytes).map_err(|error| self.who.failed("a copy from the device", error))

@@ -26,8 +26,8 @@ use crate::failure::{Failure, Outcome};
 use crate::interrupt;
 use crate::limits;
 
-/// Twice as many credits as messages in flight, so that only the window limits the sender of a
-/// receiver that posts its receives in time.
+/// Twice as many credits as messages in flight. So only the window limits the sender, if its
+/// receiver posts receives in time.
 const MATCHING: MatchConfig = MatchConfig { credits: 512, headers: 512, ..MatchConfig::DEFAULT };
 
 /// The limits of one process of two.
@@ -195,7 +195,7 @@ impl Setup {
         Duration::from_secs(self.timeout.max(SETUP))
     }
 
-    /// Size of the areas: landing, then buffer.
+    /// Returns the sizes of the areas: landing, then buffer.
     fn lens(&self) -> [usize; 2] {
         [Job::arena(self.region), Job::buffer(self.region)]
     }
@@ -213,9 +213,10 @@ impl Setup {
             device = Some(node.alloc_device(AREAS_AT + len).map_err(failed)?);
             (node.alloc_device(buffer_len).map_err(failed)?, [kept[1].ptr(), kept[0].ptr()])
         } else {
-            // SAFETY: mapped until the node is dropped, and accessed only through raw pointers.
+            // SAFETY: the memory is mapped until the node is dropped, and accessed only through raw
+            // pointers.
             let buffer = unsafe { node.register(kept[0].ptr(), kept[0].len()) }.map_err(failed)?;
-            // SAFETY: inside that memory.
+            // SAFETY: the areas begin inside the memory of the words.
             (buffer, [unsafe { start.add(AREAS_AT) }, kept[0].ptr()])
         };
         Ok(Taken { words, start, device, buffer, views, kept })
@@ -232,7 +233,7 @@ impl Setup {
         }
     }
 
-    /// Describes how the two sides are connected, for the lines above the rows.
+    /// Returns lines to print above the rows: how the two sides are connected.
     fn notes(&self, node: &Node, peer: PeerId, theirs: &Card, ours: &Card) -> Vec<String> {
         let mut notes = vec![];
         for pair in node.rail_pairs(peer).unwrap_or_default() {
@@ -322,7 +323,7 @@ fn gpu(device: DeviceName) -> Outcome<Gpu> {
     }
 }
 
-/// The default device.
+/// Returns the default device.
 pub fn usual_device() -> DeviceName {
     #[cfg(feature = "cuda")]
     if fishplate_gpu::cuda::devices().is_ok_and(|devices| !devices.is_empty()) {

@@ -12,8 +12,8 @@ use crate::failure::Outcome;
 use crate::histogram::Histogram;
 use crate::payload::Pattern;
 
-/// Re-checks of a payload that had not arrived with its signal, to distinguish late from wrong
-/// ones.
+/// Number of times that a payload that was missing at its signal is checked again, to tell late
+/// payloads from wrong ones.
 const SECOND_LOOKS: u32 = 1000;
 
 /// Runs the sides that this process plays.
@@ -29,7 +29,7 @@ fn play<V: Verbs, const CHECK: bool>(verbs: &mut V, job: &Job, histogram: &mut H
     rounds::<V, CHECK>(verbs, job, 1, job.warmup, &mut Histogram::new(), &mut tally)?;
     tally.checked = 0;
     tally.ticks = rounds::<V, CHECK>(verbs, job, job.warmup + 1, job.iters, histogram, &mut tally)?;
-    // One message each way.
+    // An iteration has one message each way.
     tally.ops = 2 * job.iters;
     verbs.quiet_all()?;
     Ok(tally)

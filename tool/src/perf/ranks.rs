@@ -7,9 +7,9 @@
 //! | `traffic` | what a rank sends and receives |
 //! | `rows` | what rank 0 writes |
 //!
-//! A flow is from one rank to another: put-signals into slots of the receiver, which verifies them
-//! and gives the slots back by a signal. Slow to set up; the loop of a row neither blocks nor
-//! allocates, and yields the processor when it finds nothing to do.
+//! A flow is a stream of put-signals from one rank into slots of another. The receiver verifies the
+//! payloads, and frees the slots by a signal. Setup is slow. The loop of a row neither blocks nor
+//! allocates, and yields the processor when it is idle.
 
 mod launch;
 mod pattern;
@@ -39,10 +39,10 @@ use traffic::Traffic;
 #[derive(Debug, Parser)]
 #[command(name = "fishplate perf job", bin_name = "fishplate perf job", max_term_width = 110, after_long_help = HELP)]
 struct JobArgs {
-    /// Start so many ranks on this host. Without it a launcher has started them.
+    /// Start this many ranks on this host. Without this option, a launcher must have started them.
     #[arg(short = 'N', long, value_name = "N", value_parser = clap::value_parser!(u64).range(2..=fishplate::job::SIZE_MAX as u64))]
     ranks: Option<u64>,
-    /// Which ranks send to which, one after the other.
+    /// Patterns to run, one after the other: which ranks send to which.
     #[arg(short, long, value_enum, value_name = "LIST", value_delimiter = ',', default_value = "all-to-all")]
     pattern: Vec<Pattern>,
     /// Payload sizes in bytes, such as 8, 64K or 1M.
@@ -51,7 +51,7 @@ struct JobArgs {
     /// Messages of each flow, such as 5000 or 100K.
     #[arg(short = 'n', long, value_name = "N", value_parser = sizes::parse_count, default_value = "1000")]
     iters: u64,
-    /// Messages of a flow that its receiver has not yet taken.
+    /// Maximum number of messages of a flow that its receiver has not taken yet.
     #[arg(long, value_name = "N", default_value_t = 16)]
     window: u32,
     /// Verify every payload.
@@ -66,10 +66,10 @@ struct JobArgs {
     /// The same as --format json.
     #[arg(long, conflicts_with = "format")]
     json: bool,
-    /// Give up after so many seconds: for all ranks to come, and for each row.
+    /// Time limit in seconds: for all ranks to join, and for each row.
     #[arg(short = 'T', long, value_name = "SECONDS", value_parser = sizes::parse_time, default_value = "60")]
     timeout: u64,
-    /// The rank that this process is, of a job that another process started.
+    /// The rank of this process, in a job that another process started.
     #[arg(long, hide = true)]
     member: Option<usize>,
 }
@@ -99,18 +99,18 @@ process after the row. Both are those of the rank with the most.
 Exit status: 0 done; 1 the run failed, a rank was lost, or data was wrong; 2 the
 command line; 130 interrupted.";
 
-/// What a rank has of the job.
+/// One rank of the job.
 struct Member {
     job: Job,
     node: Node,
-    /// Addresses of all ranks, and those of them that this one is connected to.
+    /// The addresses of all ranks, and the peer ids of those that this rank has connected to.
     addresses: Vec<Vec<u8>>,
     peers: Vec<Option<PeerId>>,
     timeout: Duration,
     clock: Clock,
 }
 
-/// Runs what the words after `perf job` ask for.
+/// Runs `perf job` with these words of the command line.
 pub fn run(words: &[OsString]) -> Outcome {
     let begun = Instant::now();
     let args = JobArgs::parse_from(words[2..].iter());
@@ -134,7 +134,7 @@ pub fn run(words: &[OsString]) -> Outcome {
         Member::open(job, args.ranks.is_some(), timeout).and_then(|member| member.run_all(&args, begun));
     match (outcome, started) {
         (Ok(()), Some(started)) => started.leave(),
-        // The process that started this one has the same to say, or says which rank was lost.
+        // The process that started this one reports the same error, or which rank was lost.
         (Err(Failure::Lost(_) | Failure::Usage(_)), None) if args.member.is_some() => std::process::exit(1),
         (Err(Failure::Lost(message)), Some(mut started)) => Err(Failure::Lost(started.explain(message))),
         (outcome, _) => outcome,
@@ -169,7 +169,7 @@ impl Member {
         if one_host {
             builder = builder.fabric(Fabric::Off);
         } else if settings.library.is_some() {
-            // SAFETY: the user of this program says that a libfabric is there.
+            // SAFETY: the library comes from a path that the user names as libfabric.
             let library = unsafe { rails::load(&settings) };
             builder = builder.library(library.map_err(|error| Failure::usage(error.to_string()))?);
         }
@@ -199,7 +199,7 @@ impl Member {
         }
     }
 
-    /// All sizes of a pattern. Returns how many messages had wrong data, of all ranks.
+    /// Runs all sizes of a pattern. Returns the number of messages with wrong data, of all ranks.
     fn run_pattern(
         &mut self,
         args: &JobArgs,
@@ -243,7 +243,7 @@ impl Member {
         Ok(wrong)
     }
 
-    /// What every rank says, while the node makes progress.
+    /// Exchanges bytes between all ranks, while the node makes progress.
     fn gather(&mut self, word: &[u8]) -> Outcome<Vec<Vec<u8>>> {
         let Member { job, node, .. } = self;
         let all = job.allgather_with(word, || _ = node.progress()).map_err(|error| job_failed(&error));
@@ -255,7 +255,7 @@ impl Member {
         self.gather(&[]).map(drop)
     }
 
-    /// The peer that a rank is.
+    /// Returns the peer of a rank. Connects to it on first use.
     fn peer(&mut self, rank: usize) -> Outcome<PeerId> {
         if let Some(peer) = self.peers[rank] {
             return Ok(peer);
@@ -266,7 +266,7 @@ impl Member {
         Ok(peer)
     }
 
-    /// Checks whether to go on: nobody has pressed Ctrl-C, and every peer lives.
+    /// Checks whether to continue: nobody has pressed Ctrl-C, and every peer is alive.
     #[cold]
     fn look(&mut self) -> Outcome {
         interrupt::check()?;

@@ -22,8 +22,8 @@ const HEADERS: [usize; 2] = [0, 512];
 const SLOTS: [usize; 2] = [4096, RING_ARENA / 2];
 const _: () = assert!(SLOTS[1] - SLOTS[0] >= CAPACITY * 64 && RING_ARENA - SLOTS[1] >= CAPACITY * 64);
 
-/// Runs the side that this process plays. Without a histogram: empties both rings; only one side
-/// does that.
+/// Runs the side that this process plays. Without a histogram, empties both rings, which only one
+/// side does.
 pub fn run<const STARTS: bool>(
     side: &mut Endpoint<STARTS>,
     job: &Job,
@@ -40,29 +40,30 @@ pub fn run<const STARTS: bool>(
     }
 }
 
-/// First byte of the rings' memory.
+/// Returns the first byte of the rings' memory.
 fn memory<const STARTS: bool>(side: &Endpoint<STARTS>) -> Outcome<NonNull<u8>> {
     let common = side.common.ok_or_else(|| Failure::run("the two processes share no memory"))?;
-    // SAFETY: the areas, of RING_ARENA bytes at least, begin there.
+    // SAFETY: the areas begin at this offset of the shared memory, and have at least RING_ARENA
+    // bytes.
     Ok(unsafe { common.add(AREAS_AT) })
 }
 
 fn empty<const STARTS: bool>(side: &Endpoint<STARTS>) -> Outcome {
     let memory = memory(side)?;
     for header in HEADERS {
-        // SAFETY: inside the rings' memory. The other side does not use it before this one is
-        // ready.
+        // SAFETY: the header is inside the rings' memory. The other side does not use it before
+        // this side is ready.
         unsafe { memory.add(header).write_bytes(0, size_of::<Header>()) };
     }
     Ok(())
 }
 
-/// One side's ends of both rings; slots of `N` words.
+/// The ends of both rings at one side, with slots of `N` words.
 struct Ends<'s, E, const N: usize> {
     tx: Producer<'s, [u64; N], Shared>,
     rx: Consumer<'s, [u64; N], Shared>,
     side: &'s mut E,
-    /// Checks that count as one turn.
+    /// Number of checks that count as one turn.
     looks: u32,
 }
 

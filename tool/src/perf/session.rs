@@ -60,19 +60,19 @@ const PART: Duration = Duration::from_secs(10);
 
 /// Minimum number of iterations for a progress bar.
 const LONG: u64 = 20_000_000;
-/// And time per size.
+/// Minimum time per size for a progress bar.
 const LONG_TIME: Duration = Duration::from_secs(2);
 
 /// The orders of the leader to the follower.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Order {
-    /// The greeting: whom the follower follows, and where it shall run.
+    /// The greeting: the leader's version and test, and the processors of both sides.
     Hello { version: String, test: Test, places: Places },
     /// Measure the floor.
     Floor,
     /// Run a job.
     Measure(Job),
-    /// It was all.
+    /// The run is complete.
     Done,
 }
 
@@ -89,9 +89,9 @@ pub struct Session<const STARTS: bool> {
     transport: Transport,
     /// Shared memory for the floor, if there is any.
     pad: Option<Pad>,
-    /// Time for a job.
+    /// Time limit of a job.
     timeout: Duration,
-    /// How device memory had travelled when the last row began.
+    /// The counts of device memory moved when the last row began.
     moved: Option<Moved>,
 }
 
@@ -102,8 +102,8 @@ impl<const STARTS: bool> Session<STARTS> {
             Ok(side) => side,
             Err(failure) => return Err(met.explain(failure)),
         };
-        // SAFETY: page-aligned, and mapped as long as the node. The words of the areas come after
-        // it.
+        // SAFETY: the memory is page-aligned, and mapped as long as the node. The words of the
+        // areas lie behind the pad.
         let pad = side.common.map(|start| unsafe { Pad::new(start) });
         let (transport, timeout) = (setup.transport, Duration::from_secs(setup.timeout));
         Ok(Session { side, met, transport, pad, timeout, moved: None })
@@ -163,7 +163,7 @@ impl<const STARTS: bool> Session<STARTS> {
         self.exchange::<(), ()>(&())
     }
 
-    /// Measures the floor. `None` if both sides share one processor, or no memory.
+    /// Measures the floor. Returns `None` if both sides share one processor, or share no memory.
     fn floor(&mut self) -> Outcome<Option<Floor>> {
         let Some(pad) = self.pad.filter(|_| !self.side.crowded) else {
             return Ok(None);
@@ -209,7 +209,7 @@ impl<const STARTS: bool> Session<STARTS> {
         (count * job.size) as f64 / (clock.ns(clock.now().wrapping_sub(begun)) * 1e-9)
     }
 
-    /// Orders and writes.
+    /// Orders all jobs, and writes their rows. The inner error means that a row has wrong data.
     fn lead_all(&mut self, plan: &Plan, files: &mut Files) -> Outcome<Outcome> {
         let hello =
             Order::Hello { version: env!("CARGO_PKG_VERSION").into(), test: plan.test, places: plan.places };
@@ -257,7 +257,7 @@ impl<const STARTS: bool> Session<STARTS> {
         steps::run(job, span, histogram, |job, histogram| self.job(job, histogram))
     }
 
-    /// Measures one row: two halves between three floors, again if the floor changed.
+    /// Measures one row: two halves between three floors. Repeats the row if the floor changed.
     fn measure(&mut self, plan: &Plan, size: usize, progress: &Progress, files: &mut Files) -> Outcome<Row> {
         let mut histogram = Histogram::new();
         let job = Job::of(plan, size);
@@ -337,7 +337,8 @@ impl<const STARTS: bool> Session<STARTS> {
         }
     }
 
-    /// Follows the leader's orders.
+    /// Follows the leader's orders, then closes the node. Fails if data was wrong and the user
+    /// started this side. Otherwise the leader reports wrong data.
     pub fn follow(mut self, region: usize, expected: Option<Test>) -> Outcome {
         let wrong = match self.follow_all(region, expected) {
             Ok(wrong) => wrong,
@@ -384,7 +385,7 @@ impl<const STARTS: bool> Session<STARTS> {
         }
     }
 
-    /// Receives the greeting, accepts or refuses, and pins itself as ordered.
+    /// Receives the greeting, accepts or refuses it, and pins itself to the ordered processor.
     fn greet(&mut self, expected: Option<Test>) -> Outcome<Option<Pinned>> {
         let Order::Hello { version, test, places } = self.exchange(&())? else {
             return Err(Failure::run("the other process did not greet"));
@@ -459,7 +460,7 @@ fn plain(text: &str) -> String {
 }
 
 /// # Safety
-/// Both are valid for `len` bytes and do not overlap.
+/// Both pointers are valid for `len` bytes, and the ranges do not overlap.
 #[inline(never)]
 unsafe fn copy(from: NonNull<u8>, to: NonNull<u8>, len: usize) {
     // SAFETY: our caller guarantees the same contract.

@@ -1,4 +1,4 @@
-//! How a side is opened, as the command line or an order to the other side says.
+//! How to open a side, as given by the command line or by the first process.
 
 use fishplate::config::Settings;
 
@@ -18,6 +18,6 @@ pub struct Setup {
     /// Both sides share one processor.
     pub crowded: bool,
     pub region: usize,
-    /// Seconds.
+    /// The time limit, in seconds.
     pub timeout: u64,
 }

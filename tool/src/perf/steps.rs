@@ -1,6 +1,6 @@
 //! A job in steps, for runs with a time instead of a number of iterations.
 //!
-//! Each step takes a small part of the time, as estimated from the previous one. If the machine
+//! Each step takes a small part of the time, as estimated from the previous step. If the machine
 //! becomes slower, there are fewer iterations, and no error.
 
 use std::time::{Duration, Instant};
@@ -65,11 +65,11 @@ pub fn run(
         let most = span.each.min(until.saturating_duration_since(Instant::now()));
         let fit = most.as_nanos().checked_div(each.as_nanos()).map_or(job.iters, |fit| fit as u64);
         let fit = fit.min(job.iters);
-        // Samples are of whole windows.
+        // A sample covers a whole window.
         let iters = fit.max(1).next_multiple_of(unit).min(job.iters - done);
         let (found, took) = step(Job { iters, warmup: warmup.min(iters), ..job }, histogram)?;
         (tally, done, each) = (tally.and(found), done + iters, took);
-        // A step that follows at once needs little warm-up.
+        // Later steps need little warm-up, because they follow at once.
         warmup = job.warmup.min(WARMUP);
         if Instant::now() >= until {
             break;

@@ -1,7 +1,7 @@
 //! Ping-pong of tagged messages. An iteration is from one send to the next; half is the latency.
 //!
 //! Both sides send from one part of their private buffer and receive into another. Each receive is
-//! posted right after the send, while that is in flight, as in a program that calls send and
+//! posted right after the send, while the message is in flight, as in a program that calls send and
 //! receive in turn.
 
 use std::hint::black_box;
@@ -12,20 +12,20 @@ use crate::failure::Outcome;
 use crate::histogram::Histogram;
 use crate::payload::Pattern;
 
-/// Distance between sent payloads. Large ones share one place, because each is answered before the
-/// next.
+/// Returns the distance between sent payloads. Large payloads share one place, because each is
+/// answered before the next.
 fn stride(len: usize) -> usize {
     if len <= 4096 { len.next_multiple_of(64) } else { 0 }
 }
 
-/// The offset of received payloads.
+/// Returns the offset of received payloads.
 fn inward(len: usize) -> usize {
     (2 * stride(len)).max(len.next_multiple_of(64))
 }
 
 /// Runs the sides that this process plays.
 pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Outcome<Tally> {
-    // One message each way.
+    // An iteration has one message each way.
     let mut tally = Tally { ops: 2 * job.iters, ..Tally::default() };
     rounds(verbs, job, 1, job.warmup, &mut Histogram::new(), &mut tally)?;
     tally.checked = 0;

@@ -19,7 +19,7 @@ pub const POSTED: u64 = 512;
 /// Maximum number of messages sent before some are received, if one process plays both sides.
 const PIECE: u64 = 32;
 
-/// Distance between payloads, in bytes.
+/// Returns the distance between payloads, in bytes.
 fn stride(job: &Job) -> usize {
     if job.check { job.stride() } else { 0 }
 }
@@ -31,7 +31,7 @@ pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Out
     if verbs.plays(Side::Answers) {
         receiver.post(verbs, job, job.window.min(POSTED))?;
     }
-    // The receives are posted.
+    // Reports that the receives are posted.
     answer(verbs)?;
     stream(verbs, job, 0, job.warmup, &mut receiver, &mut Histogram::new(), &mut tally)?;
     tally.checked = 0;
@@ -118,7 +118,7 @@ fn stream<V: Verbs>(
 /// Sends message `number` from a slot. Returns the number of completions that it will generate.
 #[inline(always)]
 pub fn send<V: Verbs>(verbs: &mut V, job: &Job, side: Side, number: u64, slot: u64) -> Outcome<u64> {
-    // Checked, a window has as many messages as there are slots.
+    // With checks, a window has as many messages as there are slots.
     let at = SLOTS_AT + slot as usize * stride(job);
     if job.check {
         verbs.fill(side, Area::Buffer, at, pattern(job, side, number), job.size)?;
@@ -126,7 +126,7 @@ pub fn send<V: Verbs>(verbs: &mut V, job: &Job, side: Side, number: u64, slot: u
     verbs.send(side, STREAM, at, job.size)
 }
 
-/// The payload of message `number` of `side`.
+/// Returns the payload of message `number` of `side`.
 fn pattern(job: &Job, side: Side, number: u64) -> Pattern {
     Pattern::new(job.seed, STREAM + side as u64, number)
 }
@@ -144,12 +144,12 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// Lets `side` receive into its buffer, from `start` on.
+    /// Creates a receiver of `side`, into its buffer from offset `start` on.
     pub fn new(side: Side, start: usize) -> Self {
         Receiver { side, start: start + SLOTS_AT, posted: 0, got: 0, next: 0 }
     }
 
-    /// Posts receives until `count` were posted, or one for each message.
+    /// Posts receives until `count` were posted, or one for each message of the job.
     #[inline(always)]
     pub fn post<V: Verbs>(&mut self, verbs: &mut V, job: &Job, count: u64) -> Outcome {
         let stride = stride(job);

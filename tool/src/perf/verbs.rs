@@ -27,19 +27,19 @@ pub enum Area {
 /// The operations. Offsets are in bytes from the start of an area; words are in the landing area,
 /// or beside it if that is device memory.
 pub trait Verbs {
-    /// Whether this process plays a side.
+    /// Returns whether this process plays a side.
     fn plays(&self, side: Side) -> bool;
 
-    /// The clock of samples.
+    /// Returns the clock of samples.
     fn clock(&self) -> Clock;
 
-    /// Arrivals out of order, as the engine counts.
+    /// Returns the number of arrivals out of order, as the engine counts them.
     fn out_of_order(&self) -> u64;
 
     /// Sets the deadline, in nanoseconds from now.
     fn set_timeout(&mut self, ns: u64);
 
-    /// An area of a side as the processor sees it, and its size.
+    /// Returns an area of a side as the processor sees it, and its size.
     fn area(&self, side: Side, area: Area) -> (NonNull<u8>, usize);
 
     /// Copies a part of an area to the device, if it mirrors device memory.
@@ -57,7 +57,7 @@ pub trait Verbs {
     /// Puts from the buffer of `side` into the landing area of the other.
     fn put(&mut self, side: Side, from: usize, len: usize, to: usize) -> Outcome;
 
-    /// [`put`](Self::put), then sets a word of the other side.
+    /// Puts as [`put`](Self::put) does, then sets a word of the other side.
     fn put_signal(
         &mut self,
         side: Side,
@@ -111,7 +111,7 @@ pub trait Verbs {
         Err(Failure::usage("ring needs two processes: use --transport shm"))
     }
 
-    /// [`quiet`](Self::quiet) for every side that this process plays.
+    /// Calls [`quiet`](Self::quiet) for every side that this process plays.
     fn quiet_all(&mut self) -> Outcome {
         for side in Side::BOTH {
             if self.plays(side) {
@@ -121,13 +121,13 @@ pub trait Verbs {
         Ok(())
     }
 
-    /// Writes a payload that no operation uses.
+    /// Writes a payload into memory that no operation uses.
     #[inline(always)]
     fn fill(&mut self, side: Side, area: Area, offset: usize, pattern: Pattern, len: usize) -> Outcome {
         let (start, size) = self.area(side, area);
         assert!(offset + len <= size);
-        // SAFETY: inside the area, as just checked. The peer and the engine also access it through
-        // raw pointers.
+        // SAFETY: the range is inside the area, as just checked. The peer and the engine also
+        // access it through raw pointers.
         unsafe { pattern.fill(start.as_ptr().add(offset), len) };
         self.write_device(area, offset, len)
     }
@@ -145,7 +145,8 @@ pub trait Verbs {
         self.read_device(area, offset, len)?;
         let (start, size) = self.area(side, area);
         assert!(offset + len <= size);
-        // SAFETY: as in `fill`.
+        // SAFETY: the range is inside the area, as just checked. The peer and the engine also
+        // access it through raw pointers.
         Ok(unsafe { pattern.verify(start.as_ptr().add(offset), len) })
     }
 
@@ -153,7 +154,8 @@ pub trait Verbs {
     fn spoil(&mut self, side: Side, area: Area, offset: usize) -> Outcome {
         let (start, size) = self.area(side, area);
         assert!(offset < size);
-        // SAFETY: as in `fill`.
+        // SAFETY: the byte is inside the area, as just checked. The peer and the engine also access
+        // it through raw pointers.
         unsafe {
             let at = start.as_ptr().add(offset);
             at.write(!at.read());

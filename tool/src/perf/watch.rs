@@ -1,5 +1,5 @@
-//! The deadline of a side. Every loop of every test uses a [`Watch`], so that it ends in time, and
-//! detects in time that its peer is gone. A test that never waits would notice neither.
+//! The deadline of a side. Every loop of every test uses a [`Watch`], so that the loop ends by the
+//! deadline, and detects a lost peer. A test that never waits would notice neither.
 //!
 //! Nothing here blocks. A loop that records samples reads the clock anyway ([`Watch::lap`]); others
 //! count ([`Watch::turn`]).
@@ -63,7 +63,7 @@ impl Watch {
         self.turns.is_multiple_of(TURNS) && self.is_due()
     }
 
-    /// Counts an idle turn, and now and then lets another thread run. Returns whether it is time to
+    /// Counts an idle turn, and sometimes lets another thread run. Returns whether it is time to
     /// check.
     #[inline(always)]
     pub fn fruitless(&mut self) -> bool {

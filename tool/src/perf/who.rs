@@ -25,12 +25,12 @@ impl fmt::Display for Who {
 }
 
 impl Who {
-    /// A peer that is reached over `rails`.
+    /// Creates the name of a peer that these `rails` reach.
     pub fn new(name: impl Into<String>, rails: Vec<String>) -> Self {
         Who { name: name.into(), rails }
     }
 
-    /// The error of a run whose other side is gone, or the way to it.
+    /// Returns the error of a run that lost the other side, or the rail to it.
     #[cold]
     pub fn lost(&self, why: PeerError) -> Failure {
         match why {
@@ -39,8 +39,8 @@ impl Who {
         }
     }
 
-    /// The error of a run whose other side is gone, however that was noticed: names the rails to
-    /// it, if there are several kinds.
+    /// Returns the error of a run that lost the other side. Names the rails to it, if there are
+    /// several kinds.
     #[cold]
     pub fn gone(&self, how: impl fmt::Display) -> Failure {
         match self.rails.is_empty() {
@@ -49,7 +49,7 @@ impl Who {
         }
     }
 
-    /// The error of a run in which `what` failed.
+    /// Returns the error of a run in which `what` failed.
     #[cold]
     pub fn failed(&self, what: &str, error: Error) -> Failure {
         match error {
@@ -60,7 +60,7 @@ impl Who {
         }
     }
 
-    /// The error of a wait for it.
+    /// Returns the error of a wait for the other side.
     #[cold]
     fn wait_failed(&self, error: WaitError) -> Failure {
         match error {
@@ -73,7 +73,7 @@ impl Who {
         }
     }
 
-    /// The run's deadline has expired, and the peer owes no answer.
+    /// Returns the error of an expired deadline, if the peer owes no answer.
     #[cold]
     pub fn out_of_time(&self, stuck: Stuck) -> Failure {
         Failure::run(format!(
@@ -82,7 +82,7 @@ impl Who {
         ))
     }
 
-    /// The error of a run in which an operation with it failed.
+    /// Returns the error of a run in which an operation with the other side failed.
     #[cold]
     fn ended(&self, what: &str, outcome: Ended) -> Failure {
         match outcome {
@@ -91,7 +91,7 @@ impl Who {
         }
     }
 
-    /// The error of a run in which a receive failed.
+    /// Returns the error of a run in which a receive failed.
     #[cold]
     pub fn receive_ended(&self, outcome: Received) -> Failure {
         match outcome {

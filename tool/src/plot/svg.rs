@@ -41,7 +41,7 @@ struct Span {
 }
 
 impl Span {
-    /// Whole powers of `base` around the values.
+    /// Returns the range between whole powers of `base` that contains the values.
     fn around(base: f64, values: impl Iterator<Item = f64>) -> Span {
         let logs = values.map(|value| value.log(base));
         let (low, high) = logs.fold((f64::MAX, f64::MIN), |(low, high), log| (low.min(log), high.max(log)));
@@ -51,7 +51,7 @@ impl Span {
         }
     }
 
-    /// The position of a value, from 0 to 1.
+    /// Returns the position of a value, from 0 to 1.
     fn place(&self, value: f64) -> f64 {
         (value.log(self.base) - self.from) / (self.to - self.from)
     }
@@ -168,7 +168,7 @@ pub fn draw(curves: &[Curve]) -> String {
     svg + "</svg>\n"
 }
 
-/// A duration in nanoseconds, with a unit.
+/// Formats a duration in nanoseconds with a unit.
 fn duration(ns: f64) -> String {
     match ns {
         n if n < 1e3 => format!("{} ns", rounded(n)),
@@ -178,7 +178,7 @@ fn duration(ns: f64) -> String {
     }
 }
 
-/// Bytes per second, with a unit.
+/// Formats bytes per second with a unit.
 fn rate(bytes: f64) -> String {
     match bytes {
         b if b < 1e6 => format!("{} KB/s", rounded(b / 1e3)),

@@ -1,4 +1,4 @@
-//! The binary as its users run it: one line of arguments, nothing to read.
+//! Runs the binary as its users do, with one line of arguments and no input.
 
 #![allow(dead_code, reason = "each test program uses a part")]
 

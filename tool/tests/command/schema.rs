@@ -15,7 +15,7 @@ pub fn load(name: &str) -> Value {
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
-/// Why a value does not fit, with where it is.
+/// Checks a value against a schema. The error names the field and the reason.
 pub fn check(schema: &Value, value: &Value, at: &str) -> Result<(), String> {
     let rules = schema.as_object().ok_or(format!("{at}: no schema"))?;
     let unknown = rules.keys().find(|key| ![&CHECKED[..], &DESCRIBING[..]].concat().contains(&key.as_str()));

@@ -3,21 +3,21 @@
 /// The criteria of a receive. Tags have 44 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted {
-    /// None: any.
+    /// The source. `None` accepts any.
     pub source: Option<u32>,
     /// The tag.
     pub tag: u64,
-    /// Bits of it that are not compared.
+    /// Bits of the tag that are not compared.
     pub ignore: u64,
 }
 
 impl Wanted {
-    /// One source, every bit.
+    /// Accepts one source, and compares every bit.
     pub const fn exact(source: u32, tag: u64) -> Self {
         Wanted { source: Some(source), tag, ignore: 0 }
     }
 
-    /// Any source, every bit.
+    /// Accepts any source, and compares every bit.
     pub const fn any_source(tag: u64) -> Self {
         Wanted { source: None, tag, ignore: 0 }
     }
@@ -27,14 +27,14 @@ impl Wanted {
 /// alike.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pairs {
-    /// How many.
+    /// The number of pairs.
     pub count: u64,
-    /// A sum over them.
+    /// A sum over all pairs.
     pub sum: u64,
 }
 
 impl Pairs {
-    /// One more.
+    /// Adds a pair.
     #[inline(always)]
     pub fn add(&mut self, context: u32, cookie: u32) {
         self.count += 1;
@@ -59,6 +59,6 @@ pub trait Engine {
     /// Makes a matched probe and, if it finds a message, receives it.
     fn claim(&mut self, wanted: Wanted, context: u32) -> bool;
 
-    /// Who got what so far.
+    /// Returns the pairs so far.
     fn pairs(&self) -> Pairs;
 }

@@ -88,7 +88,7 @@ impl Queue {
     }
 }
 
-/// The lists.
+/// The lists of receives and of messages.
 pub struct List {
     posted: Queue,
     unexpected: Queue,

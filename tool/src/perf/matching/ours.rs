@@ -28,16 +28,16 @@ impl<T: Clone> Lent<T> {
     /// # Safety
     /// Called once. The result is not used after this value is dropped.
     unsafe fn lend(&self) -> &'static mut [T] {
-        // SAFETY: leaked, so it stays valid until the drop below. The caller guarantees that it is
-        // lent once.
+        // SAFETY: `leak` keeps the slice valid until the drop below. The caller guarantees that
+        // this is its only borrow.
         unsafe { &mut *self.0.as_ptr() }
     }
 }
 
 impl<T> Drop for Lent<T> {
     fn drop(&mut self) {
-        // SAFETY: from a leaked vector, whose capacity equals its length after `leak`. Its borrower
-        // is dropped.
+        // SAFETY: the pointer comes from a leaked vector, whose capacity equals its length after
+        // `leak`. The borrower was dropped before.
         drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 }
@@ -55,7 +55,7 @@ impl Ours {
         let posted = Lent::new(PostedSlot::EMPTY, room);
         let unexpected = Lent::new(UnexpectedSlot::EMPTY, room);
         let buckets = Lent::new(0, MatcherMemory::buckets(room, room));
-        // SAFETY: each is lent once, to the matcher, which is dropped before them.
+        // SAFETY: each slice is lent once, to the matcher, which is dropped before the slices.
         let memory = unsafe {
             MatcherMemory { posted: posted.lend(), unexpected: unexpected.lend(), buckets: buckets.lend() }
         };

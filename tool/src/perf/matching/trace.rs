@@ -26,13 +26,13 @@ use Trace::*;
 /// One step, of 32 bytes.
 #[derive(Clone, Copy, Debug)]
 pub enum Step {
-    /// A receive, and its context.
+    /// Posts a receive with this context.
     Post(Wanted, u32),
-    /// A message: source, tag, cookie.
+    /// A message arrives: source, tag, cookie.
     Arrive(u32, u64, u32),
 }
 
-/// The communicator.
+/// The communicator of all traces, in the upper bits of the tag.
 const WORLD: u64 = 3 << 32;
 const ANY_TAG: u64 = (1 << 32) - 1;
 
@@ -52,10 +52,11 @@ impl Random {
 }
 
 impl Trace {
-    /// All of them.
+    /// All traces.
     pub const ALL: [Trace; 6] = [T1, T2, T3, T4, T5, T6];
 
-    /// The sizes of the trace: neighbours, peers, workers, senders, threads, receives kept posted.
+    /// Returns the sizes of the trace: neighbours, peers, workers, senders, threads, or posted
+    /// receives.
     pub fn depths(self) -> &'static [u32] {
         match self {
             T1 => &[6, 18, 26],
@@ -67,7 +68,7 @@ impl Trace {
         }
     }
 
-    /// Its steps.
+    /// Returns the steps of the trace.
     pub fn steps(self, depth: u32) -> Vec<Step> {
         let mut random = Random(0x5eed ^ depth as u64);
         let mut steps = vec![];
@@ -76,7 +77,7 @@ impl Trace {
         let exact = |source: u32, tag: u64| Wanted::exact(source, WORLD | tag);
         match self {
             T1 => {
-                // Of each phase, a quarter arrives before its receives.
+                // In each phase, a quarter of the messages arrives before its receives.
                 for phase in 0..8 {
                     let mut sources: Vec<u32> = (0..depth).collect();
                     random.shuffle(&mut sources);

@@ -105,7 +105,7 @@ struct Receive {
     free: unsafe extern "C" fn(*mut c_void),
 }
 
-/// UCX.
+/// UCX's tag matching.
 pub struct Ucx {
     library: Library,
     ucp: *mut c_void,
@@ -139,7 +139,7 @@ fn done(what: &str, status: Status) -> Result<(), String> {
 }
 
 impl Ucx {
-    /// One worker, and an endpoint to itself. Contexts are below `contexts`.
+    /// Creates a worker, and an endpoint to itself. Contexts are below `contexts`.
     pub fn new(contexts: usize) -> Result<Self, String> {
         let library = Library::open()?;
         let set = |config, name: &CStr, value: &CStr| {
@@ -199,12 +199,14 @@ impl Ucx {
             user_data: receive.cast(),
             ..PLAIN
         };
-        // SAFETY: the receive is in its array.
+        // SAFETY: `receive` points to an element of the array of receives.
         let bytes = unsafe { &raw mut (*receive).bytes };
         match call(&self.library, self.worker, bytes.cast(), &param) {
-            // SAFETY: as above. The library no longer uses the bytes.
+            // SAFETY: `receive` points to an element of its array. The library no longer uses the
+            // bytes.
             0 => self.pairs.add(context, unsafe { (*receive).bytes } as u32),
-            // SAFETY: as above.
+            // SAFETY: `receive` points to an element of its array, and no reference to the element
+            // exists.
             request if !(-128..0).contains(&request) => unsafe {
                 (*receive).request = request as *mut c_void
             },
@@ -218,8 +220,8 @@ impl Engine for Ucx {
     fn post(&mut self, wanted: Wanted, context: u32) {
         let (tag, mask) = Self::key(wanted);
         self.start(context, |library, worker, bytes, param| {
-            // SAFETY: the worker is alive. There are 8 bytes, which stay in place until the receive
-            // completes.
+            // SAFETY: the worker is alive. `bytes` points to 8 bytes that stay in place until the
+            // receive completes.
             unsafe { (library.ucp_tag_recv_nbx)(worker, bytes, 8, tag, mask, param) }
         });
     }
@@ -263,7 +265,8 @@ impl Engine for Ucx {
             return false;
         }
         self.start(context, |library, worker, bytes, param| {
-            // SAFETY: as in `post`. The probe has taken the message, and it is received once.
+            // SAFETY: the worker is alive. `bytes` points to 8 bytes that stay in place until the
+            // receive completes. The probe has taken the message, which is received once.
             unsafe { (library.ucp_tag_msg_recv_nbx)(worker, bytes, 8, message, param) }
         });
         true

@@ -50,21 +50,21 @@ pub enum Workload {
 use Workload::*;
 
 impl Workload {
-    /// All of them.
+    /// All workloads.
     pub const ALL: [Workload; 18] =
         [P1, P2, P3, P4, P5, P6, P7, P8, P9, P10, P11, U1, U2, U3, U4, U5, U6, C1];
 
-    /// Whether the depth counts messages rather than receives.
+    /// Returns whether the depth counts messages rather than receives.
     pub fn is_unexpected(self) -> bool {
         matches!(self, U1 | U2 | U3 | U4 | U5 | U6)
     }
 
-    /// Whether a round covers the whole depth, and so has at least one unit.
+    /// Returns whether a round covers the whole depth, so that a depth of 0 has no units.
     pub fn drains(self) -> bool {
         matches!(self, P6 | P7 | P8 | P9 | U1 | U2 | U3 | U4 | U6 | C1)
     }
 
-    /// Units of a round.
+    /// Returns the units of a round.
     pub fn units(self, depth: u32) -> u64 {
         match self {
             C1 => 3 * depth as u64,
@@ -90,7 +90,7 @@ const ANY_TAG: u64 = COMMUNICATOR - 1;
 /// The bit that P10 ignores.
 const PROTOCOL_BIT: u64 = 1 << 40;
 
-/// Entries and contexts that a workload of this depth needs.
+/// Returns the number of entries and contexts that a workload of this depth needs.
 pub const fn room(depth: u32) -> usize {
     depth as usize + 64
 }
@@ -105,7 +105,7 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// Nothing is prepared yet.
+    /// Creates a workload without its background.
     pub fn new(workload: Workload, depth: u32) -> Self {
         let mut order: Vec<u32> = (0..depth).collect();
         let mut random = 0x5eed_u64;

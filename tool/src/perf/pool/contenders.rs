@@ -57,7 +57,7 @@ impl Ring {
     }
 }
 
-/// A block of a ring, which `R` refers to.
+/// A block from the ring `R`, which takes it back when it is dropped.
 pub struct OfRing<R: Deref<Target = Ring>> {
     block: Option<Box<MaybeUninit<Body>>>,
     ring: R,
@@ -76,7 +76,8 @@ impl<R: Deref<Target = Ring>> OfRing<R> {
     #[inline(always)]
     fn two_holders(&self) -> bool {
         self.block.as_ref().is_some_and(|block| {
-            // SAFETY: written when it was taken.
+            // SAFETY: `take` wrote the body of the block, which nothing overwrites until the block
+            // is dropped.
             first_lets_go(&unsafe { block.assume_init_ref() }.first);
             true
         })

@@ -5,13 +5,13 @@ use super::scenario::{Figures, Pools, Scenario};
 /// One line of results.
 #[derive(Clone, Debug)]
 pub struct PoolRow {
-    /// Who.
+    /// The name of the pool.
     pub pool: &'static str,
-    /// What, as [`Scenario::name`] says.
+    /// The scenario, in the words of [`Scenario::name`].
     pub scenario: String,
-    /// Threads that take.
+    /// Number of threads that take blocks.
     pub streams: usize,
-    /// Median of the repetitions.
+    /// Medians of the repetitions.
     pub figures: Figures,
     /// Minimum processor time per operation over all repetitions, in nanoseconds.
     pub min_ns: f64,
@@ -21,7 +21,7 @@ pub struct PoolRow {
 }
 
 impl PoolRow {
-    /// The row as a JSON object. No name in it needs escaping.
+    /// Formats the row as a JSON object. No name in it needs escaping.
     pub fn json(&self, schema_version: u32) -> String {
         let PoolRow { pool, scenario, streams, figures, min_ns, to_one_stream } = self;
         let Figures { ns_per_op, ops_per_s, p99_ns } = figures;
@@ -34,10 +34,10 @@ impl PoolRow {
     }
 }
 
-/// A contender of any type.
+/// A pool to compare: its name, and the function that runs a scenario with it.
 pub type Contender = (&'static str, fn(Scenario, usize, u64) -> Option<Figures>);
 
-/// Makes one of a type.
+/// Returns the contender of a type of pools.
 pub fn contender<P: Pools>() -> Contender {
     (P::NAME, |scenario, streams, ops| scenario.run::<P>(streams, ops))
 }

@@ -14,46 +14,46 @@ use std::time::Instant;
 
 /// A pool of blocks.
 pub trait Pools {
-    /// What rows call it.
+    /// The name of the pool in rows.
     const NAME: &'static str;
-    /// One stream's access to it.
+    /// The access of one stream to the pool.
     type Own: Send;
-    /// A block. Dropping it gives it back, on any thread.
+    /// A block. Dropping it returns it to the pool, on any thread.
     type Held: Send;
-    /// Access for each of `streams` streams, of which each has up to `capacity` blocks out at once.
+    /// Creates the access of `streams` streams, each with up to `capacity` blocks in use at once.
     fn streams(streams: usize, capacity: usize) -> Vec<Self::Own>;
     /// Takes a block, and writes a [`Body`] to it. `None` only if the pool has a bound.
     fn take(own: &mut Self::Own) -> Option<Self::Held>;
     /// Returns a block to the stream that took it.
     fn give(own: &mut Self::Own, held: Self::Held);
-    /// A block with two holders that both release it; to the pool the first may be on another
-    /// thread.
+    /// Takes a block with two holders, and both release it. The pool must assume that the first one
+    /// is on another thread.
     fn twice(own: &mut Self::Own) -> bool;
 }
 
 /// A block's memory, as large as the largest command of the compared runtimes.
 #[repr(C, align(64))]
 pub struct Body {
-    /// Written when it is taken.
+    /// Written when the block is taken.
     pub first: AtomicU64,
     rest: [u64; 15],
 }
 
 impl Body {
-    /// A block with that first word.
+    /// Creates a body with this first word.
     #[inline(always)]
     pub fn new(first: u64) -> Self {
         Body { first: AtomicU64::new(first), rest: [0; 15] }
     }
 }
 
-/// For pools with one holder per block: counts the two holders in the first word. The last one
+/// Counts two holders in the first word, for pools with one holder per block. The last holder
 /// returns the block.
 #[inline(always)]
 pub fn first_lets_go(first: &AtomicU64) {
     first.store(2, Ordering::Relaxed);
     for _ in 0..2 {
-        // As in a reference count: release, and acquire for the last holder.
+        // As in a reference count: release on each decrement, and acquire for the last holder.
         if first.fetch_sub(1, Ordering::Release) == 1 {
             fence(Ordering::Acquire);
         }
@@ -70,11 +70,11 @@ pub struct Figures {
     pub ns_per_op: f64,
     /// Operations of all streams per second of wall time.
     pub ops_per_s: f64,
-    /// Of batches, per operation, in nanoseconds.
+    /// 99th percentile of the time per operation of a batch, in nanoseconds.
     pub p99_ns: f64,
 }
 
-/// What to run.
+/// A scenario.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scenario {
     /// One stream with this many blocks in use, returned in the order taken.
@@ -83,9 +83,9 @@ pub enum Scenario {
     Streams,
     /// One thread takes blocks; this many others return them.
     HandOff(usize),
-    /// A thousand taken in a burst, returned in random order by another thread.
+    /// Takes a thousand blocks in a burst; another thread returns them in random order.
     Burst,
-    /// All slots in use: a refusal, then a block is returned and another taken.
+    /// Uses all slots: a take is refused, then a block is returned and another one taken.
     Exhausted,
     /// Blocks with two holders.
     TwoHolders,
@@ -94,7 +94,7 @@ pub enum Scenario {
 }
 
 impl Scenario {
-    /// What rows call it.
+    /// Returns the name of the scenario in rows.
     pub fn name(self) -> String {
         match self {
             Scenario::Single(window) => format!("single-{window}"),
@@ -118,8 +118,8 @@ impl Scenario {
         all
     }
 
-    /// Runs it once with about `ops` operations per stream. `None` if it does not apply: a pool
-    /// without a bound is never exhausted.
+    /// Runs the scenario once, with about `ops` operations per stream. Returns `None` if it does
+    /// not apply: a pool without a bound is never exhausted.
     pub fn run<P: Pools>(self, streams: usize, ops: u64) -> Option<Figures> {
         match self {
             Scenario::Single(window) => Some(windows::<P>(1, window, ops)),
@@ -135,8 +135,8 @@ impl Scenario {
     }
 }
 
-/// Returns the processor time of the calling thread, in nanoseconds. A system call of some hundred
-/// nanoseconds.
+/// Returns the processor time of the calling thread, in nanoseconds. Makes a system call, which
+/// takes some hundred nanoseconds.
 fn cpu_ns() -> u64 {
     fishplate_sys::clock::thread_cpu_ns().unwrap_or(0)
 }
@@ -164,7 +164,7 @@ impl Times {
     }
 }
 
-/// One thread, one kind of step.
+/// Runs one kind of step on one thread.
 fn alone<P: Pools>(capacity: usize, ops: u64, mut step: impl FnMut(&mut P::Own)) -> Figures {
     let mut own = P::streams(1, capacity).pop().expect("one stream");
     let mut times = Times::default();
@@ -199,7 +199,7 @@ fn windows<P: Pools>(streams: usize, window: usize, ops: u64) -> Figures {
                             P::give(own, held);
                         }
                     };
-                    // Every slot is touched in advance.
+                    // Touches every slot before the measurement.
                     pass(&mut own);
                     let passes = (BATCH as usize / window).max(1);
                     let rounds = (ops as usize).div_ceil(passes * window);
@@ -243,7 +243,7 @@ struct Way<T> {
 
 /// Batches in transfer at once.
 const PLACES: usize = 4;
-/// Blocks in a batch, unless the scenario has more.
+/// Blocks in a batch, unless the scenario needs more.
 const HANDFUL: usize = 64;
 
 impl<T> Way<T> {

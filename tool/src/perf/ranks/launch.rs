@@ -1,5 +1,5 @@
-//! The ranks of a job on this host, where no launcher starts them: this process is rank 0, and
-//! hands the job's id to the others through their standard input.
+//! Starts the ranks of a job on this host, if no launcher does. This process is rank 0. It passes
+//! the job's id to the others through their standard input.
 
 use std::ffi::OsString;
 use std::io::{Read, Write};
@@ -15,13 +15,13 @@ use crate::failure::{Failure, Outcome};
 use crate::interrupt;
 use crate::limits;
 
-/// Time for a rank that has nothing more to do to end.
+/// Time limit for a finished rank to exit.
 const LEAVE: Duration = Duration::from_secs(10);
 
-/// Time for a rank that was lost to be seen to have ended.
+/// Time limit for a lost rank to exit.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// Ranks 1 and up. Dropping them ends them.
+/// The processes of ranks 1 and up. Dropping them kills the processes.
 pub struct Started {
     children: Vec<Child>,
 }
@@ -50,7 +50,7 @@ pub fn start(options: &[OsString], ranks: usize, timeout: Duration) -> Outcome<(
     }
 }
 
-/// Joins the job whose id comes by standard input.
+/// Reads the id of a job from standard input, and joins the job.
 pub fn join(rank: usize, ranks: usize, timeout: Duration) -> Outcome<Job> {
     interrupt::leave_to_parent();
     let mut id = [0; ID_LEN];
@@ -62,11 +62,11 @@ pub fn join(rank: usize, ranks: usize, timeout: Duration) -> Outcome<Job> {
 }
 
 impl Started {
-    /// Adds how ranks ended that have.
+    /// Adds how a rank has exited, if one has.
     pub fn explain(&mut self, message: String) -> String {
         let until = Instant::now() + LAST_WORDS;
         loop {
-            // One that was killed is why others ended with an error.
+            // A killed rank sorts first, because it is the reason why others exited with an error.
             let ended = self.children.iter_mut().enumerate().filter_map(|(at, child)| {
                 let status = child.try_wait().ok().flatten()?;
                 Some((
@@ -82,7 +82,7 @@ impl Started {
         }
     }
 
-    /// Lets all end by themselves.
+    /// Waits until all ranks exit by themselves.
     pub fn leave(mut self) -> Outcome {
         let until = Instant::now() + LEAVE;
         for (at, child) in self.children.iter_mut().enumerate() {
@@ -103,7 +103,7 @@ impl Started {
 impl Drop for Started {
     fn drop(&mut self) {
         for child in &mut self.children {
-            // An error means that it has ended already, which is what is wanted.
+            // An error means that the process has already exited, as intended.
             let _ = child.kill();
         }
         for child in &mut self.children {

@@ -1,4 +1,4 @@
-//! Which ranks send to which.
+//! The patterns: which ranks send to which.
 
 use clap::ValueEnum;
 use serde::Serialize;

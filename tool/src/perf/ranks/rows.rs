@@ -1,4 +1,4 @@
-//! What rank 0 writes: one row for each pattern and size, of all ranks together.
+//! The rows that rank 0 writes: one for each pattern and size, for all ranks together.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -10,7 +10,7 @@ use crate::failure::{Failure, Outcome};
 use crate::report::{Columns, Report, SCHEMA_VERSION, time};
 use crate::sizes;
 
-/// What one rank found.
+/// The results of one rank.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Tally {
     pub ns: f64,
@@ -67,7 +67,8 @@ impl Rows {
         ))
     }
 
-    /// Adds up what the ranks found, and writes it. Returns how many messages had wrong data.
+    /// Combines the results of all ranks, and writes the row. Returns the number of messages with
+    /// wrong data.
     pub fn row(&mut self, args: &JobArgs, pattern: Pattern, size: usize, all: &[Tally]) -> Outcome<u64> {
         let flows = pattern.flows(all.len());
         let messages = flows * args.iters;
@@ -152,7 +153,7 @@ impl Columns for Row {
     }
 }
 
-/// The memory of this process, with its share of what others have mapped, too. 0 if unknown.
+/// Returns the memory of this process with its share of shared pages (PSS), in bytes. 0 if unknown.
 pub fn pss() -> u64 {
     let text = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("Pss:")).unwrap_or_default();

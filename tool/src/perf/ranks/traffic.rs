@@ -1,8 +1,8 @@
-//! What a rank sends and receives in a pattern.
+//! The messages that a rank sends and receives in a pattern.
 //!
-//! A rank's memory begins with a line for each flow: of a flow to it, how many messages have come;
-//! of a flow from it, how many the receiver has taken. Behind them lie the slots of flows to it.
-//! Numbers go on from row to row.
+//! A rank's memory begins with a cache line for each flow. For a flow to this rank, the line counts
+//! the messages that have arrived. For a flow from this rank, it counts those that the receiver has
+//! taken. The slots of flows to this rank follow. Message numbers continue from row to row.
 
 use fishplate::node::{Error, Memory, Remote};
 use fishplate::{Node, Notice, Signal};
@@ -15,10 +15,10 @@ use crate::failure::{Failure, Outcome};
 use crate::payload;
 use crate::sizes;
 
-/// From one word to the next.
+/// Distance between two words, in bytes.
 const LINE: usize = 64;
 
-/// The most memory that a rank takes for slots, or for what it sends.
+/// Maximum memory of a rank for slots, and for the payloads that it sends.
 const MEMORY_MAX: usize = 1 << 30;
 
 /// The flows of one rank.
@@ -28,10 +28,10 @@ pub struct Traffic {
     targets: Vec<Target>,
     sources: Vec<Source>,
     remotes: Vec<Remote>,
-    /// From one slot to the next, and slots of a flow.
+    /// Distance between two slots in bytes, and the number of slots of a flow.
     stride: usize,
     window: u64,
-    /// Messages of each flow in all rows so far.
+    /// Number of messages of each flow in all rows so far.
     done: u64,
     payload: Vec<u8>,
 }
@@ -40,7 +40,7 @@ pub struct Traffic {
 struct Target {
     rank: usize,
     there: Remote,
-    /// Its first slot there, and its word.
+    /// Offsets of the flow's first slot and of its word, in the receiver's memory.
     slots: usize,
     word: usize,
     sent: u64,
@@ -51,26 +51,26 @@ struct Target {
 struct Source {
     rank: usize,
     there: Remote,
-    /// Its word there.
+    /// Offset of the flow's word in the sender's memory.
     word: usize,
     seen: u64,
     told: u64,
 }
 
-/// Where the slots begin in the memory of a rank with so many flows.
+/// Returns the offset of the slots in the memory of a rank with this many flows.
 fn slots_at(flows: usize) -> usize {
     (flows * LINE).next_multiple_of(4096)
 }
 
 impl Traffic {
-    /// Joins the ranks with which this one has flows. A collective call.
+    /// Connects to the ranks with which this rank has flows. A collective call.
     pub fn open(member: &mut Member, pattern: Pattern, most: usize, window: u64) -> Outcome<Traffic> {
         let (me, size) = (member.job.rank(), member.job.size());
         let (targets, sources) = (pattern.targets(me, size), pattern.sources(me, size));
         let stride = most.next_multiple_of(LINE);
         let flows = targets.len() + sources.len();
         let bytes = |flows: usize| flows.checked_mul(window as usize)?.checked_mul(stride);
-        // The same of every rank, so that all refuse or none.
+        // All ranks compute the same size, so either all refuse or none.
         if bytes(size - 1).is_none_or(|bytes| bytes > MEMORY_MAX) {
             return Err(Failure::usage(format!(
                 "{size} ranks with {window} slots of {} for each are more than {}: use smaller sizes or a smaller --window",
@@ -82,7 +82,7 @@ impl Traffic {
         let slots = |flows: usize| bytes(flows).unwrap_or_default().max(LINE);
         let memory = member.node.alloc(slots_at(flows) + slots(sources.len())).map_err(lacking)?;
         let buffer = member.node.alloc(slots(targets.len())).map_err(lacking)?;
-        // Both ends of each flow know each other before either imports.
+        // Both ends of each flow add each other as peers before either imports.
         targets.iter().chain(&sources).try_for_each(|&rank| member.peer(rank).map(drop))?;
         let handle = member.node.handle(memory).map_err(lacking)?;
         let handles = member.gather(&handle)?;
@@ -131,8 +131,9 @@ impl Traffic {
         })
     }
 
-    /// Sends `count` messages of each flow from here, and receives those of each flow to here; with
-    /// a seed payloads are written and verified. Returns how many were right, and how many wrong.
+    /// Sends `count` messages of each flow from this rank, and receives as many of each flow to
+    /// this rank. With a seed, writes and verifies payloads. Returns how many were right, and how
+    /// many wrong.
     pub fn run(
         &mut self,
         member: &mut Member,
@@ -170,7 +171,7 @@ impl Traffic {
         Ok(if seed.is_some() { (right, wrong) } else { (0, wrong) })
     }
 
-    /// Sends what the receiver has slots for. Returns whether something was sent.
+    /// Sends as many messages as the receiver has free slots. Returns whether any was sent.
     #[inline]
     fn send(
         &mut self,
@@ -186,7 +187,7 @@ impl Traffic {
         if target.taken == end {
             return Ok(false);
         }
-        // Written by the peer.
+        // The peer writes this word, so the value is not trusted.
         target.taken = load(node, word)?.clamp(target.taken, target.sent);
         let before = target.sent;
         while target.sent < end && target.sent - target.taken < *window {
@@ -210,8 +211,8 @@ impl Traffic {
         Ok(target.sent != before)
     }
 
-    /// Takes what has come, and gives its slots back. Returns how many messages were right and
-    /// wrong.
+    /// Takes the messages that have arrived, and frees their slots. Returns how many were right,
+    /// and how many wrong.
     #[inline]
     fn receive(
         &mut self,
@@ -227,7 +228,7 @@ impl Traffic {
         let (mut right, mut wrong) = (0, 0);
         if source.seen < end {
             let arrived = load(node, memory.at((at * LINE) as u64))?;
-            // Written by the peer, which has no more slots.
+            // The peer writes this word, but has no slots for more messages.
             let most = end.min(source.told + *window);
             wrong += u64::from(arrived > most);
             while source.seen < arrived.min(most) {
@@ -257,7 +258,7 @@ impl Traffic {
         Ok((right, wrong))
     }
 
-    /// Gives the memory back. A collective call.
+    /// Frees the memory. A collective call.
     pub fn close(self, member: &mut Member) -> Outcome {
         let kept = |error: Error| Failure::run(format!("memory cannot be given back: {error}"));
         member.node.quiet_all(member.timeout).map_err(kept)?;
@@ -269,7 +270,7 @@ impl Traffic {
         member.node.free(self.memory).and_then(|()| member.node.free(self.buffer)).map_err(kept)
     }
 
-    /// The time is up: names whom this rank waits for.
+    /// Returns the error of an expired time limit, which names the ranks that this rank waits for.
     #[cold]
     fn expired(&self, member: &Member, end: u64) -> Failure {
         let names = |ranks: Vec<usize>| ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
@@ -289,7 +290,7 @@ impl Traffic {
     }
 }
 
-/// What message `number` from one rank to another contains.
+/// Returns the payload of message `number` from one rank to another.
 fn contents(seed: u64, from: usize, to: usize, number: u64) -> payload::Pattern {
     payload::Pattern::new(seed, ((from as u64) << 32) | to as u64, number)
 }

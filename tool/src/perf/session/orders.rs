@@ -33,7 +33,7 @@ const TESTS: [Test; 9] = [
     Test::Pool,
 ];
 
-/// The head of a message of this many bytes.
+/// Returns the header of a message of this many bytes.
 fn head(len: usize) -> Vec<u8> {
     let mut head = b"FPBS".to_vec();
     head.extend(WIRE_VERSION.to_le_bytes());
@@ -42,7 +42,7 @@ fn head(len: usize) -> Vec<u8> {
     head
 }
 
-/// A follower whose node is its own peer.
+/// Creates a follower whose node is its own peer.
 fn follower() -> Session<false> {
     let setup = Setup {
         transport: Transport::Shm,
@@ -101,7 +101,6 @@ fn follow(
     session.follow_all(REGION, Some(Test::Put)).unwrap_err()
 }
 
-/// A valid order.
 fn order(test: Test) -> Job {
     Job {
         test,
@@ -118,12 +117,12 @@ fn order(test: Test) -> Job {
     }
 }
 
-/// An order, and the words after it.
+/// Returns an order, and the messages that follow it.
 fn ordered(job: Job) -> [Vec<u8>; 3] {
     [json(&Order::Measure(job)), b"null".to_vec(), json(&Tally::default())]
 }
 
-/// Orders that equal `job` except for one invalid field.
+/// Returns orders that equal `job` except for one invalid field.
 fn spoilt(job: Job) -> Vec<Job> {
     let mut all = vec![
         Job { iters: 0, ..job },
