@@ -54,7 +54,6 @@ const STATUS: u32 = 32;
 /// few polls.
 const PROBES: u64 = 4;
 
-/// Encodes the word of a ticket.
 #[inline(always)]
 pub(crate) fn word(ticket: u64, status: Status, data: u32) -> u64 {
     ticket << SEQUENCE | (status as u64) << STATUS | u64::from(data)
@@ -69,7 +68,6 @@ pub(crate) struct Corrupt;
 pub(crate) struct Sender {
     words: *const Line,
     count: u64,
-    /// The next ticket.
     next: u64,
     /// The target's cursor at our last load.
     freed: u64,
@@ -149,7 +147,6 @@ impl Sender {
         (ticket & (self.count - 1)) * size_of::<Line>() as u64
     }
 
-    /// Stores the word of a taken ticket.
     #[inline(always)]
     pub(crate) fn store(&self, ticket: u64, status: Status, data: u32) {
         // SAFETY: the masked index is less than `count`, and `new` requires that the words are

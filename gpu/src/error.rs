@@ -39,7 +39,7 @@ pub enum ExportError {
     },
     /// The range has more physical segments than one export allows. Register it in parts.
     Segments {
-        /// The limit: [`MAX_SEGMENTS`](super::MAX_SEGMENTS).
+        /// The maximum number of segments: [`MAX_SEGMENTS`](super::MAX_SEGMENTS).
         max: usize,
         /// Number of bytes from the start of the range that fit the limit.
         there: u64,

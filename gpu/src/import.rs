@@ -36,7 +36,7 @@ pub struct ImportId {
     generation: u32,
 }
 
-/// Imported memory.
+/// An imported range of a peer's allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Imported {
     /// The id for transfers and for the release.
@@ -457,7 +457,6 @@ fn verify<D: Device>(device: &D, base: DevicePtr, handle: &Handle, size: u64) ->
     Ok(())
 }
 
-/// Checks that a range lies inside an allocation.
 fn within(offset: u64, len: u64, size: u64) -> Result<(), Fault> {
     match offset.checked_add(len) {
         Some(end) if len > 0 && end <= size => Ok(()),

@@ -155,9 +155,9 @@ pub struct DeviceCaps {
 /// How an allocation can be exported to another process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Share {
-    /// By a handle of 64 bytes.
+    /// It is exported by a handle of 64 bytes.
     Legacy,
-    /// By a file descriptor.
+    /// It is exported by a file descriptor.
     Descriptor,
     /// It cannot be exported: see [`DeviceError::NotExportable`].
     Never(Unshared),
@@ -191,7 +191,7 @@ pub struct Allocation {
     pub size: u64,
     /// The driver's buffer id, never reused in this process.
     pub buffer: u64,
-    /// How it can be exported.
+    /// How the allocation can be exported.
     pub share: Share,
     /// For virtual memory, the start of the reserved address range. Several allocations may share
     /// one.

@@ -61,13 +61,13 @@ impl Channel {
         &self.bytes[(ticket % u64::from(WORDS)) as usize]
     }
 
-    /// Writes the bytes of a write.
+    /// Stores the bytes of the write with this ticket.
     fn land(&self, ticket: u64) {
         // SAFETY: loom fails the test if another thread accesses the cell at the same time.
         self.cell(ticket).with_mut(|bytes| unsafe { *bytes = ticket });
     }
 
-    /// Reads the bytes of a write.
+    /// Loads the bytes of the write with this ticket.
     fn landed(&self, ticket: u64) -> u64 {
         // SAFETY: loom fails the test if another thread accesses the cell at the same time.
         self.cell(ticket).with(|bytes| unsafe { *bytes })

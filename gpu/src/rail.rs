@@ -90,7 +90,6 @@ struct Shared {
 // segment and the link keep them mapped longer than this value.
 unsafe impl Send for Shared {}
 
-/// An attached peer.
 #[derive(Debug)]
 struct GpuPeer {
     /// Distinguishes this attachment from earlier ones in the same slot.

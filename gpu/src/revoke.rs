@@ -67,7 +67,6 @@ struct Pending {
     awaited: Vec<(Peer, Nonce)>,
 }
 
-/// The pending revocations.
 #[derive(Debug, Default)]
 pub(crate) struct Revocations {
     pending: BTreeMap<AllocId, Pending>,
@@ -82,7 +81,6 @@ impl Revocations {
         self.sequence
     }
 
-    /// Cancels a revocation.
     pub(crate) fn call_off(&mut self, alloc: AllocId) {
         self.pending.remove(&alloc);
     }

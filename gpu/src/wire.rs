@@ -31,7 +31,6 @@ use super::error::AllocId;
 use super::publish::{Binding, Wanted};
 use super::{Handle, LEGACY_HANDLE, MAX_SEGMENTS, Uuid};
 
-/// The kind of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 enum MessageKind {

@@ -32,7 +32,6 @@ pub(crate) struct EventPage {
 assert_impl_all!(EventPage: Send, Sync);
 
 impl EventPage {
-    /// Creates an event page.
     pub(crate) fn create() -> Result<Self, SegmentError> {
         let fd = segment::create(LEN)?;
         let page = Mapping::new(fd.as_fd(), LEN, Access::Write)?;

@@ -35,7 +35,6 @@ pub const MAX_BLOB: usize = 64 * 1024;
 /// Maximum length of a packet, in bytes.
 pub(crate) const MAX_PACKET: usize = HEAD + MAX_BLOB;
 
-/// The kind of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PacketKind {
     /// Carries the sender's identity, sizes and nonce.

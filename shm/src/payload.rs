@@ -61,7 +61,7 @@ const PATIENCE: [u32; 5] = [2, 4, 8, 16, 32];
 /// Number of size classes: below 16 KiB, below 32 KiB, and so on, up to 2 MiB and more.
 const CLASSES: usize = 9;
 
-/// A measurement of the lane in progress.
+/// An unfinished measurement of the lane.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     began: u64,

@@ -50,7 +50,6 @@ pub(crate) struct Import {
     uses: u32,
 }
 
-/// One attached peer.
 #[derive(Debug)]
 pub(crate) struct Attached {
     pub(crate) out: Producer,

@@ -29,7 +29,6 @@ pub(crate) enum KeyKind {
     Common(u32),
 }
 
-/// A decoded key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Key {
     pub(crate) kind: KeyKind,

@@ -66,7 +66,6 @@ impl Sender {
     }
 }
 
-/// A received packet.
 #[derive(Debug)]
 pub(crate) struct Packet {
     /// Length in bytes.

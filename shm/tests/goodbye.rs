@@ -25,7 +25,7 @@ fn sizes(staged: bool) -> ShmConfig {
     ShmConfig { force_staging: staged, lane_cells: 256, ..ShmConfig::default() }
 }
 
-/// The counters of one end.
+/// The results of one end.
 struct Fate {
     sent: u64,
     got: u64,
@@ -65,7 +65,7 @@ fn live(rail: TestRail, link: Link, seed: u64, mapped: bool, rounds: u64) -> Fat
     let segment: &Segment = Box::leak(Box::new(Segment::create(SIZE).unwrap()));
     let words = leak(0u64, SIZE / 8);
     let private = fishplate_core::mem::RegionKind::Private;
-    // SAFETY: leaked, so always valid, and accessed only by the engine.
+    // SAFETY: the memory is leaked, and accessed only by the engine.
     let region = unsafe {
         match mapped {
             true => segment.region(0, SIZE).unwrap(),

@@ -4,7 +4,6 @@
 use super::memory::{MAGIC_HANDLE, Owner};
 use crate::{DeviceError, LEGACY_HANDLE};
 
-/// A decoded handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Named {
     pub owner: Owner,

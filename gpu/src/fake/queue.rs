@@ -13,7 +13,7 @@ impl FakeProcess {
     /// Creates a stream.
     ///
     /// # Errors
-    /// [`DeviceError::NoDevice`].
+    /// [`DeviceError::NoDevice`] if the process does not see the device.
     pub fn stream(&self, ordinal: u32) -> Result<StreamId, DeviceError> {
         let mut state = self.driver.state();
         state.machine_device(self.place, ordinal)?;

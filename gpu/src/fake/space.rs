@@ -71,9 +71,9 @@ impl Range {
 pub(super) enum Keeper {
     /// The call that releases addresses.
     Caller,
-    /// The call that frees the memory in it.
+    /// The call that frees the memory in the range.
     Free,
-    /// The call that closes the memory in it.
+    /// The call that closes the memory in the range.
     Close,
 }
 

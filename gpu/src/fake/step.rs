@@ -66,7 +66,6 @@ impl State {
         streams.iter().any(|stream| stream.queue.iter().any(|work| work.uses(base, serial)))
     }
 
-    /// Advances every stream by one step.
     fn step(&mut self) {
         for process in &mut self.processes {
             for at in 0..process.streams.len() {

@@ -18,7 +18,6 @@ const DEINITIALIZED: i32 = 4;
 /// The next number of a machine, process or allocation in this real process.
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
-/// An injected error.
 #[derive(Debug)]
 pub(super) struct Fault {
     pub call: Call,
@@ -251,7 +250,6 @@ impl State {
         Ok(())
     }
 
-    /// Makes writes of NICs visible.
     pub fn flush(&mut self, place: usize) {
         let process = &mut self.processes[place];
         for (at, bytes) in process.unflushed.drain(..) {

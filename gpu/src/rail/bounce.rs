@@ -26,7 +26,6 @@ use crate::Device;
 use crate::pair::{Layout, PairSegment};
 use crate::relay::{Incoming, Outgoing, Piece};
 
-/// The kind of a job.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum JobKind {
     /// Sends the pieces of a write of ours.
@@ -57,7 +56,6 @@ struct Sent {
     op: Option<u32>,
     /// The requesting piece, if this piece is the last of the reply.
     answers: Option<u64>,
-    /// Whether the slot is filled.
     filled: bool,
     /// For a reply, the registration of its source.
     local: Option<u32>,

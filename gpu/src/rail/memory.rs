@@ -114,7 +114,6 @@ pub(super) enum Reach {
     Relay,
 }
 
-/// An imported region.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Imported {
     pub(super) key: RailKey,

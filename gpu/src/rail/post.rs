@@ -28,7 +28,6 @@ enum Far {
     Relay,
 }
 
-/// A resolved transfer.
 #[derive(Clone, Copy)]
 struct Transfer {
     peer: Peer,

@@ -140,7 +140,6 @@ impl Streams {
     }
 }
 
-/// The kind of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OpKind {
     /// A transfer that the device copies.
@@ -194,7 +193,6 @@ pub(super) struct Op {
     pub(super) reported: bool,
 }
 
-/// All operations in flight.
 #[derive(Debug)]
 pub(super) struct Ops {
     slots: Box<[(u32, Option<Op>)]>,

@@ -46,7 +46,6 @@ fn shm() -> ShmConfig {
     ShmConfig { lane_cells: 64, max_message: 256, ..ShmConfig::default() }
 }
 
-/// A registered region of device memory.
 #[derive(Clone, Copy, Debug)]
 struct Memory {
     at: DevicePtr,

@@ -10,7 +10,6 @@ use std::ptr;
 
 use super::primitive::{AtomicPtr, Ordering, edge};
 
-/// A value in the list.
 #[derive(Debug)]
 pub(crate) struct Node<T> {
     thing: T,
@@ -23,7 +22,6 @@ pub(crate) struct Node<T> {
 pub(crate) struct List<T>(pub(crate) AtomicPtr<Node<T>>);
 
 impl<T> List<T> {
-    /// Adds a value.
     pub(crate) fn add(&self, thing: T) {
         let node = Box::into_raw(Box::new(Node { thing, next: ptr::null_mut() }));
         let mut head = self.0.load(Ordering::Relaxed);

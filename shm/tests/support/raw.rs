@@ -260,13 +260,11 @@ impl Raw {
         self.at += cells;
     }
 
-    /// Sends a record.
     pub fn record(&mut self, kind: u32, value: u32, payload: &[u8]) {
         self.begin(u64::from(kind) | u64::from(value) << 32, payload);
         self.publish((16 + payload.len()).div_ceil(64) as u64);
     }
 
-    /// Sends a message.
     pub fn message(&mut self, bytes: &[u8]) {
         self.record(1, bytes.len() as u32, bytes);
     }

@@ -161,7 +161,7 @@ fn bad_input_is_refused_with_its_reason() {
     use crate::{Fault, Unshared};
     let mut pair = Pair::new(Behaviour::PLAIN, small(), 1);
     let [rail, other] = &mut pair.rails;
-    // A device that does not exist.
+    // Refuses a device that does not exist.
     let at = rail.alloc(4096).unwrap();
     let ptr = NonNull::new(at.0 as *mut u8).unwrap();
     // SAFETY: the rail refuses the region, so it accesses no memory.
