@@ -1,5 +1,5 @@
-# Functions of the compare-*.sh scripts. They interleave our runs and runs of another library over
-# shared memory on the same two processors, keep the results as series, and print medians and
+# Functions of the compare-*.sh scripts. They interleave our runs and runs of another library, over
+# shared memory on the same two processors. They keep the results as series, and print medians and
 # ratios. Sourced from the project's root, with `rounds` set.
 #
 #   CPUS=2,3  processors (default 0,1)

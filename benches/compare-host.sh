@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Compares our put-signals and puts between two processes of one host, 1 KiB to 64 MiB, with puts of
-# UCX (posix, and posix with cma), libfabric's shm provider (fi_pingpong) and Open MPI's vader. Runs
-# are interleaved. Prints medians and their ratio.
+# Compares our put-signals and puts between two processes of one host, 1 KiB to 64 MiB, with other
+# libraries. These are UCX (posix, and posix with cma), libfabric's shm provider (fi_pingpong) and
+# Open MPI's vader. Runs are interleaved. Prints medians and their ratio.
 #
 #   benches/compare-host.sh [ROUNDS]       3 rounds by default, about six minutes
 #   CPUS=2,3  processors (default 0,1)     SIZES="4096 65536"

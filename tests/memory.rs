@@ -43,7 +43,7 @@ fn laid_out(config: &Config) -> (usize, usize) {
     (state + contexts * stream, contexts * room)
 }
 
-/// An engine that is every one of its own peers, over one rail.
+/// An engine with many peers, all of which are the engine itself, over one rail.
 struct World<'m> {
     engine: Engine<'m, Rail, 1>,
     peers: Vec<(PeerId, RemoteId)>,

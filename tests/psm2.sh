@@ -118,7 +118,7 @@ need mpirun.openmpi openmpi-bin && need mpicc.openmpi libopenmpi-dev ||
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
 
 # job RANKS PROGRAM...: runs a program, and checks our counters to see that each rank ran over our
-# library. Each rank writes its own output file, because mpirun cuts lines, and records its exit
+# library. Each rank writes its own output file, because mpirun cuts lines. It also records its exit
 # status, because mpirun kills the other ranks as soon as one exits with 1.
 job() {
     local ranks=$1

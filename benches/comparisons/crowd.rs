@@ -57,7 +57,7 @@ fn open(peers: u16) -> Node {
     Node::builder().fabric(Fabric::Off).limits(limits).open().expect("a node")
 }
 
-/// Packs the addresses of a process's nodes, each with its length in front.
+/// Packs the addresses of a process's nodes, each preceded by its length.
 fn pack(nodes: &[Node]) -> Vec<u8> {
     nodes
         .iter()

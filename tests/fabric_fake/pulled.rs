@@ -22,7 +22,7 @@ struct Plan {
 
 impl Plan {
     /// Creates a random plan. All rails but one may fail in the first turns. Injected posts are
-    /// lost silently, so at least one node is told of the cut, as if it watched the link.
+    /// lost silently, so at least one node is notified of the cut, as if it watched the link.
     fn new(nodes: usize, rails: usize, inject: bool, random: &mut Random) -> Plan {
         let (mut cuts, mut disables) = (vec![], vec![]);
         let spared = random.below(rails as u64) as usize;

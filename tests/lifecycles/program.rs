@@ -32,11 +32,11 @@ pub trait World<const RAILS: usize>: Sized {
 
     fn new(seed: u64) -> Self;
 
-    /// Creates rail `rail` of end `end`. No such rail exists at that time.
+    /// Creates rail `rail` of end `end`, which does not have that rail yet.
     fn rail(&mut self, end: usize, rail: usize) -> Self::Rail;
 
-    /// Attaches the rails of two ends, which may be the same end. Each end comes with its id for
-    /// the other.
+    /// Attaches the rails of two ends, which may be the same end. Each entry names an end and the
+    /// id that it uses for the other end.
     fn attach(&mut self, ends: [(usize, PeerId); 2], engines: &mut [End<Self::Rail, RAILS>]);
 
     /// Returns device memory of the rail, if it has any.

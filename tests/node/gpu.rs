@@ -266,7 +266,7 @@ fn device_memory_of_a_closed_node_refuses_puts() {
             let theirs = side.node.import(side.peer, handle).unwrap();
             side.exchange(&[]);
             if side.rank == 0 {
-                // The other side only makes progress until the end.
+                // The other side only makes progress while this one closes.
                 assert_eq!(side.node.close(SOON), Ok(()));
                 side.send.send(vec![]).unwrap();
             } else {

@@ -60,7 +60,7 @@ fn program(way: Way, private: bool, mut side: Side) {
         assert_eq!(got[LEN / 2 + n * 100..][..100], want, "{way:?}, piece {n}");
     }
 
-    // Reads back what was written.
+    // Gets the written data back.
     let to = |(n, (_, to)): (usize, &(Slice, _))| (source.slice(n * 100..n * 100 + 100), *to);
     let back: Vec<_> = list.iter().enumerate().map(to).collect();
     if way == Way::SharedMemory {

@@ -53,7 +53,7 @@ fn puts_gets_signals_and_atomics_are_ordered_from_bytes_and_memory() {
                     node.read(inbox.at(500_000), &mut got).unwrap();
                     assert_eq!(got, theirs, "{way:?}, {len} bytes from memory");
 
-                    // Reads back what the peer has sent.
+                    // Gets the sent data back from the peer.
                     node.quiet(*peer, SOON).unwrap();
                     node.get(outbox.slice(..len), there.at(64), Notice::Silent).unwrap();
                     node.quiet(*peer, SOON).unwrap();

@@ -127,8 +127,8 @@ impl State {
         Status::IN_PROG
     }
 
-    /// Releases a transfer. Posts no more of it. If operations are in flight, the transfer is
-    /// removed when they complete.
+    /// Releases a transfer. Posts no more of its operations. The transfer is removed when the
+    /// operations in flight complete.
     pub fn release(&mut self, number: u64) -> Status {
         let Some(transfer) = self.transfers.get_mut(number) else { return Status::NOT_FOUND };
         if transfer.outstanding == 0 {

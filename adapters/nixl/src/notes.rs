@@ -63,7 +63,7 @@ struct Source {
     /// Claimed messages that wait for room, oldest first.
     held: VecDeque<Claimed>,
     /// Claimed answers to our chunks that wait for room. They do not queue behind other messages,
-    /// because the peer's buffers stay lent until they are received.
+    /// because the peer needs its send buffers back.
     answers: VecDeque<Claimed>,
     /// Answers to send.
     owed: VecDeque<Head>,

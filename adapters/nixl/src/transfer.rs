@@ -41,7 +41,7 @@ pub(crate) struct Piece {
     pub(crate) here: usize,
     pub(crate) there: usize,
     pub(crate) len: usize,
-    /// Indexes into the lists of regions.
+    /// Indexes of the regions in `Transfer::locals` and `Transfer::remotes`.
     pub(crate) local: u32,
     pub(crate) remote: u32,
 }

@@ -68,7 +68,7 @@ impl Sockets {
 /// The answering thread of an endpoint. Drop joins the thread, which takes the endpoint's lock:
 /// drop this without the lock.
 pub(crate) struct Door {
-    /// Closed to stop the thread.
+    /// Closing this stops the thread.
     wake: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
 }

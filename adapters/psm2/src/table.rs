@@ -107,8 +107,8 @@ pub(crate) struct Peer {
     pub am: Option<PeerId>,
     /// True once its failure was reported.
     reported: bool,
-    /// Streams that close when the peer's process ends. They stay open here, because the peer takes
-    /// a close for our death.
+    /// Streams that close when the peer's process ends. They stay open here, because the peer would
+    /// read a close as our death.
     lines: Vec<UnixStream>,
 }
 
@@ -312,8 +312,8 @@ impl Endpoint {
         }
     }
 
-    /// Decides what a call does after it releases the lock. `found` is true if the call found
-    /// something.
+    /// Chooses the last step of a call, after it has released the lock. `found` is true if the call
+    /// found something.
     #[inline]
     pub fn after(&mut self, found: bool) -> After {
         if self.am.is_some() {
@@ -371,7 +371,7 @@ impl Endpoint {
     }
 }
 
-/// What a call does after it releases the lock.
+/// The last step of a call, after it has released the lock.
 #[must_use]
 pub(crate) enum After {
     Nothing,

@@ -1,4 +1,4 @@
-/* Two processes, one of which can never continue. It must get an error and not hang.
+/* Two processes, one of which can never continue. That process must get an error and not hang.
 
    stuck dies sends active messages until there is no room, to a process that is killed stuck crowds
    BYTES waits for a message behind too many unexpected messages of BYTES bytes each.

@@ -177,7 +177,7 @@ int fp_wait_signal (fp_node *node, fp_mem memory, uint64_t offset, int compare, 
                     fp_peer from, int64_t timeout_ms, uint64_t *seen);
 
 /* ---- Tagged messages --------------------------------------------------------------------------
- * A message matches a receive that names its sender or FP_ANY, and whose tag is equal in all bits
+ * A receive matches a message if it names the sender or FP_ANY, and if the tags are equal in all bits
  * that are 0 in `ignore`. Messages of one sender match in the order sent. */
 
 typedef struct fp_tag {

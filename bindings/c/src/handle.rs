@@ -251,14 +251,14 @@ impl Inner {
         raw ^ self.mixed << 16
     }
 
-    /// Converts the number of an operation or a receive. Its upper half distinguishes it from
-    /// earlier ones in the same slot.
+    /// Converts the number of an operation or a receive between the node and C. The upper half
+    /// distinguishes it from earlier ones in the same slot.
     #[inline(always)]
     pub fn token(&self, raw: u64) -> u64 {
         raw ^ self.mixed << 48
     }
 
-    /// Converts the number of a peer.
+    /// Converts the number of a peer between the node and C.
     pub fn peer(&self, raw: u32) -> u32 {
         raw ^ (self.mixed as u32) << 16
     }

@@ -35,7 +35,7 @@ pub(crate) struct Flight {
     pub brings: Brings,
 }
 
-/// What a successful operation returns.
+/// The kind of result of a successful operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Brings {
     Nothing,
@@ -92,8 +92,8 @@ impl Registered {
         }
     }
 
-    /// Splits the views after the node is closed: first those that are unused, then those that
-    /// peers may still write.
+    /// Returns the views after the node is closed: first the unused ones, then the ones that peers
+    /// may still write.
     pub fn into_views(self) -> (Vec<Arc<View>>, Vec<Arc<View>>) {
         let (lent, own): (Vec<_>, Vec<_>) = self.now.into_values().partition(|(_, exported)| *exported);
         let views = |of: Vec<(Arc<View>, bool)>| of.into_iter().map(|(view, _)| view);

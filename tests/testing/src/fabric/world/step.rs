@@ -1,5 +1,5 @@
-//! The stages of operations: which of them a read of a completion queue advances, and what the
-//! origin sees.
+//! The stages of operations. A read of a completion queue advances some operations, and reports
+//! completions to the origin.
 
 use std::collections::HashSet;
 
