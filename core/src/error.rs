@@ -52,7 +52,7 @@ pub enum CompleteError {
 pub enum PeerError {
     /// The peer's process has ended.
     Died,
-    /// Either side has closed the connection regularly, or is closing it.
+    /// Either side has closed the connection in an orderly way, or is closing it.
     Closed,
     /// The peer violated the protocol in a message or in shared memory, and is quarantined.
     Protocol(Violation),
@@ -152,7 +152,7 @@ pub enum AttachError {
     Kept(i32),
 }
 
-/// What still uses a region.
+/// A use of a region that prevents the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Use {
@@ -241,7 +241,7 @@ pub enum OpError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WaitError {
-    /// The deadline expired. Contains what was outstanding.
+    /// The deadline expired. The value describes the outstanding operation.
     Deadline(Stuck),
     /// The awaited peer has failed.
     PeerFailed(PeerId, PeerError),
@@ -251,20 +251,20 @@ pub enum WaitError {
     Op(OpError),
 }
 
-/// What an expired wait was waiting for.
+/// Describes the peer, the rail and the sequence number for which an expired wait waited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Stuck {
     /// The peer with the oldest outstanding operation, if any operation is outstanding.
     pub peer: Option<PeerId>,
     /// A rail with an incomplete post to that peer, or `None` if the peer's acknowledgement is
-    /// missing. If the wait is for data from the peer: the rail that must deliver it, if only one
-    /// rail reaches the peer.
+    /// missing. A wait for data from the peer names the rail that must deliver it, if only one rail
+    /// reaches the peer.
     pub rail: Option<RailId>,
-    /// The first sequence number that was sent to that peer and not acknowledged. If the wait is
-    /// for data from the peer: the first number missing here.
+    /// The first sequence number that was sent to that peer and not acknowledged. A wait for data
+    /// from the peer names the first number that is missing here.
     pub hole: Option<u64>,
-    /// Whether the peer has not answered since it was connected here. Nothing was sent to it yet in
-    /// that case.
+    /// Whether the peer has never answered since it was connected here. In that case nothing was
+    /// sent to it yet.
     pub unanswered: bool,
 }
 
@@ -281,11 +281,11 @@ pub struct Unfinished {
     pub peer: PeerId,
     /// Number of peers that did not close.
     pub peers: u16,
-    /// What the close of the first peer waits for.
+    /// Why the first peer did not close.
     pub missing: Missing,
 }
 
-/// What keeps a connection from being closed.
+/// Why a connection is not closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Missing {

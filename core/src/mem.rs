@@ -12,8 +12,8 @@ use core::fmt;
 use core::marker::PhantomData;
 use core::ptr::NonNull;
 
-/// A type of table slots. The table's memory may come zeroed from the allocator, and stays
-/// untouched until used.
+/// Marks types for which all bytes zero is a valid value. A table of such slots may come zeroed
+/// from the allocator, and its memory stays untouched until used.
 ///
 /// # Safety
 /// A value whose bytes are all zero is valid.

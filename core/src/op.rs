@@ -48,7 +48,8 @@ pub enum AmoOp {
     Fetch = 9,
 }
 
-/// What a signal does to its 64-bit word. OpenSHMEM: `SHMEM_SIGNAL_SET`, `SHMEM_SIGNAL_ADD`.
+/// The change that a signal makes to its 64-bit word. OpenSHMEM: `SHMEM_SIGNAL_SET`,
+/// `SHMEM_SIGNAL_ADD`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum SignalOp {

@@ -62,8 +62,8 @@ pub use crate::engine::command::Command;
 pub use crate::engine::lane::{Held, HeldBy, Pending};
 pub use commands::CommandError;
 
-/// The memory of a queue with at most `N` commands, a power of two. A command whose event is still
-/// held counts.
+/// The memory of a queue with at most `N` commands, a power of two. A command counts until its
+/// event is dropped.
 pub struct QueueStorage<'m, const N: usize = { pool::DEFAULT_CAPACITY }> {
     header: pool::Header,
     slots: [Slot<Entry<'m>>; N],
@@ -84,7 +84,7 @@ pub struct QueueMemory<'m> {
     pub completions: (&'m mut ring::Header, &'m mut [MaybeUninit<Posted<'m>>]),
     /// The worker's state of commands that are in the engine.
     pub flights: &'m mut [MaybeUninit<Flight<'m>>],
-    /// Where the two sides leave their rings when they are dropped.
+    /// Holds the rings of both sides after the sides are dropped.
     pub lane: &'m mut Lane<'m>,
 }
 

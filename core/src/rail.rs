@@ -419,8 +419,8 @@ pub unsafe trait Rail {
     }
 
     /// Returns whether this rail may copy unregistered memory of a peer's process by
-    /// [`read_address`](Rail::read_address). Only to such peers the engine sends addresses of this
-    /// process. The answer may change.
+    /// [`read_address`](Rail::read_address). The engine sends addresses of this process only to
+    /// such peers. The answer may change.
     #[cold]
     fn reads_addresses(&self, _peer: Peer) -> bool {
         false

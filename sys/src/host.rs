@@ -74,8 +74,9 @@ impl LinuxHost {
         Self { registered: false, elides: false, ..self }
     }
 
-    /// Changes this host to act as if the kernel had no `futex_waitv` (before Linux 5.16): waits on
-    /// two words sleep on the first for a millisecond at a time, and check the second in between.
+    /// Makes this host act as if the kernel had no `futex_waitv` (before Linux 5.16). A wait on two
+    /// words then sleeps on the first for a millisecond at a time, and checks the second between
+    /// sleeps.
     #[must_use]
     pub fn without_waitv(self) -> Self {
         Self { has_waitv: AtomicBool::new(false), ..self }

@@ -185,8 +185,8 @@ impl<'m> Requests<'m> {
         }
     }
 
-    /// Records the engine's completion of a send. Ignores a send of an earlier queue, whose name
-    /// another request may have here.
+    /// Records the engine's completion of a send. Ignores a send of an earlier queue, whose handle
+    /// another request may have now.
     pub(super) fn sent(&mut self, end: Completion) {
         let Some(index) = self.find(MqReq(end.tag)) else { return };
         if self.slots[index as usize].state != State::Sending(end.token) {

@@ -121,9 +121,9 @@ impl From<Status2> for Status {
     }
 }
 
-/// The counters of `psm2_mq_get_stats`. "User" counts messages that arrived after their receive was
-/// posted, "sys" unexpected messages. "Shm" counts messages of peers that the engine's first rail
-/// reaches, which is shared memory within a node.
+/// The counters of `psm2_mq_get_stats`. "User" messages arrived after their receive was posted.
+/// "Sys" messages are unexpected. "Shm" messages are sent to or received from peers that the
+/// engine's first rail reaches, which is shared memory within a node.
 #[doc(alias = "psm2_mq_stats_t")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {

@@ -7,7 +7,7 @@
 //! endpoints of a [`Sim`] share one thread.
 //!
 //! Links of a rail can be [cut](Sim::cut), in one direction or both. Operations in flight are then
-//! lost, or land late although their post has failed. This lasts until the target
+//! lost, or land late although their post has failed. They may land until the target
 //! [fences](super::Rail::fence) the peer on this rail. Links [heal](Sim::heal), and both sides
 //! attach each other again. A fence ends one link, or closes [the
 //! endpoint](SimRail::with_closing_fence) with all of its links.

@@ -244,8 +244,8 @@ impl EventCount {
     }
 }
 
-/// What a thread can sleep on: one [`EventCount`], or an array of two, either of which wakes the
-/// thread.
+/// An object on which a thread can sleep: one [`EventCount`], or an array of two, either of which
+/// wakes the thread.
 pub trait Park {
     /// Runs all three phases: announces, checks for work, sleeps for at most `timeout_ns`. If
     /// `work` returns true, returns `None` without sleeping.
@@ -307,7 +307,7 @@ impl Drop for Announced<'_> {
 
 /// An announced sleep. The check for work comes next. Dropping this cancels the sleep.
 #[derive(Debug)]
-#[must_use = "dropping it takes the announcement back"]
+#[must_use = "dropping it withdraws the announcement"]
 pub struct Prepared<'e> {
     announced: Announced<'e>,
 }
@@ -323,7 +323,7 @@ impl<'e> Prepared<'e> {
 
 /// An announced sleep after a check that found no work. Dropping this cancels the sleep.
 #[derive(Debug)]
-#[must_use = "dropping it takes the announcement back"]
+#[must_use = "dropping it withdraws the announcement"]
 pub struct Armed<'e> {
     announced: Announced<'e>,
 }
@@ -344,7 +344,7 @@ impl Armed<'_> {
 /// A sleep announced on two eventcounts. The check for work comes next. Dropping this cancels the
 /// sleep.
 #[derive(Debug)]
-#[must_use = "dropping it takes both announcements back"]
+#[must_use = "dropping it withdraws both announcements"]
 pub struct PreparedTwo<'e> {
     announced: [Announced<'e>; 2],
 }
@@ -361,7 +361,7 @@ impl<'e> PreparedTwo<'e> {
 /// A sleep announced on two eventcounts, after a check that found no work. Dropping this cancels
 /// the sleep.
 #[derive(Debug)]
-#[must_use = "dropping it takes both announcements back"]
+#[must_use = "dropping it withdraws both announcements"]
 pub struct ArmedTwo<'e> {
     announced: [Announced<'e>; 2],
 }

@@ -199,8 +199,8 @@ impl Header {
         while head != CLOSED {
             // Relaxed: the exchange publishes the link.
             last.store(head, Ordering::Relaxed);
-            // Release, edge `pool.freed`: pairs with the swap in `Pool::take_back`. A thread that
-            // takes the list observes the links in it, and may overwrite the slots.
+            // Release, edge `pool.freed`: pairs with the swaps in `Pool::refill` and `Pool::drop`.
+            // A thread that takes the list observes the links in it, and may overwrite the slots.
             let pushed = header.line.head.compare_exchange_weak(
                 head,
                 first,

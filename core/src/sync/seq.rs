@@ -61,8 +61,8 @@ pub const fn truncate<const BITS: u32>(seq: u64) -> u32 {
 /// Returns the number nearest to `near` whose low `BITS` bits equal those of `wire`. Ignores higher
 /// bits of `wire`.
 ///
-/// If two numbers are equally near, returns the lower one: a window of half the space that *starts*
-/// at `near` does not reach the upper one.
+/// If two numbers are equally near, returns the lower one, because a window of half the space that
+/// *starts* at `near` does not reach the upper one.
 #[inline(always)]
 pub const fn expand<const BITS: u32>(wire: u32, near: u64) -> u64 {
     const { assert!(BITS >= 1 && BITS <= 32) };

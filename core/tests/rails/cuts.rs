@@ -49,7 +49,7 @@ fn fates(seed: u64, fence: bool, fates: &mut Fates) {
             let result = match turn % 3 {
                 // SAFETY: the memory is never freed.
                 0 => unsafe { a.post_write(B, local, remote, Some(posted as u32), posted) },
-                // SAFETY: as above.
+                // SAFETY: the memory is never freed.
                 1 => unsafe { a.post_read(B, local, remote, posted) },
                 _ => a.post_message(B, &[posted as u8], Untrusted::from_slice(&[]), posted),
             };

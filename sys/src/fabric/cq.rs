@@ -73,7 +73,7 @@ pub struct CqWait {
 
 // SAFETY: only `may_sleep` uses the pointers, and its caller excludes other threads.
 unsafe impl Send for CqWait {}
-// SAFETY: the same holds for several threads with one value.
+// SAFETY: as for `Send`.
 unsafe impl Sync for CqWait {}
 
 impl CqWait {

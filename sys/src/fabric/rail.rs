@@ -22,11 +22,12 @@
 //! counters. [`Notify`] lists the three ways to learn the sender of an arrived write. Each message
 //! begins with an eight-byte header of the rail: the sender's number and a kind.
 //!
-//! Each post is checked against the [imported](Rail::import) regions, by the rail or by a caller
-//! that uses [`post_write_checked`](Rail::post_write_checked), so a correct engine never sends a
-//! bad key. At the target the provider checks arrivals against its registrations. A peer's
-//! signature is random but not secret: with `Word` and `Message` an attached peer can pose as
-//! another peer and disturb its stream. With `Source` the provider names the sender.
+//! Each post is checked against the [imported](Rail::import) regions, so a correct engine never
+//! sends a bad key. The rail checks it, or a caller that uses
+//! [`post_write_checked`](Rail::post_write_checked). At the target the provider checks arrivals
+//! against its registrations. A peer's signature is random but not secret: with `Word` and
+//! `Message` an attached peer can pose as another peer and disturb its stream. With `Source` the
+//! provider names the sender.
 //!
 //! # Failed peers
 //!
@@ -178,9 +179,9 @@ pub struct FabricRail {
     desc: *mut c_void,
     /// Flags of each write, if the provider needs the completion level per post.
     say_level: Option<u64>,
-    /// Writes shorter than this are injected, longer ones take the fast path. `None` if every write
-    /// needs the general path: the rail batches writes, sets a completion level or sends a message
-    /// per write, or may read device memory.
+    /// Writes shorter than this are injected, longer ones take the fast path. `None` means that
+    /// every write needs the general path: the rail batches writes, sets a completion level or
+    /// sends a message per write, or may read device memory.
     short_below: Option<usize>,
     /// Whether writes are batched.
     more: bool,

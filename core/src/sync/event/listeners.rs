@@ -1,5 +1,5 @@
-//! Additional eventcounts that a notifier notifies. Such a listener is a worker whose next command
-//! waits for an event of another worker's queue, or a thread that waits for another thread's queue.
+//! Additional eventcounts that a notifier notifies. Their owners are workers whose next command
+//! waits for an event of another worker's queue, and threads that wait for another thread's queue.
 //! Nothing here blocks or allocates.
 //!
 //! A notifier notifies each listener once and removes it. A listener that still waits registers
@@ -17,10 +17,10 @@
 //! | 4. sleeps                                        |                                        |
 //!
 //! If the notifier's barrier comes first, the listener finds the work in step 3. If it comes
-//! second, the notifier finds the listener, unless it took the listener earlier, for other work. In
-//! that case the earlier notification saw the announcement. Its barrier follows the taking and also
-//! came after the listener's barrier, or step 3 would not have found the place still standing. A
-//! place that is taken during step 3 is not covered by a barrier, so `New` does not permit a sleep.
+//! second, the notifier finds the listener, unless the notifier took it earlier, for other work. In
+//! that case the earlier notification saw the announcement. Its barrier follows the taking, and
+//! also the listener's barrier: otherwise step 3 would have found the place taken. A place that is
+//! taken during step 3 is not covered by a barrier, so `New` does not permit a sleep.
 //!
 //! | edge           | release                  | acquire                  | carries        |
 //! |----------------|--------------------------|--------------------------|----------------|
@@ -45,7 +45,7 @@ pub struct Listeners<'e, const N: usize = 8> {
 
 /// Whether a listener will be notified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "only who was listening before may sleep"]
+#[must_use = "only a listener that was already registered may sleep"]
 pub enum Listening {
     /// The listener was already registered, and may sleep if it finds no work.
     Standing,

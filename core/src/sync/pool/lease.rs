@@ -16,7 +16,7 @@ use super::{EMPTY, GENERATION, Header, ID_OUT, Id, Slot};
 use crate::sync::primitive::{Ordering, edge};
 
 /// The only holder of a value.
-#[must_use = "dropping it ends the value"]
+#[must_use = "dropping it drops the value"]
 pub struct Lease<'m, T> {
     slot: NonNull<Slot<T>>,
     /// The pool's header, or `None` for a lone slot on the heap.
@@ -25,7 +25,7 @@ pub struct Lease<'m, T> {
 }
 
 /// One of the holders of a value.
-#[must_use = "dropping it may end the value"]
+#[must_use = "dropping it may drop the value"]
 pub struct Shared<'m, T> {
     slot: NonNull<Slot<T>>,
     header: Option<NonNull<Header>>,

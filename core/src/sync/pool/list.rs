@@ -79,7 +79,7 @@ impl FreeList {
 
     /// Releases a slot. The caller must write the returned link into the slot.
     #[inline(always)]
-    #[must_use = "the link of the place given back"]
+    #[must_use = "write the returned link into the slot"]
     pub fn give(&mut self, index: u32) -> u32 {
         core::mem::replace(&mut self.head, index + 1)
     }

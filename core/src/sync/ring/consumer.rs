@@ -200,15 +200,15 @@ impl<'m, T: Copy, M: RingMemory> Consumer<'m, T, M> {
     #[inline(always)]
     fn advance(&mut self, len: u64) {
         self.head = self.head.wrapping_add(len);
-        // Release, edge `freed`: pairs with the load in `Producer::look`. A producer that sees this
-        // head overwrites these slots only after the copies out of them.
+        // Release, edge `freed`: pairs with the load in `Producer::look`. Orders the copies out of
+        // these slots before any overwrite by a producer that sees this head.
         self.header.head.store(self.head, edge!("ring.freed.store", Release));
     }
 }
 
 /// Values lent in place by [`Consumer::filled`].
 #[derive(Debug)]
-#[must_use = "values not released stay in the ring"]
+#[must_use = "values that are not released stay in the ring"]
 pub struct Filled<'a, 'm, T, M: RingMemory = Private> {
     ring: &'a mut Consumer<'m, T, M>,
     len: usize,

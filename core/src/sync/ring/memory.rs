@@ -1,7 +1,7 @@
 //! The slots of a ring: their location, and how they are read and written.
 //!
 //! Memory that only this process writes is plain memory: copies are ordinary, and slices may be
-//! lent. A mapping that another process can write at any time is not trusted: each value is copied
+//! lent. A mapping that another process can write at any time is not trusted. Each value is copied
 //! out once by a volatile access, and no reference is made. The two kinds are types, so lending a
 //! slice of a shared mapping does not compile.
 

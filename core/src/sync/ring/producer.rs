@@ -198,7 +198,7 @@ impl<'m, T: Copy, M: RingMemory> Producer<'m, T, M> {
 
 /// Free slots reserved by [`Producer::reserve`].
 #[derive(Debug)]
-#[must_use = "slots set aside and not published are given back"]
+#[must_use = "dropping it releases the reserved slots without publishing them"]
 pub struct Reserved<'a, 'm, T, M: RingMemory = Private> {
     ring: &'a mut Producer<'m, T, M>,
     len: usize,

@@ -94,7 +94,8 @@ impl FabricRail {
         waited + count
     }
 
-    /// Polls while the endpoint is closed. Does not read the queue, because no peer can reach it.
+    /// Polls while the endpoint is closed. Does not read the queue, because no peer can reach this
+    /// rail.
     #[cold]
     fn poll_closed(&mut self, waited: u32) -> u32 {
         if self.polls().is_multiple_of(LOOK) {
@@ -154,8 +155,8 @@ impl FabricRail {
         self.polls_planned = polls.wrapping_add(self.plain_polls);
     }
 
-    /// Flushes the device if a NIC may have written to its memory, which an arrival or a completed
-    /// read in the batch indicates. If the flush fails, all peers fail and no arrival is reported.
+    /// Flushes the device if a NIC may have written to its memory: that is, if the batch has an
+    /// arrival or a completed read. If the flush fails, all peers fail and no arrival is reported.
     #[inline(never)]
     fn prepare(&mut self, count: usize) {
         let Some(Reached { device, .. }) = &mut self.device else { return };

@@ -192,8 +192,9 @@ impl FabricRail {
         self.end(peer, slot, result)
     }
 
-    /// Posts a write on the general path: the peer is down, or the rail batches writes, sets a
-    /// completion level per write, sends words in messages, or reaches a device.
+    /// Posts a write on the general path. A write takes this path if the peer is down, or if the
+    /// rail batches writes, sets a completion level per write, sends words in messages, or reaches
+    /// a device.
     #[allow(clippy::too_many_arguments, reason = "as above")]
     #[cold]
     #[inline(never)]

@@ -64,7 +64,7 @@ pub struct fi_msg_rma {
     pub data: u64,
 }
 
-/// Since 1.20.
+/// Exists since libfabric 1.20.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct fi_mr_dmabuf {
