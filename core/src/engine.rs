@@ -1,29 +1,30 @@
 //! Layer 3: gives rails, which have no order, an order across all of them.
 //!
-//! An [`Engine`] owns its rails and one stream of sequence numbers per (context, peer). It is
-//! driven by one thread: posting an operation, [`Engine::progress`] and the waits. Nothing here
-//! allocates, locks or starts a thread; all tables are borrowed at setup ([`EngineMemory`]) and
-//! bounded. Only the waits block, and each takes a deadline.
+//! An [`Engine`] owns its rails and one stream of sequence numbers per (context, peer). One thread
+//! drives it: it posts operations, calls [`Engine::progress`], and waits. Nothing here allocates,
+//! locks or starts a thread. All tables are borrowed at setup ([`EngineMemory`]) and bounded. Only
+//! the waits block, and each takes a deadline.
 //!
 //! # How an operation travels
 //!
-//! - **Directly**, when the peer's memory is mapped (or can be copied into at once) and the stream
-//!   has nothing in flight: a copy, an atomic, done on return. Program order is stream order.
+//! - **Directly**, if the stream has nothing in flight and the peer's memory is mapped, or can be
+//!   copied into at once. The operation is a copy or an atomic, and is done on return. Program
+//!   order is stream order.
 //! - **Numbered**, otherwise: every write and message takes the next number of the stream, whatever
 //!   rail carries it. The target applies signals and atomics in the order of numbers, each only
-//!   when everything before it has landed, and acknowledges by a cumulative cursor. An operation
-//!   is done when the cursor has passed its last number.
+//!   when everything before it has landed. It acknowledges by a cumulative cursor. An operation is
+//!   done when the cursor has passed its last number.
 //!
 //! # Files
 //!
-//! `peers`, `joint` and `regions` set up what operations name. `epoch` distinguishes attachments of
-//! a peer, and `close` ends them in good order. `failover` continues after a rail has failed.
-//! `submit` accepts operations, `post` cuts them into posts and picks rails, `receive` handles
-//! reports of rails, `service` does the work that became due, `device` applies signals and atomics
-//! in device memory, `finish` completes operations, and `wait` blocks. They share the state in
-//! `window`, `stream`, `pending`, `table`, `load` and `wire`, with lists from `list`. `protocol`
-//! sends and receives tagged messages, and `tag` matches them. `worker` drives an engine for other
-//! threads, which send it `command`s over a `lane`.
+//! `peers`, `joint` and `regions` set up peers, rails and memory. `epoch` distinguishes attachments
+//! of a peer, and `close` ends them in an orderly way. `failover` continues after a rail has
+//! failed. `submit` accepts operations, and `post` cuts them into posts and picks rails. `receive`
+//! handles reports of rails, and `service` does the work that became due. `device` applies signals
+//! and atomics in device memory. `finish` completes operations, and `wait` blocks. These modules
+//! share the state in `window`, `stream`, `pending`, `table`, `load` and `wire`, with lists from
+//! `list`. `protocol` sends and receives tagged messages, and `tag` matches them. `worker` drives
+//! an engine for other threads, which send it `command`s over a `lane`.
 
 mod close;
 pub mod command;
@@ -80,7 +81,7 @@ use pending::Pending;
 use protocol::Protocol;
 use stream::Due;
 
-/// One stream of order per peer. OpenSHMEM's `shmem_ctx_t`; contexts are independent of each other.
+/// An independent source of operations, with its own order to each peer. OpenSHMEM's `shmem_ctx_t`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ContextId(pub u8);
 
@@ -89,33 +90,35 @@ pub struct ContextId(pub u8);
 pub enum RailPolicy {
     /// Always the lowest rail.
     Fixed,
-    /// In turn, from a start that differs per pair.
+    /// Round robin, from a start that differs per pair of peers.
     RoundRobin,
-    /// The rail expected to drain first, by its measured speed; ties round robin.
+    /// The rail that is expected to drain first, by its measured speed. Ties are broken round
+    /// robin.
     LeastOutstanding,
 }
 
 /// The settings of an engine, with defaults. Sizes are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Number of contexts, 1 to 256. Both ends of a connection use the same.
+    /// Number of contexts, 1 to 256. Both sides of a connection use the same number.
     pub contexts: u16,
-    /// Numbers that a stream may have in flight: a power of two up to 2^19. Both ends use the same.
+    /// Maximum number of sequence numbers that a stream has in flight: a power of two up to 2^19.
+    /// Both sides use the same window.
     pub window: u32,
-    /// Events, and due streams, that a pass handles per queue.
+    /// Maximum number of events per queue, and of due streams, that a pass handles.
     pub batch: u32,
     /// Longest payload of a put-signal that is sent as one message. A rail to a peer may lower it.
     pub eager: u32,
     /// Size from which a write or read is split over rails.
     pub stripe_threshold: u64,
-    /// Size of the pieces of such a transfer.
+    /// Size of the pieces of a split write or read.
     pub stripe_chunk: u64,
     /// How rails are chosen.
     pub policy: RailPolicy,
     /// Passes after which an owed acknowledgement is sent as its own message.
     pub ack_age: u32,
-    /// The first sequence number of every stream, the same at both ends.
-    /// Tests begin just before a wrap.
+    /// The first sequence number of every stream, the same on both sides. Tests start just before a
+    /// wrap.
     pub first_sequence: u64,
     /// Spreads the start of round robin over pairs, and seeds the epochs of attachments. Use a
     /// different value for each process and each start.
@@ -149,26 +152,27 @@ impl Default for Config {
     }
 }
 
-/// The memory of an engine, borrowed for its life. Lengths are the limits.
+/// The memory that an engine borrows. The lengths are its limits.
 ///
 /// With `P` peers, `C` contexts and a window of `W`: `peers` and `pairings` P, `streams` P·C,
 /// `parked` P·C·W, `bitmap` [`Config::bitmap_words`]`(P·C)`.
 pub struct EngineMemory<'m, const RAILS: usize> {
-    /// One per peer.
+    /// One slot per peer.
     pub peers: &'m mut [PeerSlot],
-    /// One per peer.
+    /// One pairing per peer.
     pub pairings: &'m mut [Pairing],
-    /// One per peer and context.
+    /// One stream per peer and context.
     pub streams: &'m mut [Stream],
-    /// Messages that arrived before their turn. Never read before it is written.
+    /// Messages that arrived before their turn. A slot is never read before it is written.
     pub parked: &'m mut [MaybeUninit<Parked>],
-    /// Which numbers have arrived. Zeroed memory is not written at setup.
+    /// Bitmaps of the numbers that have arrived. Memory that is already zero is not written at
+    /// setup.
     pub bitmap: &'m mut [u64],
-    /// One per registered region.
+    /// One slot per registered region.
     pub locals: &'m mut [LocalSlot<RAILS>],
-    /// One per imported region.
+    /// One slot per imported region.
     pub remotes: &'m mut [RemoteSlot<RAILS>],
-    /// One per operation in flight.
+    /// One slot per operation in flight.
     pub pending: &'m mut [PendingSlot],
 }
 
@@ -179,29 +183,30 @@ pub struct Stats {
     pub posted: u64,
     /// Numbered writes and messages that arrived.
     pub arrived: u64,
-    /// Of these, how many arrived before an earlier one.
+    /// Arrivals that came before an earlier number; part of `arrived`.
     pub arrivals_out_of_order: u64,
     /// Arrivals of a number that had already arrived.
     pub duplicates: u64,
-    /// Writes and messages of an earlier attachment of their peer, dropped.
+    /// Writes and messages that were dropped, because they belong to an earlier attachment of their
+    /// peer.
     pub stale: u64,
     /// Signals and atomics applied from messages.
     pub applied: u64,
     /// Acknowledgements sent as their own message.
     pub acks_alone: u64,
-    /// Posts that a rail had no room for.
+    /// Posts that no rail had room for.
     pub refused: u64,
-    /// Posts that ended with an error.
+    /// Posts that failed, at the call or at completion.
     pub failed: u64,
-    /// Rails that failed towards a peer that stayed connected.
+    /// Rails that failed while their peer stayed connected.
     pub rails_failed: u64,
     /// Rails that returned to a peer after they had failed.
     pub rails_returned: u64,
-    /// Numbers posted again on another rail, and replies sent again, after a rail failed.
+    /// Numbers posted again on another rail after a rail failed.
     pub reposted: u64,
-    /// How many of these were replies.
+    /// Replies sent again after a rail failed.
     pub replied_again: u64,
-    /// Passes.
+    /// Calls of [`Engine::progress`].
     pub passes: u64,
 }
 
@@ -221,25 +226,27 @@ pub(crate) struct State<'m, const RAILS: usize> {
     pub due: Due,
     /// Operations in flight on all streams.
     pub open: u32,
-    /// Failed peers, and streams with failed operations, that quiet has not reported yet.
+    /// Number of failed peers, and of streams with failed operations, that quiet has not reported
+    /// yet.
     pub troubles: u32,
-    /// The last pass that changed a device's word.
+    /// The number of the last pass that changed a word of a device.
     pub device_pass: u64,
     /// Whether memory of a peer was written directly since the last quiet.
     pub direct: bool,
-    /// Peers that are being closed.
+    /// Number of peers that are being closed.
     pub closing: u32,
-    /// The epoch of the last attachment, and the Hellos that wait to be sent.
+    /// The epoch of the last attachment.
     pub epoch: u32,
+    /// Number of Hellos that wait to be sent.
     pub hellos: u32,
-    /// What is outstanding on each rail.
+    /// The posts outstanding on each rail.
     pub loads: Loads<RAILS>,
-    /// Longest write or read of each rail.
+    /// Longest write or read of each rail, in bytes.
     pub max_rma: [u64; RAILS],
     /// Longest write that each rail copies before the post returns, in bytes.
     pub inject: [u64; RAILS],
-    // Limits that hold for every peer, so that the fast path need not look at the peer's own.
-    /// Longest write, in bytes, that every rail accepts as one post, that is not striped, and that
+    // Limits that hold for all peers, so that the fast path need not look up the limits of one.
+    /// Longest write, in bytes, that is one post on every rail. It is not striped, and its length
     /// fits the tag of a silent post.
     pub single_max: u64,
     /// Longest payload, in bytes, that makes a put-signal to any peer one message.
@@ -249,10 +256,11 @@ pub(crate) struct State<'m, const RAILS: usize> {
     pub stats: Stats,
     /// Counts the commands of workers.
     pub stamp: u32,
-    /// The state of failover, if it is enabled, and the rail of the last post.
+    /// The state of failover, if it is attached.
     pub failover: Option<Failover<'m>>,
+    /// The rail of the last post.
     pub took: u8,
-    /// Two-sided messages, if this engine has them.
+    /// The state of two-sided messages, if matching is attached.
     pub protocol: Option<Protocol<'m, RAILS>>,
     /// Number of registered regions of device memory.
     pub devices: u32,
@@ -260,7 +268,7 @@ pub(crate) struct State<'m, const RAILS: usize> {
     pub hints: [u16; protocol::HINTS],
 }
 
-/// The engine, over at most `RAILS` rails. See the module's documentation.
+/// The engine, over at most `RAILS` rails, as described in the [module documentation](self).
 pub struct Engine<'m, R: Rail, const RAILS: usize> {
     pub(crate) rails: SomeRails<R, RAILS>,
     pub(crate) state: State<'m, RAILS>,
@@ -308,7 +316,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         let whole = if count > 1 { config.stripe_threshold.saturating_sub(1) } else { u64::MAX };
         peers.fill(PeerSlot::EMPTY);
         pairings.fill(Pairing::ALIKE);
-        // Entries beyond these may hold peers of an earlier engine.
+        // Entries beyond the configured ones may hold peers of an earlier engine.
         let streams = &mut streams[..each];
         let mut fresh = streams.iter_mut();
         for context in 0..config.contexts {
@@ -320,7 +328,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         locals.fill(LocalSlot::EMPTY);
         remotes.fill(RemoteSlot::EMPTY);
         Ok(Engine {
-            // SAFETY: counted above.
+            // SAFETY: the check above ensures that `rails` has at least one rail.
             rails: unsafe { SomeRails::new(rails) },
             state: State {
                 config,
@@ -365,7 +373,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
 
     /// Returns the setup operations of a rail, such as attaching peers. Slow path.
     ///
-    /// It cannot take memory away from under the engine. This does not compile:
+    /// They cannot revoke memory that the engine uses. This does not compile:
     ///
     /// ```compile_fail,E0596
     /// # use fishplate_core::{engine::Engine, mem::{Peer, RailId}};
@@ -375,7 +383,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
     /// # }
     /// ```
     ///
-    /// Nor does putting another rail in its place:
+    /// Replacing the rail does not compile either:
     ///
     /// ```compile_fail,E0308
     /// # use fishplate_core::{engine::Engine, mem::RailId, rail::loopback::Loopback};
@@ -391,8 +399,11 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
     /// engines and rails.
     ///
     /// # Safety
-    /// The caller does not replace the rail, does not undo what the engine has registered, imported
-    /// or posted, does not poll it, and does not post under a context word that the engine uses.
+    /// The caller does not:
+    ///
+    /// - replace or poll the rail;
+    /// - undo a registration, an import or a post of the engine;
+    /// - post under a context word that the engine uses.
     pub unsafe fn rail_unchecked(&mut self, rail: RailId) -> Option<&mut R> {
         self.rails.get_mut(rail.0 as usize)
     }
@@ -402,7 +413,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         &self.state.config
     }
 
-    /// Returns the counters. Slow path: some are kept per peer.
+    /// Returns the counters. Slow path: adds up the counters that are kept per peer.
     pub fn stats(&self) -> Stats {
         let at_once = self.state.protocol.as_ref().map_or(0, Protocol::at_once);
         Stats { posted: self.state.stats.posted + at_once, ..self.state.stats }
@@ -428,7 +439,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         events
     }
 
-    /// Posts what rails have held back, so that nothing stays behind between two calls.
+    /// Flushes the posts that rails have held back, so that none stays behind between two calls.
     #[inline(always)]
     fn flush(&mut self) {
         for rail in self.rails.iter_mut() {
@@ -436,9 +447,9 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         }
     }
 
-    /// Asks the rails whether peers are alive, and fails those that are not. Slow path. The waits
-    /// call it. A program that only writes to mapped memory and never waits should call it now and
-    /// then, because writes to the memory of a dead peer succeed.
+    /// Checks through the rails whether peers are alive, and fails dead peers. Slow path. The waits
+    /// call this. A program that only writes to mapped memory and never waits should call it from
+    /// time to time, because writes to the memory of a dead peer succeed.
     #[cold]
     pub fn check_peers(&mut self) {
         for (i, rail) in self.rails.iter_mut().enumerate() {
@@ -458,7 +469,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
 
 static_assertions::assert_impl_all!(Engine<'static, crate::rail::loopback::Loopback<4>, 1>: Send);
 
-/// Spreads the bits of a number (the finaliser of splitmix64).
+/// Mixes the bits of a number (the finaliser of splitmix64).
 pub(crate) fn mix(mut x: u64) -> u64 {
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

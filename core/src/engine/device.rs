@@ -34,8 +34,8 @@ struct Copied([u8; 8]);
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Applies a signal to a word that the processor cannot access, for the reason `why`. Returns
-    /// `false`, with nothing done, if the device has no room now or this pass has changed a word of
-    /// a device already.
+    /// `false`, with nothing done, if the device has no room now, or if this pass has already
+    /// changed a word of a device.
     ///
     /// # Errors
     /// `why`, if the word is not in device memory either. [`PeerError::Rail`] if the device has
@@ -70,7 +70,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         why: Violation,
     ) -> Result<Option<u64>, PeerError> {
         let word = self.state.device_word(at, amo.width).map_err(|_| why)?;
-        // The copies take microseconds, so a pass makes those of one word.
+        // The copies take microseconds, so a pass changes one word only.
         if self.state.device_pass == self.state.stats.passes {
             return Ok(None);
         }
@@ -143,7 +143,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             Ok(()) => self.judge(u64::from_ne_bytes(word), cmp, value, from),
             Err(PostError::Again) => {
                 // No event announces that the device has room, so the waiter must not sleep. A due
-                // stream keeps it awake for one pass, and costs that pass nothing.
+                // stream keeps the waiter awake for one pass, and costs that pass nothing.
                 self.state.due.push(self.state.streams, 0);
                 Ok(None)
             }

@@ -115,7 +115,7 @@ pub struct FailoverPeer {
     telling: Option<(u16, Option<Seq>)>,
     /// Rails about which the peer has confirmed our reports.
     confirmed: u16,
-    /// How often the unconfirmed reports were repeated.
+    /// Number of repetitions of the unconfirmed reports.
     told: u16,
     /// Passes until the reports are repeated.
     wait: u32,
@@ -277,9 +277,9 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         }
     }
 
-    /// Returns whether a peer survives the failure of a rail. The peer has
-    /// [answered](Self::has_answered), both sides have attached failover, and several rails join
-    /// them.
+    /// Returns whether a peer survives the failure of a rail. This requires that the peer has
+    /// [answered](Self::has_answered), that both sides have attached failover, and that several
+    /// rails join them.
     pub fn has_failover(&self, peer: PeerId) -> Result<bool, AttachError> {
         Ok(self.has_answered(peer)? && self.state.kept_peer(peer.index).is_some())
     }

@@ -27,9 +27,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// this engine through the returned id. Slow path.
     ///
     /// # Errors
-    /// [`AttachError::Unsupported`] for device memory or native atomics with
-    /// [failover](Self::attach_failover), for native atomics in device memory, or if no rail has
-    /// native atomics.
+    /// [`AttachError::Unsupported`] in these cases:
+    ///
+    /// - device memory or native atomics, with [failover](Self::attach_failover) attached;
+    /// - native atomics in device memory;
+    /// - native atomics, if no rail executes them.
     pub fn register(&mut self, region: Region) -> Result<LocalId, AttachError> {
         table::check_region(&region)?;
         let id = table::free_local(self.state.locals)?;

@@ -64,14 +64,14 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.ask_if_wanted(stream);
     }
 
-    /// Applies parked messages in order, also those of a peer that has failed since. Fails the peer
-    /// if one cannot be applied.
+    /// Applies parked messages in order, even from a peer that has failed since. Fails the peer if
+    /// a message cannot be applied.
     fn apply_parked(&mut self, stream: u32) {
         match self.apply(stream) {
             Ok(Applied::All) => {}
             Ok(Applied::More) => self.state.due.push(self.state.streams, stream),
             Err(why) => {
-                // The message may have been applied in part. Neither it nor a later one is applied.
+                // The message may have been applied in part. Never apply it again, nor later ones.
                 let (window, mut cells) = self.state.window(stream);
                 window.lose(&mut cells);
                 self.state.fail_peer(self.state.streams[stream as usize].peer, why);
@@ -128,8 +128,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok(Applied::More)
     }
 
-    /// Sends the old value of an atomic. Returns `false` if no rail has room. A failed peer gets no
-    /// reply.
+    /// Sends the old value of an atomic. Returns `false` if no rail has room. Sends nothing to a
+    /// failed peer, and returns `true`.
     fn reply(&mut self, stream: u32, token: u64, value: u64) -> bool {
         self.post_control(stream, Body::Reply { token, value }) || !self.state.streams[stream as usize].live
     }

@@ -330,7 +330,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let from = from?;
         match self.state.peers.get(from.index as usize) {
             Some(slot) if slot.generation == from.generation => match slot.state {
-                // What has arrived is applied first.
+                // Apply messages that have arrived before reporting the failure.
                 PeerState::Failed(_) | PeerState::Closing if self.state.has_parked(from.index) => None,
                 PeerState::Failed(why) => Some(WaitError::PeerFailed(from, why)),
                 PeerState::Closing if self.state.has_said_bye(from.index) => {
@@ -381,7 +381,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> super::State<'_, RAILS> {
-    /// Returns whether a later pass may apply messages that have arrived from a peer.
+    /// Returns whether messages from a peer have arrived that a later pass may apply.
     #[cold]
     fn has_parked(&self, peer: u16) -> bool {
         (0..self.config.contexts).any(|context| {

@@ -32,13 +32,13 @@ use super::super::{Engine, State};
 use super::rejoin::{Rejoin, Stage};
 use super::{AGAIN, PeerError, RARELY};
 
-/// How often an offer is repeated before it lapses.
+/// Number of repetitions of an offer before it lapses.
 const OFFERS: u16 = 6;
 
 /// The state of one rail.
 #[derive(Clone, Copy, Debug)]
 struct Turn {
-    /// How often the rail was attached again.
+    /// Number of times the rail was attached again.
     epoch: u16,
     /// The serial of the last message sent about the rail.
     said: u16,
@@ -67,7 +67,7 @@ pub(super) struct Back {
     agreed: u16,
     /// Rails whose stage must be reported to the peer now.
     due: u16,
-    /// How often the reports were repeated.
+    /// Number of repetitions so far.
     repeated: u16,
     /// Passes until the reports are repeated.
     wait: u32,

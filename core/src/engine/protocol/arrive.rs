@@ -305,7 +305,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Delivers a stored message to a receive, which is in no list and not in the matcher.
+    /// Delivers a stored message to a receive. The receive must be in no list and not in the
+    /// matcher.
     pub(super) fn deliver(&mut self, index: u32, tag: Tag, kept: Kept) {
         let Some(protocol) = &mut self.protocol else { return };
         let Some(slot) = protocol.requests.slots.get_mut(index as usize) else {
@@ -406,8 +407,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let index = self.answered(peer, token)?;
         let Some(protocol) = &mut self.protocol else { return Err(Violation::Kind) };
         let slot = &mut self.pending.slots[index as usize];
-        // Only one Pull is valid: a kept send stays open until its Fin, even after everything was
-        // sent.
+        // Only one Pull is valid. A send that is kept for failover stays open until its Fin, even
+        // after everything was sent.
         let again = slot.pulled || slot.offset != 0;
         if again || slot.form != super::send::Form::Request || len > slot.left || len == 0 {
             return Err(Violation::Reply);
@@ -479,7 +480,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Ok(())
     }
 
-    /// Fails a receive, which is in no list and not in the matcher.
+    /// Fails a receive. It must be in no list and not in the matcher.
     #[cold]
     pub(super) fn fail_receive(&mut self, index: u32, outcome: Received) {
         let Some(protocol) = &mut self.protocol else { return };

@@ -50,7 +50,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Ok((Buffer { ptr: place.as_ptr(), len: len as u64, region: at.region.index() as u16 }, device))
     }
 
-    /// Starts reading the payload of a receive into device memory. The receive is in no list.
+    /// Starts reading the payload of a receive into device memory. The receive must be in no list.
     #[cold]
     #[inline(never)]
     pub(super) fn bring_device(&mut self, index: u32) {
@@ -105,7 +105,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.state.give_back(Kept::Header(header), false);
     }
 
-    /// Copies a payload from a block to the device. The receive is in no list.
+    /// Copies a payload from a block to the device. The receive must be in no list.
     #[cold]
     #[inline(never)]
     pub(super) fn place(&mut self, index: u32, ours: bool) {

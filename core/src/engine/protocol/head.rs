@@ -24,8 +24,8 @@
 //! attachment. A Fin, a Pull or a Chunk refers to an earlier message by its token or request. A
 //! Room may arrive at any time.
 //!
-//! Between sides with failover, the kinds from Fin to Chunk have a number too, and another kind
-//! ([`NUMBERED`]). `freed` is the total of credits returned to the sender over the life of the
+//! Between sides with failover, a Fin, a Pull or a Chunk has a number too. Its kind is then higher
+//! by [`NUMBERED`]. `freed` is the total of credits returned to the sender over the life of the
 //! stream. The total has 32 bits, so a late value differs from a new one.
 
 use crate::bytes::{Put, Reader, Writer};
@@ -59,7 +59,7 @@ pub(crate) const SHORT: u8 = 26;
 /// Added to the kinds from [`FIN`] to [`CHUNK`] if they have a number, between sides with failover.
 pub(crate) const NUMBERED: u8 = 4;
 
-/// The region number of a payload that the receiver cannot read. It must pull chunks.
+/// The region number of a payload that the receiver cannot read and must pull in chunks.
 pub(crate) const UNREADABLE: u16 = u16::MAX;
 /// The region number of a payload without a region, if the offer has no keys. Only
 /// [`Rail::read_address`](crate::rail::Rail::read_address) reads such a payload.

@@ -134,7 +134,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.state.lost(source)
     }
 
-    /// Starts reading the payload of a receive, which is in no list.
+    /// Starts reading the payload of a receive. The receive must be in no list.
     fn bring(&mut self, index: u32, by_message: bool) {
         if let Some(fault) = self.sender_lost(index) {
             return self.state.fail_receive(index, Received::Failed(fault));
@@ -186,7 +186,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Sends a Fin and ends a receive, which is in no list.
+    /// Sends a Fin and ends a receive. The receive must be in no list.
     pub(super) fn tell(&mut self, index: u32) {
         let lost = self.sender_lost(index).is_some();
         let Some(protocol) = &mut self.state.protocol else { return };

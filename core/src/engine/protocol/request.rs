@@ -173,11 +173,11 @@ pub(crate) enum Stage {
     ReadDevice,
     /// Like `Reading`, into device memory.
     ReadingDevice,
-    /// Like `Chunks`, into one of our blocks, which is then copied to device memory.
+    /// Like `Chunks`, but the chunks go into one of our outgoing blocks, and then to device memory.
     ChunksDevice,
     /// The payload is in a block kept for its sender, and must be copied to device memory.
     Place,
-    /// Like `Place`, from one of our outgoing blocks.
+    /// Like `Place`, but the payload is in one of our outgoing blocks.
     PlaceOurs,
     /// In no list. The pass that took the receive off the due list continues it, even if its sender
     /// fails.

@@ -284,9 +284,9 @@ pub struct Account {
     pub(crate) fins_heard: u32,
     /// Fins that the peer has sent, according to its Bye.
     pub(crate) fins_said: u32,
-    /// How often the peer's credits were doubled.
+    /// Number of times the peer's credits were doubled.
     pub(crate) credit_doublings: u8,
-    /// How often the peer's headers were doubled.
+    /// Number of times the peer's headers were doubled.
     pub(crate) header_doublings: u8,
     /// Whether a Room message is due.
     pub(crate) grown: bool,
