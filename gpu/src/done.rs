@@ -1,6 +1,6 @@
 //! The done channel: when a whole write has landed, its origin stores a word that the target polls.
-//! This takes no message. It takes no work of the processor either if the device can store words.
-//! Neither end blocks, allocates, locks or makes a system call.
+//! No message is sent. If the device can store words, the processor is not involved either. Neither
+//! end blocks, allocates, locks or makes a system call.
 //!
 //! Every reported write takes the next *ticket* of its direction. The ticket's word is in the
 //! origin's segment, at the ticket's number modulo the number of words. Each word has its own cache
@@ -156,7 +156,7 @@ impl Sender {
     }
 }
 
-/// Stores a word. Called by the sender, and by devices whose copies this processor makes.
+/// Stores a word. Called by the sender, and by devices that copy with the processor.
 #[inline(always)]
 pub(crate) fn tell(word: &AtomicU64, value: u64) {
     // Release, edge `done.word`: a thread that sees the word also sees the bytes. This thread

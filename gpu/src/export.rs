@@ -137,7 +137,7 @@ impl Exports {
     }
 
     /// Registers a range, and exports its allocation if needed. If the allocation is exported
-    /// already, this takes one or two driver calls, for virtual memory per physical segment.
+    /// already, this makes one or two driver calls per physical segment.
     ///
     /// Ranges may overlap and be registered repeatedly. Each registration needs a deregistration.
     pub fn register<D: Device>(

@@ -168,7 +168,7 @@ pub struct GpuRail<D: Device, H: Host> {
     silent: u32,
     stats: GpuStats,
     why: Option<Refused>,
-    /// Number of calls of `poll`. The device and the inner rail are polled first in turn.
+    /// Number of calls of `poll`. The device and the inner rail take turns at being polled first.
     passes: u32,
     /// Whether peers may send messages about device memory, so that some polls must take a slow
     /// turn.

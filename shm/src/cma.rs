@@ -26,8 +26,8 @@ pub(crate) enum CmaError {
     Refused,
     /// The peer's process has exited.
     Gone,
-    /// Part of the memory is not mapped, or another error occurred, with its code. Some bytes may
-    /// have been copied.
+    /// The copy failed with this error code, for example because memory is not mapped. Some bytes
+    /// may have been copied.
     Failed(i32),
 }
 

@@ -26,11 +26,11 @@ use list::List;
 use crate::error::SegmentError;
 use crate::segment::{self, Mapping};
 
-/// Memory of at most this size is closed at once, in bytes. Freeing one MiB takes about 0.15 ms,
+/// Maximum size, in bytes, of memory that is closed at once. Freeing one MiB takes about 0.15 ms,
 /// and a packet can carry 253 descriptors.
 const CLOSED: u64 = 64 << 10;
 
-/// Memory of at most this size is unmapped at once, in bytes.
+/// Maximum size, in bytes, of memory that is unmapped at once.
 const UNMAPPED: usize = 1 << 20;
 
 /// A descriptor from a peer. Dropping it never waits.

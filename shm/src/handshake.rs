@@ -16,11 +16,12 @@
 //! The listening end creates its lane and the common segment only after it has the other end's
 //! Offer. So a stranger's Hello costs the listener no memory.
 //!
-//! A side uses no memory of the peer before the peer has echoed our nonce, which only this
-//! handshake reveals. So segments of an earlier run, or of a replaced peer, are rejected. No lane
-//! is used before Ready, which a side sends after it has mapped and checked everything. So neither
-//! side uses a lane that the other has closed. A side that fails closes its socket and drops the
-//! received memory. The other side then gets [`HandshakeError::HungUp`], or its deadline expires.
+//! Neither side uses the peer's memory before the peer has echoed that side's nonce, which only
+//! this handshake reveals. So segments of an earlier run, or of a replaced peer, are rejected. No
+//! lane is used before Ready, which a side sends after it has mapped and checked everything. So
+//! neither side uses a lane that the other has closed. A side that fails closes its socket and
+//! drops the received memory. The other side then gets [`HandshakeError::HungUp`], or its deadline
+//! expires.
 
 mod listener;
 mod shake;

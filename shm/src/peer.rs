@@ -20,7 +20,7 @@ use crate::regions::{Key, KeyKind, Regions};
 use crate::segment::{Mapping, errno};
 use crate::staged::{Staged, blame, within};
 
-/// The state of a peer that is another process or another rail. A rail attached to itself has none.
+/// The state of a peer that is another process or another rail. A rail has no `Remote` for itself.
 #[derive(Debug)]
 pub(crate) struct Remote {
     pub(crate) control: Control,

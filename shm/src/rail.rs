@@ -31,7 +31,7 @@ use crate::staged;
 /// Maximum length of one write or read, in bytes. It bounds how long a copy blocks the caller.
 const MAX_RMA: usize = 1 << 30;
 
-/// Bodies of at least this length begin at a cell boundary, in bytes. Between processors that share
+/// Minimum length, in bytes, of bodies that begin at a cell boundary. Between processors that share
 /// a cache, 96 bytes then arrive a third sooner, and 4 KiB a tenth sooner. The rate of 96-byte
 /// messages doubles. Shorter bodies gain nothing.
 const ALIGN_FROM: usize = CELL + 1;
@@ -462,7 +462,7 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
         self.active.retain(|other| *other != peer);
         self.roster.leave(peer);
         self.due.remove(peer);
-        // Regions in the common segment end here, because detaching unmaps it.
+        // Removes regions in the common segment, because detaching unmaps it.
         self.regions.remove_common(peer);
     }
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::SegmentError;
 
-/// Smaller allocations, in bytes, are not checked, because [`RESERVE`] covers them.
+/// Minimum size, in bytes, of allocations that are checked. [`RESERVE`] covers smaller ones.
 const SMALL: usize = 1 << 20;
 
 /// Memory of the machine or group that is left to other programs, in bytes.

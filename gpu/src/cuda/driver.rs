@@ -140,7 +140,7 @@ functions! {
     cuFlushGPUDirectRDMAWrites(CUflushGPUDirectRDMAWritesTarget, CUflushGPUDirectRDMAWritesScope);
 }
 
-/// Returns the initialized driver, or why there is none. Looks for the driver once.
+/// Returns the initialized driver, or the reason if there is none. Looks for the driver once.
 pub fn get() -> Result<&'static Driver, Absent> {
     static DRIVER: OnceLock<Result<Driver, Absent>> = OnceLock::new();
     let found = DRIVER.get_or_init(|| {
@@ -309,8 +309,8 @@ impl Driver {
         self.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED, device) != 0
     }
 
-    /// Returns whether the device needs a flush after writes of NICs, and the processor can issue
-    /// it.
+    /// Returns whether NICs can write to the device, their writes need a flush before the device
+    /// reads them, and the processor can issue that flush.
     pub fn must_flush(&self, device: CUdevice) -> bool {
         let ordering = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING;
         let owner = CUGPUDirectRDMAWritesOrdering::CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER as c_int;

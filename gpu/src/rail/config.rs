@@ -41,7 +41,7 @@ pub struct GpuConfig {
     pub imports: ImportLimits,
     /// How long an import waits for its handle, and how long a detach waits for the device.
     pub timeout: Duration,
-    /// Maximum sleep of the owner while events are possible that do not notify.
+    /// Maximum duration of the owner's sleep while there may be events that do not notify.
     pub longest_nap: Duration,
 }
 

@@ -19,7 +19,7 @@ const TURN_PAUSE: u64 = 1_000_000;
 /// Device memory that the rail owns.
 #[derive(Debug, Default)]
 pub(super) struct Owned {
-    /// Allocated memory that is not to be freed yet.
+    /// All memory that is allocated.
     allocated: Vec<DevicePtr>,
     /// Memory to be freed when its allocation is no longer exported.
     leaving: Vec<(DevicePtr, AllocId)>,

@@ -84,7 +84,7 @@ impl Streams {
     /// Marks the end of the work queued on a stream. Call it only if [`room`](Streams::room) is not
     /// 0.
     pub(super) fn mark<D: Device>(&mut self, device: &mut D, stream: u8, owner: Owner) {
-        // If the device has no free mark, a later mark will do, because it also follows this work.
+        // If the device has no free mark, a later mark suffices, because it also follows this work.
         let mark = device.mark(stream).ok();
         self.out += 1;
         self.streams[usize::from(stream)].push_back(Queued { mark, owner });

@@ -41,9 +41,9 @@ pub enum TellError {
 }
 
 impl<D: Device> Sharing<D> {
-    /// Registers a range of this device's memory. If its allocation is exported already, this takes
-    /// one or two driver calls, for virtual memory per physical segment. Revokes superseded and
-    /// outgrown exports. At the limit of exports, also revokes some that have no registrations.
+    /// Registers a range of this device's memory. If its allocation is exported already, this makes
+    /// one or two driver calls per physical segment. Revokes superseded and outgrown exports. At
+    /// the limit of exports, also revokes some that have no registrations.
     pub fn register<L: Links + ?Sized>(
         &mut self,
         links: &mut L,

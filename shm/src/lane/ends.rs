@@ -26,9 +26,9 @@ pub(super) fn stamp(position: u64) -> u64 {
 /// Why no cells could be reserved. Nothing changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
-    /// The free cells do not suffice yet.
+    /// There are not enough free cells yet.
     Full,
-    /// No correct consumer stores this cursor.
+    /// The cursor has a value that no correct consumer stores.
     Corrupt,
 }
 

@@ -76,7 +76,7 @@ fn a_peer_that_pauses_stays_hot() {
     let (mut hub, mut spokes, _alone) = crowd();
     for n in 0..20u16 {
         cool(&mut hub);
-        // The passes before the message place it differently between two checks for cold peers.
+        // Each message arrives at a different point between two checks for cold peers.
         (0..n * 211).for_each(|_| assert_eq!(hub.poll(32, &mut Seen::default()), 0));
         say(&mut spokes[usize::from(n)], 1);
         while hub.poll(32, &mut Seen::default()) == 0 {}

@@ -200,7 +200,7 @@ fn b16_an_end_that_leaves_during_traffic_blocks_no_other_and_frees_nothing_in_us
         let config = GpuConfig { force_relay: round % 3 == 0, ..small() };
         let Pair { driver, rails, memory, .. } = Pair::new(behaviour, config, round);
         let [mut a, mut b] = rails;
-        // One end detaches after a number of polls, in any state of the other end.
+        // One end detaches after a varying number of polls, whatever the other end is doing.
         let leaving = std::thread::spawn(move || {
             let mut seen = Seen::default();
             for _ in 0..(round * 37 % 400) {
