@@ -36,7 +36,7 @@ use endpoint::PEERS;
 use links::{Cuts, ENDPOINTS};
 use world::{NONE, REGIONS, Registered, World};
 
-/// The behavior of one rail. Delays are counted in polls of any endpoint.
+/// The behaviour of one rail. Delays are counted in polls of any endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dials {
     /// Minimum delay from post to arrival, and from arrival to the completion at the origin.
@@ -83,7 +83,7 @@ pub struct Sim<'m> {
 
 impl<'m> Sim<'m> {
     /// Creates a fabric of `nodes` nodes with `rails` rails each, at most 64 endpoints in all.
-    /// `dials` sets the behavior of all rails.
+    /// `dials` sets the behaviour of all rails.
     ///
     /// # Errors
     /// [`AttachError::Config`] names the parameter that is out of range.
@@ -140,7 +140,7 @@ impl<'m> Sim<'m> {
         }
     }
 
-    /// Changes the behavior of one rail.
+    /// Changes the behaviour of one rail.
     pub fn set_dials(&self, rail: u16, dials: Dials) {
         let world = &mut *self.world.borrow_mut();
         if let Some(slot) = world.dials.get_mut(rail as usize) {

@@ -225,7 +225,7 @@ fn a_waiter_stays_awake_while_the_device_refuses_to_read_its_word() {
     let waited = engine.wait_signal_anywhere(at, Cmp::Eq, 1, None, waiter, 1);
     assert!(matches!(waited, Err(WaitError::Deadline(_))), "{waited:?}");
     assert!(engine.has_due());
-    // One pass without a wait, and it may sleep.
+    // After one pass without a wait the engine may sleep.
     engine.progress();
     assert!(!engine.has_due());
 }

@@ -1,5 +1,5 @@
-//! Fence orders without waiting, quiet costs little when nothing is outstanding, and an expired
-//! wait names the reason.
+//! A fence orders operations without waiting, a quiet costs little if nothing is outstanding, and
+//! an expired wait names the reason.
 
 use fishplate_core::engine::{Config, ContextId, Notice};
 use fishplate_core::error::{Stuck, WaitError};

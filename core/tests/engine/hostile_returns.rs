@@ -69,8 +69,8 @@ fn rejoin(rail: u8, stage: u8, epoch: u16, serial: u16, address: &[u8]) -> Vec<u
     bytes
 }
 
-/// Returns a message of the peer: it has fenced `rails`, and the rails `failed` have failed, in
-/// this epoch.
+/// Returns the peer's message that it has fenced `rails` and that the rails `failed` have failed,
+/// in this epoch.
 fn told(rails: u16, failed: u16, epoch: u16) -> Vec<u8> {
     let mut bytes = vec![9, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     bytes.extend(0u64.to_le_bytes());

@@ -169,8 +169,8 @@ pub fn run(seed: u64, totals: &mut Totals) {
     totals.events += schedule.events() as u64;
 }
 
-/// A rail accepted the first Bye and refused the second. At first the engine repeated only the
-/// second.
+/// In this run a rail accepts the first Bye and refuses the second. The engine must send both
+/// again.
 #[test]
 fn the_byes_before_one_that_is_refused_are_said_again() {
     run(231, &mut Totals::default());

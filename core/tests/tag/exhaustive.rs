@@ -1,6 +1,6 @@
-//! Every sequence of operations over 15 letters. The letters are receives from 2 sources or any
-//! source with 2 tags or any tag (9), messages from 2 sources with 2 tags (4), and cancelling the
-//! oldest or the youngest receive (2). All 9 probes follow every letter.
+//! Every sequence of operations over 15 letters. Nine letters are receives, from one of two sources
+//! or any, with one of two tags or any. Four are messages from one of the sources with one of the
+//! tags. Two cancel the oldest or the youngest receive. All nine probes follow every letter.
 
 use fishplate_core::engine::tag::{
     Arrive, Cancel, Matcher, MatcherConfig, MatcherMemory, Post, PostedSlot, ReceiveId, Tag, UnexpectedSlot,
@@ -11,7 +11,7 @@ use super::ops::setting;
 const LETTERS: u8 = 15;
 const POSTS: usize = 9;
 const LONGEST: usize = 8;
-/// Means that there is no receive or no message.
+/// Stands for no receive or no message.
 const NONE: u8 = u8::MAX;
 
 /// Source and tag of each kind of receive, with `None` for any.

@@ -141,7 +141,7 @@ fn messages_that_arrived_in_order_before_their_peer_failed_are_received() {
     for n in 1..=3 {
         send_to(&mut own, peer, n);
     }
-    // Only a header; its payload stays with the sender.
+    // This message takes only a header. Its payload stays with the sender.
     write(&own.engine, own.out.at(0), &pattern(4, 600));
     own.engine.send(CX, peer, tag(4), Payload::Region(own.out.at(0), 600), Notice::Silent).unwrap();
     passes(&mut own.engine, 3);
