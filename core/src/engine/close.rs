@@ -11,10 +11,11 @@
 //! - Every receive that has matched a message of the peer has completed. From then on this side
 //!   reads no payload of the peer and answers no send.
 //!
-//! A side that receives a Bye closes too, in its passes, and answers with its own Byes. It waits
-//! for all Byes of the peer, and for the rails to complete its own. Some passes later the peer is
-//! [`PeerError::Closed`]. These passes are needed because a rail may complete a Bye before it is
-//! sent. A Bye carries the cursor and the credits of its stream, so no acknowledgement is lost.
+//! A side that receives a Bye closes too, while it makes progress, and answers with its own Byes.
+//! It waits for all Byes of the peer, and for the rails to complete its own. Some passes later the
+//! peer is [`PeerError::Closed`]. These passes are needed because a rail may complete a Bye before
+//! it is sent. A Bye carries the cursor and the credits of its stream, so no acknowledgement is
+//! lost.
 //!
 //! # Operations in flight when a Bye arrives
 //!
@@ -140,11 +141,11 @@ impl Bye {
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Begins to close the connection to a peer. New operations to the peer are rejected with
     /// [`PeerError::Closed`]. Earlier operations complete as usual, and then the peer is notified.
-    /// Make progress until [`has_left`](Self::has_left). Does not block. Closing twice changes
-    /// nothing.
+    /// Make progress until [`has_left`](Self::has_left) returns `true`. Does not block. Closing
+    /// twice changes nothing.
     ///
-    /// The other side answers in its passes, without a call of its user, and closes too. Its
-    /// operations in flight are applied here first. Its sends that no receive has matched fail.
+    /// The other side answers while it makes progress, without a call of its user, and closes too.
+    /// Its operations in flight are applied here first. Its sends that no receive has matched fail.
     ///
     /// # Errors
     /// [`OpError::UnknownPeer`] if the peer was removed or is not connected yet.

@@ -161,7 +161,7 @@ pub enum Command {
     /// Calls [`Engine::discard`](super::Engine::discard).
     Discard(Claimed),
     /// Calls [`Engine::cancel`](super::Engine::cancel) for the receive in this slot of the same
-    /// queue's pool. The receive completes once too, cancelled or not.
+    /// queue's pool. The receive completes exactly once, cancelled or not.
     Cancel {
         /// The slot of the receive.
         slot: u16,

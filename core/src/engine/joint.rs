@@ -26,7 +26,7 @@ pub struct Joint {
     pub max_message: usize,
 }
 
-/// What two sides agree on: their joints, their epochs, and the state of closing.
+/// The state that two sides agree on: their joints, their epochs, and the progress of closing.
 #[derive(Clone, Copy, Debug)]
 pub struct Pairing {
     /// The peer's number for each of our rails, in four bits each.

@@ -33,7 +33,7 @@ pub use held::{Held, HeldBy};
 #[derive(Clone, Copy)]
 pub struct Posted<'m> {
     pub(super) raw: RawShared<'m, Entry<'m>>,
-    /// Whether its result will be read.
+    /// Whether the result of the command will be read.
     pub(super) report: bool,
 }
 
@@ -96,7 +96,7 @@ impl Default for Lane<'_> {
     }
 }
 
-/// Number of entries in the rings that were not taken, per direction.
+/// The numbers of entries that wait in the two rings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pending {
     /// Commands submitted that no worker has taken.
@@ -238,7 +238,7 @@ impl Drop for Side<'_> {
     }
 }
 
-/// Releases a command. Ends it as abandoned if it was submitted.
+/// Releases a command. If it was submitted, ends it as abandoned.
 fn abandon(entry: Shared<'_, Entry<'_>>, was_submitted: bool) {
     if was_submitted {
         // SAFETY: the caller acts for the worker, and has taken the command out of the ring or the
@@ -258,7 +258,7 @@ pub struct Flight<'m> {
 /// Which part of a command is in the engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Part {
-    /// The whole command, which completes without the user.
+    /// The whole command. It completes without help from the user.
     #[default]
     Whole,
     /// The get of a copy between peers. The command itself is held.
@@ -406,7 +406,7 @@ impl<'m> CommandConsumer<'m> {
                 self.flying += 1;
                 self.receiving += u32::from(part == Part::Receive);
             }
-            // Without an entry, the completion would be ambiguous.
+            // No flight has this slot, so a completion could not be assigned.
             None => self.end(job, Reply::Abandoned),
         }
     }

@@ -25,9 +25,9 @@ const SPEED: u64 = 1 << 16;
 /// The upper limit of a speed.
 const TOP: u64 = SPEED << 10;
 
-/// A sample has this share in the average: one in `NEW`.
+/// The weight of a sample in the average is 1 / `NEW`.
 const NEW: u64 = 4;
-/// The drift back to equal speeds has this share in the average: one in `FORGET`.
+/// The weight of the drift back to equal speeds is 1 / `FORGET`.
 const FORGET: u64 = 256;
 
 /// Load and speed of every rail. Bytes outstanding stay below 2^50: a window of posts of 2 GiB.
@@ -76,7 +76,7 @@ impl<const RAILS: usize> Loads<RAILS> {
         }
     }
 
-    /// Records `count` completed posts of `bytes` bytes each.
+    /// Records `count` completed posts of `each` bytes each.
     #[inline(always)]
     pub(crate) fn ended(&mut self, rail: usize, count: u32, each: u64) {
         if RAILS > 1 {

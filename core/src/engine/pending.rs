@@ -86,7 +86,7 @@ pub struct PendingSlot {
     /// Whether the receiver pulls the payload, under the request number `request`.
     pub(crate) pulled: bool,
     /// Whether a read must be posted again, because a failed rail has ended a part of it. Until
-    /// then `fetch` keeps the operation open, and `request` is its length.
+    /// then `fetch` keeps the operation open, and `request` is the length of the read.
     pub(crate) again: bool,
     pub(crate) request: u64,
     pub(crate) pull_next: u32,
@@ -139,7 +139,7 @@ impl PendingSlot {
     };
 
     /// Makes the slot a fully posted operation with `posts` posts outstanding. `end` is the number
-    /// after its last one.
+    /// after the operation's last one.
     #[inline(always)]
     pub(crate) fn set_posted(&mut self, stream: u32, posts: u32, end: Seq, notice: Notice) {
         (self.stream, self.posts, self.end) = (stream, posts, end);

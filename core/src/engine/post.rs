@@ -333,7 +333,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.pick_from(peer, rails & !exclude, bytes)
     }
 
-    /// Chooses one of these rails to a peer.
+    /// Chooses one of the rails in `rails` for a post to a peer.
     #[inline(always)]
     pub(super) fn pick_from(&mut self, peer: u16, rails: u16, bytes: u64) -> Option<usize> {
         match rails & rails.wrapping_sub(1) {

@@ -104,7 +104,7 @@ impl<'m, T: Slot> Slots<'m, T> {
         (self.slots.get(index as usize)?.name().0 == name).then_some(index)
     }
 
-    /// Returns how many slots were ever taken. They are the first ones.
+    /// Returns how many slots were ever taken. They are the first slots of the table.
     pub(crate) fn used(&self) -> u32 {
         self.free.used()
     }

@@ -152,8 +152,8 @@ impl Stream {
         self.stamp | self.next.low(mask)
     }
 
-    /// Returns whether a post can take the next number at once. `data` is [`WRITES`], [`MESSAGES`]
-    /// or neither, and [`kept`]. Returns `false` for a closed stream.
+    /// Returns whether a post can take the next number at once. `data` combines [`WRITES`],
+    /// [`MESSAGES`] or neither with [`kept`]. Returns `false` for a closed stream.
     #[inline(always)]
     pub(crate) fn clear(&self, window: u32, data: u8) -> bool {
         // An open stream has at most a window in flight, which fits in 32 bits.
@@ -161,7 +161,7 @@ impl Stream {
     }
 
     /// Records that the last number belongs to a silent operation without a slot. Returns how many
-    /// more operations are open.
+    /// operations this opens: 0 or 1.
     #[inline(always)]
     pub(crate) fn silent_until_next(&mut self) -> u32 {
         self.silent_end = self.next;
@@ -174,7 +174,7 @@ impl Stream {
     }
 
     /// Ends the silent operations once all are acknowledged and none of their posts is outstanding.
-    /// Returns how many fewer operations are open.
+    /// Returns how many operations this closes: 0 or 1.
     #[inline(always)]
     pub(crate) fn silent_over(&mut self) -> u32 {
         let over = self.silent && self.silent_posts == 0 && !self.acked.is_before(self.silent_end);

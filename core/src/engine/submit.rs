@@ -249,8 +249,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     }
 
     /// Orders later writes after everything issued earlier, without waiting. If a later write could
-    /// overtake an earlier operation ([`Caps::order`](crate::rail::Caps::order)), it is held back
-    /// until earlier operations are applied. Signals and atomics need no fence.
+    /// overtake an earlier operation ([`Caps::order`](crate::rail::Caps::order)), the write is held
+    /// back until earlier operations are applied. Signals and atomics need no fence.
     #[doc(alias = "shmem_fence")]
     #[inline]
     pub fn fence(&mut self, context: ContextId, peer: PeerId) -> Result<(), OpError> {
@@ -352,8 +352,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.notify(word);
     }
 
-    /// Notifies the owner of a mapped word. The call is inline for the first rail, which is the one
-    /// of shared memory.
+    /// Notifies the owner of a mapped word. The call is inline for the first rail, because that is
+    /// the rail of shared memory.
     #[inline(always)]
     fn notify(&mut self, word: Mapped) {
         match word.rail {

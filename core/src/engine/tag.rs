@@ -15,10 +15,10 @@
 //! let memory = MatcherMemory { posted, unexpected, buckets };
 //! let mut matcher: Matcher = Matcher::new(memory, 0x5eed).unwrap();
 //!
-//! // From anybody, the low 16 bits of the tag ignored.
+//! // From any source. The low 16 bits of the tag are ignored.
 //! let waits = matcher.post(None, Tag::from(0x7_0000), Tag::from(0xffff), 11).unwrap();
 //! assert!(matches!(waits, Post::Waiting(_)));
-//! // Source 3 sends 100 bytes under the tag 0x7_1234.
+//! // Source 3 sends 100 bytes with the tag 0x7_1234.
 //! let arrives = matcher.arrive(3, Tag::from(0x7_1234), 100, 0).unwrap();
 //! assert!(matches!(arrives, Arrive::Matched { context: 11, .. }));
 //! ```

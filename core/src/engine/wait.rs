@@ -43,7 +43,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// [`Host::now_ns`]; `u64::MAX` means no deadline.
     ///
     /// # Errors
-    /// - [`WaitError::Deadline`] tells what is missing; the operations stay in flight.
+    /// - [`WaitError::Deadline`]: the error tells what is missing; the operations stay in flight.
     /// - [`WaitError::PeerFailed`]: the peer has failed.
     /// - [`WaitError::Failed`]: silent operations have failed since the last quiet.
     #[doc(alias = "shmem_quiet")]
@@ -71,8 +71,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Waits like [`quiet`](Self::quiet), for every peer.
     ///
     /// # Errors
-    /// The errors of `quiet`, for the first peer that has one; other peers may not be quiet then. A
-    /// failed peer is reported only while it has lost operations that were not reported. So a
+    /// The errors of `quiet`, for the first peer with an error; other peers may not be quiet then.
+    /// A failed peer is reported only while it has lost operations that were not reported. So a
     /// second call continues with the other peers.
     #[doc(alias = "shmem_ctx_quiet")]
     #[inline]
@@ -321,7 +321,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let word = resolve_local(self.state.locals, at, 8)?;
         // SAFETY: `resolve_local` checked that the word is inside a region, which stays registered
         // while `self` is borrowed. The word is aligned, because regions begin at a multiple of 8
-        // bytes and the offset is one. Signal words are only accessed atomically.
+        // bytes, and the offset was checked to be one. Signal words are only accessed atomically.
         Ok(unsafe { word.cast::<AtomicU64>().as_ref() })
     }
 
@@ -343,8 +343,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Checks once whether a stream is quiet. Returns `false` while operations are in flight, and
-    /// then their result.
+    /// Checks once whether a stream is quiet. Returns `false` while operations are in flight,
+    /// otherwise their result.
     pub(super) fn try_quiet(&mut self, context: ContextId, peer: PeerId) -> Result<bool, WaitError> {
         match self.is_quiet(context, peer)? {
             true => self.verdict(self.state.stream_of(context.0, peer.index)).map(|()| true),

@@ -71,7 +71,7 @@ impl<'e, 'm, 'd, R: Rail, const RAILS: usize> Worker<'e, 'm, 'd, R, RAILS> {
         Counts { wake_syscalls: self.wakes, ..self.counts }
     }
 
-    /// Returns how many entries in the rings of its queues were not taken by the other side.
+    /// Returns how many entries in the rings of the worker's queues the other side has not taken.
     pub fn pending(&mut self) -> Pending {
         let each = self.consumers.iter_mut().map(CommandConsumer::pending);
         each.fold(Pending::default(), |all, consumer| Pending {
@@ -280,7 +280,7 @@ fn landed(consumer: &mut CommandConsumer<'_>, ticket: u64, reply: Reply) {
 /// The result of one step of a command.
 enum Step {
     Replied(Reply),
-    /// The command is in the engine, and completes with its completion there.
+    /// The command is in the engine. Its completion there will end it.
     Taken,
     /// The first half of the command is in the engine.
     Relayed,

@@ -69,9 +69,9 @@ pub struct SentSlot {
     /// Whether the reply to the fetching atomic with this number may be lost and must be requested.
     pub(super) ask: bool,
     pub(super) bytes: [u8; COPY],
-    /// The value that the peer's atomic with this number fetched here. `again` is the token of a
-    /// reply that must be sent again, or [`NO_TOKEN`].
+    /// The old value of the peer's fetching atomic with this number.
     pub(super) reply: u64,
+    /// The token of a reply that must be sent again, or [`NO_TOKEN`].
     pub(super) again: u64,
 }
 

@@ -16,8 +16,8 @@ use super::sent::{Carried, Sent};
 use super::told::WORDS;
 use super::{AGAIN, Failover, FailoverPeer, RARELY, Told};
 
-/// How long a fence waits for the rails of other peers before it counts as impossible, in passes. A
-/// check of the peers, which waits make every 10 ms, counts as [`LOOK`] passes.
+/// Number of passes that a fence waits for the rails of other peers before it counts as impossible.
+/// Waits check the peers every 10 ms, and each check counts as [`LOOK`] passes.
 const PATIENCE: u32 = 1 << 20;
 const LOOK: u32 = PATIENCE / 100;
 

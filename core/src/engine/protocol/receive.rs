@@ -17,7 +17,7 @@ use super::stock::Kept;
 const QUICK_PASSES: u32 = 256;
 
 /// A message that only the holder of this value can receive. If it is neither received nor
-/// [discarded](Engine::discard), it keeps its memory until its sender is removed.
+/// [discarded](Engine::discard), the message keeps its memory here until its sender is removed.
 #[doc(alias = "psm2_mq_req_t")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claimed {

@@ -1,6 +1,6 @@
 //! Rendezvous: reads payloads from the sender's memory if it is reachable, pulls them in chunks
 //! otherwise, and notifies the sender. Part of a pass, and bounded like a pass. Work that finds no
-//! room is retried in the next one.
+//! room is retried in the next pass.
 
 use core::ptr::NonNull;
 
@@ -334,7 +334,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         while let Some(index) = self.state.remotes.iter().position(stale) {
             self.release_slot(index);
         }
-        // `Plain` for device memory too, because it is not mapped and only these reads use it.
+        // Device memory is imported as `Plain` too, because it is not mapped and only these reads
+        // use it.
         let handle = Handle { theirs, len: offer.size, access: Access::Plain, keys: offer.keys };
         // `try_import` does not wait for the owner's announcement.
         let id = self.import_evicting(source, handle, R::try_import)?;

@@ -1,5 +1,5 @@
-//! Receives: a fixed table of slots. A slot is in use from the post of its receive until the status
-//! is taken.
+//! Receives: a fixed table of slots. A slot is in use from posting a receive until its status is
+//! taken.
 //!
 //! A slot is free, posted (in the matcher), in flight (matched, its payload still moving), or
 //! ended. Ended receives form a list in order of completion. Receives with something to post form
@@ -160,8 +160,8 @@ impl Buffer {
 pub(crate) enum Stage {
     /// The receive is in the matcher.
     Posted,
-    /// Matched; the payload must be read. `true`: it must be pulled in chunks, because it cannot be
-    /// read.
+    /// Matched. The payload must be read. If the value is `true`, the payload cannot be read, and
+    /// must be pulled in chunks.
     Read(bool),
     /// One of our operations reads the payload.
     Reading,
@@ -400,7 +400,7 @@ impl<'m> Requests<'m> {
         self.slots.find(request.0).ok_or(OpError::StaleToken)
     }
 
-    /// Ends a receive. Its position among all completions is `order`, which advances.
+    /// Ends a receive. Its position among all completions is `order`. Advances `order`.
     #[inline(always)]
     pub(crate) fn end(&mut self, index: u32, order: &mut u64) {
         let slot = &mut self.slots[index as usize];

@@ -536,7 +536,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Releases the resources of a send. Called once, when it ends.
+    /// Releases the resources of a send. Called once, when the send ends.
     pub(in super::super) fn send_over(&mut self, index: u32) {
         let Some(protocol) = &mut self.protocol else { return };
         let slot = &mut self.pending.slots[index as usize];

@@ -135,7 +135,7 @@ impl<'m> Blocks<'m> {
         index as usize >= self.long
     }
 
-    /// Returns whether at most one block that is not short is free.
+    /// Returns whether at most one long block is free.
     pub(crate) fn is_last(&self) -> bool {
         let (slots, mut free) = (&self.slots[..self.long], self.free.clone());
         let mut take = || free.take(slots.len(), |index| slots.get(index as usize).map(|slot| slot.link));

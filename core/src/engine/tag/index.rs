@@ -106,8 +106,8 @@ impl<const INDEXES: usize> Unexpected<'_, INDEXES> {
         }
     }
 
-    /// Sets the cursor of every index that had all messages to the message just stored, which it
-    /// lacks.
+    /// Sets the cursor of every index that had all messages. The new cursor is the message just
+    /// stored, the first one that the index lacks.
     #[inline(never)]
     pub(super) fn wake_indexes(&mut self, at: u32) {
         for (number, index) in self.indexes.iter_mut().enumerate() {

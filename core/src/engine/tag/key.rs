@@ -1,4 +1,4 @@
-//! Source and tag as one key of 128 bits, masks over it, and its hash.
+//! Keys of 128 bits that hold a source and a tag, masks over keys, and the hash of a key.
 
 use super::words::Tag;
 

@@ -1,9 +1,9 @@
 //! Shapes: the masks in use. Among receives with one mask, a message matches the receives whose
 //! masked key equals its own masked key. So one look-up finds all of them.
 //!
-//! A shape keeps its slot after its last receive until another mask needs the slot, or while the
-//! shape is pinned. When the shapes in use fill the table, receives with further masks have shape
-//! [`OVERFLOW`].
+//! A shape keeps its slot after its last receive, until another mask needs the slot. A pinned shape
+//! always keeps its slot. When the shapes in use fill the table, receives with further masks have
+//! shape [`OVERFLOW`].
 
 use super::key::Key;
 use crate::engine::mix;
@@ -54,7 +54,7 @@ pub(super) struct Shapes<const N: usize> {
     all: [Shape; N],
     /// Bit s is set if shape s has indexed receives.
     pub active: u64,
-    /// Where the search for an idle slot starts.
+    /// The slot at which the search for an idle one starts.
     hand: u32,
     /// The shape used last. `hints` holds recent shapes by a hash of their mask. Both may be
     /// outdated.

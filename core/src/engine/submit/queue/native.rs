@@ -2,8 +2,8 @@
 //! atomics](crate::mem::Region::with_native_atomics). Nothing blocks.
 //!
 //! A native atomic has no number. Two rules keep its place in the stream: it is posted once
-//! everything earlier is applied, and nothing later is posted before it has completed. So it needs
-//! no ordering by the rail, and costs a round trip.
+//! everything earlier is applied, and nothing later is posted before it has completed. So a native
+//! atomic needs no ordering by the rail, and costs a round trip.
 
 use core::ptr::NonNull;
 
@@ -44,7 +44,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         )
     }
 
-    /// Posts a native atomic in its turn. The stream posts nothing more until it has completed.
+    /// Posts a native atomic in its turn. The stream posts nothing more until the atomic has
+    /// completed.
     #[cold]
     #[inline(never)]
     pub(in crate::engine) fn post_native(&mut self, stream: u32, index: u32) -> Result<(), Blocked> {
