@@ -73,8 +73,8 @@ fn what_a_peer_said_before_it_left_is_heard_though_it_did_not_read_everything() 
     a.socket.try_send(&Writer::new(PacketKind::Bye).finish(), &[]).unwrap();
     // Closes the socket without reading, like the kernel when a process exits.
     let (other, _) = crate::socket::socket_pair().unwrap();
-    // SAFETY: the call takes plain numbers. `a` still owns the socket that it replaces under this
-    // number.
+    // SAFETY: the call takes only numbers. It replaces the socket behind the descriptor of `a`, and
+    // `a` still owns that descriptor.
     assert!(unsafe { libc::dup2(other.as_raw_fd(), a.fd().as_raw_fd()) } >= 0);
     assert_eq!(b.take_blob().unwrap().as_deref(), Some(&b"last words"[..]));
     assert_eq!(b.ended(), Some(PeerError::Closed));
