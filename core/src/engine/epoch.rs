@@ -19,17 +19,17 @@
 //! epoch is *proof* that its sender is alive, because the sender knows this attachment. Any other
 //! Hello may be old and proves nothing.
 //!
-//! | received                                       | reaction                               |
-//! |------------------------------------------------|----------------------------------------|
-//! | no proof                                       | answer, repeating its `mine`           |
-//! | proof, while no sender is bound here           | bind its sender here, and answer       |
-//! | proof from the bound sender, which is bound to us | both are bound: send operations     |
-//! | proof from another sender than the bound one   | fail the peer, which has attached anew |
-//! | proof from a sender bound to another attachment | answer, so that the sender fails us   |
+//! | received                                          | reaction                               |
+//! |---------------------------------------------------|----------------------------------------|
+//! | no proof                                          | answer, repeating its `mine`           |
+//! | proof, while no sender is bound here              | bind its sender here, and answer       |
+//! | proof from the bound sender, which is bound to us | both are bound: send operations        |
+//! | proof from another sender than the bound one      | fail the peer, which has attached anew |
+//! | proof from a sender bound to another attachment   | answer, so that the sender fails us    |
 //!
-//! Each received epoch is answered once, and nothing is sent again: the side that attaches last
-//! always reaches the other. A word with our epoch counts as a Hello from the bound peer, because
-//! only that peer knows the epoch.
+//! Each received epoch is answered once. Unless a rail fails, nothing is sent again: the side that
+//! attaches last always reaches the other. A word with our epoch counts as a Hello from the bound
+//! peer, because only that peer knows the epoch.
 //!
 //! A Hello also tells whether its sender keeps what `failover` needs. Unless both sides do, the
 //! peer fails with its first rail. A rail that fails during the exchange may have lost Hellos. The
@@ -61,7 +61,7 @@ const ANSWERS: usize = 4;
 /// engine.
 const EARLIER: u32 = 1 << 16;
 
-/// The epochs of a peer's attachment and of ours.
+/// The epochs of a connection, ours and the peer's, and the state of their exchange.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Meeting {
     /// The epoch of incoming words, or 0 if no Hello is needed.

@@ -41,8 +41,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Connects a peer that is attached to the rails that `joints` name. Operations may begin.
     ///
     /// Operations are queued until the peer has connected too and both sides have made progress.
-    /// [`has_answered`](Self::has_answered) tells when. Rails that keep attachments apart
-    /// ([`Caps::fresh`](crate::rail::Caps)) need no such answer.
+    /// [`has_answered`](Self::has_answered) tells when. Over rails that keep attachments apart
+    /// ([`Caps::fresh`](crate::rail::Caps)), operations need no such answer.
     ///
     /// The two sides may number the rails differently; `joints` maps the peer's keys. `matching`
     /// has the peer's limits of tagged messages; `None` means that they equal ours. Slow path.

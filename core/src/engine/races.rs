@@ -1,6 +1,7 @@
 //! Two engines in two threads over one mapped region, run as threads and by the model checker. The
 //! tests check what a signal, an atomic, a fence and a quiet guarantee to the other thread. Engines
-//! change the atomics of the region. The data is a [`Watch`], which stands for bytes beside them.
+//! change the atomics of the region. The data is a [`Watch`], which stands for bytes beside the
+//! atomics.
 
 extern crate std;
 

@@ -325,7 +325,7 @@ impl<const RAILS: usize> Sink for Reports<'_, '_, RAILS> {
             return;
         }
         match why {
-            // These concern the peer itself, whichever rail reports them.
+            // These errors concern the peer itself, whichever rail reports them.
             PeerError::Died | PeerError::Closed | PeerError::Protocol(_) => self.state.fail_peer(peer.0, why),
             _ => self.state.rail_failed(peer.0, self.rail, Fault::Peer(why), why),
         }

@@ -126,7 +126,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Makes a peer's region reachable by its exported handle. Slow path: a rail may map memory.
     ///
     /// # Errors
-    /// [`AttachError::Full`] if the table is full of imports by the user and imports that are being
+    /// [`AttachError::Full`] if the table holds only imports by the user and imports that are being
     /// read.
     pub fn import(&mut self, peer: PeerId, handle: &[u8]) -> Result<RemoteId, AttachError> {
         let slot = self.state.peer_mut(peer).ok_or(AttachError::UnknownPeer)?;
@@ -246,8 +246,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 
     /// Returns where imported memory of a peer is mapped in this process. Returns `None` if no rail
     /// maps it, or if the range does not lie in an imported region. The memory stays mapped until
-    /// the region is released or its peer is removed. The peer uses it at any time: use only
-    /// atomics and raw copies.
+    /// the region is released or its peer is removed. The peer may access the memory at any time:
+    /// use only atomics and raw copies.
     #[doc(alias = "shmem_ptr")]
     pub fn remote_ptr(&self, at: RemoteAddr, len: usize) -> Option<NonNull<u8>> {
         let slot = self.state.remotes.get(at.region.index())?;

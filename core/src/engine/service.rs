@@ -1,6 +1,6 @@
 //! The second half of a pass serves the streams that are due. It applies parked messages in order,
-//! replies to fetches, acknowledges, and continues to post operations. Bounded: at most a batch of
-//! streams, and a batch of steps for each.
+//! sends the replies to fetching atomics, acknowledges, and continues to post operations. Bounded:
+//! at most a batch of streams, and a batch of steps for each.
 
 use crate::error::PeerError;
 use crate::mem::PeerId;
@@ -167,8 +167,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Acknowledges everything to every peer and returns all credits at once, because this engine
-    /// may not be driven when a peer requests it. Acknowledgements that find no room in a rail stay
+    /// Acknowledges everything to every peer and returns all credits at once. Peers may need this
+    /// later, when nothing drives this engine. Acknowledgements that find no room in a rail stay
     /// due.
     #[cold]
     pub(super) fn acknowledge_all(&mut self) {

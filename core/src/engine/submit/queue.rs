@@ -105,8 +105,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.enqueue(stream, ask, notice)
     }
 
-    /// Posts a [`put_signal`](Self::put_signal) that [`put_signal_mapped`](Self::put_signal_mapped)
-    /// has declined, to a rail, now or later.
+    /// Posts a [`put_signal`](Self::put_signal) for which
+    /// [`put_signal_mapped`](Self::put_signal_mapped) has returned `None`. The operation is posted
+    /// now or in a later pass.
     #[inline(never)]
     pub fn put_signal_posted(
         &mut self,
@@ -163,8 +164,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.enqueue(stream, ask, notice)
     }
 
-    /// Posts a [`signal`](Self::signal) that [`signal_mapped`](Self::signal_mapped) has declined,
-    /// to a rail, now or later.
+    /// Posts a [`signal`](Self::signal) for which [`signal_mapped`](Self::signal_mapped) has
+    /// returned `None`. The operation is posted now or in a later pass.
     #[inline(never)]
     pub fn signal_posted(
         &mut self,
