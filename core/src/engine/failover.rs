@@ -121,7 +121,7 @@ pub struct FailoverPeer {
     wait: u32,
     /// Passes that a fence has waited for rails of other peers.
     patience: u32,
-    /// The state of the rails that return.
+    /// The state of failed rails that return to use.
     back: Back,
     /// Longest write that all joined rails accept, in bytes.
     pub(super) longest: u64,

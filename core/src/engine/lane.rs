@@ -357,7 +357,7 @@ impl<'m> CommandConsumer<'m> {
         self.held = Some(job);
     }
 
-    /// Reports that no command is held, if one was held before.
+    /// Clears the report about a held command, if no command is held any more.
     #[inline]
     pub(super) fn note_progress(&mut self) {
         if self.noted != 0 && self.held.is_none() {

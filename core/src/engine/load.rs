@@ -209,7 +209,7 @@ mod tests {
     #[test]
     fn speeds_stay_in_bounds_however_long_one_rail_runs_dry_beside_a_busy_one() {
         const LEAST: u64 = 256;
-        // Twice the minimum, and the longest post.
+        // The busy rail posts twice the minimum, or posts of the maximum length.
         for most in [2 * LEAST, 1 << 31] {
             let mut loads = Loads::<2>::new(2);
             loads.posted(0, LEAST);

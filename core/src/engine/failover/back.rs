@@ -111,13 +111,13 @@ impl Back {
         self.offered & rail != 0
     }
 
-    /// Stops offering rails.
+    /// Stops offering these rails.
     pub(super) fn rest(&mut self, rails: u16) {
         self.ready &= !rails;
         self.due &= !rails;
     }
 
-    /// Ends the return of rails.
+    /// Stops bringing these rails back.
     pub(super) fn stop(&mut self, rails: u16) {
         self.rest(rails);
         for set in [
@@ -169,7 +169,7 @@ fn each(mut rails: u16) -> impl Iterator<Item = usize> {
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Continues the return of a peer's rails.
+    /// Continues to bring back the failed rails of a peer.
     pub(super) fn rejoin_rails(&mut self, peer: u16) {
         if self.state.peers[peer as usize].state != PeerState::Connected {
             return;

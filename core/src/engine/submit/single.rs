@@ -165,7 +165,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 
 impl<const RAILS: usize> State<'_, RAILS> {
     /// Returns whether every rail to a peer accepts this many bytes in one post. Called only if
-    /// some rail of this engine does not.
+    /// some rail of this engine rejects such a post.
     #[cold]
     #[inline(never)]
     fn is_single(&self, peer: u16, bytes: u64) -> bool {

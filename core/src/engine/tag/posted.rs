@@ -119,13 +119,13 @@ pub(super) struct Posted<'m> {
     pub order: Fifo<0>,
     /// Indexed receives without a shape, oldest first.
     pub overflow: Fifo<1>,
-    /// The oldest receive that is not indexed. `fresh` is the number of receives that are not
-    /// indexed.
+    /// The oldest receive that is not indexed.
     pub cursor: u32,
+    /// Number of receives that are not indexed.
     pub fresh: u32,
-    /// Number of receives that need no index. `most_fresh` receives need none while every message
-    /// matches the oldest receive.
+    /// Maximum number of receives that are not indexed.
     unhashed: u32,
+    /// The same maximum while every message matches the oldest receive.
     most_fresh: u32,
     /// Number of indexed receives.
     pub indexed: u32,

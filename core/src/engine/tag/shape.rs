@@ -25,7 +25,7 @@ pub(super) struct Shape {
     pub salt: Key,
     /// A lower bound of the sequence numbers of this shape's indexed receives.
     pub min_seq: u64,
-    /// Number of receives in the hash table.
+    /// Number of this shape's receives in the hash table.
     pub indexed: u32,
     /// Number of reservations by [`Matcher::shape`](super::Matcher::shape) that were not released.
     pub pins: u32,
