@@ -298,8 +298,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Returns whether a peer has sent Byes. Everything else that it sent has then arrived, and it
-    /// only applies what was in flight to it.
+    /// Returns whether a peer has sent Byes. All its other messages have arrived by then. The peer
+    /// still applies operations that are in flight to it, but sends no new ones.
     #[cold]
     pub(super) fn has_said_bye(&self, peer: u16) -> bool {
         self.pairings[peer as usize].parting.count_heard() != 0

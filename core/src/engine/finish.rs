@@ -147,7 +147,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Records the completion of an atomic that a rail executed. The stream waits for this, so it
+    /// Records the completion of an atomic that a rail executed. The stream has waited for it, and
     /// continues in the next pass.
     #[cold]
     pub(super) fn atomic_done(&mut self, rail: usize, index: u32, result: Result<(), CompleteError>) {

@@ -243,8 +243,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         heard
     }
 
-    /// Returns the rail for the next repetition of a report. It is another rail each time, because
-    /// any of them may be dead without notice. Returns `None` for the first report, which may use
+    /// Returns the rail for the next repetition of a report. Each repetition uses another rail,
+    /// because any rail may be dead unnoticed. Returns `None` for the first report, which may use
     /// any rail.
     fn turn_to_tell(&self, peer: u16) -> Option<usize> {
         let kept = self.kept_peer(peer).filter(|kept| kept.told != 0)?;

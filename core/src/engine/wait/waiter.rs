@@ -160,7 +160,7 @@ impl<R: Rail, const RAILS: usize> Drive for Engine<'_, R, RAILS> {
     }
 }
 
-/// Drives until `ready` returns a value. Returns `None` if the deadline expires.
+/// Drives progress until `ready` returns a value. Returns `None` if the deadline expires.
 #[inline(always)]
 pub(crate) fn block<D: Drive, H: Host, P: Park, T>(
     driven: &mut D,
