@@ -449,7 +449,8 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
 
     /// Checks through the rails whether peers are alive, and fails dead peers. Slow path. The waits
     /// call this. A program that only writes to mapped memory and never waits should call it from
-    /// time to time, because writes to the memory of a dead peer succeed.
+    /// time to time. Writes to the memory of a dead peer succeed, so they do not reveal the
+    /// failure.
     #[cold]
     pub fn check_peers(&mut self) {
         for (i, rail) in self.rails.iter_mut().enumerate() {

@@ -348,7 +348,6 @@ impl<const RAILS: usize> State<'_, RAILS> {
             })
     }
 
-    /// Handles a Bye.
     #[cold]
     pub(super) fn bye_heard(&mut self, peer: Peer, bye: Bye) -> Result<(), Violation> {
         let Some(stream) = self.arrival_stream(peer, bye.context, bye.word)? else { return Ok(()) };

@@ -176,7 +176,6 @@ impl FailoverStream {
         FailoverStream { heard: Seq(0), told: 0, lost: false, answers: false, reads: false };
 }
 
-/// The state of failover.
 pub(crate) struct Failover<'m> {
     pub(super) peers: &'m mut [FailoverPeer],
     pub(super) streams: &'m mut [FailoverStream],

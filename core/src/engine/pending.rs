@@ -15,7 +15,6 @@ use super::submit::Notice;
 use super::tag::Tag;
 use super::wire::Body;
 
-/// The state of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     Open,
@@ -152,7 +151,6 @@ impl PendingSlot {
         };
     }
 
-    /// Returns the token of the operation.
     #[inline(always)]
     pub(crate) fn token(&self) -> Token {
         Token(self.name.word())
@@ -235,7 +233,6 @@ impl Slot for PendingSlot {
     }
 }
 
-/// The table of operations.
 pub(crate) struct Pending<'m> {
     pub slots: Slots<'m, PendingSlot>,
     /// Completed operations whose completion was not taken, oldest first.

@@ -218,7 +218,6 @@ pub struct ProtocolStats {
     pub matching: MatchStats,
 }
 
-/// The state of the protocol.
 pub(crate) struct Protocol<'m, const RAILS: usize> {
     pub matcher: Matcher<'m>,
     pub requests: Requests<'m>,

@@ -19,7 +19,6 @@ use crate::sync::testing::{LockHost, model, rounds, thread};
 
 const CONTEXT: ContextId = ContextId(0);
 
-/// What the threads share.
 struct Shared {
     words: [AtomicU64; 2],
     data: Watch,
@@ -75,7 +74,6 @@ impl End {
         self.engine.signal(CONTEXT, signal, Notice::Silent).unwrap()
     }
 
-    /// Waits until the word has this value.
     fn await_word(&self, word: u64, value: u64) {
         while self.engine.look(self.local.at(8 * word), Cmp::Eq, value, None).unwrap().is_none() {
             thread::yield_now();

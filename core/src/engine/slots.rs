@@ -25,7 +25,6 @@ impl Name {
         Name((generation as u64) << 32 | !link as u64)
     }
 
-    /// Returns the link of a free slot.
     #[inline(always)]
     fn link(self) -> u32 {
         !(self.0 as u32)
@@ -38,13 +37,11 @@ impl Name {
     }
 }
 
-/// One slot of a table.
 pub(crate) trait Slot: Copy {
     fn name(&self) -> Name;
     fn name_mut(&mut self) -> &mut Name;
 }
 
-/// A table of slots.
 pub(crate) struct Slots<'m, T> {
     slots: &'m mut [T],
     free: FreeList,

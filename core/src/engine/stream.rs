@@ -146,7 +146,6 @@ impl Stream {
         self.window.set_stamp((!self.context as u32) << 24 | 1);
     }
 
-    /// Returns the word of the next post.
     #[inline(always)]
     pub(crate) fn word(&self, mask: u32) -> u32 {
         self.stamp | self.next.low(mask)

@@ -26,7 +26,6 @@ pub const fn handle_len(rails: usize) -> usize {
 
 const _: () = assert!(handle_len(RAILS_MAX) <= HANDLE_MAX);
 
-/// The state of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PeerState {
     Free,

@@ -119,12 +119,10 @@ impl Window {
         self.stamp
     }
 
-    /// Sets the stamp of incoming words.
     pub(crate) const fn set_stamp(&mut self, stamp: u32) {
         self.stamp = stamp;
     }
 
-    /// Returns the word of the next number.
     #[inline(always)]
     fn next_word(&self, mask: u32) -> u32 {
         self.stamp | self.expected.low(mask)
@@ -231,7 +229,6 @@ impl Window {
         Next::Write
     }
 
-    /// Replaces the next message.
     #[inline]
     pub(crate) fn replace(&mut self, parked: Parked, cells: &mut Cells<'_>) {
         cells.parked[cells.index(self.expected) as usize].write(parked);

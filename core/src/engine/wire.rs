@@ -34,8 +34,8 @@
 //!
 //! Every message carries in `ack` the low 32 bits of the reverse stream's cursor: all numbers below
 //! the cursor were applied here. A sequence would have too few bits for this. A message without a
-//! number may be millions of numbers late on a slow rail, and its cursor must not be mistaken for a
-//! new one.
+//! number may be millions of numbers late on a slow rail. Its cursor must not be mistaken for a new
+//! one.
 
 use crate::error::Violation;
 use crate::mem::{Peer, Untrusted};
@@ -72,7 +72,6 @@ pub(crate) const fn stamp(context: u8, epoch: u32, mask: u32) -> u32 {
     (context as u32) << CONTEXT_SHIFT | epoch << mask.count_ones() & ((1 << CONTEXT_SHIFT) - 1)
 }
 
-/// Returns the context of a word.
 #[inline(always)]
 pub(crate) const fn context_of(word: u32) -> u8 {
     (word >> CONTEXT_SHIFT) as u8
@@ -331,7 +330,6 @@ pub(crate) const GENERATION_MASK: u16 = 0x3fff;
 /// Longest post of [`Owner::Stream`], in bytes, because its tag has fewer bits for the size.
 pub(crate) const STREAM_POST_MAX: u64 = (1 << 24) - 1;
 
-/// The owner of a post.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Owner {
     /// An operation, by its slot.

@@ -155,7 +155,6 @@ impl Buffer {
     }
 }
 
-/// The state of a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
     /// The receive is in the matcher.
@@ -327,7 +326,6 @@ impl RecvSlot {
         }
     }
 
-    /// Returns whether the receive ends as failed.
     pub(crate) fn has_failed(&self) -> bool {
         self.fit == Fit::Told && matches!(self.outcome, Received::Failed(_) | Received::Unknown(_))
     }
@@ -429,13 +427,11 @@ impl<'m> Requests<'m> {
         Some((index, stage))
     }
 
-    /// Removes a receive from the due list.
     pub(crate) fn remove_due(&mut self, index: u32) {
         self.due.remove(&mut self.slots, index);
         self.due_len -= 1;
     }
 
-    /// Returns the number of due receives.
     #[inline(always)]
     pub(crate) fn due(&self) -> u32 {
         self.due_len
@@ -447,7 +443,6 @@ impl<'m> Requests<'m> {
         self.ended.first()
     }
 
-    /// Returns the status of an ended receive.
     #[inline(always)]
     pub(crate) fn status(&self, index: u32) -> Status {
         let slot = &self.slots[index as usize];

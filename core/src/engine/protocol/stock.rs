@@ -103,7 +103,6 @@ impl<'m> Blocks<'m> {
         self.size
     }
 
-    /// Takes a block from the pool.
     #[inline]
     pub(crate) fn take(&mut self, stream: u32, source: PeerId, len: u32, token: u64) -> Option<u32> {
         let Blocks { slots, free, long, .. } = self;
@@ -114,7 +113,6 @@ impl<'m> Blocks<'m> {
         Some(index)
     }
 
-    /// Takes a short block from the pool.
     pub(crate) fn take_short(&mut self, stream: u32, source: PeerId, len: u32) -> Option<u32> {
         let slots = self.slots.get_mut(self.long..)?;
         let link = |index| slots.get(index as usize).map(|slot: &BlockSlot| slot.link);
@@ -129,7 +127,6 @@ impl<'m> Blocks<'m> {
         self.long
     }
 
-    /// Returns whether a block is short.
     #[inline(always)]
     pub(crate) fn is_short(&self, index: u32) -> bool {
         index as usize >= self.long
@@ -188,7 +185,6 @@ impl<const RAILS: usize> HeaderSlot<RAILS> {
         HeaderSlot { link: 0, stream: NONE, source: PeerId { index: 0, generation: 0 }, offer: Offer::NONE };
 }
 
-/// All headers of an engine.
 pub(crate) struct Headers<'m, const RAILS: usize> {
     pub slots: &'m mut [HeaderSlot<RAILS>],
     /// Slots that were never taken are neither read nor written.

@@ -13,7 +13,6 @@ use super::key::Key;
 use super::shape::{OVERFLOW, Shapes};
 use super::words::{ReceiveId, Tag};
 
-/// The state of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     /// Free: never used, or its receive was cancelled.
@@ -111,7 +110,6 @@ pub(super) struct Found {
     pub passed: u32,
 }
 
-/// All waiting receives of a matcher.
 pub(super) struct Posted<'m> {
     pub slots: &'m mut [PostedSlot],
     pub buckets: Buckets<'m, 0>,
@@ -182,7 +180,6 @@ impl<'m> Posted<'m> {
         ReceiveId { index, generation: self.slots[index as usize].seq as u32 }
     }
 
-    /// Returns the number of waiting receives.
     #[inline(always)]
     pub(super) fn len(&self) -> u32 {
         self.fresh + self.indexed
@@ -366,7 +363,6 @@ impl<'m> Posted<'m> {
         }
     }
 
-    /// Removes a waiting receive.
     #[inline(never)]
     pub(super) fn remove<const S: usize>(&mut self, shapes: &mut Shapes<S>, index: u32, state: State) {
         let slot = &mut self.slots[index as usize];

@@ -48,7 +48,6 @@ pub(super) enum Place {
     Nowhere,
 }
 
-/// The table of shapes.
 #[derive(Clone, Debug)]
 pub(super) struct Shapes<const N: usize> {
     all: [Shape; N],

@@ -31,7 +31,6 @@ pub(super) const MOST_INDEXES: usize = 4;
 /// Number of slots that come into use at a time. They fill one page.
 const WIDER: usize = 32;
 
-/// The state of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum State {
@@ -108,7 +107,6 @@ impl Grouped for UnexpectedSlot {
     }
 }
 
-/// All unexpected messages of a matcher.
 pub(super) struct Unexpected<'m, const INDEXES: usize> {
     pub slots: &'m mut [UnexpectedSlot],
     pub buckets: Buckets<'m, 2>,

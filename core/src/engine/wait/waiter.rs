@@ -137,7 +137,6 @@ pub(crate) trait Drive {
     /// Makes one pass. Returns the number of events handled.
     fn pass(&mut self) -> u32;
 
-    /// Checks whether peers are alive.
     fn check(&mut self);
 
     /// Returns whether work is left that no event announces.
