@@ -17,7 +17,7 @@ trap 'rm -f "$data"' EXIT
 
 field() { sed -n "s/.*\"$1\":\([0-9.eE+-]*\).*/\1/p" <<<"$2"; }
 
-# once BUILD PROGRAM TEST SIZE: one line of data: row, round, build, nanoseconds, floor
+# once BUILD PROGRAM TEST SIZE: runs a test once; prints row, round, build, nanoseconds, floor
 once() {
     local out ns
     out=$("$2" perf "$3" -s "$4" -n 300000 --format json 2>/dev/null | grep '^{' | tail -n 1)

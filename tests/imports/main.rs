@@ -154,7 +154,7 @@ fn above(module: &str) -> &'static [&'static str] {
 fn layer_breaches(path: &Path, code: &str) -> Vec<String> {
     let module = path.components().next().unwrap().as_os_str().to_str().unwrap().trim_end_matches(".rs");
     let tokens = tokens(code);
-    // As many `super`s as the path has components lead to the crate root.
+    // From a path of N components, N `super`s lead to the crate root.
     let depth = path.components().count();
     let named = named_behind("crate", 1, &tokens).into_iter().chain(named_behind("super", depth, &tokens));
     named

@@ -224,7 +224,7 @@ Engine *create(const InitParams *init) {
         auto engine = std::make_unique<Backend>(*init);
         return engine->failed() ? nullptr : engine.release();
     } catch (const std::exception &error) {
-        std::fprintf(stderr, "fishplate: the NIXL backend does not open: %s\n", error.what());
+        std::fprintf(stderr, "fishplate: cannot open the NIXL backend: %s\n", error.what());
         return nullptr;
     }
 }

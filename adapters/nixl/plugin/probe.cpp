@@ -114,7 +114,7 @@ int find_library(dl_phdr_info *info, std::size_t, void *to) {
 
 bool matches(const InitParams *init) {
     if (init == nullptr || !are_params(*init)) {
-        std::fprintf(stderr, "fishplate: NIXL passes parameters of another layout: %s\n", remedy);
+        std::fprintf(stderr, "fishplate: NIXL passes parameters in an unknown layout; %s\n", remedy);
         return false;
     }
     std::string folder;
@@ -126,14 +126,14 @@ bool matches(const InitParams *init) {
         // The vtable symbol starts with two words before its functions: an offset and the type
         // information.
         if (size != 0 && size != (slots + 2) * sizeof(void *)) {
-            std::fprintf(stderr, "fishplate: backends of this NIXL have a table of %zu functions, not of %zu: %s\n",
+            std::fprintf(stderr, "fishplate: backends of this NIXL have %zu virtual functions, not %zu; %s\n",
                          size / sizeof(void *) - 2, slots, remedy);
             return false;
         }
         compared = compared || size != 0;
     }
     if (!compared) {
-        std::fprintf(stderr, "fishplate: no backend of this NIXL tells the layout of its classes: %s\n", remedy);
+        std::fprintf(stderr, "fishplate: cannot read the class layout from any backend of this NIXL; %s\n", remedy);
         return false;
     }
     return true;

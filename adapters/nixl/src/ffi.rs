@@ -121,7 +121,7 @@ pub unsafe extern "C" fn fishplate_nixl_open(
         Ok(Ok(agent)) => Box::into_raw(Box::new(agent)),
         Ok(Err(error)) => {
             // A closed standard error must not cause a panic.
-            _ = writeln!(io::stderr(), "fishplate: the NIXL backend does not open: {error}");
+            _ = writeln!(io::stderr(), "fishplate: cannot open the NIXL backend: {error}");
             std::ptr::null_mut()
         }
         Err(_) => std::ptr::null_mut(),

@@ -282,8 +282,8 @@ impl Notes {
                 Ok(memory) => Some(memory),
                 Err(error) => {
                     if !std::mem::replace(&mut self.told, true) {
-                        let text = "no memory for a notification, which waits";
-                        _ = writeln!(io::stderr(), "fishplate: {text} ({len} bytes): {error}");
+                        let text = "no memory for a notification";
+                        _ = writeln!(io::stderr(), "fishplate: {text} of {len} bytes, which waits: {error}");
                     }
                     return false;
                 }

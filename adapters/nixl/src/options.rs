@@ -40,7 +40,7 @@ pub(crate) fn builder(params: &[(String, String)]) -> Result<Builder, String> {
         let flag = || match value.as_str() {
             "yes" => Ok(true),
             "no" => Ok(false),
-            _ => Err(format!("the parameter {name} is yes or no, not \"{value}\"")),
+            _ => Err(format!("invalid parameter {name}: \"{value}\"; use yes or no")),
         };
         match name.as_str() {
             "fabric" => {
@@ -50,7 +50,7 @@ pub(crate) fn builder(params: &[(String, String)]) -> Result<Builder, String> {
                     (_, Ok(rails)) => Fabric::Exactly(rails),
                     _ => {
                         return Err(format!(
-                            "the parameter fabric is auto, off or a number, not \"{value}\""
+                            "invalid parameter fabric: \"{value}\"; use auto, off or a number"
                         ));
                     }
                 };
@@ -61,7 +61,7 @@ pub(crate) fn builder(params: &[(String, String)]) -> Result<Builder, String> {
             "failover" => failover = flag()?,
             _ => {
                 let known = DEFAULTS.map(|(name, _)| name).join(", ");
-                return Err(format!("no parameter {name}; there are {known}"));
+                return Err(format!("unknown parameter: {name}; use one of {known}"));
             }
         }
     }

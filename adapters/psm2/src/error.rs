@@ -42,7 +42,7 @@ fn text(error: Error) -> &'static CStr {
         0 => c"Success",
         1 => c"No events progressed",
         3 => c"Bad parameter",
-        4 => c"All 1048576 requests of the endpoint are in use, or all its memory for messages",
+        4 => c"All 1048576 requests of the endpoint, or all its memory for messages, are in use",
         5 => c"PSM2 is not initialized",
         6 => c"Incompatible API version",
         8 => c"Internal error, or the peer has failed",

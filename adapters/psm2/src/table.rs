@@ -344,9 +344,9 @@ impl Endpoint {
             self.queue = Err(Error::NO_MEMORY);
             let peer = self.peers.iter().find(|peer| Some(peer.id) == crowding);
             let text = format!(
-                "messages of peer {:016x} that no receive takes fill all memory for them, and none that \
-                 a receive takes has come; receive them earlier, or set FISHPLATE_PSM2_UNEXPECTED to a \
-                 number above {}",
+                "no memory for messages: unexpected messages of peer {:016x} fill it, and no expected \
+                 message arrives; receive them earlier, or set FISHPLATE_PSM2_UNEXPECTED to a number \
+                 above {}",
                 peer.map_or(0, |peer| peer.epid),
                 unexpected()
             );

@@ -2,7 +2,7 @@
    sends to oneself, receives with random masks and sources, probes, claims and cancels. Each
    operation waits until its message has arrived, so the model knows the order.
 
-   random OPERATIONS [SEED] */
+     random OPERATIONS [SEED] */
 #include <psm2.h>
 #include <psm2_mq.h>
 #include <stdio.h>

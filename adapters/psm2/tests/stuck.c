@@ -1,8 +1,8 @@
 /* Two processes, one of which can never continue. That process must get an error and not hang.
 
-   stuck dies sends active messages until there is no room, to a process that is killed stuck crowds
-   BYTES waits for a message behind too many unexpected messages of BYTES bytes each.
-                       Set FISHPLATE_PSM2_PATIENCE to a few seconds. */
+     stuck dies          sends active messages to a process that is killed, until there is no room
+     stuck crowds BYTES  waits for a message behind too many unexpected messages of BYTES bytes each.
+                         Set FISHPLATE_PSM2_PATIENCE to a few seconds. */
 #include <psm2.h>
 #include <psm2_am.h>
 #include <psm2_mq.h>

@@ -2,7 +2,7 @@
    connected or known to be dead. If no process ever answered for an epid, the connect waits until
    the deadline, because the peer may not have started.
 
-   vanish ROUNDS */
+     vanish ROUNDS */
 #include <psm2.h>
 #include <pthread.h>
 #include <signal.h>

@@ -135,7 +135,10 @@ pub(crate) fn insert(node: Node) -> Result<*mut FpNode, Status> {
         slot.name.store(name, Ordering::Relaxed);
         return Ok(std::ptr::without_provenance_mut(name));
     }
-    Err(fail(libc::ENOSPC, format_args!("{SLOTS} nodes are open in this process")))
+    Err(fail(
+        libc::ENOSPC,
+        format_args!("cannot open a node: {SLOTS} are open in this process; close one first"),
+    ))
 }
 
 /// Removes a node from the table. No call can enter it afterwards.

@@ -30,7 +30,7 @@ pub unsafe extern "C" fn fp_mem_register(
 ) -> c_int {
     enter(node, |inner| {
         let place = place(memory, "memory")?;
-        let start = NonNull::new(start.cast()).ok_or_else(|| fail(libc::EINVAL, "the memory is null"))?;
+        let start = NonNull::new(start.cast()).ok_or_else(|| fail(libc::EINVAL, "invalid memory: null"))?;
         // SAFETY: the header requires the memory to stay valid until it is freed and peers have
         // released it.
         let memory = unsafe { inner.node.register(start, len) }?;

@@ -163,7 +163,9 @@ fn options(given: *const FpOptions) -> Result<FpOptions, Status> {
 fn limit<T: TryFrom<u32>>(given: u32, default: T, what: &str) -> Result<T, Status> {
     match given {
         DEFAULTS => Ok(default),
-        given => T::try_from(given).map_err(|_| fail(libc::EINVAL, format_args!("{what} is too large"))),
+        given => {
+            T::try_from(given).map_err(|_| fail(libc::EINVAL, format_args!("{what} is too large: {given}")))
+        }
     }
 }
 
@@ -176,7 +178,10 @@ pub unsafe extern "C" fn fp_node_open(given: *const FpOptions, node: *mut *mut F
         let options = options(given)?;
         let most = FP_NO_SHARED_MEMORY | FP_NO_FABRIC | FP_REQUIRE_FABRIC | FP_WAIT_FD;
         if options.flags & !most != 0 || options.flags & (FP_NO_FABRIC | FP_REQUIRE_FABRIC) == 6 {
-            return Err(fail(libc::EINVAL, "invalid flags: unknown, or contradictory"));
+            return Err(fail(
+                libc::EINVAL,
+                "invalid flags: unknown or contradictory; use FP_* flags, and not both FP_NO_FABRIC and FP_REQUIRE_FABRIC",
+            ));
         }
         let limits = Limits {
             peers: limit(options.peers, Limits::DEFAULT.peers, "peers")?,

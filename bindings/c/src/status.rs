@@ -41,7 +41,7 @@ pub extern "C" fn fp_strerror(status: c_int) -> *const c_char {
         libc::ETIMEDOUT => c"the deadline has expired",
         libc::ENOTCONN => c"the peer is not connected",
         libc::ECONNRESET => c"the peer has failed",
-        libc::ESHUTDOWN => c"the peer has closed in good order",
+        libc::ESHUTDOWN => c"the peer has closed its node",
         libc::EHOSTUNREACH => c"no rail connects the two nodes",
         libc::EPROTO => c"the two nodes are incompatible",
         libc::ENXIO => c"no such peer",
