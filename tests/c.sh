@@ -53,7 +53,7 @@ say "the version of header and library" "$place/layout"
 say "the same, linked statically" "$place/static"
 
 export place
-# The exported symbols are exactly those of the list, at most 40 functions.
+# The library exports exactly the symbols of the list, at most 40 functions.
 export c
 symbols() {
     nm -D --defined-only "$place/root/usr/lib/libfishplate.so.0" | awk '{ print $3 }' | sort | diff "$c/tests/symbols.txt" - &&

@@ -75,8 +75,8 @@ for bytes in 8 100 8000; do
     say "an error where messages of $bytes bytes fill all memory" \
         env FISHPLATE_PSM2_UNEXPECTED=10000 FISHPLATE_PSM2_PATIENCE=2 "$work/stuck" crowds $bytes
 done
-# Runs libfabric's psm2 provider, whose client finds the server by TCP. The program verifies the
-# data.
+# Runs `fi_pingpong` over libfabric's psm2 provider, which verifies the data. The client finds the
+# server by TCP.
 pingpong() {
     local port=$((20000 + $$ % 20000)) pair=(fi_pingpong -p psm2 -e rdm -m tagged -c)
     export LD_PRELOAD=$work/lib/libfishplate_hfi1.so FISHPLATE_PSM2_STATS=1

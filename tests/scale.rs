@@ -199,7 +199,7 @@ struct Rank<'m, 's> {
 impl Rank<'_, '_> {
     /// Loads a word of this rank's memory.
     fn word(&self, at: usize) -> u64 {
-        // SAFETY: inside the memory, which the test accesses from one thread.
+        // SAFETY: the word lies inside the memory, which the test accesses from one thread.
         unsafe { self.memory.add(at).read() }
     }
 }
@@ -235,8 +235,8 @@ fn send(ranks: &mut [Rank], from: usize, to: usize, until: Instant) {
     let there = rank.engine.import(peer, &handle).unwrap();
     let at = |word: usize| 8 * word as u64;
     for slot in 0..2 {
-        // SAFETY: inside the memory, which the test accesses from one thread. Each target has two
-        // sources.
+        // SAFETY: the words lie inside the memory, which the test accesses from one thread. Each
+        // target has two sources.
         unsafe { rank.memory.add(3 * count + 2 * to + slot).write(contents(from, to) + slot as u64) };
     }
     let source = rank.here.at(at(3 * count + 2 * to));

@@ -202,8 +202,8 @@ fn a_worker_and_a_thread_sleep_until_another_worker_s_event() {
             });
             let mut queues = queues.drain(..);
             let (mut waits, mut after) = (queues.next().unwrap(), queues.next().unwrap());
-            // One thread waits for the event. The worker has a command of the other queue that
-            // depends on it, and a further command that depends on that one.
+            // One thread waits for the event `made`. The running worker has a command that depends
+            // on `made`, and a marker behind that command.
             let made_here = made.clone();
             let waiting = scope.spawn(move || (waits.wait(&made_here, NEVER), waits.counts()));
             let filled = submit(&mut after, fill(target.at(0), 5), &[&made]);

@@ -36,7 +36,8 @@ impl Fence {
     }
 
     fn start(&self) -> *mut u8 {
-        // SAFETY: inside the mapping, because `len` bytes fit in front of the last page.
+        // SAFETY: the result lies inside the mapping, because `len` bytes fit in front of the last
+        // page.
         unsafe { self.base.add(self.mapped - self.page - self.len) }
     }
 

@@ -86,7 +86,7 @@ impl<R: Rail, const RAILS: usize> End<R, RAILS> {
         let matching = MatchStorage::new(&MATCHING, streams, RECEIVES, 2);
         let storage = (Storage::new(&CONFIG, LIMITS), matching, FailoverStorage::new(&CONFIG, LIMITS));
         let storage = Box::into_raw(Box::new(storage));
-        // SAFETY: just allocated, and freed after the engine.
+        // SAFETY: `storage` was just allocated, and is freed after the engine.
         let (tables, matching, sent) = unsafe { &mut *storage };
         let mut engine = tables.engine(CONFIG, rails).unwrap();
         if failover {

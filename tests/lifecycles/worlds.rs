@@ -73,7 +73,7 @@ struct Owned {
 impl Owned {
     fn new(dials: Dials, rails: u16, seed: u64) -> Self {
         let packets: *mut [Packet] = Box::into_raw(vec![Packet::EMPTY; 48].into_boxed_slice());
-        // SAFETY: just allocated, and freed after the fabric.
+        // SAFETY: `packets` was just allocated, and is freed after the fabric.
         let sim = Sim::new(unsafe { &mut *packets }, 2, rails, dials, seed).unwrap();
         Owned { sim: Box::into_raw(Box::new(sim)), packets }
     }

@@ -637,7 +637,7 @@ fn devices_of_two_kinds_in_one_process_do_not_reach_each_other() {
     for at in 0..2 {
         match nodes[at].import(peers[at], &handles[1 - at]) {
             Err(_) => {}
-            // Both reach this memory, so test it.
+            // Both nodes can access this memory, so test it.
             Ok(there) => {
                 let written = [at as u8 + 1; 4096];
                 nodes[at].write_device(memory[at].at(0), &written).unwrap();

@@ -23,8 +23,8 @@ fn pair(limits: [Limits; 2]) -> [Node; 2] {
     nodes
 }
 
-/// Connects a node, which calls only `poll`, to another node that waits. Runs once with the node as
-/// the dialling side and once as the other.
+/// Connects a node that only calls `poll` to a node that waits in `quiet`. Runs twice, so that each
+/// node dials once.
 fn met_by(poll: impl Fn(&mut Node, PeerId) -> bool) {
     for turned in [false, true] {
         let mut nodes = pair([Limits::DEFAULT; 2]);

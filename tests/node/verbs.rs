@@ -98,7 +98,7 @@ fn messages_match_by_source_and_tag_from_slices_and_memory_short_and_long() {
                 for (tag, len) in lengths.into_iter().enumerate() {
                     node.send(peer, tag as u64, &pattern(rank, len)[..], Notice::Silent).unwrap();
                 }
-                // Receives in reverse order, ignoring the lowest bit of the tag.
+                // Receives in reverse order.
                 for (tag, len) in lengths.into_iter().enumerate().rev() {
                     let mut got = vec![0; len];
                     let message = node.recv(Some(peer), tag as u64, Tag::ZERO, &mut got, SOON).unwrap();

@@ -177,8 +177,8 @@ impl<R: Rail, const RAILS: usize> Run<'_, '_, R, RAILS> {
     fn fill(&mut self, value: u8, len: usize) -> LocalAddr {
         let at = self.free;
         self.free += len.next_multiple_of(8);
-        // SAFETY: inside the region, because a program has at most 40 operations. The bytes are
-        // unused so far, so nothing reads them.
+        // SAFETY: the range lies inside the region, because a program has at most 40 operations.
+        // The bytes are unused so far, so nothing reads them.
         unsafe { self.pair.source.as_ptr().add(at).write_bytes(value, len) };
         self.pair.from.at(at as u64)
     }
@@ -410,7 +410,7 @@ impl<R: Rail, const RAILS: usize> Run<'_, '_, R, RAILS> {
         self.model.check()?;
         for (region, target) in self.pair.targets.iter().enumerate() {
             let used = self.model.used(region);
-            // SAFETY: inside the region, of which only a part is used.
+            // SAFETY: the range lies inside the region, of which only a part is used.
             let behind = unsafe { std::slice::from_raw_parts(target.base.as_ptr().add(used), 4096) };
             if behind.iter().any(|&byte| byte != 0) {
                 return Err(format!("region {region}: written after the last location"));
@@ -422,7 +422,7 @@ impl<R: Rail, const RAILS: usize> Run<'_, '_, R, RAILS> {
     /// Zeroes the used memory.
     fn clear(&mut self) {
         for (region, target) in self.pair.targets.iter().enumerate() {
-            // SAFETY: inside the region, and all operations are complete.
+            // SAFETY: the range lies inside the region, and all operations are complete.
             unsafe { target.base.as_ptr().write_bytes(0, self.model.used(region)) };
         }
     }

@@ -76,7 +76,7 @@ fn operations_that_a_removed_peer_still_applies_have_an_unknown_outcome() {
     let mut room = Room::new();
     let mut pair = Pair::new(&mut room, CONFIG, ends::<1>(&config), None);
     let (engine, to) = (&mut pair.a.engine, pair.targets[0].remote);
-    // SAFETY: inside the source, which nothing reads yet.
+    // SAFETY: the range lies inside the source, which nothing reads yet.
     unsafe { pair.source.write_bytes(7, 8) };
     let signal = Signal { at: to.at(0), op: SignalOp::Set, value: 1 };
     engine.put_signal(CX, pair.from.at(0), 8, to.at(64), signal, Notice::Report(5)).unwrap();
@@ -84,7 +84,7 @@ fn operations_that_a_removed_peer_still_applies_have_an_unknown_outcome() {
     engine.progress();
     let end = engine.next_completion().unwrap();
     assert_eq!((end.tag, end.outcome), (5, Outcome::Unknown(Fault::Peer(PeerError::Removed))));
-    // SAFETY: inside the target's region, and only this thread writes it.
+    // SAFETY: the word lies inside the target's region, and only this thread writes it.
     let word = |at: usize| unsafe { pair.targets[0].base.add(at).cast::<u64>().read_volatile() };
     assert_eq!([word(0), word(64)], [0, 0]);
     pair.b.engine.progress();

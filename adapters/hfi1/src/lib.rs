@@ -68,7 +68,7 @@ pub unsafe extern "C" fn glob(
     if result != libc::GLOB_NOMATCH || pattern.is_null() {
         return result;
     }
-    // SAFETY: not null, and `glob(3)` requires a C string.
+    // SAFETY: `pattern` is not null, and `glob(3)` requires a C string.
     match stand_in(unsafe { CStr::from_ptr(pattern) }) {
         // SAFETY: the path is a C string, and `found` is the caller's. The first call found
         // nothing, so it left nothing to free.

@@ -59,7 +59,7 @@ impl Chunk {
             return Err(Refused::Malformed);
         }
         let mut bytes = Vec::with_capacity(len);
-        // SAFETY: checked above to lie inside the chunk.
+        // SAFETY: the range was checked above to lie inside the chunk.
         unsafe { append(&mut bytes, self.start.add(from), len) };
         Ok(bytes)
     }

@@ -42,7 +42,7 @@ pub(crate) struct Peer {
     pub packs: bool,
     /// Number of buffers lent to sends to this peer.
     pub lent: u32,
-    /// The peer's transfers and posts of which a chunk was refused on this connection. Their
+    /// Transfers and posts of the peer that had a chunk refused on this connection. Their
     /// notifications are dropped.
     pub refused: VecDeque<(u64, u32)>,
 }

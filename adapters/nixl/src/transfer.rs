@@ -26,10 +26,11 @@ static_assertions::const_assert_eq!(size_of::<Desc>(), 32);
 static_assertions::const_assert_eq!(std::mem::offset_of!(Metadata, number), 16);
 
 impl Desc {
-    /// Returns the number of the region, if the region is local (`private`) or remote (not
-    /// `private`) as required.
+    /// Returns the number of the region. The region must be local if `private` is true, and remote
+    /// otherwise.
     pub(crate) fn region(&self, private: bool) -> Option<u64> {
-        // SAFETY: null, or metadata that the C++ half allocated, which lives until NIXL unloads it.
+        // SAFETY: the pointer is null, or points to metadata that the C++ half allocated and keeps
+        // until NIXL unloads it.
         let metadata = unsafe { self.metadata.as_ref() }.filter(|metadata| metadata.private == private);
         metadata.map(|metadata| metadata.number)
     }

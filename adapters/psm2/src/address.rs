@@ -46,7 +46,7 @@ pub unsafe extern "C" fn psm2_epaddr_to_epid(address: *mut EpAddr, epid: *mut u6
     guard(|| {
         let Some((endpoint, id)) = find_address(address) else { return Error::PARAM };
         let Some(peer) = endpoint.peers.iter().find(|peer| peer.id == id) else { return Error::PARAM };
-        // SAFETY: checked not null; PSM2 requires it to be writable.
+        // SAFETY: `epid` was checked not null, and PSM2 requires it to be writable.
         unsafe { epid.write(peer.epid) };
         Error::OK
     })
@@ -62,7 +62,7 @@ pub unsafe extern "C" fn psm2_ep_epid_lookup2(ep: *mut Ep, epid: u64, found: *mu
         let Some(endpoint) = find(ep) else { return Error::PARAM };
         let Some(peer) = endpoint.peer(epid) else { return Error::UNKNOWN };
         let home = endpoint.home;
-        // SAFETY: checked not null; PSM2 requires it to be writable.
+        // SAFETY: `found` was checked not null, and PSM2 requires it to be writable.
         unsafe { found.write(EpConn { address: home.address(peer.id), ep, mq: home.mq() }) };
         Error::OK
     })

@@ -181,12 +181,13 @@ impl Message {
         }
         let mut bytes = vec![0; 8];
         for at in 0..count {
-            // SAFETY: checked not null; the caller guarantees `count` arguments, which may be
-            // unaligned.
+            // SAFETY: `args` was checked not null. The caller guarantees `count` arguments, which
+            // may be unaligned.
             bytes.extend(unsafe { args.add(at).read_unaligned() }.to_le_bytes());
         }
         if len != 0 {
-            // SAFETY: checked not null; the caller guarantees `len` readable bytes.
+            // SAFETY: `src` was checked not null, and the caller guarantees `len` readable bytes
+            // there.
             bytes.extend(unsafe { std::slice::from_raw_parts(src.cast::<u8>(), len) });
         }
         let completion = (!function.is_null()).then_some((function.addr(), context.addr()));
@@ -226,8 +227,8 @@ pub unsafe extern "C" fn psm2_am_get_parameters(
             return error;
         }
         let limits = [HANDLERS as u32, ARGS as u32, PAYLOAD as u32, PAYLOAD as u32];
-        // SAFETY: checked not null and at least this size; PSM2 requires both pointers to be
-        // writable, or `written` to be null.
+        // SAFETY: `parameters` was checked not null and large enough. PSM2 requires it to be
+        // writable, and `written` to be null or writable.
         unsafe {
             parameters.write(AmParameters(limits));
             if let Some(written) = written.as_mut() {
@@ -260,7 +261,7 @@ pub unsafe extern "C" fn psm2_am_register_handlers_2(
         if am.handlers.len() + count > HANDLERS {
             return Error::NO_RESOURCES;
         }
-        // SAFETY: checked not null; PSM2 requires arrays of `count` elements.
+        // SAFETY: the pointers were checked not null, and PSM2 requires arrays of `count` elements.
         let all = unsafe {
             (0..count).map(|at| (*handlers.add(at), (*contexts.add(at)).addr())).collect::<Vec<_>>()
         };
@@ -268,7 +269,8 @@ pub unsafe extern "C" fn psm2_am_register_handlers_2(
             return Error::PARAM;
         }
         for (at, handler) in all.into_iter().enumerate() {
-            // SAFETY: checked not null, and `at < count`, the length of the caller's array.
+            // SAFETY: `indexes` was checked not null, and `at < count`, the length of the caller's
+            // array.
             unsafe { indexes.add(at).write(am.handlers.len() as i32) };
             am.handlers.push(handler);
         }
@@ -358,7 +360,7 @@ pub unsafe extern "C" fn psm2_am_reply_short(
 pub unsafe extern "C" fn psm2_am_get_source(token: *mut c_void, source: *mut *mut EpAddr) -> Error {
     match CURRENT.get().filter(|current| current.token == token.addr()) {
         Some(current) if !source.is_null() => {
-            // SAFETY: checked not null; PSM2 requires it to be writable.
+            // SAFETY: `source` was checked not null, and PSM2 requires it to be writable.
             unsafe { source.write(current.home.address(current.peer)) };
             Error::OK
         }

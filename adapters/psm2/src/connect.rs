@@ -81,8 +81,8 @@ pub unsafe extern "C" fn psm2_ep_connect(
         _ => FOREVER,
     };
     guard(|| {
-        // SAFETY: checked not null; PSM2 requires `count` epids, and as many mask entries unless
-        // `mask` is null.
+        // SAFETY: `epids` was checked not null. PSM2 requires `count` epids, and as many mask
+        // entries unless `mask` is null.
         let wanted =
             (0..count).map(|at| unsafe { (mask.is_null() || *mask.add(at) != 0).then(|| *epids.add(at)) });
         let wanted: Vec<Option<u64>> = wanted.collect();
@@ -101,7 +101,8 @@ pub unsafe extern "C" fn psm2_ep_connect(
             if stage.is_some() && first == Error::OK {
                 first = error;
             }
-            // SAFETY: checked not null; PSM2 requires arrays of `count` elements.
+            // SAFETY: the pointers were checked not null, and PSM2 requires arrays of `count`
+            // elements.
             unsafe {
                 errors.add(at).write(error);
                 if stage.is_some() {
@@ -208,8 +209,8 @@ pub unsafe extern "C" fn psm2_ep_disconnect2(
         let Some(mut endpoint) = find(ep) else { return Error::PARAM };
         let mut first = Error::OK;
         for at in 0..count {
-            // SAFETY: checked not null; PSM2 requires `count` addresses, and as many mask entries
-            // unless `mask` is null.
+            // SAFETY: `addresses` was checked not null. PSM2 requires `count` addresses, and as
+            // many mask entries unless `mask` is null.
             let wanted = unsafe { (mask.is_null() || *mask.add(at) != 0).then(|| *addresses.add(at)) };
             let error = match wanted {
                 None => Error::UNKNOWN,
@@ -221,7 +222,8 @@ pub unsafe extern "C" fn psm2_ep_disconnect2(
             if wanted.is_some() && first == Error::OK {
                 first = error;
             }
-            // SAFETY: checked not null; PSM2 requires an array of `count` elements.
+            // SAFETY: `errors` was checked not null, and PSM2 requires an array of `count`
+            // elements.
             unsafe { errors.add(at).write(error) };
         }
         first

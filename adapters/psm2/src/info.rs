@@ -31,7 +31,8 @@ pub unsafe extern "C" fn psm2_info_query(
     if out.is_null() || count != wanted || (wanted != 0 && args.is_null()) {
         return Error::INVALID_QUERY;
     }
-    // SAFETY: checked not null; PSM2 requires `wanted` unions. The low half of each is the number.
+    // SAFETY: `args` was checked not null unless `wanted` is 0. PSM2 requires `wanted` unions,
+    // whose low half is a number.
     let named = unsafe { (0..wanted).map(|at| *args.add(at) as u32) };
     // PSM2 numbers units from 0 and ports from 1.
     let exists = named.enumerate().all(|(nth, number)| number == nth as u32);
@@ -45,7 +46,7 @@ pub unsafe extern "C" fn psm2_info_query(
         FEATURES => 0,
         _ => return Error::INVALID_QUERY,
     };
-    // SAFETY: checked not null; for these queries `psm2.h` requires a writable u32.
+    // SAFETY: `out` was checked not null. For these queries `psm2.h` requires a writable u32 there.
     unsafe { out.cast::<u32>().write(answer) };
     Error::OK
 }

@@ -70,7 +70,7 @@ impl Report for MqStatus2 {
 /// `status` is null or valid for a write.
 unsafe fn tell<S: Report>(status: *mut S, found: &Status2, home: Home) {
     if !status.is_null() {
-        // SAFETY: checked not null; this function's contract makes it writable.
+        // SAFETY: `status` is not null, so this function's contract makes it writable.
         unsafe { status.write(S::new(found, home)) };
     }
 }
@@ -93,7 +93,7 @@ pub unsafe extern "C" fn psm2_mq_init(
             return Error::PARAM;
         }
         endpoint.queue = Ok(());
-        // SAFETY: checked not null; PSM2 requires it to be writable.
+        // SAFETY: `mq` was checked not null, and PSM2 requires it to be writable.
         unsafe { mq.write(endpoint.home.mq()) };
         Error::OK
     })
@@ -123,7 +123,7 @@ pub unsafe extern "C" fn psm2_mq_get_stats(mq: *mut Mq, stats: *mut MqStats) {
         read = MqStats::new(find_mq(mq)?.queue()?.stats());
         Ok(())
     });
-    // SAFETY: checked not null; PSM2 requires it to be writable.
+    // SAFETY: `stats` was checked not null, and PSM2 requires it to be writable.
     unsafe { stats.write(read) };
 }
 
@@ -160,7 +160,7 @@ pub unsafe extern "C" fn psm2_mq_isend2(
         let mut endpoint = find_mq(mq)?;
         let flags = if endpoint.is_own(to) { flags | FLAG_SENDSYNC } else { flags };
         let begun = isend(&mut endpoint, to, flags, tag, from, context)?;
-        // SAFETY: checked not null; PSM2 requires it to be writable.
+        // SAFETY: `req` was checked not null, and PSM2 requires it to be writable.
         unsafe { req.write(endpoint.home.request(begun)) };
         Ok(())
     })

@@ -116,7 +116,8 @@ pub unsafe extern "C" fn psm2_ep_open_opts_get_defaults(options: *mut OpenOption
     if USERS.load(Ordering::Relaxed) == 0 {
         return Error::NOT_INIT;
     }
-    // SAFETY: checked not null; PSM2 requires it to be writable. Its old content is not read.
+    // SAFETY: `options` was checked not null, and PSM2 requires it to be writable. Its old content
+    // is not read.
     unsafe { options.write(OpenOptions::DEFAULT) };
     Error::OK
 }
@@ -135,11 +136,11 @@ pub unsafe extern "C" fn psm2_ep_open(
     if USERS.load(Ordering::Relaxed) == 0 {
         return Error::NOT_INIT;
     }
-    // SAFETY: checked not null; PSM2 requires 16 readable bytes.
+    // SAFETY: `key` was checked not null, and PSM2 requires 16 readable bytes there.
     let uuid = unsafe { *key };
     guard(|| match open_endpoint(uuid) {
         Ok((opened, id)) => {
-            // SAFETY: checked not null; PSM2 requires both to be writable.
+            // SAFETY: `ep` and `epid` were checked not null, and PSM2 requires both to be writable.
             unsafe { (*ep, *epid) = (opened, id) };
             Error::OK
         }

@@ -1,6 +1,6 @@
-/* Three processes connect by epid alone, and one is killed. The handlers of the others report it
-   within a second, even in a process that is never idle. With network namespaces, the processes
-   alternate between them and count as different hosts.
+/* Three processes connect by epid alone, and one is killed. The error handlers of the other two
+   must be called within a second, even in a process that is never idle. With network namespaces,
+   the processes alternate between them and count as different hosts.
 
      killed ROUNDS [NAMESPACE NAMESPACE] */
 #define _GNU_SOURCE
@@ -69,7 +69,8 @@ static int process (int rank, int in, int out, const char *space)
   must (psm2_ep_open (key, &opts, &ep, &ids[rank]) == PSM2_OK, "open");
   must (psm2_mq_init (ep, 0, NULL, 0, &mq) == PSM2_OK, "queue");
   must (write (out, &ids[rank], 8) == 8 && read (in, ids, sizeof ids) == sizeof ids, "ids");
-  /* Rank 0 connects first, while the others make no calls. They answer nevertheless. */
+  /* Rank 0 connects first, while the other ranks make no calls. Their threads answer nevertheless.
+     */
   if (rank != 0)
     usleep (30000);
   must (psm2_ep_connect (ep, RANKS, ids, NULL, errors, peers, 20000000000) == PSM2_OK, "connect");

@@ -99,7 +99,7 @@ impl Ends for Rails {
     fn write(&mut self, from: usize, len: usize) -> bool {
         let local = Local { len, ..self.local[from] };
         // SAFETY: the source is leaked. The other rail is attached, and the target lies inside its
-        // imported region; those are the checks of an engine.
+        // imported region. An engine would make just these checks.
         match unsafe { self.rails[from].post_write_checked(PEER, local, self.remote[from], 7, 0) } {
             Ok(Posted::Done) => self.counts[from].1 += 1,
             Ok(Posted::Pending) => {}

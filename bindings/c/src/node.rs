@@ -73,8 +73,8 @@ pub(crate) fn check<T>(pointer: *const T, name: &str) -> Result<(), Status> {
 #[inline(always)]
 pub(crate) fn place<'a, T>(pointer: *mut T, name: &str) -> Result<&'a mut MaybeUninit<T>, Status> {
     check(pointer, name)?;
-    // SAFETY: checked above. The header requires it to be writable for one value and unused by
-    // others during the call. It may be uninitialised.
+    // SAFETY: `pointer` was checked above. The header requires it to be writable for one value and
+    // unused by others during the call. The value may be uninitialised.
     Ok(unsafe { &mut *pointer.cast() })
 }
 
@@ -86,8 +86,8 @@ pub(crate) fn bytes<'a>(pointer: *const c_void, len: usize) -> Result<&'a [u8], 
     if pointer.is_null() || len > isize::MAX as usize {
         return Err(fail(libc::EINVAL, "invalid bytes: null, or too long"));
     }
-    // SAFETY: checked above. The header requires the bytes to be readable and not written during
-    // the call.
+    // SAFETY: `pointer` was checked above. The header requires the bytes to be readable, and not
+    // written during the call.
     Ok(unsafe { std::slice::from_raw_parts(pointer.cast(), len) })
 }
 
@@ -99,8 +99,8 @@ pub(crate) fn buffer<'a>(pointer: *mut c_void, len: usize) -> Result<&'a mut [u8
     if pointer.is_null() || len > isize::MAX as usize {
         return Err(fail(libc::EINVAL, "invalid buffer: null, or too long"));
     }
-    // SAFETY: checked above. The header requires the bytes to be initialised, writable and unused
-    // by others during the call.
+    // SAFETY: `pointer` was checked above. The header requires the bytes to be initialised,
+    // writable and unused by others during the call.
     Ok(unsafe { std::slice::from_raw_parts_mut(pointer.cast(), len) })
 }
 
@@ -125,7 +125,7 @@ fn names(list: *const c_char, what: &str) -> Result<Vec<String>, Status> {
     if list.is_null() {
         return Ok(vec![]);
     }
-    // SAFETY: not null, and the header requires a string that ends with a zero byte.
+    // SAFETY: `list` is not null, and the header requires a string that ends with a zero byte.
     let list = unsafe { CStr::from_ptr(list) };
     let list = list.to_str().map_err(|_| fail(libc::EINVAL, format_args!("{what} is not UTF-8")))?;
     Ok(list.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect())

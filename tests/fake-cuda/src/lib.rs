@@ -211,8 +211,8 @@ unsafe fn put<T>(place: *mut T, value: T) -> Result<(), Code> {
     if place.is_null() {
         return Err(INVALID_VALUE);
     }
-    // SAFETY: not null, and the caller guarantees that it is writable. It may be misaligned,
-    // because some results are bytes.
+    // SAFETY: `place` is not null, so the caller guarantees that it is writable. It may be
+    // misaligned, because some results are bytes.
     unsafe { place.write_unaligned(value) };
     Ok(())
 }

@@ -105,7 +105,7 @@ fn wrong_chunks_touch_no_memory_and_right_ones_do() {
     until("the notification", &[&a, &b], || with(&b, |state| state.notes.are_there()));
     assert_eq!(with(&b, |state| state.notes.take().collect::<Vec<_>>()), [(b"a".to_vec(), b"hi".to_vec())]);
     memory[2] ^= 7 ^ 0x0101_0101_0101_0101;
-    // SAFETY: the same 16 words; peers have stopped writing.
+    // SAFETY: these are the 16 words of `memory`, which peers have stopped writing.
     let now = unsafe { std::slice::from_raw_parts(start as *const u64, 16) };
     assert!(now.iter().all(|word| *word == 7), "{now:?}");
 }

@@ -252,7 +252,7 @@ unsafe extern "C" fn dupinfo(info: *const fi_info) -> *mut fi_info {
         if part.is_null() {
             return part;
         }
-        // SAFETY: not null, so it points to a complete structure.
+        // SAFETY: `part` is not null, so it points to a complete structure.
         Box::into_raw(Box::new(unsafe { *part }))
     }
     // SAFETY: the parts of a complete description are null or complete; its strings are null or C
