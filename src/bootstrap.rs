@@ -106,7 +106,7 @@ impl fmt::Display for BootstrapError {
                 )
             }
             BootstrapError::TooLong { len, max } => {
-                write!(f, "message too long: {len} bytes; at most {max} are allowed")
+                write!(f, "message too long: {len} bytes given; send at most {max}")
             }
             BootstrapError::BadCard(field) => write!(f, "the other side sent an invalid {field}"),
             BootstrapError::Differs { what, theirs, ours } => {

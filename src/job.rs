@@ -185,7 +185,7 @@ impl Job {
     pub fn allgather_with(&mut self, bytes: &[u8], mut meanwhile: impl FnMut()) -> io::Result<Vec<Vec<u8>>> {
         if bytes.len() > CONTRIBUTION_MAX {
             return Err(invalid(format!(
-                "contribution too long: {} bytes; at most {CONTRIBUTION_MAX}",
+                "contribution too long: {} bytes given; send at most {CONTRIBUTION_MAX}",
                 bytes.len()
             )));
         }
@@ -221,7 +221,7 @@ impl Job {
     /// job does not have two processes.
     pub fn exchange(&mut self, bytes: impl AsRef<[u8]>) -> io::Result<Vec<u8>> {
         if self.size != 2 {
-            return Err(invalid("exchange is for a job of two processes"));
+            return Err(invalid("exchange needs a job of two processes; use allgather"));
         }
         Ok(self.allgather(bytes)?.swap_remove(1 - self.rank))
     }

@@ -79,7 +79,7 @@ impl Card {
     /// peer's card has our id.
     pub fn agree(&self, theirs: &Card) -> Result<Agreement, BootstrapError> {
         if self.id == theirs.id {
-            return Err(BootstrapError::BadCard("id: it is our own"));
+            return Err(BootstrapError::BadCard("id: equal to our own"));
         }
         let same = |what, ours: u64, theirs: u64| match ours == theirs {
             true => Ok(()),

@@ -79,7 +79,7 @@ impl Pmi<'_> {
                 Err(_) => self.not_ready(libc::POLLIN, wanted)?,
             }
             if self.received.len() > LINE_MAX {
-                return Err(failed(wanted, "an answer beyond 4096 bytes"));
+                return Err(failed(wanted, "an answer of more than 4096 bytes"));
             }
         };
         let answer: Vec<u8> = self.received.drain(..=end).collect();

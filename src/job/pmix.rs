@@ -129,7 +129,7 @@ fn size(library: &Library, own: &Process) -> io::Result<usize> {
         Some(Value { kind: UINT32, data }) => {
             Ok(u32::from_ne_bytes(data[0].to_ne_bytes()[..4].try_into().expect("4 bytes")) as usize)
         }
-        _ => Err(io::Error::new(ErrorKind::InvalidData, "PMIx_Get failed: the job's size is no number")),
+        _ => Err(io::Error::new(ErrorKind::InvalidData, "PMIx_Get failed: the job's size is not a number")),
     }
 }
 

@@ -523,7 +523,10 @@ fn pmi_that_fails_is_an_error() {
         ("cmd=barrier_out rc=0\n", "PMI: response_to_init failed"),
         ("nonsense\n", "PMI: response_to_init failed"),
         ("cmd=response_to_init rc=0\ncmd=my_kvsname\n", "PMI: kvsname failed"),
-        (&endless, "PMI: response_to_init failed: the launcher answered \"an answer beyond 4096 bytes\""),
+        (
+            &endless,
+            "PMI: response_to_init failed: the launcher answered \"an answer of more than 4096 bytes\"",
+        ),
     ] {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         theirs.write_all(answer.as_bytes()).unwrap();

@@ -89,7 +89,7 @@ pub struct InfoArgs {
 /// Options of `fishplate doctor`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Exit codes: 0 all is well; 1 something fails; 3 there are warnings; 2 the command line."
+    after_help = "Exit codes: 0 all checks pass; 1 a check fails; 3 there are only warnings; 2 the command line is invalid."
 )]
 pub struct DoctorArgs {
     /// Print one JSON object instead of text.
@@ -274,21 +274,21 @@ pub struct PerfArgs {
 
 const LAYOUT_HELP: &str = "\
 Other tests, each with its own --help: fishplate perf match measures tag
-  matching alone, fishplate perf job traffic between many processes.
+  matching alone; fishplate perf job measures traffic between many processes.
 
 Environment: FISHPLATE_PROVIDER, _INTERFACES, _MAX_RAILS, _LIBFABRIC, _POLICY,
   _WINDOW, _BATCH, _EAGER, _STRIPE_THRESHOLD, _STRIPE_CHUNK, _ACK_AGE,
-  _CONTEXTS, _NATIVE_ATOMICS and _DEADLINE are settings of rails; fishplate
-  info shows each with its value, default and meaning.
+  _CONTEXTS, _NATIVE_ATOMICS and _DEADLINE are settings of rails. fishplate
+  info -v shows each with its value, default and meaning.
 
 Exit status: 0 done; 1 the run failed, the other side was lost, or data was
-  wrong; 2 an option has no meaning here or its value cannot be used on this
-  machine; 130 interrupted; 141 the reader of the output went away.
+  wrong; 2 an option has no effect here, or its value cannot be used on this
+  machine; 130 interrupted; 141 the reader of the output exited.
 
 Layouts:
-  adjacent  The signal lies directly behind the payload: up to 56 bytes in one
-            cache line with it, above in the line where the payload ends or in
-            the next.
+  adjacent  The signal lies directly behind the payload. With up to 56 bytes
+            it is in the same cache line; with more it is in the line where
+            the payload ends, or in the next line.
   split     The signal lies in another cache line than the payload.
 
 Latency:
@@ -297,29 +297,29 @@ Latency:
               that time is included.
   put         time per put, averaged over a window; with --check the other
               side verifies every window.
-  --bidirectional  put and tag-bw as above, of each direction; rates are the
-              sum of both. The row's iterations are those of one direction.
+  --bidirectional  put and tag-bw as above, in each direction. Rates are the
+              sum of both. The iterations of the row are those of one direction.
   get, amo    from the call to its completion.
   signal-rate time per signal, averaged over a window.
   tag         half of a round trip, from one send to the next; receives are
               posted while a message is in flight.
   tag-bw      time per message, averaged over a window; with --check every
               window is answered.
-  ring        half of a round trip through two rings; rates are of a stream
-              through one.
-  With --mode worker a thread makes progress beside the one that measures;
-  each call takes a lock, and waits longer than some microseconds sleep.
-  cpu/op is processor time of this side's process, all its threads, per
-  operation; a thread that spins takes all there is.
+  ring        half of a round trip through two rings. Rates are those of a
+              stream through one ring.
+  With --mode worker a second thread makes progress. Each call takes a lock,
+  and waits longer than some microseconds sleep.
+  cpu/op is the processor time of all threads of this side's process, per
+  operation. A spinning thread uses a whole processor.
   floor_ns is half of a round trip of two bare atomics between the same
-  processors, the best of four ways, measured before, between the halves, and
-  after. A row whose floor moved by more than 20 % is repeated. There is none
-  where the two sides do not run at the same time, because other programs need
-  their processors. p50/fl is p50 over the floor. Below 1 the floor was
-  measured while the processors were slower or busier than during the test:
-  repeat the run, with --pin on idle processors.
-  floor_apart_ns (apart, p50/ap) is the best with a cache line for each
-  direction, as both sides of a test have: each writes to memory of the other.";
+  processors: the best of four ways, measured before, between and after the
+  two halves of a row. If the floor changed by more than 20 %, the row is
+  repeated. There is no floor if other programs keep the two sides from running
+  at the same time. p50/fl is p50 divided by the floor. If it is below 1, the
+  processors were slower or busier during the measurement of the floor than
+  during the test: repeat the run with --pin on idle processors.
+  floor_apart_ns (apart, p50/ap) is the best floor with a cache line for each
+  direction. The tests have that too: each side writes to memory of the other.";
 
 /// Checks that an address is well-formed.
 fn address(text: &str) -> Result<String, String> {
@@ -366,7 +366,7 @@ impl PerfArgs {
         bounds::window(self.window.into())?;
         bounds::seconds(self.timeout)?;
         if self.rails == 0 {
-            return Err(Failure::usage("--rails 0: there must be a way to the other side; use at least 1"));
+            return Err(Failure::usage("--rails 0: no rail would connect the two sides; use at least 1"));
         }
         let most = match self.transport {
             Transport::Loopback | Transport::Sim => RAILS_IN_PROCESS,
@@ -383,7 +383,7 @@ impl PerfArgs {
             return Err(Failure::usage("--streams: numbers from 1 to 1024"));
         }
         match self.seeds {
-            Some(0) => return Err(Failure::usage("--seeds 0: nothing would be run; use at least 1")),
+            Some(0) => return Err(Failure::usage("--seeds 0: nothing would run; use at least 1")),
             Some(seeds) if self.seed.checked_add(seeds - 1).is_none() => {
                 return Err(Failure::usage(format!(
                     "--seed {} --seeds {seeds}: seeds end at {}; use a smaller --seed, or fewer",
@@ -400,7 +400,7 @@ impl PerfArgs {
         let two = matches!(self.transport, Transport::Shm | Transport::Fabric | Transport::Gpu);
         if !two && (self.listen.is_some() || self.connect.is_some()) {
             return Err(Failure::usage(format!(
-                "--listen and --connect join two processes, and {} stays within one: use --transport shm, gpu or fabric",
+                "--listen and --connect join two processes, but {} runs in one: use --transport shm, gpu or fabric",
                 name(self.transport)
             )));
         }
@@ -429,7 +429,7 @@ impl PerfArgs {
         if self.transport == Transport::Sim && (self.duration.is_some() || self.hist.is_some()) {
             let option = if self.duration.is_some() { "--duration" } else { "--hist" };
             return Err(Failure::usage(format!(
-                "{option}: what is simulated takes no time; use -n, or another --transport"
+                "{option}: simulated operations take no time; use -n, or another --transport"
             )));
         }
         bounds::directions(self.bidirectional, self.test, self.transport)?;
@@ -449,7 +449,7 @@ impl PerfArgs {
             };
         }
         if self.device.len() > 2 {
-            return Err(Failure::usage("--device: one for both sides, or one for each"));
+            return Err(Failure::usage("--device: name one device for both sides, or one for each"));
         }
         if self.meeting_is_given() && self.device.len() > 1 {
             return Err(Failure::usage("--device: with --listen or --connect, each side names its own"));

@@ -93,9 +93,9 @@ pub fn parse_interval(text: &str) -> Result<Duration, String> {
     };
     match (0.001..=86_400.0).contains(&seconds) {
         true => Ok(Duration::from_secs_f64(seconds)),
-        false => {
-            Err(format!("`{text}` is not a time from 1ms to 24h: write seconds, or such as 500ms, 5s or 1m"))
-        }
+        false => Err(format!(
+            "`{text}` is not a time from 1ms to 24h: write seconds, or a time such as 500ms, 5s or 1m"
+        )),
     }
 }
 

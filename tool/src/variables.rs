@@ -49,7 +49,7 @@ pub fn policy_name(policy: RailPolicy) -> &'static str {
 pub const VARIABLES: [Variable; 14] = [
     Variable {
         name: "PROVIDER",
-        meaning: "libfabric providers to try, in order, separated by commas; empty: whatever is usable",
+        meaning: "libfabric providers to try, in order, separated by commas; empty: all that are usable",
         set: |s, text| list(text).map(|names| s.providers = names),
         show: |s| s.providers.join(","),
     },
@@ -67,7 +67,7 @@ pub const VARIABLES: [Variable; 14] = [
     },
     Variable {
         name: "LIBFABRIC",
-        meaning: "path of the libfabric to load; empty: libfabric.so.1 as the system finds it",
+        meaning: "path of the libfabric to load; empty: libfabric.so.1 on the linker's search path",
         set: |s, text| {
             s.library = (!text.is_empty()).then(|| text.into());
             Ok(())
@@ -114,13 +114,13 @@ pub const VARIABLES: [Variable; 14] = [
     },
     Variable {
         name: "STRIPE_CHUNK",
-        meaning: "size of its pieces, in bytes",
+        meaning: "size of the pieces of such an operation, in bytes",
         set: |s, text| size(text).map(|n| s.stripe_chunk = n),
         show: |s| sizes::show(s.stripe_chunk as usize),
     },
     Variable {
         name: "ACK_AGE",
-        meaning: "passes after which a pending acknowledgement goes out alone",
+        meaning: "passes after which a pending acknowledgement is sent on its own",
         set: |s, text| narrow(text).map(|n| s.ack_age = n),
         show: |s| s.ack_age.to_string(),
     },
@@ -136,7 +136,7 @@ pub const VARIABLES: [Variable; 14] = [
     },
     Variable {
         name: "NATIVE_ATOMICS",
-        meaning: "whether providers execute atomics, on or off; those without any are not used then",
+        meaning: "whether providers execute atomics, on or off; if on, providers without atomics are not used",
         set: |s, text| switch(text).map(|on| s.native_atomics = on),
         show: |s| if s.native_atomics { "on" } else { "off" }.into(),
     },
@@ -181,7 +181,7 @@ fn read(mut settings: Settings, pairs: impl Iterator<Item = (String, String)>) -
         let Some(variable) = VARIABLES.iter().find(|variable| variable.name == name) else {
             let known: Vec<String> = VARIABLES.iter().map(|v| format!("{PREFIX}{}", v.name)).collect();
             return Err(Failure::usage(format!(
-                "{PREFIX}{name}: no such variable; there are {}",
+                "{PREFIX}{name}: no such variable; use one of {}",
                 known.join(", ")
             )));
         };

@@ -162,11 +162,11 @@ fn bad_input_is_told_with_a_remedy() {
         ("fly", 2, "fly"),
         ("perf ring --mode worker", 2, "--mode inline"),
         ("perf put-signal --mode worker --transport sim", 2, "two processes"),
-        ("perf pool --listen @fishplate-nobody", 2, "--listen means nothing to pool"),
+        ("perf pool --listen @fishplate-nobody", 2, "--listen has no effect on pool"),
         ("perf put-signal --transport sim --seed 18446744073709551615 --seeds 3", 2, "smaller --seed"),
         ("perf put --listen /nowhere/at/all/socket -T 1", 2, "/nowhere/at/all/socket"),
         ("perf put --connect @fishplate-nobody-is-here -T 1", 1, "--listen @fishplate-nobody-is-here"),
-        ("perf put --listen @fishplate-nobody-comes -T 1", 1, "nobody connected"),
+        ("perf put --listen @fishplate-nobody-comes -T 1", 1, "no process connected"),
     ] {
         let output = run(line);
         let told = text(&output.stderr);
@@ -269,7 +269,7 @@ fn strangers_and_sides_that_do_not_fit_do_not_end_a_side_that_listens() {
     let output = side.wait_with_output().unwrap();
     let told = text(&output.stderr);
     assert!(output.status.success(), "{told}");
-    for says in ["turned away", "is not fishplate", "--region", "version 77"] {
+    for says in ["# refused", "is not fishplate", "--region", "version 77"] {
         assert!(told.contains(says), "{says}: {told}");
     }
 }
@@ -463,7 +463,7 @@ fn a_listener_that_is_interrupted_or_killed_does_not_block_the_next() {
     side.wait().unwrap();
     assert!(path.exists());
     let output = run(&format!("perf put --listen {} -T 1", path.display()));
-    assert!(text(&output.stderr).contains("nobody connected"), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("no process connected"), "{}", text(&output.stderr));
     assert!(!path.exists());
 }
 

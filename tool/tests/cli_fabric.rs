@@ -146,7 +146,7 @@ fn sides_that_do_not_fit_say_what_differs() {
         rows(&format!("perf put {} -n 100 --connect 127.0.0.1:{port}", with(theirs)));
         let output = side.wait_with_output().unwrap();
         let told = text(&output.stderr);
-        assert!(output.status.success() && told.contains("turned away"), "{told}");
+        assert!(output.status.success() && told.contains("# refused"), "{told}");
     }
     let port = free_port();
     let mut environment = listen(&format!("perf put {LO} --listen 127.0.0.1:{port}"));
@@ -199,7 +199,7 @@ fn strangers_do_not_end_a_side_that_listens_nor_make_it_wait() {
 fn bad_input_says_what_was_looked_for_and_what_is_there() {
     let mut cases = vec![
         ("put --transport fabric --listen nonsense -T 1", 2, &["nonsense", "HOST:PORT"][..]),
-        ("put --transport fabric --connect 127.0.0.1:1 --provider tcp -T 1", 1, &["nobody listens"]),
+        ("put --transport fabric --connect 127.0.0.1:1 --provider tcp -T 1", 1, &["no process listens"]),
     ];
     if absent("fabric, bad input") {
         cases.clear();

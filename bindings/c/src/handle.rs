@@ -242,7 +242,7 @@ fn refused(node: *mut FpNode) -> Status {
 fn interrupted() -> Status {
     fail(
         libc::EBUSY,
-        "this thread is in a call of the node, interrupted by a signal handler; call from outside the handler",
+        "the signal handler has interrupted a call of this node; make the call outside the handler",
     )
 }
 

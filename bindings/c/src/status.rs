@@ -58,7 +58,7 @@ pub extern "C" fn fp_strerror(status: c_int) -> *const c_char {
         libc::ECANCELED => c"cancelled",
         libc::EIO => c"failed",
         libc::ENOTRECOVERABLE => c"an internal error of the library ended the node",
-        _ => c"the system's own error",
+        _ => c"an error of the system",
     };
     text.as_ptr()
 }

@@ -61,7 +61,7 @@ pub fn directions(both: bool, test: Test, transport: Transport) -> Outcome {
 /// Checks one payload size against the test and the region.
 pub fn size(size: usize, test: Test, region: usize) -> Outcome {
     match test {
-        _ if size == 0 => Err(Failure::usage("size 0: there is nothing to transfer; sizes begin at 1 byte")),
+        _ if size == 0 => Err(Failure::usage("size 0: nothing would be transferred; use at least 1 byte")),
         _ if size > region => Err(Failure::usage(format!(
             "size {} does not fit into a region of {}: choose a smaller size, or a larger --region",
             sizes::show(size),
@@ -108,7 +108,7 @@ pub fn seconds(seconds: u64) -> Outcome {
 pub fn layout(layout: Layout, transport: Transport) -> Outcome {
     match (layout, transport) {
         (Layout::Adjacent, Transport::Gpu) => Err(Failure::usage(
-            "--layout adjacent: signals are in memory of the processor, never behind a payload on a device",
+            "--layout adjacent: payloads are in device memory, and signals in host memory; use --layout split",
         )),
         _ => Ok(()),
     }

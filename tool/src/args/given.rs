@@ -101,14 +101,14 @@ impl PerfArgs {
         let idle = OPTIONS.iter().find(|(id, _, where_)| self.given.has(id) && !counts(*where_));
         if let Some((_, option, _)) = idle {
             return Err(Failure::usage(format!(
-                "{option} means nothing to {}: leave it out",
+                "{option} has no effect on {}: leave it out",
                 name(self.test)
             )));
         }
         // Rings have a fixed size, and pools have no operations in flight.
         if self.given.has("window") && matches!(self.test, Test::Pool | Test::Ring) {
             return Err(Failure::usage(format!(
-                "--window means nothing to {}: leave it out",
+                "--window has no effect on {}: leave it out",
                 name(self.test)
             )));
         }
@@ -118,16 +118,19 @@ impl PerfArgs {
     /// Returns messages about options that affect only the other side, or change nothing here.
     pub(super) fn notes(&self) -> Vec<String> {
         if self.given.has("warmup") && self.transport == Transport::Sim {
-            return vec!["--warmup: a simulation needs none; not used".into()];
+            return vec!["--warmup: not used, because a simulation needs no warm-up".into()];
         }
         let windowed = matches!(self.test, Test::Put | Test::SignalRate | Test::TagBw);
         if self.given.has("window") && !windowed && self.transport != Transport::Sim {
-            return vec![format!("--window: {} has one operation in flight; not used", name(self.test))];
+            return vec![format!(
+                "--window: not used, because {} has one operation in flight",
+                name(self.test)
+            )];
         }
         let idle: Vec<&str> =
             LEADERS.iter().filter(|(id, _)| self.given.has(id)).map(|(_, option)| *option).collect();
         match self.listen.is_some() && !idle.is_empty() {
-            true => vec![format!("{}: the side that connects decides; not used here", idle.join(", "))],
+            true => vec![format!("{}: not used, because the side that connects decides", idle.join(", "))],
             false => vec![],
         }
     }

@@ -67,22 +67,22 @@ fn mistakes_are_named_with_a_remedy() {
         ("put --transport gpu --device host --device host,host", "one for each"),
         ("put --transport gpu --device host,host --listen @a", "its own"),
         ("amo --transport gpu", "--transport shm for amo"),
-        ("put-signal --transport gpu --layout adjacent", "never behind a payload"),
+        ("put-signal --transport gpu --layout adjacent", "use --layout split"),
         ("put --transport gpu --rails 2", "gpu has one rail"),
         ("put --transport pigeon", "pigeon"),
         ("put-signal --transport sim --seed 18446744073709551615 --seeds 3", "smaller --seed"),
         ("put -n 1e18", "at most"),
-        ("pool --listen @x", "--listen means nothing to pool"),
-        ("pool --connect @x", "--connect means nothing to pool"),
-        ("pool -s 8", "--size means nothing to pool"),
-        ("pool --transport shm", "--transport means nothing to pool"),
-        ("pool -T 60", "--timeout means nothing to pool"),
-        ("pool --window 64", "--window means nothing to pool"),
+        ("pool --listen @x", "--listen has no effect on pool"),
+        ("pool --connect @x", "--connect has no effect on pool"),
+        ("pool -s 8", "--size has no effect on pool"),
+        ("pool --transport shm", "--transport has no effect on pool"),
+        ("pool -T 60", "--timeout has no effect on pool"),
+        ("pool --window 64", "--window has no effect on pool"),
         ("pool --mode worker", "--mode inline"),
-        ("ring --window 64", "--window means nothing to ring"),
-        ("put --streams 2", "--streams means nothing to put"),
-        ("put --layout split", "--layout means nothing to put"),
-        ("put --signal set", "--signal means nothing to put"),
+        ("ring --window 64", "--window has no effect on ring"),
+        ("put --streams 2", "--streams has no effect on put"),
+        ("put --layout split", "--layout has no effect on put"),
+        ("put --signal set", "--signal has no effect on put"),
     ] {
         let failure = plan(line).expect_err(line);
         assert_eq!(failure.code(), 2, "{line}");
@@ -103,9 +103,9 @@ fn every_option_is_known_where_it_is_checked() {
 #[test]
 fn what_the_other_side_decides_is_told() {
     let notes = |line| plan(line).unwrap().notes.join("; ");
-    assert!(notes("put --listen @x -s 8 -n 5").starts_with("--size, --iters: the side that connects"));
+    assert!(notes("put --listen @x -s 8 -n 5").starts_with("--size, --iters: not used, because the side"));
     assert!(notes("put --transport sim -w 5").starts_with("--warmup: "));
-    assert!(notes("get --window 8").starts_with("--window: get has one"));
+    assert!(notes("get --window 8").starts_with("--window: not used, because get has one"));
     assert_eq!(notes("tag --transport sim --window 8"), "");
     assert_eq!(notes("put --listen @x --region 1M -T 5"), "");
     assert_eq!(notes("put --connect @x -s 8 -n 5"), "");

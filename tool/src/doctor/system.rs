@@ -94,7 +94,9 @@ fn governor(root: &Root) -> Finding {
         }
     }
     match slow.first() {
-        None if told == 0 => Finding::pass("governor", "the machine does not let the kernel choose clocks"),
+        None if told == 0 => {
+            Finding::pass("governor", "the kernel does not control the clocks of the processors")
+        }
         None => Finding::pass("governor", "all processors are set to performance"),
         Some((name, governor)) => Finding::warn(
             "governor",
@@ -144,7 +146,7 @@ fn nics(machine: &Machine) -> Finding {
     let down: Vec<&str> =
         real.iter().filter(|nic| nic.link == LinkState::Down).map(|nic| nic.name.as_str()).collect();
     match (real.len(), down.is_empty()) {
-        (0, _) => Finding::pass("nics", "no NIC on the PCI bus; software interfaces alone"),
+        (0, _) => Finding::pass("nics", "no NIC on the PCI bus; only software interfaces"),
         (count, true) => Finding::pass("nics", format!("NICs: {count}, each with a link")),
         (count, false) => Finding::warn(
             "nics",

@@ -110,8 +110,8 @@ fn atomics(library: Library, name: &str) -> String {
 fn interface(machine: &Machine, anchor: Anchor, candidate: &Candidate, taken: bool) -> Value {
     let rail = match (taken, candidate.passed_over) {
         (true, _) => "taken".to_owned(),
-        (false, Some(why)) => format!("passed over: {why}"),
-        (false, None) => "not taken: others are nearer, or enough".to_owned(),
+        (false, Some(why)) => format!("skipped: {why}"),
+        (false, None) => "not used: other interfaces are nearer, or sufficient".to_owned(),
     };
     let Some(nic) = candidate.nic.map(|nic| (nic, &machine.nics[nic])) else {
         return json!({ "rail": rail, "mbit": candidate.mbit, "nic": "unknown to /sys" });
@@ -156,7 +156,7 @@ fn negotiated(offer: &Offer) -> Value {
     let completion = match offer.level {
         Level::Delivery => "FI_DELIVERY_COMPLETE",
         Level::Transmit => "FI_TRANSMIT_COMPLETE",
-        Level::Whatever => "as the provider says",
+        Level::Whatever => "as the provider reports it",
     };
     let origin = match offer.notify {
         Notify::Word => "number in the data of a write",

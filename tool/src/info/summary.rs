@@ -31,7 +31,7 @@ pub fn write(info: &Value, into: &mut String) {
     let settings =
         if changed.is_empty() { "FISHPLATE_*: all at their defaults".into() } else { changed.join(" ") };
     line(into, "settings", &settings);
-    into.push_str("\n-v tells everything, -p NAME everything about one provider, doctor what to improve\n");
+    into.push_str("\n-v prints everything, -p NAME everything about one provider; fishplate doctor finds what to improve\n");
 }
 
 /// Writes about libfabric: its usable providers as a table, then the others.

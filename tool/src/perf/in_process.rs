@@ -115,7 +115,7 @@ fn row<const RAILS: usize>(
         };
         let (tally, done) = tally.map_err(|error| match error {
             Failure::Run(message) if simulated => Failure::Run(format!(
-                "{message}; to see it again: --rails {RAILS} --seed {seed} --size {size}"
+                "{message}; to repeat it, use --rails {RAILS} --seed {seed} --size {size}"
             )),
             error => error,
         })?;
@@ -333,7 +333,7 @@ impl<'m, R: Rail, const RAILS: usize> InProcess<'m, R, RAILS> {
     #[inline(always)]
     fn there(&mut self, side: Side, offset: usize) -> Outcome<RemoteAddr> {
         let start = self.start(side.other(), Area::Landing);
-        let theirs = self.one(side).theirs.ok_or_else(|| Failure::run("the two sides have not met"))?;
+        let theirs = self.one(side).theirs.ok_or_else(|| Failure::run("the two sides are not connected"))?;
         Ok(theirs.at((start + offset) as u64))
     }
 
@@ -345,11 +345,7 @@ impl<'m, R: Rail, const RAILS: usize> InProcess<'m, R, RAILS> {
         }
         self.turn()?;
         self.passes += 1;
-        if self.passes > PATIENCE {
-            Err(Failure::run("nothing happens any more: an operation hangs"))
-        } else {
-            Ok(())
-        }
+        if self.passes > PATIENCE { Err(Failure::run("no progress: an operation hangs")) } else { Ok(()) }
     }
 
     /// Makes passes until `done` returns a value.
@@ -577,7 +573,7 @@ impl<R: Rail, const RAILS: usize> InProcess<'_, R, RAILS> {
         std::thread::yield_now();
         interrupt::check()?;
         match self.watch.is_up() {
-            true => Err(Failure::run("not done in time; a longer --timeout helps")),
+            true => Err(Failure::run("not complete in time; use a longer --timeout")),
             false => Ok(()),
         }
     }

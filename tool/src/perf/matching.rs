@@ -123,7 +123,7 @@ fn parse_work(text: &str) -> Result<Work, String> {
 fn parse_depth(text: &str) -> Result<u32, String> {
     match sizes::parse(text)? {
         depth if depth <= 1 << 16 => Ok(depth as u32),
-        _ => Err(format!("`{text}`: depths go up to 64K")),
+        _ => Err(format!("`{text}` is not a depth: use at most 64K")),
     }
 }
 
@@ -297,8 +297,10 @@ fn run_row(
         // At worst a list takes longer by this factor.
         let growth = if *depth_before > 0 { depth as f64 / *depth_before as f64 } else { 1.0 };
         if ns_before * growth * job.units as f64 > patience.as_nanos() as f64 {
-            report
-                .comment(&format!("{name} {depth}: {} left out, it would take too long", kind_name(*kind)))?;
+            report.comment(&format!(
+                "{name} {depth}: skipped {}, which would take too long",
+                kind_name(*kind)
+            ))?;
             continue;
         }
         let (mut ready, bytes) = job.ready(*kind)?;

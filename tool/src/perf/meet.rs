@@ -110,8 +110,8 @@ fn listen(plan: &Plan, at: &str, card: &Card) -> Outcome<Met> {
         for (who, why) in listener.refused() {
             turned_away = turned_away.saturating_add(1);
             match turned_away {
-                ..=NAMED => eprintln!("# turned away: {}", explain(why, &format!("the process at {who}"))),
-                n if n == NAMED + 1 => eprintln!("# turned away more, which are not named"),
+                ..=NAMED => eprintln!("# refused: {}", explain(why, &format!("the process at {who}"))),
+                n if n == NAMED + 1 => eprintln!("# refused more processes, which are not listed"),
                 _ => {}
             }
         }
@@ -120,10 +120,10 @@ fn listen(plan: &Plan, at: &str, card: &Card) -> Outcome<Met> {
             Err(BootstrapError::Deadline) => {
                 let others = match turned_away {
                     0 => String::new(),
-                    n => format!(" but {n} that were turned away"),
+                    n => format!(", except {n} that were refused"),
                 };
                 return Err(Failure::run(format!(
-                    "nobody connected to {at} within {} s{others}; start the other side, or wait longer with --timeout",
+                    "no process connected to {at} within {} s{others}; start the other side, or wait longer with --timeout",
                     plan.timeout
                 )));
             }
@@ -191,7 +191,7 @@ fn find(plan: &Plan, at: &str, card: &Card) -> Outcome<Met> {
             Failure::usage(format!("--connect {at}: the host is unknown; use one of its addresses"))
         }
         BootstrapError::System(libc::ECONNREFUSED | libc::ENOENT) => Failure::run(format!(
-            "--connect {at}: nobody listens there; start the other side with --listen {at} first"
+            "--connect {at}: no process listens there; start the other side with --listen {at} first"
         )),
         error => {
             Failure::run(format!("--connect {at}: {}", explain(error, "the process that listens there")))
@@ -300,7 +300,7 @@ pub fn inherited(socket: i32) -> Outcome<OwnedFd> {
             && libc::getsockopt(socket, libc::SOL_SOCKET, libc::SO_DOMAIN, domain, &mut len) == 0
     };
     if !known || domain != libc::AF_UNIX {
-        let why = "not a socket of a process that measures, which alone starts this one";
+        let why = "not a socket from a first process; only `fishplate perf` starts this command";
         return Err(Failure::usage(format!("--socket {socket}: {why}")));
     }
     // SAFETY: the descriptor is open. This process has opened no socket yet, so it inherited this
@@ -342,7 +342,7 @@ impl Second {
 
     /// Describes an exit status.
     pub fn fate(&mut self, within: Duration) -> String {
-        self.ends(within).map_or_else(|| "has not ended".into(), describe)
+        self.ends(within).map_or_else(|| "has not exited".into(), describe)
     }
 
     /// Waits until the process exits by itself.
@@ -350,7 +350,7 @@ impl Second {
         match self.ends(LEAVE) {
             Some(status) if status.success() => Ok(()),
             Some(status) => Err(Failure::run(format!("the second process {}", describe(status)))),
-            None => Err(Failure::run("the second process did not end")),
+            None => Err(Failure::run("the second process did not exit")),
         }
     }
 }
@@ -359,9 +359,9 @@ impl Second {
 pub fn describe(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(0), _) => "ended".into(),
-        (Some(code), _) => format!("ended with exit code {code}"),
+        (Some(code), _) => format!("exited with code {code}"),
         (_, Some(signal)) => format!("was killed by signal {signal}"),
-        _ => "ended for no known reason".into(),
+        _ => "ended for an unknown reason".into(),
     }
 }
 

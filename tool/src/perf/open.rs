@@ -246,7 +246,7 @@ impl Setup {
             }
             note += &format!(", to rail {there} on {}", other.interface);
             if rail.mbit != pair.their_mbit && rail.mbit != 0 && pair.their_mbit != 0 {
-                note += &format!(" with {} Mbit/s: the slower of the two counts", pair.their_mbit);
+                note += &format!(" with {} Mbit/s: the slower rail limits both", pair.their_mbit);
             }
             notes.push(note);
         }

@@ -24,7 +24,7 @@ pub fn run(plan: &Plan) -> Outcome {
         rows::contender::<Boxes>(),
     ];
     let cores = std::thread::available_parallelism()
-        .map_err(|error| Failure::run(format!("cannot tell how many processors there are: {error}")))?;
+        .map_err(|error| Failure::run(format!("cannot count the processors: {error}")))?;
     match plan.format {
         Format::Json => {}
         Format::Csv => print(concat!(

@@ -127,7 +127,7 @@ pub fn run(words: &[OsString]) -> Outcome {
     };
     if job.size() < 2 {
         return Err(Failure::usage(
-            "perf job: one rank has nobody to send to; use --ranks N, or a launcher such as mpiexec.hydra -n 4",
+            "perf job: a job of one rank has no peers; use --ranks N, or a launcher such as mpiexec.hydra -n 4",
         ));
     }
     let outcome =
@@ -146,7 +146,7 @@ fn check(args: &JobArgs) -> Outcome {
     bounds::window(args.window.into())?;
     bounds::seconds(args.timeout)?;
     if args.size.contains(&0) {
-        return Err(Failure::usage("size 0: there is nothing to transfer; sizes begin at 1 byte"));
+        return Err(Failure::usage("size 0: nothing would be transferred; use at least 1 byte"));
     }
     Ok(())
 }
@@ -192,7 +192,7 @@ impl Member {
         self.barrier()?;
         let rank = self.job.rank();
         let closed = self.node.close(self.timeout);
-        closed.map_err(|error| Failure::run(format!("rank {rank}: the end failed: {error}")))?;
+        closed.map_err(|error| Failure::run(format!("rank {rank}: cannot close the node: {error}")))?;
         match wrong {
             0 => Ok(()),
             wrong => Err(Failure::run(format!("{wrong} messages had wrong data"))),
@@ -236,7 +236,11 @@ impl Member {
                 .iter()
                 .map(|told| serde_json::from_slice(told))
                 .collect::<Result<_, _>>()
-                .map_err(|error| Failure::run(format!("a rank is of another build: {error}")))?;
+                .map_err(|error| {
+                    Failure::run(format!(
+                        "a rank sent an invalid result: {error}; run the same build on all ranks"
+                    ))
+                })?;
             wrong += rows.row(args, pattern, size, &all)?;
         }
         traffic.close(self)?;

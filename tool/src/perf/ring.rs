@@ -88,7 +88,7 @@ impl<'s, const STARTS: bool, const N: usize> Ends<'s, Endpoint<STARTS>, N> {
         match ends {
             (Ok(tx), Ok(rx)) => Ok(Ends { tx, rx, side, looks }),
             (Err(error), _) | (_, Err(error)) => {
-                Err(Failure::run(format!("the ring cannot be laid out: {error}")))
+                Err(Failure::run(format!("cannot create the ring: {error}")))
             }
         }
     }

@@ -242,7 +242,7 @@ impl<const STARTS: bool> Session<STARTS> {
     fn part(mut self) -> Outcome<Met> {
         self.ready()?;
         let Session { side: Endpoint { node, who, .. }, met, timeout, .. } = self;
-        node.close(timeout.min(PART)).map_err(|error| who.failed("the end", error))?;
+        node.close(timeout.min(PART)).map_err(|error| who.failed("the shutdown", error))?;
         Ok(met)
     }
 
@@ -362,7 +362,7 @@ impl<const STARTS: bool> Session<STARTS> {
                     self.side.watch.set(self.timeout.as_nanos() as u64);
                     let Session { pad, side, .. } = self;
                     let pad = pad.ok_or_else(|| {
-                        Failure::run("the other process asks for a floor, and there is no memory for it")
+                        Failure::run("the other process ordered a floor, but the two share no memory")
                     })?;
                     pad.answer(&mut || side.check())?;
                 }
@@ -428,7 +428,7 @@ impl<const STARTS: bool> Session<STARTS> {
         let Failure::Lost(mut message) = self.met.explain(failure.clone()) else { return failure };
         for (number, info) in self.side.node.rails().iter().enumerate() {
             if let Some(text) = self.side.node.last_error(RailId(info.id.0)) {
-                message += &format!("; rail {number} says: {text}");
+                message += &format!("; rail {number} reports: {text}");
             }
         }
         Failure::Lost(message)
@@ -448,7 +448,7 @@ impl Met {
             std::thread::sleep(Duration::from_millis(1));
         }
         Failure::Lost(match self.wire.is_open() {
-            true => format!("{message}; its process still lives"),
+            true => format!("{message}; its process is still alive"),
             false => format!("{message}; its process has ended"),
         })
     }

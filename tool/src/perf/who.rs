@@ -66,7 +66,7 @@ impl Who {
         match error {
             WaitError::PeerFailed(_, why) => self.lost(why),
             WaitError::Deadline(stuck) => Failure::run(format!(
-                "{self} did not answer in time{}; a longer --timeout helps if it is only slow",
+                "{self} did not answer in time{}; if it is only slow, use a longer --timeout",
                 self.stuck(stuck)
             )),
             error => Failure::run(format!("waiting for {self} failed: {error}")),
@@ -77,7 +77,7 @@ impl Who {
     #[cold]
     pub fn out_of_time(&self, stuck: Stuck) -> Failure {
         Failure::run(format!(
-            "not done in time: {self} has answered every request{}; use a longer --timeout",
+            "not complete in time: {self} has answered every request{}; use a longer --timeout",
             self.stuck(stuck)
         ))
     }
@@ -115,7 +115,7 @@ impl Who {
         let Stuck { rail, hole, unanswered, .. } = stuck;
         let mut text = rail.map_or(String::new(), |rail| format!(" on {}", self.rail(rail)));
         if let Some(hole) = hole {
-            text += &format!(", where number {hole} is the next to come");
+            text += &format!(", and number {hole} has not arrived");
         }
         if unanswered {
             text += ", and has sent nothing since the two connected";

@@ -42,7 +42,7 @@ pub fn start(options: &[OsString], ranks: usize, timeout: Duration) -> Outcome<(
         })?;
         let told = child.stdin.take().map_or(Ok(()), |mut stdin| stdin.write_all(id.as_bytes()));
         started.children.push(child);
-        told.map_err(|error| Failure::run(format!("rank {rank} did not take the job's id: {error}")))?;
+        told.map_err(|error| Failure::run(format!("cannot send the job's id to rank {rank}: {error}")))?;
     }
     match leader.lead(ranks, timeout) {
         Ok(job) => Ok((job, started)),
@@ -55,7 +55,7 @@ pub fn join(rank: usize, ranks: usize, timeout: Duration) -> Outcome<Job> {
     interrupt::leave_to_parent();
     let mut id = [0; ID_LEN];
     std::io::stdin().read_exact(&mut id).map_err(|error| {
-        Failure::usage(format!("--member {rank}: no job's id on standard input: {error}"))
+        Failure::usage(format!("--member {rank}: cannot read the job's id from standard input: {error}"))
     })?;
     let id = UniqueId::from_bytes(&id).map_err(|error| job_failed(&error))?;
     Job::follow(&id, rank, ranks, timeout).map_err(|error| job_failed(&error))
@@ -92,7 +92,7 @@ impl Started {
                     Some(status) if status.success() => break,
                     Some(status) => return Err(Failure::run(format!("rank {rank} {}", describe(status)))),
                     None if Instant::now() < until => std::thread::sleep(Duration::from_millis(1)),
-                    None => return Err(Failure::run(format!("rank {rank} did not end"))),
+                    None => return Err(Failure::run(format!("rank {rank} did not exit"))),
                 }
             }
         }

@@ -73,7 +73,7 @@ impl Traffic {
         // All ranks compute the same size, so either all refuse or none.
         if bytes(size - 1).is_none_or(|bytes| bytes > MEMORY_MAX) {
             return Err(Failure::usage(format!(
-                "{size} ranks with {window} slots of {} for each are more than {}: use smaller sizes or a smaller --window",
+                "{size} ranks with {window} slots of {} each need more than {}: use smaller sizes or a smaller --window",
                 sizes::show(most),
                 sizes::show(MEMORY_MAX)
             )));
@@ -90,7 +90,8 @@ impl Traffic {
         let mut import = |member: &mut Member, rank: usize| {
             let peer = member.peer(rank)?;
             let there = member.node.import(peer, &handles[rank]);
-            let there = there.map_err(|error| Failure::run(format!("rank {rank}'s memory: {error}")))?;
+            let there = there
+                .map_err(|error| Failure::run(format!("cannot import the memory of rank {rank}: {error}")))?;
             remotes.push(there);
             Ok::<_, Failure>(there)
         };
@@ -260,7 +261,7 @@ impl Traffic {
 
     /// Frees the memory. A collective call.
     pub fn close(self, member: &mut Member) -> Outcome {
-        let kept = |error: Error| Failure::run(format!("memory cannot be given back: {error}"));
+        let kept = |error: Error| Failure::run(format!("cannot free the memory of a pattern: {error}"));
         member.node.quiet_all(member.timeout).map_err(kept)?;
         member.barrier()?;
         for there in self.remotes {
@@ -279,12 +280,12 @@ impl Traffic {
         let slow: Vec<usize> =
             self.targets.iter().filter(|target| target.taken < end).map(|target| target.rank).collect();
         let mut message =
-            format!("rank {} is not done within {} s", member.job.rank(), member.timeout.as_secs());
+            format!("rank {} was not done after {} s", member.job.rank(), member.timeout.as_secs());
         if !late.is_empty() {
-            message += &format!("; it misses messages of ranks {}", names(late));
+            message += &format!("; messages from ranks {} are missing", names(late));
         }
         if !slow.is_empty() {
-            message += &format!("; not all was taken by ranks {}", names(slow));
+            message += &format!("; ranks {} have not taken all messages", names(slow));
         }
         Failure::run(format!("{message}; wait longer with --timeout, or use a smaller -n"))
     }
@@ -296,7 +297,7 @@ fn contents(seed: u64, from: usize, to: usize, number: u64) -> payload::Pattern 
 }
 
 fn load(node: &Node, at: fishplate::LocalAddr) -> Outcome<u64> {
-    node.load(at).map_err(|error| Failure::run(format!("a word cannot be read: {error}")))
+    node.load(at).map_err(|error| Failure::run(format!("cannot read a counter of messages: {error}")))
 }
 
 #[cold]
