@@ -198,6 +198,7 @@ fn a_piece_carries_its_bytes_and_its_slot_is_refilled_after_the_answer() {
         what: What::Write { key: RailKey { key: 7, base: 9 }, last: false, data: None },
         offset: number << 12,
         len: 4096,
+        failed: false,
     };
     loom::model(move || {
         let slots = Arc::new(Slots {

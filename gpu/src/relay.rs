@@ -70,6 +70,8 @@ pub(crate) struct Piece {
     pub(crate) offset: u64,
     /// Number of bytes in the slot.
     pub(crate) len: u32,
+    /// Whether the slot holds other bytes, because the copy into it failed.
+    pub(crate) failed: bool,
 }
 
 const WRITE: u64 = 1;
@@ -77,10 +79,11 @@ const READ: u64 = 2;
 const REPLY: u64 = 3;
 const LAST: u64 = 1 << 8;
 const DATA: u64 = 1 << 9;
+const FAILED: u64 = 1 << 10;
 
 impl Piece {
     fn encode(&self) -> [u64; 6] {
-        let len = u64::from(self.len) << 32;
+        let len = u64::from(self.len) << 32 | if self.failed { FAILED } else { 0 };
         match self.what {
             What::Write { key, last, data } => {
                 let flags = if last { LAST } else { 0 } | if data.is_some() { DATA } else { 0 };
@@ -94,16 +97,17 @@ impl Piece {
     fn decode(words: [u64; 6]) -> Option<Self> {
         let [head, key, base, offset, id, want] = words;
         let key = RailKey { key, base };
-        let what = match (head & 0xff, head >> 8 & 0xff_ffff) {
+        let failed = head & FAILED != 0;
+        let what = match (head & 0xff, head >> 8 & 0xff_ffff & !(FAILED >> 8)) {
             (WRITE, flags @ 0..=3) => {
                 let data = (flags & 2 != 0).then_some(id as u32);
                 What::Write { key, last: flags & 1 != 0, data }
             }
-            (READ, 0) => What::Read { key, want, id },
+            (READ, 0) if !failed => What::Read { key, want, id },
             (REPLY, 0) => What::Reply { id },
             _ => return None,
         };
-        Some(Piece { what, offset, len: (head >> 32) as u32 })
+        Some(Piece { what, offset, len: (head >> 32) as u32, failed })
     }
 }
 
@@ -116,7 +120,7 @@ pub(crate) fn sample_piece(seed: u64, into: &mut [u8]) -> usize {
         1 => What::Read { key, want: a, id: b },
         _ => What::Reply { id: b },
     };
-    let words = Piece { what, offset: c, len: (a >> 32) as u32 }.encode();
+    let words = Piece { what, offset: c, len: (a >> 32) as u32, failed: a & 32 != 0 && a % 3 != 1 }.encode();
     put(into, words.map(u64::to_le_bytes).as_flattened())
 }
 
@@ -260,10 +264,13 @@ mod tests {
             What::Read { key, want: 1 << 33, id: 5 },
             What::Reply { id: u64::MAX },
         ] {
-            let piece = Piece { what, offset: 1 << 50, len: u32::MAX };
+            let piece = Piece { what, offset: 1 << 50, len: u32::MAX, failed: false };
             assert_eq!(Piece::decode(piece.encode()), Some(piece));
+            let failed = Piece { failed: true, ..piece };
+            let valid = !matches!(what, What::Read { .. });
+            assert_eq!(Piece::decode(failed.encode()), valid.then_some(failed));
         }
-        for head in [0, 4, 255, WRITE | 4 << 8, READ | LAST, REPLY | DATA, WRITE | 1 << 31] {
+        for head in [0, 4, 255, WRITE | 8 << 8, READ | LAST, REPLY | DATA, WRITE | 1 << 31] {
             assert_eq!(Piece::decode([head, 0, 0, 0, 0, 0]), None, "{head:#x}");
         }
     }

@@ -81,6 +81,8 @@ pub(super) struct Relay {
     most_jobs: usize,
     replies: usize,
     sent: Box<[Option<Sent>]>,
+    /// Whether a copy into the slot has an unknown outcome. Then it carries failed pieces only.
+    spoiled: Box<[bool]>,
     taken: Box<[Option<Taken>]>,
     chunk: u32,
     /// Number of the first piece of the write that is arriving.
@@ -117,6 +119,7 @@ impl Relay {
             most_jobs,
             replies: 0,
             sent: vec![None; slots].into_boxed_slice(),
+            spoiled: vec![false; slots].into_boxed_slice(),
             taken: vec![None; slots].into_boxed_slice(),
             chunk: layout.chunk,
             write_began: None,

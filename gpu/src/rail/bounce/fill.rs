@@ -32,18 +32,19 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             let len = left.min(relay.chunk.into()) as u32;
             let last = u64::from(len) == left;
             let at = job.offset + job.done;
+            let failed = relay.spoiled[slot as usize];
             let (piece, op, answers) = match job.kind {
                 JobKind::Write { op, key, data } => {
                     let data = data.filter(|_| last);
-                    (Piece { what: What::Write { key, last, data }, offset: at, len }, Some(op), None)
+                    (Piece { what: What::Write { key, last, data }, offset: at, len, failed }, Some(op), None)
                 }
                 JobKind::Ask { op, key, id } => {
                     let what = What::Read { key, want: job.len, id };
-                    (Piece { what, offset: job.offset, len: 0 }, Some(op), None)
+                    (Piece { what, offset: job.offset, len: 0, failed: false }, Some(op), None)
                 }
                 JobKind::Reply { number, id, .. } => {
                     let answers = last.then_some(number);
-                    (Piece { what: What::Reply { id }, offset: job.done, len }, None, answers)
+                    (Piece { what: What::Reply { id }, offset: job.done, len, failed }, None, answers)
                 }
             };
             let (source, local) = match job.kind {
@@ -59,7 +60,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             };
             let mut sent = Sent { number, piece, op, answers, filled: false, local };
             match source {
-                Place::Device(from) if piece.len > 0 => {
+                Place::Device(from) if piece.len > 0 && !piece.failed => {
                     if self.streams.room() == 0 {
                         return;
                     }
@@ -83,7 +84,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                         self.locals[slot as usize].uses += 1;
                     }
                 }
-                Place::Host(from) if piece.len > 0 => {
+                Place::Host(from) if piece.len > 0 && !piece.failed => {
                     // SAFETY: the source is valid until the operation completes, or `named` has
                     // just checked it. The slot is free, because `sent` has no entry for it.
                     unsafe { copy_bytes(from, mine.bounce(slot), piece.len as usize) };
@@ -94,6 +95,9 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             if let Some(op) = op.and_then(|op| self.ops.get_mut(op)) {
                 op.parts += u32::from(!matches!(job.kind, JobKind::Ask { .. }));
                 op.unposted = !last && !matches!(job.kind, JobKind::Ask { .. });
+                if piece.failed {
+                    op.error.get_or_insert(CompleteError::Failed(libc::EIO));
+                }
             }
             let Some(relay) = self.relay_of(peer) else { return };
             relay.out.take();
@@ -149,7 +153,15 @@ impl<D: Device, H: Host> GpuRail<D, H> {
     pub(in super::super) fn filled(&mut self, peer: Peer, number: u64, error: Option<CompleteError>) {
         let Some(relay) = self.relay_of(peer) else { return };
         let slot = (number & (relay.sent.len() as u64 - 1)) as u32;
-        let Some(sent) = relay.sent[slot as usize].filter(|sent| sent.number == number) else { return };
+        let Some(sent) = relay.sent[slot as usize].as_mut().filter(|sent| sent.number == number) else {
+            return;
+        };
+        if error.is_some() {
+            // The copy may still happen, so neither this piece nor a later one is read here.
+            sent.piece.failed = true;
+            relay.spoiled[slot as usize] = true;
+        }
+        let sent = *sent;
         if let Some(local) = sent.local {
             self.locals[local as usize].uses -= 1;
         }
@@ -163,8 +175,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         match down {
             // A failed peer does not take the piece.
             true => self.slot_over(peer, slot, 0),
-            // Failed pieces are sent too, because slots are used in order. The operation of the
-            // piece, if it has one, has recorded the failure.
+            // Failed pieces are sent too, because slots are used in order.
             false => self.send(peer, slot),
         }
     }

@@ -47,6 +47,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                 match self.named(peer, key, piece.offset, piece.len.into()) {
                     Named::Outside => return self.blame(peer, Violation::Bounds),
                     Named::Nothing => self.taken_out(peer, taken, Err(libc::EFAULT)),
+                    Named::At(..) if piece.failed => self.taken_out(peer, taken, Err(libc::EIO)),
                     Named::At(to, local) => {
                         self.take_out(peer, slot, piece.len, to, Taken { local, ..taken });
                     }
@@ -95,7 +96,10 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                 let to = into.at(piece.offset);
                 op.parts += 1;
                 let taken = Taken { number, last: None, read: Some((index, bytes)), local: None };
-                self.take_out(peer, slot, piece.len, to, taken);
+                match piece.failed {
+                    true => self.taken_out(peer, taken, Err(libc::EIO)),
+                    false => self.take_out(peer, slot, piece.len, to, taken),
+                }
             }
         }
         true

@@ -302,3 +302,34 @@ fn memory_deregistered_during_a_relayed_read_is_not_read_again() {
         pair.check();
     }
 }
+
+#[test]
+fn a_piece_whose_copy_has_an_unknown_outcome_fails_its_transfer_at_both_ends() {
+    for (end, len, skip) in [(0, 4096, 0), (0, 20_000, 2), (1, 4096, 0), (1, 20_000, 2)] {
+        let mut pair = Pair::apart(Behaviour::LATE, small(), 8);
+        let process = process(&pair.rails[end]).clone();
+        let start = |pair: &mut Pair, cx: u64| match end {
+            0 => pair.write(0, 0, len, Some(cx as u32), cx),
+            _ => pair.read(0, 0, len, cx),
+        };
+        start(&mut pair, 1);
+        process.fail(Call::Reached, skip, DeviceError::Driver(999));
+        pair.until("its end", |pair| pair.ended(1).is_some());
+        let expected = if end == 0 { CompleteError::Unknown(999) } else { CompleteError::Failed(libc::EIO) };
+        assert_eq!(pair.ended(1), Some(Err(expected)), "{end} {len}");
+        // The copy may still change its slot, so transfers through that slot fail too.
+        for cx in 2..6 {
+            start(&mut pair, cx);
+            pair.until("an end", |pair| pair.ended(cx).is_some());
+        }
+        let failed =
+            (2..6).filter(|cx| pair.ended(*cx) == Some(Err(CompleteError::Failed(libc::EIO)))).count();
+        assert_eq!(failed, if len == 4096 { 1 } else { 4 }, "{end} {len}: {:?}", pair.seen);
+        for _ in 0..1000 {
+            pair.poll();
+        }
+        let good = (2..6).filter(|cx| pair.ended(*cx) == Some(Ok(())));
+        assert_eq!(pair.seen[1].landed.len(), if end == 0 { good.count() } else { 0 }, "{:?}", pair.seen);
+        assert!(pair.seen.iter().all(|seen| seen.down.is_empty()));
+    }
+}

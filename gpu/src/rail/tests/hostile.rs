@@ -15,7 +15,7 @@ fn say(pair: &mut Pair, what: What, offset: u64, len: u32) {
     // SAFETY: both segments stay mapped while the pair lives, and the rail itself has sent no
     // piece.
     let out = unsafe { Outgoing::new(mine.descriptors(), theirs.acks(), 4) };
-    out.fill(0, &Piece { what, offset, len });
+    out.fill(0, &Piece { what, offset, len, failed: false });
 }
 
 #[test]
@@ -90,7 +90,7 @@ fn b13_a_reply_that_does_not_match_its_read_writes_nothing() {
     // SAFETY: both segments stay mapped while the pair lives, and the rail itself has sent no
     // piece.
     let out = unsafe { Outgoing::new(mine.descriptors(), theirs.acks(), 4) };
-    out.fill(1, &Piece { what: What::Reply { id }, offset: 0, len: 60 });
+    out.fill(1, &Piece { what: What::Reply { id }, offset: 0, len: 60, failed: false });
     for _ in 0..100 {
         let Pair { rails, seen, .. } = &mut pair;
         rails[0].poll(8, &mut seen[0]);
