@@ -47,7 +47,7 @@ impl Tape {
 
     /// Creates a tape that reports the completion of each post, as a provider does, and delivers
     /// one of `arrivals` after every [`PACE`] posts. If the arrivals are the receiver's
-    /// acknowledgements, this gives the whole work of a sender.
+    /// acknowledgements, the engine does the complete work of a sender.
     pub fn paced(arrivals: Vec<Event>) -> Self {
         Tape { posted: None, arrivals, played: 0, pending: Some([0; PACE as usize]), waiting: 0 }
     }

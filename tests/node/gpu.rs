@@ -174,7 +174,7 @@ fn tagged_messages_from_and_into_device_memory_between_two_processes() {
         let status = own.node.wait_recv(request, SOON).unwrap();
         assert_eq!((status.outcome, status.delivered), (Received::Ok, len as u64));
         assert!(own.seen(len) == pattern(other + round, len), "{len} bytes into the device");
-        // To host memory, and back.
+        // Sends from the device to host memory, and back.
         own.node.send(own.peer, tag, from.slice(..len), Notice::Silent).unwrap();
         let mut got = vec![0; len];
         own.node.recv(Some(own.peer), tag, Tag::ZERO, &mut got, SOON).unwrap();

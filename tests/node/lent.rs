@@ -35,7 +35,7 @@ impl Two {
         two
     }
 
-    /// Calls only `progress`.
+    /// Makes progress at both nodes until `reached`. Makes no other calls.
     fn until(&mut self, what: &str, mut reached: impl FnMut(&mut Two) -> bool) {
         let end = Instant::now() + SOON;
         while !reached(self) {

@@ -284,7 +284,7 @@ fn processes_that_end_on_different_rails_take_no_rail_from_others() {
         let failed = |node: &Node| node.stats().rails_failed;
         rounds(&mut nodes, 4, "all have met", &|nodes| nodes.iter().all(|node| node.stats().arrived > 100));
         assert!(nodes.iter().all(|node| failed(node) == 0), "seed {seed}");
-        // The last two nodes end. First a different rail of each ends, then the others.
+        // Kills the last two nodes: first a different rail of each, then their other rails.
         let gone: Vec<_> = nodes[2..].iter().map(endpoints).collect();
         assert!(gone.iter().all(|rails| rails.len() == 2), "{gone:?}");
         provider.kill(&gone[0][0]);

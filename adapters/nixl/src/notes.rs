@@ -272,7 +272,7 @@ impl Notes {
             return false;
         }
         let memory = match len {
-            // Too long or of an unknown kind, so it does not come from an agent. Discard it.
+            // The message is too long or of an unknown kind, so no agent sent it. Discard it.
             None => None,
             Some(len) => match self
                 .spare

@@ -155,7 +155,8 @@ pub unsafe extern "C" fn psm2_mq_isend2(
         if req.is_null() {
             return Err(Error::PARAM);
         }
-        // SAFETY: PSM2 requires each pointer to be null or valid.
+        // SAFETY: PSM2 requires the tag to be null or valid, and the buffer to stay valid until the
+        // request completes.
         let (tag, from) = unsafe { (words(tag)?, buffer(bytes, len)?) };
         let mut endpoint = find_mq(mq)?;
         let flags = if endpoint.is_own(to) { flags | FLAG_SENDSYNC } else { flags };
@@ -177,7 +178,8 @@ pub unsafe extern "C" fn psm2_mq_send2(
     len: u32,
 ) -> Error {
     run(|| {
-        // SAFETY: PSM2 requires each pointer to be null or valid.
+        // SAFETY: PSM2 requires the tag to be null or valid, and the buffer to stay valid until
+        // this call returns.
         let (tag, from) = unsafe { (words(tag)?, buffer(bytes, len)?) };
         let mut endpoint = find_mq(mq)?;
         let begun = isend(&mut endpoint, to, flags, tag, from, null_mut())?;
@@ -228,7 +230,8 @@ pub unsafe extern "C" fn psm2_mq_irecv2(
         if req.is_null() {
             return Err(Error::PARAM);
         }
-        // SAFETY: PSM2 requires each pointer to be null or valid.
+        // SAFETY: PSM2 requires the tags to be null or valid, and the buffer to stay valid until
+        // the request completes.
         let (tag, tagsel, into) = unsafe { (words(tag)?, words(tagsel)?, buffer(bytes, len)?) };
         let mut endpoint = find_mq(mq)?;
         let source = endpoint.named(from)?;
@@ -251,9 +254,9 @@ pub unsafe extern "C" fn psm2_mq_imrecv(
     req: *mut *mut Req,
 ) -> Error {
     run(|| {
-        // SAFETY: PSM2 requires null or a valid pointer.
+        // SAFETY: PSM2 requires `req` to be null or valid.
         let claimed = unsafe { req.as_ref() }.ok_or(Error::PARAM)?;
-        // SAFETY: PSM2 requires each pointer to be null or valid.
+        // SAFETY: PSM2 requires the buffer to stay valid until the request completes.
         let into = unsafe { buffer(bytes, len)? };
         let (mut endpoint, number) = of_queue(mq, *claimed)?;
         endpoint.request(|queue| queue.imrecv(into, context.addr() as u64, number))
@@ -286,7 +289,7 @@ pub unsafe extern "C" fn psm2_mq_iprobe2(
         let (tag, tagsel) = unsafe { (words(tag)?, words(tagsel)?) };
         let source = endpoint.named(from)?;
         let found = endpoint.queue()?.iprobe2(source, tag, tagsel)?;
-        // SAFETY: PSM2 requires null or a valid pointer.
+        // SAFETY: PSM2 requires `status` to be null or writable.
         unsafe { tell(status, &found, endpoint.home) };
         Ok(())
     })
@@ -323,14 +326,14 @@ pub unsafe extern "C" fn psm2_mq_improbe2(
 /// Returns the oldest completed request. Leaves it in the queue.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn psm2_mq_ipeek2(mq: *mut Mq, req: *mut *mut Req, status: *mut MqStatus2) -> Error {
-    // SAFETY: PSM2 requires each pointer to be null or valid.
+    // SAFETY: PSM2 requires `req` and `status` to be null or writable.
     unsafe { peek(mq, req, status) }
 }
 
 /// [`psm2_mq_ipeek2`] for 64-bit tags.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn psm2_mq_ipeek(mq: *mut Mq, req: *mut *mut Req, status: *mut MqStatus) -> Error {
-    // SAFETY: PSM2 requires each pointer to be null or valid.
+    // SAFETY: PSM2 requires `req` and `status` to be null or writable.
     unsafe { peek(mq, req, status) }
 }
 
@@ -370,21 +373,21 @@ fn look(mq: *mut Mq, call: impl FnOnce(&mut Endpoint) -> Result<(), Error>) -> E
 /// Frees a request if it has completed. Makes no progress.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn psm2_mq_test2(req: *mut *mut Req, status: *mut MqStatus2) -> Error {
-    // SAFETY: PSM2 requires each pointer to be null or valid.
+    // SAFETY: PSM2 requires `req` and `status` to be null or valid.
     unsafe { take(req, status, test) }
 }
 
 /// [`psm2_mq_test2`] for 64-bit tags.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn psm2_mq_test(req: *mut *mut Req, status: *mut MqStatus) -> Error {
-    // SAFETY: PSM2 requires each pointer to be null or valid.
+    // SAFETY: PSM2 requires `req` and `status` to be null or valid.
     unsafe { take(req, status, test) }
 }
 
 /// Waits for a request to complete, and frees it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn psm2_mq_wait2(req: *mut *mut Req, status: *mut MqStatus2) -> Error {
-    // SAFETY: PSM2 requires each pointer to be null or valid.
+    // SAFETY: PSM2 requires `req` and `status` to be null or valid.
     unsafe { take(req, status, wait) }
 }
 
@@ -403,7 +406,7 @@ unsafe fn take<S: Report>(
     call: impl FnOnce(Found, MqReq) -> Result<Status2, Error>,
 ) -> Error {
     run(|| {
-        // SAFETY: PSM2 requires null or a valid pointer.
+        // SAFETY: this function's contract: `req` is null or valid.
         let req = unsafe { req.as_mut() }.ok_or(Error::PARAM)?;
         if req.is_null() {
             return Ok(());
@@ -412,7 +415,7 @@ unsafe fn take<S: Report>(
         let home = endpoint.home;
         let found = call(endpoint, number)?;
         *req = null_mut();
-        // SAFETY: PSM2 requires null or a valid pointer.
+        // SAFETY: this function's contract: `status` is null or writable.
         unsafe { tell(status, &found, home) };
         Ok(())
     })
@@ -423,7 +426,7 @@ unsafe fn take<S: Report>(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn psm2_mq_cancel(req: *mut *mut Req) -> Error {
     run(|| {
-        // SAFETY: PSM2 requires null or a valid pointer.
+        // SAFETY: PSM2 requires `req` to be null or valid.
         let req = unsafe { req.as_ref() }.ok_or(Error::PARAM)?;
         if req.is_null() {
             return Err(Error::NO_COMPLETIONS);

@@ -50,7 +50,7 @@ const CLOSE: Duration = Duration::from_secs(30);
 /// Initializes the library. Each call needs a matching [`psm2_finalize`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn psm2_init(major: *mut i32, minor: *mut i32) -> Error {
-    // SAFETY: PSM2 requires each pointer to be null or valid.
+    // SAFETY: PSM2 requires `major` and `minor` to be null or valid.
     let (Some(major), Some(minor)) = (unsafe { (major.as_mut(), minor.as_mut()) }) else {
         return Error::PARAM;
     };

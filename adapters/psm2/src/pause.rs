@@ -25,7 +25,7 @@ const CALLS: u32 = 256;
 pub(crate) struct Idle {
     /// Consecutive calls that found nothing.
     empty: u32,
-    /// All calls. Wraps.
+    /// Number of all calls. Wraps around.
     calls: u32,
     looked: Instant,
     /// When the memory for unexpected messages became full while calls found nothing.
@@ -81,7 +81,7 @@ pub(crate) fn number(name: &str) -> Option<u64> {
 pub(crate) enum Next {
     /// Check that peers are alive.
     Look,
-    /// Nothing.
+    /// Do nothing.
     Return,
     /// Yield the processor once. The caller must hold no lock.
     Yield,
