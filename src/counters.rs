@@ -181,8 +181,8 @@ pub struct Snapshot {
     pub pid: u32,
     /// The node: 0 for the first of its process.
     pub node: u64,
-    /// When the page was written, in nanoseconds of `CLOCK_MONOTONIC`. 0 if that has not happened
-    /// yet.
+    /// Time of the last write to the page, in nanoseconds of `CLOCK_MONOTONIC`. 0 if it was never
+    /// written.
     pub written_ns: u64,
     /// The counters, in the order of [`NAMES`].
     pub values: [u64; NAMES.len()],

@@ -75,7 +75,7 @@ pub struct Guard<R> {
     pub(crate) watch: Watch,
 }
 
-/// What a guard watches.
+/// The link and the peers that a guard watches.
 #[derive(Debug)]
 pub(crate) struct Watch {
     /// The number of the rail in its engine.

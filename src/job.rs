@@ -1,5 +1,5 @@
-//! A job is the group of processes that run one program. It lets them find each other and exchange
-//! the bytes that nodes need, such as addresses and handles.
+//! A job is the group of processes that run one program. Through a [`Job`] they find each other and
+//! exchange the bytes that nodes need, such as addresses and handles.
 //!
 //! ```no_run
 //! use fishplate::{Job, Node};
@@ -62,8 +62,8 @@ pub const SIZE_MAX: usize = 1024;
 /// Interval at which `meanwhile` runs.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Reads an environment variable. Invalid UTF-8 is kept (lossily), so that a malformed cookie is
-/// not mistaken for a missing one.
+/// Reads an environment variable. Invalid UTF-8 is replaced, so that a malformed
+/// cookie is not mistaken for a missing one.
 fn variable(name: &str) -> Option<String> {
     Some(std::env::var_os(name)?.to_string_lossy().into_owned())
 }
@@ -253,7 +253,7 @@ struct Ranks {
 }
 
 impl Ranks {
-    /// Most ranks that an error lists.
+    /// Maximum number of ranks that an error lists.
     const LISTED: usize = 16;
 
     fn new(ranks: impl Iterator<Item = u32>) -> Ranks {

@@ -105,8 +105,8 @@ use messages::Own;
 use rail::NodeRail;
 use worker::Driver;
 
-/// While a peer of this host is not connected: calls of `progress` between two clock reads, and the
-/// minimum time between two polls for such peers, in nanoseconds.
+/// These apply while a peer of this host is not connected: the number of calls of `progress`
+/// between two clock reads, and the minimum time between two polls for such peers, in nanoseconds.
 const MEETING_PASSES: u32 = 16;
 const MEETING_PAUSE: u64 = 50_000;
 
@@ -146,7 +146,7 @@ pub struct Node {
     turn: usize,
     /// Links of peers that dialled before the program connected them.
     early: Vec<Link>,
-    /// Whether a peer of this host is not connected yet.
+    /// Whether peers of this host remain to be connected.
     meeting: bool,
     /// Time of the next poll for such peers.
     meeting_ns: u64,

@@ -132,7 +132,7 @@ pub struct Wanted<'a> {
 pub struct Candidate {
     /// The provider's name for the interface.
     pub interface: String,
-    /// Its NIC in [`Machine::nics`], if known.
+    /// Index of the NIC in [`Machine::nics`], if known.
     pub nic: Option<usize>,
     /// Megabits per second; 0 if unknown.
     pub mbit: u32,

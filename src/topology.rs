@@ -31,17 +31,17 @@ pub struct Nic {
     pub interface: Option<String>,
     /// The verbs device, as in `/sys/class/infiniband`.
     pub verbs: Option<String>,
-    /// Its place in the PCIe tree. `None` for software interfaces, and if unknown.
+    /// Place in the PCIe tree. `None` for software interfaces, and if unknown.
     pub path: Option<PciPath>,
     /// The NUMA node that it belongs to, if known.
     pub node: Option<u32>,
     /// Megabits per second, if known.
     pub mbit: Option<u32>,
-    /// Whether it has a link.
+    /// Whether the NIC has a link.
     pub link: LinkState,
 }
 
-/// Whether a NIC has a link.
+/// The state of a NIC's link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkState {
     /// The NIC has a link.
@@ -55,9 +55,9 @@ pub enum LinkState {
 /// A GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gpu {
-    /// Its address on the bus.
+    /// The address on the PCI bus.
     pub address: PciAddress,
-    /// Its place in the PCIe tree, if known.
+    /// Place in the PCIe tree, if known.
     pub path: Option<PciPath>,
     /// The NUMA node that it belongs to, if known.
     pub node: Option<u32>,

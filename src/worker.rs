@@ -29,12 +29,12 @@ pub struct Wakes<'a> {
     pub arrivals: Option<&'a EventCount>,
 }
 
-/// Where and how a worker runs.
+/// The processor and the wait policy of a worker.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// Processor to pin the thread to. `None` does not pin it.
     pub cpu: Option<usize>,
-    /// How it waits for work.
+    /// How the thread waits for work.
     pub policy: Policy,
 }
 

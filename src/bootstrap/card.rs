@@ -23,7 +23,7 @@ const ADDRESS_MAX: usize = 1100;
 pub struct RailCard {
     /// The libfabric provider. At most 255 bytes.
     pub provider: String,
-    /// Its network interface. At most 255 bytes.
+    /// The network interface of the rail. At most 255 bytes.
     pub interface: String,
     /// The provider's name of its fabric: for tcp, the network. At most 255 bytes.
     pub fabric: String,
@@ -36,7 +36,7 @@ pub struct RailCard {
 /// The description of one side.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Card {
-    /// Random, to tell processes apart.
+    /// Random, to distinguish processes.
     pub id: u64,
     /// [`Config::window`].
     pub window: u32,

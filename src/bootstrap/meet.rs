@@ -133,7 +133,7 @@ fn is_abandoned(address: &SocketAddr) -> bool {
         && UnixStream::connect_addr(address).is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
 }
 
-/// Where a process listens.
+/// The address of a listener.
 enum Place<'a> {
     /// HOST:PORT.
     Network(&'a str),

@@ -381,7 +381,7 @@ fn clients_that_send_slowly_cost_only_their_own_connections() {
     });
 }
 
-/// More clients wait than the listener's queue holds, and nobody accepts for a while.
+/// More clients connect than the listener's queue holds, and no call accepts them for a while.
 #[test]
 fn a_full_backlog_delays_and_does_not_refuse() {
     let (mut listener, at) = listener();

@@ -20,11 +20,11 @@ const LAUNCHERS: [[&str; 2]; 5] = [
     ["RANK", "WORLD_SIZE"],
     ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"],
     ["PMI_RANK", "PMI_SIZE"],
-    // Slurm sets the step's size only in steps; it sets its other variables in batch scripts too.
+    // Slurm sets the size of the step only in steps, but its other variables in batch scripts too.
     ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS"],
 ];
 
-/// How the job meets.
+/// The way in which the job meets.
 pub(super) enum Way {
     /// A host and a port.
     Address(String, u16, Entry),
@@ -144,7 +144,7 @@ fn place_in_job(get: &impl Fn(&str) -> Option<String>) -> io::Result<Option<(Opt
         None => Ok(None),
     };
     for [rank, size] in LAUNCHERS {
-        // Other programs may also set a name as common as RANK, so the size must be there too.
+        // Other programs may also set a name as common as RANK, so the size must be set too.
         match (number(rank), number(size)?) {
             (Ok(Some(rank)), Some(size)) => return Ok(Some((Some(rank), size))),
             (Ok(None), Some(size)) if rank == LAUNCHERS[0][0] => return Ok(Some((None, size))),

@@ -1,4 +1,4 @@
-//! Rank 0 of a job before the others have joined: a listener, and the id that says where it is.
+//! Rank 0 of a job before the others have joined: a listener, and the id with its addresses.
 //!
 //! Opening a leader reads random bytes and this host's addresses from the system. Only
 //! [`Leader::lead`] blocks, until its timeout at the latest.

@@ -1,4 +1,4 @@
-//! How the processes of a job meet: rank 0 listens; the others connect and identify themselves.
+//! The processes of a job meet: rank 0 listens, and the others connect and identify themselves.
 //!
 //! | step | rank 0 | another process |
 //! |---|---|---|
@@ -35,7 +35,7 @@ const ANY: u32 = u32::MAX;
 const AGAIN: Duration = Duration::from_millis(20);
 const CONNECT: Duration = Duration::from_secs(2);
 
-/// How long a process waits for the welcome. Something other than a job may listen there.
+/// Time limit for the welcome. A program that is not a job may listen at the address.
 const WELCOME_TIME: Duration = Duration::from_secs(5);
 
 /// Longest sleep between two checks of the sockets.

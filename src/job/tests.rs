@@ -152,7 +152,8 @@ fn refused(join: impl Fn(Duration) -> io::Result<Job>, text: &str) {
     }
 }
 
-/// All time out with this text, once they have time enough: on a busy machine others are late too.
+/// Retries with longer timeouts until all processes fail with this text. On a busy machine, other
+/// ranks may be missing too.
 fn sooner_or_later(text: &str, ends: impl Fn(Duration) -> Vec<io::Result<()>>) {
     let begun = Instant::now();
     for attempt in 1.. {

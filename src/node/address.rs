@@ -57,7 +57,7 @@ pub(super) struct Address {
     pub eager: u32,
     pub credits: u32,
     pub headers: u32,
-    /// Whether its shared-memory rail carries device memory.
+    /// Whether the node's shared-memory rail carries device memory.
     pub gpu: bool,
     pub rails: Vec<RailAddress>,
 }

@@ -1,9 +1,9 @@
 //! Connects peers: from an address to rails that carry operations.
 //!
 //! A peer on another host is attached at once to the libfabric rails that the two share; the engine
-//! queues operations until it answers. A peer on this host is met over a socket: the node with the
-//! smaller id dials, the other accepts. Only [`Node::connected`] waits, which the first use of a
-//! peer calls.
+//! queues operations until it answers. A peer on this host is connected over a socket: the node
+//! with the smaller id dials, the other accepts. Only [`Node::connected`] waits, which the first
+//! use of a peer calls.
 
 use std::ffi::OsStr;
 use std::ops::ControlFlow;
@@ -39,7 +39,7 @@ pub struct Reach {
     /// Whether shared memory reaches the peer. Also `false` while a peer of this host is not
     /// connected yet.
     pub shared_memory: bool,
-    /// Whether shared memory carries device memory too.
+    /// Whether shared memory also carries device memory.
     pub gpu: bool,
     /// Number of libfabric rails.
     pub fabric: usize,
@@ -53,7 +53,7 @@ pub(super) struct Contact {
     door: u64,
     /// Whether both nodes have a device.
     gpu: bool,
-    /// Its limits of tagged messages.
+    /// The peer's limits of tagged messages.
     limits: MatchLimits,
     stage: Stage,
     /// Libfabric rails that reach it.
@@ -79,7 +79,8 @@ impl Contact {
 enum Stage {
     /// This node dials at this time.
     Dials(Instant),
-    /// This node has dialled. Never twice at once: both ends must use the same link.
+    /// This node has dialled. It never dials twice at once, because both ends must use the same
+    /// link.
     Dialled,
     /// The peer dials.
     Waits,
@@ -206,7 +207,7 @@ impl Node {
         }
     }
 
-    /// Waits until a peer is attached here, at most
+    /// Waits until a peer is attached, at most
     /// [`Builder::connect_timeout`](super::Builder::connect_timeout).
     #[cold]
     pub(super) fn connected(&mut self, peer: PeerId) -> Result<(), Error> {

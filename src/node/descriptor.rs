@@ -64,8 +64,8 @@ impl Node {
         let NodeWaitObject::Network(event, sleep) = self.home.wait_object().clone() else { return None };
         let longest_ns = if self.meeting { MEETING_SLICE } else { SLICE };
         let (engine, host) = (&mut self.home.engine, self.home.waiter.host());
-        // As after each sleep: reads the packets with which peers on this host wake this node, and
-        // checks that peers are alive.
+        // Reads the packets with which peers on this host wake this node, and checks that peers are
+        // alive, as after each sleep.
         engine.check_peers();
         // SAFETY: the driver is the program, so no other thread uses the rails.
         let timeout_ns = unsafe { sleep.arm(&event, host, longest_ns, || engine.progress() != 0) }?;

@@ -80,7 +80,7 @@ impl Node {
     }
 
     /// # Safety
-    /// As for [`Region::new`].
+    /// The same as for [`Region::new`].
     unsafe fn register_on_device(&mut self, at: DevicePtr, len: usize) -> Result<Memory, Error> {
         let ordinal = self.gpu()?.device().caps().ordinal;
         let start = NonNull::new(at.0 as *mut u8).ok_or(DeviceError::NotDeviceMemory)?;

@@ -37,9 +37,9 @@ pub(super) struct Own {
 
 impl Node {
     /// Sends a message. Bytes may be reused on return; long ones are copied. Registered memory must
-    /// not change until the completion, or a quiet. The first message to a peer waits until it is
-    /// connected. For bytes longer than [`eager_max`](Self::eager_max) this allocates, and waits
-    /// for the peer to read earlier ones if no region is left.
+    /// not change until the send completes, or a quiet returns. The first message to a peer waits
+    /// until it is connected. For bytes longer than [`eager_max`](Self::eager_max), the call
+    /// allocates. If no region is left, it waits until the peer has read earlier messages.
     ///
     /// # Errors
     /// [`Error::Op`]: nothing was sent. [`Error::NotConnected`]. [`OpError::Unreported`]: the
@@ -78,8 +78,8 @@ impl Node {
         }
     }
 
-    /// Sends a message that cannot be posted at once: waits for room, connects the peer, copies
-    /// long bytes.
+    /// Sends a message that cannot be posted at once: waits for room, connects the peer, or copies
+    /// a long payload.
     #[cold]
     #[inline(never)]
     fn send_later(
@@ -307,7 +307,7 @@ impl Node {
     /// Like [`probe`](Self::probe), and claims the message: no other receive gets it.
     ///
     /// # Errors
-    /// As [`probe`](Self::probe).
+    /// The same as [`probe`](Self::probe).
     #[doc(alias = "MPI_Improbe")]
     pub fn mprobe(
         &mut self,
@@ -411,7 +411,7 @@ impl Node {
         }
     }
 
-    /// Reaps a completion. Returns whether it was the node's own.
+    /// Reaps a completion. Returns whether the operation was one of the node's own.
     pub(super) fn reap_operation(&mut self, end: &Completion) -> bool {
         let own = self.own.operations.iter().position(|(token, _)| *token == end.token);
         let Some(at) = own else { return false };

@@ -80,7 +80,8 @@ impl From<Slice> for Source<'_> {
 }
 
 impl Node {
-    /// Writes to a peer's memory. Unregistered bytes are sent in pieces that rails copy at once.
+    /// Writes to a peer's memory. Unregistered bytes are sent in pieces that rails copy during the
+    /// call.
     ///
     /// # Errors
     /// No registered memory was written. [`OpError::Unreported`]: the completion of a put of bytes
@@ -129,7 +130,7 @@ impl Node {
     }
 
     /// The part of [`put_signal`](Self::put_signal) that completes at once, if the memory is mapped
-    /// here. Bindings call it first because it cannot panic. `None`: nothing was done; call
+    /// here. Bindings call it first because it cannot panic. `None`: nothing was written; call
     /// `put_signal`. Hot path.
     #[inline(always)]
     pub fn put_signal_mapped(&mut self, from: Slice, to: RemoteAddr, signal: Signal) -> Option<Issued> {
@@ -280,8 +281,7 @@ impl Node {
         }
     }
 
-    /// Waits until everything sent to the peer is applied there, and all reads from it are
-    /// complete.
+    /// Waits until the peer has applied everything sent to it, and all reads from it are complete.
     ///
     /// # Errors
     /// [`Error::Wait`] names what is missing, or how many silent operations have failed.

@@ -17,7 +17,7 @@ use crate::rails::OpenRail;
 /// A libfabric rail of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RailInfo {
-    /// Its number, which errors use. Rail 0 reaches peers of this host.
+    /// The number of the rail, which errors use. Rail 0 reaches peers of this host.
     pub id: RailId,
     /// The provider's name.
     pub provider: String,
@@ -25,24 +25,24 @@ pub struct RailInfo {
     pub interface: String,
     /// Megabits per second; 0 if unknown.
     pub mbit: u32,
-    /// Whether the rail registers memory of the node's device. It may refuse some:
-    /// [`last_error`](Node::last_error) says why.
+    /// Whether the rail registers memory of the node's device. If it refuses some memory,
+    /// [`last_error`](Node::last_error) has the reason.
     pub device: bool,
     /// The atomics that its provider executes: none without
     /// [`Settings::native_atomics`](crate::config::Settings::native_atomics). The node executes all
     /// others, and all in memory that is not from
     /// [`alloc_native_atomics`](Node::alloc_native_atomics).
     pub atomics: AmoSet,
-    /// Whether its provider has a descriptor (`FI_WAIT_FD`) that ends the sleep of a wait.
+    /// Whether the provider has a descriptor (`FI_WAIT_FD`) that ends the sleep of a wait.
     pub wakes: bool,
 }
 
 /// A rail here and the peer's rail that it reaches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RailPair {
-    /// The rail here.
+    /// The rail of this node.
     pub ours: RailId,
-    /// The rail there.
+    /// The rail of the peer.
     pub theirs: RailId,
     /// Megabits per second of the peer's rail; 0 if unknown.
     pub their_mbit: u32,
@@ -175,8 +175,8 @@ impl Node {
         Ok(())
     }
 
-    /// Returns what is missing from peers: from `from`, or from any. For what this node sent, see
-    /// the error of [`quiet`](Self::quiet).
+    /// Returns the oldest missing arrival: from the peer `from`, or from any. The error of
+    /// [`quiet`](Self::quiet) describes missing acknowledgements of this node's own operations.
     pub fn missing(&self, from: Option<PeerId>) -> Stuck {
         if let Driver::Worker(worker) = &self.driver {
             return worker.call(|node| node.missing(from)).unwrap_or_default();

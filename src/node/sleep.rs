@@ -140,7 +140,7 @@ impl Sleep {
     /// first.
     ///
     /// # Safety
-    /// As for [`advised`](Self::advised).
+    /// The same as for [`advised`](Self::advised).
     pub unsafe fn arm<H: Host + ?Sized>(
         &self,
         event: &EventCount,

@@ -33,7 +33,7 @@ use crate::closer::without_signals;
 use crate::storage::Limits;
 use crate::worker::Options;
 
-/// Who drives the engine of a [`Node`].
+/// The driver of the engine of a [`Node`].
 pub(super) enum Driver {
     /// The program, in its calls.
     Program,
@@ -351,7 +351,8 @@ mod tests {
         let Driver::Worker(Worker { thread: Some(thread), .. }) = &node.driver else { panic!("a worker") };
         let mut clock = 0;
         let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: the thread has not been joined; the calls fill a number and a structure of ours.
+        // SAFETY: the thread has not been joined, so its id is valid. `clock` and `time` are
+        // writable for the results.
         unsafe {
             assert_eq!(libc::pthread_getcpuclockid(thread.as_pthread_t(), &mut clock), 0);
             assert_eq!(libc::clock_gettime(clock, &mut time), 0);

@@ -12,7 +12,7 @@ use std::fmt;
 pub enum Mismatch {
     /// An end has no rails, or more than 16.
     Count {
-        /// Its number of rails.
+        /// The number of rails of that end.
         rails: usize,
     },
     /// The two ends have different numbers of rails.

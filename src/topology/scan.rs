@@ -30,11 +30,11 @@ impl Machine {
         Self::read(Path::new("/sys"))
     }
 
-    /// Reads the tree below `root`. Follows symbolic links, also out of the tree.
+    /// Reads the tree below `root`. Follows symbolic links, even out of the tree.
     ///
     /// # Errors
-    /// Only if `root` is not a readable directory. [`notes`](Machine::notes) lists what else could
-    /// not be read.
+    /// Fails only if `root` is not a readable directory. [`notes`](Machine::notes) lists other
+    /// files that could not be read.
     pub fn read(root: &Path) -> io::Result<Machine> {
         fs::read_dir(root)?;
         let mut machine = Machine::default();

@@ -34,7 +34,7 @@ use super::sizes;
     141 the reader of the output went away. doctor has its own."
 )]
 pub struct Cli {
-    /// What to do.
+    /// The subcommand. `None` runs the demonstration.
     #[command(subcommand)]
     pub command: Option<Command>,
 }
@@ -195,7 +195,7 @@ pub struct PerfArgs {
     /// How to reach the other side.
     #[arg(long, value_enum, default_value_t = Transport::Shm)]
     pub transport: Transport,
-    /// Rails between the two sides.
+    /// Number of rails between the two sides.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub rails: usize,
     /// With --transport fabric: providers to try, in order [default: hardware ones, then tcp].

@@ -22,13 +22,13 @@ use super::report::{self, SCHEMA_VERSION};
 const FAILS: u8 = 1;
 const WARNS: u8 = 3;
 
-/// How bad a finding is.
+/// The severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Level {
     Pass,
-    /// It works, but could be faster or larger.
+    /// The transport works, but could be faster or larger.
     Warn,
-    /// It does not work.
+    /// The transport does not work.
     Fail,
 }
 

@@ -154,7 +154,8 @@ fn bounce<const PAUSE: bool>(
                 looks = 0;
                 alive()?;
                 late = starts.is_some_and(|until| Instant::now() >= until);
-                // Checked only here, so that the check does not slow down the loads of the number.
+                // Checks only between loads of the number, so that the check does not slow them
+                // down.
                 if starts.is_none() && theirs.load(Ordering::Relaxed) == number | STOP {
                     number |= STOP;
                 }

@@ -58,8 +58,8 @@ impl Histogram {
         }
     }
 
-    /// Not inlined, so that the timed loop stays short. Not `cold`, because all large transfers
-    /// come here.
+    /// Not inlined, so that the timed loop stays short. Not `cold`, because all large transfers use
+    /// it.
     #[inline(never)]
     fn record_coarse(&mut self, ticks: u64) {
         self.coarse[coarse_index(ticks)] += 1;

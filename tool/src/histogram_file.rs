@@ -16,7 +16,7 @@ pub struct HistogramFile {
 }
 
 impl HistogramFile {
-    /// Creates the file. The error says why that failed.
+    /// Creates the file. The error contains the reason if that fails.
     pub fn create(path: &Path) -> Outcome<Self> {
         let file = File::create(path).map_err(|error| {
             Failure::usage(format!("--hist {}: {error}; choose another file", path.display()))

@@ -129,7 +129,7 @@ pub fn answer(args: &PeerArgs) -> Outcome {
     Session::<false>::join(&setup, opened, met)?.follow(args.region, None)
 }
 
-/// How much longer a second process waits than its leader, in seconds.
+/// Time that a second process waits beyond the timeout of its leader, in seconds.
 const PATIENCE: u64 = 5;
 
 /// Prints what is measured, above the table.

@@ -13,7 +13,7 @@ use super::args::PlotArgs;
 use super::failure::{Failure, Outcome};
 use super::report::Row;
 
-/// One size of a curve.
+/// The results of one size.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Point {
     size: f64,
@@ -36,7 +36,7 @@ pub struct Picture {
 }
 
 impl Picture {
-    /// Creates the file. The error says why that failed.
+    /// Creates the file. The error contains the reason if that fails.
     pub fn create(path: &Path) -> Outcome<Self> {
         let file = File::create(path).map_err(|error| {
             Failure::usage(format!("cannot write {}: {error}; choose another file", path.display()))

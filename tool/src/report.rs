@@ -40,7 +40,7 @@ impl Moved {
 pub struct Row {
     /// [`SCHEMA_VERSION`].
     pub schema_version: u32,
-    /// What was measured.
+    /// The measured operation.
     pub test: Test,
     /// How the two sides were connected.
     pub transport: Transport,

@@ -9,19 +9,19 @@ use fishplate_core::engine::RailPolicy;
 use super::failure::{Failure, Outcome};
 use super::sizes;
 
-/// The prefix of all names.
+/// The prefix of the names of all variables.
 pub const PREFIX: &str = "FISHPLATE_";
 
 /// The variables that `fishplate::Job` reads: which process of a job this one is.
 const JOB: [&str; 4] = ["RENDEZVOUS", "RANK", "SIZE", "COOKIE"];
 
-/// One variable.
+/// An environment variable.
 pub struct Variable {
     /// The name without the prefix.
     pub name: &'static str,
-    /// Its meaning, in one line.
+    /// The meaning of the variable, in one line.
     pub meaning: &'static str,
-    /// Parses a value. The error says what is allowed.
+    /// Parses a value. The error names the allowed values.
     set: fn(&mut Settings, &str) -> Result<(), String>,
     /// Formats the value.
     show: fn(&Settings) -> String,

@@ -1,4 +1,4 @@
-//! What the binary does for its users: output, exit codes, messages, and what it leaves behind.
+//! What the binary does for its users: output, exit codes, messages, and files that remain.
 
 use std::io::Read;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -11,7 +11,7 @@ use serde_json::Value;
 mod command;
 use command::{fishplate, rows, run, text};
 
-/// A path in the target's own temporary folder that nobody else uses.
+/// Returns a path in the target's temporary folder that no other process uses.
 fn socket(name: &str) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()))
 }

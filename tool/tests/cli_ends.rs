@@ -22,7 +22,7 @@ use port::free_port;
 /// Time limit for a side to end once it can detect the reason. Other load may slow it down.
 const SOON: Duration = Duration::from_secs(15);
 
-/// Pairs of processes at once.
+/// Maximum number of pairs of processes at once.
 const AT_ONCE: usize = 8;
 
 /// Attempts to start two sides. On a busy machine they may not meet within their time limit.
@@ -71,7 +71,7 @@ fn cases() -> Vec<Case> {
 struct Pair {
     listens: Child,
     connects: Child,
-    /// How each names the other.
+    /// The names of the two sides in each other's messages.
     names: [String; 2],
 }
 
@@ -136,7 +136,7 @@ impl Pair {
     }
 }
 
-/// A path in the target's own temporary folder that nobody else uses.
+/// Returns a path in the target's temporary folder that no other process uses.
 fn path(number: u32) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("ends-{}-{number}", std::process::id()))
 }
@@ -202,7 +202,7 @@ fn each(check: impl Fn(&Case, Side) -> Result<(), String> + Sync) {
     assert!(wrong.is_empty(), "{wrong}");
 }
 
-/// The other side must end with an error that says all of `says`.
+/// Checks that the other side fails, with an error that contains all of `says`.
 fn failed(child: &mut Child, says: &[&str]) -> Result<String, String> {
     let output = end(child).map_err(|late| format!("does not end: {}", text(&late.stderr)))?;
     let told = text(&output.stderr);

@@ -12,7 +12,7 @@ mod command;
 mod schema;
 use command::{rows, run, text};
 
-/// A file in the target's own temporary folder that nobody else uses.
+/// Returns the path of a file in the target's temporary folder that no other process uses.
 fn file(name: &str) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{name}", std::process::id()))
 }

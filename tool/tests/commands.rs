@@ -1,8 +1,9 @@
-//! Command lines, right and wrong, with their exit status and what they print: `commands.txt`.
+//! Runs the command lines of `commands.txt`, valid and invalid ones, and compares their exit status
+//! and output.
 //!
-//! A block there is `$ ` and the command line, `? ` and the status, then each line of standard
-//! output behind `> ` and of standard error behind `! `. `#` stands for figures and what depends on
-//! the machine. A run with `BLESS=1` writes the file anew.
+//! A block of the file has `$ ` and the command line, `? ` and the status, then each line of
+//! standard output behind `> ` and of standard error behind `! `. `#` stands for figures and values
+//! that depend on the machine. With `BLESS=1` the test rewrites the file.
 
 use std::fmt::Write as _;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Members of a job that break its rules, or leave: what the others are told.
+//! Members of a job that break the protocol or leave, and what the other members report.
 
 use super::*;
 use crate::job::round::{Conn, DATA, RANK, WELCOME, sleep_on};

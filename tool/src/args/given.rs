@@ -7,12 +7,12 @@ use clap::{ArgMatches, CommandFactory, FromArgMatches};
 use super::{Cli, Command, PerfArgs, Test, Transport, name};
 use crate::failure::{Failure, Outcome};
 
-/// Where an option has an effect.
+/// The tests in which an option has an effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Counts {
-    /// In every test that has two sides.
+    /// Every test that has two sides.
     TwoSides,
-    /// In these tests.
+    /// These tests.
     Tests(&'static [Test]),
 }
 

@@ -17,7 +17,7 @@ pub struct Plan {
     pub test: Test,
     /// How to reach the other side.
     pub transport: Transport,
-    /// Rails between the two.
+    /// Number of rails between the two sides.
     pub rails: usize,
     /// Payload sizes, each at least 1 and within the region.
     pub sizes: Vec<usize>,
@@ -41,7 +41,7 @@ pub struct Plan {
     pub places: Places,
     /// Numbers of threads, for the pool.
     pub streams: Vec<usize>,
-    /// Where the signal lies, if given.
+    /// Placement of the signal, if given.
     pub layout: Option<Layout>,
     /// What `signal-rate` does.
     pub signal: SignalKind,
@@ -62,7 +62,7 @@ pub struct Plan {
     pub ipc_path: IpcPath,
     /// How the two sides meet.
     pub meeting: Meeting,
-    /// Memory of one direction, in bytes.
+    /// Memory for the payloads of one direction, in bytes.
     pub region: usize,
     /// The time limit, in seconds.
     pub timeout: u64,

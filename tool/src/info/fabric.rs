@@ -1,5 +1,5 @@
-//! What libfabric offers here: providers, interfaces with their distances, negotiated attributes,
-//! and why other offers were rejected.
+//! Describes libfabric on this machine: providers, interfaces with their distances, negotiated
+//! attributes, and the reasons for rejected offers.
 
 use fishplate::config::Settings;
 use fishplate::rails::{self, Candidate};

@@ -1,4 +1,5 @@
-//! What the CUDA driver offers here: devices and what they can do, or why there is none.
+//! Describes the CUDA driver on this machine: its devices and their properties, or why there is
+//! none.
 
 #[cfg(feature = "cuda")]
 use fishplate_gpu::cuda::{self, Absent, CudaInfo};

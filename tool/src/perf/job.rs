@@ -22,7 +22,7 @@ pub struct Job {
     pub check: bool,
     /// Operations in flight.
     pub window: u64,
-    /// Where the signals lie.
+    /// Placement of the signals.
     pub layout: Layout,
     /// What `signal-rate` does.
     pub signal: SignalKind,
@@ -30,7 +30,7 @@ pub struct Job {
     pub bidirectional: bool,
     /// The seed of payloads.
     pub seed: u64,
-    /// Its time limit, in nanoseconds.
+    /// The time limit of the job, in nanoseconds.
     pub timeout_ns: u64,
 }
 

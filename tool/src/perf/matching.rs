@@ -127,7 +127,7 @@ fn parse_depth(text: &str) -> Result<u32, String> {
     }
 }
 
-/// One row. The names are those of the fields in JSON.
+/// A row of results. Its fields are those of the JSON.
 #[derive(Clone, Debug, Serialize)]
 struct Row {
     schema_version: u32,

@@ -31,7 +31,7 @@ const APPEAR: u64 = 5;
 /// How often a listener prints the peers that it has refused, and checks for Ctrl-C.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Maximum number of refused peers that it names.
+/// Maximum number of refused peers that a listener prints.
 const NAMED: u32 = 16;
 
 /// The connection to the other side.
@@ -40,7 +40,7 @@ pub struct Met {
     pub theirs: Card,
     /// The name of the other side in messages.
     pub name: String,
-    /// Its process, if this one started it.
+    /// The process of the other side, if this one started it.
     pub second: Option<Second>,
     /// Lines to print above the rows: how the two sides are connected.
     pub notes: Vec<String>,
@@ -52,7 +52,7 @@ impl Met {
     }
 }
 
-/// Connects to the other side as the plan says.
+/// Connects to the other side in the way of the plan.
 pub fn meet(plan: &Plan, setup: &Setup, card: &Card) -> Outcome<Met> {
     let met = match &plan.meeting {
         Meeting::Listen(at) => listen(plan, at, card),

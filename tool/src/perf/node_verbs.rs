@@ -1,6 +1,6 @@
 //! The [`Verbs`] of a side with its own node.
 //!
-//! What blocks and what is on the hot path: see [`endpoint`](super::endpoint).
+//! [`endpoint`](super::endpoint) describes which calls block and which are hot paths.
 
 use std::ptr::NonNull;
 

@@ -33,7 +33,7 @@ const MATCHING: MatchConfig = MatchConfig { credits: 512, headers: 512, ..MatchC
 /// The limits of one process of two.
 const LIMITS: Limits = Limits { peers: 1, locals: 8, remotes: 8, operations: 1024 };
 
-/// Receives open at once.
+/// Maximum number of receives posted at once.
 const RECEIVES: usize = 1024;
 
 /// The window of a stream between two processes that share memory.

@@ -12,7 +12,7 @@ use super::super::report::{SCHEMA_VERSION, print};
 use contenders::{Boxes, Fishplate, GlobalRing, RingPerQueue};
 use scenario::Scenario;
 
-/// Operations per stream, unless the user says otherwise.
+/// Default operations per stream.
 const OPS: u64 = 200_000;
 
 /// Runs all scenarios.

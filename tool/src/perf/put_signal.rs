@@ -12,7 +12,7 @@ use crate::failure::Outcome;
 use crate::histogram::Histogram;
 use crate::payload::Pattern;
 
-/// Number of times that a payload that was missing at its signal is checked again, to tell late
+/// Maximum number of checks of a payload that was missing at its signal. They distinguish late
 /// payloads from wrong ones.
 const SECOND_LOOKS: u32 = 1000;
 

@@ -46,13 +46,15 @@ const COPY_BYTES: usize = 64 << 20;
 /// Time limit for a second process that gives up to send the reason.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// How much longer a second process waits than its leader, so that the leader reports the error.
+/// Time that a second process waits beyond the timeout of its leader, so that the leader reports
+/// the error.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How often a side that waits for a message checks that the other is alive, in nanoseconds.
+/// Interval at which a side that waits for a message checks that the other is alive, in
+/// nanoseconds.
 const LOOK_NS: u64 = 10_000_000;
 
-/// How long a side that lost the other waits for its last message, and for the end of its process.
+/// Time that a side that lost the other waits for its last message, and for its process to exit.
 const GRACE: Duration = Duration::from_millis(500);
 
 /// Time to close a node.

@@ -50,8 +50,8 @@ fn stream<V: Verbs>(
         }
         sent += now;
         if verbs.plays(Side::Answers) {
-            // One window at a time, as a consumer would wait. A tight loop would take the cache
-            // line from the sender with every load, and measure its own polling.
+            // Waits for one window at a time, as a consumer would. A tight loop would take the
+            // cache line from the sender with every load, and measure its own polling.
             let word = verbs.wait(Side::Answers, SLOTS_AT, Cmp::Ge, sent)?;
             tally.misordered += u64::from(word < seen);
             tally.errors += u64::from(word > end);

@@ -69,7 +69,7 @@ pub fn run(
         let iters = fit.max(1).next_multiple_of(unit).min(job.iters - done);
         let (found, took) = step(Job { iters, warmup: warmup.min(iters), ..job }, histogram)?;
         (tally, done, each) = (tally.and(found), done + iters, took);
-        // Later steps need little warm-up, because they follow at once.
+        // Later steps need little warm-up, because they follow immediately.
         warmup = job.warmup.min(WARMUP);
         if Instant::now() >= until {
             break;

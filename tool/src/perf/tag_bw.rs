@@ -1,5 +1,5 @@
 //! A stream of tagged messages, all with the same tag. The other side has a window of receives
-//! posted, and posts each again when it completes. With checks every window is verified and then
+//! posted, and posts each again when it completes. With checks, every window is verified and then
 //! answered. Without checks all messages are sent from one place and received into one place, as in
 //! `ucx_perftest` and `osu_bw`.
 

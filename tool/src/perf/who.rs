@@ -110,7 +110,7 @@ impl Who {
         }
     }
 
-    /// Describes what is missing, as far as known.
+    /// Describes the missing arrivals, as far as they are known.
     fn stuck(&self, stuck: Stuck) -> String {
         let Stuck { rail, hole, unanswered, .. } = stuck;
         let mut text = rail.map_or(String::new(), |rail| format!(" on {}", self.rail(rail)));

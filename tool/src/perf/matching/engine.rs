@@ -29,7 +29,7 @@ impl Wanted {
 pub struct Pairs {
     /// The number of pairs.
     pub count: u64,
-    /// A sum over all pairs.
+    /// The sum of the hashes of all pairs.
     pub sum: u64,
 }
 

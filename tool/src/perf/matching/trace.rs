@@ -23,7 +23,7 @@ pub enum Trace {
 
 use Trace::*;
 
-/// One step, of 32 bytes.
+/// A step of a trace, of 32 bytes.
 #[derive(Clone, Copy, Debug)]
 pub enum Step {
     /// Posts a receive with this context.
@@ -109,7 +109,7 @@ impl Trace {
             T4 => {
                 let mut messages: Vec<(u32, u64)> =
                     (0..depth).flat_map(|s| (0..8).map(move |n| (s, n))).collect();
-                // In random order among senders, but in order for each sender.
+                // The order among senders is random, but the messages of each sender stay in order.
                 random.shuffle(&mut messages);
                 let mut sent = vec![0; depth as usize];
                 for (source, _) in messages {

@@ -27,7 +27,8 @@ pub enum Workload {
     P8,
     /// *D* equal receives, then their messages.
     P9,
-    /// One bit of the tag is always ignored; a receive behind *D* of its tag from other sources.
+    /// One bit of the tag is always ignored. A receive behind *D* receives of the same tag from
+    /// other sources.
     P10,
     /// 32 masks in turn; a receive behind *D*.
     P11,
@@ -37,7 +38,7 @@ pub enum Workload {
     U2,
     /// *D* messages, then receives of any tag in reverse.
     U3,
-    /// *D* messages in communicators of their own, then receives of any source and tag in reverse.
+    /// *D* messages, each in its own communicator, then receives of any source and tag in reverse.
     U4,
     /// A mask not seen before, behind *D* messages, for 16 receives.
     U5,

@@ -26,8 +26,8 @@ pub trait Pools {
     fn take(own: &mut Self::Own) -> Option<Self::Held>;
     /// Returns a block to the stream that took it.
     fn give(own: &mut Self::Own, held: Self::Held);
-    /// Takes a block with two holders, and both release it. The pool must assume that the first one
-    /// is on another thread.
+    /// Takes a block that has two holders; both release it. The pool must assume that the first
+    /// holder is on another thread.
     fn twice(own: &mut Self::Own) -> bool;
 }
 
@@ -241,7 +241,7 @@ struct Way<T> {
     taken: AtomicUsize,
 }
 
-/// Batches in transfer at once.
+/// Maximum number of batches in transfer.
 const PLACES: usize = 4;
 /// Blocks in a batch, unless the scenario needs more.
 const HANDFUL: usize = 64;

@@ -22,7 +22,7 @@ pub struct Tally {
     pub pss_bytes: u64,
 }
 
-/// One row. The names are those of the fields in JSON; `schema/job.json` describes them.
+/// A row of results. Its fields are those of the JSON, which `schema/job.json` describes.
 #[derive(Clone, Debug, Serialize)]
 struct Row {
     schema_version: u32,
