@@ -1,7 +1,6 @@
 /* Rank 1 sends messages and puts with signals, then exits without closing its node. Rank 0 waits
- * for everything, and for the death of rank 1, in an epoll loop. The ranks exchange addresses by
- * files in FOLDER.
- * usage: events 0|1 FOLDER */
+ * for everything, and for the death of rank 1, in an epoll loop.
+ * usage: events 0|1 FOLDER, in which the ranks exchange addresses by files */
 #include <fishplate.h>
 
 #include <stdio.h>
