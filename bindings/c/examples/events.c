@@ -1,6 +1,5 @@
-/* Rank 1 sends messages and puts with signals, then exits without closing its node. Rank 0 waits
- * for everything, and for the death of rank 1, in an epoll loop.
- * usage: events 0|1 FOLDER, in which the ranks exchange addresses by files */
+/* Rank 1 sends messages and puts with signals, then dies. Rank 0 waits for all that, and for the
+ * death, in an epoll loop. usage: events 0|1 FOLDER, where they exchange addresses by files */
 #include <fishplate.h>
 
 #include <stdio.h>
