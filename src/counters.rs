@@ -1,6 +1,6 @@
-//! A page of counters for each node that was opened with
-//! [`Builder::counters`](crate::node::Builder::counters), which other processes of the same user
-//! read while the program runs. `fishplate stat` shows it.
+//! Each node that was opened with [`Builder::counters`](crate::node::Builder::counters) has a page
+//! of counters. Other processes of the same user read it while the program runs. `fishplate stat`
+//! shows it.
 //!
 //! The page is a memfd of 4096 bytes named [`NAME`], so it ends with its process. Readers find it
 //! in `/proc/PID/fd`. It has native words of 64 bits:

@@ -1,5 +1,5 @@
-//! [`Node`]: one object per process that sends to and receives from its peers, over shared memory
-//! to those on its host and over libfabric to the others.
+//! [`Node`]: one object per process that sends to its peers and receives from them. Peers on its
+//! host are reached over shared memory, and others over libfabric.
 //!
 //! Two processes that can exchange a few bytes by other means need only this:
 //!

@@ -274,7 +274,8 @@ impl Greeting {
                 }
                 return Ok(Some(theirs));
             }
-            // A peer that reflects our bytes would make us answer ourselves.
+            // Rejects a peer that sends our own random bytes back: our answer would pass for its
+            // card.
             if *nonce == self.nonce {
                 return Err(BootstrapError::BadCard("random bytes"));
             }

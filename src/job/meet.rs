@@ -109,7 +109,8 @@ pub(super) fn meet(
                 Ok(Err(Failed::Over(error))) => return Err(error),
                 Ok(Err(Failed::Again(error))) | Err(error) => error,
             };
-            // If the deadline cut this attempt short, the error of the one before explains more.
+            // If the deadline cut this attempt short, the error of the previous attempt explains
+            // more.
             if refusal.is_none() || !entry.has_expired() {
                 refusal = Some(error);
             }

@@ -124,7 +124,8 @@ fn size(library: &Library, own: &Process) -> io::Result<usize> {
     // SAFETY: the process and the C string live until the call returns, and `value` receives a
     // pointer.
     check("PMIx_Get", unsafe { (library.get)(&all, JOB_SIZE.as_ptr(), null(), 0, &mut value) })?;
-    // SAFETY: null, or a value that the library allocated for us. It is small, and never freed.
+    // SAFETY: `value` is null, or a value that the library allocated for us. It is small, and never
+    // freed.
     match unsafe { value.as_ref() } {
         Some(Value { kind: UINT32, data }) => {
             Ok(u32::from_ne_bytes(data[0].to_ne_bytes()[..4].try_into().expect("4 bytes")) as usize)
@@ -156,8 +157,8 @@ struct Answer {
 extern "C" fn answered(status: c_int, value: *mut Value, answer: *mut c_void) {
     // SAFETY: `ask` turned this reference into a pointer for this one call.
     let answer = unsafe { Arc::from_raw(answer.cast_const().cast::<Answer>()) };
-    // SAFETY: null or a value that lives until this returns; its string pointer is null or a C
-    // string.
+    // SAFETY: `value` is null, or points to a value that lives until this returns. Its string
+    // pointer is null or a C string.
     let text = unsafe {
         match value.as_ref() {
             Some(Value { kind: STRING, data }) if data[0] != 0 => {

@@ -263,7 +263,7 @@ pub(super) fn follow(
 ) -> io::Result<Vec<Vec<u8>>> {
     let mut all = Vec::with_capacity(size);
     leader.say(DATA, ours);
-    // Until rank 0 reports missing ranks, rank 0 itself is the missing one.
+    // Until rank 0 reports missing ranks, rank 0 itself counts as missing.
     let mut missing = Ranks::one(0);
     while all.len() < size {
         // A failed write is reported after reading: rank 0 may have sent a reason before it closed.

@@ -103,9 +103,9 @@ impl Stage {
 }
 
 impl Node {
-    /// Adds a peer by its address. The peer does the same with ours, in either order; this call
-    /// does not wait. [`progress`](Self::progress) and waits establish the connection. The first
-    /// operation that needs an answer waits for it.
+    /// Adds a peer by its address. The peer must add this node too; the order does not matter. This
+    /// call does not wait. [`progress`](Self::progress) and waits establish the connection. The
+    /// first operation that needs an answer waits for the connection.
     ///
     /// The same address returns the same peer, even if it has failed, until
     /// [`disconnect`](Self::disconnect). Slow path: allocates, makes system calls.

@@ -40,9 +40,10 @@ impl Node {
     /// [`arm`](Self::arm). Never read it or change its flags. It stays the same while the node
     /// lives.
     ///
-    /// `None`: the node was opened without [`Builder::wait_fd`](super::Builder::wait_fd) and has no
-    /// libfabric rails, or one of these cannot end a sleep (`RailInfo::wakes`), or it has a device
-    /// or a worker. Then the program must call `progress` regularly.
+    /// `None`: a libfabric rail cannot end a sleep (`RailInfo::wakes`), or the node has a device or
+    /// a worker, or it has neither libfabric rails nor
+    /// [`Builder::wait_fd`](super::Builder::wait_fd). Then the program must call `progress`
+    /// regularly.
     pub fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
         match self.driver {
             Driver::Program => self.home.wait_object().elsewhere().map(|sleep| sleep.as_fd()),

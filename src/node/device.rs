@@ -1,6 +1,6 @@
-//! Device memory of a node. Peers put to it and get from it, and tagged messages are sent from it
-//! and received into it, over the rails that [carry](super) it. Unregistered bytes cannot be put to
-//! it, and the processor does not access it. These are slow paths.
+//! Device memory of a node. Peers put to it and get from it. Tagged messages are sent from it and
+//! received into it. Only [some rails](super) carry it. Unregistered bytes cannot be put to it, and
+//! the processor does not access it. These are slow paths.
 
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
@@ -67,9 +67,12 @@ impl Node {
     /// it; or [`Error::Full`].
     ///
     /// # Safety
-    /// As for [`Region::new`], until the memory was [freed](Node::free) without an error or the
-    /// node was dropped; for ever if freeing it returns [`AttachError::Kept`]. It also stays valid
-    /// until each peer that imported it has [released](Node::release) it, or has failed.
+    /// The same as for [`Region::new`], until the memory was [freed](Node::free) without an error,
+    /// or the node was dropped. If freeing it returns [`AttachError::Kept`], the memory must stay
+    /// valid for ever.
+    ///
+    /// The memory also stays valid until each peer that imported it has [released](Node::release)
+    /// it, or has failed.
     pub unsafe fn register_device(&mut self, at: DevicePtr, len: usize) -> Result<Memory, Error> {
         // SAFETY: our caller guarantees the same contract.
         behind!(self, |node| unsafe { node.register_device(at, len) });

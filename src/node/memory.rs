@@ -140,10 +140,12 @@ impl Node {
     /// The same as [`alloc`](Self::alloc); or the memory is not aligned to 8 bytes.
     ///
     /// # Safety
-    /// As for [`Region::new`], until the memory was [freed](Self::free) without an error or the
-    /// node was dropped; for ever if freeing it returns [`AttachError::Kept`]. Peers of this host
-    /// write it through the kernel, without this node. So it also stays valid until each peer that
-    /// imported it has [released](Self::release) it, or has failed.
+    /// The same as for [`Region::new`], until the memory was [freed](Self::free) without an error,
+    /// or the node was dropped. If freeing it returns [`AttachError::Kept`], the memory must stay
+    /// valid for ever.
+    ///
+    /// Peers of this host write the memory through the kernel, without this node. So it also stays
+    /// valid until each peer that imported it has [released](Self::release) it, or has failed.
     pub unsafe fn register(&mut self, start: NonNull<u8>, len: usize) -> Result<Memory, Error> {
         // SAFETY: our caller guarantees the same contract.
         let region = unsafe { Region::new(start, len, RegionKind::Private) };

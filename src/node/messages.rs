@@ -340,7 +340,7 @@ impl Node {
     /// Receives a claimed message, as [`post_recv`](Self::post_recv) does.
     ///
     /// # Errors
-    /// As [`post_recv`](Self::post_recv).
+    /// The same as [`post_recv`](Self::post_recv).
     #[doc(alias = "MPI_Imrecv")]
     pub fn post_mrecv(&mut self, message: Claimed, into: Slice, word: u64) -> Result<Request, Error> {
         behind!(self, |node| node.post_mrecv(message, into, word));

@@ -41,7 +41,7 @@ impl Queue<'_> {
     /// Begins a send. If there is no room, later passes post it, in order for each peer.
     ///
     /// # Errors
-    /// As [`Mq::isend2`].
+    /// The same as [`Mq::isend2`].
     #[doc(alias = "psm2_mq_isend2")]
     pub fn isend2(
         &mut self,
@@ -57,7 +57,7 @@ impl Queue<'_> {
     /// Posts a receive from one peer, or from any if `None`.
     ///
     /// # Errors
-    /// As [`Mq::irecv2`].
+    /// The same as [`Mq::irecv2`].
     #[doc(alias = "psm2_mq_irecv2")]
     pub fn irecv2(
         &mut self,
@@ -73,7 +73,7 @@ impl Queue<'_> {
     /// Receives a message that [`improbe2`](Self::improbe2) has claimed.
     ///
     /// # Errors
-    /// As [`Mq::imrecv`].
+    /// The same as [`Mq::imrecv`].
     #[doc(alias = "psm2_mq_imrecv")]
     pub fn imrecv(&mut self, into: impl Into<Buffer>, context: u64, req: MqReq) -> Result<(), Code> {
         self.0.imrecv(into, context, req)
@@ -82,7 +82,7 @@ impl Queue<'_> {
     /// Finds a message that no receive has taken, and leaves it.
     ///
     /// # Errors
-    /// As [`Mq::iprobe2`].
+    /// The same as [`Mq::iprobe2`].
     #[doc(alias = "psm2_mq_iprobe2")]
     pub fn iprobe2(
         &mut self,
@@ -96,7 +96,7 @@ impl Queue<'_> {
     /// Finds a message that no receive has taken, and claims it.
     ///
     /// # Errors
-    /// As [`Mq::improbe2`].
+    /// The same as [`Mq::improbe2`].
     #[doc(alias = "psm2_mq_improbe2")]
     pub fn improbe2(
         &mut self,
@@ -110,7 +110,7 @@ impl Queue<'_> {
     /// Returns the oldest completed request. Makes a pass if there is none.
     ///
     /// # Errors
-    /// As [`Mq::ipeek2`].
+    /// The same as [`Mq::ipeek2`].
     #[doc(alias = "psm2_mq_ipeek2")]
     pub fn ipeek2(&mut self) -> Result<(MqReq, Status2), Code> {
         self.0.ipeek2()
@@ -119,7 +119,7 @@ impl Queue<'_> {
     /// Takes a request if it has completed. Makes no progress.
     ///
     /// # Errors
-    /// As [`Mq::test2`].
+    /// The same as [`Mq::test2`].
     #[doc(alias = "psm2_mq_test2")]
     pub fn test2(&mut self, req: &mut Option<MqReq>) -> Result<Status2, Code> {
         self.0.test2(req)
@@ -128,7 +128,7 @@ impl Queue<'_> {
     /// Cancels a receive that no message has matched.
     ///
     /// # Errors
-    /// As [`Mq::cancel`].
+    /// The same as [`Mq::cancel`].
     #[doc(alias = "psm2_mq_cancel")]
     pub fn cancel(&mut self, req: &Option<MqReq>) -> Result<(), Code> {
         self.0.cancel(req)

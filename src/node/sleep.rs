@@ -167,7 +167,7 @@ unsafe fn owned(fd: RawFd) -> Result<OwnedFd, Errno> {
 
 fn add(set: &OwnedFd, fd: RawFd, flags: i32) -> Result<(), Errno> {
     let mut event = libc::epoll_event { events: (libc::EPOLLIN | flags) as u32, u64: 0 };
-    // SAFETY: two open descriptors, and a structure that is only read during the call.
+    // SAFETY: both descriptors are open, and `event` is only read during the call.
     match unsafe { libc::epoll_ctl(set.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &mut event) } {
         0 => Ok(()),
         _ => Err(Errno::last()),

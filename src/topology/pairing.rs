@@ -1,8 +1,8 @@
 //! Pairs the rails of two ends.
 //!
 //! Both ends compute the same pairs from both descriptions. Rails on one fabric are paired, fast
-//! ones with fast ones. Among equally fast rails the pairing rotates by the two ends' numbers, so
-//! that many senders do not all use the first NIC of a receiver.
+//! ones with fast ones. The numbers of the two ends rotate the pairing of equally fast rails. So
+//! many senders do not all use the first NIC of a receiver.
 
 use std::fmt;
 
@@ -183,7 +183,7 @@ fn rotate(speeds: &[u32], rails: &mut [usize], start: u64) {
     }
 }
 
-/// Spreads the bits of two numbers (the finaliser of splitmix64).
+/// Hashes two numbers (the finaliser of splitmix64).
 fn mix(a: u64, b: u64) -> u64 {
     let mut x = a.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ b;
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

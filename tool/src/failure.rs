@@ -34,7 +34,7 @@ impl Failure {
         Failure::Lost(format!("lost {who}: {how}"))
     }
 
-    /// Adds how far the run had come.
+    /// Adds to the message how many iterations were measured.
     #[must_use]
     pub fn after(self, done: u64, of: u64) -> Self {
         let told = |message| format!("{message}; {done} of {of} iterations were measured by then");

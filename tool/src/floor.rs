@@ -4,12 +4,12 @@
 //! Both sides call with the same [`Pad`] in shared memory; one starts, the other answers. The floor
 //! is the fastest of four ways: both words in one cache line or in two, with and without a pause
 //! between loads. The fastest way with two lines is the floor of sides that write to each other's
-//! memory: there each direction needs two transfers of a line, while in one line the answer travels
-//! back with it. Each way is the median of many short batches, so that an interrupt spoils one
-//! batch and not the result.
+//! memory. Two lines need two transfers in each direction; in one line the answer travels back with
+//! the line. The result of each way is the median of many short batches, so an interrupt spoils
+//! only one batch.
 //!
 //! Sides on the same processor have no floor: each waits for the other to be scheduled, and the
-//! measurement would take minutes. So it is abandoned.
+//! measurement would take minutes. It is abandoned.
 
 use std::hint::spin_loop;
 use std::ptr::NonNull;

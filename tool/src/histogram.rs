@@ -28,17 +28,17 @@ pub struct Histogram {
 /// Percentiles of a latency, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Latency {
-    /// The shortest.
+    /// The shortest sample.
     pub min: f64,
     /// The median.
     pub p50: f64,
-    /// 90 % are not longer.
+    /// 90 % of the samples are not longer.
     pub p90: f64,
-    /// 99 % are not longer.
+    /// 99 % of the samples are not longer.
     pub p99: f64,
-    /// 99.9 % are not longer.
+    /// 99.9 % of the samples are not longer.
     pub p999: f64,
-    /// The longest.
+    /// The longest sample.
     pub max: f64,
 }
 

@@ -318,7 +318,7 @@ fn child_of(parent: u32) -> Option<u32> {
 }
 
 fn kill(pid: u32) {
-    // SAFETY: a call with plain numbers, of a process that this test has started.
+    // SAFETY: `kill` takes no pointers. The process is a child of a process that this test started.
     assert_eq!(unsafe { libc::kill(pid as i32, libc::SIGKILL) }, 0);
 }
 
@@ -425,7 +425,7 @@ fn without_arguments_it_demonstrates() {
 }
 
 fn interrupt(child: &Child) {
-    // SAFETY: a call with plain numbers. The process is a child that is not waited for yet.
+    // SAFETY: `kill` takes no pointers. The process is a child that the test has not reaped.
     assert_eq!(unsafe { libc::kill(child.id() as i32, libc::SIGINT) }, 0);
 }
 

@@ -93,8 +93,8 @@ fn a_machine_that_gets_slower_in_mid_run_makes_fewer_iterations_of_it() {
     // From now on, the other side runs for only a thirtieth of the time.
     while first.try_wait().unwrap().is_none() {
         for (signal, ms) in [(libc::SIGSTOP, 29), (libc::SIGCONT, 1)] {
-            // SAFETY: a call with plain numbers. The process is a child of one that has not ended,
-            // or is waited for by it.
+            // SAFETY: `kill` takes no pointers. The first process, a child of the test, reaps the
+            // second.
             unsafe { libc::kill(second.expect("a second process"), signal) };
             std::thread::sleep(Duration::from_millis(ms));
         }
@@ -306,7 +306,7 @@ fn a_side_that_stands_still_for_12_s_is_waited_for_as_long_as_the_run_has() {
     until_it_measures(other.id());
     let begun = Instant::now();
     for (signal, wait) in [(libc::SIGSTOP, Duration::from_secs(12)), (libc::SIGCONT, Duration::ZERO)] {
-        // SAFETY: a call with plain numbers. The process is a child that is not waited for yet.
+        // SAFETY: `kill` takes no pointers. The process is a child that the test has not reaped.
         assert_eq!(unsafe { libc::kill(side.id() as i32, signal) }, 0);
         std::thread::sleep(wait);
     }

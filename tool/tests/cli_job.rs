@@ -34,7 +34,8 @@ fn limit(process: u32) -> Sender<()> {
     let (done, over) = channel();
     spawn(move || {
         if over.recv_timeout(Duration::from_secs(20)) == Err(RecvTimeoutError::Timeout) {
-            // SAFETY: a call with plain numbers. The test has not reaped the process, its child.
+            // SAFETY: `kill` takes no pointers. The process is a child that the test has not
+            // reaped.
             unsafe { libc::kill(process as i32, libc::SIGKILL) };
         }
     });
@@ -82,7 +83,8 @@ fn a_killed_rank_is_named_and_leaves_no_other_behind() {
     std::io::Read::read_exact(leader.stdout.as_mut().unwrap(), &mut [0]).expect("a headline");
     let ranks = ranks_of(leader.id());
     assert_eq!(ranks.len(), 3);
-    // SAFETY: a call with plain numbers. The process is a child of a child that still waits for it.
+    // SAFETY: `kill` takes no pointers. The leader, a child of the test, has not reaped the
+    // process.
     assert_eq!(unsafe { libc::kill(ranks[1], libc::SIGKILL) }, 0);
     let output = leader.wait_with_output().unwrap();
     drop(limit);
@@ -91,7 +93,7 @@ fn a_killed_rank_is_named_and_leaves_no_other_behind() {
     let named = format!("rank 2 (pid {}) was killed by signal 9", ranks[1]);
     assert!(told.contains(&named) && told.lines().count() == 1, "{told}");
     let until = Instant::now() + Duration::from_secs(20);
-    // SAFETY: a call with plain numbers that sends nothing.
+    // SAFETY: `kill` takes no pointers, and signal 0 only checks that the process exists.
     while ranks.iter().any(|&rank| unsafe { libc::kill(rank, 0) } == 0) {
         assert!(Instant::now() < until, "ranks are left behind");
         sleep(Duration::from_millis(1));

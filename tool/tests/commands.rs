@@ -1,9 +1,9 @@
 //! Runs the command lines of `commands.txt`, valid and invalid ones, and compares their exit status
 //! and output.
 //!
-//! A block of the file has `$ ` and the command line, `? ` and the status, then each line of
-//! standard output behind `> ` and of standard error behind `! `. `#` stands for figures and values
-//! that depend on the machine. With `BLESS=1` the test rewrites the file.
+//! A block of the file has `$ ` and the command line, then `? ` and the status. Lines of standard
+//! output follow behind `> `, and those of standard error behind `! `. `#` stands for figures and
+//! values that depend on the machine. With `BLESS=1` the test rewrites the file.
 
 use std::fmt::Write as _;
 use std::path::Path;

@@ -418,7 +418,8 @@ impl<R: Rail, const RAILS: usize> Verbs for InProcess<'_, R, RAILS> {
     #[inline(always)]
     fn area(&self, side: Side, area: Area) -> (NonNull<u8>, usize) {
         let one = &self.engines[side as usize % self.engines.len()];
-        // SAFETY: the memory has an area for each side that the engine serves.
+        // SAFETY: the memory has an area for each side that the engine serves, so `start` is inside
+        // it.
         (unsafe { one.memory[area as usize].1.add(self.start(side, area)) }, one.lens[area as usize])
     }
 

@@ -37,7 +37,7 @@ pub struct Job {
 /// Which side of a job a process plays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// The side that starts, and measures.
+    /// The side that starts the exchange, and measures.
     Starts,
     /// The side that answers.
     Answers,

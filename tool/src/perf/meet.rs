@@ -273,7 +273,7 @@ fn launch(plan: &Plan, setup: &Setup, card: &Card, socket: OwnedFd) -> Outcome<S
     Ok(Second { child })
 }
 
-/// Has the system kill the process that is about to start when this one ends.
+/// Makes the kernel kill the process that `command` starts when this process exits.
 pub fn tie_to_this_process(command: &mut Command) {
     let parent = std::process::id();
     // SAFETY: between fork and exec only async-signal-safe calls are made: prctl, getppid, _exit.
@@ -292,8 +292,8 @@ pub fn tie_to_this_process(command: &mut Command) {
 /// Returns the socket that this process inherited. Call it before this process opens a socket.
 pub fn inherited(socket: i32) -> Outcome<OwnedFd> {
     let (mut domain, mut len) = (0i32, size_of::<i32>() as libc::socklen_t);
-    // SAFETY: the call has plain numbers as arguments. It checks that the descriptor exists, and
-    // the kernel writes one number.
+    // SAFETY: `fcntl` takes no pointers and checks that the descriptor exists. `getsockopt` writes
+    // one number, for which `domain` has room.
     let known = unsafe {
         let domain = (&raw mut domain).cast();
         libc::fcntl(socket, libc::F_SETFD, libc::FD_CLOEXEC) == 0

@@ -1,5 +1,5 @@
-//! Opens a side's node, and joins it to that of the other side. Slow path: takes all memory, and
-//! waits for the providers and the other side.
+//! Opens a side's node, and joins it to that of the other side. Slow path: allocates all memory,
+//! and waits for the providers and the other side.
 
 use std::os::fd::AsFd;
 use std::ptr::NonNull;

@@ -3,9 +3,9 @@
 //! | part | what |
 //! |---|---|
 //! | `pattern` | which ranks send to which |
-//! | `launch` | the ranks, where no launcher starts them |
-//! | `traffic` | what a rank sends and receives |
-//! | `rows` | what rank 0 writes |
+//! | `launch` | starts the ranks if no launcher does |
+//! | `traffic` | the messages of a rank |
+//! | `rows` | the rows that rank 0 writes |
 //!
 //! A flow is a stream of put-signals from one rank into slots of another. The receiver verifies the
 //! payloads, and frees the slots by a signal. Setup is slow. The loop of a row neither blocks nor

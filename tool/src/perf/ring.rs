@@ -17,7 +17,8 @@ const CAPACITY: usize = 1024;
 /// are no reason to yield. If both sides share one processor, every check counts.
 const LOOKS: u32 = 64;
 
-/// Headers and slots of both rings in the arena, in bytes. Index 0: towards the answering side.
+/// Offsets of the headers and the slots of both rings in the arena, in bytes. Index 0 is the ring
+/// towards the answering side.
 const HEADERS: [usize; 2] = [0, 512];
 const SLOTS: [usize; 2] = [4096, RING_ARENA / 2];
 const _: () = assert!(SLOTS[1] - SLOTS[0] >= CAPACITY * 64 && RING_ARENA - SLOTS[1] >= CAPACITY * 64);

@@ -37,7 +37,7 @@ impl PoolRow {
 /// A pool to compare: its name, and the function that runs a scenario with it.
 pub type Contender = (&'static str, fn(Scenario, usize, u64) -> Option<Figures>);
 
-/// Returns the contender of a type of pools.
+/// Returns the contender with the pools of type `P`.
 pub fn contender<P: Pools>() -> Contender {
     (P::NAME, |scenario, streams, ops| scenario.run::<P>(streams, ops))
 }

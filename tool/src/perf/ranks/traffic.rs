@@ -229,7 +229,7 @@ impl Traffic {
         let (mut right, mut wrong) = (0, 0);
         if source.seen < end {
             let arrived = load(node, memory.at((at * LINE) as u64))?;
-            // The peer writes this word, but has no slots for more messages.
+            // The peer writes this word, but the receiver has no slots for more messages.
             let most = end.min(source.told + *window);
             wrong += u64::from(arrived > most);
             while source.seen < arrived.min(most) {
