@@ -55,7 +55,7 @@ fn run() {
 /// the program.
 pub fn without_signals<T>(begin: impl FnOnce() -> T) -> T {
     let (mut all, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
-    // SAFETY: the calls fill our two sets; the second is read only if the call filled it.
+    // SAFETY: the calls fill `all` and `before`. `before` is read only if the call filled it.
     let blocked = unsafe {
         libc::sigfillset(all.as_mut_ptr());
         libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr()) == 0

@@ -67,7 +67,8 @@ impl Library {
     /// # Errors
     /// The message names the missing library or symbol.
     pub fn load() -> Result<Library, String> {
-        // SAFETY: a C string. Loading runs only the initializers of the system's own PMIx library.
+        // SAFETY: the name is a C string. Loading runs only the initializers of the system's own
+        // PMIx library.
         let handle = unsafe { libc::dlopen(c"libpmix.so.2".as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
             return Err("PMIX_NAMESPACE is set, and libpmix.so.2 cannot be loaded".into());
@@ -98,14 +99,15 @@ impl Library {
 /// Joins the job of the launcher that started this process.
 pub(super) fn join(library: &Library, timeout: Duration) -> io::Result<Job> {
     let mut own = Process { space: [0; 256], rank: 0 };
-    // SAFETY: `own` has room for the answer; zero settings may be null.
+    // SAFETY: `own` is writable for the answer. A list of zero settings may be null.
     check("PMIx_Init", unsafe { (library.init)(&mut own, null(), 0) })?;
     let entry = Entry::new(Some(own.rank as usize), size(library, &own)?, Cookie::NONE, timeout)?;
     let job = match own.rank {
         0 => lead(library, &entry),
         _ => follow(library, &own, &entry),
     }?;
-    // SAFETY: zero settings may be null. No request is pending: `follow` has received its answer.
+    // SAFETY: a list of zero settings may be null. No request is pending: `follow` has received its
+    // answer.
     check("PMIx_Finalize", unsafe { (library.finalize)(null(), 0) })?;
     Ok(job)
 }
@@ -139,7 +141,7 @@ fn lead(library: &Library, entry: &Entry) -> io::Result<Job> {
     let text = CString::new(leader.id().to_hex()).expect("digits have no NUL");
     let mut value = Value { kind: STRING, data: [0; 3] };
     value.data[0] = text.as_ptr() as u64;
-    // SAFETY: a C string, and a value whose string the call copies.
+    // SAFETY: the key is a C string, and the call copies the string of `value`.
     check("PMIx_Put", unsafe { (library.put)(GLOBAL, KEY.as_ptr(), &mut value) })?;
     // SAFETY: the call takes no arguments; the library is initialized.
     check("PMIx_Commit", unsafe { (library.commit)() })?;

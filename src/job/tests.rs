@@ -103,7 +103,7 @@ fn launchers_are_understood() {
             job
         });
     }
-    // torchrun's own store listens at the port before ours. The host is torchrun's, the port ours.
+    // torchrun's own store listens at MASTER_PORT, and the job at the next port.
     let port = free_address().port() - 1;
     let torch = |at: usize| {
         [("RANK", at.to_string()), ("WORLD_SIZE", "2".into()), ("MASTER_ADDR", "127.0.0.1".into())]

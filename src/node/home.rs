@@ -79,7 +79,8 @@ impl Park for NodeWaitObject {
         let Some(sleep) = self.elsewhere() else { return wait_object.park(host, timeout_ns, work) };
         sleep.park([wait_object], host, || match work() {
             true => None,
-            // SAFETY: a waiter sleeps only inside a call that has exclusive access to the node.
+            // SAFETY: no other thread uses the rails, because a waiter sleeps only inside a call
+            // with exclusive access to the node.
             false => unsafe { sleep.advised(timeout_ns) },
         })
     }

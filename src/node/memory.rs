@@ -234,7 +234,7 @@ impl Node {
 
     /// Returns the address at which imported memory of a peer is mapped in this process. Memory
     /// from [`alloc`](Self::alloc) of a peer on this host is mapped. `None`: the memory is not
-    /// mapped, or the range does not lie in its region. It stays mapped until it is
+    /// mapped, or the range does not lie in its region. The memory stays mapped until it is
     /// [released](Self::release) or its peer is gone.
     ///
     /// Accesses through the pointer are not ordered with operations of the node. The peer uses the
@@ -312,8 +312,8 @@ impl Node {
             return Err(OpError::Misaligned { offset: at.offset, width: 8 }.into());
         }
         let place = self.home.engine.local_ptr(at, 8)?;
-        // SAFETY: eight bytes of a region that exists while `self` is borrowed, aligned because
-        // regions are aligned to 8. They are only accessed by atomics and raw copies.
+        // SAFETY: the word lies in a region that exists while `self` is borrowed. It is aligned,
+        // because regions are aligned to 8. It is accessed only by atomics and raw copies.
         Ok(unsafe { place.cast::<AtomicU64>().as_ref() })
     }
 }

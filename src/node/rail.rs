@@ -109,7 +109,7 @@ impl NodeRail {
     }
 }
 
-/// Posts between `$local` and `$remote`.
+/// Forwards a post between `$local` and `$remote`.
 macro_rules! moves {
     ($self:ident, $local:ident, $remote:ident, $rail:ident => $call:expr) => {
         match $self {

@@ -155,7 +155,8 @@ impl Node {
     /// Watches a peer through a descriptor, such as a TCP connection to it. End of stream means
     /// that the peer's process has ended. Waits and [`peer_error`](Self::peer_error) poll it from
     /// then on, because a provider may not report the end. Nothing is read from it or written to
-    /// it. A peer of this host needs none, and the descriptor is closed. Slow path: system calls.
+    /// it. For a peer of this host the descriptor is closed, because shared memory reports the end.
+    /// Slow path: system calls.
     ///
     /// # Errors
     /// The peer is unknown or was removed; or the system has no descriptors left: each rail to the

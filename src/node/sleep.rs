@@ -35,7 +35,7 @@ pub(super) struct Sleep {
 impl Sleep {
     /// Creates a set with these queues.
     pub fn new(queues: Vec<CqWait>) -> Result<Sleep, Errno> {
-        // SAFETY: two calls that return a new descriptor or -1.
+        // SAFETY: each call returns a new descriptor or -1.
         let (set, called) = unsafe {
             (
                 owned(libc::epoll_create1(libc::EPOLL_CLOEXEC))?,

@@ -286,7 +286,7 @@ impl Park for Idler<'_> {
                 true => None,
                 false => {
                     let _node = node.try_lock().ok()?;
-                    // SAFETY: every user of the rails holds the lock.
+                    // SAFETY: this thread holds the lock, as every user of the rails must.
                     unsafe { sleep.advised(timeout_ns) }
                 }
             }),

@@ -186,7 +186,7 @@ pub struct Floor {
 /// The floors measured during one row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Floors {
-    /// Before the first half, between the halves, after the second.
+    /// The floors before the first half, between the halves, and after the second half.
     pub taken: [Floor; 3],
 }
 
@@ -232,15 +232,15 @@ mod tests {
         let memory = Memory([const { AtomicU64::new(0) }; PAD_LEN / 8]);
         let address = memory.0.as_ptr().addr();
         let pad = || {
-            // SAFETY: `memory` has the size and alignment, and outlives the scope that uses both
-            // pads.
+            // SAFETY: `memory` has the size and alignment of a pad, and outlives the scope that
+            // uses both pads.
             unsafe { Pad::new(NonNull::new(memory.0.as_ptr().with_addr(address).cast_mut().cast()).unwrap()) }
         };
         std::thread::scope(|scope| {
             let memory = &memory;
             scope.spawn(move || {
-                // SAFETY: `memory` has the size and alignment, and outlives the scope that uses
-                // both pads.
+                // SAFETY: `memory` has the size and alignment of a pad, and outlives the scope that
+                // uses both pads.
                 let pad = unsafe { Pad::new(NonNull::from(memory).cast()) };
                 for _ in 0..2 {
                     pad.answer(&mut yields).unwrap();
@@ -264,8 +264,8 @@ mod tests {
         std::thread::scope(|scope| {
             let (memory, waited) = (&memory, &waited);
             let pad = move || {
-                // SAFETY: `memory` has the size and alignment, and outlives the scope that uses
-                // both pads.
+                // SAFETY: `memory` has the size and alignment of a pad, and outlives the scope that
+                // uses both pads.
                 unsafe { Pad::new(NonNull::from(memory).cast()) }
             };
             scope.spawn(move || {
@@ -292,7 +292,7 @@ mod tests {
     #[test]
     fn nobody_there_ends_when_told_so() {
         let memory = Memory([const { AtomicU64::new(0) }; PAD_LEN / 8]);
-        // SAFETY: `memory` has the size and alignment and outlives the pad.
+        // SAFETY: `memory` has the size and alignment of a pad, and outlives the pad.
         let pad = unsafe { Pad::new(NonNull::from(&memory).cast()) };
         let mut gone = || Err(Failure::run("gone"));
         assert_eq!(pad.measure(AMPLE, &Clock::calibrate(), &mut gone), Err(Failure::run("gone")));

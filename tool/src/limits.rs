@@ -112,7 +112,7 @@ pub fn end_by(signal: libc::c_int) -> ! {
 /// Returns a limit of this process, in bytes.
 fn limit(of: libc::__rlimit_resource_t) -> libc::rlim_t {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is ours and of the type that the call fills.
+    // SAFETY: `limit` is writable for the answer, and has the type that the call fills.
     match unsafe { libc::getrlimit(of, &mut limit) } {
         0 => limit.rlim_cur,
         _ => libc::RLIM_INFINITY,

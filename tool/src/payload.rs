@@ -44,7 +44,7 @@ impl Pattern {
         }
         if !len.is_multiple_of(8) {
             let rest = self.word(words).to_ne_bytes();
-            // SAFETY: the last `len % 8` bytes of the `len` that the caller guarantees.
+            // SAFETY: these are the last `len % 8` bytes of the `len` that the caller guarantees.
             unsafe { core::ptr::copy_nonoverlapping(rest.as_ptr(), at.add(8 * words), len % 8) };
         }
     }
@@ -78,7 +78,7 @@ impl Pattern {
         }
         if !len.is_multiple_of(8) {
             let mut rest = [0; 8];
-            // SAFETY: the last `len % 8` bytes of the `len` that the caller guarantees.
+            // SAFETY: these are the last `len % 8` bytes of the `len` that the caller guarantees.
             unsafe { core::ptr::copy_nonoverlapping(at.add(8 * words), rest.as_mut_ptr(), len % 8) };
             differing |= u64::from(rest[..len % 8] != self.word(words).to_ne_bytes()[..len % 8]);
         }

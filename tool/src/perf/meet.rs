@@ -28,7 +28,7 @@ const START: Duration = Duration::from_secs(10);
 /// Time limit for a listener to appear, in seconds.
 const APPEAR: u64 = 5;
 
-/// How often a listener prints the peers that it has refused, and checks for Ctrl-C.
+/// Interval at which a listener prints the peers that it has refused, and checks for Ctrl-C.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// Maximum number of refused peers that a listener prints.

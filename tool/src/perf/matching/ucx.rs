@@ -143,7 +143,8 @@ impl Ucx {
     pub fn new(contexts: usize) -> Result<Self, String> {
         let library = Library::open()?;
         let set = |config, name: &CStr, value: &CStr| {
-            // SAFETY: the configuration was read below, and both are C strings.
+            // SAFETY: `ucp_config_read` below returned the configuration. Name and value are C
+            // strings.
             done("ucp_config_modify", unsafe {
                 (library.ucp_config_modify)(config, name.as_ptr(), value.as_ptr())
             })
@@ -220,8 +221,8 @@ impl Engine for Ucx {
     fn post(&mut self, wanted: Wanted, context: u32) {
         let (tag, mask) = Self::key(wanted);
         self.start(context, |library, worker, bytes, param| {
-            // SAFETY: the worker is alive. `bytes` points to 8 bytes that stay in place until the
-            // receive completes.
+            // SAFETY: `self` owns the worker. `bytes` points to 8 bytes that stay in place until
+            // the receive completes.
             unsafe { (library.ucp_tag_recv_nbx)(worker, bytes, 8, tag, mask, param) }
         });
     }
@@ -230,8 +231,8 @@ impl Engine for Ucx {
     fn arrive(&mut self, source: u32, tag: u64, cookie: u32) {
         let bytes = cookie as u64;
         let tag = (source as u64) << SOURCE_SHIFT | tag;
-        // SAFETY: the endpoint is alive. The 8 bytes are sent before the call returns, or the code
-        // waits for that.
+        // SAFETY: `self` owns the endpoint. The 8 bytes are sent before the call returns; otherwise
+        // the code below panics.
         let request = unsafe {
             (self.library.ucp_tag_send_nbx)(self.endpoint, (&raw const bytes).cast(), 8, tag, &PLAIN)
         };
@@ -252,28 +253,28 @@ impl Engine for Ucx {
     fn probe(&mut self, wanted: Wanted) -> bool {
         let (tag, mask) = Self::key(wanted);
         let mut info = [0; 2];
-        // SAFETY: the worker is alive, and the message is not taken.
+        // SAFETY: `self` owns the worker. The probe leaves the message in place.
         !unsafe { (self.library.ucp_tag_probe_nb)(self.worker, tag, mask, 0, &mut info) }.is_null()
     }
 
     fn claim(&mut self, wanted: Wanted, context: u32) -> bool {
         let (tag, mask) = Self::key(wanted);
         let mut info = [0; 2];
-        // SAFETY: the worker is alive.
+        // SAFETY: `self` owns the worker. The message that the probe takes is received below.
         let message = unsafe { (self.library.ucp_tag_probe_nb)(self.worker, tag, mask, 1, &mut info) };
         if message.is_null() {
             return false;
         }
         self.start(context, |library, worker, bytes, param| {
-            // SAFETY: the worker is alive. `bytes` points to 8 bytes that stay in place until the
-            // receive completes. The probe has taken the message, which is received once.
+            // SAFETY: `self` owns the worker. `bytes` points to 8 bytes that stay in place until
+            // the receive completes. The probe has taken the message, which is received once.
             unsafe { (library.ucp_tag_msg_recv_nbx)(worker, bytes, 8, message, param) }
         });
         true
     }
 
     fn pairs(&self) -> Pairs {
-        // SAFETY: the worker is alive.
+        // SAFETY: `self` owns the worker.
         unsafe { (self.library.ucp_worker_progress)(self.worker) };
         *self.pairs
     }
