@@ -401,7 +401,7 @@ mod tests {
             took.sort();
             took[10]
         };
-        // Other load delays some attempts; a worker that is not called is late in all.
+        // Other load delays some attempts. A worker that is not woken is late in all of them.
         let late = (0..10).map(median).take_while(|took| *took >= Duration::from_millis(2));
         assert!(late.count() < 10);
     }

@@ -60,7 +60,7 @@ pub fn run(plan: &Plan) -> Outcome {
         return pool::run(plan);
     }
     interrupt::watch();
-    // The side that has results opens its files before it measures anything.
+    // The side that measures opens its files before the measurement.
     let measures = !matches!(plan.meeting, Meeting::Listen(_));
     let hist = plan.hist.as_deref().filter(|_| measures);
     let mut files = Files { histogram: hist.map(HistogramFile::create).transpose()?, rows: vec![] };

@@ -1,5 +1,5 @@
-//! Latency and bandwidth by payload size, as a picture (SVG): of a run (`perf --plot`), or of what
-//! `perf --json` wrote (`fishplate plot`). `svg` draws.
+//! Draws latency and bandwidth by payload size as a picture (SVG), from a run (`perf --plot`) or
+//! from files of `perf --json` (`fishplate plot`). `svg` has the drawing.
 
 mod svg;
 

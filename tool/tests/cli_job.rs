@@ -1,4 +1,4 @@
-//! `perf job`: many ranks at once, in every pattern; and ranks that are lost.
+//! Tests `perf job` with many ranks in every pattern, and with ranks that are lost.
 
 use std::net::TcpListener;
 use std::process::Stdio;

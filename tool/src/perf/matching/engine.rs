@@ -53,10 +53,10 @@ pub trait Engine {
     /// Cancels a receive. Returns whether it was still posted.
     fn cancel(&mut self, context: u32) -> bool;
 
-    /// Returns whether a message for such a receive has arrived.
+    /// Returns whether a message that matches these criteria has arrived.
     fn probe(&mut self, wanted: Wanted) -> bool;
 
-    /// Makes a matched probe and, if it finds a message, receives it.
+    /// Claims the oldest message that matches. If there is one, receives it, and returns `true`.
     fn claim(&mut self, wanted: Wanted, context: u32) -> bool;
 
     /// Returns the pairs so far.
