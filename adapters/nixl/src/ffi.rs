@@ -200,7 +200,7 @@ pub unsafe extern "C" fn fishplate_nixl_load_peer(agent: *const Agent, name: Byt
     on(agent, |state| state.load_peer(name, info))
 }
 
-/// Connects a peer. Waits at most [`CONNECT`].
+/// Connects a peer. Waits at most 10 seconds.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fishplate_nixl_connect(agent: *const Agent, name: Bytes) -> i32 {
     // SAFETY: the C++ half passes a valid string.
