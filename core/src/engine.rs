@@ -429,13 +429,18 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         for (i, rail) in self.rails.iter_mut().enumerate() {
             events += rail.poll(batch, &mut self.state.sink(i));
         }
-        if self.state.due.len != 0 {
+        let due = self.state.due.len != 0;
+        if due {
             self.service();
         }
-        if self.state.has_chores() {
+        let chores = self.state.has_chores();
+        if chores {
             self.serve_protocol();
         }
-        self.flush();
+        // Otherwise this pass has posted nothing.
+        if due || chores {
+            self.flush();
+        }
         events
     }
 

@@ -147,6 +147,7 @@ impl<'e, 'm, R: Rail, const RAILS: usize> Mq<'e, 'm, R, RAILS> {
     ///
     /// # Errors
     /// [`Code::ParamErr`] if the engine does not match, or has no such context.
+    #[inline]
     pub fn new(engine: &'e mut Engine<'m, R, RAILS>, state: &'e mut MqState<'m>) -> Result<Self, Code> {
         if !engine.has_matching() || state.context.0 as u16 >= engine.config().contexts {
             return Err(Code::ParamErr);
@@ -162,6 +163,7 @@ impl<'e, 'm, R: Rail, const RAILS: usize> Mq<'e, 'm, R, RAILS> {
     /// Makes one pass of the engine and collects completions. Returns the number of events that the
     /// rails reported. For zero events, PSM returns `PSM2_OK_NO_PROGRESS`.
     #[doc(alias = "psm2_poll")]
+    #[inline]
     pub fn poll(&mut self) -> u32 {
         self.pass()
     }
@@ -190,9 +192,12 @@ impl<'e, 'm, R: Rail, const RAILS: usize> Mq<'e, 'm, R, RAILS> {
     }
 
     /// Collects the completions of a pass, and issues deferred sends.
+    #[inline(always)]
     fn after_pass(&mut self) {
         self.collect();
-        self.send_deferred();
+        if self.state.requests.waiting() != 0 {
+            self.send_deferred();
+        }
     }
 
     /// Returns the counters.
@@ -207,6 +212,7 @@ impl<'e, 'm, R: Rail, const RAILS: usize> Mq<'e, 'm, R, RAILS> {
             rx_user_num: matching.expected,
             rx_sys_bytes: matching.unexpected_bytes,
             rx_sys_num: matching.unexpected,
+            tx_num: self.state.stats.tx_eager_num + self.state.stats.tx_rndv_num,
             ..self.state.stats
         }
     }
@@ -218,7 +224,15 @@ impl<'e, 'm, R: Rail, const RAILS: usize> Mq<'e, 'm, R, RAILS> {
     }
 
     /// Collects completions from the engine, in order.
+    #[inline(always)]
     fn collect(&mut self) {
+        if self.engine.has_ended() {
+            self.collect_ended();
+        }
+    }
+
+    #[inline(never)]
+    fn collect_ended(&mut self) {
         let (mut send, mut receive) = (self.engine.next_completion(), self.engine.next_recv());
         loop {
             let first = match (send, receive) {

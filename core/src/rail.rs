@@ -389,7 +389,8 @@ pub unsafe trait Rail {
     /// Reports at most `budget` events and returns their number.
     fn poll<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32;
 
-    /// Sends posts that were held back for batching. The engine calls this before a pass ends.
+    /// Sends posts that were held back for batching. The engine calls this before a
+    /// pass ends that may have posted.
     #[inline(always)]
     fn flush(&mut self) {}
 

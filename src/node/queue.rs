@@ -43,6 +43,7 @@ impl Queue<'_> {
     /// # Errors
     /// The same as [`Mq::isend2`].
     #[doc(alias = "psm2_mq_isend2")]
+    #[inline]
     pub fn isend2(
         &mut self,
         to: PeerId,
@@ -59,6 +60,7 @@ impl Queue<'_> {
     /// # Errors
     /// The same as [`Mq::irecv2`].
     #[doc(alias = "psm2_mq_irecv2")]
+    #[inline]
     pub fn irecv2(
         &mut self,
         source: Option<PeerId>,
@@ -112,6 +114,7 @@ impl Queue<'_> {
     /// # Errors
     /// The same as [`Mq::ipeek2`].
     #[doc(alias = "psm2_mq_ipeek2")]
+    #[inline(always)]
     pub fn ipeek2(&mut self) -> Result<(MqReq, Status2), Code> {
         self.0.ipeek2()
     }
@@ -121,6 +124,7 @@ impl Queue<'_> {
     /// # Errors
     /// The same as [`Mq::test2`].
     #[doc(alias = "psm2_mq_test2")]
+    #[inline(always)]
     pub fn test2(&mut self, req: &mut Option<MqReq>) -> Result<Status2, Code> {
         self.0.test2(req)
     }
@@ -145,6 +149,7 @@ impl Queue<'_> {
 
     /// Makes one pass. Returns the number of events that the rails reported.
     #[doc(alias = "psm2_poll")]
+    #[inline]
     pub fn poll(&mut self) -> u32 {
         self.0.poll()
     }

@@ -111,6 +111,7 @@ impl OpenOptions {
 }
 
 impl MqStatus2 {
+    #[inline(always)]
     pub(crate) fn new(status: &Status2, home: Home) -> Self {
         let [a, b, c] = status.msg_tag;
         MqStatus2 {
@@ -126,6 +127,7 @@ impl MqStatus2 {
 }
 
 impl MqStatus {
+    #[inline(always)]
     pub(crate) fn new(status: &Status2) -> Self {
         let [low, high, _] = status.msg_tag.map(u64::from);
         MqStatus {

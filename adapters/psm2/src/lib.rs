@@ -10,7 +10,7 @@
 //! # Files
 //!
 //! `table` holds the endpoints, `handle` the handle types, `error` the codes and handlers, `layout`
-//! the structures of the headers. The C functions are in `open`, `info`, `connect`, `address`, `mq`
+//! the structures of the headers. `lock` is the lock of an endpoint. The C functions are in `open`, `info`, `connect`, `address`, `mq`
 //! and `am`, grouped as in the headers. Before they connect, two endpoints exchange the frames of
 //! `frame`: `dial` asks and `door` answers. `pause` decides how calls wait.
 
@@ -27,6 +27,7 @@ mod frame;
 mod handle;
 mod info;
 mod layout;
+mod lock;
 mod mq;
 mod open;
 mod pause;

@@ -53,12 +53,14 @@ trait Report {
 }
 
 impl Report for MqStatus {
+    #[inline(always)]
     fn new(found: &Status2, _: Home) -> Self {
         MqStatus::new(found)
     }
 }
 
 impl Report for MqStatus2 {
+    #[inline(always)]
     fn new(found: &Status2, home: Home) -> Self {
         MqStatus2::new(found, home)
     }
@@ -68,6 +70,7 @@ impl Report for MqStatus2 {
 ///
 /// # Safety
 /// `status` is null or valid for a write.
+#[inline(always)]
 unsafe fn tell<S: Report>(status: *mut S, found: &Status2, home: Home) {
     if !status.is_null() {
         // SAFETY: `status` is not null, so this function's contract makes it writable.
@@ -127,6 +130,7 @@ pub unsafe extern "C" fn psm2_mq_get_stats(mq: *mut Mq, stats: *mut MqStats) {
     unsafe { stats.write(read) };
 }
 
+#[inline(always)]
 fn isend(
     endpoint: &mut Endpoint,
     to: *mut EpAddr,
@@ -391,6 +395,7 @@ pub unsafe extern "C" fn psm2_mq_wait2(req: *mut *mut Req, status: *mut MqStatus
     unsafe { take(req, status, wait) }
 }
 
+#[inline(always)]
 fn test(mut endpoint: Found, req: MqReq) -> Result<Status2, Error> {
     Ok(endpoint.queue()?.test2(&mut Some(req))?)
 }

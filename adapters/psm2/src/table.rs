@@ -8,14 +8,12 @@
 //! | 32..52 | generation of the slot | generation | 28..32: slot |
 //! | 0..32 | 0 | the node's number of the peer | 20..28: low byte of the generation |
 //!
-//! The generation counts the uses of a slot, so a stale handle is recognized. Each slot has a lock.
-//! A panic poisons the lock, and every later call on that endpoint fails.
+//! The generation counts the uses of a slot, so a stale handle is recognized. Each slot has a
+//! [lock](crate::lock). A panic poisons it, and every later call on that endpoint fails.
 
-use std::ops::{Deref, DerefMut};
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use fishplate::core::psm::{Code, MqReq};
 use fishplate::node::Queue;
@@ -25,6 +23,7 @@ use crate::active::Am;
 use crate::error::{Error, global, report};
 use crate::frame::Frame;
 use crate::handle::{Ep, EpAddr, Mq, Req};
+use crate::lock::{Held, Lock};
 use crate::pause::{Idle, Next, unexpected};
 
 const _: () = assert!(size_of::<usize>() == 8, "handles have 64 bits");
@@ -36,29 +35,36 @@ pub(crate) const SLOTS: usize = 16;
 pub(crate) const REQUESTS: usize = 1 << 20;
 const _: () = assert!(REQUESTS <= 1 << 20, "a request's number ends where the slot's begins");
 
-const GENERATION: u64 = (1 << 20) - 1;
+const GENERATION: u32 = (1 << 20) - 1;
 
 /// Handle kinds.
 const EP: u64 = 0xe1;
 const MQ: u64 = 0xe2;
 const ADDRESS: u64 = 0xe3;
 
-/// Identifies an endpoint: its slot, and the generation of that slot.
+/// Identifies an endpoint: its slot, and the generation of that slot. These are bits 32 to 55 of a
+/// handle. Never 0 for an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Home {
-    slot: usize,
-    generation: u64,
-}
+pub(crate) struct Home(u32);
 
 impl Home {
+    /// `generation` is not 0.
+    fn new(slot: usize, generation: u32) -> Home {
+        Home((slot as u32) << 20 | generation)
+    }
+
+    fn slot(self) -> &'static Lock<Slot> {
+        &TABLE[(self.0 >> 20) as usize % SLOTS]
+    }
+
     fn handle<T>(self, kind: u64, low: u32) -> *mut T {
-        let handle = kind << 56 | (self.slot as u64) << 52 | self.generation << 32 | u64::from(low);
+        let handle = kind << 56 | u64::from(self.0) << 32 | u64::from(low);
         handle as usize as *mut T
     }
 
     fn of<T>(handle: *mut T, kind: u64) -> Option<(Home, u32)> {
         let bits = handle.addr() as u64;
-        let home = Home { slot: (bits >> 52) as usize % SLOTS, generation: bits >> 32 & GENERATION };
+        let home = Home((bits >> 32) as u32 & 0xff_ffff);
         (bits >> 56 == kind).then_some((home, bits as u32))
     }
 
@@ -75,21 +81,24 @@ impl Home {
     }
 
     pub fn request(self, req: MqReq) -> *mut Req {
-        let bits = req.to_raw() | (self.slot as u64) << 28 | (self.generation & 0xff) << 20;
-        bits as usize as *mut Req
+        (req.to_raw() | self.mark() << 20) as usize as *mut Req
+    }
+
+    /// Returns bits 20 to 31 of the handles of its requests.
+    fn mark(self) -> u64 {
+        u64::from(self.0 >> 20 << 8 | self.0 & 0xff)
     }
 
     /// Locks the endpoint. Returns `None` if it is not open.
+    #[inline]
     pub fn find(self) -> Option<Found> {
-        let slot = TABLE[self.slot].lock().ok()?;
-        let open = slot.generation == self.generation && slot.endpoint.is_some();
-        open.then_some(Found(slot))
+        self.slot().lock()?.narrow(|slot| slot.endpoint.as_deref_mut().filter(|_| slot.home == self))
     }
 
     /// Removes the endpoint from the table.
     pub fn take(self) -> Option<Box<Endpoint>> {
-        let mut slot = TABLE[self.slot].lock().ok()?;
-        if slot.generation != self.generation {
+        let mut slot = self.slot().lock()?;
+        if slot.home != self {
             return None;
         }
         slot.endpoint.take()
@@ -150,7 +159,7 @@ impl Endpoint {
     }
 
     /// True if an address names this endpoint itself.
-    #[inline]
+    #[inline(always)]
     pub fn is_own(&self, address: *mut EpAddr) -> bool {
         address == self.own && !address.is_null()
     }
@@ -304,6 +313,7 @@ impl Endpoint {
     ///
     /// # Errors
     /// The address is invalid or belongs to another endpoint.
+    #[inline(always)]
     pub fn named(&self, address: *mut EpAddr) -> Result<Option<PeerId>, Error> {
         match Home::of(address, ADDRESS) {
             Some((home, raw)) if home == self.home => Ok(Some(PeerId::from_raw(raw))),
@@ -383,8 +393,16 @@ pub(crate) enum After {
 }
 
 impl After {
-    #[inline]
+    #[inline(always)]
     pub fn act(self) {
+        match self {
+            After::Nothing => {}
+            other => other.act_aside(),
+        }
+    }
+
+    #[inline(never)]
+    fn act_aside(self) {
         match self {
             After::Nothing => {}
             After::Yield => std::thread::yield_now(),
@@ -406,41 +424,28 @@ impl After {
 }
 
 struct Slot {
-    generation: u64,
+    /// The last endpoint that reserved it.
+    home: Home,
     /// True while its endpoint is being opened.
     reserved: bool,
     endpoint: Option<Box<Endpoint>>,
 }
 
-static TABLE: [Mutex<Slot>; SLOTS] =
-    [const { Mutex::new(Slot { generation: 0, reserved: false, endpoint: None }) }; SLOTS];
+static TABLE: [Lock<Slot>; SLOTS] =
+    [const { Lock::new(Slot { home: Home(0), reserved: false, endpoint: None }) }; SLOTS];
 
 /// A locked endpoint.
-pub(crate) struct Found(MutexGuard<'static, Slot>);
-
-impl Deref for Found {
-    type Target = Endpoint;
-
-    fn deref(&self) -> &Endpoint {
-        self.0.endpoint.as_ref().expect("found open, under the same lock")
-    }
-}
-
-impl DerefMut for Found {
-    fn deref_mut(&mut self) -> &mut Endpoint {
-        self.0.endpoint.as_mut().expect("found open, under the same lock")
-    }
-}
+pub(crate) type Found = Held<'static, Endpoint>;
 
 /// Reserves a free slot for an endpoint that is being opened.
 pub(crate) fn reserve() -> Option<Reserved> {
     for (at, slot) in TABLE.iter().enumerate() {
-        let Ok(mut slot) = slot.lock() else { continue };
+        let Some(mut slot) = slot.lock() else { continue };
         if slot.endpoint.is_none() && !slot.reserved {
             slot.reserved = true;
             // The generation is never 0, so no handle matches an unused slot.
-            slot.generation = (slot.generation % GENERATION) + 1;
-            return Some(Reserved(Home { slot: at, generation: slot.generation }));
+            slot.home = Home::new(at, (slot.home.0 & GENERATION) % GENERATION + 1);
+            return Some(Reserved(slot.home));
         }
     }
     None
@@ -455,7 +460,7 @@ impl Reserved {
 
     /// Puts the endpoint into the table. Calls can find it from now on.
     pub fn insert(self, endpoint: Endpoint) {
-        if let Ok(mut slot) = TABLE[self.0.slot].lock() {
+        if let Some(mut slot) = self.0.slot().lock() {
             slot.endpoint = Some(Box::new(endpoint));
         }
     }
@@ -463,12 +468,14 @@ impl Reserved {
 
 impl Drop for Reserved {
     fn drop(&mut self) {
-        let mut slot = TABLE[self.0.slot].lock().unwrap_or_else(PoisonError::into_inner);
-        slot.reserved = false;
+        if let Some(mut slot) = self.0.slot().lock() {
+            slot.reserved = false;
+        }
     }
 }
 
 /// Locks the endpoint of a handle.
+#[inline]
 pub(crate) fn find(ep: *mut Ep) -> Option<Found> {
     Home::of(ep, EP)?.0.find()
 }
@@ -495,18 +502,17 @@ pub(crate) fn find_address(address: *mut EpAddr) -> Option<(Found, PeerId)> {
 #[inline]
 pub(crate) fn find_request(request: *mut Req) -> Result<(Found, MqReq), Error> {
     let bits = request.addr() as u64;
-    let slot = TABLE[(bits >> 28) as usize % SLOTS].lock().map_err(|_| Error::PARAM)?;
-    if slot.generation & 0xff != bits >> 20 & 0xff || slot.endpoint.is_none() {
-        return Err(Error::PARAM);
-    }
-    Ok((Found(slot), MqReq::from_raw(bits & !(0xfff << 20))))
+    let slot = TABLE[(bits >> 28) as usize % SLOTS].lock().ok_or(Error::PARAM)?;
+    let mark = bits >> 20 & 0xfff;
+    let found = slot.narrow(|slot| slot.endpoint.as_deref_mut().filter(|_| slot.home.mark() == mark));
+    Ok((found.ok_or(Error::PARAM)?, MqReq::from_raw(bits & !(0xfff << 20))))
 }
 
 /// Returns all open endpoints.
 pub(crate) fn open() -> Vec<Home> {
-    let homes = TABLE.iter().enumerate().filter_map(|(at, slot)| {
-        let slot = slot.lock().ok()?;
-        slot.endpoint.is_some().then_some(Home { slot: at, generation: slot.generation })
+    let homes = TABLE.iter().filter_map(|slot| {
+        let slot = slot.lock()?;
+        slot.endpoint.is_some().then_some(slot.home)
     });
     homes.collect()
 }

@@ -14,6 +14,13 @@ use super::table::PeerState;
 use super::{Engine, State};
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
+    /// Returns whether a completion of an operation or a receive can be taken.
+    #[inline(always)]
+    pub(crate) fn has_ended(&self) -> bool {
+        let receives = self.state.protocol.as_ref().and_then(|protocol| protocol.requests.oldest());
+        self.state.pending.ended.head != NONE || receives.is_some()
+    }
+
     /// Takes the oldest completion, if there is one. Does not make progress.
     #[inline]
     pub fn next_completion(&mut self) -> Option<Completion> {

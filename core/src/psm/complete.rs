@@ -11,6 +11,7 @@ use super::request::{MqReq, State};
 use super::status::{Code, Status, Status2};
 
 impl<R: Rail, const RAILS: usize> Drive for Mq<'_, '_, R, RAILS> {
+    #[inline]
     fn pass(&mut self) -> u32 {
         let events = self.engine.progress();
         self.after_pass();
@@ -43,13 +44,23 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
     /// # Errors
     /// The errors of [`ipeek`](Self::ipeek).
     #[doc(alias = "psm2_mq_ipeek2")]
+    #[inline(always)]
     pub fn ipeek2(&mut self) -> Result<(MqReq, Status2), Code> {
-        self.collect();
+        let index = self.look().ok_or(Code::NoCompletions)?;
+        Ok((self.state.requests.name(index), self.state.requests.slots[index as usize].status))
+    }
+
+    /// Returns the oldest completed request. Polls only if there is none.
+    #[inline(always)]
+    pub(super) fn look(&mut self) -> Option<u32> {
+        // The engine's completions are later than those that were collected.
+        if self.state.requests.oldest().is_none() {
+            self.collect();
+        }
         if self.state.requests.oldest().is_none() {
             self.poll();
         }
-        let index = self.state.requests.oldest().ok_or(Code::NoCompletions)?;
-        Ok((self.state.requests.name(index), self.state.requests.slots[index as usize].status))
+        self.state.requests.oldest()
     }
 
     /// Removes the oldest completed request from the completion queue. Free it with
@@ -96,10 +107,13 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
     /// # Errors
     /// The errors of [`test`](Self::test).
     #[doc(alias = "psm2_mq_test2")]
+    #[inline(always)]
     pub fn test2(&mut self, req: &mut Option<MqReq>) -> Result<Status2, Code> {
         let Some(name) = *req else { return Ok(Status2::EMPTY) };
-        self.collect();
         let index = self.state.requests.find(name).ok_or(Code::ParamErr)?;
+        if self.state.requests.slots[index as usize].state != State::Completed {
+            self.collect();
+        }
         match self.state.requests.slots[index as usize].state {
             State::Completed => {
                 *req = None;

@@ -91,10 +91,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         mut copy: impl FnMut(MqReq, &Status2, usize) -> Copied,
     ) -> usize {
         let mut stored = 0;
-        self.collect();
-        if self.state.requests.oldest().is_none() {
-            self.poll();
-        }
+        self.look();
         while stored < entries
             && let Some(index) = self.state.requests.oldest()
         {

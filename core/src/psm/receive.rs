@@ -34,6 +34,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
     /// # Errors
     /// The errors of [`irecv`](Self::irecv).
     #[doc(alias = "psm2_mq_irecv2")]
+    #[inline]
     pub fn irecv2(
         &mut self,
         source: Option<PeerId>,
@@ -103,6 +104,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         }
     }
 
+    #[inline(always)]
     fn post(
         &mut self,
         source: Option<PeerId>,

@@ -41,6 +41,7 @@ pub(super) struct Deferred {
 }
 
 impl Deferred {
+    #[inline(always)]
     pub(super) fn status(self, context: u64, error_code: Code) -> Status2 {
         let len = self.len;
         Status2 {
@@ -100,20 +101,24 @@ impl MqSlot {
 }
 
 impl Listed for MqSlot {
+    #[inline(always)]
     fn links(&self) -> Links {
         self.links
     }
 
+    #[inline(always)]
     fn links_mut(&mut self) -> &mut Links {
         &mut self.links
     }
 }
 
 impl Slot for MqSlot {
+    #[inline(always)]
     fn name(&self) -> Name {
         self.name
     }
 
+    #[inline(always)]
     fn name_mut(&mut self) -> &mut Name {
         &mut self.name
     }
@@ -134,32 +139,38 @@ impl<'m> Requests<'m> {
         Requests { slots, completed: Fifo::EMPTY, deferred: Fifo::EMPTY, waiting: 0 }
     }
 
+    /// Takes a slot. Its status is stale until the request completes or is sent.
+    #[inline(always)]
     pub(super) fn take(&mut self, context: u64, receive: bool) -> Option<u32> {
         let index = self.slots.take()?;
         let slot = &mut self.slots[index as usize];
         (slot.context, slot.receive, slot.forgotten) = (context, receive, false);
-        slot.status = Status2::EMPTY;
         Some(index)
     }
 
+    #[inline(always)]
     pub(super) fn free(&mut self, index: u32) {
         self.slots[index as usize].state = State::Dequeued;
         self.slots.free(index);
     }
 
     /// Returns the context word with which the engine reports the completion of a request.
+    #[inline(always)]
     pub(super) fn word(&self, index: u32) -> u64 {
         self.slots[index as usize].name.word()
     }
 
+    #[inline(always)]
     pub(super) fn name(&self, index: u32) -> MqReq {
         MqReq(self.word(index))
     }
 
+    #[inline(always)]
     pub(super) fn find(&self, req: MqReq) -> Option<u32> {
         self.slots.find(req.0)
     }
 
+    #[inline(always)]
     pub(super) fn complete(&mut self, index: u32) {
         if self.slots[index as usize].forgotten {
             return self.free(index);
@@ -169,11 +180,13 @@ impl<'m> Requests<'m> {
     }
 
     /// Removes a completed request from its list.
+    #[inline(always)]
     pub(super) fn dequeue(&mut self, index: u32) {
         self.completed.remove(&mut self.slots, index);
         self.slots[index as usize].state = State::Dequeued;
     }
 
+    #[inline(always)]
     pub(super) fn oldest(&self) -> Option<u32> {
         self.completed.first()
     }
@@ -201,6 +214,7 @@ impl<'m> Requests<'m> {
 
     /// Records the engine's completion of a receive. Ignores a receive of an earlier queue, as
     /// [`sent`](Self::sent) does.
+    #[inline(always)]
     pub(super) fn received(&mut self, end: Ended) {
         let Some(index) = self.find(MqReq(end.word)) else { return };
         let slot = &mut self.slots[index as usize];
@@ -212,6 +226,7 @@ impl<'m> Requests<'m> {
     }
 
     /// Returns the number of peers with deferred sends.
+    #[inline(always)]
     pub(super) fn waiting(&self) -> u32 {
         self.waiting
     }

@@ -41,6 +41,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
     /// [`Code::NoMemory`] if every request is in use. [`Code::InternalErr`] if the peer has failed.
     /// [`Code::ParamErr`] for an unknown peer, or an invalid buffer or flag.
     #[doc(alias = "psm2_mq_isend2")]
+    #[inline]
     pub fn isend2(
         &mut self,
         to: PeerId,
@@ -105,7 +106,46 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         }
     }
 
+    /// Fast path: sends a short message at once. Without room, or in any other case, starts the
+    /// send on the slow path.
+    #[inline(always)]
     fn begin(&mut self, to: PeerId, flags: u32, tag: Tag, from: Buffer, context: u64) -> Result<MqReq, Code> {
+        let len = from.len()?;
+        let payload = match from {
+            Buffer::Region(at, len) => Payload::Region(at, len as usize),
+            Buffer::Span(span) => Payload::Span(span),
+            Buffer::Nothing => Payload::Bytes(&[]),
+        };
+        // A send waits behind deferred sends.
+        if flags != 0
+            || self.state.requests.waiting() != 0
+            || self.state.requests.slots.first_free().is_none()
+            || self.engine.send_eager(self.state.context, to, tag, payload).is_none()
+        {
+            return self.begin_slow(to, flags, tag, from, context);
+        }
+        self.state.stats.tx_eager_num += 1;
+        self.state.stats.tx_eager_bytes += u64::from(len);
+        self.state.stats.tx_shm_num += u64::from(self.is_near(to));
+        // Preserves completion order.
+        self.collect();
+        let index = self.state.requests.take(context, false).ok_or(Code::NoMemory)?;
+        let send = Deferred { to, tag, from, len, sync: false };
+        self.state.requests.slots[index as usize].status = send.status(context, Code::Ok);
+        self.state.requests.complete(index);
+        Ok(self.state.requests.name(index))
+    }
+
+    /// Slow path of [`begin`](Self::begin): all other sends, and all errors.
+    #[inline(never)]
+    fn begin_slow(
+        &mut self,
+        to: PeerId,
+        flags: u32,
+        tag: Tag,
+        from: Buffer,
+        context: u64,
+    ) -> Result<MqReq, Code> {
         if flags & !FLAG_SENDSYNC != 0 {
             return Err(Code::ParamErr);
         }
@@ -176,7 +216,6 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
             false => (tx_eager_num, tx_eager_bytes),
         };
         (*num, *bytes) = (*num + 1, *bytes + len);
-        self.state.stats.tx_num += 1;
         self.state.stats.tx_shm_num += u64::from(self.is_near(send.to));
     }
 

@@ -80,6 +80,7 @@ impl Status2 {
     };
 
     /// Creates the status of a completed receive.
+    #[inline(always)]
     pub(super) fn received(end: &Ended, context: u64) -> Self {
         let error_code = match end.outcome {
             // A cancelled receive is `Ok`, as in PSM: the caller knows that it cancelled the
@@ -104,6 +105,7 @@ impl Status2 {
 }
 
 /// Limits a length to PSM's 32 bits.
+#[inline(always)]
 pub(super) fn length(len: u64) -> u32 {
     u32::try_from(len).unwrap_or(u32::MAX)
 }

@@ -284,8 +284,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     #[doc(alias = "psm2_mq_ipeek_dequeue")]
     #[inline(always)]
     pub fn next_recv(&mut self) -> Option<Status> {
-        let requests = &mut self.state.protocol.as_mut()?.requests;
-        requests.oldest().map(|index| requests.take(index))
+        self.state.protocol.as_mut()?.requests.take_oldest()
     }
 
     /// Waits until a receive has ended, and takes its status. `deadline_ns` is in the clock of

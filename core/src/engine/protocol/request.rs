@@ -456,6 +456,16 @@ impl<'m> Requests<'m> {
         }
     }
 
+    /// Takes the status of the receive that ended first.
+    #[inline(always)]
+    pub(crate) fn take_oldest(&mut self) -> Option<Status> {
+        let index = self.oldest()?;
+        let status = self.status(index);
+        self.ended.pop(&mut self.slots);
+        self.slots.free(index);
+        Some(status)
+    }
+
     /// Takes the status of an ended receive. The id of the receive becomes stale. Inlined, so that
     /// a caller loads only the fields that it uses.
     #[inline(always)]
