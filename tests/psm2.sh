@@ -58,7 +58,7 @@ export -f names
 say "symbols, with their version" bash -c "names $tests/symbols.txt"
 say "SONAME" grep -q 'libpsm2\.so\.2\]' <(readelf -d "$library")
 say "the preload exports glob alone" [ "$(nm -D --defined-only "$work/lib/libfishplate_hfi1.so" | awk '{ print $3 }')" = glob ]
-for name in layout misuse requests stats vanish killed am random stuck; do
+for name in layout misuse requests stats vanish killed am flood random stuck; do
     say "$name.c" gcc -std=gnu11 -Wall -Wextra -Werror -O1 -g "$tests/$name.c" "$library" -pthread -o "$work/$name"
 done
 say "Debian's libfabric loads with it" env LD_PRELOAD="$library" LD_BIND_NOW=1 fi_info -l
@@ -70,11 +70,14 @@ limit=600 say "$operations random operations against a model" "$work/random" $op
 tail -n 2 "$work/log"
 say "active messages" "$work/am" 20000
 tail -n 1 "$work/log"
+say "active messages: two floods" "$work/flood" 20000
 say "active messages to a killed peer" "$work/stuck" dies
 for bytes in 8 100 8000; do
     say "an error where messages of $bytes bytes fill all memory" \
         env FISHPLATE_PSM2_UNEXPECTED=10000 FISHPLATE_PSM2_PATIENCE=2 "$work/stuck" crowds $bytes
 done
+say "no error while the program waits for a third endpoint" \
+    env FISHPLATE_PSM2_UNEXPECTED=10000 FISHPLATE_PSM2_PATIENCE=2 "$work/stuck" third 8
 # Runs `fi_pingpong` over libfabric's psm2 provider, which verifies the data. The client finds the
 # server by TCP.
 pingpong() {

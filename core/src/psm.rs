@@ -200,6 +200,13 @@ impl<'e, 'm, R: Rail, const RAILS: usize> Mq<'e, 'm, R, RAILS> {
         }
     }
 
+    /// Returns a [crowding peer](Engine::crowding_peers) for which the open requests can be
+    /// waiting. Without an open request, the program may be waiting for any. Slow path: looks at
+    /// every slot.
+    pub fn crowding_peer(&self) -> Option<PeerId> {
+        self.engine.crowding_peers().find(|peer| self.state.requests.can_wait_for(*peer))
+    }
+
     /// Returns the counters.
     #[doc(alias = "psm2_mq_get_stats")]
     pub fn stats(&self) -> Stats {

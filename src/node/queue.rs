@@ -155,9 +155,9 @@ impl Queue<'_> {
     }
 
     /// Returns a peer whose sends wait because its unreceived messages fill all the room that this
-    /// node has for them.
-    pub fn crowding_peer(&mut self) -> Option<PeerId> {
-        self.0.engine_mut().crowding_peer()
+    /// node has for them, as [`Mq::crowding_peer`] does.
+    pub fn crowding_peer(&self) -> Option<PeerId> {
+        self.0.crowding_peer()
     }
 
     /// Returns the counters.

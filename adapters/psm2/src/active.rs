@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use fishplate::core::mem::Span;
-use fishplate::core::psm::{Code, MqReq};
+use fishplate::core::psm::Code;
 use fishplate::{Node, PeerId};
 
 use crate::error::Error;
@@ -13,18 +13,33 @@ use crate::error::Error;
 pub(crate) const ARGS: usize = 8;
 pub(crate) const PAYLOAD: usize = 4096;
 
-/// Maximum number of sends that wait for room. Above it, the endpoint reads no further messages.
-pub(crate) const SENDS: usize = 256;
+/// Maximum number of requests in flight to one peer. Replies are beyond this number and never wait,
+/// so two endpoints cannot wait for each other. Replies are bounded by what peers send without
+/// reading: their requests in flight, and the unexpected messages that this endpoint stores.
+const REQUESTS: usize = 256;
+
+/// Maximum number of sends in flight.
+pub(crate) const SENDS: usize = 1 << 18;
+
+/// Requests between two looks for messages of peers.
+const UNREAD: u32 = 16;
 
 /// State of an endpoint's active messages.
 pub(crate) struct Am {
     pub node: Node,
     /// Address of each handler function, and its context.
     pub handlers: Vec<(usize, usize)>,
-    /// Sends in flight, with their buffers.
-    pub sends: Vec<(MqReq, Box<[u8]>)>,
-    /// A claimed message whose payload is still arriving.
-    claimed: Option<(MqReq, Claimed)>,
+    /// Sends in flight by their context word, which is never 0. Each owns its buffer. A request has
+    /// its peer.
+    sends: HashMap<u64, (Box<[u8]>, Option<PeerId>)>,
+    last_send: u64,
+    /// Number of requests in flight to each peer that has any.
+    requests: HashMap<PeerId, usize>,
+    /// Requests since the last pass.
+    unread: u32,
+    /// A claimed message, and whether its payload has arrived. The context word of its receive is
+    /// 0.
+    claimed: Option<(Claimed, bool)>,
     /// True while a handler runs.
     pub busy: bool,
     /// By token: the peer whose `DONE` message completes the request, the completion function, and
@@ -46,7 +61,10 @@ impl Am {
         Am {
             node,
             handlers: vec![],
-            sends: vec![],
+            sends: HashMap::new(),
+            last_send: 0,
+            requests: HashMap::new(),
+            unread: 0,
             claimed: None,
             busy: false,
             completions: HashMap::new(),
@@ -55,43 +73,92 @@ impl Am {
     }
 
     /// Makes a pass, and returns the next message if one has arrived. Drops a message that is too
-    /// long.
+    /// long. Never waits for room, so peers can always send in the end.
     pub fn next(&mut self) -> Option<Claimed> {
+        self.unread = 0;
         let mut queue = self.node.queue()?;
-        queue.poll();
-        self.sends.retain(|(req, _)| queue.test2(&mut Some(*req)) == Err(Code::NoCompletions));
-        if self.busy || self.sends.len() >= SENDS {
-            return None;
+        while let Ok((req, _)) = queue.ipeek2() {
+            let status = queue.test2(&mut Some(req)).ok()?;
+            match self.sends.remove(&status.context) {
+                Some((_, Some(to))) => {
+                    self.requests.entry(to).and_modify(|count| *count -= 1);
+                }
+                Some((_, None)) => {}
+                None if status.error_code == Code::Ok => self.claimed.as_mut()?.1 = true,
+                None => self.claimed = None,
+            }
         }
-        if self.claimed.is_none() {
+        if self.claimed.is_none() && !self.busy {
             let (req, status) = queue.improbe2(None, [0; 3], [0; 3]).ok()?;
             let bytes = vec![0; PAYLOAD + 8 * (ARGS + 1)].into_boxed_slice();
             let (from, len) = (status.msg_peer?, status.msg_length as usize);
-            self.claimed = Some((req, Claimed { from, tag: status.msg_tag, len, bytes }));
-            let (_, claimed) = self.claimed.as_mut()?;
-            // SAFETY: `claimed` owns the boxed bytes, and nothing else uses them until `test2`
-            // below completes the receive.
+            let (claimed, here) =
+                self.claimed.insert((Claimed { from, tag: status.msg_tag, len, bytes }, false));
+            // SAFETY: `claimed` owns the boxed bytes, and nothing else uses them until the receive
+            // completes.
             queue.imrecv(unsafe { span(&mut claimed.bytes) }, 0, req).ok()?;
-        }
-        let (req, _) = self.claimed.as_ref()?;
-        match queue.test2(&mut Some(*req)) {
-            Err(Code::NoCompletions) => None,
-            ended => {
-                let (_, claimed) = self.claimed.take()?;
-                ended.is_ok_and(|status| status.error_code == Code::Ok).then_some(claimed)
+            if let Ok(status) = queue.test2(&mut Some(req)) {
+                *here = status.error_code == Code::Ok;
+                if !*here {
+                    self.claimed = None;
+                }
             }
+        }
+        match self.busy {
+            true => None,
+            false => self.claimed.take_if(|(_, here)| *here).map(|(claimed, _)| claimed),
         }
     }
 
-    pub fn send(&mut self, to: PeerId, tag: [u32; 3], mut bytes: Box<[u8]>) -> Result<(), Error> {
+    /// True if a request to this peer need not wait.
+    pub fn has_room(&self, to: PeerId) -> bool {
+        self.requests.get(&to).is_none_or(|count| *count < REQUESTS)
+    }
+
+    /// Counts a request. Returns true if the caller should look for messages of peers: one that
+    /// only sends would let their replies grow.
+    pub fn is_due(&mut self) -> bool {
+        self.unread += 1;
+        self.unread >= UNREAD
+    }
+
+    /// Sends a message. Never waits.
+    ///
+    /// # Errors
+    /// The peer has failed, or too much is in flight.
+    pub fn send(
+        &mut self,
+        to: PeerId,
+        tag: [u32; 3],
+        mut bytes: Box<[u8]>,
+        request: bool,
+    ) -> Result<(), Error> {
+        let number = self.last_send + 1;
+        let req = loop {
+            let mut queue = self.node.queue().ok_or(Error::INTERNAL)?;
+            // SAFETY: `sends` owns the box until `next` sees the send complete. If the send
+            // completed at once, nothing reads the bytes any more.
+            match queue.isend2(to, 0, tag, unsafe { span(&mut bytes) }, number) {
+                Err(Code::NoMemory) if self.node.grow_requests() => {}
+                begun => break begun?,
+            }
+        };
         let mut queue = self.node.queue().ok_or(Error::INTERNAL)?;
-        // SAFETY: `sends` owns the box until `next` sees the send complete. If the send completed
-        // at once, nothing reads the bytes any more.
-        let req = queue.isend2(to, 0, tag, unsafe { span(&mut bytes) }, 0)?;
         if queue.test2(&mut Some(req)) == Err(Code::NoCompletions) {
-            self.sends.push((req, bytes));
+            self.last_send = number;
+            self.sends.insert(number, (bytes, request.then_some(to)));
+            if request {
+                *self.requests.entry(to).or_default() += 1;
+            }
         }
         Ok(())
+    }
+
+    /// Forgets what waits for a peer that has failed or disconnected. A completion function reports
+    /// that a handler has returned, so it is not called.
+    pub fn forget(&mut self, peer: PeerId) {
+        self.completions.retain(|_, (from, ..)| *from != peer);
+        self.requests.remove(&peer);
     }
 }
 

@@ -4,7 +4,8 @@
 //! The node opens on the first call of this interface. Peers learn its address when they connect.
 //!
 //! Handlers run inside calls that make progress: one at a time, in message order, and without a
-//! lock held. A request waits for room, and makes progress meanwhile.
+//! lock held. A request waits for room, and makes progress meanwhile. A reply never waits, nor does
+//! a request of a handler, which is refused without room.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -70,7 +71,7 @@ impl Endpoint {
     /// Opens the node for active messages on the first call.
     fn open_am(&mut self) -> Result<&mut Am, Error> {
         if self.am.is_none() {
-            let node = open_node(1 << 12, None).map_err(|_| Error::DEVICE_FAILURE)?;
+            let node = open_node(SENDS, None).map_err(|_| Error::DEVICE_FAILURE)?;
             self.am = Some(Box::new(Am::new(node)));
             self.serve = Some(serve);
         }
@@ -149,7 +150,7 @@ fn run(home: Home, job: Job) {
     am.busy = false;
     if let Some((to, token)) = to {
         // Ignores an error: a failed peer waits for no completion.
-        _ = am.send(to, [DONE, 0, 0], token.to_le_bytes().into());
+        _ = am.send(to, [DONE, 0, 0], token.to_le_bytes().into(), false);
     }
 }
 
@@ -201,7 +202,7 @@ impl Message {
         if self.completion.is_some() {
             self.bytes[..8].copy_from_slice(&token.to_le_bytes());
         }
-        am.send(to, self.tag, self.bytes)?;
+        am.send(to, self.tag, self.bytes, self.tag[0] & 0xff != REPLY)?;
         if let Some((function, context)) = self.completion {
             am.last_token = token;
             am.completions.insert(token, (to, function, context));
@@ -295,30 +296,35 @@ pub unsafe extern "C" fn psm2_am_request_short(
         return Error::PARAM;
     }
     let kind = if flags & NOREPLY == 0 { REQUEST } else { REQUEST_NOREPLY };
-    guard(|| {
-        // SAFETY: PSM2 requires the caller to pass `count` arguments and `len` bytes.
-        let message = match unsafe { Message::new(kind, handler, args, count, src, len, function, context) } {
-            Ok(message) => message,
-            Err(error) => return error,
-        };
-        loop {
-            let Some((mut endpoint, peer)) = find_address(to) else { return Error::PARAM };
-            if endpoint.am.as_ref().is_none_or(|am| am.sends.len() < SENDS) {
-                return message.send(&mut endpoint, peer).err().unwrap_or(Error::OK);
-            }
-            if SERVES.get() {
-                // A handler made this call, and no message is handled while a handler runs, so
-                // waiting could deadlock.
-                return Error::NO_RESOURCES;
-            }
-            if let Err(error) = endpoint.reached(peer) {
-                return error;
-            }
-            let after = endpoint.after(false);
+    // SAFETY: PSM2 requires the caller to pass `count` arguments and `len` bytes.
+    let message = unsafe { Message::new(kind, handler, args, count, src, len, function, context) };
+    guard(|| message.and_then(|message| request(to, message)).err().unwrap_or(Error::OK))
+}
+
+/// Sends a request. Waits for room, unless a handler made the call.
+fn request(to: *mut EpAddr, message: Message) -> Result<(), Error> {
+    loop {
+        let (mut endpoint, peer) = find_address(to).ok_or(Error::PARAM)?;
+        let at = endpoint.am_of(peer).ok_or(Error::PARAM)?;
+        let am = endpoint.am.as_deref_mut().ok_or(Error::PARAM)?;
+        if am.has_room(at) {
+            let (due, home) = (am.is_due(), endpoint.home);
+            let sent = message.send(&mut endpoint, peer);
             drop(endpoint);
-            after.act();
+            if due {
+                serve(home);
+            }
+            return sent;
         }
-    })
+        if SERVES.get() {
+            // No message is handled while a handler runs, so waiting could deadlock.
+            return Err(Error::NO_RESOURCES);
+        }
+        endpoint.reached(peer)?;
+        let after = endpoint.after(false);
+        drop(endpoint);
+        after.act();
+    }
 }
 
 /// Runs a handler at the sender of the current request. Allowed once per request, inside its
@@ -338,21 +344,18 @@ pub unsafe extern "C" fn psm2_am_reply_short(
     if flags & !ASYNC != 0 {
         return Error::PARAM;
     }
-    guard(|| {
-        let Some(current) = CURRENT.get().filter(|current| current.token == token.addr()) else {
-            return Error::PARAM;
-        };
-        if !current.may_reply {
-            return Error::PARAM;
-        }
-        // SAFETY: PSM2 requires the caller to pass `count` arguments and `len` bytes.
-        let sent = unsafe { Message::new(REPLY, handler, args, count, src, len, function, context) }
-            .and_then(|message| message.send(&mut *current.home.find().ok_or(Error::PARAM)?, current.peer));
-        if sent.is_ok() {
-            CURRENT.set(Some(Current { may_reply: false, ..current }));
-        }
-        sent.err().unwrap_or(Error::OK)
-    })
+    // SAFETY: PSM2 requires the caller to pass `count` arguments and `len` bytes.
+    let message = unsafe { Message::new(REPLY, handler, args, count, src, len, function, context) };
+    guard(|| message.and_then(|message| reply(token, message)).err().unwrap_or(Error::OK))
+}
+
+/// Sends the reply to the current request.
+fn reply(token: *mut c_void, message: Message) -> Result<(), Error> {
+    let current = CURRENT.get().filter(|current| current.token == token.addr() && current.may_reply);
+    let current = current.ok_or(Error::PARAM)?;
+    message.send(&mut *current.home.find().ok_or(Error::PARAM)?, current.peer)?;
+    CURRENT.set(Some(Current { may_reply: false, ..current }));
+    Ok(())
 }
 
 /// Writes the address of the peer that sent the current message.

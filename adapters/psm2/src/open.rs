@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::io::Write;
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fishplate::core::engine::protocol::MatchConfig;
 use fishplate::node::{Fabric, OpenError};
@@ -281,10 +281,12 @@ fn close(ep: *mut Ep, timeout: Duration) -> Error {
         drop(node);
         return Error::OK;
     }
+    let deadline = Instant::now() + timeout;
+    let closed = node.close(timeout);
     if let Some(am) = am {
-        _ = am.node.close(timeout);
+        _ = am.node.close(deadline.saturating_duration_since(Instant::now()));
     }
-    match node.close(timeout) {
+    match closed {
         Err(fishplate::node::Error::Unfinished(_)) if !timeout.is_zero() => Error::CLOSE_TIMEOUT,
         _ => Error::OK,
     }

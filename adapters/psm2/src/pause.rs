@@ -28,6 +28,8 @@ pub(crate) struct Idle {
     /// Number of all calls. Wraps around.
     calls: u32,
     looked: Instant,
+    /// `calls` at the last liveness check.
+    calls_at_look: u32,
     /// When the memory for unexpected messages became full while calls found nothing.
     crowded: Option<Instant>,
     patience: Duration,
@@ -36,13 +38,15 @@ pub(crate) struct Idle {
 impl Idle {
     pub fn new() -> Self {
         let patience = number("FISHPLATE_PSM2_PATIENCE").map_or(PATIENCE, Duration::from_secs);
-        Idle { empty: 0, calls: 0, looked: Instant::now(), crowded: None, patience }
+        Idle { empty: 0, calls: 0, looked: Instant::now(), calls_at_look: 0, crowded: None, patience }
     }
 
     /// Called at a liveness check. Returns true if the memory for unexpected messages has been full
-    /// for `patience` while calls found nothing.
+    /// for `patience` while no call found anything.
     pub fn is_crowded_out(&mut self, full: bool) -> bool {
-        match full && self.empty >= SPINS {
+        let calls = self.calls.wrapping_sub(self.calls_at_look);
+        self.calls_at_look = self.calls;
+        match full && self.empty >= calls.max(SPINS) {
             true => self.crowded.get_or_insert_with(Instant::now).elapsed() >= self.patience,
             false => {
                 self.crowded = None;

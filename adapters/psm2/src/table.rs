@@ -238,6 +238,7 @@ impl Endpoint {
         }
         if let (Some(peer), Some(am)) = (self.am_of(id), &mut self.am) {
             _ = am.node.disconnect(peer);
+            am.forget(peer);
         }
         self.peers.retain(|peer| peer.id != id);
         Error::OK
@@ -349,7 +350,7 @@ impl Endpoint {
     /// that the program waits for.
     #[cold]
     fn look(&mut self) -> After {
-        let crowding = self.node.queue().and_then(|mut queue| queue.crowding_peer());
+        let crowding = self.node.queue().and_then(|queue| queue.crowding_peer());
         if self.idle.is_crowded_out(crowding.is_some()) && self.queue.is_ok() {
             self.queue = Err(Error::NO_MEMORY);
             let peer = self.peers.iter().find(|peer| Some(peer.id) == crowding);
@@ -365,6 +366,9 @@ impl Endpoint {
         let mut texts = vec![];
         let mut failed = self.node.failed_peers();
         for (id, error) in self.am.as_mut().map_or(vec![], |am| am.node.failed_peers()) {
+            if let Some(am) = &mut self.am {
+                am.forget(id);
+            }
             failed.extend(self.peers.iter().find(|peer| peer.am == Some(id)).map(|peer| (peer.id, error)));
         }
         for (id, error) in failed {

@@ -1,8 +1,10 @@
 /* Two processes, one of which can never continue. That process must get an error and not hang.
 
      stuck dies          sends active messages to a process that is killed, until there is no room
-     stuck crowds BYTES  waits for a message behind too many unexpected messages of BYTES bytes each.
-                         Set FISHPLATE_PSM2_PATIENCE to a few seconds. */
+     stuck crowds BYTES  waits for a message behind too many unexpected messages of BYTES bytes each
+     stuck third BYTES   the same, but first waits for a third endpoint, which must not be an error
+
+   Set FISHPLATE_PSM2_PATIENCE to a few seconds. */
 #include <psm2.h>
 #include <psm2_am.h>
 #include <psm2_mq.h>
@@ -11,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <time.h>
 #include <unistd.h>
 
 #define MUST(condition)                                                            \
@@ -56,9 +59,31 @@ static void flood (psm2_epaddr_t to, int handler_index)
   MUST (error == PSM2_EPID_NETWORK_ERROR);
 }
 
+/* Waits for a message of one more endpoint, which is sent after the time for which others may crowd. */
+static void wait_for_third (psm2_ep_t ep, psm2_mq_t mq, psm2_uuid_t key, struct psm2_ep_open_opts *opts, psm2_epid_t id)
+{
+  const char *patience = getenv ("FISHPLATE_PSM2_PATIENCE");
+  psm2_mq_tag_t tag = { { 3, 0, 0, 0 } }, all = { { -1u, -1u, -1u, 0 } };
+  psm2_epaddr_t from, to;
+  psm2_mq_req_t req;
+  psm2_epid_t other;
+  psm2_error_t error;
+  psm2_ep_t third;
+  psm2_mq_t sends;
+  MUST (patience && psm2_ep_open (key, opts, &third, &other) == PSM2_OK && psm2_mq_init (third, 0, NULL, 0, &sends) == PSM2_OK);
+  MUST (psm2_ep_connect (ep, 1, &other, NULL, &error, &from, 20000000000) == PSM2_OK);
+  MUST (psm2_ep_connect (third, 1, &id, NULL, &error, &to, 20000000000) == PSM2_OK);
+  MUST (psm2_mq_irecv2 (mq, from, &tag, &all, 0, NULL, 0, NULL, &req) == PSM2_OK);
+  for (time_t end = time (NULL) + 2 * atoi (patience) + 2; time (NULL) < end;)
+    MUST (psm2_mq_ipeek2 (mq, &req, NULL) == PSM2_MQ_NO_COMPLETIONS);
+  MUST (told == 0);
+  MUST (psm2_mq_send2 (sends, to, 0, &tag, NULL, 0) == PSM2_OK);
+  MUST (psm2_mq_wait2 (&req, NULL) == PSM2_OK);
+}
+
 int main (int argc, char **argv)
 {
-  int dies = argc == 2 && !strcmp (argv[1], "dies"), bytes = argc == 3 ? atoi (argv[2]) : 0;
+  int third = argc == 3 && !strcmp (argv[1], "third"), dies = argc == 2 && !strcmp (argv[1], "dies"), bytes = argc == 3 ? atoi (argv[2]) : 0;
   int up[2], down[2], major = PSM2_VERNO_MAJOR, minor = PSM2_VERNO_MINOR, index;
   psm2_uuid_t key = { 25 };
   struct psm2_ep_open_opts opts;
@@ -107,6 +132,8 @@ int main (int argc, char **argv)
       psm2_mq_send2 (mq, to, 0, &many, buffer, bytes);
   else
     {
+      if (third)
+        wait_for_third (ep, mq, key, &opts, id);
       MUST (psm2_mq_irecv2 (mq, to, &last, &all, 0, buffer, bytes, NULL, &req) == PSM2_OK);
       MUST (psm2_mq_wait2 (&req, &status) != PSM2_OK && told == PSM2_NO_MEMORY);
       kill (child, SIGKILL);

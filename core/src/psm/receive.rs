@@ -65,6 +65,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
             Ok(request) => {
                 let slot = &mut self.state.requests.slots[index as usize];
                 (slot.state, slot.context) = (State::Receiving(request), context);
+                slot.status.msg_peer = Some(message.envelope.source);
                 Ok(())
             }
             Err(OpError::StaleToken) => {
@@ -117,7 +118,8 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         let index = self.state.requests.take(context, true).ok_or(Code::NoMemory)?;
         match self.engine.recv(source, tag, ignore, into, self.state.requests.word(index)) {
             Ok(request) => {
-                self.state.requests.slots[index as usize].state = State::Receiving(request);
+                let slot = &mut self.state.requests.slots[index as usize];
+                (slot.state, slot.status.msg_peer) = (State::Receiving(request), source);
                 Ok(self.state.requests.name(index))
             }
             Err(error) => {

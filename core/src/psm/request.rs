@@ -139,7 +139,8 @@ impl<'m> Requests<'m> {
         Requests { slots, completed: Fifo::EMPTY, deferred: Fifo::EMPTY, waiting: 0 }
     }
 
-    /// Takes a slot. Its status is stale until the request completes or is sent.
+    /// Takes a slot. Its status is stale until the request completes. The peer in it is not: the
+    /// caller sets it, once the engine has the request.
     #[inline(always)]
     pub(super) fn take(&mut self, context: u64, receive: bool) -> Option<u32> {
         let index = self.slots.take()?;
@@ -223,6 +224,24 @@ impl<'m> Requests<'m> {
         }
         slot.status = Status2::received(&end, slot.context);
         self.complete(index);
+    }
+
+    /// Returns whether the open requests can be waiting for this peer: one of them names it or any
+    /// peer, or there is none. Slow path: scans all slots.
+    pub(super) fn can_wait_for(&self, peer: PeerId) -> bool {
+        let mut idle = true;
+        for (_, slot) in self.slots.taken() {
+            let named = match slot.state {
+                State::Sending(_) | State::Receiving(_) => slot.status.msg_peer,
+                State::Deferred(send) => Some(send.to),
+                State::Claimed(_) | State::Completed | State::Dequeued => continue,
+            };
+            if named.is_none_or(|named| named == peer) {
+                return true;
+            }
+            idle = false;
+        }
+        idle
     }
 
     /// Returns the number of peers with deferred sends.

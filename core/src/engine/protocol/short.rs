@@ -7,6 +7,7 @@ use crate::mem::{PeerId, Untrusted, copy_message};
 use crate::rail::Rail;
 
 use super::super::{Engine, State};
+use super::Protocol;
 use super::stock::{Account, Kept, SHORT};
 
 /// Maximum number of short messages that a stream may send between two grants. It exceeds the
@@ -51,19 +52,22 @@ impl Account {
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Returns a peer whose unexpected messages fill all the room that they can have here. Its
-    /// further sends wait until some of its messages are received. Short messages fill their own
+    /// Returns the peers whose unexpected messages fill all the room that they can have here. Their
+    /// further sends wait until some of their messages are received. Short messages fill their own
     /// room before they take header room. Slow path: visits every stream.
-    pub fn crowding_peer(&self) -> Option<PeerId> {
-        let protocol = self.state.protocol.as_ref()?;
-        // A sender with the configuration of this engine keeps at most this many payloads.
-        let kept_there = protocol.outgoing.len() as u32;
-        let streams = protocol.accounts.iter().take(self.state.streams.len());
-        let (stream, _) = streams.enumerate().find(|(_, account)| {
+    pub fn crowding_peers(&self) -> impl Iterator<Item = PeerId> {
+        let crowded = |protocol: &Protocol<'_, RAILS>, account: &Account| {
+            // A sender configured as this engine keeps no more payloads than this.
+            let kept_there = protocol.outgoing.len() as u32;
             account.kept == protocol.credits.after(account.credit_doublings)
                 && account.headers >= protocol.waiting.after(account.header_doublings).min(kept_there)
-        })?;
-        Some(self.state.peer_id(self.state.streams[stream].peer))
+        };
+        self.state.protocol.iter().flat_map(move |protocol| {
+            let streams = self.state.streams.iter().zip(protocol.accounts.iter());
+            streams
+                .filter(move |(_, account)| crowded(protocol, account))
+                .map(|(stream, _)| self.state.peer_id(stream.peer))
+        })
     }
 }
 
