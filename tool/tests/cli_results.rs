@@ -70,7 +70,8 @@ fn a_duration_is_kept_and_processor_time_is_told() {
         // Without a duration the run would take its whole time limit of 60 s.
         let (least, most) = (Duration::from_millis(500), Duration::from_secs(30));
         assert!((least..most).contains(&begun.elapsed()), "{line}: {:?}", begun.elapsed());
-        assert!(row["iters"].as_u64().unwrap() > 100, "{line}: {row}");
+        // On a loaded machine an iteration may take many milliseconds.
+        assert!(row["iters"].as_u64().unwrap() > 0, "{line}: {row}");
         assert!(row["cpu_ns_per_op"].as_f64().is_some_and(|ns| ns > 0.0), "{line}: {row}");
         let peer = row["peer_cpu_ns_per_op"].as_f64();
         assert_eq!(peer.is_some_and(|ns| ns > 0.0), !line.contains("loopback"), "{line}: {row}");
