@@ -1,11 +1,14 @@
 //! A table whose entry numbers are not reused.
 
 /// Values in slots. The lower half of a number is the slot, the upper half counts the uses of the
-/// slot. A removed value and its successor thus have different numbers.
+/// slot. A removed value and its successor thus have different numbers. Bit 63 is never set.
 pub(crate) struct Slab<T> {
     slots: Vec<(u32, Option<T>)>,
     free: Vec<u32>,
 }
+
+/// The largest number of uses. After it the count starts at 1 again.
+const USES: u32 = u32::MAX >> 1;
 
 impl<T> Default for Slab<T> {
     fn default() -> Self {
@@ -21,7 +24,7 @@ impl<T> Slab<T> {
             self.slots.len() as u32 - 1
         });
         let slot = &mut self.slots[at as usize];
-        *slot = (slot.0.wrapping_add(1).max(1), Some(value));
+        *slot = (((slot.0 + 1) & USES).max(1), Some(value));
         u64::from(slot.0) << 32 | u64::from(at)
     }
 
@@ -68,5 +71,20 @@ mod tests {
         assert!(slab.get(first).is_none() && slab.remove(first).is_none());
         assert_eq!((slab.get(second), slab.get(0)), (Some(&'b'), None));
         assert_eq!(slab.iter().collect::<Vec<_>>(), [(second, &'b')]);
+    }
+
+    #[test]
+    fn bit_63_of_a_number_stays_free() {
+        let mut slab = Slab::default();
+        let first = slab.insert('a');
+        slab.remove(first);
+        slab.slots[0].0 = USES - 1;
+        let numbers = [(); 3].map(|()| {
+            let number = slab.insert('b');
+            assert_eq!(slab.remove(number), Some('b'));
+            number
+        });
+        assert_eq!(numbers, [u64::from(USES) << 32, 1 << 32, 2 << 32]);
+        assert!(numbers.iter().all(|number| number >> 63 == 0));
     }
 }
