@@ -1,9 +1,9 @@
 //! Executes transfers.
 //!
 //! Between processes on one host, posting a transfer copies it completely, with many ranges per
-//! system call. Otherwise a post issues operations while there is room, and later passes issue the
-//! rest. The notification of a write is sent with or behind the writes. The notification of a read
-//! is sent after the reads complete.
+//! system call. It does so in steps, between which other threads may call. Otherwise a post issues
+//! operations while there is room, and later passes issue the rest. The notification of a write is
+//! sent with or behind the writes. The notification of a read is sent after the reads complete.
 
 use fishplate::core::engine::NOW_MAX;
 use fishplate::core::mem::copy_bytes;
@@ -20,6 +20,9 @@ use crate::transfer::{Desc, Piece, Regions, Transfer};
 
 /// Maximum number of passes per status check.
 const PASSES: usize = 16;
+
+/// Maximum number of bytes to copy in one step, during which the agent is locked.
+const STEP: usize = 1 << 20;
 
 impl State {
     /// Prepares a transfer. Moves no data.
@@ -83,6 +86,8 @@ impl State {
             here: vec![],
             there: vec![],
             next: 0,
+            cut: 0,
+            copies: false,
             outstanding: 0,
             post: 0,
             waits: 0,
@@ -102,17 +107,27 @@ impl State {
         if let Err(status) = Notes::check(note.map_or(0, <[u8]>::len)) {
             return status;
         }
-        (transfer.next, transfer.fault, transfer.active) = (0, None, true);
+        (transfer.next, transfer.cut, transfer.fault, transfer.active) = (0, 0, None, true);
         (transfer.post, transfer.waits) = (transfer.post.wrapping_add(1), 0);
         transfer.note = note.map(<[u8]>::to_vec);
         transfer.here.clear();
         transfer.there.clear();
         self.stir();
+        self.step(number)
+    }
+
+    /// Makes a step of a post. Repeat it while [`copies`](Self::copies) is true.
+    pub fn step(&mut self, number: u64) -> Status {
         let status = self.advance(number);
-        if status == Status::IN_PROG {
+        if status == Status::IN_PROG && !self.copies(number) {
             self.moving.push(number);
         }
         status
+    }
+
+    /// Returns whether a transfer in progress can be copied further at once.
+    pub fn copies(&self, number: u64) -> bool {
+        self.transfers.get(number).is_some_and(|transfer| transfer.copies)
     }
 
     /// Returns the status of a transfer. Makes some passes if it is in progress.
@@ -120,7 +135,12 @@ impl State {
         for _ in 0..PASSES {
             match self.transfers.get(number) {
                 None => return Status::NOT_FOUND,
-                Some(transfer) if transfer.active => self.progress(),
+                Some(transfer) if transfer.active => {
+                    self.progress();
+                    if self.copies(number) {
+                        break;
+                    }
+                }
                 Some(transfer) => return transfer.fault.unwrap_or(Status::SUCCESS),
             }
         }
@@ -143,7 +163,8 @@ impl State {
 
     /// Continues a transfer and returns its status.
     pub fn advance(&mut self, number: u64) -> Status {
-        let Some(transfer) = self.transfers.get(number) else { return Status::NOT_FOUND };
+        let Some(transfer) = self.transfers.get_mut(number) else { return Status::NOT_FOUND };
+        transfer.copies = false;
         if transfer.fault.is_none()
             && let Err(status) = self.carry(number)
             && status != Status::IN_PROG
@@ -213,6 +234,9 @@ impl State {
             let count = if packs { packed::run(left, transfer.write, node.eager_max(id)) } else { 0 };
             if count == 0 {
                 carry_apart(node, transfer, number, packs)?;
+                if transfer.copies {
+                    return Err(Status::IN_PROG);
+                }
                 continue;
             }
             let mut sides = Sides { peers, locals, transfers, buffers };
@@ -254,16 +278,26 @@ impl State {
         for region in transfer.locals.iter().chain(&transfer.remotes) {
             self.locals.get(*region).ok_or(Status::NOT_FOUND)?;
         }
-        for piece in &transfer.pieces {
+        let mut room = STEP;
+        while let Some(piece) = transfer.pieces.get(transfer.next) {
+            let (cut, len) = (transfer.cut, room.min(piece.len - transfer.cut));
             let (from, to) = match transfer.write {
-                true => (piece.here, piece.there),
-                false => (piece.there, piece.here),
+                true => (piece.here + cut, piece.there + cut),
+                false => (piece.there + cut, piece.here + cut),
             };
             // SAFETY: `prepare` checked both ranges against their regions. The regions are still
             // registered, so the program keeps the memory valid.
-            unsafe { copy_bytes(from as *const u8, to as *mut u8, piece.len) };
+            unsafe { copy_bytes(from as *const u8, to as *mut u8, len) };
+            room -= len;
+            (transfer.next, transfer.cut) = match cut + len == piece.len {
+                true => (transfer.next + 1, 0),
+                false => (transfer.next, cut + len),
+            };
+            if room == 0 && transfer.next < transfer.pieces.len() {
+                transfer.copies = true;
+                return Err(Status::IN_PROG);
+            }
         }
-        transfer.next = transfer.pieces.len();
         if let Some(note) = transfer.note.take() {
             self.notes.arrive((self.name.clone(), note));
         }
@@ -305,44 +339,62 @@ impl State {
     }
 }
 
-/// Posts pieces as single puts or gets: only the next piece if `one`, otherwise all remaining
-/// pieces.
+/// Copies at most [`STEP`] bytes at once where the host can. Otherwise posts pieces as single puts
+/// or gets: only the next piece if `one`, otherwise all remaining pieces.
 fn carry_apart(node: &mut Node, transfer: &mut Transfer, number: u64, one: bool) -> Result<(), Status> {
-    let Transfer { write, pieces, here, there, next, outstanding, .. } = transfer;
-    let range = |piece: &Piece| -> (Slice, RemoteAddr) {
+    let Transfer { write, pieces, here, there, next, cut, copies, outstanding, .. } = transfer;
+    let range = |piece: &Piece, cut: usize, len: usize| -> (Slice, RemoteAddr) {
         let (memory, base) = here[piece.local as usize];
         let (remote, start) = there[piece.remote as usize];
-        let from: LocalAddr = memory.at((piece.here - base) as u64);
-        (Slice::new(from, piece.len), remote.at(piece.there as u64 - start))
+        let from: LocalAddr = memory.at((piece.here - base + cut) as u64);
+        (Slice::new(from, len), remote.at(piece.there as u64 - start + cut as u64))
     };
-    let mut at_once = !one;
+    let (mut at_once, mut room) = (!one, STEP);
     while let Some(first) = pieces.get(*next) {
         if at_once {
             let mut now = |ranges: &[(Slice, RemoteAddr)]| match *write {
                 true => node.put_now(ranges),
                 false => node.get_now(ranges),
             };
-            let moved = match &pieces[*next..] {
-                [_] => now(&[range(first)])?,
+            let len = room.min(first.len - *cut);
+            let moved = match &pieces[*next + 1..] {
+                [] => now(&[range(first, *cut, len)])?,
                 left => {
-                    let mut ranges = [range(first); NOW_MAX];
-                    for (place, piece) in ranges.iter_mut().zip(left) {
-                        *place = range(piece);
+                    let mut ranges = [range(first, *cut, len); NOW_MAX];
+                    let (mut count, mut sum) = (1, len);
+                    for (place, piece) in ranges[1..].iter_mut().zip(left) {
+                        sum += piece.len;
+                        if sum > room {
+                            break;
+                        }
+                        *place = range(piece, 0, piece.len);
+                        count += 1;
                     }
-                    now(&ranges[..left.len().min(NOW_MAX)])?
+                    now(&ranges[..count])?
                 }
             };
-            *next += moved;
             at_once = moved != 0;
+            if at_once {
+                let more = pieces[*next + 1..*next + moved].iter().map(|piece| piece.len);
+                room -= len + more.sum::<usize>();
+                (*next, *cut) = match *cut + len == first.len {
+                    true => (*next + moved, 0),
+                    false => (*next, *cut + len),
+                };
+                *copies = room == 0 && *next < pieces.len();
+                if *copies {
+                    break;
+                }
+            }
             continue;
         }
-        let (slice, remote) = range(first);
+        let (slice, remote) = range(first, *cut, first.len - *cut);
         let issued = match *write {
             true => node.put(slice, remote, Notice::Report(number)),
             false => node.get(slice, remote, Notice::Report(number)),
         };
         *outstanding += u32::from(matches!(issued?, Issued::Pending(_)));
-        *next += 1;
+        (*next, *cut) = (*next + 1, 0);
         if one {
             break;
         }

@@ -142,7 +142,6 @@ pub unsafe extern "C" fn fishplate_nixl_close(agent: *mut Agent) {
 #[unsafe(no_mangle)]
 pub extern "C" fn fishplate_nixl_info(agent: *const Agent, sink: Sink, to: *mut c_void) -> i32 {
     on(agent, |state| {
-        state.info.address = state.node.address();
         sink(to, Bytes::of(&state.info.encode()), Bytes::of(&[]));
         Ok(())
     })
@@ -304,7 +303,24 @@ pub unsafe extern "C" fn fishplate_nixl_post(
 ) -> i32 {
     // SAFETY: the C++ half passes a valid string.
     let note = unsafe { note.get() };
-    on(agent, |state| Err(state.post(number, notifies.then_some(note))))
+    let mut first = true;
+    loop {
+        let mut copies = false;
+        let status = on(agent, |state| {
+            let status = match first {
+                true => state.post(number, notifies.then_some(note)),
+                false => state.step(number),
+            };
+            copies = status == Status::IN_PROG && state.copies(number);
+            Err(status)
+        });
+        if !copies {
+            return status;
+        }
+        first = false;
+        // SAFETY: `on` has checked the pointer for null.
+        unsafe { &*agent }.shared.let_others();
+    }
 }
 
 /// Returns the status of a transfer.

@@ -2,7 +2,9 @@
 //! state. No thread holds the lock while it waits for a peer.
 
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use fishplate::Node;
@@ -31,12 +33,18 @@ const LOOK: Duration = Duration::from_millis(20);
 const SPIN: Duration = Duration::from_micros(200);
 
 /// The state that calls and threads share. `None` once the agent is closed.
-pub(crate) struct Shared(Mutex<Option<State>>);
+pub(crate) struct Shared {
+    state: Mutex<Option<State>>,
+    /// Number of calls that wait for the lock, and number of calls that have got it.
+    waiting: AtomicU32,
+    served: AtomicU32,
+}
 
 impl Shared {
     /// Wraps a state.
     pub fn new(state: State) -> Arc<Shared> {
-        let shared = Arc::new(Shared(Mutex::new(Some(state))));
+        let (waiting, served) = (AtomicU32::new(0), AtomicU32::new(0));
+        let shared = Arc::new(Shared { state: Mutex::new(Some(state)), waiting, served });
         let itself = Arc::downgrade(&shared);
         shared.with(|state| state.itself = itself);
         shared
@@ -44,12 +52,32 @@ impl Shared {
 
     /// Closes the agent: removes its state.
     pub fn take(&self) -> Option<State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Runs a call on the state. Returns `None` if the agent is closed or an earlier call panicked.
     pub fn with<T>(&self, call: impl FnOnce(&mut State) -> T) -> Option<T> {
-        self.0.lock().ok()?.as_mut().map(call)
+        // Relaxed: the counters publish no other data.
+        let locked = match self.state.try_lock() {
+            Ok(state) => Ok(state),
+            Err(_) => {
+                self.waiting.fetch_add(1, Ordering::Relaxed);
+                let locked = self.state.lock();
+                self.waiting.fetch_sub(1, Ordering::Relaxed);
+                self.served.fetch_add(1, Ordering::Relaxed);
+                locked
+            }
+        };
+        locked.ok()?.as_mut().map(call)
+    }
+
+    /// Lets one waiting call run, if there is one. A thread that locks again at once would overtake
+    /// it.
+    pub fn let_others(&self) {
+        let served = self.served.load(Ordering::Relaxed);
+        while self.waiting.load(Ordering::Relaxed) != 0 && self.served.load(Ordering::Relaxed) == served {
+            thread::yield_now();
+        }
     }
 }
 

@@ -7,6 +7,8 @@
 
 #include "../plugin/abi.hpp"
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -381,6 +383,73 @@ void several_threads(Engine &a, Engine &b, Memory &ours, Memory &theirs, Metadat
     for (std::size_t found : each) IS(2 * rounds, found);
 }
 
+// A long copy is exact, and calls of another thread are served while it runs.
+void long_copies(Engine &a, Engine &b) {
+    constexpr std::size_t size = 32 << 20, middle = (20 << 20) + 1, part = 5000;
+    Memory ours(a, size), mine(a, size), theirs(b, size);
+    Metadata *remote = nullptr;
+    IS(SUCCESS, a.load_remote(theirs.told(), Mem::dram, "b", remote));
+    std::vector<MetaDesc> here, there, within;
+    auto add = [&](std::size_t at, std::size_t len) {
+        here.push_back(ours.at(at, len, ours.local));
+        there.push_back(theirs.at(at, len, remote));
+        within.push_back(mine.at(at, len, mine.local));
+    };
+    add(0, middle);
+    for (std::size_t at = middle + 1; at + part < size; at += part) add(at, part - 1);
+    Request *short_one = nullptr, *request[3] = {};
+    IS(SUCCESS, prepare(a, Op::write, list({ours.at(0, 8, ours.local)}), list({theirs.at(0, 8, remote)}), "b", short_one));
+    IS(SUCCESS, finish(a, short_one, post(a, short_one)));
+    IS(SUCCESS, prepare(a, Op::write, list(here), list(there), "b", request[0]));
+    IS(SUCCESS, prepare(a, Op::read, list(within), list(there), "b", request[1]));
+    IS(SUCCESS, prepare(a, Op::write, list(within), list(here), "a", request[2]));
+    std::atomic<std::size_t> calls = 0;
+    // The first and the last byte of the current copy. They change from 0 when it begins and ends.
+    std::atomic<char *> first = nullptr, last = nullptr;
+    std::atomic<bool> ends = false;
+    auto set = [](char *byte) { return byte != nullptr && std::atomic_ref(*byte) != 0; };
+    std::thread other([&] {
+        while (!ends) {
+            char *end = last;
+            bool begun = set(first);
+            IS(SUCCESS, a.check(short_one));
+            calls += begun && end != nullptr && end == last && !set(end);
+        }
+    });
+    std::string note = "n";
+    for (Request *one : request) {
+        std::size_t shared = 0, round = 0;
+        until("calls during five copies", [&] {
+            // The short ranges leave a byte between them.
+            char value = char(++round % 100 + 1);
+            bool writes = one == request[0];
+            Memory &source = writes ? ours : one == request[1] ? theirs : mine;
+            Memory &target = writes ? theirs : one == request[1] ? mine : ours;
+            std::memset(source.bytes.data(), value, size);
+            std::memset(target.bytes.data(), 0, size);
+            last = target.bytes.data() + (here.back().address - ours.desc.address), first = target.bytes.data();
+            calls = 0;
+            IS(SUCCESS, post(a, one, round == 1 && writes ? &note : nullptr));
+            first = nullptr, last = nullptr;
+            shared += calls >= 3;
+            for (auto &desc : here) {
+                const char *got = target.bytes.data() + (desc.address - ours.desc.address);
+                IS(true, std::count(got, got + desc.len, value) == long(desc.len));
+                IS(0, got[desc.len]);
+            }
+            return shared >= 5;
+        });
+        IS(SUCCESS, a.release(one));
+    }
+    ends = true;
+    other.join();
+    IS(true, notes(b, 1)[0].second == note);
+    IS(SUCCESS, a.release(short_one));
+    IS(SUCCESS, a.unload(remote));
+    for (auto &[engine, memory] : {std::pair{&a, &ours}, {&a, &mine}, {&b, &theirs}})
+        IS(SUCCESS, engine->deregister_memory(memory->local));
+}
+
 void what_is_gone(Engine &a, Agent &b, Memory &ours, Metadata *remote, Memory &theirs) {
     Request *request = nullptr, *other = nullptr;
     auto there = list({theirs.at(0, 64, remote)});
@@ -449,6 +518,7 @@ int main(int count, char **names) {
         if (round == 1) several_threads(*a, *b, ours, *theirs, remote);
         if (round < 2) long_notifications(*a, *b);
         if (round == 1) what_is_in_progress(*a, ours);
+        if (round == 0 && given.contains("fabric")) long_copies(*a, *b);
         what_is_gone(*a, b, ours, remote, *theirs);
     }
     // NIXL ends an agent with these calls.
