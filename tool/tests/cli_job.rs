@@ -2,14 +2,16 @@
 
 use std::net::TcpListener;
 use std::process::Stdio;
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::thread::{sleep, spawn};
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 mod command;
 #[path = "command/schema.rs"]
 mod schema;
-use command::{fishplate, rows, text};
+use command::{fishplate, limit, rows, text};
+
+/// Time limit of a run.
+const LIMIT: Duration = Duration::from_secs(20);
 
 #[test]
 fn every_pattern_delivers_everything_and_its_rows_fit_the_schema() {
@@ -26,20 +28,6 @@ fn every_pattern_delivers_everything_and_its_rows_fit_the_schema() {
             assert_eq!((checked, errors), (40 * flows, 0), "{row}");
         }
     }
-}
-
-/// Kills a process that still runs after 20 s, so that a test that waits for it ends. Dropping the
-/// returned sender cancels it.
-fn limit(process: u32) -> Sender<()> {
-    let (done, over) = channel();
-    spawn(move || {
-        if over.recv_timeout(Duration::from_secs(20)) == Err(RecvTimeoutError::Timeout) {
-            // SAFETY: `kill` takes no pointers. The process is a child that the test has not
-            // reaped.
-            unsafe { libc::kill(process as i32, libc::SIGKILL) };
-        }
-    });
-    done
 }
 
 /// Two ranks with different seeds find every message wrong: those of the row, and the first of each
@@ -59,7 +47,7 @@ fn wrong_first_messages_are_errors_of_the_first_row() {
             .spawn()
             .unwrap()
     });
-    let _limits = [&ranks[0], &ranks[1]].map(|rank| limit(rank.id()));
+    let _limits = [&ranks[0], &ranks[1]].map(|rank| limit(rank.id(), LIMIT));
     let [first, second] = ranks.map(|rank| rank.wait_with_output().unwrap());
     let told = text(&first.stderr) + &text(&second.stderr);
     assert_eq!([first.status.code(), second.status.code()], [Some(1); 2], "{told}");
@@ -78,7 +66,7 @@ fn ranks_of(parent: u32) -> Vec<i32> {
 fn a_killed_rank_is_named_and_leaves_no_other_behind() {
     let line = "perf job -N 4 -p all-to-all -n 1e12 -T 20";
     let mut leader = fishplate(line).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let limit = limit(leader.id());
+    let limit = limit(leader.id(), LIMIT);
     // The headline is written when all have met.
     std::io::Read::read_exact(leader.stdout.as_mut().unwrap(), &mut [0]).expect("a headline");
     let ranks = ranks_of(leader.id());

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -10,7 +11,7 @@ use serde_json::Value;
 mod command;
 #[path = "command/schema.rs"]
 mod schema;
-use command::{rows, run, text};
+use command::{fishplate, limit, rows, run, text};
 
 /// Returns the path of a file in the target's temporary folder that no other process uses.
 fn file(name: &str) -> PathBuf {
@@ -66,10 +67,14 @@ fn both_sides_send_at_once_and_both_verify_everything() {
 fn a_duration_is_kept_and_processor_time_is_told() {
     for line in ["put-signal", "put --check", "put --transport loopback", "tag-bw --bidirectional"] {
         let begun = Instant::now();
-        let row = &rows(&format!("perf {line} -D 600ms --region 1M"))[0];
-        // Without a duration the run would take its whole time limit of 60 s.
-        let (least, most) = (Duration::from_millis(500), Duration::from_secs(30));
-        assert!((least..most).contains(&begun.elapsed()), "{line}: {:?}", begun.elapsed());
+        let mut run = fishplate(&format!("perf {line} -D 600ms --region 1M --json"));
+        let run = run.stdout(Stdio::piped()).spawn().unwrap();
+        // A run that ignores the duration does not end in this time.
+        let _limit = limit(run.id(), Duration::from_secs(30));
+        let output = run.wait_with_output().unwrap();
+        assert!(output.status.success(), "{line}: {:?} after {:?}", output.status, begun.elapsed());
+        assert!(begun.elapsed() >= Duration::from_millis(500), "{line}: {:?}", begun.elapsed());
+        let row: Value = serde_json::from_slice(&output.stdout).unwrap();
         // On a loaded machine an iteration may take many milliseconds.
         assert!(row["iters"].as_u64().unwrap() > 0, "{line}: {row}");
         assert!(row["cpu_ns_per_op"].as_f64().is_some_and(|ns| ns > 0.0), "{line}: {row}");

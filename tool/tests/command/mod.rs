@@ -3,6 +3,9 @@
 #![allow(dead_code, reason = "each test program uses a part")]
 
 use std::process::{Command, Output, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread::spawn;
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -27,4 +30,17 @@ pub fn rows(line: &str) -> Vec<Value> {
     let rows: Vec<Value> = text(&output.stdout).lines().map(|l| serde_json::from_str(l).expect(l)).collect();
     assert!(!rows.is_empty(), "{line}");
     rows
+}
+
+/// Kills a process that still runs after `time`, so that a test that waits for it ends. Dropping
+/// the returned sender cancels it.
+pub fn limit(process: u32, time: Duration) -> Sender<()> {
+    let (done, over) = channel();
+    spawn(move || {
+        if over.recv_timeout(time) == Err(RecvTimeoutError::Timeout) {
+            // SAFETY: `kill` takes no pointers. The process is a child that nothing has reaped.
+            unsafe { libc::kill(process as i32, libc::SIGKILL) };
+        }
+    });
+    done
 }
