@@ -1,7 +1,7 @@
 //! Rank 0 of a job before the others have joined: a listener, and the id with its addresses.
 //!
 //! Opening a leader reads random bytes and this host's addresses from the system. Only
-//! [`Leader::lead`] blocks, until its timeout at the latest.
+//! [`Leader::lead`] and [`Leader::lead_while`] block, until their timeout at the latest.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener};
@@ -45,14 +45,29 @@ impl Leader {
     /// - `TimedOut`: the message lists the missing ranks.
     /// - `InvalidInput`: the size is 0 or exceeds [`SIZE_MAX`](super::SIZE_MAX).
     pub fn lead(self, size: usize, timeout: Duration) -> io::Result<Job> {
+        self.lead_while(size, timeout, || Ok(()))
+    }
+
+    /// [`lead`](Self::lead), with a call of `check` at least every 50 ms while it waits. A program
+    /// that has started the other processes checks there that they are alive.
+    ///
+    /// # Errors
+    /// As [`lead`](Self::lead), and the first error of `check`. The processes that have joined lose
+    /// their connection.
+    pub fn lead_while(
+        self,
+        size: usize,
+        timeout: Duration,
+        check: impl FnMut() -> io::Result<()>,
+    ) -> io::Result<Job> {
         let entry = Entry::new(Some(0), size, self.id.cookie(), timeout)?;
-        self.lead_as(&entry)
+        Ok(Job::leader(meet::lead(&self.listener, &entry, check)?, &entry))
     }
 
     /// Leads a job with this leader's cookie instead of the entry's.
     pub(super) fn lead_as(&self, entry: &Entry) -> io::Result<Job> {
         let entry = Entry { cookie: self.id.cookie(), ..*entry };
-        Ok(Job::leader(meet::lead(&self.listener, &entry)?, &entry))
+        Ok(Job::leader(meet::lead(&self.listener, &entry, || Ok(()))?, &entry))
     }
 }
 

@@ -126,7 +126,7 @@ pub(super) fn meet(
 /// Joins at an address that all processes know.
 pub(super) fn at_address(addresses: &[SocketAddr], entry: &Entry) -> io::Result<Job> {
     let claim = |entry: &Entry| match listen(addresses) {
-        Ok(Some(listener)) => Ok(Some(Job::leader(lead(&listener, entry)?, entry))),
+        Ok(Some(listener)) => Ok(Some(Job::leader(lead(&listener, entry, || Ok(()))?, entry))),
         // Without a rank, rank 0 may be on another host, so failing to listen here is no error.
         Err(error) if entry.rank.is_some() => Err(error),
         _ => Ok(None),
@@ -173,8 +173,13 @@ struct Newcomer {
     welcome: bool,
 }
 
-/// Runs rank 0 until all other processes have joined. Returns their connections, by rank.
-pub(super) fn lead(listener: &TcpListener, entry: &Entry) -> io::Result<Vec<Conn>> {
+/// Runs rank 0 until all other processes have joined, or `check` fails. Returns their connections,
+/// by rank.
+pub(super) fn lead(
+    listener: &TcpListener,
+    entry: &Entry,
+    mut check: impl FnMut() -> io::Result<()>,
+) -> io::Result<Vec<Conn>> {
     listener.set_nonblocking(true)?;
     let mut seats: Vec<Option<Conn>> = (1..entry.size).map(|_| None).collect();
     // A rank whose own deadline expires first closes its connection; it is not a missing one.
@@ -212,6 +217,7 @@ pub(super) fn lead(listener: &TcpListener, entry: &Entry) -> io::Result<Vec<Conn
         if missing.count == 0 {
             break;
         }
+        check()?;
         if entry.has_expired() {
             let never = ranks_without(came.iter().copied(), entry);
             let missing = if never.count == 0 { missing } else { never };
@@ -346,7 +352,11 @@ fn enter(mut conn: Conn, entry: &Entry) -> Result<(u32, Conn), Failed> {
     loop {
         let written = conn.flush();
         match round::hear(&mut conn, entry.timeout) {
-            Ok(Some(Heard::Missing(ranks))) => missing = Some(ranks),
+            Ok(Some(Heard::Missing(ranks))) if welcome && !entry.has_expired() => missing = Some(ranks),
+            // However much it says.
+            Ok(Some(Heard::Missing(ranks))) if welcome => {
+                return Err(Failed::Over(round::expired(&ranks, entry.timeout)));
+            }
             Ok(Some(Heard::Frame(WELCOME, _))) if !welcome => {
                 welcome = true;
                 let rank = entry.rank.unwrap_or(ANY);
@@ -358,7 +368,7 @@ fn enter(mut conn: Conn, entry: &Entry) -> Result<(u32, Conn), Failed> {
                 return if fits { Ok((rank, conn)) } else { Err(again("no job listens there")) };
             }
             Ok(Some(Heard::Frame(REFUSED, bytes))) => return Err(again(refusal(&bytes))),
-            Ok(Some(Heard::Frame(..))) => return Err(again("no job listens there")),
+            Ok(Some(_)) => return Err(again("no job listens there")),
             Err(error) if missing.is_some() => return Err(Failed::Over(error)),
             Err(_) if !welcome => return Err(again("hung up; no job with this cookie listens there")),
             Err(_) => return Err(again("hung up")),

@@ -269,10 +269,11 @@ pub(super) fn follow(
         // A failed write is reported after reading: rank 0 may have sent a reason before it closed.
         let written = leader.flush();
         match hear(leader, timeout)? {
-            Some(Heard::Missing(ranks)) => missing = ranks,
+            Some(Heard::Missing(ranks)) if Instant::now() < deadline => missing = ranks,
             Some(Heard::Frame(DATA, bytes)) => all.push(bytes),
             Some(Heard::Frame(..)) => return Err(gone(&Ranks::one(0))),
-            None => {
+            // Rank 0 cannot prolong the wait by what it says.
+            None | Some(Heard::Missing(_)) => {
                 let written = written.map_err(|_| gone(&Ranks::one(0)))?;
                 if Instant::now() >= deadline {
                     leader.mention(EXPIRED, &missing.encode());

@@ -87,3 +87,27 @@ fn a_killed_rank_is_named_and_leaves_no_other_behind() {
         sleep(Duration::from_millis(1));
     }
 }
+
+#[test]
+fn a_rank_that_dies_before_all_have_joined_ends_the_job() {
+    let line = "perf job -N 4 -n 1e12 -T 3600";
+    let begun = Instant::now();
+    let leader = fishplate(line).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let ranks = loop {
+        let ranks = ranks_of(leader.id());
+        // The first never joins, unless it has been faster than this.
+        // SAFETY: calls with plain numbers; the leader still waits for its children.
+        ranks.first().map(|&first| unsafe { libc::kill(first, libc::SIGSTOP) });
+        if ranks.len() == 3 {
+            break ranks;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(20), "the ranks do not start");
+    };
+    // SAFETY: as above.
+    assert_eq!(unsafe { libc::kill(ranks[1], libc::SIGKILL) }, 0);
+    let output = leader.wait_with_output().unwrap();
+    let told = text(&output.stderr);
+    assert!(begun.elapsed() < Duration::from_secs(60), "{told}");
+    assert_eq!(output.status.code(), Some(1), "{told}");
+    assert!(told.contains(&format!("rank 2 (pid {}) was killed by signal 9", ranks[1])), "{told}");
+}

@@ -1,7 +1,8 @@
 //! Members of a job that break the protocol or leave, and what the other members report.
 
 use super::*;
-use crate::job::round::{Conn, DATA, RANK, WELCOME, sleep_on};
+use crate::job::id::Cookie;
+use crate::job::round::{Conn, DATA, MISSING, RANK, WELCOME, sleep_on};
 
 /// Joins as a rank of a job of three, up to the rank that the leader assigns.
 fn member(id: &UniqueId, rank: u32) -> Conn {
@@ -96,4 +97,41 @@ fn a_process_without_a_rank_is_refused_where_others_have_one() {
     refused(|timeout| by(&variables(None), timeout), "some processes were given ranks and others were not");
     assert_eq!(by(&variables(Some("1")), SOON).unwrap().exchange(b"b").unwrap(), b"a");
     assert_eq!(leader.join().unwrap(), b"b");
+}
+
+#[test]
+fn a_leader_that_only_talks_delays_nobody_beyond_the_deadline() {
+    let missing = || {
+        let ranks = Ranks::one(2).encode();
+        [&MISSING.to_le_bytes()[..], &(ranks.len() as u32).to_le_bytes(), &ranks].concat()
+    };
+    let welcome = [WELCOME, 0].into_iter().flat_map(u32::to_le_bytes).collect::<Vec<u8>>();
+    let rank = [RANK, 4, 1].into_iter().flat_map(u32::to_le_bytes).collect::<Vec<u8>>();
+    let cases = [
+        (vec![], "no job listens there"),
+        (welcome.clone(), "rank 2 did not come within"),
+        ([welcome, missing(), rank].concat(), "rank 2 did not come within"),
+    ];
+    for (first, text) in cases {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = listener.local_addr().unwrap();
+        let id = UniqueId::new(&[at.ip()], at.port(), Cookie::random().unwrap());
+        // Both threads end when the other end hangs up, or with the test.
+        thread::spawn(move || {
+            while let Ok((mut stream, _)) = listener.accept() {
+                let (first, again) = (first.clone(), missing().repeat(100));
+                thread::spawn(move || {
+                    let mut sent = stream.write_all(&first);
+                    while sent.is_ok() {
+                        sent = stream.write_all(&again);
+                    }
+                });
+            }
+        });
+        let (begun, timeout) = (Instant::now(), Duration::from_millis(500));
+        let error = Job::follow(&id, 1, 3, timeout).and_then(|mut job| job.allgather([])).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+        assert!(error.to_string().contains(text), "{error}");
+        assert!(begun.elapsed() < SOON, "after {:?}", begun.elapsed());
+    }
 }

@@ -2,7 +2,7 @@
 //! the job's id to the others through their standard input.
 
 use std::ffi::OsString;
-use std::io::{Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -44,9 +44,9 @@ pub fn start(options: &[OsString], ranks: usize, timeout: Duration) -> Outcome<(
         started.children.push(child);
         told.map_err(|error| Failure::run(format!("cannot send the job's id to rank {rank}: {error}")))?;
     }
-    match leader.lead(ranks, timeout) {
+    match leader.lead_while(ranks, timeout, || started.check()) {
         Ok(job) => Ok((job, started)),
-        Err(error) => Err(Failure::run(started.explain(error.to_string()))),
+        Err(error) => interrupt::check().and(Err(Failure::run(error.to_string()))),
     }
 }
 
@@ -62,20 +62,32 @@ pub fn join(rank: usize, ranks: usize, timeout: Duration) -> Outcome<Job> {
 }
 
 impl Started {
+    /// Returns how a rank has exited, if one has. A killed rank comes first, because it is the reason
+    /// why others exited with an error.
+    fn ended(&mut self) -> Option<String> {
+        let ended = self.children.iter_mut().enumerate().filter_map(|(at, child)| {
+            let status = child.try_wait().ok().flatten()?;
+            let told = format!("rank {} (pid {}) {}", at + 1, child.id(), describe(status));
+            Some((status.code().is_some(), told))
+        });
+        ended.min().map(|(_, told)| told)
+    }
+
+    /// Checks, before all have joined, that no rank has ended and that nobody has pressed Ctrl-C.
+    fn check(&mut self) -> io::Result<()> {
+        match (interrupt::check(), self.ended()) {
+            (Ok(()), None) => Ok(()),
+            (Ok(()), Some(told)) => Err(io::Error::other(format!("{told} before all had joined"))),
+            (Err(_), _) => Err(io::Error::from(ErrorKind::Interrupted)),
+        }
+    }
+
     /// Adds how a rank has exited, if one has.
     pub fn explain(&mut self, message: String) -> String {
         let until = Instant::now() + LAST_WORDS;
         loop {
-            // A killed rank sorts first, because it is the reason why others exited with an error.
-            let ended = self.children.iter_mut().enumerate().filter_map(|(at, child)| {
-                let status = child.try_wait().ok().flatten()?;
-                Some((
-                    status.code().is_some(),
-                    format!("rank {} (pid {}) {}", at + 1, child.id(), describe(status)),
-                ))
-            });
-            match ended.min() {
-                Some((_, told)) => return format!("{message}; {told}"),
+            match self.ended() {
+                Some(told) => return format!("{message}; {told}"),
                 None if Instant::now() >= until => return message,
                 None => std::thread::sleep(Duration::from_millis(1)),
             }
