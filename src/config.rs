@@ -103,6 +103,7 @@ impl Settings {
             ack_age: self.ack_age,
             first_sequence: 0,
             seed,
+            owner: Config::DEFAULT.owner,
         })
     }
 

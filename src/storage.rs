@@ -43,12 +43,12 @@ impl Default for Limits {
 /// Owns what an [`Engine`] borrows. Allocates in [`Storage::new`] and never again.
 pub struct Storage<const RAILS: usize> {
     peers: Vec<PeerSlot>,
-    pairings: Vec<Pairing>,
-    streams: Vec<Stream>,
+    pairings: Zeros<Pairing>,
+    streams: Zeros<Stream>,
     parked: Box<[MaybeUninit<Parked>]>,
     bitmap: Vec<u64>,
     locals: Vec<LocalSlot<RAILS>>,
-    remotes: Vec<RemoteSlot<RAILS>>,
+    remotes: Zeros<RemoteSlot<RAILS>>,
     pending: Vec<PendingSlot>,
 }
 
@@ -58,12 +58,12 @@ impl<const RAILS: usize> Storage<RAILS> {
         let streams = usize::from(limits.peers) * usize::from(config.contexts);
         Storage {
             peers: vec![PeerSlot::EMPTY; limits.peers.into()],
-            pairings: vec![Pairing::ALIKE; limits.peers.into()],
-            streams: vec![Stream::EMPTY; streams],
+            pairings: Zeros::new(limits.peers.into()),
+            streams: Zeros::new(streams),
             parked: Box::new_uninit_slice(streams * config.window as usize),
             bitmap: vec![0; config.bitmap_words(streams)],
             locals: vec![LocalSlot::EMPTY; limits.locals.into()],
-            remotes: vec![RemoteSlot::EMPTY; limits.remotes.into()],
+            remotes: Zeros::new(limits.remotes.into()),
             pending: vec![PendingSlot::EMPTY; limits.operations as usize],
         }
     }
@@ -80,12 +80,12 @@ impl<const RAILS: usize> Storage<RAILS> {
     ) -> Result<Engine<'_, R, RAILS>, AttachError> {
         let memory = EngineMemory {
             peers: &mut self.peers,
-            pairings: &mut self.pairings,
-            streams: &mut self.streams,
+            pairings: self.pairings.slots(),
+            streams: self.streams.slots(),
             parked: &mut self.parked,
             bitmap: &mut self.bitmap,
             locals: &mut self.locals,
-            remotes: &mut self.remotes,
+            remotes: self.remotes.slots(),
             pending: &mut self.pending,
         };
         Engine::new(config, rails, memory)
@@ -128,7 +128,7 @@ pub struct MatchStorage<const RAILS: usize> {
     unexpected: Zeros<UnexpectedSlot>,
     buckets: Vec<u32>,
     receives: Vec<RecvSlot>,
-    accounts: Vec<Account>,
+    accounts: Zeros<Account>,
     blocks: Zeros<BlockSlot>,
     block_bytes: Vec<u8>,
     short_bytes: Vec<u8>,
@@ -149,7 +149,7 @@ impl<const RAILS: usize> MatchStorage<RAILS> {
             unexpected: Zeros::new(unexpected),
             buckets: vec![0; MatcherMemory::buckets(receives, hashed)],
             receives: vec![RecvSlot::EMPTY; receives],
-            accounts: vec![Account::EMPTY; streams],
+            accounts: Zeros::new(streams),
             blocks: Zeros::new(blocks + shorts),
             block_bytes: vec![0; blocks * config.block()],
             short_bytes: vec![0; shorts * SHORT],
@@ -168,7 +168,7 @@ impl<const RAILS: usize> MatchStorage<RAILS> {
                 buckets: &mut self.buckets,
             },
             receives: &mut self.receives,
-            accounts: &mut self.accounts,
+            accounts: self.accounts.slots(),
             blocks: self.blocks.slots(),
             block_bytes: &mut self.block_bytes,
             short_bytes: &mut self.short_bytes,

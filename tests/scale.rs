@@ -11,7 +11,8 @@ use std::fs;
 use std::ptr::{self, NonNull};
 use std::time::{Duration, Instant};
 
-use fishplate::{Limits, Storage};
+use fishplate::node::Fabric;
+use fishplate::{Limits, Node, Storage};
 use fishplate_core::engine::{Config, ContextId, Engine, Issued, Notice, Signal};
 use fishplate_core::error::{AttachError, OpError, PostError};
 use fishplate_core::mem::{LocalId, Peer, PeerId, Region, RegionKind, Untrusted};
@@ -385,4 +386,26 @@ fn many_ranks_start_meet_and_exchange_everything() {
         many < 8 * few.max(Duration::from_nanos(20)),
         "an idle pass: {few:?} with 4 ranks, {many:?} with {most}"
     );
+}
+
+/// Anonymous memory of a node for each peer that it may have but has not connected to.
+#[test]
+fn a_peer_never_talked_to_costs_at_most_64_bytes() {
+    let open = |peers: u16| {
+        let before = resident();
+        let limits = Limits { peers, ..Limits::DEFAULT };
+        let node = Node::builder().limits(limits).fabric(Fabric::Off).open().unwrap();
+        let cost = resident() - before;
+        node.close(Duration::from_secs(20)).unwrap();
+        cost
+    };
+    // Otherwise malloc reuses memory of an earlier node for zeroed tables, and clears it.
+    // SAFETY: a call with plain numbers.
+    unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, 64 << 10) };
+    // The first node includes one-time costs.
+    open(64);
+    let (few, many) = (open(64), open(8064));
+    let each = many.saturating_sub(few) / 8000;
+    println!("a node for 64 peers: {few} bytes; for 8064: {many}; a peer never talked to: {each}");
+    assert!(each <= 64, "a peer never talked to costs {each} bytes");
 }

@@ -73,7 +73,7 @@ use core::mem::MaybeUninit;
 use crate::error::AttachError;
 use crate::mem::RailId;
 use crate::rail::{Rail, Rails, SomeRails};
-use crate::sync::seq::{MAX_WINDOW, Seq};
+use crate::sync::seq::MAX_WINDOW;
 
 use failover::Failover;
 use load::Loads;
@@ -123,6 +123,9 @@ pub struct Config {
     /// Spreads the start of round robin over pairs, and seeds the epochs of attachments. Use a
     /// different value for each process and each start.
     pub seed: u64,
+    /// A number in the id of every region of this engine. With a different one for each engine of a
+    /// process, the regions of one are unknown to the others.
+    pub owner: u16,
 }
 
 impl Config {
@@ -138,6 +141,7 @@ impl Config {
         ack_age: 16,
         first_sequence: 0,
         seed: 0,
+        owner: 0,
     };
 
     /// Returns the number of `u64` words in the bitmaps of `streams` streams.
@@ -215,6 +219,9 @@ pub(crate) struct State<'m, const RAILS: usize> {
     pub config: Config,
     /// The bits of a word that are its sequence.
     pub mask: u32,
+    /// Peer slots below this are set up, 1 at least. The tables of the others are untouched, so that
+    /// a peer costs nothing before it is reserved.
+    pub reached: usize,
     pub peers: &'m mut [PeerSlot],
     pub pairings: &'m mut [Pairing],
     pub streams: &'m mut [Stream],
@@ -315,24 +322,22 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         }
         let whole = if count > 1 { config.stripe_threshold.saturating_sub(1) } else { u64::MAX };
         peers.fill(PeerSlot::EMPTY);
-        pairings.fill(Pairing::ALIKE);
-        // Entries beyond the configured ones may hold peers of an earlier engine.
+        // Memory that no earlier engine has used stays untouched. Entries beyond these may hold peers
+        // of one.
         let streams = &mut streams[..each];
-        let mut fresh = streams.iter_mut();
-        for context in 0..config.contexts {
-            for (peer, stream) in (&mut fresh).take(peers.len()).enumerate() {
-                *stream = Stream::new(context as u8, peer as u16, Seq(config.first_sequence));
-            }
-        }
+        streams.iter_mut().filter(|stream| !stream.is_empty()).for_each(|stream| *stream = Stream::EMPTY);
         bitmap.iter_mut().filter(|word| **word != 0).for_each(|word| *word = 0);
         locals.fill(LocalSlot::EMPTY);
-        remotes.fill(RemoteSlot::EMPTY);
-        Ok(Engine {
+        remotes.iter_mut().filter(|slot| slot.taken || slot.generation != 0).for_each(|slot| {
+            *slot = RemoteSlot::EMPTY;
+        });
+        let mut engine = Engine {
             // SAFETY: the check above ensures that `rails` has at least one rail.
             rails: unsafe { SomeRails::new(rails) },
             state: State {
                 config,
                 mask: wire::sequence_mask(config.window),
+                reached: 0,
                 peers,
                 pairings,
                 streams,
@@ -363,7 +368,10 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
                 devices: 0,
                 hints: [u16::MAX; protocol::HINTS],
             },
-        })
+        };
+        // Slot 0, so that no slot that is not set up has the stream of another peer's number.
+        engine.state.set_up_peer(0);
+        Ok(engine)
     }
 
     /// Returns a rail for inspection.

@@ -4,6 +4,7 @@
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use fishplate_core::engine::Config;
@@ -34,6 +35,9 @@ use crate::storage::Limits;
 use crate::topology::PciAddress;
 use crate::topology::{Anchor, FabricEnd, Machine};
 use crate::worker::Options;
+
+/// Counts nodes, so that each has its own [`Config::owner`].
+static OPENED: AtomicU32 = AtomicU32::new(0);
 
 /// Which libfabric rails a node opens.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -368,7 +372,9 @@ impl Builder {
         let matching = self.matching.unwrap_or(MatchConfig::for_streams(streams));
         let own = Address::new(&config, &matching, self.gpu.is_some(), addresses);
         let address = own.encode().ok_or(OpenError::RailAddress)?;
-        let config = Config { seed: own.id, ..config };
+        // Not 0, so that a number made up by a program names no region.
+        let owner = OPENED.fetch_add(1, Ordering::Relaxed) % 0xffff + 1;
+        let config = Config { seed: own.id, owner: owner as u16, ..config };
 
         // The rail itself fences towards peers that sleep without membarrier.
         let machine = LinuxHost::shared().peer_uses_membarrier(true);

@@ -9,8 +9,9 @@
  * The thread that opens a node owns it. After fp_node_unbind the next thread that calls into the
  * node owns it. Calls of other threads fail with -EPERM. A signal handler must not call any
  * function. If it interrupts a call on a node and calls into the same node, that call fails with
- * -EBUSY. No function invokes callbacks, installs a signal handler or reads the environment. The
- * library starts at most one thread, which closes descriptors.
+ * -EBUSY. After fork, all handles are closed in the child. No function invokes callbacks, installs
+ * a signal handler or reads the environment. The library starts at most one thread, which closes
+ * descriptors.
  *
  * Timeouts are in milliseconds: 0 checks once, a negative one never expires. */
 #ifndef FISHPLATE_H

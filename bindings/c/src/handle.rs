@@ -1,13 +1,17 @@
 //! The handles of nodes in C programs, and which thread may call into a node.
 //!
-//! A handle is a number typed as a pointer. It is never dereferenced. It encodes a slot of a fixed
-//! table and a count of opened nodes, so a null, closed or made-up handle is detected. The thread
-//! that opens a node owns it. After [`fp_node_unbind`] the next thread that calls into the node
-//! owns it. Calls by other threads are refused, and so are calls by a signal handler that has
-//! interrupted a call. The check costs a few loads and compares, and no atomic read-modify-write.
+//! A handle is a number typed as a pointer and never dereferenced: a slot of a fixed table in its
+//! lower bits, and in its upper 16 bits how often that slot was used. A null, closed or invented
+//! handle is not the one in its slot. A node belongs to the thread that opened it, until that
+//! thread calls [`fp_node_unbind`]; then to the next thread that calls into it. Calls by other
+//! threads are refused, and so are calls by a signal handler that has interrupted a call.
 //!
-//! The numbers of memory, peers, operations and receives are mixed with a value of the node. Zero
-//! and the numbers of another node are therefore invalid.
+//! One comparison checks all of this: a slot's `key` is its handle xor the owner's thread number
+//! while that thread may enter, and 0 otherwise. A thread's number is an address below 2^48, so no
+//! two pairs of thread and returned handle have the same key in one slot.
+//!
+//! Numbers of peers, operations and receives are mixed with a number of the node, so that those of
+//! another node, and zero, are invalid. Regions have such a number of their own.
 //!
 //! # Edges
 //!
@@ -18,8 +22,9 @@ use std::cell::UnsafeCell;
 use std::collections::HashMap;
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, compiler_fence};
-use std::sync::{Mutex, PoisonError};
+use std::ptr;
+use std::sync::atomic::{AtomicUsize, Ordering, compiler_fence};
+use std::sync::{Mutex, Once, PoisonError};
 
 use fishplate::core::engine::protocol::Claimed;
 use fishplate::core::mem::{LocalId, RemoteId};
@@ -36,6 +41,11 @@ pub struct FpNode {
 
 /// Maximum number of open nodes in a process.
 const SLOTS: usize = 64;
+/// Maximum number of nodes that one slot has in the life of the process.
+const USES: usize = 0xffff;
+/// The lowest bit of that number in a handle.
+const USE: u32 = 48;
+const _: () = assert!(usize::BITS == 64 && size_of::<Slot>() == 32);
 
 /// A node, and the objects that a C program names by number.
 pub(crate) struct Inner {
@@ -50,19 +60,21 @@ pub(crate) struct Inner {
     mixed: u64,
 }
 
+/// Its address in [`TABLE`] is that of the table plus the lower bits of its handles.
+#[repr(C)]
 struct Slot {
-    /// The handle of the open node, or 0. Only the slot's owner changes it.
+    /// `name ^ owner` while the node is open, has an owner, and no call is in progress. Otherwise 0.
+    /// Only the owner changes it.
+    key: AtomicUsize,
+    /// Null while the node is closed, or after a panic in it.
+    inner: UnsafeCell<*mut Inner>,
+    /// The valid handle, or that of the last node with its lowest bit set.
     name: AtomicUsize,
     /// The owning thread, or 0.
     owner: AtomicUsize,
-    /// True during a call. Only the owner checks it, in case a signal handler interrupts the
-    /// owner's call.
-    busy: AtomicBool,
-    /// `None` while no node is open, or after a panic.
-    inner: UnsafeCell<Option<Box<Inner>>>,
 }
 
-// SAFETY: only the thread in `owner` accesses `inner`, whose contents are `Send`. The edges of
+// SAFETY: only the thread in `owner` accesses `inner`, and what it points to is `Send`. The edges of
 // `owner` order one owner's accesses before the next one's.
 unsafe impl Sync for Slot {}
 const _: () = {
@@ -72,12 +84,15 @@ const _: () = {
 
 static TABLE: [Slot; SLOTS] = [const {
     Slot {
-        name: AtomicUsize::new(0),
+        key: AtomicUsize::new(0),
+        inner: UnsafeCell::new(ptr::null_mut()),
+        name: AtomicUsize::new(CLOSED),
         owner: AtomicUsize::new(0),
-        busy: AtomicBool::new(false),
-        inner: UnsafeCell::new(None),
     }
 }; SLOTS];
+
+/// Set in the name of a slot without a node.
+const CLOSED: usize = 1;
 
 /// Nodes whose calls panicked. Their state may be inconsistent, so they are never dropped.
 static LEFT: Mutex<Vec<Box<Inner>>> = Mutex::new(Vec::new());
@@ -106,72 +121,101 @@ fn me() -> usize {
 
 #[inline(always)]
 fn slot(node: *mut FpNode) -> &'static Slot {
-    &TABLE[node.addr() % SLOTS]
+    let within = node.addr() & ((SLOTS - 1) * size_of::<Slot>());
+    // SAFETY: the offset is that of a slot of the table.
+    unsafe { &*ptr::from_ref(&TABLE).cast::<Slot>().byte_add(within) }
+}
+
+/// Closes all handles in a forked child, which has its parent's memory. The nodes stay as they are,
+/// because their connections are the parent's.
+extern "C" fn in_child() {
+    for slot in &TABLE {
+        let name = slot.name.load(Ordering::Relaxed);
+        slot.key.store(0, Ordering::Relaxed);
+        slot.name.store(name | CLOSED, Ordering::Relaxed);
+        // SAFETY: a child has one thread, and no call of its own is in progress: a call that the
+        // parent was in does not return here.
+        unsafe { *slot.inner.get() = ptr::null_mut() };
+        slot.owner.store(0, Ordering::Relaxed);
+    }
 }
 
 /// Adds a node to the table. This thread becomes its owner.
 pub(crate) fn insert(node: Node) -> Result<*mut FpNode, Status> {
-    let number = OPENED.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-    let inner = Inner {
+    static WATCH: Once = Once::new();
+    // SAFETY: the handler makes plain stores, which are allowed in a forked child.
+    WATCH.call_once(|| _ = unsafe { libc::pthread_atfork(None, None, Some(in_child)) });
+    let number = OPENED.fetch_add(1, Ordering::Relaxed);
+    let inner = Box::new(Inner {
         node,
         memories: HashMap::new(),
         remotes: HashMap::new(),
         claims: HashMap::new(),
         next_claim: 1,
         mixed: (number % 0x7fff) as u64 + 1,
-    };
+    });
     for (at, slot) in TABLE.iter().enumerate() {
         if slot.owner.compare_exchange(0, me(), Ordering::Acquire, Ordering::Relaxed).is_err() {
             continue;
         }
-        if slot.name.load(Ordering::Relaxed) != 0 {
-            // An open node that has no owner.
+        let last = slot.name.load(Ordering::Relaxed);
+        if last & CLOSED == 0 || last >> USE == USES {
+            // An open node without an owner, or a slot that has no unused handle.
             slot.owner.store(0, Ordering::Release);
             continue;
         }
-        let name = number.wrapping_mul(SLOTS).wrapping_add(at);
+        let name = (((last >> USE) + 1) << USE) | (at * size_of::<Slot>());
         // SAFETY: this thread owns the slot, and nothing else borrows from it.
-        unsafe { *slot.inner.get() = Some(Box::new(inner)) };
+        unsafe { *slot.inner.get() = Box::into_raw(inner) };
         slot.name.store(name, Ordering::Relaxed);
-        return Ok(std::ptr::without_provenance_mut(name));
+        slot.key.store(name ^ me(), Ordering::Relaxed);
+        return Ok(ptr::without_provenance_mut(name));
     }
     Err(fail(
         libc::ENOSPC,
-        format_args!("cannot open a node: {SLOTS} are open in this process; close one first"),
+        format_args!(
+            "{SLOTS} nodes are open in this process, or four million were; close nodes, or reuse one"
+        ),
     ))
 }
 
 /// Removes a node from the table. No call can enter it afterwards.
 pub(crate) fn remove(node: *mut FpNode) -> Result<Box<Inner>, Status> {
-    owned(node)?;
-    let slot = slot(node);
-    if slot.busy.load(Ordering::Relaxed) {
-        return Err(interrupted());
-    }
-    slot.name.store(0, Ordering::Relaxed);
+    let slot = match idle(node) {
+        Err(status) if status != Status(-libc::ENOTRECOVERABLE) => return Err(status),
+        _ => slot(node),
+    };
+    slot.key.store(0, Ordering::Relaxed);
+    compiler_fence(Ordering::SeqCst);
+    slot.name.store(node.addr() | CLOSED, Ordering::Relaxed);
     // SAFETY: this thread owns the slot, and no call is in progress in it.
-    let inner = unsafe { (*slot.inner.get()).take() };
+    let inner = unsafe { slot.inner.get().replace(ptr::null_mut()) };
     slot.owner.store(0, Ordering::Release);
-    inner.ok_or_else(broken)
+    // SAFETY: from `Box::into_raw` in `insert`, and no longer in the table.
+    if inner.is_null() { Err(broken()) } else { Ok(unsafe { Box::from_raw(inner) }) }
 }
 
-/// Checks that the handle is valid and that this thread owns the node. Adopts a node without an
-/// owner.
-#[inline(always)]
-fn owned(node: *mut FpNode) -> Result<(), Status> {
+/// Returns the slot of a valid handle whose node belongs to this thread and is in no call.
+fn idle(node: *mut FpNode) -> Result<&'static Slot, Status> {
     let slot = slot(node);
-    if slot.owner.load(Ordering::Relaxed) == me() && slot.name.load(Ordering::Relaxed) == node.addr() {
-        return Ok(());
+    match slot.key.load(Ordering::Relaxed) == node.addr() ^ me() {
+        true => Ok(slot),
+        false => adopt(node),
     }
-    adopt(node)
 }
 
-/// Takes ownership of a node that has no owner.
+/// Takes ownership of a node that has no owner, or returns why this thread cannot enter it.
 #[cold]
-fn adopt(node: *mut FpNode) -> Result<(), Status> {
+fn adopt(node: *mut FpNode) -> Result<&'static Slot, Status> {
     let slot = slot(node);
-    if node.is_null() || slot.name.load(Ordering::Relaxed) != node.addr() {
+    let stranger = || fail(libc::EBADF, "invalid node handle: null, closed or never returned");
+    if slot.name.load(Ordering::Relaxed) != node.addr() {
         return Err(stranger());
+    }
+    if slot.owner.load(Ordering::Relaxed) == me() {
+        // SAFETY: this thread owns the slot. If a signal handler runs this, the call that it has
+        // interrupted has only borrowed what the pointer leads to.
+        return Err(if unsafe { (*slot.inner.get()).is_null() } { broken() } else { interrupted() });
     }
     if slot.owner.compare_exchange(0, me(), Ordering::Acquire, Ordering::Relaxed).is_err() {
         return Err(fail(libc::EPERM, "the node belongs to another thread; call fp_node_unbind there first"));
@@ -181,28 +225,21 @@ fn adopt(node: *mut FpNode) -> Result<(), Status> {
         slot.owner.store(0, Ordering::Release);
         return Err(stranger());
     }
-    Ok(())
+    slot.key.store(node.addr() ^ me(), Ordering::Relaxed);
+    Ok(slot)
 }
 
-#[cold]
-fn stranger() -> Status {
-    fail(libc::EBADF, "invalid node handle: null, closed or never returned")
-}
-
-/// Makes a call, which must not unwind, into a slot that this thread owns. Returns `None` if
-/// another call is in progress or no node is open.
+/// Makes a call, which does not unwind, into the node of a slot that this thread owns and that is
+/// in no call.
 #[inline(always)]
-fn during<T>(slot: &Slot, call: impl FnOnce(&mut Inner) -> T) -> Option<T> {
-    if slot.busy.load(Ordering::Relaxed) {
-        return None;
-    }
-    slot.busy.store(true, Ordering::Relaxed);
+fn during<T>(slot: &Slot, key: usize, call: impl FnOnce(&mut Inner) -> T) -> T {
+    slot.key.store(0, Ordering::Relaxed);
     compiler_fence(Ordering::SeqCst);
     // SAFETY: this thread owns the slot, and no other call is in progress: a signal handler that
-    // interrupts this one finds `busy` set.
-    let done = unsafe { (*slot.inner.get()).as_deref_mut() }.map(call);
+    // interrupts this one finds no key. A slot with a key has a node.
+    let done = call(unsafe { &mut **slot.inner.get() });
     compiler_fence(Ordering::SeqCst);
-    slot.busy.store(false, Ordering::Relaxed);
+    slot.key.store(key, Ordering::Relaxed);
     done
 }
 
@@ -210,32 +247,22 @@ fn during<T>(slot: &Slot, call: impl FnOnce(&mut Inner) -> T) -> Option<T> {
 /// the reason.
 #[inline(always)]
 pub(crate) fn at_once<T>(node: *mut FpNode, call: impl FnOnce(&mut Inner) -> T) -> Option<T> {
-    let slot = slot(node);
-    if slot.owner.load(Ordering::Relaxed) != me() || slot.name.load(Ordering::Relaxed) != node.addr() {
-        return None;
-    }
-    during(slot, call)
+    let (slot, key) = (slot(node), node.addr() ^ me());
+    (slot.key.load(Ordering::Relaxed) == key).then(|| during(slot, key, call))
 }
 
 /// Makes a call into a node, and returns its result to C. A panic makes the node unusable.
 #[inline(always)]
 pub(crate) fn enter(node: *mut FpNode, call: impl FnOnce(&mut Inner) -> Result<c_int, Status>) -> c_int {
-    if let Err(status) = owned(node) {
-        return status.0;
+    let slot = match idle(node) {
+        Ok(slot) => slot,
+        Err(status) => return status.0,
+    };
+    match during(slot, node.addr() ^ me(), |inner| catch_unwind(AssertUnwindSafe(|| call(inner)))) {
+        Ok(Ok(done)) => done,
+        Ok(Err(status)) => status.0,
+        Err(_) => panicked(slot),
     }
-    let slot = slot(node);
-    match during(slot, |inner| catch_unwind(AssertUnwindSafe(|| call(inner)))) {
-        Some(Ok(Ok(done))) => done,
-        Some(Ok(Err(status))) => status.0,
-        Some(Err(_)) => panicked(slot),
-        None => refused(node).0,
-    }
-}
-
-/// Returns why this thread cannot enter a node that it owns.
-#[cold]
-fn refused(node: *mut FpNode) -> Status {
-    if slot(node).busy.load(Ordering::Relaxed) { interrupted() } else { broken() }
 }
 
 #[cold]
@@ -247,15 +274,8 @@ fn interrupted() -> Status {
 }
 
 impl Inner {
-    /// Converts a region's number between the node and C. The conversion is its own inverse.
-    #[inline(always)]
-    pub fn region(&self, raw: u64) -> u64 {
-        // Region numbers use 16 bits of the lower half, so those of another node are out of range.
-        raw ^ self.mixed << 16
-    }
-
-    /// Converts the number of an operation or a receive between the node and C. The upper half
-    /// distinguishes it from earlier ones in the same slot.
+    /// Converts the number of an operation or a receive. Its upper half distinguishes it from
+    /// earlier ones in the slot.
     #[inline(always)]
     pub fn token(&self, raw: u64) -> u64 {
         raw ^ self.mixed << 48
@@ -269,13 +289,13 @@ impl Inner {
     /// Returns an address in memory of the node.
     #[inline(always)]
     pub fn here(&self, memory: u64, offset: u64) -> LocalAddr {
-        LocalId::from_raw(self.region(memory)).at(offset)
+        LocalId::from_raw(memory).at(offset)
     }
 
     /// Returns an address in imported memory.
     #[inline(always)]
     pub fn there(&self, remote: u64, offset: u64) -> RemoteAddr {
-        RemoteId::from_raw(self.region(remote)).at(offset)
+        RemoteId::from_raw(remote).at(offset)
     }
 
     /// Converts a peer number from C.
@@ -294,9 +314,11 @@ pub(crate) const ANY: u32 = u32::MAX;
 
 #[cold]
 fn panicked(slot: &Slot) -> c_int {
+    slot.key.store(0, Ordering::Relaxed);
     // SAFETY: this thread owns the slot, and the call that panicked has returned.
-    let inner = unsafe { (*slot.inner.get()).take() };
-    LEFT.lock().unwrap_or_else(PoisonError::into_inner).extend(inner);
+    let inner = unsafe { slot.inner.get().replace(ptr::null_mut()) };
+    // SAFETY: from `Box::into_raw` in `insert`, and no longer in the table.
+    LEFT.lock().unwrap_or_else(PoisonError::into_inner).push(unsafe { Box::from_raw(inner) });
     broken().0
 }
 
@@ -317,10 +339,10 @@ pub(crate) fn outside(call: impl FnOnce() -> Result<c_int, Status>) -> c_int {
 /// Releases the node. The next thread that calls into the node owns it.
 #[unsafe(no_mangle)]
 pub extern "C" fn fp_node_unbind(node: *mut FpNode) -> c_int {
-    match owned(node) {
-        Ok(()) if slot(node).busy.load(Ordering::Relaxed) => interrupted().0,
-        Ok(()) => {
-            slot(node).owner.store(0, Ordering::Release);
+    match idle(node) {
+        Ok(slot) => {
+            slot.key.store(0, Ordering::Relaxed);
+            slot.owner.store(0, Ordering::Release);
             0
         }
         Err(status) => status.0,

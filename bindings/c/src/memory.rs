@@ -13,7 +13,7 @@ pub unsafe extern "C" fn fp_mem_alloc(node: *mut FpNode, len: usize, memory: *mu
     enter(node, |inner| {
         let place = place(memory, "memory")?;
         let memory = inner.node.alloc(len)?;
-        let raw = inner.region(memory.at(0).region.to_raw());
+        let raw = memory.at(0).region.to_raw();
         inner.memories.insert(raw, memory);
         place.write(raw);
         Ok(0)
@@ -34,7 +34,7 @@ pub unsafe extern "C" fn fp_mem_register(
         // SAFETY: the header requires the memory to stay valid until it is freed and peers have
         // released it.
         let memory = unsafe { inner.node.register(start, len) }?;
-        let raw = inner.region(memory.at(0).region.to_raw());
+        let raw = memory.at(0).region.to_raw();
         inner.memories.insert(raw, memory);
         place.write(raw);
         Ok(0)
@@ -84,7 +84,7 @@ pub unsafe extern "C" fn fp_mem_import(
         let (place, handle) = (place(remote, "remote")?, bytes(handle, len)?);
         let peer = inner.named(named);
         let remote = inner.node.import(peer, handle)?;
-        let raw = inner.region(remote.at(0).region.to_raw());
+        let raw = remote.at(0).region.to_raw();
         inner.remotes.insert(raw, remote);
         place.write(raw);
         Ok(0)

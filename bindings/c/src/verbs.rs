@@ -101,25 +101,39 @@ pub unsafe extern "C" fn fp_put_signal(
     value: u64,
     token: *mut u64,
 ) -> c_int {
-    // Fast path: most calls complete at once.
-    let usual = token.is_null() && len != 0 && op == SignalOp::Set as c_int;
-    let over = usual.then(|| {
-        at_once(node, |inner| {
+    // Fast path: most complete at once.
+    if token.is_null() && op == SignalOp::Set as c_int {
+        let done = at_once(node, |inner| {
             let from = Slice::new(inner.here(memory, offset), len);
             let to = inner.there(remote, remote_offset);
             let signal = Signal::set(inner.there(signal_remote, signal_offset), value);
             inner.node.put_signal_mapped(from, to, signal).is_some()
-        })
-    });
-    if over == Some(Some(true)) {
-        return 0;
+        });
+        if done == Some(true) {
+            return 0;
+        }
     }
-    let whole = PutSignal { memory, offset, len, remote, remote_offset, signal_remote, signal_offset };
-    put_signal_later(node, &whole, op, value, token)
+    put_signal_later(
+        node,
+        memory,
+        offset,
+        len,
+        remote,
+        remote_offset,
+        signal_remote,
+        signal_offset,
+        op,
+        value,
+        token,
+    )
 }
 
-/// The arguments of a put-signal.
-struct PutSignal {
+/// Has the parameters of [`fp_put_signal`], so that its call is a jump.
+#[cold]
+#[inline(never)]
+#[allow(clippy::too_many_arguments, reason = "those of the function in C")]
+extern "C" fn put_signal_later(
+    node: *mut FpNode,
     memory: u64,
     offset: u64,
     len: usize,
@@ -127,17 +141,16 @@ struct PutSignal {
     remote_offset: u64,
     signal_remote: u64,
     signal_offset: u64,
-}
-
-#[cold]
-#[inline(never)]
-fn put_signal_later(node: *mut FpNode, all: &PutSignal, op: c_int, value: u64, token: *mut u64) -> c_int {
+    op: c_int,
+    value: u64,
+    token: *mut u64,
+) -> c_int {
     enter(node, |inner| {
-        let from = Slice::new(inner.here(all.memory, all.offset), all.len);
-        let to = inner.there(all.remote, all.remote_offset);
-        let signal = signal(inner, all.signal_remote, all.signal_offset, op, value)?;
+        let from = Slice::new(inner.here(memory, offset), len);
+        let to = inner.there(remote, remote_offset);
+        let signal = signal(inner, signal_remote, signal_offset, op, value)?;
         let notice = notice(token)?;
-        let done = match all.len {
+        let done = match len {
             0 => inner.node.signal(signal, notice)?,
             _ => inner.node.put_signal(from, to, signal, notice)?,
         };

@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/time.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 /* Loads a word with a wait that is satisfied at once. */
 static int load (fp_node *node, fp_mem memory, uint64_t offset, uint64_t *value)
@@ -173,6 +175,58 @@ static void foreign (fp_node *node)
   EXPECT (fp_node_close (other, 0), 0);
 }
 
+/* A child has none of its parent's nodes, and may open its own. */
+static void forked (fp_node *node)
+{
+  int status = -1, now;
+  pid_t child = fork ();
+  if (child == 0) {
+    int before = failed;
+    for (int which = 0; which < FUNCTIONS; which++)
+      EXPECT (call (which, node), -EBADF);
+    EXPECT (fp_node_unbind (node), -EBADF);
+    EXPECT (fp_node_close (node, 0), -EBADF);
+    fp_node *own = open_node ();
+    EXPECT (fp_progress (own), 0);
+    EXPECT (fp_node_close (own, 1000), 0);
+    _exit (failed != before);
+  }
+  EXPECT (waitpid (child, &status, 0) == child && status == 0, 1);
+  now = fp_progress (node);
+  EXPECT (now >= 0, 1);
+}
+
+/* Numbers of a closed node name nothing at the next one, which has its slot. */
+static void reopened (void)
+{
+  fp_node *first = open_node (), *second;
+  size_t len = sizeof buffer;
+  uint64_t value;
+  fp_mem memory;
+  fp_remote remote;
+  fp_peer peer;
+  EXPECT (fp_node_address (first, buffer, &len), 0);
+  EXPECT (fp_peer_connect (first, buffer, len, &peer), 0);
+  EXPECT (fp_mem_alloc (first, 4096, &memory), 0);
+  len = sizeof buffer;
+  EXPECT (fp_mem_export (first, memory, buffer, &len), 0);
+  EXPECT (fp_mem_import (first, peer, buffer, len, &remote), 0);
+  EXPECT (fp_node_close (first, 1000), 0);
+  EXPECT (fp_node_close (first, 0), -EBADF);
+  second = open_node ();
+  fp_mem own;
+  EXPECT (fp_mem_alloc (second, 4096, &own), 0);
+  EXPECT (fp_progress (first), -EBADF);
+  EXPECT (fp_put_signal (first, memory, 0, 8, remote, 0, remote, 8, FP_SIGNAL_SET, 1, NULL), -EBADF);
+  EXPECT (fp_put_signal (second, own, 0, 8, remote, 0, remote, 8, FP_SIGNAL_SET, 1, NULL), -EBADR);
+  EXPECT (fp_put_signal (second, memory, 0, 8, remote, 0, remote, 8, FP_SIGNAL_SET, 1, NULL), -EBADR);
+  EXPECT (load (second, memory, 0, &value), -EBADR);
+  EXPECT (fp_mem_free (second, memory), -EBADR);
+  EXPECT (fp_peer_state (second, peer), -ENXIO);
+  EXPECT (fp_mem_import (second, peer, buffer, len, &remote), -ENXIO);
+  EXPECT (fp_node_close (second, 1000), 0);
+}
+
 static fp_node *open_node (void)
 {
   fp_options options = { .struct_size = sizeof options, .flags = FP_NO_FABRIC | FP_WAIT_FD, .patience_ms = 1, .connect_timeout_ms = 1 };
@@ -317,6 +371,8 @@ int main (int count, char **arguments)
   wrong_options ();
   wrong_arguments (node, peers[0]);
   foreign (node);
+  reopened ();
+  forked (node);
   signals (node);
 
   for (int n = 0; n < 20000; n++)

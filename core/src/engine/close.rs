@@ -290,7 +290,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.peers[peer as usize].state = PeerState::Closing;
         self.closing += 1;
         // Invalidate the peer's regions for new operations. Earlier operations use only the keys.
-        for remote in self.remotes.iter_mut().filter(|remote| remote.peer == peer && !remote.auto) {
+        for remote in self.remotes.iter_mut().filter(|remote| remote.is_of(peer) && !remote.auto) {
             (remote.mapped, remote.len, remote.device) = (core::ptr::null_mut(), 0, 0);
         }
         for context in 0..self.config.contexts {

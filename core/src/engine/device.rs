@@ -189,7 +189,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
     /// Resolves a word in device memory that a peer names.
     fn device_word(&self, place: Place, width: u8) -> Result<Local, Violation> {
         let slot = self.locals.get(place.region as usize).ok_or(Violation::Region)?;
-        let Some(start) = NonNull::new(slot.ptr).filter(|_| slot.generation == place.generation) else {
+        let Some(start) = NonNull::new(slot.ptr).filter(|_| slot.generation as u16 == place.generation)
+        else {
             return Err(Violation::Region);
         };
         let aligned = place.offset & (width as u64 - 1) == 0;

@@ -393,7 +393,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.open_accounts(peer);
         // The rail may have mapped memory of the peer.
         for remote in
-            self.remotes.iter_mut().filter(|remote| remote.peer == peer && remote.rail as usize == rail)
+            self.remotes.iter_mut().filter(|remote| remote.is_of(peer) && remote.rail as usize == rail)
         {
             (remote.mapped, remote.rail) = (core::ptr::null_mut(), left.trailing_zeros() as u8);
         }

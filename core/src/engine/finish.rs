@@ -288,7 +288,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.peers[peer as usize].state = PeerState::Failed(why);
         self.part(peer);
         self.troubles += 1;
-        for remote in self.remotes.iter_mut().filter(|remote| remote.peer == peer) {
+        for remote in self.remotes.iter_mut().filter(|remote| remote.is_of(peer)) {
             remote.mapped = core::ptr::null_mut();
         }
         for context in 0..self.config.contexts {

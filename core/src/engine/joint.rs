@@ -2,7 +2,7 @@
 //! are set when a peer is connected. Hot paths use copies in the peer's streams.
 
 use crate::error::AttachError;
-use crate::mem::RailId;
+use crate::mem::{RailId, Zeroable};
 use crate::rail::RailKey;
 
 use super::close::Parting;
@@ -46,6 +46,9 @@ pub struct Pairing {
     /// The last epoch used in this slot. It outlives the attachment.
     pub(crate) last: u32,
 }
+
+// SAFETY: numbers, flags, and `Bond`, whose first variant is 0.
+unsafe impl Zeroable for Pairing {}
 
 impl Pairing {
     /// Both sides number their rails alike, and have exchanged nothing yet.

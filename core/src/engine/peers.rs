@@ -21,7 +21,11 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// the same rails. Make no progress in between: messages from the peer are dropped until it is
     /// connected, and are not sent again.
     pub fn reserve_peer(&mut self) -> Result<PeerId, AttachError> {
-        table::reserve_peer(self.state.peers)
+        let peer = table::reserve_peer(self.state.peers)?;
+        if peer.index as usize >= self.state.reached {
+            self.state.set_up_peer(peer.index);
+        }
+        Ok(peer)
     }
 
     /// Returns the rails that join a peer, as a bitmask.
@@ -142,7 +146,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
         self.state.fail_peer(peer.index, PeerError::Removed);
         for index in 0..self.state.remotes.len() {
-            if self.state.remotes[index].peer == peer.index {
+            if self.state.remotes[index].is_of(peer.index) {
                 self.release_slot(index);
             }
         }
@@ -187,6 +191,17 @@ impl<const RAILS: usize> State<'_, RAILS> {
     pub(crate) fn peer_mut(&mut self, peer: PeerId) -> Option<&mut PeerSlot> {
         let slot = self.peers.get_mut(peer.index as usize)?;
         (slot.generation == peer.generation && slot.state != PeerState::Free).then_some(slot)
+    }
+
+    /// Sets up the tables of the next peer slot, which nothing has touched.
+    pub(super) fn set_up_peer(&mut self, peer: u16) {
+        self.pairings[peer as usize] = Pairing::ALIKE;
+        for context in 0..self.config.contexts {
+            let stream = self.stream_of(context as u8, peer) as usize;
+            self.streams[stream] = Stream::new(context as u8, peer, Seq(self.config.first_sequence));
+        }
+        self.reset_accounts(peer);
+        self.reached = peer as usize + 1;
     }
 
     fn reset_streams(&mut self, peer: u16) {

@@ -314,7 +314,6 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         let fits = |rail: &R| rail.caps().max_message >= head::RTS + 16;
         check(self.rails.iter().all(fits), "rail: messages too short for a request to send")?;
         let matching = MatcherConfig { seed: config.seed, lazily: LAZILY, ..MatcherConfig::DEFAULT };
-        accounts.fill(Account::EMPTY);
         self.state.protocol = Some(Protocol {
             matcher: Matcher::with_config(matcher, matching)?,
             requests: Requests::new(receives),
@@ -331,7 +330,10 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
             shorts: config.shared_shorts,
             stats: ProtocolStats::default(),
         });
-        self.state.open_all_accounts();
+        for peer in 0..self.state.reached as u16 {
+            self.state.reset_accounts(peer);
+            self.state.open_accounts(peer);
+        }
         Ok(())
     }
 
@@ -389,7 +391,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         if let Some(protocol) = &mut self.state.protocol {
             protocol.eager = bytes.min(protocol.most_eager);
         }
-        self.state.open_all_accounts();
+        (0..self.state.reached).for_each(|peer| self.state.open_accounts(peer as u16));
     }
 
     /// Returns the longest payload, in bytes, that travels in its message to this peer. It is the
@@ -411,10 +413,15 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Updates the limits of every peer.
+    /// Sets up the accounts of a peer.
     #[cold]
-    fn open_all_accounts(&mut self) {
-        (0..self.peers.len()).for_each(|peer| self.open_accounts(peer as u16));
+    pub(super) fn reset_accounts(&mut self, peer: u16) {
+        for context in 0..self.config.contexts {
+            let stream = self.stream_of(context as u8, peer) as usize;
+            if let Some(protocol) = &mut self.protocol {
+                protocol.accounts[stream] = Account::EMPTY;
+            }
+        }
     }
 
     /// Sets the limits of a connected peer, bounded by its rails and our own.

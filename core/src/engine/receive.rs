@@ -40,7 +40,7 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
     #[inline(always)]
     pub(super) fn place(&self, place: Place, len: u64) -> Result<*mut u8, Violation> {
         let slot = self.locals.get(place.region as usize).ok_or(Violation::Region)?;
-        if slot.ptr.is_null() || slot.generation != place.generation {
+        if slot.ptr.is_null() || slot.generation as u16 != place.generation {
             return Err(Violation::Region);
         }
         if !in_bounds(place.offset, len, slot.len) {
@@ -121,7 +121,7 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
     /// Fast path of a landed write. Returns `false` if the write is not the next one in order.
     #[inline(always)]
     fn write_in_order(&mut self, peer: Peer, data: u32) -> bool {
-        if peer.0 as usize >= self.peers.len() {
+        if peer.0 as usize >= self.reached {
             return false;
         }
         // An unconfigured context has no stream, and a closed stream expects no word.

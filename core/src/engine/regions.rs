@@ -34,7 +34,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// - native atomics, if no rail executes them.
     pub fn register(&mut self, region: Region) -> Result<LocalId, AttachError> {
         table::check_region(&region)?;
-        let id = table::free_local(self.state.locals)?;
+        let id = table::free_local(self.state.locals, self.state.config.owner)?;
         let (on_device, atomics) =
             (matches!(region.kind(), RegionKind::Device { .. }), region.has_native_atomics());
         let (len, device) = match on_device || atomics {
@@ -60,7 +60,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 }
             }
         }
-        slot.generation = id.generation() as u16;
+        slot.generation = id.generation();
         self.state.devices += (device != 0) as u32;
         self.state.locals[id.index()] = slot;
         Ok(id)
@@ -86,7 +86,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.state.devices -= device as u32;
         let deregistered = deregister_on(&mut self.rails, keys);
         self.state.locals[region.index()] =
-            LocalSlot { generation: (region.generation() as u16).wrapping_add(1), ..LocalSlot::EMPTY };
+            LocalSlot { generation: region.generation().wrapping_add(1), ..LocalSlot::EMPTY };
         deregistered
     }
 
@@ -166,7 +166,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
         // Import on rails that are out of use too, because they may return.
         let (in_use, rails) = (slot.rails, self.state.joined_rails(peer.index));
-        let id = table::free_remote(self.state.remotes)?;
+        let id = table::free_remote(self.state.remotes, self.state.config.owner)?;
         let plain = handle.access == Access::Plain;
         let (len, device) = if plain { (handle.len, 0) } else { (0, handle.len) };
         let native = match handle.access {
@@ -177,8 +177,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let mut remote = RemoteSlot {
             len,
             device,
+            taken: true,
             peer: peer.index,
-            generation: id.generation() as u16,
+            generation: id.generation(),
             theirs: handle.theirs,
             rail: in_use.trailing_zeros() as u8,
             native,
@@ -220,9 +221,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// [`AttachError::InUse`] while operations on the region are not fully posted.
     pub fn release(&mut self, region: RemoteId) -> Result<(), AttachError> {
         match self.state.remotes.get(region.index()) {
-            Some(slot)
-                if slot.generation as u32 == region.generation()
-                    && slot.peer != RemoteSlot::<RAILS>::FREE => {}
+            Some(slot) if slot.generation == region.generation() && slot.taken => {}
             _ => return Err(AttachError::UnknownRegion),
         }
         let index = region.index() as u16;
@@ -252,7 +251,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     pub fn remote_ptr(&self, at: RemoteAddr, len: usize) -> Option<NonNull<u8>> {
         let slot = self.state.remotes.get(at.region.index())?;
         let end = at.offset.checked_add(len as u64)?;
-        let known = slot.generation as u32 == at.region.generation() && end <= slot.len;
+        let known = slot.generation == at.region.generation() && end <= slot.len;
         let start = NonNull::new(slot.mapped).filter(|_| known)?;
         NonNull::new(start.as_ptr().wrapping_add(at.offset as usize))
     }
@@ -277,6 +276,6 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 impl<const RAILS: usize> State<'_, RAILS> {
     fn local_slot(&self, region: LocalId) -> Option<&LocalSlot<RAILS>> {
         let slot = self.locals.get(region.index())?;
-        (slot.generation as u32 == region.generation() && !slot.ptr.is_null()).then_some(slot)
+        (slot.generation == region.generation() && !slot.ptr.is_null()).then_some(slot)
     }
 }

@@ -1,6 +1,9 @@
 //! The two directions of one (context, peer): the send window with its operations, and the receive
 //! window.
 
+use core::mem::MaybeUninit;
+
+use crate::mem::Zeroable;
 use crate::sync::seq::Seq;
 
 use super::list::{Fifo, NONE};
@@ -89,9 +92,18 @@ pub struct Stream {
 
 const _: () = assert!(core::mem::offset_of!(Stream, ops) == 64 && size_of::<Stream>() == 128);
 
+// SAFETY: numbers and flags.
+unsafe impl Zeroable for Stream {}
+
 impl Stream {
-    /// Memory for a stream, before an engine sets it up.
-    pub const EMPTY: Stream = Stream::new(0, 0, Seq(0));
+    /// Memory for a stream of a peer slot that was never reserved: all zeros.
+    // SAFETY: numbers and flags, for which zeros are values.
+    pub const EMPTY: Stream = unsafe { MaybeUninit::zeroed().assume_init() };
+
+    /// Whether it is [`EMPTY`](Self::EMPTY). A stream that was set up is open, or [shut](Self::shut).
+    pub(crate) fn is_empty(&self) -> bool {
+        !self.live && self.acked == self.next
+    }
 
     /// Creates a closed stream that begins at `first`.
     pub(crate) const fn new(context: u8, peer: u16, first: Seq) -> Stream {

@@ -274,7 +274,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     fn here(&self, addr: LocalAddr, len: usize) -> Option<*mut u8> {
         let slot = self.state.locals.get(addr.region.index())?;
         let end = addr.offset.checked_add(len as u64)?;
-        if slot.generation as u32 != addr.region.generation() || end > slot.len {
+        if slot.generation != addr.region.generation() || end > slot.len {
             return None;
         }
         Some(slot.ptr.wrapping_add(addr.offset as usize))
@@ -289,7 +289,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             return None;
         }
         let end = addr.offset.checked_add(len as u64)?;
-        if slot.generation as u32 != addr.region.generation()
+        if slot.generation != addr.region.generation()
             || end > slot.len
             || context.0 as u16 >= self.state.config.contexts
             || self.state.open != 0
@@ -314,7 +314,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             return None;
         }
         let end = to.offset.checked_add(len as u64)?;
-        if slot.generation as u32 != to.region.generation()
+        if slot.generation != to.region.generation()
             || end > slot.len
             || context.0 as u16 >= self.state.config.contexts
             || self.state.open != 0
@@ -327,7 +327,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             slot
         } else {
             let other = self.state.remotes.get(word.region.index())?;
-            if other.generation as u32 != word.region.generation()
+            if other.generation != word.region.generation()
                 || other.peer != slot.peer
                 || other.mapped.is_null()
             {

@@ -5,7 +5,7 @@ use core::ptr::{self, NonNull};
 
 use crate::bytes::Reader;
 use crate::error::{AttachError, OpError, PeerError};
-use crate::mem::{LocalAddr, LocalId, PeerId, Region, RegionKind, RemoteAddr, RemoteId};
+use crate::mem::{LocalAddr, LocalId, PeerId, Region, RegionKind, RemoteAddr, RemoteId, Zeroable};
 use crate::rail::RailKey;
 
 use super::joint::{Pairing, RAILS_MAX};
@@ -85,7 +85,8 @@ pub struct LocalSlot<const RAILS: usize> {
     /// Number of bytes that only rails access: device memory, or memory with native atomics.
     /// Otherwise 0.
     pub(crate) device: u64,
-    pub(crate) generation: u16,
+    /// With [`Config::owner`](super::Config::owner) in the upper half, if the slot is taken.
+    pub(crate) generation: u32,
     /// The rail that executes atomics in the region, or [`NO_RAIL`].
     pub(crate) native: u8,
     /// The peer with which the region's segment is shared, or [`LocalSlot::OURS`].
@@ -132,9 +133,11 @@ pub struct RemoteSlot<const RAILS: usize> {
     pub(crate) len: u64,
     /// Number of bytes that only rails access. Otherwise 0.
     pub(crate) device: u64,
-    /// The owner of the region, or [`RemoteSlot::FREE`] if the slot is free.
+    /// Whether the slot is taken. The rest of a free one has no meaning.
+    pub(crate) taken: bool,
     pub(crate) peer: u16,
-    pub(crate) generation: u16,
+    /// As [`LocalSlot::generation`].
+    pub(crate) generation: u32,
     /// The number and generation of the region at its owner.
     pub(crate) theirs: (u16, u16),
     /// The rail that mapped the region, or the lowest rail to the owner.
@@ -151,15 +154,17 @@ pub struct RemoteSlot<const RAILS: usize> {
 // SAFETY: a mapping belongs to the process, not to a thread. Only raw copies and atomics access it.
 unsafe impl<const RAILS: usize> Send for RemoteSlot<RAILS> {}
 
-impl<const RAILS: usize> RemoteSlot<RAILS> {
-    pub(crate) const FREE: u16 = u16::MAX;
+// SAFETY: numbers, flags and pointers.
+unsafe impl<const RAILS: usize> Zeroable for RemoteSlot<RAILS> {}
 
+impl<const RAILS: usize> RemoteSlot<RAILS> {
     /// A slot without a region.
     pub const EMPTY: Self = RemoteSlot {
         mapped: ptr::null_mut(),
         len: 0,
         device: 0,
-        peer: Self::FREE,
+        taken: false,
+        peer: 0,
         generation: 0,
         theirs: (0, 0),
         rail: 0,
@@ -168,6 +173,11 @@ impl<const RAILS: usize> RemoteSlot<RAILS> {
         uses: 0,
         keys: [RailKey { key: 0, base: 0 }; RAILS],
     };
+
+    /// Returns whether it is a region of this peer.
+    pub(crate) fn is_of(&self, peer: u16) -> bool {
+        self.taken && self.peer == peer
+    }
 
     /// Returns whether the region was imported to read messages and no read is in flight.
     pub(crate) fn is_idle(&self) -> bool {
@@ -211,7 +221,7 @@ pub(crate) fn resolve_local<const RAILS: usize>(
 ) -> Result<NonNull<u8>, OpError> {
     let slot = locals.get(addr.region.index()).ok_or(OpError::UnknownRegion)?;
     let base = match NonNull::new(slot.ptr) {
-        Some(base) if slot.generation as u32 == addr.region.generation() => base,
+        Some(base) if slot.generation == addr.region.generation() => base,
         _ => return Err(OpError::UnknownRegion),
     };
     if !in_bounds(addr.offset, len, slot.len) {
@@ -230,7 +240,7 @@ pub(crate) fn resolve_remote<const RAILS: usize>(
     len: u64,
 ) -> Result<&RemoteSlot<RAILS>, OpError> {
     let slot = remotes.get(addr.region.index()).ok_or(OpError::UnknownRegion)?;
-    if slot.generation as u32 != addr.region.generation() || slot.peer == RemoteSlot::<RAILS>::FREE {
+    if slot.generation != addr.region.generation() || !slot.taken {
         return Err(OpError::UnknownRegion);
     }
     if !in_bounds(addr.offset, len, slot.len) {
@@ -375,17 +385,25 @@ pub(crate) fn check_region(region: &Region) -> Result<(), AttachError> {
 }
 
 /// Returns the next free slot for a registered region.
-pub(crate) fn free_local<const RAILS: usize>(locals: &[LocalSlot<RAILS>]) -> Result<LocalId, AttachError> {
+pub(crate) fn free_local<const RAILS: usize>(
+    locals: &[LocalSlot<RAILS>],
+    owner: u16,
+) -> Result<LocalId, AttachError> {
     let index = locals.iter().position(|l| l.ptr.is_null()).ok_or(AttachError::Full)?;
-    Ok(LocalId::new(index as u32, locals[index].generation as u32))
+    Ok(LocalId::new(index as u32, owned(locals[index].generation, owner)))
+}
+
+fn owned(generation: u32, owner: u16) -> u32 {
+    (owner as u32) << 16 | generation & 0xffff
 }
 
 /// Returns the next free slot for an imported region.
 pub(crate) fn free_remote<const RAILS: usize>(
     remotes: &[RemoteSlot<RAILS>],
+    owner: u16,
 ) -> Result<RemoteId, AttachError> {
-    let index = remotes.iter().position(|r| r.peer == RemoteSlot::<RAILS>::FREE).ok_or(AttachError::Full)?;
-    Ok(RemoteId::new(index as u32, remotes[index].generation as u32))
+    let index = remotes.iter().position(|remote| !remote.taken).ok_or(AttachError::Full)?;
+    Ok(RemoteId::new(index as u32, owned(remotes[index].generation, owner)))
 }
 
 #[cfg(test)]

@@ -370,6 +370,7 @@ pub fn config(random: &mut Random, seed: u64) -> Config {
         ack_age: [0, 4, 1000][random.below(3) as usize],
         first_sequence: STARTS[random.below(4) as usize].wrapping_sub(random.below(40)),
         seed,
+        owner: seed as u16,
     }
 }
 

@@ -407,7 +407,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let slot = &mut self.pending.slots[op as usize];
         slot.inner = false;
         let (index, outcome, remote) = (slot.tag as u32, slot.outcome, slot.remote);
-        let generation = slot.value as u16;
+        let generation = slot.value as u32;
         if let Some(remote) = self.remotes.get_mut(remote as usize)
             && remote.generation == generation
             && remote.auto

@@ -521,7 +521,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         {
             offer.rails = rails;
             offer.region = slot.local_region;
-            offer.generation = region.generation;
+            offer.generation = region.generation as u16;
             offer.offset = (slot.local as usize).wrapping_sub(region.ptr as usize) as u64;
             (offer.size, offer.keys) = (region.len + region.device, region.keys);
         }

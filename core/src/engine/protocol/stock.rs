@@ -301,6 +301,9 @@ pub struct Account {
 
 const _: () = assert!(core::mem::offset_of!(Account, shorts_sent) == 64 && size_of::<Account>() == 128);
 
+// SAFETY: numbers and flags.
+unsafe impl Zeroable for Account {}
+
 impl Account {
     /// An account with nothing in use.
     pub const EMPTY: Account = Account {

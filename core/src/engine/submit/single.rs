@@ -48,7 +48,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let (bytes, state) = (len as u64, &self.state);
         let Some(remote) = state.remotes.get(to.region.index()) else { return false };
         if !remote.mapped.is_null()
-            || remote.generation as u32 != to.region.generation()
+            || remote.generation != to.region.generation()
             || bytes.wrapping_sub(1) >= state.single_max
             || to.offset.checked_add(bytes).is_none_or(|end| end > remote.len)
         {
@@ -61,7 +61,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             return false;
         }
         let Some(local) = state.locals.get(from.region.index()) else { return false };
-        if local.generation as u32 != from.region.generation()
+        if local.generation != from.region.generation()
             || from.offset.checked_add(bytes).is_none_or(|end| end > local.len)
         {
             return false;
