@@ -59,7 +59,8 @@ cd "$package/../.." || exit
 code() { sed -n '/^```python$/,/^```$/{ /^```/!p }' "$1"; }
 {
     echo 'import fishplate'
-    echo 'async def page(their_address: bytes, their_handle: bytes, array: bytes, buffer: bytearray) -> None:'
+    echo 'from fishplate.direct import Inlet, Outlet'
+    echo 'async def page(their_address: bytes, their_handle: bytes, array: bytes, buffer: bytearray, tensor: memoryview) -> None:'
     code docs/python.md | sed 's/^/    /'
 } >"$place/page.py"
 code "$package/README.md" >"$place/readme.py"

@@ -1,6 +1,7 @@
 //! The classes `Memory` and `Slice`: memory of the node.
 
 use std::ffi::c_int;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -11,8 +12,9 @@ use fishplate::shm::Segment;
 use pyo3::exceptions::{PyBufferError, PyIndexError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PySlice, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PySlice, PyTuple};
 
+use crate::dlpack;
 use crate::error::Fault;
 use crate::inner::Inner;
 use crate::shared::{HELD_MAX, Shared};
@@ -52,6 +54,19 @@ impl Memory {
         Ok(Slice { memory: slf.clone().unbind(), start, len })
     }
 
+    /// Returns the address of an offset inside the memory.
+    fn bytes(&self, start: u64) -> PyResult<NonNull<u8>> {
+        if self.freed.load(Ordering::Relaxed) {
+            return Err(PyBufferError::new_err("the memory is freed"));
+        }
+        let pages = match &self.pages {
+            Pages::Own(segment) => segment.ptr(),
+            Pages::Lent(lent) => lent.start(),
+        };
+        // SAFETY: an offset inside the pages.
+        Ok(unsafe { pages.add(start as usize) })
+    }
+
     /// Fills a `Py_buffer` with a part of the memory. The buffer keeps `object` alive.
     ///
     /// # Safety
@@ -63,14 +78,7 @@ impl Memory {
         view: *mut ffi::Py_buffer,
         flags: c_int,
     ) -> PyResult<()> {
-        if self.freed.load(Ordering::Relaxed) {
-            return Err(PyBufferError::new_err("the memory is freed"));
-        }
-        let pages = match &self.pages {
-            Pages::Own(segment) => segment.ptr(),
-            Pages::Lent(lent) => lent.start(),
-        };
-        let at = pages.as_ptr().wrapping_add(start as usize).cast();
+        let at = self.bytes(start)?.as_ptr().cast();
         // SAFETY: `view` is null or the caller's structure. It receives a reference to `object`,
         // which keeps the pages alive. The range lies inside them, and is writable.
         match unsafe { ffi::PyBuffer_FillInfo(view, object.as_ptr(), at, len as ffi::Py_ssize_t, 0, flags) } {
@@ -190,6 +198,19 @@ impl Memory {
         // SAFETY: this function's contract.
         unsafe { this.fill(slf.as_any(), (0, this.memory.len()), view, flags) }
     }
+
+    #[pyo3(signature = (**_options))]
+    fn __dlpack__<'py>(
+        slf: &Bound<'py, Self>,
+        _options: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let this = slf.get();
+        dlpack::lend(slf.as_any(), this.bytes(0)?, this.memory.len())
+    }
+
+    fn __dlpack_device__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        dlpack::device(py)
+    }
 }
 
 /// A range of memory of the node.
@@ -226,5 +247,18 @@ impl Slice {
         let this = slf.get();
         // SAFETY: this function's contract.
         unsafe { this.memory.get().fill(slf.as_any(), (this.start, this.len), view, flags) }
+    }
+
+    #[pyo3(signature = (**_options))]
+    fn __dlpack__<'py>(
+        slf: &Bound<'py, Self>,
+        _options: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let this = slf.get();
+        dlpack::lend(slf.as_any(), this.memory.get().bytes(this.start)?, this.len)
+    }
+
+    fn __dlpack_device__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        dlpack::device(py)
     }
 }

@@ -1,5 +1,5 @@
-//! A buffer of the program, taken through Python's buffer protocol. While a view exists, its object
-//! cannot move the bytes: for example, a `bytearray` refuses to grow.
+//! A buffer of the program, taken through Python's buffer protocol or DLPack. While a view exists,
+//! its object cannot move the bytes: for example, a `bytearray` refuses to grow.
 
 use std::mem;
 use std::ptr::NonNull;
@@ -7,9 +7,24 @@ use std::ptr::NonNull;
 use pyo3::exceptions::PyBufferError;
 use pyo3::{Bound, PyAny, PyErr, PyResult, Python, ffi};
 
-/// A contiguous buffer. Drop releases it. Boxed, because exporters may keep pointers into the
-/// structure.
-pub(crate) struct View(Box<ffi::Py_buffer>);
+use crate::dlpack::Tensor;
+
+/// A contiguous buffer, released on drop.
+pub(crate) struct View {
+    start: NonNull<u8>,
+    len: usize,
+    readonly: bool,
+    _held: Held,
+}
+
+#[expect(dead_code, reason = "held until they are dropped")]
+enum Held {
+    Buffer(Buffer),
+    Tensor(Tensor),
+}
+
+/// Boxed because exporters may point into the structure.
+struct Buffer(Box<ffi::Py_buffer>);
 
 // SAFETY: a view is an address, a length and a reference to the exporter. `drop` uses the exporter
 // under the GIL only. Any thread may read the address.
@@ -29,34 +44,45 @@ impl View {
     }
 
     fn of(object: &Bound<'_, PyAny>, flags: i32) -> PyResult<View> {
-        // SAFETY: the structure consists of numbers and pointers, for which zero is valid.
+        // SAFETY: the GIL is held, and the object is alive.
+        let is_buffer = unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } == 1;
+        if !is_buffer && let Some(tensor) = Tensor::of(object)? {
+            let (start, len) = (tensor.start(), tensor.len().unwrap_or(0));
+            return Ok(View { start, len, readonly: false, _held: Held::Tensor(tensor) });
+        }
+        // SAFETY: the structure consists of numbers and pointers that may be zero.
         let mut raw: Box<ffi::Py_buffer> = Box::new(unsafe { mem::zeroed() });
         // SAFETY: the GIL is held, `object` is alive and `raw` is ours. `raw` is used only if the
         // call succeeds.
         if unsafe { ffi::PyObject_GetBuffer(object.as_ptr(), &mut *raw, flags) } != 0 {
             return Err(PyErr::fetch(object.py()));
         }
-        let view = View(raw);
+        let raw = Buffer(raw);
         // A faulty exporter may return a negative length or a null address.
-        match view.0.len >= 0 && (view.0.len == 0 || !view.0.buf.is_null()) {
-            true => Ok(view),
-            false => Err(PyBufferError::new_err("the buffer has no address, or a negative length")),
+        if raw.0.len < 0 || raw.0.len > 0 && raw.0.buf.is_null() {
+            return Err(PyBufferError::new_err("the buffer has no address, or a negative length"));
         }
+        Ok(View {
+            start: NonNull::new(raw.0.buf.cast()).unwrap_or(NonNull::dangling()),
+            len: raw.0.len as usize,
+            readonly: raw.0.readonly != 0,
+            _held: Held::Buffer(raw),
+        })
     }
 
     /// Returns the address of the first byte. It dangles if the buffer is empty.
     pub fn start(&self) -> NonNull<u8> {
-        NonNull::new(self.0.buf.cast()).unwrap_or(NonNull::dangling())
+        self.start
     }
 
     /// Returns the length in bytes.
     pub fn len(&self) -> usize {
-        self.0.len as usize
+        self.len
     }
 
     /// True if the buffer is read-only.
     pub fn is_readonly(&self) -> bool {
-        self.0.readonly != 0
+        self.readonly
     }
 
     /// Returns the bytes, to be copied from.
@@ -79,7 +105,7 @@ impl View {
     }
 }
 
-impl Drop for View {
+impl Drop for Buffer {
     fn drop(&mut self) {
         // Without an interpreter nothing uses the bytes any more.
         let _ = Python::try_attach(|_| {

@@ -2,7 +2,7 @@
 the node's default, and `math.inf` never expires. Exceptions are in `_errors`."""
 
 from types import TracebackType
-from typing import Any, Coroutine, Generator, Literal, Self, final
+from typing import Any, Coroutine, Generator, Literal, Protocol, Self, TypeAlias, final
 
 from typing_extensions import Buffer
 
@@ -23,6 +23,13 @@ __all__ = [
 __version__: str
 ADDRESS_MAX: int
 
+class _Tensor(Protocol):
+    """A tensor in memory of the host, by DLPack."""
+
+    def __dlpack__(self) -> Any: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+
+_Buffer: TypeAlias = Buffer | _Tensor
 _Signal = Literal["set", "add"]
 _Compare = Literal["==", "!=", ">=", ">", "<=", "<"]
 _Atomic = Literal["set", "add", "and", "or", "xor", "swap", "compare_swap", "fetch"]
@@ -73,18 +80,18 @@ class Node:
         """Allocates zeroed memory that peers can access. It stays registered until it is freed or
         the node is closed. Arrays over it keep the bytes alive longer."""
 
-    def register(self, buffer: Buffer) -> Memory:
+    def register(self, buffer: _Buffer) -> Memory:
         """Registers a writable buffer whose address is a multiple of 8, and holds it until it is
         freed. If `handle` was called, holds it until the node is closed, because peers on this host
         write it through the kernel. If a peer does not learn of the close, holds it forever."""
 
-    def put(self, data: Memory | Slice | Buffer, to: Remote | Place) -> None:
+    def put(self, data: Memory | Slice | _Buffer, to: Remote | Place) -> None:
         """Writes to memory of a peer. A buffer may be reused on return. Memory of the node must not
         change until `quiet`."""
 
     def put_signal(
         self,
-        data: Memory | Slice | Buffer,
+        data: Memory | Slice | _Buffer,
         to: Remote | Place,
         signal: Remote | Place,
         value: int = 1,
@@ -95,15 +102,15 @@ class Node:
     def signal(self, signal: Remote | Place, value: int = 1, op: _Signal = "set") -> None:
         """Applies a signal after everything that was sent to the peer earlier."""
 
-    def iput(self, data: Memory | Slice | Buffer, to: Remote | Place) -> Request:
+    def iput(self, data: Memory | Slice | _Buffer, to: Remote | Place) -> Request:
         """Starts a put. The request completes when the data is applied. Until then the data must
         not change; a buffer is held."""
 
-    def iget(self, into: Memory | Slice | Buffer, at: Remote | Place) -> Request:
+    def iget(self, into: Memory | Slice | _Buffer, at: Remote | Place) -> Request:
         """Starts to read memory of a peer. A buffer is held until the request completes."""
 
     def get(
-        self, into: Memory | Slice | Buffer, at: Remote | Place, timeout: float | None = None
+        self, into: Memory | Slice | _Buffer, at: Remote | Place, timeout: float | None = None
     ) -> None:
         """Reads memory of a peer, and waits until the data has arrived."""
 
@@ -176,16 +183,16 @@ class Node:
     def fence(self, peer: Peer) -> None:
         """Makes later writes to the peer land after everything issued earlier. Does not wait."""
 
-    def send(self, peer: Peer, tag: int, data: Memory | Slice | Buffer) -> None:
+    def send(self, peer: Peer, tag: int, data: Memory | Slice | _Buffer) -> None:
         """Sends a message. A buffer may be reused on return. Memory of the node must not change
         until `quiet`. The first message to a peer waits until the peer is connected."""
 
-    def isend(self, peer: Peer, tag: int, data: Memory | Slice | Buffer) -> Request:
+    def isend(self, peer: Peer, tag: int, data: Memory | Slice | _Buffer) -> Request:
         """Starts to send. Holds a long writable buffer until the request completes."""
 
     def irecv(
         self,
-        into: Memory | Slice | Buffer,
+        into: Memory | Slice | _Buffer,
         source: Peer | None = None,
         tag: int | None = None,
         ignore: int | None = None,
@@ -196,7 +203,7 @@ class Node:
 
     def recv(
         self,
-        into: Buffer,
+        into: _Buffer,
         source: Peer | None = None,
         tag: int | None = None,
         ignore: int | None = None,
@@ -260,6 +267,8 @@ class Memory:
 
     def __len__(self) -> int: ...
     def __getitem__(self, range: slice, /) -> Slice: ...
+    def __dlpack__(self, **_options: Any) -> Any: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
     def at(self, offset: int, len: int | None = None) -> Slice:
         """Returns a range, by default to the end of the memory."""
@@ -271,7 +280,7 @@ class Memory:
         """Frees the memory. Arrays over it stay valid, but no peer writes there any more."""
 
     def read(self, offset: int = 0, len: int | None = None) -> bytes: ...
-    def write(self, data: Buffer, offset: int = 0) -> None: ...
+    def write(self, data: _Buffer, offset: int = 0) -> None: ...
     def load(self, offset: int = 0) -> int:
         """Loads a 64-bit word. Data sent before the signal that wrote the word is then visible."""
 
@@ -287,6 +296,8 @@ class Slice:
     """A range of memory of the node."""
 
     def __len__(self) -> int: ...
+    def __dlpack__(self, **_options: Any) -> Any: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 @final

@@ -1,0 +1,113 @@
+"""Direct sends: a receiver exports a tensor once, and the sender writes into it as often as it
+likes, without a message per transfer. Both ends use the same channel number.
+
+    receiver                                    sender
+    inlet = Inlet(node, peer, tensor)           outlet = Outlet(node, peer)
+    inlet.wait()                                outlet.send_direct(data)
+    ... use tensor ...
+    inlet.notify()                              # waits for notify before it overwrites
+
+The tensor is anything that `Node.register` takes, or `Memory`. Words for the signals are allocated.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ._errors import Misuse
+from ._native import Memory, Node, Peer, Remote, Request, Slice
+
+if TYPE_CHECKING:
+    from ._native import _Buffer
+
+__all__ = ["Inlet", "Outlet"]
+
+# The upper 32 bits of the tags of handles; the channel is in the lower 64.
+_TAG = 0x46504449 << 64
+
+
+class Inlet:
+    """The receiving end. Sends the tensor's handle, and does not wait for the sender."""
+
+    def __init__(self, node: Node, peer: Peer, tensor: Memory | _Buffer, channel: int = 0) -> None:
+        self._node, self._peer = node, peer
+        self._memory = tensor if isinstance(tensor, Memory) else node.register(tensor)
+        self._ours = not isinstance(tensor, Memory)
+        self._word = node.alloc(8)
+        self._tag = _TAG | channel
+        self._count = 0
+        self._freed: Remote | None = None
+        size = len(self._memory).to_bytes(8, "little")
+        for part in (size, self._memory.handle(), self._word.handle()):
+            node.send(peer, self._tag, part)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Waits until the next send has arrived."""
+        self._node.wait(self._word, ">=", self._count + 1, self._peer, timeout)
+        self._count += 1
+
+    def notify(self) -> None:
+        """Says that the tensor may be overwritten."""
+        if self._freed is None:
+            handle = self._node.recv_bytes(self._peer, self._tag)[1]
+            self._freed = self._peer.import_memory(handle)
+        self._node.signal(self._freed, self._count)
+
+    def close(self) -> None:
+        """Frees what this end has registered. The sender must have closed before."""
+        if self._freed is not None:
+            self._freed.release()
+        self._word.free()
+        if self._ours:
+            self._memory.free()
+
+
+class Outlet:
+    """The sending end. Waits for the receiver's handle."""
+
+    def __init__(
+        self, node: Node, peer: Peer, channel: int = 0, timeout: float | None = None
+    ) -> None:
+        self._node, self._peer, tag = node, peer, _TAG | channel
+        parts = [node.recv_bytes(peer, tag, timeout=timeout)[1] for _ in range(3)]
+        self.size = int.from_bytes(parts[0], "little")
+        self._theirs, self._arrived = (peer.import_memory(part) for part in parts[1:])
+        self._word = node.alloc(8)
+        node.send(peer, tag, self._word.handle())
+        self._count = 0
+
+    def _room(self, data: Memory | Slice | _Buffer, timeout: float | None) -> None:
+        size = len(data) if isinstance(data, Memory | Slice) else _size(data)
+        if size > self.size:
+            raise Misuse("range", f"{size} bytes do not fit into a tensor of {self.size}")
+        self._node.wait(self._word, ">=", self._count, self._peer, timeout)
+        self._count += 1
+
+    def isend_direct(
+        self, data: Memory | Slice | _Buffer, timeout: float | None = None
+    ) -> Request:
+        """Waits until the receiver has freed the tensor, then writes and signals. The request ends
+        when all has arrived; until then the data stays as it is."""
+        self._room(data, timeout)
+        request = self._node.iput(data, self._theirs)
+        self._node.signal(self._arrived, self._count)
+        return request
+
+    def send_direct(self, data: Memory | Slice | _Buffer, timeout: float | None = None) -> None:
+        """`isend_direct`, and waits until all has arrived."""
+        self.isend_direct(data, timeout).wait(timeout)
+
+    def close(self) -> None:
+        """Releases the receiver's memory."""
+        self._node.quiet(self._peer)
+        self._theirs.release()
+        self._arrived.release()
+        self._word.free()
+
+
+def _size(data: _Buffer) -> int:
+    try:
+        return memoryview(data).nbytes  # type: ignore[arg-type]
+    except TypeError:
+        # A tensor that only has DLPack.
+        return int(data.nbytes)  # type: ignore[union-attr]

@@ -1,0 +1,197 @@
+//! DLPack in both directions, for memory that processors access: tensors of other libraries as
+//! buffers of calls, and memory of the node as tensors of bytes. The structures are those of
+//! DLPack's `dlpack.h` before version 1.0, which every library still reads and writes.
+
+use std::ffi::{CStr, c_void};
+use std::ptr::{self, NonNull};
+
+use pyo3::exceptions::PyBufferError;
+use pyo3::prelude::*;
+use pyo3::{IntoPyObjectExt, ffi};
+
+/// The capsule's name, and the one that it gets from whoever takes the tensor.
+const FRESH: &CStr = c"dltensor";
+const TAKEN: &CStr = c"used_dltensor";
+
+/// `DLDeviceType`: memory of the host, plain or pinned by CUDA or ROCm.
+const CPU: i32 = 1;
+const HOST: [i32; 3] = [CPU, 3, 11];
+
+#[repr(C)]
+struct Plain {
+    data: *mut c_void,
+    device: (i32, i32),
+    dimensions: i32,
+    code: u8,
+    bits: u8,
+    lanes: u16,
+    shape: *const i64,
+    /// In elements. Null: compact, in row-major order.
+    strides: *const i64,
+    byte_offset: u64,
+}
+
+#[repr(C)]
+struct Managed {
+    tensor: Plain,
+    context: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut Managed)>,
+}
+
+const _: () = assert!(size_of::<Plain>() == 48 && size_of::<Managed>() == 64);
+
+/// A tensor of another library. Dropping it returns it.
+pub(crate) struct Tensor(NonNull<Managed>);
+
+impl Tensor {
+    /// Takes the tensor of an object. `None`: the object has none.
+    ///
+    /// # Errors
+    /// The tensor is in memory of a device, or not contiguous.
+    pub fn of(object: &Bound<'_, PyAny>) -> PyResult<Option<Tensor>> {
+        let Some(take) = object.getattr_opt("__dlpack__")? else { return Ok(None) };
+        let (device, _): (i32, i32) = object.call_method0("__dlpack_device__")?.extract()?;
+        if !HOST.contains(&device) {
+            return Err(PyBufferError::new_err("the tensor is in memory of a device; copy it to the host"));
+        }
+        let capsule = take.call0()?;
+        // SAFETY: the GIL is held, and the object is alive; only a capsule of this name has a
+        // pointer.
+        let managed = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), FRESH.as_ptr()) };
+        let managed = NonNull::new(managed.cast()).ok_or_else(|| PyErr::fetch(object.py()))?;
+        // SAFETY: it is such a capsule. From here on the tensor is ours, as the protocol says.
+        if unsafe { ffi::PyCapsule_SetName(capsule.as_ptr(), TAKEN.as_ptr()) } != 0 {
+            return Err(PyErr::fetch(object.py()));
+        }
+        let tensor = Tensor(managed);
+        match tensor.is_contiguous() && tensor.len().is_some() && HOST.contains(&tensor.plain().device.0) {
+            true => Ok(Some(tensor)),
+            false => Err(PyBufferError::new_err("the tensor is not contiguous")),
+        }
+    }
+
+    fn plain(&self) -> &Plain {
+        // SAFETY: the producer keeps the structure until the deleter is called, in `drop`.
+        unsafe { &self.0.as_ref().tensor }
+    }
+
+    fn shape(&self) -> &[i64] {
+        let plain = self.plain();
+        if plain.dimensions <= 0 || plain.shape.is_null() {
+            return &[];
+        }
+        // SAFETY: the producer keeps the shape, which has that many dimensions.
+        unsafe { std::slice::from_raw_parts(plain.shape, plain.dimensions as usize) }
+    }
+
+    fn is_contiguous(&self) -> bool {
+        if self.plain().strides.is_null() {
+            return true;
+        }
+        let mut expected = 1i64;
+        for (at, &extent) in self.shape().iter().enumerate().rev() {
+            // SAFETY: the producer keeps the strides, which have as many dimensions as the shape.
+            let stride = unsafe { *self.plain().strides.add(at) };
+            if extent != 1 && stride != expected && self.len() != Some(0) {
+                return false;
+            }
+            expected = expected.saturating_mul(extent);
+        }
+        true
+    }
+
+    /// Returns the length in bytes, if it is one.
+    pub fn len(&self) -> Option<usize> {
+        let plain = self.plain();
+        let element = (usize::from(plain.bits) * usize::from(plain.lanes)).div_ceil(8);
+        let mut extents = self.shape().iter().map(|&extent| usize::try_from(extent).ok());
+        let len = extents.try_fold(element, |len, extent| len.checked_mul(extent?))?;
+        (len <= isize::MAX as usize && (len == 0 || !plain.data.is_null())).then_some(len)
+    }
+
+    /// Returns the address of the first byte, or a dangling one for an empty tensor.
+    pub fn start(&self) -> NonNull<u8> {
+        let plain = self.plain();
+        let start = plain.data.cast::<u8>().wrapping_add(plain.byte_offset as usize);
+        NonNull::new(start).unwrap_or(NonNull::dangling())
+    }
+}
+
+impl Drop for Tensor {
+    fn drop(&mut self) {
+        // Without an interpreter nothing can use the bytes any more.
+        let _ = Python::try_attach(|_| {
+            // SAFETY: the protocol requires one call by the owner, which is this.
+            unsafe {
+                if let Some(deleter) = self.0.as_ref().deleter {
+                    deleter(self.0.as_ptr());
+                }
+            }
+        });
+    }
+}
+
+/// What a tensor of ours keeps alive.
+struct Lent {
+    managed: Managed,
+    len: i64,
+    _object: Py<PyAny>,
+}
+
+/// Lends bytes as a tensor of one dimension. The tensor keeps `object` alive, which keeps the
+/// bytes.
+pub(crate) fn lend<'py>(
+    object: &Bound<'py, PyAny>,
+    start: NonNull<u8>,
+    len: usize,
+) -> PyResult<Bound<'py, PyAny>> {
+    let tensor = Plain {
+        data: start.as_ptr().cast(),
+        device: (CPU, 0),
+        dimensions: 1,
+        code: 1,
+        bits: 8,
+        lanes: 1,
+        shape: ptr::null(),
+        strides: ptr::null(),
+        byte_offset: 0,
+    };
+    let managed = Managed { tensor, context: ptr::null_mut(), deleter: Some(give_back) };
+    let lent = Box::into_raw(Box::new(Lent { managed, len: len as i64, _object: object.clone().unbind() }));
+    // SAFETY: from `Box::into_raw`, and not shared yet. The capsule gets the managed tensor, and
+    // `forget` ends it unless somebody takes it.
+    unsafe {
+        (*lent).managed.context = lent.cast();
+        (*lent).managed.tensor.shape = &raw const (*lent).len;
+        let capsule = ffi::PyCapsule_New((&raw mut (*lent).managed).cast(), FRESH.as_ptr(), Some(forget));
+        if capsule.is_null() {
+            give_back(&raw mut (*lent).managed);
+            return Err(PyErr::fetch(object.py()));
+        }
+        Ok(Bound::from_owned_ptr(object.py(), capsule))
+    }
+}
+
+/// The device of [`lend`].
+pub(crate) fn device(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
+    (CPU, 0).into_bound_py_any(py)
+}
+
+/// Ends a tensor of [`lend`]. Takers call it once, on any thread.
+unsafe extern "C" fn give_back(managed: *mut Managed) {
+    // SAFETY: the context is the box from `lend`, which has one owner.
+    let end = || drop(unsafe { Box::from_raw((*managed).context.cast::<Lent>()) });
+    // Without an interpreter the object cannot be released, and leaks with the process.
+    let _ = Python::try_attach(|_| end());
+}
+
+/// Ends a capsule, and the tensor if nobody took it.
+unsafe extern "C" fn forget(capsule: *mut ffi::PyObject) {
+    // SAFETY: Python calls this with the capsule, under the GIL. If nobody has taken its tensor, it
+    // still has the name and the pointer from `lend`.
+    unsafe {
+        if ffi::PyCapsule_IsValid(capsule, FRESH.as_ptr()) == 1 {
+            give_back(ffi::PyCapsule_GetPointer(capsule, FRESH.as_ptr()).cast());
+        }
+    }
+}
