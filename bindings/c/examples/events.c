@@ -39,7 +39,7 @@ int main (int count, char **arguments)
   if (count != 3)
     return 2;
   int rank = atoi (arguments[1]), got = 0, wait, state = 0, loop = epoll_create1 (EPOLL_CLOEXEC);
-  fp_options options = { .struct_size = sizeof options, .flags = FP_WAIT_FD };
+  fp_options options = { sizeof options, FP_WAIT_FD, 0, 0, 0, 0, 0, 0, 0, NULL, NULL };
   fp_node *node;
   fp_peer peer;
   fp_mem inbox;
@@ -63,7 +63,7 @@ int main (int count, char **arguments)
   }
   if (rank == 1 && check (fp_quiet (node, peer, 10000), "quiet") == 0)
     _exit (0); /* as if it had been killed */
-  struct epoll_event event = { .events = EPOLLIN };
+  struct epoll_event event = { EPOLLIN, { NULL } };
   epoll_ctl (loop, EPOLL_CTL_ADD, check (fp_node_fd (node, &wait), "descriptor"), &event);
   while (state >= 0) {
     check (fp_node_fd (node, &wait), "descriptor");
