@@ -1,17 +1,20 @@
 #!/usr/bin/env bash
-# Tests jobs of four processes under launchers: mpiexec.hydra (PMI-1), Open MPI's mpirun (PMIx), the
-# variables of torchrun and Slurm, and no launcher with tcp:// and file://. Every process writes,
+# Tests jobs of four processes under launchers: mpiexec.hydra (PMI-1), Open MPI's mpirun (PMIx), srun
+# (PMIx, PMI-2's descriptor, none), torchrun, variables of launchers, and no launcher with tcp:// and
+# file://. Every process writes,
 # signals, adds and sends to every other one, and all data is checked (examples/all_to_all.rs). Also
 # tests failing jobs: a missing rank, a wrong cookie, and ranks killed at random. Finally runs
 # `fishplate perf job` under each launcher, in every pattern.
 #
-#   tests/jobs.sh [KILLS [EXAMPLE TOOL]]
+#   tests/jobs.sh [KILLS or --long [EXAMPLE TOOL]]
 #
-# KILLS: 10 by default. EXAMPLE and TOOL: the built example and tool; by default they are built,
-# optimised. Prints SKIPPED for launchers that cannot be installed.
+# KILLS: 10 by default, 100 for --long. EXAMPLE and TOOL: the built example and tool; by default they
+# are built, optimised. Prints SKIPPED for launchers that cannot be installed.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 source tests/need.sh
+
+source tests/slurm.sh
 
 kills=${1:-10} program=${2:-} tool=${3:-}
 if [ -z "$program" ] || [ -z "$tool" ]; then
@@ -20,6 +23,7 @@ if [ -z "$program" ] || [ -z "$tool" ]; then
     program=${CARGO_TARGET_DIR:-target}/release/examples/all_to_all
     tool=${CARGO_TARGET_DIR:-target}/release/fishplate
 fi
+[ "$kills" != --long ] || kills=100
 program=$(readlink -f "$program") tool=$(readlink -f "$tool")
 [ -x "$program" ] && [ -x "$tool" ] || { echo "no such program: $program or $tool"; exit 1; }
 
@@ -34,6 +38,7 @@ down() {
     # shellcheck disable=SC2086  # several words
     [ -z "$pids" ] || kill -9 $pids 2>/dev/null
     left >/dev/null || left | xargs kill -9
+    [ -z "${SLURM_CONF:-}" ] || slurm_down
     wait 2>/dev/null
     rm -rf "$work"
 }
@@ -89,6 +94,14 @@ launched() {
     # shellcheck disable=SC2016  # for the inner shell
     timeout --kill-after=5 120 "$@" bash -c 'exec "$0" 100 60 >"$1$PMI_RANK$OMPI_COMM_WORLD_RANK" 2>&1' \
         "$program" "$work/out" >"$work/out-launcher" 2>&1 </dev/null && good
+}
+
+# four_by_srun MPI VARIABLE=VALUE...: four processes by srun
+four_by_srun() {
+    local mpi=$1
+    shift
+    timeout --kill-after=5 120 env "$@" srun --mpi="$mpi" --overcommit --output="$work/out%t" -n 4 "$program" 100 60 \
+        >"$work/out-launcher" 2>&1 </dev/null && good
 }
 
 open_mpi=(env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun.openmpi -n 4 --oversubscribe)
@@ -160,9 +173,26 @@ say "fishplate perf job, torchrun's variables" by_hand RANK=%r WORLD_SIZE=4 LOCA
     MASTER_PORT=$port
 say "fishplate perf job, plain variables" by_hand FISHPLATE_SIZE=4 "FISHPLATE_RENDEZVOUS=file://$meet"
 if command -v torchrun >/dev/null; then
-    say "fishplate perf job under torchrun" measured torchrun --no-python --nproc-per-node 4
+    # The last two concern no rank. Without them torch 1.13 fails with Python 3.11.
+    say "fishplate perf job under torchrun" measured torchrun --no_python --nproc_per_node 4 -r 9:1 -t 9:1
 else
     echo "SKIPPED fishplate perf job under torchrun: it is missing"
+fi
+next
+if [ "$(id -u)" != 0 ]; then
+    echo "SKIPPED srun: only root can start a cluster"
+elif ! need srun slurm-wlm || ! command -v slurmctld slurmd munged >/dev/null; then
+    echo "SKIPPED srun: it is missing and cannot be installed"
+elif ! slurm_up "$work/slurm" $((port + 10000)); then
+    echo "SKIPPED srun: no cluster of this host alone"
+else
+    for mpi in none pmix pmi2; do
+        variables=()
+        [ $mpi != none ] || variables=("FISHPLATE_RENDEZVOUS=file://$meet")
+        say "fishplate perf job under srun --mpi=$mpi" measured env ${variables[@]+"${variables[@]}"} srun --mpi=$mpi --overcommit -n 4
+        say "srun --mpi=$mpi" four_by_srun $mpi ${variables[@]+"${variables[@]}"}
+    done
+    slurm_down
 fi
 
 # missing: starts ranks 0, 1 and 3 of four; each must name rank 2
@@ -277,4 +307,10 @@ for launcher in ${launchers[@]+"${launchers[@]}"}; do
     declare -n command=$launcher
     say "a process killed under $launcher" killed_under "${command[@]}"
 done
+# Segments have no names, and sockets only names that end with their process.
+nothing_remains() {
+    find /dev/shm -maxdepth 1 -name '*fishplate*' >"$work/out"
+    [ ! -s "$work/out" ]
+}
+say "nothing is left in /dev/shm" nothing_remains
 exit $failed
