@@ -219,8 +219,8 @@ pub(crate) struct State<'m, const RAILS: usize> {
     pub config: Config,
     /// The bits of a word that are its sequence.
     pub mask: u32,
-    /// Peer slots below this are set up, 1 at least. The tables of the others are untouched, so that
-    /// a peer costs nothing before it is reserved.
+    /// Number of peer slots that are set up, at least 1. The tables of the others are untouched, so
+    /// that a peer costs nothing before it is reserved.
     pub reached: usize,
     pub peers: &'m mut [PeerSlot],
     pub pairings: &'m mut [Pairing],
@@ -322,8 +322,8 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         }
         let whole = if count > 1 { config.stripe_threshold.saturating_sub(1) } else { u64::MAX };
         peers.fill(PeerSlot::EMPTY);
-        // Memory that no earlier engine has used stays untouched. Entries beyond these may hold peers
-        // of one.
+        // Do not touch memory that no earlier engine has used. Entries beyond the configured ones
+        // may hold peers of one.
         let streams = &mut streams[..each];
         streams.iter_mut().filter(|stream| !stream.is_empty()).for_each(|stream| *stream = Stream::EMPTY);
         bitmap.iter_mut().filter(|word| **word != 0).for_each(|word| *word = 0);

@@ -63,8 +63,8 @@ pub(crate) struct Inner {
 /// Its address in [`TABLE`] is that of the table plus the lower bits of its handles.
 #[repr(C)]
 struct Slot {
-    /// `name ^ owner` while the node is open, has an owner, and no call is in progress. Otherwise 0.
-    /// Only the owner changes it.
+    /// `name ^ owner` while the node is open, has an owner, and is in no call. Otherwise 0. Only
+    /// the owner changes it.
     key: AtomicUsize,
     /// Null while the node is closed, or after a panic in it.
     inner: UnsafeCell<*mut Inner>,
@@ -74,8 +74,8 @@ struct Slot {
     owner: AtomicUsize,
 }
 
-// SAFETY: only the thread in `owner` accesses `inner`, and what it points to is `Send`. The edges of
-// `owner` order one owner's accesses before the next one's.
+// SAFETY: only the thread in `owner` accesses `inner`, and what it points to is `Send`. The edges
+// of `owner` order one owner's accesses before the next one's.
 unsafe impl Sync for Slot {}
 const _: () = {
     const fn send<T: Send>() {}

@@ -100,7 +100,8 @@ impl Stream {
     // SAFETY: numbers and flags, for which zeros are values.
     pub const EMPTY: Stream = unsafe { MaybeUninit::zeroed().assume_init() };
 
-    /// Whether it is [`EMPTY`](Self::EMPTY). A stream that was set up is open, or [shut](Self::shut).
+    /// Returns whether it is [`EMPTY`](Self::EMPTY). A stream that was set up is open, or
+    /// [shut](Self::shut).
     pub(crate) fn is_empty(&self) -> bool {
         !self.live && self.acked == self.next
     }
