@@ -73,7 +73,7 @@ use core::mem::MaybeUninit;
 use crate::error::AttachError;
 use crate::mem::RailId;
 use crate::rail::{Rail, Rails, SomeRails};
-use crate::sync::seq::MAX_WINDOW;
+use crate::sync::seq::{MAX_WINDOW, Seq};
 
 use failover::Failover;
 use load::Loads;
@@ -326,18 +326,23 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         // may hold peers of one.
         let streams = &mut streams[..each];
         streams.iter_mut().filter(|stream| !stream.is_empty()).for_each(|stream| *stream = Stream::EMPTY);
+        // Set up slot 0, so that no untouched stream has the number of its peer.
+        pairings[0] = Pairing::ALIKE;
+        for context in 0..config.contexts as usize {
+            streams[context * peers.len()] = Stream::new(context as u8, 0, Seq(config.first_sequence));
+        }
         bitmap.iter_mut().filter(|word| **word != 0).for_each(|word| *word = 0);
         locals.fill(LocalSlot::EMPTY);
         remotes.iter_mut().filter(|slot| slot.taken || slot.generation != 0).for_each(|slot| {
             *slot = RemoteSlot::EMPTY;
         });
-        let mut engine = Engine {
+        Ok(Engine {
             // SAFETY: the check above ensures that `rails` has at least one rail.
             rails: unsafe { SomeRails::new(rails) },
             state: State {
                 config,
                 mask: wire::sequence_mask(config.window),
-                reached: 0,
+                reached: 1,
                 peers,
                 pairings,
                 streams,
@@ -368,10 +373,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
                 devices: 0,
                 hints: [u16::MAX; protocol::HINTS],
             },
-        };
-        // Slot 0, so that no slot that is not set up has the stream of another peer's number.
-        engine.state.set_up_peer(0);
-        Ok(engine)
+        })
     }
 
     /// Returns a rail for inspection.
