@@ -20,13 +20,17 @@ from nixl_cu12._api import nixl_agent, nixl_agent_config
 # Name, bytes per descriptor, number of descriptors, number of timed transfers.
 CASES = [("4 KiB", 4096, 1, 400), ("64 KiB", 65536, 1, 200), ("1 MiB", 1 << 20, 1, 60), ("64 MiB", 1 << 26, 1, 6), ("1000 x 4 KiB", 4096, 1000, 25)]
 SIZE = 1 << 26
+HUGE = 2 << 20
 
 
 def open_agent(name, cpu):
     os.sched_setaffinity(0, {cpu})
     agent = nixl_agent(name, nixl_agent_config(enable_prog_thread=False, backends=[]))
     agent.create_backend(sys.argv[1], dict(pair.split("=", 1) for pair in sys.argv[2:]))
-    memory = np.ones(SIZE, np.uint8)
+    # Starts on a huge page. Otherwise the address decides which of the short transfers use pages of
+    # 4 KiB, and it differs between backends.
+    memory = np.ones(SIZE + HUGE, np.uint8)
+    memory = memory[-memory.ctypes.data % HUGE :][:SIZE]
     agent.register_memory([(memory.ctypes.data, SIZE, 0, "")], "DRAM")
     return agent, memory
 
