@@ -9,7 +9,7 @@ use std::time::Duration;
 use fishplate_core::engine::{Config, RailPolicy};
 use fishplate_core::sync::seq::MAX_WINDOW;
 
-/// The settings, with their defaults.
+/// The settings of a node. `docs/tuning.md` lists their defaults and costs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Libfabric providers to try, in order. If empty, all usable ones of
@@ -28,19 +28,21 @@ pub struct Settings {
     pub library: Option<PathBuf>,
     /// How each operation selects its rail.
     pub policy: RailPolicy,
-    /// Maximum sequence numbers in flight per stream: a power of two, and the same at both ends.
+    /// Maximum number of sequence numbers that a stream has in flight: a power of two up to 2^19,
+    /// and the same at both ends.
     pub window: u32,
-    /// Maximum events and due streams per queue that one progress pass handles.
+    /// Maximum number of events per queue, and of due streams, that a pass handles.
     pub batch: u32,
-    /// Largest payload in bytes that a put-signal sends as one message.
+    /// Longest payload of a put-signal, in bytes, that is sent as one message. A rail to a peer may
+    /// lower it.
     pub eager: u32,
-    /// Smallest write or read in bytes that is striped over rails.
+    /// Size in bytes from which a write or read is striped over rails.
     pub stripe_threshold: u64,
-    /// Size of the stripes in bytes.
+    /// Size of the pieces of a striped write or read, 1 byte to 2 GiB.
     pub stripe_chunk: u64,
-    /// Passes after which a pending acknowledgement is sent on its own.
+    /// Passes after which an owed acknowledgement is sent as its own message.
     pub ack_age: u32,
-    /// Number of contexts, 1 to 256. Must be the same at both ends.
+    /// Number of contexts, 1 to 256, and the same at both ends. A node uses one.
     pub contexts: u16,
     /// Maximum time for a rail to complete a post. Then the post counts as lost and the peer fails.
     pub deadline: Duration,

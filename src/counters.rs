@@ -9,10 +9,10 @@
 //! |---|---|
 //! | 0 | [`MAGIC`] |
 //! | 1 | a count that is odd while the page changes |
-//! | 2 | the process, by the number that it has for itself |
+//! | 2 | the process id in its own namespace |
 //! | 3 | the node: 0 for the first of the process |
 //! | 4 | when the page was written, in nanoseconds of `CLOCK_MONOTONIC` |
-//! | 5 | how many counters follow |
+//! | 5 | number of counters, from word 8 on |
 //! | 8.. | the counters, in the order of [`NAMES`] |
 //!
 //! Later versions may add counters at the end. The node copies its counters there outside its hot

@@ -126,11 +126,16 @@ impl Job {
     /// # Errors
     /// - [`ErrorKind::TimedOut`]: the message says how many are missing, or why this process could
     ///   not join.
-    /// - [`ErrorKind::InvalidInput`]: the size is 0 or exceeds [`SIZE_MAX`], or the host does not
-    ///   resolve.
+    /// - [`ErrorKind::InvalidInput`]: the size is 0 or exceeds [`SIZE_MAX`], or the address has no
+    ///   port.
+    /// - The system's error if the host does not resolve.
     pub fn join(address: impl ToSocketAddrs, size: usize, timeout: Duration) -> io::Result<Job> {
         let entry = Entry::new(None, size, Cookie::NONE, timeout)?;
-        meet::at_address(&address.to_socket_addrs()?.collect::<Vec<_>>(), &entry)
+        let found = address.to_socket_addrs().map_err(|error| {
+            let text = format!("cannot join a job: no address of rank 0: {error}; pass HOST:PORT");
+            io::Error::new(error.kind(), text)
+        })?;
+        meet::at_address(&found.collect::<Vec<_>>(), &entry)
     }
 
     /// Joins the job of the [`Leader`] with this id as rank `rank`, from 1 to `size - 1`, and waits
@@ -221,7 +226,10 @@ impl Job {
     /// job does not have two processes.
     pub fn exchange(&mut self, bytes: impl AsRef<[u8]>) -> io::Result<Vec<u8>> {
         if self.size != 2 {
-            return Err(invalid("exchange needs a job of two processes; use allgather"));
+            return Err(invalid(format!(
+                "cannot exchange in a job of {}: exchange is for two processes; use allgather",
+                self.size
+            )));
         }
         Ok(self.allgather(bytes)?.swap_remove(1 - self.rank))
     }

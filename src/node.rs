@@ -20,8 +20,8 @@
 //!
 //! One thread at a time uses a node, and it can move between threads. It makes progress only in its
 //! own calls: a program that computes for long calls [`Node::progress`] regularly, or opens the
-//! node with a [worker](Builder::worker) thread. Only its `unsafe` calls can cause undefined
-//! behaviour.
+//! node with a [worker](Builder::worker) thread. Only its two `unsafe` calls can cause undefined
+//! behaviour: [`Node::register`] and [`Node::register_device`].
 //!
 //! | call                       | waits                        | allocates       |
 //! |----------------------------|------------------------------|-----------------|

@@ -219,9 +219,9 @@ mod tests {
         for _ in 0..2 {
             let mut engine = storage.engine(config, rails()).unwrap();
             assert!(engine.reserve_peer().is_ok() && engine.reserve_peer().is_ok());
-            assert_eq!(engine.reserve_peer(), Err(AttachError::Full));
+            assert_eq!(engine.reserve_peer(), Err(AttachError::Full("memory.peers")));
         }
         let larger = Config { window: 16, ..config };
-        assert!(matches!(storage.engine(larger, rails()), Err(AttachError::Config(_))));
+        assert!(matches!(storage.engine(larger, rails()), Err(AttachError::Memory { .. })));
     }
 }

@@ -1,5 +1,5 @@
-//! A custom rail: two ends that append to each other's file. `docs/writing-a-rail.md` walks through
-//! it, and `core/tests/rails` runs the conformance suite on it.
+//! A custom rail over files: each end appends to a file that the other reads.
+//! `docs/writing-a-rail.md` explains it, and `core/tests/rails` runs the conformance suite on it.
 //!
 //! It is short, not fast: a post is a system call, and `poll` copies what it reads.
 //!
@@ -263,7 +263,7 @@ impl FileRail {
         true
     }
 
-    /// Completes what is pending to a peer. Its local memory is not accessed any more.
+    /// Ends all pending posts to a peer as failed. The next poll reports them.
     fn end_all(&mut self, peer: Peer) {
         let ended = &mut self.ended;
         self.pending.retain(|pending| {
@@ -330,7 +330,7 @@ unsafe impl Rail for FileRail {
             return Err(AttachError::Unsupported);
         }
         let free = self.regions.iter().position(|(region, _)| region.is_none());
-        let place = free.ok_or(AttachError::Full)?;
+        let place = free.ok_or(AttachError::Full("file rail: regions"))?;
         self.regions[place].0 = Some(*region);
         Ok((RailKey { key: self.key(place), base: 0 }, 0))
     }

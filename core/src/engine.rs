@@ -80,6 +80,7 @@ use load::Loads;
 use pending::Pending;
 use protocol::Protocol;
 use stream::Due;
+use table::lent;
 
 /// An independent source of operations, with its own order to each peer. OpenSHMEM's `shmem_ctx_t`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -100,28 +101,29 @@ pub enum RailPolicy {
 /// The settings of an engine, with defaults. Sizes are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Number of contexts, 1 to 256. Both sides of a connection use the same number.
+    /// Number of contexts, 1 to 256. Both sides of a connection use the same number. Default: 1.
     pub contexts: u16,
     /// Maximum number of sequence numbers that a stream has in flight: a power of two up to 2^19.
-    /// Both sides use the same window.
+    /// Both sides use the same window. Default: 128.
     pub window: u32,
-    /// Maximum number of events per queue, and of due streams, that a pass handles.
+    /// Maximum number of events per queue, and of due streams, that a pass handles. Default: 32.
     pub batch: u32,
     /// Longest payload of a put-signal that is sent as one message. A rail to a peer may lower it.
+    /// Default: 192.
     pub eager: u32,
-    /// Size from which a write or read is split over rails.
+    /// Size from which a write or read is split over rails. Default: 128 KiB.
     pub stripe_threshold: u64,
-    /// Size of the pieces of a split write or read.
+    /// Size of the pieces of a split write or read, 1 byte to 2 GiB. Default: 64 KiB.
     pub stripe_chunk: u64,
-    /// How rails are chosen.
+    /// How rails are chosen. Default: [`RailPolicy::LeastOutstanding`].
     pub policy: RailPolicy,
-    /// Passes after which an owed acknowledgement is sent as its own message.
+    /// Passes after which an owed acknowledgement is sent as its own message. Default: 16.
     pub ack_age: u32,
     /// The first sequence number of every stream, the same on both sides. Tests start just before a
-    /// wrap.
+    /// wrap. Default: 0.
     pub first_sequence: u64,
     /// Spreads the start of round robin over pairs, and seeds the epochs of attachments. Use a
-    /// different value for each process and each start.
+    /// different value for each process and each start. Default: 0.
     pub seed: u64,
     /// A number in the id of every region of this engine. With a different one for each engine of a
     /// process, the regions of one are unknown to the others.
@@ -129,7 +131,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// The defaults.
+    /// The defaults, which the fields document. [`Tables`] for them have a `WINDOW` of 128.
     pub const DEFAULT: Config = Config {
         contexts: 1,
         window: 128,
@@ -285,7 +287,8 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
     /// Creates an engine over `rails`, without peers.
     ///
     /// # Errors
-    /// [`AttachError::Config`] names the value that is out of range.
+    /// [`AttachError::Config`] names the value that is out of range. [`AttachError::Memory`] names
+    /// the memory that is too short.
     pub fn new(
         config: Config,
         rails: impl Into<Rails<R, RAILS>>,
@@ -305,10 +308,10 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         let EngineMemory { peers, pairings, streams, parked, bitmap, locals, remotes, pending } = memory;
         let (each, window) = (peers.len() * config.contexts as usize, config.window as usize);
         check(!peers.is_empty() && peers.len() <= u16::MAX as usize, "memory.peers: 1 to 65535")?;
-        check(pairings.len() >= peers.len(), "memory.pairings: as many as peers")?;
-        check(streams.len() >= each, "memory.streams: peers x contexts")?;
-        check(parked.len() >= each * window, "memory.parked: peers x contexts x window")?;
-        check(bitmap.len() >= config.bitmap_words(each), "memory.bitmap: Config::bitmap_words")?;
+        lent("memory.pairings, as many as peers", pairings.len(), peers.len())?;
+        lent("memory.streams, peers x contexts", streams.len(), each)?;
+        lent("memory.parked, peers x contexts x window", parked.len(), each * window)?;
+        lent("memory.bitmap, Config::bitmap_words", bitmap.len(), config.bitmap_words(each))?;
         check(locals.len() <= u16::MAX as usize, "memory.locals: at most 65535")?;
         check(remotes.len() <= u16::MAX as usize, "memory.remotes: at most 65535")?;
         check(!pending.is_empty() && pending.len() < 1 << 30, "memory.pending: 1 to 2^30 - 1")?;

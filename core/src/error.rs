@@ -39,7 +39,8 @@ pub enum CompleteError {
     /// The post failed, and no part of it will land later. Contains the provider's code.
     Failed(i32),
     /// The peer failed or was detached, so the operation failed. The local memory may be reused.
-    /// [`PeerError::is_gone`] says whether sent data can still land at the peer.
+    /// After a [detach](crate::rail::Rail::detach) the post does not land any more. If the peer has
+    /// failed, [`PeerError::is_gone`] says whether sent data may still land.
     PeerDown,
     /// The post failed but may still land, so the buffer must not be reused. Contains the
     /// provider's code.
@@ -58,6 +59,10 @@ pub enum PeerError {
     Protocol(Violation),
     /// A rail reported an error that leaves a hole in the stream.
     Rail(RailId),
+    /// A rail refused the first posts to the peer, because the peer is not attached to it. Attach
+    /// the peer to the rail before
+    /// [`connect_peer`](crate::engine::Engine::connect_peer).
+    Unattached(RailId),
     /// The connection broke, or the peer did not answer before the deadline. Its process may be
     /// alive.
     Lost,
@@ -118,8 +123,15 @@ impl From<Short> for Violation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AttachError {
-    /// The table is full. Its size was fixed at setup.
-    Full,
+    /// The named table is full. Its size was fixed at setup.
+    Full(&'static str),
+    /// The buffer is shorter than the handle to be written.
+    BufferTooShort {
+        /// Length of the buffer, in bytes.
+        len: usize,
+        /// Length of the handle, in bytes.
+        least: usize,
+    },
     /// The bytes are not a handle of fishplate, or are truncated.
     BadHandle,
     /// The handle or the peer has another version.
@@ -135,6 +147,8 @@ pub enum AttachError {
     Misaligned,
     /// The peer was never connected, or was removed.
     UnknownPeer,
+    /// The peer is not attached to this rail, or the rail has lost it.
+    Unattached(RailId),
     /// The region was never registered, or was deregistered.
     UnknownRegion,
     /// The rail does not support this kind of memory.
@@ -145,6 +159,15 @@ pub enum AttachError {
     InUse(Use),
     /// A configuration value is out of range.
     Config(&'static str),
+    /// Memory that was lent at setup is too short.
+    Memory {
+        /// The field, and the formula of its length.
+        what: &'static str,
+        /// The number of entries that were lent.
+        len: usize,
+        /// The number of entries that are needed.
+        least: usize,
+    },
     /// The system or the provider failed with this code.
     System(i32),
     /// The region is deregistered, but the provider or the device still holds its memory, so never
@@ -251,21 +274,37 @@ pub enum WaitError {
     Op(OpError),
 }
 
-/// Describes the peer, the rail and the sequence number for which an expired wait waited.
+/// What an expired wait waited for. The default describes a wait of which nothing is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Stuck {
-    /// The peer with the oldest outstanding operation, if any operation is outstanding.
+    /// Whether the wait was for operations of this side, or for an arrival.
+    pub awaits: Awaited,
+    /// The peer with the oldest outstanding operation, or the peer from which an arrival is
+    /// missing. `None` if it is not known.
     pub peer: Option<PeerId>,
-    /// A rail with an incomplete post to that peer, or `None` if the peer's acknowledgement is
-    /// missing. A wait for data from the peer names the rail that must deliver it, if only one rail
-    /// reaches the peer.
+    /// For operations: a rail with an incomplete post to that peer, or `None` if the peer's
+    /// acknowledgement is missing. For an arrival: the rail to that peer, or `None` if several
+    /// rails reach it.
     pub rail: Option<RailId>,
-    /// The first sequence number that was sent to that peer and not acknowledged. A wait for data
-    /// from the peer names the first number that is missing here.
+    /// For operations: the first sequence number that was sent to that peer and not acknowledged.
+    /// For an arrival: the first number that has not arrived.
     pub hole: Option<u64>,
     /// Whether the peer has never answered since it was connected here. In that case nothing was
     /// sent to it yet.
     pub unanswered: bool,
+}
+
+/// The kind of event that a wait waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Awaited {
+    /// Operations of this side: their completion or acknowledgement.
+    #[default]
+    Completion,
+    /// A signal in a word of this side.
+    Signal,
+    /// A tagged message.
+    Message,
 }
 
 impl From<Short> for AttachError {

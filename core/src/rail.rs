@@ -60,7 +60,8 @@ pub enum Order {
 /// The capabilities of a rail. They never change once the rail exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caps {
-    /// Maximum length of a message in bytes. At least 256.
+    /// Maximum length of a message in bytes. At least 256. The engine's headers take up to 48 bytes
+    /// of it, and those of tagged messages up to 72 bytes and 16 for each rail to the peer.
     pub max_message: usize,
     /// Maximum length of a single write or read, in bytes.
     pub max_rma: usize,
@@ -236,7 +237,9 @@ pub unsafe trait Rail {
     fn release(&mut self, peer: Peer, key: RailKey);
 
     /// Detaches a peer. Its pending posts fail and its memory is unmapped. From then on the rail
-    /// reports only the completions of those posts. Slow path.
+    /// reports only the completions of those posts. No part of a post lands after its failure was
+    /// reported. A rail that cannot ensure this says so in `LANDS_LATE` of its conformance fixture.
+    /// Slow path.
     fn detach(&mut self, peer: Peer);
 
     /// Cuts this rail and a peer off from each other, because the rail has failed or is disabled.

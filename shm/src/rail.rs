@@ -250,7 +250,7 @@ impl<H: Host> ShmRail<H> {
         let place = usize::from(peer.0);
         match self.peers.get(place) {
             Some(None) => Ok(place),
-            _ => Err(AttachError::Full),
+            _ => Err(AttachError::Full("ShmConfig::max_peers, or the peer is attached already")),
         }
     }
 
@@ -399,7 +399,7 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
                 let new = known.iter().all(|known| known.number() != segment.number());
                 // A peer drops the link if more segments are announced than it expects.
                 if new && known.len() >= usize::from(self.config.max_segments) {
-                    return Err(AttachError::Full);
+                    return Err(AttachError::Full("ShmConfig::max_segments"));
                 }
                 new.then(|| segment.clone())
             }

@@ -105,7 +105,7 @@ impl Regions {
     pub(crate) fn insert(&mut self, ptr: NonNull<u8>, len: u64, owner: Owner) -> Result<u64, AttachError> {
         let n = self.slots.len();
         let free = (0..n).map(|i| (self.next + i) % n).find(|&i| self.slots[i].region.is_none());
-        let slot = free.ok_or(AttachError::Full)?;
+        let slot = free.ok_or(AttachError::Full("ShmConfig::max_regions"))?;
         self.next = (slot + 1) % n;
         let kind = match &owner {
             Owner::User => KeyKind::Private,

@@ -141,9 +141,10 @@ pub(super) fn at_leader(id: &UniqueId, entry: &Entry) -> io::Result<Job> {
 
 fn not_joined(entry: &Entry, why: &io::Error) -> io::Error {
     let who = entry.rank.map_or("a process".into(), |rank| format!("rank {rank}"));
+    let same = if entry.cookie == Cookie::NONE { "same address" } else { "same address and cookie" };
     let text = format!(
-        "{who} cannot join its job of {} within {:?}: {why}; check that rank 0 runs, and that all have the \
-         same address and cookie",
+        "{who} cannot join its job of {} within {:?}: {why}; check that rank 0 runs, that all have the {same}, and \
+         that no other program listens there",
         entry.size, entry.timeout
     );
     io::Error::new(ErrorKind::TimedOut, text)

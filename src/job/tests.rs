@@ -58,7 +58,8 @@ fn everybody_gets_what_everybody_gave_by_rank() {
     let address = free_address();
     run(5, |_| Job::join(address, 5, SOON).unwrap());
     run(1, |_| Job::alone());
-    assert!(Job::alone().exchange([]).is_err(), "not a job of two");
+    let error = Job::alone().exchange([]).unwrap_err().to_string();
+    assert_eq!(error, "cannot exchange in a job of 1: exchange is for two processes; use allgather");
 }
 
 #[test]
@@ -248,6 +249,10 @@ fn strangers_hold_up_nobody_and_take_no_rank() {
         let _ = one.write_all(&vec![at as u8; at % 40]);
     }
     refused(|timeout| Job::join(address, 9, timeout), "another size");
+    refused(
+        |timeout| Job::join(address, 9, timeout),
+        "check that rank 0 runs, that all have the same address, and that no other program listens there",
+    );
     let mut second = Job::join(address, 2, SOON).unwrap();
     assert_eq!((second.rank(), second.exchange(b"b").unwrap()), (1, b"a".to_vec()));
     assert_eq!(leader.join().unwrap(), b"b");
@@ -293,6 +298,9 @@ fn the_missing_are_named_to_all_who_wait() {
     // Without ranks, the error says how many are missing.
     let error = Job::join(free_address(), 3, Duration::from_millis(30)).unwrap_err();
     assert!(error.to_string().contains("2 processes did not come"), "{error}");
+    let error = Job::join("127.0.0.1", 2, SOON).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    assert!(error.to_string().ends_with("; pass HOST:PORT"), "{error}");
     for size in [0, SIZE_MAX + 1] {
         let error = Job::join(free_address(), size, SOON).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidInput);

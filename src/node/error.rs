@@ -105,6 +105,14 @@ pub enum Error {
     StillOpen(usize),
     /// A peer, region or rail cannot be attached.
     Attach(AttachError),
+    /// A received message was longer than the buffer. The buffer has its first bytes, and the rest
+    /// is lost.
+    Truncated {
+        /// Length of the message, in bytes.
+        len: u64,
+        /// Length of the buffer, in bytes.
+        max: usize,
+    },
     /// An operation was refused.
     Op(OpError),
     /// A wait ended without success.
@@ -154,6 +162,10 @@ impl fmt::Display for Error {
                  they still copy"
             ),
             Error::Attach(error) => error.fmt(f),
+            Error::Truncated { len, max } => write!(
+                f,
+                "a message of {len} bytes was cut to the buffer of {max}, and the rest is lost; pass a longer buffer"
+            ),
             Error::Op(error) => error.fmt(f),
             Error::Wait(error) => error.fmt(f),
             Error::Failed(outcome) => write!(f, "the operation has {outcome}"),
@@ -174,7 +186,7 @@ impl Error {
     /// Converts an error of setup. A full table becomes [`Error::Full`] with the given limit.
     pub(super) fn of(error: AttachError, limit: &'static str, value: impl Into<u32>) -> Error {
         match error {
-            AttachError::Full => Error::Full { limit, value: value.into() },
+            AttachError::Full(_) => Error::Full { limit, value: value.into() },
             error => Error::Attach(error),
         }
     }

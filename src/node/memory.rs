@@ -157,7 +157,7 @@ impl Node {
         loop {
             match self.home.engine.register(region) {
                 // Free the copies that are cached for messages, and retry.
-                Err(AttachError::Full) if self.drop_kept_copy() => {}
+                Err(AttachError::Full(_)) if self.drop_kept_copy() => {}
                 registered => {
                     let locals = self.builder.limits.locals;
                     return registered.map_err(|error| Error::of(error, "locals", locals));

@@ -130,7 +130,8 @@ impl Node {
     /// # Errors
     /// [`Error::Wait`]: no message matched before the deadline. A message that matches just before
     /// the deadline has another [`Builder::patience`](super::Builder::patience) to arrive; after
-    /// that it is lost. [`OpError::TooLong`]: the message was longer than `into` and is lost.
+    /// that it is lost. [`Error::Truncated`]: the message was longer than `into`, which has its
+    /// first bytes; the rest is lost.
     #[doc(alias = "MPI_Recv")]
     pub fn recv(
         &mut self,
@@ -169,7 +170,7 @@ impl Node {
         match (status.outcome, status.envelope) {
             (Received::Ok, Some(envelope)) => Ok(envelope),
             (Received::Truncated, Some(envelope)) => {
-                Err(OpError::TooLong { len: envelope.len as usize, max: into.len() }.into())
+                Err(Error::Truncated { len: envelope.len, max: into.len() })
             }
             (Received::Failed(fault), _) => Err(Error::Failed(Outcome::Failed(fault))),
             (Received::Unknown(fault), _) => Err(Error::Failed(Outcome::Unknown(fault))),

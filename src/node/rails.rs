@@ -85,7 +85,8 @@ impl RailInfo {
 }
 
 impl Node {
-    /// Returns the libfabric rails in the order of their numbers.
+    /// Returns the libfabric rails in the order of their numbers, which begin at 1. Rail 0 is
+    /// shared memory.
     pub fn rails(&self) -> &[RailInfo] {
         &self.rails
     }
@@ -113,8 +114,8 @@ impl Node {
     }
 
     /// Takes one of several libfabric rails to a peer out of use until
-    /// [`enable_rail`](Self::enable_rail), for maintenance. Operations in flight on it move to the
-    /// other rails, in later calls. Does not wait. Other peers lose the rail for some milliseconds.
+    /// [`enable_rail`](Self::enable_rail), for maintenance. Later calls move its operations to the
+    /// other rails. Other peers lose the rail for some milliseconds. Does not wait.
     ///
     /// # Errors
     /// The peer is unknown, not connected, or has no [failover](super::Builder::failover); or the
@@ -124,8 +125,8 @@ impl Node {
         Ok(self.home.engine.disable_rail(peer, rail)?)
     }
 
-    /// Uses a rail to a peer again that was [disabled](Self::disable_rail), once both nodes agree,
-    /// in the calls that follow. A rail that has failed returns without this call. Does not wait.
+    /// Allows a rail to a peer to return after it was [disabled](Self::disable_rail). Later calls
+    /// use the rail once both nodes agree. A failed rail returns without this call. Does not wait.
     ///
     /// # Errors
     /// The peer is unknown, not connected, or has no [failover](super::Builder::failover); or the

@@ -59,7 +59,7 @@ unsafe impl Rail for Recorder {
         self.note("deregister", Err(AttachError::Kept(5)))
     }
     fn import(&mut self, _: Peer, _: RailKey, _: u64) -> Result<Option<NonNull<u8>>, AttachError> {
-        self.note("import", Err(AttachError::Full))
+        self.note("import", Err(AttachError::Full("imports")))
     }
     fn try_import(&mut self, _: Peer, _: RailKey, _: u64) -> Result<Option<NonNull<u8>>, AttachError> {
         self.note("try_import", Ok(None))
@@ -81,7 +81,7 @@ unsafe impl Rail for Recorder {
         self.note("reopen", Some(1))
     }
     fn rejoin(&mut self, _: Peer, _: &[u8]) -> Result<(), AttachError> {
-        self.note("rejoin", Err(AttachError::Full))
+        self.note("rejoin", Err(AttachError::Full("peers")))
     }
     fn fences_all(&self) -> bool {
         self.note("fences_all", true)

@@ -37,6 +37,36 @@ fn invalid_addresses_are_refused() {
 }
 
 #[test]
+fn a_message_longer_than_the_buffer_is_cut_and_the_error_says_so() {
+    let mut node = alone();
+    let own = node.address().to_vec();
+    let me = node.connect(&own).unwrap();
+    node.send(me, 1, b"twelve bytes", Notice::Silent).unwrap();
+    let mut short = [0; 4];
+    let error = node.recv(Some(me), 1, Tag::ZERO, &mut short, SOON).unwrap_err();
+    assert_eq!((error, &short), (Error::Truncated { len: 12, max: 4 }, b"twel"));
+    assert_eq!(
+        error.to_string(),
+        "a message of 12 bytes was cut to the buffer of 4, and the rest is lost; pass a longer buffer"
+    );
+}
+
+#[test]
+fn a_wait_for_a_signal_that_nobody_sends_says_so() {
+    let mut node = alone();
+    let own = node.address().to_vec();
+    let me = node.connect(&own).unwrap();
+    let memory = node.alloc(64).unwrap();
+    let error =
+        node.wait(memory.at(0), Cmp::Eq, 1, Some(me), Duration::from_millis(20)).unwrap_err().to_string();
+    assert!(
+        error.starts_with("deadline expired: no signal has come from peer 0")
+            && error.ends_with("; check that it sends to this word"),
+        "{error}"
+    );
+}
+
+#[test]
 fn a_peer_that_never_connects_is_named_at_the_deadline() {
     let mut node = alone();
     let other = alone();

@@ -44,7 +44,7 @@ impl From<Error> for Status {
             Error::NoRail => Status::NOT_SUPPORTED,
             Error::Attach(AttachError::InUse(_)) => Status::NOT_ALLOWED,
             Error::Attach(AttachError::UnknownRegion) => Status::NOT_FOUND,
-            Error::Attach(AttachError::UnknownPeer) => Status::REMOTE_DISCONNECT,
+            Error::Attach(AttachError::UnknownPeer | AttachError::Unattached(_)) => Status::REMOTE_DISCONNECT,
             _ => Status::BACKEND,
         }
     }

@@ -86,8 +86,8 @@ fn of_op(error: OpError) -> c_int {
 
 fn of_attach(error: AttachError) -> c_int {
     match error {
-        AttachError::Full => libc::ENOSPC,
-        AttachError::UnknownPeer => libc::ENXIO,
+        AttachError::Full(_) => libc::ENOSPC,
+        AttachError::UnknownPeer | AttachError::Unattached(_) => libc::ENXIO,
         AttachError::UnknownRegion => libc::EBADR,
         AttachError::InUse(_) => libc::EBUSY,
         AttachError::Kept(_) => libc::EADDRINUSE,
@@ -126,6 +126,7 @@ impl From<Error> for Status {
             Error::NotConnected(_) => libc::ENOTCONN,
             Error::Full { .. } => libc::ENOSPC,
             Error::Attach(error) => of_attach(error),
+            Error::Truncated { .. } => libc::EMSGSIZE,
             Error::Op(error) => of_op(error),
             Error::Wait(WaitError::Deadline(_)) | Error::Unfinished(_) => libc::ETIMEDOUT,
             Error::Wait(WaitError::PeerFailed(_, error)) => of_peer(error),

@@ -113,6 +113,7 @@ fn of_node(error: &Error) -> (&'static str, &'static str) {
         Error::Device(_) => ("Error", "device"),
         Error::StillOpen(_) | Error::Unfinished(_) => ("Timeout", "unfinished"),
         Error::Attach(error) => of_attach(error),
+        Error::Truncated { .. } => ("Error", "truncated"),
         Error::Op(error) | Error::Wait(WaitError::Op(error)) => of_op(error),
         Error::Wait(WaitError::Deadline(_)) => ("Timeout", "deadline"),
         Error::Wait(WaitError::PeerFailed(_, error)) => of_peer(*error),
@@ -125,8 +126,8 @@ fn of_node(error: &Error) -> (&'static str, &'static str) {
 
 fn of_attach(error: &AttachError) -> (&'static str, &'static str) {
     match error {
-        AttachError::Full => ("Full", "limit"),
-        AttachError::UnknownPeer => ("Misuse", "unknown_peer"),
+        AttachError::Full(_) => ("Full", "limit"),
+        AttachError::UnknownPeer | AttachError::Unattached(_) => ("Misuse", "unknown_peer"),
         AttachError::UnknownRegion => ("Misuse", "unknown_memory"),
         AttachError::InUse(_) => ("InUse", "in_use"),
         AttachError::Kept(_) => ("Error", "kept"),
@@ -137,7 +138,7 @@ fn of_attach(error: &AttachError) -> (&'static str, &'static str) {
         AttachError::BadHandle => ("Misuse", "handle"),
         AttachError::BadRange => ("Misuse", "range"),
         AttachError::Misaligned => ("Misuse", "misaligned"),
-        AttachError::Config(_) => ("Misuse", "setting"),
+        AttachError::Config(_) | AttachError::Memory { .. } => ("Misuse", "setting"),
         _ => ("Error", "failed"),
     }
 }

@@ -80,7 +80,7 @@ use back::Back;
 
 use super::joint::RAILS_MAX;
 use super::stream::KEPT;
-use super::table::PeerState;
+use super::table::{PeerState, lent};
 use super::{Engine, State};
 
 /// The memory of failover, borrowed by the engine, for `P` peers, `C` contexts and a window of `W`.
@@ -187,18 +187,18 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
     /// Lets peers survive the failure of a rail while another rail leads to them. Applies to peers
     /// that are connected later, by several rails each. [`has_failover`](Self::has_failover) tells
     /// whether both sides of a connection take part. If a failed rail cannot [fence](Rail::fence) a
-    /// peer, the peer still fails. If no rail to a peer needs a Hello
-    /// ([`Caps::fresh`](crate::rail::Caps)), both sides must attach failover, or neither. Slow
-    /// path; allocates nothing.
+    /// peer, the peer still fails. If all rails to a peer keep
+    /// attachments apart ([`Caps::fresh`](crate::rail::Caps)), the sides do not tell each other, so
+    /// both must attach failover, or neither. Slow path; allocates nothing.
     ///
     /// Every operation to such a peer takes a slot, even a silent one. A tagged message that is
     /// sent from a slice takes an entry of
     /// [`MatchMemory::outgoing`](super::protocol::MatchMemory::outgoing) until it is acknowledged.
     ///
     /// # Errors
-    /// [`AttachError::Config`] names the memory that is too short, or the reason why failover
-    /// cannot be attached. It is already attached, a peer is connected, or device memory is
-    /// registered, which failover does not support.
+    /// [`AttachError::Memory`] names the memory that is too short. [`AttachError::Config`] gives
+    /// the reason why failover cannot be attached: it is already attached, a peer is connected, or
+    /// device memory is registered, which failover does not support.
     pub fn attach_failover(&mut self, memory: FailoverMemory<'m>) -> Result<(), AttachError> {
         let check = |ok: bool, what| if ok { Ok(()) } else { Err(AttachError::Config(what)) };
         let FailoverMemory { peers, streams, sent } = memory;
@@ -214,9 +214,9 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
             self.state.devices == 0,
             "failover: device memory is registered; failover does not support it",
         )?;
-        check(peers.len() >= count, "failover.peers: too short; one entry per peer")?;
-        check(streams.len() >= each, "failover.streams: too short; peers x contexts entries")?;
-        check(sent.len() >= each * window as usize, "failover.sent: too short; streams x window entries")?;
+        lent("failover.peers, as many as peers", peers.len(), count)?;
+        lent("failover.streams, peers x contexts", streams.len(), each)?;
+        lent("failover.sent, peers x contexts x window", sent.len(), each * window as usize)?;
         peers.fill(FailoverPeer::EMPTY);
         streams.fill(FailoverStream::EMPTY);
         sent.fill(SentSlot::EMPTY);

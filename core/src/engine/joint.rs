@@ -22,7 +22,9 @@ pub struct Joint {
     pub ours: RailId,
     /// The number of the rail at the peer.
     pub theirs: u8,
-    /// The longest message that the peer accepts on this rail, in bytes: at least 128.
+    /// The longest message that the peer accepts on this rail, in bytes. At least 128: less than
+    /// [`Caps::max_message`](crate::rail::Caps) of a rail, because the peer's own rail may accept
+    /// less.
     pub max_message: usize,
 }
 

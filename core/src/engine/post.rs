@@ -442,7 +442,10 @@ impl<const RAILS: usize> State<'_, RAILS> {
         if error != PostError::PeerDown && !of_rail {
             return Err(Blocked::Refused(id, error));
         }
-        self.rail_failed(peer, rail, Fault::Post(id, error), PeerError::Rail(id));
+        // A rail that refuses even the first messages was never told of the peer.
+        let first = error == PostError::PeerDown && self.is_meeting(peer);
+        let cost = if first { PeerError::Unattached(id) } else { PeerError::Rail(id) };
+        self.rail_failed(peer, rail, Fault::Post(id, error), cost);
         if self.peers[peer as usize].state.is_up() { Ok(()) } else { Err(Blocked::PeerDown) }
     }
 

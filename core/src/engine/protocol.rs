@@ -63,7 +63,7 @@ use crate::error::{AttachError, Violation};
 use crate::mem::PeerId;
 use crate::rail::Rail;
 
-use super::table::PeerSlot;
+use super::table::{PeerSlot, lent};
 use super::tag::{MatchStats, Matcher, MatcherConfig, MatcherMemory, PostedSlot};
 use super::{Engine, State};
 use request::Requests;
@@ -254,8 +254,8 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
     /// path; allocates nothing.
     ///
     /// # Errors
-    /// [`AttachError::Config`] names the value that is out of range or too short, or reports a
-    /// second call.
+    /// [`AttachError::Memory`] names the memory that is too short. [`AttachError::Config`] names
+    /// the value that is out of range, or reports a second call.
     pub fn attach_matching(
         &mut self,
         config: MatchConfig,
@@ -283,33 +283,33 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         )?;
         check(config.headers >= 1, "matching.headers: at least 1")?;
         check(receives.len() < 1 << 31, "matching.receives: below 2^31")?;
-        check(accounts.len() >= streams, "matching.accounts: too short; peers x contexts entries")?;
+        lent("matching.accounts, peers x contexts", accounts.len(), streams)?;
         let shorts = config.shared_shorts as usize;
         let most = config.blocks(streams) + shorts;
-        check(blocks.len() >= most, "matching.blocks: too short; MatchConfig::blocks plus shared_shorts")?;
+        lent("matching.blocks, MatchConfig::blocks plus shared_shorts", blocks.len(), most)?;
         check(short_bytes.len() == shorts * SHORT, "matching.short_bytes: wrong length; 64 x shared_shorts")?;
-        check(headers.len() >= config.waiting(streams), "matching.headers: too short; MatchConfig::waiting")?;
+        lent("matching.headers, MatchConfig::waiting", headers.len(), config.waiting(streams))?;
         check(
             blocks.len() < 1 << 31 && headers.len() < 1 << 31,
             "matching: fewer than 2^31 blocks, and as many headers",
         )?;
         let bytes = |count: usize| count.saturating_mul(config.block());
-        check(
-            block_bytes.len() >= bytes(blocks.len() - shorts),
-            "matching.block_bytes: too short; MatchConfig::block bytes for each long block",
+        lent(
+            "matching.block_bytes, MatchConfig::block bytes for each long block",
+            block_bytes.len(),
+            bytes(blocks.len() - shorts),
         )?;
         check(outgoing.len() < u32::MAX as usize, "matching.outgoing: below 2^32 - 1")?;
-        check(
-            outgoing_bytes.len() >= bytes(outgoing.len()),
-            "matching.outgoing_bytes: too short; outgoing x MatchConfig::block",
+        lent(
+            "matching.outgoing_bytes, outgoing x MatchConfig::block",
+            outgoing_bytes.len(),
+            bytes(outgoing.len()),
         )?;
-        check(
-            matcher.posted.len() >= receives.len(),
-            "matching.matcher.posted: too short; as many as receives",
-        )?;
-        check(
-            matcher.unexpected.len() >= config.unexpected(streams),
-            "matching.matcher.unexpected: too short; MatchConfig::unexpected",
+        lent("matching.matcher.posted, as many as receives", matcher.posted.len(), receives.len())?;
+        lent(
+            "matching.matcher.unexpected, MatchConfig::unexpected",
+            matcher.unexpected.len(),
+            config.unexpected(streams),
         )?;
         let fits = |rail: &R| rail.caps().max_message >= head::RTS + 16;
         check(self.rails.iter().all(fits), "rail: messages too short for a request to send")?;

@@ -92,6 +92,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 
     /// Writes the handle by which peers import a region. Returns the length of the handle, at most
     /// [`HANDLE_MAX`](super::HANDLE_MAX) bytes.
+    ///
+    /// # Errors
+    /// [`AttachError::BufferTooShort`] if the handle does not fit; nothing was written.
     pub fn export(&self, region: LocalId, into: &mut [u8]) -> Result<usize, AttachError> {
         let slot = self.state.local_slot(region).ok_or(AttachError::UnknownRegion)?;
         let theirs = (region.index() as u16, region.generation() as u16);
@@ -126,8 +129,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Makes a peer's region reachable by its exported handle. Slow path: a rail may map memory.
     ///
     /// # Errors
-    /// [`AttachError::Full`] if the table holds only imports by the user and imports that are being
-    /// read.
+    /// - [`AttachError::Full`]: the table holds only imports by the user and imports that are being
+    ///   read.
+    /// - [`AttachError::Unattached`]: the peer is connected, but not attached to one of its rails.
     pub fn import(&mut self, peer: PeerId, handle: &[u8]) -> Result<RemoteId, AttachError> {
         let slot = self.state.peer_mut(peer).ok_or(AttachError::UnknownPeer)?;
         slot.usable().map_err(|_| AttachError::UnknownPeer)?;
@@ -146,11 +150,12 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     ) -> Result<RemoteId, AttachError> {
         loop {
             match self.import_handle(peer, handle, import) {
-                Err(AttachError::Full) => {}
+                Err(full @ AttachError::Full(_)) => {
+                    let idle = self.state.remotes.iter().position(RemoteSlot::is_idle);
+                    self.release_slot(idle.ok_or(full)?);
+                }
                 imported => return imported,
             }
-            let idle = self.state.remotes.iter().position(RemoteSlot::is_idle);
-            self.release_slot(idle.ok_or(AttachError::Full)?);
         }
     }
 
@@ -204,6 +209,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                     continue;
                 }
                 Ok(_) => continue,
+                Err(AttachError::UnknownPeer) => (i, AttachError::Unattached(RailId(i as u8))),
                 Err(error) => (i, error),
             };
             for j in (0..imported).filter(|j| rails & !unable & (1 << j) != 0) {

@@ -44,7 +44,9 @@ impl Signal {
 /// The result of issuing an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Issued {
-    /// The operation is already applied at its target.
+    /// The call has nothing left to report: the operation is applied at its target, and its local
+    /// memory may be reused. After a [`send`](super::Engine::send) only the latter holds, and
+    /// [`quiet`](super::Engine::quiet) waits for the arrival.
     Done {
         /// The fetched value, or 0.
         value: u64,

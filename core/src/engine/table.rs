@@ -311,7 +311,8 @@ impl<const RAILS: usize> Handle<RAILS> {
     /// handle in bytes.
     pub(crate) fn encode(&self, rails: usize, out: &mut [u8]) -> Result<usize, AttachError> {
         let len = handle_len(rails);
-        let out = out.get_mut(..len).ok_or(AttachError::BadHandle)?;
+        let short = AttachError::BufferTooShort { len: out.len(), least: len };
+        let out = out.get_mut(..len).ok_or(short)?;
         out[0..2].copy_from_slice(&HANDLE_MAGIC.to_le_bytes());
         out[2..4].copy_from_slice(&HANDLE_VERSION.to_le_bytes());
         out[4..6].copy_from_slice(&self.theirs.0.to_le_bytes());
@@ -364,9 +365,16 @@ impl<const RAILS: usize> Handle<RAILS> {
     }
 }
 
+/// Checks that memory lent at setup has at least `least` entries. `what` names the field and the
+/// formula of its length.
+pub(crate) fn lent(what: &'static str, len: usize, least: usize) -> Result<(), AttachError> {
+    if len >= least { Ok(()) } else { Err(AttachError::Memory { what, len, least }) }
+}
+
 /// Takes the next free slot for a peer.
 pub(crate) fn reserve_peer(peers: &mut [PeerSlot]) -> Result<PeerId, AttachError> {
-    let index = peers.iter().position(|p| p.state == PeerState::Free).ok_or(AttachError::Full)?;
+    let index =
+        peers.iter().position(|p| p.state == PeerState::Free).ok_or(AttachError::Full("memory.peers"))?;
     peers[index].state = PeerState::Reserved;
     Ok(PeerId { index: index as u16, generation: peers[index].generation })
 }
@@ -389,7 +397,7 @@ pub(crate) fn free_local<const RAILS: usize>(
     locals: &[LocalSlot<RAILS>],
     owner: u16,
 ) -> Result<LocalId, AttachError> {
-    let index = locals.iter().position(|l| l.ptr.is_null()).ok_or(AttachError::Full)?;
+    let index = locals.iter().position(|l| l.ptr.is_null()).ok_or(AttachError::Full("memory.locals"))?;
     Ok(LocalId::new(index as u32, owned(locals[index].generation, owner)))
 }
 
@@ -402,7 +410,7 @@ pub(crate) fn free_remote<const RAILS: usize>(
     remotes: &[RemoteSlot<RAILS>],
     owner: u16,
 ) -> Result<RemoteId, AttachError> {
-    let index = remotes.iter().position(|remote| !remote.taken).ok_or(AttachError::Full)?;
+    let index = remotes.iter().position(|remote| !remote.taken).ok_or(AttachError::Full("memory.remotes"))?;
     Ok(RemoteId::new(index as u32, owned(remotes[index].generation, owner)))
 }
 
@@ -480,7 +488,8 @@ mod tests {
         assert_eq!(decode::<3>(&bytes, 0b111), Err(AttachError::Version { theirs: 9, ours: HANDLE_VERSION }));
         bytes[0] = 0;
         assert_eq!(decode::<3>(&bytes, 0b111), Err(AttachError::BadHandle));
-        assert_eq!(handle().encode(3, &mut bytes[..len - 1]), Err(AttachError::BadHandle));
+        let short = AttachError::BufferTooShort { len: len - 1, least: len };
+        assert_eq!(handle().encode(3, &mut bytes[..len - 1]), Err(short));
     }
 
     #[test]

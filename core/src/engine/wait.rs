@@ -6,7 +6,7 @@ mod waiter;
 
 use core::hint;
 
-use crate::error::{OpError, PeerError, Stuck, WaitError};
+use crate::error::{Awaited, OpError, PeerError, Stuck, WaitError};
 use crate::mem::{LocalAddr, PeerId, RailId};
 use crate::op::{Cmp, Completion, Token, look_at_signal};
 use crate::rail::Rail;
@@ -269,7 +269,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         };
         let hole = state.first_hole(from);
         let Some(peer) = hole.map(|(peer, _)| state.peer_id(peer)).or(from).or_else(only) else {
-            return Stuck::default();
+            return Stuck { awaits: Awaited::Signal, ..Stuck::default() };
         };
         let known = state.peers.get(peer.index as usize).filter(|slot| slot.generation == peer.generation);
         let rails = known.map_or(0, |slot| slot.rails);
@@ -278,6 +278,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             stream.filter(|_| known.is_some()).map(|s| s.window.expected())
         };
         Stuck {
+            awaits: Awaited::Signal,
             peer: Some(peer),
             rail: (rails.count_ones() == 1).then(|| RailId(rails.trailing_zeros() as u8)),
             hole: hole.map(|(_, seq)| seq).or_else(next).map(|seq| seq.0),
@@ -372,6 +373,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let rails = if posted { self.state.peers[s.peer as usize].rails } else { 0 };
         let rail = (0..self.rails.len()).find(|&i| rails & (1 << i) != 0 && self.state.loads.has_posts(i));
         Stuck {
+            awaits: Awaited::Completion,
             peer: Some(self.state.peer_id(s.peer)),
             rail: rail.map(|rail| RailId(rail as u8)),
             hole: (s.live && s.in_flight() != 0).then_some(s.acked.0),

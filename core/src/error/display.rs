@@ -4,8 +4,8 @@ use core::error::Error;
 use core::fmt::{Display, Formatter, Result};
 
 use super::{
-    AttachError, CompleteError, Missing, OpError, PeerError, PostError, Stuck, Unfinished, Use, Violation,
-    WaitError,
+    AttachError, Awaited, CompleteError, Missing, OpError, PeerError, PostError, Stuck, Unfinished, Use,
+    Violation, WaitError,
 };
 
 impl Display for PostError {
@@ -46,6 +46,12 @@ impl Display for PeerError {
             PeerError::Closed => f.write_str("the connection is closed"),
             PeerError::Protocol(violation) => write!(f, "it violated the protocol: {violation}"),
             PeerError::Rail(rail) => write!(f, "rail {} failed, and operations were lost", rail.0),
+            PeerError::Unattached(rail) => write!(
+                f,
+                "it is not attached to rail {0}, which refused the first posts; attach it to rail {0} before \
+                 connecting it",
+                rail.0
+            ),
             PeerError::Lost => f.write_str("its connection broke, or it did not answer in time"),
             PeerError::Removed => f.write_str("it was disconnected here"),
             PeerError::Reattached => {
@@ -75,7 +81,13 @@ impl Display for Violation {
 impl Display for AttachError {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         match self {
-            AttachError::Full => f.write_str("the table is full; make it larger at setup"),
+            AttachError::Full(table) => write!(f, "table full: {table}; make it larger at setup"),
+            AttachError::BufferTooShort { len, least } => {
+                write!(
+                    f,
+                    "buffer too short: {len} bytes given, the handle has {least}; pass HANDLE_MAX bytes"
+                )
+            }
             AttachError::BadHandle => {
                 f.write_str("not a handle of fishplate, or truncated; pass all bytes of the exported handle")
             }
@@ -85,6 +97,11 @@ impl Display for AttachError {
             AttachError::BadRange => f.write_str("invalid region: it is empty, or exceeds the address space"),
             AttachError::Misaligned => f.write_str("misaligned region: it must begin at a multiple of 8"),
             AttachError::UnknownPeer => f.write_str("unknown peer: it was never connected, or was removed"),
+            AttachError::Unattached(rail) => write!(
+                f,
+                "the peer is not attached to rail {}, or the rail has lost it; attach it before connecting it",
+                rail.0
+            ),
             AttachError::UnknownRegion => {
                 f.write_str("unknown region: it was never registered, or was deregistered")
             }
@@ -94,6 +111,9 @@ impl Display for AttachError {
             }
             AttachError::InUse(by) => write!(f, "the region is in use: {by}"),
             AttachError::Config(what) => write!(f, "setting out of range: {what}"),
+            AttachError::Memory { what, len, least } => {
+                write!(f, "memory too short: {what}: {len} given; lend at least {least}")
+            }
             AttachError::System(code) => write!(f, "the system or the provider refused: code {code}"),
             AttachError::Kept(code) => {
                 write!(f, "the provider still holds the memory (code {code}); never reuse it")
@@ -170,9 +190,16 @@ impl Display for WaitError {
 
 impl Display for Stuck {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
-        match self.peer {
-            Some(peer) => write!(f, "outstanding at peer {}", peer.peer().0)?,
-            None => f.write_str("no operation is outstanding")?,
+        f.write_str(match (self.awaits, self.peer) {
+            (Awaited::Completion, Some(_)) => "outstanding at",
+            (Awaited::Completion, None) => "the operation is not complete",
+            (Awaited::Signal, Some(_)) => "no signal has come from",
+            (Awaited::Signal, None) => "no signal has come",
+            (Awaited::Message, Some(_)) => "no message has come from",
+            (Awaited::Message, None) => "no message has come",
+        })?;
+        if let Some(peer) = self.peer {
+            write!(f, " peer {}", peer.peer().0)?;
         }
         if let Some(rail) = self.rail {
             write!(f, " on rail {}", rail.0)?;
@@ -180,10 +207,17 @@ impl Display for Stuck {
         if let Some(hole) = self.hole {
             write!(f, ", first missing number {hole}")?;
         }
-        match self.unanswered {
-            true => f.write_str(", which has not answered since it was connected"),
-            false => Ok(()),
-        }
+        f.write_str(match self.awaits {
+            _ if self.unanswered => {
+                ", which has not answered since it was connected; check that it connects to this side"
+            }
+            Awaited::Completion if self.peer.is_none() => "; wait longer",
+            Awaited::Completion => "; wait longer, or check that the peer makes progress",
+            Awaited::Signal if self.peer.is_none() => "; check that a peer sends to this word",
+            Awaited::Signal => "; check that it sends to this word",
+            Awaited::Message if self.peer.is_none() => "; check that a peer sends with this tag",
+            Awaited::Message => "; check that it sends with this tag",
+        })
     }
 }
 
@@ -220,12 +254,29 @@ mod tests {
     #[test]
     fn a_deadline_names_what_was_stuck() {
         let peer = PeerId { index: 3, generation: 9 };
-        let stuck = Stuck { peer: Some(peer), rail: Some(RailId(1)), hole: Some(77), unanswered: false };
+        let stuck = Stuck { peer: Some(peer), rail: Some(RailId(1)), hole: Some(77), ..Stuck::default() };
         assert_eq!(
             WaitError::Deadline(stuck).to_string(),
-            "deadline expired: outstanding at peer 3 on rail 1, first missing number 77"
+            "deadline expired: outstanding at peer 3 on rail 1, first missing number 77; wait longer, or check \
+             that the peer makes progress"
         );
-        assert_eq!(Stuck::default().to_string(), "no operation is outstanding");
+        assert_eq!(
+            Stuck { awaits: Awaited::Signal, hole: Some(0), ..stuck }.to_string(),
+            "no signal has come from peer 3 on rail 1, first missing number 0; check that it sends to this word"
+        );
+        assert_eq!(
+            Stuck { awaits: Awaited::Message, rail: None, hole: None, ..stuck }.to_string(),
+            "no message has come from peer 3; check that it sends with this tag"
+        );
+        assert_eq!(
+            Stuck { unanswered: true, rail: None, hole: None, ..stuck }.to_string(),
+            "outstanding at peer 3, which has not answered since it was connected; check that it connects to \
+             this side"
+        );
+        let unknown = |awaits| Stuck { awaits, ..Stuck::default() }.to_string();
+        assert_eq!(unknown(Awaited::Completion), "the operation is not complete; wait longer");
+        assert_eq!(unknown(Awaited::Signal), "no signal has come; check that a peer sends to this word");
+        assert_eq!(unknown(Awaited::Message), "no message has come; check that a peer sends with this tag");
         let refused = OpError::Rail(RailId(2), PostError::TooLong { len: 9, max: 8 });
         assert_eq!(
             WaitError::Op(refused).to_string(),
@@ -234,6 +285,29 @@ mod tests {
         assert_eq!(
             PeerError::Protocol(Violation::Reply).to_string(),
             "it violated the protocol: a reply without a request"
+        );
+    }
+
+    /// The texts say what failed, what was given and what to do.
+    #[test]
+    fn errors_of_setup_name_the_remedy() {
+        for (error, text) in [
+            (AttachError::Full("memory.peers"), "table full: memory.peers; make it larger at setup"),
+            (
+                AttachError::Memory { what: "memory.streams, peers x contexts", len: 1, least: 2 },
+                "memory too short: memory.streams, peers x contexts: 1 given; lend at least 2",
+            ),
+            (
+                AttachError::Unattached(RailId(3)),
+                "the peer is not attached to rail 3, or the rail has lost it; attach it before connecting it",
+            ),
+        ] {
+            assert_eq!(error.to_string(), text);
+        }
+        assert_eq!(
+            PeerError::Unattached(RailId(3)).to_string(),
+            "it is not attached to rail 3, which refused the first posts; attach it to rail 3 before connecting \
+             it"
         );
     }
 }

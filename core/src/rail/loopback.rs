@@ -182,7 +182,11 @@ unsafe impl<const DEPTH: usize> Rail for Loopback<DEPTH> {
     }
 
     fn register(&mut self, region: &Region) -> Result<(RailKey, u64), AttachError> {
-        let free = self.regions.iter().position(|place| place.memory.is_none()).ok_or(AttachError::Full)?;
+        let free = self
+            .regions
+            .iter()
+            .position(|place| place.memory.is_none())
+            .ok_or(AttachError::Full("loopback: regions"))?;
         let place = &mut self.regions[free];
         place.memory = Some((region.ptr(), region.len()));
         place.mapped = match self.maps {

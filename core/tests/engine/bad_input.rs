@@ -138,7 +138,7 @@ fn invalid_peers_are_refused_by_name() {
     own.engine.connect_peer(reserved, 0b10).unwrap();
     assert_eq!(own.engine.connect_peer(reserved, 0b10), Err(AttachError::UnknownPeer), "twice");
     assert_eq!((own.engine.reserve_peer().is_ok(), own.engine.reserve_peer().is_ok()), (true, true));
-    assert_eq!(own.engine.reserve_peer(), Err(AttachError::Full));
+    assert_eq!(own.engine.reserve_peer(), Err(AttachError::Full("memory.peers")));
 }
 
 #[test]
@@ -164,14 +164,18 @@ fn invalid_regions_and_handles_are_refused_by_name() {
     assert_ne!(again, gone);
     assert_eq!(own.engine.local_ptr(gone.at(0), 1), Err(OpError::UnknownRegion));
     while own.engine.register(region(8)).is_ok() {}
-    assert_eq!(own.engine.register(region(8)), Err(AttachError::Full));
+    assert_eq!(own.engine.register(region(8)), Err(AttachError::Full("memory.locals")));
     let mut handle = [0; 512];
     let len = own.engine.export(own.target, &mut handle).unwrap();
     assert_eq!(len, handle_len(2));
     for cut in 0..len {
         assert_eq!(own.engine.import(own.peer, &handle[..cut]), Err(AttachError::BadHandle));
     }
-    assert!(own.engine.export(own.target, &mut handle[..len - 1]).is_err());
+    let short = own.engine.export(own.target, &mut handle[..len - 1]).unwrap_err();
+    assert_eq!(
+        short.to_string(),
+        format!("buffer too short: {} bytes given, the handle has {len}; pass HANDLE_MAX bytes", len - 1)
+    );
     // The two engines may have different numbers of rails, but the handle needs a key for each
     // joint.
     let mut one = super::support::own(Config::DEFAULT, [Network::new()], 4096);
@@ -196,7 +200,7 @@ fn invalid_regions_and_handles_are_refused_by_name() {
     own.engine.release(remote).unwrap();
     assert_eq!(own.engine.release(remote), Err(AttachError::UnknownRegion));
     while own.engine.import(own.peer, &handle).is_ok() {}
-    assert_eq!(own.engine.import(own.peer, &handle), Err(AttachError::Full));
+    assert_eq!(own.engine.import(own.peer, &handle), Err(AttachError::Full("memory.remotes")));
 }
 
 #[test]
@@ -209,7 +213,8 @@ fn configurations_out_of_range_are_refused_by_name() {
     )
     .map(|_| ())
     {
-        Err(AttachError::Config(what)) => what,
+        Err(AttachError::Config(what)) => what.to_string(),
+        Err(AttachError::Memory { what, len, least }) => format!("{what}: {len} of {least}"),
         other => panic!("{config:?}: {other:?}"),
     };
     let with = |config: Config| refused(config, memory(&ok, 2, 4));
@@ -230,15 +235,15 @@ fn configurations_out_of_range_are_refused_by_name() {
     assert_eq!(short(|m| m.peers = &mut []), "memory.peers: 1 to 65535");
     assert_eq!(
         short(|m| m.streams = std::mem::take(&mut m.streams).split_at_mut(1).0),
-        "memory.streams: peers x contexts"
+        "memory.streams, peers x contexts: 1 of 2"
     );
     assert_eq!(
         short(|m| m.parked = std::mem::take(&mut m.parked).split_at_mut(255).0),
-        "memory.parked: peers x contexts x window"
+        "memory.parked, peers x contexts x window: 255 of 256"
     );
     assert_eq!(
         short(|m| m.bitmap = std::mem::take(&mut m.bitmap).split_at_mut(7).0),
-        "memory.bitmap: Config::bitmap_words"
+        "memory.bitmap, Config::bitmap_words: 7 of 8"
     );
     assert_eq!(short(|m| m.pending = &mut []), "memory.pending: 1 to 2^30 - 1");
     assert!(Engine::<Small, 0>::new(ok, [], memory(&ok, 1, 1)).is_err());

@@ -120,7 +120,10 @@ fn failover_is_attached_once_before_peers_connect_and_with_enough_memory() {
     let control = shared();
     let mut own = own_kept(&control);
     let attach = |engine: &mut Engine<'static, _, 3>, peers| {
-        matches!(engine.attach_failover(failover(&Config::DEFAULT, peers)), Err(AttachError::Config(_)))
+        matches!(
+            engine.attach_failover(failover(&Config::DEFAULT, peers)),
+            Err(AttachError::Config(_) | AttachError::Memory { .. })
+        )
     };
     assert!(attach(&mut own.engine, 4));
     let rails = || std::array::from_fn(|rail| Tap::new(Loopback::<64>::new(), rail, &control));

@@ -94,6 +94,21 @@ fn a_down_peer_fails_unposted_operations_as_quiescent() {
     assert_eq!(own.engine.quiet_all(CX, &mut own.waiter, SOON), Err(WaitError::PeerFailed(own.peer, why)));
 }
 
+/// Connecting a peer that was not attached to the rail succeeds. The first error names the rail.
+#[test]
+fn a_peer_that_is_not_attached_to_its_rail_is_reported_as_such() {
+    let sim = fleet::fabric(2, 1, 64, Dials::CALM, 1);
+    let mut engine = engine(Config::DEFAULT, [sim.endpoint(0, 0)]);
+    let target = engine.register(region(64)).unwrap();
+    let mut handle = [0; 512];
+    let len = engine.export(target, &mut handle).unwrap();
+    let peer = engine.reserve_peer().unwrap();
+    engine.connect_peer(peer, 1).unwrap();
+    assert_eq!(engine.import(peer, &handle[..len]), Err(AttachError::Unattached(RailId(0))));
+    engine.progress();
+    assert_eq!(engine.peer_error(peer), Ok(Some(PeerError::Unattached(RailId(0)))));
+}
+
 #[test]
 fn ids_and_regions_of_a_removed_peer_are_stale_and_its_slot_is_reused() {
     let mut own = own(Config { first_sequence: (1 << 20) - 3, ..Config::DEFAULT }, [Network::new()], 4096);

@@ -2,7 +2,7 @@
 //! an expired wait names the reason.
 
 use fishplate_core::engine::{Config, ContextId, Notice};
-use fishplate_core::error::{Stuck, WaitError};
+use fishplate_core::error::{Awaited, Stuck, WaitError};
 use fishplate_core::mem::RailId;
 use fishplate_core::op::{Amo, AmoOp, Cmp};
 use fishplate_core::rail::faulty::{Faults, Faulty};
@@ -257,7 +257,7 @@ fn a_missing_acknowledgement_names_no_rail() {
     assert_eq!(own.engine.quiet(CX, own.peer, &mut own.waiter, 20_000), Err(WaitError::Deadline(want)));
     // A signal wait names the first number that is missing here. It also names the rail, because
     // there is only one.
-    let want = Stuck { rail: Some(RailId(0)), ..want };
+    let want = Stuck { awaits: Awaited::Signal, rail: Some(RailId(0)), ..want };
     let end = own.engine.wait_signal(own.target.at(0), Cmp::Ge, 1, Some(own.peer), &mut own.waiter, 60_000);
     assert_eq!(end, Err(WaitError::Deadline(want)));
 }
@@ -274,7 +274,13 @@ fn a_signal_wait_names_the_peer_it_waits_for() {
     own.engine.signal(CX, set(own.remote, 0, 1), Notice::Silent).unwrap();
     passes(&mut own.engine, 5);
     let end = own.engine.wait_signal(own.target.at(0), Cmp::Ge, 1, Some(second), &mut own.waiter, 20_000);
-    let want = Stuck { peer: Some(second), rail: Some(RailId(0)), hole: Some(0), ..Stuck::default() };
+    let want = Stuck {
+        awaits: Awaited::Signal,
+        peer: Some(second),
+        rail: Some(RailId(0)),
+        hole: Some(0),
+        ..Stuck::default()
+    };
     assert_eq!(end, Err(WaitError::Deadline(want)));
 }
 

@@ -207,7 +207,7 @@ unsafe impl<R: Rail> Rail for Tap<R> {
 
     fn import(&mut self, peer: Peer, key: RailKey, len: u64) -> Result<Option<NonNull<u8>>, AttachError> {
         if self.control.borrow().unreadable {
-            return Err(AttachError::Full);
+            return Err(AttachError::Full("tap: imports"));
         }
         let mapped = self.inner.import(peer, key, len)?;
         let mut control = self.control.borrow_mut();

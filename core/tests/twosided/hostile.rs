@@ -590,7 +590,7 @@ fn memory_that_is_too_small_is_refused_by_name() {
     assert_eq!((good, twice), (Ok(()), Err(AttachError::Config("matching: already attached"))));
     let refused = |change: &dyn Fn(&mut fishplate_core::engine::protocol::MatchMemory<'static, 1>)| {
         let (first, again) = attach(change);
-        assert!(matches!(first, Err(AttachError::Config(_))), "{first:?}");
+        assert!(matches!(first, Err(AttachError::Memory { .. })), "{first:?}");
         assert_eq!(again, Ok(()), "nothing was attached");
     };
     refused(&|lent| lent.accounts = &mut []);

@@ -168,7 +168,7 @@ fn the_engine_s_own_imports_make_room_for_those_of_the_user() {
     let mut handle = [0; 512];
     let len = own.engine.export(regions[0], &mut handle).unwrap();
     let full = own.engine.import(peers[0], &handle[..len]);
-    assert_eq!(full, Err(AttachError::Full), "the user's own imports stay");
+    assert_eq!(full, Err(AttachError::Full("memory.remotes")), "the user's own imports stay");
     // The import table is full, so payloads arrive in chunks.
     read_by_all(&mut own, &peers[..1], regions[1]);
     assert!(own.engine.matching_stats().pulled > 0);

@@ -142,7 +142,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         let alloc = registration.alloc.key();
         if alloc > u64::from(u32::MAX) {
             self.sharing.deregister(&registration);
-            return Err(AttachError::Full);
+            return Err(AttachError::Full("gpu: numbers of allocations"));
         }
         let version = registration.version & ((1 << 28) - 1);
         let key = RailKey { key: DEVICE << 60 | version << 32 | alloc, base: registration.offset };
@@ -180,7 +180,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
 
     fn free_local(&self) -> Result<usize, AttachError> {
         let free = self.locals.iter().position(|slot| slot.is_free() && slot.uses == 0);
-        free.ok_or(AttachError::Full)
+        free.ok_or(AttachError::Full("GpuConfig::max_regions"))
     }
 
     fn enter_local(&mut self, slot: usize, key: RailKey, ptr: u64, len: u64, what: What) {
@@ -321,7 +321,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             return Ok(());
         }
         if known.imports.len() >= most {
-            return Err(AttachError::Full);
+            return Err(AttachError::Full("GpuConfig::max_regions, imports of one peer"));
         }
         let own = known.own;
         let relays = known.shared.as_ref().is_some_and(|shared| shared.relay.is_some());
@@ -392,7 +392,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.why = Some(Refused::Export(error));
         match error {
             ExportError::BadRange { .. } => AttachError::BadRange,
-            ExportError::Full(_) | ExportError::Segments { .. } => AttachError::Full,
+            ExportError::Full(_) | ExportError::Segments { .. } => AttachError::Full("gpu: exports"),
             ExportError::Device(DeviceError::NotExportable(_) | DeviceError::NotDeviceMemory) => {
                 AttachError::Unsupported
             }
@@ -410,7 +410,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                 AttachError::UnknownRegion
             }
             Fault::OutOfBounds { .. } => AttachError::BadRange,
-            Fault::Full | Fault::Again | Fault::Busy => AttachError::Full,
+            Fault::Full | Fault::Again | Fault::Busy => AttachError::Full("GpuConfig::imports"),
             Fault::Size { .. } | Fault::Device(DeviceError::BadHandle | DeviceError::SameProcess) => {
                 AttachError::BadHandle
             }

@@ -151,7 +151,7 @@ fn more_segments_than_a_peer_takes_are_refused_here_and_cost_no_link() {
     let regions = segments.each_ref().map(|s| unsafe { s.region(0, 64) }.unwrap());
     let first = a.register(&regions[0]).unwrap().0;
     a.register(&regions[1]).unwrap();
-    assert_eq!(a.register(&regions[2]), Err(AttachError::Full));
+    assert_eq!(a.register(&regions[2]), Err(AttachError::Full("ShmConfig::max_segments")));
     a.register(&regions[1]).expect("another region of a segment that is known");
     a.deregister(first).unwrap();
     a.register(&regions[2]).unwrap();

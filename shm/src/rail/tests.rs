@@ -425,7 +425,10 @@ fn what_was_sent_before_leaving_is_delivered_before_the_end() {
 fn a_process_is_its_own_peer() {
     let mut rail = ShmRail::new(SpinHost::new(1), tiny()).unwrap();
     rail.attach_self(PEER).unwrap();
-    assert_eq!(rail.attach_self(PEER), Err(AttachError::Full));
+    assert_eq!(
+        rail.attach_self(PEER),
+        Err(AttachError::Full("ShmConfig::max_peers, or the peer is attached already"))
+    );
     let mut memory = vec![0u8; 64];
     let region = private(&mut memory);
     let (key, _) = rail.register(&region).unwrap();

@@ -284,7 +284,7 @@ impl FabricRail {
     fn attach_to(&mut self, peer: Peer, theirs: Address<'_>) -> Result<(), AttachError> {
         match self.peers.slots.get(peer.0 as usize) {
             Some(slot) if !slot.attached => {}
-            _ => return Err(AttachError::Full),
+            _ => return Err(AttachError::Full("FabricConfig::max_peers, or the peer is attached already")),
         }
         if theirs.notify != self.notify {
             return Err(AttachError::Config("the two rails notify in different ways"));
@@ -318,7 +318,7 @@ impl FabricRail {
     /// [`AttachError::Full`] if the rail already has a device.
     pub fn reach(&mut self, device: Box<dyn DeviceMemory>) -> Result<(), AttachError> {
         if self.device.is_some() {
-            return Err(AttachError::Full);
+            return Err(AttachError::Full("devices of one rail: 1"));
         }
         self.device = Some(Reached::new(device));
         self.short_below = None;
@@ -484,7 +484,7 @@ unsafe impl Rail for FabricRail {
             _ => return Err(AttachError::Unsupported),
         };
         if self.regions.len() == self.config.max_regions as usize {
-            return Err(AttachError::Full);
+            return Err(AttachError::Full("FabricConfig::max_regions"));
         }
         let system = |error: CallError| AttachError::System(error.code.0);
         let access = FI_SEND | FI_RECV | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
@@ -537,7 +537,7 @@ unsafe impl Rail for FabricRail {
         }
         match self.imports.insert(peer.0, key.key, len) {
             true => Ok(None),
-            false => Err(AttachError::Full),
+            false => Err(AttachError::Full("FabricConfig::max_imports")),
         }
     }
 

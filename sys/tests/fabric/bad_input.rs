@@ -17,6 +17,9 @@ use crate::conformance::Seen;
 use crate::fence::Fence;
 use crate::support::{self, SMALL};
 
+/// The name of the table when a number is out of range or taken.
+const TAKEN: &str = "FabricConfig::max_peers, or the peer is attached already";
+
 macro_rules! needs_library {
     ($test:literal) => {
         if let Some(why) = support::absent() {
@@ -162,9 +165,9 @@ fn addresses_that_are_none_attach_nobody() {
     let other = support::open(&Ask { notify: Some(Notify::Message), ..Ask::new("shm") }, SMALL, 3);
     assert!(matches!(a.attach(Peer(0), &other.address().unwrap()), Err(AttachError::Config(_))));
 
-    assert_eq!(a.attach(Peer(SMALL.max_peers), &good), Err(AttachError::Full));
+    assert_eq!(a.attach(Peer(SMALL.max_peers), &good), Err(AttachError::Full(TAKEN)));
     a.attach(Peer(0), &good).unwrap();
-    assert_eq!(a.attach(Peer(0), &good), Err(AttachError::Full), "taken");
+    assert_eq!(a.attach(Peer(0), &good), Err(AttachError::Full(TAKEN)), "taken");
     assert!(matches!(a.attach(Peer(1), &good), Err(AttachError::Config(_))), "twice the same");
     a.detach(Peer(0));
     a.attach(Peer(1), &good).unwrap();
@@ -291,7 +294,10 @@ fn tables_fill_up_and_say_so() {
     for key in 0..SMALL.max_imports as u64 {
         rail.import(Peer(0), RailKey { key, base: 0 }, 8).unwrap();
     }
-    assert_eq!(rail.import(Peer(0), RailKey { key: 1000, base: 0 }, 8), Err(AttachError::Full));
+    assert_eq!(
+        rail.import(Peer(0), RailKey { key: 1000, base: 0 }, 8),
+        Err(AttachError::Full("FabricConfig::max_imports"))
+    );
     rail.release(Peer(0), RailKey { key: 3, base: 0 });
     rail.import(Peer(0), RailKey { key: 1000, base: 0 }, 8).unwrap();
 
@@ -301,7 +307,7 @@ fn tables_fill_up_and_say_so() {
     let region = |len| unsafe { Region::new(ptr, len, RegionKind::Private) };
     assert_eq!(rail.register(&region(0)), Err(AttachError::BadRange));
     let keys: Vec<_> = (0..SMALL.max_regions).map(|_| rail.register(&region(64)).unwrap().0).collect();
-    assert_eq!(rail.register(&region(64)), Err(AttachError::Full));
+    assert_eq!(rail.register(&region(64)), Err(AttachError::Full("FabricConfig::max_regions")));
     rail.deregister(keys[2]).unwrap();
     let again = rail.register(&region(64)).unwrap().0;
     assert!(keys.iter().all(|key| key.key != again.key), "a key is never used again");

@@ -1,6 +1,6 @@
 //! Receiving. Only the wait blocks. A call that returns an error has no effect.
 
-use crate::error::{OpError, PeerError, WaitError};
+use crate::error::{Awaited, OpError, PeerError, Stuck, WaitError};
 use crate::mem::PeerId;
 use crate::rail::Rail;
 use crate::sync::event::Park;
@@ -327,7 +327,10 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let found = self.block(waiter, deadline_ns, |e| e.test_recv(request).transpose());
         match found {
             Some(found) => Ok(found?),
-            None => Err(WaitError::Deadline(self.missing(None))),
+            None => {
+                let stuck = self.missing(None);
+                Err(WaitError::Deadline(Stuck { awaits: Awaited::Message, ..stuck }))
+            }
         }
     }
 

@@ -69,7 +69,7 @@ impl SimRail<'_, '_> {
 
     /// Attaches a node as a peer, at this address of its endpoint.
     fn attach_at(&mut self, peer: Peer, node: u16, address: u16) -> Result<(), AttachError> {
-        *self.peers.get_mut(peer.0 as usize).ok_or(AttachError::Full)? = node;
+        *self.peers.get_mut(peer.0 as usize).ok_or(AttachError::Full("sim: peers"))? = node;
         self.addresses[peer.0 as usize] = address;
         (self.told, self.lost) = (self.told & !(1 << peer.0), self.lost & !(1 << peer.0));
         let world = &mut *self.sim.world.borrow_mut();
@@ -282,7 +282,7 @@ impl SimSetup<'_, '_, '_> {
     pub fn attach(&mut self, peer: Peer, node: u16) -> Result<(), AttachError> {
         match self.0.node_of(peer) {
             Err(PostError::PeerDown) => self.0.attach(peer, node),
-            _ => Err(AttachError::Full),
+            _ => Err(AttachError::Full("sim: peers, or this one is attached already")),
         }
     }
 }
@@ -317,7 +317,11 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
 
     fn register(&mut self, region: &Region) -> Result<(RailKey, u64), AttachError> {
         let world = &mut *self.sim.world.borrow_mut();
-        let free = world.regions.iter().position(|place| place.memory.is_none()).ok_or(AttachError::Full)?;
+        let free = world
+            .regions
+            .iter()
+            .position(|place| place.memory.is_none())
+            .ok_or(AttachError::Full("sim: regions"))?;
         let place = &mut world.regions[free];
         place.memory = Some(((self.node, self.rail), region.ptr(), region.len()));
         Ok((RailKey { key: place.key(free), base: 0 }, 0))
