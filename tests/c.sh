@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Tests the C library as packagers install it: its header and examples in C11 and C++17, its symbols,
-# its ABI, the examples as two and four processes, and misuse by programs. Runs everything under
-# Valgrind's memcheck too, and the programs, but not the library, under AddressSanitizer.
+# Tests the C library as packagers install it: its header and examples in C11 and C++17, its
+# symbols, its ABI, the examples as two and four processes, and misuse by programs. Runs everything
+# under Valgrind's memcheck too, and the programs, but not the library, under AddressSanitizer.
 # tests/sanitize.sh runs both under it. BLESS=1 accepts a changed ABI.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Tests jobs of four processes under launchers: mpiexec.hydra (PMI-1), Open MPI's mpirun (PMIx), srun
-# (PMIx, PMI-2's descriptor, none), torchrun, variables of launchers, and no launcher with tcp:// and
-# file://. Every process writes,
+# Tests jobs of four processes under launchers: mpiexec.hydra (PMI-1), Open MPI's mpirun (PMIx),
+# srun (PMIx, PMI-2's descriptor, none), torchrun, variables of launchers, and no launcher with
+# tcp:// and file://. Every process writes,
 # signals, adds and sends to every other one, and all data is checked (examples/all_to_all.rs). Also
 # tests failing jobs: a missing rank, a wrong cookie, and ranks killed at random. Finally runs
 # `fishplate perf job` under each launcher, in every pattern.
 #
 #   tests/jobs.sh [KILLS or --long [EXAMPLE TOOL]]
 #
-# KILLS: 10 by default, 100 for --long. EXAMPLE and TOOL: the built example and tool; by default they
-# are built, optimised. Prints SKIPPED for launchers that cannot be installed.
+# KILLS: 10 by default, 100 for --long. EXAMPLE and TOOL: the built example and tool; by default
+# they are built, optimised. Prints SKIPPED for launchers that cannot be installed.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 source tests/need.sh
