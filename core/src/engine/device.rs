@@ -71,7 +71,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     ) -> Result<Option<u64>, PeerError> {
         let word = self.state.device_word(at, amo.width).map_err(|_| why)?;
         // The copies take microseconds, so a pass changes one word only.
-        if self.state.device_pass == self.state.stats.passes {
+        if self.state.device_pass == self.state.loads.passes {
             return Ok(None);
         }
         let rail = self.rails.first_mut();
@@ -98,7 +98,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 written => written.map_err(|_| PeerError::Rail(COPIER))?,
             }
         }
-        self.state.device_pass = self.state.stats.passes;
+        self.state.device_pass = self.state.loads.passes;
         self.state.stats.applied += (amo.op != AmoOp::Fetch) as u64;
         Ok(Some(old))
     }
