@@ -87,7 +87,7 @@ pub const BUDGETS: &[Budget] = &[
     ours("node_put_signal",              66.1,     63.0),
     // With all arguments at run time: by `Node`, and by the C library, which may take 12 more.
     ours("node_put_signal_called",       151.2,    144.0),
-    ours("c_put_signal",                 155.5,    148.0),
+    ours("c_put_signal",                 155.4,    148.0),
     ours("node_put_signal_bytes",       117.6,    112.0),
     ours("node_signal",                  47.2,     45.0),
     ours("node_wait_arrived",            25.0,     23.0),
