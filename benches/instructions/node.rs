@@ -6,9 +6,10 @@
 extern crate iai_callgrind as gungraun;
 
 use std::hint::black_box;
+use std::ptr::NonNull;
 
 use fishplate::core::engine::{Config, ContextId, Engine, HANDLE_MAX};
-use fishplate::core::mem::{LocalId, PeerId, RailId, RemoteId};
+use fishplate::core::mem::{LocalId, PeerId, RailId, RemoteId, Span};
 use fishplate::node::{Fabric, Memory, Remote};
 use fishplate::shm::{Segment, ShmConfig, ShmRail};
 use fishplate::sys::LinuxHost;
@@ -176,8 +177,45 @@ fn node_progress_idle(side: &'static mut Side) {
     }
 }
 
+/// A node with a matched queue that is its own peer.
+fn queue() -> &'static mut (Node, PeerId) {
+    let mut node = Node::builder().fabric(Fabric::Off).requests(64).open().unwrap();
+    let own = node.address().to_vec();
+    let me = node.connect(&own).unwrap();
+    Box::leak(Box::new((node, me)))
+}
+
+// A receive, a send of 8 bytes, and the completions of both.
+#[library_benchmark(config = budget("node_queue_round"))]
+#[bench::run(queue())]
+fn node_queue_round((node, me): &'static mut (Node, PeerId)) {
+    let spans = [(), ()].map(|()| {
+        let bytes = NonNull::from(Box::leak(Box::new([7u8; 8]))).cast();
+        // SAFETY: the bytes are leaked, and one request at a time uses them.
+        unsafe { Span::new(bytes, 8) }
+    });
+    for _ in 0..REPEATS {
+        let mut queue = black_box(&mut *node).queue().unwrap();
+        queue.irecv2(Some(*me), [1, 2, 3], [u32::MAX; 3], spans[0], 0).unwrap();
+        queue.isend2(*me, 0, [1, 2, 3], spans[1], 0).unwrap();
+        queue.poll();
+        for _ in 0..2 {
+            let (req, _) = queue.ipeek2().unwrap();
+            queue.test2(&mut Some(req)).unwrap();
+        }
+    }
+}
+
+#[library_benchmark(config = budget("node_queue_idle"))]
+#[bench::run(queue())]
+fn node_queue_idle((node, _): &'static mut (Node, PeerId)) {
+    for _ in 0..REPEATS {
+        assert!(black_box(&mut *node).queue().unwrap().ipeek2().is_err());
+    }
+}
+
 library_benchmark_group!(
     name = node;
-    benchmarks = shm_put_signal, shm_signal, shm_progress_idle, shm_progress_idle_128, node_put_signal, node_put_signal_bytes, node_signal, node_wait_arrived, node_quiet_idle, node_progress_idle
+    benchmarks = shm_put_signal, shm_signal, shm_progress_idle, shm_progress_idle_128, node_put_signal, node_put_signal_bytes, node_signal, node_wait_arrived, node_quiet_idle, node_progress_idle, node_queue_round, node_queue_idle
 );
 main!(library_benchmark_groups = node);

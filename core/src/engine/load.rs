@@ -7,9 +7,10 @@
 //! makes every rail look slow, changes no choice.
 //!
 //! A choice takes the rail that is expected to complete the post first. A rail that has completed
-//! nothing for some time is expected to take as much time again. A new rail may have [`FIRST`] bytes
-//! outstanding, and more as it completes some, so that one that turns out slow holds up little. A
-//! rail too slow to be chosen gets a post now and then, because it may have become faster.
+//! nothing for some time is expected to take as much time again. A new rail may have [`FIRST`]
+//! bytes outstanding, and more as posts complete, so a rail that turns out to be slow holds up
+//! little. A rail too slow to be chosen gets a post now and then, because it may have become
+//! faster.
 //!
 //! [`Rail::CLOCK`]: crate::rail::Rail::CLOCK
 
@@ -22,8 +23,8 @@ pub(crate) const LONG: u64 = 4096;
 const FIRST: u64 = 64 << 10;
 const PROVEN: u64 = 2 << 20;
 
-/// Time without a completion, in nanoseconds or passes, after which a rail is no longer limited: its
-/// posts may all be to a peer that has stopped.
+/// Time without a completion, in nanoseconds or passes, after which a rail is no longer limited:
+/// all its posts may be to a peer that has stopped.
 const STOPPED: [u64; 2] = [200_000_000, 10_000];
 
 /// Fraction bits of a cost, and the largest cost.
