@@ -32,7 +32,7 @@ for mpi in openmpi mpich; do
     if command -v mpicc.$mpi >/dev/null; then mpicc.$mpi -O2 -o "$work/$mpi" benches/match-mpi.c; fi
 done
 
-# The processes run without a launcher. ob1 uses its transport to itself, also as root.
+# Runs without a launcher. Selects PML ob1 with BTL self, and allows root.
 export OMPI_MCA_pml=ob1 OMPI_MCA_btl=self OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 for turn in $(seq "$turns"); do
     echo "turn $turn of $turns" >&2

@@ -83,8 +83,8 @@ impl fmt::Display for StartError {
 
 impl std::error::Error for StartError {}
 
-/// An engine and the consumers that it serves. Boxed: an engine contains its rails, some of which
-/// are large to move.
+/// An engine and the consumers that it serves. The engine is boxed, because it contains its rails
+/// and some of them are large.
 pub type Parts<'m, 'd, R, const RAILS: usize> = (Box<Engine<'m, R, RAILS>>, Vec<CommandConsumer<'d>>);
 
 /// Starts a worker that runs until it is stopped, or until `deadline_ns`.

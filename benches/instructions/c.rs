@@ -95,7 +95,8 @@ fn c_put_signal(side: &'static mut Side<*mut FpNode>) {
     for _ in 0..REPEATS {
         let Side { node, ours, theirs } = black_box(&mut *side);
         let (len, op, token) = black_box((8, 1, ptr::null_mut()));
-        // SAFETY: the place for the token may be null.
+        // SAFETY: the node is open, the ranges lie in its regions, and the pointer for the token
+        // may be null.
         let done = unsafe { put_signal(*node, *ours, 64, len, *theirs, 128, *theirs, 0, op, 1, token) };
         assert_eq!(done, 0);
     }

@@ -1,5 +1,5 @@
-//! A rail that carries nothing. It records the posts of one engine, and replays them to another
-//! engine in any order. The two halves of a transfer are thus counted separately and without a
+//! A rail without a peer. One tape records the posts of an engine, another delivers them to a second
+//! engine in the order given. So the sender and the receiver are measured separately, without a
 //! provider.
 
 use core::ptr::NonNull;

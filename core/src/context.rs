@@ -309,7 +309,7 @@ impl<'m, H: Host> Context<'m, H> {
     fn value(&mut self, ticket: Ticket, deadline_ns: u64) -> Result<u64, WaitError> {
         match self.answer(ticket, deadline_ns)? {
             Reply::Done(value) => Ok(value),
-            // Quiet and watch are not posted, so no post of theirs can fail.
+            // `Quiet` and `Watch` post nothing, so `Reply::Failed` cannot occur.
             other => Err(unexpected(other)),
         }
     }

@@ -151,7 +151,8 @@ pub enum AttachError {
     Unattached(RailId),
     /// The region was never registered, or was deregistered.
     UnknownRegion,
-    /// The rail does not support this kind of memory.
+    /// No rail supports this kind of memory, or its native atomics. Failover excludes native
+    /// atomics.
     Unsupported,
     /// The peer has not announced the memory, or not in time.
     Unheard,

@@ -413,7 +413,7 @@ impl<'m, H: Host> Queue<'m, H> {
         self.pool.get(id).map(|_| id.index()).map_err(|_| OpError::StaleToken)
     }
 
-    /// Returns a number that identifies this queue among all queues whose memory is in use.
+    /// Returns a number that is unique among live queues.
     #[inline]
     pub(crate) fn identity(&self) -> usize {
         core::ptr::from_ref(self.side.lane) as usize

@@ -211,7 +211,7 @@ fn row_20_two_processes_write_and_read_each_other_s_device_memory() {
     }
 }
 
-/// Writes into the parent's memory until it is killed.
+/// Writes into the parent's memory until the parent kills this process.
 fn flood(address: &std::ffi::OsStr, way: &str) {
     let mut rail = make(way);
     let link = connect(address, rail.profile().profile(), soon()).unwrap();

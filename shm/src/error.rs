@@ -193,7 +193,7 @@ impl Display for HandshakeError {
                 f.write_str("invalid socket address: the path or name is empty or too long")
             }
             HandshakeError::TooLong { len, max } => {
-                write!(f, "{len} bytes are too long for a packet; send at most {max}")
+                write!(f, "packet too long: {len} bytes given; send at most {max}")
             }
             HandshakeError::UnknownPeer => f.write_str("no peer with this number is attached over a socket"),
             HandshakeError::System(code) => write!(f, "{}", io::Error::from_raw_os_error(*code)),

@@ -259,8 +259,8 @@ impl Staged {
         Ok(())
     }
 
-    /// Handles a record of a staged operation. Returns the number of its cells. Also returns the
-    /// length of a payload whose read it completes.
+    /// Handles a record of a staged operation. Returns its length in cells. If it completes a
+    /// rendezvous read, also returns the payload's length.
     #[cold]
     pub(crate) fn take<S: Sink>(
         &mut self,

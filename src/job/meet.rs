@@ -174,8 +174,8 @@ struct Newcomer {
     welcome: bool,
 }
 
-/// Runs rank 0 until all other processes have joined, or `check` fails. Returns their connections,
-/// by rank.
+/// Accepts connections as rank 0 until all other ranks have joined. Returns their connections, by
+/// rank. Fails if the deadline expires or `check` fails.
 pub(super) fn lead(
     listener: &TcpListener,
     entry: &Entry,

@@ -453,7 +453,7 @@ impl Node {
     }
 
     /// Makes one pass of a call that waits for room. From time to time checks that peers are alive,
-    /// because a failed peer frees room. Returns `false` if the time is up.
+    /// because failing a peer releases its slots. Returns `false` once the deadline has expired.
     pub(super) fn waits_for(&mut self, room: &mut RoomWait) -> bool {
         let now_ns = self.home.host().now_ns();
         if now_ns >= room.deadline_ns {

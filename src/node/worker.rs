@@ -46,7 +46,7 @@ pub(super) enum Driver {
 /// Limits the wait object to one sleeping thread at a time.
 pub(super) struct SleepLock {
     host: LinuxHost,
-    /// Notified by the program for the worker.
+    /// The program notifies this to wake the worker.
     called: EventCount,
     /// Notified by peers.
     wait_object: NodeWaitObject,

@@ -14,7 +14,8 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Creates a bar of `steps`, if there are many or the run is `long`.
+    /// Creates a bar of `steps`, if standard error is a terminal, and there are many steps or the
+    /// run is `long`.
     pub fn new(steps: u64, long: bool) -> Self {
         let bar = if (steps >= MANY || long) && std::io::stderr().is_terminal() {
             ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr())

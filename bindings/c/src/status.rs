@@ -58,7 +58,7 @@ pub extern "C" fn fp_strerror(status: c_int) -> *const c_char {
         libc::ECANCELED => c"cancelled",
         libc::EIO => c"failed",
         libc::ENOTRECOVERABLE => c"an internal error of the library ended the node",
-        _ => c"an error of the system",
+        _ => c"system error; see fp_last_error()",
     };
     text.as_ptr()
 }

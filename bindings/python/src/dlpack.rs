@@ -66,7 +66,9 @@ impl Tensor {
         let tensor = Tensor(managed);
         match tensor.is_contiguous() && tensor.len().is_some() && HOST.contains(&tensor.plain().device.0) {
             true => Ok(Some(tensor)),
-            false => Err(PyBufferError::new_err("the tensor is not contiguous")),
+            false => Err(PyBufferError::new_err(
+                "the tensor is not contiguous host memory; use .contiguous() or copy it to the host",
+            )),
         }
     }
 

@@ -61,7 +61,7 @@ pub(crate) struct Parting {
     due: bool,
     /// Byes were sent for the contexts below this number.
     sent: u16,
-    /// Number of passes since nothing was missing.
+    /// Number of passes since all Byes were sent and received.
     lingered: u16,
     /// Contexts whose Byes have arrived, as a bitmask.
     heard: [u64; 4],
@@ -71,7 +71,7 @@ impl Parting {
     /// The state before either side has begun to close.
     pub(crate) const NONE: Parting = Parting { due: false, sent: 0, lingered: 0, heard: [0; 4] };
 
-    /// Makes all Byes due again, because a failed rail may have lost them.
+    /// Marks all Byes as unsent, because a failed rail may have lost them.
     pub(super) fn say_again(&mut self) {
         self.sent = 0;
     }
@@ -289,7 +289,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
     fn begin_closing(&mut self, peer: u16) {
         self.peers[peer as usize].state = PeerState::Closing;
         self.closing += 1;
-        // Invalidate the peer's regions for new operations. Earlier operations use only the keys.
+        // Invalidate the regions that the user imported, for new operations. Earlier operations use
+        // only the keys.
         for remote in self.remotes.iter_mut().filter(|remote| remote.is_of(peer) && !remote.auto) {
             (remote.mapped, remote.len, remote.device) = (core::ptr::null_mut(), 0, 0);
         }

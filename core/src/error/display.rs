@@ -105,7 +105,7 @@ impl Display for AttachError {
             AttachError::UnknownRegion => {
                 f.write_str("unknown region: it was never registered, or was deregistered")
             }
-            AttachError::Unsupported => f.write_str("the rail does not support this kind of memory"),
+            AttachError::Unsupported => f.write_str("no rail supports this kind of region; check its memory kind, `Settings::native_atomics` and failover"),
             AttachError::Unheard => {
                 f.write_str("the peer has not announced this memory; it does so when it makes progress")
             }

@@ -24,7 +24,7 @@ mod threads {
         thread,
     };
 
-    /// Returns the number of rounds for this checker.
+    /// Returns the rounds to run: `threaded` here, `modelled` under loom.
     pub const fn rounds(_modelled: u64, threaded: u64) -> u64 {
         threaded
     }

@@ -11,8 +11,9 @@ use super::rig::*;
 use super::schedule::Fleet;
 use super::support::*;
 
-/// Number of places in each region, and bytes of a place. A place holds one payload.
+/// Places per region. A place holds one payload.
 const PLACES: u64 = 16;
+/// Size of a place in bytes.
 const PLACE: u64 = 1024;
 pub const SIZE: usize = (PLACES * PLACE) as usize;
 /// The bit that marks the completion tags of these messages.

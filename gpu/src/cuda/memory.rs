@@ -121,7 +121,7 @@ impl CudaDevice {
         Ok(())
     }
 
-    /// Frees memory by its kind.
+    /// Frees memory with the driver call for its kind.
     ///
     /// # Safety
     /// No queued work uses the memory, no peer has it open, and it is not used again.

@@ -115,7 +115,12 @@ impl<'a> Line<'a> {
 
     /// Returns the state of an extension. The first call registers the extension.
     pub fn extension<E: Extension>(&mut self) -> &mut E {
-        const { assert!(*E::KINDS.start() >= *EXTENSIONS.start(), "packet kinds of the protocol itself") };
+        const {
+            assert!(
+                *E::KINDS.start() >= *EXTENSIONS.start(),
+                "E::KINDS overlaps the protocol's own packet kinds; start at EXTENSIONS"
+            )
+        };
         let control = &mut *self.control;
         let at = control.extensions.find::<E>().unwrap_or_else(|| {
             control.max_segments += usize::from(E::SEGMENTS);

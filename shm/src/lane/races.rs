@@ -147,8 +147,8 @@ fn records_arrive_whole_and_once_where_every_free_cell_is_claimed() {
     across(4, 3, &[3, 3, 1]);
 }
 
-/// Each claim ends before the last free cell. So some cells are claimed, and the record before them
-/// cleans the others.
+/// Each claim ends before the last free cell, so a record may end at an unclaimed cell. `publish`
+/// then clears that cell's stamp itself.
 #[test]
 fn records_arrive_whole_and_once_where_some_cells_are_claimed() {
     across(16, u64::MAX - 4, &[1, 1, 12, 1, 9, 2]);

@@ -101,7 +101,6 @@ fn reads_that_are_posted_again_and_again_hold_up_no_other() {
     let other = share(&mut b, &mut a, &mut target);
     let mut back = [vec![0; memory.len()], vec![0; memory.len()]];
     let mut seen = [Seen::default(), Seen::default()];
-    // SAFETY, for all posts below: `back` outlives the rails, and nothing reads it meanwhile.
     let [first, second] = back.each_mut().map(|bytes| lend(bytes));
     let remote = Remote { key, offset: 0 };
     // SAFETY: `back` outlives the rails, and nothing reads it meanwhile.

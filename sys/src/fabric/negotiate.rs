@@ -170,8 +170,10 @@ impl fmt::Display for Why {
             Why::Caps(bits) => write!(f, "lacks the capabilities {bits:#x}"),
             Why::Mode(bits) => write!(f, "requires the unsupported modes {bits:#x}"),
             Why::MrMode(bits) => write!(f, "requires the unsupported registration modes {bits:#x}"),
-            Why::CqData(size) => write!(f, "only {size} bytes of completion data"),
-            Why::MaxMessage(size) => write!(f, "messages of at most {size} bytes"),
+            Why::CqData(size) => write!(f, "only {size} bytes of completion data; 4 are needed"),
+            Why::MaxMessage(size) => {
+                write!(f, "messages of at most {size} bytes; at least {SHORTEST} are needed")
+            }
             Why::Notify => write!(f, "no way to learn the sender of a write"),
         }
     }

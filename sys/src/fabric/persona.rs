@@ -42,7 +42,8 @@ pub struct Persona {
     pub providers: &'static [&'static str],
     /// The required fabric, if the provider has several.
     pub fabric: Option<&'static str>,
-    /// How targets learn the sender of a write, if the offer supports it.
+    /// The preferred way for a target to identify a write's sender. Negotiation may fall back to
+    /// [`Notify::Message`].
     pub notify: Notify,
     /// Whether each write must carry its completion level, because the provider ignores the
     /// endpoint's level. `net` forwards writes to an inner endpoint without the level.

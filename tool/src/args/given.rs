@@ -42,7 +42,7 @@ const OPTIONS: [(&str, &str, Counts); 21] = [
     ("signal", "--signal", Counts::Tests(&[Test::SignalRate])),
 ];
 
-/// The options that the side that connects decides for both.
+/// Options that the connecting side sets for both sides.
 const LEADERS: [(&str, &str); 16] = [
     ("size", "--size"),
     ("begin", "--begin"),

@@ -49,7 +49,11 @@ fn shm(root: &Root) -> Finding {
     });
     let remedy = "mount -o remount,size=8G /dev/shm, or --shm-size for the container";
     match room.map(|room| room.f_bavail * room.f_frsize) {
-        None => Finding::warn("dev/shm", "there is no /dev/shm; libfabric's shm and UCX need it", remedy),
+        None => Finding::warn(
+            "dev/shm",
+            "there is no /dev/shm; libfabric's shm and UCX need it",
+            "mkdir -p /dev/shm && mount -t tmpfs tmpfs /dev/shm",
+        ),
         Some(free) if free < SHM_LEAST => Finding::warn(
             "dev/shm",
             format!("{} MiB are free in /dev/shm; libfabric's shm and UCX need more", free >> 20),
@@ -183,7 +187,10 @@ fn gpus(root: &Root, machine: &Machine) -> Finding {
     match far.is_empty() {
         true => Finding::pass(
             "gpus",
-            format!("GPUs: {}, each with a NIC at its root complex or none at all", machine.gpus.len()),
+            match machine.nics.is_empty() {
+                true => format!("GPUs: {}; there is no NIC", machine.gpus.len()),
+                false => format!("GPUs: {}, each with a NIC at its root complex", machine.gpus.len()),
+            },
         ),
         false => Finding::warn(
             "gpus",

@@ -367,7 +367,7 @@ pub fn describe(status: ExitStatus) -> String {
 
 impl Drop for Second {
     fn drop(&mut self) {
-        // An error means that it has already ended, as intended.
+        // Best effort: nothing is left to do if the kill fails.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -84,7 +84,7 @@ def _chart(left: float, title: str, curves: dict[str, Points]) -> list[str]:
 
 def draw(curves: dict[str, tuple[Points, Points]]) -> str:
     """Returns the picture."""
-    parts = _chart(_LEFT, "latency, us (p50), by bytes", {name: both[0] for name, both in curves.items()})
+    parts = _chart(_LEFT, "p50 latency (us) by size (bytes)", {name: both[0] for name, both in curves.items()})
     right = _LEFT + _WIDTH + _GAP
     parts += _chart(right, "bandwidth, GB/s, by bytes", {name: both[1] for name, both in curves.items()})
     width, height = right + _WIDTH + 30, _TOP + _HEIGHT + 50 + 16 * len(curves)

@@ -311,7 +311,7 @@ impl RecvSlot {
         if len <= self.capacity { (len, Fit::Whole) } else { (self.capacity, Fit::Cut) }
     }
 
-    /// Sets a failed or cancelled result. Nothing is delivered.
+    /// Records a result other than success, with 0 bytes delivered.
     #[cold]
     pub(crate) fn spoil(&mut self, outcome: Received) {
         (self.fit, self.outcome, self.delivered) = (Fit::Told, outcome, 0);

@@ -187,7 +187,7 @@ impl<const RAILS: usize> HeaderSlot<RAILS> {
 
 pub(crate) struct Headers<'m, const RAILS: usize> {
     pub slots: &'m mut [HeaderSlot<RAILS>],
-    /// Slots that were never taken are neither read nor written.
+    /// The free slots. A slot's memory stays untouched until it is first taken.
     free: FreeList,
 }
 
