@@ -75,6 +75,7 @@ use crate::mem::RailId;
 use crate::rail::{Rail, Rails, SomeRails};
 use crate::sync::seq::{MAX_WINDOW, Seq};
 
+use device::DeviceTurn;
 use failover::Failover;
 use load::Loads;
 use pending::Pending;
@@ -237,8 +238,8 @@ pub(crate) struct State<'m, const RAILS: usize> {
     /// Number of failed peers, and of streams with failed operations, that quiet has not reported
     /// yet.
     pub troubles: u32,
-    /// The number of the last pass that changed a word of a device.
-    pub device_pass: u64,
+    /// Whose turn it is to change a device's word.
+    pub device: DeviceTurn,
     /// Whether memory of a peer was written directly since the last quiet.
     pub direct: bool,
     /// Number of peers that are being closed.
@@ -356,7 +357,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
                 due: Due::EMPTY,
                 open: 0,
                 troubles: 0,
-                device_pass: u64::MAX,
+                device: DeviceTurn::NEW,
                 direct: false,
                 closing: 0,
                 epoch: mix(config.seed) as u32,

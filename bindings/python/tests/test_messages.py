@@ -91,7 +91,7 @@ def test_a_message_that_is_too_long_is_cut_and_says_so(own):
     own.node.send(own.peer, 1, b"0123456789")
     with pytest.raises(fishplate.Error) as caught:
         own.node.recv(bytearray(4), tag=1)
-    assert caught.value.kind == "too_long"
+    assert caught.value.kind == "truncated"
     for into in [bytearray(8), memoryview(bytearray(16))[1:9]]:
         own.node.send(own.peer, 1, b"0123456789")
         with pytest.raises(fishplate.Error) as caught:

@@ -16,6 +16,7 @@ use crate::rail::{Local, Rail};
 use crate::sync::event::Park;
 use crate::sync::host::Host;
 
+use super::list::NONE;
 use super::table::{NO_RAIL, in_bounds, locate};
 use super::wait::Waiter;
 use super::window::{Action, Parked};
@@ -27,6 +28,20 @@ const COPIER: RailId = RailId(0);
 
 /// Size of a signal's word, in bytes.
 const SIGNAL: u8 = 8;
+
+/// The pass and the stream that last changed a device's word, and the stream that has waited longest
+/// since.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DeviceTurn {
+    pass: u64,
+    last: u32,
+    next: u32,
+}
+
+impl DeviceTurn {
+    /// No word was changed yet.
+    pub const NEW: DeviceTurn = DeviceTurn { pass: u64::MAX, last: NONE, next: NONE };
+}
 
 /// A copy of a word, aligned for every width.
 #[repr(align(8))]
@@ -44,6 +59,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     #[inline(never)]
     pub(super) fn signal_on_device(
         &mut self,
+        stream: u32,
         at: Place,
         op: SignalOp,
         value: u64,
@@ -54,7 +70,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             SignalOp::Add => AmoOp::Add,
         };
         let amo = Amo { op, width: SIGNAL, operand: value, compare: 0 };
-        Ok(self.amo_on_device(at, amo, false, why)?.is_some())
+        Ok(self.amo_on_device(stream, at, amo, false, why)?.is_some())
     }
 
     /// Executes an atomic on a word that the processor cannot access, under the rules of
@@ -64,14 +80,14 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     #[inline(never)]
     pub(super) fn amo_on_device(
         &mut self,
+        stream: u32,
         at: Place,
         amo: Amo,
         fetch: bool,
         why: Violation,
     ) -> Result<Option<u64>, PeerError> {
         let word = self.state.device_word(at, amo.width).map_err(|_| why)?;
-        // The copies take microseconds, so a pass changes one word only.
-        if self.state.device_pass == self.state.loads.passes {
+        if !self.state.may_change_device(stream) {
             return Ok(None);
         }
         let rail = self.rails.first_mut();
@@ -98,7 +114,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 written => written.map_err(|_| PeerError::Rail(COPIER))?,
             }
         }
-        self.state.device_pass = self.state.loads.passes;
+        self.state.device = DeviceTurn { pass: self.state.loads.passes, last: stream, next: NONE };
         self.state.stats.applied += (amo.op != AmoOp::Fetch) as u64;
         Ok(Some(old))
     }
@@ -153,6 +169,20 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
+    /// Returns whether a stream may change a device's word now. The copies take microseconds, so a
+    /// pass changes one word only, and streams take turns.
+    fn may_change_device(&mut self, stream: u32) -> bool {
+        let DeviceTurn { pass, last, next } = self.device;
+        if next != NONE && next != stream && self.streams[next as usize].due {
+            return false;
+        }
+        let may = pass != self.loads.passes;
+        if !may && stream != last {
+            self.device.next = stream;
+        }
+        may
+    }
+
     /// Handles a message that names memory out of bounds for the processor. Parks the message if it
     /// is a signal or an atomic on a word in device memory.
     #[cold]

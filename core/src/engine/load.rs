@@ -3,8 +3,9 @@
 //! Counting costs a few additions per post and completion, and nothing with one rail. Posts of
 //! [`LONG`] bytes and more are also timed, by the rail's clock ([`Rail::CLOCK`]) or, without one,
 //! in passes. The bytes that a rail completes while such posts are outstanding, and the time
-//! between, give its cost per byte. Only ratios of costs matter, so a pause of the process, which
-//! makes every rail look slow, changes no choice.
+//! between, give its cost per byte. Only ratios of costs matter, and a long silence counts only as
+//! far as other rails worked meanwhile, so a pause of the process or of a peer is not blamed on a
+//! rail.
 //!
 //! A choice takes the rail that is expected to complete the post first. A rail that has completed
 //! nothing for some time is expected to take as much time again. A new rail may have [`FIRST`]
@@ -31,6 +32,12 @@ const STOPPED: [u64; 2] = [200_000_000, 10_000];
 const FRACTION: u32 = 20;
 const MOST: u64 = 1 << 40;
 
+/// The time of a silence that always counts, in nanoseconds or passes. More of it counts up to
+/// [`LONGER`] times the expected time, and up to [`BUSY`] times the work of other rails meanwhile.
+const SILENCE: [u64; 2] = [500_000, u64::MAX];
+const LONGER: u64 = 64;
+const BUSY: u64 = 8;
+
 /// Bytes and time after which the sums of a rail are halved, and the bytes after which its cost is
 /// computed anew.
 const BYTES: u64 = 16 << 20;
@@ -39,7 +46,8 @@ const FRESH: u64 = 128 << 10;
 
 const SLOW: u64 = 2;
 
-/// A rail too slow to be chosen is probed after this many times the time of a probe.
+/// A rail too slow to be chosen is probed once the others have worked for this many times the time
+/// of a probe.
 const REST: u64 = 32;
 
 /// One rail.
@@ -54,6 +62,8 @@ struct Load {
     /// posts were outstanding.
     since: u64,
     time: u64,
+    /// [`Loads::work`] at `since`.
+    mark: u64,
     /// Bytes completed in `time`, and those since the cost was computed.
     moved: u64,
     fresh: u64,
@@ -64,6 +74,8 @@ struct Load {
     cost: u64,
     /// Bytes that may be outstanding.
     room: u64,
+    /// Time that posts take for which other rails were chosen, since the last one here.
+    passed: u64,
 }
 
 /// Load and speed of every rail. Bytes outstanding stay below 2^50: a window of posts of 2 GiB.
@@ -73,6 +85,8 @@ pub(crate) struct Loads<const RAILS: usize> {
     clock: Option<fn() -> u64>,
     /// Time where there is no clock.
     pub(crate) passes: u64,
+    /// The expected times of everything that has completed. Wraps.
+    work: u64,
     /// Rails that cost more than [`SLOW`] times as much as the fastest: not for short posts.
     slow: u16,
 }
@@ -84,12 +98,14 @@ impl Load {
         long: 0,
         since: 0,
         time: 0,
+        mark: 0,
         moved: 0,
         fresh: 0,
         began: 0,
         period: 0,
         cost: 0,
         room: FIRST,
+        passed: 0,
     };
 
     /// Returns the expected time until `more` bytes are complete: from the cost, and, if more, from
@@ -109,10 +125,11 @@ impl Load {
         self.bytes != 0 && self.bytes.saturating_add(more) > self.room
     }
 
-    /// Counts `bytes` completed by `now`.
-    fn count(&mut self, bytes: u64, now: u64) -> bool {
+    /// Counts `bytes` completed by `now`, of which a silence of `most` counts. Returns whether the
+    /// cost was computed anew.
+    fn count(&mut self, bytes: u64, now: u64, most: u64) -> bool {
         self.long = self.long.saturating_sub(bytes);
-        self.time += now.wrapping_sub(self.since);
+        self.time += now.wrapping_sub(self.since).min(most);
         (self.moved, self.fresh, self.since) = (self.moved + bytes, self.fresh + bytes, now);
         self.period += bytes;
         if self.room < PROVEN {
@@ -139,7 +156,7 @@ impl Load {
 impl<const RAILS: usize> Loads<RAILS> {
     /// Creates the loads of rails with nothing outstanding.
     pub(crate) fn new(clock: Option<fn() -> u64>) -> Self {
-        Loads { rails: array::from_fn(|_| Load::NEW), clock, passes: 0, slow: 0 }
+        Loads { rails: array::from_fn(|_| Load::NEW), clock, passes: 0, work: 0, slow: 0 }
     }
 
     fn now(&self) -> u64 {
@@ -177,7 +194,7 @@ impl<const RAILS: usize> Loads<RAILS> {
         if self.rails[rail].long == 0 {
             let now = self.now();
             let load = &mut self.rails[rail];
-            (load.since, load.began, load.period) = (now, now, 0);
+            (load.since, load.began, load.period, load.mark) = (now, now, 0, self.work);
         }
         self.rails[rail].long += bytes;
     }
@@ -185,7 +202,14 @@ impl<const RAILS: usize> Loads<RAILS> {
     #[cold]
     fn long_ended(&mut self, rail: usize, bytes: u64) {
         let now = self.now();
-        if self.rails[rail].count(bytes, now) {
+        let load = &mut self.rails[rail];
+        let own = bytes.saturating_mul(load.cost) >> FRACTION;
+        let others = self.work.wrapping_sub(load.mark);
+        let silence = SILENCE[self.clock.is_none() as usize];
+        let most = own.saturating_mul(LONGER).max(others.saturating_mul(BUSY)).max(silence);
+        self.work = self.work.wrapping_add(own);
+        load.mark = self.work;
+        if load.count(bytes, now, most) {
             let known = |load: &&Load| load.cost != 0;
             let fastest = self.rails.iter().filter(known).map(|load| load.cost).min().unwrap_or(0);
             let slow = |(rail, load): (usize, &Load)| u16::from(load.cost > SLOW * fastest) << rail;
@@ -200,7 +224,7 @@ impl<const RAILS: usize> Loads<RAILS> {
 
     /// Chooses one of `rails`, which is not 0, for a post of `bytes` bytes, beginning with rail
     /// `turn`. `None`: none of them may have more outstanding now.
-    pub(crate) fn choose(&self, rails: u16, turn: u8, bytes: u64) -> Option<usize> {
+    pub(crate) fn choose(&mut self, rails: u16, turn: u8, bytes: u64) -> Option<usize> {
         if bytes >= LONG {
             return self.choose_long(rails, turn, bytes);
         }
@@ -208,23 +232,39 @@ impl<const RAILS: usize> Loads<RAILS> {
         ahead(fast, turn).min_by_key(|&rail| self.rails[rail].bytes)
     }
 
-    /// Chooses the rail that is expected to complete the post first.
-    fn choose_long(&self, rails: u16, turn: u8, bytes: u64) -> Option<usize> {
+    /// Chooses the rail that is expected to complete the post first, or one that has to be probed.
+    fn choose_long(&mut self, rails: u16, turn: u8, bytes: u64) -> Option<usize> {
         let now = self.now();
         let (mut best, mut least) = (None, (u64::MAX, u64::MAX));
+        let mut probed = None;
         for rail in ahead(rails, turn) {
             let load = &self.rails[rail];
             let expected = load.expected(bytes, now);
-            if load.long == 0 && now.wrapping_sub(load.since) > REST.saturating_mul(expected.0) {
-                return Some(rail);
+            if load.passed >= REST.saturating_mul(expected.0) || (load.cost == 0 && load.bytes == 0) {
+                probed = probed.or(Some(rail));
             }
             if expected < least {
                 (best, least) = (Some(rail), expected);
             }
         }
-        // Others would take longer, so wait for the best one.
+        let chosen = probed.or(best)?;
         let stopped = STOPPED[self.clock.is_none() as usize];
-        best.filter(|&rail| !self.rails[rail].is_full(bytes) || self.rails[rail].silent(now) >= stopped)
+        let load = &mut self.rails[chosen];
+        if load.is_full(bytes) && probed.is_none() {
+            if load.silent(now) < stopped {
+                // The others would take longer, so wait for this one.
+                return None;
+            }
+            load.room = load.bytes.saturating_add(bytes).saturating_add(FIRST);
+        }
+        let took = bytes.saturating_mul(self.rails[chosen].cost) >> FRACTION;
+        for rail in ahead(rails, 0) {
+            self.rails[rail].passed = match rail == chosen {
+                true => 0,
+                false => self.rails[rail].passed.saturating_add(took),
+            };
+        }
+        Some(chosen)
     }
 }
 
@@ -242,6 +282,12 @@ pub(crate) fn ahead(rails: u16, turn: u8) -> impl Iterator<Item = usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    extern crate std;
+
+    std::thread_local! {
+        static NOW: core::cell::Cell<u64> = const { core::cell::Cell::new(1) };
+    }
 
     const PIECE: u64 = 64 << 10;
 
@@ -353,6 +399,60 @@ mod tests {
         assert_eq!(loads.choose(0b11, 0, PIECE), None);
         loads.passes += 1;
         assert!(loads.choose(0b11, 0, PIECE).is_some());
+    }
+
+    #[test]
+    fn isolated_posts_take_the_fast_rail() {
+        let mut rig = Rig::new([10, 1000], 128);
+        rig.run(100_000, 1, 0);
+        rig.depth = 1;
+        rig.run(100_000, 1, 0);
+        for rail in [0, 1] {
+            while rig.loads.rails[rail].posts != 0 {
+                rig.loads.ended(rail, 1, PIECE);
+            }
+        }
+        rig.given = [0; 2];
+        for _ in 0..1000 {
+            // Far more apart than the slow rail needs.
+            rig.loads.passes += 1_000_000;
+            let rail = rig.loads.choose(0b11, (rig.given[0] & 1) as u8, PIECE).expect("both are idle");
+            rig.loads.posted(rail, PIECE);
+            rig.loads.passes += rig.takes[rail];
+            rig.loads.ended(rail, 1, PIECE);
+            rig.given[rail] += 1;
+        }
+        assert!(rig.given[1] <= 2, "{:?}", rig.given);
+    }
+
+    #[test]
+    fn a_silence_without_work_of_other_rails_is_not_blamed_on_a_rail() {
+        fn clock() -> u64 {
+            NOW.with(|now| now.get())
+        }
+        let after = |ns: u64| NOW.with(|now| now.set(now.get() + ns));
+        let mut loads = Loads::<2>::new(Some(clock));
+        // Each rail takes 10 us for a piece; the first of all comes two seconds late.
+        loads.posted(0, PIECE);
+        after(2_000_000_000);
+        loads.ended(0, 1, PIECE);
+        let mut given = [0; 2];
+        for _ in 0..20_000 {
+            while let Some(rail) = loads.choose(0b11, 0, PIECE) {
+                loads.posted(rail, PIECE);
+                given[rail] += 1;
+                if loads.rails.iter().map(|load| load.posts).sum::<u32>() >= 16 {
+                    break;
+                }
+            }
+            after(10_000);
+            for rail in [0, 1] {
+                if loads.rails[rail].posts != 0 {
+                    loads.ended(rail, 1, PIECE);
+                }
+            }
+        }
+        assert!(given[0] > 10_000 && given[1] > 10_000, "{given:?}");
     }
 
     #[test]

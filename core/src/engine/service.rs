@@ -90,7 +90,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             match what {
                 Action::Signal { op, value } => {
                     if let Err(why) = self.state.apply_signal(at, op, value)
-                        && !self.signal_on_device(at, op, value, why)?
+                        && !self.signal_on_device(stream, at, op, value, why)?
                     {
                         return Ok(Applied::More);
                     }
@@ -98,7 +98,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 Action::Amo { amo, token } => {
                     let value = match self.state.apply_amo(at, amo) {
                         Ok(value) => value,
-                        Err(why) => match self.amo_on_device(at, amo, token != NO_TOKEN, why)? {
+                        Err(why) => match self.amo_on_device(stream, at, amo, token != NO_TOKEN, why)? {
                             Some(value) => value,
                             None => return Ok(Applied::More),
                         },

@@ -214,6 +214,33 @@ fn a_pass_changes_at_most_one_word_of_a_device() {
     assert_eq!(words, (1..=SIGNALS).collect::<Vec<_>>());
 }
 
+#[test]
+fn streams_take_turns_to_change_words_of_a_device() {
+    let (_, mut rig) = tapped();
+    // Another peer that is this engine.
+    let other = rig.own.engine.reserve_peer().unwrap();
+    rig.own.engine.connect_peer(other, 1).unwrap();
+    let theirs = import(&mut rig.own.engine, other, rig.local);
+    let add = |rig: &mut Rig<_, 1>, to: RemoteId, at: u64| {
+        let signal = Signal::add(to.at(at), 1);
+        rig.issue(|rig| rig.own.engine.signal(CX, signal, Notice::Silent));
+    };
+    for round in 0..200 {
+        // The first peer never runs out of words, the second signals now and then.
+        for _ in 0..2 {
+            let first = rig.remote;
+            add(&mut rig, first, 0);
+        }
+        if round % 10 == 0 {
+            add(&mut rig, theirs, 8);
+        }
+        rig.own.engine.progress();
+        if round > 100 {
+            assert!(rig.word(8) >= round / 10 - 2, "{} signals of round {round}", rig.word(8));
+        }
+    }
+}
+
 /// No event announces that the device has room again.
 #[test]
 fn a_waiter_stays_awake_while_the_device_refuses_to_read_its_word() {

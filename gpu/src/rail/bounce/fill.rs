@@ -169,7 +169,10 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             && let Some(index) = sent.op
             && let Some(op) = self.ops.get_mut(index)
         {
-            op.error.get_or_insert(why);
+            // An unknown outcome outweighs a failure: a copy may still use the memory.
+            if op.error.is_none() || matches!(why, CompleteError::Unknown(_)) {
+                op.error = Some(why);
+            }
         }
         let down = self.peer(peer).is_none_or(|known| known.down);
         match down {
