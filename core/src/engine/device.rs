@@ -29,8 +29,8 @@ const COPIER: RailId = RailId(0);
 /// Size of a signal's word, in bytes.
 const SIGNAL: u8 = 8;
 
-/// The pass and the stream that last changed a device's word, and the stream that has waited longest
-/// since.
+/// The pass and the stream that last changed a device's word, and the stream that has waited
+/// longest since.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DeviceTurn {
     pass: u64,

@@ -48,7 +48,7 @@ const SLOW: u64 = 2;
 
 /// A rail too slow to be chosen is probed once the others have worked for this many times the time
 /// of a probe.
-const REST: u64 = 32;
+const REST: u64 = 16;
 
 /// One rail.
 #[derive(Clone, Copy, Debug)]
