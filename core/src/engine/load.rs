@@ -141,7 +141,7 @@ impl Load {
             // The rail may have become faster, or have saved up credit for a burst.
             let period = now.wrapping_sub(self.began);
             if self.long == 0 && ((period << FRACTION) / self.period.max(1)) < self.cost / 2 {
-                self.time /= 2;
+                self.time = self.time / 4 * 3;
             }
             self.cost = ((self.time << FRACTION) / self.moved.max(1)).clamp(1, MOST);
             self.fresh = 0;
