@@ -108,6 +108,7 @@ job() {
             ip -n "$end" link set "rail$rail" up
         done
     done
+    links_up 3
 }
 
 events() { :; }

@@ -20,7 +20,13 @@ hosts() {
         ip -n "$there" addr add "10.$2.$pair.2/24" dev "rail$pair"
         for end in "$here" "$there"; do ip -n "$end" link set "rail$pair" up; done
     done
-    # A node does not use interfaces that come up after it was opened, so wait until all are up.
+    links_up "$1"
+}
+
+# links_up PAIRS: waits until all links are up, because a node does not use interfaces that come up
+# after it was opened
+links_up() {
+    local end
     for end in "$here" "$there"; do
         for _ in {1..100}; do
             [ "$(ip -n "$end" -o link show type veth | grep -c 'state UP')" = "$1" ] && break
