@@ -6,6 +6,7 @@ likes, without a message per transfer. Both ends use the same channel number.
     inlet.wait()                                outlet.send_direct(data)
     ... use tensor ...
     inlet.notify()                              # waits for notify before it overwrites
+    inlet.close()                               outlet.close()     # waits for the last notify too
 
 The tensor is anything that `Node.register` takes, or `Memory`. Words for the signals are allocated.
 """
@@ -47,7 +48,7 @@ class Inlet:
         self._count += 1
 
     def notify(self) -> None:
-        """Says that the tensor may be overwritten."""
+        """Tells the sender that it may overwrite the tensor. Call it after the last `wait` too."""
         if self._freed is None:
             handle = self._node.recv_bytes(self._peer, self._tag)[1]
             self._freed = self._peer.import_memory(handle)
@@ -97,8 +98,11 @@ class Outlet:
         """`isend_direct`, and waits until all has arrived."""
         self.isend_direct(data, timeout).wait(timeout)
 
-    def close(self) -> None:
-        """Releases the receiver's memory."""
+    def close(self, timeout: float | None = None) -> None:
+        """Waits until the receiver has freed the tensor for the last time, then releases its
+        memory. If that takes too long, nothing is released, and `close` may be called again."""
+        # The receiver's last signal must not arrive in memory that is freed.
+        self._node.wait(self._word, ">=", self._count, self._peer, timeout)
         self._node.quiet(self._peer)
         self._theirs.release()
         self._arrived.release()
