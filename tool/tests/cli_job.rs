@@ -95,9 +95,13 @@ fn a_rank_that_dies_before_all_have_joined_ends_the_job() {
     let leader = fishplate(line).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let ranks = loop {
         let ranks = ranks_of(leader.id());
-        // The first never joins, unless it has been faster than this.
-        // SAFETY: calls with plain numbers; the leader still waits for its children.
-        ranks.first().map(|&first| unsafe { libc::kill(first, libc::SIGSTOP) });
+        // The first never joins, unless it has been faster than this. It is stopped once there is a
+        // second: the leader waits until a child has executed its program, and one that is stopped
+        // before never does.
+        if ranks.len() >= 2 {
+            // SAFETY: a call with plain numbers; the leader still waits for its children.
+            unsafe { libc::kill(ranks[0], libc::SIGSTOP) };
+        }
         if ranks.len() == 3 {
             break ranks;
         }
