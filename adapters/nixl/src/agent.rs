@@ -41,7 +41,7 @@ impl Agent {
         let mut source = File::open("/dev/urandom").map_err(random)?;
         source.read_exact(&mut key).and_then(|()| source.read_exact(&mut door)).map_err(random)?;
         let (door, network) = (u64::from_le_bytes(door), !node.rails().is_empty());
-        let told = |error| format!("cannot open a socket that answers peers: {error}");
+        let told = |error| format!("cannot open a socket for peers to connect to: {error}");
         let (opened, port) = Door::open(door, network).map_err(told)?;
         let hosts = if network { hosts() } else { vec![] };
         let info = Info { key, door, port, hosts, address: node.address() };

@@ -116,7 +116,8 @@ impl State {
         self.step(number)
     }
 
-    /// Makes a step of a post. Repeat it while [`copies`](Self::copies) is true.
+    /// Advances a posted transfer by one step. Call it again while [`copies`](Self::copies) is
+    /// true.
     pub fn step(&mut self, number: u64) -> Status {
         let status = self.advance(number);
         if status == Status::IN_PROG && !self.copies(number) {
@@ -125,7 +126,7 @@ impl State {
         status
     }
 
-    /// Returns whether a transfer in progress can be copied further at once.
+    /// Returns whether another step can copy more of a transfer at once.
     pub fn copies(&self, number: u64) -> bool {
         self.transfers.get(number).is_some_and(|transfer| transfer.copies)
     }
@@ -272,7 +273,7 @@ impl State {
         Ok(())
     }
 
-    /// Copies a transfer within the agent.
+    /// Copies the data of a transfer within the agent, at most [`STEP`] bytes.
     fn carry_here(&mut self, number: u64) -> Result<(), Status> {
         let transfer = self.transfers.get_mut(number).ok_or(Status::NOT_FOUND)?;
         for region in transfer.locals.iter().chain(&transfer.remotes) {

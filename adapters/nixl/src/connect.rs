@@ -108,7 +108,7 @@ impl State {
         }
     }
 
-    /// Handles the answer of a peer to our question. `admitted` is false if the peer refused or is
+    /// Handles a peer's answer to our question. `admitted` is false if the peer refused or is
     /// unreachable.
     pub fn answered(&mut self, number: u64, admitted: bool) {
         let Some(peer) = self.peers.get_mut(number) else { return };

@@ -96,7 +96,8 @@ impl Drop for Door {
 fn is_own(stream: &UnixStream) -> bool {
     let mut cred = libc::ucred { pid: 0, uid: u32::MAX, gid: 0 };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: `cred` and `len` are ours and live during the call; `len` is the size of `cred`.
+    // SAFETY: `cred` and `len` are local variables that outlive the call; `len` is the size of
+    // `cred`.
     let got = unsafe {
         let (fd, cred) = (stream.as_raw_fd(), (&raw mut cred).cast());
         libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, cred, &raw mut len) == 0

@@ -35,8 +35,8 @@ pub(crate) struct Peer {
     pub id: Option<PeerId>,
     /// True if the peer asked for the connection and so may use it.
     pub asks: bool,
-    /// The streams on which either end asked. They stay open here, because the peer would read a
-    /// close as our death.
+    /// The streams on which either end asked. They stay open here, because the peer would take a
+    /// closed stream for the end of this process.
     pub lines: Vec<UnixStream>,
     /// True if short descriptors are sent to it in chunks.
     pub packs: bool,

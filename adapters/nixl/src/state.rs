@@ -35,7 +35,7 @@ const SPIN: Duration = Duration::from_micros(200);
 /// The state that calls and threads share. `None` once the agent is closed.
 pub(crate) struct Shared {
     state: Mutex<Option<State>>,
-    /// Number of calls that wait for the lock, and number of calls that have got it.
+    /// Number of calls that wait for the lock, and number of calls that have acquired it.
     waiting: AtomicU32,
     served: AtomicU32,
 }

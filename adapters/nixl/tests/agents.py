@@ -1,4 +1,4 @@
-"""What the tests of the plugin share: agents of stock NIXL, and memory that they register."""
+"""Helpers of the plugin's tests: agents of stock NIXL, and the memory that they register."""
 
 import os
 import sys
@@ -15,7 +15,7 @@ PATIENCE = 60
 
 
 def params():
-    """The parameters of the backend: FISHPLATE_NIXL_PARAMS has name=value, separated by spaces."""
+    """Returns the backend's parameters: the NAME=VALUE pairs in FISHPLATE_NIXL_PARAMS."""
     return dict(pair.split("=", 1) for pair in os.environ.get("FISHPLATE_NIXL_PARAMS", "").split())
 
 
@@ -55,7 +55,7 @@ def descs(of, ranges):
 
 
 def finish(of, handle, state):
-    """Waits for a transfer that was posted."""
+    """Waits for a posted transfer."""
     deadline = time.monotonic() + PATIENCE
     while state == "PROC":
         state = of.check_xfer_state(handle)
@@ -65,7 +65,7 @@ def finish(of, handle, state):
 
 
 def exchange(folder, name, names, mine):
-    """Gives bytes to other processes by files, and takes theirs."""
+    """Exchanges bytes with other processes through files."""
     path = os.path.join(folder, name)
     with open(path + ".new", "wb") as file:
         file.write(mine)
@@ -80,7 +80,7 @@ def exchange(folder, name, names, mine):
 
 
 def leave(run):
-    """Runs a test, and leaves without exit handlers, in which the wheel's UCX crashes."""
+    """Runs a test, then exits without exit handlers, because the wheel's UCX crashes in them."""
     status = 1
     try:
         run()

@@ -1,10 +1,11 @@
-"""A peer that is killed fails its own transfers alone, and comes back.
+"""A killed peer fails only its own transfers, and can be started again.
 
     killed.py FOLDER ROUNDS [STARTER...]
 
 Each round starts a process, moves data to and from it, kills it at a random moment, and waits for
-NIXL_ERR_REMOTE_DISCONNECT. Transfers to another process go on meanwhile. A new one notifies us
-while NIXL still holds the metadata of the one before. STARTER is what processes are started by.
+NIXL_ERR_REMOTE_DISCONNECT. Transfers to another process continue meanwhile. The next process
+notifies us while NIXL still holds the metadata of the killed one. STARTER is the command that starts
+each process.
 """
 
 import os

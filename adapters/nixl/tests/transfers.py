@@ -2,14 +2,15 @@
 
     transfers.py FOLDER NAME NAMES COUNT SEED
 
-One process of several: NAMES, with commas between them, are all. Each moves COUNT lists to and
-from the others and itself. The processes meet by files in FOLDER.
+Runs one of several processes; NAMES lists all of them, separated by commas. Each process moves
+COUNT lists to and from every process, itself included. The processes exchange metadata through
+files in FOLDER.
 
-PULL, if it is set, is a command of the shell, which runs while a list is in flight, a third of the
-way, and PUT_BACK another at two thirds.
+If the variable PULL is set, its shell command runs after a third of the lists, while one is in
+flight. The command in PUT_BACK runs after two thirds.
 
-A target checks the data of a write when its notification is there, and answers. So each notification
-proves that its data came before it.
+A target checks the data of a write when its notification has arrived, and answers. So each
+notification proves that its data arrived first.
 """
 
 import os
@@ -31,7 +32,7 @@ def pattern(seed, size):
 
 
 def lists(seed):
-    """Ranges of an area, each once, and the same number of bytes elsewhere in another order."""
+    """Random disjoint ranges of one area, each with an equally long range of another area."""
     rng = random.Random(seed)
     cells = AREA // CELL
     count = rng.choice([1, 2, 5, 30, 300, 1000])

@@ -21,7 +21,7 @@ const REQUESTS: usize = 256;
 /// Maximum number of sends in flight.
 pub(crate) const SENDS: usize = 1 << 18;
 
-/// Requests between two looks for messages of peers.
+/// Number of requests between two checks for messages from peers.
 const UNREAD: u32 = 16;
 
 /// State of an endpoint's active messages.
@@ -73,7 +73,7 @@ impl Am {
     }
 
     /// Makes a pass, and returns the next message if one has arrived. Drops a message that is too
-    /// long. Never waits for room, so peers can always send in the end.
+    /// long. Never waits for room, so peers can always send eventually.
     pub fn next(&mut self) -> Option<Claimed> {
         self.unread = 0;
         let mut queue = self.node.queue()?;
@@ -115,8 +115,8 @@ impl Am {
         self.requests.get(&to).is_none_or(|count| *count < REQUESTS)
     }
 
-    /// Counts a request. Returns true if the caller should look for messages of peers: one that
-    /// only sends would let their replies grow.
+    /// Counts a request. Returns true if the caller should check for messages from peers. Otherwise
+    /// the replies to a caller that only sends would pile up.
     pub fn is_due(&mut self) -> bool {
         self.unread += 1;
         self.unread >= UNREAD
@@ -154,8 +154,8 @@ impl Am {
         Ok(())
     }
 
-    /// Forgets what waits for a peer that has failed or disconnected. A completion function reports
-    /// that a handler has returned, so it is not called.
+    /// Drops everything that waits for a peer that has failed or disconnected. Completion functions
+    /// are not called, because they report that a handler has returned.
     pub fn forget(&mut self, peer: PeerId) {
         self.completions.retain(|_, (from, ..)| *from != peer);
         self.requests.remove(&peer);

@@ -1,5 +1,5 @@
 //! Connects endpoints. One deadline covers the call. Each peer first answers with its address and
-//! is then connected, in steps that do not wait, so no peer delays another.
+//! is then connected. No step blocks, so no peer delays another.
 
 use std::thread;
 use std::time::{Duration, Instant};

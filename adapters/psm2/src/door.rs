@@ -148,7 +148,7 @@ impl Keeper {
             (true, false) => 100,
             (true, true) => -1,
         };
-        // SAFETY: `fds` holds `fds.len()` entries and lives during the call.
+        // SAFETY: `fds` holds `fds.len()` entries and outlives the call.
         unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout) };
     }
 

@@ -1,8 +1,9 @@
 //! The lock of an endpoint. Taking a free one costs one atomic exchange, and releasing it a store:
 //! most calls are short, and most programs make them from one thread.
 //!
-//! A thread that finds the lock taken spins, then yields, then sleeps for moments, because nobody
-//! wakes it. There is no order among threads that wait. A panic under the lock poisons it.
+//! A thread that finds the lock taken spins, then yields, then sleeps for short periods, because no
+//! thread wakes it. Waiting threads get the lock in no particular order. A panic under the lock
+//! poisons it.
 
 use std::cell::UnsafeCell;
 use std::marker::PhantomData;
@@ -15,7 +16,7 @@ const FREE: u8 = 0;
 const TAKEN: u8 = 1;
 const POISONED: u8 = 2;
 
-/// Looks at a taken lock before the first yield, and yields before the first sleep.
+/// Number of checks of a taken lock before the first yield, and of yields before the first sleep.
 const SPINS: u32 = 100;
 const YIELDS: u32 = 100;
 const SLEEP: Duration = Duration::from_micros(50);

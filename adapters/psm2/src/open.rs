@@ -157,7 +157,7 @@ fn open_endpoint(uuid: [u8; 16]) -> Result<(*mut Ep, u64), (Error, String)> {
     let node = open_node(REQUESTS, Some(matching)).map_err(|error| failed(error.to_string()))?;
     let host = if node.rails().is_empty() { None } else { host() };
     let sockets = Sockets::open(host)
-        .map_err(|error| failed(format!("cannot open a socket that answers peers: {error}")))?;
+        .map_err(|error| failed(format!("cannot open a socket for peers to connect to: {error}")))?;
     let epid = sockets.epid;
     let own = Frame { verdict: 0, uuid, epid, address: node.address().to_vec(), am: vec![] };
     reserved.insert(Endpoint::new(home, epid, uuid, node));

@@ -1,5 +1,5 @@
 //! How a waiting call yields the processor: it spins, then yields. Also decides when a call checks
-//! that peers are alive. Calls check that even if they find something each time.
+//! that peers are alive. Calls that always find something make this check too.
 
 use std::time::{Duration, Instant};
 

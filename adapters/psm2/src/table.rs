@@ -117,7 +117,7 @@ pub(crate) struct Peer {
     /// True once its failure was reported.
     reported: bool,
     /// Streams that close when the peer's process ends. They stay open here, because the peer would
-    /// read a close as our death.
+    /// take a closed stream for the end of this process.
     lines: Vec<UnixStream>,
 }
 
@@ -484,7 +484,7 @@ pub(crate) fn find(ep: *mut Ep) -> Option<Found> {
     Home::of(ep, EP)?.0.find()
 }
 
-/// Returns the slot of an endpoint without its lock.
+/// Returns the slot of an endpoint without locking it.
 pub(crate) fn home(ep: *mut Ep) -> Option<Home> {
     Some(Home::of(ep, EP)?.0)
 }

@@ -1,6 +1,6 @@
-/* Two endpoints of one process flood each other with active messages, each from a thread of its own. Each
-   request is replied to, and nobody polls before all are sent. The first handler of one end runs for long:
-   until the other has sent many requests. Neither flood may block the other.
+/* Two endpoints of one process flood each other with active messages, each from its own thread. Each request
+   gets a reply, and neither thread polls before it has sent all its requests. The first handler at one end
+   does not return until the other end has sent many requests. Neither flood may block the other.
 
      flood REQUESTS     more than 64 */
 #include <psm2.h>
@@ -28,7 +28,7 @@ static psm2_epaddr_t to[2];
 static int flood, handler[2], answer[2];
 static _Atomic int sent[2], handled[2], answered[2], completed[2];
 
-/* Which end a handler runs at. */
+/* Returns the number of the endpoint at which a handler runs. */
 static int side (void *context)
 {
   return context != (void *) &ep[0];
@@ -76,7 +76,7 @@ static void *floods (void *context)
       psm2_amarg_t arg = { .u64 = at };
       MUST (psm2_am_request_short (to[me], handler[!me], &arg, 1, NULL, 0, 0, on_completion, context) == PSM2_OK);
     }
-  /* The other may still wait for what this end has to send. */
+  /* The other endpoint may still wait for replies and completions of this one. */
   while (completed[0] < flood || completed[1] < flood || answered[0] < flood || answered[1] < flood)
     psm2_poll (ep[me]);
   return NULL;
@@ -102,7 +102,7 @@ int main (int argc, char **argv)
     }
   for (int me = 0; me < 2; me++)
     MUST (psm2_ep_connect (ep[me], 1, &id[!me], NULL, &error, &to[me], 20000000000) == PSM2_OK);
-  /* A block ends by the time limit of who runs this. */
+  /* If the floods block each other, the caller's time limit ends the test. */
   for (int me = 0; me < 2; me++)
     MUST (pthread_create (&thread[me], NULL, floods, &ep[me]) == 0);
   for (int me = 0; me < 2; me++)

@@ -51,7 +51,7 @@ int main (void)
   IS (psm2_ep_open (key, &opts, &ep, &epid), PSM2_OK);
   IS (psm2_ep_open (key, &opts, &second, &other), PSM2_OK);
 
-  /* Without a queue; then with one; a second one is refused. */
+  /* Invalid arguments, then a valid call. A second queue is refused. */
   IS (psm2_mq_init (NULL, 0, NULL, 0, &mq), PSM2_PARAM_ERR);
   IS (psm2_mq_init ((psm2_ep_t) out, 0, NULL, 0, &mq), PSM2_PARAM_ERR);
   IS (psm2_mq_init (ep, 0, NULL, 0, NULL), PSM2_PARAM_ERR);

@@ -59,7 +59,7 @@ static void flood (psm2_epaddr_t to, int handler_index)
   MUST (error == PSM2_EPID_NETWORK_ERROR);
 }
 
-/* Waits for a message of one more endpoint, which is sent after the time for which others may crowd. */
+/* Waits for a message from a third endpoint, which sends it long after FISHPLATE_PSM2_PATIENCE has passed. */
 static void wait_for_third (psm2_ep_t ep, psm2_mq_t mq, psm2_uuid_t key, struct psm2_ep_open_opts *opts, psm2_epid_t id)
 {
   const char *patience = getenv ("FISHPLATE_PSM2_PATIENCE");
