@@ -1,5 +1,5 @@
 /* Rank 0 puts with a signal and sends a tagged message. Rank 1 waits for both, then exits without
- * closing its node, and rank 0 detects that. The ranks exchange addresses by files in FOLDER.
+ * closing its node, and rank 0 detects that. The ranks exchange addresses through files in FOLDER.
  * usage: put_signal 0|1 FOLDER */
 #include <fishplate.h>
 

@@ -1,5 +1,5 @@
 /* A ring of SIZE processes. Each sends its rank to the next one, receives from the previous one,
- * and forwards until all have seen every rank. They exchange addresses by files in FOLDER.
+ * and forwards until all have seen every rank. They exchange addresses through files in FOLDER.
  * usage: tagged RANK SIZE FOLDER */
 #include <fishplate.h>
 

@@ -174,7 +174,7 @@ pub(crate) fn insert(node: Node) -> Result<*mut FpNode, Status> {
     Err(fail(
         libc::ENOSPC,
         format_args!(
-            "{SLOTS} nodes are open in this process, or four million were; close nodes, or reuse one"
+            "too many nodes: {SLOTS} are open in this process, or four million were; close or reuse nodes"
         ),
     ))
 }

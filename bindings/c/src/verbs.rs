@@ -128,7 +128,7 @@ pub unsafe extern "C" fn fp_put_signal(
     )
 }
 
-/// Has the parameters of [`fp_put_signal`], so that its call is a jump.
+/// Has the same parameters as [`fp_put_signal`], so that the call compiles to a jump.
 #[cold]
 #[inline(never)]
 #[allow(clippy::too_many_arguments, reason = "those of the function in C")]

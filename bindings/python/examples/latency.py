@@ -1,4 +1,4 @@
-"""What an 8-byte put-signal and message cost: ping-pong of two processes, and calls alone. Run it
+"""Measures 8-byte put-signals and messages: a ping-pong of two processes, and single calls. Run it
 twice: `python latency.py HOST:PORT`. Rank 0 prints half round trips in microseconds."""
 
 import sys
@@ -12,7 +12,7 @@ BLOCKS = 9
 
 
 def median(run: Callable[[], None], rounds: int) -> float:
-    """Microseconds of one round, in the middle one of some blocks."""
+    """Returns the microseconds of one round: the median of several blocks."""
     took = []
     for _ in range(BLOCKS):
         begun = time.perf_counter()

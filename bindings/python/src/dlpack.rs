@@ -9,7 +9,7 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 use pyo3::{IntoPyObjectExt, ffi};
 
-/// The capsule's name, and the one that it gets from whoever takes the tensor.
+/// The name of a new capsule, and the name that the consumer of its tensor gives it.
 const FRESH: &CStr = c"dltensor";
 const TAKEN: &CStr = c"used_dltensor";
 
@@ -40,19 +40,19 @@ struct Managed {
 
 const _: () = assert!(size_of::<Plain>() == 48 && size_of::<Managed>() == 64);
 
-/// A tensor of another library. Dropping it returns it.
+/// A tensor of another library. Dropping this returns the tensor to that library.
 pub(crate) struct Tensor(NonNull<Managed>);
 
 impl Tensor {
     /// Takes the tensor of an object. `None`: the object has none.
     ///
     /// # Errors
-    /// The tensor is in memory of a device, or not contiguous.
+    /// The tensor is in device memory, or not contiguous.
     pub fn of(object: &Bound<'_, PyAny>) -> PyResult<Option<Tensor>> {
         let Some(take) = object.getattr_opt("__dlpack__")? else { return Ok(None) };
         let (device, _): (i32, i32) = object.call_method0("__dlpack_device__")?.extract()?;
         if !HOST.contains(&device) {
-            return Err(PyBufferError::new_err("the tensor is in memory of a device; copy it to the host"));
+            return Err(PyBufferError::new_err("the tensor is in device memory; copy it to the host"));
         }
         let capsule = take.call0()?;
         // SAFETY: the GIL is held, and the object is alive; only a capsule of this name has a
@@ -102,7 +102,7 @@ impl Tensor {
         true
     }
 
-    /// Returns the length in bytes, if it is one.
+    /// Returns the length in bytes. `None`: the length or the address is invalid.
     pub fn len(&self) -> Option<usize> {
         let plain = self.plain();
         let element = (usize::from(plain.bits) * usize::from(plain.lanes)).div_ceil(8);
@@ -133,7 +133,7 @@ impl Drop for Tensor {
     }
 }
 
-/// What a tensor of ours keeps alive.
+/// A tensor of ours, and the object that it keeps alive.
 struct Lent {
     managed: Managed,
     len: i64,
@@ -161,7 +161,7 @@ pub(crate) fn lend<'py>(
     let managed = Managed { tensor, context: ptr::null_mut(), deleter: Some(give_back) };
     let lent = Box::into_raw(Box::new(Lent { managed, len: len as i64, _object: object.clone().unbind() }));
     // SAFETY: from `Box::into_raw`, and not shared yet. The capsule gets the managed tensor, and
-    // `forget` ends it unless somebody takes it.
+    // `forget` frees it unless a consumer takes it.
     unsafe {
         (*lent).managed.context = lent.cast();
         (*lent).managed.tensor.shape = &raw const (*lent).len;
@@ -179,7 +179,7 @@ pub(crate) fn device(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     (CPU, 0).into_bound_py_any(py)
 }
 
-/// Ends a tensor of [`lend`]. Takers call it once, on any thread.
+/// Frees a tensor of [`lend`]. Its consumer calls this once, on any thread.
 unsafe extern "C" fn give_back(managed: *mut Managed) {
     // SAFETY: the context is the box from `lend`, which has one owner.
     let end = || drop(unsafe { Box::from_raw((*managed).context.cast::<Lent>()) });
@@ -187,10 +187,10 @@ unsafe extern "C" fn give_back(managed: *mut Managed) {
     let _ = Python::try_attach(|_| end());
 }
 
-/// Ends a capsule, and the tensor if nobody took it.
+/// Frees a capsule's tensor, if no consumer has taken it.
 unsafe extern "C" fn forget(capsule: *mut ffi::PyObject) {
-    // SAFETY: Python calls this with the capsule, under the GIL. If nobody has taken its tensor, it
-    // still has the name and the pointer from `lend`.
+    // SAFETY: Python calls this with the capsule, under the GIL. If no consumer has taken its
+    // tensor, it still has the name and the pointer from `lend`.
     unsafe {
         if ffi::PyCapsule_IsValid(capsule, FRESH.as_ptr()) == 1 {
             give_back(ffi::PyCapsule_GetPointer(capsule, FRESH.as_ptr()).cast());

@@ -57,7 +57,7 @@ impl Memory {
     /// Returns the address of an offset inside the memory.
     fn bytes(&self, start: u64) -> PyResult<NonNull<u8>> {
         if self.freed.load(Ordering::Relaxed) {
-            return Err(PyBufferError::new_err("the memory is freed"));
+            return Err(PyBufferError::new_err("the memory was freed"));
         }
         let pages = match &self.pages {
             Pages::Own(segment) => segment.ptr(),

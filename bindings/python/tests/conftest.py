@@ -1,4 +1,4 @@
-"""Nodes and jobs of processes for the tests. Those that need libfabric's tcp are skipped without."""
+"""Fixtures: nodes, and jobs of several processes. Without libfabric's tcp its tests are skipped."""
 
 import functools
 import multiprocessing
@@ -26,7 +26,7 @@ WAYS = {
 
 @functools.cache
 def why_not(way):
-    """Why this machine has no such way, or None."""
+    """Returns why this machine lacks a transport, or None."""
     try:
         fishplate.Node(**WAYS[way]).close()
     except fishplate.Error as error:
@@ -62,7 +62,7 @@ def _process(address, size, target, way, arguments, results):
 
 
 def run(size, target, way, *arguments):
-    """Runs a function in processes that are connected, and returns the results by rank."""
+    """Runs a function in connected processes, and returns the results by rank."""
     spawn = multiprocessing.get_context("spawn")
     results, address = spawn.Queue(), free_address()
     rest = (address, size, target, way, arguments, results)
@@ -75,7 +75,7 @@ def run(size, target, way, *arguments):
             try:
                 rank, result, error = results.get(timeout=3 * SOON)
             except queue.Empty:
-                raise AssertionError("a process is gone, or does not end") from None
+                raise AssertionError("a process has exited early, or hangs") from None
             assert error is None, error
             by_rank[rank] = result
         for process in processes:
@@ -96,7 +96,7 @@ def node():
 
 @pytest.fixture
 def own(node):
-    """The same with memory, which it has imported: node, peer, memory, theirs."""
+    """That node with memory, and with its own import of the memory."""
     peer = node.connect(node.address)
     memory = node.alloc(4096)
     return SimpleNamespace(

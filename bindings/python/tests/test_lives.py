@@ -1,4 +1,4 @@
-"""Beginnings and ends: of nodes, threads and processes."""
+"""The lifetimes of nodes, threads and processes."""
 
 import gc
 import multiprocessing
@@ -18,7 +18,7 @@ import fishplate
 
 
 def python(code, timeout=SOON):
-    """Runs a program, and returns what it says. It must end well."""
+    """Runs a program, which must succeed, and returns its output."""
     done = subprocess.run(
         [sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(code)],
         capture_output=True, text=True, timeout=2 * timeout,
@@ -49,7 +49,7 @@ def test_an_exception_inside_is_not_hidden_and_costs_no_wait():
 
 
 def part(here):
-    """Rank 1 closes; rank 0 finds out."""
+    """Rank 1 closes its node. Calls of rank 0 then fail."""
     node, peer = here.node, here.peers[1 - here.rank]
     inbox = node.alloc(64)
     theirs = peer.import_memory(here.job.exchange(inbox.handle()))
@@ -206,7 +206,7 @@ def test_threads_take_turns_while_one_waits(own):
 
 
 def test_threads_use_one_node_at_once(two):
-    """Each pair of threads has its tag; all messages come, in order."""
+    """Each pair of threads has its own tag. All messages arrive in order."""
 
     def send(tag):
         for turn in range(50):
@@ -318,7 +318,7 @@ def test_what_is_left_open_at_the_end_of_a_program():
 
 
 def test_nothing_grows_while_a_program_sends(own):
-    """Neither memory nor references."""
+    """Neither the memory in use nor the number of references grows."""
     data = bytearray(1 << 17)
 
     def rounds(count):

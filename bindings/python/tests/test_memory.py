@@ -1,4 +1,4 @@
-"""The buffer protocol in both directions, and how long bytes stay."""
+"""The buffer protocol in both directions, and the lifetime of the bytes."""
 
 import array
 import ctypes

@@ -1,4 +1,4 @@
-"""Tagged messages between processes, and what becomes of their buffers."""
+"""Tagged messages between processes, and the lifetime of their buffers."""
 
 import threading
 
@@ -53,7 +53,7 @@ def test_messages_of_all_sizes_in_all_ways(way):
 
 
 def exchange(here):
-    """All to all, in any order of ranks; each says who it was by its tag."""
+    """Every rank sends to every other rank. The tag names the sender."""
     node, size = here.node, here.job.size
     into = {rank: numpy.zeros(50_000, numpy.uint64) for rank in here.peers}
     receives = {rank: node.irecv(into[rank], peer, rank << 80) for rank, peer in here.peers.items()}
@@ -131,7 +131,7 @@ def test_a_wait_for_a_message_ends_at_its_deadline(own):
 
 
 def test_requests_that_nobody_keeps_end_and_give_room(own):
-    """More of them than the tables hold at once."""
+    """Starts more requests than the tables hold at once."""
     data = numpy.ones(1 << 16, numpy.uint8)
     for turn in range(300):
         own.node.isend(own.peer, 1, data)
@@ -146,7 +146,7 @@ def test_requests_that_nobody_keeps_end_and_give_room(own):
 
 
 def test_more_sends_than_regions_wait_for_room(two):
-    """Each long isend takes a region; the ones that find none wait for the peer to receive."""
+    """Each long isend takes a region. If none is free, it waits until the peer receives."""
     data = numpy.ones(1 << 17, numpy.uint8)
     into = [numpy.zeros(1 << 17, numpy.uint8) for _ in range(60)]
 

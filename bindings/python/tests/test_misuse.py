@@ -1,4 +1,4 @@
-"""What programs do wrong: each call raises what it says, and the node works on."""
+"""Misuse by programs: each wrong call raises an exception, and the node continues to work."""
 
 import copy
 import math
@@ -16,7 +16,7 @@ FAR = 2**64 - 1
 
 
 class Evil:
-    """A number that does something else when it is looked at."""
+    """An object that runs code of its own when it is converted to a number."""
 
     def __init__(self, act):
         self.act = act

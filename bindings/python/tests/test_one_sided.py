@@ -69,7 +69,7 @@ def test_arrays_move_in_all_ways(way, size):
 
 
 def count(here, each):
-    """The others add to a counter of rank 0."""
+    """All other ranks add to a counter of rank 0."""
     node, counter = here.node, here.node.alloc(64)
     handles = here.job.allgather(counter.handle())
     if here.rank == 0:
@@ -88,7 +88,7 @@ def test_processes_count_together(way, size):
 
 
 def ring(here, rounds):
-    """A token goes round; each adds its rank."""
+    """A token passes from rank to rank, and each adds its rank."""
     node, size = here.node, here.job.size
     inbox = node.alloc(64)
     handles = here.job.allgather(inbox.handle())

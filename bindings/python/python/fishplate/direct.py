@@ -55,7 +55,7 @@ class Inlet:
         self._node.signal(self._freed, self._count)
 
     def close(self) -> None:
-        """Frees what this end has registered. The sender must have closed before."""
+        """Frees the memory that this end has registered. The sender must have closed first."""
         if self._freed is not None:
             self._freed.release()
         self._word.free()
@@ -95,7 +95,7 @@ class Outlet:
         return request
 
     def send_direct(self, data: Memory | Slice | _Buffer, timeout: float | None = None) -> None:
-        """`isend_direct`, and waits until all has arrived."""
+        """Does the same as `isend_direct`, and waits until everything has arrived."""
         self.isend_direct(data, timeout).wait(timeout)
 
     def close(self, timeout: float | None = None) -> None:

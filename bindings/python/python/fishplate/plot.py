@@ -21,7 +21,7 @@ Points = list[tuple[float, float]]
 
 
 def read(lines: Iterable[str], name: str = "results") -> dict[str, tuple[Points, Points]]:
-    """Reads JSON lines: by the name of each curve, its latencies in us and its rates in GB/s."""
+    """Reads JSON lines. Returns, by curve name, the latencies in us and the rates in GB/s."""
     curves: dict[str, tuple[Points, Points]] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip():

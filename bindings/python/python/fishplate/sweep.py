@@ -55,7 +55,7 @@ def _pattern(size: int, turn: int) -> bytes:
 def _run(
     node: fishplate.Node, peer: fishplate.Peer, rank: int, path: str, size: int, count: int, check: bool
 ) -> list[float]:
-    """Rank 0 sends, and rank 1 answers each with 1 byte. Seconds of each round at rank 0."""
+    """Rank 0 sends, and rank 1 answers with 1 byte. Returns the seconds of each round at rank 0."""
     took, wrong = [], 0
     there = bytearray(1)
     if rank == 0:
