@@ -22,7 +22,7 @@ cargo test --quiet --locked --lib
 cargo build --quiet --locked --bin budget-table
 rows=$(mktemp)
 trap 'rm -f "$rows"' EXIT
-# A limit exceeded makes the benchmarks fail; the table says which one, so print it in any case.
+# The benchmarks fail if a limit is exceeded. The table says which one, so print it in any case.
 status=0
 cargo bench --quiet --locked --no-fail-fast --benches -- --output-format=json >"$rows" 2>"$rows.err" || status=$?
 cargo run --quiet --locked --bin budget-table <"$rows" || status=1

@@ -63,7 +63,8 @@ impl<R: Rail> Side<R> {
     }
 }
 
-/// Creates a receiver. Its tape holds repeated posts of `send`, reordered by `order`.
+/// Creates a receiver over a [`Tape`] that delivers the repeated posts of `send`, reordered by
+/// `order`.
 fn receiver(
     posts: u64,
     send: impl Fn(&mut Side<Tape>),

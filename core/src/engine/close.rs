@@ -1,4 +1,5 @@
-//! Closes connections in an orderly way, so that neither side takes the other's exit for a failure.
+//! Closes connections in an orderly way, so that neither side mistakes the other's exit for a
+//! failure.
 //!
 //! # The exchange
 //!
@@ -22,8 +23,8 @@
 //! The sender of a Bye makes progress until it is answered, and the answer is sent only when
 //! nothing is in flight towards that sender. So writes, signals, atomics, reads and messages
 //! complete as usual. Only a send that waits for a matching receive fails, with `Closed`. It fails
-//! once all Fins of the peer have arrived, because a Bye may overtake them. The Bye tells how many
-//! Fins there are.
+//! once all Fins of the peer have arrived, because a Bye may overtake them. The Bye has the number
+//! of Fins.
 //!
 //! # Duplicates and late messages
 //!
@@ -210,7 +211,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         if !self.state.has_parted(peer) {
             self.state.fail_unmatched(peer);
             if self.state.is_busy(peer) {
-                // The completion of the last operation makes nothing due, so stay on the due list.
+                // Stay on the due list, because the completion of the last operation does not make
+                // the stream due.
                 self.state.due.push(self.state.streams, first);
                 return true;
             }
@@ -338,7 +340,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
     fn is_busy(&self, peer: u16) -> bool {
         let busy = |stream: usize| {
             let s = &self.streams[stream];
-            // Answers of the protocol take numbers of a kept stream, but no slot.
+            // On a kept stream, answers of the two-sided protocol take numbers, but no slot.
             s.open != 0 || (s.live && s.in_flight() != 0 && self.is_kept(stream as u32))
         };
         self.contexts_of(peer).any(busy)

@@ -183,8 +183,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         may
     }
 
-    /// Handles a message that names memory out of bounds for the processor. Parks the message if it
-    /// is a signal or an atomic on a word in device memory.
+    /// Handles a message that names memory which the processor cannot access. Parks the message if
+    /// it is a signal or an atomic on a word in device memory.
     #[cold]
     #[inline(never)]
     pub(super) fn device_word_arrived(&mut self, peer: Peer, bytes: Untrusted<'_>) {

@@ -57,8 +57,8 @@ use super::{Engine, State};
 /// that is not for the bound peer.
 const ANSWERS: usize = 4;
 
-/// An epoch less than this far below the bound one belongs to an earlier attachment, not to another
-/// engine.
+/// If an epoch is below the bound one by less than this, it belongs to an earlier attachment of the
+/// same engine.
 const EARLIER: u32 = 1 << 16;
 
 /// The epochs of a connection, ours and the peer's, and the state of their exchange.

@@ -65,7 +65,7 @@ impl Pairing {
         last: 0,
     };
 
-    /// Builds a pairing from joints. Also returns the bitmask of our rails that the joints name.
+    /// Builds a pairing from joints. Also returns our rails that have a joint, as a bitmask.
     pub(super) fn of(joints: &[Joint], rails: usize) -> Result<(Pairing, u16), AttachError> {
         let mut pairing = Pairing { theirs: 0, messages: [0; RAILS_MAX], ..Pairing::ALIKE };
         let (mut ours, mut theirs) = (0u16, 0u16);

@@ -90,7 +90,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 continue;
             }
             let caps = rail.caps();
-            // The tag of a silent post can express no greater length.
+            // The tag of a silent post cannot encode a greater length.
             let message = caps.max_message.min(STREAM_POST_MAX as usize) as u32;
             pairing.messages[i] = pairing.messages[i].min(message);
             shortest = shortest.min(pairing.messages[i]);

@@ -145,7 +145,7 @@ impl<'m> Sim<'m> {
         let world = &mut *self.world.borrow_mut();
         if let Some(slot) = world.dials.get_mut(rail as usize) {
             *slot = dials;
-            // Backlogs are stored in polls times the old rate, so they are reset.
+            // Reset the backlogs, because they are scaled by the old bandwidth.
             world
                 .busy
                 .iter_mut()

@@ -11,7 +11,7 @@ use super::primitive::{AtomicU32, AtomicU64, Ordering, const_new, edge_fence};
 /// Why [`Host::wait`] returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Woken {
-    /// A wake-up, a changed value or a signal: check again.
+    /// A wake-up, a changed value or a signal ended the sleep: check again.
     Called,
     /// The timeout expired.
     Deadline,

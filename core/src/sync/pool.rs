@@ -327,7 +327,7 @@ pub struct StaleId;
 
 impl fmt::Display for StaleId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("stale id: redeemed before, or never out")
+        f.write_str("stale id: already redeemed, or never issued")
     }
 }
 

@@ -121,7 +121,8 @@ fn a_search_for_messages_of_a_failed_peer_returns_at_once() {
     assert_eq!(own.engine.mprobe(Some(peer), tag(1), EXACT), Err(gone));
 }
 
-/// Its messages were parked behind a missing one, which comes in the pass in which the peer fails.
+/// The messages were parked behind a missing one, which arrives in the pass in which the peer
+/// fails.
 #[test]
 fn messages_that_arrived_in_order_before_their_peer_failed_are_received() {
     let control = shared();

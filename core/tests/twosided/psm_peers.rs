@@ -102,8 +102,9 @@ fn probes_retry_deferred_sends() {
     }
 }
 
-/// A pass that frees room for a deferred send may not retry that send. The pass may be that of a
-/// probe that finds its message, or of the engine's owner.
+/// A new send does not overtake a deferred one, even if there is room for it. Passes made by the
+/// engine's owner, or by a probe that finds a message, free room without retrying the deferred
+/// send.
 #[test]
 fn a_send_does_not_overtake_a_deferred_one() {
     let mut found_both = 0;

@@ -51,7 +51,7 @@ struct Turn {
 /// The rails to a peer that return. Bitmasks use our numbers of rails.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Back {
-    /// Rails that may return. Set by the rail, by the user, or by an offer of the peer.
+    /// Rails that may return. Set by the rail, by the user, or by the peer's offer.
     ready: u16,
     /// Rails offered to the peer, which may begin their next epoch.
     offered: u16,

@@ -48,7 +48,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         while fencing != 0 {
             let rail = fencing.trailing_zeros() as usize;
             fencing &= fencing - 1;
-            // A peer that is already fenced costs the other peers nothing more.
+            // Fencing a fenced peer again does not affect the other peers.
             let all = self.rails[rail].fences_all() && !self.rails[rail].is_fenced(Peer(peer));
             let cost = if all { self.state.cost_of_fence(peer, rail) } else { Cost::Nothing };
             let Some(kept) = self.state.kept_peer_mut(peer) else { return };
@@ -79,7 +79,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Advances the patience of waiting fences, after the rails have checked which peers are alive.
+    /// Counts the time that fences have waited, after the rails have checked which peers are alive.
     pub(in super::super) fn fences_looked(&mut self) {
         for peer in 0..self.state.peers.len() as u16 {
             if let Some(kept) = self.state.kept_peer_mut(peer)

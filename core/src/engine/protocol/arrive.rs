@@ -1,6 +1,6 @@
 //! Handles the two-sided messages that rails report. Changes state only; nothing here posts. All
 //! input from a peer is checked before it has an effect. A message that arrives out of order is
-//! stored until its turn, on its sender's credit.
+//! stored until its turn, and uses a credit of its sender.
 
 use crate::error::Violation;
 use crate::mem::{Peer, PeerId, Untrusted, copy_bytes, copy_message};
@@ -212,7 +212,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Copies a payload into a block, on its sender's credit.
+    /// Copies a payload into a block, and uses a credit of its sender.
     #[inline(never)]
     pub(super) fn keep_payload(
         &mut self,

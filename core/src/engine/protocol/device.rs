@@ -37,7 +37,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Resolves the memory that a receive fills. Returns `true` with device memory.
+    /// Resolves the memory that a receive fills. Also returns whether it is device memory.
     #[cold]
     #[inline(never)]
     pub(super) fn buffer_anywhere(&mut self, into: Destination) -> Result<(Buffer, bool), OpError> {

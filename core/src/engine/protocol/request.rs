@@ -398,7 +398,8 @@ impl<'m> Requests<'m> {
         self.slots.find(request.0).ok_or(OpError::StaleToken)
     }
 
-    /// Ends a receive. Its position among all completions is `order`. Advances `order`.
+    /// Ends a receive. Records `order` as its position among all completions, and increments
+    /// `order`.
     #[inline(always)]
     pub(crate) fn end(&mut self, index: u32, order: &mut u64) {
         let slot = &mut self.slots[index as usize];

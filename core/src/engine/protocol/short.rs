@@ -57,7 +57,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// room before they take header room. Slow path: visits every stream.
     pub fn crowding_peers(&self) -> impl Iterator<Item = PeerId> {
         let crowded = |protocol: &Protocol<'_, RAILS>, account: &Account| {
-            // A sender configured as this engine keeps no more payloads than this.
+            // A sender that is configured like this engine keeps at most this many payloads.
             let kept_there = protocol.outgoing.len() as u32;
             account.kept == protocol.credits.after(account.credit_doublings)
                 && account.headers >= protocol.waiting.after(account.header_doublings).min(kept_there)

@@ -35,7 +35,7 @@ pub(super) struct Target {
     pub mapped: *mut u8,
 }
 
-/// What an operation posts: data, a message, or data and then a message.
+/// The posts of an operation: data, a message, or data and then a message.
 #[derive(Clone, Copy)]
 struct Ask {
     kind: OpKind,

@@ -38,7 +38,7 @@ fn check_buckets<const BITS: u32, T: group::Grouped>(
             let (leader, table) = group::Buckets::<BITS>::entry(node);
             let links = entries.get(leader as usize).ok_or("a chain out of range")?.group(table);
             if !links.leads() {
-                return Err("a chain holds an entry that is not a leader");
+                return Err("a hash chain holds an entry that is not the leader of its group");
             }
             let mut at = leader;
             loop {
@@ -116,7 +116,7 @@ impl<const SHAPES: usize, const INDEXES: usize> Matcher<'_, SHAPES, INDEXES> {
             let shape = self.shapes.get(number as u8).ok_or("a shape out of range")?;
             let active = self.shapes.active >> number & 1 == 1;
             if shape.indexed != *indexed || active != (*indexed != 0) {
-                return Err("the count of a shape's receives is wrong");
+                return Err("a shape has a wrong count of receives");
             }
         }
         let overflow = check_list(posted.overflow, posted.slots, |_, slot| {
@@ -143,7 +143,7 @@ impl<const SHAPES: usize, const INDEXES: usize> Matcher<'_, SHAPES, INDEXES> {
         )?;
         let free = self.count_free(posted.slots, posted.free, |slot| !slot.waits())?;
         if grouped != indexed || (free + len) as usize != posted.slots.len() {
-            return Err("slots of receives are lost");
+            return Err("receive slots have leaked");
         }
         Ok(())
     }
@@ -207,7 +207,7 @@ impl<const SHAPES: usize, const INDEXES: usize> Matcher<'_, SHAPES, INDEXES> {
             self.count_free(messages.slots, messages.free, |slot| slot.state == unexpected::State::Free)?;
         let here = (free + len + messages.claimed) as usize;
         if grouped != linked || here != messages.used as usize {
-            return Err("slots of messages are lost");
+            return Err("message slots have leaked");
         }
         Ok(())
     }

@@ -79,7 +79,8 @@ fn the_probe_phase_does_not_read_the_clock() {
 fn the_spin_phase_reads_the_clock_once_a_batch_and_ends_by_it() {
     let (host, mut idle) = (Scripted::default(), Idle::new(Policy::BALANCED));
     host.tick_ns.set(500);
-    // There is no usual wait yet, so the budget is the minimum: the fifth reading is past 2000 ns.
+    // No wait has been averaged yet, so the spin phase has its minimum length: the fifth clock
+    // reading is past 2000 ns.
     assert_eq!(steps(&mut idle, &host, Step::Pause), 64 + 4 * 16);
     assert_eq!(host.clock_reads.get(), 5);
     assert_eq!(idle.counts().spins, 64 + 4 * 16);
