@@ -28,7 +28,7 @@ macro_rules! each {
     };
 }
 
-// SAFETY: every call is forwarded to the inner device, which never changes and keeps the contract
+// SAFETY: every call is forwarded to the inner device, which never changes and upholds the contract
 // of `Device`.
 unsafe impl Device for AnyDevice {
     fn caps(&self) -> DeviceCaps {
@@ -40,8 +40,8 @@ unsafe impl Device for AnyDevice {
     }
 
     unsafe fn free(&mut self, base: DevicePtr) -> Result<(), DeviceError> {
-        // SAFETY: the caller keeps the contract of `Device::free`, which is that of the inner
-        // device.
+        // SAFETY: the caller upholds the contract of `Device::free`, as the inner device
+        // requires.
         each!(self, device => unsafe { device.free(base) })
     }
 
@@ -62,14 +62,14 @@ unsafe impl Device for AnyDevice {
     }
 
     unsafe fn open(&mut self, handle: &Handle, size: u64) -> Result<DevicePtr, DeviceError> {
-        // SAFETY: the caller keeps the contract of `Device::open`, which is that of the inner
-        // device.
+        // SAFETY: the caller upholds the contract of `Device::open`, as the inner device
+        // requires.
         each!(self, device => unsafe { device.open(handle, size) })
     }
 
     unsafe fn close(&mut self, base: DevicePtr) -> Result<(), DeviceError> {
-        // SAFETY: the caller keeps the contract of `Device::close`, which is that of the inner
-        // device.
+        // SAFETY: the caller upholds the contract of `Device::close`, as the inner device
+        // requires.
         each!(self, device => unsafe { device.close(base) })
     }
 
@@ -78,14 +78,14 @@ unsafe impl Device for AnyDevice {
     }
 
     unsafe fn pin(&mut self, ptr: NonNull<u8>, len: usize) -> Result<DevicePtr, DeviceError> {
-        // SAFETY: the caller keeps the contract of `Device::pin`, which is that of the inner
-        // device.
+        // SAFETY: the caller upholds the contract of `Device::pin`, as the inner device
+        // requires.
         each!(self, device => unsafe { device.pin(ptr, len) })
     }
 
     unsafe fn unpin(&mut self, ptr: NonNull<u8>) -> Result<(), DeviceError> {
-        // SAFETY: the caller keeps the contract of `Device::unpin`, which is that of the inner
-        // device.
+        // SAFETY: the caller upholds the contract of `Device::unpin`, as the inner device
+        // requires.
         each!(self, device => unsafe { device.unpin(ptr) })
     }
 
@@ -101,15 +101,15 @@ unsafe impl Device for AnyDevice {
         from: DevicePtr,
         len: u64,
     ) -> Result<(), DeviceError> {
-        // SAFETY: the caller keeps the contract of `Device::copy`, which is that of the inner
-        // device.
+        // SAFETY: the caller upholds the contract of `Device::copy`, as the inner device
+        // requires.
         each!(self, device => unsafe { device.copy(stream, to, from, len) })
     }
 
     #[inline]
     unsafe fn write_word(&mut self, stream: u8, word: DevicePtr, value: u64) -> Result<(), DeviceError> {
-        // SAFETY: the caller keeps the contract of `Device::write_word`, which is that of the inner
-        // device.
+        // SAFETY: the caller upholds the contract of `Device::write_word`, as the inner device
+        // requires.
         each!(self, device => unsafe { device.write_word(stream, word, value) })
     }
 

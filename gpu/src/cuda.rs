@@ -194,7 +194,7 @@ unsafe impl Device for CudaDevice {
     }
 
     unsafe fn free(&mut self, base: DevicePtr) -> Result<(), DeviceError> {
-        // SAFETY: the caller keeps the contract of `Device::free`, which is that of `free_owned`.
+        // SAFETY: the caller upholds the contract of `Device::free`, as `free_owned` requires.
         unsafe { self.free_owned(base) }
     }
 
@@ -217,13 +217,12 @@ unsafe impl Device for CudaDevice {
     }
 
     unsafe fn open(&mut self, handle: &Handle, size: u64) -> Result<DevicePtr, DeviceError> {
-        // SAFETY: the caller keeps the contract of `Device::open`, which is that of `open_handle`.
+        // SAFETY: the caller upholds the contract of `Device::open`, as `open_handle` requires.
         unsafe { self.open_handle(handle, size) }
     }
 
     unsafe fn close(&mut self, base: DevicePtr) -> Result<(), DeviceError> {
-        // SAFETY: the caller keeps the contract of `Device::close`, which is that of
-        // `close_opened`.
+        // SAFETY: the caller upholds the contract of `Device::close`, as `close_opened` requires.
         unsafe { self.close_opened(base) }
     }
 
@@ -234,12 +233,12 @@ unsafe impl Device for CudaDevice {
     }
 
     unsafe fn pin(&mut self, ptr: NonNull<u8>, len: usize) -> Result<DevicePtr, DeviceError> {
-        // SAFETY: the caller keeps the contract of `Device::pin`, which is that of `register`.
+        // SAFETY: the caller upholds the contract of `Device::pin`, as `register` requires.
         unsafe { self.register(ptr, len) }
     }
 
     unsafe fn unpin(&mut self, ptr: NonNull<u8>) -> Result<(), DeviceError> {
-        // SAFETY: the caller keeps the contract of `Device::unpin`, which is that of `unregister`.
+        // SAFETY: the caller upholds the contract of `Device::unpin`, as `unregister` requires.
         unsafe { self.unregister(ptr) }
     }
 

@@ -60,7 +60,7 @@ impl fmt::Display for ExportError {
             ExportError::BadRange { there } => {
                 write!(
                     f,
-                    "the range exceeds its allocation, which has {there} bytes from the start of the range"
+                    "the range exceeds its allocation, which ends {there} bytes after the start of the range"
                 )
             }
             ExportError::Segments { max, there } => write!(

@@ -117,7 +117,7 @@ impl<D: Device> Sharing<D> {
         &mut self.device
     }
 
-    /// Returns the device for use in this crate, which keeps the contract of `device_mut`.
+    /// Returns the device for use in this crate, which upholds the contract of `device_mut`.
     #[inline(always)]
     pub(crate) fn driver(&mut self) -> &mut D {
         &mut self.device

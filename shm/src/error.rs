@@ -86,7 +86,8 @@ pub enum HandshakeError {
         /// Our value.
         ours: u64,
     },
-    /// The peer echoed a different nonce. It answers another process, or an earlier run.
+    /// The peer echoed a different nonce. Its answer is meant for another process, or an earlier
+    /// run.
     Nonce,
     /// The peer's user, with this user ID, is not admitted.
     User(u32),
@@ -178,7 +179,7 @@ impl Display for HandshakeError {
                 write!(f, "different {what}: {theirs} at the other end, {ours} here; use the same value")
             }
             HandshakeError::Nonce => {
-                f.write_str("the other end answered a different process or an earlier run; connect again")
+                f.write_str("the other end's answer is for another process or an earlier run; connect again")
             }
             HandshakeError::User(user) => {
                 write!(f, "the other end belongs to user {user}; processes must have the same user")

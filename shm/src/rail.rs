@@ -475,7 +475,7 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
         data: Option<u32>,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        // SAFETY: the caller keeps the contract of `Rail::post_write`, which `post` requires for
+        // SAFETY: the caller upholds the contract of `Rail::post_write`, which `post` requires for
         // `Put`.
         unsafe { self.post(peer, Way::Put, local, remote, data, cx) }
     }
@@ -488,7 +488,7 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
         remote: Remote,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        // SAFETY: the caller keeps the contract of `Rail::post_read`, which `post` requires for
+        // SAFETY: the caller upholds the contract of `Rail::post_read`, which `post` requires for
         // `Get`.
         unsafe { self.post(peer, Way::Get, local, remote, None, cx) }
     }
@@ -500,7 +500,7 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
         remote: Remote,
         cx: u64,
     ) -> Result<Posted, PostError> {
-        // SAFETY: the caller keeps the contract of `Rail::post_rendezvous_read`, which
+        // SAFETY: the caller upholds the contract of `Rail::post_rendezvous_read`, which
         // `read_payload` requires.
         unsafe { self.read_payload(peer, local, remote, cx) }
     }
@@ -584,13 +584,13 @@ unsafe impl<H: Host> Rail for ShmRail<H> {
     }
 
     unsafe fn copy_to(&mut self, peer: Peer, pieces: &[(Local, Remote)]) -> Option<Result<(), PostError>> {
-        // SAFETY: the caller keeps the contract of `Rail::copy_to`, which `copy` requires for
+        // SAFETY: the caller upholds the contract of `Rail::copy_to`, which `copy` requires for
         // `Put`.
         unsafe { self.copy(peer, Way::Put, pieces) }
     }
 
     unsafe fn copy_from(&mut self, peer: Peer, pieces: &[(Local, Remote)]) -> Option<Result<(), PostError>> {
-        // SAFETY: the caller keeps the contract of `Rail::copy_from`, which `copy` requires for
+        // SAFETY: the caller upholds the contract of `Rail::copy_from`, which `copy` requires for
         // `Get`.
         unsafe { self.copy(peer, Way::Get, pieces) }
     }

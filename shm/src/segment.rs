@@ -375,7 +375,7 @@ pub(crate) unsafe fn cut(
         Some(end) if end <= mapping.len() => {}
         _ => return Err(SegmentError::Range),
     }
-    // SAFETY: `offset + len <= mapping.len()` was checked above. The caller keeps the rest of the
+    // SAFETY: `offset + len <= mapping.len()` was checked above. The caller upholds the rest of the
     // contract of `Region::new`.
     Ok(unsafe { Region::new(mapping.ptr().add(offset), len, kind) })
 }

@@ -124,8 +124,7 @@ unsafe impl Device for FakeDevice {
     }
 
     unsafe fn pin(&mut self, ptr: NonNull<u8>, len: usize) -> Result<DevicePtr, DeviceError> {
-        // SAFETY: the caller keeps the contract of `Device::pin`, which is that of
-        // `FakeProcess::pin`.
+        // SAFETY: the caller upholds the contract of `Device::pin`, as `FakeProcess::pin` requires.
         unsafe { self.process.pin(self.caps.ordinal, ptr, len) }
     }
 
@@ -145,14 +144,14 @@ unsafe impl Device for FakeDevice {
         len: u64,
     ) -> Result<(), DeviceError> {
         let stream = self.stream(stream)?;
-        // SAFETY: the caller keeps the contract of `Device::copy`, which includes that of
+        // SAFETY: the caller upholds the contract of `Device::copy`, which includes that of
         // `FakeProcess::copy`.
         unsafe { self.process.copy(stream, to, from, len) }
     }
 
     unsafe fn write_word(&mut self, stream: u8, word: DevicePtr, value: u64) -> Result<(), DeviceError> {
         let stream = self.stream(stream)?;
-        // SAFETY: the caller keeps the contract of `Device::write_word`, which includes that of
+        // SAFETY: the caller upholds the contract of `Device::write_word`, which includes that of
         // `FakeProcess::write_word`.
         unsafe { self.process.write_word(stream, word, value) }
     }

@@ -54,7 +54,7 @@ struct Sent {
     piece: Piece,
     /// The operation of the piece. `None` for a reply.
     op: Option<u32>,
-    /// The requesting piece, if this piece is the last of the reply.
+    /// The number of the peer's request to acknowledge, if this is the last piece of the reply.
     answers: Option<u64>,
     filled: bool,
     /// For a reply, the registration of its source.

@@ -121,11 +121,11 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
         cx: u64,
     ) -> Result<Posted, PostError> {
         if memory::is_host(&local, &remote) {
-            // SAFETY: the caller keeps the contract of `Rail::post_write`, which the inner rail
+            // SAFETY: the caller upholds the contract of `Rail::post_write`, which the inner rail
             // requires.
             return unsafe { self.inner.post_write(peer, local, remote, data, cx) };
         }
-        // SAFETY: the caller keeps the contract of `Rail::post_write`, which `post` requires for
+        // SAFETY: the caller upholds the contract of `Rail::post_write`, which `post` requires for
         // `Put`.
         unsafe { self.post(peer, Way::Put, local, remote, data, cx) }
     }
@@ -139,11 +139,11 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
         cx: u64,
     ) -> Result<Posted, PostError> {
         if memory::is_host(&local, &remote) {
-            // SAFETY: the caller keeps the contract of `Rail::post_read`, which the inner rail
+            // SAFETY: the caller upholds the contract of `Rail::post_read`, which the inner rail
             // requires.
             return unsafe { self.inner.post_read(peer, local, remote, cx) };
         }
-        // SAFETY: the caller keeps the contract of `Rail::post_read`, which `post` requires for
+        // SAFETY: the caller upholds the contract of `Rail::post_read`, which `post` requires for
         // `Get`.
         unsafe { self.post(peer, Way::Get, local, remote, None, cx) }
     }
@@ -156,11 +156,11 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
         cx: u64,
     ) -> Result<Posted, PostError> {
         if memory::is_host(&local, &remote) {
-            // SAFETY: the caller keeps the contract of `Rail::post_rendezvous_read`, which the
+            // SAFETY: the caller upholds the contract of `Rail::post_rendezvous_read`, which the
             // inner rail requires.
             return unsafe { self.inner.post_rendezvous_read(peer, local, remote, cx) };
         }
-        // SAFETY: the contract of `Rail::post_rendezvous_read`, which the caller keeps, includes
+        // SAFETY: the caller upholds the contract of `Rail::post_rendezvous_read`, which includes
         // that of `Rail::post_read`.
         unsafe { self.post(peer, Way::Get, local, remote, None, cx) }
     }
@@ -214,7 +214,8 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
         if pieces.iter().any(|(local, remote)| !memory::is_host(local, remote)) {
             return None;
         }
-        // SAFETY: the caller keeps the contract of `Rail::copy_to`, which the inner rail requires.
+        // SAFETY: the caller upholds the contract of `Rail::copy_to`, which the inner rail
+        // requires.
         unsafe { self.inner.copy_to(peer, pieces) }
     }
 
@@ -222,7 +223,7 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
         if pieces.iter().any(|(local, remote)| !memory::is_host(local, remote)) {
             return None;
         }
-        // SAFETY: the caller keeps the contract of `Rail::copy_from`, which the inner rail
+        // SAFETY: the caller upholds the contract of `Rail::copy_from`, which the inner rail
         // requires.
         unsafe { self.inner.copy_from(peer, pieces) }
     }
@@ -234,21 +235,21 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
 
     #[cold]
     unsafe fn read_address(&mut self, peer: Peer, local: Local, address: u64) -> bool {
-        // SAFETY: the caller keeps the contract of `Rail::read_address`, which the inner rail
+        // SAFETY: the caller upholds the contract of `Rail::read_address`, which the inner rail
         // requires.
         unsafe { self.inner.read_address(peer, local, address) }
     }
 
     #[cold]
     unsafe fn write_device(&mut self, to: Local, from: Untrusted<'_>) -> Result<(), PostError> {
-        // SAFETY: the caller keeps the contract of `Rail::write_device`, which `write_device_bytes`
-        // requires.
+        // SAFETY: the caller upholds the contract of `Rail::write_device`, which
+        // `write_device_bytes` requires.
         unsafe { self.write_device_bytes(to, from) }
     }
 
     #[cold]
     unsafe fn read_device(&mut self, from: Local, into: &mut [u8]) -> Result<(), PostError> {
-        // SAFETY: the caller keeps the contract of `Rail::read_device`, which `read_device_bytes`
+        // SAFETY: the caller upholds the contract of `Rail::read_device`, which `read_device_bytes`
         // requires.
         unsafe { self.read_device_bytes(from, into) }
     }

@@ -70,7 +70,7 @@ impl Streams {
         self.most - self.out
     }
 
-    /// Returns the number of items of queued work whose outcome is not known.
+    /// Returns the number of queued items that have not completed.
     pub(super) fn out(&self) -> u32 {
         self.out
     }

@@ -90,7 +90,7 @@ impl<D: Device, H: Host> GpuSetup<'_, D, H> {
     /// # Safety
     /// The contract of [`GpuRail::free`] applies.
     pub unsafe fn free(&mut self, at: DevicePtr, deadline: Instant) -> Result<(), RevokeError> {
-        // SAFETY: the caller keeps the contract of `GpuRail::free`.
+        // SAFETY: the caller upholds the contract of `GpuRail::free`.
         unsafe { self.0.free(at, deadline) }
     }
 
@@ -99,7 +99,7 @@ impl<D: Device, H: Host> GpuSetup<'_, D, H> {
     /// # Safety
     /// The contract of [`GpuRail::free`] applies.
     pub unsafe fn give_back(&mut self, at: DevicePtr) {
-        // SAFETY: the caller keeps the contract of `GpuRail::free`, which `give_back` requires.
+        // SAFETY: the caller upholds the contract of `GpuRail::free`, which `give_back` requires.
         unsafe { self.0.give_back(at) }
     }
 

@@ -130,7 +130,7 @@ impl Stage {
         len: u64,
         deadline: Instant,
     ) -> Result<(), PostError> {
-        // SAFETY: the caller keeps the contract of `Device::copy`.
+        // SAFETY: the caller upholds the contract of `Device::copy`.
         unsafe { device.copy(0, to, from, len) }.map_err(post_error)?;
         self.finish(device, deadline)
     }

@@ -60,7 +60,7 @@ impl<H: Host> ShmRail<H> {
         let (attached, place) = resolve(&mut self.peers, peer, local.len, remote)?;
         let ptr = match place {
             Place::Mapped(ptr) => ptr,
-            // SAFETY: the caller keeps our contract, which is also that of `post_private`.
+            // SAFETY: the caller upholds our contract, which is also that of `post_private`.
             // `resolve` has checked the range.
             Place::Private(address) => unsafe {
                 return self.post_private(peer, way, local, address, remote, data, cx);
@@ -162,7 +162,7 @@ impl<H: Host> ShmRail<H> {
         let (attached, place) = resolve(&mut self.peers, peer, local.len, remote)?;
         let (len, host) = (local.len, &self.host);
         if matches!(place, Place::Mapped(_)) || !attached.cma || len >= self.config.read_from {
-            // SAFETY: the contract of `Rail::post_rendezvous_read`, which the caller keeps,
+            // SAFETY: the caller upholds the contract of `Rail::post_rendezvous_read`, which
             // includes that of `Rail::post_read`.
             return unsafe { self.post(peer, Way::Get, local, remote, None, cx) };
         }
@@ -170,7 +170,7 @@ impl<H: Host> ShmRail<H> {
         let began = measured.then(|| host.now_ns());
         match by {
             By::Kernel => {
-                // SAFETY: the contract of `Rail::post_rendezvous_read`, which the caller keeps,
+                // SAFETY: the caller upholds the contract of `Rail::post_rendezvous_read`, which
                 // includes that of `Rail::post_read`.
                 let posted = unsafe { self.post(peer, Way::Get, local, remote, None, cx) }?;
                 let took = began.map(|began| self.host.now_ns().saturating_sub(began));

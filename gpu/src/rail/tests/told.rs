@@ -1,4 +1,5 @@
-//! The reports of writes, by done words or records. Both ends agree on one of them.
+//! How the target learns that a write has landed: by a done word or by a record. Both ends agree on
+//! one of the two.
 
 use super::*;
 use crate::pair;
