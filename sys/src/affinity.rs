@@ -31,7 +31,7 @@ impl CpuSet {
     /// Returns whether the set contains a processor.
     #[doc(alias = "CPU_ISSET")]
     pub fn contains(&self, cpu: usize) -> bool {
-        // SAFETY: `&&` makes the call only for a number inside the set.
+        // SAFETY: the comparison before `&&` ensures that the number is inside the set.
         cpu < Self::MAX && unsafe { libc::CPU_ISSET(cpu, &self.0) }
     }
 
@@ -65,7 +65,7 @@ const THIS_THREAD: c_int = 0;
 #[doc(alias = "sched_getaffinity")]
 pub fn allowed() -> Result<CpuSet, Errno> {
     let mut set = CpuSet::empty();
-    // SAFETY: the set is borrowed for writing, and the given size is its size.
+    // SAFETY: the set is borrowed mutably, and its size is passed with it.
     Errno::check(unsafe { libc::sched_getaffinity(THIS_THREAD, size_of::<libc::cpu_set_t>(), &mut set.0) })?;
     Ok(set)
 }
@@ -77,7 +77,7 @@ pub fn allowed() -> Result<CpuSet, Errno> {
 /// [`Errno::EINVAL`] if no processor of `set` exists, or the thread's cpuset allows none of them.
 #[doc(alias = "sched_setaffinity")]
 pub fn allow(set: &CpuSet) -> Result<(), Errno> {
-    // SAFETY: the set is borrowed, and the given size is its size.
+    // SAFETY: the set is borrowed, and its size is passed with it.
     Errno::check(unsafe { libc::sched_setaffinity(THIS_THREAD, size_of::<libc::cpu_set_t>(), &set.0) })
         .map(drop)
 }

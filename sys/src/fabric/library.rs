@@ -60,8 +60,8 @@ impl Library {
         // SAFETY: the name is a C string, and the caller guarantees that the file is libfabric.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
-            // SAFETY: `dlerror` returns null or a C string that lives until this thread's next call
-            // of it.
+            // SAFETY: `dlerror` returns null, or a C string that is valid until this thread calls
+            // `dlerror` again.
             let reason = unsafe {
                 let text = libc::dlerror();
                 if text.is_null() {

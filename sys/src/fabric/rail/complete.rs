@@ -165,8 +165,8 @@ impl FabricRail {
         }
         let written = |entry: &Entry| {
             let slot = entry.op_context.cast::<Slot>();
-            // SAFETY: an entry that is neither an arrival nor a receive has a context of our pool,
-            // and contexts never move.
+            // SAFETY: an entry that is neither an arrival nor a receive has a context from our
+            // pool, and contexts never move.
             let is_read = || !slot.is_null() && unsafe { (*slot).kind } == ContextKind::Read;
             is_arrival(entry) || entry.flags & FI_RECV != 0 || is_read()
         };
@@ -194,7 +194,7 @@ impl FabricRail {
                 next = unsafe { next.add(1) };
                 continue;
             };
-            // SAFETY: `ended_write` returns only contexts of our pool, which never move. The
+            // SAFETY: `ended_write` returns only contexts from our pool, which never move. The
             // provider has completed this one.
             let (cx, peer) = unsafe { ((*slot).cx, (*slot).peer) };
             let first = next;
@@ -211,11 +211,11 @@ impl FabricRail {
                 // SAFETY: `next` is before `end`, so its entry was read into the batch.
                 let Some(another) = ended_write(unsafe { &*next }) else { break };
                 slot = another;
-                // SAFETY: `ended_write` returned this context of our pool.
+                // SAFETY: `ended_write` returned this context from our pool.
                 if unsafe { (*slot).cx } != cx {
                     break;
                 }
-                // SAFETY: `ended_write` returned this context of our pool.
+                // SAFETY: `ended_write` returned this context from our pool.
                 if unsafe { (*slot).peer } != peer {
                     break;
                 }
@@ -358,7 +358,7 @@ impl FabricRail {
 
     /// Returns a context to the pool.
     pub(super) fn free(&mut self, slot: *mut Slot) {
-        // SAFETY: the callers pass a context of our pool that the provider has completed or never
+        // SAFETY: the callers pass a context from our pool that the provider has completed or never
         // received.
         unsafe {
             self.stats.orphans -= ((*slot).kind == ContextKind::Orphan) as u32;
