@@ -6,10 +6,10 @@
 //! client costs only its own connection. Then the [`Wire`] exchanges the caller's messages, such as
 //! region handles. In each exchange both sides send one message and receive one.
 //!
-//! All of this is setup: it allocates, and each call blocks until its deadline at most. A waiting
-//! wire calls the caller's closure, so that a rail with manual progress advances. Received lengths
-//! are checked before anything is stored, and every field is validated. A wire that stays open
-//! reports the death of the peer's process at once.
+//! All of this is setup: it allocates, and each call blocks until its deadline at the latest. A
+//! waiting wire calls the caller's closure, so that a rail with manual progress advances. Received
+//! lengths are checked before anything is stored, and every field is validated. A wire that stays
+//! open reports the death of the peer's process at once.
 //!
 //! It neither encrypts nor authenticates: use it only among hosts that trust each other.
 
@@ -95,7 +95,7 @@ impl fmt::Display for BootstrapError {
             BootstrapError::System(code) => write!(f, "{}", std::io::Error::from_raw_os_error(*code)),
             BootstrapError::Deadline => f.write_str("no answer before the deadline"),
             BootstrapError::HungUp => f.write_str("the other side closed the connection"),
-            BootstrapError::Stopped => f.write_str("the wait was stopped"),
+            BootstrapError::Stopped => f.write_str("the caller cancelled the wait"),
             BootstrapError::Stranger => {
                 f.write_str("the program at this address is not fishplate; check HOST:PORT")
             }

@@ -15,8 +15,9 @@ const THREADS: usize = 4;
 /// The number of closing threads that run.
 static CLOSING: AtomicUsize = AtomicUsize::new(0);
 
-/// Closes descriptors that `fishplate-shm` sets aside on separate threads. These exist only while
-/// there is something to close, and block all signals. Call it before the first peer connects.
+/// Closes, on separate threads, the descriptors that `fishplate-shm` sets aside. The threads exist
+/// only while there is something to close, and block all signals. Call it before the first peer
+/// connects.
 pub fn close_in_background() {
     set_closer(start);
 }
@@ -111,7 +112,7 @@ mod tests {
         assert!(Link::over(ours, Role::First, &rail.profile(), deadline).is_err());
         // The closing thread has the last copy of the pipe's other end.
         let mut ready = libc::pollfd { fd: reads.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: `ready` is one entry, and the call gets a count of 1.
+        // SAFETY: `ready` is one entry, and the count is 1.
         assert_eq!(unsafe { libc::poll(&mut ready, 1, 10_000) }, 1, "it was not closed");
         assert_eq!(File::from(OwnedFd::from(reads)).read(&mut [0]).unwrap(), 0);
     }

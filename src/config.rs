@@ -40,7 +40,7 @@ pub struct Settings {
     pub stripe_threshold: u64,
     /// Size of the pieces of a striped write or read, 1 byte to 2 GiB.
     pub stripe_chunk: u64,
-    /// Passes after which an owed acknowledgement is sent as its own message.
+    /// Number of passes after which a pending acknowledgement is sent as a separate message.
     pub ack_age: u32,
     /// Number of contexts, 1 to 256, and the same at both ends. A node uses one.
     pub contexts: u16,

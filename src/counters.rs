@@ -134,8 +134,8 @@ impl Page {
         let values = in_order(&stats, gauges);
         let words = self.words();
         let count = words[1].load(Ordering::Relaxed);
-        // A sequence lock: a reader that sees a word of these stores sees the odd count before it,
-        // or the even one after it.
+        // A sequence lock: a reader that sees any of the new words also sees that the count has
+        // changed, and retries.
         words[1].store(count.wrapping_add(1), Ordering::Relaxed);
         fence(Ordering::Release);
         words[4].store(now_ns, Ordering::Relaxed);
@@ -188,8 +188,8 @@ pub struct Snapshot {
     pub values: [u64; NAMES.len()],
 }
 
-/// Reads the pages of a process, in the order of its nodes. Makes system calls; the process keeps
-/// running and does not notice.
+/// Reads the pages of a process, in the order of its nodes. Makes system calls; the process itself
+/// is not disturbed.
 ///
 /// # Errors
 /// There is no such process, or it belongs to another user.

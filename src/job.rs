@@ -88,8 +88,8 @@ enum Links {
 }
 
 impl Job {
-    /// Joins the job that the environment describes, and waits until all processes have joined. The
-    /// first of these that applies decides:
+    /// Joins the job that the environment describes, and waits until all processes have joined.
+    /// Uses the first of these that applies:
     ///
     /// 1. `FISHPLATE_RENDEZVOUS`: `tcp://HOST:PORT` or `file:///DIR`. Rank and size come from
     ///    `FISHPLATE_RANK` and `FISHPLATE_SIZE`, torchrun, Open MPI, PMI or Slurm. Without a rank,
@@ -111,7 +111,8 @@ impl Job {
         environment::way(variable, timeout)?.join(timeout)
     }
 
-    /// Describes how [`from_env`](Self::from_env) would meet, for people to read. Does not connect.
+    /// Returns a readable description of how [`from_env`](Self::from_env) would join. Does not
+    /// connect.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`]: a variable is malformed.
@@ -252,7 +253,7 @@ fn invalid(why: impl Into<String>) -> io::Error {
     io::Error::new(ErrorKind::InvalidInput, why.into())
 }
 
-/// The ranks that a wait still misses.
+/// The ranks that have not arrived yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Ranks {
     count: u32,

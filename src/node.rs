@@ -142,7 +142,7 @@ pub struct Node {
     agreements: Vec<(PeerId, GpuAgreement)>,
     on_device: OnDevice,
     contacts: Vec<Contact>,
-    /// Index of the contact to poll next.
+    /// Index in `contacts` of the peer to poll next.
     turn: usize,
     /// Links of peers that dialled before the program connected them.
     early: Vec<Link>,
@@ -221,8 +221,8 @@ impl Node {
     /// Makes progress without waiting: posts queued operations and applies arrivals. Returns the
     /// number of events that the rails reported. Hot path. While a peer of this host is not
     /// connected, some calls make system calls to connect it, at most every 50 microseconds.
-    /// Between nodes with devices, a call at most once per millisecond closes and frees device
-    /// memory, which may wait for the device.
+    /// Between nodes with devices, at most one call per millisecond closes and frees device memory,
+    /// and that call may wait for the device.
     #[inline]
     pub fn progress(&mut self) -> u32 {
         if self.meeting {

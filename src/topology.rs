@@ -3,7 +3,8 @@
 //!
 //! Everything here runs at setup: it reads files, allocates, starts nothing and keeps nothing open.
 //! [`Machine::read`] takes the root of the tree as an argument, so that recorded trees serve as
-//! well as the machine itself. A missing or malformed file only loses its own information.
+//! well as the machine itself. A missing or malformed file affects only the information in that
+//! file.
 //!
 //! - `pci` names devices and the bridges above them.
 //! - `scan` reads the tree.

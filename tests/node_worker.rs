@@ -155,7 +155,7 @@ fn idle(change: impl Fn(Builder) -> Builder) {
     });
 }
 
-/// Fails if two workers did more than poll and sleep for 10 ms in alternation.
+/// Fails if two workers did more than alternate between a poll and a sleep of 10 ms.
 fn rested(who: &str, meanwhile: impl FnOnce()) {
     let (before, begun) = (used(), Instant::now());
     meanwhile();

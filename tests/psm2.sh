@@ -144,7 +144,7 @@ say "the MPI program" mpicc.openmpi -Wall -Wextra -Werror -O1 "$tests/mpi.c" -o 
 program() {
     job "$1" "$work/mpi" "$2" && ended "$1" 0 && [ "$(grep -c "^rank . of $1 is done" "$work/log")" = "$1" ]
 }
-# Runs with less room for short messages than are sent before the first is received.
+# Runs with room for fewer short messages than are sent before the first one is received.
 crowded() {
     export FISHPLATE_PSM2_UNEXPECTED=10000 FISHPLATE_PSM2_PATIENCE=2
     ! program 2 100000 && grep -q 'set FISHPLATE_PSM2_UNEXPECTED to a number above 10000' "$work/log"
@@ -242,8 +242,8 @@ suite() {
 }
 export -f suite
 export source
-# mpi4py RANKS WHAT: skips the suite on a busy machine, where it would take too long: each message
-# between two ranks needs a turn of every process that computes beside them
+# mpi4py RANKS WHAT: skips the suite on a busy machine, where it would take too long, because ranks
+# that exchange messages wait for every other process on their processors
 mpi4py() {
     local busy
     busy=$(awk -v most="$(($(nproc) * 2))" '{ print ($1 > most) }' /proc/loadavg)

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Sourced by jobs.sh: a Slurm cluster of this host alone, without systemd and without control
-# groups. Needs root, because only root may start steps of others.
+# Sourced by jobs.sh: a Slurm cluster of only this host, without systemd and control groups. Needs
+# root, because only root may start steps of others.
 #
 # slurm_up FOLDER: starts it, with all of its state in the folder, and exports SLURM_CONF. Fails if
 # the node does not become idle.
@@ -8,7 +8,7 @@ slurm_up() {
     local folder=$1 host tries
     host=$(hostname -s)
     mkdir "$folder" "$folder/state" "$folder/spool"
-    # munged refuses a folder that others can write, or that it cannot be reached through.
+    # munged refuses a folder that others can write to or cannot enter.
     chmod 755 "$(dirname "$folder")" "$folder"
     head -c 1024 /dev/urandom >"$folder/munge.key"
     chmod 400 "$folder/munge.key"
@@ -51,7 +51,7 @@ END
     return 1
 }
 
-# slurm_down: ends its daemons. Slurm ends the processes of a job that is left.
+# slurm_down: stops the daemons. Slurm kills the processes of jobs that still run.
 slurm_down() {
     kill "${slurm_daemons[@]}" 2>/dev/null
     wait "${slurm_daemons[@]}" 2>/dev/null

@@ -1,4 +1,4 @@
-//! The description that each side sends of itself, and how two of them agree.
+//! The card with which each side describes itself, and the check that two cards agree.
 //!
 //! A card's encoding, little-endian, without padding:
 //! `id u64, window u32, contexts u16, first_sequence u64, user u64, rails u8`, then for each rail
@@ -295,7 +295,8 @@ mod tests {
 
     #[test]
     fn forked_processes_have_different_ids() {
-        // Creates the standard library's keys, which the fork copies.
+        // Creates the standard library's hash keys before the fork, so that both processes share
+        // them.
         random_id();
         let mut ends = [0; 2];
         // SAFETY: `pipe` fills an array of two descriptors; `write` and `read` get eight bytes

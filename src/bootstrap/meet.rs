@@ -187,7 +187,7 @@ pub fn connect(at: &str, ours: &Card, deadline: Instant) -> Result<(Wire, Card),
         let sockets = local.iter().map(|address| UnixStream::connect_addr(address).map(OwnedFd::from));
         let streams = addresses.iter().enumerate().map(|(at, address)| {
             let left = deadline.saturating_duration_since(Instant::now());
-            // An address that does not answer must leave time for the others.
+            // If this address does not answer, leave time for the others.
             let share = left / (addresses.len() - at) as u32;
             TcpStream::connect_timeout(address, share.max(Duration::from_millis(1))).map(OwnedFd::from)
         });
@@ -274,8 +274,8 @@ impl Greeting {
                 }
                 return Ok(Some(theirs));
             }
-            // Rejects a peer that sends our own random bytes back: our answer would pass for its
-            // card.
+            // Rejects a peer that sends our own random bytes back: it could then pass our reply off
+            // as its own card.
             if *nonce == self.nonce {
                 return Err(BootstrapError::BadCard("random bytes"));
             }
@@ -322,7 +322,7 @@ impl HalfOpen for Greeting {
 
 fn random() -> Result<Nonce, BootstrapError> {
     let mut nonce = [0; 16];
-    // SAFETY: `nonce` is writable for its length, which the call gets.
+    // SAFETY: `nonce` is writable for its length, which is passed with it.
     let n = unsafe { libc::getrandom(nonce.as_mut_ptr().cast(), nonce.len(), 0) };
     // The call waits for the generator's seed, then returns up to 256 bytes at once.
     if n == nonce.len() as isize { Ok(nonce) } else { Err(code(std::io::Error::last_os_error())) }

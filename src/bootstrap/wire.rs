@@ -44,10 +44,11 @@ impl Wire {
         self.longest = longest.min(MESSAGE_MAX);
     }
 
-    /// Sends a message and waits for the peer's, which does the same. While nothing arrives, it
-    /// calls `idle`, which returns how many events it handled; after several calls without events
-    /// the wait naps between them. If `idle` returns `None`, the wait stops. A message that arrived
-    /// before the wait was stopped, or before the peer closed the connection, is still returned.
+    /// Sends a message and waits for the peer's message. The peer must make the same call. While
+    /// nothing arrives, it calls `idle`, which returns how many events it handled; after several
+    /// calls without events the wait naps between them. If `idle` returns `None`, the wait stops. A
+    /// message that arrived before the wait was stopped, or before the peer closed the connection,
+    /// is still returned.
     ///
     /// # Errors
     /// [`BootstrapError::Deadline`], [`BootstrapError::HungUp`], [`BootstrapError::Stopped`]; or
@@ -236,7 +237,7 @@ impl Lifeline {
 
 fn is_open(socket: BorrowedFd<'_>) -> bool {
     let mut look = libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLRDHUP, revents: 0 };
-    // SAFETY: `look` is one entry, and the call gets a count of 1.
+    // SAFETY: `look` is one entry, and the count is 1.
     let found = unsafe { libc::poll(&mut look, 1, 0) };
     found <= 0 || look.revents & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) == 0
 }

@@ -24,7 +24,7 @@ const LAUNCHERS: [[&str; 2]; 5] = [
     ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS"],
 ];
 
-/// The way in which the job meets.
+/// How the processes of the job find each other.
 pub(super) enum Way {
     /// A host and a port.
     Address(String, u16, Entry),

@@ -183,7 +183,8 @@ pub(super) fn lead(
 ) -> io::Result<Vec<Conn>> {
     listener.set_nonblocking(true)?;
     let mut seats: Vec<Option<Conn>> = (1..entry.size).map(|_| None).collect();
-    // A rank whose own deadline expires first closes its connection; it is not a missing one.
+    // Ranks that have ever connected. If a rank's own deadline expires first, it closes its
+    // connection, but it is not missing.
     let mut came = vec![false; seats.len()];
     let mut newcomers: Vec<Newcomer> = vec![];
     let mut told = Instant::now();

@@ -74,7 +74,12 @@ impl Pmi<'_> {
             let got =
                 unsafe { libc::recv(self.fd, bytes.as_mut_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT) };
             match usize::try_from(got) {
-                Ok(0) => return Err(io::Error::new(ErrorKind::UnexpectedEof, "PMI: the launcher hung up")),
+                Ok(0) => {
+                    return Err(io::Error::new(
+                        ErrorKind::UnexpectedEof,
+                        "PMI: the launcher closed the connection",
+                    ));
+                }
                 Ok(got) => self.received.extend(&bytes[..got]),
                 Err(_) => self.not_ready(libc::POLLIN, wanted)?,
             }

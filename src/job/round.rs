@@ -234,7 +234,8 @@ fn answer(
             };
             let Ok(written) = written else {
                 let rank = Ranks::one(at as u32 + 1);
-                // Skips ranks that hold part of the reply: they would take this frame for the rest.
+                // Skips ranks that hold part of the reply: they would mistake this frame for the
+                // rest.
                 let whole = others.iter_mut().zip(&sent).filter(|(_, sent)| [0, reply.len()].contains(sent));
                 whole.for_each(|(conn, _)| conn.mention(GONE, &rank.encode()));
                 return Err(gone(&rank));
@@ -272,7 +273,7 @@ pub(super) fn follow(
             Some(Heard::Missing(ranks)) if Instant::now() < deadline => missing = ranks,
             Some(Heard::Frame(DATA, bytes)) => all.push(bytes),
             Some(Heard::Frame(..)) => return Err(gone(&Ranks::one(0))),
-            // Rank 0 cannot prolong the wait by what it says.
+            // Messages from rank 0 do not extend the deadline.
             None | Some(Heard::Missing(_)) => {
                 let written = written.map_err(|_| gone(&Ranks::one(0)))?;
                 if Instant::now() >= deadline {

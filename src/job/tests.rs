@@ -527,7 +527,7 @@ fn pmi_that_fails_is_an_error() {
     launcher.join().unwrap();
     let endless = "x".repeat(8192);
     for (answer, text) in [
-        ("", "PMI: the launcher hung up"),
+        ("", "PMI: the launcher closed the connection"),
         ("cmd=response_to_init rc=-1\n", "PMI: response_to_init failed"),
         ("cmd=barrier_out rc=0\n", "PMI: response_to_init failed"),
         ("nonsense\n", "PMI: response_to_init failed"),

@@ -143,8 +143,8 @@ impl fmt::Display for NoSuchGpu {
 
 impl std::error::Error for NoSuchGpu {}
 
-/// Returns the wait policies of a node, early in a wait and later. `longest` are the [longest
-/// sleeps](NodeWaitObject::longest) of the two.
+/// Returns the wait policies of a node for the early and the later part of a wait. `longest` has
+/// the [longest sleep](NodeWaitObject::longest) of each.
 pub(super) fn parks(policy: Policy, longest: [u64; 2]) -> [Policy; 2] {
     let early = Policy { park_ns: policy.park_ns.min(longest[0]), ..policy };
     let later = match policy.parks {

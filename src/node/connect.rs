@@ -159,7 +159,8 @@ impl Node {
         self.home.engine.remove_peer(peer)?;
         self.agreements.retain(|(agrees, _)| *agrees != peer);
         if let Some(at) = self.contacts.iter().position(|contact| contact.peer == peer) {
-            // Closes the peer's link, so that the other end cannot choose it beside a later one.
+            // Closes the peer's link, so that the other end cannot use it together with a later
+            // one.
             self.listener.hang_up(socket(self.contacts.swap_remove(at).door));
         }
         Ok(())

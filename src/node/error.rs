@@ -158,13 +158,13 @@ impl fmt::Display for Error {
             Error::Device(error) => error.fmt(f),
             Error::StillOpen(peers) => write!(
                 f,
-                "{peers} peers have not closed memory of the device; they close it in `progress` and in waits, unless \
-                 they still copy"
+                "{peers} peers still have device memory of this node open; they close it in `progress` and in waits \
+                 once their copies are complete"
             ),
             Error::Attach(error) => error.fmt(f),
             Error::Truncated { len, max } => write!(
                 f,
-                "a message of {len} bytes was cut to the buffer of {max}, and the rest is lost; pass a longer buffer"
+                "message truncated: it has {len} bytes, the buffer {max}, and the rest is lost; pass a longer buffer"
             ),
             Error::Op(error) => error.fmt(f),
             Error::Wait(error) => error.fmt(f),

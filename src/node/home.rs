@@ -1,4 +1,4 @@
-//! An engine beside the memory that it borrows, as one value that can be stored and moved.
+//! An engine together with the memory that it borrows, as one value that can be stored and moved.
 
 use std::mem::ManuallyDrop;
 use std::ptr::{NonNull, addr_of, addr_of_mut};

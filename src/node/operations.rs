@@ -107,8 +107,8 @@ impl Node {
     /// everything sent to the peer before, has landed.
     ///
     /// # Errors
-    /// The same as [`put`](Self::put), but the completion may be reported for bytes too: it is that
-    /// of the signal.
+    /// The same as [`put`](Self::put), except that the completion may be reported for bytes too,
+    /// because it is the completion of the signal.
     #[doc(alias = "shmem_put_signal_nbi")]
     #[inline(always)]
     pub fn put_signal<'a>(
@@ -194,7 +194,7 @@ impl Node {
     /// Returns 0 if writing the first range needs the peer or the network: use [`put`](Self::put)
     /// for it. To peers of this host the kernel copies all of them in one system call.
     ///
-    /// The writes overtake what was issued earlier, even if a fence lies between. Later signals and
+    /// The writes may overtake operations issued earlier, even across a fence. Later signals and
     /// messages follow them.
     ///
     /// # Errors
@@ -507,7 +507,7 @@ impl Node {
             Driver::Turns(seat) => Some(seat.clone()),
             _ => None,
         };
-        // While `_taken` lives, the worker sleeps on another word.
+        // While `_taken` is held, the worker sleeps on another word.
         let _taken = seat.as_ref().map(|seat| seat.take());
         let deadline_ns = self.deadline_ns(timeout);
         let late_ns = self.home.host().now_ns().saturating_add(EARLY);

@@ -1,8 +1,8 @@
 //! The matched queue of a node: sends, receives and probes by PSM2's rules, as
 //! [`fishplate_core::psm`] defines them, to the peers of the node.
 //!
-//! Nothing here blocks or allocates. A node whose queue is used sends and receives messages through
-//! it alone: the queue takes all completions of the node.
+//! Nothing here blocks or allocates. If a node's queue is used, send and receive messages only
+//! through it: the queue takes all completions of the node.
 
 use fishplate_core::mem::PeerId;
 use fishplate_core::psm::{Buffer, Code, Mq, MqReq, Opt, Stats, Status2};
@@ -154,8 +154,8 @@ impl Queue<'_> {
         self.0.poll()
     }
 
-    /// Returns a peer whose sends wait because its unreceived messages fill all the room that this
-    /// node has for them, as [`Mq::crowding_peer`] does.
+    /// Returns a peer whose sends are blocked because its unreceived messages fill this node's
+    /// buffers, as [`Mq::crowding_peer`] does.
     pub fn crowding_peer(&self) -> Option<PeerId> {
         self.0.crowding_peer()
     }

@@ -77,8 +77,9 @@ macro_rules! each {
     };
 }
 
-/// The hot calls of rails other than shared memory, out of line: inlined, libfabric's code would
-/// take registers from that of shared memory. They are cold if the call is in the middle of a path.
+/// The hot calls of rails other than shared memory. They are kept out of line, because inlined
+/// libfabric code would take registers from the shared-memory path. Calls in the middle of a path
+/// are marked cold.
 impl NodeRail {
     #[cold]
     #[inline(never)]
@@ -280,8 +281,8 @@ unsafe impl Rail for NodeRail {
     ) -> Result<Posted, PostError> {
         match (self, <&[u8; HEAD]>::try_from(head)) {
             (NodeRail::Local(rail), _) => rail.post_message(peer, head, body, cx),
-            // Copies the head. If it were lent, the path of shared memory would keep its head on
-            // the stack too.
+            // Copies the head, because borrowing it would force the shared-memory path to keep its
+            // head on the stack too.
             (other, Ok(&head)) => other.post_message_elsewhere(peer, &{ head }, body, cx),
             (other, _) => other.post_message_elsewhere(peer, head, body, cx),
         }

@@ -69,7 +69,7 @@ impl PciPath {
     /// (`virtio2/net/eth0`). `None` if it contains no PCI device.
     pub fn parse(resolved: &Path) -> Option<PciPath> {
         let mut parts = resolved.iter().filter_map(|part| part.to_str());
-        // Some machines have a prefix: `platform/40000000.pcie/pci0000:00`.
+        // On some machines the path has a prefix: `platform/40000000.pcie/pci0000:00`.
         let root = parts.find(|part| part.starts_with("pci") && part.contains(':'))?.to_owned();
         let mut steps = vec![];
         for part in parts {

@@ -1,5 +1,5 @@
 //! Runs parsers on mutated valid inputs, with the stable toolchain. Each input lies between two
-//! inaccessible pages: in alternation, it ends at the second page or starts after the first.
+//! inaccessible pages. Alternately, it ends at the second page or starts after the first.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;

@@ -571,7 +571,7 @@ fn signals_and_atomics_on_words_of_a_device_between_two_processes() {
     for (round, len) in (1..=ROUNDS).zip(SIZES.into_iter().cycle()) {
         let len = len.min(LEN - 64);
         own.node.write_device(from.at(0), &pattern(me + round as usize, len)).unwrap();
-        // Sets and adds in alternation.
+        // Sets and adds alternately.
         let signal = match round % 2 {
             0 => Signal::set(own.theirs.at(8), round),
             _ => Signal::add(own.theirs.at(8), 1),

@@ -28,7 +28,8 @@ struct Place {
     len: usize,
     /// The values of the location over time, and the operations that write them.
     values: Vec<(u8, Number)>,
-    /// How many values each byte, all bytes, and at least one byte have taken.
+    /// The number of the latest value of each byte, counted from 1; and the minimum and maximum of
+    /// these numbers.
     seen: Vec<u8>,
     all: u8,
     some: u8,

@@ -44,7 +44,7 @@ pub struct Counts {
     pub fences: u64,
     /// Operations that completed within the call.
     pub direct: u64,
-    /// Checks of memory at which some operation was not visible yet.
+    /// Number of memory checks during which an operation was not visible yet.
     pub waiting: u64,
     pub messages: u64,
 }
@@ -292,8 +292,9 @@ impl<R: Rail, const RAILS: usize> Run<'_, '_, R, RAILS> {
         "fetch"
     }
 
-    /// Runs a quiet with a short deadline, during which only the origin polls. Half of them run
-    /// when everything may already be visible, so that later operations can be direct.
+    /// Calls `quiet` with a short deadline. Meanwhile only the origin polls. In half of the calls
+    /// both sides poll first, so that everything may be visible already and later operations can be
+    /// direct.
     fn quiet(&mut self) -> &'static str {
         if self.random.below(2) == 0 {
             for _ in 0..8 {
