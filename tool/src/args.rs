@@ -256,11 +256,11 @@ pub struct PerfArgs {
     #[arg(long, value_name = "FILE")]
     pub plot: Option<PathBuf>,
 
-    /// Be the side that answers, and wait here: HOST:PORT, a path with a slash, or @NAME for an
-    /// abstract socket of this host.
+    /// Run as the side that answers, and wait at this address: HOST:PORT, a path with a slash, or
+    /// @NAME for an abstract socket of this host.
     #[arg(long, value_name = "ADDR", conflicts_with = "connect", value_parser = address)]
     pub listen: Option<String>,
-    /// Be the side that measures, and connect to the other side at this address.
+    /// Run as the side that measures, and connect to the other side at this address.
     #[arg(long, value_name = "ADDR", value_parser = address)]
     pub connect: Option<String>,
     /// Memory for the payloads of one direction. Must be the same on both sides.

@@ -49,7 +49,7 @@ fn block(line: &str) -> String {
     block
 }
 
-/// The line without what differs from run to run and from machine to machine.
+/// Returns the line without the parts that differ between runs or machines.
 fn plain(line: &str) -> String {
     if let Ok(serde_json::Value::Object(row)) = serde_json::from_str(line) {
         let field = |(name, value): (&String, &serde_json::Value)| match value {

@@ -1,4 +1,4 @@
-//! `perf match` as its users see it: rows, engines beside each other, and mistakes.
+//! `perf match` as its users see it: rows, several engines in one run, and invalid command lines.
 
 mod command;
 use command::text;

@@ -19,7 +19,7 @@ pub fn test(test: Test, transport: Transport) -> Outcome {
     match (test, transport) {
         (Test::Pool, _) | (Test::Ring, Transport::Shm) => Ok(()),
         (Test::Ring, _) => {
-            Err(Failure::usage("ring measures the ring in shared memory alone: use --transport shm"))
+            Err(Failure::usage("ring measures only the ring in shared memory: use --transport shm"))
         }
         (Test::PutSignal | Test::Put | Test::Get | Test::Tag, _) => Ok(()),
         (_, Transport::Gpu) => Err(Failure::usage(format!(

@@ -58,7 +58,7 @@ fn libfabric() -> Finding {
     let settings = match variables::from_environment(Settings::DEFAULT) {
         Ok(settings) => settings,
         Err(failure) => {
-            return Finding::fail("libfabric", failure.to_string(), "fishplate info tells of each variable");
+            return Finding::fail("libfabric", failure.to_string(), "fishplate info -v lists every variable");
         }
     };
     let missing = "apt install libfabric1, or name one: FISHPLATE_LIBFABRIC=PATH";

@@ -1,5 +1,5 @@
-//! `perf match`: tag matching alone, in several engines beside each other. Every engine does the
-//! same work, in turns. Their matches are compared, and a difference fails the run.
+//! `perf match`: compares tag matching in several engines, without a transport. Every engine does
+//! the same work, in turns. Their matches are compared, and a difference fails the run.
 //!
 //! | part | what |
 //! |---|---|
@@ -35,11 +35,11 @@ use engine::{Engine, Pairs};
 use trace::{Step, Trace};
 use workload::{Bench, Workload};
 
-/// Measure tag matching alone, beside other engines.
+/// Measure tag matching without a transport, and compare engines.
 #[derive(Debug, Parser)]
 #[command(name = "fishplate perf match", bin_name = "fishplate perf match", max_term_width = 110, after_long_help = HELP)]
 pub struct MatchArgs {
-    /// Engines to run beside each other.
+    /// Engines to compare.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "ours,list")]
     engines: Vec<Kind>,
     /// Workloads and traces [default: all].
@@ -48,7 +48,7 @@ pub struct MatchArgs {
     /// Depths, with K for 1024 [default: 0,1,4,16,64,256,1K,4K,16K,64K]; traces have their own.
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_depth)]
     depths: Vec<u32>,
-    /// Units per turn of an engine.
+    /// Units that an engine runs per turn.
     #[arg(short = 'n', long, value_name = "N", value_parser = sizes::parse_count, default_value = "20000")]
     units: u64,
     /// Turns of each engine; medians are reported.

@@ -1,4 +1,4 @@
-//! `perf job`: traffic between the ranks of a job, every payload of which can be checked.
+//! `perf job`: traffic between the ranks of a job. Every payload can be checked.
 //!
 //! | part | what |
 //! |---|---|
@@ -97,7 +97,7 @@ of a process until all have met. memory is the proportional share (PSS) of a
 process after the row. Both are those of the rank with the most.
 
 Exit status: 0 done; 1 the run failed, a rank was lost, or data was wrong; 2 the
-command line; 130 interrupted.";
+command line is invalid; 130 interrupted.";
 
 /// One rank of the job.
 struct Member {

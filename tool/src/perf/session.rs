@@ -359,12 +359,14 @@ impl<const STARTS: bool> Session<STARTS> {
         let mut wrong = 0;
         loop {
             match self.exchange::<(), Order>(&())? {
-                Order::Hello { .. } => return Err(Failure::run("the other process greeted twice")),
+                Order::Hello { .. } => return Err(Failure::run("the other process sent its greeting twice")),
                 Order::Floor => {
                     self.side.watch.set(self.timeout.as_nanos() as u64);
                     let Session { pad, side, .. } = self;
                     let pad = pad.ok_or_else(|| {
-                        Failure::run("the other process ordered a floor, but the two share no memory")
+                        Failure::run(
+                            "the other process asked to measure the floor, but the two share no memory",
+                        )
                     })?;
                     pad.answer(&mut || side.check())?;
                 }
@@ -390,7 +392,7 @@ impl<const STARTS: bool> Session<STARTS> {
     /// Receives the greeting, accepts or refuses it, and pins itself to the ordered processor.
     fn greet(&mut self, expected: Option<Test>) -> Outcome<Option<Pinned>> {
         let Order::Hello { version, test, places } = self.exchange(&())? else {
-            return Err(Failure::run("the other process did not greet"));
+            return Err(Failure::run("the other process did not begin with its greeting"));
         };
         let ours = env!("CARGO_PKG_VERSION");
         let refusal = match expected {
