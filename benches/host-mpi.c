@@ -1,5 +1,5 @@
 /* Measures messages of one size between two ranks: half the round trip of a ping-pong in ns, and
- * the bandwidth of windows of 8 sends in MB/s. compare-host.sh prints the results beside ours.
+ * the bandwidth of windows of 8 sends in MB/s. compare-host.sh prints the results next to ours.
  * usage: host-mpi BYTES MESSAGES */
 #include <mpi.h>
 #include <stdio.h>

@@ -38,7 +38,7 @@ fn side() -> &'static mut Side {
     Box::leak(Box::new(Side { node, me, ours, theirs }))
 }
 
-/// An engine over shared memory alone that is its own peer.
+/// An engine that is its own peer, over only shared memory.
 struct Bare {
     engine: Engine<'static, ShmRail<LinuxHost>, 1>,
     ours: LocalId,

@@ -131,7 +131,7 @@ unsafe extern "C" fn close(_: *mut fid) -> c_int {
 }
 
 unsafe extern "C" fn bind(object: *mut fid, to: *mut fid, _: u64) -> c_int {
-    // SAFETY: both objects were created by this file, and `fclass` tells their type.
+    // SAFETY: both objects were created by this file, and `fclass` identifies their type.
     unsafe {
         if (*object).fclass == FI_CLASS_EP && (*to).fclass == FI_CLASS_CQ {
             (*object.cast::<End>()).queue = to.cast();

@@ -117,7 +117,8 @@ pub struct Config {
     pub stripe_chunk: u64,
     /// How rails are chosen. Default: [`RailPolicy::LeastOutstanding`].
     pub policy: RailPolicy,
-    /// Passes after which an owed acknowledgement is sent as its own message. Default: 16.
+    /// Number of passes after which a pending acknowledgement is sent as a separate message.
+    /// Default: 16.
     pub ack_age: u32,
     /// The first sequence number of every stream, the same on both sides. Tests start just before a
     /// wrap. Default: 0.
@@ -198,7 +199,7 @@ pub struct Stats {
     pub stale: u64,
     /// Signals and atomics applied from messages.
     pub applied: u64,
-    /// Acknowledgements sent as their own message.
+    /// Acknowledgements sent as separate messages.
     pub acks_alone: u64,
     /// Posts that no rail had room for.
     pub refused: u64,

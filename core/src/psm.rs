@@ -2,9 +2,9 @@
 //!
 //! Calls keep the names and the rules of `psm2_mq.h`. This module defines the cases that the header
 //! leaves open. Examples are the contents of a status after a cancel or a probe, and a synchronous
-//! send to oneself that is tested early. An [`Mq`] uses its engine alone: it takes all of the
-//! engine's completions. It never allocates. Only [`Mq::wait`], [`Mq::wait2`], [`Mq::send`] and
-//! [`Mq::send2`] block, and they take a deadline.
+//! send to oneself that is tested early. An [`Mq`] must be the only user of its engine, because it
+//! takes all of the engine's completions. It never allocates. Only [`Mq::wait`], [`Mq::wait2`],
+//! [`Mq::send`] and [`Mq::send2`] block, and they take a deadline.
 //!
 //! # Rules
 //!

@@ -112,7 +112,7 @@ impl Listener {
 
     /// Starts a handshake with the listener at an address, like [`connect`], but without waiting.
     /// [`accept`](Self::accept) with the same profile continues the handshake and returns its link.
-    /// The time limit is that of a handshake with a connecting peer.
+    /// The time limit is the same as for a handshake with a connecting peer.
     ///
     /// - [`HandshakeError::System`]: `ECONNREFUSED` or `ENOENT` if nothing listens there, `EAGAIN`
     ///   if the backlog is full. Dial again later.
@@ -206,7 +206,7 @@ impl Link {
     ) -> Result<Region, SegmentError> {
         let mapping = self.common.as_ref().ok_or(SegmentError::Range)?;
         let kind = RegionKind::Common { peer, offset: offset as u64 };
-        // SAFETY: our contract is that of `Region::new`, and `cut` requires nothing else.
+        // SAFETY: our contract includes that of `Region::new`, which is all that `cut` requires.
         unsafe { segment::cut(mapping, offset, len, kind) }
     }
 

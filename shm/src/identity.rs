@@ -75,7 +75,7 @@ fn is_alive(pidfd: &OwnedFd) -> bool {
     unsafe { libc::poll(&mut poll, 1, 0) == 0 }
 }
 
-/// Returns whether an ID is that of this process or of one of its threads.
+/// Returns whether an ID names this process or one of its threads.
 pub(crate) fn is_own(pid: i32) -> bool {
     // SAFETY: the call takes only numbers. Signal 0 checks that the thread exists and sends
     // nothing.

@@ -391,7 +391,7 @@ impl Attached {
         Ok(ptr)
     }
 
-    /// Drops all imports of a key of our own that was deregistered.
+    /// Drops all imports of one of our own keys, which was deregistered.
     pub(crate) fn forget(&mut self, key: u64) {
         for place in self.imports.iter_mut().filter(|place| place.is_some_and(|import| import.key == key)) {
             *place = None;

@@ -352,7 +352,7 @@ impl Segment {
     /// segment.
     pub unsafe fn region(&self, offset: usize, len: usize) -> Result<Region, SegmentError> {
         let kind = RegionKind::Shared { segment: self.inner.number, offset: offset as u64 };
-        // SAFETY: our contract is that of `Region::new`, and `cut` requires nothing else.
+        // SAFETY: our contract includes that of `Region::new`, which is all that `cut` requires.
         unsafe { cut(&self.inner.mapping, offset, len, kind) }
     }
 

@@ -169,8 +169,8 @@ impl Socket {
             message.msg_controllen = used;
         }
         loop {
-            // SAFETY: `message` points only to values that live across the call. MSG_NOSIGNAL
-            // prevents SIGPIPE.
+            // SAFETY: `message` points only to values that outlive the call. MSG_NOSIGNAL prevents
+            // SIGPIPE.
             let n = unsafe {
                 libc::sendmsg(self.fd.as_raw_fd(), &message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT)
             };
@@ -228,7 +228,7 @@ impl Socket {
         message.msg_controllen = size_of::<Control>();
         let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
         let n = loop {
-            // SAFETY: `message` points only to local variables and to `into`, which live across the
+            // SAFETY: `message` points only to local variables and to `into`, which outlive the
             // call.
             let n = unsafe { libc::recvmsg(self.fd.as_raw_fd(), &mut message, flags) };
             if n >= 0 {

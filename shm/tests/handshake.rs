@@ -508,7 +508,7 @@ impl Exhausted {
     }
 
     fn limit(limit: libc::rlimit) {
-        // SAFETY: the call reads a structure that lives across it.
+        // SAFETY: the call reads a structure that outlives it.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }, 0);
     }
 }

@@ -1,5 +1,4 @@
-//! The identity of a peer is that of the process that sends, not of the process that created the
-//! socket.
+//! A peer is identified by the process that sends, not by the process that created the socket.
 
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;

@@ -214,7 +214,7 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// Repeats until the expected peer connects within half a handshake timeout, beside unrelated
+/// Repeats until the expected peer connects within half a handshake timeout, despite unrelated
 /// clients. Other load delays some attempts; a listener that waits for a client delays all.
 #[track_caller]
 fn meets_beside(strangers: impl Fn(&Strangers<'_, '_>) -> Vec<TcpStream>) -> Vec<BootstrapError> {

@@ -355,7 +355,7 @@ fn enter(mut conn: Conn, entry: &Entry) -> Result<(u32, Conn), Failed> {
         let written = conn.flush();
         match round::hear(&mut conn, entry.timeout) {
             Ok(Some(Heard::Missing(ranks))) if welcome && !entry.has_expired() => missing = Some(ranks),
-            // However much it says.
+            // Messages from rank 0 do not extend the deadline.
             Ok(Some(Heard::Missing(ranks))) if welcome => {
                 return Err(Failed::Over(round::expired(&ranks, entry.timeout)));
             }

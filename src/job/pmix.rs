@@ -1,7 +1,7 @@
 //! PMIx, the interface of the launchers of Open MPI and Slurm, through `libpmix.so.2` if it is
 //! installed. It carries rank 0's id to the other ranks, which then join rank 0 over TCP.
 //!
-//! The library runs a thread of its own until the job has formed. Blocks until the deadline at the
+//! The library runs its own thread until the job has formed. Blocks until the deadline at the
 //! latest, except in `PMIx_Init` and `PMIx_Finalize`, which talk to the launcher's local daemon.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};

@@ -257,8 +257,7 @@ impl Node {
         }
     }
 
-    /// Implements [`next_recv`](Self::next_recv) for a front, and for a node with receives of its
-    /// own.
+    /// Implements [`next_recv`](Self::next_recv) for a front, and for a node with its own receives.
     #[cold]
     #[inline(never)]
     fn next_recv_of_others(&mut self) -> Option<Status> {

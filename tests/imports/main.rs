@@ -9,8 +9,8 @@
 //! | `sys <- tests/testing`; sys and shm never see each other | the Cargo.tomls |
 //! | nothing depends on benches or tests | the Cargo.tomls |
 //! | libraries start no thread, read no environment, set no signal handler | the libraries' src |
-//! | an ordering is relaxed, or an edge that a model fails without | the libraries' src |
-//! | modules beside each other import in one direction | all packages' src |
+//! | an ordering is relaxed, or an edge without which a model fails | the libraries' src |
+//! | sibling modules import each other in one direction | all packages' src |
 //! | comment lines end at column 100, unless an address is longer | all sources |
 //!
 //! Comments, and code that is compiled only for tests or models, may name anything.

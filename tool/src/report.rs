@@ -188,7 +188,8 @@ impl Report {
         Report { format, started: false }
     }
 
-    /// Writes a line about the run for people: above a table, or to standard error beside CSV.
+    /// Writes a line about the run for people: above a table, or to standard error if the rows are
+    /// CSV.
     pub fn comment(&self, text: &str) -> Outcome {
         match self.format {
             Format::Json => {}

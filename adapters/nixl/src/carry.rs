@@ -320,7 +320,7 @@ impl State {
             let Some(transfer) = self.transfers.get_mut(end.tag) else { continue };
             transfer.outstanding = transfer.outstanding.saturating_sub(1);
             if end.outcome != Outcome::Done {
-                // A failed operation does not tell whether the peer or only the rail failed.
+                // A failed operation does not show whether the peer or only the rail failed.
                 let peer = transfer.peer.and_then(|peer| self.peers.get(peer)?.id);
                 let lives = peer.is_some_and(|id| self.node.peer_error(id) == Ok(None));
                 transfer.fault.get_or_insert(if lives { Status::BACKEND } else { Status::REMOTE_DISCONNECT });

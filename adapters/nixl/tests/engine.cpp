@@ -139,7 +139,7 @@ void what_cannot_be_created() {
     good.sync = static_cast<Sync>(7);
     IS(nullptr, plugin->create(&good));
     good.sync = Sync::none;
-    // Strings in place of the map.
+    // Strings instead of the map.
     std::string other[2] = {"other", "fields"};
     good.params = reinterpret_cast<Params *>(other);
     IS(nullptr, plugin->create(&good));

@@ -43,7 +43,8 @@ fn user() -> u32 {
 pub(crate) fn is_own(stream: &UnixStream) -> bool {
     let mut cred = libc::ucred { pid: 0, uid: u32::MAX, gid: 0 };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: `cred` and `len` are ours and live during the call; `len` is the size of `cred`.
+    // SAFETY: `cred` and `len` are local variables that outlive the call; `len` is the size of
+    // `cred`.
     let got = unsafe {
         let cred = (&raw mut cred).cast();
         libc::getsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, cred, &raw mut len)
@@ -168,7 +169,7 @@ fn connect_tcp(host: Ipv4Addr, port: u16) -> io::Result<UnixStream> {
     address.sin_family = libc::AF_INET as libc::sa_family_t;
     (address.sin_port, address.sin_addr.s_addr) = (port.to_be(), u32::from(host).to_be());
     let len = size_of::<libc::sockaddr_in>() as libc::socklen_t;
-    // SAFETY: `address` has length `len` and lives during the call.
+    // SAFETY: `address` has length `len` and outlives the call.
     let connected = unsafe { libc::connect(stream.as_raw_fd(), (&raw const address).cast(), len) };
     match io::Error::last_os_error() {
         _ if connected == 0 => Ok(stream),
@@ -195,7 +196,7 @@ fn connect_local(epid: u64) -> io::Result<UnixStream> {
         *to = *from as libc::c_char;
     }
     let len = size_of::<libc::sa_family_t>() + 1 + name.len();
-    // SAFETY: `address` has at least length `len` and lives during the call.
+    // SAFETY: `address` has at least length `len` and outlives the call.
     let connected =
         unsafe { libc::connect(stream.as_raw_fd(), (&raw const address).cast(), len as libc::socklen_t) };
     if connected == 0 { Ok(stream) } else { Err(io::Error::last_os_error()) }

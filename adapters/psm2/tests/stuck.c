@@ -49,7 +49,7 @@ static void late (int number)
     _exit (3);
 }
 
-/* Sends until a call fails, and checks that the error is that of a failed peer. */
+/* Sends until a call fails, and checks that the error reports a failed peer. */
 static void flood (psm2_epaddr_t to, int handler_index)
 {
   psm2_amarg_t arg = { .u64 = 1 };

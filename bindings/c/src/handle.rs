@@ -10,8 +10,8 @@
 //! while that thread may enter, and 0 otherwise. A thread's number is an address below 2^48, so no
 //! two pairs of thread and returned handle have the same key in one slot.
 //!
-//! Numbers of peers, operations and receives are mixed with a number of the node, so that those of
-//! another node, and zero, are invalid. Regions have such a number of their own.
+//! Numbers of peers, operations and receives are mixed with a number of the node, so that numbers
+//! of other nodes, and zero, are invalid. Region numbers already identify their node.
 //!
 //! # Edges
 //!
@@ -60,7 +60,7 @@ pub(crate) struct Inner {
     mixed: u64,
 }
 
-/// Its address in [`TABLE`] is that of the table plus the lower bits of its handles.
+/// Its address is the address of [`TABLE`] plus the lower bits of its handles.
 #[repr(C)]
 struct Slot {
     /// `name ^ owner` while the node is open, has an owner, and is in no call. Otherwise 0. Only
@@ -122,7 +122,7 @@ fn me() -> usize {
 #[inline(always)]
 fn slot(node: *mut FpNode) -> &'static Slot {
     let within = node.addr() & ((SLOTS - 1) * size_of::<Slot>());
-    // SAFETY: the offset is that of a slot of the table.
+    // SAFETY: the offset selects a slot of the table.
     unsafe { &*ptr::from_ref(&TABLE).cast::<Slot>().byte_add(within) }
 }
 

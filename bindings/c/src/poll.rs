@@ -131,7 +131,7 @@ pub struct FpStats {
     pub stale: u64,
     /// Signals and atomics applied.
     pub applied: u64,
-    /// Acknowledgements sent in a message of their own.
+    /// Acknowledgements sent as separate messages.
     pub acks_alone: u64,
     /// Posts refused because there was no room.
     pub refused: u64,

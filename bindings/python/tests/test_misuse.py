@@ -16,7 +16,7 @@ FAR = 2**64 - 1
 
 
 class Evil:
-    """An object that runs code of its own when it is converted to a number."""
+    """An object that runs other code when it is converted to a number."""
 
     def __init__(self, act):
         self.act = act

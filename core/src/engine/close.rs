@@ -7,7 +7,7 @@
 //! [`PeerError::Closed`]. Earlier operations continue. The side sends a Bye on each of its streams
 //! once two conditions hold:
 //!
-//! - Every operation of its own to the peer has completed: the peer has applied it, and no post of
+//! - Each of its own operations to the peer has completed: the peer has applied it, and no post of
 //!   it is outstanding.
 //! - Every receive that has matched a message of the peer has completed. From then on this side
 //!   reads no payload of the peer and answers no send.
@@ -163,7 +163,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     }
 
     /// Returns whether the connection to a peer is closed or has failed. Then nothing is in flight
-    /// in either direction. [`peer_error`](Self::peer_error) tells which. Does not make progress.
+    /// in either direction. [`peer_error`](Self::peer_error) says which. Does not make progress.
     ///
     /// # Errors
     /// [`AttachError::UnknownPeer`] if the peer was removed.

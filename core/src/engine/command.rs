@@ -371,7 +371,7 @@ impl<'m> Entry<'m> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Readiness {
     Ready,
-    /// The event with this index is not done. [`Listening`] tells whether its end will be notified.
+    /// The event with this index is not done. [`Listening`] says whether its end will be notified.
     Waits(u16, Listening),
     /// A dependency failed.
     Never,

@@ -31,10 +31,9 @@
 //! attaches last always reaches the other. A word with our epoch counts as a Hello from the bound
 //! peer, because only that peer knows the epoch.
 //!
-//! A Hello also tells whether its sender keeps what `failover` needs. Unless both sides do, the
-//! peer fails with its first rail. A rail that fails during the exchange may have lost Hellos. The
-//! rail reports this to the sender, which sends its Hello again. The receiver then repeats its
-//! answer.
+//! A Hello also says whether its sender keeps what `failover` needs. Unless both sides do, the peer
+//! fails with its first rail. A rail that fails during the exchange may have lost Hellos. The rail
+//! reports this to the sender, which sends its Hello again. The receiver then repeats its answer.
 //!
 //! # Epochs of rails
 //!

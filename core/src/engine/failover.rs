@@ -50,7 +50,7 @@
 //!
 //! # Peers without failover
 //!
-//! A Hello tells whether its sender keeps its streams to the receiver. If one side does not, the
+//! A Hello says whether its sender keeps its streams to the receiver. If one side does not, the
 //! other side stops keeping its streams before anything is posted. Then the peer fails with its
 //! first rail. Over rails that need no Hello ([`Caps::fresh`](crate::rail::Caps)), both sides must
 //! attach failover, or neither.
@@ -185,11 +185,11 @@ pub(crate) struct Failover<'m> {
 
 impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
     /// Lets peers survive the failure of a rail while another rail leads to them. Applies to peers
-    /// that are connected later, by several rails each. [`has_failover`](Self::has_failover) tells
+    /// that are connected later, by several rails each. [`has_failover`](Self::has_failover) says
     /// whether both sides of a connection take part. If a failed rail cannot [fence](Rail::fence) a
-    /// peer, the peer still fails. If all rails to a peer keep
-    /// attachments apart ([`Caps::fresh`](crate::rail::Caps)), the sides do not tell each other, so
-    /// both must attach failover, or neither. Slow path; allocates nothing.
+    /// peer, the peer still fails. If all rails to a peer keep attachments apart
+    /// ([`Caps::fresh`](crate::rail::Caps)), the sides do not tell each other, so both must attach
+    /// failover, or neither. Slow path; allocates nothing.
     ///
     /// Every operation to such a peer takes a slot, even a silent one. A tagged message that is
     /// sent from a slice takes an entry of

@@ -45,7 +45,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Connects a peer that is attached to the rails that `joints` name. Operations may begin.
     ///
     /// Operations are queued until the peer has connected too and both sides have made progress.
-    /// [`has_answered`](Self::has_answered) tells when. Over rails that keep attachments apart
+    /// [`has_answered`](Self::has_answered) says when. Over rails that keep attachments apart
     /// ([`Caps::fresh`](crate::rail::Caps)), operations need no such answer.
     ///
     /// The two sides may number the rails differently; `joints` maps the peer's keys. `matching`

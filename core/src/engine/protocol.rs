@@ -202,7 +202,7 @@ pub struct MatchMemory<'m, const RAILS: usize> {
 pub struct ProtocolStats {
     /// Messages sent with their payload.
     pub eager: u64,
-    /// Messages sent as a header alone, for any reason.
+    /// Messages sent without their payload, for any reason.
     pub rendezvous: u64,
     /// Messages sent as a header because the receiver had no room; part of `rendezvous`.
     pub credits_exhausted: u64,

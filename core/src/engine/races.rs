@@ -1,7 +1,7 @@
 //! Two engines in two threads over one mapped region, run as threads and by the model checker. The
 //! tests check what a signal, an atomic, a fence and a quiet guarantee to the other thread. Engines
-//! change the atomics of the region. The data is a [`Watch`], which stands for bytes beside the
-//! atomics.
+//! change the atomics of the region. The data is a [`Watch`], which stands for ordinary bytes next
+//! to the atomics.
 
 extern crate std;
 
@@ -103,7 +103,7 @@ impl Drop for End {
     }
 }
 
-// SAFETY: only the engine beside them uses the tables, and it may move to any thread.
+// SAFETY: only the engine in the same structure uses the tables, and it may move to any thread.
 unsafe impl Send for End {}
 
 /// Runs both sides, each with its own engine.

@@ -159,7 +159,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Sends an acknowledgement as its own message. Returns `false` if no rail has room.
+    /// Sends an acknowledgement as a separate message. Returns `false` if no rail has room.
     fn post_alone(&mut self, stream: u32) -> bool {
         match self.state.has_grown(stream) {
             true => self.post_room(stream),

@@ -10,7 +10,7 @@ use crate::sync::pool::FreeList;
 /// The name of a slot: the generation of its holder in the upper half, its index in the lower half.
 ///
 /// While the slot is free, the lower half links the free list, with values that are not an index.
-/// So one comparison tells whether a name is current. Generations of a slot repeat after 2^32 - 1
+/// So one comparison says whether a name is current. Generations of a slot repeat after 2^32 - 1
 /// holders. No generation is 0, so no name is 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Name(u64);

@@ -43,7 +43,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// [`Host::now_ns`]; `u64::MAX` means no deadline.
     ///
     /// # Errors
-    /// - [`WaitError::Deadline`]: the error tells what is missing; the operations stay in flight.
+    /// - [`WaitError::Deadline`]: the error says what is missing; the operations stay in flight.
     /// - [`WaitError::PeerFailed`]: the peer has failed.
     /// - [`WaitError::Failed`]: silent operations have failed since the last quiet.
     #[doc(alias = "shmem_quiet")]

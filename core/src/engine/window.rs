@@ -31,7 +31,7 @@ pub(crate) enum Action {
     /// Execute an atomic and send the old value, unless the token is
     /// [`NO_TOKEN`](super::wire::NO_TOKEN).
     Amo { amo: Amo, token: u64 },
-    /// A tagged message. `kept` tells where its payload or header is stored.
+    /// A tagged message. `kept` says where its payload or header is stored.
     Tagged { lo: u64, hi: u32, kept: u64 },
     /// An executed atomic whose reply waits for room in a rail.
     Reply { token: u64, value: u64 },

@@ -324,7 +324,7 @@ pub(crate) struct PostTag {
     pub bytes: u32,
 }
 
-/// The bits of a peer's generation that fit beside its number.
+/// The bits of a peer's generation that fit next to its number.
 pub(crate) const GENERATION_MASK: u16 = 0x3fff;
 
 /// Longest post of [`Owner::Stream`], in bytes, because its tag has fewer bits for the size.

@@ -253,7 +253,7 @@ impl Default for Header {
     }
 }
 
-// SAFETY: only an owner that is alone with the header writes `reclaim` (`Pool::new`,
+// SAFETY: only an owner with exclusive access to the header writes `reclaim` (`Pool::new`,
 // `Slab::claim`). Afterwards it is only read, and any thread may call it. All other fields are
 // atomics.
 unsafe impl Sync for Header {}

@@ -180,8 +180,7 @@ impl Schedule {
         let rail = self.random.below(self.rails.into()) as u16;
         let (x, y) = (self.random.below(self.nodes.into()), self.random.below(self.nodes.into()));
         let (a, b) = (x.min(y) as u16, x.max(y) as u16);
-        // The failure is that of a switch, of a cable of one node, or of the path between two
-        // nodes.
+        // Fails a switch, the cable of one node, or the path between two nodes.
         let which = self.random.below(8);
         let chosen = |link: &Link| match which {
             0 => true,

@@ -1,5 +1,5 @@
 //! Two engines that repeatedly attach each other while puts, signals, fetches and messages are in
-//! flight. They reattach one alone, one after the other, or both at once.
+//! flight. Either one engine reattaches, or both do: one after the other, or at the same time.
 //!
 //! Each attachment of a node has its own words and slots at the other node. Operation `n` fills a
 //! slot and then adds 1 to the attachment's word. So a word with the value `n` says that `n`

@@ -252,8 +252,7 @@ fn a_repeated_message_takes_no_room() {
 
 #[test]
 fn unmatched_answers_are_refused() {
-    // The engine has an open send. Its token is that of the first operation of the first
-    // generation.
+    // The engine has an open send. Its token names the first operation of the first generation.
     let token = 1u64 << 32;
     for (what, answer, want) in [
         ("more delivered than sent", message(19, 0, 0, 0, &[token, 5001]), Some(Violation::Reply)),

@@ -182,7 +182,7 @@ fn a_peer_with_regions_in_the_common_segment_is_not_removed() {
     let mut own = mapped();
     let plain = region(64);
     let kind = RegionKind::Common { peer: own.me.peer(), offset: 0 };
-    // SAFETY: the memory is that of `plain`, which is leaked and accessed only through the engine.
+    // SAFETY: the memory belongs to `plain`, which is leaked and accessed only through the engine.
     let common = own.engine.register(unsafe { Region::new(plain.ptr(), 64, kind) }).unwrap();
     assert_eq!(own.engine.remove_peer(own.me), in_use(Use::Common));
     assert_eq!(own.engine.peer_error(own.me), Ok(None), "nothing has changed");

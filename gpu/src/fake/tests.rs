@@ -286,10 +286,10 @@ fn the_processor_sees_memory_with_a_host_view() {
     let seen = a.host_view(own.at(100), 3996).unwrap();
     assert_eq!(a.host_view(own.at(100), 3997), None);
     a.process().remote_write(own.at(100), &[7]).unwrap();
-    // SAFETY: the address is that of a host view, and no work is queued.
+    // SAFETY: the address comes from a host view, and no work is queued.
     assert_eq!(unsafe { seen.as_ptr().read_volatile() }, 0, "not flushed yet");
     a.flush_remote_writes().unwrap();
-    // SAFETY: the address is that of a host view, and no work is queued.
+    // SAFETY: the address comes from a host view, and no work is queued.
     assert_eq!(unsafe { seen.as_ptr().read_volatile() }, 7);
     driver.behave(|behaviour| behaviour.host_view = false);
     assert_eq!(a.host_view(own, 1), None);

@@ -70,7 +70,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                 let view = if is_host_desc(local.desc) { Some(addr) } else { known.view(addr as u64) };
                 (Place::Device(place), view)
             }
-            // The descriptor is that of a deregistered device region, so its address is invalid.
+            // The descriptor belongs to a deregistered device region, so its address is invalid.
             None if !is_host_desc(local.desc) => return Err(PostError::BadKey),
             None => (Place::Host(addr), Some(addr)),
         };

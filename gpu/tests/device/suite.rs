@@ -405,7 +405,7 @@ pub fn a_handle_of_this_process_does_not_open<K: Kit>() {
         // SAFETY: nothing uses the memory that the call may return.
         match unsafe { device.open(&handle, allocation.size) } {
             Err(DeviceError::SameProcess) => {}
-            // A driver may map a descriptor of its own process a second time. SAFETY: no work is
+            // A driver may map a descriptor from the same process a second time. SAFETY: no work is
             // queued.
             Ok(again) if allocation.share == Share::Descriptor => unsafe { device.close(again) }.unwrap(),
             other => panic!("{other:?}"),

@@ -19,7 +19,7 @@ fn lingering() -> (OwnedFd, (TcpListener, TcpStream)) {
     while stream.write(&[0; 65536]).is_ok() {}
     assert_eq!(stream.write(&[0]).unwrap_err().kind(), ErrorKind::WouldBlock);
     let linger = libc::linger { l_onoff: 1, l_linger: LINGER.as_secs() as i32 };
-    // SAFETY: `linger` lives across the call, and its size is passed with it.
+    // SAFETY: `linger` outlives the call, and its size is passed with it.
     let set = unsafe {
         libc::setsockopt(
             stream.as_raw_fd(),

@@ -93,7 +93,7 @@ const READ_AHEAD: u64 = CLAIMED + 1;
 const READ_AT_ONCE: u64 = 65;
 
 impl Producer {
-    /// Creates the producer of `cells` cells, a power of two. `cursor` is that of the consumer.
+    /// Creates the producer of `cells` cells, a power of two. `cursor` is the consumer's cursor.
     ///
     /// # Safety
     /// While the producer is used, the cells stay mapped writable, twice in a row, and the cursor
@@ -162,7 +162,7 @@ impl Producer {
     /// valid stamp.
     #[inline(always)]
     pub(super) fn has_claimed(&self, position: u64) -> bool {
-        // The positions are less than a lane apart, so the sign of the difference tells which is
+        // The positions are less than a lane apart, so the sign of the difference says which is
         // ahead.
         (position.wrapping_sub(self.claimed) as i64) < 0
     }

@@ -1,5 +1,6 @@
 //! B18: a peer writes arbitrary values into all memory that it can write. The victim may report the
-//! violation. It must not access any memory except registered memory and that of its own posts.
+//! violation. It must not access any memory except registered memory and the memory of its own
+//! posts.
 
 use std::ptr::NonNull;
 

@@ -86,7 +86,7 @@ impl<H: Host> ShmRail<H> {
     /// Moves data like `post`, to or from private memory.
     ///
     /// # Safety
-    /// The contract of `post` applies, and `address` is that of the checked range in the peer.
+    /// The contract of `post` applies, and the checked range begins at `address` in the peer.
     #[expect(clippy::too_many_arguments, reason = "a post and its resolved address")]
     #[inline(never)]
     unsafe fn post_private(
@@ -301,7 +301,7 @@ unsafe fn direct(
     if !remote.lives(host.now_ns()) {
         return Err(CmaError::Gone);
     }
-    // SAFETY: our contract on the local ranges is that of `cma::copy`.
+    // SAFETY: our contract on the local ranges is what `cma::copy` requires.
     let result = unsafe { cma::copy(remote.pid, way, ranges) };
     if result == Err(CmaError::Refused) {
         attached.cma = false;

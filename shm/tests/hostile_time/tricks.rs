@@ -74,7 +74,7 @@ pub fn lingering() -> OwnedFd {
     stream.set_nonblocking(true).unwrap();
     while stream.write(&[0; 65536]).is_ok() {}
     let linger = libc::linger { l_onoff: 1, l_linger: 60 };
-    // SAFETY: `linger` lives across the call, and its size is passed with it.
+    // SAFETY: `linger` outlives the call, and its size is passed with it.
     unsafe {
         libc::setsockopt(
             stream.as_raw_fd(),

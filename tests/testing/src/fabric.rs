@@ -42,7 +42,7 @@ pub const FAKES_MAX: usize = 64;
 /// The networks that `fi_getinfo` can find. Each has its own entry point.
 static WORLDS: [Mutex<Option<Arc<World>>>; FAKES_MAX] = [const { Mutex::new(None) }; FAKES_MAX];
 
-/// The path between a network's NICs and device memory. Also tells which addresses are device
+/// The path between a network's NICs and device memory. Also says which addresses are device
 /// memory.
 pub trait Bus: fmt::Debug + Send + Sync {
     /// Returns the number of the device whose memory holds this range.

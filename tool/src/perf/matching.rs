@@ -127,7 +127,7 @@ fn parse_depth(text: &str) -> Result<u32, String> {
     }
 }
 
-/// A row of results. Its fields are those of the JSON.
+/// A row of results. The JSON has the same fields.
 #[derive(Clone, Debug, Serialize)]
 struct Row {
     schema_version: u32,

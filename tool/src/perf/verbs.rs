@@ -25,7 +25,7 @@ pub enum Area {
 }
 
 /// The operations. Offsets are in bytes from the start of an area; words are in the landing area,
-/// or beside it if that is device memory.
+/// or next to it if that is device memory.
 pub trait Verbs {
     /// Returns whether this process plays a side.
     fn plays(&self, side: Side) -> bool;

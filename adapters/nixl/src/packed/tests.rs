@@ -176,7 +176,7 @@ fn answers_count_once_and_from_the_peer_of_their_transfer() {
         Sides { peers: &mut peers, locals: &locals, transfers: &mut transfers, buffers: &mut buffers };
     let mut take = |source, head: Head, rest: &[u8]| {
         let bytes = chunk(head, &[], rest);
-        // SAFETY: `bytes` lives during the call.
+        // SAFETY: `bytes` outlives the call.
         take_data(&mut sides, source, unsafe { Chunk::new(bytes.as_ptr(), bytes.len()) });
         let transfer = sides.transfers.get(number).unwrap();
         (transfer.waits, transfer.fault)
@@ -197,7 +197,7 @@ fn answers_count_once_and_from_the_peer_of_their_transfer() {
             (transfer.waits, transfer.fault) = (1, None);
         }
         let bytes = chunk(head, &[], &vec![3; len]);
-        // SAFETY: `bytes` lives during the call.
+        // SAFETY: `bytes` outlives the call.
         take_data(&mut sides, id, unsafe { Chunk::new(bytes.as_ptr(), bytes.len()) });
         assert_eq!(sides.transfers.get(number).unwrap().fault, Some(Status::BACKEND));
     }

@@ -242,7 +242,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
         protocol.stats.kept += 1;
         protocol.stats.kept_bytes += payload.len() as u64;
-        // SAFETY: `take` has just given the block to this message alone. The block holds `size`
+        // SAFETY: `take` has just given the block to only this message. The block holds `size`
         // bytes, and the payload was checked above to be no longer.
         unsafe { copy_message(payload.as_ptr(), protocol.blocks.bytes(block), payload.len()) };
         Ok(Kept::Block(block))

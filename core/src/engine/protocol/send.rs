@@ -243,7 +243,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             Payload::Bytes(bytes) => {
                 outgoing = protocol.outgoing.take(stream, source, len as u32, 0).ok_or(OpError::Again)?;
                 let block = protocol.outgoing.bytes(outgoing);
-                // SAFETY: `take` has given the block to this send alone. The block holds `eager`
+                // SAFETY: `take` has given the block to only this send. The block holds `eager`
                 // bytes, and the slice was checked to be no longer.
                 unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), block, len) };
                 block

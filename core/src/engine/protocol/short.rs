@@ -90,7 +90,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         account.grant_shorts(&mut protocol.shorts);
         protocol.stats.kept += 1;
         protocol.stats.kept_bytes += len as u64;
-        // SAFETY: `take_short` has just allocated the block to this message alone. The block holds
+        // SAFETY: `take_short` has just allocated the block to only this message. The block holds
         // `SHORT` bytes, and the payload was checked above to be no longer.
         unsafe { copy_message(payload.as_ptr(), protocol.blocks.bytes(block), len) };
         Ok(Kept::Block(block))

@@ -287,7 +287,7 @@ impl<T> Clone for RawShared<'_, T> {
 
 impl<T> Copy for RawShared<'_, T> {}
 
-// SAFETY: this is a `Shared` in another form, and the conditions are those of `Shared`.
+// SAFETY: this is a `Shared` in another form, and the same conditions apply.
 unsafe impl<T: Send + Sync> Send for RawShared<'_, T> {}
 
 impl<'m, T> RawShared<'m, T> {

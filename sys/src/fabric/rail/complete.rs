@@ -263,7 +263,7 @@ impl FabricRail {
     /// Returns its peer, if known.
     #[inline(never)]
     fn arrival(&mut self, entry: &Entry, place: *const Entry) -> Option<u16> {
-        // With `FI_RX_CQ_DATA` the context is that of a receive buffer. Otherwise it is not ours:
+        // With `FI_RX_CQ_DATA` the context belongs to a receive buffer. Otherwise it is not ours:
         // shm 1.17 returns the sender's context, a pointer of another process.
         if self.takes_receives && !entry.op_context.is_null() {
             let slot = entry.op_context.cast::<Slot>();

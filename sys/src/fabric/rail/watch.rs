@@ -2,8 +2,8 @@
 //!
 //! When a peer's process dies, some providers complete posts with errors, some retry for ever, and
 //! some return `FI_EAGAIN` for every post. So the rail watches for signs of life. A peer fails if
-//! it shows none within the deadline while a post to it is outstanding, or while its posts alone
-//! are rejected. The rail must have been polled meanwhile, so that a pause of this process fails no
+//! it shows none within the deadline while a post to it is outstanding, or while only its posts are
+//! rejected. The rail must have been polled meanwhile, so that a pause of this process fails no
 //! peer. The rail cannot know whether the peer's process is alive, so it reports
 //! [`PeerError::Lost`], never `Died`.
 

@@ -22,7 +22,7 @@ pub struct Tally {
     pub pss_bytes: u64,
 }
 
-/// A row of results. Its fields are those of the JSON, which `schema/job.json` describes.
+/// A row of results. The JSON has the same fields, which `schema/job.json` describes.
 #[derive(Clone, Debug, Serialize)]
 struct Row {
     schema_version: u32,
