@@ -1,6 +1,6 @@
 /* Measures 8-byte messages between two ranks: ping-pong latency (ns, median of batches) and rate
- * (M/s) with windows of 64 posted receives, as in tag-bw. compare-tag.sh prints the results beside
- * ours. */
+ * (M/s) with windows of 64 posted receives, as in tag-bw. compare-tag.sh prints the results next
+ * to ours. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>

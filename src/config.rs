@@ -31,7 +31,7 @@ pub struct Settings {
     /// Maximum number of sequence numbers that a stream has in flight: a power of two up to 2^19,
     /// and the same at both ends.
     pub window: u32,
-    /// Maximum number of events per queue, and of due streams, that a pass handles.
+    /// Maximum number of events per queue, and of streams with work to do, that a pass handles.
     pub batch: u32,
     /// Longest payload of a put-signal, in bytes, that is sent as one message. A rail to a peer may
     /// lower it.

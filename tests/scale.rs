@@ -399,8 +399,8 @@ fn a_peer_never_talked_to_costs_at_most_64_bytes() {
         node.close(Duration::from_secs(20)).unwrap();
         cost
     };
-    // Otherwise malloc reuses memory of an earlier node for zeroed tables, and clears it.
-    // SAFETY: a call with plain numbers.
+    // Otherwise malloc reuses memory of an earlier node for zeroed tables, and clears it. SAFETY:
+    // the call takes only numbers.
     unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, 64 << 10) };
     // The first node includes one-time costs.
     open(64);

@@ -106,7 +106,8 @@ pub struct Config {
     /// Maximum number of sequence numbers that a stream has in flight: a power of two up to 2^19.
     /// Both sides use the same window. Default: 128.
     pub window: u32,
-    /// Maximum number of events per queue, and of due streams, that a pass handles. Default: 32.
+    /// Maximum number of events per queue, and of streams with work to do, that a pass handles.
+    /// Default: 32.
     pub batch: u32,
     /// Longest payload of a put-signal that is sent as one message. A rail to a peer may lower it.
     /// Default: 192.

@@ -380,7 +380,7 @@ impl PerfArgs {
             )));
         }
         if self.streams.iter().any(|streams| !(1..=1024).contains(streams)) {
-            return Err(Failure::usage("--streams: numbers from 1 to 1024"));
+            return Err(Failure::usage("--streams: use numbers from 1 to 1024"));
         }
         match self.seeds {
             Some(0) => return Err(Failure::usage("--seeds 0: nothing would run; use at least 1")),

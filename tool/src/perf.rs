@@ -186,7 +186,7 @@ fn prepare<V: Verbs>(verbs: &mut V, job: &Job) -> Outcome {
     Ok(())
 }
 
-/// Runs a job as the sides that this process plays.
+/// Runs a job for the sides that this process plays.
 fn run_job<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Outcome<Tally> {
     verbs.set_timeout(job.timeout_ns);
     let (before, busy) = (verbs.out_of_order(), clock::processor_ns());

@@ -16,11 +16,11 @@ pub const SCHEMA_VERSION: u32 = 1;
 /// How payloads travelled from one device's memory into another process's, on the measuring side.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Moved {
-    /// Copies of a device.
+    /// Number of copies by a device.
     pub direct: u64,
-    /// Copies through bounce slots.
+    /// Number of copies through bounce slots.
     pub relayed: u64,
-    /// Stores of the processor.
+    /// Number of copies by the processor.
     pub stored: u64,
 }
 
@@ -44,7 +44,7 @@ pub struct Row {
     pub test: Test,
     /// How the two sides were connected.
     pub transport: Transport,
-    /// Rails between them.
+    /// Number of rails between the two sides.
     pub rails: usize,
     /// Payload in bytes.
     pub size: usize,

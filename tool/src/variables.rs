@@ -153,8 +153,8 @@ pub const VARIABLES: [Variable; 14] = [
     },
 ];
 
-/// Returns the settings of a run with this timeout in seconds. Unless the environment sets a
-/// deadline, no operation expires earlier.
+/// Returns the settings of a run with this timeout in seconds. The timeout is also the deadline of
+/// operations, unless the environment sets one.
 pub fn for_run(timeout: u64) -> Outcome<Settings> {
     from_environment(Settings { deadline: Duration::from_secs(timeout), ..Settings::DEFAULT })
 }

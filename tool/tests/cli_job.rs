@@ -95,11 +95,11 @@ fn a_rank_that_dies_before_all_have_joined_ends_the_job() {
     let leader = fishplate(line).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let ranks = loop {
         let ranks = ranks_of(leader.id());
-        // The first never joins, unless it has been faster than this. It is stopped once there is a
-        // second: the leader waits until a child has executed its program, and one that is stopped
-        // before never does.
+        // Stops the first rank, so that it does not join, unless it already has. Waits for the
+        // second rank before that: the leader starts it only when the first rank has executed its
+        // program, which a stopped process cannot do.
         if ranks.len() >= 2 {
-            // SAFETY: a call with plain numbers; the leader still waits for its children.
+            // SAFETY: the call takes only numbers, and the leader has not reaped this child yet.
             unsafe { libc::kill(ranks[0], libc::SIGSTOP) };
         }
         if ranks.len() == 3 {

@@ -152,7 +152,7 @@ impl Dial {
 /// Creates a non-blocking stream socket.
 fn socket(family: i32) -> io::Result<UnixStream> {
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    // SAFETY: the arguments are plain numbers, and the returned descriptor is ours to own.
+    // SAFETY: the arguments are numbers, and the returned descriptor is ours to own.
     unsafe {
         match libc::socket(family, kind, 0) {
             fd @ 0.. => Ok(UnixStream::from_raw_fd(fd)),

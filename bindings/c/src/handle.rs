@@ -41,9 +41,9 @@ pub struct FpNode {
 
 /// Maximum number of open nodes in a process.
 const SLOTS: usize = 64;
-/// Maximum number of nodes that one slot has in the life of the process.
+/// Maximum number of times that one slot is used in the life of the process.
 const USES: usize = 0xffff;
-/// The lowest bit of that number in a handle.
+/// The lowest bit of the use count in a handle.
 const USE: u32 = 48;
 const _: () = assert!(usize::BITS == 64 && size_of::<Slot>() == 32);
 

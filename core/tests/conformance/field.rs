@@ -77,7 +77,7 @@ pub fn leaked(len: usize) -> Region {
 /// Returns a copy of a region's bytes.
 pub fn look(region: &Region) -> Vec<u8> {
     let mut bytes = vec![0; region.len()];
-    // SAFETY: the region is never freed, and the copy has its length.
+    // SAFETY: the region is never freed, and the copy is as long as the region.
     unsafe { std::ptr::copy(region.ptr().as_ptr(), bytes.as_mut_ptr(), region.len()) };
     bytes
 }

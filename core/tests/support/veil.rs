@@ -52,7 +52,8 @@ pub fn unveil(ptr: NonNull<u8>) -> NonNull<u8> {
 pub fn peek(region: &Region, at: usize, len: usize) -> Vec<u8> {
     assert!(at + len <= region.len());
     let mut bytes = vec![0; len];
-    // SAFETY: the range was checked to be inside the region, and the buffer has its length.
+    // SAFETY: the range was checked to be inside the region, and the buffer is as long as the
+    // range.
     unsafe { std::ptr::copy(unveil(region.ptr()).as_ptr().add(at), bytes.as_mut_ptr(), len) };
     bytes
 }

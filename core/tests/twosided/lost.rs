@@ -93,7 +93,7 @@ fn a_header_of_a_lost_peer_held_by_a_receive_is_freed_once() {
     let status = own.finish(second);
     assert!(matches!(status.outcome, Received::Failed(_)), "{status:?}");
     check(&own.finish(first), Received::Ok, 1, 600, 600);
-    // Uses all headers at once: each belongs to its own message.
+    // Uses all headers at once, each for another message.
     passes(&mut own.engine, 20);
     for n in 3..3 + u64::from(SMALL.headers) {
         send(&mut own, honest, n);

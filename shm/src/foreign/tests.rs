@@ -98,8 +98,8 @@ fn what_is_put_aside_is_dropped_by_whoever_closes() {
 /// Creates a sealed memfd of `size` bytes. It holds `held` bytes of pages, some of them beyond its
 /// end.
 fn memory(name: &std::ffi::CStr, size: u64, held: u64) -> OwnedFd {
-    // SAFETY: `name` is a C string, and the other arguments are plain numbers. `memfd_create`
-    // returned `fd`, and nothing else owns it.
+    // SAFETY: `name` is a C string, and the other arguments are numbers. `memfd_create` returned
+    // `fd`, and nothing else owns it.
     let fd = unsafe {
         let fd = libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
         assert!(fd >= 0);

@@ -39,13 +39,14 @@ fn pair(ask: &Ask<'_>, config: FabricConfig, seed: u64) -> Link<FabricRail> {
     Link { rails: ends.into(), origin: 0, target: 1, to: TO, from: FROM }
 }
 
-/// Ends the target without a goodbye. Returns false if that loses nothing: a provider with
+/// Ends the target without a goodbye. Returns false if no operation would be lost: a provider with
 /// automatic progress may have completed all operations already.
 fn kill(link: &mut Link<FabricRail>) -> bool {
     let info = &link.rails[0].offer().info;
     let (major, minor) = info.library().version();
     if info.provider() == "shm" && major >= 2 {
-        // Between processes the provider would notice. The test in `processes` kills a process.
+        // The provider does not detect this death within one process. The test in `processes` kills
+        // another process.
         println!(
             "SKIPPED a peer that dies in the same process over shm: that of libfabric {major}.{minor} goes on reading the memory of an \
              endpoint that this process has closed, and crashes"

@@ -66,24 +66,25 @@ pub struct MatchArgs {
 }
 
 const HELP: &str = "\
-A unit is a receive with its message: post, arrival, match, completion. D is
-the depth.
-  P1-P5   a receive behind D others: exact behind exact, behind any source,
-          behind any tag, behind both of another communicator; any source
-          behind any source
-  P6-P9   D receives, then D messages in order, in reverse, at random; all with
-          one key
-  P10     one bit always ignored; the same tag from D other sources before it
-  P11     32 masks in turn
-  U1-U4   D messages, then receives in reverse: exact, any source, any tag,
-          both
-  U5      a mask not seen before, behind D messages, for 16 receives
-  U6      a probe that misses, and a matched probe with its receive, for D
-          messages
-  C1      post and cancel: from the oldest on, from the youngest on, at random
+A unit is a receive and its message: post, arrival, match, completion. D is
+the depth. An exact receive names source and tag, and compares every bit.
+  P1-P4   an exact receive behind D others: exact ones; from any source; of
+          any tag; of any source and tag, in another communicator
+  P5      a receive from any source behind D receives from any source
+  P6-P8   D receives, then their messages in order, in reverse, at random
+  P9      D equal receives, then their messages
+  P10     a receive behind D receives of the same tag from other sources; one
+          bit of the tag is always ignored
+  P11     a receive behind D others, with 32 masks in turn
+  U1-U4   D messages, then their receives in reverse: exact, from any source,
+          of any tag, of any source and tag
+  U5      receives with a new mask behind D messages; 16 receives per mask
+  U6      D messages; for each a probe that finds nothing, and a matched probe
+          with its receive
+  C1      post and cancel D receives: oldest first, youngest first, at random
   T1-T6   traces: halo exchange, all to all, master and workers, many to one,
-          threads, a runtime that takes anything
-max_ns is the longest single call, or unit where there is a background.
+          threads, a runtime that accepts any message
+max_ns is the longest single call, or the longest unit behind D others.
 instr_per_op is null where the kernel counts no instructions for this program
 (virtual machines, mostly); benches/budgets.sh counts them everywhere. ucx is
 found at run time (package libucx0) and runs over its transport to itself.";
