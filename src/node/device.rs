@@ -98,6 +98,22 @@ impl Node {
         Ok(Memory { id: registered?, len })
     }
 
+    /// Leaves memory of [`alloc_device`](Self::alloc_device) allocated for ever, for bindings whose
+    /// programs may still use it after the node is dropped. Asks peers to close it.
+    ///
+    /// # Errors
+    /// The memory was freed, or is not from `alloc_device`.
+    pub fn keep_device(&mut self, memory: Memory) -> Result<(), Error> {
+        behind!(self, |node| node.keep_device(memory));
+        let known = self.on_device.regions.iter_mut().find(|(id, _, ours)| *id == memory.id && *ours);
+        let (_, start, ours) = known.ok_or(AttachError::UnknownRegion)?;
+        // From now on the node frees it no more than memory of the program.
+        *ours = false;
+        let start = *start;
+        self.gpu()?.keep(start);
+        Ok(())
+    }
+
     /// Copies bytes into this node's device memory, and waits for the device.
     ///
     /// # Errors

@@ -6,11 +6,12 @@ use std::time::Duration;
 use fishplate::core::engine::tag::Tag;
 use fishplate::core::op::{Amo, AmoOp, Cmp, SignalOp};
 use fishplate::node::{Slice as Range, Source};
-use fishplate::{LocalAddr, PeerId, RemoteAddr};
+use fishplate::{Issued, LocalAddr, Node, PeerId, RemoteAddr};
 use pyo3::types::{PyAnyMethods, PyBytes, PyBytesMethods};
 use pyo3::{Bound, PyAny, PyResult, Python};
 
-use crate::error::misuse;
+use crate::error::{Fault, misuse};
+use crate::inner::Inner;
 use crate::lease::Held;
 use crate::memory::{Memory, Slice};
 use crate::peer::{Peer, Place, Remote};
@@ -23,21 +24,32 @@ pub(crate) enum Data<'py> {
     Region(Range, usize),
     /// A `bytes` object, which is immutable.
     Bytes(Bound<'py, PyBytes>),
-    /// Any other buffer.
+    /// Any other buffer of the host.
     View(View),
+    /// A buffer in memory of a device.
+    Device(Arc<View>),
 }
 
 /// A [`Data`] without Python objects, for calls that release the GIL.
+#[derive(Clone, Copy)]
 pub(crate) enum Payload<'a> {
     Region(Range),
     Bytes(&'a [u8]),
+    Device(&'a Arc<View>),
 }
 
 impl Payload<'_> {
-    pub fn source(&self) -> Source<'_> {
+    /// Issues a silent operation on the data.
+    #[inline(always)]
+    pub fn issue(
+        &self,
+        inner: &mut Inner,
+        issue: impl FnOnce(&mut Node, Source<'_>) -> Result<Issued, Fault>,
+    ) -> Result<(), Fault> {
         match self {
-            Payload::Region(range) => Source::Memory(*range),
-            Payload::Bytes(bytes) => Source::Bytes(bytes),
+            Payload::Region(range) => issue(&mut inner.node, Source::Memory(*range)).map(drop),
+            Payload::Bytes(bytes) => issue(&mut inner.node, Source::Bytes(bytes)).map(drop),
+            Payload::Device(view) => inner.issue_from_device(view, issue),
         }
     }
 
@@ -46,6 +58,8 @@ impl Payload<'_> {
         match self {
             Payload::Region(_) => true,
             Payload::Bytes(bytes) => bytes.len() <= HELD_MAX,
+            // Registering calls the driver.
+            Payload::Device(_) => false,
         }
     }
 }
@@ -56,6 +70,7 @@ impl Data<'_> {
             Data::Region(range, _) => Payload::Region(*range),
             Data::Bytes(bytes) => Payload::Bytes(bytes.as_bytes()),
             Data::View(view) => Payload::Bytes(view.bytes()),
+            Data::Device(view) => Payload::Device(view),
         }
     }
 
@@ -65,6 +80,7 @@ impl Data<'_> {
             Data::Region(range, len) => Held::Region(range, len),
             Data::Bytes(bytes) => Held::View(Arc::new(View::to_read(bytes.as_any())?)),
             Data::View(view) => Held::View(Arc::new(view)),
+            Data::Device(view) => Held::View(view),
         })
     }
 }
@@ -101,7 +117,10 @@ pub(crate) fn data<'py>(node: &Arc<Shared>, object: &Bound<'py, PyAny>) -> PyRes
     }
     Ok(match region(node, object)? {
         Some((range, len)) => Data::Region(range, len),
-        None => Data::View(View::to_read(object)?),
+        None => match View::to_read(object)? {
+            view if view.is_on_device() => Data::Device(Arc::new(view)),
+            view => Data::View(view),
+        },
     })
 }
 

@@ -1,21 +1,44 @@
-//! DLPack in both directions, for memory that processors access: tensors of other libraries as
-//! buffers of calls, and memory of the node as tensors of bytes. The structures are those of
-//! DLPack's `dlpack.h` before version 1.0, which every library still reads and writes.
+//! DLPack in both directions, for memory of the host and of CUDA devices: tensors of other
+//! libraries as buffers of calls, and memory of the node as tensors of bytes. The structures are
+//! those of DLPack's `dlpack.h` before version 1.0, which every library still reads and writes.
 
 use std::ffi::{CStr, c_void};
 use std::ptr::{self, NonNull};
+use std::sync::Arc;
 
 use pyo3::exceptions::PyBufferError;
+use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::{IntoPyObjectExt, ffi};
+use pyo3::types::PyDict;
 
 /// The name of a new capsule, and the name that the consumer of its tensor gives it.
 const FRESH: &CStr = c"dltensor";
 const TAKEN: &CStr = c"used_dltensor";
 
-/// `DLDeviceType`: memory of the host, plain or pinned by CUDA or ROCm.
+/// `DLDeviceType`: memory of the host, plain or pinned by CUDA or ROCm; and of a CUDA device, plain
+/// or managed.
 const CPU: i32 = 1;
 const HOST: [i32; 3] = [CPU, 3, 11];
+const CUDA: i32 = 2;
+const DEVICES: [i32; 2] = [CUDA, 13];
+
+/// The device of a tensor of ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum On {
+    Host,
+    /// The CUDA device with this number.
+    Cuda(u32),
+}
+
+impl On {
+    /// Returns the type and the number of the device.
+    pub fn device(self) -> (i32, i32) {
+        match self {
+            On::Host => (CPU, 0),
+            On::Cuda(ordinal) => (CUDA, ordinal as i32),
+        }
+    }
+}
 
 #[repr(C)]
 struct Plain {
@@ -47,14 +70,24 @@ impl Tensor {
     /// Takes the tensor of an object. `None`: the object has none.
     ///
     /// # Errors
-    /// The tensor is in device memory, or not contiguous.
+    /// The tensor is in memory of another kind of device, or not contiguous.
     pub fn of(object: &Bound<'_, PyAny>) -> PyResult<Option<Tensor>> {
         let Some(take) = object.getattr_opt("__dlpack__")? else { return Ok(None) };
         let (device, _): (i32, i32) = object.call_method0("__dlpack_device__")?.extract()?;
-        if !HOST.contains(&device) {
-            return Err(PyBufferError::new_err("the tensor is in device memory; copy it to the host"));
-        }
-        let capsule = take.call0()?;
+        let capsule = match device {
+            device if HOST.contains(&device) => take.call0()?,
+            // The caller has synchronised its streams, so the producer does nothing.
+            device if DEVICES.contains(&device) => {
+                let options = PyDict::new(object.py());
+                options.set_item("stream", -1)?;
+                take.call((), Some(&options))?
+            }
+            _ => {
+                return Err(PyBufferError::new_err(
+                    "the tensor is in memory of a device other than CUDA's; copy it to the host",
+                ));
+            }
+        };
         // SAFETY: the GIL is held, and the object is alive; only a capsule of this name has a
         // pointer.
         let managed = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), FRESH.as_ptr()) };
@@ -64,12 +97,18 @@ impl Tensor {
             return Err(PyErr::fetch(object.py()));
         }
         let tensor = Tensor(managed);
-        match tensor.is_contiguous() && tensor.len().is_some() && HOST.contains(&tensor.plain().device.0) {
+        let there = tensor.plain().device.0;
+        let known = HOST.contains(&there) || DEVICES.contains(&there);
+        match tensor.is_contiguous() && tensor.len().is_some() && known {
             true => Ok(Some(tensor)),
-            false => Err(PyBufferError::new_err(
-                "the tensor is not contiguous host memory; use .contiguous() or copy it to the host",
-            )),
+            false => Err(PyBufferError::new_err("the tensor is not contiguous; use .contiguous()")),
         }
+    }
+
+    /// Returns the number of the CUDA device with the tensor, if it is on one.
+    pub fn ordinal(&self) -> Option<u32> {
+        let (kind, ordinal) = self.plain().device;
+        DEVICES.contains(&kind).then_some(ordinal as u32)
     }
 
     fn plain(&self) -> &Plain {
@@ -138,18 +177,20 @@ struct Lent {
     managed: Managed,
     len: i64,
     _object: Py<PyAny>,
+    _loan: Option<Arc<()>>,
 }
 
 /// Lends bytes as a tensor of one dimension. The tensor keeps `object` alive, which keeps the
-/// bytes.
+/// bytes, and `loan`.
 pub(crate) fn lend<'py>(
     object: &Bound<'py, PyAny>,
-    start: NonNull<u8>,
-    len: usize,
+    (start, len): (NonNull<u8>, usize),
+    on: On,
+    loan: Option<Arc<()>>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let tensor = Plain {
         data: start.as_ptr().cast(),
-        device: (CPU, 0),
+        device: on.device(),
         dimensions: 1,
         code: 1,
         bits: 8,
@@ -159,7 +200,9 @@ pub(crate) fn lend<'py>(
         byte_offset: 0,
     };
     let managed = Managed { tensor, context: ptr::null_mut(), deleter: Some(give_back) };
-    let lent = Box::into_raw(Box::new(Lent { managed, len: len as i64, _object: object.clone().unbind() }));
+    let object_held = object.clone().unbind();
+    let lent = Lent { managed, len: len as i64, _object: object_held, _loan: loan };
+    let lent = Box::into_raw(Box::new(lent));
     // SAFETY: from `Box::into_raw`, and not shared yet. The capsule gets the managed tensor, and
     // `forget` frees it unless a consumer takes it.
     unsafe {
@@ -172,11 +215,6 @@ pub(crate) fn lend<'py>(
         }
         Ok(Bound::from_owned_ptr(object.py(), capsule))
     }
-}
-
-/// The device of [`lend`].
-pub(crate) fn device(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
-    (CPU, 0).into_bound_py_any(py)
 }
 
 /// Frees a tensor of [`lend`]. Its consumer calls this once, on any thread.

@@ -30,6 +30,8 @@ pub(crate) enum Fault {
     Broken,
     /// This thread is already inside a call of the node.
     Busy,
+    /// Tensors over the device memory exist.
+    Lent,
 }
 
 impl Fault {
@@ -55,6 +57,9 @@ impl Fault {
     pub fn raise(self, py: Python<'_>) -> PyErr {
         let (class, kind) = self.names();
         let text = match self {
+            Fault::Node(Error::NoGpu) => {
+                "the node was opened without a device; open it with `gpu=\"cuda:0\"`".into()
+            }
             Fault::Node(error) => error.to_string(),
             Fault::Open(error) => error.to_string(),
             Fault::System(error) => error.to_string(),
@@ -69,6 +74,7 @@ impl Fault {
             Fault::Forked => "the node belongs to the parent of this process; open one after the fork".into(),
             Fault::Broken => "an internal error of the library ended this node; please report it".into(),
             Fault::Busy => "this thread is in a call of the node, which runs this code".into(),
+            Fault::Lent => "tensors over the memory exist; drop them before it is freed".into(),
         };
         let made = py
             .import("fishplate._errors")
@@ -98,6 +104,7 @@ impl Fault {
             Fault::Forked => ("Closed", "forked"),
             Fault::Broken => ("Closed", "broken"),
             Fault::Busy => ("Error", "busy"),
+            Fault::Lent => ("InUse", "in_use"),
         }
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! A buffer of the program is registered while an operation reads or writes it. Its view is
 //! released after the node has deregistered it. If a provider keeps the memory forever, the process
-//! keeps the view forever. A buffer that cannot be registered is copied.
+//! keeps the view forever. A buffer of the host that cannot be registered is copied.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -11,12 +11,13 @@ use std::time::Duration;
 use fishplate::core::engine::protocol::{Received, Request, Status};
 use fishplate::core::error::{AttachError, OpError};
 use fishplate::core::op::{Completion, Outcome, Token};
-use fishplate::node::{Error, Memory, Slice};
+use fishplate::gpu::DevicePtr;
+use fishplate::node::{Error, Gpu, Memory, Slice, Source};
 use fishplate::{Issued, Node, PeerId};
 
 use crate::error::Fault;
 use crate::lease::{Begun, Brings, End, Flight, Flights, Held, Lease, Number, Registered};
-use crate::view::View;
+use crate::view::{Place, View};
 
 /// A node, its peers and its operations.
 pub(crate) struct Inner {
@@ -27,6 +28,10 @@ pub(crate) struct Inner {
     pub patience: Duration,
     pub connect_timeout: Duration,
     pub registered: Registered,
+    /// The device of the node.
+    pub gpu: Option<Gpu>,
+    /// Device memory of the node, with what its tensors hold.
+    pub devices: Vec<(Memory, Arc<()>)>,
     /// The connected peers, and whether one was ever disconnected. A disconnected peer may still
     /// write memory that it imported.
     pub peers: Vec<PeerId>,
@@ -82,14 +87,63 @@ impl Inner {
         }
     }
 
+    /// Issues a silent operation that reads device memory of the program. The memory stays
+    /// registered until the node no longer uses it.
+    #[cold]
+    pub fn issue_from_device(
+        &mut self,
+        view: &Arc<View>,
+        issue: impl FnOnce(&mut Node, Source<'_>) -> Result<Issued, Fault>,
+    ) -> Result<(), Fault> {
+        let (from, lease) = self.lend(view, false)?;
+        let issued = issue(&mut self.node, Source::Memory(from));
+        self.leave(lease);
+        issued.map(drop)
+    }
+
+    /// Copies device memory of the program, to send it. A receiver that read it directly would have
+    /// its allocation open for some time afterwards, while the program may free it.
+    #[cold]
+    pub fn copy_of(&mut self, view: &Arc<View>) -> Result<Vec<u8>, Fault> {
+        let mut bytes = vec![0; view.len()];
+        let (memory, offset) = self.register(view)?;
+        let copied = self.node.read_device(memory.at(offset as u64), &mut bytes);
+        self.leave(Lease { memory, view: Some(view.clone()), copies_out: false });
+        copied?;
+        Ok(bytes)
+    }
+
+    /// Registers a view as memory of the node. If it is in memory of a device, the range starts at
+    /// a multiple of 8 at or before the view, and the result is the offset of the view.
+    pub fn register(&mut self, view: &View) -> Result<(Memory, usize), Fault> {
+        let Place::Device(ordinal) = view.place() else {
+            // SAFETY: the callers hold the view until the node has deregistered it, else forever.
+            // This process accesses the bytes through Python and by raw copies only.
+            return Ok((unsafe { self.node.register(view.start(), view.len()) }?, 0));
+        };
+        if let (Some(Gpu::Cuda(ours)), Some(theirs)) = (self.gpu, ordinal)
+            && ours != theirs
+        {
+            let text = format!("the tensor is in memory of cuda:{theirs}, and the node has cuda:{ours}");
+            return Err(Fault::Misuse("device_memory", text));
+        }
+        let at = view.start().as_ptr().addr();
+        let offset = at % 8;
+        // SAFETY: the same as above. The driver aligns allocations to more than 8, so the bytes
+        // before the view belong to the same one, and nothing accesses them.
+        let memory = unsafe { self.node.register_device(DevicePtr((at - offset) as u64), offset + view.len()) }?;
+        Ok((memory, offset))
+    }
+
     fn lend(&mut self, view: &Arc<View>, writes: bool) -> Result<(Slice, Lease), Fault> {
         let (len, view) = (view.len(), view.clone());
+        if view.is_on_device() {
+            let (memory, offset) = self.register(&view)?;
+            let lease = Lease { memory, view: Some(view), copies_out: false };
+            return Ok((memory.slice(offset..), lease));
+        }
         if len != 0 && !view.is_readonly() && view.start().as_ptr().addr().is_multiple_of(8) {
-            // SAFETY: the lease holds the view. The view keeps the bytes in place until `leave` has
-            // deregistered them or the node is closed, else forever. They are writable. This
-            // process accesses them through Python and by raw copies only. Their handle is never
-            // exported, so no peer imports them.
-            let memory = unsafe { self.node.register(view.start(), len) }?;
+            let (memory, _) = self.register(&view)?;
             return Ok((memory.slice(..), Lease { memory, view: Some(view), copies_out: false }));
         }
         let memory = self.node.alloc(len.max(1))?;
@@ -132,6 +186,11 @@ impl Inner {
         while let Some(end) = self.node.next_recv() {
             self.ended(Number::Receive(end.request.to_raw()), End::Receive(end));
         }
+        self.leave_later();
+    }
+
+    /// Releases the memory of leases that the node no longer uses.
+    pub fn leave_later(&mut self) {
         for lease in std::mem::take(&mut self.flights.leaving) {
             self.leave(lease);
         }
@@ -195,6 +254,7 @@ impl Inner {
     /// Removes the record of freed memory. If `kept`, a provider still uses it, and its view stays
     /// forever.
     pub fn forget(&mut self, memory: Memory, kept: bool) {
+        self.devices.retain(|(known, _)| *known != memory);
         match self.registered.now.remove(&memory.at(0).region.to_raw()) {
             Some((view, _)) if kept => std::mem::forget(view),
             Some((view, true)) => self.registered.lent.push(view),

@@ -59,6 +59,11 @@ impl Held {
             Held::View(view) => view.len(),
         }
     }
+
+    /// True if the driver of a device must register the memory first, which may wait.
+    pub fn is_on_device(&self) -> bool {
+        matches!(self, Held::View(view) if view.is_on_device())
+    }
 }
 
 /// A buffer of the program that an operation uses.

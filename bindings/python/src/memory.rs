@@ -7,24 +7,33 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use fishplate::LocalAddr;
 use fishplate::core::error::{AttachError, OpError};
-use fishplate::node::{Error, Memory as Named};
+use fishplate::node::{Error, Gpu, Memory as Named};
 use fishplate::shm::Segment;
-use pyo3::exceptions::{PyBufferError, PyIndexError};
+use pyo3::exceptions::{PyAttributeError, PyBufferError, PyIndexError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PySlice, PyTuple};
 
-use crate::dlpack;
+use crate::dlpack::{self, On};
 use crate::error::Fault;
 use crate::inner::Inner;
-use crate::shared::{HELD_MAX, Shared};
+use crate::shared::{HELD_MAX, Shared, is_lent};
 use crate::view::View;
 
 /// Keeps the pages of memory mapped, possibly longer than the node exists.
 pub(crate) enum Pages {
     Own(Segment),
     Lent(Arc<View>),
+    /// Device memory at this address. It lives as long as the node does, or longer if tensors hold
+    /// the loan.
+    Device(NonNull<u8>, Arc<()>),
 }
+
+// SAFETY: the address is that of device memory, which is not tied to a thread. The other variants
+// are `Send` and `Sync`.
+unsafe impl Send for Pages {}
+// SAFETY: the same as for `Send`.
+unsafe impl Sync for Pages {}
 
 /// Registered memory of a node, with the buffer protocol.
 #[pyclass(frozen, module = "fishplate")]
@@ -56,15 +65,59 @@ impl Memory {
 
     /// Returns the address of an offset inside the memory.
     fn bytes(&self, start: u64) -> PyResult<NonNull<u8>> {
-        if self.freed.load(Ordering::Relaxed) {
+        if self.freed.load(Ordering::Relaxed) || self.is_on_device() && self.shared.is_closed() {
             return Err(PyBufferError::new_err("the memory was freed"));
         }
         let pages = match &self.pages {
             Pages::Own(segment) => segment.ptr(),
             Pages::Lent(lent) => lent.start(),
+            Pages::Device(start, _) => *start,
         };
         // SAFETY: an offset inside the pages.
         Ok(unsafe { pages.add(start as usize) })
+    }
+
+    fn is_on_device(&self) -> bool {
+        match &self.pages {
+            Pages::Own(_) => false,
+            Pages::Lent(lent) => lent.is_on_device(),
+            Pages::Device(..) => true,
+        }
+    }
+
+    /// Returns the device whose memory this is. The stand-in's memory is the host's.
+    fn on(&self) -> On {
+        match self.shared.gpu {
+            Some(Gpu::Cuda(ordinal)) if self.is_on_device() => On::Cuda(ordinal),
+            _ => On::Host,
+        }
+    }
+
+    /// Lends a range as a tensor that keeps `object` alive.
+    fn lend<'py>(
+        &self,
+        object: &Bound<'py, PyAny>,
+        (start, len): (u64, usize),
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let loan = match &self.pages {
+            Pages::Device(_, loan) => Some(loan.clone()),
+            _ => None,
+        };
+        dlpack::lend(object, (self.bytes(start)?, len), self.on(), loan)
+    }
+
+    /// Describes a range for libraries that use CUDA.
+    fn array<'py>(&self, py: Python<'py>, (start, len): (u64, usize)) -> PyResult<Bound<'py, PyDict>> {
+        if self.on() == On::Host {
+            return Err(PyAttributeError::new_err("the memory is not in a CUDA device"));
+        }
+        let array = PyDict::new(py);
+        array.set_item("shape", (len,))?;
+        array.set_item("typestr", "|u1")?;
+        array.set_item("data", (self.bytes(start)?.as_ptr().addr(), false))?;
+        array.set_item("version", 3)?;
+        array.set_item("stream", py.None())?;
+        Ok(array)
     }
 
     /// Fills a `Py_buffer` with a part of the memory. The buffer keeps `object` alive.
@@ -78,6 +131,11 @@ impl Memory {
         view: *mut ffi::Py_buffer,
         flags: c_int,
     ) -> PyResult<()> {
+        if self.is_on_device() {
+            return Err(PyBufferError::new_err(
+                "the memory is in a device; use a tensor over it, or `read` and `write`",
+            ));
+        }
         let at = self.bytes(start)?.as_ptr().cast();
         // SAFETY: `view` is null or the caller's structure. It receives a reference to `object`,
         // which keeps the pages alive. The range lies inside them, and is writable.
@@ -131,6 +189,9 @@ impl Memory {
     fn free(&self, py: Python<'_>) -> PyResult<()> {
         let memory = self.memory;
         let (gone, freed) = self.shared.enter(py, |inner| {
+            if matches!(&self.pages, Pages::Device(_, loan) if is_lent(loan)) {
+                return Err(Fault::Lent);
+            }
             inner.reap();
             let freed = inner.node.free(memory);
             let gone = inner.node.handle(memory).is_err();
@@ -148,8 +209,12 @@ impl Memory {
         let len = len.unwrap_or((self.memory.len() as u64).saturating_sub(offset) as usize);
         let at = self.place(py, offset, len)?;
         PyBytes::new_with(py, len, |bytes| {
-            let read = |inner: &mut Inner| Ok(inner.node.read(at, bytes)?);
-            match len <= HELD_MAX {
+            let on_device = self.is_on_device();
+            let read = |inner: &mut Inner| match on_device {
+                true => Ok(inner.node.read_device(at, bytes)?),
+                false => Ok(inner.node.read(at, bytes)?),
+            };
+            match len <= HELD_MAX && !on_device {
                 true => self.shared.enter(py, read),
                 false => self.shared.blocking(py, read),
             }
@@ -158,10 +223,14 @@ impl Memory {
 
     #[pyo3(signature = (data, offset=0))]
     fn write(&self, py: Python<'_>, data: &Bound<'_, PyAny>, offset: u64) -> PyResult<()> {
-        let view = View::to_read(data)?;
+        let view = View::to_read(data)?.on_host()?;
         let at = self.place(py, offset, view.len())?;
-        let write = |inner: &mut Inner| Ok(inner.node.write(at, view.bytes())?);
-        match view.len() <= HELD_MAX {
+        let on_device = self.is_on_device();
+        let write = |inner: &mut Inner| match on_device {
+            true => Ok(inner.node.write_device(at, view.bytes())?),
+            false => Ok(inner.node.write(at, view.bytes())?),
+        };
+        match view.len() <= HELD_MAX && !on_device {
             true => self.shared.enter(py, write),
             false => self.shared.blocking(py, write),
         }
@@ -205,11 +274,16 @@ impl Memory {
         _options: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let this = slf.get();
-        dlpack::lend(slf.as_any(), this.bytes(0)?, this.memory.len())
+        this.lend(slf.as_any(), (0, this.memory.len()))
     }
 
-    fn __dlpack_device__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        dlpack::device(py)
+    fn __dlpack_device__(&self) -> (i32, i32) {
+        self.on().device()
+    }
+
+    #[getter(__cuda_array_interface__)]
+    fn cuda_array<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        self.array(py, (0, self.memory.len()))
     }
 }
 
@@ -255,10 +329,15 @@ impl Slice {
         _options: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let this = slf.get();
-        dlpack::lend(slf.as_any(), this.memory.get().bytes(this.start)?, this.len)
+        this.memory.get().lend(slf.as_any(), (this.start, this.len))
     }
 
-    fn __dlpack_device__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        dlpack::device(py)
+    fn __dlpack_device__(&self) -> (i32, i32) {
+        self.memory.get().on().device()
+    }
+
+    #[getter(__cuda_array_interface__)]
+    fn cuda_array<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        self.memory.get().array(py, (self.start, self.len))
     }
 }

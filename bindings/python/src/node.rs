@@ -1,17 +1,21 @@
 //! The class `Node`.
 
 use std::collections::BTreeMap;
+use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::time::Duration;
 
 use fishplate::core::engine::tag::Tag;
-use fishplate::node::Slice;
+use fishplate::core::error::AttachError;
+use fishplate::gpu::GpuStats;
+use fishplate::node::{Error, Slice};
 use fishplate::{Notice, PeerId, Signal};
+use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 
-use crate::arguments::{self, anyone, data, here, tag, target, there};
+use crate::arguments::{self, Payload, anyone, data, here, tag, target, there};
 use crate::error::Fault;
 use crate::inner::Inner;
 use crate::lease::{Begun, Brings, Held};
@@ -42,8 +46,20 @@ impl Node {
         writes: bool,
         begin: impl Fn(&mut fishplate::Node, Slice) -> Result<Begun, Fault> + Sync,
     ) -> PyResult<Request> {
-        let flight = self.shared.issue(py, true, |inner| inner.begin(held, writes, &begin))?;
+        let at_once = !held.is_on_device();
+        let flight = self.shared.issue(py, at_once, |inner| inner.begin(held, writes, &begin))?;
         Ok(Request::new(&self.shared, flight))
+    }
+
+    /// Posts a receive into the node's memory, or into a buffer.
+    fn post(
+        &self,
+        py: Python<'_>,
+        into: &Held,
+        from: Option<PeerId>,
+        (tag, ignore): (Tag, Tag),
+    ) -> PyResult<Request> {
+        self.begin(py, into, true, |node, into| Ok(Begun::Posted(node.post_recv(from, tag, ignore, into, 0)?)))
     }
 
     fn receive(
@@ -68,7 +84,7 @@ impl Node {
     #[new]
     #[pyo3(signature = (*, fabric=None, shared_memory=true, providers=None, interfaces=None, max_rails=None,
         peers=None, regions=None, imports=None, operations=None, receives=None, patience=10.0,
-        connect_timeout=10.0, timeout=30.0, worker=None))]
+        connect_timeout=10.0, timeout=30.0, worker=None, gpu=None))]
     #[expect(clippy::too_many_arguments, reason = "settings, all of which have names and defaults")]
     fn open(
         py: Python<'_>,
@@ -86,14 +102,16 @@ impl Node {
         connect_timeout: f64,
         timeout: f64,
         worker: Option<Worker>,
+        gpu: Option<&str>,
     ) -> PyResult<Node> {
         let (providers, interfaces) = (providers.unwrap_or_default(), interfaces.unwrap_or_default());
         let rails = Rails { fabric, shared_memory, providers, interfaces, max_rails };
         let tables = Tables { peers, regions, imports, operations, receives };
         let seconds = |seconds| arguments::timeout(py, Duration::ZERO, Some(seconds));
         let waits = [seconds(patience)?, seconds(connect_timeout)?, seconds(timeout)?];
-        let builder = settings::builder(py, rails, tables, worker)?;
-        let opened = py.detach(|| Shared::open(builder, waits));
+        let gpu = gpu.map(|name| settings::gpu(py, name)).transpose()?;
+        let builder = settings::builder(py, rails, tables, gpu, worker)?;
+        let opened = py.detach(|| Shared::open(builder, gpu, waits));
         Ok(Node { shared: Arc::new(opened.map_err(|fault| fault.raise(py))?) })
     }
 
@@ -131,14 +149,32 @@ impl Node {
         Ok(Memory::new(&self.shared, memory, Pages::Own(segment)))
     }
 
+    fn alloc_device(&self, py: Python<'_>, len: usize) -> PyResult<Memory> {
+        let loan = Arc::new(());
+        let (memory, start) = self.shared.blocking(py, |inner| {
+            let memory = inner.node.alloc_device(len)?;
+            inner.devices.push((memory, loan.clone()));
+            Ok((memory, inner.node.device_ptr(memory.at(0))?))
+        })?;
+        let start = NonNull::new(ptr::without_provenance_mut(start.0 as usize));
+        let pages = Pages::Device(start.unwrap_or(NonNull::dangling()), loan);
+        Ok(Memory::new(&self.shared, memory, pages))
+    }
+
     fn register(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>) -> PyResult<Memory> {
         let view = Arc::new(View::to_write(buffer)?);
         let memory = self.shared.blocking(py, |inner| {
-            // SAFETY: `registered` holds the view until the node has released the memory. If peers
-            // may have imported it, the view stays until they know that the node is closed, else
-            // forever. This process accesses the bytes through Python and by raw copies only.
-            let memory = unsafe { inner.node.register(view.start(), view.len()) }?;
+            if view.is_on_device() && !view.start().as_ptr().addr().is_multiple_of(8) {
+                return Err(Error::from(AttachError::Misaligned).into());
+            }
+            // `registered` holds the view until the node has released the memory. If peers may have
+            // imported it, the view stays until they know that the node is closed, else forever.
+            let (memory, _) = inner.register(&view)?;
             inner.registered.insert(memory, view.clone());
+            if view.is_on_device() {
+                // A receiver of a message from it opens its allocation too.
+                inner.registered.exported(memory);
+            }
             Ok(memory)
         })?;
         Ok(Memory::new(&self.shared, memory, Pages::Lent(view)))
@@ -149,8 +185,7 @@ impl Node {
         let (data, to) = (self::data(&self.shared, data)?, there(&self.shared, to)?);
         let from = data.payload();
         self.shared.issue(py, from.is_short(), |inner| {
-            inner.node.put(from.source(), to, Notice::Silent)?;
-            Ok(())
+            from.issue(inner, |node, from| Ok(node.put(from, to, Notice::Silent)?))
         })
     }
 
@@ -168,8 +203,7 @@ impl Node {
         let signal = Signal { at: there(&self.shared, signal)?, op: arguments::signal(py, op)?, value };
         let from = data.payload();
         self.shared.issue(py, from.is_short(), |inner| {
-            inner.node.put_signal(from.source(), to, signal, Notice::Silent)?;
-            Ok(())
+            from.issue(inner, |node, from| Ok(node.put_signal(from, to, signal, Notice::Silent)?))
         })
     }
 
@@ -325,9 +359,13 @@ impl Node {
     #[pyo3(signature = (peer=None, timeout=None))]
     fn quiet(&self, py: Python<'_>, peer: Option<&Bound<'_, Peer>>, timeout: Option<f64>) -> PyResult<()> {
         let (peer, timeout) = (anyone(&self.shared, peer)?, self.timeout_of(py, timeout)?);
-        self.shared.wait(py, timeout, true, |inner, slice| match peer {
-            Some(peer) => Ok(inner.node.quiet(peer, slice)?),
-            None => Ok(inner.node.quiet_all(slice)?),
+        self.shared.wait(py, timeout, true, |inner, slice| {
+            match peer {
+                Some(peer) => inner.node.quiet(peer, slice)?,
+                None => inner.node.quiet_all(slice)?,
+            }
+            inner.leave_later();
+            Ok(())
         })
     }
 
@@ -348,8 +386,12 @@ impl Node {
         let data = self::data(&self.shared, data)?;
         let from = data.payload();
         self.shared.issue(py, from.is_short(), |inner| {
-            inner.node.send(peer, tag, from.source(), Notice::Silent)?;
-            Ok(())
+            let copy = match from {
+                Payload::Device(view) => Some(inner.copy_of(view)?),
+                _ => None,
+            };
+            let from = copy.as_deref().map_or(from, Payload::Bytes);
+            from.issue(inner, |node, from| Ok(node.send(peer, tag, from, Notice::Silent)?))
         })
     }
 
@@ -363,8 +405,13 @@ impl Node {
     ) -> PyResult<Request> {
         let (to, tag) = (arguments::peer(&self.shared, peer)?, self::tag(Some(tag))?);
         let data = self::data(&self.shared, data)?.held()?;
-        let flight = self.shared.issue(py, true, |inner| {
+        let flight = self.shared.issue(py, !data.is_on_device(), |inner| {
             match &data {
+                Held::View(view) if view.is_on_device() => {
+                    let copy = inner.copy_of(view)?;
+                    let sent = inner.node.send(to, tag, &copy[..], Notice::Silent)?;
+                    Ok(inner.issued(sent, Brings::Nothing, None))
+                }
                 // The bytes are copied at once or by the node, so the buffer may change afterwards.
                 Held::View(view) if view.is_readonly() || view.len() <= inner.node.eager_max(to) => {
                     let sent = inner.node.send(to, tag, view.bytes(), Notice::Silent)?;
@@ -389,12 +436,7 @@ impl Node {
     ) -> PyResult<Request> {
         let (into, from) = (target(&self.shared, into)?, anyone(&self.shared, source)?);
         let (tag, ignore) = (self::tag(tag)?, self::tag(ignore)?);
-        let flight = self.shared.issue(py, true, |inner| {
-            inner.begin(&into, true, |node, into| {
-                Ok(Begun::Posted(node.post_recv(from, tag, ignore, into, 0)?))
-            })
-        })?;
-        Ok(Request::new(&self.shared, flight))
+        self.post(py, &into, from, (tag, ignore))
     }
 
     #[pyo3(signature = (into, source=None, tag=None, ignore=None, timeout=None))]
@@ -406,13 +448,17 @@ impl Node {
         tag: Option<&Bound<'_, PyAny>>,
         ignore: Option<&Bound<'_, PyAny>>,
         timeout: Option<f64>,
-    ) -> PyResult<Message> {
+    ) -> PyResult<Py<PyAny>> {
         let (from, timeout) = (anyone(&self.shared, source)?, self.timeout_of(py, timeout)?);
         let (tag, ignore) = (self::tag(tag)?, self::tag(ignore)?);
         let view = View::to_write(into)?;
-        // SAFETY: `to_write` took the view, and this is its only slice.
+        if view.is_on_device() {
+            let request = self.post(py, &Held::View(Arc::new(view)), from, (tag, ignore))?;
+            return request.receive(py, timeout);
+        }
+        // SAFETY: `to_write` took the view, which is on the host, and this is its only slice.
         let into = unsafe { view.bytes_mut() };
-        self.receive(py, into, from, (tag, ignore), timeout)
+        self.receive(py, into, from, (tag, ignore), timeout)?.into_py_any(py)
     }
 
     #[pyo3(signature = (source=None, tag=None, ignore=None, max=65536, timeout=None))]
@@ -474,6 +520,12 @@ impl Node {
             ("failed", stats.failed),
             ("passes", stats.passes),
         ]))
+    }
+
+    fn gpu_stats(&self, py: Python<'_>) -> PyResult<Option<BTreeMap<&'static str, u64>>> {
+        let stats = self.shared.enter(py, |inner| Ok(inner.node.gpu_stats()))?;
+        let of = |stats: GpuStats| [("direct", stats.direct), ("relayed", stats.relayed), ("stored", stats.stored)];
+        Ok(stats.map(|stats| BTreeMap::from(of(stats))))
     }
 
     fn rails(&self, py: Python<'_>) -> PyResult<Vec<(String, String)>> {

@@ -37,6 +37,17 @@ impl Request {
         self.result(py, end)
     }
 
+    /// Waits for a receive, and returns its message. If it fails, nothing is received later, unless
+    /// a message has matched already.
+    pub fn receive(&self, py: Python<'_>, timeout: Duration) -> PyResult<Py<PyAny>> {
+        let message = self.finish(py, timeout);
+        if message.is_err() {
+            // The error of the wait is the one that tells.
+            let _ = self.cancel(py);
+        }
+        message
+    }
+
     fn result(&self, py: Python<'_>, end: End) -> PyResult<Py<PyAny>> {
         let ended = match &end {
             End::Done(_) => Ok(()),

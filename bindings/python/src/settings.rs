@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use fishplate::config::Settings;
-use fishplate::node::{Builder, Fabric};
+use fishplate::node::{Builder, Fabric, Gpu};
 use fishplate::worker::Options;
 use fishplate::{Limits, Node};
 use pyo3::prelude::*;
@@ -70,11 +70,18 @@ fn fabric(py: Python<'_>, wanted: Option<Wanted>) -> PyResult<Fabric> {
     }
 }
 
+/// Converts the name of a device.
+pub(crate) fn gpu(py: Python<'_>, name: &str) -> PyResult<Gpu> {
+    let wrong = |_| misuse(py, "setting", format!("gpu={name:?}: \"cuda:N\" or \"stand-in\""));
+    name.parse().map_err(wrong)
+}
+
 /// Converts settings to a builder. Its [`Node`] waits neither for room nor for peers.
 pub(crate) fn builder(
     py: Python<'_>,
     rails: Rails,
     tables: Tables,
+    gpu: Option<Gpu>,
     worker: Option<Worker>,
 ) -> PyResult<Builder> {
     let most = u16::MAX.into();
@@ -96,6 +103,10 @@ pub(crate) fn builder(
         .patience(Duration::ZERO)
         .connect_timeout(Duration::ZERO)
         .receives(limit(py, tables.receives, 1024, TABLE_MAX, "receives")? as usize);
+    let builder = match gpu {
+        Some(gpu) => builder.gpu(gpu),
+        None => builder,
+    };
     Ok(match worker {
         None | Some(Worker::Wanted(false)) => builder.wait_fd(),
         Some(Worker::Wanted(true)) => builder.worker(Options::default()),

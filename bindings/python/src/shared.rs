@@ -16,7 +16,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fishplate::PeerId;
-use fishplate::node::Builder;
+use fishplate::node::{Builder, Gpu};
 use pyo3::{PyResult, Python};
 
 use crate::calls::Calls;
@@ -59,6 +59,11 @@ fn me() -> usize {
     HERE.with(|here| std::ptr::from_ref(here).addr())
 }
 
+/// True if a tensor over this device memory exists. The node and the memory's object hold it too.
+pub(crate) fn is_lent(loan: &Arc<()>) -> bool {
+    Arc::strong_count(loan) > 2
+}
+
 enum State {
     Open(Box<Inner>),
     Closed,
@@ -76,6 +81,8 @@ pub(crate) struct Shared {
     /// Default timeout of calls.
     pub timeout: Duration,
     pub address: Vec<u8>,
+    /// The device of the node.
+    pub gpu: Option<Gpu>,
     /// The descriptor and counter for event loops. `None` if the node has no descriptor.
     pub calls: Option<Calls>,
 }
@@ -85,15 +92,25 @@ impl Shared {
     /// up to `patience` or the connect timeout. The connect timeout is also the default timeout.
     pub fn open(
         builder: Builder,
+        gpu: Option<Gpu>,
         [patience, connect_timeout, timeout]: [Duration; 3],
     ) -> Result<Shared, Fault> {
         let node = catch_unwind(|| builder.open()).map_err(|_| Fault::Broken)?.map_err(Fault::Open)?;
         let address = node.address();
         let calls = node.wait_fd().map(Calls::new).transpose().map_err(Fault::System)?;
         let (flights, registered) = (Flights::default(), Registered::default());
-        let peers = vec![];
-        let inner =
-            Inner { node, flights, registered, patience, connect_timeout, peers, disconnected: false };
+        let (peers, devices, disconnected) = (vec![], vec![], false);
+        let inner = Inner {
+            node,
+            flights,
+            registered,
+            patience,
+            connect_timeout,
+            gpu,
+            devices,
+            peers,
+            disconnected,
+        };
         Ok(Shared {
             state: Mutex::new(State::Open(Box::new(inner))),
             holder: AtomicUsize::new(0),
@@ -101,6 +118,7 @@ impl Shared {
             forks: FORKS.load(Ordering::Relaxed),
             timeout,
             address,
+            gpu,
             calls,
         })
     }
@@ -207,7 +225,7 @@ impl Shared {
             };
             drop(state);
             self.made();
-            let Inner { mut node, flights, registered, peers, disconnected, .. } = inner;
+            let Inner { mut node, flights, registered, devices, peers, disconnected, .. } = inner;
             let (own, lent) = registered.into_views();
             // Peers may write exported buffers until they know that this node is closing.
             let gone = |peer: PeerId| match node.peer_error(peer) {
@@ -216,7 +234,14 @@ impl Shared {
                 Err(_) => false,
             };
             let told = !lent.is_empty() && !disconnected && peers.into_iter().all(gone);
-            let closed = catch_unwind(AssertUnwindSafe(|| node.close(timeout)));
+            let closed = catch_unwind(AssertUnwindSafe(|| {
+                for (memory, loan) in devices {
+                    if is_lent(&loan) {
+                        node.keep_device(memory)?;
+                    }
+                }
+                node.close(timeout)
+            }));
             let closed = closed.map_or(Err(Fault::Broken), |closed| closed.map_err(Fault::from));
             let mut views = flights.into_views();
             views.extend(own);

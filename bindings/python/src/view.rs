@@ -1,11 +1,14 @@
-//! A buffer of the program, taken through Python's buffer protocol or DLPack. While a view exists,
-//! its object cannot move the bytes: for example, a `bytearray` refuses to grow.
+//! A buffer of the program, taken through Python's buffer protocol, DLPack or
+//! `__cuda_array_interface__`. While a view exists, its object cannot move the bytes: for example,
+//! a `bytearray` refuses to grow.
 
 use std::mem;
 use std::ptr::NonNull;
 
 use pyo3::exceptions::PyBufferError;
-use pyo3::{Bound, PyAny, PyErr, PyResult, Python, ffi};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use pyo3::{Bound, Py, PyAny, PyErr, PyResult, Python, ffi};
 
 use crate::dlpack::Tensor;
 
@@ -14,13 +17,23 @@ pub(crate) struct View {
     start: NonNull<u8>,
     len: usize,
     readonly: bool,
+    place: Place,
     _held: Held,
+}
+
+/// Where the bytes are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    Host,
+    /// In memory of a CUDA device, whose number may be known.
+    Device(Option<u32>),
 }
 
 #[expect(dead_code, reason = "held until they are dropped")]
 enum Held {
     Buffer(Buffer),
     Tensor(Tensor),
+    Object(Py<PyAny>),
 }
 
 /// Boxed because exporters may point into the structure.
@@ -48,7 +61,14 @@ impl View {
         let is_buffer = unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } == 1;
         if !is_buffer && let Some(tensor) = Tensor::of(object)? {
             let (start, len) = (tensor.start(), tensor.len().unwrap_or(0));
-            return Ok(View { start, len, readonly: false, _held: Held::Tensor(tensor) });
+            let place = match tensor.ordinal() {
+                Some(ordinal) if len > 0 => Place::Device(Some(ordinal)),
+                _ => Place::Host,
+            };
+            return Ok(View { start, len, readonly: false, place, _held: Held::Tensor(tensor) });
+        }
+        if !is_buffer && let Some(array) = object.getattr_opt("__cuda_array_interface__")? {
+            return View::of_array(object, &array, flags == ffi::PyBUF_WRITABLE);
         }
         // SAFETY: the structure consists of numbers and pointers that may be zero.
         let mut raw: Box<ffi::Py_buffer> = Box::new(unsafe { mem::zeroed() });
@@ -66,8 +86,46 @@ impl View {
             start: NonNull::new(raw.0.buf.cast()).unwrap_or(NonNull::dangling()),
             len: raw.0.len as usize,
             readonly: raw.0.readonly != 0,
+            place: Place::Host,
             _held: Held::Buffer(raw),
         })
+    }
+
+    /// Takes a device array by its `__cuda_array_interface__`.
+    fn of_array(object: &Bound<'_, PyAny>, array: &Bound<'_, PyAny>, writes: bool) -> PyResult<View> {
+        let wrong = |what: &str| PyBufferError::new_err(format!("__cuda_array_interface__: {what}"));
+        let array = array.cast::<PyDict>()?;
+        let get = |name: &str| array.get_item(name)?.ok_or_else(|| wrong(&format!("no {name:?}")));
+        let (start, readonly): (usize, bool) = get("data")?.extract()?;
+        let (shape, kind): (Vec<usize>, String) = (get("shape")?.extract()?, get("typestr")?.extract()?);
+        let width: Option<usize> = kind.get(2..).and_then(|width| width.parse().ok());
+        let width = width.filter(|_| kind.as_bytes()[1] != b't').ok_or_else(|| wrong("unknown type"))?;
+        let len = shape.iter().try_fold(width, |len, &extent| len.checked_mul(extent));
+        let len = len.filter(|&len| len <= isize::MAX as usize).ok_or_else(|| wrong("too long"))?;
+        let strides: Option<Vec<isize>> = match array.get_item("strides")? {
+            Some(strides) => strides.extract()?,
+            None => None,
+        };
+        let mut expected = width as isize;
+        for (&extent, stride) in shape.iter().rev().zip(strides.into_iter().flatten().rev()) {
+            if extent != 1 && stride != expected && len != 0 {
+                return Err(wrong("not contiguous; copy the array"));
+            }
+            expected = expected.saturating_mul(extent as isize);
+        }
+        if array.get_item("mask")?.is_some_and(|mask| !mask.is_none()) {
+            return Err(wrong("masked; copy the array"));
+        }
+        if readonly && writes {
+            return Err(wrong("read-only"));
+        }
+        let at = NonNull::new(std::ptr::without_provenance_mut(start));
+        let (start, place) = match at {
+            Some(at) if len > 0 => (at, Place::Device(None)),
+            None if len > 0 => return Err(wrong("no address")),
+            _ => (NonNull::dangling(), Place::Host),
+        };
+        Ok(View { start, len, readonly, place, _held: Held::Object(object.clone().unbind()) })
     }
 
     /// Returns the address of the first byte. It dangles if the buffer is empty.
@@ -85,8 +143,29 @@ impl View {
         self.readonly
     }
 
-    /// Returns the bytes, to be copied from.
+    /// Returns where the bytes are.
+    pub fn place(&self) -> Place {
+        self.place
+    }
+
+    /// True if the bytes are in memory of a device.
+    pub fn is_on_device(&self) -> bool {
+        self.place != Place::Host
+    }
+
+    /// Returns the view, unless it is on a device.
+    pub fn on_host(self) -> PyResult<View> {
+        match self.place {
+            Place::Host => Ok(self),
+            Place::Device(_) => Err(PyBufferError::new_err("the tensor is in memory of a device; copy it")),
+        }
+    }
+
+    /// Returns the bytes, to be copied from. Memory of a device has none.
     pub fn bytes(&self) -> &[u8] {
+        if self.is_on_device() {
+            return &[];
+        }
         // SAFETY: the exporter keeps `len` bytes in place while the view exists. The program may
         // write them at the same time. They are only copied and nothing depends on their values, so
         // at worst the peer receives a mix.
@@ -96,7 +175,8 @@ impl View {
     /// Returns the bytes, to be copied to.
     ///
     /// # Safety
-    /// The view was taken by [`to_write`](Self::to_write), and no other slice of it is in use.
+    /// The view was taken by [`to_write`](Self::to_write), is [on the host](Self::on_host), and no
+    /// other slice of it is in use.
     #[expect(clippy::mut_from_ref, reason = "the bytes are the exporter's, not the view's")]
     pub unsafe fn bytes_mut(&self) -> &mut [u8] {
         // SAFETY: the exporter keeps `len` writable bytes in place while the view exists. The

@@ -24,11 +24,17 @@ WAYS = {
 }
 
 
+GPUS = {
+    "stand-in": {"fabric": "off", "gpu": "stand-in"},
+    "cuda": {"fabric": "off", "gpu": "cuda:0"},
+}
+
+
 @functools.cache
 def why_not(way):
     """Returns why this machine lacks a transport, or None."""
     try:
-        fishplate.Node(**WAYS[way]).close()
+        fishplate.Node(**(WAYS | GPUS)[way]).close()
     except fishplate.Error as error:
         return str(error)
 
@@ -48,7 +54,7 @@ def free_address():
 def _process(address, size, target, way, arguments, results):
     try:
         job = fishplate.Job(address, size, SOON)
-        with fishplate.Node(timeout=SOON, **WAYS[way]) as node:
+        with fishplate.Node(timeout=SOON, **(WAYS | GPUS)[way]) as node:
             peers = {}
             for rank, theirs in enumerate(job.allgather(node.address)):
                 if rank != job.rank:

@@ -24,12 +24,19 @@ __version__: str
 ADDRESS_MAX: int
 
 class _Tensor(Protocol):
-    """A tensor in memory of the host, by DLPack."""
+    """A tensor in memory of the host or of a CUDA device, by DLPack. One of a device is asked for
+    with `stream=-1`."""
 
     def __dlpack__(self) -> Any: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
-_Buffer: TypeAlias = Buffer | _Tensor
+class _Array(Protocol):
+    """An array in memory of a CUDA device, as of numba."""
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]: ...
+
+_Buffer: TypeAlias = Buffer | _Tensor | _Array
 _Signal = Literal["set", "add"]
 _Compare = Literal["==", "!=", ">=", ">", "<=", "<"]
 _Atomic = Literal["set", "add", "and", "or", "xor", "swap", "compare_swap", "fetch"]
@@ -55,6 +62,7 @@ class Node:
         connect_timeout: float = 10.0,
         timeout: float = 30.0,
         worker: bool | int | None = None,
+        gpu: str | None = None,
     ) -> Self:
         """Opens a node over shared memory, and over libfabric if it is installed.
 
@@ -63,7 +71,9 @@ class Node:
         limit how many exist at once. `patience` is the maximum time in seconds that an operation
         waits for room. `connect_timeout` is the maximum time that the first use of a peer waits for
         its connection. `timeout` is the default timeout. `worker` starts a thread that makes
-        progress while the program computes; a number also pins it to that processor."""
+        progress while the program computes; a number also pins it to that processor. `gpu` is the
+        device whose memory peers can access: "cuda:N", or "stand-in" for host memory in its
+        place."""
 
     @property
     def address(self) -> bytes:
@@ -80,14 +90,18 @@ class Node:
         """Allocates zeroed memory that peers can access. It stays registered until it is freed or
         the node is closed. Arrays over it keep the bytes alive longer."""
 
+    def alloc_device(self, len: int) -> Memory:
+        """Allocates memory of the node's device that peers can access, with any contents."""
+
     def register(self, buffer: _Buffer) -> Memory:
         """Registers a writable buffer whose address is a multiple of 8, and holds it until it is
         freed. If `handle` was called, holds it until the node is closed, because peers on this host
-        write it through the kernel. If a peer does not learn of the close, holds it forever."""
+        access it without the node. If a peer does not learn of the close, holds it forever."""
 
     def put(self, data: Memory | Slice | _Buffer, to: Remote | Place) -> None:
-        """Writes to memory of a peer. A buffer may be reused on return. Memory of the node must not
-        change until `quiet`."""
+        """Writes to memory of a peer. A buffer of the host may be reused on return. Memory of the
+        node and of a device must not change until `quiet`. Finish the work that writes device
+        memory first: no stream is waited for. This holds for all calls."""
 
     def put_signal(
         self,
@@ -184,8 +198,8 @@ class Node:
         """Makes later writes to the peer land after everything issued earlier. Does not wait."""
 
     def send(self, peer: Peer, tag: int, data: Memory | Slice | _Buffer) -> None:
-        """Sends a message. A buffer may be reused on return. Memory of the node must not change
-        until `quiet`. The first message to a peer waits until the peer is connected."""
+        """Sends a message. A buffer of the host may be reused on return. Memory of the node and of
+        a device must not change until `quiet`. The first message to a peer waits until the peer is connected."""
 
     def isend(self, peer: Peer, tag: int, data: Memory | Slice | _Buffer) -> Request:
         """Starts to send. Holds a long writable buffer until the request completes."""
@@ -233,6 +247,10 @@ class Node:
     def stats(self) -> dict[str, int]:
         """Returns the counters of the engine."""
 
+    def gpu_stats(self) -> dict[str, int] | None:
+        """Returns how many transfers of device memory the device copied ("direct"), went through
+        host memory ("relayed"), and the processor copied ("stored"). `None`: no device."""
+
     def rails(self) -> list[tuple[str, str]]:
         """Returns the provider and the interface of each libfabric rail."""
 
@@ -262,13 +280,16 @@ class Peer:
 
 @final
 class Memory:
-    """Registered memory. It has the buffer protocol: `numpy.frombuffer(memory)` and
-    `torch.frombuffer(memory, dtype=...)` copy nothing."""
+    """Registered memory. Memory of the host has the buffer protocol: `numpy.frombuffer(memory)` and
+    `torch.frombuffer(memory, dtype=...)` copy nothing. Memory of a CUDA device has
+    `__cuda_array_interface__`. Both are tensors of bytes, by DLPack."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, range: slice, /) -> Slice: ...
     def __dlpack__(self, **_options: Any) -> Any: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
     def at(self, offset: int, len: int | None = None) -> Slice:
         """Returns a range, by default to the end of the memory."""
@@ -277,7 +298,9 @@ class Memory:
         """Returns the handle with which peers import the memory."""
 
     def free(self) -> None:
-        """Frees the memory. Arrays over it stay valid, but no peer writes there any more."""
+        """Frees the memory. Arrays over memory of the host stay valid, but no peer writes there any
+        more. Memory of `alloc_device` is not freed while tensors over it exist (`InUse`). Arrays by
+        `__cuda_array_interface__` do not count; they become invalid."""
 
     def read(self, offset: int = 0, len: int | None = None) -> bytes: ...
     def write(self, data: _Buffer, offset: int = 0) -> None: ...
@@ -298,6 +321,8 @@ class Slice:
     def __len__(self) -> int: ...
     def __dlpack__(self, **_options: Any) -> Any: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 @final
