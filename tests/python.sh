@@ -43,7 +43,8 @@ say "its licences and stubs are inside" bash -c "for file in LICENSE-MIT LICENSE
 
 # Each test prints ok, FAILED or SKIPPED.
 cd "$place" || exit
-timeout --kill-after=10 1500 python3 -m pytest -p no:cacheprovider -rs -q --rootdir "$package" "$package/tests" >"$place/log" 2>&1 </dev/null
+timeout --kill-after=10 1500 python3 -m pytest -p no:cacheprovider -rs -q --rootdir "$package" "$package/tests" \
+    --ignore "$package/tests/test_devices.py" >"$place/log" 2>&1 </dev/null
 status=$?
 grep -o 'SKIPPED .*: .*' "$place/log" | sort -u
 if [ $status = 0 ]; then
@@ -54,13 +55,34 @@ else
     tail -n 100 "$place/log"
 fi
 
+# Device memory over a driver without a GPU. tests/python-gpu.sh does the same on a GPU.
+cd "$package/../.." || exit
+mkdir "$place/fake"
+say "the driver without a GPU is built" cargo build --locked --quiet -p fishplate-fake-cuda
+cp "${CARGO_TARGET_DIR:-target}/debug/libfishplate_fake_cuda.so" "$place/fake/libcuda.so"
+# devices MODE: runs the tests of device memory over that driver; nothing may be skipped or misused
+devices() {
+    rm -f "$place/report"
+    env LD_LIBRARY_PATH="$place/fake" FAKE_CUDA="$1" FAKE_CUDA_REPORT="$place/report" python3 -m pytest \
+        -p no:cacheprovider -rs -q --rootdir "$package" "$package/tests/test_devices.py" >"$place/seen" 2>&1
+    local status=$?
+    cat "$place/seen" "$place/report"
+    [ $status = 0 ] && ! grep SKIPPED "$place/seen" && ! grep -v ' violations \[\]$' "$place/report"
+}
+export -f devices
+export place package
+for mode in "" late,segments flush,nowords; do
+    say "device memory over a fake driver${mode:+: $mode}" bash -c 'devices "$0"' "$mode"
+done
+
 # The examples in the documentation pages. Their undefined names stand for objects of a program.
 cd "$package/../.." || exit
 code() { sed -n '/^```python$/,/^```$/{ /^```/!p }' "$1"; }
 {
+    echo 'from typing import Any'
     echo 'import fishplate'
     echo 'from fishplate.direct import Inlet, Outlet'
-    echo 'async def page(their_address: bytes, their_handle: bytes, array: bytes, buffer: bytearray, tensor: memoryview) -> None:'
+    echo 'async def page(their_address: bytes, their_handle: bytes, array: bytes, buffer: bytearray, tensor: memoryview, torch: Any) -> None:'
     code docs/python.md | sed 's/^/    /'
 } >"$place/page.py"
 code "$package/README.md" >"$place/readme.py"

@@ -131,7 +131,8 @@ impl Inner {
         let offset = at % 8;
         // SAFETY: the same as above. The driver aligns allocations to more than 8, so the bytes
         // before the view belong to the same one, and nothing accesses them.
-        let memory = unsafe { self.node.register_device(DevicePtr((at - offset) as u64), offset + view.len()) }?;
+        let memory =
+            unsafe { self.node.register_device(DevicePtr((at - offset) as u64), offset + view.len()) }?;
         Ok((memory, offset))
     }
 

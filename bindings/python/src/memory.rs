@@ -115,6 +115,7 @@ impl Memory {
         array.set_item("shape", (len,))?;
         array.set_item("typestr", "|u1")?;
         array.set_item("data", (self.bytes(start)?.as_ptr().addr(), false))?;
+        array.set_item("strides", py.None())?;
         array.set_item("version", 3)?;
         array.set_item("stream", py.None())?;
         Ok(array)

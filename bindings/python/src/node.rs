@@ -59,7 +59,9 @@ impl Node {
         from: Option<PeerId>,
         (tag, ignore): (Tag, Tag),
     ) -> PyResult<Request> {
-        self.begin(py, into, true, |node, into| Ok(Begun::Posted(node.post_recv(from, tag, ignore, into, 0)?)))
+        self.begin(py, into, true, |node, into| {
+            Ok(Begun::Posted(node.post_recv(from, tag, ignore, into, 0)?))
+        })
     }
 
     fn receive(
@@ -524,7 +526,9 @@ impl Node {
 
     fn gpu_stats(&self, py: Python<'_>) -> PyResult<Option<BTreeMap<&'static str, u64>>> {
         let stats = self.shared.enter(py, |inner| Ok(inner.node.gpu_stats()))?;
-        let of = |stats: GpuStats| [("direct", stats.direct), ("relayed", stats.relayed), ("stored", stats.stored)];
+        let of = |stats: GpuStats| {
+            [("direct", stats.direct), ("relayed", stats.relayed), ("stored", stats.stored)]
+        };
         Ok(stats.map(|stats| BTreeMap::from(of(stats))))
     }
 

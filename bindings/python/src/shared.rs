@@ -100,17 +100,8 @@ impl Shared {
         let calls = node.wait_fd().map(Calls::new).transpose().map_err(Fault::System)?;
         let (flights, registered) = (Flights::default(), Registered::default());
         let (peers, devices, disconnected) = (vec![], vec![], false);
-        let inner = Inner {
-            node,
-            flights,
-            registered,
-            patience,
-            connect_timeout,
-            gpu,
-            devices,
-            peers,
-            disconnected,
-        };
+        let inner =
+            Inner { node, flights, registered, patience, connect_timeout, gpu, devices, peers, disconnected };
         Ok(Shared {
             state: Mutex::new(State::Open(Box::new(inner))),
             holder: AtomicUsize::new(0),
