@@ -26,7 +26,7 @@ pub(crate) enum Data<'py> {
     Bytes(Bound<'py, PyBytes>),
     /// Any other buffer of the host.
     View(View),
-    /// A buffer in memory of a device.
+    /// A buffer in device memory.
     Device(Arc<View>),
 }
 

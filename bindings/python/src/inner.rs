@@ -113,7 +113,7 @@ impl Inner {
         Ok(bytes)
     }
 
-    /// Registers a view as memory of the node. If it is in memory of a device, the range starts at
+    /// Registers a view as memory of the node. If it is in device memory, the range starts at
     /// a multiple of 8 at or before the view, and the result is the offset of the view.
     pub fn register(&mut self, view: &View) -> Result<(Memory, usize), Fault> {
         let Place::Device(ordinal) = view.place() else {

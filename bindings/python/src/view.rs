@@ -148,7 +148,7 @@ impl View {
         self.place
     }
 
-    /// True if the bytes are in memory of a device.
+    /// True if the bytes are in device memory.
     pub fn is_on_device(&self) -> bool {
         self.place != Place::Host
     }
@@ -157,7 +157,9 @@ impl View {
     pub fn on_host(self) -> PyResult<View> {
         match self.place {
             Place::Host => Ok(self),
-            Place::Device(_) => Err(PyBufferError::new_err("the tensor is in memory of a device; copy it")),
+            Place::Device(_) => {
+                Err(PyBufferError::new_err("the tensor is in device memory; copy it to the host"))
+            }
         }
     }
 
