@@ -60,7 +60,7 @@ impl fmt::Display for ExportError {
             ExportError::BadRange { there } => {
                 write!(
                     f,
-                    "the range exceeds its allocation, which ends {there} bytes after the start of the range"
+                    "invalid range: empty, or beyond its allocation, which ends {there} bytes after the range's start"
                 )
             }
             ExportError::Segments { max, there } => write!(
