@@ -1,6 +1,7 @@
-# !/usr/bin/env bash Checks the static tracing probes of the feature `probes`. A program built with
-# the feature has a note for each probe, with the address of a nop. A program built without it has
-# no notes. Needs no tracer.
+#!/usr/bin/env bash
+# Checks the static tracing probes of the feature `probes`. A program built with the feature has a
+# note for each probe, with the address of a nop. A program built without it has no notes. Needs no
+# tracer.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source tests/need.sh

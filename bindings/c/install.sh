@@ -15,7 +15,10 @@ version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 root=${DESTDIR:-}
 install -d "$root$libdir/pkgconfig" "$root$prefix/include"
 install -m 644 include/fishplate.h "$root$prefix/include/"
-install -m 755 "$target/$folder/libfishplate_c.so" "$root$libdir/libfishplate.so.$version"
+# Gives the symbols their version. A library that Rust links has none.
+"${CC:-cc}" -shared -o "$root$libdir/libfishplate.so.$version" -Wl,-soname,libfishplate.so.0 \
+    -Wl,--version-script=fishplate.map -Wl,--whole-archive "$target/$folder/libfishplate_c.a" \
+    -Wl,--no-whole-archive -Wl,--gc-sections -Wl,-z,defs -Wl,-z,relro,-z,now -lgcc_s -lpthread -ldl -lm -lc
 install -m 644 "$target/$folder/libfishplate_c.a" "$root$libdir/libfishplate.a"
 ln -sf "libfishplate.so.$version" "$root$libdir/libfishplate.so.0"
 ln -sf libfishplate.so.0 "$root$libdir/libfishplate.so"

@@ -9,9 +9,10 @@
  * The thread that opens a node owns it. After fp_node_unbind the next thread that calls into the
  * node owns it. Calls of other threads fail with -EPERM. A signal handler must not call any
  * function. If it interrupts a call on a node and calls into the same node, that call fails with
- * -EBUSY. After fork, all handles are closed in the child. No function invokes callbacks, installs
- * a signal handler or reads the environment. The library starts at most one thread, which closes
- * descriptors.
+ * -EBUSY. After fork, all handles are closed in the child. If a signal handler that has interrupted
+ * a call forks, its child must call exec or _exit before the handler returns. No function invokes
+ * callbacks, installs a signal handler or reads the environment. The library starts at most one
+ * thread, which closes descriptors.
  *
  * Timeouts are in milliseconds: 0 checks once, a negative one never expires. */
 #ifndef FISHPLATE_H

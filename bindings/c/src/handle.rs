@@ -133,8 +133,8 @@ extern "C" fn in_child() {
         let name = slot.name.load(Ordering::Relaxed);
         slot.key.store(0, Ordering::Relaxed);
         slot.name.store(name | CLOSED, Ordering::Relaxed);
-        // SAFETY: a child has one thread, and no call of its own is in progress: a call that the
-        // parent was in does not return here.
+        // SAFETY: a child has one thread, and no call is in progress in it. If a signal handler has
+        // interrupted a call and forks, the header requires that the child never returns to it.
         unsafe { *slot.inner.get() = ptr::null_mut() };
         slot.owner.store(0, Ordering::Relaxed);
     }
