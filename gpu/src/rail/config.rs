@@ -50,7 +50,7 @@ impl Default for GpuConfig {
         GpuConfig {
             ops: 256,
             max_regions: 256,
-            chunk: 1 << 20,
+            chunk: 16 << 20,
             spread: 4,
             done_channel: true,
             done_words: 256,

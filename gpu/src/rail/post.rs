@@ -305,7 +305,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         let Some(index) = self.begin(op) else { return Err(PostError::Again) };
         for turn in 0..used {
             let stream = (first + turn) % self.streams.count();
-            self.streams.mark(self.sharing.driver(), stream, Owner::Op(index));
+            self.streams.add(self.sharing.driver(), stream, Owner::Op(index));
         }
         self.stats.direct += 1;
         Ok(Posted::Pending)

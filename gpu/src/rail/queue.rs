@@ -1,5 +1,6 @@
 //! The work queued on the device, and its completions. Copies in one stream complete in order, so
-//! only the oldest mark of each stream is polled. Does not allocate or wait.
+//! only the oldest mark of each stream is polled, and one mark may stand for several copies. Does not
+//! allocate or wait.
 
 use std::collections::VecDeque;
 
@@ -28,13 +29,6 @@ pub(super) enum Owner {
     Emptying { peer: Peer, life: u32, number: u64 },
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Queued {
-    /// The mark, or `None` if the device had no free mark, so that setting it must be retried.
-    mark: Option<Mark>,
-    owner: Owner,
-}
-
 /// The outcome of queued work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
@@ -44,11 +38,43 @@ pub(super) enum End {
     Unknown(i32),
 }
 
+/// Maximum number of marks in flight per stream. With two, the device always has a mark ahead of it
+/// while the first is handled. Work behind them shares the next mark, because each costs driver calls.
+const MARKS: usize = 2;
+
+/// A stream, and the work queued on it. Work is numbered in order.
+#[derive(Debug)]
+struct Stream {
+    queued: VecDeque<Owner>,
+    /// The number of the oldest queued work.
+    front: u64,
+    /// Work with lower numbers has this outcome.
+    over: (u64, End),
+    /// The marks in flight, each with the number of the first work behind it.
+    marks: VecDeque<(Mark, u64)>,
+}
+
+impl Stream {
+    fn back(&self) -> u64 {
+        self.front + self.queued.len() as u64
+    }
+
+    /// Marks the end of the queued work, unless a mark already follows it or enough are in flight.
+    fn mark<D: Device>(&mut self, device: &mut D, stream: u8) -> Result<(), DeviceError> {
+        let marked = self.marks.back().map_or(self.over.0, |&(_, behind)| behind);
+        if marked < self.back() && self.marks.len() < MARKS {
+            let mark = device.mark(stream)?;
+            self.marks.push_back((mark, self.back()));
+        }
+        Ok(())
+    }
+}
+
 /// The streams of the device.
 #[derive(Debug)]
 pub(super) struct Streams {
-    streams: Box<[VecDeque<Queued>]>,
-    /// Number of outstanding marks.
+    streams: Box<[Stream]>,
+    /// The number of items of queued work whose outcome is not known.
     out: u32,
     most: u32,
     first: usize,
@@ -57,37 +83,43 @@ pub(super) struct Streams {
 impl Streams {
     pub(super) fn new(streams: u8, marks: u32, room: usize) -> Self {
         let most = marks.min(u32::try_from(room).unwrap_or(u32::MAX));
-        let streams = (0..streams.max(1)).map(|_| VecDeque::with_capacity(most as usize)).collect();
-        Streams { streams, out: 0, most, first: 0 }
+        let stream = || Stream {
+            queued: VecDeque::with_capacity(most as usize),
+            front: 0,
+            over: (0, End::Reached),
+            marks: VecDeque::with_capacity(MARKS),
+        };
+        Streams { streams: (0..streams.max(1)).map(|_| stream()).collect(), out: 0, most, first: 0 }
     }
 
     pub(super) fn count(&self) -> u8 {
         self.streams.len() as u8
     }
 
-    /// Returns the number of available marks.
+    /// Returns how much more work may be queued.
     pub(super) fn room(&self) -> u32 {
         self.most - self.out
     }
 
-    /// Returns the number of queued items that have not completed.
+    /// Returns the number of items of queued work whose outcome is not known.
     pub(super) fn out(&self) -> u32 {
         self.out
     }
 
-    /// Returns a stream with few outstanding marks.
+    /// Returns a stream with little queued work.
     pub(super) fn idle(&self) -> u8 {
-        let lens = self.streams.iter().map(VecDeque::len).enumerate();
+        let lens = self.streams.iter().map(|stream| stream.queued.len()).enumerate();
         lens.min_by_key(|&(_, len)| len).map_or(0, |(i, _)| i as u8)
     }
 
-    /// Marks the end of the work queued on a stream. Call it only if [`room`](Streams::room) is not
-    /// 0.
-    pub(super) fn mark<D: Device>(&mut self, device: &mut D, stream: u8, owner: Owner) {
-        // If the device has no free mark, a later mark suffices, because it also follows this work.
-        let mark = device.mark(stream).ok();
+    /// Adds the owner of the work queued last on a stream. Call it only if [`room`](Streams::room)
+    /// is not 0.
+    pub(super) fn add<D: Device>(&mut self, device: &mut D, stream: u8, owner: Owner) {
+        let known = &mut self.streams[usize::from(stream)];
+        known.queued.push_back(owner);
         self.out += 1;
-        self.streams[usize::from(stream)].push_back(Queued { mark, owner });
+        // If the device has no free mark, a later one suffices, because it also follows this work.
+        _ = known.mark(device, stream);
     }
 
     /// Returns the next completion, if there is one. An error means that the device is lost.
@@ -97,46 +129,48 @@ impl Streams {
         }
         let n = self.streams.len();
         for i in 0..n {
-            let stream = (self.first + i) % n;
-            let Some(queued) = self.streams[stream].front_mut() else { continue };
-            let mark = match queued.mark {
-                Some(mark) => mark,
-                None => match device.mark(stream as u8) {
-                    Ok(mark) => {
-                        queued.mark = Some(mark);
-                        mark
-                    }
-                    Err(DeviceError::Exhausted) => continue,
-                    Err(DeviceError::Lost(code)) => return Err(code),
-                    Err(error) => return Ok(Some(self.over(stream, End::Unknown(code(error))))),
-                },
-            };
-            match device.reached(mark) {
-                Ok(false) => {}
-                Ok(true) => {
-                    // The next call starts with the next stream, so that no stream starves.
-                    self.first = (stream + 1) % n;
-                    return Ok(Some(self.over(stream, End::Reached)));
-                }
-                Err(DeviceError::Lost(code)) => return Err(code),
-                Err(error) => return Ok(Some(self.over(stream, End::Unknown(code(error))))),
+            let at = (self.first + i) % n;
+            let stream = &mut self.streams[at];
+            if stream.queued.is_empty() {
+                continue;
             }
+            if stream.front == stream.over.0 {
+                let marked = stream.mark(device, at as u8);
+                let reached = match (stream.marks.front(), marked) {
+                    (Some(&(mark, _)), _) => device.reached(mark),
+                    (None, Ok(()) | Err(DeviceError::Exhausted)) => continue,
+                    (None, Err(error)) => Err(error),
+                };
+                let end = match reached {
+                    Ok(false) => continue,
+                    Ok(true) => End::Reached,
+                    Err(DeviceError::Lost(code)) => return Err(code),
+                    Err(error) => End::Unknown(code(error)),
+                };
+                let behind = stream.marks.pop_front().map_or(stream.front + 1, |(_, behind)| behind);
+                stream.over = (behind, end);
+            }
+            // The next call starts with the next stream, so that no stream starves.
+            self.first = (at + 1) % n;
+            let end = stream.over.1;
+            return Ok(self.take(at).map(|owner| (owner, end)));
         }
         Ok(None)
     }
 
-    fn over(&mut self, stream: usize, end: End) -> (Owner, End) {
+    fn take(&mut self, stream: usize) -> Option<Owner> {
+        let stream = &mut self.streams[stream];
+        let owner = stream.queued.pop_front()?;
+        stream.front += 1;
+        stream.over.0 = stream.over.0.max(stream.front);
         self.out -= 1;
-        match self.streams[stream].pop_front() {
-            Some(queued) => (queued.owner, end),
-            None => (Owner::Op(u32::MAX), end),
-        }
+        Some(owner)
     }
 
     /// Removes one item of a lost device's queued work. Returns the owner of the item.
     pub(super) fn abandon(&mut self) -> Option<Owner> {
-        let stream = self.streams.iter().position(|stream| !stream.is_empty())?;
-        Some(self.over(stream, End::Reached).0)
+        let stream = self.streams.iter().position(|stream| !stream.queued.is_empty())?;
+        self.take(stream)
     }
 }
 

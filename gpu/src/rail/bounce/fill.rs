@@ -76,7 +76,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                         continue;
                     }
                     let owner = Owner::Filling { peer, life, number };
-                    self.streams.mark(self.sharing.driver(), stream, owner);
+                    self.streams.add(self.sharing.driver(), stream, owner);
                     if let Some(known) = self.peer(peer) {
                         known.pieces += 1;
                     }

@@ -138,7 +138,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                     relay.taken[slot as usize] = Some(taken);
                 }
                 let owner = Owner::Emptying { peer, life, number: taken.number };
-                self.streams.mark(self.sharing.driver(), stream, owner);
+                self.streams.add(self.sharing.driver(), stream, owner);
                 if let Some(slot) = taken.local {
                     self.locals[slot as usize].uses += 1;
                 }

@@ -55,7 +55,7 @@ fn row_5_an_allocation_is_opened_once_before_the_first_transfer() {
 }
 
 #[test]
-fn row_6_steady_state_takes_three_driver_calls_and_no_packet() {
+fn row_6_steady_state_takes_at_most_three_driver_calls_and_no_packet() {
     let mut pair = Pair::new(Behaviour::LATE, small(), 1);
     pair.write(0, 0, 400, Some(0), 0);
     pair.until("the first", |pair| pair.ended(0).is_some() && pair.seen[1].landed.len() == 1);
@@ -65,7 +65,9 @@ fn row_6_steady_state_takes_three_driver_calls_and_no_packet() {
     }
     pair.until("all", |pair| pair.seen[0].done.len() == 501 && pair.seen[1].landed.len() == 501);
     let calls = process(&pair.rails[0]).counts().calls.since(&before[0]);
-    assert_eq!([calls[Call::Copy], calls[Call::Mark], calls[Call::WriteWord]], [500, 500, 500]);
+    assert_eq!([calls[Call::Copy], calls[Call::WriteWord]], [500, 500]);
+    // Transfers behind others in a stream share a mark.
+    assert!((1..500).contains(&calls[Call::Mark]), "{}", calls[Call::Mark]);
     for call in Call::ALL {
         let expected = matches!(call, Call::Copy | Call::Mark | Call::WriteWord | Call::Reached);
         assert!(expected || calls[call] == 0, "{call:?}");
