@@ -33,7 +33,7 @@ use super::relay::Descriptor;
 use super::share::prepare;
 
 /// Version of the messages and of the segment layout.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Offset of the cursor, in bytes.
 const CURSOR: usize = 128;

@@ -6,7 +6,9 @@
 //! number of slots. The sender writes the bytes into the slot, and their meaning into the slot's
 //! *descriptor*, both in its own segment. The receiver answers each piece with an *acknowledgement*
 //! in its own segment, which frees the slot and reports the piece's outcome. A piece without bytes
-//! requests a read. Its acknowledgement follows the last piece of the reply.
+//! requests a read. It is acknowledged at once, like the others, because slots are used in order: a
+//! slot that waited for the reply would block the replies behind it. Each end has at most as many
+//! reads under way as there are slots.
 //!
 //! | edge            | release store        | acquire load         | carries                      |
 //! |-----------------|----------------------|----------------------|------------------------------|
@@ -55,10 +57,13 @@ pub(crate) enum What {
         /// The id of the read, which its replies repeat.
         id: u64,
     },
-    /// Delivers bytes of a read that the receiver requested.
+    /// Delivers bytes of a read that the receiver requested. If the reply fails, its last piece is
+    /// a failed one without bytes.
     Reply {
         /// The id of the read.
         id: u64,
+        /// Whether this is the last piece of the reply.
+        last: bool,
     },
 }
 
@@ -90,7 +95,7 @@ impl Piece {
                 [WRITE | flags | len, key.key, key.base, self.offset, data.unwrap_or(0).into(), 0]
             }
             What::Read { key, want, id } => [READ | len, key.key, key.base, self.offset, id, want],
-            What::Reply { id } => [REPLY | len, 0, 0, self.offset, id, 0],
+            What::Reply { id, last } => [REPLY | if last { LAST } else { 0 } | len, 0, 0, self.offset, id, 0],
         }
     }
 
@@ -104,7 +109,7 @@ impl Piece {
                 What::Write { key, last: flags & 1 != 0, data }
             }
             (READ, 0) if !failed => What::Read { key, want, id },
-            (REPLY, 0) => What::Reply { id },
+            (REPLY, flags @ 0..=1) => What::Reply { id, last: flags != 0 },
             _ => return None,
         };
         Some(Piece { what, offset, len: (head >> 32) as u32, failed })
@@ -118,7 +123,7 @@ pub(crate) fn sample_piece(seed: u64, into: &mut [u8]) -> usize {
     let what = match a % 3 {
         0 => What::Write { key, last: a & 8 != 0, data: (a & 16 != 0).then_some(b as u32) },
         1 => What::Read { key, want: a, id: b },
-        _ => What::Reply { id: b },
+        _ => What::Reply { id: b, last: a & 8 != 0 },
     };
     let words = Piece { what, offset: c, len: (a >> 32) as u32, failed: a & 32 != 0 && a % 3 != 1 }.encode();
     put(into, words.map(u64::to_le_bytes).as_flattened())
@@ -262,7 +267,8 @@ mod tests {
             What::Write { key, last: false, data: None },
             What::Write { key, last: false, data: Some(0) },
             What::Read { key, want: 1 << 33, id: 5 },
-            What::Reply { id: u64::MAX },
+            What::Reply { id: u64::MAX, last: false },
+            What::Reply { id: 1, last: true },
         ] {
             let piece = Piece { what, offset: 1 << 50, len: u32::MAX, failed: false };
             assert_eq!(Piece::decode(piece.encode()), Some(piece));

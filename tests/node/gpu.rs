@@ -188,6 +188,26 @@ fn tagged_messages_from_and_into_device_memory_between_two_processes() {
     own.close();
 }
 
+/// Both ends read long messages from the other at once, through bounce slots: the device does not
+/// reach the memory of the bytes that a node copies.
+#[test]
+fn long_messages_of_copied_bytes_into_device_memory_between_two_processes() {
+    const LONG: usize = 6 << 20;
+    let mut own = Process::new("long_messages_of_copied_bytes_into_device_memory_between_two_processes");
+    let (me, other) = (own.job.rank(), 1 - own.job.rank());
+    let into = own.node.alloc_device(LONG).unwrap();
+    for round in 0..4 {
+        own.node.send(own.peer, round as u64, &pattern(me + round, LONG)[..], Notice::Silent).unwrap();
+        let request = own.node.post_recv(Some(own.peer), round as u64, Tag::ZERO, into.slice(..), 0).unwrap();
+        let status = own.node.wait_recv(request, SOON).unwrap();
+        assert_eq!((status.outcome, status.delivered), (Received::Ok, LONG as u64));
+        let mut seen = vec![0; LONG];
+        own.node.read_device(into.at(0), &mut seen).unwrap();
+        assert!(seen == pattern(other + round, LONG), "round {round}");
+    }
+    own.close();
+}
+
 #[test]
 fn freed_memory_refuses_puts_and_the_peer_stays() {
     let mut own = Process::new("freed_memory_refuses_puts_and_the_peer_stays");

@@ -20,7 +20,7 @@ use fishplate_core::mem::Peer;
 use fishplate_core::rail::RailKey;
 use fishplate_core::sync::host::Host;
 
-use super::queue::Place;
+use super::queue::{OpKind, Place};
 use super::{GpuConfig, GpuRail};
 use crate::Device;
 use crate::pair::{Layout, PairSegment};
@@ -32,9 +32,9 @@ pub(super) enum JobKind {
     Write { op: u32, key: RailKey, data: Option<u32> },
     /// Sends the request for a read of ours.
     Ask { op: u32, key: RailKey, id: u64 },
-    /// Sends the pieces that answer a peer's read. `number` is the requesting piece, `id` the
-    /// peer's id of the read, and `from` the start of the bytes.
-    Reply { number: u64, id: u64, key: RailKey, from: u64 },
+    /// Sends the pieces of the reply to a peer's read. `id` is the peer's id of the read, and
+    /// `from` the start of the bytes.
+    Reply { id: u64, key: RailKey, from: u64 },
 }
 
 /// A transfer that is being cut into pieces.
@@ -54,8 +54,6 @@ struct Sent {
     piece: Piece,
     /// The operation of the piece. `None` for a reply.
     op: Option<u32>,
-    /// The number of the peer's request to acknowledge, if this is the last piece of the reply.
-    answers: Option<u64>,
     filled: bool,
     /// For a reply, the registration of its source.
     local: Option<u32>,
@@ -77,9 +75,16 @@ struct Taken {
 pub(super) struct Relay {
     out: Outgoing,
     input: Incoming,
+    /// Our writes and reads.
     jobs: VecDeque<Job>,
     most_jobs: usize,
-    replies: usize,
+    /// Replies to the peer's reads. They take turns with the jobs, which may have to wait for
+    /// replies.
+    replies: VecDeque<Job>,
+    /// Whether the last piece was one of a reply.
+    replied: bool,
+    /// Number of our reads that the peer has been asked for, and whose reply has not ended.
+    asked: usize,
     sent: Box<[Option<Sent>]>,
     /// Whether a copy into the slot has an unknown outcome. Then it carries failed pieces only.
     spoiled: Box<[bool]>,
@@ -115,9 +120,11 @@ impl Relay {
             // SAFETY: both segments have this layout. The caller guarantees their lifetime, and
             // that this is the only relay.
             input: unsafe { Incoming::new(theirs.descriptors(), mine.acks(), layout.slots) },
-            jobs: VecDeque::with_capacity(most_jobs + slots),
+            jobs: VecDeque::with_capacity(most_jobs),
             most_jobs,
-            replies: 0,
+            replies: VecDeque::with_capacity(slots),
+            replied: false,
+            asked: 0,
             sent: vec![None; slots].into_boxed_slice(),
             spoiled: vec![false; slots].into_boxed_slice(),
             taken: vec![None; slots].into_boxed_slice(),
@@ -138,6 +145,24 @@ impl Relay {
 
     pub(super) fn push(&mut self, job: Job) {
         self.jobs.push_back(job);
+    }
+
+    /// Returns the job whose piece is next. A read waits while the peer has enough others.
+    fn job(&self) -> Option<Job> {
+        let ready = |job: &&Job| !matches!(job.kind, JobKind::Ask { .. }) || self.asked < self.sent.len();
+        let (own, reply) = (self.jobs.front().filter(ready), self.replies.front());
+        match self.replied {
+            true => own.or(reply).copied(),
+            false => reply.or(own).copied(),
+        }
+    }
+
+    /// Returns the queue of a job.
+    fn queue(&mut self, kind: JobKind) -> &mut VecDeque<Job> {
+        match kind {
+            JobKind::Reply { .. } => &mut self.replies,
+            _ => &mut self.jobs,
+        }
     }
 }
 
@@ -171,10 +196,12 @@ impl<D: Device, H: Host> GpuRail<D, H> {
     }
 
     /// Fails all operations that wait for a peer's answer. Copies of the device continue.
+    /// Allocates.
+    #[cold]
     pub(super) fn drop_pieces(&mut self, peer: Peer) {
         let Some(relay) = self.relay_of(peer) else { return };
         let (jobs, slots) = (std::mem::take(&mut relay.jobs), relay.sent.len() as u32);
-        relay.replies = 0;
+        relay.replies.clear();
         for job in jobs {
             if let JobKind::Write { op, .. } | JobKind::Ask { op, .. } = job.kind {
                 if let Some(known) = self.ops.get_mut(op) {
@@ -187,14 +214,21 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
         for slot in 0..slots {
             let Some(relay) = self.relay_of(peer) else { return };
-            let Some(sent) = &mut relay.sent[slot as usize] else { continue };
-            // A failed peer needs no answer to its last piece.
-            sent.answers = None;
+            let Some(sent) = &relay.sent[slot as usize] else { continue };
             if sent.filled {
                 if let Some(op) = sent.op.and_then(|op| self.ops.get_mut(op)) {
                     op.error.get_or_insert(CompleteError::PeerDown);
                 }
                 self.slot_over(peer, slot, 0);
+            }
+        }
+        // Reads whose request was acknowledged have no slot.
+        for index in self.ops.of(peer).collect::<Vec<_>>() {
+            if let Some(op) = self.ops.get_mut(index)
+                && matches!(op.kind, OpKind::Read { left: 1.., .. })
+            {
+                op.error.get_or_insert(CompleteError::PeerDown);
+                self.settle(index);
             }
         }
     }

@@ -1,6 +1,6 @@
 //! The work queued on the device, and its completions. Copies in one stream complete in order, so
-//! only the oldest mark of each stream is polled, and one mark may stand for several copies. Does not
-//! allocate or wait.
+//! only the oldest mark of each stream is polled, and one mark may stand for several copies. Does
+//! not allocate or wait.
 
 use std::collections::VecDeque;
 
@@ -38,8 +38,8 @@ pub(super) enum End {
     Unknown(i32),
 }
 
-/// Maximum number of marks in flight per stream. With two, the device always has a mark ahead of it
-/// while the first is handled. Work behind them shares the next mark, because each costs driver calls.
+/// Maximum number of marks in flight per stream. With two, the device has one ahead of it while the
+/// first is handled. Work behind them shares the next mark, because each costs driver calls.
 const MARKS: usize = 2;
 
 /// A stream, and the work queued on it. Work is numbered in order.

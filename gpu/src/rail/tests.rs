@@ -177,10 +177,14 @@ impl Pair {
     }
 
     fn read(&mut self, into: usize, from: usize, len: usize, cx: u64) -> Posted {
-        let (local, remote) = (self.memory[0].local(into, len), self.memory[1].remote(from));
+        self.read_by(0, into, from, len, cx)
+    }
+
+    fn read_by(&mut self, end: usize, into: usize, from: usize, len: usize, cx: u64) -> Posted {
+        let (local, remote) = (self.memory[end].local(into, len), self.memory[1 - end].remote(from));
         for _ in 0..PATIENCE {
             // SAFETY: the memory outlives the pair.
-            match unsafe { self.rails[0].post_read(PEER, local, remote, cx) } {
+            match unsafe { self.rails[end].post_read(PEER, local, remote, cx) } {
                 Ok(posted) => return posted,
                 Err(PostError::Again) => self.poll(),
                 Err(error) => panic!("{error:?}"),

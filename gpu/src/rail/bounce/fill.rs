@@ -8,7 +8,7 @@ use fishplate_core::sync::host::Host;
 use super::super::GpuRail;
 use super::super::queue::{Owner, Place, code};
 use super::take::Named;
-use super::{Job, JobKind, Sent, errno};
+use super::{Job, JobKind, Sent};
 use crate::Device;
 use crate::relay::{Piece, What};
 
@@ -23,7 +23,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             let Some(shared) = known.shared.as_mut() else { return };
             let (mine, mine_at) = (shared.mine, shared.mine_at);
             let Some(relay) = shared.relay.as_mut() else { return };
-            let Some(&job) = relay.jobs.front() else { return };
+            let Some(job) = relay.job() else { return };
             let (number, slot) = relay.out.turn();
             if relay.sent[slot as usize].is_some() {
                 return;
@@ -33,23 +33,24 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             let last = u64::from(len) == left;
             let at = job.offset + job.done;
             let failed = relay.spoiled[slot as usize];
-            let (piece, op, answers) = match job.kind {
+            let (piece, op) = match job.kind {
                 JobKind::Write { op, key, data } => {
                     let data = data.filter(|_| last);
-                    (Piece { what: What::Write { key, last, data }, offset: at, len, failed }, Some(op), None)
+                    (Piece { what: What::Write { key, last, data }, offset: at, len, failed }, Some(op))
                 }
                 JobKind::Ask { op, key, id } => {
                     let what = What::Read { key, want: job.len, id };
-                    (Piece { what, offset: job.offset, len: 0, failed: false }, Some(op), None)
+                    (Piece { what, offset: job.offset, len: 0, failed: false }, Some(op))
                 }
-                JobKind::Reply { number, id, .. } => {
-                    let answers = last.then_some(number);
-                    (Piece { what: What::Reply { id }, offset: job.done, len, failed }, None, answers)
+                JobKind::Reply { id, .. } => {
+                    // A reply that was broken off has no bytes left.
+                    let failed = failed || len == 0;
+                    (Piece { what: What::Reply { id, last }, offset: job.done, len, failed }, None)
                 }
             };
             let (source, local) = match job.kind {
                 // Looks up the region for each piece, because it may be deregistered at any time.
-                JobKind::Reply { key, from, .. } => {
+                JobKind::Reply { key, from, .. } if len > 0 => {
                     let Named::At(source, local) = self.named(peer, key, from + job.done, len.into()) else {
                         self.break_off(peer, job, libc::EFAULT);
                         continue;
@@ -58,7 +59,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                 }
                 _ => (job.source.at(job.done), None),
             };
-            let mut sent = Sent { number, piece, op, answers, filled: false, local };
+            let mut sent = Sent { number, piece, op, filled: false, local };
             match source {
                 Place::Device(from) if piece.len > 0 && !piece.failed => {
                     if self.streams.room() == 0 {
@@ -102,9 +103,12 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             let Some(relay) = self.relay_of(peer) else { return };
             relay.out.take();
             relay.sent[slot as usize] = Some(sent);
+            relay.asked += usize::from(matches!(job.kind, JobKind::Ask { .. }));
+            relay.replied = matches!(job.kind, JobKind::Reply { .. });
+            let queue = relay.queue(job.kind);
             if last || matches!(job.kind, JobKind::Ask { .. }) {
-                relay.jobs.pop_front();
-            } else if let Some(job) = relay.jobs.front_mut() {
+                queue.pop_front();
+            } else if let Some(job) = queue.front_mut() {
                 job.done += u64::from(piece.len);
             }
             if sent.filled {
@@ -120,25 +124,22 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         sent.filled = true;
         let sent = *sent;
         relay.out.fill(sent.number, &sent.piece);
-        if let Some(number) = sent.answers {
-            relay.replies -= 1;
-            relay.input.answer(number, 0);
-        }
         self.inner.mark_due(peer);
     }
 
-    /// Abandons a job. Reports the error code to the operation or to the reading peer.
+    /// Abandons a job. Reports the error code to the operation. Of a reply, only a failed last
+    /// piece is left to send.
     #[cold]
     fn break_off(&mut self, peer: Peer, job: Job, code: i32) {
         let Some(relay) = self.relay_of(peer) else { return };
-        relay.jobs.pop_front();
         match job.kind {
-            JobKind::Reply { number, .. } => {
-                relay.replies -= 1;
-                relay.input.answer(number, errno(code));
-                self.inner.mark_due(peer);
+            JobKind::Reply { .. } => {
+                if let Some(reply) = relay.replies.front_mut() {
+                    reply.len = reply.done;
+                }
             }
             JobKind::Write { op, .. } | JobKind::Ask { op, .. } => {
+                relay.jobs.pop_front();
                 if let Some(op) = self.ops.get_mut(op) {
                     op.unposted = false;
                     op.error.get_or_insert(CompleteError::Failed(code));
@@ -187,6 +188,10 @@ impl<D: Device, H: Host> GpuRail<D, H> {
     pub(super) fn slot_over(&mut self, peer: Peer, slot: u32, code: u16) {
         let Some(relay) = self.relay_of(peer) else { return };
         let Some(sent) = relay.sent[slot as usize].take() else { return };
+        if code != 0 && matches!(sent.piece.what, What::Read { .. }) {
+            // The peer refused the read, and sends no reply.
+            relay.asked -= 1;
+        }
         let Some(index) = sent.op else { return };
         if let Some(op) = self.ops.get_mut(index) {
             op.parts = op.parts.saturating_sub(1);

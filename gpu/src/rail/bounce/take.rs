@@ -57,22 +57,28 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                 if piece.len != 0 || want == 0 {
                     return self.blame(peer, Violation::Length);
                 }
-                if relay.replies >= relay.sent.len() {
+                if relay.replies.len() >= relay.sent.len() {
                     return self.blame(peer, Violation::Credit);
                 }
                 match self.named(peer, key, piece.offset, want) {
                     Named::Outside => return self.blame(peer, Violation::Bounds),
                     Named::Nothing => self.answer(peer, number, libc::EFAULT),
                     Named::At(source, _) => {
+                        let kind = JobKind::Reply { id, key, from: piece.offset };
                         let Some(relay) = self.relay_of(peer) else { return false };
-                        relay.replies += 1;
-                        let kind = JobKind::Reply { number, id, key, from: piece.offset };
-                        relay.push(Job { kind, source, offset: 0, done: 0, len: want });
+                        relay.replies.push_back(Job { kind, source, offset: 0, done: 0, len: want });
+                        self.answer(peer, number, 0);
                         self.pump(peer);
                     }
                 }
             }
-            What::Reply { id } => {
+            What::Reply { id, last } => {
+                if last {
+                    let Some(asked) = relay.asked.checked_sub(1) else {
+                        return self.blame(peer, Violation::Reply);
+                    };
+                    relay.asked = asked;
+                }
                 let life = self.peer(peer).map_or(0, |known| known.life);
                 let Some(index) = self.ops.find(id) else {
                     if !self.ops.was(id) {
@@ -89,7 +95,17 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                     return self.blame(peer, Violation::Reply);
                 };
                 let bytes = u64::from(piece.len);
-                if bytes == 0 || bytes > *left || !within(piece.offset, bytes, *len) {
+                if piece.failed && last && bytes == 0 {
+                    op.error.get_or_insert(CompleteError::Failed(libc::EFAULT));
+                    self.answer(peer, number, 0);
+                    self.settle(index);
+                    return true;
+                }
+                if bytes == 0
+                    || bytes > *left
+                    || last != (bytes == *left)
+                    || !within(piece.offset, bytes, *len)
+                {
                     return self.blame(peer, Violation::Bounds);
                 }
                 *left -= bytes;

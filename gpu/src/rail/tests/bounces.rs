@@ -36,6 +36,34 @@ fn row_15_without_peer_access_transfers_are_relayed_intact() {
     }
 }
 
+/// Each end has more reads than slots, and each reply more pieces than slots. Writes of one end go
+/// between.
+#[test]
+fn b15_both_ends_read_long_ranges_of_the_other_at_once() {
+    for seed in 1..20 {
+        let mut pair = Pair::apart(Behaviour::LATE, small(), seed);
+        let half = LEN / 2;
+        let sent = [0, 1].map(|end| bytes(seed + end, half));
+        for (end, sent) in sent.iter().enumerate() {
+            poke(&pair.rails[end], &pair.memory[end], 0, sent);
+        }
+        for cx in 0..12 {
+            for end in [0, 1] {
+                assert_eq!(pair.read_by(end, half, 0, half, cx), Posted::Pending);
+            }
+            pair.write(0, 0, 4096, Some(cx as u32), 100 + cx);
+        }
+        pair.until("all", |pair| pair.seen.iter().map(|seen| seen.done.len()).sum::<usize>() == 3 * 12);
+        assert!(pair.seen.iter().all(|seen| seen.done.iter().all(|(_, result)| *result == Ok(()))));
+        for end in [0, 1] {
+            let got = peek(&pair.rails[end], &pair.memory[end], half + 4096, half - 4096);
+            assert!(got == sent[1 - end][4096..], "seed {seed}");
+        }
+        assert_eq!(pair.seen[1].landed, (0..12).collect::<Vec<u32>>());
+        pair.check();
+    }
+}
+
 #[test]
 fn row_15_pieces_are_pipelined_up_to_the_number_of_slots() {
     let mut pair = Pair::apart(Behaviour { late: 40, ..Behaviour::LATE }, small(), 3);

@@ -27,8 +27,9 @@ fn b13_sizes_out_of_bounds_are_refused_and_write_nothing_outside() {
         (|key, len| What::Read { key, want: len + 1, id: 1 }, 0, 0, Violation::Bounds),
         (|key, _| What::Read { key, want: u64::MAX, id: 1 }, 8, 0, Violation::Bounds),
         (|key, _| What::Read { key, want: 0, id: 1 }, 0, 0, Violation::Length),
-        (|_, _| What::Reply { id: 1 << 32 }, 0, 8, Violation::Reply),
-        (|_, _| What::Reply { id: u64::MAX }, 0, 8, Violation::Reply),
+        (|_, _| What::Reply { id: 1 << 32, last: false }, 0, 8, Violation::Reply),
+        (|_, _| What::Reply { id: u64::MAX, last: false }, 0, 8, Violation::Reply),
+        (|_, _| What::Reply { id: 1 << 32, last: true }, 0, 8, Violation::Reply),
     ];
     let at_the_end: [(u64, u32); 3] = [(len - 8, 9), (len, 1), (len - 4095, 4096)];
     for round in 0..cases.len() + at_the_end.len() {
@@ -55,13 +56,14 @@ fn b13_sizes_out_of_bounds_are_refused_and_write_nothing_outside() {
 
 #[test]
 fn b13_a_reply_that_does_not_match_its_read_writes_nothing() {
-    for (offset, len) in [(0u64, 101u32), (1, 100), (100, 1), (u64::MAX, 1), (0, 0), (0, 4096)] {
+    // All of these are called the first of several pieces, so even the right range is wrong.
+    for (offset, len) in [(0u64, 101u32), (1, 100), (100, 1), (u64::MAX, 1), (0, 0), (0, 4096), (0, 100)] {
         let mut pair = Pair::apart(Behaviour::PLAIN, small(), 1);
         poke(&pair.rails[0], &pair.memory[0], 0, &[0x5a; LEN]);
         assert_eq!(pair.read(500, 0, 100, 1), Posted::Pending);
         let id = pair.rails[0].ops.id(0);
         let before = process(&pair.rails[0]).counts().calls;
-        say(&mut pair, What::Reply { id }, offset, len);
+        say(&mut pair, What::Reply { id, last: false }, offset, len);
         for _ in 0..PATIENCE {
             let Pair { rails, seen, .. } = &mut pair;
             rails[0].poll(8, &mut seen[0]);
@@ -79,7 +81,7 @@ fn b13_a_reply_that_does_not_match_its_read_writes_nothing() {
     let mut pair = Pair::apart(Behaviour::PLAIN, small(), 1);
     pair.read(500, 0, 100, 1);
     let id = pair.rails[0].ops.id(0);
-    say(&mut pair, What::Reply { id }, 0, 60);
+    say(&mut pair, What::Reply { id, last: false }, 0, 60);
     for _ in 0..100 {
         let Pair { rails, seen, .. } = &mut pair;
         rails[0].poll(8, &mut seen[0]);
@@ -90,7 +92,7 @@ fn b13_a_reply_that_does_not_match_its_read_writes_nothing() {
     // SAFETY: both segments stay mapped while the pair lives, and the rail itself has sent no
     // piece.
     let out = unsafe { Outgoing::new(mine.descriptors(), theirs.acks(), 4) };
-    out.fill(1, &Piece { what: What::Reply { id }, offset: 0, len: 60, failed: false });
+    out.fill(1, &Piece { what: What::Reply { id, last: false }, offset: 0, len: 60, failed: false });
     for _ in 0..100 {
         let Pair { rails, seen, .. } = &mut pair;
         rails[0].poll(8, &mut seen[0]);
