@@ -185,8 +185,7 @@ impl<'e, 'm, R: Rail, const RAILS: usize> Mq<'e, 'm, R, RAILS> {
         }
         self.collect();
         while let Some(index) = self.state.requests.oldest() {
-            self.state.requests.dequeue(index);
-            self.state.requests.free(index);
+            self.state.requests.end(index);
         }
         over
     }
@@ -240,26 +239,15 @@ impl<'e, 'm, R: Rail, const RAILS: usize> Mq<'e, 'm, R, RAILS> {
 
     #[inline(never)]
     fn collect_ended(&mut self) {
-        let (mut send, mut receive) = (self.engine.next_completion(), self.engine.next_recv());
-        loop {
-            let first = match (send, receive) {
-                (None, None) => return,
-                (Some(a), Some(b)) => a.order < b.order,
-                (a, _) => a.is_some(),
-            };
-            if first {
-                if let Some(end) = send {
+        while let Some(is_receive) = self.engine.is_receive_next() {
+            if !is_receive {
+                if let Some(end) = self.engine.next_completion() {
                     self.state.requests.sent(end);
                 }
-                send = self.engine.next_completion();
-            } else {
-                if let Some(end) = receive {
-                    let source = end.envelope.filter(|_| end.outcome.has_message()).map(|sent| sent.source);
-                    self.state.stats.rx_shm_num +=
-                        u64::from(source.is_some_and(|source| self.is_near(source)));
-                    self.state.requests.received(end);
-                }
-                receive = self.engine.next_recv();
+            } else if let Some(end) = self.engine.next_recv() {
+                let source = end.envelope.filter(|_| end.outcome.has_message()).map(|sent| sent.source);
+                self.state.stats.rx_shm_num += u64::from(source.is_some_and(|source| self.is_near(source)));
+                self.state.requests.received(end);
             }
         }
     }

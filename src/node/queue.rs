@@ -19,7 +19,7 @@ impl Node {
     /// and without a worker. While a peer of this host is not connected, some calls make system
     /// calls to connect it, as [`progress`](Self::progress) does.
     #[doc(alias = "psm2_mq_init")]
-    #[inline]
+    #[inline(always)]
     pub fn queue(&mut self) -> Option<Queue<'_>> {
         if self.meeting {
             self.meet_now_and_then();
@@ -43,7 +43,7 @@ impl Queue<'_> {
     /// # Errors
     /// The same as [`Mq::isend2`].
     #[doc(alias = "psm2_mq_isend2")]
-    #[inline]
+    #[inline(always)]
     pub fn isend2(
         &mut self,
         to: PeerId,
@@ -55,12 +55,19 @@ impl Queue<'_> {
         self.0.isend2(to, flags, tag, from, context)
     }
 
+    /// Sends a short message at once, without a request. Returns false if nothing was done: then
+    /// [`isend2`](Self::isend2) starts the send, or returns why it cannot.
+    #[inline(always)]
+    pub fn send2_at_once(&mut self, to: PeerId, tag: [u32; 3], from: impl Into<Buffer>) -> bool {
+        self.0.send2_at_once(to, tag, from)
+    }
+
     /// Posts a receive from one peer, or from any if `None`.
     ///
     /// # Errors
     /// The same as [`Mq::irecv2`].
     #[doc(alias = "psm2_mq_irecv2")]
-    #[inline]
+    #[inline(always)]
     pub fn irecv2(
         &mut self,
         source: Option<PeerId>,

@@ -202,7 +202,7 @@ impl Keeper {
                 Err(error) => Some(error),
             };
             let verdict = verdict.map_or(0, |error| error.0 as u8);
-            let am = self.home.find().map_or(vec![], |endpoint| endpoint.am_address());
+            let am = self.home.find_aside().map_or(vec![], |endpoint| endpoint.am_address());
             let mut answer = Frame { verdict, am, ..self.own.clone() };
             if verdict != 0 {
                 // Tells a refused peer neither the key of the job nor the addresses of nodes.
@@ -214,7 +214,7 @@ impl Keeper {
         if !put(&call.stream, &answer[..], &mut call.sent)? {
             return Ok(false);
         }
-        if let (Some(peer), Some(mut endpoint)) = (call.peer, self.home.find()) {
+        if let (Some(peer), Some(mut endpoint)) = (call.peer, self.home.find_aside()) {
             endpoint.keep(peer, call.stream.try_clone()?);
         }
         Ok(true)
@@ -222,7 +222,7 @@ impl Keeper {
 
     /// Starts to connect to the peer that asked.
     fn admit(&mut self, frame: &Frame) -> Result<PeerId, Error> {
-        let mut endpoint = self.home.find().ok_or(Error::UNREACHABLE)?;
+        let mut endpoint = self.home.find_aside().ok_or(Error::UNREACHABLE)?;
         let peer = endpoint.admit(frame)?;
         drop(endpoint);
         self.meeting.push(peer);
@@ -234,7 +234,7 @@ impl Keeper {
         if self.meeting.is_empty() {
             return;
         }
-        match self.home.find() {
+        match self.home.find_aside() {
             Some(mut endpoint) => {
                 endpoint.progress();
                 self.meeting.retain(|peer| endpoint.reached(*peer) == Ok(false));

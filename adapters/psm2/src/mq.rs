@@ -34,11 +34,18 @@ unsafe fn buffer(at: *mut c_void, len: u32) -> Result<Buffer, Error> {
 ///
 /// # Safety
 /// `tag` is null or points to a tag.
+#[inline(always)]
 unsafe fn words(tag: *const MqTag) -> Result<[u32; 3], Error> {
-    // SAFETY: this function's contract.
-    let tag = unsafe { tag.as_ref() }.ok_or(Error::PARAM)?;
-    let [a, b, c, _] = tag.words;
-    Ok([a, b, c])
+    if tag.is_null() {
+        return Err(Error::PARAM);
+    }
+    // Programs store the words one by one just before the call. A load that spans two of these
+    // stores cannot be forwarded, so volatile loads keep the words apart.
+    let word = |at: usize| {
+        // SAFETY: `tag` is not null, so this function's contract makes all its words readable.
+        unsafe { (&raw const (*tag).words[at]).read_volatile() }
+    };
+    Ok([word(0), word(1), word(2)])
 }
 
 /// Runs `call`, and converts its result to a PSM2 code.
@@ -130,19 +137,6 @@ pub unsafe extern "C" fn psm2_mq_get_stats(mq: *mut Mq, stats: *mut MqStats) {
     unsafe { stats.write(read) };
 }
 
-#[inline(always)]
-fn isend(
-    endpoint: &mut Endpoint,
-    to: *mut EpAddr,
-    flags: u32,
-    tag: [u32; 3],
-    from: Buffer,
-    context: *mut c_void,
-) -> Result<MqReq, Error> {
-    let to = endpoint.named(to)?.ok_or(Error::PARAM)?;
-    endpoint.request(|queue| queue.isend2(to, flags, tag, from, context.addr() as u64))
-}
-
 /// Posts a send. As in PSM2, a send to the endpoint itself completes when a receive matches it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn psm2_mq_isend2(
@@ -164,7 +158,9 @@ pub unsafe extern "C" fn psm2_mq_isend2(
         let (tag, from) = unsafe { (words(tag)?, buffer(bytes, len)?) };
         let mut endpoint = find_mq(mq)?;
         let flags = if endpoint.is_own(to) { flags | FLAG_SENDSYNC } else { flags };
-        let begun = isend(&mut endpoint, to, flags, tag, from, context)?;
+        let peer = endpoint.named(to)?.ok_or(Error::PARAM)?;
+        let context = context.addr() as u64;
+        let begun = endpoint.request(|queue| queue.isend2(peer, flags, tag, from, context))?;
         // SAFETY: `req` was checked not null, and PSM2 requires it to be writable.
         unsafe { req.write(endpoint.home.request(begun)) };
         Ok(())
@@ -186,33 +182,39 @@ pub unsafe extern "C" fn psm2_mq_send2(
         // this call returns.
         let (tag, from) = unsafe { (words(tag)?, buffer(bytes, len)?) };
         let mut endpoint = find_mq(mq)?;
-        let begun = isend(&mut endpoint, to, flags, tag, from, null_mut())?;
-        let status = wait(endpoint, begun)?;
-        match Error::from(status.error_code) {
-            Error::OK => Ok(()),
-            error => Err(error),
+        let peer = endpoint.named(to)?.ok_or(Error::PARAM)?;
+        if flags == 0 && endpoint.queue()?.send2_at_once(peer, tag, from) {
+            return Ok(());
+        }
+        let begun = endpoint.request(|queue| queue.isend2(peer, flags, tag, from, 0))?;
+        match wait(endpoint, begun)?.error_code {
+            Code::Ok => Ok(()),
+            error => Err(error.into()),
         }
     })
 }
 
 /// Waits for a request to complete, and frees it.
 fn wait(mut endpoint: Found, req: MqReq) -> Result<Status2, Error> {
-    let home = endpoint.home;
     loop {
-        let mut queue = endpoint.queue()?;
-        match queue.test2(&mut Some(req)) {
-            Err(Code::NoCompletions) => {}
+        match endpoint.queue()?.test2(&mut Some(req)) {
+            Err(Code::NoCompletions) => endpoint = pass(endpoint)?,
             ended => return Ok(ended?),
         }
-        let found = queue.poll() != 0;
-        match endpoint.after(found) {
-            // Unlocks for a moment only if `act` has work: then another thread can take the lock.
-            After::Nothing => {}
-            after => {
-                drop(endpoint);
-                after.act();
-                endpoint = home.find().ok_or(Error::PARAM)?;
-            }
+    }
+}
+
+/// Makes a pass. Releases the lock for a moment if there is something else to do.
+#[inline(never)]
+fn pass(mut endpoint: Found) -> Result<Found, Error> {
+    let home = endpoint.home;
+    let found = endpoint.queue()?.poll() != 0;
+    match endpoint.after(found) {
+        After::Nothing => Ok(endpoint),
+        after => {
+            drop(endpoint);
+            after.act();
+            home.find().ok_or(Error::PARAM)
         }
     }
 }
@@ -378,47 +380,42 @@ fn look(mq: *mut Mq, call: impl FnOnce(&mut Endpoint) -> Result<(), Error>) -> E
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn psm2_mq_test2(req: *mut *mut Req, status: *mut MqStatus2) -> Error {
     // SAFETY: PSM2 requires `req` and `status` to be null or valid.
-    unsafe { take(req, status, test) }
+    unsafe { take::<_, false>(req, status) }
 }
 
 /// [`psm2_mq_test2`] for 64-bit tags.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn psm2_mq_test(req: *mut *mut Req, status: *mut MqStatus) -> Error {
     // SAFETY: PSM2 requires `req` and `status` to be null or valid.
-    unsafe { take(req, status, test) }
+    unsafe { take::<_, false>(req, status) }
 }
 
 /// Waits for a request to complete, and frees it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn psm2_mq_wait2(req: *mut *mut Req, status: *mut MqStatus2) -> Error {
     // SAFETY: PSM2 requires `req` and `status` to be null or valid.
-    unsafe { take(req, status, wait) }
+    unsafe { take::<_, true>(req, status) }
 }
 
-#[inline(always)]
-fn test(mut endpoint: Found, req: MqReq) -> Result<Status2, Error> {
-    Ok(endpoint.queue()?.test2(&mut Some(req))?)
-}
-
-/// Completes a request with `call`, and clears the handle. Does nothing if the handle is null.
+/// Frees a completed request, and clears the handle. Does nothing if the handle is null. If
+/// `WAITS`, waits until the request has completed.
 ///
 /// # Safety
 /// `req` and `status` are null or valid for reads and writes.
-#[inline]
-unsafe fn take<S: Report>(
-    req: *mut *mut Req,
-    status: *mut S,
-    call: impl FnOnce(Found, MqReq) -> Result<Status2, Error>,
-) -> Error {
+#[inline(always)]
+unsafe fn take<S: Report, const WAITS: bool>(req: *mut *mut Req, status: *mut S) -> Error {
     run(|| {
         // SAFETY: this function's contract: `req` is null or valid.
         let req = unsafe { req.as_mut() }.ok_or(Error::PARAM)?;
         if req.is_null() {
             return Ok(());
         }
-        let (endpoint, number) = find_request(*req)?;
+        let (mut endpoint, number) = find_request(*req)?;
         let home = endpoint.home;
-        let found = call(endpoint, number)?;
+        let found = match WAITS {
+            true => wait(endpoint, number)?,
+            false => endpoint.queue()?.test2(&mut Some(number))?,
+        };
         *req = null_mut();
         // SAFETY: this function's contract: `status` is null or writable.
         unsafe { tell(status, &found, home) };

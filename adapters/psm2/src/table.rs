@@ -62,7 +62,8 @@ impl Home {
         handle as usize as *mut T
     }
 
-    fn of<T>(handle: *mut T, kind: u64) -> Option<(Home, u32)> {
+    #[inline(always)]
+    fn split<T>(handle: *mut T, kind: u64) -> Option<(Home, u32)> {
         let bits = handle.addr() as u64;
         let home = Home((bits >> 32) as u32 & 0xff_ffff);
         (bits >> 56 == kind).then_some((home, bits as u32))
@@ -92,7 +93,18 @@ impl Home {
     /// Locks the endpoint. Returns `None` if it is not open.
     #[inline]
     pub fn find(self) -> Option<Found> {
-        self.slot().lock()?.narrow(|slot| slot.endpoint.as_deref_mut().filter(|_| slot.home == self))
+        self.of(self.slot().lock()?)
+    }
+
+    /// Locks the endpoint for a thread of this library. The program's threads stay as fast as
+    /// before.
+    pub fn find_aside(self) -> Option<Found> {
+        self.of(self.slot().lock_aside()?)
+    }
+
+    #[inline(always)]
+    fn of(self, slot: Held<'static, Slot>) -> Option<Found> {
+        slot.narrow(|slot| slot.endpoint.as_deref_mut().filter(|_| slot.home == self))
     }
 
     /// Removes the endpoint from the table.
@@ -290,14 +302,14 @@ impl Endpoint {
     }
 
     /// Returns the matched queue.
-    #[inline]
+    #[inline(always)]
     pub fn queue(&mut self) -> Result<Queue<'_>, Error> {
         self.queue?;
         self.node.queue().ok_or(Error::INTERNAL)
     }
 
     /// Runs a queue call that needs a request. Adds requests to the queue if all are in use.
-    #[inline]
+    #[inline(always)]
     pub fn request<T>(
         &mut self,
         mut call: impl FnMut(&mut Queue<'_>) -> Result<T, Code>,
@@ -316,7 +328,7 @@ impl Endpoint {
     /// The address is invalid or belongs to another endpoint.
     #[inline(always)]
     pub fn named(&self, address: *mut EpAddr) -> Result<Option<PeerId>, Error> {
-        match Home::of(address, ADDRESS) {
+        match Home::split(address, ADDRESS) {
             Some((home, raw)) if home == self.home => Ok(Some(PeerId::from_raw(raw))),
             None if address.is_null() => Ok(None),
             _ => Err(Error::PARAM),
@@ -481,29 +493,29 @@ impl Drop for Reserved {
 /// Locks the endpoint of a handle.
 #[inline]
 pub(crate) fn find(ep: *mut Ep) -> Option<Found> {
-    Home::of(ep, EP)?.0.find()
+    Home::split(ep, EP)?.0.find()
 }
 
 /// Returns the slot of an endpoint without locking it.
 pub(crate) fn home(ep: *mut Ep) -> Option<Home> {
-    Some(Home::of(ep, EP)?.0)
+    Some(Home::split(ep, EP)?.0)
 }
 
 /// Locks the endpoint of a queue.
-#[inline]
+#[inline(always)]
 pub(crate) fn find_mq(mq: *mut Mq) -> Result<Found, Error> {
-    let (home, _) = Home::of(mq, MQ).ok_or(Error::PARAM)?;
+    let (home, _) = Home::split(mq, MQ).ok_or(Error::PARAM)?;
     home.find().ok_or(Error::PARAM)
 }
 
 /// Locks the endpoint of a peer's address. Also returns the peer.
 pub(crate) fn find_address(address: *mut EpAddr) -> Option<(Found, PeerId)> {
-    let (home, raw) = Home::of(address, ADDRESS)?;
+    let (home, raw) = Home::split(address, ADDRESS)?;
     Some((home.find()?, PeerId::from_raw(raw)))
 }
 
 /// Locks the endpoint of a request. Also returns the request's number in the queue.
-#[inline]
+#[inline(always)]
 pub(crate) fn find_request(request: *mut Req) -> Result<(Found, MqReq), Error> {
     let bits = request.addr() as u64;
     let slot = TABLE[(bits >> 28) as usize % SLOTS].lock().ok_or(Error::PARAM)?;

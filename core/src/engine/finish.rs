@@ -21,6 +21,19 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.state.pending.ended.head != NONE || receives.is_some()
     }
 
+    /// Returns whether the oldest completion is that of a receive. `None`: there is no completion.
+    #[inline(always)]
+    pub(crate) fn is_receive_next(&self) -> Option<bool> {
+        let State { pending, protocol, .. } = &self.state;
+        let operation = pending.slots.get(pending.ended.head as usize).map(|slot| slot.end.0);
+        let receive = protocol.as_ref().and_then(|protocol| protocol.requests.oldest_order());
+        match (operation, receive) {
+            (None, None) => None,
+            (Some(operation), Some(receive)) => Some(receive < operation),
+            (operation, _) => Some(operation.is_none()),
+        }
+    }
+
     /// Takes the oldest completion, if there is one. Does not make progress.
     #[inline]
     pub fn next_completion(&mut self) -> Option<Completion> {

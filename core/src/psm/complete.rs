@@ -112,16 +112,20 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         let Some(name) = *req else { return Ok(Status2::EMPTY) };
         let index = self.state.requests.find(name).ok_or(Code::ParamErr)?;
         if self.state.requests.slots[index as usize].state != State::Completed {
-            self.collect();
+            self.collect_for(index)?;
         }
+        *req = None;
+        let status = self.state.requests.slots[index as usize].status;
+        self.state.requests.end(index);
+        Ok(status)
+    }
+
+    /// Looks whether a pass has completed a request that was not completed before.
+    #[inline(never)]
+    fn collect_for(&mut self, index: u32) -> Result<(), Code> {
+        self.collect();
         match self.state.requests.slots[index as usize].state {
-            State::Completed => {
-                *req = None;
-                let status = self.state.requests.slots[index as usize].status;
-                self.state.requests.dequeue(index);
-                self.state.requests.free(index);
-                Ok(status)
-            }
+            State::Completed => Ok(()),
             State::Claimed(_) | State::Dequeued => Err(Code::ParamErr),
             State::Sending(_) | State::Deferred(_) | State::Receiving(_) => Err(Code::NoCompletions),
         }

@@ -103,8 +103,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
             if copied == Copied::Refused {
                 break;
             }
-            self.state.requests.dequeue(index);
-            self.state.requests.free(index);
+            self.state.requests.end(index);
             stored += matches!(copied, Copied::Stored | Copied::StoredLast) as usize;
             if copied == Copied::StoredLast {
                 break;

@@ -34,7 +34,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
     /// # Errors
     /// The errors of [`irecv`](Self::irecv).
     #[doc(alias = "psm2_mq_irecv2")]
-    #[inline]
+    #[inline(always)]
     pub fn irecv2(
         &mut self,
         source: Option<PeerId>,

@@ -187,6 +187,13 @@ impl<'m> Requests<'m> {
         self.slots[index as usize].state = State::Dequeued;
     }
 
+    /// Removes a completed request from its list, and frees it.
+    #[inline(always)]
+    pub(super) fn end(&mut self, index: u32) {
+        self.completed.remove(&mut self.slots, index);
+        self.free(index);
+    }
+
     #[inline(always)]
     pub(super) fn oldest(&self) -> Option<u32> {
         self.completed.first()

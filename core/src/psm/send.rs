@@ -41,7 +41,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
     /// [`Code::NoMemory`] if every request is in use. [`Code::InternalErr`] if the peer has failed.
     /// [`Code::ParamErr`] for an unknown peer, or an invalid buffer or flag.
     #[doc(alias = "psm2_mq_isend2")]
-    #[inline]
+    #[inline(always)]
     pub fn isend2(
         &mut self,
         to: PeerId,
@@ -68,6 +68,10 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         waiter: &mut Waiter<'_, H, P>,
         deadline_ns: u64,
     ) -> Result<(), Code> {
+        let from = from.into();
+        if flags == 0 && self.send_at_once(to, Tag::from(tag), from) {
+            return Ok(());
+        }
         let req = self.isend(to, flags, tag, from, 0)?;
         self.sent(req, waiter, deadline_ns)
     }
@@ -86,6 +90,10 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         waiter: &mut Waiter<'_, H, P>,
         deadline_ns: u64,
     ) -> Result<(), Code> {
+        let from = from.into();
+        if flags == 0 && self.send_at_once(to, Tag::from_words(tag), from) {
+            return Ok(());
+        }
         let req = self.isend2(to, flags, tag, from, 0)?;
         self.sent(req, waiter, deadline_ns)
     }
@@ -106,31 +114,46 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         }
     }
 
-    /// Fast path: sends a short message at once. Without room, or in any other case, starts the
-    /// send on the slow path.
+    /// Sends a short message at once, without a request. Returns false if nothing was done: then
+    /// [`isend2`](Self::isend2) starts the send, or returns why it cannot.
     #[inline(always)]
-    fn begin(&mut self, to: PeerId, flags: u32, tag: Tag, from: Buffer, context: u64) -> Result<MqReq, Code> {
-        let len = from.len()?;
+    pub fn send2_at_once(&mut self, to: PeerId, tag: [u32; 3], from: impl Into<Buffer>) -> bool {
+        self.send_at_once(to, Tag::from_words(tag), from.into())
+    }
+
+    #[inline(always)]
+    fn send_at_once(&mut self, to: PeerId, tag: Tag, from: Buffer) -> bool {
         let payload = match from {
             Buffer::Region(at, len) => Payload::Region(at, len as usize),
             Buffer::Span(span) => Payload::Span(span),
             Buffer::Nothing => Payload::Bytes(&[]),
         };
         // A send waits behind deferred sends.
-        if flags != 0
-            || self.state.requests.waiting() != 0
-            || self.state.requests.slots.first_free().is_none()
-            || self.engine.send_eager(self.state.context, to, tag, payload).is_none()
+        if self.state.requests.waiting() != 0 {
+            return false;
+        }
+        let Some(Issued::Done { value: len }) = self.engine.send_eager(self.state.context, to, tag, payload)
+        else {
+            return false;
+        };
+        self.state.stats.tx_eager_num += 1;
+        self.state.stats.tx_eager_bytes += len;
+        self.state.stats.tx_shm_num += u64::from(self.is_near(to));
+        true
+    }
+
+    /// Fast path: sends a short message at once. Without room, or in any other case, starts the
+    /// send on the slow path.
+    #[inline(always)]
+    fn begin(&mut self, to: PeerId, flags: u32, tag: Tag, from: Buffer, context: u64) -> Result<MqReq, Code> {
+        if flags != 0 || self.state.requests.slots.first_free().is_none() || !self.send_at_once(to, tag, from)
         {
             return self.begin_slow(to, flags, tag, from, context);
         }
-        self.state.stats.tx_eager_num += 1;
-        self.state.stats.tx_eager_bytes += u64::from(len);
-        self.state.stats.tx_shm_num += u64::from(self.is_near(to));
         // Preserves completion order.
         self.collect();
         let index = self.state.requests.take(context, false).ok_or(Code::NoMemory)?;
-        let send = Deferred { to, tag, from, len, sync: false };
+        let send = Deferred { to, tag, from, len: from.len()?, sync: false };
         self.state.requests.slots[index as usize].status = send.status(context, Code::Ok);
         self.state.requests.complete(index);
         Ok(self.state.requests.name(index))

@@ -444,6 +444,12 @@ impl<'m> Requests<'m> {
         self.ended.first()
     }
 
+    /// Returns the position of that receive among all completions.
+    #[inline(always)]
+    pub(crate) fn oldest_order(&self) -> Option<u64> {
+        self.slots.get(self.ended.head as usize).map(|slot| slot.order)
+    }
+
     #[inline(always)]
     pub(crate) fn status(&self, index: u32) -> Status {
         let slot = &self.slots[index as usize];
