@@ -78,6 +78,8 @@ for bytes in 8 100 8000; do
 done
 say "no error while the program waits for a third endpoint" \
     env FISHPLATE_PSM2_UNEXPECTED=10000 FISHPLATE_PSM2_PATIENCE=2 "$work/stuck" third 8
+say "an error while it waits for a third endpoint that never sends" \
+    env FISHPLATE_PSM2_UNEXPECTED=10000 FISHPLATE_PSM2_PATIENCE=1 "$work/stuck" cycle 8
 # Runs `fi_pingpong` over libfabric's psm2 provider, which verifies the data. The client finds the
 # server by TCP.
 pingpong() {

@@ -199,11 +199,13 @@ impl<'e, 'm, R: Rail, const RAILS: usize> Mq<'e, 'm, R, RAILS> {
         }
     }
 
-    /// Returns a [crowding peer](Engine::crowding_peers) for which the open requests can be
-    /// waiting. Without an open request, the program may be waiting for any. Slow path: looks at
-    /// every slot.
-    pub fn crowding_peer(&self) -> Option<PeerId> {
-        self.engine.crowding_peers().find(|peer| self.state.requests.can_wait_for(*peer))
+    /// Returns a [crowding peer](Engine::crowding_peers), and whether the open requests can be
+    /// waiting for it. If they can wait for one such peer, returns that one. Without an open
+    /// request, the program may be waiting for any. Slow path: looks at every slot.
+    pub fn crowding_peer(&self) -> Option<(PeerId, bool)> {
+        let awaits = |peer| (peer, self.state.requests.can_wait_for(peer));
+        let mut peers = self.engine.crowding_peers().map(awaits);
+        peers.clone().find(|(_, awaited)| *awaited).or_else(|| peers.next())
     }
 
     /// Returns the counters.

@@ -162,8 +162,9 @@ impl Queue<'_> {
     }
 
     /// Returns a peer whose sends are blocked because its unreceived messages fill this node's
-    /// buffers, as [`Mq::crowding_peer`] does.
-    pub fn crowding_peer(&self) -> Option<PeerId> {
+    /// buffers, and whether the open requests can be waiting for that peer. See
+    /// [`Mq::crowding_peer`].
+    pub fn crowding_peer(&self) -> Option<(PeerId, bool)> {
         self.0.crowding_peer()
     }
 

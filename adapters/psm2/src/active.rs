@@ -1,7 +1,7 @@
 //! The second node of an endpoint, which carries active messages, and the active messages in
 //! flight. Nothing here blocks or calls a handler.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 use fishplate::core::mem::Span;
 use fishplate::core::psm::Code;
@@ -21,6 +21,11 @@ const REQUESTS: usize = 256;
 /// Maximum number of sends in flight.
 pub(crate) const SENDS: usize = 1 << 18;
 
+/// The kind of a message that reports that handlers at its sender have returned: those of all
+/// messages up to one token. The payload is the token. So one report replaces an earlier one that
+/// is not sent yet.
+pub(crate) const DONE: u32 = 4;
+
 /// Number of requests between two checks for messages from peers.
 const UNREAD: u32 = 16;
 
@@ -32,6 +37,8 @@ pub(crate) struct Am {
     /// Sends in flight by their context word, which is never 0. Each owns its buffer. A request has
     /// its peer.
     sends: HashMap<u64, (Box<[u8]>, Option<PeerId>)>,
+    /// Number of requests of the node's queue. Sends leave one for a receive.
+    room: usize,
     last_send: u64,
     /// Number of requests in flight to each peer that has any.
     requests: HashMap<PeerId, usize>,
@@ -42,10 +49,12 @@ pub(crate) struct Am {
     claimed: Option<(Claimed, bool)>,
     /// True while a handler runs.
     pub busy: bool,
-    /// By token: the peer whose `DONE` message completes the request, the completion function, and
-    /// its context.
-    pub completions: HashMap<u64, (PeerId, usize, usize)>,
-    pub last_token: u64,
+    /// By peer: the messages that its `DONE` completes, oldest first. Each has its token, its
+    /// completion function, and the context of that function.
+    completions: HashMap<PeerId, VecDeque<(u64, usize, usize)>>,
+    last_token: u64,
+    /// By peer: the token of a `DONE` for which there was no room.
+    owed: HashMap<PeerId, u64>,
 }
 
 /// A message claimed by an `improbe2`, with its buffer.
@@ -57,11 +66,13 @@ pub(crate) struct Claimed {
 }
 
 impl Am {
-    pub fn new(node: Node) -> Am {
+    /// `room` is the number of requests of the node's queue.
+    pub fn new(node: Node, room: usize) -> Am {
         Am {
             node,
             handlers: vec![],
             sends: HashMap::new(),
+            room,
             last_send: 0,
             requests: HashMap::new(),
             unread: 0,
@@ -69,6 +80,7 @@ impl Am {
             busy: false,
             completions: HashMap::new(),
             last_token: 0,
+            owed: HashMap::new(),
         }
     }
 
@@ -88,6 +100,8 @@ impl Am {
                 None => self.claimed = None,
             }
         }
+        self.send_owed();
+        let mut queue = self.node.queue()?;
         if self.claimed.is_none() && !self.busy {
             let (req, status) = queue.improbe2(None, [0; 3], [0; 3]).ok()?;
             let bytes = vec![0; PAYLOAD + 8 * (ARGS + 1)].into_boxed_slice();
@@ -133,6 +147,9 @@ impl Am {
         mut bytes: Box<[u8]>,
         request: bool,
     ) -> Result<(), Error> {
+        if self.sends.len() + 1 >= self.room {
+            return Err(Error::NO_MEMORY);
+        }
         let number = self.last_send + 1;
         let req = loop {
             let mut queue = self.node.queue().ok_or(Error::INTERNAL)?;
@@ -154,10 +171,58 @@ impl Am {
         Ok(())
     }
 
+    /// Sends a message with a completion function. Never waits.
+    ///
+    /// # Errors
+    /// The errors of [`send`](Self::send).
+    pub fn send_counted(
+        &mut self,
+        to: PeerId,
+        tag: [u32; 3],
+        mut bytes: Box<[u8]>,
+        request: bool,
+        (function, context): (usize, usize),
+    ) -> Result<(), Error> {
+        let token = self.last_token + 1;
+        bytes[..8].copy_from_slice(&token.to_le_bytes());
+        self.send(to, tag, bytes, request)?;
+        self.last_token = token;
+        self.completions.entry(to).or_default().push_back((token, function, context));
+        Ok(())
+    }
+
+    /// Returns the completion functions of the messages up to a token, which the peer has reported.
+    /// Returns none if it has no such message.
+    pub fn completed(&mut self, from: PeerId, token: u64) -> Vec<(usize, usize)> {
+        let Some(waiting) = self.completions.get_mut(&from) else { return vec![] };
+        let Ok(last) = waiting.binary_search_by_key(&token, |entry| entry.0) else { return vec![] };
+        waiting.drain(..=last).map(|(_, function, context)| (function, context)).collect()
+    }
+
+    /// Reports to a peer that the handlers of its messages up to this token have returned. Reports
+    /// it later if there is no room now. A message without completion function has the token 0.
+    pub fn done(&mut self, to: PeerId, token: u64) {
+        if token != 0 {
+            self.owed.insert(to, token);
+            self.send_owed();
+        }
+    }
+
+    fn send_owed(&mut self) {
+        let mut owed = std::mem::take(&mut self.owed);
+        // A failed peer waits for no report.
+        owed.retain(|to, token| {
+            let sent = self.send(*to, [DONE, 0, 0], token.to_le_bytes().into(), false);
+            sent == Err(Error::NO_MEMORY)
+        });
+        self.owed = owed;
+    }
+
     /// Drops everything that waits for a peer that has failed or disconnected. Completion functions
     /// are not called, because they report that a handler has returned.
     pub fn forget(&mut self, peer: PeerId) {
-        self.completions.retain(|_, (from, ..)| *from != peer);
+        self.completions.remove(&peer);
+        self.owed.remove(&peer);
         self.requests.remove(&peer);
     }
 }
@@ -167,4 +232,54 @@ impl Am {
 unsafe fn span(bytes: &mut [u8]) -> Span {
     // SAFETY: this function's contract; a slice pointer is never null.
     unsafe { Span::new(std::ptr::NonNull::from(&mut *bytes).cast(), bytes.len()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use fishplate::node::Fabric;
+
+    use super::*;
+
+    const ROOM: usize = 64;
+
+    /// Opens two connected nodes. Returns each with its id of the other.
+    fn pair() -> [(Am, PeerId); 2] {
+        let mut nodes = [(); 2].map(|()| Node::builder().fabric(Fabric::Off).requests(ROOM).open().unwrap());
+        let addresses = [1, 0].map(|at: usize| nodes[at].address().to_vec());
+        let ids = [0, 1].map(|at: usize| nodes[at].connect(&addresses[at]).unwrap());
+        while (0..2).any(|at| !nodes[at].reach(ids[at]).unwrap().shared_memory) {
+            nodes.iter_mut().for_each(|node| _ = node.progress());
+        }
+        let [a, b] = nodes;
+        [(Am::new(a, ROOM), ids[0]), (Am::new(b, ROOM), ids[1])]
+    }
+
+    /// One endpoint sends until there is no room, while the other receives nothing.
+    #[test]
+    fn without_room_messages_are_received_and_reports_are_sent_later() {
+        let [(mut a, to_b), (mut b, to_a)] = pair();
+        let mut sent = 0;
+        while a.send_counted(to_b, [1, 0, 0], vec![0; 8].into(), false, (sent, 0)).is_ok() {
+            sent += 1;
+        }
+        for token in [3, 5, sent as u64 - 1] {
+            a.done(to_b, token);
+        }
+        b.send(to_a, [2, 0, 0], vec![0; 8].into(), true).unwrap();
+        assert!((0..1000).any(|_| a.next().is_some_and(|message| message.tag == [2, 0, 0])));
+
+        let (mut received, mut reports) = (0, vec![]);
+        for _ in 0..10_000 {
+            a.next();
+            match b.next() {
+                Some(message) if message.tag[0] == DONE => reports.push(message.bytes[0]),
+                message => received += usize::from(message.is_some()),
+            }
+        }
+        assert_eq!((received, reports), (sent, vec![sent as u8 - 1]));
+        assert_eq!(a.completed(to_b, 0), []);
+        assert_eq!(a.completed(to_b, 2), [(0, 0), (1, 0)]);
+        assert_eq!(a.completed(to_b, 2), []);
+        assert_eq!(a.completed(to_b, sent as u64 - 1).len(), sent - 3);
+    }
 }

@@ -13,7 +13,7 @@ use std::mem::transmute;
 
 use fishplate::PeerId;
 
-use crate::active::{ARGS, Am, Claimed, PAYLOAD, SENDS};
+use crate::active::{ARGS, Am, Claimed, DONE, PAYLOAD, SENDS};
 use crate::error::Error;
 use crate::handle::{Ep, EpAddr};
 use crate::open::open_node;
@@ -30,8 +30,6 @@ const BATCH: usize = 32;
 const REQUEST: u32 = 1;
 const REQUEST_NOREPLY: u32 = 2;
 const REPLY: u32 = 3;
-/// Reports to the sender that its handler has returned. The payload is the token of the request.
-const DONE: u32 = 4;
 
 /// Values of `PSM2_AM_FLAG_ASYNC` and `PSM2_AM_FLAG_NOREPLY`.
 const ASYNC: i32 = 1;
@@ -49,7 +47,7 @@ pub struct AmParameters([u32; 4]);
 /// A callback to run after the lock is released.
 enum Job {
     Handle { peer: PeerId, handler: (usize, usize), kind: u32, token: u64, args: Vec<u64>, data: Box<[u8]> },
-    Complete(usize, usize),
+    Complete(Vec<(usize, usize)>),
 }
 
 /// The message whose handler runs in this thread.
@@ -72,7 +70,7 @@ impl Endpoint {
     fn open_am(&mut self) -> Result<&mut Am, Error> {
         if self.am.is_none() {
             let node = open_node(SENDS, None).map_err(|_| Error::DEVICE_FAILURE)?;
-            self.am = Some(Box::new(Am::new(node)));
+            self.am = Some(Box::new(Am::new(node, SENDS)));
             self.serve = Some(serve);
         }
         self.am.as_deref_mut().ok_or(Error::INTERNAL)
@@ -91,15 +89,16 @@ impl Endpoint {
         }
         let token = word(0)?;
         if kind == DONE {
-            am.completions.get(&token).filter(|(peer, ..)| *peer == from)?;
-            let (_, function, context) = am.completions.remove(&token)?;
             am.busy = true;
-            return Some(Job::Complete(function, context));
+            return Some(Job::Complete(am.completed(from, token)));
         }
         if !(REQUEST..=REPLY).contains(&kind) {
             return None;
         }
-        let handler = *am.handlers.get(handler as usize)?;
+        let Some(&handler) = am.handlers.get(handler as usize) else {
+            am.done(from, token);
+            return None;
+        };
         am.busy = true;
         let data = bytes[8 * (args + 1)..len].into();
         let args = (1..=args).map_while(word).collect();
@@ -123,11 +122,15 @@ fn serve(home: Home) {
 fn run(home: Home, job: Job) {
     let mut done = None;
     match job {
-        // SAFETY: the program passed this function with this context to one request, and `am_job`
-        // removed that entry, so it runs once.
-        Job::Complete(function, context) => unsafe {
-            transmute::<*const (), Completion>(function as *const ())(context as *mut c_void);
-        },
+        Job::Complete(all) => {
+            for (function, context) in all {
+                // SAFETY: the program passed this function with this context to one request, and
+                // `completed` removed that entry, so it runs once.
+                unsafe {
+                    transmute::<*const (), Completion>(function as *const ())(context as *mut c_void);
+                }
+            }
+        }
         Job::Handle { peer, handler: (function, context), kind, token, mut args, mut data } => {
             let number = TOKENS.replace(TOKENS.get().wrapping_add(1).max(1));
             let current = Current { home, peer, may_reply: kind == REQUEST, token: number };
@@ -141,7 +144,7 @@ fn run(home: Home, job: Job) {
                 handler(number as *mut c_void, args, count, src, len, context as *mut c_void);
             }
             CURRENT.set(outer);
-            done = (token != 0).then_some((peer, token));
+            done = Some((peer, token));
         }
     }
     let Some(mut endpoint) = home.find() else { return };
@@ -149,8 +152,7 @@ fn run(home: Home, job: Job) {
     let Some(am) = endpoint.am.as_deref_mut() else { return };
     am.busy = false;
     if let Some((to, token)) = to {
-        // Ignores an error: a failed peer waits for no completion.
-        _ = am.send(to, [DONE, 0, 0], token.to_le_bytes().into(), false);
+        am.done(to, token);
     }
 }
 
@@ -195,19 +197,14 @@ impl Message {
         Ok(Message { tag: [kind | (count as u32) << 8, handler, 0], bytes: bytes.into(), completion })
     }
 
-    fn send(mut self, endpoint: &mut Endpoint, peer: PeerId) -> Result<(), Error> {
+    fn send(self, endpoint: &mut Endpoint, peer: PeerId) -> Result<(), Error> {
         let to = endpoint.am_of(peer).ok_or(Error::PARAM)?;
         let am = endpoint.am.as_deref_mut().ok_or(Error::PARAM)?;
-        let token = am.last_token + 1;
-        if self.completion.is_some() {
-            self.bytes[..8].copy_from_slice(&token.to_le_bytes());
+        let request = self.tag[0] & 0xff != REPLY;
+        match self.completion {
+            Some(completion) => am.send_counted(to, self.tag, self.bytes, request, completion),
+            None => am.send(to, self.tag, self.bytes, request),
         }
-        am.send(to, self.tag, self.bytes, self.tag[0] & 0xff != REPLY)?;
-        if let Some((function, context)) = self.completion {
-            am.last_token = token;
-            am.completions.insert(token, (to, function, context));
-        }
-        Ok(())
     }
 }
 

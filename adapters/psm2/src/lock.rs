@@ -1,6 +1,6 @@
-//! The lock of an endpoint. Most programs make all calls from one thread. So the thread that takes a
-//! lock first becomes its owner, and takes it without an atomic exchange. An exchange would wait for
-//! all earlier stores of the thread.
+//! The lock of an endpoint. Most programs make all calls from one thread. So the thread that takes
+//! a lock first becomes its owner, and takes it without an atomic exchange. An exchange would wait
+//! for all earlier stores of the thread.
 //!
 //! The owner stores `inside`, then loads `state`. Any other thread exchanges `state`, calls
 //! `membarrier(2)`, then waits until the owner is not inside. The barrier orders the owner's store

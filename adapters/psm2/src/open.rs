@@ -7,6 +7,7 @@ use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use fishplate::config::Settings;
 use fishplate::core::engine::protocol::MatchConfig;
 use fishplate::node::{Fabric, OpenError};
 use fishplate::{Limits, Node};
@@ -34,6 +35,10 @@ const PEERS: u16 = 256;
 
 /// Maximum number of sends that the engine holds. Further sends wait in the queue.
 const OPERATIONS: u32 = 1 << 15;
+
+/// Maximum number of messages in flight to a peer. If ranks take turns on a processor, a sender can
+/// send this many per turn.
+const WINDOW: u32 = 512;
 
 /// Limits for unexpected messages. All peers share the shared credits and headers.
 const MATCHING: MatchConfig = MatchConfig {
@@ -188,9 +193,11 @@ pub(crate) fn is_nested() -> bool {
 
 /// Opens a node whose queue has `requests` requests.
 pub(crate) fn open_node(requests: usize, matching: Option<MatchConfig>) -> Result<Node, OpenError> {
+    let settings = Settings { window: WINDOW, ..Settings::DEFAULT };
     let limits = Limits { peers: PEERS, operations: OPERATIONS, ..Limits::DEFAULT };
     let builder = Node::builder()
         .fabric(if asked_for_hosts() { Fabric::IfThere } else { Fabric::Off })
+        .settings(settings)
         .limits(limits)
         .requests(requests);
     OPENS.set(true);

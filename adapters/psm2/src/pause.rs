@@ -7,6 +7,10 @@ use std::time::{Duration, Instant};
 /// `FISHPLATE_PSM2_PATIENCE` overrides it, in seconds.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// How many times as long a program may wait for other peers than those whose messages fill the
+/// memory. Such a peer may compute for long, but it may also wait for one of those.
+const THIRD: u32 = 10;
+
 /// Maximum number of short unexpected messages per endpoint. `FISHPLATE_PSM2_UNEXPECTED` overrides
 /// it.
 const UNEXPECTED: u64 = 1 << 21;
@@ -30,8 +34,9 @@ pub(crate) struct Idle {
     looked: Instant,
     /// `calls` at the last liveness check.
     calls_at_look: u32,
-    /// When the memory for unexpected messages became full while calls found nothing.
-    crowded: Option<Instant>,
+    /// When the memory for unexpected messages became full while calls found nothing, and whether
+    /// the program may be waiting for a peer that fills it.
+    crowded: Option<(Instant, bool)>,
     patience: Duration,
 }
 
@@ -41,14 +46,19 @@ impl Idle {
         Idle { empty: 0, calls: 0, looked: Instant::now(), calls_at_look: 0, crowded: None, patience }
     }
 
-    /// Called at a liveness check. Returns true if the memory for unexpected messages has been full
-    /// for `patience` while no call found anything.
-    pub fn is_crowded_out(&mut self, full: bool) -> bool {
+    /// Called at a liveness check. `crowding` tells whether a peer's unexpected messages fill all
+    /// memory for them, and then, whether the program may be waiting for that peer. Returns true if
+    /// that has lasted for `patience` while no call found anything.
+    pub fn is_crowded_out(&mut self, crowding: Option<bool>) -> bool {
         let calls = self.calls.wrapping_sub(self.calls_at_look);
         self.calls_at_look = self.calls;
-        match full && self.empty >= calls.max(SPINS) {
-            true => self.crowded.get_or_insert_with(Instant::now).elapsed() >= self.patience,
-            false => {
+        match crowding.filter(|_| self.empty >= calls.max(SPINS)) {
+            Some(awaited) => {
+                let begun = self.crowded.filter(|(_, before)| *before == awaited);
+                let (since, _) = *self.crowded.insert(begun.unwrap_or((Instant::now(), awaited)));
+                since.elapsed() >= if awaited { self.patience } else { self.patience.saturating_mul(THIRD) }
+            }
+            None => {
                 self.crowded = None;
                 false
             }

@@ -363,9 +363,9 @@ impl Endpoint {
     #[cold]
     fn look(&mut self) -> After {
         let crowding = self.node.queue().and_then(|queue| queue.crowding_peer());
-        if self.idle.is_crowded_out(crowding.is_some()) && self.queue.is_ok() {
+        if self.idle.is_crowded_out(crowding.map(|(_, awaited)| awaited)) && self.queue.is_ok() {
             self.queue = Err(Error::NO_MEMORY);
-            let peer = self.peers.iter().find(|peer| Some(peer.id) == crowding);
+            let peer = self.peers.iter().find(|peer| crowding.is_some_and(|(id, _)| id == peer.id));
             let text = format!(
                 "no memory for messages: unexpected messages of peer {:016x} fill it, and no expected \
                  message arrives; receive them earlier, or set FISHPLATE_PSM2_UNEXPECTED to a number \

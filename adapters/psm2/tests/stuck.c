@@ -3,6 +3,7 @@
      stuck dies          sends active messages to a process that is killed, until there is no room
      stuck crowds BYTES  waits for a message behind too many unexpected messages of BYTES bytes each
      stuck third BYTES   the same, but first waits for a third endpoint, which must not be an error
+     stuck cycle BYTES   the same, but the third endpoint never sends
 
    Set FISHPLATE_PSM2_PATIENCE to a few seconds. */
 #include <psm2.h>
@@ -59,8 +60,8 @@ static void flood (psm2_epaddr_t to, int handler_index)
   MUST (error == PSM2_EPID_NETWORK_ERROR);
 }
 
-/* Waits for a message from a third endpoint, which sends it long after FISHPLATE_PSM2_PATIENCE has passed. */
-static void wait_for_third (psm2_ep_t ep, psm2_mq_t mq, psm2_uuid_t key, struct psm2_ep_open_opts *opts, psm2_epid_t id)
+/* Waits for a message from a third endpoint, which sends it long after FISHPLATE_PSM2_PATIENCE has passed, or never. */
+static void wait_for_third (int never, psm2_ep_t ep, psm2_mq_t mq, psm2_uuid_t key, struct psm2_ep_open_opts *opts, psm2_epid_t id)
 {
   const char *patience = getenv ("FISHPLATE_PSM2_PATIENCE");
   psm2_mq_tag_t tag = { { 3, 0, 0, 0 } }, all = { { -1u, -1u, -1u, 0 } };
@@ -77,13 +78,18 @@ static void wait_for_third (psm2_ep_t ep, psm2_mq_t mq, psm2_uuid_t key, struct 
   for (time_t end = time (NULL) + 2 * atoi (patience) + 2; time (NULL) < end;)
     MUST (psm2_mq_ipeek2 (mq, &req, NULL) == PSM2_MQ_NO_COMPLETIONS);
   MUST (told == 0);
+  if (never)
+    {
+      MUST (psm2_mq_wait2 (&req, NULL) != PSM2_OK && told == PSM2_NO_MEMORY);
+      return;
+    }
   MUST (psm2_mq_send2 (sends, to, 0, &tag, NULL, 0) == PSM2_OK);
   MUST (psm2_mq_wait2 (&req, NULL) == PSM2_OK);
 }
 
 int main (int argc, char **argv)
 {
-  int third = argc == 3 && !strcmp (argv[1], "third"), dies = argc == 2 && !strcmp (argv[1], "dies"), bytes = argc == 3 ? atoi (argv[2]) : 0;
+  int cycle = argc == 3 && !strcmp (argv[1], "cycle"), third = cycle || (argc == 3 && !strcmp (argv[1], "third")), dies = argc == 2 && !strcmp (argv[1], "dies"), bytes = argc == 3 ? atoi (argv[2]) : 0;
   int up[2], down[2], major = PSM2_VERNO_MAJOR, minor = PSM2_VERNO_MINOR, index;
   psm2_uuid_t key = { 25 };
   struct psm2_ep_open_opts opts;
@@ -133,9 +139,12 @@ int main (int argc, char **argv)
   else
     {
       if (third)
-        wait_for_third (ep, mq, key, &opts, id);
-      MUST (psm2_mq_irecv2 (mq, to, &last, &all, 0, buffer, bytes, NULL, &req) == PSM2_OK);
-      MUST (psm2_mq_wait2 (&req, &status) != PSM2_OK && told == PSM2_NO_MEMORY);
+        wait_for_third (cycle, ep, mq, key, &opts, id);
+      if (!cycle)
+        {
+          MUST (psm2_mq_irecv2 (mq, to, &last, &all, 0, buffer, bytes, NULL, &req) == PSM2_OK);
+          MUST (psm2_mq_wait2 (&req, &status) != PSM2_OK && told == PSM2_NO_MEMORY);
+        }
       kill (child, SIGKILL);
     }
   printf ("told of it\n");

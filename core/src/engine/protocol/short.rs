@@ -55,7 +55,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Returns the peers whose unexpected messages fill all the room that they can have here. Their
     /// further sends wait until some of their messages are received. Short messages fill their own
     /// room before they take header room. Slow path: visits every stream.
-    pub fn crowding_peers(&self) -> impl Iterator<Item = PeerId> {
+    pub fn crowding_peers(&self) -> impl Iterator<Item = PeerId> + Clone {
         let crowded = |protocol: &Protocol<'_, RAILS>, account: &Account| {
             // A sender that is configured like this engine keeps at most this many payloads.
             let kept_there = protocol.outgoing.len() as u32;
