@@ -1,6 +1,6 @@
 //! Device memory: each of two processes puts into the other's device memory, then signals in host
-//! memory. Without `cuda:N` host memory replaces device memory, so no GPU is needed. Run it twice:
-//! `cargo run --example device -- HOST:PORT [cuda:N]`.
+//! memory. Without `cuda:N` or `hip:N` host memory replaces device memory, so no GPU is needed. Run
+//! it twice: `cargo run --example device -- HOST:PORT [cuda:N]`.
 
 use fishplate::{Cmp, Job, Node, Notice, Signal};
 use std::{env::args, error::Error, time::Duration};

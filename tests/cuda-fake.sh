@@ -1,9 +1,15 @@
 #!/usr/bin/env bash
-# Tests the CUDA backend over a libcuda.so without a GPU: its functions, how the library is found
-# and loaded, and memory shared by two processes. Runs with several modes of that driver. Also
-# checks the errors without a driver and with an unusable one.
+# usage: tests/cuda-fake.sh [cuda|hip]
+# Tests the CUDA backend over a libcuda.so and a libamdhip64.so without a GPU: its functions, how
+# the library is found and loaded, and memory shared by two processes. Runs with several modes of
+# that driver. Also checks the errors without a driver and with an unusable one.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
+case ${1:-} in
+    cuda) api=cuda driver=CUDA library=libcuda first=cuInit ;;
+    hip) api=hip driver=HIP library=libamdhip64 first=hipDriverGetVersion ;;
+    *) "$0" cuda; cuda=$?; "$0" hip && exit "$cuda"; exit 1 ;;
+esac
 target=${CARGO_TARGET_DIR:-target}
 place=$(mktemp -d)
 trap 'rm -r "$place"' EXIT
@@ -14,41 +20,51 @@ say() {
     local name=$1
     shift
     if "$@" >"$place/log" 2>&1; then
-        echo "ok $name"
+        echo "ok $api: $name"
     else
         failed=1
-        echo "FAILED $name"
+        echo "FAILED $api: $name"
         tail -n 40 "$place/log"
     fi
 }
 
 cargo build --locked --quiet -p fishplate-fake-cuda && cargo build --locked --quiet || exit
-tests=$(cargo test --locked --quiet -p fishplate-gpu --features cuda --test device --no-run --message-format=json |
+tests=$(cargo test --locked --quiet -p fishplate-gpu --features cuda,hip --test device --no-run --message-format=json |
     sed -n 's/.*"executable":"\([^"]*\)".*/\1/p') || exit
 nodes=$(cargo test --locked --quiet -p fishplate --test node --no-run --message-format=json |
     sed -n 's/.*"executable":"\([^"]*\)".*/\1/p') || exit
 mkdir "$place/fake" "$place/old" "$place/none"
-cp "$target/debug/libfishplate_fake_cuda.so" "$place/fake/libcuda.so"
+cp "$target/debug/libfishplate_fake_cuda.so" "$place/fake/$library.so"
 
 # suite MODE: runs the device tests over that driver; nothing may be skipped, leaked or misused
 suite() {
     rm -f "$place/report"
     env LD_LIBRARY_PATH="$place/fake" FAKE_CUDA="$1" FAKE_CUDA_REPORT="$place/report" \
-        timeout 120 "$tests" cuda --nocapture || return
-    ! env LD_LIBRARY_PATH="$place/fake" timeout 120 "$tests" cuda --show-output | grep SKIPPED || return
+        timeout 120 "$tests" "$api" --nocapture || return
+    ! env LD_LIBRARY_PATH="$place/fake" timeout 120 "$tests" "$api" --show-output | grep SKIPPED || return
     # The report has a line for the tests and for two child processes, for each of two kinds of
     # memory.
     cat "$place/report"
-    [ "$(wc -l <"$place/report")" -ge 5 ] && ! grep -v 'held 0 violations \[\]$' "$place/report"
+    [ "$(wc -l <"$place/report")" -ge 5 ] && ! grep -v 'held 0 violations \[\]$' "$place/report" || return
+    [[ $1 != flush* ]] || grep -q 'flushes [1-9]' "$place/report"
 }
 for mode in "" late late,differ,reopen flush,nowords,devices=1; do
     say "the suite over a fake driver${mode:+: $mode}" suite "$mode"
 done
 
+# before: the suite over a HIP that does not export virtual memory
+before() {
+    env LD_LIBRARY_PATH="$place/fake" FAKE_CUDA=hip=60241134 timeout 120 "$tests" on_hip:: --show-output >"$place/seen" ||
+        return
+    cat "$place/seen"
+    ! grep SKIPPED "$place/seen"
+}
+[ "$api" = cuda ] || say "the suite over HIP 6.2" before
+
 # node MODE: runs the tests of nodes with devices over that driver, which does not notice killed
 # processes
 node() {
-    local over=(env "LD_LIBRARY_PATH=$place/fake" "FAKE_CUDA=$1" FISHPLATE_TEST_GPU=cuda timeout 120 "$nodes")
+    local over=(env "LD_LIBRARY_PATH=$place/fake" "FAKE_CUDA=$1" "FISHPLATE_TEST_GPU=$api" timeout 120 "$nodes")
     "${over[@]}" gpu::a_killed_process || return
     rm -f "$place/report"
     FAKE_CUDA_REPORT="$place/report" "${over[@]}" gpu:: --skip a_killed_process || return
@@ -72,7 +88,7 @@ example() {
     local port=$((20000 + RANDOM % 10000))
     while (: <>/dev/tcp/127.0.0.1/$port) 2>/dev/null; do port=$((port + 1)); done
     local at=127.0.0.1:$port
-    local over=(env "LD_LIBRARY_PATH=$place/fake" timeout 60 "$target/debug/examples/device" "$at" cuda:0)
+    local over=(env "LD_LIBRARY_PATH=$place/fake" timeout 60 "$target/debug/examples/device" "$at" "$api:0")
     "${over[@]}" >"$place/first" &
     "${over[@]}" >"$place/second" && wait $! || return
     cat "$place/first" "$place/second"
@@ -84,7 +100,8 @@ cargo build --locked --quiet --example device && say "the example over a fake dr
 info() {
     env LD_LIBRARY_PATH="$place/fake" FAKE_CUDA=devices=3 "$target/debug/fishplate" info -v >"$place/seen" || return
     grep '^gpu' "$place/seen"
-    grep -q '^gpu.usable  *usable$' "$place/seen" && grep -q '^gpu.devices.cuda:2.reaches  *cuda:0, cuda:1, cuda:2$' "$place/seen"
+    grep -q '^gpu.usable  *usable$' "$place/seen" &&
+        grep -q "^gpu.devices.$api:2.reaches  *$api:0, $api:1, $api:2\$" "$place/seen"
 }
 say "what the tool tells of it" info
 
@@ -96,7 +113,7 @@ perf() {
     rm -f "$place/report"
     for test in put-signal put get tag; do
         env LD_LIBRARY_PATH="$place/fake" FAKE_CUDA="$mode" FAKE_CUDA_REPORT="$place/report" \
-            timeout 120 "$target/debug/fishplate" perf "$test" --transport gpu --device cuda:0,cuda:1 "$@" \
+            timeout 120 "$target/debug/fishplate" perf "$test" --transport gpu --device "$api:0,$api:1" "$@" \
             -s 8,5K,300K -n 40 -w 4 --window 4 --region 1M --check --pin none || return
     done
     cat "$place/report"
@@ -107,13 +124,16 @@ for path in direct relay; do
     say "perf over it, $path: late" perf late --ipc-path "$path"
 done
 
-say "perf over memory in physical segments" perf segments --ipc-path direct
-say "perf over memory in physical segments: late" perf late,segments --ipc-path direct
+# HIP does not report which segments were reserved together.
+if [ "$api" = cuda ]; then
+    say "perf over memory in physical segments" perf segments --ipc-path direct
+    say "perf over memory in physical segments: late" perf late,segments --ipc-path direct
+fi
 
 # fails MODE TEXT: a driver error ends the tool with that text and without a panic
 fails() {
     env LD_LIBRARY_PATH="$place/fake" FAKE_CUDA="$1" timeout 60 "$target/debug/fishplate" perf put --transport gpu \
-        --device cuda:0 --region 1M -n 1 --pin none >"$place/seen" 2>&1
+        --device "$api:0" --region 1M -n 1 --pin none >"$place/seen" 2>&1
     local status=$?
     cat "$place/seen"
     # Status 2 means that there is no such device.
@@ -131,17 +151,17 @@ cut() {
     # Memory that it exported stays allocated, because the peer may have it open.
     grep -q 'opens 2 closes 2 ' "$place/report" && ! grep -v ' violations \[\]$' "$place/report"
 }
-say "a segment that does not open" cut
-say "no devices" fails devices=0 "--device cuda:0: no such device: this machine has 0"
+[ "$api" = hip ] || say "a segment that does not open" cut
+say "no devices" fails devices=0 "--device $api:0: no such device: this machine has 0"
 
 # none: the loader finds no driver. A machine with a driver has it in the loader's cache, so this
 # cannot be tested there.
 none() {
-    env LD_LIBRARY_PATH="$place/none" timeout 60 "$tests" cuda --show-output >"$place/seen" 2>&1 || return
+    env LD_LIBRARY_PATH="$place/none" timeout 60 "$tests" "$api" --show-output >"$place/seen" 2>&1 || return
     cat "$place/seen"
-    grep -q 'SKIPPED on_cuda::copies_arrive_whole: no CUDA driver: libcuda is not on this machine' "$place/seen"
+    grep -q "SKIPPED on_$api::copies_arrive_whole: no $driver driver: $library is not on this machine" "$place/seen"
 }
-if ldconfig -p 2>/dev/null | grep -q 'libcuda\.so'; then
+if ldconfig -p 2>/dev/null | grep -q "$library\.so"; then
     echo "SKIPPED no driver: this machine has one"
 else
     say "no driver" none
@@ -149,10 +169,10 @@ fi
 
 # old: the library lacks required functions
 old() {
-    env LD_LIBRARY_PATH="$place/old" timeout 60 "$tests" cuda --show-output >"$place/seen" 2>&1 || return
+    env LD_LIBRARY_PATH="$place/old" timeout 60 "$tests" "$api" --show-output >"$place/seen" 2>&1 || return
     cat "$place/seen"
-    grep -q 'SKIPPED on_cuda::copies_arrive_whole: no usable CUDA driver: libcuda lacks cuInit' "$place/seen"
+    grep -q "SKIPPED on_$api::copies_arrive_whole: no usable $driver driver: $library lacks $first" "$place/seen"
 }
-echo 'int something;' | cc -shared -fPIC -x c - -o "$place/old/libcuda.so" && say "a driver that is too old" old
+echo 'int something;' | cc -shared -fPIC -x c - -o "$place/old/$library.so" && say "a driver that is too old" old
 
 exit "$failed"

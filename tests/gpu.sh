@@ -1,43 +1,56 @@
 #!/usr/bin/env bash
-# Runs the device tests over the driver of an NVIDIA GPU, with two processes, and the tool's
+# Runs the device tests over the drivers of NVIDIA and AMD GPUs, with two processes, and the tool's
 # measurements with every payload verified. On a machine without such a GPU it prints SKIPPED and
-# the reason.
+# the reasons.
 #
 # usage: tests/gpu.sh tests
 #        tests/gpu.sh --figures  tests, and a table of figures from a release build
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 target=${CARGO_TARGET_DIR:-target}
+figures=${1:-}
+status=0 tested=0
 
 log=$(mktemp)
 trap 'rm "$log"' EXIT
-timeout 600 cargo test --locked --quiet -p fishplate-gpu --features cuda --test device cuda -- --show-output >"$log" 2>&1
-status=$?
-if why=$(grep -m 1 -o 'SKIPPED on_cuda::copies_arrive_whole: .*' "$log"); then
-    echo "SKIPPED the suite on a GPU: ${why#*: }"
-    exit 77
-fi
-grep -E '^test |^SKIPPED|^test result' "$log"
-[ "$status" = 0 ] || tail -n 60 "$log"
 
-cargo build --locked --quiet || exit
-for test in put-signal put get tag; do
-    for path in direct relay; do
-        timeout 120 "$target/debug/fishplate" perf "$test" --transport gpu --device cuda:0 --ipc-path "$path" \
-            -s 8,5K,300K,4M -n 100 --region 4M --check --format json >"$log" 2>&1 && echo "ok perf $test, $path" && continue
+# gpus API: tests the devices of a driver, if there are any
+gpus() {
+    local api=$1 why test path
+    timeout 600 cargo test --locked --quiet -p fishplate-gpu --features cuda,hip --test device "$api" -- --show-output >"$log" 2>&1
+    local result=$?
+    if why=$(grep -m 1 -o "SKIPPED on_$api::copies_arrive_whole: .*" "$log"); then
+        echo "SKIPPED the suite on a GPU: ${why#*: }"
+        return
+    fi
+    tested=1
+    grep -E '^test |^SKIPPED|^test result' "$log"
+    if [ "$result" != 0 ]; then
         status=1
-        echo "FAILED perf $test, $path"
-        tail -n 20 "$log"
-    done
-done
+        tail -n 60 "$log"
+    fi
 
-if [ "${1:-}" = --figures ]; then
+    cargo build --locked --quiet || exit
+    for test in put-signal put get tag; do
+        for path in direct relay; do
+            timeout 120 "$target/debug/fishplate" perf "$test" --transport gpu --device "$api:0" --ipc-path "$path" \
+                -s 8,5K,300K,4M -n 100 --region 4M --check --format json >"$log" 2>&1 && echo "ok perf $test, $path" && continue
+            status=1
+            echo "FAILED perf $test, $path"
+            tail -n 20 "$log"
+        done
+    done
+
+    [ "$figures" = --figures ] || return
     cargo build --locked --quiet --release || exit
     for test in put-signal put get tag; do
         for path in direct relay; do
-            timeout 600 "$target/release/fishplate" perf "$test" --transport gpu --device cuda:0 --ipc-path "$path" \
+            timeout 600 "$target/release/fishplate" perf "$test" --transport gpu --device "$api:0" --ipc-path "$path" \
                 -b 1K -e 256M -f 4 --region 256M || status=1
         done
     done
-fi
+}
+gpus cuda
+gpus hip
+[ "$tested" = 1 ] || exit 77
 exit "$status"

@@ -53,8 +53,8 @@ fi
 part "no_std, no main, no allocator" tests/no-std/run.sh
 part "packages out of the tree" tests/vendor.sh
 part "libfabric's layout, by the official binding" tests/fabric-oracle.sh
-part "CUDA over a driver without a GPU" tests/cuda-fake.sh
-part "CUDA on a GPU" tests/gpu.sh
+part "CUDA and HIP over a driver without a GPU" tests/cuda-fake.sh
+part "CUDA and HIP on a GPU" tests/gpu.sh
 part "two rails between two network namespaces" tests/fabric-netns.sh --short "${CARGO_TARGET_DIR:-target}/debug/fishplate"
 part "the C library" tests/c.sh
 part "the Python wheel" tests/python.sh

@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 
-#[cfg(feature = "cuda")]
+#[cfg(any(feature = "cuda", feature = "hip"))]
 use super::cuda::CudaDevice;
 use super::{Allocation, Device, DeviceCaps, DeviceError, DevicePtr, Handle, HostDevice, Mark, Uuid};
 
@@ -12,8 +12,8 @@ use super::{Allocation, Device, DeviceCaps, DeviceError, DevicePtr, Handle, Host
 pub enum AnyDevice {
     /// Processor memory.
     Host(HostDevice),
-    /// A GPU.
-    #[cfg(feature = "cuda")]
+    /// A GPU of CUDA or HIP.
+    #[cfg(any(feature = "cuda", feature = "hip"))]
     Cuda(Box<CudaDevice>),
 }
 
@@ -22,7 +22,7 @@ macro_rules! each {
     ($any:expr, $device:ident => $call:expr) => {
         match $any {
             AnyDevice::Host($device) => $call,
-            #[cfg(feature = "cuda")]
+            #[cfg(any(feature = "cuda", feature = "hip"))]
             AnyDevice::Cuda($device) => $call,
         }
     };

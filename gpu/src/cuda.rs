@@ -1,5 +1,5 @@
-//! NVIDIA GPUs through the driver library, which is loaded at run time. If it is missing, calls
-//! return [`Absent`] and nothing panics.
+//! GPUs through the driver library, which is loaded at run time: NVIDIA's through CUDA, AMD's
+//! through HIP. If it is missing, calls return [`Absent`] and nothing panics.
 //!
 //! A [`CudaDevice`] holds its device's primary context, non-blocking streams and events. It may
 //! move between threads: each call makes the context current in the calling thread and then
@@ -7,9 +7,10 @@
 //! memory is exported by descriptors ([`CudaMemory`]). Memory of other allocators, such as a
 //! framework's, is classified by its attributes.
 //!
-//! cudarc finds the library and declares its functions and structures. All functions are looked up
-//! once, before the first call, because cudarc would panic at the first call of a missing function.
-//! Here they return a number, because cudarc's error enumeration lacks the codes of newer drivers.
+//! HIP's functions mirror CUDA's, with the same arguments, layouts and codes. So one table of
+//! functions serves both, under CUDA's names. The module `hip` has those that differ. cudarc
+//! declares CUDA's functions and structures. All functions are looked up before the first call.
+//! They return a number, because cudarc's error enumeration lacks the codes of newer drivers.
 //!
 //! - The driver returns the same error for a handle of this process as for an invalid one. So each
 //!   device remembers the last [`REMEMBERED`] handles that it exported, and reports
@@ -17,21 +18,26 @@
 //!   [`DeviceError::BadHandle`].
 //! - A device that is hidden from this process (`CUDA_VISIBLE_DEVICES`) may be reachable anyway. So
 //!   [`Device::reaches`] returns `true` for it, and opening its memory may fail.
-//! - For virtual memory, pointer attributes describe the reserved address range, and
-//!   `cuMemGetAddressRange` describes the physical segment. Here an allocation is one segment.
+//! - For virtual memory, CUDA's pointer attributes describe the reserved address range, and
+//!   `cuMemGetAddressRange` describes the physical segment. Here an allocation is one segment. HIP
+//!   does not report the reserved range. So a range over several segments that another allocator
+//!   mapped cannot be registered there.
+//! - HIP exports virtual memory since version 7.14, and NICs get dmabuf descriptors since 7.0. It
+//!   does not report pools: their memory is taken for that of `hipMalloc`.
 //! - Opened memory cannot be exported again: the error is
 //!   [`Unshared::NoHandleType`](super::Unshared::NoHandleType).
 //! - Pool and managed memory exist for tests ([`CudaDevice::alloc_as`]).
-//!
-//! AMD's driver has the same calls under other names, such as `hipIpcOpenMemHandle`. A HIP backend
-//! would be another implementation of [`Device`].
 
 mod driver;
+#[cfg(feature = "hip")]
+mod hip;
+mod library;
 mod memory;
 mod stream;
 mod vmm;
 
-pub use driver::{Absent, CudaInfo, devices, version};
+pub use driver::CudaInfo;
+pub use library::{Absent, Api};
 pub use memory::CudaMemory;
 
 use std::collections::VecDeque;
@@ -99,16 +105,16 @@ impl fmt::Debug for CudaDevice {
 /// Keeps the context current in this thread while it exists.
 struct Entered {
     driver: &'static Driver,
-    pushed: bool,
+    /// The previous context, if it was another.
+    previous: Option<sys::CUcontext>,
 }
 
 impl Drop for Entered {
     fn drop(&mut self) {
-        if self.pushed {
-            let mut context = std::ptr::null_mut();
-            // SAFETY: `enter` pushed this context in this thread, because `Entered` is not `Send`.
-            // Calls nest, so the context is on top.
-            unsafe { (self.driver.cuCtxPopCurrent_v2)(&raw mut context) };
+        if let Some(previous) = self.previous {
+            // SAFETY: this context was current in this thread, because `Entered` is not `Send`.
+            // Null, if there was none, leaves the thread without a context.
+            unsafe { (self.driver.cuCtxSetCurrent)(previous) };
         }
     }
 }
@@ -117,10 +123,10 @@ impl CudaDevice {
     /// Opens a device of this process.
     ///
     /// # Errors
-    /// [`DeviceError::NoDriver`] without a usable driver. [`devices`] then returns the reason.
+    /// [`DeviceError::NoDriver`] without a usable driver. [`Api::devices`] then returns the reason.
     /// [`DeviceError::NoDevice`] with the number of devices, if `ordinal` is too large.
-    pub fn open(ordinal: u32, config: CudaConfig) -> Result<CudaDevice, DeviceError> {
-        let driver = driver::get().map_err(DeviceError::from)?;
+    pub fn open(api: Api, ordinal: u32, config: CudaConfig) -> Result<CudaDevice, DeviceError> {
+        let driver = api.driver()?;
         let device = driver.device(ordinal)?;
         let mut context = std::ptr::null_mut();
         // SAFETY: the driver returned `device`, and the result is written to a local variable.
@@ -159,12 +165,12 @@ impl CudaDevice {
         let mut now = std::ptr::null_mut();
         // SAFETY: the result is written to a local variable.
         driver::check(unsafe { (self.driver.cuCtxGetCurrent)(&raw mut now) })?;
-        let pushed = now != self.context;
-        if pushed {
+        let previous = (now != self.context).then_some(now);
+        if previous.is_some() {
             // SAFETY: `open` retained the context, and drop releases it.
-            driver::check(unsafe { (self.driver.cuCtxPushCurrent_v2)(self.context) })?;
+            driver::check(unsafe { (self.driver.cuCtxSetCurrent)(self.context) })?;
         }
-        Ok(Entered { driver: self.driver, pushed })
+        Ok(Entered { driver: self.driver, previous })
     }
 }
 

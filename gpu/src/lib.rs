@@ -1,9 +1,9 @@
 //! Device memory across processes: the driver interface of a GPU, and the names of its memory.
 //!
-//! All modules build on the small trait [`Device`]. CUDA, processor memory and the fake driver
-//! implement it. A device belongs to one thread, and its methods call the driver. Methods marked
-//! *queue* return at once, and neither allocate nor wait unless the driver does. All other methods
-//! are slow paths and may take a millisecond.
+//! All modules build on the small trait [`Device`]. CUDA and HIP, processor memory and the fake
+//! driver implement it. A device belongs to one thread, and its methods call the driver. Methods
+//! marked *queue* return at once, and neither allocate nor wait unless the driver does. All other
+//! methods are slow paths and may take a millisecond.
 //!
 //! | module             | contents                                                               |
 //! |--------------------|------------------------------------------------------------------------|
@@ -62,7 +62,7 @@
 //!   exporter revokes it first.
 
 mod any;
-#[cfg(feature = "cuda")]
+#[cfg(any(feature = "cuda", feature = "hip"))]
 pub mod cuda;
 mod direct;
 mod done;

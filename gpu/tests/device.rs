@@ -1,5 +1,5 @@
-//! Tests the contract of [`Device`] over all implementations: host memory, the fakes, and CUDA. The
-//! CUDA tests use a real driver or a simulated one (`tests/cuda-fake.sh`, `tests/gpu.sh`). The
+//! Tests the contract of [`Device`] over all implementations: host memory, the fakes, CUDA and HIP.
+//! The last two use a real driver or a simulated one (`tests/cuda-fake.sh`, `tests/gpu.sh`). The
 //! second process runs this test binary again.
 
 use std::sync::OnceLock;
@@ -149,130 +149,179 @@ impl Kit for Host {
     }
 }
 
-#[cfg(feature = "cuda")]
-mod nvidia {
-    use super::*;
-    use fishplate_gpu::cuda::{self, CudaConfig, CudaDevice, CudaMemory};
+/// Defines the implementations over one driver interface, and tests of that driver.
+#[cfg(any(feature = "cuda", feature = "hip"))]
+macro_rules! driver {
+    ($module:ident, $api:ident) => {
+        mod $module {
+            use super::*;
+            use fishplate_gpu::cuda::{Api, CudaConfig, CudaDevice, CudaMemory};
 
-    fn open(ordinal: u32, memory: CudaMemory) -> Option<Result<CudaDevice, DeviceError>> {
-        Some(CudaDevice::open(ordinal, CudaConfig { memory, marks: 32, ..CudaConfig::default() }))
-    }
+            const API: Api = Api::$api;
 
-    fn absent() -> Option<String> {
-        match cuda::devices() {
-            Err(why) => Some(why.to_string()),
-            Ok(devices) => devices.is_empty().then(|| "the CUDA driver has no device".into()),
-        }
-    }
-
-    fn unshared(device: &mut CudaDevice) -> Vec<(DevicePtr, Unshared)> {
-        let mut kinds = vec![(CudaMemory::Managed, Unshared::Managed)];
-        if cuda::devices().unwrap()[0].pools {
-            kinds.push((CudaMemory::Pool, Unshared::Pool));
-        }
-        if cuda::devices().unwrap()[0].descriptors {
-            kinds.push((CudaMemory::VirtualUnshared, Unshared::NoHandleType));
-        }
-        kinds.into_iter().map(|(kind, why)| (device.alloc_as(kind, 4096).unwrap(), why)).collect()
-    }
-
-    fn segments(device: &mut CudaDevice, size: u64) -> Option<DevicePtr> {
-        let able = cuda::devices().unwrap()[0].descriptors;
-        able.then(|| device.alloc_as(CudaMemory::Segments(super::suite::SEGMENT), size).unwrap())
-    }
-
-    pub struct Cuda;
-
-    impl Kit for Cuda {
-        type Device = CudaDevice;
-        const NAME: &str = "cuda";
-
-        fn open(ordinal: u32) -> Option<Result<CudaDevice, DeviceError>> {
-            open(ordinal, CudaMemory::Legacy)
-        }
-
-        fn absent() -> Option<String> {
-            absent()
-        }
-
-        fn unshared(device: &mut CudaDevice) -> Vec<(DevicePtr, Unshared)> {
-            unshared(device)
-        }
-
-        fn segments(device: &mut CudaDevice, size: u64) -> Option<DevicePtr> {
-            segments(device, size)
-        }
-    }
-
-    /// CUDA with memory exported by descriptors.
-    pub struct CudaVirtual;
-
-    impl Kit for CudaVirtual {
-        type Device = CudaDevice;
-        const NAME: &str = "cuda-virtual";
-
-        fn open(ordinal: u32) -> Option<Result<CudaDevice, DeviceError>> {
-            open(ordinal, CudaMemory::Virtual)
-        }
-
-        fn absent() -> Option<String> {
-            absent().or_else(|| {
-                let able = cuda::devices().is_ok_and(|devices| devices[0].descriptors);
-                (!able).then(|| "the device has no memory by descriptors".into())
-            })
-        }
-
-        fn unshared(device: &mut CudaDevice) -> Vec<(DevicePtr, Unshared)> {
-            unshared(device)
-        }
-
-        fn segments(device: &mut CudaDevice, size: u64) -> Option<DevicePtr> {
-            segments(device, size)
-        }
-    }
-
-    #[test]
-    fn the_driver_s_description_is_complete() {
-        let told = (cuda::version(), cuda::devices());
-        match told {
-            (Err(why), Err(same)) => {
-                assert_eq!(why, same);
-                assert!(why.to_string().contains("CUDA driver"), "{why}");
-                let error = CudaDevice::open(0, CudaConfig::default()).unwrap_err();
-                assert!(matches!(error, DeviceError::NoDriver | DeviceError::Driver(_)), "{error}");
+            fn open(ordinal: u32, memory: CudaMemory) -> Option<Result<CudaDevice, DeviceError>> {
+                let config = CudaConfig { memory, marks: 32, ..CudaConfig::default() };
+                Some(CudaDevice::open(API, ordinal, config))
             }
-            (Ok(version), Ok(devices)) => {
-                assert!(version >= 11_070, "{version}");
-                for (at, device) in devices.iter().enumerate() {
-                    assert_eq!(device.ordinal, at as u32);
-                    assert!(!device.name.is_empty() && device.memory > 0 && device.uuid != [0; 16]);
-                    assert!(device.reaches.contains(&device.ordinal), "{device:?}");
+
+            fn absent() -> Option<String> {
+                match API.devices() {
+                    Err(why) => Some(why.to_string()),
+                    Ok(devices) => devices.is_empty().then(|| "the driver has no device".into()),
                 }
             }
-            other => panic!("{other:?}"),
-        }
-    }
 
-    #[test]
-    fn a_device_works_in_any_thread() {
-        let Some(mut device) = (match absent() {
-            None => Some(first::<Cuda>()),
-            Some(why) => {
-                println!("SKIPPED a_device_works_in_any_thread: {why}");
-                None
+            fn unshared(device: &mut CudaDevice) -> Vec<(DevicePtr, Unshared)> {
+                let mut kinds = vec![(CudaMemory::Managed, Unshared::Managed)];
+                let told = &API.devices().unwrap()[0];
+                if told.pools && stringify!($api) == "Cuda" {
+                    kinds.push((CudaMemory::Pool, Unshared::Pool));
+                }
+                if told.descriptors {
+                    kinds.push((CudaMemory::VirtualUnshared, Unshared::NoHandleType));
+                }
+                kinds.into_iter().map(|(kind, why)| (device.alloc_as(kind, 4096).unwrap(), why)).collect()
             }
-        }) else {
-            return;
-        };
-        let base = device.alloc(4096).unwrap();
-        let mut device = std::thread::spawn(move || {
-            assert_eq!(device.allocation(base).unwrap().base, base);
-            device
-        })
-        .join()
-        .unwrap();
-        // SAFETY: no work is queued.
-        unsafe { device.free(base) }.unwrap();
+
+            fn segments(device: &mut CudaDevice, size: u64) -> Option<DevicePtr> {
+                let able = API.devices().unwrap()[0].descriptors;
+                able.then(|| device.alloc_as(CudaMemory::Segments(super::suite::SEGMENT), size).unwrap())
+            }
+
+            /// Memory exported by handles of 64 bytes.
+            pub struct Legacy;
+
+            impl Kit for Legacy {
+                type Device = CudaDevice;
+                const NAME: &str = stringify!($module);
+
+                fn open(ordinal: u32) -> Option<Result<CudaDevice, DeviceError>> {
+                    open(ordinal, CudaMemory::Legacy)
+                }
+
+                fn absent() -> Option<String> {
+                    absent()
+                }
+
+                fn unshared(device: &mut CudaDevice) -> Vec<(DevicePtr, Unshared)> {
+                    unshared(device)
+                }
+
+                fn segments(device: &mut CudaDevice, size: u64) -> Option<DevicePtr> {
+                    segments(device, size)
+                }
+            }
+
+            /// Memory exported by descriptors.
+            pub struct Virtual;
+
+            impl Kit for Virtual {
+                type Device = CudaDevice;
+                const NAME: &str = concat!(stringify!($module), "-virtual");
+
+                fn open(ordinal: u32) -> Option<Result<CudaDevice, DeviceError>> {
+                    open(ordinal, CudaMemory::Virtual)
+                }
+
+                fn absent() -> Option<String> {
+                    absent().or_else(|| {
+                        let able = API.devices().is_ok_and(|devices| devices[0].descriptors);
+                        (!able).then(|| "the device has no memory by descriptors".into())
+                    })
+                }
+
+                fn unshared(device: &mut CudaDevice) -> Vec<(DevicePtr, Unshared)> {
+                    unshared(device)
+                }
+
+                fn segments(device: &mut CudaDevice, size: u64) -> Option<DevicePtr> {
+                    segments(device, size)
+                }
+            }
+
+            #[test]
+            fn the_driver_s_description_is_complete() {
+                match (API.version(), API.devices()) {
+                    (Err(why), Err(same)) => {
+                        assert_eq!(why, same);
+                        let driver = format!("{} driver", stringify!($api).to_uppercase());
+                        assert!(why.to_string().contains(&driver), "{why}");
+                        let error = CudaDevice::open(API, 0, CudaConfig::default()).unwrap_err();
+                        assert!(matches!(error, DeviceError::NoDriver | DeviceError::Driver(_)), "{error}");
+                    }
+                    (Ok(version), Ok(devices)) => {
+                        let (name, number) = version.split_once(' ').unwrap();
+                        assert_eq!(name, stringify!($api).to_uppercase());
+                        assert!(number.parse::<f32>().is_ok_and(|number| number >= 6.0), "{version}");
+                        for (at, device) in devices.iter().enumerate() {
+                            assert_eq!(device.ordinal, at as u32);
+                            assert!(!device.name.is_empty() && device.memory > 0 && device.uuid != [0; 16]);
+                            assert!(device.reaches.contains(&device.ordinal), "{device:?}");
+                        }
+                    }
+                    other => panic!("{other:?}"),
+                }
+            }
+
+            #[test]
+            fn a_device_works_in_any_thread() {
+                if let Some(why) = absent() {
+                    println!("SKIPPED a_device_works_in_any_thread: {why}");
+                    return;
+                }
+                let mut device = first::<Legacy>();
+                let base = device.alloc(4096).unwrap();
+                let mut device = std::thread::spawn(move || {
+                    assert_eq!(device.allocation(base).unwrap().base, base);
+                    device
+                })
+                .join()
+                .unwrap();
+                // SAFETY: no work is queued.
+                unsafe { device.free(base) }.unwrap();
+            }
+        }
+    };
+}
+
+#[cfg(feature = "cuda")]
+driver!(cuda, Cuda);
+#[cfg(feature = "hip")]
+driver!(hip, Hip);
+
+/// Calls of other code in the same thread use the device that it has chosen.
+#[cfg(feature = "hip")]
+#[test]
+fn hip_memory_lies_on_its_device_and_a_thread_keeps_its_current_one() {
+    let _alone = support::alone();
+    let open = |ordinal| <hip::Legacy as Kit>::open(ordinal).unwrap();
+    let (Ok(mut first), Ok(mut second)) = (open(0), open(1)) else {
+        println!("skipped: there are no two devices");
+        return;
+    };
+    // SAFETY: the names end with a zero byte. HIP's header declares these arguments.
+    let (get, set, attribute) = unsafe {
+        let library = libc::dlopen(c"libamdhip64.so".as_ptr(), libc::RTLD_NOW);
+        let find = |name: &std::ffi::CStr| libc::dlsym(library, name.as_ptr());
+        (
+            std::mem::transmute::<*mut libc::c_void, extern "C" fn(*mut i32) -> u32>(find(c"hipGetDevice")),
+            std::mem::transmute::<*mut libc::c_void, extern "C" fn(i32) -> u32>(find(c"hipSetDevice")),
+            std::mem::transmute::<*mut libc::c_void, extern "C" fn(*mut i32, u32, u64) -> u32>(find(
+                c"hipPointerGetAttribute",
+            )),
+        )
+    };
+    for now in [1, 0] {
+        assert_eq!(set(now), 0);
+        for (ordinal, device) in [&mut first, &mut second].into_iter().enumerate() {
+            let base = device.alloc(4096).unwrap();
+            let (mut owner, mut current) = (-1, -1);
+            // `HIP_POINTER_ATTRIBUTE_DEVICE_ORDINAL`.
+            assert_eq!((attribute(&mut owner, 9, base.0), owner), (0, ordinal as i32));
+            assert_eq!((get(&mut current), current), (0, now));
+            // SAFETY: no work is queued.
+            unsafe { device.free(base) }.unwrap();
+        }
     }
 }
 
@@ -285,9 +334,13 @@ fn child() {
         Fake::NAME => second::serve::<Fake>(&address),
         FakeLate::NAME => second::serve::<FakeLate>(&address),
         #[cfg(feature = "cuda")]
-        nvidia::Cuda::NAME => second::serve::<nvidia::Cuda>(&address),
+        cuda::Legacy::NAME => second::serve::<cuda::Legacy>(&address),
         #[cfg(feature = "cuda")]
-        nvidia::CudaVirtual::NAME => second::serve::<nvidia::CudaVirtual>(&address),
+        cuda::Virtual::NAME => second::serve::<cuda::Virtual>(&address),
+        #[cfg(feature = "hip")]
+        hip::Legacy::NAME => second::serve::<hip::Legacy>(&address),
+        #[cfg(feature = "hip")]
+        hip::Virtual::NAME => second::serve::<hip::Virtual>(&address),
         other => panic!("{other}"),
     }
 }
@@ -334,6 +387,10 @@ suite!(on_host, super::Host);
 suite!(on_fake, super::Fake);
 suite!(on_fake_late, super::FakeLate);
 #[cfg(feature = "cuda")]
-suite!(on_cuda, super::nvidia::Cuda);
+suite!(on_cuda, super::cuda::Legacy);
 #[cfg(feature = "cuda")]
-suite!(on_cuda_virtual, super::nvidia::CudaVirtual);
+suite!(on_cuda_virtual, super::cuda::Virtual);
+#[cfg(feature = "hip")]
+suite!(on_hip, super::hip::Legacy);
+#[cfg(feature = "hip")]
+suite!(on_hip_virtual, super::hip::Virtual);

@@ -13,13 +13,15 @@ use fishplate_core::error::AttachError;
 use fishplate_core::mem::RailId;
 use fishplate_core::rail::{Rail, Rails};
 use fishplate_core::sync::spin::Policy;
-#[cfg(feature = "cuda")]
-use fishplate_gpu::cuda::{self, CudaConfig, CudaDevice};
+#[cfg(any(feature = "cuda", feature = "hip"))]
+use fishplate_gpu::cuda::{Api, CudaConfig, CudaDevice};
 use fishplate_gpu::{AnyDevice, DeviceError, GpuConfig, GpuRail, HostDevice};
 use fishplate_shm::{Listener, ShmConfig, ShmRail};
 use fishplate_sys::LinuxHost;
 use fishplate_sys::fabric::Library;
 use fishplate_sys::fabric::rail::DeviceMemory;
+#[cfg(any(feature = "cuda", feature = "hip"))]
+use fishplate_sys::fabric::rail::Interface;
 
 use super::address::{Address, RailAddress, hash, socket};
 use super::home::{Home, NodeWaitObject, Sizes};
@@ -31,7 +33,7 @@ use crate::counters::Page;
 use crate::direct::StandIn;
 use crate::rails::{self, OpenRail, RailsError, Wanted};
 use crate::storage::Limits;
-#[cfg(feature = "cuda")]
+#[cfg(any(feature = "cuda", feature = "hip"))]
 use crate::topology::PciAddress;
 use crate::topology::{Anchor, FabricEnd, Machine};
 use crate::worker::Options;
@@ -64,37 +66,47 @@ pub enum Gpu {
     /// The NVIDIA GPU with this ordinal in this process. Opening the node loads the driver.
     #[cfg(feature = "cuda")]
     Cuda(u32),
+    /// The AMD GPU with this ordinal in this process. Opening the node loads HIP.
+    #[cfg(feature = "hip")]
+    Hip(u32),
+}
+
+#[cfg(any(feature = "cuda", feature = "hip"))]
+impl Gpu {
+    /// Returns the driver interface and the ordinal of a GPU.
+    fn driver(self) -> Option<(Api, u32)> {
+        match self {
+            Gpu::StandIn => None,
+            #[cfg(feature = "cuda")]
+            Gpu::Cuda(ordinal) => Some((Api::Cuda, ordinal)),
+            #[cfg(feature = "hip")]
+            Gpu::Hip(ordinal) => Some((Api::Hip, ordinal)),
+        }
+    }
 }
 
 impl Gpu {
     fn open(self) -> Result<AnyDevice, DeviceError> {
-        match self {
-            Gpu::StandIn => Ok(AnyDevice::Host(HostDevice::new())),
-            #[cfg(feature = "cuda")]
-            Gpu::Cuda(ordinal) => {
-                let opened = CudaDevice::open(ordinal, CudaConfig::default())?;
-                Ok(AnyDevice::Cuda(Box::new(opened)))
-            }
+        #[cfg(any(feature = "cuda", feature = "hip"))]
+        if let Some((api, ordinal)) = self.driver() {
+            let opened = CudaDevice::open(api, ordinal, CudaConfig::default())?;
+            return Ok(AnyDevice::Cuda(Box::new(opened)));
         }
+        Ok(AnyDevice::Host(HostDevice::new()))
     }
 
     /// Returns the anchor near which a node with this device selects its NICs.
     fn anchor(self) -> Anchor {
-        match self {
-            Gpu::StandIn => Anchor::here(),
-            #[cfg(feature = "cuda")]
-            Gpu::Cuda(ordinal) => {
-                let gpus = cuda::devices().unwrap_or_default();
-                let address = |&(domain, bus, device): &(u32, u32, u32)| PciAddress {
-                    domain,
-                    bus: bus as u8,
-                    device: device as u8,
-                    function: 0,
-                };
-                let known = gpus.iter().find(|gpu| gpu.ordinal == ordinal);
-                known.map_or_else(Anchor::here, |gpu| Anchor::Gpu(address(&gpu.pci)))
+        #[cfg(any(feature = "cuda", feature = "hip"))]
+        if let Some((api, ordinal)) = self.driver() {
+            let gpus = api.devices().unwrap_or_default();
+            if let Some(gpu) = gpus.iter().find(|gpu| gpu.ordinal == ordinal) {
+                let (domain, bus, device) = gpu.pci;
+                let (bus, device) = (bus as u8, device as u8);
+                return Anchor::Gpu(PciAddress { domain, bus, device, function: 0 });
             }
         }
+        Anchor::here()
     }
 
     /// Opens the device for a libfabric rail.
@@ -102,18 +114,20 @@ impl Gpu {
         match self {
             Gpu::StandIn => Ok(Box::new(StandIn)),
             #[cfg(feature = "cuda")]
-            Gpu::Cuda(_) => Ok(crate::direct(self.open()?, fishplate_sys::fabric::rail::Interface::Cuda)),
+            Gpu::Cuda(_) => Ok(crate::direct(self.open()?, Interface::Cuda)),
+            #[cfg(feature = "hip")]
+            Gpu::Hip(_) => Ok(crate::direct(self.open()?, Interface::Rocr)),
         }
     }
 }
 
 impl fmt::Display for Gpu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Gpu::StandIn => f.write_str("stand-in"),
-            #[cfg(feature = "cuda")]
-            Gpu::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
+        #[cfg(any(feature = "cuda", feature = "hip"))]
+        if let Some((api, ordinal)) = self.driver() {
+            return write!(f, "{api}:{ordinal}");
         }
+        f.write_str("stand-in")
     }
 }
 
@@ -126,6 +140,8 @@ impl FromStr for Gpu {
             None if text == "stand-in" => Ok(Gpu::StandIn),
             #[cfg(feature = "cuda")]
             Some(("cuda", ordinal)) => ordinal.parse().map(Gpu::Cuda).map_err(|_| NoSuchGpu),
+            #[cfg(feature = "hip")]
+            Some(("hip", ordinal)) => ordinal.parse().map(Gpu::Hip).map_err(|_| NoSuchGpu),
             _ => Err(NoSuchGpu),
         }
     }
@@ -137,7 +153,7 @@ pub struct NoSuchGpu;
 
 impl fmt::Display for NoSuchGpu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("no such device; use `stand-in`, or `cuda:N` with the feature `cuda`")
+        f.write_str("no such device; use `stand-in`, or with the feature of that name `cuda:N` or `hip:N`")
     }
 }
 
@@ -479,9 +495,11 @@ mod tests {
     #[test]
     fn device_names_survive_a_round_trip() {
         #[cfg(feature = "cuda")]
-        assert_eq!("cuda:7".parse(), Ok(Gpu::Cuda(7)));
+        assert_eq!(Gpu::Cuda(7).to_string().parse(), Ok(Gpu::Cuda(7)));
+        #[cfg(feature = "hip")]
+        assert_eq!("hip:0".parse(), Ok(Gpu::Hip(0)));
         assert_eq!(Gpu::StandIn.to_string().parse(), Ok(Gpu::StandIn));
-        for text in ["", "cuda", "cuda:", "cuda:-1", "cuda:4294967296", "cuda:1:2", "stand-in:0", "hip:0"] {
+        for text in ["", "cuda", "cuda:", "cuda:-1", "cuda:4294967296", "cuda:1:2", "stand-in:0", "hip"] {
             assert_eq!(text.parse::<Gpu>(), Err(NoSuchGpu), "{text}");
         }
     }

@@ -1,6 +1,6 @@
 //! Device memory through [`Node`], between real processes and with peers that cannot access it.
-//! Host memory replaces device memory. `FISHPLATE_TEST_GPU=cuda` uses the first CUDA device
-//! instead, as `tests/cuda-fake.sh` does.
+//! Host memory replaces device memory. `FISHPLATE_TEST_GPU=cuda` or `hip` uses the first device
+//! of that driver instead, as `tests/cuda-fake.sh` does.
 
 use std::env;
 use std::process::{Child, Command, Stdio};
@@ -31,6 +31,8 @@ pub fn device() -> Gpu {
     match env::var("FISHPLATE_TEST_GPU").as_deref() {
         #[cfg(feature = "cuda")]
         Ok("cuda") => Gpu::Cuda(0),
+        #[cfg(feature = "hip")]
+        Ok("hip") => Gpu::Hip(0),
         Ok(other) => panic!("FISHPLATE_TEST_GPU={other}"),
         Err(_) => Gpu::StandIn,
     }
@@ -636,11 +638,10 @@ fn unsupported_device_operations_are_refused() {
 }
 
 /// A device's addresses are invalid for another device.
-#[cfg(feature = "cuda")]
 #[test]
 fn devices_of_two_kinds_in_one_process_do_not_reach_each_other() {
     if device() == Gpu::StandIn {
-        println!("SKIPPED devices of two kinds: FISHPLATE_TEST_GPU=cuda runs it (tests/cuda-fake.sh)");
+        println!("SKIPPED devices of two kinds: FISHPLATE_TEST_GPU runs it (tests/cuda-fake.sh)");
         return;
     }
     let mut nodes =
@@ -675,15 +676,22 @@ fn devices_of_two_kinds_in_one_process_do_not_reach_each_other() {
     }
 }
 
-#[cfg(feature = "cuda")]
 #[test]
 fn a_missing_device_is_named_in_the_error() {
-    match builder().fabric(Fabric::Off).gpu(Gpu::Cuda(1000)).open() {
-        Ok(_) => panic!("there are not so many"),
-        Err(error) => {
-            let said = error.to_string();
-            assert!(said.starts_with("cannot open the GPU cuda:1000: no "), "{said}");
-            assert!(matches!(error, fishplate::node::OpenError::Gpu(..)));
+    let devices: &[Gpu] = &[
+        #[cfg(feature = "cuda")]
+        Gpu::Cuda(1000),
+        #[cfg(feature = "hip")]
+        Gpu::Hip(1000),
+    ];
+    for gpu in devices {
+        match builder().fabric(Fabric::Off).gpu(*gpu).open() {
+            Ok(_) => panic!("there are not so many"),
+            Err(error) => {
+                let said = error.to_string();
+                assert!(said.starts_with(&format!("cannot open the GPU {gpu}: no ")), "{said}");
+                assert!(matches!(error, fishplate::node::OpenError::Gpu(..)));
+            }
         }
     }
 }

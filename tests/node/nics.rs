@@ -1,6 +1,6 @@
 //! Device memory of a node over libfabric, between nodes without shared memory. As in
 //! [`gpu`](super::gpu), host memory replaces device memory, which works with any provider.
-//! `FISHPLATE_TEST_GPU=cuda` uses CUDA, which works with providers that have `FI_HMEM`.
+//! `FISHPLATE_TEST_GPU` selects a GPU, which works with providers that have `FI_HMEM`.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -21,9 +21,9 @@ const SIZES: [usize; 6] = [1, 8, 1000, 4097, 65_536, LEN];
 /// Creates a network whose NICs access device memory.
 fn network(seed: u64) -> Fake {
     let provider = Fake::new(Persona::cxi().with_devices(), seed);
-    #[cfg(feature = "cuda")]
+    #[cfg(all(feature = "cuda", feature = "hip"))]
     if std::env::var_os("FISHPLATE_TEST_GPU").is_some() {
-        provider.join_devices(std::sync::Arc::new(cuda::Reached::new()));
+        provider.join_devices(std::sync::Arc::new(gpus::Reached::new()));
     }
     provider
 }
@@ -200,23 +200,30 @@ fn a_node_without_a_device_accesses_device_memory_of_a_peer() {
     );
 }
 
-#[cfg(feature = "cuda")]
-mod cuda {
+#[cfg(all(feature = "cuda", feature = "hip"))]
+mod gpus {
+    use std::ffi::c_int;
     use std::path::Path;
     use std::sync::atomic::{AtomicI64, Ordering};
     use std::sync::{Arc, Mutex};
     use std::time::{Duration, Instant};
 
     use fishplate::core::mem::Untrusted;
-    use fishplate::gpu::cuda::{self, CudaConfig, CudaDevice};
+    use fishplate::gpu::cuda::{Api, CudaConfig, CudaDevice};
     use fishplate::gpu::{Device, DevicePtr, GpuDirect};
+    use fishplate::node::Gpu;
     use fishplate::topology::{self, LinkState, Machine, Nic, PciAddress, PciPath};
     use fishplate::{Node, Notice, PeerId};
+    use fishplate_sys::fabric::raw::{FI_HMEM_CUDA, FI_HMEM_ROCR};
     use fishplate_testing::fabric::{Bus, Fake, Persona};
 
     use super::super::gpu::device;
     use super::super::{SOON, fake};
     use super::network;
+
+    fn api() -> Api {
+        if matches!(device(), Gpu::Hip(_)) { Api::Hip } else { Api::Cuda }
+    }
 
     /// Describes a machine with four NICs: two below each of two root complexes, one of which has
     /// the GPU.
@@ -240,10 +247,10 @@ mod cuda {
     #[test]
     fn a_node_with_a_gpu_uses_near_nics_unless_some_are_named() {
         if std::env::var_os("FISHPLATE_TEST_GPU").is_none() {
-            println!("SKIPPED NICs near a GPU: FISHPLATE_TEST_GPU=cuda runs it (tests/cuda-fake.sh)");
+            println!("SKIPPED NICs near a GPU: FISHPLATE_TEST_GPU runs it (tests/cuda-fake.sh)");
             return;
         }
-        let (domain, bus, slot) = cuda::devices().unwrap()[0].pci;
+        let (domain, bus, slot) = api().devices().unwrap()[0].pci;
         let address = PciAddress { domain, bus: bus as u8, device: slot as u8, function: 0 };
         let provider = network(3);
         let used = |machine, named: &[&str]| -> Vec<String> {
@@ -262,9 +269,7 @@ mod cuda {
     #[test]
     fn device_memory_uses_the_nic_that_accepts_it() {
         if std::env::var_os("FISHPLATE_TEST_GPU").is_none() {
-            println!(
-                "SKIPPED a NIC that refuses a GPU: FISHPLATE_TEST_GPU=cuda runs it (tests/cuda-fake.sh)"
-            );
+            println!("SKIPPED a NIC that refuses a GPU: FISHPLATE_TEST_GPU runs it (tests/cuda-fake.sh)");
             return;
         }
         const LEN: usize = 1 << 16;
@@ -344,7 +349,7 @@ mod cuda {
 
     impl Reached {
         pub fn new() -> Reached {
-            let open = || CudaDevice::open(0, CudaConfig::default()).unwrap();
+            let open = || CudaDevice::open(api(), 0, CudaConfig::default()).unwrap();
             let direct = GpuDirect::new(open(), Duration::from_secs(5));
             let handles = Mutex::new(Handles { device: open(), direct });
             Reached { handles, answers: AtomicI64::new(i64::MAX) }
@@ -352,6 +357,10 @@ mod cuda {
     }
 
     impl Bus for Reached {
+        fn interface(&self) -> c_int {
+            if api() == Api::Hip { FI_HMEM_ROCR } else { FI_HMEM_CUDA }
+        }
+
         fn device_of(&self, at: u64, len: usize) -> Option<u32> {
             let memory = self.handles.lock().unwrap().device.allocation(DevicePtr(at)).ok()?;
             let inside = at + len as u64 <= memory.base.0 + memory.size;

@@ -204,8 +204,8 @@ pub struct PerfArgs {
     /// With --transport fabric: interfaces, one rail for each name given [default: the nearest].
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub interface: Vec<String>,
-    /// With --transport gpu: the memory of the payloads, host or cuda:N; A,B names it for this side
-    /// and the other [default: cuda:0 if there is one, else host].
+    /// With --transport gpu: the memory of the payloads, host, cuda:N or hip:N; A,B is this side's,
+    /// the other's [default: the first GPU if there is one, else host].
     #[arg(long, value_name = "WHERE", value_delimiter = ',')]
     pub device: Vec<DeviceName>,
     /// With --transport gpu: how payloads reach another process's device memory [default: direct].

@@ -1,5 +1,5 @@
 //! Describes this machine and this build: a summary, everything as text, or one JSON object.
-//! `fabric` describes libfabric, `gpu` CUDA, and `summary` selects from both.
+//! `fabric` describes libfabric, `gpu` the drivers of GPUs, and `summary` selects from both.
 
 mod fabric;
 mod gpu;

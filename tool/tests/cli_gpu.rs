@@ -10,7 +10,9 @@ use command::{fishplate, rows, run, text};
 #[test]
 fn a_machine_without_a_driver_is_told_so_and_nothing_else_suffers() {
     let cache = Command::new("ldconfig").arg("-p").stderr(Stdio::null()).output();
-    if cache.is_ok_and(|cache| text(&cache.stdout).contains("libcuda.so")) {
+    if cache.is_ok_and(|cache| {
+        text(&cache.stdout).contains("libcuda.so") || text(&cache.stdout).contains("libamdhip64.so")
+    }) {
         println!(
             "SKIPPED a_machine_without_a_driver_is_told_so_and_nothing_else_suffers: this machine has a driver"
         );
@@ -23,7 +25,9 @@ fn a_machine_without_a_driver_is_told_so_and_nothing_else_suffers() {
     let told: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(
         told["gpu"],
-        serde_json::json!({ "usable": "no CUDA driver: libcuda is not on this machine" })
+        serde_json::json!({
+            "usable": "no CUDA driver: libcuda is not on this machine; no HIP driver: libamdhip64 is not on this machine"
+        })
     );
     assert_eq!(told["transports"]["shm"], "usable");
 }
@@ -53,7 +57,7 @@ fn payloads_in_memory_of_a_device_arrive_whole_directly_and_through_bounce_slots
 
 #[test]
 fn a_missing_device_is_named_in_the_error() {
-    for (device, says) in [("cuda:99", "cuda:99"), ("host,cuda:99", "cuda:99")] {
+    for (device, says) in [("cuda:99", "cuda:99"), ("host,cuda:99", "cuda:99"), ("hip:99", "hip:99")] {
         let output = run(&format!("perf put --transport gpu --device {device} -n 1"));
         assert_eq!(output.status.code(), Some(2));
         let told = text(&output.stderr);

@@ -203,6 +203,10 @@ fn nics_and_gpus() {
     says(&tree.examined(), "gpus", "WARN", &["nvidia_peermem is not loaded", "modprobe"]);
     tree.write("sys/module/nvidia_peermem/refcnt", "0\n");
     says(&tree.examined(), "gpus", "WARN", &["root complex"]);
+    tree.device("0000:04:00.0", "0x120000\n", "0x1002\n");
+    says(&tree.examined(), "gpus", "WARN", &["no /dev/kfd", "modprobe amdgpu"]);
+    tree.write("dev/kfd", "");
+    says(&tree.examined(), "gpus", "WARN", &["root complex"]);
 }
 
 #[test]

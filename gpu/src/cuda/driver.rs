@@ -1,57 +1,84 @@
-//! The driver's library: whether it is present, its functions, error codes and devices.
+//! The driver: its functions, error codes and devices.
 
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
-use std::fmt;
 use std::sync::OnceLock;
 
 use cudarc::driver::sys::{self, *};
 
+#[cfg(feature = "hip")]
+use super::hip;
+use super::library::{Absent, Api, Library};
 use crate::{DeviceError, Uuid};
 
-/// Why there is no usable driver.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Absent {
-    /// The loader finds no driver library.
-    NoLibrary,
-    /// The library lacks this function. It is older than CUDA 11.7, or is not a driver.
-    Lacks(&'static str),
-    /// The library is the stub of a toolkit, which serves only for linking.
-    Stub,
-    /// The driver failed to start, with this error code.
-    Refuses(i32),
-}
-
-impl fmt::Display for Absent {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Absent::NoLibrary => f.write_str("no CUDA driver: libcuda is not on this machine"),
-            Absent::Lacks(name) => {
-                write!(f, "no usable CUDA driver: libcuda lacks {name}; install CUDA 11.7 or later")
+impl Api {
+    /// Returns the initialized driver, or the reason if there is none. Looks for the driver once.
+    pub(super) fn driver(self) -> Result<&'static Driver, Absent> {
+        static DRIVERS: [OnceLock<Result<Driver, Absent>>; Api::ALL.len()] =
+            [const { OnceLock::new() }; Api::ALL.len()];
+        let found = DRIVERS[self as usize].get_or_init(|| {
+            let driver = self.load()?;
+            // SAFETY: 0 is the only flag that the driver defines.
+            match unsafe { (driver.cuInit)(0) } {
+                0 | NO_DEVICE => Ok(driver),
+                STUB_LIBRARY => Err(Absent::Stub),
+                code => Err(Absent::Refuses(self, code as i32)),
             }
-            Absent::Stub => f.write_str(
-                "no CUDA driver: the libcuda in LD_LIBRARY_PATH is a toolkit's stub; remove it from LD_LIBRARY_PATH",
-            ),
-            Absent::Refuses(code) => write!(f, "the CUDA driver failed to start (code {code})"),
+        });
+        found.as_ref().map_err(|absent| *absent)
+    }
+
+    fn load(self) -> Result<Driver, Absent> {
+        let library = Library::open(self)?;
+        match self {
+            #[cfg(feature = "cuda")]
+            Api::Cuda => Driver::cuda(&library),
+            #[cfg(feature = "hip")]
+            Api::Hip => {
+                hip::prepare(&library)?;
+                Driver::hip(&library)
+            }
         }
+    }
+
+    /// Returns the driver's version as a text, such as `CUDA 12.6` or `HIP 7.14`.
+    ///
+    /// # Errors
+    /// [`Absent`], with the reason, if there is no usable driver.
+    pub fn version(self) -> Result<String, Absent> {
+        let driver = self.driver()?;
+        let mut version = 0;
+        // SAFETY: the result is written to a local variable.
+        let code = unsafe { (driver.cuDriverGetVersion)(&raw mut version) };
+        let (major, minor) = match (code, self) {
+            #[cfg(feature = "cuda")]
+            (0, Api::Cuda) => (version / 1000, version % 1000 / 10),
+            #[cfg(feature = "hip")]
+            (0, Api::Hip) => (version / 10_000_000, version % 10_000_000 / 100_000),
+            (code, _) => return Err(Absent::Refuses(self, code as i32)),
+        };
+        Ok(format!("{} {major}.{minor}", self.names()[0]))
+    }
+
+    /// Returns the devices of this process.
+    ///
+    /// # Errors
+    /// [`Absent`], with the reason, if there is no usable driver.
+    pub fn devices(self) -> Result<Vec<CudaInfo>, Absent> {
+        let driver = self.driver()?;
+        let refused = |error| match error {
+            DeviceError::Driver(code) | DeviceError::Lost(code) => Absent::Refuses(self, code),
+            _ => Absent::Refuses(self, 0),
+        };
+        let count = driver.count().map_err(refused)?;
+        (0..count).map(|ordinal| driver.info(ordinal)).collect::<Result<_, _>>().map_err(refused)
     }
 }
 
-impl std::error::Error for Absent {}
-
-impl From<Absent> for DeviceError {
-    fn from(absent: Absent) -> Self {
-        match absent {
-            Absent::Refuses(code) => DeviceError::Driver(code),
-            _ => DeviceError::NoDriver,
-        }
-    }
-}
-
-/// Declares the functions in use, checks their arguments against cudarc's declarations, and looks
-/// up their addresses.
+/// Declares the functions in use by CUDA's names, checks their arguments against cudarc's
+/// declarations, and looks up their addresses. The second column is HIP's function with the same
+/// arguments, or a function of `hip` that replaces it.
 macro_rules! functions {
-    ($($name:ident($($argument:ty),*);)*) => {
+    ($($name:ident $($hip:ident)::+ ($($argument:ty),*);)*) => {
         /// The functions of the driver in use. They return an error code.
         #[expect(non_snake_case, reason = "the driver's names")]
         pub struct Driver {
@@ -63,114 +90,96 @@ macro_rules! functions {
         };
 
         impl Driver {
-            fn load() -> Result<Driver, Absent> {
-                // SAFETY: loading the library runs its initializers, which every program that uses
-                // a GPU does.
-                if !unsafe { sys::is_culib_present() } {
-                    return Err(Absent::NoLibrary);
-                }
-                // SAFETY: the library was found just above. This panics only if the file is deleted
-                // in between.
-                let library = unsafe { sys::culib() };
-                $(
-                    // SAFETY: cudarc declares this signature, and every driver keeps it. A
-                    // `CUresult` is passed as a number. The library is never unloaded.
-                    let found = unsafe {
-                        library.get::<unsafe extern "C" fn($($argument),*) -> u32>(
-                            concat!(stringify!($name), "\0").as_bytes(),
-                        )
-                    };
-                    #[expect(non_snake_case, reason = "the driver's names")]
-                    let $name = *found.map_err(|_| Absent::Lacks(stringify!($name)))?;
-                )*
-                Ok(Driver { $($name),* })
+            #[cfg(feature = "cuda")]
+            fn cuda(library: &Library) -> Result<Driver, Absent> {
+                // SAFETY: cudarc declares these arguments, and every driver keeps them. A
+                // `CUresult` is passed as a number.
+                Ok(unsafe { Driver { $($name: library.function(stringify!($name))?),* } })
+            }
+
+            #[cfg(feature = "hip")]
+            fn hip(library: &Library) -> Result<Driver, Absent> {
+                // SAFETY: HIP's header declares the arguments with types of the same size and kind.
+                Ok(unsafe { Driver { $($name: functions!(@ library $($hip)::+)),* } })
             }
         }
     };
+    (@ $library:ident $symbol:ident) => { $library.function(stringify!($symbol))? };
+    (@ $library:ident $replacement:path) => { $replacement };
 }
 
 functions! {
-    cuInit(c_uint);
-    cuDriverGetVersion(*mut c_int);
-    cuDeviceGetCount(*mut c_int);
-    cuDeviceGet(*mut CUdevice, c_int);
-    cuDeviceGetName(*mut c_char, c_int, CUdevice);
-    cuDeviceTotalMem_v2(*mut usize, CUdevice);
-    cuDeviceGetAttribute(*mut c_int, CUdevice_attribute, CUdevice);
-    cuDeviceGetUuid_v2(*mut CUuuid, CUdevice);
-    cuDeviceCanAccessPeer(*mut c_int, CUdevice, CUdevice);
-    cuDevicePrimaryCtxRetain(*mut CUcontext, CUdevice);
-    cuDevicePrimaryCtxRelease_v2(CUdevice);
-    cuCtxGetCurrent(*mut CUcontext);
-    cuCtxPushCurrent_v2(CUcontext);
-    cuCtxPopCurrent_v2(*mut CUcontext);
-    cuMemAlloc_v2(*mut CUdeviceptr, usize);
-    cuMemFree_v2(CUdeviceptr);
-    cuMemAllocManaged(*mut CUdeviceptr, usize, c_uint);
-    cuMemAllocAsync(*mut CUdeviceptr, usize, CUstream);
-    cuMemGetAddressRange_v2(*mut CUdeviceptr, *mut usize, CUdeviceptr);
-    cuPointerGetAttributes(c_uint, *mut CUpointer_attribute, *mut *mut c_void, CUdeviceptr);
-    cuIpcGetMemHandle(*mut CUipcMemHandle, CUdeviceptr);
-    cuIpcOpenMemHandle_v2(*mut CUdeviceptr, CUipcMemHandle, c_uint);
-    cuIpcCloseMemHandle(CUdeviceptr);
-    cuMemGetAllocationGranularity(*mut usize, *const CUmemAllocationProp, CUmemAllocationGranularity_flags);
-    cuMemCreate(*mut CUmemGenericAllocationHandle, usize, *const CUmemAllocationProp, c_ulonglong);
-    cuMemRetainAllocationHandle(*mut CUmemGenericAllocationHandle, *mut c_void);
-    cuMemExportToShareableHandle(*mut c_void, CUmemGenericAllocationHandle, CUmemAllocationHandleType, c_ulonglong);
-    cuMemImportFromShareableHandle(*mut CUmemGenericAllocationHandle, *mut c_void, CUmemAllocationHandleType);
-    cuMemAddressReserve(*mut CUdeviceptr, usize, usize, CUdeviceptr, c_ulonglong);
-    cuMemAddressFree(CUdeviceptr, usize);
-    cuMemMap(CUdeviceptr, usize, usize, CUmemGenericAllocationHandle, c_ulonglong);
-    cuMemUnmap(CUdeviceptr, usize);
-    cuMemSetAccess(CUdeviceptr, usize, *const CUmemAccessDesc, usize);
-    cuMemRelease(CUmemGenericAllocationHandle);
-    cuStreamCreate(*mut CUstream, c_uint);
-    cuStreamDestroy_v2(CUstream);
-    cuStreamSynchronize(CUstream);
-    cuMemcpyAsync(CUdeviceptr, CUdeviceptr, usize, CUstream);
-    cuStreamWriteValue64_v2(CUstream, CUdeviceptr, u64, c_uint);
-    cuEventCreate(*mut CUevent, c_uint);
-    cuEventRecord(CUevent, CUstream);
-    cuEventQuery(CUevent);
-    cuEventDestroy_v2(CUevent);
-    cuMemHostRegister_v2(*mut c_void, usize, c_uint);
-    cuMemHostUnregister(*mut c_void);
-    cuMemHostGetDevicePointer_v2(*mut CUdeviceptr, *mut c_void, c_uint);
-    cuMemGetHandleForAddressRange(*mut c_void, CUdeviceptr, usize, CUmemRangeHandleType, c_ulonglong);
-    cuFlushGPUDirectRDMAWrites(CUflushGPUDirectRDMAWritesTarget, CUflushGPUDirectRDMAWritesScope);
-}
-
-/// Returns the initialized driver, or the reason if there is none. Looks for the driver once.
-pub fn get() -> Result<&'static Driver, Absent> {
-    static DRIVER: OnceLock<Result<Driver, Absent>> = OnceLock::new();
-    let found = DRIVER.get_or_init(|| {
-        let driver = Driver::load()?;
-        // SAFETY: 0 is the only flag that the driver defines.
-        match unsafe { (driver.cuInit)(0) } {
-            0 | NO_DEVICE => Ok(driver),
-            STUB_LIBRARY => Err(Absent::Stub),
-            code => Err(Absent::Refuses(code as i32)),
-        }
-    });
-    found.as_ref().map_err(|absent| *absent)
-}
-
-/// Returns the driver's version in CUDA's numbering: 12060 is CUDA 12.6.
-///
-/// # Errors
-/// [`Absent`], with the reason, if there is no usable driver.
-pub fn version() -> Result<u32, Absent> {
-    let driver = get()?;
-    let mut version = 0;
-    // SAFETY: the result is written to a local variable.
-    match unsafe { (driver.cuDriverGetVersion)(&raw mut version) } {
-        0 => Ok(version as u32),
-        code => Err(Absent::Refuses(code as i32)),
-    }
+    cuInit hipInit(c_uint);
+    cuDriverGetVersion hipDriverGetVersion(*mut c_int);
+    cuDeviceGetCount hipGetDeviceCount(*mut c_int);
+    cuDeviceGet hipDeviceGet(*mut CUdevice, c_int);
+    cuDeviceGetName hipDeviceGetName(*mut c_char, c_int, CUdevice);
+    cuDeviceTotalMem_v2 hipDeviceTotalMem(*mut usize, CUdevice);
+    cuDeviceGetAttribute hip::device_attribute(*mut c_int, CUdevice_attribute, CUdevice);
+    cuDeviceGetUuid_v2 hipDeviceGetUuid(*mut CUuuid, CUdevice);
+    cuDeviceCanAccessPeer hipDeviceCanAccessPeer(*mut c_int, CUdevice, CUdevice);
+    cuDevicePrimaryCtxRetain hip::retain_context(*mut CUcontext, CUdevice);
+    cuDevicePrimaryCtxRelease_v2 hip::release_context(CUdevice);
+    cuCtxGetCurrent hip::current_context(*mut CUcontext);
+    cuCtxSetCurrent hip::set_context(CUcontext);
+    cuMemAlloc_v2 hipMalloc(*mut CUdeviceptr, usize);
+    cuMemFree_v2 hipFree(CUdeviceptr);
+    cuMemAllocManaged hipMallocManaged(*mut CUdeviceptr, usize, c_uint);
+    cuMemAllocAsync hipMallocAsync(*mut CUdeviceptr, usize, CUstream);
+    cuMemGetAddressRange_v2 hipMemGetAddressRange(*mut CUdeviceptr, *mut usize, CUdeviceptr);
+    cuPointerGetAttributes hip::pointer_attributes(
+        c_uint, *mut CUpointer_attribute, *mut *mut c_void, CUdeviceptr
+    );
+    cuIpcGetMemHandle hipIpcGetMemHandle(*mut CUipcMemHandle, CUdeviceptr);
+    cuIpcOpenMemHandle_v2 hipIpcOpenMemHandle(*mut CUdeviceptr, CUipcMemHandle, c_uint);
+    cuIpcCloseMemHandle hipIpcCloseMemHandle(CUdeviceptr);
+    cuMemGetAllocationGranularity hipMemGetAllocationGranularity(
+        *mut usize, *const CUmemAllocationProp, CUmemAllocationGranularity_flags
+    );
+    cuMemCreate hipMemCreate(
+        *mut CUmemGenericAllocationHandle, usize, *const CUmemAllocationProp, c_ulonglong
+    );
+    cuMemRetainAllocationHandle hipMemRetainAllocationHandle(
+        *mut CUmemGenericAllocationHandle, *mut c_void
+    );
+    cuMemExportToShareableHandle hipMemExportToShareableHandle(
+        *mut c_void, CUmemGenericAllocationHandle, CUmemAllocationHandleType, c_ulonglong
+    );
+    cuMemImportFromShareableHandle hip::import(
+        *mut CUmemGenericAllocationHandle, *mut c_void, CUmemAllocationHandleType
+    );
+    cuMemAddressReserve hipMemAddressReserve(
+        *mut CUdeviceptr, usize, usize, CUdeviceptr, c_ulonglong
+    );
+    cuMemAddressFree hipMemAddressFree(CUdeviceptr, usize);
+    cuMemMap hipMemMap(CUdeviceptr, usize, usize, CUmemGenericAllocationHandle, c_ulonglong);
+    cuMemUnmap hipMemUnmap(CUdeviceptr, usize);
+    cuMemSetAccess hipMemSetAccess(CUdeviceptr, usize, *const CUmemAccessDesc, usize);
+    cuMemRelease hipMemRelease(CUmemGenericAllocationHandle);
+    cuStreamCreate hipStreamCreateWithFlags(*mut CUstream, c_uint);
+    cuStreamDestroy_v2 hipStreamDestroy(CUstream);
+    cuStreamSynchronize hipStreamSynchronize(CUstream);
+    cuMemcpyAsync hip::copy(CUdeviceptr, CUdeviceptr, usize, CUstream);
+    cuStreamWriteValue64_v2 hipStreamWriteValue64(CUstream, CUdeviceptr, u64, c_uint);
+    cuEventCreate hip::create_event(*mut CUevent, c_uint);
+    cuEventRecord hipEventRecord(CUevent, CUstream);
+    cuEventQuery hipEventQuery(CUevent);
+    cuEventDestroy_v2 hipEventDestroy(CUevent);
+    cuMemHostRegister_v2 hipHostRegister(*mut c_void, usize, c_uint);
+    cuMemHostUnregister hipHostUnregister(*mut c_void);
+    cuMemHostGetDevicePointer_v2 hipHostGetDevicePointer(*mut CUdeviceptr, *mut c_void, c_uint);
+    cuMemGetHandleForAddressRange hip::range_handle(
+        *mut c_void, CUdeviceptr, usize, CUmemRangeHandleType, c_ulonglong
+    );
+    cuFlushGPUDirectRDMAWrites hip::flush(
+        CUflushGPUDirectRDMAWritesTarget, CUflushGPUDirectRDMAWritesScope
+    );
 }
 
 pub(super) const INVALID_VALUE: u32 = 1;
 const OUT_OF_MEMORY: u32 = 2;
+/// HIP's code for an address or a handle that it does not know. CUDA's driver never returns it.
+pub(super) const INVALID_DEVICE_POINTER: u32 = 17;
 const STUB_LIBRARY: u32 = 34;
 const NO_DEVICE: u32 = 100;
 const INVALID_DEVICE: u32 = 101;
@@ -208,9 +217,12 @@ fn error(code: u32) -> DeviceError {
 #[cold]
 pub(super) fn open_error(code: u32) -> DeviceError {
     match code {
-        INVALID_VALUE | INVALID_DEVICE | MAP_FAILED | INVALID_HANDLE | NOT_SUPPORTED => {
-            DeviceError::BadHandle
-        }
+        INVALID_VALUE
+        | INVALID_DEVICE_POINTER
+        | INVALID_DEVICE
+        | MAP_FAILED
+        | INVALID_HANDLE
+        | NOT_SUPPORTED => DeviceError::BadHandle,
         INVALID_CONTEXT => DeviceError::SameProcess,
         code => error(code),
     }
@@ -241,20 +253,6 @@ pub struct CudaInfo {
     pub must_flush: bool,
     /// The devices of this process that this device can reach, by number.
     pub reaches: Vec<u32>,
-}
-
-/// Returns the devices of this process.
-///
-/// # Errors
-/// [`Absent`], with the reason, if there is no usable driver.
-pub fn devices() -> Result<Vec<CudaInfo>, Absent> {
-    let driver = get()?;
-    let refused = |error| match error {
-        DeviceError::Driver(code) | DeviceError::Lost(code) => Absent::Refuses(code),
-        _ => Absent::Refuses(0),
-    };
-    let count = driver.count().map_err(refused)?;
-    (0..count).map(|ordinal| driver.info(ordinal)).collect::<Result<_, _>>().map_err(refused)
 }
 
 impl Driver {

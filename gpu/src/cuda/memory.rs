@@ -41,6 +41,13 @@ pub(super) struct Held {
     pub segments: Vec<u64>,
 }
 
+impl Held {
+    /// Returns the size of virtual memory, or 0 for other memory.
+    pub fn virtual_size(&self) -> u64 {
+        self.segments.iter().sum()
+    }
+}
+
 /// Pinned processor memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pinned {
@@ -196,24 +203,25 @@ impl CudaDevice {
         }
         let descriptor: u64 =
             sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR.0.into();
+        // Memory opened from a handle of 64 bytes reports one of the ways, but cannot be exported.
+        let by_handle = |held: &Held| held.base.0 == base && held.segments.is_empty();
+        let opened = self.opened.iter().any(by_handle);
         let share = match () {
             () if managed != 0 => Share::Never(Unshared::Managed),
             () if memory_type == TYPE_HOST => Share::Never(Unshared::Host),
             () if pool != 0 => Share::Never(Unshared::Pool),
+            () if opened => Share::Never(Unshared::NoHandleType),
             () if legacy != 0 => Share::Legacy,
             () if handles & descriptor != 0 => Share::Descriptor,
             () => Share::Never(Unshared::NoHandleType),
         };
-        // Virtual memory may consist of adjacent segments, so here start and size describe the
-        // reserved range. Memory opened from a 64-byte handle also reports a handle type, but
-        // cannot be exported.
-        let by_handle = |held: &Held| held.base.0 == base && held.segments.is_empty();
-        let reservation = match share {
-            Share::Never(Unshared::NoHandleType) if self.opened.iter().any(by_handle) => None,
-            Share::Descriptor | Share::Never(Unshared::NoHandleType) => Some(DevicePtr(base)),
-            _ => None,
-        };
-        if reservation.is_some() {
+        let mut reservation = None;
+        if !opened && matches!(share, Share::Descriptor | Share::Never(Unshared::NoHandleType)) {
+            // Virtual memory may consist of adjacent segments. Here CUDA's start and size describe
+            // the reserved range. HIP does not report that range, but this device knows its own.
+            let around = |held: &&Held| ptr >= held.base && ptr.0 - held.base.0 < held.virtual_size();
+            let own = self.owned.iter().chain(&self.opened).find(around);
+            reservation = Some(own.map_or(DevicePtr(base), |held| held.base));
             (base, size) = self.segment_at(ptr)?;
         }
         Ok(Allocation { base: DevicePtr(base), size, buffer, share, reservation })
@@ -239,7 +247,7 @@ impl CudaDevice {
                 let mut handle = CUipcMemHandle { reserved: [0; LEGACY_HANDLE] };
                 // SAFETY: the result is written to a local variable.
                 let code = unsafe { (self.driver.cuIpcGetMemHandle)(&raw mut handle, allocation.base.0) };
-                if code == driver::INVALID_VALUE {
+                if code == driver::INVALID_VALUE || code == driver::INVALID_DEVICE_POINTER {
                     return Err(DeviceError::NotDeviceMemory);
                 }
                 check(code)?;

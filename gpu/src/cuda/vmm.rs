@@ -96,7 +96,7 @@ impl CudaDevice {
     /// # Safety
     /// This module mapped the memory, and it is not used any more.
     pub(super) unsafe fn unmap_virtual(&self, mapped: &Held) -> Result<(), DeviceError> {
-        let size = mapped.segments.iter().sum::<u64>() as usize;
+        let size = mapped.virtual_size() as usize;
         // SAFETY: the caller guarantees that the memory is unused. `map` reserved `size` bytes, the
         // sum of the segments.
         unsafe { self.unmap_reserved(mapped, size) }

@@ -3,7 +3,7 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-use crate::{CONTEXTS, Code, INVALID_CONTEXT, INVALID_VALUE, answer, code, library, ordinal, put, start};
+use crate::{CONTEXT, Code, INVALID_CONTEXT, INVALID_VALUE, answer, code, library, ordinal, put, start};
 
 const FIRST: usize = 0x1000;
 
@@ -115,24 +115,19 @@ extern "C" fn cuDevicePrimaryCtxRelease_v2(device: c_int) -> Code {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuCtxGetCurrent(context: *mut *mut c_void) -> Code {
-    let top = CONTEXTS.with_borrow(|contexts| contexts.last().copied());
-    let handle = top.map_or(0, |ordinal| FIRST + ordinal as usize);
+    let handle = CONTEXT.get().map_or(0, |ordinal| FIRST + ordinal as usize);
     // SAFETY: the driver's documentation requires the caller to pass valid arguments.
     answer(library().and_then(|_| unsafe { put(context, handle as *mut c_void) }))
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cuCtxPushCurrent_v2(context: *mut c_void) -> Code {
+extern "C" fn cuCtxSetCurrent(context: *mut c_void) -> Code {
     let found = library().and_then(|library| {
+        if context.is_null() {
+            return Ok(None);
+        }
         let device = (context as usize).checked_sub(FIRST).and_then(|at| c_int::try_from(at).ok());
-        ordinal(library, device.ok_or(INVALID_CONTEXT)?)
+        ordinal(library, device.ok_or(INVALID_CONTEXT)?).map(Some)
     });
-    answer(found.map(|ordinal| CONTEXTS.with_borrow_mut(|contexts| contexts.push(ordinal))))
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cuCtxPopCurrent_v2(context: *mut *mut c_void) -> Code {
-    let top = CONTEXTS.with_borrow_mut(Vec::pop).ok_or(INVALID_CONTEXT);
-    // SAFETY: the driver's documentation requires the caller to pass valid arguments.
-    answer(top.and_then(|ordinal| unsafe { put(context, (FIRST + ordinal as usize) as *mut c_void) }))
+    answer(found.map(|ordinal| CONTEXT.set(ordinal)))
 }

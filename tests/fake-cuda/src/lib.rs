@@ -1,8 +1,9 @@
-//! A `libcuda.so` without a GPU: the functions that the CUDA backend uses, over the fake driver.
-//! Memory is real and shared between processes of one user; the processor makes the copies.
+//! A `libcuda.so` and a `libamdhip64.so` without a GPU: the functions that the CUDA backend uses,
+//! over the fake driver. Memory is real and shared between processes of one user; the processor
+//! makes the copies.
 //!
-//! `tests/cuda-fake.sh` installs it under that name in a folder of `LD_LIBRARY_PATH`. Other
-//! functions of the driver are missing.
+//! `tests/cuda-fake.sh` installs it under one of these names in a folder of `LD_LIBRARY_PATH`.
+//! Other functions of the drivers are missing.
 //!
 //! `FAKE_CUDA` selects its behaviour, as words separated by commas:
 //!
@@ -14,6 +15,7 @@
 //! | `reopen` | a handle can be opened repeatedly; opens are counted |
 //! | `flush` | writes of NICs must be flushed |
 //! | `nowords` | streams cannot store words |
+//! | `hip=N` | HIP's version, 71460850 unless given |
 //! | `segments` | `cuMemAlloc` maps adjacent physical segments, as a framework's allocator may |
 //! | `fail=CALL:SKIP:CODE` | injects an error |
 //!
@@ -21,13 +23,14 @@
 //! memory that it has not freed.
 //!
 //! `context` implements devices and contexts, `memory` all kinds of memory, `stream` streams and
-//! events.
+//! events, and `hip` the functions of HIP.
 
 mod context;
+mod hip;
 mod memory;
 mod stream;
 
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::ffi::c_int;
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -60,6 +63,8 @@ struct Library {
     process: FakeProcess,
     /// The kind of memory that `cuMemAlloc` allocates.
     kind: MemoryKind,
+    /// The version that HIP reports.
+    hip: c_int,
     handles: Mutex<Handles>,
 }
 
@@ -78,8 +83,8 @@ struct Handles {
 static LIBRARY: OnceLock<Library> = OnceLock::new();
 
 thread_local! {
-    /// The stack of current contexts, as device ordinals.
-    static CONTEXTS: RefCell<Vec<u32>> = const { RefCell::new(vec![]) };
+    /// The device of the current context.
+    static CONTEXT: Cell<Option<u32>> = const { Cell::new(None) };
 }
 
 /// Returns the library, if it is initialised.
@@ -98,7 +103,7 @@ fn start() {
     LIBRARY.get_or_init(|| {
         let words = std::env::var("FAKE_CUDA").unwrap_or_default();
         let mut behaviour = Behaviour { segment: SEGMENT, ..Behaviour::PLAIN };
-        let mut faults = vec![];
+        let (mut faults, mut hip) = (vec![], 71_460_850);
         for word in words.split(',') {
             match word.split_once('=').unwrap_or((word, "")) {
                 ("devices", count) => behaviour.devices = count.parse().expect("FAKE_CUDA: devices=N"),
@@ -109,6 +114,7 @@ fn start() {
                 ("reopen", _) => behaviour.reopen = true,
                 ("flush", _) => behaviour.must_flush = true,
                 ("nowords", _) => behaviour.write_word = false,
+                ("hip", version) => hip = version.parse().expect("FAKE_CUDA: hip=N"),
                 ("segments", _) => behaviour.kind = MemoryKind::Segments,
                 ("fail", what) => faults.push(fault(what).expect("FAKE_CUDA: fail=CALL:SKIP:CODE")),
                 ("", _) => {}
@@ -131,8 +137,14 @@ fn start() {
         }
         // SAFETY: `report` may run at the end of the process.
         unsafe { libc::atexit(report) };
-        Library { process, kind: behaviour.kind, handles: Mutex::default() }
+        Library { process, kind: behaviour.kind, hip, handles: Mutex::default() }
     });
+}
+
+/// Returns the version that HIP reports, also before the library is initialised.
+fn version() -> c_int {
+    start();
+    library().map_or(0, |library| library.hip)
 }
 
 fn fault(what: &str) -> Option<(Call, u64, i32)> {
@@ -150,9 +162,10 @@ extern "C" fn report() {
     // Handles of unmapped memory must be released too.
     let physical = library.handles().physical.iter().flatten().count() as u64;
     let line = format!(
-        "pid {} calls {} opens {} closes {} held {} violations {violations:?}\n",
+        "pid {} calls {} flushes {} opens {} closes {} held {} violations {violations:?}\n",
         std::process::id(),
         counts.calls.total(),
+        counts.calls[Call::Flush],
         counts.opens,
         counts.closes,
         counts.held() + physical,
@@ -167,8 +180,7 @@ extern "C" fn report() {
 /// Returns the library, and the device of the current context.
 fn current() -> Result<(&'static Library, u32), Code> {
     let library = library()?;
-    let top = CONTEXTS.with_borrow(|contexts| contexts.last().copied());
-    Ok((library, top.ok_or(INVALID_CONTEXT)?))
+    Ok((library, CONTEXT.get().ok_or(INVALID_CONTEXT)?))
 }
 
 /// Converts an error to the driver's code.

@@ -20,14 +20,14 @@ const DESCRIPTOR: c_uint = 1;
 
 /// `CUmemLocation`.
 #[repr(C)]
-struct Location {
-    kind: c_uint,
-    id: c_int,
+pub struct Location {
+    pub kind: c_uint,
+    pub id: c_int,
 }
 
 /// `CUmemAllocationProp`.
 #[repr(C)]
-struct Asked {
+pub struct Asked {
     kind: c_uint,
     handles: c_uint,
     location: Location,
@@ -35,9 +35,18 @@ struct Asked {
     flags: [u8; 8],
 }
 
+impl Asked {
+    /// Describes memory of the first device.
+    pub fn pinned(shared: bool) -> Asked {
+        let handles = if shared { DESCRIPTOR } else { 0 };
+        let location = Location { kind: 1, id: 0 };
+        Asked { kind: 1, handles, location, windows: std::ptr::null_mut(), flags: [0; 8] }
+    }
+}
+
 /// `CUmemAccessDesc`.
 #[repr(C)]
-struct Access {
+pub struct Access {
     location: Location,
     flags: c_uint,
 }
@@ -140,7 +149,7 @@ unsafe extern "C" fn cuIpcGetMemHandle(place: *mut [u8; LEGACY_HANDLE], ptr: u64
 
 /// `CUipcMemHandle`.
 #[repr(C)]
-struct IpcHandle([u8; LEGACY_HANDLE]);
+pub struct IpcHandle([u8; LEGACY_HANDLE]);
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuIpcOpenMemHandle_v2(place: *mut u64, handle: IpcHandle, flags: c_uint) -> Code {

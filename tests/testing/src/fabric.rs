@@ -29,10 +29,12 @@ mod world;
 
 pub use persona::{Dead, Persona};
 
+use std::ffi::c_int;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fishplate_sys::fabric::Library;
+use fishplate_sys::fabric::raw::FI_HMEM_CUDA;
 
 use world::{Fault, State, World};
 
@@ -45,6 +47,11 @@ static WORLDS: [Mutex<Option<Arc<World>>>; FAKES_MAX] = [const { Mutex::new(None
 /// The path between a network's NICs and device memory. Also says which addresses are device
 /// memory.
 pub trait Bus: fmt::Debug + Send + Sync {
+    /// Returns the devices' interface, as in `fi_mr_attr::iface`.
+    fn interface(&self) -> c_int {
+        FI_HMEM_CUDA
+    }
+
     /// Returns the number of the device whose memory holds this range.
     fn device_of(&self, at: u64, len: usize) -> Option<u32>;
 

@@ -61,8 +61,10 @@ pub enum IpcPath {
 pub enum DeviceName {
     /// Host memory, used like the memory of a device.
     Host,
-    /// The memory of a GPU, by its number in this process.
+    /// The memory of an NVIDIA GPU, by its number in this process.
     Cuda(u32),
+    /// The memory of an AMD GPU, by its number in this process.
+    Hip(u32),
 }
 
 impl fmt::Display for DeviceName {
@@ -70,6 +72,7 @@ impl fmt::Display for DeviceName {
         match self {
             DeviceName::Host => f.write_str("host"),
             DeviceName::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
+            DeviceName::Hip(ordinal) => write!(f, "hip:{ordinal}"),
         }
     }
 }
@@ -78,12 +81,13 @@ impl FromStr for DeviceName {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let ordinal = text.strip_prefix("cuda:").and_then(|ordinal| ordinal.parse().ok());
-        match (text, ordinal) {
-            ("host", _) => Ok(DeviceName::Host),
-            (_, Some(ordinal)) => Ok(DeviceName::Cuda(ordinal)),
-            _ => Err(format!("`{text}` is neither host nor cuda:N")),
-        }
+        let named = match text.split_once(':') {
+            None => (text == "host").then_some(DeviceName::Host),
+            Some(("cuda", ordinal)) => ordinal.parse().ok().map(DeviceName::Cuda),
+            Some(("hip", ordinal)) => ordinal.parse().ok().map(DeviceName::Hip),
+            Some(_) => None,
+        };
+        named.ok_or_else(|| format!("`{text}` is not host, cuda:N or hip:N"))
     }
 }
 

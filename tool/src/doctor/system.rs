@@ -14,6 +14,7 @@ const FIRST_PID: &str = "pid:[4026531836]";
 const FIRST_USER: &str = "user:[4026531837]";
 
 const NVIDIA: u16 = 0x10de;
+const AMD: u16 = 0x1002;
 
 pub(super) fn check(root: &Root) -> Vec<Finding> {
     let mut all = vec![yama(root), shm(root), numa(root), governor(root), container(root)];
@@ -166,9 +167,16 @@ fn gpus(root: &Root, machine: &Machine) -> Finding {
         return Finding::pass("gpus", "none");
     }
     let verbs = machine.nics.iter().any(|nic| nic.verbs.is_some());
-    let nvidia = machine.gpus.iter().any(|gpu| gpu.vendor == NVIDIA);
+    let made_by = |vendor| machine.gpus.iter().any(|gpu| gpu.vendor == vendor);
+    if made_by(AMD) && !root.path("dev/kfd").exists() {
+        return Finding::warn(
+            "gpus",
+            "there is no /dev/kfd: HIP finds no device",
+            "modprobe amdgpu, or --device /dev/kfd --device /dev/dri for the container",
+        );
+    }
     let modules = ["nvidia_peermem", "nv_peer_mem"].map(|name| root.path("sys/module").join(name).exists());
-    if nvidia && verbs && modules == [false; 2] {
+    if made_by(NVIDIA) && verbs && modules == [false; 2] {
         return Finding::warn(
             "gpus",
             "nvidia_peermem is not loaded: NICs register a GPU's memory by dmabuf alone",

@@ -1,50 +1,68 @@
-//! Describes the CUDA driver on this machine: its devices and their properties, or why there is
-//! none.
+//! Describes the GPU drivers on this machine: their devices and the properties of these, or why
+//! there are none.
 
-#[cfg(feature = "cuda")]
-use fishplate_gpu::cuda::{self, Absent, CudaInfo};
+#[cfg(any(feature = "cuda", feature = "hip"))]
+use fishplate_gpu::cuda::{Absent, Api, CudaInfo};
 use serde_json::{Value, json};
 
 /// Returns why no device can be described.
-#[cfg(not(feature = "cuda"))]
+#[cfg(not(any(feature = "cuda", feature = "hip")))]
 pub fn gather() -> Value {
-    json!({ "usable": "no CUDA in this build: its feature `cuda` was turned off" })
+    json!({ "usable": "no GPUs in this build: its features `cuda` and `hip` were turned off" })
 }
 
-/// Describes the driver and its devices, or why there are none.
-#[cfg(feature = "cuda")]
+/// Describes the drivers and their devices, or why there are none.
+#[cfg(any(feature = "cuda", feature = "hip"))]
 pub fn gather() -> Value {
-    tell(cuda::version(), cuda::devices())
+    tell(Api::ALL.iter().map(|&api| (api, api.version(), api.devices())))
 }
 
-#[cfg(feature = "cuda")]
-fn tell(version: Result<u32, Absent>, devices: Result<Vec<CudaInfo>, Absent>) -> Value {
-    let (version, devices) = match (version, devices) {
-        (Ok(version), Ok(devices)) => (version, devices),
-        (Err(why), _) | (_, Err(why)) => return json!({ "usable": why.to_string() }),
-    };
-    let usable = if devices.is_empty() { "the CUDA driver has no device" } else { "usable" };
-    let all = devices.iter().map(|device| (format!("cuda:{}", device.ordinal), tell_device(device)));
-    json!({
-        "usable": usable,
-        "driver": format!("CUDA {}.{}", version / 1000, version % 1000 / 10),
-        "devices": Value::Object(all.collect()),
-    })
+/// A driver interface, its version, and its devices.
+#[cfg(any(feature = "cuda", feature = "hip"))]
+type Found = (Api, Result<String, Absent>, Result<Vec<CudaInfo>, Absent>);
+
+#[cfg(any(feature = "cuda", feature = "hip"))]
+fn tell(all: impl Iterator<Item = Found>) -> Value {
+    let (mut why, mut drivers, mut devices) = (vec![], vec![], serde_json::Map::new());
+    for (api, version, found) in all {
+        match (version, found) {
+            (Ok(version), Ok(found)) => {
+                if found.is_empty() {
+                    why.push(format!("the {} driver has no device", api.to_string().to_uppercase()));
+                }
+                drivers.push(version);
+                let told = found
+                    .iter()
+                    .map(|device| (format!("{api}:{}", device.ordinal), tell_device(api, device)));
+                devices.extend(told);
+            }
+            (Err(absent), _) | (_, Err(absent)) => why.push(absent.to_string()),
+        }
+    }
+    let usable = if devices.is_empty() { why.join("; ") } else { "usable".into() };
+    match drivers.is_empty() {
+        true => json!({ "usable": usable }),
+        false => json!({ "usable": usable, "driver": drivers.join(", "), "devices": devices }),
+    }
 }
 
-#[cfg(feature = "cuda")]
-fn tell_device(device: &CudaInfo) -> Value {
+#[cfg(any(feature = "cuda", feature = "hip"))]
+fn tell_device(api: Api, device: &CudaInfo) -> Value {
     let (domain, bus, number) = device.pci;
     let uuid = device.uuid.iter().fold(String::new(), |text, byte| format!("{text}{byte:02x}"));
-    let reaches: Vec<String> = device.reaches.iter().map(|ordinal| format!("cuda:{ordinal}")).collect();
+    let reaches: Vec<String> = device.reaches.iter().map(|ordinal| format!("{api}:{ordinal}")).collect();
+    let [handle, descriptor] = match api.to_string().as_str() {
+        "hip" => ["hipMalloc", "hipMemCreate"],
+        _ => ["cuMemAlloc", "cuMemCreate"],
+    };
     json!({
         "name": device.name,
         "uuid": uuid,
         "memory_bytes": device.memory,
         "pci": format!("{domain:04x}:{bus:02x}:{number:02x}.0"),
         "reaches": reaches.join(", "),
-        "export_by_handle": "cuMemAlloc",
-        "export_by_descriptor": if device.descriptors { "cuMemCreate" } else { "not offered" },
+        "export_by_handle": handle,
+        "export_by_descriptor": if device.descriptors { descriptor } else { "not offered" },
         "pools": device.pools,
         "words_in_stream_order": device.write_word,
         "gpudirect": device.gpudirect,
@@ -52,15 +70,21 @@ fn tell_device(device: &CudaInfo) -> Value {
     })
 }
 
-#[cfg(all(test, feature = "cuda"))]
+#[cfg(all(test, feature = "cuda", feature = "hip"))]
 mod tests {
     use super::*;
 
     #[test]
     fn what_is_there_is_told_and_what_is_not_says_why() {
-        let absent = tell(Err(Absent::NoLibrary), Err(Absent::NoLibrary));
-        assert_eq!(absent, json!({ "usable": "no CUDA driver: libcuda is not on this machine" }));
-        assert_eq!(tell(Ok(12_060), Ok(vec![]))["usable"], "the CUDA driver has no device");
+        let absent = |api| (api, Err(Absent::NoLibrary(api)), Err(Absent::NoLibrary(api)));
+        assert_eq!(
+            tell([absent(Api::Cuda), absent(Api::Hip)].into_iter()),
+            json!({
+                "usable": "no CUDA driver: libcuda is not on this machine; no HIP driver: libamdhip64 is not on this machine"
+            })
+        );
+        let none = (Api::Hip, Ok("HIP 7.1".to_owned()), Ok(vec![]));
+        assert_eq!(tell([none.clone()].into_iter())["usable"], "the HIP driver has no device");
         let device = CudaInfo {
             ordinal: 0,
             name: "H".into(),
@@ -74,10 +98,14 @@ mod tests {
             must_flush: false,
             reaches: vec![0, 1],
         };
-        let told = tell(Ok(12_060), Ok(vec![device]));
-        assert_eq!((&told["usable"], &told["driver"]), (&json!("usable"), &json!("CUDA 12.6")));
-        let told = &told["devices"]["cuda:0"];
-        assert_eq!((&told["pci"], &told["reaches"]), (&json!("0000:5e:00.0"), &json!("cuda:0, cuda:1")));
-        assert_eq!(told["uuid"], "ab".repeat(16));
+        for (api, version, name) in [(Api::Cuda, "CUDA 12.6", "cuda"), (Api::Hip, "HIP 7.14", "hip")] {
+            let found = (api, Ok(version.to_owned()), Ok(vec![device.clone()]));
+            let told = tell([absent(Api::Cuda), found].into_iter());
+            assert_eq!((&told["usable"], &told["driver"]), (&json!("usable"), &json!(version)));
+            let told = &told["devices"][format!("{name}:0")];
+            let reaches = json!(format!("{name}:0, {name}:1"));
+            assert_eq!((&told["pci"], &told["reaches"]), (&json!("0000:5e:00.0"), &reaches));
+            assert_eq!(told["uuid"], "ab".repeat(16));
+        }
     }
 }

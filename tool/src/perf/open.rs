@@ -107,9 +107,10 @@ impl Setup {
         match error {
             OpenError::Rails(error @ RailsError::Setup { .. }) => Failure::run(error.to_string()),
             OpenError::Rails(error) => Failure::usage(format!("--transport fabric: {error}")),
-            OpenError::Gpu(_, error @ DeviceError::NoDriver) => {
-                Failure::usage(format!("--device {device}: {}; host needs no driver", no_driver(error)))
-            }
+            OpenError::Gpu(_, error @ DeviceError::NoDriver) => Failure::usage(format!(
+                "--device {device}: {}; host needs no driver",
+                no_driver(device, error)
+            )),
             OpenError::Gpu(_, error @ DeviceError::NoDevice(_)) => {
                 Failure::usage(format!("--device {device}: {error}"))
             }
@@ -314,29 +315,31 @@ fn rail_name(at: usize, provider: &str, interface: &str) -> String {
 fn gpu(device: DeviceName) -> Outcome<Gpu> {
     match device {
         DeviceName::Host => Ok(Gpu::StandIn),
-        #[cfg(feature = "cuda")]
-        DeviceName::Cuda(ordinal) => Ok(Gpu::Cuda(ordinal)),
-        #[cfg(not(feature = "cuda"))]
-        DeviceName::Cuda(_) => Err(Failure::usage(format!(
-            "--device {device}: this program was built without its feature `cuda`"
-        ))),
+        device => device.to_string().parse().map_err(|_| {
+            Failure::usage(format!("--device {device}: this program was built without the feature for it"))
+        }),
     }
 }
 
 /// Returns the default device.
 pub fn usual_device() -> DeviceName {
-    #[cfg(feature = "cuda")]
-    if fishplate_gpu::cuda::devices().is_ok_and(|devices| !devices.is_empty()) {
-        return DeviceName::Cuda(0);
+    #[cfg(any(feature = "cuda", feature = "hip"))]
+    for api in fishplate_gpu::cuda::Api::ALL {
+        if api.devices().is_ok_and(|devices| !devices.is_empty()) {
+            return format!("{api}:0").parse().expect("the names of interfaces are prefixes of devices");
+        }
     }
     DeviceName::Host
 }
 
 /// Returns why there is no driver.
-fn no_driver(error: DeviceError) -> String {
-    #[cfg(feature = "cuda")]
-    if let Err(why) = fishplate_gpu::cuda::devices() {
-        return why.to_string();
+fn no_driver(device: DeviceName, error: DeviceError) -> String {
+    #[cfg(any(feature = "cuda", feature = "hip"))]
+    for api in fishplate_gpu::cuda::Api::ALL {
+        if let (true, Err(why)) = (device.to_string().starts_with(&api.to_string()), api.devices()) {
+            return why.to_string();
+        }
     }
+    let _ = device;
     error.to_string()
 }

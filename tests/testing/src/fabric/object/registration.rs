@@ -71,7 +71,9 @@ unsafe extern "C" fn register_attr(
             return -libc::EINVAL;
         }
         match state.device_of(buf as usize, len) {
-            Some(device) if attr.iface == FI_HMEM_CUDA && attr.device == u64::from(device) => {}
+            Some(device)
+                if state.bus.as_ref().is_some_and(|bus| bus.interface() == attr.iface)
+                    && attr.device == u64::from(device) => {}
             _ => return -libc::EFAULT,
         }
         drop(state);
