@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs the device tests over the drivers of NVIDIA and AMD GPUs, with two processes, and the tool's
-# measurements with every payload verified. On a machine without such a GPU it prints SKIPPED and
-# the reasons.
+# Runs the tests of devices and of nodes with devices over the drivers of NVIDIA and AMD GPUs, with
+# two processes, and the tool's measurements with every payload verified. On a machine without such
+# a GPU it prints SKIPPED and the reasons.
 #
 # usage: tests/gpu.sh tests
 #        tests/gpu.sh --figures  tests, and a table of figures from a release build
@@ -29,6 +29,14 @@ gpus() {
         status=1
         tail -n 60 "$log"
     fi
+
+    for module in gpu:: lent::; do
+        FISHPLATE_TEST_GPU=$api timeout 600 cargo test --locked --quiet -p fishplate --test node "$module" \
+            >"$log" 2>&1 && echo "ok nodes, $module" && continue
+        status=1
+        echo "FAILED nodes, $module"
+        tail -n 60 "$log"
+    done
 
     cargo build --locked --quiet || exit
     for test in put-signal put get tag; do
