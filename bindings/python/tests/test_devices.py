@@ -352,6 +352,25 @@ def test_tensors_of_other_devices_are_refused(here, cuda):
     assert refused.value.kind == "misaligned" and misaligned.lent == 0
 
 
+def test_a_tensor_in_flight_is_held(here, cuda):
+    peer = here.connect(here.address)
+    tensor = Tensor(cuda, numpy.zeros(64, numpy.uint8))
+    request = here.irecv(tensor, peer, 1)
+    held = tensor.lent
+    here.send(peer, 1, b"x" * 64)
+    request.wait()
+    here.poll()
+    assert (held, tensor.lent) == (1, 0) and tensor.seen().tobytes() == b"x" * 64
+
+
+def test_a_registered_tensor_is_held_until_the_node_is_closed(here, cuda):
+    tensor = Tensor(cuda, numpy.zeros(64, numpy.uint8))
+    here.register(tensor).free()
+    held = tensor.lent
+    here.close()
+    assert (held, tensor.lent) == (1, 0)
+
+
 def test_a_receive_that_expires_gives_its_tensor_back(here, cuda):
     tensor = Tensor(cuda, numpy.zeros(64, numpy.uint8))
     with pytest.raises(fishplate.Timeout):

@@ -108,6 +108,18 @@ def test_memory_is_a_tensor_of_bytes(own):
         numpy.from_dlpack(own.memory)
 
 
+def test_a_tensor_keeps_its_bytes():
+    node = fishplate.Node(fabric="off")
+    memory = node.alloc(1 << 20)
+    memory.write(b"kept")
+    kept, part = numpy.from_dlpack(memory), numpy.from_dlpack(memory[:4])
+    memory.free()
+    node.close()
+    del memory, node
+    gc.collect()
+    assert bytes(kept[:4]) == bytes(part) == b"kept"
+
+
 def test_torch_tensors(own):
     torch = pytest.importorskip("torch", reason="SKIPPED tensors of torch: it is missing")
     tensor = torch.arange(8, dtype=torch.float32)
