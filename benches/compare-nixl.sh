@@ -4,7 +4,7 @@
 # microseconds. tests/nixl.sh installs the wheel.
 #
 #   benches/compare-nixl.sh [ROUNDS]       3 rounds by default, about five minutes
-#   CPUS=2,3  processors (default 0,1)
+#   CPUS=2,3  processors (default: the first two)
 #
 # "default" is UCX with default settings. "best" is UCX with posix, cma and self and without error
 # handling, so it does not detect a peer's death. "tcp" compares UCX over only tcp with ours without
@@ -37,23 +37,4 @@ for round in $(seq "$rounds"); do
         run tcp UCX_TLS=tcp $pair UCX
     }
 done
-"$python" - "$results" <<'TABLE'
-import collections, json, os, statistics, sys
-
-names = ["ours", "best", "default", "ours-tcp", "tcp"]
-found = collections.defaultdict(dict)
-for name in names:
-    series = collections.defaultdict(list)
-    path = os.path.join(sys.argv[1], name)
-    for line in open(path) if os.path.exists(path) else []:
-        value = json.loads(line)
-        series[value["case"]].append(value["us"])
-    for case, values in series.items():
-        found[case][name] = statistics.median(values)
-print("| case | " + " | ".join(names) + " |")
-print("|---" * (len(names) + 1) + "|")
-for case, values in found.items():
-    text = lambda value: "" if value is None else f"{value:.0f}" if value >= 100 else f"{value:.1f}"
-    cells = [text(values.get(name)) for name in names]
-    print(f"| {case} | " + " | ".join(cells) + " |")
-TABLE
+"$python" benches/nixl-table.py "$results" ours best default ours-tcp tcp

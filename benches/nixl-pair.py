@@ -2,42 +2,56 @@
 
     nixl-pair.py BACKEND [NAME=VALUE...]
 
+MEMORY=VRAM in the environment: in memory of the first CUDA device.
+
+
 Prints a line of JSON for each case: microseconds from post to done, and from post to the answer of
 the target to its notification; and processor time per descriptor. The values are medians.
 """
 
+import ctypes
 import json
 import os
+import signal
 import statistics
 import sys
 import time
 
 os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")
 
+sys.path.append(os.path.join(os.path.dirname(__file__), "../adapters/nixl/tests"))
+
+import device
 import numpy as np
-from nixl_cu12._api import nixl_agent, nixl_agent_config
+from agents import nixl_agent, nixl_agent_config
 
 # Name, bytes per descriptor, number of descriptors, number of timed transfers.
 CASES = [("4 KiB", 4096, 1, 400), ("64 KiB", 65536, 1, 200), ("1 MiB", 1 << 20, 1, 60), ("64 MiB", 1 << 26, 1, 6), ("1000 x 4 KiB", 4096, 1000, 25)]
 SIZE = 1 << 26
 HUGE = 2 << 20
+MEMORY = os.environ.get("MEMORY", "DRAM")
 
 
 def open_agent(name, cpu):
     os.sched_setaffinity(0, {cpu})
+    if MEMORY == "VRAM":
+        memory = device.Memory(SIZE)
     agent = nixl_agent(name, nixl_agent_config(enable_prog_thread=False, backends=[]))
     agent.create_backend(sys.argv[1], dict(pair.split("=", 1) for pair in sys.argv[2:]))
+    if MEMORY == "VRAM":
+        agent.register_memory([(memory.at, SIZE, 0, "")], MEMORY)
+        return agent, memory, memory.at
     # Starts on a huge page. Otherwise the address decides which of the short transfers use pages of
     # 4 KiB, and it differs between backends.
     memory = np.ones(SIZE + HUGE, np.uint8)
     memory = memory[-memory.ctypes.data % HUGE :][:SIZE]
-    agent.register_memory([(memory.ctypes.data, SIZE, 0, "")], "DRAM")
-    return agent, memory
+    agent.register_memory([(memory.ctypes.data, SIZE, 0, "")], MEMORY)
+    return agent, memory, memory.ctypes.data
 
 
 def target(told, heard, cpu):
-    agent, memory = open_agent("target", cpu)
-    told.write(json.dumps([agent.get_agent_metadata().hex(), memory.ctypes.data]) + "\n")
+    agent, memory, at = open_agent("target", cpu)
+    told.write(json.dumps([agent.get_agent_metadata().hex(), at]) + "\n")
     told.flush()
     agent.add_remote_agent(bytes.fromhex(heard.readline().strip()))
     while True:
@@ -52,17 +66,20 @@ def ranges(agent, at, size, count):
     table = np.zeros((count, 3), np.uint64)
     # Uses every second piece, so that none can be joined.
     table[:, 0], table[:, 1] = at + np.arange(count) * 2 * size, size
-    return agent.get_xfer_descs(table, "DRAM")
+    return agent.get_xfer_descs(table, MEMORY)
 
 
 def main():
-    cpus = [int(cpu) for cpu in os.environ.get("CPUS", "0,1").split(",")]
+    allowed = ",".join(map(str, sorted(os.sched_getaffinity(0))[:2] * 2))
+    cpus = [int(cpu) for cpu in os.environ.get("CPUS", allowed).split(",")]
     there, ours = os.pipe()
     here, theirs = os.pipe()
     if os.fork() == 0:
+        # Ends with its parent.
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
         target(os.fdopen(theirs, "w"), os.fdopen(there), cpus[1])
     told, heard = os.fdopen(ours, "w"), os.fdopen(here)
-    agent, memory = open_agent("initiator", cpus[0])
+    agent, memory, at = open_agent("initiator", cpus[0])
     metadata, address = json.loads(heard.readline())
     told.write(agent.get_agent_metadata().hex() + "\n")
     told.flush()
@@ -83,7 +100,7 @@ def main():
     answered()
     print(json.dumps({"case": "load and connect", "us": (time.perf_counter() - began) * 1e6}))
     for case, size, count, times in CASES:
-        local = ranges(agent, memory.ctypes.data, size, count)
+        local = ranges(agent, at, size, count)
         remote = ranges(agent, address, size, count)
         for kind in "WRITE", "READ":
             handle = agent.initialize_xfer(kind, local, remote, "target", b"note")

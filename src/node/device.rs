@@ -135,6 +135,21 @@ impl Node {
         Ok(gpu.read(place, into).map_err(refused)?)
     }
 
+    /// Copies between ranges of this node's device memory (to, from, length), and waits for the
+    /// device.
+    ///
+    /// # Errors
+    /// The same as [`write_device`](Self::write_device), or the two ranges of a copy overlap. Some
+    /// copies may be complete.
+    pub fn copy_device(&mut self, ranges: &[(LocalAddr, LocalAddr, usize)]) -> Result<(), Error> {
+        behind!(self, |node| node.copy_device(ranges));
+        let mut places = Vec::with_capacity(ranges.len());
+        for &(to, from, len) in ranges {
+            places.push((self.place_on_device(to, len)?.1, self.place_on_device(from, len)?.1, len));
+        }
+        Ok(self.gpu()?.copy(&places).map_err(refused)?)
+    }
+
     /// Returns the driver's address of this node's device memory, for kernels and the program's own
     /// copies. Valid until the memory is [freed](Node::free) or the node is dropped. Work that the
     /// program queues on a stream is not ordered with the node's operations: it must have finished

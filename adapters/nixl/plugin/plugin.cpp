@@ -75,6 +75,9 @@ struct Closes {
     void operator()(fishplate_nixl_agent *agent) const { fishplate_nixl_close(agent); }
 };
 
+bool is_memory(Mem mem) { return mem == Mem::dram || mem == Mem::vram; }
+Mems mems(bool device) { return device ? Mems{Mem::dram, Mem::vram} : Mems{Mem::dram}; }
+
 class Backend final : public Engine {
 public:
     explicit Backend(const InitParams &init) : Engine(init) {
@@ -92,12 +95,13 @@ public:
     bool supports_remote() const override { return true; }
     bool supports_local() const override { return true; }
     bool supports_notes() const override { return true; }
-    Mems supported_mems() const override { return {Mem::dram}; }
+    Mems supported_mems() const override { return mems(fishplate_nixl_with_device(opened.get())); }
 
     Status register_memory(const BlobDesc &desc, const Mem &mem, Metadata *&out) override {
-        if (mem != Mem::dram) return not_supported;
+        if (!is_memory(mem)) return not_supported;
+        auto device = mem == Mem::vram ? static_cast<std::int64_t>(desc.device & INT64_MAX) : -1;
         return with_region(true, out, [&](std::uint64_t *number) {
-            return fishplate_nixl_register(opened.get(), desc.address, desc.len, number);
+            return fishplate_nixl_register(opened.get(), device, desc.address, desc.len, number);
         });
     }
 
@@ -123,7 +127,7 @@ public:
 
     Status prepare(const Op &op, const List<MetaDesc> &locals, const List<MetaDesc> &remotes,
                    const std::string &name, Request *&out, const OptionalArgs *) const override {
-        if (locals.mem != Mem::dram || remotes.mem != Mem::dram) return not_supported;
+        if (!is_memory(locals.mem) || !is_memory(remotes.mem)) return not_supported;
         return guarded([&] {
             auto transfer = std::make_unique<Transfer>();
             Status status = fishplate_nixl_prepare(opened.get(), op == Op::write, locals.descs.data(),
@@ -171,9 +175,9 @@ public:
     }
 
     Status load_remote(const BlobDesc &desc, const Mem &mem, const std::string &name, Metadata *&out) override {
-        if (mem != Mem::dram) return not_supported;
+        if (!is_memory(mem)) return not_supported;
         return with_region(false, out, [&](std::uint64_t *number) {
-            return fishplate_nixl_load(opened.get(), bytes(name), bytes(desc.blob), number);
+            return fishplate_nixl_load(opened.get(), bytes(name), mem == Mem::vram, bytes(desc.blob), number);
         });
     }
 
@@ -238,9 +242,9 @@ Params options() {
     fishplate_nixl_params(keep_param, &to);
     return params;
 }
-Mems mems() { return {Mem::dram}; }
+Mems all_mems() { return mems(fishplate_nixl_has_device()); }
 
-Plugin plugin = {api_version, create, destroy, name, version, options, mems};
+Plugin plugin = {api_version, create, destroy, name, version, options, all_mems};
 
 } // namespace
 } // namespace abi

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::door::{Door, drive, hosts};
 use crate::intro::Info;
 use crate::notes::Notes;
-use crate::options::builder;
+use crate::options;
 use crate::state::{Shared, State};
 
 /// Maximum time that closing an agent waits for its peers.
@@ -35,7 +35,7 @@ impl Agent {
         params: &[(String, String)],
         progress: Option<Duration>,
     ) -> Result<Agent, String> {
-        let mut node = builder(params)?.open().map_err(|error| error.to_string())?;
+        let (mut node, device) = options::open(params)?;
         let random = |error| format!("cannot read /dev/urandom: {error}");
         let (mut key, mut door) = ([0; 16], [0; 8]);
         let mut source = File::open("/dev/urandom").map_err(random)?;
@@ -46,7 +46,7 @@ impl Agent {
         let hosts = if network { hosts() } else { vec![] };
         let info = Info { key, door, port, hosts, address: node.address() };
         let notes = Notes::new(&mut node).map_err(|error| error.to_string())?;
-        let shared = Shared::new(State::new(node, name, info, notes));
+        let shared = Shared::new(State::new(node, device, name, info, notes));
         let threads = |error| format!("cannot start a thread: {error}");
         opened.answer(&shared).map_err(threads)?;
         if let Some(pause) = progress {

@@ -11,7 +11,7 @@ use fishplate::core::op::Outcome;
 use fishplate::node::Slice;
 use fishplate::{Issued, LocalAddr, Node, Notice, PeerId, RemoteAddr};
 
-use crate::memory::{Away, Local, contains};
+use crate::memory::{Away, Local, contains, read, write};
 use crate::notes::Notes;
 use crate::packed::{self, Sides};
 use crate::state::State;
@@ -21,8 +21,10 @@ use crate::transfer::{Desc, Piece, Regions, Transfer};
 /// Maximum number of passes per status check.
 const PASSES: usize = 16;
 
-/// Maximum number of bytes to copy in one step, during which the agent is locked.
+/// Maximum number of bytes to copy in one step, during which the agent is locked. A device copies
+/// faster than a processor.
 const STEP: usize = 1 << 20;
+const DEVICE_STEP: usize = 16 << 20;
 
 impl State {
     /// Prepares a transfer. Moves no data.
@@ -42,6 +44,7 @@ impl State {
         }
         let mut pieces: Vec<Piece> = Vec::with_capacity(locals.len());
         let (mut ours, mut theirs) = (Regions::default(), Regions::default());
+        let mut device = false;
         for (local, remote) in locals.iter().zip(remotes) {
             if local.len != remote.len {
                 return Err(Status::MISMATCH);
@@ -54,10 +57,11 @@ impl State {
                 None => here(self.locals.get(to))?,
                 Some(_) => away(self.aways.get(to), peer)?,
             };
-            let inside = |range, desc: &Desc| contains(range, desc.address, desc.len);
+            let inside = |(range, _), desc: &Desc| contains(range, desc.address, desc.len);
             if !inside(known, local) || !inside(there, remote) {
                 return Err(Status::INVALID_PARAM);
             }
+            device |= known.1 || there.1;
             let (from, to) = (ours.position(from) as u32, theirs.position(to) as u32);
             match pieces.last_mut() {
                 Some(last)
@@ -81,6 +85,7 @@ impl State {
             write,
             peer,
             pieces,
+            device,
             locals: ours.numbers,
             remotes: theirs.numbers,
             here: vec![],
@@ -224,7 +229,13 @@ impl State {
     fn carry_pieces(&mut self, number: u64, peer: u64) -> Result<(), Status> {
         let known = self.peers.get(peer).and_then(|peer| Some((peer.id?, peer.packs)));
         let (id, packs) = known.ok_or(Status::REMOTE_DISCONNECT)?;
-        self.resolve(number, id)?;
+        let transfer = self.transfers.get_mut(number).ok_or(Status::NOT_FOUND)?;
+        // Such a rail does not carry device memory, so all of the transfer is sent in chunks.
+        let packs_all = packs && transfer.device;
+        match packs_all {
+            true => packed::split(transfer),
+            false => self.resolve(number, id)?,
+        }
         loop {
             let State { node, transfers, locals, aways, peers, buffers, .. } = self;
             let transfer = transfers.get_mut(number).ok_or(Status::NOT_FOUND)?;
@@ -232,7 +243,10 @@ impl State {
             if left.is_empty() {
                 return Ok(());
             }
-            let count = if packs { packed::run(left, transfer.write, node.eager_max(id)) } else { 0 };
+            let count = match packs {
+                true => packed::run(left, transfer.write, packs_all, node.eager_max(id)),
+                false => 0,
+            };
             if count == 0 {
                 carry_apart(node, transfer, number, packs)?;
                 if transfer.copies {
@@ -275,20 +289,31 @@ impl State {
 
     /// Copies the data of a transfer within the agent, at most [`STEP`] bytes.
     fn carry_here(&mut self, number: u64) -> Result<(), Status> {
-        let transfer = self.transfers.get_mut(number).ok_or(Status::NOT_FOUND)?;
+        let State { node, transfers, locals, .. } = self;
+        let transfer = transfers.get_mut(number).ok_or(Status::NOT_FOUND)?;
         for region in transfer.locals.iter().chain(&transfer.remotes) {
-            self.locals.get(*region).ok_or(Status::NOT_FOUND)?;
+            locals.get(*region).ok_or(Status::NOT_FOUND)?;
         }
-        let mut room = STEP;
+        let mut copies = Copies::default();
+        let mut room = if transfer.device { DEVICE_STEP } else { STEP };
         while let Some(piece) = transfer.pieces.get(transfer.next) {
             let (cut, len) = (transfer.cut, room.min(piece.len - transfer.cut));
             let (from, to) = match transfer.write {
                 true => (piece.here + cut, piece.there + cut),
                 false => (piece.there + cut, piece.here + cut),
             };
-            // SAFETY: `prepare` checked both ranges against their regions. The regions are still
-            // registered, so the program keeps the memory valid.
-            unsafe { copy_bytes(from as *const u8, to as *mut u8, len) };
+            match transfer.device {
+                // SAFETY: `prepare` checked both ranges against their regions. The regions are
+                // still registered, so the program keeps the memory valid.
+                false => unsafe { copy_bytes(from as *const u8, to as *mut u8, len) },
+                true => {
+                    let regions =
+                        (transfer.locals[piece.local as usize], transfer.remotes[piece.remote as usize]);
+                    let (source, target) = if transfer.write { regions } else { (regions.1, regions.0) };
+                    let known = |region| locals.get(region).ok_or(Status::NOT_FOUND);
+                    copies.add(node, (known(source)?, from), (known(target)?, to), len)?;
+                }
+            }
             room -= len;
             (transfer.next, transfer.cut) = match cut + len == piece.len {
                 true => (transfer.next + 1, 0),
@@ -296,8 +321,12 @@ impl State {
             };
             if room == 0 && transfer.next < transfer.pieces.len() {
                 transfer.copies = true;
-                return Err(Status::IN_PROG);
+                break;
             }
+        }
+        copies.finish(node)?;
+        if transfer.copies {
+            return Err(Status::IN_PROG);
         }
         if let Some(note) = transfer.note.take() {
             self.notes.arrive((self.name.clone(), note));
@@ -403,11 +432,55 @@ fn carry_apart(node: &mut Node, transfer: &mut Transfer, number: u64, one: bool)
     Ok(())
 }
 
-fn here(local: Option<&Local>) -> Result<(usize, usize), Status> {
-    local.map(|local| (local.start, local.len)).ok_or(Status::NOT_FOUND)
+/// Copies within the agent from or to device memory. Those within the device are queued, and wait
+/// for the device together.
+#[derive(Default)]
+struct Copies(Vec<(LocalAddr, LocalAddr, usize)>);
+
+impl Copies {
+    fn add(
+        &mut self,
+        node: &mut Node,
+        (source, from): (&Local, usize),
+        (target, to): (&Local, usize),
+        len: usize,
+    ) -> Result<(), Status> {
+        if source.device && target.device {
+            self.0.push((target.at(to), source.at(from), len));
+            if self.0.len() == NOW_MAX {
+                self.finish(node)?;
+            }
+            return Ok(());
+        }
+        let mut at = 0;
+        let mut bytes = vec![];
+        while at < len {
+            bytes.clear();
+            let part = STEP.min(len - at);
+            read(node, source, from + at, part, &mut bytes)?;
+            write(node, target, to + at, &bytes)?;
+            at += part;
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self, node: &mut Node) -> Result<(), Status> {
+        if !self.0.is_empty() {
+            node.copy_device(&self.0)?;
+            self.0.clear();
+        }
+        Ok(())
+    }
 }
 
-fn away(away: Option<&Away>, peer: Option<u64>) -> Result<(usize, usize), Status> {
-    let found = away.filter(|away| Some(away.peer) == peer).ok_or(Status::NOT_FOUND)?;
-    Ok((found.export.start as usize, found.export.len as usize))
+/// A range of registered memory, and whether it is device memory.
+type Known = ((usize, usize), bool);
+
+fn here(local: Option<&Local>) -> Result<Known, Status> {
+    local.map(|local| ((local.start, local.len), local.device)).ok_or(Status::NOT_FOUND)
+}
+
+fn away(away: Option<&Away>, peer: Option<u64>) -> Result<Known, Status> {
+    let Away { export, .. } = away.filter(|away| Some(away.peer) == peer).ok_or(Status::NOT_FOUND)?;
+    Ok(((export.start as usize, export.len as usize), export.device))
 }

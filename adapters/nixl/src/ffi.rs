@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::agent::Agent;
 use crate::connect::CONNECT;
-use crate::options::DEFAULTS;
+use crate::options::{DEFAULTS, found_device};
 use crate::state::{SETTLE, State};
 use crate::status::Status;
 use crate::transfer::Desc;
@@ -147,17 +147,30 @@ pub extern "C" fn fishplate_nixl_info(agent: *const Agent, sink: Sink, to: *mut 
     })
 }
 
-/// Registers memory, and writes its number.
+/// Returns whether a new agent may have a device.
+#[unsafe(no_mangle)]
+pub extern "C" fn fishplate_nixl_has_device() -> bool {
+    catch_unwind(|| found_device().is_some()).unwrap_or(false)
+}
+
+/// Returns whether the agent has a device, whose memory can be registered.
+#[unsafe(no_mangle)]
+pub extern "C" fn fishplate_nixl_with_device(agent: *const Agent) -> bool {
+    on(agent, |state| state.device.map(drop).ok_or(Status::NOT_SUPPORTED)) == Status::SUCCESS.0
+}
+
+/// Registers memory of a device or, if `device` is negative, of the host. Writes its number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fishplate_nixl_register(
     agent: *const Agent,
+    device: i64,
     start: usize,
     len: usize,
     out: *mut u64,
 ) -> i32 {
     // SAFETY: NIXL requires registered memory to stay valid until it is deregistered. The C++ half
     // passes a valid `out`.
-    unsafe { numbered(agent, out, |state| state.register(start, len)) }
+    unsafe { numbered(agent, out, |state| state.register(u64::try_from(device).ok(), start, len)) }
 }
 
 /// Deregisters memory.
@@ -252,13 +265,14 @@ pub unsafe extern "C" fn fishplate_nixl_disconnect(agent: *const Agent, name: By
 pub unsafe extern "C" fn fishplate_nixl_load(
     agent: *const Agent,
     name: Bytes,
+    device: bool,
     bytes: Bytes,
     out: *mut u64,
 ) -> i32 {
     // SAFETY: the C++ half passes valid strings and a valid `out`.
     unsafe {
         let (name, bytes) = (name.get(), bytes.get());
-        numbered(agent, out, |state| state.load(name, bytes))
+        numbered(agent, out, |state| state.load(name, device, bytes))
     }
 }
 

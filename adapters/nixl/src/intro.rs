@@ -3,7 +3,7 @@
 //! ```text
 //! info:     "FPni", version u16, key [16], door u64, port u16, hosts u8, IPv4 [4] each, address
 //! question: "FPnq", version u16, key [16], again u8, name u32, name, address
-//! region:   "FPnr", version u16, start u64, len u64, number u64, handle
+//! region:   "FPnr", version u16, start u64, len u64, number u64, device u8, handle
 //! ```
 //!
 //! The *info* is an agent's connection info, the *region* the metadata of registered memory. NIXL
@@ -18,7 +18,7 @@ use fishplate::node::ADDRESS_MAX;
 
 use crate::status::Status;
 
-const VERSION: u16 = 2;
+const VERSION: u16 = 3;
 
 /// Maximum length of an agent's name in bytes.
 const NAME_MAX: usize = 4096;
@@ -60,6 +60,8 @@ pub(crate) struct Export {
     pub len: u64,
     /// The owning agent's number of the memory.
     pub number: u64,
+    /// True for device memory.
+    pub device: bool,
     /// The owning node's handle of the region.
     pub handle: Vec<u8>,
 }
@@ -154,15 +156,17 @@ impl Question {
 impl Export {
     pub fn encode(&self) -> Vec<u8> {
         let mut out = begun(b"FPnr");
-        out.put_u64(self.start).put_u64(self.len).put_u64(self.number).put(&self.handle);
+        out.put_u64(self.start).put_u64(self.len).put_u64(self.number);
+        out.put_u8(self.device.into()).put(&self.handle);
         out
     }
 
     pub fn decode(bytes: &[u8]) -> Result<Export, Refused> {
         let mut fields = opened(bytes, b"FPnr")?;
         let (start, len, number) = (fields.u64()?, fields.u64()?, fields.u64()?);
+        let device = fields.u8()? != 0;
         let handle = fields.rest().to_vec();
-        within(Export { start, len, number, handle }, start.checked_add(len).is_some())
+        within(Export { start, len, number, device, handle }, start.checked_add(len).is_some())
     }
 }
 
@@ -175,7 +179,7 @@ mod tests {
         let hosts = vec![Ipv4Addr::LOCALHOST, Ipv4Addr::BROADCAST];
         let info = Info { key: [7; 16], door: 9, port: 80, hosts, address: vec![5; 70] };
         let question = Question { key: [7; 16], again: true, name: b"a\0b".to_vec(), address: vec![1] };
-        let export = Export { start: u64::MAX - 8, len: 8, number: 6, handle: vec![3; 40] };
+        let export = Export { start: u64::MAX - 8, len: 8, number: 6, device: true, handle: vec![3; 40] };
         assert_eq!(Info::decode(&info.encode()), Ok(info.clone()));
         assert_eq!(Question::decode(&question.encode()), Ok(question.clone()));
         assert_eq!(Export::decode(&export.encode()), Ok(export.clone()));

@@ -368,7 +368,7 @@ impl Notes {
     /// Processes a received chunk. Returns the notification in it.
     fn take_chunk(
         &mut self,
-        node: &Node,
+        node: &mut Node,
         sides: &mut Sides<'_>,
         incoming: &Incoming,
         memory: Memory,
@@ -381,7 +381,7 @@ impl Notes {
         let source = self.sources.get_mut(incoming.source)?;
         match incoming.kind {
             Kind::Write => {
-                let (done, note) = packed::take_write(sides, chunk)?;
+                let (done, note) = packed::take_write(node, sides, chunk)?;
                 let (transfer, post) = (done.transfer, done.post);
                 let peer = sides.peers.values_mut().find(|peer| peer.id == Some(incoming.source))?;
                 if done.status < 0 {
@@ -394,7 +394,7 @@ impl Notes {
                 Ok(asked) => source.asked.push_back(asked),
                 Err(refused) => source.asked.extend(refused.map(|head| (head, vec![]))),
             },
-            Kind::Data => packed::take_data(sides, incoming.source, chunk),
+            Kind::Data => packed::take_data(node, sides, incoming.source, chunk),
             Kind::Done => packed::take_done(sides, incoming.source, chunk),
             Kind::Note => {}
         }

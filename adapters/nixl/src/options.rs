@@ -1,18 +1,21 @@
 //! The parameters that programs pass when they create a backend.
 
-use fishplate::Limits;
-use fishplate::config::Settings;
-use fishplate::core::engine::protocol::MatchConfig;
-use fishplate::node::{Builder, Fabric};
-
+use std::io::{self, Write};
 use std::time::Duration;
 
+use fishplate::config::Settings;
+use fishplate::core::engine::protocol::MatchConfig;
+use fishplate::gpu::cuda::Api;
+use fishplate::node::{Builder, Fabric, Gpu, OpenError};
+use fishplate::{Limits, Node};
+
 /// Parameter names and defaults.
-pub(crate) const DEFAULTS: [(&str, &str); 5] = [
+pub(crate) const DEFAULTS: [(&str, &str); 6] = [
     ("fabric", "auto"),
     ("providers", ""),
     ("interfaces", ""),
     ("shared_memory", "yes"),
+    ("device", "auto"),
     ("failover", "yes"),
 ];
 
@@ -28,13 +31,54 @@ const MATCHING: MatchConfig = MatchConfig {
     ..MatchConfig::DEFAULT
 };
 
-/// Converts parameters to the settings of a node.
+/// The device of an agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    /// [`found_device`], if it can be opened.
+    Auto,
+    Off,
+    Only(u32),
+}
+
+/// Returns the ordinal of the device that is current in this thread, or 0. `None`: there is no
+/// usable driver or no device.
+pub(crate) fn found_device() -> Option<u32> {
+    let count = Api::Cuda.devices().ok()?.len();
+    (count != 0).then(|| Api::Cuda.current().unwrap_or(0))
+}
+
+/// Opens a node as the parameters say. Also returns the ordinal of its device.
+///
+/// # Errors
+/// A message for the program.
+pub(crate) fn open(params: &[(String, String)]) -> Result<(Node, Option<u32>), String> {
+    let (builder, wanted) = builder(params)?;
+    let device = match wanted {
+        Wanted::Auto => found_device(),
+        Wanted::Off => None,
+        Wanted::Only(ordinal) => Some(ordinal),
+    };
+    let with = device.map(|ordinal| builder.clone().gpu(Gpu::Cuda(ordinal)).open());
+    match with {
+        Some(Err(OpenError::Gpu(gpu, error))) if wanted == Wanted::Auto => {
+            // A closed standard error must not cause a panic.
+            _ = writeln!(io::stderr(), "fishplate: no device memory over NIXL: cannot open {gpu}: {error}");
+            builder.open().map(|node| (node, None))
+        }
+        Some(opened) => opened.map(|node| (node, device)),
+        None => builder.open().map(|node| (node, None)),
+    }
+    .map_err(|error| error.to_string())
+}
+
+/// Converts parameters to the settings of a node, and the device.
 ///
 /// # Errors
 /// A message that names the parameter and the allowed values.
-pub(crate) fn builder(params: &[(String, String)]) -> Result<Builder, String> {
+fn builder(params: &[(String, String)]) -> Result<(Builder, Wanted), String> {
     let mut settings = Settings::DEFAULT;
     let (mut fabric, mut local, mut failover) = (Fabric::IfThere, true, true);
+    let mut device = Wanted::Auto;
     for (name, value) in params {
         let list = || value.split(',').filter(|part| !part.is_empty()).map(String::from).collect();
         let flag = || match value.as_str() {
@@ -59,13 +103,25 @@ pub(crate) fn builder(params: &[(String, String)]) -> Result<Builder, String> {
             "interfaces" => settings.interfaces = list(),
             "shared_memory" => local = flag()?,
             "failover" => failover = flag()?,
+            "device" => {
+                device = match (value.as_str(), value.parse()) {
+                    ("auto", _) => Wanted::Auto,
+                    ("off", _) => Wanted::Off,
+                    (_, Ok(Gpu::Cuda(ordinal))) => Wanted::Only(ordinal),
+                    _ => {
+                        return Err(format!(
+                            "invalid parameter device: \"{value}\"; use auto, off or cuda:N"
+                        ));
+                    }
+                };
+            }
             _ => {
                 let known = DEFAULTS.map(|(name, _)| name).join(", ");
                 return Err(format!("unknown parameter: {name}; use one of {known}"));
             }
         }
     }
-    Ok(fishplate::Node::builder()
+    let builder = Node::builder()
         .settings(settings)
         .limits(LIMITS)
         .receives(1024)
@@ -73,7 +129,8 @@ pub(crate) fn builder(params: &[(String, String)]) -> Result<Builder, String> {
         .fabric(fabric)
         .shared_memory(local)
         .failover(failover)
-        .patience(Duration::ZERO))
+        .patience(Duration::ZERO);
+    Ok((builder, device))
 }
 
 #[cfg(test)]
@@ -86,7 +143,7 @@ mod tests {
         for (name, value) in DEFAULTS {
             assert_eq!(with(name, value), Ok(()));
         }
-        for name in ["fabric", "shared_memory", "failover", "speed"] {
+        for name in ["fabric", "shared_memory", "failover", "device", "speed"] {
             let error = with(name, "fast").unwrap_err();
             assert!(error.contains(name), "{error}");
         }

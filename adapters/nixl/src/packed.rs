@@ -6,8 +6,6 @@
 //! checks all ranges of a chunk against its registered memory. Lengths and counts are bounded at
 //! both ends: a peer that sends too much waits.
 
-use std::mem::MaybeUninit;
-
 use fishplate::core::mem::copy_bytes;
 use fishplate::node::Error;
 use fishplate::{Issued, Node, Notice, PeerId};
@@ -15,7 +13,7 @@ use fishplate::{Issued, Node, Notice, PeerId};
 use crate::buffers::Buffers;
 use crate::chunk::{CHUNK_MAX, HEAD, Head, Kind, NO_NOTE, NOTE_WITHIN, RANGE, Range, TAG};
 use crate::intro::Refused;
-use crate::memory::{Away, Local, contains};
+use crate::memory::{Away, Local, append, contains, read, write};
 use crate::peer::Peer;
 use crate::slab::Slab;
 use crate::status::Status;
@@ -23,6 +21,9 @@ use crate::transfer::{Piece, Transfer};
 
 /// Maximum length in bytes of a descriptor that is sent in a chunk.
 const SHORT: usize = 32 << 10;
+
+/// Maximum length in bytes of a piece that [`split`] leaves. It fits into a chunk with its range.
+const PIECE_MAX: usize = CHUNK_MAX - HEAD - RANGE;
 
 /// Maximum number of unanswered chunks per transfer.
 const UNANSWERED: u32 = 32;
@@ -68,25 +69,31 @@ impl Chunk {
         Head::decode(&self.bytes(0, HEAD)?)
     }
 
+    /// Copies a part to registered memory.
+    ///
+    /// # Safety
+    /// The part lies inside the chunk, and `len` bytes at `address` inside the region.
+    unsafe fn scatter(
+        &self,
+        node: &mut Node,
+        from: usize,
+        local: &Local,
+        address: usize,
+        len: usize,
+    ) -> Result<(), Status> {
+        if local.device {
+            return write(node, local, address, &self.bytes(from, len)?);
+        }
+        // SAFETY: this function's contract. The program keeps registered memory valid.
+        unsafe { copy_bytes(self.start.add(from), address as *mut u8, len) };
+        Ok(())
+    }
+
     /// Returns the ranges, the sum of their lengths, and the offset of the data.
     fn ranges(&self, head: &Head) -> Result<(Vec<Range>, usize, usize), Refused> {
         let before = head.before_data(self.len)?;
         let (ranges, sum) = Range::decode_all(&self.bytes(HEAD, head.ranges as usize * RANGE)?)?;
         Ok((ranges, sum, before))
-    }
-}
-
-/// Appends bytes that a peer may be writing at the same time.
-///
-/// # Safety
-/// `from` is valid for reads of `len` bytes.
-unsafe fn append(out: &mut Vec<u8>, from: *const u8, len: usize) {
-    out.reserve(len);
-    let room: &mut [MaybeUninit<u8>] = out.spare_capacity_mut();
-    // SAFETY: `reserve` made room for `len` bytes, and the copy initializes them.
-    unsafe {
-        copy_bytes(from, room.as_mut_ptr().cast(), len);
-        out.set_len(out.len() + len);
     }
 }
 
@@ -102,9 +109,13 @@ fn check(locals: &Slab<Local>, ranges: &[Range]) -> Result<(), Status> {
 }
 
 /// Scatters a *write*. Returns the answer, and the notification in the chunk.
-pub(crate) fn take_write(sides: &Sides<'_>, chunk: Chunk) -> Option<(Head, Option<Vec<u8>>)> {
+pub(crate) fn take_write(
+    node: &mut Node,
+    sides: &Sides<'_>,
+    chunk: Chunk,
+) -> Option<(Head, Option<Vec<u8>>)> {
     let head = chunk.head().ok()?;
-    let scatter = || -> Result<Option<Vec<u8>>, Status> {
+    let scatter = |node: &mut Node| -> Result<Option<Vec<u8>>, Status> {
         let (ranges, sum, before) = chunk.ranges(&head)?;
         if before + sum != chunk.len || ranges.is_empty() || head.note_len() > NOTE_WITHIN {
             return Err(Status::INVALID_PARAM);
@@ -112,9 +123,10 @@ pub(crate) fn take_write(sides: &Sides<'_>, chunk: Chunk) -> Option<(Head, Optio
         check(sides.locals, &ranges)?;
         let mut at = before;
         for range in ranges {
+            let local = sides.locals.get(range.region).ok_or(Status::NOT_FOUND)?;
             // SAFETY: the source lies inside the chunk, because `before + sum` is its length.
-            // `check` found the target in registered memory, which the program keeps valid.
-            unsafe { copy_bytes(chunk.start.add(at), range.address as *mut u8, range.len as usize) };
+            // `check` found the target in registered memory.
+            unsafe { chunk.scatter(node, at, local, range.address as usize, range.len as usize) }?;
             at += range.len as usize;
         }
         match head.note {
@@ -122,7 +134,7 @@ pub(crate) fn take_write(sides: &Sides<'_>, chunk: Chunk) -> Option<(Head, Optio
             _ => Ok(Some(chunk.bytes(before - head.note_len(), head.note_len())?)),
         }
     };
-    let result = scatter();
+    let result = scatter(node);
     let status = result.as_ref().err().map_or(0, |status| status.0);
     Some((Head { ranges: 1, note: NO_NOTE, status, ..head }, result.ok().flatten()))
 }
@@ -151,10 +163,19 @@ pub(crate) fn answer_read(
     if let Err(status) = check(sides.locals, ranges) {
         (head.status, head.ranges) = (status.0, 0);
     }
-    let ranges = if head.status < 0 { &[] } else { ranges };
-    let parts = ranges.iter().map(|range| (range.address as usize, range.len as usize));
+    let mut ranges = if head.status < 0 { &[] } else { ranges };
     let mut bytes = Vec::with_capacity(HEAD);
     head.encode(&mut bytes);
+    if ranges.iter().any(|range| sides.locals.get(range.region).is_some_and(|local| local.device)) {
+        if !has_buffers(sides.peers, number) {
+            return Ok(false);
+        }
+        for range in std::mem::take(&mut ranges) {
+            let local = sides.locals.get(range.region).ok_or(Status::NOT_FOUND)?;
+            read(node, local, range.address as usize, range.len as usize, &mut bytes)?;
+        }
+    }
+    let parts = ranges.iter().map(|range| (range.address as usize, range.len as usize));
     // SAFETY: `check` above found the ranges in registered memory. `take_read` limited their sum to
     // a chunk.
     unsafe { send(node, sides, (number, id), Kind::Data, bytes, parts) }
@@ -184,7 +205,7 @@ fn fault(head: &Head) -> Option<Status> {
 }
 
 /// Scatters *data*.
-pub(crate) fn take_data(sides: &mut Sides<'_>, source: PeerId, chunk: Chunk) {
+pub(crate) fn take_data(node: &mut Node, sides: &mut Sides<'_>, source: PeerId, chunk: Chunk) {
     let Ok(head) = chunk.head() else { return };
     let Some(transfer) = awaited(sides.transfers, sides.peers, &head, source) else { return };
     transfer.waits -= 1;
@@ -198,10 +219,10 @@ pub(crate) fn take_data(sides: &mut Sides<'_>, source: PeerId, chunk: Chunk) {
         let mut at = HEAD;
         for piece in pieces {
             let region = transfer.locals[piece.local as usize];
-            sides.locals.get(region).ok_or(Status::NOT_FOUND)?;
+            let local = sides.locals.get(region).ok_or(Status::NOT_FOUND)?;
             // SAFETY: the source lies inside the chunk, because the lengths add up to it. `prepare`
             // checked the target, and its region is still registered.
-            unsafe { copy_bytes(chunk.start.add(at), piece.here as *mut u8, piece.len) };
+            unsafe { chunk.scatter(node, at, local, piece.here, piece.len) }?;
             at += piece.len;
         }
         Ok(())
@@ -219,6 +240,12 @@ pub(crate) fn take_done(sides: &mut Sides<'_>, source: PeerId, chunk: Chunk) {
     if let Some(status) = fault(&head) {
         transfer.fault.get_or_insert(status);
     }
+}
+
+/// Returns whether a peer may be lent another buffer. Reading device memory is too slow to be done
+/// in vain.
+fn has_buffers(peers: &Slab<Peer>, number: u64) -> bool {
+    peers.get(number).is_some_and(|peer| peer.lent < LENT)
 }
 
 /// Sends `bytes` and then the parts of memory as one message. Returns false if there was no room.
@@ -294,22 +321,38 @@ pub(crate) fn send_done(node: &mut Node, id: PeerId, head: &Head) -> Result<bool
     }
 }
 
+/// Splits the pieces of a transfer so that each fits into a chunk.
+pub(crate) fn split(transfer: &mut Transfer) {
+    if transfer.pieces.iter().all(|piece| piece.len <= PIECE_MAX) {
+        return;
+    }
+    let parts = |piece: Piece| {
+        (0..piece.len).step_by(PIECE_MAX).map(move |at| Piece {
+            here: piece.here + at,
+            there: piece.there + at,
+            len: PIECE_MAX.min(piece.len - at),
+            ..piece
+        })
+    };
+    transfer.pieces = std::mem::take(&mut transfer.pieces).into_iter().flat_map(parts).collect();
+}
+
 /// Returns how many of the next pieces fit into one chunk. Returns 0 if the first is to be put or
-/// read alone.
-pub(crate) fn run(pieces: &[Piece], write: bool, eager: usize) -> usize {
+/// read alone, which `all` excludes.
+pub(crate) fn run(pieces: &[Piece], write: bool, all: bool, eager: usize) -> usize {
     let (mut count, mut len, mut data) = (0, HEAD, 0);
     for piece in pieces {
         let long = len + RANGE > eager;
         let full = HEAD + data + piece.len > CHUNK_MAX;
         let more = if write { len + RANGE + piece.len > CHUNK_MAX } else { long || full };
-        if piece.len > SHORT || more {
+        if (piece.len > SHORT && !all) || more {
             break;
         }
         (count, data) = (count + 1, data + piece.len);
         len += RANGE + if write { piece.len } else { 0 };
     }
     // A chunk of one piece would need as many messages as a put or get.
-    if count == 1 && (!write || len > eager) { 0 } else { count }
+    if count == 1 && !all && (!write || len > eager) { 0 } else { count }
 }
 
 /// Sends the next `count` pieces of a write, or requests those of a read. Returns false if there
@@ -323,7 +366,7 @@ pub(crate) fn carry(
     count: usize,
 ) -> Result<bool, Status> {
     let transfer = sides.transfers.get_mut(number).ok_or(Status::NOT_FOUND)?;
-    if transfer.waits >= UNANSWERED {
+    if transfer.waits >= UNANSWERED || (transfer.device && !has_buffers(sides.peers, to.0)) {
         return Ok(false);
     }
     let (first, write, eager) = (transfer.next, transfer.write, node.eager_max(to.1));
@@ -345,8 +388,10 @@ pub(crate) fn carry(
         status: 0,
     }
     .encode(&mut bytes);
+    let mut device = false;
     for piece in pieces {
-        sides.locals.get(transfer.locals[piece.local as usize]).ok_or(Status::NOT_FOUND)?;
+        let local = sides.locals.get(transfer.locals[piece.local as usize]).ok_or(Status::NOT_FOUND)?;
+        device |= local.device;
         let away = aways.get(transfer.remotes[piece.remote as usize]).ok_or(Status::NOT_FOUND)?;
         Range { region: away.export.number, address: piece.there as u64, len: piece.len as u32 }
             .encode(&mut bytes);
@@ -354,6 +399,14 @@ pub(crate) fn carry(
     bytes.extend_from_slice(note.as_deref().unwrap_or_default());
     let kind = if write { Kind::Write } else { Kind::Read };
     let parts: Vec<(usize, usize)> = match write {
+        true if device => {
+            for piece in pieces {
+                let local =
+                    sides.locals.get(transfer.locals[piece.local as usize]).ok_or(Status::NOT_FOUND)?;
+                read(node, local, piece.here, piece.len, &mut bytes)?;
+            }
+            vec![]
+        }
         true => pieces.iter().map(|piece| (piece.here, piece.len)).collect(),
         false => vec![],
     };

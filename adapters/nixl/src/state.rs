@@ -8,6 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fishplate::Node;
+use fishplate::gpu::DevicePtr;
 
 use crate::buffers::Buffers;
 use crate::intro::{Export, Info};
@@ -84,6 +85,8 @@ impl Shared {
 /// The state of an agent.
 pub(crate) struct State {
     pub node: Node,
+    /// The ordinal of the node's device, if it has one.
+    pub device: Option<u32>,
     pub name: Vec<u8>,
     pub info: Info,
     pub itself: Weak<Shared>,
@@ -105,9 +108,10 @@ pub(crate) struct State {
 
 impl State {
     /// Creates the state of a new agent.
-    pub fn new(node: Node, name: Vec<u8>, info: Info, notes: Notes) -> State {
+    pub fn new(node: Node, device: Option<u32>, name: Vec<u8>, info: Info, notes: Notes) -> State {
         State {
             node,
+            device,
             name,
             info,
             itself: Weak::new(),
@@ -163,11 +167,14 @@ impl State {
         (self.idle, self.yields) = (None, false);
     }
 
-    /// Registers memory of the program.
+    /// Registers memory of the program: of the device with this ordinal, or of the host.
     ///
     /// # Safety
-    /// The same as for [`Node::register`].
-    pub unsafe fn register(&mut self, start: usize, len: usize) -> Result<u64, Status> {
+    /// The same as for [`Node::register`] and [`Node::register_device`].
+    pub unsafe fn register(&mut self, device: Option<u64>, start: usize, len: usize) -> Result<u64, Status> {
+        if device.is_some() && device != self.device.map(u64::from) {
+            return Err(Status::NOT_SUPPORTED);
+        }
         let base = start & !7;
         let end = start.checked_add(len).ok_or(Status::INVALID_PARAM)?;
         let Some(first) = NonNull::new(base as *mut u8).filter(|_| len != 0) else {
@@ -176,8 +183,13 @@ impl State {
         // SAFETY: this function's contract. Rounding adds at most 7 bytes before the range; they
         // share its first word, so they are mapped. Transfers are checked against the unrounded
         // range.
-        let memory = unsafe { self.node.register(first, end - base) }?;
-        Ok(self.locals.insert(Local { memory, base, start, len }))
+        let memory = unsafe {
+            match device {
+                None => self.node.register(first, end - base),
+                Some(_) => self.node.register_device(DevicePtr(base as u64), end - base),
+            }
+        }?;
+        Ok(self.locals.insert(Local { memory, base, start, len, device: device.is_some() }))
     }
 
     /// Deregisters memory.
@@ -195,13 +207,17 @@ impl State {
     pub fn export(&self, number: u64) -> Result<Vec<u8>, Status> {
         let local = self.locals.get(number).ok_or(Status::NOT_FOUND)?;
         let handle = self.node.handle(local.memory)?;
-        Ok(Export { start: local.start as u64, len: local.len as u64, number, handle }.encode())
+        let Local { start, len, device, .. } = *local;
+        Ok(Export { start: start as u64, len: len as u64, number, device, handle }.encode())
     }
 
     /// Loads the metadata of a peer's memory. It is imported when the peer is connected.
-    pub fn load(&mut self, peer: &[u8], bytes: &[u8]) -> Result<u64, Status> {
+    pub fn load(&mut self, peer: &[u8], device: bool, bytes: &[u8]) -> Result<u64, Status> {
         let peer = self.loaded(peer).ok_or(Status::NOT_FOUND)?;
         let export = Export::decode(bytes)?;
+        if export.device != device {
+            return Err(Status::MISMATCH);
+        }
         let base = export.start & !7;
         Ok(self.aways.insert(Away { peer, export, base, import: None }))
     }

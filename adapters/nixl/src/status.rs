@@ -1,6 +1,7 @@
 //! The status codes of calls, numbered as in NIXL.
 
 use fishplate::core::error::{AttachError, OpError, PostError};
+use fishplate::gpu::DeviceError;
 use fishplate::node::Error;
 
 /// A status code, negative for an error.
@@ -41,7 +42,10 @@ impl From<Error> for Status {
             Error::Op(error) => error.into(),
             Error::BadAddress => Status::INVALID_PARAM,
             Error::Version { .. } | Error::Differs { .. } => Status::MISMATCH,
-            Error::NoRail => Status::NOT_SUPPORTED,
+            Error::NoRail | Error::NoGpuRail(_) => Status::NOT_SUPPORTED,
+            Error::Device(DeviceError::NotDeviceMemory | DeviceError::NotExportable(_)) => {
+                Status::NOT_SUPPORTED
+            }
             Error::Attach(AttachError::InUse(_)) => Status::NOT_ALLOWED,
             Error::Attach(AttachError::UnknownRegion) => Status::NOT_FOUND,
             Error::Attach(AttachError::UnknownPeer | AttachError::Unattached(_)) => Status::REMOTE_DISCONNECT,

@@ -73,6 +73,8 @@ pub(crate) struct Transfer {
     /// The peer. `None` for a transfer within the agent.
     pub(crate) peer: Option<u64>,
     pub(crate) pieces: Vec<Piece>,
+    /// True if one of the regions is device memory.
+    pub(crate) device: bool,
     pub(crate) locals: Vec<u64>,
     pub(crate) remotes: Vec<u64>,
     /// The regions of the current post, in the order of `locals` and `remotes`.

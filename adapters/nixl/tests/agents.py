@@ -7,8 +7,13 @@ import traceback
 
 os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")
 
+import device
 import numpy as np
-from nixl_cu12._api import nixl_agent, nixl_agent_config
+
+try:
+    from nixl_cu12._api import nixl_agent, nixl_agent_config
+except ImportError:
+    from nixl_cu13._api import nixl_agent, nixl_agent_config
 
 # Generous, because the test may share its processors with many others.
 PATIENCE = 60
@@ -28,11 +33,25 @@ def agent(name, thread=False, given=None, config=None):
 class Memory:
     """Bytes that an agent has registered."""
 
-    def __init__(self, owner, size, offset=0):
-        self.whole = np.zeros(size + offset, np.uint8)
-        self.bytes = self.whole[offset:]
-        self.at, self.owner = self.bytes.ctypes.data, owner
-        self.registered = owner.register_memory([(self.at, size, 0, "")], "DRAM")
+    def __init__(self, owner, size, offset=0, kind="DRAM"):
+        self.place = device.Memory(size + offset) if kind == "VRAM" else None
+        self.bytes = np.zeros(size + offset, np.uint8)[offset:]
+        self.at = self.place.at + offset if self.place else self.bytes.ctypes.data
+        self.owner, self.offset = owner, offset
+        self.set(0)
+        self.registered = owner.register_memory([(self.at, size, 0, "")], kind)
+
+    def set(self, bytes):
+        """Writes all bytes."""
+        self.bytes[:] = bytes
+        if self.place:
+            self.place.write(self.offset, self.bytes)
+
+    def get(self):
+        """Returns all bytes."""
+        if self.place:
+            self.place.read(self.offset, self.bytes)
+        return self.bytes
 
     def free(self):
         self.owner.deregister_memory(self.registered)
@@ -47,11 +66,11 @@ def until(what, holds, passing=lambda: None):
             raise TimeoutError(what)
 
 
-def descs(of, ranges):
+def descs(of, ranges, kind="DRAM"):
     """A list of descriptors of (address, length)."""
     table = np.zeros((len(ranges), 3), np.uint64)
     table[:, :2] = ranges
-    return of.get_xfer_descs(table, "DRAM")
+    return of.get_xfer_descs(table, kind)
 
 
 def finish(of, handle, state):

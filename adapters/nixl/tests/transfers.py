@@ -9,6 +9,9 @@ files in FOLDER.
 If the variable PULL is set, its shell command runs after a third of the lists, while one is in
 flight. The command in PUT_BACK runs after two thirds.
 
+FISHPLATE_NIXL_KINDS, if it is set, names the kinds of memory: DRAM, VRAM, or both with a comma
+between them. Each list then moves between any two of them.
+
 A target checks the data of a write when its notification has arrived, and answers. So each
 notification proves that its data arrived first.
 """
@@ -58,21 +61,27 @@ class Process:
     def __init__(self, folder, name, names, count, seed):
         self.name, self.names, self.count, self.seed = name, names, count, seed
         self.agent = agent(name, thread=zlib.crc32(name.encode()) % 2 == 0)
+        kinds = os.environ.get("FISHPLATE_NIXL_KINDS", "DRAM").split(",")
         # Areas with one writer each, and one area that all processes read.
-        self.areas = [Memory(self.agent, AREA, offset=number * 3) for number in range(len(names))]
-        self.book = Memory(self.agent, AREA)
-        self.book.bytes[:] = self.read_from(name)
-        self.scratch = Memory(self.agent, AREA)
+        offsets = range(0, len(names) * 3, 3)
+        self.areas = {kind: [Memory(self.agent, AREA, at, kind) for at in offsets] for kind in kinds}
+        self.books = {kind: Memory(self.agent, AREA, kind=kind) for kind in kinds}
+        self.scratches = {kind: Memory(self.agent, AREA, kind=kind) for kind in kinds}
+        for book in self.books.values():
+            book.set(self.read_from(name))
         self.got = {other: [] for other in names}
         self.acks, self.done = set(), set()
-        mine = (self.agent.get_agent_metadata(), [area.at for area in self.areas], self.book.at)
+        areas = {kind: [area.at for area in areas] for kind, areas in self.areas.items()}
+        books = {kind: book.at for kind, book in self.books.items()}
+        mine = (self.agent.get_agent_metadata(), areas, books)
         told = exchange(folder, name, names, pickle.dumps(mine))
         self.places = {}
         for other, bytes in told.items():
-            metadata, areas, book = pickle.loads(bytes)
+            metadata, areas, books = pickle.loads(bytes)
             if other != name:
                 assert self.agent.add_remote_agent(metadata) == other.encode()
-            self.places[other] = (areas[names.index(name)], book)
+            mine = {kind: areas[kind][names.index(name)] for kind in kinds}
+            self.places[other] = {"WRITE": mine, "READ": books}
 
     def read_from(self, name):
         return pattern([self.seed, self.names.index(name)], AREA)
@@ -80,7 +89,7 @@ class Process:
     def serve(self):
         for sender, notes in self.agent.get_new_notifs().items():
             for note in notes:
-                kind, number, seed, _ = pickle.loads(note)
+                kind, number, seed, memory, _ = pickle.loads(note)
                 if kind == "ack":
                     assert number not in self.acks, f"{sender} answered {number} twice"
                     self.acks.add(number)
@@ -89,11 +98,11 @@ class Process:
                 else:
                     self.got[sender].append(number)
                     if kind == "write":
-                        self.check(sender, seed)
-                    self.agent.send_notif(sender, pickle.dumps(("ack", number, 0, b"")))
+                        self.check(sender, seed, memory)
+                    self.agent.send_notif(sender, pickle.dumps(("ack", number, 0, "", b"")))
 
-    def check(self, sender, seed):
-        area = self.areas[self.names.index(sender)].bytes
+    def check(self, sender, seed, memory):
+        area = self.areas[memory][self.names.index(sender)].get()
         data = pattern(seed, AREA)
         for here, there, size in lists(seed):
             assert (area[there : there + size] == data[here : here + size]).all(), f"{sender}: {there}, {size}"
@@ -102,13 +111,15 @@ class Process:
         rng = random.Random(f"{self.seed} {self.name} {number}")
         target, seed = rng.choice(self.names), rng.getrandbits(40)
         write, pieces = rng.random() < 0.6, lists(seed)
-        area, book = self.places[target]
+        kind = "WRITE" if write else "READ"
+        near, far = [rng.choice(list(self.books)) for _ in range(2)]
+        start, scratch = self.places[target][kind][far], self.scratches[near]
         padding = bytes(rng.choice([0, 10, 1000, 5000]) if rng.random() < 0.98 else 300_000)
-        note = pickle.dumps(("write" if write else "read", number, seed, padding))
-        self.scratch.bytes[:] = pattern(seed, AREA) if write else 0
-        ours = descs(self.agent, [(self.scratch.at + here, size) for here, _, size in pieces])
-        theirs = descs(self.agent, [((area if write else book) + there, size) for _, there, size in pieces])
-        handle = self.agent.initialize_xfer("WRITE" if write else "READ", ours, theirs, target, note)
+        note = pickle.dumps((kind.lower(), number, seed, far, padding))
+        scratch.set(pattern(seed, AREA) if write else 0)
+        ours = descs(self.agent, [(scratch.at + here, size) for here, _, size in pieces], near)
+        theirs = descs(self.agent, [(start + there, size) for _, there, size in pieces], far)
+        handle = self.agent.initialize_xfer(kind, ours, theirs, target, note)
         state = self.agent.transfer(handle)
         for variable, when in ("PULL", self.count // 3), ("PUT_BACK", self.count * 2 // 3):
             if number == when and variable in os.environ:
@@ -118,7 +129,7 @@ class Process:
             want, data = np.zeros(AREA, np.uint8), self.read_from(target)
             for here, there, size in pieces:
                 want[here : here + size] = data[there : there + size]
-            assert (self.scratch.bytes == want).all(), f"read {number} from {target}"
+            assert (scratch.get() == want).all(), f"read {number} from {target}, {far} to {near}"
         self.agent.release_xfer_handle(handle)
         until(f"the answer of {target} to {number}", lambda: number in self.acks, self.serve)
         return target
@@ -129,7 +140,7 @@ class Process:
             sent[self.move(number)].append(number)
             self.serve()
         for name in self.names:
-            self.agent.send_notif(name, pickle.dumps(("done", 0, 0, b"")))
+            self.agent.send_notif(name, pickle.dumps(("done", 0, 0, "", b"")))
         until("the others to be done", lambda: self.done == set(self.names), self.serve)
         # Notification numbers rise without duplicates. All notifications were answered.
         for name, numbers in self.got.items():

@@ -40,6 +40,16 @@ impl Api {
         }
     }
 
+    /// Returns the number of the device that is current in this thread. `None`: there is none, or
+    /// no usable driver.
+    pub fn current(self) -> Option<u32> {
+        let driver = self.driver().ok()?;
+        let mut current = 0;
+        // SAFETY: the result is written to a local variable.
+        check(unsafe { (driver.cuCtxGetDevice)(&raw mut current) }).ok()?;
+        (0..driver.count().ok()?).find(|ordinal| driver.device(*ordinal) == Ok(current))
+    }
+
     /// Returns the driver's version as a text, such as `CUDA 12.6` or `HIP 7.14`.
     ///
     /// # Errors
@@ -121,6 +131,7 @@ functions! {
     cuDevicePrimaryCtxRetain hip::retain_context(*mut CUcontext, CUdevice);
     cuDevicePrimaryCtxRelease_v2 hip::release_context(CUdevice);
     cuCtxGetCurrent hip::current_context(*mut CUcontext);
+    cuCtxGetDevice hipGetDevice(*mut CUdevice);
     cuCtxSetCurrent hip::set_context(CUcontext);
     cuMemAlloc_v2 hipMalloc(*mut CUdeviceptr, usize);
     cuMemFree_v2 hipFree(CUdeviceptr);

@@ -82,6 +82,24 @@ impl<D: Device, H: Host> GpuSetup<'_, D, H> {
         unsafe { self.0.read_device_bytes(local, into) }
     }
 
+    /// Copies between ranges of registered device memory (to, from, length), and waits for the
+    /// copies.
+    ///
+    /// # Errors
+    /// A range is not registered, two ranges overlap, or the device is busy or fails. Some copies
+    /// may be complete.
+    pub fn copy(&mut self, ranges: &[(DevicePtr, DevicePtr, usize)]) -> Result<(), PostError> {
+        for &(to, from, len) in ranges {
+            let overlaps = to.0.abs_diff(from.0) < len as u64;
+            if overlaps || [to, from].iter().any(|at| self.0.registered(*at, len).is_none()) {
+                return Err(PostError::BadKey);
+            }
+        }
+        // SAFETY: the loop above found all ranges registered. The two ranges of a copy do not
+        // overlap.
+        unsafe { self.0.copy_device_bytes(ranges) }
+    }
+
     /// Frees device memory, and waits for peers: see [`GpuRail::free`].
     ///
     /// # Errors

@@ -227,6 +227,29 @@ impl Stage {
 }
 
 impl<D: Device, H: Host> GpuRail<D, H> {
+    /// Copies between ranges of device memory (to, from, length).
+    ///
+    /// # Safety
+    /// The ranges are registered, and no copy overlaps itself.
+    pub(super) unsafe fn copy_device_bytes(
+        &mut self,
+        ranges: &[(DevicePtr, DevicePtr, usize)],
+    ) -> Result<(), PostError> {
+        let deadline = Instant::now() + self.config.timeout;
+        let (stage, device) = (&mut self.stage, self.sharing.driver());
+        // If an earlier copy is late, its mark would be lost.
+        stage.free(device)?;
+        for &(to, from, len) in ranges {
+            // SAFETY: the caller guarantees the ranges. `finish` waits for the copy. If that fails,
+            // `is_unsure` keeps the memory registered.
+            if let Err(error) = unsafe { device.copy(0, to, from, len as u64) } {
+                stage.finish(device, deadline)?;
+                return Err(post_error(error));
+            }
+        }
+        stage.finish(device, deadline)
+    }
+
     /// Copies bytes into registered device memory.
     ///
     /// # Safety

@@ -3,7 +3,7 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-use crate::{CONTEXT, Code, INVALID_CONTEXT, INVALID_VALUE, answer, code, library, ordinal, put, start};
+use crate::{CONTEXT, Code, INVALID_CONTEXT, INVALID_VALUE, answer, code, current, library, ordinal, put, start};
 
 const FIRST: usize = 0x1000;
 
@@ -118,6 +118,12 @@ unsafe extern "C" fn cuCtxGetCurrent(context: *mut *mut c_void) -> Code {
     let handle = CONTEXT.get().map_or(0, |ordinal| FIRST + ordinal as usize);
     // SAFETY: the driver's documentation requires the caller to pass valid arguments.
     answer(library().and_then(|_| unsafe { put(context, handle as *mut c_void) }))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuCtxGetDevice(device: *mut c_int) -> Code {
+    // SAFETY: the driver's documentation requires the caller to pass valid arguments.
+    answer(current().and_then(|(_, ordinal)| unsafe { put(device, ordinal as c_int) }))
 }
 
 #[unsafe(no_mangle)]

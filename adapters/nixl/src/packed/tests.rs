@@ -67,7 +67,7 @@ fn wrong_chunks_touch_no_memory_and_right_ones_do() {
     let mut memory = vec![7u64; 16];
     let start = memory.as_mut_ptr() as usize;
     // SAFETY: the memory outlives the agent.
-    let region = with(&b, |state| unsafe { state.register(start + 8, 64) }).unwrap();
+    let region = with(&b, |state| unsafe { state.register(None, start + 8, 64) }).unwrap();
     let range = |address: usize, len: u32| Range { region, address: address as u64, len };
     let data = [1u8; 64];
     let good = range(start + 8, 8);
@@ -116,7 +116,7 @@ fn a_peer_that_takes_no_answers_has_its_share_of_memory_alone() {
     let mut memory = vec![0u64; CHUNK_MAX / 8];
     let start = memory.as_mut_ptr() as usize;
     // SAFETY: the memory outlives the agent.
-    let region = with(&b, |state| unsafe { state.register(start, CHUNK_MAX) }).unwrap();
+    let region = with(&b, |state| unsafe { state.register(None, start, CHUNK_MAX) }).unwrap();
     let range = Range { region, address: start as u64, len: (CHUNK_MAX - HEAD) as u32 };
     for post in 0..1000 {
         let read = chunk(Head { post, ..HEAD_OF }, &[range], &[]);
@@ -148,7 +148,7 @@ fn answers_count_once_and_from_the_peer_of_their_transfer() {
     let mut bytes = [0u64; 2];
     let mut transfers = Slab::default();
     // SAFETY: the memory outlives the agent.
-    let region = with(&a, |state| unsafe { state.register(bytes.as_mut_ptr() as usize, 16) }).unwrap();
+    let region = with(&a, |state| unsafe { state.register(None, bytes.as_mut_ptr() as usize, 16) }).unwrap();
     let local = with(&a, |state| state.locals.remove(region)).unwrap();
     let here = local.start;
     let region = locals.insert(local);
@@ -156,6 +156,7 @@ fn answers_count_once_and_from_the_peer_of_their_transfer() {
         write: false,
         peer: Some(peer),
         pieces: vec![Piece { here, there: 0, len: 8, local: 0, remote: 0 }],
+        device: false,
         locals: vec![region],
         remotes: vec![],
         here: vec![],
@@ -177,7 +178,8 @@ fn answers_count_once_and_from_the_peer_of_their_transfer() {
     let mut take = |source, head: Head, rest: &[u8]| {
         let bytes = chunk(head, &[], rest);
         // SAFETY: `bytes` outlives the call.
-        take_data(&mut sides, source, unsafe { Chunk::new(bytes.as_ptr(), bytes.len()) });
+        let chunk = unsafe { Chunk::new(bytes.as_ptr(), bytes.len()) };
+        with(&a, |state| take_data(&mut state.node, &mut sides, source, chunk));
         let transfer = sides.transfers.get(number).unwrap();
         (transfer.waits, transfer.fault)
     };
@@ -198,7 +200,8 @@ fn answers_count_once_and_from_the_peer_of_their_transfer() {
         }
         let bytes = chunk(head, &[], &vec![3; len]);
         // SAFETY: `bytes` outlives the call.
-        take_data(&mut sides, id, unsafe { Chunk::new(bytes.as_ptr(), bytes.len()) });
+        let chunk = unsafe { Chunk::new(bytes.as_ptr(), bytes.len()) };
+        with(&a, |state| take_data(&mut state.node, &mut sides, id, chunk));
         assert_eq!(sides.transfers.get(number).unwrap().fault, Some(Status::BACKEND));
     }
     // SAFETY: `here` is the address of a live local variable.
@@ -216,9 +219,9 @@ fn pack(agents: [&Agent; 2]) {
 fn share(of: &Agent, name: &[u8], at: &Agent, memory: &mut [u8]) -> (u64, u64) {
     let (start, len) = (memory.as_mut_ptr() as usize, memory.len());
     // SAFETY: the memory outlives the agent.
-    let region = with(of, |state| unsafe { state.register(start, len) }).unwrap();
+    let region = with(of, |state| unsafe { state.register(None, start, len) }).unwrap();
     let exported = with(of, |state| state.export(region)).unwrap();
-    (region, with(at, |state| state.load(name, &exported)).unwrap())
+    (region, with(at, |state| state.load(name, false, &exported)).unwrap())
 }
 
 /// Prepares a read of `count` pieces of [`SHORT`] bytes with gaps in between.
@@ -233,6 +236,7 @@ fn read(agent: &Agent, here: (usize, u64), there: (usize, u64), count: usize) ->
             write: false,
             peer,
             pieces: (0..count).map(piece).collect(),
+            device: false,
             locals: vec![here.1],
             remotes: vec![there.1],
             here: vec![],
