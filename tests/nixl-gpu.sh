@@ -34,7 +34,7 @@ lists() {
     folder=$(mktemp -d -p "$work")
     for name in p1 p2; do
         NIXL_PLUGIN_DIR=$PLUGIN FISHPLATE_NIXL_PARAMS="fabric=off" FISHPLATE_NIXL_KINDS=$1 \
-            timeout --kill-after=2 30 "$python" adapters/nixl/tests/transfers.py "$folder" $name p1,p2 "${LISTS:-150}" "$seed" \
+            timeout --kill-after=2 45 "$python" adapters/nixl/tests/transfers.py "$folder" $name p1,p2 "${LISTS:-150}" "$seed" \
             >"$folder/log-$name" 2>&1 &
         pids+=($!)
     done
