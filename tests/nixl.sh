@@ -56,8 +56,8 @@ say() {
     fi
 }
 
-# transfers PROCESSES COUNT SEED [PARAMS]: each process moves COUNT lists; with PARAMS, every second
-# process is on the other host
+# transfers PROCESSES COUNT SEED [PARAMS [OTHER]]: each process moves COUNT lists; with OTHER, every
+# second process is on the other host
 transfers() {
     local names pids=() status=0 folder starter number=0
     names=$(seq -f p%g -s, "$1")
@@ -65,7 +65,7 @@ transfers() {
     export FISHPLATE_NIXL_PARAMS=${4:-fabric=off}
     for name in ${names//,/ }; do
         starter=()
-        if [ -n "${4:-}" ]; then
+        if [ -n "${5:-}" ]; then
             starter=(ip netns exec "$here")
             [ $((number++ % 2)) = 0 ] || starter[3]=$there
         fi
@@ -107,14 +107,42 @@ limit=900 say "$rounds killed peers" bash -c killed
 tail -n 1 "$work/log"
 if need fi_info libfabric-bin && hosts 2 78 >"$work/why"; then
     rails="fabric=2 providers=tcp interfaces=rail0,rail1"
-    limit=1800 say "2 processes on two hosts, two rails, $lists lists each" bash -c "transfers 2 $lists $seed '$rails'"
-    limit=1800 say "4 processes on two hosts, $((lists / 2)) lists each" bash -c "transfers 4 $((lists / 2)) $seed '$rails'"
+    limit=1800 say "2 processes on two hosts, two rails, $lists lists each" bash -c "transfers 2 $lists $seed '$rails' other"
+    limit=1800 say "4 processes on two hosts, $((lists / 2)) lists each" bash -c "transfers 4 $((lists / 2)) $seed '$rails' other"
     pull="ip -n $here link set rail0 down" back="ip -n $here link set rail0 up"
-    limit=1800 say "2 processes on two hosts, a cable pulled and put back" env PULL="$pull" PUT_BACK="$back" bash -c "transfers 2 $lists $seed '$rails'"
+    limit=1800 say "2 processes on two hosts, a cable pulled and put back" env PULL="$pull" PUT_BACK="$back" bash -c "transfers 2 $lists $seed '$rails' other"
     limit=900 say "$rounds killed peers on another host" bash -c "killed '$rails'"
     tail -n 1 "$work/log"
 else
     echo "SKIPPED NIXL on two hosts: $(cat "$work/why" 2>/dev/null || echo no libfabric)"
+fi
+# devices MODE COUNT PARAMS: device memory and host memory, over a driver without a GPU
+devices() {
+    export FAKE_CUDA=$1 FAKE_CUDA_REPORT=$work/report LD_LIBRARY_PATH=$work/fake FISHPLATE_NIXL_KINDS=DRAM,VRAM
+    rm -f "$FAKE_CUDA_REPORT"
+    transfers 2 "$2" "$seed" "$3" || return
+    # One line per process.
+    cat "$FAKE_CUDA_REPORT"
+    [ "$(grep -c 'violations \[\]$' "$FAKE_CUDA_REPORT")" = 2 ]
+}
+# killed_devices: kills agents during transfers of device memory
+killed_devices() {
+    LD_LIBRARY_PATH=$work/fake FISHPLATE_NIXL_KINDS=VRAM killed
+}
+export -f devices killed_devices
+if [ -e /dev/nvidiactl ]; then
+    echo "SKIPPED NIXL over a fake CUDA driver: this machine has a driver; tests/nixl-gpu.sh uses it"
+elif cargo build --locked --quiet -p fishplate-fake-cuda && mkdir "$work/fake"; then
+    cp "$target/debug/libfishplate_fake_cuda.so" "$work/fake/libcuda.so"
+    ln -s libcuda.so "$work/fake/libcuda.so.1"
+    for mode in "" late,segments late,differ,reopen flush,nowords,devices=1; do
+        say "device memory over a fake driver${mode:+: $mode}" bash -c "devices '$mode' $((lists / 3)) fabric=off"
+    done
+    ! need fi_info libfabric-bin || say "device memory over tcp" bash -c "devices late $((lists / 3)) '$tcp'"
+    limit=900 say "$rounds killed peers with device memory" bash -c killed_devices
+else
+    failed=1
+    echo "FAILED to build the fake CUDA driver"
 fi
 # Runs the C++ half under AddressSanitizer, which also checks the Rust half's allocations: first
 # alone, then in the wheel without leak checks, because Python leaks.

@@ -60,6 +60,7 @@ part "the C library" tests/c.sh
 part "the Python wheel" tests/python.sh
 part "MPI programs over libpsm2.so.2" tests/psm2.sh
 part "stock NIXL over its plugin" tests/nixl.sh
+part "stock NIXL on a GPU" tests/nixl-gpu.sh
 part "nodes on two hosts" tests/node-netns.sh "${CARGO_TARGET_DIR:-target}/debug/examples/all_to_all"
 part "jobs of several processes" tests/jobs.sh 10 "${CARGO_TARGET_DIR:-target}"/debug/{examples/all_to_all,fishplate}
 part "tracing probes" tests/probes.sh

@@ -40,7 +40,7 @@ enum : Status {
     } while (0)
 
 Plugin *plugin;
-Params given = {{"fabric", "off"}};
+Params given = {{"fabric", "off"}, {"device", "off"}};
 
 struct Closes {
     void operator()(Engine *engine) const { plugin->destroy(engine); }
@@ -126,7 +126,7 @@ Notes notes(Engine &engine, std::size_t count) {
 void the_table() {
     IS(api_version, plugin->api_version);
     IS(0, std::strcmp(plugin->name(), "FISHPLATE"));
-    IS(1u, plugin->mems().size());
+    IS(true, plugin->mems().at(0) == Mem::dram);
     IS(1u, plugin->options().count("fabric"));
 }
 
@@ -146,6 +146,8 @@ void what_cannot_be_created() {
     IS(true, create("a", {{"speed", "high"}}) == nullptr);
     IS(true, create("a", {{"fabric", "copper"}}) == nullptr);
     IS(true, create("a", {{"shared_memory", "maybe"}}) == nullptr);
+    IS(true, create("a", {{"device", "cuda"}}) == nullptr);
+    IS(true, create("a", {{"device", "cuda:9999"}}) == nullptr);
 }
 
 void wrong_metadata(Engine &a, Engine &b, const Memory &theirs) {
@@ -163,7 +165,8 @@ void wrong_metadata(Engine &a, Engine &b, const Memory &theirs) {
     IS(SUCCESS, a.load_connection_info("b", good));
     IS(NOT_ALLOWED, a.load_connection_info("b", info(a)));
     IS(NOT_ALLOWED, a.load_connection_info("a", good));
-    IS(NOT_SUPPORTED, a.load_remote(told, Mem::vram, "b", metadata));
+    IS(NOT_SUPPORTED, a.load_remote(told, Mem::file, "b", metadata));
+    IS(MISMATCH, a.load_remote(told, Mem::vram, "b", metadata));
     std::string region = told.blob;
     told.blob = "nonsense";
     IS(INVALID_PARAM, a.load_remote(told, Mem::dram, "b", metadata));
@@ -181,7 +184,10 @@ void wrong_memory(Engine &a) {
     IS(INVALID_PARAM, a.register_memory(desc, Mem::dram, metadata));
     desc.address = UINTPTR_MAX - 3;
     IS(INVALID_PARAM, a.register_memory(desc, Mem::dram, metadata));
+    IS(NOT_SUPPORTED, a.register_memory(desc, Mem::file, metadata));
+    // These agents have no device.
     IS(NOT_SUPPORTED, a.register_memory(desc, Mem::vram, metadata));
+    IS(1u, a.supported_mems().size());
     IS(INVALID_PARAM, a.deregister_memory(nullptr));
 }
 
@@ -206,7 +212,7 @@ void wrong_calls(Engine &a, const Memory &ours, const Memory &theirs, Metadata *
     refused(NOT_FOUND, from(0, 8), list({theirs.at(0, 8, nullptr)}));
     // Remote memory passed as local memory, and the reverse.
     refused(NOT_FOUND, list({theirs.at(0, 8, remote)}), from(0, 8), "a");
-    refused(NOT_SUPPORTED, list({ours.at(0, 8, ours.local)}, Mem::vram), to(0, 8));
+    refused(NOT_SUPPORTED, list({ours.at(0, 8, ours.local)}, Mem::file), to(0, 8));
     IS(INVALID_PARAM, post(a, nullptr));
     IS(INVALID_PARAM, a.check(nullptr));
     IS(NOT_FOUND, a.connect("nobody"));

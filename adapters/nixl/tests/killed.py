@@ -5,7 +5,7 @@
 Each round starts a process, moves data to and from it, kills it at a random moment, and waits for
 NIXL_ERR_REMOTE_DISCONNECT. Transfers to another process continue meanwhile. The next process
 notifies us while NIXL still holds the metadata of the killed one. STARTER is the command that starts
-each process.
+each process. FISHPLATE_NIXL_KINDS, if it is set, is the kind of memory: DRAM or VRAM.
 """
 
 import os
@@ -20,13 +20,14 @@ from agents import Memory, agent, descs, exchange, finish, leave, until
 from nixl_cu12._bindings import nixlRemoteDisconnectError
 
 SIZE = 1 << 20
+KIND = os.environ.get("FISHPLATE_NIXL_KINDS", "DRAM")
 
 
 def peer(folder, name, round):
     """A peer that answers each notification, until it is killed."""
     made = agent(name)
-    memory = Memory(made, SIZE)
-    memory.bytes[:] = round % 251
+    memory = Memory(made, SIZE, kind=KIND)
+    memory.set(round % 251)
     mine = pickle.dumps((made.get_agent_metadata(), memory.at))
     theirs = exchange(folder, f"{name}{round}", [f"test-{name}{round}"], mine)
     made.add_remote_agent(theirs.popitem()[1])
@@ -48,7 +49,7 @@ class Peer:
         if round:
             made.remove_remote_agent(name)
         made.add_remote_agent(metadata)
-        self.memory = Memory(made, SIZE)
+        self.memory = Memory(made, SIZE, kind=KIND)
         self.handles = []
 
     def expect(self, text):
@@ -63,19 +64,20 @@ class Peer:
     def request(self, kind, rng, note=b""):
         count = rng.choice([1, 10, 100])
         ranges = [(at * 8192, rng.randrange(1, 8192)) for at in range(count)]
-        ours = descs(self.made, [(self.memory.at + at, size) for at, size in ranges])
-        theirs = descs(self.made, [(self.at + at, size) for at, size in ranges])
+        ours = descs(self.made, [(self.memory.at + at, size) for at, size in ranges], KIND)
+        theirs = descs(self.made, [(self.at + at, size) for at, size in ranges], KIND)
         handle = self.made.initialize_xfer(kind, ours, theirs, self.name, note)
         self.handles.append(handle)
         return handle, ranges
 
     def move(self, rng, number):
         handle, ranges = self.request("READ", rng)
-        self.memory.bytes[:] = 255
+        self.memory.set(255)
         finish(self.made, handle, self.made.transfer(handle))
+        got = self.memory.get()
         for at, size in ranges:
-            assert (self.memory.bytes[at : at + size] == self.round % 251).all()
-        self.memory.bytes[:] = self.round % 251
+            assert (got[at : at + size] == self.round % 251).all()
+        self.memory.set(self.round % 251)
         text = f"number {self.round} {number}"
         handle, _ = self.request("WRITE", rng, text.encode())
         finish(self.made, handle, self.made.transfer(handle))
