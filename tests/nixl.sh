@@ -40,7 +40,7 @@ failed=0
 tests=$PWD/adapters/nixl/tests
 PROFILE=${PROFILE:-dev} adapters/nixl/build.sh "$work/lib" || { echo "FAILED to build libplugin_FISHPLATE.so"; exit 1; }
 export NIXL_PLUGIN_DIR=$work/lib PYTHONDONTWRITEBYTECODE=1 python tests work
-seed=${FISHPLATE_SEED:-$RANDOM}
+export seed=${FISHPLATE_SEED:-$RANDOM}
 
 # say NAME COMMAND...: runs a check, and prints its result on one line
 say() {

@@ -56,6 +56,8 @@ class Memory:
 
     def free(self):
         self.owner.deregister_memory(self.registered)
+        if self.place:
+            self.place.free()
 
 
 def until(what, holds, passing=lambda: None):

@@ -18,6 +18,9 @@ class Tensor:
         self.bytes[offset : offset + len(bytes)] = torch.from_numpy(bytes).cuda()
         torch.cuda.synchronize()
 
+    def free(self):
+        del self.whole, self.bytes
+
     def read(self, offset, into):
         torch.from_numpy(into)[:] = self.bytes[offset : offset + len(into)].cpu()
 
@@ -52,6 +55,10 @@ class Driver:
     def write(self, offset, bytes):
         ctypes.memmove(self.buffer, bytes.ctypes.data, len(bytes))
         self.copy(self.at + offset, self.pinned, len(bytes))
+
+    def free(self):
+        self.call("cuMemHostUnregister", self.buffer)
+        self.call("cuMemFree_v2", ctypes.c_uint64(self.at))
 
     def read(self, offset, into):
         self.copy(self.pinned, self.at + offset, len(into))

@@ -147,7 +147,7 @@ void what_cannot_be_created() {
     IS(true, create("a", {{"fabric", "copper"}}) == nullptr);
     IS(true, create("a", {{"shared_memory", "maybe"}}) == nullptr);
     IS(true, create("a", {{"device", "cuda"}}) == nullptr);
-    IS(true, create("a", {{"device", "cuda:9999"}}) == nullptr);
+    IS(true, create("a", {{"device", "cuda:9999"}, {"fabric", "off"}}) == nullptr);
 }
 
 void wrong_metadata(Engine &a, Engine &b, const Memory &theirs) {
