@@ -67,6 +67,38 @@ static_assert(sizeof(Region) == 24);
 
 struct Transfer final : Request {
     std::uint64_t number = 0;
+    // Neighbours in `Transfers`.
+    Transfer *before = nullptr, *after = nullptr;
+};
+
+// The requests that NIXL has not released. Threads prepare and release at the same time.
+class Transfers {
+public:
+    Transfers() = default;
+    Transfers(const Transfers &) = delete;
+    Transfers &operator=(const Transfers &) = delete;
+    ~Transfers() {
+        while (first != nullptr) remove(first);
+    }
+    void add(Transfer *transfer) {
+        std::lock_guard guard(lock);
+        transfer->after = first;
+        if (first != nullptr) first->before = transfer;
+        first = transfer;
+    }
+    // Removes a request and frees it.
+    void remove(Transfer *transfer) {
+        {
+            std::lock_guard guard(lock);
+            (transfer->before == nullptr ? first : transfer->before->after) = transfer->after;
+            if (transfer->after != nullptr) transfer->after->before = transfer->before;
+        }
+        delete transfer;
+    }
+
+private:
+    std::mutex lock;
+    Transfer *first = nullptr;
 };
 
 std::uint64_t number_of(const Metadata *metadata) { return static_cast<const Region *>(metadata)->number; }
@@ -133,7 +165,11 @@ public:
             Status status = fishplate_nixl_prepare(opened.get(), op == Op::write, locals.descs.data(),
                                                    locals.descs.size(), remotes.descs.data(),
                                                    remotes.descs.size(), bytes(name), &transfer->number);
-            out = status == success ? transfer.release() : nullptr;
+            out = nullptr;
+            if (status == success) {
+                transfers.add(transfer.get());
+                out = transfer.release();
+            }
             return status;
         });
     }
@@ -154,8 +190,9 @@ public:
     Status release(Request *request) const override {
         if (request == nullptr) return success;
         // Always returns success: on an error NIXL would keep the request and use it again.
-        fishplate_nixl_release(opened.get(), static_cast<Transfer *>(request)->number);
-        delete request;
+        auto transfer = static_cast<Transfer *>(request);
+        fishplate_nixl_release(opened.get(), transfer->number);
+        transfers.remove(transfer);
         return success;
     }
 
@@ -219,6 +256,8 @@ private:
         });
     }
 
+    // NIXL destroys an agent without releasing its requests.
+    mutable Transfers transfers;
     std::unique_ptr<fishplate_nixl_agent, Closes> opened;
 };
 

@@ -346,6 +346,28 @@ void what_is_in_progress(Engine &a, const Memory &ours) {
     IS(SUCCESS, silent->deregister_memory(theirs.local));
 }
 
+// NIXL destroys an agent without releasing its requests. AddressSanitizer finds what stays allocated.
+void an_agent_with_live_requests() {
+    // Over a network, writes need the target's progress.
+    Agent a = create("a"), b = create("b", given, !given.contains("fabric"));
+    IS(SUCCESS, a->load_connection_info("b", info(*b)));
+    Memory ours(*a, 4096), theirs(*b, 4096);
+    Metadata *remote = nullptr;
+    IS(SUCCESS, a->load_remote(theirs.told(), Mem::dram, "b", remote));
+    Request *requests[4];
+    for (Request *&request : requests)
+        IS(SUCCESS, prepare(*a, Op::write, list({ours.at(0, 8, ours.local)}), list({theirs.at(0, 8, remote)}), "b", request));
+    // One done, one perhaps in progress, and two released in between.
+    IS(SUCCESS, finish(*a, requests[0], post(*a, requests[0])));
+    post(*a, requests[3]);
+    IS(SUCCESS, a->release(requests[1]));
+    IS(SUCCESS, a->release(requests[2]));
+    a->deregister_memory(ours.local);
+    IS(SUCCESS, a->unload(remote));
+    a.reset();
+    IS(SUCCESS, b->deregister_memory(theirs.local));
+}
+
 // Threads post, check and notify concurrently, as NIXL's RW mode allows.
 void several_threads(Engine &a, Engine &b, Memory &ours, Memory &theirs, Metadata *remote) {
     constexpr std::size_t threads = 4, rounds = 50, part = 80000;
@@ -527,6 +549,7 @@ int main(int count, char **names) {
         if (round == 0 && given.contains("fabric")) long_copies(*a, *b);
         what_is_gone(*a, b, ours, remote, *theirs);
     }
+    an_agent_with_live_requests();
     // NIXL ends an agent with these calls.
     Metadata *own = nullptr;
     IS(SUCCESS, a->load_local(ours.local, own));
