@@ -3,7 +3,9 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-use crate::{CONTEXT, Code, INVALID_CONTEXT, INVALID_VALUE, answer, code, current, library, ordinal, put, start};
+use crate::{
+    CONTEXT, Code, INVALID_CONTEXT, INVALID_VALUE, answer, code, current, library, ordinal, put, start,
+};
 
 const FIRST: usize = 0x1000;
 
