@@ -22,7 +22,7 @@ class Cuda:
         context = ctypes.c_void_p()
         self.call("cuInit", 0)
         self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
-        self.call("cuCtxPushCurrent_v2", context)
+        self.call("cuCtxSetCurrent", context)
         # The driver of tests/fake-cuda copies between pinned memory and its own only.
         self.pages = mmap.mmap(-1, 1 << 20)
         start = ctypes.addressof(ctypes.c_char.from_buffer(self.pages))
