@@ -93,7 +93,7 @@ pub const BUDGETS: &[Budget] = &[
     ours("node_wait_arrived",            25.0,     23.0),
     ours("node_quiet_idle",              23.0,     21.0),
     ours("node_progress_idle",          163.8,    156.0),
-    ours("node_queue_round",           1423.9,   1356.1),
+    ours("node_queue_round",           1315.7,   1253.1),
     ours("node_queue_idle",             201.6,    192.0),
     ours("notify_awake",                   10.1,      8.1),
     ours("tag_expected",                165.4,    157.6),
