@@ -1,11 +1,13 @@
-//! DLPack in both directions, for memory of the host and of CUDA devices: tensors of other
+//! DLPack in both directions, for memory of the host and of GPUs: tensors of other
 //! libraries as buffers of calls, and memory of the node as tensors of bytes. The structures are
 //! those of DLPack's `dlpack.h` before version 1.0, which every library still reads and writes.
 
 use std::ffi::{CStr, c_void};
+use std::fmt;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
+use fishplate::node::Gpu;
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -15,27 +17,58 @@ use pyo3::types::PyDict;
 const FRESH: &CStr = c"dltensor";
 const TAKEN: &CStr = c"used_dltensor";
 
-/// `DLDeviceType`: memory of the host, plain or pinned by CUDA or ROCm; and of a CUDA device, plain
-/// or managed.
+/// `DLDeviceType`: memory of the host, plain or pinned by CUDA or ROCm; and of a CUDA
+/// device, plain or managed, or a ROCm device.
 const CPU: i32 = 1;
 const HOST: [i32; 3] = [CPU, 3, 11];
 const CUDA: i32 = 2;
-const DEVICES: [i32; 2] = [CUDA, 13];
+const MANAGED: i32 = 13;
+const ROCM: i32 = 10;
 
-/// The device of a tensor of ours.
+/// The device of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum On {
     Host,
     /// The CUDA device with this number.
     Cuda(u32),
+    /// The ROCm device with this number.
+    Rocm(u32),
 }
 
 impl On {
+    /// Returns the device whose memory a node's device memory is. The stand-in's is the host's.
+    pub fn of(gpu: Gpu) -> On {
+        match gpu {
+            Gpu::Cuda(ordinal) => On::Cuda(ordinal),
+            Gpu::Hip(ordinal) => On::Rocm(ordinal),
+            _ => On::Host,
+        }
+    }
+
+    fn from_device((kind, ordinal): (i32, i32)) -> Option<On> {
+        match kind {
+            CUDA | MANAGED => Some(On::Cuda(ordinal as u32)),
+            ROCM => Some(On::Rocm(ordinal as u32)),
+            kind => HOST.contains(&kind).then_some(On::Host),
+        }
+    }
+
     /// Returns the type and the number of the device.
     pub fn device(self) -> (i32, i32) {
         match self {
             On::Host => (CPU, 0),
             On::Cuda(ordinal) => (CUDA, ordinal as i32),
+            On::Rocm(ordinal) => (ROCM, ordinal as i32),
+        }
+    }
+}
+
+impl fmt::Display for On {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            On::Host => f.write_str("the host"),
+            On::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
+            On::Rocm(ordinal) => write!(f, "hip:{ordinal}"),
         }
     }
 }
@@ -73,18 +106,18 @@ impl Tensor {
     /// The tensor is in memory of another kind of device, or not contiguous.
     pub fn of(object: &Bound<'_, PyAny>) -> PyResult<Option<Tensor>> {
         let Some(take) = object.getattr_opt("__dlpack__")? else { return Ok(None) };
-        let (device, _): (i32, i32) = object.call_method0("__dlpack_device__")?.extract()?;
-        let capsule = match device {
-            device if HOST.contains(&device) => take.call0()?,
+        let device: (i32, i32) = object.call_method0("__dlpack_device__")?.extract()?;
+        let capsule = match On::from_device(device) {
+            Some(On::Host) => take.call0()?,
             // The caller has synchronised its streams, so the producer does nothing.
-            device if DEVICES.contains(&device) => {
+            Some(_) => {
                 let options = PyDict::new(object.py());
                 options.set_item("stream", -1)?;
                 take.call((), Some(&options))?
             }
-            _ => {
+            None => {
                 return Err(PyBufferError::new_err(
-                    "the tensor is in memory of a device other than CUDA's; copy it to the host",
+                    "the tensor is in memory of a device other than CUDA's and ROCm's; copy it to the host",
                 ));
             }
         };
@@ -97,18 +130,16 @@ impl Tensor {
             return Err(PyErr::fetch(object.py()));
         }
         let tensor = Tensor(managed);
-        let there = tensor.plain().device.0;
-        let known = HOST.contains(&there) || DEVICES.contains(&there);
+        let known = On::from_device(tensor.plain().device).is_some();
         match tensor.is_contiguous() && tensor.len().is_some() && known {
             true => Ok(Some(tensor)),
             false => Err(PyBufferError::new_err("the tensor is not contiguous; use .contiguous()")),
         }
     }
 
-    /// Returns the number of the CUDA device with the tensor, if it is on one.
-    pub fn ordinal(&self) -> Option<u32> {
-        let (kind, ordinal) = self.plain().device;
-        DEVICES.contains(&kind).then_some(ordinal as u32)
+    /// Returns where the tensor is.
+    pub fn on(&self) -> On {
+        On::from_device(self.plain().device).unwrap_or(On::Host)
     }
 
     fn plain(&self) -> &Plain {

@@ -15,6 +15,7 @@ use fishplate::gpu::DevicePtr;
 use fishplate::node::{Error, Gpu, Memory, Slice, Source};
 use fishplate::{Issued, Node, PeerId};
 
+use crate::dlpack::On;
 use crate::error::Fault;
 use crate::lease::{Begun, Brings, End, Flight, Flights, Held, Lease, Number, Registered};
 use crate::view::{Place, View};
@@ -116,15 +117,15 @@ impl Inner {
     /// Registers a view as memory of the node. If it is in device memory, the range starts at
     /// a multiple of 8 at or before the view, and the result is the offset of the view.
     pub fn register(&mut self, view: &View) -> Result<(Memory, usize), Fault> {
-        let Place::Device(ordinal) = view.place() else {
+        let Place::Device(on) = view.place() else {
             // SAFETY: the callers hold the view until the node has deregistered it, else forever.
             // This process accesses the bytes through Python and by raw copies only.
             return Ok((unsafe { self.node.register(view.start(), view.len()) }?, 0));
         };
-        if let (Some(Gpu::Cuda(ours)), Some(theirs)) = (self.gpu, ordinal)
+        if let (Some(ours), Some(theirs)) = (self.gpu.map(On::of), on)
             && ours != theirs
         {
-            let text = format!("the tensor is in memory of cuda:{theirs}, and the node has cuda:{ours}");
+            let text = format!("the tensor is in memory of {theirs}, and the node has that of {ours}");
             return Err(Fault::Misuse("device_memory", text));
         }
         let at = view.start().as_ptr().addr();

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use fishplate::LocalAddr;
 use fishplate::core::error::{AttachError, OpError};
-use fishplate::node::{Error, Gpu, Memory as Named};
+use fishplate::node::{Error, Memory as Named};
 use fishplate::shm::Segment;
 use pyo3::exceptions::{PyAttributeError, PyBufferError, PyIndexError};
 use pyo3::ffi;
@@ -88,7 +88,7 @@ impl Memory {
     /// Returns the device whose memory this is. The stand-in's memory is the host's.
     fn on(&self) -> On {
         match self.shared.gpu {
-            Some(Gpu::Cuda(ordinal)) if self.is_on_device() => On::Cuda(ordinal),
+            Some(gpu) if self.is_on_device() => On::of(gpu),
             _ => On::Host,
         }
     }
@@ -106,10 +106,10 @@ impl Memory {
         dlpack::lend(object, (self.bytes(start)?, len), self.on(), loan)
     }
 
-    /// Describes a range for libraries that use CUDA.
+    /// Describes a range for libraries that use GPUs.
     fn array<'py>(&self, py: Python<'py>, (start, len): (u64, usize)) -> PyResult<Bound<'py, PyDict>> {
         if self.on() == On::Host {
-            return Err(PyAttributeError::new_err("the memory is not in a CUDA device"));
+            return Err(PyAttributeError::new_err("the memory is not in a GPU"));
         }
         let array = PyDict::new(py);
         array.set_item("shape", (len,))?;

@@ -72,7 +72,7 @@ fn fabric(py: Python<'_>, wanted: Option<Wanted>) -> PyResult<Fabric> {
 
 /// Converts the name of a device.
 pub(crate) fn gpu(py: Python<'_>, name: &str) -> PyResult<Gpu> {
-    let wrong = |_| misuse(py, "setting", format!("gpu={name:?}: \"cuda:N\" or \"stand-in\""));
+    let wrong = |_| misuse(py, "setting", format!("gpu={name:?}: \"cuda:N\", \"hip:N\" or \"stand-in\""));
     name.parse().map_err(wrong)
 }
 

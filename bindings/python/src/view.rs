@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use pyo3::{Bound, Py, PyAny, PyErr, PyResult, Python, ffi};
 
-use crate::dlpack::Tensor;
+use crate::dlpack::{On, Tensor};
 
 /// A contiguous buffer, released on drop.
 pub(crate) struct View {
@@ -25,8 +25,8 @@ pub(crate) struct View {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     Host,
-    /// In memory of a CUDA device, whose number may be known.
-    Device(Option<u32>),
+    /// In memory of a GPU, which may be known.
+    Device(Option<On>),
 }
 
 #[expect(dead_code, reason = "held until they are dropped")]
@@ -61,8 +61,9 @@ impl View {
         let is_buffer = unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } == 1;
         if !is_buffer && let Some(tensor) = Tensor::of(object)? {
             let (start, len) = (tensor.start(), tensor.len().unwrap_or(0));
-            let place = match tensor.ordinal() {
-                Some(ordinal) if len > 0 => Place::Device(Some(ordinal)),
+            let place = match tensor.on() {
+                On::Host => Place::Host,
+                on if len > 0 => Place::Device(Some(on)),
                 _ => Place::Host,
             };
             return Ok(View { start, len, readonly: false, place, _held: Held::Tensor(tensor) });

@@ -342,10 +342,10 @@ def test_memory_that_no_driver_knows_is_refused(gpu):
 
 def test_tensors_of_other_devices_are_refused(here, cuda):
     tensor = Tensor(cuda, numpy.zeros(64, numpy.uint8))
-    tensor.device = (2, 1)
-    with pytest.raises(fishplate.Misuse) as refused:
-        here.register(tensor)
-    assert refused.value.kind == "device_memory" and "cuda:1" in str(refused.value) and tensor.lent == 0
+    for tensor.device, name in (((2, 1), "cuda:1"), ((10, 0), "hip:0")):
+        with pytest.raises(fishplate.Misuse) as refused:
+            here.register(tensor)
+        assert refused.value.kind == "device_memory" and name in str(refused.value) and tensor.lent == 0
     misaligned = Tensor(cuda, numpy.zeros(64, numpy.uint8), offset=4)
     with pytest.raises(fishplate.Misuse) as refused:
         here.register(misaligned)

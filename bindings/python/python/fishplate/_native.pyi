@@ -24,14 +24,14 @@ __version__: str
 ADDRESS_MAX: int
 
 class _Tensor(Protocol):
-    """A tensor in memory of the host or of a CUDA device, by DLPack. One of a device is asked for
-    with `stream=-1`."""
+    """A tensor in memory of the host or of a GPU, by DLPack. One of a GPU is asked for with
+    `stream=-1`."""
 
     def __dlpack__(self) -> Any: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
 class _Array(Protocol):
-    """An array in memory of a CUDA device, as of numba."""
+    """An array in memory of a GPU, as of numba."""
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]: ...
@@ -72,8 +72,8 @@ class Node:
         waits for room. `connect_timeout` is the maximum time that the first use of a peer waits for
         its connection. `timeout` is the default timeout. `worker` starts a thread that makes
         progress while the program computes; a number also pins it to that processor. `gpu` is the
-        device whose memory peers can access: "cuda:N", or "stand-in" for host memory in its
-        place."""
+        device whose memory peers can access: "cuda:N", "hip:N", or "stand-in" for host memory
+        in its place."""
 
     @property
     def address(self) -> bytes:
