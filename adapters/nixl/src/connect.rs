@@ -201,3 +201,48 @@ impl State {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+    use crate::agent::Agent;
+
+    fn with<T>(agent: &Agent, call: impl FnOnce(&mut State) -> T) -> T {
+        agent.shared.with(call).expect("a panic has closed the agent")
+    }
+
+    #[test]
+    fn hostile_connection_info_is_refused_and_leaves_the_agent_usable() {
+        let open = |name: &str| Agent::open(name.into(), &[("fabric".into(), "off".into())], None).unwrap();
+        let (a, b) = (open("a"), open("b"));
+        let good = with(&b, |state| state.info.encode());
+        let load = |bytes: &[u8]| with(&a, |state| state.load_peer(b"x", bytes));
+        for cut in 0..good.len() {
+            assert!(load(&good[..cut]).is_err(), "cut to {cut} bytes");
+        }
+        let long = [good.as_slice(), &[0; 1 << 16]].concat();
+        assert!(load(&long).is_err() && load(&[0xff; 100]).is_err());
+        assert_eq!(with(&a, |state| state.peers.iter().count()), 0, "what was refused leaves no peer");
+        // Wrong bytes in the address of the node. Some only change a number, so that it names no
+        // node.
+        let before = good.len() - with(&b, |state| state.info.address.len());
+        for at in before..good.len() {
+            for wrong in [0, 0x80, 0xff] {
+                let mut bytes = good.clone();
+                bytes[at] ^= wrong;
+                _ = load(&bytes);
+                with(&a, |state| state.loaded(b"x").into_iter().for_each(|number| state.forget(number)));
+            }
+        }
+        assert_eq!(with(&a, |state| state.load_peer(b"b", &good)), Ok(()));
+        let end = Instant::now() + Duration::from_secs(20);
+        let up = || with(&a, |state| state.peers.iter().any(|(_, peer)| peer.stage == Stage::Up));
+        while !up() {
+            assert!(Instant::now() < end, "the right info does not connect any more");
+            [&a, &b].into_iter().for_each(|agent| with(agent, State::progress));
+            std::thread::yield_now();
+        }
+    }
+}
