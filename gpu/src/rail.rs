@@ -361,7 +361,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                 !peer.down && peer.shared.as_ref().is_some_and(|shared| shared.done.is_some())
             });
         self.silent = told.count() as u32;
-        self.pace.expect(self.silent + u32::from(!self.ops.is_empty()));
+        let busy = !self.ops.is_empty() || self.streams.out() > 0;
+        self.pace.expect(self.silent + u32::from(busy));
     }
 }
 

@@ -133,7 +133,9 @@ impl Tensor {
         let known = On::from_device(tensor.plain().device).is_some();
         match tensor.is_contiguous() && tensor.len().is_some() && known {
             true => Ok(Some(tensor)),
-            false => Err(PyBufferError::new_err("the tensor is not contiguous; use .contiguous()")),
+            false => Err(PyBufferError::new_err(
+                "the tensor is not contiguous, or its elements are no whole bytes; use .contiguous()",
+            )),
         }
     }
 
@@ -172,10 +174,13 @@ impl Tensor {
         true
     }
 
-    /// Returns the length in bytes. `None`: the length or the address is invalid.
+    /// Returns the length in bytes. `None`: the length or the address is invalid, or elements are
+    /// no whole bytes.
     pub fn len(&self) -> Option<usize> {
         let plain = self.plain();
-        let element = (usize::from(plain.bits) * usize::from(plain.lanes)).div_ceil(8);
+        let bits = usize::from(plain.bits) * usize::from(plain.lanes);
+        // Elements of fewer bits are packed.
+        let element = bits.is_multiple_of(8).then_some(bits / 8)?;
         let mut extents = self.shape().iter().map(|&extent| usize::try_from(extent).ok());
         let len = extents.try_fold(element, |len, extent| len.checked_mul(extent?))?;
         (len <= isize::MAX as usize && (len == 0 || !plain.data.is_null())).then_some(len)
@@ -209,6 +214,20 @@ struct Lent {
     len: i64,
     _object: Py<PyAny>,
     _loan: Option<Arc<()>>,
+}
+
+/// Refuses what the consumer of a tensor asks for and does not get: a copy, or memory elsewhere.
+pub(crate) fn check(options: Option<&Bound<'_, PyDict>>, on: On) -> PyResult<()> {
+    let Some(options) = options else { return Ok(()) };
+    if options.get_item("copy")?.is_some_and(|copy| copy.is_truthy().unwrap_or(true)) {
+        return Err(PyBufferError::new_err("the tensor is not copied; copy it after it was taken"));
+    }
+    match options.get_item("dl_device")?.filter(|device| !device.is_none()) {
+        Some(device) if device.extract::<(i32, i32)>()? != on.device() => Err(PyBufferError::new_err(
+            "the tensor is not moved to another device; copy it after it was taken",
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// Lends bytes as a tensor of one dimension. The tensor keeps `object` alive, which keeps the

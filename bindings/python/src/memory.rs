@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 
 use fishplate::LocalAddr;
 use fishplate::core::error::{AttachError, OpError};
@@ -103,6 +103,8 @@ impl Memory {
             Pages::Device(_, loan) => Some(loan.clone()),
             _ => None,
         };
+        // The partner of the fence in `free`.
+        fence(Ordering::SeqCst);
         dlpack::lend(object, (self.bytes(start)?, len), self.on(), loan)
     }
 
@@ -189,7 +191,11 @@ impl Memory {
 
     fn free(&self, py: Python<'_>) -> PyResult<()> {
         let memory = self.memory;
-        let (gone, freed) = self.shared.enter(py, |inner| {
+        // Store, fence, then count the tensors; `lend` counts, fences, then loads. So a tensor that
+        // another thread makes meanwhile either is counted or is refused.
+        let was = self.freed.swap(true, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        let freed = self.shared.enter(py, |inner| {
             if matches!(&self.pages, Pages::Device(_, loan) if is_lent(loan)) {
                 return Err(Fault::Lent);
             }
@@ -200,9 +206,10 @@ impl Memory {
                 inner.forget(memory, matches!(freed, Err(Error::Attach(AttachError::Kept(_)))));
             }
             Ok((gone, freed))
-        })?;
-        self.freed.fetch_or(gone, Ordering::Relaxed);
-        freed.map_err(|error| Fault::from(error).raise(py))
+        });
+        let gone = matches!(freed, Ok((true, _)));
+        self.freed.store(was || gone, Ordering::SeqCst);
+        freed?.1.map_err(|error| Fault::from(error).raise(py))
     }
 
     #[pyo3(signature = (offset=0, len=None))]
@@ -269,12 +276,13 @@ impl Memory {
         unsafe { this.fill(slf.as_any(), (0, this.memory.len()), view, flags) }
     }
 
-    #[pyo3(signature = (**_options))]
+    #[pyo3(signature = (**options))]
     fn __dlpack__<'py>(
         slf: &Bound<'py, Self>,
-        _options: Option<&Bound<'py, PyDict>>,
+        options: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let this = slf.get();
+        dlpack::check(options, this.on())?;
         this.lend(slf.as_any(), (0, this.memory.len()))
     }
 
@@ -324,12 +332,13 @@ impl Slice {
         unsafe { this.memory.get().fill(slf.as_any(), (this.start, this.len), view, flags) }
     }
 
-    #[pyo3(signature = (**_options))]
+    #[pyo3(signature = (**options))]
     fn __dlpack__<'py>(
         slf: &Bound<'py, Self>,
-        _options: Option<&Bound<'py, PyDict>>,
+        options: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let this = slf.get();
+        dlpack::check(options, this.memory.get().on())?;
         this.memory.get().lend(slf.as_any(), (this.start, this.len))
     }
 

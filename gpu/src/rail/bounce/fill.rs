@@ -1,7 +1,7 @@
 //! The sending half: cuts jobs into pieces, and puts the pieces into our slots. A slot is free
 //! after the peer has answered.
 
-use fishplate_core::error::CompleteError;
+use fishplate_core::error::{CompleteError, Violation};
 use fishplate_core::mem::{Peer, copy_bytes};
 use fishplate_core::sync::host::Host;
 
@@ -65,7 +65,10 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                     if self.streams.room() == 0 {
                         return;
                     }
-                    let Some(base) = mine_at else { return };
+                    let Some(base) = mine_at else {
+                        self.break_off(peer, job, libc::ENOTSUP);
+                        continue;
+                    };
                     let (stream, to) = (self.streams.idle(), base.at(mine.bounce_at(slot)));
                     // SAFETY: the source is valid until the operation completes, or `named` has
                     // just checked it. The slot is free, because `sent` has no entry for it, and
@@ -78,6 +81,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                     }
                     let owner = Owner::Filling { peer, life, number };
                     self.streams.add(self.sharing.driver(), stream, owner);
+                    self.pace.expect(self.silent + 1);
                     if let Some(known) = self.peer(peer) {
                         known.pieces += 1;
                     }
@@ -190,7 +194,10 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         let Some(sent) = relay.sent[slot as usize].take() else { return };
         if code != 0 && matches!(sent.piece.what, What::Read { .. }) {
             // The peer refused the read, and sends no reply.
-            relay.asked -= 1;
+            match relay.asked.checked_sub(1) {
+                Some(asked) => relay.asked = asked,
+                None => _ = self.blame(peer, Violation::Reply),
+            }
         }
         let Some(index) = sent.op else { return };
         if let Some(op) = self.ops.get_mut(index) {

@@ -155,6 +155,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                 }
                 let owner = Owner::Emptying { peer, life, number: taken.number };
                 self.streams.add(self.sharing.driver(), stream, owner);
+                self.pace.expect(self.silent + 1);
                 if let Some(slot) = taken.local {
                     self.locals[slot as usize].uses += 1;
                 }
@@ -180,8 +181,10 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         };
         if let (Some(error), Some((index, _))) = (error, taken.read)
             && let Some(op) = self.ops.get_mut(index)
+            && (op.error.is_none() || matches!(error, CompleteError::Unknown(_)))
         {
-            op.error.get_or_insert(error);
+            // An unknown outcome outweighs a failure: the copy may still use the memory.
+            op.error = Some(error);
         }
         self.taken_out(peer, taken, result);
     }
@@ -245,7 +248,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
 
     /// Fails a peer that violated the protocol.
     #[cold]
-    fn blame(&mut self, peer: Peer, violation: Violation) -> bool {
+    pub(super) fn blame(&mut self, peer: Peer, violation: Violation) -> bool {
         self.inner.quarantine(peer, PeerError::Protocol(violation));
         if let Some(known) = self.peer(peer) {
             known.down = true;

@@ -3,7 +3,7 @@
 use fishplate_core::error::Violation;
 
 use super::*;
-use crate::relay::{Outgoing, Piece, What};
+use crate::relay::{Incoming, Outgoing, Piece, What};
 
 /// Builds a piece from the key and the length of a region.
 type Says = fn(RailKey, u64) -> What;
@@ -234,4 +234,75 @@ fn imports_from_oneself_and_from_a_plain_peer_are_checked() {
     plain.attach(PEER, first.join().unwrap()).unwrap();
     assert_eq!(rail.import(PEER, key, 64), Err(AttachError::Unsupported));
     assert_eq!(driver.violations(), []);
+}
+
+/// Returns the bounce slots of the second end, in the hands of a test.
+fn slots(pair: &mut Pair) -> (Outgoing, Incoming) {
+    let shared = pair.rails[1].shared(PEER).unwrap();
+    let (mine, theirs) = (shared.mine, shared.theirs);
+    // SAFETY: both segments stay mapped while the pair lives, and the second rail is not polled.
+    unsafe {
+        let out = Outgoing::new(mine.descriptors(), theirs.acks(), 4);
+        (out, Incoming::new(theirs.descriptors(), mine.acks(), 4))
+    }
+}
+
+fn poll_first(pair: &mut Pair) {
+    let Pair { rails, seen, .. } = pair;
+    for _ in 0..100 {
+        rails[0].poll(8, &mut seen[0]);
+    }
+}
+
+#[test]
+fn a_read_that_is_refused_after_its_reply_is_a_violation() {
+    let mut pair = Pair::apart(Behaviour::PLAIN, small(), 1);
+    pair.read(500, 0, 100, 1);
+    let id = pair.rails[0].ops.id(0);
+    let (out, acks) = slots(&mut pair);
+    out.fill(0, &Piece { what: What::Reply { id, last: true }, offset: 0, len: 100, failed: false });
+    poll_first(&mut pair);
+    acks.answer(0, 5);
+    poll_first(&mut pair);
+    assert_eq!(pair.seen[0].down, [(PEER, PeerError::Protocol(Violation::Reply))]);
+}
+
+#[test]
+fn a_failed_piece_does_not_hide_that_the_copy_of_another_is_unknown() {
+    let mut pair = Pair::apart(Behaviour { late: 100_000, ..Behaviour::LATE }, small(), 1);
+    pair.read(0, 0, 8192, 1);
+    let id = pair.rails[0].ops.id(0);
+    let (out, acks) = slots(&mut pair);
+    acks.answer(0, 0);
+    out.fill(0, &Piece { what: What::Reply { id, last: false }, offset: 0, len: 4096, failed: false });
+    out.fill(1, &Piece { what: What::Reply { id, last: true }, offset: 4096, len: 4096, failed: true });
+    poll_first(&mut pair);
+    pair.driver.lose(0);
+    poll_first(&mut pair);
+    assert!(matches!(pair.ended(1), Some(Err(CompleteError::Unknown(_)))), "{:?}", pair.ended(1));
+}
+
+#[test]
+fn an_end_whose_slots_are_not_pinned_refuses_reads_of_its_device() {
+    let mut pair = Pair::apart(Behaviour::PLAIN, small(), 1);
+    pair.rails[1].shared(PEER).unwrap().mine_at = None;
+    pair.read(0, 0, 100, 1);
+    pair.until("the read ends", |pair| pair.ended(1).is_some());
+    assert_eq!(pair.ended(1), Some(Err(CompleteError::Failed(libc::EFAULT))));
+}
+
+#[test]
+fn an_end_that_copies_for_a_peer_sleeps_in_naps() {
+    let config = GpuConfig { done_channel: false, ..small() };
+    let mut pair = Pair::apart(Behaviour { late: 100_000, ..Behaviour::LATE }, config, 1);
+    pair.read(0, 0, 4096, 1);
+    for _ in 0..50 {
+        pair.poll();
+    }
+    assert_eq!(pair.rails[1].streams.out(), 1);
+    let (_, sleep) = pair.rails[1].wait_object().next_sleep(u64::MAX);
+    assert_ne!(sleep, u64::MAX);
+    pair.driver.behave(|behaviour| behaviour.late = 0);
+    pair.until("the read ends", |pair| pair.ended(1).is_some());
+    assert_eq!(pair.rails[1].wait_object().next_sleep(u64::MAX).1, u64::MAX);
 }
