@@ -57,10 +57,10 @@ impl View {
     }
 
     fn of(object: &Bound<'_, PyAny>, flags: i32) -> PyResult<View> {
-        // CuPy's arrays are device memory, and have buffers, most of which raise an error.
-        let array = object.getattr_opt("__cuda_array_interface__")?;
         // SAFETY: the GIL is held, and the object is alive.
-        let is_buffer = array.is_none() && unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } == 1;
+        let is_buffer = unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } == 1
+            // CuPy's arrays are in device memory, and have buffers too, which raise errors.
+            && matches!(object.getattr_opt("__cuda_array_interface__"), Ok(None));
         if !is_buffer && let Some(tensor) = Tensor::of(object)? {
             let (start, len) = (tensor.start(), tensor.len().unwrap_or(0));
             let place = match tensor.on() {
@@ -70,7 +70,7 @@ impl View {
             };
             return Ok(View { start, len, readonly: false, place, _held: Held::Tensor(tensor) });
         }
-        if let Some(array) = array {
+        if !is_buffer && let Some(array) = object.getattr_opt("__cuda_array_interface__")? {
             return View::of_array(object, &array, flags == ffi::PyBUF_WRITABLE);
         }
         // SAFETY: the structure consists of numbers and pointers that may be zero.
