@@ -172,7 +172,13 @@ pub(crate) fn answer_read(
         }
         for range in std::mem::take(&mut ranges) {
             let local = sides.locals.get(range.region).ok_or(Status::NOT_FOUND)?;
-            read(node, local, range.address as usize, range.len as usize, &mut bytes)?;
+            if read(node, local, range.address as usize, range.len as usize, &mut bytes).is_err() {
+                // The device failed. The peer still waits for an answer.
+                (head.status, head.ranges) = (Status::BACKEND.0, 0);
+                bytes.clear();
+                head.encode(&mut bytes);
+                break;
+            }
         }
     }
     let parts = ranges.iter().map(|range| (range.address as usize, range.len as usize));
