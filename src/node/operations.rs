@@ -157,6 +157,7 @@ impl Node {
         signal: Signal,
         notice: Notice,
     ) -> Result<Issued, OpError> {
+        issue!(self, engine => engine.check_put_signal(to, bytes.len() as u64, signal))?;
         self.inject(bytes, to)?;
         self.signal(signal, notice)
     }

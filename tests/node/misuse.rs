@@ -142,6 +142,35 @@ fn a_full_table_names_its_limit() {
 }
 
 #[test]
+fn a_put_of_bytes_with_a_wrong_signal_writes_nothing() {
+    two(
+        Way::SharedMemory,
+        |builder| builder,
+        |mut side| {
+            let memory = side.node.alloc(64).unwrap();
+            let handle = side.node.handle(memory).unwrap();
+            let theirs = side.exchange(&handle);
+            let target = side.node.import(side.peer, theirs).unwrap();
+            let own = side.node.address().to_vec();
+            let me = side.node.connect(&own).unwrap();
+            let other = side.node.import(me, &handle).unwrap();
+            for (signal, error) in [
+                (other.at(8), OpError::TwoPeers),
+                (target.at(12), OpError::Misaligned { offset: 12, width: 8 }),
+                (target.at(64), OpError::OutOfBounds { offset: 64, len: 8, size: 64 }),
+            ] {
+                let signal = Signal::set(signal, 1);
+                let put = side.node.put_signal(b"12345678", target.at(0), signal, Notice::Silent);
+                assert_eq!(put, Err(error));
+            }
+            side.node.quiet(side.peer, SOON).unwrap();
+            side.exchange(&[]);
+            assert_eq!([0, 8].map(|at| side.node.load(memory.at(at))), [Ok(0), Ok(0)]);
+        },
+    );
+}
+
+#[test]
 fn memory_that_is_freed_foreign_or_too_short_is_an_error() {
     let mut node = alone();
     let own = node.address().to_vec();

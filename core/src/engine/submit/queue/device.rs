@@ -50,6 +50,19 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.enqueue(stream, ask, notice)
     }
 
+    /// Checks the addresses of [`put_signal`](Self::put_signal). For callers that put the bytes
+    /// and the signal by separate calls.
+    ///
+    /// # Errors
+    /// Those of `put_signal`: a range out of bounds, a misaligned word, memory of two peers.
+    #[inline(never)]
+    pub fn check_put_signal(&self, to: RemoteAddr, len: u64, signal: Signal) -> Result<(), OpError> {
+        match self.word_anywhere(signal.at)?.peer == self.target_anywhere(to, len)?.peer {
+            true => Ok(()),
+            false => Err(OpError::TwoPeers),
+        }
+    }
+
     /// Gets from or into device memory.
     #[inline(never)]
     pub(super) fn get_device(
