@@ -12,12 +12,14 @@ log=target/test.log
 mkdir -p target
 passed=0 failed=0 skipped=0
 
-# part NAME COMMAND...: runs a part, which passes, fails or (status 77) is skipped as a whole
+# part NAME COMMAND...: runs a part, which passes, fails or (status 77) is skipped as a whole, and
+# prints how long it took
 part() {
-    local name=$1 status=0
+    local name=$1 status=0 begun=$SECONDS
     shift
     printf '\n== %s\n' "$name"
     "$@" || status=$?
+    echo "-- $((SECONDS - begun)) s"
     case $status in
         0) passed=$((passed + 1)) ;;
         77) skipped=$((skipped + 1)) ;;
