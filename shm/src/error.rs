@@ -182,7 +182,11 @@ impl Display for HandshakeError {
                 f.write_str("the other end's answer is for another process or an earlier run; connect again")
             }
             HandshakeError::User(user) => {
-                write!(f, "the other end belongs to user {user}; processes must have the same user")
+                write!(
+                    f,
+                    "the other end runs as user {user}, which is not admitted here; run both ends as the \
+                     same user, or list that user in `ShmConfig::users`"
+                )
             }
             HandshakeError::Process { hello, ready } => write!(
                 f,

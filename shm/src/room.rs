@@ -10,7 +10,7 @@ use crate::error::SegmentError;
 /// Minimum size, in bytes, of allocations that are checked. [`RESERVE`] covers smaller ones.
 const SMALL: usize = 1 << 20;
 
-/// Memory of the machine or group that is left to other programs, in bytes.
+/// Free memory of the machine or control group that we leave to other programs, in bytes.
 const RESERVE: u64 = 16 << 20;
 
 /// Checks that the machine, and each control group of this process, has `len` bytes of free memory.

@@ -85,7 +85,8 @@ pub enum Error {
     NotConnected(PeerId),
     /// The handshake with a peer of this host failed for good.
     Handshake(HandshakeError),
-    /// A table of the node is full: a limit of [`Builder::limits`](super::Builder::limits).
+    /// A table of the node is full. Its size is set with
+    /// [`Builder::limits`](super::Builder::limits).
     Full {
         /// The field of [`Limits`](crate::Limits).
         limit: &'static str,

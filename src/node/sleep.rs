@@ -135,9 +135,9 @@ impl Sleep {
         }
     }
 
-    /// Prepares a sleep on the set by other means. `busy` looks for work. Returns how long the
-    /// sleep may last, at most `timeout_ns`. `None`: there is work, or a provider must be polled
-    /// first.
+    /// Prepares for a wait on the set's descriptor that the caller does itself, for example with
+    /// `poll(2)`. `busy` returns whether there is work. Returns how long to wait, at most
+    /// `timeout_ns`; `None` if there is work, or if a provider must be polled first.
     ///
     /// # Safety
     /// The same as for [`advised`](Self::advised).

@@ -54,7 +54,8 @@ impl Machine {
     fn read_interfaces(&mut self, class: &Path) {
         for (name, entry) in entries(class) {
             let (path, node) = self.place(&name, &entry);
-            // Loopback and some virtual interfaces report -1; a link that is down fails to read.
+            // Loopback and some virtual interfaces report -1. The speed of a link that is down
+            // cannot be read.
             let mbit =
                 value(&entry.join("speed")).and_then(|text| text.parse().ok()).filter(|&mbit| mbit > 0);
             let link = match value(&entry.join("operstate")).as_deref() {

@@ -61,7 +61,7 @@ pub enum Command {
 /// Options of `fishplate plot`.
 #[derive(Debug, Args)]
 pub struct PlotArgs {
-    /// Files of JSON lines. With several files, the names of curves contain the name of the file.
+    /// JSON-lines files. With several, each curve's name begins with its file's name.
     #[arg(required = true, value_name = "RESULTS")]
     pub results: Vec<PathBuf>,
     /// The picture to write.
@@ -143,7 +143,7 @@ pub struct PeerArgs {
     /// Interfaces of the rails.
     #[arg(long, value_delimiter = ',')]
     pub interface: Vec<String>,
-    /// The memory of the payloads.
+    /// Where the payloads are: host, cuda:N or hip:N.
     #[arg(long, default_value = "host")]
     pub device: DeviceName,
     /// How payloads travel from one device to the other.
@@ -249,7 +249,7 @@ pub struct PerfArgs {
     /// The same as --format json.
     #[arg(long, conflicts_with = "format")]
     pub json: bool,
-    /// Write each measured duration and how often it occurred to this file, as CSV.
+    /// Write a CSV file with each measured duration and its count.
     #[arg(long, value_name = "FILE")]
     pub hist: Option<PathBuf>,
     /// Draw latency and bandwidth by size into this file, as SVG; see also fishplate plot.
@@ -315,11 +315,12 @@ Latency:
   processors: the best of four ways, measured before, between and after the
   two halves of a row. If the floor changed by more than 20 %, the row is
   repeated. There is no floor if other programs keep the two sides from running
-  at the same time. p50/fl is p50 divided by the floor. If it is below 1, the
-  processors were slower or busier during the measurement of the floor than
-  during the test: repeat the run with --pin on idle processors.
+  at the same time. p50/fl is p50 divided by the floor.
   floor_apart_ns (apart, p50/ap) is the best floor with a cache line for each
-  direction. The tests have that too: each side writes to memory of the other.";
+  direction. The tests have that too: each side writes to memory of the other.
+  If a ratio is below 1, the processors were slower or busier during the
+  measurement of the floor than during the test: repeat the run with --pin on
+  idle processors.";
 
 /// Checks that an address is well-formed.
 fn address(text: &str) -> Result<String, String> {

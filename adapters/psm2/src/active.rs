@@ -129,8 +129,8 @@ impl Am {
         self.requests.get(&to).is_none_or(|count| *count < REQUESTS)
     }
 
-    /// Counts a request. Returns true if the caller should check for messages from peers. Otherwise
-    /// the replies to a caller that only sends would pile up.
+    /// Counts a request. Returns true if the caller should now check for messages from peers. A
+    /// caller that only sends must do that, or its replies pile up.
     pub fn is_due(&mut self) -> bool {
         self.unread += 1;
         self.unread >= UNREAD

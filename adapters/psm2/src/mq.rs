@@ -269,7 +269,8 @@ pub unsafe extern "C" fn psm2_mq_imrecv(
     })
 }
 
-/// Returns the endpoint of the queue and the number of its request.
+/// Returns the endpoint that owns `req`, and the request's number. `mq` must be that endpoint's
+/// queue.
 ///
 /// # Errors
 /// The request belongs to another queue.

@@ -174,7 +174,8 @@ pub(crate) fn insert(node: Node) -> Result<*mut FpNode, Status> {
     Err(fail(
         libc::ENOSPC,
         format_args!(
-            "too many nodes: {SLOTS} are open in this process, or four million were; close or reuse nodes"
+            "too many nodes: {SLOTS} are open in this process, or it has opened four million in all; \
+             close nodes, or reuse open ones"
         ),
     ))
 }

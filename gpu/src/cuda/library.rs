@@ -137,7 +137,7 @@ impl Library {
         // SAFETY: the library stays loaded, and the name ends with a zero byte.
         let address = NonNull::new(unsafe { libc::dlsym(self.handle.as_ptr(), symbol.as_ptr()) });
         let address = address.ok_or(Absent::Lacks(self.api, name))?;
-        // SAFETY: the caller guarantees that `F` is the pointer to this function, and the sizes are
+        // SAFETY: the caller guarantees that `F` is this function's pointer type. The sizes are
         // equal.
         Ok(unsafe { std::mem::transmute_copy(&address) })
     }

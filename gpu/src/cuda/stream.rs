@@ -9,7 +9,8 @@ use crate::{DeviceError, Mark};
 /// `CUDA_ERROR_INVALID_HANDLE`, returned for an unknown stream or mark.
 const NO_SUCH: DeviceError = DeviceError::Driver(400);
 
-/// The events: each with its number of uses, and whether it is in use.
+/// The events. Each has a wrapping count of its completed uses, and a flag that is set while it is
+/// in use.
 #[derive(Debug, Default)]
 pub(super) struct Marks {
     events: Vec<(CUevent, u16, bool)>,

@@ -96,8 +96,8 @@ impl Producer {
     /// Creates the producer of `cells` cells, a power of two. `cursor` is the consumer's cursor.
     ///
     /// # Safety
-    /// While the producer is used, the cells stay mapped writable, twice in a row, and the cursor
-    /// stays mapped. There is no other producer.
+    /// While the producer is used, the cells stay mapped for writing, in two adjacent mappings, and
+    /// the cursor stays mapped. There is no other producer.
     pub(super) unsafe fn new(first: *mut u8, cells: u32, cursor: *const AtomicU64, start: u64) -> Self {
         let mask = u64::from(cells) - 1;
         Producer { cells: first, mask, at: start, freed: start, claimed: start.wrapping_add(1), cursor }

@@ -49,7 +49,7 @@ pub struct MatchArgs {
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_depth)]
     depths: Vec<u32>,
     /// Units that an engine runs per turn.
-    #[arg(short = 'n', long, value_name = "N", value_parser = sizes::parse_count, default_value = "20000")]
+    #[arg(short = 'n', long, value_name = "N", value_parser = parse_units, default_value = "20000")]
     units: u64,
     /// Turns of each engine; medians are reported.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..1000))]
@@ -87,7 +87,7 @@ the depth. An exact receive names source and tag, and compares every bit.
 max_ns is the longest single call, or the longest unit behind D others.
 instr_per_op is null where the kernel counts no instructions for this program
 (virtual machines, mostly); benches/budgets.sh counts them everywhere. ucx is
-found at run time (package libucx0) and runs over its transport to itself.";
+found at run time (package libucx0) and uses its self transport (loopback).";
 
 /// The engines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -119,6 +119,13 @@ fn all_work() -> impl Iterator<Item = (String, Work)> {
 fn parse_work(text: &str) -> Result<Work, String> {
     let known = all_work().find(|(name, _)| name.eq_ignore_ascii_case(text));
     known.map(|(_, work)| work).ok_or_else(|| format!("`{text}`: use P1 to P11, U1 to U6, C1 or T1 to T6"))
+}
+
+fn parse_units(text: &str) -> Result<u64, String> {
+    match sizes::parse_count(text)? {
+        0 => Err("measure at least one unit".into()),
+        units => Ok(units),
+    }
 }
 
 fn parse_depth(text: &str) -> Result<u32, String> {

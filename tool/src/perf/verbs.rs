@@ -27,7 +27,7 @@ pub enum Area {
 /// The operations. Offsets are in bytes from the start of an area; words are in the landing area,
 /// or next to it if that is device memory.
 pub trait Verbs {
-    /// Returns whether this process plays a side.
+    /// Returns whether this process runs `side`.
     fn plays(&self, side: Side) -> bool;
 
     /// Returns the clock of samples.

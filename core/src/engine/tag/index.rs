@@ -160,7 +160,8 @@ impl<const INDEXES: usize> Unexpected<'_, INDEXES> {
         Some(number as u8)
     }
 
-    /// Revokes a shape's index and unlinks every message in it.
+    /// Takes an index away from its shape, which is the mask over source and tag that it serves,
+    /// and unlinks every message in it.
     #[cold]
     pub(super) fn evict<const S: usize>(&mut self, shapes: &mut Shapes<S>, number: usize) {
         let Index { shape, cursor, .. } = self.indexes[number];

@@ -227,7 +227,8 @@ impl Persona {
         }
     }
 
-    /// Shared memory: keys by address; completions at the target have an arbitrary context.
+    /// Shared memory: remote addresses are virtual addresses, and the program chooses the keys. The
+    /// completion of an incoming write has an arbitrary context.
     pub fn shm() -> Persona {
         Persona {
             provider: "shm",
