@@ -62,6 +62,10 @@ pub const SIZE_MAX: usize = 1024;
 /// Interval at which `meanwhile` runs.
 const PAUSE: Duration = Duration::from_millis(1);
 
+/// Number of times that `meanwhile` runs in a row. One pass of a node handles a few dozen events,
+/// so one per interval would hold up peers that stream to a process that waits.
+const PASSES: u32 = 64;
+
 /// Reads an environment variable. Invalid UTF-8 is replaced, so that a malformed
 /// cookie is not mistaken for a missing one.
 fn variable(name: &str) -> Option<String> {
@@ -189,6 +193,7 @@ impl Job {
     ///   [`ErrorKind::NotConnected`].
     /// - [`ErrorKind::InvalidInput`]: more than [`CONTRIBUTION_MAX`] bytes. The job continues.
     pub fn allgather_with(&mut self, bytes: &[u8], mut meanwhile: impl FnMut()) -> io::Result<Vec<Vec<u8>>> {
+        let mut meanwhile = || (0..PASSES).for_each(|_| meanwhile());
         if bytes.len() > CONTRIBUTION_MAX {
             return Err(invalid(format!(
                 "contribution too long: {} bytes given; send at most {CONTRIBUTION_MAX}",
