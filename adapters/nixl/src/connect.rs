@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn hostile_connection_info_is_refused_and_leaves_the_agent_usable() {
+    fn hostile_connection_info_is_refused_and_leaves_others_usable() {
         let open = |name: &str| Agent::open(name.into(), &[("fabric".into(), "off".into())], None).unwrap();
         let (a, b) = (open("a"), open("b"));
         let good = with(&b, |state| state.info.encode());
@@ -225,15 +225,16 @@ mod tests {
         let long = [good.as_slice(), &[0; 1 << 16]].concat();
         assert!(load(&long).is_err() && load(&[0xff; 100]).is_err());
         assert_eq!(with(&a, |state| state.peers.iter().count()), 0, "what was refused leaves no peer");
-        // Wrong bytes in the address of the node. Some only change a number, so that it names no
-        // node.
+        // Wrong bytes in the address of the node, given to another agent. Some only change a
+        // number, so that it names no node.
+        let c = open("c");
         let before = good.len() - with(&b, |state| state.info.address.len());
         for at in before..good.len() {
             for wrong in [0, 0x80, 0xff] {
                 let mut bytes = good.clone();
                 bytes[at] ^= wrong;
-                _ = load(&bytes);
-                with(&a, |state| state.loaded(b"x").into_iter().for_each(|number| state.forget(number)));
+                _ = with(&c, |state| state.load_peer(b"x", &bytes));
+                with(&c, |state| state.loaded(b"x").into_iter().for_each(|number| state.forget(number)));
             }
         }
         assert_eq!(with(&a, |state| state.load_peer(b"b", &good)), Ok(()));
