@@ -189,6 +189,7 @@ impl Wait {
         self.0 = self.0.saturating_add(1);
     }
 }
+
 /// The value, or a part of it, while this thread holds the lock.
 pub(crate) struct Held<'a, T> {
     value: NonNull<T>,

@@ -196,7 +196,6 @@ impl<D: Device, H: Host> GpuRail<D, H> {
     }
 
     /// Fails all operations that wait for a peer's answer. Copies of the device continue.
-    /// Allocates.
     #[cold]
     pub(super) fn drop_pieces(&mut self, peer: Peer) {
         let Some(relay) = self.relay_of(peer) else { return };
@@ -223,8 +222,9 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             }
         }
         // Reads whose request was acknowledged have no slot.
-        for index in self.ops.of(peer).collect::<Vec<_>>() {
+        for index in 0..self.config.ops.into() {
             if let Some(op) = self.ops.get_mut(index)
+                && op.peer == peer
                 && matches!(op.kind, OpKind::Read { left: 1.., .. })
             {
                 op.error.get_or_insert(CompleteError::PeerDown);
