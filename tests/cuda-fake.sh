@@ -65,7 +65,7 @@ before() {
 # processes
 node() {
     local over=(env "LD_LIBRARY_PATH=$place/fake" "FAKE_CUDA=$1" "FISHPLATE_TEST_GPU=$api" timeout 120 "$nodes")
-    "${over[@]}" gpu::a_killed_process || return
+    "${over[@]}" gpu::processes::a_killed_process || return
     rm -f "$place/report"
     FAKE_CUDA_REPORT="$place/report" "${over[@]}" gpu:: --skip a_killed_process || return
     # The report has a line for the tests and for four child processes. Dropped nodes leave memory

@@ -287,7 +287,8 @@ impl State {
         Ok(())
     }
 
-    /// Copies the data of a transfer within the agent, at most [`STEP`] bytes.
+    /// Copies the data of a transfer within the agent: at most [`STEP`] bytes, or [`DEVICE_STEP`]
+    /// with device memory.
     fn carry_here(&mut self, number: u64) -> Result<(), Status> {
         let State { node, transfers, locals, .. } = self;
         let transfer = transfers.get_mut(number).ok_or(Status::NOT_FOUND)?;
