@@ -157,6 +157,9 @@ impl Node {
         signal: Signal,
         notice: Notice,
     ) -> Result<Issued, OpError> {
+        if let Some(issued) = self.home.engine.inject_signal_mapped(CONTEXT, bytes, to, signal) {
+            return Ok(issued);
+        }
         issue!(self, engine => engine.check_put_signal(to, bytes.len() as u64, signal))?;
         self.inject(bytes, to)?;
         self.signal(signal, notice)

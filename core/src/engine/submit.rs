@@ -157,6 +157,24 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Some(Issued::Done { value: 0 })
     }
 
+    /// The same as [`put_signal_mapped`](Self::put_signal_mapped) from bytes that may be reused on
+    /// return.
+    #[inline(always)]
+    pub fn inject_signal_mapped(
+        &mut self,
+        context: ContextId,
+        bytes: &[u8],
+        to: RemoteAddr,
+        signal: Signal,
+    ) -> Option<Issued> {
+        let (target, word) = self.there_with_word(context, to, bytes.len(), signal.at)?;
+        // SAFETY: `there_with_word` checked the target against its region, and the source is a
+        // slice. A mapping stays until its peer is detached.
+        unsafe { copy_bytes(bytes.as_ptr(), target, bytes.len()) };
+        self.signal_now(word, signal.op, signal.value);
+        Some(Issued::Done { value: 0 })
+    }
+
     /// Writes bytes that may be reused on return. Accepts at most [`inject_max`](Self::inject_max)
     /// bytes.
     #[doc(alias = "shmem_p")]
