@@ -28,7 +28,7 @@ impl Span {
     /// Plans steps for a run of time `all`, each of which fails after `timeout`. A step is planned
     /// to take only a small part of either.
     pub fn new(all: Duration, timeout: Duration) -> Span {
-        Span { all, each: (all / 16).min(timeout / 64) }
+        Span { all, each: (all / 16).min(timeout / 256) }
     }
 }
 
@@ -88,7 +88,7 @@ mod tests {
             let [all, timeout] = [all, timeout].map(Duration::from_secs);
             let span = Span::new(all, timeout);
             assert_eq!(span.all, all);
-            assert!(span.each * 16 <= all && span.each * 64 <= timeout, "{span:?} {timeout:?}");
+            assert!(span.each * 16 <= all && span.each * 256 <= timeout, "{span:?} {timeout:?}");
         }
     }
 }
