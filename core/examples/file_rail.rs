@@ -1,4 +1,4 @@
-//! A custom rail over files: each end appends to a file that the other reads.
+//! A custom rail over files: each end appends to a file that the other end reads.
 //! `docs/writing-a-rail.md` explains it, and `core/tests/rails` runs the conformance suite on it.
 //!
 //! It is short, not fast: a post is a system call, and `poll` copies what it reads.
@@ -26,7 +26,7 @@ const DEPTH: usize = 64;
 /// Most registered regions.
 const REGIONS: usize = 64;
 
-/// The kind of a frame. Each is answered by a `DONE`.
+/// The kinds of frames. A `DONE` answers each of the other kinds.
 const WRITE: u64 = 1;
 const WRITE_WITH_WORD: u64 = 2;
 const READ: u64 = 3;
@@ -53,7 +53,8 @@ impl Frame {
         fields.iter().flat_map(|field| field.to_le_bytes()).collect()
     }
 
-    /// Copies a frame out of bytes that a peer wrote. `None`: it is not complete yet.
+    /// Copies a frame out of bytes that a peer wrote. Returns `None` if the frame is not complete
+    /// yet.
     fn take(bytes: &mut Vec<u8>) -> Result<Option<(Frame, Vec<u8>)>, Violation> {
         if bytes.len() < Frame::SIZE {
             return Ok(None);
@@ -112,9 +113,9 @@ struct Pending {
 
 /// The rail.
 pub struct FileRail {
-    /// By peer.
+    /// The links, indexed by peer.
     links: Vec<Option<Link>>,
-    /// With the number of times that each slot was used, so that an old key stays invalid.
+    /// The registered regions. Each slot counts its uses, so that an old key stays invalid.
     regions: [(Option<Region>, u64); REGIONS],
     pending: Vec<Pending>,
     /// Completions of posts to detached peers, for the next poll to report.
@@ -212,7 +213,8 @@ impl FileRail {
                     return Ok(());
                 }
                 if let Some(local) = into {
-                    // SAFETY: as long as the payload, and writable until the post is complete.
+                    // SAFETY: the destination is as long as the payload, and writable until the
+                    // post is complete.
                     unsafe { ptr::copy(payload.as_ptr(), local.ptr.as_ptr(), local.len) };
                 }
                 sink.done(cx, Ok(()));
@@ -229,7 +231,7 @@ impl FileRail {
         Ok(())
     }
 
-    /// Handles the next frame of a peer. `false`: there is none.
+    /// Handles the next frame of a peer. Returns `false` if there is none.
     fn poll_link<S: Sink>(&mut self, peer: Peer, sink: &mut S) -> bool {
         let Some(link) = &mut self.links[usize::from(peer.0)] else { return false };
         if link.broken.is_some() {
@@ -291,7 +293,7 @@ impl FileSetup<'_> {
             return Err(io::ErrorKind::AlreadyExists.into());
         }
         let append = |path| OpenOptions::new().create(true).append(true).open(path);
-        append(from)?; // The peer may not have come yet.
+        append(from)?; // The peer may not have created it yet.
         let (to, from) = (append(to)?, File::open(from)?);
         links[place] = Some(Link { to, from, read: vec![], broken: None, reported: false });
         Ok(())

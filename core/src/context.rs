@@ -127,7 +127,8 @@ impl<'m, H: Host> Context<'m, H> {
         self.ask(Command::Send { to, tag, from, sync: true })
     }
 
-    /// Submits [`Engine::recv`](crate::engine::Engine::recv). The one reply is [`Reply::Received`].
+    /// Submits [`Engine::recv`](crate::engine::Engine::recv). The only reply is
+    /// [`Reply::Received`].
     #[doc(alias = "psm2_mq_irecv2")]
     pub fn recv(
         &mut self,
@@ -178,7 +179,7 @@ impl<'m, H: Host> Context<'m, H> {
         }
     }
 
-    /// Submits [`Engine::mrecv`](crate::engine::Engine::mrecv). The one reply is
+    /// Submits [`Engine::mrecv`](crate::engine::Engine::mrecv). The only reply is
     /// [`Reply::Received`].
     #[doc(alias = "psm2_mq_imrecv")]
     pub fn mrecv(&mut self, message: Claimed, into: Option<(LocalAddr, usize)>) -> Result<Ticket, OpError> {

@@ -90,11 +90,12 @@ pub struct ContextId(pub u8);
 /// How posts are spread over the rails that reach a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RailPolicy {
-    /// Always the lowest rail.
+    /// Always the rail with the lowest number.
     Fixed,
     /// Round robin, from a start that differs per pair of peers.
     RoundRobin,
-    /// The rail expected to drain first, by its measured speed; ties round robin.
+    /// The rail that is expected to drain first, by its measured speed. Ties are broken round
+    /// robin.
     LeastOutstanding,
 }
 
@@ -127,8 +128,8 @@ pub struct Config {
     /// Spreads the start of round robin over pairs, and seeds the epochs of attachments. Use a
     /// different value for each process and each start. Default: 0.
     pub seed: u64,
-    /// A number in the id of every region of this engine. With a different one for each engine of a
-    /// process, the regions of one are unknown to the others.
+    /// A number in the id of every region of this engine. Give each engine of a process a different
+    /// number. Then an engine rejects the region ids of the other engines.
     pub owner: u16,
 }
 
@@ -221,10 +222,10 @@ pub struct Stats {
 /// The state of an engine, without its rails.
 pub(crate) struct State<'m, const RAILS: usize> {
     pub config: Config,
-    /// The bits of a word that are its sequence.
+    /// The mask of a word's sequence bits.
     pub mask: u32,
-    /// Number of peer slots that are set up, at least 1. The tables of the others are untouched, so
-    /// that a peer costs nothing before it is reserved.
+    /// Number of peer slots that are set up, at least 1. The tables of the other slots are
+    /// untouched, so that a peer costs nothing before it is reserved.
     pub reached: usize,
     pub peers: &'m mut [PeerSlot],
     pub pairings: &'m mut [Pairing],
@@ -256,7 +257,7 @@ pub(crate) struct State<'m, const RAILS: usize> {
     pub max_rma: [u64; RAILS],
     /// Longest write that each rail copies before the post returns, in bytes.
     pub inject: [u64; RAILS],
-    // Limits that hold for all peers, so that the fast path need not look up the limits of one.
+    // Limits that hold for all peers, so that the fast path need not look up the limits of a peer.
     /// Longest write, in bytes, that is one post on every rail. It is not striped, and its length
     /// fits the tag of a silent post.
     pub single_max: u64,
@@ -327,11 +328,12 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         }
         let whole = if count > 1 { config.stripe_threshold.saturating_sub(1) } else { u64::MAX };
         peers.fill(PeerSlot::EMPTY);
-        // Do not touch memory that no earlier engine has used. Entries beyond the configured ones
-        // may hold peers of one.
+        // Write only to entries that an earlier engine has used, so that untouched memory stays
+        // untouched.
         let streams = &mut streams[..each];
         streams.iter_mut().filter(|stream| !stream.is_empty()).for_each(|stream| *stream = Stream::EMPTY);
-        // Set up slot 0, so that no untouched stream has the number of its peer.
+        // An untouched stream names peer 0. Set up slot 0, so that no untouched stream names its
+        // own peer.
         pairings[0] = Pairing::ALIKE;
         for context in 0..config.contexts as usize {
             streams[context * peers.len()] = Stream::new(context as u8, 0, Seq(config.first_sequence));
@@ -459,7 +461,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
         events
     }
 
-    /// Flushes the posts that rails have held back, so that none stays behind between two calls.
+    /// Flushes the posts that rails have held back, so that no post waits for the next call.
     #[inline(always)]
     fn flush(&mut self) {
         for rail in self.rails.iter_mut() {

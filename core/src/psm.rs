@@ -199,9 +199,9 @@ impl<'e, 'm, R: Rail, const RAILS: usize> Mq<'e, 'm, R, RAILS> {
         }
     }
 
-    /// Returns a [crowding peer](Engine::crowding_peers), and whether the open requests can be
-    /// waiting for it. If they can wait for one such peer, returns that one. Without an open
-    /// request, the program may be waiting for any. Slow path: looks at every slot.
+    /// Returns a [crowding peer](Engine::crowding_peers), and whether the program may be waiting
+    /// for it. Prefers a peer for which an open request may be waiting. If no request is open, the
+    /// program may be waiting for any peer. Slow path: looks at every slot.
     pub fn crowding_peer(&self) -> Option<(PeerId, bool)> {
         let awaits = |peer| (peer, self.state.requests.can_wait_for(peer));
         let mut peers = self.engine.crowding_peers().map(awaits);

@@ -129,7 +129,7 @@ pub struct Queue<'m, H: Host> {
     side: Side<'m>,
     /// Number of submitted commands whose slots have not been released.
     pending: u64,
-    /// Whether the worker has not been notified of some submissions.
+    /// Whether there are submissions of which the worker has not been notified.
     untold: bool,
     /// Whether commands are in flight for whose completion the worker does not notify this thread.
     silent: bool,

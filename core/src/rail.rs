@@ -60,8 +60,9 @@ pub enum Order {
 /// The capabilities of a rail. They never change once the rail exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caps {
-    /// Maximum length of a message in bytes. At least 256. The engine's headers take up to 48 bytes
-    /// of it, and those of tagged messages up to 72 bytes and 16 for each rail to the peer.
+    /// Maximum length of a message in bytes. At least 256. The engine's headers take at most 48
+    /// bytes of a message. Headers of tagged messages take at most 72 bytes, plus 16 bytes for each
+    /// rail to the peer.
     pub max_message: usize,
     /// Maximum length of a single write or read, in bytes.
     pub max_rma: usize,
@@ -278,15 +279,15 @@ pub unsafe trait Rail {
     /// does not wait.
     ///
     /// # Errors
-    /// If the peer is not fenced or the address is invalid, nothing has changed. With the
-    /// provider's code, the peer stays fenced.
+    /// If the peer is not fenced or the address is invalid, nothing has changed. If the error has
+    /// the provider's code, the peer stays fenced.
     #[cold]
     fn rejoin(&mut self, _peer: Peer, _address: &[u8]) -> Result<(), AttachError> {
         Err(AttachError::Unsupported)
     }
 
     /// Returns whether a [`fence`](Rail::fence) cuts off every peer of this rail.
-    /// [`Sink::peer_down`] then reports the others. If a fence would cut off another peer, the
+    /// [`Sink::peer_down`] then reports the other peers. If a fence would cut off another peer, the
     /// engine fails the peer instead. The answer never changes. A wrapper forwards the call.
     #[cold]
     fn fences_all(&self) -> bool {
@@ -392,14 +393,14 @@ pub unsafe trait Rail {
     /// Reports at most `budget` events and returns their number.
     fn poll<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32;
 
-    /// Sends posts that were held back for batching. The engine calls this before a
-    /// pass ends that may have posted.
+    /// Sends posts that were held back for batching. The engine calls this at the end of each pass
+    /// that may have posted.
     #[inline(always)]
     fn flush(&mut self) {}
 
     /// Copies pieces into memory that is imported but not mapped, and completes before it returns.
-    /// Returns `None` if the rail cannot copy; post writes then. After an error some bytes may have
-    /// been copied.
+    /// Returns `None` if the rail cannot copy. The caller then posts writes. After an error some
+    /// bytes may have been copied.
     ///
     /// # Safety
     /// Each local range is readable.

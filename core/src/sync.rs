@@ -8,7 +8,7 @@
 //! | [`pool`]      | slots that one owner takes and any thread releases                  |
 //! | [`host`]      | the interface to the host: clock, yield, futex                      |
 //! | [`event`]     | eventcount: sleep without losing a wake-up                          |
-//! | [`spin`]      | how long to spin before sleeping, and the one waiting loop          |
+//! | [`spin`]      | how long to spin before sleeping, and the loop of a wait            |
 
 pub mod event;
 pub mod host;

@@ -48,8 +48,8 @@ use super::wait::Waiter;
 use super::wire::{GENERATION_MASK, HEAD_MAX, KIND_BYE, Owner, get32, get64, put64};
 use super::{Engine, State};
 
-/// Number of passes that a side makes after it is done. Rails do not report when a copied message
-/// was sent, and a provider may send it only while it is polled.
+/// Number of passes that a side makes after all Byes were sent and received. Rails do not report
+/// when a copied message was sent, and a provider may send it only while it is polled.
 const LINGER: u16 = 1024;
 
 /// Length of a Bye, in bytes.
@@ -163,7 +163,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     }
 
     /// Returns whether the connection to a peer is closed or has failed. Then nothing is in flight
-    /// in either direction. [`peer_error`](Self::peer_error) says which. Does not make progress.
+    /// in either direction. [`peer_error`](Self::peer_error) tells the two cases apart. Does not
+    /// make progress.
     ///
     /// # Errors
     /// [`AttachError::UnknownPeer`] if the peer was removed.
@@ -173,7 +174,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     }
 
     /// [Closes](Self::close_peer) the connections to all peers, and makes progress until the peers
-    /// have left. Does not wait for failed peers. Blocks until then, or until `deadline_ns`.
+    /// have left. Does not wait for failed peers. Blocks until `deadline_ns` at most.
     ///
     /// After a return without an error, nothing is in flight and no peer waits for this engine. So
     /// the engine may be dropped, its memory may be released, and the process may exit.

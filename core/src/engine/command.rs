@@ -247,8 +247,8 @@ pub(super) enum Relay {
 const PENDING: u32 = 0;
 const DONE: u32 = 1;
 
-// SAFETY: only the holder of the entry writes `reply` and `work`, and after the submission only the
-// one worker. Others read `reply` only after edge `queue.done`.
+// SAFETY: before the submission only the holder of the entry writes `reply` and `work`, and
+// afterwards only the worker. Other threads read `reply` only after edge `queue.done`.
 unsafe impl Sync for Entry<'_> {}
 // SAFETY: nothing in the entry belongs to a thread, and `reply` and `work` have one writer at a
 // time.

@@ -53,8 +53,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// changed a word of a device.
     ///
     /// # Errors
-    /// `why`, if the word is not in device memory either. [`PeerError::Rail`] if the device has
-    /// failed; it may or may not change the word.
+    /// `why`, if the word is not in device memory. [`PeerError::Rail`] if the device has failed; it
+    /// may or may not change the word.
     #[cold]
     #[inline(never)]
     pub(super) fn signal_on_device(

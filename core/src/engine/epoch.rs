@@ -90,7 +90,8 @@ impl Meeting {
         again: false,
     };
 
-    /// Returns whether this epoch, another epoch or no epoch is bound here.
+    /// Compares an epoch with the bound one. Returns whether it is bound, another one is, or none
+    /// is.
     fn bond(&self, epoch: u32) -> Bond {
         match self.theirs {
             0 => Bond::None,
@@ -356,8 +357,8 @@ mod tests {
         });
         for (at, &one) in epochs.iter().enumerate() {
             assert_ne!(one, 0);
-            // The four bits that the widest window leaves differ too. 0 is skipped, so 14 epochs in
-            // a row differ.
+            // With the widest window, a word holds four bits of the epoch. These bits differ too. 0
+            // is skipped, so 14 epochs in a row differ.
             for &other in epochs[at + 1..].iter().take(13) {
                 assert_ne!(one, other);
                 let mask = sequence_mask(1 << 19);

@@ -1,9 +1,9 @@
 //! Failover: a peer survives the failure of a rail while another rail leads to it.
 //!
-//! An engine with [failover](Engine::attach_failover) records, for each peer that several rails
-//! join, what every number in flight carried and on which rail. Both sides do so. The streams of
-//! such a peer are *kept*: they send everything through the queue. So the source of each operation
-//! is known, and stays unchanged until the operation is acknowledged.
+//! An engine with [failover](Engine::attach_failover) records what was sent under every number in
+//! flight, and on which rail. It does so for each peer that several rails reach. Both sides keep
+//! such records. The streams of such a peer are *kept*: they send everything through the queue. So
+//! the source of each operation is known, and stays unchanged until the operation is acknowledged.
 //!
 //! # The protocol
 //!
@@ -18,7 +18,7 @@
 //! 3. *Tell*: the peer gets a report over another rail. It has the cursor of each stream, and a
 //!    bitmap of the numbers that arrived beyond the cursor. A number that was sent on the failed
 //!    rail and is not in the bitmap never arrives. The other rail may be dead too, unnoticed. So
-//!    the report is repeated on one rail after the other, more and more rarely, until the peer
+//!    the report is repeated on one rail after the other, at growing intervals, until the peer
 //!    confirms it.
 //! 4. *Resume*: a side that receives a report posts the missing numbers again on the remaining
 //!    rails, unchanged and in order.
@@ -119,7 +119,7 @@ pub struct FailoverPeer {
     told: u16,
     /// Passes until the reports are repeated.
     wait: u32,
-    /// Passes that a fence has waited for rails of other peers.
+    /// Passes for which a fence has waited, because it would cut off another peer's last rail.
     patience: u32,
     /// The state of failed rails that return to use.
     back: Back,
@@ -188,7 +188,7 @@ impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
     /// that are connected later, by several rails each. [`has_failover`](Self::has_failover) says
     /// whether both sides of a connection take part. If a failed rail cannot [fence](Rail::fence) a
     /// peer, the peer still fails. If all rails to a peer keep attachments apart
-    /// ([`Caps::fresh`](crate::rail::Caps)), the sides do not tell each other, so both must attach
+    /// ([`Caps::fresh`](crate::rail::Caps)), the sides do not exchange this, so both must attach
     /// failover, or neither. Slow path; allocates nothing.
     ///
     /// Every operation to such a peer takes a slot, even a silent one. A tagged message that is

@@ -21,7 +21,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.state.pending.ended.head != NONE || receives.is_some()
     }
 
-    /// Returns whether the oldest completion is that of a receive. `None`: there is no completion.
+    /// Returns whether the oldest completion belongs to a receive, or `None` if there is no
+    /// completion.
     #[inline(always)]
     pub(crate) fn is_receive_next(&self) -> Option<bool> {
         let State { pending, protocol, .. } = &self.state;

@@ -22,9 +22,9 @@ pub struct Joint {
     pub ours: RailId,
     /// The number of the rail at the peer.
     pub theirs: u8,
-    /// The longest message that the peer accepts on this rail, in bytes. At least 128: less than
-    /// [`Caps::max_message`](crate::rail::Caps) of a rail, because the peer's own rail may accept
-    /// less.
+    /// The longest message that the peer accepts on this rail, in bytes. At least 128. May be less
+    /// than [`Caps::max_message`](crate::rail::Caps) of our rail, because the peer's rail may
+    /// accept less.
     pub max_message: usize,
 }
 
@@ -49,7 +49,8 @@ pub struct Pairing {
     pub(crate) last: u32,
 }
 
-// SAFETY: numbers, flags, and `Bond`, whose first variant is 0.
+// SAFETY: all fields are numbers, flags, or `Bond`, whose first variant is 0, so zeros are a valid
+// value.
 unsafe impl Zeroable for Pairing {}
 
 impl Pairing {

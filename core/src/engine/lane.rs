@@ -56,7 +56,7 @@ type Ends<P, C> = UnsafeCell<MaybeUninit<(P, C)>>;
 /// The state that queue and worker share besides the rings. The first side to leave stores its ring
 /// ends here.
 pub struct Lane<'m> {
-    /// The sides that have not left: [`QUEUE`], [`CONSUMER`].
+    /// Bitmask of the sides that have not left: [`QUEUE`], [`CONSUMER`].
     there: AtomicU32,
     /// The queue writes this when it leaves. From then on it belongs to the worker.
     queue: Ends<Producer<'m, Posted<'m>>, Consumer<'m, Posted<'m>>>,
@@ -140,8 +140,8 @@ impl<'m> Side<'m> {
     #[inline]
     pub fn push(&mut self, posted: Posted<'m>) {
         if let Err(full) = self.outgoing.push(posted) {
-            // SAFETY: the ring has just returned the command, so it is opened once. This never
-            // happens, because the ring is as long as the pool.
+            // SAFETY: the ring has just returned the command, so it is opened once. The ring is
+            // never full, because it is as long as the pool.
             drop(unsafe { full.0.open() });
         }
     }
@@ -444,7 +444,7 @@ impl<'m> CommandConsumer<'m> {
         }
         self.answered = false;
         let woke = self.channel.recv.notify(host);
-        // The notification above included the fence that this one needs.
+        // The notification above has executed the memory fence that this one needs.
         u64::from(woke) + self.side.lane.listeners.notify(host)
     }
 

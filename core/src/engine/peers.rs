@@ -48,8 +48,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// [`has_answered`](Self::has_answered) says when. Over rails that keep attachments apart
     /// ([`Caps::fresh`](crate::rail::Caps)), operations need no such answer.
     ///
-    /// The two sides may number the rails differently; `joints` maps the peer's keys. `matching`
-    /// has the peer's limits of tagged messages; `None` means that they equal ours. Slow path.
+    /// The two sides may number the rails differently; `joints` names the peer's rail for each of
+    /// ours. `matching` has the peer's limits of tagged messages; `None` means that they equal
+    /// ours. Slow path.
     ///
     /// # Errors
     /// [`AttachError::Config`] if there are no joints, or one is invalid.

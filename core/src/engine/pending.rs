@@ -29,7 +29,7 @@ pub(crate) enum OpKind {
     Write,
     /// Reads, which have no number.
     Read,
-    /// A numbered message alone.
+    /// Only a numbered message.
     Message,
     /// An atomic that a rail executes. It has no number.
     Atomic,
@@ -37,7 +37,7 @@ pub(crate) enum OpKind {
     Send,
 }
 
-/// One operation, in four cache lines. A fully posted one touches only the first.
+/// One operation, in four cache lines. A fully posted operation uses only the first of them.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
 pub struct PendingSlot {

@@ -442,7 +442,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         if error != PostError::PeerDown && !of_rail {
             return Err(Blocked::Refused(id, error));
         }
-        // A rail that refuses even the first messages was never told of the peer.
+        // A rail that refuses even the first messages was never attached to the peer.
         let first = error == PostError::PeerDown && self.is_meeting(peer);
         let cost = if first { PeerError::Unattached(id) } else { PeerError::Rail(id) };
         self.rail_failed(peer, rail, Fault::Post(id, error), cost);

@@ -200,7 +200,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                     unable |= 1 << i;
                     continue;
                 }
-                // The peer chooses where the region begins, and words are aligned by offset only.
+                // The peer chooses where the region begins, and only the offset of a word is
+                // checked for alignment.
                 Ok(Some(mapped)) if !mapped.as_ptr().addr().is_multiple_of(8) && plain => {
                     (i + 1, AttachError::Misaligned)
                 }

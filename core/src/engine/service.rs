@@ -196,7 +196,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         posted
     }
 
-    /// Requests an acknowledgement from the peer if one is wanted, once per number reached.
+    /// Requests an acknowledgement from the peer if one is wanted, at most once for each number.
     fn ask_if_wanted(&mut self, stream: u32) {
         let s = &self.state.streams[stream as usize];
         if !s.ask {

@@ -77,8 +77,8 @@ pub struct Stream {
     /// Fully posted operations that need no acknowledgement. Each is removed when its last post
     /// completes.
     pub(crate) closing: Fifo,
-    /// The tag of silent posts without a slot, without the size: an
-    /// [`Owner::Stream`](super::wire::Owner).
+    /// The tag of silent posts that have no slot: an [`Owner::Stream`](super::wire::Owner) without
+    /// the size.
     pub(crate) tag: u64,
     /// The number up to which an acknowledgement was last requested.
     pub(crate) asked: Seq,
@@ -92,15 +92,15 @@ pub struct Stream {
 
 const _: () = assert!(core::mem::offset_of!(Stream, ops) == 64 && size_of::<Stream>() == 128);
 
-// SAFETY: numbers and flags.
+// SAFETY: zeroed memory is a valid value, because all fields are numbers and flags.
 unsafe impl Zeroable for Stream {}
 
 impl Stream {
     /// Memory for a stream of a peer slot that was never reserved: all zeros.
-    // SAFETY: numbers and flags, for which zeros are values.
+    // SAFETY: all fields are numbers and flags, so zeros are a valid value.
     pub const EMPTY: Stream = unsafe { MaybeUninit::zeroed().assume_init() };
 
-    /// Returns whether it is [`EMPTY`](Self::EMPTY). A stream that was set up is open, or
+    /// Returns whether the stream is [`EMPTY`](Self::EMPTY). A stream that was set up is open, or
     /// [shut](Self::shut).
     pub(crate) fn is_empty(&self) -> bool {
         !self.live && self.acked == self.next
@@ -149,8 +149,8 @@ impl Stream {
         self.window.set_stamp(takes);
     }
 
-    /// Closes the stream without a check on hot paths. The stream appears to have more than a
-    /// window in flight, and no word equals the expected one.
+    /// Closes the stream so that hot paths need no check of their own: the stream appears to have
+    /// more than a window in flight, and no word equals the expected one.
     pub(crate) const fn shut(&mut self) {
         (self.live, self.unhurried) = (false, false);
         self.acked = self.next.plus(1);

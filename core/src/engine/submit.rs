@@ -44,9 +44,9 @@ impl Signal {
 /// The result of issuing an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Issued {
-    /// The call has nothing left to report: the operation is applied at its target, and its local
-    /// memory may be reused. After a [`send`](super::Engine::send) only the latter holds, and
-    /// [`quiet`](super::Engine::quiet) waits for the arrival.
+    /// The operation is applied at its target, and its local memory may be reused. After a
+    /// [`send`](super::Engine::send) the memory may be reused, but the message may not have
+    /// arrived; [`quiet`](super::Engine::quiet) waits for that.
     Done {
         /// The fetched value, or 0.
         value: u64,
@@ -66,7 +66,7 @@ pub enum Notice {
     Silent,
 }
 
-/// A requested transfer, as one argument of out-of-line functions.
+/// The parameters of a transfer, passed to out-of-line functions as one argument.
 #[derive(Clone, Copy)]
 struct Transfer {
     context: ContextId,
@@ -300,8 +300,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Some(slot.ptr.wrapping_add(addr.offset as usize))
     }
 
-    /// Resolves the mapped target of an operation, if it is valid. No stream may have anything in
-    /// flight, so that a direct access preserves order. Returns `None` if the slow path is needed.
+    /// Resolves the mapped target of an operation. Returns `None` if the slow path is needed: the
+    /// target is invalid or not mapped, or a stream has something in flight. A direct access
+    /// preserves order only if nothing is in flight.
     #[inline(always)]
     fn there(&self, context: ContextId, addr: RemoteAddr, len: usize) -> Option<Mapped> {
         let slot = self.state.remotes.get(addr.region.index())?;
@@ -320,7 +321,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     }
 
     /// Like [`there`](Self::there), for data and its signal word at the same peer. Both are usually
-    /// in the same region, which is then looked up once. A round trip takes this path twice.
+    /// in the same region, which is then looked up once.
     #[inline(always)]
     fn there_with_word(
         &self,

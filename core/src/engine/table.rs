@@ -85,7 +85,8 @@ pub struct LocalSlot<const RAILS: usize> {
     /// Number of bytes that only rails access: device memory, or memory with native atomics.
     /// Otherwise 0.
     pub(crate) device: u64,
-    /// With [`Config::owner`](super::Config::owner) in the upper half, if the slot is taken.
+    /// The generation of the slot. If the slot is taken, the upper half is
+    /// [`Config::owner`](super::Config::owner).
     pub(crate) generation: u32,
     /// The rail that executes atomics in the region, or [`NO_RAIL`].
     pub(crate) native: u8,
@@ -133,7 +134,7 @@ pub struct RemoteSlot<const RAILS: usize> {
     pub(crate) len: u64,
     /// Number of bytes that only rails access. Otherwise 0.
     pub(crate) device: u64,
-    /// Whether the slot is taken. The rest of a free one has no meaning.
+    /// Whether the slot is taken. The other fields of a free slot have no meaning.
     pub(crate) taken: bool,
     pub(crate) peer: u16,
     /// As [`LocalSlot::generation`].
@@ -154,7 +155,7 @@ pub struct RemoteSlot<const RAILS: usize> {
 // SAFETY: a mapping belongs to the process, not to a thread. Only raw copies and atomics access it.
 unsafe impl<const RAILS: usize> Send for RemoteSlot<RAILS> {}
 
-// SAFETY: numbers, flags and pointers.
+// SAFETY: zeroed memory is a valid value, because all fields are numbers, flags and raw pointers.
 unsafe impl<const RAILS: usize> Zeroable for RemoteSlot<RAILS> {}
 
 impl<const RAILS: usize> RemoteSlot<RAILS> {
@@ -174,7 +175,7 @@ impl<const RAILS: usize> RemoteSlot<RAILS> {
         keys: [RailKey { key: 0, base: 0 }; RAILS],
     };
 
-    /// Returns whether it is a region of this peer.
+    /// Returns whether the slot holds a region of this peer.
     pub(crate) fn is_of(&self, peer: u16) -> bool {
         self.taken && self.peer == peer
     }

@@ -44,10 +44,10 @@
 //! A *shape* is a mask over source and tag. A receive accepts a message if and only if their keys
 //! are equal under the receive's mask. So each shape is a hash table of *groups*; a group has all
 //! receives with one key, oldest first. A message looks up one group per shape in use, and matches
-//! the oldest receive found. Shapes without an older receive than the best so far are skipped.
-//! Unexpected messages are hashed too, in one table per shape that receives search for. The oldest
-//! receive and message are checked before any table, and the youngest few receives are in no table.
-//! So traffic in order is never hashed.
+//! the oldest receive found. A shape is skipped if all its receives are younger than the best one
+//! found so far. Unexpected messages are hashed too, in one table per shape that receives search
+//! for. The oldest receive and message are checked before any table, and the youngest few receives
+//! are in no table. So traffic in order is never hashed.
 //!
 //! # Files
 //!

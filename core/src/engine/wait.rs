@@ -72,7 +72,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     ///
     /// # Errors
     /// The errors of `quiet`, for the first peer with an error; other peers may not be quiet then.
-    /// A failed peer is reported only while it has lost operations that were not reported. So a
+    /// A failed peer is reported only while it has lost operations that no quiet has reported. So a
     /// second call continues with the other peers.
     #[doc(alias = "shmem_ctx_quiet")]
     #[inline]

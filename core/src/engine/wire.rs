@@ -60,14 +60,13 @@ pub(super) const KIND_TOLD: u8 = 9;
 pub(super) const KIND_ASKS: u8 = 10;
 pub(super) const KIND_REJOIN: u8 = 11;
 
-/// Returns the bits of a word that are its sequence, for a window of `window` numbers.
+/// Returns the mask of a word's sequence bits, for a window of `window` numbers.
 pub(crate) const fn sequence_mask(window: u32) -> u32 {
     let bits = window.trailing_zeros() + 2;
     (1 << if bits < WIRE_BITS { bits } else { WIRE_BITS }) - 1
 }
 
-/// Returns the bits of a word that are not its sequence. Only the low bits of `epoch` that fit are
-/// used.
+/// Returns the context and epoch bits of a word. Only the low bits of `epoch` that fit are used.
 pub(crate) const fn stamp(context: u8, epoch: u32, mask: u32) -> u32 {
     (context as u32) << CONTEXT_SHIFT | epoch << mask.count_ones() & ((1 << CONTEXT_SHIFT) - 1)
 }
@@ -95,8 +94,8 @@ pub(crate) enum Body {
     Signal { at: Place, op: SignalOp, value: u64, data: Option<(Place, u32)> },
     /// A write that is short enough to be sent as a message. `at` is the target of the payload.
     Data { at: Place },
-    /// Executes an atomic. Unless `token` is [`NO_TOKEN`], a reply returns it with the fetched
-    /// value.
+    /// Executes an atomic. Unless `token` is [`NO_TOKEN`], a reply returns the token and the
+    /// fetched value.
     Amo { at: Place, amo: Amo, token: u64 },
     /// Returns a fetched value.
     Reply { token: u64, value: u64 },
@@ -252,8 +251,8 @@ pub(crate) struct Hello {
     pub bond: Bond,
     /// Whether the sender keeps what failover needs.
     pub keeps: bool,
-    /// Whether earlier Hellos, or their answers, may have been lost. If so, this one is answered in
-    /// any case.
+    /// Whether earlier Hellos, or their answers, may have been lost. If so, the receiver answers
+    /// this Hello in any case.
     pub again: bool,
 }
 

@@ -71,7 +71,7 @@ impl<'e, 'm, 'd, R: Rail, const RAILS: usize> Worker<'e, 'm, 'd, R, RAILS> {
         Counts { wake_syscalls: self.wakes, ..self.counts }
     }
 
-    /// Returns how many entries in the rings of the worker's queues the other side has not taken.
+    /// Returns how many entries wait in the rings of all the worker's queues.
     pub fn pending(&mut self) -> Pending {
         let each = self.consumers.iter_mut().map(CommandConsumer::pending);
         each.fold(Pending::default(), |all, consumer| Pending {

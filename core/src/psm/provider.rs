@@ -16,7 +16,7 @@ pub enum Opt {
     #[doc(alias = "PSM2_MQ_RNDV_HFI_SZ")]
     RndvHfiSz = 0x301,
     /// Maximum length of a message within one machine that is sent with its payload, in bytes. An
-    /// engine has one such maximum, so either option sets it for both.
+    /// engine has only one maximum, so each of the two options sets both.
     #[doc(alias = "PSM2_MQ_RNDV_SHM_SZ")]
     RndvShmSz = 0x302,
     /// Memory for unexpected messages, in MiB. The value is stored and returned as in PSM2, but has

@@ -47,11 +47,11 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
     }
 
     /// Receives a message that [`improbe`](Self::improbe) has claimed. The handle of the claim
-    /// becomes that of the receive. If the message was lost with its sender, the receive completes
-    /// with [`Code::InternalErr`].
+    /// becomes the handle of the receive. If the message was lost with its sender, the receive
+    /// completes with [`Code::InternalErr`].
     ///
     /// # Errors
-    /// [`Code::ParamErr`] for an invalid buffer, or if the handle is not that of a claim.
+    /// [`Code::ParamErr`] for an invalid buffer, or if the handle names no claimed message.
     /// [`Code::NoMemory`] as for [`irecv`](Self::irecv). The message stays claimed.
     #[doc(alias = "psm2_mq_imrecv")]
     pub fn imrecv(&mut self, into: impl Into<Buffer>, context: u64, req: MqReq) -> Result<(), Code> {

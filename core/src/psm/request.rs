@@ -64,7 +64,7 @@ pub(super) enum State {
     Claimed(Claimed),
     /// In the list of completed requests.
     Completed,
-    /// Removed from that list. Also the state of a free slot.
+    /// Removed from the list of completed requests. Also the state of a free slot.
     Dequeued,
 }
 
@@ -139,8 +139,8 @@ impl<'m> Requests<'m> {
         Requests { slots, completed: Fifo::EMPTY, deferred: Fifo::EMPTY, waiting: 0 }
     }
 
-    /// Takes a slot. Its status is stale until the request completes. The peer in it is not: the
-    /// caller sets it, once the engine has the request.
+    /// Takes a slot. The status in the slot is stale until the request completes, except for its
+    /// peer. The caller sets the peer once the engine has the request.
     #[inline(always)]
     pub(super) fn take(&mut self, context: u64, receive: bool) -> Option<u32> {
         let index = self.slots.take()?;
@@ -233,8 +233,8 @@ impl<'m> Requests<'m> {
         self.complete(index);
     }
 
-    /// Returns whether the open requests can be waiting for this peer: one of them names it or any
-    /// peer, or there is none. Slow path: scans all slots.
+    /// Returns whether the program may be waiting for this peer: an open request names it or any
+    /// peer, or no request is open. Slow path: scans all slots.
     pub(super) fn can_wait_for(&self, peer: PeerId) -> bool {
         let mut idle = true;
         for (_, slot) in self.slots.taken() {

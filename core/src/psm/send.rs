@@ -242,8 +242,8 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         self.state.stats.tx_shm_num += u64::from(self.is_near(send.to));
     }
 
-    /// Issues deferred sends, in order for each peer and peer by peer in turn. Issues at most one
-    /// batch.
+    /// Issues deferred sends: the peers in turn, and the sends to each peer in order. Issues at
+    /// most one batch.
     pub(super) fn send_deferred(&mut self) {
         let mut stuck = 0;
         for _ in 0..self.engine.config().batch {

@@ -1,6 +1,6 @@
 //! A rail that misbehaves on purpose. It wraps another rail, holds posts back, reorders them,
-//! refuses or fails some, and reports few events at a time. The same seed and use repeat the same
-//! faults.
+//! refuses or fails some, and reports few events at a time. The same seed and the same calls give
+//! the same faults.
 //!
 //! It is part of every build, because users test their own code with it. Never blocks or allocates:
 //! posts that are held back are stored inside the value. The wrapped rail satisfies the whole

@@ -48,7 +48,7 @@ enum Event {
     Landed(u32),
     Message(u16),
     Done(u64),
-    /// Dropped, because its peer was detached.
+    /// The event was dropped, because its peer was detached.
     Gone,
 }
 
@@ -173,7 +173,8 @@ unsafe impl<const DEPTH: usize> Rail for Loopback<DEPTH> {
             max_rma: RMA,
             inject: RMA,
             data_bytes: 4,
-            // The bytes of a write land when it is posted, so before earlier messages are reported.
+            // The bytes of a write land when it is posted, so they may land before earlier messages
+            // are reported.
             order: Order::Reports,
             native_atomics: self.native_atomics,
             depth: DEPTH as u32,

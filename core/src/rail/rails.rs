@@ -131,7 +131,7 @@ mod tests {
 
     use super::*;
 
-    /// A rail that records its drop: the number of drops, and its own number.
+    /// A rail that counts drops. When it is dropped, it records its own number.
     struct Counted<'c>(u8, &'c Cell<(u32, u8)>);
 
     impl Drop for Counted<'_> {

@@ -217,10 +217,11 @@ impl EventCount {
         Some(if stood.contains(&false) { Woken::Called } else { woken })
     }
 
-    /// Runs the first two phases of a sleep on a descriptor, for an owner that sleeps by other
-    /// means. A notifier of one of `events` then makes the descriptor readable, once. If `work`
-    /// returns true, withdraws the announcements and returns `false`. An announcement that remains
-    /// while the owner is awake costs only one needless call of the next notifier.
+    /// Runs the first two phases of a sleep on a descriptor. The owner then waits on the descriptor
+    /// itself, for example with `poll(2)`. A notifier of one of `events` then makes the descriptor
+    /// readable, once. If `work` returns true, withdraws the announcements and returns `false`. An
+    /// announcement that remains while the owner is awake costs only one needless call of the next
+    /// notifier.
     pub fn arm_elsewhere<H: Host + ?Sized, const N: usize>(
         events: [&Self; N],
         host: &H,
@@ -293,8 +294,8 @@ struct Announced<'e> {
 impl Announced<'_> {
     /// Withdraws the announcement. Returns whether no notifier had seen it.
     fn withdraw(&self) -> bool {
-        // Relaxed: a notifier that still reads "sleeping" makes a needless call. One that reads
-        // "awake" has published its work for a thread that is about to check for work.
+        // Relaxed: a notifier that still reads "sleeping" makes a needless call. A notifier that
+        // reads "awake" has published its work for a thread that is about to check for work.
         self.event.word.swap(AWAKE, Ordering::Relaxed) != AWAKE
     }
 }

@@ -93,7 +93,8 @@ const OWNER: u64 = 1 << 32;
 
 /// The lowest bit of [`Slot::state`]. It is set while the slot's current generation has an id.
 const ID_OUT: u64 = 1;
-/// One generation in [`Slot::state`] and in an id: the lower 16 bits hold the flag or the index.
+/// The increment of the generation in [`Slot::state`] and in an id. The 16 bits below it hold the
+/// flag or the index.
 const GENERATION: u64 = 1 << 16;
 
 /// The fields that releasing threads write, on one 128-byte line (on x86-64 and aarch64).

@@ -217,7 +217,7 @@ fn a_pass_changes_at_most_one_word_of_a_device() {
 #[test]
 fn streams_take_turns_to_change_words_of_a_device() {
     let (_, mut rig) = tapped();
-    // Another peer that is this engine.
+    // A second peer, which is this engine too.
     let other = rig.own.engine.reserve_peer().unwrap();
     rig.own.engine.connect_peer(other, 1).unwrap();
     let theirs = import(&mut rig.own.engine, other, rig.local);

@@ -414,7 +414,7 @@ fn a_word_of_an_unknown_sender_is_no_answer() {
     control.borrow_mut().inject.push_back(Event::Landed(own.peer.peer(), word));
     passes(&mut own.engine, 1);
     assert_eq!((own.engine.has_answered(own.peer), own.engine.stats().stale), (Ok(false), 1));
-    // Once the sender has proved to be alive, that word counts as its first.
+    // Once the sender has proved that it is alive, the same word counts as its first.
     control.borrow_mut().inject.push_back(Event::Message(own.peer.peer(), hello(5, epoch, 0)));
     control.borrow_mut().inject.push_back(Event::Landed(own.peer.peer(), word));
     passes(&mut own.engine, 1);

@@ -131,7 +131,8 @@ fn meets<const RAILS: usize>(seed: u64, keeps: [bool; 2], cuts: bool, all: &mut 
             assert_eq!(word(&there.engine, there.target.at(0)), ops, "seed {seed}, node {n}");
             assert_eq!(side.engine.has_failover(side.peer), Ok(lasts), "seed {seed}, node {n}");
         } else {
-            // Such an engine lost a rail before it knew that the other has no failover.
+            // An engine that lost a rail lost it before it knew that the other engine has no
+            // failover.
             let lost = side.engine.stats().rails_failed != 0;
             assert!(!lost || side.engine.has_answered(side.peer) == Ok(false), "seed {seed}, node {n}");
             all.given_up += u64::from(error.is_some());

@@ -29,7 +29,7 @@ pub enum Op {
 pub enum Seen {
     /// The receive or the message waits.
     Waits,
-    /// The receive matched this message, the probe found it, or it was taken or discarded.
+    /// The message that the receive matched, that the probe found, or that was taken or discarded.
     Message(Arrived),
     /// The message matched this receive.
     Receive(u64),

@@ -56,7 +56,7 @@ fn every_message_and_every_receive_ends_once() {
         }
         assert_eq!((engine.matcher.posted(), engine.matcher.unexpected()), (waiting.len(), there.len()));
     }
-    // The remaining messages are complete, and the oldest comes first.
+    // All remaining messages are found, oldest first.
     let everything = Wanted { source: None, tag: Tag::ZERO, ignore: Tag::ALL };
     for context in waiting {
         assert!(matches!(engine.answer(&Op::Cancel { context }), Seen::Cancelled(_)));
@@ -80,7 +80,7 @@ fn messages_of_one_pair_are_not_reordered() {
     let pairs: BTreeMap<u64, u64> =
         pairs(&ops).into_iter().map(|(context, cookie)| (cookie, context)).collect();
     // Of two equal messages, the second matches no receive before the first has matched one. If
-    // both fit two receives, the first message never gets the later one.
+    // both fit two receives, the first message never gets the later receive.
     let mut last: BTreeMap<(u32, Tag), (u64, Option<u64>)> = BTreeMap::new();
     for op in &ops {
         let Op::Arrive(message) = op else { continue };

@@ -9,7 +9,7 @@ use super::rig::*;
 use super::support::fleet::{self, End, Node};
 use super::support::*;
 
-/// Number of passes after which an acknowledgement is sent alone.
+/// Number of passes after which an acknowledgement is sent as a separate message.
 const AGE: u32 = 40;
 const CONFIG: Config = Config { ack_age: AGE, ..Config::DEFAULT };
 const MATCHING: MatchConfig = MatchConfig { credits: 64, ..SMALL };

@@ -25,7 +25,7 @@ const UNTOUCHED: u8 = 0xee;
 /// Number of blocks for payloads that wait at their sender, as in [`own1`].
 const OUTGOING: u64 = 4;
 
-/// Returns whether the buffer at this place is device memory. Every other buffer is.
+/// Returns whether the buffer at this place is in device memory. Every second buffer is.
 fn in_device(place: u64) -> bool {
     !(place / ROOM as u64).is_multiple_of(2)
 }

@@ -1,4 +1,5 @@
-//! Tagged messages of one attachment never match, complete or credit anything in a later one.
+//! Tagged messages of one attachment never match, complete or credit anything in a later
+//! attachment.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -91,7 +92,8 @@ fn messages_of_an_earlier_attachment_have_no_effect() {
         own.engine.connect_peer(own.me, 1).unwrap();
         meet(&mut own);
         write(&own.engine, own.into.at(0), &[0; SIZE]);
-        // Sends and receives with the same ids wait for messages like these.
+        // The new attachment has sends and receives with the same ids, which wait for such
+        // messages.
         let held = listen(true);
         one_of_each(&mut own);
         passes(&mut own.engine, 20);
@@ -116,8 +118,7 @@ fn messages_of_an_earlier_attachment_have_no_effect() {
             assert_eq!(status.unwrap().outcome, Received::Ok, "{n}");
         }
         assert_eq!(own.bytes(4096 * 3, 1000), pattern(0, 1000));
-        // All credits are available, and no more: exactly that many messages are sent before their
-        // receives.
+        // No credit was lost: three times as many messages as there are credits pass, one by one.
         for n in 0..3 * u64::from(SMALL.credits) {
             own.engine.send(CX, own.me, tag(n), Payload::Bytes(&[1; 8]), Notice::Silent).unwrap();
             own.recv(n, EXACT, 0, 8);

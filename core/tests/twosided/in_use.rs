@@ -1,5 +1,5 @@
 //! Memory in use can be neither deregistered nor released. The call names what uses the memory, and
-//! succeeds once that has completed.
+//! succeeds once that use has ended.
 
 use fishplate_core::engine::protocol::Payload;
 use fishplate_core::engine::{Config, Notice};
@@ -18,7 +18,7 @@ fn in_use(by: Use) -> Result<(), AttachError> {
     Err(AttachError::InUse(by))
 }
 
-/// A length above that of an eager payload.
+/// A length above the eager limit.
 const LONG: usize = 5000;
 
 fn mapped() -> Own1<Loopback<256>, 1> {

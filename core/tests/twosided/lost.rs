@@ -1,5 +1,5 @@
-//! The state of a lost peer is freed exactly once, in every state. Later peers have no less room,
-//! and no state of earlier ones.
+//! The state of a lost peer is freed exactly once, in every state. Later peers have the same room,
+//! and no state of earlier peers.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -19,7 +19,7 @@ use super::support::*;
 /// Number of streams of an engine in these tests.
 const PEERS: u32 = 4;
 
-/// Connects another peer that is this engine.
+/// Connects another peer, which is this engine too.
 fn another<R: Rail>(own: &mut Own1<R, 1>) -> PeerId {
     let peer = own.engine.reserve_peer().unwrap();
     own.engine.connect_peer(peer, 1).unwrap();

@@ -1,5 +1,5 @@
-//! The fast path of posting applies only to a receive like the previous one. In these tests, each
-//! other kind follows such a receive.
+//! The fast path of posting applies only to a receive like the previous one. In these tests,
+//! receives of every other kind follow such a receive.
 
 use fishplate_core::engine::Notice;
 use fishplate_core::engine::protocol::{Cancelled, Payload, Received};

@@ -183,8 +183,8 @@ fn probes_find_claim_and_fill_every_field() {
     assert_eq!(status, want);
     let (second, status) = bench.mq.improbe(1, ALL).unwrap();
     assert_eq!(status.msg_length, 9);
-    // Claimed messages may be received in any order, each once. The handle becomes that of the
-    // receive.
+    // Claimed messages may be received in any order, each once. The handle becomes the handle of
+    // the receive.
     assert_eq!(bench.mq.test2(&mut Some(second)), Err(Code::ParamErr));
     bench.mq.imrecv(bench.to(64), 21, second).unwrap();
     assert_eq!(bench.mq.imrecv(bench.to(64), 21, second), Err(Code::ParamErr));

@@ -202,8 +202,8 @@ fn every_order<const RAILS: usize>(dials: Dials, config: Config, seed: u64) {
 #[test]
 fn workers_stop_in_any_order_once_all_messages_are_received() {
     every_order::<1>(Dials::CALM, CONFIG, 1);
-    // If a rail refused a send at first, its acknowledgement completes the send, and nobody
-    // requests that. So acknowledgements are also sent by age.
+    // If a rail refused a send at first, an acknowledgement completes the send, and nobody requests
+    // one. So acknowledgements are also sent by age.
     let config = Config { ack_age: 1000, ..CONFIG };
     for seed in seeds(5) {
         every_order::<1>(Dials::WILD, config, seed);

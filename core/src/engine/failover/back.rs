@@ -1,6 +1,6 @@
 //! The return of a rail to a peer.
 //!
-//! It begins once each side has fenced the rail and knows that the other side has reported
+//! The return begins once each side has fenced the rail and knows that the other side has reported
 //! everything about it. Then nothing of the old epoch is in flight. The stages run over the rails
 //! in use:
 //!
@@ -11,7 +11,7 @@
 //! 3. *Proven*: a side posts a probe on the rail itself once both sides are attached. A side that
 //!    has received the peer's probe reports the stage.
 //! 4. *In use*: a side uses the rail once both probes have arrived. It answers a peer that does not
-//!    know that yet.
+//!    know this yet.
 //!
 //! If a rail fails before both sides use it, its epoch ends, because the other side may have begun
 //! to use it. Nothing waits for a rail that returns: the other rails continue.

@@ -210,7 +210,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let fencing = self.state.kept_peer(peer).is_some_and(|kept| kept.suspect | kept.fencing != 0);
         let mut budget = self.state.config.batch;
         let mut more = false;
-        // A read that is not fully posted is handled here once it is.
+        // A read that is only partly posted is handled in a later pass, once it is fully posted.
         let mut index = self.state.streams[stream as usize].ops.head;
         while index != NONE {
             let slot = &self.state.pending.slots[index as usize];

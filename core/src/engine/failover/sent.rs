@@ -11,11 +11,11 @@ use super::super::wire::{Body, NO_TOKEN};
 use super::super::{Engine, State};
 use super::{Asks, Failover};
 
-/// Longest payload that is copied into the record, in bytes: that of an inject. A longer payload
+/// Longest payload that is copied into the record, in bytes. It limits injects. A longer payload
 /// stays in its source.
 pub(in super::super) const COPY: usize = 64;
 
-/// Where a number is: on a rail, at the peer, or lost.
+/// The state of a number: carried by a rail, arrived at the peer, or lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Carried {
     By(u8),
@@ -48,7 +48,7 @@ pub(in super::super) enum Sent {
     Tagged {
         op: u32,
     },
-    /// An answer of the two-sided protocol. `of` is the send whose payload the answer carries in
+    /// An answer of the two-sided protocol. `of` is the send of whose payload the answer carries a
     /// part, or [`NONE`].
     Answer {
         of: u32,
@@ -141,8 +141,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 
 impl<const RAILS: usize> State<'_, RAILS> {
     /// Records what was posted under the next number, and that the rail picked last carries it. If
-    /// the number is part of a send's payload, it counts as an outstanding post of the send until
-    /// [`not_again`](Self::not_again).
+    /// the message carries a part of a send's payload, the number counts as an outstanding post of
+    /// the send until [`not_again`](Self::not_again).
     #[cold]
     pub(in super::super) fn keep(&mut self, stream: u32, what: Sent, copy: Untrusted<'_>) {
         let (seq, rail) = (self.streams[stream as usize].next, self.took);
@@ -175,7 +175,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
     }
 
     /// Handles the arrival of all numbers below `cursor` at the peer. Returns the cursor up to
-    /// which operations end.
+    /// which operations may complete.
     #[cold]
     pub(in super::super) fn kept_arrived(&mut self, stream: u32, cursor: Seq) -> Seq {
         let cursor = self.hold_back(stream, cursor);
@@ -183,8 +183,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         cursor
     }
 
-    /// Returns the cursor up to which operations end. It stops before an atomic whose reply is
-    /// missing, so that the target keeps the value.
+    /// Returns the cursor up to which operations may complete. It stops before an atomic whose
+    /// reply is missing, so that the target keeps the value.
     fn hold_back(&mut self, stream: u32, cursor: Seq) -> Seq {
         let Some(failover) = &mut self.failover else { return cursor };
         let heard = &mut failover.streams[stream as usize].heard;

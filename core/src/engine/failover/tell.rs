@@ -79,7 +79,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         }
     }
 
-    /// Counts the time that fences have waited, after the rails have checked which peers are alive.
+    /// Adds to the waiting time of fences, each time that the rails have checked which peers are
+    /// alive.
     pub(in super::super) fn fences_looked(&mut self) {
         for peer in 0..self.state.peers.len() as u16 {
             if let Some(kept) = self.state.kept_peer_mut(peer)
@@ -157,7 +158,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Returns the cost to the other peers of a rail if all of them are fenced.
+    /// Returns the highest cost to another peer if all peers of a rail are fenced.
     fn cost_of_fence(&self, peer: u16, rail: usize) -> Cost {
         let others = (0..self.peers.len() as u16).filter(|&other| other != peer);
         let cost = |other: u16| {
@@ -244,8 +245,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
     }
 
     /// Returns the rail for the next repetition of a report. Each repetition uses another rail,
-    /// because any rail may be dead unnoticed. Returns `None` for the first report, which may use
-    /// any rail.
+    /// because any rail may have failed unnoticed. Returns `None` for the first report, which may
+    /// use any rail.
     fn turn_to_tell(&self, peer: u16) -> Option<usize> {
         let kept = self.kept_peer(peer).filter(|kept| kept.told != 0)?;
         let rails = self.peers[peer as usize].rails;
@@ -284,7 +285,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Ok(rails)
     }
 
-    /// Handles the news that the peer fences a rail, or has fenced it.
+    /// Handles a report that the peer is fencing a rail, or has fenced it.
     pub(super) fn peer_fences(&mut self, peer: u16, rail: usize) {
         let (id, bit) = (RailId(rail as u8), 1 << rail);
         let why = Fault::Rail(id, CompleteError::PeerDown);
@@ -296,7 +297,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
     }
 
     /// Handles a peer's report of fenced rails and of the numbers that arrived, or its request for
-    /// one.
+    /// such a report.
     #[cold]
     pub(in super::super) fn told_arrived(&mut self, peer: Peer, told: &Told) -> Result<(), Violation> {
         let Some(stream) = self.arrival_stream(peer, told.context, told.word)? else { return Ok(()) };

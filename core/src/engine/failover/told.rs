@@ -22,8 +22,8 @@
 //! reports if its post fails.
 //!
 //! The other message, [`Asks`], requests the reply to a fetching atomic again. The request carries
-//! the whole number of the atomic, because it may be very late. Then the sequence in a word would
-//! mean another number.
+//! the whole number of the atomic. It may arrive so late that the sequence in a word would stand
+//! for another number.
 //!
 //! ```text
 //! 32 bytes: kind u8 | context u8 | 0 u16 | word u32 | ack u32 | 0 u32 | token u64 | number u64

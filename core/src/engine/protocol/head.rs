@@ -139,7 +139,8 @@ pub(crate) struct Offer<const RAILS: usize> {
     /// The number of the region at the sender. Without keys, [`UNREADABLE`] or [`ADDRESS`].
     pub region: u16,
     pub generation: u16,
-    /// The rails that join the two sides, as a bitmask: our numbers here, the sender's on the wire.
+    /// The rails that join the two sides, as a bitmask of our rail numbers. On the wire, the
+    /// bitmask has the sender's rail numbers.
     pub rails: u16,
     /// The keys of the region on these rails.
     pub keys: [RailKey; RAILS],

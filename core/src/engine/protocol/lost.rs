@@ -79,8 +79,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         // The ids of unexpected and claimed messages become stale here. Their memory is freed
         // below.
         protocol.matcher.forget_source(peer as u32);
-        // Receives that still read from the peer, or that were not ended since it failed, drop
-        // their header here. The memory of the headers is freed below.
+        // Receives that still read from the peer, or that have not ended since the peer failed,
+        // drop their header here. The memory of the headers is freed below.
         let used = protocol.requests.slots.used() as usize;
         for slot in &mut protocol.requests.slots[..used] {
             if slot.source.get().is_some_and(|source| source.index == peer) {

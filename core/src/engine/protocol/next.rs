@@ -52,7 +52,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
             s.acked = s.acked.plus(acked as u64);
             self.open -= s.silent_over();
         }
-        // The acknowledgement may be late, because a sender that waits for one requests it.
+        // The acknowledgement may be delayed, because a sender that waits for one requests it.
         let half = self.config.window as u64 / 2;
         if head.op != 0
             || s.owed() > half

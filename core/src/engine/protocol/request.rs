@@ -194,7 +194,7 @@ impl Stage {
     }
 }
 
-/// How much of its message a receive got. For `Told`, `outcome` has the failure.
+/// How much of its message a receive got. For `Told`, `outcome` has the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fit {
     Whole,
@@ -224,7 +224,7 @@ impl Sender {
     }
 }
 
-/// One receive, in three cache lines. An expected match touches two.
+/// One receive, in three cache lines. A match of an expected message uses two of them.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
 pub struct RecvSlot {
@@ -444,7 +444,7 @@ impl<'m> Requests<'m> {
         self.ended.first()
     }
 
-    /// Returns the position of that receive among all completions.
+    /// Returns the position of the oldest ended receive among all completions.
     #[inline(always)]
     pub(crate) fn oldest_order(&self) -> Option<u64> {
         self.slots.get(self.ended.head as usize).map(|slot| slot.order)

@@ -106,8 +106,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.send_slow(context, to, tag, payload, notice, true)
     }
 
-    /// Returns whether the receiver of a send reads its payload. The completion must not be taken
-    /// yet.
+    /// Returns whether the receiver of a send reads its payload. The completion of the send must
+    /// not have been taken.
     pub(crate) fn is_fetched(&self, token: Token) -> bool {
         let index = self.state.pending.find(token);
         index.is_ok_and(|index| self.state.pending.slots[index as usize].form == Form::Request)

@@ -72,7 +72,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Copies the payload of a short message, which we granted to its sender, into a block.
+    /// Copies the payload of a short message into a block, if the sender has a grant for it.
     pub(super) fn keep_short(&mut self, stream: u32, payload: Untrusted<'_>) -> Result<Kept, Violation> {
         let Some(protocol) = &mut self.protocol else { return Err(Violation::Kind) };
         let account = &mut protocol.accounts[stream as usize];

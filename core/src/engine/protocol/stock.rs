@@ -1,6 +1,6 @@
 //! Memory for waiting messages: blocks for payloads, headers for payloads that stay at the sender,
-//! and an account per stream of what each side may still use. Sizes are fixed at setup. Nothing
-//! here allocates or posts.
+//! and for each stream an account of what each side may still use. Sizes are fixed at setup.
+//! Nothing here allocates or posts.
 
 use crate::error::Violation;
 use crate::mem::{PeerId, Zeroable};
@@ -251,7 +251,7 @@ impl Room {
 ///
 /// `sent` and `freed` count our credits at the peer. `kept` and `returned` count the peer's credits
 /// here. A header is in use from its request to send until the reply, so it needs no count on the
-/// wire. For short messages, the receiver raises a total.
+/// wire. For short messages, the receiver raises the total that the sender may send.
 ///
 /// The account has two cache lines, so that indexing is a shift. A message with a credit uses only
 /// the first one.
@@ -282,7 +282,7 @@ pub struct Account {
     pub(crate) fins_said: u32,
     /// Number of times the peer's credits were doubled.
     pub(crate) credit_doublings: u8,
-    /// Number of times the peer's headers were doubled.
+    /// Number of times the peer's header room was doubled.
     pub(crate) header_doublings: u8,
     /// Whether a Room message is due.
     pub(crate) grown: bool,
@@ -301,7 +301,7 @@ pub struct Account {
 
 const _: () = assert!(core::mem::offset_of!(Account, shorts_sent) == 64 && size_of::<Account>() == 128);
 
-// SAFETY: numbers and flags.
+// SAFETY: zeroed memory is a valid value, because all fields are numbers and flags.
 unsafe impl Zeroable for Account {}
 
 impl Account {
@@ -334,7 +334,7 @@ impl Account {
         self.grown |= room.double(&mut self.credit_doublings);
     }
 
-    /// Doubles the peer's headers, if the pool has room.
+    /// Doubles the peer's header room, if the pool has room.
     #[cold]
     pub(crate) fn grow_headers(&mut self, room: &mut Room) {
         self.grown |= room.double(&mut self.header_doublings);

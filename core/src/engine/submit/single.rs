@@ -66,7 +66,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         {
             return false;
         }
-        // Pick a rail last, because picking uses up its turn.
+        // Pick a rail last, because a picked rail has used its turn.
         let Some(rail) = self.state.pick(peer, 0, bytes) else { return false };
         let State { locals, remotes, streams, loads, stats, open, mask, .. } = &mut self.state;
         let (Some(local), Some(remote), Some(s)) =

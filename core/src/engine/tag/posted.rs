@@ -1,11 +1,11 @@
 //! Waiting receives, in the order of posting.
 //!
-//! The youngest few receives are only in that order. The others are also in the hash table, by
-//! shape and masked key. Receives whose shape has no slot are in the overflow list instead. So a
-//! short queue is never hashed, and in a long queue each receive is hashed at most once. Up to
-//! [`MatcherConfig::lazily`](super::MatcherConfig::lazily) further receives are hashed only once a
-//! message does not match the oldest receive. An arrival checks the oldest receive, one group per
-//! shape, the overflow list, and the youngest few.
+//! The youngest few receives are only in the list of all receives. The others are also in the hash
+//! table, by shape and masked key. Receives whose shape has no slot are in the overflow list
+//! instead. So a short queue is never hashed, and in a long queue each receive is hashed at most
+//! once. Up to [`MatcherConfig::lazily`](super::MatcherConfig::lazily) further receives are hashed
+//! only once a message does not match the oldest receive. An arrival checks the oldest receive, one
+//! group per shape, the overflow list, and the youngest few.
 
 use super::super::list::{Fifo, Links, Listed, NONE};
 use super::group::{Buckets, GroupLinks, Grouped};

@@ -14,7 +14,7 @@ pub(super) const OVERFLOW: u8 = u8::MAX;
 pub(super) const MOST: usize = 64;
 /// The mask of an unused slot. No receive has it, because a source is compared whole or not at all.
 const UNTAKEN: Key = Key { lo: 0, hi: 1 << 32 };
-/// The value of [`Shape::index`] without an index over unexpected messages.
+/// The value of [`Shape::index`] if the shape has no index over unexpected messages.
 pub(super) const NO_INDEX: u8 = u8::MAX;
 
 /// One shape, in one cache line.

@@ -14,8 +14,8 @@ use crate::sync::{
 const ROUNDS: u64 = rounds(1, 2_000);
 const FOREVER: u64 = u64::MAX;
 
-/// Counts published and consumed work. Relaxed on purpose: the scenarios must rely on the
-/// eventcount's barriers alone.
+/// Counts published and consumed work. Relaxed on purpose: the scenarios must rely only on the
+/// eventcount's barriers.
 struct Scene {
     host: LockHost,
     work: [AtomicU64; 2],

@@ -19,7 +19,8 @@ struct PoolMemory<const N: usize> {
     ended: Arc<AtomicUsize>,
 }
 
-/// Creates a pool whose memory is freed when the last reference is dropped. `ended` counts that.
+/// Creates a pool whose memory is freed when the last reference is dropped. `ended` counts the
+/// freed pools.
 fn pool_of<const N: usize>(ended: &Arc<AtomicUsize>) -> Pool<'static, u64> {
     fn free<const N: usize>(memory: *mut ()) {
         // SAFETY: the pointer came from `Box::into_raw` below. The last holder calls this once,

@@ -45,8 +45,8 @@ mod sealed {
         /// Copies `len` values from one array to another.
         ///
         /// # Safety
-        /// Each of the `len` slots from `from` on fulfils the conditions of `read`, and each from
-        /// `to` on those of `write`. The two arrays do not overlap.
+        /// Each of the `len` slots from `from` on fulfils the conditions of `read`, and each of
+        /// those from `to` on fulfils the conditions of `write`. The two arrays do not overlap.
         #[inline]
         unsafe fn copy<T: Copy>(from: *const T, to: *mut T, len: usize) {
             for at in 0..len {
@@ -115,7 +115,7 @@ impl<'m, T: Copy> Span<'m, T> {
         Self::checked(NonNull::from(&mut *slots).cast(), slots.len())
     }
 
-    /// Wraps `capacity` slots from `first` on. Of the header it checks only the alignment.
+    /// Wraps `capacity` slots from `first` on. Checks only the alignment of the header.
     pub(super) fn of_raw(
         header: NonNull<Header>,
         first: NonNull<T>,

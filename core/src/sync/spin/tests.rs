@@ -15,7 +15,7 @@ use crate::sync::{host::SpinHost, primitive::AtomicU32};
 #[derive(Default)]
 struct Scripted {
     now_ns: Cell<u64>,
-    /// Amount by which the clock advances at each reading.
+    /// The clock advances by this much at each reading.
     tick_ns: Cell<u64>,
     clock_reads: Cell<u64>,
     slept: RefCell<Vec<u64>>,
