@@ -1,4 +1,5 @@
-//! A device whose kind is chosen at run time, so that the code over it is compiled once.
+//! A device whose kind is chosen at run time, so that the generic code above it is compiled only
+//! once.
 
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
@@ -12,7 +13,7 @@ use super::{Allocation, Device, DeviceCaps, DeviceError, DevicePtr, Handle, Host
 pub enum AnyDevice {
     /// Processor memory.
     Host(HostDevice),
-    /// A GPU of CUDA or HIP.
+    /// A GPU that is driven through CUDA or HIP.
     #[cfg(any(feature = "cuda", feature = "hip"))]
     Cuda(Box<CudaDevice>),
 }

@@ -1,16 +1,16 @@
-//! GPUs through the driver library, which is loaded at run time: NVIDIA's through CUDA, AMD's
-//! through HIP. If it is missing, calls return [`Absent`] and nothing panics.
+//! Drives NVIDIA GPUs through CUDA, and AMD GPUs through HIP. The driver library is loaded at run
+//! time. If it is missing, calls return [`Absent`].
 //!
 //! A [`CudaDevice`] holds its device's primary context, non-blocking streams and events. It may
 //! move between threads: each call makes the context current in the calling thread and then
-//! restores the previous one. Memory of `cuMemAlloc` is exported by handles of 64 bytes. Virtual
+//! restores the previous one. Memory from `cuMemAlloc` is exported by 64-byte handles. Virtual
 //! memory is exported by descriptors ([`CudaMemory`]). Memory of other allocators, such as a
 //! framework's, is classified by its attributes.
 //!
 //! HIP's functions mirror CUDA's, with the same arguments, layouts and codes. So one table of
-//! functions serves both, under CUDA's names. The module `hip` has those that differ. cudarc
-//! declares CUDA's functions and structures. All functions are looked up before the first call.
-//! They return a number, because cudarc's error enumeration lacks the codes of newer drivers.
+//! functions serves both, under CUDA's names. The module `hip` has the functions that differ.
+//! cudarc declares CUDA's functions and structures. All functions are looked up before the first
+//! call. They return a number, because cudarc's error enumeration lacks the codes of newer drivers.
 //!
 //! - The driver returns the same error for a handle of this process as for an invalid one. So each
 //!   device remembers the last [`REMEMBERED`] handles that it exported, and reports
@@ -22,9 +22,9 @@
 //!   `cuMemGetAddressRange` describes the physical segment. Here an allocation is one segment. HIP
 //!   does not report the reserved range. So a range over several segments that another allocator
 //!   mapped cannot be registered there.
-//! - HIP exports virtual memory since version 7.14, and NICs get dmabuf descriptors since 7.0. It
-//!   does not report pools: their memory is taken for that of `hipMalloc`.
-//! - Opened memory cannot be exported again: the error is
+//! - HIP exports virtual memory since version 7.14, and dmabuf descriptors for NICs since 7.0. It
+//!   does not report pools, so memory from a pool is treated like memory from `hipMalloc`.
+//! - Opened memory cannot be exported again. The error is
 //!   [`Unshared::NoHandleType`](super::Unshared::NoHandleType).
 //! - Pool and managed memory exist for tests ([`CudaDevice::alloc_as`]).
 
@@ -83,7 +83,7 @@ pub struct CudaDevice {
     streams: Vec<sys::CUstream>,
     marks: Marks,
     owned: Vec<Held>,
-    /// Whether memory was leaked on purpose. Then drop does not release the context.
+    /// Whether memory was leaked on purpose. If so, drop does not release the context.
     forsaken: bool,
     opened: Vec<Held>,
     pinned: Vec<Pinned>,
@@ -105,15 +105,15 @@ impl fmt::Debug for CudaDevice {
 /// Keeps the context current in this thread while it exists.
 struct Entered {
     driver: &'static Driver,
-    /// The previous context, if it was another.
+    /// The previous context, if it was a different one.
     previous: Option<sys::CUcontext>,
 }
 
 impl Drop for Entered {
     fn drop(&mut self) {
         if let Some(previous) = self.previous {
-            // SAFETY: this context was current in this thread, because `Entered` is not `Send`.
-            // Null, if there was none, leaves the thread without a context.
+            // SAFETY: this context was current in this thread, because `Entered` is not `Send`. If
+            // there was no previous context, null leaves the thread without one.
             unsafe { (self.driver.cuCtxSetCurrent)(previous) };
         }
     }
@@ -123,7 +123,7 @@ impl CudaDevice {
     /// Opens a device of this process.
     ///
     /// # Errors
-    /// [`DeviceError::NoDriver`] without a usable driver. [`Api::devices`] then returns the reason.
+    /// [`DeviceError::NoDriver`] if there is no usable driver. [`Api::devices`] returns the reason.
     /// [`DeviceError::NoDevice`] with the number of devices, if `ordinal` is too large.
     pub fn open(api: Api, ordinal: u32, config: CudaConfig) -> Result<CudaDevice, DeviceError> {
         let driver = api.driver()?;
@@ -233,7 +233,8 @@ unsafe impl Device for CudaDevice {
     }
 
     fn reaches(&self, uuid: &Uuid) -> bool {
-        // A device that is not visible here may still be opened. The host stand-in may not.
+        // Memory of a device that is hidden from this process can still be opened. Memory of the
+        // host stand-in cannot.
         *uuid != super::host::UUID
             && self.peers.iter().find(|(peer, _)| peer == uuid).is_none_or(|(_, reaches)| *reaches)
     }
@@ -262,7 +263,8 @@ unsafe impl Device for CudaDevice {
     ) -> Result<(), DeviceError> {
         let _entered = self.enter()?;
         let stream = self.stream(stream)?;
-        // SAFETY: the caller guarantees both ranges. The stream lives until this value is dropped.
+        // SAFETY: the caller guarantees that both ranges are valid. The stream lives until this
+        // value is dropped.
         driver::check(unsafe { (self.driver.cuMemcpyAsync)(to.0, from.0, len as usize, stream) })
     }
 
@@ -272,7 +274,8 @@ unsafe impl Device for CudaDevice {
         let stream = self.stream(stream)?;
         // With this flag, all earlier writes become visible before the word.
         let flags = sys::CUstreamWriteValue_flags::CU_STREAM_WRITE_VALUE_DEFAULT as u32;
-        // SAFETY: the caller guarantees the word. The stream lives until this value is dropped.
+        // SAFETY: the caller guarantees that the word is valid. The stream lives until this value
+        // is dropped.
         driver::check(unsafe { (self.driver.cuStreamWriteValue64_v2)(stream, word.0, value, flags) })
     }
 

@@ -1,6 +1,6 @@
-//! Device memory that NICs access: the operations of a device that a network rail needs.
+//! The device operations that a network rail needs for device memory that NICs access.
 //!
-//! Slow paths, except for the flush, which is one driver call.
+//! All are slow paths except the flush, which is one driver call.
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -47,7 +47,8 @@ impl<D: Device> GpuDirect<D> {
     /// Copies bytes into device memory, and waits for the copy.
     ///
     /// # Errors
-    /// The previous copy has not finished, there is no pinned memory, or the driver's error.
+    /// Fails if the previous copy has not finished, if there is no pinned memory, or if the driver
+    /// fails.
     ///
     /// # Safety
     /// `from.len()` bytes at `to` are device memory.
@@ -68,7 +69,8 @@ impl<D: Device> GpuDirect<D> {
     /// Copies bytes out of device memory, and waits for the copy.
     ///
     /// # Errors
-    /// The previous copy has not finished, there is no pinned memory, or the driver's error.
+    /// Fails if the previous copy has not finished, if there is no pinned memory, or if the driver
+    /// fails.
     ///
     /// # Safety
     /// `into.len()` bytes at `from` are device memory.

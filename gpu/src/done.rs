@@ -63,25 +63,25 @@ pub(crate) fn word(ticket: u64, status: Status, data: u32) -> u64 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Corrupt;
 
-/// The end of the origin, which stores words.
+/// The origin's end, which stores words.
 #[derive(Debug)]
 pub(crate) struct Sender {
     words: *const Line,
     count: u64,
     next: u64,
-    /// The target's cursor at our last load.
+    /// The target's cursor as we last loaded it.
     freed: u64,
     cursor: *const AtomicU64,
 }
 
-/// The end of the target, which polls words.
+/// The target's end, which polls words.
 #[derive(Debug)]
 pub(crate) struct Receiver {
     words: *const Line,
     count: u64,
     /// The first ticket whose word has not been seen.
     base: u64,
-    /// Our cursor at our last store.
+    /// Our cursor as we last stored it.
     told: u64,
     cursor: *const AtomicU64,
     /// Bit i: whether the word at index i was seen out of order.

@@ -1,5 +1,6 @@
-//! Exports device memory of this process. Each allocation is exported once and whole, even if only
-//! parts of it are registered. Slow path: allocates and calls the driver, except [`Exports::find`].
+//! Exports device memory of this process. Each allocation is exported once, as a whole, even if
+//! only parts of it are registered. All methods but [`Exports::find`] are slow paths: they allocate
+//! and call the driver.
 //!
 //! In virtual memory, the physical segments that a range touches are exported together as one
 //! allocation ([`run`](super::run)). A range inside an exported run shares that export. A range
@@ -169,8 +170,8 @@ impl Exports {
         let (mut around, mut revoking, mut inside) = (Vec::new(), None, Vec::new());
         for alloc in self.across(&run) {
             let Some(entry) = self.entries.get(&alloc) else { continue };
-            // Only the memory that the driver reports is live. An entry that disagrees was freed,
-            // and its addresses were reused.
+            // Only the memory that the driver reports is live. If an entry disagrees, its memory
+            // was freed and its addresses were reused.
             if !entry.run.agrees(&run) {
                 self.supersede(alloc);
             } else if entry.state != State::Live {

@@ -1,5 +1,5 @@
-//! A simulated GPU driver for tests of all code over [`Device`](super::Device). It needs no GPU and
-//! no real driver.
+//! A simulated GPU driver for tests of code that uses [`Device`](super::Device). It needs no GPU
+//! and no real driver.
 //!
 //! A [`FakeDriver`] is one machine with its devices. Its simulated processes ([`FakeProcess`]) all
 //! run in one real process. Like real processes they reach each other's memory only through
@@ -182,7 +182,7 @@ impl FakeProcess {
     }
 
     /// Kills the process, as a signal would. Memory that it exported stays mapped until importers
-    /// close it, and work queued on such memory is counted as touching orphans. Memory that the
+    /// close it, and later work on it is counted in [`Counts::orphans_touched`]. Memory that the
     /// process opened is closed, and its queued work is dropped.
     pub fn kill(&self) {
         self.driver.state().kill(self.place);

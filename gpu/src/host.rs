@@ -5,7 +5,7 @@
 //! device addresses are host addresses. The thread that queues a copy makes the copy at once, so
 //! every mark is reached. [`Device::copy`], [`Device::write_word`], [`Device::mark`] and
 //! [`Device::reached`] make no system call, do not allocate and do not wait. All other methods are
-//! slow path.
+//! slow paths.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};

@@ -1,6 +1,6 @@
-//! The cache of opened peer allocations, keyed by incarnation of the peer and allocation. Each
-//! allocation is opened once. [`Imports::begin`] and [`Imports::end`] are hot: an index and a
-//! counter. The other methods are slow path: they allocate and call the driver.
+//! The cache of opened peer allocations, keyed by the peer's incarnation and the allocation. Each
+//! allocation is opened once. [`Imports::begin`] and [`Imports::end`] are hot: each only uses an
+//! index and a counter. The other methods are slow paths: they allocate and call the driver.
 //!
 //! | state    | found by an import | may begin a transfer | closed when                          |
 //! |----------|--------------------|----------------------|--------------------------------------|
@@ -262,8 +262,8 @@ impl Imports {
             Some(handle) => {
                 self.make_room(device, size)?;
                 // SAFETY: the peer keeps exported memory until we acknowledge its revocation, which
-                // we do after the close. If it does not, only bytes that belong to the peer are
-                // affected. The device rejects invalid handles.
+                // we do after the close. If the peer breaks this rule, only bytes that belong to it
+                // are affected. The device rejects invalid handles.
                 let base = unsafe { device.open(handle, size) }.map_err(Fault::Device)?;
                 self.stats.opens += 1;
                 if let Err(why) = verify(device, base, handle, size) {
@@ -347,8 +347,8 @@ impl Imports {
         Ok(())
     }
 
-    /// Starts to drain a mapping: no transfer can begin, and the mapping is closed after the last
-    /// one.
+    /// Starts to drain a mapping. No new transfer can begin, and the mapping is closed after the
+    /// last transfer ends.
     fn retire(&mut self, index: u32, revoke: Option<u64>) {
         let Some(mapping) = &mut self.slots[index as usize].mapping else { return };
         if mapping.state == State::Open {

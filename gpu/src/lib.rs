@@ -1,4 +1,5 @@
-//! Device memory across processes: the driver interface of a GPU, and the names of its memory.
+//! Device memory across processes: the driver interface of a GPU, and how processes export and
+//! import its memory.
 //!
 //! All modules build on the small trait [`Device`]. CUDA and HIP, processor memory and the fake
 //! driver implement it. A device belongs to one thread, and its methods call the driver. Methods
@@ -193,8 +194,8 @@ pub struct Allocation {
     pub buffer: u64,
     /// How the allocation can be exported.
     pub share: Share,
-    /// For virtual memory, the start of the reserved address range. Several allocations may share
-    /// one.
+    /// For virtual memory, the start of the reserved address range. Several allocations may lie in
+    /// one range.
     pub reservation: Option<DevicePtr>,
 }
 
@@ -239,7 +240,7 @@ pub enum DeviceError {
     BadHandle,
     /// This process exported the handle itself. Use the address.
     SameProcess,
-    /// The exporter's device cannot be reached from this one.
+    /// The exporter's device cannot be reached from this device.
     NoPeerAccess,
     /// Not enough memory, address space, or marks are left.
     Exhausted,
@@ -308,19 +309,19 @@ pub unsafe trait Device: Send {
     /// Allocates `size` bytes of exportable memory. Slow path.
     fn alloc(&mut self, size: u64) -> Result<DevicePtr, DeviceError>;
 
-    /// Frees memory of [`alloc`](Device::alloc). Slow path.
+    /// Frees memory from [`alloc`](Device::alloc). Slow path.
     ///
     /// # Safety
     /// No queued work uses the memory, and no peer has it open.
     unsafe fn free(&mut self, base: DevicePtr) -> Result<(), DeviceError>;
 
-    /// Leaks memory of [`alloc`](Device::alloc), even after the device is dropped, because a peer
+    /// Leaks memory from [`alloc`](Device::alloc), even after the device is dropped, because a peer
     /// may have the memory open. Does nothing if the memory lives as long as its importers. Slow
     /// path.
     fn forsake(&mut self, _base: DevicePtr) {}
 
-    /// Leaks memory of [`alloc`](Device::alloc) for good, because a NIC or the device itself may
-    /// still access it. It stays allocated even after the device is dropped. Slow path.
+    /// Leaks memory from [`alloc`](Device::alloc) permanently, because a NIC or the device itself
+    /// may still access it. It stays allocated even after the device is dropped. Slow path.
     fn keep(&mut self, base: DevicePtr);
 
     /// Returns the allocation that contains an address. For virtual memory, returns the physical
@@ -339,7 +340,7 @@ pub unsafe trait Device: Send {
     /// it at any time.
     unsafe fn open(&mut self, handle: &Handle, size: u64) -> Result<DevicePtr, DeviceError>;
 
-    /// Closes memory of [`open`](Device::open). Slow path: may wait for the device.
+    /// Closes memory that [`open`](Device::open) opened. Slow path: may wait for the device.
     ///
     /// # Safety
     /// No queued work uses the memory.
@@ -354,7 +355,7 @@ pub unsafe trait Device: Send {
     /// The bytes stay mapped until [`unpin`](Device::unpin).
     unsafe fn pin(&mut self, ptr: NonNull<u8>, len: usize) -> Result<DevicePtr, DeviceError>;
 
-    /// Unpins memory of [`pin`](Device::pin). Slow path.
+    /// Unpins memory that [`pin`](Device::pin) pinned. Slow path.
     ///
     /// # Safety
     /// No queued work uses the memory.

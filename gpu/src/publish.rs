@@ -63,7 +63,7 @@ impl Binding {
     }
 }
 
-/// Permits direct transfers with a peer's buffer, of one version and one incarnation of the peer.
+/// Permits direct transfers with one version of a peer's buffer, in one incarnation of the peer.
 /// Only a lookup returns a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirectToken {

@@ -164,7 +164,7 @@ pub struct GpuRail<D: Device, H: Host> {
     unsure: bool,
     stage: Stage,
     pace: Arc<Pace>,
-    /// Number of peers whose devices store words, which do not notify.
+    /// Number of peers whose devices store words. Such a word does not notify this process.
     silent: u32,
     stats: GpuStats,
     why: Option<Refused>,
@@ -353,7 +353,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.unsure || self.stage.is_unsure()
     }
 
-    /// Updates the expected messages and silent events, after a peer was attached or detached.
+    /// Updates `hears`, `silent` and the pace of naps after a peer was attached or detached.
     fn expect(&mut self) {
         self.hears = self.peers.iter().flatten().any(|peer| peer.device && !peer.own);
         let told =

@@ -1,5 +1,6 @@
-//! The state of the device-memory messages at one end of a link. Dropped with the link, so that no
-//! state of an earlier incarnation of the peer survives. Slow path: allocates.
+//! The state of the messages about device memory at one end of a link. The state is dropped with
+//! the link, so that nothing from an earlier incarnation of the peer survives. Slow path:
+//! allocates.
 //!
 //! All state that a peer can make grow is bounded. Unopened offers and old versions of a buffer may
 //! legitimately exceed a bound. The oldest are then dropped, and requested again when needed. A
@@ -27,8 +28,8 @@ pub(crate) const MAX_DESCRIPTORS: usize = 2 * MAX_SEGMENTS;
 /// Maximum number of outstanding requests of this end.
 const MAX_ASKED: usize = 32;
 
-/// Maximum number of kept requests of the peer. More than the peer may have outstanding, because a
-/// request may cross with its answer.
+/// Maximum number of the peer's requests that this end keeps. It exceeds the number that the peer
+/// may have outstanding, because a request may cross with its answer.
 const MAX_QUERIES: usize = 1024;
 
 /// The state of a request.
@@ -45,7 +46,7 @@ enum Answer {
 /// The state of one end of a link.
 #[derive(Debug, Default)]
 pub(crate) struct LinkRecord {
-    /// Whether the peer is this same process.
+    /// Whether the peer is this process itself.
     pub(crate) home: bool,
 
     // State received from the peer.
@@ -53,7 +54,8 @@ pub(crate) struct LinkRecord {
     buffers: BTreeMap<u64, Versions>,
     /// Allocations that the peer revokes, each with a sequence number to acknowledge.
     pub(crate) revokes: VecDeque<(u64, AllocId)>,
-    /// Our allocations that the peer has closed, each with a sequence number.
+    /// Our allocations that the peer has closed, each with the sequence number that it
+    /// acknowledged.
     pub(crate) acks: VecDeque<(u64, AllocId)>,
     /// Our allocations whose handles the peer requests.
     pub(crate) requested: BTreeSet<AllocId>,
@@ -73,7 +75,7 @@ pub(crate) struct LinkRecord {
 impl Extension for LinkRecord {
     const KINDS: RangeInclusive<u16> = KINDS;
 
-    /// One segment of the [`pair`](super::pair).
+    /// Allows one segment, for the [`pair`](super::pair).
     const SEGMENTS: u16 = 1;
 
     fn new(home: bool) -> Self {
@@ -174,8 +176,8 @@ impl LinkRecord {
         self.buffers.get(&buffer)?.find(wanted)
     }
 
-    /// Adds a request, and returns the packets to send. Returns none if the request is already
-    /// outstanding.
+    /// Adds a request, and returns the packets to send. Returns no packets if the request is
+    /// already outstanding.
     pub(crate) fn ask(&mut self, ask: Ask) -> Vec<Vec<u8>> {
         let mut packets = Vec::new();
         if let Some((_, answer)) = self.asked.iter_mut().find(|(asked, _)| *asked == ask) {

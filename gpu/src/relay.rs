@@ -2,13 +2,13 @@
 //! piece into a slot, and the other end copies it out. Several pieces may be in flight at once.
 //! Neither end blocks, allocates, locks or makes a system call.
 //!
-//! Each direction has a power of two of slots, used in rotation: piece n uses slot n modulo the
-//! number of slots. The sender writes the bytes into the slot, and their meaning into the slot's
-//! *descriptor*, both in its own segment. The receiver answers each piece with an *acknowledgement*
-//! in its own segment, which frees the slot and reports the piece's outcome. A piece without bytes
-//! requests a read. It is acknowledged at once, like the others, because slots are used in order: a
-//! slot that waited for the reply would block the replies behind it. Each end has at most as many
-//! reads under way as there are slots.
+//! The number of slots per direction is a power of two. Slots are used in rotation: piece n uses
+//! slot n modulo the number of slots. The sender writes the bytes into the slot, and their meaning
+//! into the slot's *descriptor*, both in its own segment. The receiver answers each piece with an
+//! *acknowledgement* in its own segment, which frees the slot and reports the piece's outcome. A
+//! piece without bytes requests a read. Like other pieces, it is acknowledged at once. Slots are
+//! used in order, so a slot that waited for the reply would block the replies behind it. Each end
+//! has at most as many reads in flight as there are slots.
 //!
 //! | edge            | release store        | acquire load         | carries                      |
 //! |-----------------|----------------------|----------------------|------------------------------|
@@ -58,7 +58,7 @@ pub(crate) enum What {
         id: u64,
     },
     /// Delivers bytes of a read that the receiver requested. If the reply fails, its last piece is
-    /// a failed one without bytes.
+    /// marked as failed and has no bytes.
     Reply {
         /// The id of the read.
         id: u64,
@@ -75,7 +75,7 @@ pub(crate) struct Piece {
     pub(crate) offset: u64,
     /// Number of bytes in the slot.
     pub(crate) len: u32,
-    /// Whether the slot holds other bytes, because the copy into it failed.
+    /// Whether the copy into the slot failed, so that the slot holds other bytes.
     pub(crate) failed: bool,
 }
 
@@ -129,8 +129,9 @@ pub(crate) fn sample_piece(seed: u64, into: &mut [u8]) -> usize {
     put(into, words.map(u64::to_le_bytes).as_flattened())
 }
 
-/// Decodes a piece and encodes it again, for [`fuzzing`](crate::fuzzing). A kind ignores the words
-/// that it does not use. So only the first word and the decoded piece survive a round trip.
+/// Decodes a piece and encodes it again, for [`fuzzing`](crate::fuzzing). A kind of piece ignores
+/// the words that it does not use, so a round trip preserves only the first word and the decoded
+/// piece.
 pub(crate) fn read_piece(input: &[u8], again: &mut [u8]) -> Option<usize> {
     let bytes: &[u8; 48] = input.try_into().ok()?;
     let (words, []) = bytes.as_chunks::<8>() else { return None };

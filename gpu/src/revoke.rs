@@ -1,5 +1,5 @@
-//! Revokes memory that peers have open, before it is freed. Slow path, but neither waits nor calls
-//! the driver.
+//! Revokes memory that peers have open, before it is freed. Slow path, but it neither waits nor
+//! calls the driver.
 //!
 //! | exporter                                | importer                                 |
 //! |-----------------------------------------|------------------------------------------|
@@ -9,8 +9,8 @@
 //! | all acknowledged: may free the memory   |                                          |
 //!
 //! A cancelled revocation may be followed by another one of the same allocation. Each revocation
-//! has its own sequence number. So a late acknowledgement of the first does not count for the
-//! second.
+//! has its own sequence number. So a late acknowledgement of the first revocation does not count
+//! for the second.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -24,7 +24,7 @@ use super::error::{AllocId, ExportError};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RevokeError {
-    /// The allocation is not exported, or another error of exporting.
+    /// An error of exporting, for example that the allocation is not exported.
     Export(ExportError),
     /// The deadline expired before all peers acknowledged. Wait again, or cancel the revocation.
     Deadline {

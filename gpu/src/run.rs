@@ -1,10 +1,10 @@
 //! The memory under a range: one allocation, or the adjacent physical segments of virtual memory
 //! that the range touches. Slow path: calls the driver and allocates.
 //!
-//! A *run* extends from the start of its first segment to the end of its last. It stores the
-//! driver's buffer id of each segment. The id distinguishes the segment from one that is mapped at
-//! the same addresses later. Two runs *agree* if they have the same segments wherever they overlap.
-//! Then both are parts of the same memory, and one may lie inside the other.
+//! A *run* extends from the start of its first segment to the end of its last segment. It stores
+//! the driver's buffer id of each segment. The id distinguishes the segment from a segment that is
+//! mapped at the same addresses later. Two runs *agree* if they have the same segments wherever
+//! they overlap. Then both are parts of the same memory, and one may lie inside the other.
 //!
 //! Segments form a run only if their addresses were reserved together. A driver does not treat
 //! other adjacent segments as one memory.

@@ -1,7 +1,7 @@
-//! The exports and imports of a device, over links to peers. Slow path, except [`Imports::begin`]
-//! and [`Imports::end`]: allocates, makes system calls and calls the driver. Only calls with a
-//! deadline wait. While they wait they serve every peer, so processes that wait for each other in a
-//! circle still make progress.
+//! The exports and imports of a device, over links to peers. All but [`Imports::begin`] and
+//! [`Imports::end`] are slow paths: they allocate, make system calls and call the driver. Only
+//! calls with a deadline wait. While they wait they serve every peer, so processes that wait for
+//! each other in a circle still make progress.
 //!
 //! In steady state no packet is sent. Publishing again, importing open memory, and beginning a
 //! transfer send no packet and make no driver call.
@@ -44,7 +44,7 @@ pub fn prepare(link: &mut Link) {
 
 /// Access to the links to peers.
 pub trait Links {
-    /// Returns the limit of peer numbers: all are below it.
+    /// Returns a number that is greater than every peer's number.
     fn bound(&self) -> u16;
 
     /// Returns the socket to a peer, or `None` if the peer is not linked.
@@ -170,8 +170,8 @@ impl<D: Device> Sharing<D> {
             }
         }
         let alive = &self.alive;
-        // Imports come only from peers of earlier passes. So failed peers are looked for only if
-        // the set of linked peers has changed.
+        // Imports come only from peers of earlier passes. So it suffices to look for failed peers
+        // when the set of linked peers has changed.
         if *alive != before {
             self.imports.keep_only(|nonce| alive.contains(nonce));
         }

@@ -1,5 +1,5 @@
-//! The memory side over the fake driver and over host memory. Simulated processes in one real
-//! process are connected by real sockets.
+//! Tests of exports, imports and publications, with the fake driver and with host memory. Simulated
+//! processes in one real process are connected by real sockets.
 
 mod bugs;
 mod host;

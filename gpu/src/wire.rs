@@ -74,7 +74,7 @@ pub(crate) struct Offer {
     pub(crate) alloc: AllocId,
     pub(crate) size: u64,
     pub(crate) uuid: Uuid,
-    /// The handle. `None` if the peer is this same process, where addresses are the same.
+    /// The handle. `None` if the peer is this process itself, where addresses are the same.
     pub(crate) handle: Option<Handle>,
 }
 
@@ -156,7 +156,7 @@ fn segments(
     if end == size { Ok(segments) } else { Err(HandshakeError::BadPacket) }
 }
 
-/// Decodes a packet. `home`: whether the peer is this same process.
+/// Decodes a packet. `home` is true if the peer is this process itself.
 pub(crate) fn read(
     kind: u16,
     mut body: Reader<'_>,

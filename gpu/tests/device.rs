@@ -1,5 +1,5 @@
-//! Tests the contract of [`Device`] over all implementations: host memory, the fakes, CUDA and HIP.
-//! The last two use a real driver or a simulated one (`tests/cuda-fake.sh`, `tests/gpu.sh`). The
+//! Tests the contract of [`Device`] with all implementations: host memory, the fakes, CUDA and HIP.
+//! CUDA and HIP use a real driver or a simulated one (`tests/cuda-fake.sh`, `tests/gpu.sh`). The
 //! second process runs this test binary again.
 
 use std::sync::OnceLock;
@@ -25,7 +25,7 @@ trait Kit {
     /// Opens a device. Returns `None` for an ordinal that this kind cannot have.
     fn open(ordinal: u32) -> Option<Result<Self::Device, DeviceError>>;
 
-    /// Returns why the implementation cannot be tested here, if that is so.
+    /// Returns why the implementation cannot be tested here, or `None` if it can.
     fn absent() -> Option<String> {
         None
     }
@@ -51,7 +51,7 @@ fn first<K: Kit>() -> K::Device {
     K::open(0).expect("there is a first device").unwrap()
 }
 
-/// Returns the process of a fake driver: one for early and one for late copies.
+/// Returns the process of a fake driver. One of the two drivers copies early, the other late.
 fn fake(late: bool) -> FakeProcess {
     static DRIVERS: [OnceLock<FakeProcess>; 2] = [OnceLock::new(), OnceLock::new()];
     let behaviour = if late {
@@ -289,7 +289,7 @@ driver!(cuda, Cuda);
 #[cfg(feature = "hip")]
 driver!(hip, Hip);
 
-/// Calls of other code in the same thread use the device that it has chosen.
+/// Other code in the same thread keeps the current device that it has chosen.
 #[cfg(feature = "hip")]
 #[test]
 fn hip_memory_lies_on_its_device_and_a_thread_keeps_its_current_one() {
@@ -325,7 +325,7 @@ fn hip_memory_lies_on_its_device_and_a_thread_keeps_its_current_one() {
     }
 }
 
-/// Plays the role of the child, if this process is one.
+/// Runs the second process, if this process is a child.
 #[test]
 fn child() {
     let Some((role, address)) = support::role() else { return };

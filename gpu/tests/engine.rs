@@ -1,4 +1,4 @@
-//! Engines over [`GpuRail`], with device memory at one end, the other, or both. The device is host
+//! Engines over [`GpuRail`], with device memory at either end, or at both. The device is host
 //! memory, so that tests can inspect it. The engines treat it as device memory.
 
 use std::ptr::NonNull;
@@ -316,7 +316,7 @@ fn b2_b3_row_10_waiting_for_a_silent_peer_takes_little_processor_time() {
         let used = cpu() - began;
         println!("{way}: {used:?} of processor in 2 s; {:?}", waiter.counts());
         assert!(matches!(waited, Err(WaitError::Deadline(_))), "{way}: {waited:?}");
-        // A waiter that never slept would use both seconds of a free processor.
+        // If the waiter did not sleep, it would use up to two seconds of processor time.
         assert!(used < Duration::from_millis(400), "{way}: {used:?}");
         drop(far);
     }

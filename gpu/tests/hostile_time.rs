@@ -27,8 +27,8 @@ use tricks::lingering;
 /// Maximum duration of a pass.
 const LIMIT: Duration = Duration::from_millis(10);
 
-/// Number of attempts, of which the fastest counts. The host of a virtual machine may delay some
-/// attempts, which this kernel cannot see. A trick that works delays all of them.
+/// Number of attempts. The fastest counts, because the host of a virtual machine may delay some
+/// attempts. A trick that works delays all attempts.
 const ATTEMPTS: usize = 8;
 
 const EXPORT: u16 = 0x100;

@@ -159,7 +159,7 @@ fn two_ends_share_memory() {
         let imported = end.prefetch(1).unwrap();
         assert_eq!(imported.len, SIZE - 1000);
         assert!(end.read(&imported).unwrap() == pattern(3, SIZE as usize)[1000..]);
-        // The range exceeds the allocation, and the error names peer and allocation.
+        // The range exceeds the allocation, and the error names the peer and the allocation.
         let alloc = alloc_of(&mut end);
         let error = end.sharing.import(&mut end.links[..], PEER, alloc, SIZE - 8, 9, soon()).unwrap_err();
         let why = Fault::OutOfBounds { offset: SIZE - 8, len: 9, size: SIZE };
@@ -323,7 +323,7 @@ fn b2_waiting_for_a_silent_peer_takes_little_processor_time() {
     assert_eq!(error, ImportError { peer: Peer(0), alloc: None, why: Fault::Deadline });
     assert!(Instant::now() >= deadline);
     let took = used() - before;
-    // A waiter that never slept would use both seconds of a free processor.
+    // If the waiter did not sleep, it would use up to two seconds of processor time.
     assert!(took < Duration::from_millis(400), "{took:?}");
     drop(child);
 }

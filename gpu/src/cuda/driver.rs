@@ -11,13 +11,14 @@ use super::library::{Absent, Api, Library};
 use crate::{DeviceError, Uuid};
 
 impl Api {
-    /// Returns the initialized driver, or the reason if there is none. Looks for the driver once.
+    /// Returns the initialized driver, or the reason why there is none. Only the first call looks
+    /// for the driver.
     pub(super) fn driver(self) -> Result<&'static Driver, Absent> {
         static DRIVERS: [OnceLock<Result<Driver, Absent>>; Api::ALL.len()] =
             [const { OnceLock::new() }; Api::ALL.len()];
         let found = DRIVERS[self as usize].get_or_init(|| {
             let driver = self.load()?;
-            // SAFETY: 0 is the only flag that the driver defines.
+            // SAFETY: 0 is the only value that the driver accepts for the flags.
             match unsafe { (driver.cuInit)(0) } {
                 0 | NO_DEVICE => Ok(driver),
                 STUB_LIBRARY => Err(Absent::Stub),
@@ -40,8 +41,8 @@ impl Api {
         }
     }
 
-    /// Returns the number of the device that is current in this thread. `None`: there is none, or
-    /// no usable driver.
+    /// Returns the number of this thread's current device, or `None` if the thread has none or
+    /// there is no usable driver.
     pub fn current(self) -> Option<u32> {
         let driver = self.driver().ok()?;
         let mut current = 0;
@@ -50,7 +51,7 @@ impl Api {
         (0..driver.count().ok()?).find(|ordinal| driver.device(*ordinal) == Ok(current))
     }
 
-    /// Returns the driver's version as a text, such as `CUDA 12.6` or `HIP 7.14`.
+    /// Returns the driver's version as text, such as `CUDA 12.6` or `HIP 7.14`.
     ///
     /// # Errors
     /// [`Absent`], with the reason, if there is no usable driver.
@@ -84,12 +85,12 @@ impl Api {
     }
 }
 
-/// Declares the functions in use by CUDA's names, checks their arguments against cudarc's
-/// declarations, and looks up their addresses. The second column is HIP's function with the same
-/// arguments, or a function of `hip` that replaces it.
+/// Declares the driver functions that we use under CUDA's names, checks their arguments against
+/// cudarc's declarations, and looks up their addresses. The second column is HIP's function with
+/// the same arguments, or a function of `hip` that replaces it.
 macro_rules! functions {
     ($($name:ident $($hip:ident)::+ ($($argument:ty),*);)*) => {
-        /// The functions of the driver in use. They return an error code.
+        /// The driver functions that we use. They return an error code.
         #[expect(non_snake_case, reason = "the driver's names")]
         pub struct Driver {
             $(pub $name: unsafe extern "C" fn($($argument),*) -> u32,)*
@@ -260,9 +261,9 @@ pub struct CudaInfo {
     pub write_word: bool,
     /// Whether NICs can access the device's memory.
     pub gpudirect: bool,
-    /// Whether writes of NICs must be flushed before they are read.
+    /// Whether writes of NICs must be flushed before the device reads them.
     pub must_flush: bool,
-    /// The devices of this process that this device can reach, by number.
+    /// Numbers of the devices of this process that this device can reach.
     pub reaches: Vec<u32>,
 }
 

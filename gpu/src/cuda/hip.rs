@@ -1,5 +1,6 @@
-//! What HIP does in another way than CUDA, in the shape of CUDA's functions. All other functions
-//! and structures have the same arguments and layouts, and error codes and flags the same numbers.
+//! The functions in which HIP differs from CUDA, with the parameters of CUDA's functions. All other
+//! functions take the same arguments. Structures have the same layouts, and error codes and flags
+//! have the same values.
 //!
 //! Numbers and layouts were compared with `hip_runtime_api.h` and `driver_types.h` of HIP 6.2
 //! (ROCm 6.2.1), 7.1 and 7.14. The comments on behaviour describe AMD's implementation (`clr`).
@@ -17,7 +18,8 @@ use cudarc::driver::sys::{
 use super::library::{Absent, Library};
 
 /// The first version that exports virtual memory as CUDA does. Before HIP 7.1 an import takes a
-/// pointer to the descriptor, and until 7.12 `hipMemRetainAllocationHandle` does not count.
+/// pointer to the descriptor, and until 7.12 `hipMemRetainAllocationHandle` does not count
+/// references.
 const DESCRIPTORS_SINCE: c_int = 71_400_000;
 
 /// `hipMemcpyDefault`: the runtime finds out where the memory is.
@@ -33,7 +35,7 @@ const INVALID_VALUE: u32 = 1;
 const NOT_INITIALIZED: u32 = 3;
 const NOT_SUPPORTED: u32 = 801;
 
-/// HIP's own functions behind those of this module.
+/// HIP's own functions, which the functions of this module call.
 struct Hip {
     version: c_int,
     get_device: unsafe extern "C" fn(*mut c_int) -> u32,
@@ -61,7 +63,7 @@ type RangeHandle =
 
 static HIP: OnceLock<Hip> = OnceLock::new();
 
-/// Looks up the functions that the others of this module call.
+/// Looks up HIP's own functions, which the other functions of this module call.
 pub(super) fn prepare(library: &Library) -> Result<(), Absent> {
     let mut version = 0;
     // SAFETY: HIP's header declares these functions with arguments of the same size and kind. The
@@ -97,7 +99,7 @@ impl Hip {
     /// Returns an integer attribute of a device, or 0 if this version does not know it.
     fn attribute(&self, number: c_uint, device: CUdevice) -> c_int {
         let mut value: c_int = 0;
-        // SAFETY: all attributes but the registers are integers, and the result is written to a
+        // SAFETY: all attributes except registers are integers, and the result is written to a
         // local variable.
         match unsafe { (self.device_attribute)((&raw mut value).cast(), number, device) } {
             0 => value,
@@ -161,10 +163,10 @@ fn with(call: impl FnOnce(&Hip) -> Result<(), u32>) -> u32 {
     HIP.get().ok_or(NOT_INITIALIZED).and_then(call).err().unwrap_or(0)
 }
 
-/// HIP has one context per device. Its functions for contexts are deprecated, and popping one does
-/// not restore the device. A context is the device's number plus 1.
+/// HIP has one context per device. Its context functions are deprecated, and popping a context does
+/// not restore the device. So a context here is the device's number plus 1.
 pub(super) unsafe extern "C" fn retain_context(context: *mut CUcontext, device: CUdevice) -> u32 {
-    // SAFETY: the caller provides the result's place.
+    // SAFETY: the caller provides memory for the result.
     unsafe { context.write((device as usize + 1) as CUcontext) };
     0
 }
@@ -176,7 +178,7 @@ pub(super) unsafe extern "C" fn release_context(_device: CUdevice) -> u32 {
 pub(super) unsafe extern "C" fn current_context(context: *mut CUcontext) -> u32 {
     with(|hip| {
         let device = hip.current()?;
-        // SAFETY: the caller provides the result's place.
+        // SAFETY: the caller provides memory for the result.
         ok(unsafe { retain_context(context, device) })
     })
 }
@@ -203,23 +205,24 @@ pub(super) unsafe extern "C" fn device_attribute(
                 c_int::from(hip.version >= DESCRIPTORS_SINCE && get(89) != 0)
             }
             A::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED => get(94),
-            // NICs reach the device's memory if the bus window covers it all.
+            // NICs reach the device's memory if the bus window covers all of it.
             A::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED => get(10_011),
             A::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS => get(10_013),
-            // No order: with a register, writes need a flush, which the processor can issue.
+            // Writes of NICs are unordered. On a device with a register they need a flush, which
+            // the processor can issue.
             A::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING => 0,
             A::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS => {
                 c_int::from(!hip.flush_register(device).is_null())
             }
             _ => return Err(INVALID_VALUE),
         };
-        // SAFETY: the caller provides the result's place.
+        // SAFETY: the caller provides memory for the result.
         unsafe { value.write(found) };
         Ok(())
     })
 }
 
-/// HIP ignores attributes that it lacks, and writes the size as 32 bits. It does not report pools,
+/// HIP ignores attributes that it lacks, and writes the size as 32 bits. It reports neither pools
 /// nor the reserved range of virtual memory. The buffer id has 32 bits.
 pub(super) unsafe extern "C" fn pointer_attributes(
     count: c_uint,
@@ -258,7 +261,7 @@ pub(super) unsafe extern "C" fn pointer_attributes(
     })
 }
 
-/// Refuses descriptors where HIP would take one for an address.
+/// Fails in versions of HIP that would treat the descriptor as an address.
 pub(super) unsafe extern "C" fn import(
     handle: *mut CUmemGenericAllocationHandle,
     descriptor: *mut c_void,
@@ -268,24 +271,24 @@ pub(super) unsafe extern "C" fn import(
         if hip.version < DESCRIPTORS_SINCE {
             return Err(NOT_SUPPORTED);
         }
-        // SAFETY: the caller provides the result's place, and the descriptor by value.
+        // SAFETY: the caller provides memory for the result, and the descriptor by value.
         ok(unsafe { (hip.import)(handle, descriptor, kind) })
     })
 }
 
-/// HIP's copy takes its direction.
+/// HIP's copy takes the direction as an argument.
 pub(super) unsafe extern "C" fn copy(
     to: CUdeviceptr,
     from: CUdeviceptr,
     len: usize,
     stream: CUstream,
 ) -> u32 {
-    // SAFETY: the caller keeps the contract of the copy.
+    // SAFETY: the caller upholds the contract of the copy.
     with(|hip| ok(unsafe { (hip.copy)(to, from, len, COPY_DEFAULT, stream) }))
 }
 
 pub(super) unsafe extern "C" fn create_event(event: *mut CUevent, flags: c_uint) -> u32 {
-    // SAFETY: the caller provides the result's place.
+    // SAFETY: the caller provides memory for the result.
     with(|hip| ok(unsafe { (hip.create_event)(event, flags | RELEASE_TO_SYSTEM) }))
 }
 
@@ -298,7 +301,7 @@ pub(super) unsafe extern "C" fn range_handle(
 ) -> u32 {
     with(|hip| {
         let range_handle = hip.range_handle.ok_or(NOT_SUPPORTED)?;
-        // SAFETY: the caller provides the result's place.
+        // SAFETY: the caller provides memory for the result.
         ok(unsafe { range_handle(handle, ptr, len, kind, flags) })
     })
 }

@@ -1,4 +1,4 @@
-//! The driver interfaces, how their libraries are loaded, and why there may be none.
+//! Loads the libraries of the driver interfaces, or reports why there is no usable driver.
 
 use std::ffi::{CStr, CString, c_void};
 use std::fmt;
@@ -37,15 +37,14 @@ impl Api {
         }
     }
 
-    /// Returns the names under which the loader looks for the library. The first works without an
-    /// installed driver, too.
+    /// Returns the names under which the loader looks for the library, in this order.
     fn files(self) -> &'static [&'static CStr] {
         match self {
             #[cfg(feature = "cuda")]
             Api::Cuda => &[c"libcuda.so", c"libcuda.so.1"],
             #[cfg(feature = "hip")]
             Api::Hip => {
-                // ROCm installs the name without a version only with its headers.
+                // ROCm installs the unversioned name only together with its headers.
                 &[
                     c"libamdhip64.so",
                     c"libamdhip64.so.7",

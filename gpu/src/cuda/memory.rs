@@ -1,5 +1,5 @@
-//! Device memory: allocation, classification by attributes, export and import by handles of 64
-//! bytes. Also pins processor memory. Virtual memory is in `vmm`.
+//! Allocates device memory, classifies it by its attributes, and exports and imports it by 64-byte
+//! handles. Also pins processor memory. Virtual memory is in `vmm`.
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
@@ -17,8 +17,8 @@ use crate::{Allocation, DeviceError, DevicePtr, Handle, LEGACY_HANDLE, Share, Un
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CudaMemory {
     /// Memory of `cuMemAlloc`, exported by a handle of 64 bytes. Small allocations share a block of
-    /// 2 MiB, and a peer that opens one can access the whole block. Allocate at least 2 MiB if
-    /// peers must not see each other's data.
+    /// 2 MiB, and a peer that opens one of them can access the whole block. Allocate at least 2 MiB
+    /// if peers must not see each other's data.
     Legacy,
     /// Memory of `cuMemCreate`, exported by descriptors, in multiples of the driver's granularity.
     Virtual,
@@ -66,14 +66,14 @@ impl Pinned {
     }
 }
 
-/// The driver's flag of this name, the only flag that it accepts.
+/// The only flag that the driver accepts for opening a handle.
 const LAZY_ENABLE_PEER_ACCESS: u32 = sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
 
 /// `CU_MEMORYTYPE_HOST`. The driver returns 0 for memory that it does not know.
 const TYPE_HOST: u32 = 1;
 
 impl CudaDevice {
-    /// Allocates memory of a kind. Slow path.
+    /// Allocates memory of the given kind. Slow path.
     ///
     /// # Errors
     /// Fails like [`Device::alloc`](crate::Device::alloc).
@@ -113,7 +113,7 @@ impl CudaDevice {
         Ok(base)
     }
 
-    /// Frees memory of `alloc_as`.
+    /// Frees memory that `alloc_as` allocated.
     ///
     /// # Safety
     /// No queued work uses the memory, and no peer has it open.
@@ -122,7 +122,7 @@ impl CudaDevice {
         let at = self.owned.iter().position(|owned| owned.base == base);
         let at = at.ok_or(DeviceError::NotDeviceMemory)?;
         // SAFETY: `alloc_as` allocated the memory, and its entry is removed below, so it is freed
-        // once. The caller guarantees the rest.
+        // once. The caller guarantees that nothing uses it.
         unsafe { self.give_back(&self.owned[at]) }?;
         self.owned.swap_remove(at);
         Ok(())
@@ -143,7 +143,7 @@ impl CudaDevice {
     }
 
     /// Returns a dmabuf descriptor of whole host pages around the bytes, because the driver accepts
-    /// only those. Also returns the offset of the bytes.
+    /// only whole pages. Also returns the offset of the bytes in it.
     pub(super) fn dmabuf_of(&self, ptr: DevicePtr, len: u64) -> Option<(OwnedFd, u64)> {
         let page = PAGE as u64;
         let base = ptr.0 - ptr.0 % page;
@@ -203,7 +203,7 @@ impl CudaDevice {
         }
         let descriptor: u64 =
             sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR.0.into();
-        // Memory opened from a handle of 64 bytes reports one of the ways, but cannot be exported.
+        // The driver claims that memory opened from a 64-byte handle can be exported. It cannot.
         let by_handle = |held: &Held| held.base.0 == base && held.segments.is_empty();
         let opened = self.opened.iter().any(by_handle);
         let share = match () {
@@ -297,7 +297,7 @@ impl CudaDevice {
         Ok(base)
     }
 
-    /// Closes memory of `open_handle`.
+    /// Closes memory that `open_handle` opened.
     ///
     /// # Safety
     /// No queued work uses the memory.
@@ -306,13 +306,13 @@ impl CudaDevice {
         let at = self.opened.iter().position(|opened| opened.base == base);
         let at = at.ok_or(DeviceError::NotDeviceMemory)?;
         // SAFETY: `open_handle` opened the memory, and its entry is removed below, so it is closed
-        // once. The caller guarantees the rest.
+        // once. The caller guarantees that nothing uses it.
         unsafe { self.close_one(&self.opened[at]) }?;
         self.opened.swap_remove(at);
         Ok(())
     }
 
-    /// Closes opened memory by its kind.
+    /// Closes opened memory with the driver call for its kind.
     ///
     /// # Safety
     /// No queued work uses the memory, and it is not used again.
@@ -348,7 +348,7 @@ impl CudaDevice {
         Ok(pinned.seen)
     }
 
-    /// Unpins memory of `register`.
+    /// Unpins memory that `register` pinned.
     ///
     /// # Safety
     /// No queued work uses the memory.
@@ -363,8 +363,8 @@ impl CudaDevice {
         Ok(())
     }
 
-    /// Releases all remaining memory when no work is queued. Ignores errors, because the caller is
-    /// a drop.
+    /// Releases all remaining memory. The caller has waited for all queued work. Ignores errors,
+    /// because only drop calls this.
     pub(super) fn give_all_back(&mut self) {
         for pinned in std::mem::take(&mut self.pinned) {
             // SAFETY: `register` registered the memory. The caller of `pin` keeps it mapped until

@@ -66,7 +66,7 @@ impl CudaDevice {
         let stream = self.stream(stream)?;
         let place = *self.marks.free.last().ok_or(DeviceError::Exhausted)?;
         let (event, round, marks) = &mut self.marks.events[usize::from(place)];
-        // SAFETY: `make_streams` created event and stream, which live as long as `self`.
+        // SAFETY: `make_streams` created the event and the stream, which live as long as `self`.
         check(unsafe { (self.driver.cuEventRecord)(*event, stream) })?;
         *marks = true;
         self.marks.free.pop();

@@ -1,5 +1,5 @@
-//! Virtual memory, exportable or not, in one physical segment or several adjacent ones: creates,
-//! maps, exports and imports it. A mapping keeps its memory alive, so handles are released at once.
+//! Creates, maps, exports and imports virtual memory, which consists of one physical segment or
+//! several adjacent ones. A mapping keeps its memory alive, so handles are released at once.
 
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};

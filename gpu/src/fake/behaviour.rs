@@ -270,6 +270,6 @@ pub enum Violation {
     UnknownMark,
     /// The device has no such stream.
     UnknownStream,
-    /// A call freed memory that was not allocated, or that needs another call.
+    /// A call freed memory that was not allocated, or that a different call must free.
     NotTaken,
 }

@@ -372,7 +372,7 @@ impl State {
         }
     }
 
-    /// Maps memory of another process, at `at` if reserved addresses are given.
+    /// Maps memory of another process, at the reserved address `at` if given.
     pub(super) fn open(
         &mut self,
         place: usize,

@@ -1,4 +1,4 @@
-//! Implements the trait over the calls of a fake process.
+//! Implements [`Device`] by calls of a fake process.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;

@@ -1,5 +1,5 @@
-//! The 64-byte handle of fake memory. It names the owner, and the descriptor or the number of the
-//! memory in the owner.
+//! The 64-byte handle of fake memory. It names the owner, and the owner's descriptor or number for
+//! the memory.
 
 use super::memory::{MAGIC_HANDLE, Owner};
 use crate::{DeviceError, LEGACY_HANDLE};

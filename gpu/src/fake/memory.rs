@@ -1,7 +1,8 @@
 //! Bytes that processes share: a memfd whose first page holds its owner and its state.
 //!
-//! The state makes several real processes act as one driver. It counts how many have the memory
-//! open, and records that the memory was freed. Programs see only the bytes after the first page.
+//! The state makes several real processes act as one driver. It counts how many processes have the
+//! memory open, and records whether the memory was freed. Programs see only the bytes after the
+//! first page.
 
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};

@@ -1,5 +1,5 @@
-//! Executes queued copies and words. Work is in order within a stream, and in any order across
-//! streams. The seed decides how late, and in how many pieces, work executes.
+//! Executes queued copies and words. Work executes in order within a stream, and in any order
+//! across streams. The seed decides how late, and in how many pieces, work executes.
 
 use std::sync::atomic::AtomicU64;
 

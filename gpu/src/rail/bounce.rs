@@ -28,9 +28,9 @@ use crate::relay::{Incoming, Outgoing, Piece};
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum JobKind {
-    /// Sends the pieces of a write of ours.
+    /// Sends the pieces of one of our writes.
     Write { op: u32, key: RailKey, data: Option<u32> },
-    /// Sends the request for a read of ours.
+    /// Sends the request for one of our reads.
     Ask { op: u32, key: RailKey, id: u64 },
     /// Sends the pieces of the reply to a peer's read. `id` is the peer's id of the read, and
     /// `from` the start of the bytes.
@@ -81,12 +81,13 @@ pub(super) struct Relay {
     /// Replies to the peer's reads. They take turns with the jobs, which may have to wait for
     /// replies.
     replies: VecDeque<Job>,
-    /// Whether the last piece was one of a reply.
+    /// Whether the last piece belonged to a reply.
     replied: bool,
     /// Number of our reads that the peer has been asked for, and whose reply has not ended.
     asked: usize,
     sent: Box<[Option<Sent>]>,
-    /// Whether a copy into the slot has an unknown outcome. Then it carries failed pieces only.
+    /// Whether a copy into the slot has an unknown outcome. If so, the slot carries only failed
+    /// pieces.
     spoiled: Box<[bool]>,
     taken: Box<[Option<Taken>]>,
     chunk: u32,
@@ -147,7 +148,8 @@ impl Relay {
         self.jobs.push_back(job);
     }
 
-    /// Returns the job whose piece is next. A read waits while the peer has enough others.
+    /// Returns the job whose piece is next. Holds a read back while the peer serves as many of our
+    /// reads as there are slots.
     fn job(&self) -> Option<Job> {
         let ready = |job: &&Job| !matches!(job.kind, JobKind::Ask { .. }) || self.asked < self.sent.len();
         let (own, reply) = (self.jobs.front().filter(ready), self.replies.front());

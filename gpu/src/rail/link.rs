@@ -69,8 +69,8 @@ impl GpuAgreement {
 }
 
 impl GpuLink {
-    /// Wraps a link to a peer with a [`ShmRail`](fishplate_shm::ShmRail). It carries host memory
-    /// only.
+    /// Wraps a link to a peer that uses a [`ShmRail`](fishplate_shm::ShmRail). The link carries
+    /// only host memory.
     pub fn plain(link: Link) -> GpuLink {
         GpuLink { link, agreed: Agreed::NOTHING, device: false }
     }

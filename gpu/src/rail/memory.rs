@@ -264,7 +264,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             used && memory.overlaps(ptr, local.len as usize)
         };
         // Operations that neither `uses` nor an import counts: those on unpinned host memory, and
-        // those to memory of this process itself.
+        // those whose remote memory belongs to this process.
         let uncounted = |op: &Op| match op.kind {
             OpKind::Direct => op.import.is_none(),
             _ => op.local.is_none() && memory.desc & DEVICE_DESC == 0,

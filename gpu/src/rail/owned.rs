@@ -52,7 +52,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Asks all peers to close all memory of [`alloc`](Self::alloc), and waits until they have
+    /// Asks all peers to close all memory from [`alloc`](Self::alloc), and waits until they have
     /// closed it. Slow path.
     ///
     /// # Errors
@@ -85,7 +85,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         Ok(exported)
     }
 
-    /// Frees memory of [`alloc`](Self::alloc). Waits until no peer has it open, or until the
+    /// Frees memory from [`alloc`](Self::alloc). Waits until no peer has it open, or until the
     /// deadline. May be called again after an error. Slow path.
     ///
     /// # Errors
@@ -120,7 +120,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         let _ = unsafe { self.free_closed(at) };
     }
 
-    /// Leaks memory of [`alloc`](Self::alloc), even after the rail is dropped, because a NIC or a
+    /// Leaks memory from [`alloc`](Self::alloc), even after the rail is dropped, because a NIC or a
     /// kernel may still access it. Asks peers to close it. Slow path.
     pub fn keep(&mut self, at: DevicePtr) {
         if let Some((alloc, _)) = self.sharing.exports().find(at, 1) {

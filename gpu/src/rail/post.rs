@@ -103,7 +103,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             if !known.own {
                 return Ok(Far::Relay);
             }
-            // Our own host memory, which must be pinned to be accessible for the device.
+            // Our own host memory, which must be pinned so that the device can access it.
             let slot = self.local_by_key(remote.key).ok_or(PostError::Unsupported)?;
             let local = &self.locals[slot as usize];
             let at = local.ptr.checked_add(remote.offset).ok_or(PostError::BadKey)?;
@@ -211,8 +211,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         if import.is_some_and(|id| !self.sharing.imports().is_open(id)) {
             return Err(self.is_closed(transfer.peer));
         }
-        // SAFETY: the caller guarantees both ranges, and the import is open. The ranges may overlap
-        // if a rail is its own peer, which `copy_to_window` permits.
+        // SAFETY: the caller guarantees that both ranges are valid, and the import is open. The
+        // ranges may overlap if a rail is its own peer, which `copy_to_window` permits.
         unsafe { copy_to_window(from, to, transfer.len as usize) };
         self.stats.stored += 1;
         if let (Some(ticket), Some(data)) = (ticket, transfer.data) {
@@ -259,7 +259,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             let piece = self.config.chunk.min(len - done);
             let turn = (done / self.config.chunk % u64::from(spread)) as u8;
             let stream = (first + turn) % self.streams.count();
-            // SAFETY: the caller guarantees both ranges, and this piece lies inside them.
+            // SAFETY: the caller guarantees that both ranges are valid, and this piece lies inside
+            // them.
             match unsafe { self.sharing.driver().copy(stream, to.at(done), from.at(done), piece) } {
                 Ok(()) => used = used.max(turn + 1),
                 Err(refused) if done == 0 => {

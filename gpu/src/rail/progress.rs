@@ -166,7 +166,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         }
     }
 
-    /// Completes an operation if none of its parts are left.
+    /// Completes an operation if none of its parts is outstanding.
     pub(super) fn settle(&mut self, index: u32) {
         let Some(op) = self.ops.get_mut(index) else { return };
         let waits = matches!(op.kind, OpKind::Read { left, .. } if left > 0 && op.error.is_none());

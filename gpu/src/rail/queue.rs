@@ -38,8 +38,9 @@ pub(super) enum End {
     Unknown(i32),
 }
 
-/// Maximum number of marks in flight per stream. With two, the device has one ahead of it while the
-/// first is handled. Work behind them shares the next mark, because each costs driver calls.
+/// Maximum number of marks in flight per stream. With two, the device still has a mark to reach
+/// while we handle the other. Later work shares the next mark, because each mark costs driver
+/// calls.
 const MARKS: usize = 2;
 
 /// A stream, and the work queued on it. Work is numbered in order.
@@ -50,7 +51,7 @@ struct Stream {
     front: u64,
     /// Work with lower numbers has this outcome.
     over: (u64, End),
-    /// The marks in flight, each with the number of the first work behind it.
+    /// The marks in flight, each with the number of the first work queued after it.
     marks: VecDeque<(Mark, u64)>,
 }
 
@@ -167,7 +168,7 @@ impl Streams {
         Some(owner)
     }
 
-    /// Removes one item of a lost device's queued work. Returns the owner of the item.
+    /// Removes one item of a lost device's queued work, and returns its owner.
     pub(super) fn abandon(&mut self) -> Option<Owner> {
         let stream = self.streams.iter().position(|stream| !stream.queued.is_empty())?;
         self.take(stream)

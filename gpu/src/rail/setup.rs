@@ -86,8 +86,8 @@ impl<D: Device, H: Host> GpuSetup<'_, D, H> {
     /// copies.
     ///
     /// # Errors
-    /// A range is not registered, two ranges overlap, or the device is busy or fails. Some copies
-    /// may be complete.
+    /// A range is not registered, the two ranges of a copy overlap, or the device is busy or fails.
+    /// Some copies may be complete.
     pub fn copy(&mut self, ranges: &[(DevicePtr, DevicePtr, usize)]) -> Result<(), PostError> {
         for &(to, from, len) in ranges {
             let overlaps = to.0.abs_diff(from.0) < len as u64;

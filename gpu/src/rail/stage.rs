@@ -22,7 +22,7 @@ use crate::done::tell;
 use crate::primitive::AtomicU64;
 use crate::{Device, DeviceError, DevicePtr, Mark};
 
-/// Size of the buffer, so the maximum number of bytes per copy.
+/// Size of the buffer, and so the maximum number of bytes per copy.
 const LEN: usize = 16 * PAGE;
 
 /// Returns the value of a write that is exactly one aligned word.
@@ -32,11 +32,12 @@ fn whole_word(to: u64, from: Untrusted<'_>) -> Option<u64> {
     (is_word && from.copy_out(&mut word) == word.len()).then_some(u64::from_ne_bytes(word))
 }
 
-/// Writes to device memory through a bus window. Later stores of this thread follow it.
+/// Writes to device memory through a bus window. Later stores of this thread become visible after
+/// it.
 pub(crate) unsafe fn write_window(view: *mut u8, from: Untrusted<'_>) {
     let word = whole_word(view.addr() as u64, from);
-    // SAFETY: the caller guarantees the range, and `whole_word` returns a value only if it is
-    // aligned.
+    // SAFETY: the caller guarantees that the range is valid, and `whole_word` returns a value only
+    // if the address is aligned.
     unsafe {
         match word {
             Some(value) => {
@@ -240,8 +241,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         // If an earlier copy is late, its mark would be lost.
         stage.free(device)?;
         for &(to, from, len) in ranges {
-            // SAFETY: the caller guarantees the ranges. `finish` waits for the copy. If that fails,
-            // `is_unsure` keeps the memory registered.
+            // SAFETY: the caller guarantees that the ranges are valid. `finish` waits for the copy.
+            // If the wait fails, `is_unsure` keeps the memory registered.
             if let Err(error) = unsafe { device.copy(0, to, from, len as u64) } {
                 stage.finish(device, deadline)?;
                 return Err(post_error(error));

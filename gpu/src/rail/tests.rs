@@ -1,5 +1,5 @@
-//! The rail over the fake driver. Simulated processes in one real process are connected by real
-//! sockets and segments. Every test checks that [`FakeDriver::violations`] is empty.
+//! Tests of the rail with the fake driver. Simulated processes in one real process are connected by
+//! real sockets and segments. Every test checks that [`FakeDriver::violations`] is empty.
 
 mod bounces;
 mod direct;
@@ -112,7 +112,7 @@ fn join(a: &mut FakeRail, b_at_a: Peer, b: &mut FakeRail, a_at_b: Peer) -> [(boo
     active
 }
 
-/// Two processes, each with a region that the other one has imported.
+/// Two processes, each with a region that the other process has imported.
 struct Pair {
     driver: FakeDriver,
     rails: [FakeRail; 2],

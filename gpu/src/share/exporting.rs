@@ -43,7 +43,7 @@ pub enum TellError {
 impl<D: Device> Sharing<D> {
     /// Registers a range of this device's memory. If its allocation is exported already, this makes
     /// one or two driver calls per physical segment. Revokes superseded and outgrown exports. At
-    /// the limit of exports, also revokes some that have no registrations.
+    /// the limit of exports, also revokes some exports that have no registrations.
     pub fn register<L: Links + ?Sized>(
         &mut self,
         links: &mut L,
@@ -86,8 +86,8 @@ impl<D: Device> Sharing<D> {
         }
     }
 
-    /// Publishes a buffer's location to a peer that does not know it yet. The version is the
-    /// caller's, or an automatic one that is greater than all earlier versions. The first version
+    /// Publishes a buffer's location to a peer that does not know it yet. The caller chooses the
+    /// version, or it is an automatic number greater than all earlier versions. The first version
     /// in an allocation is preceded by the allocation's handle, so the peer can open it without a
     /// request.
     ///
@@ -204,7 +204,7 @@ impl<D: Device> Sharing<D> {
         self.revocations.awaited(alloc)
     }
 
-    /// Revokes an allocation and waits until no peer has it open. Afterwards the caller may free
+    /// Revokes an allocation and waits until no peer has it open. After success the caller may free
     /// it.
     pub fn revoke_and_wait<L: Links + ?Sized>(
         &mut self,

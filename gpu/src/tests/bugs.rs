@@ -53,7 +53,7 @@ fn b1_a_handle_offered_twice_is_kept_once() {
         settle(&mut a, &mut b);
         assert_eq!(import_from(&mut b, &mut a, &at).unwrap(), imported);
     }
-    // The handle that was not needed is closed.
+    // Each handle that was not needed was closed.
     assert_eq!(copies(fd.as_fd()), before + 1);
     assert_eq!(opened(b.process()), (1, 0));
 }
@@ -209,8 +209,8 @@ fn b19_memory_has_no_guessable_name() {
     let path = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).unwrap();
     assert_eq!(path.to_str(), Some("/memfd:fishplate (deleted)"));
     assert_eq!(names(), before);
-    // The memory is sealed, so nobody can truncate it under a mapping. SAFETY: the call takes only
-    // numbers, and the descriptor is ours.
+    // The memory is sealed, so no process can truncate it while it is mapped. SAFETY: the call
+    // takes only numbers, and the descriptor is ours.
     assert_eq!(unsafe { libc::ftruncate(fd.as_raw_fd(), 0) }, -1);
 }
 

@@ -10,7 +10,7 @@ use crate::fake::Violation;
 /// Limits of opened memory.
 const LIMITS: ImportLimits = ImportLimits { mappings: 3, bytes: 24_000 };
 
-/// An allocation of one side.
+/// An allocation that one side owns.
 struct Own {
     base: DevicePtr,
     size: u64,
@@ -19,7 +19,7 @@ struct Own {
     alloc: Option<AllocId>,
     registered: Vec<Registration>,
     revoking: bool,
-    /// Whether a revocation was cancelled of which some messages have not arrived yet.
+    /// Whether a revocation was cancelled while some of its messages had not arrived yet.
     unsettled: bool,
 }
 
@@ -66,8 +66,8 @@ impl Side {
         Side { end, own: vec![], published: BTreeMap::new(), held: vec![], flights: vec![] }
     }
 
-    /// Returns whether the allocation may be imported now, and could be imported as long as any
-    /// message has been in flight.
+    /// Returns whether the allocation can be imported: no revocation is pending, and no message of
+    /// a cancelled revocation is in flight.
     fn steady(&self, alloc: AllocId) -> bool {
         self.own.iter().any(|own| own.alloc == Some(alloc) && !own.revoking && !own.unsettled)
     }
@@ -374,7 +374,7 @@ impl Run {
     /// Frees memory without a revocation, and allocates other memory, perhaps at the same address.
     fn free_behind(&mut self, s: usize) {
         let Some(i) = self.some_own(s) else { return };
-        // Finishes copies in flight first, because no cache could protect them from this.
+        // Finishes copies in flight first, because no cache could protect them from the free.
         self.finish(1 - s, usize::MAX);
         let own = self.sides[s].own.swap_remove(i);
         if own.revoking || own.unsettled {

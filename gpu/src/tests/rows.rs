@@ -44,7 +44,7 @@ fn row_2_one_handle_serves_all_peers_and_all_requests() {
     link(&mut a, 1, &mut c, 0);
     let base = a.alloc(1 << 20);
     let at = a.register(base, 1 << 20).unwrap();
-    // One peer is sent the version, and the other requests it.
+    // One peer receives the version without asking. The other peer requests it.
     a.publish(PEER, 5, &at);
     b.turn();
     let token = b.query(PEER, 5, Wanted::Latest).unwrap().unwrap();
@@ -96,7 +96,7 @@ fn row_3_a_buffer_whose_latest_version_was_revoked_is_not_found() {
     assert_eq!(b.query(PEER, 1, Wanted::Latest), Ok(None), "not where it was before");
     let older = b.query(PEER, 1, Wanted::Version(versions[0])).unwrap().unwrap();
     assert_eq!(older.binding().alloc, at[0].alloc);
-    // When it is published again, it gets a new version.
+    // Publishing the buffer again creates a new version.
     let again = a.publish(PEER, 1, &at[0]);
     assert!(again.told && again.binding.version > versions[1]);
     b.turn();

@@ -88,7 +88,7 @@ fn a_range_over_segments_is_one_export_and_one_mapping() {
     b.process().poke(there.ptr.at(EACH - 1004), b"over the edge").unwrap();
     assert_eq!(a.process().peek(base.at(2 * EACH - 4), 13).unwrap(), b"over the edge");
     b.sharing.imports_mut().end(there.id);
-    // Registrations of parts share the export, at both ends.
+    // Registrations of parts share the export, at the owner and at the importer.
     let part = a.register(base.at(2 * EACH), EACH + 1).unwrap();
     assert_eq!((part.alloc, part.offset), (at.alloc, EACH));
     import_from(&mut b, &mut a, &part).unwrap();
@@ -364,7 +364,7 @@ impl Walk {
                 } else {
                     self.pool.words[place] = None;
                 }
-                // Verifies each registration, as callers do that do not control when memory is
+                // Verifies each registration, as a caller does that does not control when memory is
                 // freed.
                 self.live.retain(|(at, range, words)| {
                     let now: Vec<u8> =

@@ -274,7 +274,7 @@ pub fn another_process_has_the_same_memory<K: Kit>() {
 pub const SEGMENT: u64 = 2 << 20;
 
 /// Runs the body with memory in three physical segments, the driver's description of each segment,
-/// and a handle of all.
+/// and one handle for all segments.
 fn in_segments<K: Kit>(body: impl FnOnce(&mut K::Device, DevicePtr, &[Allocation])) {
     let mut device = first::<K>();
     let Some(base) = K::segments(&mut device, 3 * SEGMENT) else { return };
@@ -442,7 +442,7 @@ pub fn only_what_is_pinned_is_seen_and_only_set_marks_are_known<K: Kit>() {
         let mut host = Pinned::new(device, 4096);
         assert_eq!(device.host_view(host.seen.at(8), 4088), NonNull::new(host.at().as_ptr().wrapping_add(8)));
         assert_eq!(device.host_view(host.seen.at(8), 4089), None);
-        // If a device has very many marks, unknown ones may count as reached.
+        // If a device has very many marks, unknown marks may count as reached.
         assert!(device.reached(Mark(u32::MAX)).is_err() || device.caps().marks > 1000);
         host.end(device);
     });

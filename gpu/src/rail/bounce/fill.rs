@@ -131,8 +131,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.inner.mark_due(peer);
     }
 
-    /// Abandons a job. Reports the error code to the operation. Of a reply, only a failed last
-    /// piece is left to send.
+    /// Abandons a job. Reports the error code to the operation. For a reply, only a last piece that
+    /// is marked as failed is left to send.
     #[cold]
     fn break_off(&mut self, peer: Peer, job: Job, code: i32) {
         let Some(relay) = self.relay_of(peer) else { return };
@@ -162,7 +162,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             return;
         };
         if error.is_some() {
-            // The copy may still happen, so neither this piece nor a later one is read here.
+            // The copy may still happen, so the peer must not read this piece, or a later piece in
+            // this slot.
             sent.piece.failed = true;
             relay.spoiled[slot as usize] = true;
         }

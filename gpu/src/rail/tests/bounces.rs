@@ -36,8 +36,8 @@ fn row_15_without_peer_access_transfers_are_relayed_intact() {
     }
 }
 
-/// Each end has more reads than slots, and each reply more pieces than slots. Writes of one end go
-/// between.
+/// Each end has more reads than slots, and each reply more pieces than slots. Writes of one end are
+/// interleaved.
 #[test]
 fn b15_both_ends_read_long_ranges_of_the_other_at_once() {
     for seed in 1..20 {
@@ -204,7 +204,7 @@ fn b15_three_ranks_sending_in_a_circle_all_finish() {
             .map(|(i, mut rail)| {
                 let (next, from) = (keys[(i + 1) % 3], memory[i][1]);
                 std::thread::spawn(move || {
-                    // Nothing is imported yet, so each import waits for the next rank.
+                    // No handle has been exchanged yet, so each import waits for the next rank.
                     rail.import(Peer(1), next, 50_000).unwrap();
                     let mut seen = Seen::default();
                     for n in 0..20u32 {

@@ -66,7 +66,7 @@ fn row_6_steady_state_takes_at_most_three_driver_calls_and_no_packet() {
     pair.until("all", |pair| pair.seen[0].done.len() == 501 && pair.seen[1].landed.len() == 501);
     let calls = process(&pair.rails[0]).counts().calls.since(&before[0]);
     assert_eq!([calls[Call::Copy], calls[Call::WriteWord]], [500, 500]);
-    // Transfers behind others in a stream share a mark.
+    // Transfers that queue up in a stream share a mark.
     assert!((1..500).contains(&calls[Call::Mark]), "{}", calls[Call::Mark]);
     for call in Call::ALL {
         let expected = matches!(call, Call::Copy | Call::Mark | Call::WriteWord | Call::Reached);
@@ -188,7 +188,7 @@ fn pinned_host_memory_is_transferred_by_one_device_copy() {
     // SAFETY: the memory outlives the pair's use of it.
     let posted = unsafe { pair.rails[0].post_read(PEER, local, pair.memory[1].remote(8), 2) };
     assert_eq!(posted, Ok(Posted::Pending));
-    // Deregisters with the copy in flight, and so waits for the copy.
+    // Deregisters while the copy is in flight, and so waits for it.
     pair.rails[0].deregister(key).unwrap();
     assert_eq!(host, bytes(2, 4000));
     assert_eq!(pair.rails[0].stats().relayed, 0);

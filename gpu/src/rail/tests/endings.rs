@@ -17,7 +17,7 @@ fn b14_a_write_reported_as_failed_does_not_land_later() {
             }
             pair.read(30_000, 0, 4000, 6);
             pair.poll();
-            // Detaches with copies in flight, and so waits for the device.
+            // Detaches while copies are in flight, and so waits for the device.
             pair.rails[0].detach(PEER);
             let mut seen = Seen::default();
             while pair.rails[0].poll(8, &mut seen) > 0 {}

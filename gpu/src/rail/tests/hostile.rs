@@ -56,7 +56,7 @@ fn b13_sizes_out_of_bounds_are_refused_and_write_nothing_outside() {
 
 #[test]
 fn b13_a_reply_that_does_not_match_its_read_writes_nothing() {
-    // All of these are called the first of several pieces, so even the right range is wrong.
+    // All of these claim not to be the last piece, so even the right range is invalid.
     for (offset, len) in [(0u64, 101u32), (1, 100), (100, 1), (u64::MAX, 1), (0, 0), (0, 4096), (0, 100)] {
         let mut pair = Pair::apart(Behaviour::PLAIN, small(), 1);
         poke(&pair.rails[0], &pair.memory[0], 0, &[0x5a; LEN]);
@@ -199,7 +199,8 @@ fn bad_input_is_refused_with_its_reason() {
         other => panic!("{other:?}"),
     }
     assert_eq!(rail.import(Peer(9), pair.memory[1].key, 8), Err(AttachError::UnknownPeer));
-    // A second import shares the first. A release too many is ignored, and the key is then unknown.
+    // A second import shares the first. One release too many is ignored. After the last release the
+    // key is unknown.
     rail.import(PEER, pair.memory[1].key, LEN as u64).unwrap();
     for _ in 0..3 {
         rail.release(PEER, pair.memory[1].key);
@@ -236,7 +237,7 @@ fn imports_from_oneself_and_from_a_plain_peer_are_checked() {
     assert_eq!(driver.violations(), []);
 }
 
-/// Returns the bounce slots of the second end, in the hands of a test.
+/// Returns the second end's bounce slots, so that the test can use them instead of the rail.
 fn slots(pair: &mut Pair) -> (Outgoing, Incoming) {
     let shared = pair.rails[1].shared(PEER).unwrap();
     let (mine, theirs) = (shared.mine, shared.theirs);

@@ -49,7 +49,7 @@ fn revoke_all_counts_each_late_peer_once() {
     let revoked = pair.rails[1].revoke_all(soon());
     assert!(matches!(revoked, Err(RevokeError::Deadline { peer: PEER, peers: 1, .. })), "{revoked:?}");
     polls(&mut pair);
-    // The peer now has only that allocation open into which it is copying.
+    // The peer now has only the allocation open into which it is copying.
     let (copied, _) = pair.rails[1].sharing.exports().find(pair.memory[1].at, 1).unwrap();
     let left = pair.rails[1].revoke_all(soon());
     assert_eq!(left, Err(RevokeError::Deadline { alloc: copied, peer: PEER, peers: 1 }));
