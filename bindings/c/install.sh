@@ -15,7 +15,7 @@ version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 root=${DESTDIR:-}
 install -d "$root$libdir/pkgconfig" "$root$prefix/include"
 install -m 644 include/fishplate.h "$root$prefix/include/"
-# Gives the symbols their version. A library that Rust links has none.
+# Adds symbol versions, because a library that Rust links has none.
 "${CC:-cc}" -shared -o "$root$libdir/libfishplate.so.$version" -Wl,-soname,libfishplate.so.0 \
     -Wl,--version-script=fishplate.map -Wl,--whole-archive "$target/$folder/libfishplate_c.a" \
     -Wl,--no-whole-archive -Wl,--gc-sections -Wl,-z,defs -Wl,-z,relro,-z,now -lgcc_s -lpthread -ldl -lm -lc

@@ -1,5 +1,5 @@
 /* Rank 1 sends messages and puts with signals, then dies. Rank 0 waits for them, and for rank 1's
- * death, in an epoll loop. usage: events 0|1 FOLDER. They exchange addresses through files. */
+ * death, in an epoll loop. usage: events 0|1 FOLDER. The ranks exchange addresses through files. */
 #include <fishplate.h>
 
 #include <stdio.h>

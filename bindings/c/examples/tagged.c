@@ -1,6 +1,6 @@
-/* A ring of SIZE processes. Each sends its rank to the next one, receives from the previous one,
- * and forwards until all have seen every rank. They exchange addresses through files in FOLDER.
- * usage: tagged RANK SIZE FOLDER */
+/* A ring of SIZE processes. Each process sends its rank to the next process, receives from the
+ * previous one, and forwards until all processes have seen every rank. The processes exchange
+ * addresses through files in FOLDER. usage: tagged RANK SIZE FOLDER */
 #include <fishplate.h>
 
 #include <stdio.h>

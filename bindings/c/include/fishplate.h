@@ -14,7 +14,7 @@
  * callbacks, installs a signal handler or reads the environment. The library starts at most one
  * thread, which closes descriptors.
  *
- * Timeouts are in milliseconds: 0 checks once, a negative one never expires. */
+ * Timeouts are in milliseconds: 0 checks once, and a negative timeout never expires. */
 #ifndef FISHPLATE_H
 #define FISHPLATE_H
 
@@ -60,7 +60,8 @@ const char *fp_last_error (void);
 
 /* Disables shared memory for peers on this host. */
 #define FP_NO_SHARED_MEMORY 1u
-/* Opens no libfabric rails; or makes fp_node_open fail if it cannot open at least one. */
+/* FP_NO_FABRIC opens no libfabric rails. FP_REQUIRE_FABRIC makes fp_node_open fail if it cannot
+ * open at least one. */
 #define FP_NO_FABRIC 2u
 #define FP_REQUIRE_FABRIC 4u
 /* Provides a descriptor to wait on (fp_node_fd), even without libfabric rails. */
@@ -79,10 +80,11 @@ typedef struct fp_options {
   uint32_t connect_timeout_ms; /* how long the first use of a peer waits for it: 10,000 */
   uint32_t max_rails;          /* maximum number of libfabric rails: 16 */
   const char *providers;       /* separated by commas; default: the fastest usable one */
-  const char *interfaces;      /* one rail per mention; default: those nearby */
+  const char *interfaces;      /* one rail for each name; default: nearby ones */
 } fp_options;
 
-/* Opens a node. `options` may be null. A process may have 64 nodes open. Slow: loads libfabric. */
+/* Opens a node. `options` may be null. A process may have at most 64 nodes open. Slow: loads
+ * libfabric. */
 int fp_node_open (const fp_options *options, fp_node **node);
 /* Closes a node. Waits until everything sent is applied and every peer knows that this node leaves.
  * The handle is invalid afterwards, even after an error. Returns -ETIMEDOUT if some work was
@@ -123,8 +125,8 @@ int fp_mem_alloc (fp_node *node, size_t len, fp_mem *memory);
  * released it. */
 int fp_mem_register (fp_node *node, void *start, size_t len, fp_mem *memory);
 /* Frees or deregisters memory. Returns -EBUSY while an operation, a receive or an import uses it.
- * Returns -EADDRINUSE if it is freed but a provider still holds it; then never reuse registered
- * memory. */
+ * Returns -EADDRINUSE if the memory is freed but a provider still holds it. If so, never reuse
+ * registered memory. */
 int fp_mem_free (fp_node *node, fp_mem memory);
 /* Copies out the handle with which peers import the memory. `*len` works as in fp_node_address. */
 int fp_mem_export (fp_node *node, fp_mem memory, void *handle, size_t *len);
@@ -154,7 +156,7 @@ enum { FP_EQ = 1, FP_NE, FP_GE, FP_GT, FP_LE, FP_LT };
 
 int fp_put (fp_node *node, fp_mem memory, uint64_t offset, size_t len, fp_remote remote,
             uint64_t remote_offset, fp_token *token);
-/* Puts bytes of the program. They may be reused on return. */
+/* Puts bytes of the program. The bytes may be reused on return. */
 int fp_put_bytes (fp_node *node, const void *from, size_t len, fp_remote remote, uint64_t remote_offset);
 /* Writes, then signals. The 64-bit signal word changes after the data and everything sent to the
  * peer earlier have landed. If `len` is 0, there is no data, and `memory` and `remote` are
@@ -173,8 +175,9 @@ int fp_atomic_fetch (fp_node *node, fp_remote remote, uint64_t offset, int op, u
 int fp_fence (fp_node *node, fp_peer peer);
 /* Waits until everything sent to the peer, or to all peers (FP_ANY), is applied there. */
 int fp_quiet (fp_node *node, fp_peer peer, int64_t timeout_ms);
-/* Waits until the 64-bit word compares as requested with `value`. `from` is the peer that signals,
- * or FP_ANY; the wait fails if that peer fails. `seen` receives the word, and may be null. */
+/* Waits until the requested comparison of the 64-bit word with `value` holds. `from` is the peer
+ * that signals, or FP_ANY; the wait fails if that peer fails. `seen` receives the word, and may be
+ * null. */
 int fp_wait_signal (fp_node *node, fp_mem memory, uint64_t offset, int compare, uint64_t value,
                     fp_peer from, int64_t timeout_ms, uint64_t *seen);
 
@@ -194,12 +197,12 @@ typedef struct fp_message {
   fp_peer source;
 } fp_message;
 
-/* Sends bytes of the program. They may be reused on return, because long messages are copied. */
+/* Sends bytes of the program. Long messages are copied, so the bytes may be reused on return. */
 int fp_send (fp_node *node, fp_peer to, fp_tag tag, const void *from, size_t len);
 int fp_send_mem (fp_node *node, fp_peer to, fp_tag tag, fp_mem memory, uint64_t offset, size_t len,
                  fp_token *token);
-/* Waits for a message. Returns -EMSGSIZE if it was longer than the buffer; the message is lost.
- * `message` may be null. */
+/* Waits for a message. Returns -EMSGSIZE if the message was longer than the buffer; such a message
+ * is lost. `message` may be null. */
 int fp_recv (fp_node *node, fp_peer source, fp_tag tag, fp_tag ignore, void *into, size_t len,
              int64_t timeout_ms, fp_message *message);
 /* Posts a receive. fp_poll reports the completion, with `word`. */
@@ -227,7 +230,7 @@ typedef struct fp_completion {
   uint64_t word;  /* the word of fp_post_recv */
   uint64_t value; /* of a send: bytes that the receiver took; of a receive: bytes in the buffer */
   fp_message message; /* of a matched receive */
-  uint32_t may_land;  /* 1: it failed, and may still land: do not reuse its memory before freeing it */
+  uint32_t may_land;  /* 1: failed, but may still land: free the memory before you reuse it */
 } fp_completion;
 
 /* Makes one pass, and takes up to `count` completions. Returns their number. */

@@ -1,17 +1,18 @@
 //! The handles of nodes in C programs, and which thread may call into a node.
 //!
-//! A handle is a number typed as a pointer and never dereferenced: a slot of a fixed table in its
-//! lower bits, and in its upper 16 bits how often that slot was used. A null, closed or invented
-//! handle is not the one in its slot. A node belongs to the thread that opened it, until that
-//! thread calls [`fp_node_unbind`]; then to the next thread that calls into it. Calls by other
-//! threads are refused, and so are calls by a signal handler that has interrupted a call.
+//! A handle is a number that has a pointer type and is never dereferenced. Its lower bits select a
+//! slot of a fixed table, and its upper 16 bits count the uses of that slot. A null, closed or
+//! made-up handle differs from the handle in its slot. A node belongs to the thread that opened it,
+//! until that thread calls [`fp_node_unbind`]. After that it belongs to the next thread that calls
+//! into it. Calls by other threads are refused, and so are calls by a signal handler that has
+//! interrupted a call.
 //!
 //! One comparison checks all of this: a slot's `key` is its handle xor the owner's thread number
-//! while that thread may enter, and 0 otherwise. A thread's number is an address below 2^48, so no
-//! two pairs of thread and returned handle have the same key in one slot.
+//! while that thread may enter, and 0 otherwise. A thread's number is an address below 2^48, so
+//! every pair of a thread and a returned handle has a different key in a slot.
 //!
-//! Numbers of peers, operations and receives are mixed with a number of the node, so that numbers
-//! of other nodes, and zero, are invalid. Region numbers already identify their node.
+//! Numbers of peers, operations and receives are mixed with a number that identifies the node, so
+//! that zero and numbers of other nodes are invalid. Region numbers already identify their node.
 //!
 //! # Edges
 //!
@@ -68,14 +69,14 @@ struct Slot {
     key: AtomicUsize,
     /// Null while the node is closed, or after a panic in it.
     inner: UnsafeCell<*mut Inner>,
-    /// The valid handle, or that of the last node with its lowest bit set.
+    /// The valid handle. Without a node, the handle of the last node with the lowest bit set.
     name: AtomicUsize,
     /// The owning thread, or 0.
     owner: AtomicUsize,
 }
 
-// SAFETY: only the thread in `owner` accesses `inner`, and what it points to is `Send`. The edges
-// of `owner` order one owner's accesses before the next one's.
+// SAFETY: only the thread in `owner` accesses `inner`, and the node that it points to is `Send`.
+// The edges of `owner` order each owner's accesses before those of the next owner.
 unsafe impl Sync for Slot {}
 const _: () = {
     const fn send<T: Send>() {}
@@ -97,7 +98,7 @@ const CLOSED: usize = 1;
 /// Nodes whose calls panicked. Their state may be inconsistent, so they are never dropped.
 static LEFT: Mutex<Vec<Box<Inner>>> = Mutex::new(Vec::new());
 
-/// Counts nodes, so that no handle is reused.
+/// Number of nodes opened so far. Selects the value that is mixed into a node's numbers.
 static OPENED: AtomicUsize = AtomicUsize::new(0);
 
 /// Returns a number that is unique among live threads, and not 0.
@@ -127,7 +128,7 @@ fn slot(node: *mut FpNode) -> &'static Slot {
 }
 
 /// Closes all handles in a forked child, which has its parent's memory. The nodes stay as they are,
-/// because their connections are the parent's.
+/// because their connections belong to the parent.
 extern "C" fn in_child() {
     for slot in &TABLE {
         let name = slot.name.load(Ordering::Relaxed);
@@ -160,7 +161,7 @@ pub(crate) fn insert(node: Node) -> Result<*mut FpNode, Status> {
         }
         let last = slot.name.load(Ordering::Relaxed);
         if last & CLOSED == 0 || last >> USE == USES {
-            // An open node without an owner, or a slot that has no unused handle.
+            // The slot has an open node without an owner, or no unused handle.
             slot.owner.store(0, Ordering::Release);
             continue;
         }
@@ -192,7 +193,7 @@ pub(crate) fn remove(node: *mut FpNode) -> Result<Box<Inner>, Status> {
     // SAFETY: this thread owns the slot, and no call is in progress in it.
     let inner = unsafe { slot.inner.get().replace(ptr::null_mut()) };
     slot.owner.store(0, Ordering::Release);
-    // SAFETY: from `Box::into_raw` in `insert`, and no longer in the table.
+    // SAFETY: the pointer comes from `Box::into_raw` in `insert`, and is no longer in the table.
     if inner.is_null() { Err(broken()) } else { Ok(unsafe { Box::from_raw(inner) }) }
 }
 
@@ -214,8 +215,8 @@ fn adopt(node: *mut FpNode) -> Result<&'static Slot, Status> {
         return Err(stranger());
     }
     if slot.owner.load(Ordering::Relaxed) == me() {
-        // SAFETY: this thread owns the slot. If a signal handler runs this, the call that it has
-        // interrupted has only borrowed what the pointer leads to.
+        // SAFETY: this thread owns the slot. If this runs in a signal handler, the interrupted call
+        // has borrowed the node but not the pointer.
         return Err(if unsafe { (*slot.inner.get()).is_null() } { broken() } else { interrupted() });
     }
     if slot.owner.compare_exchange(0, me(), Ordering::Acquire, Ordering::Relaxed).is_err() {
@@ -230,14 +231,14 @@ fn adopt(node: *mut FpNode) -> Result<&'static Slot, Status> {
     Ok(slot)
 }
 
-/// Makes a call, which does not unwind, into the node of a slot that this thread owns and that is
-/// in no call.
+/// Makes a call into the node of a slot. This thread owns the slot, no other call is in progress,
+/// and the call does not unwind.
 #[inline(always)]
 fn during<T>(slot: &Slot, key: usize, call: impl FnOnce(&mut Inner) -> T) -> T {
     slot.key.store(0, Ordering::Relaxed);
     compiler_fence(Ordering::SeqCst);
-    // SAFETY: this thread owns the slot, and no other call is in progress: a signal handler that
-    // interrupts this one finds no key. A slot with a key has a node.
+    // SAFETY: this thread owns the slot, and no other call is in progress, because a signal handler
+    // that interrupts this call finds no key. A slot with a key has a node.
     let done = call(unsafe { &mut **slot.inner.get() });
     compiler_fence(Ordering::SeqCst);
     slot.key.store(key, Ordering::Relaxed);
@@ -275,8 +276,8 @@ fn interrupted() -> Status {
 }
 
 impl Inner {
-    /// Converts the number of an operation or a receive. Its upper half distinguishes it from
-    /// earlier ones in the slot.
+    /// Converts the number of an operation or a receive. The upper half of the number distinguishes
+    /// it from earlier ones in the same slot.
     #[inline(always)]
     pub fn token(&self, raw: u64) -> u64 {
         raw ^ self.mixed << 48
@@ -318,7 +319,7 @@ fn panicked(slot: &Slot) -> c_int {
     slot.key.store(0, Ordering::Relaxed);
     // SAFETY: this thread owns the slot, and the call that panicked has returned.
     let inner = unsafe { slot.inner.get().replace(ptr::null_mut()) };
-    // SAFETY: from `Box::into_raw` in `insert`, and no longer in the table.
+    // SAFETY: the pointer comes from `Box::into_raw` in `insert`, and is no longer in the table.
     LEFT.lock().unwrap_or_else(PoisonError::into_inner).push(unsafe { Box::from_raw(inner) });
     broken().0
 }

@@ -73,8 +73,8 @@ pub(crate) fn check<T>(pointer: *const T, name: &str) -> Result<(), Status> {
 #[inline(always)]
 pub(crate) fn place<'a, T>(pointer: *mut T, name: &str) -> Result<&'a mut MaybeUninit<T>, Status> {
     check(pointer, name)?;
-    // SAFETY: `pointer` was checked above. The header requires it to be writable for one value and
-    // unused by others during the call. The value may be uninitialised.
+    // SAFETY: `pointer` was checked above. The header requires it to be writable for one value, and
+    // that nothing else uses it during the call. The value may be uninitialised.
     Ok(unsafe { &mut *pointer.cast() })
 }
 
@@ -99,8 +99,8 @@ pub(crate) fn buffer<'a>(pointer: *mut c_void, len: usize) -> Result<&'a mut [u8
     if pointer.is_null() || len > isize::MAX as usize {
         return Err(fail(libc::EINVAL, "invalid buffer: null, or too long"));
     }
-    // SAFETY: `pointer` was checked above. The header requires the bytes to be initialised,
-    // writable and unused by others during the call.
+    // SAFETY: `pointer` was checked above. The header requires the bytes to be initialised and
+    // writable, and that nothing else uses them during the call.
     Ok(unsafe { std::slice::from_raw_parts_mut(pointer.cast(), len) })
 }
 

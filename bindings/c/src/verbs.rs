@@ -101,7 +101,7 @@ pub unsafe extern "C" fn fp_put_signal(
     value: u64,
     token: *mut u64,
 ) -> c_int {
-    // Fast path: most complete at once.
+    // Fast path: most of these calls complete at once.
     if token.is_null() && op == SignalOp::Set as c_int {
         let done = at_once(node, |inner| {
             let from = Slice::new(inner.here(memory, offset), len);

@@ -196,7 +196,7 @@ static void forked (fp_node *node)
   EXPECT (now >= 0, 1);
 }
 
-/* Numbers of a closed node name nothing at the next one, which has its slot. */
+/* Numbers of a closed node are invalid at the next node, which uses the same slot. */
 static void reopened (void)
 {
   fp_node *first = open_node (), *second;

@@ -1,5 +1,5 @@
 """Two processes: each writes to the other, then signals. Run it twice, on one host or on two:
-`python put_signal.py HOST:PORT`, with the host of the one that is started first."""
+`python put_signal.py HOST:PORT`, where HOST runs the process that is started first."""
 
 import sys
 

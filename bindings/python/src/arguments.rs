@@ -168,7 +168,7 @@ pub(crate) fn anyone(node: &Arc<Shared>, given: Option<&Bound<'_, Peer>>) -> PyR
     given.map(|given| peer(node, given)).transpose()
 }
 
-/// Converts seconds. Returns the default if there are none.
+/// Converts seconds. Returns the default for `None`.
 pub(crate) fn timeout(py: Python<'_>, default: Duration, seconds: Option<f64>) -> PyResult<Duration> {
     match seconds {
         None => Ok(default),

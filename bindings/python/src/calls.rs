@@ -1,11 +1,11 @@
-//! Counts the calls of a node, and wakes an event loop that sleeps on the node: a call may take a
-//! completion that a coroutine awaits. The class of [`waker`](crate::waker) uses this.
+//! Counts the calls of a node, and wakes an event loop that sleeps on the node, because a call may
+//! take a completion that a coroutine awaits. The class in [`waker`](crate::waker) uses this.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
-/// Counts calls, and makes a descriptor readable after the next one.
+/// Counts calls, and makes a descriptor readable after a call if an event loop sleeps on it.
 pub(crate) struct Calls {
     count: AtomicU64,
     /// True while an event loop sleeps on `set`.
@@ -59,8 +59,8 @@ impl Calls {
         self.count.load(Ordering::SeqCst)
     }
 
-    /// Makes the next call wake the sleeper. Returns true if the caller should sleep: the count is
-    /// still `calls`.
+    /// Makes the next call wake the sleeper. Returns true if the count is still `calls`, so that
+    /// the caller should sleep.
     pub fn sleep(&self, calls: u64) -> bool {
         self.armed.store(true, Ordering::SeqCst);
         fence(Ordering::SeqCst);
@@ -82,6 +82,6 @@ static ONE: u64 = 1;
 /// # Safety
 /// `fd` is a new descriptor, or negative if the system call that should create it has just failed.
 unsafe fn owned(fd: i32) -> io::Result<OwnedFd> {
-    // SAFETY: this function's contract.
+    // SAFETY: the caller guarantees that the descriptor is new, so nothing else owns it.
     if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(unsafe { OwnedFd::from_raw_fd(fd) }) }
 }

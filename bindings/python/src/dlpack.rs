@@ -17,8 +17,8 @@ use pyo3::types::PyDict;
 const FRESH: &CStr = c"dltensor";
 const TAKEN: &CStr = c"used_dltensor";
 
-/// `DLDeviceType`: memory of the host, plain or pinned by CUDA or ROCm; and of a CUDA
-/// device, plain or managed, or a ROCm device.
+/// Values of `DLDeviceType`: host memory (plain, or pinned by CUDA or ROCm), CUDA memory (plain or
+/// managed), and ROCm memory.
 const CPU: i32 = 1;
 const HOST: [i32; 3] = [CPU, 3, 11];
 const CUDA: i32 = 2;
@@ -36,7 +36,7 @@ pub(crate) enum On {
 }
 
 impl On {
-    /// Returns the device whose memory a node's device memory is. The stand-in's is the host's.
+    /// Returns the device that holds a node's device memory. For the stand-in, that is the host.
     pub fn of(gpu: Gpu) -> On {
         match gpu {
             Gpu::Cuda(ordinal) => On::Cuda(ordinal),
@@ -82,7 +82,7 @@ struct Plain {
     bits: u8,
     lanes: u16,
     shape: *const i64,
-    /// In elements. Null: compact, in row-major order.
+    /// Strides in elements. Null means compact, in row-major order.
     strides: *const i64,
     byte_offset: u64,
 }
@@ -100,7 +100,7 @@ const _: () = assert!(size_of::<Plain>() == 48 && size_of::<Managed>() == 64);
 pub(crate) struct Tensor(NonNull<Managed>);
 
 impl Tensor {
-    /// Takes the tensor of an object. `None`: the object has none.
+    /// Takes the tensor of an object. Returns `None` if the object does not support DLPack.
     ///
     /// # Errors
     /// The tensor is in memory of another kind of device, or not contiguous.
@@ -117,15 +117,16 @@ impl Tensor {
             }
             None => {
                 return Err(PyBufferError::new_err(
-                    "the tensor is in memory of a device other than CUDA's and ROCm's; copy it to the host",
+                    "the tensor is on a device that is neither CUDA nor ROCm; copy it to the host",
                 ));
             }
         };
-        // SAFETY: the GIL is held, and the object is alive; only a capsule of this name has a
-        // pointer.
+        // SAFETY: the GIL is held, and the object is alive. The call returns a pointer only for a
+        // capsule of this name.
         let managed = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), FRESH.as_ptr()) };
         let managed = NonNull::new(managed.cast()).ok_or_else(|| PyErr::fetch(object.py()))?;
-        // SAFETY: it is such a capsule. From here on the tensor is ours, as the protocol says.
+        // SAFETY: the call above has accepted the capsule. By the protocol, the tensor is ours from
+        // here on.
         if unsafe { ffi::PyCapsule_SetName(capsule.as_ptr(), TAKEN.as_ptr()) } != 0 {
             return Err(PyErr::fetch(object.py()));
         }
@@ -134,7 +135,7 @@ impl Tensor {
         match tensor.is_contiguous() && tensor.len().is_some() && known {
             true => Ok(Some(tensor)),
             false => Err(PyBufferError::new_err(
-                "the tensor is not contiguous, or its elements are no whole bytes; use .contiguous()",
+                "the tensor is not contiguous, or its elements are not whole bytes; use .contiguous()",
             )),
         }
     }
@@ -174,8 +175,8 @@ impl Tensor {
         true
     }
 
-    /// Returns the length in bytes. `None`: the length or the address is invalid, or elements are
-    /// no whole bytes.
+    /// Returns the length in bytes, or `None` if the length or the address is invalid, or if
+    /// elements are not whole bytes.
     pub fn len(&self) -> Option<usize> {
         let plain = self.plain();
         let bits = usize::from(plain.bits) * usize::from(plain.lanes);
@@ -186,7 +187,7 @@ impl Tensor {
         (len <= isize::MAX as usize && (len == 0 || !plain.data.is_null())).then_some(len)
     }
 
-    /// Returns the address of the first byte, or a dangling one for an empty tensor.
+    /// Returns the address of the first byte, or a dangling address if the tensor is empty.
     pub fn start(&self) -> NonNull<u8> {
         let plain = self.plain();
         let start = plain.data.cast::<u8>().wrapping_add(plain.byte_offset as usize);
@@ -198,7 +199,8 @@ impl Drop for Tensor {
     fn drop(&mut self) {
         // Without an interpreter nothing can use the bytes any more.
         let _ = Python::try_attach(|_| {
-            // SAFETY: the protocol requires one call by the owner, which is this.
+            // SAFETY: the protocol requires that the owner calls the deleter once, which happens
+            // here.
             unsafe {
                 if let Some(deleter) = self.0.as_ref().deleter {
                     deleter(self.0.as_ptr());
@@ -216,22 +218,23 @@ struct Lent {
     _loan: Option<Arc<()>>,
 }
 
-/// Refuses what the consumer of a tensor asks for and does not get: a copy, or memory elsewhere.
+/// Rejects options of a tensor's consumer that we do not support: a copy, or memory on another
+/// device.
 pub(crate) fn check(options: Option<&Bound<'_, PyDict>>, on: On) -> PyResult<()> {
     let Some(options) = options else { return Ok(()) };
     if options.get_item("copy")?.is_some_and(|copy| copy.is_truthy().unwrap_or(true)) {
-        return Err(PyBufferError::new_err("the tensor is not copied; copy it after it was taken"));
+        return Err(PyBufferError::new_err("cannot export a copy of the tensor; copy it after the import"));
     }
     match options.get_item("dl_device")?.filter(|device| !device.is_none()) {
         Some(device) if device.extract::<(i32, i32)>()? != on.device() => Err(PyBufferError::new_err(
-            "the tensor is not moved to another device; copy it after it was taken",
+            "cannot export the tensor to another device; copy it after the import",
         )),
         _ => Ok(()),
     }
 }
 
-/// Lends bytes as a tensor of one dimension. The tensor keeps `object` alive, which keeps the
-/// bytes, and `loan`.
+/// Lends bytes as a tensor of one dimension. The tensor keeps `object` alive, which keeps the bytes
+/// valid, and holds `loan`.
 pub(crate) fn lend<'py>(
     object: &Bound<'py, PyAny>,
     (start, len): (NonNull<u8>, usize),
@@ -253,8 +256,8 @@ pub(crate) fn lend<'py>(
     let object_held = object.clone().unbind();
     let lent = Lent { managed, len: len as i64, _object: object_held, _loan: loan };
     let lent = Box::into_raw(Box::new(lent));
-    // SAFETY: from `Box::into_raw`, and not shared yet. The capsule gets the managed tensor, and
-    // `forget` frees it unless a consumer takes it.
+    // SAFETY: the pointer comes from `Box::into_raw`, and is not shared yet. The capsule gets the
+    // managed tensor, and `forget` frees it unless a consumer takes it.
     unsafe {
         (*lent).managed.context = lent.cast();
         (*lent).managed.tensor.shape = &raw const (*lent).len;

@@ -31,7 +31,7 @@ pub(crate) struct Inner {
     pub registered: Registered,
     /// The device of the node.
     pub gpu: Option<Gpu>,
-    /// Device memory of the node, with what its tensors hold.
+    /// Device memory of the node, with the loan that its tensors hold.
     pub devices: Vec<(Memory, Arc<()>)>,
     /// The connected peers, and whether one was ever disconnected. A disconnected peer may still
     /// write memory that it imported.
@@ -102,8 +102,8 @@ impl Inner {
         issued.map(drop)
     }
 
-    /// Copies device memory of the program, to send it. A receiver that read it directly would have
-    /// its allocation open for some time afterwards, while the program may free it.
+    /// Copies device memory of the program, to send it. A receiver that read it directly would keep
+    /// the allocation open for some time afterwards, although the program may free it.
     #[cold]
     pub fn copy_of(&mut self, view: &Arc<View>) -> Result<Vec<u8>, Fault> {
         let mut bytes = vec![0; view.len()];
@@ -118,8 +118,9 @@ impl Inner {
     /// a multiple of 8 at or before the view, and the result is the offset of the view.
     pub fn register(&mut self, view: &View) -> Result<(Memory, usize), Fault> {
         let Place::Device(on) = view.place() else {
-            // SAFETY: the callers hold the view until the node has deregistered it, else forever.
-            // This process accesses the bytes through Python and by raw copies only.
+            // SAFETY: the callers hold the view until the node has deregistered it, or forever if
+            // the node does not. This process accesses the bytes through Python and by raw copies
+            // only.
             return Ok((unsafe { self.node.register(view.start(), view.len()) }?, 0));
         };
         if let (Some(ours), Some(theirs)) = (self.gpu.map(On::of), on)
@@ -130,8 +131,8 @@ impl Inner {
         }
         let at = view.start().as_ptr().addr();
         let offset = at % 8;
-        // SAFETY: the same as above. The driver aligns allocations to more than 8, so the bytes
-        // before the view belong to the same one, and nothing accesses them.
+        // SAFETY: the same holds as above. The driver aligns allocations to more than 8, so the
+        // bytes before the view belong to the same allocation, and nothing accesses them.
         let memory =
             unsafe { self.node.register_device(DevicePtr((at - offset) as u64), offset + view.len()) }?;
         Ok((memory, offset))

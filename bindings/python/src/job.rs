@@ -1,4 +1,4 @@
-//! The class `Job`, by which processes find each other.
+//! The class `Job`, with which processes find each other.
 
 use std::io;
 use std::sync::{Mutex, TryLockError};

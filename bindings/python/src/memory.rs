@@ -29,7 +29,7 @@ pub(crate) enum Pages {
     Device(NonNull<u8>, Arc<()>),
 }
 
-// SAFETY: the address is that of device memory, which is not tied to a thread. The other variants
+// SAFETY: the address points to device memory, which is not tied to a thread. The other variants
 // are `Send` and `Sync`.
 unsafe impl Send for Pages {}
 // SAFETY: the same as for `Send`.
@@ -73,7 +73,7 @@ impl Memory {
             Pages::Lent(lent) => lent.start(),
             Pages::Device(start, _) => *start,
         };
-        // SAFETY: an offset inside the pages.
+        // SAFETY: callers pass only offsets inside the pages.
         Ok(unsafe { pages.add(start as usize) })
     }
 
@@ -85,7 +85,7 @@ impl Memory {
         }
     }
 
-    /// Returns the device whose memory this is. The stand-in's memory is the host's.
+    /// Returns the device that holds the memory. For the stand-in, that is the host.
     fn on(&self) -> On {
         match self.shared.gpu {
             Some(gpu) if self.is_on_device() => On::of(gpu),
@@ -103,7 +103,7 @@ impl Memory {
             Pages::Device(_, loan) => Some(loan.clone()),
             _ => None,
         };
-        // The partner of the fence in `free`.
+        // Pairs with the fence in `free`.
         fence(Ordering::SeqCst);
         dlpack::lend(object, (self.bytes(start)?, len), self.on(), loan)
     }
@@ -111,7 +111,7 @@ impl Memory {
     /// Describes a range for libraries that use GPUs.
     fn array<'py>(&self, py: Python<'py>, (start, len): (u64, usize)) -> PyResult<Bound<'py, PyDict>> {
         if self.on() == On::Host {
-            return Err(PyAttributeError::new_err("the memory is not in a GPU"));
+            return Err(PyAttributeError::new_err("the memory is not on a GPU"));
         }
         let array = PyDict::new(py);
         array.set_item("shape", (len,))?;
@@ -136,7 +136,7 @@ impl Memory {
     ) -> PyResult<()> {
         if self.is_on_device() {
             return Err(PyBufferError::new_err(
-                "the memory is in a device; use a tensor over it, or `read` and `write`",
+                "the memory is on a device; use a tensor over it, or `read` and `write`",
             ));
         }
         let at = self.bytes(start)?.as_ptr().cast();
@@ -191,8 +191,8 @@ impl Memory {
 
     fn free(&self, py: Python<'_>) -> PyResult<()> {
         let memory = self.memory;
-        // Store, fence, then count the tensors; `lend` counts, fences, then loads. So a tensor that
-        // another thread makes meanwhile either is counted or is refused.
+        // This stores, fences, then counts the tensors. `lend` counts, fences, then loads. So a
+        // tensor that another thread makes meanwhile is either counted here or refused there.
         let was = self.freed.swap(true, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         let freed = self.shared.enter(py, |inner| {
@@ -272,7 +272,7 @@ impl Memory {
     /// `view` is null or points to a `Py_buffer`, as Python guarantees.
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let this = slf.get();
-        // SAFETY: this function's contract.
+        // SAFETY: the caller guarantees that `view` is null or points to a `Py_buffer`.
         unsafe { this.fill(slf.as_any(), (0, this.memory.len()), view, flags) }
     }
 
@@ -328,7 +328,7 @@ impl Slice {
     /// `view` is null or points to a `Py_buffer`, as Python guarantees.
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let this = slf.get();
-        // SAFETY: this function's contract.
+        // SAFETY: the caller guarantees that `view` is null or points to a `Py_buffer`.
         unsafe { this.memory.get().fill(slf.as_any(), (this.start, this.len), view, flags) }
     }
 

@@ -72,8 +72,8 @@ impl Node {
         (tag, ignore): (Tag, Tag),
         timeout: Duration,
     ) -> PyResult<Message> {
-        // Does not try with the GIL first: a receive that matches during the wait would then get no
-        // `patience`.
+        // Does not first try with a timeout of zero, because a receive that matches in that attempt
+        // would get no `patience`.
         let envelope = self.shared.wait(py, timeout, false, |inner, slice| {
             Ok(inner.node.recv(from, tag, ignore, into, slice)?)
         })?;
@@ -170,11 +170,12 @@ impl Node {
                 return Err(Error::from(AttachError::Misaligned).into());
             }
             // `registered` holds the view until the node has released the memory. If peers may have
-            // imported it, the view stays until they know that the node is closed, else forever.
+            // imported the memory, the view stays until they know that the node is closed, or
+            // forever.
             let (memory, _) = inner.register(&view)?;
             inner.registered.insert(memory, view.clone());
             if view.is_on_device() {
-                // A receiver of a message from it opens its allocation too.
+                // A receiver of a message from this memory opens its allocation too.
                 inner.registered.exported(memory);
             }
             Ok(memory)

@@ -37,12 +37,12 @@ impl Request {
         self.result(py, end)
     }
 
-    /// Waits for a receive, and returns its message. If it fails, nothing is received later, unless
-    /// a message has matched already.
+    /// Waits for a receive, and returns its message. If the wait fails, nothing is received later,
+    /// unless a message has matched already.
     pub fn receive(&self, py: Python<'_>, timeout: Duration) -> PyResult<Py<PyAny>> {
         let message = self.finish(py, timeout);
         if message.is_err() {
-            // The error of the wait is the one that tells.
+            // The error of the wait is more useful than an error of the cancellation.
             let _ = self.cancel(py);
         }
         message

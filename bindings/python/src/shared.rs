@@ -59,7 +59,8 @@ fn me() -> usize {
     HERE.with(|here| std::ptr::from_ref(here).addr())
 }
 
-/// True if a tensor over this device memory exists. The node and the memory's object hold it too.
+/// True if a tensor over this device memory exists. The node and the memory's object hold the loan
+/// too.
 pub(crate) fn is_lent(loan: &Arc<()>) -> bool {
     Arc::strong_count(loan) > 2
 }

@@ -25,7 +25,7 @@ pub(crate) struct View {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     Host,
-    /// In memory of a GPU, which may be known.
+    /// In device memory, with the GPU if it is known.
     Device(Option<On>),
 }
 
@@ -59,7 +59,7 @@ impl View {
     fn of(object: &Bound<'_, PyAny>, flags: i32) -> PyResult<View> {
         // SAFETY: the GIL is held, and the object is alive.
         let is_buffer = unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } == 1
-            // CuPy's arrays are in device memory, and have buffers too, which raise errors.
+            // CuPy's arrays are in device memory. Their buffer protocol only raises errors.
             && matches!(object.getattr_opt("__cuda_array_interface__"), Ok(None));
         if !is_buffer && let Some(tensor) = Tensor::of(object)? {
             let (start, len) = (tensor.start(), tensor.len().unwrap_or(0));
@@ -166,7 +166,7 @@ impl View {
         }
     }
 
-    /// Returns the bytes, to be copied from. Memory of a device has none.
+    /// Returns the bytes to copy from, or an empty slice if they are in device memory.
     pub fn bytes(&self) -> &[u8] {
         if self.is_on_device() {
             return &[];
@@ -177,7 +177,7 @@ impl View {
         unsafe { std::slice::from_raw_parts(self.start().as_ptr(), self.len()) }
     }
 
-    /// Returns the bytes, to be copied to.
+    /// Returns the bytes to copy to.
     ///
     /// # Safety
     /// The view was taken by [`to_write`](Self::to_write), is [on the host](Self::on_host), and no

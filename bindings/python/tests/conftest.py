@@ -1,4 +1,5 @@
-"""Fixtures: nodes, and jobs of several processes. Without libfabric's tcp its tests are skipped."""
+"""Fixtures: nodes, and jobs of several processes. Tests over libfabric's tcp provider are skipped if
+the provider is missing."""
 
 import functools
 import multiprocessing
@@ -102,7 +103,7 @@ def node():
 
 @pytest.fixture
 def own(node):
-    """That node with memory, and with its own import of the memory."""
+    """A node that reaches itself, with memory and its own import of that memory."""
     peer = node.connect(node.address)
     memory = node.alloc(4096)
     return SimpleNamespace(

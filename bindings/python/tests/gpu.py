@@ -78,7 +78,7 @@ def tensors(here):
             expected = torch.arange(count, device="cuda").to(dtype) + (1 - here.rank)
             seen = here.into[: mine.nbytes].view(dtype)
             sync()
-            # Unregistered, as a user begins.
+            # Unregistered memory, as in a first program.
             here.turn += 1
             node.put_signal(mine, here.theirs, here.their_words, here.turn)
             node.wait(here.words, ">=", here.turn, peer)

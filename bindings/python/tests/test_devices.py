@@ -1,6 +1,6 @@
 """Device memory: tensors of other libraries by DLPack and `__cuda_array_interface__`, and memory of
-the node's device. Runs over a CUDA driver, which may be that of tests/fake-cuda, and over host
-memory in place of a device. Where there is no driver, the tests over one are skipped."""
+the node's device. Runs with a CUDA driver, which may be tests/fake-cuda, and with host memory in
+place of a device. Without a driver, the tests that need one are skipped."""
 
 import ctypes
 import gc
@@ -15,7 +15,7 @@ import fishplate
 
 
 class Cuda:
-    """Memory of the first device by its driver."""
+    """Allocates memory of the first device through its driver."""
 
     def __init__(self):
         self.driver = ctypes.CDLL("libcuda.so.1" if find("libcuda.so.1") else "libcuda.so")
@@ -23,7 +23,7 @@ class Cuda:
         self.call("cuInit", 0)
         self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
         self.call("cuCtxSetCurrent", context)
-        # The driver of tests/fake-cuda copies between pinned memory and its own only.
+        # The driver of tests/fake-cuda copies only between pinned memory and its own memory.
         self.pages = mmap.mmap(-1, 1 << 20)
         start = ctypes.addressof(ctypes.c_char.from_buffer(self.pages))
         self.pinned = numpy.frombuffer(self.pages, numpy.uint8)
@@ -106,7 +106,7 @@ class Plain(ctypes.Structure):
 
 
 class Tensor:
-    """The same by DLPack, on a device of this number."""
+    """An array in device memory that only has DLPack, on the device with this number."""
 
     device = (2, 0)
 
@@ -203,7 +203,7 @@ def test_memory_of_the_device_is_put_got_and_sent(gpu):
 
 
 def tensors(here, kind):
-    """The same with arrays of the program, registered and not."""
+    """Each process writes from arrays of the program, registered and not, with all calls."""
     node, peer, other, cuda = here.node, here.peers[1 - here.rank], 1 - here.rank, Cuda()
     kind = {"array": Array, "tensor": Tensor}[kind]
     into = kind(cuda, numpy.zeros(1 << 19, numpy.uint8))

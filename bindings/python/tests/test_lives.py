@@ -141,7 +141,7 @@ def test_a_peer_that_never_comes():
 
 
 def test_the_first_use_of_a_peer_waits_for_it_and_lets_others_in():
-    """Threads of one node use a peer that comes later, while another thread uses the node."""
+    """Threads of one node use a peer that connects later, while another thread uses the node."""
     working = {"fabric": "off", "worker": True}
     with fishplate.Node(**working) as node, fishplate.Node(**working) as late:
         peer = node.connect(late.address)

@@ -1,4 +1,4 @@
-"""The type stubs say what the module has, and the examples agree with them."""
+"""The type stubs match the module, and the examples match the stubs."""
 
 import subprocess
 import sys

@@ -152,7 +152,7 @@ def directly(here, wide):
                 outlet.isend_direct(Tensor(data)).wait()
         with pytest.raises(fishplate.Misuse):
             outlet.send_direct(bytes(8 * wide + 1))
-        # The receiver has not freed the last one.
+        # The receiver has not allowed the sender to overwrite the last tensor.
         with pytest.raises(fishplate.Timeout):
             outlet.close(timeout=0.1)
         here.job.barrier(node)

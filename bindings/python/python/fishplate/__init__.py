@@ -1,7 +1,7 @@
 """Ordered put, get, put-signal, atomics and tagged messages to other processes, over shared memory
 on one host and over libfabric between hosts. See docs/python.md of the repository.
 
-Two processes; each writes to the other, then signals:
+Two processes write to each other, then signal:
 
     import fishplate
 

@@ -28,7 +28,7 @@ class NotConnected(Error, ConnectionError):
 
 
 class Full(Error):
-    """There is no room. `kind` is "again" if an operation found none within its patience, or
+    """There is no room. `kind` is "again" if an operation found no room within its patience, or
     "limit" if a table is full; an argument of `Node` sets the table's size."""
 
 

@@ -8,7 +8,7 @@ likes, without a message per transfer. Both ends use the same channel number.
     inlet.notify()                              # waits for notify before it overwrites
     inlet.close()                               outlet.close()     # waits for the last notify too
 
-The tensor is anything that `Node.register` takes, or `Memory`. Words for the signals are allocated.
+The tensor is anything that `Node.register` takes, or `Memory`. Each end allocates a signal word.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ class Outlet:
     def isend_direct(
         self, data: Memory | Slice | _Buffer, timeout: float | None = None
     ) -> Request:
-        """Waits until the receiver has freed the tensor, then writes and signals. The request ends
-        when all has arrived; until then the data stays as it is."""
+        """Waits until the tensor may be overwritten, then writes and signals. The request
+        completes when all data has arrived. Do not change the data before that."""
         self._room(data, timeout)
         request = self._node.iput(data, self._theirs)
         self._node.signal(self._arrived, self._count)
@@ -99,8 +99,8 @@ class Outlet:
         self.isend_direct(data, timeout).wait(timeout)
 
     def close(self, timeout: float | None = None) -> None:
-        """Waits until the receiver has freed the tensor for the last time, then releases its
-        memory. If that takes too long, nothing is released, and `close` may be called again."""
+        """Waits for the receiver's last `notify`, then releases the receiver's memory. If the
+        deadline expires, nothing is released, and `close` may be called again."""
         # The receiver's last signal must not arrive in memory that is freed.
         self._node.wait(self._word, ">=", self._count, self._peer, timeout)
         self._node.quiet(self._peer)

@@ -1,5 +1,5 @@
-"""Latency and bandwidth by size, written into a tensor of the peer (direct) and through messages
-that are copied (relay). Run it twice:
+"""Measures latency and bandwidth by size, for writes into a tensor of the peer (direct) and for
+messages that are copied (relay). Run it twice:
 
     python -m fishplate.sweep [HOST:PORT] [--sizes 1K,1M] [--path direct,relay] [--check] >results.jsonl
 
@@ -102,7 +102,7 @@ def _run(
 def main(words: list[str] | None = None) -> None:
     """Runs the sweep of this process."""
     parser = argparse.ArgumentParser("python -m fishplate.sweep", description=__doc__.split("\n\n")[0])
-    parser.add_argument("place", nargs="?", default="127.0.0.1:7121", help="HOST:PORT where the two meet")
+    parser.add_argument("place", nargs="?", default="127.0.0.1:7121", help="HOST:PORT for both processes")
     parser.add_argument("--sizes", type=_sizes, default=_sizes("8,64,512,4K,32K,256K,2M,16M"))
     parser.add_argument("--path", default="direct,relay", help="direct, relay or both")
     parser.add_argument("-n", type=_number, default=0, help="rounds of each size; by default by its size")
