@@ -1,6 +1,6 @@
 //! A preload library that makes a program see an Omni-Path device. Open MPI's PSM2 component and
-//! libfabric's PSM2 provider look for the device with `glob`. Open MPI also reads the state of its
-//! ports. On a machine with such a device the library changes nothing.
+//! libfabric's PSM2 provider look for the device with `glob`. Open MPI also reads the state of the
+//! device's ports. On a machine with such a device the library changes nothing.
 //!
 //! Exports only `glob`, which blocks and allocates as the C library's `glob` does. Any thread may
 //! call it.

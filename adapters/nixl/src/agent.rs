@@ -60,7 +60,7 @@ impl Drop for Agent {
     fn drop(&mut self) {
         let state = self.shared.take();
         if let Some(state) = state {
-            // A peer that makes no call within `CLOSE` sees the agent as a dead process.
+            // A peer that makes no call within `CLOSE` takes the agent for a dead process.
             _ = state.node.close(CLOSE);
         }
     }

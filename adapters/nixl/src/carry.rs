@@ -1,9 +1,10 @@
 //! Executes transfers.
 //!
 //! Between processes on one host, posting a transfer copies it completely, with many ranges per
-//! system call. It does so in steps, between which other threads may call. Otherwise a post issues
-//! operations while there is room, and later passes issue the rest. The notification of a write is
-//! sent with or behind the writes. The notification of a read is sent after the reads complete.
+//! system call. The copy proceeds in steps, and other threads can make calls between the steps.
+//! Otherwise a post issues operations while there is room, and later passes issue the rest. The
+//! notification of a write is sent with or behind the writes. The notification of a read is sent
+//! after the reads complete.
 
 use fishplate::core::engine::NOW_MAX;
 use fishplate::core::mem::copy_bytes;
@@ -230,7 +231,8 @@ impl State {
         let known = self.peers.get(peer).and_then(|peer| Some((peer.id?, peer.packs)));
         let (id, packs) = known.ok_or(Status::REMOTE_DISCONNECT)?;
         let transfer = self.transfers.get_mut(number).ok_or(Status::NOT_FOUND)?;
-        // Such a rail does not carry device memory, so all of the transfer is sent in chunks.
+        // A rail that needs chunks does not carry device memory, so all of the transfer is sent in
+        // chunks.
         let packs_all = packs && transfer.device;
         match packs_all {
             true => packed::split(transfer),
@@ -370,8 +372,8 @@ impl State {
     }
 }
 
-/// Copies at most [`STEP`] bytes at once where the host can. Otherwise posts pieces as single puts
-/// or gets: only the next piece if `one`, otherwise all remaining pieces.
+/// Copies at most [`STEP`] bytes at once if the peer is on this host. Otherwise posts pieces as
+/// single puts or gets: only the next piece if `one`, otherwise all remaining pieces.
 fn carry_apart(node: &mut Node, transfer: &mut Transfer, number: u64, one: bool) -> Result<(), Status> {
     let Transfer { write, pieces, here, there, next, cut, copies, outstanding, .. } = transfer;
     let range = |piece: &Piece, cut: usize, len: usize| -> (Slice, RemoteAddr) {
@@ -433,8 +435,8 @@ fn carry_apart(node: &mut Node, transfer: &mut Transfer, number: u64, one: bool)
     Ok(())
 }
 
-/// Copies within the agent from or to device memory. Those within the device are queued, and wait
-/// for the device together.
+/// Copies within the agent from or to device memory. Copies within the device are queued, and one
+/// wait covers all of them.
 #[derive(Default)]
 struct Copies(Vec<(LocalAddr, LocalAddr, usize)>);
 

@@ -1,8 +1,8 @@
 //! Connects the nodes of two agents. The agent that has the other's info asks; the other agent's
 //! sockets, its *door*, answer.
 //!
-//! Threads do this at both ends, so an agent can connect to one that makes no calls. They wait for
-//! sockets, but never while they hold the lock of an agent. They end with the agent, or some
+//! Threads do this at both ends, so an agent can connect to an agent that makes no calls. They wait
+//! for sockets, but never while they hold the lock of an agent. They end with the agent, or some
 //! seconds later.
 
 use std::io::{self, Read, Write};
@@ -29,7 +29,8 @@ const MEETING: Duration = Duration::from_secs(10);
 /// Pause between passes while nodes connect.
 const PASS: Duration = Duration::from_micros(100);
 
-/// Maximum number of connections that are not admitted yet. Others wait in the backlog.
+/// Maximum number of connections that are not admitted yet. Further connections wait in the
+/// backlog.
 const CALLS: usize = 256;
 
 /// Converts a TCP stream. The type only sends and receives.
@@ -102,7 +103,7 @@ fn is_own(stream: &UnixStream) -> bool {
         let (fd, cred) = (stream.as_raw_fd(), (&raw mut cred).cast());
         libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, cred, &raw mut len) == 0
     };
-    // SAFETY: takes no arguments and always succeeds.
+    // SAFETY: the call takes no arguments and always succeeds.
     got && cred.uid == unsafe { libc::geteuid() }
 }
 

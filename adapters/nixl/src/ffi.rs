@@ -30,14 +30,15 @@ impl Bytes {
     /// # Safety
     /// The pointer is valid for `len` bytes while the result is in use.
     unsafe fn get<'a>(self) -> &'a [u8] {
-        // SAFETY: this function's contract; an empty string is not read.
+        // SAFETY: the caller guarantees that the pointer is valid for `len` bytes. An empty string
+        // is not read.
         if self.len == 0 { &[] } else { unsafe { slice::from_raw_parts(self.start, self.len) } }
     }
 
     /// # Safety
     /// The same as for [`get`](Self::get).
     unsafe fn text(self) -> String {
-        // SAFETY: this function's contract.
+        // SAFETY: the caller guarantees that the pointer is valid for `len` bytes.
         String::from_utf8_lossy(unsafe { self.get() }).into_owned()
     }
 }
@@ -83,7 +84,7 @@ unsafe fn numbered(
 ) -> i32 {
     on(agent, |state| {
         let number = call(state)?;
-        // SAFETY: this function's contract.
+        // SAFETY: the caller guarantees that `out` is valid for a write.
         unsafe { out.write(number) };
         Ok(())
     })

@@ -3,8 +3,8 @@
 //! C++ can express: virtual tables, strings and vectors. It calls the functions of `ffi`.
 //!
 //! Any thread may call, because one lock protects an agent. Only an explicit connect, a
-//! deregistration and closing an agent wait for peers, and all have deadlines. A panic does not
-//! leave a function: later calls on that agent fail.
+//! deregistration and closing an agent wait for peers, and all have deadlines. No panic crosses
+//! into C++. After a panic, later calls on that agent fail.
 //!
 //! # Files
 //!

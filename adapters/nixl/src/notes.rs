@@ -2,8 +2,9 @@
 //! notification arrives once and after the data of its transfer. Notifications of one peer arrive
 //! in order.
 //!
-//! Unread notifications are bounded. If the program leaves [`READY_MAX`] bytes unread, further ones
-//! wait at their senders. Each peer has a limited share of the messages that are being received.
+//! Unread notifications are bounded. If the program leaves [`READY_MAX`] bytes unread, further
+//! notifications wait at their senders. Each peer has a limited share of the messages that are
+//! being received.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -23,8 +24,8 @@ use crate::status::Status;
 /// Maximum length of a notification in bytes.
 pub(crate) const NOTE_MAX: usize = 64 << 20;
 
-/// Maximum bytes of unread notifications. Above it, no more are received until the program reads
-/// them.
+/// Maximum bytes of unread notifications. Above this limit, no more are received until the program
+/// reads them.
 const READY_MAX: usize = 64 << 20;
 
 /// Estimated overhead of an unread notification in bytes.
@@ -105,7 +106,7 @@ impl Source {
     }
 }
 
-/// By peer. Few entries, so a linear scan beats hashing.
+/// The sources, by peer. There are few, so a linear scan beats hashing.
 #[derive(Default)]
 struct Sources(Vec<(PeerId, Source)>);
 
@@ -152,7 +153,7 @@ pub(crate) struct Notes {
     found: bool,
     /// True if a peer may send chunks.
     pub packs: bool,
-    /// True once an out-of-memory notification was reported to the program.
+    /// True once a lack of memory for a notification was printed.
     told: bool,
 }
 

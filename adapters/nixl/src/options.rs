@@ -40,14 +40,15 @@ pub(crate) enum Wanted {
     Only(u32),
 }
 
-/// Returns the ordinal of the device that is current in this thread, or 0. `None`: there is no
-/// usable driver or no device.
+/// Returns the ordinal of this thread's current device, or 0 if there is none. Returns `None` if
+/// there is no usable driver or no device.
 pub(crate) fn found_device() -> Option<u32> {
     let count = Api::Cuda.devices().ok()?.len();
     (count != 0).then(|| Api::Cuda.current().unwrap_or(0))
 }
 
-/// Opens a node as the parameters say. Also returns the ordinal of its device.
+/// Opens a node with the settings that the parameters select. Also returns the ordinal of its
+/// device.
 ///
 /// # Errors
 /// A message for the program.

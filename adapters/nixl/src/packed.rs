@@ -84,7 +84,7 @@ impl Chunk {
         if local.device {
             return write(node, local, address, &self.bytes(from, len)?);
         }
-        // SAFETY: this function's contract. The program keeps registered memory valid.
+        // SAFETY: the caller guarantees both ranges, and the program keeps registered memory valid.
         unsafe { copy_bytes(self.start.add(from), address as *mut u8, len) };
         Ok(())
     }
@@ -270,7 +270,7 @@ unsafe fn send(
     let tag = TAG | kind as u64;
     let sent = if len <= node.eager_max(id) {
         for (start, len) in parts {
-            // SAFETY: this function's contract makes the parts valid.
+            // SAFETY: the caller guarantees that the parts are valid.
             unsafe { append(&mut bytes, start as *const u8, len) };
         }
         node.send(id, tag, &bytes[..], Notice::Silent)
@@ -285,8 +285,8 @@ unsafe fn send(
             Err(error) => return Err(error.into()),
         };
         let (memory, start) = (buffer.memory(), buffer.start().as_ptr());
-        // SAFETY: this function's contract: the parts are valid, and everything fits the buffer. No
-        // other send uses it.
+        // SAFETY: the caller guarantees that the parts are valid and that everything fits the
+        // buffer. No other send uses the buffer.
         unsafe {
             copy_bytes(bytes.as_ptr(), start, bytes.len());
             let mut at = bytes.len();
@@ -343,8 +343,8 @@ pub(crate) fn split(transfer: &mut Transfer) {
     transfer.pieces = std::mem::take(&mut transfer.pieces).into_iter().flat_map(parts).collect();
 }
 
-/// Returns how many of the next pieces fit into one chunk. Returns 0 if the first is to be put or
-/// read alone, which `all` excludes.
+/// Returns how many of the next pieces fit into one chunk. Returns 0 if the first piece should be
+/// put or read alone, but never if `all` is true.
 pub(crate) fn run(pieces: &[Piece], write: bool, all: bool, eager: usize) -> usize {
     let (mut count, mut len, mut data) = (0, HEAD, 0);
     for piece in pieces {

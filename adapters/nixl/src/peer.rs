@@ -14,9 +14,9 @@ pub(crate) enum Stage {
     Apart {
         again: bool,
     },
-    /// Waiting for its answer.
+    /// Waiting for the peer's answer.
     Asked,
-    /// It has answered, and the nodes are connecting.
+    /// The peer has answered, and the nodes are connecting.
     Meets,
     Up,
 }
@@ -28,7 +28,7 @@ const REFUSED: usize = 1024;
 pub(crate) struct Peer {
     pub name: Vec<u8>,
     pub address: Vec<u8>,
-    /// Set if the program has loaded its metadata.
+    /// Set if the program has loaded the peer's metadata.
     pub info: Option<Info>,
     pub stage: Stage,
     /// The node's id of this peer, unless it is not connected.
@@ -38,7 +38,7 @@ pub(crate) struct Peer {
     /// The streams on which either end asked. They stay open here, because the peer would take a
     /// closed stream for the end of this process.
     pub lines: Vec<UnixStream>,
-    /// True if short descriptors are sent to it in chunks.
+    /// True if short descriptors are sent to the peer in chunks.
     pub packs: bool,
     /// Number of buffers lent to sends to this peer.
     pub lent: u32,

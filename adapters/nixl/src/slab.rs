@@ -7,7 +7,7 @@ pub(crate) struct Slab<T> {
     free: Vec<u32>,
 }
 
-/// The largest number of uses. After it the count starts at 1 again.
+/// The largest number of uses. After that the count starts at 1 again.
 const USES: u32 = u32::MAX >> 1;
 
 impl<T> Default for Slab<T> {

@@ -29,8 +29,7 @@ const PASSES: u32 = 16;
 /// Interval between liveness checks of peers.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Time without events after which a polling call yields the processor. The peer may need the
-/// processor.
+/// Time without events after which a polling call yields the processor, which the peer may need.
 const SPIN: Duration = Duration::from_micros(200);
 
 /// The state that calls and threads share. `None` once the agent is closed.
@@ -180,9 +179,9 @@ impl State {
         let Some(first) = NonNull::new(base as *mut u8).filter(|_| len != 0) else {
             return Err(Status::INVALID_PARAM);
         };
-        // SAFETY: this function's contract. Rounding adds at most 7 bytes before the range; they
-        // share its first word, so they are mapped. Transfers are checked against the unrounded
-        // range.
+        // SAFETY: the caller guarantees that the range stays valid. Rounding adds at most 7 bytes
+        // before the range. These share its first word, so they are mapped. Transfers are checked
+        // against the unrounded range.
         let memory = unsafe {
             match device {
                 None => self.node.register(first, end - base),
@@ -226,8 +225,8 @@ impl State {
     pub fn unload(&mut self, number: u64) -> Result<(), Status> {
         let away = self.aways.remove(number).ok_or(Status::NOT_FOUND)?;
         if let Some((_, import)) = away.import {
-            // Fails while transfers in flight use the import. Then the import is removed with the
-            // peer.
+            // Fails while transfers in flight use the import. In that case the import is removed
+            // with the peer.
             _ = self.node.release(import);
         }
         Ok(())

@@ -16,7 +16,7 @@ try:
 except ImportError:
     from nixl_cu13._api import nixl_agent, nixl_agent_config
 
-# Generous, because the test may share its processors with many others.
+# Generous, because the test may share its processors with many other programs.
 PATIENCE = 60
 
 

@@ -9,7 +9,7 @@ if "FISHPLATE_NIXL_TORCH" in os.environ:
 
 class Tensor:
     def __init__(self, size):
-        # Not at the start of its allocation, as most tensors of a program.
+        # Like most tensors of a program, it does not begin at the start of its allocation.
         self.whole = torch.zeros(size + 512, dtype=torch.uint8, device="cuda:0")
         self.bytes = self.whole[512:]
         self.at = self.bytes.data_ptr()

@@ -357,7 +357,7 @@ void an_agent_with_live_requests() {
     Request *requests[4];
     for (Request *&request : requests)
         IS(SUCCESS, prepare(*a, Op::write, list({ours.at(0, 8, ours.local)}), list({theirs.at(0, 8, remote)}), "b", request));
-    // One done, one perhaps in progress, and two released in between.
+    // One request is done, one may be in progress, and two are released in between.
     IS(SUCCESS, finish(*a, requests[0], post(*a, requests[0])));
     post(*a, requests[3]);
     IS(SUCCESS, a->release(requests[1]));

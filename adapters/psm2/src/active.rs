@@ -13,17 +13,17 @@ use crate::error::Error;
 pub(crate) const ARGS: usize = 8;
 pub(crate) const PAYLOAD: usize = 4096;
 
-/// Maximum number of requests in flight to one peer. Replies are beyond this number and never wait,
-/// so two endpoints cannot wait for each other. Replies are bounded by what peers send without
-/// reading: their requests in flight, and the unexpected messages that this endpoint stores.
+/// Maximum number of requests in flight to one peer. Replies do not count and never wait, so two
+/// endpoints cannot wait for each other. The number of replies is bounded by the peers' requests in
+/// flight and by the unexpected messages that this endpoint stores.
 const REQUESTS: usize = 256;
 
 /// Maximum number of sends in flight.
 pub(crate) const SENDS: usize = 1 << 18;
 
-/// The kind of a message that reports that handlers at its sender have returned: those of all
-/// messages up to one token. The payload is the token. So one report replaces an earlier one that
-/// is not sent yet.
+/// The kind of a message that reports that its sender's handlers have returned for all messages up
+/// to a token. The payload is the token. So a report replaces an earlier one that has not been sent
+/// yet.
 pub(crate) const DONE: u32 = 4;
 
 /// Number of requests between two checks for messages from peers.
@@ -34,10 +34,10 @@ pub(crate) struct Am {
     pub node: Node,
     /// Address of each handler function, and its context.
     pub handlers: Vec<(usize, usize)>,
-    /// Sends in flight by their context word, which is never 0. Each owns its buffer. A request has
-    /// its peer.
+    /// Sends in flight, by context word, which is never 0. Each entry owns the buffer of the send,
+    /// and for a request it has the peer.
     sends: HashMap<u64, (Box<[u8]>, Option<PeerId>)>,
-    /// Number of requests of the node's queue. Sends leave one for a receive.
+    /// Number of requests in the node's queue. Sends leave one request for a receive.
     room: usize,
     last_send: u64,
     /// Number of requests in flight to each peer that has any.
@@ -66,7 +66,7 @@ pub(crate) struct Claimed {
 }
 
 impl Am {
-    /// `room` is the number of requests of the node's queue.
+    /// `room` is the number of requests in the node's queue.
     pub fn new(node: Node, room: usize) -> Am {
         Am {
             node,
@@ -85,7 +85,7 @@ impl Am {
     }
 
     /// Makes a pass, and returns the next message if one has arrived. Drops a message that is too
-    /// long. Never waits for room, so peers can always send eventually.
+    /// long. Never waits for room, so that peers can send eventually.
     pub fn next(&mut self) -> Option<Claimed> {
         self.unread = 0;
         let mut queue = self.node.queue()?;
@@ -192,7 +192,7 @@ impl Am {
     }
 
     /// Returns the completion functions of the messages up to a token, which the peer has reported.
-    /// Returns none if it has no such message.
+    /// Returns an empty vector if there is no such message.
     pub fn completed(&mut self, from: PeerId, token: u64) -> Vec<(usize, usize)> {
         let Some(waiting) = self.completions.get_mut(&from) else { return vec![] };
         let Ok(last) = waiting.binary_search_by_key(&token, |entry| entry.0) else { return vec![] };
@@ -200,7 +200,7 @@ impl Am {
     }
 
     /// Reports to a peer that the handlers of its messages up to this token have returned. Reports
-    /// it later if there is no room now. A message without completion function has the token 0.
+    /// it later if there is no room now. A message without a completion function has the token 0.
     pub fn done(&mut self, to: PeerId, token: u64) {
         if token != 0 {
             self.owed.insert(to, token);
@@ -210,7 +210,7 @@ impl Am {
 
     fn send_owed(&mut self) {
         let mut owed = std::mem::take(&mut self.owed);
-        // A failed peer waits for no report.
+        // A failed peer does not wait for a report.
         owed.retain(|to, token| {
             let sent = self.send(*to, [DONE, 0, 0], token.to_le_bytes().into(), false);
             sent == Err(Error::NO_MEMORY)
@@ -230,7 +230,8 @@ impl Am {
 /// # Safety
 /// Until the request completes, the bytes stay valid and nothing else accesses them.
 unsafe fn span(bytes: &mut [u8]) -> Span {
-    // SAFETY: this function's contract; a slice pointer is never null.
+    // SAFETY: the caller guarantees that the bytes stay valid and unused until the request
+    // completes.
     unsafe { Span::new(std::ptr::NonNull::from(&mut *bytes).cast(), bytes.len()) }
 }
 
@@ -242,7 +243,7 @@ mod tests {
 
     const ROOM: usize = 64;
 
-    /// Opens two connected nodes. Returns each with its id of the other.
+    /// Opens two connected nodes. Returns each node with its id for the other node.
     fn pair() -> [(Am, PeerId); 2] {
         let mut nodes = [(); 2].map(|()| Node::builder().fabric(Fabric::Off).requests(ROOM).open().unwrap());
         let addresses = [1, 0].map(|at: usize| nodes[at].address().to_vec());

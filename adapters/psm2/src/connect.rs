@@ -22,9 +22,9 @@ const LOOK: Duration = Duration::from_millis(100);
 const FOREVER: Duration = Duration::from_secs(24 * 3600);
 
 enum Stage {
-    /// Requesting its address.
+    /// Asks the peer for its address.
     Asks(Dial),
-    /// Connecting to its node.
+    /// Connects to the peer's node.
     Meets(Meeting),
     Reached(PeerId),
     Failed(Error),
@@ -33,8 +33,8 @@ enum Stage {
 /// A peer that has answered, while its node is being connected.
 struct Meeting {
     peer: PeerId,
-    /// Its epid if it is on this host. Before a peer is connected, only a local peer's death can be
-    /// detected.
+    /// The peer's epid, if the peer is on this host. Before a peer is connected, only a local
+    /// peer's death can be detected.
     local: Option<u64>,
     /// Time of the next liveness check.
     look: Instant,

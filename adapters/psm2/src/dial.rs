@@ -35,7 +35,7 @@ pub(crate) fn name(epid: u64) -> io::Result<SocketAddr> {
 
 /// Returns the effective user, the only one whose processes are trusted.
 fn user() -> u32 {
-    // SAFETY: takes no arguments and always succeeds.
+    // SAFETY: the call takes no arguments and always succeeds.
     unsafe { libc::geteuid() }
 }
 
@@ -82,7 +82,7 @@ impl Dial {
             got: 0,
             again: Instant::now(),
             until: Instant::now(),
-            // Makes the first attempt a local one.
+            // Makes the first attempt local.
             tcp: true,
         }
     }

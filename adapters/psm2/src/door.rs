@@ -1,5 +1,5 @@
-//! One thread per endpoint that answers peers who ask for the address of its node. A peer can thus
-//! connect to a program that computes.
+//! One thread per endpoint that answers peers that ask for the address of the endpoint's node. So a
+//! peer can connect to a program that computes.
 //!
 //! The thread sleeps until a peer asks. Each connection has its own state and deadline, so a slow
 //! peer delays no other. The thread holds the endpoint's lock only for short steps.
@@ -19,7 +19,7 @@ use crate::error::Error;
 use crate::frame::{Frame, LEN};
 use crate::table::Home;
 
-/// Maximum number of connections served at once. Others wait in the backlog.
+/// Maximum number of connections served at once. Further connections wait in the backlog.
 const CALLS: usize = 256;
 
 /// Time limit of one connection.
@@ -65,8 +65,8 @@ impl Sockets {
     }
 }
 
-/// The answering thread of an endpoint. Drop joins the thread, which takes the endpoint's lock:
-/// drop this without the lock.
+/// The answering thread of an endpoint. Drop joins the thread, which takes the endpoint's lock, so
+/// drop this without holding the lock.
 pub(crate) struct Door {
     /// Closing this stops the thread.
     wake: Option<UnixStream>,

@@ -37,7 +37,7 @@ pub unsafe extern "C" fn psm2_info_query(
     // PSM2 numbers units from 0 and ports from 1.
     let exists = named.enumerate().all(|(nth, number)| number == nth as u32);
     let answer = match query {
-        // Reports no unit to a libfabric that is loaded by this library, so that it does not call
+        // Reports no unit to the libfabric that this library loads, so that libfabric does not call
         // back.
         UNITS => u32::from(!is_nested()),
         PORTS => 1,

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use fishplate::sys::{futex::Scope, membarrier};
 
-/// Values of `state`. `FREE` and `TAKEN` are also those of `inside`.
+/// Values of `state`. `FREE` and `TAKEN` are also the values of `inside`.
 const FREE: u8 = 0;
 const TAKEN: u8 = 1;
 const POISONED: u8 = 2;
@@ -40,11 +40,12 @@ const SLEEP: Duration = Duration::from_micros(50);
 /// A value under a lock.
 #[repr(align(64))]
 pub(crate) struct Lock<T> {
-    /// Taken by a thread other than the owner, or poisoned.
+    /// Whether a thread other than the owner has the lock, or the lock is poisoned.
     state: AtomicU8,
-    /// Taken by the owner.
+    /// Whether the owner has the lock.
     inside: AtomicU8,
-    /// The owner's `pthread_self`. It only changes to `NOBODY`, by a thread that has the lock.
+    /// The owner's `pthread_self`. Once set, only a thread that has the lock changes it, to
+    /// `NOBODY`.
     owner: AtomicUsize,
     /// How often other threads have taken the lock.
     others: AtomicU32,
@@ -65,7 +66,7 @@ impl<T> Lock<T> {
         }
     }
 
-    /// Waits for the lock. `None`: it is poisoned.
+    /// Waits for the lock. Returns `None` if it is poisoned.
     #[inline(always)]
     pub fn lock(&self) -> Option<Held<'_, T>> {
         let me = me();
@@ -95,7 +96,7 @@ impl<T> Lock<T> {
     fn enter(&self, me: usize) -> bool {
         // Relaxed: publishes nothing.
         self.inside.store(TAKEN, Ordering::Relaxed);
-        // Partner: membarrier in `owner_is_out`. This orders the store and the load for the
+        // Pairs with the membarrier in `owner_is_out`. This orders the store and the load for the
         // compiler, and the other thread's barrier orders them for the processor.
         compiler_fence(Ordering::SeqCst);
         // Acquire: pairs with the release store of `Release`, so this thread sees what the last
@@ -115,7 +116,7 @@ impl<T> Lock<T> {
             if self.owner.load(Ordering::Relaxed) == me && self.enter(me) {
                 return self.held(&self.inside);
             }
-            // Relaxed: the exchange orders.
+            // Relaxed: the exchange below orders the accesses.
             match self.state.load(Ordering::Relaxed) {
                 POISONED => return None,
                 // The owner never exchanges `state`.
@@ -172,7 +173,7 @@ impl<T> Lock<T> {
 /// ended.
 #[inline(always)]
 fn me() -> usize {
-    // SAFETY: the call has no conditions.
+    // SAFETY: the call has no preconditions.
     unsafe { libc::pthread_self() as usize }
 }
 
@@ -198,7 +199,7 @@ pub(crate) struct Held<'a, T> {
 }
 
 impl<'a, T> Held<'a, T> {
-    /// Keeps the lock for a part of the value. `None` releases it.
+    /// Keeps the lock for a part of the value. Releases the lock if `part` returns `None`.
     #[inline]
     pub fn narrow<U>(mut self, part: impl FnOnce(&mut T) -> Option<&mut U>) -> Option<Held<'a, U>> {
         let value = NonNull::from(part(&mut self)?);
@@ -227,7 +228,7 @@ impl<T> std::ops::DerefMut for Held<'_, T> {
 
 /// Releases the lock when it is dropped.
 struct Release<'a> {
-    /// `inside` of the owner, or `state` of another thread.
+    /// `inside` if the owner has the lock, else `state`.
     taken: &'a AtomicU8,
     state: &'a AtomicU8,
 }
@@ -305,7 +306,8 @@ mod tests {
         });
         assert_eq!(*lock.lock().unwrap(), [own + aside; 2]);
         assert_eq!(lock.owner.load(Ordering::Relaxed), me());
-        // A thread of the program makes the lock lose its owner. The lock still excludes.
+        // A thread of the program makes the lock lose its owner. The lock still provides mutual
+        // exclusion.
         thread::scope(|scope| scope.spawn(|| (0..200).for_each(|_| count(lock.lock()))).join()).unwrap();
         assert_eq!(lock.owner.load(Ordering::Relaxed), NOBODY);
         count(lock.lock());
@@ -327,7 +329,7 @@ mod tests {
 
     #[test]
     fn a_panic_poisons_it() {
-        // The thread that panics is the owner, or another one.
+        // The thread that panics is the owner, or a different thread.
         for own in [true, false] {
             let lock = Lock::new(());
             if !own {

@@ -24,7 +24,7 @@ use crate::table::{After, Endpoint, Found, Home, find, find_mq, find_request, gu
 unsafe fn buffer(at: *mut c_void, len: u32) -> Result<Buffer, Error> {
     match NonNull::new(at.cast::<u8>()) {
         _ if len == 0 => Ok(Buffer::Nothing),
-        // SAFETY: this function's contract.
+        // SAFETY: the caller guarantees that `at` is valid until the request completes.
         Some(at) => Ok(Buffer::Span(unsafe { Span::new(at, len as usize) })),
         None => Err(Error::PARAM),
     }
@@ -42,7 +42,7 @@ unsafe fn words(tag: *const MqTag) -> Result<[u32; 3], Error> {
     // Programs store the words one by one just before the call. A load that spans two of these
     // stores cannot be forwarded, so volatile loads keep the words apart.
     let word = |at: usize| {
-        // SAFETY: `tag` is not null, so this function's contract makes all its words readable.
+        // SAFETY: `tag` is not null, and the caller guarantees that it points to a tag.
         unsafe { (&raw const (*tag).words[at]).read_volatile() }
     };
     Ok([word(0), word(1), word(2)])
@@ -80,7 +80,7 @@ impl Report for MqStatus2 {
 #[inline(always)]
 unsafe fn tell<S: Report>(status: *mut S, found: &Status2, home: Home) {
     if !status.is_null() {
-        // SAFETY: `status` is not null, so this function's contract makes it writable.
+        // SAFETY: `status` is not null, and the caller guarantees that it is writable.
         unsafe { status.write(S::new(found, home)) };
     }
 }
@@ -406,7 +406,7 @@ pub unsafe extern "C" fn psm2_mq_wait2(req: *mut *mut Req, status: *mut MqStatus
 #[inline(always)]
 unsafe fn take<S: Report, const WAITS: bool>(req: *mut *mut Req, status: *mut S) -> Error {
     run(|| {
-        // SAFETY: this function's contract: `req` is null or valid.
+        // SAFETY: the caller guarantees that `req` is null or valid.
         let req = unsafe { req.as_mut() }.ok_or(Error::PARAM)?;
         if req.is_null() {
             return Ok(());
@@ -418,14 +418,14 @@ unsafe fn take<S: Report, const WAITS: bool>(req: *mut *mut Req, status: *mut S)
             false => endpoint.queue()?.test2(&mut Some(number))?,
         };
         *req = null_mut();
-        // SAFETY: this function's contract: `status` is null or writable.
+        // SAFETY: the caller guarantees that `status` is null or writable.
         unsafe { tell(status, &found, home) };
         Ok(())
     })
 }
 
-/// Cancels a receive that has not matched. The receive completes as cancelled; the program still
-/// tests or waits for it.
+/// Cancels a receive that has not matched. The receive completes as cancelled. The program must
+/// still test it or wait for it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn psm2_mq_cancel(req: *mut *mut Req) -> Error {
     run(|| {

@@ -40,7 +40,7 @@ const OPERATIONS: u32 = 1 << 15;
 /// send this many per turn.
 const WINDOW: u32 = 512;
 
-/// Limits for unexpected messages. All peers share the shared credits and headers.
+/// Limits for unexpected messages. All peers draw on the shared credits and headers.
 const MATCHING: MatchConfig = MatchConfig {
     credits: 64,
     headers: 64,
@@ -284,7 +284,7 @@ fn close(ep: *mut Ep, timeout: Duration) -> Error {
         _ = std::io::stderr().write_all(text.as_bytes());
     }
     if retired {
-        // No further pass may run; peers see it as if the process had ended.
+        // No further pass may run. To peers it looks as if the process had ended.
         drop(node);
         return Error::OK;
     }

@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 /// `FISHPLATE_PSM2_PATIENCE` overrides it, in seconds.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How many times as long a program may wait for other peers than those whose messages fill the
-/// memory. Such a peer may compute for long, but it may also wait for one of those.
+/// Factor by which the patience is longer if the program waits only for peers whose messages do not
+/// fill the memory. Such a peer may compute for long, or may itself wait for a peer that fills the
+/// memory.
 const THIRD: u32 = 10;
 
 /// Maximum number of short unexpected messages per endpoint. `FISHPLATE_PSM2_UNEXPECTED` overrides
@@ -46,9 +47,9 @@ impl Idle {
         Idle { empty: 0, calls: 0, looked: Instant::now(), calls_at_look: 0, crowded: None, patience }
     }
 
-    /// Called at a liveness check. `crowding` tells whether a peer's unexpected messages fill all
-    /// memory for them, and then, whether the program may be waiting for that peer. Returns true if
-    /// that has lasted for `patience` while no call found anything.
+    /// Called at a liveness check. `crowding` is `None` unless unexpected messages fill all memory
+    /// for them. It then tells whether the program may be waiting for a peer that fills it. Returns
+    /// true if this state has lasted too long while no call found anything.
     pub fn is_crowded_out(&mut self, crowding: Option<bool>) -> bool {
         let calls = self.calls.wrapping_sub(self.calls_at_look);
         self.calls_at_look = self.calls;
@@ -70,7 +71,7 @@ impl Idle {
     pub fn next(&mut self, found: bool) -> Next {
         self.calls = self.calls.wrapping_add(1);
         self.empty = if found { 0 } else { self.empty.saturating_add(1) };
-        // A yield may take long, so each one is followed by a clock read.
+        // A yield may take long, so a clock read follows each yield.
         let reads = self.empty >= SPINS || self.calls.is_multiple_of(CALLS);
         if reads && self.looked.elapsed() >= LOOK {
             self.looked = Instant::now();

@@ -48,7 +48,7 @@ const ADDRESS: u64 = 0xe3;
 pub(crate) struct Home(u32);
 
 impl Home {
-    /// `generation` is not 0.
+    /// The caller passes a `generation` other than 0.
     fn new(slot: usize, generation: u32) -> Home {
         Home((slot as u32) << 20 | generation)
     }
@@ -85,7 +85,7 @@ impl Home {
         (req.to_raw() | self.mark() << 20) as usize as *mut Req
     }
 
-    /// Returns bits 20 to 31 of the handles of its requests.
+    /// Returns bits 20 to 31 of the handles of the endpoint's requests.
     fn mark(self) -> u64 {
         u64::from(self.0 >> 20 << 8 | self.0 & 0xff)
     }
@@ -96,8 +96,8 @@ impl Home {
         self.of(self.slot().lock()?)
     }
 
-    /// Locks the endpoint for a thread of this library. The program's threads stay as fast as
-    /// before.
+    /// Locks the endpoint for a thread of this library. The lock keeps its owner, so calls of the
+    /// program stay fast.
     pub fn find_aside(self) -> Option<Found> {
         self.of(self.slot().lock_aside()?)
     }
@@ -124,7 +124,7 @@ pub(crate) struct Peer {
     pub epid: u64,
     /// The program's context word for this peer.
     pub context: usize,
-    /// This peer in the node for active messages.
+    /// This peer's id in the node for active messages.
     pub am: Option<PeerId>,
     /// True once its failure was reported.
     reported: bool,
@@ -137,7 +137,7 @@ pub(crate) struct Endpoint {
     pub home: Home,
     pub epid: u64,
     pub uuid: [u8; 16],
-    /// Its error handler: a function address, or a constant of PSM2.
+    /// The endpoint's error handler: a function address, or a constant of PSM2.
     pub handler: usize,
     /// The error that queue calls return, if the queue is not usable.
     pub queue: Result<(), Error>,
@@ -150,11 +150,11 @@ pub(crate) struct Endpoint {
     /// Handles active messages. The caller must hold no lock.
     pub serve: Option<fn(Home)>,
     pub peers: Vec<Peer>,
-    /// The address by which the endpoint names itself, or null.
+    /// The endpoint's address for itself, or null.
     own: *mut EpAddr,
     pub idle: Idle,
-    /// The thread that answers peers. Drop joins it, and it takes the lock: drop this without the
-    /// lock.
+    /// The thread that answers peers. Drop joins the thread, which takes the endpoint's lock, so
+    /// drop this without holding the lock.
     pub door: Option<Box<dyn Send>>,
 }
 
@@ -181,7 +181,7 @@ impl Endpoint {
         self.peers.iter().find(|peer| peer.epid == epid)
     }
 
-    /// Returns the address of the node for active messages, or an empty one.
+    /// Returns the address of the node for active messages, or an empty vector.
     pub fn am_address(&self) -> Vec<u8> {
         self.am.as_ref().map_or(vec![], |am| am.node.address().to_vec())
     }
@@ -440,9 +440,9 @@ impl After {
 }
 
 struct Slot {
-    /// The last endpoint that reserved it.
+    /// The last endpoint that reserved this slot.
     home: Home,
-    /// True while its endpoint is being opened.
+    /// True while an endpoint is being opened in this slot.
     reserved: bool,
     endpoint: Option<Box<Endpoint>>,
 }

@@ -4,7 +4,8 @@
      mpi REVERSED [FILE]
 
    REVERSED messages are sent before the first one is received. With FILE, repeats exchanges until
-   FILE.end exists, and a while longer. Creates FILE before them and FILE.more after FILE.end. */
+   FILE.end exists, and for a while after that. Creates FILE before the exchanges, and FILE.more
+   after FILE.end. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>

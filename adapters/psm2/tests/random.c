@@ -1,6 +1,6 @@
 /* Random operations of three endpoints of one process, compared with a model: sends of all kinds,
-   sends to oneself, receives with random masks and sources, probes, claims and cancels. Each
-   operation waits until its message has arrived, so the model knows the order.
+   sends from an endpoint to itself, receives with random masks and sources, probes, claims and
+   cancels. Each operation waits until its message has arrived, so the model knows the order.
 
      random OPERATIONS [SEED] */
 #include <psm2.h>
