@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 
 copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT
-export CARGO_TARGET_DIR=$copy/target
+export CARGO_TARGET_DIR=$copy/target CARGO_PROFILE_DEV_DEBUG=0
 
 # vendored PACKAGE FOLDER...: copies the folders, and builds the package in the first one
 vendored() {
