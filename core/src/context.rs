@@ -192,7 +192,7 @@ impl<'m, H: Host> Context<'m, H> {
     }
 
     /// Submits [`Engine::cancel`](crate::engine::Engine::cancel) and waits for the reply. The
-    /// receive itself still gets its one reply, whatever this returns.
+    /// receive itself still gets a reply, whatever this returns.
     ///
     /// # Errors
     /// [`OpError::StaleToken`] if the receive's reply was already taken. [`WaitError::Deadline`] if

@@ -151,10 +151,10 @@ pub enum AttachError {
     Unattached(RailId),
     /// The region was never registered, or was deregistered.
     UnknownRegion,
-    /// No rail supports this kind of memory, or its native atomics. Failover excludes native
-    /// atomics.
+    /// No rail supports this kind of memory, or its native atomics. Failover supports neither
+    /// device memory nor native atomics.
     Unsupported,
-    /// The peer has not announced the memory, or not in time.
+    /// The peer has not announced the memory in time.
     Unheard,
     /// The region is still in use. End that use first.
     InUse(Use),

@@ -66,8 +66,8 @@
 //!   width, sequence window. Invalid input is rejected with an error that names the violation. It
 //!   causes no panic and no write outside a registered region.
 //! - **One attachment, one epoch.** Traffic of one attachment of a peer never has an effect in a
-//!   later one: it is dropped and counted ([`Stats::stale`](engine::Stats)). If a peer attaches
-//!   this process again during an attachment, that attachment fails.
+//!   later attachment: it is dropped and counted ([`Stats::stale`](engine::Stats)). If a peer
+//!   attaches this process again during an attachment, that attachment fails.
 //! - **Bounded.** Every queue, window and table has a size fixed at setup. When one is full, the
 //!   call returns [`Again`](error::OpError::Again) and changes nothing. A pass handles at most a
 //!   configured number of items per queue.

@@ -27,8 +27,8 @@ pub struct RailId(pub u8);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Peer(pub u16);
 
-/// A peer as the program names it. The generation distinguishes the peer from an earlier one in the
-/// same slot.
+/// A peer as the program names it. The generation distinguishes the peer from an earlier peer in
+/// the same slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PeerId {
     pub(crate) index: u16,

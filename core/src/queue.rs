@@ -159,7 +159,7 @@ impl<'m> Cmd<'m> {
     }
 
     /// Delays this command until the command of `event` has succeeded, which may be in another
-    /// queue. If that command fails, this one completes as [`Reply::Dependency`].
+    /// queue. If that command fails, this command completes as [`Reply::Dependency`].
     ///
     /// # Errors
     /// [`CommandError::TooManyEvents`] for more than
@@ -297,7 +297,7 @@ impl<'m, H: Host> Queue<'m, H> {
         })
     }
 
-    /// Waits until a command of this queue or another has completed.
+    /// Waits until a command of this or another queue has completed.
     ///
     /// # Errors
     /// [`WaitError::Deadline`] if the command is still in flight.

@@ -78,7 +78,7 @@ pub struct Caps {
     /// Maximum number of outstanding posts.
     pub depth: u32,
     /// Whether both sides separate the attachments of a peer: a post of one attachment is never
-    /// reported in a later one. The engine relies on this and adds no check.
+    /// reported in a later attachment. The engine relies on this and adds no check.
     pub fresh: bool,
 }
 

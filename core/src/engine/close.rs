@@ -96,7 +96,7 @@ pub(crate) struct Bye {
     pub ack: u32,
     /// Total of returned credits of the reverse stream.
     pub freed: u32,
-    /// The number after the last one of this stream.
+    /// The number after the stream's last number.
     pub end: Seq,
     /// Number of Fins sent on this stream.
     pub fins: u32,
@@ -145,7 +145,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Make progress until [`has_left`](Self::has_left) returns `true`. Does not block. Closing
     /// twice changes nothing.
     ///
-    /// The other side answers while it makes progress, without a call of its user, and closes too.
+    /// The other side closes too, and answers while it makes progress. Its program makes no call.
     /// Its operations in flight are applied here first. Its sends that no receive has matched fail.
     ///
     /// # Errors
@@ -303,7 +303,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
     }
 
     /// Returns whether a peer has sent Byes. All its other messages have arrived by then. The peer
-    /// still applies operations that are in flight to it, but sends no new ones.
+    /// still applies operations that are in flight to it, but sends no new operations.
     #[cold]
     pub(super) fn has_said_bye(&self, peer: u16) -> bool {
         self.pairings[peer as usize].parting.count_heard() != 0

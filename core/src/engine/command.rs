@@ -66,7 +66,7 @@ pub enum Command {
     /// Calls [`Engine::fence`](super::Engine::fence).
     Fence(PeerId),
     /// Waits like [`Engine::quiet`](super::Engine::quiet). Later commands of the same queue wait
-    /// until this one is done.
+    /// until this command is done.
     Quiet(PeerId),
     /// Waits like [`Engine::wait_signal`](super::Engine::wait_signal). The worker polls the word
     /// between its other work.
@@ -187,7 +187,7 @@ pub enum Reply {
     Claimed(Option<Claimed>),
     /// The result of cancelling the receive.
     Cancelled(Cancelled),
-    /// A command that this one depends on failed. Nothing was done.
+    /// A command on which this command depends has failed. Nothing was done.
     Dependency,
     /// The worker is gone. The command may have begun, so its memory must not be reused.
     Abandoned,

@@ -183,7 +183,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         may
     }
 
-    /// Handles a message that names memory which the processor cannot access. Parks the message if
+    /// Handles a message that names memory that the processor cannot access. Parks the message if
     /// it is a signal or an atomic on a word in device memory.
     #[cold]
     #[inline(never)]

@@ -90,8 +90,7 @@ impl Meeting {
         again: false,
     };
 
-    /// Compares an epoch with the bound one. Returns whether it is bound, another one is, or none
-    /// is.
+    /// Returns whether this epoch is bound here, another epoch is, or none is.
     fn bond(&self, epoch: u32) -> Bond {
         match self.theirs {
             0 => Bond::None,
@@ -100,8 +99,8 @@ impl Meeting {
         }
     }
 
-    /// Queues a Hello to `epoch`, unless that side already knows our state. Returns how many Hellos
-    /// were added to the queue.
+    /// Queues a Hello to the side with this epoch, unless that side already knows our state.
+    /// Returns how many Hellos were added to the queue.
     fn answer(&mut self, epoch: u32) -> u32 {
         let known = epoch != 0 && self.told == (epoch, self.bond(epoch));
         let count = self.count as usize;
@@ -237,7 +236,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         }
     }
 
-    /// Handles a rare message: a Hello, a Bye, a report on a failed rail, or an invalid one.
+    /// Handles a rare message: a Hello, a Bye, a report on a failed rail, or an invalid message.
     #[cold]
     pub(super) fn contextless_arrived(&mut self, peer: Peer, bytes: Untrusted<'_>, violation: Violation) {
         let heard = match Hello::decode(bytes) {

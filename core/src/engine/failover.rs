@@ -15,18 +15,18 @@
 //! 2. *Fence*: [`Rail::fence`] is called until nothing from the peer can land through that rail.
 //!    The side that suspected the rail waits until it hears from the other side over another rail.
 //!    A dead process does not answer, so its failure costs other peers no rail.
-//! 3. *Tell*: the peer gets a report over another rail. It has the cursor of each stream, and a
-//!    bitmap of the numbers that arrived beyond the cursor. A number that was sent on the failed
-//!    rail and is not in the bitmap never arrives. The other rail may be dead too, unnoticed. So
-//!    the report is repeated on one rail after the other, at growing intervals, until the peer
-//!    confirms it.
+//! 3. *Tell*: the peer gets a report over another rail. The report has the cursor of each stream,
+//!    and a bitmap of the numbers that arrived beyond the cursor. A number that was sent on the
+//!    failed rail and is not in the bitmap never arrives. The other rail may be dead too,
+//!    unnoticed. So the report is repeated on one rail after the other, at growing intervals, until
+//!    the peer confirms it.
 //! 4. *Resume*: a side that receives a report posts the missing numbers again on the remaining
 //!    rails, unchanged and in order.
 //!
 //! A number is in flight on one rail at a time. A write is posted again only after the target has
-//! reported that the first copy never lands. So no late write overwrites a later one. A repeated
-//! report changes nothing. After a second failure, reports cover all fenced rails again. Reports
-//! carry the epoch of the attachment, as all messages do.
+//! reported that the first copy never lands. So a late write never overwrites newer data. A
+//! repeated report changes nothing. After a second failure, reports cover all fenced rails again.
+//! Reports carry the epoch of the attachment, as all messages do.
 //!
 //! 5. *Return*: once each side knows that the other has reported everything, the rail may return.
 //!    It does so when [`Sink::peer_up`] or [`Engine::enable_rail`] allows it: it is attached again
@@ -98,7 +98,7 @@ pub struct FailoverMemory<'m> {
 const AGAIN: u32 = 64;
 const RARELY: u16 = 10;
 
-/// The state of the rails to one peer. Bitmasks use our numbers of rails.
+/// The state of the rails to one peer. Bitmasks use our rail numbers.
 #[derive(Clone, Copy, Debug)]
 pub struct FailoverPeer {
     /// Rails that joined the peer when it was connected. If 0, its streams are not kept.
@@ -185,9 +185,9 @@ pub(crate) struct Failover<'m> {
 
 impl<'m, R: Rail, const RAILS: usize> Engine<'m, R, RAILS> {
     /// Lets peers survive the failure of a rail while another rail leads to them. Applies to peers
-    /// that are connected later, by several rails each. [`has_failover`](Self::has_failover) says
-    /// whether both sides of a connection take part. If a failed rail cannot [fence](Rail::fence) a
-    /// peer, the peer still fails. If all rails to a peer keep attachments apart
+    /// that are later connected by several rails. [`has_failover`](Self::has_failover) says whether
+    /// both sides of a connection take part. If a failed rail cannot [fence](Rail::fence) a peer,
+    /// the peer still fails. If all rails to a peer keep attachments apart
     /// ([`Caps::fresh`](crate::rail::Caps)), the sides do not exchange this, so both must attach
     /// failover, or neither. Slow path; allocates nothing.
     ///

@@ -58,9 +58,9 @@ type Ends<P, C> = UnsafeCell<MaybeUninit<(P, C)>>;
 pub struct Lane<'m> {
     /// Bitmask of the sides that have not left: [`QUEUE`], [`CONSUMER`].
     there: AtomicU32,
-    /// The queue writes this when it leaves. From then on it belongs to the worker.
+    /// The queue's ring ends, stored when it leaves. From then on they belong to the worker.
     queue: Ends<Producer<'m, Posted<'m>>, Consumer<'m, Posted<'m>>>,
-    /// The worker writes this when it leaves. From then on it belongs to the queue.
+    /// The worker's ring ends, stored when it leaves. From then on they belong to the queue.
     consumer: Ends<Producer<'m, Posted<'m>>, Consumer<'m, Posted<'m>>>,
     /// Waiters for events of this queue, other than the queue's user.
     pub(crate) listeners: Listeners<'m>,
@@ -332,7 +332,7 @@ impl<'m> CommandConsumer<'m> {
         }
     }
 
-    /// Returns the next command in order: the held one, or a new one.
+    /// Returns the next command in order: the held command, or a new command.
     #[inline]
     pub(super) fn next(&mut self) -> Option<Job<'m>> {
         if let Some(held) = self.held.take() {
@@ -350,7 +350,7 @@ impl<'m> CommandConsumer<'m> {
         unsafe { job.entry.looks_ready(self.channel.send) }
     }
 
-    /// Holds back a command, and all later ones with it.
+    /// Holds back a command, and all later commands.
     #[cold]
     pub(super) fn hold(&mut self, job: Job<'m>, by: HeldBy) {
         self.note(Held { command: job.entry.index().unwrap_or(u16::MAX), by }.pack());
@@ -406,7 +406,7 @@ impl<'m> CommandConsumer<'m> {
                 self.flying += 1;
                 self.receiving += u32::from(part == Part::Receive);
             }
-            // No flight has this slot, so a completion could not be assigned.
+            // The table has no entry for this slot, so a completion would not find its job.
             None => self.end(job, Reply::Abandoned),
         }
     }
@@ -444,7 +444,7 @@ impl<'m> CommandConsumer<'m> {
         }
         self.answered = false;
         let woke = self.channel.recv.notify(host);
-        // The notification above has executed the memory fence that this one needs.
+        // The notification above has executed the memory fence that this notification needs.
         u64::from(woke) + self.side.lane.listeners.notify(host)
     }
 

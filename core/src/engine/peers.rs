@@ -36,13 +36,14 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     }
 
     /// Connects a peer that is attached to the rails of `rails` (bit i: rail i). Like
-    /// [`join_peer`](Self::join_peer) with joints from each rail to the peer's rail of the same
-    /// number, with equal limits.
+    /// [`join_peer`](Self::join_peer), if each rail leads to the peer's rail of the same number,
+    /// and the limits are equal.
     pub fn connect_peer(&mut self, peer: PeerId, rails: u16) -> Result<(), AttachError> {
         self.join(peer, rails, Pairing::ALIKE)
     }
 
-    /// Connects a peer that is attached to the rails that `joints` name. Operations may begin.
+    /// Connects a peer that is attached to the rails that `joints` name. The program may then issue
+    /// operations.
     ///
     /// Operations are queued until the peer has connected too and both sides have made progress.
     /// [`has_answered`](Self::has_answered) says when. Over rails that keep attachments apart

@@ -44,7 +44,7 @@ pub struct PendingSlot {
     pub(crate) links: Links,
     pub(crate) name: Name,
     pub(crate) stream: u32,
-    /// The number after the last one of the operation, once posted.
+    /// The number after the operation's last number, once the operation is posted.
     pub(crate) end: Seq,
     /// Outstanding posts, and parts of the payload that failover may have to post again on another
     /// rail.
@@ -67,13 +67,13 @@ pub struct PendingSlot {
     pub(crate) value: u64,
     pub(crate) outcome: Outcome,
 
-    /// The local memory that is not posted yet.
+    /// The start of the local memory that is not posted yet.
     pub(crate) local: *mut u8,
     /// The registered region of `local`.
     pub(crate) local_region: u16,
     /// The imported region of the data.
     pub(crate) remote: u16,
-    /// The offset in the imported region that is not posted yet.
+    /// The offset in the imported region at which the unposted part starts.
     pub(crate) offset: u64,
     /// Bytes not yet posted.
     pub(crate) left: u64,
@@ -138,7 +138,7 @@ impl PendingSlot {
     };
 
     /// Makes the slot a fully posted operation with `posts` posts outstanding. `end` is the number
-    /// after the operation's last one.
+    /// after the operation's last number.
     #[inline(always)]
     pub(crate) fn set_posted(&mut self, stream: u32, posts: u32, end: Seq, notice: Notice) {
         (self.stream, self.posts, self.end) = (stream, posts, end);

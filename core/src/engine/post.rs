@@ -387,7 +387,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         rails & self.inject.iter().enumerate().map(copies).sum::<u16>()
     }
 
-    /// Returns whether this many bytes are sent to a peer in the message of their signal.
+    /// Returns whether a put-signal of this many bytes to a peer is one message.
     #[inline(always)]
     pub(super) fn is_eager(&self, peer: u16, bytes: u64) -> bool {
         let most = |limit: u64| bytes <= limit && bytes > 0;
@@ -461,7 +461,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         RAILS > 1 && self.streams[stream as usize].fence & KEPT != 0
     }
 
-    /// Marks an operation as fully posted, and advances to the next one.
+    /// Marks an operation as fully posted, and advances to the next operation.
     #[inline]
     fn all_posted(&mut self, stream: u32, index: u32) {
         let s = &mut self.streams[stream as usize];

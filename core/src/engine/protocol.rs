@@ -174,14 +174,14 @@ impl Default for MatchConfig {
 
 /// The memory of the protocol, borrowed by the engine, for `S` streams (peers times contexts).
 pub struct MatchMemory<'m, const RAILS: usize> {
-    /// The matcher's memory: slots for as many receives as `receives`, and for
-    /// [`MatchConfig::unexpected`]`(S)` messages, or more.
+    /// The matcher's memory. It needs at least as many slots for receives as `receives` has, and at
+    /// least [`MatchConfig::unexpected`]`(S)` slots for messages.
     pub matcher: MatcherMemory<'m>,
     /// One slot per receive whose status was not taken.
     pub receives: &'m mut [RecvSlot],
     /// One account per stream: `S`.
     pub accounts: &'m mut [Account],
-    /// [`MatchConfig::blocks`]`(S)` blocks, then [`MatchConfig::shared_shorts`] short ones.
+    /// [`MatchConfig::blocks`]`(S)` blocks, then [`MatchConfig::shared_shorts`] short blocks.
     pub blocks: &'m mut [BlockSlot],
     /// [`MatchConfig::block`] bytes for each block that is not short.
     pub block_bytes: &'m mut [u8],

@@ -82,7 +82,7 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
     }
 
     /// Returns the stream of a peer's context, if the word's epoch matches. Returns `None` if the
-    /// word belongs to an earlier attachment, or to none.
+    /// word belongs to an earlier attachment, or to no attachment.
     #[inline(always)]
     pub(super) fn arrival_stream(
         &mut self,
@@ -118,7 +118,7 @@ impl<'m, const RAILS: usize> State<'m, RAILS> {
         self.due.push(self.streams, stream);
     }
 
-    /// Fast path of a landed write. Returns `false` if the write is not the next one in order.
+    /// Fast path of a landed write. Returns `false` if the write is not next in order.
     #[inline(always)]
     fn write_in_order(&mut self, peer: Peer, data: u32) -> bool {
         if peer.0 as usize >= self.reached {

@@ -23,8 +23,8 @@ fn deregister_on<R: Rail, const RAILS: usize>(
 }
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Registers memory. Peers reach the memory through its [handle](Self::export), operations of
-    /// this engine through the returned id. Slow path.
+    /// Registers memory. Peers name the memory by its [handle](Self::export), and operations of
+    /// this engine by the returned id. Slow path.
     ///
     /// # Errors
     /// [`AttachError::Unsupported`] in these cases:

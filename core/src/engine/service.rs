@@ -71,7 +71,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             Ok(Applied::All) => {}
             Ok(Applied::More) => self.state.due.push(self.state.streams, stream),
             Err(why) => {
-                // The message may have been applied in part. Never apply it again, nor later ones.
+                // The message may have been applied in part. Never apply this message again, nor
+                // any later message.
                 let (window, mut cells) = self.state.window(stream);
                 window.lose(&mut cells);
                 self.state.fail_peer(self.state.streams[stream as usize].peer, why);

@@ -1,7 +1,7 @@
 //! A slot allocator with generations: each holder of a slot has a unique name.
 //!
 //! Taking, releasing and looking up a slot take a few instructions. Nothing allocates: the memory
-//! is borrowed. The table dereferences to the slice of its slots, which intrusive lists link.
+//! is borrowed. The table dereferences to the slice of its slots, for intrusive lists through them.
 
 use core::ops::{Deref, DerefMut};
 

@@ -34,7 +34,7 @@ pub struct Stream {
     pub(crate) next: Seq,
     /// The number after the last silent operation that took no slot.
     pub(crate) silent_end: Seq,
-    /// The peer has applied every number below this one.
+    /// The peer has applied every number below this number.
     pub(crate) acked: Seq,
     /// The last cursor sent to the peer.
     pub(crate) ack_sent: Seq,

@@ -157,7 +157,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Some(Issued::Done { value: 0 })
     }
 
-    /// The same as [`put_signal_mapped`](Self::put_signal_mapped) from bytes that may be reused on
+    /// Like [`put_signal_mapped`](Self::put_signal_mapped), but writes bytes that may be reused on
     /// return.
     #[inline(always)]
     pub fn inject_signal_mapped(

@@ -100,8 +100,8 @@ pub struct LocalSlot<const RAILS: usize> {
 unsafe impl<const RAILS: usize> Send for LocalSlot<RAILS> {}
 
 impl<const RAILS: usize> LocalSlot<RAILS> {
-    /// The value of `common` if the region is in no segment shared with only one peer. No peer has
-    /// this number.
+    /// The value of `common` if the region is not in a segment that is shared with one peer. No
+    /// peer has this number.
     pub(crate) const OURS: u16 = u16::MAX;
 
     /// A slot without a region.
@@ -276,7 +276,7 @@ pub(crate) enum Access {
     /// Only rails, because the region is device memory.
     Device,
     /// Only rails, because one of them executes atomics. In an encoded handle this is the owner's
-    /// number of that rail. In a decoded handle it is ours, or [`UNREACHED`].
+    /// number of that rail. In a decoded handle it is our number for that rail, or [`UNREACHED`].
     Native(u8),
 }
 

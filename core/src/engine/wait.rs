@@ -262,7 +262,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     pub fn missing(&self, from: Option<PeerId>) -> Stuck {
         let state = &self.state;
         let open = |slot: &PeerSlot| slot.state.is_up();
-        // If only one peer is connected, it must be the one that signals.
+        // If only one peer is connected, it must be the peer that signals.
         let only = || {
             let mut all = (0..state.peers.len()).filter(|&peer| open(&state.peers[peer]));
             all.next().filter(|_| all.next().is_none()).map(|peer| state.peer_id(peer as u16))
@@ -298,7 +298,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         self.judge(look_at_signal(self.signal_word(at)?), cmp, value, from)
     }
 
-    /// Returns the word if the comparison holds, or an error if it never will.
+    /// Returns the word if the comparison holds, or an error if it can never hold.
     pub(super) fn judge(
         &self,
         word: u64,
@@ -322,7 +322,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let word = resolve_local(self.state.locals, at, 8)?;
         // SAFETY: `resolve_local` checked that the word is inside a region, which stays registered
         // while `self` is borrowed. The word is aligned, because regions begin at a multiple of 8
-        // bytes, and the offset was checked to be one. Signal words are only accessed atomically.
+        // bytes, and the offset was checked to be a multiple of 8. Signal words are only accessed
+        // atomically.
         Ok(unsafe { word.cast::<AtomicU64>().as_ref() })
     }
 

@@ -6,7 +6,7 @@
 //! here posts, blocks or allocates. The cost of an arrival does not depend on the number of holes.
 //!
 //! Numbers below [`Window::expected`] are applied. The sender has at most `W` numbers in flight
-//! from there on; others are rejected.
+//! from there on; other numbers are rejected.
 
 use core::mem::MaybeUninit;
 
@@ -71,13 +71,13 @@ pub struct Window {
     expected: Seq,
     /// Number of arrivals that are not consumed.
     held: u32,
-    /// The part of arriving words that is not their number.
+    /// The context and epoch bits of arriving words.
     stamp: u32,
 }
 
 /// The memory of one window: which numbers have arrived, which of them are messages, and the
-/// messages. `mask` has the bits of a word that are its number. A slot is initialized if both of
-/// its bits are set. The bits start as zeros, and only [`Window`] sets them.
+/// messages. `mask` selects the sequence bits of a word. A slot is initialized if both of its bits
+/// are set. The bits start as zeros, and only [`Window`] sets them.
 pub(crate) struct Cells<'a> {
     pub arrived: &'a mut [u64],
     pub message: &'a mut [u64],
@@ -113,7 +113,7 @@ impl Window {
         Window { expected: first, held: 0, stamp }
     }
 
-    /// Returns the part of arriving words that is not their number.
+    /// Returns the context and epoch bits of arriving words.
     #[inline(always)]
     pub(crate) fn stamp(&self) -> u32 {
         self.stamp
@@ -134,14 +134,14 @@ impl Window {
         self.expected
     }
 
-    /// Returns how many arrivals wait for an earlier one.
+    /// Returns how many arrivals wait for an earlier number.
     #[inline(always)]
     pub(crate) fn held(&self) -> u32 {
         self.held
     }
 
-    /// Returns the slot of the number in a word, or `None` for a duplicate, or the violation. A
-    /// word stands for the number nearest to the expected one.
+    /// Returns the slot of a word's number, `None` for a duplicate, or the violation. A word stands
+    /// for the number nearest to the expected one.
     #[inline(always)]
     fn place(&self, word: u32, cells: &Cells<'_>) -> Result<Option<u32>, Violation> {
         let ahead = word.wrapping_sub(self.expected.0 as u32) & cells.mask;
@@ -182,7 +182,7 @@ impl Window {
         self.hold(word, Some(parked), cells)
     }
 
-    /// Returns whether a number had arrived before, or the violation of an invalid one.
+    /// Returns whether a number had arrived before, or the violation if the number is invalid.
     pub(crate) fn seen(&self, word: u32, cells: &mut Cells<'_>) -> Result<bool, Violation> {
         Ok(match self.place(word, cells)? {
             Some(index) => cells.arrived[index as usize / 64] & 1 << (index % 64) != 0,
@@ -286,7 +286,8 @@ mod tests {
             (window, Cells { arrived, message, parked, mask })
         }
 
-        /// Lets number `seq` arrive. Odd numbers are messages that carry their own number.
+        /// Simulates the arrival of number `seq`. Odd numbers are messages that carry their own
+        /// number.
         fn arrive(&mut self, seq: u64) -> Result<Arrival, Violation> {
             let (window, mut cells) = self.split();
             let word = STAMP | Seq(seq).low(cells.mask);

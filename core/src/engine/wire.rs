@@ -34,8 +34,8 @@
 //!
 //! Every message carries in `ack` the low 32 bits of the reverse stream's cursor: all numbers below
 //! the cursor were applied here. A sequence would have too few bits for this. A message without a
-//! number may be millions of numbers late on a slow rail. Its cursor must not be mistaken for a new
-//! one.
+//! number may be millions of numbers late on a slow rail. Its cursor must not be mistaken for a
+//! newer cursor.
 
 use crate::error::Violation;
 use crate::mem::{Peer, Untrusted};

@@ -175,7 +175,7 @@ mod tests {
             for (from, to) in [(0, 200), (200, 0)] {
                 target.copy_from_slice(&source);
                 let base = target.as_mut_ptr();
-                // SAFETY: both ranges are inside the one vector, and both pointers come from it.
+                // SAFETY: both ranges are inside the same vector, and both pointers come from it.
                 unsafe { copy_bytes(base.add(from), base.add(to), len) };
                 let copied = &target[to..][..len];
                 assert!(copied == &source[from..][..len], "overlap, {len}, {from} to {to}");

@@ -120,7 +120,7 @@ impl<R: Rail, const RAILS: usize> Mq<'_, '_, R, RAILS> {
         Ok(status)
     }
 
-    /// Looks whether a pass has completed a request that was not completed before.
+    /// Checks whether a pass has completed a request that was not completed before.
     #[inline(never)]
     fn collect_for(&mut self, index: u32) -> Result<(), Code> {
         self.collect();

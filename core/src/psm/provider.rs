@@ -48,7 +48,7 @@ pub enum Copied {
     Stored,
     /// The completion has an entry, and the caller wants no more entries now.
     StoredLast,
-    /// The completion could not be stored. It stays queued, and so do all later ones.
+    /// The completion could not be stored. It stays queued, and so do all later completions.
     Refused,
 }
 

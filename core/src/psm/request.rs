@@ -79,7 +79,7 @@ pub struct MqSlot {
     links: Links,
     /// For a deferred send: the next deferred send to the same peer.
     behind: u32,
-    /// For the first deferred send to a peer: the last one to that peer.
+    /// For the first deferred send to a peer: the last deferred send to that peer.
     last: u32,
     /// Whether the program has dropped its handle to the request.
     forgotten: bool,

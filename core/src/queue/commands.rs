@@ -10,7 +10,8 @@ use crate::engine::command::Command;
 pub enum CommandError {
     /// The command has no bytes to move.
     Empty,
-    /// The pattern does not have 1, 2, 4 or 8 bytes, or the memory is not a multiple of its width.
+    /// The pattern does not have 1, 2, 4 or 8 bytes, or the length of the memory is not a multiple
+    /// of its width.
     Pattern {
         /// Width of the pattern in bytes.
         width: u8,

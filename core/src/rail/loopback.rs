@@ -102,7 +102,7 @@ impl<const DEPTH: usize> Loopback<DEPTH> {
     }
 
     /// Creates a rail that maps regions registered as [`RegionKind::Shared`] or
-    /// [`RegionKind::Common`], and behaves like a network for all others.
+    /// [`RegionKind::Common`], and behaves like a network for all other regions.
     pub const fn mapped_where_shared() -> Self {
         Loopback { maps: Maps::Shared, ..Self::new() }
     }

@@ -5,7 +5,7 @@ use core::ops::{Deref, DerefMut};
 use core::{fmt, ptr, slice};
 
 /// An owned list of at most `MAX` rails, in the order of insertion. Drops the last rail first,
-/// because it may use memory of earlier ones.
+/// because it may use memory of earlier rails.
 pub struct Rails<R, const MAX: usize> {
     /// The first `len` slots are initialized.
     slots: MaybeUninit<[R; MAX]>,

@@ -49,8 +49,8 @@ pub struct Dials {
     pub idle: u16,
     /// Whether posts to one peer arrive in posting order.
     pub ordered: bool,
-    /// Bandwidth into one node, in bytes per poll of any endpoint. 0 is unlimited. Delays are
-    /// added.
+    /// Bandwidth into one node, in bytes per poll of any endpoint. 0 is unlimited. The delays are
+    /// added to the time of the transfer.
     pub rate: u32,
     /// Whether posts of up to 256 bytes to a detached peer still arrive. They have already
     /// completed as unknown.
@@ -218,7 +218,8 @@ impl<'m> Sim<'m> {
         self.world.borrow().now
     }
 
-    /// Returns a hash of all events so far. Equal seeds and equal use give equal values.
+    /// Returns a hash of all events so far. Runs with the same seed and the same calls have the
+    /// same hash.
     pub fn trace(&self) -> u64 {
         self.world.borrow().trace
     }

@@ -161,8 +161,9 @@ impl EventCount {
     #[cold]
     #[inline(never)]
     fn wake<H: Host + ?Sized>(&self, host: &H, elsewhere: impl FnOnce()) -> bool {
-        // If there are several notifiers, the one that changes the word makes the call. Relaxed:
-        // the work has its own edge, and the word only has to differ when the kernel compares it.
+        // If there are several notifiers, only the notifier that changes the word makes the call.
+        // Relaxed: the work has its own edge, and the word only has to differ when the kernel
+        // compares it.
         match self.word.swap(AWAKE, Ordering::Relaxed) {
             AWAKE => return false,
             ELSEWHERE => elsewhere(),
@@ -172,8 +173,8 @@ impl EventCount {
     }
 
     /// Returns whether the owner has announced a sleep that no notifier has ended. Only the owner
-    /// calls this. If it returns false, the coming sleep ends at once, so the owner may skip work
-    /// until after it.
+    /// calls this. If it returns false, the coming sleep ends at once, so the owner may postpone
+    /// work until after that sleep.
     #[inline(always)]
     pub fn is_announced(&self) -> bool {
         // Relaxed: the owner reads its own store, or a notifier's change of the word.

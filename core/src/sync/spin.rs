@@ -1,8 +1,8 @@
-//! How long to spin before sleeping, and the one loop of every waiting thread.
+//! How long to spin before sleeping, and the loop that every waiting thread runs.
 //!
 //! Nothing here allocates. [`wait_until`] blocks at most until its deadline. [`Idle`] never blocks.
 //!
-//! A wait has up to four phases, and starts again with the first one whenever it finds work:
+//! A wait has up to four phases, and starts again with the first phase whenever it finds work:
 //!
 //! | phase | looks for work after each | reads the clock | until |
 //! |-------|---|---|---|
@@ -224,7 +224,8 @@ impl Idle {
         self.seen_ns = 0;
     }
 
-    /// Notifies `event`, and counts the wake-up call if one is made. Returns whether one was made.
+    /// Notifies `event`, and counts the wake-up call if one is made. Returns whether a call was
+    /// made.
     #[inline(always)]
     pub fn notify<H: Host + ?Sized>(&mut self, host: &H, event: &EventCount) -> bool {
         let woke = event.notify(host);

@@ -2,8 +2,8 @@
 //!
 //! A package includes this file by `#[path]`, implements [`Fixture`] for its rail, and adds one
 //! line: `rail_conformance!(name, MyFixture);`. Every test is a named function over the fixture.
-//! The prefix `cN_` is the clause of the contract in `core/src/rail.rs`. Randomised tests run over
-//! a few seeds and name the seed when they fail.
+//! The prefix `cN_` names the clause of the contract in `core/src/rail.rs`. Randomised tests run
+//! over a few seeds and name the seed when they fail.
 //!
 //! `link` contains the two ends and their reports, and `field` the memory. `delivery`, `reach`,
 //! `limits`, `ends` and `direct` contain the tests.

@@ -226,7 +226,7 @@ fn streams_take_turns_to_change_words_of_a_device() {
         rig.issue(|rig| rig.own.engine.signal(CX, signal, Notice::Silent));
     };
     for round in 0..200 {
-        // The first peer never runs out of words, the second signals now and then.
+        // The first peer always has a word to change. The second peer signals now and then.
         for _ in 0..2 {
             let first = rig.remote;
             add(&mut rig, first, 0);

@@ -1,4 +1,5 @@
-//! Traffic of one attachment of a peer never has an effect in a later one, however late it arrives.
+//! Traffic of one attachment of a peer never has an effect in a later attachment, however late it
+//! arrives.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -232,7 +233,7 @@ fn hellos_without_proof_change_nothing() {
                 .unwrap();
         }
     }
-    // A late Hello with the last earlier epoch of the connected peer.
+    // A late Hello with the previous epoch of the connected peer.
     control.borrow_mut().inject.push_back(Event::Message(own.peer.peer(), hello(epoch - 1, epoch, 1)));
     passes(&mut own.engine, 50);
     own.engine.quiet(CX, own.peer, &mut own.waiter, SOON).unwrap();

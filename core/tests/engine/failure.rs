@@ -140,7 +140,8 @@ fn ids_and_regions_of_a_removed_peer_are_stale_and_its_slot_is_reused() {
     }
 }
 
-/// The peer is this engine itself, so operations in the rail still land after its removal.
+/// The peer is this engine itself, so operations that its rail holds still land after the peer's
+/// removal.
 #[test]
 fn operations_to_a_removed_living_peer_have_an_unknown_outcome() {
     for (why, numbered) in [

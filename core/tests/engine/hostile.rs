@@ -235,7 +235,7 @@ fn a_late_request_for_an_acknowledgement_is_harmless() {
     passes(&mut own.engine, 2);
     assert_eq!(held.borrow().len(), 1);
     control.borrow_mut().edit = None;
-    // Uses more numbers than half of the range that a message's own number can distinguish.
+    // Uses more numbers than half the range of a word's sequence.
     for n in 1..600_000u64 {
         own.engine.put(CX, own.source.at(0), 8, own.remote.at(64), Notice::Silent).unwrap();
         if n % 128 == 0 {

@@ -56,8 +56,8 @@ fn isolated(cuts: &[(u16, u16)], seed: u64) -> (Fences, Vec<Vec<bool>>) {
 #[test]
 fn a_process_that_ends_takes_no_rail_from_others() {
     for seed in seeds(20) {
-        // First one node loses all its links. Then two nodes lose theirs, each detected first on
-        // another rail.
+        // First one node loses all its links. Then two nodes lose theirs. The losses of the two
+        // nodes are detected first on different rails.
         for gone in [&[(2, 0), (2, 1)][..], &[(2, 0), (3, 1), (2, 1), (3, 0)]] {
             let (fences, lost) = isolated(gone, seed);
             let last = if gone.len() > 2 { 3 } else { 2 };

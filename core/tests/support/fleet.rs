@@ -1,5 +1,5 @@
-//! Several engines on one simulated fabric. Each is connected to all of them and to itself, and one
-//! thread drives them in turn.
+//! Several engines on one simulated fabric. Each engine is connected to all engines, including
+//! itself, and one thread drives them in turn.
 
 use fishplate_core::engine::protocol::MatchLimits;
 use fishplate_core::engine::{Config, Engine, Joint};
@@ -115,8 +115,8 @@ pub fn alike<R>(_: usize, _: usize, rails: &[R]) -> Vec<Joint> {
 }
 
 /// Creates engines over each node's rails, which must be attached to each other. Node `n` is
-/// `Peer(n)` of every node, including its own. `joints` returns how a node's rails reach those of
-/// another. `takes` returns a node's limits of tagged messages. On return all engines are
+/// `Peer(n)` of every node, including its own. `joints` returns how a node's rails reach the rails
+/// of another node. `takes` returns a node's limits of tagged messages. On return all engines are
 /// connected.
 pub fn join<R: Rail, const RAILS: usize>(
     rails: Vec<impl Into<Rails<R, RAILS>>>,
@@ -201,7 +201,7 @@ pub fn lasting<const RAILS: usize>(
     join_prepared((0..nodes).map(rails).collect(), config, size, joints, |_| None, prepare)
 }
 
-/// Returns the fabric's number of a node's rail. Each node numbers the rails differently.
+/// Returns the fabric's number for a node's rail. Each node numbers the rails differently.
 pub fn fabric_rail(node: u16, ours: u16, count: u16) -> u16 {
     (ours + node) % count
 }

@@ -27,7 +27,7 @@ const SLOT: u64 = 96;
 const PART: u64 = 16 + OPS * SLOT;
 const SIZE: usize = (LIVES * PART) as usize;
 
-/// A function that attaches one node's rails to those of the other, which they reach as `peer`.
+/// A function that attaches one node's rails to the rails of the other node, as `peer`.
 pub type Attach<R, const RAILS: usize> = dyn Fn(&mut Engine<'static, R, RAILS>, usize, PeerId);
 
 struct Node<R: Rail, const RAILS: usize> {

@@ -1,6 +1,7 @@
 //! A model of random operations by several contexts and peers over any rails. Each stream has its
 //! own words, so the model is a sequence of states per stream. The observed state must be one of
-//! them, never earlier than the last observed one, and with the data of all earlier writes.
+//! these states, and must not be earlier than the last observed state. The data of all earlier
+//! writes must have landed.
 
 use fishplate_core::engine::{Config, ContextId, Issued, Notice, RailPolicy, Signal};
 use fishplate_core::error::OpError;
@@ -62,15 +63,15 @@ struct Model {
     seen: usize,
     /// Writes in issue order, as slot, byte and length.
     writes: Vec<(u64, u8, usize)>,
-    /// Number of fences so far, and that number when each slot was last written, or `None` if
-    /// never.
+    /// Number of fences so far, and their number at the last write to each slot. `None` if the slot
+    /// was never written.
     fences: u32,
     written: [Option<u32>; SLOTS as usize],
     ops: u64,
     /// Tags of open operations, with the expected value of a fetch.
     waiting: Vec<(u64, Option<u64>)>,
     quiet: bool,
-    /// Whether the stream issues no more operations and waits for all earlier ones.
+    /// Whether the stream issues no more operations and waits for all earlier operations.
     ends: bool,
 }
 
@@ -285,7 +286,8 @@ impl Streams {
         self.streams.iter().map(|(_, stream)| stream).filter(|stream| self.dead != Some(stream.to))
     }
 
-    /// Issues operations. If `issues` is false, issues only those that wait for all earlier ones.
+    /// Issues operations. If `issues` is false, issues only operations that wait for all earlier
+    /// operations.
     pub fn turn<R: Rail, const RAILS: usize>(
         &mut self,
         fleet: &mut [fleet::Node<R, RAILS>],

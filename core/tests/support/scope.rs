@@ -1,5 +1,5 @@
 //! Memory that tests hand out as `'static`. It is never freed, or freed when a [`Scope`] is
-//! dropped, as runs of many seeds require.
+//! dropped. Runs of many seeds use scopes, because they would run out of memory otherwise.
 
 use std::cell::RefCell;
 

@@ -18,8 +18,8 @@ pub fn tag(random: &mut Random) -> Tag {
 }
 
 /// Returns one of 24 masks. Each mask compares or ignores the communicator and the two bits of the
-/// tag. Half of them also ignore a bit that is set in all tags. Each compares or ignores bits 64 to
-/// 95.
+/// tag. Half of the masks also ignore a bit that is set in all tags. Each compares or ignores bits
+/// 64 to 95.
 pub fn ignore(random: &mut Random) -> Tag {
     let kind = random.below(12);
     let lo = (kind & 1) << 40 | kind >> 1 & 3 | (kind >> 3) << 63;

@@ -62,7 +62,7 @@ impl Queue {
 struct Model {
     posted: Queue,
     unexpected: Queue,
-    /// The position of the letter that matched the last one, or [`NONE`].
+    /// The position of the letter that matched the last letter, or [`NONE`].
     with: u8,
     probes: [u8; POSTS],
 }

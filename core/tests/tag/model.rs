@@ -57,8 +57,8 @@ impl Answers for Model {
                     }
                 }
             }
-            // Only waiting receives are cancelled, because for others the result depends on the
-            // reuse of their slot.
+            // Only waiting receives are cancelled, because for other receives the result depends on
+            // the reuse of their slot.
             Op::Cancel { context } => match self.posted.iter().position(|(c, _)| *c == context) {
                 Some(at) => {
                     self.posted.remove(at);

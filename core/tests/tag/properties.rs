@@ -103,7 +103,7 @@ fn messages_of_one_pair_are_not_reordered() {
 fn interleaving_of_independent_pairs_does_not_change_pairs() {
     let mut random = Random::seeded("how_independent_pairs_interleave");
     // Each source has its own receives, so operations that name one source do not depend on the
-    // other.
+    // other source.
     let streams: [Vec<Op>; 2] = [0, 1].map(|source| {
         (0..300)
             .map(|n| match random.below(2) {

@@ -117,7 +117,8 @@ fn a_long_message_arrives_with_all_operation_slots_in_use() {
     done(&mut own.engine, sent, "the send before");
     assert_eq!(own.engine.matching_stats().pulled, 0);
     let sent = pending(own.send_region(1, 0, 5000, false));
-    // Operations complete without being reaped, because a receive-only waiter never reaps them.
+    // Completions of operations fill the table, because a waiter that only receives never takes
+    // them.
     let amo = Amo { op: AmoOp::Add, width: 8, operand: 1, compare: 0 };
     for _ in 0..1000 {
         let _ = own.engine.amo(CX, word, amo, Notice::Report(2));

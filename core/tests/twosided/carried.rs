@@ -43,7 +43,7 @@ fn turns(nodes: &mut [Node<End, 1>], count: u32) {
 fn a_message_back_carries_the_acknowledgement_and_restarts_its_timer() {
     let mut nodes = pair();
     for lo in 0..10 {
-        // A write, which takes a number but no credit.
+        // Posts a write, which takes a number but no credit.
         let Node { engine, source, remotes, .. } = &mut nodes[0];
         engine.put(CX, source.at(0), 8, remotes[1].at(64), Notice::Silent).unwrap();
         // The acknowledgement is nearly due.

@@ -555,8 +555,8 @@ fn misuse_is_refused_with_nothing_changed() {
     assert_eq!(recv(None, Some((into.at(SIZE as u64 - 4), 8))), beyond);
     assert_eq!(engine.probe(Some(stranger), tag(1), EXACT), Err(OpError::UnknownPeer));
     assert_eq!((engine.stats().posted, engine.matching_stats()), (before.0.posted, before.1));
-    // Posts as many receives as there is room for. The next one returns `Again`, until the status
-    // of a cancelled receive is taken.
+    // Posts as many receives as there is room for. The next receive returns `Again`, until the
+    // status of a cancelled receive is taken.
     let all: Vec<_> = (0..RECEIVES).map(|_| engine.recv(None, tag(1), EXACT, None, 0).unwrap()).collect();
     assert_eq!(engine.recv(None, tag(1), EXACT, None, 0), Err(OpError::Again));
     engine.cancel(all[3]).unwrap();

@@ -1,5 +1,5 @@
-//! The state of a lost peer is freed exactly once, in every state. Later peers have the same room,
-//! and no state of earlier peers.
+//! The memory of a lost peer's messages is freed exactly once, whatever their state. Later peers
+//! have the same room, and no state of earlier peers.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -67,7 +67,7 @@ fn claimed_messages_of_a_removed_sender_take_no_room() {
 #[test]
 fn a_header_of_a_lost_peer_held_by_a_receive_is_freed_once() {
     let control = shared();
-    // A pass takes one step, so entries behind an entry without room stay.
+    // A pass takes only one step, so entries behind an entry that finds no room stay in the list.
     let config = Config { batch: 1, ..Config::DEFAULT };
     let mut own = own1(config, SMALL, tap(Loopback::<64>::new(), &control));
     control.borrow_mut().unreadable = true;

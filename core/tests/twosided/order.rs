@@ -1,5 +1,5 @@
-//! Messages of one sender never overtake each other on any rails. No message is lost or delivered
-//! twice.
+//! Messages of one sender never overtake each other, whatever rails carry them. No message is lost
+//! or delivered twice.
 
 use fishplate_core::engine::protocol::{MatchConfig, Payload, Received, Request};
 use fishplate_core::engine::tag::Tag;
@@ -52,7 +52,8 @@ fn traffic<const RAILS: usize>(seed: u64) {
     run(seed, |nodes, config, matching| tagged_fleet::<RAILS>(nodes, Dials::WILD, config, matching, seed));
 }
 
-/// Lets all nodes of `make` send to all nodes. Their limits are at most those of the configuration.
+/// Lets all nodes of `make` send to all nodes. Their limits do not exceed the configuration's
+/// limits.
 fn run<R: Rail, const RAILS: usize>(
     seed: u64,
     make: impl FnOnce(u16, Config, MatchConfig) -> Vec<Node<R, RAILS>>,

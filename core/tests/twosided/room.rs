@@ -1,4 +1,5 @@
-//! Room for unexpected messages: streams that need it take from the shared room, and return it.
+//! Room for unexpected messages: streams that need more take it from the shared room, and return it
+//! later.
 
 use fishplate_core::engine::protocol::{MatchConfig, Payload, Received};
 use fishplate_core::engine::{Config, Issued, Notice};
@@ -36,7 +37,7 @@ fn fill<R: Rail, const RAILS: usize>(own: &mut Own1<R, RAILS>, to: PeerId, first
     n - first
 }
 
-/// Receives these messages, the last one first.
+/// Receives these messages, newest first.
 fn drain<R: Rail, const RAILS: usize>(own: &mut Own1<R, RAILS>, from: PeerId, first: u64, count: u64) {
     for n in (first..first + count).rev() {
         let into = Some((own.into.at(0), 8));
@@ -110,7 +111,7 @@ fn short_messages_have_room_beyond_the_credits() {
         let me = own.me;
         let sent = fill(&mut own, me, 0);
         assert_eq!(sent, most);
-        // Longer messages cannot use the blocks for short ones.
+        // Longer messages cannot use the blocks for short messages.
         let longer = own.engine.send(CX, me, tag(7), Payload::Region(own.out.at(0), 65), Notice::Silent);
         assert_eq!(longer, Err(OpError::Again));
         drain(&mut own, me, 0, sent);
@@ -155,8 +156,8 @@ fn one_way_traffic_needs_few_acknowledgements_and_little_room() {
         }
         alone.push(fleet[1].engine.stats().acks_alone - before);
     }
-    // In the first round room is returned after 2, 3, 5, 9 and 17 messages. Later it is returned
-    // after 33 messages each: half of 64, plus one.
+    // In the first round, credits are returned after 2, 3, 5, 9 and 17 messages, and later after
+    // every 33 messages: half of 64, plus one.
     assert_eq!(alone[0], 5, "{alone:?}");
     assert_eq!(alone[10..].iter().sum::<u64>(), 20, "{alone:?}");
     assert_eq!(fleet[1].engine.matching_stats().kept, 0);

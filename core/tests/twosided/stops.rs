@@ -180,8 +180,8 @@ fn every_order<const RAILS: usize>(dials: Dials, config: Config, seed: u64) {
         for order in [Order::First(0), Order::First(1), Order::Together] {
             let what = format!("{RAILS} rails, seed {seed}, {last:?}, {order:?}");
             let mut places = Place::<RAILS>::pair(dials, config, seed);
-            // Seven operations in turn, so the last one has no answer. Then workers run over the
-            // same engines again.
+            // Seven operations in turn, so the last operation has no answer. Then workers run over
+            // the same engines again.
             for _ in 0..3 {
                 for n in 0..7 {
                     carry_out(&mut places, n % 2, last, &what);

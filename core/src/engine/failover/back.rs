@@ -48,7 +48,7 @@ struct Turn {
     address: u32,
 }
 
-/// The rails to a peer that return. Bitmasks use our numbers of rails.
+/// The returning rails to a peer. Bitmasks use our rail numbers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Back {
     /// Rails that may return. Set by the rail, by the user, or by the peer's offer.
@@ -203,7 +203,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let ahead = message.epoch.wrapping_sub(self.state.epoch_of(peer, rail));
         let again = ahead == 0 && attached & bit != 0;
         if !again && (ahead != 1 || able & bit == 0) {
-            // The peer offered the rail before this side is ready. This side offers it later.
+            // The peer has offered the rail before this side is ready. This side offers it later.
             return;
         }
         let opened = self.rails[rail].reopen(Peer(peer), &mut [0; REOPEN_MAX]).is_some();
@@ -489,7 +489,7 @@ mod tests {
         }
         assert_eq!(at, sent.len());
         assert!(sent.windows(3).all(|two| two[2] - two[1] >= 2 * (two[1] - two[0]) - 1), "{sent:?}");
-        // The stage of an attached rail is reported without limit.
+        // Reports of the stage of an attached rail are repeated without limit.
         (back.attached, back.repeated) = (0b10, 100);
         (0..AGAIN << RARELY).for_each(|_| back.repeat(0b10, 0));
         assert_eq!(back.due, 0b10);

@@ -5,7 +5,7 @@
 //!            | length u8 | 0 u8 | 0 u16 | address, 112 bytes
 //! ```
 //!
-//! `rail` is the sender's number of the rail. `epoch` is the epoch that begins, or has begun, when
+//! `rail` is the sender's number for the rail. `epoch` is the epoch that begins, or has begun, when
 //! the rail returns. If `asks` is 1, the sender does not use the rail yet and requests the
 //! receiver's stage. `serial` counts the messages about a rail: a message with an older serial is
 //! ignored. The address has `length` bytes. From stage [`Proven`](Stage::Proven) on it is empty.

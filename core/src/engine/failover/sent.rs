@@ -107,7 +107,7 @@ impl Failover<'_> {
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Returns whether an operation in flight may be posted again from a registered region, or to
-    /// an imported one. Slow path: looks at every number in flight.
+    /// an imported region. Slow path: looks at every number in flight.
     pub(in super::super) fn may_repost(&self, local: Option<u16>, remote: Option<u16>) -> bool {
         let Some(failover) = &self.state.failover else { return false };
         let window = failover.window as usize;

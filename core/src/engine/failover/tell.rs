@@ -26,9 +26,9 @@ const LOOK: u32 = PATIENCE / 100;
 enum Cost {
     /// Other rails lead to that peer.
     Nothing,
-    /// The rail is that peer's last one, but another rail may return, or the peer may be dead.
+    /// The rail is that peer's last rail, but another rail may return, or the peer may be dead.
     Wait,
-    /// The rail is that peer's last one.
+    /// The rail is that peer's last rail.
     Peer,
 }
 
@@ -205,7 +205,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         let (window, mut cells) = self.window(stream);
         let (expected, stamp) = (window.expected(), window.stamp());
         let from = from.unwrap_or(expected);
-        // No number beyond this one can have arrived.
+        // No number beyond this number can have arrived.
         let end = expected.plus(size);
         let rest = if from.is_before(end) { end.since(from) } else { 0 };
         let count = rest.div_ceil(64).min(WORDS as u64);

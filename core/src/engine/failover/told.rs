@@ -8,7 +8,7 @@
 //!
 //! Bit n of the words is set if the number `from + n` has arrived. All numbers below the cursor
 //! `ack` have arrived. If `last` is 1, no number beyond the words has arrived. The bitmasks use the
-//! sender's numbers of rails:
+//! sender's rail numbers:
 //!
 //! - `rails`: rails that the sender has fenced.
 //! - `heard`: rails about which the receiver's report is complete.

@@ -1,5 +1,5 @@
-//! The command that blocks a worker, in a word that its queue may read at any time. The word is
-//! informational: it orders no other memory, and dates from the worker's last turn.
+//! The command that blocks a worker, in a word that the command's queue may read at any time. The
+//! word is informational: it orders no other memory, and dates from the worker's last turn.
 
 /// A command that the worker cannot start yet. It blocks later submissions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub enum HeldBy {
     /// Progress in the engine: the commands before a marker, the acknowledgements of a quiet, or
     /// the first half of a copy between peers.
     Engine,
-    /// The command that this one follows, in any queue. Holds its
+    /// The command that this command follows, in any queue. Holds its
     /// [`Event::index`](super::super::command::Event::index).
     Event(u16),
 }

@@ -171,7 +171,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.is_kept(stream) && (head::FIN + head::NUMBERED..=head::CHUNK + head::NUMBERED).contains(&kind)
     }
 
-    /// Handles a message with its payload, the next of its stream.
+    /// Handles the next message of a stream, which carries its payload.
     #[inline(always)]
     fn payload(
         &mut self,
@@ -375,7 +375,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
 
     /// Handles a Fin: the receiver of our send has received all that it wants, or could not receive
     /// it. The Fin may overtake the acknowledgement of chunks. A send that is kept for failover
-    /// ends only with both.
+    /// ends only after both.
     fn finned(
         &mut self,
         stream: u32,

@@ -24,8 +24,8 @@ use super::stock::Kept;
 const CHUNK: usize = 2048;
 
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
-    /// Resolves the buffer of a receive in memory that only rails access. `error` is the result of
-    /// the ordinary look-up; any other error is returned unchanged.
+    /// Resolves the buffer of a receive in memory that only rails access. `error` is the error of
+    /// the ordinary look-up. It is returned unchanged if the buffer is not in such memory.
     #[cold]
     #[inline(never)]
     pub(super) fn device_buffer(&mut self, into: Destination, error: OpError) -> Result<Buffer, OpError> {

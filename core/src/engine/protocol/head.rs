@@ -26,7 +26,7 @@
 //!
 //! Between sides with failover, a Fin, a Pull or a Chunk has a number too. Its kind is then higher
 //! by [`NUMBERED`]. `freed` is the total of credits returned to the sender over the life of the
-//! stream. The total has 32 bits, so a late value differs from a new one.
+//! stream. The total has 32 bits, so an old total that arrives late differs from a new total.
 
 use crate::bytes::{Put, Reader, Writer};
 use crate::error::Violation;

@@ -117,7 +117,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
                 stuck = 0;
                 continue;
             }
-            // A lack of room to one peer does not stop the others.
+            // A lack of room to one peer does not stop sends to other peers.
             let Some(protocol) = &mut self.state.protocol else { return };
             protocol.pulled.turn(&mut self.state.pending.slots, index);
             stuck += 1;

@@ -26,8 +26,8 @@ use super::stock::{Account, SHORT};
 /// The payload of a send.
 #[derive(Clone, Copy, Debug)]
 pub enum Payload<'a> {
-    /// Bytes that may be reused on return, even after an error. At most [`Engine::eager_max`] of
-    /// the peer in length.
+    /// Bytes that may be reused on return, even after an error. Their number is at most the peer's
+    /// [`Engine::eager_max`].
     Bytes(&'a [u8]),
     /// This many bytes at an address. Keep them registered and unchanged until the send is done.
     Region(LocalAddr, usize),
@@ -44,7 +44,7 @@ pub(crate) enum Form {
     Sync,
     /// Sent as a header. The receiver reads the payload.
     Request,
-    /// Sent with its payload, on the receiver's grant of short messages.
+    /// Sent with its payload, as a short message that the receiver has granted.
     Short,
 }
 
@@ -468,7 +468,7 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         Offer { offset: address, size: address + slot.left, region: head::ADDRESS, ..offer }
     }
 
-    /// Posts an answer of the protocol with the word in its head.
+    /// Posts an answer of the protocol whose word is already in `head`.
     pub(in super::super) fn post_answer_as(
         &mut self,
         stream: u32,

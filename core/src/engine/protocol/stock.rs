@@ -64,8 +64,8 @@ impl BlockSlot {
         BlockSlot { link: 0, stream: NONE, len: 0, source: PeerId { index: 0, generation: 0 }, token: 0 };
 }
 
-/// A pool of blocks of equal size and of short blocks of [`SHORT`] bytes. The indexes of the short
-/// blocks follow all others.
+/// A pool of blocks of equal size and of short blocks of [`SHORT`] bytes. The short blocks have the
+/// highest indexes.
 pub(crate) struct Blocks<'m> {
     bytes: &'m mut [u8],
     short_bytes: &'m mut [u8],
@@ -254,7 +254,7 @@ impl Room {
 /// wire. For short messages, the receiver raises the total that the sender may send.
 ///
 /// The account has two cache lines, so that indexing is a shift. A message with a credit uses only
-/// the first one.
+/// the first line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C, align(64))]
 pub struct Account {

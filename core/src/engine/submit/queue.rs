@@ -445,7 +445,8 @@ impl<const RAILS: usize> State<'_, RAILS> {
         if fetch && let Some(Body::Amo { token: reply_to, .. }) = &mut message {
             *reply_to = token.0;
         }
-        // The first operation with fenced data carries the fence. Later ones are posted after it.
+        // The first operation with fenced data carries the fence. Later operations are posted after
+        // it.
         let data = match kind {
             _ if left == 0 => 0,
             OpKind::Write => WRITES,

@@ -81,8 +81,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
         let word = s.word(*mask);
         let (local, remote) = (Local { ptr, len, desc }, Remote { key, offset: to.offset });
         // SAFETY: the checks above place both ranges in their regions. `Region::new` requires that
-        // the local one stays valid until the operation ends. The remote one was imported on every
-        // rail of its peer, including this one. Every rail accepts `single_max` bytes.
+        // the local range stays valid until the operation ends. The remote range was imported on
+        // every rail of its peer, including this one. Every rail accepts `single_max` bytes.
         match unsafe { self.rails[rail].post_write_checked(Peer(peer), local, remote, word, s.tag | bytes) } {
             Ok(posted) => {
                 let pending = posted == Posted::Pending;

@@ -96,7 +96,7 @@ impl<'m, const BITS: u32> Buckets<'m, BITS> {
     }
 
     /// Adds an entry, the youngest in `table`. The entry joins the group that `same` accepts, or
-    /// starts a new one.
+    /// starts a new group.
     #[inline(always)]
     pub(super) fn insert<T: Grouped>(
         &mut self,
@@ -139,7 +139,7 @@ impl<'m, const BITS: u32> Buckets<'m, BITS> {
         if chain.prev == MEMBER {
             return;
         }
-        // The node that replaces this one in the chain: its successor in the group, or the next
+        // The node that replaces this node in the chain: its successor in the group, or the next
         // group.
         let (forward, back) = if ring.next == entry {
             (chain.next, chain.prev)

@@ -107,7 +107,7 @@ impl<const INDEXES: usize> Unexpected<'_, INDEXES> {
     }
 
     /// Sets the cursor of every index that had all messages. The new cursor is the message just
-    /// stored, the first one that the index lacks.
+    /// stored, the first message that the index lacks.
     #[inline(never)]
     pub(super) fn wake_indexes(&mut self, at: u32) {
         for (number, index) in self.indexes.iter_mut().enumerate() {
@@ -160,8 +160,8 @@ impl<const INDEXES: usize> Unexpected<'_, INDEXES> {
         Some(number as u8)
     }
 
-    /// Takes an index away from its shape, which is the mask over source and tag that it serves,
-    /// and unlinks every message in it.
+    /// Takes an index away from its shape (a mask over source and tag), and unlinks every message
+    /// in it.
     #[cold]
     pub(super) fn evict<const S: usize>(&mut self, shapes: &mut Shapes<S>, number: usize) {
         let Index { shape, cursor, .. } = self.indexes[number];

@@ -123,7 +123,8 @@ pub(super) struct Posted<'m> {
     pub fresh: u32,
     /// Maximum number of receives that are not indexed.
     unhashed: u32,
-    /// The same maximum while every message matches the oldest receive.
+    /// Maximum number of receives that are not indexed while every message matches the oldest
+    /// receive.
     most_fresh: u32,
     /// Number of indexed receives.
     pub indexed: u32,

@@ -40,8 +40,8 @@ pub struct MatcherConfig {
     /// oldest receive. Receives that match in order are then never hashed. The first message out of
     /// order pays for hashing them.
     pub lazily: u32,
-    /// Up to this many waiting messages, a receive that does not match the oldest one scans the
-    /// others linearly.
+    /// If at most this many messages wait, a receive that does not match the oldest message scans
+    /// the others linearly.
     pub walked: u32,
 }
 

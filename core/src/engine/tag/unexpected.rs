@@ -41,7 +41,7 @@ pub(super) enum State {
     Claimed,
 }
 
-/// One message, in two cache lines. Only indexes touch the second.
+/// One message, in two cache lines. Only indexes use the second line.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
 pub struct UnexpectedSlot {

@@ -24,7 +24,7 @@ pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     let tail = head + lines * LINE;
     // SAFETY: `head <= tail <= len`, and the lines lie between `head` and `tail`, with targets
     // aligned to `LINE`. SSE2 is part of x86-64. The fence orders the streaming stores before any
-    // later store that publishes them, which nothing else does.
+    // later store that publishes them. Nothing else orders them.
     unsafe {
         ptr::copy_nonoverlapping(from, to, head);
         for line in 0..lines {

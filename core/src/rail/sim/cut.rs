@@ -49,8 +49,8 @@ impl World<'_> {
         self.cuts.is_broken(own, to) || (read && self.cuts.is_broken(there, from))
     }
 
-    /// Returns whether an endpoint and a node are cut off from each other. Either one of them has
-    /// fenced the other, or the node has another address than the one attached at the endpoint.
+    /// Returns whether an endpoint and a node are cut off from each other. This is so if either
+    /// side has fenced the other, or if the node's address is not the one attached at the endpoint.
     pub(super) fn is_cut_off(&self, own: u16, to: u16, address: u16) -> bool {
         let there = to * self.rails + own % self.rails;
         let fenced = self.cuts.is_fenced(own, to) || self.cuts.is_fenced(there, own / self.rails);
@@ -104,8 +104,8 @@ impl World<'_> {
         })
     }
 
-    /// Removes the chosen packets from an endpoint's list. Returns the first one, linked to the
-    /// others.
+    /// Removes the chosen packets from an endpoint's list. Returns the first of them, which links
+    /// to the rest.
     fn take(&mut self, endpoint: u16, chosen: impl Fn(&Packet) -> bool) -> u16 {
         let (mut last, mut taken) = (NONE, NONE);
         let mut link = self.heads[endpoint as usize];
@@ -136,8 +136,8 @@ impl World<'_> {
         }
     }
 
-    /// Completes a post in one of the ways of a broken link. If `late` is not 0, the post may still
-    /// land within that many polls. A read lands in the memory of its origin.
+    /// Completes a post with one of the outcomes of a broken link. If `late` is not 0, the post may
+    /// still land within that many polls. A read lands in the memory of its origin.
     fn end(&mut self, index: u16, late: u32) {
         let Packet { kind, from, to_node, late: is_over, .. } = self.packets[index as usize];
         let (node, rail) = (from / self.rails, from % self.rails);

@@ -363,7 +363,7 @@ unsafe impl<'s, 'm> Rail for SimRail<'s, 'm> {
         self.peers[peer.0 as usize] = NONE;
         let world = &mut *self.sim.world.borrow_mut();
         let own = self.node * world.rails + self.rail;
-        // Operations to the node wait at the node's endpoint, and reads wait at this one.
+        // Operations to the node wait at the node's endpoint, and reads wait at this endpoint.
         for endpoint in [node * world.rails + self.rail, own] {
             let (mut last, mut link) = (NONE, world.heads[endpoint as usize]);
             while link != NONE {

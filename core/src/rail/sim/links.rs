@@ -1,6 +1,6 @@
 //! Records which links are cut, and which endpoints have fenced a peer.
 
-/// Maximum product of the numbers of nodes and rails.
+/// Maximum number of endpoints, which is the number of nodes times the number of rails.
 pub(super) const ENDPOINTS: usize = 64;
 
 /// The state of all links, indexed by endpoint. Each `u64` of flags has one bit per node.

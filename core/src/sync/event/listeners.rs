@@ -51,7 +51,7 @@ pub enum Listening {
     Standing,
     /// The listener is registered now, and must check for work once more before it sleeps.
     New,
-    /// There are too many listeners, so this one is not notified.
+    /// There are too many listeners, so this listener is not notified.
     Full,
 }
 

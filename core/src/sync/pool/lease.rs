@@ -64,7 +64,7 @@ impl<'m, T> Lease<'m, T> {
         self.slot().holders.store(1, Ordering::Relaxed);
         let (slot, header) = (self.slot, self.header);
         mem::forget(self);
-        // SAFETY: the count is 1, and this handle is that one holder.
+        // SAFETY: the count is 1, and this handle is that holder.
         unsafe { Shared::from_raw(slot, header) }
     }
 
@@ -252,7 +252,7 @@ impl<'m, T> Shared<'m, T> {
         self.header
     }
 
-    /// Decrements the count of holders. Returns whether this was the last one.
+    /// Decrements the count of holders. Returns whether this was the last holder.
     #[inline]
     fn is_last(&self) -> bool {
         // Release, edge `pool.refs`: pairs with the load below, by the last holder.

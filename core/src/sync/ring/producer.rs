@@ -75,7 +75,7 @@ impl<'m, T: Copy, M: RingMemory> Producer<'m, T, M> {
     ///
     /// # Errors
     ///
-    /// [`Full`], with the value, if no slot is free. The consumer may free one at any time.
+    /// [`Full`], with the value, if no slot is free. The consumer may free a slot at any time.
     #[inline(always)]
     pub fn push(&mut self, value: T) -> Result<(), Full<T>> {
         if self.tail == self.limit && self.look() == 0 {

@@ -31,9 +31,9 @@ const NOTHING: (Local, Remote) = (
 impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
     /// Writes the first ranges of a list, each from local memory to the same number of bytes in a
     /// peer's memory. Returns how many ranges it wrote, at most [`NOW_MAX`]. Their data has landed
-    /// when the call returns. Stops before a range of another peer, for example. Returns 0 if the
-    /// first range cannot be written without the peer or the network: use [`put`](Self::put) for
-    /// it.
+    /// when the call returns. May stop early, for example before a range of another peer. Returns 0
+    /// if the first range cannot be written without the peer or the network: use [`put`](Self::put)
+    /// for it.
     ///
     /// The writes overtake operations that were issued earlier, even across a fence. Later signals
     /// and messages follow them.
