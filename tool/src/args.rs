@@ -23,7 +23,7 @@ use super::cpu::Pin;
 use super::failure::{Failure, Outcome};
 use super::sizes;
 
-/// Ordered put, get, put-signal and atomics over several rails: measure them, check them.
+/// Measure and check ordered put, get, put-signal and atomics over several rails.
 #[derive(Debug, Parser)]
 #[command(name = "fishplate", version, max_term_width = 110)]
 #[command(
@@ -204,8 +204,8 @@ pub struct PerfArgs {
     /// With --transport fabric: interfaces, one rail for each name given [default: the nearest].
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub interface: Vec<String>,
-    /// With --transport gpu: the memory of the payloads, host, cuda:N or hip:N; A,B is this side's,
-    /// the other's [default: the first GPU if there is one, else host].
+    /// With --transport gpu: where the payloads are: host, cuda:N or hip:N, or A,B for this side
+    /// and the other [default: the first GPU if there is one, else host].
     #[arg(long, value_name = "WHERE", value_delimiter = ',')]
     pub device: Vec<DeviceName>,
     /// With --transport gpu: how payloads reach another process's device memory [default: direct].
@@ -214,7 +214,7 @@ pub struct PerfArgs {
     /// Seed of payloads and of the simulated fabric.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
-    /// With --transport sim, put-signal or tag: run this many seeds, from --seed on.
+    /// With --transport sim, put-signal or tag: run this many seeds, starting with --seed.
     #[arg(long, value_name = "N", value_parser = sizes::parse_count)]
     pub seeds: Option<u64>,
     /// Verify the payload of every iteration.
@@ -239,8 +239,8 @@ pub struct PerfArgs {
     /// What signal-rate does to the word.
     #[arg(long, value_enum, default_value_t = SignalKind::Add)]
     pub signal: SignalKind,
-    /// Which thread makes progress, on this side and on a side that it starts. worker: a thread of
-    /// the node too (shm, fabric, gpu).
+    /// Which thread makes progress, on this side and on a side that it starts. worker adds a thread
+    /// of the node (shm, fabric, gpu).
     #[arg(long, value_enum, default_value_t = Mode::Inline)]
     pub mode: Mode,
     /// How to write the results.
@@ -289,7 +289,7 @@ Layouts:
   adjacent  The signal lies directly behind the payload. With up to 56 bytes
             it is in the same cache line; with more it is in the line where
             the payload ends, or in the next line.
-  split     The signal lies in another cache line than the payload.
+  split     The signal lies in a different cache line from the payload.
 
 Latency:
   put-signal  half of a round trip, measured from one post to the next. With
@@ -308,7 +308,7 @@ Latency:
   ring        half of a round trip through two rings. Rates are those of a
               stream through one ring.
   With --mode worker a second thread makes progress. Each call takes a lock,
-  and waits longer than some microseconds sleep.
+  and a wait of more than some microseconds sleeps.
   cpu/op is the processor time of all threads of this side's process, per
   operation. A spinning thread uses a whole processor.
   floor_ns is half of a round trip of two bare atomics between the same
@@ -317,7 +317,7 @@ Latency:
   repeated. There is no floor if other programs keep the two sides from running
   at the same time. p50/fl is p50 divided by the floor.
   floor_apart_ns (apart, p50/ap) is the best floor with a cache line for each
-  direction. The tests have that too: each side writes to memory of the other.
+  direction. Tests use lines like that: each side writes to the other's memory.
   If a ratio is below 1, the processors were slower or busier during the
   measurement of the floor than during the test: repeat the run with --pin on
   idle processors.";
@@ -335,7 +335,7 @@ fn address(text: &str) -> Result<String, String> {
 pub const REGION: usize = 64 << 20;
 /// The largest region. Two of them and the page of signals must fit the address space.
 const REGION_MAX: usize = 64 << 30;
-/// The maximum number of rails within one process, and between two.
+/// The maximum number of rails within one process, and between two processes.
 const RAILS_IN_PROCESS: usize = 4;
 const RAILS_BETWEEN: usize = 15;
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     ns_per_tick: f64,
-    /// The counter's step in ticks: 1 on most processors, about 10 ns on some.
+    /// The counter's step, in ticks: 1 on most processors, and the ticks in about 10 ns on some.
     step: u64,
     tsc: bool,
 }
@@ -49,7 +49,7 @@ impl Clock {
         step.max(1)
     }
 
-    /// Measures the steps of the counter, in ticks.
+    /// Returns the counter's step, in ticks.
     pub fn step(&self) -> u64 {
         self.step
     }

@@ -120,7 +120,7 @@ fn set() -> Outcome<affinity::CpuSet> {
         .map_err(|error| Failure::run(format!("cannot read the processors of this process: {error}")))
 }
 
-/// Returns the core of a processor, which is named by its lowest sibling.
+/// Returns the core of a processor, identified by the lowest processor number on that core.
 fn core_of(cpu: usize) -> usize {
     fs::read_to_string(format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"))
         .ok()

@@ -9,7 +9,7 @@
 //! only one batch.
 //!
 //! Sides on the same processor have no floor: each waits for the other to be scheduled, and the
-//! measurement would take minutes. It is abandoned.
+//! measurement would take minutes. So it is abandoned.
 
 use std::hint::spin_loop;
 use std::ptr::NonNull;
@@ -103,7 +103,7 @@ impl Pad {
         Ok(Some(best))
     }
 
-    /// Runs the answering side, until the other has measured or given up.
+    /// Runs the answering side, until the other side has measured or given up.
     pub fn answer(&self, alive: Alive<'_>) -> Outcome {
         for way in WAYS {
             for _ in 0..BATCHES {
@@ -115,7 +115,7 @@ impl Pad {
         Ok(())
     }
 
-    /// Plays one way. Returns whether to continue, which the starting side decides.
+    /// Measures or answers one way. Returns whether to continue, which the starting side decides.
     fn play(&self, way: Way, starts: Option<Instant>, alive: Alive<'_>) -> Outcome<bool> {
         let [ping, pong] = way.words.map(|index| self.word(index));
         let (mine, theirs) = if starts.is_some() { (ping, pong) } else { (pong, ping) };
@@ -127,8 +127,8 @@ impl Pad {
     }
 }
 
-/// Runs one batch of round trips, or fewer if the starting side gives up; then returns `false`.
-/// Both words are equal before and after.
+/// Runs one batch of round trips. Returns `false` if the starting side gave up before its end. Both
+/// words are equal before and after.
 #[inline(never)]
 fn bounce<const PAUSE: bool>(
     mine: &AtomicU64,

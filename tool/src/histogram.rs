@@ -1,7 +1,7 @@
 //! The samples of the timed loops.
 //!
-//! [`Histogram::record`] is a comparison and an increment: no allocation, no division, no call for
-//! samples below 4096 ticks (some 1.5 us), and a few shifts above. The expensive work is in
+//! [`Histogram::record`] is a comparison and an increment: no allocation and no division. Samples
+//! of 4096 ticks (some 1.5 us) and more take a call and a few shifts. The expensive work is in
 //! [`Histogram::summary`].
 
 use serde::{Deserialize, Serialize};
@@ -86,8 +86,8 @@ impl Histogram {
         fine.chain(coarse).filter(|&(_, count)| count > 0)
     }
 
-    /// Returns percentiles of `sample / divisor`. The divisor is 2 for half of a round trip, and
-    /// the number of operations for a sample of several. `None` if nothing was recorded.
+    /// Returns percentiles of `sample / divisor`. The divisor is 2 for half of a round trip, or the
+    /// number of operations that a sample covers. `None` if nothing was recorded.
     ///
     /// If the clock moves in steps, a sample only gives the step in which a duration ended. Samples
     /// of equal value are then spread evenly over one step, because durations are independent of
@@ -189,7 +189,7 @@ mod tests {
         let mut histogram = Histogram::new();
         for sample in 0..2000u64 {
             histogram.clear();
-            // Records one to four durations: equal ones, or ones in either kind of bucket.
+            // Records one to four durations: equal ones, or durations in both kinds of bucket.
             for n in 0..=sample % 4 {
                 let spread = if sample % 3 == 0 { 0 } else { n * sample * 37 };
                 histogram.record(1 + sample * sample / 7 + spread);

@@ -26,7 +26,7 @@ pub fn watch() {
     }
 }
 
-/// Ignores Ctrl-C in a process that another one started, because the other one ends both.
+/// Ignores Ctrl-C in a process that another process started, because the parent ends both.
 pub fn leave_to_parent() {
     // SAFETY: ignoring a signal installs no handler.
     unsafe { libc::signal(libc::SIGINT, libc::SIG_IGN) };

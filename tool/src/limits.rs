@@ -1,6 +1,6 @@
 //! Limits of the process and the machine that would end a program by a signal. The tool checks them
-//! in advance, or turns them into an error with a remedy. Allocator, signals and stack are the
-//! program's to control, so the library leaves them alone.
+//! in advance, or turns them into an error with a remedy. The program controls the allocator, the
+//! signals and the stack, so the library leaves them alone.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::Write;
@@ -120,7 +120,7 @@ fn limit(of: libc::__rlimit_resource_t) -> libc::rlim_t {
 }
 
 /// Checks that there is memory for a region: `own` bytes in this process, `all` in this process and
-/// the one that it starts.
+/// the process that it starts.
 pub fn demand(region: usize, own: usize, all: usize) -> Outcome {
     check_addresses(own).and_then(|()| check_room(all)).map_err(|error| lack(region, error))
 }

@@ -1,9 +1,9 @@
 //! Measurements. `meet` connects two processes, `open` connects their nodes, and each side has an
-//! `endpoint`. In a `session` both run the same jobs; `in_process` runs both sides in one thread.
-//! The tests (`put_signal`, `put`, `get`, `amo`, `signal_rate`, `tag`, `tag_bw`) are loops over
-//! `verbs`. `ring` needs two processes, and `pool` has no sides. `matching` is separate: it
-//! measures tag matching without a transport, and compares it with other engines. So is `ranks`:
-//! traffic in jobs of many processes.
+//! `endpoint`. In a `session` both processes run the same jobs; `in_process` runs both sides in one
+//! thread. The tests (`put_signal`, `put`, `get`, `amo`, `signal_rate`, `tag`, `tag_bw`) are loops
+//! over `verbs`. `ring` needs two processes, and `pool` has no sides. `matching` is separate: it
+//! measures tag matching without a transport, and compares it with other engines. So is `ranks`,
+//! which measures traffic in jobs of many processes.
 
 mod amo;
 mod bidirectional;
@@ -162,7 +162,7 @@ fn always_checks(test: Test) -> bool {
     matches!(test, Test::Amo | Test::SignalRate | Test::Ring)
 }
 
-/// Prepares the memory of the sides that this process plays. The other process does the same
+/// Prepares the memory of each side that this process runs. The other process does the same
 /// meanwhile.
 fn prepare<V: Verbs>(verbs: &mut V, job: &Job) -> Outcome {
     for side in Side::BOTH {
@@ -186,7 +186,7 @@ fn prepare<V: Verbs>(verbs: &mut V, job: &Job) -> Outcome {
     Ok(())
 }
 
-/// Runs a job for the sides that this process plays.
+/// Runs a job on each side that this process runs.
 fn run_job<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Outcome<Tally> {
     verbs.set_timeout(job.timeout_ns);
     let (before, busy) = (verbs.out_of_order(), clock::processor_ns());

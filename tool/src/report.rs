@@ -68,7 +68,7 @@ pub struct Row {
     pub cpu_ns_per_op: Option<f64>,
     /// Processor time of the other side's process.
     pub peer_cpu_ns_per_op: Option<f64>,
-    /// Arrivals before one with a lower number, at both sides.
+    /// Arrivals that overtook a lower sequence number, on both sides.
     pub arrivals_out_of_order: u64,
     /// Signals seen before their data or before an earlier signal.
     pub signals_misordered: u64,
@@ -147,7 +147,7 @@ impl Row {
         self.bytes_per_s = self.msgs_per_s * self.size as f64;
     }
 
-    /// Fills in the processor time of `ops` operations, of this process and of the other one.
+    /// Fills in the processor time of `ops` operations, of this process and of the other process.
     pub fn processor(&mut self, ops: u64, ns: u64, peer_ns: u64) {
         let each = |ns: u64| (ns > 0 && ops > 0).then(|| ns as f64 / ops as f64);
         (self.cpu_ns_per_op, self.peer_cpu_ns_per_op) = (each(ns), each(peer_ns));
@@ -167,7 +167,7 @@ impl Row {
     }
 }
 
-/// The forms of a row that differ by kind of row. Its JSON comes from `Serialize`.
+/// The output formats that differ by kind of row. Its JSON comes from `Serialize`.
 pub trait Columns: Serialize {
     /// Returns the header and the line of a table.
     fn table(&self) -> [String; 2];

@@ -189,7 +189,7 @@ fn a_listening_path_that_exists_is_left_alone() {
     std::fs::remove_file(&path).unwrap();
 }
 
-/// Starts a side that listens, and waits until it does.
+/// Starts a side that listens, and waits until it listens.
 fn listen(line: &str, path: &Path) -> Child {
     let child = fishplate(line)
         .arg("--listen")

@@ -28,7 +28,7 @@ const AT_ONCE: usize = 8;
 /// Attempts to start two sides. On a busy machine they may not meet within their time limit.
 const STARTS: u32 = 5;
 
-/// The tests of this program run one after the other: each keeps all processors busy.
+/// The tests of this program run one after the other, because each keeps all processors busy.
 static TURN: Mutex<()> = Mutex::new(());
 
 /// The side whose process is killed, or whose time is up.

@@ -107,7 +107,7 @@ fn a_rank_that_dies_before_all_have_joined_ends_the_job() {
         }
         assert!(begun.elapsed() < Duration::from_secs(20), "the ranks do not start");
     };
-    // SAFETY: as above.
+    // SAFETY: `kill` takes no pointers, and the leader has not reaped this child yet.
     assert_eq!(unsafe { libc::kill(ranks[1], libc::SIGKILL) }, 0);
     let output = leader.wait_with_output().unwrap();
     let told = text(&output.stderr);

@@ -37,8 +37,8 @@ fn without_addresses_there_is_a_remedy() {
         "perf tag --transport loopback -n 100 -w 10",
     ] {
         let (mut refused, mut went_well) = (0, 0);
-        // Limits in KiB. With the lowest ones, not even the libraries fit. With the highest one,
-        // everything does.
+        // Limits in KiB. With the lowest limits, not even the libraries fit. With the highest
+        // limit, everything fits.
         for limit in [14, 18, 24, 40, 100, 150, 250, 270, 280, 290, 640].map(|mib| mib << 10) {
             let set = format!("ulimit -v {limit}");
             if limited(&set, "--version").status.success() {

@@ -36,7 +36,8 @@ const MACHINE: [&str; 4] = ["pin", "pss_bytes", "repeats", "floor_unsteady"];
 
 /// Runs a command line, and formats its block.
 fn block(line: &str) -> String {
-    // A libfabric that is not there, so that lines over it are alike on every machine.
+    // Names a libfabric that does not exist, so that lines that need it have the same output
+    // everywhere.
     let command = line.strip_prefix("fishplate").expect("a line runs fishplate");
     let output = fishplate(command).env("FISHPLATE_LIBFABRIC", "/nowhere/libfabric.so.1").output().unwrap();
     let status = output.status.code().expect("no signal ends it");

@@ -113,7 +113,7 @@ fn limits_of_the_process() {
     says(&shell("ulimit -v 3000000;"), "addresses", "WARN", &["3000000 KiB", "ulimit -v unlimited"]);
     says(&shell("ulimit -S -n 1000;"), "descriptors", "WARN", &["1000", "ulimit -n"]);
     says(&shell("ulimit -n 100;"), "descriptors", "FAIL", &["100", "nofile"]);
-    // Uses a processor of this process: in a container it may have any number.
+    // Uses a processor of this process, because in a container it may have any number.
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap().trim();
     let pinned = format!("taskset -c {}", &allowed[..allowed.find([',', '-']).unwrap_or(allowed.len())]);

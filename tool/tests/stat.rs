@@ -1,4 +1,4 @@
-//! `fishplate stat` reads the counters of a program that runs: this one.
+//! `fishplate stat` reads the counters of a running program, which is this test.
 
 mod command;
 

@@ -26,7 +26,8 @@ pub enum Test {
     TagBw,
     /// The ring alone, without a transport: ping-pong latency, then throughput.
     Ring,
-    /// The command pool against others, in this process: see --streams. -n is per stream.
+    /// The command pool compared with other pools, in this process: see --streams. -n is per
+    /// stream.
     Pool,
 }
 
@@ -38,7 +39,7 @@ pub enum Transport {
     Loopback,
     /// Shared memory between two processes.
     Shm,
-    /// Two engines over a simulated fabric that delays and reorders, seeded, in one thread.
+    /// Two engines in one thread, over a simulated fabric that delays and reorders at random.
     Sim,
     /// libfabric, between two processes on one host or two.
     Fabric,
@@ -97,7 +98,7 @@ impl FromStr for DeviceName {
 pub enum Layout {
     /// The signal directly behind the payload.
     Adjacent,
-    /// The signal in another cache line than the payload.
+    /// The signal in a different cache line from the payload.
     Split,
 }
 

@@ -17,7 +17,7 @@ enum Counts {
 }
 
 /// The options that have no effect in some runs, by their names in clap and on the command line.
-/// Others are checked with their values.
+/// Other options are checked together with their values.
 const OPTIONS: [(&str, &str, Counts); 21] = [
     ("size", "--size", Counts::TwoSides),
     ("begin", "--begin", Counts::TwoSides),

@@ -55,7 +55,7 @@ pub struct Plan {
     pub plot: Option<PathBuf>,
     /// How to write the results.
     pub format: Format,
-    /// Which memory the payloads are in, here and on the other side. Empty: the transport's
+    /// Which memory the payloads are in, here and on the other side. Empty selects the transport's
     /// default.
     pub devices: Vec<DeviceName>,
     /// How payloads travel from device to device.
@@ -72,7 +72,7 @@ pub struct Plan {
     pub notes: Vec<String>,
 }
 
-/// Limits of one row. The first one reached ends it.
+/// Limits of one row. The first limit that is reached ends the row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Effort {
     /// Maximum number of iterations.
@@ -117,7 +117,7 @@ impl PerfArgs {
             _ => Meeting::Spawn,
         };
         let pin = match self.pin {
-            // A side may have a worker, and a provider threads, and both would inherit the pinning.
+            // A worker, or the threads of a provider, would inherit the pinning.
             Pin::Auto if self.mode == Mode::Worker || self.transport == Transport::Fabric => Pin::None,
             pin => pin,
         };

@@ -189,7 +189,7 @@ fn negotiated(offer: &Offer) -> Value {
 }
 
 /// Returns the bytes that an engine and its rails need for each peer, with one region imported from
-/// it.
+/// that peer.
 pub fn per_peer(settings: &Settings, of_rails: usize) -> usize {
     let streams = usize::from(settings.contexts);
     let config = settings.engine(0).unwrap_or_default();

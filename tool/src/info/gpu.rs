@@ -1,4 +1,4 @@
-//! Describes the GPU drivers on this machine: their devices and the properties of these, or why
+//! Describes the GPU drivers on this machine, their devices and the devices' properties, or why
 //! there are none.
 
 #[cfg(any(feature = "cuda", feature = "hip"))]

@@ -1,5 +1,5 @@
 //! Fetch-adds on one word of the other side, one at a time. Every fetched value is known in
-//! advance, so every iteration is verified, also without `--check`.
+//! advance, so every iteration is verified, even without `--check`.
 
 use super::job::{Job, SLOTS_AT, Side, Tally};
 use super::put;
@@ -7,7 +7,7 @@ use super::verbs::Verbs;
 use crate::failure::Outcome;
 use crate::histogram::Histogram;
 
-/// Runs the sides that this process plays.
+/// Runs this process's side, or both sides.
 pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Outcome<Tally> {
     let mut tally = Tally { ops: job.iters, ..Tally::default() };
     if verbs.plays(Side::Starts) {

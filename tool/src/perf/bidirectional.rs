@@ -1,4 +1,4 @@
-//! `--bidirectional`: put and tag-bw with both sides sending at once. Each process plays one side.
+//! `--bidirectional`: put and tag-bw with both sides sending at once. Each process runs one side.
 //!
 //! A side waits for the other at the end of a stream, and after each window if payloads are
 //! checked. The time counts from the first post until both sides have everything.
@@ -17,7 +17,7 @@ use crate::payload::Pattern;
 /// Messages that a side sends before it receives any.
 const PIECE: u64 = 32;
 
-/// Runs the side that this process plays.
+/// Runs this process's side.
 pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Outcome<Tally> {
     let me = if verbs.plays(Side::Starts) { Side::Starts } else { Side::Answers };
     // Counts the operations of both directions.
@@ -39,13 +39,13 @@ pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Out
     Ok(tally)
 }
 
-/// Each side sends an empty message, and waits for the other's.
+/// Each side sends an empty message, and waits for the other side's message.
 fn both_answer<V: Verbs>(verbs: &mut V, me: Side) -> Outcome {
     answer_from(verbs, me)?;
     answer_from(verbs, me.other())
 }
 
-/// Each side sets a word of the other to `number`, and waits for its own word.
+/// Each side sets a word of the other side to `number`, and waits until its own word is set.
 fn meet<V: Verbs>(verbs: &mut V, me: Side, word: usize, number: u64) -> Outcome {
     verbs.signal(me, word, SignalOp::Set, number)?;
     verbs.wait(me, word, Cmp::Ge, number).map(drop)

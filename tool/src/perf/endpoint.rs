@@ -27,11 +27,12 @@ pub const SLICE: Duration = Duration::from_millis(100);
 /// The offset of the areas in their regions. The memory for the floor comes first.
 pub const AREAS_AT: usize = 4096;
 
-/// The side that this process plays, and its node.
+/// This process's side, and its node.
 pub struct Endpoint<const STARTS: bool> {
     pub node: Node,
     pub peer: PeerId,
-    /// The words here and on the other side, with the landing area unless a device has it.
+    /// The memory of the words, here and on the other side. Includes the landing area, unless that
+    /// is on a device.
     pub words: (Memory, Remote),
     /// The landing area of the other side.
     pub landing: Remote,
@@ -157,7 +158,7 @@ impl<const STARTS: bool> Endpoint<STARTS> {
         }
     }
 
-    /// Returns how device memory has travelled so far, if a device has the payloads.
+    /// Returns how many payloads took each path so far, if they are in device memory.
     pub fn moved(&self) -> Option<Moved> {
         let stats = self.node.gpu_stats()?;
         Some(Moved { direct: stats.direct, relayed: stats.relayed, stored: stats.stored })

@@ -16,7 +16,7 @@ pub fn prepare<V: Verbs>(verbs: &mut V, job: &Job) -> Outcome {
     Ok(())
 }
 
-/// Runs the sides that this process plays.
+/// Runs this process's side, or both sides.
 pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Outcome<Tally> {
     let mut tally = Tally { ops: job.iters, ..Tally::default() };
     if verbs.plays(Side::Starts) {

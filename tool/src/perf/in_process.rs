@@ -1,9 +1,9 @@
 //! [`InProcess`]: both sides of a run in one thread. Either one engine has a loopback rail to
 //! itself, or two engines share the simulated fabric.
 //!
-//! Nothing waits here: while operations are outstanding, the engines make passes in turn. Their
-//! number is limited, so an operation that never completes is reported with its seed. `ordered` has
-//! the tests of order.
+//! Nothing waits here: while operations are outstanding, the engines make passes in turn. The
+//! number of passes is limited, so an operation that never completes is reported with its seed.
+//! `ordered` has the tests of order.
 
 use std::array;
 use std::ptr::NonNull;

@@ -34,7 +34,7 @@ pub struct Job {
     pub timeout_ns: u64,
 }
 
-/// Which side of a job a process plays.
+/// A side of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// The side that starts the exchange, and measures.

@@ -86,7 +86,7 @@ the depth. An exact receive names source and tag, and compares every bit.
           threads, a runtime that accepts any message
 max_ns is the longest single call, or the longest unit behind D others.
 instr_per_op is null where the kernel counts no instructions for this program
-(virtual machines, mostly); benches/budgets.sh counts them everywhere. ucx is
+(mostly in virtual machines); benches/budgets.sh counts them everywhere. ucx is
 found at run time (package libucx0) and uses its self transport (loopback).";
 
 /// The engines.
@@ -94,9 +94,9 @@ found at run time (package libucx0) and uses its self transport (loopback).";
 enum Kind {
     /// The matcher of this project.
     Ours,
-    /// Two lists searched from the oldest on.
+    /// Two lists searched from the oldest entry.
     List,
-    /// UCX, over its transport to itself.
+    /// UCX, over its self transport (loopback).
     Ucx,
 }
 
@@ -153,7 +153,7 @@ struct Row {
 trait Ready {
     /// Runs rounds of the workload.
     fn run(&mut self, rounds: u64);
-    /// Runs one round. Returns the longest time between two ticks, in ticks of the clock.
+    /// Runs one round. Returns the longest time between two calls of `tick`, in clock ticks.
     fn longest(&mut self, clock: Clock) -> u64;
     fn pairs(&self) -> Pairs;
 }
@@ -319,7 +319,7 @@ fn run_row(
             None => pairs = Some((*kind, ready.pairs())),
             Some((first, right)) if ready.pairs() != right => {
                 return Err(Failure::run(format!(
-                    "{name} {depth}: {} paired messages with other receives than {} did; one of them is wrong",
+                    "{name} {depth}: {} and {} matched messages to different receives; one of them is wrong",
                     kind_name(*kind),
                     kind_name(first)
                 )));

@@ -52,7 +52,7 @@ impl Met {
     }
 }
 
-/// Connects to the other side in the way of the plan.
+/// Connects to the other side as the plan says.
 pub fn meet(plan: &Plan, setup: &Setup, card: &Card) -> Outcome<Met> {
     let met = match &plan.meeting {
         Meeting::Listen(at) => listen(plan, at, card),
@@ -245,7 +245,7 @@ fn launch(plan: &Plan, setup: &Setup, card: &Card, socket: OwnedFd) -> Outcome<S
         command.arg("--crowded");
     }
     if plan.transport == Transport::Fabric {
-        // Passes on the choices of this side, so that the other makes the same.
+        // Passes on the choices of this side, so that the other side makes the same choices.
         let interfaces: Vec<&str> = card.rails.iter().map(|rail| rail.interface.as_str()).collect();
         command
             .args(["--rails", &plan.rails.to_string()])
@@ -329,7 +329,7 @@ impl Second {
         self.child.id()
     }
 
-    /// Returns its exit status, if it exits within a moment.
+    /// Returns the exit status of the process, if it exits within this time.
     fn ends(&mut self, within: Duration) -> Option<ExitStatus> {
         let deadline = Instant::now() + within;
         loop {

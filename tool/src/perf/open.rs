@@ -1,4 +1,4 @@
-//! Opens a side's node, and joins it to that of the other side. Slow path: allocates all memory,
+//! Opens a side's node, and connects it to the other side's node. Slow path: allocates all memory,
 //! and waits for the providers and the other side.
 
 use std::os::fd::AsFd;
@@ -30,7 +30,7 @@ use crate::limits;
 /// receiver posts receives in time.
 const MATCHING: MatchConfig = MatchConfig { credits: 512, headers: 512, ..MatchConfig::DEFAULT };
 
-/// The limits of one process of two.
+/// The limits of the node of each of the two processes.
 const LIMITS: Limits = Limits { peers: 1, locals: 8, remotes: 8, operations: 1024 };
 
 /// Maximum number of receives posted at once.
@@ -42,7 +42,7 @@ const SHARED_WINDOW: u32 = 256;
 /// The minimum time for setup, in seconds: a short `--timeout` is meant for measurements.
 const SETUP: u64 = 10;
 
-/// A node, and its messages to the other side before the two connect.
+/// A node, and the card that it sends to the other side before the two connect.
 pub struct Opened {
     node: Node,
     pub card: Card,
@@ -86,7 +86,7 @@ impl Setup {
         }
         let config = settings.engine(0).map_err(|error| Failure::usage(error.to_string()))?;
         let node = builder.settings(settings).open().map_err(|error| self.refused(error))?;
-        // The nodes exchange the addresses of rails, so a card has none.
+        // The nodes exchange the addresses of rails, so a card has no addresses.
         let rail = |provider: &str, interface: &str, mbit| RailCard {
             provider: provider.into(),
             interface: interface.into(),

@@ -1,6 +1,7 @@
 //! Ping-pong of put-signals. An iteration is from one post to the next; half is the latency.
 //!
-//! Right after a post, while the line is in flight, the clock is read and the next payload written.
+//! Right after a post, while the cache line is in flight, the clock is read and the next payload is
+//! written.
 
 use std::hint::black_box;
 
@@ -16,7 +17,7 @@ use crate::payload::Pattern;
 /// payloads from wrong ones.
 const SECOND_LOOKS: u32 = 1000;
 
-/// Runs the sides that this process plays.
+/// Runs this process's side, or both sides.
 pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Outcome<Tally> {
     match job.check {
         true => play::<V, true>(verbs, job, histogram),
@@ -35,7 +36,8 @@ fn play<V: Verbs, const CHECK: bool>(verbs: &mut V, job: &Job, histogram: &mut H
     Ok(tally)
 }
 
-/// Iterations from number `first` on. Returns the ticks from the first post to the last arrival.
+/// Runs iterations, starting with number `first`. Returns the ticks from the first post to the last
+/// arrival.
 #[inline(never)]
 fn rounds<V: Verbs, const CHECK: bool>(
     verbs: &mut V,
@@ -105,7 +107,8 @@ fn arrival<V: Verbs, const CHECK: bool>(
 ) -> Outcome<bool> {
     let sender = 1 - side as usize;
     let (place, len) = (job.placement(), job.size);
-    // Computed before the wait. The compiler would compute it between the signal and its answer.
+    // Computed before the wait, because the compiler would compute it between the signal and its
+    // answer.
     let expected =
         if CHECK { black_box(Pattern::new(job.seed, sender as u64, seq)) } else { Pattern::new(0, 0, 0) };
     verbs.wait(side, place.signal, Cmp::Eq, seq)?;

@@ -94,7 +94,7 @@ processor time of all ranks per message. first is the time until every flow of
 the pattern has delivered a message. For the first pattern it includes
 connecting; later patterns reuse connections. startup is the time from the start
 of a process until all have met. memory is the proportional share (PSS) of a
-process after the row. Both are those of the rank with the most.
+process after the row. Both are the maximum over all ranks.
 
 Exit status: 0 done; 1 the run failed, a rank was lost, or data was wrong; 2 the
 command line is invalid; 130 interrupted.";

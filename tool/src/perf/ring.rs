@@ -23,8 +23,8 @@ const HEADERS: [usize; 2] = [0, 512];
 const SLOTS: [usize; 2] = [4096, RING_ARENA / 2];
 const _: () = assert!(SLOTS[1] - SLOTS[0] >= CAPACITY * 64 && RING_ARENA - SLOTS[1] >= CAPACITY * 64);
 
-/// Runs the side that this process plays. Without a histogram it only prepares: the answering side
-/// empties both rings, and the starting side does nothing.
+/// Runs this process's side. Without a histogram it only prepares: the answering side empties both
+/// rings, and the starting side does nothing.
 pub fn run<const STARTS: bool>(
     side: &mut Endpoint<STARTS>,
     job: &Job,

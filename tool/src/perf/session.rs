@@ -50,11 +50,12 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 /// the error.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Interval at which a side that waits for a message checks that the other is alive, in
+/// Interval at which a side that waits for a message checks that the other side is alive, in
 /// nanoseconds.
 const LOOK_NS: u64 = 10_000_000;
 
-/// Time that a side that lost the other waits for its last message, and for its process to exit.
+/// Time that a side that lost the other side waits for its last message, and for its process to
+/// exit.
 const GRACE: Duration = Duration::from_millis(500);
 
 /// Time to close a node.
@@ -93,7 +94,7 @@ pub struct Session<const STARTS: bool> {
     pad: Option<Pad>,
     /// Time limit of a job.
     timeout: Duration,
-    /// The counts of device memory moved when the last row began.
+    /// The counts of device-memory copies when the last row began.
     moved: Option<Moved>,
 }
 
@@ -177,7 +178,7 @@ impl<const STARTS: bool> Session<STARTS> {
         pad.measure(limit, &clock, &mut || self.side.check())
     }
 
-    /// Measures another floor, if the first exists.
+    /// Measures the floor again, if `before` is a floor.
     fn floor_after(&mut self, before: Option<Floor>) -> Outcome<Option<Floor>> {
         before.map_or(Ok(None), |_| self.floor())
     }
@@ -259,7 +260,8 @@ impl<const STARTS: bool> Session<STARTS> {
         steps::run(job, span, histogram, |job, histogram| self.job(job, histogram))
     }
 
-    /// Measures one row: two halves between three floors. Repeats the row if the floor changed.
+    /// Measures one row: two halves, with the floor before, between and after them. Repeats the row
+    /// if the floor changed.
     fn measure(&mut self, plan: &Plan, size: usize, progress: &Progress, files: &mut Files) -> Outcome<Row> {
         let mut histogram = Histogram::new();
         let job = Job::of(plan, size);
@@ -374,8 +376,8 @@ impl<const STARTS: bool> Session<STARTS> {
                     job.check_bounds(self.transport, region).map_err(|failure| {
                         Failure::run(format!("{} sent an invalid order: {failure}", self.side.who))
                     })?;
-                    // This side gives up at its own user's timeout. If the other started it, the
-                    // other decides.
+                    // This side gives up at its own user's timeout. If the other side started this
+                    // process, the other side decides.
                     let own = self.timeout + if expected.is_some() { Duration::ZERO } else { PATIENCE };
                     let job = Job { timeout_ns: own.as_nanos() as u64, ..job };
                     prepare(&mut self.side, &job)?;
@@ -389,7 +391,7 @@ impl<const STARTS: bool> Session<STARTS> {
         }
     }
 
-    /// Receives the greeting, accepts or refuses it, and pins itself to the ordered processor.
+    /// Receives the greeting, accepts or refuses it, and pins this thread to the ordered processor.
     fn greet(&mut self, expected: Option<Test>) -> Outcome<Option<Pinned>> {
         let Order::Hello { version, test, places } = self.exchange(&())? else {
             return Err(Failure::run("the other process did not begin with its greeting"));
@@ -427,7 +429,8 @@ impl<const STARTS: bool> Session<STARTS> {
         fault.and(met.second.map_or(Ok(()), |second| second.leave()))
     }
 
-    /// Adds the state of the other side's process and of the rails to the error that it is lost.
+    /// Adds the state of the other side's process and of the rails to the error that the side is
+    /// lost.
     fn explain(&mut self, failure: Failure) -> Failure {
         let Failure::Lost(mut message) = self.met.explain(failure.clone()) else { return failure };
         for (number, info) in self.side.node.rails().iter().enumerate() {
@@ -440,7 +443,7 @@ impl<const STARTS: bool> Session<STARTS> {
 }
 
 impl Met {
-    /// Adds the state of the other side's process to the error that it is lost.
+    /// Adds the state of the other side's process to the error that the side is lost.
     fn explain(&mut self, failure: Failure) -> Failure {
         let Failure::Lost(message) = failure else { return failure };
         if let Some(second) = &mut self.second {

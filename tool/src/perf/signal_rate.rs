@@ -10,7 +10,7 @@ use crate::args::SignalKind;
 use crate::failure::Outcome;
 use crate::histogram::Histogram;
 
-/// Runs the sides that this process plays.
+/// Runs this process's side, or both sides.
 pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Outcome<Tally> {
     let mut tally = Tally { ops: job.iters, ..Tally::default() };
     stream(verbs, job, 0, job.warmup, &mut Histogram::new(), &mut tally)?;

@@ -15,7 +15,7 @@ const TRIALS: [u64; 4] = [1, 16, 128, 1024];
 /// Warm-up iterations of all steps but the first.
 const WARMUP: u64 = 100;
 
-/// Time limits of all steps, and of one.
+/// Time limits of all steps, and of one step.
 #[derive(Clone, Copy, Debug)]
 pub struct Span {
     /// No step begins after this time.
@@ -32,7 +32,7 @@ impl Span {
     }
 }
 
-/// Runs as many iterations of `job` as fit, through `run`. Returns how many.
+/// Runs as many iterations of `job` as fit, through `run`. Returns the number of iterations.
 pub fn run(
     job: Job,
     span: Span,

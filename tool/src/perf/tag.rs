@@ -23,7 +23,7 @@ fn inward(len: usize) -> usize {
     (2 * stride(len)).max(len.next_multiple_of(64))
 }
 
-/// Runs the sides that this process plays.
+/// Runs this process's side, or both sides.
 pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Outcome<Tally> {
     // An iteration has one message each way.
     let mut tally = Tally { ops: 2 * job.iters, ..Tally::default() };
@@ -33,7 +33,8 @@ pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Out
     Ok(tally)
 }
 
-/// Iterations from number `first` on. Returns the ticks from the first send to the last arrival.
+/// Runs iterations, starting with number `first`. Returns the ticks from the first send to the last
+/// arrival.
 #[inline(never)]
 fn rounds<V: Verbs>(
     verbs: &mut V,

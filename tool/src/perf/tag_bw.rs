@@ -16,7 +16,7 @@ const ANSWER: u64 = 2;
 /// Maximum number of receives posted at once.
 pub const POSTED: u64 = 512;
 
-/// Maximum number of messages sent before some are received, if one process plays both sides.
+/// Maximum number of messages sent before some are received, if one process runs both sides.
 const PIECE: u64 = 32;
 
 /// Returns the distance between payloads, in bytes.
@@ -24,7 +24,7 @@ fn stride(job: &Job) -> usize {
     if job.check { job.stride() } else { 0 }
 }
 
-/// Runs the sides that this process plays.
+/// Runs this process's side, or both sides.
 pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Outcome<Tally> {
     let mut tally = Tally { ops: job.iters, ..Tally::default() };
     let mut receiver = Receiver::new(Side::Answers, 0);
@@ -39,12 +39,12 @@ pub fn run<V: Verbs>(verbs: &mut V, job: &Job, histogram: &mut Histogram) -> Out
     Ok(tally)
 }
 
-/// The answering side sends an empty message, and the other waits for it.
+/// The answering side sends an empty message, and the other side waits for it.
 fn answer<V: Verbs>(verbs: &mut V) -> Outcome {
     answer_from(verbs, Side::Answers)
 }
 
-/// `side` sends an empty message, and the other waits for it.
+/// `side` sends an empty message, and the other side waits for it.
 pub fn answer_from<V: Verbs>(verbs: &mut V, side: Side) -> Outcome {
     if verbs.plays(side) {
         verbs.send(side, ANSWER, 0, 0)?;

@@ -1,8 +1,9 @@
 //! [`Verbs`]: the operations that the tests use. A test is one loop over them. Each call names a
-//! side, and a process executes it if it plays that side.
+//! side, and a process executes the call if it runs that side.
 //!
-//! Two processes play a side each, as an [`Endpoint`](super::endpoint::Endpoint); one process plays
-//! both, as [`InProcess`](super::in_process::InProcess). Every call ends by the job's deadline.
+//! Two processes run one side each, as an [`Endpoint`](super::endpoint::Endpoint); one process runs
+//! both sides, as [`InProcess`](super::in_process::InProcess). Every call ends by the job's
+//! deadline.
 
 use std::ptr::NonNull;
 
@@ -54,7 +55,7 @@ pub trait Verbs {
     /// Loads a word of a side.
     fn word(&self, side: Side, offset: usize) -> Outcome<u64>;
 
-    /// Puts from the buffer of `side` into the landing area of the other.
+    /// Puts from the buffer of `side` into the landing area of the other side.
     fn put(&mut self, side: Side, from: usize, len: usize, to: usize) -> Outcome;
 
     /// Puts as [`put`](Self::put) does, then sets a word of the other side.
@@ -111,7 +112,7 @@ pub trait Verbs {
         Err(Failure::usage("ring needs two processes: use --transport shm"))
     }
 
-    /// Calls [`quiet`](Self::quiet) for every side that this process plays.
+    /// Calls [`quiet`](Self::quiet) for every side that this process runs.
     fn quiet_all(&mut self) -> Outcome {
         for side in Side::BOTH {
             if self.plays(side) {

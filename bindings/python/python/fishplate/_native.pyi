@@ -24,14 +24,14 @@ __version__: str
 ADDRESS_MAX: int
 
 class _Tensor(Protocol):
-    """A tensor in memory of the host or of a GPU, by DLPack. One of a GPU is asked for with
+    """A tensor in host or GPU memory, taken by DLPack. Tensors of a GPU are requested with
     `stream=-1`."""
 
     def __dlpack__(self) -> Any: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
 class _Array(Protocol):
-    """An array in memory of a GPU, as of numba."""
+    """An array in GPU memory, such as an array of numba."""
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]: ...
@@ -94,14 +94,15 @@ class Node:
         """Allocates memory of the node's device that peers can access, with any contents."""
 
     def register(self, buffer: _Buffer) -> Memory:
-        """Registers a writable buffer whose address is a multiple of 8, and holds it until it is
-        freed. If `handle` was called, holds it until the node is closed, because peers on this host
-        access it without the node. If a peer does not learn of the close, holds it forever."""
+        """Registers a writable buffer whose address is a multiple of 8, and holds the buffer
+        until the memory is freed. If `handle` was called, holds it until the node is closed, because
+        peers on this host access it without the node. If a peer does not learn of the close, holds
+        it forever."""
 
     def put(self, data: Memory | Slice | _Buffer, to: Remote | Place) -> None:
         """Writes to memory of a peer. A buffer of the host may be reused on return. Memory of the
-        node and of a device must not change until `quiet`. Finish the work that writes device
-        memory first: no stream is waited for. This holds for all calls."""
+        node and of a device must not change until `quiet`. First finish the work
+        that writes device memory, because no call waits for a stream."""
 
     def put_signal(
         self,
@@ -111,7 +112,7 @@ class Node:
         value: int = 1,
         op: _Signal = "set",
     ) -> None:
-        """Puts, then signals. The signal is applied after the data and all earlier data landed."""
+        """Puts, then signals. The signal is applied after this data and all earlier data."""
 
     def signal(self, signal: Remote | Place, value: int = 1, op: _Signal = "set") -> None:
         """Applies a signal after everything that was sent to the peer earlier."""
@@ -170,13 +171,13 @@ class Node:
         peer: Peer | None = None,
         timeout: float | None = None,
     ) -> int:
-        """Waits until the 64-bit word compares as requested with `value`, and returns it. If `peer`
-        is given, the wait fails when that peer fails."""
+        """Waits until the requested comparison of the 64-bit word with `value` holds, and returns the
+        word. If `peer` is given, the wait fails when that peer fails."""
 
     def test(
         self, at: Memory | Slice, compare: _Compare, value: int, peer: Peer | None = None
     ) -> int | None:
-        """Checks the word once. Returns it if it compares as requested, else `None`."""
+        """Checks the word once. Returns it if the requested comparison holds, else `None`."""
 
     def until(
         self,
@@ -249,7 +250,7 @@ class Node:
 
     def gpu_stats(self) -> dict[str, int] | None:
         """Returns how many transfers of device memory the device copied ("direct"), went through
-        host memory ("relayed"), and the processor copied ("stored"). `None`: no device."""
+        host memory ("relayed"), and the processor copied ("stored"), or `None` without a device."""
 
     def rails(self) -> list[tuple[str, str]]:
         """Returns the provider and the interface of each libfabric rail."""
@@ -298,8 +299,8 @@ class Memory:
         """Returns the handle with which peers import the memory."""
 
     def free(self) -> None:
-        """Frees the memory. Arrays over memory of the host stay valid, but no peer writes there any
-        more. Memory of `alloc_device` is not freed while tensors over it exist (`InUse`). Arrays by
+        """Frees the memory. Arrays over host memory stay valid, but no peer writes there any more.
+        Raises `InUse` if tensors over memory of `alloc_device` exist. Arrays made through
         `__cuda_array_interface__` do not count; they become invalid."""
 
     def read(self, offset: int = 0, len: int | None = None) -> bytes: ...

@@ -1,4 +1,4 @@
-//! Two lists that are searched from the oldest entry on, as in the first matching engines. They are
+//! Two lists that are searched from the oldest entry, as in the first matching engines. They are
 //! doubly linked in arrays, without allocation, so that a step is cheap.
 
 use super::engine::{Engine, Pairs, Wanted};

@@ -23,7 +23,7 @@ impl Random {
     }
 
     /// Each of three bits of the tag, one shared bit and the source is compared or ignored: 32
-    /// shapes.
+    /// combinations.
     fn wanted(&mut self) -> Wanted {
         let source = (self.below(2) == 0).then(|| self.below(2) as u32);
         let ignore = self.below(2) << 40 | self.below(4) | self.below(2) << 43;

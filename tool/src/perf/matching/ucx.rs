@@ -49,7 +49,7 @@ const PLAIN: RequestParam = RequestParam {
 
 macro_rules! functions {
     ($($name:ident($($arg:ty),*) $(-> $result:ty)?;)*) => {
-        /// The functions of the library in use.
+        /// The functions of the library that we use.
         struct Library { $($name: unsafe extern "C" fn($($arg),*) $(-> $result)?,)* }
 
         impl Library {

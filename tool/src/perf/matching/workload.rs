@@ -40,7 +40,7 @@ pub enum Workload {
     U3,
     /// *D* messages, each in its own communicator, then receives of any source and tag in reverse.
     U4,
-    /// A mask not seen before, behind *D* messages, for 16 receives.
+    /// 16 receives with a new mask, behind *D* messages.
     U5,
     /// *D* messages; for each a probe that misses, and a matched probe with its receive.
     U6,
@@ -76,7 +76,7 @@ impl Workload {
     }
 }
 
-/// Units of a round of a workload with a background.
+/// Units of a round of a workload with a background, the *D* entries that no unit matches.
 const ROUND: u64 = 64;
 /// Receives of each new mask.
 const FRESH_MASK: u64 = 16;

@@ -15,8 +15,7 @@ pub struct PoolRow {
     pub figures: Figures,
     /// Minimum processor time per operation over all repetitions, in nanoseconds.
     pub min_ns: f64,
-    /// The minimum as a multiple of one stream's in the same scenario; only for
-    /// [`Scenario::Streams`].
+    /// `min_ns` divided by that of one stream in the same scenario. Only for [`Scenario::Streams`].
     pub to_one_stream: Option<f64>,
 }
 

@@ -107,7 +107,7 @@ impl Scenario {
         }
     }
 
-    /// Returns all scenarios, with numbers of streams for the one that has them.
+    /// Returns all scenarios, with the numbers of streams for the scenario that has them.
     pub fn all(streams: &[usize]) -> Vec<(Scenario, usize)> {
         let mut all: Vec<_> = [1, 64, 4096].map(|window| (Scenario::Single(window), 1)).into();
         all.extend(streams.iter().map(|&streams| (Scenario::Streams, streams)));

@@ -142,7 +142,7 @@ impl Columns for Row {
         ]
     }
 
-    /// The fields of the JSON.
+    /// Returns the same fields as the JSON.
     fn csv(&self) -> [String; 2] {
         let value = serde_json::to_value(self).unwrap_or_default();
         let fields = value.as_object().into_iter().flatten();
