@@ -42,7 +42,7 @@ pub struct Registration {
 struct Home {
     /// Start and size of each allocation.
     places: BTreeMap<AllocId, (DevicePtr, u64)>,
-    /// Number of importers in this process, by start of the memory.
+    /// Number of importers in this process, by start address of the memory.
     users: BTreeMap<DevicePtr, u32>,
 }
 

@@ -148,7 +148,7 @@ impl FakeDriver {
 
 /// A process of the machine. Clones share the process. Its calls, in `calls`, resemble those of a
 /// driver, with several kinds of memory and any number of streams. [`FakeDevice`] implements the
-/// trait over them.
+/// trait `Device` with them.
 #[derive(Clone, Debug)]
 pub struct FakeProcess {
     driver: FakeDriver,
@@ -176,7 +176,7 @@ impl FakeProcess {
         Ok(state.devices[device as usize].uuid)
     }
 
-    /// Makes one call of this kind fail, after `skip` more calls of the kind.
+    /// Makes one call of this kind fail, after `skip` further calls of the kind were made.
     pub fn fail(&self, call: Call, skip: u64, error: DeviceError) {
         self.driver.state().processes[self.place].faults.push(Fault { call, skip, error });
     }

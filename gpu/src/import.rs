@@ -299,7 +299,7 @@ impl Imports {
         Ok(Imported { id: ImportId { index, generation: slot.generation }, ptr: base.at(offset), len })
     }
 
-    /// Releases an import. The mapping stays cached until its room is needed.
+    /// Releases an import. The mapping stays cached until the room is needed.
     pub fn release(&mut self, id: ImportId) {
         let clock = self.clock + 1;
         let Some(mapping) = self.mapping_mut(id).filter(|mapping| mapping.uses > 0) else { return };

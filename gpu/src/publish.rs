@@ -104,7 +104,7 @@ impl fmt::Display for PublishError {
 
 impl std::error::Error for PublishError {}
 
-/// The versions of one buffer that are kept.
+/// The kept versions of one buffer.
 #[derive(Debug, Default)]
 pub(crate) struct Versions {
     /// The kept versions, in ascending order.

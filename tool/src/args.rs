@@ -230,7 +230,7 @@ pub struct PerfArgs {
     /// this side and the other.
     #[arg(long, value_name = "WHERE", default_value = "auto")]
     pub pin: Pin,
-    /// Numbers of threads, each with its own pool (pool).
+    /// Numbers of threads to run with, each thread with its own pool (pool).
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [1, 2, 4])]
     pub streams: Vec<usize>,
     /// Placement of the signal [default: adjacent up to 56 bytes, else split]. See below.

@@ -14,7 +14,7 @@ use super::failure::{Failure, Outcome};
 /// The value of `--pin`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pin {
-    /// Two processors on different cores, if there are two.
+    /// Two processors on different cores, if there are two cores.
     Auto,
     /// No pinning: the scheduler decides.
     None,
@@ -128,8 +128,8 @@ fn core_of(cpu: usize) -> usize {
         .unwrap_or(cpu)
 }
 
-/// Returns the first two processors on different cores, or two threads of one core if there are
-/// none.
+/// Returns the first two processors on different cores, or two processors of one core if there is
+/// only one core.
 fn two_cores(allowed: &[usize], core_of: &dyn Fn(usize) -> usize) -> Option<(usize, usize)> {
     let mut cores = BTreeMap::new();
     for &cpu in allowed {

@@ -18,7 +18,7 @@ use super::args::DoctorArgs;
 use super::failure::{Failure, Outcome};
 use super::report::{self, SCHEMA_VERSION};
 
-/// Exit code if something fails, and if there are only warnings.
+/// Exit codes: a check fails, and there are only warnings.
 const FAILS: u8 = 1;
 const WARNS: u8 = 3;
 

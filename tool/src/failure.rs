@@ -19,7 +19,7 @@ pub enum Failure {
 pub type Outcome<T = ()> = Result<T, Failure>;
 
 impl Failure {
-    /// Creates the failure of a wrong command line.
+    /// Creates the failure of an invalid command line.
     pub fn usage(message: impl Into<String>) -> Self {
         Failure::Usage(message.into())
     }

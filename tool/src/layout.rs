@@ -11,7 +11,7 @@ const LINE: usize = 64;
 /// Payloads of at least this size begin at a page, as their sources do.
 const PAGE: usize = 4096;
 
-/// The landing place of a side's payload and signal.
+/// Where a side's payload and signal land.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placement {
     /// First byte of the payload.

@@ -72,7 +72,7 @@ fn lacking(size: usize) -> ! {
     }
 }
 
-/// Runs the program so that these limits do not end it by a signal.
+/// Runs the program so that limits of the process do not end it by a signal.
 pub fn within_limits(program: fn() -> ExitCode) -> ExitCode {
     // SAFETY: ignoring a signal installs no handler. A write beyond the limit on files (ulimit -f)
     // then fails with an error.

@@ -39,7 +39,7 @@ impl Pattern {
     pub unsafe fn fill(self, at: *mut u8, len: usize) {
         let words = len / 8;
         for k in 0..words {
-            // SAFETY: `8 * words <= len`, which the caller guarantees to be valid.
+            // SAFETY: `8 * words <= len`, and the caller guarantees that `len` bytes are valid.
             unsafe { at.cast::<u64>().add(k).write_unaligned(self.word(k)) };
         }
         if !len.is_multiple_of(8) {
@@ -72,8 +72,8 @@ impl Pattern {
         let words = len / 8;
         let mut differing = 0;
         for k in 0..words {
-            // SAFETY: `8 * words <= len`, which the caller guarantees to be valid. Each word is
-            // read once.
+            // SAFETY: `8 * words <= len`, and the caller guarantees that `len` bytes are valid.
+            // Each word is read once.
             differing |= unsafe { at.cast::<u64>().add(k).read_unaligned() } ^ self.word(k);
         }
         if !len.is_multiple_of(8) {

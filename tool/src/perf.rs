@@ -149,7 +149,7 @@ fn headline(report: &mut Report, plan: &Plan, clock: &Clock) -> Outcome {
     ))
 }
 
-/// Writes a row. Fails if its data make the run a failure.
+/// Writes a row. Fails if the row has wrong or unverified data.
 fn finish_row(report: &mut Report, files: &mut Files, row: Row, check: bool) -> Outcome {
     report.row(&row)?;
     let fault = row.fault(check);

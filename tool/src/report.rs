@@ -56,7 +56,7 @@ pub struct Row {
     pub msgs_per_s: f64,
     /// Payload bytes per second.
     pub bytes_per_s: f64,
-    /// Half of a round trip of bare atomics between the two sides; none within one process.
+    /// Half of a round trip of bare atomics between the two sides. `None` within one process.
     pub floor_ns: Option<f64>,
     /// The floor with a cache line for each direction, as in the tests.
     pub floor_apart_ns: Option<f64>,
@@ -153,7 +153,7 @@ impl Row {
         (self.cpu_ns_per_op, self.peer_cpu_ns_per_op) = (each(ns), each(peer_ns));
     }
 
-    /// Returns why the row makes the run a failure, if it does.
+    /// Returns what is wrong with the row's data, if anything.
     pub fn fault(&self, check: bool) -> Option<String> {
         let at = format!("{} of {} bytes", args::name(self.test), sizes::show(self.size));
         if self.errors > 0 || self.signals_misordered > 0 {

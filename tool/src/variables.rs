@@ -12,7 +12,7 @@ use super::sizes;
 /// The prefix of the names of all variables.
 pub const PREFIX: &str = "FISHPLATE_";
 
-/// The variables that `fishplate::Job` reads: which process of a job this one is.
+/// The variables from which `fishplate::Job` learns which process of the job this is.
 const JOB: [&str; 4] = ["RENDEZVOUS", "RANK", "SIZE", "COOKIE"];
 
 /// An environment variable.

@@ -62,7 +62,7 @@ fn without_room_for_files_there_is_a_remedy() {
         assert!(!ended(&set, &output, &["ulimit -f"]), "{set}");
     }
     assert!(ended("enough", &limited("ulimit -f 1000000", "perf put-signal -n 100 -w 10"), &[]));
-    // Results, too, may go to a file.
+    // The results can go to a file, which is limited too.
     let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("limited-{}", std::process::id()));
     let line = format!("perf put --transport loopback -n 100 >{}", file.display());
     assert!(!ended("results", &limited("ulimit -f 0", &line), &["cannot write results: File too large"]));

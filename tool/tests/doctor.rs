@@ -192,7 +192,7 @@ fn nics_and_gpus() {
     tree.device("0000:02:00.0", "0x030200\n", "0x10de\n");
     let output = tree.examined();
     says(&output, "nics", "PASS", &["NICs: 1"]);
-    // The GPU is below another root complex than the only NIC.
+    // The GPU is below a different root complex from the only NIC.
     says(&output, "gpus", "WARN", &["0000:02:00.0", "root complex"]);
     tree.nic("eth1", "0000:03:00.0", "down\n");
     says(&tree.examined(), "nics", "WARN", &["1 of 2", "eth1", "ip link set"]);

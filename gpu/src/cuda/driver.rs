@@ -103,7 +103,7 @@ macro_rules! functions {
         impl Driver {
             #[cfg(feature = "cuda")]
             fn cuda(library: &Library) -> Result<Driver, Absent> {
-                // SAFETY: cudarc declares these arguments, and every driver keeps them. A
+                // SAFETY: cudarc declares these arguments, and no driver version changes them. A
                 // `CUresult` is passed as a number.
                 Ok(unsafe { Driver { $($name: library.function(stringify!($name))?),* } })
             }

@@ -130,7 +130,8 @@ impl State {
             dead: false,
             visible,
             space: Space::new(place),
-            // The first id differs between processes, so that tests do not rely on equal ids.
+            // The first buffer id differs between processes, so that tests do not rely on equal
+            // ids.
             next_buffer: 1000 * place as u64,
             counts: Counts::default(),
             faults: vec![],
@@ -299,7 +300,7 @@ impl State {
         Ok(())
     }
 
-    /// Returns the memory of a simulated process with this number.
+    /// Returns the allocation with number `id` of a simulated process.
     pub fn memory_of(&self, owner: Owner, id: u64) -> Option<Arc<super::memory::FakeMemory>> {
         let process = self.processes.iter().find(|process| process.owner == owner && !process.dead)?;
         process.space.all().find_map(|(_, range)| match &range.what {

@@ -83,7 +83,7 @@ pub(super) struct Relay {
     replies: VecDeque<Job>,
     /// Whether the last piece belonged to a reply.
     replied: bool,
-    /// Number of our reads that the peer has been asked for, and whose reply has not ended.
+    /// Number of our reads that were requested from the peer, and whose replies have not ended.
     asked: usize,
     sent: Box<[Option<Sent>]>,
     /// Whether a copy into the slot has an unknown outcome. If so, the slot carries only failed

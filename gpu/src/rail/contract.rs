@@ -179,7 +179,7 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
     #[inline]
     fn poll<S: Sink>(&mut self, budget: u32, sink: &mut S) -> u32 {
         // The part that is polled second gets only the rest of the budget. So the two parts take
-        // turns.
+        // turns at being first.
         self.passes = self.passes.wrapping_add(1);
         let device_first = self.passes & 1 == 0;
         let mut count = 0;

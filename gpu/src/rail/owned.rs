@@ -11,8 +11,7 @@ use fishplate_core::sync::host::Host;
 use super::GpuRail;
 use crate::{AllocId, Device, DeviceError, DevicePtr, ExportError, RevokeError};
 
-/// Number of polls between two clock reads, and minimum time in nanoseconds between two turns that
-/// polls take.
+/// Number of polls between two clock reads, and minimum time in nanoseconds between two slow turns.
 pub(super) const TURN_PASSES: u32 = 16;
 const TURN_PAUSE: u64 = 1_000_000;
 

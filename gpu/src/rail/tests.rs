@@ -162,7 +162,8 @@ impl Pair {
         panic!("{what}: {:?}", self.seen);
     }
 
-    /// Posts a write from the first end's memory to the second's. Polls until there is room.
+    /// Posts a write from the first end's memory to the second end's memory. Polls until there is
+    /// room.
     fn write(&mut self, from: usize, to: usize, len: usize, data: Option<u32>, cx: u64) -> Posted {
         let (local, remote) = (self.memory[0].local(from, len), self.memory[1].remote(to));
         for _ in 0..PATIENCE {

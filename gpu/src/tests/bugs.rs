@@ -78,7 +78,7 @@ fn b11_state_of_an_earlier_incarnation_is_dropped() {
     assert_eq!(told.binding.version, again.binding.version);
     b.turn();
     let new = b.query(PEER, 1, Wanted::Version(1)).unwrap().unwrap();
-    // Like the old process, the new one numbers its allocations from the start.
+    // Like the old process, the new process numbers its allocations from the start.
     let base = a.alloc(4096);
     a.process().poke(base, b"new").unwrap();
     at.alloc = a.register(base, 4096).unwrap().alloc;
@@ -153,7 +153,8 @@ fn b13_sizes_are_checked_at_every_use() {
         let size = 1 << 16;
         let base = a.alloc(size);
         let at = a.register(base, size).unwrap();
-        // Requests ranges that are too long: while the handle is requested, and when it is open.
+        // Requests ranges that are too long: while the handle is requested, and when the memory is
+        // open.
         for (offset, len) in [(0, size + 1), (size, 1), (size - 7, 8), (u64::MAX, 2), (1, u64::MAX), (0, 0)] {
             for _ in 0..2 {
                 let wrong = Registration { offset, len, ..at };

@@ -153,8 +153,8 @@ impl Run {
     fn register(&mut self, s: usize) {
         let Some(i) = self.some_own(s) else { return };
         let size = self.sides[s].own[i].size;
-        // With several segments, a range touches the first and the last, so that all segments form
-        // one export.
+        // With several segments, a range touches the first and the last segment, so that all
+        // segments form one export.
         let edge = if self.segments() { 4096 } else { size };
         let offset = 8 * self.random.below(edge as usize / 8) as u64;
         let least = (size - edge).saturating_sub(offset) + 8;

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Creates a pair whose second end has imported an allocation of the first.
+/// Creates a pair whose second end has imported an allocation of the first end.
 fn shared() -> (FakeDriver, End<FakeDevice>, End<FakeDevice>, DevicePtr, Registration, Imported) {
     let (driver, mut a, mut b) = pair(Behaviour::PLAIN);
     let base = a.alloc(4096);
@@ -27,7 +27,7 @@ fn a_revocation_is_acknowledged_after_the_last_transfer() {
         assert_eq!(b.sharing.imports_mut().begin(imported.id), Err(Fault::Revoked));
         b.sharing.imports_mut().end(imported.id);
     }
-    // The allocation is no longer handed out, in any way.
+    // No call hands out the allocation any more.
     assert_eq!(a.register(base, 8), Err(ExportError::Revoking(at.alloc)));
     let mut other = End::new(driver.process().device(0).unwrap(), ImportLimits::default());
     link(&mut a, 1, &mut other, 0);

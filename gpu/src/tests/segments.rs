@@ -82,7 +82,7 @@ fn a_range_over_segments_is_one_export_and_one_mapping() {
     let wanted = &data[from as usize..(from + len) as usize];
     assert!(b.read(&there, len).unwrap() == wanted);
     assert_eq!(b.sharing.imports().mapped(), (1, 3 * EACH));
-    // Writes arrive, also across the edges of segments.
+    // Writes arrive, even across segment boundaries.
     let token = b.sharing.imports_mut().begin(there.id).unwrap();
     assert_eq!(there.ptr.0 - token.0, 1000);
     b.process().poke(there.ptr.at(EACH - 1004), b"over the edge").unwrap();
@@ -364,7 +364,7 @@ impl Walk {
                 } else {
                     self.pool.words[place] = None;
                 }
-                // Verifies each registration, as a caller does that does not control when memory is
+                // Verifies each registration, as callers must if they do not control when memory is
                 // freed.
                 self.live.retain(|(at, range, words)| {
                     let now: Vec<u8> =

@@ -37,7 +37,7 @@ pub struct Endpoint<const STARTS: bool> {
     /// The landing area of the other side.
     pub landing: Remote,
     pub buffer: Memory,
-    /// The landing area, if it is on the device; then the buffer is too.
+    /// The landing area, if it is on the device. If so, the buffer is on the device too.
     pub device: Option<Memory>,
     /// The areas as the processor sees them: landing, then buffer.
     pub views: [NonNull<u8>; 2],

@@ -39,7 +39,7 @@ use crate::sizes;
 
 mod ordered;
 
-/// Default iterations: of one run, and of each seed if there are many.
+/// Default number of iterations of a run, and of each seed if there are many.
 const SIM_ITERS: u64 = 100_000;
 const SEED_ITERS: u64 = 200;
 
@@ -585,7 +585,8 @@ impl<R: Rail, const RAILS: usize> InProcess<'_, R, RAILS> {
         let (start, len) = self.area(side, Area::Landing);
         assert!(offset.is_multiple_of(8) && offset + 8 <= len);
         // SAFETY: the word is inside the area, as just checked, and aligned, because areas begin at
-        // a page. The area stays mapped as long as the engines. Words are accessed only atomically.
+        // a page. The area stays mapped as long as the engines exist. Words are accessed only
+        // atomically.
         unsafe { start.add(offset).cast::<AtomicU64>().as_ref() }
     }
 }

@@ -144,7 +144,7 @@ impl Job {
         [Job { iters: self.iters - second, ..self }, Job { iters: second, ..self }]
     }
 
-    /// Checks an order, received or to be sent, like a command line.
+    /// Checks an order, like a command line, before it is sent and after it was received.
     pub fn check_bounds(&self, transport: Transport, region: usize) -> Outcome {
         if self.test == Test::Pool {
             return Err(Failure::usage("pool has no sides"));
@@ -198,7 +198,8 @@ impl Job {
         }
     }
 
-    /// Returns the size of the buffer for payloads up to `region` bytes: two are used in turn.
+    /// Returns the size of the buffer, which holds two payloads of up to `region` bytes. They are
+    /// used in turn.
     pub fn buffer(region: usize) -> usize {
         2 * Job::arena(region)
     }

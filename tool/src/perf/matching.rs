@@ -302,7 +302,7 @@ fn run_row(
     let mut running = vec![];
     let mut pairs: Option<(Kind, Pairs)> = None;
     for (kind, (depth_before, ns_before)) in args.engines.iter().zip(&*before) {
-        // At worst a list takes longer by this factor.
+        // At worst, the time of a list grows by this factor.
         let growth = if *depth_before > 0 { depth as f64 / *depth_before as f64 } else { 1.0 };
         if ns_before * growth * job.units as f64 > patience.as_nanos() as f64 {
             report.comment(&format!(

@@ -204,7 +204,7 @@ fn find(plan: &Plan, at: &str, card: &Card) -> Outcome<Met> {
     Ok(Met::new((wire, theirs), name))
 }
 
-/// The second process, if this one started it. Dropping this kills it.
+/// The second process, which this process started. Dropping this value kills it.
 pub struct Second {
     child: Child,
 }
@@ -273,7 +273,7 @@ fn launch(plan: &Plan, setup: &Setup, card: &Card, socket: OwnedFd) -> Outcome<S
     Ok(Second { child })
 }
 
-/// Makes the kernel kill the process that `command` starts when this process exits.
+/// When this process exits, makes the kernel kill the process that `command` starts.
 pub fn tie_to_this_process(command: &mut Command) {
     let parent = std::process::id();
     // SAFETY: between fork and exec only async-signal-safe calls are made: prctl, getppid, _exit.
@@ -304,7 +304,7 @@ pub fn inherited(socket: i32) -> Outcome<OwnedFd> {
         return Err(Failure::usage(format!("--socket {socket}: {why}")));
     }
     // SAFETY: the descriptor is open. This process has opened no socket yet, so it inherited this
-    // one for this use.
+    // descriptor for this use.
     Ok(unsafe { OwnedFd::from_raw_fd(socket) })
 }
 

@@ -123,7 +123,7 @@ impl Setup {
         }
     }
 
-    /// Allocates a side's memory, and connects its node to the other side's.
+    /// Allocates a side's memory, and connects its node to the other side's node.
     pub fn join<const STARTS: bool>(&self, opened: Opened, met: &mut Met) -> Outcome<Endpoint<STARTS>> {
         let Opened { mut node, card } = opened;
         let deadline = Instant::now() + self.setup_time();

@@ -43,7 +43,7 @@ const REPEATS: u32 = 3;
 /// Bytes that memcpy copies between two clock reads.
 const COPY_BYTES: usize = 64 << 20;
 
-/// Time limit for a second process that gives up to send the reason.
+/// Time limit for a second process to send the reason after it gives up.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// Time that a second process waits beyond the timeout of its leader, so that the leader reports
@@ -54,8 +54,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// nanoseconds.
 const LOOK_NS: u64 = 10_000_000;
 
-/// Time that a side that lost the other side waits for its last message, and for its process to
-/// exit.
+/// After a side loses the other side, the time that it waits for the other's last message and for
+/// the other process to exit.
 const GRACE: Duration = Duration::from_millis(500);
 
 /// Time to close a node.
@@ -99,14 +99,14 @@ pub struct Session<const STARTS: bool> {
 }
 
 impl<const STARTS: bool> Session<STARTS> {
-    /// Connects the node of this side to the other side's.
+    /// Connects the node of this side to the other side's node.
     pub fn join(setup: &Setup, opened: Opened, mut met: Met) -> Outcome<Self> {
         let side = match setup.join::<STARTS>(opened, &mut met) {
             Ok(side) => side,
             Err(failure) => return Err(met.explain(failure)),
         };
-        // SAFETY: the memory is page-aligned, and mapped as long as the node. The words of the
-        // areas lie behind the pad.
+        // SAFETY: the memory is page-aligned, and mapped as long as the node exists. The words of
+        // the areas lie behind the pad.
         let pad = side.common.map(|start| unsafe { Pad::new(start) });
         let (transport, timeout) = (setup.transport, Duration::from_secs(setup.timeout));
         Ok(Session { side, met, transport, pad, timeout, moved: None })
@@ -249,8 +249,8 @@ impl<const STARTS: bool> Session<STARTS> {
         Ok(met)
     }
 
-    /// Runs half of a row: the requested iterations, or as many as there is time for. Returns their
-    /// number.
+    /// Runs half of a row: the requested iterations, or as many as there is time for. Also returns
+    /// the number of iterations.
     fn half(&mut self, plan: &Plan, job: Job, histogram: &mut Histogram) -> Outcome<(Tally, u64)> {
         let span = match (plan.iters, plan.duration) {
             (Some(_), _) => return Ok((self.job(&job, histogram)?, job.iters)),

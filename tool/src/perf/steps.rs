@@ -32,7 +32,8 @@ impl Span {
     }
 }
 
-/// Runs as many iterations of `job` as fit, through `run`. Returns the number of iterations.
+/// Calls `run` for as many iterations of `job` as fit into the time. Returns the number of
+/// iterations.
 pub fn run(
     job: Job,
     span: Span,

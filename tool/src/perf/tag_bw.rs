@@ -134,17 +134,17 @@ fn pattern(job: &Job, side: Side, number: u64) -> Pattern {
 /// The side that receives.
 pub struct Receiver {
     side: Side,
-    /// The offset of its receives in the buffer.
+    /// The offset of the receives in the buffer.
     start: usize,
     /// Numbers of posted and of completed receives.
     posted: u64,
     got: u64,
-    /// Offset of the next receive, without a division for each.
+    /// Offset of the next receive. Stored, so that a receive needs no division.
     next: usize,
 }
 
 impl Receiver {
-    /// Creates a receiver of `side`, into its buffer from offset `start` on.
+    /// Creates a receiver of `side` that uses its buffer from offset `start` on.
     pub fn new(side: Side, start: usize) -> Self {
         Receiver { side, start: start + SLOTS_AT, posted: 0, got: 0, next: 0 }
     }

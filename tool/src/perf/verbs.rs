@@ -72,13 +72,14 @@ pub trait Verbs {
     /// Applies a signal to a word of the other side.
     fn signal(&mut self, side: Side, word: usize, op: SignalOp, value: u64) -> Outcome;
 
-    /// Gets from the landing area of the other side into the buffer of `side`, and waits for it.
+    /// Gets from the landing area of the other side into the buffer of `side`, and waits for the
+    /// data.
     fn get(&mut self, side: Side, into: usize, len: usize, from: usize) -> Outcome;
 
     /// Adds 1 to a word of the other side, and waits for the old value.
     fn fetch_add(&mut self, side: Side, word: usize) -> Outcome<u64>;
 
-    /// Waits until a word of `side` has a value, and returns it.
+    /// Waits until a word of `side` compares with `value` as `cmp` says, and returns the word.
     fn wait(&mut self, side: Side, word: usize, cmp: Cmp, value: u64) -> Outcome<u64>;
 
     /// Waits until everything that `side` sent is applied.

@@ -8,7 +8,7 @@ use crate::relay::{Incoming, Outgoing, Piece, What};
 /// Builds a piece from the key and the length of a region.
 type Says = fn(RailKey, u64) -> What;
 
-/// Lets the second end send the first a piece that no correct rail sends.
+/// Lets the second end send an invalid piece to the first end.
 fn say(pair: &mut Pair, what: What, offset: u64, len: u32) {
     let shared = pair.rails[1].shared(PEER).unwrap();
     let (mine, theirs) = (shared.mine, shared.theirs);

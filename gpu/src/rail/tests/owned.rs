@@ -6,7 +6,7 @@ use crate::RevokeError;
 /// A delay of copies, in steps, that no test waits for.
 const NEVER: u32 = 1_000_000;
 
-/// Creates a pair whose first end is still copying into memory of the second.
+/// Creates a pair whose first end is still copying into memory of the second end.
 fn copying() -> Pair {
     let mut pair = Pair::new(Behaviour::LATE, GpuConfig { timeout: Duration::from_secs(20), ..small() }, 8);
     pair.driver.behave(|behaviour| behaviour.late = NEVER);

@@ -23,8 +23,8 @@ impl Wanted {
     }
 }
 
-/// A hash of which receives got which messages, in any order. Engines with the same hash matched
-/// alike.
+/// A hash of all pairs of a receive and its message, in any order. Engines that matched the same
+/// pairs have the same hash.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pairs {
     /// The number of pairs.
@@ -42,7 +42,7 @@ impl Pairs {
     }
 }
 
-/// A matching engine. Contexts are below the number given at creation; each belongs to one receive.
+/// A matching engine. A context identifies one receive, and is below the number given at creation.
 pub trait Engine {
     /// Posts a receive.
     fn post(&mut self, wanted: Wanted, context: u32);

@@ -26,7 +26,7 @@ impl<T: Clone> Lent<T> {
     }
 
     /// # Safety
-    /// Called once. The result is not used after this value is dropped.
+    /// Call this once. Do not use the result after this value is dropped.
     unsafe fn lend(&self) -> &'static mut [T] {
         // SAFETY: `leak` keeps the slice valid until the drop below. The caller guarantees that
         // this is its only borrow.

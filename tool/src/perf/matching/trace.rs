@@ -77,7 +77,7 @@ impl Trace {
         let exact = |source: u32, tag: u64| Wanted::exact(source, WORLD | tag);
         match self {
             T1 => {
-                // In each phase, a quarter of the messages arrives before its receives.
+                // In each phase, a quarter of the messages arrive before their receives.
                 for phase in 0..8 {
                     let mut sources: Vec<u32> = (0..depth).collect();
                     random.shuffle(&mut sources);

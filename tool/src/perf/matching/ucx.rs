@@ -157,11 +157,11 @@ impl Ucx {
         unsafe {
             done("ucp_config_read", (library.ucp_config_read)(null(), null(), &mut config))?;
             set(config, c"TLS", c"self")?;
-            // Field mask and features, both 1: tag matching.
+            // The field mask and the features are both 1, for tag matching.
             let params = [1, 1, 0, 0, 0, 0, 0, 0, 0, 0];
             done("ucp_init", (library.ucp_init_version)(VERSION.0, VERSION.1, &params, config, &mut ucp))?;
             (library.ucp_config_release)(config);
-            // The thread mode is given, and is 0: one thread.
+            // The field mask names the thread mode, which is 0: one thread.
             let mut params = [0; 25];
             params[0] = 1;
             done("ucp_worker_create", (library.ucp_worker_create)(ucp, &params, &mut worker))?;

@@ -9,13 +9,13 @@ use super::engine::{Engine, Wanted};
 /// The workloads, with *D* the depth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Workload {
-    /// An exact receive behind *D* exact ones.
+    /// An exact receive behind *D* exact receives.
     P1,
-    /// An exact receive behind *D* from any source.
+    /// An exact receive behind *D* receives from any source.
     P2,
-    /// An exact receive behind *D* of any tag, each from another source.
+    /// An exact receive behind *D* receives of any tag, each from a different source.
     P3,
-    /// An exact receive behind *D* of any source and tag in another communicator.
+    /// An exact receive behind *D* receives of any source and tag, in another communicator.
     P4,
     /// A receive from any source behind *D* receives from any source.
     P5,
@@ -30,7 +30,7 @@ pub enum Workload {
     /// One bit of the tag is always ignored. A receive behind *D* receives of the same tag from
     /// other sources.
     P10,
-    /// 32 masks in turn; a receive behind *D*.
+    /// A receive behind *D* others, with 32 masks in turn.
     P11,
     /// *D* messages, then exact receives in reverse.
     U1,
@@ -85,7 +85,7 @@ const MASKS: u64 = 32;
 /// The source and the tag that the background never matches.
 const LIVE: u32 = 7;
 const LIVE_TAG: u64 = 1 << 30;
-/// The communicator is above the tag.
+/// The communicator is in the bits above the tag.
 const COMMUNICATOR: u64 = 1 << 32;
 const ANY_TAG: u64 = COMMUNICATOR - 1;
 /// The bit that P10 ignores.

@@ -16,7 +16,7 @@ use std::time::Instant;
 pub trait Pools {
     /// The name of the pool in rows.
     const NAME: &'static str;
-    /// The access of one stream to the pool.
+    /// A stream's access to the pool.
     type Own: Send;
     /// A block. Dropping it returns it to the pool, on any thread.
     type Held: Send;
@@ -47,7 +47,7 @@ impl Body {
     }
 }
 
-/// Counts two holders in the first word, for pools with one holder per block. The last holder
+/// Counts two holders down in the first word, for pools with one holder per block. The caller then
 /// returns the block.
 #[inline(always)]
 pub fn first_lets_go(first: &AtomicU64) {

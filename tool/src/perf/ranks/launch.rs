@@ -82,7 +82,7 @@ impl Started {
         }
     }
 
-    /// Adds how a rank has exited, if one has.
+    /// Adds to the message how a rank has exited, if one has.
     pub fn explain(&mut self, message: String) -> String {
         let until = Instant::now() + LAST_WORDS;
         loop {

@@ -7,34 +7,35 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Pattern {
-    /// Each of the first half to one of the second half.
+    /// Each rank of the first half to one rank of the second half.
     Pairs,
     /// Rank 0 to all others.
     OneToMany,
     /// All others to rank 0.
     ManyToOne,
-    /// Each to all others.
+    /// Each rank to all others.
     AllToAll,
-    /// Each to the next.
+    /// Each rank to the next.
     Ring,
 }
 
 impl Pattern {
-    /// Returns the ranks of `size` to which `rank` sends.
+    /// Returns the ranks to which `rank` sends, in a job of `size` ranks.
     pub fn targets(self, rank: usize, size: usize) -> Vec<usize> {
         match self {
             Pattern::Pairs if rank < size / 2 => vec![rank + size / 2],
             Pattern::OneToMany if rank == 0 => (1..size).collect(),
             Pattern::ManyToOne if rank != 0 => vec![0],
-            // Each begins with the next rank, so that not all send to the same rank first.
+            // Each rank begins with the next rank, so that not all ranks send to the same rank
+            // first.
             Pattern::AllToAll => (1..size).map(|step| (rank + step) % size).collect(),
             Pattern::Ring => vec![(rank + 1) % size],
             _ => vec![],
         }
     }
 
-    /// Returns the ranks of `size` that send to `rank`, in ascending order: the inverse of
-    /// [`targets`](Self::targets).
+    /// Returns the ranks that send to `rank` in a job of `size` ranks, in ascending order: the
+    /// inverse of [`targets`](Self::targets).
     pub fn sources(self, rank: usize, size: usize) -> Vec<usize> {
         let others = || (0..size).filter(|&other| other != rank).collect();
         match self {
