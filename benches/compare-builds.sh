@@ -5,8 +5,8 @@
 #
 # Each round runs every row once with each build, in alternating order. A row's figure is the median
 # over the rounds of nanoseconds per operation (latency rows: p50; rate rows: time divided by
-# messages), and the median of the ratios new / old of the pairs in which both ran at the same floor
-# (within 15 %). The pairs are filtered because a virtual machine may move between processors.
+# messages), and the median of the ratios new / old. Only pairs of runs whose floors agree within
+# 15 % count for the ratios, since a virtual machine may move between processors.
 set -euo pipefail
 [ $# -ge 2 ] || { sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 2; }
 old=$1 new=$2 rounds=${3:-7}

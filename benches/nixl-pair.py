@@ -2,11 +2,11 @@
 
     nixl-pair.py BACKEND [NAME=VALUE...]
 
-MEMORY=VRAM in the environment: in memory of the first CUDA device.
+With MEMORY=VRAM in the environment, the data is in memory of the first CUDA device.
 
-
-Prints a line of JSON for each case: microseconds from post to done, and from post to the answer of
-the target to its notification; and processor time per descriptor. The values are medians.
+Prints a line of JSON for each case. The values are medians: microseconds from the post to its
+completion; microseconds from the post until the target has answered its notification; processor
+time per descriptor.
 """
 
 import ctypes

@@ -1,6 +1,6 @@
 //! An engine in a worker thread, and three threads that use it, each through its own context. Each
-//! adds to one counter, then sleeps until the others are done. The rail is a loopback, so one
-//! process is enough. Run it with `cargo run --example worker`.
+//! thread adds to the same counter, then sleeps until the others are done. The rail is a loopback,
+//! so one process is enough. Run it with `cargo run --example worker`.
 
 use fishplate::core::engine::{Config, ContextId, HANDLE_MAX, command::Reply};
 use fishplate::core::mem::{Region, RegionKind};

@@ -1,7 +1,7 @@
 //! Threads that close unwanted descriptors from peers, so that no other thread blocks on them.
 //!
-//! `fishplate-shm` starts no thread itself. It sets such descriptors aside and calls its closer,
-//! which is this one.
+//! `fishplate-shm` starts no thread itself. It sets such descriptors aside and calls a closer that
+//! the program sets; this module has one.
 
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
@@ -63,7 +63,7 @@ pub fn without_signals<T>(begin: impl FnOnce() -> T) -> T {
     };
     let begun = begin();
     if blocked {
-        // SAFETY: the call above filled `before`, as `blocked` says.
+        // SAFETY: `blocked` is true only if the call above has filled `before`.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut()) };
     }
     begun

@@ -37,22 +37,22 @@
 //! A node that is opened with [`Builder::gpu`] has device memory as well as host memory: see
 //! [`Node::alloc_device`] and [`Node::register_device`].
 //!
-//! | with slices of device memory | carried | not carried |
+//! | operation on device memory | if a rail carries device memory | otherwise |
 //! |---|---|---|
-//! | `import` of their handle | yes | [`Error::NoGpuRail`] |
+//! | `import` of its handle | yes | [`Error::NoGpuRail`] |
 //! | `put`, `put_signal`, `get` | yes | refused, or fail |
-//! | messages from it | yes | yes, through host memory |
-//! | messages into it | yes | short ones; longer ones fail |
+//! | messages sent from it | yes | yes, through host memory |
+//! | messages received into it | yes | short ones; longer ones fail |
 //!
-//! Shared memory carries it if both nodes have a device. Libfabric carries it if the provider of
-//! the node that owns the memory supports `FI_HMEM`; the other end needs no device.
+//! Shared memory carries device memory if both nodes have a device. Libfabric carries it if the
+//! provider of the node that owns the memory supports `FI_HMEM`; the other end needs no device.
 //!
 //! Words of signals and atomics may be in device memory; the device changes them. A put of
-//! unregistered bytes to it fails: [`OpError::DeviceMemory`].
+//! unregistered bytes to device memory fails: [`OpError::DeviceMemory`].
 //!
 //! Freed memory returns to the device once no peer has it open. Peers close it in `progress` and in
-//! waits, and the owner frees it in its own. A device's copies do not wake a sleeping thread: a
-//! wait polls them every 20 microseconds to 10 milliseconds.
+//! waits, and its owner frees it in the same calls. A device's copies do not wake a sleeping
+//! thread: a wait polls them every 20 microseconds to 10 milliseconds.
 //!
 //! # Waits
 //!
@@ -110,13 +110,13 @@ use worker::Driver;
 const MEETING_PASSES: u32 = 16;
 const MEETING_PAUSE: u64 = 50_000;
 
-/// Maximum slice of a wait in nanoseconds, while a peer of this host is not connected and
-/// otherwise.
+/// Maximum slice of a wait in nanoseconds: while a peer of this host is not connected, and at other
+/// times.
 const MEETING_SLICE: u64 = 2_000_000;
 const SLICE: u64 = 20_000_000;
 
-/// Forwards a call to the worker's node if this is a front. Needed for calls that the front's
-/// engine would not refuse.
+/// If this node is a front, forwards a call to the node behind it. Needed for calls that the
+/// front's engine would not refuse by itself.
 macro_rules! behind {
     ($node:expr, $call:expr) => {
         if let super::Driver::Worker(worker) = &$node.driver {
@@ -136,7 +136,7 @@ pub struct Node {
     encoded: Vec<u8>,
     listener: Listener,
     profile: Profile,
-    /// Settings to agree on with peers that have a device, if this node has one.
+    /// Settings to agree on with peers that have a device. `None` if this node has no device.
     agrees: Option<GpuProfile>,
     /// Agreements in progress.
     agreements: Vec<(PeerId, GpuAgreement)>,
@@ -148,7 +148,7 @@ pub struct Node {
     early: Vec<Link>,
     /// Whether peers of this host remain to be connected.
     meeting: bool,
-    /// Time of the next poll for such peers.
+    /// When to poll next for peers of this host that are not connected, in nanoseconds.
     meeting_ns: u64,
     own: Own,
     builder: Builder,
@@ -248,9 +248,9 @@ impl Node {
         self.home.engine.stats()
     }
 
-    /// Copies the counters to the page of a node with
-    /// [`Builder::counters`](Builder::counters), unless that was done in the last 10 ms. Waits do
-    /// so themselves: this is for programs that only poll.
+    /// Copies the counters to the page of a node with [`Builder::counters`](Builder::counters),
+    /// unless that was done in the last 10 ms. Waits copy them too, so only programs that never
+    /// wait need this call.
     pub fn publish_counters(&mut self) {
         if let Driver::Worker(worker) = &self.driver {
             return worker.call(Node::publish_counters).unwrap_or(());
@@ -294,7 +294,8 @@ impl Node {
         self.quiet_all(Duration::ZERO)
     }
 
-    /// If this is a front, asks the worker's node, which knows the peers, memory and operations.
+    /// If this node is a front, repeats the call at the node behind it, which knows the peers,
+    /// memory and operations.
     #[cold]
     fn else_behind<T, E: From<OpError>>(
         &self,

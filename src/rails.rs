@@ -26,7 +26,7 @@ pub const PROVIDERS: [&str; 7] = ["efa-direct", "efa", "verbs;ofi_rxm", "cxi", "
 pub enum RailsError {
     /// libfabric could not be loaded.
     Load(LoadError),
-    /// No requested provider is usable; each error gives the reason of one.
+    /// No requested provider is usable. There is one error for each of them.
     Provider(Vec<NegotiateError>),
     /// More rails were requested than there are interfaces.
     TooMany {
@@ -104,7 +104,7 @@ pub struct OpenRail {
     pub provider: String,
     /// The interface.
     pub interface: String,
-    /// The provider's name of its fabric.
+    /// The provider's name for its fabric.
     pub fabric: String,
     /// Megabits per second; 0 if unknown.
     pub mbit: u32,
@@ -136,7 +136,7 @@ pub struct Candidate {
     pub nic: Option<usize>,
     /// Megabits per second; 0 if unknown.
     pub mbit: u32,
-    /// Why the interface is used only if named, if that is so.
+    /// Set if the interface is used only if named: the reason.
     pub passed_over: Option<&'static str>,
 }
 

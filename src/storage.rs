@@ -1,5 +1,5 @@
 //! The heap memory of an engine, allocated once. Memory for a peer's messages is not touched before
-//! the peer sends any: a silent peer costs its state, and no memory for its windows.
+//! the peer sends any, so a silent peer costs memory for its state, but not for its windows.
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -179,9 +179,9 @@ impl<const RAILS: usize> MatchStorage<RAILS> {
     }
 }
 
-/// Owns what an engine borrows for rails that fail. Allocates in [`FailoverStorage::new`] and never
-/// again: about 180 bytes for each number of a window, so 23 KiB for each peer and context with a
-/// window of 128.
+/// Owns what an engine borrows for failover. Allocates in [`FailoverStorage::new`] and never again:
+/// about 180 bytes for each number of a window, so 23 KiB for each peer and context with a window
+/// of 128.
 pub struct FailoverStorage {
     peers: Vec<FailoverPeer>,
     streams: Vec<FailoverStream>,

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Tests the C library as packagers install it: its header and examples in C11 and C++17, its
 # symbols, its ABI, the examples as two and four processes, and misuse by programs. Runs everything
-# under Valgrind's memcheck too, and the programs, but not the library, under AddressSanitizer.
-# tests/sanitize.sh runs both under it. BLESS=1 accepts a changed ABI.
+# under Valgrind's memcheck too. AddressSanitizer covers only the programs here; tests/sanitize.sh
+# also covers the library. BLESS=1 accepts a changed ABI.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 source tests/need.sh
@@ -71,7 +71,7 @@ symbols() {
 export -f symbols
 say "40 symbols, those of the header, with a version" bash -c symbols
 
-# The ABI: a library with the header's functions, against what the last release had.
+# Compares the ABI of the header's functions with the ABI of the last release.
 abi() {
     {
         echo '#include <fishplate.h>'

@@ -2,7 +2,8 @@
 # Tests two real rails over libfabric's tcp: two network namespaces on this machine, joined by two
 # veth pairs of a chosen speed. Checks that
 #
-#   - two equal rails carry at least 1.9 times as much as one, two of 3:1 at least 0.9 of their sum;
+#   - two equal rails carry at least 1.9 times as much as one; with speeds of 3:1, two rails carry
+#     at least 0.9 of the sum;
 #   - of a million put-signals none is misordered while one rail is slow;
 #   - if the only interface goes down, or a peer is killed, both ends fail within the deadline, with
 #     errors that name peer and rail. (With another interface the run continues: failover-netns.sh.)
@@ -112,7 +113,8 @@ run() {
 }
 
 # speed INTERFACES: measures puts of 1 MiB, and stores megabytes per second in $mb. All puts of one
-# half of the run are in flight at once, because at its end the faster rail waits for the slower.
+# half of the run are in flight at once, because at the end of each half the faster rail waits for
+# the slower one.
 speed() {
     mb=0
     if run "$1" put -s 1M -n 512 -w 0 --window 256 -T 120; then

@@ -3,8 +3,8 @@
 # built against the headers of libfabric 2. The binding does not accept the headers of 1.17 in
 # Debian 12. So the headers of Debian trixie's libfabric-dev are unpacked into a separate directory,
 # without installing the package. Installs pkg-config, libclang and libfabric1 if they are missing.
-# Exits with 77 if something is unavailable. Usage: tests/fabric-oracle.sh [DIRECTORY] the directory
-# is kept and reused.
+# Exits with 77 if something is unavailable. Usage: tests/fabric-oracle.sh [DIRECTORY]. Keeps the
+# directory, and uses it again in later runs.
 set -eu
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 place=${1:-${TMPDIR:-/tmp}/fishplate-fabric-oracle}

@@ -173,7 +173,7 @@ say "fishplate perf job, torchrun's variables" by_hand RANK=%r WORLD_SIZE=4 LOCA
     MASTER_PORT=$port
 say "fishplate perf job, plain variables" by_hand FISHPLATE_SIZE=4 "FISHPLATE_RENDEZVOUS=file://$meet"
 if command -v torchrun >/dev/null; then
-    # The last two concern no rank. Without them torch 1.13 fails with Python 3.11.
+    # The last two options apply to no rank. Without them torch 1.13 fails with Python 3.11.
     say "fishplate perf job under torchrun" measured torchrun --no_python --nproc_per_node 4 -r 9:1 -t 9:1
 else
     echo "SKIPPED fishplate perf job under torchrun: it is missing"

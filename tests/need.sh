@@ -1,5 +1,5 @@
-# shellcheck shell=bash Sourced by the other scripts. Finds a command or a file, or installs the
-# Debian package that contains it and prints that.
+# shellcheck shell=bash Sourced by the other scripts. Finds a command or a file. If it is missing,
+# installs the Debian package that contains it, and says so.
 
 # need COMMAND PACKAGE: fails if the command is missing and cannot be installed
 need() {

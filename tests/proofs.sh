@@ -22,7 +22,7 @@ floods=${PROOF_FLOODS:-$((1000000 / share))}
 pingpongs=${PROOF_PINGPONGS:-$((10000000 / share))} # over all tests of parking together
 
 matches=${PROOF_MATCHES:-40000000} # random operations of tag matching; half a minute, short or not
-words=${PROOF_WORDS:-6}            # letters; every word of 7 takes a quarter of an hour
+words=${PROOF_WORDS:-6}            # operations per sequence; 7 take a quarter of an hour
 
 need jq jq || { echo "SKIPPED proofs: jq is missing and cannot be installed"; exit 77; }
 cargo build --release --locked --quiet || exit
@@ -99,9 +99,9 @@ tagged_flood() {
     return $status
 }
 
-# Kills either process at a random moment after both have met. The other must fail, in the median
-# within 100 ms, because on a busy machine some are late. The next pair under the same name must
-# connect.
+# Kills either process at a random moment after both have met. The other process must then fail. The
+# median time until it fails must be below 100 ms; on a busy machine some are late. The next pair
+# under the same name must connect.
 kill_nine() {
     local pair=@fishplate-proof-$$ before after victim survivor began status took=() tries n
     local run=("$fishplate" perf put-signal --transport shm -s 8 -n 1000000000 --pin none --region 1M --timeout 600)

@@ -24,7 +24,8 @@ const CX: ContextId = ContextId(0);
 /// Maximum number of events in flight to one rank.
 const DEPTH: usize = 256;
 
-/// A rail delivers one of this many oldest events next.
+/// The next event that a rail delivers is one of its oldest events, of which there are at most this
+/// many.
 const REACH: u64 = 8;
 
 /// An event that arrives at a rank.
@@ -143,7 +144,7 @@ unsafe impl<'s> Rail for Port<'s> {
         if let Some(data) = data {
             self.post(peer, Event::Landed(data))?;
         }
-        // SAFETY: this function's contract makes the source readable, and `resolve` has checked the
+        // SAFETY: our caller guarantees that the source is readable, and `resolve` has checked the
         // target.
         unsafe { ptr::copy(local.ptr.as_ptr(), target, local.len) };
         Ok(Posted::Done)

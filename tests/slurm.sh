@@ -1,6 +1,5 @@
-# shellcheck shell=bash
-# Sourced by jobs.sh: a Slurm cluster of only this host, without systemd and control groups. Needs
-# root, because only root may start steps of others.
+# shellcheck shell=bash Sourced by jobs.sh: a Slurm cluster of only this host, without systemd and
+# control groups. Needs root, because only root may start job steps of other users.
 #
 # slurm_up FOLDER: starts it, with all of its state in the folder, and exports SLURM_CONF. Fails if
 # the node does not become idle.

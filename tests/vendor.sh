@@ -15,7 +15,7 @@ vendored() {
     mkdir "$copy/vendor"
     shift
     cp -r --parents "$@" "$copy/vendor"
-    # Uses the tested versions, so that none is looked up.
+    # Uses the tested versions of all dependencies, so that cargo looks up none.
     cp Cargo.lock "$copy/vendor/$1"
     cargo build --quiet --all-features --manifest-path "$copy/vendor/$1/Cargo.toml"
     echo "builds out of the tree: $package"

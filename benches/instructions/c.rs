@@ -20,7 +20,7 @@ use fishplate_benches::REPEATS;
 mod budget;
 use budget::budget;
 
-/// A node that is its own peer, and the numbers of a region of it and of its import.
+/// A node that is its own peer, with the ids of a region and of that region's import.
 struct Side<N> {
     node: N,
     ours: u64,

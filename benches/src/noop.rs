@@ -168,7 +168,7 @@ fn object(class: usize) -> fid {
 
 unsafe extern "C" fn fabric(_: *mut fi_fabric_attr, fabric: *mut *mut fid_fabric, _: *mut c_void) -> c_int {
     let ops = table!(fi_ops_fabric { domain: domain });
-    // SAFETY: libfabric's contract: the output pointer is valid.
+    // SAFETY: libfabric requires the caller to pass a valid output pointer.
     unsafe { *fabric = leak(fid_fabric { fid: object(FI_CLASS_FABRIC), ops, api_version: 0 }) };
     0
 }
@@ -181,7 +181,7 @@ unsafe extern "C" fn domain(
 ) -> c_int {
     let ops = table!(fi_ops_domain { av_open: av_open, cq_open: cq_open, endpoint: endpoint });
     let mr = table!(fi_ops_mr { reg: register });
-    // SAFETY: libfabric's contract: the output pointer is valid.
+    // SAFETY: libfabric requires the caller to pass a valid output pointer.
     unsafe { *domain = leak(fid_domain { fid: object(FI_CLASS_DOMAIN), ops, mr }) };
     0
 }
@@ -198,7 +198,7 @@ unsafe extern "C" fn register(
     mr: *mut *mut fid_mr,
     _: *mut c_void,
 ) -> c_int {
-    // SAFETY: libfabric's contract: the output pointer is valid.
+    // SAFETY: libfabric requires the caller to pass a valid output pointer.
     unsafe { *mr = leak(fid_mr { fid: object(FI_CLASS_MR), mem_desc: ptr::null_mut(), key }) };
     0
 }
@@ -210,7 +210,7 @@ unsafe extern "C" fn av_open(
     _: *mut c_void,
 ) -> c_int {
     let ops = table!(fi_ops_av { insert: insert });
-    // SAFETY: libfabric's contract: the output pointer is valid.
+    // SAFETY: libfabric requires the caller to pass a valid output pointer.
     unsafe { *av = leak(fid_av { fid: object(FI_CLASS_AV), ops }) };
     0
 }
@@ -223,7 +223,7 @@ unsafe extern "C" fn insert(
     _: u64,
     _: *mut c_void,
 ) -> c_int {
-    // SAFETY: libfabric's contract: the output pointer is valid.
+    // SAFETY: libfabric requires the caller to pass a valid output pointer.
     unsafe { *number = 0 };
     1
 }
@@ -237,7 +237,7 @@ unsafe extern "C" fn cq_open(
     let ops = table!(fi_ops_cq { read: read, readfrom: readfrom, readerr: readerr });
     let fid = fid_cq { fid: object(FI_CLASS_CQ), ops };
     let posts = [(ptr::null_mut(), 0); ROOM];
-    // SAFETY: libfabric's contract: the output pointer is valid.
+    // SAFETY: libfabric requires the caller to pass a valid output pointer.
     unsafe {
         let receive = (ptr::null_mut(), ptr::null_mut());
         *cq = leak(Queue { fid, posts, head: 0, tail: 0, accepted: 0, answered: 0, receive }).cast();
@@ -315,7 +315,7 @@ unsafe extern "C" fn endpoint(
         collective: ptr::null_mut(),
     };
     MESSAGES.store(fid.msg, Relaxed);
-    // SAFETY: libfabric's contract: the output pointer is valid.
+    // SAFETY: libfabric requires the caller to pass a valid output pointer.
     unsafe { *ep = leak(End { fid, queue: ptr::null_mut() }).cast() };
     0
 }

@@ -7,8 +7,8 @@
 //! |-------|---|---|
 //! | 0     |  | the peer's user, from the kernel |
 //! | Hello | version, role, sizes, number, fresh nonce | version, role, sizes; the sender's user |
-//! | Offer | *the other's nonce*, descriptors | own nonce; seals, sizes; the lane's header |
-//! | Ready | the other's nonce again | own nonce, from the Hello's process |
+//! | Offer | *the peer's nonce*, descriptors | our nonce; seals, sizes; the lane's header |
+//! | Ready | the peer's nonce again | our nonce, sent by the Hello's process |
 //!
 //! Both ends offer the descriptors of their lane and event page. The first end also offers the
 //! common segment. [`identity`](crate::identity) describes how the sender of the Hello is proven.
@@ -175,9 +175,9 @@ impl Link {
         meet(Shake::new(Socket::new(socket), role, profile)?, deadline)
     }
 
-    /// Exchanges up to [`MAX_BLOB`](crate::MAX_BLOB) opaque bytes with the peer. The n-th call here
-    /// receives the bytes that the n-th call there sent. After an error the two ends may disagree
-    /// about n, so drop the link.
+    /// Exchanges up to [`MAX_BLOB`](crate::MAX_BLOB) opaque bytes with the peer. The n-th call at
+    /// this end receives the bytes that the n-th call at the other end sent. After an error the two
+    /// ends may disagree about n, so drop the link.
     pub fn exchange(&mut self, blob: &[u8], deadline: Instant) -> Result<Vec<u8>, HandshakeError> {
         self.control.exchange(blob, deadline)
     }

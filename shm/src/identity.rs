@@ -31,7 +31,7 @@ pub(crate) struct Credentials {
     pub(crate) uid: u32,
     /// Becomes readable when the process dies. `None` if the kernel provided none.
     pub(crate) pidfd: Option<OwnedFd>,
-    /// Whether `pidfd` is proven to be that of the sender.
+    /// Whether `pidfd` is proven to be the sender's.
     proven: bool,
 }
 

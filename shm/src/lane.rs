@@ -5,8 +5,8 @@
 //! A record occupies contiguous cells of 64 bytes. Its first cell begins with a *stamp*, which is
 //! derived from the record's absolute position and stored last. A consumer that waits for the next
 //! record polls the cache line that the record arrives in. So a short record costs one line
-//! transfer, where a ring with a shared tail costs two. The ring of cells is mapped twice in a row,
-//! so a record that wraps is contiguous.
+//! transfer, where a ring with a shared tail costs two. The ring of cells is mapped twice, in
+//! adjacent mappings, so a record that wraps is contiguous.
 //!
 //! | byte of the first cell | what |
 //! |---|---|
@@ -173,8 +173,8 @@ impl Pair {
 /// no other producer here, and `incoming` has no other consumer.
 pub(crate) unsafe fn ends(outgoing: &LaneMemory, incoming: &LaneMemory, start: u64) -> (Producer, Consumer) {
     let cursors = [incoming, outgoing].map(|memory| &raw const memory.header().freed.0);
-    // SAFETY: `create` or `attach` mapped `cells` cells twice in a row, and a header with a cursor.
-    // The caller guarantees their lifetime, and that these are the only ends.
+    // SAFETY: `create` or `attach` mapped `cells` cells in two adjacent mappings, and a header with
+    // a cursor. The caller guarantees their lifetime, and that these are the only ends.
     let (producer, consumer) = unsafe {
         (
             Producer::new(outgoing.first_cell(), outgoing.cells, cursors[0], start),

@@ -46,7 +46,7 @@ pub trait HalfOpen: Sized {
     fn events(&self) -> i16;
     /// Returns the number of valid messages received so far.
     fn heard(&self) -> u32;
-    /// Returns a description of the peer for people.
+    /// Returns a description of the peer, for error messages.
     fn who(&self) -> String;
 }
 
@@ -81,7 +81,7 @@ struct Entry<H> {
 /// The peer of a handshake.
 #[derive(Debug)]
 enum Who {
-    /// A process that connected, by name.
+    /// A process that connected here, with its description.
     Stranger(String),
     /// The listener at this address.
     Dialled(OsString),

@@ -251,8 +251,8 @@ impl Attached {
             return None;
         }
         // SAFETY: `len` and `gap` were checked above. A lane of valid sizes holds a gap and
-        // `max_message` bytes, and its cells are mapped twice in a row. The type `Untrusted` keeps
-        // the sink from storing the reference.
+        // `max_message` bytes, and its cells are mapped twice, in adjacent mappings. The type
+        // `Untrusted` keeps the sink from storing the reference.
         sink.message(peer, unsafe { Untrusted::new(self.input.record().add(PAYLOAD + gap), len) });
         Some(cells_for(gap + len))
     }

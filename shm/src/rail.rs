@@ -91,7 +91,7 @@ pub struct ShmRail<H: Host> {
     checked: usize,
     /// The peers that passes poll.
     roster: Roster,
-    /// The index among the hot peers where the next pass begins.
+    /// The index in `roster.hot` where the next pass begins.
     first: usize,
     /// Peers that the next flush notifies.
     due: Due,

@@ -68,7 +68,7 @@ fn meminfo(root: &Path) -> Option<u64> {
 
 /// Returns the directories of this process's memory control groups, up to the root, for versions 1
 /// and 2. In a container the path may be that of the host. Then its last parts do not exist here,
-/// and the root is the container's group.
+/// and the root is the container's control group.
 fn groups(root: &Path) -> Vec<PathBuf> {
     let text = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
     let mut all = vec![];
@@ -88,8 +88,8 @@ fn groups(root: &Path) -> Vec<PathBuf> {
     all
 }
 
-/// Returns the free bytes of a group, including reclaimable file pages. Returns `None` for a group
-/// without a limit.
+/// Returns the free bytes of a control group, including reclaimable file pages. Returns `None` if
+/// the control group has no limit.
 fn left_in(group: &Path) -> Option<u64> {
     let number = |name: &str| fs::read_to_string(group.join(name)).ok()?.trim().parse::<u64>().ok();
     let second = |limit| Some((limit, number("memory.current")?, "inactive_file "));

@@ -104,7 +104,8 @@ impl Socket {
         Ok((cred.pid, cred.uid))
     }
 
-    /// Enables or disables the sender of received packets. Returns whether a pidfd is included.
+    /// Asks the kernel to report the sender of each received packet, or to stop that. Returns
+    /// whether the report includes a pidfd.
     pub(crate) fn name_senders(&self, on: bool) -> Result<bool> {
         self.switch(libc::SO_PASSCRED, on)?;
         Ok(self.switch(SO_PASSPIDFD, on).is_ok())
@@ -207,8 +208,8 @@ impl Socket {
         if flags & libc::MSG_TRUNC != 0 {
             return Err(HandshakeError::BadPacket);
         }
-        // The buffer has room for the maximum number of descriptors. So this process has no free
-        // ones.
+        // The buffer has room for the maximum number of descriptors. So the process is out of
+        // descriptors.
         if flags & libc::MSG_CTRUNC != 0 {
             return Err(HandshakeError::System(libc::EMFILE));
         }
@@ -269,7 +270,7 @@ impl Drop for Socket {
         // SAFETY: the call takes only numbers, and the descriptor is ours. No packet arrives after
         // it.
         unsafe { libc::shutdown(self.fd.as_raw_fd(), libc::SHUT_RDWR) };
-        // An empty packet has a named sender, and the end of the connection has none.
+        // The end of the connection looks like an empty packet, but names no sender.
         let named = self.name_senders(true).is_ok();
         for _ in 0..LAST {
             match self.recv_now(&mut [0; 1]) {

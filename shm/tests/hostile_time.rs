@@ -38,8 +38,8 @@ use tricks::{End, SIZE, TRICKS, Trick, played};
 /// Maximum duration of a call.
 const LIMIT: Duration = Duration::from_millis(10);
 
-/// Number of attempts, of which the fastest counts. The host of a virtual machine may delay some
-/// attempts, which this kernel cannot see. A trick that works delays all of them.
+/// Number of attempts, of which the fastest counts. A virtual machine's host may delay some
+/// attempts, and this kernel cannot see that. A trick that works delays all attempts.
 const ATTEMPTS: usize = 8;
 
 const CX: ContextId = ContextId(0);

@@ -215,7 +215,8 @@ fn a_sleeper_is_woken_by_the_other_process_before_its_deadline() {
             slept += u32::from(woken.is_some());
             rail.poll(32, &mut seen);
         }
-        // A wait object that is notified at its deadline may report the notification instead.
+        // A wait object that is notified at its deadline may report the notification, not the
+        // timeout.
         assert!(began.elapsed() < Duration::from_secs(60), "slept through it");
     }
     assert!(slept >= 30, "slept only {slept} times: the test proves nothing");

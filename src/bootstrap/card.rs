@@ -25,7 +25,7 @@ pub struct RailCard {
     pub provider: String,
     /// The network interface of the rail. At most 255 bytes.
     pub interface: String,
-    /// The provider's name of its fabric: for tcp, the network. At most 255 bytes.
+    /// The provider's name for its fabric; for tcp, the network. At most 255 bytes.
     pub fabric: String,
     /// The endpoint's address, for the peer's address vector. 1 to 1100 bytes.
     pub address: Vec<u8>,
@@ -53,7 +53,7 @@ pub struct Card {
 /// The result of two cards that match.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Agreement {
-    /// Which local rail is connected to which remote one.
+    /// Which remote rail each local rail is connected to.
     pub pairing: Pairing,
 }
 
@@ -166,7 +166,7 @@ impl Card {
     }
 }
 
-/// Reads text that may be printed: rejects control characters.
+/// Reads a string. Rejects control characters, so that it can be printed.
 fn text(fields: &mut Reader<'_>) -> Option<String> {
     let len = fields.u8().ok()?;
     let text = std::str::from_utf8(fields.take(len.into()).ok()?).ok()?;

@@ -3,7 +3,7 @@
 //! | step  | both sides send                         | both sides check                       |
 //! |-------|-----------------------------------------|----------------------------------------|
 //! | Hello | 16 random bytes                         | version, length                        |
-//! | Card  | *the other's* 16 bytes, then their card | own bytes came back; the card's fields |
+//! | Card  | the peer's 16 bytes, then our own card  | own bytes came back; the card's fields |
 //!
 //! A replayed card does not contain our random bytes, so it is rejected. The listening side also
 //! checks that the two cards agree.

@@ -20,7 +20,8 @@ const LAUNCHERS: [[&str; 2]; 5] = [
     ["RANK", "WORLD_SIZE"],
     ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"],
     ["PMI_RANK", "PMI_SIZE"],
-    // Slurm sets the size of the step only in steps, but its other variables in batch scripts too.
+    // Slurm sets the step's size only inside a step. It sets its other variables in batch scripts
+    // too.
     ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS"],
 ];
 

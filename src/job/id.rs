@@ -69,7 +69,7 @@ impl fmt::Debug for Cookie {
 /// | 5 | 1 | number of addresses, 1 to 5 |
 /// | 6 | 2 | TCP port, little-endian |
 /// | 8 | 32 | cookie |
-/// | 40 | 80 | IPv6 addresses of 16 bytes; those of IPv4 are mapped |
+/// | 40 | 80 | addresses of 16 bytes: IPv6, or IPv4 mapped to IPv6 |
 /// | 120 | 8 | zero |
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct UniqueId([u8; ID_LEN]);

@@ -89,7 +89,7 @@ impl fmt::Display for Entry {
 }
 
 /// Joins as the entry's rank. Without one, the first process to arrive is rank 0. `claim` tries to
-/// become rank 0, and `find` returns the addresses of rank 0 and its cookie.
+/// become rank 0. `find` returns rank 0's addresses and cookie.
 pub(super) fn meet(
     entry: &Entry,
     mut claim: impl FnMut(&Entry) -> io::Result<Option<Job>>,

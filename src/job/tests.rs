@@ -47,7 +47,7 @@ fn run(size: usize, join: impl Fn(usize) -> Job + Sync) {
     assert_eq!(ranks, (0..size).collect::<Vec<_>>());
 }
 
-/// Joins by these variables.
+/// Joins a job as these environment variables describe.
 fn by(variables: &[(&str, String)], timeout: Duration) -> io::Result<Job> {
     let get = |name: &str| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone());
     environment::way(get, timeout)?.join(timeout)

@@ -50,7 +50,7 @@ pub(super) struct Address {
     pub id: u64,
     /// A random number in the name of its socket, which every process of the host sees.
     pub door: u64,
-    /// Equal for all nodes of one host and network namespace, which can share memory.
+    /// Identifies the host and the network namespace. Nodes with the same value can share memory.
     pub host: u64,
     pub window: u32,
     pub contexts: u16,

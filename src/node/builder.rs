@@ -283,7 +283,7 @@ impl Builder {
 
     /// The NICs and GPUs of this host. Unless interfaces are named, the libfabric rails use the
     /// NICs near the node's device, or near the thread that opens the node. Default:
-    /// [`Machine::here`], which reads `/sys`. Where a container hides that, pass a description.
+    /// [`Machine::here`], which reads `/sys`. If a container hides `/sys`, pass a description.
     pub fn machine(mut self, machine: Machine) -> Self {
         self.machine = Some(machine);
         self
@@ -345,7 +345,7 @@ impl Builder {
     /// needs failover too. Failover costs about 23 KiB for each of [`Limits::peers`] and each
     /// context. An operation to such a peer occupies one of [`Limits::operations`] until it is
     /// acknowledged. A node with a device or with [`Settings::native_atomics`] has no failover.
-    /// Failover needs two libfabric rails of a provider that can fence: `tcp`.
+    /// Failover needs two libfabric rails of a provider that can fence; only `tcp` can.
     ///
     /// Default: yes. [`Node::address`] changes when a rail has failed; peers that connect later
     /// need the new address.
@@ -388,11 +388,12 @@ impl Builder {
         let matching = self.matching.unwrap_or(MatchConfig::for_streams(streams));
         let own = Address::new(&config, &matching, self.gpu.is_some(), addresses);
         let address = own.encode().ok_or(OpenError::RailAddress)?;
-        // Not 0, so that a number made up by a program names no region.
+        // Never 0, so an id of zeros names no region.
         let owner = OPENED.fetch_add(1, Ordering::Relaxed) % 0xffff + 1;
         let config = Config { seed: own.id, owner: owner as u16, ..config };
 
-        // The rail itself fences towards peers that sleep without membarrier.
+        // Elides the notifier's fence. For peers that sleep without membarrier, the rail itself
+        // fences.
         let machine = LinuxHost::shared().peer_uses_membarrier(true);
         let max_regions = self.limits.locals.max(self.limits.remotes);
         let shm = ShmConfig {
@@ -434,7 +435,7 @@ impl Builder {
         let mut rails: Rails<NodeRail, RAILS_LIMIT> = Rails::new();
         let all = std::iter::once(local).chain(opened.into_iter().map(|open| NodeRail::Fabric(open.rail)));
         for rail in all {
-            // Cannot fail: `fabric_rails` opens one rail less than the limit.
+            // Cannot fail: `fabric_rails` opens at most one rail less than the limit.
             drop(rails.push(rail));
         }
         let Builder { limits, receives, requests, .. } = self;

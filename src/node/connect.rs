@@ -48,7 +48,7 @@ pub struct Reach {
 /// A peer and the state of its connection.
 pub(super) struct Contact {
     pub peer: PeerId,
-    /// The id in its address, and the name of its socket.
+    /// The id and the socket number in the peer's address.
     id: u64,
     door: u64,
     /// Whether both nodes have a device.
@@ -56,9 +56,9 @@ pub(super) struct Contact {
     /// The peer's limits of tagged messages.
     limits: MatchLimits,
     stage: Stage,
-    /// Libfabric rails that reach it.
+    /// Libfabric rails that reach the peer.
     pub pairs: Vec<RailPair>,
-    /// Time of `connect`.
+    /// When the program called `connect`.
     named: Instant,
 }
 
@@ -69,7 +69,7 @@ impl Contact {
         Stage::Dials(now + (age / 8).clamp(REDIAL[0], REDIAL[1]))
     }
 
-    /// Returns the first stage, at the node with the id `ours`.
+    /// Returns the stage of a peer that is not connected. `ours` is this node's id.
     fn again(&self, ours: u64, now: Instant) -> Stage {
         if ours < self.id { self.later(now) } else { Stage::Waits }
     }
@@ -166,8 +166,8 @@ impl Node {
         Ok(())
     }
 
-    /// Returns why the peer failed, if it did. Checks that peers are alive, as only waits do
-    /// otherwise: writes to the memory of a dead peer succeed. Slow path.
+    /// Returns why the peer failed, if it did. Also checks that peers are alive. Apart from this
+    /// call only waits check that, and writes to a dead peer's memory succeed. Slow path.
     ///
     /// # Errors
     /// The peer is unknown or was removed; or it connected but could not be attached.

@@ -22,7 +22,7 @@
 //!
 //! A readable descriptor says that the node may have something to do, not what. Call [`Node::arm`]
 //! before each wait: without it nothing makes the descriptor readable. Test once more after `arm`,
-//! because a peer that wrote a word just before it did not wake the node. Later events make the
+//! because a peer that wrote a word just before `arm` did not wake the node. Later events make the
 //! descriptor readable, so no wake-up is lost.
 
 use std::os::fd::BorrowedFd;

@@ -107,7 +107,7 @@ impl Node {
         behind!(self, |node| node.keep_device(memory));
         let known = self.on_device.regions.iter_mut().find(|(id, _, ours)| *id == memory.id && *ours);
         let (_, start, ours) = known.ok_or(AttachError::UnknownRegion)?;
-        // From now on the node frees it no more than memory of the program.
+        // From now on the node treats the memory as the program's, and does not free it.
         *ours = false;
         let start = *start;
         self.gpu()?.keep(start);
@@ -162,8 +162,8 @@ impl Node {
         Ok(self.place_on_device(at, 0)?.1)
     }
 
-    /// Returns how device memory travelled between this node and peers of this host. `None`: the
-    /// node was opened without a device.
+    /// Returns counters of transfers of device memory between this node and peers of this host.
+    /// `None`: the node was opened without a device.
     pub fn gpu_stats(&self) -> Option<GpuStats> {
         if let Driver::Worker(worker) = &self.driver {
             return worker.call(|node| node.gpu_stats()).ok().flatten();

@@ -31,7 +31,7 @@ pub(super) type NodeEngine = Engine<'static, NodeRail, RAILS_LIMIT>;
 /// How a node waits.
 pub(super) type NodeWaiter = Waiter<'static, LinuxHost, NodeWaitObject>;
 
-/// The wait object of a node: that of its first rail, or a set of descriptors.
+/// The wait object of a node. It is the wait object of its first rail, or a set of descriptors.
 #[derive(Clone)]
 pub(super) enum NodeWaitObject {
     Local(WaitObject),
@@ -40,7 +40,7 @@ pub(super) enum NodeWaitObject {
 }
 
 impl NodeWaitObject {
-    /// Returns the eventcount that peers notify, and the longest next sleep.
+    /// Returns the eventcount that peers notify, and how long the next sleep may last.
     pub fn next_sleep(&self, timeout_ns: u64) -> (&EventCount, u64) {
         match self {
             NodeWaitObject::Local(wait_object) | NodeWaitObject::Network(wait_object, _) => {
@@ -50,8 +50,8 @@ impl NodeWaitObject {
         }
     }
 
-    /// Returns the longest sleeps of a node in nanoseconds, early in a wait and later. `network` is
-    /// `true` if it has libfabric rails, which must be polled if nothing else ends a sleep.
+    /// Returns the maximum lengths of a sleep in nanoseconds: early in a wait, and later. `network`
+    /// is `true` if the node has libfabric rails. These must be polled if they cannot end a sleep.
     pub fn longest(&self, network: bool) -> [u64; 2] {
         match network && self.elsewhere().is_none() {
             true => [100_000, 1_000_000],
@@ -163,8 +163,9 @@ impl Home {
         });
         let parts = Parked(NonNull::from(Box::leak(parts)));
         // SAFETY: the six fields are disjoint, and each is borrowed once, here. They do not move
-        // and are not accessed otherwise until `Parked` is dropped. That is after the engine and
-        // the waiters, which are declared later here, and which `Home` drops first.
+        // and are not accessed otherwise until `Parked` is dropped. The engine and the waiters are
+        // dropped before that: here because they are declared later, and in `Home` because its drop
+        // starts with them.
         let (storage, memory, failover, slots, host, wait_object) = unsafe {
             let parts = parts.0.as_ptr();
             (

@@ -97,11 +97,11 @@ impl Node {
     }
 
     /// Like [`alloc`](Self::alloc), for words whose atomics a libfabric rail executes, in hardware
-    /// if its NIC can: the first rail with atomics in [`rails`](Self::rails). The processor's
-    /// atomics do not mix with those of a rail. So signals, waits, injected bytes, and atomics of
-    /// this node and of peers on its host are refused there. [`load`](Self::load) reads a word; do
-    /// not store to a word that peers use. Each atomic of a stream waits for the one before. If a
-    /// peer has several in flight, atomics in other memory are faster.
+    /// if its NIC can. It is the first rail in [`rails`](Self::rails) that has atomics. The
+    /// processor's atomics do not mix with those of a rail. So signals, waits, injected bytes, and
+    /// atomics of this node and of peers on its host are refused there. [`load`](Self::load) reads
+    /// a word; do not store to a word that peers use. Each atomic of a stream waits for the one
+    /// before. If a peer has several in flight, atomics in other memory are faster.
     ///
     /// # Errors
     /// The same as [`alloc`](Self::alloc); or [`AttachError::Unsupported`]: no rail executes
@@ -121,9 +121,9 @@ impl Node {
         Ok(Memory { id, len })
     }
 
-    /// Returns a handle of the pages of memory from [`alloc`](Self::alloc), for bindings that lend
-    /// it to programs. They stay mapped as long as the handle lives, even if the memory is freed or
-    /// the node is dropped.
+    /// Returns a handle to the pages of memory from [`alloc`](Self::alloc), for bindings that lend
+    /// such memory to programs. The pages stay mapped as long as the handle lives, even if the
+    /// memory is freed or the node is dropped.
     ///
     /// # Errors
     /// The memory was freed, or is not from `alloc`.

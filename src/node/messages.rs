@@ -286,8 +286,8 @@ impl Node {
         Ok(self.home.engine.cancel(request)?)
     }
 
-    /// Describes the oldest message that matches. Makes one pass if none has arrived. Finds none
-    /// from a peer that is not connected.
+    /// Describes the oldest message that matches. Makes one pass if none has arrived. Finds no
+    /// message from a peer that is not connected.
     ///
     /// # Errors
     /// The peer is unknown, or has failed.

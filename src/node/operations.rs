@@ -182,8 +182,8 @@ impl Node {
         issue!(self, engine => engine.signal_posted(CONTEXT, signal, notice))
     }
 
-    /// Reads a peer's memory into memory of this node. The data is there after
-    /// [`quiet`](Self::quiet), or with the completion.
+    /// Reads a peer's memory into memory of this node. The data has arrived when
+    /// [`quiet`](Self::quiet) returns, or when the completion is reported.
     ///
     /// # Errors
     /// The read was not started.
@@ -195,8 +195,9 @@ impl Node {
 
     /// Writes the first ranges of a list to a peer, and returns how many: at most
     /// [`NOW_MAX`](fishplate_core::engine::NOW_MAX). They have landed when the call returns.
-    /// Returns 0 if writing the first range needs the peer or the network: use [`put`](Self::put)
-    /// for it. To peers of this host the kernel copies all of them in one system call.
+    /// Returns 0 if the first range cannot be written without the peer's help or the network: use
+    /// [`put`](Self::put) for that range. For peers of this host, the kernel copies all ranges in
+    /// one system call.
     ///
     /// The writes may overtake operations issued earlier, even across a fence. Later signals and
     /// messages follow them.
@@ -313,17 +314,17 @@ impl Node {
     /// [`quiet`](Self::quiet) for every peer.
     ///
     /// # Errors
-    /// The error of [`quiet`](Self::quiet) for the first peer with one.
+    /// The error of [`quiet`](Self::quiet) for the first peer for which it fails.
     #[doc(alias = "shmem_quiet")]
     pub fn quiet_all(&mut self, timeout: Duration) -> Result<(), Error> {
         behind!(self, |node| node.quiet_all(timeout));
         self.wait_with(timeout, |engine, waiter, until| engine.quiet_all(CONTEXT, waiter, until))
     }
 
-    /// Waits until the 64-bit word at `at` meets the condition, and returns it. Everything that its
-    /// sender sent before the signal is then visible. `from`, if given, is the peer that sends the
-    /// signal: the wait ends if it fails. If the word is in device memory, the device reads it,
-    /// which takes some microseconds each time.
+    /// Waits until the 64-bit word at `at` meets the condition, and returns it. Everything that the
+    /// signal's sender sent before the signal is then visible. `from`, if given, is the peer that
+    /// sends the signal: the wait ends if it fails. If the word is in device memory, the device
+    /// reads it, which takes some microseconds each time.
     ///
     /// # Errors
     /// [`Error::Wait`] names what is missing, or that the peer has failed.
@@ -511,7 +512,7 @@ impl Node {
             Driver::Turns(seat) => Some(seat.clone()),
             _ => None,
         };
-        // While `_taken` is held, the worker sleeps on another word.
+        // While `_taken` is held, this call may sleep on the wait object, and the worker does not.
         let _taken = seat.as_ref().map(|seat| seat.take());
         let deadline_ns = self.deadline_ns(timeout);
         let late_ns = self.home.host().now_ns().saturating_add(EARLY);

@@ -1,5 +1,5 @@
-//! Descriptions of a node's rails, which of them reach a peer, and lifelines of peers on other
-//! hosts.
+//! Describes a node's rails and which of them reach a peer. Also watches peers on other hosts
+//! through descriptors.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -21,7 +21,7 @@ pub struct RailInfo {
     pub id: RailId,
     /// The provider's name.
     pub provider: String,
-    /// The provider's name of the interface.
+    /// The provider's name for the interface.
     pub interface: String,
     /// Megabits per second; 0 if unknown.
     pub mbit: u32,
@@ -30,7 +30,7 @@ pub struct RailInfo {
     pub device: bool,
     /// The atomics that its provider executes: none without
     /// [`Settings::native_atomics`](crate::config::Settings::native_atomics). The node executes all
-    /// others, and all in memory that is not from
+    /// other atomics, and all atomics in memory that is not from
     /// [`alloc_native_atomics`](Node::alloc_native_atomics).
     pub atomics: AmoSet,
     /// Whether the provider has a descriptor (`FI_WAIT_FD`) that ends the sleep of a wait.

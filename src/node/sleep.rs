@@ -16,19 +16,20 @@ use fishplate_core::sync::host::{Host, Woken};
 use fishplate_sys::Errno;
 use fishplate_sys::fabric::cq::CqWait;
 
-/// How long a node sleeps after repeated provider advice against sleeping, in nanoseconds.
+/// How long a node sleeps after a provider has repeatedly advised against sleeping, in nanoseconds.
 const NAP_NS: u64 = 100_000;
 
-/// Consecutive advice against sleeping, after which a node sleeps for [`NAP_NS`].
+/// After a provider has advised against sleeping this many times in a row, a node sleeps for
+/// [`NAP_NS`].
 const REFUSALS: u32 = 16;
 
-/// The set and its contents.
+/// The set, and the descriptors in it.
 pub(super) struct Sleep {
     set: Arc<OwnedFd>,
     /// Readable after [`ring`](Self::ring).
     called: OwnedFd,
     queues: Vec<CqWait>,
-    /// Consecutive times that a provider has advised against sleeping.
+    /// How many times in a row a provider has advised against sleeping.
     refused: AtomicU32,
 }
 
@@ -69,8 +70,8 @@ impl Sleep {
     }
 
     /// Runs all phases of a sleep, like [`Park::park`](fishplate_core::sync::event::Park::park). A
-    /// notification of one of `wait_objects` ends it. `look` looks for work, and returns how long
-    /// to sleep if there is none.
+    /// notification of one of `wait_objects` ends the sleep. `look` looks for work; if there is
+    /// none, it returns how long to sleep.
     pub fn park<H: Host + ?Sized, const N: usize>(
         &self,
         wait_objects: [&EventCount; N],

@@ -1,8 +1,8 @@
 //! Worker mode: a thread makes progress while the program computes.
 //!
-//! The node with the peers, the *node behind*, belongs to a lock. The holder of the lock drives the
-//! engine: the program inside its calls, the thread at all other times. So no call waits for an
-//! answer of the thread, and all calls behave as without a worker.
+//! The node with the peers, the *node behind*, is protected by a lock. The holder of the lock
+//! drives the engine: the program inside its calls, the thread at all other times. So no call waits
+//! for an answer of the thread, and all calls behave as without a worker.
 //!
 //! The program holds the *front*, a node without peers and memory. Hot paths need no extra check:
 //! the front's engine refuses operations that name a peer, memory or an operation of the node
@@ -151,7 +151,7 @@ impl Builder {
 
 /// Opens a node behind a worker, and returns its front.
 fn open(builder: Builder, options: Options) -> Result<Node, OpenError> {
-    // A node without peers or rails to them.
+    // The front has no peers and no rails to peers.
     let nothing = MatchConfig {
         eager: 0,
         credits: 0,
@@ -276,7 +276,8 @@ impl Park for Idler<'_> {
             return Some(Woken::Called);
         }
         let _taken = sleep_lock.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        // A program that holds the lock may be waiting to sleep.
+        // A program that holds the node's lock may wait for `taken`. So the code below never waits
+        // for the node's lock.
         let (wait_object, timeout_ns) = sleep_lock.wait_object.next_sleep(timeout_ns);
         let wait_objects = [&sleep_lock.called, wait_object];
         let busy = || work() || self.locked_out.get();

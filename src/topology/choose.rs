@@ -3,8 +3,8 @@
 //! Every process computes the same assignment of NICs to all GPUs of the machine and takes the
 //! share of its own GPU, without communication. Each GPU gets `NICs / GPUs`, at least one: the
 //! nearest first, then only NICs at the same distance. Among those it takes the NIC that the fewest
-//! GPUs have. Then single NICs move from GPU to GPU while one is used by two more GPUs than another
-//! at the same distance. Balance never gives a GPU a more distant NIC.
+//! GPUs have. Then GPUs exchange a NIC for an equally near one that at least two fewer GPUs use,
+//! until there is none. Balance never gives a GPU a more distant NIC.
 
 use std::path::Path;
 
@@ -122,8 +122,8 @@ impl Machine {
         hands
     }
 
-    /// Moves NICs that two more GPUs use than another. Each move reduces the sum of squared use
-    /// counts, so this terminates.
+    /// Exchanges NICs of GPUs for others that are as near and that at least two fewer GPUs use.
+    /// Each exchange reduces the sum of squared use counts, so this terminates.
     fn even_out(&self, usable: &[usize], hands: &mut [Vec<usize>], held: &mut [usize]) {
         loop {
             let mut moved = false;

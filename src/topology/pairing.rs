@@ -40,7 +40,7 @@ impl std::error::Error for Mismatch {}
 /// The properties of a rail that pairing needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RailEnd<'a> {
-    /// The provider's name of its fabric. Rails with the same name reach each other. Empty if
+    /// The provider's name for its fabric. Rails with the same name reach each other. Empty if
     /// unknown.
     pub fabric: &'a str,
     /// Megabits per second; 0 if unknown.
@@ -50,7 +50,7 @@ pub struct RailEnd<'a> {
 /// The rails of two ends, paired one to one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pairing {
-    /// The remote rail of each local one.
+    /// The remote rail that each local rail is paired with.
     pub theirs: Vec<u8>,
     /// Local rails paired with a rail of another speed, with both speeds in megabits per second.
     pub uneven: Vec<(u8, u32, u32)>,

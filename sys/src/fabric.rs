@@ -6,7 +6,7 @@
 //! | [`error`]         | codes, and errors of setup                        | `fi_errno.h` |
 //! | [`library`]       | the functions found at run time                   | `fi_getinfo` |
 //! | [`info`]          | the offers of providers, and hints                | `fi_info`    |
-//! | [`fabric`]        | one file per object from here: a fabric           | `fid_fabric` |
+//! | [`fabric`]        | a fabric; from here on, one object per module     | `fid_fabric` |
 //! | [`domain`]        | a domain                                          | `fid_domain` |
 //! | [`av`]            | an address vector                                 | `fid_av`     |
 //! | [`cq`]            | a completion queue                                | `fid_cq`     |

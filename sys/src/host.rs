@@ -2,9 +2,9 @@
 //!
 //! # The asymmetric barrier
 //!
-//! If `membarrier(2)` works, the sleeper makes every processor run a barrier. The notifier's half
-//! of the race (described in [`event`](fishplate_core::sync::event)) is then a compiler fence. This
-//! is sound only under two conditions:
+//! If `membarrier(2)` works, the sleeper makes every processor run a barrier. On its side of the
+//! race (described in [`event`](fishplate_core::sync::event)), the notifier then needs only a
+//! compiler fence. This is sound only under two conditions:
 //!
 //! 1. *this* process, the notifier's, is registered, so that the sleeper's barrier reaches it
 //!    ([`LinuxHost::is_registered`]);
@@ -175,10 +175,10 @@ impl Host for LinuxHost {
     }
 
     fn sleeper_barrier(&self) {
-        // Partner: the compiler fence or full fence in `notifier_barrier`. Membarrier orders both,
-        // and runs a full barrier on this processor too. If the kernel rejects membarrier, this
-        // fence suffices for notifiers that use a full fence. With other notifiers the sleeper
-        // wakes at its deadline.
+        // Partner: the compiler fence or full fence in `notifier_barrier`. Membarrier pairs with
+        // either fence, and also runs a full barrier on this processor. If the kernel rejects
+        // membarrier, this fence suffices for notifiers that use a full fence. With other notifiers
+        // the sleeper wakes at its deadline.
         if !self.registered || membarrier::all(self.scope).is_err() {
             sleeper_fence();
         }

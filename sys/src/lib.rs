@@ -9,7 +9,7 @@
 //! | [`membarrier`] | `membarrier(2)`: a barrier on every processor | for microseconds |
 //! | [`affinity`]   | `sched_setaffinity(2)`: which processors a thread may run on | no |
 //! | [`fabric`]     | libfabric: its objects, and a rail over them | in its slow paths |
-//! | [`host`]       | these as [`Host`](fishplate_core::sync::host::Host) | in its two waits |
+//! | [`host`]       | implements [`Host`](fishplate_core::sync::host::Host) | in its two waits |
 //!
 //! ```
 //! use fishplate_core::sync::host::Host;

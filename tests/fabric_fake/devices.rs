@@ -132,7 +132,7 @@ impl<const RAILS: usize> Two<RAILS> {
     }
 }
 
-/// One provider for each of the three ways to report arrivals.
+/// Providers that together use all three ways to report arrivals.
 fn personas() -> [(&'static str, Persona); 5] {
     [
         ("efa-direct", Persona::efa_direct()),

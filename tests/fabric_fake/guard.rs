@@ -49,7 +49,8 @@ impl Sink for Down {
     }
 }
 
-/// Creates a guarded rail, number 2, and a peer with a lifeline.
+/// Creates a guarded rail with number 2, and the rail of a peer whose process the guard watches
+/// through `wire`.
 fn guarded(fake: &Fake, wire: &Wire) -> (Guard<FabricRail>, FabricRail) {
     let [mut here, there] = [1, 2].map(|seed| rail(fake, "efa-direct", "rdmap0-rdm", seed));
     here.attach(Peer(4), &there.address().unwrap()).unwrap();

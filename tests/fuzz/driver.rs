@@ -1,5 +1,6 @@
 //! Runs parsers on mutated valid inputs, with the stable toolchain. Each input lies between two
-//! inaccessible pages. Alternately, it ends at the second page or starts after the first.
+//! inaccessible pages. Inputs alternately end at the second page and start right after the first
+//! one.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;

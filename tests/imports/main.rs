@@ -9,7 +9,7 @@
 //! | `sys <- tests/testing`; sys and shm never see each other | the Cargo.tomls |
 //! | nothing depends on benches or tests | the Cargo.tomls |
 //! | libraries start no thread, read no environment, set no signal handler | the libraries' src |
-//! | an ordering is relaxed, or an edge without which a model fails | the libraries' src |
+//! | each ordering is relaxed, or names an edge without which a model fails | the libraries' src |
 //! | sibling modules import each other in one direction | all packages' src |
 //! | comment lines end at column 100, unless an address is longer | all sources |
 //!

@@ -111,7 +111,7 @@ fn a_node_without_a_device_has_and_reaches_no_device_memory() {
         let received = gpu.wait(outbox.at(0), Cmp::Eq, 7, Some(here), SOON);
         // The peer is not notified of later allocations either.
         gpu.alloc_device(64).unwrap();
-        // Device memory cannot be put to it.
+        // A put of device memory to this peer fails.
         let issued = gpu.put(device.slice(..), theirs.at(0), Notice::Report(0));
         let mut failed = issued.is_err();
         while let (false, Ok(Issued::Pending(token))) = (failed, issued) {
@@ -162,7 +162,7 @@ fn device_ptr_works_for_device_memory_only() {
 
 #[test]
 fn a_peer_that_leaves_during_the_agreement_is_connected_again() {
-    // Makes a pass that also checks for peers.
+    // Makes a pass that also looks for peers that connect.
     let look = |node: &mut Node| {
         thread::sleep(Duration::from_micros(60));
         (0..16).for_each(|_| _ = node.progress());

@@ -135,7 +135,8 @@ fn freed_memory_returns_to_the_device_by_progress_alone() {
                 two.until("", |_| Instant::now() > end);
             }
         }
-        // Both are dropped together, so memory that the driver still held was not freed earlier.
+        // Both nodes are dropped together here. So if the driver still holds memory now, its report
+        // shows that.
     }
 }
 

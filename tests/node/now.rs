@@ -1,4 +1,4 @@
-//! Lists of ranges that are moved at once.
+//! Lists of ranges, as `put_now` and `get_now` transfer them.
 
 use std::ptr::NonNull;
 

@@ -83,7 +83,7 @@ fn a_peer_whose_lifeline_ends_fails_at_once() {
     let inbox = a.alloc(64).unwrap();
     let ends = [0, 1].map(|_| UnixStream::pair().unwrap());
     let [(first, gone), (second, held)] = ends;
-    // A later lifeline replaces an earlier one.
+    // The second descriptor replaces the first one.
     a.watch(peer, first).unwrap();
     a.watch(peer, second).unwrap();
     drop(gone);

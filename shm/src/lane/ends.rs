@@ -41,8 +41,8 @@ pub(crate) struct Producer {
     pub(super) at: u64,
     /// The consumer's cursor at our last load.
     pub(super) freed: u64,
-    /// No cell from `at` up to here holds a valid stamp. Always beyond `at`, and never beyond the
-    /// free cells.
+    /// No cell from `at` up to this position holds a valid stamp. Always beyond `at`, and never
+    /// beyond the free cells.
     pub(super) claimed: u64,
     cursor: *const AtomicU64,
 }
@@ -88,7 +88,7 @@ pub(super) const CLAIMED: u64 = 8;
 /// so that the address does not depend on the records in between.
 const READ_AHEAD: u64 = CLAIMED + 1;
 
-/// Maximum number of cells of a record that are prefetched before the copy: those of a 4 KiB
+/// Maximum number of cells of a record that are prefetched before the copy: enough for a 4 KiB
 /// payload.
 const READ_AT_ONCE: u64 = 65;
 
@@ -184,8 +184,8 @@ impl Producer {
     /// Claims free cells behind the record of `cells` cells that was just published. Claims as many
     /// cells as the record took, at least [`CLAIMED`] and at most a quarter of the lane.
     ///
-    /// Not inlined, because it runs once per several short records. Inlined, it would make every
-    /// record save registers.
+    /// Not inlined, because it runs once for several short records. If it were inlined, every
+    /// record would save registers.
     #[inline(never)]
     fn claim(&mut self, cells: u64) {
         // Counted from our position, because a record may end beyond the claimed cells.
@@ -221,8 +221,8 @@ impl Consumer {
     /// Creates the consumer of `cells` cells, a power of two. `cursor` is ours to store.
     ///
     /// # Safety
-    /// While the consumer is used, the cells stay mapped, twice in a row, and the cursor stays
-    /// mapped writable. There is no other consumer.
+    /// While the consumer is used, the cells stay mapped, in two adjacent mappings, and the cursor
+    /// stays mapped for writing. There is no other consumer.
     pub(super) unsafe fn new(first: *const u8, cells: u32, cursor: *const AtomicU64, start: u64) -> Self {
         Consumer { cells: first, mask: u64::from(cells) - 1, at: start, told: start, cursor }
     }

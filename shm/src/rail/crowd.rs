@@ -9,7 +9,7 @@ use super::*;
 use crate::testing::{PEER, Random, Seen, TestRail, couple, settle, soon};
 
 const PEERS: u16 = 40;
-/// Number of passes that poll all cold peers: four per pass.
+/// Number of passes that together poll each cold peer once: four peers per pass.
 const ROUND: u32 = 10;
 
 fn config() -> ShmConfig {

@@ -12,8 +12,8 @@ use fishplate_core::sync::primitive::{AtomicU32, Ordering};
 use crate::testing::{PEER, Random, Seen, TestRail, couple};
 use crate::{ShmConfig, WaitObject};
 
-/// Configures lanes that hold more than one pass sends, even if the consumer delays freeing a
-/// quarter.
+/// Returns a configuration whose lanes hold more than one pass sends, even if the consumer delays
+/// freeing a quarter of a lane.
 fn wide() -> ShmConfig {
     ShmConfig { lane_cells: 1 << 16, force_staging: true, ..ShmConfig::default() }
 }

@@ -174,7 +174,7 @@ impl<H: Host> ShmRail<H> {
                 // includes that of `Rail::post_read`.
                 let posted = unsafe { self.post(peer, Way::Get, local, remote, None, cx) }?;
                 let took = began.map(|began| self.host.now_ns().saturating_sub(began));
-                // A pending read is not counted: the kernel refused the copy, or it failed.
+                // A pending read is not counted: the kernel refused the copy, or the copy failed.
                 if let (Posted::Done, Some(attached)) = (posted, self.attached(peer)) {
                     attached.payloads.copied(len, took);
                 }
@@ -240,7 +240,7 @@ impl<H: Host> ShmRail<H> {
 enum Place {
     /// Mapped here, at this address.
     Mapped(NonNull<u8>),
-    /// Not mapped here. The address is that in the peer.
+    /// Not mapped here. The address is valid in the peer's process.
     Private(u64),
 }
 
@@ -310,7 +310,7 @@ unsafe fn direct(
 }
 
 /// Reads memory of a peer's process at an address. The address is valid only while the peer is
-/// attached to us, so this function checks afterwards that the peer still is.
+/// attached to us, so this function checks afterwards that the peer is still attached.
 ///
 /// # Safety
 /// `local` is writable.

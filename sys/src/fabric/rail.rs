@@ -22,12 +22,11 @@
 //! counters. [`Notify`] lists the three ways to learn the sender of an arrived write. Each message
 //! begins with an eight-byte header of the rail: the sender's number and a kind.
 //!
-//! Each post is checked against the [imported](Rail::import) regions, so a correct engine never
-//! sends a bad key. The rail checks it, or a caller that uses
-//! [`post_write_checked`](Rail::post_write_checked). At the target the provider checks arrivals
-//! against its registrations. A peer's signature is random but not secret: with `Word` and
-//! `Message` an attached peer can pose as another peer and disturb its stream. With `Source` the
-//! provider names the sender.
+//! Each post is checked against the [imported](Rail::import) regions, so that no bad key is sent.
+//! The rail checks it, except in [`post_write_checked`](Rail::post_write_checked), whose caller has
+//! checked it. At the target the provider checks arrivals against its registrations. A peer's
+//! signature is random but not secret: with `Word` and `Message` an attached peer can pose as
+//! another peer and disturb its stream. With `Source` the provider names the sender.
 //!
 //! # Failed peers
 //!
@@ -38,9 +37,9 @@
 //! their memory. The provider still holds their contexts. A context that it never returns is lost
 //! to the pool.
 //!
-//! The provider may still execute posts that a detach has reported as complete. Deregistering
-//! invalidates a key at once where the target's provider moves the data (`tcp`, devices). `shm` may
-//! copy by address without a check.
+//! The provider may still execute posts that a detach has reported as complete. If the target's
+//! provider moves the data (`tcp`, devices), deregistering a region at the target stops them at
+//! once. `shm` may copy by address without a check.
 
 mod address;
 mod batch;

@@ -17,7 +17,7 @@ use crate::conformance::Seen;
 use crate::fence::Fence;
 use crate::support::{self, SMALL};
 
-/// The name of the table when a number is out of range or taken.
+/// The table that [`AttachError::Full`] names if a peer number is out of range or taken.
 const TAKEN: &str = "FabricConfig::max_peers, or the peer is attached already";
 
 macro_rules! needs_library {

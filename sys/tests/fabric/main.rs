@@ -27,7 +27,7 @@ use fishplate_sys::fabric::persona::Notify;
 use fishplate_sys::fabric::{Ask, FabricConfig, FabricRail};
 use support::{open, rails};
 
-/// The number by which the origin knows the target, and the reverse.
+/// The target's peer number at the origin, and the origin's peer number at the target.
 const TO: Peer = Peer(5);
 const FROM: Peer = Peer(2);
 
@@ -48,7 +48,7 @@ fn kill(link: &mut Link<FabricRail>) -> bool {
         // The provider does not detect this death within one process. The test in `processes` kills
         // another process.
         println!(
-            "SKIPPED a peer that dies in the same process over shm: that of libfabric {major}.{minor} goes on reading the memory of an \
+            "SKIPPED a peer that dies in the same process: shm of libfabric {major}.{minor} keeps reading the memory of an \
              endpoint that this process has closed, and crashes"
         );
         return false;

@@ -1,4 +1,4 @@
-//! Rows 17 to 20, 31 and 34: rails, and which traffic uses which rail.
+//! Rows 17 to 20, 31 and 34 of the feature table: rails, and which traffic uses which rail.
 
 use fishplate::Limits;
 use fishplate::config::Settings;
@@ -105,7 +105,7 @@ fn row_34_rails_open_and_close_without_leaks() {
     for (name, persona) in Persona::all() {
         let mut two = Two::<2>::new(name, persona, Config::DEFAULT, 34);
         two.put(0, 10_000, 0);
-        // There is traffic meanwhile.
+        // Traffic continues meanwhile.
         turn(&mut two.nodes);
         let Two { nodes, fake } = two;
         assert!(fake.0.open_objects() > 0);

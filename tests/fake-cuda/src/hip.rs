@@ -18,7 +18,7 @@ const INVALID_DEVICE_POINTER: Code = 17;
 /// The registers that flush writes over the bus, one for each device.
 static REGISTERS: [AtomicU32; 16] = [const { AtomicU32::new(0) }; 16];
 
-/// Declares functions that have the arguments and the behaviour of one of CUDA's.
+/// Declares functions. Each has the arguments and the behaviour of a CUDA function.
 macro_rules! same {
     ($($hip:ident $cuda:ident($($name:ident: $kind:ty),*);)*) => {$(
         #[unsafe(no_mangle)]
@@ -99,7 +99,7 @@ unsafe extern "C" fn hipDriverGetVersion(place: *mut c_int) -> Code {
     answer(unsafe { put(place, version()) })
 }
 
-/// The current device, at first the first one. Carries out flushes that were asked for.
+/// Returns the current device, which is initially the first one. Carries out requested flushes.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn hipGetDevice(place: *mut c_int) -> Code {
     let found = library().map(|library| {
@@ -123,7 +123,7 @@ extern "C" fn hipSetDevice(device: c_int) -> Code {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn hipDeviceGetAttribute(value: *mut c_int, attribute: c_uint, device: c_int) -> Code {
-    // Numbers of attributes in hip_runtime_api.h, and those in cuda.h.
+    // The attributes' numbers in hip_runtime_api.h, and their numbers in cuda.h.
     let same = match attribute {
         67 => 33,
         68 => 34,
@@ -163,7 +163,7 @@ unsafe extern "C" fn hipPointerGetAttribute(place: *mut c_void, attribute: c_uin
             },
             7 => put(place.cast(), found.buffer as u32),
             9 => put(place.cast(), library()?.process.ordinal_of(DevicePtr(ptr)).map_err(code)?),
-            // HIP writes 32 bits of the size, which is wrong from 4 GiB on.
+            // HIP writes only 32 bits of the size, so sizes from 4 GiB on are wrong.
             10 | 12 | 14 | 15 | 17 => Err(NOT_SUPPORTED),
             _ => Err(INVALID_VALUE),
         }
@@ -189,7 +189,7 @@ unsafe extern "C" fn hipMemImportFromShareableHandle(place: *mut u64, fd: *mut c
     }
 }
 
-/// Knows the starts of mappings of virtual memory only.
+/// Accepts only the start of a mapping of virtual memory.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn hipMemGetAccess(place: *mut u64, location: *const Location, base: u64) -> Code {
     let found = library().and_then(|library| {
@@ -223,7 +223,7 @@ unsafe extern "C" fn hipMemcpyAsync(
     kind: c_uint,
     handle: *mut c_void,
 ) -> Code {
-    // Another kind than `hipMemcpyDefault` would state where the memory is.
+    // Rejects all kinds except `hipMemcpyDefault`, because they state where the memory is.
     if kind != 4 {
         return INVALID_VALUE;
     }

@@ -58,7 +58,7 @@ pub struct Access {
 unsafe fn alloc(place: *mut u64, kind: MemoryKind, size: usize) -> Code {
     let taken = current()
         .and_then(|(library, ordinal)| library.process.alloc(ordinal, kind, size as u64).map_err(code));
-    // SAFETY: this function's contract.
+    // SAFETY: our caller guarantees that `place` is null or writable.
     answer(taken.and_then(|base| unsafe { put(place, base.0) }))
 }
 
@@ -174,7 +174,7 @@ extern "C" fn cuIpcCloseMemHandle(base: u64) -> Code {
 /// # Safety
 /// `asked` is null or points to a complete request.
 unsafe fn asked(asked: *const Asked) -> Result<(u32, MemoryKind), Code> {
-    // SAFETY: this function's contract.
+    // SAFETY: our caller guarantees that `asked` is null or complete.
     let asked = unsafe { asked.as_ref() }.ok_or(INVALID_VALUE)?;
     // Only pinned memory of a device is supported.
     if asked.kind != 1 || asked.location.kind != 1 {
@@ -222,7 +222,7 @@ unsafe extern "C" fn cuMemCreate(
 /// `place` is null or writable.
 unsafe fn put_physical(place: *mut u64, physical: Result<FakePhysical, Code>) -> Code {
     let handle = physical.and_then(|physical| Ok(add(&mut library()?.handles().physical, physical)));
-    // SAFETY: this function's contract.
+    // SAFETY: our caller guarantees that `place` is null or writable.
     answer(handle.and_then(|handle| unsafe { put(place, handle as u64) }))
 }
 

@@ -162,8 +162,8 @@ fn tagged_messages_from_and_into_device_memory_between_two_processes() {
     own.close();
 }
 
-/// Both ends read long messages from the other at once, through bounce slots: the device does not
-/// reach the memory of the bytes that a node copies.
+/// At the same time, each end reads a long message from the other through bounce slots, because the
+/// device cannot access the memory into which a node has copied the bytes.
 #[test]
 fn long_messages_of_copied_bytes_into_device_memory_between_two_processes() {
     const LONG: usize = 6 << 20;

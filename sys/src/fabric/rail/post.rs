@@ -156,7 +156,7 @@ impl FabricRail {
     /// [`Rail::post_write_checked`](fishplate_core::rail::Rail::post_write_checked).
     #[allow(
         clippy::too_many_arguments,
-        reason = "a structure would be put together in memory whether it is wanted or not"
+        reason = "the compiler would build a structure in memory even where only registers are needed"
     )]
     #[inline(always)]
     unsafe fn write_to(

@@ -80,7 +80,7 @@ unsafe extern "C" fn getinfo<const PLACE: usize>(
 /// # Safety
 /// `hints` is null or complete.
 unsafe fn offer(persona: &Persona, interface: &str, hints: *const fi_info) -> Option<Box<fi_info>> {
-    // SAFETY: this function's contract.
+    // SAFETY: our caller guarantees that `hints` is null or complete.
     let hints = unsafe { hints.as_ref() };
     // SAFETY: the parts of complete hints are null or complete.
     let asked = hints.map(|h| unsafe {
@@ -209,7 +209,7 @@ fn string(text: &str) -> *mut c_char {
 /// # Safety
 /// All zeros is a valid `T`.
 unsafe fn zeroed<T>() -> *mut T {
-    // SAFETY: this function's contract.
+    // SAFETY: our caller guarantees that all zeros is a valid `T`.
     Box::into_raw(Box::new(unsafe { std::mem::zeroed() }))
 }
 

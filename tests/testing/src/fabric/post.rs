@@ -112,10 +112,10 @@ impl Post {
 /// `ep` is an open endpoint of this fake. The other arguments are valid as the manual page of the
 /// call requires.
 unsafe fn post(ep: *mut fid_ep, post: Post) -> isize {
-    // SAFETY: this function's contract.
+    // SAFETY: our caller guarantees that `ep` is open.
     let this = unsafe { &*ep.cast::<FakeEp>() };
     let mut state = this.world.state();
-    // SAFETY: this function's contract.
+    // SAFETY: our caller guarantees valid arguments.
     match unsafe { accept(&mut state, this.id, post) } {
         Ok(op) => {
             state.launch(op);
@@ -427,13 +427,13 @@ unsafe fn post_atomic(
     op: c_int,
     context: *mut c_void,
 ) -> isize {
-    // SAFETY: this function's contract.
+    // SAFETY: our caller guarantees that `ep` is open.
     let few = unsafe { has_few(ep) };
     let Some(width) = width(datatype).filter(|_| count == 1 && (!few || is_of_few(datatype, op))) else {
         return -(libc::EOPNOTSUPP as isize);
     };
-    // SAFETY: this function's contract: operands are readable during the call, and the result is
-    // writable until the completion.
+    // SAFETY: our caller guarantees that the operands are readable during the call, and that the
+    // result is writable until the completion.
     unsafe {
         let (operand, compare) = (operand(buf, width), operand(compare, width));
         let verb = Verb::Atomic { width, op, operand, compare, result: result.cast() };
@@ -507,7 +507,7 @@ unsafe extern "C" fn compare_atomic(
 /// # Safety
 /// `ep` is an open endpoint of this fake.
 unsafe fn has_few(ep: *mut fid_ep) -> bool {
-    // SAFETY: this function's contract.
+    // SAFETY: our caller guarantees that `ep` is open.
     unsafe { &*ep.cast::<FakeEp>() }.world.state().persona.few_atomics
 }
 
@@ -519,7 +519,7 @@ fn is_of_few(datatype: c_int, op: c_int) -> bool {
 /// # Safety
 /// `ep` is an open endpoint of this fake; `count` is null or writable.
 unsafe fn valid(ep: *mut fid_ep, datatype: c_int, ops: &[c_int], op: c_int, count: *mut usize) -> c_int {
-    // SAFETY: this function's contract.
+    // SAFETY: our caller guarantees that `ep` is open.
     let few = unsafe { has_few(ep) };
     if width(datatype).is_none() || !ops.contains(&op) || (few && !is_of_few(datatype, op)) {
         return -libc::EOPNOTSUPP;

@@ -306,7 +306,7 @@ impl State {
     pub unsafe fn source(&self, op: &Op) -> Vec<u8> {
         match &op.copy {
             Some(bytes) => bytes.clone(),
-            // SAFETY: this function's contract.
+            // SAFETY: our caller guarantees that the local memory is readable.
             None => unsafe { self.load(op.local, op.len, op.of_device) },
         }
     }
@@ -317,7 +317,7 @@ impl State {
         let mut bytes = vec![0; len];
         match &self.bus {
             Some(bus) if of_device => bus.read(from as u64, &mut bytes),
-            // SAFETY: this function's contract.
+            // SAFETY: our caller guarantees that `from` is readable.
             _ => unsafe { std::ptr::copy(from, bytes.as_mut_ptr(), len) },
         }
         bytes
@@ -328,7 +328,7 @@ impl State {
     pub unsafe fn store(&self, to: *mut u8, bytes: &[u8], of_device: bool) {
         match &self.bus {
             Some(bus) if of_device => bus.write(to as u64, bytes),
-            // SAFETY: this function's contract.
+            // SAFETY: our caller guarantees that `to` is writable.
             _ => unsafe { std::ptr::copy(bytes.as_ptr(), to, bytes.len()) },
         }
     }

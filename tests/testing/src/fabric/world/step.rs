@@ -11,7 +11,7 @@ use crate::fabric::persona::Dead;
 use crate::fabric::queue::{Item, Queue};
 
 impl State {
-    /// Advances everything that a read of this queue advances.
+    /// Advances all operations that make progress when this queue is read.
     pub fn step(&mut self, reader: u32) {
         let auto = self.persona.progress == FI_PROGRESS_AUTO;
         let mut ops = std::mem::take(&mut self.ops);
