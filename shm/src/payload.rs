@@ -54,9 +54,10 @@ const OUTLIER: u64 = 2;
 /// nanoseconds per KiB.
 const SLOW: u64 = 1000;
 
-/// After a trial, the next one waits for this many payloads per payload of the trial. Entry n is
-/// for trial n, and the last entry for all later trials. The first entries are small, because no
-/// path has been measured yet.
+/// After a trial, the next trial waits for this many payloads per payload of the trial, times the
+/// [`ratio`](Class::ratio) of the costs. There is an entry for each of the first trials; the last
+/// one also holds for all later trials. The first entries are small, because no path has been
+/// measured yet.
 const PATIENCE: [u32; 5] = [2, 4, 8, 16, 32];
 
 /// Number of size classes: below 16 KiB, below 32 KiB, and so on, up to 2 MiB and more.
