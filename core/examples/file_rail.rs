@@ -21,9 +21,9 @@ use fishplate_core::rail::{Caps, Local, Order, Posted, Rail, RailKey, Remote, Si
 const MESSAGE: usize = 4096;
 /// Longest write or read, in bytes.
 const RMA: usize = 64 << 10;
-/// Most posts in flight.
+/// Maximum number of posts in flight.
 const DEPTH: usize = 64;
-/// Most registered regions.
+/// Maximum number of registered regions.
 const REGIONS: usize = 64;
 
 /// The kinds of frames. A `DONE` answers each of the other kinds.

@@ -31,7 +31,8 @@ pub struct Ticket {
     of: usize,
 }
 
-/// A user of a worker's engine. It is `Send`, and one thread uses it at a time.
+/// A thread's handle to an engine that a worker drives. It is `Send`, and one thread uses it at a
+/// time.
 pub struct Context<'m, H: Host> {
     queue: Queue<'m, H>,
 }

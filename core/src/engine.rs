@@ -266,7 +266,7 @@ pub(crate) struct State<'m, const RAILS: usize> {
     /// Longest message, in bytes, that every rail accepts to every peer.
     pub shortest: u32,
     pub stats: Stats,
-    /// Counts the commands of workers.
+    /// Counts the commands that workers pass to this engine.
     pub stamp: u32,
     /// The state of failover, if it is attached.
     pub failover: Option<Failover<'m>>,

@@ -275,7 +275,7 @@ pub enum WaitError {
     Op(OpError),
 }
 
-/// What an expired wait waited for. The default describes a wait of which nothing is known.
+/// What an expired wait waited for. The default describes a wait about which nothing is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Stuck {
     /// Whether the wait was for operations of this side, or for an arrival.

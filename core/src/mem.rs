@@ -12,7 +12,7 @@ use core::fmt;
 use core::marker::PhantomData;
 use core::ptr::NonNull;
 
-/// Marks types for which all bytes zero is a valid value. A table of such slots may come zeroed
+/// Marks types whose values are valid if all bytes are zero. A table of such slots may come zeroed
 /// from the allocator, and its memory stays untouched until used.
 ///
 /// # Safety

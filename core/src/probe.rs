@@ -14,8 +14,8 @@ macro_rules! probe {
         unsafe {
             core::arch::asm!(
                 "990: nop",
-                // The flag `R` keeps the note, and thereby the code that it names. So no note is
-                // left without its `nop`.
+                // The flag `R` makes the linker keep the note, and the code that the note names. So
+                // no note is left without its `nop`.
                 ".pushsection .note.stapsdt, \"R\", \"note\"",
                 ".balign 4",
                 ".4byte 992f-991f, 994f-993f, 3",

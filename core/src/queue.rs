@@ -62,8 +62,8 @@ pub use crate::engine::command::Command;
 pub use crate::engine::lane::{Held, HeldBy, Pending};
 pub use commands::CommandError;
 
-/// The memory of a queue with at most `N` commands, a power of two. A command counts until its
-/// event is dropped.
+/// The memory of a queue with at most `N` commands, a power of two. A command counts towards `N`
+/// until its event is dropped.
 pub struct QueueStorage<'m, const N: usize = { pool::DEFAULT_CAPACITY }> {
     header: pool::Header,
     slots: [Slot<Entry<'m>>; N],

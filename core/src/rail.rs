@@ -479,6 +479,6 @@ pub unsafe trait Rail {
     #[inline(always)]
     fn notify(&mut self, _peer: Peer) {}
 
-    /// Checks whether peers are alive, and reports failed ones. Slow path: may make a system call.
+    /// Checks whether peers are alive, and reports failed peers. Slow path: may make a system call.
     fn check_peers<S: Sink>(&mut self, _sink: &mut S) {}
 }

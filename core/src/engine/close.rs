@@ -20,8 +20,8 @@
 //!
 //! # Operations in flight when a Bye arrives
 //!
-//! The sender of a Bye makes progress until it is answered, and the answer is sent only when
-//! nothing is in flight towards that sender. So writes, signals, atomics, reads and messages
+//! The sender of a Bye makes progress until it receives the answer. The other side answers only
+//! when nothing is in flight towards the sender. So writes, signals, atomics, reads and messages
 //! complete as usual. Only a send that waits for a matching receive fails, with `Closed`. It fails
 //! once all Fins of the peer have arrived, because a Bye may overtake them. The Bye has the number
 //! of Fins.

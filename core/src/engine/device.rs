@@ -39,7 +39,7 @@ pub(crate) struct DeviceTurn {
 }
 
 impl DeviceTurn {
-    /// No word was changed yet.
+    /// The state before any word was changed.
     pub const NEW: DeviceTurn = DeviceTurn { pass: u64::MAX, last: NONE, next: NONE };
 }
 

@@ -52,7 +52,7 @@ use super::table::PeerState;
 use super::wire::{Bond, Hello, stamp};
 use super::{Engine, State};
 
-/// Maximum number of Hellos that wait for room in a rail. A newer Hello replaces the oldest one
+/// Maximum number of Hellos that wait for room in a rail. A newer Hello replaces the oldest Hello
 /// that is not for the bound peer.
 const ANSWERS: usize = 4;
 
@@ -74,7 +74,7 @@ pub(crate) struct Meeting {
     count: u8,
     /// Whether our streams to the peer are kept for failover. Hellos carry this.
     keeps: bool,
-    /// Whether the next Hello reports that earlier ones may have been lost.
+    /// Whether the next Hello reports that earlier Hellos may have been lost.
     again: bool,
 }
 
@@ -185,7 +185,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         self.answer(peer, 0);
     }
 
-    /// Sends a Hello again, because a rail that has failed may have lost the earlier ones.
+    /// Sends a Hello again, because a rail that has failed may have lost the earlier Hellos.
     pub(super) fn meet_again(&mut self, peer: u16) {
         let meeting = &mut self.pairings[peer as usize].meeting;
         (meeting.told, meeting.again) = (Meeting::NONE.told, true);

@@ -99,7 +99,7 @@ impl Default for Lane<'_> {
 /// The numbers of entries that wait in the two rings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pending {
-    /// Commands submitted that no worker has taken.
+    /// Submitted commands that no worker has taken.
     pub send: usize,
     /// Completed commands that their queue has not taken.
     pub recv: usize,

@@ -156,7 +156,7 @@ impl PendingSlot {
         Token(self.name.word())
     }
 
-    /// Resets the slot to an operation of which nothing is posted.
+    /// Resets the slot to an operation with nothing posted.
     pub(crate) fn set_open(&mut self, stream: u32, kind: OpKind, notice: Notice) {
         let (report, tag) = match notice {
             Notice::Report(tag) => (true, tag),

@@ -30,7 +30,7 @@ pub(super) enum Blocked {
     Atomic,
     /// No rail has room. Posting continues in the next pass.
     Rail,
-    /// The pass has done its share.
+    /// The pass has posted its share of this stream.
     Budget,
     /// The operation cannot be posted.
     Refused(RailId, PostError),
@@ -220,8 +220,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
             // SAFETY: the source was checked when the operation was submitted. `Region::new`
             // requires that it stays valid until the operation ends.
             Body::Signal { data: Some((_, len)), .. } => unsafe { Untrusted::new(slot.local, len as usize) },
-            // SAFETY: only an inject has this body. It is posted during the call of its user, and
-            // its bytes are valid until that call returns.
+            // SAFETY: only an inject has this body. The inject is posted during the user's call,
+            // and its bytes are valid until that call returns.
             Body::Data { .. } => unsafe { Untrusted::new(slot.local, slot.left as usize) },
             _ => Untrusted::from_slice(&[]),
         };

@@ -75,7 +75,7 @@ const ENOUGH_CREDITS: u32 = 64;
 /// Number of receives that are not hashed while messages match in order.
 const LAZILY: u32 = 252;
 
-/// Sizes of the protocol.
+/// The sizes and limits of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MatchConfig {
     /// Longest payload that travels in its message, in bytes. A rail may lower it.

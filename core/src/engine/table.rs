@@ -137,7 +137,7 @@ pub struct RemoteSlot<const RAILS: usize> {
     /// Whether the slot is taken. The other fields of a free slot have no meaning.
     pub(crate) taken: bool,
     pub(crate) peer: u16,
-    /// As [`LocalSlot::generation`].
+    /// Like [`LocalSlot::generation`].
     pub(crate) generation: u32,
     /// The number and generation of the region at its owner.
     pub(crate) theirs: (u16, u16),

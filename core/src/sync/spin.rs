@@ -32,7 +32,7 @@ mod wait;
 
 pub use wait::{Turn, Waited, wait_until};
 
-/// The constants of a wait. Start from a preset, and adjust it by measurements.
+/// The parameters of a wait. Start from a preset, and adjust it by measurements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
     /// Number of pauses before the first reading of the clock.

@@ -1,5 +1,5 @@
-//! Helpers for the tests of this layer. They contain one test body for threads and for the model
-//! checker, a futex made of a lock, and repeatable random numbers.
+//! Helpers for the tests of this layer. They run one test body in threads or under the model
+//! checker, and provide a futex made of a lock, and repeatable random numbers.
 
 use super::{
     host::{Host, Woken},

@@ -22,7 +22,7 @@ pub struct Veiled<R> {
     pub fetched: u32,
     /// Number of further calls of either kind that find no room.
     pub full: u32,
-    /// Number of further writes that take effect and yet report a failure.
+    /// Number of further writes that take effect but report a failure.
     pub late: u32,
     /// Whether reads are permanently refused.
     pub unreadable: bool,

@@ -135,7 +135,8 @@ fn run(seed: u64) -> u64 {
             fails.push((random.below(150), ends));
         }
     }
-    // Memory of completed sends is filled with one byte, of which no message contains a long run.
+    // Memory of completed sends is filled with a byte that no message contains eight times in a
+    // row.
     control.borrow_mut().refuse = Some(Box::new(move |post| {
         let gone = post.bytes.windows(8).any(|bytes| bytes == [GONE; 8]);
         assert!(!gone, "seed {seed}: a payload goes out whose send has ended");

@@ -256,8 +256,8 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Returns whether failover has more to do for a stream or, at a peer's first stream, for the
-    /// peer.
+    /// Returns whether failover has more to do for a stream. For the first stream of a peer, also
+    /// covers the peer itself.
     #[cold]
     pub(in super::super) fn is_broken(&self, stream: u32) -> bool {
         let s = &self.streams[stream as usize];

@@ -11,8 +11,8 @@ use super::super::wire::{Body, NO_TOKEN};
 use super::super::{Engine, State};
 use super::{Asks, Failover};
 
-/// Longest payload that is copied into the record, in bytes. It limits injects. A longer payload
-/// stays in its source.
+/// Longest payload that is copied into the record, in bytes. Injects to a peer with failover are at
+/// most this long. A longer payload stays in its source.
 pub(in super::super) const COPY: usize = 64;
 
 /// The state of a number: carried by a rail, arrived at the peer, or lost.
@@ -48,8 +48,8 @@ pub(in super::super) enum Sent {
     Tagged {
         op: u32,
     },
-    /// An answer of the two-sided protocol. `of` is the send of whose payload the answer carries a
-    /// part, or [`NONE`].
+    /// An answer of the two-sided protocol. If the answer carries a part of a send's payload, `of`
+    /// is that send, otherwise [`NONE`].
     Answer {
         of: u32,
         kind: u8,

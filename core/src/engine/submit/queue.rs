@@ -470,7 +470,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
         Ok(index)
     }
 
-    /// Removes the last operation of a stream, of which nothing was posted.
+    /// Removes the last operation of a stream. No part of the operation was posted.
     fn cancel_slot(&mut self, stream: u32, index: u32) {
         let state = &mut self.streams[stream as usize];
         if self.pending.slots[index as usize].state == Stage::Open {

@@ -12,7 +12,7 @@ fn check_list<const LIST: usize, T: Listed<LIST>>(
 ) -> Result<u32, &'static str> {
     let (mut at, mut before, mut count) = (list.head, NONE, 0);
     while at != NONE {
-        let slot = slots.get(at as usize).ok_or("a link out of range")?;
+        let slot = slots.get(at as usize).ok_or("a list link names no slot")?;
         if slot.links().prev != before || count as usize == slots.len() {
             return Err("the links of a list disagree");
         }
@@ -36,7 +36,7 @@ fn check_buckets<const BITS: u32, T: group::Grouped>(
         let mut node = *head;
         while node != NONE {
             let (leader, table) = group::Buckets::<BITS>::entry(node);
-            let links = entries.get(leader as usize).ok_or("a chain out of range")?.group(table);
+            let links = entries.get(leader as usize).ok_or("a hash chain names no slot")?.group(table);
             if !links.leads() {
                 return Err("a hash chain holds an entry that is not the leader of its group");
             }
@@ -48,9 +48,9 @@ fn check_buckets<const BITS: u32, T: group::Grouped>(
                     return Err("a chain or a ring does not end");
                 }
                 let next = entries[at as usize].group(table).ring.next;
-                let after = entries.get(next as usize).ok_or("a ring out of range")?;
+                let after = entries.get(next as usize).ok_or("the ring of a group names no slot")?;
                 if after.group(table).ring.prev != at {
-                    return Err("the links of a ring disagree");
+                    return Err("the links of a group's ring disagree");
                 }
                 if next == leader {
                     break;
@@ -90,18 +90,18 @@ impl<const SHAPES: usize, const INDEXES: usize> Matcher<'_, SHAPES, INDEXES> {
             seen |= at == posted.cursor;
             let expected = if seen { posted::State::Fresh } else { posted::State::Indexed };
             if slot.state != expected {
-                return Err("a receive on the wrong side of the cursor");
+                return Err("the state of a receive does not fit its place in the list");
             }
             fresh += u32::from(seen);
             if slot.shape == OVERFLOW {
                 return Ok(());
             }
             indexed += u32::from(!seen);
-            let of = by_shape.get_mut(slot.shape as usize).ok_or("a shape out of range")?;
+            let of = by_shape.get_mut(slot.shape as usize).ok_or("a receive has an unknown shape")?;
             *of += u32::from(!seen);
-            let shape = self.shapes.get(slot.shape).ok_or("a shape out of range")?;
+            let shape = self.shapes.get(slot.shape).ok_or("a receive has an unknown shape")?;
             if !seen && shape.min_seq > slot.seq {
-                return Err("a receive older than its shape's oldest");
+                return Err("a receive is older than the minimum that its shape records");
             }
             if slot.key.under(shape.mask) != slot.key {
                 Err("the key of a receive is not masked")
@@ -113,7 +113,7 @@ impl<const SHAPES: usize, const INDEXES: usize> Matcher<'_, SHAPES, INDEXES> {
             return Err("the count of receives is wrong");
         }
         for (number, indexed) in by_shape.iter().enumerate() {
-            let shape = self.shapes.get(number as u8).ok_or("a shape out of range")?;
+            let shape = self.shapes.get(number as u8).ok_or("a shape is missing")?;
             let active = self.shapes.active >> number & 1 == 1;
             if shape.indexed != *indexed || active != (*indexed != 0) {
                 return Err("a shape has a wrong count of receives");
@@ -137,7 +137,7 @@ impl<const SHAPES: usize, const INDEXES: usize> Matcher<'_, SHAPES, INDEXES> {
                 if right && member.state == posted::State::Indexed {
                     Ok(())
                 } else {
-                    Err("a receive in the wrong group")
+                    Err("a receive is in the wrong group")
                 }
             },
         )?;
@@ -169,7 +169,7 @@ impl<const SHAPES: usize, const INDEXES: usize> Matcher<'_, SHAPES, INDEXES> {
                 }
                 let before = unmet & bit != 0 || messages.caught_up & bit != 0;
                 if (slot.linked & bit != 0) != before {
-                    return Err("a message on the wrong side of an index's cursor");
+                    return Err("a message is in an index beyond its cursor, or missing before it");
                 }
                 if (slot.cursor_of & bit != 0) != (index.cursor == at && messages.caught_up & bit == 0) {
                     return Err("the cursor of an index and its message disagree");
@@ -197,10 +197,10 @@ impl<const SHAPES: usize, const INDEXES: usize> Matcher<'_, SHAPES, INDEXES> {
             |slot| slot.seq,
             |table, leader, at| {
                 let (leader, member) = (&messages.slots[leader as usize], &messages.slots[at as usize]);
-                let index = messages.indexes.get(table).ok_or("an index out of range")?;
-                let mask = self.shapes.get(index.shape).ok_or("an index without a shape")?.mask;
+                let index = messages.indexes.get(table).ok_or("a hash chain belongs to an unknown index")?;
+                let mask = self.shapes.get(index.shape).ok_or("an index has no shape")?.mask;
                 let right = leader.key.agrees(member.key, mask) && member.linked >> table & 1 == 1;
-                if right { Ok(()) } else { Err("a message in the wrong group") }
+                if right { Ok(()) } else { Err("a message is in the wrong group") }
             },
         )?;
         let free =
@@ -221,7 +221,7 @@ impl<const SHAPES: usize, const INDEXES: usize> Matcher<'_, SHAPES, INDEXES> {
     ) -> Result<u32, &'static str> {
         let (mut at, mut count) = (head, 0);
         while at != NONE {
-            let slot = slots.get(at as usize).ok_or("a free slot out of range")?;
+            let slot = slots.get(at as usize).ok_or("the free list names no slot")?;
             if !is_free(slot) || count as usize == slots.len() {
                 return Err("the free list holds a slot that is in use");
             }

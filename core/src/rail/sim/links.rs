@@ -6,8 +6,8 @@ pub(super) const ENDPOINTS: usize = 64;
 /// The state of all links, indexed by endpoint. Each `u64` of flags has one bit per node.
 pub(super) struct Cuts {
     /// `cut`: the link from this endpoint to the node is cut. `broken`: a cut has broken the
-    /// attachment, which stays broken until the endpoint is attached again. `late`: the number of
-    /// polls by which traffic on a broken link may land late.
+    /// attachment, which stays broken until the endpoint is attached again. `late`: traffic on a
+    /// broken link may land up to this many polls late.
     pub(super) cut: [u64; ENDPOINTS],
     pub(super) broken: [u64; ENDPOINTS],
     pub(super) late: [u32; ENDPOINTS],

@@ -165,8 +165,8 @@ impl World<'_> {
         match kind {
             PacketKind::Message { .. } | PacketKind::Write { from: None, .. } | PacketKind::Read { .. } => {}
             PacketKind::Write { from: Some(bytes), len, remote, data } if len <= MESSAGE => {
-                // SAFETY: the poster keeps the source readable until the post completes, which it
-                // has not yet.
+                // SAFETY: the post has not completed, and until then the poster keeps the source
+                // readable.
                 unsafe { ptr::copy(bytes.as_ptr(), packet.bytes.as_mut_ptr(), len) };
                 packet.kind = PacketKind::Write { from: None, len, remote, data };
             }

@@ -272,7 +272,7 @@ impl<'m, T> Shared<'m, T> {
     }
 }
 
-/// A [`Shared`] in the form in which it passes through a ring.
+/// A [`Shared`] in a `Copy` form that fits a ring.
 pub(crate) struct RawShared<'m, T> {
     slot: NonNull<Slot<T>>,
     header: Option<NonNull<Header>>,

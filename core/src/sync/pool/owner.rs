@@ -454,7 +454,7 @@ impl<T: fmt::Debug> Error for Full<T> {}
 pub enum CreateError<E> {
     /// Every slot is in use.
     Full,
-    /// Making the value failed with this error.
+    /// The function that makes the value failed with this error.
     Refused(E),
 }
 

@@ -28,7 +28,7 @@ impl RingMemory for Private {}
 impl RingMemory for Shared {}
 
 mod sealed {
-    /// The copies, hidden from the public interface.
+    /// The copy operations, hidden from the public interface.
     pub trait Copies {
         /// Copies a value out.
         ///
