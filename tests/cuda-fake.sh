@@ -152,7 +152,7 @@ cut() {
     grep -q 'opens 2 closes 2 ' "$place/report" && ! grep -v ' violations \[\]$' "$place/report"
 }
 [ "$api" = hip ] || say "a segment that does not open" cut
-say "no devices" fails devices=0 "--device $api:0: no such device: this machine has 0"
+say "no devices" fails devices=0 "--device $api:0: no such device: the number of devices here is 0"
 
 # none: the loader finds no driver. A machine with a driver has it in the loader's cache, so this
 # cannot be tested there.

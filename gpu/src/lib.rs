@@ -255,7 +255,9 @@ impl fmt::Display for DeviceError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             DeviceError::NoDriver => f.write_str("no GPU driver on this machine"),
-            DeviceError::NoDevice(there) => write!(f, "no such device: this machine has {there}"),
+            DeviceError::NoDevice(there) => {
+                write!(f, "no such device: the number of devices here is {there}")
+            }
             DeviceError::NotDeviceMemory => f.write_str("not an address of device memory"),
             DeviceError::NotExportable(why) => write!(
                 f,
@@ -275,7 +277,9 @@ impl fmt::Display for DeviceError {
             DeviceError::SameProcess => {
                 f.write_str("the handle belongs to this process; use the address itself")
             }
-            DeviceError::NoPeerAccess => f.write_str("the exporter's device cannot be reached from this one"),
+            DeviceError::NoPeerAccess => {
+                f.write_str("the exporter's device cannot be reached from this device")
+            }
             DeviceError::Exhausted => {
                 f.write_str("the device is out of memory, address space or completion marks")
             }

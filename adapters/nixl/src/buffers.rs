@@ -13,7 +13,7 @@ use crate::slab::Slab;
 /// Maximum number of free buffers to keep.
 const KEPT: usize = 32;
 
-/// Marks the completion word of a buffer. Numbers of a [`Slab`] do not have this bit.
+/// Set in the completion word of a buffer's send. Numbers of a [`Slab`] do not have this bit.
 const LENT: u64 = 1 << 63;
 
 /// Node memory that holds one chunk.
@@ -32,7 +32,7 @@ impl Buffer {
         self.memory
     }
 
-    /// Returns the start of its [`CHUNK_MAX`] bytes.
+    /// Returns the start of the buffer's [`CHUNK_MAX`] bytes.
     pub fn start(&self) -> NonNull<u8> {
         self.segment.ptr()
     }

@@ -22,7 +22,8 @@ use crate::transfer::{Piece, Transfer};
 /// Maximum length in bytes of a descriptor that is sent in a chunk.
 const SHORT: usize = 32 << 10;
 
-/// Maximum length in bytes of a piece that [`split`] leaves. It fits into a chunk with its range.
+/// Maximum length in bytes of a piece that [`split`] leaves. Such a piece fits into a chunk
+/// together with its range.
 const PIECE_MAX: usize = CHUNK_MAX - HEAD - RANGE;
 
 /// Maximum number of unanswered chunks per transfer.

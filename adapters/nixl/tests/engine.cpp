@@ -139,7 +139,7 @@ void what_cannot_be_created() {
     good.sync = static_cast<Sync>(7);
     IS(nullptr, plugin->create(&good));
     good.sync = Sync::none;
-    // Strings instead of the map.
+    // Passes strings instead of the map of parameters.
     std::string other[2] = {"other", "fields"};
     good.params = reinterpret_cast<Params *>(other);
     IS(nullptr, plugin->create(&good));

@@ -90,8 +90,8 @@ impl<T> Lock<T> {
         Some(Held { value, release: Release { taken, state: &self.state }, exclusive: PhantomData })
     }
 
-    /// Takes the lock for its owner. Returns false if another thread has it, or if it has lost its
-    /// owner.
+    /// Takes the lock for its owner. Returns false if another thread has the lock, or if the lock
+    /// has lost its owner.
     #[inline(always)]
     fn enter(&self, me: usize) -> bool {
         // Relaxed: publishes nothing.
@@ -157,8 +157,8 @@ impl<T> Lock<T> {
             return false;
         }
         let mut wait = Wait(0);
-        // Acquire: pairs with the release store of the owner, so this thread sees what it has
-        // written.
+        // Acquire: pairs with the release store of the owner, so this thread sees what the owner
+        // has written.
         while self.inside.load(Ordering::Acquire) == TAKEN {
             if self.state.load(Ordering::Relaxed) == POISONED {
                 return false;
@@ -177,7 +177,7 @@ fn me() -> usize {
     unsafe { libc::pthread_self() as usize }
 }
 
-/// How often a thread has waited.
+/// Number of times that a thread has waited for the lock.
 struct Wait(u32);
 
 impl Wait {

@@ -1,5 +1,5 @@
-/* Many open requests: posts COUNT receives from the endpoint to itself and matches them in another
-   order. With "all", COUNT is the maximum, and one more receive is refused. */
+/* Many open requests: posts COUNT receives from the endpoint to itself and matches them in a
+   different order. With "all", COUNT is the maximum, and one more receive is refused. */
 #include <psm2.h>
 #include <psm2_mq.h>
 #include <stdint.h>

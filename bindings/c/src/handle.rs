@@ -61,7 +61,7 @@ pub(crate) struct Inner {
     mixed: u64,
 }
 
-/// Its address is the address of [`TABLE`] plus the lower bits of its handles.
+/// An entry of [`TABLE`]. Its address is that of the table plus the lower bits of its handles.
 #[repr(C)]
 struct Slot {
     /// `name ^ owner` while the node is open, has an owner, and is in no call. Otherwise 0. Only

@@ -13,7 +13,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-/// The name of a new capsule, and the name that the consumer of its tensor gives it.
+/// The names of a new capsule, and of a capsule whose tensor a consumer has taken.
 const FRESH: &CStr = c"dltensor";
 const TAKEN: &CStr = c"used_dltensor";
 
@@ -274,7 +274,7 @@ pub(crate) fn lend<'py>(
 unsafe extern "C" fn give_back(managed: *mut Managed) {
     // SAFETY: the context is the box from `lend`, which has one owner.
     let end = || drop(unsafe { Box::from_raw((*managed).context.cast::<Lent>()) });
-    // Without an interpreter the object cannot be released, and leaks with the process.
+    // Without an interpreter the object cannot be released, so it leaks until the process exits.
     let _ = Python::try_attach(|_| end());
 }
 

@@ -33,8 +33,8 @@ pub(crate) struct Inner {
     pub gpu: Option<Gpu>,
     /// Device memory of the node, with the loan that its tensors hold.
     pub devices: Vec<(Memory, Arc<()>)>,
-    /// The connected peers, and whether one was ever disconnected. A disconnected peer may still
-    /// write memory that it imported.
+    /// The connected peers, and whether any peer was ever disconnected. A disconnected peer may
+    /// still write memory that it imported.
     pub peers: Vec<PeerId>,
     pub disconnected: bool,
 }

@@ -97,8 +97,8 @@ impl Registered {
         }
     }
 
-    /// Returns the views after the node is closed: first the unused ones, then the ones that peers
-    /// may still write.
+    /// Returns the views after the node is closed: first the unused views, then the views that
+    /// peers may still write.
     pub fn into_views(self) -> (Vec<Arc<View>>, Vec<Arc<View>>) {
         let (lent, own): (Vec<_>, Vec<_>) = self.now.into_values().partition(|(_, exported)| *exported);
         let views = |of: Vec<(Arc<View>, bool)>| of.into_iter().map(|(view, _)| view);
@@ -112,7 +112,7 @@ pub(crate) struct Flights {
     pub under_way: HashMap<Number, (Arc<Flight>, Option<Lease>)>,
     /// Leases of completed operations whose memory the node still uses.
     pub leaving: Vec<Lease>,
-    /// Views to drop without the node's lock, because releasing one may run Python code.
+    /// Views to drop without the node's lock, because releasing a view may run Python code.
     pub released: Vec<Arc<View>>,
 }
 

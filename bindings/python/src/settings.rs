@@ -76,7 +76,7 @@ pub(crate) fn gpu(py: Python<'_>, name: &str) -> PyResult<Gpu> {
     name.parse().map_err(wrong)
 }
 
-/// Converts settings to a builder. Its [`Node`] waits neither for room nor for peers.
+/// Converts settings to a builder. The [`Node`] that it opens waits neither for room nor for peers.
 pub(crate) fn builder(
     py: Python<'_>,
     rails: Rails,

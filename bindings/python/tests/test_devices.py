@@ -163,7 +163,7 @@ SIZES = [1, 8, 1000, 4097, 300_000]
 
 
 def between(here):
-    """Each process writes from its device into the other's, with all calls."""
+    """Each process writes from its device into the other process's device, with all calls."""
     node, peer, other = here.node, here.peers[1 - here.rank], 1 - here.rank
     device, source, words = node.alloc_device(1 << 19), node.alloc_device(1 << 19), node.alloc(4096)
     theirs = peer.import_memory(here.job.exchange(device.handle()))
