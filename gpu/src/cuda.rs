@@ -12,8 +12,8 @@
 //! cudarc declares CUDA's functions and structures. All functions are looked up before the first
 //! call. They return a number, because cudarc's error enumeration lacks the codes of newer drivers.
 //!
-//! - The driver returns the same error for a handle of this process as for an invalid one. So each
-//!   device remembers the last [`REMEMBERED`] handles that it exported, and reports
+//! - The driver returns the same error for a handle of this process as for an invalid handle. So
+//!   each device remembers the last [`REMEMBERED`] handles that it exported, and reports
 //!   [`DeviceError::SameProcess`] for them. Older handles of this process give
 //!   [`DeviceError::BadHandle`].
 //! - A device that is hidden from this process (`CUDA_VISIBLE_DEVICES`) may be reachable anyway. So

@@ -1,4 +1,4 @@
-//! The file of `--hist`: every duration that was measured and how often, as CSV.
+//! The file of `--hist`: each measured duration and its count, as CSV.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};

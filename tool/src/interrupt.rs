@@ -1,5 +1,5 @@
-//! Ctrl-C and SIGTERM: the first ends the run with a message and exit status 130, the second ends
-//! the process at once. Loops and waits check at least ten times a second.
+//! Handles Ctrl-C and SIGTERM. The first signal ends the run with a message and exit status 130. A
+//! second signal ends the process at once. Loops and waits check at least ten times a second.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -148,7 +148,7 @@ pub fn lack(region: usize, error: SegmentError) -> Failure {
             there >> 20
         ),
         SegmentError::FileSize { limit, .. } => format!(
-            "--region {region}: shared memory is limited to {} KiB, like files; choose a smaller one, or raise ulimit -f",
+            "--region {region}: the file size limit, {} KiB, holds for shared memory too; choose a smaller one, or raise ulimit -f",
             limit >> 10
         ),
         SegmentError::System(libc::ENOMEM | libc::ENOSPC) => format!(

@@ -1,5 +1,5 @@
-//! The progress bar: on standard error, only if that is a terminal and the run is long, and only
-//! between measurements. It has no thread and no timer.
+//! The progress bar. It is drawn on standard error, if that is a terminal and the run is long, and
+//! only between measurements. It has no thread and no timer.
 
 use std::io::IsTerminal;
 

@@ -1,6 +1,6 @@
 //! How a measurement ends if it cannot continue: every command over every transport, when either
-//! side is killed or exceeds its time limit. The test starts both sides, so that neither ends
-//! because the other started it.
+//! side is killed or exceeds its time limit. The test starts both sides, so that neither side ends
+//! only because its parent has ended.
 
 use std::fmt::Write as _;
 use std::io::Read;

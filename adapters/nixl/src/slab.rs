@@ -1,4 +1,4 @@
-//! A table whose entry numbers are not reused.
+//! A table that gives each entry a new number, so that old numbers are recognized.
 
 /// Values in slots. The lower half of a number is the slot, the upper half counts the uses of the
 /// slot. A removed value and its successor thus have different numbers. Bit 63 is never set.

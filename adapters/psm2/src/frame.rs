@@ -8,8 +8,8 @@
 //! address [1024]
 //! ```
 //!
-//! The uuid is the key of the job. A frame with another uuid is refused. It is sent in cleartext,
-//! as in PSM2.
+//! The uuid is the key of the job. A frame with another uuid is refused. The key is sent in
+//! cleartext, as in PSM2.
 
 use fishplate::node::ADDRESS_MAX;
 

@@ -1,5 +1,5 @@
-//! DLPack in both directions, for memory of the host and of GPUs: tensors of other
-//! libraries as buffers of calls, and memory of the node as tensors of bytes. The structures are
+//! Takes tensors of other libraries as buffers of calls, and lends memory of the node as tensors of
+//! bytes. Both use DLPack, and both support memory of the host and of GPUs. The structures are
 //! those of DLPack's `dlpack.h` before version 1.0, which every library still reads and writes.
 
 use std::ffi::{CStr, c_void};

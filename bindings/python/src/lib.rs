@@ -9,10 +9,10 @@
 //! # Files
 //!
 //! `shared` puts a node behind a lock, and lets calls take turns and wait. `inner` is the data
-//! under the lock, `lease` the operations in flight, `view` a buffer of the program, and
-//! `dlpack` a tensor. `node`,
-//! `peer`, `memory`, `request` and `job` are the classes. `arguments` and `settings` convert
-//! arguments, `error` creates exceptions. An event loop sleeps on `waker`, and `calls` wakes it.
+//! under the lock, `lease` the operations in flight, `view` a buffer of the program, and `dlpack` a
+//! DLPack tensor. `node`, `peer`, `memory`, `request` and `job` are the classes. `arguments` and
+//! `settings` convert arguments, `error` creates exceptions. An event loop sleeps on `waker`, and
+//! `calls` wakes it.
 
 mod arguments;
 mod calls;

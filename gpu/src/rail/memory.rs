@@ -1,4 +1,4 @@
-//! Registered and imported memory. Slow path except for the lookups: calls the driver, and an
+//! Registered and imported memory. All but the lookups are slow paths: they call the driver, and an
 //! import may wait until its deadline.
 //!
 //! | bits of a key | what                                                                       |

@@ -1,5 +1,5 @@
-//! A [`Job`]: one uninterrupted measurement, which the leading side orders and both sides run; and
-//! its results, the [`Tally`].
+//! A [`Job`] is one uninterrupted measurement, which the leading side orders and both sides run. A
+//! [`Tally`] holds its results.
 
 use serde::{Deserialize, Serialize};
 

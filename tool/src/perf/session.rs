@@ -1,9 +1,10 @@
-//! A measurement by two processes: the leader orders each job and writes the rows; the other
-//! follows.
+//! A measurement by two processes. The leader orders each job and writes the rows. The follower
+//! runs the same jobs.
 //!
-//! They exchange messages over the connection of [`meet`](super::meet): the leader's order, then
-//! both are ready, then both send their results. Neither sends anything while a job is timed. With
-//! shared memory the floor is measured before, between and after the halves of a row.
+//! They exchange messages over the connection of [`meet`](super::meet): the leader sends its order,
+//! then both report that they are ready, and then both send their results. Neither sends anything
+//! while a job is timed. With shared memory the floor is measured before, between and after the
+//! halves of a row.
 
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};

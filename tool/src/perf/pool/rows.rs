@@ -1,4 +1,5 @@
-//! Runs the scenarios with the contenders in turn, repeatedly, and makes one row of each pair.
+//! Runs the scenarios with the contenders in turn, repeatedly, and makes a row for each scenario
+//! and contender.
 
 use super::scenario::{Figures, Pools, Scenario};
 
