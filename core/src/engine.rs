@@ -211,7 +211,7 @@ pub struct Stats {
     pub rails_failed: u64,
     /// Rails that returned to a peer after they had failed.
     pub rails_returned: u64,
-    /// Numbers posted again on another rail after a rail failed.
+    /// Sequence numbers posted again on another rail after a rail failed.
     pub reposted: u64,
     /// Replies sent again after a rail failed.
     pub replied_again: u64,

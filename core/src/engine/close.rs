@@ -400,7 +400,7 @@ impl<const RAILS: usize> State<'_, RAILS> {
             if !heard || account.fins_said != account.fins_heard {
                 continue;
             }
-            // Fail only acknowledged sends. The others follow once they are acknowledged.
+            // Fail only acknowledged sends. The rest fail once they are acknowledged.
             let mut index = s.closing.head;
             while index != NONE {
                 let slot = &mut self.pending.slots[index as usize];

@@ -5,8 +5,8 @@
 //! ring that returns their slots. The worker takes a bounded number of commands from each consumer
 //! in turn, makes one engine pass, and returns the results. It allocates nothing and starts no
 //! thread: the caller's thread runs it, and may be pinned. It sleeps only in [`Worker::run`], on
-//! two words. Queues notify `send` when they submit. Peers notify the rail's own word when
-//! something arrives.
+//! two words. Queues notify the eventcount `send` when they submit. Peers notify the rail's own
+//! word when something arrives.
 //!
 //! The worker may sleep while commands wait for the engine, because the rail notifies it. It may
 //! sleep while commands wait for events of other workers' queues, because those workers notify it.

@@ -2,9 +2,9 @@
 //! notification costs one barrier, one load and one branch, and writes nothing. Nothing here
 //! allocates. Only [`Armed::commit`] blocks, and only until its deadline.
 //!
-//! Any number of threads may notify, and one thread sleeps. Two sleepers on one word are not
-//! unsound, but one may withdraw the other's announcement; the other then sleeps until its
-//! deadline. The word may lie in memory shared between processes, and zeroed memory is a valid
+//! Any number of threads may notify, and one thread sleeps. Two sleepers on one word are sound, but
+//! either may withdraw the other's announcement. The thread whose announcement is gone sleeps until
+//! its deadline. The word may lie in memory shared between processes, and zeroed memory is a valid
 //! eventcount. A peer that writes arbitrary values there causes at worst a spurious wake-up, or a
 //! sleep until the deadline.
 //!

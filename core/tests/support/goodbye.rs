@@ -46,7 +46,7 @@ fn issue<R: Rail, const RAILS: usize>(
     }
 }
 
-/// The life of a node. It issues operations for this many turns, shuts down, and exits.
+/// The state of a node that issues operations for this many turns, shuts down, and exits.
 struct Life {
     turns: u64,
     waiter: Waiter<'static, SpinHost, Asleep>,

@@ -291,8 +291,7 @@ fn ids_of_an_earlier_matcher_in_the_same_memory_are_refused() {
     let mut posted = [PostedSlot::EMPTY; 4];
     let mut unexpected = [UnexpectedSlot::EMPTY; ROOM];
     let mut buckets = vec![0; MatcherMemory::buckets(4, ROOM)];
-    // The number of messages that the earlier matcher leaves in the memory: in a few slots, in all,
-    // and in some.
+    // The number of messages that the earlier matcher leaves in the memory.
     for left in [3, ROOM, 20, 0, 1] {
         let mut over = |stores: usize, old: &[UnexpectedId]| -> Vec<UnexpectedId> {
             let memory =

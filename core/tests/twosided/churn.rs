@@ -264,7 +264,7 @@ impl Churn {
         for message in std::mem::take(&mut self.claimed) {
             assert_eq!(self.own.engine.mrecv(message, None, 0), Err(OpError::StaleToken), "{}", self.what);
         }
-        // Uses all blocks of the senders, except the one reserved for devices.
+        // Uses all blocks of the senders, except the block that is reserved for devices.
         let (peer, bytes) = (self.peers[0], pattern(0, 64));
         for n in 0..OUTGOING - 1 {
             let sent = self.own.engine.send_sync(CX, peer, tag(n), Payload::Bytes(&bytes), Notice::Silent);

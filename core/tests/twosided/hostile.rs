@@ -35,7 +35,8 @@ fn tagged(seq: u32, tag: u64, payload: usize) -> Vec<u8> {
     bytes
 }
 
-/// Returns a request to send. `last` contains region, generation and the rails whose keys follow.
+/// Returns a request to send. `last` contains the region, its generation, and a bitmask of the
+/// rails whose keys follow.
 fn request(seq: u32, token: u64, len: u64, offset: u64, size: u64, last: u64, keys: &[u64]) -> Vec<u8> {
     let mut bytes = message(18, 0, seq, 0, &[1, 0, token, len, offset, size, last]);
     for key in keys {

@@ -202,8 +202,9 @@ fn every_order<const RAILS: usize>(dials: Dials, config: Config, seed: u64) {
 #[test]
 fn workers_stop_in_any_order_once_all_messages_are_received() {
     every_order::<1>(Dials::CALM, CONFIG, 1);
-    // If a rail refused a send at first, an acknowledgement completes the send, and nobody requests
-    // one. So acknowledgements are also sent by age.
+    // If a rail refused a send at first, only an acknowledgement completes the send, and the sender
+    // does not request it. So the receiver also sends acknowledgements that have waited for
+    // `ack_age`.
     let config = Config { ack_age: 1000, ..CONFIG };
     for seed in seeds(5) {
         every_order::<1>(Dials::WILD, config, seed);

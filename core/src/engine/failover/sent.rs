@@ -140,9 +140,9 @@ impl<R: Rail, const RAILS: usize> Engine<'_, R, RAILS> {
 }
 
 impl<const RAILS: usize> State<'_, RAILS> {
-    /// Records what was posted under the next number, and that the rail picked last carries it. If
-    /// the message carries a part of a send's payload, the number counts as an outstanding post of
-    /// the send until [`not_again`](Self::not_again).
+    /// Records what was posted under the next number. It was posted on the rail that was picked
+    /// last. If the message carries a part of a send's payload, the number counts as an outstanding
+    /// post of the send until [`not_again`](Self::not_again).
     #[cold]
     pub(in super::super) fn keep(&mut self, stream: u32, what: Sent, copy: Untrusted<'_>) {
         let (seq, rail) = (self.streams[stream as usize].next, self.took);

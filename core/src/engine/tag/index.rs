@@ -2,9 +2,9 @@
 //! probes use.
 //!
 //! Searches add messages to an index; arrivals do not. Each index has a cursor into the order of
-//! arrival. A search that finds nothing before the cursor advances it, message by message, until
-//! one matches. So a message enters each index at most once, and messages received in order enter
-//! none.
+//! arrival. A search first looks up the messages before the cursor. If none matches, it advances
+//! the cursor, message by message, until one matches. So a message enters each index at most once,
+//! and messages received in order enter none.
 //!
 //! A shape gets an index at its second search among more than
 //! [`MatcherConfig::walked`](super::MatcherConfig::walked) messages. The first search scans them.
