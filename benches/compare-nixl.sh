@@ -7,8 +7,8 @@
 #   CPUS=2,3  processors (default: the first two)
 #
 # "default" is UCX with default settings. "best" is UCX with posix, cma and self and without error
-# handling, so it does not detect a peer's death. "tcp" compares UCX over only tcp with ours without
-# shared memory.
+# handling, so it does not detect a peer's death. "tcp" compares UCX over only tcp with our plugin
+# without shared memory.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 rounds=${1:-3}

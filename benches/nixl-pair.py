@@ -41,8 +41,8 @@ def open_agent(name, cpu):
     if MEMORY == "VRAM":
         agent.register_memory([(memory.at, SIZE, 0, "")], MEMORY)
         return agent, memory, memory.at
-    # Starts on a huge page. Otherwise the address decides which of the short transfers use pages of
-    # 4 KiB, and it differs between backends.
+    # Starts on a huge page. Otherwise the address, which differs between backends, decides which of
+    # the short transfers use pages of 4 KiB.
     memory = np.ones(SIZE + HUGE, np.uint8)
     memory = memory[-memory.ctypes.data % HUGE :][:SIZE]
     agent.register_memory([(memory.ctypes.data, SIZE, 0, "")], MEMORY)

@@ -1,4 +1,4 @@
-//! Connects two processes over TCP before any rail works: out-of-band setup.
+//! Connects two processes over TCP before any rail works (out-of-band setup).
 //!
 //! One side listens, the other connects. Each sends its [`Card`]: the rails with their addresses
 //! and speeds, and the settings that both engines must share. [`Card::agree`] pairs the rails, or
@@ -6,12 +6,12 @@
 //! client costs only its own connection. Then the [`Wire`] exchanges the caller's messages, such as
 //! region handles. In each exchange both sides send one message and receive one.
 //!
-//! All of this is setup: it allocates, and each call blocks until its deadline at the latest. A
-//! waiting wire calls the caller's closure, so that a rail with manual progress advances. Received
-//! lengths are checked before anything is stored, and every field is validated. A wire that stays
-//! open reports the death of the peer's process at once.
+//! All of this is setup: it allocates, and each call blocks until its deadline at the latest. While
+//! a wire waits, it calls the caller's closure, so that a rail with manual progress can be polled.
+//! Received lengths are checked before anything is stored, and every field is validated. A wire
+//! that stays open reports the death of the peer's process at once.
 //!
-//! It neither encrypts nor authenticates: use it only among hosts that trust each other.
+//! Nothing is encrypted or authenticated: use this only among hosts that trust each other.
 
 mod card;
 #[doc(hidden)]
@@ -30,7 +30,7 @@ use std::fmt;
 
 use crate::topology::Mismatch;
 
-/// The protocol version. Both sides must use the same.
+/// The protocol version, which must be the same on both sides.
 pub const WIRE_VERSION: u16 = 2;
 
 /// Maximum message size in bytes.

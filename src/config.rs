@@ -15,8 +15,8 @@ pub struct Settings {
     /// Libfabric providers to try, in order. If empty, all usable ones of
     /// [`PROVIDERS`](crate::rails::PROVIDERS), fastest first.
     pub providers: Vec<String>,
-    /// Interfaces to use, by the provider's names. Each name adds one rail. If empty, the nearest
-    /// ones are used.
+    /// Interfaces to use, by the names that the provider gives them. Each name adds one rail. If
+    /// empty, the nearest ones are used.
     pub interfaces: Vec<String>,
     /// Maximum number of rails of a process, 1 to 16.
     pub max_rails: usize,

@@ -228,7 +228,7 @@ fn own_number(pid: u32) -> Option<u64> {
     line.split_whitespace().last()?.parse().ok()
 }
 
-/// Reads a page and its owner. Returns `None` if the file is no page, or changed during every
+/// Reads a page and its owner. Returns `None` if the file is not a page, or changed during every
 /// attempt.
 fn snapshot(file: &File, pid: u32) -> Option<(u64, Snapshot)> {
     for _ in 0..100 {

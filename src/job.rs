@@ -62,8 +62,8 @@ pub const SIZE_MAX: usize = 1024;
 /// Interval at which `meanwhile` runs.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Number of times that `meanwhile` runs in a row. One pass of a node handles a few dozen events,
-/// so one per interval would hold up peers that stream to a process that waits.
+/// Number of times that `meanwhile` runs in a row. One pass of a node handles a few dozen events. A
+/// single pass per interval would delay peers that stream data to a waiting process.
 const PASSES: u32 = 64;
 
 /// Reads an environment variable. Invalid UTF-8 is replaced, so that a malformed

@@ -144,7 +144,7 @@ pub struct Node {
     contacts: Vec<Contact>,
     /// Index in `contacts` of the peer to poll next.
     turn: usize,
-    /// Links of peers that dialled before the program connected them.
+    /// Links of peers that dialled before the program connected to them.
     early: Vec<Link>,
     /// Whether peers of this host remain to be connected.
     meeting: bool,
@@ -263,9 +263,9 @@ impl Node {
     }
 
     /// Shuts the node down: waits until everything it sent is applied and every peer knows that it
-    /// leaves, so that none reports it as dead. Peers answer in any of their calls. Their later
-    /// operations to this node fail as closed. So use a barrier first if processes may still need
-    /// each other.
+    /// leaves, so that none reports it as dead. Peers answer during any call that they make. Their
+    /// later operations to this node fail as closed. So use a barrier first if processes may still
+    /// need each other.
     ///
     /// # Errors
     /// [`Error::Unfinished`] names what was missing when the deadline expired.

@@ -26,7 +26,7 @@ pub const PROVIDERS: [&str; 7] = ["efa-direct", "efa", "verbs;ofi_rxm", "cxi", "
 pub enum RailsError {
     /// libfabric could not be loaded.
     Load(LoadError),
-    /// No requested provider is usable. There is one error for each of them.
+    /// No requested provider is usable. There is one error for each provider.
     Provider(Vec<NegotiateError>),
     /// More rails were requested than there are interfaces.
     TooMany {

@@ -92,8 +92,8 @@ impl<const RAILS: usize> Storage<RAILS> {
     }
 }
 
-/// Number of unexpected messages that hash buckets find in constant time. Beyond it, the time of a
-/// lookup grows with the number.
+/// Number of unexpected messages that hash buckets find in constant time. With more messages, a
+/// lookup takes longer.
 const HASHED: usize = 1 << 14;
 
 /// Number of messages that share a bucket when there are more than [`HASHED`].

@@ -94,7 +94,7 @@ impl Distance {
 /// The devices of a machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Machine {
-    /// NICs, in the order of their PCI addresses; then those without one, by name.
+    /// NICs, in the order of their PCI addresses; then NICs without an address, by name.
     pub nics: Vec<Nic>,
     /// GPUs, in the order of their PCI addresses.
     pub gpus: Vec<Gpu>,

@@ -36,7 +36,7 @@ nodes=$(cargo test --locked --quiet -p fishplate --test node --no-run --message-
 mkdir "$place/fake" "$place/old" "$place/none"
 cp "$target/debug/libfishplate_fake_cuda.so" "$place/fake/$library.so"
 
-# suite MODE: runs the device tests over that driver; nothing may be skipped, leaked or misused
+# suite MODE: runs the device tests over the fake driver; nothing may be skipped, leaked or misused
 suite() {
     rm -f "$place/report"
     env LD_LIBRARY_PATH="$place/fake" FAKE_CUDA="$1" FAKE_CUDA_REPORT="$place/report" \
@@ -52,7 +52,7 @@ for mode in "" late late,differ,reopen flush,nowords,devices=1; do
     say "the suite over a fake driver${mode:+: $mode}" suite "$mode"
 done
 
-# before: the suite over a HIP that does not export virtual memory
+# before: runs the suite over a HIP that does not export virtual memory
 before() {
     env LD_LIBRARY_PATH="$place/fake" FAKE_CUDA=hip=60241134 timeout 120 "$tests" on_hip:: --show-output >"$place/seen" ||
         return
@@ -61,7 +61,7 @@ before() {
 }
 [ "$api" = cuda ] || say "the suite over HIP 6.2" before
 
-# node MODE: runs the tests of nodes with devices over that driver, which does not notice killed
+# node MODE: runs the tests of nodes with devices over the fake driver, which does not notice killed
 # processes
 node() {
     local over=(env "LD_LIBRARY_PATH=$place/fake" "FAKE_CUDA=$1" "FISHPLATE_TEST_GPU=$api" timeout 120 "$nodes")
@@ -96,7 +96,7 @@ example() {
 }
 cargo build --locked --quiet --example device && say "the example over a fake driver" example
 
-# info: the tool lists the devices of that driver
+# info: the tool lists the devices of the fake driver
 info() {
     env LD_LIBRARY_PATH="$place/fake" FAKE_CUDA=devices=3 "$target/debug/fishplate" info -v >"$place/seen" || return
     grep '^gpu' "$place/seen"
@@ -105,8 +105,8 @@ info() {
 }
 say "what the tool tells of it" info
 
-# perf MODE OPTIONS...: runs two processes over that driver; every payload is verified, nothing may
-# be leaked or misused
+# perf MODE OPTIONS...: runs two processes over the fake driver; every payload is verified, and
+# nothing may be leaked or misused
 perf() {
     local mode=$1 test
     shift

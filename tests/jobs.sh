@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Tests jobs of four processes under launchers: mpiexec.hydra (PMI-1), Open MPI's mpirun (PMIx),
-# srun (PMIx, PMI-2's descriptor, none), torchrun, variables of launchers, and no launcher with
-# tcp:// and file://. Every process writes,
-# signals, adds and sends to every other one, and all data is checked (examples/all_to_all.rs). Also
-# tests failing jobs: a missing rank, a wrong cookie, and ranks killed at random. Finally runs
-# `fishplate perf job` under each launcher, in every pattern.
+# srun (with PMIx, with PMI-2's descriptor, with neither) and torchrun. Also with only the variables
+# of a launcher, and without a launcher, by tcp:// and file://. Every process writes, signals, adds
+# and sends to every other one, and all data is checked (examples/all_to_all.rs). Also tests failing
+# jobs: a missing rank, a wrong cookie, and ranks killed at random. Finally runs `fishplate perf
+# job` under each launcher, in every pattern.
 #
 #   tests/jobs.sh [KILLS or --long [EXAMPLE TOOL]]
 #
@@ -307,7 +307,7 @@ for launcher in ${launchers[@]+"${launchers[@]}"}; do
     declare -n command=$launcher
     say "a process killed under $launcher" killed_under "${command[@]}"
 done
-# Segments have no names, and sockets only names that end with their process.
+# Segments have no names. The names of sockets disappear with their process.
 nothing_remains() {
     find /dev/shm -maxdepth 1 -name '*fishplate*' >"$work/out"
     [ ! -s "$work/out" ]

@@ -1,5 +1,6 @@
-# shellcheck shell=bash Sourced by scripts that need two hosts, after need.sh: two network
-# namespaces, "$here" and "$there", joined by pairs of interfaces named rail0, rail1, and so on.
+# shellcheck shell=bash Sourced after need.sh, by scripts that need two hosts. The hosts are two
+# network namespaces, "$here" and "$there", joined by pairs of interfaces named rail0, rail1, and so
+# on.
 #
 # Pair P has the addresses 10.NET.P.1 here and 10.NET.P.2 there. The names of namespaces contain the
 # shell's process id, so several scripts may run at once.

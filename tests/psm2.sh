@@ -198,7 +198,8 @@ if $two_hosts; then
 fi
 $long && limit=600 say "8 ranks, 2000000 messages in reverse" bash -c "program 8 2000000" && grep "in reverse" "$work/log"
 
-# NetPIPE verifies the data in 32 lengths and lengths next to them. hpcc verifies its results.
+# NetPIPE verifies the data in 32 lengths, and in lengths slightly below and above them. hpcc
+# verifies its results.
 pipe() {
     job 2 NPopenmpi -i -u 300000 -n 2 -o "$work/pipe" && ended 2 0 && [ "$(grep -ac 'Integrity check passed' "$work/rank.0")" -gt 30 ]
 }

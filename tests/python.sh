@@ -55,12 +55,13 @@ else
     tail -n 100 "$place/log"
 fi
 
-# Device memory over a driver without a GPU. tests/python-gpu.sh does the same on a GPU.
+# Device memory over a fake driver, without a GPU. tests/python-gpu.sh does the same on a GPU.
 cd "$package/../.." || exit
 mkdir "$place/fake"
 say "the driver without a GPU is built" cargo build --locked --quiet -p fishplate-fake-cuda
 cp "${CARGO_TARGET_DIR:-target}/debug/libfishplate_fake_cuda.so" "$place/fake/libcuda.so"
-# devices MODE: runs the tests of device memory over that driver; nothing may be skipped or misused
+# devices MODE: runs the tests of device memory over the fake driver; nothing may be skipped or
+# misused
 devices() {
     rm -f "$place/report"
     env LD_LIBRARY_PATH="$place/fake" FAKE_CUDA="$1" FAKE_CUDA_REPORT="$place/report" python3 -m pytest \

@@ -24,8 +24,7 @@ const CX: ContextId = ContextId(0);
 /// Maximum number of events in flight to one rank.
 const DEPTH: usize = 256;
 
-/// The next event that a rail delivers is one of its oldest events, of which there are at most this
-/// many.
+/// A rail picks the event to deliver at random from at most this many of its oldest events.
 const REACH: u64 = 8;
 
 /// An event that arrives at a rank.

@@ -28,8 +28,8 @@ vendored fishplate-sys sys core
 vendored fishplate-gpu gpu shm core sys
 vendored fishplate-testing tests/testing sys core
 
-# A project as in docs/vendoring.md: the files of its table, its lines of Cargo.toml, and the
-# program of the README.
+# Creates a project as docs/vendoring.md describes it: with the files in its table, its lines for
+# Cargo.toml, and the program in the README.
 row=$(grep '^| `Node`' docs/vendoring.md | cut -d'|' -f3 | tr -d '`,')
 mkdir -p "$copy/project/vendor/fishplate" "$copy/project/src"
 # shellcheck disable=SC2086

@@ -85,7 +85,8 @@ pub const BUDGETS: &[Budget] = &[
     ours("shm_progress_idle",           133.3,    127.0),
     ours("shm_progress_idle_128",       160.7,    153.1),
     ours("node_put_signal",              66.1,     63.0),
-    // With all arguments at run time: by `Node`, and by the C library, which may take 12 more.
+    // All arguments are known only at run time. The C library may take 12 instructions more than
+    // `Node`.
     ours("node_put_signal_called",       151.2,    144.0),
     ours("c_put_signal",                 155.4,    148.0),
     ours("node_put_signal_bytes",       117.6,    112.0),
@@ -145,8 +146,8 @@ pub const BUDGETS: &[Budget] = &[
     ours("pool_1_stream",                 532.3,    507.0).per(16),
     ours("pool_32_streams",               532.3,    507.0).per(16).repeats(32 * REPEATS),
     rival("box_pair",                               138.1),
-    // Over a provider that does nothing. `bare_` makes the same calls without a rail, so the
-    // difference is the rail's share.
+    // Paths over a provider that does nothing. The `bare_` paths make the same calls without a
+    // rail, so the difference is the rail's share.
     ours("fabric_write_to_completion",   238.3,    227.0),
     rival("bare_write_to_completion",               125.1),
     ours("fabric_write_inject",            80.8,     77.0),
@@ -172,8 +173,9 @@ pub const NO_MORE_THAN: &[(&str, &str)] = &[
     ("pool_local_pair", "box_pair"),
 ];
 
-/// Triples. The first path must not take more instructions than the second times the factor:
-/// matching must not grow with depth, and 32 masks may cost a quarter of a list.
+/// Triples of a path, a factor and another path. The first path must not take more instructions
+/// than the factor times the second. So matching must not grow with depth, and 32 masks may cost a
+/// quarter of a list.
 pub const AT_MOST: &[(&str, f64, &str)] = &[
     ("tag_p1_64k", 1.05, "tag_p1_64"),
     ("tag_p2_64k", 1.05, "tag_p2_64"),

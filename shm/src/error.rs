@@ -153,7 +153,7 @@ impl Display for SegmentError {
             SegmentError::Foreign => f.write_str("the descriptor is not the announced memory"),
             SegmentError::Room { asked, there } => write!(
                 f,
-                "cannot allocate {asked} bytes: the machine and its control groups have {there} left"
+                "cannot allocate {asked} bytes: the machine or a control group has only {there} bytes left"
             ),
             SegmentError::FileSize { asked, limit } => write!(
                 f,

@@ -54,10 +54,9 @@ const OUTLIER: u64 = 2;
 /// nanoseconds per KiB.
 const SLOW: u64 = 1000;
 
-/// After a trial, the next trial waits for this many payloads per payload of the trial, times the
-/// [`ratio`](Class::ratio) of the costs. There is an entry for each of the first trials; the last
-/// one also holds for all later trials. The first entries are small, because no path has been
-/// measured yet.
+/// Makes trials rare. After trial `n` with `m` payloads, the next trial begins after `PATIENCE[n] *
+/// m` payloads, times the [`ratio`](Class::ratio) of the costs. The last entry also holds for all
+/// later trials. The first entries are small, because no path has been measured yet.
 const PATIENCE: [u32; 5] = [2, 4, 8, 16, 32];
 
 /// Number of size classes: below 16 KiB, below 32 KiB, and so on, up to 2 MiB and more.

@@ -46,8 +46,8 @@ pub(crate) const DATA: u64 = 1 << 33;
 /// Maximum length of a chunk, in bytes.
 const CHUNK: usize = 4096;
 
-/// Returns the chunk length of a rail whose messages have at most `max_message` bytes. A chunk's
-/// record is no longer than that of a message.
+/// Returns the chunk length of a rail whose messages have at most `max_message` bytes. The record
+/// of a chunk is no longer than the record of the longest message.
 pub(crate) fn chunk_len(max_message: usize) -> usize {
     CHUNK.min(max_message / CELL * CELL)
 }

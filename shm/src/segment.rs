@@ -221,8 +221,8 @@ pub(crate) fn memory_held(fd: BorrowedFd<'_>) -> Result<u64, SegmentError> {
     Ok(size.max(pages(&stat(fd)?)))
 }
 
-/// Returns the number of bytes in the allocated pages of a file. A block has 512 bytes for every
-/// page size.
+/// Returns the number of bytes in the allocated pages of a file. A block (`st_blocks`) has
+/// 512 bytes, whatever the page size.
 fn pages(stat: &libc::stat) -> u64 {
     u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512)
 }

@@ -161,7 +161,7 @@ fn a_silent_listener_delays_no_other_and_fails_at_its_deadline() {
     drop(raw.accept());
     assert_eq!(party.fails(), [(silent.clone().into(), HandshakeError::HungUp)]);
     assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
-    // A dial fails if the listener next accepts with another profile.
+    // A dial fails if the listener's next accept uses another profile.
     let elsewhere = rail(config(3));
     party.listener.dial(&silent, &elsewhere.profile()).unwrap();
     assert!(party.look().is_none());

@@ -58,7 +58,7 @@ pub struct Agreement {
 }
 
 impl Agreement {
-    /// Sorts the peer's rails by the local rails that they are paired with.
+    /// Sorts the peer's rails into the order of the local rails that they are paired with.
     pub fn in_our_order<'a, T>(&self, theirs: &'a [T]) -> Vec<&'a T> {
         self.pairing.theirs.iter().map(|&rail| &theirs[usize::from(rail)]).collect()
     }

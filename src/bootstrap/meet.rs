@@ -114,7 +114,7 @@ impl Drop for Listener {
         if let Some((path, made)) = &self.file
             && file_id(path) == Some(*made)
         {
-            // If it fails the file stays, and the next listener replaces it.
+            // If this fails, the file stays, and the next listener replaces it.
             let _ = std::fs::remove_file(path);
         }
     }

@@ -46,7 +46,7 @@ impl Wire {
 
     /// Sends a message and waits for the peer's message. The peer must make the same call. While
     /// nothing arrives, it calls `idle`, which returns how many events it handled; after several
-    /// calls without events the wait naps between them. If `idle` returns `None`, the wait stops. A
+    /// calls without events, it pauses between calls. If `idle` returns `None`, the wait stops. A
     /// message that arrived before the wait was stopped, or before the peer closed the connection,
     /// is still returned.
     ///
@@ -161,8 +161,8 @@ impl Wire {
         Ok(sent? || moved)
     }
 
-    /// Sends as much as the socket takes. Returns whether any byte moved. A closed connection takes
-    /// nothing; the peer's last message still counts as its answer.
+    /// Sends as much as the socket takes. Returns whether any byte moved. If the peer has closed
+    /// the connection, sends nothing; the peer's last message still counts as its answer.
     fn push(&mut self) -> Result<bool, BootstrapError> {
         let mut moved = false;
         while self.sent < self.outward.len() {

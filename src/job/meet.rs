@@ -210,7 +210,7 @@ pub(super) fn lead(
         for newcomer in std::mem::take(&mut newcomers) {
             newcomers.extend(seat(newcomer, &mut seats, entry));
         }
-        // After the reads, so a process that has already sent the cookie is not evicted.
+        // This follows the reads, so a process that has already sent the cookie is not evicted.
         if newcomers.len() == most {
             evict(&mut newcomers);
         }

@@ -71,7 +71,7 @@ impl Library {
         // PMIx library.
         let handle = unsafe { libc::dlopen(c"libpmix.so.2".as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
-            return Err("PMIX_NAMESPACE is set, and libpmix.so.2 cannot be loaded".into());
+            return Err("cannot load libpmix.so.2, but PMIX_NAMESPACE is set; install PMIx, or set FISHPLATE_RENDEZVOUS".into());
         }
         let find = |name: &CStr| {
             // SAFETY: `handle` is an open library, and `name` is a C string.

@@ -48,7 +48,8 @@ pub(super) struct RailAddress {
 pub(super) struct Address {
     /// The node's random id. Secret: a node that dials proves its identity by it.
     pub id: u64,
-    /// A random number in the name of its socket, which every process of the host sees.
+    /// A random number in the name of the node's socket. Every process of the host can see that
+    /// name.
     pub door: u64,
     /// Identifies the host and the network namespace. Nodes with the same value can share memory.
     pub host: u64,

@@ -61,7 +61,7 @@ pub enum Fabric {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Gpu {
-    /// Host memory in place of a device's: for tests, and machines without a GPU.
+    /// Host memory in place of device memory, for tests and for machines without a GPU.
     StandIn,
     /// The NVIDIA GPU with this ordinal in this process. Opening the node loads the driver.
     #[cfg(feature = "cuda")]
@@ -153,7 +153,9 @@ pub struct NoSuchGpu;
 
 impl fmt::Display for NoSuchGpu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("no such device; use `stand-in`, or with the feature of that name `cuda:N` or `hip:N`")
+        f.write_str(
+            "no such device; use `stand-in`, `cuda:N` (with feature `cuda`) or `hip:N` (with feature `hip`)",
+        )
     }
 }
 
@@ -238,8 +240,9 @@ impl Builder {
         self
     }
 
-    /// Maximum open requests of the node's [matched queue](Node::queue). It begins with room for up
-    /// to 16,384, and [`Node::grow_requests`] doubles that. Default: 0, no queue.
+    /// Maximum open requests of the node's [matched queue](Node::queue). The queue begins with room
+    /// for up to 16,384 requests, and [`Node::grow_requests`] doubles the room. Default: 0, no
+    /// queue.
     pub fn requests(mut self, requests: usize) -> Self {
         self.requests = requests;
         self
@@ -315,8 +318,8 @@ impl Builder {
     /// options, and ends with the node.
     ///
     /// Inside its calls the program drives the node itself, so all calls behave as without a
-    /// worker. Each takes a lock, which costs about 25 ns and may wait for the end of one pass.
-    /// Default: no worker.
+    /// worker. Each call takes a lock, which costs about 25 ns and may wait for the end of one
+    /// pass. Default: no worker.
     pub fn worker(mut self, options: Options) -> Self {
         self.worker = Some(options);
         self
@@ -364,7 +367,7 @@ impl Builder {
         // The first rail is shared memory.
         for (open, id) in opened.iter_mut().zip(1..).map(|(open, id)| (open, RailId(id))) {
             open.rail.watch.id = id;
-            // The stand-in is host memory, which every provider takes; a GPU's memory needs
+            // The stand-in is host memory, which every provider accepts. A GPU's memory needs
             // `FI_HMEM`.
             let carried = self.gpu.filter(|gpu| open.devices || *gpu == Gpu::StandIn);
             if let Some(gpu) = carried {

@@ -1,9 +1,9 @@
-//! Connects peers: from an address to rails that carry operations.
+//! Connects peers: turns a peer's address into rails that carry operations.
 //!
 //! A peer on another host is attached at once to the libfabric rails that the two share; the engine
 //! queues operations until it answers. A peer on this host is connected over a socket: the node
-//! with the smaller id dials, the other accepts. Only [`Node::connected`] waits, which the first
-//! use of a peer calls.
+//! with the smaller id dials, the other accepts. Only [`Node::connected`] waits; the first use of a
+//! peer calls it.
 
 use std::ffi::OsStr;
 use std::ops::ControlFlow;
@@ -304,8 +304,8 @@ impl Node {
                     contact.stage = stage;
                 }
             }
-            // The peer dialled before the program connected it. Its last link replaces earlier
-            // ones, so there are at most as many links as peers.
+            // The peer dialled before the program connected to it. A peer's last link replaces its
+            // earlier ones, so there are at most as many links as peers.
             None => {
                 self.early.retain(|early| early.peer_id() != id);
                 if self.early.len() < usize::from(self.builder.limits.peers) {
@@ -332,7 +332,7 @@ impl Node {
             join_local(&mut self.home, peer, limits)?;
             return Ok(Stage::local(false));
         };
-        // The peer has failed: connect to it again.
+        // If this fails, the peer has failed, and [`agree`](Self::agree) connects to it again.
         if let Ok(agreement) = profile.begin(link) {
             self.agreements.push((peer, agreement));
         }

@@ -237,7 +237,7 @@ impl Home {
     }
 }
 
-/// Number of requests for which a queue has room at first, if its limit is not lower.
+/// Number of requests for which a queue has room at first, unless its limit is lower.
 const FIRST_REQUESTS: usize = 1 << 14;
 
 /// Tables of a queue that has grown.

@@ -257,7 +257,8 @@ impl Node {
         }
     }
 
-    /// Implements [`next_recv`](Self::next_recv) for a front, and for a node with its own receives.
+    /// Implements [`next_recv`](Self::next_recv) for a front, and for a node that has abandoned
+    /// receives.
     #[cold]
     #[inline(never)]
     fn next_recv_of_others(&mut self) -> Option<Status> {

@@ -41,7 +41,7 @@ pub(super) const EARLY: u64 = 50_000_000;
 /// Interval at which a call that waits for room checks that peers are alive, in nanoseconds.
 const LOOK: u64 = 10_000_000;
 
-/// Loads of a signal word between two clock reads.
+/// Number of loads of a signal word between two clock reads.
 const LOOKS: u32 = 256;
 
 /// The state of a call that waits for room.

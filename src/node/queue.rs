@@ -1,5 +1,5 @@
-//! The matched queue of a node: sends, receives and probes by PSM2's rules, as
-//! [`fishplate_core::psm`] defines them, to the peers of the node.
+//! The matched queue of a node. Its sends, receives and probes follow PSM2's rules, as
+//! [`fishplate_core::psm`] defines them.
 //!
 //! Nothing here blocks or allocates. If a node's queue is used, send and receive messages only
 //! through it: the queue takes all completions of the node.

@@ -75,8 +75,8 @@ impl Tree {
         symlink(self.0.join(to), self.make(path)).unwrap();
     }
 
-    /// Creates an entry of a class: a folder below its device, linked to it, and linked from the
-    /// class.
+    /// Creates an entry of a sysfs class: a folder below its device, a link from the folder to the
+    /// device, and a link from the class to the folder.
     fn class(&self, device: &str, class: &str, name: &str) -> String {
         let entry = match device {
             "-" => format!("devices/virtual/{class}/{name}"),
@@ -332,8 +332,8 @@ fn this_machine_can_be_read() {
     }
 }
 
-/// Random machines: every GPU gets its share of the nearest NICs, and no NIC is used by two more
-/// GPUs than an equally near one.
+/// Random machines: every GPU gets its share of the nearest NICs, and no NIC is used by two or more
+/// GPUs more than an equally near NIC.
 #[test]
 fn assignments_are_balanced_on_random_machines() {
     let mut state = 0x1234_5678_9abc_def1u64;

@@ -12,9 +12,9 @@ const REGISTER_GLOBAL_EXPEDITED: c_int = 1 << 2;
 const PRIVATE_EXPEDITED: c_int = 1 << 3;
 const REGISTER_PRIVATE_EXPEDITED: c_int = 1 << 4;
 
-/// Registers this process, so that [`all`] of the same scope reaches it. With the private scope
-/// only its own threads reach it, with the shared scope every process does. Registering again does
-/// nothing.
+/// Registers this process, so that [`all`] of the same scope reaches it. With the private scope,
+/// only threads of this process reach it. With the shared scope, every process does. Registering
+/// again does nothing.
 ///
 /// # Errors
 ///

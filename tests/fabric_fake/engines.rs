@@ -1,6 +1,6 @@
 //! Engines over fake networks with several rails each, checked against the model in the core's
-//! tests. Random puts, put-signals, signals, atomics of all widths, fetches, gets, fences and
-//! quiets between up to three engines, including an engine and itself.
+//! tests. Up to three engines issue random puts, put-signals, signals, atomics of all widths,
+//! fetches, gets, fences and quiets to each other and to themselves.
 
 use fishplate_core::engine::{Config, Engine};
 use fishplate_core::mem::Peer;

@@ -21,7 +21,7 @@ const STEPS: u64 = 250;
 pub trait World<const RAILS: usize>: Sized {
     type Rail: Rail;
     const NAME: &'static str;
-    /// Number of ends that can connect. One end connects only to itself.
+    /// Number of ends that can connect. If there is one end, it connects only to itself.
     const ENDS: usize = 2;
     /// True if an end can be its own peer.
     const OWN: bool = true;
@@ -84,7 +84,7 @@ struct Program<'t, W: World<RAILS>, const RAILS: usize> {
     ends: Vec<End<W::Rail, RAILS>>,
     words: u64,
     tally: &'t mut Tally,
-    // Last, because rails may need the world until they are dropped.
+    // Declared last, because rails may need the world until they are dropped.
     world: W,
 }
 

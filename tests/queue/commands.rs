@@ -25,7 +25,8 @@ fn every_kind_of_command_works() {
     let into = source.at(500_000);
     assert_eq!(bench.run(0, Command::Get { from: remote.at(0), len, into }), Reply::Done(0));
     assert_eq!(read(bench.engine(), into, len), bytes);
-    // Longer than the worker copies per turn, and overlapping towards lower addresses.
+    // Copies more than the worker copies per turn. The second copy moves bytes to a lower address
+    // in the same region, so its source and target overlap.
     assert_eq!(
         bench.run(0, Command::Copy { from: source.at(0), len, to: target.at(400_001) }),
         Reply::Done(0)

@@ -1,6 +1,6 @@
-//! Helpers of the tests: rails and engines over Linux, links between two rails in one process, and
-//! a recording sink. Also child processes of this test binary, and counts of descriptors and
-//! mappings.
+//! Helpers of the tests: rails and engines that sleep by Linux calls, links between two rails in
+//! one process, and a recording sink. Also child processes of this test binary, and counts of
+//! descriptors and mappings.
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
@@ -47,16 +47,16 @@ pub fn alone() -> MutexGuard<'static, ()> {
     alone
 }
 
-/// A rail over Linux.
+/// A rail that sleeps and wakes by Linux calls.
 pub type TestRail = ShmRail<LinuxHost>;
 
-/// Creates a rail over Linux.
+/// Creates a [`TestRail`].
 pub fn rail(config: ShmConfig) -> TestRail {
     let (host, config) = linux(config);
     ShmRail::new(host, config).unwrap()
 }
 
-/// Returns the host of a rail over Linux, and the configuration that matches it.
+/// Returns the host of a [`TestRail`], and the configuration that matches it.
 pub fn linux(config: ShmConfig) -> (LinuxHost, ShmConfig) {
     let host = LinuxHost::shared().peer_uses_membarrier(true);
     let membarrier = host.sleeper_uses_membarrier();

@@ -109,7 +109,7 @@ const BATCH: usize = 32;
 /// Maximum number of writes posted under one doorbell.
 const MORE: u32 = 16;
 
-/// A queued report other than a completion read from the queue.
+/// A queued report that does not come from the completion queue.
 #[derive(Clone, Copy, Debug)]
 enum Event {
     Done(u64, Result<(), CompleteError>),

@@ -1,4 +1,4 @@
-//! Runs one parser under libFuzzer: the parser named like this program.
+//! Runs one parser under libFuzzer. The name of the program selects the parser.
 #![no_main]
 
 use std::cell::RefCell;

@@ -96,8 +96,8 @@ pub enum SetupError {
 impl fmt::Display for SetupError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            SetupError::Config(rule) => write!(f, "fabric rail: {rule}"),
-            SetupError::Call(error, words) => write!(f, "fabric rail: {error}: {words}"),
+            SetupError::Config(rule) => write!(f, "invalid setting {rule}"),
+            SetupError::Call(error, words) => write!(f, "{error}: {words}"),
         }
     }
 }

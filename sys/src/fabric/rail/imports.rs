@@ -7,7 +7,7 @@
 use alloc::boxed::Box;
 use alloc::vec;
 
-/// A table entry of half a cache line, so that an index is computed by a shift.
+/// A table entry of half a cache line, so that a shift computes its address.
 #[derive(Clone, Copy)]
 #[repr(align(32))]
 struct Place {

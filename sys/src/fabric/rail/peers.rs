@@ -33,7 +33,8 @@ pub(super) struct PeerSlot {
     /// then.
     pub fenced: bool,
     /// Number of further messages that are posted with a completion, because the error of an inject
-    /// names no peer. At 0 short messages are injected. Never 0 while the peer is not up.
+    /// names no peer. Once this is 0, short messages are injected. Never 0 while the peer is not
+    /// up.
     pub first: u8,
     /// [`accepted`](Self::accepted) at the last rejection.
     pub refused_at: u32,
@@ -48,16 +49,16 @@ pub(super) struct PeerSlot {
     pub number: u32,
     /// [`heard`](Self::heard) at the last check that saw a change.
     pub marked: u32,
-    /// Time of that check in nanoseconds, or 0 if nothing was outstanding.
+    /// Time of the last check that saw a change, in nanoseconds. 0 if nothing was outstanding.
     pub since: u64,
-    /// The rail's poll count at that check.
+    /// The rail's poll count at the last check that saw a change.
     pub polls: u32,
 }
 
 const_assert_eq!(size_of::<PeerSlot>(), 64);
 
-/// Number of first messages to a peer that are posted with a completion: more than the engines
-/// exchange when they meet.
+/// Number of messages to a new peer that are posted with a completion. Engines exchange fewer
+/// messages than this to connect.
 const FIRST: u8 = 8;
 
 const GONE: PeerSlot = PeerSlot {

@@ -44,7 +44,7 @@ macro_rules! of_each_place {
 
 /// One `fi_getinfo` per network, because the call has no argument that identifies a network.
 static GETINFO: [getinfo; FAKES_MAX] = of_each_place!(getinfo);
-/// One `fi_fabric` per network, for the same reason.
+/// One `fi_fabric` per network, because the call has no argument that identifies a network.
 static OPEN_FABRIC: [fabric; FAKES_MAX] = of_each_place!(open_fabric);
 
 unsafe extern "C" fn getinfo<const PLACE: usize>(

@@ -5,9 +5,10 @@ use fishplate_sys::fabric::raw::*;
 /// How other endpoints see an endpoint whose process has died.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dead {
-    /// Operations to it fail with `FI_ECONNRESET`.
+    /// Operations to the dead endpoint fail with `FI_ECONNRESET`.
     Errors,
-    /// Operations to it never complete. Once queues are full, posts are refused forever.
+    /// Operations to the dead endpoint never complete. Once queues are full, posts are refused
+    /// forever.
     Silence,
 }
 
@@ -19,7 +20,7 @@ pub struct Persona {
     pub provider: &'static str,
     /// `fi_fabric_attr.name`.
     pub fabric: &'static str,
-    /// The names of its domains, one per interface.
+    /// The names of the provider's domains, one per interface.
     pub interfaces: Vec<&'static str>,
     /// Speed of the interfaces in megabits per second.
     pub mbit: u32,
@@ -33,9 +34,9 @@ pub struct Persona {
     pub dmabuf: bool,
     /// Data progress. `FI_PROGRESS_AUTO` also accepts a request for manual progress.
     pub progress: i32,
-    /// True if it offers only `FI_THREAD_SAFE`.
+    /// True if the provider offers only `FI_THREAD_SAFE`.
     pub locks: bool,
-    /// The message order that it preserves: `FI_ORDER_*` bits, or 0.
+    /// The message order that the provider preserves: `FI_ORDER_*` bits, or 0.
     pub order: u64,
     /// Bytes of completion data. Further bytes are cut off.
     pub data_bytes: usize,
@@ -51,8 +52,8 @@ pub struct Persona {
     pub max_rma: usize,
     /// Length of a key in bytes, if the program chooses keys.
     pub key_bytes: usize,
-    /// True if it waits while a queue is full. Otherwise completions that do not fit are lost,
-    /// which is an overrun.
+    /// True if the provider waits while a queue is full. Otherwise completions that do not fit are
+    /// lost, which is an overrun.
     pub protects_queue: bool,
     /// True if a write with data consumes a receive at the target. `mode` then has `FI_RX_CQ_DATA`.
     pub data_takes_receive: bool,
@@ -61,7 +62,8 @@ pub struct Persona {
     /// True if the completion of an incoming write has only the data flag, as with shm of libfabric
     /// 2.
     pub data_flag_alone: bool,
-    /// True if it executes only 8-byte additions and compare-and-swaps, as InfiniBand NICs do.
+    /// True if the provider executes only 8-byte additions and compare-and-swaps, as InfiniBand
+    /// NICs do.
     pub few_atomics: bool,
     /// Maximum delay of each stage of an operation, in reads of the queue that advances it.
     pub jitter: u32,

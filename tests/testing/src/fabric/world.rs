@@ -118,8 +118,8 @@ pub(super) struct Op {
     pub wait: u32,
     pub landed: bool,
     pub fault: Option<Fault>,
-    /// True if its connection is broken. The origin gets an error, whether or not the operation
-    /// lands.
+    /// True if the operation's connection is broken. The origin gets an error, whether or not the
+    /// operation lands.
     pub torn: bool,
     /// True for a broken operation that is still in the network, after its origin has seen the
     /// error.
@@ -441,7 +441,8 @@ impl State {
     pub fn kill(&mut self, address: &[u8]) {
         if let Some(ep) = ep_of(&address[address.len().saturating_sub(NAME_LEN)..]) {
             self.forget(ep);
-            // Moves incomplete reads from it back by a stage, so that they meet a dead target.
+            // Moves incomplete reads from the killed endpoint back by one stage, so that they find
+            // a dead target.
             for op in self.ops.iter_mut().filter(|op| op.dst == Some(ep) && op.verb == Verb::Read) {
                 op.stage = Stage::Flying;
             }
