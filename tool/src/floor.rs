@@ -44,7 +44,7 @@ pub struct Pad {
     base: NonNull<AtomicU64>,
 }
 
-/// Words of a cache line.
+/// Number of words in a cache line.
 const WORDS: usize = 8;
 
 /// One way to measure.
@@ -127,8 +127,8 @@ impl Pad {
     }
 }
 
-/// Runs one batch of round trips. Returns `false` if the starting side gave up before its end. Both
-/// words are equal before and after.
+/// Runs one batch of round trips. Returns `false` if the starting side gave up before the batch
+/// ended. Both words are equal before and after.
 #[inline(never)]
 fn bounce<const PAUSE: bool>(
     mine: &AtomicU64,

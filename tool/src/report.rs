@@ -60,9 +60,9 @@ pub struct Row {
     pub floor_ns: Option<f64>,
     /// The floor with a cache line for each direction, as in the tests.
     pub floor_apart_ns: Option<f64>,
-    /// Iterations whose data was verified.
+    /// Number of iterations whose data was verified.
     pub checked: u64,
-    /// Iterations whose data was wrong.
+    /// Number of iterations whose data was wrong.
     pub errors: u64,
     /// Processor time of this side's process per operation; of both sides if they share a process.
     pub cpu_ns_per_op: Option<f64>,

@@ -23,7 +23,7 @@ use crate::transfer::Transfer;
 /// Maximum time to wait until no operation uses memory that is being deregistered.
 pub(crate) const SETTLE: Duration = Duration::from_secs(5);
 
-/// Passes between two clock reads.
+/// Number of passes between two clock reads.
 const PASSES: u32 = 16;
 
 /// Interval between liveness checks of peers.

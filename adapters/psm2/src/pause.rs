@@ -16,13 +16,13 @@ const THIRD: u32 = 10;
 /// it.
 const UNEXPECTED: u64 = 1 << 21;
 
-/// Empty polls before the first yield.
+/// Number of empty polls before the first yield.
 const SPINS: u32 = 500;
 
 /// Interval between liveness checks of peers.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Calls between two clock reads, before the first yield.
+/// Number of calls between two clock reads, before the first yield.
 const CALLS: u32 = 256;
 
 /// Counts the polling calls of an endpoint.

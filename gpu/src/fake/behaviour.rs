@@ -211,11 +211,11 @@ pub struct Counts {
     pub marks_back: u64,
     /// Copied bytes.
     pub bytes: u64,
-    /// Copies and words that finished before older ones of the same process.
+    /// Number of copies and words that finished before older copies and words of the same process.
     pub reordered: u64,
-    /// Calls that waited for all streams of the device.
+    /// Number of calls that waited for all streams of the device.
     pub waits: u64,
-    /// Copies and words queued on memory whose owner had been killed.
+    /// Number of copies and words queued on memory whose owner had been killed.
     pub orphans_touched: u64,
 }
 

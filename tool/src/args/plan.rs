@@ -25,7 +25,7 @@ pub struct Plan {
     pub iters: Option<u64>,
     /// Time for each size rather than a number of iterations, if given.
     pub duration: Option<Duration>,
-    /// Iterations before measuring, if given.
+    /// Number of iterations before measuring, if given.
     pub warmup: Option<u64>,
     /// Limits per row if no iterations are given.
     pub effort: Effort,
@@ -35,7 +35,7 @@ pub struct Plan {
     pub seeds: Option<u64>,
     /// Verify payloads.
     pub check: bool,
-    /// Operations in flight.
+    /// Number of operations in flight.
     pub window: u32,
     /// The processors of the two sides.
     pub places: Places,

@@ -14,7 +14,7 @@ use crate::failure::Outcome;
 use crate::histogram::Histogram;
 use crate::payload::Pattern;
 
-/// Messages that a side sends before it receives any.
+/// Number of messages that a side sends before it receives any.
 const PIECE: u64 = 32;
 
 /// Runs this process's side.

@@ -43,7 +43,7 @@ mod ordered;
 const SIM_ITERS: u64 = 100_000;
 const SEED_ITERS: u64 = 200;
 
-/// Passes without a completion after which an operation counts as hung.
+/// Number of passes without a completion after which an operation counts as hung.
 const PATIENCE: u64 = 2_000_000;
 
 /// The capacity of one loopback rail, and of the whole simulated fabric.
@@ -299,7 +299,7 @@ pub struct InProcess<'m, R: Rail, const RAILS: usize> {
     clock: Clock,
     watch: Watch,
     tally: Tally,
-    /// Passes since the last completion.
+    /// Number of passes since the last completion.
     passes: u64,
 }
 

@@ -9,10 +9,11 @@ use super::job::{Job, Tally};
 use crate::failure::Outcome;
 use crate::histogram::Histogram;
 
-/// Iterations of the first steps, from which the number for the remaining time is estimated.
+/// Numbers of iterations of the first steps. They give an estimate of how many fit into the
+/// remaining time.
 const TRIALS: [u64; 4] = [1, 16, 128, 1024];
 
-/// Warm-up iterations of all steps but the first.
+/// Number of warm-up iterations of each step after the first.
 const WARMUP: u64 = 100;
 
 /// Time limits of all steps, and of one step.

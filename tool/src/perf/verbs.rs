@@ -31,7 +31,7 @@ pub trait Verbs {
     /// Returns whether this process runs `side`.
     fn plays(&self, side: Side) -> bool;
 
-    /// Returns the clock of samples.
+    /// Returns the clock that times the samples.
     fn clock(&self) -> Clock;
 
     /// Returns the number of arrivals out of order, as the engine counts them.

@@ -78,9 +78,9 @@ impl Workload {
 
 /// Units of a round of a workload with a background, the *D* entries that no unit matches.
 const ROUND: u64 = 64;
-/// Receives of each new mask.
+/// Number of receives with each new mask.
 const FRESH_MASK: u64 = 16;
-/// Masks of P11.
+/// Number of masks of P11.
 const MASKS: u64 = 32;
 /// The source and the tag that the background never matches.
 const LIVE: u32 = 7;

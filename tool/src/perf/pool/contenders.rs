@@ -48,7 +48,7 @@ impl Pools for Fishplate {
 /// A ring of 64 free blocks under a mutex. The allocator allocates and frees all others.
 pub struct Ring(Mutex<VecDeque<Box<MaybeUninit<Body>>>>);
 
-/// Blocks that a ring keeps.
+/// Number of blocks that a ring keeps.
 const KEPT: usize = 64;
 
 impl Ring {

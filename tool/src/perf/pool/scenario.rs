@@ -60,7 +60,7 @@ pub fn first_lets_go(first: &AtomicU64) {
     }
 }
 
-/// Operations between two clock reads.
+/// Number of operations between two clock reads.
 pub const BATCH: u64 = 64;
 
 /// The result of one run of a scenario.
@@ -243,7 +243,7 @@ struct Way<T> {
 
 /// Maximum number of batches in transfer.
 const PLACES: usize = 4;
-/// Blocks in a batch, unless the scenario needs more.
+/// Number of blocks in a batch, unless the scenario needs more.
 const HANDFUL: usize = 64;
 
 impl<T> Way<T> {
