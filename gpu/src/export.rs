@@ -110,7 +110,7 @@ pub struct ExportStats {
     pub registrations: u64,
     /// Number of superseded entries, whose memory had been freed and reused.
     pub superseded: u64,
-    /// Number of outgrown entries, which lay inside longer ones and had no registrations.
+    /// Number of outgrown entries, which lay inside longer entries and had no registrations.
     pub outgrown: u64,
 }
 
@@ -159,7 +159,7 @@ impl Exports {
     }
 
     /// Returns the live entry for a range: an entry with the same registration, else the longest
-    /// entry around the range, else a new one.
+    /// entry around the range, else a new entry.
     fn entry_of<D: Device>(
         &mut self,
         device: &mut D,

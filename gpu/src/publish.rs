@@ -84,7 +84,7 @@ impl DirectToken {
 pub enum PublishError {
     /// The limit of published buffers is reached. The value is the limit.
     Full(usize),
-    /// The version is not greater than the buffer's last one.
+    /// The version is not greater than the buffer's last version.
     Version {
         /// The last version.
         last: u64,

@@ -92,7 +92,7 @@ unsafe impl Send for Shared {}
 
 #[derive(Debug)]
 struct GpuPeer {
-    /// Distinguishes this attachment from earlier ones in the same slot.
+    /// Distinguishes this attachment from earlier attachments in the same slot.
     life: u32,
     own: bool,
     /// Whether the peer has a device. If so, we send it our memory handles.

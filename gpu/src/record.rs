@@ -21,8 +21,8 @@ use super::wire::{self, Ask, KINDS, Offer, Said};
 /// Maximum number of unopened handles.
 pub(crate) const MAX_OFFERS: usize = 64;
 
-/// Maximum number of descriptors in unopened handles: those of two exports with the maximum number
-/// of segments.
+/// Maximum number of descriptors in unopened handles: enough for two exports with the maximum
+/// number of segments.
 pub(crate) const MAX_DESCRIPTORS: usize = 2 * MAX_SEGMENTS;
 
 /// Maximum number of outstanding requests of this end.

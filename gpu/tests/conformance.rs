@@ -73,8 +73,8 @@ fn memory(link: &mut Ends, len: usize) -> Region {
     unsafe { Region::new(ptr, len, RegionKind::Device { ordinal: 0 }) }
 }
 
-/// Kills the target without a Bye. Its memory stays mapped, like that of a process that dies while
-/// its memory is open here.
+/// Kills the target without a Bye. Its memory stays mapped, as if a process died while its memory
+/// is open here.
 fn kill(link: &mut Ends) -> bool {
     let Some(socket) = SOCKET.take() else { return false };
     // SAFETY: the call takes only numbers, and the descriptor is ours.

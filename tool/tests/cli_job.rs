@@ -30,8 +30,8 @@ fn every_pattern_delivers_everything_and_its_rows_fit_the_schema() {
     }
 }
 
-/// Two ranks with different seeds find every message wrong: those of the row, and the first of each
-/// flow, which are sent before the row.
+/// Two ranks with different seeds find every message wrong: the messages of the row, and the first
+/// message of each flow, which is sent before the row.
 #[test]
 fn wrong_first_messages_are_errors_of_the_first_row() {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();

@@ -2,7 +2,7 @@
 //! and output.
 //!
 //! A block of the file has `$ ` and the command line, then `? ` and the status. Lines of standard
-//! output follow behind `> `, and those of standard error behind `! `. `#` stands for figures and
+//! output follow behind `> `, and lines of standard error behind `! `. `#` stands for figures and
 //! values that depend on the machine. With `BLESS=1` the test rewrites the file.
 
 use std::fmt::Write as _;

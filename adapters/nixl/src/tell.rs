@@ -21,7 +21,8 @@ impl State {
         let lost = self.is_lost(number);
         let up = self.approach(number)?;
         if lost {
-            // This notification fails. The next one may reach the peer after it reconnects.
+            // This notification fails. The next notification may reach the peer after it
+            // reconnects.
             return Err(Status::REMOTE_DISCONNECT);
         }
         let queued = self.notes.outgoing.iter().any(|(to, _)| *to == number);

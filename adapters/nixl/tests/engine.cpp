@@ -290,7 +290,8 @@ void transfers(Engine &a, Engine &b, Memory &ours, Memory &theirs, Metadata *rem
     IS(0, all.compare("abcdefghijklmnopqrstuvwxyz"));
 }
 
-// Sends more long notifications than an agent receives at once, and one that is too long.
+// Sends more long notifications than an agent receives at once, and a notification that is too
+// long.
 void long_notifications(Engine &a, Engine &b) {
     IS(INVALID_PARAM, a.notify("b", std::string((64 << 20) + 1, 'x')));
     constexpr std::size_t count = 100, size = 1200000;

@@ -34,8 +34,8 @@ pub(crate) struct Am {
     pub node: Node,
     /// Address of each handler function, and its context.
     pub handlers: Vec<(usize, usize)>,
-    /// Sends in flight, by context word, which is never 0. Each entry owns the buffer of the send,
-    /// and for a request it has the peer.
+    /// Sends in flight, by context word, which is never 0. Each entry owns the buffer of its send.
+    /// The entry of a request also has the peer.
     sends: HashMap<u64, (Box<[u8]>, Option<PeerId>)>,
     /// Number of requests in the node's queue. Sends leave one request for a receive.
     room: usize,

@@ -125,7 +125,7 @@ fn run(home: Home, job: Job) {
         Job::Complete(all) => {
             for (function, context) in all {
                 // SAFETY: the program passed this function with this context to one request, and
-                // `completed` removed that entry, so it runs once.
+                // `completed` removed that entry, so the function runs once.
                 unsafe {
                     transmute::<*const (), Completion>(function as *const ())(context as *mut c_void);
                 }

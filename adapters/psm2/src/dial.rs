@@ -33,7 +33,7 @@ pub(crate) fn name(epid: u64) -> io::Result<SocketAddr> {
     SocketAddr::from_abstract_name(format!("fishplate-psm2-{}-{epid:016x}", user()))
 }
 
-/// Returns the effective user, the only one whose processes are trusted.
+/// Returns the effective user. Only processes of this user are trusted.
 fn user() -> u32 {
     // SAFETY: the call takes no arguments and always succeeds.
     unsafe { libc::geteuid() }

@@ -178,7 +178,7 @@ impl Keeper {
         }
     }
 
-    /// Advances each connection. Drops finished, failed and expired ones.
+    /// Advances each connection, and drops it once it is finished, failed or expired.
     fn serve(&mut self) {
         let now = Instant::now();
         let mut calls = std::mem::take(&mut self.calls);

@@ -35,8 +35,8 @@ pub(crate) struct Idle {
     looked: Instant,
     /// `calls` at the last liveness check.
     calls_at_look: u32,
-    /// When the memory for unexpected messages became full while calls found nothing, and whether
-    /// the program may be waiting for a peer that fills it.
+    /// Set while unexpected messages fill their memory and calls find nothing: the time when this
+    /// state began, and whether the program may be waiting for a peer that fills the memory.
     crowded: Option<(Instant, bool)>,
     patience: Duration,
 }
@@ -47,9 +47,9 @@ impl Idle {
         Idle { empty: 0, calls: 0, looked: Instant::now(), calls_at_look: 0, crowded: None, patience }
     }
 
-    /// Called at a liveness check. `crowding` is `None` unless unexpected messages fill all memory
-    /// for them. It then tells whether the program may be waiting for a peer that fills it. Returns
-    /// true if this state has lasted too long while no call found anything.
+    /// Called at a liveness check. `crowding` is `None` unless unexpected messages fill all their
+    /// memory. Then it tells whether the program may be waiting for a peer that fills the memory.
+    /// Returns true if the memory has been full for too long while no call found anything.
     pub fn is_crowded_out(&mut self, crowding: Option<bool>) -> bool {
         let calls = self.calls.wrapping_sub(self.calls_at_look);
         self.calls_at_look = self.calls;

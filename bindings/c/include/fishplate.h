@@ -79,8 +79,8 @@ typedef struct fp_options {
   uint32_t patience_ms;        /* how long an operation waits for room: 10,000 */
   uint32_t connect_timeout_ms; /* how long the first use of a peer waits for it: 10,000 */
   uint32_t max_rails;          /* maximum number of libfabric rails: 16 */
-  const char *providers;       /* separated by commas; default: the fastest usable one */
-  const char *interfaces;      /* one rail for each name; default: nearby ones */
+  const char *providers;       /* separated by commas; default: the fastest usable provider */
+  const char *interfaces;      /* one rail for each name; default: the nearest */
 } fp_options;
 
 /* Opens a node. `options` may be null. A process may have at most 64 nodes open. Slow: loads

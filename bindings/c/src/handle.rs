@@ -61,7 +61,8 @@ pub(crate) struct Inner {
     mixed: u64,
 }
 
-/// An entry of [`TABLE`]. Its address is that of the table plus the lower bits of its handles.
+/// An entry of [`TABLE`]. Its address is the address of the table plus the lower bits of its
+/// handles.
 #[repr(C)]
 struct Slot {
     /// `name ^ owner` while the node is open, has an owner, and is in no call. Otherwise 0. Only
@@ -76,7 +77,7 @@ struct Slot {
 }
 
 // SAFETY: only the thread in `owner` accesses `inner`, and the node that it points to is `Send`.
-// The edges of `owner` order each owner's accesses before those of the next owner.
+// The edges of `owner` order each owner's accesses before the next owner's accesses.
 unsafe impl Sync for Slot {}
 const _: () = {
     const fn send<T: Send>() {}
@@ -277,7 +278,7 @@ fn interrupted() -> Status {
 
 impl Inner {
     /// Converts the number of an operation or a receive. The upper half of the number distinguishes
-    /// it from earlier ones in the same slot.
+    /// it from earlier numbers of the same slot.
     #[inline(always)]
     pub fn token(&self, raw: u64) -> u64 {
         raw ^ self.mixed << 48

@@ -177,7 +177,7 @@ impl CudaDevice {
             parts.parts.push((handle, *size));
         }
         self.map(&parts).map_err(|error| match error {
-            // The size differs from that of the physical segment.
+            // The size differs from the physical segment's size.
             DeviceError::Driver(code) if code == driver::INVALID_VALUE as i32 => DeviceError::BadHandle,
             error => error,
         })

@@ -144,15 +144,15 @@ unsafe impl Device for FakeDevice {
         len: u64,
     ) -> Result<(), DeviceError> {
         let stream = self.stream(stream)?;
-        // SAFETY: the caller upholds the contract of `Device::copy`, which includes that of
+        // SAFETY: the caller upholds the contract of `Device::copy`, which includes the contract of
         // `FakeProcess::copy`.
         unsafe { self.process.copy(stream, to, from, len) }
     }
 
     unsafe fn write_word(&mut self, stream: u8, word: DevicePtr, value: u64) -> Result<(), DeviceError> {
         let stream = self.stream(stream)?;
-        // SAFETY: the caller upholds the contract of `Device::write_word`, which includes that of
-        // `FakeProcess::write_word`.
+        // SAFETY: the caller upholds the contract of `Device::write_word`, which includes the
+        // contract of `FakeProcess::write_word`.
         unsafe { self.process.write_word(stream, word, value) }
     }
 

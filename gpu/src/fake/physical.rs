@@ -120,8 +120,8 @@ impl FakeProcess {
     /// another process as opened. [`FakeProcess::free`] and [`FakeProcess::close`] unmap it.
     ///
     /// # Errors
-    /// The driver's code for an invalid value if the size differs from that of the memory.
-    /// Otherwise the errors of [`FakeProcess::alloc`] and [`FakeProcess::open_descriptor`].
+    /// The driver's code for an invalid value if `size` is not the size of the memory. Otherwise
+    /// the errors of [`FakeProcess::alloc`] and [`FakeProcess::open_descriptor`].
     pub fn map(
         &self,
         ordinal: u32,

@@ -34,7 +34,7 @@ pub enum Fault {
         /// Size of the allocation, in bytes.
         size: u64,
     },
-    /// The peer announced a size that differs from that of the allocation.
+    /// The peer announced a size that differs from the allocation's size.
     Size {
         /// Announced size, in bytes.
         told: u64,

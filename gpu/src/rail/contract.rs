@@ -161,7 +161,7 @@ unsafe impl<D: Device, H: Host> Rail for GpuRail<D, H> {
             return unsafe { self.inner.post_rendezvous_read(peer, local, remote, cx) };
         }
         // SAFETY: the caller upholds the contract of `Rail::post_rendezvous_read`, which includes
-        // that of `Rail::post_read`.
+        // the contract of `Rail::post_read`.
         unsafe { self.post(peer, Way::Get, local, remote, None, cx) }
     }
 

@@ -119,7 +119,7 @@ impl Streams {
         let known = &mut self.streams[usize::from(stream)];
         known.queued.push_back(owner);
         self.out += 1;
-        // If the device has no free mark, a later one suffices, because it also follows this work.
+        // If the device has no free mark, a later mark suffices, because it also follows this work.
         _ = known.mark(device, stream);
     }
 

@@ -161,7 +161,7 @@ fn three_processes_waiting_in_a_circle_are_all_served() {
     let end = || End::new(driver.process().device(0).unwrap(), ImportLimits::default());
     let mut ends = [end(), end(), end()];
     let [a, b, c] = &mut ends;
-    // Each process links the next one as peer 0, and the previous one as peer 1.
+    // Each process links the next process as peer 0, and the previous process as peer 1.
     link(a, 0, b, 1);
     link(b, 0, c, 1);
     link(c, 0, a, 1);

@@ -1,4 +1,5 @@
-//! Helpers of the tests: those of the shared-memory tests, and rails whose devices are host memory.
+//! Helpers of the tests: the helpers of the shared-memory tests, and rails whose devices are host
+//! memory.
 
 #![allow(dead_code, unused_imports, reason = "each test binary uses its part")]
 

@@ -126,8 +126,9 @@ fn container(root: &Root) -> Finding {
     if space("user").is_some_and(|space| space != FIRST_USER) {
         own.push("user");
     }
-    // The host's network namespace has no fixed number, so compare with that of process 1. In a
-    // container with its own pid namespace, process 1 is the container's, so this finds nothing.
+    // The host's network namespace has no fixed number, so compare with the namespace of process 1.
+    // In a container with its own pid namespace, process 1 belongs to the container, so this finds
+    // nothing.
     if let (Some(ours), Ok(first)) = (space("net"), std::fs::read_link(root.path("proc/1/ns/net")))
         && first.as_os_str() != ours.as_str()
     {

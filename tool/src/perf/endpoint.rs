@@ -31,8 +31,8 @@ pub const AREAS_AT: usize = 4096;
 pub struct Endpoint<const STARTS: bool> {
     pub node: Node,
     pub peer: PeerId,
-    /// The memory of the words, here and on the other side. Includes the landing area, unless that
-    /// is on a device.
+    /// The memory of the words, here and on the other side. Includes the landing area, unless the
+    /// landing area is on a device.
     pub words: (Memory, Remote),
     /// The landing area of the other side.
     pub landing: Remote,

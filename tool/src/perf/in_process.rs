@@ -567,7 +567,7 @@ impl<R: Rail, const RAILS: usize> Verbs for InProcess<'_, R, RAILS> {
 }
 
 impl<R: Rail, const RAILS: usize> InProcess<'_, R, RAILS> {
-    /// Checks whether to continue: there is time left, and nobody has pressed Ctrl-C.
+    /// Fails if the time is up or the user has pressed Ctrl-C.
     #[cold]
     #[inline(never)]
     fn check(&mut self) -> Outcome {

@@ -108,8 +108,8 @@ impl Tally {
     }
 }
 
-/// Maximum total size of the slots of a stream of puts: that of a first-level cache. Beyond it
-/// slots are reused before the end of a window.
+/// Maximum total size of the slots of a stream of puts: the size of a first-level cache. A window
+/// that needs more slots reuses them before it ends.
 const SLOTS_BYTES: usize = 32 << 10;
 /// The offset of the payloads of a stream, behind its signals. It is a page, because copies are
 /// fastest between equal offsets in pages.

@@ -419,8 +419,8 @@ impl<const STARTS: bool> Session<STARTS> {
 }
 
 impl<const STARTS: bool> Session<STARTS> {
-    /// Runs the plan as the leader, and waits for the second process to exit if this one started
-    /// it.
+    /// Runs the plan as the leader. If this process started the second process, waits for it to
+    /// exit.
     pub fn lead(mut self, plan: &Plan, files: &mut Files) -> Outcome {
         let fault = match self.lead_all(plan, files) {
             Ok(fault) => fault,

@@ -25,8 +25,8 @@ pub enum Area {
     Buffer,
 }
 
-/// The operations. Offsets are in bytes from the start of an area; words are in the landing area,
-/// or next to it if that is device memory.
+/// The operations. Offsets are in bytes from the start of an area. Words are in the landing area,
+/// or next to it if the landing area is device memory.
 pub trait Verbs {
     /// Returns whether this process runs `side`.
     fn plays(&self, side: Side) -> bool;

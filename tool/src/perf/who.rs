@@ -73,7 +73,7 @@ impl Who {
         }
     }
 
-    /// Returns the error of an expired deadline, if the peer owes no answer.
+    /// Returns the error of an expired deadline when the peer has answered all requests.
     #[cold]
     pub fn out_of_time(&self, stuck: Stuck) -> Failure {
         Failure::run(format!(

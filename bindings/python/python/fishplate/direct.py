@@ -113,5 +113,5 @@ def _size(data: _Buffer) -> int:
     try:
         return memoryview(data).nbytes  # type: ignore[arg-type]
     except TypeError:
-        # A tensor that only has DLPack.
+        # A tensor that supports only DLPack.
         return int(data.nbytes)  # type: ignore[union-attr]

@@ -189,7 +189,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         self.taken_out(peer, taken, result);
     }
 
-    /// Finishes a piece of the peer, which was copied or failed, and answers it.
+    /// Finishes a piece from the peer after its copy succeeded or failed, and answers the peer.
     fn taken_out(&mut self, peer: Peer, taken: Taken, result: Result<(), i32>) {
         let mut result = result;
         if let Some((index, _)) = taken.read {

@@ -43,8 +43,8 @@ impl<T> Drop for Lent<T> {
 }
 
 impl Ours {
-    /// Sizes of a waiting receive with its share of the buckets, and of a waiting message, in
-    /// bytes.
+    /// Sizes in bytes: of a waiting receive with its share of the buckets, and of a waiting
+    /// message.
     pub const BYTES: (f64, f64) =
         (size_of::<PostedSlot>() as f64 + 4.0, size_of::<UnexpectedSlot>() as f64 + 4.0);
 

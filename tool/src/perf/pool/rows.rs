@@ -16,7 +16,8 @@ pub struct PoolRow {
     pub figures: Figures,
     /// Minimum processor time per operation over all repetitions, in nanoseconds.
     pub min_ns: f64,
-    /// `min_ns` divided by that of one stream in the same scenario. Only for [`Scenario::Streams`].
+    /// `min_ns` divided by the `min_ns` of one stream in the same scenario. Only for
+    /// [`Scenario::Streams`].
     pub to_one_stream: Option<f64>,
 }
 

@@ -85,7 +85,7 @@ pub enum Scenario {
     HandOff(usize),
     /// Takes a thousand blocks in a burst; another thread returns them in random order.
     Burst,
-    /// Uses all slots: a take is refused, then a block is returned and another one taken.
+    /// Uses all slots: a take is refused, then a block is returned and another block taken.
     Exhausted,
     /// Blocks with two holders.
     TwoHolders,
@@ -283,8 +283,8 @@ impl<T> Way<T> {
     }
 }
 
-/// One thread takes blocks; `releasers` return the batches that they get, in random order for
-/// bursts.
+/// One thread takes blocks and hands them in batches to `releasers` threads, which return them to
+/// the pool, in random order for bursts.
 fn hand_off<P: Pools>(releasers: usize, burst: usize, ops: u64) -> Figures {
     let handful = burst.max(HANDFUL);
     let capacity = (releasers * (PLACES + 2) * handful).next_power_of_two();

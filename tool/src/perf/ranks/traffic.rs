@@ -70,7 +70,7 @@ impl Traffic {
         let stride = most.next_multiple_of(LINE);
         let flows = targets.len() + sources.len();
         let bytes = |flows: usize| flows.checked_mul(window as usize)?.checked_mul(stride);
-        // All ranks compute the same size, so either all refuse or none.
+        // All ranks compute the same size, so all ranks refuse or none does.
         if bytes(size - 1).is_none_or(|bytes| bytes > MEMORY_MAX) {
             return Err(Failure::usage(format!(
                 "{size} ranks with {window} slots of {} each need more than {}: use smaller sizes or a smaller --window",
