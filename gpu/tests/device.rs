@@ -6,6 +6,8 @@ use std::sync::OnceLock;
 
 use fishplate_gpu::fake::{Behaviour, FakeDevice, FakeDriver, FakeProcess, MemoryKind, Violation};
 use fishplate_gpu::{Device, DeviceError, DevicePtr, HostDevice, Unshared};
+#[cfg(feature = "hip")]
+use fishplate_gpu::{Handle, LEGACY_HANDLE};
 
 mod support;
 
@@ -323,6 +325,55 @@ fn hip_memory_lies_on_its_device_and_a_thread_keeps_its_current_one() {
             unsafe { device.free(base) }.unwrap();
         }
     }
+}
+
+/// The program's error checks find its own errors only.
+#[cfg(feature = "hip")]
+#[test]
+fn hip_calls_that_fail_leave_no_error() {
+    let _alone = support::alone();
+    if let Some(why) = <hip::Legacy as Kit>::absent() {
+        println!("SKIPPED hip_calls_that_fail_leave_no_error: {why}");
+        return;
+    }
+    // SAFETY: the names end with a zero byte. HIP's header declares these arguments.
+    let (take, set, version) = unsafe {
+        let library = libc::dlopen(c"libamdhip64.so".as_ptr(), libc::RTLD_NOW);
+        let find = |name: &std::ffi::CStr| libc::dlsym(library, name.as_ptr());
+        (
+            std::mem::transmute::<*mut libc::c_void, extern "C" fn() -> u32>(find(c"hipGetLastError")),
+            std::mem::transmute::<*mut libc::c_void, extern "C" fn(i32) -> u32>(find(c"hipSetDevice")),
+            std::mem::transmute::<*mut libc::c_void, extern "C" fn(*mut i32) -> u32>(find(
+                c"hipDriverGetVersion",
+            )),
+        )
+    };
+    let mut device = first::<hip::Legacy>();
+    assert_eq!(take(), 0, "opening the device");
+    assert_eq!(device.allocation(DevicePtr(64)), Err(DeviceError::NotDeviceMemory));
+    assert_eq!(take(), 0, "an unknown address");
+    // SAFETY: nothing uses what the handle might open.
+    assert!(unsafe { device.open(&Handle::Legacy([0xa5; LEGACY_HANDLE]), 4096) }.is_err());
+    assert_eq!(take(), 0, "an invalid handle");
+    assert!(device.dmabuf(DevicePtr(64), 4096).is_none());
+    assert_eq!(take(), 0, "a range without memory");
+    let base = device.alloc(4096).unwrap();
+    assert_eq!(device.allocation(base).unwrap().base, base);
+    assert_eq!(take(), 0, "memory that is not virtual");
+    let mark = device.mark(0).unwrap();
+    while !device.reached(mark).unwrap() {
+        assert_eq!(take(), 0, "an event that is not complete");
+    }
+    let mut now = 0;
+    if version(&mut now) == 0 && now >= 70_000_000 {
+        let own = set(1000);
+        assert_ne!(own, 0);
+        let mark = device.mark(0).unwrap();
+        while !device.reached(mark).unwrap() {}
+        assert_eq!(take(), own, "the program's own error");
+    }
+    // SAFETY: no work is queued.
+    unsafe { device.free(base) }.unwrap();
 }
 
 /// Runs the second process, if this process is a child.

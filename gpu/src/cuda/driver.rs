@@ -111,12 +111,14 @@ macro_rules! functions {
             #[cfg(feature = "hip")]
             fn hip(library: &Library) -> Result<Driver, Absent> {
                 // SAFETY: HIP's header declares the arguments with types of the same size and kind.
-                Ok(unsafe { Driver { $($name: functions!(@ library $($hip)::+)),* } })
+                Ok(unsafe { Driver { $($name: functions!(@ library [$($argument),*] $($hip)::+)),* } })
             }
         }
     };
-    (@ $library:ident $symbol:ident) => { $library.function(stringify!($symbol))? };
-    (@ $library:ident $replacement:path) => { $replacement };
+    (@ $library:ident $arguments:tt $symbol:ident) => {
+        hip::function!($library $symbol [] $arguments a b c d e)
+    };
+    (@ $library:ident $arguments:tt $replacement:path) => { $replacement };
 }
 
 functions! {

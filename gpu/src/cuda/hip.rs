@@ -32,12 +32,14 @@ const RELEASE_TO_SYSTEM: c_uint = 0x8000_0000;
 const FLUSH_REGISTER: c_uint = 10_005;
 
 const INVALID_VALUE: u32 = 1;
-const NOT_INITIALIZED: u32 = 3;
+pub(super) const NOT_INITIALIZED: u32 = 3;
 const NOT_SUPPORTED: u32 = 801;
 
 /// HIP's own functions, which the functions of this module call.
 struct Hip {
     version: c_int,
+    peek_error: unsafe extern "C" fn() -> u32,
+    take_error: unsafe extern "C" fn() -> u32,
     get_device: unsafe extern "C" fn(*mut c_int) -> u32,
     set_device: unsafe extern "C" fn(c_int) -> u32,
     device_attribute: unsafe extern "C" fn(*mut c_void, c_uint, c_int) -> u32,
@@ -68,14 +70,14 @@ pub(super) fn prepare(library: &Library) -> Result<(), Absent> {
     let mut version = 0;
     // SAFETY: HIP's header declares these functions with arguments of the same size and kind. The
     // version is written to a local variable.
-    let hip = unsafe {
+    let (hip, code) = unsafe {
         let driver_version: unsafe extern "C" fn(*mut c_int) -> u32 =
             library.function("hipDriverGetVersion")?;
-        if driver_version(&raw mut version) != 0 {
-            version = 0;
-        }
-        Hip {
-            version,
+        let code = driver_version(&raw mut version);
+        let hip = Hip {
+            version: if code == 0 { version } else { 0 },
+            peek_error: library.function("hipPeekAtLastError")?,
+            take_error: library.function("hipGetLastError")?,
             get_device: library.function("hipGetDevice")?,
             set_device: library.function("hipSetDevice")?,
             device_attribute: library.function("hipDeviceGetAttribute")?,
@@ -89,9 +91,11 @@ pub(super) fn prepare(library: &Library) -> Result<(), Absent> {
             copy: library.function("hipMemcpyAsync")?,
             create_event: library.function("hipEventCreateWithFlags")?,
             range_handle: library.function("hipMemGetHandleForAddressRange").ok(),
-        }
+        };
+        (hip, code)
     };
     HIP.get_or_init(|| hip);
+    forget(code);
     Ok(())
 }
 
@@ -101,9 +105,9 @@ impl Hip {
         let mut value: c_int = 0;
         // SAFETY: all attributes except registers are integers, and the result is written to a
         // local variable.
-        match unsafe { (self.device_attribute)((&raw mut value).cast(), number, device) } {
-            0 => value,
-            _ => 0,
+        match ok(unsafe { (self.device_attribute)((&raw mut value).cast(), number, device) }) {
+            Ok(()) => value,
+            Err(_) => 0,
         }
     }
 
@@ -112,9 +116,9 @@ impl Hip {
         let mut register: *mut u32 = std::ptr::null_mut();
         // SAFETY: HIP writes a pointer for this attribute, although it declares the result an
         // integer. The result is written to a local variable.
-        match unsafe { (self.device_attribute)((&raw mut register).cast(), FLUSH_REGISTER, device) } {
-            0 => register,
-            _ => std::ptr::null_mut(),
+        match ok(unsafe { (self.device_attribute)((&raw mut register).cast(), FLUSH_REGISTER, device) }) {
+            Ok(()) => register,
+            Err(_) => std::ptr::null_mut(),
         }
     }
 
@@ -132,7 +136,7 @@ impl Hip {
         let mut access = 0;
         // SAFETY: the result is written to a local variable. HIP looks up the address among the
         // mappings of virtual memory.
-        if unsafe { (self.get_access)(&raw mut access, &raw const device, base) } != 0 {
+        if ok(unsafe { (self.get_access)(&raw mut access, &raw const device, base) }).is_err() {
             return Ok(None);
         }
         if self.version < DESCRIPTORS_SINCE {
@@ -145,8 +149,8 @@ impl Hip {
         // released once.
         unsafe {
             ok((self.retain)(&raw mut handle, base))?;
-            let code = (self.properties)(&raw mut asked, handle);
-            (self.release)(handle);
+            let code = forget((self.properties)(&raw mut asked, handle));
+            forget((self.release)(handle));
             ok(code)?;
         }
         Ok(Some(asked.requestedHandleTypes.0.into()))
@@ -155,8 +159,56 @@ impl Hip {
 
 /// Converts an error code.
 fn ok(code: u32) -> Result<(), u32> {
-    if code == 0 { Ok(()) } else { Err(code) }
+    match forget(code) {
+        0 => Ok(()),
+        code => Err(code),
+    }
 }
+
+/// Returns the error code of a call of HIP's, and clears the error that the call left in this
+/// thread. The program would find it with `hipGetLastError`, and take it for an error of its own.
+#[inline]
+pub(super) fn forget(code: u32) -> u32 {
+    if code != 0 {
+        clear(code);
+    }
+    code
+}
+
+/// Since HIP 7, calls that succeed leave an earlier error of the program, and so does "not ready".
+#[cold]
+fn clear(code: u32) {
+    let Some(hip) = HIP.get() else { return };
+    // SAFETY: both functions have no arguments.
+    unsafe {
+        if (hip.peek_error)() == code {
+            (hip.take_error)();
+        }
+    }
+}
+
+/// Looks up a function of HIP's and returns one that calls it and [forgets](forget) its error. The
+/// identifiers after the types name the parameters.
+macro_rules! function {
+    ($library:ident $symbol:ident [$($name:ident: $kind:ty,)*] [] $($rest:ident)*) => {{
+        type Function = unsafe extern "C" fn($($kind),*) -> u32;
+        static FUNCTION: std::sync::OnceLock<Function> = std::sync::OnceLock::new();
+
+        unsafe extern "C" fn call($($name: $kind),*) -> u32 {
+            let Some(function) = FUNCTION.get() else { return hip::NOT_INITIALIZED };
+            // SAFETY: our caller keeps the contract of the function, with the same arguments.
+            hip::forget(unsafe { function($($name),*) })
+        }
+
+        let found: Function = $library.function(stringify!($symbol))?;
+        FUNCTION.get_or_init(|| found);
+        call
+    }};
+    ($library:ident $symbol:ident [$($named:tt)*] [$kind:ty $(, $more:ty)*] $name:ident $($rest:ident)*) => {
+        hip::function!($library $symbol [$($named)* $name: $kind,] [$($more),*] $($rest)*)
+    };
+}
+pub(super) use function;
 
 /// Calls HIP, and returns an error code.
 fn with(call: impl FnOnce(&Hip) -> Result<(), u32>) -> u32 {
@@ -234,7 +286,7 @@ pub(super) unsafe extern "C" fn pointer_attributes(
     with(|hip| {
         let (mut base, mut size) = (0, 0);
         // SAFETY: both results are written to local variables.
-        if unsafe { (hip.address_range)(&raw mut base, &raw mut size, ptr) } != 0 {
+        if ok(unsafe { (hip.address_range)(&raw mut base, &raw mut size, ptr) }).is_err() {
             return Err(INVALID_VALUE);
         }
         let handles = hip.virtual_handles(base)?;

@@ -1,6 +1,7 @@
 //! The functions of `libamdhip64.so`, over those of `libcuda.so`. Numbers, layouts and behaviour
 //! follow HIP 6.2 and 7.1 to 7.14, with its differences from CUDA.
 
+use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -8,8 +9,8 @@ use fishplate_gpu::{DevicePtr, LEGACY_HANDLE};
 
 use crate::memory::{Access, Asked, IpcHandle, Location};
 use crate::{
-    CONTEXT, Code, INVALID_DEVICE, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, answer, code, current, find,
-    library, ordinal, put, version,
+    CONTEXT, Code, INVALID_DEVICE, INVALID_HANDLE, INVALID_VALUE, NOT_READY, NOT_SUPPORTED, code, current,
+    find, library, ordinal, put, version,
 };
 
 /// `hipErrorInvalidDevicePointer`.
@@ -17,6 +18,34 @@ const INVALID_DEVICE_POINTER: Code = 17;
 
 /// The registers that flush writes over the bus, one for each device.
 static REGISTERS: [AtomicU32; 16] = [const { AtomicU32::new(0) }; 16];
+
+thread_local! {
+    static LAST_ERROR: Cell<Code> = const { Cell::new(0) };
+}
+
+/// Leaves the result of a call in this thread. Since HIP 7 success leaves an earlier error there,
+/// and so does "not ready".
+fn left(code: Code) -> Code {
+    if version() < 70_000_000 || !matches!(code, 0 | NOT_READY) {
+        LAST_ERROR.set(code);
+    }
+    code
+}
+
+/// Converts the result of a call to a code, and leaves it.
+fn answer(outcome: Result<(), Code>) -> Code {
+    left(crate::answer(outcome))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn hipGetLastError() -> Code {
+    LAST_ERROR.replace(0)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn hipPeekAtLastError() -> Code {
+    LAST_ERROR.get()
+}
 
 /// Declares functions. Each has the arguments and the behaviour of a CUDA function.
 macro_rules! same {
@@ -28,7 +57,7 @@ macro_rules! same {
             }
             // SAFETY: this library defines the function with these arguments. The driver's
             // documentation requires the caller to pass valid arguments.
-            unsafe { $cuda($($name),*) }
+            left(unsafe { $cuda($($name),*) })
         }
     )*};
 }
@@ -142,10 +171,10 @@ unsafe extern "C" fn hipDeviceGetAttribute(value: *mut c_int, attribute: c_uint,
                 unsafe { put(value.cast(), there.unwrap_or(std::ptr::null_mut())) }
             }));
         }
-        _ => return INVALID_VALUE,
+        _ => return left(INVALID_VALUE),
     };
     // SAFETY: the driver's documentation requires the caller to pass valid arguments.
-    unsafe { cuDeviceGetAttribute(value, same, device) }
+    left(unsafe { cuDeviceGetAttribute(value, same, device) })
 }
 
 #[unsafe(no_mangle)]
@@ -173,10 +202,10 @@ unsafe extern "C" fn hipPointerGetAttribute(place: *mut c_void, attribute: c_uin
 #[unsafe(no_mangle)]
 unsafe extern "C" fn hipIpcOpenMemHandle(place: *mut u64, handle: IpcHandle, flags: c_uint) -> Code {
     // SAFETY: the driver's documentation requires the caller to pass valid arguments.
-    match unsafe { cuIpcOpenMemHandle_v2(place, handle, flags) } {
+    left(match unsafe { cuIpcOpenMemHandle_v2(place, handle, flags) } {
         INVALID_VALUE => INVALID_DEVICE_POINTER,
         code => code,
-    }
+    })
 }
 
 /// Before HIP 7.1 the argument points to the descriptor.
@@ -185,7 +214,7 @@ unsafe extern "C" fn hipMemImportFromShareableHandle(place: *mut u64, fd: *mut c
     // SAFETY: the driver's documentation requires the caller to pass valid arguments.
     unsafe {
         let fd = if version() < 70_100_000 { fd.cast::<c_int>().read() as usize as *mut c_void } else { fd };
-        cuMemImportFromShareableHandle(place, fd, kind)
+        left(cuMemImportFromShareableHandle(place, fd, kind))
     }
 }
 
@@ -225,18 +254,18 @@ unsafe extern "C" fn hipMemcpyAsync(
 ) -> Code {
     // Rejects all kinds except `hipMemcpyDefault`, because they state where the memory is.
     if kind != 4 {
-        return INVALID_VALUE;
+        return left(INVALID_VALUE);
     }
     // SAFETY: the driver's documentation requires the caller to pass valid arguments.
-    unsafe { cuMemcpyAsync(to, from, len, handle) }
+    left(unsafe { cuMemcpyAsync(to, from, len, handle) })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn hipEventCreateWithFlags(place: *mut *mut c_void, flags: c_uint) -> Code {
     // Without `hipEventReleaseToSystem`, other processes and NICs might not see what was written.
     if flags != 0x8000_0002 || current().is_err() {
-        return INVALID_VALUE;
+        return left(INVALID_VALUE);
     }
     // SAFETY: the driver's documentation requires the caller to pass valid arguments.
-    unsafe { cuEventCreate(place, 2) }
+    left(unsafe { cuEventCreate(place, 2) })
 }
