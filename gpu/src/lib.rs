@@ -236,6 +236,13 @@ pub enum DeviceError {
     NotDeviceMemory,
     /// The memory cannot be exported.
     NotExportable(Unshared),
+    /// The memory belongs to another device of this process.
+    OtherDevice {
+        /// The number of the device that has the memory.
+        owner: u32,
+        /// The number of the device that was asked.
+        asked: u32,
+    },
     /// The handle cannot be opened. It is stale, damaged, or from another machine.
     BadHandle,
     /// This process exported the handle itself. Use the address.
@@ -271,6 +278,9 @@ impl fmt::Display for DeviceError {
                         "it was created without a handle type; request POSIX descriptors when creating it",
                 }
             ),
+            DeviceError::OtherDevice { owner, asked } => {
+                write!(f, "the memory belongs to device {owner}, not to device {asked}")
+            }
             DeviceError::BadHandle => {
                 f.write_str("cannot open the handle: it is stale, damaged, or from another machine")
             }

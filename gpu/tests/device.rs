@@ -266,6 +266,24 @@ macro_rules! driver {
             }
 
             #[test]
+            fn memory_of_another_device_is_refused() {
+                let (Ok(mut first), Ok(mut second)) = (Legacy::open(0).unwrap(), Legacy::open(1).unwrap())
+                else {
+                    println!("skipped: there are no two devices");
+                    return;
+                };
+                let base = second.alloc(4096).unwrap();
+                let refused = DeviceError::OtherDevice { owner: 1, asked: 0 };
+                assert_eq!(first.allocation(base.at(8)), Err(refused));
+                assert_eq!(refused.to_string(), "the memory belongs to device 1, not to device 0");
+                assert_eq!(second.allocation(base.at(8)).unwrap().base, base);
+                let own = first.alloc(4096).unwrap();
+                assert_eq!(first.allocation(own).unwrap().base, own);
+                // SAFETY: no work is queued.
+                unsafe { (second.free(base).unwrap(), first.free(own).unwrap()) };
+            }
+
+            #[test]
             fn a_device_works_in_any_thread() {
                 if let Some(why) = absent() {
                     println!("SKIPPED a_device_works_in_any_thread: {why}");

@@ -43,9 +43,11 @@ impl From<Error> for Status {
             Error::BadAddress => Status::INVALID_PARAM,
             Error::Version { .. } | Error::Differs { .. } => Status::MISMATCH,
             Error::NoRail | Error::NoGpuRail(_) => Status::NOT_SUPPORTED,
-            Error::Device(DeviceError::NotDeviceMemory | DeviceError::NotExportable(_)) => {
-                Status::NOT_SUPPORTED
-            }
+            Error::Device(
+                DeviceError::NotDeviceMemory
+                | DeviceError::NotExportable(_)
+                | DeviceError::OtherDevice { .. },
+            ) => Status::NOT_SUPPORTED,
             Error::Attach(AttachError::InUse(_)) => Status::NOT_ALLOWED,
             Error::Attach(AttachError::UnknownRegion) => Status::NOT_FOUND,
             Error::Attach(AttachError::UnknownPeer | AttachError::Unattached(_)) => Status::REMOTE_DISCONNECT,

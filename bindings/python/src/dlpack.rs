@@ -53,6 +53,15 @@ impl On {
         }
     }
 
+    /// Returns the device of the same kind with another number.
+    pub fn with_number(self, number: u32) -> On {
+        match self {
+            On::Host => On::Host,
+            On::Cuda(_) => On::Cuda(number),
+            On::Rocm(_) => On::Rocm(number),
+        }
+    }
+
     /// Returns the type and the number of the device.
     pub fn device(self) -> (i32, i32) {
         match self {

@@ -11,7 +11,7 @@ use std::time::Duration;
 use fishplate::core::engine::protocol::{Received, Request, Status};
 use fishplate::core::error::{AttachError, OpError};
 use fishplate::core::op::{Completion, Outcome, Token};
-use fishplate::gpu::DevicePtr;
+use fishplate::gpu::{DeviceError, DevicePtr};
 use fishplate::node::{Error, Gpu, Memory, Slice, Source};
 use fishplate::{Issued, Node, PeerId};
 
@@ -19,6 +19,12 @@ use crate::dlpack::On;
 use crate::error::Fault;
 use crate::lease::{Begun, Brings, End, Flight, Flights, Held, Lease, Number, Registered};
 use crate::view::{Place, View};
+
+/// Refuses memory of another device than the node's.
+fn elsewhere(theirs: On, ours: On) -> Fault {
+    let text = format!("the tensor is in memory of {theirs}, and the node has that of {ours}");
+    Fault::Misuse("device_memory", text)
+}
 
 /// A node, its peers and its operations.
 pub(crate) struct Inner {
@@ -126,16 +132,20 @@ impl Inner {
         if let (Some(ours), Some(theirs)) = (self.gpu.map(On::of), on)
             && ours != theirs
         {
-            let text = format!("the tensor is in memory of {theirs}, and the node has that of {ours}");
-            return Err(Fault::Misuse("device_memory", text));
+            return Err(elsewhere(theirs, ours));
         }
         let at = view.start().as_ptr().addr();
         let offset = at % 8;
         // SAFETY: the same holds as above. The driver aligns allocations to more than 8, so the
         // bytes before the view belong to the same allocation, and nothing accesses them.
-        let memory =
-            unsafe { self.node.register_device(DevicePtr((at - offset) as u64), offset + view.len()) }?;
-        Ok((memory, offset))
+        let registered =
+            unsafe { self.node.register_device(DevicePtr((at - offset) as u64), offset + view.len()) };
+        match (registered, self.gpu.map(On::of)) {
+            (Err(Error::Device(DeviceError::OtherDevice { owner, .. })), Some(ours)) => {
+                Err(elsewhere(ours.with_number(owner), ours))
+            }
+            (registered, _) => Ok((registered?, offset)),
+        }
     }
 
     fn lend(&mut self, view: &Arc<View>, writes: bool) -> Result<(Slice, Lease), Fault> {

@@ -37,9 +37,13 @@ class Cuda:
         code = getattr(self.driver, name)(*arguments)
         assert code == 0, f"{name}: {code}"
 
-    def alloc(self, size):
-        at = ctypes.c_uint64()
+    def alloc(self, size, device=0):
+        at, context = ctypes.c_uint64(), ctypes.c_void_p()
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+        self.call("cuCtxSetCurrent", context)
         self.call("cuMemAlloc_v2", ctypes.byref(at), ctypes.c_size_t(size))
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
+        self.call("cuCtxSetCurrent", context)
         return at.value
 
     def copy(self, to, source, size):
@@ -70,7 +74,7 @@ class Array:
         self.cuda, self.shape, self.kind = cuda, array.shape, array.dtype.str
         self.nbytes, self.changed = array.nbytes, changed
         # Lets a test begin inside an allocation.
-        self.base = cuda.alloc(array.nbytes + 64)
+        self.base = cuda.alloc(array.nbytes + 64, changed.pop("device", 0))
         self.at = self.base + changed.pop("offset", 0)
         self.fill(array)
 
@@ -346,6 +350,11 @@ def test_tensors_of_other_devices_are_refused(here, cuda):
         with pytest.raises(fishplate.Misuse) as refused:
             here.register(tensor)
         assert refused.value.kind == "device_memory" and name in str(refused.value) and tensor.lent == 0
+    array = Array(cuda, numpy.zeros(64, numpy.uint8), device=1)
+    with pytest.raises(fishplate.Misuse) as refused:
+        here.register(array)
+    assert refused.value.kind == "device_memory"
+    assert "cuda:1" in str(refused.value) and "cuda:0" in str(refused.value)
     misaligned = Tensor(cuda, numpy.zeros(64, numpy.uint8), offset=4)
     with pytest.raises(fishplate.Misuse) as refused:
         here.register(misaligned)

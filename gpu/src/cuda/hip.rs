@@ -305,6 +305,10 @@ pub(super) unsafe extern "C" fn pointer_attributes(
                         place.cast::<u64>().write(handles.unwrap_or(0))
                     }
                     A::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE => {}
+                    // HIP does not document the device of virtual memory.
+                    A::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL if handles.is_some() => {
+                        place.cast::<c_int>().write(hip.current()?)
+                    }
                     name => ok((hip.pointer_attribute)(place, name as c_uint, ptr))?,
                 }
             }

@@ -166,6 +166,7 @@ impl CudaDevice {
         let _entered = self.enter()?;
         let (mut memory_type, mut managed, mut legacy) = (0u32, 0u32, 0u32);
         let (mut buffer, mut base, mut size, mut handles, mut pool) = (0u64, 0u64, 0u64, 0u64, 0u64);
+        let mut owner: c_int = 0;
         let mut names = [
             Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
             Attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED,
@@ -175,8 +176,9 @@ impl CudaDevice {
             Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE,
             Attribute::CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES,
             Attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE,
+            Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
         ];
-        let mut places: [*mut c_void; 8] = [
+        let mut places: [*mut c_void; 9] = [
             (&raw mut memory_type).cast(),
             (&raw mut managed).cast(),
             (&raw mut legacy).cast(),
@@ -185,6 +187,7 @@ impl CudaDevice {
             (&raw mut size).cast(),
             (&raw mut handles).cast(),
             (&raw mut pool).cast(),
+            (&raw mut owner).cast(),
         ];
         // SAFETY: there is one result per attribute. Each result is zeroed and at least as large as
         // its attribute. So an attribute that the driver writes with fewer bytes, such as a flag,
@@ -215,14 +218,19 @@ impl CudaDevice {
             () if handles & descriptor != 0 => Share::Descriptor,
             () => Share::Never(Unshared::NoHandleType),
         };
+        let around = |held: &&Held| ptr >= held.base && ptr.0 - held.base.0 < held.virtual_size();
         let mut reservation = None;
         if !opened && matches!(share, Share::Descriptor | Share::Never(Unshared::NoHandleType)) {
             // Virtual memory may consist of adjacent segments. Here CUDA's start and size describe
             // the reserved range. HIP does not report that range, but this device knows its own.
-            let around = |held: &&Held| ptr >= held.base && ptr.0 - held.base.0 < held.virtual_size();
             let own = self.owned.iter().chain(&self.opened).find(around);
             reservation = Some(own.map_or(DevicePtr(base), |held| held.base));
             (base, size) = self.segment_at(ptr)?;
+        }
+        // Memory that this device has opened may belong to another one.
+        let exportable = matches!(share, Share::Legacy | Share::Descriptor);
+        if exportable && owner != self.device && !self.opened.iter().any(|held| around(&held)) {
+            return Err(DeviceError::OtherDevice { owner: owner as u32, asked: self.caps.ordinal });
         }
         Ok(Allocation { base: DevicePtr(base), size, buffer, share, reservation })
     }

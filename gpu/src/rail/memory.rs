@@ -393,9 +393,11 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         match error {
             ExportError::BadRange { .. } => AttachError::BadRange,
             ExportError::Full(_) | ExportError::Segments { .. } => AttachError::Full("gpu: exports"),
-            ExportError::Device(DeviceError::NotExportable(_) | DeviceError::NotDeviceMemory) => {
-                AttachError::Unsupported
-            }
+            ExportError::Device(
+                DeviceError::NotExportable(_)
+                | DeviceError::NotDeviceMemory
+                | DeviceError::OtherDevice { .. },
+            ) => AttachError::Unsupported,
             ExportError::Device(error) => AttachError::System(super::queue::code(error)),
             ExportError::Revoking(_) | ExportError::Unknown(_) => AttachError::UnknownRegion,
         }

@@ -96,8 +96,8 @@ unsafe extern "C" fn cuPointerGetAttributes(
     ptr: u64,
 ) -> Code {
     answer(library().and_then(|library| {
-        let found = library.process.ordinal_of(DevicePtr(ptr));
-        let found = found.and_then(|ordinal| library.process.allocation(ordinal, DevicePtr(ptr))).ok();
+        let owner = library.process.ordinal_of(DevicePtr(ptr));
+        let found = owner.and_then(|ordinal| library.process.allocation(ordinal, DevicePtr(ptr))).ok();
         let is = |share| found.is_some_and(|found| found.share == share);
         // Attributes of virtual memory describe the reserved range, even if nothing is mapped
         // there.
@@ -113,6 +113,8 @@ unsafe extern "C" fn cuPointerGetAttributes(
                     2 if is(Share::Never(Unshared::Host)) => put(place.cast(), 1u32)?,
                     2 => put(place.cast(), if range.is_some() { 2u32 } else { 0 })?,
                     7 => put(place.cast(), found.map_or(0, |found| found.buffer))?,
+                    // `CU_DEVICE_INVALID`, if no device has the memory.
+                    9 => put(place.cast(), owner.map_or(-2, |ordinal| ordinal as c_int))?,
                     8 => put(place.cast(), u8::from(is(Share::Never(Unshared::Managed))))?,
                     10 => put(place.cast(), u8::from(is(Share::Legacy)))?,
                     11 => put(place.cast(), range.map_or(0, |(base, _)| base.0))?,
