@@ -55,8 +55,6 @@ struct Sent {
     /// The operation of the piece. `None` for a reply.
     op: Option<u32>,
     filled: bool,
-    /// For a reply, the registration of its source.
-    local: Option<u32>,
 }
 
 /// A peer's slot that the device is copying out of.
@@ -67,7 +65,6 @@ struct Taken {
     last: Option<(u64, Option<u32>)>,
     /// For a piece of our read: the read, and the number of bytes.
     read: Option<(u32, u64)>,
-    local: Option<u32>,
 }
 
 /// Both directions of the bounce slots of a link.

@@ -11,7 +11,7 @@ use fishplate_core::sync::host::Host;
 
 use super::GpuRail;
 use super::memory::Reach;
-use super::queue::{End, OpKind, Owner};
+use super::queue::{Bounced, End, OpKind, Owner};
 use crate::Device;
 use crate::done::Status;
 
@@ -151,16 +151,22 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                 }
                 self.settle(index);
             }
-            Owner::Filling { peer, life, number } => {
-                if let Some(known) = self.peer(peer).filter(|known| known.life == life) {
-                    known.pieces -= 1;
-                    self.filled(peer, number, error);
+            Owner::Filling(bounced) | Owner::Emptying(bounced) => {
+                let Bounced { peer, life, number, op, local } = bounced;
+                if let Some(slot) = local {
+                    self.locals[slot as usize].uses -= 1;
                 }
-            }
-            Owner::Emptying { peer, life, number } => {
-                if let Some(known) = self.peer(peer).filter(|known| known.life == life) {
-                    known.pieces -= 1;
-                    self.emptied(peer, number, error);
+                match (self.peer(peer).filter(|known| known.life == life), op) {
+                    (Some(known), _) => {
+                        known.pieces -= 1;
+                        match owner {
+                            Owner::Filling(_) => self.filled(peer, number, error),
+                            _ => self.emptied(peer, number, error),
+                        }
+                    }
+                    // The peer was detached before the copy ended.
+                    (None, Some(op)) => self.over(Owner::Op(op), error),
+                    (None, None) => {}
                 }
             }
         }

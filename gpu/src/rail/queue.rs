@@ -23,10 +23,24 @@ pub(super) fn code(error: DeviceError) -> i32 {
 pub(super) enum Owner {
     /// An operation, by its index.
     Op(u32),
-    /// A copy into one of our bounce slots. `life` is the attachment of the peer.
-    Filling { peer: Peer, life: u32, number: u64 },
-    /// A copy out of a peer's bounce slot. `life` is the attachment of the peer.
-    Emptying { peer: Peer, life: u32, number: u64 },
+    /// A copy into one of our bounce slots.
+    Filling(Bounced),
+    /// A copy out of a peer's bounce slot.
+    Emptying(Bounced),
+}
+
+/// A copy into or out of a bounce slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Bounced {
+    pub peer: Peer,
+    /// The attachment of the peer. It may end before the copy.
+    pub life: u32,
+    /// The number of the piece.
+    pub number: u64,
+    /// Our operation, unless the piece belongs to one of the peer.
+    pub op: Option<u32>,
+    /// The registration that a piece of the peer's operation uses.
+    pub local: Option<u32>,
 }
 
 /// The outcome of queued work.

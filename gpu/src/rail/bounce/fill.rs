@@ -6,7 +6,7 @@ use fishplate_core::mem::{Peer, copy_bytes};
 use fishplate_core::sync::host::Host;
 
 use super::super::GpuRail;
-use super::super::queue::{Owner, Place, code};
+use super::super::queue::{Bounced, Owner, Place, code};
 use super::take::Named;
 use super::{Job, JobKind, Sent};
 use crate::Device;
@@ -59,7 +59,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                 }
                 _ => (job.source.at(job.done), None),
             };
-            let mut sent = Sent { number, piece, op, filled: false, local };
+            let mut sent = Sent { number, piece, op, filled: false };
             match source {
                 Place::Device(from) if piece.len > 0 && !piece.failed => {
                     if self.streams.room() == 0 {
@@ -79,7 +79,7 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                         self.break_off(peer, job, code(error));
                         continue;
                     }
-                    let owner = Owner::Filling { peer, life, number };
+                    let owner = Owner::Filling(Bounced { peer, life, number, op, local });
                     self.streams.add(self.sharing.driver(), stream, owner);
                     self.pace.expect(self.silent + 1);
                     if let Some(known) = self.peer(peer) {
@@ -168,9 +168,6 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             relay.spoiled[slot as usize] = true;
         }
         let sent = *sent;
-        if let Some(local) = sent.local {
-            self.locals[local as usize].uses -= 1;
-        }
         if let Some(why) = error
             && let Some(index) = sent.op
             && let Some(op) = self.ops.get_mut(index)

@@ -8,7 +8,7 @@ use fishplate_core::sync::host::Host;
 
 use super::super::GpuRail;
 use super::super::memory::is_device;
-use super::super::queue::{OpKind, Owner, Place, code};
+use super::super::queue::{Bounced, OpKind, Owner, Place, code};
 use super::{Job, JobKind, Taken, errno};
 use crate::Device;
 use crate::relay::What;
@@ -43,13 +43,13 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                 if last {
                     relay.write_began = None;
                 }
-                let taken = Taken { number, last: last.then_some((began, data)), read: None, local: None };
+                let taken = Taken { number, last: last.then_some((began, data)), read: None };
                 match self.named(peer, key, piece.offset, piece.len.into()) {
                     Named::Outside => return self.blame(peer, Violation::Bounds),
                     Named::Nothing => self.taken_out(peer, taken, Err(libc::EFAULT)),
                     Named::At(..) if piece.failed => self.taken_out(peer, taken, Err(libc::EIO)),
                     Named::At(to, local) => {
-                        self.take_out(peer, slot, piece.len, to, Taken { local, ..taken });
+                        self.take_out(peer, slot, piece.len, to, taken, local);
                     }
                 }
             }
@@ -111,18 +111,18 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                 *left -= bytes;
                 let to = into.at(piece.offset);
                 op.parts += 1;
-                let taken = Taken { number, last: None, read: Some((index, bytes)), local: None };
+                let taken = Taken { number, last: None, read: Some((index, bytes)) };
                 match piece.failed {
                     true => self.taken_out(peer, taken, Err(libc::EIO)),
-                    false => self.take_out(peer, slot, piece.len, to, taken),
+                    false => self.take_out(peer, slot, piece.len, to, taken, None),
                 }
             }
         }
         true
     }
 
-    /// Copies the bytes of a peer's slot to their target.
-    fn take_out(&mut self, peer: Peer, slot: u32, len: u32, to: Place, taken: Taken) {
+    /// Copies the bytes of a peer's slot to their target. `local` is the target's registration.
+    fn take_out(&mut self, peer: Peer, slot: u32, len: u32, to: Place, taken: Taken, local: Option<u32>) {
         let Some(known) = self.peers.get_mut(usize::from(peer.0)).and_then(Option::as_deref_mut) else {
             return;
         };
@@ -153,10 +153,11 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                 if let Some(relay) = shared.relay.as_mut() {
                     relay.taken[slot as usize] = Some(taken);
                 }
-                let owner = Owner::Emptying { peer, life, number: taken.number };
+                let (number, op) = (taken.number, taken.read.map(|(op, _)| op));
+                let owner = Owner::Emptying(Bounced { peer, life, number, op, local });
                 self.streams.add(self.sharing.driver(), stream, owner);
                 self.pace.expect(self.silent + 1);
-                if let Some(slot) = taken.local {
+                if let Some(slot) = local {
                     self.locals[slot as usize].uses += 1;
                 }
             }
@@ -171,9 +172,6 @@ impl<D: Device, H: Host> GpuRail<D, H> {
         let slot = (number & (relay.taken.len() as u64 - 1)) as usize;
         let Some(taken) = relay.taken[slot].filter(|taken| taken.number == number) else { return };
         relay.taken[slot] = None;
-        if let Some(local) = taken.local {
-            self.locals[local as usize].uses -= 1;
-        }
         let result = match error {
             None => Ok(()),
             Some(CompleteError::Failed(code) | CompleteError::Unknown(code)) => Err(code),

@@ -77,6 +77,47 @@ fn b14_an_unfinished_copy_keeps_its_memory() {
 }
 
 #[test]
+fn relayed_copies_that_end_after_a_detach_release_their_memory() {
+    for (read, end) in [(false, 0), (false, 1), (true, 0), (true, 1)] {
+        let config = GpuConfig { timeout: Duration::from_millis(4), ..small() };
+        let mut pair = Pair::apart(Behaviour::LATE, config, 3);
+        let local = pair.memory[0].local(0, 300);
+        let remote = pair.memory[1].remote(0);
+        pair.driver.behave(|behaviour| behaviour.late = if (read, end) == (false, 0) { NEVER } else { 0 });
+        // SAFETY: the memory outlives the pair.
+        let posted = unsafe {
+            match read {
+                true => pair.rails[0].post_read(PEER, local, remote, 1),
+                false => pair.rails[0].post_write(PEER, local, remote, None, 1),
+            }
+        };
+        assert_eq!(posted, Ok(Posted::Pending));
+        // Only copies of one end never finish.
+        for _ in 0..PATIENCE {
+            for at in [0, 1] {
+                pair.driver.behave(|behaviour| behaviour.late = if at == end { NEVER } else { 0 });
+                pair.rails[at].poll(8, &mut pair.seen[at]);
+            }
+            if pair.rails[end].streams.out() > 0 {
+                break;
+            }
+        }
+        assert_eq!(pair.rails[end].streams.out(), 1, "read {read} {end}");
+        pair.rails[end].detach(PEER);
+        pair.driver.behave(|behaviour| behaviour.late = 0);
+        pair.driver.drain();
+        for _ in 0..100 {
+            pair.rails[end].poll(8, &mut pair.seen[end]);
+        }
+        assert_eq!(pair.rails[end].deregister(pair.memory[end].key), Ok(()), "read {read} {end}");
+        assert!(pair.rails[end].ops.is_empty(), "read {read} {end}");
+        let done = if end == 0 { &[(1, Err(CompleteError::Unknown(libc::ETIMEDOUT)))][..] } else { &[] };
+        assert_eq!(pair.seen[end].done, done, "read {read} {end}");
+        assert_eq!(pair.driver.violations(), []);
+    }
+}
+
+#[test]
 fn a_lost_device_completes_all_operations_as_unknown() {
     for relay in [false, true] {
         let config = GpuConfig { force_relay: relay, ..small() };
