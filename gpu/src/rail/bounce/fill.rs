@@ -32,7 +32,9 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             let len = left.min(relay.chunk.into()) as u32;
             let last = u64::from(len) == left;
             let at = job.offset + job.done;
-            let failed = relay.spoiled[slot as usize];
+            // A transfer that was broken off has no bytes left.
+            let broken = len == 0 && job.done > 0;
+            let failed = relay.spoiled[slot as usize] || broken;
             let (piece, op) = match job.kind {
                 JobKind::Write { op, key, data } => {
                     let data = data.filter(|_| last);
@@ -142,13 +144,18 @@ impl<D: Device, H: Host> GpuRail<D, H> {
                     reply.len = reply.done;
                 }
             }
-            JobKind::Write { op, .. } | JobKind::Ask { op, .. } => {
-                relay.jobs.pop_front();
-                if let Some(op) = self.ops.get_mut(op) {
-                    op.unposted = false;
+            JobKind::Write { op: index, .. } | JobKind::Ask { op: index, .. } => {
+                let begun = job.done > 0;
+                match relay.jobs.front_mut() {
+                    // The peer has pieces, so it needs a last one.
+                    Some(write) if begun => write.len = write.done,
+                    _ => _ = relay.jobs.pop_front(),
+                }
+                if let Some(op) = self.ops.get_mut(index) {
+                    op.unposted = begun;
                     op.error.get_or_insert(CompleteError::Failed(code));
                 }
-                self.settle(op);
+                self.settle(index);
             }
         }
     }

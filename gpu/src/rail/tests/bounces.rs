@@ -182,6 +182,23 @@ fn a_relayed_write_with_a_failed_piece_is_not_reported() {
     }
 }
 
+/// The target counts the failed pieces of a write up to its last piece.
+#[test]
+fn a_relayed_write_that_is_broken_off_does_not_fail_the_next() {
+    for skip in 1..5 {
+        let mut pair = Pair::apart(Behaviour::LATE, small(), skip);
+        process(&pair.rails[0]).fail(Call::Copy, skip, DeviceError::Driver(717));
+        process(&pair.rails[1]).fail(Call::Copy, 0, DeviceError::Driver(717));
+        pair.write(0, 0, 5 * 4096, Some(1), 1);
+        pair.write(0, 0, 3 * 4096, Some(2), 2);
+        pair.until("ends", |pair| pair.seen[0].done.len() == 2);
+        assert!(matches!(pair.ended(1), Some(Err(CompleteError::Failed(_)))), "{skip}: {:?}", pair.seen);
+        assert_eq!((pair.ended(2), &pair.seen[1].landed[..]), (Some(Ok(())), &[2][..]), "{skip}");
+        assert!(pair.seen.iter().all(|seen| seen.down.is_empty()));
+        pair.check();
+    }
+}
+
 #[test]
 fn b15_three_ranks_sending_in_a_circle_all_finish() {
     for relay in [false, true] {
