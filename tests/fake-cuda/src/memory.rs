@@ -83,9 +83,10 @@ unsafe extern "C" fn cuMemAllocAsync(place: *mut u64, size: usize, _stream: *mut
 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemFree_v2(base: u64) -> Code {
-    answer(
-        current().and_then(|(library, ordinal)| library.process.free(ordinal, DevicePtr(base)).map_err(code)),
-    )
+    answer(current().and_then(|(library, ordinal)| {
+        let owner = library.process.ordinal_of(DevicePtr(base)).unwrap_or(ordinal);
+        library.process.free(owner, DevicePtr(base)).map_err(code)
+    }))
 }
 
 #[unsafe(no_mangle)]
