@@ -3,7 +3,7 @@
 //!
 //! A [`CudaDevice`] holds its device's primary context, non-blocking streams and events. It may
 //! move between threads: each call makes the context current in the calling thread and then
-//! restores the previous one. Memory from `cuMemAlloc` is exported by 64-byte handles. Virtual
+//! restores the previous context. Memory from `cuMemAlloc` is exported by 64-byte handles. Virtual
 //! memory is exported by descriptors ([`CudaMemory`]). Memory of other allocators, such as a
 //! framework's, is classified by its attributes.
 //!

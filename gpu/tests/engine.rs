@@ -223,8 +223,8 @@ fn row_21_gets_puts_and_counting_signals_in_any_memory() {
     }
 }
 
-/// Signals are counted, and atomics keep their order among writes to a device. `words`: whether the
-/// words are in device memory too.
+/// Signals are counted, and atomics keep their order among writes to a device. `words` is true if
+/// the words are in device memory too.
 fn counts(way: &str, ends: &mut [End; 2], words: bool) {
     const AT: usize = 10_240;
     let part = if words { ends[1].device } else { ends[1].host };

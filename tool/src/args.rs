@@ -204,7 +204,7 @@ pub struct PerfArgs {
     /// With --transport fabric: interfaces, one rail for each name given [default: the nearest].
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub interface: Vec<String>,
-    /// With --transport gpu: where the payloads are: host, cuda:N or hip:N, or A,B for this side
+    /// With --transport gpu: memory of the payloads (host, cuda:N or hip:N), or A,B for this side
     /// and the other [default: the first GPU if there is one, else host].
     #[arg(long, value_name = "WHERE", value_delimiter = ',')]
     pub device: Vec<DeviceName>,

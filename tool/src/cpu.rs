@@ -1,4 +1,4 @@
-//! The processors of this machine, and those on which the two sides run.
+//! The processors of this machine, and the processors on which the two sides run.
 //!
 //! Reads sysfs once at start. Pins only the calling thread.
 

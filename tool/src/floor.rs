@@ -28,8 +28,8 @@ const BATCHES: usize = 64;
 /// A waiting side calls this regularly. An error ends the wait.
 pub type Alive<'a> = &'a mut dyn FnMut() -> Outcome;
 
-/// Loads between two calls of [`Alive`]. These calls also let the other side run if it shares this
-/// processor. An answer from another processor takes far fewer loads.
+/// Number of loads between two calls of [`Alive`]. These calls also let the other side run if it
+/// shares this processor. An answer from another processor takes far fewer loads.
 const PATIENCE: u32 = 1 << 12;
 
 /// Time limit for all batches, which take some milliseconds on two idle processors.

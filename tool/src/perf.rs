@@ -2,8 +2,8 @@
 //! `endpoint`. In a `session` both processes run the same jobs; `in_process` runs both sides in one
 //! thread. The tests (`put_signal`, `put`, `get`, `amo`, `signal_rate`, `tag`, `tag_bw`) are loops
 //! over `verbs`. `ring` needs two processes, and `pool` has no sides. `matching` is separate: it
-//! measures tag matching without a transport, and compares it with other engines. So is `ranks`,
-//! which measures traffic in jobs of many processes.
+//! measures tag matching without a transport, and compares it with other engines. `ranks` is
+//! separate too: it measures traffic in jobs of many processes.
 
 mod amo;
 mod bidirectional;

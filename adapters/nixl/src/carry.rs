@@ -213,7 +213,7 @@ impl State {
         }
         let transfer = self.transfers.get_mut(number).ok_or(Status::NOT_FOUND)?;
         // Send the notification only after the target has answered all chunks, because it may
-        // refuse one. Puts need no wait: they are ordered before the message. Gets must be
+        // refuse a chunk. Puts need no wait: they are ordered before the message. Gets must be
         // complete.
         if transfer.waits == 0
             && transfer.fault.is_none()

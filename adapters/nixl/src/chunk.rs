@@ -9,7 +9,7 @@
 //! |---|---|---|---|---|
 //! | *write* | initiator | where the data goes | of all ranges, in order | *done* |
 //! | *read* | initiator | what to read | none | *data* |
-//! | *data* | target | none; `ranges` counts those read | of these ranges, in order | |
+//! | *data* | target | none; `ranges` is the number of ranges read | of these ranges, in order | |
 //! | *done* | target | none; `ranges` is the number of chunks done | none | |
 //!
 //! `transfer` is the initiator's number of the transfer, and `post` counts its posts; answers

@@ -229,7 +229,7 @@ impl Notes {
             }
             if lone {
                 // Leave the next message to the next pass, which costs the same. If that pass also
-                // finds one, it continues with a batch.
+                // finds a message, it continues with a batch.
                 break;
             }
         }

@@ -4,8 +4,8 @@
 
 Each round starts a process, moves data to and from it, kills it at a random moment, and waits for
 NIXL_ERR_REMOTE_DISCONNECT. Transfers to another process continue meanwhile. The next process
-notifies us while NIXL still holds the metadata of the killed one. STARTER is the command that starts
-each process. FISHPLATE_NIXL_KINDS, if it is set, is the kind of memory: DRAM or VRAM.
+notifies us while NIXL still holds the metadata of the killed process. STARTER is the command that
+starts each process. FISHPLATE_NIXL_KINDS, if it is set, is the kind of memory: DRAM or VRAM.
 """
 
 import os

@@ -5,7 +5,7 @@
 //! The owner stores `inside`, then loads `state`. Any other thread exchanges `state`, calls
 //! `membarrier(2)`, then waits until the owner is not inside. The barrier orders the owner's store
 //! before its load, so at least one of the two threads sees the other. A lock that other threads
-//! take often loses its owner. From then on every thread uses an exchange, and none a barrier.
+//! take often loses its owner. From then on every thread uses an exchange, and no thread a barrier.
 //!
 //! A thread that finds the lock taken spins, then yields, then sleeps for short periods, because no
 //! thread wakes it. Waiting threads get the lock in no particular order. A panic under the lock

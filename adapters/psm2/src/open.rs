@@ -217,7 +217,7 @@ fn asked_for_hosts() -> bool {
     devices.is_empty() || devices.split(',').any(|device| device == "hfi")
 }
 
-/// Returns the IPv4 address at which other hosts reach this one: `FISHPLATE_PSM2_ADDRESS` if set,
+/// Returns the IPv4 address at which other hosts reach this host: `FISHPLATE_PSM2_ADDRESS` if set,
 /// else the first non-loopback address.
 fn host() -> Option<Ipv4Addr> {
     if let Ok(named) = std::env::var("FISHPLATE_PSM2_ADDRESS") {

@@ -76,7 +76,7 @@ static void *floods (void *context)
       psm2_amarg_t arg = { .u64 = at };
       MUST (psm2_am_request_short (to[me], handler[!me], &arg, 1, NULL, 0, 0, on_completion, context) == PSM2_OK);
     }
-  /* The other endpoint may still wait for replies and completions of this one. */
+  /* The other endpoint may still wait for replies and completions from this endpoint. */
   while (completed[0] < flood || completed[1] < flood || answered[0] < flood || answered[1] < flood)
     psm2_poll (ep[me]);
   return NULL;

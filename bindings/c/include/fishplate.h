@@ -61,7 +61,7 @@ const char *fp_last_error (void);
 /* Disables shared memory for peers on this host. */
 #define FP_NO_SHARED_MEMORY 1u
 /* FP_NO_FABRIC opens no libfabric rails. FP_REQUIRE_FABRIC makes fp_node_open fail if it cannot
- * open at least one. */
+ * open at least one rail. */
 #define FP_NO_FABRIC 2u
 #define FP_REQUIRE_FABRIC 4u
 /* Provides a descriptor to wait on (fp_node_fd), even without libfabric rails. */

@@ -263,8 +263,8 @@ impl<D: Device, H: Host> GpuRail<D, H> {
             let used = local.uses > 0 || unsure && !local.is_free();
             used && memory.overlaps(ptr, local.len as usize)
         };
-        // Operations that neither `uses` nor an import counts: those on unpinned host memory, and
-        // those whose remote memory belongs to this process.
+        // Operations that neither `uses` nor an import counts: operations on unpinned host memory,
+        // and operations whose remote memory belongs to this process.
         let uncounted = |op: &Op| match op.kind {
             OpKind::Direct => op.import.is_none(),
             _ => op.local.is_none() && memory.desc & DEVICE_DESC == 0,

@@ -47,8 +47,8 @@ impl Pace {
         self.nap.store(FIRST, Ordering::Relaxed);
     }
 
-    /// Returns the duration of the next nap in nanoseconds, and doubles the following one. Returns
-    /// `None` if all possible events notify.
+    /// Returns the duration of the next nap in nanoseconds, and doubles the duration for the nap
+    /// after it. Returns `None` if all possible events notify.
     fn nap(&self) -> Option<u64> {
         // Relaxed: only the thread that owns the rail uses this, and handing the rail over orders
         // the accesses.

@@ -175,8 +175,8 @@ fn a_segment_remapped_in_the_middle_is_new_memory() {
     assert_eq!(words(&mut b, &also), [3, 4]);
     let there = import_from(&mut b, &mut a, &new).unwrap();
     assert_eq!(words(&mut b, &there), [1, 5, 3]);
-    // `verify` detects a lost segment before another registration does. Tries an unmapped segment,
-    // and one that was replaced.
+    // `verify` detects a lost segment before another registration does. Tries an unmapped segment
+    // and a replaced segment.
     for place in [1, 2] {
         let at = pool.register(&mut a, 0..3).unwrap();
         pool.unmap(&mut a, place);

@@ -11,7 +11,7 @@ use crate::histogram::Histogram;
 use crate::payload::Pattern;
 
 /// The words of the two signals. One reports that a window has arrived, the other that it was
-/// verified. They are on separate lines, away from payloads.
+/// verified. They are on separate cache lines, away from payloads.
 pub const SIGNALS: [usize; 2] = [0, 128];
 
 /// Signals `number` to the answering side, which calls `look` and signals back.

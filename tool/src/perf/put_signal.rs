@@ -1,4 +1,5 @@
-//! Ping-pong of put-signals. An iteration is from one post to the next; half is the latency.
+//! Ping-pong of put-signals. An iteration lasts from one post to the next post, and the latency is
+//! half of that time.
 //!
 //! Right after a post, while the cache line is in flight, the clock is read and the next payload is
 //! written.
@@ -14,7 +15,7 @@ use crate::histogram::Histogram;
 use crate::payload::Pattern;
 
 /// Maximum number of checks of a payload that was missing at its signal. They distinguish late
-/// payloads from wrong ones.
+/// payloads from wrong payloads.
 const SECOND_LOOKS: u32 = 1000;
 
 /// Runs this process's side, or both sides.

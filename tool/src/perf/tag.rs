@@ -1,4 +1,5 @@
-//! Ping-pong of tagged messages. An iteration is from one send to the next; half is the latency.
+//! Ping-pong of tagged messages. An iteration lasts from one send to the next send, and the latency
+//! is half of that time.
 //!
 //! Both sides send from one part of their private buffer and receive into another. Each receive is
 //! posted right after the send, while the message is in flight, as in a program that calls send and

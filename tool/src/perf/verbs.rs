@@ -152,7 +152,8 @@ pub trait Verbs {
         Ok(unsafe { pattern.verify(start.as_ptr().add(offset), len) })
     }
 
-    /// Changes the first byte of a verified payload, so that it is not mistaken for the next one.
+    /// Changes the first byte of a verified payload, so that it is not mistaken for the next
+    /// payload.
     fn spoil(&mut self, side: Side, area: Area, offset: usize) -> Outcome {
         let (start, size) = self.area(side, area);
         assert!(offset < size);

@@ -63,7 +63,7 @@ impl<R: Rail, const RAILS: usize> InProcess<'_, R, RAILS> {
     }
 
     /// Windows of messages with different tags in both directions. Every other window is received
-    /// by receives of any tag that were posted in advance: the k-th of those must get the k-th
+    /// by receives of any tag that were posted in advance: the k-th receive must get the k-th
     /// message.
     pub(super) fn messages(&mut self, job: &Job) -> Outcome {
         let (stride, len) = (job.stride(), job.size);

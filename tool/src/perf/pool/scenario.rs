@@ -1,7 +1,7 @@
 //! The scenarios, over any pool of 128-byte blocks. An operation takes a block and returns it.
 //!
-//! The tool uses them with pools that need no other package, and benches/ with the others, so they
-//! depend on neither.
+//! The tool runs them over pools that need no other package, and benches/ runs them over the other
+//! pools. So this file uses nothing of the tool or of benches/.
 //!
 //! A time is the processor time of the thread that takes blocks, per operation, so that waits for a
 //! processor do not count. `p99_ns` is the wall-clock time of batches of [`BATCH`] operations, per

@@ -62,7 +62,7 @@ pub fn join(rank: usize, ranks: usize, timeout: Duration) -> Outcome<Job> {
 }
 
 impl Started {
-    /// Returns how a rank has exited, if one has. A killed rank comes first, because it is the
+    /// Returns how a rank has exited, if any has. A killed rank comes first, because it is the
     /// reason why others exited with an error.
     fn ended(&mut self) -> Option<String> {
         let ended = self.children.iter_mut().enumerate().filter_map(|(at, child)| {

@@ -1,8 +1,9 @@
 //! The messages that a rank sends and receives in a pattern.
 //!
 //! A rank's memory begins with a cache line for each flow. For a flow to this rank, the line counts
-//! the messages that have arrived. For a flow from this rank, it counts those that the receiver has
-//! taken. The slots of flows to this rank follow. Message numbers continue from row to row.
+//! the messages that have arrived. For a flow from this rank, it counts the messages that the
+//! receiver has taken. The slots of flows to this rank follow. Message numbers continue from row to
+//! row.
 
 use fishplate::node::{Error, Memory, Remote};
 use fishplate::{Node, Notice, Signal};
