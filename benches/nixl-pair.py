@@ -64,7 +64,7 @@ def target(told, heard, cpu):
 
 def ranges(agent, at, size, count):
     table = np.zeros((count, 3), np.uint64)
-    # Uses every second piece, so that none can be joined.
+    # Uses every second piece, so that no two pieces are adjacent and can be merged.
     table[:, 0], table[:, 1] = at + np.arange(count) * 2 * size, size
     return agent.get_xfer_descs(table, MEMORY)
 

@@ -52,8 +52,8 @@ fn run() {
     }
 }
 
-/// Runs `begin` with all signals blocked, so that a thread started in it never runs a handler of
-/// the program.
+/// Runs `begin` with all signals blocked, so that a thread that `begin` starts never runs a handler
+/// of the program.
 pub fn without_signals<T>(begin: impl FnOnce() -> T) -> T {
     let (mut all, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
     // SAFETY: the calls fill `all` and `before`. `before` is read only if the call filled it.

@@ -106,7 +106,8 @@ use rail::NodeRail;
 use worker::Driver;
 
 /// These apply while a peer of this host is not connected: the number of calls of `progress`
-/// between two clock reads, and the minimum time between two polls for such peers, in nanoseconds.
+/// between two clock reads, and the minimum time between two polls for peers of this host that are
+/// not connected, in nanoseconds.
 const MEETING_PASSES: u32 = 16;
 const MEETING_PAUSE: u64 = 50_000;
 

@@ -136,7 +136,7 @@ pub struct Candidate {
     pub nic: Option<usize>,
     /// Megabits per second; 0 if unknown.
     pub mbit: u32,
-    /// Set if the interface is used only if named: the reason.
+    /// Why the interface is used only if it is named. `None` if it needs no naming.
     pub passed_over: Option<&'static str>,
 }
 

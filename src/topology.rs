@@ -26,7 +26,7 @@ pub use pci::{PciAddress, PciPath};
 /// A NIC: one PCI function, or one interface without hardware behind it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Nic {
-    /// The kernel's name for it: the network interface if it has one, else the verbs device.
+    /// The kernel's name for the NIC: the network interface if it has one, else the verbs device.
     pub name: String,
     /// The network interface, as in `/sys/class/net`.
     pub interface: Option<String>,
@@ -71,7 +71,7 @@ pub struct Gpu {
 pub enum Distance {
     /// Below one PCIe bridge: traffic between the devices does not pass the processor.
     Switch,
-    /// At one root complex.
+    /// Below one root complex.
     RootComplex,
     /// At one NUMA node.
     Node,

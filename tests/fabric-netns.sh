@@ -112,9 +112,8 @@ run() {
     return "$status"
 }
 
-# speed INTERFACES: measures puts of 1 MiB, and stores megabytes per second in $mb. All puts of one
-# half of the run are in flight at once, because at the end of each half the faster rail waits for
-# the slower one.
+# speed INTERFACES: measures puts of 1 MiB, and stores megabytes per second in $mb. The window is
+# half the run, because at the end of each window the faster rail waits for the slower one.
 speed() {
     mb=0
     if run "$1" put -s 1M -n 512 -w 0 --window 256 -T 120; then

@@ -45,8 +45,8 @@ read -r passed failed skipped < <(awk '
     /^test result:/ { passed += $4; failed += $6; skipped += $8 }
     /^SKIPPED/ { skipped++; passed-- }
     END { print passed + 0, failed + 0, skipped + 0 }' "$log")
-# Nothing was built, the time limit was reached, or a test program died. The lines above do not show
-# that.
+# Nothing was built, the time limit was reached, or a test program died. The lines above show none
+# of these.
 if [ "$status" != 0 ] && [ "$failed" = 0 ]; then
     failed=1
     echo "FAILED cargo test (status $status)"

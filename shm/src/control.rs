@@ -263,7 +263,7 @@ impl Control {
                 PeerError::Protocol(Violation::Kind)
             }
             HandshakeError::Segment(_) => PeerError::Protocol(Violation::Region),
-            // The process died: one that closes its link sends a Bye first.
+            // The process died. A process that closes its link sends a Bye first.
             _ => PeerError::Died,
         });
     }

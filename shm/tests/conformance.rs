@@ -64,8 +64,8 @@ fn pair(config: &ShmConfig) -> Ends {
     origin.attach(TO, second).unwrap();
     let common = match config.common_len {
         0 => None,
-        // SAFETY: the target stays attached until the test ends, or is killed, and then its memory
-        // is not used.
+        // SAFETY: the target stays attached until the test ends. If the target is killed, its
+        // memory is no longer used.
         len => Some(unsafe { first.common_region(FROM, 0, len) }.unwrap()),
     };
     target.attach(FROM, first).unwrap();

@@ -36,7 +36,7 @@ pub(super) fn in_folder(folder: &Path, entry: &Entry) -> io::Result<Job> {
     met
 }
 
-/// The locked file. Dropping this removes it.
+/// The locked file. Dropping this value removes the file.
 struct Claim {
     path: PathBuf,
     file: File,

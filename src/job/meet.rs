@@ -28,7 +28,7 @@ const HELLO: [u8; 8] = *b"FPjob\0\0\x01";
 const HELLO_LEN: usize = 40;
 const CLAIM_LEN: usize = 8;
 
-/// Sent instead of a rank by a process that accepts any.
+/// Sent instead of a rank by a process that accepts any rank.
 const ANY: u32 = u32::MAX;
 
 /// Time between two attempts to join, and the connect timeout for one address.
@@ -168,7 +168,7 @@ fn listen(addresses: &[SocketAddr]) -> io::Result<Option<TcpListener>> {
     Err(refusal)
 }
 
-/// A connection that has not joined.
+/// A connection from a process that has not joined yet.
 struct Newcomer {
     conn: Conn,
     welcome: bool,

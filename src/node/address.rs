@@ -80,7 +80,7 @@ impl Address {
         }
     }
 
-    /// Encodes the address. `None`: longer than [`ADDRESS_MAX`].
+    /// Encodes the address. `None` if it is longer than [`ADDRESS_MAX`].
     pub fn encode(&self) -> Option<Vec<u8>> {
         let mut out = vec![];
         out.put(&MAGIC).put_u16(VERSION).put_u64(self.id).put_u64(self.door).put_u64(self.host);

@@ -84,7 +84,7 @@ enum Stage {
     Dialled,
     /// The peer dials.
     Waits,
-    /// Connected; both nodes agree on the settings of devices.
+    /// Connected. The two nodes still exchange the settings of their devices.
     Agrees,
     /// Attached to these rails.
     Joined(Reach),
@@ -229,8 +229,8 @@ impl Node {
         }
     }
 
-    /// Returns whether a peer is connected, so that operations can be sent to it. `None` if it is
-    /// unknown.
+    /// Returns whether a peer is connected, so that operations can be sent to it. `None` if the
+    /// peer is unknown.
     pub(super) fn is_met(&self, peer: PeerId) -> Option<bool> {
         let contact = self.contacts.iter().find(|contact| contact.peer == peer)?;
         Some(matches!(contact.stage, Stage::Joined(_)))

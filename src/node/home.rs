@@ -92,7 +92,7 @@ struct Parts {
     matching: MatchStorage<RAILS_LIMIT>,
     failover: Option<FailoverStorage>,
     requests: Vec<MqSlot>,
-    /// Longer tables that replaced those above.
+    /// Longer tables of the queue, which replaced the first ones.
     grown: Option<Grown>,
     host: LinuxHost,
     wait_object: NodeWaitObject,

@@ -23,7 +23,7 @@ const NAP_NS: u64 = 100_000;
 /// [`NAP_NS`].
 const REFUSALS: u32 = 16;
 
-/// The set, and the descriptors in it.
+/// An epoll set, and the descriptors in it.
 pub(super) struct Sleep {
     set: Arc<OwnedFd>,
     /// Readable after [`ring`](Self::ring).

@@ -37,9 +37,9 @@ use crate::worker::Options;
 pub(super) enum Driver {
     /// The program, in its calls.
     Program,
-    /// This is a front; the node behind has a worker.
+    /// A worker. This node is the front, and the worker drives the node behind it.
     Worker(Worker),
-    /// This is the node behind.
+    /// The worker too, but this is the node behind the front.
     Turns(Arc<SleepLock>),
 }
 

@@ -68,7 +68,8 @@ impl LinuxHost {
     }
 
     /// Makes this host use full fences on both sides. Every thread that shares an eventcount with
-    /// it must then use such a host, because its sleepers do not call membarrier.
+    /// this host must then use full fences too, because the sleepers of this host do not call
+    /// membarrier.
     #[must_use]
     pub fn without_membarrier(self) -> Self {
         Self { registered: false, elides: false, ..self }

@@ -159,7 +159,7 @@ enum Words {
 fn put_signals(name: &str, persona: Persona, behaviour: Behaviour, words: Words, seed: u64, count: u64) {
     const SLOTS: u64 = 16;
     const SLOT: u64 = SIZE / SLOTS;
-    // After the longest payload of the last slot.
+    // Offset of the word, after the longest payload of the last slot.
     const WORD: u64 = SIZE - 8;
     let mut two = Two::<4>::new(name, persona, behaviour, seed);
     let mut random = Random(!seed);

@@ -408,7 +408,7 @@ impl<W: World<RAILS>, const RAILS: usize> Program<'_, W, RAILS> {
         assert_eq!(self.ends[end].engine().remove_peer(peer), Err(AttachError::UnknownPeer));
         self.ends[end].old_peers.push(peer);
         self.tally.removed += 1;
-        // The peer's imports were released with it.
+        // Removing the peer released its imports.
         let End { imports, .. } = &mut self.ends[end];
         let imports = std::mem::take(imports);
         for import in imports {

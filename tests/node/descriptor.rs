@@ -140,7 +140,7 @@ fn the_death_of_a_peer_ends_a_wait() {
         |mut side| {
             connected(&mut side);
             if side.rank == 1 {
-                // Ends without a Bye, like a killed process.
+                // This side ends without a Bye, like a killed process.
                 thread::sleep(LATE);
                 return drop(side.node);
             }

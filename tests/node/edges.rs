@@ -350,7 +350,7 @@ fn a_call_waiting_for_room_detects_the_death_of_its_peer() {
                 side.exchange(&[]);
                 let Side { mut node, peer, rank, receive, send } = side;
                 if rank == 1 {
-                    // Ends without a Bye once the other side has no more room to send.
+                    // This side ends without a Bye once the other side has no more room to send.
                     receive.recv().unwrap();
                     std::thread::sleep(Duration::from_millis(100));
                     return;

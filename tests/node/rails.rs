@@ -207,7 +207,7 @@ fn a_rail_taken_out_of_use_goes_unused_until_it_is_enabled_or_both_ends_connect_
         add(&mut a, &mut b, there);
         let before = posted();
         assert_eq!((a.peer_error(to_b), b.peer_error(to_a)), (Ok(None), Ok(None)));
-        // By now both have new endpoints on that rail.
+        // By now both nodes have new endpoints on that rail.
         a.disconnect(to_b).unwrap();
         b.disconnect(to_a).unwrap();
         let (to_b, _) = meet(&mut a, &mut b);

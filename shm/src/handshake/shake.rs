@@ -184,7 +184,7 @@ struct Given {
     lane: LaneMemory,
     event_page: EventPage,
     common: Option<Mapping>,
-    /// Whether the peer is this same process.
+    /// Whether the peer is this process itself.
     home: bool,
     /// Whether we can read the peer's memory.
     shown: bool,

@@ -54,7 +54,7 @@ pub(crate) struct Consumer {
     mask: u64,
     /// Position of the next record.
     pub(super) at: u64,
-    /// Our cursor at our last store.
+    /// The value that we last stored in the cursor.
     pub(super) told: u64,
     cursor: *const AtomicU64,
 }

@@ -15,7 +15,7 @@ pub(super) struct Header {
     pub(super) sizes: AtomicU64,
     /// Nonce of the end that created the segment.
     pub(super) maker: [AtomicU64; 2],
-    /// Nonce of the end for which it was created.
+    /// Nonce of the end for which the segment was created.
     pub(super) guest: [AtomicU64; 2],
     pub(super) freed: Cursor,
 }

@@ -127,7 +127,7 @@ fn start() {
         }
         if behaviour.late > 0 {
             let driver = process.driver().clone();
-            // Advances copies as a GPU would. Ends with the process.
+            // Advances copies as a GPU would. The thread ends with the process.
             std::thread::spawn(move || {
                 loop {
                     driver.advance(1);

@@ -23,7 +23,7 @@ struct Process {
     node: Node,
     peer: PeerId,
     job: Job,
-    /// The child process, in the parent.
+    /// The child process. `None` in the child itself.
     child: Option<Child>,
     device: Memory,
     words: Memory,
@@ -117,7 +117,7 @@ fn puts_and_gets_of_device_memory_between_two_processes() {
             assert!(got == pattern(me + round, len), "{len} bytes got");
         }
         own.barrier();
-        // From host memory to the peer's device, and the reverse.
+        // From host memory to the peer's device, and from the peer's device to host memory.
         own.node.write(own.words.at(0), &pattern(me + 100, len)).unwrap();
         own.node.put(own.words.slice(..len), own.theirs.at(0), Notice::Silent).unwrap();
         own.node.quiet(own.peer, SOON).unwrap();

@@ -26,7 +26,8 @@ pub struct FabricConfig {
     /// Depth of the completion queue. 0 selects the depth of the provider's persona.
     pub completions: usize,
     /// How long a peer may show no sign of life while a post to it is outstanding or every post is
-    /// rejected. Under manual progress a peer that does not poll shows none. `None` means no limit.
+    /// rejected. Under manual progress a peer that does not poll shows no sign of life. `None`
+    /// means no limit.
     pub deadline: Option<Duration>,
     /// Whether short writes are injected. An injected write completes at once, and its errors go
     /// unreported.

@@ -119,7 +119,7 @@ const DOWN: u32 = u32::MAX - 1;
 
 const NO_NAME: Name = Name { number: 0, peer: NOBODY };
 
-/// Stands for no last hit. No peer has this number.
+/// The value of `last` while there is no last hit. No peer has this number.
 const NOT_FOUND: Name = Name { number: FI_ADDR_NOTAVAIL, peer: NOBODY };
 
 /// A hash table from signatures or addresses to peers, at most half full. It is rebuilt when a peer
