@@ -183,9 +183,9 @@ impl Job {
         self.size
     }
 
-    /// Sends this process's bytes to all, and returns the bytes of all processes, by rank. A
-    /// collective call: all processes call it the same number of times. `meanwhile` runs while this
-    /// process waits; drive a node's progress there.
+    /// Sends this process's bytes to all processes, and returns the bytes of all processes, by
+    /// rank. A collective call: all processes call it the same number of times. `meanwhile` runs
+    /// while this process waits; drive a node's progress there.
     ///
     /// # Errors
     /// - [`ErrorKind::TimedOut`] lists the missing ranks, and [`ErrorKind::UnexpectedEof`] those

@@ -263,10 +263,10 @@ impl Node {
         });
     }
 
-    /// Shuts the node down: waits until everything it sent is applied and every peer knows that it
-    /// leaves, so that none reports it as dead. Peers answer during any call that they make. Their
-    /// later operations to this node fail as closed. So use a barrier first if processes may still
-    /// need each other.
+    /// Shuts the node down: waits until everything it sent is applied and every peer knows that
+    /// this node leaves, so that no peer reports it as dead. Peers answer during any call that they
+    /// make. Later operations of peers to this node fail as closed. So use a barrier first if
+    /// processes may still need each other.
     ///
     /// # Errors
     /// [`Error::Unfinished`] names what was missing when the deadline expired.

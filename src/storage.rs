@@ -72,7 +72,7 @@ impl<const RAILS: usize> Storage<RAILS> {
     ///
     /// # Errors
     /// The same as [`Engine::new`]; [`AttachError::Config`] also if `config` needs more memory than
-    /// that of `new`.
+    /// the one given to `new`.
     pub fn engine<R: Rail>(
         &mut self,
         config: Config,

@@ -2,7 +2,7 @@
 //! batches and by id. Also counts queue commands and, for comparison, the system allocator.
 //!
 //! One thread runs both sides. The owner collects slots that other threads returned only when its
-//! own list is empty. Each count includes a share of that.
+//! own list is empty. Each count includes a share of this collection.
 
 // The attribute macros refer to the crate by its current name.
 extern crate iai_callgrind as gungraun;

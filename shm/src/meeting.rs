@@ -248,8 +248,8 @@ impl<H: HalfOpen> Meetings<H> {
         }
     }
 
-    /// Waits until a connection arrives, an open handshake is ready, or `until`. Returns which open
-    /// handshakes are ready.
+    /// Waits until a connection arrives, an open handshake is ready, or `until` has passed. Returns
+    /// which open handshakes are ready.
     fn poll(&self, listener: BorrowedFd<'_>, until: Instant) -> Result<Vec<bool>, H::Error> {
         let entry = |fd: BorrowedFd<'_>, events| libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 };
         let mut polls: Vec<_> =

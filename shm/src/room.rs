@@ -1,6 +1,6 @@
-//! Checks for free memory before an allocation, because without it the kernel would send a signal
-//! instead of an error: SIGXFSZ beyond the file size limit, SIGKILL beyond the memory of a control
-//! group or the machine. Slow path: reads some small files.
+//! Checks for free memory before an allocation, because without a check the kernel would send a
+//! signal instead of an error: SIGXFSZ beyond the file size limit, SIGKILL beyond the memory of a
+//! control group or the machine. Slow path: reads some small files.
 
 use std::fs;
 use std::path::{Path, PathBuf};

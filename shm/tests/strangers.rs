@@ -48,9 +48,9 @@ impl<'s> Strangers<'s, '_> {
     }
 }
 
-/// Checks that the right process connects despite other clients in less than half of a handshake's
-/// time limit, so it waited for none of them. Returns why the other clients were refused. Load
-/// delays some attempts, but waiting for a client would delay all.
+/// Checks that the right process connects in less than half of a handshake's time limit, so it
+/// waited for none of the other clients. Returns why the other clients were refused. Load delays
+/// some attempts, but waiting for a client would delay all.
 #[track_caller]
 fn meets_beside<T>(config: ShmConfig, strangers: impl Fn(&Strangers<'_, '_>) -> T) -> Vec<HandshakeError> {
     let mut late = vec![];

@@ -88,10 +88,10 @@ impl Listener {
         Ok(socket.local_addr().map_err(|_| BootstrapError::Address)?.port())
     }
 
-    /// Waits for a process whose card agrees with ours, and sends it ours. Serves many handshakes
-    /// at once: a silent, slow or incompatible process costs only its own connection, and
-    /// [`refused`](Self::refused) names it. Handshakes that the deadline interrupts continue in the
-    /// next call with the same card.
+    /// Waits for a process whose card agrees with ours, and sends our card to it. Serves many
+    /// handshakes at once: a silent, slow or incompatible process costs only its own connection,
+    /// and [`refused`](Self::refused) names it. Handshakes that the deadline interrupts continue in
+    /// the next call with the same card.
     ///
     /// # Errors
     /// [`BootstrapError::Deadline`] if no process joined in time, or [`BootstrapError::System`].

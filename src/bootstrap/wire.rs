@@ -45,10 +45,10 @@ impl Wire {
     }
 
     /// Sends a message and waits for the peer's message. The peer must make the same call. While
-    /// nothing arrives, it calls `idle`, which returns how many events it handled; after several
-    /// calls without events, it pauses between calls. If `idle` returns `None`, the wait stops. A
-    /// message that arrived before the wait was stopped, or before the peer closed the connection,
-    /// is still returned.
+    /// nothing arrives, this call runs `idle`, which returns how many events it handled. After
+    /// several runs without events, this call pauses between runs. If `idle` returns `None`, the
+    /// wait stops. A message that arrived before the wait was stopped, or before the peer closed
+    /// the connection, is still returned.
     ///
     /// # Errors
     /// [`BootstrapError::Deadline`], [`BootstrapError::HungUp`], [`BootstrapError::Stopped`]; or

@@ -16,7 +16,7 @@ pub(super) const DATA: u32 = 0;
 /// The ranks that rank 0 still waits for. Waiting processes keep the latest such frame.
 pub(super) const MISSING: u32 = 1;
 /// The job has ended: these ranks had not joined by the deadline. The first process whose deadline
-/// expires reports it, through rank 0.
+/// expires reports the ranks, through rank 0.
 pub(super) const EXPIRED: u32 = 2;
 /// The job has ended: these ranks have exited.
 pub(super) const GONE: u32 = 3;

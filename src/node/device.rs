@@ -1,6 +1,6 @@
 //! Device memory of a node. Peers put to it and get from it. Tagged messages are sent from it and
 //! received into it. Only [some rails](super) carry it. Unregistered bytes cannot be put to it, and
-//! the processor does not access it. These are slow paths.
+//! the processor does not access it. All calls here are slow paths.
 
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};

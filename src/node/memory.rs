@@ -97,11 +97,12 @@ impl Node {
     }
 
     /// Like [`alloc`](Self::alloc), for words whose atomics a libfabric rail executes, in hardware
-    /// if its NIC can. It is the first rail in [`rails`](Self::rails) that has atomics. The
+    /// if its NIC can. That rail is the first in [`rails`](Self::rails) that has atomics. The
     /// processor's atomics do not mix with those of a rail. So signals, waits, injected bytes, and
-    /// atomics of this node and of peers on its host are refused there. [`load`](Self::load) reads
-    /// a word; do not store to a word that peers use. Each atomic of a stream waits for the one
-    /// before. If a peer has several in flight, atomics in other memory are faster.
+    /// atomics of this node and of peers on its host are refused on these words.
+    /// [`load`](Self::load) reads a word; do not store to a word that peers use. Each atomic of a
+    /// stream waits for the one before. If a peer has several atomics in flight, they are faster in
+    /// other memory.
     ///
     /// # Errors
     /// The same as [`alloc`](Self::alloc); or [`AttachError::Unsupported`]: no rail executes

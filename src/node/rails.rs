@@ -119,7 +119,7 @@ impl Node {
     ///
     /// # Errors
     /// The peer is unknown, not connected, or has no [failover](super::Builder::failover); or the
-    /// rail is not one of several that lead to it, or is the last rail in use.
+    /// rail does not lead to the peer, or is the last rail in use.
     pub fn disable_rail(&mut self, peer: PeerId, rail: RailId) -> Result<(), Error> {
         behind!(self, |node| node.disable_rail(peer, rail));
         Ok(self.home.engine.disable_rail(peer, rail)?)
@@ -130,7 +130,7 @@ impl Node {
     ///
     /// # Errors
     /// The peer is unknown, not connected, or has no [failover](super::Builder::failover); or the
-    /// rail is not one of several that lead to it.
+    /// rail does not lead to the peer, or is the only rail that does.
     pub fn enable_rail(&mut self, peer: PeerId, rail: RailId) -> Result<(), Error> {
         behind!(self, |node| node.enable_rail(peer, rail));
         Ok(self.home.engine.enable_rail(peer, rail)?)
@@ -177,7 +177,7 @@ impl Node {
         Ok(())
     }
 
-    /// Returns the oldest missing arrival: from the peer `from`, or from any. The error of
+    /// Returns the oldest missing arrival: from the peer `from`, or from any peer. The error of
     /// [`quiet`](Self::quiet) describes missing acknowledgements of this node's own operations.
     pub fn missing(&self, from: Option<PeerId>) -> Stuck {
         if let Driver::Worker(worker) = &self.driver {

@@ -1,7 +1,7 @@
 //! `membarrier(2)`: runs a full memory barrier on every processor that runs a registered process.
 //!
-//! The call takes microseconds. The rare side of a store-then-load race makes it, so that the
-//! frequent side needs only a compiler fence.
+//! The call takes microseconds. The rare side of a store-then-load race makes this call, so that
+//! the frequent side needs only a compiler fence.
 
 use core::ffi::c_int;
 
