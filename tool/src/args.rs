@@ -111,11 +111,11 @@ pub struct StatArgs {
     /// Print Prometheus' text format.
     #[arg(long)]
     pub prom: bool,
-    /// Repeat at this interval, with rates. With a suffix: 500ms, 5s or 1m.
-    #[arg(short, long, value_name = "SECONDS", value_parser = sizes::parse_interval)]
+    /// Repeat at this interval, with rates: seconds, or a time such as 500ms, 5s or 1m.
+    #[arg(short, long, value_name = "TIME", value_parser = sizes::parse_time)]
     pub interval: Option<Duration>,
     /// Number of repetitions [default: until interrupted].
-    #[arg(short = 'n', long, value_name = "N", requires = "interval", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(short = 'n', long, value_name = "N", requires = "interval", value_parser = sizes::count_in::<u64>(1, u64::MAX))]
     pub count: Option<u64>,
 }
 
@@ -128,9 +128,9 @@ pub struct PeerArgs {
     /// Size of the region, in bytes.
     #[arg(long)]
     pub region: usize,
-    /// Seconds after which to give up.
-    #[arg(long)]
-    pub timeout: u64,
+    /// The time after which to give up.
+    #[arg(long, value_parser = sizes::parse_time)]
+    pub timeout: Duration,
     /// The transport to the first process.
     #[arg(long, value_enum, default_value_t = Transport::Shm)]
     pub transport: Transport,
@@ -178,25 +178,25 @@ pub struct PerfArgs {
     #[arg(short, long, value_name = "SIZE", value_parser = sizes::parse)]
     pub end: Option<usize>,
     /// Factor between the sizes of a range [default: 2].
-    #[arg(short, long, value_name = "N")]
+    #[arg(short, long, value_name = "N", value_parser = sizes::parse_count::<usize>)]
     pub factor: Option<usize>,
 
     /// Measured iterations per size, such as 5000, 100K (powers of 1000) or 1e6. By default one
     /// million; fewer for large payloads, and if half of --timeout is not enough.
-    #[arg(short = 'n', long, value_name = "N", value_parser = sizes::parse_count)]
+    #[arg(short = 'n', long, value_name = "N", value_parser = sizes::parse_count::<u64>)]
     pub iters: Option<u64>,
     /// Measure each size for about this long, such as 10s, rather than a number of iterations.
-    #[arg(short = 'D', long, value_name = "TIME", value_parser = sizes::parse_interval, conflicts_with = "iters")]
+    #[arg(short = 'D', long, value_name = "TIME", value_parser = sizes::parse_time, conflicts_with = "iters")]
     pub duration: Option<Duration>,
     /// Iterations before measuring; by default a tenth of -n or of its default, at most 10000.
-    #[arg(short, long, value_name = "N", value_parser = sizes::parse_count)]
+    #[arg(short, long, value_name = "N", value_parser = sizes::parse_count::<u64>)]
     pub warmup: Option<u64>,
 
     /// How to reach the other side.
     #[arg(long, value_enum, default_value_t = Transport::Shm)]
     pub transport: Transport,
     /// Number of rails between the two sides.
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", value_parser = sizes::parse_count::<usize>, default_value = "1")]
     pub rails: usize,
     /// With --transport fabric: providers to try, in order [default: hardware ones, then tcp].
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
@@ -212,16 +212,16 @@ pub struct PerfArgs {
     #[arg(long, value_enum)]
     pub ipc_path: Option<IpcPath>,
     /// Seed of payloads and of the simulated fabric.
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", value_parser = sizes::parse_count::<u64>, default_value = "1")]
     pub seed: u64,
     /// With --transport sim, put-signal or tag: run this many seeds, starting with --seed.
-    #[arg(long, value_name = "N", value_parser = sizes::parse_count)]
+    #[arg(long, value_name = "N", value_parser = sizes::parse_count::<u64>)]
     pub seeds: Option<u64>,
     /// Verify the payload of every iteration.
     #[arg(long)]
     pub check: bool,
     /// Operations in flight (put, signal-rate, tag-bw); receives posted at once (tag-bw).
-    #[arg(long, value_name = "N", default_value_t = 64)]
+    #[arg(long, value_name = "N", value_parser = sizes::parse_count::<u32>, default_value = "64")]
     pub window: u32,
     /// Both sides send at once (put, tag-bw); rates are of both directions together.
     #[arg(long)]
@@ -231,7 +231,7 @@ pub struct PerfArgs {
     #[arg(long, value_name = "WHERE", default_value = "auto")]
     pub pin: Pin,
     /// Numbers of threads to run with, each thread with its own pool (pool).
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [1, 2, 4])]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = sizes::parse_count::<usize>, default_value = "1,2,4")]
     pub streams: Vec<usize>,
     /// Placement of the signal [default: adjacent up to 56 bytes, else split]. See below.
     #[arg(long, value_enum)]
@@ -264,12 +264,12 @@ pub struct PerfArgs {
     #[arg(long, value_name = "ADDR", value_parser = address)]
     pub connect: Option<String>,
     /// Memory for the payloads of one direction. Must be the same on both sides.
-    #[arg(long, value_name = "SIZE", value_parser = sizes::parse, default_value_t = REGION)]
+    #[arg(long, value_name = "SIZE", value_parser = sizes::parse, default_value = "64M")]
     pub region: usize,
-    /// Time limit in seconds: for the other side to appear, for each measurement, and for each
-    /// operation over libfabric unless FISHPLATE_DEADLINE is shorter. With a suffix: 90s, 5m or 1h.
-    #[arg(short = 'T', long, value_name = "SECONDS", value_parser = sizes::parse_time, default_value = "60")]
-    pub timeout: u64,
+    /// Time limit, such as 90 (seconds), 500ms or 5m: for the other side to appear, for each
+    /// measurement, and for each operation over libfabric unless FISHPLATE_DEADLINE is shorter.
+    #[arg(short = 'T', long, value_name = "TIME", value_parser = sizes::parse_time, default_value = "60s")]
+    pub timeout: Duration,
 }
 
 const LAYOUT_HELP: &str = "\
@@ -365,7 +365,6 @@ impl PerfArgs {
         }
         bounds::iterations(self.iters.unwrap_or(1), self.warmup.unwrap_or(0))?;
         bounds::window(self.window.into())?;
-        bounds::seconds(self.timeout)?;
         if self.rails == 0 {
             return Err(Failure::usage("--rails 0: no rail would connect the two sides; use at least 1"));
         }

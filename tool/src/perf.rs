@@ -32,6 +32,8 @@ mod verbs;
 mod watch;
 mod who;
 
+use std::time::Duration;
+
 use super::args::{Meeting, PeerArgs, Plan, Test, Transport, name};
 use super::clock::{self, Clock};
 use super::failure::{Failure, Outcome};
@@ -129,8 +131,8 @@ pub fn answer(args: &PeerArgs) -> Outcome {
     Session::<false>::join(&setup, opened, met)?.follow(args.region, None)
 }
 
-/// Time that a second process waits beyond the timeout of its leader, in seconds.
-const PATIENCE: u64 = 5;
+/// Time that a second process waits beyond the timeout of its leader.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Prints what is measured, above the table.
 fn headline(report: &mut Report, plan: &Plan, clock: &Clock) -> Outcome {

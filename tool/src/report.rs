@@ -403,7 +403,7 @@ mod tests {
             ipc_path: args::IpcPath::Direct,
             meeting: Meeting::Spawn,
             region: 4096,
-            timeout: 1,
+            timeout: std::time::Duration::from_secs(1),
             settings: Default::default(),
             notes: vec![],
         };

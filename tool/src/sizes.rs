@@ -1,7 +1,8 @@
 //! Numbers as users write them: sizes (`8`, `4K`, `1M`) and their ranges, counts (`100K`, `1e6`)
-//! and times (`90s`, `5m`).
+//! and times (`500ms`, `90s`, `5m`). Every option of a kind accepts the same values.
 //!
-//! Suffixes of sizes are binary (1K = 1024 bytes) and may be written out (`KiB`, `KB`).
+//! Suffixes of sizes are binary (1K = 1024 bytes) and may be written out (`KiB`, `KB`). Those of
+//! counts are decimal (1K = 1000).
 
 use std::time::Duration;
 
@@ -26,20 +27,50 @@ pub fn parse(text: &str) -> Result<usize, String> {
 }
 
 /// Parses a count, with K, M or G for powers of 1000.
-pub fn parse_count(text: &str) -> Result<u64, String> {
-    number(text, &[("k", 1000), ("m", 1_000_000), ("g", 1_000_000_000)])
-        .ok_or_else(|| format!("`{text}` is not a count: write a whole number, such as 100000, 100K or 1e6"))
+pub fn parse_count<T: TryFrom<u64>>(text: &str) -> Result<T, String> {
+    let count = number(text, &[("k", 1000), ("m", 1_000_000), ("g", 1_000_000_000)]).ok_or_else(|| {
+        format!("`{text}` is not a count: write a whole number, such as 100000, 100K or 1e6")
+    })?;
+    T::try_from(count).map_err(|_| format!("`{text}` is too large"))
 }
 
-/// Parses a time in whole seconds: `90`, `90s`, `5m` or `1h`.
-pub fn parse_time(text: &str) -> Result<u64, String> {
-    number(text, &[("s", 1), ("m", 60), ("h", 3600)])
-        .ok_or_else(|| format!("`{text}` is not a time: write whole seconds, such as 90, 90s, 5m or 1h"))
+/// Returns a parser of counts from `least` to `most`.
+pub fn count_in<T: TryFrom<u64>>(
+    least: u64,
+    most: u64,
+) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync + 'static {
+    move |text| match parse_count(text)? {
+        count if (least..=most).contains(&count) => parse_count(text),
+        _ if most == u64::MAX => Err(format!("use at least {least}")),
+        _ => Err(format!("use from {least} to {most}")),
+    }
+}
+
+/// The longest time that an option accepts, in seconds.
+pub const SECONDS_MAX: u64 = 1_000_000;
+
+/// Parses a time: seconds, or a number with ms, s, m or h.
+pub fn parse_time(text: &str) -> Result<Duration, String> {
+    time_in(text, 1.0).ok_or_else(|| {
+        format!(
+            "`{text}` is not a time from 1ms to {SECONDS_MAX}s: write seconds, or a time such as 500ms, 5s or 1m"
+        )
+    })
+}
+
+/// Parses a time. A number without a suffix counts units of so many seconds.
+pub fn time_in(text: &str, unit: f64) -> Option<Duration> {
+    let text = text.trim().to_ascii_lowercase();
+    let suffixes = [("ms", 0.001), ("s", 1.0), ("m", 60.0), ("h", 3600.0)];
+    let suffixed = suffixes.iter().find_map(|(suffix, unit)| Some((text.strip_suffix(suffix)?, *unit)));
+    let (number, unit) = suffixed.unwrap_or((&text, unit));
+    let seconds = number.parse::<f64>().ok()? * unit;
+    (0.001..=SECONDS_MAX as f64).contains(&seconds).then(|| Duration::from_secs_f64(seconds))
 }
 
 /// Parses a whole number, with an optional exponent (`1e6`) or one of these suffixes, in either
 /// case.
-pub fn number(text: &str, suffixes: &[(&str, u64)]) -> Option<u64> {
+fn number(text: &str, suffixes: &[(&str, u64)]) -> Option<u64> {
     let text = text.trim().to_ascii_lowercase();
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, rest) = text.split_at(digits);
@@ -83,19 +114,11 @@ pub fn show(bytes: usize) -> String {
     }
 }
 
-/// Parses a time from a millisecond to a day: seconds, which may have a fraction, or with a suffix.
-pub fn parse_interval(text: &str) -> Result<Duration, String> {
-    let whole = number(text, &[("ms", 1), ("s", 1000), ("m", 60_000), ("h", 3_600_000)]);
-    let suffixed = text.ends_with(|c: char| c.is_ascii_alphabetic());
-    let seconds = match (whole, suffixed) {
-        (Some(ms), true) => ms as f64 / 1000.0,
-        _ => text.parse().unwrap_or(f64::NAN),
-    };
-    match (0.001..=86_400.0).contains(&seconds) {
-        true => Ok(Duration::from_secs_f64(seconds)),
-        false => Err(format!(
-            "`{text}` is not a time from 1ms to 24h: write seconds, or a time such as 500ms, 5s or 1m"
-        )),
+/// Formats a time as [`parse_time`] reads it: in seconds, or in milliseconds if it has a fraction.
+pub fn show_time(time: Duration) -> String {
+    match time.subsec_millis() {
+        0 => format!("{}s", time.as_secs()),
+        _ => format!("{}ms", time.as_millis()),
     }
 }
 
@@ -143,18 +166,41 @@ mod tests {
     }
 
     #[test]
-    fn counts_may_have_an_exponent() {
-        assert_eq!(parse_count("1e6"), Ok(1_000_000));
-        assert_eq!(parse_count("10000"), Ok(10_000));
-        assert_eq!([parse_count("100K"), parse_count("2m")], [Ok(100_000), Ok(2_000_000)]);
-        assert_eq!(["90", "90s", "5m", "1h", "1e3"].map(parse_time), [90, 90, 300, 3600, 1000].map(Ok));
-        for (text, ms) in [("0.5", 500), ("2", 2000), ("500ms", 500), ("5s", 5000), ("1m", 60_000)] {
-            assert_eq!(parse_interval(text), Ok(Duration::from_millis(ms)), "{text}");
+    fn counts_may_have_an_exponent_or_a_suffix() {
+        assert_eq!(parse_count("1e6"), Ok(1_000_000u64));
+        assert_eq!(parse_count("10000"), Ok(10_000u32));
+        assert_eq!([parse_count("100K"), parse_count("2m")], [Ok(100_000usize), Ok(2_000_000)]);
+        for text in ["1e40", "x", "-3", "", "5s"] {
+            assert!(parse_count::<u64>(text).unwrap_err().contains("100K"), "{text}");
         }
-        for text in ["0", "0ms", "2d", "25h", "-1", "nan", "", "1.5s"] {
-            assert!(parse_interval(text).is_err(), "{text}");
+        assert_eq!(parse_count::<u32>("5G"), Err("`5G` is too large".into()));
+    }
+
+    #[test]
+    fn counts_outside_of_their_range_are_refused_with_it() {
+        assert_eq!(count_in(2, 1000)("1K"), Ok(1000u32));
+        assert_eq!(count_in::<u32>(2, 1000)("1"), Err("use from 2 to 1000".into()));
+        assert_eq!(count_in::<u64>(1, u64::MAX)("0"), Err("use at least 1".into()));
+    }
+
+    #[test]
+    fn times_have_a_unit() {
+        for (text, ms) in [
+            ("0.5", 500),
+            ("2", 2000),
+            ("1e3", 1_000_000),
+            ("500ms", 500),
+            ("5s", 5000),
+            ("1.5S", 1500),
+            ("1m", 60_000),
+            ("25h", 90_000_000),
+        ] {
+            assert_eq!(parse_time(text), Ok(Duration::from_millis(ms)), "{text}");
+            let shown = show_time(Duration::from_millis(ms));
+            assert_eq!(parse_time(&shown), Ok(Duration::from_millis(ms)), "{shown}");
         }
-        assert!(parse_time("1d").is_err() && parse_time("").is_err());
-        assert!(parse_count("1e40").is_err() && parse_count("x").is_err() && parse_count("-3").is_err());
+        for text in ["0", "0ms", "2d", "300h", "-1", "nan", "inf", "", "s", "1K"] {
+            assert!(parse_time(text).unwrap_err().contains("500ms"), "{text}");
+        }
     }
 }

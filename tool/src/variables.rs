@@ -144,19 +144,18 @@ pub const VARIABLES: [Variable; 14] = [
         name: "DEADLINE",
         meaning: "time limit of an operation, in milliseconds or as 5s, after which its peer fails; perf: --timeout",
         set: |s, text| {
-            let ms = sizes::number(text, &[("ms", 1), ("s", 1000), ("m", 60_000)]);
-            let ms = ms.ok_or("a whole number of milliseconds, or a time such as 500ms or 5s");
-            s.deadline = Duration::from_millis(ms?);
+            let time = sizes::time_in(text, 0.001);
+            s.deadline = time.ok_or("milliseconds, at least 1, or a time such as 500ms or 5s")?;
             Ok(())
         },
         show: |s| s.deadline.as_millis().to_string(),
     },
 ];
 
-/// Returns the settings of a run with this timeout in seconds. The timeout is also the deadline of
+/// Returns the settings of a run with this timeout. The timeout is also the deadline of
 /// operations, unless the environment sets one.
-pub fn for_run(timeout: u64) -> Outcome<Settings> {
-    from_environment(Settings { deadline: Duration::from_secs(timeout), ..Settings::DEFAULT })
+pub fn for_run(timeout: Duration) -> Outcome<Settings> {
+    from_environment(Settings { deadline: timeout, ..Settings::DEFAULT })
 }
 
 /// Returns the settings from the environment of this process, and defaults for the rest.
@@ -212,11 +211,11 @@ fn switch(text: &str) -> Result<bool, String> {
 }
 
 fn number(text: &str) -> Result<u64, String> {
-    text.parse().map_err(|_| "a whole number".into())
+    sizes::parse_count(text).map_err(|_| "a whole number".into())
 }
 
 fn narrow(text: &str) -> Result<u32, String> {
-    text.parse().map_err(|_| "a whole number below 2^32".into())
+    sizes::parse_count(text).map_err(|_| "a whole number below 2^32".into())
 }
 
 fn size(text: &str) -> Result<u64, String> {
@@ -276,7 +275,7 @@ mod tests {
             ("PROVIDER", "tcp,,efa", "names of providers"),
             ("INTERFACES", "eth0,,eth1", "names of interfaces"),
             ("NATIVE_ATOMICS", "1", "on or off"),
-            ("DEADLINE", "0", "longer"),
+            ("DEADLINE", "0", "500ms"),
             ("WINDOWS", "8", "FISHPLATE_WINDOW,"),
         ] {
             let failure = with(name, value).unwrap_err();

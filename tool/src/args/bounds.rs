@@ -11,8 +11,8 @@ pub const ITERS_MAX: u64 = 1 << 50;
 /// The maximum number of operations in flight.
 const WINDOW_MAX: u64 = 1 << 16;
 
-/// The longest time to wait, in seconds.
-const SECONDS_MAX: u64 = 1_000_000;
+/// The longest time to wait, in nanoseconds.
+const TIMEOUT_MAX: u64 = sizes::SECONDS_MAX * 1_000_000_000;
 
 /// Checks that a transport can run a test.
 pub fn test(test: Test, transport: Transport) -> Outcome {
@@ -92,15 +92,17 @@ pub fn iterations(iters: u64, warmup: u64) -> Outcome {
 pub fn window(window: u64) -> Outcome {
     match window.is_power_of_two() && window <= WINDOW_MAX {
         true => Ok(()),
-        false => Err(Failure::usage(format!("--window {window}: use a power of two from 1 to {WINDOW_MAX}"))),
+        false => Err(Failure::usage(format!(
+            "--window {window}: use a power of two from 1 to {WINDOW_MAX}, such as 64"
+        ))),
     }
 }
 
-/// Checks a time to wait.
-pub fn seconds(seconds: u64) -> Outcome {
-    match seconds {
-        1..=SECONDS_MAX => Ok(()),
-        _ => Err(Failure::usage(format!("--timeout {seconds}: use from 1 to {SECONDS_MAX} seconds"))),
+/// Checks a time to wait that the other process asks for, in nanoseconds.
+pub fn timeout(ns: u64) -> Outcome {
+    match ns {
+        1..=TIMEOUT_MAX => Ok(()),
+        _ => Err(Failure::usage(format!("--timeout {ns}ns: use at most {}s", sizes::SECONDS_MAX))),
     }
 }
 

@@ -64,8 +64,8 @@ pub struct Plan {
     pub meeting: Meeting,
     /// Memory for the payloads of one direction, in bytes.
     pub region: usize,
-    /// The time limit, in seconds.
-    pub timeout: u64,
+    /// The time limit.
+    pub timeout: Duration,
     /// The settings of rails, from the environment and the command line.
     pub settings: Settings,
     /// Messages to print before anything runs.

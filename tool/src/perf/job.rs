@@ -134,7 +134,7 @@ impl Job {
             signal: plan.signal,
             bidirectional: plan.bidirectional,
             seed: plan.seed,
-            timeout_ns: plan.timeout.saturating_mul(1_000_000_000),
+            timeout_ns: plan.timeout.as_nanos() as u64,
         }
     }
 
@@ -154,7 +154,7 @@ impl Job {
         bounds::size(self.size, self.test, region)?;
         bounds::iterations(self.iters, self.warmup)?;
         bounds::window(self.window)?;
-        bounds::seconds(self.timeout_ns.div_ceil(1_000_000_000))?;
+        bounds::timeout(self.timeout_ns)?;
         bounds::layout(self.layout, transport)
     }
 

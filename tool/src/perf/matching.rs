@@ -45,18 +45,18 @@ pub struct MatchArgs {
     /// Workloads and traces [default: all].
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_work)]
     workloads: Vec<Work>,
-    /// Depths, with K for 1024 [default: 0,1,4,16,64,256,1K,4K,16K,64K]; traces have their own.
-    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_depth)]
+    /// Depths, at most 65536 [default: 0 and the powers of 4]; traces have their own.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = sizes::count_in::<u32>(0, DEPTH_MAX))]
     depths: Vec<u32>,
     /// Units that an engine runs per turn.
-    #[arg(short = 'n', long, value_name = "N", value_parser = parse_units, default_value = "20000")]
+    #[arg(short = 'n', long, value_name = "N", value_parser = sizes::count_in::<u64>(1, u64::MAX), default_value = "20K")]
     units: u64,
     /// Turns of each engine; medians are reported.
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..1000))]
+    #[arg(long, value_name = "N", value_parser = sizes::count_in::<u32>(1, 1000), default_value = "5")]
     rounds: u32,
     /// Skip a row for an engine that would take longer than this.
-    #[arg(long, value_name = "MILLISECONDS", default_value_t = 2000)]
-    patience: u64,
+    #[arg(long, value_name = "TIME", value_parser = sizes::parse_time, default_value = "2s")]
+    patience: Duration,
     /// How to write the results.
     #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
@@ -89,6 +89,9 @@ instr_per_op is null where the kernel counts no instructions for this program
 (mostly in virtual machines); benches/budgets.sh counts them everywhere. ucx is
 found at run time (package libucx0) and uses its self transport (loopback).";
 
+/// The maximum depth.
+const DEPTH_MAX: u64 = 1 << 16;
+
 /// The engines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Kind {
@@ -119,20 +122,6 @@ fn all_work() -> impl Iterator<Item = (String, Work)> {
 fn parse_work(text: &str) -> Result<Work, String> {
     let known = all_work().find(|(name, _)| name.eq_ignore_ascii_case(text));
     known.map(|(_, work)| work).ok_or_else(|| format!("`{text}`: use P1 to P11, U1 to U6, C1 or T1 to T6"))
-}
-
-fn parse_units(text: &str) -> Result<u64, String> {
-    match sizes::parse_count(text)? {
-        0 => Err("measure at least one unit".into()),
-        units => Ok(units),
-    }
-}
-
-fn parse_depth(text: &str) -> Result<u32, String> {
-    match sizes::parse(text)? {
-        depth if depth <= 1 << 16 => Ok(depth as u32),
-        _ => Err(format!("`{text}` is not a depth: use at most 64K")),
-    }
 }
 
 /// A row of results. The JSON has the same fields.
@@ -298,13 +287,12 @@ fn run_row(
     before: &mut [(u32, f64)],
 ) -> Outcome {
     let job = Job::new(work, depth);
-    let patience = Duration::from_millis(args.patience);
     let mut running = vec![];
     let mut pairs: Option<(Kind, Pairs)> = None;
     for (kind, (depth_before, ns_before)) in args.engines.iter().zip(&*before) {
         // At worst, the time of a list grows by this factor.
         let growth = if *depth_before > 0 { depth as f64 / *depth_before as f64 } else { 1.0 };
-        if ns_before * growth * job.units as f64 > patience.as_nanos() as f64 {
+        if ns_before * growth * job.units as f64 > args.patience.as_nanos() as f64 {
             report.comment(&format!(
                 "{name} {depth}: skipped {}, which would take too long",
                 kind_name(*kind)
@@ -326,7 +314,7 @@ fn run_row(
             }
             Some(_) => {}
         }
-        let affordable = patience.as_nanos() / (took.as_nanos().max(1) * (args.rounds as u128 + 1));
+        let affordable = args.patience.as_nanos() / (took.as_nanos().max(1) * (args.rounds as u128 + 1));
         let rounds = args.units.div_ceil(job.units.max(1)).min(affordable as u64).max(1);
         running.push(Turns { kind: *kind, ready, bytes, rounds, times: vec![], instructions: vec![] });
     }
@@ -399,7 +387,7 @@ impl Columns for Row {
             format!(
                 "{:>9} {:>6}  {:<7} {:>10} {:>10} {bytes:>11} {instructions:>12}",
                 self.workload,
-                sizes::show(self.depth as usize),
+                self.depth,
                 self.engine,
                 time(self.ns_per_op),
                 time(self.max_ns)

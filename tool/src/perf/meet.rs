@@ -25,8 +25,8 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 /// Time limit for a new process to answer.
 const START: Duration = Duration::from_secs(10);
 
-/// Time limit for a listener to appear, in seconds.
-const APPEAR: u64 = 5;
+/// Time limit for a listener to appear.
+const APPEAR: Duration = Duration::from_secs(5);
 
 /// Interval at which a listener prints the peers that it has refused, and checks for Ctrl-C.
 const LOOK: Duration = Duration::from_millis(100);
@@ -102,7 +102,7 @@ fn listen(plan: &Plan, at: &str, card: &Card) -> Outcome<Met> {
         })
     })?;
     eprintln!("# waiting at {at} for: {}", command(plan, card, &reachable(at)));
-    let deadline = Instant::now() + Duration::from_secs(plan.timeout);
+    let deadline = Instant::now() + plan.timeout;
     let mut turned_away = 0u32;
     loop {
         let met = listener.accept(card, deadline.min(Instant::now() + LOOK));
@@ -123,8 +123,8 @@ fn listen(plan: &Plan, at: &str, card: &Card) -> Outcome<Met> {
                     n => format!(", except {n} that were refused"),
                 };
                 return Err(Failure::run(format!(
-                    "no process connected to {at} within {} s{others}; start the other side, or wait longer with --timeout",
-                    plan.timeout
+                    "no process connected to {at} within {}{others}; start the other side, or wait longer with --timeout",
+                    sizes::show_time(plan.timeout)
                 )));
             }
             Err(error) => return Err(Failure::run(format!("--listen {at}: {error}"))),
@@ -180,7 +180,7 @@ fn reachable(at: &str) -> String {
 
 /// Connects to the other side, which has some time to appear.
 fn find(plan: &Plan, at: &str, card: &Card) -> Outcome<Met> {
-    let deadline = Instant::now() + Duration::from_secs(plan.timeout.min(APPEAR));
+    let deadline = Instant::now() + plan.timeout.min(APPEAR);
     let met = bootstrap::connect(at, card, deadline);
     interrupt::check()?;
     let (wire, theirs) = met.map_err(|error| match error {
@@ -235,7 +235,7 @@ fn launch(plan: &Plan, setup: &Setup, card: &Card, socket: OwnedFd) -> Outcome<S
         .arg("peer")
         .args(["--socket", &socket.as_raw_fd().to_string()])
         .args(["--region", &plan.region.to_string()])
-        .args(["--timeout", &plan.timeout.to_string()])
+        .args(["--timeout", &sizes::show_time(plan.timeout)])
         .args(["--transport", &name(plan.transport)])
         .args(["--mode", &name(plan.mode)])
         .args(["--ipc-path", &name(plan.ipc_path)])

@@ -39,8 +39,8 @@ const RECEIVES: usize = 1024;
 /// The window of a stream between two processes that share memory.
 const SHARED_WINDOW: u32 = 256;
 
-/// The minimum time for setup, in seconds: a short `--timeout` is meant for measurements.
-const SETUP: u64 = 10;
+/// The minimum time for setup: a short `--timeout` is meant for measurements.
+const SETUP: Duration = Duration::from_secs(10);
 
 /// A node, and the card that it sends to the other side before the two connect.
 pub struct Opened {
@@ -193,7 +193,7 @@ impl Setup {
     }
 
     fn setup_time(&self) -> Duration {
-        Duration::from_secs(self.timeout.max(SETUP))
+        self.timeout.max(SETUP)
     }
 
     /// Returns the sizes of the areas: landing, then buffer.

@@ -40,7 +40,7 @@ use traffic::Traffic;
 #[command(name = "fishplate perf job", bin_name = "fishplate perf job", max_term_width = 110, after_long_help = HELP)]
 struct JobArgs {
     /// Start this many ranks on this host. Without this option, a launcher must have started them.
-    #[arg(short = 'N', long, value_name = "N", value_parser = clap::value_parser!(u64).range(2..=fishplate::job::SIZE_MAX as u64))]
+    #[arg(short = 'N', long, value_name = "N", value_parser = sizes::count_in::<u64>(2, fishplate::job::SIZE_MAX as u64))]
     ranks: Option<u64>,
     /// Patterns to run, one after the other: which ranks send to which.
     #[arg(short, long, value_enum, value_name = "LIST", value_delimiter = ',', default_value = "all-to-all")]
@@ -49,16 +49,16 @@ struct JobArgs {
     #[arg(short, long, value_name = "LIST", value_delimiter = ',', value_parser = sizes::parse, default_value = "8")]
     size: Vec<usize>,
     /// Messages of each flow, such as 5000 or 100K.
-    #[arg(short = 'n', long, value_name = "N", value_parser = sizes::parse_count, default_value = "1000")]
+    #[arg(short = 'n', long, value_name = "N", value_parser = sizes::parse_count::<u64>, default_value = "1000")]
     iters: u64,
     /// Maximum number of messages of a flow that its receiver has not taken yet.
-    #[arg(long, value_name = "N", default_value_t = 16)]
+    #[arg(long, value_name = "N", value_parser = sizes::parse_count::<u32>, default_value = "16")]
     window: u32,
     /// Verify every payload.
     #[arg(long)]
     check: bool,
     /// Seed of payloads.
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", value_parser = sizes::parse_count::<u64>, default_value = "1")]
     seed: u64,
     /// How to write the results.
     #[arg(long, value_enum, default_value_t = Format::Table)]
@@ -66,9 +66,9 @@ struct JobArgs {
     /// The same as --format json.
     #[arg(long, conflicts_with = "format")]
     json: bool,
-    /// Time limit in seconds: for all ranks to join, and for each row.
-    #[arg(short = 'T', long, value_name = "SECONDS", value_parser = sizes::parse_time, default_value = "60")]
-    timeout: u64,
+    /// Time limit, such as 90 (seconds), 500ms or 5m: for all ranks to join, and for each row.
+    #[arg(short = 'T', long, value_name = "TIME", value_parser = sizes::parse_time, default_value = "60s")]
+    timeout: Duration,
     /// The rank of this process, in a job that another process started.
     #[arg(long, hide = true)]
     member: Option<usize>,
@@ -116,7 +116,7 @@ pub fn run(words: &[OsString]) -> Outcome {
     let args = JobArgs::parse_from(words[2..].iter());
     check(&args)?;
     interrupt::watch();
-    let timeout = Duration::from_secs(args.timeout);
+    let timeout = args.timeout;
     let (job, started) = match (args.member, args.ranks) {
         (Some(rank), Some(ranks)) => (launch::join(rank, ranks as usize, timeout)?, None),
         (None, Some(ranks)) => {
@@ -144,7 +144,6 @@ pub fn run(words: &[OsString]) -> Outcome {
 fn check(args: &JobArgs) -> Outcome {
     bounds::iterations(args.iters, 0)?;
     bounds::window(args.window.into())?;
-    bounds::seconds(args.timeout)?;
     if args.size.contains(&0) {
         return Err(Failure::usage("size 0: nothing would be transferred; use at least 1 byte"));
     }
@@ -161,7 +160,7 @@ fn job_failed(error: &io::Error) -> Failure {
 
 impl Member {
     fn open(mut job: Job, one_host: bool, timeout: Duration) -> Outcome<Member> {
-        let settings = variables::for_run(timeout.as_secs())?;
+        let settings = variables::for_run(timeout)?;
         let most = job.size().max(Limits::DEFAULT.peers.into()) as u16;
         let limits = Limits { peers: most, remotes: 4 * most, operations: 4096, ..Limits::DEFAULT };
         // `Traffic` retries posts between other work, so a post never waits for room.

@@ -109,7 +109,7 @@ impl<const STARTS: bool> Session<STARTS> {
         // SAFETY: the memory is page-aligned, and mapped as long as the node exists. The words of
         // the areas lie behind the pad.
         let pad = side.common.map(|start| unsafe { Pad::new(start) });
-        let (transport, timeout) = (setup.transport, Duration::from_secs(setup.timeout));
+        let (transport, timeout) = (setup.transport, setup.timeout);
         Ok(Session { side, met, transport, pad, timeout, moved: None })
     }
 

@@ -1,5 +1,7 @@
 //! How to open a side, as given by the command line or by the first process.
 
+use std::time::Duration;
+
 use fishplate::config::Settings;
 
 use crate::args::{DeviceName, Mode, Transport};
@@ -18,6 +20,6 @@ pub struct Setup {
     /// Both sides share one processor.
     pub crowded: bool,
     pub region: usize,
-    /// The time limit, in seconds.
-    pub timeout: u64,
+    /// The time limit.
+    pub timeout: Duration,
 }

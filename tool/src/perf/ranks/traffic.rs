@@ -280,8 +280,8 @@ impl Traffic {
             self.sources.iter().filter(|source| source.seen < end).map(|source| source.rank).collect();
         let slow: Vec<usize> =
             self.targets.iter().filter(|target| target.taken < end).map(|target| target.rank).collect();
-        let mut message =
-            format!("rank {} was not done after {} s", member.job.rank(), member.timeout.as_secs());
+        let time = sizes::show_time(member.timeout);
+        let mut message = format!("rank {} was not done after {time}", member.job.rank());
         if !late.is_empty() {
             message += &format!("; messages from ranks {} are missing", names(late));
         }

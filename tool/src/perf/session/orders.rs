@@ -53,7 +53,7 @@ fn follower() -> Session<false> {
         mode: Mode::Inline,
         crowded: false,
         region: REGION,
-        timeout: 20,
+        timeout: Duration::from_secs(20),
     };
     let opened = setup.open().unwrap();
     let (here, mut there) = UnixStream::pair().unwrap();
