@@ -59,7 +59,11 @@ impl fmt::Display for RailsError {
         match self {
             RailsError::Load(error) => write!(f, "{error}; install libfabric, or set its path"),
             RailsError::Provider(errors) => {
-                for (at, error) in errors.iter().enumerate() {
+                let is_missing = |error: &NegotiateError| matches!(error, NegotiateError::NoProvider { .. });
+                // The error of a provider that exists says more than the names of those that do not.
+                let exists = errors.iter().any(|error| !is_missing(error));
+                let errors = errors.iter().filter(|error| !(exists && is_missing(error)));
+                for (at, error) in errors.enumerate() {
                     write!(f, "{}{error}", if at == 0 { "" } else { "; " })?;
                 }
                 Ok(())
@@ -435,5 +439,7 @@ mod tests {
             let told = open_on(&fake, &settings, count).unwrap_err().to_string();
             assert!(says.iter().all(|what| told.contains(what)), "{told}");
         }
+        let told = open_on(&fake, &settings(&["efa", "cxi"], &["mlx5_0"]), 1).unwrap_err().to_string();
+        assert!(told.contains("mlx5_0") && !told.contains("efa"), "{told}");
     }
 }

@@ -252,7 +252,7 @@ impl fmt::Display for NegotiateError {
 
 impl Error for NegotiateError {}
 
-/// Lists the names of all providers of a library without duplicates, including layered providers.
+/// Lists the names of all providers of a library that a request may use, without duplicates.
 ///
 /// # Errors
 /// The code of the library.
@@ -268,7 +268,7 @@ pub fn providers(library: Library) -> Result<Vec<String>, CallError> {
             names.push(name);
         }
     }
-    Ok(names)
+    Ok(askable(names))
 }
 
 /// Returns the names that a request may use. A layered provider such as `tcp;ofi_rxm` adds the name
@@ -313,7 +313,7 @@ pub fn negotiate(library: Library, ask: &Ask<'_>) -> Result<Offer, NegotiateErro
     }
     let asked = ask.provider.to_owned();
     if rejected.iter().all(|offer| offer.why == Why::Provider) {
-        return Err(NegotiateError::NoProvider { asked, there: askable(providers(library)?) });
+        return Err(NegotiateError::NoProvider { asked, there: providers(library)? });
     }
     if let Some(interface) = ask.interface
         && rejected.iter().all(|offer| matches!(offer.why, Why::Provider | Why::Interface | Why::Fabric))
