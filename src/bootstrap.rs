@@ -31,7 +31,7 @@ use std::fmt;
 use crate::topology::Mismatch;
 
 /// The protocol version, which must be the same on both sides.
-pub const WIRE_VERSION: u16 = 2;
+pub const WIRE_VERSION: u16 = 3;
 
 /// Maximum message size in bytes.
 pub const MESSAGE_MAX: usize = 64 << 10;

@@ -1,7 +1,7 @@
 //! The card with which each side describes itself, and the check that two cards agree.
 //!
 //! A card's encoding, little-endian, without padding:
-//! `id u64, window u32, contexts u16, first_sequence u64, user u64, rails u8`, then for each rail
+//! `id u64, transport u8, window u32, contexts u16, first_sequence u64, user u64, rails u8`, then for each rail
 //! `mbit u32, provider u8 + bytes, interface u8 + bytes, fabric u8 + bytes, address u16 + bytes`.
 
 use std::collections::hash_map::RandomState;
@@ -38,6 +38,9 @@ pub struct RailCard {
 pub struct Card {
     /// Random, to distinguish processes.
     pub id: u64,
+    /// The caller's number of the transport, which must be the same on both sides: it is compared
+    /// first, because the defaults of other fields may depend on it. [`new`](Self::new) sets 0.
+    pub transport: u8,
     /// [`Config::window`].
     pub window: u32,
     /// [`Config::contexts`].
@@ -69,7 +72,7 @@ impl Card {
     pub fn new(config: &Config, user: u64, rails: Vec<RailCard>) -> Card {
         let id = random_id();
         let Config { window, contexts, first_sequence, .. } = *config;
-        Card { id, window, contexts, first_sequence, user, rails }
+        Card { id, transport: 0, window, contexts, first_sequence, user, rails }
     }
 
     /// Pairs the rails of two sides. Both sides compute the same result.
@@ -85,6 +88,7 @@ impl Card {
             true => Ok(()),
             false => Err(BootstrapError::Differs { what, theirs, ours }),
         };
+        same("transport", self.transport.into(), theirs.transport.into())?;
         same("window", self.window.into(), theirs.window.into())?;
         same("contexts", self.contexts.into(), theirs.contexts.into())?;
         same("first sequence number", self.first_sequence, theirs.first_sequence)?;
@@ -112,7 +116,7 @@ impl Card {
             return Err(BootstrapError::BadCard("number of rails"));
         }
         let mut out = vec![];
-        out.put_u64(self.id).put_u32(self.window).put_u16(self.contexts);
+        out.put_u64(self.id).put_u8(self.transport).put_u32(self.window).put_u16(self.contexts);
         out.put_u64(self.first_sequence).put_u64(self.user).put_u8(self.rails.len() as u8);
         for rail in &self.rails {
             out.put_u32(rail.mbit);
@@ -139,6 +143,7 @@ impl Card {
         let short = |what| move |_: Short| bad(what);
         let mut fields = Reader::new(bytes);
         let id = fields.u64().map_err(short("number"))?;
+        let transport = fields.u8().map_err(short("transport"))?;
         let window = fields.u32().map_err(short("window"))?;
         let contexts = fields.u16().map_err(short("contexts"))?;
         let first_sequence = fields.u64().map_err(short("first sequence number"))?;
@@ -160,7 +165,7 @@ impl Card {
             rails.push(RailCard { provider, interface, fabric, address, mbit });
         }
         match fields.rest() {
-            [] => Ok(Card { id, window, contexts, first_sequence, user, rails }),
+            [] => Ok(Card { id, transport, window, contexts, first_sequence, user, rails }),
             _ => Err(bad("length")),
         }
     }
@@ -197,6 +202,7 @@ mod tests {
     fn card(rails: u8) -> Card {
         Card {
             id: 7,
+            transport: 0,
             window: 128,
             contexts: 1,
             first_sequence: 0,
@@ -215,8 +221,9 @@ mod tests {
 
     #[test]
     fn a_card_is_encoded_as_documented() {
-        let card = Card { id: 0x0807_0605_0403_0201, first_sequence: 5, user: u64::MAX, ..card(1) };
-        let mut golden = vec![1, 2, 3, 4, 5, 6, 7, 8, 128, 0, 0, 0, 1, 0, 5, 0, 0, 0, 0, 0, 0, 0];
+        let card =
+            Card { id: 0x0807_0605_0403_0201, transport: 3, first_sequence: 5, user: u64::MAX, ..card(1) };
+        let mut golden = vec![1, 2, 3, 4, 5, 6, 7, 8, 3, 128, 0, 0, 0, 1, 0, 5, 0, 0, 0, 0, 0, 0, 0];
         golden.extend([0xff; 8]);
         golden.extend([1, 0xe8, 3, 0, 0]);
         golden.extend(*b"\x03tcp\x04eth0\x0a10.0.0.0/8\x10\x00");
@@ -235,11 +242,11 @@ mod tests {
             bytes[at] = value;
             Card::decode(&bytes)
         };
-        assert_eq!(bad(30, 0), Err(BootstrapError::BadCard("number of rails")));
-        assert_eq!(bad(30, 17), Err(BootstrapError::BadCard("number of rails")));
-        assert_eq!(bad(36, 0xff), Err(BootstrapError::BadCard("provider")), "not UTF-8");
-        assert_eq!(bad(36, 0x1b), Err(BootstrapError::BadCard("provider")), "an escape sequence");
-        assert_eq!(bad(30, 2), Err(BootstrapError::BadCard("length")), "trailing bytes");
+        assert_eq!(bad(31, 0), Err(BootstrapError::BadCard("number of rails")));
+        assert_eq!(bad(31, 17), Err(BootstrapError::BadCard("number of rails")));
+        assert_eq!(bad(37, 0xff), Err(BootstrapError::BadCard("provider")), "not UTF-8");
+        assert_eq!(bad(37, 0x1b), Err(BootstrapError::BadCard("provider")), "an escape sequence");
+        assert_eq!(bad(31, 2), Err(BootstrapError::BadCard("length")), "trailing bytes");
         let mut none = card(1);
         none.rails[0].address.clear();
         assert_eq!(none.encode(), Err(BootstrapError::BadCard("address")));
@@ -276,6 +283,7 @@ mod tests {
             ours.agree(&theirs)
         };
         assert_eq!(with(|c| c.window = 64), differs("window", 64, 128));
+        assert_eq!(with(|c| (c.transport, c.window) = (3, 64)), differs("transport", 3, 0));
         assert_eq!(with(|c| c.contexts = 2), differs("contexts", 2, 1));
         assert_eq!(with(|c| c.user = 1), differs("region size", 1, 99));
         assert_eq!(with(|c| c.first_sequence = 5), differs("first sequence number", 5, 0));

@@ -28,6 +28,7 @@ fn card(seed: u64) -> Card {
     };
     Card {
         id: a,
+        transport: (a >> 5) as u8 % 2,
         window: b as u32,
         contexts: (b >> 32) as u16,
         first_sequence: a >> 7,

@@ -24,7 +24,7 @@ fn card(id: u64) -> Card {
         address: vec![1, 2],
         mbit: 0,
     };
-    Card { id, window: 16, contexts: 1, first_sequence: 0, user: 0, rails: vec![rail] }
+    Card { id, transport: 0, window: 16, contexts: 1, first_sequence: 0, user: 0, rails: vec![rail] }
 }
 
 fn listener() -> (Listener, String) {
@@ -336,7 +336,7 @@ fn a_client_with_an_invalid_card_is_refused_and_the_next_is_accepted() {
     assert_eq!(refused(|card| card[..20].to_vec()), BootstrapError::BadCard("number"));
     assert_eq!(refused(|card| [card, vec![0]].concat()), BootstrapError::BadCard("length"));
     let other_window = |mut card: Vec<u8>| {
-        card[24] += 1;
+        card[25] += 1;
         card
     };
     let differs = BootstrapError::Differs { what: "window", theirs: 17, ours: 16 };
