@@ -60,7 +60,7 @@ impl fmt::Display for RailsError {
             RailsError::Load(error) => write!(f, "{error}; install libfabric, or set its path"),
             RailsError::Provider(errors) => {
                 let is_missing = |error: &NegotiateError| matches!(error, NegotiateError::NoProvider { .. });
-                // The error of a provider that exists says more than the names of those that do not.
+                // The error of a provider that exists says more than those of absent ones.
                 let exists = errors.iter().any(|error| !is_missing(error));
                 let errors = errors.iter().filter(|error| !(exists && is_missing(error)));
                 for (at, error) in errors.enumerate() {

@@ -111,10 +111,10 @@ perf() {
     local mode=$1 test
     shift
     rm -f "$place/report"
-    for test in put-signal put get tag; do
+    for test in put-signal "put --window 4" get tag; do
         env LD_LIBRARY_PATH="$place/fake" FAKE_CUDA="$mode" FAKE_CUDA_REPORT="$place/report" \
-            timeout 120 "$target/debug/fishplate" perf "$test" --transport gpu --device "$api:0,$api:1" "$@" \
-            -s 8,5K,300K -n 40 -w 4 --window 4 --region 1M --check --pin none || return
+            timeout 120 "$target/debug/fishplate" perf $test --transport gpu --device "$api:0,$api:1" "$@" \
+            -s 8,5K,300K -n 40 -w 4 --region 1M --check --pin none || return
     done
     cat "$place/report"
     [ "$(wc -l <"$place/report")" = 8 ] && ! grep -v 'held 0 violations \[\]$' "$place/report"

@@ -1,8 +1,9 @@
 //! The card with which each side describes itself, and the check that two cards agree.
 //!
 //! A card's encoding, little-endian, without padding:
-//! `id u64, transport u8, window u32, contexts u16, first_sequence u64, user u64, rails u8`, then for each rail
-//! `mbit u32, provider u8 + bytes, interface u8 + bytes, fabric u8 + bytes, address u16 + bytes`.
+//! `id u64, transport u8, window u32, contexts u16, first_sequence u64, user u64, rails u8`, then
+//! for each rail `mbit u32, provider u8 + bytes, interface u8 + bytes, fabric u8 + bytes,
+//! address u16 + bytes`.
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;

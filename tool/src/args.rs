@@ -217,10 +217,11 @@ pub struct PerfArgs {
     /// With --transport sim, put-signal or tag: run this many seeds, starting with --seed.
     #[arg(long, value_name = "N", value_parser = sizes::parse_count::<u64>)]
     pub seeds: Option<u64>,
-    /// Verify the payload of every iteration.
+    /// Verify the payload of every iteration. amo, signal-rate and ring always verify.
     #[arg(long)]
     pub check: bool,
-    /// Operations in flight (put, signal-rate, tag-bw); receives posted at once (tag-bw).
+    /// Operations in flight (put, signal-rate, tag-bw; over sim also put-signal and tag); receives
+    /// posted at once (tag-bw).
     #[arg(long, value_name = "N", value_parser = sizes::parse_count::<u32>, default_value = "64")]
     pub window: u32,
     /// Both sides send at once (put, tag-bw); rates are of both directions together.

@@ -110,7 +110,7 @@ fn two_processes(plan: &Plan, files: &mut Files) -> Outcome {
 /// Runs the second process, which a measuring process starts.
 pub fn answer(args: &PeerArgs) -> Outcome {
     let socket = meet::inherited(args.socket)?;
-    let mut settings = variables::for_run(args.timeout)?;
+    let mut settings = variables::for_run(args.transport.window(), args.timeout)?;
     settings.providers.clone_from(&args.provider);
     settings.interfaces.clone_from(&args.interface);
     let setup = Setup {

@@ -152,10 +152,24 @@ pub const VARIABLES: [Variable; 14] = [
     },
 ];
 
-/// Returns the settings of a run with this timeout. The timeout is also the deadline of
-/// operations, unless the environment sets one.
-pub fn for_run(timeout: Duration) -> Outcome<Settings> {
-    from_environment(Settings { deadline: timeout, ..Settings::DEFAULT })
+/// Returns the settings of a run with this default window and this timeout. The timeout is also the
+/// deadline of operations, unless the environment sets one.
+pub fn for_run(window: u32, timeout: Duration) -> Outcome<Settings> {
+    from_environment(Settings { window, deadline: timeout, ..Settings::DEFAULT })
+}
+
+/// The variables that must be the same on both sides.
+const BOTH: [&str; 2] = ["WINDOW", "CONTEXTS"];
+
+/// Returns the variables that must be set on the other side of a run with this default window, as a
+/// shell reads them before a command.
+pub fn for_other_side(window: u32, settings: &Settings) -> String {
+    let usual = Settings { window, ..Settings::DEFAULT };
+    let differ = VARIABLES.iter().filter(|variable| BOTH.contains(&variable.name)).filter_map(|variable| {
+        let value = variable.show(settings);
+        (value != variable.show(&usual)).then(|| format!("{PREFIX}{}={value} ", variable.name))
+    });
+    differ.collect()
 }
 
 /// Returns the settings from the environment of this process, and defaults for the rest.
@@ -256,6 +270,15 @@ mod tests {
             assert_eq!(variable.show(&changed), other, "{}", variable.name);
         }
         assert_eq!(read(Settings::DEFAULT, std::iter::empty()).unwrap(), Settings::DEFAULT);
+    }
+
+    #[test]
+    fn what_must_match_is_told_to_the_other_side() {
+        let told = |name, value| for_other_side(256, &with(name, value).unwrap());
+        assert_eq!(told("WINDOW", "256"), "", "the default");
+        assert_eq!(told("WINDOW", "64"), "FISHPLATE_WINDOW=64 ");
+        let both = Settings { contexts: 2, ..with("WINDOW", "64").unwrap() };
+        assert_eq!(for_other_side(128, &both), "FISHPLATE_WINDOW=64 FISHPLATE_CONTEXTS=2 ");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 mod command;
-use command::{fishplate, rows, run, text};
+use command::{fishplate, rows, run, run_hint, text};
 
 /// Returns a path in the target's temporary folder that no other process uses.
 fn socket(name: &str) -> PathBuf {
@@ -18,11 +18,19 @@ fn socket(name: &str) -> PathBuf {
 
 #[test]
 fn every_test_runs_on_every_transport_and_verifies_everything() {
-    for transport in ["loopback", "loopback --rails 3", "sim", "sim --rails 4", "shm"] {
-        for test in
-            ["put-signal", "put", "get", "amo", "signal-rate", "tag", "tag -s 300", "tag-bw", "tag-bw -s 20K"]
-        {
-            let line = format!("perf {test} --transport {transport} -n 300 -w 20 --window 16 --check");
+    for transport in ["loopback -w 20", "loopback -w 20 --rails 3", "sim", "sim --rails 4", "shm -w 20"] {
+        for test in [
+            "put-signal",
+            "put --window 16",
+            "get",
+            "amo",
+            "signal-rate --window 16",
+            "tag",
+            "tag -s 300",
+            "tag-bw --window 16",
+            "tag-bw --window 16 -s 20K",
+        ] {
+            let line = format!("perf {test} --transport {transport} -n 300 --check");
             for row in rows(&line) {
                 let [iters, checked, errors, misordered] =
                     ["iters", "checked", "errors", "signals_misordered"]
@@ -41,18 +49,18 @@ fn a_worker_drives_the_engine_and_everything_is_verified() {
         for test in [
             "put-signal",
             "put-signal -s 5K",
-            "put",
+            "put --window 16",
             "get",
             "amo",
             "tag",
             "tag -s 5K",
-            "signal-rate",
-            "tag-bw",
+            "signal-rate --window 16",
+            "tag-bw --window 16",
         ] {
-            if transport != "shm" && ["amo", "signal-rate", "tag-bw"].contains(&test) {
+            if transport != "shm" && ["amo", "signal", "tag-bw"].iter().any(|name| test.starts_with(name)) {
                 continue;
             }
-            let line = format!("perf {test} --transport {transport} -n 64 -w 16 --window 16 --mode worker");
+            let line = format!("perf {test} --transport {transport} -n 64 -w 16 --mode worker");
             for row in rows(&format!("{line} --check")) {
                 let fields = ["checked", "errors", "signals_misordered"].map(|field| &row[field]);
                 assert_eq!(fields, [&row["iters"], &0.into(), &0.into()], "{line}: {row}");
@@ -211,6 +219,23 @@ fn two_sides_started_apart_find_each_other_and_leave_nothing() {
     let output = side.wait_with_output().unwrap();
     assert!(output.status.success(), "{}", text(&output.stderr));
     assert!(!path.exists());
+}
+
+#[test]
+fn a_variable_that_must_match_is_used_and_told_to_the_other_side() {
+    let path = socket("variables");
+    let mut side = fishplate("perf put --region 1M --listen");
+    side.arg(&path).env("FISHPLATE_WINDOW", "64").stdout(Stdio::piped()).stderr(Stdio::piped());
+    let told = run_hint(side.spawn().unwrap(), "-n 100 --check");
+    assert!(told.starts_with("FISHPLATE_WINDOW=64 fishplate perf put --region 1M"), "{told}");
+    let mut side = listen("perf put", &path);
+    let mut other = fishplate("perf put -n 100 --connect");
+    let output = other.arg(&path).env("FISHPLATE_WINDOW", "64").output().unwrap();
+    let told = text(&output.stderr);
+    assert!(told.contains("window: 256 at the other side, 64 here"), "{told}");
+    side.kill().unwrap();
+    side.wait().unwrap();
+    std::fs::remove_file(&path).unwrap();
 }
 
 #[test]

@@ -11,7 +11,7 @@ use serde_json::Value;
 mod command;
 #[path = "../../tests/port/mod.rs"]
 mod port;
-use command::{fishplate, rows, run, text};
+use command::{fishplate, rows, run, run_hint, text};
 use port::free_port;
 
 fn info() -> Value {
@@ -48,8 +48,8 @@ fn every_test_runs_over_every_software_provider_on_one_rail_and_on_two() {
         "--provider shm",
         "--provider shm --interface shm,shm --rails 2",
     ] {
-        for test in ["put-signal -s 8,5K", "put -s 8,200K", "get -s 8,200K", "amo"] {
-            verified(&format!("perf {test} --transport fabric {rails} -n 100 -w 10 --window 16"));
+        for test in ["put-signal -s 8,5K", "put -s 8,200K --window 16", "get -s 8,200K", "amo"] {
+            verified(&format!("perf {test} --transport fabric {rails} -n 100 -w 10"));
         }
     }
 }
@@ -122,6 +122,24 @@ fn two_sides_started_apart_find_each_other() {
 }
 
 #[test]
+fn the_line_printed_for_the_other_side_works_as_it_is() {
+    if absent("fabric, hint") {
+        return;
+    }
+    for (line, says) in [
+        ("put --provider tcp --interface lo,lo --rails 2", "--rails 2 --provider tcp --interface lo,lo"),
+        ("tag --provider tcp;ofi_rxm --interface lo --region 1M", "'tcp;ofi_rxm' --interface lo --region 1M"),
+        ("get --provider tcp --interface lo --mode worker", "--mode worker"),
+    ] {
+        let mut side =
+            fishplate(&format!("perf {line} --transport fabric --listen 127.0.0.1:{}", free_port()));
+        side.env("FISHPLATE_WINDOW", "64").stdout(Stdio::piped()).stderr(Stdio::piped());
+        let told = run_hint(side.spawn().unwrap(), "-n 100 --check");
+        assert!(told.starts_with("FISHPLATE_WINDOW=64 ") && told.contains(says), "{told}");
+    }
+}
+
+#[test]
 fn sides_that_do_not_fit_say_what_differs() {
     if absent("fabric, mismatches") {
         return;
@@ -147,6 +165,17 @@ fn sides_that_do_not_fit_say_what_differs() {
         let output = side.wait_with_output().unwrap();
         let told = text(&output.stderr);
         assert!(output.status.success() && told.contains("# refused"), "{told}");
+    }
+    for [theirs, ours] in [["shm", "fabric"], ["fabric", "shm"]] {
+        let port = free_port();
+        let with = |transport: &str| if transport == "fabric" { LO } else { "--transport shm" }.to_owned();
+        let mut side = listen(&format!("perf put {} --listen 127.0.0.1:{port}", with(theirs)));
+        let output = run(&format!("perf put {} -n 100 --connect 127.0.0.1:{port}", with(ours)));
+        let told = text(&output.stderr);
+        let says = format!("with --transport {theirs}, and this one with --transport {ours}");
+        assert!(output.status.code() == Some(1) && told.contains(&says), "{told}");
+        side.kill().unwrap();
+        side.wait().unwrap();
     }
     let port = free_port();
     let mut environment = listen(&format!("perf put {LO} --listen 127.0.0.1:{port}"));
@@ -262,6 +291,9 @@ fn info_tells_of_providers_interfaces_and_memory() {
         return;
     }
     let told = info();
+    let names = told["fabric"]["providers_in_library"].as_str().unwrap();
+    let refused = text(&run("perf put --transport fabric --provider foo").stderr);
+    assert!(names.split(", ").any(|name| name == "tcp") && refused.contains(names), "{names}: {refused}");
     let tcp = &told["fabric"]["providers"]["tcp"];
     assert!(tcp["interfaces"]["lo"]["distance"].is_string(), "{tcp}");
     let negotiated = &tcp["negotiated"];

@@ -34,10 +34,10 @@ fn a_machine_without_a_driver_is_told_so_and_nothing_else_suffers() {
 
 #[test]
 fn payloads_in_memory_of_a_device_arrive_whole_directly_and_through_bounce_slots() {
-    for test in ["put-signal", "put", "get", "tag"] {
+    for test in ["put-signal", "put --window 4", "get", "tag"] {
         for (path, way) in [("direct", ["direct", "stored"]), ("relay", ["relayed", "relayed"])] {
             let line = format!(
-                "perf {test} --transport gpu --device host --ipc-path {path} -s 8,5K,300K -n 40 -w 4 --window 4 --region 1M --check"
+                "perf {test} --transport gpu --device host --ipc-path {path} -s 8,5K,300K -n 40 -w 4 --region 1M --check"
             );
             let rows = rows(&line);
             assert_eq!(rows.len(), 3, "{line}");

@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use clap::ValueEnum;
+use fishplate::config::Settings;
 use serde::{Deserialize, Serialize};
 
 /// Operations that can be measured.
@@ -37,7 +38,7 @@ pub enum Test {
 pub enum Transport {
     /// A loopback in one process: the cost of the engine alone.
     Loopback,
-    /// Shared memory between two processes.
+    /// Shared memory between two processes of one host.
     Shm,
     /// Two engines in one thread, over a simulated fabric that delays and reorders at random.
     Sim,
@@ -45,6 +46,17 @@ pub enum Transport {
     Fabric,
     /// Memory of a device, between two processes on one host.
     Gpu,
+}
+
+impl Transport {
+    /// Returns the default window of a stream, which `FISHPLATE_WINDOW` changes. Two processes that
+    /// share memory have a larger one.
+    pub fn window(self) -> u32 {
+        match self {
+            Transport::Shm | Transport::Gpu => 256,
+            _ => Settings::DEFAULT.window,
+        }
+    }
 }
 
 /// How payloads travel from one device's memory into another process's.

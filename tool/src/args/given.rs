@@ -1,5 +1,5 @@
-//! Finds options that have no effect on the run. They are refused, or at least reported; none is
-//! ignored silently.
+//! Finds options that have no effect on the run, and refuses them. Options that the side that
+//! connects decides are only reported: both sides may be given the same line.
 
 use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, FromArgMatches};
@@ -14,11 +14,17 @@ enum Counts {
     TwoSides,
     /// These tests.
     Tests(&'static [Test]),
+    /// Tests with more than one operation in flight.
+    Windows,
+    /// Tests with payloads, and every test over the simulated fabric.
+    Seeds,
+    /// Tests that warm up: a simulation does not.
+    WarmUp,
 }
 
 /// The options that have no effect in some runs, by their names in clap and on the command line.
 /// Other options are checked together with their values.
-const OPTIONS: [(&str, &str, Counts); 21] = [
+const OPTIONS: [(&str, &str, Counts); 22] = [
     ("size", "--size", Counts::TwoSides),
     ("begin", "--begin", Counts::TwoSides),
     ("end", "--end", Counts::TwoSides),
@@ -27,10 +33,10 @@ const OPTIONS: [(&str, &str, Counts); 21] = [
     ("bidirectional", "--bidirectional", Counts::TwoSides),
     ("hist", "--hist", Counts::TwoSides),
     ("plot", "--plot", Counts::TwoSides),
-    ("warmup", "--warmup", Counts::TwoSides),
+    ("warmup", "--warmup", Counts::WarmUp),
     ("transport", "--transport", Counts::TwoSides),
     ("rails", "--rails", Counts::TwoSides),
-    ("seed", "--seed", Counts::TwoSides),
+    ("seed", "--seed", Counts::Seeds),
     ("check", "--check", Counts::TwoSides),
     ("pin", "--pin", Counts::TwoSides),
     ("region", "--region", Counts::TwoSides),
@@ -40,10 +46,11 @@ const OPTIONS: [(&str, &str, Counts); 21] = [
     ("streams", "--streams", Counts::Tests(&[Test::Pool])),
     ("layout", "--layout", Counts::Tests(&[Test::PutSignal])),
     ("signal", "--signal", Counts::Tests(&[Test::SignalRate])),
+    ("window", "--window", Counts::Windows),
 ];
 
 /// Options that the connecting side sets for both sides.
-const LEADERS: [(&str, &str); 16] = [
+const LEADERS: [(&str, &str); 18] = [
     ("size", "--size"),
     ("begin", "--begin"),
     ("end", "--end"),
@@ -59,7 +66,9 @@ const LEADERS: [(&str, &str); 16] = [
     ("window", "--window"),
     ("pin", "--pin"),
     ("layout", "--layout"),
+    ("signal", "--signal"),
     ("format", "--format"),
+    ("json", "--json"),
 ];
 
 /// The options of a command line, by their names in clap.
@@ -94,39 +103,29 @@ impl Cli {
 impl PerfArgs {
     /// Checks that every given option has an effect on the run.
     pub(super) fn check_given(&self) -> Outcome {
+        let simulated = self.transport == Transport::Sim;
+        let has_payload = !matches!(self.test, Test::Pool | Test::Ring | Test::Amo | Test::SignalRate);
         let counts = |counts| match counts {
             Counts::TwoSides => self.test != Test::Pool,
             Counts::Tests(tests) => tests.contains(&self.test),
+            Counts::Windows => match self.test {
+                Test::Put | Test::SignalRate | Test::TagBw => true,
+                Test::PutSignal | Test::Tag => simulated,
+                _ => false,
+            },
+            Counts::Seeds => has_payload || simulated && self.test != Test::Pool,
+            Counts::WarmUp => self.test != Test::Pool && !simulated,
         };
         let idle = OPTIONS.iter().find(|(id, _, where_)| self.given.has(id) && !counts(*where_));
-        if let Some((_, option, _)) = idle {
-            return Err(Failure::usage(format!(
-                "{option} has no effect on {}: leave it out",
-                name(self.test)
-            )));
-        }
-        // Rings have a fixed size, and pools have no operations in flight.
-        if self.given.has("window") && matches!(self.test, Test::Pool | Test::Ring) {
-            return Err(Failure::usage(format!(
-                "--window has no effect on {}: leave it out",
-                name(self.test)
-            )));
-        }
-        Ok(())
+        idle.map_or(Ok(()), |(_, option, _)| {
+            let over = if simulated { " over sim" } else { "" };
+            let test = name(self.test);
+            Err(Failure::usage(format!("{option} has no effect on {test}{over}: leave it out")))
+        })
     }
 
-    /// Returns messages about options that affect only the other side, or change nothing here.
+    /// Returns messages about options that the other side decides.
     pub(super) fn notes(&self) -> Vec<String> {
-        if self.given.has("warmup") && self.transport == Transport::Sim {
-            return vec!["--warmup: not used, because a simulation needs no warm-up".into()];
-        }
-        let windowed = matches!(self.test, Test::Put | Test::SignalRate | Test::TagBw);
-        if self.given.has("window") && !windowed && self.transport != Transport::Sim {
-            return vec![format!(
-                "--window: not used, because {} has one operation in flight",
-                name(self.test)
-            )];
-        }
         let idle: Vec<&str> =
             LEADERS.iter().filter(|(id, _)| self.given.has(id)).map(|(_, option)| *option).collect();
         match self.listen.is_some() && !idle.is_empty() {

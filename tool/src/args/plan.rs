@@ -121,7 +121,7 @@ impl PerfArgs {
             Pin::Auto if self.mode == Mode::Worker || self.transport == Transport::Fabric => Pin::None,
             pin => pin,
         };
-        let mut settings = variables::for_run(self.timeout)?;
+        let mut settings = variables::for_run(self.transport.window(), self.timeout)?;
         if !self.provider.is_empty() {
             settings.providers = self.provider;
         }

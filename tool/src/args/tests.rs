@@ -80,6 +80,12 @@ fn mistakes_are_named_with_a_remedy() {
         ("pool --window 64", "--window has no effect on pool"),
         ("pool --mode worker", "--mode inline"),
         ("ring --window 64", "--window has no effect on ring"),
+        ("get --window 8", "--window has no effect on get"),
+        ("put-signal --window 8", "--window has no effect on put-signal"),
+        ("amo --window 8 --transport sim", "--window has no effect on amo over sim"),
+        ("put --transport sim -w 5", "--warmup has no effect on put over sim"),
+        ("ring --seed 5", "--seed has no effect on ring"),
+        ("amo --seed 5", "--seed has no effect on amo"),
         ("put --streams 2", "--streams has no effect on put"),
         ("put --layout split", "--layout has no effect on put"),
         ("put --signal set", "--signal has no effect on put"),
@@ -104,8 +110,7 @@ fn every_option_is_known_where_it_is_checked() {
 fn what_the_other_side_decides_is_told() {
     let notes = |line| plan(line).unwrap().notes.join("; ");
     assert!(notes("put --listen @x -s 8 -n 5").starts_with("--size, --iters: not used, because the side"));
-    assert!(notes("put --transport sim -w 5").starts_with("--warmup: "));
-    assert!(notes("get --window 8").starts_with("--window: not used, because get has one"));
+    assert!(notes("signal-rate --listen @x --signal set --json").starts_with("--signal, --json: "));
     assert_eq!(notes("tag --transport sim --window 8"), "");
     assert_eq!(notes("put --listen @x --region 1M -T 5"), "");
     assert_eq!(notes("put --connect @x -s 8 -n 5"), "");

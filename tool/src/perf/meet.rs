@@ -7,6 +7,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use clap::ValueEnum;
 use fishplate::bootstrap::{self, BootstrapError, Card, Listener, Wire};
 
 use super::setup::Setup;
@@ -15,6 +16,7 @@ use crate::failure::{Failure, Outcome};
 use crate::interrupt;
 use crate::limits;
 use crate::sizes;
+use crate::variables;
 
 /// Time limit for a finished process to exit: it frees its memory first.
 const LEAVE: Duration = Duration::from_secs(10);
@@ -78,6 +80,15 @@ fn explain(error: BootstrapError, who: &str) -> String {
             sizes::show(theirs as usize),
             sizes::show(ours as usize)
         ),
+        BootstrapError::Differs { what: "transport", theirs, ours } => {
+            let [theirs, ours] = [theirs, ours].map(|number| {
+                let known = usize::try_from(number).ok().and_then(|at| Transport::value_variants().get(at));
+                known.map_or_else(|| number.to_string(), |transport| name(*transport))
+            });
+            format!(
+                "{who} was started with --transport {theirs}, and this one with --transport {ours}; give both the same"
+            )
+        }
         error => format!("{who}: {error}"),
     }
 }
@@ -141,7 +152,8 @@ fn listen(plan: &Plan, at: &str, card: &Card) -> Outcome<Met> {
 
 /// Returns the command line of the other side, with the same options as this side.
 fn command(plan: &Plan, card: &Card, at: &str) -> String {
-    let mut line = format!("fishplate perf {}", name(plan.test));
+    let variables = variables::for_other_side(plan.transport.window(), &plan.settings);
+    let mut line = format!("{variables}fishplate perf {}", name(plan.test));
     if plan.transport != Transport::Shm {
         line += &format!(" --transport {}", name(plan.transport));
     }

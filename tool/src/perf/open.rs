@@ -36,9 +36,6 @@ const LIMITS: Limits = Limits { peers: 1, locals: 8, remotes: 8, operations: 102
 /// Maximum number of receives posted at once.
 const RECEIVES: usize = 1024;
 
-/// The window of a stream between two processes that share memory.
-const SHARED_WINDOW: u32 = 256;
-
 /// The minimum time for setup: a short `--timeout` is meant for measurements.
 const SETUP: Duration = Duration::from_secs(10);
 
@@ -52,10 +49,7 @@ impl Setup {
     /// Opens the node.
     pub fn open(&self) -> Outcome<Opened> {
         let fabric = self.transport == Transport::Fabric;
-        let mut settings = self.settings.clone();
-        if !fabric {
-            settings.window = SHARED_WINDOW;
-        }
+        let settings = self.settings.clone();
         let policy = match self.crowded {
             // The other side can run only when this one yields.
             true => Policy { probes: 0, max_spin_ns: 0, yield_after_ns: 0, ..Policy::LOW_LATENCY },
@@ -99,7 +93,9 @@ impl Setup {
         if cards.is_empty() {
             cards.push(rail("shared memory", "", 0));
         }
-        Ok(Opened { node, card: Card::new(&config, self.region as u64, cards) })
+        let transport = self.transport as u8;
+        let card = Card { transport, ..Card::new(&config, self.region as u64, cards) };
+        Ok(Opened { node, card })
     }
 
     fn refused(&self, error: OpenError) -> Failure {

@@ -24,7 +24,7 @@ use clap::Parser;
 use fishplate::node::Fabric;
 use fishplate::{Job, Limits, Node, PeerId, rails};
 
-use crate::args::{Format, bounds};
+use crate::args::{Format, Transport, bounds};
 use crate::clock::{self, Clock};
 use crate::failure::{Failure, Outcome};
 use crate::interrupt;
@@ -160,7 +160,7 @@ fn job_failed(error: &io::Error) -> Failure {
 
 impl Member {
     fn open(mut job: Job, one_host: bool, timeout: Duration) -> Outcome<Member> {
-        let settings = variables::for_run(timeout)?;
+        let settings = variables::for_run(Transport::Fabric.window(), timeout)?;
         let most = job.size().max(Limits::DEFAULT.peers.into()) as u16;
         let limits = Limits { peers: most, remotes: 4 * most, operations: 4096, ..Limits::DEFAULT };
         // `Traffic` retries posts between other work, so a post never waits for room.

@@ -2,7 +2,9 @@
 
 #![allow(dead_code, reason = "each test program uses a part")]
 
-use std::process::{Command, Output, Stdio};
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::spawn;
 use std::time::Duration;
@@ -30,6 +32,27 @@ pub fn rows(line: &str) -> Vec<Value> {
     let rows: Vec<Value> = text(&output.stdout).lines().map(|l| serde_json::from_str(l).expect(l)).collect();
     assert!(!rows.is_empty(), "{line}");
     rows
+}
+
+/// Runs the line that a listening side prints for the other side, and `more` options, in a shell.
+/// Both sides must succeed. Returns the line.
+pub fn run_hint(mut side: Child, more: &str) -> String {
+    let mut errors = BufReader::new(side.stderr.take().expect("standard error is a pipe"));
+    let mut told = String::new();
+    let line = loop {
+        assert!(errors.read_line(&mut told).unwrap() > 0, "no hint: {told}");
+        if let Some((_, line)) = told.lines().last().unwrap_or_default().split_once(" for: ") {
+            break line.to_owned();
+        }
+    };
+    let binary = Path::new(env!("CARGO_BIN_EXE_fishplate")).parent().unwrap();
+    let path = format!("{}:{}", binary.display(), std::env::var("PATH").unwrap());
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &format!("{line} {more}")]).env("PATH", path).stdin(Stdio::null());
+    let output = shell.output().unwrap();
+    assert!(output.status.success(), "{line}: {}", text(&output.stderr));
+    assert!(side.wait().unwrap().success(), "{line}");
+    line
 }
 
 /// Kills a process that still runs after `time`, so that a test that waits for it ends. Dropping
